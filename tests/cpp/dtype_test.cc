@@ -1,0 +1,191 @@
+// Element types: sizes, names, and the conversions between half types and float32.
+#include "base/dtype.h"
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "check.h"
+#include "collective/half_convert.h"
+
+namespace tfdist {
+namespace {
+
+uint32_t Bits(float f) {
+  uint32_t u;
+  std::memcpy(&u, &f, 4);
+  return u;
+}
+float FromBits(uint32_t u) {
+  float f;
+  std::memcpy(&f, &u, 4);
+  return f;
+}
+
+// Independent of the code under test: the value by the definition of the format.
+double HalfValue(uint16_t bits) {
+  const int exponent = (bits >> 10) & 31;
+  const int mantissa = bits & 1023;
+  const double sign = (bits & 0x8000) != 0 ? -1.0 : 1.0;
+  if (exponent == 31) return mantissa != 0 ? std::nan("") : sign * INFINITY;
+  if (exponent == 0) return sign * std::ldexp(mantissa, -24);
+  return sign * std::ldexp(1024 + mantissa, exponent - 25);
+}
+
+// Nearest even by the definition: the grid step at |x|, then rint in double (exact for float32).
+double NearestHalf(float x) {
+  int exponent = 0;
+  std::frexp(static_cast<double>(x), &exponent);  // |x| in [2^(e-1), 2^e)
+  const double step = std::ldexp(1.0, std::max(exponent - 11, -24));
+  const double rounded = std::nearbyint(static_cast<double>(x) / step) * step;
+  return std::fabs(rounded) >= 65536.0 ? std::copysign(INFINITY, x) : rounded;
+}
+
+std::vector<float> InterestingFloats() {
+  std::vector<float> values;
+  for (uint32_t high = 0; high < 0x10000u; ++high) {  // every sign, exponent, 7 bits of mantissa
+    for (uint32_t low : {0x0000u, 0x0001u, 0x0fffu, 0x1000u, 0x1001u, 0x7fffu, 0x8000u, 0x8001u,
+                         0xffffu}) {
+      values.push_back(FromBits((high << 16) | low));
+    }
+  }
+  for (uint32_t half = 0; half < 0x7c00u; ++half) {  // every tie between two halves, +- 1 ulp
+    const double middle = (HalfValue(static_cast<uint16_t>(half)) +
+                           (half == 0x7bffu ? 65536.0 : HalfValue(static_cast<uint16_t>(half + 1)))) /
+                          2;
+    const float tie = static_cast<float>(middle);
+    for (float v : {tie, std::nextafter(tie, 0.0f), std::nextafter(tie, INFINITY)}) {
+      values.push_back(v);
+      values.push_back(-v);
+    }
+  }
+  std::mt19937 random(7);
+  for (int i = 0; i < 200000; ++i) values.push_back(FromBits(static_cast<uint32_t>(random())));
+  return values;
+}
+
+TEST(sizes_and_names_are_tensorflows) {
+  CHECK_EQ(DTypeSize(DType::kFloat32), 4u);
+  CHECK_EQ(DTypeSize(DType::kFloat64), 8u);
+  CHECK_EQ(DTypeSize(DType::kBfloat16), 2u);
+  CHECK_EQ(DTypeSize(DType::kFloat16), 2u);
+  CHECK_EQ(DTypeSize(DType::kBool), 1u);
+  CHECK_EQ(DTypeSize(DType::kComplex128), 16u);
+  CHECK_EQ(DTypeSize(DType::kInvalid), 0u);
+  CHECK_EQ(DTypeSize(static_cast<DType>(7)), 0u);  // string
+  CHECK_EQ(std::string(DTypeName(DType::kFloat16)), "float16");
+  CHECK_EQ(std::string(DTypeName(DType::kBfloat16)), "bfloat16");
+  CHECK_EQ(std::string(DTypeName(DType::kUint64)), "uint64");
+  CHECK_EQ(std::string(DTypeName(static_cast<DType>(7))), "invalid");
+  CHECK_EQ(std::string(ReduceOpName(ReduceOp::kAverage)), "average");
+  CHECK_EQ(std::string(ReduceOpName(ReduceOp::kMin)), "min");
+}
+
+TEST(six_types_are_reducible_and_two_are_half) {
+  int reducible = 0;
+  int half = 0;
+  int floating = 0;
+  for (int32_t i = 0; i < 32; ++i) {
+    reducible += IsReducible(static_cast<DType>(i));
+    half += IsHalf(static_cast<DType>(i));
+    floating += IsFloating(static_cast<DType>(i));
+  }
+  CHECK_EQ(reducible, 6);
+  CHECK_EQ(half, 2);
+  CHECK_EQ(floating, 4);
+  CHECK(IsReducible(DType::kInt64) && IsReducible(DType::kBfloat16) && IsHalf(DType::kFloat16));
+  CHECK(!IsReducible(DType::kBool) && !IsReducible(DType::kUint8));
+}
+
+TEST(every_float16_widens_to_its_value_and_comes_back) {
+  for (uint32_t i = 0; i < 0x10000u; ++i) {
+    const uint16_t bits = static_cast<uint16_t>(i);
+    const float value = HalfToFloat(bits);
+    const double expected = HalfValue(bits);
+    if (std::isnan(expected)) {
+      CHECK(std::isnan(value));
+      CHECK_EQ(FloatToHalf(value), bits | 0x0200);  // sign and payload kept, quiet
+    } else {
+      CHECK_EQ(static_cast<double>(value), expected);
+      CHECK_EQ(FloatToHalf(value), bits);  // minus zero too
+    }
+  }
+}
+
+TEST(float16_rounds_to_nearest_even) {
+  for (float value : InterestingFloats()) {
+    const uint16_t half = FloatToHalf(value);
+    if (std::isnan(value)) {
+      CHECK(std::isnan(HalfValue(half)));
+      continue;
+    }
+    CHECK_EQ_IN(HalfValue(half), NearestHalf(value), std::to_string(value));
+    CHECK_EQ((half & 0x8000) != 0, std::signbit(value));
+  }
+  CHECK_EQ(FloatToHalf(65519.996f), 0x7bff);
+  CHECK_EQ(FloatToHalf(65520.0f), 0x7c00);
+  CHECK_EQ(FloatToHalf(0x1p-25f), 0x0000);        // a tie: zero is even
+  CHECK_EQ(FloatToHalf(0x1.000002p-25f), 0x0001);  // just above it
+}
+
+TEST(bfloat16_rounds_to_nearest_even) {
+  for (uint32_t i = 0; i < 0x10000u; ++i) {
+    const uint16_t bits = static_cast<uint16_t>(i);
+    const float value = Bfloat16ToFloat(bits);
+    CHECK_EQ(Bits(value), i << 16);
+    if (std::isnan(value)) {
+      CHECK_EQ(FloatToBfloat16(value), bits | 0x0040);
+      continue;
+    }
+    CHECK_EQ(FloatToBfloat16(value), bits);
+    if (std::isinf(value)) continue;
+    const uint32_t even = i & 1u;
+    CHECK_EQ(FloatToBfloat16(FromBits((i << 16) | 0x7fffu)), i);
+    CHECK_EQ(FloatToBfloat16(FromBits((i << 16) | 0x8000u)), i + even);
+    CHECK_EQ(FloatToBfloat16(FromBits((i << 16) | 0x8001u)), i + 1);
+  }
+  CHECK_EQ(FloatToBfloat16(FromBits(0x7f800001u)), 0x7fc0);  // a NaN stays one
+}
+
+TEST(vector_conversion_gives_the_scalar_bits) {
+  std::vector<uint16_t> halves(0x10000);
+  for (uint32_t i = 0; i < 0x10000u; ++i) halves[i] = static_cast<uint16_t>(i);
+  const uint8_t* half_bytes = reinterpret_cast<const uint8_t*>(halves.data());
+  std::vector<float> a(halves.size());
+  std::vector<float> b(halves.size());
+  HalvesToFloats(half_bytes, a.data(), 0x10000);
+  HalvesToFloatsScalar(half_bytes, b.data(), 0x10000);
+  CHECK(std::memcmp(a.data(), b.data(), 4 * a.size()) == 0);
+
+  const std::vector<float> values = InterestingFloats();
+  const int64_t n = static_cast<int64_t>(values.size());
+  std::vector<uint8_t> fast(2 * values.size());
+  std::vector<uint8_t> slow(2 * values.size());
+  FloatsToHalves(values.data(), fast.data(), n);
+  FloatsToHalvesScalar(values.data(), slow.data(), n);
+  CHECK(fast == slow);
+}
+
+TEST(vector_conversion_takes_any_length_and_address) {
+  std::vector<uint8_t> bytes(2 * 40 + 1);
+  for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<uint8_t>(37 * i);
+  for (int64_t n = 0; n <= 33; ++n) {
+    std::vector<float> a(41, -1.0f);
+    std::vector<float> b(41, -1.0f);
+    HalvesToFloats(bytes.data() + 1, a.data(), n);
+    HalvesToFloatsScalar(bytes.data() + 1, b.data(), n);
+    CHECK(std::memcmp(a.data(), b.data(), 4 * a.size()) == 0);
+    std::vector<uint8_t> c(90, 0xee);
+    std::vector<uint8_t> d(90, 0xee);
+    FloatsToHalves(a.data(), c.data() + 1, n);
+    FloatsToHalvesScalar(a.data(), d.data() + 1, n);
+    CHECK(c == d);
+  }
+}
+
+}  // namespace
+}  // namespace tfdist
+
+TEST_MAIN()

@@ -1,0 +1,304 @@
+#include "base/config.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <locale>
+#include <optional>
+#include <sstream>
+#include <variant>
+#include <vector>
+
+namespace tfdist {
+namespace {
+
+constexpr const char* kPrefix = "TFDIST_";
+constexpr double kNoLimit = std::numeric_limits<double>::infinity();
+constexpr double kKiB = 1024;
+constexpr double kMiB = 1024 * kKiB;
+constexpr double kGiB = 1024 * kMiB;
+
+enum class Type { kInt, kFloat, kString };
+constexpr const char* kTypeNames[] = {"int", "float", "string"};
+
+using Field =
+    std::variant<std::monostate, int64_t Config::*, double Config::*, std::string Config::*>;
+
+// One variable. A row with a field is read by the core, one without by Python, which gets the text;
+// both are checked here.
+struct Row {
+  const char* name;
+  Type type;
+  const char* unit;
+  double minimum;
+  double maximum;
+  int64_t multiple_of;  // ints: 0 = any
+  const char* choices;  // strings: "a|b|c", empty = any text
+  bool agreed;
+  const char* help;
+  Field field;
+  const char* fallback;  // default of a row without a field; null: none
+};
+
+Row Int(const char* name, int64_t Config::* field, const char* unit, double minimum, double maximum,
+        int64_t multiple_of, bool agreed, const char* help) {
+  return {name, Type::kInt, unit, minimum, maximum, multiple_of, "", agreed, help, field, nullptr};
+}
+Row Float(const char* name, double Config::* field, const char* unit, double minimum,
+          double maximum, bool agreed, const char* help) {
+  return {name, Type::kFloat, unit, minimum, maximum, 0, "", agreed, help, field, nullptr};
+}
+Row Text(const char* name, std::string Config::* field, const char* choices, bool agreed,
+         const char* help) {
+  return {name, Type::kString, "", -kNoLimit, kNoLimit, 0, choices, agreed, help, field, nullptr};
+}
+Row PythonInt(const char* name, double minimum, const char* help) {
+  return {name, Type::kInt, "", minimum, 1 << 20, 0, "", false, help, {}, nullptr};
+}
+Row PythonText(const char* name, const char* fallback, bool agreed, const char* help) {
+  return {name, Type::kString, "", -kNoLimit, kNoLimit, 0, "", agreed, help, {}, fallback};
+}
+
+const std::vector<Row>& Table() {
+  static const std::vector<Row> table = {
+      Float("TFDIST_TIMEOUT_S", &Config::timeout_s, "s", 0.1, 86400, false,
+            "Longest wait of an operation for ranks that are alive but do not come."),
+      Float("TFDIST_START_TIMEOUT_S", &Config::start_timeout_s, "s", 1, 86400, false,
+            "Longest wait of tfdist.init() for all ranks to start and connect."),
+      Float("TFDIST_STALL_WARNING_S", &Config::stall_warning_s, "s", 0.1, 86400, false,
+            "Time after which a warning names the operation and the ranks that are missing."),
+      Int("TFDIST_FIRST_BUCKET_BYTES", &Config::first_bucket_bytes, "bytes", 1, 4 * kGiB, 0, true,
+          "Size at which the first bucket of gradients closes; small, so that reducing starts "
+          "early."),
+      Int("TFDIST_BUCKET_BYTES", &Config::bucket_bytes, "bytes", 1, 4 * kGiB, 0, true,
+          "Size at which the later buckets of gradients close."),
+      Int("TFDIST_FUSION_BYTES", &Config::fusion_bytes, "bytes", 0, 4 * kGiB, 0, true,
+          "Most bytes reduced as one operation, a single larger tensor apart; 0 puts every tensor "
+          "into a bucket of its own."),
+      Int("TFDIST_SEGMENT_BYTES", &Config::segment_bytes, "bytes", 4 * kKiB, 16 * kMiB, 64, true,
+          "Size of the pieces in which data travels between two ranks."),
+      Int("TFDIST_SHM_SLOTS", &Config::shm_slots, "", 2, 1024, 0, true,
+          "Number of segments in flight each way between two ranks of one host."),
+      Int("TFDIST_MAX_ACTIVE", &Config::max_active, "", 1, 1024, 0, true,
+          "Most collectives that run at the same time; later ones wait for their turn."),
+      Int("TFDIST_SPIN_US", &Config::spin_us, "us", 0, 1e6, 0, false,
+          "How long the progress thread looks for work before it sleeps."),
+      Text("TFDIST_ALLREDUCE_ALGORITHM", &Config::allreduce_algorithm, "", true,
+           "Name of the allreduce algorithm; auto takes the first of the table that fits."),
+      Text("TFDIST_TRANSPORT", &Config::transport, "auto|shm|tcp", true,
+           "How ranks of one host exchange data; auto is shared memory, or TCP where that fails."),
+      Text("TFDIST_LOG_LEVEL", &Config::log_level, "debug|info|warning|error|silent", false,
+           "Least severe messages that are written to stderr."),
+      PythonInt("TFDIST_RANK", 0, "Index of this process among all; set by tfdistrun."),
+      PythonInt("TFDIST_SIZE", 1, "Number of processes; set by tfdistrun."),
+      PythonInt("TFDIST_LOCAL_RANK", 0,
+                "Index of this process among those of its host; set by tfdistrun."),
+      PythonInt("TFDIST_LOCAL_SIZE", 1, "Number of processes on this host; set by tfdistrun."),
+      PythonInt("TFDIST_CROSS_RANK", 0,
+                "Index of this host among those that have a process of this local rank; set by "
+                "tfdistrun."),
+      PythonInt("TFDIST_CROSS_SIZE", 1,
+                "Number of hosts that have a process of this local rank; set by tfdistrun."),
+      PythonText("TFDIST_RENDEZVOUS", nullptr, true,
+                 "host:port of the store through which the ranks find each other; set by "
+                 "tfdistrun."),
+      PythonText(
+          "TFDIST_SECRET_FILE", nullptr, false,
+          "Path of a file of mode 0600 with the secret by which the ranks of a job know each "
+          "other."),
+      PythonText("TFDIST_JOB_ID", nullptr, true,
+                 "Name of the job, so that ranks of two jobs never meet; set by tfdistrun."),
+      PythonText("TFDIST_ADDRESS", "127.0.0.1", false,
+                 "IP address of this host on which this rank listens for its peers."),
+      PythonText("TFDIST_LOG_DIR", nullptr, false,
+                 "Folder for the output of each rank, one file a rank."),
+  };
+  return table;
+}
+
+// The only getenv of the core. Null: not set.
+const char* Environment(const char* name) { return std::getenv(name); }
+
+std::string NumberText(double number) {
+  std::ostringstream out;
+  out.imbue(std::locale::classic());
+  out.precision(15);
+  out << number;
+  return out.str();
+}
+
+std::string Allowed(const Row& row) {
+  if (row.type == Type::kString) {
+    std::string choices = row.choices;
+    std::string out;
+    for (char c : choices) out += c == '|' ? std::string(", ") : std::string(1, c);
+    return "one of " + out;
+  }
+  std::string out = row.type == Type::kInt ? "an integer" : "a number";
+  out += " from " + NumberText(row.minimum) + " to " + NumberText(row.maximum);
+  if (row.multiple_of > 0) out += ", a multiple of " + std::to_string(row.multiple_of);
+  if (*row.unit != '\0') out += std::string(", in ") + row.unit;
+  return out;
+}
+
+std::optional<int64_t> ParseInt(const Row& row, const std::string& text) {
+  int64_t value = 0;
+  const char* end = text.data() + text.size();
+  const auto result = std::from_chars(text.data(), end, value);
+  if (result.ec != std::errc() || result.ptr != end) return std::nullopt;
+  const double number = static_cast<double>(value);
+  if (number < row.minimum || number > row.maximum) return std::nullopt;
+  if (row.multiple_of > 0 && value % row.multiple_of != 0) return std::nullopt;
+  return value;
+}
+
+// Not strtod: a decimal comma of the user's locale must not change what "0.5" means.
+std::optional<double> ParseFloat(const Row& row, const std::string& text) {
+  if (text.find_first_not_of("0123456789.eE+-") != std::string::npos) return std::nullopt;
+  std::istringstream in(text);
+  in.imbue(std::locale::classic());
+  double value = 0;
+  if (!(in >> value) || in.peek() != std::char_traits<char>::eof()) return std::nullopt;
+  if (value < row.minimum || value > row.maximum) return std::nullopt;
+  return value;
+}
+
+bool IsChoice(const Row& row, const std::string& text) {
+  if (*row.choices == '\0') return true;
+  return !text.empty() && text.find('|') == std::string::npos &&
+         ("|" + std::string(row.choices) + "|").find("|" + text + "|") != std::string::npos;
+}
+
+// Checks `text` and, when the core reads the row, writes it to `config`.
+bool Apply(const Row& row, const std::string& text, Config* config) {
+  if (row.type == Type::kInt) {
+    const std::optional<int64_t> value = ParseInt(row, text);
+    auto field = std::get_if<int64_t Config::*>(&row.field);
+    if (value && field != nullptr) config->** field = *value;
+    return value.has_value();
+  }
+  if (row.type == Type::kFloat) {
+    const std::optional<double> value = ParseFloat(row, text);
+    auto field = std::get_if<double Config::*>(&row.field);
+    if (value && field != nullptr) config->** field = *value;
+    return value.has_value();
+  }
+  auto field = std::get_if<std::string Config::*>(&row.field);
+  // An empty text is what a shell passes for "nothing"; a free text then keeps its default.
+  if (IsChoice(row, text) && field != nullptr && !text.empty()) config->** field = text;
+  return IsChoice(row, text);
+}
+
+// Levenshtein's distance.
+size_t EditDistance(const std::string& a, const std::string& b) {
+  std::vector<size_t> row(b.size() + 1);
+  for (size_t j = 0; j <= b.size(); ++j) row[j] = j;
+  for (size_t i = 1; i <= a.size(); ++i) {
+    size_t diagonal = row[0];
+    row[0] = i;
+    for (size_t j = 1; j <= b.size(); ++j) {
+      const size_t above = row[j];
+      row[j] = std::min({above + 1, row[j - 1] + 1, diagonal + (a[i - 1] == b[j - 1] ? 0 : 1)});
+      diagonal = above;
+    }
+  }
+  return row[b.size()];
+}
+
+const Row* Nearest(const std::string& name) {
+  return &*std::min_element(Table().begin(), Table().end(), [&](const Row& a, const Row& b) {
+    return EditDistance(name, a.name) < EditDistance(name, b.name);
+  });
+}
+
+Status ConfigError(const std::string& message) {
+  return Status(Code::kInvalidArgument, message,
+                ErrorRecord{"invalid_argument", -1, "", 0, "", message, ""});
+}
+
+Status CheckNames() {
+  for (char** entry = ::environ; entry != nullptr && *entry != nullptr; ++entry) {
+    if (std::strncmp(*entry, kPrefix, std::strlen(kPrefix)) != 0) continue;
+    const std::string name(*entry, std::strcspn(*entry, "="));
+    const bool known = std::any_of(Table().begin(), Table().end(),
+                                   [&](const Row& row) { return name == row.name; });
+    if (known) continue;
+    return ConfigError("unknown environment variable " + name + "; did you mean " +
+                       Nearest(name)->name +
+                       "? Unset it or correct the name (docs/config.md lists all)");
+  }
+  return Status();
+}
+
+// The value of a row in `config` as JSON.
+std::string FieldJson(const Row& row, const Config& config) {
+  if (auto field = std::get_if<int64_t Config::*>(&row.field)) {
+    return std::to_string(config.**field);
+  }
+  if (auto field = std::get_if<double Config::*>(&row.field)) return NumberText(config.**field);
+  if (auto field = std::get_if<std::string Config::*>(&row.field)) {
+    return JsonQuote(config.**field);
+  }
+  return row.fallback != nullptr ? JsonQuote(row.fallback) : "null";
+}
+
+std::string LimitJson(const Row& row, double limit) {
+  return row.type == Type::kString ? "null" : NumberText(limit);
+}
+
+std::string ChoicesJson(const Row& row) {
+  std::string out;
+  std::istringstream in(row.choices);
+  for (std::string choice; std::getline(in, choice, '|');) {
+    out += (out.empty() ? "" : ", ") + JsonQuote(choice);
+  }
+  return "[" + out + "]";
+}
+
+std::string RowJson(const Row& row) {
+  const bool core = !std::holds_alternative<std::monostate>(row.field);
+  const std::string fallback = FieldJson(row, Config());
+  const char* text = Environment(row.name);
+  std::string value = fallback;
+  if (text != nullptr && core) {
+    Config config;
+    Apply(row, text, &config);
+    value = FieldJson(row, config);
+  } else if (text != nullptr && *text != '\0') {
+    value = JsonQuote(text);
+  }
+  return "{\"name\": " + JsonQuote(row.name) +
+         ", \"type\": " + JsonQuote(kTypeNames[static_cast<int>(row.type)]) +
+         ", \"default\": " + fallback + ", \"value\": " + value +
+         ", \"unit\": " + JsonQuote(row.unit) + ", \"minimum\": " + LimitJson(row, row.minimum) +
+         ", \"maximum\": " + LimitJson(row, row.maximum) +
+         ", \"multiple_of\": " + std::to_string(row.multiple_of) +
+         ", \"choices\": " + ChoicesJson(row) + ", \"agreed\": " + (row.agreed ? "true" : "false") +
+         ", \"scope\": " + (core ? "\"core\"" : "\"python\"") +
+         ", \"help\": " + JsonQuote(row.help) + "}";
+}
+
+}  // namespace
+
+StatusOr<Config> ConfigFromEnvironment() {
+  TFDIST_RETURN_IF_ERROR(CheckNames());
+  Config config;
+  for (const Row& row : Table()) {
+    const char* text = Environment(row.name);
+    if (text == nullptr || Apply(row, text, &config)) continue;
+    return ConfigError(std::string(row.name) + " must be " + Allowed(row) + "; got '" + text + "'");
+  }
+  return config;
+}
+
+std::string ConfigTableJson() {
+  std::string out;
+  for (const Row& row : Table()) out += (out.empty() ? "" : ",\n ") + RowJson(row);
+  return "[" + out + "]";
+}
+
+}  // namespace tfdist

@@ -1,0 +1,86 @@
+#include "collective/slicing.h"
+
+namespace tfdist {
+namespace {
+
+constexpr int64_t kAlignBytes = 64;
+
+int64_t AlignElements(size_t element_bytes) {
+  return std::max<int64_t>(1, kAlignBytes / static_cast<int64_t>(element_bytes));
+}
+
+void Append(Slice* slice, const TensorView& tensor, int64_t begin, int64_t end,
+            size_t element_bytes) {
+  if (begin == end) return;  // a cursor relies on extents that are not empty
+  const int64_t shift = begin * static_cast<int64_t>(element_bytes);
+  Extent extent;
+  if (tensor.input != nullptr) extent.input = tensor.input + shift;
+  if (tensor.output != nullptr) extent.output = tensor.output + shift;
+  extent.elements = end - begin;
+  slice->extents.push_back(extent);
+  slice->elements += extent.elements;
+}
+
+}  // namespace
+
+int64_t PartBegin(int64_t elements, size_t element_bytes, int size, uint64_t hint, int part) {
+  const int64_t align = AlignElements(element_bytes);
+  if (elements < align * size) {
+    const int owner = static_cast<int>(hint % static_cast<uint64_t>(size));
+    return part <= owner ? 0 : elements;
+  }
+  // Blocks of 64 bytes, the last one perhaps shorter; the first `rest` parts get one more.
+  const int64_t blocks = (elements + align - 1) / align;
+  const int64_t each = blocks / size;
+  const int64_t rest = blocks % size;
+  return std::min(elements, (each * part + std::min<int64_t>(part, rest)) * align);
+}
+
+std::vector<Slice> CutAllreduce(const std::vector<TensorView>& tensors, size_t element_bytes,
+                                int size) {
+  std::vector<Slice> slices(static_cast<size_t>(size));
+  for (const TensorView& tensor : tensors) {
+    for (int part = 0; part < size; ++part) {
+      Append(&slices[static_cast<size_t>(part)], tensor,
+             PartBegin(tensor.elements, element_bytes, size, tensor.hint, part),
+             PartBegin(tensor.elements, element_bytes, size, tensor.hint, part + 1), element_bytes);
+    }
+  }
+  return slices;
+}
+
+std::vector<Slice> CutAllgather(const TensorView& tensor, size_t element_bytes,
+                                const std::vector<int64_t>& counts, int rank) {
+  std::vector<Slice> slices(counts.size());
+  int64_t begin = 0;
+  for (size_t r = 0; r < counts.size(); ++r) {
+    TensorView place;
+    if (tensor.output != nullptr) {
+      place.output = tensor.output + begin * static_cast<int64_t>(element_bytes);
+    }
+    if (static_cast<int>(r) == rank) place.input = tensor.input;
+    Append(&slices[r], place, 0, counts[r], element_bytes);
+    begin += counts[r];
+  }
+  return slices;
+}
+
+std::vector<Slice> CutBroadcast(const std::vector<TensorView>& tensors, bool is_root) {
+  std::vector<Slice> slices(1);
+  for (TensorView tensor : tensors) {
+    if (!is_root) tensor.input = nullptr;
+    Append(&slices[0], tensor, 0, tensor.elements, /*element_bytes=*/0);  // shift 0: size unused
+  }
+  return slices;
+}
+
+int64_t SegmentElements(int64_t segment_bytes, size_t element_bytes) {
+  const int64_t blocks = std::max<int64_t>(1, segment_bytes / kAlignBytes);
+  return blocks * AlignElements(element_bytes);
+}
+
+int64_t SegmentCount(int64_t slice_elements, int64_t segment_elements) {
+  return (slice_elements + segment_elements - 1) / segment_elements;
+}
+
+}  // namespace tfdist

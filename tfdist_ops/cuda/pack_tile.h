@@ -1,0 +1,143 @@
+// What one block of the pack kernels does: element types, conversion, and the copy of one tile.
+// Compiled for the device by pack_kernels.cu and for the host by tests/cpp/pack_test.cc.
+#ifndef TFDIST_OPS_CUDA_PACK_TILE_H_
+#define TFDIST_OPS_CUDA_PACK_TILE_H_
+
+#include <cstdint>
+#include <type_traits>
+
+#include "base/dtype.h"
+#include "cuda/pack_table.h"
+
+#ifdef __CUDACC__
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#endif
+
+namespace tfdist {
+
+struct Half {
+  uint16_t bits;
+};
+struct Bfloat16 {
+  uint16_t bits;
+};
+
+// Conversions go through float32 and round once, to nearest even. A NaN becomes a NaN; which one is
+// up to the converter.
+template <typename T>
+TFDIST_HOST_DEVICE inline float ToFloat(T value) {
+  if constexpr (std::is_same_v<T, float>) {
+    return value;
+  } else {
+#ifdef __CUDA_ARCH__
+    if constexpr (std::is_same_v<T, Half>) return __half2float(__ushort_as_half(value.bits));
+    return __bfloat162float(__ushort_as_bfloat16(value.bits));
+#else
+    if constexpr (std::is_same_v<T, Half>) return HalfToFloat(value.bits);
+    return Bfloat16ToFloat(value.bits);
+#endif
+  }
+}
+
+template <typename T>
+TFDIST_HOST_DEVICE inline T FromFloat(float value) {
+  if constexpr (std::is_same_v<T, float>) {
+    return value;
+  } else {
+#ifdef __CUDA_ARCH__
+    if constexpr (std::is_same_v<T, Half>) return T{__half_as_ushort(__float2half_rn(value))};
+    return T{__bfloat16_as_ushort(__float2bfloat16_rn(value))};
+#else
+    if constexpr (std::is_same_v<T, Half>) return T{FloatToHalf(value)};
+    return T{FloatToBfloat16(value)};
+#endif
+  }
+}
+
+// kScaled false and equal types: the bits are copied, NaNs included.
+template <typename From, typename To, bool kScaled>
+struct Convert {
+  double scale;
+
+  TFDIST_HOST_DEVICE To operator()(From value) const {
+    if constexpr (std::is_same_v<From, To> && !kScaled) {
+      return value;
+    } else if constexpr (std::is_same_v<From, double>) {
+      return value * scale;
+    } else if constexpr (kScaled) {
+      return FromFloat<To>(ToFloat<From>(value) * static_cast<float>(scale));
+    } else {
+      return FromFloat<To>(ToFloat<From>(value));
+    }
+  }
+};
+
+// Aligned so that the compiler moves it with 16-byte accesses.
+template <typename T, int kElements>
+struct alignas(kPackVectorBytes) Vector {
+  T element[kElements];
+};
+
+template <typename T>
+TFDIST_HOST_DEVICE inline bool IsVectorAligned(const T* pointer) {
+  return reinterpret_cast<uintptr_t>(pointer) % static_cast<uintptr_t>(kPackVectorBytes) == 0;
+}
+
+// Moves `count` <= PackTileElements(kElements) elements; `thread` is one of kPackThreads. Neighbouring
+// threads touch neighbouring addresses. Where both ends are aligned, each thread first issues all its
+// loads, then converts and stores.
+template <int kElements, typename From, typename To, typename Converter>
+TFDIST_HOST_DEVICE inline void MoveTile(const From* from, To* to, int64_t count, int thread,
+                                        const Converter& convert) {
+  int64_t done = 0;
+  if (IsVectorAligned(from) && IsVectorAligned(to)) {
+    using Source = Vector<From, kElements>;
+    using Target = Vector<To, kElements>;
+    const int64_t vectors = count / kElements;
+    Source loaded[kPackUnroll];
+#ifdef __CUDA_ARCH__
+#pragma unroll
+#endif
+    for (int i = 0; i < kPackUnroll; ++i) {
+      const int64_t index = int64_t{i} * kPackThreads + thread;
+      if (index < vectors) loaded[i] = reinterpret_cast<const Source*>(from)[index];
+    }
+#ifdef __CUDA_ARCH__
+#pragma unroll
+#endif
+    for (int i = 0; i < kPackUnroll; ++i) {
+      const int64_t index = int64_t{i} * kPackThreads + thread;
+      if (index < vectors) {
+        Target target;
+        for (int e = 0; e < kElements; ++e) target.element[e] = convert(loaded[i].element[e]);
+        reinterpret_cast<Target*>(to)[index] = target;
+      }
+    }
+    done = vectors * kElements;
+  }
+  for (int64_t i = done + thread; i < count; i += kPackThreads) to[i] = convert(from[i]);
+}
+
+// One block of one launch: pack (tensor to buffer) or unpack (buffer to tensor).
+template <typename Tensor, typename Buffer, bool kPack, bool kScaled>
+TFDIST_HOST_DEVICE inline void RunPackBlock(const PackTable& table, int32_t block, int thread,
+                                            double scale) {
+  constexpr int kElements = PackVectorElements(sizeof(Tensor), sizeof(Buffer));
+  constexpr int64_t kTile = PackTileElements(kElements);
+  const int t = FindPackTensor(table, block);
+  const int64_t begin = (block - table.first_block[t]) * kTile;
+  const int64_t left = table.elements[t] - begin;
+  const int64_t count = left < kTile ? left : kTile;
+  Tensor* tensor = reinterpret_cast<Tensor*>(table.data[t]) + begin;
+  Buffer* buffer = reinterpret_cast<Buffer*>(table.buffer) + table.offset[t] + begin;
+  if constexpr (kPack) {
+    MoveTile<kElements>(tensor, buffer, count, thread, Convert<Tensor, Buffer, kScaled>{scale});
+  } else {
+    MoveTile<kElements>(buffer, tensor, count, thread, Convert<Buffer, Tensor, kScaled>{scale});
+  }
+}
+
+}  // namespace tfdist
+
+#endif  // TFDIST_OPS_CUDA_PACK_TILE_H_

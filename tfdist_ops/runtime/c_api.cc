@@ -1,0 +1,335 @@
+#include "runtime/c_api.h"
+
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+
+#include "base/config.h"
+#include "base/logging.h"
+#include "runtime/runtime.h"
+#include "transport/transport.h"
+
+#ifndef TFDIST_VERSION
+#define TFDIST_VERSION "0.0.0"
+#endif
+
+namespace {
+
+using tfdist::Code;
+using tfdist::Config;
+using tfdist::ErrorRecord;
+using tfdist::Runtime;
+using tfdist::Status;
+using tfdist::StatusOr;
+
+// The process's one rank. Never destroyed by exit handlers: threads of TensorFlow may still run.
+struct Process {
+  std::mutex mutex;  // guards runtime
+  std::shared_ptr<Runtime> runtime;
+  pid_t pid = 0;
+};
+
+Process& TheProcess() {
+  static auto* process = new Process;
+  return *process;
+}
+
+std::shared_ptr<Runtime> Current() {
+  Process& process = TheProcess();
+  std::lock_guard<std::mutex> lock(process.mutex);
+  // A forked child has none of the threads.
+  return process.pid == getpid() ? process.runtime : nullptr;
+}
+
+thread_local Status last_error;
+thread_local Status failure_shown;
+thread_local std::string text_shown;
+
+int32_t Fail(Status status) {
+  last_error = std::move(status);
+  return static_cast<int32_t>(last_error.code());
+}
+
+tfdist_status View(const Status& status) {
+  return {static_cast<int32_t>(status.code()), status.message().c_str(), status.payload().c_str()};
+}
+
+Status NotInitialized() {
+  const Process& process = TheProcess();
+  const bool forked = process.pid != 0 && process.pid != getpid();
+  const std::string text =
+      forked
+          ? "this process was forked from one that called tfdist.init(); it has no engine. Start "
+            "workers with the spawn method, or call tfdist in the parent only"
+          : "tfdist is not initialized; call tfdist.init() first";
+  return Status(Code::kFailedPrecondition, text,
+                ErrorRecord{"not_initialized", -1, "", 0, "", text, ""});
+}
+
+Status BadArgument(const std::string& text) {
+  return Status(Code::kInvalidArgument, text,
+                ErrorRecord{"invalid_argument", -1, "", 0, "", text, ""});
+}
+
+StatusOr<tfdist::Links> MakeLinks(const tfdist_world& in, const Config& config,
+                                  tfdist::World* world) {
+  tfdist::Links links(static_cast<size_t>(in.size));
+  for (int32_t i = 0; i < in.link_count; ++i) {
+    const tfdist_link& link = in.links[i];
+    tfdist::LinkEnds ends;
+    ends.self = in.rank;
+    ends.peer = link.peer;
+    ends.socket_fd = link.socket_fd;
+    ends.memory_fd = link.memory_fd;
+    ends.own_doorbell_fd = in.own_doorbell_fd;
+    ends.peer_doorbell_fd = link.peer_doorbell_fd;
+    ends.initiator = link.initiator != 0;
+    const tfdist::TransportEntry* entry = tfdist::FindTransport(link.transport);
+    if (entry == nullptr || link.peer < 0 || link.peer >= in.size || link.peer == in.rank ||
+        links[static_cast<size_t>(link.peer)] != nullptr) {
+      return BadArgument("link " + std::to_string(i) + " of tfdist_init is not valid");
+    }
+    auto made = entry->make(ends, config);
+    if (!made.ok()) return made.status();
+    links[static_cast<size_t>(link.peer)] = std::move(made.value());
+    world->hosts[static_cast<size_t>(link.peer)] = link.host;
+    world->pids[static_cast<size_t>(link.peer)] = link.pid;
+  }
+  return links;
+}
+
+std::unique_ptr<tfdist::Request> CopyRequest(const tfdist_request& in) {
+  auto out = std::make_unique<tfdist::Request>();
+  out->info.key = in.name != nullptr ? in.name : "";
+  out->info.kind = static_cast<tfdist::CollectiveKind>(in.kind);
+  out->info.dtype = static_cast<tfdist::DType>(in.dtype);
+  out->info.op = static_cast<tfdist::ReduceOp>(in.op);
+  out->info.root = in.root;
+  out->info.prescale = in.prescale;
+  out->info.postscale = in.postscale;
+  out->info.timeout_s = in.timeout_s;
+  if (in.group != nullptr && in.group[0] != '\0') {
+    out->group = in.group;
+    out->bucket_index = in.bucket;
+    out->bucket_count = in.bucket_count;
+    out->info.bucket = true;
+  }
+  int64_t elements = 0;
+  for (int32_t i = 0; i < in.tensor_count; ++i) {
+    const tfdist_tensor& tensor = in.tensors[i];
+    std::vector<int64_t> shape(tensor.dims, tensor.dims + tensor.rank);
+    tfdist::TensorView view;
+    view.input = static_cast<const uint8_t*>(tensor.input);
+    view.output = static_cast<uint8_t*>(tensor.output);
+    view.elements = tfdist::ElementCount(shape);
+    view.hint = tensor.hint;
+    elements += view.elements;
+    out->tensors.push_back(view);
+    if (!out->info.bucket) out->info.shapes.push_back(std::move(shape));
+  }
+  if (out->info.bucket) out->info.shapes = {{elements}};
+  out->bytes = elements * static_cast<int64_t>(tfdist::DTypeSize(out->info.dtype));
+  out->done = [done = in.done, context = in.context](const Status& status) {
+    const tfdist_status view = View(status);
+    done(context, &view);
+  };
+  if (in.allocate != nullptr) {
+    out->allocate = [allocate = in.allocate,
+                     context = in.context](const std::vector<int64_t>& rows) {
+      return allocate(context, rows.data(), static_cast<int32_t>(rows.size()));
+    };
+  }
+  return out;
+}
+
+}  // namespace
+
+extern "C" {
+
+int32_t tfdist_init(const tfdist_world* in) {
+  StatusOr<Config> config = tfdist::ConfigFromEnvironment();
+  if (!config.ok()) return Fail(config.status());
+  tfdist::LogLevel level;
+  if (tfdist::ParseLogLevel(config.value().log_level, &level)) tfdist::SetLogLevel(level);
+  if (in->size < 1 || in->rank < 0 || in->rank >= in->size || in->link_count != in->size - 1) {
+    return Fail(BadArgument("tfdist_init: rank, size and links do not fit together"));
+  }
+  Process& process = TheProcess();
+  std::lock_guard<std::mutex> lock(process.mutex);
+  if (process.runtime != nullptr && process.pid == getpid()) {
+    return Fail(BadArgument("tfdist is already initialized; call tfdist.shutdown() first"));
+  }
+  tfdist::World world;
+  world.rank = in->rank;
+  world.size = in->size;
+  world.local_rank = in->local_rank;
+  world.local_size = in->local_size;
+  world.cross_rank = in->cross_rank;
+  world.cross_size = in->cross_size;
+  world.generation = in->generation;
+  world.hosts.resize(static_cast<size_t>(in->size));
+  world.pids.resize(static_cast<size_t>(in->size));
+  world.hosts[static_cast<size_t>(in->rank)] = in->host != nullptr ? in->host : "";
+  world.pids[static_cast<size_t>(in->rank)] = getpid();
+  StatusOr<tfdist::Links> links = MakeLinks(*in, config.value(), &world);
+  if (!links.ok()) {
+    if (in->own_doorbell_fd >= 0) close(in->own_doorbell_fd);
+    return Fail(links.status());
+  }
+  const int doorbell =
+      in->own_doorbell_fd >= 0 ? in->own_doorbell_fd : eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+  // After a fork the parent's runtime is only memory here; its threads do not exist. It is left
+  // alone.
+  if (process.runtime != nullptr) new std::shared_ptr<Runtime>(std::move(process.runtime));
+  process.runtime = std::make_shared<Runtime>(std::move(world), std::move(links.value()),
+                                              config.value(), doorbell);
+  process.pid = getpid();
+  return 0;
+}
+
+void tfdist_shutdown(double timeout_s) {
+  Process& process = TheProcess();
+  std::shared_ptr<Runtime> runtime;
+  {
+    std::lock_guard<std::mutex> lock(process.mutex);
+    if (process.pid != getpid()) return;
+    runtime = std::move(process.runtime);
+    process.runtime = nullptr;
+  }
+  if (runtime != nullptr) runtime->Shutdown(timeout_s);
+}
+
+int32_t tfdist_is_initialized(void) { return Current() != nullptr ? 1 : 0; }
+
+tfdist_status tfdist_last_error(void) { return View(last_error); }
+
+void tfdist_topology(int32_t out[6]) {
+  const std::shared_ptr<Runtime> runtime = Current();
+  for (int i = 0; i < 6; ++i) out[i] = -1;
+  if (runtime == nullptr) return;
+  const tfdist::World& world = runtime->world();
+  const int32_t values[6] = {world.rank,       world.size,       world.local_rank,
+                             world.local_size, world.cross_rank, world.cross_size};
+  std::memcpy(out, values, sizeof(values));
+}
+
+void tfdist_abort(const char* cause) {
+  const std::shared_ptr<Runtime> runtime = Current();
+  if (runtime != nullptr) runtime->Abort(cause);
+}
+
+tfdist_status tfdist_failure(void) {
+  const std::shared_ptr<Runtime> runtime = Current();
+  failure_shown = runtime != nullptr ? runtime->failure() : Status();
+  return View(failure_shown);
+}
+
+int64_t tfdist_good_steps(void) {
+  const std::shared_ptr<Runtime> runtime = Current();
+  return runtime != nullptr ? runtime->good_steps() : 0;
+}
+
+const char* tfdist_config_json(void) {
+  const StatusOr<Config> config = tfdist::ConfigFromEnvironment();
+  if (!config.ok()) {
+    Fail(config.status());
+    return nullptr;
+  }
+  text_shown = tfdist::ConfigTableJson();
+  return text_shown.c_str();
+}
+
+int64_t tfdist_shm_bytes(void) {
+  const StatusOr<Config> config = tfdist::ConfigFromEnvironment();
+  if (!config.ok()) {
+    Fail(config.status());
+    return -1;
+  }
+  return static_cast<int64_t>(tfdist::ShmBytes(config.value()));
+}
+
+const char* tfdist_build_info(void) {
+  std::string text = "{\"version\": " + tfdist::JsonQuote(TFDIST_VERSION) +
+                     ", \"compiler\": " + tfdist::JsonQuote(__VERSION__) + ", \"algorithms\": [";
+  const char* separator = "";
+  for (const auto& entry : tfdist::Algorithms()) {
+    text += separator + tfdist::JsonQuote(std::string(tfdist::CollectiveKindName(entry.kind)) +
+                                          "/" + entry.name);
+    separator = ", ";
+  }
+  text += "], \"transports\": [";
+  separator = "";
+  for (const auto& entry : tfdist::Transports()) {
+    text += separator + tfdist::JsonQuote(entry.name);
+    separator = ", ";
+  }
+  text_shown = text + "]}";
+  return text_shown.c_str();
+}
+
+int32_t tfdist_submit(const tfdist_request* request, uint64_t* id) {
+  const std::shared_ptr<Runtime> runtime = Current();
+  if (runtime == nullptr) return Fail(NotInitialized());
+  if (request->kind < TFDIST_ALLREDUCE || request->kind > TFDIST_BARRIER || request->op < 0 ||
+      request->op > static_cast<int32_t>(tfdist::ReduceOp::kMax) ||
+      (request->kind == TFDIST_ALLGATHER && request->allocate == nullptr)) {
+    return Fail(BadArgument("tfdist_submit: kind, op or callbacks are not valid"));
+  }
+  Status status = runtime->Submit(CopyRequest(*request), id);
+  return status.ok() ? 0 : Fail(std::move(status));
+}
+
+void tfdist_cancel(uint64_t id) {
+  const std::shared_ptr<Runtime> runtime = Current();
+  if (runtime != nullptr) runtime->Cancel(id);
+}
+
+int32_t tfdist_register_group(const char* description, uint8_t* present, int32_t count,
+                              double timeout_s, char* id) {
+  const std::shared_ptr<Runtime> runtime = Current();
+  if (runtime == nullptr) return Fail(NotInitialized());
+  std::vector<uint8_t> flags(present, present + count);
+  std::string name;
+  Status status = runtime->RegisterGroup(description, &flags, timeout_s, &name);
+  if (!status.ok()) return Fail(std::move(status));
+  std::memcpy(present, flags.data(), flags.size());
+  std::memcpy(id, name.c_str(), name.size() + 1);
+  return 0;
+}
+
+int32_t tfdist_take_records(tfdist_record* out, int32_t capacity) {
+  const std::shared_ptr<Runtime> runtime = Current();
+  if (runtime == nullptr || capacity <= 0) return 0;
+  const auto records = runtime->TakeRecords(static_cast<size_t>(capacity));
+  for (size_t i = 0; i < records.size(); ++i) {
+    tfdist_record& to = out[i];
+    std::memset(&to, 0, sizeof(to));
+    std::strncpy(to.name, records[i].name.c_str(), sizeof(to.name) - 1);
+    to.bytes = records[i].bytes;
+    to.submitted_us = records[i].submitted_us;
+    to.agreed_us = records[i].agreed_us;
+    to.done_us = records[i].done_us;
+    to.code = static_cast<int32_t>(records[i].code);
+    to.kind = static_cast<int32_t>(records[i].kind);
+  }
+  return static_cast<int32_t>(records.size());
+}
+
+const char* tfdist_counters_json(void) {
+  const std::shared_ptr<Runtime> runtime = Current();
+  text_shown = runtime != nullptr ? runtime->CountersJson() : "{}";
+  return text_shown.c_str();
+}
+
+const tfdist_api_table* tfdist_api(int32_t version) {
+  static const tfdist_api_table table = {TFDIST_API_VERSION, &tfdist_submit, &tfdist_cancel,
+                                         &tfdist_last_error, &tfdist_topology};
+  return version == TFDIST_API_VERSION ? &table : nullptr;
+}
+
+}  // extern "C"

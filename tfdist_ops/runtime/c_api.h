@@ -1,0 +1,160 @@
+/* The C interface of the core (libtfdist_core.so): all that crosses the library's border.
+ *
+ * No C++ type, exception or allocation crosses it. Python calls it through ctypes, the TensorFlow
+ * rim (libtfdist_tf.so) through the table of tfdist_api(). Strings are UTF-8, valid for the call
+ * (arguments) or until the next call of the same function on the same thread (results).
+ */
+#ifndef TFDIST_OPS_RUNTIME_C_API_H_
+#define TFDIST_OPS_RUNTIME_C_API_H_
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define TFDIST_API_VERSION 1
+#define TFDIST_EXPORT __attribute__((visibility("default")))
+
+/* Codes are TensorFlow's: 0 ok, 1 cancelled, 3 invalid argument, 4 deadline exceeded, 9 failed
+ * precondition, 10 aborted, 13 internal. `payload` is JSON (ErrorRecord of base/status.h). */
+typedef struct tfdist_status {
+  int32_t code;
+  const char* message;
+  const char* payload;
+} tfdist_status;
+
+/* One link, connected and authenticated. The core owns the descriptors from tfdist_init on. */
+typedef struct tfdist_link {
+  int32_t peer;
+  const char* transport; /* "shm" or "tcp" */
+  const char* host;      /* of the peer, for messages */
+  int64_t pid;           /* of the peer, for messages */
+  int32_t socket_fd;
+  int32_t memory_fd;        /* shm, else -1 */
+  int32_t peer_doorbell_fd; /* shm, else -1: the peer's eventfd */
+  int32_t initiator;
+} tfdist_link;
+
+typedef struct tfdist_world {
+  int32_t rank, size;
+  int32_t local_rank, local_size, cross_rank, cross_size;
+  uint32_t generation;
+  const char* host;         /* of this rank, for messages */
+  int32_t own_doorbell_fd;  /* eventfd, nonblocking; the core owns it from tfdist_init on */
+  const tfdist_link* links; /* size - 1 of them, every peer once */
+  int32_t link_count;
+} tfdist_world;
+
+/* ---- life ---- */
+/* Starts the engine. Size 1 needs no links. Returns 0, or a code with tfdist_last_error filled. */
+TFDIST_EXPORT int32_t tfdist_init(const tfdist_world* world);
+/* Tells the peers that this rank leaves, waits at most `timeout_s` until they know, ends the
+ * threads. Pending operations end with ABORTED. Safe to call twice, and at exit. */
+TFDIST_EXPORT void tfdist_shutdown(double timeout_s);
+TFDIST_EXPORT int32_t tfdist_is_initialized(void);
+/* The calling thread's last error. */
+TFDIST_EXPORT tfdist_status tfdist_last_error(void);
+/* rank, size, local_rank, local_size, cross_rank, cross_size; -1 each when not initialized. */
+TFDIST_EXPORT void tfdist_topology(int32_t out[6]);
+/* Ends the world's work: every pending and later operation of every rank fails with ABORTED, naming
+ * this rank and `cause`. For a rank whose own program failed. No effect when not initialized. */
+TFDIST_EXPORT void tfdist_abort(const char* cause);
+/* The error that ended the engine's work (code 0: none). After one, weights may be torn. */
+TFDIST_EXPORT tfdist_status tfdist_failure(void);
+/* Number of complete steps (all buckets of a group done on this rank, in a row) before a failure.
+ */
+TFDIST_EXPORT int64_t tfdist_good_steps(void);
+
+/* ---- configuration: base/config.h ---- */
+TFDIST_EXPORT const char* tfdist_config_json(
+    void); /* re-reads the environment; null: tfdist_last_error */
+TFDIST_EXPORT int64_t tfdist_shm_bytes(void); /* size of the memfd behind one shm link; <0: error */
+TFDIST_EXPORT const char* tfdist_build_info(
+    void); /* JSON: version, compiler, algorithms, transports */
+
+/* ---- operations ---- */
+enum { TFDIST_ALLREDUCE = 0, TFDIST_ALLGATHER = 1, TFDIST_BROADCAST = 2, TFDIST_BARRIER = 3 };
+
+typedef struct tfdist_tensor {
+  const void* input;
+  void* output;        /* allgather: null, see `allocate` */
+  int32_t rank;        /* number of dimensions */
+  const int64_t* dims; /* `rank` of them, of the input */
+  uint64_t hint;       /* see collective/slicing.h; index in the gradient list, or 0 */
+} tfdist_tensor;
+
+typedef struct tfdist_request {
+  int32_t kind;     /* TFDIST_ALLREDUCE, ... */
+  const char* name; /* identifies the operation across ranks; unique among those in flight,
+                       a second one of the same name waits for the first */
+  int32_t dtype;    /* of base/dtype.h = TensorFlow's number */
+  int32_t op;       /* ReduceOp: 0 sum, 1 average, 2 min, 3 max */
+  int32_t root;     /* broadcast */
+  double prescale, postscale;
+  double timeout_s;     /* <= 0: TFDIST_TIMEOUT_S */
+  const char* group;    /* id from tfdist_register_group when this is a bucket of it, else null */
+  int32_t bucket;       /* index of the bucket, and */
+  int32_t bucket_count; /* how many buckets the group has */
+  const tfdist_tensor* tensors;
+  int32_t tensor_count;
+  void* context; /* given back to the callbacks */
+  /* Called exactly once, on the core's completion thread, perhaps before tfdist_submit returns. */
+  void (*done)(void* context, const tfdist_status* status);
+  /* allgather: called at most once, on the completion thread, before any byte moves: rows[r] =
+   * first dimension on rank r (a scalar counts as one row). Returns the memory for all rows, or
+   * null (the operation then fails everywhere). Not called for other kinds. */
+  void* (*allocate)(void* context, const int64_t* rows, int32_t size);
+} tfdist_request;
+
+/* Hands over one operation; returns at once. 0: `done` will come. Otherwise a code, with
+ * tfdist_last_error filled; `done` will not come. `*id` (may be null) names it for tfdist_cancel;
+ * it is written before `done` can run. Inputs must stay valid and unchanged, outputs untouched,
+ * until `done`. Copies all else. */
+TFDIST_EXPORT int32_t tfdist_submit(const tfdist_request* request, uint64_t* id);
+/* The step that the operation belongs to failed on this rank: ends it with CANCELLED (through
+ * `done`, soon) and tells the peers. Unknown or finished ids are ignored. */
+TFDIST_EXPORT void tfdist_cancel(uint64_t id);
+
+/* Agrees on a group of gradients; blocks until all ranks have registered one with the same
+ * description, or the deadline. `description`: one line a variable ("path dtype [d0,d1]"), then one
+ * line of options ("op=average ..."), equal on all ranks; `present`: a byte for each variable, 1
+ * where this rank has a gradient. On success `present` holds 1 where any rank has one, and
+ * `id` (char[33]) the group's id. A description registered before returns at once with the result
+ * of then. A variable that no rank had then but this one has now is FAILED_PRECONDITION. */
+TFDIST_EXPORT int32_t tfdist_register_group(const char* description, uint8_t* present,
+                                            int32_t count, double timeout_s, char* id);
+
+/* ---- observation ---- */
+/* One finished operation, from the ring buffer of the last 4096. Times: monotonic microseconds;
+ * 0 = never got there. */
+typedef struct tfdist_record {
+  char name[96];
+  int64_t bytes;
+  int64_t submitted_us;
+  int64_t agreed_us;
+  int64_t done_us;
+  int32_t code;
+  int32_t kind;
+} tfdist_record;
+/* Copies up to `capacity` records, oldest first, and forgets them. Returns how many. */
+TFDIST_EXPORT int32_t tfdist_take_records(tfdist_record* out, int32_t capacity);
+/* JSON: counters of the engine (bytes and frames sent by link, tickets, wake-ups, ...). */
+TFDIST_EXPORT const char* tfdist_counters_json(void);
+
+/* ---- the table for the TensorFlow rim ---- */
+typedef struct tfdist_api_table {
+  int32_t version;
+  int32_t (*submit)(const tfdist_request*, uint64_t*);
+  void (*cancel)(uint64_t);
+  tfdist_status (*last_error)(void);
+  void (*topology)(int32_t out[6]);
+} tfdist_api_table;
+/* Null when the core does not speak `version`. */
+TFDIST_EXPORT const tfdist_api_table* tfdist_api(int32_t version);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* TFDIST_OPS_RUNTIME_C_API_H_ */

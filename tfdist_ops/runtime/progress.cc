@@ -1,0 +1,160 @@
+#include "runtime/progress.h"
+
+#include <pthread.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "base/deadline.h"
+
+namespace tfdist {
+namespace {
+
+constexpr int64_t kTickUs = 50 * 1000;
+constexpr int kIdleSleepMs = 1000;
+
+inline void Pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+}  // namespace
+
+Progress::Progress(std::unique_ptr<Engine> engine, int doorbell_fd, int64_t spin_us)
+    : engine_(std::move(engine)),
+      doorbell_fd_(doorbell_fd),
+      epoll_fd_(epoll_create1(EPOLL_CLOEXEC)),
+      spin_us_(spin_us) {
+  epoll_event event{};
+  event.events = EPOLLIN;
+  event.data.fd = doorbell_fd_;
+  epoll_ctl(epoll_fd_, EPOLL_CTL_ADD, doorbell_fd_, &event);
+  thread_ = std::thread([this] { Run(); });
+}
+
+Progress::~Progress() {
+  Stop();
+  close(epoll_fd_);
+  close(doorbell_fd_);
+}
+
+bool Progress::Push(Command command) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!accepting_) return false;
+    commands_.push_back(std::move(command));
+  }
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  if (sleeping_.load() && sleeping_.exchange(false)) Wake();
+  return true;
+}
+
+void Progress::Stop() {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!accepting_) return;
+    accepting_ = false;
+  }
+  stopping_.store(true);
+  Wake();
+  thread_.join();
+  engine_.reset();
+}
+
+void Progress::Wake() const {
+  const uint64_t one = 1;
+  // The counter can only be full when nobody read 2^64 wake-ups; the thread is awake then.
+  [[maybe_unused]] const ssize_t written = write(doorbell_fd_, &one, sizeof(one));
+}
+
+bool Progress::Turn(int64_t now_us) {
+  std::vector<Command> commands;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    commands.swap(commands_);
+  }
+  for (Command& command : commands) command(engine_.get(), now_us);
+  const bool moved = engine_->Poll(now_us);
+  if (now_us >= next_tick_us_) {
+    engine_->Tick(now_us);
+    next_tick_us_ = now_us + kTickUs;
+  }
+  return moved || !commands.empty();
+}
+
+void Progress::Run() {
+  pthread_setname_np(pthread_self(), "tfdist-progress");
+  int64_t last_move_us = NowUs();
+  while (!stopping_.load()) {
+    const int64_t now_us = NowUs();
+    if (Turn(now_us)) {
+      last_move_us = now_us;
+    } else if (engine_->busy() && now_us - last_move_us < spin_us_) {
+      for (int i = 0; i < 50; ++i) Pause();
+    } else {
+      Sleep();
+      last_move_us = NowUs();
+    }
+  }
+  // What was pushed before Stop still runs; then nothing is left to wait for.
+  Turn(NowUs());
+  engine_->AbortWith("tfdist was shut down on this rank", NowUs());
+}
+
+void Progress::Sleep() {
+  sleeping_.store(true);
+  engine_->SetSleeping(true);
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  if (!Turn(NowUs()) && !stopping_.load()) {
+    Watch();
+    const int timeout_ms = engine_->busy() ? static_cast<int>(kTickUs / 1000) : kIdleSleepMs;
+    epoll_event events[16];
+    const int count = epoll_wait(epoll_fd_, events, 16, timeout_ms);
+    for (int i = 0; i < count; ++i) {
+      if (events[i].data.fd != doorbell_fd_) continue;
+      uint64_t rings = 0;
+      [[maybe_unused]] const ssize_t got = read(doorbell_fd_, &rings, sizeof(rings));
+    }
+  }
+  engine_->SetSleeping(false);
+  sleeping_.store(false);
+}
+
+void Progress::Watch() {
+  std::unordered_map<int, uint32_t> wanted;
+  for (const auto& link : engine_->links()) {
+    if (link == nullptr || link->fd() < 0) continue;
+    wanted[link->fd()] = EPOLLIN | EPOLLRDHUP | (link->WantsWrite() ? EPOLLOUT : 0u);
+  }
+  for (auto it = watched_.begin(); it != watched_.end();) {
+    if (wanted.count(it->first) == 0) {
+      epoll_ctl(epoll_fd_, EPOLL_CTL_DEL, it->first, nullptr);  // closed ones are gone already
+      it = watched_.erase(it);
+    } else {
+      ++it;
+    }
+  }
+  for (const auto& [fd, events] : wanted) {
+    const auto known = watched_.find(fd);
+    if (known != watched_.end() && known->second == events) continue;
+    epoll_event event{};
+    event.events = events;
+    event.data.fd = fd;
+    if (epoll_ctl(epoll_fd_, known == watched_.end() ? EPOLL_CTL_ADD : EPOLL_CTL_MOD, fd, &event) !=
+        0) {
+      // The number was reused since: the old entry went away with its descriptor, or is still
+      // there.
+      epoll_ctl(epoll_fd_, EPOLL_CTL_ADD, fd, &event);
+      epoll_ctl(epoll_fd_, EPOLL_CTL_MOD, fd, &event);
+    }
+    watched_[fd] = events;
+  }
+}
+
+}  // namespace tfdist

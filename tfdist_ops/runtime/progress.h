@@ -1,0 +1,59 @@
+// Progress: the thread that drives one engine. It sleeps on one epoll set: the rank's doorbell
+// (rung by peers that share memory, and by threads of this process that submit) and the sockets.
+//
+// Sleeping and waking, without a wake-up that nobody needs and without one that gets lost: the
+// thread first says that it sleeps (a word each peer can read, `sleeping_` for this process), then
+// looks once more for work, then sleeps. Whoever brings work publishes it first and then looks at
+// that word. One of the two sees the other.
+#ifndef TFDIST_OPS_RUNTIME_PROGRESS_H_
+#define TFDIST_OPS_RUNTIME_PROGRESS_H_
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "scheduler/engine.h"
+
+namespace tfdist {
+
+class Progress {
+ public:
+  using Command = std::function<void(Engine*, int64_t now_us)>;
+
+  // `doorbell_fd`: a non-blocking eventfd; owned, closed at the end.
+  Progress(std::unique_ptr<Engine> engine, int doorbell_fd, int64_t spin_us);
+  ~Progress();
+
+  // Runs `command` on the engine's thread, soon. Any thread. False: stopped, it will not run.
+  bool Push(Command command);
+  // Runs what was pushed, ends the thread; the engine and its links go with it.
+  void Stop();
+
+ private:
+  void Run();
+  bool Turn(int64_t now_us);
+  void Sleep();
+  void Watch();
+  void Wake() const;
+
+  std::unique_ptr<Engine> engine_;
+  const int doorbell_fd_;
+  const int epoll_fd_;
+  const int64_t spin_us_;
+  std::unordered_map<int, uint32_t> watched_;  // descriptor → events asked for
+  std::mutex mutex_;                           // guards the two below
+  std::vector<Command> commands_;
+  bool accepting_ = true;
+  std::atomic<bool> sleeping_{false};
+  std::atomic<bool> stopping_{false};
+  int64_t next_tick_us_ = 0;
+  std::thread thread_;
+};
+
+}  // namespace tfdist
+
+#endif  // TFDIST_OPS_RUNTIME_PROGRESS_H_

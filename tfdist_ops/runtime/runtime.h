@@ -1,0 +1,61 @@
+// Runtime: one rank, complete: engine, progress thread, completion thread, observations. A process
+// has one (c_api.cc); a test has as many as it wants ranks.
+#ifndef TFDIST_OPS_RUNTIME_RUNTIME_H_
+#define TFDIST_OPS_RUNTIME_RUNTIME_H_
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "runtime/completion.h"
+#include "runtime/progress.h"
+#include "scheduler/engine.h"
+
+namespace tfdist {
+
+class Runtime {
+ public:
+  // `doorbell_fd`: this rank's eventfd (owned); links by rank, null for the own one.
+  Runtime(World world, Links links, const Config& config, int doorbell_fd);
+  ~Runtime();
+
+  // Checks what can be checked on this rank alone, fills in defaults (timeout) and the id, hands
+  // the request over. An error: `done` will not come.
+  Status Submit(std::unique_ptr<Request> request, uint64_t* id);
+  void Cancel(uint64_t id);
+  void Abort(const std::string& cause);
+  // Blocks until all ranks have registered the same description, or an error.
+  Status RegisterGroup(const std::string& description, std::vector<uint8_t>* present,
+                       double timeout_s, std::string* id);
+  void Shutdown(double timeout_s);
+
+  const World& world() const { return world_; }
+  Status failure() const;
+  int64_t good_steps() const;
+  std::vector<FinishedRecord> TakeRecords(size_t capacity);
+  std::string CountersJson();
+
+ private:
+  static Status CheckRequest(const Request& request, int size);
+
+  const World world_;
+  const Config config_;
+  std::atomic<uint64_t> next_id_{1};
+  mutable std::mutex mutex_;  // guards the five below
+  Status failure_;
+  bool shut_down_ = false;
+  int64_t good_steps_ = 0;
+  std::deque<FinishedRecord> records_;
+  std::unordered_map<std::string, std::vector<uint8_t>> groups_;  // description → present
+  CompletionThread completions_;
+  std::unique_ptr<Progress> progress_;  // last: its thread uses all of the above
+};
+
+}  // namespace tfdist
+
+#endif  // TFDIST_OPS_RUNTIME_RUNTIME_H_

@@ -1,0 +1,166 @@
+// Engine: one rank's side of everything: takes requests, agrees with the other ranks on their
+// order, runs the agreed collectives, and turns the first failure into everybody's error.
+//
+// Not thread-safe and never blocking: Poll() does what can be done now and returns. The progress
+// thread (runtime/progress.cc) or a test calls it; time comes in as an argument. Callbacks of
+// requests are never called from here: they go to the CompletionSink.
+//
+// One request's way:
+//   Submit → entries_ (one queue a key) → kReady to the leader (rank 0) → Negotiator: all ready,
+//   all agree → kResponse with a ticket → Operation (schedule + slices) → Advance ... → done.
+#ifndef TFDIST_OPS_SCHEDULER_ENGINE_H_
+#define TFDIST_OPS_SCHEDULER_ENGINE_H_
+
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "base/config.h"
+#include "scheduler/negotiator.h"
+#include "scheduler/operation.h"
+#include "scheduler/wire.h"
+
+namespace tfdist {
+
+// Where this rank stands; hosts and pids by rank are for messages.
+struct World {
+  int rank = 0;
+  int size = 1;
+  int local_rank = 0;
+  int local_size = 1;
+  int cross_rank = 0;
+  int cross_size = 1;
+  uint32_t generation = 0;
+  std::vector<std::string> hosts;
+  std::vector<int64_t> pids;
+};
+
+class CompletionSink {
+ public:
+  virtual ~CompletionSink() = default;
+  virtual void Post(std::function<void()> callback) = 0;
+};
+
+// A finished request, for observation.
+struct FinishedRecord {
+  std::string name;
+  CollectiveKind kind;
+  int64_t bytes;
+  int64_t submitted_us;
+  int64_t agreed_us;
+  int64_t done_us;
+  Code code;
+};
+
+class Engine {
+ public:
+  struct Hooks {
+    CompletionSink* completions = nullptr;
+    // Memory for an allgather has come (called by the owner of the engine on its own thread, see
+    // Allocated); `post` must lead to Allocated(ticket, memory) on the engine's thread.
+    std::function<void(uint64_t ticket, void* memory)> allocated;
+    std::function<void(const Status&)> failed;  // once, when work ends
+    std::function<void(const FinishedRecord&)> finished;
+    std::function<void(int64_t count)> stepped;  // complete steps of a group so far
+  };
+
+  Engine(World world, Links links, const Config& config, Hooks hooks);
+  ~Engine();
+
+  // ---- commands; all on the engine's thread ----
+  void Submit(std::unique_ptr<Request> request, int64_t now_us);
+  void Cancel(uint64_t id, int64_t now_us);
+  // Ends all work: pending operations here end with `mine`, the other ranks are told `theirs` (ok:
+  // they are not told, they know).
+  void Abort(const Status& mine, const Status& theirs, int64_t now_us);
+  // This rank's own program failed, for `cause`: ends all work, here and everywhere.
+  void AbortWith(const std::string& cause, int64_t now_us);
+  void Allocated(uint64_t ticket, void* memory, int64_t now_us);
+  // Says goodbye; Left() turns true when every peer knows, or is gone, and all bytes are out.
+  void Leave(int64_t now_us);
+  bool Left() const;
+
+  // One turn. True: something moved, call again soon.
+  bool Poll(int64_t now_us);
+  // Time-driven duties (deadlines, stall reports); cheap, wanted every 50 ms or so.
+  void Tick(int64_t now_us);
+  void SetSleeping(bool sleeping);
+
+  bool busy() const { return !active_.empty() || !entries_.empty(); }
+  const Status& failure() const { return failure_; }
+  const Links& links() const { return links_; }
+  std::string CountersJson() const;
+
+ private:
+  struct Inbound {
+    std::string assembled;      // fragments of a control message
+    bool left = false;          // the peer said goodbye
+    bool answer_due = false;    // and waits to hear that nothing of it is unread
+    bool acknowledged = false;  // it has answered our goodbye
+  };
+  struct Outbound {
+    std::deque<std::pair<FrameType, std::string>> messages;
+    size_t offset = 0;  // of the first message
+  };
+
+  // Control lane.
+  void Tell(int peer, FrameType type, std::string message);
+  void TellAll(FrameType type, const std::string& message);
+  bool FlushControl(int peer);
+  bool ReadControl(int peer, int64_t now_us);
+  void HandleControl(int peer, FrameType type, ByteSpan message, int64_t now_us);
+  void HandleLeave(int peer, int64_t now_us);
+  void RefuseMissing(int64_t now_us);
+  void AcknowledgeLeaves();
+  // Data lane.
+  bool ReadData(int peer, int64_t now_us);
+  void Stash(uint64_t ticket, int peer, Arrived arrived);
+  // Agreement.
+  void Announce(const RequestInfo& info, int64_t now_us);
+  bool SendResponses(int64_t now_us);
+  void HandleResponse(const Response& response, int64_t now_us);
+  std::unique_ptr<Request> TakeEntry(const std::string& key, int64_t now_us);
+  // Execution.
+  void Start(uint64_t ticket, std::vector<std::unique_ptr<Request>> members, int64_t now_us);
+  StatusOr<Schedule> MakeSchedule(const RequestInfo& info) const;
+  void Activate(std::unique_ptr<Operation> operation, int64_t now_us);
+  bool AdvanceAll(int64_t now_us);
+  void Finish(std::unique_ptr<Request> request, const Status& status, int64_t now_us);
+  void CountStep(const Request& request);
+  // Failure.
+  void LosePeer(int peer, const Status& reason, int64_t now_us);
+  void Bug(const Status& status, int64_t now_us) { Abort(status, PeerView(status), now_us); }
+  Status ShutDown() const;
+  Status PeerView(const Status& own) const;  // how the others see a failure of this rank
+  std::string OldestKey() const;
+  std::string Describe(int rank) const;  // "rank 2 (host n1, pid 4242)"
+
+  const World world_;
+  Links links_;
+  const Config config_;
+  const Hooks hooks_;
+  std::unique_ptr<Negotiator> negotiator_;  // rank 0
+  std::map<std::string, std::deque<std::unique_ptr<Request>>> entries_;
+  std::map<uint64_t, std::unique_ptr<Operation>> active_;
+  std::map<uint64_t, std::unique_ptr<Request>> allocating_;
+  std::map<uint64_t, std::vector<std::pair<int, Arrived>>> stash_;
+  std::vector<size_t> held_;  // frames held in the transport, by peer
+  std::vector<Inbound> inbound_;
+  std::vector<Outbound> outbound_;
+  const bool all_local_;                               // all ranks are on one host
+  std::map<std::string, std::string> stalls_;          // the leader's last word on a key
+  std::map<std::string, std::vector<int64_t>> steps_;  // group → buckets done, by bucket
+  int64_t good_steps_ = 0;
+  uint64_t last_ticket_ = 0;
+  uint64_t finished_ = 0;
+  bool leaving_ = false;
+  Status failure_;
+};
+
+}  // namespace tfdist
+
+#endif  // TFDIST_OPS_SCHEDULER_ENGINE_H_

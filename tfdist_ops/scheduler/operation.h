@@ -1,0 +1,102 @@
+// Operation: one agreed collective while it runs: its schedule, its slices, and how far each step
+// has come. Driven by the engine on the progress thread; owns no thread, no clock.
+#ifndef TFDIST_OPS_SCHEDULER_OPERATION_H_
+#define TFDIST_OPS_SCHEDULER_OPERATION_H_
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "collective/reduce_kernels.h"
+#include "collective/schedule.h"
+#include "collective/slicing.h"
+#include "scheduler/message.h"
+#include "transport/link.h"
+
+namespace tfdist {
+
+// One submitted operation of this rank.
+struct Request {
+  uint64_t id = 0;
+  RequestInfo info;
+  std::vector<TensorView> tensors;
+  std::string group;  // of a bucket, else empty
+  int32_t bucket_index = 0;
+  int32_t bucket_count = 0;
+  std::vector<int64_t> rows;  // allgather, once agreed: first dimension by rank
+  int64_t bytes = 0;
+  int64_t submitted_us = 0;
+  int64_t agreed_us = 0;
+  int64_t deadline_us = 0;
+  std::function<void(const Status&)> done;
+  std::function<void*(const std::vector<int64_t>&)> allocate;  // allgather
+  std::function<void(const Response&)> agreed;                 // kRegister: the answer
+};
+
+using Links = std::vector<std::unique_ptr<Link>>;  // by rank; null: this rank, or gone
+
+// A data frame that has arrived and waits for its step: held in the transport's memory, or copied.
+struct Arrived {
+  InFrame frame;
+  std::vector<uint8_t> copy;  // the payload when `held` is false
+  bool held = false;
+  const uint8_t* data() const { return held ? frame.payload.data() : copy.data(); }
+};
+
+class Operation {
+ public:
+  Operation(uint64_t ticket, std::vector<std::unique_ptr<Request>> members, Schedule schedule,
+            std::vector<Slice> slices, int rank, int size, int64_t segment_bytes);
+
+  // A data frame of this operation's ticket. An error: no step expects it (a bug on the peer).
+  Status Deliver(int peer, Arrived arrived);
+  // Runs what can run now. True when something did.
+  bool Advance(const Links& links, uint32_t generation, std::vector<size_t>* held);
+  bool complete() const { return open_steps_ == 0; }
+  // Hands back every frame that is still held (after a failure).
+  void ReleaseFrames(const Links& links, std::vector<size_t>* held);
+
+  uint64_t ticket() const { return ticket_; }
+  std::vector<std::unique_ptr<Request>>& members() { return members_; }
+
+ private:
+  struct Running {
+    int64_t done = 0;  // segments
+    int64_t total = 0;
+    std::vector<std::deque<Arrived>> inbox;  // by index in Step::peers
+    SliceCursor cursor;
+  };
+  bool Ready(size_t step) const;
+  bool RunSend(size_t step, const Links& links, uint32_t generation);
+  bool RunReceive(size_t step, const Links& links, std::vector<size_t>* held);
+  void Reduce(const Step& step, Running* run, int64_t begin, int64_t count);
+  void CopyIn(Running* run, int64_t begin, int64_t count);
+  static uint64_t Tag(int peer, uint16_t phase, uint32_t slice) {
+    return (static_cast<uint64_t>(peer) << 48) | (static_cast<uint64_t>(phase) << 32) | slice;
+  }
+
+  const uint64_t ticket_;
+  std::vector<std::unique_ptr<Request>> members_;
+  const Schedule schedule_;
+  const std::vector<Slice> slices_;
+  const int rank_;
+  DType dtype_;
+  ReduceOp op_;
+  double prescale_;
+  Finish finish_;
+  bool reduces_ = false;  // an allreduce
+  bool raw_ = false;      // its contributions travel as they are; the owner scales them
+  size_t element_bytes_;
+  int64_t segment_elements_;
+  std::vector<Running> running_;  // one a step
+  size_t open_steps_ = 0;
+  std::unordered_map<uint64_t, std::pair<size_t, size_t>> receivers_;  // Tag → step, index of peer
+};
+
+}  // namespace tfdist
+
+#endif  // TFDIST_OPS_SCHEDULER_OPERATION_H_

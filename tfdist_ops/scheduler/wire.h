@@ -1,0 +1,106 @@
+// The bytes of control messages. Little-endian, lengths before contents, every read checked: a
+// message that does not parse is an error, never a crash or a large allocation.
+#ifndef TFDIST_OPS_SCHEDULER_WIRE_H_
+#define TFDIST_OPS_SCHEDULER_WIRE_H_
+
+#include <cstdint>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "base/span.h"
+#include "base/status.h"
+#include "scheduler/message.h"
+
+namespace tfdist {
+
+// FrameHeader::type of the control lane.
+enum class FrameType : uint8_t {
+  kReady = 1,     // rank -> leader: RequestInfo
+  kResponse = 2,  // leader -> rank: Response
+  kAbort = 3,     // any -> any: Status
+  kLeave = 4,     // any -> any: this rank shuts down
+  kLeaveAck = 5,  // answer to kLeave: nothing of yours is unread
+  kStall = 6,     // leader -> rank: key, text
+};
+
+class WireWriter {
+ public:
+  template <typename T>
+  void Number(T value) {
+    static_assert(std::is_arithmetic_v<T>, "numbers only");
+    const auto* bytes = reinterpret_cast<const char*>(&value);
+    buffer_.append(bytes, sizeof(T));
+  }
+  void Text(const std::string& text) {
+    Number(static_cast<uint32_t>(text.size()));
+    buffer_ += text;
+  }
+  template <typename T>
+  void Numbers(const std::vector<T>& values) {
+    Number(static_cast<uint32_t>(values.size()));
+    for (T value : values) Number(value);
+  }
+  std::string Take() { return std::move(buffer_); }
+
+ private:
+  std::string buffer_;
+};
+
+class WireReader {
+ public:
+  explicit WireReader(ByteSpan bytes) : bytes_(bytes) {}
+
+  template <typename T>
+  T Number() {
+    static_assert(std::is_arithmetic_v<T>, "numbers only");
+    T value{};
+    if (!Has(sizeof(T))) return value;
+    __builtin_memcpy(&value, bytes_.data() + position_, sizeof(T));
+    position_ += sizeof(T);
+    return value;
+  }
+  std::string Text() {
+    const auto size = Number<uint32_t>();
+    if (!Has(size)) return "";
+    std::string text(reinterpret_cast<const char*>(bytes_.data()) + position_, size);
+    position_ += size;
+    return text;
+  }
+  template <typename T>
+  std::vector<T> Numbers() {
+    const auto count = Number<uint32_t>();
+    std::vector<T> values;
+    if (!Has(size_t{count} * sizeof(T))) return values;
+    values.reserve(count);
+    for (uint32_t i = 0; i < count; ++i) values.push_back(Number<T>());
+    return values;
+  }
+  // True when every read so far was inside the message.
+  bool ok() const { return ok_; }
+  // True when the message parsed and nothing is left over.
+  bool Done() const { return ok_ && position_ == bytes_.size(); }
+  size_t Left() const { return bytes_.size() - position_; }
+
+ private:
+  bool Has(size_t count) {
+    if (!ok_ || count > Left()) ok_ = false;
+    return ok_;
+  }
+  ByteSpan bytes_;
+  size_t position_ = 0;
+  bool ok_ = true;
+};
+
+std::string EncodeRequest(const RequestInfo& info);
+bool DecodeRequest(ByteSpan bytes, RequestInfo* info);
+std::string EncodeResponse(const Response& response);
+bool DecodeResponse(ByteSpan bytes, Response* response);
+std::string EncodeStatus(const Status& status);
+bool DecodeStatus(ByteSpan bytes, Status* status);
+std::string EncodeStall(const std::string& key, const std::string& text);
+bool DecodeStall(ByteSpan bytes, std::string* key, std::string* text);
+
+}  // namespace tfdist
+
+#endif  // TFDIST_OPS_SCHEDULER_WIRE_H_

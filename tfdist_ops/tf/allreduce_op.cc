@@ -1,0 +1,77 @@
+// TfdistAllreduce: reduces N tensors of one type over all ranks, in one operation.
+#include "tf/tf_bridge.h"
+
+namespace tfdist {
+namespace {
+
+// Stateful, so that it is neither folded nor merged with a twin; tfdist/_library.py takes it out of
+// the automatic order of stateful ops, so that operations overlap and ranks may trace in any order.
+REGISTER_OP("TfdistAllreduce")
+    .Input("tensors: N * T")
+    .Output("reduced: N * T")
+    .Attr("N: int >= 1")
+    .Attr("T: {half, bfloat16, float, double, int32, int64}")
+    .Attr("tensor_name: string")
+    .Attr("reduce_op: int >= 0")
+    .Attr("prescale: string = '1.0'")   // repr() of a float64
+    .Attr("postscale: string = '1.0'")  // repr() of a float64
+    .Attr("timeout_s: float = 0.0")     // 0: TFDIST_TIMEOUT_S
+    .Attr("group: string = ''")         // id of the gradient group that this is a bucket of
+    .Attr("bucket: int = 0")
+    .Attr("bucket_count: int = 0")
+    .Attr("hints: list(int) = []")  // one for each tensor; see collective/slicing.h
+    .SetIsStateful()
+    .SetShapeFn(SameShapes);
+
+class AllreduceOp : public CollectiveOp {
+ public:
+  explicit AllreduceOp(tensorflow::OpKernelConstruction* ctx)
+      : CollectiveOp(ctx, TFDIST_ALLREDUCE) {
+    std::string prescale, postscale;
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("T", &dtype_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("reduce_op", &reduce_op_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("prescale", &prescale));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("postscale", &postscale));
+    OP_REQUIRES_OK(ctx, ParseScale(prescale, &prescale_));
+    OP_REQUIRES_OK(ctx, ParseScale(postscale, &postscale_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("group", &group_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("bucket", &bucket_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("bucket_count", &bucket_count_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("hints", &hints_));
+    OP_REQUIRES(ctx, hints_.empty() || static_cast<int>(hints_.size()) == ctx->num_inputs(),
+                InvalidArgument(tensor_name(), "hints must be one for each tensor, or none"));
+  }
+
+ protected:
+  absl::Status Prepare(tensorflow::OpKernelContext* ctx, Operation* op) const override {
+    for (int i = 0; i < ctx->num_inputs(); ++i) {
+      tensorflow::Tensor* output = nullptr;
+      TF_RETURN_IF_ERROR(ForwardOrAllocate(ctx, i, &output));
+      op->AddTensor(ctx->input(i), output->data(), hints_.empty() ? i : hints_[i]);
+    }
+    tfdist_request& request = op->request();
+    request.dtype = dtype_;
+    request.op = reduce_op_;
+    request.prescale = prescale_;
+    request.postscale = postscale_;
+    request.group = group_.empty() ? nullptr : group_.c_str();
+    request.bucket = bucket_;
+    request.bucket_count = bucket_count_;
+    return absl::OkStatus();
+  }
+
+ private:
+  tensorflow::DataType dtype_ = tensorflow::DT_INVALID;
+  int32_t reduce_op_ = 0;
+  double prescale_ = 1;
+  double postscale_ = 1;
+  std::string group_;
+  int32_t bucket_ = 0;
+  int32_t bucket_count_ = 0;
+  std::vector<int64_t> hints_;
+};
+
+REGISTER_KERNEL_BUILDER(Name("TfdistAllreduce").Device(tensorflow::DEVICE_CPU), AllreduceOp);
+
+}  // namespace
+}  // namespace tfdist

@@ -1,0 +1,211 @@
+#include "tf/tf_bridge.h"
+
+#include <atomic>
+#include <cmath>
+#include <exception>
+
+#include "absl/strings/cord.h"
+#include "absl/strings/numbers.h"
+#include "base/status.h"
+
+// Python reads this text in the file before it loads the library: a library of another TensorFlow
+// is refused before any of its code runs.
+extern "C" TFDIST_EXPORT const char tfdist_tf_built_for[];
+const char tfdist_tf_built_for[] = "tfdist ops built for TensorFlow " TFDIST_TF_VERSION ";";
+
+namespace {
+std::atomic<int64_t> outputs_in_place{0};
+std::atomic<int64_t> outputs_total{0};
+}  // namespace
+
+// {outputs that took over their input's buffer, all outputs that might have}, since the start.
+extern "C" TFDIST_EXPORT void tfdist_tf_outputs(int64_t out[2]) {
+  out[0] = outputs_in_place.load(std::memory_order_relaxed);
+  out[1] = outputs_total.load(std::memory_order_relaxed);
+}
+
+namespace tfdist {
+namespace {
+
+constexpr char kPayloadUrl[] = "tfdist.error";
+
+absl::Status MakeStatus(absl::StatusCode code, absl::string_view message,
+                        absl::string_view payload) {
+  absl::Status status(code, message);
+  if (!payload.empty()) status.SetPayload(kPayloadUrl, absl::Cord(payload));
+  return status;
+}
+
+absl::Status OtherVersion() {
+  const std::string message =
+      "libtfdist_core.so and libtfdist_tf.so come from different builds of tfdist; rebuild both: "
+      "pip install --no-build-isolation --force-reinstall --no-deps tfdist";
+  return MakeStatus(absl::StatusCode::kInternal, message,
+                    ErrorRecord{"internal", -1, "", 0, "", message, ""}.ToJson());
+}
+
+}  // namespace
+
+const tfdist_api_table* CoreApi() {
+  static const tfdist_api_table* const table = tfdist_api(TFDIST_API_VERSION);
+  return table;
+}
+
+absl::Status StatusFromCore(const tfdist_status& status) {
+  if (status.code == 0) return absl::OkStatus();
+  auto code = static_cast<absl::StatusCode>(status.code);
+  if (code == absl::StatusCode::kUnavailable || code == absl::StatusCode::kOutOfRange) {
+    code = absl::StatusCode::kInternal;
+  }
+  return MakeStatus(code, status.message != nullptr ? status.message : "",
+                    status.payload != nullptr ? status.payload : "");
+}
+
+absl::Status InvalidArgument(const std::string& tensor_name, const std::string& message) {
+  return MakeStatus(absl::StatusCode::kInvalidArgument, tensor_name + ": " + message,
+                    ErrorRecord{"invalid_argument", -1, "", 0, tensor_name, message, ""}.ToJson());
+}
+
+absl::Status ParseScale(const std::string& text, double* value) {
+  if (absl::SimpleAtod(text, value) && std::isfinite(*value)) return absl::OkStatus();
+  return absl::InvalidArgumentError("a scale is a finite number, got \"" + text + "\"");
+}
+
+absl::Status ForwardOrAllocate(tensorflow::OpKernelContext* ctx, int index,
+                               tensorflow::Tensor** output) {
+  int forwarded = -1;
+  TF_RETURN_IF_ERROR(ctx->forward_input_or_allocate_output(
+      {index}, index, ctx->input(index).shape(), output, &forwarded));
+  outputs_total.fetch_add(1, std::memory_order_relaxed);
+  if (forwarded >= 0) outputs_in_place.fetch_add(1, std::memory_order_relaxed);
+  return absl::OkStatus();
+}
+
+absl::Status SameShapes(tensorflow::shape_inference::InferenceContext* c) {
+  for (int i = 0; i < c->num_inputs(); ++i) c->set_output(i, c->input(i));
+  return absl::OkStatus();
+}
+
+DoneOnce::~DoneOnce() {
+  if (ctx_ == nullptr) return;
+  Call(MakeStatus(absl::StatusCode::kInternal, "an operation was dropped unfinished",
+                  ErrorRecord{"internal", -1, "", 0, "", "dropped unfinished", ""}.ToJson()));
+}
+
+void DoneOnce::Call(const absl::Status& status) {
+  tensorflow::OpKernelContext* ctx = std::exchange(ctx_, nullptr);
+  if (ctx == nullptr) return;
+  if (!status.ok()) ctx->SetStatus(status);
+  std::exchange(done_, nullptr)();
+}
+
+Operation::Operation(tensorflow::OpKernelContext* ctx, tensorflow::AsyncOpKernel::DoneCallback done,
+                     const std::string& name)
+    : ctx_(ctx),
+      cancellation_(ctx->cancellation_manager()),
+      name_(name),
+      done_(ctx, std::move(done)) {}
+
+void Operation::AddTensor(const tensorflow::Tensor& input, void* output, uint64_t hint) {
+  tfdist_tensor tensor{};
+  tensor.input = input.data();
+  tensor.output = output;
+  tensor.hint = hint;
+  tensors_.push_back(tensor);
+  shapes_.push_back(input.shape());
+}
+
+void Operation::Submit(const std::shared_ptr<Operation>& op) {
+  const tfdist_api_table* core = CoreApi();
+  if (core == nullptr) return op->Finish(OtherVersion());
+  std::vector<absl::InlinedVector<int64_t, 4>> dims(op->shapes_.size());
+  for (size_t i = 0; i < dims.size(); ++i) {
+    for (const auto& dim : op->shapes_[i]) dims[i].push_back(dim.size);
+    op->tensors_[i].rank = static_cast<int32_t>(dims[i].size());
+    op->tensors_[i].dims = dims[i].data();
+  }
+  op->request_.name = op->name_.c_str();
+  op->request_.tensors = op->tensors_.data();
+  op->request_.tensor_count = static_cast<int32_t>(op->tensors_.size());
+  op->request_.context = op.get();
+  op->request_.done = &Operation::OnDone;
+
+  // Before the submission: afterwards `done` may already have run and taken `ctx` away. A step that
+  // is cancelled by now submits all the same, and cancels at once: that is how the peers, who wait
+  // for this operation, learn that this rank has left the step.
+  if (op->cancellation_ != nullptr) {
+    op->token_ = op->cancellation_->get_cancellation_token();
+    op->registered_ = op->cancellation_->RegisterCallback(op->token_, [op] { op->OnCancel(); });
+    if (!op->registered_) op->OnCancel();
+  }
+  op->self_ = op;
+  uint64_t id = 0;
+  if (core->submit(&op->request_, &id) != 0) {
+    op->self_.reset();
+    op->Finish(StatusFromCore(core->last_error()));
+    return;
+  }
+  op->SetId(id);
+}
+
+void Operation::OnDone(void* context, const tfdist_status* status) {
+  // The last reference may be this one: it must outlive Finish.
+  const std::shared_ptr<Operation> op = std::move(static_cast<Operation*>(context)->self_);
+  op->Finish(op->error_.ok() ? StatusFromCore(*status) : op->error_);
+}
+
+void Operation::Finish(const absl::Status& status) {
+  // The blocking DeregisterCallback would wait for an OnCancel that waits for the core, whose
+  // thread this is. The callback holds a reference and touches nothing of the context.
+  if (registered_) cancellation_->TryDeregisterCallback(token_);
+  done_.Call(status);
+}
+
+void Operation::OnCancel() {
+  uint64_t id = 0;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    cancel_requested_ = true;
+    if (!has_id_) return;  // SetId will cancel
+    id = id_;
+  }
+  CoreApi()->cancel(id);
+}
+
+void Operation::SetId(uint64_t id) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    has_id_ = true;
+    id_ = id;
+    if (!cancel_requested_) return;
+  }
+  CoreApi()->cancel(id);
+}
+
+CollectiveOp::CollectiveOp(tensorflow::OpKernelConstruction* ctx, int32_t kind)
+    : AsyncOpKernel(ctx), kind_(kind) {
+  OP_REQUIRES_OK(ctx, ctx->GetAttr("tensor_name", &tensor_name_));
+  OP_REQUIRES_OK(ctx, ctx->GetAttr("timeout_s", &timeout_s_));
+}
+
+void CollectiveOp::ComputeAsync(tensorflow::OpKernelContext* ctx, DoneCallback done) {
+  // Iterations of a loop may be in flight together, in another order on every rank: each has its
+  // own name. A loop keeps few of them open, so the names may repeat.
+  constexpr int64_t kIterationNames = 64;
+  const int64_t iteration = ctx->frame_iter().iter_id % kIterationNames;
+  const auto op = std::make_shared<Operation>(
+      ctx, std::move(done),
+      iteration == 0 ? tensor_name_ : tensor_name_ + "#" + std::to_string(iteration));
+  op->request().kind = kind_;
+  op->request().timeout_s = timeout_s_;
+  absl::Status status;
+  try {
+    status = Prepare(ctx, op.get());
+    if (status.ok()) return Operation::Submit(op);
+  } catch (const std::exception& e) {
+    status = absl::InternalError(tensor_name_ + ": " + e.what());
+  }
+  op->Finish(status);
+}
+
+}  // namespace tfdist

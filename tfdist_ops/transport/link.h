@@ -1,0 +1,97 @@
+// Link: framed bytes between this rank and one peer, full duplex, never blocking.
+//
+// A frame is a FrameHeader and a payload. Two lanes: kControl (negotiation, errors; small) and
+// kData (segments of collectives); each lane keeps the order in which frames were sent, and a full
+// data lane never holds up the control lane. A link belongs to the one thread that drives it (the
+// progress thread); nothing here takes a lock on that path.
+//
+// Sending writes straight into the transport's memory: BeginSend hands out room for the payload
+// (empty: the lane is full, try again after the next Pump), CommitSend publishes it. Receiving
+// hands out views: Poll returns the next unread frame, which stays valid until Release, in
+// whatever order frames are released. Held frames use up the peer's room (shared memory) or memory
+// (tcp), so the engine copies out what it cannot use soon.
+#ifndef TFDIST_OPS_TRANSPORT_LINK_H_
+#define TFDIST_OPS_TRANSPORT_LINK_H_
+
+#include <cstdint>
+#include <string>
+
+#include "base/span.h"
+#include "base/status.h"
+
+namespace tfdist {
+
+enum class Lane : uint8_t { kControl = 0, kData = 1 };
+
+// 32 bytes, host order (ranks of different byte order are refused in the handshake).
+struct FrameHeader {
+  uint32_t payload_bytes = 0;
+  uint8_t lane = 0;
+  uint8_t type = 0;         // control: FrameType of scheduler/wire.h; data: 0
+  uint16_t phase = 0;       // data: phase of the step (collective/schedule.h)
+  uint64_t ticket = 0;      // data: sequence number the leader gave the collective
+  uint32_t slice = 0;       // data: slice of the step
+  uint32_t segment = 0;     // data: segment of the slice; control: 1 = more fragments follow
+  uint32_t generation = 0;  // of the world; a frame of another generation is an error
+  uint32_t reserved = 0;
+};
+static_assert(sizeof(FrameHeader) == 32, "the header is a wire format");
+
+constexpr size_t kMaxControlPayload = 480;  // a control slot is 512 bytes with its header
+
+struct InFrame {
+  FrameHeader header;
+  ByteSpan payload;
+  uint64_t token = 0;  // the transport's own handle, for Release
+};
+
+class Link {
+ public:
+  virtual ~Link() = default;
+
+  virtual int peer() const = 0;
+  virtual const char* transport() const = 0;  // "inproc", "shm", "tcp"
+
+  // Room for one payload of `bytes` (<= kMaxControlPayload, or <= segment_bytes on the data lane);
+  // data() is null when the lane is full now. At most one BeginSend may be open on a lane.
+  // With bytes == 0, data() is non-null when there is room.
+  virtual MutableByteSpan BeginSend(Lane lane, size_t bytes) = 0;
+  // Publishes the open send; fills in header.payload_bytes and header.lane itself.
+  virtual void CommitSend(Lane lane, FrameHeader header) = 0;
+
+  // Next unread frame of the lane. False: none now.
+  virtual bool Poll(Lane lane, InFrame* frame) = 0;
+  virtual void Release(Lane lane, const InFrame& frame) = 0;
+
+  // Moves bytes where the transport has to (tcp), looks whether the peer is still there. Sets
+  // *moved when anything happened. An error is final: the peer is lost (kAborted), or it sent
+  // garbage (kAborted, saying so). Frames that arrived before the loss can still be polled.
+  virtual Status Pump(bool* moved) = 0;
+
+  // For epoll: a descriptor that becomes readable when Pump has something to do (-1: none), and
+  // whether it must be watched for writing too.
+  virtual int fd() const = 0;
+  virtual bool WantsWrite() const = 0;
+
+  // Tells the peer whether this rank is asleep and needs its doorbell rung after a CommitSend or a
+  // Release. After SetSleeping(true) the caller polls once more before it really sleeps.
+  virtual void SetSleeping(bool sleeping) = 0;
+
+  // True when everything committed has left this process (tcp: is in the kernel's hands).
+  virtual bool Flushed() const = 0;
+
+  // Most frames of the data lane the engine should hold unreleased (shm: slots - 1).
+  virtual size_t MaxHeld() const = 0;
+
+  // Payload bytes and frames sent on the data lane, for tests and statistics.
+  uint64_t data_bytes_sent() const { return data_bytes_sent_; }
+  uint64_t data_frames_sent() const { return data_frames_sent_; }
+
+ protected:
+  uint64_t data_bytes_sent_ = 0;
+  uint64_t data_frames_sent_ = 0;
+};
+
+}  // namespace tfdist
+
+#endif  // TFDIST_OPS_TRANSPORT_LINK_H_

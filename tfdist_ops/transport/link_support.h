@@ -1,0 +1,91 @@
+// What the transports share: owned descriptors, doorbells, the checks on a frame that came from a
+// peer, and the words in which a link fails.
+#ifndef TFDIST_OPS_TRANSPORT_LINK_SUPPORT_H_
+#define TFDIST_OPS_TRANSPORT_LINK_SUPPORT_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <utility>
+
+#include "base/config.h"
+#include "base/status.h"
+#include "transport/link.h"
+#include "transport/transport.h"
+
+namespace tfdist {
+
+constexpr int kLanes = 2;
+inline int Index(Lane lane) { return static_cast<int>(lane); }
+
+// A descriptor that is closed with its owner.
+class UniqueFd {
+ public:
+  UniqueFd() = default;
+  explicit UniqueFd(int fd) : fd_(fd) {}
+  UniqueFd(UniqueFd&& other) noexcept : fd_(other.release()) {}
+  UniqueFd& operator=(UniqueFd&& other) noexcept {
+    reset(other.release());
+    return *this;
+  }
+  ~UniqueFd() { reset(); }
+
+  int get() const { return fd_; }
+  int release() { return std::exchange(fd_, -1); }
+  void reset(int fd = -1);
+
+ private:
+  int fd_ = -1;
+};
+
+// A second descriptor of the same open file, closed on exec.
+StatusOr<UniqueFd> DuplicateFd(int fd);
+// Closed on exec and nonblocking: what every descriptor of a link must be.
+Status PrepareFd(int fd);
+// Makes the eventfd readable. Never blocks; a doorbell that rings already stays as it is.
+void RingDoorbell(int fd);
+// "socket: Too many open files", for the errno of now.
+Status SystemError(const std::string& what);
+
+// A peer that is gone, and one that breaks the protocol. Both are kAborted and name the rank.
+Status PeerLost(int peer, const std::string& cause);
+Status PeerGarbage(int peer, const std::string& what);
+
+// Empty when `header` may be delivered on `lane`, else what is wrong with it. The generation is the
+// engine's to check.
+std::string HeaderFault(const FrameHeader& header, Lane lane, size_t capacity);
+
+// The part of Link that is alike everywhere: names, the first error, the open sends.
+class LinkBase : public Link {
+ public:
+  LinkBase(const LinkEnds& ends, const Config& config, const char* transport)
+      : capacity_{kMaxControlPayload, static_cast<size_t>(config.segment_bytes)},
+        peer_(ends.peer),
+        transport_(transport) {}
+
+  int peer() const override { return peer_; }
+  const char* transport() const override { return transport_; }
+
+ protected:
+  size_t capacity(Lane lane) const { return capacity_[Index(lane)]; }
+  const Status& error() const { return error_; }
+  // Keeps the first error: what comes later is a consequence of it.
+  void Fail(const Status& status) {
+    if (error_.ok()) error_ = status;
+  }
+  // Notes that a send of `bytes` is open. False when the caller may not send that much.
+  bool Open(Lane lane, size_t bytes);
+  // Fills in the fields of the header that are the transport's, and counts.
+  void Close(Lane lane, FrameHeader* header);
+
+ private:
+  size_t capacity_[kLanes];
+  size_t open_bytes_[kLanes] = {0, 0};
+  int peer_;
+  const char* transport_;
+  Status error_;
+};
+
+}  // namespace tfdist
+
+#endif  // TFDIST_OPS_TRANSPORT_LINK_SUPPORT_H_

@@ -1,0 +1,300 @@
+// tcp: two ranks over one connected stream socket.
+//
+// Sending: frames queue per lane in pooled buffers and Pump writes them, control before data, never
+// one frame inside another. Receiving: Pump reads straight into the buffer of the frame at hand,
+// and what comes after it into a small staging area, from which headers are taken; so a long frame
+// costs one system call and one copy of at most kStagingBytes.
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <deque>
+
+#include "transport/frame_pool.h"
+#include "transport/link_support.h"
+
+namespace tfdist {
+namespace {
+
+constexpr size_t kMostQueued[kLanes] = {1024, 8};  // frames waiting for the kernel, per lane
+constexpr size_t kMaxHeld = size_t{1} << 20;
+constexpr size_t kStagingBytes = 4096;
+constexpr size_t kMostParts = 16;                 // frames in one sendmsg
+constexpr size_t kPumpBytes = size_t{4} << 20;    // at most this much of either way in one Pump
+constexpr size_t kDrainBytes = size_t{16} << 20;  // see ~TcpLink
+constexpr int kSocketBufferBytes = 4 << 20;
+
+struct OutFrame {
+  FrameBuffer buffer;
+  size_t bytes = 0;  // with the header
+};
+
+struct Arrived {
+  FrameHeader header;
+  FrameBuffer buffer;
+};
+
+class TcpLink : public LinkBase {
+ public:
+  TcpLink(const LinkEnds& ends, const Config& config, UniqueFd socket)
+      : LinkBase(ends, config, "tcp"),
+        socket_(std::move(socket)),
+        pools_{FramePool(capacity(Lane::kControl)), FramePool(capacity(Lane::kData))} {}
+
+  // Closing with unread bytes makes the kernel reset the connection and throw away what it has not
+  // sent yet, which may be the reason why this rank leaves. So what is there is read first.
+  ~TcpLink() override {
+    ::shutdown(socket_.get(), SHUT_WR);
+    for (size_t drained = 0; drained < kDrainBytes;) {
+      const ssize_t n = ::recv(socket_.get(), staging_, sizeof(staging_), MSG_DONTWAIT);
+      if (n <= 0) break;
+      drained += static_cast<size_t>(n);
+    }
+  }
+
+  Status Prepare() {
+    TFDIST_RETURN_IF_ERROR(PrepareFd(socket_.get()));
+    const int one = 1;
+    if (::setsockopt(socket_.get(), IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one)) != 0) {
+      return SystemError("TCP_NODELAY");
+    }
+    // The kernel caps these at its own limits; less is slower, not wrong.
+    const int bytes = kSocketBufferBytes;
+    (void)::setsockopt(socket_.get(), SOL_SOCKET, SO_SNDBUF, &bytes, sizeof(bytes));
+    (void)::setsockopt(socket_.get(), SOL_SOCKET, SO_RCVBUF, &bytes, sizeof(bytes));
+    return Status();
+  }
+
+  MutableByteSpan BeginSend(Lane lane, size_t bytes) override {
+    if (!Open(lane, bytes) || out_[Index(lane)].size() >= kMostQueued[Index(lane)]) return {};
+    FrameBuffer& open = open_[Index(lane)];
+    if (!open) open = pools_[Index(lane)].Take();
+    if (!open) {
+      Fail(TFDIST_INTERNAL("out of memory for a frame"));
+      return {};
+    }
+    return {open.payload(), bytes};
+  }
+
+  void CommitSend(Lane lane, FrameHeader header) override {
+    Close(lane, &header);
+    FrameBuffer buffer = std::move(open_[Index(lane)]);
+    std::memcpy(buffer.wire(), &header, sizeof(header));
+    out_[Index(lane)].push_back({std::move(buffer), sizeof(header) + header.payload_bytes});
+  }
+
+  bool Poll(Lane lane, InFrame* frame) override {
+    std::deque<Arrived>& arrived = arrived_[Index(lane)];
+    if (arrived.empty()) return false;
+    frame->header = arrived.front().header;
+    frame->payload = {arrived.front().buffer.payload(), frame->header.payload_bytes};
+    frame->token = held_[Index(lane)].Hold(std::move(arrived.front().buffer));
+    arrived.pop_front();
+    return true;
+  }
+
+  void Release(Lane lane, const InFrame& frame) override {
+    pools_[Index(lane)].Give(held_[Index(lane)].Drop(frame.token));
+  }
+
+  // A broken connection is reported only when all that arrived is read: what the peer said before
+  // it left may be the reason.
+  Status Pump(bool* moved) override {
+    if (!error().ok()) return error();
+    Write(moved);
+    Read(moved);
+    if (!lost_.ok() && (read_ended_ || read_dry_)) Fail(lost_);
+    return error();
+  }
+
+  int fd() const override { return socket_.get(); }
+  bool WantsWrite() const override { return !write_failed_ && !Flushed(); }
+  void SetSleeping(bool /*sleeping*/) override {}
+  bool Flushed() const override { return out_[0].empty() && out_[1].empty(); }
+  size_t MaxHeld() const override { return kMaxHeld; }
+
+ private:
+  // The frames to write next, in order: the rest of one begun, then control, then data.
+  size_t Gather(iovec* parts) const {
+    size_t count = 0;
+    auto add = [&](const OutFrame& frame, size_t skip) {
+      parts[count++] = {frame.buffer.wire() + skip, frame.bytes - skip};
+    };
+    if (written_ > 0) add(out_[writing_].front(), written_);
+    for (int lane = 0; lane < kLanes; ++lane) {
+      const size_t begin = written_ > 0 && lane == writing_ ? 1 : 0;
+      for (size_t i = begin; i < out_[lane].size() && count < kMostParts; ++i) {
+        add(out_[lane][i], 0);
+      }
+    }
+    return count;
+  }
+
+  // Takes `bytes` that the kernel accepted off the queues, in the order of Gather.
+  void Written(size_t bytes) {
+    while (bytes > 0) {
+      if (written_ == 0) writing_ = out_[0].empty() ? 1 : 0;
+      OutFrame& frame = out_[writing_].front();
+      const size_t n = std::min(bytes, frame.bytes - written_);
+      bytes -= n;
+      written_ += n;
+      if (written_ < frame.bytes) return;
+      pools_[writing_].Give(std::move(frame.buffer));
+      out_[writing_].pop_front();
+      written_ = 0;
+    }
+  }
+
+  void Write(bool* moved) {
+    for (size_t total = 0; !write_failed_ && !Flushed() && total < kPumpBytes;) {
+      iovec parts[kMostParts];
+      msghdr message{};
+      message.msg_iov = parts;
+      message.msg_iovlen = Gather(parts);
+      const ssize_t n = ::sendmsg(socket_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+      if (n < 0) {
+        if (errno == EINTR) continue;
+        if (errno != EAGAIN && errno != EWOULDBLOCK) {
+          write_failed_ = true;
+          Lose(errno);
+        }
+        return;
+      }
+      Written(static_cast<size_t>(n));
+      total += static_cast<size_t>(n);
+      *moved = true;
+    }
+  }
+
+  // One recvmsg at a time: the rest of the payload at hand, then staging.
+  void Read(bool* moved) {
+    read_dry_ = false;
+    for (size_t total = 0; !read_ended_ && error().ok() && total < kPumpBytes;) {
+      const size_t missing = reading_.buffer ? reading_.header.payload_bytes - have_ : 0;
+      iovec parts[2] = {{missing > 0 ? reading_.buffer.payload() + have_ : nullptr, missing},
+                        {staging_ + staged_, sizeof(staging_) - staged_}};
+      msghdr message{};
+      message.msg_iov = missing > 0 ? parts : parts + 1;
+      message.msg_iovlen = missing > 0 ? 2 : 1;
+      const ssize_t n = ::recvmsg(socket_.get(), &message, MSG_DONTWAIT);
+      if (n < 0 && errno == EINTR) continue;
+      read_dry_ = n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK);
+      if (read_dry_) return;
+      if (n <= 0) {
+        read_ended_ = true;
+        Lose(n == 0 ? 0 : errno);
+        return;
+      }
+      *moved = true;
+      total += static_cast<size_t>(n);
+      const size_t direct = std::min(static_cast<size_t>(n), missing);
+      have_ += direct;
+      staged_ += static_cast<size_t>(n) - direct;
+      Parse();
+      // A short read has emptied the socket: spare the call that would only say so.
+      if (static_cast<size_t>(n) < missing + parts[1].iov_len) return;
+    }
+  }
+
+  // Turns what is staged into frames; leaves less than a header of it.
+  void Parse() {
+    size_t used = 0;
+    FinishFrame();
+    while (error().ok() && !reading_.buffer && staged_ - used >= sizeof(FrameHeader)) {
+      std::memcpy(&reading_.header, staging_ + used, sizeof(FrameHeader));
+      used += sizeof(FrameHeader);
+      if (!BeginFrame()) return;
+      have_ = std::min(staged_ - used, static_cast<size_t>(reading_.header.payload_bytes));
+      std::memcpy(reading_.buffer.payload(), staging_ + used, have_);
+      used += have_;
+      FinishFrame();
+    }
+    staged_ -= used;
+    std::memmove(staging_, staging_ + used, staged_);
+  }
+
+  bool BeginFrame() {
+    const Lane lane = reading_.header.lane == 0 ? Lane::kControl : Lane::kData;
+    const std::string fault = HeaderFault(reading_.header, lane, capacity(lane));
+    if (!fault.empty()) {
+      Fail(PeerGarbage(peer(), fault));
+      return false;
+    }
+    reading_.buffer = pools_[Index(lane)].Take();
+    if (!reading_.buffer) Fail(TFDIST_INTERNAL("out of memory for a frame"));
+    return error().ok();
+  }
+
+  void FinishFrame() {
+    if (!reading_.buffer || have_ < reading_.header.payload_bytes) return;
+    arrived_[reading_.header.lane].push_back(std::move(reading_));
+    have_ = 0;
+  }
+
+  void Lose(int error_number) {
+    if (!lost_.ok()) return;
+    std::string cause = "closed its connection";
+    if (error_number != 0) cause += std::string(" (") + std::strerror(error_number) + ")";
+    lost_ = PeerLost(peer(), cause);
+  }
+
+  UniqueFd socket_;
+  FramePool pools_[kLanes];
+
+  std::deque<OutFrame> out_[kLanes];
+  FrameBuffer open_[kLanes];
+  int writing_ = 0;     // lane of the frame begun,
+  size_t written_ = 0;  // of which so much is written; 0: none is begun
+  bool write_failed_ = false;
+
+  std::deque<Arrived> arrived_[kLanes];
+  HeldFrames held_[kLanes];
+  Arrived reading_;  // the frame at hand (no buffer: none),
+  size_t have_ = 0;  // of whose payload so much is there
+  uint8_t staging_[kStagingBytes];
+  size_t staged_ = 0;
+  bool read_ended_ = false;
+  bool read_dry_ = false;  // the last Read saw an empty socket
+  Status lost_;            // set when the connection broke, reported when all is read
+};
+
+StatusOr<std::unique_ptr<Link>> Make(const LinkEnds& ends, const Config& config) {
+  auto link = std::make_unique<TcpLink>(ends, config, UniqueFd(ends.socket_fd));
+  TFDIST_RETURN_IF_ERROR(link->Prepare());
+  return std::unique_ptr<Link>(std::move(link));
+}
+
+Status MakePair(int a, int b, int doorbell_a, int doorbell_b, const Config& /*config*/,
+                LinkEnds* end_a, LinkEnds* end_b) {
+  UniqueFd listener(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  UniqueFd client(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  if (listener.get() < 0 || client.get() < 0) return SystemError("socket");
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t length = sizeof(address);
+  auto* generic = reinterpret_cast<sockaddr*>(&address);
+  // Connecting before accepting is fine: the kernel completes it from the backlog.
+  if (::bind(listener.get(), generic, length) != 0 || ::listen(listener.get(), 1) != 0 ||
+      ::getsockname(listener.get(), generic, &length) != 0 ||
+      ::connect(client.get(), generic, length) != 0) {
+    return SystemError("connect two sockets over the loopback");
+  }
+  UniqueFd server(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+  if (server.get() < 0) return SystemError("accept");
+  *end_a = LinkEnds{a, b, client.release(), -1, doorbell_a, -1, true, nullptr};
+  *end_b = LinkEnds{b, a, server.release(), -1, doorbell_b, -1, false, nullptr};
+  return Status();
+}
+
+}  // namespace
+
+TransportEntry TcpTransport() { return {"tcp", Make, MakePair}; }
+
+}  // namespace tfdist
