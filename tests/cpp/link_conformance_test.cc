@@ -261,6 +261,22 @@ TEST(frames_are_held_and_released_in_any_order) {
   });
 }
 
+TEST(a_frame_held_for_long_does_not_stop_the_lane) {
+  ForEachTransport([](const TransportEntry& entry) {
+    Pair pair(entry);
+    CHECK(TrySend(pair.a.get(), Lane::kData, 4096, 0));
+    const InFrame first = Receive(&pair, pair.b.get(), Lane::kData);
+    for (uint64_t ticket = 1; ticket < 50; ++ticket) {
+      CHECK(TrySend(pair.a.get(), Lane::kData, 4096, ticket));
+      const InFrame frame = Receive(&pair, pair.b.get(), Lane::kData);
+      CheckFrame(frame, Lane::kData, 4096, ticket);
+      pair.b->Release(Lane::kData, frame);
+    }
+    CheckFrame(first, Lane::kData, 4096, 0);
+    pair.b->Release(Lane::kData, first);
+  });
+}
+
 TEST(counts_are_of_the_data_lane) {
   ForEachTransport([](const TransportEntry& entry) {
     Pair pair(entry);

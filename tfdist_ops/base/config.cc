@@ -103,14 +103,14 @@ const std::vector<Row>& Table() {
                 "tfdistrun."),
       PythonInt("TFDIST_CROSS_SIZE", 1,
                 "Number of hosts that have a process of this local rank; set by tfdistrun."),
-      PythonText("TFDIST_RENDEZVOUS", nullptr, true,
+      PythonText("TFDIST_RENDEZVOUS", nullptr, false,
                  "host:port of the store through which the ranks find each other; set by "
                  "tfdistrun."),
       PythonText(
           "TFDIST_SECRET_FILE", nullptr, false,
           "Path of a file of mode 0600 with the secret by which the ranks of a job know each "
           "other."),
-      PythonText("TFDIST_JOB_ID", nullptr, true,
+      PythonText("TFDIST_JOB_ID", nullptr, false,
                  "Name of the job, so that ranks of two jobs never meet; set by tfdistrun."),
       PythonText("TFDIST_ADDRESS", "127.0.0.1", false,
                  "IP address of this host on which this rank listens for its peers."),
@@ -133,7 +133,8 @@ std::string NumberText(double number) {
 
 std::string Allowed(const Row& row) {
   if (row.type == Type::kString) {
-    std::string choices = row.choices;
+    const std::string choices = row.choices;
+    if (choices.empty()) return "a name";
     std::string out;
     for (char c : choices) out += c == '|' ? std::string(", ") : std::string(1, c);
     return "one of " + out;
@@ -168,29 +169,33 @@ std::optional<double> ParseFloat(const Row& row, const std::string& text) {
 }
 
 bool IsChoice(const Row& row, const std::string& text) {
-  if (*row.choices == '\0') return true;
+  if (*row.choices == '\0') return !text.empty();
   return !text.empty() && text.find('|') == std::string::npos &&
          ("|" + std::string(row.choices) + "|").find("|" + text + "|") != std::string::npos;
 }
 
+template <typename T>
+void Store(const Row& row, const T& value, Config* config) {
+  if (auto field = std::get_if<T Config::*>(&row.field)) (*config).*(*field) = value;
+}
+
 // Checks `text` and, when the core reads the row, writes it to `config`.
 bool Apply(const Row& row, const std::string& text, Config* config) {
+  // What a launcher leaves empty is not set; what tunes the core is not left to such a guess.
+  if (text.empty() && std::holds_alternative<std::monostate>(row.field)) return true;
   if (row.type == Type::kInt) {
     const std::optional<int64_t> value = ParseInt(row, text);
-    auto field = std::get_if<int64_t Config::*>(&row.field);
-    if (value && field != nullptr) config->** field = *value;
+    if (value) Store(row, *value, config);
     return value.has_value();
   }
   if (row.type == Type::kFloat) {
     const std::optional<double> value = ParseFloat(row, text);
-    auto field = std::get_if<double Config::*>(&row.field);
-    if (value && field != nullptr) config->** field = *value;
+    if (value) Store(row, *value, config);
     return value.has_value();
   }
-  auto field = std::get_if<std::string Config::*>(&row.field);
-  // An empty text is what a shell passes for "nothing"; a free text then keeps its default.
-  if (IsChoice(row, text) && field != nullptr && !text.empty()) config->** field = text;
-  return IsChoice(row, text);
+  if (!IsChoice(row, text)) return false;
+  Store(row, text, config);
+  return true;
 }
 
 // Levenshtein's distance.
@@ -234,14 +239,16 @@ Status CheckNames() {
   return Status();
 }
 
+std::string ValueJson(int64_t value) { return std::to_string(value); }
+std::string ValueJson(double value) { return NumberText(value); }
+std::string ValueJson(const std::string& value) { return JsonQuote(value); }
+
 // The value of a row in `config` as JSON.
 std::string FieldJson(const Row& row, const Config& config) {
-  if (auto field = std::get_if<int64_t Config::*>(&row.field)) {
-    return std::to_string(config.**field);
-  }
-  if (auto field = std::get_if<double Config::*>(&row.field)) return NumberText(config.**field);
+  if (auto field = std::get_if<int64_t Config::*>(&row.field)) return ValueJson(config.*(*field));
+  if (auto field = std::get_if<double Config::*>(&row.field)) return ValueJson(config.*(*field));
   if (auto field = std::get_if<std::string Config::*>(&row.field)) {
-    return JsonQuote(config.**field);
+    return ValueJson(config.*(*field));
   }
   return row.fallback != nullptr ? JsonQuote(row.fallback) : "null";
 }

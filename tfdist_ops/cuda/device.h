@@ -17,7 +17,8 @@ inline Status CudaStatus(cudaError_t error, const char* what) {
                                      cudaGetErrorString(error));
 }
 
-#define TFDIST_RETURN_IF_CUDA_ERROR(call) TFDIST_RETURN_IF_ERROR(::tfdist::CudaStatus((call), #call))
+#define TFDIST_RETURN_IF_CUDA_ERROR(call) \
+  TFDIST_RETURN_IF_ERROR(::tfdist::CudaStatus((call), #call))
 
 // A stream that does not wait for the default stream.
 class Stream {

@@ -1,10 +1,9 @@
-// Batched pack and unpack. One launch moves up to 128 tensors: a block finds its tensor in the table
-// (7 comparisons), and moves one tile of 16 KiB of the narrower type. See pack_tile.h for the loop.
+// Batched pack and unpack. One launch moves up to 128 tensors: a block finds its tensor in the
+// table (7 comparisons), and moves one tile of 16 KiB of the narrower type. See pack_tile.h for the
+// loop.
 //
 // Bytes moved: each element is read once and written once, so the limit is the memory's bandwidth;
 // benchmarks/gpu_pack.py compares with a device-to-device copy of as many bytes.
-#include "cuda/pack_kernels.h"
-
 #include <sstream>
 #include <string>
 #include <vector>
@@ -12,6 +11,7 @@
 #include "base/dtype.h"
 #include "base/status.h"
 #include "cuda/device.h"
+#include "cuda/pack_kernels.h"
 #include "cuda/pack_table.h"
 #include "cuda/pack_tile.h"
 
@@ -21,7 +21,8 @@ namespace {
 static_assert(sizeof(PackTensor) == sizeof(tfdist_cuda_tensor), "one layout for both interfaces");
 
 template <typename Tensor, typename Buffer, bool kPack, bool kScaled>
-__global__ void __launch_bounds__(kPackThreads) PackKernel(const PackTable table, double scale) {
+__global__ void __launch_bounds__(kPackThreads)
+    PackKernel(const __grid_constant__ PackTable table, double scale) {
   RunPackBlock<Tensor, Buffer, kPack, kScaled>(table, static_cast<int32_t>(blockIdx.x),
                                                static_cast<int>(threadIdx.x), scale);
 }

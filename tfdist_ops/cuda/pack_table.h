@@ -17,8 +17,8 @@ namespace tfdist {
 // The table travels as a kernel argument: no copy to the device, nothing to keep alive until the
 // kernel has run. Arguments are limited to 4 KiB on every architecture, hence 128 tensors a launch.
 constexpr int kPackMaxTensors = 128;
-constexpr int kPackThreads = 256;      // of a block
-constexpr int kPackUnroll = 4;         // 16-byte loads a thread has in flight
+constexpr int kPackThreads = 256;  // of a block
+constexpr int kPackUnroll = 4;     // 16-byte loads a thread has in flight
 constexpr int64_t kPackVectorBytes = 16;
 
 // One tensor and its place in the buffer.
@@ -40,12 +40,12 @@ static_assert(sizeof(PackTable) <= 4096 - 64, "the table must fit into the kerne
 
 // Elements that a thread moves at once: one 16-byte access of the narrower type, and as many
 // accesses of 16 bytes as the wider type then needs.
-constexpr int PackVectorElements(int64_t tensor_bytes, int64_t buffer_bytes) {
+TFDIST_HOST_DEVICE constexpr int PackVectorElements(int64_t tensor_bytes, int64_t buffer_bytes) {
   return static_cast<int>(kPackVectorBytes /
                           (tensor_bytes < buffer_bytes ? tensor_bytes : buffer_bytes));
 }
 
-constexpr int64_t PackTileElements(int vector_elements) {
+TFDIST_HOST_DEVICE constexpr int64_t PackTileElements(int vector_elements) {
   return int64_t{kPackThreads} * kPackUnroll * vector_elements;
 }
 

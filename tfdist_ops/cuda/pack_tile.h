@@ -84,9 +84,9 @@ TFDIST_HOST_DEVICE inline bool IsVectorAligned(const T* pointer) {
   return reinterpret_cast<uintptr_t>(pointer) % static_cast<uintptr_t>(kPackVectorBytes) == 0;
 }
 
-// Moves `count` <= PackTileElements(kElements) elements; `thread` is one of kPackThreads. Neighbouring
-// threads touch neighbouring addresses. Where both ends are aligned, each thread first issues all its
-// loads, then converts and stores.
+// Moves `count` <= PackTileElements(kElements) elements; `thread` is one of kPackThreads.
+// Neighbouring threads touch neighbouring addresses. Where both ends are aligned, each thread first
+// issues all its loads, then converts and stores.
 template <int kElements, typename From, typename To, typename Converter>
 TFDIST_HOST_DEVICE inline void MoveTile(const From* from, To* to, int64_t count, int thread,
                                         const Converter& convert) {

@@ -133,7 +133,6 @@ std::unique_ptr<tfdist::Request> CopyRequest(const tfdist_request& in) {
     if (!out->info.bucket) out->info.shapes.push_back(std::move(shape));
   }
   if (out->info.bucket) out->info.shapes = {{elements}};
-  out->bytes = elements * static_cast<int64_t>(tfdist::DTypeSize(out->info.dtype));
   out->done = [done = in.done, context = in.context](const Status& status) {
     const tfdist_status view = View(status);
     done(context, &view);

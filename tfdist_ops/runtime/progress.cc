@@ -113,7 +113,7 @@ void Progress::Sleep() {
   std::atomic_thread_fence(std::memory_order_seq_cst);
   if (!Turn(NowUs()) && !stopping_.load()) {
     Watch();
-    const int timeout_ms = engine_->busy() ? static_cast<int>(kTickUs / 1000) : kIdleSleepMs;
+    const int timeout_ms = engine_->waiting() ? static_cast<int>(kTickUs / 1000) : kIdleSleepMs;
     epoll_event events[16];
     const int count = epoll_wait(epoll_fd_, events, 16, timeout_ms);
     for (int i = 0; i < count; ++i) {

@@ -112,6 +112,9 @@ Status Runtime::Submit(std::unique_ptr<Request> request, uint64_t* id) {
     if (!failure_.ok()) return failure_;
     if (shut_down_) return ShutDownError();
   }
+  for (const TensorView& tensor : request->tensors) {
+    request->bytes += tensor.elements * static_cast<int64_t>(DTypeSize(request->info.dtype));
+  }
   request->id = next_id_.fetch_add(1);
   if (id != nullptr) *id = request->id;
   // A std::function must be copyable, a request is not.

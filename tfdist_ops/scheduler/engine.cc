@@ -91,6 +91,7 @@ void Engine::HandleResponse(const Response& response, int64_t now_us) {
   std::vector<std::unique_ptr<Request>> members;
   for (const std::string& key : response.keys) {
     std::unique_ptr<Request> request = TakeEntry(key, now_us);
+    if (request == nullptr && !response.error.ok()) continue;  // refused before it came here
     if (request == nullptr) {
       Bug(TFDIST_INTERNAL("rank 0 announced \"" + key + "\", which was not submitted here"),
           now_us);

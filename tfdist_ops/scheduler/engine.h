@@ -91,6 +91,8 @@ class Engine {
   void SetSleeping(bool sleeping);
 
   bool busy() const { return !active_.empty() || !entries_.empty(); }
+  // Whether time matters to this rank: something waits here, or for the leader's decision.
+  bool waiting() const { return busy() || (negotiator_ != nullptr && !negotiator_->empty()); }
   const Status& failure() const { return failure_; }
   const Links& links() const { return links_; }
   std::string CountersJson() const;

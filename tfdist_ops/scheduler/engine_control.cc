@@ -234,7 +234,7 @@ void Engine::Abort(const Status& mine, const Status& theirs, int64_t now_us) {
   failure_ = mine.code() == Code::kCancelled && !theirs.ok() ? theirs : mine;
   TFDIST_LOG(kInfo, world_.rank, "ENGINE", "work ends: " << mine.message());
   if (!theirs.ok()) TellAll(FrameType::kAbort, EncodeStatus(theirs));
-  if (hooks_.failed) hooks_.failed(mine);
+  if (hooks_.failed) hooks_.failed(failure_);
   auto entries = std::move(entries_);
   auto active = std::move(active_);
   auto allocating = std::move(allocating_);

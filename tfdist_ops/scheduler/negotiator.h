@@ -49,6 +49,7 @@ class Negotiator {
   // The first key whose own timeout has passed.
   std::optional<Stall> Expired(int64_t now_us) const;
 
+  bool empty() const { return pending_.empty(); }
   // Whether some key waits for `rank`.
   bool WaitsFor(int rank) const;
 

@@ -121,14 +121,14 @@ class InprocLink : public LinkBase {
 };
 
 StatusOr<std::unique_ptr<Link>> Make(const LinkEnds& ends, const Config& config) {
-  UniqueFd peer_doorbell(ends.peer_doorbell_fd);
+  OwnedFds owned(ends);
   if (ends.pipe == nullptr) {
     return Status(
         Code::kInvalidArgument,
         "an inproc link needs the pipe of its make_pair; between processes use shm or tcp");
   }
   return std::unique_ptr<Link>(
-      std::make_unique<InprocLink>(ends, config, std::move(peer_doorbell)));
+      std::make_unique<InprocLink>(ends, config, std::move(owned.peer_doorbell)));
 }
 
 Status MakePair(int a, int b, int doorbell_a, int doorbell_b, const Config& /*config*/,

@@ -38,6 +38,16 @@ class UniqueFd {
   int fd_ = -1;
 };
 
+// The descriptors of a LinkEnds, from the moment on at which the link owns them.
+struct OwnedFds {
+  explicit OwnedFds(const LinkEnds& ends)
+      : socket(ends.socket_fd), memory(ends.memory_fd), peer_doorbell(ends.peer_doorbell_fd) {}
+
+  UniqueFd socket;
+  UniqueFd memory;
+  UniqueFd peer_doorbell;
+};
+
 // A second descriptor of the same open file, closed on exec.
 StatusOr<UniqueFd> DuplicateFd(int fd);
 // Closed on exec and nonblocking: what every descriptor of a link must be.

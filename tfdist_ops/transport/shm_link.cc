@@ -227,11 +227,10 @@ class ShmLink : public LinkBase {
 };
 
 StatusOr<std::unique_ptr<Link>> Make(const LinkEnds& ends, const Config& config) {
-  UniqueFd socket(ends.socket_fd);
-  UniqueFd memory(ends.memory_fd);
-  UniqueFd peer_doorbell(ends.peer_doorbell_fd);
-  auto link = std::make_unique<ShmLink>(ends, config, std::move(socket), std::move(peer_doorbell));
-  TFDIST_RETURN_IF_ERROR(link->Map(memory.get(), ends.initiator, config));
+  OwnedFds owned(ends);
+  auto link = std::make_unique<ShmLink>(ends, config, std::move(owned.socket),
+                                        std::move(owned.peer_doorbell));
+  TFDIST_RETURN_IF_ERROR(link->Map(owned.memory.get(), ends.initiator, config));
   return std::unique_ptr<Link>(std::move(link));
 }
 

@@ -265,7 +265,8 @@ class TcpLink : public LinkBase {
 };
 
 StatusOr<std::unique_ptr<Link>> Make(const LinkEnds& ends, const Config& config) {
-  auto link = std::make_unique<TcpLink>(ends, config, UniqueFd(ends.socket_fd));
+  OwnedFds owned(ends);
+  auto link = std::make_unique<TcpLink>(ends, config, std::move(owned.socket));
   TFDIST_RETURN_IF_ERROR(link->Prepare());
   return std::unique_ptr<Link>(std::move(link));
 }

@@ -1,0 +1,319 @@
+// What a broken peer can send, and what a broken set-up can hand over: every case is an error that
+// names the peer, never a crash, never a wrong frame.
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <functional>
+
+#include "base/config.h"
+#include "base/deadline.h"
+#include "check.h"
+#include "transport/link_support.h"
+#include "transport/shm_lane.h"
+#include "transport/transport.h"
+
+namespace tfdist {
+namespace {
+
+constexpr uint64_t kMark = 0x7fd15700feedbeef;  // a ticket that memory is searched for
+
+Config SmallConfig() {
+  Config config;
+  config.segment_bytes = 4096;
+  config.shm_slots = 4;
+  return config;
+}
+
+std::unique_ptr<Link> MakeLink(const char* transport, const LinkEnds& ends) {
+  auto link = FindTransport(transport)->make(ends, SmallConfig());
+  CHECK_OK(link.status());
+  return std::move(link.value());
+}
+
+void CheckRefused(Link* link, int peer, const std::string& what) {
+  const int64_t deadline = NowUs() + 5000000;
+  Status status;
+  while (status.ok()) {
+    InFrame frame;
+    CHECK(!link->Poll(Lane::kControl, &frame));
+    CHECK(!link->Poll(Lane::kData, &frame));
+    bool moved = false;
+    status = link->Pump(&moved);
+    CHECK(NowUs() < deadline);
+  }
+  CHECK_EQ(static_cast<int>(status.code()), static_cast<int>(Code::kAborted));
+  CHECK(status.payload().find("\"rank\": " + std::to_string(peer)) != std::string::npos);
+  const std::string begin = "rank " + std::to_string(peer) + " ";
+  if (status.message().find(begin) != 0 || status.message().find(what) == std::string::npos) {
+    check::Fail(__FILE__, __LINE__, "expected '" + what + "', got: " + status.message());
+  }
+}
+
+// ---- shm: rank 0 is sound, rank 1 sees memory that somebody scribbled on ----
+
+struct ShmPair {
+  ShmPair() : doorbell(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
+    const Config config = SmallConfig();
+    LinkEnds end_a;
+    LinkEnds end_b;
+    CHECK_OK(FindTransport("shm")->make_pair(0, 1, doorbell.get(), doorbell.get(), config, &end_a,
+                                             &end_b));
+    bytes = ShmBytes(config);
+    void* mapped = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, end_a.memory_fd, 0);
+    CHECK(mapped != MAP_FAILED);
+    memory = static_cast<uint8_t*>(mapped);
+    socket_a.reset(::dup(end_a.socket_fd));
+    a = MakeLink("shm", end_a);
+    b = MakeLink("shm", end_b);
+  }
+  ~ShmPair() { ::munmap(memory, bytes); }
+
+  void Send(Lane lane) {
+    CHECK(a->BeginSend(lane, 16).data() != nullptr);
+    FrameHeader header;
+    header.ticket = kMark;
+    a->CommitSend(lane, header);
+  }
+  // The `index`-th entry that carries the mark.
+  ShmEntry* Find(int index = 0) {
+    for (size_t at = 0; at + sizeof(ShmEntry) <= bytes; at += kCacheLine) {
+      auto* entry = reinterpret_cast<ShmEntry*>(memory + at);
+      if (entry->header.ticket == kMark && index-- == 0) return entry;
+    }
+    throw check::Failure("no entry carries the mark");
+  }
+
+  UniqueFd doorbell;
+  UniqueFd socket_a;
+  uint8_t* memory = nullptr;
+  size_t bytes = 0;
+  std::unique_ptr<Link> a;
+  std::unique_ptr<Link> b;
+};
+
+TEST(shm_entries_that_break_the_protocol_are_refused) {
+  struct Case {
+    Lane lane;
+    void (*break_it)(ShmEntry*);
+    const char* what;
+  };
+  const Case cases[] = {
+      {Lane::kData, [](ShmEntry* e) { e->header.lane = 0; }, "lane 0, expected 1"},
+      {Lane::kControl, [](ShmEntry* e) { e->header.lane = 200; }, "lane 200, expected 0"},
+      {Lane::kData, [](ShmEntry* e) { e->header.payload_bytes = 4097; }, "at most 4096"},
+      {Lane::kControl, [](ShmEntry* e) { e->header.payload_bytes = ~0u; }, "at most 480"},
+      {Lane::kData, [](ShmEntry* e) { e->header.reserved = 1; }, "reserved field 1"},
+      {Lane::kData, [](ShmEntry* e) { e->slot = 4; }, "a slot in use"},
+      {Lane::kData, [](ShmEntry* e) { e->slot = ~0u; }, "a slot in use"},
+      {Lane::kData, [](ShmEntry* e) { e->laps = 2; }, "out of order"},
+      {Lane::kControl, [](ShmEntry* e) { e->laps = ~uint64_t{0}; }, "out of order"},
+  };
+  for (const Case& c : cases) {
+    ShmPair pair;
+    pair.Send(c.lane);
+    c.break_it(pair.Find());
+    CheckRefused(pair.b.get(), 0, c.what);
+  }
+}
+
+TEST(shm_slot_that_is_still_held_is_refused) {
+  ShmPair pair;
+  pair.Send(Lane::kData);
+  InFrame frame;
+  CHECK(pair.b->Poll(Lane::kData, &frame));
+  pair.Send(Lane::kData);
+  pair.Find(1)->slot = pair.Find(0)->slot;
+  CheckRefused(pair.b.get(), 0, "a slot in use");
+}
+
+TEST(shm_slot_that_comes_back_unasked_is_refused) {
+  ShmPair pair;
+  pair.Send(Lane::kData);
+  // The counts of returned slots lie behind the four entries.
+  auto* returned = reinterpret_cast<ShmReturned*>(pair.Find() + 4);
+  returned[0].count = 17;
+  while (pair.a->BeginSend(Lane::kData, 0).data() != nullptr) {
+    pair.a->CommitSend(Lane::kData, FrameHeader());
+  }
+  CheckRefused(pair.a.get(), 1, "a slot came back");
+}
+
+TEST(shm_bytes_on_the_socket_are_refused) {
+  ShmPair pair;
+  CHECK(::write(pair.socket_a.get(), "x", 1) == 1);
+  CheckRefused(pair.b.get(), 0, "bytes on the socket");
+}
+
+TEST(shm_memory_of_another_size_is_refused) {
+  UniqueFd doorbell(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
+  LinkEnds end_a;
+  LinkEnds end_b;
+  Config other = SmallConfig();
+  other.shm_slots = 5;
+  CHECK_OK(
+      FindTransport("shm")->make_pair(0, 1, doorbell.get(), doorbell.get(), other, &end_a, &end_b));
+  for (const LinkEnds& end : {end_a, end_b}) {
+    auto link = FindTransport("shm")->make(end, SmallConfig());
+    CHECK_EQ(static_cast<int>(link.status().code()), static_cast<int>(Code::kInvalidArgument));
+    CHECK(link.status().message().find("TFDIST_SHM_SLOTS") != std::string::npos);
+  }
+}
+
+TEST(shm_memory_cannot_be_shrunk_under_a_link) {
+  UniqueFd doorbell(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
+  LinkEnds end_a;
+  LinkEnds end_b;
+  CHECK_OK(FindTransport("shm")->make_pair(0, 1, doorbell.get(), doorbell.get(), SmallConfig(),
+                                           &end_a, &end_b));
+  UniqueFd memory(::dup(end_a.memory_fd));
+  auto a = MakeLink("shm", end_a);
+  auto b = MakeLink("shm", end_b);
+  CHECK(::ftruncate(memory.get(), 0) != 0);
+}
+
+// ---- tcp: the test is rank 0 and writes bytes ----
+
+struct TcpPeer {
+  TcpPeer() {
+    LinkEnds end_a;
+    LinkEnds end_b;
+    CHECK_OK(FindTransport("tcp")->make_pair(0, 1, -1, -1, SmallConfig(), &end_a, &end_b));
+    socket.reset(end_a.socket_fd);
+    link = MakeLink("tcp", end_b);
+  }
+  void Write(const void* data, size_t bytes) {
+    CHECK(::send(socket.get(), data, bytes, MSG_NOSIGNAL) == static_cast<ssize_t>(bytes));
+  }
+
+  UniqueFd socket;
+  std::unique_ptr<Link> link;
+};
+
+TEST(tcp_headers_that_break_the_protocol_are_refused) {
+  struct Case {
+    void (*break_it)(FrameHeader*);
+    const char* what;
+  };
+  const Case cases[] = {
+      {[](FrameHeader* h) { h->lane = 2; }, "lane 2"},
+      {[](FrameHeader* h) { h->lane = 255; }, "lane 255"},
+      {[](FrameHeader* h) { h->payload_bytes = 481; }, "at most 480"},
+      {[](FrameHeader* h) { h->lane = 1, h->payload_bytes = 4097; }, "at most 4096"},
+      {[](FrameHeader* h) { h->lane = 1, h->payload_bytes = ~0u; }, "at most 4096"},
+      {[](FrameHeader* h) { h->reserved = 0x01000000; }, "reserved field"},
+  };
+  for (const Case& c : cases) {
+    TcpPeer peer;
+    FrameHeader header;
+    c.break_it(&header);
+    peer.Write(&header, sizeof(header));
+    CheckRefused(peer.link.get(), 0, c.what);
+  }
+}
+
+TEST(tcp_frames_before_garbage_are_delivered) {
+  TcpPeer peer;
+  FrameHeader headers[3];
+  headers[0].ticket = 1;
+  headers[1].ticket = 2;
+  headers[2].lane = 9;
+  peer.Write(headers, sizeof(headers));
+  bool moved = false;
+  const int64_t deadline = NowUs() + 5000000;
+  while (peer.link->Pump(&moved).ok()) CHECK(NowUs() < deadline);
+  for (uint64_t ticket : {1, 2}) {
+    InFrame frame;
+    CHECK(peer.link->Poll(Lane::kControl, &frame));
+    CHECK_EQ(frame.header.ticket, ticket);
+  }
+  CheckRefused(peer.link.get(), 0, "lane 9");
+}
+
+TEST(tcp_frame_that_comes_byte_by_byte) {
+  TcpPeer peer;
+  uint8_t bytes[sizeof(FrameHeader) + 100];
+  FrameHeader header;
+  header.payload_bytes = 100;
+  std::memcpy(bytes, &header, sizeof(header));
+  for (size_t i = sizeof(header); i < sizeof(bytes); ++i) bytes[i] = static_cast<uint8_t>(i);
+  InFrame frame;
+  for (int round = 0; round < 3; ++round) {
+    for (size_t i = 0; i < sizeof(bytes); ++i) {
+      CHECK(!peer.link->Poll(Lane::kControl, &frame));
+      peer.Write(&bytes[i], 1);
+      bool moved = false;
+      const int64_t deadline = NowUs() + 5000000;
+      while (!moved) {
+        CHECK_OK(peer.link->Pump(&moved));
+        CHECK(NowUs() < deadline);
+      }
+    }
+    CHECK(peer.link->Poll(Lane::kControl, &frame));
+    CHECK(std::memcmp(frame.payload.data(), bytes + sizeof(header), 100) == 0);
+    peer.link->Release(Lane::kControl, frame);
+  }
+}
+
+TEST(tcp_half_a_frame_and_the_end_is_a_loss) {
+  TcpPeer peer;
+  FrameHeader header;
+  header.payload_bytes = 100;
+  peer.Write(&header, sizeof(header));
+  peer.Write("half", 4);
+  peer.socket.reset();
+  CheckRefused(peer.link.get(), 0, "closed its connection");
+}
+
+// ---- descriptors ----
+
+size_t OpenDescriptors() {
+  size_t count = 0;
+  DIR* folder = ::opendir("/proc/self/fd");
+  CHECK(folder != nullptr);
+  while (::readdir(folder) != nullptr) ++count;
+  ::closedir(folder);
+  return count;
+}
+
+TEST(links_close_what_they_own_and_nothing_else) {
+  UniqueFd doorbell(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
+  const size_t before = OpenDescriptors();
+  for (const TransportEntry& entry : Transports()) {
+    LinkEnds end_a;
+    LinkEnds end_b;
+    CHECK_OK(entry.make_pair(0, 1, doorbell.get(), doorbell.get(), SmallConfig(), &end_a, &end_b));
+    {
+      auto a = MakeLink(entry.name, end_a);
+      auto b = MakeLink(entry.name, end_b);
+      for (int fd : {a->fd(), b->fd()}) {
+        if (fd < 0) continue;
+        CHECK((::fcntl(fd, F_GETFD) & FD_CLOEXEC) != 0);
+        CHECK((::fcntl(fd, F_GETFL) & O_NONBLOCK) != 0);
+      }
+    }
+    end_a.pipe.reset();
+    CHECK_EQ_IN(OpenDescriptors(), before, entry.name);
+    CHECK(::fcntl(doorbell.get(), F_GETFD) >= 0);
+  }
+}
+
+TEST(links_close_what_they_own_when_they_fail) {
+  const size_t before = OpenDescriptors();
+  for (const char* name : {"inproc", "shm", "tcp"}) {
+    LinkEnds ends;
+    ends.socket_fd = ::eventfd(0, EFD_CLOEXEC);  // not a socket
+    ends.memory_fd = std::string(name) == "shm" ? ::eventfd(0, EFD_CLOEXEC) : -1;
+    ends.peer_doorbell_fd = std::string(name) == "tcp" ? -1 : ::eventfd(0, EFD_CLOEXEC);
+    CHECK(!FindTransport(name)->make(ends, SmallConfig()).ok());
+    CHECK_EQ_IN(OpenDescriptors(), before, name);
+  }
+}
+
+}  // namespace
+}  // namespace tfdist
+
+TEST_MAIN()

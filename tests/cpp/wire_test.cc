@@ -1,0 +1,107 @@
+// Control messages: what is written is read back, and nothing that is not a message is.
+#include "scheduler/wire.h"
+
+#include <random>
+
+#include "check.h"
+
+namespace tfdist {
+namespace {
+
+RequestInfo SampleRequest() {
+  RequestInfo info;
+  info.key = "gradients 12/3";
+  info.kind = CollectiveKind::kAllreduce;
+  info.dtype = DType::kBfloat16;
+  info.op = ReduceOp::kMax;
+  info.root = 3;
+  info.prescale = 0.1;
+  info.postscale = -2.5;
+  info.timeout_s = 12.5;
+  info.bucket = true;
+  info.shapes = {{}, {3, 4}, {0}};
+  info.description = "a\nb";
+  info.present = {0, 1, 1};
+  return info;
+}
+
+Response SampleResponse() {
+  Response response;
+  response.ticket = uint64_t{1} << 40;
+  response.keys = {"x", "y"};
+  response.error =
+      Status(Code::kFailedPrecondition, "no \"agreement\"", "{\"kind\": \"mismatch\"}");
+  response.rows = {5, 0, -1};
+  response.present = {1};
+  return response;
+}
+
+TEST(requests_come_back_as_they_were) {
+  const RequestInfo in = SampleRequest();
+  RequestInfo out;
+  CHECK(DecodeRequest(AsBytes(EncodeRequest(in)), &out));
+  CHECK_EQ(out.key, in.key);
+  CHECK(out.kind == in.kind && out.dtype == in.dtype && out.op == in.op && out.root == in.root);
+  CHECK(out.prescale == in.prescale && out.postscale == in.postscale);
+  CHECK(out.timeout_s == in.timeout_s && out.bucket && out.shapes == in.shapes);
+  CHECK(out.description == in.description && out.present == in.present);
+}
+
+TEST(responses_come_back_as_they_were) {
+  const Response in = SampleResponse();
+  Response out;
+  CHECK(DecodeResponse(AsBytes(EncodeResponse(in)), &out));
+  CHECK_EQ(out.ticket, in.ticket);
+  CHECK(out.keys == in.keys && out.rows == in.rows && out.present == in.present);
+  CHECK(out.error.code() == in.error.code());
+  CHECK_EQ(out.error.message(), in.error.message());
+  CHECK_EQ(out.error.payload(), in.error.payload());
+}
+
+TEST(every_truncation_and_every_extra_byte_is_refused) {
+  const std::string request = EncodeRequest(SampleRequest());
+  const std::string response = EncodeResponse(SampleResponse());
+  for (size_t n = 0; n < request.size(); ++n) {
+    RequestInfo out;
+    CHECK(!DecodeRequest(AsBytes(request.substr(0, n)), &out));
+  }
+  for (size_t n = 0; n < response.size(); ++n) {
+    Response out;
+    CHECK(!DecodeResponse(AsBytes(response.substr(0, n)), &out));
+  }
+  RequestInfo extra;
+  CHECK(!DecodeRequest(AsBytes(request + "x"), &extra));
+}
+
+TEST(random_bytes_never_crash_the_parsers) {
+  std::mt19937 random(17);
+  const std::string valid[] = {EncodeRequest(SampleRequest()), EncodeResponse(SampleResponse())};
+  for (int i = 0; i < 200000; ++i) {
+    std::string bytes = valid[i % 2];
+    const int changes = 1 + static_cast<int>(random() % 6);
+    for (int c = 0; c < changes; ++c) {
+      bytes[random() % bytes.size()] = static_cast<char>(random());
+    }
+    RequestInfo request;
+    Response response;
+    Status status;
+    std::string key;
+    std::string text;
+    (void)DecodeRequest(AsBytes(bytes), &request);
+    (void)DecodeResponse(AsBytes(bytes), &response);
+    (void)DecodeStatus(AsBytes(bytes), &status);
+    (void)DecodeStall(AsBytes(bytes), &key, &text);
+  }
+}
+
+TEST(a_status_with_a_code_that_is_never_used_is_refused) {
+  for (int code : {2, 11, 14, 99, -1}) {
+    Status status;
+    CHECK(!DecodeStatus(AsBytes(EncodeStatus(Status(static_cast<Code>(code), "x"))), &status));
+  }
+}
+
+}  // namespace
+}  // namespace tfdist
+
+TEST_MAIN()
