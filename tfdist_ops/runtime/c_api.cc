@@ -146,6 +146,19 @@ std::unique_ptr<tfdist::Request> CopyRequest(const tfdist_request& in) {
   return out;
 }
 
+// The table of algorithms is not known where the variable is read.
+Status CheckAlgorithm(const std::string& name) {
+  std::string known = "auto";
+  for (const auto& entry : tfdist::Algorithms()) {
+    if (entry.kind != tfdist::CollectiveKind::kAllreduce) continue;
+    if (name == entry.name) return Status();
+    known += std::string(", ") + entry.name;
+  }
+  if (name == "auto") return Status();
+  return BadArgument("TFDIST_ALLREDUCE_ALGORITHM: expected one of " + known + "; got \"" + name +
+                     "\"");
+}
+
 }  // namespace
 
 extern "C" {
@@ -153,6 +166,8 @@ extern "C" {
 int32_t tfdist_init(const tfdist_world* in) {
   StatusOr<Config> config = tfdist::ConfigFromEnvironment();
   if (!config.ok()) return Fail(config.status());
+  const Status algorithm = CheckAlgorithm(config.value().allreduce_algorithm);
+  if (!algorithm.ok()) return Fail(algorithm);
   tfdist::LogLevel level;
   if (tfdist::ParseLogLevel(config.value().log_level, &level)) tfdist::SetLogLevel(level);
   if (in->size < 1 || in->rank < 0 || in->rank >= in->size || in->link_count != in->size - 1) {

@@ -1,0 +1,212 @@
+"""Breaks the project on purpose, one line at a time, and looks which test notices.
+
+    python tests/mutants/run.py            # all that today's tree has no record of
+    python tests/mutants/run.py --only id  # one, whatever the record says
+    python tests/mutants/run.py --table    # the table of the record
+
+Mutants are listed in mutants.toml: a file, a text that stands in it exactly once, what it becomes,
+and the suites that must notice. Each is applied to a copy of the tree. A mutant that does not
+compile or whose text is gone is an error of the list, not a catch. The record, results.json, names
+the hash of the tree it was made with; with another hash it starts anew. Exit status 0: all caught.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import time
+import tomllib
+
+HERE = pathlib.Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+RECORD = HERE / "results.json"
+WORK = ROOT / "build" / "mutants"
+CODE = ("tfdist", "tfdist_ops", "tests", "recipes", "benchmarks", "setup.py", "pyproject.toml")
+SUITE_TIMEOUT_S = 240
+FAILED_LINE = re.compile(r"^FAILED (\S+)", re.MULTILINE)
+
+
+class ListError(Exception):
+    """The list of mutants does not fit the code."""
+
+
+def tracked_files() -> list[pathlib.Path]:
+    """Files of the tree that count, relative to its root, in a fixed order."""
+    out = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard", "--", *CODE],
+        cwd=ROOT, capture_output=True, text=True, check=True, timeout=60,
+    ).stdout  # fmt: skip
+    names = sorted(set(out.splitlines()))
+    return [pathlib.Path(n) for n in names if (ROOT / n).is_file() and ROOT / n != RECORD]
+
+
+def tree_hash(files: list[pathlib.Path]) -> str:
+    """SHA-256 over names and contents."""
+    digest = hashlib.sha256()
+    for file in files:
+        content = hashlib.sha256((ROOT / file).read_bytes()).hexdigest()
+        digest.update(f"{file} {content}\n".encode())
+    return digest.hexdigest()[:16]
+
+
+def copy_tree(files: list[pathlib.Path], tree: pathlib.Path) -> None:
+    """Makes `tree` equal to the working tree, touching only what differs (for the build's sake)."""
+    wanted = {tree / f for f in files}
+    for file in files:
+        target = tree / file
+        target.parent.mkdir(parents=True, exist_ok=True)
+        content = (ROOT / file).read_bytes()
+        if not target.exists() or target.read_bytes() != content:
+            target.write_bytes(content)
+    for old in tree.rglob("*"):
+        if old.is_file() and old not in wanted and old.suffix in {".py", ".cc", ".h"}:
+            old.unlink()
+
+
+def shell(command: list[str], cwd: pathlib.Path, timeout_s: float) -> tuple[int, str]:
+    """Runs a command in its own session; kills all of it at the deadline. Status and output."""
+    env = {k: v for k, v in os.environ.items() if not k.startswith("TFDIST_")}
+    env["PYTHONPATH"] = str(cwd)
+    env["PYTHONDONTWRITEBYTECODE"] = "1"
+    process = subprocess.Popen(
+        command, cwd=cwd, env=env, text=True, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, start_new_session=True,
+    )  # fmt: skip
+    try:
+        output, _ = process.communicate(timeout=timeout_s)
+        return process.returncode, output
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, 9)
+        output, _ = process.communicate()
+        return 124, output + f"\nFAILED deadline of {timeout_s:.0f} s\n"
+
+
+class Bench:
+    """A copy of the tree with its builds."""
+
+    def __init__(self, files: list[pathlib.Path]) -> None:
+        self.files = files
+        self.tree = WORK / "tree"
+        self.cpp = WORK / "cpp"
+        self.cmake = shutil.which("cmake") or str(pathlib.Path(sys.executable).parent / "cmake")
+
+    def reset(self) -> None:
+        copy_tree(self.files, self.tree)
+
+    def build(self, suites: list[str]) -> None:
+        """Builds what `suites` run; raises ListError when it does not compile."""
+        programs = [s.removeprefix("cpp:") for s in suites if s.startswith("cpp:")]
+        if programs:
+            configure = [self.cmake, "-S", str(self.tree / "tfdist_ops"), "-B", str(self.cpp)]
+            status, output = shell([*configure, "-DTFDIST_TESTS=ON"], self.tree, 120)
+            if status == 0:
+                build = [self.cmake, "--build", str(self.cpp), "-j2", "--target", *programs]
+                status, output = shell(build, self.tree, 600)
+            if status != 0:
+                raise ListError(f"does not build:\n{output[-3000:]}")
+        if any(not s.startswith("cpp:") for s in suites):
+            command = [sys.executable, "setup.py", "build_ext", "--inplace"]
+            status, output = shell(command, self.tree, 900)
+            if status != 0:
+                raise ListError(f"does not build:\n{output[-3000:]}")
+
+    def run(self, suite: str) -> str | None:
+        """Runs one suite; the name of the test that failed, or None."""
+        if suite.startswith("cpp:"):
+            command = [str(self.cpp / suite.removeprefix("cpp:"))]
+        else:
+            flags = ["-x", "-q", "--no-header", "-p", "no:cacheprovider", "-rf"]
+            command = [sys.executable, "-m", "pytest", *flags, *suite.split()]
+        status, output = shell(command, self.tree, SUITE_TIMEOUT_S)
+        if status == 0:
+            return None
+        found = FAILED_LINE.search(output)
+        if found is None and status != 124 and not suite.startswith("cpp:"):
+            raise ListError(f"{suite} ended with {status} without a failed test:\n{output[-3000:]}")
+        name = found.group(1) if found else f"(exit status {status})"
+        return f"{suite.removeprefix('cpp:')}: {name}" if suite.startswith("cpp:") else name
+
+
+def try_mutant(bench: Bench, mutant: dict) -> dict:
+    """Applies one mutant and returns its row of the record."""
+    begin = time.monotonic()
+    file = bench.tree / mutant["file"]
+    text = file.read_text()
+    if text.count(mutant["find"]) != 1:
+        count = text.count(mutant["find"])
+        raise ListError(f"{mutant['id']}: its text stands {count} times in {mutant['file']}")
+    file.write_text(text.replace(mutant["find"], mutant["replace"]))
+    try:
+        bench.build(mutant["suites"])
+        caught = None
+        for suite in mutant["suites"]:
+            caught = bench.run(suite)
+            if caught:
+                break
+    except ListError as error:
+        raise ListError(f"{mutant['id']}: {error}") from None
+    finally:
+        file.write_text(text)
+    seconds = round(time.monotonic() - begin, 1)
+    return {"id": mutant["id"], "what": mutant["what"], "caught_by": caught, "seconds": seconds}
+
+
+def load_record(tree: str) -> dict:
+    if RECORD.exists():
+        record = json.loads(RECORD.read_text())
+        if record.get("tree") == tree:
+            return record
+    return {"tree": tree, "mutants": {}}
+
+
+def print_table(record: dict) -> None:
+    print(f"tree {record['tree']}")
+    for row in record["mutants"].values():
+        print(f"{row['id']:28} {row['caught_by'] or 'SURVIVED':75} {row['what']}")
+    caught = sum(1 for row in record["mutants"].values() if row["caught_by"])
+    print(f"{caught} of {len(record['mutants'])} mutants caught")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", help="id of one mutant to try, whatever the record says")
+    parser.add_argument("--table", action="store_true", help="print the record and stop")
+    options = parser.parse_args()
+    files = tracked_files()
+    tree = tree_hash(files)
+    if options.table:
+        print_table(json.loads(RECORD.read_text()))
+        return 0
+    mutants = tomllib.loads((HERE / "mutants.toml").read_text())["mutant"]
+    if options.only:
+        mutants = [m for m in mutants if m["id"] == options.only]
+    record = load_record(tree)
+    todo = [m for m in mutants if options.only or m["id"] not in record["mutants"]]
+    bench = Bench(files)
+    bench.reset()
+    suites = sorted({s for m in todo for s in m["suites"]})
+    bench.build(suites)
+    for suite in suites:
+        failed = bench.run(suite)
+        if failed:
+            print(f"without any mutant, {failed} fails; mend that first")
+            return 2
+    for mutant in todo:
+        row = try_mutant(bench, mutant)
+        record["mutants"][row["id"]] = row
+        RECORD.write_text(json.dumps(record, indent=1) + "\n")
+        print(f"{row['id']:28} {row['seconds']:6.1f} s  {row['caught_by'] or 'SURVIVED'}", flush=True)
+    print_table(record)
+    return 0 if all(row["caught_by"] for row in record["mutants"].values()) else 1
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except ListError as error:
+        sys.exit(f"mutants.toml: {error}")
