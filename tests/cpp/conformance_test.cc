@@ -204,6 +204,27 @@ TEST(half_types_are_rounded_once) {
   }
 }
 
+// The owner of a slice adds in rank order, wherever it stands in that order itself.
+TEST(pairwise_adds_in_rank_order) {
+  for (int size : {3, 4, 7}) {
+    Ranks ranks(size, "shm", AlgorithmConfig("pairwise"));
+    ranks.Each([&](int rank) {
+      const auto value = [](int r, size_t i) {
+        return std::sin(static_cast<float>(i) * 0.37f + static_cast<float>(r) * 1.9f);
+      };
+      std::vector<float> data(5000);
+      std::vector<float> expected(data.size());
+      for (size_t i = 0; i < data.size(); ++i) {
+        data[i] = value(rank, i);
+        expected[i] = value(0, i);
+        for (int r = 1; r < size; ++r) expected[i] += value(r, i);
+      }
+      CHECK_OK(StartAllreduce(ranks[rank], "order", data.data(), data.data(), 5000).Wait());
+      CHECK(data == expected);
+    });
+  }
+}
+
 TEST(broadcast_from_every_root_of_every_type) {
   for (const TransportEntry& transport : Transports()) {
     for (int size : kRanks) {

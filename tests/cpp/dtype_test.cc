@@ -46,15 +46,16 @@ double NearestHalf(float x) {
 std::vector<float> InterestingFloats() {
   std::vector<float> values;
   for (uint32_t high = 0; high < 0x10000u; ++high) {  // every sign, exponent, 7 bits of mantissa
-    for (uint32_t low : {0x0000u, 0x0001u, 0x0fffu, 0x1000u, 0x1001u, 0x7fffu, 0x8000u, 0x8001u,
-                         0xffffu}) {
+    for (uint32_t low :
+         {0x0000u, 0x0001u, 0x0fffu, 0x1000u, 0x1001u, 0x7fffu, 0x8000u, 0x8001u, 0xffffu}) {
       values.push_back(FromBits((high << 16) | low));
     }
   }
   for (uint32_t half = 0; half < 0x7c00u; ++half) {  // every tie between two halves, +- 1 ulp
-    const double middle = (HalfValue(static_cast<uint16_t>(half)) +
-                           (half == 0x7bffu ? 65536.0 : HalfValue(static_cast<uint16_t>(half + 1)))) /
-                          2;
+    const double middle =
+        (HalfValue(static_cast<uint16_t>(half)) +
+         (half == 0x7bffu ? 65536.0 : HalfValue(static_cast<uint16_t>(half + 1)))) /
+        2;
     const float tie = static_cast<float>(middle);
     for (float v : {tie, std::nextafter(tie, 0.0f), std::nextafter(tie, INFINITY)}) {
       values.push_back(v);
@@ -126,7 +127,7 @@ TEST(float16_rounds_to_nearest_even) {
   }
   CHECK_EQ(FloatToHalf(65519.996f), 0x7bff);
   CHECK_EQ(FloatToHalf(65520.0f), 0x7c00);
-  CHECK_EQ(FloatToHalf(0x1p-25f), 0x0000);        // a tie: zero is even
+  CHECK_EQ(FloatToHalf(0x1p-25f), 0x0000);         // a tie: zero is even
   CHECK_EQ(FloatToHalf(0x1.000002p-25f), 0x0001);  // just above it
 }
 

@@ -2,31 +2,20 @@
 // names the peer, never a crash, never a wrong frame.
 #include <dirent.h>
 #include <fcntl.h>
-#include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
-#include <functional>
+#include <fstream>
 
-#include "base/config.h"
-#include "base/deadline.h"
-#include "check.h"
-#include "transport/link_support.h"
+#include "link_pair.h"
 #include "transport/shm_lane.h"
-#include "transport/transport.h"
 
 namespace tfdist {
 namespace {
 
 constexpr uint64_t kMark = 0x7fd15700feedbeef;  // a ticket that memory is searched for
-
-Config SmallConfig() {
-  Config config;
-  config.segment_bytes = 4096;
-  config.shm_slots = 4;
-  return config;
-}
 
 std::unique_ptr<Link> MakeLink(const char* transport, const LinkEnds& ends) {
   auto link = FindTransport(transport)->make(ends, SmallConfig());
@@ -258,6 +247,25 @@ TEST(tcp_frame_that_comes_byte_by_byte) {
   }
 }
 
+TEST(tcp_control_goes_before_data_that_waits) {
+  TcpPeer peer;
+  for (Lane lane : {Lane::kData, Lane::kData, Lane::kControl}) {
+    CHECK(peer.link->BeginSend(lane, 8).data() != nullptr);
+    peer.link->CommitSend(lane, FrameHeader());
+  }
+  bool moved = false;
+  CHECK_OK(peer.link->Pump(&moved));
+  CHECK(peer.link->Flushed());
+  for (uint8_t lane : {0, 1, 1}) {
+    uint8_t bytes[sizeof(FrameHeader) + 8];
+    CHECK(::recv(peer.socket.get(), bytes, sizeof(bytes), MSG_WAITALL) == sizeof(bytes));
+    FrameHeader header;
+    std::memcpy(&header, bytes, sizeof(header));
+    CHECK_EQ(header.lane, lane);
+    CHECK_EQ(header.payload_bytes, 8u);
+  }
+}
+
 TEST(tcp_half_a_frame_and_the_end_is_a_loss) {
   TcpPeer peer;
   FrameHeader header;
@@ -311,6 +319,36 @@ TEST(links_close_what_they_own_when_they_fail) {
     CHECK(!FindTransport(name)->make(ends, SmallConfig()).ok());
     CHECK_EQ_IN(OpenDescriptors(), before, name);
   }
+}
+
+size_t MappedLinks() {
+  std::ifstream maps("/proc/self/maps");
+  size_t count = 0;
+  for (std::string line; std::getline(maps, line);) {
+    if (line.find("memfd:tfdist-link") != std::string::npos) ++count;
+  }
+  return count;
+}
+
+// Two processes that play the same end would hand out the same slots.
+TEST(forked_child_has_no_shared_memory) {
+  const size_t before = MappedLinks();
+  LinkEnds end_a;
+  LinkEnds end_b;
+  UniqueFd doorbell(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
+  CHECK_OK(FindTransport("shm")->make_pair(0, 1, doorbell.get(), doorbell.get(), SmallConfig(),
+                                           &end_a, &end_b));
+  auto a = MakeLink("shm", end_a);
+  auto b = MakeLink("shm", end_b);
+  CHECK_EQ(MappedLinks(), before + 2);
+  const pid_t child = ::fork();
+  if (child == 0) ::_exit(static_cast<int>(MappedLinks()));
+  int result = -1;
+  CHECK(::waitpid(child, &result, 0) == child);
+  CHECK_EQ(result, 0);
+  a.reset();
+  b.reset();
+  CHECK_EQ(MappedLinks(), before);
 }
 
 }  // namespace

@@ -19,11 +19,11 @@
 
 namespace tfdist {
 
-constexpr int kWaitSeconds = 60;  // no test waits longer for anything
+constexpr int kWaitSeconds = 20;  // no test waits longer for anything
 
 inline Config TestConfig() {
   Config config;
-  config.timeout_s = 30;
+  config.timeout_s = 15;
   config.segment_bytes = 4096;
   config.shm_slots = 4;
   return config;
@@ -80,7 +80,10 @@ class Ranks {
   int size() const { return static_cast<int>(runtimes_.size()); }
   Runtime& operator[](int rank) { return *runtimes_[static_cast<size_t>(rank)]; }
   // The rank vanishes, as after SIGKILL: no goodbye.
-  void Kill(int rank) { runtimes_[static_cast<size_t>(rank)].reset(); }
+  void Kill(int rank) {
+    runtimes_[static_cast<size_t>(rank)]->Shutdown(-1);
+    runtimes_[static_cast<size_t>(rank)].reset();
+  }
 
   // Runs `body(rank)` on a thread for every rank that is alive; rethrows the first failure.
   void Each(const std::function<void(int)>& body) {

@@ -30,8 +30,8 @@ inline std::string StreamName(const StreamKey& key) {
          std::to_string(std::get<3>(key));
 }
 
-// Whether the lists of all ranks fit together, without running them: peers and slices exist, `after`
-// points backwards, every stream has one sender and one receiver.
+// Whether the lists of all ranks fit together, without running them: peers and slices exist,
+// `after` points backwards, every stream has one sender and one receiver.
 inline std::string CheckSchedules(const std::vector<Schedule>& schedules, int slices) {
   const int size = static_cast<int>(schedules.size());
   std::set<StreamKey> sent;

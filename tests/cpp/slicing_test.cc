@@ -18,8 +18,8 @@ TEST(parts_cover_a_tensor_evenly_in_blocks_of_64_bytes) {
   for (size_t bytes : {1u, 2u, 4u, 8u, 16u}) {
     const int64_t block = 64 / static_cast<int64_t>(bytes);
     for (int size : {1, 2, 3, 4, 7, 8}) {
-      for (int64_t elements : {block * size, block * size + 1, block * size * 3 - 1, int64_t{4099},
-                               int64_t{100003}}) {
+      for (int64_t elements :
+           {block * size, block * size + 1, block * size * 3 - 1, int64_t{4099}, int64_t{100003}}) {
         if (elements < block * size) continue;
         const std::string where = Where(elements, bytes, size);
         int64_t least = elements;
@@ -110,7 +110,8 @@ TEST(allgather_slices_lie_at_the_ranks_places) {
 TEST(broadcast_has_one_slice_and_only_the_root_an_input) {
   uint8_t in[100];
   uint8_t out[100];
-  const std::vector<TensorView> tensors = {{in, out, 3, 0}, {in, out, 0, 0}, {in + 9, out + 9, 4, 0}};
+  const std::vector<TensorView> tensors = {
+      {in, out, 3, 0}, {in, out, 0, 0}, {in + 9, out + 9, 4, 0}};
   const std::vector<Slice> root = CutBroadcast(tensors, true);
   const std::vector<Slice> other = CutBroadcast(tensors, false);
   CHECK_EQ(root.size(), 1u);
@@ -166,8 +167,8 @@ TEST(a_cursor_visits_every_byte_of_a_range_once_in_order) {
 TEST(a_cursor_accepts_an_empty_range) {
   const Slice empty;
   bool called = false;
-  SliceCursor(empty).ForEachRun(
-      0, 0, 4, [&](const uint8_t*, uint8_t*, int64_t, int64_t) { called = true; });
+  SliceCursor(empty).ForEachRun(0, 0, 4,
+                                [&](const uint8_t*, uint8_t*, int64_t, int64_t) { called = true; });
   CHECK(!called);
 }
 

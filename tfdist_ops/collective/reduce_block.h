@@ -112,30 +112,40 @@ struct Max {
 };
 
 // ---- Loops. `ivdep`: an output may be one of the inputs, element upon the same element, which is
-// no dependence between elements; without it the in-place case would run as scalar code.
+// no dependence between elements; without it the in-place case would run as scalar code. They take
+// the element type and not the memory type as parameter: deducing the latter would drop its
+// attributes, and with them the permission to lie at any address.
 
-template <typename Memory>
-TFDIST_INLINE void Scale(const Memory* in, double factor, Memory* out, int64_t n) {
-  using Value = std::remove_cv_t<std::remove_reference_t<decltype(*out + *out)>>;
-  const Value f = static_cast<Value>(factor);
+template <typename Type>
+TFDIST_INLINE void Copy(const typename Type::Memory* in, typename Type::Memory* out, int64_t n) {
+#pragma GCC ivdep
+  for (int64_t i = 0; i < n; ++i) out[i] = in[i];
+}
+
+template <typename Type>
+TFDIST_INLINE void Scale(const typename Type::Memory* in, double factor, typename Type::Memory* out,
+                         int64_t n) {
+  const auto f = static_cast<typename Type::Value>(factor);
 #pragma GCC ivdep
   for (int64_t i = 0; i < n; ++i) out[i] = in[i] * f;
 }
 
-template <typename Op, typename Value, typename Memory>
-TFDIST_INLINE void Combine(const Memory* a, const Memory* b, Memory* out, int64_t n) {
+template <typename Type, typename Op>
+TFDIST_INLINE void Combine(const typename Type::Memory* a, const typename Type::Memory* b,
+                           typename Type::Memory* out, int64_t n) {
 #pragma GCC ivdep
-  for (int64_t i = 0; i < n; ++i) out[i] = Op::template Apply<Value>(a[i], b[i]);
+  for (int64_t i = 0; i < n; ++i) out[i] = Op::template Apply<typename Type::Value>(a[i], b[i]);
 }
 
-template <typename Value, typename Memory>
-TFDIST_INLINE void ApplyFinish(const Finish& finish, Memory* data, int64_t n) {
+template <typename Type>
+TFDIST_INLINE void ApplyFinish(const Finish& finish, typename Type::Memory* data, int64_t n) {
+  using Value = typename Type::Value;
   if (finish.divide != 1) {
     const Value divisor = static_cast<Value>(finish.divide);
     for (int64_t i = 0; i < n; ++i) data[i] = static_cast<Value>(data[i] / divisor);
   }
   if constexpr (std::is_floating_point_v<Value>) {
-    if (finish.multiply != 1.0) Scale(data, finish.multiply, data, n);
+    if (finish.multiply != 1.0) Scale<Type>(data, finish.multiply, data, n);
   }
 }
 
@@ -154,7 +164,7 @@ TFDIST_INLINE const typename Type::Memory* View(const Job& job, int index, int64
   if constexpr (std::is_floating_point_v<typename Type::Value>) {
     if (index >= job.first_scaled && job.prescale != 1.0) {
       Memory* scaled = buffer;
-      Scale(view, job.prescale, scaled, n);
+      Scale<Type>(view, job.prescale, scaled, n);
       view = scaled;
     }
   }
@@ -176,15 +186,15 @@ TFDIST_INLINE void Reduce(const Job& job) {
       const Memory* own = View<Type>(job, i, begin, n, next);
       // The last one goes to its place at once; not earlier, for `out` may be a contribution.
       if (Type::kDirect && i == job.count - 1) target = reinterpret_cast<Memory*>(out);
-      Combine<Op, Value>(total, own, target, n);
+      Combine<Type, Op>(total, own, target, n);
       total = target;
     }
-    if (job.count == 1 && total != target) std::copy_n(total, n, target);
-    ApplyFinish<Value>(job.finish, target, n);
+    if (job.count == 1 && total != target) Copy<Type>(total, target, n);
+    ApplyFinish<Type>(job.finish, target, n);
     if constexpr (!Type::kDirect) {
       Type::Round(sum, out, n);
     } else if (job.count == 1) {
-      std::copy_n(target, n, reinterpret_cast<Memory*>(out));
+      Copy<Type>(target, reinterpret_cast<Memory*>(out), n);
     }
   }
 }

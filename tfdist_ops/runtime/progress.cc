@@ -3,9 +3,12 @@
 #include <pthread.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "base/deadline.h"
@@ -35,13 +38,36 @@ Progress::Progress(std::unique_ptr<Engine> engine, int doorbell_fd, int64_t spin
   event.events = EPOLLIN;
   event.data.fd = doorbell_fd_;
   epoll_ctl(epoll_fd_, EPOLL_CTL_ADD, doorbell_fd_, &event);
+  WatchProcesses();
   thread_ = std::thread([this] { Run(); });
 }
 
 Progress::~Progress() {
   Stop();
+  for (const auto& [fd, peer] : processes_) close(fd);
   close(epoll_fd_);
   close(doorbell_fd_);
+}
+
+// A connection ends with its process, unless a forked child holds a copy of the socket. The kernel
+// says which process is at the other end; its descriptor becomes readable when that one ends.
+void Progress::WatchProcesses() {
+#ifdef SYS_pidfd_open
+  for (const auto& link : engine_->links()) {
+    if (link == nullptr || std::strcmp(link->transport(), "shm") != 0) continue;
+    ucred peer{};
+    socklen_t size = sizeof(peer);
+    if (getsockopt(link->fd(), SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0) continue;
+    if (peer.pid <= 0 || peer.pid == getpid()) continue;
+    const int fd = static_cast<int>(syscall(SYS_pidfd_open, peer.pid, 0));
+    if (fd < 0) continue;  // an old kernel: the connection's end has to do
+    epoll_event event{};
+    event.events = EPOLLIN;
+    event.data.fd = fd;
+    epoll_ctl(epoll_fd_, EPOLL_CTL_ADD, fd, &event);
+    processes_[fd] = link->peer();
+  }
+#endif
 }
 
 bool Progress::Push(Command command) {
@@ -117,9 +143,15 @@ void Progress::Sleep() {
     epoll_event events[16];
     const int count = epoll_wait(epoll_fd_, events, 16, timeout_ms);
     for (int i = 0; i < count; ++i) {
-      if (events[i].data.fd != doorbell_fd_) continue;
-      uint64_t rings = 0;
-      [[maybe_unused]] const ssize_t got = read(doorbell_fd_, &rings, sizeof(rings));
+      const int fd = events[i].data.fd;
+      const auto process = processes_.find(fd);
+      if (process != processes_.end()) {
+        engine_->PeerEnded(process->second);
+        epoll_ctl(epoll_fd_, EPOLL_CTL_DEL, fd, nullptr);
+      } else if (fd == doorbell_fd_) {
+        uint64_t rings = 0;
+        [[maybe_unused]] const ssize_t got = read(doorbell_fd_, &rings, sizeof(rings));
+      }
     }
   }
   engine_->SetSleeping(false);

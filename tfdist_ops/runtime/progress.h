@@ -38,6 +38,7 @@ class Progress {
   bool Turn(int64_t now_us);
   void Sleep();
   void Watch();
+  void WatchProcesses();
   void Wake() const;
 
   std::unique_ptr<Engine> engine_;
@@ -45,6 +46,7 @@ class Progress {
   const int epoll_fd_;
   const int64_t spin_us_;
   std::unordered_map<int, uint32_t> watched_;  // descriptor → events asked for
+  std::unordered_map<int, int> processes_;     // pidfd of a peer on this host → its rank
   std::mutex mutex_;                           // guards the two below
   std::vector<Command> commands_;
   bool accepting_ = true;

@@ -181,7 +181,9 @@ void Runtime::Shutdown(double timeout_s) {
     if (shut_down_) return;
     shut_down_ = true;
   }
-  progress_->Push([](Engine* engine, int64_t now_us) { engine->Leave(now_us); });
+  if (timeout_s >= 0) {
+    progress_->Push([](Engine* engine, int64_t now_us) { engine->Leave(now_us); });
+  }
   const int64_t deadline_us = NowUs() + static_cast<int64_t>(timeout_s * 1e6);
   bool left = false;
   while (!left && NowUs() < deadline_us) {

@@ -32,6 +32,8 @@ class Runtime {
   // Blocks until all ranks have registered the same description, or an error.
   Status RegisterGroup(const std::string& description, std::vector<uint8_t>* present,
                        double timeout_s, std::string* id);
+  // Says goodbye, waits at most `timeout_s` until the peers have heard it, ends the threads. A
+  // negative timeout: without a word, which is what a crash looks like from outside.
   void Shutdown(double timeout_s);
 
   const World& world() const { return world_; }

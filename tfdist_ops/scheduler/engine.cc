@@ -269,7 +269,8 @@ bool Engine::Poll(int64_t now_us) {
     if (links_[p] == nullptr) continue;
     const int peer = static_cast<int>(p);
     moved |= FlushControl(peer);
-    const Status lost = links_[p]->Pump(&moved);
+    Status lost = links_[p]->Pump(&moved);
+    if (lost.ok() && inbound_[p].ended) lost = Status(Code::kAborted, "its process has ended");
     bool read = ReadControl(peer, now_us);
     read |= ReadData(peer, now_us);
     moved |= read;

@@ -79,6 +79,9 @@ class Engine {
   void Abort(const Status& mine, const Status& theirs, int64_t now_us);
   // This rank's own program failed, for `cause`: ends all work, here and everywhere.
   void AbortWith(const std::string& cause, int64_t now_us);
+  // The peer's process is known to have ended, although its connection may look open (a child of it
+  // can hold a copy).
+  void PeerEnded(int peer) { inbound_[static_cast<size_t>(peer)].ended = true; }
   void Allocated(uint64_t ticket, void* memory, int64_t now_us);
   // Says goodbye; Left() turns true when every peer knows, or is gone, and all bytes are out.
   void Leave(int64_t now_us);
@@ -102,6 +105,7 @@ class Engine {
     std::string assembled;      // fragments of a control message
     bool left = false;          // the peer said goodbye
     bool answer_due = false;    // and waits to hear that nothing of it is unread
+    bool ended = false;         // its process is gone
     bool acknowledged = false;  // it has answered our goodbye
   };
   struct Outbound {

@@ -1,0 +1,156 @@
+// Engines driven by hand, in one thread: orders of events that threads meet once in a million runs.
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "check.h"
+#include "ranks.h"
+
+namespace tfdist {
+namespace {
+
+// A link whose incoming control frames can be held back.
+class GatedLink : public Link {
+ public:
+  GatedLink(std::unique_ptr<Link> inner, const bool* open)
+      : inner_(std::move(inner)), open_(open) {}
+  int peer() const override { return inner_->peer(); }
+  const char* transport() const override { return inner_->transport(); }
+  MutableByteSpan BeginSend(Lane lane, size_t bytes) override {
+    return inner_->BeginSend(lane, bytes);
+  }
+  void CommitSend(Lane lane, FrameHeader header) override { inner_->CommitSend(lane, header); }
+  bool Poll(Lane lane, InFrame* frame) override {
+    return (lane != lane_ || *open_) && inner_->Poll(lane, frame);
+  }
+  void Release(Lane lane, const InFrame& frame) override { inner_->Release(lane, frame); }
+  Status Pump(bool* moved) override { return inner_->Pump(moved); }
+  int fd() const override { return inner_->fd(); }
+  bool WantsWrite() const override { return inner_->WantsWrite(); }
+  void SetSleeping(bool sleeping) override { inner_->SetSleeping(sleeping); }
+  bool Flushed() const override { return inner_->Flushed(); }
+  size_t MaxHeld() const override { return inner_->MaxHeld(); }
+
+ private:
+  std::unique_ptr<Link> inner_;
+  const Lane lane_;
+  const bool* open_;
+};
+
+struct InlineSink : CompletionSink {
+  void Post(std::function<void()> callback) override { callback(); }
+};
+
+// Three engines over inproc links; rank 2 hears the leader, and gets rank 1's data, through gates.
+struct World3 {
+  bool leader_open = true;
+  bool data_open = true;
+  InlineSink sink;
+  std::vector<int> doorbells;
+  std::vector<std::unique_ptr<Engine>> engines;
+
+  World3() {
+    const TransportEntry* entry = FindTransport("inproc");
+    const Config config = TestConfig();
+    std::vector<Links> links(3);
+    for (size_t r = 0; r < 3; ++r) {
+      links[r].resize(3);
+      doorbells.push_back(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
+    }
+    for (int a = 0; a < 3; ++a) {
+      for (int b = a + 1; b < 3; ++b) {
+        const auto i = static_cast<size_t>(a);
+        const auto j = static_cast<size_t>(b);
+        LinkEnds end_a;
+        LinkEnds end_b;
+        CHECK_OK(entry->make_pair(a, b, doorbells[i], doorbells[j], config, &end_a, &end_b));
+        links[i][j] = std::move(entry->make(end_a, config).value());
+        links[j][i] = std::move(entry->make(end_b, config).value());
+      }
+    }
+    links[2][0] = std::make_unique<GatedLink>(std::move(links[2][0]), Lane::kControl, &leader_open);
+    links[2][1] = std::make_unique<GatedLink>(std::move(links[2][1]), Lane::kData, &data_open);
+    for (int r = 0; r < 3; ++r) {
+      World world;
+      world.rank = r;
+      world.size = world.local_size = 3;
+      world.hosts.assign(3, "testhost");
+      world.pids.assign(3, 4242);
+      Engine::Hooks hooks;
+      hooks.completions = &sink;
+      engines.push_back(
+          std::make_unique<Engine>(world, std::move(links[static_cast<size_t>(r)]), config, hooks));
+    }
+  }
+  ~World3() {
+    engines.clear();
+    for (int fd : doorbells) close(fd);
+  }
+  void Turn(int rank, int times = 3) {
+    for (int i = 0; i < times; ++i) engines[static_cast<size_t>(rank)]->Poll(1000);
+  }
+  // Submits a broadcast of ten floats from rank 1; the status returned is set by `done`.
+  std::shared_ptr<std::unique_ptr<Status>> Broadcast(int rank, std::vector<float>* data) {
+    auto result = std::make_shared<std::unique_ptr<Status>>();
+    auto request = MakeRequest(CollectiveKind::kBroadcast, "x", DType::kFloat32);
+    data->assign(10, static_cast<float>(rank));
+    AddTensor(request.get(), data->data(), data->data(), {10});
+    request->info.root = 1;
+    request->info.timeout_s = 10;
+    request->done = [result](const Status& s) { *result = std::make_unique<Status>(s); };
+    engines[static_cast<size_t>(rank)]->Submit(std::move(request), 1000);
+    return result;
+  }
+  void Settle() {
+    for (int i = 0; i < 5; ++i) {
+      for (int r : {1, 2, 0}) Turn(r);
+    }
+  }
+};
+
+std::string Text(const std::shared_ptr<std::unique_ptr<Status>>& done) {
+  return *done == nullptr ? "under way" : (*done)->ok() ? "ok" : (*done)->message();
+}
+
+// Rank 1 is done and says goodbye before rank 2 has even heard that the collective may run.
+TEST(a_goodbye_that_overtakes_the_announcement_ends_nothing) {
+  World3 world;
+  world.leader_open = false;
+  std::vector<std::vector<float>> data(3);
+  std::vector<std::shared_ptr<std::unique_ptr<Status>>> done;
+  for (int r = 0; r < 3; ++r) done.push_back(world.Broadcast(r, &data[static_cast<size_t>(r)]));
+  world.Settle();
+  CHECK_EQ(Text(done[1]), "ok");
+  world.engines[1]->Leave(1000);
+  world.Turn(1);
+  world.Turn(2);  // hears the goodbye, still not the announcement
+  CHECK_EQ(Text(done[2]), "under way");
+  world.leader_open = true;
+  world.Settle();
+  CHECK_EQ(Text(done[0]), "ok");
+  CHECK_EQ(Text(done[2]), "ok");
+  CHECK(data[2] == std::vector<float>(10, 1.0f));
+}
+
+// Rank 2 has yet to read what rank 1 sent for a collective that runs: the answer has to wait.
+TEST(a_goodbye_is_answered_only_when_nothing_of_the_leaver_is_needed) {
+  World3 world;
+  world.data_open = false;
+  std::vector<std::vector<float>> data(3);
+  std::vector<std::shared_ptr<std::unique_ptr<Status>>> done;
+  for (int r = 0; r < 3; ++r) done.push_back(world.Broadcast(r, &data[static_cast<size_t>(r)]));
+  world.Settle();
+  world.engines[1]->Leave(1000);
+  world.Settle();
+  CHECK_EQ(Text(done[1]), "ok");
+  CHECK_EQ(Text(done[2]), "under way");
+  CHECK(!world.engines[1]->Left());
+  world.data_open = true;
+  world.Settle();
+  CHECK_EQ(Text(done[2]), "ok");
+  CHECK(world.engines[1]->Left());
+}
+
+}  // namespace
+}  // namespace tfdist
+
+TEST_MAIN()
