@@ -8,11 +8,11 @@
 namespace tfdist {
 namespace {
 
-// A link whose incoming control frames can be held back.
+// A link whose incoming frames of one lane can be held back.
 class GatedLink : public Link {
  public:
-  GatedLink(std::unique_ptr<Link> inner, const bool* open)
-      : inner_(std::move(inner)), open_(open) {}
+  GatedLink(std::unique_ptr<Link> inner, Lane lane, const bool* open)
+      : inner_(std::move(inner)), lane_(lane), open_(open) {}
   int peer() const override { return inner_->peer(); }
   const char* transport() const override { return inner_->transport(); }
   MutableByteSpan BeginSend(Lane lane, size_t bytes) override {
