@@ -29,10 +29,10 @@ enum class DType : int32_t {
 
 enum class ReduceOp : int32_t { kSum = 0, kAverage = 1, kMin = 2, kMax = 3 };
 
-size_t DTypeSize(DType dtype);        // bytes an element; 0 for a type we do not know
-const char* DTypeName(DType dtype);   // TensorFlow's spelling: "float32", "bfloat16", ...
-bool IsReducible(DType dtype);        // float16/32/64, bfloat16, int32, int64
-bool IsHalf(DType dtype);             // float16, bfloat16
+size_t DTypeSize(DType dtype);       // bytes an element; 0 for a type we do not know
+const char* DTypeName(DType dtype);  // TensorFlow's spelling: "float32", "bfloat16", ...
+bool IsReducible(DType dtype);       // float16/32/64, bfloat16, int32, int64
+bool IsHalf(DType dtype);            // float16, bfloat16
 bool IsFloating(DType dtype);
 const char* ReduceOpName(ReduceOp op);  // "sum", "average", "min", "max"
 
@@ -52,7 +52,8 @@ inline uint16_t FloatToBfloat16(float value) {
     float f;
     uint32_t u;
   } v{value};
-  if ((v.u & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>((v.u >> 16) | 0x0040u);  // NaN
+  if ((v.u & 0x7fffffffu) > 0x7f800000u)
+    return static_cast<uint16_t>((v.u >> 16) | 0x0040u);  // NaN
   return static_cast<uint16_t>((v.u + 0x7fffu + ((v.u >> 16) & 1u)) >> 16);
 }
 

@@ -3,8 +3,8 @@
 //
 // Half types (float16, bfloat16) are accumulated in float32 and rounded once, at the end. Integers
 // wrap. min and max propagate NaN, as NumPy's do. kAverage is a sum: the caller passes
-// Finish.divide = size. Buffers may lie at any address. Types must satisfy IsReducible, except where
-// nothing is computed (one contribution, no factor): then every type is copied, bit for bit.
+// Finish.divide = size. Buffers may lie at any address. Types must satisfy IsReducible, except
+// where nothing is computed (one contribution, no factor): then every type is copied, bit for bit.
 #ifndef TFDIST_OPS_COLLECTIVE_REDUCE_KERNELS_H_
 #define TFDIST_OPS_COLLECTIVE_REDUCE_KERNELS_H_
 

@@ -21,7 +21,8 @@ namespace tfdist {
 
 enum class StepKind : uint8_t {
   kSend,    // send the slice to peers[0]
-  kReduce,  // receive the slice from all of `peers` and reduce it with the own input into the output
+  kReduce,  // receive the slice from all of `peers` and reduce it with the own input into the
+            // output
   kCopy,    // receive the slice from peers[0] into the output
 };
 

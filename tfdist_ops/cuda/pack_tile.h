@@ -84,34 +84,40 @@ TFDIST_HOST_DEVICE inline bool IsVectorAligned(const T* pointer) {
   return reinterpret_cast<uintptr_t>(pointer) % static_cast<uintptr_t>(kPackVectorBytes) == 0;
 }
 
+template <int kElements, typename From, typename To, typename Converter>
+TFDIST_HOST_DEVICE inline Vector<To, kElements> ConvertVector(const Vector<From, kElements>& from,
+                                                              const Converter& convert) {
+  Vector<To, kElements> to;
+  for (int e = 0; e < kElements; ++e) to.element[e] = convert(from.element[e]);
+  return to;
+}
+
 // Moves `count` <= PackTileElements(kElements) elements; `thread` is one of kPackThreads.
-// Neighbouring threads touch neighbouring addresses. Where both ends are aligned, each thread first
+// Neighbouring threads touch neighbouring addresses. In a whole, aligned tile each thread first
 // issues all its loads, then converts and stores.
 template <int kElements, typename From, typename To, typename Converter>
 TFDIST_HOST_DEVICE inline void MoveTile(const From* from, To* to, int64_t count, int thread,
                                         const Converter& convert) {
   int64_t done = 0;
   if (IsVectorAligned(from) && IsVectorAligned(to)) {
-    using Source = Vector<From, kElements>;
-    using Target = Vector<To, kElements>;
+    const auto* source = reinterpret_cast<const Vector<From, kElements>*>(from);
+    auto* target = reinterpret_cast<Vector<To, kElements>*>(to);
     const int64_t vectors = count / kElements;
-    Source loaded[kPackUnroll];
+    if (count == PackTileElements(kElements)) {
+      Vector<From, kElements> loaded[kPackUnroll];
 #ifdef __CUDA_ARCH__
 #pragma unroll
 #endif
-    for (int i = 0; i < kPackUnroll; ++i) {
-      const int64_t index = int64_t{i} * kPackThreads + thread;
-      if (index < vectors) loaded[i] = reinterpret_cast<const Source*>(from)[index];
-    }
+      for (int i = 0; i < kPackUnroll; ++i) loaded[i] = source[i * kPackThreads + thread];
 #ifdef __CUDA_ARCH__
 #pragma unroll
 #endif
-    for (int i = 0; i < kPackUnroll; ++i) {
-      const int64_t index = int64_t{i} * kPackThreads + thread;
-      if (index < vectors) {
-        Target target;
-        for (int e = 0; e < kElements; ++e) target.element[e] = convert(loaded[i].element[e]);
-        reinterpret_cast<Target*>(to)[index] = target;
+      for (int i = 0; i < kPackUnroll; ++i) {
+        target[i * kPackThreads + thread] = ConvertVector<kElements, From, To>(loaded[i], convert);
+      }
+    } else {
+      for (int64_t i = thread; i < vectors; i += kPackThreads) {
+        target[i] = ConvertVector<kElements, From, To>(source[i], convert);
       }
     }
     done = vectors * kElements;

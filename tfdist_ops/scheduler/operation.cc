@@ -25,7 +25,6 @@ Operation::Operation(uint64_t ticket, std::vector<std::unique_ptr<Request>> memb
   running_.reserve(schedule_.steps.size());
   for (size_t i = 0; i < schedule_.steps.size(); ++i) {
     const Step& step = schedule_.steps[i];
-    raw_ |= step.raw;
     const Slice& slice = slices_[static_cast<size_t>(step.slice)];
     Running run{0, SegmentCount(slice.elements, segment_elements_), {}, SliceCursor(slice)};
     if (step.kind != StepKind::kSend) {
@@ -98,13 +97,11 @@ bool Operation::RunSend(size_t index, const Links& links, uint32_t generation) {
   const MutableByteSpan room =
       link->BeginSend(Lane::kData, static_cast<size_t>(count) * element_bytes_);
   if (room.data() == nullptr) return false;
-  // The owner scales raw contributions itself, in its accumulation type; only a partial sum's first
-  // sender scales.
-  const double factor = step.from_input && !raw_ ? prescale_ : 1.0;
+  // Inputs travel as they are: whoever reduces them scales, in its accumulation type.
   run.cursor.ForEachRun(
       begin, count, element_bytes_,
       [&](const uint8_t* input, uint8_t* output, int64_t elements, int64_t offset) {
-        CopyScaled(dtype_, step.from_input ? input : output, factor,
+        CopyScaled(dtype_, step.from_input ? input : output, 1.0,
                    room.data() + static_cast<size_t>(offset) * element_bytes_, elements);
       });
   FrameHeader header;

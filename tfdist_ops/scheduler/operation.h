@@ -89,7 +89,6 @@ class Operation {
   double prescale_;
   Finish finish_;
   bool reduces_ = false;  // an allreduce
-  bool raw_ = false;      // its contributions travel as they are; the owner scales them
   size_t element_bytes_;
   int64_t segment_elements_;
   std::vector<Running> running_;  // one a step

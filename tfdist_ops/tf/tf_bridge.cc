@@ -29,10 +29,14 @@ namespace {
 
 constexpr char kPayloadUrl[] = "tfdist.error";
 
-absl::Status MakeStatus(absl::StatusCode code, absl::string_view message,
-                        absl::string_view payload) {
+// TensorFlow wraps a status' message into text about nodes and functions; the payload, a JSON
+// object, keeps the bare one.
+absl::Status MakeStatus(absl::StatusCode code, const std::string& message,
+                        const std::string& payload) {
   absl::Status status(code, message);
-  if (!payload.empty()) status.SetPayload(kPayloadUrl, absl::Cord(payload));
+  const std::string rest = payload.size() > 2 ? ", " + payload.substr(1) : "}";
+  const std::string json = "{\"message\": " + JsonQuote(message) + rest;
+  status.SetPayload(kPayloadUrl, absl::Cord(absl::string_view(json)));
   return status;
 }
 
