@@ -1,0 +1,42 @@
+"""Deadlines for every test, and the end of the worker processes."""
+
+from __future__ import annotations
+
+import faulthandler
+import signal
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from helpers.deadline import DeadlinePassedError
+
+# A plug-in would do the same by the same signal, and be one more thing to install.
+TEST_TIMEOUT_S = 120.0
+SLOW_TIMEOUT_S = 1200.0
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[Any]:
+    """Ends a test that takes too long; it fails with the stacks of all threads."""
+    limit_s = SLOW_TIMEOUT_S if item.get_closest_marker("slow") else TEST_TIMEOUT_S
+
+    def alarm(signum: int, frame: object) -> None:
+        del signum, frame
+        faulthandler.dump_traceback(file=sys.__stderr__, all_threads=True)
+        raise DeadlinePassedError(f"{item.nodeid} ran longer than {limit_s:g} s")
+
+    previous = signal.signal(signal.SIGALRM, alarm)
+    signal.setitimer(signal.ITIMER_REAL, limit_s)
+    try:
+        return (yield)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, previous)
+
+
+def pytest_sessionfinish() -> None:
+    """Ends the worker processes before pytest does."""
+    ranks = sys.modules.get("helpers.ranks")
+    if ranks is not None:
+        ranks.close_pool()

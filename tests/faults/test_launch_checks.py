@@ -1,0 +1,114 @@
+"""The command line of tfdistrun, and what it checks before anything starts."""
+
+import subprocess
+import sys
+
+import pytest
+from helpers.deadline import deadline
+from helpers.launcher import clean_environment, run
+
+pytestmark = pytest.mark.faults
+
+
+def shell(script):
+    return ["sh", "-c", script]
+
+
+def python(code):
+    return [sys.executable, "-c", code]
+
+
+@deadline(60)
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        ([], 2, "-np"),
+        (["-np", "0", "true"], 2, "from 1 to 4096"),
+        (["-np", "2"], 2, "COMMAND is missing"),
+        (["-np", "2", "--env", "X", "true"], 2, "NAME=VALUE"),
+        (["-np", "2", "nosuchprogram"], 127, "command not found"),
+        (["-np", "2", "-H", "a:1,b:1", "true"], 2, "use mpirun or srun"),
+        (["-np", "2", "--hostfile", "h", "true"], 2, "this host only"),
+        (["--nproc_per_node", "2", "true"], 2, "-np N"),
+        (["-np", "2", "-x", "A", "true"], 2, "--env NAME=VALUE"),
+        (["-np", "2", "--bogus", "true"], 2, "--bogus"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_wrong_use_is_refused_before_anything_starts(tmp_path, arguments, code, says):
+    done = run(tmp_path, *arguments)
+    assert done.code == code
+    assert says in done.stderr
+    assert not (tmp_path / "tfdist-logs").exists()
+
+
+@deadline(40)
+def test_a_script_without_its_interpreter_gets_the_right_advice(tmp_path):
+    (tmp_path / "train.py").write_text("")
+    done = run(tmp_path, "-np", "2", "./train.py")
+    assert done.code == 127
+    assert "did you mean `python ./train.py`?" in done.stderr
+
+
+@deadline(40)
+def test_inside_a_rank_of_another_job_it_refuses(tmp_path):
+    done = run(tmp_path, "-np", "2", "true", PMI_RANK="1", PMI_SIZE="2")
+    assert done.code == 2
+    assert "already rank 1 of 2 (PMI_RANK=1 and PMI_SIZE=2)" in done.stderr
+
+
+@deadline(40)
+def test_help_and_version(tmp_path):
+    import tfdist
+
+    assert run(tmp_path, "--version").stdout == f"tfdist {tfdist.__version__}\n"
+    text = run(tmp_path, "--help").stdout
+    assert "tfdistrun -np N" in text and "--log-dir" in text and "-H" not in text
+
+
+@deadline(40)
+def test_variables_are_passed(tmp_path):
+    done = run(
+        tmp_path, "-np", "1", "--env", "A=b=c", "--env", "B=", *shell("echo $A-$B-")
+    )
+    assert done.stdout == "b=c--\n"
+
+
+@deadline(40)
+def test_too_low_a_limit_of_open_files_is_an_error_or_raised(tmp_path):
+    limited = "ulimit -S -n 100; exec "
+    command = " ".join([sys.executable, "-m", "tfdist.launch", "-np", "2"])
+    done = in_shell(tmp_path, f"{limited}{command} sh -c 'ulimit -n'")
+    assert [int(line.split()[-1]) for line in done.stdout.splitlines()] == [518, 518]
+    done = in_shell(tmp_path, f"ulimit -n 100; exec {command} true")
+    assert done.returncode == 2
+    assert "2 ranks need 259 open files each, but the limit is 100" in done.stderr
+
+
+@deadline(40)
+def test_a_stack_that_is_too_small_is_an_error(tmp_path):
+    command = f"{sys.executable} -m tfdist.launch -np 2 true"
+    done = in_shell(tmp_path, f"ulimit -s 512; exec {command}")
+    assert done.returncode == 2
+    assert "the stack is limited to 512 KiB" in done.stderr
+
+
+def in_shell(cwd, script):
+    return subprocess.run(
+        ["sh", "-c", script],
+        cwd=cwd,
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        timeout=20,
+    )
+
+
+def test_shared_memory_that_is_not_there_is_an_error(monkeypatch):
+    from tfdist.launch import limits
+
+    monkeypatch.setattr(limits, "available_memory", lambda: 100 << 20)
+    assert limits.check(4, shm_bytes=16 << 20).errors == []
+    (error,) = limits.check(4, shm_bytes=17 << 20).errors
+    assert "4 ranks need 102 MiB of shared memory, but only 100 MiB" in error
+    assert limits.check(4, shm_bytes=0).errors == []

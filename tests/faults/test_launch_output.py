@@ -1,0 +1,160 @@
+"""What tfdistrun shows and keeps of what its ranks print."""
+
+import os
+import pty
+import re
+import subprocess
+import sys
+import uuid
+
+import pytest
+from helpers.deadline import deadline
+from helpers.launcher import (
+    TFDISTRUN,
+    clean_environment,
+    marked,
+    run,
+    start,
+)
+
+pytestmark = pytest.mark.faults
+
+
+def shell(script):
+    return ["sh", "-c", script]
+
+
+def python(code):
+    return [sys.executable, "-c", code]
+
+
+@pytest.fixture
+def marker():
+    """A word that every process of the test's job carries in its environment."""
+    return f"mark-{uuid.uuid4().hex}"
+
+
+@deadline(40)
+def test_ranks_know_their_place_and_output_is_merged_by_line(tmp_path):
+    script = "echo out $TFDIST_RANK/$TFDIST_SIZE $TFDIST_LOCAL_RANK/$TFDIST_LOCAL_SIZE"
+    script += " $TFDIST_CROSS_RANK/$TFDIST_CROSS_SIZE; echo err >&2; printf unfinished"
+    done = run(tmp_path, "-np", "3", *shell(script))
+    assert done.code == 0
+    lines = sorted(done.stdout.splitlines())
+    expected = [f"[rank {r}] out {r}/3 {r}/3 0/1" for r in range(3)]
+    expected += [f"[rank {r}] unfinished" for r in range(3)]
+    assert lines == sorted(expected)
+    assert done.report == []
+    errors = [line for line in done.stderr.splitlines() if "[rank" in line]
+    assert sorted(errors) == [f"[rank {r}] err" for r in range(3)]
+
+
+@deadline(40)
+def test_each_rank_has_a_log_file_with_its_exact_bytes(tmp_path):
+    run(tmp_path, "-np", "2", *shell("printf 'a\\rb\\n'; printf e >&2"))
+    (folder,) = (tmp_path / "tfdist-logs").iterdir()
+    assert re.fullmatch(r"\d{8}-\d{6}-\d+", folder.name)
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "rank-0.log",
+        "rank-1.log",
+    ]
+    assert sorted((folder / "rank-1.log").read_bytes()) == sorted(b"a\rb\ne")
+
+
+@deadline(40)
+@pytest.mark.parametrize("how", ["option", "variable"])
+def test_the_log_folder_can_be_chosen(tmp_path, how):
+    chosen = str(tmp_path / "here" / "deep")
+    if how == "option":
+        run(tmp_path, "-np", "1", "--log-dir", chosen, "true")
+    else:
+        run(tmp_path, "-np", "1", "true", TFDIST_LOG_DIR=chosen)
+    assert os.listdir(chosen) == ["rank-0.log"]
+
+
+@deadline(40)
+def test_a_lone_rank_writes_as_if_started_by_hand(tmp_path):
+    done = run(tmp_path, "-np", "1", *shell("printf '1%%\\r2%%\\r3%%\\nend'"))
+    assert done.stdout == "1%\n2%\n3%\nend"  # reading as text turns \r into \n
+
+
+@deadline(40)
+def test_a_rewritten_line_appears_once_in_a_file(tmp_path):
+    done = run(tmp_path, "-np", "2", *shell("printf '1%%\\r2%%\\r100%%\\n'"))
+    assert sorted(done.stdout.splitlines()) == ["[rank 0] 100%", "[rank 1] 100%"]
+
+
+@deadline(40)
+def test_timestamps(tmp_path):
+    done = run(tmp_path, "-np", "2", "--timestamps", *shell("echo x"))
+    for line in done.stdout.splitlines():
+        assert re.fullmatch(r"\[rank \d \d\d:\d\d:\d\d\.\d{3}\] x", line)
+
+
+@deadline(40)
+def test_on_a_terminal_rank_0_has_one_and_its_bar_stays_at_the_bottom(tmp_path):
+    code = (
+        "import os, sys, time\n"
+        "print('tty', sys.stdout.isatty(), flush=True)\n"
+        "if os.environ['TFDIST_RANK'] == '1':\n"
+        "    time.sleep(0.3); print('one'); sys.exit()\n"
+        "print('\\rbar 1', end='', flush=True); time.sleep(0.7)\n"
+        "print('\\rbar 2', end='', flush=True); print()\n"
+    )
+    ours, theirs = pty.openpty()
+    process = start_on(theirs, tmp_path, "-np", "2", *python(code))
+    os.close(theirs)
+    text = read_terminal(ours)
+    assert process.wait(10) == 0
+    plain = re.sub(r"\x1b\[\d+m", "", text)
+    assert "[rank 0] tty True" in plain
+    assert "[rank 1] tty False" in plain
+    # Rank 1's line goes above the bar, which is drawn again.
+    assert "\r\x1b[K[rank 1] one\r\n[rank 0] bar 1" in plain
+    assert plain.endswith("\r\x1b[K[rank 0] bar 2\r\n")
+
+
+def start_on(terminal, cwd, *arguments):
+    return subprocess.Popen(
+        [*TFDISTRUN, *arguments],
+        cwd=cwd,
+        env=clean_environment(TERM="xterm"),
+        stdin=subprocess.DEVNULL,
+        stdout=terminal,
+        stderr=subprocess.DEVNULL,
+    )
+
+
+def read_terminal(fd):
+    data = b""
+    while True:
+        try:
+            part = os.read(fd, 4096)
+        except OSError:  # EIO: nobody holds the other end
+            os.close(fd)
+            return data.decode()
+        data += part
+
+
+@deadline(40)
+def test_much_output_of_all_ranks_arrives_whole(tmp_path):
+    code = "import os\nfor i in range(20000): print(os.environ['TFDIST_RANK'], i)"
+    done = run(tmp_path, "-np", "3", *python(code))
+    lines = done.stdout.splitlines()
+    for rank in range(3):
+        mine = [x for x in lines if x.startswith(f"[rank {rank}]")]
+        assert mine == [f"[rank {rank}] {rank} {i}" for i in range(20000)]
+    assert len(lines) == 60000
+
+
+@deadline(40)
+def test_a_reader_that_leaves_ends_the_job(tmp_path, marker):
+    process = start(
+        tmp_path, "-np", "2", *shell("while :; do echo x; sleep 0.05; done"), M=marker
+    )
+    process.stdout.readline()
+    process.stdout.close()
+    process.stdout = None
+    assert process.wait(10) != 0
+    process.stderr.close()
+    assert marked(marker) == []

@@ -1,0 +1,321 @@
+"""Jobs of real ranks under tfdistrun, without TensorFlow: good ends and bad ones."""
+
+import os
+import re
+import signal
+import sys
+import textwrap
+import time
+import uuid
+
+import psutil
+import pytest
+from helpers.deadline import deadline
+from helpers.launcher import finish, marked, run, start, until
+
+from tfdist import _core
+
+pytestmark = [
+    pytest.mark.faults,
+    pytest.mark.skipif(
+        not _core.LIBRARY_PATH.is_file(), reason="the core library is not built"
+    ),
+]
+CLIENT = [sys.executable, "-m", "helpers.core_client"]
+
+
+def python(code):
+    return [sys.executable, "-c", textwrap.dedent(code)]
+
+
+def memory_files():
+    """Links' memory that some process of this user holds."""
+    found = []
+    for pid in psutil.pids():
+        try:
+            maps = open(f"/proc/{pid}/maps").read()
+        except OSError:
+            continue
+        if "memfd:tfdist-link" in maps:
+            found.append(pid)
+    return found
+
+
+def last_words(done, text):
+    """The last lines of tracebacks, one a rank, that hold `text`."""
+    pattern = rf"^\[rank \d+\] \S*RendezvousError: .*{re.escape(text)}"
+    return re.findall(pattern, done.stderr, re.MULTILINE)
+
+
+@deadline(60)
+@pytest.mark.parametrize("transport", ["auto", "tcp", "shm"])
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_sums_are_right(tmp_path, size, transport):
+    done = run(
+        tmp_path, "-np", str(size), *CLIENT, "steps", "30", TFDIST_TRANSPORT=transport
+    )
+    assert done.code == 0, done.stderr
+    assert done.stdout.count("all sums are right") == size
+
+
+@deadline(60)
+def test_shutdown_and_init_again_in_one_job(tmp_path):
+    done = run(tmp_path, "-np", "3", *CLIENT, "again", "4")
+    assert done.code == 0, done.stderr
+    assert done.stdout.count("again and again") == 3
+
+
+@deadline(60)
+@pytest.mark.parametrize(
+    ("action", "victim", "code", "says"),
+    [
+        ("kill", 2, 137, "killed by SIGKILL"),
+        ("kill", 0, 137, "killed by SIGKILL"),
+        ("raise", 1, 1, "exit code 1"),
+        ("exit", 0, 9, "exit code 9"),
+    ],
+)
+def test_the_rank_at_fault_is_named_first_and_by_all_others(
+    tmp_path, action, victim, code, says
+):
+    marker = f"mark-{uuid.uuid4().hex}"
+    done = run(tmp_path, "-np", "4", *CLIENT, action, str(victim), MARK=marker)
+    assert done.code == code
+    assert re.match(rf"rank {victim} on \S+ failed first: {says}", done.report[0])
+    errors = [
+        line
+        for line in done.stderr.splitlines()
+        if re.match(rf"\[rank [^{victim}]\] tfdist\._core\.CoreError: ", line)
+    ]
+    assert len(errors) == 3
+    for line in errors:
+        assert f"rank {victim} (host" in line
+        if action == "raise":
+            assert "ValueError: the user's own mistake" in line
+    assert done.seconds < 5.0
+    assert marked(marker) == []
+
+
+@deadline(60)
+def test_the_reason_of_an_exception_is_in_the_report(tmp_path):
+    done = run(tmp_path, "-np", "2", *CLIENT, "raise", "0")
+    assert done.report[1] == "reason: ValueError: the user's own mistake"
+
+
+@deadline(60)
+def test_a_rank_that_leaves_without_an_error_is_the_hint(tmp_path):
+    done = run(
+        tmp_path,
+        "-np",
+        "2",
+        *python(
+            """
+            from helpers import core_client as c
+            c._runtime.start()
+            c.steps(20 if c._runtime.rank() == 0 else 40)
+            """
+        ),
+    )
+    assert done.code == 1
+    assert done.report[0].startswith("rank 1 ")
+    assert any("rank 0 had ended without an error" in line for line in done.report)
+
+
+@deadline(60)
+def test_a_rank_that_never_calls_init_is_named_by_the_others(tmp_path):
+    done = run(
+        tmp_path,
+        "-np",
+        "3",
+        "--grace-s",
+        "0.5",
+        *python(
+            """
+            import time
+            from tfdist import _runtime
+            import os
+            if os.environ["TFDIST_RANK"] == "1": time.sleep(60)
+            _runtime.start()
+            """
+        ),
+        TFDIST_START_TIMEOUT_S="1",
+    )
+    assert done.code == 1
+    text = "rank 1 of 3 did not call tfdist.init() within 1 s"
+    assert len(last_words(done, text)) == 2
+
+
+@deadline(60)
+def test_a_rank_that_dies_before_init_ends_the_job_at_once(tmp_path):
+    done = run(
+        tmp_path,
+        "-np",
+        "3",
+        "--grace-s",
+        "0.5",
+        *python(
+            """
+            from tfdist import _runtime
+            import os
+            if os.environ["TFDIST_RANK"] == "1": raise SystemExit(4)
+            _runtime.start()
+            """
+        ),
+    )
+    assert done.code == 4
+    assert done.report[0].startswith("rank 1 ")
+    assert done.seconds < 5.0
+
+
+@deadline(60)
+def test_settings_that_differ_are_named_on_every_rank(tmp_path):
+    done = run(
+        tmp_path,
+        "-np",
+        "3",
+        *python(
+            """
+            import os
+            if os.environ["TFDIST_RANK"] == "2":
+                os.environ["TFDIST_SEGMENT_BYTES"] = "8192"
+            from tfdist import _runtime
+            _runtime.start()
+            """
+        ),
+        TFDIST_SEGMENT_BYTES="4096",
+    )
+    text = "TFDIST_SEGMENT_BYTES: 4096 on ranks 0 and 1; 8192 on rank 2"
+    assert len(last_words(done, text)) == 3
+
+
+@deadline(60)
+def test_a_wrong_setting_is_refused_before_anything_starts(tmp_path):
+    done = run(tmp_path, "-np", "2", "true", TFDIST_BUCKET_BITES="1")
+    assert done.code == 2
+    assert "did you mean TFDIST_BUCKET_BYTES" in done.stderr
+
+
+@deadline(60)
+def test_a_fork_after_init_is_told_so(tmp_path):
+    done = run(
+        tmp_path,
+        "-np",
+        "2",
+        *python(
+            """
+            import os, sys
+            from tfdist import _core, _runtime
+            from helpers import core_client
+            _runtime.start()
+            core_client.barrier("one")
+            pid = os.fork()
+            if pid == 0:
+                assert not _runtime.is_initialized()
+                try:
+                    _runtime.start()
+                except _core.CoreError as error:
+                    print(error.payload["kind"], error.message)
+                sys.exit(0)  # and atexit leaves the parent's engine alone
+            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+            core_client.barrier("two")
+            """
+        ),
+    )
+    assert done.code == 0, done.stderr
+    assert len(re.findall(r"not_initialized process \d+ is a fork", done.stdout)) == 2
+
+
+@deadline(60)
+def test_an_interrupted_rank_is_a_failure_of_that_rank(tmp_path):
+    """Ctrl-C on one rank alone is a failure that the others are told about."""
+    done = run(
+        tmp_path,
+        "-np",
+        "2",
+        *python(
+            """
+            from helpers import core_client as c
+            c._runtime.start()
+            if c._runtime.rank() == 1:
+                c.steps(3)
+                raise KeyboardInterrupt
+            c.steps(10_000)
+            """
+        ),
+    )
+    assert done.code == 130
+    assert done.report[0].startswith("rank 1 ")
+    assert re.search(r"\[rank 0\] .*CoreError: rank 1 .*KeyboardInterrupt", done.stderr)
+
+
+@deadline(60)
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_the_end_of_the_launcher_is_the_end_of_all(tmp_path, number):
+    marker = f"mark-{uuid.uuid4().hex}"
+    process = start(tmp_path, "-np", "3", *CLIENT, "wait", "99", MARK=marker)
+    for _ in range(3):
+        assert "init took" in process.stdout.readline()
+    holders = set(memory_files()) & set(marked(marker))
+    assert len(holders) == 3
+    process.send_signal(number)
+    if number == signal.SIGKILL:
+        process.wait(5)
+        process.stdout.close()
+        process.stderr.close()
+    else:
+        assert finish(process).code == 143
+    until(lambda: not marked(marker), 5.0)
+    assert not set(memory_files()) & holders
+
+
+@deadline(60)
+def test_a_stopped_rank_cannot_hold_up_the_end(tmp_path):
+    marker = f"mark-{uuid.uuid4().hex}"
+    code = """
+        import os, signal
+        from helpers import core_client as c
+        c._runtime.start()
+        c.steps(3)
+        rank = c._runtime.rank()
+        if rank == 0: os.kill(os.getpid(), signal.SIGSTOP)
+        if rank == 1: raise ValueError("mine")
+        c.steps(10_000)
+        """
+    done = run(tmp_path, "-np", "3", "--grace-s", "1", *python(code), MARK=marker)
+    assert done.code == 1
+    assert done.report[0].startswith("rank 1 ")
+    assert done.seconds < 6.0
+    assert marked(marker) == []
+
+
+@deadline(60)
+def test_descriptors_do_not_pile_up_over_generations(tmp_path):
+    code = """
+        import os
+        from helpers import core_client as c
+        count = lambda: len(os.listdir("/proc/self/fd"))
+        found = []
+        for _ in range(6):
+            c._runtime.start()
+            c.steps(1)
+            c.barrier()
+            c._runtime.shutdown()
+            found.append(count())
+        assert found[-1] <= found[1], found
+        print("flat")
+        """
+    done = run(tmp_path, "-np", "2", *python(code))
+    assert done.code == 0, done.stderr
+    assert done.stdout.count("flat") == 2
+
+
+@deadline(60)
+def test_jobs_at_the_same_time_do_not_meet(tmp_path):
+    """Ports and names are free ones: no two jobs collide."""
+    before = time.monotonic()
+    for _ in range(2):
+        jobs = [start(tmp_path, "-np", "2", *CLIENT, "steps", "2") for _ in range(3)]
+        for done in [finish(job, 40.0) for job in jobs]:
+            assert done.code == 0, done.stderr
+    assert time.monotonic() - before < 55.0
+    assert os.listdir(tmp_path / "tfdist-logs")

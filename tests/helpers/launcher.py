@@ -1,0 +1,106 @@
+"""Runs tfdistrun as a user does, and finds what it leaves behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+TFDISTRUN = [sys.executable, "-m", "tfdist.launch"]
+
+
+@dataclass
+class Run:
+    """What a finished tfdistrun printed and returned."""
+
+    code: int
+    stdout: str
+    stderr: str
+    seconds: float
+
+    @property
+    def report(self) -> list[str]:
+        """The lines of tfdistrun itself, without its warnings."""
+        lines = [
+            line.removeprefix("tfdistrun: ")
+            for line in self.stderr.splitlines()
+            if line.startswith("tfdistrun: ")
+        ]
+        return [line for line in lines if not line.startswith("warning: ")]
+
+
+def clean_environment(**more: str) -> dict[str, str]:
+    """The environment of this process without any launcher's variables."""
+    foreign = re.compile(r"(TFDIST_|OMPI_|PMI_|PMIX_|SLURM_|PALS_)|(RANK|WORLD_SIZE)$")
+    environ = {k: v for k, v in os.environ.items() if not foreign.match(k)}
+    root = str(Path(__file__).resolve().parents[2])
+    environ["PYTHONPATH"] = os.pathsep.join(
+        [root, str(Path(root) / "tests"), environ.get("PYTHONPATH", "")]
+    )
+    return {**environ, **more}
+
+
+def start(cwd: Path, *arguments: str, **environ: str) -> subprocess.Popen[str]:
+    """Starts tfdistrun in the folder `cwd`."""
+    return subprocess.Popen(
+        [*TFDISTRUN, *arguments],
+        cwd=cwd,
+        env=clean_environment(**environ),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(process: subprocess.Popen[str], timeout_s: float = 30.0) -> Run:
+    """Waits for the end; kills it, and fails, when it does not come."""
+    before = time.monotonic()
+    try:
+        stdout, stderr = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        stdout, stderr = process.communicate(timeout=10.0)
+        raise AssertionError(
+            f"tfdistrun did not end in {timeout_s} s:\n{stdout}\n{stderr}"
+        ) from None
+    return Run(process.returncode, stdout, stderr, time.monotonic() - before)
+
+
+def run(cwd: Path, *arguments: str, timeout_s: float = 30.0, **environ: str) -> Run:
+    """Runs tfdistrun to its end."""
+    return finish(start(cwd, *arguments, **environ), timeout_s)
+
+
+def marked(marker: str) -> list[int]:
+    """Living processes whose command line or environment holds `marker`."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            text = "\0".join(process.cmdline()) + str(process.environ())
+            if marker in text and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process.pid)
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return [pid for pid in found if pid != os.getpid()]
+
+
+def until(condition: Callable[[], object], timeout_s: float = 5.0) -> float:
+    """Waits until `condition()` holds; returns the seconds it took.
+
+    Raises:
+        AssertionError: it did not in time.
+    """
+    before = time.monotonic()
+    while not condition():
+        if time.monotonic() - before > timeout_s:
+            raise AssertionError(f"not within {timeout_s} s")
+        time.sleep(0.01)
+    return time.monotonic() - before

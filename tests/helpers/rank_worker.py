@@ -1,0 +1,96 @@
+"""The worker process of `helpers.ranks`: runs functions of test files as one rank."""
+
+from __future__ import annotations
+
+import faulthandler
+import importlib.util
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from types import ModuleType
+from typing import Any
+
+from helpers import wire
+
+_modules: dict[str, ModuleType] = {}
+
+
+def main() -> None:
+    """Serves requests until the other end of the channel is closed."""
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    _die_with_parent()
+    channel = socket.socket(fileno=int(sys.argv[1]))
+    channel.set_inheritable(False)
+    import tensorflow as tf
+
+    import tfdist  # noqa: F401  a failure here is one of the start
+
+    tf.zeros([])  # starts TensorFlow's threads now
+    wire.send(channel, {"ready": os.getpid()})
+    while True:
+        try:
+            request = wire.receive(channel)
+        except (EOFError, ConnectionError):
+            return
+        wire.send(channel, _serve(request))
+
+
+def _serve(request: dict[str, Any]) -> dict[str, Any]:
+    os.environ.update(request["environ"])
+    try:
+        return _answer(request)
+    finally:
+        for name in request["environ"]:
+            os.environ.pop(name, None)
+
+
+def _answer(request: dict[str, Any]) -> dict[str, Any]:
+    import tfdist
+    from tfdist import _runtime
+
+    # Workers have been in different numbers of worlds; the ranks of one must agree.
+    _runtime._state.generation = request["generation"]
+    try:
+        if request["init"]:
+            tfdist.init(timeout_s=30)
+        result = _function(request["file"], request["name"])(*request["args"])
+        return {"result": result}
+    except Exception as error:
+        failed_at = time.monotonic()
+        # As in a program of its own: the hook tells the other ranks.
+        sys.excepthook(type(error), error, error.__traceback__)
+        return {"failed": traceback.format_exc(), "time": failed_at}
+    finally:
+        tfdist.shutdown()
+        sys.stdout.flush()
+
+
+def _function(file: str, name: str) -> Any:
+    if file not in _modules:
+        spec = importlib.util.spec_from_file_location(f"ranks_of_{len(_modules)}", file)
+        if spec is None or spec.loader is None:
+            raise ImportError(f"cannot import {file}")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module
+        spec.loader.exec_module(module)
+        _modules[file] = module
+    return getattr(_modules[file], name)
+
+
+def _die_with_parent() -> None:
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+if __name__ == "__main__":
+    main()

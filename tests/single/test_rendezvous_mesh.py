@@ -1,0 +1,444 @@
+"""Ranks that come together. All ranks of a test live on one loop in this process."""
+
+import asyncio
+import fcntl
+import logging
+import mmap
+import os
+import time
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+from helpers.deadline import deadline
+
+from tfdist.rendezvous import agreement, links, mesh
+from tfdist.rendezvous.address import bind
+from tfdist.rendezvous.environment import Placement
+from tfdist.rendezvous.errors import RendezvousError
+from tfdist.rendezvous.store import Membership, StoreClient, StoreServer
+from tfdist.rendezvous.world import Mesh, Settings
+
+SECRET = bytes(range(32))
+SHM_BYTES = 1 << 16
+
+
+@asynccontextmanager
+async def job(size, *, timeout_s=10.0, generation=1, **changes):
+    """Settings of all ranks of a job, with a store that runs."""
+    server = StoreServer(bind("127.0.0.1", 0), SECRET)
+    server.start()
+    common = {
+        "generation": generation,
+        "secret": SECRET,
+        "store": server.address,
+        "deadline": time.monotonic() + timeout_s,
+        "timeout_s": timeout_s,
+        "transport": "auto",
+        "shm_bytes": SHM_BYTES,
+        "settings": {"TFDIST_SEGMENT_BYTES": 4096},
+        **changes,
+    }
+    try:
+        yield [
+            Settings(placement=Placement(rank=rank, size=size), **common)
+            for rank in range(size)
+        ]
+    finally:
+        await server.close()
+
+
+async def build_all(settings):
+    """The mesh of every rank; an exception stands where a rank failed."""
+    tasks = (mesh.build(own) for own in settings)
+    return await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def connected(settings):
+    meshes = await build_all(settings)
+    for found in meshes:
+        if isinstance(found, BaseException):
+            raise found
+    return meshes
+
+
+def close(meshes):
+    for found in meshes:
+        if isinstance(found, Mesh):
+            found.close()
+
+
+def open_fds():
+    return len(os.listdir("/proc/self/fd"))
+
+
+def end_of(meshes, rank, peer):
+    return next(end for end in meshes[rank].links if end.peer == peer)
+
+
+@pytest.mark.parametrize("transport", ["auto", "tcp", "shm"])
+@pytest.mark.parametrize("size", [2, 3, 5])
+@deadline(30)
+def test_every_pair_of_ranks_gets_one_link(size, transport):
+    async def go():
+        async with job(size, transport=transport) as settings:
+            meshes = await connected(settings)
+        kind = "tcp" if transport == "tcp" else "shm"
+        for rank, own in enumerate(meshes):
+            peers = [end.peer for end in own.links]
+            assert peers == [r for r in range(size) if r != rank]
+            assert {end.transport for end in own.links} == {kind}
+            assert all(end.initiator == (rank > end.peer) for end in own.links)
+        # Both ends are really the two ends of one connection.
+        for low in range(size):
+            for high in range(low + 1, size):
+                one, two = end_of(meshes, low, high), end_of(meshes, high, low)
+                os.write(one.socket_fd, b"%d" % high)
+                assert os.read(two.socket_fd, 8) == b"%d" % high
+        close(meshes)
+
+    before = open_fds()
+    asyncio.run(go())
+    assert open_fds() == before
+
+
+@deadline(30)
+def test_shared_memory_is_shared_zeroed_sealed_and_has_both_doorbells():
+    async def go():
+        async with job(2) as settings:
+            meshes = await connected(settings)
+        low, high = end_of(meshes, 0, 1), end_of(meshes, 1, 0)
+        with (
+            mmap.mmap(low.memory_fd, SHM_BYTES) as one,
+            mmap.mmap(high.memory_fd, SHM_BYTES) as two,
+        ):
+            assert one[:] == bytes(SHM_BYTES)
+            one[100] = 7
+            assert two[100] == 7
+        with pytest.raises(OSError, match="not permitted"):
+            os.ftruncate(high.memory_fd, 0)
+        os.eventfd_write(low.peer_doorbell_fd, 5)
+        assert os.eventfd_read(meshes[1].own_doorbell_fd) == 5
+        os.eventfd_write(high.peer_doorbell_fd, 6)
+        assert os.eventfd_read(meshes[0].own_doorbell_fd) == 6
+        for end in (low, high):
+            for fd in (end.socket_fd, end.memory_fd, end.peer_doorbell_fd):
+                assert fcntl.fcntl(fd, fcntl.F_GETFD) & fcntl.FD_CLOEXEC
+        close(meshes)
+
+    asyncio.run(go())
+
+
+@deadline(30)
+def test_settings_that_differ_are_an_error_on_every_rank():
+    async def go():
+        async with job(3) as settings:
+            settings[1] = replace(settings[1], settings={"TFDIST_SEGMENT_BYTES": 8192})
+            return await build_all(settings)
+
+    before = open_fds()
+    for error in asyncio.run(go()):
+        assert isinstance(error, RendezvousError)
+        assert error.payload["kind"] == "mismatch"
+        assert (
+            "TFDIST_SEGMENT_BYTES: 4096 on ranks 0 and 2; 8192 on rank 1"
+            in error.message
+        )
+    assert open_fds() == before
+
+
+@deadline(30)
+def test_a_missing_rank_is_named_at_the_deadline_by_every_other_one():
+    async def go():
+        async with job(4, timeout_s=0.5) as settings:
+            return await build_all([settings[0], settings[2]])
+
+    before = time.monotonic()
+    errors = asyncio.run(go())
+    assert 0.5 <= time.monotonic() - before < 3.0
+    for error in errors:
+        assert error.payload["kind"] == "timeout"
+        assert "ranks 1 and 3 of 4 did not call tfdist.init()" in error.message
+        assert "TFDIST_START_TIMEOUT_S" in error.message
+
+
+@deadline(30)
+def test_a_link_that_is_never_made_names_the_rank_behind_it(monkeypatch):
+    original = mesh._Builder._connect
+
+    async def hangs(self, peer):
+        if (self.rank, peer.rank) == (2, 0):
+            await asyncio.sleep(60)
+        return await original(self, peer)
+
+    monkeypatch.setattr(mesh._Builder, "_connect", hangs)
+
+    async def go():
+        async with job(3, timeout_s=0.5) as settings:
+            return await build_all(settings)
+
+    errors = asyncio.run(go())
+    named = [error.message for error in errors]
+    assert "rank 0 has no link to rank 2 after 0.5 s" in named[0] + named[1], named
+    assert all(isinstance(error, RendezvousError) for error in errors)
+
+
+@deadline(30)
+def test_a_rank_that_dies_while_connecting_is_named_at_once():
+    async def go():
+        async with job(2) as settings:
+            dying = await Membership.join(
+                settings[1].store,
+                SECRET,
+                member={"rank": 1, "generation": 1, "host": "h", "pid": 4711},
+                deadline=settings[1].deadline,
+            )
+            waiting = asyncio.create_task(mesh.build(settings[0]))
+            await asyncio.sleep(0.1)
+            dying.close()
+            before = time.monotonic()
+            with pytest.raises(RendezvousError) as caught:
+                await waiting
+            assert time.monotonic() - before < 1.0
+            return caught.value
+
+    error = asyncio.run(go())
+    assert error.payload["kind"] == "rank_failed"
+    assert error.payload["rank"] == 1
+    assert error.payload["pid"] == 4711
+
+
+@deadline(30)
+def test_the_reason_of_a_rank_that_gives_up_reaches_the_others():
+    async def go():
+        async with job(3) as settings:
+            settings[2] = replace(settings[2], address="203.0.113.7")  # of nobody here
+            return await build_all(settings)
+
+    errors = asyncio.run(go())
+    assert "cannot listen on 203.0.113.7" in errors[2].message
+    for error in errors[:2]:
+        assert error.payload["rank"] == 2
+        assert "cannot listen on 203.0.113.7" in error.message
+
+
+@deadline(30)
+def test_two_processes_with_one_rank_are_an_error():
+    async def go():
+        async with job(2) as settings:
+            return await build_all([settings[0], settings[1], settings[1]])
+
+    errors = asyncio.run(go())
+    assert any("2 processes call themselves rank 1" in str(e) for e in errors)
+    assert all(isinstance(e, RendezvousError) for e in errors)
+
+
+@deadline(30)
+def test_failing_shared_memory_falls_back_to_tcp_with_one_warning(monkeypatch, caplog):
+    def no_memory(size):
+        raise links.ShmFailedError(f"no {size} bytes of shared memory: test")
+
+    monkeypatch.setattr(links, "create_memory", no_memory)
+
+    async def go():
+        async with job(3) as settings:
+            meshes = await connected(settings)
+        kinds = {end.transport for own in meshes for end in own.links}
+        close(meshes)
+        return kinds
+
+    before = open_fds()
+    with caplog.at_level(logging.WARNING, logger="tfdist"):
+        assert asyncio.run(go()) == {"tcp"}
+    told = [r.message for r in caplog.records if "no shared memory" in r.message]
+    assert len(told) == 2  # ranks 1 and 2, one each: rank 0 connects to nobody
+    assert "using TCP" in told[0]
+    assert open_fds() == before
+
+
+@deadline(30)
+def test_a_peer_that_sees_other_memory_is_not_on_this_host(monkeypatch, caplog):
+    original = links.exchange_nonce
+
+    def elsewhere(fd, size, write):
+        found = original(fd, size, write)
+        return found if write else bytes(16)
+
+    monkeypatch.setattr(links, "exchange_nonce", elsewhere)
+
+    async def go():
+        async with job(2) as settings:
+            meshes = await connected(settings)
+        kinds = {end.transport for own in meshes for end in own.links}
+        close(meshes)
+        return kinds
+
+    with caplog.at_level(logging.WARNING, logger="tfdist"):
+        assert asyncio.run(go()) == {"tcp"}
+    assert "do not see the same memory" in caplog.text
+
+
+@deadline(30)
+def test_shared_memory_that_was_demanded_but_fails_is_an_error(monkeypatch):
+    def no_memory(size):
+        raise links.ShmFailedError("no bytes: test")
+
+    monkeypatch.setattr(links, "create_memory", no_memory)
+
+    async def go():
+        async with job(2, transport="shm") as settings:
+            return await build_all(settings)
+
+    errors = asyncio.run(go())
+    assert "TFDIST_TRANSPORT=shm" in errors[1].message
+    assert errors[0].payload["rank"] == 1
+
+
+@pytest.mark.parametrize("seals", [0, fcntl.F_SEAL_GROW])
+def test_memory_that_could_shrink_is_refused(seals):
+    fd = os.memfd_create("test", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, SHM_BYTES)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
+    with pytest.raises(links.ShmFailedError, match="seals"):
+        links.check_memory(fd, SHM_BYTES)
+    os.close(fd)
+    good = links.create_memory(SHM_BYTES)
+    links.check_memory(good, SHM_BYTES)
+    with pytest.raises(links.ShmFailedError, match="expected 1"):
+        links.check_memory(good, 1)
+    os.close(good)
+
+
+@deadline(30)
+def test_strangers_at_a_ranks_ports_do_not_disturb():
+    async def go():
+        async with job(2) as settings:
+            first = asyncio.create_task(mesh.build(settings[0]))
+            store = await StoreClient.connect(
+                settings[0].store, SECRET, deadline=settings[0].deadline
+            )
+            (record,) = await store.wait(["1/rank/0"], 5.0)
+            strangers = []
+            for data in (b"", b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 100) * 30:
+                _, writer = await asyncio.open_connection(*record["address"])
+                writer.write(data)
+                strangers.append(writer)
+                _, writer = await asyncio.open_unix_connection(
+                    "\0" + record["unix_name"]
+                )
+                writer.write(data)
+                strangers.append(writer)
+            before = time.monotonic()
+            meshes = [await first_of(mesh.build(settings[1]), first), first.result()]
+            assert time.monotonic() - before < 1.5
+            close(meshes)
+            for writer in strangers:
+                writer.close()
+            store.close()
+
+    async def first_of(building, other):
+        found, _ = await asyncio.gather(building, other)
+        return found
+
+    asyncio.run(go())
+
+
+@deadline(30)
+def test_a_peer_of_another_generation_or_pair_is_refused():
+    async def go():
+        async with job(2) as settings:
+            first = asyncio.create_task(mesh.build(settings[0]))
+            store = await StoreClient.connect(
+                settings[0].store, SECRET, deadline=settings[0].deadline
+            )
+            (record,) = await store.wait(["1/rank/0"], 5.0)
+            peer = links.Peer(
+                rank=0,
+                host="h",
+                pid=1,
+                boot_id="b",
+                address=tuple(record["address"]),
+                unix_name=record["unix_name"],
+            )
+            for rank, generation in ((1, 2), (0, 1), (2, 1)):
+                with pytest.raises(ConnectionError):
+                    await links.connect_tcp(
+                        rank, peer, secret=SECRET, generation=generation
+                    )
+            with pytest.raises(links.auth.AuthenticationError):
+                await links.connect_tcp(1, peer, secret=bytes(32), generation=1)
+            meshes = await asyncio.gather(first, mesh.build(settings[1]))
+            close(meshes)
+            store.close()
+
+    asyncio.run(go())
+
+
+@deadline(60)
+def test_generations_follow_each_other_on_one_store():
+    async def go():
+        async with job(3) as settings:
+            for generation in range(1, 4):
+                meshes = await connected(
+                    [replace(own, generation=generation) for own in settings]
+                )
+                close(meshes)
+
+    asyncio.run(go())
+
+
+# ---- agreement and topology, pure ----
+
+
+def record(host="a", local_rank=None, local_size=None, **versions):
+    return {
+        "host": host,
+        "boot_id": host,
+        "local_rank": local_rank,
+        "local_size": local_size,
+        "versions": versions,
+        "settings": {},
+    }
+
+
+def test_versions_that_differ_are_named_with_ranks():
+    records = [record(tensorflow="2.21"), record(tensorflow="2.20"), record()]
+    with pytest.raises(RendezvousError) as caught:
+        agreement.check_agreement(records)
+    assert (
+        "tensorflow: 2.21 on rank 0; 2.20 on rank 1; not set on rank 2"
+        in caught.value.message
+    )
+
+
+def places(hosts, **told):
+    records = [record(host) for host in hosts]
+    for name, values in told.items():
+        for own, value in zip(records, values, strict=True):
+            own[name] = value
+    size = len(hosts)
+    found = [
+        agreement.topology(Placement(rank=rank, size=size), records)
+        for rank in range(size)
+    ]
+    return [(t.local_rank, t.local_size, t.cross_rank, t.cross_size) for t in found]
+
+
+def test_topology_from_the_hosts_found_also_with_unequal_hosts():
+    assert places("aab") == [(0, 2, 0, 2), (1, 2, 0, 1), (0, 1, 1, 2)]
+    assert places("abab") == [(0, 2, 0, 2), (0, 2, 1, 2), (1, 2, 0, 2), (1, 2, 1, 2)]
+
+
+def test_topology_told_by_the_launcher_wins():
+    # Two virtual nodes of Slurm on one host.
+    told = {"local_rank": [0, 1, 0, 1], "local_size": [2, 2, 2, 2]}
+    assert places("aaaa", **told) == [
+        (0, 2, 0, 2),
+        (1, 2, 0, 2),
+        (0, 2, 1, 2),
+        (1, 2, 1, 2),
+    ]
+
+
+def test_topology_is_computed_when_one_rank_was_told_nothing():
+    assert places("aa", local_rank=[5, None])[0][:2] == (0, 2)

@@ -1,0 +1,454 @@
+"""The store: operations, authentication, and strangers at its port."""
+
+import asyncio
+import json
+import socket
+import time
+from contextlib import asynccontextmanager
+
+import pytest
+from helpers.deadline import deadline
+
+from tfdist.rendezvous import auth, channel, listener
+from tfdist.rendezvous.address import bind, is_loopback, join_address, split_address
+from tfdist.rendezvous.auth import AuthenticationError, Sealer
+from tfdist.rendezvous.errors import RendezvousError
+from tfdist.rendezvous.store import (
+    Membership,
+    MissingKeysError,
+    StoreClient,
+    StoreServer,
+    StoreThread,
+    failure_key,
+)
+
+SECRET = bytes(range(32))
+OTHER_SECRET = bytes(32)
+
+
+@asynccontextmanager
+async def serving():
+    server = StoreServer(bind("127.0.0.1", 0), SECRET)
+    server.start()
+    try:
+        yield server
+    finally:
+        await server.close()
+
+
+async def client_of(server, secret=SECRET, timeout_s=5.0):
+    return await StoreClient.connect(
+        server.address, secret, deadline=time.monotonic() + timeout_s
+    )
+
+
+def run(test):
+    """Runs an async test on a loop of its own."""
+
+    def wrapped():
+        asyncio.run(test())
+
+    wrapped.__name__ = test.__name__
+    wrapped.__doc__ = test.__doc__
+    return wrapped
+
+
+# ---- operations ----
+
+
+@deadline(20)
+@run
+async def test_set_wait_and_add():
+    async with serving() as server:
+        one, two = await client_of(server), await client_of(server)
+        await one.set("a", {"x": [1, 2.5, None, "é"]})
+        assert await two.wait(["a"], 1.0) == [{"x": [1, 2.5, None, "é"]}]
+        assert await one.add("n") == 1
+        assert await two.add("n", 4) == 5
+        waiting = asyncio.create_task(two.wait(["a", "later"], 5.0))
+        await one.set("later", 7)
+        assert (await waiting)[1] == 7
+        one.close()
+        two.close()
+
+
+@deadline(20)
+@run
+async def test_wait_ends_at_its_deadline_and_names_the_missing_keys():
+    async with serving() as server:
+        client = await client_of(server)
+        keys = [f"k{i}" for i in range(100)]  # more than one request holds
+        for key in keys[:99]:
+            await client.set(key, 0)
+        before = time.monotonic()
+        with pytest.raises(MissingKeysError) as caught:
+            await client.wait(keys, 0.2)
+        assert caught.value.keys == ["k99"]
+        assert 0.2 <= time.monotonic() - before < 1.5
+        client.close()
+
+
+@deadline(20)
+@run
+async def test_a_member_that_dies_is_the_failure_that_others_are_told():
+    async with serving() as server:
+        members = [
+            await Membership.join(
+                server.address,
+                SECRET,
+                member={"rank": rank, "generation": 3, "host": "h", "pid": 40 + rank},
+                deadline=time.monotonic() + 5,
+            )
+            for rank in range(2)
+        ]
+        watching = asyncio.create_task(members[0].first_failure())
+        members[1].close()
+        failed = await asyncio.wait_for(watching, 2.0)
+        assert (failed["rank"], failed["pid"]) == (1, 41)
+        await members[0].leave()
+
+
+@deadline(20)
+@run
+async def test_a_member_that_leaves_is_no_failure():
+    async with serving() as server:
+        member = await Membership.join(
+            server.address,
+            SECRET,
+            member={"rank": 0, "generation": 1, "host": "h", "pid": 1},
+            deadline=time.monotonic() + 5,
+        )
+        await member.leave()
+        await server.close(drain_s=2.0)
+        assert failure_key(1) not in server.values
+
+
+@deadline(20)
+@run
+async def test_no_server_is_an_error_at_the_deadline():
+    sock = bind("127.0.0.1", 0)
+    address = sock.getsockname()[:2]
+    sock.close()
+    before = time.monotonic()
+    with pytest.raises(RendezvousError, match="no rendezvous at 127.0.0.1") as caught:
+        await StoreClient.connect(address, SECRET, deadline=before + 0.3)
+    assert time.monotonic() - before < 2.0
+    assert caught.value.payload["kind"] == "timeout"
+
+
+@deadline(20)
+def test_the_thread_of_the_launcher_serves_and_stops():
+    thread = StoreThread(SECRET)
+    thread.start()
+    address = split_address(thread.address)
+
+    async def talk():
+        client = await StoreClient.connect(
+            address, SECRET, deadline=time.monotonic() + 5
+        )
+        await client.set("report/1", 3)
+        client.close()
+
+    asyncio.run(talk())
+    assert thread.values("report/") == {"report/1": 3}
+    thread.close()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(address, timeout=2.0)
+
+
+# ---- who may enter ----
+
+
+@deadline(20)
+@run
+async def test_a_wrong_secret_is_refused_on_both_sides():
+    async with serving() as server:
+        with pytest.raises(RendezvousError, match="does not know the secret"):
+            await client_of(server, OTHER_SECRET)
+        client = await client_of(server)  # and the server goes on
+        await client.set("a", 1)
+        client.close()
+
+
+@deadline(20)
+@run
+async def test_a_client_without_the_secret_gets_nothing_done():
+    """A client that skips the server's proof must fail at its own."""
+    async with serving() as server:
+        reader, writer = await asyncio.open_connection(*server.address)
+        hello = {
+            "magic": "tfdist",
+            "protocol": auth.PROTOCOL,
+            "purpose": "store",
+            "nonce": auth.new_nonce().hex(),
+        }
+        send_frame(writer, auth.encode(hello))
+        answer = json.loads(await receive_frame(reader))
+        # Reflecting the server's own proof must not help either.
+        send_frame(writer, auth.encode({"proof": answer["proof"]}))
+        assert await asyncio.wait_for(reader.read(), 3.0) == b""
+        writer.close()
+        assert server.values == {}
+
+
+@deadline(20)
+@run
+async def test_a_recorded_conversation_cannot_be_replayed():
+    async with serving() as server:
+        recorded = await record(server, lambda client: client.add("n"))
+        assert server.values == {"n": 1}
+        for cut in range(1, len(recorded) + 1):
+            reader, writer = await asyncio.open_connection(*server.address)
+            for frame in recorded[:cut]:
+                writer.write(frame)
+            writer.write_eof()
+            await read_to_end(reader, 3.0)
+            writer.close()
+        assert server.values == {"n": 1}
+
+
+@deadline(20)
+@run
+async def test_a_changed_repeated_or_reordered_message_is_refused():
+    key = auth.new_nonce()
+    sealer = Sealer(key)
+    first, second = sealer.seal(b'{"a":1}'), sealer.seal(b'{"a":2}')
+    assert Sealer(key).open(first) == b'{"a":1}'
+    for stream in (
+        [second],
+        [first, first],
+        [first[:-1] + b"]"],
+        [bytes([first[0] ^ 1]) + first[1:]],
+        [first[:31]],
+        [b""],
+    ):
+        opener = Sealer(key)
+        with pytest.raises(AuthenticationError):
+            for message in stream:
+                opener.open(message)
+
+
+def test_every_bit_of_the_handshake_counts():
+    nonces = auth.new_nonce(), auth.new_nonce()
+    seen = auth.transcript("store", *nonces)
+    good = auth.proof(SECRET, "client", seen)
+    auth.check_proof(SECRET, "client", seen, good)
+    others = [
+        (SECRET, "server", seen),
+        (OTHER_SECRET, "client", seen),
+        (SECRET, "client", auth.transcript("member", *nonces)),
+        (SECRET, "client", auth.transcript("store", nonces[1], nonces[0])),
+    ]
+    for secret, role, what in others:
+        with pytest.raises(AuthenticationError):
+            auth.check_proof(secret, role, what, good)
+    to_server, to_client = auth.sealers(SECRET, seen)
+    assert to_server.key != to_client.key  # else a message could be reflected
+
+
+@deadline(20)
+@run
+async def test_another_protocol_is_refused_with_both_versions():
+    async with serving() as server:
+        reader, writer = await asyncio.open_connection(*server.address)
+        send_frame(writer, auth.encode({"magic": "tfdist", "protocol": 99}))
+        assert json.loads(await receive_frame(reader)) == {"protocol": auth.PROTOCOL}
+        writer.close()
+
+    async def old_server(reader, writer):
+        await receive_frame(reader)
+        send_frame(writer, auth.encode({"protocol": 99}))
+
+    old = await asyncio.start_server(old_server, "127.0.0.1", 0)
+    address = old.sockets[0].getsockname()[:2]
+    with pytest.raises(RendezvousError, match="speaks protocol 99, this tfdist"):
+        await StoreClient.connect(address, SECRET, deadline=time.monotonic() + 3)
+    old.close()
+
+
+# ---- strangers ----
+
+
+@deadline(30)
+@run
+async def test_silent_strangers_delay_nobody_and_the_oldest_are_dropped():
+    async with serving() as server:
+        strangers = [
+            await asyncio.open_connection(*server.address)
+            for _ in range(3 * listener.MAX_UNAUTHENTICATED)
+        ]
+        before = time.monotonic()
+        client = await client_of(server)
+        await client.set("a", 1)
+        assert time.monotonic() - before < 1.0
+        # The first one went at once, to make room; the rest at the deadline.
+        assert await asyncio.wait_for(strangers[0][0].read(), 0.5) == b""
+        assert await asyncio.wait_for(strangers[-2][0].read(), 4.0) == b""
+        assert time.monotonic() - before >= 1.0
+        assert await client.add("n") == 1
+        client.close()
+        for _, writer in strangers:
+            writer.close()
+
+
+GARBAGE = {
+    "http": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+    "ssh": b"SSH-2.0-OpenSSH_9.2\r\n",
+    "tls": bytes.fromhex("1603010200010001fc0303") + bytes(500),
+    "zeros": bytes(4096),
+    "ones": b"\xff" * 4096,
+    "not json": b"\x00\x00\x00\x04abcd",
+    "json, no object": b"\x00\x00\x00\x02[]",
+    "deep": (20000).to_bytes(4, "big") + b"[" * 20000,
+    "oversize": (channel.MAX_BYTES_BEFORE_AUTH + 1).to_bytes(4, "big"),
+    "huge": b"\x7f\xff\xff\xff",
+    "no purpose": b"\x00\x00\x00\x22" + b'{"magic": "tfdist", "protocol": 1}',
+}
+
+
+@deadline(30)
+@run
+async def test_garbage_is_dropped_at_once_and_the_server_goes_on():
+    async with serving() as server:
+        for name, data in GARBAGE.items():
+            reader, writer = await asyncio.open_connection(*server.address)
+            before = time.monotonic()
+            writer.write(data)
+            assert await read_to_end(reader, 3.0) == b"", name
+            assert time.monotonic() - before < 1.5, name
+            writer.close()
+        client = await client_of(server)
+        assert await client.add("n") == 1
+        client.close()
+
+
+@deadline(30)
+@run
+async def test_a_hello_cut_at_any_byte_or_sent_bytewise_is_survived():
+    async with serving() as server:
+        hello = (await record(server, lambda client: client.add("n")))[0]
+        for cut in range(0, len(hello), 7):
+            _, writer = await asyncio.open_connection(*server.address)
+            writer.write(hello[:cut])
+            writer.close()
+        # Slowly, one byte at a time, is no way to stay past the deadline.
+        reader, writer = await asyncio.open_connection(*server.address)
+        before = time.monotonic()
+        with pytest.raises(ConnectionError):
+            for byte in hello * 9:
+                writer.write(bytes([byte]))
+                await writer.drain()
+                await asyncio.sleep(0.02)
+        assert 1.5 < time.monotonic() - before < 4.0
+        writer.close()
+        client = await client_of(server)
+        assert await client.add("n") == 2
+        client.close()
+
+
+@deadline(20)
+@run
+async def test_messages_above_the_limit_are_refused_after_authentication():
+    async with serving() as server:
+        client = await client_of(server)
+        with pytest.raises(ValueError, match="above the limit"):
+            await client.set("a", "x" * (1 << 20))
+        # A client that ignores the limit is cut off.
+        raw = await channel_of(server)
+        raw.sock.sendall(((1 << 20) + 1).to_bytes(4, "big"))
+        with pytest.raises(channel.ChannelClosed):
+            await asyncio.wait_for(raw.receive(), 3.0)
+        raw.close()
+        assert await client.add("n") == 1
+        client.close()
+
+
+@deadline(20)
+@run
+async def test_a_malformed_request_ends_its_connection_only():
+    async with serving() as server:
+        client = await client_of(server)
+        for request in ({}, {"op": "no"}, {"op": "wait", "keys": 3}, {"op": "set"}):
+            raw = await channel_of(server)
+            await raw.send(request)
+            with pytest.raises(channel.ChannelClosed):
+                await asyncio.wait_for(raw.receive(), 2.0)
+            raw.close()
+        assert await client.add("n") == 1
+        client.close()
+
+
+# ---- addresses ----
+
+
+@pytest.mark.parametrize("text", ["", "host", "host:", ":80", "h:0", "h:65536", "h:x"])
+def test_a_malformed_address_is_refused(text):
+    with pytest.raises(RendezvousError, match="TFDIST_RENDEZVOUS="):
+        split_address(text)
+
+
+def test_addresses_of_both_families():
+    assert split_address("10.0.0.1:80") == ("10.0.0.1", 80)
+    assert split_address(join_address("::1", 80)) == ("::1", 80)
+    assert is_loopback("127.0.0.1") and is_loopback("::1") and is_loopback("localhost")
+    assert not is_loopback("10.0.0.1") and not is_loopback("node1")
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::"])  # noqa: S104
+def test_nothing_listens_on_all_interfaces(host):
+    with pytest.raises(RendezvousError, match="all network interfaces"):
+        bind(host, 0)
+
+
+# ---- helpers ----
+
+
+def send_frame(writer, body):
+    writer.write(len(body).to_bytes(4, "big") + body)
+
+
+async def receive_frame(reader):
+    length = int.from_bytes(await asyncio.wait_for(reader.readexactly(4), 3.0), "big")
+    return await asyncio.wait_for(reader.readexactly(length), 3.0)
+
+
+async def read_to_end(reader, timeout_s):
+    """What comes until the server closes; b"" when it resets the connection."""
+    try:
+        return await asyncio.wait_for(reader.read(), timeout_s)
+    except ConnectionResetError:
+        return b""
+
+
+async def channel_of(server):
+    sock = socket.socket()
+    sock.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(sock, server.address)
+    raw = channel.Channel(sock)
+    await raw.handshake_as_client(SECRET, "store")
+    return raw
+
+
+async def record(server, act):
+    """The frames that a real client sends during `act`."""
+    frames = []
+    original = channel.Channel._send_frame
+
+    async def listen(self, body, fds):
+        if self is recorded:
+            frames.append(len(body).to_bytes(4, "big") + body)
+        await original(self, body, fds)
+
+    sock = socket.socket()
+    sock.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(sock, server.address)
+    recorded = channel.Channel(sock)
+    channel.Channel._send_frame = listen
+    try:
+        await recorded.handshake_as_client(SECRET, "store")
+        await act(StoreClient(recorded))
+    finally:
+        channel.Channel._send_frame = original
+    recorded.close()
+    assert len(frames) == 3  # hello, proof, request
+    return frames

@@ -1,0 +1,127 @@
+"""Data-parallel training of Keras 3 models on TensorFlow, on several processes.
+
+Names are loaded when first used, so that the launcher and the tests of the core
+start without importing TensorFlow.
+
+Example:
+    >>> import tfdist
+    >>> tfdist.init()  # one process, unless a launcher started several
+    >>> tfdist.size()
+    1
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+# Public name → module that defines it.
+_HOME = {
+    "init": "_runtime",
+    "shutdown": "_runtime",
+    "is_initialized": "_runtime",
+    "rank": "_runtime",
+    "size": "_runtime",
+    "local_rank": "_runtime",
+    "local_size": "_runtime",
+    "cross_rank": "_runtime",
+    "cross_size": "_runtime",
+    "ReduceOp": "collectives",
+    "allreduce": "collectives",
+    "grouped_allreduce": "collectives",
+    "allgather": "collectives",
+    "broadcast": "collectives",
+    "barrier": "collectives",
+    "broadcast_variables": "variables",
+    "broadcast_object": "objects",
+    "allgather_object": "objects",
+    "DistributedGradientTape": "tape",
+    "DistributedOptimizer": "optimizer",
+    "pin_gpu": "device",
+    "MismatchError": "errors",
+    "RankFailedError": "errors",
+    "TimeoutError": "errors",
+    "NotInitializedError": "errors",
+}
+_SUBMODULES = ("callbacks", "data", "errors")
+
+__all__ = [
+    "DistributedGradientTape",
+    "DistributedOptimizer",
+    "MismatchError",
+    "NotInitializedError",
+    "RankFailedError",
+    "ReduceOp",
+    "TimeoutError",
+    "__version__",
+    "allgather",
+    "allgather_object",
+    "allreduce",
+    "barrier",
+    "broadcast",
+    "broadcast_object",
+    "broadcast_variables",
+    "callbacks",
+    "cross_rank",
+    "cross_size",
+    "data",
+    "errors",
+    "grouped_allreduce",
+    "init",
+    "is_initialized",
+    "local_rank",
+    "local_size",
+    "pin_gpu",
+    "rank",
+    "shutdown",
+    "size",
+]
+
+if TYPE_CHECKING:
+    from tfdist import callbacks, data, errors
+    from tfdist._runtime import (
+        cross_rank,
+        cross_size,
+        init,
+        is_initialized,
+        local_rank,
+        local_size,
+        rank,
+        shutdown,
+        size,
+    )
+    from tfdist.collectives import (
+        ReduceOp,
+        allgather,
+        allreduce,
+        barrier,
+        broadcast,
+        grouped_allreduce,
+    )
+    from tfdist.device import pin_gpu
+    from tfdist.errors import (
+        MismatchError,
+        NotInitializedError,
+        RankFailedError,
+        TimeoutError,
+    )
+    from tfdist.objects import allgather_object, broadcast_object
+    from tfdist.optimizer import DistributedOptimizer
+    from tfdist.tape import DistributedGradientTape
+    from tfdist.variables import broadcast_variables
+
+
+def __getattr__(name: str) -> Any:
+    if name in _SUBMODULES:
+        return importlib.import_module(f"{__name__}.{name}")
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

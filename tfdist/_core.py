@@ -1,0 +1,423 @@
+"""The native core, through ctypes: a mirror of `tfdist_ops/runtime/c_api.h`.
+
+Importing this module loads nothing and needs no TensorFlow; the library is
+loaded at the first call. Everything here is internal: users call `tfdist`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+API_VERSION = 1
+LIBRARY_PATH = Path(__file__).resolve().parent / "_native" / "libtfdist_core.so"
+
+# Codes are TensorFlow's (tfdist_ops/base/status.h).
+CANCELLED = 1
+INVALID_ARGUMENT = 3
+DEADLINE_EXCEEDED = 4
+FAILED_PRECONDITION = 9
+ABORTED = 10
+INTERNAL = 13
+
+# Kinds of operations (c_api.h).
+ALLREDUCE = 0
+ALLGATHER = 1
+BROADCAST = 2
+BARRIER = 3
+
+_GROUP_ID_BYTES = 33
+_RECORD_BATCH = 512
+
+
+class CoreError(RuntimeError):
+    """An error of the core or of the rendezvous.
+
+    Attributes:
+        code: TensorFlow's number of the error's class, e.g. 10 (aborted).
+        message: what happened, in words.
+        payload: the machine-readable record: "kind", "rank", "host", "pid",
+            "tensor", "cause", "detail"; empty fields are left out.
+    """
+
+    def __init__(
+        self, code: int, message: str, payload: dict[str, Any] | None = None
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.payload = payload or {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (type(self), (self.code, self.message, self.payload))
+
+
+class Status(ctypes.Structure):
+    """tfdist_status."""
+
+    _fields_ = [
+        ("code", ctypes.c_int32),
+        ("message", ctypes.c_char_p),
+        ("payload", ctypes.c_char_p),
+    ]
+
+
+class Link(ctypes.Structure):
+    """tfdist_link."""
+
+    _fields_ = [
+        ("peer", ctypes.c_int32),
+        ("transport", ctypes.c_char_p),
+        ("host", ctypes.c_char_p),
+        ("pid", ctypes.c_int64),
+        ("socket_fd", ctypes.c_int32),
+        ("memory_fd", ctypes.c_int32),
+        ("peer_doorbell_fd", ctypes.c_int32),
+        ("initiator", ctypes.c_int32),
+    ]
+
+
+class World(ctypes.Structure):
+    """tfdist_world."""
+
+    _fields_ = [
+        ("rank", ctypes.c_int32),
+        ("size", ctypes.c_int32),
+        ("local_rank", ctypes.c_int32),
+        ("local_size", ctypes.c_int32),
+        ("cross_rank", ctypes.c_int32),
+        ("cross_size", ctypes.c_int32),
+        ("generation", ctypes.c_uint32),
+        ("host", ctypes.c_char_p),
+        ("own_doorbell_fd", ctypes.c_int32),
+        ("links", ctypes.POINTER(Link)),
+        ("link_count", ctypes.c_int32),
+    ]
+
+
+class Tensor(ctypes.Structure):
+    """tfdist_tensor."""
+
+    _fields_ = [
+        ("input", ctypes.c_void_p),
+        ("output", ctypes.c_void_p),
+        ("rank", ctypes.c_int32),
+        ("dims", ctypes.POINTER(ctypes.c_int64)),
+        ("hint", ctypes.c_uint64),
+    ]
+
+
+DoneCallback = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.POINTER(Status))
+AllocateCallback = ctypes.CFUNCTYPE(
+    ctypes.c_void_p, ctypes.c_void_p, ctypes.POINTER(ctypes.c_int64), ctypes.c_int32
+)
+
+
+class Request(ctypes.Structure):
+    """tfdist_request."""
+
+    _fields_ = [
+        ("kind", ctypes.c_int32),
+        ("name", ctypes.c_char_p),
+        ("dtype", ctypes.c_int32),
+        ("op", ctypes.c_int32),
+        ("root", ctypes.c_int32),
+        ("prescale", ctypes.c_double),
+        ("postscale", ctypes.c_double),
+        ("timeout_s", ctypes.c_double),
+        ("group", ctypes.c_char_p),
+        ("bucket", ctypes.c_int32),
+        ("bucket_count", ctypes.c_int32),
+        ("tensors", ctypes.POINTER(Tensor)),
+        ("tensor_count", ctypes.c_int32),
+        ("context", ctypes.c_void_p),
+        ("done", DoneCallback),
+        ("allocate", AllocateCallback),
+    ]
+
+
+class Record(ctypes.Structure):
+    """tfdist_record."""
+
+    _fields_ = [
+        ("name", ctypes.c_char * 96),
+        ("bytes", ctypes.c_int64),
+        ("submitted_us", ctypes.c_int64),
+        ("agreed_us", ctypes.c_int64),
+        ("done_us", ctypes.c_int64),
+        ("code", ctypes.c_int32),
+        ("kind", ctypes.c_int32),
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkEnd:
+    """One connected and authenticated link, as `start` hands it to the core."""
+
+    peer: int
+    transport: str
+    host: str
+    pid: int
+    socket_fd: int
+    initiator: bool
+    memory_fd: int = -1
+    peer_doorbell_fd: int = -1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Topology:
+    """The place of this rank; see `tfdist.rank` and its neighbours."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    cross_rank: int
+    cross_size: int
+
+
+_SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
+    "tfdist_init": (ctypes.c_int32, [ctypes.POINTER(World)]),
+    "tfdist_shutdown": (None, [ctypes.c_double]),
+    "tfdist_is_initialized": (ctypes.c_int32, []),
+    "tfdist_last_error": (Status, []),
+    "tfdist_topology": (None, [ctypes.POINTER(ctypes.c_int32)]),
+    "tfdist_abort": (None, [ctypes.c_char_p]),
+    "tfdist_failure": (Status, []),
+    "tfdist_good_steps": (ctypes.c_int64, []),
+    "tfdist_config_json": (ctypes.c_char_p, []),
+    "tfdist_shm_bytes": (ctypes.c_int64, []),
+    "tfdist_build_info": (ctypes.c_char_p, []),
+    "tfdist_submit": (
+        ctypes.c_int32,
+        [ctypes.POINTER(Request), ctypes.POINTER(ctypes.c_uint64)],
+    ),
+    "tfdist_cancel": (None, [ctypes.c_uint64]),
+    "tfdist_register_group": (
+        ctypes.c_int32,
+        [
+            ctypes.c_char_p,
+            ctypes.POINTER(ctypes.c_uint8),
+            ctypes.c_int32,
+            ctypes.c_double,
+            ctypes.c_char_p,
+        ],
+    ),
+    "tfdist_take_records": (ctypes.c_int32, [ctypes.POINTER(Record), ctypes.c_int32]),
+    "tfdist_counters_json": (ctypes.c_char_p, []),
+    "tfdist_api": (ctypes.c_void_p, [ctypes.c_int32]),
+}
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """Loads `libtfdist_core.so` once and declares its functions.
+
+    Raises:
+        ImportError: the library is missing, does not load, or speaks another
+            version of the interface; the message says how to build it.
+    """
+    remedy = (
+        "build it with `pip install -e . --no-build-isolation` in the source folder, "
+        "or install a tfdist wheel for this machine"
+    )
+    if not LIBRARY_PATH.is_file():
+        raise ImportError(
+            f"the core library of tfdist is not built: expected {LIBRARY_PATH}; "
+            f"{remedy}"
+        )
+    try:
+        lib = ctypes.CDLL(str(LIBRARY_PATH))
+        for name, (result, arguments) in _SIGNATURES.items():
+            function = getattr(lib, name)
+            function.restype = result
+            function.argtypes = arguments
+    except (OSError, AttributeError) as error:
+        raise ImportError(
+            f"the core library of tfdist does not load: {error}; {remedy}"
+        ) from error
+    if not lib.tfdist_api(API_VERSION):
+        raise ImportError(
+            f"{LIBRARY_PATH} does not speak version {API_VERSION} of the interface "
+            f"that this tfdist expects; {remedy}"
+        )
+    return lib
+
+
+def _error_of(status: Status) -> CoreError:
+    message = (status.message or b"").decode("utf-8", "replace")
+    text = (status.payload or b"").decode("utf-8", "replace")
+    try:
+        payload = json.loads(text) if text else {}
+    except ValueError:
+        payload = {"kind": "internal", "detail": text}
+    return CoreError(status.code, message, payload)
+
+
+def last_error() -> CoreError:
+    """The calling thread's last error."""
+    return _error_of(library().tfdist_last_error())
+
+
+def check(code: int) -> None:
+    """Raises CoreError, from the thread's last error, unless `code` is 0."""
+    if code != 0:
+        raise last_error()
+
+
+def config() -> dict[str, dict[str, Any]]:
+    """The configuration in force: name of the variable → its row of the table.
+
+    Returns:
+        For each variable "name", "type", "default", "value", "unit", "minimum",
+        "maximum", "choices", "agreed", "scope" and "help".
+
+    Raises:
+        CoreError: an unknown TFDIST_* variable, or a value that is not allowed.
+    """
+    text = library().tfdist_config_json()
+    if text is None:
+        raise last_error()
+    return {row["name"]: row for row in json.loads(text)}
+
+
+def value(name: str) -> Any:
+    """The value in force of one variable, such as TFDIST_TIMEOUT_S."""
+    rows = config()
+    if name not in rows:
+        raise KeyError(f"{name} is not in the table of variables: {sorted(rows)}")
+    return rows[name]["value"]
+
+
+def shm_bytes() -> int:
+    """Bytes of shared memory behind one link under the configuration in force."""
+    size = library().tfdist_shm_bytes()
+    if size < 0:
+        raise last_error()
+    return int(size)
+
+
+def start(
+    topology: Topology,
+    *,
+    host: str,
+    generation: int = 1,
+    own_doorbell_fd: int = -1,
+    links: Sequence[LinkEnd] = (),
+) -> None:
+    """Starts the engine; it owns all descriptors from here on.
+
+    Raises:
+        CoreError: the engine did not start.
+    """
+    array = (Link * max(1, len(links)))()
+    for slot, end in zip(array, links, strict=False):
+        slot.peer = end.peer
+        slot.transport = end.transport.encode()
+        slot.host = end.host.encode()
+        slot.pid = end.pid
+        slot.socket_fd = end.socket_fd
+        slot.memory_fd = end.memory_fd
+        slot.peer_doorbell_fd = end.peer_doorbell_fd
+        slot.initiator = int(end.initiator)
+    world = World(
+        rank=topology.rank,
+        size=topology.size,
+        local_rank=topology.local_rank,
+        local_size=topology.local_size,
+        cross_rank=topology.cross_rank,
+        cross_size=topology.cross_size,
+        generation=generation,
+        host=host.encode(),
+        own_doorbell_fd=own_doorbell_fd,
+        links=array,
+        link_count=len(links),
+    )
+    check(library().tfdist_init(ctypes.byref(world)))
+
+
+def stop(timeout_s: float) -> None:
+    """Tells the peers that this rank leaves and ends the engine's threads."""
+    library().tfdist_shutdown(timeout_s)
+
+
+def is_running() -> bool:
+    """Whether the engine runs in this process."""
+    return bool(library().tfdist_is_initialized())
+
+
+def abort(cause: str) -> None:
+    """Ends the work of all ranks, naming this one and `cause`."""
+    library().tfdist_abort(cause.encode("utf-8", "replace"))
+
+
+def failure() -> CoreError | None:
+    """The error that ended the engine's work, None while there is none."""
+    status = library().tfdist_failure()
+    return _error_of(status) if status.code != 0 else None
+
+
+def good_steps() -> int:
+    """Complete steps in a row on this rank before a failure."""
+    return int(library().tfdist_good_steps())
+
+
+def register_group(
+    description: str, present: Sequence[bool], *, timeout_s: float = 0.0
+) -> tuple[str, list[bool]]:
+    """Agrees with all ranks on a group of gradients; blocks until they have it.
+
+    Args:
+        description: one line a variable ("path dtype [d0,d1]"), then one line of
+            options ("op=average ..."); equal on all ranks.
+        present: for each variable, whether this rank has a gradient.
+        timeout_s: seconds to wait for the others; <= 0: TFDIST_TIMEOUT_S.
+
+    Returns:
+        The group's id, and for each variable whether any rank has a gradient.
+
+    Raises:
+        CoreError: the descriptions differ, a rank failed, the time is over.
+    """
+    flags = (ctypes.c_uint8 * max(1, len(present)))(*(1 if p else 0 for p in present))
+    group_id = ctypes.create_string_buffer(_GROUP_ID_BYTES)
+    check(
+        library().tfdist_register_group(
+            description.encode(), flags, len(present), timeout_s, group_id
+        )
+    )
+    return group_id.value.decode(), [bool(flags[i]) for i in range(len(present))]
+
+
+def take_records() -> list[dict[str, Any]]:
+    """The finished operations since the last call, oldest first.
+
+    Returns:
+        For each: "name", "bytes", "submitted_us", "agreed_us", "done_us"
+        (monotonic microseconds, 0 = never got there), "code", "kind".
+    """
+    found: list[dict[str, Any]] = []
+    batch = (Record * _RECORD_BATCH)()
+    while True:
+        count = library().tfdist_take_records(batch, _RECORD_BATCH)
+        for record in batch[:count]:
+            row = {name: getattr(record, name) for name, *_ in Record._fields_}
+            row["name"] = row["name"].decode("utf-8", "replace")
+            found.append(row)
+        if count < _RECORD_BATCH:
+            return found
+
+
+def counters() -> dict[str, Any]:
+    """The engine's counters: bytes and frames sent, tickets, wake-ups, ..."""
+    return dict(json.loads(library().tfdist_counters_json() or b"{}"))
+
+
+def build_info() -> dict[str, Any]:
+    """What the library was built with: version, compiler, algorithms, ..."""
+    return dict(json.loads(library().tfdist_build_info()))

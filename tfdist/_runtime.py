@@ -1,0 +1,297 @@
+"""Life of the engine in this process: init, shutdown, and who this process is.
+
+The only module of the package that keeps state. It imports no TensorFlow; the error
+classes, which do, are imported when one is raised.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import sys
+import threading
+import traceback
+from dataclasses import dataclass
+from types import TracebackType
+from typing import NoReturn
+
+from tfdist import _core
+from tfdist.rendezvous import report
+from tfdist.rendezvous.environment import detect
+from tfdist.rendezvous.start import Options, connect
+from tfdist.rendezvous.world import Mesh
+
+_log = logging.getLogger("tfdist")
+_SHUTDOWN_TIMEOUT_S = 2.0
+_TRACEBACK_LINES = 20
+_CAUSE_CHARACTERS = 16 << 10
+_ERROR_CHARACTERS = 2000
+
+
+@dataclass
+class _State:
+    """Everything this process remembers of tfdist."""
+
+    topology: _core.Topology | None = None
+    pid: int = 0  # process that called init; another one is its fork
+    generation: int = 0
+    hooked: bool = False
+
+
+_state = _State()
+_lock = threading.RLock()
+
+
+def init(*, timeout_s: float | None = None) -> None:
+    """Connects this process with the other ranks of its job and starts the engine.
+
+    Who this process is comes from the launcher's variables (tfdistrun, mpirun, srun,
+    torchrun); without a launcher it is rank 0 of 1. Does nothing when tfdist is
+    initialized already. After `shutdown()` all ranks may call it again.
+
+    Args:
+        timeout_s: seconds to wait for all ranks; default `TFDIST_START_TIMEOUT_S`
+            (120).
+
+    Raises:
+        tfdist.MismatchError: the ranks run different versions or settings.
+        tfdist.RankFailedError: a rank failed while the ranks were connecting.
+        tfdist.TimeoutError: a rank is missing; the message names it.
+        tensorflow.errors.InvalidArgumentError: a variable is malformed, or two
+            launchers contradict each other.
+
+    Example:
+        >>> import tfdist
+        >>> tfdist.init()
+        >>> tfdist.rank()
+        0
+    """
+    try:
+        start(timeout_s=timeout_s)
+    except _core.CoreError as error:
+        _raise_public(error)
+
+
+def start(*, timeout_s: float | None = None) -> None:
+    """As `init`, but raises `_core.CoreError`, which needs no TensorFlow."""
+    with _lock:
+        _refuse_fork()
+        if _state.topology is not None:
+            return
+        rows = _core.config()
+        limit_s = rows["TFDIST_START_TIMEOUT_S"]["value"]
+        if timeout_s is not None:
+            if not 0.0 < timeout_s <= 86400.0:
+                raise _core.CoreError(
+                    _core.INVALID_ARGUMENT,
+                    f"timeout_s must be above 0 and at most 86400; got {timeout_s}",
+                    {"kind": "invalid_argument"},
+                )
+            limit_s = timeout_s
+        placement = detect(os.environ)
+        _install_hooks()
+        _state.generation += 1
+        _log.debug("rank %d of %d by %s", placement.rank, placement.size, placement)
+        if placement.size == 1:
+            mesh = _alone(_state.generation)
+        else:
+            options = Options(
+                generation=_state.generation,
+                timeout_s=limit_s,
+                transport=rows["TFDIST_TRANSPORT"]["value"],
+                shm_bytes=_core.shm_bytes(),
+                rows=rows,
+            )
+            mesh = connect(os.environ, placement, options)
+        _core.start(
+            mesh.topology,
+            host=mesh.host,
+            generation=mesh.generation,
+            own_doorbell_fd=mesh.own_doorbell_fd,
+            links=mesh.links,
+        )
+        _state.topology = mesh.topology
+        _state.pid = os.getpid()
+
+
+def _alone(generation: int) -> Mesh:
+    topology = _core.Topology(
+        rank=0, size=1, local_rank=0, local_size=1, cross_rank=0, cross_size=1
+    )
+    return Mesh(topology, os.uname().nodename, generation, -1)
+
+
+def shutdown() -> None:
+    """Leaves the job: tells the other ranks, ends the engine.
+
+    Called by itself when the process exits. Pending operations end with an error.
+    Does nothing when tfdist is not initialized.
+
+    Example:
+        >>> import tfdist
+        >>> tfdist.init()
+        >>> tfdist.shutdown()
+        >>> tfdist.is_initialized()
+        False
+    """
+    with _lock:
+        if _state.topology is None or _state.pid != os.getpid():
+            return
+        _state.topology = None
+        _core.stop(_SHUTDOWN_TIMEOUT_S)
+
+
+def is_initialized() -> bool:
+    """Whether `init()` has been called in this process, and `shutdown()` not since."""
+    return _state.topology is not None and _state.pid == os.getpid()
+
+
+def check_initialized() -> _core.Topology:
+    """The place of this rank.
+
+    Raises:
+        tfdist.NotInitializedError: `init()` has not been called, or this process is a
+            fork of one where it has.
+    """
+    topology = _state.topology
+    if topology is None or _state.pid != os.getpid():
+        _raise_not_initialized()
+    return topology
+
+
+def rank() -> int:
+    """Index of this process: 0 <= rank < size.
+
+    Raises:
+        tfdist.NotInitializedError: call `tfdist.init()` first.
+    """
+    return check_initialized().rank
+
+
+def size() -> int:
+    """Number of processes of the job.
+
+    Raises:
+        tfdist.NotInitializedError: call `tfdist.init()` first.
+    """
+    return check_initialized().size
+
+
+def local_rank() -> int:
+    """Index of this process among those of its host; chooses the GPU.
+
+    Raises:
+        tfdist.NotInitializedError: call `tfdist.init()` first.
+    """
+    return check_initialized().local_rank
+
+
+def local_size() -> int:
+    """Number of processes of the job on this host.
+
+    Raises:
+        tfdist.NotInitializedError: call `tfdist.init()` first.
+    """
+    return check_initialized().local_size
+
+
+def cross_rank() -> int:
+    """Index of this process among those of equal local rank, one a host.
+
+    Raises:
+        tfdist.NotInitializedError: call `tfdist.init()` first.
+    """
+    return check_initialized().cross_rank
+
+
+def cross_size() -> int:
+    """Number of processes of equal local rank, one a host.
+
+    Raises:
+        tfdist.NotInitializedError: call `tfdist.init()` first.
+    """
+    return check_initialized().cross_size
+
+
+def _refuse_fork() -> None:
+    if _state.topology is not None and _state.pid != os.getpid():
+        message = _fork_message()
+        raise _core.CoreError(
+            _core.FAILED_PRECONDITION,
+            message,
+            {"kind": "not_initialized", "cause": message},
+        )
+
+
+def _fork_message() -> str:
+    return (
+        f"process {os.getpid()} is a fork of process {_state.pid}, which called "
+        "tfdist.init(), and has no engine; start helper processes before "
+        "tfdist.init(), or with multiprocessing's 'spawn' method"
+    )
+
+
+def _raise_not_initialized() -> NoReturn:
+    message = "tfdist is not initialized; call tfdist.init() first"
+    if _state.topology is not None:
+        message = _fork_message()
+    _raise_public(
+        _core.CoreError(
+            _core.FAILED_PRECONDITION,
+            message,
+            {"kind": "not_initialized", "cause": message},
+        )
+    )
+
+
+def _raise_public(error: _core.CoreError) -> NoReturn:
+    from tfdist import errors
+
+    raise errors.from_core(error) from None
+
+
+# ---- the end of the process ----
+
+
+def _install_hooks() -> None:
+    """Once: leave at exit, tell the others about an exception nobody catches."""
+    if _state.hooked:
+        return
+    _state.hooked = True
+    atexit.register(shutdown)
+    previous = sys.excepthook
+
+    def hook(
+        kind: type[BaseException],
+        error: BaseException,
+        trace: TracebackType | None,
+    ) -> None:
+        _tell(kind, error, trace)
+        previous(kind, error, trace)
+
+    sys.excepthook = hook
+
+
+def _tell(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    """Tells the other ranks, and the launcher, why this rank's program ends."""
+    first = "".join(traceback.format_exception_only(kind, error)).strip()
+    blamed = _blamed(error)
+    if is_initialized():
+        known = _core.failure()
+        if known is None:
+            lines = "".join(traceback.format_exception(kind, error, trace)).splitlines()
+            last = "\n".join(lines[-_TRACEBACK_LINES:])
+            text = f"{first}\n(traceback of rank {rank()})\n{last}"
+            _core.abort(text[:_CAUSE_CHARACTERS])
+        else:
+            blamed = known.payload.get("rank", blamed)
+    report.send(os.environ, {"error": first[:_ERROR_CHARACTERS], "blamed": blamed})
+
+
+def _blamed(error: BaseException) -> int | None:
+    """The rank at fault, when the error is one of ours and names it."""
+    payload = error.payload if isinstance(error, _core.CoreError) else {}
+    return payload.get("rank", getattr(getattr(error, "record", None), "rank", None))

@@ -1,0 +1,96 @@
+"""Checks, before anything starts, what the ranks will need of this machine."""
+
+from __future__ import annotations
+
+import os
+import resource
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+_FILES_OF_A_PROGRAM = 256  # Python, TensorFlow, data files
+_FILES_A_PEER = 3  # socket, memory, doorbell
+_FILES_A_RANK = 6  # of the launcher: two pipes, log file, process, two of the store
+_STACK_BYTES = 1 << 20
+_GOOD_STACK_BYTES = 8 << 20
+
+
+@dataclass
+class Findings:
+    """What the checks found."""
+
+    errors: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+
+def raised_limit(kind: int, need: int, wish: int) -> int:
+    """Raises a soft limit of this process (ranks inherit it) towards `wish`.
+
+    Returns:
+        The limit in force, at least `need` where the hard limit allows it.
+    """
+    soft, hard = resource.getrlimit(kind)
+    if soft == resource.RLIM_INFINITY or soft >= need:
+        return need
+    target = wish if hard == resource.RLIM_INFINITY else min(wish, hard)
+    resource.setrlimit(kind, (target, hard))
+    return target
+
+
+def available_memory() -> int:
+    """Bytes that can be allocated now: of the machine, and of this control group."""
+    free = int(psutil.virtual_memory().available)
+    try:
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            number, _, path = line.split(":", 2)
+            folder = Path("/sys/fs/cgroup") / path.lstrip("/")
+            if number == "0":
+                limit = (folder / "memory.max").read_text().strip()
+                if limit != "max":
+                    used = int((folder / "memory.current").read_text())
+                    free = min(free, max(0, int(limit) - used))
+    except (OSError, ValueError):
+        pass  # no control group of version 2: the machine's figure stands
+    return free
+
+
+def check(size: int, *, shm_bytes: int) -> Findings:
+    """Checks open files, stack, shared memory and cores for `size` ranks.
+
+    Args:
+        size: number of ranks on this host.
+        shm_bytes: of one link between two ranks; 0 when they use TCP.
+    """
+    found = Findings()
+    need = max(
+        _FILES_OF_A_PROGRAM + _FILES_A_PEER * (size - 1),
+        64 + _FILES_A_RANK * size,
+    )
+    files = raised_limit(resource.RLIMIT_NOFILE, need, 2 * need)
+    if files < need:
+        found.errors.append(
+            f"{size} ranks need {need} open files each, but the limit is {files}; "
+            f"raise it (ulimit -Hn {need}, as the administrator), or start fewer ranks"
+        )
+    stack = raised_limit(resource.RLIMIT_STACK, _STACK_BYTES, _GOOD_STACK_BYTES)
+    if stack < _STACK_BYTES:
+        found.errors.append(
+            f"the stack is limited to {stack >> 10} KiB, but TensorFlow needs at least "
+            f"{_STACK_BYTES >> 10} KiB; raise it (ulimit -s {_GOOD_STACK_BYTES >> 10})"
+        )
+    shared = shm_bytes * size * (size - 1) // 2
+    free = available_memory()
+    if shared > free:
+        found.errors.append(
+            f"{size} ranks need {shared >> 20} MiB of shared memory, but only "
+            f"{free >> 20} MiB of memory are free; start fewer ranks, lower "
+            "TFDIST_SHM_SLOTS or TFDIST_SEGMENT_BYTES, or set TFDIST_TRANSPORT=tcp"
+        )
+    cores = len(os.sched_getaffinity(0))
+    if size > cores:
+        found.warnings.append(
+            f"{size} ranks share {cores} core{'s' if cores > 1 else ''}; they will be "
+            "slower than fewer ranks"
+        )
+    return found

@@ -1,0 +1,111 @@
+"""Finds and ends every process of a job, also those that left their parents."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+
+from tfdist.launch._guard import job_processes
+
+_PR_SET_CHILD_SUBREAPER = 36
+_KILL_LIMIT_S = 3.0
+_PAUSE_S = 0.01
+
+
+def adopt_orphans() -> None:
+    """Makes this process the parent of descendants whose own parents end."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+class Guard:
+    """A helper process that ends the job's processes if this one is killed."""
+
+    def __init__(self, job: str) -> None:
+        script = Path(__file__).with_name("_guard.py")
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(script), job],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            cwd="/",
+        )
+
+    @property
+    def pid(self) -> int:
+        """Of the helper."""
+        return self._process.pid
+
+    def dismiss(self) -> None:
+        """Everything has been ended; the helper goes."""
+        try:
+            self._process.communicate(b"x", timeout=2.0)
+        except (subprocess.TimeoutExpired, OSError):
+            self._process.kill()
+            self._process.wait(2.0)
+
+
+def living(job: str, *, spare: int) -> list[int]:
+    """Processes of the job: descendants of this process, and those marked with `job`.
+
+    Args:
+        job: TFDIST_JOB_ID of the ranks.
+        spare: a child that is no part of it (the guard).
+    """
+    found = set(job_processes(job))
+    for child in psutil.Process().children(recursive=True):
+        found.add(child.pid)
+    found.discard(spare)
+    return [pid for pid in sorted(found) if _runs(pid)]
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def send(pids: list[int], number: signal.Signals) -> None:
+    """Sends a signal to each process that is still there."""
+    for pid in pids:
+        try:
+            os.kill(pid, number)
+        except (ProcessLookupError, PermissionError):
+            continue
+
+
+def send_to_group(group: int, number: int) -> None:
+    """Sends a signal to a process group, if any of it is left."""
+    try:
+        os.killpg(group, number)
+    except (ProcessLookupError, PermissionError):
+        return
+
+
+def kill_all(job: str, *, spare: int) -> list[int]:
+    """Kills until nothing is left; returns what withstood (in the kernel) for 3 s."""
+    deadline = time.monotonic() + _KILL_LIMIT_S
+    while (pids := living(job, spare=spare)) and time.monotonic() < deadline:
+        send(pids, signal.SIGKILL)
+        time.sleep(_PAUSE_S)
+        reap_orphans({spare})
+    reap_orphans({spare})
+    return pids
+
+
+def reap_orphans(own: set[int]) -> None:
+    """Buries adopted children that have ended; `own` are buried by their Popen."""
+    for child in psutil.Process().children():
+        try:
+            if child.pid not in own and child.status() == psutil.STATUS_ZOMBIE:
+                os.waitpid(child.pid, os.WNOHANG)
+        except (psutil.NoSuchProcess, ChildProcessError):
+            continue

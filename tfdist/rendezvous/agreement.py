@@ -1,0 +1,119 @@
+"""What must be equal on all ranks, and where each rank stands. Pure functions."""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from typing import Any
+
+from tfdist import __version__, _core
+from tfdist.rendezvous import auth
+from tfdist.rendezvous.environment import Placement
+from tfdist.rendezvous.errors import RendezvousError, mismatch, numbers
+
+_TENSORFLOW = ("tensorflow", "tensorflow-cpu", "tensorflow-gpu", "tf-nightly")
+
+
+def tensorflow_version() -> str:
+    """The version of the installed TensorFlow, without importing it; "" if none."""
+    module = sys.modules.get("tensorflow")
+    if module is not None and hasattr(module, "__version__"):
+        return str(module.__version__)
+    for name in _TENSORFLOW:
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return ""
+
+
+def versions() -> dict[str, str]:
+    """What this rank runs, by name."""
+    return {
+        "version of the protocol": str(auth.PROTOCOL),
+        "version of tfdist": __version__,
+        "byte order": sys.byteorder,
+        "version of TensorFlow": tensorflow_version(),
+    }
+
+
+def agreed_settings(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The variables that must be equal on all ranks, with their values here."""
+    return {name: row["value"] for name, row in rows.items() if row["agreed"]}
+
+
+def _differences(values: Sequence[Any]) -> str:
+    """E.g. "8 on ranks 0 and 2; 4 on rank 1"."""
+    groups: dict[str, list[int]] = defaultdict(list)
+    for rank, value in enumerate(values):
+        groups["not set" if value is None else f"{value!s:.100}"].append(rank)
+    return "; ".join(f"{text} on {numbers(ranks)}" for text, ranks in groups.items())
+
+
+def check_agreement(records: Sequence[Mapping[str, Any]]) -> None:
+    """Compares what the ranks published; every rank comes to the same verdict.
+
+    Args:
+        records: one a rank, in order, each with "versions" and "settings".
+
+    Raises:
+        RendezvousError: some differ; names each, the ranks and the values.
+    """
+    for field, remedy in (
+        ("versions", "install the same software on all hosts"),
+        ("settings", "set it alike on all ranks (tfdistrun --env NAME=VALUE)"),
+    ):
+        names = sorted({name for record in records for name in record[field]})
+        found = []
+        for name in names:
+            values = [record[field].get(name) for record in records]
+            if any(value != values[0] for value in values):
+                found.append(f"{name}: {_differences(values)}")
+        if found:
+            detail = "\n".join(found)
+            raise _mismatch(found, detail, remedy)
+
+
+def _mismatch(found: list[str], detail: str, remedy: str) -> RendezvousError:
+    more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+    return mismatch(f"the ranks do not agree on {found[0]}{more}; {remedy}", detail)
+
+
+def topology(
+    placement: Placement, records: Sequence[Mapping[str, Any]]
+) -> _core.Topology:
+    """Local and cross ranks; from the hosts found where the launcher told none.
+
+    Args:
+        placement: of this rank.
+        records: one a rank, in order, each with "host", "boot_id", "local_rank" and
+            "local_size" (None: not told).
+    """
+    hosts: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for rank, record in enumerate(records):
+        hosts[record["host"], record["boot_id"]].append(rank)
+    own = records[placement.rank]
+    neighbours = hosts[own["host"], own["boot_id"]]
+    told = all(r["local_rank"] is not None for r in records)
+    local_ranks = [
+        record["local_rank"]
+        if told
+        else hosts[record["host"], record["boot_id"]].index(rank)
+        for rank, record in enumerate(records)
+    ]
+    local_rank = local_ranks[placement.rank]
+    column = [rank for rank, other in enumerate(local_ranks) if other == local_rank]
+    cross_rank, cross_size = placement.cross_rank, placement.cross_size
+    if cross_rank is None or cross_size is None:
+        cross_rank, cross_size = column.index(placement.rank), len(column)
+    local_size = own["local_size"] if told else None
+    return _core.Topology(
+        rank=placement.rank,
+        size=placement.size,
+        local_rank=local_rank,
+        local_size=local_size if local_size is not None else len(neighbours),
+        cross_rank=cross_rank,
+        cross_size=cross_size,
+    )

@@ -1,0 +1,235 @@
+"""One link between two ranks: the higher rank connects, the lower one listens.
+
+On one host the two try an AF_UNIX socket with shared memory first. That they share a
+host is proved, not guessed: the higher rank makes a sealed memory file, writes a nonce
+into it and passes the file; the lower one must find the nonce there, erase it and
+repeat it. Everything else, and what fails, is a TCP connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import mmap
+import os
+import secrets
+import socket
+from dataclasses import dataclass
+from typing import Any
+
+from tfdist import _core
+from tfdist.rendezvous import auth
+from tfdist.rendezvous.auth import AuthenticationError
+from tfdist.rendezvous.channel import Channel, close_all
+
+SHM = "shm"
+TCP = "tcp"
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+_NONCE_BYTES = 16
+_LINK_TIMEOUT_S = 10.0
+
+
+class ShmFailedError(Exception):
+    """Shared memory does not work between two ranks; the reason is the text."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peer:
+    """What a rank told about itself in the store."""
+
+    rank: int
+    host: str
+    pid: int
+    boot_id: str
+    address: tuple[str, int]
+    unix_name: str
+
+    @property
+    def described(self) -> str:
+        """For messages."""
+        return f"rank {self.rank} ({self.host}, process {self.pid})"
+
+
+def purpose(generation: int, transport: str, initiator: int, acceptor: int) -> str:
+    """What the handshake of one link is bound to."""
+    return f"link {generation} {transport} {initiator}>{acceptor}"
+
+
+def link_end(
+    peer: Peer, channel: Channel, *, initiator: bool, shared: list[int] | None = None
+) -> _core.LinkEnd:
+    """Turns a connected channel into what the core takes; detaches its socket."""
+    memory, doorbell = shared or (-1, -1)
+    return _core.LinkEnd(
+        peer=peer.rank,
+        transport=SHM if shared else TCP,
+        host=peer.host,
+        pid=peer.pid,
+        socket_fd=channel.detach(),
+        memory_fd=memory,
+        peer_doorbell_fd=doorbell,
+        initiator=initiator,
+    )
+
+
+def create_memory(size: int) -> int:
+    """A zeroed memory file whose pages exist and whose size is final.
+
+    Raises:
+        ShmFailedError: there is not enough memory (a cgroup, or the machine).
+    """
+    try:
+        fd = os.memfd_create("tfdist-link", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    except OSError as error:
+        raise ShmFailedError(f"no memory file: {error.strerror}") from error
+    try:
+        os.posix_fallocate(fd, 0, size)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+    except OSError as error:
+        os.close(fd)
+        raise ShmFailedError(
+            f"no {size} bytes of shared memory: {error.strerror}"
+        ) from error
+    return fd
+
+
+def check_memory(fd: int, size: int) -> None:
+    """Refuses a memory file that its sender could shrink, or of another size."""
+    try:
+        seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+    except OSError as error:
+        raise ShmFailedError(f"no sealed memory file came: {error}") from error
+    found = os.fstat(fd).st_size
+    if seals & _SEALS != _SEALS or found != size:
+        raise ShmFailedError(
+            f"the memory file has {found} bytes and seals {seals:#x}; expected {size} "
+            f"bytes and {_SEALS:#x}"
+        )
+
+
+def exchange_nonce(fd: int, size: int, write: bytes | None) -> bytes:
+    """What stands at the start of the memory; `write` then goes there, or zeros."""
+    with mmap.mmap(fd, size) as memory:
+        found = memory[:_NONCE_BYTES]
+        memory[:_NONCE_BYTES] = write or bytes(_NONCE_BYTES)
+    return found
+
+
+async def connect_shm(
+    me: int,
+    peer: Peer,
+    *,
+    secret: bytes,
+    generation: int,
+    shm_bytes: int,
+    doorbell_fd: int,
+) -> _core.LinkEnd:
+    """Makes the shared-memory link to a lower rank.
+
+    Raises:
+        ShmFailedError: it does not work between the two; TCP may.
+    """
+    channel = Channel(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+    memory = -1
+    fds: list[int] = []
+    try:
+        async with asyncio.timeout(_LINK_TIMEOUT_S):
+            await asyncio.get_running_loop().sock_connect(
+                channel.sock, "\0" + peer.unix_name
+            )
+            await channel.handshake_as_client(
+                secret, purpose(generation, SHM, me, peer.rank)
+            )
+            memory = create_memory(shm_bytes)
+            nonce = secrets.token_bytes(_NONCE_BYTES)
+            exchange_nonce(memory, shm_bytes, nonce)
+            await channel.send({"memory": shm_bytes}, (memory, doorbell_fd))
+            answer, fds = await channel.receive_with_fds(1)
+            _check_answer(answer, fds, nonce, exchange_nonce(memory, shm_bytes, None))
+            await channel.send({"ready": True})
+        return link_end(peer, channel, initiator=True, shared=[memory, fds[0]])
+    except (OSError, AuthenticationError, TimeoutError, ShmFailedError) as error:
+        channel.close()
+        close_all([*fds, *([memory] if memory >= 0 else [])])
+        raise ShmFailedError(str(error) or "no answer in time") from error
+    except BaseException:
+        channel.close()
+        close_all([*fds, *([memory] if memory >= 0 else [])])
+        raise
+
+
+def _check_answer(
+    answer: dict[str, Any], fds: list[int], nonce: bytes, left: bytes
+) -> None:
+    if "error" in answer:
+        raise ShmFailedError(f"{answer['error']!s:.200}")
+    if len(fds) != 1:
+        raise ShmFailedError("the peer passed no doorbell")
+    if auth.decode_bytes(answer, "nonce", _NONCE_BYTES) != nonce or any(left):
+        raise ShmFailedError("the two processes do not see the same memory")
+
+
+async def accept_shm(
+    channel: Channel, peer: Peer, *, shm_bytes: int, doorbell_fd: int
+) -> _core.LinkEnd:
+    """Takes the shared memory that a higher rank offers; owns the channel.
+
+    Raises:
+        ShmFailedError: it does not work; the peer was told, and comes by TCP.
+    """
+    fds: list[int] = []
+    try:
+        async with asyncio.timeout(_LINK_TIMEOUT_S):
+            _, fds = await channel.receive_with_fds(2)
+            try:
+                if len(fds) != 2:
+                    raise ShmFailedError("the peer passed no memory")
+                check_memory(fds[0], shm_bytes)
+                nonce = exchange_nonce(fds[0], shm_bytes, None)
+            except (OSError, ValueError, ShmFailedError) as error:
+                await channel.send({"error": str(error)})
+                raise
+            await channel.send({"nonce": nonce.hex()}, (doorbell_fd,))
+            await channel.receive()
+        return link_end(peer, channel, initiator=False, shared=fds)
+    except (OSError, ValueError, AuthenticationError, TimeoutError) as error:
+        channel.close()
+        close_all(fds)
+        raise ShmFailedError(str(error) or "no answer in time") from error
+    except BaseException:
+        channel.close()
+        close_all(fds)
+        raise
+
+
+async def connect_tcp(
+    me: int, peer: Peer, *, secret: bytes, generation: int
+) -> _core.LinkEnd:
+    """Makes the TCP link to a lower rank.
+
+    Raises:
+        OSError, AuthenticationError, TimeoutError: no connection.
+    """
+    loop = asyncio.get_running_loop()
+    host, port = peer.address
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    channel = Channel(socket.socket(family, socket.SOCK_STREAM))
+    try:
+        async with asyncio.timeout(_LINK_TIMEOUT_S):
+            await loop.sock_connect(channel.sock, (host, port))
+            channel.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            await channel.handshake_as_client(
+                secret, purpose(generation, TCP, me, peer.rank)
+            )
+        return link_end(peer, channel, initiator=True)
+    except BaseException:
+        channel.close()
+        raise
+
+
+def unix_listener() -> tuple[socket.socket, str]:
+    """A socket with a random abstract name: no file, gone with the process."""
+    name = f"tfdist-{secrets.token_hex(16)}"
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock.bind("\0" + name)
+    return sock, name

@@ -1,0 +1,128 @@
+"""A listening socket that no stranger can block, crash or exhaust.
+
+Every connection is handled by its own task with a deadline of 2 s for the handshake.
+At most 64 connections may be unauthenticated; one more drops the oldest. What does
+not prove that it knows the job's secret is closed, and counted in one warning every
+10 s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import time
+from collections.abc import Awaitable, Callable
+
+from tfdist.rendezvous.auth import AuthenticationError
+from tfdist.rendezvous.channel import Channel, ChannelClosed
+
+MAX_UNAUTHENTICATED = 64
+_WARN_EVERY_S = 10.0
+_BACKLOG = 512
+_log = logging.getLogger("tfdist")
+
+
+class Listener:
+    """Accepts on one socket and gives authenticated channels to `serve`.
+
+    Args:
+        sock: bound stream socket; the listener owns it.
+        secret: the job's secret.
+        welcome: whether a client with this purpose is expected.
+        serve: called with each authenticated channel, which it then owns.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        *,
+        secret: bytes,
+        welcome: Callable[[str], bool],
+        serve: Callable[[Channel], Awaitable[None]],
+    ) -> None:
+        sock.setblocking(False)
+        sock.listen(_BACKLOG)
+        self._sock = sock
+        self._secret = secret
+        self._welcome = welcome
+        self._serve = serve
+        self._strangers: dict[asyncio.Task[None], None] = {}  # oldest first
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._refused = 0
+        self._warned_at = -_WARN_EVERY_S
+        self._accepting: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Starts to accept, on the running loop."""
+        self._accepting = asyncio.create_task(self._accept())
+
+    async def close(self) -> None:
+        """Stops accepting and ends all connections that `serve` still has."""
+        tasks = [*self._tasks, *([self._accepting] if self._accepting else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._sock.close()
+
+    @property
+    def open_connections(self) -> int:
+        """Authenticated connections that are being served."""
+        return len(self._tasks) - len(self._strangers)
+
+    async def _accept(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                sock, _ = await loop.sock_accept(self._sock)
+            except OSError as error:
+                # Out of descriptors, or the client is gone already: go on, slowly.
+                self._refuse(error)
+                await asyncio.sleep(0.02)
+                continue
+            if len(self._strangers) >= MAX_UNAUTHENTICATED:
+                oldest = next(iter(self._strangers))
+                del self._strangers[oldest]
+                oldest.cancel()
+            task = asyncio.create_task(self._connection(Channel(sock)))
+            self._strangers[task] = None
+            self._tasks.add(task)
+            task.add_done_callback(self._forget)
+
+    def _forget(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._strangers.pop(task, None)
+
+    async def _connection(self, channel: Channel) -> None:
+        try:
+            purpose = await channel.handshake_as_server(self._secret)
+            if not self._welcome(purpose):
+                raise AuthenticationError(f"nobody expects {purpose!r:.80} here")
+            await channel.accept()
+        except (AuthenticationError, OSError, TimeoutError) as error:
+            channel.close()
+            self._refuse(error)
+            return
+        except BaseException:
+            channel.close()
+            raise
+        task = asyncio.current_task()
+        if task is not None:
+            self._strangers.pop(task, None)
+        try:
+            await self._serve(channel)
+        except (ChannelClosed, ConnectionError, AuthenticationError) as error:
+            _log.debug("a connection ended: %s", error)
+
+    def _refuse(self, error: BaseException) -> None:
+        self._refused += 1
+        if time.monotonic() - self._warned_at < _WARN_EVERY_S:
+            return
+        reason = str(error) or "no handshake within its deadline"
+        _log.warning(
+            "refused %d connection(s) at the rendezvous, the last one because: %s",
+            self._refused,
+            reason,
+        )
+        self._warned_at = time.monotonic()
+        self._refused = 0

@@ -1,0 +1,373 @@
+"""Connects every pair of ranks, after all have told and compared who they are."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import os
+import re
+import socket
+from typing import Any
+
+from tfdist import _core
+from tfdist.rendezvous import agreement, links
+from tfdist.rendezvous.address import bind
+from tfdist.rendezvous.auth import AuthenticationError
+from tfdist.rendezvous.channel import Channel
+from tfdist.rendezvous.errors import (
+    RendezvousError,
+    invalid,
+    mismatch,
+    numbers,
+    rank_failed,
+    timeout,
+)
+from tfdist.rendezvous.links import SHM, TCP, Peer, ShmFailedError
+from tfdist.rendezvous.listener import Listener
+from tfdist.rendezvous.secret import boot_id
+from tfdist.rendezvous.store import (
+    Membership,
+    MissingKeysError,
+    StoreClient,
+    failure_key,
+)
+from tfdist.rendezvous.world import Mesh, Settings, close_ends
+
+_log = logging.getLogger("tfdist")
+_RETRY_S = 0.05
+_LAST_WORDS_S = 2.0
+
+
+class _Builder:
+    """One start of one rank; every coroutine of it runs on one loop."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.rank = settings.placement.rank
+        self.size = settings.placement.size
+        self.host = socket.gethostname()
+        self.doorbell_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.peers: list[Peer] = []
+        self.records: list[dict[str, Any]] = []
+        self.made: dict[int, _core.LinkEnd] = {}
+        self.accepting: set[int] = set()
+        self.changed = asyncio.Event()
+        self.listeners: list[Listener] = []
+        self.compared = asyncio.Event()
+
+    # ---- telling and comparing ----
+
+    def _listen(self, own_host: str) -> dict[str, Any]:
+        tcp = bind(self.settings.address or own_host, 0)
+        address = tcp.getsockname()[:2]
+        sockets = {TCP: tcp}
+        unix_name = ""
+        if self.settings.transport != TCP:
+            sockets[SHM], unix_name = links.unix_listener()
+        for transport, sock in sockets.items():
+            listener = Listener(
+                sock,
+                secret=self.settings.secret,
+                welcome=functools.partial(self._welcome, transport),
+                serve=self._accept,
+            )
+            listener.start()
+            self.listeners.append(listener)
+        return {"address": list(address), "unix_name": unix_name}
+
+    async def tell(self, store: StoreClient) -> None:
+        """Publishes this rank's record, waits for all others, compares them."""
+        placement, generation = self.settings.placement, self.settings.generation
+        record = {
+            **self._listen(store.own_host),
+            "host": self.host,
+            "pid": os.getpid(),
+            "size": self.size,
+            "boot_id": boot_id(),
+            "local_rank": placement.local_rank,
+            "local_size": placement.local_size,
+            "versions": agreement.versions(),
+            "settings": self.settings.settings,
+        }
+        taken = await store.add(f"{generation}/started/{self.rank}")
+        if taken != 1:
+            raise invalid(
+                f"{taken} processes call themselves rank {self.rank} "
+                f"({placement.variables}); start each rank once"
+            )
+        await store.set(f"{generation}/rank/{self.rank}", record)
+        keys = [f"{generation}/rank/{rank}" for rank in range(self.size)]
+        try:
+            self.records = await store.wait(keys, self.settings.left_s)
+        except MissingKeysError as error:
+            missing = [int(key.rpartition("/")[2]) for key in error.keys]
+            raise self._missing(missing) from None
+        sizes = [record["size"] for record in self.records]
+        if any(size != self.size for size in sizes):
+            raise mismatch(f"the ranks were told different sizes: {sizes}", str(sizes))
+        self.peers = [
+            Peer(
+                rank=rank,
+                host=record["host"],
+                pid=record["pid"],
+                boot_id=record["boot_id"],
+                address=(record["address"][0], record["address"][1]),
+                unix_name=record["unix_name"],
+            )
+            for rank, record in enumerate(self.records)
+        ]
+        agreement.check_agreement(self.records)
+        self.compared.set()
+
+    def _missing(self, missing: list[int]) -> RendezvousError:
+        return timeout(
+            f"{numbers(missing)} of {self.size} did not call tfdist.init() within "
+            f"{self.settings.timeout_s:g} s (TFDIST_START_TIMEOUT_S); look at the "
+            "output of those ranks, or allow more time",
+            f"missing ranks: {', '.join(map(str, missing))}",
+        )
+
+    # ---- links with higher ranks, which connect to this one ----
+
+    def _welcome(self, transport: str, text: str) -> bool:
+        return self._initiator(text, transport) >= 0
+
+    def _initiator(self, text: str, transport: str) -> int:
+        """The rank that a handshake's purpose names, -1: not expected here."""
+        found = re.fullmatch(r"link \d+ \w+ (\d{1,9})>\d+", text)
+        if found is None:
+            return -1
+        rank = int(found[1])
+        expected = links.purpose(self.settings.generation, transport, rank, self.rank)
+        fresh = rank not in self.made and rank not in self.accepting
+        return (
+            rank if text == expected and self.rank < rank < self.size and fresh else -1
+        )
+
+    async def _accept(self, channel: Channel) -> None:
+        transport, pair = channel.purpose.split()[2:4]
+        rank = int(pair.partition(">")[0])
+        if self._initiator(channel.purpose, transport) < 0:  # a second one, just now
+            channel.close()
+            return
+        self.accepting.add(rank)
+        try:
+            # The peer may have read the records before this rank did.
+            await self.compared.wait()
+            peer = self.peers[rank]
+            if transport == SHM:
+                end = await links.accept_shm(
+                    channel,
+                    peer,
+                    shm_bytes=self.settings.shm_bytes,
+                    doorbell_fd=self.doorbell_fd,
+                )
+            else:
+                channel.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                end = links.link_end(peer, channel, initiator=False)
+            self.made[rank] = end
+            self.changed.set()
+        except ShmFailedError as error:
+            _log.debug("no shared memory with rank %d: %s", rank, error)
+        except asyncio.CancelledError:
+            channel.close()
+            raise
+        finally:
+            self.accepting.discard(rank)
+
+    # ---- links with lower ranks, to which this one connects ----
+
+    async def _connect(self, peer: Peer) -> str:
+        """Makes one link; returns why it is not shared memory, "" when all is well."""
+        own = self.peers[self.rank]
+        same_host = (peer.host, peer.boot_id) == (own.host, own.boot_id)
+        why = ""
+        if self.settings.transport != TCP and (
+            same_host or self.settings.transport == SHM
+        ):
+            try:
+                self.made[peer.rank] = await links.connect_shm(
+                    self.rank,
+                    peer,
+                    secret=self.settings.secret,
+                    generation=self.settings.generation,
+                    shm_bytes=self.settings.shm_bytes,
+                    doorbell_fd=self.doorbell_fd,
+                )
+                return ""
+            except ShmFailedError as error:
+                why = f"{peer.described}: {error}"
+                if self.settings.transport == SHM:
+                    raise invalid(
+                        f"TFDIST_TRANSPORT=shm, but there is no shared memory with "
+                        f"{why}; use TFDIST_TRANSPORT=auto"
+                    ) from error
+        self.made[peer.rank] = await self._connect_tcp(peer)
+        return why
+
+    async def _connect_tcp(self, peer: Peer) -> _core.LinkEnd:
+        while True:
+            try:
+                return await links.connect_tcp(
+                    self.rank,
+                    peer,
+                    secret=self.settings.secret,
+                    generation=self.settings.generation,
+                )
+            except (OSError, AuthenticationError, TimeoutError) as error:
+                if self.settings.left_s <= _RETRY_S:
+                    where = ":".join(map(str, peer.address))
+                    raise timeout(
+                        f"rank {self.rank} cannot connect to {peer.described} at "
+                        f"{where}: {error or 'no answer'}; is the address right "
+                        "(TFDIST_ADDRESS), and is there a firewall?",
+                        f"missing link: {self.rank} to {peer.rank}",
+                    ) from error
+                await asyncio.sleep(_RETRY_S)
+
+    async def link(self) -> None:
+        """Makes all links of this rank."""
+        try:
+            async with asyncio.timeout(self.settings.left_s):
+                reasons = await asyncio.gather(
+                    *(self._connect(peer) for peer in self.peers[: self.rank])
+                )
+                while len(self.made) < self.size - 1:
+                    await self.changed.wait()
+                    self.changed.clear()
+        except TimeoutError:
+            rest = sorted(set(range(self.size)) - set(self.made) - {self.rank})
+            raise timeout(
+                f"rank {self.rank} has no link to {numbers(rest)} after "
+                f"{self.settings.timeout_s:g} s (TFDIST_START_TIMEOUT_S)",
+                f"missing ranks: {', '.join(map(str, rest))}",
+            ) from None
+        failed = [reason for reason in reasons if reason]
+        if failed:
+            _log.warning(
+                "no shared memory with %s; using TCP%s",
+                failed[0],
+                f" (and with {len(failed) - 1} more ranks)" if len(failed) > 1 else "",
+            )
+
+    async def await_others(self, store: StoreClient) -> None:
+        """Waits until all ranks have all their links."""
+        generation = self.settings.generation
+        await store.set(f"{generation}/linked/{self.rank}", True)
+        keys = [f"{generation}/linked/{rank}" for rank in range(self.size)]
+        try:
+            # Longer than any rank's own deadline: its reason says more than this one.
+            await store.wait(keys, self.settings.left_s + _LAST_WORDS_S)
+        except MissingKeysError as error:
+            missing = [int(key.rpartition("/")[2]) for key in error.keys]
+            raise timeout(
+                f"{numbers(missing)} had not all links after "
+                f"{self.settings.timeout_s:g} s (TFDIST_START_TIMEOUT_S)",
+                f"missing ranks: {', '.join(map(str, missing))}",
+            ) from None
+
+    async def run(self) -> None:
+        """Everything, as one rank."""
+        settings = self.settings
+        store = await StoreClient.connect(
+            settings.store, settings.secret, deadline=settings.deadline
+        )
+        try:
+            await self.tell(store)
+            await self.link()
+            await self.await_others(store)
+        except RendezvousError as error:
+            await self._tell_failure(store, error)
+            raise
+        finally:
+            store.close()
+
+    async def _tell_failure(self, store: StoreClient, error: RendezvousError) -> None:
+        """Tells the others why this rank gives up, unless they all find it too."""
+        if error.payload.get("kind") == "mismatch":
+            return
+        who = {"rank": self.rank, "host": self.host, "pid": os.getpid()}
+        try:
+            key = failure_key(self.settings.generation)
+            if await store.add(f"{key}/count") == 1:
+                await store.set(key, {**who, "cause": error.message}, timeout_s=2.0)
+        except RendezvousError as lost:
+            _log.debug("the others could not be told: %s", lost)
+
+    async def close(self, *, keep_links: bool) -> None:
+        """Ends the listeners; closes the links as well unless they are to stay."""
+        for listener in self.listeners:
+            await listener.close()
+        if not keep_links:
+            close_ends(list(self.made.values()))
+            self.made.clear()
+            os.close(self.doorbell_fd)
+
+
+async def build(settings: Settings) -> Mesh:
+    """Connects this rank with all others.
+
+    Raises:
+        RendezvousError: a rank is missing (timeout, naming it), another one failed
+            (rank_failed, naming it), or the ranks do not agree (mismatch).
+    """
+    builder = _Builder(settings)
+    membership: Membership | None = None
+    keep = False
+    left = False
+    try:
+        membership = await Membership.join(
+            settings.store,
+            settings.secret,
+            member={
+                "rank": builder.rank,
+                "generation": settings.generation,
+                "host": builder.host,
+                "pid": os.getpid(),
+            },
+            deadline=settings.deadline,
+        )
+        await _race(builder.run(), membership)
+        keep = left = True
+    except RendezvousError:
+        left = True
+        raise
+    finally:
+        await builder.close(keep_links=keep)
+        if membership is not None:
+            if left:
+                await membership.leave()
+            else:
+                membership.close()
+    return Mesh(
+        topology=agreement.topology(settings.placement, builder.records),
+        host=builder.host,
+        generation=settings.generation,
+        own_doorbell_fd=builder.doorbell_fd,
+        links=[builder.made[rank] for rank in sorted(builder.made)],
+    )
+
+
+async def _race(running: Any, membership: Membership) -> None:
+    """Runs until done, or until the store tells that some rank failed."""
+    work = asyncio.create_task(running)
+    watch = asyncio.create_task(membership.first_failure())
+    try:
+        await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
+        if work.done():
+            work.result()
+            return
+        failed = watch.result()
+        raise rank_failed(
+            f"rank {failed['rank']} ({failed['host']}, process {failed['pid']}) failed "
+            f"while the ranks were connecting: {failed['cause']}",
+            rank=int(failed["rank"]),
+            host=str(failed["host"]),
+            pid=int(failed["pid"]),
+            cause=str(failed["cause"]),
+        )
+    finally:
+        for task in (work, watch):
+            task.cancel()
+        await asyncio.gather(work, watch, return_exceptions=True)

@@ -1,0 +1,51 @@
+"""Tells the launcher why a rank fails, before its process ends.
+
+The launcher needs it to name the root cause: the process that failed first need not be
+the one that ends first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from tfdist.rendezvous.address import split_address
+from tfdist.rendezvous.environment import detect
+from tfdist.rendezvous.errors import RendezvousError
+from tfdist.rendezvous.secret import read_secret_file
+from tfdist.rendezvous.store import StoreClient
+
+PREFIX = "report/"
+_TIMEOUT_S = 1.0
+
+
+def send(environ: Mapping[str, str], text: dict[str, Any]) -> bool:
+    """Leaves a rank's report at tfdistrun's store; False when there is none.
+
+    Args:
+        environ: variables of the launcher.
+        text: "error" and "blamed" (the rank at whose fault it was, or None). Rank
+            and time are added: time.monotonic(), which all processes of a host share.
+    """
+    try:
+        placement = detect(environ)
+        if not placement.served or placement.rendezvous is None:
+            return False
+        address = split_address(placement.rendezvous)
+        secret = read_secret_file(environ.get("TFDIST_SECRET_FILE", ""))
+        told = {**text, "rank": placement.rank, "time_s": time.monotonic()}
+        asyncio.run(_send(address, secret, told))
+        return True
+    except (RendezvousError, OSError, RuntimeError):
+        return False  # the launcher is gone, or this is inside a running loop
+
+
+async def _send(address: tuple[str, int], secret: bytes, text: dict[str, Any]) -> None:
+    deadline = time.monotonic() + _TIMEOUT_S
+    store = await StoreClient.connect(address, secret, deadline=deadline)
+    try:
+        await store.set(f"{PREFIX}{text['rank']}", text, timeout_s=_TIMEOUT_S)
+    finally:
+        store.close()

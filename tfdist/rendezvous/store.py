@@ -1,0 +1,350 @@
+"""The key/value store where ranks meet: a small authenticated TCP server, its client.
+
+tfdistrun runs the server; without it rank 0 does. Values are JSON. A client that has
+joined as a rank and whose connection ends before it left is taken for dead: the
+server then sets the generation's failure key, so that nobody waits for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+from typing import Any
+
+from tfdist.rendezvous.address import bind, join_address
+from tfdist.rendezvous.auth import AuthenticationError
+from tfdist.rendezvous.channel import Channel
+from tfdist.rendezvous.errors import RendezvousError, invalid, timeout
+from tfdist.rendezvous.listener import Listener
+
+PURPOSE = "store"
+MEMBER = "member"
+MAX_KEYS = 1 << 18
+_MAX_WAIT_S = 86400.0
+_KEYS_A_WAIT = 64
+
+
+def failure_key(generation: int) -> str:
+    """Where the first failure of a generation's start is told."""
+    return f"{generation}/failed"
+
+
+class StoreServer:
+    """The server; lives on one asyncio loop.
+
+    Args:
+        sock: bound TCP socket; the server owns it.
+        secret: the job's secret.
+    """
+
+    def __init__(self, sock: socket.socket, secret: bytes) -> None:
+        self.address: tuple[str, int] = sock.getsockname()[:2]
+        self.values: dict[str, Any] = {}
+        self._changed = asyncio.Event()
+        self._listener = Listener(
+            sock,
+            secret=secret,
+            welcome=lambda purpose: purpose in (PURPOSE, MEMBER),
+            serve=self._serve,
+        )
+
+    def start(self) -> None:
+        """Starts to serve, on the running loop."""
+        self._listener.start()
+
+    async def close(self, drain_s: float = 0.0) -> None:
+        """Ends; gives the clients at most `drain_s` seconds to leave first."""
+        deadline = time.monotonic() + drain_s
+        while self._listener.open_connections and time.monotonic() < deadline:
+            await asyncio.sleep(0.002)
+        await self._listener.close()
+
+    def set(self, key: str, value: Any) -> None:
+        """Sets a key, wakes those who wait for it."""
+        if len(self.values) >= MAX_KEYS and key not in self.values:
+            raise ValueError(f"the store holds {MAX_KEYS} keys already")
+        self.values[key] = value
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def _wait(self, keys: list[str], timeout_s: float) -> dict[str, Any]:
+        try:
+            async with asyncio.timeout(min(max(timeout_s, 0.0), _MAX_WAIT_S)):
+                while any(key not in self.values for key in keys):
+                    await self._changed.wait()
+        except TimeoutError:
+            return {"missing": [key for key in keys if key not in self.values]}
+        return {"values": [self.values[key] for key in keys]}
+
+    async def _serve(self, channel: Channel) -> None:
+        try:
+            if channel.purpose == MEMBER:
+                await self._serve_member(channel)
+            else:
+                while True:
+                    request = await channel.receive()
+                    await channel.send(await self._answer(request))
+        except (KeyError, TypeError, ValueError) as error:
+            raise AuthenticationError(f"a malformed request: {error!r:.80}") from error
+        finally:
+            channel.close()
+
+    async def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        operation = request["op"]
+        if operation == "set":
+            self.set(str(request["key"]), request["value"])
+            return {}
+        if operation == "add":
+            key = str(request["key"])
+            total = int(self.values.get(key, 0)) + int(request["amount"])
+            self.set(key, total)
+            return {"value": total}
+        if operation == "wait":
+            keys = [str(key) for key in request["keys"]]
+            return await self._wait(keys, float(request["timeout_s"]))
+        raise ValueError(f"unknown operation {operation!r:.40}")
+
+    async def _serve_member(self, channel: Channel) -> None:
+        """Watches one rank while the ranks connect; tells it the first failure."""
+        member = await channel.receive()
+        key = failure_key(int(member["generation"]))
+        pushing = asyncio.create_task(self._push(channel, key))
+        left = False
+        try:
+            left = (await channel.receive()).get("op") == "leave"
+        finally:
+            pushing.cancel()
+            await asyncio.gather(pushing, return_exceptions=True)
+            if not left and key not in self.values:
+                cause = "its process ended while the ranks were connecting"
+                who = {name: member[name] for name in ("rank", "host", "pid")}
+                self.set(key, {**who, "cause": cause})
+
+    async def _push(self, channel: Channel, key: str) -> None:
+        found = await self._wait([key], _MAX_WAIT_S)
+        await channel.send(found)
+
+
+async def _connect(
+    address: tuple[str, int], secret: bytes, purpose: str, deadline: float
+) -> Channel:
+    """Connects and authenticates; tries again until the server is there."""
+    loop = asyncio.get_running_loop()
+    where = join_address(*address)
+    pause_s = 0.01
+    while True:
+        try:
+            family, kind, proto, _, resolved = (
+                await loop.getaddrinfo(*address, type=socket.SOCK_STREAM)
+            )[0]
+            channel = Channel(socket.socket(family, kind, proto))
+        except OSError as error:
+            raise invalid(f"the rendezvous {where} has no address: {error}") from error
+        try:
+            async with asyncio.timeout_at(loop.time() + deadline - time.monotonic()):
+                await loop.sock_connect(channel.sock, resolved)
+                channel.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                await channel.handshake_as_client(secret, purpose)
+            return channel
+        except AuthenticationError as error:
+            channel.close()
+            raise invalid(
+                f"the rendezvous {where} and this rank do not belong together: "
+                f"{error}; give all ranks of a job the same TFDIST_SECRET_FILE"
+            ) from error
+        except (OSError, TimeoutError) as error:
+            channel.close()
+            if time.monotonic() + pause_s >= deadline:
+                reason = str(error) or type(error).__name__
+                raise timeout(
+                    f"no rendezvous at {where} within the deadline: {reason}; is the "
+                    "process that serves it (tfdistrun, or rank 0) running there, and "
+                    "does every rank have the job's secret?"
+                ) from error
+        except BaseException:
+            channel.close()
+            raise
+        await asyncio.sleep(pause_s)
+        pause_s = min(2 * pause_s, 0.5)
+
+
+class StoreClient:
+    """Requests to the store; one at a time."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._lock = asyncio.Lock()
+
+    @classmethod
+    async def connect(
+        cls, address: tuple[str, int], secret: bytes, *, deadline: float
+    ) -> StoreClient:
+        """Connects.
+
+        Args:
+            address: host and port of the server.
+            secret: the job's secret.
+            deadline: in seconds of time.monotonic().
+
+        Raises:
+            RendezvousError: no server there before the deadline, or of another job.
+        """
+        return cls(await _connect(address, secret, PURPOSE, deadline))
+
+    @property
+    def own_host(self) -> str:
+        """The address of this machine from which the store is reached."""
+        return str(self._channel.sock.getsockname()[0])
+
+    def close(self) -> None:
+        """Closes the connection."""
+        self._channel.close()
+
+    async def _ask(self, request: dict[str, Any], limit_s: float) -> dict[str, Any]:
+        try:
+            async with self._lock, asyncio.timeout(limit_s):
+                await self._channel.send(request)
+                return await self._channel.receive()
+        except (OSError, AuthenticationError, TimeoutError) as error:
+            reason = str(error) or f"no answer within {limit_s:g} s"
+            raise timeout(f"lost the rendezvous store: {reason}") from error
+
+    async def set(self, key: str, value: Any, *, timeout_s: float = 10.0) -> None:
+        """Sets a key to a JSON value."""
+        await self._ask({"op": "set", "key": key, "value": value}, timeout_s)
+
+    async def add(self, key: str, amount: int = 1, *, timeout_s: float = 10.0) -> int:
+        """Adds to a counter (0 when new); returns the sum."""
+        request = {"op": "add", "key": key, "amount": amount}
+        return int((await self._ask(request, timeout_s))["value"])
+
+    async def wait(self, keys: list[str], timeout_s: float) -> list[Any]:
+        """Waits until all keys are set; returns their values.
+
+        Raises:
+            MissingKeysError: some were not set in time.
+            RendezvousError: the store is gone.
+        """
+        deadline = time.monotonic() + timeout_s
+        values: list[Any] = []
+        missing: list[str] = []
+        for first in range(0, len(keys), _KEYS_A_WAIT):
+            left_s = max(0.0, deadline - time.monotonic())
+            request = {
+                "op": "wait",
+                "keys": keys[first : first + _KEYS_A_WAIT],
+                "timeout_s": left_s,
+            }
+            answer = await self._ask(request, left_s + 5.0)
+            missing += answer.get("missing", [])
+            values += answer.get("values", [])
+        if missing:
+            raise MissingKeysError(missing)
+        return values
+
+
+class MissingKeysError(Exception):
+    """Keys that nobody set within the time; `keys` lists them."""
+
+    def __init__(self, keys: list[str]) -> None:
+        super().__init__(f"not set in time: {keys}")
+        self.keys = keys
+
+
+class Membership:
+    """This rank's presence at the store while the ranks connect."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+
+    @classmethod
+    async def join(
+        cls,
+        address: tuple[str, int],
+        secret: bytes,
+        *,
+        member: dict[str, Any],
+        deadline: float,
+    ) -> Membership:
+        """Joins as `member`: "rank", "generation", "host", "pid"."""
+        channel = await _connect(address, secret, MEMBER, deadline)
+        await channel.send(member)
+        return cls(channel)
+
+    async def first_failure(self) -> dict[str, Any]:
+        """Waits until some rank fails; "rank", "host", "pid" and "cause" of it."""
+        try:
+            failed = (await self._channel.receive())["values"][0]
+            return dict(failed)
+        except (OSError, AuthenticationError, KeyError, IndexError) as error:
+            raise timeout(f"lost the rendezvous store: {error}") from error
+
+    async def leave(self) -> None:
+        """Leaves; from here on the end of this process is nobody's failure."""
+        try:
+            async with asyncio.timeout(2.0):
+                await self._channel.send({"op": "leave"})
+        except (OSError, TimeoutError):
+            pass  # The store is gone, and with it everybody who could care.
+        finally:
+            self._channel.close()
+
+    def close(self) -> None:
+        """Drops the connection, which tells the store that this rank failed."""
+        self._channel.close()
+
+
+class StoreThread:
+    """A server on a thread of its own, for a process that has no loop (tfdistrun)."""
+
+    def __init__(self, secret: bytes, *, host: str = "127.0.0.1") -> None:
+        self._sock = bind(host, 0)
+        self._secret = secret
+        self._loop = asyncio.new_event_loop()
+        self._server: StoreServer | None = None
+        self._thread = threading.Thread(
+            target=self._run, name="tfdist-store", daemon=True
+        )
+        self.address = join_address(*self._sock.getsockname()[:2])
+
+    def start(self) -> None:
+        """Starts to serve; returns when the port listens."""
+        ready = threading.Event()
+        self._loop.call_soon(self._start, ready)
+        self._thread.start()
+        if not ready.wait(10.0):
+            raise RendezvousError(13, "the rendezvous store did not start in 10 s")
+
+    def _start(self, ready: threading.Event) -> None:
+        self._server = StoreServer(self._sock, self._secret)
+        self._server.start()
+        ready.set()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+        self._loop.close()
+
+    def values(self, prefix: str) -> dict[str, Any]:
+        """A copy of the keys that start with `prefix`."""
+        if self._server is None:
+            return {}
+        return {
+            key: value
+            for key, value in self._server.values.copy().items()
+            if key.startswith(prefix)
+        }
+
+    def close(self) -> None:
+        """Ends the server and its thread; at most 2 s."""
+        if not self._thread.is_alive() or self._server is None:
+            return
+        closing = asyncio.run_coroutine_threadsafe(self._server.close(), self._loop)
+        try:
+            closing.result(2.0)
+        except TimeoutError:
+            closing.cancel()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(2.0)

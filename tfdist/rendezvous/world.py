@@ -1,0 +1,72 @@
+"""What goes into the rendezvous and what comes out of it."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from tfdist import _core
+from tfdist.rendezvous.environment import Placement
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """All that the mesh needs to know, read once.
+
+    Attributes:
+        placement: of this rank.
+        generation: number of the initialization; part of every key and handshake.
+        secret: of the job.
+        store: host and port of the store.
+        deadline: when all ranks must be connected, in time.monotonic() seconds.
+        timeout_s: the same as a duration, for messages.
+        transport: "auto", "shm" or "tcp".
+        shm_bytes: size of the memory of one shared-memory link.
+        settings: variables that must be equal on all ranks, with their values.
+        address: IP address to listen on, None: the one that reaches the store.
+    """
+
+    placement: Placement
+    generation: int
+    secret: bytes
+    store: tuple[str, int]
+    deadline: float
+    timeout_s: float
+    transport: str
+    shm_bytes: int
+    settings: dict[str, Any]
+    address: str | None = None
+
+    @property
+    def left_s(self) -> float:
+        """Seconds left until the deadline."""
+        return max(0.0, self.deadline - time.monotonic())
+
+
+@dataclass
+class Mesh:
+    """What the core needs to start; owns the descriptors until it has them."""
+
+    topology: _core.Topology
+    host: str
+    generation: int
+    own_doorbell_fd: int
+    links: list[_core.LinkEnd] = field(default_factory=list)
+
+    def close(self) -> None:
+        """Closes all descriptors."""
+        close_ends(self.links)
+        self.links.clear()
+        if self.own_doorbell_fd >= 0:
+            os.close(self.own_doorbell_fd)
+            self.own_doorbell_fd = -1
+
+
+def close_ends(ends: list[_core.LinkEnd]) -> None:
+    """Closes the descriptors of links that the core did not take."""
+    for end in ends:
+        for fd in (end.socket_fd, end.memory_fd, end.peer_doorbell_fd):
+            if fd >= 0:
+                os.close(fd)
