@@ -1,0 +1,321 @@
+"""What the ranks see when they disagree, when one fails, is cancelled, or is late."""
+
+import os
+import signal
+import time
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from helpers.ranks import RankError, run_ranks
+
+import tfdist
+from tfdist import errors
+from tfdist.collectives import ReduceOp
+
+FORBIDDEN = (tf.errors.UnavailableError, tf.errors.OutOfRangeError)
+
+
+def outcome(call):
+    """Class, message, record and seconds of the error that `call` raises."""
+    begin = time.monotonic()
+    try:
+        call()
+    except Exception as error:
+        seconds = time.monotonic() - begin
+        assert not isinstance(error, FORBIDDEN), error
+        ours = errors.from_tf(error)
+        record = vars(ours.record) if ours is not None else {}
+        return {
+            "class": type(ours or error).__name__,
+            "raised": type(error).__name__,
+            "message": ours.message if ours is not None else str(error),
+            "record": record,
+            "seconds": seconds,
+        }
+    return {"class": "none", "seconds": time.monotonic() - begin}
+
+
+# ---- mismatches ----
+
+
+def call_with(what, rank):
+    """A call of rank 1 that differs from that of the others in one respect."""
+    odd = rank == 1
+    x = tf.ones([3 if odd and what == "shape" else 2])
+    if what == "dtype" and odd:
+        x = tf.cast(x, tf.float64)
+    if what == "rows":
+        return lambda: tfdist.allgather(tf.ones([2, 3 if odd else 4]), name="x")
+    if what == "root":
+        return lambda: tfdist.broadcast(x, 1 if odd else 0, name="x")
+    if what == "kind":
+        function = tfdist.broadcast if odd else tfdist.allreduce
+        return lambda: function(x, name="x")
+    options = {}
+    if what == "op":
+        options["op"] = ReduceOp.MAX if odd else ReduceOp.SUM
+    if what == "prescale":
+        options["prescale"] = 0.5 if odd else 1.0
+    if what == "number":
+        xs = [x] * (2 if odd else 3)
+        return lambda: tfdist.grouped_allreduce(xs, name="x")
+    return lambda: tfdist.allreduce(x, name="x", **options)
+
+
+def mismatch(what, compiled):
+    call = call_with(what, tfdist.rank())
+    if compiled:
+        call = tf.function(call)
+        call.get_concrete_function()  # tracing is not what is timed
+    tfdist.barrier()
+    return outcome(call)
+
+
+VALUES = {
+    "shape": ("[2]", "[3]"),
+    "dtype": ("float32", "float64"),
+    "rows": ("4", "3"),
+    "root": ("0", "1"),
+    "kind": ("allreduce", "broadcast"),
+    "op": ("sum", "max"),
+    "prescale": ("1", "0.5"),
+    "number": ("3", "2"),
+}
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("what", VALUES)
+def test_a_mismatch_is_an_error_on_all_ranks_naming_both_values(what, compiled):
+    for result in run_ranks(mismatch, 3, what, compiled):
+        assert result["class"] == "MismatchError", result
+        assert result["raised"] == (
+            "FailedPreconditionError" if compiled else "MismatchError"
+        )
+        assert result["seconds"] < 1.0
+        assert result["record"]["kind"] == "mismatch"
+        assert result["record"]["tensor"] == "x"
+        message = result["message"]
+        assert "x" in message and "rank" in message and "1" in message
+        for value in VALUES[what]:
+            assert value in message
+
+
+def after_a_mismatch():
+    first = outcome(lambda: tfdist.allreduce(tf.ones([1 + tfdist.rank()]), name="x"))
+    second = tfdist.allreduce(tf.ones([2]), name="y", op=ReduceOp.SUM)
+    return first["class"], second.numpy().tolist()
+
+
+def test_after_a_mismatch_the_ranks_can_go_on():
+    assert run_ranks(after_a_mismatch, 2) == [["MismatchError", [2.0, 2.0]]] * 2
+
+
+def no_such_root():
+    return outcome(lambda: tfdist.broadcast(tf.ones([2]), 2))
+
+
+def test_a_root_that_does_not_exist_is_an_invalid_argument():
+    for result in run_ranks(no_such_root, 2):
+        assert result["class"] == "InvalidArgumentError"
+        assert "2" in result["message"]
+
+
+# ---- deadlines ----
+
+
+def late():
+    x = tf.ones([2])
+    tfdist.barrier()
+    if tfdist.rank() == 1:
+        time.sleep(2.0)
+        return None
+    return outcome(lambda: tfdist.allreduce(x, name="late", timeout_s=0.5))
+
+
+def test_a_rank_that_does_not_come_is_named_after_the_deadline():
+    first = run_ranks(late, 2)[0]
+    assert first["class"] == "TimeoutError", first
+    assert 0.4 < first["seconds"] < 1.5
+    assert first["record"]["tensor"] == "late"
+    assert "late" in first["message"]
+    assert "rank 1" in first["message"]
+
+
+# ---- cancellation ----
+
+
+def sibling_fails():
+    """On rank 1 another node of the function fails while the allreduce waits."""
+
+    def fail(x):
+        if tfdist.rank() == 1 and started:
+            time.sleep(0.2)
+            raise ValueError("disk full")
+        return x
+
+    @tf.function
+    def step(x, y):
+        return tfdist.allreduce(x, name="pending"), tf.py_function(
+            fail, [y], tf.float32
+        )
+
+    started = False
+    step(tf.ones([2]), tf.ones([]))
+    tfdist.barrier()
+    started = True
+    begin = time.monotonic()
+    if tfdist.rank() == 0:  # comes after the failure, 0.2 s from now
+        time.sleep(1.0)
+        begin = time.monotonic()
+    result = outcome(lambda: step(tf.ones([2]), tf.ones([])))
+    result["end"] = time.monotonic()
+    result["failed_at"] = begin + 0.2
+    return result
+
+
+def test_a_step_that_fails_ends_at_once_and_the_others_learn_who():
+    late_rank, failing, waiting = run_ranks(sibling_fails, 3)
+    assert failing["class"] == "InvalidArgumentError", failing
+    assert "disk full" in failing["message"]
+    assert failing["seconds"] < 0.2 + 0.5
+    assert waiting["class"] == "RankFailedError", waiting
+    assert waiting["record"]["rank"] == 1
+    assert "rank 1" in waiting["message"]
+    assert waiting["end"] - failing["failed_at"] < 1.0
+    assert late_rank["class"] == "RankFailedError", late_rank
+    assert late_rank["record"]["rank"] == 1
+    assert late_rank["seconds"] < 1.0
+
+
+def starts_in_a_cancelled_step():
+    """On rank 1 the step has failed when an inner function comes to its allreduce."""
+    rank = tfdist.rank()
+    sleep_s = tf.Variable(0.0)
+
+    @tf.function(experimental_attributes={"_noinline": True})
+    def inner(x):
+        y = tf.py_function(lambda v: time.sleep(float(sleep_s)) or v, [x], tf.float32)
+        return tfdist.allreduce(tf.ensure_shape(y, [2]), name="late")
+
+    def fail(x):
+        if rank == 1:
+            raise ValueError("disk full")
+        return x
+
+    @tf.function
+    def step(x):
+        return inner(x), tf.numpy_function(fail, [x], tf.float32, stateful=False)
+
+    step.get_concrete_function(tf.ones([2]))
+    tfdist.barrier()
+    sleep_s.assign(0.3 if rank == 1 else 1.5)
+    return outcome(lambda: step(tf.ones([2])))
+
+
+def test_an_operation_that_starts_in_a_cancelled_step_ends_and_tells_the_others():
+    waiting, failing = run_ranks(starts_in_a_cancelled_step, 2)
+    assert "disk full" in failing["message"], failing
+    assert failing["seconds"] < 0.3 + 0.5
+    assert waiting["class"] == "RankFailedError", waiting
+    assert waiting["record"]["rank"] == 1
+
+
+def fails_before_the_operation():
+    """The node that fails comes first, so that no operation is there to cancel."""
+
+    @tf.function
+    def step(x):
+        x = tf.debugging.check_numerics(x, "not a number")
+        return tfdist.allreduce(x, name="never")
+
+    step(tf.ones([2]))
+    tfdist.barrier()
+    if tfdist.rank() == 1:
+        step(tf.fill([2], np.nan))  # ends the program: its hook tells the others
+    result = outcome(lambda: step(tf.ones([2])))
+    assert result["class"] == "RankFailedError", result
+    assert result["record"]["rank"] == 1
+    assert result["seconds"] < 1.0
+
+
+def test_an_exception_that_ends_the_program_reaches_the_others():
+    with pytest.raises(RankError, match="rank 1 failed first(?s:.)*not a number") as e:
+        run_ranks(fails_before_the_operation, 2)
+    assert "rank 0 then" not in str(e.value)
+
+
+def own_exception():
+    tfdist.barrier()
+    begin = time.monotonic()
+    if tfdist.rank() == 1:
+        from tfdist import _core
+
+        _core.abort("ValueError: no such file")
+        return None
+    result = outcome(lambda: tfdist.allreduce(tf.ones([2]), name="x"))
+    result["seconds"] = time.monotonic() - begin
+    return result
+
+
+def test_an_abort_names_the_rank_and_its_cause_everywhere():
+    results = run_ranks(own_exception, 3)
+    for result in (results[0], results[2]):
+        assert result["class"] == "RankFailedError", result
+        assert result["record"]["rank"] == 1
+        assert "no such file" in result["message"]
+        assert result["seconds"] < 1.0
+
+
+def cancel_at_many_moments(rounds):
+    """In each round, in a new world, a sibling fails a little later."""
+    rank = tfdist.rank()
+    delay_s = tf.Variable(0.0)
+
+    def fail(x):
+        time.sleep(float(delay_s))
+        if rank == 1:
+            raise ValueError("own")
+        return x
+
+    @tf.function
+    def step(x):
+        ys = [tfdist.allreduce(x, name=f"t{i}", timeout_s=20.0) for i in range(4)]
+        return ys, tf.py_function(fail, [x], tf.float32)
+
+    classes = []
+    for number in range(rounds):
+        delay_s.assign(2e-4 * (number if rank else rounds - number))
+        classes.append(outcome(lambda: step(tf.ones([2])))["class"])
+        tfdist.shutdown()
+        tfdist.init()
+    return classes
+
+
+def test_steps_that_are_cancelled_at_any_moment_end():
+    results = run_ranks(cancel_at_many_moments, 2, 20)
+    # Whether an operation was done before the sibling failed is a matter of luck.
+    assert set(results[1]) == {"InvalidArgumentError"}
+    assert set(results[0]) <= {"none", "RankFailedError"}
+
+
+# ---- death ----
+
+
+def killed():
+    tfdist.allreduce(tf.ones([2]))
+    tfdist.barrier()
+    if tfdist.rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return outcome(lambda: tfdist.allreduce(tf.ones([2]), name="x"))
+
+
+@pytest.mark.faults
+def test_a_killed_rank_is_named_and_its_worker_comes_back():
+    results = run_ranks(killed, 3, may_die=[1])
+    assert results[1] == -signal.SIGKILL
+    for result in (results[0], results[2]):
+        assert result["class"] == "RankFailedError", result
+        assert result["record"]["rank"] == 1
+        assert result["seconds"] < 5.0
+    assert run_ranks(after_a_mismatch, 2)[1][1] == [2.0, 2.0]

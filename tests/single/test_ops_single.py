@@ -1,0 +1,380 @@
+"""The operations at size 1, without a launcher: values, gradients, graphs, errors."""
+
+import ctypes
+import doctest
+import logging
+import types
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdist
+from tfdist import _library, _names, collectives, errors
+from tfdist.collectives import ReduceOp
+
+REDUCIBLE = ["float16", "bfloat16", "float32", "float64", "int32", "int64"]
+OTHERS = ["bool", "uint8", "int8", "uint16", "int16", "uint32", "uint64", "complex64"]
+SHAPES = [(), (0,), (1,), (5,), (3, 0, 2), (2, 3, 4)]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _initialized():
+    tfdist.init()
+    yield
+    tfdist.shutdown()
+
+
+def numbers(shape, dtype):
+    values = np.arange(int(np.prod(shape))).reshape(shape) % 7
+    return tf.cast(tf.constant(values), dtype)
+
+
+def same(a, b):
+    assert a.dtype == b.dtype
+    assert tuple(a.shape) == tuple(b.shape)
+    assert np.asarray(a.numpy()).tobytes() == np.asarray(b.numpy()).tobytes()
+
+
+@pytest.mark.parametrize("dtype", REDUCIBLE)
+@pytest.mark.parametrize("op", list(ReduceOp))
+def test_allreduce_of_one_rank_is_the_identity(dtype, op):
+    for shape in SHAPES:
+        x = numbers(shape, dtype)
+        same(tfdist.allreduce(x, op=op), x)
+
+
+@pytest.mark.parametrize("dtype", REDUCIBLE + OTHERS)
+def test_allgather_and_broadcast_of_one_rank_are_the_identity(dtype):
+    for shape in SHAPES:
+        x = numbers(shape, dtype)
+        same(tfdist.broadcast(x), x)
+        same(tfdist.allgather(x), tf.reshape(x, (1,)) if shape == () else x)
+
+
+def test_inputs_may_be_numbers_arrays_and_variables():
+    import keras
+
+    assert float(tfdist.allreduce(2.5)) == 2.5
+    assert tfdist.allreduce(np.array([1, 2])).dtype == tf.int64
+    assert tfdist.broadcast(tf.Variable([3.0])).numpy().tolist() == [3.0]
+    assert tfdist.allgather(keras.Variable([1.0, 2.0])).numpy().tolist() == [1.0, 2.0]
+
+
+def test_scales_arrive_as_float64():
+    x = tf.constant([1.0], tf.float64)
+    third = 1.0 / 3.0  # not a float32
+    assert float(tfdist.allreduce(x, prescale=third)[0]) == third
+    assert float(tfdist.allreduce(x, postscale=third)[0]) == third
+    assert float(tfdist.allreduce(x, prescale=2.0, postscale=1e-300)[0]) == 2e-300
+
+
+def test_the_input_keeps_its_value():
+    x = tf.constant([1.0, 2.0])
+    tfdist.allreduce(x, prescale=10.0)
+    assert x.numpy().tolist() == [1.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    "call, error, words",
+    [
+        (
+            lambda x: tfdist.allreduce(tf.IndexedSlices(x, tf.constant([0, 1]))),
+            TypeError,
+            "tf.convert_to_tensor",
+        ),
+        (lambda x: tfdist.allreduce(tf.constant("a")), TypeError, "got string"),
+        (lambda x: tfdist.allreduce(True), TypeError, "got bool"),
+        (lambda x: tfdist.broadcast(tf.constant("a")), TypeError, "got string"),
+        (lambda x: tfdist.allreduce(1, prescale=0.5), ValueError, "prescale=1"),
+        (lambda x: tfdist.allreduce(1, postscale=2.0), ValueError, "postscale=1"),
+        (lambda x: tfdist.allreduce(x, prescale=np.nan), ValueError, "finite"),
+        (lambda x: tfdist.allreduce(x, op=7), ValueError, "7"),
+        (lambda x: tfdist.allreduce(x, timeout_s=0), ValueError, "timeout_s"),
+        (lambda x: tfdist.broadcast(x, -1), ValueError, "root"),
+        (lambda x: tfdist.broadcast(x, True), ValueError, "root"),
+        (lambda x: tfdist.broadcast(x, 1), tf.errors.InvalidArgumentError, "1"),
+    ],
+)
+def test_a_bad_argument_is_an_error_that_names_it(call, error, words):
+    with pytest.raises(error, match=words):
+        call(tf.constant([1.0, 2.0]))
+
+
+def test_grouped_allreduce_keeps_order_and_splits_by_dtype(monkeypatch):
+    seen = []
+    emit = collectives._operations.allreduce
+
+    def spy(values, name, *args, **kwargs):
+        seen.append((name, [v.dtype.name for v in values], list(kwargs["hints"])))
+        return emit(values, name, *args, **kwargs)
+
+    monkeypatch.setattr(collectives._operations, "allreduce", spy)
+    xs = [tf.constant([1.0]), tf.constant(2), tf.constant([3.0]), tf.constant(4)]
+    ys = tfdist.grouped_allreduce(xs, name="g")
+    for x, y in zip(xs, ys, strict=True):
+        same(x, y)
+    assert seen == [
+        ("g", ["float32"] * 2, [0, 2]),
+        ("g.1", ["int32"] * 2, [1, 3]),
+    ]
+    assert tfdist.grouped_allreduce([]) == []
+
+
+@pytest.mark.parametrize(
+    "limit, expected",
+    [("0", [[0], [1], [2], [3]]), ("8", [[0, 1], [2], [3]]), ("400", [[0, 1, 2, 3]])],
+)
+def test_a_group_is_cut_at_the_fusion_threshold(monkeypatch, limit, expected):
+    monkeypatch.setenv("TFDIST_FUSION_BYTES", limit)
+    xs = [tf.zeros([1]), tf.zeros([1]), tf.zeros([3]), tf.zeros([0])]
+    if limit == "8":
+        expected = [[0, 1], [2], [3]]
+    assert collectives._batches(xs) == expected
+
+
+# ---- in a tf.function ----
+
+
+def forward_and_gradient(x):
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        a, b = tfdist.grouped_allreduce([x, 2 * x])
+        y = (
+            tf.reduce_sum(tfdist.allreduce(x, prescale=0.5, postscale=3.0) ** 2)
+            + tf.reduce_sum(a * b)
+            + tf.reduce_sum(tfdist.allgather(x) ** 3)
+            + tf.reduce_sum(tfdist.broadcast(x))
+        )
+    return y, tape.gradient(y, x)
+
+
+@pytest.mark.parametrize("shape", [(), (4,), (3, 2)])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_gradients_at_size_one_are_those_of_the_identity(shape, compiled):
+    x = tf.cast(numbers(shape, "float64"), tf.float64) + 1
+    function = tf.function(forward_and_gradient) if compiled else forward_and_gradient
+    y, gradient = function(x)
+    np.testing.assert_allclose(y, np.sum(2.25 * x**2 + 2 * x**2 + x**3 + x), rtol=1e-14)
+    np.testing.assert_allclose(gradient, 4.5 * x + 4 * x + 3 * x**2 + 1, rtol=1e-14)
+
+
+@pytest.mark.parametrize("op", [ReduceOp.MIN, ReduceOp.MAX])
+def test_the_gradient_of_min_and_max_is_an_error_that_says_what_to_do(op):
+    x = tf.constant([1.0])
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = tfdist.allreduce(x, op=op)
+    with pytest.raises(ValueError, match=f"{op.name}.*SUM or AVERAGE"):
+        tape.gradient(y, x)
+
+
+def test_static_shapes_are_known_while_tracing():
+    shapes = {}
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 3]), tf.TensorSpec([])])
+    def f(matrix, scalar):
+        shapes["allreduce"] = tfdist.allreduce(matrix).shape.as_list()
+        shapes["broadcast"] = tfdist.broadcast(scalar).shape.as_list()
+        shapes["rows"] = tfdist.allgather(tf.ensure_shape(matrix, [2, 3])).shape
+        shapes["scalars"] = tfdist.allgather(scalar).shape.as_list()
+        return scalar
+
+    f(tf.zeros([2, 3]), tf.zeros([]))
+    assert shapes["allreduce"] == [None, 3]
+    assert shapes["broadcast"] == []
+    assert shapes["rows"].as_list() == [None, 3]
+    assert shapes["scalars"] == [None]
+
+
+def test_in_a_while_loop_every_iteration_runs():
+    @tf.function
+    def f(x):
+        for i in tf.range(5):
+            x = tfdist.allreduce(x) + tf.cast(i, tf.float32)
+        return x
+
+    assert float(f(tf.constant(1.0))) == 11.0
+
+
+def outputs():
+    counted = (ctypes.c_int64 * 2)()
+    _library.ops()
+    library = ctypes.CDLL(str(_library.LIBRARY_PATH))
+    library.tfdist_tf_outputs(counted)
+    return list(counted)
+
+
+def test_in_a_function_results_take_over_the_memory_of_intermediates():
+    @tf.function
+    def f(x):
+        return tfdist.allreduce(x * 2.0), tfdist.broadcast(x * 3.0)
+
+    x = tf.ones([1000])
+    f(x)
+    before = outputs()
+    for _ in range(10):
+        f(x)
+    in_place, total = np.subtract(outputs(), before)
+    assert total == 20
+    assert in_place >= 18
+    assert x.numpy().tolist() == [1.0] * 1000
+
+
+# ---- names ----
+
+
+def attributes(function, *args):
+    graph = function.get_concrete_function(*args).graph.as_graph_def()
+    nodes = [*graph.node, *(n for f in graph.library.function for n in f.node_def)]
+    named = [n for n in nodes if "tensor_name" in n.attr]
+    return sorted(n.attr["tensor_name"].s.decode() for n in named)
+
+
+def test_names_are_the_same_at_every_trace():
+    def build():
+        @tf.function
+        def inner(x):
+            return tfdist.allreduce(x)
+
+        @tf.function
+        def step(x):
+            y = tfdist.allreduce(x) + tfdist.allreduce(x)
+            for _ in tf.range(2):
+                y += tfdist.allreduce(y)
+            for _ in tf.range(2):
+                y += tfdist.allreduce(y)
+            return inner(y), tfdist.broadcast(x, name="mine"), tfdist.barrier()
+
+        return step
+
+    step = build()
+    names = attributes(step, tf.constant(1.0))
+    assert names == [
+        "mine",
+        "step/allreduce.0",
+        "step/allreduce.1",
+        "step/barrier.0",
+        "step/inner/allreduce.0",
+        "step/while_body.1/allreduce.0",
+        "step/while_body/allreduce.0",
+    ]
+    assert attributes(step, tf.constant([1.0])) == names
+    assert attributes(build(), tf.constant(1.0)) == names
+
+
+def test_a_name_used_twice_in_a_function_is_made_unique():
+    @tf.function
+    def f(x):
+        return tfdist.allreduce(x, name="a"), tfdist.allreduce(x, name="a")
+
+    assert attributes(f, tf.constant(1.0)) == ["a", "a.1"]
+
+
+def test_eager_calls_share_one_name_for_each_kind():
+    assert _names.operation_name("allreduce", None) == "allreduce.eager"
+    assert _names.operation_name("allreduce", "mine") == "mine"
+
+
+# ---- the list that keeps operations out of the automatic order ----
+
+
+def test_tensorflow_still_has_the_list_of_unordered_stateful_operations():
+    from tensorflow.python.framework import auto_control_deps
+
+    _library.ops()
+    assert (
+        _library.UNORDERED_OPS
+        <= auto_control_deps.MUST_RUN_ORDER_INSENSITIVE_STATEFUL_OPS
+    )
+    assert "TfdistBarrier" not in _library.UNORDERED_OPS
+
+
+def test_without_that_list_there_is_one_warning(caplog):
+    with caplog.at_level(logging.WARNING, logger="tfdist"):
+        _library.release_from_order(types.SimpleNamespace())
+    (record,) = caplog.records
+    assert "do not overlap" in record.getMessage()
+
+
+# ---- errors ----
+
+
+def test_before_init_every_operation_says_what_to_call():
+    tfdist.shutdown()
+    try:
+        x = tf.constant([1.0])
+        for call in (
+            tfdist.allreduce,
+            tfdist.allgather,
+            tfdist.broadcast,
+            lambda _: tfdist.barrier(),
+            lambda x: tfdist.grouped_allreduce([x]),
+        ):
+            with pytest.raises(tfdist.NotInitializedError, match="tfdist.init()"):
+                call(x)
+    finally:
+        tfdist.init()
+
+
+def test_in_a_function_the_error_of_tensorflow_becomes_ours():
+    @tf.function
+    def f(x):
+        return tfdist.allreduce(x)
+
+    tfdist.shutdown()
+    try:
+        with pytest.raises(tf.errors.FailedPreconditionError) as caught:
+            f(tf.constant([1.0]))
+        ours = errors.from_tf(caught.value)
+        assert isinstance(ours, tfdist.NotInitializedError)
+        assert ours.record.kind == "not_initialized"
+        assert "tfdist.init()" in ours.message
+        assert "node" not in ours.message  # of the graph
+        assert errors.from_tf(ours) is ours
+    finally:
+        tfdist.init()
+
+
+def test_an_error_that_is_not_ours_has_no_class_of_ours():
+    assert errors.from_tf(ValueError("x")) is None
+    with pytest.raises(tf.errors.InvalidArgumentError) as caught:
+        tf.reshape(tf.zeros([2]), [3])
+    assert errors.from_tf(caught.value) is None
+
+
+@pytest.mark.parametrize(
+    "kind, cls, base",
+    [
+        ("mismatch", "MismatchError", tf.errors.FailedPreconditionError),
+        ("rank_failed", "RankFailedError", tf.errors.AbortedError),
+        ("shutdown", "RankFailedError", tf.errors.AbortedError),
+        ("timeout", "TimeoutError", tf.errors.DeadlineExceededError),
+        ("not_initialized", "NotInitializedError", tf.errors.FailedPreconditionError),
+    ],
+)
+def test_the_kind_of_a_record_decides_the_class(kind, cls, base):
+    from tfdist._core import CoreError
+
+    payload = {"kind": kind, "rank": 3, "host": "h", "cause": "c", "later": 1}
+    error = errors.from_core(CoreError(10, "rank 3 is gone", payload))
+    assert type(error).__name__ == cls
+    assert isinstance(error, base)
+    assert error.record == errors.ErrorRecord(kind, rank=3, host="h", cause="c")
+    assert str(error) == "rank 3 is gone"
+    assert repr(error) == f"{cls}('rank 3 is gone')"
+
+
+def test_a_core_error_without_a_class_of_ours_is_tensorflows():
+    from tfdist._core import CoreError
+
+    error = errors.from_core(CoreError(3, "no rank 9", {"kind": "invalid_argument"}))
+    assert type(error) is tf.errors.InvalidArgumentError
+
+
+def test_the_examples_in_the_docstrings_run():
+    failed, tried = doctest.testmod(
+        collectives, extraglobs={"tfdist": tfdist, "tf": tf}, verbose=False
+    )
+    assert tried >= 8
+    assert failed == 0

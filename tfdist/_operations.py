@@ -1,0 +1,179 @@
+"""Emits the operations of `libtfdist_tf.so`, and defines their gradients.
+
+Arguments are checked in `tfdist.collectives`; here are tensors of one dtype, a name,
+and scales as text (attributes of TensorFlow are float32, a scale must stay exact).
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist import _runtime, errors
+from tfdist._library import ops
+from tfdist._names import operation_name
+
+
+class ReduceOp(enum.IntEnum):
+    """How the values of the ranks are combined.
+
+    AVERAGE is the sum, divided by the number of ranks; of integers it is cut towards
+    zero.
+    """
+
+    SUM = 0
+    AVERAGE = 1
+    MIN = 2
+    MAX = 3
+
+
+def allreduce(
+    values: list[tf.Tensor],
+    name: str,
+    op: ReduceOp,
+    prescale: str,
+    postscale: str,
+    timeout_s: float | None,
+    *,
+    hints: Sequence[int] = (),
+    group: str = "",
+    bucket: int = 0,
+    bucket_count: int = 0,
+) -> list[tf.Tensor]:
+    """Reduces tensors of one dtype in one operation."""
+    return _emit(
+        "tfdist_allreduce",
+        tensors=values,
+        tensor_name=name,
+        reduce_op=int(ReduceOp(op)),
+        prescale=prescale,
+        postscale=postscale,
+        timeout_s=_timeout(timeout_s),
+        group=group,
+        bucket=bucket,
+        bucket_count=bucket_count,
+        hints=list(hints),
+    )
+
+
+def allgather(value: tf.Tensor, name: str, timeout_s: float | None) -> tf.Tensor:
+    """Concatenates the rows of all ranks."""
+    return _emit(
+        "tfdist_allgather",
+        tensor=value,
+        tensor_name=name,
+        timeout_s=_timeout(timeout_s),
+    ).rows
+
+
+def broadcast(
+    values: list[tf.Tensor], root: int, name: str, timeout_s: float | None
+) -> list[tf.Tensor]:
+    """Gives tensors of one dtype the root's values in one operation."""
+    if isinstance(root, bool) or not isinstance(root, int | np.integer) or root < 0:
+        raise ValueError(f"Expected root to be a rank, an integer >= 0, got {root!r}.")
+    return _emit(
+        "tfdist_broadcast",
+        tensors=values,
+        tensor_name=name,
+        root=int(root),
+        timeout_s=_timeout(timeout_s),
+    )
+
+
+def barrier(name: str, timeout_s: float | None) -> None:
+    """Waits for all ranks."""
+    _emit("tfdist_barrier", tensor_name=name, timeout_s=_timeout(timeout_s))
+
+
+def _emit(operation: str, **arguments: Any) -> Any:
+    """Runs an operation, or adds it to the graph, with our errors for its own."""
+    if tf.executing_eagerly():
+        _runtime.check_initialized()  # a fork, too, has no engine
+    with errors.translate():
+        return getattr(ops(), operation)(**arguments)
+
+
+def _timeout(timeout_s: float | None) -> float:
+    """The attribute of the operation; 0 stands for `TFDIST_TIMEOUT_S`."""
+    if timeout_s is None:
+        return 0.0
+    if not (timeout_s > 0 and math.isfinite(timeout_s)):
+        raise ValueError(
+            f"Expected timeout_s to be a number of seconds > 0, got {timeout_s!r}."
+        )
+    return float(timeout_s)
+
+
+@tf.RegisterGradient("TfdistAllreduce")
+def _allreduce_gradient(node: Any, *grads: Any) -> list[tf.Tensor]:
+    """Sum and average are linear and the same on all ranks: reduce the gradients so."""
+    op = ReduceOp(node.get_attr("reduce_op"))
+    name = _text(node, "tensor_name")
+    if op not in (ReduceOp.SUM, ReduceOp.AVERAGE):
+        raise ValueError(
+            f"The gradient of an allreduce with ReduceOp.{op.name} ({name}) is not "
+            "defined: expected SUM or AVERAGE. Use tf.stop_gradient on its input."
+        )
+    return allreduce(
+        _dense(node, grads),
+        _gradient_name(node),
+        op,
+        _text(node, "prescale"),
+        _text(node, "postscale"),
+        node.get_attr("timeout_s") or None,
+        hints=node.get_attr("hints"),
+    )
+
+
+@tf.RegisterGradient("TfdistAllgather")
+def _allgather_gradient(node: Any, grad: Any, _offset_grad: Any) -> tf.Tensor:
+    """The own rows of the sum of all ranks' gradients."""
+    rows, offset = node.outputs
+    summed = allreduce(
+        [tf.zeros_like(rows) if grad is None else tf.convert_to_tensor(grad)],
+        _gradient_name(node),
+        ReduceOp.SUM,
+        "1.0",
+        "1.0",
+        node.get_attr("timeout_s") or None,
+    )[0]
+    shape = tf.shape(node.inputs[0], out_type=tf.int64)
+    own_rows = tf.reduce_prod(shape[:1])  # a scalar, of shape [], is one row
+    return tf.reshape(summed[offset : offset + own_rows], shape)
+
+
+@tf.RegisterGradient("TfdistBroadcast")
+def _broadcast_gradient(node: Any, *grads: Any) -> list[tf.Tensor]:
+    """The sum of all ranks' gradients on the root, zeros elsewhere."""
+    summed = allreduce(
+        _dense(node, grads),
+        _gradient_name(node),
+        ReduceOp.SUM,
+        "1.0",
+        "1.0",
+        node.get_attr("timeout_s") or None,
+    )
+    is_root = tf.equal(ops().tfdist_topology()[0], node.get_attr("root"))
+    return [tf.where(is_root, g, tf.zeros_like(g)) for g in summed]
+
+
+def _dense(node: Any, grads: Sequence[Any]) -> list[tf.Tensor]:
+    return [
+        tf.zeros_like(output) if grad is None else tf.convert_to_tensor(grad)
+        for grad, output in zip(grads, node.outputs, strict=True)
+    ]
+
+
+def _gradient_name(node: Any) -> str:
+    return operation_name("gradient", f"{_text(node, 'tensor_name')}.gradient")
+
+
+def _text(node: Any, attribute: str) -> str:
+    value = node.get_attr(attribute)
+    return value.decode() if isinstance(value, bytes) else str(value)

@@ -1,0 +1,182 @@
+"""What goes wrong in a world of ranks, as exceptions.
+
+Each class is a subclass of the TensorFlow error of the same meaning, and carries a
+record of who and what. Eager functions of tfdist raise these classes. Inside a
+`tf.function` or `model.fit` TensorFlow raises its own class; `from_tf` turns it
+into ours:
+
+    try:
+        model.fit(...)
+    except tf.errors.OpError as e:
+        failure = tfdist.errors.from_tf(e)
+        if failure is not None:
+            print(failure.record.rank, failure.record.cause)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist._core import CoreError
+
+__all__ = [
+    "ErrorRecord",
+    "MismatchError",
+    "NotInitializedError",
+    "RankFailedError",
+    "TimeoutError",
+    "from_core",
+    "from_tf",
+    "translate",
+]
+
+_PAYLOAD = "tfdist.error"
+
+
+@dataclasses.dataclass(frozen=True)
+class ErrorRecord:
+    """The machine-readable half of an error.
+
+    Attributes:
+        kind: "mismatch", "rank_failed", "shutdown", "timeout", "not_initialized",
+            "cancelled", "invalid_argument" or "internal".
+        rank: the rank at fault; None when there is none.
+        host: its host; "" when unknown.
+        pid: its process; None when unknown.
+        tensor: name of the tensor or group of gradients concerned; "" for none.
+        cause: what happened, in words.
+        detail: more: both values of a mismatch, the ranks that are missing.
+    """
+
+    kind: str
+    rank: int | None = None
+    host: str = ""
+    pid: int | None = None
+    tensor: str = ""
+    cause: str = ""
+    detail: str = ""
+
+
+class _WithRecord:
+    """Adds `record` to an error class of TensorFlow."""
+
+    KIND = "internal"
+
+    def __init__(self, message: str, record: ErrorRecord | None = None) -> None:
+        # node_def and op: a graph's node says nothing to the reader of this error.
+        super().__init__(None, None, message)  # type: ignore[call-arg]
+        self.record = record or ErrorRecord(kind=self.KIND, cause=message)
+
+    def __repr__(self) -> str:
+        # TensorFlow's errors show nothing but their class here.
+        return f"{type(self).__name__}({self.message!r})"  # type: ignore[attr-defined]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (type(self), (self.message, self.record))  # type: ignore[attr-defined]
+
+
+class MismatchError(_WithRecord, tf.errors.FailedPreconditionError):
+    """The ranks do not agree on a shape, type, operation, root or list of variables.
+
+    The message names the tensor, the ranks and both values.
+    """
+
+    KIND = "mismatch"
+
+
+class RankFailedError(_WithRecord, tf.errors.AbortedError):
+    """A rank died, failed or left; the message and `record` name it.
+
+    The weights of this step may be torn: restart from the last checkpoint.
+    """
+
+    KIND = "rank_failed"
+
+
+class TimeoutError(_WithRecord, tf.errors.DeadlineExceededError):  # noqa: A001
+    """A living rank did not come in time; the message names it and the tensor."""
+
+    KIND = "timeout"
+
+
+class NotInitializedError(_WithRecord, tf.errors.FailedPreconditionError):
+    """Something of tfdist was used before `tfdist.init()`."""
+
+    KIND = "not_initialized"
+
+
+# The one table from the kind of a record to the class that Python raises. Other kinds
+# (cancelled, invalid_argument, internal) stay what TensorFlow calls them.
+_CLASSES: dict[str, type[_WithRecord]] = {
+    "mismatch": MismatchError,
+    "rank_failed": RankFailedError,
+    "shutdown": RankFailedError,
+    "timeout": TimeoutError,
+    "not_initialized": NotInitializedError,
+}
+
+
+def from_tf(error: BaseException) -> Exception | None:
+    """Our error inside an error of TensorFlow.
+
+    Args:
+        error: what a `tf.function`, `model.fit` or an operation raised.
+
+    Returns:
+        `MismatchError`, `RankFailedError`, `TimeoutError` or `NotInitializedError`
+        with its `record`; `error` itself if it is one of these; None if the error
+        does not come from tfdist or has no class of ours.
+    """
+    if isinstance(error, _WithRecord):
+        return error  # type: ignore[return-value]
+    payload = _payload(getattr(error, "experimental_payloads", None) or {})
+    record = _record(payload)
+    cls = _CLASSES.get(record.kind)
+    if cls is None:
+        return None
+    return cls(str(payload.get("message") or error), record)  # type: ignore[return-value]
+
+
+def from_core(error: CoreError) -> Exception:
+    """The exception that users see for an error of the core or the rendezvous."""
+    record = _record(error.payload)
+    cls = _CLASSES.get(record.kind)
+    if cls is not None:
+        return cls(error.message, record)  # type: ignore[return-value]
+    tf_cls = tf.compat.v1.errors.exception_type_from_error_code(error.code)
+    return tf_cls(None, None, error.message)
+
+
+@contextlib.contextmanager
+def translate() -> Iterator[None]:
+    """Raises our classes for errors of the core and of operations inside the block."""
+    try:
+        yield
+    except CoreError as error:
+        raise from_core(error) from None
+    except tf.errors.OpError as error:
+        ours = from_tf(error)
+        if ours is None or ours is error:
+            raise
+        raise ours from None
+
+
+def _payload(payloads: dict[Any, Any]) -> dict[str, Any]:
+    """Our JSON object among the payloads of an error; empty if there is none."""
+    for key, value in payloads.items():
+        if (key.decode() if isinstance(key, bytes) else key) == _PAYLOAD:
+            with contextlib.suppress(ValueError, TypeError):
+                return dict(json.loads(value))
+    return {}
+
+
+def _record(payload: dict[str, Any]) -> ErrorRecord:
+    names = {field.name for field in dataclasses.fields(ErrorRecord)}
+    known = {name: value for name, value in payload.items() if name in names}
+    return ErrorRecord(**{"kind": "internal", **known})
