@@ -1,8 +1,8 @@
 """Gradients are reduced while the backward pass still runs.
 
-Eight equal layers of 2 MiB, default settings. The core's own clock tells when each bucket
-of a step was handed over and when it was reduced: when the last gradient of a step becomes
-ready, at least half of the step's bytes must have been reduced already.
+Eight equal layers of 2 MiB, default settings. The core's own clock tells when each
+bucket of a step was handed over and when it was reduced: when the last gradient of a
+step becomes ready, at least half of the step's bytes must have been reduced already.
 """
 
 import collections

@@ -1,0 +1,345 @@
+"""The callbacks on several ranks."""
+
+import os
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from helpers.ranks import run_ranks
+
+import tfdist
+from tfdist import _core
+
+SAMPLES = 37  # divides by none of the numbers of ranks
+
+
+def binary_data():
+    rng = np.random.default_rng(11)
+    x = rng.normal(size=(SAMPLES, 3)).astype("float32")
+    y = (x.sum(axis=1, keepdims=True) + rng.normal(size=(SAMPLES, 1)) > 0).astype(
+        "float32"
+    )
+    return x, y
+
+
+def frozen_model(optimizer, loss="binary_crossentropy", **options):
+    """Its rate is 0, so that an epoch's metrics are those of one set of weights."""
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(4)
+    model = keras.Sequential(
+        [keras.Input((3,)), keras.layers.Dense(1, activation="sigmoid")]
+    )
+    metrics = [
+        "accuracy",
+        keras.metrics.AUC(name="auc"),
+        keras.metrics.RootMeanSquaredError(name="rmse"),
+        keras.metrics.F1Score(name="f1", average="macro", threshold=0.5),
+    ]
+    model.compile(optimizer, loss, metrics=metrics, jit_compile=False, **options)
+    return model
+
+
+def averaged_history(run_eagerly):
+    """What MetricAverage, and a callback after it, see on unequal shards."""
+    x, y = binary_data()
+    model = frozen_model(
+        tfdist.DistributedOptimizer(keras.optimizers.SGD(0.0)), run_eagerly=run_eagerly
+    )
+    own = slice(0, 30) if tfdist.rank() == 0 else slice(30 + tfdist.rank() - 1, None, 2)
+    later = []
+
+    class Later(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            later.append(dict(logs))
+
+    history = model.fit(
+        x[own],
+        y[own],
+        batch_size=[30, 4, 3][tfdist.rank()],  # one step on every rank
+        epochs=2,
+        verbose=0,
+        validation_data=tfdist.data.shard((x, y), batch_size=4),
+        callbacks=[tfdist.callbacks.MetricAverage(), Later()],
+    ).history
+    assert [{k: v[e] for k, v in history.items()} for e in range(2)] == later
+    return history
+
+
+@pytest.mark.parametrize("run_eagerly", [False, True])
+def test_metrics_are_those_of_all_samples_and_equal_on_all_ranks(run_eagerly):
+    x, y = binary_data()
+    alone = frozen_model(keras.optimizers.SGD(0.0))
+    expected = alone.fit(x, y, batch_size=5, verbose=0, validation_data=(x, y)).history
+    ranks = run_ranks(averaged_history, 3, run_eagerly)
+    assert ranks[0] == ranks[1] == ranks[2]
+    assert sorted(ranks[0]) == sorted(expected)
+    for name, [value] in expected.items():
+        np.testing.assert_allclose(ranks[0][name], [value] * 2, rtol=2e-6, err_msg=name)
+
+
+def other_numbers():
+    """Logs that are no metrics: a custom step's, and another callback's."""
+
+    class Model(keras.Sequential):
+        def train_step(self, data):
+            logs = super().train_step(data)
+            return {"loss": logs["loss"], "spread": float(tfdist.rank())}
+
+    class Adds(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            logs["same"] = 0.25
+            logs["words"] = "text"
+
+    keras.utils.clear_session()
+    model = Model([keras.Input((1,)), keras.layers.Dense(1)])
+    optimizer = tfdist.DistributedOptimizer(keras.optimizers.SGD(0.0))
+    model.compile(optimizer, "mse", jit_compile=False)
+    count = [3, 1][tfdist.rank()]
+    history = model.fit(
+        np.ones((count, 1), "float32"),
+        np.ones((count, 1), "float32"),
+        batch_size=4,
+        verbose=0,
+        callbacks=[Adds(), tfdist.callbacks.MetricAverage()],
+    ).history
+    return {name: values[0] for name, values in history.items()}
+
+
+def test_numbers_that_are_no_metrics_are_weighted_by_samples():
+    for logs in run_ranks(other_numbers, 2):
+        assert logs["spread"] == pytest.approx(0.25)  # (0 * 3 + 1 * 1) / 4
+        assert logs["same"] == 0.25
+        assert logs["words"] == "text"
+
+
+def differing_logs(kind):
+    keras.utils.clear_session()
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    metrics = ["mae"] if kind == "metrics" and tfdist.rank() else []
+    optimizer = tfdist.DistributedOptimizer(keras.optimizers.SGD(0.1))
+    model.compile(optimizer, "mse", metrics=metrics, jit_compile=False)
+    ones = np.ones((2, 1), "float32")
+    validation = (ones, ones) if kind == "validation" and tfdist.rank() == 0 else None
+    try:
+        model.fit(
+            ones,
+            ones,
+            verbose=0,
+            validation_data=validation,
+            callbacks=[tfdist.callbacks.MetricAverage()],
+        )
+    except tfdist.MismatchError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(("kind", "name"), [("metrics", "mae"), ("validation", "val")])
+def test_logs_that_differ_are_an_error_on_all_ranks(kind, name):
+    for message in run_ranks(differing_logs, 2, kind, timeout_s=30):
+        assert name in message
+        assert "rank 0" in message and "rank 1" in message
+
+
+def small_fit(callbacks, epochs=1):
+    keras.utils.clear_session()
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    optimizer = tfdist.DistributedOptimizer(keras.optimizers.Adam(0.1))
+    model.compile(optimizer, "mse", jit_compile=False)
+    x = np.random.default_rng(0).normal(size=(24, 2)).astype("float32")
+    data = tfdist.data.shard((x, x[:, :1]), batch_size=2)
+    first = [tfdist.callbacks.BroadcastInitialState()]
+    model.fit(data, epochs=epochs, verbose=0, callbacks=first + callbacks)
+    return model
+
+
+def checkpoints(folder):
+    writes = []
+
+    class Note(tfdist.callbacks.Checkpoint):
+        def _write(self, path):
+            writes.append(os.path.basename(path))
+            super()._write(path)
+
+    path = os.path.join(folder, "m-{epoch}.keras")
+    model = small_fit([Note(path)], epochs=2)
+    present = sorted(os.listdir(folder))  # on every rank: complete when fit returns
+    loaded = keras.models.load_model(os.path.join(folder, "m-2.keras"))
+    same = all(
+        np.array_equal(a, b)
+        for a, b in zip(
+            model.weights + model.optimizer.variables,
+            loaded.weights + loaded.optimizer.variables,
+            strict=True,
+        )
+    )
+    return [len(writes), present, same]
+
+
+def test_rank_0_alone_writes_and_all_ranks_find_the_file(tmp_path):
+    results = run_ranks(checkpoints, 3, str(tmp_path))
+    assert [writes for writes, _, _ in results] == [2, 0, 0]
+    for _, present, same in results:
+        assert present == ["m-1.keras", "m-2.keras"]
+        assert same
+
+
+def failing_checkpoint(folder):
+    class FailsInEpoch2(tfdist.callbacks.Checkpoint):
+        def _write(self, path):
+            if self._epoch == 1:
+                path.write_bytes(b"half of a mod")
+                raise OSError(28, "No space left on device")
+            super()._write(path)
+
+    try:
+        small_fit([FailsInEpoch2(os.path.join(folder, "m.keras"))], epochs=3)
+    except (OSError, tfdist.RankFailedError) as error:
+        record = getattr(error, "record", None)
+        culprit = None if record is None else record.rank
+        return [type(error).__name__, str(error), culprit, tfdist.allgather_object(1)]
+    return None
+
+
+def test_a_save_that_fails_on_rank_0_is_an_error_on_all_and_keeps_the_last(tmp_path):
+    results = run_ranks(failing_checkpoint, 3, str(tmp_path))
+    kinds = [kind for kind, *_ in results]
+    assert kinds == ["OSError", "RankFailedError", "RankFailedError"]
+    for rank, (_, message, culprit, later) in enumerate(results):
+        assert "No space left on device" in message
+        assert culprit == (0 if rank else None)
+        assert later == [1, 1, 1]  # the world goes on
+    assert os.listdir(tmp_path) == ["m.keras"]
+    keras.models.load_model(tmp_path / "m.keras")
+
+
+def late_checkpoint(folder):
+    class Slow(tfdist.callbacks.Checkpoint):
+        def _write(self, path):
+            tf.io.gfile.makedirs(folder)
+            import time
+
+            time.sleep(3)
+
+    callback = Slow(os.path.join(folder, "m.keras"), timeout_s=0.5)
+    try:
+        small_fit([callback])
+    except (FileNotFoundError, tfdist.TimeoutError, tfdist.RankFailedError) as error:
+        return type(error).__name__
+    return ""
+
+
+def test_the_others_wait_for_rank_0_with_a_deadline(tmp_path):
+    results = run_ranks(late_checkpoint, 2, str(tmp_path), timeout_s=40)
+    assert results[1] == "TimeoutError"
+
+
+def torn(folder):
+    path = os.path.join(folder, "m.keras")
+    last = []
+
+    class Fails(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            last.append(batch)
+            if tfdist.rank() == 1 and len(last) == 9:
+                _core.abort("ValueError: bad sample")
+                raise ValueError("bad sample")
+
+    keras.utils.clear_session()
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    optimizer = tfdist.DistributedOptimizer(keras.optimizers.SGD(0.1))
+    model.compile(optimizer, "mse", jit_compile=False)
+    ones = np.ones((12, 2), "float32")
+    data = tfdist.data.shard((ones, ones[:, :1]), batch_size=1)
+    checkpoint = tfdist.callbacks.Checkpoint(path)
+    try:
+        model.fit(data, epochs=3, verbose=0, callbacks=[Fails(), checkpoint])
+    except (ValueError, tf.errors.OpError) as error:
+        failure = tfdist.errors.from_tf(error)
+        first = failure.record.rank if failure else str(error)
+    messages = []
+    for save in (
+        lambda: model.save(os.path.join(folder, f"torn{tfdist.rank()}.keras")),
+        lambda: checkpoint.on_epoch_end(2, {}),
+    ):
+        try:
+            save()
+            messages.append("saved")
+        except RuntimeError as error:
+            messages.append(str(error))
+    return [first, messages]
+
+
+def test_after_a_rank_failed_saving_is_refused_with_the_last_good_step(tmp_path):
+    results = run_ranks(torn, 2, str(tmp_path))
+    assert results[0][0] == 1
+    assert results[1][0] == "bad sample"
+    for message in results[0][1]:
+        assert "torn" in message
+        assert "bad sample" in message
+        assert "last good step is 9" in message
+    loaded = keras.models.load_model(tmp_path / "m.keras")
+    assert int(loaded.optimizer.iterations) == 6
+
+
+def warmed_rates():
+    rates = []
+
+    class Watch(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            rates.append(float(self.model.optimizer.learning_rate))
+
+    callbacks = [
+        tfdist.callbacks.LearningRateScale(),
+        tfdist.callbacks.LearningRateWarmup(warmup_epochs=2),
+        Watch(),
+    ]
+    small_fit(callbacks, epochs=3)
+    return rates
+
+
+def test_warm_up_goes_from_the_rate_of_one_rank_to_that_of_all():
+    ranks = run_ranks(warmed_rates, 2)
+    assert ranks[0] == ranks[1]
+    expected = [0.1 * (1 + min(1, step / 12)) for step in range(18)]
+    np.testing.assert_allclose(ranks[0], expected, rtol=1e-6)
+
+
+def own_samples():
+    x = np.arange(11)
+    epochs = []
+    data = tfdist.data.shard(x, batch_size=2, shuffle=True, seed=tfdist.data.seed(1))
+    for _ in range(2):
+        epochs.append([b.tolist() for b in data.as_numpy_iterator()])
+    return [epochs, tfdist.data.seed(3)]
+
+
+def test_shard_and_seed_know_their_rank():
+    results = run_ranks(own_samples, 3)
+    for epoch in range(2):
+        batches = [epochs[epoch] for epochs, _ in results]
+        assert {len(b) for b in batches} == {2}
+        seen = [sample for b in batches for batch in b for sample in batch]
+        assert sorted(seen) == list(range(11))
+    assert len({seed for _, seed in results}) == 3
+
+
+def unwrapped():
+    keras.utils.clear_session()
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=False)
+    try:
+        model.fit(
+            np.ones((4, 2)),
+            np.ones((4, 1)),
+            verbose=0,
+            callbacks=[tfdist.callbacks.BroadcastInitialState()],
+        )
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def test_a_fit_that_would_not_reduce_is_refused_on_all_ranks():
+    for message in run_ranks(unwrapped, 2):
+        assert "tfdist.DistributedOptimizer(keras.optimizers.SGD(...))" in message

@@ -1,0 +1,133 @@
+"""broadcast_object, allgather_object and broadcast_variables on several ranks."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from helpers.ranks import run_ranks
+
+import tfdist
+
+
+def share():
+    rank, size = tfdist.rank(), tfdist.size()
+    own = {"rank": rank, "text": "x" * rank, "shape": (rank, 2), "a": np.arange(rank)}
+    gathered = tfdist.allgather_object(own)
+    assert [g["rank"] for g in gathered] == list(range(size))
+    assert [g["shape"] for g in gathered] == [(r, 2) for r in range(size)]
+    assert [g["a"].tolist() for g in gathered] == [list(range(r)) for r in range(size)]
+    for root in range(size):
+        # Only the root's object is looked at.
+        sent = tfdist.broadcast_object(own if rank == root else object(), root)
+        assert sent["text"] == "x" * root
+    return tfdist.broadcast_object(None, 0)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_objects_reach_all_ranks(size):
+    assert run_ranks(share, size) == [None] * size
+
+
+def refused_object(kind):
+    own = {"kind": [1, {2}], "bytes": b"x" * 100}[kind]
+    limits = {"max_bytes": 50} if kind == "bytes" else {}
+    obj = own if tfdist.rank() == 1 else 5
+    errors = []
+    for call in (
+        lambda: tfdist.allgather_object(obj, **limits),
+        lambda: tfdist.broadcast_object(obj, 1, **limits),
+    ):
+        try:
+            call()
+        except (TypeError, ValueError, tfdist.RankFailedError) as error:
+            record = getattr(error, "record", None)
+            errors.append([type(error).__name__, str(error), record and record.rank])
+    # The world goes on.
+    return [errors, tfdist.allgather_object(tfdist.rank())]
+
+
+@pytest.mark.parametrize(
+    ("kind", "own", "words"),
+    [("kind", "TypeError", "object[1]"), ("bytes", "ValueError", "at most 50 bytes")],
+)
+def test_an_object_that_cannot_be_sent_is_an_error_on_all_ranks(kind, own, words):
+    for rank, (errors, later) in enumerate(run_ranks(refused_object, 2, kind)):
+        assert [e[0] for e in errors] == [own if rank == 1 else "RankFailedError"] * 2
+        for _, message, culprit in errors:
+            assert words in message
+            assert culprit == (None if rank == 1 else 1)
+        assert later == [0, 1]
+
+
+def wrong_root():
+    try:
+        tfdist.broadcast_object(1, 2)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def test_a_root_that_is_no_rank_is_refused():
+    assert run_ranks(wrong_root, 2) == ["Expected root of 0..1, got 2."] * 2
+
+
+DTYPES = [
+    "float16",
+    "bfloat16",
+    "float32",
+    "float64",
+    "int8",
+    "uint8",
+    "int16",
+    "uint16",
+] + ["int32", "int64", "uint32", "uint64", "bool", "complex64"]
+
+
+def send_variables(root):
+    rank = tfdist.rank()
+    variables = [
+        tf.Variable(tf.cast(tf.constant([rank, 1 - rank, 1]), dtype))
+        for dtype in DTYPES
+    ]
+    scalar = keras.Variable(float(rank), name="scalar")
+    empty = tf.Variable(tf.zeros([0, 3]))
+    tfdist.broadcast_variables([*variables, scalar, empty], root=root)
+    tfdist.broadcast_variables([], root=root)
+    values = [tf.cast(v, tf.float64).numpy().tolist() for v in variables]
+    return [values, float(scalar.numpy())]
+
+
+@pytest.mark.parametrize("root", [0, 1])
+def test_variables_of_all_dtypes_get_the_roots_values(root):
+    for values, scalar in run_ranks(send_variables, 2, root):
+        assert values == [[root, 1 - root, 1]] * len(DTYPES)
+        assert scalar == root
+
+
+def differing_variables():
+    v = tf.Variable(tf.fill([2 + tfdist.rank()], float(tfdist.rank())), name="kernel")
+    try:
+        tfdist.broadcast_variables([v])
+    except tfdist.MismatchError as error:
+        return [str(error), v.numpy().tolist()]
+    return None
+
+
+def test_variables_that_differ_are_refused_before_any_is_changed():
+    for rank, (message, values) in enumerate(run_ranks(differing_variables, 2)):
+        assert "kernel" in message
+        assert values == [float(rank)] * (2 + rank)
+
+
+def unsendable(kind):
+    text = tf.Variable("text") if kind == "string" else tf.constant(1.0)
+    try:
+        tfdist.broadcast_variables([text])
+    except TypeError as error:
+        return str(error)
+    return ""
+
+
+def test_what_is_no_numeric_variable_is_refused():
+    assert "dtype string" in run_ranks(unsendable, 1, "string")[0]
+    assert "EagerTensor" in run_ranks(unsendable, 1, "tensor")[0]

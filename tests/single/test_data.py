@@ -1,0 +1,181 @@
+"""A rank's share of the data: disjoint, complete, and equal in steps."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from tfdist import data
+
+
+@given(st.integers(1, 3000), st.integers(1, 64), st.integers(1, 100))
+@example(5, 4, 1)
+@example(9, 2, 2)
+def test_batch_sizes_cover_the_data_in_equal_steps(total, size, batch_size):
+    if total < size:
+        with pytest.raises(ValueError, match=f"{total} samples"):
+            data.batch_sizes(total, batch_size=batch_size, rank=0, size=size)
+        return
+    ranks = [
+        data.batch_sizes(total, batch_size=batch_size, rank=r, size=size)
+        for r in range(size)
+    ]
+    assert len({len(sizes) for sizes in ranks}) == 1
+    assert sum(map(sum, ranks)) == total
+    assert {sum(sizes) for sizes in ranks} <= {total // size, total // size + 1}
+    for step in zip(*ranks, strict=True):
+        assert min(step) >= 1
+        assert max(step) - min(step) <= 1
+        assert max(step) <= batch_size + (batch_size == 1)
+
+
+def epoch(batches):
+    return [batch.tolist() for batch in batches.as_numpy_iterator()]
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.integers(1, 40),
+    st.integers(1, 5),
+    st.integers(1, 6),
+    st.booleans(),
+    st.booleans(),
+)
+@example(5, 4, 1, True, True)
+@example(9, 2, 2, True, False)
+def test_three_epochs_of_disjoint_shards_whose_union_is_the_data(
+    total, size, batch_size, shuffle, from_dataset
+):
+    total = max(total, size)
+    source = tf.data.Dataset.range(total) if from_dataset else np.arange(total)
+    shards = [
+        data.shard(source, batch_size=batch_size, shuffle=shuffle, rank=r, size=size)
+        for r in range(size)
+    ]
+    steps = {int(s.cardinality()) for s in shards}
+    for _ in range(3):
+        batches = [epoch(s) for s in shards]
+        assert {len(b) for b in batches} == steps
+        seen = [sample for b in batches for batch in b for sample in batch]
+        assert sorted(seen) == list(range(total))
+
+
+def test_shuffle_differs_between_epochs_and_repeats_between_runs():
+    def orders():
+        shard = data.shard(
+            np.arange(64), batch_size=64, shuffle=True, seed=5, rank=0, size=1
+        )
+        return [epoch(shard) for _ in range(2)]
+
+    first = orders()
+    assert first[0] != first[1]
+    assert first == orders()
+
+
+def test_map_fn_sees_this_ranks_samples_only():
+    seen = []
+
+    def note(x, y):
+        tf.numpy_function(lambda i: seen.append(int(i)), [x], [])
+        return x * 10, y
+
+    arrays = (np.arange(6), np.arange(6.0))
+    shard = data.shard(arrays, batch_size=2, map_fn=note, rank=1, size=2)
+    assert [x.tolist() for x, _ in shard.as_numpy_iterator()] == [[10, 30], [50]]
+    assert sorted(seen) == [1, 3, 5]
+
+
+def test_structures_of_arrays_keep_their_structure():
+    arrays = ({"a": np.arange(4), "b": np.arange(8).reshape(4, 2)}, np.arange(4.0))
+    shard = data.shard(arrays, batch_size=9, rank=1, size=2)
+    [(x, y)] = list(shard.as_numpy_iterator())
+    assert x["a"].tolist() == [1, 3]
+    assert x["b"].tolist() == [[2, 3], [6, 7]]
+    assert y.tolist() == [1.0, 3.0]
+
+
+ten = tf.data.Dataset.range(10)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "words"),
+    [
+        (ten.shuffle(10), "tfdist.data.shard"),
+        (ten.shuffle(10).map(lambda x: x + 1).cache(), "tfdist.data.shard"),
+        (tf.data.Dataset.zip((ten, ten.shuffle(3))), "tfdist.data.shard"),
+        (ten.shuffle(10).batch(2), "tfdist.data.shard"),
+        (ten.batch(2), "batch_size="),
+        (ten.padded_batch(2).prefetch(1), "batch_size="),
+        (ten.repeat(), "repeat"),
+        (ten.filter(lambda x: x > 3), "assert_cardinality"),
+        (
+            ten.map(lambda x: x * 2, num_parallel_calls=2, deterministic=False),
+            "deterministic=True",
+        ),
+    ],
+)
+def test_datasets_that_cannot_be_dealt_out_are_refused(dataset, words):
+    with pytest.raises(ValueError, match=words):
+        data.shard(dataset, batch_size=2, rank=0, size=2)
+
+
+def test_the_message_about_a_shuffle_holds_the_two_lines_to_write():
+    with pytest.raises(ValueError) as refusal:
+        data.shard(ten.shuffle(3), batch_size=2, rank=0, size=2)
+    first, second = str(refusal.value).splitlines()[1:]
+    assert first.strip() == "dataset = ...  # without .shuffle()"
+    namespace = {"dataset": ten, "tfdist": tf}
+    line = second.strip().replace("...", "2").replace("tfdist.data.shard", "shard")
+    namespace["shard"] = lambda *a, **k: data.shard(*a, **k, rank=0, size=2)
+    exec(line, namespace)
+    assert int(namespace["dataset"].cardinality()) == 3
+
+
+def test_unordered_option_is_refused():
+    options = tf.data.Options()
+    options.deterministic = False
+    with pytest.raises(ValueError, match="deterministic"):
+        data.shard(ten.with_options(options), batch_size=1, rank=0, size=1)
+
+
+def test_unbatched_again_is_accepted_with_a_known_number():
+    dataset = ten.batch(3).unbatch().apply(tf.data.experimental.assert_cardinality(10))
+    shard = data.shard(dataset, batch_size=5, rank=0, size=1)
+    assert epoch(shard) == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ({"data": [1, 2, 3], "batch_size": 1}, TypeError, "arrays"),
+        (
+            {"data": (np.zeros(3), np.zeros(4)), "batch_size": 1},
+            ValueError,
+            r"\[3, 4\]",
+        ),
+        ({"data": np.zeros(3), "batch_size": 0}, ValueError, "batch_size"),
+        ({"data": np.zeros(3), "batch_size": 1, "rank": 2}, ValueError, "rank"),
+        ({"data": np.zeros(1), "batch_size": 1}, ValueError, "1 samples"),
+    ],
+)
+def test_wrong_arguments_are_refused(arguments, error, words):
+    with pytest.raises(error, match=words):
+        data.shard(**{"rank": 0, "size": 2, **arguments})
+
+
+@given(st.integers(0, 2**40))
+def test_seeds_are_distinct_reproducible_and_fit_keras(base):
+    seeds = [data.seed(base, rank=r) for r in range(64)]
+    assert len(set(seeds)) == 64
+    assert seeds == [data.seed(base, rank=r) for r in range(64)]
+    assert 0 <= min(seeds) <= max(seeds) < 2**31
+
+
+def test_seeds_of_different_bases_differ():
+    assert len({data.seed(base, rank=0) for base in range(1000)}) == 1000
+
+
+def test_negative_base_is_refused():
+    with pytest.raises(ValueError, match="at least 0"):
+        data.seed(-1, rank=0)

@@ -1,0 +1,278 @@
+"""DistributedOptimizer at size 1: what it wraps, keeps and refuses."""
+
+import copy
+import json
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdist
+from tfdist import _core
+from tfdist.collectives import ReduceOp
+from tfdist.optimizer import is_distributed
+
+X = np.random.default_rng(1).normal(size=(32, 4)).astype("float32")
+Y = X.sum(axis=1, keepdims=True)
+
+
+@pytest.fixture(autouse=True)
+def world_of_one():
+    tfdist.init()
+
+
+@pytest.fixture
+def mixed_float16():
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy("mixed_float16")
+    yield
+    keras.config.set_dtype_policy(before)
+
+
+def small_model():
+    keras.utils.set_random_seed(3)
+    return keras.Sequential(
+        [
+            keras.Input((4,)),
+            keras.layers.Dense(5, activation="tanh"),
+            keras.layers.Dense(1),
+        ]
+    )
+
+
+def fitted(optimizer, **compile_options):
+    model = small_model()
+    model.compile(optimizer, "mse", jit_compile=False, **compile_options)
+    model.fit(X, Y, batch_size=8, epochs=2, shuffle=False, verbose=0)
+    return model
+
+
+OPTIMIZERS = {
+    "sgd": lambda: keras.optimizers.SGD(0.1),
+    "momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True),
+    "adam": lambda: keras.optimizers.Adam(0.01),
+    "adamw": lambda: keras.optimizers.AdamW(0.01, weight_decay=0.02),
+    "clipped": lambda: keras.optimizers.Adam(0.01, global_clipnorm=0.1),
+    "scheduled": lambda: keras.optimizers.SGD(
+        keras.optimizers.schedules.CosineDecay(0.1, 8)
+    ),
+    "loss scale": lambda: keras.optimizers.LossScaleOptimizer(
+        keras.optimizers.Adam(0.01)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_one_rank_trains_as_the_plain_optimizer_does(name):
+    plain = fitted(OPTIMIZERS[name]())
+    wrapped = fitted(tfdist.DistributedOptimizer(OPTIMIZERS[name]()))
+    for a, b in zip(plain.weights, wrapped.weights, strict=True):
+        np.testing.assert_array_equal(a.numpy(), b.numpy())
+
+
+@pytest.mark.parametrize("run_eagerly", [False, True])
+def test_every_step_reduces_one_group(run_eagerly):
+    _core.take_records()
+    fitted(
+        tfdist.DistributedOptimizer(keras.optimizers.SGD(0.1)), run_eagerly=run_eagerly
+    )
+    names = [r["name"] for r in _core.take_records() if r["kind"] == _core.ALLREDUCE]
+    assert len([n for n in names if n.startswith("gradients.")]) == 8
+
+
+def test_it_stays_the_same_object_of_a_class_of_the_same_name():
+    optimizer = keras.optimizers.Adam(0.01)
+    wrapped = tfdist.DistributedOptimizer(optimizer)
+    assert wrapped is optimizer
+    assert isinstance(wrapped, keras.optimizers.Adam)
+    assert type(wrapped).__name__ == "Adam"
+    assert type(wrapped).__module__ == "keras.optimizers"
+    again = tfdist.DistributedOptimizer(keras.optimizers.Adam())
+    assert type(again) is type(wrapped)
+
+
+def test_a_built_optimizer_keeps_its_slots():
+    model = fitted(keras.optimizers.Adam(0.01))
+    before = [v.numpy() for v in model.optimizer.variables]
+    wrapped = tfdist.DistributedOptimizer(model.optimizer)
+    for a, b in zip(before, wrapped.variables, strict=True):
+        np.testing.assert_array_equal(a, b.numpy())
+
+
+def test_copies_reduce_too():
+    wrapped = tfdist.DistributedOptimizer(keras.optimizers.SGD(0.1), op=ReduceOp.SUM)
+    for other in (
+        copy.deepcopy(wrapped),
+        type(wrapped).from_config(wrapped.get_config()),
+    ):
+        assert is_distributed(other)
+        assert other._tfdist_op is ReduceOp.SUM
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "error", "words"),
+    [
+        (lambda: "adam", TypeError, "keras.optimizers.SGD"),
+        (lambda: keras.optimizers.SGD, TypeError, "Keras optimizer"),
+        (
+            lambda: tfdist.DistributedOptimizer(keras.optimizers.SGD()),
+            ValueError,
+            "already wrapped",
+        ),
+        (
+            lambda: keras.optimizers.SGD(gradient_accumulation_steps=4),
+            NotImplementedError,
+            "gradient_accumulation_steps=4",
+        ),
+        (
+            lambda: keras.optimizers.LossScaleOptimizer(
+                keras.optimizers.SGD(gradient_accumulation_steps=2)
+            ),
+            NotImplementedError,
+            "gradient_accumulation_steps=2",
+        ),
+    ],
+)
+def test_what_cannot_be_wrapped_is_refused(optimizer, error, words):
+    with pytest.raises(error, match=words):
+        tfdist.DistributedOptimizer(optimizer())
+
+
+@pytest.mark.parametrize("op", [ReduceOp.MIN, ReduceOp.MAX])
+def test_only_sum_and_average_are_accepted(op):
+    with pytest.raises(ValueError, match="AVERAGE or SUM"):
+        tfdist.DistributedOptimizer(keras.optimizers.SGD(), op=op)
+
+
+def test_accumulation_set_later_is_refused_before_the_first_step():
+    optimizer = tfdist.DistributedOptimizer(keras.optimizers.SGD(0.1))
+    optimizer.gradient_accumulation_steps = 2
+    v = tf.Variable(1.0)
+    with pytest.raises(NotImplementedError, match="gradient_accumulation_steps=2"):
+        optimizer.apply([tf.constant(1.0)], [v])
+    assert float(v) == 1.0
+
+
+def test_mixed_float16_puts_the_reduction_outside_of_the_loss_scale(mixed_float16):
+    wrapped = tfdist.DistributedOptimizer(keras.optimizers.Adam(0.01))
+    assert isinstance(wrapped, keras.optimizers.LossScaleOptimizer)
+    assert is_distributed(wrapped)
+    assert not is_distributed(wrapped.inner_optimizer)
+    model = fitted(wrapped)
+    assert model.optimizer is wrapped
+
+
+def test_a_loss_scale_around_it_is_refused():
+    wrapped = tfdist.DistributedOptimizer(keras.optimizers.Adam())
+    with pytest.raises(ValueError, match="has to be outside"):
+        keras.optimizers.LossScaleOptimizer(wrapped)
+
+
+def test_compile_of_a_mixed_float16_model_is_refused_if_it_would_wrap():
+    model = small_model()
+    model.dtype_policy = keras.DTypePolicy("mixed_float16")
+    with pytest.raises(ValueError, match="has to be outside"):
+        model.compile(tfdist.DistributedOptimizer(keras.optimizers.SGD()), "mse")
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_xla_is_refused_before_the_first_step(nested):
+    optimizer = tfdist.DistributedOptimizer(keras.optimizers.SGD(0.1))
+    v = tf.Variable(1.0)
+
+    def step():
+        optimizer.apply([tf.constant(1.0)], [v])
+
+    inner = tf.function(step) if nested else step
+    with pytest.raises(NotImplementedError, match="jit_compile=False"):
+        tf.function(lambda: inner(), jit_compile=True)()
+    assert float(v) == 1.0
+
+
+def test_fit_with_xla_is_refused_before_the_first_step():
+    model = small_model()
+    before = [w.numpy() for w in model.weights]
+    optimizer = tfdist.DistributedOptimizer(keras.optimizers.SGD(0.1))
+    model.compile(optimizer, "mse", jit_compile=True)
+    with pytest.raises(NotImplementedError, match="jit_compile=False"):
+        model.fit(X, Y, verbose=0)
+    for a, b in zip(before, model.weights, strict=True):
+        np.testing.assert_array_equal(a, b.numpy())
+
+
+def test_float8_gradients_are_refused():
+    v = keras.Variable(1.0)
+    v.overwrite_with_gradient = True
+    optimizer = tfdist.DistributedOptimizer(keras.optimizers.SGD(0.1))
+    with pytest.raises(NotImplementedError, match="float8"):
+        optimizer.apply([tf.constant(1.0)], [v])
+
+
+def test_gradients_without_variables_need_a_built_optimizer():
+    optimizer = tfdist.DistributedOptimizer(keras.optimizers.SGD(0.1))
+    with pytest.raises(ValueError, match="not built"):
+        optimizer.apply([tf.constant(1.0)])
+    v = keras.Variable(1.0)
+    optimizer.build([v])
+    optimizer.apply([tf.constant(1.0)])
+    assert float(v.numpy()) == pytest.approx(0.9)
+
+
+@pytest.mark.parametrize(
+    ("method", "name"),
+    [("save", "m.keras"), ("save", "m.h5"), ("save_weights", "m.weights.h5")],
+)
+def test_torn_weights_are_not_saved(method, name, tmp_path, monkeypatch):
+    model = fitted(tfdist.DistributedOptimizer(keras.optimizers.Adam(0.01)))
+    monkeypatch.setattr(
+        _core, "failure", lambda: _core.CoreError(10, "rank 3 on h7 died")
+    )
+    monkeypatch.setattr(_core, "good_steps", lambda: 41)
+    with pytest.raises(RuntimeError, match=r"rank 3 on h7 died.*last good step is 41"):
+        getattr(model, method)(tmp_path / name)
+
+
+LOAD = """
+import json, sys
+sys.modules["tfdist"] = None  # importing it raises ImportError
+import keras, numpy as np
+found = {}
+for path in sys.argv[1:]:
+    model = keras.models.load_model(path)
+    o = model.optimizer
+    found[path] = [
+        f"{type(o).__module__}.{type(o).__qualname__}",
+        [np.asarray(v).tolist() for v in model.weights + o.variables],
+        np.asarray(model(np.ones((1, 4), "float32"))).tolist(),
+    ]
+print(json.dumps(found))
+"""
+
+
+def test_saved_models_load_without_tfdist_as_plain_keras(tmp_path):
+    saved = {}
+    for name, make in OPTIMIZERS.items():
+        model = fitted(tfdist.DistributedOptimizer(make()))
+        path = tmp_path / f"{name}.keras"
+        model.save(path)
+        saved[str(path)] = model
+    loader = subprocess.run(
+        [sys.executable, "-c", LOAD, *saved],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert loader.returncode == 0, loader.stderr[-3000:]
+    found = json.loads(loader.stdout.splitlines()[-1])
+    for path, model in saved.items():
+        kind, values, output = found[path]
+        base = type(model.optimizer).__mro__[2]
+        assert kind == f"{base.__module__}.{base.__qualname__}"
+        expected = [np.asarray(v) for v in model.weights + model.optimizer.variables]
+        for a, b in zip(expected, values, strict=True):
+            np.testing.assert_array_equal(a, np.asarray(b, a.dtype))
+        np.testing.assert_array_equal(model(np.ones((1, 4), "float32")), output)

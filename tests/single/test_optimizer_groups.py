@@ -1,0 +1,126 @@
+"""Groups of gradients at size 1: what is described, made dense, and left out."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdist
+from tfdist import _core, collectives, groups
+
+
+@pytest.fixture(autouse=True)
+def world_of_one():
+    tfdist.init()
+
+
+@pytest.fixture
+def registered(monkeypatch):
+    """Descriptions given to the core, in order."""
+    seen = []
+    original = _core.register_group
+
+    def note(description, present, **options):
+        seen.append(description)
+        return original(description, present, **options)
+
+    monkeypatch.setattr(_core, "register_group", note)
+    return seen
+
+
+def test_the_description_names_path_dtype_shape_and_options(registered):
+    kernel = keras.Variable(np.zeros((2, 3), "float32"), name="kernel")
+    bias = tf.Variable(np.zeros(3), name="bias")
+    groups.reduce_gradients(
+        [tf.ones((2, 3)), None], [kernel, bias], name="tower", postscale=0.5
+    )
+    assert registered[0].splitlines() == [
+        f"{kernel.path} float32 [2,3]",
+        "bias:0 float64 [3]",
+        "op=average prescale=1.0 postscale=0.5 name=tower call=0",
+    ]
+
+
+def test_equal_groups_of_one_graph_are_told_apart_and_a_retrace_finds_them(registered):
+    v = tf.Variable([1.0, 2.0], name="v")
+
+    @tf.function
+    def step(x):
+        g = v * x
+        return groups.reduce_gradients([g], [v]) + groups.reduce_gradients([2 * g], [v])
+
+    step(tf.constant(1.0))
+    step(tf.constant([1.0, 1.0]))  # traces again
+    numbers = [d.rpartition("call=")[2] for d in registered]
+    assert numbers == ["0", "1", "0", "1"]
+    assert registered[:2] == registered[2:]
+
+
+def test_gradients_that_no_rank_has_stay_none():
+    v, w = tf.Variable(1.0), tf.Variable(2.0)
+    assert groups.reduce_gradients([None, None], [w, v]) == [None, None]
+    v, w = tf.Variable(1.0, name="v"), tf.Variable(2.0, name="w")
+    first, second = groups.reduce_gradients([None, tf.constant(3.0)], [v, w])
+    assert first is None
+    assert float(second) == 3.0
+
+
+@pytest.mark.parametrize("in_graph", [False, True])
+def test_sparse_gradients_are_made_dense_with_duplicates_summed(in_graph, caplog):
+    table = keras.Variable(np.zeros((4, 2), "float32"), name=f"table{in_graph}")
+
+    def reduce():
+        slices = tf.IndexedSlices(
+            tf.ones((3, 2)), tf.constant([1, 1, 3]), tf.constant([4, 2])
+        )
+        return groups.reduce_gradients([slices], [table])[0]
+
+    with caplog.at_level("INFO", "tfdist"):
+        dense = (tf.function(reduce) if in_graph else reduce)()
+        reduce()
+    assert dense.numpy().tolist() == [[0, 0], [2, 2], [0, 0], [1, 1]]
+    [record] = [r for r in caplog.records if table.path in r.getMessage()]
+    assert "sparse" in record.getMessage()
+
+
+def test_one_operation_for_each_bucket_with_indices_of_the_list(monkeypatch):
+    calls = []
+    original = collectives.allreduce_bucket
+
+    def note(tensors, **options):
+        calls.append((len(tensors), options))
+        return original(tensors, **options)
+
+    monkeypatch.setattr(collectives, "allreduce_bucket", note)
+    monkeypatch.setenv("TFDIST_FIRST_BUCKET_BYTES", "8192")
+    monkeypatch.setenv("TFDIST_BUCKET_BYTES", "16384")
+    variables = [tf.Variable(tf.fill([2048], float(i))) for i in range(5)]
+    grads = [v * 2 for v in variables]
+    grads[2] = None
+    reduced = groups.reduce_gradients(grads, variables)
+    assert [options["hints"] for _, options in calls] == [[4], [3, 1], [0]]
+    assert [options["bucket"] for _, options in calls] == [0, 1, 2]
+    assert {options["bucket_count"] for _, options in calls} == {3}
+    assert [g if g is None else float(g[0]) for g in reduced] == [0, 2, None, 6, 8]
+
+
+@pytest.mark.parametrize(
+    ("grads", "variables", "options", "words"),
+    [
+        ([None], [], {}, "1 gradients"),
+        ([None], [tf.Variable(1.0)], {"op": tfdist.ReduceOp.MAX}, "AVERAGE or SUM"),
+        ([None], [tf.Variable([1.0], shape=[None])], {}, "known shape"),
+    ],
+)
+def test_wrong_arguments_are_refused(grads, variables, options, words):
+    with pytest.raises(ValueError, match=words):
+        groups.reduce_gradients(grads, variables, **options)
+
+
+def test_before_init_the_error_says_what_to_call():
+    tfdist.shutdown()
+    try:
+        with pytest.raises(tfdist.NotInitializedError, match="init"):
+            groups.reduce_gradients([tf.constant(1.0)], [tf.Variable(1.0)])
+    finally:
+        tfdist.init()

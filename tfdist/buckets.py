@@ -1,0 +1,98 @@
+"""Cutting a list of gradients into buckets, as a pure function.
+
+Back-propagation makes the last layers' gradients first. Buckets therefore follow
+the gradient list backwards, so that the first ones fill, and travel, while the rest
+is still being computed. The first bucket is small: it gets the link busy early.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Hashable, Sequence
+
+
+@dataclasses.dataclass
+class _Bucket:
+    """An open bucket: indices into the gradient list, and the bytes it holds."""
+
+    limit_bytes: int
+    indices: list[int] = dataclasses.field(default_factory=list)
+    size_bytes: int = 0
+
+
+def cut_buckets(
+    sizes_bytes: Sequence[int],
+    dtypes: Sequence[Hashable],
+    *,
+    first_bytes: int,
+    bucket_bytes: int,
+    fusion_bytes: int,
+) -> list[list[int]]:
+    """Assigns every gradient to one bucket.
+
+    Every rank computes the same cut from the same list, so nothing has to be
+    agreed while training. A bucket holds one dtype; a list with several dtypes has
+    one open bucket for each.
+
+    Args:
+        sizes_bytes: bytes of each gradient, in the order of the gradient list.
+        dtypes: dtype of each gradient, same length.
+        first_bytes: bytes at which the first bucket closes.
+        bucket_bytes: bytes at which every later bucket closes.
+        fusion_bytes: bytes that no bucket exceeds, except one with a single larger
+            gradient; 0 gives every gradient a bucket of its own.
+
+    Returns:
+        Buckets in the order in which they are expected to become ready; each a list
+        of indices into the gradient list, descending. Every index occurs once.
+
+    Raises:
+        ValueError: the lists differ in length, or a number of bytes is negative.
+
+    Example:
+        >>> cut_buckets([4, 4, 8], ["f", "f", "f"], first_bytes=8, bucket_bytes=16,
+        ...             fusion_bytes=64)
+        [[2], [1, 0]]
+    """
+    _check(sizes_bytes, dtypes, first_bytes, bucket_bytes, fusion_bytes)
+    closed: list[list[int]] = []
+    open_buckets: dict[Hashable, _Bucket] = {}
+    for index in reversed(range(len(sizes_bytes))):
+        size_bytes, dtype = sizes_bytes[index], dtypes[index]
+        bucket = open_buckets.get(dtype)
+        if bucket is not None and bucket.size_bytes + size_bytes > fusion_bytes:
+            closed.append(open_buckets.pop(dtype).indices)
+            bucket = None
+        if bucket is None:
+            is_first = not closed and not open_buckets
+            bucket = _Bucket(first_bytes if is_first else bucket_bytes)
+            open_buckets[dtype] = bucket
+        bucket.indices.append(index)
+        bucket.size_bytes += size_bytes
+        if fusion_bytes == 0 or bucket.size_bytes >= bucket.limit_bytes:
+            closed.append(open_buckets.pop(dtype).indices)
+    closed.extend(bucket.indices for bucket in open_buckets.values())
+    return closed
+
+
+def _check(
+    sizes_bytes: Sequence[int],
+    dtypes: Sequence[Hashable],
+    first_bytes: int,
+    bucket_bytes: int,
+    fusion_bytes: int,
+) -> None:
+    if len(sizes_bytes) != len(dtypes):
+        raise ValueError(
+            f"Expected one dtype for each of {len(sizes_bytes)} sizes, got "
+            f"{len(dtypes)} dtypes."
+        )
+    limits = {
+        "first_bytes": first_bytes,
+        "bucket_bytes": bucket_bytes,
+        "fusion_bytes": fusion_bytes,
+        "the smallest size": min(sizes_bytes, default=0),
+    }
+    for name, value in limits.items():
+        if value < 0:
+            raise ValueError(f"Expected {name} of at least 0 bytes, got {value}.")

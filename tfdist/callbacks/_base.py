@@ -1,0 +1,88 @@
+"""What all callbacks share: the checks that gradients are really reduced."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from tfdist import _core, _runtime
+from tfdist.optimizer import is_distributed, unwrapped_message
+
+
+class RankCallback(keras.callbacks.Callback):
+    """A callback of a model that is trained on several ranks.
+
+    Before the first step it refuses a model whose gradients would not be reduced, or
+    that this release cannot train. After the first step it looks whether a reduction
+    really took place, which is all that can be said about a custom `train_step`.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._checked = False
+        self._finished_before = 0
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Checks the model."""
+        _runtime.check_initialized()
+        check_model(self.model)
+        self._checked = False
+
+    def on_train_batch_begin(
+        self, batch: int, logs: dict[str, Any] | None = None
+    ) -> None:
+        """Before the first step: notes what the engine has done so far."""
+        if not self._checked:
+            self._finished_before = finished_operations()
+
+    def on_train_batch_end(
+        self, batch: int, logs: dict[str, Any] | None = None
+    ) -> None:
+        """After the first step: checks that gradients were reduced."""
+        if self._checked:
+            return
+        self._checked = True
+        if _runtime.size() > 1 and finished_operations() == self._finished_before:
+            raise RuntimeError(
+                "The first step reduced no gradients: every rank trains on its own. "
+                "A custom train_step has to call self.optimizer.apply(gradients, "
+                "variables) with a tfdist.DistributedOptimizer, or take its "
+                "gradients from a tfdist.DistributedGradientTape."
+            )
+
+
+def finished_operations() -> int:
+    """How many operations the engine has finished in this world."""
+    return int(_core.counters()["finished"])
+
+
+def check_model(model: keras.Model) -> None:
+    """Raises if `model` cannot be trained on several ranks as it is compiled.
+
+    Raises:
+        ValueError: the optimizer does not reduce, or reduces inside a loss scale.
+        NotImplementedError: the model is compiled with XLA.
+    """
+    optimizer = model.optimizer
+    if is_distributed(getattr(optimizer, "inner_optimizer", None)):
+        raise ValueError(
+            "The model's optimizer is a LossScaleOptimizer around a tfdist optimizer. "
+            "The reduction has to be outside: write tfdist.DistributedOptimizer("
+            "keras.optimizers.LossScaleOptimizer(optimizer))."
+        )
+    # A train_step of the user's own may reduce with a tape; only the first step shows.
+    uses_keras_step = type(model).train_step is keras.Model.train_step
+    if not is_distributed(optimizer) and uses_keras_step:
+        raise ValueError(unwrapped_message(optimizer))
+    if model.jit_compile and not model.run_eagerly:
+        raise NotImplementedError(
+            "The model is compiled by XLA (jit_compile is True, which Keras chooses "
+            "by itself on a machine with a GPU). tfdist does not support that in this "
+            "release: write model.compile(..., jit_compile=False)."
+        )
+
+
+def base_optimizer(model: keras.Model) -> keras.optimizers.Optimizer:
+    """The optimizer that has the learning rate: the inner one of a loss scale."""
+    return getattr(model.optimizer, "inner_optimizer", model.optimizer)

@@ -1,0 +1,92 @@
+"""A learning rate times a factor, for numbers and for schedules.
+
+A schedule is not settable, so it is replaced by a copy whose class is a subclass that
+multiplies. The copy keeps the class's name and configuration: a saved model names the
+plain schedule of Keras and loads without tfdist (and without the factor).
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+Schedule = keras.optimizers.schedules.LearningRateSchedule
+
+
+class _Scaling:
+    """Mixin before a schedule's own class: its value times `_tfdist_factor`."""
+
+    _tfdist_factor: tf.Variable
+
+    def __call__(self, step: Any) -> Any:
+        rate = tf.convert_to_tensor(super().__call__(step))  # type: ignore[misc]
+        return rate * tf.cast(self._tfdist_factor, rate.dtype)
+
+
+class ScalableRate:
+    """The learning rate of an optimizer, as something that can be multiplied.
+
+    Args:
+        optimizer: a Keras optimizer whose rate is a number or a schedule.
+
+    Raises:
+        TypeError: the rate is a function.
+    """
+
+    def __init__(self, optimizer: keras.optimizers.Optimizer) -> None:
+        rate = optimizer._learning_rate
+        self._optimizer = optimizer
+        self.needs_retrace = False
+        self._factor: tf.Variable | None = None
+        if isinstance(rate, Schedule):
+            self._factor = self._replace_schedule(rate)
+        elif not hasattr(rate, "assign"):
+            raise TypeError(
+                "Expected an optimizer whose learning_rate is a float or a "
+                f"LearningRateSchedule, got {rate!r}. Put the factor into your "
+                "function, or make it a LearningRateSchedule."
+            )
+        self.base = self.get()
+
+    def get(self) -> float:
+        """The rate now; of a schedule: its factor."""
+        if self._factor is not None:
+            return float(self._factor)
+        return float(keras.ops.convert_to_numpy(self._optimizer.learning_rate))
+
+    def set(self, value: float) -> None:
+        """Sets the rate; of a schedule: its factor."""
+        if self._factor is not None:
+            self._factor.assign(value)
+        else:
+            self._optimizer.learning_rate = value
+
+    def _replace_schedule(self, schedule: Any) -> tf.Variable:
+        if isinstance(schedule, _Scaling):
+            return schedule._tfdist_factor
+        scaled = copy.copy(schedule)
+        scaled.__class__ = _scaling_class(type(schedule))  # type: ignore[arg-type]
+        scaled._tfdist_factor = tf.Variable(1.0, trainable=False, dtype=tf.float64)
+        self._optimizer.learning_rate = scaled
+        self.needs_retrace = True
+        return scaled._tfdist_factor
+
+
+@functools.cache
+def _scaling_class(cls: Any) -> Any:
+    """The multiplying subclass of a schedule class, under the class's own name."""
+    is_public = getattr(keras.optimizers.schedules, cls.__name__, None) is cls
+    module = "keras.optimizers.schedules" if is_public else cls.__module__
+    return type(
+        cls.__name__,
+        (_Scaling, cls),
+        {
+            "__module__": module,
+            "__qualname__": cls.__qualname__,
+            "__doc__": cls.__doc__,
+        },
+    )

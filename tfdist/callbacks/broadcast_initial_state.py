@@ -1,0 +1,99 @@
+"""BroadcastInitialState: all ranks start from the weights of one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.callbacks._base import RankCallback, finished_operations
+from tfdist.variables import broadcast_variables
+
+
+class BroadcastInitialState(RankCallback):
+    """Sends the model's weights and the optimizer's state to all ranks before step 1.
+
+    Works for models that are built and for those that are built by their first batch,
+    in graphs, with `run_eagerly=True` and with `steps_per_execution`. Weights that
+    only one rank has loaded from a file reach the others this way. The states of
+    random number generators (dropout, noise) are not sent, so that ranks may differ
+    in them.
+
+    Args:
+        root: rank whose state all others take; default 0.
+
+    Raises:
+        ValueError: at the start of `fit`, if the model's optimizer does not reduce
+            gradients.
+        tfdist.MismatchError: at the start of `fit`, if the ranks' variables differ.
+
+    Example:
+        >>> import tfdist
+        >>> callbacks = [tfdist.callbacks.BroadcastInitialState(root=0)]
+    """
+
+    def __init__(self, root: int = 0) -> None:
+        super().__init__()
+        self.root = root
+        self._waits_for_batch = False
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Broadcasts now, or arranges it for the first batch."""
+        super().on_train_begin(logs)
+        self._waits_for_batch = not _is_built(self.model)
+        if not self._waits_for_batch:
+            self._broadcast()
+
+    def on_train_batch_begin(
+        self, batch: int, logs: dict[str, Any] | None = None
+    ) -> None:
+        """Builds a model that was not built before its first step."""
+        super().on_train_batch_begin(batch, logs)
+        if self._waits_for_batch:
+            self._waits_for_batch = False
+            self._broadcast_at_first_call()
+
+    def _broadcast(self) -> None:
+        model = self.model
+        optimizer = model.optimizer
+        if optimizer is not None and not optimizer.built:
+            optimizer.build(model.trainable_variables)
+        slots = optimizer.variables if optimizer is not None else []
+        broadcast_variables(model.weights + list(slots), self.root)
+
+    def _broadcast_at_first_call(self) -> None:
+        """Wraps the train function until its first call, which shows the data.
+
+        The model is built there, outside of any trace: inside the first trace the
+        new variables exist but have no values yet. It is done this late because
+        callbacks may make the train function anew when training begins.
+        """
+        model = self.model
+        original = model.train_function
+
+        def first_call(iterator: Any) -> Any:
+            model.train_function = original
+            model._symbolic_build(data_batch=_batch_like(iterator.element_spec))
+            self._broadcast()
+            self._finished_before = finished_operations()  # without this broadcast
+            return original(iterator)
+
+        model.train_function = first_call
+
+
+def _is_built(model: keras.Model) -> bool:
+    """Whether all layers have their variables.
+
+    A model without a `call` of its own (a custom `train_step` that trains several
+    models) never counts as built itself.
+    """
+    layers = list(model._flatten_layers(include_self=False))
+    return bool(model.built or (layers and all(layer.built for layer in layers)))
+
+
+def _batch_like(spec: Any) -> Any:
+    """The specification of a batch; what the user left out is None."""
+    return tf.nest.map_structure(
+        lambda s: None if isinstance(s, tf.OptionalSpec) else s, spec
+    )

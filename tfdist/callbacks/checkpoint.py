@@ -1,0 +1,221 @@
+"""Checkpoint: rank 0 saves, whole files only, and all ranks know how it went."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import operator
+import os
+import secrets
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tfdist import _runtime, errors
+from tfdist.callbacks._base import RankCallback
+from tfdist.objects import broadcast_object
+from tfdist.optimizer import check_not_torn
+
+
+class Checkpoint(RankCallback):
+    """Saves the model, or its weights, from rank 0.
+
+    A file appears under its name only when it is complete and on disk: it is written
+    under another name in the same folder, flushed, and renamed. If that fails, what
+    was saved before is still there, and the error is raised on all ranks. The others
+    wait for rank 0, at most `timeout_s`. After an aborted step nothing is saved,
+    since some weights may already have been changed.
+
+    The batch-norm statistics saved are those of rank 0.
+
+    Args:
+        filepath: name of the file, ending in ".keras", or in ".weights.h5" with
+            `save_weights_only`; may hold `{epoch}`, `{batch}` and names of the logs,
+            e.g. "model-{epoch:02d}-{val_loss:.3f}.keras".
+        monitor: name in the logs that says which model is best; default "val_loss".
+            Put `MetricAverage` first, else it is rank 0's own value.
+        save_best_only: save only when `monitor` improved; default False.
+        save_weights_only: default False: the whole model with its optimizer.
+        mode: "min", "max" or "auto" (max for names with acc, auc, precision, recall or
+            f1; else min); default "auto".
+        save_freq: "epoch" (default), or a number of steps.
+        verbose: 1: rank 0 says what it saved; default 0.
+        timeout_s: seconds that the others wait; default `TFDIST_TIMEOUT_S`.
+
+    Raises:
+        ValueError: an argument is out of range, or at the first save if `monitor` is
+            not in the logs.
+        RuntimeError: the weights are torn; names the last good step.
+        tfdist.RankFailedError: on the other ranks, if rank 0 could not save.
+
+    Example:
+        >>> import tfdist
+        >>> callbacks = [tfdist.callbacks.Checkpoint("best.keras", monitor="loss",
+        ...                                          save_best_only=True)]
+    """
+
+    def __init__(
+        self,
+        filepath: str | os.PathLike[str],
+        *,
+        monitor: str = "val_loss",
+        save_best_only: bool = False,
+        save_weights_only: bool = False,
+        mode: str = "auto",
+        save_freq: str | int = "epoch",
+        verbose: int = 0,
+        timeout_s: float | None = None,
+    ) -> None:
+        super().__init__()
+        self.filepath = os.fspath(filepath)
+        endings = (".weights.h5",) if save_weights_only else (".keras",)
+        if not self.filepath.endswith(endings):
+            raise ValueError(
+                f"Expected a filepath that ends in {endings[0]!r}, got "
+                f"{self.filepath!r}."
+            )
+        if save_freq != "epoch" and (not isinstance(save_freq, int) or save_freq < 1):
+            raise ValueError(
+                "Expected save_freq='epoch' or a number of steps of at least 1, got "
+                f"{save_freq!r}."
+            )
+        self.monitor = monitor
+        self.save_best_only = save_best_only
+        self.save_weights_only = save_weights_only
+        self.save_freq = save_freq
+        self.verbose = verbose
+        self.timeout_s = timeout_s
+        self._better, self._best = _comparison(mode, monitor)
+        self._epoch = 0
+        self._steps = 0
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Remembers the epoch, and that its steps start again."""
+        self._epoch = epoch
+        self._last_batch = -1
+
+    def on_train_batch_end(
+        self, batch: int, logs: dict[str, Any] | None = None
+    ) -> None:
+        """Saves every `save_freq` steps, if that is a number."""
+        super().on_train_batch_end(batch, logs)
+        if not isinstance(self.save_freq, int):
+            return
+        # With steps_per_execution a call stands for several steps.
+        self._steps += batch - self._last_batch
+        self._last_batch = batch
+        if self._steps >= self.save_freq:
+            self._steps = 0
+            self._save_together(logs or {}, batch)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Saves, if `save_freq` is "epoch"."""
+        if self.save_freq == "epoch":
+            self._save_together(logs or {}, None)
+
+    def _save_together(self, logs: dict[str, Any], batch: int | None) -> None:
+        """Rank 0 saves; all ranks return, or raise, when it has."""
+        check_not_torn()
+        failure: Exception | None = None
+        text = ""
+        if _runtime.rank() == 0:
+            try:
+                self._save_if_better(logs, batch)
+            except Exception as error:  # noqa: BLE001 - told to all ranks, then raised
+                failure = error
+                text = f"{type(error).__name__}: {error}"[:4096]
+        told = broadcast_object(text, 0, name="checkpoint", timeout_s=self.timeout_s)
+        if failure is not None:
+            raise failure
+        if told:
+            raise errors.RankFailedError(
+                f"rank 0 could not save the checkpoint: {told}",
+                errors.ErrorRecord(kind="rank_failed", rank=0, cause=told),
+            )
+
+    def _save_if_better(self, logs: dict[str, Any], batch: int | None) -> None:
+        value = math.nan
+        if self.save_best_only:
+            if self.monitor not in logs:
+                raise ValueError(
+                    f"Expected monitor to be one of {sorted(logs)}, got "
+                    f"{self.monitor!r}."
+                )
+            value = float(logs[self.monitor])
+            if not self._better(value, self._best):
+                return
+        path = self._path(logs, batch)
+        write_whole_file(path, self._write)
+        if self.save_best_only:
+            self._best = value
+        if self.verbose:
+            sys.stdout.write(f"\nEpoch {self._epoch + 1}: saved {path}\n")
+
+    def _path(self, logs: dict[str, Any], batch: int | None) -> Path:
+        names = {"epoch": self._epoch + 1, **logs}
+        if batch is not None:
+            names["batch"] = batch + 1
+        try:
+            return Path(self.filepath.format(**names))
+        except KeyError as error:
+            raise ValueError(
+                f"Expected names of {sorted(names)} in filepath, got {error} in "
+                f"{self.filepath!r}."
+            ) from None
+
+    def _write(self, path: Path) -> None:
+        if self.save_weights_only:
+            self.model.save_weights(str(path), overwrite=True)
+        else:
+            self.model.save(str(path), overwrite=True)
+
+
+def write_whole_file(path: Path, write: Callable[[Path], None]) -> None:
+    """Lets `write` make a file, which gets its name only when it is complete.
+
+    After a crash of the process or the machine the name stands for the old content
+    or the new one, never for a part.
+
+    Args:
+        path: name of the file; its folder is made if needed.
+        write: writes the file to the path it is given.
+
+    Raises:
+        OSError: the disk refused.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Keras chooses the format by the ending, so the marks come first.
+    partial = path.with_name(f".partial-{secrets.token_hex(4)}-{path.name}")
+    try:
+        write(partial)
+        _sync(partial)
+        os.replace(partial, path)
+        _sync(path.parent)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            partial.unlink()
+        raise
+
+
+def _sync(path: Path) -> None:
+    """Waits until a file, or the names in a folder, are on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _comparison(
+    mode: str, monitor: str
+) -> tuple[Callable[[float, float], bool], float]:
+    """Whether a value is better than another, and the worst value."""
+    if mode == "auto":
+        bigger_is_better = ("acc", "auc", "precision", "recall", "f1")
+        mode = "max" if any(w in monitor for w in bigger_is_better) else "min"
+    if mode == "max":
+        return operator.gt, -math.inf
+    if mode == "min":
+        return operator.lt, math.inf
+    raise ValueError(f"Expected mode 'auto', 'min' or 'max', got {mode!r}.")

@@ -1,0 +1,59 @@
+"""LearningRateScale: the learning rate of one process, times the number of ranks."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from tfdist import _runtime
+from tfdist.callbacks._base import RankCallback, base_optimizer
+from tfdist.callbacks._rates import ScalableRate
+
+_logger = logging.getLogger("tfdist")
+_SCALED = "_tfdist_rate_scaled"
+
+
+class LearningRateScale(RankCallback):
+    """Multiplies the optimizer's learning rate once, when training begins.
+
+    The linear scaling rule: with k times the global batch, k times the rate. Keep the
+    rate that is right for one process in the script and let this callback scale it. A
+    schedule is scaled as a whole. An optimizer is scaled once only, also over several
+    calls of `fit`; after loading a saved model leave the callback out, because the
+    saved rate is the scaled one (a saved schedule is the unscaled one).
+
+    Args:
+        multiplier: factor of the rate, above 0; default: `tfdist.size()`.
+
+    Raises:
+        ValueError: `multiplier` is not above 0.
+        TypeError: at the start of `fit`, if the rate is a function.
+
+    Example:
+        >>> import tfdist
+        >>> callbacks = [tfdist.callbacks.LearningRateScale()]
+
+    References:
+        Goyal et al., Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour, 2017,
+        section 2.1 (arXiv:1706.02677).
+    """
+
+    def __init__(self, multiplier: float | None = None) -> None:
+        super().__init__()
+        if multiplier is not None and not multiplier > 0:
+            raise ValueError(f"Expected a multiplier above 0, got {multiplier}.")
+        self.multiplier = multiplier
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Scales the rate, unless this optimizer's rate was scaled before."""
+        super().on_train_begin(logs)
+        optimizer = base_optimizer(self.model)
+        if getattr(optimizer, _SCALED, False):
+            _logger.info("The learning rate was scaled already; it stays as it is.")
+            return
+        factor = self.multiplier or float(_runtime.size())
+        rate = ScalableRate(optimizer)
+        rate.set(rate.get() * factor)
+        setattr(optimizer, _SCALED, True)
+        if rate.needs_retrace:
+            self.model.make_train_function(force=True)

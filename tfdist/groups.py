@@ -1,0 +1,251 @@
+"""From a list of gradients to one reduction operation per bucket.
+
+A gradient list is a *group*. It is agreed on once, when it is traced (or at the first
+eager call): every rank describes its variables, and a difference is an error on all
+ranks before anything is reduced. From then on each bucket of the group is one
+operation, and TensorFlow's executor starts it when its last gradient is ready.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.ops import control_flow_util
+
+from tfdist import _core, _runtime, collectives, errors
+from tfdist.buckets import cut_buckets
+from tfdist.collectives import ReduceOp
+
+_logger = logging.getLogger("tfdist")
+_CALLS = "tfdist/group_calls"  # graph collection: options of the groups traced there
+
+
+@tf.autograph.experimental.do_not_convert
+def reduce_gradients(
+    grads: Sequence[Any],
+    variables: Sequence[Any],
+    *,
+    op: ReduceOp = ReduceOp.AVERAGE,
+    name: str | None = None,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+) -> list[tf.Tensor | None]:
+    """Reduces the gradients of `variables` over all ranks.
+
+    A gradient that is `None` here counts as zeros if any rank has one for that
+    variable; one that no rank has stays `None`. `tf.IndexedSlices` are made dense
+    (their duplicates summed) before they are reduced.
+
+    Args:
+        grads: one gradient for each variable: a tensor of the variable's shape, a
+            `tf.IndexedSlices`, or `None`.
+        variables: Keras or TensorFlow variables, the same on every rank.
+        op: how the ranks' gradients are combined: `AVERAGE` or `SUM`.
+        name: tells apart lists that are otherwise equal; default none.
+        prescale: factor before the reduction.
+        postscale: factor after it.
+
+    Returns:
+        The reduced gradients, in the order of `variables`, equal on all ranks.
+
+    Raises:
+        tfdist.MismatchError: the ranks' variables or options differ.
+        tfdist.NotInitializedError: before `tfdist.init()`.
+        NotImplementedError: the graph is compiled by XLA.
+        ValueError: the lists differ in length, or `op` is neither sum nor average.
+    """
+    _runtime.check_initialized()
+    _check_arguments(grads, variables, op)
+    check_not_xla()
+    dense = [_dense(g, v) for g, v in zip(grads, variables, strict=True)]
+    options = (
+        f"op={op.name.lower()} prescale={prescale!r} postscale={postscale!r} "
+        f"name={name or ''}"
+    )
+    group_id, present = agree(
+        [_describe(v, g) for v, g in zip(variables, dense, strict=True)],
+        options,
+        present=[g is not None for g in dense],
+    )
+    full = [
+        tf.zeros(v.shape, v.dtype) if g is None and is_present else g
+        for g, v, is_present in zip(dense, variables, present, strict=True)
+    ]
+    return _reduce_buckets(full, group_id, name or "gradients", op, prescale, postscale)
+
+
+def agree(
+    lines: Sequence[str], options: str, *, present: Sequence[bool]
+) -> tuple[str, list[bool]]:
+    """Makes sure that all ranks have the same list of variables and options.
+
+    Blocks until every rank has asked, at most `TFDIST_TIMEOUT_S`. A list that was
+    agreed on before is answered at once.
+
+    Args:
+        lines: one line for each variable: path, dtype and shape.
+        options: one line: what is done with them.
+        present: for each variable whether this rank has a value for it.
+
+    Returns:
+        The group's id, and for each variable whether any rank has a value.
+    """
+    description = "\n".join([*lines, f"{options} {_call_number(options, lines)}"])
+    try:
+        return _core.register_group(description, list(present))
+    except _core.CoreError as error:
+        raise _public_error(error) from None
+
+
+def _public_error(error: _core.CoreError) -> Exception:
+    if error.payload.get("kind") == "mismatch":
+        message = (
+            f"{error.message} (Keras numbers the names of layers: where only the "
+            "numbers differ, call keras.utils.clear_session() on all ranks before "
+            "the model is made.)"
+        )
+        error = _core.CoreError(error.code, message, error.payload)
+    public = errors.from_core(error)
+    # Or AutoGraph would put a class of its own in the place of ours.
+    public.ag_pass_through = True  # type: ignore[attr-defined]
+    return public
+
+
+def describe_variable(variable: Any, dtype: Any = None) -> str:
+    """One line for a variable: path, dtype, shape; for `agree`."""
+    path = " ".join(path_of(variable).split())
+    dims = ",".join(str(dim) for dim in variable.shape)
+    return f"{path} {tf.as_dtype(dtype or variable.dtype).name} [{dims}]"
+
+
+def path_of(variable: Any) -> str:
+    """The path of a Keras variable, or the name of a TensorFlow variable."""
+    return str(getattr(variable, "path", None) or variable.name)
+
+
+def check_not_xla() -> None:
+    """Raises if the function being traced is compiled by XLA.
+
+    Raises:
+        NotImplementedError: names what to change.
+    """
+    if tf.executing_eagerly():
+        return
+    if control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
+        raise NotImplementedError(
+            "tfdist operations cannot run inside a function compiled by XLA in this "
+            "release. Write jit_compile=False in model.compile(...) or "
+            "tf.function(...). (On a machine with a GPU, Keras compiles by default.)"
+        )
+
+
+def _check_arguments(
+    grads: Sequence[Any], variables: Sequence[Any], op: ReduceOp
+) -> None:
+    if len(grads) != len(variables):
+        raise ValueError(
+            f"Expected one gradient for each of {len(variables)} variables, got "
+            f"{len(grads)} gradients."
+        )
+    if op not in (ReduceOp.SUM, ReduceOp.AVERAGE):
+        raise ValueError(
+            "Expected op=tfdist.ReduceOp.AVERAGE or SUM for gradients, got "
+            f"{op!r}: other reductions of gradients do not train a model."
+        )
+    for variable in variables:
+        if getattr(variable, "overwrite_with_gradient", False):
+            raise NotImplementedError(
+                f"Variable {path_of(variable)} is overwritten by its gradient "
+                "(float8 training), which must not be averaged: not supported in "
+                "this release. Use a float32, bfloat16 or float16 policy."
+            )
+        if not tf.TensorShape(variable.shape).is_fully_defined():
+            raise ValueError(
+                f"Expected a variable of known shape, got {path_of(variable)} with "
+                f"shape {variable.shape}. Give the variable a static shape."
+            )
+
+
+def _dense(grad: Any, variable: Any) -> tf.Tensor | None:
+    if grad is None:
+        return None
+    if isinstance(grad, tf.IndexedSlices):
+        _log_dense_once(path_of(variable))
+    tensor = tf.convert_to_tensor(grad)
+    if tensor.shape.is_fully_defined():
+        return tensor
+    # Buckets are cut by static sizes, which some traced gradients do not carry.
+    return tf.ensure_shape(tensor, variable.shape)
+
+
+@functools.lru_cache(maxsize=4096)
+def _log_dense_once(path: str) -> None:
+    _logger.info(
+        "The gradient of %s is sparse (tf.IndexedSlices). It is reduced as a dense "
+        "tensor: right, but slower for a large table, since sparse reduction is not "
+        "part of this release.",
+        path,
+    )
+
+
+def _describe(variable: Any, grad: tf.Tensor | None) -> str:
+    return describe_variable(variable, None if grad is None else grad.dtype)
+
+
+def _call_number(options: str, lines: Sequence[str]) -> str:
+    """Tells apart equal groups of one graph, which may run at the same time.
+
+    Eager calls follow each other, so they share number 0. A retrace starts again at
+    0, so it finds the groups of the first trace.
+    """
+    if tf.executing_eagerly():
+        return "call=0"
+    key = "\n".join([*lines, options])
+    calls = tf.compat.v1.get_default_graph().get_collection_ref(_CALLS)
+    number = calls.count(key)
+    calls.append(key)
+    return f"call={number}"
+
+
+def _reduce_buckets(
+    tensors: list[tf.Tensor | None],
+    group_id: str,
+    name: str,
+    op: ReduceOp,
+    prescale: float,
+    postscale: float,
+) -> list[tf.Tensor | None]:
+    """Emits one operation for each bucket of the tensors that are not `None`."""
+    pairs = [(i, tensor) for i, tensor in enumerate(tensors) if tensor is not None]
+    indices = [i for i, _ in pairs]
+    chosen = [tensor for _, tensor in pairs]
+    rows = _core.config()
+    buckets = cut_buckets(
+        [t.shape.num_elements() * t.dtype.size for t in chosen],
+        [t.dtype for t in chosen],
+        first_bytes=rows["TFDIST_FIRST_BUCKET_BYTES"]["value"],
+        bucket_bytes=rows["TFDIST_BUCKET_BYTES"]["value"],
+        fusion_bytes=rows["TFDIST_FUSION_BYTES"]["value"],
+    )
+    reduced = list(tensors)
+    for number, bucket in enumerate(buckets):
+        members = [indices[i] for i in bucket]
+        outputs = collectives.allreduce_bucket(
+            [chosen[i] for i in bucket],
+            group_id=group_id,
+            bucket=number,
+            bucket_count=len(buckets),
+            hints=members,
+            op=op,
+            prescale=prescale,
+            postscale=postscale,
+            name=f"{name}.{group_id[:8]}.{number}",
+            timeout_s=None,
+        )
+        for index, output in zip(members, outputs, strict=True):
+            reduced[index] = output
+    return reduced

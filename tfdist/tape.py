@@ -1,0 +1,160 @@
+"""DistributedGradientTape: a gradient tape whose gradients are those of all ranks."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any, NoReturn, Self
+
+import tensorflow as tf
+
+from tfdist import groups
+from tfdist.collectives import ReduceOp
+
+
+class DistributedGradientTape:
+    """A `tf.GradientTape` whose `gradient` is reduced over all ranks.
+
+    For custom training loops: every rank computes the loss of its own batch, and
+    gets the gradient of the mean over all ranks. With equal batches that is the
+    gradient of one process on the concatenated batch.
+
+    Args:
+        tape: a `tf.GradientTape` that has recorded, or will record, the loss;
+            default: a new one.
+        op: `ReduceOp.AVERAGE` (default) or `ReduceOp.SUM`.
+        name: tells apart two tapes that reduce equal lists of variables in one
+            graph; default: they are told apart by their order.
+        persistent: of the new tape: whether `gradient` may be called repeatedly.
+        watch_accessed_variables: of the new tape: whether it watches trainable
+            variables by itself.
+
+    Raises:
+        TypeError: `tape` is no `tf.GradientTape`.
+        ValueError: `op` is neither sum nor average.
+
+    Example:
+        >>> import tensorflow as tf, tfdist
+        >>> tfdist.init()
+        >>> w = tf.Variable(3.0)
+        >>> with tfdist.DistributedGradientTape() as tape:
+        ...     loss = w * w
+        >>> float(tape.gradient(loss, w))
+        6.0
+    """
+
+    def __init__(
+        self,
+        tape: tf.GradientTape | None = None,
+        *,
+        op: ReduceOp = ReduceOp.AVERAGE,
+        name: str | None = None,
+        persistent: bool = False,
+        watch_accessed_variables: bool = True,
+    ) -> None:
+        if tape is None:
+            tape = tf.GradientTape(
+                persistent=persistent,
+                watch_accessed_variables=watch_accessed_variables,
+            )
+        elif not isinstance(tape, tf.GradientTape):
+            raise TypeError(
+                f"Expected a tf.GradientTape or None, got {type(tape).__name__}: "
+                f"{tape!r}. Write tfdist.DistributedGradientTape() for a new tape."
+            )
+        if op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
+            raise ValueError(f"Expected op=tfdist.ReduceOp.AVERAGE or SUM, got {op!r}.")
+        self._tape = tape
+        self._op = op
+        self._name = name
+
+    def __enter__(self) -> Self:
+        self._tape.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._tape.__exit__(kind, error, traceback)
+
+    def watch(self, tensor: Any) -> None:
+        """Records operations on `tensor`, as `tf.GradientTape.watch`."""
+        self._tape.watch(tensor)
+
+    def watched_variables(self) -> tuple[Any, ...]:
+        """The variables watched by the tape, in the order of their construction."""
+        return self._tape.watched_variables()
+
+    def stop_recording(self) -> Any:
+        """A context in which nothing is recorded."""
+        return self._tape.stop_recording()
+
+    def reset(self) -> None:
+        """Forgets what was recorded."""
+        self._tape.reset()
+
+    @tf.autograph.experimental.do_not_convert
+    def gradient(
+        self,
+        target: Any,
+        sources: Any,
+        output_gradients: Any = None,
+        unconnected_gradients: tf.UnconnectedGradients = tf.UnconnectedGradients.NONE,
+    ) -> Any:
+        """The gradient of `target`, reduced over all ranks.
+
+        Every rank has to call it, with the same variables in the same order.
+
+        Args:
+            target: the tensor or structure of tensors to differentiate.
+            sources: a Keras or TensorFlow variable, or a structure of them.
+            output_gradients: one gradient for each target; default ones.
+            unconnected_gradients: what a variable that no rank's target depends on
+                gets: `NONE` (default) or `ZERO`. A variable that some rank's target
+                depends on counts as zeros on the other ranks.
+
+        Returns:
+            The reduced gradients in the structure of `sources`.
+
+        Raises:
+            TypeError: a source is not a variable.
+            tfdist.MismatchError: the ranks' variables differ.
+            tfdist.RankFailedError: a rank failed; the message names it.
+        """
+        variables = tf.nest.flatten(sources)
+        for source in variables:
+            if not hasattr(source, "assign"):
+                raise TypeError(
+                    "Expected variables as sources, got "
+                    f"{type(source).__name__}: {source!r}. Gradients with respect to "
+                    "tensors belong to one rank's data and are not reduced: use "
+                    "tf.GradientTape for them."
+                )
+        local = self._tape.gradient(
+            target, variables, output_gradients, tf.UnconnectedGradients.NONE
+        )
+        reduced = groups.reduce_gradients(
+            local, variables, op=self._op, name=self._name
+        )
+        if tf.UnconnectedGradients(unconnected_gradients) is (
+            tf.UnconnectedGradients.ZERO
+        ):
+            reduced = [
+                tf.zeros(v.shape, v.dtype) if g is None else g
+                for g, v in zip(reduced, variables, strict=True)
+            ]
+        return tf.nest.pack_sequence_as(sources, reduced)
+
+    def jacobian(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Not reduced, so refused: use `tf.GradientTape.jacobian`."""
+        raise NotImplementedError(
+            "DistributedGradientTape reduces gradients, not Jacobians. Record with a "
+            "tf.GradientTape, call its jacobian(), and reduce what you need with "
+            "tfdist.allreduce()."
+        )
+
+    def batch_jacobian(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Not reduced, so refused: use `tf.GradientTape.batch_jacobian`."""
+        self.jacobian()
