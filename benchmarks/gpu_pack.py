@@ -20,6 +20,11 @@ try:
 except ImportError:
     sys.exit("Expected NumPy for this Python. Write: make setup, or pip install numpy")
 
+try:
+    import ml_dtypes  # its bfloat16; without it the rounding below
+except ImportError:
+    ml_dtypes = None
+
 import gpu_library
 from gpu_library import DTYPES, Batch, CudaError, Library, Tensor
 
@@ -39,9 +44,11 @@ def to_float32(values: np.ndarray, dtype: str) -> np.ndarray:
 
 def from_float32(values: np.ndarray, dtype: str) -> np.ndarray:
     """The values rounded once to `dtype`, to nearest even."""
-    if dtype != "bfloat16":
-        with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
+        if dtype != "bfloat16":
             return values.astype(DTYPES[dtype].storage)
+        if ml_dtypes is not None:
+            return values.astype(ml_dtypes.bfloat16).view(np.uint16)
     bits = values.view(np.uint32)
     rounded = ((bits + (0x7FFF + ((bits >> 16) & 1))) >> 16).astype(np.uint16)
     return np.where(np.isnan(values), np.uint16(0x7FC0), rounded)
@@ -51,10 +58,11 @@ def expected(values: np.ndarray, source: str, target: str, scale: float) -> np.n
     """What the kernels promise for `cast(values * scale)`."""
     if source == target and scale == 1:
         return values
-    if source == "float64":
-        return values * scale
     with np.errstate(over="ignore", invalid="ignore"):
-        return from_float32(to_float32(values, source) * np.float32(scale), target)
+        if source == "float64":
+            return values * scale
+        scaled = to_float32(values, source) * np.float32(scale)
+    return from_float32(scaled, target)
 
 
 def same(a: np.ndarray, b: np.ndarray, dtype: str, *, copied: bool) -> bool:
@@ -167,8 +175,8 @@ def check_all(library: Library) -> tuple[int, list[str]]:
         wrong = check_case(library, Layout(sizes, pair[0], shift=shift), pair, scale)
         if wrong:
             failed.append(
-                f"{pair[0]} tensors, {pair[1]} buffer, scale {scale:.3g}, shift {shift}, "
-                f"{len(sizes)} tensors: {wrong}"
+                f"{len(sizes)} {pair[0]} tensors, {pair[1]} buffer, "
+                f"scale {scale:.3g}, shift {shift}: {wrong}"
             )
     return run, failed
 

@@ -4,10 +4,11 @@
     python tests/mutants/run.py --only id  # one, whatever the record says
     python tests/mutants/run.py --table    # the table of the record
 
-Mutants are listed in mutants.toml: a file, a text that stands in it exactly once, what it becomes,
-and the suites that must notice. Each is applied to a copy of the tree. A mutant that does not
-compile or whose text is gone is an error of the list, not a catch. The record, results.json, names
-the hash of the tree it was made with; with another hash it starts anew. Exit status 0: all caught.
+Mutants are listed in mutants.toml: a file, a text that stands in it exactly once, what
+it becomes, and the suites that must notice. Each is applied to a copy of the tree. A
+mutant that does not compile or whose text is gone is an error of the list, not a catch.
+The record, results.json, names the hash of the tree it was made with; with another hash
+it starts anew. Exit status 0: all caught.
 """
 
 import argparse
@@ -26,7 +27,10 @@ HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 RECORD = HERE / "results.json"
 WORK = ROOT / "build" / "mutants"
-CODE = ("tfdist", "tfdist_ops", "tests", "recipes", "benchmarks", "setup.py", "pyproject.toml")
+CODE = (
+    "tfdist", "tfdist_ops", "tests", "recipes", "benchmarks", "docs",
+    "setup.py", "pyproject.toml", "README.md",
+)  # fmt: skip
 SUITE_TIMEOUT_S = 240
 FAILED_LINE = re.compile(r"^FAILED (\S+)", re.MULTILINE)
 
@@ -42,7 +46,8 @@ def tracked_files() -> list[pathlib.Path]:
         cwd=ROOT, capture_output=True, text=True, check=True, timeout=60,
     ).stdout  # fmt: skip
     names = sorted(set(out.splitlines()))
-    return [pathlib.Path(n) for n in names if (ROOT / n).is_file() and ROOT / n != RECORD]
+    files = [pathlib.Path(name) for name in names]
+    return [f for f in files if (ROOT / f).is_file() and ROOT / f != RECORD]
 
 
 def tree_hash(files: list[pathlib.Path]) -> str:
@@ -55,7 +60,7 @@ def tree_hash(files: list[pathlib.Path]) -> str:
 
 
 def copy_tree(files: list[pathlib.Path], tree: pathlib.Path) -> None:
-    """Makes `tree` equal to the working tree, touching only what differs (for the build's sake)."""
+    """Makes `tree` equal to the working tree, touching only what differs."""
     wanted = {tree / f for f in files}
     for file in files:
         target = tree / file
@@ -69,7 +74,11 @@ def copy_tree(files: list[pathlib.Path], tree: pathlib.Path) -> None:
 
 
 def shell(command: list[str], cwd: pathlib.Path, timeout_s: float) -> tuple[int, str]:
-    """Runs a command in its own session; kills all of it at the deadline. Status and output."""
+    """Runs a command in its own session, killed as a whole at the deadline.
+
+    Returns:
+        Exit status (124 for the deadline) and output.
+    """
     env = {k: v for k, v in os.environ.items() if not k.startswith("TFDIST_")}
     env["PYTHONPATH"] = str(cwd)
     env["PYTHONDONTWRITEBYTECODE"] = "1"
@@ -93,7 +102,9 @@ class Bench:
         self.files = files
         self.tree = WORK / "tree"
         self.cpp = WORK / "cpp"
-        self.cmake = shutil.which("cmake") or str(pathlib.Path(sys.executable).parent / "cmake")
+        self.cmake = shutil.which("cmake") or str(
+            pathlib.Path(sys.executable).parent / "cmake"
+        )
 
     def reset(self) -> None:
         copy_tree(self.files, self.tree)
@@ -102,14 +113,15 @@ class Bench:
         """Builds what `suites` run; raises ListError when it does not compile."""
         programs = [s.removeprefix("cpp:") for s in suites if s.startswith("cpp:")]
         if programs:
-            configure = [self.cmake, "-S", str(self.tree / "tfdist_ops"), "-B", str(self.cpp)]
-            status, output = shell([*configure, "-DTFDIST_TESTS=ON"], self.tree, 120)
+            source = str(self.tree / "tfdist_ops")
+            command = [self.cmake, "-S", source, "-B", str(self.cpp)]
+            status, output = shell([*command, "-DTFDIST_TESTS=ON"], self.tree, 120)
             if status == 0:
-                build = [self.cmake, "--build", str(self.cpp), "-j2", "--target", *programs]
-                status, output = shell(build, self.tree, 600)
+                command = [self.cmake, "--build", str(self.cpp), "-j2", "--target"]
+                status, output = shell([*command, *programs], self.tree, 600)
             if status != 0:
                 raise ListError(f"does not build:\n{output[-3000:]}")
-        if any(not s.startswith("cpp:") for s in suites):
+        if len(programs) < len(suites):
             command = [sys.executable, "setup.py", "build_ext", "--inplace"]
             status, output = shell(command, self.tree, 900)
             if status != 0:
@@ -117,8 +129,9 @@ class Bench:
 
     def run(self, suite: str) -> str | None:
         """Runs one suite; the name of the test that failed, or None."""
-        if suite.startswith("cpp:"):
-            command = [str(self.cpp / suite.removeprefix("cpp:"))]
+        program = suite.removeprefix("cpp:") if suite.startswith("cpp:") else None
+        if program:
+            command = [str(self.cpp / program)]
         else:
             flags = ["-x", "-q", "--no-header", "-p", "no:cacheprovider", "-rf"]
             command = [sys.executable, "-m", "pytest", *flags, *suite.split()]
@@ -126,10 +139,10 @@ class Bench:
         if status == 0:
             return None
         found = FAILED_LINE.search(output)
-        if found is None and status != 124 and not suite.startswith("cpp:"):
-            raise ListError(f"{suite} ended with {status} without a failed test:\n{output[-3000:]}")
+        if found is None and status != 124 and not program:
+            raise ListError(f"{suite}: status {status}, no test:\n{output[-3000:]}")
         name = found.group(1) if found else f"(exit status {status})"
-        return f"{suite.removeprefix('cpp:')}: {name}" if suite.startswith("cpp:") else name
+        return f"{program}: {name}" if program else name
 
 
 def try_mutant(bench: Bench, mutant: dict) -> dict:
@@ -139,7 +152,9 @@ def try_mutant(bench: Bench, mutant: dict) -> dict:
     text = file.read_text()
     if text.count(mutant["find"]) != 1:
         count = text.count(mutant["find"])
-        raise ListError(f"{mutant['id']}: its text stands {count} times in {mutant['file']}")
+        raise ListError(
+            f"{mutant['id']}: its text stands {count} times in {mutant['file']}"
+        )
     file.write_text(text.replace(mutant["find"], mutant["replace"]))
     try:
         bench.build(mutant["suites"])
@@ -152,8 +167,12 @@ def try_mutant(bench: Bench, mutant: dict) -> dict:
         raise ListError(f"{mutant['id']}: {error}") from None
     finally:
         file.write_text(text)
-    seconds = round(time.monotonic() - begin, 1)
-    return {"id": mutant["id"], "what": mutant["what"], "caught_by": caught, "seconds": seconds}
+    return {
+        "id": mutant["id"],
+        "what": mutant["what"],
+        "caught_by": caught,
+        "seconds": round(time.monotonic() - begin, 1),
+    }
 
 
 def load_record(tree: str) -> dict:
@@ -167,15 +186,15 @@ def load_record(tree: str) -> dict:
 def print_table(record: dict) -> None:
     print(f"tree {record['tree']}")
     for row in record["mutants"].values():
-        print(f"{row['id']:28} {row['caught_by'] or 'SURVIVED':75} {row['what']}")
+        print(f"{row['id']:28} {row['caught_by'] or 'SURVIVED'}\n    {row['what']}")
     caught = sum(1 for row in record["mutants"].values() if row["caught_by"])
     print(f"{caught} of {len(record['mutants'])} mutants caught")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", help="id of one mutant to try, whatever the record says")
-    parser.add_argument("--table", action="store_true", help="print the record and stop")
+    parser.add_argument("--only", help="id of one mutant to try again")
+    parser.add_argument("--table", action="store_true", help="print the record")
     options = parser.parse_args()
     files = tracked_files()
     tree = tree_hash(files)
@@ -200,7 +219,8 @@ def main() -> int:
         row = try_mutant(bench, mutant)
         record["mutants"][row["id"]] = row
         RECORD.write_text(json.dumps(record, indent=1) + "\n")
-        print(f"{row['id']:28} {row['seconds']:6.1f} s  {row['caught_by'] or 'SURVIVED'}", flush=True)
+        result = row["caught_by"] or "SURVIVED"
+        print(f"{row['id']:28} {row['seconds']:6.1f} s  {result}", flush=True)
     print_table(record)
     return 0 if all(row["caught_by"] for row in record["mutants"].values()) else 1
 

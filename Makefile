@@ -1,0 +1,65 @@
+# tfdist in one command each; `make help` lists them.
+# Needs GNU make, Python 3.11-3.13 and a C++17 compiler: no root, no GPU, nothing else installed.
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help train test test-slow mutants lint format docs gpu setup clean distclean
+unexport PYTHONPATH PYTHONHOME
+
+NP ?= 2
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+BUILT := .venv/.built
+NATIVE := $(shell find tfdist_ops -path tfdist_ops/cuda -prune -o \
+  \( -name '*.cc' -o -name '*.h' -o -name CMakeLists.txt \) -print)
+CPP := $(shell find tfdist_ops tests/cpp benchmarks -name '*.cc' -o -name '*.h' -o -name '*.cu')
+PYTHON_CODE := .ci tfdist recipes benchmarks tests setup.py
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
+
+$(INSTALLED): pyproject.toml .ci/setup
+	@.ci/setup packages
+	@touch $@
+
+$(BUILT): $(INSTALLED) setup.py $(NATIVE)
+	@.ci/setup build
+	@touch $@
+
+setup: $(BUILT)  ## .venv with everything, native libraries built
+
+train: export TF_CPP_MIN_LOG_LEVEL ?= 1
+train: $(BUILT)  ## the README's example: a CNN on real digits, NP=2 ranks
+	@$(BIN)/tfdistrun -np $(NP) $(BIN)/python recipes/mnist_fit.py
+
+test: $(BUILT)  ## the whole suite, in stages
+	@$(BIN)/python .ci/stages.py
+
+test-slow: $(BUILT)  ## the tests that take minutes
+	@$(BIN)/python -m pytest tests -m slow
+
+mutants: $(BUILT)  ## breaks the code line by line: each break must be caught
+	@$(BIN)/python tests/mutants/run.py
+
+lint: $(INSTALLED)  ## style, format and types, Python and C++
+	$(BIN)/ruff check $(PYTHON_CODE)
+	$(BIN)/ruff format --check $(PYTHON_CODE)
+	$(BIN)/clang-format --dry-run -Werror $(CPP)
+	$(BIN)/mypy tfdist
+
+format: $(INSTALLED)  ## rewrites the code in the house format
+	$(BIN)/ruff check --fix $(PYTHON_CODE)
+	$(BIN)/ruff format $(PYTHON_CODE)
+	$(BIN)/clang-format -i $(CPP)
+
+docs: $(BUILT)  ## regenerates the pages that come from the code
+	@$(BIN)/python -m tfdist.tools.config_docs
+
+gpu:  ## builds the CUDA kernels, checks and measures them (needs nvcc; TensorFlow not)
+	@$(firstword $(wildcard $(BIN)/python) python3) benchmarks/gpu_pack.py
+
+clean:  ## removes what was built; .venv stays
+	rm -rf build dist *.egg-info tfdist/_native/*.so .venv/.built
+	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
+
+distclean: clean  ## removes .venv too
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis
