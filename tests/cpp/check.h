@@ -51,8 +51,18 @@ void Equal(const A& a, const B& b, const char* text_a, const char* text_b, const
 inline int Main(int argc, char** argv) {
   int failed = 0;
   int run = 0;
+  const char* part = "";
+  bool stop_early = false;
+  for (int i = 1; i < argc; ++i) {
+    if (std::strcmp(argv[i], "-x") == 0) {
+      stop_early = true;
+    } else {
+      part = argv[i];
+    }
+  }
   for (const Test& test : Tests()) {
-    if (argc > 1 && std::strstr(test.name, argv[1]) == nullptr) continue;
+    if (std::strstr(test.name, part) == nullptr) continue;
+    if (stop_early && failed > 0) break;
     const auto begin = std::chrono::steady_clock::now();
     std::string error;
     try {

@@ -35,6 +35,27 @@ void CheckWorks(Ranks& ranks, const std::string& name) {
   });
 }
 
+TEST(a_sleeping_engine_wakes_at_once) {
+  Ranks ranks(2, "shm");
+  for (int round = 0; round < 4; ++round) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));  // both sleep, for up to a second
+    ranks.Each([&](int rank) {
+      const int64_t begin = NowUs();
+      CHECK_OK(Start(ranks[rank], MakeRequest(CollectiveKind::kBarrier, "wake")).Wait());
+      CHECK(NowUs() - begin < 300000);
+    });
+  }
+}
+
+TEST(a_goodbye_to_ranks_that_wait_for_nothing_is_no_failure) {
+  Ranks ranks(3, "shm");
+  CheckWorks(ranks, "before");
+  ranks[1].Shutdown(2);
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  CHECK_OK(ranks[0].failure());
+  CHECK_OK(ranks[2].failure());
+}
+
 TEST(a_mismatch_is_an_error_on_every_rank_and_the_world_goes_on) {
   Ranks ranks(3, "shm");
   ranks.Each([&](int rank) {

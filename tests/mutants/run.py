@@ -131,7 +131,7 @@ class Bench:
         """Runs one suite; the name of the test that failed, or None."""
         program = suite.removeprefix("cpp:") if suite.startswith("cpp:") else None
         if program:
-            command = [str(self.cpp / program)]
+            command = [str(self.cpp / program), "-x"]
         else:
             flags = ["-x", "-q", "--no-header", "-p", "no:cacheprovider", "-rf"]
             command = [sys.executable, "-m", "pytest", *flags, *suite.split()]

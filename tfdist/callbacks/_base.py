@@ -7,6 +7,7 @@ from typing import Any
 import keras
 
 from tfdist import _core, _runtime
+from tfdist.callbacks._saving import guard_saving
 from tfdist.optimizer import is_distributed, unwrapped_message
 
 
@@ -27,6 +28,7 @@ class RankCallback(keras.callbacks.Callback):
         """Checks the model."""
         _runtime.check_initialized()
         check_model(self.model)
+        guard_saving(self.model)
         self._checked = False
 
     def on_train_batch_begin(

@@ -112,8 +112,9 @@ const std::vector<Row>& Table() {
           "other."),
       PythonText("TFDIST_JOB_ID", nullptr, false,
                  "Name of the job, so that ranks of two jobs never meet; set by tfdistrun."),
-      PythonText("TFDIST_ADDRESS", "127.0.0.1", false,
-                 "IP address of this host on which this rank listens for its peers."),
+      PythonText("TFDIST_ADDRESS", nullptr, false,
+                 "IP address of this host on which this rank listens for its peers; not set: the "
+                 "one that reaches the rendezvous, loopback when all ranks are on one host."),
       PythonText("TFDIST_LOG_DIR", nullptr, false,
                  "Folder for the output of each rank, one file a rank."),
   };

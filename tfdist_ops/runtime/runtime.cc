@@ -24,6 +24,12 @@ Status ShutDownError() {
                 ErrorRecord{"not_initialized", -1, "", 0, "", "shut down", ""});
 }
 
+std::string Line(const std::string& text, size_t index) {
+  size_t begin = 0;
+  for (; index > 0 && begin != std::string::npos; --index) begin = text.find('\n', begin) + 1;
+  return text.substr(begin, text.find('\n', begin) - begin);
+}
+
 // FNV-1a, twice with different seeds: 128 bits name a group.
 std::string HashText(const std::string& text) {
   std::string out;
@@ -144,9 +150,9 @@ Status Runtime::RegisterGroup(const std::string& description, std::vector<uint8_
     if (known != groups_.end()) {
       for (size_t i = 0; i < present->size(); ++i) {
         if ((*present)[i] == 0 || known->second[i] != 0) continue;
-        const std::string text = "variable " + std::to_string(i) +
-                                 " of the list has a gradient now, but had none on any rank when "
-                                 "the list was first seen";
+        const std::string text = Line(description, i) +
+                                 " has a gradient now, but had none on any rank when the list of "
+                                 "gradients was first seen";
         return Status(Code::kFailedPrecondition,
                       text + "; pass the same variables with gradients from the first step on",
                       ErrorRecord{"mismatch", world_.rank, "", 0, "gradients", text, ""});
