@@ -150,6 +150,19 @@ TEST(a_goodbye_is_answered_only_when_nothing_of_the_leaver_is_needed) {
   CHECK(world.engines[1]->Left());
 }
 
+// A forked child of a dead rank can keep its socket open; the engine is told by other means.
+TEST(a_peer_whose_process_has_ended_is_lost_although_its_connection_is_open) {
+  World3 world;
+  std::vector<float> data;
+  auto done = world.Broadcast(0, &data);
+  world.Settle();
+  CHECK_EQ(Text(done), "under way");
+  world.engines[0]->PeerEnded(2);
+  world.Turn(0);
+  CHECK_EQ_IN(Text(done).rfind("rank 2 (host testhost, pid 4242) failed", 0), size_t{0},
+              Text(done));
+}
+
 }  // namespace
 }  // namespace tfdist
 

@@ -182,8 +182,8 @@ def loop(parallel_iterations):
         ys = tf.TensorArray(tf.float32, 30)
 
         def body(i, ys):
-            # Nothing of one iteration waits for another one: several are in flight,
-            # and the slow ones are others on every rank.
+            # No iteration needs another one, and the slow ones are others on
+            # every rank. All iterations have one name: they must stay in order.
             slow = tf.where((i + rank) % 3 == 0, 300, 1)
             m = tf.ones([slow, slow])
             zero = tf.cast(tf.reduce_sum(tf.linalg.matmul(m, m)) < 0, tf.float32)
