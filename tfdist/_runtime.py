@@ -77,18 +77,16 @@ def start(*, timeout_s: float | None = None) -> None:
     """As `init`, but raises `_core.CoreError`, which needs no TensorFlow."""
     with _lock:
         _refuse_fork()
+        if timeout_s is not None and not 0.0 < timeout_s <= 86400.0:
+            raise _core.CoreError(
+                _core.INVALID_ARGUMENT,
+                f"timeout_s must be above 0 and at most 86400; got {timeout_s}",
+                {"kind": "invalid_argument"},
+            )
         if _state.topology is not None:
             return
         rows = _core.config()
-        limit_s = rows["TFDIST_START_TIMEOUT_S"]["value"]
-        if timeout_s is not None:
-            if not 0.0 < timeout_s <= 86400.0:
-                raise _core.CoreError(
-                    _core.INVALID_ARGUMENT,
-                    f"timeout_s must be above 0 and at most 86400; got {timeout_s}",
-                    {"kind": "invalid_argument"},
-                )
-            limit_s = timeout_s
+        limit_s = timeout_s or rows["TFDIST_START_TIMEOUT_S"]["value"]
         placement = detect(os.environ)
         _install_hooks()
         _state.generation += 1

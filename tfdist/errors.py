@@ -67,6 +67,7 @@ class _WithRecord:
     """Adds `record` to an error class of TensorFlow."""
 
     KIND = "internal"
+    ag_pass_through = True  # AutoGraph raises it as it is, from a function it converts
 
     def __init__(self, message: str, record: ErrorRecord | None = None) -> None:
         # node_def and op: a graph's node says nothing to the reader of this error.

@@ -49,9 +49,13 @@ def _serve(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _answer(request: dict[str, Any]) -> dict[str, Any]:
+    import keras
+
     import tfdist
     from tfdist import _runtime
 
+    # Ranks number their layers alike only if they have made equally many.
+    keras.utils.clear_session()
     # Workers have been in different numbers of worlds; the ranks of one must agree.
     _runtime._state.generation = request["generation"]
     try:

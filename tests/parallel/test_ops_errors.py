@@ -254,6 +254,7 @@ def own_exception():
     tfdist.barrier()
     begin = time.monotonic()
     if tfdist.rank() == 1:
+        time.sleep(0.2)  # an abort may overtake the announcement of the barrier
         _core.abort("ValueError: no such file")
         return None
     result = outcome(lambda: tfdist.allreduce(tf.ones([2]), name="x"))
@@ -309,6 +310,7 @@ def killed():
     tfdist.allreduce(tf.ones([2]))
     tfdist.barrier()
     if tfdist.rank() == 1:
+        time.sleep(0.2)  # its end may overtake the announcement of the barrier
         os.kill(os.getpid(), signal.SIGKILL)
     return outcome(lambda: tfdist.allreduce(tf.ones([2]), name="x"))
 

@@ -193,13 +193,7 @@ CollectiveOp::CollectiveOp(tensorflow::OpKernelConstruction* ctx, int32_t kind)
 }
 
 void CollectiveOp::ComputeAsync(tensorflow::OpKernelContext* ctx, DoneCallback done) {
-  // Iterations of a loop may be in flight together, in another order on every rank: each has its
-  // own name. A loop keeps few of them open, so the names may repeat.
-  constexpr int64_t kIterationNames = 64;
-  const int64_t iteration = ctx->frame_iter().iter_id % kIterationNames;
-  const auto op = std::make_shared<Operation>(
-      ctx, std::move(done),
-      iteration == 0 ? tensor_name_ : tensor_name_ + "#" + std::to_string(iteration));
+  const auto op = std::make_shared<Operation>(ctx, std::move(done), tensor_name_);
   op->request().kind = kind_;
   op->request().timeout_s = timeout_s_;
   absl::Status status;
