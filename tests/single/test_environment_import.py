@@ -1,7 +1,6 @@
 """What `import tfdist` does and does not load, and the ctypes mirror of the core."""
 
 import ctypes
-import os
 import re
 import subprocess
 import sys
