@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.ops import control_flow_util
 
 from tfdist import _runtime, errors
 from tfdist._library import ops
@@ -91,8 +92,25 @@ def barrier(name: str, timeout_s: float | None) -> None:
     _emit("tfdist_barrier", tensor_name=name, timeout_s=_timeout(timeout_s))
 
 
+def check_not_xla() -> None:
+    """Raises if the function being traced is compiled by XLA.
+
+    Raises:
+        NotImplementedError: names what to change.
+    """
+    if tf.executing_eagerly():
+        return
+    if control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
+        raise NotImplementedError(
+            "tfdist operations cannot run inside a function compiled by XLA in this "
+            "release. Write jit_compile=False in model.compile(...) or "
+            "tf.function(...). (On a machine with a GPU, Keras compiles by default.)"
+        )
+
+
 def _emit(operation: str, **arguments: Any) -> Any:
     """Runs an operation, or adds it to the graph, with our errors for its own."""
+    check_not_xla()
     if tf.executing_eagerly():
         _runtime.check_initialized()  # a fork, too, has no engine
     with errors.translate():

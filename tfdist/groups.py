@@ -14,9 +14,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.ops import control_flow_util
 
-from tfdist import _core, _runtime, collectives, errors
+from tfdist import _core, _operations, _runtime, collectives, errors
 from tfdist.buckets import cut_buckets
 from tfdist.collectives import ReduceOp
 
@@ -60,7 +59,7 @@ def reduce_gradients(
     """
     _runtime.check_initialized()
     _check_arguments(grads, variables, op)
-    check_not_xla()
+    _operations.check_not_xla()
     dense = [_dense(g, v) for g, v in zip(grads, variables, strict=True)]
     options = (
         f"op={op.name.lower()} prescale={prescale!r} postscale={postscale!r} "
@@ -125,22 +124,6 @@ def describe_variable(variable: Any, dtype: Any = None) -> str:
 def path_of(variable: Any) -> str:
     """The path of a Keras variable, or the name of a TensorFlow variable."""
     return str(getattr(variable, "path", None) or variable.name)
-
-
-def check_not_xla() -> None:
-    """Raises if the function being traced is compiled by XLA.
-
-    Raises:
-        NotImplementedError: names what to change.
-    """
-    if tf.executing_eagerly():
-        return
-    if control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
-        raise NotImplementedError(
-            "tfdist operations cannot run inside a function compiled by XLA in this "
-            "release. Write jit_compile=False in model.compile(...) or "
-            "tf.function(...). (On a machine with a GPU, Keras compiles by default.)"
-        )
 
 
 def _check_arguments(

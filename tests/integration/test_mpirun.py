@@ -45,7 +45,7 @@ def mpirun(request):
     return [str(program), *OPTIONS[request.param], "-np"]
 
 
-def run(command, cwd, **environ):
+def run(command, cwd, *, timeout_s=60, **environ):
     # Open MPI refuses to run as root, as continuous integration often does.
     root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     return subprocess.run(
@@ -54,8 +54,16 @@ def run(command, cwd, **environ):
         env=clean_environment(XDG_RUNTIME_DIR=str(cwd), **root, **environ),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=timeout_s,
     )
+
+
+def test_the_example_of_the_readme_runs_without_tfdistrun(mpirun, tmp_path):
+    example = str(ROOT / "recipes" / "mnist_fit.py")
+    done = run([*mpirun, "2", sys.executable, example], tmp_path, timeout_s=110)
+    assert done.returncode == 0, done.stderr
+    assert len(re.findall(r"same weights on all ranks: [0-9a-f]{12}", done.stdout)) == 1
+    assert "on 2 ranks together" in done.stdout
 
 
 @pytest.mark.parametrize("size", [2, 3])

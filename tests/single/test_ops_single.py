@@ -378,3 +378,12 @@ def test_the_examples_in_the_docstrings_run():
     )
     assert tried >= 8
     assert failed == 0
+
+
+def test_a_function_compiled_by_xla_is_refused_when_it_is_traced():
+    @tf.function(jit_compile=True)
+    def step(x):
+        return tfdist.allreduce(x)
+
+    with pytest.raises(NotImplementedError, match="jit_compile=False"):
+        step(tf.ones([2]))
