@@ -146,7 +146,8 @@ void Engine::Tick(int64_t now_us) {
     const auto warning_us = static_cast<int64_t>(config_.stall_warning_s * 1e6);
     for (const Negotiator::Stall& stall : negotiator_->TakeStalls(now_us, warning_us)) {
       TFDIST_LOG(kWarning, world_.rank, "STALL",
-                 stall.text << "; they have not called it (yet). The wait ends after its timeout.");
+                 stall.text << ", which has not called it yet. Check that all ranks take the same "
+                               "steps, and equally many. The wait ends after its timeout.");
       TellAll(FrameType::kStall, EncodeStall(stall.key, stall.text));
     }
     if (const auto expired = negotiator_->Expired(now_us)) {
@@ -156,8 +157,8 @@ void Engine::Tick(int64_t now_us) {
       const Status status(
           Code::kDeadlineExceeded,
           expired->text +
-              ", which is its timeout. They are alive but did not call it: look for "
-              "a step that only some ranks take, or raise TFDIST_TIMEOUT_S.",
+              ", which is its timeout. What is missing is alive but did not call it: look for a "
+              "step that only some ranks take, or raise TFDIST_TIMEOUT_S.",
           record);
       Abort(status, status, now_us);
       return;
