@@ -116,7 +116,8 @@ const std::vector<Row>& Table() {
                  "IP address of this host on which this rank listens for its peers; not set: the "
                  "one that reaches the rendezvous, loopback when all ranks are on one host."),
       PythonText("TFDIST_LOG_DIR", nullptr, false,
-                 "Folder for the output of each rank, one file a rank."),
+                 "Folder for the output of each rank, one file a rank; not set: "
+                 "tfdist-logs/TIME-PID in the folder where tfdistrun is started."),
   };
   return table;
 }

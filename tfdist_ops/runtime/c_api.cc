@@ -3,6 +3,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstring>
 #include <memory>
 #include <mutex>
@@ -29,9 +30,9 @@ using tfdist::StatusOr;
 
 // The process's one rank. Never destroyed by exit handlers: threads of TensorFlow may still run.
 struct Process {
-  std::mutex mutex;  // guards runtime
+  std::mutex mutex;  // guards runtime; never taken in a forked child of `pid`, where it may be held
   std::shared_ptr<Runtime> runtime;
-  pid_t pid = 0;
+  std::atomic<pid_t> pid{0};
 };
 
 Process& TheProcess() {
@@ -41,9 +42,9 @@ Process& TheProcess() {
 
 std::shared_ptr<Runtime> Current() {
   Process& process = TheProcess();
+  if (process.pid.load() != getpid()) return nullptr;  // a forked child has none of the threads
   std::lock_guard<std::mutex> lock(process.mutex);
-  // A forked child has none of the threads.
-  return process.pid == getpid() ? process.runtime : nullptr;
+  return process.runtime;
 }
 
 thread_local Status last_error;
@@ -76,10 +77,28 @@ Status BadArgument(const std::string& text) {
                 ErrorRecord{"invalid_argument", -1, "", 0, "", text, ""});
 }
 
+// The core owns the descriptors of tfdist_init also when it fails.
+void CloseEnds(const tfdist_world& world, int32_t first_link) {
+  for (int32_t i = first_link; i < world.link_count; ++i) {
+    const tfdist_link& link = world.links[i];
+    for (int fd : {link.socket_fd, link.memory_fd, link.peer_doorbell_fd}) {
+      if (fd >= 0) close(fd);
+    }
+  }
+}
+
+int32_t FailInit(const tfdist_world& world, int32_t first_link, Status status) {
+  CloseEnds(world, first_link);
+  if (world.own_doorbell_fd >= 0) close(world.own_doorbell_fd);
+  return Fail(std::move(status));
+}
+
+// `*taken`: how many entries of in.links have an owner by now.
 StatusOr<tfdist::Links> MakeLinks(const tfdist_world& in, const Config& config,
-                                  tfdist::World* world) {
+                                  tfdist::World* world, int32_t* taken) {
   tfdist::Links links(static_cast<size_t>(in.size));
   for (int32_t i = 0; i < in.link_count; ++i) {
+    *taken = i;
     const tfdist_link& link = in.links[i];
     tfdist::LinkEnds ends;
     ends.self = in.rank;
@@ -94,6 +113,7 @@ StatusOr<tfdist::Links> MakeLinks(const tfdist_world& in, const Config& config,
         links[static_cast<size_t>(link.peer)] != nullptr) {
       return BadArgument("link " + std::to_string(i) + " of tfdist_init is not valid");
     }
+    *taken = i + 1;
     auto made = entry->make(ends, config);
     if (!made.ok()) return made.status();
     links[static_cast<size_t>(link.peer)] = std::move(made.value());
@@ -165,18 +185,19 @@ extern "C" {
 
 int32_t tfdist_init(const tfdist_world* in) {
   StatusOr<Config> config = tfdist::ConfigFromEnvironment();
-  if (!config.ok()) return Fail(config.status());
+  if (!config.ok()) return FailInit(*in, 0, config.status());
   const Status algorithm = CheckAlgorithm(config.value().allreduce_algorithm);
-  if (!algorithm.ok()) return Fail(algorithm);
+  if (!algorithm.ok()) return FailInit(*in, 0, algorithm);
   tfdist::LogLevel level;
   if (tfdist::ParseLogLevel(config.value().log_level, &level)) tfdist::SetLogLevel(level);
   if (in->size < 1 || in->rank < 0 || in->rank >= in->size || in->link_count != in->size - 1) {
-    return Fail(BadArgument("tfdist_init: rank, size and links do not fit together"));
+    return FailInit(*in, 0, BadArgument("tfdist_init: rank, size and links do not fit together"));
   }
   Process& process = TheProcess();
   std::lock_guard<std::mutex> lock(process.mutex);
   if (process.runtime != nullptr && process.pid == getpid()) {
-    return Fail(BadArgument("tfdist is already initialized; call tfdist.shutdown() first"));
+    return FailInit(*in, 0,
+                    BadArgument("tfdist is already initialized; call tfdist.shutdown() first"));
   }
   tfdist::World world;
   world.rank = in->rank;
@@ -190,11 +211,9 @@ int32_t tfdist_init(const tfdist_world* in) {
   world.pids.resize(static_cast<size_t>(in->size));
   world.hosts[static_cast<size_t>(in->rank)] = in->host != nullptr ? in->host : "";
   world.pids[static_cast<size_t>(in->rank)] = getpid();
-  StatusOr<tfdist::Links> links = MakeLinks(*in, config.value(), &world);
-  if (!links.ok()) {
-    if (in->own_doorbell_fd >= 0) close(in->own_doorbell_fd);
-    return Fail(links.status());
-  }
+  int32_t taken = 0;
+  StatusOr<tfdist::Links> links = MakeLinks(*in, config.value(), &world, &taken);
+  if (!links.ok()) return FailInit(*in, taken, links.status());
   const int doorbell =
       in->own_doorbell_fd >= 0 ? in->own_doorbell_fd : eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
   // After a fork the parent's runtime is only memory here; its threads do not exist. It is left
@@ -210,8 +229,8 @@ void tfdist_shutdown(double timeout_s) {
   Process& process = TheProcess();
   std::shared_ptr<Runtime> runtime;
   {
+    if (process.pid.load() != getpid()) return;
     std::lock_guard<std::mutex> lock(process.mutex);
-    if (process.pid != getpid()) return;
     runtime = std::move(process.runtime);
     process.runtime = nullptr;
   }

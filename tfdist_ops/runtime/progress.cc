@@ -106,11 +106,11 @@ bool Progress::Turn(int64_t now_us) {
     commands.swap(commands_);
   }
   for (Command& command : commands) command(engine_.get(), now_us);
-  const bool moved = engine_->Poll(now_us);
   if (now_us >= next_tick_us_) {
     engine_->Tick(now_us);
     next_tick_us_ = now_us + kTickUs;
   }
+  const bool moved = engine_->Poll(now_us);  // last: sends what a command or the clock has caused
   return moved || !commands.empty();
 }
 

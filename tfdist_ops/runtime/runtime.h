@@ -54,8 +54,8 @@ class Runtime {
   int64_t good_steps_ = 0;
   std::deque<FinishedRecord> records_;
   std::unordered_map<std::string, std::vector<uint8_t>> groups_;  // description → present
-  CompletionThread completions_;
-  std::unique_ptr<Progress> progress_;  // last: its thread uses all of the above
+  std::unique_ptr<Progress> progress_;
+  CompletionThread completions_;  // last: what is queued at the end still uses progress_
 };
 
 }  // namespace tfdist

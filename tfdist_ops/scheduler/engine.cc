@@ -71,6 +71,13 @@ bool Engine::SendResponses(int64_t now_us) {
   return !responses.empty();
 }
 
+bool Engine::RowsFit(const std::vector<int64_t>& rows, const RequestInfo& own) const {
+  const std::vector<int64_t>& shape = own.shapes[0];
+  return rows.size() == static_cast<size_t>(world_.size) &&
+         *std::min_element(rows.begin(), rows.end()) >= 0 &&
+         rows[static_cast<size_t>(world_.rank)] == (shape.empty() ? 1 : shape[0]);
+}
+
 std::unique_ptr<Request> Engine::TakeEntry(const std::string& key, int64_t now_us) {
   const auto it = entries_.find(key);
   if (it == entries_.end()) return nullptr;
@@ -95,13 +102,17 @@ void Engine::HandleResponse(const Response& response, int64_t now_us) {
     if (request == nullptr) {
       Bug(TFDIST_INTERNAL("rank 0 announced \"" + key + "\", which was not submitted here"),
           now_us);
-      return;
+      break;
     }
     if (!response.error.ok()) {
       Finish(std::move(request), response.error, now_us);
     } else {
       members.push_back(std::move(request));
     }
+  }
+  if (!failure_.ok()) {
+    for (auto& member : members) Finish(std::move(member), failure_, now_us);
+    return;
   }
   if (members.empty()) return;
   last_ticket_ = response.ticket;
@@ -115,6 +126,12 @@ void Engine::HandleResponse(const Response& response, int64_t now_us) {
       Finish(std::move(members[0]), Status(), now_us);
       return;
     case CollectiveKind::kAllgather: {
+      if (!RowsFit(response.rows, first.info)) {
+        Bug(TFDIST_INTERNAL("rank 0 announced rows for \"" + first.info.key + "\" that do not fit"),
+            now_us);
+        Finish(std::move(members[0]), failure_, now_us);
+        return;
+      }
       const std::vector<int64_t> rows = response.rows;
       const uint64_t ticket = response.ticket;
       first.rows = rows;
@@ -253,7 +270,7 @@ void Engine::Finish(std::unique_ptr<Request> request, const Status& status, int6
 void Engine::CountStep(const Request& request) {
   if (request.group.empty()) return;
   std::vector<int64_t>& done = steps_[request.group];
-  done.resize(static_cast<size_t>(request.bucket_count), 0);
+  done.resize(std::max(done.size(), static_cast<size_t>(request.bucket_count)), 0);
   ++done[static_cast<size_t>(request.bucket_index)];
   const int64_t complete = *std::min_element(done.begin(), done.end());
   if (complete <= good_steps_) return;
@@ -320,8 +337,13 @@ bool Engine::ReadData(int peer, int64_t now_us) {
       Stash(frame.header.ticket, peer, std::move(arrived));
       continue;
     }
+    const bool held = arrived.held;
     const Status status = it->second->Deliver(peer, std::move(arrived));
     if (!status.ok()) {
+      if (held) {
+        links_[p]->Release(Lane::kData, frame);
+        --held_[p];
+      }
       Bug(status, now_us);
       break;
     }

@@ -93,7 +93,7 @@ class Engine {
   void Tick(int64_t now_us);
   void SetSleeping(bool sleeping);
 
-  bool busy() const { return !active_.empty() || !entries_.empty(); }
+  bool busy() const { return !active_.empty() || !entries_.empty() || !allocating_.empty(); }
   // Whether time matters to this rank: something waits here, or for the leader's decision.
   bool waiting() const { return busy() || (negotiator_ != nullptr && !negotiator_->empty()); }
   const Status& failure() const { return failure_; }
@@ -129,6 +129,8 @@ class Engine {
   void Announce(const RequestInfo& info, int64_t now_us);
   bool SendResponses(int64_t now_us);
   void HandleResponse(const Response& response, int64_t now_us);
+  // Whether announced rows can be those of this rank's request.
+  bool RowsFit(const std::vector<int64_t>& rows, const RequestInfo& own) const;
   std::unique_ptr<Request> TakeEntry(const std::string& key, int64_t now_us);
   // Execution.
   void Start(uint64_t ticket, std::vector<std::unique_ptr<Request>> members, int64_t now_us);

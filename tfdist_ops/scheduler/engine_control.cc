@@ -172,6 +172,9 @@ void Engine::Tick(int64_t now_us) {
   for (const auto& [ticket, operation] : active_) {
     if (operation->members()[0]->deadline_us < limit) late = operation->members()[0].get();
   }
+  for (const auto& [ticket, request] : allocating_) {
+    if (request->deadline_us < limit) late = request.get();
+  }
   if (late == nullptr) return;
   const auto told = stalls_.find(late->info.key);
   const std::string text =
@@ -211,6 +214,9 @@ std::string Engine::OldestKey() const {
   for (const auto& [ticket, operation] : active_) {
     const Request* member = operation->members()[0].get();
     if (oldest == nullptr || member->submitted_us < oldest->submitted_us) oldest = member;
+  }
+  for (const auto& [ticket, request] : allocating_) {
+    if (oldest == nullptr || request->submitted_us < oldest->submitted_us) oldest = request.get();
   }
   return oldest == nullptr ? "" : oldest->info.key;
 }

@@ -40,6 +40,12 @@ bool DecodeRequest(ByteSpan bytes, RequestInfo* info) {
   if (op < 0 || op > static_cast<int32_t>(ReduceOp::kMax)) return false;
   info->kind = static_cast<CollectiveKind>(kind);
   info->op = static_cast<ReduceOp>(op);
+  if (info->kind == CollectiveKind::kAllgather && info->shapes.size() != 1) return false;
+  for (const std::vector<int64_t>& shape : info->shapes) {
+    for (int64_t dim : shape) {
+      if (dim < 0) return false;
+    }
+  }
   return r.Done();
 }
 

@@ -40,12 +40,10 @@ REGISTER_OP("TfdistAllgather")
 // Runs on the core's completion thread.
 absl::Status AllocateRows(Operation* op, const int64_t* rows, int32_t size, void** memory) {
   tensorflow::OpKernelContext* ctx = op->ctx();
-  int32_t topology[6];
-  CoreApi()->topology(topology);
   int64_t total = 0;
   int64_t offset = 0;
   for (int32_t r = 0; r < size; ++r) {
-    if (r == topology[0]) offset = total;
+    if (r == op->rank()) offset = total;
     if (__builtin_add_overflow(total, rows[r], &total)) {
       return InvalidArgument(op->name(), "the rows of all ranks are more than 2^63");
     }

@@ -128,6 +128,13 @@ void Operation::Submit(const std::shared_ptr<Operation>& op) {
     op->tensors_[i].rank = static_cast<int32_t>(dims[i].size());
     op->tensors_[i].dims = dims[i].data();
   }
+  if (op->request_.allocate != nullptr) {
+    // Not in `allocate`: there, on the completion thread, this could hold the last reference to the
+    // core's runtime, which ends that thread.
+    int32_t topology[6];
+    core->topology(topology);
+    op->rank_ = topology[0];
+  }
   op->request_.name = op->name_.c_str();
   op->request_.tensors = op->tensors_.data();
   op->request_.tensor_count = static_cast<int32_t>(op->tensors_.size());

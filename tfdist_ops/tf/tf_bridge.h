@@ -70,6 +70,8 @@ class Operation {
   // Valid until `done`.
   tensorflow::OpKernelContext* ctx() const { return ctx_; }
   const std::string& name() const { return name_; }
+  // Of this process, when the operation was prepared.
+  int32_t rank() const { return rank_; }
   // What is submitted; the tensors and callbacks are filled in by Submit.
   tfdist_request& request() { return request_; }
 
@@ -91,6 +93,7 @@ class Operation {
   tensorflow::OpKernelContext* const ctx_;
   tensorflow::CancellationManager* const cancellation_;  // null: the caller cannot cancel
   const std::string name_;
+  int32_t rank_ = 0;
   DoneOnce done_;
   tfdist_request request_{};
   std::vector<tfdist_tensor> tensors_;

@@ -13,6 +13,7 @@
 #include <cstring>
 
 #include "base/deadline.h"
+#include "transport/link_socket.h"
 #include "transport/link_support.h"
 #include "transport/shm_lane.h"
 
@@ -78,7 +79,7 @@ class ShmLink : public LinkBase {
       : LinkBase(ends, config, "shm"),
         socket_(std::move(socket)),
         peer_doorbell_(std::move(peer_doorbell)) {}
-  // A child forked by this process may hold the socket open: closing alone would not be seen.
+  // At once for the peer, whoever else may hold the socket.
   ~ShmLink() override { ::shutdown(socket_.get(), SHUT_RDWR); }
 
   Status Map(int memory_fd, bool initiator, const Config& config) {
@@ -210,7 +211,7 @@ class ShmLink : public LinkBase {
     }
   }
 
-  UniqueFd socket_;
+  LinkSocket socket_;
   UniqueFd peer_doorbell_;
   Mapping mapping_;
   SleepingWordType* own_sleeping_ = nullptr;

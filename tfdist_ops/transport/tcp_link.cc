@@ -17,6 +17,7 @@
 #include <deque>
 
 #include "transport/frame_pool.h"
+#include "transport/link_socket.h"
 #include "transport/link_support.h"
 
 namespace tfdist {
@@ -244,7 +245,7 @@ class TcpLink : public LinkBase {
     lost_ = PeerLost(peer(), cause);
   }
 
-  UniqueFd socket_;
+  LinkSocket socket_;
   FramePool pools_[kLanes];
 
   std::deque<OutFrame> out_[kLanes];
