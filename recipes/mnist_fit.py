@@ -2,14 +2,14 @@
 
     tfdistrun -np 2 python recipes/mnist_fit.py
 
-The numbered lines are what tfdist changes in a program for one process.
+The numbered statements are all that tfdist changes in a program for one process.
 """
 
 import keras
 import mnist_data
 from keras import layers
 
-import tfdist
+import tfdist  # 1
 
 EPOCHS, GLOBAL_BATCH, SEED = 12, 64, 1
 
@@ -32,23 +32,32 @@ def build_model() -> keras.Model:
 
 def main() -> None:
     """Trains the model and reports."""
-    tfdist.init()  # 1: join the other ranks
+    tfdist.init()  # 2: join the other ranks
     keras.utils.set_random_seed(SEED)
     digits = mnist_data.load()
-    batch = GLOBAL_BATCH // tfdist.size()
-    train = tfdist.data.shard(digits.train, batch_size=batch, shuffle=True)  # 2
+    train = tfdist.data.shard(  # 3: this rank's share, in equal steps
+        digits.train, batch_size=GLOBAL_BATCH // tfdist.size(), shuffle=True
+    )
     model = build_model()
     rate = keras.optimizers.schedules.CosineDecay(3e-3, EPOCHS * len(train))
-    adam = tfdist.DistributedOptimizer(keras.optimizers.Adam(rate))  # 3
-    model.compile(adam, "sparse_categorical_crossentropy", metrics=["accuracy"])
+    model.compile(  # 4: gradients of all ranks
+        tfdist.DistributedOptimizer(keras.optimizers.Adam(rate)),
+        "sparse_categorical_crossentropy",
+        metrics=["accuracy"],
+        jit_compile=False,  # no XLA yet; Keras turns it on where there is a GPU
+    )
     clock = mnist_data.Clock(len(digits.train[0]))
-    callbacks = [
-        tfdist.callbacks.BroadcastInitialState(),  # 4: the same start on all ranks,
-        tfdist.callbacks.MetricAverage(),  # and metrics over all ranks
-        clock,
-    ]
-    verbose = 1 if tfdist.rank() == 0 else 0  # 5: one progress bar
-    model.fit(train, epochs=EPOCHS, verbose=verbose, callbacks=callbacks, shuffle=False)
+    model.fit(  # 5: the same start, metrics of all ranks, one progress bar
+        train,
+        epochs=EPOCHS,
+        callbacks=[
+            tfdist.callbacks.BroadcastInitialState(),
+            tfdist.callbacks.MetricAverage(),
+            clock,
+        ],
+        verbose=1 if tfdist.rank() == 0 else 0,
+        shuffle=False,  # as with every tf.data.Dataset: it is shuffled already
+    )
     mnist_data.report(model, digits.test, clock)
 
 

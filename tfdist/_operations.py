@@ -33,6 +33,9 @@ class ReduceOp(enum.IntEnum):
     MAX = 3
 
 
+_OPS = frozenset(ReduceOp)
+
+
 def allreduce(
     values: list[tf.Tensor],
     name: str,
@@ -51,7 +54,7 @@ def allreduce(
         "tfdist_allreduce",
         tensors=values,
         tensor_name=name,
-        reduce_op=int(ReduceOp(op)),
+        reduce_op=_reduce_op(op),
         prescale=prescale,
         postscale=postscale,
         timeout_s=_timeout(timeout_s),
@@ -76,8 +79,7 @@ def broadcast(
     values: list[tf.Tensor], root: int, name: str, timeout_s: float | None
 ) -> list[tf.Tensor]:
     """Gives tensors of one dtype the root's values in one operation."""
-    if isinstance(root, bool) or not isinstance(root, int | np.integer) or root < 0:
-        raise ValueError(f"Expected root to be a rank, an integer >= 0, got {root!r}.")
+    _check_root(root, name)
     return _emit(
         "tfdist_broadcast",
         tensors=values,
@@ -115,6 +117,29 @@ def _emit(operation: str, **arguments: Any) -> Any:
         _runtime.check_initialized()  # a fork, too, has no engine
     with errors.translate():
         return getattr(ops(), operation)(**arguments)
+
+
+def _check_root(root: Any, name: str) -> None:
+    if isinstance(root, bool) or not isinstance(root, int | np.integer) or root < 0:
+        raise ValueError(f"Expected root to be a rank, an integer >= 0, got {root!r}.")
+    # In a graph the operation checks it: a function may be traced before init().
+    if not tf.executing_eagerly() or not _runtime.is_initialized():
+        return
+    if root >= _runtime.size():
+        raise tf.errors.InvalidArgumentError(
+            None,
+            None,
+            f"Expected root to be a rank of 0..{_runtime.size() - 1}, got {root} in "
+            f"the broadcast {name}.",
+        )
+
+
+def _reduce_op(op: Any) -> int:
+    # By value only: a text or a bool that happens to fit is a mistake.
+    if isinstance(op, bool) or not isinstance(op, int | np.integer) or op not in _OPS:
+        expected = ", ".join(f"tfdist.ReduceOp.{known.name}" for known in ReduceOp)
+        raise ValueError(f"Expected op to be one of {expected}, got {op!r}.")
+    return int(op)
 
 
 def _timeout(timeout_s: float | None) -> float:

@@ -265,28 +265,65 @@ def _install_hooks() -> None:
         error: BaseException,
         trace: TracebackType | None,
     ) -> None:
-        _tell(kind, error, trace)
-        previous(kind, error, trace)
+        interruption = _tell(kind, error, trace)
+        if interruption is None or _log.isEnabledFor(logging.DEBUG):
+            previous(kind, error, trace)
+        if interruption is not None:
+            print(f"[tfdist] {interruption}", file=sys.stderr, flush=True)
 
     sys.excepthook = hook
 
 
 def _tell(
     kind: type[BaseException], error: BaseException, trace: TracebackType | None
-) -> None:
-    """Tells the other ranks, and the launcher, why this rank's program ends."""
-    first = "".join(traceback.format_exception_only(kind, error)).strip()
-    blamed = _blamed(error)
+) -> str | None:
+    """Tells the other ranks, and the launcher, why this rank's program ends.
+
+    Returns:
+        In a job that is interrupted, what to print instead of the traceback.
+    """
+    told = _ours(error) or error
+    blamed = _blamed(told)
+    reason = report.reason(told)
+    interruption = None
     if is_initialized():
         known = _core.failure()
         if known is None:
             lines = "".join(traceback.format_exception(kind, error, trace)).splitlines()
             last = "\n".join(lines[-_TRACEBACK_LINES:])
-            text = f"{first}\n(traceback of rank {rank()})\n{last}"
+            text = f"{reason}\n(traceback of rank {rank()})\n{last}"
             _core.abort(text[:_CAUSE_CHARACTERS])
         else:
             blamed = known.payload.get("rank", blamed)
-    report.send(os.environ, {"error": first[:_ERROR_CHARACTERS], "blamed": blamed})
+        if _interrupted(error, reason):
+            interruption = f"rank {rank()} was interrupted"
+            if blamed not in (None, rank()) and not isinstance(
+                error, KeyboardInterrupt
+            ):
+                interruption = f"rank {rank()} ends: rank {blamed} was interrupted"
+    report.send(os.environ, {"error": reason[:_ERROR_CHARACTERS], "blamed": blamed})
+    return interruption
+
+
+def _ours(error: BaseException) -> Exception | None:
+    """Our error inside one of TensorFlow, which alone has payloads."""
+    if not hasattr(error, "experimental_payloads"):
+        return None
+    from tfdist import errors
+
+    return errors.from_tf(error)
+
+
+def _interrupted(error: BaseException, reason: str) -> bool:
+    """Whether it is Ctrl-C that ends the program, here or on the rank at fault."""
+    if isinstance(error, KeyboardInterrupt):
+        return True
+    # In the middle of a call of TensorFlow it becomes an error that mentions it.
+    wrapped = "pybind11::error_already_set" in str(error)
+    of_tensorflow = hasattr(error, "experimental_payloads")
+    if wrapped or of_tensorflow or isinstance(error, _core.CoreError):
+        return "KeyboardInterrupt" in (str(error) if wrapped else reason)
+    return False
 
 
 def _blamed(error: BaseException) -> int | None:

@@ -330,7 +330,25 @@ def _tensor(
             "Make it dense first: tf.convert_to_tensor(value), which sums slices of "
             "the same index."
         )
-    tensor = tf.convert_to_tensor(value)
+    try:
+        tensor = tf.convert_to_tensor(value)
+    except (ValueError, TypeError, tf.errors.InvalidArgumentError) as error:
+        is_list = isinstance(value, list | tuple)
+        if not is_list or not all(hasattr(item, "shape") for item in value):
+            raise
+        remedy = "Give it one after the other."
+        if function == "allreduce":
+            remedy = "Write tfdist.grouped_allreduce(tensors) for a list of tensors."
+        raise ValueError(
+            f"Expected one tensor in tfdist.{function}, got a {type(value).__name__} "
+            f"of {len(value)}, which differ in shape or dtype. {remedy}"
+        ) from error
+    if tensor.dtype == tf.string:
+        raise TypeError(
+            f"Expected numbers in tfdist.{function}, got string. Texts and other "
+            "Python objects go through tfdist.broadcast_object(value) or "
+            "tfdist.allgather_object(value)."
+        )
     is_known = tensor.dtype in dtypes if dtypes else _is_plain(tensor.dtype)
     if not is_known:
         expected = ", ".join(d.name for d in dtypes) if dtypes else "a numeric or bool"

@@ -107,9 +107,11 @@ def batch_sizes(total: int, *, batch_size: int, rank: int, size: int) -> list[in
         [[2, 2, 1], [2, 1, 1]]
     """
     if total < size:
+        ranks = "one rank" if total == 1 else f"at most {total} ranks"
+        advice = f"Start {ranks}, or use more data." if total else "Check the data."
         raise ValueError(
             f"Expected at least one sample for each of {size} ranks, got {total} "
-            f"samples. Start at most {max(total, 1)} ranks, or use more data."
+            f"samples. {advice}"
         )
     smallest, largest = total // size, math.ceil(total / size)
     own = smallest + (rank < total % size)

@@ -59,6 +59,7 @@ def reduce_gradients(
     """
     _runtime.check_initialized()
     _check_arguments(grads, variables, op)
+    op = ReduceOp(op)
     _operations.check_not_xla()
     dense = [_dense(g, v) for g, v in zip(grads, variables, strict=True)]
     options = (
@@ -97,11 +98,13 @@ def agree(
     try:
         return _core.register_group(description, list(present))
     except _core.CoreError as error:
-        raise _public_error(error) from None
+        raise _public_error(error, options) from None
 
 
-def _public_error(error: _core.CoreError) -> Exception:
+def _public_error(error: _core.CoreError, options: str) -> Exception:
     if error.payload.get("kind") == "mismatch":
+        if options.startswith("op=broadcast "):
+            error = _about_variables(error)
         message = (
             f"{error.message} (Keras numbers the names of layers: where only the "
             "numbers differ, call keras.utils.clear_session() on all ranks before "
@@ -112,6 +115,19 @@ def _public_error(error: _core.CoreError) -> Exception:
     # Or AutoGraph would put a class of its own in the place of ours.
     public.ag_pass_through = True  # type: ignore[attr-defined]
     return public
+
+
+def _about_variables(error: _core.CoreError) -> _core.CoreError:
+    """The core takes every list for gradients; this one is sent, not reduced."""
+    message = error.message.removeprefix('"gradients": ')
+    cause = str(error.payload.get("cause", ""))
+    payload = {
+        **error.payload,
+        "tensor": "variables",
+        "cause": cause.replace("list of gradients", "list of variables"),
+    }
+    message = message.replace("list of gradients", "list of variables", 1)
+    return _core.CoreError(error.code, f'"variables": {message}', payload)
 
 
 def describe_variable(variable: Any, dtype: Any = None) -> str:

@@ -207,9 +207,14 @@ def _check_accumulation(optimizer: Any) -> None:
 
 def unwrapped_message(optimizer: Any) -> str:
     """What to write when a model's optimizer does not reduce its gradients."""
-    shown = type(optimizer).__name__ if optimizer is not None else "None"
+    cls = type(optimizer)
+    shown = cls.__name__ if optimizer is not None else "no optimizer"
+    if getattr(keras.optimizers, cls.__name__, None) is cls:
+        made = f"keras.optimizers.{shown}(...)"
+    else:  # a class of the user's own, or none: its place is not ours to guess
+        made = f"{shown}(...)" if optimizer is not None else "optimizer"
     return (
         f"The model was compiled with {shown}, which does not reduce gradients: every "
         "rank would train on its own. Write model.compile(optimizer="
-        f"tfdist.DistributedOptimizer(keras.optimizers.{shown}(...)), ...)."
+        f"tfdist.DistributedOptimizer({made}), ...)."
     )

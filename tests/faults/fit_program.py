@@ -2,10 +2,13 @@
 
     fit_program.py kill|raise RANK FILE
 
+    fit_program.py interrupt -1 FILE
+
 The rank that fails writes the time to FILE. The others print what they saw, and how
-many seconds after.
+many seconds after. With "interrupt" none fails, and all train until Ctrl-C.
 """
 
+import json
 import os
 import pathlib
 import signal
@@ -15,6 +18,7 @@ import time
 import keras
 import numpy as np
 import tensorflow as tf
+from helpers.launcher import holdings
 
 import tfdist
 
@@ -37,15 +41,26 @@ def loss(y_true, y_pred):
     return tf.reduce_mean(tf.square(tf.ensure_shape(y_true, [None, 1]) - y_pred))
 
 
+class Holding(keras.callbacks.Callback):
+    """Prints, in the middle of the job, what must not be left after it."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 1:
+            own = holdings()
+            print("HOLDS", json.dumps([*map(sorted, (own.ports, own.memory))]))
+            sys.stdout.flush()
+
+
 def main():
     tfdist.init()
     layers = [keras.layers.Dense(256) for _ in range(4)]
     model = keras.Sequential([keras.Input((64,)), *layers, keras.layers.Dense(1)])
     model.compile(tfdist.DistributedOptimizer(keras.optimizers.SGD(1e-3)), loss)
     x, y = np.ones((320, 64), "float32"), np.ones((320, 1), "float32")
-    start = [tfdist.callbacks.BroadcastInitialState()]
+    start = [tfdist.callbacks.BroadcastInitialState(), Holding()]
+    epochs = 10_000 if ACTION == "interrupt" else 1
     try:
-        model.fit(x, y, batch_size=8, callbacks=start, verbose=0)
+        model.fit(x, y, batch_size=8, epochs=epochs, callbacks=start, verbose=0)
     except tf.errors.OpError as error:
         seconds = time.time() - float(FILE.read_text())
         seen = tfdist.errors.from_tf(error)

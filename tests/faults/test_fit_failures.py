@@ -1,16 +1,39 @@
 """One rank fails in the middle of a step of `fit`: everybody knows who, at once."""
 
+import json
+import os
 import pathlib
 import re
+import signal
 import sys
 import uuid
 
 import pytest
 from helpers.deadline import deadline
-from helpers.launcher import marked, run, until
+from helpers.launcher import Holdings, finish, left_over, marked, run, start, until
 
 PROGRAM = pathlib.Path(__file__).with_name("fit_program.py")
 SAW = re.compile(r"\[rank (\d)\] SAW (\w+) (-?\d+) after ([0-9.]+) s")
+NOTHING = Holdings(frozenset(), frozenset())
+
+
+def program(tmp_path, action, rank):
+    return [sys.executable, str(PROGRAM), action, str(rank), str(tmp_path / "time")]
+
+
+def held(stdout):
+    """What all ranks together had while they trained."""
+    lines = [
+        json.loads(x) for x in re.findall(r"^\[rank \d\] HOLDS (.*)", stdout, re.M)
+    ]
+    assert len(lines) == 3, stdout
+    ports = frozenset(port for line in lines for port in line[0])
+    return Holdings(ports, frozenset(tuple(m) for line in lines for m in line[1]))
+
+
+def files_of_shared_memory():
+    """Those that only tfdist could have made; other programs make theirs meanwhile."""
+    return {name for name in os.listdir("/dev/shm") if "tfdist" in name}  # noqa: S108
 
 
 @deadline(120)
@@ -20,9 +43,9 @@ SAW = re.compile(r"\[rank (\d)\] SAW (\w+) (-?\d+) after ([0-9.]+) s")
 )
 def test_the_others_and_the_launcher_name_the_rank(tmp_path, action, code, first):
     marker = f"mark-{uuid.uuid4().hex}"
-    program = [sys.executable, str(PROGRAM), action, "1", str(tmp_path / "time")]
+    files = files_of_shared_memory()
     done = run(
-        tmp_path, "-np", "3", *program,
+        tmp_path, "-np", "3", *program(tmp_path, action, 1),
         timeout_s=100, MARK=marker, TF_CPP_MIN_LOG_LEVEL="2",
     )  # fmt: skip
     assert done.code == code, done.stderr
@@ -36,10 +59,44 @@ def test_the_others_and_the_launcher_name_the_rank(tmp_path, action, code, first
         kind, _, seconds = seen[1]
         assert kind == "own"
         assert float(seconds) < 0.5
-    assert "label 11 is not a digit" in done.stderr or action == "kill"
+        why = "Graph execution error: ValueError: label 11 is not a digit"
+        assert done.report[1] == f"reason: InvalidArgumentError: {why}"
+        for rank in (0, 2):
+            told = (
+                rf"^\[rank {rank}\] rank 1 \(.*\) failed: InvalidArgumentError: {why}"
+            )
+            assert re.search(told, done.stderr, re.MULTILINE), done.stderr
     for rank in (0, 2):
         refusal = re.search(rf"\[rank {rank}\] SAVE (.*)", done.stdout)
         assert refusal is not None
         assert "last good step is 2" in refusal[1]
         assert (tmp_path / f"good-{rank}.keras").read_text() == "saved before"
     until(lambda: marked(marker) == [], timeout_s=5)
+    job = held(done.stdout)
+    assert job.ports and len(job.memory) == 3  # one memory for each pair of ranks
+    until(lambda: left_over(job) == NOTHING, timeout_s=5)
+    assert files_of_shared_memory() == files
+
+
+@deadline(120)
+def test_an_interrupt_is_told_in_one_line_a_rank(tmp_path):
+    process = start(
+        tmp_path, "-np", "3", *program(tmp_path, "interrupt", -1),
+        TF_CPP_MIN_LOG_LEVEL="2",
+    )  # fmt: skip
+    trained = 0
+    while trained < 9:  # three epochs on each rank
+        line = process.stdout.readline()
+        assert line, "the job ended by itself"
+        trained += "HOLDS" in line
+    process.send_signal(signal.SIGINT)
+    done = finish(process, 60.0)
+    assert done.code == 130
+    for rank in range(3):
+        lines = re.findall(
+            rf"^\[rank {rank}\] (?:\[tfdist\]|rank) .*", done.stderr, re.M
+        )
+        assert len(lines) == 1, done.stderr
+        assert "was interrupted" in lines[0]
+    assert "Traceback" not in done.stderr
+    assert "pybind11" not in done.stderr

@@ -104,3 +104,42 @@ def until(condition: Callable[[], object], timeout_s: float = 5.0) -> float:
             raise AssertionError(f"not within {timeout_s} s")
         time.sleep(0.01)
     return time.monotonic() - before
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """What a process of a job has that must not outlive it.
+
+    Attributes:
+        ports: TCP ports of its own, and of the launcher's store.
+        memory: (device, inode) of the links' shared memory.
+    """
+
+    ports: frozenset[int]
+    memory: frozenset[tuple[str, str]]
+
+
+def holdings() -> Holdings:
+    """Those of this process."""
+    sockets = psutil.Process().net_connections(kind="tcp")
+    ports = {socket.laddr.port for socket in sockets}
+    if store := os.environ.get("TFDIST_RENDEZVOUS"):
+        ports.add(int(store.rpartition(":")[2]))
+    return Holdings(frozenset(ports), frozenset(_link_memory(os.getpid())))
+
+
+def left_over(job: Holdings) -> Holdings:
+    """What of a job's holdings some process of this machine still has."""
+    sockets = psutil.net_connections(kind="tcp")
+    listening = {s.laddr.port for s in sockets if s.status == psutil.CONN_LISTEN}
+    memory = {found for pid in psutil.pids() for found in _link_memory(pid)}
+    return Holdings(job.ports & listening, job.memory & memory)
+
+
+def _link_memory(pid: int) -> set[tuple[str, str]]:
+    try:
+        lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    except OSError:
+        return set()  # it ended
+    maps = [line.split() for line in lines if "memfd:tfdist-link" in line]
+    return {(device, inode) for _, _, _, device, inode, *_ in maps}

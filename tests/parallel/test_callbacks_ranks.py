@@ -78,6 +78,62 @@ def test_metrics_are_those_of_all_samples_and_equal_on_all_ranks(run_eagerly):
         np.testing.assert_allclose(ranks[0][name], [value] * 2, rtol=2e-6, err_msg=name)
 
 
+def evaluated(run_eagerly, steps_per_execution):
+    """What evaluate returns on this rank's share, after a fit that validated."""
+    x, y = binary_data()
+    model = frozen_model(
+        tfdist.DistributedOptimizer(keras.optimizers.SGD(0.0)),
+        run_eagerly=run_eagerly,
+        steps_per_execution=steps_per_execution,
+    )
+    average = tfdist.callbacks.MetricAverage()
+    share = tfdist.data.shard((x, y), batch_size=4)
+    for _ in range(2):
+        history = model.fit(
+            share, verbose=0, shuffle=False, validation_data=share, callbacks=[average]
+        ).history
+        found = model.evaluate(share, verbose=0, return_dict=True, callbacks=[average])
+    local = model.evaluate(share, verbose=0, return_dict=True)
+    assert {f"val_{k}": [v] for k, v in found.items()}.items() <= history.items()
+    return found, local
+
+
+@pytest.mark.parametrize(
+    ("run_eagerly", "steps_per_execution"), [(False, 1), (True, 1), (False, 3)]
+)
+def test_evaluate_with_metric_average_is_that_of_all_samples(
+    run_eagerly, steps_per_execution
+):
+    x, y = binary_data()
+    alone = frozen_model(keras.optimizers.SGD(0.0))
+    expected = alone.evaluate(x, y, batch_size=5, verbose=0, return_dict=True)
+    results = run_ranks(evaluated, 3, run_eagerly, steps_per_execution)
+    for found, local in results:
+        assert found == results[0][0]
+        assert sorted(found) == sorted(expected)
+        assert local["loss"] != found["loss"]
+        for name, value in expected.items():
+            np.testing.assert_allclose(found[name], value, rtol=2e-6, err_msg=name)
+
+
+def other_models():
+    """Their second layers differ on rank 1."""
+    keras.utils.clear_session()
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1 + tfdist.rank())])
+    try:
+        tfdist.broadcast_variables(model.weights)
+    except tfdist.MismatchError as error:
+        return str(error), error.record.tensor, error.record.cause
+    return "", "", ""
+
+
+def test_a_broadcast_of_different_models_speaks_of_variables():
+    for message, tensor, cause in run_ranks(other_models, 2):
+        assert "do not agree on the list of variables: entry 0" in message
+        assert "gradients" not in message + cause
+        assert tensor == "variables"
+
+
 def other_numbers():
     """Logs that are no metrics: a custom step's, and another callback's."""
 

@@ -121,6 +121,18 @@ def test_a_root_that_does_not_exist_is_an_invalid_argument():
         assert "2" in result["message"]
 
 
+def no_such_root_in_a_function():
+    step = tf.function(lambda: tfdist.broadcast(tf.ones([2]), 2))
+    step.get_concrete_function()  # where it runs is not known yet
+    return outcome(step)
+
+
+def test_in_a_function_the_operation_checks_the_root():
+    for result in run_ranks(no_such_root_in_a_function, 2):
+        assert result["class"] == "InvalidArgumentError"
+        assert "[0, 2), got 2" in result["message"]
+
+
 # ---- deadlines ----
 
 
@@ -248,6 +260,27 @@ def test_an_exception_that_ends_the_program_reaches_the_others():
     with pytest.raises(RankError, match="rank 1 failed first(?s:.)*not a number") as e:
         run_ranks(fails_before_the_operation, 2)
     assert "rank 0 then" not in str(e.value)
+
+
+def fails_between_two_operations():
+    """An exception of the program itself, of which no operation can know."""
+    x = tfdist.allreduce(tf.ones([2]), name="first")
+    tfdist.barrier()
+    if tfdist.rank() == 1:
+        raise KeyError("no such label")  # its hook tells the others
+    result = outcome(lambda: tfdist.allreduce(x, name="second"))
+    assert result["class"] == "RankFailedError", result
+    assert result["record"]["rank"] == 1
+    assert "rank 1" in result["message"]
+    assert "no such label" in result["message"]
+    assert result["seconds"] < 1.0
+
+
+def test_an_exception_between_two_eager_operations_reaches_the_others():
+    words = "rank 1 failed first(?s:.)*no such label"
+    with pytest.raises(RankError, match=words) as e:
+        run_ranks(fails_between_two_operations, 3)
+    assert "then: " not in str(e.value)
 
 
 def own_exception():

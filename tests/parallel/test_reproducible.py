@@ -76,3 +76,65 @@ def half_sum(dtype):
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_half_types_are_the_float32_sum_rounded_once(dtype):
     assert all(run_ranks(half_sum, RANKS, dtype))
+
+
+GROUP = [3, 1000, 64 * 1024, 300_001, 7, 500_000, 1, 262_144, 400_000]  # about 6 MB
+
+
+def gradients_of_a_group(dtype, runs):
+    """A group of gradients, each ready after a random delay; a hash for each run."""
+    dtype = tf.as_dtype(dtype)
+    rank = tfdist.rank()
+    rng = np.random.default_rng([7, rank])
+    factors = [tf.cast(rng.normal(size=n).astype("float32"), dtype) for n in GROUP]
+    variables = [tf.Variable(tf.ones([n], dtype)) for n in GROUP]
+    delays = random.Random(0)
+
+    def wait(x):
+        time.sleep(delays.uniform(0, 0.004))
+        return x
+
+    @tf.custom_gradient
+    def late(x):
+        def gradient(upstream):
+            later = tf.numpy_function(wait, [upstream], upstream.dtype)
+            return tf.ensure_shape(later, upstream.shape)
+
+        return tf.identity(x), gradient
+
+    @tf.function
+    def step():
+        with tfdist.DistributedGradientTape() as tape:
+            pairs = zip(variables, factors, strict=True)
+            losses = [tf.reduce_sum(late(v * 1) * f) for v, f in pairs]
+            loss = tf.add_n(losses)
+        return tape.gradient(loss, variables)
+
+    hashes = []
+    for run in range(runs):
+        delays.seed(100 * run + rank)
+        digest = hashlib.sha256()
+        for gradient in step():
+            digest.update(tf.bitcast(gradient, "uint8").numpy().tobytes())
+        hashes.append(digest.hexdigest())
+    return hashes
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_delays_and_the_cut_into_buckets_do_not_change_a_bit_of_a_group(dtype):
+    seen = set()
+    for fusion_bytes in (0, 1 << 20, 64 << 20):
+        for bucket_bytes in (8 << 20, 1 << 20):
+            results = run_ranks(
+                gradients_of_a_group,
+                RANKS,
+                dtype,
+                3,
+                env={
+                    "TFDIST_FUSION_BYTES": str(fusion_bytes),
+                    "TFDIST_BUCKET_BYTES": str(bucket_bytes),
+                },
+            )
+            for hashes in results:
+                seen.update(hashes)
+    assert len(seen) == 1

@@ -100,6 +100,21 @@ def test_an_optimizer_that_does_not_reduce_is_refused_before_the_first_step(name
         np.testing.assert_array_equal(a, b.numpy())
 
 
+class Lookahead(keras.optimizers.SGD):
+    """A class that is not in keras.optimizers."""
+
+
+class SGD(keras.optimizers.SGD):
+    """Another one, named like one that is."""
+
+
+@pytest.mark.parametrize("own_class", [Lookahead, SGD])
+def test_an_optimizer_of_the_users_own_is_named_without_kerass_module(own_class):
+    words = rf"tfdist.DistributedOptimizer\({own_class.__name__}\(...\)\)"
+    with pytest.raises(ValueError, match=words):
+        fit(compiled(optimizer=own_class(0.1)), MetricAverage())
+
+
 @pytest.mark.parametrize("name", ALL)
 def test_xla_is_refused_before_the_first_step(name):
     with pytest.raises(NotImplementedError, match="jit_compile=False"):
@@ -511,3 +526,55 @@ def test_the_example_of_the_package_changes_five_lines():
 
     example = tfdist.callbacks.__doc__
     assert [n for n in range(1, 8) if f"# {n}\n" in example] == [1, 2, 3, 4, 5]
+
+
+def test_a_checkpoint_of_weights_says_which_argument_is_missing():
+    with pytest.raises(ValueError, match="or pass save_weights_only=True"):
+        Checkpoint("x.weights.h5")
+
+
+# ---- MetricAverage in evaluate
+
+
+def of_unknown_length():
+    for _ in range(4):
+        yield X[:8], Y[:8]
+
+
+def test_evaluate_without_a_known_number_of_steps_is_refused():
+    with pytest.raises(NotImplementedError, match="known number of steps"):
+        compiled().evaluate(of_unknown_length(), verbose=0, callbacks=[MetricAverage()])
+
+
+def test_evaluate_that_ends_early_is_refused():
+    class Stops(keras.callbacks.Callback):
+        def on_test_batch_end(self, batch, logs=None):
+            self.model.stop_evaluating = True
+
+    with pytest.raises(NotImplementedError, match="not averaged"):
+        compiled().evaluate(
+            X, Y, batch_size=8, verbose=0, callbacks=[MetricAverage(), Stops()]
+        )
+
+
+def test_evaluate_with_numbers_that_are_no_metrics_is_refused():
+    class Model(keras.Sequential):
+        def test_step(self, data):
+            return {**super().test_step(data), "other": tf.constant(1.0)}
+
+    model = compiled(Model([keras.Input((4,)), keras.layers.Dense(1)]))
+    with pytest.raises(NotImplementedError, match="'other'"):
+        model.evaluate(X, Y, verbose=0, callbacks=[MetricAverage()])
+
+
+def test_after_a_fit_that_raised_evaluate_is_not_taken_for_its_validation():
+    class Fails(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            raise KeyError("no such label")
+
+    average = MetricAverage()
+    model = compiled()
+    with pytest.raises(KeyError):
+        fit(model, average, Fails())
+    with pytest.raises(NotImplementedError, match="known number of steps"):
+        model.evaluate(of_unknown_length(), verbose=0, callbacks=[average])

@@ -30,6 +30,15 @@ def test_batch_sizes_cover_the_data_in_equal_steps(total, size, batch_size):
         assert max(step) <= batch_size + (batch_size == 1)
 
 
+@pytest.mark.parametrize(
+    "total, words",
+    [(0, "Check the data"), (1, "Start one rank,"), (2, "Start at most 2 ranks,")],
+)
+def test_too_few_samples_say_how_many_ranks_to_start(total, words):
+    with pytest.raises(ValueError, match=words):
+        data.batch_sizes(total, batch_size=1, rank=0, size=3)
+
+
 def epoch(batches):
     return [batch.tolist() for batch in batches.as_numpy_iterator()]
 

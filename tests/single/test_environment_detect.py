@@ -86,6 +86,26 @@ def test_each_launcher_is_recognised(environ, expected):
     assert place(detect(environ)) == expected
 
 
+@pytest.mark.parametrize(
+    "environ",
+    [
+        OPENMPI,
+        MPICH,
+        PALS,
+        SLURM,
+        TORCHRUN,
+        {**TORCHRUN, "TORCHELASTIC_RUN_ID": "none"},
+        {"TFDIST_RANK": "1", "TFDIST_SIZE": "2"},
+    ],
+    ids=["openmpi", "mpich", "pals", "slurm", "plain", "torchrun", "tfdist"],
+)
+def test_the_address_of_rank_0_is_heeded_under_every_launcher(environ):
+    found = detect({**environ, "TFDIST_RENDEZVOUS": "10.0.0.9:29400"})
+    assert found.rendezvous == "10.0.0.9:29400"
+    without = detect(environ)
+    assert place(found)[:5] == place(without)[:5]
+
+
 def test_a_batch_script_of_slurm_is_one_process():
     # Slurm tells the script about the tasks that srun would start; nobody did.
     environ = {"SLURM_PROCID": "0", "SLURM_NTASKS": "2", "SLURM_JOB_ID": "7"}

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import socket
 import stat
 import subprocess
 import sys
@@ -280,29 +281,34 @@ def test_ranks_of_mpich_meet_by_their_parent_process(tmp_path):
     assert list((tmp_path / "tfdist").iterdir()) == []  # removed after use
 
 
+def as_tfdist(rank):
+    return {"TFDIST_RANK": str(rank), "TFDIST_SIZE": "2"}
+
+
+def as_one_rank_a_host_of_openmpi(rank):
+    return {
+        "OMPI_COMM_WORLD_RANK": str(rank),
+        "OMPI_COMM_WORLD_SIZE": "2",
+        "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+        "OMPI_COMM_WORLD_LOCAL_SIZE": "1",
+        "PMIX_NAMESPACE": "prterun-host-1@1",
+    }
+
+
 @deadline(40)
-def test_ranks_meet_at_a_given_address_with_a_given_secret(tmp_path):
-    path = write(tmp_path / "secret", SECRET)
-    with_socket = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            "import socket; s = socket.socket(); s.bind(('127.0.0.1', 0)); "
-            "print(s.getsockname()[1])",
-        ],
-        capture_output=True,
-        text=True,
-        timeout=10,
-    )
+@pytest.mark.parametrize("place", [as_tfdist, as_one_rank_a_host_of_openmpi])
+def test_ranks_meet_at_a_given_address_with_a_given_secret(tmp_path, place):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
     common = {
-        "TFDIST_SIZE": "2",
-        "TFDIST_RENDEZVOUS": f"127.0.0.1:{with_socket.stdout.strip()}",
-        "TFDIST_SECRET_FILE": path,
+        "TFDIST_RENDEZVOUS": f"127.0.0.1:{port}",
+        "TFDIST_SECRET_FILE": write(tmp_path / "secret", SECRET),
     }
     # Rank 1 comes first and waits.
-    second = spawn({**common, "TFDIST_RANK": "1"})
+    second = spawn({**common, **place(1)})
     time.sleep(0.3)
-    out = finish([spawn({**common, "TFDIST_RANK": "0"}), second])
+    out = finish([spawn({**common, **place(0)}), second])
     assert [json.loads(text or "0") for text, _ in out] == [[0, [1]], [1, [0]]], out
 
 
@@ -334,6 +340,15 @@ def test_no_rank_zero_is_an_error_at_the_deadline():
         ),
         (
             {
+                "PMI_RANK": "0",
+                "PMI_SIZE": "4",
+                "MPI_LOCALNRANKS": "2",
+                "TFDIST_RENDEZVOUS": "10.0.0.1:5",
+            },
+            "only 127.0.0.1 is allowed",
+        ),
+        (
+            {
                 "RANK": "0",
                 "WORLD_SIZE": "2",
                 "MASTER_ADDR": "10.0.0.1",
@@ -350,7 +365,7 @@ def test_no_rank_zero_is_an_error_at_the_deadline():
             "but no address",
         ),
     ],
-    ids=["hosts", "rendezvous", "torchrun", "address", "secret"],
+    ids=["hosts", "rendezvous", "mpich", "torchrun", "address", "secret"],
 )
 def test_beyond_this_host_a_secret_and_an_address_are_demanded(environ, expected):
     with pytest.raises(RendezvousError) as caught:

@@ -1,20 +1,19 @@
 """Keras callbacks for training on several ranks.
 
-`model.fit` needs five changed lines: start, share of the data, optimizer, and two
-callbacks. All ranks run the same script.
+`model.fit` needs five changed statements: import, start, share of the data, optimizer,
+and callbacks. All ranks run the same script.
 
 Example:
     >>> import keras, numpy as np
-    >>> import tfdist
-    >>> tfdist.init()                                                    # 1
+    >>> import tfdist                                                    # 1
+    >>> tfdist.init()                                                    # 2
     >>> x, y = np.random.rand(64, 4), np.random.rand(64, 1)
-    >>> data = tfdist.data.shard((x, y), batch_size=8, shuffle=True)     # 2
+    >>> data = tfdist.data.shard((x, y), batch_size=8, shuffle=True)     # 3
     >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
-    >>> model.compile(
-    ...     tfdist.DistributedOptimizer(keras.optimizers.SGD(0.1)),      # 3
-    ...     loss="mse",
-    ...     jit_compile=False)                                           # 4
-    >>> history = model.fit(data, epochs=2, verbose=0, callbacks=[
+    >>> model.compile(                                                   # 4
+    ...     tfdist.DistributedOptimizer(keras.optimizers.SGD(0.1)),
+    ...     loss="mse", jit_compile=False)
+    >>> history = model.fit(data, epochs=2, verbose=0, shuffle=False, callbacks=[
     ...     tfdist.callbacks.BroadcastInitialState(), tfdist.callbacks.MetricAverage()
     ... ])                                                               # 5
 

@@ -71,9 +71,12 @@ class Checkpoint(RankCallback):
         self.filepath = os.fspath(filepath)
         endings = (".weights.h5",) if save_weights_only else (".keras",)
         if not self.filepath.endswith(endings):
+            hint = ""
+            if self.filepath.endswith(".weights.h5"):
+                hint = " End it so, or pass save_weights_only=True."
             raise ValueError(
                 f"Expected a filepath that ends in {endings[0]!r}, got "
-                f"{self.filepath!r}."
+                f"{self.filepath!r}.{hint}"
             )
         if save_freq != "epoch" and (not isinstance(save_freq, int) or save_freq < 1):
             raise ValueError(

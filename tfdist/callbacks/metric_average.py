@@ -29,12 +29,19 @@ class MetricAverage(RankCallback):
     validation metrics. Other numbers in the logs (a custom `train_step` may return
     any) are averaged with the ranks' numbers of samples as weights.
 
+    `model.evaluate` on a share of the data is local to the rank, unless it is given
+    this callback too: `model.evaluate(share, callbacks=[MetricAverage()])` returns the
+    metrics of all ranks' samples. It needs data of a known number of steps, as those
+    of `tfdist.data.shard` are; and all ranks have to call it.
+
     Put it before callbacks that look at the metrics: it changes the logs in place, so
     these, the history and the progress bar see equal numbers on all ranks.
 
     Raises:
         tfdist.MismatchError: at the end of an epoch, if the ranks' logs have
             different names.
+        NotImplementedError: in `evaluate`, if the number of steps is unknown, or a
+            custom `test_step` returns other numbers than the model's metrics.
 
     Example:
         >>> import keras, tfdist
@@ -46,6 +53,12 @@ class MetricAverage(RankCallback):
         super().__init__()
         self._training: _Snapshot | None = None
         self._in_epoch = False
+        self._combined = False
+
+    def set_model(self, model: keras.Model) -> None:
+        """Comes at the start of `fit` and of an `evaluate` outside of it."""
+        super().set_model(model)
+        self._in_epoch = False
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Forgets the epoch before."""
@@ -54,8 +67,39 @@ class MetricAverage(RankCallback):
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Keeps the training metrics: validation inside `fit` resets them next."""
-        if self._in_epoch and self._training is None:
-            self._training = _Snapshot(self.model)
+        self._combined = False
+        if self._in_epoch:
+            self._training = self._training or _Snapshot(self.model)
+        else:
+            _check_can_evaluate(self.params)
+
+    def on_test_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """At the last step of `evaluate`: lets the metrics count all ranks' samples.
+
+        When `on_test_end` comes, Keras has read the results that it returns.
+        """
+        if self._in_epoch or batch + 1 < self.params["steps"]:
+            return
+        names = {key for key, _ in _flat(self.model.get_metrics_result())}
+        if names != set(logs or {}):
+            raise NotImplementedError(
+                "MetricAverage in model.evaluate averages the model's metrics, which "
+                f"are {sorted(names)}, but its test_step returned {sorted(logs or {})}"
+                ". Evaluate all the data on each rank instead, without the callback."
+            )
+        now = _Snapshot(self.model)
+        _exchange_logs(logs or {}, {"": now})
+        _results(self.model, _sum_over_ranks([now])[0])
+        self._combined = True
+
+    def on_test_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Refuses to let `evaluate` return the numbers of this rank alone."""
+        if not self._in_epoch and not self._combined:
+            raise NotImplementedError(
+                f"MetricAverage: model.evaluate ended before step "
+                f"{self.params['steps']}, so the metrics were not averaged. Let every "
+                "rank evaluate all its steps."
+            )
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Replaces the numbers in `logs`."""
@@ -78,6 +122,16 @@ class MetricAverage(RankCallback):
                 logs[key] = results[key]
             elif isinstance(logs[key], float):
                 logs[key] = _weighted_mean(key, shared)
+
+
+def _check_can_evaluate(params: dict[str, Any]) -> None:
+    _runtime.check_initialized()
+    if params.get("steps") is None:
+        raise NotImplementedError(
+            "Expected data of a known number of steps for MetricAverage in "
+            "model.evaluate, got data of unknown length. Write data from "
+            "tfdist.data.shard, or pass steps=..., the same on every rank."
+        )
 
 
 class _Snapshot:

@@ -4,13 +4,15 @@ The rules are tried in a fixed order; the first complete one wins:
 
 | rule | rank, size | also read |
 |---|---|---|
-| tfdist | TFDIST_RANK, TFDIST_SIZE | TFDIST_LOCAL_*, _CROSS_*, _RENDEZVOUS |
+| tfdist | TFDIST_RANK, TFDIST_SIZE | TFDIST_LOCAL_*, TFDIST_CROSS_* |
 | torchrun | RANK, WORLD_SIZE (and MASTER_ADDR) | LOCAL_*, MASTER_PORT |
 | openmpi | OMPI_COMM_WORLD_RANK, _SIZE | OMPI_COMM_WORLD_LOCAL_RANK, _LOCAL_SIZE |
 | pals | PALS_RANKID, PMI_SIZE | PALS_LOCAL_RANKID, PMI_LOCAL_SIZE |
 | mpich | PMI_RANK, PMI_SIZE | MPI_LOCALRANKID, MPI_LOCALNRANKS, PMI_LOCAL_* |
 | slurm | SLURM_PROCID, SLURM_STEP_NUM_TASKS | SLURM_LOCALID, _STEP_TASKS_PER_NODE |
 | single | none of them: rank 0 of 1 | |
+
+TFDIST_RENDEZVOUS, where it is set, is the address of every job of several ranks.
 
 Slurm counts only inside an srun step: SLURM_NTASKS is also set for the one process
 of a batch script, which would wait for ranks that nobody starts.
@@ -140,7 +142,6 @@ def _tfdist(environ: Mapping[str, str]) -> Placement | None:
         "TFDIST_SIZE",
         local_rank=("TFDIST_LOCAL_RANK",),
         local_size=("TFDIST_LOCAL_SIZE",),
-        rendezvous=environ.get("TFDIST_RENDEZVOUS") or None,
         job=environ.get("TFDIST_JOB_ID") or None,
     )
     names = [name for name in ("TFDIST_RANK", "TFDIST_SIZE") if environ.get(name)]
@@ -296,7 +297,9 @@ def detect(environ: Mapping[str, str]) -> Placement:
             winner, other
         ):
             raise _contradiction(winner, other)
-    return winner
+    # No launcher but tfdistrun and torchrun tells an address; a user may for all.
+    told = environ.get("TFDIST_RENDEZVOUS")
+    return replace(winner, rendezvous=told) if told else winner
 
 
 def _harmless(winner: Placement, other: Placement) -> bool:

@@ -7,7 +7,9 @@ the one that ends first.
 from __future__ import annotations
 
 import asyncio
+import re
 import time
+import traceback
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,6 +21,40 @@ from tfdist.rendezvous.store import StoreClient
 
 PREFIX = "report/"
 _TIMEOUT_S = 1.0
+_MODULES = re.compile(r"(tensorflow\.python\.framework\.errors_impl|tfdist\.errors)\.")
+# Lines of TensorFlow's and Keras's messages that say where, not what. What follows
+# "Arguments received by" are the arguments of a layer.
+_PLACES = re.compile(
+    r"\[\[|\[Op:|Detected at node|<stack traces|File \"|Traceback \(|"
+    r"\d+ root error|\d+ successful operations|\d+ derived errors"
+)
+_ARGUMENTS = "Arguments received by"
+
+
+def reason(error: BaseException) -> str:
+    r"""One line that says why an exception was raised.
+
+    An error inside a `tf.function` begins with a line that says nothing ("Graph
+    execution error:", "in user code:"); what went wrong stands at its end.
+
+    Args:
+        error: any exception.
+
+    Returns:
+        Its type and the first line of its message. When that ends in a colon, the
+        last line that is no place in a program follows.
+
+    Example:
+        >>> from tfdist.rendezvous import report
+        >>> report.reason(ValueError("in user code:\n\n  KeyError: 3\n"))
+        'ValueError: in user code: KeyError: 3'
+    """
+    text = "".join(traceback.format_exception_only(error)).strip()
+    text = text.partition(_ARGUMENTS)[0] or text
+    lines = [line.strip() for line in text.splitlines()]
+    telling = [line for line in lines[1:] if line and not _PLACES.match(line)]
+    first = _MODULES.sub("", lines[0], count=1)
+    return f"{first} {telling[-1]}" if first.endswith(":") and telling else first
 
 
 def send(environ: Mapping[str, str], text: dict[str, Any]) -> bool:

@@ -172,7 +172,7 @@ def _check_one_host(
         )
     if secret_file:
         raise invalid(f"TFDIST_SECRET_FILE is set, but no address ({told}); {_NEEDED}")
-    if placement.source in ("tfdist", "torchrun") and placement.rendezvous:
+    if placement.rendezvous:
         host = split_address(placement.rendezvous)[0]
         if not is_loopback(host):
             raise invalid(
