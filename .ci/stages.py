@@ -19,6 +19,7 @@ STAGES = {
     "one process": ("tests/single",),
     "several ranks": ("tests/parallel",),
     "failures and integration": ("tests/faults", "tests/integration"),
+    "GPU": ("tests/gpu",),
 }
 CPP_TIMEOUT_S = 900
 
@@ -122,7 +123,7 @@ def main() -> int:
     code = pytest.main(
         [
             *(folder for folder in folders if (ROOT / folder).is_dir()),
-            *("-q", "-m", "not slow and not gpu"),
+            *("-q", "-rs", "-m", "not slow"),
             *("--durations=10", "--durations-min=5"),
         ],
         plugins=[StageReport(finished)],

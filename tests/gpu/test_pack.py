@@ -20,6 +20,8 @@ def _benchmarks_importable() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def library():
     """The built library, on a machine that can run it."""
+    if not Path("/dev/nvidiactl").exists():
+        pytest.skip("no NVIDIA GPU (`make gpu` compiles the kernels all the same)")
     import gpu_library
 
     found, reason = gpu_library.load()
