@@ -16,6 +16,10 @@ const char* CollectiveKindName(CollectiveKind kind) {
       return "barrier";
     case CollectiveKind::kRegister:
       return "register";
+    case CollectiveKind::kAddSet:
+      return "add_process_set";
+    case CollectiveKind::kRemoveSet:
+      return "remove_process_set";
   }
   return "invalid";
 }

@@ -49,6 +49,8 @@ enum class CollectiveKind : int32_t {
   kBroadcast = 2,
   kBarrier = 3,   // the agreement alone
   kRegister = 4,  // a group of gradients; the agreement alone
+  kAddSet = 11,     // a process set, of the whole world; the agreement alone
+  kRemoveSet = 12,  // likewise
 };
 const char* CollectiveKindName(CollectiveKind kind);  // "allreduce", ...
 

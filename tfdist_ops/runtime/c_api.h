@@ -13,7 +13,7 @@
 extern "C" {
 #endif
 
-#define TFDIST_API_VERSION 1
+#define TFDIST_API_VERSION 2
 #define TFDIST_EXPORT __attribute__((visibility("default")))
 
 /* Codes are TensorFlow's: 0 ok, 1 cancelled, 3 invalid argument, 4 deadline exceeded, 9 failed
@@ -90,20 +90,22 @@ typedef struct tfdist_request {
                        a second one of the same name waits for the first */
   int32_t dtype;    /* of base/dtype.h = TensorFlow's number */
   int32_t op;       /* ReduceOp: 0 sum, 1 average, 2 min, 3 max */
-  int32_t root;     /* broadcast */
+  int32_t root;     /* broadcast; a rank of the world */
   double prescale, postscale;
   double timeout_s;     /* <= 0: TFDIST_TIMEOUT_S */
   const char* group;    /* id from tfdist_register_group when this is a bucket of it, else null */
   int32_t bucket;       /* index of the bucket, and */
   int32_t bucket_count; /* how many buckets the group has */
+  uint32_t process_set; /* from tfdist_process_set_add; 0 = all ranks */
   const tfdist_tensor* tensors;
   int32_t tensor_count;
   void* context; /* given back to the callbacks */
   /* Called exactly once, on the core's completion thread, perhaps before tfdist_submit returns. */
   void (*done)(void* context, const tfdist_status* status);
-  /* allgather: called at most once, on the completion thread, before any byte moves: rows[r] =
-   * first dimension on rank r (a scalar counts as one row). Returns the memory for all rows, or
-   * null (the operation then fails everywhere). Not called for other kinds. */
+  /* allgather: called at most once, on the completion thread, before any byte moves: rows[i] =
+   * first dimension on the i-th of the set's `size` ranks (a scalar counts as one row). Returns the
+   * memory for all rows, or null (the operation then fails everywhere). Not called for other kinds.
+   */
   void* (*allocate)(void* context, const int64_t* rows, int32_t size);
 } tfdist_request;
 
@@ -116,14 +118,23 @@ TFDIST_EXPORT int32_t tfdist_submit(const tfdist_request* request, uint64_t* id)
  * `done`, soon) and tells the peers. Unknown or finished ids are ignored. */
 TFDIST_EXPORT void tfdist_cancel(uint64_t id);
 
-/* Agrees on a group of gradients; blocks until all ranks have registered one with the same
- * description, or the deadline. `description`: one line a variable ("path dtype [d0,d1]"), then one
- * line of options ("op=average ..."), equal on all ranks; `present`: a byte for each variable, 1
- * where this rank has a gradient. On success `present` holds 1 where any rank has one, and
- * `id` (char[33]) the group's id. A description registered before returns at once with the result
- * of then. A variable that no rank had then but this one has now is FAILED_PRECONDITION. */
-TFDIST_EXPORT int32_t tfdist_register_group(const char* description, uint8_t* present,
-                                            int32_t count, double timeout_s, char* id);
+/* Agrees on a process set, `ranks`: ascending, each once; blocks until all ranks of the world, also
+ * those outside of it, have called with the same list, or the deadline. The same list gives the
+ * same id. Ids of another generation of the world are not known to this one. */
+TFDIST_EXPORT int32_t tfdist_process_set_add(const int32_t* ranks, int32_t count, double timeout_s,
+                                             uint32_t* id);
+/* Likewise; FAILED_PRECONDITION on every rank while any has an operation of the set in flight. */
+TFDIST_EXPORT int32_t tfdist_process_set_remove(uint32_t id, double timeout_s);
+
+/* Agrees on a group of gradients of a process set; blocks until all its ranks have registered one
+ * with the same description, or the deadline. `description`: one line a variable ("path dtype
+ * [d0,d1]"), then one line of options ("op=average ..."), equal on all ranks; `present`: a byte for
+ * each variable, 1 where this rank has a gradient. On success `present` holds 1 where any rank has
+ * one, and `id` (char[33]) the group's id. A description registered before returns at once with the
+ * result of then. A variable that no rank had then but this one has now is FAILED_PRECONDITION. */
+TFDIST_EXPORT int32_t tfdist_register_group(uint32_t process_set, const char* description,
+                                            uint8_t* present, int32_t count, double timeout_s,
+                                            char* id);
 
 /* ---- observation ---- */
 /* One finished operation, from the ring buffer of the last 4096. Times: monotonic microseconds;
@@ -139,7 +150,10 @@ typedef struct tfdist_record {
 } tfdist_record;
 /* Copies up to `capacity` records, oldest first, and forgets them. Returns how many. */
 TFDIST_EXPORT int32_t tfdist_take_records(tfdist_record* out, int32_t capacity);
-/* JSON: counters of the engine (bytes and frames sent by link, tickets, wake-ups, ...). */
+/* JSON: counters of the engine: "tickets" (announced), "finished", "good_steps",
+ * "negotiation_messages" (sent), "predicted" (operations that started without agreement),
+ * "deviations" (buckets that needed agreement although they had run before), "probes" (questions
+ * sent about predicted operations that stood still), "links" (bytes and frames sent). */
 TFDIST_EXPORT const char* tfdist_counters_json(void);
 
 /* ---- the table for the TensorFlow rim ---- */

@@ -5,10 +5,11 @@
 
 namespace tfdist {
 
-Operation::Operation(uint64_t ticket, std::vector<std::unique_ptr<Request>> members,
+Operation::Operation(uint32_t set, uint64_t ticket, std::vector<std::unique_ptr<Request>> members,
                      Schedule schedule, std::vector<Slice> slices, int rank, int size,
                      int64_t segment_bytes)
-    : ticket_(ticket),
+    : set_(set),
+      ticket_(ticket),
       members_(std::move(members)),
       schedule_(std::move(schedule)),
       slices_(std::move(slices)),
@@ -105,6 +106,7 @@ bool Operation::RunSend(size_t index, const Links& links, uint32_t generation) {
                    room.data() + static_cast<size_t>(offset) * element_bytes_, elements);
       });
   FrameHeader header;
+  header.set = set_;
   header.ticket = ticket_;
   header.phase = step.phase;
   header.slice = static_cast<uint32_t>(step.slice);

@@ -24,9 +24,10 @@ struct Request {
   uint64_t id = 0;
   RequestInfo info;
   std::vector<TensorView> tensors;
-  std::string group;  // of a bucket, else empty
+  std::string group;  // of a bucket, else empty; kRegister: its id
   int32_t bucket_index = 0;
   int32_t bucket_count = 0;
+  std::string fingerprint;    // of a bucket that can be predicted (order.h)
   std::vector<int64_t> rows;  // allgather, once agreed: first dimension by rank
   int64_t bytes = 0;
   int64_t submitted_us = 0;
@@ -34,7 +35,7 @@ struct Request {
   int64_t deadline_us = 0;
   std::function<void(const Status&)> done;
   std::function<void*(const std::vector<int64_t>&)> allocate;  // allgather
-  std::function<void(const Response&)> agreed;                 // kRegister: the answer
+  std::function<void(const Response&)> agreed;                 // kRegister, kAddSet: the answer
 };
 
 using Links = std::vector<std::unique_ptr<Link>>;  // by rank; null: this rank, or gone
@@ -49,8 +50,11 @@ struct Arrived {
 
 class Operation {
  public:
-  Operation(uint64_t ticket, std::vector<std::unique_ptr<Request>> members, Schedule schedule,
-            std::vector<Slice> slices, int rank, int size, int64_t segment_bytes);
+  // `size`: of the process set; the schedule names peers, as `rank` does this one, by their numbers
+  // in the world.
+  Operation(uint32_t set, uint64_t ticket, std::vector<std::unique_ptr<Request>> members,
+            Schedule schedule, std::vector<Slice> slices, int rank, int size,
+            int64_t segment_bytes);
 
   // A data frame of this operation's ticket. An error: no step expects it (a bug on the peer).
   Status Deliver(int peer, Arrived arrived);
@@ -79,6 +83,7 @@ class Operation {
     return (static_cast<uint64_t>(peer) << 48) | (static_cast<uint64_t>(phase) << 32) | slice;
   }
 
+  const uint32_t set_;
   const uint64_t ticket_;
   std::vector<std::unique_ptr<Request>> members_;
   const Schedule schedule_;
