@@ -125,7 +125,8 @@ TEST(only_members_may_use_a_set) {
     }
     barrier = MakeRequest(CollectiveKind::kBarrier, "b");
     barrier->info.set = 4711;
-    CHECK_CONTAINS(Start(ranks[rank], std::move(barrier)).Wait().message(), "is not known");
+    const Status unknown = Start(ranks[rank], std::move(barrier)).Wait();
+    CHECK_CONTAINS(unknown.message(), "is not known");
     CHECK_OK(Start(ranks[rank], MakeRequest(CollectiveKind::kBarrier, "all")).Wait());
   });
 }
