@@ -16,6 +16,22 @@ const char* CollectiveKindName(CollectiveKind kind) {
       return "barrier";
     case CollectiveKind::kRegister:
       return "register";
+    case CollectiveKind::kReduceScatter:
+      return "reduce_scatter";
+    case CollectiveKind::kReduce:
+      return "reduce";
+    case CollectiveKind::kGather:
+      return "gather";
+    case CollectiveKind::kScatter:
+      return "scatter";
+    case CollectiveKind::kAlltoall:
+      return "alltoall";
+    case CollectiveKind::kSendRecv:
+      return "sendrecv";
+    case CollectiveKind::kAddSet:
+      return "add_set";
+    case CollectiveKind::kRemoveSet:
+      return "remove_set";
   }
   return "invalid";
 }

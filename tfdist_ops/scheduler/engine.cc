@@ -71,11 +71,19 @@ bool Engine::SendResponses(int64_t now_us) {
   return !responses.empty();
 }
 
-bool Engine::RowsFit(const std::vector<int64_t>& rows, const RequestInfo& own) const {
-  const std::vector<int64_t>& shape = own.shapes[0];
-  return rows.size() == static_cast<size_t>(world_.size) &&
-         *std::min_element(rows.begin(), rows.end()) >= 0 &&
-         rows[static_cast<size_t>(world_.rank)] == (shape.empty() ? 1 : shape[0]);
+void Engine::Allocate(std::unique_ptr<Request> request, const Response& response, int64_t now_us) {
+  const RequestInfo& info = request->info;
+  const uint64_t ticket = response.ticket;
+  if (!RowsFit(info, response.rows, world_.rank, world_.size, info.root)) {
+    Bug(TFDIST_INTERNAL("rank 0 announced rows for \"" + info.key + "\" that do not fit"), now_us);
+    Finish(std::move(request), failure_, now_us);
+    return;
+  }
+  request->rows = response.rows;
+  hooks_.completions->Post([allocate = request->allocate, allocated = hooks_.allocated, ticket,
+                            rows = OutputRowsOf(info.kind, response.rows, world_.rank, world_.size,
+                                                info.root)] { allocated(ticket, allocate(rows)); });
+  allocating_[ticket] = std::move(request);
 }
 
 std::unique_ptr<Request> Engine::TakeEntry(const std::string& key, int64_t now_us) {
@@ -125,26 +133,21 @@ void Engine::HandleResponse(const Response& response, int64_t now_us) {
       first.agreed(response);
       Finish(std::move(members[0]), Status(), now_us);
       return;
-    case CollectiveKind::kAllgather: {
-      if (!RowsFit(response.rows, first.info)) {
-        Bug(TFDIST_INTERNAL("rank 0 announced rows for \"" + first.info.key + "\" that do not fit"),
-            now_us);
-        Finish(std::move(members[0]), failure_, now_us);
-        return;
-      }
-      const std::vector<int64_t> rows = response.rows;
-      const uint64_t ticket = response.ticket;
-      first.rows = rows;
-      auto allocate = first.allocate;
-      auto allocated = hooks_.allocated;
-      allocating_[ticket] = std::move(members[0]);
-      hooks_.completions->Post(
-          [allocate, allocated, rows, ticket] { allocated(ticket, allocate(rows)); });
+    case CollectiveKind::kAllgather:
+    case CollectiveKind::kGather:
+    case CollectiveKind::kReduceScatter:
+    case CollectiveKind::kScatter:
+    case CollectiveKind::kAlltoall:
+      Allocate(std::move(members[0]), response, now_us);
       return;
-    }
     case CollectiveKind::kAllreduce:
     case CollectiveKind::kBroadcast:
+    case CollectiveKind::kReduce:
+    case CollectiveKind::kSendRecv:
       Start(response.ticket, std::move(members), now_us);
+      return;
+    case CollectiveKind::kAddSet:
+    case CollectiveKind::kRemoveSet:
       return;
   }
 }
@@ -226,8 +229,9 @@ void Engine::Allocated(uint64_t ticket, void* memory, int64_t now_us) {
   std::unique_ptr<Request> request = std::move(it->second);
   allocating_.erase(it);
   if (memory == nullptr) {
-    const Status status(Code::kInternal, "allgather \"" + request->info.key +
-                                             "\": no memory for the rows of all ranks");
+    const Status status(Code::kInternal, std::string(CollectiveKindName(request->info.kind)) +
+                                             " \"" + request->info.key +
+                                             "\": no memory for its output");
     Finish(std::move(request), status, now_us);
     Bug(status, now_us);
     return;

@@ -1,0 +1,88 @@
+#include "scheduler/check_request.h"
+
+#include <cmath>
+#include <string>
+
+#include "scheduler/rows.h"
+
+namespace tfdist {
+namespace {
+
+Status Invalid(const std::string& name, const std::string& message) {
+  return Status(Code::kInvalidArgument, "\"" + name + "\": " + message,
+                ErrorRecord{"invalid_argument", -1, "", 0, name, message, ""});
+}
+
+Status CheckReduction(const RequestInfo& info) {
+  if (!IsReducible(info.dtype)) {
+    return Invalid(info.key, std::string("dtype ") + DTypeName(info.dtype) +
+                                 " can't be reduced; cast to float16, bfloat16, float32, float64, "
+                                 "int32 or int64");
+  }
+  if (!IsFloating(info.dtype) && (info.prescale != 1.0 || info.postscale != 1.0)) {
+    return Invalid(info.key, std::string("prescale and postscale need a floating dtype, got ") +
+                                 DTypeName(info.dtype) + "; cast, or scale yourself");
+  }
+  if (!std::isfinite(info.prescale) || !std::isfinite(info.postscale)) {
+    return Invalid(info.key, "prescale and postscale must be finite");
+  }
+  return Status();
+}
+
+Status CheckPair(const RequestInfo& info) {
+  if (info.root >= 0 && info.peer >= 0 && info.root != info.peer) return Status();
+  return Invalid(info.key, "expected a sender and a receiver, two different ranks, got " +
+                               std::to_string(info.root) + " and " + std::to_string(info.peer));
+}
+
+bool TakesSplits(CollectiveKind kind) {
+  return kind == CollectiveKind::kReduceScatter || kind == CollectiveKind::kScatter ||
+         kind == CollectiveKind::kAlltoall;
+}
+
+}  // namespace
+
+Status CheckRequest(const Request& request) {
+  const RequestInfo& info = request.info;
+  const std::string& name = info.key;
+  if (name.empty()) return Invalid(name, "an operation needs a name");
+  if (!(info.timeout_s > 0) || info.timeout_s > 1e9) {
+    return Invalid(name, "the timeout must be a positive number of seconds");
+  }
+  if (!request.group.empty() &&
+      (info.kind != CollectiveKind::kAllreduce || request.bucket_index < 0 ||
+       request.bucket_index >= request.bucket_count)) {
+    return Invalid(name, "a bucket of a group is an allreduce with 0 <= bucket < bucket_count");
+  }
+  const std::string kind = CollectiveKindName(info.kind);
+  if (!info.splits.empty() && !TakesSplits(info.kind)) {
+    return Invalid(name, kind + " takes no splits");
+  }
+  switch (info.kind) {
+    case CollectiveKind::kBarrier:
+    case CollectiveKind::kRegister:
+    case CollectiveKind::kAddSet:
+    case CollectiveKind::kRemoveSet:
+      return Status();
+    default:
+      break;
+  }
+  if (DTypeSize(info.dtype) == 0) {
+    return Invalid(name, "dtype number " + std::to_string(static_cast<int>(info.dtype)) +
+                             " is not supported; cast to a number or bool");
+  }
+  const bool is_pair = info.kind == CollectiveKind::kSendRecv;
+  if ((HasRows(info.kind) || is_pair) && request.tensors.size() != 1) {
+    return Invalid(name, kind + " takes one tensor");
+  }
+  if (HasRows(info.kind) && !request.allocate) {
+    return Invalid(name, kind + " needs a callback that allocates its output");
+  }
+  if (is_pair) return CheckPair(info);
+  const bool reduces = info.kind == CollectiveKind::kAllreduce ||
+                       info.kind == CollectiveKind::kReduce ||
+                       info.kind == CollectiveKind::kReduceScatter;
+  return reduces ? CheckReduction(info) : Status();
+}
+
+}  // namespace tfdist
