@@ -32,14 +32,14 @@ Request Valid(CollectiveKind kind) {
 }
 
 TEST(a_valid_request_of_every_kind_passes) {
-  for (CollectiveKind kind : kAll) CHECK_OK(CheckRequest(Valid(kind)));
+  for (CollectiveKind kind : kAll) CHECK_OK(CheckRequest(Valid(kind), 2));
 }
 
 TEST(arguments_in_which_ranks_may_differ_are_not_judged_here) {
   Request request = Valid(CollectiveKind::kScatter);
   request.info.root = 99;
   request.info.splits = {-1, 7};
-  CHECK_OK(CheckRequest(request));
+  CHECK_OK(CheckRequest(request, 2));
 }
 
 TEST(every_mistake_is_an_invalid_argument_that_says_what_was_expected) {
@@ -74,6 +74,7 @@ TEST(every_mistake_is_an_invalid_argument_that_says_what_was_expected) {
       {CollectiveKind::kSendRecv, [](Request* r) { r->info.peer = 0; }, "got 0 and 0"},
       {CollectiveKind::kSendRecv, [](Request* r) { r->info.peer = -1; }, "got 0 and -1"},
       {CollectiveKind::kSendRecv, [](Request* r) { r->info.root = -2; }, "got -2 and 1"},
+      {CollectiveKind::kSendRecv, [](Request* r) { r->info.peer = 2; }, "in [0, 2), got 0 and 2"},
       {CollectiveKind::kReduce,
        [](Request* r) {
          r->group = "g";
@@ -91,7 +92,7 @@ TEST(every_mistake_is_an_invalid_argument_that_says_what_was_expected) {
   for (const Case& c : cases) {
     Request request = Valid(c.kind);
     c.change(&request);
-    const Status status = CheckRequest(request);
+    const Status status = CheckRequest(request, 2);
     CHECK_EQ_IN(status.code() == Code::kInvalidArgument, true, c.text);
     CHECK_EQ_IN(status.message().find(c.text) != std::string::npos, true, status.message());
     CHECK_EQ_IN(status.payload().find("invalid_argument") != std::string::npos, true, c.text);

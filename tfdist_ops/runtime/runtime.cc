@@ -69,7 +69,7 @@ Runtime::~Runtime() { Shutdown(0); }
 
 Status Runtime::Submit(std::unique_ptr<Request> request, uint64_t* id) {
   if (request->info.timeout_s <= 0) request->info.timeout_s = config_.timeout_s;
-  TFDIST_RETURN_IF_ERROR(CheckRequest(*request));
+  TFDIST_RETURN_IF_ERROR(CheckRequest(*request, world_.size));
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (!failure_.ok()) return failure_;

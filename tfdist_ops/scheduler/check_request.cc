@@ -29,10 +29,13 @@ Status CheckReduction(const RequestInfo& info) {
   return Status();
 }
 
-Status CheckPair(const RequestInfo& info) {
-  if (info.root >= 0 && info.peer >= 0 && info.root != info.peer) return Status();
-  return Invalid(info.key, "expected a sender and a receiver, two different ranks, got " +
-                               std::to_string(info.root) + " and " + std::to_string(info.peer));
+// Without two ranks there is nobody to agree with.
+Status CheckPair(const RequestInfo& info, int size) {
+  const auto is_rank = [size](int32_t rank) { return rank >= 0 && rank < size; };
+  if (is_rank(info.root) && is_rank(info.peer) && info.root != info.peer) return Status();
+  return Invalid(info.key, "expected a sender and a receiver, two different ranks in [0, " +
+                               std::to_string(size) + "), got " + std::to_string(info.root) +
+                               " and " + std::to_string(info.peer));
 }
 
 bool TakesSplits(CollectiveKind kind) {
@@ -42,7 +45,7 @@ bool TakesSplits(CollectiveKind kind) {
 
 }  // namespace
 
-Status CheckRequest(const Request& request) {
+Status CheckRequest(const Request& request, int size) {
   const RequestInfo& info = request.info;
   const std::string& name = info.key;
   if (name.empty()) return Invalid(name, "an operation needs a name");
@@ -78,7 +81,7 @@ Status CheckRequest(const Request& request) {
   if (HasRows(info.kind) && !request.allocate) {
     return Invalid(name, kind + " needs a callback that allocates its output");
   }
-  if (is_pair) return CheckPair(info);
+  if (is_pair) return CheckPair(info, size);
   const bool reduces = info.kind == CollectiveKind::kAllreduce ||
                        info.kind == CollectiveKind::kReduce ||
                        info.kind == CollectiveKind::kReduceScatter;

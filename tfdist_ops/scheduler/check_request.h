@@ -10,7 +10,8 @@ namespace tfdist {
 // INVALID_ARGUMENT when no engine could run `request`, whatever the other ranks ask for. Arguments
 // in which ranks may differ (a root, splits) are checked where all have come together, in
 // scheduler/agreement.h: the others wait for this rank, and learn of the mistake only so.
-Status CheckRequest(const Request& request);
+// `size`: ranks of the world.
+Status CheckRequest(const Request& request, int size);
 
 }  // namespace tfdist
 
