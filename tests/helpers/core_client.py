@@ -55,6 +55,9 @@ def submit(
     prescale: float = 1.0,
     postscale: float = 1.0,
     timeout_s: float = 0.0,
+    group: str | None = None,
+    bucket: int = 0,
+    bucket_count: int = 1,
 ) -> Pending:
     """Hands over an allreduce, broadcast or barrier; see c_api.h."""
     inputs = [np.ascontiguousarray(x) for x in inputs]
@@ -78,7 +81,9 @@ def submit(
         prescale=prescale,
         postscale=postscale,
         timeout_s=timeout_s,
-        bucket_count=1,
+        group=group.encode() if group else None,
+        bucket=bucket,
+        bucket_count=bucket_count,
         tensors=tensors,
         tensor_count=len(inputs),
     )
