@@ -58,10 +58,11 @@ def submit(
     group: str | None = None,
     bucket: int = 0,
     bucket_count: int = 1,
+    in_place: bool = False,
 ) -> Pending:
     """Hands over an allreduce, broadcast or barrier; see c_api.h."""
     inputs = [np.ascontiguousarray(x) for x in inputs]
-    outputs = [np.empty_like(x) for x in inputs]
+    outputs = inputs if in_place else [np.empty_like(x) for x in inputs]
     dims = [(ctypes.c_int64 * max(1, x.ndim))(*x.shape) for x in inputs]
     tensors = (_core.Tensor * max(1, len(inputs)))()
     for i, (x, y) in enumerate(zip(inputs, outputs, strict=True)):
