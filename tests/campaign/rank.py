@@ -2,8 +2,8 @@
 
 Runs in a child that `trial.py` forked; talks to it in JSON lines on a pipe. What it
 says: {"say": "ready"} after a few steps, then at most one {"say": "end", ...} with the
-moment (CLOCK_MONOTONIC, which all processes of a machine share), the error and the
-number of steps it has applied.
+moment (CLOCK_MONOTONIC, which all processes of a machine share), the error, the number
+of steps it has applied and the engine's counters.
 """
 
 from __future__ import annotations
@@ -68,6 +68,7 @@ class Rank:
         self.say(
             "end",
             applied=self.applied,
+            counters=_core.counters() if error is None else {},
             code=error.code if error else 0,
             message=error.message if error else "",
             payload=error.payload if error else {},
