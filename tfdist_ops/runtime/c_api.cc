@@ -309,7 +309,7 @@ int32_t tfdist_submit(const tfdist_request* request, uint64_t* id) {
   const std::shared_ptr<Runtime> runtime = Current();
   if (runtime == nullptr) return Fail(NotInitialized());
   if (request->kind < TFDIST_ALLREDUCE || request->kind > TFDIST_BARRIER || request->op < 0 ||
-      request->op > static_cast<int32_t>(tfdist::ReduceOp::kMax) ||
+      request->op > static_cast<int32_t>(tfdist::kLastReduceOp) ||
       (request->kind == TFDIST_ALLGATHER && request->allocate == nullptr)) {
     return Fail(BadArgument("tfdist_submit: kind, op or callbacks are not valid"));
   }
