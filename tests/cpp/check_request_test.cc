@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "check.h"
+#include "scheduler/rows.h"
 
 namespace tfdist {
 namespace {
@@ -26,7 +27,8 @@ Request Valid(CollectiveKind kind) {
   request.info.dtype = DType::kFloat32;
   request.info.shapes = {{4}};
   request.tensors.resize(1);
-  if (HasRows(kind)) request.allocate = [](const OutputRows&) -> void* { return nullptr; };
+  if (HasRows(kind))
+    request.allocate = [](const std::vector<int64_t>&, int64_t) -> void* { return nullptr; };
   if (kind == CollectiveKind::kSendRecv) request.info.peer = 1;
   return request;
 }
@@ -64,7 +66,7 @@ TEST(every_mistake_is_an_invalid_argument_that_says_what_was_expected) {
          r->info.dtype = DType::kInt32;
          r->info.prescale = 2;
        },
-       "floating dtype, got int32"},
+       "floating or complex dtype, got int32"},
       {allreduce, [](Request* r) { r->info.splits = {4}; }, "allreduce takes no splits"},
       {CollectiveKind::kGather, [](Request* r) { r->info.splits = {4}; }, "gather takes no splits"},
       {CollectiveKind::kGather, [](Request* r) { r->tensors.clear(); }, "one tensor"},

@@ -258,8 +258,8 @@ TEST(allgather_of_ragged_rows) {
           std::vector<int32_t> out;
           auto request = MakeRequest(CollectiveKind::kAllgather, "g", DType::kInt32);
           AddTensor(request.get(), in.data(), nullptr, {rows, 2});
-          request->allocate = [&out](const OutputRows& all) -> void* {
-            out.resize(static_cast<size_t>(all.total * 2) + 1);  // never an empty, null buffer
+          request->allocate = [&out](const std::vector<int64_t>&, int64_t total) -> void* {
+            out.resize(static_cast<size_t>(total * 2) + 1);  // never an empty, null buffer
             return out.data();
           };
           CHECK_OK(Start(ranks[rank], std::move(request)).Wait());

@@ -25,13 +25,18 @@ def allreduce(
     """Reduces `tensor` over all ranks; every rank gets the same bits.
 
     Args:
-        tensor: float16, bfloat16, float32, float64, int32 or int64 tensor, NumPy
-            array or variable of any shape `S`, the same on every rank.
-        op: how the values are combined; default `ReduceOp.AVERAGE`.
+        tensor: tensor, NumPy array or variable of any shape `S`, the same on every
+            rank; of an integer, floating-point (16 bits and more), complex or bool
+            dtype.
+        op: how the values are combined; default `ReduceOp.AVERAGE`. Integers take all
+            operations; floating-point types SUM, AVERAGE, MIN, MAX and PRODUCT;
+            complex types SUM, AVERAGE and PRODUCT; bool LOGICAL_AND, LOGICAL_OR,
+            LOGICAL_XOR, MIN and MAX. See `ReduceOp` for overflow, NaN and rounding.
         name: pairs the calls of the ranks; default the place in the traced function.
             Needed where ranks may trace several calls in different orders.
-        prescale: factor before the reduction, default 1; must be 1 for integers.
-        postscale: factor after it, default 1; must be 1 for integers.
+        prescale: factor before the reduction, default 1; must be 1 for integers and
+            bool.
+        postscale: factor after it, default 1; must be 1 for integers and bool.
         timeout_s: seconds to wait for the slowest rank; default `TFDIST_TIMEOUT_S`.
 
     Returns:
@@ -39,6 +44,7 @@ def allreduce(
         `AVERAGE`: the gradient is reduced in the same way.
 
     Raises:
+        TypeError: the dtype does not take the operation; says what to do.
         tfdist.MismatchError: shapes, dtypes or options differ between the ranks.
         tfdist.RankFailedError: a rank died or failed.
         tfdist.TimeoutError: a rank did not come within `timeout_s`.
@@ -81,16 +87,19 @@ def grouped_allreduce(
 
     Args:
         tensors: as in `allreduce`; the same number, shapes and dtypes on every rank.
-        op: how the values are combined; default `ReduceOp.AVERAGE`.
+        op: how the values are combined, as in `allreduce`; default
+            `ReduceOp.AVERAGE`.
         name: pairs the calls of the ranks; default the place in the traced function.
-        prescale: factor before the reduction, default 1; must be 1 for integers.
-        postscale: factor after it, default 1; must be 1 for integers.
+        prescale: factor before the reduction, default 1; must be 1 for integers and
+            bool.
+        postscale: factor after it, default 1; must be 1 for integers and bool.
         timeout_s: seconds to wait for the slowest rank; default `TFDIST_TIMEOUT_S`.
 
     Returns:
         The reduced tensors, in the order of `tensors`.
 
     Raises:
+        TypeError: a dtype does not take the operation; says what to do.
         tfdist.MismatchError: shapes, dtypes or options differ between the ranks.
         tfdist.RankFailedError: a rank died or failed.
         tfdist.TimeoutError: a rank did not come within `timeout_s`.

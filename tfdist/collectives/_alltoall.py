@@ -21,9 +21,9 @@ def alltoall(
     """Sends a part of the own rows to each rank, and gets a part from each.
 
     Args:
-        tensor: tensor of any numeric dtype or bool and of shape `[rows, ...]`; `rows`
-            may differ between ranks and may be 0, the rest may not. A scalar is one
-            row.
+        tensor: tensor of any numeric dtype (float8 too) or bool and of shape
+            `[rows, ...]`; `rows` may differ between ranks and may be 0, the rest may
+            not. A scalar is one row.
         splits: how many consecutive rows go to each rank: as many integers >= 0 as
             there are ranks, which sum to `rows`; may differ between ranks. Default:
             equal parts; `rows` must then be a multiple of the number of ranks.

@@ -10,21 +10,20 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist import _core
+from tfdist import _core, _operations
 
-_REDUCIBLE = (
-    tf.float16,
-    tf.bfloat16,
-    tf.float32,
-    tf.float64,
-    tf.int32,
-    tf.int64,
+# What the operations carry; which of them can be reduced, and how, the core says.
+_MOVABLE = frozenset(
+    (
+        *(tf.int8, tf.int16, tf.int32, tf.int64, tf.bool),
+        *(tf.uint8, tf.uint16, tf.uint32, tf.uint64),
+        *(tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.complex64, tf.complex128),
+        *(tf.dtypes.experimental.float8_e5m2, tf.dtypes.experimental.float8_e4m3fn),
+    )
 )
 
 
-def tensor_of(
-    value: Any, function: str, dtypes: Sequence[tf.DType] | None = None
-) -> tf.Tensor:
+def tensor_of(value: Any, function: str) -> tf.Tensor:
     if isinstance(value, tf.IndexedSlices):
         raise TypeError(
             f"Expected a dense tensor in tfdist.{function}, got tf.IndexedSlices. "
@@ -50,28 +49,19 @@ def tensor_of(
             "Python objects go through tfdist.broadcast_object(value) or "
             "tfdist.allgather_object(value)."
         )
-    is_known = tensor.dtype in dtypes if dtypes else _is_plain(tensor.dtype)
-    if not is_known:
-        expected = ", ".join(d.name for d in dtypes) if dtypes else "a numeric or bool"
+    if tensor.dtype not in _MOVABLE:
         raise TypeError(
-            f"Expected dtype {expected} in tfdist.{function}, got "
+            f"Expected a numeric or bool dtype in tfdist.{function}, got "
             f"{tensor.dtype.name}. Cast it first: tf.cast(value, ...)."
         )
     return tensor
 
 
-def _is_plain(dtype: tf.DType) -> bool:
-    return (
-        dtype in _REDUCIBLE
-        or dtype.is_bool
-        or (dtype.is_integer and not dtype.is_quantized and dtype.size >= 1)
-        or dtype.is_complex
-    )
-
-
 def reducible(value: Any, op: Any, function: str) -> tf.Tensor:
-    """A tensor that can be reduced."""
-    return tensor_of(value, function, _REDUCIBLE)
+    """A tensor that can be reduced by `op`."""
+    tensor = tensor_of(value, function)
+    _operations.check_reducible(tensor.dtype, op, function)
+    return tensor
 
 
 def splits_of(splits: Any, function: str) -> tf.Tensor:
@@ -104,7 +94,7 @@ def shape_of(shape: Any, function: str) -> tf.Tensor:
 def dtype_of(dtype: Any, function: str) -> tf.DType:
     """A dtype that can be sent."""
     known = tf.as_dtype(dtype)
-    if not _is_plain(known):
+    if known not in _MOVABLE:
         raise TypeError(
             f"Expected a numeric or bool dtype in tfdist.{function}, got {known.name}."
         )
@@ -131,7 +121,7 @@ def scale_of(value: float, what: str, dtype: tf.DType) -> str:
     number = float(value)
     if not math.isfinite(number):
         raise ValueError(f"Expected a finite {what}, got {value!r}.")
-    if number != 1.0 and dtype.is_integer:
+    if number != 1.0 and not (dtype.is_floating or dtype.is_complex):
         raise ValueError(
             f"Expected {what}=1 for {dtype.name}, got {value!r}. Cast the tensor to "
             "a floating-point dtype to scale it."

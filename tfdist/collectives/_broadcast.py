@@ -22,8 +22,8 @@ def broadcast(
     """Gives every rank the value that `tensor` has on rank `root`.
 
     Args:
-        tensor: tensor of any numeric dtype or bool and any shape `S`, the same on
-            every rank; only the value on `root` counts.
+        tensor: tensor of any numeric dtype (float8 too) or bool and any shape `S`, the
+            same on every rank; only the value on `root` counts.
         root: the rank whose value is taken, the same on every rank; default 0.
         name: pairs the calls of the ranks; default the place in the traced function.
         timeout_s: seconds to wait for the slowest rank; default `TFDIST_TIMEOUT_S`.

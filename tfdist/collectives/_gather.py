@@ -17,8 +17,9 @@ def allgather(
     """Concatenates the rows of all ranks, in rank order, on every rank.
 
     Args:
-        tensor: tensor of any numeric dtype or bool and of shape `[n, ...]`; `n` may
-            differ between ranks and may be 0, the rest may not. A scalar is one row.
+        tensor: tensor of any numeric dtype (float8 too) or bool and of shape
+            `[n, ...]`; `n` may differ between ranks and may be 0, the rest may not. A
+            scalar is one row.
         name: pairs the calls of the ranks; default the place in the traced function.
         timeout_s: seconds to wait for the slowest rank; default `TFDIST_TIMEOUT_S`.
 

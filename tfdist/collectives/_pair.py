@@ -25,7 +25,7 @@ def send(
     need functions of one name, or `name`.
 
     Args:
-        tensor: tensor of any numeric dtype or bool and any shape.
+        tensor: tensor of any numeric dtype (float8 too) or bool and any shape.
         dst: the rank that receives, another one than this.
         name: pairs the two calls; default the place in the traced function.
         timeout_s: seconds to wait for the receiver; default `TFDIST_TIMEOUT_S`.

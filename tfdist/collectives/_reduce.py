@@ -27,10 +27,13 @@ def reduce(
     Args:
         tensor: as in `allreduce`: of any shape `S`, the same on every rank.
         root: the rank that gets the result, the same on every rank; default 0.
-        op: how the values are combined; default `ReduceOp.AVERAGE`.
+        op: how the values are combined, as in `allreduce`; default
+            `ReduceOp.AVERAGE`.
         name: pairs the calls of the ranks; default the place in the traced function.
-        prescale: factor before the reduction, default 1; must be 1 for integers.
-        postscale: factor after it, default 1; must be 1 for integers.
+        prescale: factor before the reduction, default 1; must be 1 for integers and
+            bool.
+        postscale: factor after it, default 1; must be 1 for integers and
+            bool.
         timeout_s: seconds to wait for the slowest rank; default `TFDIST_TIMEOUT_S`.
 
     Returns:
@@ -40,7 +43,7 @@ def reduce(
         others that of their unchanged tensor is added.
 
     Raises:
-        TypeError: the dtype can't be reduced.
+        TypeError: the dtype does not take the operation; says what to do.
         tfdist.MismatchError: shapes, dtypes, roots or options differ between the
             ranks.
         tf.errors.InvalidArgumentError: there is no rank `root`.
@@ -90,10 +93,13 @@ def reduce_scatter(
         splits: how many consecutive rows each rank gets: as many integers >= 0 as
             there are ranks, which sum to `rows`; the same on every rank. Default: as
             even as possible, the first `rows % size` ranks get one more.
-        op: how the values are combined; default `ReduceOp.AVERAGE`.
+        op: how the values are combined, as in `allreduce`; default
+            `ReduceOp.AVERAGE`.
         name: pairs the calls of the ranks; default the place in the traced function.
-        prescale: factor before the reduction, default 1; must be 1 for integers.
-        postscale: factor after it, default 1; must be 1 for integers.
+        prescale: factor before the reduction, default 1; must be 1 for integers and
+            bool.
+        postscale: factor after it, default 1; must be 1 for integers and
+            bool.
         timeout_s: seconds to wait for the slowest rank; default `TFDIST_TIMEOUT_S`.
 
     Returns:
@@ -102,7 +108,7 @@ def reduce_scatter(
         factors.
 
     Raises:
-        TypeError: the dtype can't be reduced.
+        TypeError: the dtype does not take the operation; says what to do.
         tfdist.MismatchError: shapes, dtypes, `splits` or options differ between the
             ranks.
         tf.errors.InvalidArgumentError: `splits` do not fit to the tensor.

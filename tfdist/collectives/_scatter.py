@@ -22,9 +22,10 @@ def scatter(
     """Cuts the rows of rank `root` into parts and gives each rank its part.
 
     Args:
-        tensor: on `root` a tensor of any numeric dtype or bool and of shape
-            `[rows, ...]`; a scalar is one row. On other ranks a tensor of the same
-            dtype and shape of a row, of which nothing else counts: `[0, ...]` will do.
+        tensor: on `root` a tensor of any numeric dtype (float8 too) or bool and of
+            shape `[rows, ...]`; a scalar is one row. On other ranks a tensor of the
+            same dtype and shape of a row, of which nothing else counts: `[0, ...]`
+            will do.
         root: the rank whose rows are given away, the same on every rank; default 0.
         splits: on `root` how many consecutive rows each rank gets: as many integers
             >= 0 as there are ranks, which sum to `rows`. Default: as even as

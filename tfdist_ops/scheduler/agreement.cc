@@ -117,17 +117,6 @@ Status Invalid(const std::string& key, const std::string& what, const Values& fa
                             what + " not valid", values});
 }
 
-bool HasRoot(CollectiveKind kind) {
-  return kind == CollectiveKind::kBroadcast || kind == CollectiveKind::kReduce ||
-         kind == CollectiveKind::kGather || kind == CollectiveKind::kScatter ||
-         kind == CollectiveKind::kSendRecv;
-}
-
-bool Reduces(CollectiveKind kind) {
-  return kind == CollectiveKind::kAllreduce || kind == CollectiveKind::kReduce ||
-         kind == CollectiveKind::kReduceScatter;
-}
-
 // The first dimension may differ.
 bool IsRagged(CollectiveKind kind) {
   return HasRows(kind) && kind != CollectiveKind::kReduceScatter;

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <string>
 
+#include "base/reducible.h"
 #include "scheduler/rows.h"
 
 namespace tfdist {
@@ -14,14 +15,12 @@ Status Invalid(const std::string& name, const std::string& message) {
 }
 
 Status CheckReduction(const RequestInfo& info) {
-  if (!IsReducible(info.dtype)) {
-    return Invalid(info.key, std::string("dtype ") + DTypeName(info.dtype) +
-                                 " can't be reduced; cast to float16, bfloat16, float32, float64, "
-                                 "int32 or int64");
-  }
-  if (!IsFloating(info.dtype) && (info.prescale != 1.0 || info.postscale != 1.0)) {
-    return Invalid(info.key, std::string("prescale and postscale need a floating dtype, got ") +
-                                 DTypeName(info.dtype) + "; cast, or scale yourself");
+  const Status reducible = CheckReducible(info.dtype, info.op);
+  if (!reducible.ok()) return Invalid(info.key, reducible.message());
+  if (!TakesScale(info.dtype) && (info.prescale != 1.0 || info.postscale != 1.0)) {
+    return Invalid(info.key,
+                   std::string("prescale and postscale need a floating or complex dtype, got ") +
+                       DTypeName(info.dtype) + "; cast, or scale yourself");
   }
   if (!std::isfinite(info.prescale) || !std::isfinite(info.postscale)) {
     return Invalid(info.key, "prescale and postscale must be finite");
@@ -82,10 +81,7 @@ Status CheckRequest(const Request& request, int size) {
     return Invalid(name, kind + " needs a callback that allocates its output");
   }
   if (is_pair) return CheckPair(info, size);
-  const bool reduces = info.kind == CollectiveKind::kAllreduce ||
-                       info.kind == CollectiveKind::kReduce ||
-                       info.kind == CollectiveKind::kReduceScatter;
-  return reduces ? CheckReduction(info) : Status();
+  return Reduces(info.kind) ? CheckReduction(info) : Status();
 }
 
 }  // namespace tfdist
