@@ -48,7 +48,6 @@ class Runtime {
   std::string CountersJson();
 
  private:
-  static Status CheckRequest(const Request& request, int size);
   // Submits an agreement without data, and waits for its end.
   Status Agree(std::unique_ptr<Request> request, Response* response);
 

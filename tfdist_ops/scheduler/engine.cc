@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <sstream>
 #include <utility>
 
 #include "base/deadline.h"
 #include "base/logging.h"
+#include "scheduler/rows.h"
 #include "transport/transport.h"
 
 namespace tfdist {
@@ -31,8 +33,7 @@ Engine::Engine(World world, Links links, const Config& config, Hooks hooks)
       hooks_(std::move(hooks)),
       held_(links_.size(), 0),
       inbound_(links_.size()),
-      outbound_(links_.size()),
-      all_local_(world_.local_size == world_.size) {
+      outbound_(links_.size()) {
   OpenSet(Room(kWorldSet), Everybody(world_.size));
 }
 
@@ -44,13 +45,18 @@ void Engine::Submit(std::unique_ptr<Request> request, int64_t now_us) {
   request->submitted_us = now_us;
   Status refused = failure_;
   if (refused.ok() && leaving_) refused = ShutDown();
+  RequestInfo& info = request->info;
+  if (info.kind == CollectiveKind::kSendRecv) {
+    info.set =
+        PairSetId(std::min(info.root, info.peer), std::max(info.root, info.peer), world_.size);
+  }
   if (refused.ok()) refused = CheckSet(*request);
   if (!refused.ok()) {
     Finish(std::move(request), refused, now_us);
     return;
   }
-  request->deadline_us = now_us + static_cast<int64_t>(request->info.timeout_s * 1e6);
-  ProcessSet* set = Room(request->info.set);
+  request->deadline_us = now_us + static_cast<int64_t>(info.timeout_s * 1e6);
+  ProcessSet* set = Room(info.set);
   BeginSetChange(request.get());
   NumberBucket(set, request.get());
   Enqueue(set, std::move(request), now_us);
@@ -103,11 +109,24 @@ bool Engine::SendResponses(int64_t now_us) {
   return sent;
 }
 
-bool Engine::RowsFit(const ProcessSet& set, const std::vector<int64_t>& rows,
-                     const RequestInfo& own) {
-  const std::vector<int64_t>& shape = own.shapes[0];
-  return rows.size() == set.ranks.size() && *std::min_element(rows.begin(), rows.end()) >= 0 &&
-         rows[static_cast<size_t>(set.index)] == (shape.empty() ? 1 : shape[0]);
+void Engine::Allocate(ProcessSet* set, std::unique_ptr<Request> request, const Response& response,
+                      int64_t now_us) {
+  const RequestInfo& info = request->info;
+  if (!RowsFit(response.rows, info, *set)) {
+    Bug(TFDIST_INTERNAL(Describe(set->leader()) + " announced rows for \"" + info.key +
+                        "\" that do not fit"),
+        now_us);
+    Finish(std::move(request), failure_, now_us);
+    return;
+  }
+  request->rows = response.rows;
+  hooks_.completions->Post([allocate = request->allocate, allocated = hooks_.allocated,
+                            id = set->id, ticket = response.ticket,
+                            by_rank = SourceRows(response.rows, info, *set),
+                            output = OutputRows(response.rows, info, *set)] {
+    allocated(id, ticket, allocate(by_rank, output));
+  });
+  set->allocating[response.ticket] = std::move(request);
 }
 
 std::unique_ptr<Request> Engine::TakeEntry(ProcessSet* set, const std::string& key, bool agreed,
@@ -182,27 +201,17 @@ void Engine::HandleResponse(ProcessSet* set, const Response& response, int64_t n
       first.agreed(response);
       Finish(std::move(members[0]), Status(), now_us);
       return;
-    case CollectiveKind::kAllgather: {
-      if (!RowsFit(*set, response.rows, first.info)) {
-        Bug(TFDIST_INTERNAL(Describe(set->leader()) + " announced rows for \"" + first.info.key +
-                            "\" that do not fit"),
-            now_us);
-        Finish(std::move(members[0]), failure_, now_us);
-        return;
-      }
-      const std::vector<int64_t> rows = response.rows;
-      const uint64_t ticket = response.ticket;
-      const uint32_t id = set->id;
-      first.rows = rows;
-      auto allocate = first.allocate;
-      auto allocated = hooks_.allocated;
-      set->allocating[ticket] = std::move(members[0]);
-      hooks_.completions->Post(
-          [allocate, allocated, rows, id, ticket] { allocated(id, ticket, allocate(rows)); });
+    case CollectiveKind::kAllgather:
+    case CollectiveKind::kGather:
+    case CollectiveKind::kReduceScatter:
+    case CollectiveKind::kScatter:
+    case CollectiveKind::kAlltoall:
+      Allocate(set, std::move(members[0]), response, now_us);
       return;
-    }
     case CollectiveKind::kAllreduce:
     case CollectiveKind::kBroadcast:
+    case CollectiveKind::kReduce:
+    case CollectiveKind::kSendRecv:
       Start(set, response.ticket, std::move(members), now_us);
       return;
   }
@@ -210,59 +219,21 @@ void Engine::HandleResponse(ProcessSet* set, const Response& response, int64_t n
 
 // ---- execution ----
 
-StatusOr<Schedule> Engine::MakeSchedule(const ProcessSet& set, const RequestInfo& info) const {
-  const bool tunable = info.kind == CollectiveKind::kAllreduce;
-  std::string wanted = tunable ? config_.allreduce_algorithm : "auto";
-  const AlgorithmEntry* entry =
-      SelectAlgorithm(info.kind, wanted, set.size(), info.dtype, all_local_);
-  // A wanted algorithm that cannot do this type (a ring would round half types at every hop) gives
-  // way to one that can.
-  if (entry == nullptr) {
-    entry = SelectAlgorithm(info.kind, "auto", set.size(), info.dtype, all_local_);
-  }
-  if (entry == nullptr) {
-    return TFDIST_INTERNAL(std::string("no algorithm for ") + CollectiveKindName(info.kind));
-  }
-  // Algorithms count ranks within the set; ascending, so the order of the peers stays.
-  Schedule schedule = entry->make(set.index, set.size(), std::max(0, set.IndexOf(info.root)));
-  for (Step& step : schedule.steps) {
-    for (int32_t& peer : step.peers) peer = set.ranks[static_cast<size_t>(peer)];
-  }
-  return schedule;
-}
-
 void Engine::Start(ProcessSet* set, uint64_t ticket, std::vector<std::unique_ptr<Request>> members,
                    int64_t now_us) {
-  const RequestInfo& info = members[0]->info;
-  const size_t element_bytes = DTypeSize(info.dtype);
   std::vector<TensorView> tensors;
   for (const auto& member : members) {
     tensors.insert(tensors.end(), member->tensors.begin(), member->tensors.end());
   }
-  std::vector<Slice> slices;
-  if (info.kind == CollectiveKind::kAllreduce) {
-    slices = CutAllreduce(tensors, element_bytes, set->size());
-  } else if (info.kind == CollectiveKind::kBroadcast) {
-    slices = CutBroadcast(tensors, info.root == world_.rank);
-  } else {
-    const std::vector<int64_t>& rows = members[0]->rows;
-    const std::vector<int64_t>& shape = info.shapes[0];
-    int64_t row_elements = 1;
-    for (size_t i = 1; i < shape.size(); ++i) row_elements *= shape[i];
-    std::vector<int64_t> counts;
-    for (int64_t count : rows) counts.push_back(count * row_elements);
-    slices = CutAllgather(tensors[0], element_bytes, counts, set->index);
-  }
-  StatusOr<Schedule> schedule = MakeSchedule(*set, info);
-  if (!schedule.ok()) {
-    for (auto& member : members) Finish(std::move(member), schedule.status(), now_us);
-    Bug(schedule.status(), now_us);
+  StatusOr<Plan> plan = PlanOperation({members[0]->info, tensors, members[0]->rows, *set}, config_);
+  if (!plan.ok()) {
+    for (auto& member : members) Finish(std::move(member), plan.status(), now_us);
+    Bug(plan.status(), now_us);
     return;
   }
   Activate(set,
-           std::make_unique<Operation>(set->id, ticket, std::move(members),
-                                       std::move(schedule.value()), std::move(slices), world_.rank,
-                                       set->size(), config_.segment_bytes),
+           std::make_unique<Operation>(set->id, ticket, std::move(members), std::move(plan.value()),
+                                       *set, config_.segment_bytes),
            now_us);
 }
 
@@ -296,8 +267,9 @@ void Engine::Allocated(uint32_t id, uint64_t ticket, void* memory, int64_t now_u
   std::unique_ptr<Request> request = std::move(it->second);
   set->allocating.erase(it);
   if (memory == nullptr) {
-    const Status status(Code::kInternal, "allgather \"" + request->info.key +
-                                             "\": no memory for the rows of all ranks");
+    const Status status(Code::kInternal, std::string(CollectiveKindName(request->info.kind)) +
+                                             " \"" + request->info.key +
+                                             "\": no memory for its output");
     Finish(std::move(request), status, now_us);
     Bug(status, now_us);
     return;

@@ -67,7 +67,7 @@ class Engine {
  public:
   struct Hooks {
     CompletionSink* completions = nullptr;
-    // Memory for an allgather has come (called on the completion thread); must lead to Allocated
+    // Memory for an output has come (called on the completion thread); must lead to Allocated
     // with the same arguments on the engine's thread.
     std::function<void(uint32_t set, uint64_t ticket, void* memory)> allocated;
     std::function<void(const Status&)> failed;  // once, when work ends
@@ -155,9 +155,9 @@ class Engine {
   void AddReady(ProcessSet* set, int rank, RequestInfo info, int64_t now_us);
   bool SendResponses(int64_t now_us);
   void HandleResponse(ProcessSet* set, const Response& response, int64_t now_us);
-  // Whether announced rows can be those of this rank's request.
-  static bool RowsFit(const ProcessSet& set, const std::vector<int64_t>& rows,
-                      const RequestInfo& own);
+  // Asks for the memory of an output, now that its size is known; Allocated goes on.
+  void Allocate(ProcessSet* set, std::unique_ptr<Request> request, const Response& response,
+                int64_t now_us);
   std::unique_ptr<Request> TakeEntry(ProcessSet* set, const std::string& key, bool agreed,
                                      int64_t now_us);
   // Predicted operations.
@@ -174,7 +174,6 @@ class Engine {
   // Execution.
   void Start(ProcessSet* set, uint64_t ticket, std::vector<std::unique_ptr<Request>> members,
              int64_t now_us);
-  StatusOr<Schedule> MakeSchedule(const ProcessSet& set, const RequestInfo& info) const;
   void Activate(ProcessSet* set, std::unique_ptr<Operation> operation, int64_t now_us);
   bool AdvanceAll(int64_t now_us);
   bool AdvanceSet(ProcessSet* set, int64_t now_us);
@@ -202,7 +201,6 @@ class Engine {
   std::vector<size_t> held_;                              // frames held in the transport, by peer
   std::vector<Inbound> inbound_;
   std::vector<Outbound> outbound_;
-  const bool all_local_;  // all ranks are on one host
   // Set and group → how often each bucket is done.
   std::map<std::pair<uint32_t, std::string>, std::vector<int64_t>> steps_;
   int64_t good_steps_ = 0;

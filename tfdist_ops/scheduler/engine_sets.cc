@@ -17,8 +17,6 @@ Status Refuse(Code code, const std::string& key, const std::string& text) {
                 ErrorRecord{"invalid_argument", -1, "", 0, key, text, ""});
 }
 
-bool HasRoot(CollectiveKind kind) { return kind == CollectiveKind::kBroadcast; }
-
 }  // namespace
 
 bool Engine::busy() const {
@@ -39,8 +37,7 @@ ProcessSet* Engine::Room(uint32_t id) {
   constexpr uint32_t kPairs = uint32_t{1} << 31;
   std::vector<int32_t> pair = PairSetRanks(id, world_.size);
   if (id >= kPairs && pair.empty()) return nullptr;
-  auto made = std::make_unique<ProcessSet>();
-  made->id = id;
+  auto made = std::make_unique<ProcessSet>(id);
   ProcessSet* set = made.get();
   sets_[id] = std::move(made);
   if (!pair.empty()) OpenSet(set, std::move(pair));
@@ -50,6 +47,7 @@ ProcessSet* Engine::Room(uint32_t id) {
 void Engine::OpenSet(ProcessSet* set, std::vector<int32_t> ranks) {
   set->ranks = std::move(ranks);
   set->index = set->IndexOf(world_.rank);
+  if (world_.local_size != world_.size) set->host_of = set->ranks;
   if (set->index != 0) return;
   const bool is_world = set->id == kWorldSet;
   set->negotiator = std::make_unique<Negotiator>(
@@ -79,11 +77,6 @@ Status Engine::CheckSet(const Request& request) const {
   }
   if (known != sets_.end() && known->second->closing) {
     return Refuse(Code::kInvalidArgument, info.key, name + " is being removed");
-  }
-  if (HasRoot(info.kind) && !has(info.root)) {
-    return Refuse(Code::kInvalidArgument, info.key,
-                  "root " + std::to_string(info.root) + " is not in " + name +
-                      ", which has ranks " + SetRanksText(ranks));
   }
   return Status();
 }

@@ -2,102 +2,16 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <functional>
 #include <numeric>
-#include <sstream>
 #include <utility>
 
+#include "scheduler/agreement.h"
 #include "scheduler/order.h"
 #include "scheduler/process_set.h"
+#include "scheduler/rows.h"
 
 namespace tfdist {
 namespace {
-
-std::string RankList(const std::vector<int>& ranks) {
-  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  for (size_t i = 0; i < ranks.size(); ++i) {
-    if (i > 0) text += ",";
-    text += std::to_string(ranks[i]);
-  }
-  return text;
-}
-
-// "rank 0: a; ranks 1,2: b" when the ranks' values differ, else "".
-std::string Differences(const std::vector<RequestInfo>& by_rank, const std::vector<int32_t>& names,
-                        const std::function<std::string(const RequestInfo&)>& value) {
-  std::vector<std::pair<std::string, std::vector<int>>> groups;
-  for (size_t i = 0; i < by_rank.size(); ++i) {
-    const std::string text = value(by_rank[i]);
-    auto it = std::find_if(groups.begin(), groups.end(),
-                           [&](const auto& group) { return group.first == text; });
-    if (it == groups.end()) it = groups.insert(groups.end(), {text, {}});
-    it->second.push_back(names.empty() ? static_cast<int>(i) : names[i]);
-  }
-  if (groups.size() < 2) return "";
-  std::string out;
-  for (const auto& [text, ranks] : groups) {
-    if (!out.empty()) out += "; ";
-    out += RankList(ranks) + ": " + text;
-  }
-  return out;
-}
-
-std::string NumberText(double value) {
-  char buffer[32];
-  std::snprintf(buffer, sizeof(buffer), "%.17g", value);
-  return buffer;
-}
-
-std::string ShapesText(const RequestInfo& info) {
-  if (info.shapes.size() == 1) return ShapeText(info.shapes[0]);
-  std::string text = std::to_string(info.shapes.size()) + " tensors";
-  for (const auto& shape : info.shapes) text += " " + ShapeText(shape);
-  return text;
-}
-
-// The part of an allgather's shape that must agree: all but the first dimension.
-std::string RowShapeText(const RequestInfo& info) {
-  if (info.shapes.empty() || info.shapes[0].empty()) return "[] (a scalar)";
-  std::vector<int64_t> shape = info.shapes[0];
-  std::string text = ShapeText(shape);
-  shape.erase(shape.begin());
-  return "rows of shape " + ShapeText(shape);
-}
-
-std::vector<std::string> Lines(const std::string& text) {
-  std::vector<std::string> lines;
-  std::istringstream in(text);
-  for (std::string line; std::getline(in, line);) lines.push_back(line);
-  return lines;
-}
-
-// The first place where the ranks' gradient lists part.
-std::string DescriptionDifference(const std::vector<RequestInfo>& by_rank,
-                                  const std::vector<int32_t>& names) {
-  std::vector<std::vector<std::string>> lists;
-  size_t longest = 0;
-  for (const RequestInfo& info : by_rank) {
-    lists.push_back(Lines(info.description));
-    longest = std::max(longest, lists.back().size());
-  }
-  for (size_t i = 0; i < longest; ++i) {
-    size_t at = 0;
-    const std::string text = Differences(by_rank, names, [&](const RequestInfo&) {
-      const std::vector<std::string>& list = lists[at++];
-      return i < list.size() ? "\"" + list[i] + "\"" : std::string("nothing (its list is shorter)");
-    });
-    if (!text.empty()) return "entry " + std::to_string(i) + ": " + text;
-  }
-  return "";
-}
-
-Status Mismatch(const std::string& key, const std::string& what, const std::string& values,
-                const std::string& remedy) {
-  const std::string cause = "the ranks do not agree on " + what;
-  return Status(Code::kFailedPrecondition,
-                "\"" + key + "\": " + cause + ": " + values + ". " + remedy,
-                ErrorRecord{"mismatch", -1, "", 0, key, cause, values});
-}
 
 std::vector<int32_t> WorldRanks(int size) {
   std::vector<int32_t> ranks(static_cast<size_t>(size));
@@ -105,85 +19,7 @@ std::vector<int32_t> WorldRanks(int size) {
   return ranks;
 }
 
-// What ranks that change the process sets disagree on.
-Status CheckSetAgreement(const std::vector<RequestInfo>& by_rank,
-                         const std::vector<int32_t>& names) {
-  const bool adds = by_rank[0].kind == CollectiveKind::kAddSet;
-  const std::string text = Differences(by_rank, names, [&](const RequestInfo& i) {
-    return adds ? "[" + i.description + "]" : i.description;
-  });
-  if (!text.empty()) {
-    return Mismatch("process set", adds ? "the list of ranks" : "the process set to remove", text,
-                    "Every rank of the world makes the same call, also one outside of the set.");
-  }
-  std::vector<int> busy;
-  for (size_t i = 0; i < by_rank.size(); ++i) {
-    if (by_rank[i].present.empty() || by_rank[i].present[0] == 0) continue;
-    busy.push_back(names.empty() ? static_cast<int>(i) : names[i]);
-  }
-  if (busy.empty()) return Status();
-  const std::string cause = "process set " + by_rank[0].description +
-                            " can't be removed: " + RankList(busy) + " still " +
-                            (busy.size() == 1 ? "has" : "have") + " operations of it in flight";
-  return Status(Code::kFailedPrecondition, cause + ". Wait for their results first.",
-                ErrorRecord{"mismatch", busy[0], "", 0, "process set", cause, ""});
-}
-
 }  // namespace
-
-Status CheckAgreement(const std::vector<RequestInfo>& by_rank, const std::vector<int32_t>& ranks) {
-  const std::string& key = by_rank[0].key;
-  const auto differ = [&](const std::function<std::string(const RequestInfo&)>& value) {
-    return Differences(by_rank, ranks, value);
-  };
-  std::string text =
-      differ([](const RequestInfo& i) { return std::string(CollectiveKindName(i.kind)); });
-  if (!text.empty()) {
-    return Mismatch(key, "the operation", text,
-                    "Call the same operation under one name everywhere.");
-  }
-  const CollectiveKind kind = by_rank[0].kind;
-  if (kind == CollectiveKind::kBarrier) return Status();
-  if (kind == CollectiveKind::kAddSet || kind == CollectiveKind::kRemoveSet) {
-    return CheckSetAgreement(by_rank, ranks);
-  }
-  if (kind == CollectiveKind::kRegister) {
-    text = DescriptionDifference(by_rank, ranks);
-    if (text.empty()) return Status();
-    return Mismatch("gradients", "the list of gradients", text,
-                    "Build the same model, with the same variables, on every rank.");
-  }
-  text = differ([](const RequestInfo& i) { return std::string(DTypeName(i.dtype)); });
-  if (!text.empty()) return Mismatch(key, "the dtype", text, "Cast to one dtype on every rank.");
-  text = differ(kind == CollectiveKind::kAllgather ? &RowShapeText : &ShapesText);
-  if (!text.empty()) {
-    return Mismatch(key, "the shape", text,
-                    kind == CollectiveKind::kAllgather
-                        ? "All dimensions but the first must be equal."
-                        : "Give it the same shape on every rank.");
-  }
-  if (kind == CollectiveKind::kBroadcast) {
-    text = differ([](const RequestInfo& i) { return std::to_string(i.root); });
-    if (!text.empty()) return Mismatch(key, "the root", text, "Name one root on every rank.");
-  }
-  if (kind == CollectiveKind::kAllreduce) {
-    text = differ([](const RequestInfo& i) { return std::string(ReduceOpName(i.op)); });
-    if (!text.empty()) return Mismatch(key, "the reduction", text, "Use one `op` on every rank.");
-    text = differ([](const RequestInfo& i) {
-      return "prescale " + NumberText(i.prescale) + ", postscale " + NumberText(i.postscale);
-    });
-    if (!text.empty()) return Mismatch(key, "the factors", text, "Use one factor on every rank.");
-  }
-  text = differ([](const RequestInfo& i) {
-    if (!i.bucket) return std::string("outside of any group of gradients");
-    return i.predicted == 0 ? std::string("a bucket") : TicketText(i.predicted);
-  });
-  if (!text.empty()) {
-    return Mismatch(key, "which step of which group it belongs to", text,
-                    "Every rank takes the same steps, with the same lists of gradients.");
-  }
-  return Status();
-}
 
 Stall MakeStall(const RequestInfo& info, int64_t age_us, std::vector<int> missing) {
   Stall stall{info.key, info.kind, age_us, std::move(missing), ""};
@@ -231,6 +67,11 @@ Negotiator::~Negotiator() = default;
 
 size_t Negotiator::Index(int rank) const {
   return static_cast<size_t>(std::find(ranks_.begin(), ranks_.end(), rank) - ranks_.begin());
+}
+
+std::vector<int32_t> Negotiator::Members() const {
+  const bool is_world = ranks_.back() == static_cast<int32_t>(ranks_.size()) - 1;
+  return is_world ? std::vector<int32_t>() : ranks_;
 }
 
 Status Negotiator::Add(int rank, RequestInfo info, int64_t now_us) {
@@ -282,7 +123,7 @@ void Negotiator::RefuseCrossedRegistrations() {
     if (is_register) keys.push_back(key);
   }
   if (found < ranks_.size()) return;
-  const Status error = CheckAgreement(first, ranks_);
+  const Status error = CheckAgreement(first, Members());
   for (const std::string& key : keys) {
     Response response;
     response.keys = {key};
@@ -297,7 +138,7 @@ std::vector<Response> Negotiator::TakeResponses() {
   refused_.clear();
   std::vector<std::vector<RequestInfo>> agreed;
   for (std::vector<RequestInfo>& by_rank : ready_) {
-    Status error = CheckAgreement(by_rank, ranks_);
+    Status error = CheckAgreement(by_rank, Members());
     if (error.ok()) {
       agreed.push_back(std::move(by_rank));
       continue;
@@ -325,10 +166,8 @@ std::vector<Response> Negotiator::TakeResponses() {
 Response Negotiator::Answer(const std::vector<RequestInfo>& by_rank) {
   Response response;
   const RequestInfo& first = by_rank[0];
+  response.rows = AgreedRows(by_rank, static_cast<int>(Index(first.root)));
   for (const RequestInfo& info : by_rank) {
-    if (info.kind == CollectiveKind::kAllgather) {
-      response.rows.push_back(info.shapes[0].empty() ? 1 : info.shapes[0][0]);
-    }
     if (info.kind == CollectiveKind::kRegister) {
       response.present.resize(info.present.size());
       for (size_t i = 0; i < info.present.size(); ++i) response.present[i] |= info.present[i];

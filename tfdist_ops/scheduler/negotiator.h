@@ -21,11 +21,6 @@ namespace tfdist {
 
 class SetTable;
 
-// "kind "key": ..." naming what the ranks disagree on, the values, and who had which. ok: they
-// agree. `ranks`: whose requests these are, ascending; empty: of ranks 0, 1, 2, ...
-Status CheckAgreement(const std::vector<RequestInfo>& by_rank,
-                      const std::vector<int32_t>& ranks = {});
-
 // Something that has waited longer than it may.
 struct Stall {
   std::string key;
@@ -83,7 +78,8 @@ class Negotiator {
   // Every rank waits for a group, and no two mean the same: they never will.
   void RefuseCrossedRegistrations();
 
-  size_t Index(int rank) const;  // ranks_.size(): not one of them
+  std::vector<int32_t> Members() const;  // for CheckAgreement: empty when they are 0, 1, 2, ...
+  size_t Index(int rank) const;          // ranks_.size(): not one of them
 
   const std::vector<int32_t> ranks_;
   const int64_t fusion_bytes_;

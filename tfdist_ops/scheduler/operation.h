@@ -15,6 +15,7 @@
 #include "collective/schedule.h"
 #include "collective/slicing.h"
 #include "scheduler/message.h"
+#include "scheduler/plan.h"
 #include "transport/link.h"
 
 namespace tfdist {
@@ -28,14 +29,15 @@ struct Request {
   int32_t bucket_index = 0;
   int32_t bucket_count = 0;
   std::string fingerprint;    // of a bucket that can be predicted (order.h)
-  std::vector<int64_t> rows;  // allgather, once agreed: first dimension by rank
+  std::vector<int64_t> rows;  // once agreed: AgreedRows of scheduler/rows.h
   int64_t bytes = 0;
   int64_t submitted_us = 0;
   int64_t agreed_us = 0;
   int64_t deadline_us = 0;
   std::function<void(const Status&)> done;
-  std::function<void*(const std::vector<int64_t>&)> allocate;  // allgather
-  std::function<void(const Response&)> agreed;                 // kRegister, kAddSet: the answer
+  // Where HasRows(kind): the memory for SourceRows and OutputRows of scheduler/rows.h.
+  std::function<void*(const std::vector<int64_t>& rows, int64_t output_rows)> allocate;
+  std::function<void(const Response&)> agreed;  // kRegister, kAddSet: the answer
 };
 
 using Links = std::vector<std::unique_ptr<Link>>;  // by rank; null: this rank, or gone
@@ -50,13 +52,11 @@ struct Arrived {
 
 class Operation {
  public:
-  // `size`: of the process set; the schedule names peers, as `rank` does this one, by their numbers
-  // in the world.
-  Operation(uint32_t set, uint64_t ticket, std::vector<std::unique_ptr<Request>> members,
-            Schedule schedule, std::vector<Slice> slices, int rank, int size,
-            int64_t segment_bytes);
+  Operation(uint32_t set_id, uint64_t ticket, std::vector<std::unique_ptr<Request>> members,
+            Plan plan, const SetView& set, int64_t segment_bytes);
 
-  // A data frame of this operation's ticket. An error: no step expects it (a bug on the peer).
+  // A data frame of this operation's ticket from (global) rank `peer`. An error: no step expects it
+  // (a bug on the peer).
   Status Deliver(int peer, Arrived arrived);
   // Runs what can run now. True when something did.
   bool Advance(const Links& links, uint32_t generation, std::vector<size_t>* held);
@@ -79,16 +79,20 @@ class Operation {
   bool RunReceive(size_t step, const Links& links, std::vector<size_t>* held);
   void Reduce(const Step& step, Running* run, int64_t begin, int64_t count);
   void CopyIn(Running* run, int64_t begin, int64_t count);
+  size_t Global(int32_t index) const {
+    return static_cast<size_t>(ranks_[static_cast<size_t>(index)]);
+  }
   static uint64_t Tag(int peer, uint16_t phase, uint32_t slice) {
     return (static_cast<uint64_t>(peer) << 48) | (static_cast<uint64_t>(phase) << 32) | slice;
   }
 
-  const uint32_t set_;
+  const uint32_t set_id_;
   const uint64_t ticket_;
   std::vector<std::unique_ptr<Request>> members_;
   const Schedule schedule_;
   const std::vector<Slice> slices_;
-  const int rank_;
+  const std::vector<int32_t> ranks_;  // of the process set, by index
+  const int index_;                   // of this rank in it
   DType dtype_;
   ReduceOp op_;
   double prescale_;

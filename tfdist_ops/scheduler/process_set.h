@@ -19,6 +19,7 @@
 #include "scheduler/negotiator.h"
 #include "scheduler/operation.h"
 #include "scheduler/order.h"
+#include "scheduler/plan.h"
 #include "scheduler/waits.h"
 
 namespace tfdist {
@@ -51,13 +52,13 @@ class SetTable {
   std::map<std::string, uint32_t> ids_;  // by list of ranks
 };
 
-struct ProcessSet {
-  uint32_t id = kWorldSet;
-  std::vector<int32_t> ranks;  // ascending; empty: this rank has not heard of the set yet
-  int index = -1;              // of this rank among them; -1: not one of them
-  bool closing = false;        // this rank has asked to remove it
+// `ranks` is empty while this rank has not heard of the set, `index` -1 when it is not in it.
+struct ProcessSet : SetView {
+  explicit ProcessSet(uint32_t number) : id(number) { index = -1; }
 
-  int size() const { return static_cast<int>(ranks.size()); }
+  const uint32_t id;
+  bool closing = false;  // this rank has asked to remove it
+
   int leader() const { return ranks[0]; }
   int IndexOf(int rank) const;  // -1: not one of them
   // " of process set 3 (ranks 0,2)", empty for the world

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "scheduler/agreement.h"
+
 namespace tfdist {
 namespace {
 

@@ -21,6 +21,13 @@
 
 namespace tfdist {
 
+// The types of an attribute "T": what the operations move, and what they reduce.
+// CheckReducible (base/reducible.h) says which of the latter takes which operation.
+#define TFDIST_REDUCED_TYPES                                                                  \
+  "half, bfloat16, float, double, int8, int16, int32, int64, uint8, uint16, uint32, uint64, " \
+  "bool, complex64, complex128"
+#define TFDIST_MOVED_TYPES TFDIST_REDUCED_TYPES ", float8_e5m2, float8_e4m3fn"
+
 // The core's functions; null when the core beside this library speaks another version.
 const tfdist_api_table* CoreApi();
 
@@ -70,12 +77,13 @@ class Operation {
   // Valid until `done`.
   tensorflow::OpKernelContext* ctx() const { return ctx_; }
   const std::string& name() const { return name_; }
-  // Of this process, when the operation was prepared.
-  int32_t rank() const { return rank_; }
+  // For what is known only when the kernel runs; before Submit.
+  void set_name(const std::string& name) { name_ = name; }
   // What is submitted; the tensors and callbacks are filled in by Submit.
   tfdist_request& request() { return request_; }
 
-  // `output` is null for allgather. `input` must stay alive until `done`; a kernel's inputs do.
+  // `output` is null where `allocate` gives it. `input` must stay alive until `done`; a kernel's
+  // inputs do.
   void AddTensor(const tensorflow::Tensor& input, void* output, uint64_t hint);
   // The status that `done` reports instead of the core's; for errors inside `allocate`.
   void SetError(const absl::Status& status) { error_ = status; }
@@ -92,8 +100,7 @@ class Operation {
 
   tensorflow::OpKernelContext* const ctx_;
   tensorflow::CancellationManager* const cancellation_;  // null: the caller cannot cancel
-  const std::string name_;
-  int32_t rank_ = 0;
+  std::string name_;
   DoneOnce done_;
   tfdist_request request_{};
   std::vector<tfdist_tensor> tensors_;
@@ -111,6 +118,13 @@ class Operation {
   uint64_t id_ = 0;                // guarded by mutex_
 };
 
+// The rank of this process; -1 before tfdist.init(), which Submit refuses.
+int32_t OwnRank();
+
+// The request of a send and receive. Both ranks make the same name: neither can know it when its
+// function is traced, and each counts its calls for each partner apart.
+void NamePair(Operation* op, int32_t sender, int32_t receiver);
+
 // What all collective kernels share: name, deadline, and the way from ComputeAsync to the core.
 class CollectiveOp : public tensorflow::AsyncOpKernel {
  public:
@@ -126,6 +140,7 @@ class CollectiveOp : public tensorflow::AsyncOpKernel {
   const int32_t kind_;
   std::string tensor_name_;
   float timeout_s_ = 0;
+  int64_t process_set_ = 0;
 };
 
 }  // namespace tfdist
