@@ -14,9 +14,9 @@ REGISTER_OP("TfdistAllreduce")
     .Attr("T: {" TFDIST_REDUCED_TYPES "}")
     .Attr("tensor_name: string")
     .TFDIST_REDUCTION_ATTRS
-    .Attr("timeout_s: float = 0.0")  // 0: TFDIST_TIMEOUT_S
+    .Attr("timeout_s: float = 0.0")     // 0: TFDIST_TIMEOUT_S
     .Attr("process_set: int >= 0 = 0")  // 0: all ranks
-    .Attr("group: string = ''")      // id of the gradient group that this is a bucket of
+    .Attr("group: string = ''")         // id of the gradient group that this is a bucket of
     .Attr("bucket: int = 0")
     .Attr("bucket_count: int = 0")
     .Attr("hints: list(int) = []")  // one for each tensor; see collective/slicing.h
