@@ -128,7 +128,11 @@ void Engine::HandleResponse(const Response& response, int64_t now_us) {
       first.agreed(response);
       Finish(std::move(members[0]), Status(), now_us);
       return;
-    case CollectiveKind::kAllgather: {
+    case CollectiveKind::kAllgather:
+    case CollectiveKind::kReduceScatter:
+    case CollectiveKind::kGather:
+    case CollectiveKind::kScatter:
+    case CollectiveKind::kAlltoall: {
       if (!RowsFit(response.rows, first.info, everyone_)) {
         Bug(TFDIST_INTERNAL("rank 0 announced rows for \"" + first.info.key + "\" that do not fit"),
             now_us);
@@ -147,6 +151,8 @@ void Engine::HandleResponse(const Response& response, int64_t now_us) {
     }
     case CollectiveKind::kAllreduce:
     case CollectiveKind::kBroadcast:
+    case CollectiveKind::kReduce:
+    case CollectiveKind::kSendRecv:
       Start(response.ticket, std::move(members), now_us);
       return;
   }
