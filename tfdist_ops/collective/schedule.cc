@@ -32,6 +32,10 @@ const char* CollectiveKindName(CollectiveKind kind) {
       return "alltoall";
     case CollectiveKind::kSendRecv:
       return "sendrecv";
+    case CollectiveKind::kAddSet:
+      return "add_set";
+    case CollectiveKind::kRemoveSet:
+      return "remove_set";
   }
   return "invalid";
 }

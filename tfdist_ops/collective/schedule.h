@@ -77,7 +77,9 @@ enum class CollectiveKind : int32_t {
   kGather = 7,
   kScatter = 8,
   kAlltoall = 9,
-  kSendRecv = 10,  // within a set of two; the root sends
+  kSendRecv = 10,   // within a set of two; the root sends
+  kAddSet = 11,     // a process set; the agreement alone
+  kRemoveSet = 12,  // the same
 };
 const char* CollectiveKindName(CollectiveKind kind);  // "allreduce", "reduce_scatter", ...
 bool HasRoot(CollectiveKind kind);

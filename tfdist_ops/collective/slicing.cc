@@ -129,12 +129,6 @@ void AppendJoined(const std::vector<JoinedSlice>& joined, std::vector<Slice>* sl
   }
 }
 
-std::vector<int64_t> EvenSplits(int64_t rows, int size) {
-  std::vector<int64_t> splits(static_cast<size_t>(size), rows / size);
-  for (int64_t r = 0; r < rows % size; ++r) ++splits[static_cast<size_t>(r)];
-  return splits;
-}
-
 int64_t SegmentElements(int64_t segment_bytes, size_t element_bytes) {
   const int64_t blocks = std::max<int64_t>(1, segment_bytes / kAlignBytes);
   return blocks * AlignElements(element_bytes);

@@ -67,9 +67,6 @@ std::vector<Slice> CutWhole(const std::vector<TensorView>& tensors, bool has_inp
 // Appends a slice for each of `joined`: the extents of its slices, one after the other.
 void AppendJoined(const std::vector<JoinedSlice>& joined, std::vector<Slice>* slices);
 
-// `rows` as evenly as possible for `size` ranks: the first rows mod size get one more.
-std::vector<int64_t> EvenSplits(int64_t rows, int size);
-
 // Elements of a segment, given its size in bytes: the largest multiple of 64 bytes in it, and never
 // less than 64 bytes.
 int64_t SegmentElements(int64_t segment_bytes, size_t element_bytes);

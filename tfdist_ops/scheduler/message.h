@@ -18,12 +18,14 @@ struct RequestInfo {
   CollectiveKind kind = CollectiveKind::kBarrier;
   DType dtype = DType::kInvalid;
   ReduceOp op = ReduceOp::kSum;
-  int32_t root = 0;
+  int32_t root = 0;   // broadcast, reduce, gather, scatter; kSendRecv: the sender
+  int32_t peer = -1;  // kSendRecv: the receiver
   double prescale = 1.0;
   double postscale = 1.0;
   double timeout_s = 0;
   bool bucket = false;  // of a registered group: its shapes are agreed on, one total stands here
   std::vector<std::vector<int64_t>> shapes;
+  std::vector<int64_t> splits;   // reduce_scatter, scatter, alltoall: rows by rank; empty = even
   std::string description;       // kRegister: one line a variable, the options last
   std::vector<uint8_t> present;  // kRegister: which variables have a gradient here
 };
@@ -34,7 +36,7 @@ struct Response {
   uint64_t ticket = 0;  // place in the order of all collectives; the tag of its data frames
   std::vector<std::string> keys;
   Status error;
-  std::vector<int64_t> rows;     // allgather: first dimension by rank
+  std::vector<int64_t> rows;     // see AgreedRows in scheduler/rows.h
   std::vector<uint8_t> present;  // kRegister: which variables have a gradient on any rank
 };
 

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cctype>
-#include <numeric>
 #include <string>
 #include <utility>
 
@@ -44,10 +43,6 @@ StatusOr<const AlgorithmEntry*> AlgorithmFor(const RequestInfo& info, const Sche
   return entry;
 }
 
-bool Sums(const std::vector<int64_t>& rows, int64_t total) {
-  return std::accumulate(rows.begin(), rows.end(), int64_t{0}) == total;
-}
-
 std::vector<Slice> CutFor(const PlanInput& input, const AlgorithmEntry& entry,
                           const ScheduleArgs& args) {
   const RequestInfo& info = input.info;
@@ -85,61 +80,13 @@ std::vector<Slice> CutFor(const PlanInput& input, const AlgorithmEntry& entry,
 
 }  // namespace
 
-int64_t FirstDimension(const std::vector<int64_t>& shape) { return shape.empty() ? 1 : shape[0]; }
-
-bool RowsFit(const std::vector<int64_t>& rows, const RequestInfo& own, const SetView& set) {
-  const size_t size = set.ranks.size();
-  const auto index = static_cast<size_t>(set.index);
-  if (own.kind != CollectiveKind::kAllgather && own.kind != CollectiveKind::kGather &&
-      own.kind != CollectiveKind::kReduceScatter && own.kind != CollectiveKind::kScatter &&
-      own.kind != CollectiveKind::kAlltoall) {
-    return rows.empty();
-  }
-  if (rows.size() != (own.kind == CollectiveKind::kAlltoall ? size * size : size)) return false;
-  if (*std::min_element(rows.begin(), rows.end()) < 0) return false;
-  const int64_t first = FirstDimension(own.shapes[0]);
-  switch (own.kind) {
-    case CollectiveKind::kReduceScatter:
-      return Sums(rows, first);
-    case CollectiveKind::kScatter:  // only the root's rows count
-      return own.root != set.ranks[index] || Sums(rows, first);
-    case CollectiveKind::kAlltoall: {
-      const auto begin = rows.begin() + static_cast<std::ptrdiff_t>(index * size);
-      return Sums({begin, begin + static_cast<std::ptrdiff_t>(size)}, first);
-    }
-    default:
-      return rows[index] == first;
-  }
-}
-
-int64_t OutputRows(const std::vector<int64_t>& rows, const RequestInfo& own, const SetView& set) {
-  const size_t size = set.ranks.size();
-  const auto index = static_cast<size_t>(set.index);
-  switch (own.kind) {
-    case CollectiveKind::kAllgather:
-      return std::accumulate(rows.begin(), rows.end(), int64_t{0});
-    case CollectiveKind::kGather:
-      return own.root == set.ranks[index] ? std::accumulate(rows.begin(), rows.end(), int64_t{0})
-                                          : 0;
-    case CollectiveKind::kReduceScatter:
-    case CollectiveKind::kScatter:
-      return rows[index];
-    case CollectiveKind::kAlltoall: {
-      int64_t total = 0;
-      for (size_t s = 0; s < size; ++s) total += rows[s * size + index];
-      return total;
-    }
-    default:
-      return FirstDimension(own.shapes[0]);
-  }
-}
-
 StatusOr<Plan> PlanOperation(const PlanInput& input, const Config& config) {
   StatusOr<ScheduleArgs> args = ArgsFor(input.info, input.set);
   TFDIST_RETURN_IF_ERROR(args.status());
   StatusOr<const AlgorithmEntry*> entry = AlgorithmFor(input.info, args.value(), config);
   TFDIST_RETURN_IF_ERROR(entry.status());
-  if (!RowsFit(input.rows, input.info, input.set)) {
+  if (HasRows(input.info.kind) &&
+      !RowsFit(input.info, input.rows, args.value().rank, args.value().size, args.value().root)) {
     return TFDIST_INTERNAL("rank 0 announced rows for \"" + input.info.key + "\" that do not fit");
   }
   return Plan{entry.value()->make(args.value()), CutFor(input, *entry.value(), args.value())};
