@@ -141,10 +141,11 @@ bool LogicalOf(ReduceOp op, const std::vector<bool>& truths) {
   return trues % 2 == 1;
 }
 
-// Exact in 128 bits; the low bits are the wrapped number.
+// Modulo 2^128, of which the low bits are the wrapped number.
+using Wide = unsigned __int128;
 template <typename T>
-T Wrapped(__int128 exact) {
-  return static_cast<T>(static_cast<std::make_unsigned_t<T>>(exact));
+T Wrapped(Wide value) {
+  return static_cast<T>(static_cast<std::make_unsigned_t<T>>(value));
 }
 
 template <typename T>
@@ -156,11 +157,12 @@ T IntegerReference(ReduceOp op, const std::vector<T>& values) {
   }
   if (op == ReduceOp::kMin) return *std::min_element(values.begin(), values.end());
   if (op == ReduceOp::kMax) return *std::max_element(values.begin(), values.end());
-  __int128 exact = op == ReduceOp::kProduct ? 1 : 0;
+  Wide total = op == ReduceOp::kProduct ? 1 : 0;
   for (T v : values) {
-    exact = op == ReduceOp::kProduct ? static_cast<__int128>(Wrapped<T>(exact)) * v : exact + v;
+    const Wide value = static_cast<Wide>(static_cast<__int128>(v));
+    total = op == ReduceOp::kProduct ? total * value : total + value;
   }
-  const T wrapped = Wrapped<T>(exact);
+  const T wrapped = Wrapped<T>(total);
   if (op != ReduceOp::kAverage) return wrapped;
   return static_cast<T>(static_cast<__int128>(wrapped) / static_cast<__int128>(values.size()));
 }
