@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfdist import groups
 from tfdist.collectives import ReduceOp
-from tfdist.process_sets import ProcessSet, id_of
+from tfdist._process_sets import ProcessSet, id_of
 
 
 class DistributedGradientTape:
