@@ -174,9 +174,9 @@ class LinkEnd:
 class Topology:
     """The place of this rank; see `tfdist.rank` and its neighbours.
 
-    `host_of` is the index of each rank's host, by rank. Hosts are those that were proved
-    to be one machine (`rendezvous.hosts`), numbered by their lowest rank; equal on all
-    ranks. The launcher's local ranks may say otherwise.
+    `host_of` is the index of each rank's host, by rank: what was proved to be one
+    machine (`rendezvous.hosts`), numbered by the lowest rank; equal on all ranks. The
+    launcher's local ranks may say otherwise.
     """
 
     rank: int

@@ -15,8 +15,8 @@ from helpers.deadline import deadline
 from tfdist.rendezvous import agreement, links, mesh
 from tfdist.rendezvous.address import bind
 from tfdist.rendezvous.environment import Placement
-from tfdist.rendezvous.hosts import numbered
 from tfdist.rendezvous.errors import RendezvousError
+from tfdist.rendezvous.hosts import numbered
 from tfdist.rendezvous.store import Membership, StoreClient, StoreServer
 from tfdist.rendezvous.world import Mesh, Settings
 
