@@ -23,6 +23,7 @@ from helpers.launcher import (
 )
 
 from tfdist import _core
+from tfdist.launch import frames
 
 pytestmark = pytest.mark.faults
 GONE_S = 5.0  # no process of a job is left so long after its launcher or its host
@@ -327,6 +328,24 @@ def test_a_killed_agent_leaves_nothing(started):
     agents[0].kill()
     until(lambda: not [p for p in marked(marker) if p != process.pid], GONE_S)
     assert finish(process).code == 255
+
+
+@pytest.mark.slow
+@deadline(90)
+def test_a_connection_that_says_nothing_ends_its_ranks_on_both_sides(hosts, started):
+    """Half-open: neither side sees an end, ssh itself notices nothing."""
+    marker = f"mark-{uuid.uuid4().hex}"
+    options = ["-x", "MARK"]
+    process = started((1, 1), *shell(DAEMON), options=options, MARK=marker)
+    before = len(marked(marker))
+    hosts.clients(process.pid)["host-b"].suspend()
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(frames.SILENCE_S - 10)
+    assert len(marked(marker)) == before
+    done = finish(process, 40.0)
+    assert done.code == 255
+    assert "host-b was lost: nothing came from it for 30 s" in done.report[0]
+    until(lambda: not marked(marker), GONE_S)
 
 
 def parents(marker):

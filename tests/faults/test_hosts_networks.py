@@ -10,7 +10,7 @@ import uuid
 import pytest
 from helpers.deadline import deadline
 from helpers.hosts import networked_hosts, why_no_networks
-from helpers.launcher import finish, marked, run, start, until
+from helpers.launcher import clean_environment, finish, marked, run, start, until
 
 from tfdist import _core
 
@@ -104,6 +104,23 @@ def test_this_host_and_another_one(hosts, tmp_path, transport):
     assert {store for store, _ in said} == {hosts.address}
     used = {ip.strip("'") for _, ips in said for ip in ips.split(", ") if ip}
     assert used == {hosts.address, hosts.names[0]}
+
+
+@deadline(20)
+def test_another_network_is_another_claim():
+    """So that nobody tries to share memory across it, and is refused."""
+    code = "from tfdist.rendezvous import hosts; print(hosts.claim())"
+    commands = ([], [], ["unshare", "--net"])
+    claims = [
+        subprocess.run(
+            [*prefix, *python(code)],
+            env=clean_environment(),
+            capture_output=True,
+            check=True,
+        ).stdout
+        for prefix in commands
+    ]
+    assert claims[0] == claims[1] != claims[2]
 
 
 @deadline(60)

@@ -128,6 +128,25 @@ def test_a_silent_connection_is_an_error_on_every_rank_in_time(size, pair, how):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("side", [{0, 1}, {0}, {1}, {3}])
+@deadline(90)
+def test_a_partition_leaves_no_side_that_goes_on(side):
+    """Nobody is left that trains on without having noticed."""
+    with job(4) as ranks:
+        ranks.ready()
+        before = time.monotonic()
+        for one in side:
+            for other in set(range(4)) - side:
+                set_faults(ranks.relay, one, other, swallowed=True)
+        ends = ranks.ends(SILENT_S * 3 + 20.0)
+    last_s = max(end["time_s"] for end in ends.values()) - before
+    assert last_s < SILENT_S + MARGIN_S, ends
+    applied = [end["applied"] for end in ends.values()]
+    assert max(applied) - min(applied) <= 1
+    blamed(ends)
+
+
+@pytest.mark.slow
 @deadline(60)
 def test_a_stall_that_heals_in_time_changes_nothing():
     with job(3, steps=400, TFDIST_TIMEOUT_S="30") as ranks:
@@ -144,7 +163,7 @@ def test_a_stall_that_heals_in_time_changes_nothing():
 
 
 EDITS = {"flip": flip_one_bit, "repeat": repeat_some, "drop": drop_some}
-# Frames carry no MAC yet: a flipped bit of the data is a wrong sum, of a header an error.
+# Frames carry no MAC yet: a flipped bit of data is a wrong sum, of a header an error.
 MAY_FAIL = pytest.mark.xfail(reason="frames between hosts carry no MAC", strict=False)
 
 

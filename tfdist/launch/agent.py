@@ -158,8 +158,6 @@ class Agent:
             while not self._ended:
                 self._step(frames.SIGN_OF_LIFE_S / 2)
                 self._mind_the_time()
-            if self._finished:
-                self._drain(_DRAIN_S)
         finally:
             self._end_all()
         if self._finished:
@@ -248,7 +246,7 @@ class Agent:
             self._ended = True
 
     def _drain(self, limit_s: float) -> None:
-        """Takes what the ranks printed last; their helpers may hold the pipes open."""
+        """Takes what was printed last; something may still hold the pipes open."""
         deadline = time.monotonic() + limit_s
         while self._streams and (left_s := deadline - time.monotonic()) > 0:
             self._step(left_s)
