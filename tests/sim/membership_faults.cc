@@ -104,6 +104,35 @@ void MembershipSim::Partition(const std::vector<bool>& side, int64_t at_us, int6
   }
 }
 
+void MembershipSim::Isolate(int rank, int64_t heal_us) {
+  for (int peer = 0; peer < size_; ++peer) {
+    if (At(peer).host == At(rank).host) continue;
+    wires_->Cut(rank, peer);
+    wires_->Cut(peer, rank);
+    if (heal_us >= 0) CutPair(rank, peer, queue_.now_us(), heal_us, false);
+  }
+}
+
+// A rank that was armed is hit while it sends `letter`: this one is out, or the next would be.
+void MembershipSim::Spring(Node* node, int to, const Letter& letter) {
+  const int rank = node->rank;
+  if (rng_.Chance(50)) wires_->Send(rank, to, letter);
+  switch (node->armed) {
+    case Node::Armed::kKill:
+      Kill(node, false);
+      return;
+    case Node::Armed::kStop:
+      Stop(node);
+      queue_.After(rng_.Between(200 * kMs, 5 * kSecond), [this, rank] { Continue(&At(rank)); });
+      break;
+    case Node::Armed::kIsolate:
+      Trace("rank " + std::to_string(rank) + " is cut off");
+      Isolate(rank, rng_.Chance(60) ? queue_.now_us() + rng_.Between(100 * kMs, 6 * kSecond) : -1);
+      break;
+  }
+  Send(node, to, letter);
+}
+
 void MembershipSim::ResetPair(int a, int b, int64_t at_us) {
   undisturbed_ = false;
   uncertain_ = true;
@@ -113,7 +142,7 @@ void MembershipSim::ResetPair(int a, int b, int64_t at_us) {
     Letter end;
     end.kind = Letter::Kind::kEnd;
     for (const auto& [from, to] : {std::pair(a, b), std::pair(b, a)}) {
-      if (At(from).state == State::kDead) continue;
+      if (wires_->IsClosed(from, to)) continue;
       wires_->Drop(from, to);
       wires_->Send(from, to, end);
       wires_->Close(from, to);
@@ -280,13 +309,15 @@ void MembershipSim::PlanMany() {
   for (Node& node : nodes_) {
     if (!rng_.Chance(20)) continue;
     const int rank = node.rank;
-    const int sends = static_cast<int>(rng_.Between(1, 4 * size_));
-    const bool stop = rng_.Chance(40);
-    if (stop) undisturbed_ = false;
-    if (stop || hosts_ > 1) uncertain_ = true;
-    queue_.At(at_us, [this, rank, sends, stop] {
+    const int kind = static_cast<int>(rng_.Between(0, 4));
+    const int sends = static_cast<int>(rng_.Between(1, kind == 0 ? 4 * size_ : size_));
+    const auto armed = static_cast<Node::Armed>(rng_.Between(0, hosts_ > 1 ? 2 : 1));
+    if (armed != Node::Armed::kKill) undisturbed_ = false;
+    if (armed != Node::Armed::kKill || hosts_ > 1) uncertain_ = true;
+    queue_.At(at_us, [this, rank, kind, sends, armed] {
+      At(rank).armed_kind = kind;
       At(rank).armed_sends = sends;
-      At(rank).armed_stop = stop;
+      At(rank).armed = armed;
     });
   }
   for (int64_t n = rng_.Between(1, 4); n > 0; --n) {

@@ -159,17 +159,13 @@ void MembershipSim::Send(Node* node, int to, Letter letter) {
     node->outbox.push_back({to, letter});
     return;
   }
+  const bool agreement = letter.kind == Letter::Kind::kAgreement;
   const bool counted =
-      letter.kind == Letter::Kind::kAgreement || letter.kind == Letter::Kind::kGate;
+      node->armed_kind == 0
+          ? agreement || letter.kind == Letter::Kind::kGate
+          : agreement && static_cast<int>(letter.message->kind) == node->armed_kind;
   if (counted && node->armed_sends > 0 && --node->armed_sends == 0) {
-    if (node->armed_stop) {
-      const int rank = node->rank;
-      Stop(node);
-      queue_.After(rng_.Between(200 * kMs, 5 * kSecond), [this, rank] { Continue(&At(rank)); });
-      wires_->Send(node->rank, to, letter);  // its last words are out
-    } else {
-      Kill(node, false);
-    }
+    Spring(node, to, letter);
     return;
   }
   wires_->Send(node->rank, to, letter);

@@ -82,8 +82,11 @@ class MembershipSim {
     std::map<uint64_t, std::vector<Step>> applied;  // by group
     int64_t last_applied_us = 0;
     int64_t outcome_us = -1;  // of the first generation
-    int armed_sends = -1;     // dies, or stops, after so many more messages
-    bool armed_stop = false;
+    // What happens to it after so many more messages of a kind (0: any kind).
+    enum class Armed : uint8_t { kKill, kStop, kIsolate };
+    Armed armed = Armed::kKill;
+    int armed_sends = -1;
+    int armed_kind = 0;
   };
 
   // Faults (membership_faults.cc).
@@ -94,6 +97,8 @@ class MembershipSim {
   void AddFault(int64_t at_us);
   void Partition(const std::vector<bool>& side, int64_t at_us, int64_t heal_us, bool one_way);
   void CutPair(int a, int b, int64_t at_us, int64_t heal_us, bool one_way);
+  void Isolate(int rank, int64_t heal_us);
+  void Spring(Node* node, int to, const Letter& letter);
   void StopAt(int rank, int64_t at_us, int64_t continue_us);
   void StallAt(int rank, int64_t at_us, int64_t length_us);
   void FreezeJob(int64_t at_us, int64_t length_us);

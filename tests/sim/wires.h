@@ -44,6 +44,7 @@ class Wires {
   }
   // Nothing more can be sent; what is under way still arrives.
   void Close(int from, int to) { At(from, to).closed = true; }
+  bool IsClosed(int from, int to) { return At(from, to).closed; }
   void Cut(int from, int to) { At(from, to).cut = true; }
   bool IsCut(int from, int to) const { return wires_[static_cast<size_t>(from * size_ + to)].cut; }
   void Heal(int from, int to) {

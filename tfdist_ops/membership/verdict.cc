@@ -141,15 +141,13 @@ bool Agreement::Learn(const Evidence& evidence) {
 
 void Agreement::Changed() {
   since_change_us_ = 0;
-  // What was proposed for a smaller F is abandoned; what was accepted goes into the report.
-  if (proposed_ != nullptr && accepted_.failed != Failed()) {
+  // What was proposed for a smaller F is abandoned; what was accepted stays.
+  if (proposed_for_ != Failed()) {
     proposed_.reset();
     accepts_.clear();
   }
   auto report = NewMessage(AgreementMessage::Kind::kReport);
   report->commits = commits_;
-  report->accepted_failed = accepted_.failed;
-  report->verdict = accepted_.verdict;
   TellAll(report);
   TryPropose();
 }
@@ -223,14 +221,8 @@ void Agreement::Merge(int from, const AgreementMessage& message) {
   }
   bool changed = false;
   for (const Evidence& item : message.evidence) changed |= Learn(item);
-  if (message.kind == AgreementMessage::Kind::kReport) {
-    // Within a pair messages keep their order, so the last report has the largest F; an earlier one
-    // that comes again does not replace it.
-    Report& report = reports_[from];
-    if (told.size() >= report.failed.size()) {
-      report = {told, message.commits, {message.accepted_failed, message.verdict}};
-    }
-  }
+  // A gate freezes once: every report of a member says the same about it.
+  if (message.kind == AgreementMessage::Kind::kReport) reports_[from] = message.commits;
   if (changed) {
     Changed();
   } else {
@@ -244,7 +236,7 @@ void Agreement::HandleProposal(int from, const AgreementMessage& message) {
   if (Ranks(message.evidence) != Failed()) return;
   if (message.kind == AgreementMessage::Kind::kPropose && message.verdict != nullptr) {
     if (from != Coordinator()) return;
-    accepted_ = {Failed(), message.verdict};
+    accepted_ = message.verdict;
     messages_.push_back({from, NewMessage(AgreementMessage::Kind::kAccept)});
   } else if (message.kind == AgreementMessage::Kind::kAccept && proposed_ != nullptr) {
     accepts_.insert(from);
@@ -255,20 +247,14 @@ void Agreement::HandleProposal(int from, const AgreementMessage& message) {
 void Agreement::TryPropose() {
   if (outcome_ != Outcome::kNone || proposed_ != nullptr || failed_.empty()) return;
   if (Coordinator() != rank_ || !MayDecide(members_, Seen())) return;
-  const std::vector<int> failed = Failed();
   const std::vector<int> others = Others();
   for (int peer : others) {
-    const auto it = reports_.find(peer);
-    if (it == reports_.end() || it->second.failed != failed) return;
+    if (reports_.count(peer) == 0) return;
   }
-  const Accepted* best = &accepted_;
-  for (int peer : others) {
-    const Accepted& accepted = reports_[peer].accepted;
-    if (accepted.verdict == nullptr) continue;
-    if (best->verdict == nullptr || accepted.failed.size() > best->failed.size()) best = &accepted;
-  }
-  proposed_ = best->verdict != nullptr ? best->verdict : MakeVerdict();
-  accepted_ = {failed, proposed_};
+  // If anything was decided before, this rank has accepted it (docs/design/0004).
+  proposed_ = accepted_ != nullptr ? accepted_ : MakeVerdict();
+  proposed_for_ = Failed();
+  accepted_ = proposed_;
   accepts_ = {rank_};
   auto message = NewMessage(AgreementMessage::Kind::kPropose);
   message->verdict = proposed_;
@@ -286,7 +272,7 @@ std::shared_ptr<const Verdict> Agreement::MakeVerdict() const {
   std::map<uint64_t, int64_t> last;
   for (const CommitPoint& point : commits_) last[point.group] = point.step;
   for (int peer : Others()) {
-    for (const CommitPoint& point : reports_.at(peer).commits) {
+    for (const CommitPoint& point : reports_.at(peer)) {
       int64_t& step = last[point.group];
       step = std::max(step, point.step);
     }

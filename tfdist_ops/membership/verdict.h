@@ -2,11 +2,11 @@
 // machine on values; the protocol and its proof are docs/design/0004-verdict-and-gate.md.
 //
 // Every member keeps a set F of failed ranks with evidence; F only grows. Whatever makes it grow
-// is told to everybody, together with this member's report (what it has accepted, the steps its
-// gate has released). The coordinator of F is the smallest rank outside of F. With the reports of
-// ALL members outside of F, for exactly this F, it proposes a verdict: the one accepted at the
-// largest earlier F, else a new one. Members whose F is equal accept; when all have, it is decided
-// and everybody who learns it tells everybody else. Deciding takes certain evidence for all of F,
+// is told to everybody, together with this member's report: the steps its gate had released when it
+// froze. The coordinator of F is the smallest rank outside of F. With the reports of ALL members
+// outside of F it proposes a verdict: the one it has itself accepted for an earlier F, else a new
+// one. Members whose F is equal accept; when all have, it is decided, and everybody who learns the
+// decision tells everybody else. Deciding takes certain evidence for all of F,
 // or a majority of the generation outside of F (exactly half counts with the smallest rank).
 //
 // What the caller must do, all on one thread:
@@ -63,8 +63,7 @@ struct AgreementMessage {
   uint32_t generation = 0;
   std::vector<Evidence> evidence;          // the sender's F, sorted by rank
   std::vector<CommitPoint> commits;        // kReport: released by the sender
-  std::vector<int> accepted_failed;        // kReport: the F at which it accepted `verdict`
-  std::shared_ptr<const Verdict> verdict;  // kReport: null when it has accepted none
+  std::shared_ptr<const Verdict> verdict;  // kPropose, kDecide
 };
 
 enum class Outcome : uint8_t { kNone, kDecided, kEvicted, kNoMajority, kNotAgreed, kWithdrawn };
@@ -108,16 +107,6 @@ class Agreement {
   uint32_t generation() const { return generation_; }
 
  private:
-  struct Accepted {
-    std::vector<int> failed;
-    std::shared_ptr<const Verdict> verdict;  // null: none
-  };
-  struct Report {
-    std::vector<int> failed;
-    std::vector<CommitPoint> commits;
-    Accepted accepted;
-  };
-
   bool IsMember(int rank) const;
   bool Learn(const Evidence& evidence);
   void Changed();  // F or its evidence: tell everybody, start over
@@ -144,11 +133,12 @@ class Agreement {
   std::map<int, Evidence> failed_;  // F
   std::vector<int> order_;          // F in the order in which it was learnt
   bool frozen_ = false;
-  std::vector<CommitPoint> commits_;  // the frozen gate
-  Accepted accepted_;
-  // The coordinator's; proposed_ is for its present F, and then accepted_.failed is that F.
-  std::map<int, Report> reports_;  // the last of every member
+  std::vector<CommitPoint> commits_;                 // the frozen gate
+  std::shared_ptr<const Verdict> accepted_;          // the last one
+  std::map<int, std::vector<CommitPoint>> reports_;  // of the others
+  // The coordinator's, for its present F.
   std::shared_ptr<const Verdict> proposed_;
+  std::vector<int> proposed_for_;
   std::set<int> accepts_;
 
   Outcome outcome_ = Outcome::kNone;
