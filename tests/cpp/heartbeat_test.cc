@@ -130,6 +130,22 @@ TEST(a_peer_that_reads_nothing_gets_four_beats) {
   CHECK_EQ(beats, size_t{8});
 }
 
+TEST(two_ranks_whose_beats_were_all_held_up_find_each_other_again) {
+  HeartbeatMonitor a(0, {0, 1}, {true, false});
+  HeartbeatMonitor b(1, {0, 1}, {false, true});
+  std::vector<std::pair<HeartbeatMonitor*, Heartbeat>> under_way;
+  for (int64_t now_us = 0; now_us < 20000 * kMs; now_us += 100 * kMs) {
+    const HeartbeatMonitor::Turn turn_a = a.Tick(now_us);
+    const HeartbeatMonitor::Turn turn_b = b.Tick(now_us);
+    CHECK(turn_a.evidence.empty() && turn_b.evidence.empty());
+    for (const auto& [peer, beat] : turn_a.beats) under_way.push_back({&b, beat});
+    for (const auto& [peer, beat] : turn_b.beats) under_way.push_back({&a, beat});
+    if (now_us % (5000 * kMs) < 1000 * kMs) continue;  // a cut of a second, every five
+    for (const auto& [monitor, beat] : under_way) monitor->Receive(monitor == &a ? 1 : 0, beat);
+    under_way.clear();
+  }
+}
+
 TEST(an_acknowledgement_of_what_was_never_sent_is_ignored) {
   HeartbeatMonitor monitor(0, {0, 1}, {true, true});
   monitor.Receive(1, {1, 1000000});

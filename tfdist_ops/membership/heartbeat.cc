@@ -145,8 +145,13 @@ HeartbeatMonitor::Turn HeartbeatMonitor::Tick(int64_t now_us) {
       continue;
     }
     const auto in_flight = static_cast<int>(peer.sent - peer.acknowledged);
-    if (!beat || in_flight >= options_.max_unacknowledged) continue;
-    ++peer.sent;
+    if (!beat) continue;
+    if (in_flight < options_.max_unacknowledged) {
+      ++peer.sent;
+    } else if (peer.read == peer.told) {
+      continue;
+    }
+    peer.told = peer.read;
     turn.beats.push_back({rank, Heartbeat{peer.sent, peer.read}});
   }
   return turn;

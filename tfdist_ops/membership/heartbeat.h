@@ -67,6 +67,8 @@ struct HeartbeatOptions {
   int max_unacknowledged = 4;        // so that the lane to a peer that reads nothing never fills
 };
 
+// A beat that is not acknowledged stops the next ones, but never an acknowledgement: that repeats
+// the last sequence. Otherwise two ranks whose link was cut for a moment would wait for each other.
 struct Heartbeat {
   uint32_t sequence = 0;      // of the sender, from 1
   uint32_t acknowledged = 0;  // highest sequence the sender has read from the receiver
@@ -110,6 +112,7 @@ class HeartbeatMonitor {
     uint32_t sent = 0;          // sequence of our last beat
     uint32_t acknowledged = 0;  // highest of ours that the peer has read
     uint32_t read = 0;          // highest of the peer's that we have read
+    uint32_t told = 0;          // of these, the highest that we have acknowledged
   };
   int64_t Limit(int rank) const;
   bool Judge(int rank, Peer* peer, int64_t passed_us, Evidence* evidence) const;
