@@ -19,27 +19,18 @@
 // Operations in MPICH", Int. J. High Perform. Comput. Appl. 19 (2005), on broadcast (tree).
 #include "collective/schedule.h"
 #include "collective/steps.h"
+#include "collective/tree_steps.h"
 
 namespace tfdist {
 namespace {
 
-bool Supports(int size, DType dtype) { return size >= 1 && DTypeSize(dtype) > 0; }
+bool Supports(const ScheduleArgs& /*args*/, DType dtype) { return DTypeSize(dtype) > 0; }
 
-Schedule Make(int rank, int size, int root) {
-  const int relative = Mod(rank - root, size);
-  int bit = 1;  // ends as the lowest set bit of `relative`; for the root the power >= size
-  while (bit < size && (relative & bit) == 0) bit <<= 1;
+Schedule Make(const ScheduleArgs& args) {
   Schedule schedule;
-  int32_t copied = -1;
-  if (relative != 0) {
-    copied = Add(&schedule, CopyFrom(0, 0, Mod(relative - bit + root, size), /*after=*/-1));
-  }
-  for (int child_bit = bit >> 1; child_bit > 0; child_bit >>= 1) {
-    if (relative + child_bit >= size) continue;
-    const int32_t child = (relative + child_bit + root) % size;
-    Add(&schedule, relative == 0 ? SendInput(0, 0, child) : SendOutput(0, 0, child, copied));
-  }
-  if (relative == 0) Add(&schedule, Local(0));
+  const TreeNode node = BinomialNode(args.rank, args.size, args.root);
+  AddTreeBroadcast(&schedule, node, 0, 0, Place::kInput, {});
+  if (args.rank == args.root) Add(&schedule, LocalCopy(0));
   return schedule;
 }
 

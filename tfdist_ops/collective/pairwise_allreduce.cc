@@ -30,20 +30,19 @@ namespace {
 
 enum Phase : uint16_t { kToOwner = 0, kFromOwner = 1 };
 
-bool Supports(int size, DType dtype) { return size >= 1 && IsReducible(dtype); }
+bool Supports(const ScheduleArgs& /*args*/, DType dtype) { return IsReducible(dtype); }
 
-Schedule Make(int rank, int size, int /*root*/) {
+Schedule Make(const ScheduleArgs& args) {
+  const int rank = args.rank;
+  const int size = args.size;
   Schedule schedule;
   std::vector<int32_t> sent(static_cast<size_t>(size), -1);
   for (int shift = 1; shift < size; ++shift) {
     const int32_t owner = Mod(rank + shift, size);
     sent[static_cast<size_t>(owner)] = Add(&schedule, SendInput(kToOwner, owner, owner));
   }
-  std::vector<int32_t> others;
-  for (int32_t peer = 0; peer < size; ++peer) {
-    if (peer != rank) others.push_back(peer);
-  }
-  const int32_t reduced = Add(&schedule, ReduceInputs(kToOwner, rank, others, /*finish=*/true));
+  const int32_t reduced =
+      Add(&schedule, ReduceInputs(kToOwner, rank, Others(rank, size), /*finish=*/true));
   for (int shift = 1; shift < size; ++shift) {
     Add(&schedule, SendOutput(kFromOwner, rank, Mod(rank + shift, size), reduced));
   }

@@ -23,9 +23,11 @@
 namespace tfdist {
 namespace {
 
-bool Supports(int size, DType dtype) { return size >= 1 && DTypeSize(dtype) > 0; }
+bool Supports(const ScheduleArgs& /*args*/, DType dtype) { return DTypeSize(dtype) > 0; }
 
-Schedule Make(int rank, int size, int /*root*/) {
+Schedule Make(const ScheduleArgs& args) {
+  const int rank = args.rank;
+  const int size = args.size;
   const int32_t left = Mod(rank - 1, size);
   const int32_t right = Mod(rank + 1, size);
   Schedule schedule;
@@ -33,9 +35,9 @@ Schedule Make(int rank, int size, int /*root*/) {
   for (int hop = 0; hop < size - 1; ++hop) {
     const int32_t out = Mod(rank - hop, size);
     Add(&schedule, hop == 0 ? SendInput(0, out, right) : SendOutput(0, out, right, copied));
-    copied = Add(&schedule, CopyFrom(0, Mod(rank - hop - 1, size), left, /*after=*/-1));
+    copied = Add(&schedule, CopyFrom(0, Mod(rank - hop - 1, size), left, {}));
   }
-  Add(&schedule, Local(rank));
+  Add(&schedule, LocalCopy(rank));
   return schedule;
 }
 

@@ -1,0 +1,53 @@
+// Plan: from an agreed collective to what this rank does for it: the list of steps and the slices
+// of memory that they work on. Pure: values in, values out; the engine runs what comes out
+// (operation.h).
+#ifndef TFDIST_OPS_SCHEDULER_PLAN_H_
+#define TFDIST_OPS_SCHEDULER_PLAN_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "base/config.h"
+#include "base/status.h"
+#include "collective/schedule.h"
+#include "collective/slicing.h"
+#include "scheduler/message.h"
+
+namespace tfdist {
+
+// The process set of a collective as one of its members sees it.
+struct SetView {
+  std::vector<int32_t> ranks;    // global ranks, ascending; schedules speak of indices into it
+  std::vector<int32_t> host_of;  // host by index, any numbers; empty: all on one host
+  int index = 0;                 // of this rank
+  int size() const { return static_cast<int>(ranks.size()); }
+};
+
+struct PlanInput {
+  const RequestInfo& info;                 // of any of the fused requests
+  const std::vector<TensorView>& tensors;  // of all of them
+  const std::vector<int64_t>& rows;        // as announced: AgreedRows of scheduler/rows.h
+  const SetView& set;
+};
+
+struct Plan {
+  Schedule schedule;
+  std::vector<Slice> slices;
+};
+
+// Fails when the announced rows do not fit, when the root is not in the set, or when the kind has
+// no algorithm for the type: all of them bugs of the caller, who has checked requests before.
+//
+// Tensors of the kinds with rows: `output` holds OutputRows() rows; the one of a gather's
+// non-root is not used. sendrecv: the sender needs no output, the receiver no input. scatter:
+// non-roots need no input.
+StatusOr<Plan> PlanOperation(const PlanInput& input, const Config& config);
+
+// The configured algorithm of a kind; "auto" where there is no choice.
+const std::string& WantedAlgorithm(CollectiveKind kind, const Config& config);
+// An error that names the variable and lists what is known, if a configured name is unknown.
+Status CheckAlgorithmNames(const Config& config);
+
+}  // namespace tfdist
+
+#endif  // TFDIST_OPS_SCHEDULER_PLAN_H_
