@@ -75,14 +75,13 @@ int PartCount(const AlgorithmEntry& entry, const ScheduleArgs& args) {
   return entry.parts != nullptr ? entry.parts(args) : args.size;
 }
 
-bool TravelsWide(const Step& step, DType dtype) {
-  if (!IsHalf(dtype)) return false;
+bool CarriesPartials(const Step& step) {
   if (step.kind == StepKind::kSend) return step.own == Place::kPartial;
-  return step.kind == StepKind::kReduce && !step.raw;
+  return step.kind == StepKind::kReduce && !step.raw && !step.peers.empty();
 }
 
 int64_t ScheduleSegment(const Schedule& schedule, DType dtype, int64_t segment_bytes) {
-  const DType widest = schedule.partials && IsHalf(dtype) ? DType::kFloat32 : dtype;
+  const DType widest = schedule.partials ? AccumulationType(dtype) : dtype;
   return SegmentElements(segment_bytes, DTypeSize(widest));
 }
 
@@ -98,7 +97,7 @@ SendCount CountSends(const Schedule& schedule, const std::vector<int64_t>& slice
   for (const Step& step : schedule.steps) {
     if (step.kind != StepKind::kSend) continue;
     const int64_t n = elements[static_cast<size_t>(step.slice)];
-    const size_t bytes = DTypeSize(TravelsWide(step, dtype) ? DType::kFloat32 : dtype);
+    const size_t bytes = DTypeSize(CarriesPartials(step) ? AccumulationType(dtype) : dtype);
     count.bytes += static_cast<uint64_t>(n) * bytes;
     count.frames += static_cast<uint64_t>(SegmentCount(n, segment));
   }

@@ -22,7 +22,8 @@ namespace tfdist {
 
 enum class StepKind : uint8_t {
   kSend,    // send the slice, read from `own`, to peers[0]
-  kReduce,  // receive the slice from all of `peers` and reduce it with `own` into `to`
+  kReduce,  // receive the slice from all of `peers` and reduce it with `own` into `to`: partial
+            // results first, then inputs, each in the order of ranks
   kCopy,    // receive the slice from peers[0] into `to`; without peers: from `own`
 };
 
@@ -47,8 +48,6 @@ struct Step {
   Place to = Place::kOutput;   // kReduce: kOutput or kPartial; kCopy: kOutput or kHeld
   bool raw = false;            // kReduce: peers sent untouched inputs, each to be multiplied by
                                // prescale; otherwise partial results
-  bool own_last = false;       // kReduce: the own contribution is added after those of the peers;
-                               // otherwise all are added in the order of their ranks
   bool finish = false;         // kReduce: the last reduction of the slice: divide, scale, round
 };
 
@@ -117,8 +116,8 @@ const std::vector<AlgorithmEntry>& Algorithms();
 const AlgorithmEntry* SelectAlgorithm(CollectiveKind kind, const std::string& wanted,
                                       const ScheduleArgs& args, DType dtype);
 
-// Whether partial results of the step travel wider than `dtype`.
-bool TravelsWide(const Step& step, DType dtype);
+// Whether what the step sends or receives are partial results, of AccumulationType(dtype).
+bool CarriesPartials(const Step& step);
 // Elements of a segment: the same for all steps, on all ranks.
 int64_t ScheduleSegment(const Schedule& schedule, DType dtype, int64_t segment_bytes);
 

@@ -16,27 +16,10 @@
 
 namespace tfdist {
 
-struct Reduction {
-  DType dtype = DType::kInvalid;
-  ReduceOp op = ReduceOp::kSum;
-  double prescale = 1.0;
-  Finish finish;
-};
-
-// One operand of a step's reduction.
-struct Contribution {
-  const uint8_t* data = nullptr;
-  bool wide = false;    // half types: float32 here
-  bool scaled = false;  // times prescale
-};
-// out = finish(c[0] op c[1] ...), in that order. Half types are accumulated in float32 and rounded
-// at the end, or not at all when `out_wide`. `out` may be one of the contributions of its width.
-void Combine(const Reduction& reduction, const std::vector<Contribution>& contributions,
-             const Finish& finish, uint8_t* out, bool out_wide, int64_t elements);
-
 class StepMemory {
  public:
-  // `slices`: those of slicing.h, without the joined ones. `rank`: index in the set.
+  // `slices`: those of slicing.h, without the joined ones. `reduction`: of the whole collective;
+  // `finish` is for the steps that finish. `rank`: index in the set.
   StepMemory(Schedule schedule, std::vector<Slice> slices, const Reduction& reduction, int rank,
              int64_t segment_bytes);
 
@@ -56,7 +39,9 @@ class StepMemory {
   int64_t Begin(int64_t segment) const { return segment * segment_elements_; }
   int64_t Count(size_t step, int64_t segment) const;
   bool InScratch(Place place) const;
-  size_t BytesIn(Place place) const;
+  size_t BytesIn(Place place) const {
+    return place == Place::kPartial ? partial_bytes_ : element_bytes_;
+  }
   void LayOutScratch(size_t base_slices);
   uint8_t* At(Place place, int32_t slice, uint8_t* output, int64_t element);
   void Reduce(size_t step, int64_t segment, const std::vector<const uint8_t*>& wire);
@@ -65,8 +50,8 @@ class StepMemory {
   std::vector<Slice> slices_;  // the joined ones too
   const Reduction reduction_;
   const int rank_;
-  const bool half_;
   const size_t element_bytes_;
+  const size_t partial_bytes_;  // of an element of a partial result
   const int64_t segment_elements_;
   std::vector<SliceCursor> cursors_;    // one a step
   std::vector<size_t> scratch_begins_;  // by slice

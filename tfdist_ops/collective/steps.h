@@ -112,7 +112,6 @@ inline Step ReduceInputs(uint16_t phase, int32_t slice, std::vector<int32_t> pee
 inline Step ReducePartialFrom(uint16_t phase, int32_t slice, int32_t peer, bool finish) {
   Step step = ReduceInputs(phase, slice, {peer}, finish);
   step.raw = false;
-  step.own_last = true;
   return step;
 }
 // The output gets the own input, reduced with nothing (but scaled).

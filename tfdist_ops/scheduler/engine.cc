@@ -133,7 +133,7 @@ void Engine::HandleResponse(const Response& response, int64_t now_us) {
     case CollectiveKind::kGather:
     case CollectiveKind::kScatter:
     case CollectiveKind::kAlltoall: {
-      if (!RowsFit(response.rows, first.info, everyone_)) {
+      if (!RowsFit(first.info, response.rows, world_.rank, world_.size, first.info.root)) {
         Bug(TFDIST_INTERNAL("rank 0 announced rows for \"" + first.info.key + "\" that do not fit"),
             now_us);
         Finish(std::move(members[0]), failure_, now_us);
@@ -154,6 +154,9 @@ void Engine::HandleResponse(const Response& response, int64_t now_us) {
     case CollectiveKind::kReduce:
     case CollectiveKind::kSendRecv:
       Start(response.ticket, std::move(members), now_us);
+      return;
+    case CollectiveKind::kAddSet:
+    case CollectiveKind::kRemoveSet:
       return;
   }
 }
