@@ -299,7 +299,15 @@ class Planned {
     }
   }
 
-  Element Reduced(size_t tensor, int64_t i) const {
+  Element Reduced(size_t tensor, int64_t i) {
+    if (reduced_.size() <= tensor) reduced_.resize(tensor + 1);
+    std::vector<Element>& known = reduced_[tensor];
+    while (static_cast<int64_t>(known.size()) <= i) {
+      known.push_back(Reduce(tensor, static_cast<int64_t>(known.size())));
+    }
+    return known[static_cast<size_t>(i)];
+  }
+  Element Reduce(size_t tensor, int64_t i) const {
     std::vector<Element> values;
     for (int rank = 0; rank < s_.size; ++rank) {
       values.push_back(s_.At(rank, tensor, i) * s_.prescale);
@@ -307,7 +315,7 @@ class Planned {
     return ReduceAll(s_.dtype, s_.op, values) * s_.postscale;
   }
 
-  Element Wanted(int rank, size_t tensor, int64_t i) const {
+  Element Wanted(int rank, size_t tensor, int64_t i) {
     switch (s_.kind()) {
       case CollectiveKind::kReduce:
         if (rank != s_.root) return s_.At(rank, tensor, i);
@@ -381,6 +389,7 @@ class Planned {
   Buffers expected_inputs_;
   Buffers expected_outputs_;
   std::vector<Plan> plans_;
+  std::vector<std::vector<Element>> reduced_;  // by tensor, as far as asked for
 };
 
 }  // namespace tfdist

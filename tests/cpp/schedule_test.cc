@@ -8,7 +8,10 @@ namespace {
 void ExpectAllCells(CollectiveKind kind) {
   uint64_t seed = 0;
   ForEachRow(kind, [&](Setting s) {
+    // Types and topologies have nothing to do with each other: few cells on most of the latter.
+    const bool all = s.host_of.empty() || s.host_of == Topologies(s.size)[3];
     for (const Cell& cell : AllCells()) {
+      if (!all && cell.dtype != DType::kBfloat16 && cell.dtype != DType::kInt32) continue;
       if (!s.entry->supports({0, s.size, 0, s.host_of}, cell.dtype)) continue;
       ++seed;
       s.dtype = cell.dtype;

@@ -12,12 +12,11 @@ namespace tfdist {
 
 const std::vector<int> kSizes = {1, 2, 3, 4, 5, 6, 7, 8, 9, 16};
 
-// {0, 1, size-1, size, size+1, odd, > one segment of 256 bytes}, and the border where tensors begin
-// to be cut.
+// {0, 1, size-1, size, size+1, odd, > one segment}, and the border where tensors begin to be cut.
 inline std::vector<int64_t> Lengths(int size, DType dtype) {
   const int64_t block = std::max<int64_t>(1, 64 / static_cast<int64_t>(DTypeSize(dtype)));
   const int64_t cut = block * size;
-  return {0, 1, size - 1, size, size + 1, 37, cut - 1, cut, 2 * cut + 5, 6 * cut + 31};
+  return {0, 1, size - 1, size, size + 1, 37, cut - 1, cut, 3 * cut + 5};
 }
 
 // Where the ranks of a world of `size` may stand: on one host, each on its own, unequally on two or
@@ -38,8 +37,8 @@ inline std::vector<std::vector<int32_t>> Topologies(int size) {
   return all;
 }
 
-// Calls fn for every row of a kind, number of ranks and topology that matters to it. A row counts
-// as supporting a size when it supports float32.
+// Calls fn for every row of a kind, number of ranks and topology that matters to it, as far as the
+// row supports float32 there. Slices of the longest of Lengths have several segments.
 inline void ForEachRow(CollectiveKind kind, const std::function<void(Setting)>& fn) {
   int rows = 0;
   for (const AlgorithmEntry& entry : Algorithms()) {
@@ -53,6 +52,7 @@ inline void ForEachRow(CollectiveKind kind, const std::function<void(Setting)>& 
         s.entry = &entry;
         s.size = size;
         s.host_of = host_of;
+        s.segment_bytes = 64;
         if (entry.supports({0, size, 0, host_of}, DType::kFloat32)) fn(s);
       }
     }
