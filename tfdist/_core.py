@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-API_VERSION = 1
+API_VERSION = 2
 LIBRARY_PATH = Path(__file__).resolve().parent / "_native" / "libtfdist_core.so"
 
 # Codes are TensorFlow's (tfdist_ops/base/status.h).
@@ -30,6 +30,12 @@ ALLREDUCE = 0
 ALLGATHER = 1
 BROADCAST = 2
 BARRIER = 3
+REDUCE_SCATTER = 5
+REDUCE = 6
+GATHER = 7
+SCATTER = 8
+ALLTOALL = 9
+SENDRECV = 10
 
 _GROUP_ID_BYTES = 33
 _RECORD_BATCH = 512
@@ -114,7 +120,11 @@ class Tensor(ctypes.Structure):
 
 DoneCallback = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.POINTER(Status))
 AllocateCallback = ctypes.CFUNCTYPE(
-    ctypes.c_void_p, ctypes.c_void_p, ctypes.POINTER(ctypes.c_int64), ctypes.c_int32
+    ctypes.c_void_p,
+    ctypes.c_void_p,
+    ctypes.POINTER(ctypes.c_int64),
+    ctypes.c_int32,
+    ctypes.c_int64,
 )
 
 
@@ -127,6 +137,9 @@ class Request(ctypes.Structure):
         ("dtype", ctypes.c_int32),
         ("op", ctypes.c_int32),
         ("root", ctypes.c_int32),
+        ("peer", ctypes.c_int32),
+        ("splits", ctypes.POINTER(ctypes.c_int64)),
+        ("split_count", ctypes.c_int32),
         ("prescale", ctypes.c_double),
         ("postscale", ctypes.c_double),
         ("timeout_s", ctypes.c_double),

@@ -43,16 +43,30 @@ TEST(what_is_announced_follows_from_shapes_and_splits) {
 }
 
 TEST(the_output_of_a_rank_follows_from_the_announcement) {
+  struct Case {
+    CollectiveKind kind;
+    int root;
+    int64_t expected;
+  };
   const Rows rows = {3, 0, 5};
-  CHECK_EQ(OutputRowsOf(CollectiveKind::kAllgather, rows, 1, 3, 0).total, 8);
-  CHECK_EQ(OutputRowsOf(CollectiveKind::kGather, rows, 1, 3, 1).total, 8);
-  CHECK_EQ(OutputRowsOf(CollectiveKind::kGather, rows, 1, 3, 2).total, 0);
-  CHECK(OutputRowsOf(CollectiveKind::kGather, rows, 1, 3, 2).by_index == rows);
-  CHECK_EQ(OutputRowsOf(CollectiveKind::kReduceScatter, rows, 2, 3, 0).total, 5);
-  CHECK_EQ(OutputRowsOf(CollectiveKind::kScatter, rows, 0, 3, 2).total, 3);
-  const OutputRows received = OutputRowsOf(CollectiveKind::kAlltoall, {1, 2, 30, 40}, 1, 2, 0);
-  CHECK(received.by_index == Rows({2, 40}));
-  CHECK_EQ(received.total, 42);
+  const SetView set = {{1, 4, 7}, {}, 1};
+  const std::vector<Case> cases = {
+      {CollectiveKind::kAllgather, 0, 8}, {CollectiveKind::kGather, 4, 8},
+      {CollectiveKind::kGather, 1, 0},    {CollectiveKind::kReduceScatter, 0, 0},
+      {CollectiveKind::kScatter, 7, 0},
+  };
+  for (const Case& c : cases) {
+    RequestInfo own = Make(c.kind, {0, 2});
+    own.root = c.root;
+    CHECK_EQ_IN(OutputRows(rows, own, set), c.expected, CollectiveKindName(c.kind));
+    CHECK(SourceRows(rows, own, set) == rows);
+  }
+  const RequestInfo own = Make(CollectiveKind::kScatter, {0, 2});
+  CHECK_EQ(OutputRows(rows, own, {{1, 4, 7}, {}, 2}), 5);
+  const RequestInfo alltoall = Make(CollectiveKind::kAlltoall, {70});
+  const SetView pair = {{2, 3}, {}, 1};
+  CHECK(SourceRows({1, 2, 30, 40}, alltoall, pair) == Rows({2, 40}));
+  CHECK_EQ(OutputRows({1, 2, 30, 40}, alltoall, pair), 42);
 }
 
 TEST(an_announcement_that_is_not_for_this_request_is_refused) {
@@ -92,8 +106,9 @@ TEST(an_announcement_that_is_not_for_this_request_is_refused) {
       {Make(alltoall, shape), {9, -1, 2, 2}, 0, false},
   };
   for (size_t i = 0; i < cases.size(); ++i) {
-    const Case& c = cases[i];
-    CHECK_EQ_IN(RowsFit(c.own, c.rows, 1, 2, c.root), c.fits, std::to_string(i));
+    RequestInfo own = cases[i].own;
+    own.root = cases[i].root;
+    CHECK_EQ_IN(RowsFit(cases[i].rows, own, {{0, 1}, {}, 1}), cases[i].fits, std::to_string(i));
   }
 }
 

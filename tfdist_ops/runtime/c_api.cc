@@ -131,6 +131,8 @@ std::unique_ptr<tfdist::Request> CopyRequest(const tfdist_request& in) {
   out->info.dtype = static_cast<tfdist::DType>(in.dtype);
   out->info.op = static_cast<tfdist::ReduceOp>(in.op);
   out->info.root = in.root;
+  out->info.peer = in.peer;
+  out->info.splits.assign(in.splits, in.splits + in.split_count);
   out->info.prescale = in.prescale;
   out->info.postscale = in.postscale;
   out->info.timeout_s = in.timeout_s;
@@ -159,9 +161,9 @@ std::unique_ptr<tfdist::Request> CopyRequest(const tfdist_request& in) {
     done(context, &view);
   };
   if (in.allocate != nullptr) {
-    out->allocate = [allocate = in.allocate,
-                     context = in.context](const std::vector<int64_t>& rows) {
-      return allocate(context, rows.data(), static_cast<int32_t>(rows.size()));
+    out->allocate = [allocate = in.allocate, context = in.context](const std::vector<int64_t>& rows,
+                                                                   int64_t output_rows) {
+      return allocate(context, rows.data(), static_cast<int32_t>(rows.size()), output_rows);
     };
   }
   return out;
@@ -305,10 +307,11 @@ int32_t tfdist_check_reducible(int32_t dtype, int32_t op) {
 int32_t tfdist_submit(const tfdist_request* request, uint64_t* id) {
   const std::shared_ptr<Runtime> runtime = Current();
   if (runtime == nullptr) return Fail(NotInitialized());
-  if (request->kind < TFDIST_ALLREDUCE || request->kind > TFDIST_BARRIER || request->op < 0 ||
-      request->op > static_cast<int32_t>(tfdist::kLastReduceOp) ||
-      (request->kind == TFDIST_ALLGATHER && request->allocate == nullptr)) {
-    return Fail(BadArgument("tfdist_submit: kind, op or callbacks are not valid"));
+  const bool is_kind = request->kind >= TFDIST_ALLREDUCE && request->kind <= TFDIST_SENDRECV &&
+                       request->kind != static_cast<int32_t>(tfdist::CollectiveKind::kRegister);
+  if (!is_kind || request->op < 0 || request->op > static_cast<int32_t>(tfdist::kLastReduceOp) ||
+      request->split_count < 0) {
+    return Fail(BadArgument("tfdist_submit: kind, op or split_count is not valid"));
   }
   Status status = runtime->Submit(CopyRequest(*request), id);
   return status.ok() ? 0 : Fail(std::move(status));

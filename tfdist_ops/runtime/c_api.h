@@ -13,7 +13,7 @@
 extern "C" {
 #endif
 
-#define TFDIST_API_VERSION 1
+#define TFDIST_API_VERSION 2
 #define TFDIST_EXPORT __attribute__((visibility("default")))
 
 /* Codes are TensorFlow's: 0 ok, 1 cancelled, 3 invalid argument, 4 deadline exceeded, 9 failed
@@ -74,7 +74,18 @@ TFDIST_EXPORT const char* tfdist_build_info(
     void); /* JSON: version, compiler, algorithms, transports */
 
 /* ---- operations ---- */
-enum { TFDIST_ALLREDUCE = 0, TFDIST_ALLGATHER = 1, TFDIST_BROADCAST = 2, TFDIST_BARRIER = 3 };
+enum {
+  TFDIST_ALLREDUCE = 0,
+  TFDIST_ALLGATHER = 1,
+  TFDIST_BROADCAST = 2,
+  TFDIST_BARRIER = 3,
+  TFDIST_REDUCE_SCATTER = 5,
+  TFDIST_REDUCE = 6,
+  TFDIST_GATHER = 7,
+  TFDIST_SCATTER = 8,
+  TFDIST_ALLTOALL = 9,
+  TFDIST_SENDRECV = 10
+};
 
 /* Whether an allreduce takes `op` of `dtype`: 0, or a code with tfdist_last_error filled, in the
  * words of CheckReducible (base/reducible.h). Needs no tfdist_init. */
@@ -82,7 +93,7 @@ TFDIST_EXPORT int32_t tfdist_check_reducible(int32_t dtype, int32_t op);
 
 typedef struct tfdist_tensor {
   const void* input;
-  void* output;        /* allgather: null, see `allocate` */
+  void* output;        /* null where `allocate` gives it */
   int32_t rank;        /* number of dimensions */
   const int64_t* dims; /* `rank` of them, of the input */
   uint64_t hint;       /* see collective/slicing.h; index in the gradient list, or 0 */
@@ -95,7 +106,12 @@ typedef struct tfdist_request {
   int32_t dtype;    /* of base/dtype.h = TensorFlow's number */
   int32_t op;       /* ReduceOp of base/dtype.h: 0 sum, 1 average, 2 min, 3 max, 4 product,
                        5 logical_and, 6 logical_or, 7 logical_xor */
-  int32_t root;     /* broadcast */
+  int32_t root;     /* broadcast, reduce, gather, scatter; sendrecv: the sender */
+  int32_t peer;     /* sendrecv: the receiver */
+  /* reduce_scatter, scatter (of the root), alltoall: rows of the first dimension for each rank;
+   * count 0: as even as possible (alltoall: equal). */
+  const int64_t* splits;
+  int32_t split_count;
   double prescale, postscale;
   double timeout_s;     /* <= 0: TFDIST_TIMEOUT_S */
   const char* group;    /* id from tfdist_register_group when this is a bucket of it, else null */
@@ -106,10 +122,12 @@ typedef struct tfdist_request {
   void* context; /* given back to the callbacks */
   /* Called exactly once, on the core's completion thread, perhaps before tfdist_submit returns. */
   void (*done)(void* context, const tfdist_status* status);
-  /* allgather: called at most once, on the completion thread, before any byte moves: rows[r] =
-   * first dimension on rank r (a scalar counts as one row). Returns the memory for all rows, or
-   * null (the operation then fails everywhere). Not called for other kinds. */
-  void* (*allocate)(void* context, const int64_t* rows, int32_t size);
+  /* allgather, gather, reduce_scatter, scatter, alltoall, null for others: called at most once, on
+   * the completion thread, before any byte moves. `output_rows`: first dimension of the output (a
+   * scalar counts as one row). Where it comes from: rows[i] = what member i of `size` contributes
+   * (allgather, gather), what it gets (reduce_scatter, scatter), what it sends to this rank
+   * (alltoall). Returns the memory, or null (the operation then fails everywhere). */
+  void* (*allocate)(void* context, const int64_t* rows, int32_t size, int64_t output_rows);
 } tfdist_request;
 
 /* Hands over one operation; returns at once. 0: `done` will come. Otherwise a code, with

@@ -1,24 +1,18 @@
 #include "runtime/runtime.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstdio>
 #include <future>
 #include <thread>
 #include <utility>
 
 #include "base/deadline.h"
-#include "base/reducible.h"
+#include "scheduler/check_request.h"
 
 namespace tfdist {
 namespace {
 
 constexpr size_t kRecordCapacity = 4096;
-
-Status Invalid(const std::string& name, const std::string& message) {
-  return Status(Code::kInvalidArgument, "\"" + name + "\": " + message,
-                ErrorRecord{"invalid_argument", -1, "", 0, name, message, ""});
-}
 
 Status ShutDownError() {
   return Status(Code::kFailedPrecondition, "tfdist was shut down; call tfdist.init() again",
@@ -72,47 +66,6 @@ Runtime::Runtime(World world, Links links, const Config& config, int doorbell_fd
 }
 
 Runtime::~Runtime() { Shutdown(0); }
-
-Status Runtime::CheckRequest(const Request& request, int size) {
-  const RequestInfo& info = request.info;
-  const std::string& name = info.key;
-  if (name.empty()) return Invalid(name, "an operation needs a name");
-  if (!(info.timeout_s > 0) || info.timeout_s > 1e9) {
-    return Invalid(name, "the timeout must be a positive number of seconds");
-  }
-  if (!request.group.empty() &&
-      (info.kind != CollectiveKind::kAllreduce || request.bucket_index < 0 ||
-       request.bucket_index >= request.bucket_count)) {
-    return Invalid(name, "a bucket of a group is an allreduce with 0 <= bucket < bucket_count");
-  }
-  if (info.kind == CollectiveKind::kBarrier || info.kind == CollectiveKind::kRegister) {
-    return Status();
-  }
-  if (DTypeSize(info.dtype) == 0) {
-    return Invalid(name, "dtype number " + std::to_string(static_cast<int>(info.dtype)) +
-                             " is not supported; cast to a number or bool");
-  }
-  if (info.kind == CollectiveKind::kAllreduce) {
-    const Status reducible = CheckReducible(info.dtype, info.op);
-    if (!reducible.ok()) return Invalid(name, reducible.message());
-    if (!TakesScale(info.dtype) && (info.prescale != 1.0 || info.postscale != 1.0)) {
-      return Invalid(name,
-                     std::string("prescale and postscale need a floating or complex dtype, got ") +
-                         DTypeName(info.dtype) + "; cast, or scale yourself");
-    }
-    if (!std::isfinite(info.prescale) || !std::isfinite(info.postscale)) {
-      return Invalid(name, "prescale and postscale must be finite");
-    }
-  }
-  if (info.kind == CollectiveKind::kBroadcast && (info.root < 0 || info.root >= size)) {
-    return Invalid(name, "root must be a rank in [0, " + std::to_string(size) + "), got " +
-                             std::to_string(info.root));
-  }
-  if (info.kind == CollectiveKind::kAllgather && request.tensors.size() != 1) {
-    return Invalid(name, "allgather takes one tensor");
-  }
-  return Status();
-}
 
 Status Runtime::Submit(std::unique_ptr<Request> request, uint64_t* id) {
   if (request->info.timeout_s <= 0) request->info.timeout_s = config_.timeout_s;

@@ -43,8 +43,6 @@ class Runtime {
   std::string CountersJson();
 
  private:
-  static Status CheckRequest(const Request& request, int size);
-
   const World world_;
   const Config config_;
   std::atomic<uint64_t> next_id_{1};

@@ -8,6 +8,7 @@
 
 #include "base/deadline.h"
 #include "base/logging.h"
+#include "scheduler/rows.h"
 #include "transport/transport.h"
 
 namespace tfdist {
@@ -81,6 +82,23 @@ bool Engine::SendResponses(int64_t now_us) {
   return !responses.empty();
 }
 
+void Engine::Allocate(std::unique_ptr<Request> request, const Response& response, int64_t now_us) {
+  const RequestInfo& info = request->info;
+  const uint64_t ticket = response.ticket;
+  if (!RowsFit(response.rows, info, everyone_)) {
+    Bug(TFDIST_INTERNAL("rank 0 announced rows for \"" + info.key + "\" that do not fit"), now_us);
+    Finish(std::move(request), failure_, now_us);
+    return;
+  }
+  request->rows = response.rows;
+  hooks_.completions->Post([allocate = request->allocate, allocated = hooks_.allocated, ticket,
+                            by_rank = SourceRows(response.rows, info, everyone_),
+                            output = OutputRows(response.rows, info, everyone_)] {
+    allocated(ticket, allocate(by_rank, output));
+  });
+  allocating_[ticket] = std::move(request);
+}
+
 std::unique_ptr<Request> Engine::TakeEntry(const std::string& key, int64_t now_us) {
   const auto it = entries_.find(key);
   if (it == entries_.end()) return nullptr;
@@ -129,26 +147,12 @@ void Engine::HandleResponse(const Response& response, int64_t now_us) {
       Finish(std::move(members[0]), Status(), now_us);
       return;
     case CollectiveKind::kAllgather:
-    case CollectiveKind::kReduceScatter:
     case CollectiveKind::kGather:
+    case CollectiveKind::kReduceScatter:
     case CollectiveKind::kScatter:
-    case CollectiveKind::kAlltoall: {
-      if (!RowsFit(first.info, response.rows, world_.rank, world_.size, first.info.root)) {
-        Bug(TFDIST_INTERNAL("rank 0 announced rows for \"" + first.info.key + "\" that do not fit"),
-            now_us);
-        Finish(std::move(members[0]), failure_, now_us);
-        return;
-      }
-      const std::vector<int64_t> rows = response.rows;
-      const uint64_t ticket = response.ticket;
-      first.rows = rows;
-      auto allocate = first.allocate;
-      auto allocated = hooks_.allocated;
-      allocating_[ticket] = std::move(members[0]);
-      hooks_.completions->Post(
-          [allocate, allocated, rows, ticket] { allocated(ticket, allocate(rows)); });
+    case CollectiveKind::kAlltoall:
+      Allocate(std::move(members[0]), response, now_us);
       return;
-    }
     case CollectiveKind::kAllreduce:
     case CollectiveKind::kBroadcast:
     case CollectiveKind::kReduce:
@@ -206,8 +210,9 @@ void Engine::Allocated(uint64_t ticket, void* memory, int64_t now_us) {
   std::unique_ptr<Request> request = std::move(it->second);
   allocating_.erase(it);
   if (memory == nullptr) {
-    const Status status(Code::kInternal, "allgather \"" + request->info.key +
-                                             "\": no memory for the rows of all ranks");
+    const Status status(Code::kInternal, std::string(CollectiveKindName(request->info.kind)) +
+                                             " \"" + request->info.key +
+                                             "\": no memory for its output");
     Finish(std::move(request), status, now_us);
     Bug(status, now_us);
     return;

@@ -61,7 +61,7 @@ class Engine {
  public:
   struct Hooks {
     CompletionSink* completions = nullptr;
-    // Memory for an allgather has come (called by the owner of the engine on its own thread, see
+    // Memory for an output has come (called by the owner of the engine on its own thread, see
     // Allocated); `post` must lead to Allocated(ticket, memory) on the engine's thread.
     std::function<void(uint64_t ticket, void* memory)> allocated;
     std::function<void(const Status&)> failed;  // once, when work ends
@@ -130,6 +130,8 @@ class Engine {
   void Announce(const RequestInfo& info, int64_t now_us);
   bool SendResponses(int64_t now_us);
   void HandleResponse(const Response& response, int64_t now_us);
+  // Asks for the memory of an output, now that its size is known; Allocated goes on.
+  void Allocate(std::unique_ptr<Request> request, const Response& response, int64_t now_us);
   std::unique_ptr<Request> TakeEntry(const std::string& key, int64_t now_us);
   // Execution.
   void Start(uint64_t ticket, std::vector<std::unique_ptr<Request>> members, int64_t now_us);

@@ -2,140 +2,12 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <functional>
-#include <sstream>
 #include <utility>
 
+#include "scheduler/agreement.h"
+#include "scheduler/rows.h"
+
 namespace tfdist {
-namespace {
-
-std::string RankList(const std::vector<int>& ranks) {
-  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  for (size_t i = 0; i < ranks.size(); ++i) {
-    if (i > 0) text += ",";
-    text += std::to_string(ranks[i]);
-  }
-  return text;
-}
-
-// "rank 0: a; ranks 1,2: b" when the ranks' values differ, else "".
-std::string Differences(const std::vector<RequestInfo>& by_rank,
-                        const std::function<std::string(const RequestInfo&)>& value) {
-  std::vector<std::pair<std::string, std::vector<int>>> groups;
-  for (size_t rank = 0; rank < by_rank.size(); ++rank) {
-    const std::string text = value(by_rank[rank]);
-    auto it = std::find_if(groups.begin(), groups.end(),
-                           [&](const auto& group) { return group.first == text; });
-    if (it == groups.end()) it = groups.insert(groups.end(), {text, {}});
-    it->second.push_back(static_cast<int>(rank));
-  }
-  if (groups.size() < 2) return "";
-  std::string out;
-  for (const auto& [text, ranks] : groups) {
-    if (!out.empty()) out += "; ";
-    out += RankList(ranks) + ": " + text;
-  }
-  return out;
-}
-
-std::string NumberText(double value) {
-  char buffer[32];
-  std::snprintf(buffer, sizeof(buffer), "%.17g", value);
-  return buffer;
-}
-
-std::string ShapesText(const RequestInfo& info) {
-  if (info.shapes.size() == 1) return ShapeText(info.shapes[0]);
-  std::string text = std::to_string(info.shapes.size()) + " tensors";
-  for (const auto& shape : info.shapes) text += " " + ShapeText(shape);
-  return text;
-}
-
-// The part of an allgather's shape that must agree: all but the first dimension.
-std::string RowShapeText(const RequestInfo& info) {
-  if (info.shapes.empty() || info.shapes[0].empty()) return "[] (a scalar)";
-  std::vector<int64_t> shape = info.shapes[0];
-  std::string text = ShapeText(shape);
-  shape.erase(shape.begin());
-  return "rows of shape " + ShapeText(shape);
-}
-
-std::vector<std::string> Lines(const std::string& text) {
-  std::vector<std::string> lines;
-  std::istringstream in(text);
-  for (std::string line; std::getline(in, line);) lines.push_back(line);
-  return lines;
-}
-
-// The first place where the ranks' gradient lists part.
-std::string DescriptionDifference(const std::vector<RequestInfo>& by_rank) {
-  std::vector<std::vector<std::string>> lists;
-  size_t longest = 0;
-  for (const RequestInfo& info : by_rank) {
-    lists.push_back(Lines(info.description));
-    longest = std::max(longest, lists.back().size());
-  }
-  for (size_t i = 0; i < longest; ++i) {
-    size_t at = 0;
-    const std::string text = Differences(by_rank, [&](const RequestInfo&) {
-      const std::vector<std::string>& list = lists[at++];
-      return i < list.size() ? "\"" + list[i] + "\"" : std::string("nothing (its list is shorter)");
-    });
-    if (!text.empty()) return "entry " + std::to_string(i) + ": " + text;
-  }
-  return "";
-}
-
-Status Mismatch(const std::string& key, const std::string& what, const std::string& values,
-                const std::string& remedy) {
-  const std::string cause = "the ranks do not agree on " + what;
-  return Status(Code::kFailedPrecondition,
-                "\"" + key + "\": " + cause + ": " + values + ". " + remedy,
-                ErrorRecord{"mismatch", -1, "", 0, key, cause, values});
-}
-
-}  // namespace
-
-Status CheckAgreement(const std::vector<RequestInfo>& by_rank) {
-  const std::string& key = by_rank[0].key;
-  std::string text = Differences(
-      by_rank, [](const RequestInfo& i) { return std::string(CollectiveKindName(i.kind)); });
-  if (!text.empty()) {
-    return Mismatch(key, "the operation", text,
-                    "Call the same operation under one name everywhere.");
-  }
-  const CollectiveKind kind = by_rank[0].kind;
-  if (kind == CollectiveKind::kBarrier) return Status();
-  if (kind == CollectiveKind::kRegister) {
-    text = DescriptionDifference(by_rank);
-    if (text.empty()) return Status();
-    return Mismatch("gradients", "the list of gradients", text,
-                    "Build the same model, with the same variables, on every rank.");
-  }
-  text = Differences(by_rank, [](const RequestInfo& i) { return std::string(DTypeName(i.dtype)); });
-  if (!text.empty()) return Mismatch(key, "the dtype", text, "Cast to one dtype on every rank.");
-  text = Differences(by_rank, kind == CollectiveKind::kAllgather ? &RowShapeText : &ShapesText);
-  if (!text.empty()) {
-    return Mismatch(key, "the shape", text,
-                    kind == CollectiveKind::kAllgather
-                        ? "All dimensions but the first must be equal."
-                        : "Give it the same shape on every rank.");
-  }
-  if (kind == CollectiveKind::kBroadcast) {
-    text = Differences(by_rank, [](const RequestInfo& i) { return std::to_string(i.root); });
-    if (!text.empty()) return Mismatch(key, "the root", text, "Name one root on every rank.");
-  }
-  if (kind == CollectiveKind::kAllreduce) {
-    text =
-        Differences(by_rank, [](const RequestInfo& i) { return std::string(ReduceOpName(i.op)); });
-    if (!text.empty()) return Mismatch(key, "the reduction", text, "Use one `op` on every rank.");
-    text = Differences(by_rank, [](const RequestInfo& i) {
-      return "prescale " + NumberText(i.prescale) + ", postscale " + NumberText(i.postscale);
-    });
-    if (!text.empty()) return Mismatch(key, "the factors", text, "Use one factor on every rank.");
-  }
-  return Status();
-}
 
 std::vector<int> FuseRequests(const std::vector<RequestInfo>& ready, int64_t fusion_bytes) {
   std::vector<int> batches;
@@ -238,10 +110,8 @@ std::vector<Response> Negotiator::TakeResponses() {
     Response response;
     response.ticket = next_ticket_++;
     for (int i = 0; i < count; ++i) response.keys.push_back(flat[at + static_cast<size_t>(i)].key);
+    response.rows = AgreedRows(agreed[at], flat[at].root);
     for (const RequestInfo& info : agreed[at]) {
-      if (info.kind == CollectiveKind::kAllgather) {
-        response.rows.push_back(info.shapes[0].empty() ? 1 : info.shapes[0][0]);
-      }
       if (info.kind == CollectiveKind::kRegister) {
         response.present.resize(info.present.size());
         for (size_t i = 0; i < info.present.size(); ++i) response.present[i] |= info.present[i];

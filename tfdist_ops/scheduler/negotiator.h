@@ -17,10 +17,6 @@
 
 namespace tfdist {
 
-// "kind "key": ..." naming what the ranks disagree on, the values, and who had which. ok: they
-// agree.
-Status CheckAgreement(const std::vector<RequestInfo>& by_rank);
-
 // Which of the agreed requests (in order) run as one collective: consecutive allreduces of the same
 // type, operation and factors, together at most `fusion_bytes`; buckets are left as they are.
 // Returns how many there are in each batch.

@@ -28,14 +28,15 @@ struct Request {
   std::string group;  // of a bucket, else empty
   int32_t bucket_index = 0;
   int32_t bucket_count = 0;
-  std::vector<int64_t> rows;  // allgather, once agreed: first dimension by rank
+  std::vector<int64_t> rows;  // once agreed: AgreedRows of scheduler/rows.h
   int64_t bytes = 0;
   int64_t submitted_us = 0;
   int64_t agreed_us = 0;
   int64_t deadline_us = 0;
   std::function<void(const Status&)> done;
-  std::function<void*(const std::vector<int64_t>&)> allocate;  // allgather
-  std::function<void(const Response&)> agreed;                 // kRegister: the answer
+  // Where HasRows(kind): the memory for SourceRows and OutputRows of scheduler/rows.h.
+  std::function<void*(const std::vector<int64_t>& rows, int64_t output_rows)> allocate;
+  std::function<void(const Response&)> agreed;  // kRegister: the answer
 };
 
 using Links = std::vector<std::unique_ptr<Link>>;  // by rank; null: this rank, or gone

@@ -5,6 +5,8 @@
 #include <string>
 #include <utility>
 
+#include "scheduler/rows.h"
+
 namespace tfdist {
 namespace {
 
@@ -85,8 +87,7 @@ StatusOr<Plan> PlanOperation(const PlanInput& input, const Config& config) {
   TFDIST_RETURN_IF_ERROR(args.status());
   StatusOr<const AlgorithmEntry*> entry = AlgorithmFor(input.info, args.value(), config);
   TFDIST_RETURN_IF_ERROR(entry.status());
-  if (HasRows(input.info.kind) &&
-      !RowsFit(input.info, input.rows, args.value().rank, args.value().size, args.value().root)) {
+  if (HasRows(input.info.kind) && !RowsFit(input.rows, input.info, input.set)) {
     return TFDIST_INTERNAL("rank 0 announced rows for \"" + input.info.key + "\" that do not fit");
   }
   return Plan{entry.value()->make(args.value()), CutFor(input, *entry.value(), args.value())};

@@ -12,7 +12,6 @@
 #include "collective/schedule.h"
 #include "collective/slicing.h"
 #include "scheduler/message.h"
-#include "scheduler/rows.h"
 
 namespace tfdist {
 
@@ -39,7 +38,7 @@ struct Plan {
 // Fails when the announced rows do not fit, when the root is not in the set, or when the kind has
 // no algorithm for the type: all of them bugs of the caller, who has checked requests before.
 //
-// Tensors of the kinds with rows: `output` holds OutputRowsOf().total rows; the one of a gather's
+// Tensors of the kinds with rows: `output` holds OutputRows() rows; the one of a gather's
 // non-root is not used. sendrecv: the sender needs no output, the receiver no input. scatter:
 // non-roots need no input.
 StatusOr<Plan> PlanOperation(const PlanInput& input, const Config& config);

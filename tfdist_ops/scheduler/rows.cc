@@ -1,7 +1,6 @@
 #include "scheduler/rows.h"
 
 #include <algorithm>
-#include <numeric>
 
 namespace tfdist {
 namespace {
@@ -15,18 +14,22 @@ int64_t SumOf(const std::vector<int64_t>& numbers) {
   return sum;
 }
 
-std::vector<int64_t> Part(const std::vector<int64_t>& matrix, int row, int size) {
+std::vector<int64_t> MatrixRow(const std::vector<int64_t>& matrix, int row, int size) {
   const auto begin = matrix.begin() + static_cast<std::ptrdiff_t>(row) * size;
   return {begin, begin + size};
 }
 
-std::vector<int64_t> Column(const std::vector<int64_t>& matrix, int column, int size) {
+std::vector<int64_t> MatrixColumn(const std::vector<int64_t>& matrix, int column, int size) {
   std::vector<int64_t> out;
   for (int row = 0; row < size; ++row) {
     out.push_back(
         matrix[static_cast<size_t>(row) * static_cast<size_t>(size) + static_cast<size_t>(column)]);
   }
   return out;
+}
+
+bool IsRoot(const RequestInfo& own, const SetView& set) {
+  return own.root == set.ranks[static_cast<size_t>(set.index)];
 }
 
 }  // namespace
@@ -73,11 +76,10 @@ std::vector<int64_t> AgreedRows(const std::vector<RequestInfo>& by_index, int ro
   }
 }
 
-bool RowsFit(const RequestInfo& own, const std::vector<int64_t>& rows, int index, int size,
-             int root_index) {
+bool RowsFit(const std::vector<int64_t>& rows, const RequestInfo& own, const SetView& set) {
+  const int size = set.size();
   const auto n = static_cast<size_t>(size);
-  const bool is_matrix = own.kind == CollectiveKind::kAlltoall;
-  if (rows.size() != (is_matrix ? n * n : n)) return false;
+  if (rows.size() != (own.kind == CollectiveKind::kAlltoall ? n * n : n)) return false;
   if (*std::min_element(rows.begin(), rows.end()) < 0) return false;
   const int64_t own_rows = FirstDimension(own.shapes[0]);
   switch (own.kind) {
@@ -85,37 +87,40 @@ bool RowsFit(const RequestInfo& own, const std::vector<int64_t>& rows, int index
       if (SumOf(rows) != own_rows) return false;
       break;
     case CollectiveKind::kScatter:
-      if (index == root_index && SumOf(rows) != own_rows) return false;
+      if (IsRoot(own, set) && SumOf(rows) != own_rows) return false;
       break;
     case CollectiveKind::kAlltoall:
-      if (Part(rows, index, size) != SplitsOf(own, size)) return false;
+      if (MatrixRow(rows, set.index, size) != SplitsOf(own, size)) return false;
       break;
     default:
-      if (rows[static_cast<size_t>(index)] != own_rows) return false;
+      if (rows[static_cast<size_t>(set.index)] != own_rows) return false;
       break;
   }
   // What is allocated for them must be a number of bytes.
-  int64_t row_bytes = static_cast<int64_t>(DTypeSize(own.dtype));
+  auto row_bytes = static_cast<int64_t>(DTypeSize(own.dtype));
   for (size_t i = 1; i < own.shapes[0].size(); ++i) {
     if (__builtin_mul_overflow(row_bytes, own.shapes[0][i], &row_bytes)) return false;
   }
-  const int64_t total = SumOf(is_matrix ? Column(rows, index, size) : rows);
+  const int64_t total = SumOf(SourceRows(rows, own, set));
   int64_t bytes = 0;
   return total >= 0 && !__builtin_mul_overflow(total, row_bytes, &bytes);
 }
 
-OutputRows OutputRowsOf(CollectiveKind kind, const std::vector<int64_t>& rows, int index, int size,
-                        int root_index) {
-  OutputRows out;
-  out.by_index = kind == CollectiveKind::kAlltoall ? Column(rows, index, size) : rows;
-  const bool gets_own_part =
-      kind == CollectiveKind::kReduceScatter || kind == CollectiveKind::kScatter;
-  if (gets_own_part) {
-    out.total = rows[static_cast<size_t>(index)];
-  } else if (kind != CollectiveKind::kGather || index == root_index) {
-    out.total = std::accumulate(out.by_index.begin(), out.by_index.end(), int64_t{0});
+int64_t OutputRows(const std::vector<int64_t>& rows, const RequestInfo& own, const SetView& set) {
+  switch (own.kind) {
+    case CollectiveKind::kReduceScatter:
+    case CollectiveKind::kScatter:
+      return rows[static_cast<size_t>(set.index)];
+    case CollectiveKind::kGather:
+      return IsRoot(own, set) ? SumOf(rows) : 0;
+    default:
+      return SumOf(SourceRows(rows, own, set));
   }
-  return out;
+}
+
+std::vector<int64_t> SourceRows(const std::vector<int64_t>& rows, const RequestInfo& own,
+                                const SetView& set) {
+  return own.kind == CollectiveKind::kAlltoall ? MatrixColumn(rows, set.index, set.size()) : rows;
 }
 
 }  // namespace tfdist

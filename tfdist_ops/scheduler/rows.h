@@ -1,7 +1,5 @@
 // Rows: who gets how many rows of the first dimension in a collective whose outputs differ in size
 // from its inputs. Pure functions on values; a scalar counts as one row.
-//
-// "index" is the place of a rank among the members of the collective, 0 <= index < size.
 #ifndef TFDIST_OPS_SCHEDULER_ROWS_H_
 #define TFDIST_OPS_SCHEDULER_ROWS_H_
 
@@ -9,6 +7,7 @@
 #include <vector>
 
 #include "scheduler/message.h"
+#include "scheduler/plan.h"
 
 namespace tfdist {
 
@@ -32,19 +31,15 @@ std::vector<int64_t> SplitsOf(const RequestInfo& info, int size);
 std::vector<int64_t> AgreedRows(const std::vector<RequestInfo>& by_index, int root_index);
 
 // Whether announced rows can be those of this rank's request.
-bool RowsFit(const RequestInfo& own, const std::vector<int64_t>& rows, int index, int size,
-             int root_index);
+bool RowsFit(const std::vector<int64_t>& rows, const RequestInfo& own, const SetView& set);
 
-// The output of one rank.
-struct OutputRows {
-  std::vector<int64_t> by_index;  // alltoall: received from each; otherwise the announced rows
-  int index = 0;                  // the own place in it
-  int64_t total = 0;              // rows of the own output
-};
+// First dimension of the output of this rank; of rows that fit, here and below.
+int64_t OutputRows(const std::vector<int64_t>& rows, const RequestInfo& own, const SetView& set);
 
-// `rows` as announced, and RowsFit.
-OutputRows OutputRowsOf(CollectiveKind kind, const std::vector<int64_t>& rows, int index, int size,
-                        int root_index);
+// Where they come from, for `allocate` of runtime/c_api.h: alltoall: what each rank sends to this
+// one; others: `rows`.
+std::vector<int64_t> SourceRows(const std::vector<int64_t>& rows, const RequestInfo& own,
+                                const SetView& set);
 
 }  // namespace tfdist
 

@@ -1,5 +1,7 @@
 #include "scheduler/wire.h"
 
+#include "scheduler/rows.h"
+
 namespace tfdist {
 
 std::string EncodeRequest(const RequestInfo& info) {
@@ -9,12 +11,14 @@ std::string EncodeRequest(const RequestInfo& info) {
   w.Number(static_cast<int32_t>(info.dtype));
   w.Number(static_cast<int32_t>(info.op));
   w.Number(info.root);
+  w.Number(info.peer);
   w.Number(info.prescale);
   w.Number(info.postscale);
   w.Number(info.timeout_s);
   w.Number(static_cast<uint8_t>(info.bucket));
   w.Number(static_cast<uint32_t>(info.shapes.size()));
   for (const std::vector<int64_t>& shape : info.shapes) w.Numbers(shape);
+  w.Numbers(info.splits);
   w.Text(info.description);
   w.Numbers(info.present);
   return w.Take();
@@ -27,6 +31,7 @@ bool DecodeRequest(ByteSpan bytes, RequestInfo* info) {
   info->dtype = static_cast<DType>(r.Number<int32_t>());
   const auto op = r.Number<int32_t>();
   info->root = r.Number<int32_t>();
+  info->peer = r.Number<int32_t>();
   info->prescale = r.Number<double>();
   info->postscale = r.Number<double>();
   info->timeout_s = r.Number<double>();
@@ -34,13 +39,14 @@ bool DecodeRequest(ByteSpan bytes, RequestInfo* info) {
   const auto count = r.Number<uint32_t>();
   info->shapes.clear();
   for (uint32_t i = 0; i < count && r.ok(); ++i) info->shapes.push_back(r.Numbers<int64_t>());
+  info->splits = r.Numbers<int64_t>();
   info->description = r.Text();
   info->present = r.Numbers<uint8_t>();
-  if (kind < 0 || kind > static_cast<int32_t>(CollectiveKind::kRegister)) return false;
+  if (kind < 0 || kind > static_cast<int32_t>(CollectiveKind::kSendRecv)) return false;
   if (op < 0 || op > static_cast<int32_t>(kLastReduceOp)) return false;
   info->kind = static_cast<CollectiveKind>(kind);
   info->op = static_cast<ReduceOp>(op);
-  if (info->kind == CollectiveKind::kAllgather && info->shapes.size() != 1) return false;
+  if (HasRows(info->kind) && info->shapes.size() != 1) return false;
   for (const std::vector<int64_t>& shape : info->shapes) {
     for (int64_t dim : shape) {
       if (dim < 0) return false;
