@@ -31,7 +31,9 @@ inline Config TestConfig() {
 
 class Ranks {
  public:
-  Ranks(int size, const std::string& transport, const Config& config = TestConfig()) {
+  // `host_of`: World::host_of; empty: one host, or as many as ranks over tcp.
+  Ranks(int size, const std::string& transport, const Config& config = TestConfig(),
+        const std::vector<int32_t>& host_of = {}) {
     const TransportEntry* entry = FindTransport(transport);
     CHECK(entry != nullptr);
     const auto n = static_cast<size_t>(size);
@@ -65,6 +67,7 @@ class Ranks {
       world.generation = 7;
       world.hosts.assign(n, "testhost");
       world.pids.assign(n, 4242);
+      world.host_of = host_of;
       runtimes_.push_back(std::make_unique<Runtime>(world, std::move(links[static_cast<size_t>(r)]),
                                                     config, doorbells[static_cast<size_t>(r)]));
     }

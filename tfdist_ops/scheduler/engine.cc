@@ -20,7 +20,8 @@ SetView AllRanks(const World& world) {
   SetView set;
   set.ranks.resize(static_cast<size_t>(world.size));
   std::iota(set.ranks.begin(), set.ranks.end(), 0);
-  if (world.local_size != world.size) set.host_of = set.ranks;
+  set.host_of = world.host_of;
+  if (set.host_of.empty() && world.local_size != world.size) set.host_of = set.ranks;
   set.index = world.rank;
   return set;
 }
