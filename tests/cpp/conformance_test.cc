@@ -22,7 +22,7 @@ Element Rough(int rank, size_t tensor, int64_t i) {
 
 Config ConfigFor(const AlgorithmEntry& entry) {
   Config config = TestConfig();
-  if (entry.kind != CollectiveKind::kSendRecv) *AlgorithmField(&config, entry.kind) = entry.name;
+  SetAlgorithm(&config, entry);
   config.fusion_bytes = 256 << 10;  // 70001 float32 are more
   return config;
 }

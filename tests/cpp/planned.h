@@ -13,6 +13,7 @@
 
 #include "check.h"
 #include "elements.h"
+#include "ranks.h"
 #include "schedule_runner.h"
 #include "scheduler/operation.h"
 #include "scheduler/plan.h"
@@ -23,10 +24,6 @@ namespace tfdist {
 using Bytes = std::vector<uint8_t>;
 constexpr uint8_t kGuard = 0xa5;
 constexpr int64_t kRowWidth = 3;  // elements of a row, in the kinds with rows
-
-inline std::string* AlgorithmField(Config* config, CollectiveKind kind) {
-  return const_cast<std::string*>(&WantedAlgorithm(kind, *config));
-}
 
 struct Setting {
   const AlgorithmEntry* entry = nullptr;
@@ -307,9 +304,7 @@ class Planned {
 
   void Plans() {
     Config config;
-    if (s_.kind() != CollectiveKind::kSendRecv) {
-      *AlgorithmField(&config, s_.kind()) = s_.entry->name;
-    }
+    SetAlgorithm(&config, *s_.entry);
     SetView set;
     set.host_of = s_.host_of;
     std::vector<RequestInfo> infos;

@@ -15,6 +15,7 @@
 
 #include "check.h"
 #include "runtime/runtime.h"
+#include "scheduler/plan.h"
 #include "transport/transport.h"
 
 namespace tfdist {
@@ -27,6 +28,12 @@ inline Config TestConfig() {
   config.segment_bytes = 4096;
   config.shm_slots = 4;
   return config;
+}
+
+// Makes a row of the table the one that its collective uses. sendrecv has no choice.
+inline void SetAlgorithm(Config* config, const AlgorithmEntry& entry) {
+  const std::string& wanted = WantedAlgorithm(entry.kind, *config);
+  if (entry.kind != CollectiveKind::kSendRecv) const_cast<std::string&>(wanted) = entry.name;
 }
 
 class Ranks {
