@@ -38,7 +38,7 @@ class LedByTest {
     world.pids.assign(n, 4242);
     Engine::Hooks hooks;
     hooks.completions = &sink_;
-    hooks.allocated = [](uint64_t, void*) {};
+    hooks.allocated = [](uint32_t, uint64_t, void*) {};
     engine = std::make_unique<Engine>(world, std::move(links), config, hooks);
   }
   ~LedByTest() {

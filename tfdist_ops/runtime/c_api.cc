@@ -9,6 +9,7 @@
 #include <mutex>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "base/config.h"
 #include "base/logging.h"
@@ -136,6 +137,7 @@ std::unique_ptr<tfdist::Request> CopyRequest(const tfdist_request& in) {
   out->info.prescale = in.prescale;
   out->info.postscale = in.postscale;
   out->info.timeout_s = in.timeout_s;
+  out->info.set = in.process_set;
   if (in.group != nullptr && in.group[0] != '\0') {
     out->group = in.group;
     out->bucket_index = in.bucket;
@@ -322,13 +324,28 @@ void tfdist_cancel(uint64_t id) {
   if (runtime != nullptr) runtime->Cancel(id);
 }
 
-int32_t tfdist_register_group(const char* description, uint8_t* present, int32_t count,
-                              double timeout_s, char* id) {
+int32_t tfdist_process_set_add(const int32_t* ranks, int32_t count, double timeout_s,
+                               uint32_t* id) {
+  const std::shared_ptr<Runtime> runtime = Current();
+  if (runtime == nullptr) return Fail(NotInitialized());
+  Status status = runtime->AddProcessSet(std::vector<int32_t>(ranks, ranks + count), timeout_s, id);
+  return status.ok() ? 0 : Fail(std::move(status));
+}
+
+int32_t tfdist_process_set_remove(uint32_t id, double timeout_s) {
+  const std::shared_ptr<Runtime> runtime = Current();
+  if (runtime == nullptr) return Fail(NotInitialized());
+  Status status = runtime->RemoveProcessSet(id, timeout_s);
+  return status.ok() ? 0 : Fail(std::move(status));
+}
+
+int32_t tfdist_register_group(uint32_t process_set, const char* description, uint8_t* present,
+                              int32_t count, double timeout_s, char* id) {
   const std::shared_ptr<Runtime> runtime = Current();
   if (runtime == nullptr) return Fail(NotInitialized());
   std::vector<uint8_t> flags(present, present + count);
   std::string name;
-  Status status = runtime->RegisterGroup(description, &flags, timeout_s, &name);
+  Status status = runtime->RegisterGroup(process_set, description, &flags, timeout_s, &name);
   if (!status.ok()) return Fail(std::move(status));
   std::memcpy(present, flags.data(), flags.size());
   std::memcpy(id, name.c_str(), name.size() + 1);
