@@ -51,6 +51,27 @@ def test_allgather_and_broadcast_of_one_rank_are_the_identity(dtype):
         same(tfdist.allgather(x), tf.reshape(x, (1,)) if shape == () else x)
 
 
+@pytest.mark.parametrize("dtype", REDUCIBLE + OTHERS)
+def test_what_moves_rows_is_the_identity_of_one_rank(dtype):
+    for shape in SHAPES:
+        x = numbers(shape, dtype)
+        expected = tf.reshape(x, (1,)) if shape == () else x
+        same(tfdist.gather(x), expected)
+        same(tfdist.scatter(x), expected)
+        rows, received = tfdist.alltoall(x)
+        same(rows, expected)
+        assert received.numpy().tolist() == [expected.shape[0]]
+
+
+@pytest.mark.parametrize("dtype", REDUCIBLE)
+def test_reduce_and_reduce_scatter_of_one_rank_are_the_identity(dtype):
+    for shape in SHAPES:
+        x = numbers(shape, dtype)
+        same(tfdist.reduce(x, op=ReduceOp.SUM), x)
+        expected = tf.reshape(x, (1,)) if shape == () else x
+        same(tfdist.reduce_scatter(x, op=ReduceOp.SUM), expected)
+
+
 def test_inputs_may_be_numbers_arrays_and_variables():
     import keras
 
@@ -128,7 +149,44 @@ def test_the_input_keeps_its_value():
         (
             lambda x: tfdist.broadcast(x, 7),
             tf.errors.InvalidArgumentError,
-            r"^Expected root to be a rank of 0\.\.0, got 7 in the broadcast",
+            r'^"broadcast.eager": the root is not valid: rank 0: root must be in \[0, 1\)',
+        ),
+        (lambda x: tfdist.gather(x, -1), ValueError, "root"),
+        (lambda x: tfdist.scatter(x, 1.0), ValueError, "root"),
+        (lambda x: tfdist.reduce(x, "0"), ValueError, "root"),
+        (
+            lambda x: tfdist.reduce(x, 1),
+            tf.errors.InvalidArgumentError,
+            r"root must be in \[0, 1\), got 1",
+        ),
+        (lambda x: tfdist.reduce(True), TypeError, "LOGICAL_"),
+        (lambda x: tfdist.reduce_scatter(1, prescale=2.0), ValueError, "prescale=1"),
+        (lambda x: tfdist.reduce_scatter(x, op=99), ValueError, "got 99"),
+        (lambda x: tfdist.alltoall(x, [0.5, 1.5]), ValueError, "vector of integers"),
+        (lambda x: tfdist.alltoall(x, 2), ValueError, "vector of integers, .* got 2"),
+        (lambda x: tfdist.alltoall(x, []), ValueError, "Leave splits out"),
+        (lambda x: tfdist.scatter(x, 0, [[2]]), ValueError, "vector of integers"),
+        (lambda x: tfdist.reduce_scatter(x, tf.ones([1])), ValueError, "of integers"),
+        (lambda x: tfdist.alltoall("a"), TypeError, "broadcast_object"),
+        (
+            lambda x: tfdist.scatter(x, 0, [1, 1]),
+            tf.errors.InvalidArgumentError,
+            r"splits \[1,1\] are 2, expected 1",
+        ),
+        (lambda x: tfdist.send(x, -1), ValueError, "dst"),
+        (
+            lambda x: tfdist.send(x, 0),
+            tf.errors.InvalidArgumentError,
+            "two different ranks",
+        ),
+        (lambda x: tfdist.recv([2], tf.string, 0), TypeError, "got string"),
+        (lambda x: tfdist.recv([None, 2], tf.int32, 0), ValueError, "unknown dim"),
+        (lambda x: tfdist.recv(3, tf.int32, 0), ValueError, "list of integers"),
+        (lambda x: tfdist.recv([2], tf.int32, True), ValueError, "src"),
+        (
+            lambda x: tfdist.recv([-2], tf.int32, 1),
+            tf.errors.InvalidArgumentError,
+            "-2",
         ),
     ],
 )
@@ -213,12 +271,13 @@ def test_the_gradient_of_complex_numbers_is_scaled_like_the_value():
 
 
 @pytest.mark.parametrize("op", [ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT])
-def test_the_gradient_of_other_operations_is_an_error_that_says_what_to_do(op):
+@pytest.mark.parametrize("name", ["allreduce", "reduce", "reduce_scatter"])
+def test_the_gradient_of_other_operations_is_an_error_that_says_what_to_do(op, name):
     x = tf.constant([1.0])
     with tf.GradientTape() as tape:
         tape.watch(x)
-        y = tfdist.allreduce(x, op=op)
-    with pytest.raises(ValueError, match=f"{op.name}.*SUM or AVERAGE"):
+        y = getattr(tfdist, name)(x, op=op)
+    with pytest.raises(ValueError, match=f" {name} .*{op.name}.*SUM or AVERAGE"):
         tape.gradient(y, x)
 
 
@@ -229,6 +288,9 @@ def test_static_shapes_are_known_while_tracing():
     def f(matrix, scalar):
         shapes["allreduce"] = tfdist.allreduce(matrix).shape.as_list()
         shapes["broadcast"] = tfdist.broadcast(scalar).shape.as_list()
+        shapes["gather"] = tfdist.gather(matrix).shape.as_list()
+        shapes["alltoall"] = [t.shape.as_list() for t in tfdist.alltoall(matrix)]
+        shapes["recv"] = tfdist.recv([2, 3], tf.bool, 1).shape.as_list()
         shapes["rows"] = tfdist.allgather(tf.ensure_shape(matrix, [2, 3])).shape
         shapes["scalars"] = tfdist.allgather(scalar).shape.as_list()
         return scalar
@@ -341,6 +403,8 @@ def test_tensorflow_still_has_the_list_of_unordered_stateful_operations():
         <= auto_control_deps.MUST_RUN_ORDER_INSENSITIVE_STATEFUL_OPS
     )
     assert "TfdistBarrier" not in _library.UNORDERED_OPS
+    ours = {name for name in dir(_library.ops()) if name.startswith("Tfdist")}
+    assert ours - _library.UNORDERED_OPS == {"TfdistBarrier"}
 
 
 def test_without_that_list_there_is_one_warning(caplog):
@@ -361,6 +425,13 @@ def test_before_init_every_operation_says_what_to_call():
             tfdist.allreduce,
             tfdist.allgather,
             tfdist.broadcast,
+            tfdist.reduce,
+            tfdist.reduce_scatter,
+            tfdist.gather,
+            tfdist.scatter,
+            tfdist.alltoall,
+            lambda x: tfdist.send(x, 1),
+            lambda _: tfdist.recv([2], tf.float32, 1),
             lambda _: tfdist.barrier(),
             lambda x: tfdist.grouped_allreduce([x]),
         ):
