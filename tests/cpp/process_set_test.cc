@@ -163,6 +163,28 @@ TEST(a_set_in_use_is_not_removed_and_a_removed_one_is_not_used) {
   });
 }
 
+// A member may use a set before its leader has heard that there is one, and a word about waiting
+// may come when the set is gone.
+TEST(sets_come_and_go_under_use) {
+  for (const char* transport : {"inproc", "tcp"}) {
+    Ranks ranks(4, transport);
+    ranks.Each([&](int rank) {
+      for (int round = 0; round < 150; ++round) {
+        const uint32_t set = AddSet(ranks[rank], {1, 2, 3});
+        if (rank > 0) {
+          std::vector<float> data(3000, 1.0f);
+          auto request = MakeRequest(CollectiveKind::kAllreduce, "x", DType::kFloat32);
+          request->info.set = set;
+          AddTensor(request.get(), data.data(), data.data(), {3000});
+          CHECK_OK(Start(ranks[rank], std::move(request)).Wait());
+          CHECK(data == std::vector<float>(3000, 3.0f));
+        }
+        CHECK_OK(ranks[rank].RemoveProcessSet(set, 0));
+      }
+    });
+  }
+}
+
 TEST(a_deadline_in_a_set_names_its_missing_rank) {
   Config config = TestConfig();
   config.timeout_s = 0.3;

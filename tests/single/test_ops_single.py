@@ -290,7 +290,6 @@ def test_static_shapes_are_known_while_tracing():
         shapes["broadcast"] = tfdist.broadcast(scalar).shape.as_list()
         shapes["gather"] = tfdist.gather(matrix).shape.as_list()
         shapes["alltoall"] = [t.shape.as_list() for t in tfdist.alltoall(matrix)]
-        shapes["recv"] = tfdist.recv([2, 3], tf.bool, 1).shape.as_list()
         shapes["rows"] = tfdist.allgather(tf.ensure_shape(matrix, [2, 3])).shape
         shapes["scalars"] = tfdist.allgather(scalar).shape.as_list()
         return scalar
@@ -300,6 +299,21 @@ def test_static_shapes_are_known_while_tracing():
     assert shapes["broadcast"] == []
     assert shapes["rows"].as_list() == [None, 3]
     assert shapes["scalars"] == [None]
+    assert shapes["gather"] == [None, 3]
+    assert shapes["alltoall"] == [[None, 3], [None]]
+
+
+def test_the_shape_that_is_received_is_known_while_tracing():
+    @tf.function
+    def f(rows):
+        fixed = tfdist.recv([2, 3], tf.bool, 1)
+        partly = tfdist.recv([rows, 3], tf.float32, 1)
+        return fixed, partly, tfdist.send(fixed, 1)
+
+    fixed, partly, sent = f.get_concrete_function(tf.constant(2)).outputs
+    assert fixed.shape == [2, 3] and fixed.dtype == tf.bool
+    assert partly.shape.as_list() == [None, 3]
+    assert sent.shape == []
 
 
 def test_in_a_while_loop_every_iteration_runs():

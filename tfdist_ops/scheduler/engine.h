@@ -11,9 +11,10 @@
 // A bucket of gradients that has gone this way once starts at once from then on, without a message:
 //   Submit → Operation, under a predicted ticket (order.h).
 //
-// engine.cc: requests and their execution; engine_order.cc: predicted operations, and what to do
-// when they stand still; engine_sets.cc: process sets; engine_control.cc: the control lane,
-// deadlines, failure, leaving.
+// engine.cc: requests, agreement, one turn; engine_run.cc: execution, the data lane;
+// engine_order.cc: predicted operations, and what to do when they stand still; engine_sets.cc:
+// process sets; engine_control.cc: the control lane; engine_failure.cc: deadlines, failure,
+// leaving.
 #ifndef TFDIST_OPS_SCHEDULER_ENGINE_H_
 #define TFDIST_OPS_SCHEDULER_ENGINE_H_
 
