@@ -170,7 +170,9 @@ def translate() -> Iterator[None]:
 
 def _bare(error: tf.errors.OpError) -> Exception | None:
     """An error of the core without a class of ours, in the core's own words."""
-    message = _payload(getattr(error, "experimental_payloads", None) or {}).get("message")
+    message = _payload(getattr(error, "experimental_payloads", None) or {}).get(
+        "message"
+    )
     return type(error)(None, None, message) if message else None
 
 

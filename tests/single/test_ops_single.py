@@ -9,8 +9,8 @@ import pytest
 import tensorflow as tf
 
 import tfdist
-from tfdist import _library, _names, collectives, errors
-from tfdist.collectives import ReduceOp
+from tfdist import _library, _names, _operations, errors
+from tfdist.collectives import ReduceOp, _arguments
 
 REDUCIBLE = ["float16", "bfloat16", "float32", "float64", "int32", "int64"]
 OTHERS = ["bool", "uint8", "int8", "uint16", "int16", "uint32", "uint64", "complex64"]
@@ -149,7 +149,7 @@ def test_the_input_keeps_its_value():
         (
             lambda x: tfdist.broadcast(x, 7),
             tf.errors.InvalidArgumentError,
-            r'^"broadcast.eager": the root is not valid: rank 0: root must be in \[0, 1\)',
+            r'^"broadcast.eager": the root is not valid: rank 0: .* in \[0, 1\), got 7',
         ),
         (lambda x: tfdist.gather(x, -1), ValueError, "root"),
         (lambda x: tfdist.scatter(x, 1.0), ValueError, "root"),
@@ -159,7 +159,7 @@ def test_the_input_keeps_its_value():
             tf.errors.InvalidArgumentError,
             r"root must be in \[0, 1\), got 1",
         ),
-        (lambda x: tfdist.reduce(True), TypeError, "LOGICAL_"),
+        (lambda x: tfdist.reduce(True), TypeError, "got bool"),
         (lambda x: tfdist.reduce_scatter(1, prescale=2.0), ValueError, "prescale=1"),
         (lambda x: tfdist.reduce_scatter(x, op=99), ValueError, "got 99"),
         (lambda x: tfdist.alltoall(x, [0.5, 1.5]), ValueError, "vector of integers"),
@@ -197,13 +197,13 @@ def test_a_bad_argument_is_an_error_that_names_it(call, error, words):
 
 def test_grouped_allreduce_keeps_order_and_splits_by_dtype(monkeypatch):
     seen = []
-    emit = collectives._operations.allreduce
+    emit = _operations.allreduce
 
     def spy(values, name, *args, **kwargs):
         seen.append((name, [v.dtype.name for v in values], list(kwargs["hints"])))
         return emit(values, name, *args, **kwargs)
 
-    monkeypatch.setattr(collectives._operations, "allreduce", spy)
+    monkeypatch.setattr(_operations, "allreduce", spy)
     xs = [tf.constant([1.0]), tf.constant(2), tf.constant([3.0]), tf.constant(4)]
     ys = tfdist.grouped_allreduce(xs, name="g")
     for x, y in zip(xs, ys, strict=True):
@@ -224,7 +224,7 @@ def test_a_group_is_cut_at_the_fusion_threshold(monkeypatch, limit, expected):
     xs = [tf.zeros([1]), tf.zeros([1]), tf.zeros([3]), tf.zeros([0])]
     if limit == "8":
         expected = [[0, 1], [2], [3]]
-    assert collectives._batches(xs) == expected
+    assert _arguments.batches_of(xs) == expected
 
 
 # ---- in a tf.function ----
