@@ -159,7 +159,7 @@ def test_the_input_keeps_its_value():
             tf.errors.InvalidArgumentError,
             r"root must be in \[0, 1\), got 1",
         ),
-        (lambda x: tfdist.reduce(True), TypeError, "got bool"),
+        (lambda x: tfdist.reduce(True), TypeError, "that bool takes .*got average"),
         (lambda x: tfdist.reduce_scatter(1, prescale=2.0), ValueError, "prescale=1"),
         (lambda x: tfdist.reduce_scatter(x, op=99), ValueError, "got 99"),
         (lambda x: tfdist.alltoall(x, [0.5, 1.5]), ValueError, "vector of integers"),
