@@ -152,6 +152,7 @@ def test_a_launcher_that_cannot_be_reached_is_an_error_before_any_rank(hosts, tm
     assert done.seconds < 15.0
 
 
+@pytest.mark.slow
 @deadline(60)
 def test_a_remote_rank_that_dies_is_named_on_every_host(hosts, tmp_path):
     client = [sys.executable, "-m", "helpers.core_client", "kill", "2"]
