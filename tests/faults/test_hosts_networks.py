@@ -170,7 +170,7 @@ def test_a_remote_rank_that_dies_is_named_on_every_host(hosts, tmp_path):
 @deadline(60)
 def test_the_first_failure_is_found_although_clocks_differ(tmp_path):
     """Another host's monotonic clock is ahead by hours."""
-    ahead = ["unshare", "--time", "--monotonic", "7200", "--fork"]
+    ahead = ["unshare", "--time", "--monotonic", "7200", "--fork", "--kill-child"]
     if subprocess.run([*ahead, "true"], capture_output=True).returncode != 0:
         pytest.skip("time namespaces cannot be made here")
     code = (
