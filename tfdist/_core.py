@@ -103,6 +103,7 @@ class World(ctypes.Structure):
         ("own_doorbell_fd", ctypes.c_int32),
         ("links", ctypes.POINTER(Link)),
         ("link_count", ctypes.c_int32),
+        ("host_of", ctypes.POINTER(ctypes.c_int32)),
     ]
 
 
@@ -146,6 +147,7 @@ class Request(ctypes.Structure):
         ("group", ctypes.c_char_p),
         ("bucket", ctypes.c_int32),
         ("bucket_count", ctypes.c_int32),
+        ("process_set", ctypes.c_uint32),
         ("tensors", ctypes.POINTER(Tensor)),
         ("tensor_count", ctypes.c_int32),
         ("context", ctypes.c_void_p),
@@ -184,7 +186,12 @@ class LinkEnd:
 
 @dataclass(frozen=True, kw_only=True)
 class Topology:
-    """The place of this rank; see `tfdist.rank` and its neighbours."""
+    """The place of this rank; see `tfdist.rank` and its neighbours.
+
+    `host_of` is the index of each rank's host, by rank: what was proved to be one
+    machine (`rendezvous.hosts`), numbered by the lowest rank; equal on all ranks. The
+    launcher's local ranks may say otherwise.
+    """
 
     rank: int
     size: int
@@ -192,6 +199,7 @@ class Topology:
     local_size: int
     cross_rank: int
     cross_size: int
+    host_of: tuple[int, ...]
 
 
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
@@ -212,9 +220,20 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
         [ctypes.POINTER(Request), ctypes.POINTER(ctypes.c_uint64)],
     ),
     "tfdist_cancel": (None, [ctypes.c_uint64]),
+    "tfdist_process_set_add": (
+        ctypes.c_int32,
+        [
+            ctypes.POINTER(ctypes.c_int32),
+            ctypes.c_int32,
+            ctypes.c_double,
+            ctypes.POINTER(ctypes.c_uint32),
+        ],
+    ),
+    "tfdist_process_set_remove": (ctypes.c_int32, [ctypes.c_uint32, ctypes.c_double]),
     "tfdist_register_group": (
         ctypes.c_int32,
         [
+            ctypes.c_uint32,
             ctypes.c_char_p,
             ctypes.POINTER(ctypes.c_uint8),
             ctypes.c_int32,
@@ -363,6 +382,7 @@ def start(
         own_doorbell_fd=own_doorbell_fd,
         links=array,
         link_count=len(links),
+        host_of=(ctypes.c_int32 * topology.size)(*topology.host_of),
     )
     check(library().tfdist_init(ctypes.byref(world)))
 
@@ -393,16 +413,54 @@ def good_steps() -> int:
     return int(library().tfdist_good_steps())
 
 
+def add_process_set(ranks: Sequence[int], *, timeout_s: float = 0.0) -> int:
+    """Agrees with all ranks on a process set; blocks until they have called it.
+
+    Args:
+        ranks: its members, ascending, each once.
+        timeout_s: seconds to wait for the others; <= 0: TFDIST_TIMEOUT_S.
+
+    Returns:
+        The set's number; the same list gives the same.
+
+    Raises:
+        CoreError: the lists differ or are not valid, a rank failed, the time is over.
+    """
+    array = (ctypes.c_int32 * max(1, len(ranks)))(*ranks)
+    number = ctypes.c_uint32()
+    check(
+        library().tfdist_process_set_add(
+            array, len(ranks), timeout_s, ctypes.byref(number)
+        )
+    )
+    return number.value
+
+
+def remove_process_set(number: int, *, timeout_s: float = 0.0) -> None:
+    """Ends a process set, with all ranks; blocks until they have called it.
+
+    Raises:
+        CoreError: a rank still uses it or removes another, it is not known, a rank
+            failed, the time is over.
+    """
+    check(library().tfdist_process_set_remove(number, timeout_s))
+
+
 def register_group(
-    description: str, present: Sequence[bool], *, timeout_s: float = 0.0
+    description: str,
+    present: Sequence[bool],
+    *,
+    timeout_s: float = 0.0,
+    process_set: int = 0,
 ) -> tuple[str, list[bool]]:
-    """Agrees with all ranks on a group of gradients; blocks until they have it.
+    """Agrees with all ranks of a process set on a group of gradients; blocks.
 
     Args:
         description: one line a variable ("path dtype [d0,d1]"), then one line of
             options ("op=average ..."); equal on all ranks.
         present: for each variable, whether this rank has a gradient.
         timeout_s: seconds to wait for the others; <= 0: TFDIST_TIMEOUT_S.
+        process_set: number of the set; 0: all ranks.
 
     Returns:
         The group's id, and for each variable whether any rank has a gradient.
@@ -414,7 +472,12 @@ def register_group(
     group_id = ctypes.create_string_buffer(_GROUP_ID_BYTES)
     check(
         library().tfdist_register_group(
-            description.encode(), flags, len(present), timeout_s, group_id
+            process_set,
+            description.encode(),
+            flags,
+            len(present),
+            timeout_s,
+            group_id,
         )
     )
     return group_id.value.decode(), [bool(flags[i]) for i in range(len(present))]

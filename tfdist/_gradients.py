@@ -31,6 +31,7 @@ from tfdist import _operations
 from tfdist._library import ops
 from tfdist._names import operation_name
 from tfdist._operations import ReduceOp
+from tfdist._process_sets import size_of
 
 
 @tf.RegisterGradient("TfdistAllreduce")
@@ -45,6 +46,7 @@ def _allreduce_gradient(node: Any, *grads: Any) -> list[tf.Tensor]:
         _text(node, "postscale"),
         _timeout_s(node),
         hints=node.get_attr("hints"),
+        process_set=_set(node),
     )
 
 
@@ -60,6 +62,7 @@ def _allgather_gradient(node: Any, grad: Any, _splits_grad: Any) -> tf.Tensor:
         "1.0",
         "1.0",
         _timeout_s(node),
+        process_set=_set(node),
     )
     return _shaped_like_input(node, own)
 
@@ -75,6 +78,7 @@ def _broadcast_gradient(node: Any, *grads: Any) -> list[tf.Tensor]:
         "1.0",
         "1.0",
         _timeout_s(node),
+        process_set=_set(node),
     )
     is_root = _is_root(node)
     return [tf.where(is_root, g, tf.zeros_like(g)) for g in summed]
@@ -86,11 +90,15 @@ def _reduce_gradient(node: Any, *grads: Any) -> list[tf.Tensor]:
     op = _linear_op(node)
     own = _dense(node, grads)
     of_root = _operations.broadcast(
-        own, node.get_attr("root"), _name(node), _timeout_s(node)
+        own,
+        node.get_attr("root"),
+        _name(node),
+        _timeout_s(node),
+        process_set=_set(node),
     )
     factor = _factor(node)
     if op is ReduceOp.AVERAGE:
-        factor /= tf.cast(ops().tfdist_topology()[1], tf.float64)
+        factor /= _size(node)
     is_root = _is_root(node)
     return [
         tf.where(is_root, tf.zeros_like(g), g) + r * tf.cast(factor, r.dtype)
@@ -109,6 +117,7 @@ def _reduce_scatter_gradient(
         tf.zeros_like(rows) if grad is None else tf.convert_to_tensor(grad),
         _name(node),
         _timeout_s(node),
+        process_set=_set(node),
     )
     factor = _factor(node)
     if op is ReduceOp.AVERAGE:
@@ -126,6 +135,7 @@ def _gather_gradient(node: Any, grad: Any, _splits_grad: Any) -> tf.Tensor:
         splits,
         _name(node),
         _timeout_s(node),
+        process_set=_set(node),
     )
     return _shaped_like_input(node, own)
 
@@ -138,6 +148,7 @@ def _scatter_gradient(node: Any, grad: Any) -> list[tf.Tensor | None]:
         node.get_attr("root"),
         _name(node),
         _timeout_s(node),
+        process_set=_set(node),
     )
     # As many rows as the input has: on the root they are all there, elsewhere none is.
     missing = tf.reduce_prod(tf.shape(node.inputs[0])[:1]) - tf.shape(gathered)[0]
@@ -157,6 +168,7 @@ def _alltoall_gradient(
         received_splits,
         _name(node),
         _timeout_s(node),
+        process_set=_set(node),
     )
     return [_shaped_like_input(node, back), None]
 
@@ -232,6 +244,18 @@ def _dense(node: Any, grads: Sequence[Any]) -> list[tf.Tensor]:
 def _name(node: Any, *, partner: str = "") -> str:
     name = f"{_text(node, 'tensor_name')}.gradient"
     return operation_name("gradient", name, partner=partner)
+
+
+def _set(node: Any) -> int:
+    return int(node.get_attr("process_set"))
+
+
+def _size(node: Any) -> tf.Tensor:
+    """How many ranks take part: of the job when the graph runs, of a set always."""
+    members = size_of(_set(node))
+    if members is not None:
+        return tf.constant(members, tf.float64)
+    return tf.cast(ops().tfdist_topology()[1], tf.float64)
 
 
 def _timeout_s(node: Any) -> float | None:

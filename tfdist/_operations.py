@@ -69,6 +69,7 @@ def allreduce(
     group: str = "",
     bucket: int = 0,
     bucket_count: int = 0,
+    process_set: int = 0,
 ) -> list[tf.Tensor]:
     """Reduces tensors of one dtype in one operation."""
     return _emit(
@@ -79,6 +80,7 @@ def allreduce(
         prescale=prescale,
         postscale=postscale,
         timeout_s=_timeout(timeout_s),
+        process_set=process_set,
         group=group,
         bucket=bucket,
         bucket_count=bucket_count,
@@ -86,18 +88,26 @@ def allreduce(
     )
 
 
-def allgather(value: tf.Tensor, name: str, timeout_s: float | None) -> tf.Tensor:
+def allgather(
+    value: tf.Tensor, name: str, timeout_s: float | None, *, process_set: int = 0
+) -> tf.Tensor:
     """Concatenates the rows of all ranks."""
     return _emit(
         "tfdist_allgather",
         tensor=value,
         tensor_name=name,
         timeout_s=_timeout(timeout_s),
+        process_set=process_set,
     ).rows
 
 
 def broadcast(
-    values: list[tf.Tensor], root: int, name: str, timeout_s: float | None
+    values: list[tf.Tensor],
+    root: int,
+    name: str,
+    timeout_s: float | None,
+    *,
+    process_set: int = 0,
 ) -> list[tf.Tensor]:
     """Gives tensors of one dtype the root's values in one operation."""
     return _emit(
@@ -106,6 +116,7 @@ def broadcast(
         tensor_name=name,
         root=_rank(root, "root"),
         timeout_s=_timeout(timeout_s),
+        process_set=process_set,
     )
 
 
@@ -117,6 +128,8 @@ def reduce(
     prescale: str,
     postscale: str,
     timeout_s: float | None,
+    *,
+    process_set: int = 0,
 ) -> list[tf.Tensor]:
     """Reduces tensors of one dtype to the root in one operation."""
     return _emit(
@@ -128,6 +141,7 @@ def reduce(
         prescale=prescale,
         postscale=postscale,
         timeout_s=_timeout(timeout_s),
+        process_set=process_set,
     )
 
 
@@ -139,6 +153,8 @@ def reduce_scatter(
     prescale: str,
     postscale: str,
     timeout_s: float | None,
+    *,
+    process_set: int = 0,
 ) -> tf.Tensor:
     """Reduces a tensor; each rank gets its part of the rows."""
     return _emit(
@@ -150,11 +166,17 @@ def reduce_scatter(
         prescale=prescale,
         postscale=postscale,
         timeout_s=_timeout(timeout_s),
+        process_set=process_set,
     ).rows
 
 
 def gather(
-    value: tf.Tensor, root: int, name: str, timeout_s: float | None
+    value: tf.Tensor,
+    root: int,
+    name: str,
+    timeout_s: float | None,
+    *,
+    process_set: int = 0,
 ) -> tf.Tensor:
     """Concatenates the rows of all ranks on the root."""
     return _emit(
@@ -163,6 +185,7 @@ def gather(
         tensor_name=name,
         root=_rank(root, "root"),
         timeout_s=_timeout(timeout_s),
+        process_set=process_set,
     ).rows
 
 
@@ -172,6 +195,8 @@ def scatter(
     splits: tf.Tensor,
     name: str,
     timeout_s: float | None,
+    *,
+    process_set: int = 0,
 ) -> tf.Tensor:
     """Gives each rank its part of the root's rows."""
     return _emit(
@@ -181,11 +206,17 @@ def scatter(
         tensor_name=name,
         root=_rank(root, "root"),
         timeout_s=_timeout(timeout_s),
+        process_set=process_set,
     )
 
 
 def alltoall(
-    value: tf.Tensor, splits: tf.Tensor, name: str, timeout_s: float | None
+    value: tf.Tensor,
+    splits: tf.Tensor,
+    name: str,
+    timeout_s: float | None,
+    *,
+    process_set: int = 0,
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Sends a part of the rows to each rank: the received rows, and their splits."""
     outputs = _emit(
@@ -194,6 +225,7 @@ def alltoall(
         splits=splits,
         tensor_name=name,
         timeout_s=_timeout(timeout_s),
+        process_set=process_set,
     )
     return outputs.rows, outputs.received_splits
 
@@ -230,9 +262,14 @@ def recv(
     )
 
 
-def barrier(name: str, timeout_s: float | None) -> None:
+def barrier(name: str, timeout_s: float | None, *, process_set: int = 0) -> None:
     """Waits for all ranks."""
-    _emit("tfdist_barrier", tensor_name=name, timeout_s=_timeout(timeout_s))
+    _emit(
+        "tfdist_barrier",
+        tensor_name=name,
+        timeout_s=_timeout(timeout_s),
+        process_set=process_set,
+    )
 
 
 def check_not_xla() -> None:

@@ -95,7 +95,7 @@ TEST(bad_arguments_fail_on_the_caller_alone) {
   AddTensor(request.get(), ints.data(), ints.data(), {4});
   const Status scaled = Start(ranks[0], std::move(request)).Wait();
   CHECK(scaled.code() == Code::kInvalidArgument);
-  request = MakeRequest(CollectiveKind::kAllreduce, "u", DType::kFloat8E5m2);
+  request = MakeRequest(CollectiveKind::kAllreduce, "u", DType::kBool);
   AddTensor(request.get(), ints.data(), ints.data(), {4});
   CHECK(Start(ranks[0], std::move(request)).Wait().code() == Code::kInvalidArgument);
   CheckWorks(ranks, "after");
@@ -203,22 +203,22 @@ TEST(groups_register_once_and_agree_on_who_has_gradients) {
   ranks.Each([&](int rank) {
     std::vector<uint8_t> present = {1, static_cast<uint8_t>(rank == 2), 0};
     std::string id;
-    CHECK_OK(ranks[rank].RegisterGroup("a\nb\nc\nop", &present, 5, &id));
+    CHECK_OK(ranks[rank].RegisterGroup(0, "a\nb\nc\nop", &present, 5, &id));
     CHECK(present == std::vector<uint8_t>({1, 1, 0}));
     CHECK_EQ(id.size(), size_t{32});
     // Known by now: no rank waits for another.
     present = {1, 0, 0};
-    if (rank == 1) CHECK_OK(ranks[rank].RegisterGroup("a\nb\nc\nop", &present, 5, &id));
+    if (rank == 1) CHECK_OK(ranks[rank].RegisterGroup(0, "a\nb\nc\nop", &present, 5, &id));
     if (rank == 1) CHECK(present == std::vector<uint8_t>({1, 1, 0}));
     present = {1, 1, 1};
-    const Status late = ranks[rank].RegisterGroup("a\nb\nc\nop", &present, 5, &id);
+    const Status late = ranks[rank].RegisterGroup(0, "a\nb\nc\nop", &present, 5, &id);
     CHECK(late.code() == Code::kFailedPrecondition);
   });
   ranks.Each([&](int rank) {
     std::vector<uint8_t> present = {1};
     std::string id;
     const std::string own = "v float32 [" + std::to_string(rank == 1 ? 3 : 2) + "]\nop";
-    const Status status = ranks[rank].RegisterGroup(own, &present, 5, &id);
+    const Status status = ranks[rank].RegisterGroup(0, own, &present, 5, &id);
     CHECK(status.code() == Code::kFailedPrecondition);
     CHECK_CONTAINS(status.message(), "rank 1: \"v float32 [3]\"");
   });

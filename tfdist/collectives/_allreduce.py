@@ -10,6 +10,7 @@ import tensorflow as tf
 from tfdist import _operations
 from tfdist._names import operation_name
 from tfdist._operations import ReduceOp
+from tfdist._process_sets import ProcessSet, id_of
 from tfdist.collectives import _arguments
 
 
@@ -21,6 +22,7 @@ def allreduce(
     prescale: float = 1.0,
     postscale: float = 1.0,
     timeout_s: float | None = None,
+    process_set: ProcessSet | None = None,
 ) -> tf.Tensor:
     """Reduces `tensor` over all ranks; every rank gets the same bits.
 
@@ -38,6 +40,7 @@ def allreduce(
             bool.
         postscale: factor after it, default 1; must be 1 for integers and bool.
         timeout_s: seconds to wait for the slowest rank; default `TFDIST_TIMEOUT_S`.
+        process_set: the ranks that take part, which alone call it; default all.
 
     Returns:
         Tensor of shape `S` and the dtype of `tensor`. Differentiable for `SUM` and
@@ -67,6 +70,7 @@ def allreduce(
         _arguments.scale_of(prescale, "prescale", value.dtype),
         _arguments.scale_of(postscale, "postscale", value.dtype),
         timeout_s,
+        process_set=id_of(process_set),
     )
     return reduced[0]
 
@@ -79,6 +83,7 @@ def grouped_allreduce(
     prescale: float = 1.0,
     postscale: float = 1.0,
     timeout_s: float | None = None,
+    process_set: ProcessSet | None = None,
 ) -> list[tf.Tensor]:
     """Reduces a list of tensors, in few operations instead of one for each.
 
@@ -94,6 +99,7 @@ def grouped_allreduce(
             bool.
         postscale: factor after it, default 1; must be 1 for integers and bool.
         timeout_s: seconds to wait for the slowest rank; default `TFDIST_TIMEOUT_S`.
+        process_set: the ranks that take part, which alone call it; default all.
 
     Returns:
         The reduced tensors, in the order of `tensors`.
@@ -129,6 +135,7 @@ def grouped_allreduce(
             *scales[batch[0]],
             timeout_s,
             hints=batch,
+            process_set=id_of(process_set),
         )
         for index, output in zip(batch, outputs, strict=True):
             reduced[index] = output
@@ -147,6 +154,7 @@ def allreduce_bucket(
     prescale: float = 1.0,
     postscale: float = 1.0,
     timeout_s: float | None = None,
+    process_set: ProcessSet | None = None,
 ) -> list[tf.Tensor]:
     """Reduces one bucket of a group of gradients in one operation; internal.
 
@@ -161,6 +169,7 @@ def allreduce_bucket(
         prescale: factor before the reduction.
         postscale: factor after it.
         timeout_s: seconds to wait for the slowest rank; default `TFDIST_TIMEOUT_S`.
+        process_set: the ranks that take part, which alone call it; default all.
 
     Returns:
         The reduced gradients.
@@ -177,4 +186,5 @@ def allreduce_bucket(
         group=group_id,
         bucket=bucket,
         bucket_count=bucket_count,
+        process_set=id_of(process_set),
     )

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tfdist import _operations
 from tfdist._names import operation_name
+from tfdist._process_sets import ProcessSet, id_of
 from tfdist.collectives import _arguments
 
 
@@ -17,6 +18,7 @@ def alltoall(
     *,
     name: str | None = None,
     timeout_s: float | None = None,
+    process_set: ProcessSet | None = None,
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Sends a part of the own rows to each rank, and gets a part from each.
 
@@ -29,6 +31,7 @@ def alltoall(
             equal parts; `rows` must then be a multiple of the number of ranks.
         name: pairs the calls of the ranks; default the place in the traced function.
         timeout_s: seconds to wait for the slowest rank; default `TFDIST_TIMEOUT_S`.
+        process_set: the ranks that take part, which alone call it; default all.
 
     Returns:
         Two tensors: the rows that came from rank 0, from rank 1 and so on, of shape
@@ -60,4 +63,5 @@ def alltoall(
         _arguments.splits_of(splits, "alltoall"),
         operation_name("alltoall", name),
         timeout_s,
+        process_set=id_of(process_set),
     )

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from tfdist import _operations
 from tfdist._names import operation_name
+from tfdist._process_sets import ProcessSet, id_of
 
 
-def barrier(*, name: str | None = None, timeout_s: float | None = None) -> None:
+def barrier(
+    *,
+    name: str | None = None,
+    timeout_s: float | None = None,
+    process_set: ProcessSet | None = None,
+) -> None:
     """Waits until every rank has called it.
 
     In a `tf.function` it keeps its place among the function's effects.
@@ -14,6 +20,7 @@ def barrier(*, name: str | None = None, timeout_s: float | None = None) -> None:
     Args:
         name: pairs the calls of the ranks; default the place in the traced function.
         timeout_s: seconds to wait for the slowest rank; default `TFDIST_TIMEOUT_S`.
+        process_set: the ranks that take part, which alone call it; default all.
 
     Raises:
         tfdist.RankFailedError: a rank died or failed.
@@ -24,4 +31,6 @@ def barrier(*, name: str | None = None, timeout_s: float | None = None) -> None:
         >>> tfdist.init()
         >>> tfdist.barrier()
     """
-    _operations.barrier(operation_name("barrier", name), timeout_s)
+    _operations.barrier(
+        operation_name("barrier", name), timeout_s, process_set=id_of(process_set)
+    )

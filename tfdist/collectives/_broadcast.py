@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfdist import _operations
 from tfdist._names import operation_name
+from tfdist._process_sets import ProcessSet, id_of
 from tfdist.collectives import _arguments
 
 
@@ -18,6 +19,7 @@ def broadcast(
     *,
     name: str | None = None,
     timeout_s: float | None = None,
+    process_set: ProcessSet | None = None,
 ) -> tf.Tensor:
     """Gives every rank the value that `tensor` has on rank `root`.
 
@@ -27,6 +29,7 @@ def broadcast(
         root: the rank whose value is taken, the same on every rank; default 0.
         name: pairs the calls of the ranks; default the place in the traced function.
         timeout_s: seconds to wait for the slowest rank; default `TFDIST_TIMEOUT_S`.
+        process_set: the ranks that take part, which alone call it; default all.
 
     Returns:
         Tensor of shape `S`. Differentiable: the root gets the sum of all ranks'
@@ -46,7 +49,11 @@ def broadcast(
     """
     value = _arguments.tensor_of(tensor, "broadcast")
     return _operations.broadcast(
-        [value], root, operation_name("broadcast", name), timeout_s
+        [value],
+        root,
+        operation_name("broadcast", name),
+        timeout_s,
+        process_set=id_of(process_set),
     )[0]
 
 
@@ -56,6 +63,7 @@ def grouped_broadcast(
     *,
     name: str | None = None,
     timeout_s: float | None = None,
+    process_set: ProcessSet | None = None,
 ) -> list[tf.Tensor]:
     """Broadcasts a list of tensors, in few operations instead of one for each.
 
@@ -64,6 +72,7 @@ def grouped_broadcast(
         root: the rank whose values are taken; default 0.
         name: pairs the calls of the ranks; default the place in the traced function.
         timeout_s: seconds to wait for the slowest rank; default `TFDIST_TIMEOUT_S`.
+        process_set: the ranks that take part, which alone call it; default all.
 
     Returns:
         The root's values, in the order of `tensors`.
@@ -81,6 +90,7 @@ def grouped_broadcast(
             root,
             f"{base}.{number}" if number else base,
             timeout_s,
+            process_set=id_of(process_set),
         )
         for index, output in zip(batch, outputs, strict=True):
             received[index] = output

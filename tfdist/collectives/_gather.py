@@ -8,11 +8,16 @@ import tensorflow as tf
 
 from tfdist import _operations
 from tfdist._names import operation_name
+from tfdist._process_sets import ProcessSet, id_of
 from tfdist.collectives import _arguments
 
 
 def allgather(
-    tensor: Any, *, name: str | None = None, timeout_s: float | None = None
+    tensor: Any,
+    *,
+    name: str | None = None,
+    timeout_s: float | None = None,
+    process_set: ProcessSet | None = None,
 ) -> tf.Tensor:
     """Concatenates the rows of all ranks, in rank order, on every rank.
 
@@ -22,6 +27,7 @@ def allgather(
             scalar is one row.
         name: pairs the calls of the ranks; default the place in the traced function.
         timeout_s: seconds to wait for the slowest rank; default `TFDIST_TIMEOUT_S`.
+        process_set: the ranks that take part, which alone call it; default all.
 
     Returns:
         Tensor of shape `[sum of n, ...]`. Differentiable: each rank gets the sum of
@@ -39,7 +45,12 @@ def allgather(
         [[1, 2]]
     """
     value = _arguments.tensor_of(tensor, "allgather")
-    return _operations.allgather(value, operation_name("allgather", name), timeout_s)
+    return _operations.allgather(
+        value,
+        operation_name("allgather", name),
+        timeout_s,
+        process_set=id_of(process_set),
+    )
 
 
 def gather(
@@ -48,6 +59,7 @@ def gather(
     *,
     name: str | None = None,
     timeout_s: float | None = None,
+    process_set: ProcessSet | None = None,
 ) -> tf.Tensor:
     """Concatenates the rows of all ranks, in rank order, on rank `root`.
 
@@ -57,6 +69,7 @@ def gather(
         root: the rank that gets the rows, the same on every rank; default 0.
         name: pairs the calls of the ranks; default the place in the traced function.
         timeout_s: seconds to wait for the slowest rank; default `TFDIST_TIMEOUT_S`.
+        process_set: the ranks that take part, which alone call it; default all.
 
     Returns:
         On `root` a tensor of shape `[sum of n, ...]`, elsewhere one of shape
@@ -80,4 +93,10 @@ def gather(
         0 and `[]` on rank 1.
     """
     value = _arguments.tensor_of(tensor, "gather")
-    return _operations.gather(value, root, operation_name("gather", name), timeout_s)
+    return _operations.gather(
+        value,
+        root,
+        operation_name("gather", name),
+        timeout_s,
+        process_set=id_of(process_set),
+    )

@@ -9,6 +9,7 @@ import tensorflow as tf
 from tfdist import _operations
 from tfdist._names import operation_name
 from tfdist._operations import ReduceOp
+from tfdist._process_sets import ProcessSet, id_of
 from tfdist.collectives import _arguments
 
 
@@ -21,6 +22,7 @@ def reduce(
     prescale: float = 1.0,
     postscale: float = 1.0,
     timeout_s: float | None = None,
+    process_set: ProcessSet | None = None,
 ) -> tf.Tensor:
     """Reduces `tensor` over all ranks; rank `root` gets the result.
 
@@ -35,6 +37,7 @@ def reduce(
         postscale: factor after it, default 1; must be 1 for integers and
             bool.
         timeout_s: seconds to wait for the slowest rank; default `TFDIST_TIMEOUT_S`.
+        process_set: the ranks that take part, which alone call it; default all.
 
     Returns:
         Tensor of shape `S`: on `root` the reduction, on other ranks their own
@@ -69,6 +72,7 @@ def reduce(
         _arguments.scale_of(prescale, "prescale", value.dtype),
         _arguments.scale_of(postscale, "postscale", value.dtype),
         timeout_s,
+        process_set=id_of(process_set),
     )[0]
 
 
@@ -81,6 +85,7 @@ def reduce_scatter(
     prescale: float = 1.0,
     postscale: float = 1.0,
     timeout_s: float | None = None,
+    process_set: ProcessSet | None = None,
 ) -> tf.Tensor:
     """Reduces `tensor` over all ranks; each rank gets its part of the rows.
 
@@ -101,6 +106,7 @@ def reduce_scatter(
         postscale: factor after it, default 1; must be 1 for integers and
             bool.
         timeout_s: seconds to wait for the slowest rank; default `TFDIST_TIMEOUT_S`.
+        process_set: the ranks that take part, which alone call it; default all.
 
     Returns:
         Tensor of shape `[splits[rank], ...]`. Differentiable for `SUM` and `AVERAGE`:
@@ -134,4 +140,5 @@ def reduce_scatter(
         _arguments.scale_of(prescale, "prescale", value.dtype),
         _arguments.scale_of(postscale, "postscale", value.dtype),
         timeout_s,
+        process_set=id_of(process_set),
     )

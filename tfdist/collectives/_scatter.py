@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tfdist import _operations
 from tfdist._names import operation_name
+from tfdist._process_sets import ProcessSet, id_of
 from tfdist.collectives import _arguments
 
 
@@ -18,6 +19,7 @@ def scatter(
     *,
     name: str | None = None,
     timeout_s: float | None = None,
+    process_set: ProcessSet | None = None,
 ) -> tf.Tensor:
     """Cuts the rows of rank `root` into parts and gives each rank its part.
 
@@ -33,6 +35,7 @@ def scatter(
             other ranks.
         name: pairs the calls of the ranks; default the place in the traced function.
         timeout_s: seconds to wait for the slowest rank; default `TFDIST_TIMEOUT_S`.
+        process_set: the ranks that take part, which alone call it; default all.
 
     Returns:
         Tensor of shape `[splits[rank], ...]`. Differentiable: the gradient is a
@@ -62,4 +65,5 @@ def scatter(
         _arguments.splits_of(splits, "scatter"),
         operation_name("scatter", name),
         timeout_s,
+        process_set=id_of(process_set),
     )

@@ -33,9 +33,9 @@ const char* CollectiveKindName(CollectiveKind kind) {
     case CollectiveKind::kSendRecv:
       return "sendrecv";
     case CollectiveKind::kAddSet:
-      return "add_set";
+      return "add_process_set";
     case CollectiveKind::kRemoveSet:
-      return "remove_set";
+      return "remove_process_set";
   }
   return "invalid";
 }

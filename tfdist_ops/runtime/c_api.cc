@@ -3,12 +3,14 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "base/config.h"
 #include "base/logging.h"
@@ -94,6 +96,23 @@ int32_t FailInit(const tfdist_world& world, int32_t first_link, Status status) {
   return Fail(std::move(status));
 }
 
+// Hosts are numbered by their lowest rank: each entry is one seen before, or the next number.
+StatusOr<std::vector<int32_t>> HostOf(const tfdist_world& in) {
+  if (in.host_of == nullptr && in.size == 1) return std::vector<int32_t>{0};
+  if (in.host_of == nullptr) return BadArgument("tfdist_init: host_of is missing");
+  int32_t hosts = 0;
+  for (int32_t rank = 0; rank < in.size; ++rank) {
+    const int32_t host = in.host_of[rank];
+    if (host < 0 || host > hosts) {
+      return BadArgument("tfdist_init: host_of[" + std::to_string(rank) + "] is " +
+                         std::to_string(host) + "; expected 0 to " + std::to_string(hosts) +
+                         ", hosts numbered by their lowest rank");
+    }
+    hosts = std::max(hosts, host + 1);
+  }
+  return std::vector<int32_t>(in.host_of, in.host_of + in.size);
+}
+
 // `*taken`: how many entries of in.links have an owner by now.
 StatusOr<tfdist::Links> MakeLinks(const tfdist_world& in, const Config& config,
                                   tfdist::World* world, int32_t* taken) {
@@ -136,6 +155,7 @@ std::unique_ptr<tfdist::Request> CopyRequest(const tfdist_request& in) {
   out->info.prescale = in.prescale;
   out->info.postscale = in.postscale;
   out->info.timeout_s = in.timeout_s;
+  out->info.set = in.process_set;
   if (in.group != nullptr && in.group[0] != '\0') {
     out->group = in.group;
     out->bucket_index = in.bucket;
@@ -189,6 +209,8 @@ int32_t tfdist_init(const tfdist_world* in) {
     return FailInit(*in, 0,
                     BadArgument("tfdist is already initialized; call tfdist.shutdown() first"));
   }
+  StatusOr<std::vector<int32_t>> host_of = HostOf(*in);
+  if (!host_of.ok()) return FailInit(*in, 0, host_of.status());
   tfdist::World world;
   world.rank = in->rank;
   world.size = in->size;
@@ -197,6 +219,7 @@ int32_t tfdist_init(const tfdist_world* in) {
   world.cross_rank = in->cross_rank;
   world.cross_size = in->cross_size;
   world.generation = in->generation;
+  world.host_of = std::move(host_of.value());
   world.hosts.resize(static_cast<size_t>(in->size));
   world.pids.resize(static_cast<size_t>(in->size));
   world.hosts[static_cast<size_t>(in->rank)] = in->host != nullptr ? in->host : "";
@@ -322,13 +345,28 @@ void tfdist_cancel(uint64_t id) {
   if (runtime != nullptr) runtime->Cancel(id);
 }
 
-int32_t tfdist_register_group(const char* description, uint8_t* present, int32_t count,
-                              double timeout_s, char* id) {
+int32_t tfdist_process_set_add(const int32_t* ranks, int32_t count, double timeout_s,
+                               uint32_t* id) {
+  const std::shared_ptr<Runtime> runtime = Current();
+  if (runtime == nullptr) return Fail(NotInitialized());
+  Status status = runtime->AddProcessSet(std::vector<int32_t>(ranks, ranks + count), timeout_s, id);
+  return status.ok() ? 0 : Fail(std::move(status));
+}
+
+int32_t tfdist_process_set_remove(uint32_t id, double timeout_s) {
+  const std::shared_ptr<Runtime> runtime = Current();
+  if (runtime == nullptr) return Fail(NotInitialized());
+  Status status = runtime->RemoveProcessSet(id, timeout_s);
+  return status.ok() ? 0 : Fail(std::move(status));
+}
+
+int32_t tfdist_register_group(uint32_t process_set, const char* description, uint8_t* present,
+                              int32_t count, double timeout_s, char* id) {
   const std::shared_ptr<Runtime> runtime = Current();
   if (runtime == nullptr) return Fail(NotInitialized());
   std::vector<uint8_t> flags(present, present + count);
   std::string name;
-  Status status = runtime->RegisterGroup(description, &flags, timeout_s, &name);
+  Status status = runtime->RegisterGroup(process_set, description, &flags, timeout_s, &name);
   if (!status.ok()) return Fail(std::move(status));
   std::memcpy(present, flags.data(), flags.size());
   std::memcpy(id, name.c_str(), name.size() + 1);

@@ -44,6 +44,8 @@ typedef struct tfdist_world {
   int32_t own_doorbell_fd;  /* eventfd, nonblocking; the core owns it from tfdist_init on */
   const tfdist_link* links; /* size - 1 of them, every peer once */
   int32_t link_count;
+  const int32_t* host_of; /* `size` of them: index of each rank's host, hosts numbered by their
+                             lowest rank, equal on all ranks; may be null when size is 1 */
 } tfdist_world;
 
 /* ---- life ---- */
@@ -106,7 +108,8 @@ typedef struct tfdist_request {
   int32_t dtype;    /* of base/dtype.h = TensorFlow's number */
   int32_t op;       /* ReduceOp of base/dtype.h: 0 sum, 1 average, 2 min, 3 max, 4 product,
                        5 logical_and, 6 logical_or, 7 logical_xor */
-  int32_t root;     /* broadcast, reduce, gather, scatter; sendrecv: the sender */
+  int32_t root;     /* broadcast, reduce, gather, scatter; sendrecv: the sender; all
+                       ranks here are numbers in the world, also for a process set */
   int32_t peer;     /* sendrecv: the receiver */
   /* reduce_scatter, scatter (of the root), alltoall: rows of the first dimension for each rank;
    * count 0: as even as possible (alltoall: equal). */
@@ -117,6 +120,7 @@ typedef struct tfdist_request {
   const char* group;    /* id from tfdist_register_group when this is a bucket of it, else null */
   int32_t bucket;       /* index of the bucket, and */
   int32_t bucket_count; /* how many buckets the group has */
+  uint32_t process_set; /* from tfdist_process_set_add; 0 = all ranks */
   const tfdist_tensor* tensors;
   int32_t tensor_count;
   void* context; /* given back to the callbacks */
@@ -139,14 +143,23 @@ TFDIST_EXPORT int32_t tfdist_submit(const tfdist_request* request, uint64_t* id)
  * `done`, soon) and tells the peers. Unknown or finished ids are ignored. */
 TFDIST_EXPORT void tfdist_cancel(uint64_t id);
 
-/* Agrees on a group of gradients; blocks until all ranks have registered one with the same
- * description, or the deadline. `description`: one line a variable ("path dtype [d0,d1]"), then one
- * line of options ("op=average ..."), equal on all ranks; `present`: a byte for each variable, 1
- * where this rank has a gradient. On success `present` holds 1 where any rank has one, and
- * `id` (char[33]) the group's id. A description registered before returns at once with the result
- * of then. A variable that no rank had then but this one has now is FAILED_PRECONDITION. */
-TFDIST_EXPORT int32_t tfdist_register_group(const char* description, uint8_t* present,
-                                            int32_t count, double timeout_s, char* id);
+/* Agrees on a process set, `ranks`: ascending, each once; blocks until all ranks of the world, also
+ * those outside of it, have called with the same list, or the deadline. The same list gives the
+ * same id. Ids of another generation of the world are not known to this one. */
+TFDIST_EXPORT int32_t tfdist_process_set_add(const int32_t* ranks, int32_t count, double timeout_s,
+                                             uint32_t* id);
+/* Likewise; FAILED_PRECONDITION on every rank while any has an operation of the set in flight. */
+TFDIST_EXPORT int32_t tfdist_process_set_remove(uint32_t id, double timeout_s);
+
+/* Agrees on a group of gradients of a process set; blocks until all its ranks have registered one
+ * with the same description, or the deadline. `description`: one line a variable ("path dtype
+ * [d0,d1]"), then one line of options ("op=average ..."), equal on all ranks; `present`: a byte for
+ * each variable, 1 where this rank has a gradient. On success `present` holds 1 where any rank has
+ * one, and `id` (char[33]) the group's id. A description registered before returns at once with the
+ * result of then. A variable that no rank had then but this one has now is FAILED_PRECONDITION. */
+TFDIST_EXPORT int32_t tfdist_register_group(uint32_t process_set, const char* description,
+                                            uint8_t* present, int32_t count, double timeout_s,
+                                            char* id);
 
 /* ---- observation ---- */
 /* One finished operation, from the ring buffer of the last 4096. Times: monotonic microseconds;
@@ -162,7 +175,10 @@ typedef struct tfdist_record {
 } tfdist_record;
 /* Copies up to `capacity` records, oldest first, and forgets them. Returns how many. */
 TFDIST_EXPORT int32_t tfdist_take_records(tfdist_record* out, int32_t capacity);
-/* JSON: counters of the engine (bytes and frames sent by link, tickets, wake-ups, ...). */
+/* JSON: counters of the engine: "tickets" (announced), "finished", "good_steps",
+ * "negotiation_messages" (sent), "predicted" (operations that started without agreement),
+ * "deviations" (buckets that needed agreement although they had run before), "probes" (questions
+ * sent about predicted operations that stood still), "links" (bytes and frames sent). */
 TFDIST_EXPORT const char* tfdist_counters_json(void);
 
 /* ---- the table for the TensorFlow rim ---- */

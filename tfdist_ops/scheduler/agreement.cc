@@ -6,6 +6,7 @@
 #include <sstream>
 #include <utility>
 
+#include "scheduler/order.h"
 #include "scheduler/rows.h"
 
 namespace tfdist {
@@ -226,6 +227,29 @@ Status CheckReduction(const Requests& by_index, const Members& members) {
   return Status();
 }
 
+// What ranks that change the process sets disagree on.
+Status CheckSetChange(const Requests& by_index, const Members& members) {
+  const bool adds = by_index[0].kind == CollectiveKind::kAddSet;
+  const std::string text = Differences(by_index, members, [&](const RequestInfo& i) {
+    return adds ? "[" + i.description + "]" : i.description;
+  });
+  if (!text.empty()) {
+    return Mismatch("process set", adds ? "the list of ranks" : "the process set to remove", text,
+                    "Every rank of the world makes the same call, also one outside of the set.");
+  }
+  std::vector<int> busy;
+  for (size_t i = 0; i < by_index.size(); ++i) {
+    if (by_index[i].present.empty() || by_index[i].present[0] == 0) continue;
+    busy.push_back(RankAt(i, members));
+  }
+  if (busy.empty()) return Status();
+  const std::string cause = "process set " + by_index[0].description +
+                            " can't be removed: " + RankList(busy) + " still " +
+                            (busy.size() == 1 ? "has" : "have") + " operations of it in flight";
+  return Status(Code::kFailedPrecondition, cause + ". Wait for their results first.",
+                ErrorRecord{"mismatch", busy[0], "", 0, "process set", cause, ""});
+}
+
 }  // namespace
 
 std::string RankList(const std::vector<int>& ranks) {
@@ -254,6 +278,9 @@ Status CheckAgreement(const Requests& by_index, const Members& members) {
   }
   const CollectiveKind kind = by_index[0].kind;
   if (kind == CollectiveKind::kBarrier) return Status();
+  if (kind == CollectiveKind::kAddSet || kind == CollectiveKind::kRemoveSet) {
+    return CheckSetChange(by_index, members);
+  }
   if (kind == CollectiveKind::kRegister) {
     text = DescriptionDifference(by_index, members);
     if (text.empty()) return Status();
@@ -272,7 +299,14 @@ Status CheckAgreement(const Requests& by_index, const Members& members) {
   if (HasRoot(kind)) TFDIST_RETURN_IF_ERROR(CheckRoot(by_index, members));
   if (Reduces(kind)) TFDIST_RETURN_IF_ERROR(CheckReduction(by_index, members));
   TFDIST_RETURN_IF_ERROR(CheckSplits(by_index, members));
-  return CheckTotal(by_index, members);
+  TFDIST_RETURN_IF_ERROR(CheckTotal(by_index, members));
+  text = Differences(by_index, members, [](const RequestInfo& i) {
+    if (!i.bucket) return std::string("outside of any group of gradients");
+    return i.predicted == 0 ? std::string("a bucket") : TicketText(i.predicted);
+  });
+  if (text.empty()) return Status();
+  return Mismatch(key, "which step of which group it belongs to", text,
+                  "Every rank takes the same steps, with the same lists of gradients.");
 }
 
 }  // namespace tfdist

@@ -51,7 +51,7 @@ Status CheckRequest(const Request& request, int size) {
   if (!(info.timeout_s > 0) || info.timeout_s > 1e9) {
     return Invalid(name, "the timeout must be a positive number of seconds");
   }
-  if (!request.group.empty() &&
+  if (!request.group.empty() && info.kind != CollectiveKind::kRegister &&
       (info.kind != CollectiveKind::kAllreduce || request.bucket_index < 0 ||
        request.bucket_index >= request.bucket_count)) {
     return Invalid(name, "a bucket of a group is an allreduce with 0 <= bucket < bucket_count");

@@ -19,9 +19,11 @@ Reduction ReductionOf(const RequestInfo& info, int size) {
 
 }  // namespace
 
-Operation::Operation(uint64_t ticket, std::vector<std::unique_ptr<Request>> members, Plan plan,
-                     const SetView& set, int64_t segment_bytes)
-    : ticket_(ticket),
+Operation::Operation(uint32_t set_id, uint64_t ticket,
+                     std::vector<std::unique_ptr<Request>> members, Plan plan, const SetView& set,
+                     int64_t segment_bytes)
+    : set_id_(set_id),
+      ticket_(ticket),
       members_(std::move(members)),
       ranks_(set.ranks),
       memory_(std::move(plan.schedule), std::move(plan.slices),
@@ -100,6 +102,7 @@ bool Operation::RunSend(size_t index, const Links& links, uint32_t generation) {
   if (room.data() == nullptr) return false;
   memory_.Pack(index, run.done, room.data());
   FrameHeader header;
+  header.set = set_id_;
   header.ticket = ticket_;
   header.phase = step.phase;
   header.slice = Label(step);

@@ -1,5 +1,6 @@
 #include "scheduler/wire.h"
 
+#include "scheduler/order.h"
 #include "scheduler/rows.h"
 
 namespace tfdist {
@@ -21,6 +22,7 @@ std::string EncodeRequest(const RequestInfo& info) {
   w.Numbers(info.splits);
   w.Text(info.description);
   w.Numbers(info.present);
+  w.Number(info.predicted);
   return w.Take();
 }
 
@@ -42,7 +44,8 @@ bool DecodeRequest(ByteSpan bytes, RequestInfo* info) {
   info->splits = r.Numbers<int64_t>();
   info->description = r.Text();
   info->present = r.Numbers<uint8_t>();
-  if (kind < 0 || kind > static_cast<int32_t>(CollectiveKind::kSendRecv)) return false;
+  info->predicted = r.Number<uint64_t>();
+  if (kind < 0 || kind > static_cast<int32_t>(CollectiveKind::kRemoveSet)) return false;
   if (op < 0 || op > static_cast<int32_t>(kLastReduceOp)) return false;
   info->kind = static_cast<CollectiveKind>(kind);
   info->op = static_cast<ReduceOp>(op);
@@ -93,6 +96,7 @@ std::string EncodeResponse(const Response& response) {
   WriteStatus(&w, response.error);
   w.Numbers(response.rows);
   w.Numbers(response.present);
+  w.Number(response.number);
   return w.Take();
 }
 
@@ -105,6 +109,7 @@ bool DecodeResponse(ByteSpan bytes, Response* response) {
   if (!ReadStatus(&r, &response->error)) return false;
   response->rows = r.Numbers<int64_t>();
   response->present = r.Numbers<uint8_t>();
+  response->number = r.Number<uint64_t>();
   return r.Done() && !response->keys.empty();
 }
 
@@ -130,6 +135,58 @@ bool DecodeStall(ByteSpan bytes, std::string* key, std::string* text) {
   WireReader r(bytes);
   *key = r.Text();
   *text = r.Text();
+  return r.Done();
+}
+
+std::string EncodeWait(const WaitNote& note) {
+  WireWriter w;
+  w.Number(note.ticket);
+  w.Number(note.waited_us);
+  w.Text(EncodeRequest(note.info));
+  return w.Take();
+}
+
+bool DecodeWait(ByteSpan bytes, WaitNote* note) {
+  WireReader r(bytes);
+  note->ticket = r.Number<uint64_t>();
+  note->waited_us = r.Number<int64_t>();
+  const std::string info = r.Text();
+  return r.Done() && note->waited_us >= 0 && IsPredicted(note->ticket) &&
+         DecodeRequest(AsBytes(info), &note->info);
+}
+
+std::string EncodeProbe(const ProbeNote& note) {
+  WireWriter w;
+  w.Number(note.ticket);
+  w.Number(note.answer);
+  return w.Take();
+}
+
+bool DecodeProbe(ByteSpan bytes, ProbeNote* note) {
+  WireReader r(bytes);
+  note->ticket = r.Number<uint64_t>();
+  note->answer = r.Number<uint8_t>();
+  return r.Done() && IsPredicted(note->ticket) && note->answer <= 2;
+}
+
+std::string EncodeLeave(const LeaveNote& note) {
+  WireWriter w;
+  w.Number(static_cast<uint32_t>(note.size()));
+  for (const auto& [set, tickets] : note) {
+    w.Number(set);
+    w.Numbers(tickets);
+  }
+  return w.Take();
+}
+
+bool DecodeLeave(ByteSpan bytes, LeaveNote* note) {
+  WireReader r(bytes);
+  const auto count = r.Number<uint32_t>();
+  note->clear();
+  for (uint32_t i = 0; i < count && r.ok(); ++i) {
+    const auto set = r.Number<uint32_t>();
+    (*note)[set] = r.Numbers<uint64_t>();
+  }
   return r.Done();
 }
 

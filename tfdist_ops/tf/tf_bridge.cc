@@ -202,12 +202,17 @@ CollectiveOp::CollectiveOp(tensorflow::OpKernelConstruction* ctx, int32_t kind)
     : AsyncOpKernel(ctx), kind_(kind) {
   OP_REQUIRES_OK(ctx, ctx->GetAttr("tensor_name", &tensor_name_));
   OP_REQUIRES_OK(ctx, ctx->GetAttr("timeout_s", &timeout_s_));
+  // Operations of two ranks have none.
+  if (ctx->HasAttr("process_set")) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("process_set", &process_set_));
+  }
 }
 
 void CollectiveOp::ComputeAsync(tensorflow::OpKernelContext* ctx, DoneCallback done) {
   const auto op = std::make_shared<Operation>(ctx, std::move(done), tensor_name_);
   op->request().kind = kind_;
   op->request().timeout_s = timeout_s_;
+  op->request().process_set = static_cast<uint32_t>(process_set_);
   absl::Status status;
   try {
     status = Prepare(ctx, op.get());

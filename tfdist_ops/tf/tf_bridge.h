@@ -133,6 +133,7 @@ class CollectiveOp : public tensorflow::AsyncOpKernel {
   const int32_t kind_;
   std::string tensor_name_;
   float timeout_s_ = 0;
+  int64_t process_set_ = 0;
 };
 
 }  // namespace tfdist
