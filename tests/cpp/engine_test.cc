@@ -95,7 +95,7 @@ TEST(bad_arguments_fail_on_the_caller_alone) {
   AddTensor(request.get(), ints.data(), ints.data(), {4});
   const Status scaled = Start(ranks[0], std::move(request)).Wait();
   CHECK(scaled.code() == Code::kInvalidArgument);
-  request = MakeRequest(CollectiveKind::kAllreduce, "u", DType::kBool);
+  request = MakeRequest(CollectiveKind::kAllreduce, "u", DType::kFloat8E5m2);
   AddTensor(request.get(), ints.data(), ints.data(), {4});
   CHECK(Start(ranks[0], std::move(request)).Wait().code() == Code::kInvalidArgument);
   CheckWorks(ranks, "after");

@@ -71,6 +71,9 @@ class Ranks {
       world.size = size;
       world.local_rank = r;
       world.local_size = transport == "tcp" ? 1 : size;
+      for (int32_t host = 0; host < size; ++host) {
+        world.host_of.push_back(transport == "tcp" ? host : 0);
+      }
       world.generation = 7;
       world.hosts.assign(n, "testhost");
       world.pids.assign(n, 4242);
