@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <memory>
 #include <numeric>
 #include <string>
 #include <utility>
@@ -12,18 +13,17 @@
 
 #include "check.h"
 #include "elements.h"
+#include "ranks.h"
 #include "schedule_runner.h"
+#include "scheduler/operation.h"
 #include "scheduler/plan.h"
+#include "scheduler/rows.h"
 
 namespace tfdist {
 
 using Bytes = std::vector<uint8_t>;
 constexpr uint8_t kGuard = 0xa5;
 constexpr int64_t kRowWidth = 3;  // elements of a row, in the kinds with rows
-
-inline std::string* AlgorithmField(Config* config, CollectiveKind kind) {
-  return const_cast<std::string*>(&WantedAlgorithm(kind, *config));
-}
 
 struct Setting {
   const AlgorithmEntry* entry = nullptr;
@@ -44,8 +44,10 @@ struct Setting {
   // or size x size by sender and receiver (alltoall).
   std::vector<int64_t> rows;
   std::function<Element(int rank, size_t tensor, int64_t i)> value;  // null: SmallValue
+  bool whole_world = false;  // ranks are indices; otherwise the set is 5, 7, 9, ...
 
   CollectiveKind kind() const { return entry->kind; }
+  int32_t RankOf(int index) const { return whole_world ? index : 2 * index + 5; }
   Element At(int rank, size_t tensor, int64_t i) const {
     return value ? value(rank, tensor, i)
                  : SmallValue(dtype, op, rank, i + static_cast<int64_t>(tensor));
@@ -124,6 +126,19 @@ class Planned {
       CHECK_EQ_IN(runner.count(rank).frames, count.frames, s_.Name());
     }
     return *this;
+  }
+
+  // The same as a request for a runtime. Instead of Run().
+  std::unique_ptr<Request> RequestOf(int rank, const std::string& name) {
+    auto request = std::make_unique<Request>();
+    request->info = Info(rank);
+    request->info.key = name;
+    request->tensors = Views(rank);
+    if (!HasRows(s_.kind())) return request;
+    uint8_t* output = ResultAt(rank, 0, inputs_, outputs_);
+    request->tensors[0].output = nullptr;
+    request->allocate = [output](const std::vector<int64_t>&, int64_t) -> void* { return output; };
+    return request;
   }
 
   // Every byte of all inputs and outputs, guards too, is what it should be.
@@ -257,43 +272,52 @@ class Planned {
     return view;
   }
 
+  RequestInfo Info(int rank) const {
+    RequestInfo info;
+    info.key = "planned";
+    info.kind = s_.kind();
+    info.dtype = s_.dtype;
+    info.op = s_.op;
+    info.prescale = s_.prescale;
+    info.postscale = s_.postscale;
+    info.root = s_.RankOf(s_.root);
+    if (s_.kind() == CollectiveKind::kSendRecv) info.peer = s_.RankOf(s_.size - 1 - s_.root);
+    if (!HasRows(s_.kind())) {
+      for (int64_t n : s_.lengths) info.shapes.push_back({n});
+      return info;
+    }
+    info.shapes = {{InputRows(rank), kRowWidth}};
+    if (s_.kind() == CollectiveKind::kAlltoall) {
+      const auto begin = s_.rows.begin() + rank * s_.size;
+      info.splits = {begin, begin + s_.size};
+    } else if (!IsGather()) {
+      info.splits = s_.rows;
+    }
+    return info;
+  }
+
+  std::vector<TensorView> Views(int rank) {
+    std::vector<TensorView> views;
+    for (size_t t = 0; t < InputLengths(rank).size(); ++t) views.push_back(View(rank, t));
+    return views;
+  }
+
   void Plans() {
     Config config;
-    if (WantedAlgorithm(s_.kind(), config) == "auto" && s_.kind() != CollectiveKind::kSendRecv) {
-      *AlgorithmField(&config, s_.kind()) = s_.entry->name;
-    }
-    std::vector<RequestInfo> infos;
-    std::vector<std::vector<TensorView>> views;
+    SetAlgorithm(&config, *s_.entry);
     SetView set;
     set.host_of = s_.host_of;
+    std::vector<RequestInfo> infos;
     for (int rank = 0; rank < s_.size; ++rank) {
-      set.ranks.push_back(2 * rank + 5);  // indices are not ranks
-      RequestInfo info;
-      info.key = "planned";
-      info.kind = s_.kind();
-      info.dtype = s_.dtype;
-      info.op = s_.op;
-      info.root = 2 * s_.root + 5;
-      if (HasRows(s_.kind())) {
-        info.shapes = {{InputRows(rank), kRowWidth}};
-        if (s_.kind() == CollectiveKind::kAlltoall) {
-          const auto begin = s_.rows.begin() + rank * s_.size;
-          info.splits = {begin, begin + s_.size};
-        } else if (!IsGather()) {
-          info.splits = s_.rows;
-        }
-      } else {
-        for (int64_t n : s_.lengths) info.shapes.push_back({n});
-      }
-      views.emplace_back();
-      for (size_t t = 0; t < InputLengths(rank).size(); ++t) views.back().push_back(View(rank, t));
-      infos.push_back(std::move(info));
+      set.ranks.push_back(s_.RankOf(rank));
+      infos.push_back(Info(rank));
     }
     const std::vector<int64_t> rows = AgreedRows(infos, s_.root);
     for (int rank = 0; rank < s_.size; ++rank) {
-      const auto r = static_cast<size_t>(rank);
       set.index = rank;
-      StatusOr<Plan> plan = PlanOperation({infos[r], views[r], rows, set}, config);
+      const std::vector<TensorView> views = Views(rank);
+      StatusOr<Plan> plan =
+          PlanOperation({infos[static_cast<size_t>(rank)], views, rows, set}, config);
       if (!plan.ok()) CHECK_EQ_IN(plan.status().message(), "", s_.Name());
       plans_.push_back(std::move(plan.value()));
     }

@@ -121,7 +121,10 @@ TEST(an_unknown_name_is_refused_with_the_known_ones) {
         CollectiveKind::kBroadcast, CollectiveKind::kReduce, CollectiveKind::kGather,
         CollectiveKind::kScatter, CollectiveKind::kAlltoall}) {
     Config wrong;
-    *AlgorithmField(&wrong, kind) = "no such";
+    AlgorithmEntry none = Algorithms()[0];
+    none.kind = kind;
+    none.name = "no such";
+    SetAlgorithm(&wrong, none);
     CHECK(!CheckAlgorithmNames(wrong).ok());
   }
 }
@@ -188,10 +191,11 @@ TEST(sending_what_a_rank_does_not_have_is_found) {
   Bytes memory[2] = {Bytes(400), Bytes(400)};
   std::vector<std::vector<Slice>> slices;
   for (Bytes& m : memory) slices.push_back(CutWhole({{nullptr, m.data(), 100, 0}}, false));
-  const std::string error = ScheduleRunner({Schedule{{MakeStep(StepKind::kSend, 0, 0, 1)}, {}, false, false},
-                                            Schedule{{MakeStep(StepKind::kCopy, 0, 0, 0)}, {}, false, false}},
-                                           slices, Float32())
-                                .Run();
+  const std::string error =
+      ScheduleRunner({Schedule{{MakeStep(StepKind::kSend, 0, 0, 1)}, {}, false, false},
+                      Schedule{{MakeStep(StepKind::kCopy, 0, 0, 0)}, {}, false, false}},
+                     slices, Float32())
+          .Run();
   CHECK_EQ(error, "rank 0 step 0 reads what the rank does not have");
 }
 
