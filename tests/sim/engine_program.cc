@@ -168,6 +168,7 @@ Program MakeProgram(int size, Rng* rng) {
       }
       phase.calls.push_back(call);
     }
+    rng->Shuffle(&phase.calls);
     program.phases.push_back(phase);
   }
   return program;

@@ -30,10 +30,13 @@ struct Call {
   bool ragged = false;  // a rank's rows differ
   int root = 0;
   int peer = -1;
+  int place = 0;  // in its phase
 };
 
 struct Phase {
-  std::vector<Call> calls;  // of which each rank makes those that it is a member of, in any order
+  // Each rank makes those that it is a member of, in any order; it may make one only when another
+  // one with a smaller place has ended, so that what ranks wait for never goes round in a circle.
+  std::vector<Call> calls;
 };
 
 struct Program {

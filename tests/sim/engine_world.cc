@@ -203,7 +203,9 @@ void EngineWorld::StartPhase(Rank* rank) {
     return;
   }
   std::vector<Call> calls;
-  for (const Call& call : program_.phases[rank->phase].calls) {
+  int place = 0;
+  for (Call call : program_.phases[rank->phase].calls) {
+    call.place = place++;
     if (std::find(call.members.begin(), call.members.end(), rank->rank) == call.members.end()) {
       continue;
     }
@@ -230,7 +232,13 @@ void EngineWorld::StartPhase(Rank* rank) {
     return;
   }
   int64_t at_us = queue_.now_us();
+  rank->after.clear();
   for (const Call& call : calls) {
+    const Call& other = calls[static_cast<size_t>(rng_.Index(calls.size()))];
+    if (other.place < call.place && rng_.Chance(50)) {
+      rank->after[other.place].push_back(call);
+      continue;
+    }
     at_us += rng_.Between(0, rng_.Chance(10) ? 5 * kMs : 200);
     OnRank(rank->rank, at_us, [this, call](Rank* own) {
       if (!own->finished) Submit(own, call);
@@ -344,6 +352,11 @@ void EngineWorld::Done(Rank* rank, const std::shared_ptr<Running>& running, cons
       EndProgram(rank);
       return;
     }
+  }
+  for (const Call& next : std::exchange(rank->after[call.place], {})) {
+    OnRank(rank->rank, queue_.now_us() + rng_.Between(0, 100), [this, next](Rank* own) {
+      if (!own->finished) Submit(own, next);
+    });
   }
   if (--rank->open == 0 && !rank->finished) EndPhase(rank);
 }

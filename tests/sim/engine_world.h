@@ -68,7 +68,8 @@ class EngineWorld {
     int64_t next_tick_us = 0;
     // The program.
     size_t phase = 0;
-    size_t open = 0;  // operations of the phase that have not ended
+    size_t open = 0;                         // operations of the phase that have not ended
+    std::map<int, std::vector<Call>> after;  // place → calls to make when that one has ended
     std::map<uint64_t, std::shared_ptr<Running>> running;
     std::map<std::string, std::string> group_ids;  // by name in the program
     std::map<std::string, uint32_t> set_ids;
