@@ -24,7 +24,7 @@ from tfdist.rendezvous.start import Options, connect
 from tfdist.rendezvous.world import Mesh
 
 if TYPE_CHECKING:
-    from tfdist.process_sets import ProcessSet
+    from tfdist._process_sets import ProcessSet
 
 _log = logging.getLogger("tfdist")
 _SHUTDOWN_TIMEOUT_S = 2.0
@@ -137,7 +137,7 @@ def _connect(timeout_s: float | None) -> None:
 def _add_sets(process_sets: Iterable[Iterable[int]]) -> None:
     if not process_sets:
         return
-    from tfdist import process_sets as sets
+    from tfdist import _process_sets as sets
 
     for ranks in process_sets:
         sets.add(ranks)
@@ -145,7 +145,13 @@ def _add_sets(process_sets: Iterable[Iterable[int]]) -> None:
 
 def _alone(generation: int) -> Mesh:
     topology = _core.Topology(
-        rank=0, size=1, local_rank=0, local_size=1, cross_rank=0, cross_size=1
+        rank=0,
+        size=1,
+        local_rank=0,
+        local_size=1,
+        cross_rank=0,
+        cross_size=1,
+        host_of=(0,),
     )
     return Mesh(topology, os.uname().nodename, generation, -1)
 

@@ -55,7 +55,13 @@ ProcessSet* Engine::Room(uint32_t id) {
 void Engine::OpenSet(ProcessSet* set, std::vector<int32_t> ranks) {
   set->ranks = std::move(ranks);
   set->index = set->IndexOf(world_.rank);
-  if (world_.local_size != world_.size) set->host_of = set->ranks;
+  if (!world_.host_of.empty()) {
+    for (int32_t rank : set->ranks) {
+      set->host_of.push_back(world_.host_of[static_cast<size_t>(rank)]);
+    }
+  } else if (world_.local_size != world_.size) {
+    set->host_of = set->ranks;  // not known: each on its own
+  }
   if (set->index != 0) return;
   const bool is_world = set->id == kWorldSet;
   set->negotiator = std::make_unique<Negotiator>(

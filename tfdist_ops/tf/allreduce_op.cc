@@ -11,9 +11,7 @@ REGISTER_OP("TfdistAllreduce")
     .Input("tensors: N * T")
     .Output("reduced: N * T")
     .Attr("N: int >= 1")
-    .Attr(
-        "T: {half, bfloat16, float, double, int8, int16, int32, int64, uint8, uint16, uint32, "
-        "uint64, bool, complex64, complex128}")
+    .Attr("T: {" TFDIST_REDUCED_TYPES "}")
     .Attr("tensor_name: string")
     .TFDIST_REDUCTION_ATTRS
     .Attr("timeout_s: float = 0.0")     // 0: TFDIST_TIMEOUT_S
