@@ -251,7 +251,7 @@ def _rendezvous(job: str) -> Iterator[tuple[StoreThread, dict[str, str]]]:
     """The store of the job, and the variables by which ranks find it."""
     secret = auth.new_secret()
     fd, path = keep_in_memory(secret)
-    store = StoreThread(secret)
+    store = StoreThread(secret, job=job)
     store.start()
     try:
         yield (

@@ -13,7 +13,7 @@
 extern "C" {
 #endif
 
-#define TFDIST_API_VERSION 1
+#define TFDIST_API_VERSION 2
 #define TFDIST_EXPORT __attribute__((visibility("default")))
 
 /* Codes are TensorFlow's: 0 ok, 1 cancelled, 3 invalid argument, 4 deadline exceeded, 9 failed
@@ -34,6 +34,8 @@ typedef struct tfdist_link {
   int32_t memory_fd;        /* shm, else -1 */
   int32_t peer_doorbell_fd; /* shm, else -1: the peer's eventfd */
   int32_t initiator;
+  const uint8_t* key; /* tcp: session key of the link (transport/frame_mac.h), copied */
+  int32_t key_bytes;  /* tcp: 64; shm: 0 */
 } tfdist_link;
 
 typedef struct tfdist_world {
