@@ -2,7 +2,7 @@
 # Needs GNU make, Python 3.11-3.13 and a C++17 compiler: no root, no GPU, nothing else installed.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help train test test-slow mutants lint format docs gpu setup clean distclean
+.PHONY: help train test test-slow mutants campaign lint format docs gpu setup clean distclean
 unexport PYTHONPATH PYTHONHOME
 
 NP ?= 2
@@ -39,6 +39,9 @@ test-slow: $(BUILT)  ## the tests that take minutes
 
 mutants: $(BUILT)  ## breaks the code line by line: each break must be caught
 	@$(BIN)/python tests/mutants/run.py
+
+campaign: $(BUILT)  ## kills, stops, cuts and starves jobs by the hundred (half an hour, resumable)
+	@$(BIN)/python tests/campaign/run.py
 
 lint: $(INSTALLED)  ## style, format and types, Python and C++
 	$(BIN)/ruff check $(PYTHON_CODE)

@@ -101,7 +101,7 @@ int Run(const Options& options) {
                 "algbw_GB/s", "busbw_GB/s", "wrong");
   }
   for (const AlgorithmEntry& algorithm : Algorithms()) {
-    if (!algorithm.supports(options.ranks, DType::kFloat32)) continue;
+    if (!algorithm.supports({0, options.ranks, 0, {}}, DType::kFloat32)) continue;
     const std::string name = std::string(CollectiveKindName(algorithm.kind)) + "/" + algorithm.name;
     for (int64_t bytes = 1024; bytes <= options.max_bytes; bytes *= 16) {
       const Result result = Measure(algorithm, bytes, options);

@@ -199,6 +199,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "tfdist_config_json": (ctypes.c_char_p, []),
     "tfdist_shm_bytes": (ctypes.c_int64, []),
     "tfdist_build_info": (ctypes.c_char_p, []),
+    "tfdist_check_reducible": (ctypes.c_int32, [ctypes.c_int32, ctypes.c_int32]),
     "tfdist_submit": (
         ctypes.c_int32,
         [ctypes.POINTER(Request), ctypes.POINTER(ctypes.c_uint64)],
@@ -298,6 +299,18 @@ def value(name: str) -> Any:
     if name not in rows:
         raise KeyError(f"{name} is not in the table of variables: {sorted(rows)}")
     return rows[name]["value"]
+
+
+@functools.cache
+def reduction_refusal(dtype: int, op: int) -> str | None:
+    """Why the core does not reduce `dtype` (TensorFlow's number) by `op`, if so.
+
+    Returns:
+        None, or the sentence that says what was expected, what came, what to do.
+    """
+    if library().tfdist_check_reducible(dtype, op) == 0:
+        return None
+    return str(last_error())
 
 
 def shm_bytes() -> int:

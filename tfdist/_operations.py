@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.ops import control_flow_util
 
-from tfdist import _runtime, errors
+from tfdist import _core, _runtime, errors
 from tfdist._library import ops
 from tfdist._names import operation_name
 
@@ -23,14 +23,36 @@ from tfdist._names import operation_name
 class ReduceOp(enum.IntEnum):
     """How the values of the ranks are combined.
 
-    AVERAGE is the sum, divided by the number of ranks; of integers it is cut towards
-    zero.
+    ==================================  ==========================================
+    dtype                               operations
+    ==================================  ==========================================
+    int8 to int64, uint8 to uint64      all
+    bool                                MIN, MAX, LOGICAL_*
+    float16, bfloat16, float32, float64 SUM, AVERAGE, MIN, MAX, PRODUCT
+    complex64, complex128               SUM, AVERAGE, PRODUCT
+    float8_e5m2, float8_e4m3fn          none: cast to bfloat16
+    ==================================  ==========================================
+
+    - float16 and bfloat16 are accumulated in float32 and rounded once.
+    - Integers wrap, as NumPy's do. AVERAGE is the sum, divided by the number of ranks:
+      of integers the wrapped sum, cut towards zero (cast small types before averaging
+      them: the uint8 average of 200 and 200 is 72).
+    - MIN and MAX propagate NaN; of zeros of different sign either may come out, the
+      same on all ranks. Of bools they are `and` and `or`, as in NumPy. A SUM of bools
+      is refused, because it could be a count (cast to int32) or an `or` (LOGICAL_OR).
+    - LOGICAL_* take every number but 0 for true, as NumPy's `logical_and` does; the
+      result keeps the dtype and is 0 or 1. LOGICAL_XOR is true where an odd number of
+      ranks is. They do not combine bits.
     """
 
     SUM = 0
     AVERAGE = 1
     MIN = 2
     MAX = 3
+    PRODUCT = 4
+    LOGICAL_AND = 5
+    LOGICAL_OR = 6
+    LOGICAL_XOR = 7
 
 
 _OPS = frozenset(ReduceOp)
@@ -132,6 +154,19 @@ def _check_root(root: Any, name: str) -> None:
             f"Expected root to be a rank of 0..{_runtime.size() - 1}, got {root} in "
             f"the broadcast {name}.",
         )
+
+
+def check_reducible(dtype: tf.DType, op: Any, function: str) -> None:
+    """Raises if the core does not reduce tensors of `dtype` by `op`.
+
+    Raises:
+        ValueError: `op` is not a `ReduceOp`.
+        TypeError: the type does not take the operation; says which does, or what to
+            cast to.
+    """
+    refusal = _core.reduction_refusal(dtype.as_datatype_enum, _reduce_op(op))
+    if refusal is not None:
+        raise TypeError(f"tfdist.{function}: {refusal}")
 
 
 def _reduce_op(op: Any) -> int:

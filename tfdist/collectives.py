@@ -30,13 +30,14 @@ __all__ = [
     "grouped_broadcast",
 ]
 
-_REDUCIBLE = (
-    tf.float16,
-    tf.bfloat16,
-    tf.float32,
-    tf.float64,
-    tf.int32,
-    tf.int64,
+# What the operations carry; which of them can be reduced, and how, the core says.
+_MOVABLE = frozenset(
+    (
+        *(tf.int8, tf.int16, tf.int32, tf.int64, tf.bool),
+        *(tf.uint8, tf.uint16, tf.uint32, tf.uint64),
+        *(tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.complex64, tf.complex128),
+        *(tf.dtypes.experimental.float8_e5m2, tf.dtypes.experimental.float8_e4m3fn),
+    )
 )
 
 
@@ -52,13 +53,18 @@ def allreduce(
     """Reduces `tensor` over all ranks; every rank gets the same bits.
 
     Args:
-        tensor: float16, bfloat16, float32, float64, int32 or int64 tensor, NumPy
-            array or variable of any shape `S`, the same on every rank.
-        op: how the values are combined; default `ReduceOp.AVERAGE`.
+        tensor: tensor, NumPy array or variable of any shape `S`, the same on every
+            rank; of an integer, floating-point (16 bits and more), complex or bool
+            dtype.
+        op: how the values are combined; default `ReduceOp.AVERAGE`. Integers take all
+            operations; floating-point types SUM, AVERAGE, MIN, MAX and PRODUCT;
+            complex types SUM, AVERAGE and PRODUCT; bool LOGICAL_AND, LOGICAL_OR,
+            LOGICAL_XOR, MIN and MAX. See `ReduceOp` for overflow, NaN and rounding.
         name: pairs the calls of the ranks; default the place in the traced function.
             Needed where ranks may trace several calls in different orders.
-        prescale: factor before the reduction, default 1; must be 1 for integers.
-        postscale: factor after it, default 1; must be 1 for integers.
+        prescale: factor before the reduction, default 1; must be 1 for integers and
+            bool.
+        postscale: factor after it, default 1; must be 1 for integers and bool.
         timeout_s: seconds to wait for the slowest rank; default `TFDIST_TIMEOUT_S`.
 
     Returns:
@@ -66,6 +72,7 @@ def allreduce(
         `AVERAGE`: the gradient is reduced in the same way.
 
     Raises:
+        TypeError: the dtype does not take the operation; says what to do.
         tfdist.MismatchError: shapes, dtypes or options differ between the ranks.
         tfdist.RankFailedError: a rank died or failed.
         tfdist.TimeoutError: a rank did not come within `timeout_s`.
@@ -80,7 +87,8 @@ def allreduce(
         On two ranks, `[1, 2, 3]` on one and `[1, 0, 1]` on the other sum up to
         `[2, 2, 4]` on both.
     """
-    value = _tensor(tensor, "allreduce", _REDUCIBLE)
+    value = _tensor(tensor, "allreduce")
+    _operations.check_reducible(value.dtype, op, "allreduce")
     reduced = _operations.allreduce(
         [value],
         operation_name("allreduce", name),
@@ -108,16 +116,19 @@ def grouped_allreduce(
 
     Args:
         tensors: as in `allreduce`; the same number, shapes and dtypes on every rank.
-        op: how the values are combined; default `ReduceOp.AVERAGE`.
+        op: how the values are combined, as in `allreduce`; default
+            `ReduceOp.AVERAGE`.
         name: pairs the calls of the ranks; default the place in the traced function.
-        prescale: factor before the reduction, default 1; must be 1 for integers.
-        postscale: factor after it, default 1; must be 1 for integers.
+        prescale: factor before the reduction, default 1; must be 1 for integers and
+            bool.
+        postscale: factor after it, default 1; must be 1 for integers and bool.
         timeout_s: seconds to wait for the slowest rank; default `TFDIST_TIMEOUT_S`.
 
     Returns:
         The reduced tensors, in the order of `tensors`.
 
     Raises:
+        TypeError: a dtype does not take the operation; says what to do.
         tfdist.MismatchError: shapes, dtypes or options differ between the ranks.
         tfdist.RankFailedError: a rank died or failed.
         tfdist.TimeoutError: a rank did not come within `timeout_s`.
@@ -129,7 +140,9 @@ def grouped_allreduce(
         >>> float(a), b.numpy().tolist()
         (2.0, [3.0])
     """
-    values = [_tensor(t, "grouped_allreduce", _REDUCIBLE) for t in tensors]
+    values = [_tensor(t, "grouped_allreduce") for t in tensors]
+    for value in values:
+        _operations.check_reducible(value.dtype, op, "grouped_allreduce")
     scales = [
         (_scale(prescale, "prescale", v.dtype), _scale(postscale, "postscale", v.dtype))
         for v in values
@@ -201,8 +214,9 @@ def allgather(
     """Concatenates the rows of all ranks, in rank order, on every rank.
 
     Args:
-        tensor: tensor of any numeric dtype or bool and of shape `[n, ...]`; `n` may
-            differ between ranks and may be 0, the rest may not. A scalar is one row.
+        tensor: tensor of any numeric dtype (float8 too) or bool and of shape
+            `[n, ...]`; `n` may differ between ranks and may be 0, the rest may not. A
+            scalar is one row.
         name: pairs the calls of the ranks; default the place in the traced function.
         timeout_s: seconds to wait for the slowest rank; default `TFDIST_TIMEOUT_S`.
 
@@ -235,8 +249,8 @@ def broadcast(
     """Gives every rank the value that `tensor` has on rank `root`.
 
     Args:
-        tensor: tensor of any numeric dtype or bool and any shape `S`, the same on
-            every rank; only the value on `root` counts.
+        tensor: tensor of any numeric dtype (float8 too) or bool and any shape `S`, the
+            same on every rank; only the value on `root` counts.
         root: the rank whose value is taken, the same on every rank; default 0.
         name: pairs the calls of the ranks; default the place in the traced function.
         timeout_s: seconds to wait for the slowest rank; default `TFDIST_TIMEOUT_S`.
@@ -321,9 +335,7 @@ def barrier(*, name: str | None = None, timeout_s: float | None = None) -> None:
     _operations.barrier(operation_name("barrier", name), timeout_s)
 
 
-def _tensor(
-    value: Any, function: str, dtypes: Sequence[tf.DType] | None = None
-) -> tf.Tensor:
+def _tensor(value: Any, function: str) -> tf.Tensor:
     if isinstance(value, tf.IndexedSlices):
         raise TypeError(
             f"Expected a dense tensor in tfdist.{function}, got tf.IndexedSlices. "
@@ -349,23 +361,12 @@ def _tensor(
             "Python objects go through tfdist.broadcast_object(value) or "
             "tfdist.allgather_object(value)."
         )
-    is_known = tensor.dtype in dtypes if dtypes else _is_plain(tensor.dtype)
-    if not is_known:
-        expected = ", ".join(d.name for d in dtypes) if dtypes else "a numeric or bool"
+    if tensor.dtype not in _MOVABLE:
         raise TypeError(
-            f"Expected dtype {expected} in tfdist.{function}, got "
+            f"Expected a numeric or bool dtype in tfdist.{function}, got "
             f"{tensor.dtype.name}. Cast it first: tf.cast(value, ...)."
         )
     return tensor
-
-
-def _is_plain(dtype: tf.DType) -> bool:
-    return (
-        dtype in _REDUCIBLE
-        or dtype.is_bool
-        or (dtype.is_integer and not dtype.is_quantized and dtype.size >= 1)
-        or dtype.is_complex
-    )
 
 
 def _scale(value: float, what: str, dtype: tf.DType) -> str:
@@ -373,7 +374,7 @@ def _scale(value: float, what: str, dtype: tf.DType) -> str:
     number = float(value)
     if not math.isfinite(number):
         raise ValueError(f"Expected a finite {what}, got {value!r}.")
-    if number != 1.0 and dtype.is_integer:
+    if number != 1.0 and not (dtype.is_floating or dtype.is_complex):
         raise ValueError(
             f"Expected {what}=1 for {dtype.name}, got {value!r}. Cast the tensor to "
             "a floating-point dtype to scale it."

@@ -1,4 +1,5 @@
-// Element types: sizes, names, and the conversions between half types and float32.
+// Element types: sizes, names, which takes which reduction, and the conversions between half types
+// and float32.
 #include "base/dtype.h"
 
 #include <cmath>
@@ -7,6 +8,7 @@
 #include <random>
 #include <vector>
 
+#include "base/reducible.h"
 #include "check.h"
 #include "collective/half_convert.h"
 
@@ -82,22 +84,89 @@ TEST(sizes_and_names_are_tensorflows) {
   CHECK_EQ(std::string(DTypeName(static_cast<DType>(7))), "invalid");
   CHECK_EQ(std::string(ReduceOpName(ReduceOp::kAverage)), "average");
   CHECK_EQ(std::string(ReduceOpName(ReduceOp::kMin)), "min");
+  CHECK_EQ(std::string(ReduceOpName(ReduceOp::kLogicalXor)), "logical_xor");
+  CHECK_EQ(std::string(ReduceOpName(static_cast<ReduceOp>(8))), "invalid");
 }
 
-TEST(six_types_are_reducible_and_two_are_half) {
+TEST(types_fall_into_families) {
   int reducible = 0;
   int half = 0;
   int floating = 0;
-  for (int32_t i = 0; i < 32; ++i) {
-    reducible += IsReducible(static_cast<DType>(i));
-    half += IsHalf(static_cast<DType>(i));
-    floating += IsFloating(static_cast<DType>(i));
+  int complex = 0;
+  int integer = 0;
+  int scaled = 0;
+  int widened = 0;
+  for (int32_t i = 0; i < 40; ++i) {
+    const DType dtype = static_cast<DType>(i);
+    reducible += IsReducible(dtype);
+    half += IsHalf(dtype);
+    floating += IsFloating(dtype);
+    complex += IsComplex(dtype);
+    integer += IsInteger(dtype);
+    scaled += TakesScale(dtype);
+    widened += AccumulationType(dtype) != dtype;
+    CHECK(!IsReducible(dtype) || DTypeSize(dtype) != 0);
   }
-  CHECK_EQ(reducible, 6);
+  CHECK_EQ(reducible, 15);
   CHECK_EQ(half, 2);
   CHECK_EQ(floating, 4);
-  CHECK(IsReducible(DType::kInt64) && IsReducible(DType::kBfloat16) && IsHalf(DType::kFloat16));
-  CHECK(!IsReducible(DType::kBool) && !IsReducible(DType::kUint8));
+  CHECK_EQ(complex, 2);
+  CHECK_EQ(integer, 8);
+  CHECK_EQ(scaled, 6);
+  CHECK_EQ(widened, 2);
+  CHECK(IsReducible(DType::kBool) && !IsInteger(DType::kBool) && IsHalf(DType::kFloat16));
+  CHECK(!IsReducible(DType::kFloat8E5m2) && DTypeSize(DType::kFloat8E5m2) == 1);
+  CHECK(!IsFloating(DType::kFloat8E4m3fn) && DTypeSize(DType::kFloat8E4m3fn) == 1);
+}
+
+// One row a type: '+' for an operation that it takes, in the order of ReduceOp.
+TEST(every_type_says_which_operations_it_takes) {
+  const struct {
+    DType dtype;
+    const char* takes;  // sum average min max product and or xor
+  } rows[] = {
+      {DType::kInt8, "++++++++"},         {DType::kInt16, "++++++++"},
+      {DType::kInt32, "++++++++"},        {DType::kInt64, "++++++++"},
+      {DType::kUint8, "++++++++"},        {DType::kUint16, "++++++++"},
+      {DType::kUint32, "++++++++"},       {DType::kUint64, "++++++++"},
+      {DType::kBool, "--++-+++"},         {DType::kFloat16, "+++++---"},
+      {DType::kBfloat16, "+++++---"},     {DType::kFloat32, "+++++---"},
+      {DType::kFloat64, "+++++---"},      {DType::kComplex64, "++--+---"},
+      {DType::kComplex128, "++--+---"},   {DType::kFloat8E5m2, "--------"},
+      {DType::kFloat8E4m3fn, "--------"}, {static_cast<DType>(7), "--------"},
+  };
+  for (const auto& row : rows) {
+    for (int op = 0; op <= static_cast<int>(kLastReduceOp); ++op) {
+      const Status status = CheckReducible(row.dtype, static_cast<ReduceOp>(op));
+      CHECK_EQ_IN(
+          status.ok(), row.takes[op] == '+',
+          std::string(DTypeName(row.dtype)) + " " + ReduceOpName(static_cast<ReduceOp>(op)));
+      if (!status.ok()) CHECK(status.code() == Code::kInvalidArgument);
+    }
+  }
+}
+
+TEST(a_refusal_says_what_was_expected_what_came_and_what_to_do) {
+  const struct {
+    DType dtype;
+    ReduceOp op;
+    const char* words[3];
+  } cases[] = {
+      {DType::kBool, ReduceOp::kSum, {"logical_or", "got sum", "tf.cast(value, tf.int32)"}},
+      {DType::kBool, ReduceOp::kAverage, {"that bool takes", "got average", "tf.float32"}},
+      {DType::kBool, ReduceOp::kProduct, {"logical_and", "got product", "take logical_and"}},
+      {DType::kComplex64, ReduceOp::kMin, {"sum, average or product", "got min", "tf.abs(value)"}},
+      {DType::kComplex128, ReduceOp::kLogicalOr, {"complex128", "got logical_or", "tf.bool"}},
+      {DType::kFloat32, ReduceOp::kLogicalAnd, {"float32", "got logical_and", "tf.bool"}},
+      {DType::kFloat8E5m2, ReduceOp::kSum, {"bool", "got float8_e5m2", "tf.bfloat16"}},
+      {static_cast<DType>(7), ReduceOp::kSum, {"complex", "got number 7", "Cast it"}},
+  };
+  for (const auto& c : cases) {
+    const std::string message = CheckReducible(c.dtype, c.op).message();
+    for (const char* word : c.words) {
+      CHECK_EQ_IN(message.find(word) != std::string::npos, true, message + " lacks " + word);
+    }
+  }
 }
 
 TEST(every_float16_widens_to_its_value_and_comes_back) {

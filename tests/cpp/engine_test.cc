@@ -317,7 +317,7 @@ TEST(bytes_on_the_wire_are_those_of_the_schedule) {
     ranks.Each([&](int rank) {
       auto& own = data[static_cast<size_t>(rank)];
       CHECK_OK(StartAllreduce(ranks[rank], "w", own.data(), own.data(), 10000).Wait());
-      const SendCount expected = CountSends(algorithm.make(rank, 4, 0), slice_bytes, 4096);
+      const SendCount expected = CountSends(algorithm.make({rank, 4, 0, {}}), slice_bytes, 4096);
       uint64_t bytes = 0;
       const std::string json = ranks[rank].CountersJson();
       for (size_t at = 0; (at = json.find("data_bytes_sent\": ", at)) != std::string::npos;) {

@@ -264,6 +264,87 @@ TEST(a_partial_result_is_not_prescaled_and_comes_first) {
   CHECK(FromBytes<float>(out) == (std::vector<float>{-1.0f, -10.0f, -5.0f}));
 }
 
+// The bits of a half type's reduction in one go, and in steps through float32 on the way.
+TEST(partial_results_of_half_types_are_float32_and_rounded_at_the_end) {
+  std::mt19937 random(23);
+  for (DType dtype : {DType::kFloat16, DType::kBfloat16}) {
+    const auto round = dtype == DType::kFloat16 ? FloatToHalf : FloatToBfloat16;
+    const auto widen = dtype == DType::kFloat16 ? HalfToFloat : Bfloat16ToFloat;
+    CHECK(AccumulationType(dtype) == DType::kFloat32);
+    for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kProduct}) {
+      for (int64_t elements : {1, 9, 1024, 2077}) {
+        const size_t n = static_cast<size_t>(elements);
+        std::vector<std::vector<uint16_t>> inputs(3, std::vector<uint16_t>(n));
+        for (auto& input : inputs) {
+          for (uint16_t& v : input) v = round(std::normal_distribution<float>(1, 3)(random));
+        }
+        const auto at = [&](size_t i) {
+          return reinterpret_cast<const uint8_t*>(inputs[i].data());
+        };
+        const Finish finish{3, 0.3};
+        std::vector<uint16_t> whole(n);
+        ReduceRaw(dtype, op, {at(0), at(1), at(2)}, 0.7, finish,
+                  reinterpret_cast<uint8_t*>(whole.data()), elements);
+
+        Bytes wide(4 * n + 1);  // at an odd address
+        uint8_t* partial = wide.data() + 1;
+        const uint8_t* own[] = {at(0)};
+        Reduce({dtype, op, 0.7, {}, 0, true}, own, 1, partial, elements);
+        for (size_t i = 0; i < n; ++i) {
+          float value;
+          std::memcpy(&value, partial + 4 * i, 4);
+          CHECK_EQ(value, widen(inputs[0][i]) * 0.7f);
+        }
+        const uint8_t* second[] = {partial, at(1)};
+        Reduce({dtype, op, 0.7, {}, 1, true}, second, 2, partial, elements);  // in place
+        const Bytes before_last = wide;
+
+        std::vector<uint16_t> stepped = inputs[2];  // in place on the own input
+        ReducePartial(dtype, op, partial, reinterpret_cast<uint8_t*>(stepped.data()), 0.7, finish,
+                      reinterpret_cast<uint8_t*>(stepped.data()), elements);
+        CHECK(stepped == whole);
+
+        const uint8_t* third[] = {partial, at(2)};
+        Reduce({dtype, op, 0.7, {}, 1, true}, third, 2, partial, elements);
+        const uint8_t* last[] = {partial};
+        std::vector<uint16_t> finished(n);
+        Reduce({dtype, op, 0.7, finish, 1, false}, last, 1,
+               reinterpret_cast<uint8_t*>(finished.data()), elements);
+        CHECK(finished == whole);
+
+        // Without a factor the end of a partial result is its rounding, no copy.
+        Reduce({dtype, op, 1.0, {}, 1, false}, last, 1, reinterpret_cast<uint8_t*>(finished.data()),
+               elements);
+        float value;
+        std::memcpy(&value, partial, 4);
+        CHECK_EQ(finished[0], round(value));
+
+        // Two partial results.
+        const uint8_t* two[] = {before_last.data() + 1, partial};
+        Bytes sum(4 * n);
+        Reduce({dtype, op, 0.7, finish, 2, true}, two, 2, sum.data(), elements);
+        Bytes same(4 * n);
+        ReduceRaw(DType::kFloat32, op, {two[0], two[1]}, 1.0, finish, same.data(), elements);
+        CHECK(sum == same);
+      }
+    }
+  }
+}
+
+TEST(a_float16_sum_beyond_its_range_survives_on_the_way) {
+  const uint16_t big = FloatToHalf(60000.0f);
+  const uint8_t* own = reinterpret_cast<const uint8_t*>(&big);
+  float partial = 0;
+  uint8_t* wide = reinterpret_cast<uint8_t*>(&partial);
+  const uint8_t* both[] = {own, own};
+  Reduce({DType::kFloat16, ReduceOp::kAverage, 1.0, {}, 0, true}, both, 2, wide, 1);
+  CHECK_EQ(partial, 120000.0f);
+  uint16_t out = 0;
+  ReducePartial(DType::kFloat16, ReduceOp::kAverage, wide, own, 1.0, {3, 1.0},
+                reinterpret_cast<uint8_t*>(&out), 1);
+  CHECK_EQ(out, big);
+}
+
 // This file is compiled for any processor; ReduceRaw takes vector instructions where there are
 // some.
 TEST(the_processor_does_not_change_the_bits) {
@@ -280,8 +361,8 @@ TEST(the_processor_does_not_change_the_bits) {
       const Finish finish{3, factor};
       Bytes plain(inputs[0].size());
       Bytes chosen(inputs[0].size());
-      CHECK(reduce_block::ReduceAny(dtype, op,
-                                    {pointers.data(), 3, 0, factor, finish, plain.data(), 1500}));
+      reduce_block::FindKernel<reduce_block::AnyProcessor>(
+          dtype, op)({pointers.data(), 3, 0, factor, finish, false, plain.data(), 1500});
       ReduceRaw(dtype, op, pointers, factor, finish, chosen.data(), 1500);
       CHECK_EQ_IN(plain == chosen, true, std::string(DTypeName(dtype)) + " " + ReduceOpName(op));
     }

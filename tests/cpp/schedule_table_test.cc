@@ -16,9 +16,9 @@ TEST(types_without_arithmetic_are_carried_as_bytes) {
   for (const AlgorithmEntry& entry : Algorithms()) {
     const bool carries = entry.kind != CollectiveKind::kAllreduce;
     for (DType dtype : {DType::kBool, DType::kUint8, DType::kComplex128}) {
-      CHECK_EQ_IN(entry.supports(2, dtype), carries, entry.name);
+      CHECK_EQ_IN(entry.supports({0, 2, 0, {}}, dtype), carries, entry.name);
     }
-    CHECK(!entry.supports(2, DType::kInvalid));
+    CHECK(!entry.supports({0, 2, 0, {}}, DType::kInvalid));
   }
 }
 
@@ -30,7 +30,7 @@ TEST(bytes_on_the_wire_are_those_of_the_headers) {
     for (const AlgorithmEntry& entry : Algorithms()) {
       const std::string name = entry.name;
       for (int rank = 0; rank < size; ++rank) {
-        const SendCount c = CountSends(entry.make(rank, size, size / 2), even, 640);
+        const SendCount c = CountSends(entry.make({rank, size, size / 2, {}}), even, 640);
         const std::string where = name + " rank " + std::to_string(rank);
         if (entry.kind == CollectiveKind::kAllreduce && (name == "ring" || name == "pairwise")) {
           CHECK_EQ_IN(c.bytes, 2 * (n - 1) * 1000, where);  // 2 (n - 1) / n of n * 1000
@@ -61,7 +61,9 @@ TEST(frames_are_cut_at_multiples_of_64_bytes) {
 }
 
 std::string Selected(CollectiveKind kind, const std::string& wanted, DType dtype, bool all_local) {
-  const AlgorithmEntry* entry = SelectAlgorithm(kind, wanted, 4, dtype, all_local);
+  const std::vector<int32_t> hosts =
+      all_local ? std::vector<int32_t>(4, 3) : std::vector<int32_t>{0, 1, 2, 3};
+  const AlgorithmEntry* entry = SelectAlgorithm(kind, wanted, {0, 4, 0, hosts}, dtype);
   return entry != nullptr ? entry->name : "none";
 }
 

@@ -102,7 +102,7 @@ RankBuffers MakeBuffers(const Setting& s, int rank) {
 
 std::vector<Schedule> MakeSchedules(const AlgorithmEntry& entry, int size, int root) {
   std::vector<Schedule> schedules;
-  for (int rank = 0; rank < size; ++rank) schedules.push_back(entry.make(rank, size, root));
+  for (int rank = 0; rank < size; ++rank) schedules.push_back(entry.make({rank, size, root, {}}));
   return schedules;
 }
 
@@ -178,7 +178,7 @@ void ForEachRow(CollectiveKind kind, const std::function<void(Setting)>& fn) {
     ++rows;
     for (int size : kSizes) {
       for (DType dtype : kTypes) {
-        if (!entry.supports(size, dtype)) continue;
+        if (!entry.supports({0, size, 0, {}}, dtype)) continue;
         Setting s;
         s.entry = &entry;
         s.size = size;

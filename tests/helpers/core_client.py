@@ -55,10 +55,14 @@ def submit(
     prescale: float = 1.0,
     postscale: float = 1.0,
     timeout_s: float = 0.0,
+    group: str | None = None,
+    bucket: int = 0,
+    bucket_count: int = 1,
+    in_place: bool = False,
 ) -> Pending:
     """Hands over an allreduce, broadcast or barrier; see c_api.h."""
     inputs = [np.ascontiguousarray(x) for x in inputs]
-    outputs = [np.empty_like(x) for x in inputs]
+    outputs = inputs if in_place else [np.empty_like(x) for x in inputs]
     dims = [(ctypes.c_int64 * max(1, x.ndim))(*x.shape) for x in inputs]
     tensors = (_core.Tensor * max(1, len(inputs)))()
     for i, (x, y) in enumerate(zip(inputs, outputs, strict=True)):
@@ -78,7 +82,9 @@ def submit(
         prescale=prescale,
         postscale=postscale,
         timeout_s=timeout_s,
-        bucket_count=1,
+        group=group.encode() if group else None,
+        bucket=bucket,
+        bucket_count=bucket_count,
         tensors=tensors,
         tensor_count=len(inputs),
     )

@@ -12,7 +12,6 @@ it starts anew. Exit status 0: all caught.
 """
 
 import argparse
-import hashlib
 import json
 import os
 import pathlib
@@ -25,38 +24,18 @@ import tomllib
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
+sys.path.insert(0, str(ROOT / "tests"))
+
+from helpers.tree import tracked_files, tree_hash  # noqa: E402
+
 RECORD = HERE / "results.json"
 WORK = ROOT / "build" / "mutants"
-CODE = (
-    "tfdist", "tfdist_ops", "tests", "recipes", "benchmarks", "docs",
-    "setup.py", "pyproject.toml", "README.md",
-)  # fmt: skip
 SUITE_TIMEOUT_S = 240
 FAILED_LINE = re.compile(r"^FAILED (\S+)", re.MULTILINE)
 
 
 class ListError(Exception):
     """The list of mutants does not fit the code."""
-
-
-def tracked_files() -> list[pathlib.Path]:
-    """Files of the tree that count, relative to its root, in a fixed order."""
-    out = subprocess.run(
-        ["git", "ls-files", "-co", "--exclude-standard", "--", *CODE],
-        cwd=ROOT, capture_output=True, text=True, check=True, timeout=60,
-    ).stdout  # fmt: skip
-    names = sorted(set(out.splitlines()))
-    files = [pathlib.Path(name) for name in names]
-    return [f for f in files if (ROOT / f).is_file() and ROOT / f != RECORD]
-
-
-def tree_hash(files: list[pathlib.Path]) -> str:
-    """SHA-256 over names and contents."""
-    digest = hashlib.sha256()
-    for file in files:
-        content = hashlib.sha256((ROOT / file).read_bytes()).hexdigest()
-        digest.update(f"{file} {content}\n".encode())
-    return digest.hexdigest()[:16]
 
 
 def copy_tree(files: list[pathlib.Path], tree: pathlib.Path) -> None:

@@ -12,14 +12,23 @@ struct DTypeRow {
 };
 
 constexpr DTypeRow kDTypes[] = {
-    {DType::kFloat32, 4, "float32"},     {DType::kFloat64, 8, "float64"},
-    {DType::kInt32, 4, "int32"},         {DType::kUint8, 1, "uint8"},
-    {DType::kInt16, 2, "int16"},         {DType::kInt8, 1, "int8"},
-    {DType::kComplex64, 8, "complex64"}, {DType::kInt64, 8, "int64"},
-    {DType::kBool, 1, "bool"},           {DType::kBfloat16, 2, "bfloat16"},
-    {DType::kUint16, 2, "uint16"},       {DType::kComplex128, 16, "complex128"},
-    {DType::kFloat16, 2, "float16"},     {DType::kUint32, 4, "uint32"},
+    {DType::kFloat32, 4, "float32"},
+    {DType::kFloat64, 8, "float64"},
+    {DType::kInt32, 4, "int32"},
+    {DType::kUint8, 1, "uint8"},
+    {DType::kInt16, 2, "int16"},
+    {DType::kInt8, 1, "int8"},
+    {DType::kComplex64, 8, "complex64"},
+    {DType::kInt64, 8, "int64"},
+    {DType::kBool, 1, "bool"},
+    {DType::kBfloat16, 2, "bfloat16"},
+    {DType::kUint16, 2, "uint16"},
+    {DType::kComplex128, 16, "complex128"},
+    {DType::kFloat16, 2, "float16"},
+    {DType::kUint32, 4, "uint32"},
     {DType::kUint64, 8, "uint64"},
+    {DType::kFloat8E5m2, 1, "float8_e5m2"},
+    {DType::kFloat8E4m3fn, 1, "float8_e4m3fn"},
 };
 
 const DTypeRow* Find(DType dtype) {
@@ -54,7 +63,7 @@ const char* DTypeName(DType dtype) {
 }
 
 bool IsReducible(DType dtype) {
-  return IsFloating(dtype) || dtype == DType::kInt32 || dtype == DType::kInt64;
+  return IsFloating(dtype) || IsComplex(dtype) || IsInteger(dtype) || dtype == DType::kBool;
 }
 
 bool IsHalf(DType dtype) { return dtype == DType::kFloat16 || dtype == DType::kBfloat16; }
@@ -62,6 +71,26 @@ bool IsHalf(DType dtype) { return dtype == DType::kFloat16 || dtype == DType::kB
 bool IsFloating(DType dtype) {
   return dtype == DType::kFloat32 || dtype == DType::kFloat64 || IsHalf(dtype);
 }
+
+bool IsComplex(DType dtype) { return dtype == DType::kComplex64 || dtype == DType::kComplex128; }
+
+bool IsInteger(DType dtype) {
+  switch (dtype) {
+    case DType::kInt8:
+    case DType::kInt16:
+    case DType::kInt32:
+    case DType::kInt64:
+    case DType::kUint8:
+    case DType::kUint16:
+    case DType::kUint32:
+    case DType::kUint64:
+      return true;
+    default:
+      return false;
+  }
+}
+
+bool TakesScale(DType dtype) { return IsFloating(dtype) || IsComplex(dtype); }
 
 const char* ReduceOpName(ReduceOp op) {
   switch (op) {
@@ -73,9 +102,23 @@ const char* ReduceOpName(ReduceOp op) {
       return "min";
     case ReduceOp::kMax:
       return "max";
+    case ReduceOp::kProduct:
+      return "product";
+    case ReduceOp::kLogicalAnd:
+      return "logical_and";
+    case ReduceOp::kLogicalOr:
+      return "logical_or";
+    case ReduceOp::kLogicalXor:
+      return "logical_xor";
   }
   return "invalid";
 }
+
+bool IsLogical(ReduceOp op) {
+  return op == ReduceOp::kLogicalAnd || op == ReduceOp::kLogicalOr || op == ReduceOp::kLogicalXor;
+}
+
+DType AccumulationType(DType dtype) { return IsHalf(dtype) ? DType::kFloat32 : dtype; }
 
 // NaN keeps its sign and payload and becomes quiet, in both directions: what the F16C instructions
 // do, so that vector and scalar code give the same bits.

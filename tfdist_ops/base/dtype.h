@@ -1,5 +1,6 @@
 // DType: element types. The numbers are TensorFlow's DataType numbers, so that the rim passes them
-// through; broadcast and allgather carry any of them as bytes, reductions take six.
+// through. Collectives that only move data carry all of them as bytes; what can be reduced is in
+// reducible.h.
 #ifndef TFDIST_OPS_BASE_DTYPE_H_
 #define TFDIST_OPS_BASE_DTYPE_H_
 
@@ -25,16 +26,36 @@ enum class DType : int32_t {
   kFloat16 = 19,
   kUint32 = 22,
   kUint64 = 23,
+  kFloat8E5m2 = 24,
+  kFloat8E4m3fn = 25,
 };
 
-enum class ReduceOp : int32_t { kSum = 0, kAverage = 1, kMin = 2, kMax = 3 };
+enum class ReduceOp : int32_t {
+  kSum = 0,
+  kAverage = 1,
+  kMin = 2,
+  kMax = 3,
+  kProduct = 4,
+  kLogicalAnd = 5,
+  kLogicalOr = 6,
+  kLogicalXor = 7,
+};
+constexpr ReduceOp kLastReduceOp = ReduceOp::kLogicalXor;
 
 size_t DTypeSize(DType dtype);       // bytes an element; 0 for a type we do not know
 const char* DTypeName(DType dtype);  // TensorFlow's spelling: "float32", "bfloat16", ...
-bool IsReducible(DType dtype);       // float16/32/64, bfloat16, int32, int64
+bool IsReducible(DType dtype);       // some ReduceOp takes it: all types but the float8 ones
 bool IsHalf(DType dtype);            // float16, bfloat16
-bool IsFloating(DType dtype);
-const char* ReduceOpName(ReduceOp op);  // "sum", "average", "min", "max"
+bool IsFloating(DType dtype);        // float16, bfloat16, float32, float64
+bool IsComplex(DType dtype);
+bool IsInteger(DType dtype);            // signed and unsigned, not bool
+bool TakesScale(DType dtype);           // prescale and postscale: floating and complex
+const char* ReduceOpName(ReduceOp op);  // "sum", "average", "logical_and", ...
+bool IsLogical(ReduceOp op);
+
+// The type in which elements are added and partial results travel: float32 for the half types, so
+// that they are rounded once, at the end; every other type itself.
+DType AccumulationType(DType dtype);
 
 // Scalar conversions, round to nearest even, exact on the way up. The vector loops of
 // collective/reduce_kernels.cc call these.

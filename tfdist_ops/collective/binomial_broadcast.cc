@@ -23,10 +23,12 @@
 namespace tfdist {
 namespace {
 
-bool Supports(int size, DType dtype) { return size >= 1 && DTypeSize(dtype) > 0; }
+bool Supports(const ScheduleArgs& /*args*/, DType dtype) { return DTypeSize(dtype) > 0; }
 
-Schedule Make(int rank, int size, int root) {
-  const int relative = Mod(rank - root, size);
+Schedule Make(const ScheduleArgs& args) {
+  const int size = args.size;
+  const int root = args.root;
+  const int relative = Mod(args.rank - root, size);
   int bit = 1;  // ends as the lowest set bit of `relative`; for the root the power >= size
   while (bit < size && (relative & bit) == 0) bit <<= 1;
   Schedule schedule;

@@ -30,9 +30,11 @@ namespace {
 
 enum Phase : uint16_t { kToOwner = 0, kFromOwner = 1 };
 
-bool Supports(int size, DType dtype) { return size >= 1 && IsReducible(dtype); }
+bool Supports(const ScheduleArgs& /*args*/, DType dtype) { return IsReducible(dtype); }
 
-Schedule Make(int rank, int size, int /*root*/) {
+Schedule Make(const ScheduleArgs& args) {
+  const int rank = args.rank;
+  const int size = args.size;
   Schedule schedule;
   std::vector<int32_t> sent(static_cast<size_t>(size), -1);
   for (int shift = 1; shift < size; ++shift) {

@@ -1,6 +1,7 @@
 // The loops behind reduce_kernels.cc, which compiles them twice: for any processor and for AVX2.
-// Everything is inlined into the two callers, so that it takes on their instruction set. Neither
-// fuses a multiplication with an addition and both add in the same order: the bits are the same.
+// Everything is inlined into one function a (type, operation, processor), which lends it its
+// instruction set. No loop fuses a multiplication with an addition and all add in the same order:
+// the bits are the same.
 //
 // Work goes in blocks that stay in the first-level cache: every contribution is read once from
 // memory and the output is written once, however many contributions there are.
@@ -12,114 +13,44 @@
 #include <type_traits>
 
 #include "base/dtype.h"
-#include "collective/half_convert.h"
+#include "collective/reduce_elements.h"
 #include "collective/reduce_kernels.h"
-
-#define TFDIST_INLINE inline __attribute__((always_inline))
 
 namespace tfdist {
 namespace reduce_block {
 
-constexpr int64_t kBlock = 1024;  // elements
+constexpr int64_t kBlock = 1024;  // values; even, for complex numbers
 
-// One reduction: `count` >= 1 contributions from number `first_scaled` on are multiplied by
-// `prescale` (0: all; 1: the first is a partial result).
+// One reduction: `count` >= 1 contributions, of which the first `partials` are partial results.
 struct Job {
   const uint8_t* const* contributions;
   int count;
-  int first_scaled;
+  int partials;
   double prescale;
   Finish finish;
+  bool to_partial;
   uint8_t* out;
   int64_t elements;
 };
-
-// ---- Element types. Memory: how elements are read and written in place; buffers may lie at any
-// address, for instance behind a frame's header, and are seen as bytes elsewhere.
-
-template <typename T>
-struct Direct;
-#define TFDIST_DIRECT(T)                                               \
-  template <>                                                          \
-  struct Direct<T> {                                                   \
-    using Value = T;                                                   \
-    typedef T Memory __attribute__((aligned(1), may_alias));           \
-    static constexpr bool kDirect = true;                              \
-    static constexpr int64_t kBytes = static_cast<int64_t>(sizeof(T)); \
-  }
-TFDIST_DIRECT(float);
-TFDIST_DIRECT(double);
-TFDIST_DIRECT(int32_t);
-TFDIST_DIRECT(int64_t);
-#undef TFDIST_DIRECT
-
-// Half types are widened to float32 first and rounded at the end.
-struct Float16 {
-  using Value = float;
-  typedef float Memory __attribute__((aligned(1), may_alias));
-  static constexpr bool kDirect = false;
-  static constexpr int64_t kBytes = 2;
-  static TFDIST_INLINE void Widen(const uint8_t* in, float* out, int64_t n) {
-    HalvesToFloats(in, out, n);
-  }
-  static TFDIST_INLINE void Round(const float* in, uint8_t* out, int64_t n) {
-    FloatsToHalves(in, out, n);
-  }
-};
-
-struct Bfloat16 {
-  using Value = float;
-  typedef float Memory __attribute__((aligned(1), may_alias));
-  typedef uint16_t Bits __attribute__((aligned(1), may_alias));
-  static constexpr bool kDirect = false;
-  static constexpr int64_t kBytes = 2;
-  static TFDIST_INLINE void Widen(const uint8_t* in, float* out, int64_t n) {
-    const Bits* bits = reinterpret_cast<const Bits*>(in);
-    for (int64_t i = 0; i < n; ++i) out[i] = Bfloat16ToFloat(bits[i]);
-  }
-  static TFDIST_INLINE void Round(const float* in, uint8_t* out, int64_t n) {
-    Bits* bits = reinterpret_cast<Bits*>(out);
-    for (int64_t i = 0; i < n; ++i) bits[i] = FloatToBfloat16(in[i]);
-  }
-};
-
-// ---- Operations. `a` is what was there first.
-
-struct Sum {
-  template <typename T>
-  static TFDIST_INLINE T Apply(T a, T b) {
-    if constexpr (std::is_integral_v<T>) {
-      using Unsigned = std::make_unsigned_t<T>;  // wraps, where signed addition would be undefined
-      return static_cast<T>(static_cast<Unsigned>(a) + static_cast<Unsigned>(b));
-    } else {
-      return a + b;
-    }
-  }
-};
-// (a != a) keeps a NaN in `a`; a NaN in `b` makes the comparison false and is chosen. `|` and not
-// `||`: no branch, so that the loop becomes vector code.
-struct Min {
-  template <typename T>
-  static TFDIST_INLINE T Apply(T a, T b) {
-    return (static_cast<int>(a <= b) | static_cast<int>(a != a)) != 0 ? a : b;
-  }
-};
-struct Max {
-  template <typename T>
-  static TFDIST_INLINE T Apply(T a, T b) {
-    return (static_cast<int>(a >= b) | static_cast<int>(a != a)) != 0 ? a : b;
-  }
-};
+using Kernel = void (*)(const Job& job);
 
 // ---- Loops. `ivdep`: an output may be one of the inputs, element upon the same element, which is
 // no dependence between elements; without it the in-place case would run as scalar code. They take
 // the element type and not the memory type as parameter: deducing the latter would drop its
 // attributes, and with them the permission to lie at any address.
 
-template <typename Type>
+// The start of a reduction of one contribution.
+template <typename Type, typename Op>
 TFDIST_INLINE void Copy(const typename Type::Memory* in, typename Type::Memory* out, int64_t n) {
+  using Value = typename Type::Value;
 #pragma GCC ivdep
-  for (int64_t i = 0; i < n; ++i) out[i] = in[i];
+  for (int64_t i = 0; i < n; ++i) {
+    if constexpr (Op::kBoolean) {
+      out[i] = static_cast<Value>(in[i] != 0);
+    } else {
+      out[i] = in[i];
+    }
+  }
 }
 
 template <typename Type>
@@ -133,15 +64,30 @@ TFDIST_INLINE void Scale(const typename Type::Memory* in, double factor, typenam
 template <typename Type, typename Op>
 TFDIST_INLINE void Combine(const typename Type::Memory* a, const typename Type::Memory* b,
                            typename Type::Memory* out, int64_t n) {
+  using Value = typename Type::Value;
+  if constexpr (Op::kPairs) {
 #pragma GCC ivdep
-  for (int64_t i = 0; i < n; ++i) out[i] = Op::template Apply<typename Type::Value>(a[i], b[i]);
+    for (int64_t i = 0; i < n; i += 2) {
+      const Value re = a[i] * b[i] - a[i + 1] * b[i + 1];
+      const Value im = a[i] * b[i + 1] + a[i + 1] * b[i];
+      out[i] = re;
+      out[i + 1] = im;
+    }
+  } else {
+#pragma GCC ivdep
+    for (int64_t i = 0; i < n; ++i) out[i] = Op::template Apply<Value>(a[i], b[i]);
+  }
 }
 
 template <typename Type>
 TFDIST_INLINE void ApplyFinish(const Finish& finish, typename Type::Memory* data, int64_t n) {
   using Value = typename Type::Value;
   if (finish.divide != 1) {
-    const Value divisor = static_cast<Value>(finish.divide);
+    // int8 cannot hold 128 ranks: a divisor has at least the size of an int.
+    using Divisor =
+        std::conditional_t<std::is_integral_v<Value> && (sizeof(Value) < sizeof(int)),
+                           std::conditional_t<std::is_signed_v<Value>, int32_t, uint32_t>, Value>;
+    const Divisor divisor = static_cast<Divisor>(finish.divide);
     for (int64_t i = 0; i < n; ++i) data[i] = static_cast<Value>(data[i] / divisor);
   }
   if constexpr (std::is_floating_point_v<Value>) {
@@ -149,20 +95,21 @@ TFDIST_INLINE void ApplyFinish(const Finish& finish, typename Type::Memory* data
   }
 }
 
-// Contribution `index` from element `begin` on: in place when that will do, else in `buffer`.
+// Contribution `index` from value `begin` on: in place when that will do, else in `buffer`.
 template <typename Type>
 TFDIST_INLINE const typename Type::Memory* View(const Job& job, int index, int64_t begin, int64_t n,
                                                 typename Type::Value* buffer) {
   using Memory = typename Type::Memory;
-  const uint8_t* source = job.contributions[index] + begin * Type::kBytes;
+  const uint8_t* source = job.contributions[index];
+  if (index < job.partials) return reinterpret_cast<const Memory*>(source) + begin;
   const Memory* view = buffer;
   if constexpr (Type::kDirect) {
-    view = reinterpret_cast<const Memory*>(source);
+    view = reinterpret_cast<const Memory*>(source) + begin;
   } else {
-    Type::Widen(source, buffer, n);
+    Type::Widen(source + begin * Type::kBytes, buffer, n);
   }
   if constexpr (std::is_floating_point_v<typename Type::Value>) {
-    if (index >= job.first_scaled && job.prescale != 1.0) {
+    if (job.prescale != 1.0) {
       Memory* scaled = buffer;
       Scale<Type>(view, job.prescale, scaled, n);
       view = scaled;
@@ -177,64 +124,137 @@ TFDIST_INLINE void Reduce(const Job& job) {
   using Memory = typename Type::Memory;
   alignas(64) Value sum[kBlock];
   alignas(64) Value next[kBlock];
-  for (int64_t begin = 0; begin < job.elements; begin += kBlock) {
-    const int64_t n = std::min(kBlock, job.elements - begin);
-    uint8_t* out = job.out + begin * Type::kBytes;
+  const bool round = !Type::kDirect && !job.to_partial;
+  const int64_t values = job.elements * Type::kValues;
+  for (int64_t begin = 0; begin < values; begin += kBlock) {
+    const int64_t n = std::min(kBlock, values - begin);
+    Memory* result = round ? sum : reinterpret_cast<Memory*>(job.out) + begin;
     const Memory* total = View<Type>(job, 0, begin, n, sum);
-    Memory* target = sum;
     for (int i = 1; i < job.count; ++i) {
       const Memory* own = View<Type>(job, i, begin, n, next);
       // The last one goes to its place at once; not earlier, for `out` may be a contribution.
-      if (Type::kDirect && i == job.count - 1) target = reinterpret_cast<Memory*>(out);
+      Memory* target = i == job.count - 1 ? result : sum;
       Combine<Type, Op>(total, own, target, n);
       total = target;
     }
-    if (job.count == 1 && total != target) Copy<Type>(total, target, n);
-    ApplyFinish<Type>(job.finish, target, n);
+    if (job.count == 1 && (Op::kBoolean || total != result)) Copy<Type, Op>(total, result, n);
+    ApplyFinish<Type>(job.finish, result, n);
     if constexpr (!Type::kDirect) {
-      Type::Round(sum, out, n);
-    } else if (job.count == 1) {
-      Copy<Type>(target, reinterpret_cast<Memory*>(out), n);
+      if (round) Type::Round(sum, job.out + begin * Type::kBytes, n);
     }
   }
 }
 
-template <typename Type>
-TFDIST_INLINE void ReduceType(ReduceOp op, const Job& job) {
+// ---- Processors: Run<Type, Op> is Reduce<Type, Op> in their instructions.
+
+struct AnyProcessor {
+  template <typename Type, typename Op>
+  static void Run(const Job& job) {
+    Reduce<Type, Op>(job);
+  }
+};
+
+#if defined(__x86_64__)
+struct Avx2Processor {
+  template <typename Type, typename Op>
+  __attribute__((target("avx2,f16c"))) static void Run(const Job& job) {
+    Reduce<Type, Op>(job);
+  }
+};
+#else
+using Avx2Processor = AnyProcessor;
+#endif
+
+// ---- The table: what CheckReducible of base/reducible.h allows; null for everything else.
+
+template <typename Processor, typename Type>
+Kernel FindReal(ReduceOp op) {
   switch (op) {
     case ReduceOp::kSum:
     case ReduceOp::kAverage:  // the division is in job.finish
-      return Reduce<Type, Sum>(job);
+      return &Processor::template Run<Type, Sum>;
     case ReduceOp::kMin:
-      return Reduce<Type, Min>(job);
+      return &Processor::template Run<Type, Min>;
     case ReduceOp::kMax:
-      return Reduce<Type, Max>(job);
+      return &Processor::template Run<Type, Max>;
+    case ReduceOp::kProduct:
+      return &Processor::template Run<Type, Product>;
+    default:
+      return nullptr;
   }
 }
 
-// False for a type that cannot be reduced.
-TFDIST_INLINE bool ReduceAny(DType dtype, ReduceOp op, const Job& job) {
+// T unsigned: the sign does not matter.
+template <typename Processor, typename T>
+Kernel FindLogical(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::kLogicalAnd:
+      return &Processor::template Run<Direct<T>, And>;
+    case ReduceOp::kLogicalOr:
+      return &Processor::template Run<Direct<T>, Or>;
+    case ReduceOp::kLogicalXor:
+      return &Processor::template Run<Direct<T>, Xor>;
+    default:
+      return nullptr;
+  }
+}
+
+template <typename Processor, typename T>
+Kernel FindInteger(ReduceOp op) {
+  const Kernel kernel = FindReal<Processor, Direct<T>>(op);
+  return kernel != nullptr ? kernel : FindLogical<Processor, std::make_unsigned_t<T>>(op);
+}
+
+// Of false and true the smaller is their `and`, the larger their `or`.
+template <typename Processor>
+Kernel FindBool(ReduceOp op) {
+  if (op == ReduceOp::kMin) op = ReduceOp::kLogicalAnd;
+  if (op == ReduceOp::kMax) op = ReduceOp::kLogicalOr;
+  return FindLogical<Processor, uint8_t>(op);
+}
+
+template <typename Processor, typename T>
+Kernel FindComplex(ReduceOp op) {
+  if (op == ReduceOp::kProduct) return &Processor::template Run<Complex<T>, ComplexProduct>;
+  const bool adds = op == ReduceOp::kSum || op == ReduceOp::kAverage;
+  return adds ? &Processor::template Run<Complex<T>, Sum> : nullptr;
+}
+
+template <typename Processor>
+Kernel FindKernel(DType dtype, ReduceOp op) {
   switch (dtype) {
     case DType::kFloat32:
-      ReduceType<Direct<float>>(op, job);
-      return true;
+      return FindReal<Processor, Direct<float>>(op);
     case DType::kFloat64:
-      ReduceType<Direct<double>>(op, job);
-      return true;
+      return FindReal<Processor, Direct<double>>(op);
     case DType::kFloat16:
-      ReduceType<Float16>(op, job);
-      return true;
+      return FindReal<Processor, Float16>(op);
     case DType::kBfloat16:
-      ReduceType<Bfloat16>(op, job);
-      return true;
+      return FindReal<Processor, Bfloat16>(op);
+    case DType::kInt8:
+      return FindInteger<Processor, int8_t>(op);
+    case DType::kInt16:
+      return FindInteger<Processor, int16_t>(op);
     case DType::kInt32:
-      ReduceType<Direct<int32_t>>(op, job);
-      return true;
+      return FindInteger<Processor, int32_t>(op);
     case DType::kInt64:
-      ReduceType<Direct<int64_t>>(op, job);
-      return true;
+      return FindInteger<Processor, int64_t>(op);
+    case DType::kUint8:
+      return FindInteger<Processor, uint8_t>(op);
+    case DType::kUint16:
+      return FindInteger<Processor, uint16_t>(op);
+    case DType::kUint32:
+      return FindInteger<Processor, uint32_t>(op);
+    case DType::kUint64:
+      return FindInteger<Processor, uint64_t>(op);
+    case DType::kBool:
+      return FindBool<Processor>(op);
+    case DType::kComplex64:
+      return FindComplex<Processor, float>(op);
+    case DType::kComplex128:
+      return FindComplex<Processor, double>(op);
     default:
-      return false;
+      return nullptr;
   }
 }
 

@@ -1,10 +1,32 @@
 // The arithmetic of reductions, on plain memory. Every function is a pure loop; results depend on
 // the arguments alone.
 //
-// Half types (float16, bfloat16) are accumulated in float32 and rounded once, at the end. Integers
-// wrap. min and max propagate NaN, as NumPy's do. kAverage is a sum: the caller passes
-// Finish.divide = size. Buffers may lie at any address. Types must satisfy IsReducible, except
-// where nothing is computed (one contribution, no factor): then every type is copied, bit for bit.
+// Two kinds of numbers go in and out. *Inputs* and finished results are of the collective's dtype.
+// *Partial results* are of AccumulationType(dtype): float32 for float16 and bfloat16, else dtype
+// itself. A half type is therefore rounded once, by whoever writes the finished result, over
+// however many ranks the reduction goes:
+//
+//   a rank begins          Reduce({dtype, op, prescale, {}, /*partials=*/0, /*to_partial=*/true},
+//                                 {own input}, ...), or of several inputs at once
+//   a rank adds its own    Reduce({dtype, op, prescale, {}, /*partials=*/1, /*to_partial=*/true},
+//                                 {received partial, own input}, ...)
+//   the last one finishes  the same with its Finish and to_partial = false; `partials` may be all
+//   of
+//                          the contributions, also the only one
+//
+// A partial result of n elements has n * DTypeSize(AccumulationType(dtype)) bytes.
+//
+// Which dtype takes which op: CheckReducible (base/reducible.h). Where nothing is computed (one
+// contribution, no factor) every type is copied, bit for bit.
+//
+// - Integers wrap modulo 2^bits. kAverage is a sum: the caller passes Finish.divide = size; of
+//   integers it is the sum, wrapped, divided, cut toward zero.
+// - min and max propagate NaN, as NumPy's do. Of two NaNs, and of zeros of different sign, the
+//   earlier contribution is taken.
+// - Logical operations take every number but 0 for true and give 0 or 1, as NumPy's (but in the
+//   type of the inputs), also of one contribution. An xor of many is true where an odd number is.
+// - A product of complex numbers is (ac - bd) + (ad + bc)i, without repair of infinities.
+// - Buffers may lie at any address.
 #ifndef TFDIST_OPS_COLLECTIVE_REDUCE_KERNELS_H_
 #define TFDIST_OPS_COLLECTIVE_REDUCE_KERNELS_H_
 
@@ -18,25 +40,50 @@ namespace tfdist {
 
 // What is done to the sum (or minimum, ...) at the end: first divided, then multiplied. Dividing is
 // what an average does; it is exact where multiplying by 1/size is not. Integer division truncates
-// toward zero. `multiply` must be 1 for integers (checked before).
+// toward zero. `multiply` must be 1 for integers and bool (checked before).
 struct Finish {
   int64_t divide = 1;
   double multiply = 1.0;
 };
 
-// out = finish(c[0]*pre op c[1]*pre op ... in that order). `contributions` point at `elements`
-// elements each; one of them may be `out` itself. `prescale` multiplies every contribution.
-//
-// `prescale` and `factor` must be 1 for integers (checked before).
-void ReduceRaw(DType dtype, ReduceOp op, const std::vector<const uint8_t*>& contributions,
-               double prescale, const Finish& finish, uint8_t* out, int64_t elements);
+struct Reduction {
+  DType dtype = DType::kInvalid;
+  ReduceOp op = ReduceOp::kSum;
+  double prescale = 1.0;  // multiplies inputs, not partial results; 1 for integers and bool
+  Finish finish;
+  int partials = 0;         // so many contributions, the first ones, are partial results
+  bool to_partial = false;  // `out` becomes a partial result
+};
 
-// out = finish(received op own*pre). `own` may be `out`.
-void ReducePartial(DType dtype, ReduceOp op, const uint8_t* received, const uint8_t* own,
-                   double prescale, const Finish& finish, uint8_t* out, int64_t elements);
+// out = finish(c[0] op c[1] op ...), in that order. `count` >= 1 contributions of `elements`
+// elements each. `out` may be one of those that are of the same kind (input or partial result) as
+// itself, and of any kind where AccumulationType(dtype) == dtype; it overlaps nothing otherwise.
+void Reduce(const Reduction& what, const uint8_t* const* contributions, int count, uint8_t* out,
+            int64_t elements);
 
-// out = in * factor, for reducible types; factor 1 is a copy for every type.
-void CopyScaled(DType dtype, const uint8_t* in, double factor, uint8_t* out, int64_t elements);
+// ---- Short forms.
+
+// Inputs alone, to a finished result.
+inline void ReduceRaw(DType dtype, ReduceOp op, const std::vector<const uint8_t*>& contributions,
+                      double prescale, const Finish& finish, uint8_t* out, int64_t elements) {
+  Reduce({dtype, op, prescale, finish, /*partials=*/0, /*to_partial=*/false}, contributions.data(),
+         static_cast<int>(contributions.size()), out, elements);
+}
+
+// out = finish(received op own*pre): a partial result and the own input, to a finished result.
+inline void ReducePartial(DType dtype, ReduceOp op, const uint8_t* received, const uint8_t* own,
+                          double prescale, const Finish& finish, uint8_t* out, int64_t elements) {
+  const uint8_t* contributions[] = {received, own};
+  Reduce({dtype, op, prescale, finish, /*partials=*/1, /*to_partial=*/false}, contributions, 2, out,
+         elements);
+}
+
+// out = in * factor, for types with factors (TakesScale); factor 1 is a copy for every type.
+inline void CopyScaled(DType dtype, const uint8_t* in, double factor, uint8_t* out,
+                       int64_t elements) {
+  Reduce({dtype, ReduceOp::kSum, factor, {}, /*partials=*/0, /*to_partial=*/false}, &in, 1, out,
+         elements);
+}
 
 }  // namespace tfdist
 

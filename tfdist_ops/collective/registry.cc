@@ -19,14 +19,15 @@ const std::vector<AlgorithmEntry>& Algorithms() {
   return table;
 }
 
-const AlgorithmEntry* SelectAlgorithm(CollectiveKind kind, const std::string& wanted, int size,
-                                      DType dtype, bool all_local) {
+const AlgorithmEntry* SelectAlgorithm(CollectiveKind kind, const std::string& wanted,
+                                      const ScheduleArgs& args, DType dtype) {
   // Inside a host memory bandwidth is the limit, not messages: the owner of a slice reads all
   // inputs once and adds them in rank order, with one pass over the output instead of size - 1.
-  const bool prefer_pairwise = wanted == "auto" && kind == CollectiveKind::kAllreduce && all_local;
+  const bool prefer_pairwise =
+      wanted == "auto" && kind == CollectiveKind::kAllreduce && AllLocal(args);
   const std::string name = prefer_pairwise ? "pairwise" : wanted;
   for (const AlgorithmEntry& entry : Algorithms()) {
-    if (entry.kind != kind || !entry.supports(size, dtype)) continue;
+    if (entry.kind != kind || !entry.supports(args, dtype)) continue;
     if (name == "auto" || name == entry.name) return &entry;
   }
   return nullptr;

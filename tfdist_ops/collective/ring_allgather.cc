@@ -23,9 +23,11 @@
 namespace tfdist {
 namespace {
 
-bool Supports(int size, DType dtype) { return size >= 1 && DTypeSize(dtype) > 0; }
+bool Supports(const ScheduleArgs& /*args*/, DType dtype) { return DTypeSize(dtype) > 0; }
 
-Schedule Make(int rank, int size, int /*root*/) {
+Schedule Make(const ScheduleArgs& args) {
+  const int rank = args.rank;
+  const int size = args.size;
   const int32_t left = Mod(rank - 1, size);
   const int32_t right = Mod(rank + 1, size);
   Schedule schedule;

@@ -36,7 +36,9 @@ namespace {
 
 enum Phase : uint16_t { kReduceScatter = 0, kAllgather = 1 };
 
-bool Supports(int size, DType dtype) { return size >= 1 && IsReducible(dtype) && !IsHalf(dtype); }
+bool Supports(const ScheduleArgs& /*args*/, DType dtype) {
+  return IsReducible(dtype) && !IsHalf(dtype);
+}
 
 // Returns, by slice, the index of the step that reads or writes it last.
 std::vector<int32_t> AddReduceScatter(Schedule* schedule, int rank, int size) {
@@ -69,7 +71,9 @@ void AddAllgather(Schedule* schedule, int rank, int size, std::vector<int32_t> l
   }
 }
 
-Schedule Make(int rank, int size, int /*root*/) {
+Schedule Make(const ScheduleArgs& args) {
+  const int rank = args.rank;
+  const int size = args.size;
   Schedule schedule;
   if (size == 1) {
     Add(&schedule, Local(0));

@@ -1,5 +1,8 @@
 #include "collective/schedule.h"
 
+#include <algorithm>
+#include <functional>
+
 #include "collective/slicing.h"
 
 namespace tfdist {
@@ -18,6 +21,13 @@ const char* CollectiveKindName(CollectiveKind kind) {
       return "register";
   }
   return "invalid";
+}
+
+bool HasRoot(CollectiveKind kind) { return kind == CollectiveKind::kBroadcast; }
+
+bool AllLocal(const ScheduleArgs& args) {
+  return std::adjacent_find(args.host_of.begin(), args.host_of.end(), std::not_equal_to<>()) ==
+         args.host_of.end();
 }
 
 SendCount CountSends(const Schedule& schedule, const std::vector<uint64_t>& slice_bytes,

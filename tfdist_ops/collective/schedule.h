@@ -51,24 +51,34 @@ enum class CollectiveKind : int32_t {
   kRegister = 4,  // a group of gradients; the agreement alone
 };
 const char* CollectiveKindName(CollectiveKind kind);  // "allreduce", ...
+bool HasRoot(CollectiveKind kind);
 
-// One row of the table in registry.cc. `root` matters to broadcast alone. Slices: allreduce has
-// `size` of them (slicing.h), allgather one a rank (its rows), broadcast one.
+// What a schedule depends on. Ranks are indices within the process set of the collective.
+struct ScheduleArgs {
+  int rank = 0;
+  int size = 1;
+  int root = 0;                  // kinds with a root
+  std::vector<int32_t> host_of;  // host by rank, any numbers; empty: all on one host
+};
+// Whether all ranks are on one host.
+bool AllLocal(const ScheduleArgs& args);
+
+// One row of the table in registry.cc. Slices: allreduce has `size` of them (slicing.h), allgather
+// one a rank (its rows), broadcast one.
 struct AlgorithmEntry {
   const char* name;
   CollectiveKind kind;
-  bool (*supports)(int size, DType dtype);
-  Schedule (*make)(int rank, int size, int root);
+  bool (*supports)(const ScheduleArgs& args, DType dtype);
+  Schedule (*make)(const ScheduleArgs& args);
 };
 
 // The table; its order is priority.
 const std::vector<AlgorithmEntry>& Algorithms();
 
 // The algorithm for a collective: `wanted` by name, or "auto": the first row of the kind that
-// supports (size, dtype). Null: there is none of that name, or it does not support the case.
-// `all_local`: all ranks are on one host.
-const AlgorithmEntry* SelectAlgorithm(CollectiveKind kind, const std::string& wanted, int size,
-                                      DType dtype, bool all_local);
+// supports the case. Null: there is none of that name, or it does not support the case.
+const AlgorithmEntry* SelectAlgorithm(CollectiveKind kind, const std::string& wanted,
+                                      const ScheduleArgs& args, DType dtype);
 
 // What `schedule` of one rank sends, for slices of `slice_bytes`: bytes, and frames when a frame
 // carries at most segment_bytes (rounded down to 64 bytes, as SegmentElements does).

@@ -12,6 +12,7 @@
 
 #include "base/config.h"
 #include "base/logging.h"
+#include "base/reducible.h"
 #include "runtime/runtime.h"
 #include "transport/transport.h"
 
@@ -308,11 +309,20 @@ const char* tfdist_build_info(void) {
   return text_shown.c_str();
 }
 
+int32_t tfdist_check_reducible(int32_t dtype, int32_t op) {
+  if (op < 0 || op > static_cast<int32_t>(tfdist::kLastReduceOp)) {
+    return Fail(BadArgument("tfdist_check_reducible: op is not valid"));
+  }
+  Status status =
+      tfdist::CheckReducible(static_cast<tfdist::DType>(dtype), static_cast<tfdist::ReduceOp>(op));
+  return status.ok() ? 0 : Fail(std::move(status));
+}
+
 int32_t tfdist_submit(const tfdist_request* request, uint64_t* id) {
   const std::shared_ptr<Runtime> runtime = Current();
   if (runtime == nullptr) return Fail(NotInitialized());
   if (request->kind < TFDIST_ALLREDUCE || request->kind > TFDIST_BARRIER || request->op < 0 ||
-      request->op > static_cast<int32_t>(tfdist::ReduceOp::kMax) ||
+      request->op > static_cast<int32_t>(tfdist::kLastReduceOp) ||
       (request->kind == TFDIST_ALLGATHER && request->allocate == nullptr)) {
     return Fail(BadArgument("tfdist_submit: kind, op or callbacks are not valid"));
   }

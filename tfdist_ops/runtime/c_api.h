@@ -78,6 +78,10 @@ TFDIST_EXPORT const char* tfdist_build_info(
 /* ---- operations ---- */
 enum { TFDIST_ALLREDUCE = 0, TFDIST_ALLGATHER = 1, TFDIST_BROADCAST = 2, TFDIST_BARRIER = 3 };
 
+/* Whether an allreduce takes `op` of `dtype`: 0, or a code with tfdist_last_error filled, in the
+ * words of CheckReducible (base/reducible.h). Needs no tfdist_init. */
+TFDIST_EXPORT int32_t tfdist_check_reducible(int32_t dtype, int32_t op);
+
 typedef struct tfdist_tensor {
   const void* input;
   void* output;        /* allgather: null, see `allocate` */
@@ -91,7 +95,8 @@ typedef struct tfdist_request {
   const char* name; /* identifies the operation across ranks; unique among those in flight,
                        a second one of the same name waits for the first */
   int32_t dtype;    /* of base/dtype.h = TensorFlow's number */
-  int32_t op;       /* ReduceOp: 0 sum, 1 average, 2 min, 3 max */
+  int32_t op;       /* ReduceOp of base/dtype.h: 0 sum, 1 average, 2 min, 3 max, 4 product,
+                       5 logical_and, 6 logical_or, 7 logical_xor */
   int32_t root;     /* broadcast */
   double prescale, postscale;
   double timeout_s;     /* <= 0: TFDIST_TIMEOUT_S */

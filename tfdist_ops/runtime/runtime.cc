@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/deadline.h"
+#include "base/reducible.h"
 
 namespace tfdist {
 namespace {
@@ -92,14 +93,12 @@ Status Runtime::CheckRequest(const Request& request, int size) {
                              " is not supported; cast to a number or bool");
   }
   if (info.kind == CollectiveKind::kAllreduce) {
-    if (!IsReducible(info.dtype)) {
-      return Invalid(name, std::string("dtype ") + DTypeName(info.dtype) +
-                               " can't be reduced; cast to float16, bfloat16, float32, float64, "
-                               "int32 or int64");
-    }
-    if (!IsFloating(info.dtype) && (info.prescale != 1.0 || info.postscale != 1.0)) {
-      return Invalid(name, std::string("prescale and postscale need a floating dtype, got ") +
-                               DTypeName(info.dtype) + "; cast, or scale yourself");
+    const Status reducible = CheckReducible(info.dtype, info.op);
+    if (!reducible.ok()) return Invalid(name, reducible.message());
+    if (!TakesScale(info.dtype) && (info.prescale != 1.0 || info.postscale != 1.0)) {
+      return Invalid(name,
+                     std::string("prescale and postscale need a floating or complex dtype, got ") +
+                         DTypeName(info.dtype) + "; cast, or scale yourself");
     }
     if (!std::isfinite(info.prescale) || !std::isfinite(info.postscale)) {
       return Invalid(name, "prescale and postscale must be finite");

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <sstream>
 #include <utility>
 
@@ -14,6 +15,15 @@ namespace {
 
 constexpr int kFramesPerTurn = 64;  // of one link, so that no peer starves the others
 
+SetView AllRanks(const World& world) {
+  SetView set;
+  set.ranks.resize(static_cast<size_t>(world.size));
+  std::iota(set.ranks.begin(), set.ranks.end(), 0);
+  if (world.local_size != world.size) set.host_of = set.ranks;
+  set.index = world.rank;
+  return set;
+}
+
 }  // namespace
 
 Engine::Engine(World world, Links links, const Config& config, Hooks hooks)
@@ -24,7 +34,7 @@ Engine::Engine(World world, Links links, const Config& config, Hooks hooks)
       held_(links_.size(), 0),
       inbound_(links_.size()),
       outbound_(links_.size()),
-      all_local_(world_.local_size == world_.size) {
+      everyone_(AllRanks(world_)) {
   if (world_.rank == 0) {
     negotiator_ = std::make_unique<Negotiator>(world_.size, config_.fusion_bytes);
   }
@@ -69,13 +79,6 @@ bool Engine::SendResponses(int64_t now_us) {
   }
   for (const Response& response : responses) HandleResponse(response, now_us);
   return !responses.empty();
-}
-
-bool Engine::RowsFit(const std::vector<int64_t>& rows, const RequestInfo& own) const {
-  const std::vector<int64_t>& shape = own.shapes[0];
-  return rows.size() == static_cast<size_t>(world_.size) &&
-         *std::min_element(rows.begin(), rows.end()) >= 0 &&
-         rows[static_cast<size_t>(world_.rank)] == (shape.empty() ? 1 : shape[0]);
 }
 
 std::unique_ptr<Request> Engine::TakeEntry(const std::string& key, int64_t now_us) {
@@ -126,7 +129,7 @@ void Engine::HandleResponse(const Response& response, int64_t now_us) {
       Finish(std::move(members[0]), Status(), now_us);
       return;
     case CollectiveKind::kAllgather: {
-      if (!RowsFit(response.rows, first.info)) {
+      if (!RowsFit(response.rows, first.info, everyone_)) {
         Bug(TFDIST_INTERNAL("rank 0 announced rows for \"" + first.info.key + "\" that do not fit"),
             now_us);
         Finish(std::move(members[0]), failure_, now_us);
@@ -151,52 +154,20 @@ void Engine::HandleResponse(const Response& response, int64_t now_us) {
 
 // ---- execution ----
 
-StatusOr<Schedule> Engine::MakeSchedule(const RequestInfo& info) const {
-  const bool tunable = info.kind == CollectiveKind::kAllreduce;
-  std::string wanted = tunable ? config_.allreduce_algorithm : "auto";
-  const AlgorithmEntry* entry =
-      SelectAlgorithm(info.kind, wanted, world_.size, info.dtype, all_local_);
-  // A wanted algorithm that cannot do this type (a ring would round half types at every hop) gives
-  // way to one that can.
-  if (entry == nullptr) {
-    entry = SelectAlgorithm(info.kind, "auto", world_.size, info.dtype, all_local_);
-  }
-  if (entry == nullptr) {
-    return TFDIST_INTERNAL(std::string("no algorithm for ") + CollectiveKindName(info.kind));
-  }
-  return entry->make(world_.rank, world_.size, info.root);
-}
-
 void Engine::Start(uint64_t ticket, std::vector<std::unique_ptr<Request>> members, int64_t now_us) {
-  const RequestInfo& info = members[0]->info;
-  const size_t element_bytes = DTypeSize(info.dtype);
   std::vector<TensorView> tensors;
   for (const auto& member : members) {
     tensors.insert(tensors.end(), member->tensors.begin(), member->tensors.end());
   }
-  std::vector<Slice> slices;
-  if (info.kind == CollectiveKind::kAllreduce) {
-    slices = CutAllreduce(tensors, element_bytes, world_.size);
-  } else if (info.kind == CollectiveKind::kBroadcast) {
-    slices = CutBroadcast(tensors, info.root == world_.rank);
-  } else {
-    const std::vector<int64_t>& rows = members[0]->rows;
-    const std::vector<int64_t>& shape = info.shapes[0];
-    int64_t row_elements = 1;
-    for (size_t i = 1; i < shape.size(); ++i) row_elements *= shape[i];
-    std::vector<int64_t> counts;
-    for (int64_t count : rows) counts.push_back(count * row_elements);
-    slices = CutAllgather(tensors[0], element_bytes, counts, world_.rank);
-  }
-  StatusOr<Schedule> schedule = MakeSchedule(info);
-  if (!schedule.ok()) {
-    for (auto& member : members) Finish(std::move(member), schedule.status(), now_us);
-    Bug(schedule.status(), now_us);
+  StatusOr<Plan> plan =
+      PlanOperation({members[0]->info, tensors, members[0]->rows, everyone_}, config_);
+  if (!plan.ok()) {
+    for (auto& member : members) Finish(std::move(member), plan.status(), now_us);
+    Bug(plan.status(), now_us);
     return;
   }
-  Activate(std::make_unique<Operation>(ticket, std::move(members), std::move(schedule.value()),
-                                       std::move(slices), world_.rank, world_.size,
-                                       config_.segment_bytes),
+  Activate(std::make_unique<Operation>(ticket, std::move(members), std::move(plan.value()),
+                                       everyone_, config_.segment_bytes),
            now_us);
 }
 

@@ -22,6 +22,7 @@
 #include "base/config.h"
 #include "scheduler/negotiator.h"
 #include "scheduler/operation.h"
+#include "scheduler/plan.h"
 #include "scheduler/wire.h"
 
 namespace tfdist {
@@ -129,12 +130,9 @@ class Engine {
   void Announce(const RequestInfo& info, int64_t now_us);
   bool SendResponses(int64_t now_us);
   void HandleResponse(const Response& response, int64_t now_us);
-  // Whether announced rows can be those of this rank's request.
-  bool RowsFit(const std::vector<int64_t>& rows, const RequestInfo& own) const;
   std::unique_ptr<Request> TakeEntry(const std::string& key, int64_t now_us);
   // Execution.
   void Start(uint64_t ticket, std::vector<std::unique_ptr<Request>> members, int64_t now_us);
-  StatusOr<Schedule> MakeSchedule(const RequestInfo& info) const;
   void Activate(std::unique_ptr<Operation> operation, int64_t now_us);
   bool AdvanceAll(int64_t now_us);
   void Finish(std::unique_ptr<Request> request, const Status& status, int64_t now_us);
@@ -159,7 +157,7 @@ class Engine {
   std::vector<size_t> held_;  // frames held in the transport, by peer
   std::vector<Inbound> inbound_;
   std::vector<Outbound> outbound_;
-  const bool all_local_;                               // all ranks are on one host
+  const SetView everyone_;
   std::map<std::string, std::string> stalls_;          // the leader's last word on a key
   std::map<std::string, std::vector<int64_t>> steps_;  // group → buckets done, by bucket
   int64_t good_steps_ = 0;

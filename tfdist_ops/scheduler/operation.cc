@@ -5,19 +5,19 @@
 
 namespace tfdist {
 
-Operation::Operation(uint64_t ticket, std::vector<std::unique_ptr<Request>> members,
-                     Schedule schedule, std::vector<Slice> slices, int rank, int size,
-                     int64_t segment_bytes)
+Operation::Operation(uint64_t ticket, std::vector<std::unique_ptr<Request>> members, Plan plan,
+                     const SetView& set, int64_t segment_bytes)
     : ticket_(ticket),
       members_(std::move(members)),
-      schedule_(std::move(schedule)),
-      slices_(std::move(slices)),
-      rank_(rank) {
+      schedule_(std::move(plan.schedule)),
+      slices_(std::move(plan.slices)),
+      ranks_(set.ranks),
+      index_(set.index) {
   const RequestInfo& info = members_[0]->info;
   dtype_ = info.dtype;
   op_ = info.op;
   prescale_ = info.prescale;
-  finish_.divide = info.op == ReduceOp::kAverage ? size : 1;
+  finish_.divide = info.op == ReduceOp::kAverage ? set.size() : 1;
   finish_.multiply = info.postscale;
   reduces_ = info.kind == CollectiveKind::kAllreduce;
   element_bytes_ = DTypeSize(dtype_);
@@ -30,7 +30,8 @@ Operation::Operation(uint64_t ticket, std::vector<std::unique_ptr<Request>> memb
     if (step.kind != StepKind::kSend) {
       run.inbox.resize(step.peers.size());
       for (size_t p = 0; p < step.peers.size(); ++p) {
-        receivers_[Tag(step.peers[p], step.phase, static_cast<uint32_t>(step.slice))] = {i, p};
+        receivers_[Tag(ranks_[static_cast<size_t>(step.peers[p])], step.phase,
+                       static_cast<uint32_t>(step.slice))] = {i, p};
       }
     }
     if (run.total > 0) ++open_steps_;
@@ -89,7 +90,7 @@ bool Operation::Advance(const Links& links, uint32_t generation, std::vector<siz
 bool Operation::RunSend(size_t index, const Links& links, uint32_t generation) {
   const Step& step = schedule_.steps[index];
   Running& run = running_[index];
-  Link* link = links[static_cast<size_t>(step.peers[0])].get();
+  Link* link = links[Global(step.peers[0])].get();
   if (link == nullptr) return false;
   const Slice& slice = slices_[static_cast<size_t>(step.slice)];
   const int64_t begin = run.done * segment_elements_;
@@ -131,7 +132,7 @@ bool Operation::RunReceive(size_t index, const Links& links, std::vector<size_t>
   }
   for (size_t p = 0; p < run.inbox.size(); ++p) {
     Arrived& arrived = run.inbox[p].front();
-    const auto peer = static_cast<size_t>(step.peers[p]);
+    const size_t peer = Global(step.peers[p]);
     if (arrived.held && links[peer] != nullptr) {
       links[peer]->Release(Lane::kData, arrived.frame);
       --(*held)[peer];
@@ -161,7 +162,7 @@ void Operation::Reduce(const Step& step, Running* run, int64_t begin, int64_t co
         size_t n = 0;
         bool own = false;
         for (size_t p = 0; p < step.peers.size(); ++p) {
-          if (!own && step.peers[p] > rank_) {
+          if (!own && step.peers[p] > index_) {
             contributions[n++] = input;
             own = true;
           }
@@ -185,7 +186,7 @@ void Operation::CopyIn(Running* run, int64_t begin, int64_t count) {
 void Operation::ReleaseFrames(const Links& links, std::vector<size_t>* held) {
   for (size_t i = 0; i < running_.size(); ++i) {
     for (size_t p = 0; p < running_[i].inbox.size(); ++p) {
-      const auto peer = static_cast<size_t>(schedule_.steps[i].peers[p]);
+      const size_t peer = Global(schedule_.steps[i].peers[p]);
       for (Arrived& arrived : running_[i].inbox[p]) {
         if (!arrived.held || links[peer] == nullptr) continue;
         links[peer]->Release(Lane::kData, arrived.frame);

@@ -15,6 +15,7 @@
 #include "collective/schedule.h"
 #include "collective/slicing.h"
 #include "scheduler/message.h"
+#include "scheduler/plan.h"
 #include "transport/link.h"
 
 namespace tfdist {
@@ -49,10 +50,11 @@ struct Arrived {
 
 class Operation {
  public:
-  Operation(uint64_t ticket, std::vector<std::unique_ptr<Request>> members, Schedule schedule,
-            std::vector<Slice> slices, int rank, int size, int64_t segment_bytes);
+  Operation(uint64_t ticket, std::vector<std::unique_ptr<Request>> members, Plan plan,
+            const SetView& set, int64_t segment_bytes);
 
-  // A data frame of this operation's ticket. An error: no step expects it (a bug on the peer).
+  // A data frame of this operation's ticket from (global) rank `peer`. An error: no step expects it
+  // (a bug on the peer).
   Status Deliver(int peer, Arrived arrived);
   // Runs what can run now. True when something did.
   bool Advance(const Links& links, uint32_t generation, std::vector<size_t>* held);
@@ -75,6 +77,9 @@ class Operation {
   bool RunReceive(size_t step, const Links& links, std::vector<size_t>* held);
   void Reduce(const Step& step, Running* run, int64_t begin, int64_t count);
   void CopyIn(Running* run, int64_t begin, int64_t count);
+  size_t Global(int32_t index) const {
+    return static_cast<size_t>(ranks_[static_cast<size_t>(index)]);
+  }
   static uint64_t Tag(int peer, uint16_t phase, uint32_t slice) {
     return (static_cast<uint64_t>(peer) << 48) | (static_cast<uint64_t>(phase) << 32) | slice;
   }
@@ -83,7 +88,8 @@ class Operation {
   std::vector<std::unique_ptr<Request>> members_;
   const Schedule schedule_;
   const std::vector<Slice> slices_;
-  const int rank_;
+  const std::vector<int32_t> ranks_;  // of the process set, by index
+  const int index_;                   // of this rank in it
   DType dtype_;
   ReduceOp op_;
   double prescale_;

@@ -37,7 +37,7 @@ bool DecodeRequest(ByteSpan bytes, RequestInfo* info) {
   info->description = r.Text();
   info->present = r.Numbers<uint8_t>();
   if (kind < 0 || kind > static_cast<int32_t>(CollectiveKind::kRegister)) return false;
-  if (op < 0 || op > static_cast<int32_t>(ReduceOp::kMax)) return false;
+  if (op < 0 || op > static_cast<int32_t>(kLastReduceOp)) return false;
   info->kind = static_cast<CollectiveKind>(kind);
   info->op = static_cast<ReduceOp>(op);
   if (info->kind == CollectiveKind::kAllgather && info->shapes.size() != 1) return false;

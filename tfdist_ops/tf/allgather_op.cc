@@ -29,9 +29,7 @@ REGISTER_OP("TfdistAllgather")
     .Input("tensor: T")
     .Output("rows: T")
     .Output("offset: int64")  // of this rank's first row in `rows`; the gradient cuts there
-    .Attr(
-        "T: {half, bfloat16, float, double, int8, int16, int32, int64, uint8, uint16, uint32, "
-        "uint64, bool, complex64, complex128}")
+    .Attr("T: {" TFDIST_MOVED_TYPES "}")
     .Attr("tensor_name: string")
     .Attr("timeout_s: float = 0.0")  // 0: TFDIST_TIMEOUT_S
     .SetIsStateful()

@@ -10,7 +10,7 @@ REGISTER_OP("TfdistAllreduce")
     .Input("tensors: N * T")
     .Output("reduced: N * T")
     .Attr("N: int >= 1")
-    .Attr("T: {half, bfloat16, float, double, int32, int64}")
+    .Attr("T: {" TFDIST_REDUCED_TYPES "}")
     .Attr("tensor_name: string")
     .Attr("reduce_op: int >= 0")
     .Attr("prescale: string = '1.0'")   // repr() of a float64

@@ -8,9 +8,7 @@ REGISTER_OP("TfdistBroadcast")
     .Input("tensors: N * T")
     .Output("values: N * T")
     .Attr("N: int >= 1")
-    .Attr(
-        "T: {half, bfloat16, float, double, int8, int16, int32, int64, uint8, uint16, uint32, "
-        "uint64, bool, complex64, complex128}")
+    .Attr("T: {" TFDIST_MOVED_TYPES "}")
     .Attr("tensor_name: string")
     .Attr("root: int >= 0")
     .Attr("timeout_s: float = 0.0")  // 0: TFDIST_TIMEOUT_S
