@@ -141,10 +141,11 @@ bool LogicalOf(ReduceOp op, const std::vector<bool>& truths) {
   return trues % 2 == 1;
 }
 
-// Exact in 128 bits; the low bits are the wrapped number.
+// Modulo 2^128, of which the low bits are the wrapped number.
+using Wide = unsigned __int128;
 template <typename T>
-T Wrapped(__int128 exact) {
-  return static_cast<T>(static_cast<std::make_unsigned_t<T>>(exact));
+T Wrapped(Wide value) {
+  return static_cast<T>(static_cast<std::make_unsigned_t<T>>(value));
 }
 
 template <typename T>
@@ -156,11 +157,12 @@ T IntegerReference(ReduceOp op, const std::vector<T>& values) {
   }
   if (op == ReduceOp::kMin) return *std::min_element(values.begin(), values.end());
   if (op == ReduceOp::kMax) return *std::max_element(values.begin(), values.end());
-  __int128 exact = op == ReduceOp::kProduct ? 1 : 0;
+  Wide total = op == ReduceOp::kProduct ? 1 : 0;
   for (T v : values) {
-    exact = op == ReduceOp::kProduct ? static_cast<__int128>(Wrapped<T>(exact)) * v : exact + v;
+    const Wide value = static_cast<Wide>(static_cast<__int128>(v));
+    total = op == ReduceOp::kProduct ? total * value : total + value;
   }
-  const T wrapped = Wrapped<T>(exact);
+  const T wrapped = Wrapped<T>(total);
   if (op != ReduceOp::kAverage) return wrapped;
   return static_cast<T>(static_cast<__int128>(wrapped) / static_cast<__int128>(values.size()));
 }
@@ -317,6 +319,53 @@ TEST(an_average_divides_by_more_ranks_than_a_small_integer_can_count) {
   CHECK_EQ(Two<int8_t>(DType::kInt8, ReduceOp::kAverage, -100, -28, {128, 1.0}), -1);
   CHECK_EQ(Two<uint8_t>(DType::kUint8, ReduceOp::kAverage, 200, 55, {256, 1.0}), 0);
   CHECK_EQ(Two<uint16_t>(DType::kUint16, ReduceOp::kAverage, 60000, 5535, {65536, 1.0}), 0);
+}
+
+// Integer division runs in floating point.
+template <typename T>
+void ExpectQuotients(DType dtype, const std::vector<T>& values) {
+  const Bytes zeros(values.size() * sizeof(T));
+  const uint8_t* in = reinterpret_cast<const uint8_t*>(values.data());
+  for (int64_t divisor : {2, 3, 5, 7, 10, 127, 128, 255, 257, 1000, 65535, 65537, 16777217}) {
+    std::vector<T> out(values.size());
+    ReduceRaw(dtype, ReduceOp::kAverage, {in, zeros.data()}, 1.0, {divisor, 1.0},
+              reinterpret_cast<uint8_t*>(out.data()), static_cast<int64_t>(out.size()));
+    for (size_t i = 0; i < out.size(); ++i) {
+      CHECK_EQ_IN(static_cast<int64_t>(out[i]), static_cast<int64_t>(values[i]) / divisor,
+                  std::to_string(values[i]) + " / " + std::to_string(divisor));
+    }
+  }
+}
+
+TEST(an_average_of_integers_is_cut_toward_zero_exactly) {
+  std::vector<int16_t> int16;
+  std::vector<uint16_t> uint16;
+  for (int v = 0; v < 65536; ++v) {
+    int16.push_back(static_cast<int16_t>(v - 32768));
+    uint16.push_back(static_cast<uint16_t>(v));
+  }
+  ExpectQuotients(DType::kInt16, int16);
+  ExpectQuotients(DType::kUint16, uint16);
+  // Multiples of the divisors and their neighbours, up to the ends of the range.
+  std::vector<int32_t> int32;
+  std::vector<uint32_t> uint32;
+  std::mt19937 random(29);
+  for (uint32_t factor : {2u, 3u, 5u, 7u, 10u, 127u, 255u, 1000u, 65535u, 65537u, 16777217u}) {
+    for (int i = 0; i < 2000; ++i) {
+      const uint32_t multiple = static_cast<uint32_t>(random()) / factor * factor;
+      for (uint32_t v : {multiple - 1, multiple, multiple + 1}) {
+        uint32.push_back(v);
+        int32.push_back(static_cast<int32_t>(v));
+      }
+    }
+  }
+  for (int32_t v :
+       {std::numeric_limits<int32_t>::min(), -1, 0, 1, std::numeric_limits<int32_t>::max()}) {
+    int32.push_back(v);
+    uint32.push_back(static_cast<uint32_t>(v));
+  }
+  ExpectQuotients(DType::kInt32, int32);
+  ExpectQuotients(DType::kUint32, uint32);
 }
 
 TEST(factors_of_complex_numbers_multiply_both_parts) {

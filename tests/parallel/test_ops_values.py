@@ -20,6 +20,8 @@ OTHERS = [
     *("bool", "uint8", "int8", "uint16", "int16", "uint32", "uint64"),
     *("complex64", "complex128"),
 ]
+# The whole table of types and operations: test_reduce_cells.py.
+OPS = [ReduceOp.SUM, ReduceOp.AVERAGE, ReduceOp.MIN, ReduceOp.MAX]
 SHAPES = [(), (0,), (1,), (2,), (3,), (5,), (7, 3), (3, 0, 2), (33, 17), (5000,)]
 
 
@@ -52,7 +54,7 @@ def allreduce_everything(scaled):
             continue
         for shape in SHAPES:
             x = tf.constant(numbers(tfdist.rank(), shape, dtype))
-            for op in ReduceOp:
+            for op in OPS:
                 results.append(tfdist.allreduce(x, op=op, **factors).numpy())
     return results
 
@@ -84,7 +86,7 @@ def test_allreduce_matches_numpy_for_every_type_operation_and_shape(size, scaled
             continue
         for shape in SHAPES:
             inputs = [numbers(r, shape, dtype) for r in range(size)]
-            for op in ReduceOp:
+            for op in OPS:
                 for result in by_rank:
                     same(result[index], by_rank[0][index])
                 exact = op is not ReduceOp.AVERAGE or size in (2, 4)

@@ -79,18 +79,33 @@ TFDIST_INLINE void Combine(const typename Type::Memory* a, const typename Type::
   }
 }
 
+// data / divide, for divide >= 2; of integers cut toward zero.
+//
+// Processors have no vector division of integers. A quotient of integers a / d below q differs from
+// it by 1 / d at least, relatively by more than 1 / a: float32 (24 bits) divides 16-bit integers,
+// and float64 (53 bits) 32-bit ones, without ever rounding up to q. A divisor that does not fit is
+// beyond every such integer and gives 0, as it must. Half of a uint32 fits into an int32.
+template <typename Type>
+TFDIST_INLINE void Divide(int64_t divide, typename Type::Memory* data, int64_t n) {
+  using Value = typename Type::Value;
+  if constexpr (std::is_integral_v<Value> && sizeof(Value) <= 4) {
+    using Real = std::conditional_t<sizeof(Value) <= 2, float, double>;
+    const Real divisor = static_cast<Real>(divide);
+#pragma GCC ivdep
+    for (int64_t i = 0; i < n; ++i) {
+      const Real quotient = static_cast<Real>(data[i]) / divisor;
+      data[i] = static_cast<Value>(static_cast<int32_t>(quotient));
+    }
+  } else {
+    const Value divisor = static_cast<Value>(divide);
+    for (int64_t i = 0; i < n; ++i) data[i] = data[i] / divisor;
+  }
+}
+
 template <typename Type>
 TFDIST_INLINE void ApplyFinish(const Finish& finish, typename Type::Memory* data, int64_t n) {
-  using Value = typename Type::Value;
-  if (finish.divide != 1) {
-    // int8 cannot hold 128 ranks: a divisor has at least the size of an int.
-    using Divisor =
-        std::conditional_t<std::is_integral_v<Value> && (sizeof(Value) < sizeof(int)),
-                           std::conditional_t<std::is_signed_v<Value>, int32_t, uint32_t>, Value>;
-    const Divisor divisor = static_cast<Divisor>(finish.divide);
-    for (int64_t i = 0; i < n; ++i) data[i] = static_cast<Value>(data[i] / divisor);
-  }
-  if constexpr (std::is_floating_point_v<Value>) {
+  if (finish.divide != 1) Divide<Type>(finish.divide, data, n);
+  if constexpr (std::is_floating_point_v<typename Type::Value>) {
     if (finish.multiply != 1.0) Scale<Type>(data, finish.multiply, data, n);
   }
 }

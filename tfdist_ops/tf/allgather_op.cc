@@ -29,7 +29,7 @@ REGISTER_OP("TfdistAllgather")
     .Input("tensor: T")
     .Output("rows: T")
     .Output("offset: int64")  // of this rank's first row in `rows`; the gradient cuts there
-    .Attr("T: {" TFDIST_MOVED_TYPES "}")
+    .Attr("T: type")          // what DTypeSize knows; a list here could not name the float8 types
     .Attr("tensor_name: string")
     .Attr("timeout_s: float = 0.0")  // 0: TFDIST_TIMEOUT_S
     .SetIsStateful()

@@ -10,7 +10,9 @@ REGISTER_OP("TfdistAllreduce")
     .Input("tensors: N * T")
     .Output("reduced: N * T")
     .Attr("N: int >= 1")
-    .Attr("T: {" TFDIST_REDUCED_TYPES "}")
+    .Attr(
+        "T: {half, bfloat16, float, double, int8, int16, int32, int64, uint8, uint16, uint32, "
+        "uint64, bool, complex64, complex128}")
     .Attr("tensor_name: string")
     .Attr("reduce_op: int >= 0")
     .Attr("prescale: string = '1.0'")   // repr() of a float64

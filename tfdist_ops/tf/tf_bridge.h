@@ -21,13 +21,6 @@
 
 namespace tfdist {
 
-// The types of an attribute "T": what the operations move, and what they reduce.
-// CheckReducible (base/reducible.h) says which of the latter takes which operation.
-#define TFDIST_REDUCED_TYPES                                                                  \
-  "half, bfloat16, float, double, int8, int16, int32, int64, uint8, uint16, uint32, uint64, " \
-  "bool, complex64, complex128"
-#define TFDIST_MOVED_TYPES TFDIST_REDUCED_TYPES ", float8_e5m2, float8_e4m3fn"
-
 // The core's functions; null when the core beside this library speaks another version.
 const tfdist_api_table* CoreApi();
 
