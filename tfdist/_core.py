@@ -99,6 +99,7 @@ class World(ctypes.Structure):
         ("own_doorbell_fd", ctypes.c_int32),
         ("links", ctypes.POINTER(Link)),
         ("link_count", ctypes.c_int32),
+        ("host_of", ctypes.POINTER(ctypes.c_int32)),
     ]
 
 
@@ -177,7 +178,12 @@ class LinkEnd:
 
 @dataclass(frozen=True, kw_only=True)
 class Topology:
-    """The place of this rank; see `tfdist.rank` and its neighbours."""
+    """The place of this rank; see `tfdist.rank` and its neighbours.
+
+    `host_of` is the index of each rank's host, by rank: what was proved to be one
+    machine (`rendezvous.hosts`), numbered by the lowest rank; equal on all ranks. The
+    launcher's local ranks may say otherwise.
+    """
 
     rank: int
     size: int
@@ -185,6 +191,7 @@ class Topology:
     local_size: int
     cross_rank: int
     cross_size: int
+    host_of: tuple[int, ...]
 
 
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
@@ -358,6 +365,7 @@ def start(
         own_doorbell_fd=own_doorbell_fd,
         links=array,
         link_count=len(links),
+        host_of=(ctypes.c_int32 * topology.size)(*topology.host_of),
     )
     check(library().tfdist_init(ctypes.byref(world)))
 

@@ -1,9 +1,9 @@
 """One link between two ranks: the higher rank connects, the lower one listens.
 
-On one host the two try an AF_UNIX socket with shared memory first. That they share a
-host is proved, not guessed: the higher rank makes a sealed memory file, writes a nonce
-into it and passes the file; the lower one must find the nonce there, erase it and
-repeat it. Everything else, and what fails, is a TCP connection.
+On one host (`hosts`) the two try an AF_UNIX socket with shared memory first. That they
+share memory is proved, not guessed: the higher rank makes a sealed memory file, writes
+a nonce into it and passes the file; the lower one must find the nonce there, erase it
+and repeat it. Everything else, and what fails, is a TCP connection.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from tfdist.rendezvous.channel import Channel, close_all
 
 SHM = "shm"
 TCP = "tcp"
+LINK = "link"  # purposes of a connection between two ranks
+PROOF = "host"  # that they share a host, see `tfdist.rendezvous.hosts`
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _NONCE_BYTES = 16
 _LINK_TIMEOUT_S = 10.0
@@ -40,7 +42,6 @@ class Peer:
     rank: int
     host: str
     pid: int
-    boot_id: str
     address: tuple[str, int]
     unix_name: str
 
@@ -68,22 +69,26 @@ class Bond:
     rank: int
     frames: str
 
-    def claims(self, transport: str, acceptor: int) -> dict[str, Any]:
+    def claims(
+        self, transport: str, acceptor: int, purpose: str = LINK
+    ) -> dict[str, Any]:
         """What this rank claims when it connects to a lower one."""
-        return {**self._common(transport), "from": self.rank, "to": acceptor}
+        return {**self._common(transport, purpose), "from": self.rank, "to": acceptor}
 
-    def _common(self, transport: str) -> dict[str, Any]:
+    def _common(self, transport: str, purpose: str) -> dict[str, Any]:
         return {
-            "purpose": "link",
+            "purpose": purpose,
             "job": self.job,
             "generation": self.generation,
             "transport": transport,
             "frames": f"hmac-sha256 {self.frames}",
         }
 
-    def refusal(self, transport: str, size: int, claims: dict[str, Any]) -> str:
+    def refusal(
+        self, transport: str, size: int, claims: dict[str, Any], purpose: str = LINK
+    ) -> str:
         """Why a connection with these claims is not wanted here; "": it is."""
-        expected = {**self._common(transport), "to": self.rank}
+        expected = {**self._common(transport, purpose), "to": self.rank}
         found = auth.difference(expected, claims, {"to": "rank that is called"})
         initiator = claims.get("from")
         if not found and (

@@ -10,7 +10,7 @@ import socket
 from typing import Any
 
 from tfdist import _core
-from tfdist.rendezvous import agreement, links
+from tfdist.rendezvous import agreement, hosts, links
 from tfdist.rendezvous.address import bind
 from tfdist.rendezvous.auth import AuthenticationError, RefusedError
 from tfdist.rendezvous.channel import Channel
@@ -24,7 +24,6 @@ from tfdist.rendezvous.errors import (
 )
 from tfdist.rendezvous.links import SHM, TCP, Bond, Peer, ShmFailedError
 from tfdist.rendezvous.listener import Listener
-from tfdist.rendezvous.secret import boot_id
 from tfdist.rendezvous.store import (
     SESSION,
     Membership,
@@ -50,6 +49,7 @@ class _Builder:
         self.doorbell_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.peers: list[Peer] = []
         self.records: list[dict[str, Any]] = []
+        self.host_of: tuple[int, ...] = ()
         self.made: dict[int, _core.LinkEnd] = {}
         self.accepting: set[int] = set()
         self.changed = asyncio.Event()
@@ -62,10 +62,8 @@ class _Builder:
     def _listen(self, own_host: str) -> dict[str, Any]:
         tcp = bind(self.settings.address or own_host, 0)
         address = tcp.getsockname()[:2]
-        sockets = {TCP: tcp}
-        unix_name = ""
-        if self.settings.transport != TCP:
-            sockets[SHM], unix_name = links.unix_listener()
+        local, unix_name = links.unix_listener()
+        sockets = {TCP: tcp, SHM: local}
         for transport, sock in sockets.items():
             listener = Listener(
                 sock,
@@ -93,7 +91,7 @@ class _Builder:
             "host": self.host,
             "pid": os.getpid(),
             "size": self.size,
-            "boot_id": boot_id(),
+            "claim": hosts.claim(),
             "local_rank": placement.local_rank,
             "local_size": placement.local_size,
             "versions": agreement.versions(),
@@ -120,7 +118,6 @@ class _Builder:
                 rank=rank,
                 host=record["host"],
                 pid=record["pid"],
-                boot_id=record["boot_id"],
                 address=(record["address"][0], record["address"][1]),
                 unix_name=record["unix_name"],
             )
@@ -128,6 +125,34 @@ class _Builder:
         ]
         agreement.check_agreement(self.records)
         self.compared.set()
+
+    async def find_hosts(self, store: StoreClient) -> None:
+        """Proves which ranks share this one's host; all ranks get the same answer."""
+        settings, generation = self.settings, self.settings.generation
+        claims = [record["claim"] for record in self.records]
+        lowest = self.rank
+        for other in hosts.candidates(self.rank, claims):
+            if await hosts.reaches(
+                self.peers[other].unix_name,
+                secret=settings.secret,
+                claims=self._bond.claims(SHM, other, links.PROOF),
+                described=self.peers[other].described,
+                deadline=settings.deadline,
+            ):
+                lowest = other
+                break
+        await store.set(f"{generation}/host/{self.rank}", lowest)
+        keys = [f"{generation}/host/{rank}" for rank in range(self.size)]
+        try:
+            found = await store.wait(keys, settings.left_s + _LAST_WORDS_S)
+        except MissingKeysError as error:
+            missing = [int(key.rpartition("/")[2]) for key in error.keys]
+            raise timeout(
+                f"{numbers(missing)} did not tell where they are within "
+                f"{settings.timeout_s:g} s (TFDIST_START_TIMEOUT_S)",
+                f"missing ranks: {', '.join(map(str, missing))}",
+            ) from None
+        self.host_of = hosts.numbered(found)
 
     def _missing(self, missing: list[int]) -> RendezvousError:
         return timeout(
@@ -142,6 +167,8 @@ class _Builder:
     def _refusal(self, transport: str, claims: dict[str, Any]) -> str:
         if self.bond is None:
             return f"rank {self.rank} is not ready"
+        if transport == SHM and claims.get("purpose") == links.PROOF:
+            return self.bond.refusal(SHM, self.size, claims, links.PROOF)
         why = self.bond.refusal(transport, self.size, claims)
         if not why and not self._fresh(claims["from"]):
             # No refusal for good: its first connection may have broken, it tries again.
@@ -152,6 +179,9 @@ class _Builder:
         return rank not in self.made and rank not in self.accepting
 
     async def _accept(self, channel: Channel) -> None:
+        if channel.claims["purpose"] == links.PROOF:  # the handshake was all
+            channel.close()
+            return
         transport, rank = channel.claims["transport"], channel.claims["from"]
         if not self._fresh(rank):  # a second one, just now
             channel.close()
@@ -185,8 +215,7 @@ class _Builder:
 
     async def _connect(self, peer: Peer) -> str:
         """Makes one link; returns why it is not shared memory, "" when all is well."""
-        own = self.peers[self.rank]
-        same_host = (peer.host, peer.boot_id) == (own.host, own.boot_id)
+        same_host = self.host_of[peer.rank] == self.host_of[self.rank]
         why = ""
         if self.settings.transport != TCP and (
             same_host or self.settings.transport == SHM
@@ -285,6 +314,7 @@ class _Builder:
         )
         try:
             await self.tell(store)
+            await self.find_hosts(store)
             await self.link()
             await self.await_others(store)
         except RendezvousError as error:
@@ -348,7 +378,9 @@ async def build(settings: Settings) -> Mesh:
             else:
                 membership.close()
     return Mesh(
-        topology=agreement.topology(settings.placement, builder.records),
+        topology=agreement.topology(
+            settings.placement, builder.records, builder.host_of
+        ),
         host=builder.host,
         generation=settings.generation,
         own_doorbell_fd=builder.doorbell_fd,
