@@ -4,6 +4,7 @@
 #include <random>
 
 #include "check.h"
+#include "scheduler/order.h"
 
 namespace tfdist {
 namespace {
@@ -15,13 +16,16 @@ RequestInfo SampleRequest() {
   info.dtype = DType::kBfloat16;
   info.op = ReduceOp::kMax;
   info.root = 3;
+  info.peer = 1;
   info.prescale = 0.1;
   info.postscale = -2.5;
   info.timeout_s = 12.5;
   info.bucket = true;
   info.shapes = {{}, {3, 4}, {0}};
+  info.splits = {7, -1, 0};
   info.description = "a\nb";
   info.present = {0, 1, 1};
+  info.predicted = PredictedTicket(3, 1, 9);
   return info;
 }
 
@@ -33,6 +37,7 @@ Response SampleResponse() {
       Status(Code::kFailedPrecondition, "no \"agreement\"", "{\"kind\": \"mismatch\"}");
   response.rows = {5, 0, -1};
   response.present = {1};
+  response.number = 65537;
   return response;
 }
 
@@ -44,7 +49,9 @@ TEST(requests_come_back_as_they_were) {
   CHECK(out.kind == in.kind && out.dtype == in.dtype && out.op == in.op && out.root == in.root);
   CHECK(out.prescale == in.prescale && out.postscale == in.postscale);
   CHECK(out.timeout_s == in.timeout_s && out.bucket && out.shapes == in.shapes);
+  CHECK(out.peer == in.peer && out.splits == in.splits);
   CHECK(out.description == in.description && out.present == in.present);
+  CHECK_EQ(out.predicted, in.predicted);
 }
 
 TEST(responses_come_back_as_they_were) {
@@ -54,8 +61,32 @@ TEST(responses_come_back_as_they_were) {
   CHECK_EQ(out.ticket, in.ticket);
   CHECK(out.keys == in.keys && out.rows == in.rows && out.present == in.present);
   CHECK(out.error.code() == in.error.code());
+  CHECK_EQ(out.number, in.number);
   CHECK_EQ(out.error.message(), in.error.message());
   CHECK_EQ(out.error.payload(), in.error.payload());
+}
+
+TEST(notes_come_back_as_they_were_and_nothing_else_does) {
+  WaitNote wait{PredictedTicket(3, 2, 7), 600000, SampleRequest()};
+  WaitNote wait_out;
+  CHECK(DecodeWait(AsBytes(EncodeWait(wait)), &wait_out));
+  CHECK(wait_out.ticket == wait.ticket && wait_out.waited_us == wait.waited_us);
+  CHECK_EQ(wait_out.info.key, wait.info.key);
+  ProbeNote probe_out;
+  CHECK(DecodeProbe(AsBytes(EncodeProbe({wait.ticket, 2})), &probe_out));
+  CHECK(probe_out.ticket == wait.ticket && probe_out.answer == 2);
+  CHECK(!DecodeProbe(AsBytes(EncodeProbe({wait.ticket, 3})), &probe_out));
+  CHECK(!DecodeProbe(AsBytes(EncodeProbe({5, 0})), &probe_out));
+  wait.ticket = 5;  // announced: the leader knows who is missing
+  CHECK(!DecodeWait(AsBytes(EncodeWait(wait)), &wait_out));
+  const LeaveNote leave = {{0, {wait_out.ticket}}, {65537, {}}};
+  LeaveNote leave_out;
+  const std::string bytes = EncodeLeave(leave);
+  CHECK(DecodeLeave(AsBytes(bytes), &leave_out));
+  CHECK(leave_out == leave);
+  for (size_t n = 0; n < bytes.size(); ++n) {
+    CHECK(!DecodeLeave(AsBytes(bytes.substr(0, n)), &leave_out));
+  }
 }
 
 TEST(every_truncation_and_every_extra_byte_is_refused) {
@@ -71,6 +102,19 @@ TEST(every_truncation_and_every_extra_byte_is_refused) {
   }
   RequestInfo extra;
   CHECK(!DecodeRequest(AsBytes(request + "x"), &extra));
+}
+
+TEST(a_request_with_rows_and_not_one_tensor_is_refused) {
+  RequestInfo in = SampleRequest();
+  RequestInfo out;
+  for (CollectiveKind kind :
+       {CollectiveKind::kAllgather, CollectiveKind::kGather, CollectiveKind::kReduceScatter,
+        CollectiveKind::kScatter, CollectiveKind::kAlltoall}) {
+    in.kind = kind;
+    CHECK(!DecodeRequest(AsBytes(EncodeRequest(in)), &out));
+  }
+  in.kind = CollectiveKind::kSendRecv;
+  CHECK(DecodeRequest(AsBytes(EncodeRequest(in)), &out));
 }
 
 TEST(random_bytes_never_crash_the_parsers) {
@@ -91,6 +135,10 @@ TEST(random_bytes_never_crash_the_parsers) {
     (void)DecodeResponse(AsBytes(bytes), &response);
     (void)DecodeStatus(AsBytes(bytes), &status);
     (void)DecodeStall(AsBytes(bytes), &key, &text);
+    WaitNote wait;
+    LeaveNote leave;
+    (void)DecodeWait(AsBytes(bytes), &wait);
+    (void)DecodeLeave(AsBytes(bytes), &leave);
   }
 }
 

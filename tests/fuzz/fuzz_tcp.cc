@@ -111,7 +111,7 @@ class Case {
     if (action == kAnyHeader) {
       wire.frame.payload_bytes = in_.Take<uint32_t>();
       wire.frame.segment = in_.Take<uint32_t>();
-      wire.frame.reserved = in_.Take<uint32_t>();
+      wire.frame.set = in_.Take<uint32_t>();
     }
     sealer_.Seal(&wire, AsBytes(payload));
     const bool sound = action != kFlipped && wire.frame.payload_bytes == payload.size() &&

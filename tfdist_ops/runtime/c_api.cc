@@ -10,6 +10,7 @@
 #include <mutex>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "base/config.h"
 #include "base/logging.h"
@@ -152,9 +153,12 @@ std::unique_ptr<tfdist::Request> CopyRequest(const tfdist_request& in) {
   out->info.dtype = static_cast<tfdist::DType>(in.dtype);
   out->info.op = static_cast<tfdist::ReduceOp>(in.op);
   out->info.root = in.root;
+  out->info.peer = in.peer;
+  out->info.splits.assign(in.splits, in.splits + in.split_count);
   out->info.prescale = in.prescale;
   out->info.postscale = in.postscale;
   out->info.timeout_s = in.timeout_s;
+  out->info.set = in.process_set;
   if (in.group != nullptr && in.group[0] != '\0') {
     out->group = in.group;
     out->bucket_index = in.bucket;
@@ -180,25 +184,12 @@ std::unique_ptr<tfdist::Request> CopyRequest(const tfdist_request& in) {
     done(context, &view);
   };
   if (in.allocate != nullptr) {
-    out->allocate = [allocate = in.allocate,
-                     context = in.context](const std::vector<int64_t>& rows) {
-      return allocate(context, rows.data(), static_cast<int32_t>(rows.size()));
+    out->allocate = [allocate = in.allocate, context = in.context](const std::vector<int64_t>& rows,
+                                                                   int64_t output_rows) {
+      return allocate(context, rows.data(), static_cast<int32_t>(rows.size()), output_rows);
     };
   }
   return out;
-}
-
-// The table of algorithms is not known where the variable is read.
-Status CheckAlgorithm(const std::string& name) {
-  std::string known = "auto";
-  for (const auto& entry : tfdist::Algorithms()) {
-    if (entry.kind != tfdist::CollectiveKind::kAllreduce) continue;
-    if (name == entry.name) return Status();
-    known += std::string(", ") + entry.name;
-  }
-  if (name == "auto") return Status();
-  return BadArgument("TFDIST_ALLREDUCE_ALGORITHM: expected one of " + known + "; got \"" + name +
-                     "\"");
 }
 
 }  // namespace
@@ -208,7 +199,7 @@ extern "C" {
 int32_t tfdist_init(const tfdist_world* in) {
   StatusOr<Config> config = tfdist::ConfigFromEnvironment();
   if (!config.ok()) return FailInit(*in, 0, config.status());
-  const Status algorithm = CheckAlgorithm(config.value().allreduce_algorithm);
+  const Status algorithm = tfdist::CheckAlgorithmNames(config.value());
   if (!algorithm.ok()) return FailInit(*in, 0, algorithm);
   tfdist::LogLevel level;
   if (tfdist::ParseLogLevel(config.value().log_level, &level)) tfdist::SetLogLevel(level);
@@ -342,10 +333,11 @@ int32_t tfdist_check_reducible(int32_t dtype, int32_t op) {
 int32_t tfdist_submit(const tfdist_request* request, uint64_t* id) {
   const std::shared_ptr<Runtime> runtime = Current();
   if (runtime == nullptr) return Fail(NotInitialized());
-  if (request->kind < TFDIST_ALLREDUCE || request->kind > TFDIST_BARRIER || request->op < 0 ||
-      request->op > static_cast<int32_t>(tfdist::kLastReduceOp) ||
-      (request->kind == TFDIST_ALLGATHER && request->allocate == nullptr)) {
-    return Fail(BadArgument("tfdist_submit: kind, op or callbacks are not valid"));
+  const bool is_kind = request->kind >= TFDIST_ALLREDUCE && request->kind <= TFDIST_SENDRECV &&
+                       request->kind != static_cast<int32_t>(tfdist::CollectiveKind::kRegister);
+  if (!is_kind || request->op < 0 || request->op > static_cast<int32_t>(tfdist::kLastReduceOp) ||
+      request->split_count < 0) {
+    return Fail(BadArgument("tfdist_submit: kind, op or split_count is not valid"));
   }
   Status status = runtime->Submit(CopyRequest(*request), id);
   return status.ok() ? 0 : Fail(std::move(status));
@@ -356,13 +348,28 @@ void tfdist_cancel(uint64_t id) {
   if (runtime != nullptr) runtime->Cancel(id);
 }
 
-int32_t tfdist_register_group(const char* description, uint8_t* present, int32_t count,
-                              double timeout_s, char* id) {
+int32_t tfdist_process_set_add(const int32_t* ranks, int32_t count, double timeout_s,
+                               uint32_t* id) {
+  const std::shared_ptr<Runtime> runtime = Current();
+  if (runtime == nullptr) return Fail(NotInitialized());
+  Status status = runtime->AddProcessSet(std::vector<int32_t>(ranks, ranks + count), timeout_s, id);
+  return status.ok() ? 0 : Fail(std::move(status));
+}
+
+int32_t tfdist_process_set_remove(uint32_t id, double timeout_s) {
+  const std::shared_ptr<Runtime> runtime = Current();
+  if (runtime == nullptr) return Fail(NotInitialized());
+  Status status = runtime->RemoveProcessSet(id, timeout_s);
+  return status.ok() ? 0 : Fail(std::move(status));
+}
+
+int32_t tfdist_register_group(uint32_t process_set, const char* description, uint8_t* present,
+                              int32_t count, double timeout_s, char* id) {
   const std::shared_ptr<Runtime> runtime = Current();
   if (runtime == nullptr) return Fail(NotInitialized());
   std::vector<uint8_t> flags(present, present + count);
   std::string name;
-  Status status = runtime->RegisterGroup(description, &flags, timeout_s, &name);
+  Status status = runtime->RegisterGroup(process_set, description, &flags, timeout_s, &name);
   if (!status.ok()) return Fail(std::move(status));
   std::memcpy(present, flags.data(), flags.size());
   std::memcpy(id, name.c_str(), name.size() + 1);
