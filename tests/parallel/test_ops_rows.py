@@ -78,7 +78,9 @@ def by_rank(kind, shapes, splits):
         return [None] * size
     if kind != "alltoall":
         return [splits] * size
-    return [np.roll(uneven(shape[0], size), r).tolist() for r, shape in enumerate(shapes)]
+    return [
+        np.roll(uneven(shape[0], size), r).tolist() for r, shape in enumerate(shapes)
+    ]
 
 
 def call(kind, x, splits, root):
@@ -110,7 +112,10 @@ def all_cases(dtypes, compiled):
                 for (kind, _, splits, root), x in zip(chosen, xs, strict=True)
             ]
 
-        xs = [tf.constant(numbers(rank, shapes[rank], dtype)) for _, shapes, _, _ in chosen]
+        xs = [
+            tf.constant(numbers(rank, shapes[rank], dtype))
+            for _, shapes, _, _ in chosen
+        ]
         for ys in (tf.function(run) if compiled else run)(*xs):
             results.append([[list(y.shape), y.numpy().tobytes()] for y in ys])
     return results
@@ -139,7 +144,9 @@ def check(by_rank, dtypes):
             xs = [numbers(r, shape, dtype) for r, shape in enumerate(shapes)]
             for rank, expected in enumerate(in_one_process(kind, xs, splits, root)):
                 got = by_rank[rank][index]
-                where = f"{kind} of {dtype} {shapes}, {splits}, root {root}, rank {rank}"
+                where = (
+                    f"{kind} of {dtype} {shapes}, {splits}, root {root}, rank {rank}"
+                )
                 assert len(got) == len(expected), where
                 for (shape, data), want in zip(got, expected, strict=True):
                     assert shape == list(want.shape), where
