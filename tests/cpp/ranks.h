@@ -15,6 +15,7 @@
 
 #include "check.h"
 #include "runtime/runtime.h"
+#include "scheduler/plan.h"
 #include "transport/transport.h"
 
 namespace tfdist {
@@ -34,9 +35,17 @@ inline Config TestConfig() {
   return config;
 }
 
+// Makes a row of the table the one that its collective uses. sendrecv has no choice.
+inline void SetAlgorithm(Config* config, const AlgorithmEntry& entry) {
+  const std::string& wanted = WantedAlgorithm(entry.kind, *config);
+  if (entry.kind != CollectiveKind::kSendRecv) const_cast<std::string&>(wanted) = entry.name;
+}
+
 class Ranks {
  public:
-  Ranks(int size, const std::string& transport, const Config& config = TestConfig()) {
+  // `host_of`: World::host_of; empty: one host, or as many as ranks over tcp.
+  Ranks(int size, const std::string& transport, const Config& config = TestConfig(),
+        const std::vector<int32_t>& host_of = {}) {
     const TransportEntry* entry = FindTransport(transport);
     CHECK(entry != nullptr);
     const auto n = static_cast<size_t>(size);
@@ -67,9 +76,13 @@ class Ranks {
       world.size = size;
       world.local_rank = r;
       world.local_size = transport == "tcp" ? 1 : size;
+      for (int32_t host = 0; host < size; ++host) {
+        world.host_of.push_back(transport == "tcp" ? host : 0);
+      }
       world.generation = 7;
       world.hosts.assign(n, "testhost");
       world.pids.assign(n, 4242);
+      world.host_of = host_of;
       runtimes_.push_back(std::make_unique<Runtime>(world, std::move(links[static_cast<size_t>(r)]),
                                                     config, doorbells[static_cast<size_t>(r)]));
     }

@@ -9,7 +9,6 @@
 #include <map>
 #include <memory>
 #include <random>
-#include <set>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -75,8 +74,8 @@ inline std::string CheckSchedules(const std::vector<Schedule>& schedules, int sl
       }
       for (int peer : step.peers) {
         const bool is_send = step.kind == StepKind::kSend;
-        const bool partial = is_send ? step.own == Place::kPartial
-                                     : step.kind == StepKind::kReduce && !step.raw;
+        const bool partial =
+            is_send ? step.own == Place::kPartial : step.kind == StepKind::kReduce && !step.raw;
         const StreamKey key = is_send ? Stream(rank, peer, step) : Stream(peer, rank, step);
         if (!(is_send ? sent : received).insert({key, partial}).second) {
           return (is_send ? "sent twice: " : "received twice: ") + StreamName(key);
@@ -96,10 +95,7 @@ inline std::string CheckSchedules(const std::vector<Schedule>& schedules, int sl
 }
 
 struct RunnerOptions {
-  DType dtype = DType::kFloat32;
-  ReduceOp op = ReduceOp::kSum;
-  double prescale = 1.0;
-  Finish finish;
+  Reduction reduction;  // of the whole collective
   int64_t segment_bytes = 256;
   uint64_t seed = 1;
   // false: a send copies its bytes. true: the receiver reads them from the sender's memory when it
@@ -119,23 +115,36 @@ class ScheduleRunner {
         counts_(schedules_.size()) {
     error_ = CheckSchedules(schedules_, slice_count_);
     if (!error_.empty()) return;
-    const Reduction reduction{options.dtype, options.op, options.prescale, options.finish};
+    std::map<StreamKey, size_t> numbers;
+    const auto number = [&numbers](const StreamKey& key) {
+      return numbers.insert({key, numbers.size()}).first->second;
+    };
     for (size_t rank = 0; rank < schedules_.size(); ++rank) {
       memories_.push_back(std::make_unique<StepMemory>(schedules_[rank], std::move(slices[rank]),
-                                                       reduction, static_cast<int>(rank),
+                                                       options.reduction, static_cast<int>(rank),
                                                        options.segment_bytes));
-      next_.emplace_back(schedules_[rank].steps.size(), 0);
       if (error_.empty()) error_ = memories_.back()->Check();
+      std::vector<Running>& running = running_.emplace_back();
+      for (size_t i = 0; i < schedules_[rank].steps.size(); ++i) {
+        const Step& step = schedules_[rank].steps[i];
+        const bool is_send = step.kind == StepKind::kSend;
+        Running run;
+        run.total = memories_[rank]->segments(i);
+        for (int peer : step.peers) {
+          const int own = static_cast<int>(rank);
+          run.streams.push_back(
+              number(is_send ? Stream(own, peer, step) : Stream(peer, own, step)));
+        }
+        running.push_back(std::move(run));
+      }
     }
+    streams_.resize(numbers.size());
+    keys_.resize(numbers.size());
+    for (const auto& [key, stream] : numbers) keys_[stream] = key;
   }
 
   std::string Run() {
-    const size_t size = schedules_.size();
-    while (error_.empty()) {
-      const size_t first = random_() % size;
-      bool ran = false;
-      for (size_t i = 0; i < size && !ran; ++i) ran = RunOneStep((first + i) % size);
-      if (!ran) break;
+    while (error_.empty() && RunOneStep()) {
     }
     return error_.empty() ? CheckEnd() : error_;
   }
@@ -151,60 +160,69 @@ class ScheduleRunner {
     size_t sender;
     size_t step;
   };
+  struct Running {
+    int64_t done = 0;  // segments
+    int64_t total = 0;
+    std::vector<size_t> streams;  // by peer
+  };
 
   bool CanRun(size_t rank, size_t index) const {
     const Step& step = schedules_[rank].steps[index];
-    const int64_t segment = next_[rank][index];
-    if (segment >= memories_[rank]->segments(index)) return false;
+    const Running& run = running_[rank][index];
+    if (run.done >= run.total) return false;
     for (int32_t other : step.after) {
       const auto after = static_cast<size_t>(other);
       const bool same = schedules_[rank].steps[after].slice == step.slice;
-      const int64_t needed = same ? segment + 1 : memories_[rank]->segments(after);
-      if (next_[rank][after] < needed) return false;
+      if (running_[rank][after].done < (same ? run.done + 1 : running_[rank][after].total)) {
+        return false;
+      }
     }
     if (step.kind == StepKind::kSend) return true;
-    for (int peer : step.peers) {
-      const auto it = streams_.find(Stream(peer, static_cast<int>(rank), step));
-      if (it == streams_.end() || it->second.empty()) return false;
+    for (size_t stream : run.streams) {
+      if (streams_[stream].empty()) return false;
     }
     return true;
   }
 
-  bool RunOneStep(size_t rank) {
-    std::vector<size_t> ready;
-    for (size_t i = 0; i < next_[rank].size(); ++i) {
-      if (CanRun(rank, i)) ready.push_back(i);
+  // Looks from a random rank and step on for one that can run. False: there is none.
+  bool RunOneStep() {
+    const size_t size = schedules_.size();
+    const size_t first_rank = random_() % size;
+    const size_t first_step = random_();
+    for (size_t i = 0; i < size; ++i) {
+      const size_t rank = (first_rank + i) % size;
+      const size_t steps = running_[rank].size();
+      for (size_t j = 0; j < steps; ++j) {
+        const size_t index = (first_step % steps + j) % steps;
+        if (!CanRun(rank, index)) continue;
+        const int64_t segment = running_[rank][index].done++;
+        if (schedules_[rank].steps[index].kind == StepKind::kSend) {
+          Send(rank, index, segment);
+        } else {
+          Take(rank, index, segment);
+        }
+        return true;
+      }
     }
-    if (ready.empty()) return false;
-    const size_t index = ready[random_() % ready.size()];
-    const int64_t segment = next_[rank][index]++;
-    if (schedules_[rank].steps[index].kind == StepKind::kSend) {
-      Send(rank, index, segment);
-    } else {
-      Take(rank, index, segment);
-    }
-    return true;
+    return false;
   }
 
   void Send(size_t rank, size_t index, int64_t segment) {
-    const Step& step = schedules_[rank].steps[index];
     Message message{segment, {}, rank, index};
     message.payload.resize(memories_[rank]->WireBytes(index, segment));
     memories_[rank]->Pack(index, segment, message.payload.data());
     counts_[rank].bytes += message.payload.size();
     ++counts_[rank].frames;
-    streams_[Stream(static_cast<int>(rank), step.peers[0], step)].push_back(std::move(message));
+    streams_[running_[rank][index].streams[0]].push_back(std::move(message));
   }
 
   // kReduce and kCopy.
   void Take(size_t rank, size_t index, int64_t segment) {
-    const Step& step = schedules_[rank].steps[index];
     std::vector<Message> messages;
     std::vector<const uint8_t*> payloads;
-    for (int peer : step.peers) {
-      std::deque<Message>& stream = streams_[Stream(peer, static_cast<int>(rank), step)];
-      messages.push_back(std::move(stream.front()));
-      stream.pop_front();
+    for (size_t stream : running_[rank][index].streams) {
+      messages.push_back(std::move(streams_[stream].front()));
+      streams_[stream].pop_front();
       Message& m = messages.back();
       if (m.segment != segment) error_ = "segments out of order";
       if (m.payload.size() != memories_[rank]->WireBytes(index, segment)) error_ = "segment length";
@@ -217,14 +235,14 @@ class ScheduleRunner {
 
   std::string CheckEnd() const {
     for (size_t rank = 0; rank < schedules_.size(); ++rank) {
-      for (size_t i = 0; i < next_[rank].size(); ++i) {
-        if (next_[rank][i] < memories_[rank]->segments(i)) {
+      for (size_t i = 0; i < running_[rank].size(); ++i) {
+        if (running_[rank][i].done < running_[rank][i].total) {
           return "deadlock: rank " + std::to_string(rank) + " waits in step " + std::to_string(i);
         }
       }
     }
-    for (const auto& [key, messages] : streams_) {
-      if (!messages.empty()) return "left over: " + StreamName(key);
+    for (size_t stream = 0; stream < streams_.size(); ++stream) {
+      if (!streams_[stream].empty()) return "left over: " + StreamName(keys_[stream]);
     }
     return "";
   }
@@ -236,8 +254,9 @@ class ScheduleRunner {
   std::string error_;
   std::vector<std::unique_ptr<StepMemory>> memories_;
   std::vector<SendCount> counts_;
-  std::vector<std::vector<int64_t>> next_;  // by rank and step: the segment to run next
-  std::map<StreamKey, std::deque<Message>> streams_;
+  std::vector<std::vector<Running>> running_;  // by rank and step
+  std::vector<std::deque<Message>> streams_;
+  std::vector<StreamKey> keys_;  // of the streams
 };
 
 }  // namespace tfdist

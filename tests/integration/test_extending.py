@@ -53,11 +53,11 @@ def test_the_algorithm_of_the_page_is_built_tested_and_timed(tmp_path):
     )  # fmt: skip
     run(str(build / "schedule_test"), cwd=tmp_path, timeout_s=60)
     tested = run(str(build / "conformance_test"), cwd=tmp_path, timeout_s=60)
-    assert "covered: allreduce/star over tcp" in tested
+    assert "covered: allreduce/chain over tcp" in tested
     table = run(
         str(build / "collective_bench"), "--max-bytes", "16384", "--repeat", "3",
         cwd=tmp_path, timeout_s=60,
     )  # fmt: skip
-    rows = [line.split() for line in table.splitlines() if "allreduce/star" in line]
+    rows = [line.split() for line in table.splitlines() if "allreduce/chain" in line]
     assert len(rows) == 2
     assert all(row[-1] == "0" for row in rows), "wrong results"

@@ -1,5 +1,7 @@
 """Collectives of some of the ranks."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -74,6 +76,15 @@ def test_gradients_go_through_the_same_set():
     assert second[1].tolist() == [5.0, 5.0]
 
 
+def one_step(own, w, optimizer):
+    rank = tfdist.rank()
+    with tfdist.DistributedGradientTape(process_set=own) as tape:
+        loss = tf.reduce_sum(w.value * float(rank + 1))
+    gradient = tape.gradient(loss, w)
+    optimizer.apply([gradient * 0 + float(rank)], [w])
+    return gradient
+
+
 def tape_and_optimizer():
     rank = tfdist.rank()
     tfdist.shutdown()
@@ -89,14 +100,7 @@ def tape_and_optimizer():
             keras.optimizers.SGD(1.0), process_set=own
         )
 
-        @tf.function
-        def step(w=w, own=own, optimizer=optimizer):
-            with tfdist.DistributedGradientTape(process_set=own) as tape:
-                loss = tf.reduce_sum(w.value * float(rank + 1))
-            gradient = tape.gradient(loss, w)
-            optimizer.apply([gradient * 0 + float(rank)], [w])
-            return gradient
-
+        step = tf.function(functools.partial(one_step, own, w, optimizer))
         for _ in range(4):
             gradient = step()
         texts = tfdist.allgather_object(f"rank {rank}", process_set=own)

@@ -11,13 +11,13 @@
 // (fold_steps.h): two steps more, and an odd rank that stands for two sends the data once more.
 //
 // Order of additions: pairs of neighbours (those folded together first), then pairs of pairs, ...:
-// (x0 op x1) op (x2 op x3). Both partners of an exchange take the lower one's operand first: all
-// ranks compute the same bits. Partial results of half types travel as float32; every rank rounds
+// (x0 op x1) op (x2 op x3). Both partners of an exchange take their operands in the same order (a
+// partial result before an input, else the lower rank's first): all ranks compute the same bits. Partial results of half types travel as float32; every rank rounds
 // the same number once, at the end.
 //
 // In place (input == output): a reduction overwrites, element for element, what it reads; it comes
-// `after` the send of the same step, which reads it too. A folded rank's result is copied in
-// `after` its input was sent.
+// `after` the send of the same step, which reads it too (and a link has its own copy of what was
+// sent). A folded rank's result is copied in `after` its input was sent.
 //
 // Source: R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of Collective Communication
 // Operations in MPICH", Int. J. High Perform. Comput. Appl. 19 (2005), on allreduce (recursive
