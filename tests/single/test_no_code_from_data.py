@@ -107,6 +107,8 @@ def native_faults(source: str) -> list[tuple[int, str]]:
         "no bound": r"\b(strcpy|strcat|sprintf|gets|alloca)\s*\(",
     }
     found = []
+    blocks = re.compile(r"/\*.*?\*/", re.S)
+    source = blocks.sub(lambda block: "\n" * block[0].count("\n"), source)
     for number, line in enumerate(source.splitlines(), 1):
         code = line.split("//")[0]
         for what, pattern in rules.items():
