@@ -25,6 +25,14 @@ bool Engine::busy() const {
                      [](const auto& item) { return item.second->busy(); });
 }
 
+size_t Engine::stashed() const {
+  size_t frames = 0;
+  for (const auto& [id, set] : sets_) {
+    for (const auto& [ticket, arrived] : set->stash) frames += arrived.size();
+  }
+  return frames;
+}
+
 bool Engine::waiting() const {
   const bool undecided = agreement_.active() && agreement_.outcome() == Outcome::kNone;
   return busy() || undecided || doubting() ||
