@@ -141,6 +141,35 @@ TEST(a_rank_that_loses_touch_says_with_whom) {
   CHECK_CONTAINS(Error(done), "\"kind\": \"no_majority\", \"rank\": 0");
 }
 
+// Both ends of a connection can see its end while both live.
+TEST(a_connection_that_ended_is_no_death_while_the_process_is_there) {
+  std::map<int, ProcessState> processes = {{0, ProcessState::kRunning},
+                                           {1, ProcessState::kRunning}};
+  HandDriven world(2, TestConfig(), &processes);
+  std::vector<float> data(10);
+  const Done done = world.Allreduce(1, "x", &data);
+  world.Kill(0);
+  world.Settle();
+  CHECK_EQ(Error(done), "under way");
+  world.Pass(2 * 1000 * 1000);
+  CHECK_CONTAINS(Error(done), "although its process is there");
+  CHECK_CONTAINS(Error(done), "no majority");
+}
+
+TEST(a_process_that_is_seen_to_be_gone_is_a_death) {
+  std::map<int, ProcessState> processes = {{0, ProcessState::kRunning},
+                                           {1, ProcessState::kRunning}};
+  HandDriven world(2, TestConfig(), &processes);
+  std::vector<float> data(10);
+  const Done done = world.Allreduce(1, "x", &data);
+  world.Kill(0);
+  world.Settle();
+  processes[0] = ProcessState::kGone;
+  world.Settle();
+  CHECK_CONTAINS(Error(done), "rank 0 (host testhost, pid 4000) failed: its process ended");
+  CHECK_CONTAINS(Error(done), "\"kind\": \"rank_failed\"");
+}
+
 }  // namespace
 }  // namespace tfdist
 

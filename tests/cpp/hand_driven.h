@@ -22,6 +22,34 @@ inline std::string TextOf(const Done& done) {
   return *done == nullptr ? "under way" : (*done)->ok() ? "ok" : (*done)->message();
 }
 
+// A link whose incoming frames of one lane can be held back.
+class GatedLink : public Link {
+ public:
+  GatedLink(std::unique_ptr<Link> inner, Lane lane, const bool* open)
+      : inner_(std::move(inner)), lane_(lane), open_(open) {}
+  int peer() const override { return inner_->peer(); }
+  const char* transport() const override { return inner_->transport(); }
+  MutableByteSpan BeginSend(Lane lane, size_t bytes) override {
+    return inner_->BeginSend(lane, bytes);
+  }
+  void CommitSend(Lane lane, FrameHeader header) override { inner_->CommitSend(lane, header); }
+  bool Poll(Lane lane, InFrame* frame) override {
+    return (lane != lane_ || *open_) && inner_->Poll(lane, frame);
+  }
+  void Release(Lane lane, const InFrame& frame) override { inner_->Release(lane, frame); }
+  Status Pump(bool* moved) override { return inner_->Pump(moved); }
+  int fd() const override { return inner_->fd(); }
+  bool WantsWrite() const override { return inner_->WantsWrite(); }
+  void SetSleeping(bool sleeping) override { inner_->SetSleeping(sleeping); }
+  bool Flushed() const override { return inner_->Flushed(); }
+  size_t MaxHeld() const override { return inner_->MaxHeld(); }
+
+ private:
+  std::unique_ptr<Link> inner_;
+  const Lane lane_;
+  const bool* open_;
+};
+
 class HandDriven {
  public:
   HandDriven(int size, const Config& config, std::map<int, ProcessState>* processes = nullptr) {
@@ -40,6 +68,14 @@ class HandDriven {
                                   doorbells_[b], config, &end_a, &end_b));
         links[a][b] = std::move(entry->make(end_a, config).value());
         links[b][a] = std::move(entry->make(end_b, config).value());
+      }
+    }
+    data_open = std::make_unique<bool[]>(n);
+    for (size_t r = 0; r < n; ++r) {
+      data_open[r] = true;
+      for (auto& link : links[r]) {
+        if (link == nullptr) continue;
+        link = std::make_unique<GatedLink>(std::move(link), Lane::kData, &data_open[r]);
       }
     }
     for (int r = 0; r < size; ++r) {
@@ -108,8 +144,8 @@ class HandDriven {
     Settle();
   }
   Done Bucket(int rank, const std::string& group, int bucket, int count, std::vector<float>* data) {
-    auto request = MakeRequest(CollectiveKind::kAllreduce,
-                               group + "." + std::to_string(bucket), DType::kFloat32);
+    auto request = MakeRequest(CollectiveKind::kAllreduce, group + "." + std::to_string(bucket),
+                               DType::kFloat32);
     AddTensor(request.get(), data->data(), data->data(), {static_cast<int64_t>(data->size())});
     request->group = group;
     request->bucket_index = bucket;
@@ -119,6 +155,7 @@ class HandDriven {
   uint64_t last_id() const { return last_id_; }
 
   int64_t now_us = 1000 * 1000;
+  std::unique_ptr<bool[]> data_open;  // by rank: whether it reads data
   std::vector<std::unique_ptr<Engine>> engines;
 
  private:

@@ -192,9 +192,8 @@ TEST(a_request_with_rows_and_not_one_tensor_is_refused) {
 
 TEST(random_bytes_never_crash_the_parsers) {
   std::mt19937 random(17);
-  const std::string valid[] = {
-      EncodeRequest(SampleRequest()), EncodeResponse(SampleResponse()),
-      EncodeAgreement(SampleAgreement(AgreementMessage::Kind::kDecide))};
+  const std::string valid[] = {EncodeRequest(SampleRequest()), EncodeResponse(SampleResponse()),
+                               EncodeAgreement(SampleAgreement(AgreementMessage::Kind::kDecide))};
   for (int i = 0; i < 200000; ++i) {
     std::string bytes = valid[i % 3];
     const int changes = 1 + static_cast<int>(random() % 6);

@@ -122,6 +122,7 @@ class Engine {
   // Whether a connection has just ended and the process at its other end is being looked at.
   bool doubting() const;
   const Status& failure() const { return failure_; }
+  const Agreement& agreement() const { return agreement_; }
   const Links& links() const { return links_; }
   std::string CountersJson() const;
 
