@@ -150,8 +150,8 @@ def from_tf(error: BaseException) -> Exception | None:
 
     Returns:
         `MismatchError`, `RankFailedError`, `EvictedError`, `TimeoutError` or
-        `NotInitializedError` with its `record`; `error` itself if it is one of these; None if the error
-        does not come from tfdist or has no class of ours.
+        `NotInitializedError` with its `record`; `error` itself if it is one of these;
+        None if the error does not come from tfdist or has no class of ours.
     """
     if isinstance(error, _WithRecord):
         return error  # type: ignore[return-value]

@@ -20,7 +20,6 @@ from tfdist import _core, groups
 from tfdist._process_sets import ProcessSet, id_of
 from tfdist.collectives import ReduceOp
 
-
 _logger = logging.getLogger("tfdist")
 
 

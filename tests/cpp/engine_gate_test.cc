@@ -13,6 +13,7 @@ constexpr int kBuckets = 2;
 Config Gated() {
   Config config = TestConfig();
   config.commit_gate = 1;
+  config.allreduce_algorithm = "pairwise";  // of a small tensor: rank 0 adds up and tells
   return config;
 }
 

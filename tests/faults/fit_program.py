@@ -5,7 +5,8 @@
     fit_program.py interrupt -1 FILE
 
 The rank that fails writes the time to FILE. The others print what they saw, how many
-seconds after, and why saving was refused, or what was saved. With "interrupt" none fails, and all train until Ctrl-C.
+seconds after, and why saving was refused, or what was saved. With "interrupt" none
+fails, and all train until Ctrl-C.
 """
 
 import hashlib

@@ -365,7 +365,10 @@ void EngineWorld::Done(Rank* rank, const std::shared_ptr<Running>& running, cons
   } else {
     ++result_.failed;
     if (!may_fail_) Violation(name + " failed although nothing was wrong: " + status.message());
-    const bool mismatch = status.code() == Code::kFailedPrecondition && rank->failure.ok();
+    // A group whose registration was refused has no number for the gate to count by.
+    const bool mismatch = (status.code() == Code::kFailedPrecondition ||
+                           (status.code() == Code::kInvalidArgument && config_.commit_gate != 0)) &&
+                          rank->failure.ok();
     if (status.code() == Code::kInternal) Violation(name + ": " + status.message());
     if (!mismatch) {
       EndProgram(rank);
