@@ -51,6 +51,8 @@ total = c.allreduce(x, name="weights")
 place = _runtime._state.topology
 print(json.dumps({
     "rank": rank, "bits": int(total.view(np.uint32).astype(np.uint64).sum()),
+    "peers": [link["peer"] for link in _core.counters()["links"]
+              if link["transport"] == "tcp" and link["data_bytes_sent"] > 0],
     "host_of": place.host_of, "local": [place.local_rank, place.local_size],
 }), flush=True)
 """
@@ -62,17 +64,22 @@ def told(done):
 
 
 @pytest.mark.parametrize(
-    ("counts", "host_of"),
+    ("counts", "host_of", "algorithm"),
     [
-        ((1, 3), [0, 1, 1, 1]),
-        pytest.param((2, 1), [0, 0, 1], marks=pytest.mark.slow),
-        pytest.param((2, 2), [0, 0, 1, 1], marks=pytest.mark.slow),
-        pytest.param((1, 1, 2), [0, 1, 2, 2], marks=pytest.mark.slow),
+        ((1, 3), [0, 1, 1, 1], "two_level"),
+        pytest.param((1, 3), [0, 1, 1, 1], "auto", marks=pytest.mark.slow),
+        pytest.param((2, 1), [0, 0, 1], "auto", marks=pytest.mark.slow),
+        pytest.param((2, 1), [0, 0, 1], "two_level", marks=pytest.mark.slow),
+        pytest.param((2, 2), [0, 0, 1, 1], "two_level", marks=pytest.mark.slow),
+        pytest.param((1, 1, 2), [0, 1, 2, 2], "two_level", marks=pytest.mark.slow),
     ],
 )
 @deadline(60)
-def test_unequal_hosts_compute_the_same_bits(hosts, tmp_path, counts, host_of):
-    done = run(tmp_path, *on(hosts, *counts), *python(STEP))
+def test_unequal_hosts_compute_the_same_bits(
+    hosts, tmp_path, counts, host_of, algorithm
+):
+    environ = {"TFDIST_ALLREDUCE_ALGORITHM": algorithm}
+    done = run(tmp_path, *on(hosts, *counts), *python(STEP), **environ)
     assert done.code == 0, done.stderr
     found = told(done)
     assert len(found) == sum(counts)
@@ -81,6 +88,11 @@ def test_unequal_hosts_compute_the_same_bits(hosts, tmp_path, counts, host_of):
     expected = [[i, count] for count in counts for i in range(count)]
     assert [one["local"] for one in found] == expected
     assert "no shared memory" not in done.stderr
+    if algorithm == "two_level":  # one rank a host and slice speaks to the others
+        speakers = sum(len(one["peers"]) for one in found)
+        slices = min(counts)
+        assert speakers <= slices * len(counts) * (len(counts) - 1)
+        assert speakers > 0
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ from helpers.tree import tracked_files, tree_hash  # noqa: E402
 RECORD = HERE / "results.json"
 WORK = ROOT / "build" / "mutants"
 SUITE_TIMEOUT_S = 240
-SIM_SEEDS = 10_000
+SIMULATIONS = {"sim": 10_000, "engine_sim": 2_000}  # suite → seeds
 FAILED_LINE = re.compile(r"^FAILED (seed \d+|\S+)", re.MULTILINE)
 
 
@@ -77,8 +77,8 @@ def shell(command: list[str], cwd: pathlib.Path, timeout_s: float) -> tuple[int,
 
 def program_of(suite: str) -> str | None:
     """The C++ program that runs a suite; None: pytest does."""
-    if suite == "sim":
-        return "sim"
+    if suite in SIMULATIONS:
+        return suite
     return suite.removeprefix("cpp:") if suite.startswith("cpp:") else None
 
 
@@ -117,8 +117,9 @@ class Bench:
     def run(self, suite: str) -> str | None:
         """Runs one suite; the name of the test that failed, or None."""
         program = program_of(suite)
-        if program == "sim":
-            command = [str(self.cpp / "sim"), "--seeds", str(SIM_SEEDS)]
+        if program in SIMULATIONS:
+            seeds = str(SIMULATIONS[program])
+            command = [str(self.cpp / program), "--seeds", seeds]
         elif program:
             command = [str(self.cpp / program), "-x"]
         else:

@@ -60,8 +60,8 @@ class MembershipSim {
     std::map<uint64_t, int64_t> complete;  // group → step, for the checks
     std::map<uint64_t, int64_t> started_us;
     std::map<std::pair<uint64_t, int64_t>, std::set<int>> contributed;
-    std::map<int, uint32_t> beats_sent;  // in flight, by peer, for the checks
-    std::map<int, uint32_t> beats_read;
+    std::map<int, uint32_t> beats_read;  // by peer, for the checks
+    int agreement_messages = 0;
   };
   enum class State : uint8_t { kRuns, kStopped, kDead };
   using Step = std::pair<uint32_t, int64_t>;  // generation, step
@@ -76,7 +76,6 @@ class MembershipSim {
     std::vector<std::pair<int, Letter>> outbox;  // of a rank that was stopped while it sent
     std::vector<std::pair<int, Letter>> early;   // of a generation that this rank has not reached
     Generation now;
-    std::map<uint32_t, std::unique_ptr<Agreement>> past;
     std::map<uint32_t, std::shared_ptr<const Verdict>> decided;
     std::map<int, bool> ended;                      // links: rank → certain
     std::map<uint64_t, std::vector<Step>> applied;  // by group
@@ -134,6 +133,7 @@ class MembershipSim {
   void CheckVerdict(const Node& node, const Verdict& verdict);
   void CheckSuspicion(const Node& node, int peer);
   void CheckOutcome(const Node& node);
+  bool LinkDown(const std::vector<int>& members);
   void CheckEnd();
   void Violation(const std::string& text);
   void Trace(const std::string& text);

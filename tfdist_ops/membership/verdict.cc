@@ -178,13 +178,6 @@ void Agreement::End(Outcome outcome, const std::string& cause) {
 
 void Agreement::Receive(int from, const AgreementMessage& message) {
   if (message.generation != generation_ || !IsMember(from) || from == rank_) return;
-  if (outcome_ == Outcome::kDecided) {
-    if (message.kind == AgreementMessage::Kind::kDecide) return;
-    auto answer = NewMessage(AgreementMessage::Kind::kDecide);
-    answer->verdict = decided_;
-    messages_.push_back({from, answer});
-    return;
-  }
   if (outcome_ != Outcome::kNone) return;
   if (message.kind == AgreementMessage::Kind::kDecide) {
     if (message.verdict == nullptr) return;

@@ -28,7 +28,8 @@
 //       kWithdrawn  this rank's own failure
 //     In the last four the rank has told the others that it is out; it must discard what the gate
 //     holds and never act in this generation or a later one;
-//   - keep a decided Agreement and hand it late messages of its generation: it answers them.
+//   - send what TakeMessages() gives after an outcome before it closes links; messages of a
+//     generation that has ended here can be dropped.
 #ifndef TFDIST_OPS_MEMBERSHIP_VERDICT_H_
 #define TFDIST_OPS_MEMBERSHIP_VERDICT_H_
 

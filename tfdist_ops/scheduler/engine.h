@@ -107,6 +107,8 @@ class Engine {
   void SetSleeping(bool sleeping);
 
   bool busy() const;
+  // Data frames that came before their operation, copied out and waiting for it.
+  size_t stashed() const;
   // Whether time matters to this rank: something waits here, or for its decision as a leader.
   bool waiting() const;
   const Status& failure() const { return failure_; }

@@ -24,6 +24,14 @@ bool Engine::busy() const {
                      [](const auto& item) { return item.second->busy(); });
 }
 
+size_t Engine::stashed() const {
+  size_t frames = 0;
+  for (const auto& [id, set] : sets_) {
+    for (const auto& [ticket, arrived] : set->stash) frames += arrived.size();
+  }
+  return frames;
+}
+
 bool Engine::waiting() const {
   return busy() || std::any_of(sets_.begin(), sets_.end(), [](const auto& item) {
            const ProcessSet& set = *item.second;
