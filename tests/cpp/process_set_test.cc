@@ -27,6 +27,14 @@ TEST(pairs_have_ids_without_agreement) {
   CHECK(PairSetRanks(PairSetId(3, 1, 4), 4).empty() && PairSetRanks(~0u, 4).empty());
 }
 
+TEST(members_keep_their_hosts) {
+  const std::vector<int32_t> host_of = {0, 1, 1, 0, 2};
+  CHECK(SetHosts({0, 1, 2, 3, 4}, host_of) == host_of);
+  CHECK(SetHosts({1, 2}, host_of) == std::vector<int32_t>({1, 1}));  // all on one host
+  CHECK(SetHosts({4, 0}, host_of) == std::vector<int32_t>({2, 0}));
+  CHECK(SetHosts({4, 0}, {}).empty());
+}
+
 TEST(lists_of_ranks_come_back_as_they_were_written) {
   for (const auto& ranks : std::vector<std::vector<int32_t>>{{0}, {0, 5}, {3, -1, 3}, {}}) {
     CHECK(ParseSetRanks(SetRanksText(ranks)) == ranks);

@@ -20,11 +20,16 @@
 
 namespace tfdist {
 
-constexpr int kWaitSeconds = 20;  // no test waits longer for anything
+#ifdef __SANITIZE_THREAD__
+constexpr int kSlowness = 10;  // instrumented code, four ranks of it on two processors
+#else
+constexpr int kSlowness = 1;
+#endif
+constexpr int kWaitSeconds = 20 * kSlowness;  // no test waits longer for anything
 
 inline Config TestConfig() {
   Config config;
-  config.timeout_s = 15;
+  config.timeout_s = 15 * kSlowness;
   config.segment_bytes = 4096;
   config.shm_slots = 4;
   return config;

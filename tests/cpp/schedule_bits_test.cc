@@ -100,6 +100,31 @@ TEST(half_types_are_rounded_once_by_every_algorithm) {
   }
 }
 
+// Where one rank reads all inputs they are added in the order of ranks, wherever it stands itself.
+TEST(owners_of_all_inputs_add_in_rank_order) {
+  for (CollectiveKind kind : {CollectiveKind::kAllreduce, CollectiveKind::kReduce}) {
+    ForEachRow(kind, [](Setting s) {
+      const std::string name = s.entry->name;
+      if (name != "pairwise" && name != "star") return;
+      s.lengths = {1031};
+      s.root = HasRoot(s.kind()) ? s.size / 2 : 0;
+      s.value = Rough;
+      Planned planned(s);
+      planned.Run();
+      const Bytes output = planned.Output(s.root, 0);
+      for (int64_t i = 0; i < 1031; ++i) {
+        auto sum = static_cast<float>(Rough(0, 0, i).real());
+        for (int rank = 1; rank < s.size; ++rank) {
+          sum += static_cast<float>(Rough(rank, 0, i).real());
+        }
+        float got;
+        std::memcpy(&got, output.data() + 4 * i, 4);
+        if (got != sum) CHECK_EQ_IN(got, sum, s.Name());
+      }
+    });
+  }
+}
+
 TEST(rounded_sums_are_near_the_exact_ones) {
   ForEachRow(CollectiveKind::kAllreduce, [](Setting s) {
     s.lengths = {501};

@@ -39,7 +39,7 @@ def blamed(ends):
 @pytest.mark.parametrize(
     ("size", "steps", "fault"),
     [
-        (3, 8, Fault(delay_s=0.01, jitter_s=0.02)),
+        (3, 4, Fault(delay_s=0.01, jitter_s=0.02)),
         (2, 3, Fault(piece_bytes=1)),
         pytest.param(3, 8, Fault(bytes_per_s=3e5), marks=pytest.mark.slow),
         pytest.param(3, 30, Fault(delay_s=0.05, jitter_s=0.1), marks=pytest.mark.slow),
@@ -65,8 +65,8 @@ def test_a_slow_network_changes_no_result(size, steps, fault):
 @pytest.mark.parametrize(
     ("size", "pair"),
     [
-        (2, (0, 1)),
         (3, (1, 2)),
+        pytest.param(2, (0, 1), marks=pytest.mark.slow),
         pytest.param(4, (0, 3), marks=pytest.mark.slow),
         pytest.param(4, (1, 2), marks=pytest.mark.slow),
     ],
@@ -105,8 +105,9 @@ def silence(ranks, pair, how):
 @pytest.mark.parametrize(
     ("size", "pair", "how"),
     [
-        (2, (0, 1), "half-open"),
-        (3, (2, 1), "one way"),
+        (3, (2, 1), "half-open"),
+        pytest.param(2, (0, 1), "half-open", marks=pytest.mark.slow),
+        pytest.param(3, (2, 1), "one way", marks=pytest.mark.slow),
         pytest.param(3, (0, 2), "stalled", marks=pytest.mark.slow),
         pytest.param(3, (1, 2), "stalled", marks=pytest.mark.slow),
         pytest.param(2, (0, 1), "one way", marks=pytest.mark.slow),
@@ -163,21 +164,15 @@ def test_a_stall_that_heals_in_time_changes_nothing():
 
 
 EDITS = {"flip": flip_one_bit, "repeat": repeat_some, "drop": drop_some}
-# Frames carry no MAC yet: a flipped bit of data is a wrong sum, of a header an error.
-MAY_FAIL = pytest.mark.xfail(reason="frames between hosts carry no MAC", strict=False)
 
 
 @pytest.mark.parametrize(
     ("edit", "seed"),
     [
-        pytest.param("flip", 1, marks=MAY_FAIL),
-        ("drop", 1),
+        ("flip", 1),
+        pytest.param("drop", 1, marks=pytest.mark.slow),
         *(
-            pytest.param(
-                edit,
-                seed,
-                marks=[pytest.mark.slow, *([MAY_FAIL] if edit == "flip" else [])],
-            )
+            pytest.param(edit, seed, marks=pytest.mark.slow)
             for edit in EDITS
             for seed in range(2, 12)
         ),

@@ -21,10 +21,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from tfdist.rendezvous import auth
 from tfdist.rendezvous.store import StoreServer, StoreThread
 
 _RECORD = re.compile(r"\d+/rank/(\d+)")
-_PURPOSE = re.compile(r"link \d+ tcp (\d+)>(\d+)")
 _PART_BYTES = 64 << 10
 _WAITING_PARTS = 64  # read ahead of the writer, so that a slow way slows its sender
 
@@ -217,15 +217,15 @@ class Relay:
         try:
             target = socket.create_connection(address, timeout=10.0)
             target.settimeout(None)
-            hello = source.recv(4, socket.MSG_WAITALL)
-            hello += source.recv(struct.unpack(">I", hello)[0], socket.MSG_WAITALL)
-            found = _PURPOSE.fullmatch(json.loads(hello[4:])["purpose"])
-            assert found is not None
-            low, high = int(found[2]), int(found[1])
+            hello = source.recv(auth.HELLO_BYTES, socket.MSG_WAITALL)
+            length = int.from_bytes(hello[-2:], "big")
+            hello += source.recv(length, socket.MSG_WAITALL)
+            claims = json.loads(hello[auth.HELLO_BYTES :])
+            low, high = int(claims["to"]), int(claims["from"])
             for sock in (source, target):
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             target.sendall(hello)
-        except (OSError, struct.error, ValueError):
+        except (OSError, KeyError, ValueError):
             source.close()
             return
         with self._lock:
@@ -284,12 +284,12 @@ class _RelayedServer(StoreServer):
 class RelayedStore(StoreThread):
     """The store of a job whose TCP links go through `relay`."""
 
-    def __init__(self, secret: bytes, relay: Relay) -> None:
-        super().__init__(secret)
+    def __init__(self, secret: bytes, relay: Relay, *, job: str) -> None:
+        super().__init__(secret, job=job)
         self._relay = relay
 
     def _start(self, ready: threading.Event) -> None:
-        self._server = _RelayedServer(self._sock, self._secret)
+        self._server = _RelayedServer(self._sock, self._secret, self._job)
         self._server.relay = self._relay
         self._server.start()
         ready.set()

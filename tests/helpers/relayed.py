@@ -65,10 +65,10 @@ class RelayedJob:
         secret = auth.new_secret()
         self.relay = relay
         self._secret_fd, path = keep_in_memory(secret)
-        self._store = RelayedStore(secret, relay)
+        job = LAUNCHER_JOB + uuid.uuid4().hex  # as of tfdistrun: not rank 0's store
+        self._store = RelayedStore(secret, relay, job=job)
         self._store.start()
         self.ranks: list[Told] = []
-        job = LAUNCHER_JOB + uuid.uuid4().hex  # as of tfdistrun: not rank 0's store
         for rank in range(size):
             place = {
                 "TFDIST_RANK": str(rank),

@@ -78,7 +78,11 @@ BAD = {
 CASES = [
     *((kind, what) for kind in KINDS for what in ("kind", "dtype", "row")),
     *((kind, what) for kind in ROOTED for what in ("root", "no such root")),
-    *((kind, what) for kind in ("reduce", "reduce_scatter") for what in ("op", "factor")),
+    *(
+        (kind, what)
+        for kind in ("reduce", "reduce_scatter")
+        for what in ("op", "factor")
+    ),
     *((kind, what) for kind in SPLIT for what in ("sum", "negative", "count")),
     ("reduce_scatter", "splits"),
     ("alltoall", "parts"),

@@ -30,19 +30,13 @@ FOREIGN = {
 }
 # A Python module or package imports what stands before it. Those of the first list
 # import no TensorFlow, so that the launcher and the start-up are quick.
-WITHOUT_TENSORFLOW = ["_core", "buckets", "rendezvous", "_runtime", "tools", "launch"]
+WITHOUT_TENSORFLOW = [
+    *("_core", "buckets", "rendezvous", "_runtime", "_process_sets", "tools", "launch"),
+]
 WITH_TENSORFLOW = [
     *("errors", "_library", "_names", "_operations", "_gradients", "collectives"),
-    *(
-        "groups",
-        "objects",
-        "variables",
-        "data",
-        "device",
-        "tape",
-        "optimizer",
-        "callbacks",
-    ),
+    *("groups", "objects", "variables", "data", "device", "tape", "optimizer"),
+    "callbacks",
 ]
 ORDER = WITHOUT_TENSORFLOW + WITH_TENSORFLOW
 

@@ -96,7 +96,7 @@ def prepare(job: Mapping[str, Any], environ: Mapping[str, str]) -> list[str]:
     if found.errors:
         raise PrepareError("; ".join(found.errors))
     try:
-        asyncio.run(_reach_store(job["store"], bytes.fromhex(job["secret"])))
+        asyncio.run(_reach_store(job))
     except RendezvousError as error:
         raise PrepareError(
             f"tfdistrun cannot be reached from there at {job['store']}: "
@@ -106,10 +106,14 @@ def prepare(job: Mapping[str, Any], environ: Mapping[str, str]) -> list[str]:
     return found.warnings
 
 
-async def _reach_store(address: str, secret: bytes) -> None:
-    deadline = time.monotonic() + _STORE_S
-    where = split_address(address)
-    (await StoreClient.connect(where, secret, deadline=deadline)).close()
+async def _reach_store(job: Mapping[str, Any]) -> None:
+    client = await StoreClient.connect(
+        split_address(job["store"]),
+        bytes.fromhex(job["secret"]),
+        deadline=time.monotonic() + _STORE_S,
+        job=job["environ"]["TFDIST_JOB_ID"],
+    )
+    client.close()
 
 
 class Agent:

@@ -30,7 +30,7 @@ class Settings:
 
     placement: Placement
     generation: int
-    secret: bytes
+    secret: bytes = field(repr=False)
     store: tuple[str, int]
     deadline: float
     timeout_s: float
@@ -38,6 +38,11 @@ class Settings:
     shm_bytes: int
     settings: dict[str, Any]
     address: str | None = None
+
+    @property
+    def job(self) -> str:
+        """Name of the job, "" when its launcher gave none."""
+        return self.placement.job or ""
 
     @property
     def left_s(self) -> float:

@@ -30,6 +30,7 @@ struct Config {
   std::string scatter_algorithm = "auto";
   std::string alltoall_algorithm = "auto";
   std::string transport = "auto";
+  std::string tcp_mac = "control";
   std::string log_level = "warning";
 };
 

@@ -8,9 +8,9 @@
 // Steps: ceil(log2 size). On the wire: every rank but the root sends the data once; the root
 // receives it ceil(log2 size) times. Segments follow each other.
 //
-// Order of additions: a rank adds its subtrees to its own input, the smallest first, the operands of
-// an addition in the order of their ranks, but partial results before inputs. Partial results of half
-// types travel as float32 and the root rounds once.
+// Order of additions: a rank adds its subtrees to its own input, the smallest first, the operands
+// of an addition in the order of their ranks, but partial results before inputs. Partial results of
+// half types travel as float32 and the root rounds once.
 //
 // In place (input == output): other ranks than the root keep partial results in memory of their
 // own, because their output is their own input. The root overwrites element for element what it

@@ -12,8 +12,9 @@
 //
 // Order of additions: pairs of neighbours (those folded together first), then pairs of pairs, ...:
 // (x0 op x1) op (x2 op x3). Both partners of an exchange take their operands in the same order (a
-// partial result before an input, else the lower rank's first): all ranks compute the same bits. Partial results of half types travel as float32; every rank rounds
-// the same number once, at the end.
+// partial result before an input, else the lower rank's first): all ranks compute the same bits.
+// Partial results of half types travel as float32; every rank rounds the same number once, at the
+// end.
 //
 // In place (input == output): a reduction overwrites, element for element, what it reads; it comes
 // `after` the send of the same step, which reads it too (and a link has its own copy of what was

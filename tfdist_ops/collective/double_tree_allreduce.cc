@@ -14,9 +14,9 @@
 // half of it to its parent and to each of two children, and as a leaf half of it to its parent).
 // Segments follow each other through all levels: the bandwidth of a ring at the latency of a tree.
 //
-// Order of additions: (left subtree op own) op right subtree, the operands of an addition in the order
-// of their ranks, but partial results before inputs. Partial results of half types travel as float32
-// and the roots round once.
+// Order of additions: (left subtree op own) op right subtree, the operands of an addition in the
+// order of their ranks, but partial results before inputs. Partial results of half types travel as
+// float32 and the roots round once.
 //
 // In place (input == output): as tree_allreduce.cc, in each half.
 //

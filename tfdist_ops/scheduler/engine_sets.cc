@@ -55,11 +55,8 @@ ProcessSet* Engine::Room(uint32_t id) {
 void Engine::OpenSet(ProcessSet* set, std::vector<int32_t> ranks) {
   set->ranks = std::move(ranks);
   set->index = set->IndexOf(world_.rank);
-  if (!world_.host_of.empty()) {
-    for (int32_t rank : set->ranks) {
-      set->host_of.push_back(world_.host_of[static_cast<size_t>(rank)]);
-    }
-  } else if (world_.local_size != world_.size) {
+  set->host_of = SetHosts(set->ranks, world_.host_of);
+  if (world_.host_of.empty() && world_.local_size != world_.size) {
     set->host_of = set->ranks;  // not known: each on its own
   }
   if (set->index != 0) return;
