@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 
 namespace tfdist::sim {
@@ -537,6 +538,7 @@ EngineResult EngineWorld::Run() {
 
 void EngineWorld::CheckEnd() {
   int64_t last_us = -1;
+  std::set<int> culprits;
   for (const auto& own : ranks_) {
     if (own->state != State::kRuns) continue;
     const std::string name = "rank " + std::to_string(own->rank);
@@ -549,8 +551,13 @@ void EngineWorld::CheckEnd() {
     if (!may_fail_ && !own->failure.ok()) {
       Violation(name + " failed although nothing was wrong: " + own->failure.message());
     }
-    if (own->failed_us >= 0) last_us = std::max(last_us, own->failed_us);
+    if (own->failed_us < 0) continue;
+    last_us = std::max(last_us, own->failed_us);
+    const std::string& record = own->failure.payload();
+    const size_t at = record.find("\"rank\": ");
+    if (at != std::string::npos) culprits.insert(std::atoi(record.c_str() + at + 8));
   }
+  result_.culprits_differ = culprits.size() > 1;
   CheckVerdict();
   if (result_.fault == "kill" && death_us_ >= 0 && last_us >= death_us_) {
     result_.detection_us = last_us - death_us_;

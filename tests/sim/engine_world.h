@@ -32,8 +32,9 @@ struct EngineResult {
   std::string fault;
   int64_t operations = 0;  // that ended OK, on all ranks
   int64_t failed = 0;
-  int64_t predicted = 0;      // that needed no agreement
-  int64_t detection_us = -1;  // from a rank's death to the last rank that knows
+  int64_t predicted = 0;         // that needed no agreement
+  bool culprits_differ = false;  // ranks that live blame different ranks
+  int64_t detection_us = -1;     // from a rank's death to the last rank that knows
 };
 
 class EngineWorld {

@@ -141,7 +141,6 @@ bool Agreement::Learn(const Evidence& evidence) {
 }
 
 void Agreement::Changed() {
-  since_change_us_ = 0;
   // What was proposed for a smaller F is abandoned; what was accepted stays.
   if (proposed_for_ != Failed()) {
     proposed_.reset();
@@ -299,8 +298,8 @@ void Agreement::Tick(int64_t now_us) {
   const int64_t passed_us = own_.Advance(now_us);
   if (outcome_ != Outcome::kNone || failed_.empty()) return;
   since_first_us_ += passed_us;
-  since_change_us_ += passed_us;
-  if (since_change_us_ >= options_.no_majority_us && !MayDecide(members_, Seen())) {
+  minority_us_ = MayDecide(members_, Seen()) ? 0 : minority_us_ + passed_us;
+  if (minority_us_ >= options_.no_majority_us) {
     End(Outcome::kNoMajority,
         "it is in touch with too few ranks to go on: " + std::to_string(Others().size() + 1) +
             " of " + std::to_string(members_.size()));

@@ -14,6 +14,8 @@
 //     evidence.certain as membership/heartbeat.h says. A link that has ended before this generation
 //     began must be told again to the new generation's Agreement, and so must every entry of the
 //     old one's Seen() about a rank that its verdict counts as a survivor;
+//   - a rank that has said goodbye is no failure; but once active(), add it as certain evidence
+//     ("it has shut down"), because nobody gets a report of it;
 //   - Withdraw(cause) when this rank's own step fails: the others see certain evidence;
 //   - give `freeze`: called once, when F stops being empty; it must stop the commit gate
 //     (CommitGate::Freeze) and return its report;
@@ -72,7 +74,7 @@ const char* OutcomeName(Outcome outcome);
 
 struct AgreementOptions {
   int64_t period_us = 100 * 1000;       // of Tick
-  int64_t no_majority_us = 500 * 1000;  // without a majority, after the last new evidence
+  int64_t no_majority_us = 500 * 1000;  // without a majority; certain evidence may still come
   int64_t bound_us = 6 * 1000 * 1000;   // from the first evidence to some outcome
 };
 constexpr size_t kMaxCause = 1024;        // bytes of a cause that travel
@@ -148,7 +150,7 @@ class Agreement {
   std::string own_cause_;
   OwnTime own_;
   int64_t since_first_us_ = 0;
-  int64_t since_change_us_ = 0;
+  int64_t minority_us_ = 0;  // for how long F may not decide
   std::vector<std::pair<int, Message>> messages_;
 };
 
