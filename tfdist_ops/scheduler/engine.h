@@ -221,6 +221,8 @@ class Engine {
   void TurnMembership(int64_t now_us);
   void JudgeLost(int64_t now_us);
   void CountOutLeavers();
+  void TellMembership();
+  void FlushWords();
   void CheckOutcome(int64_t now_us);
   Status OutcomeStatus() const;
   Status VerdictStatus(const Evidence& culprit) const;

@@ -172,6 +172,10 @@ void Engine::Withdraw(const Status& mine, const Status& theirs, int64_t now_us) 
   if (!failure_.ok()) return;
   StopWork();
   agreement_.Withdraw(theirs.message(), EncodeRecord(theirs));
+  if (!leaving_) {  // a goodbye says it all
+    TellMembership();
+    FlushWords();
+  }
   // A cancelled step is over; what is submitted later fails because this rank has left the others.
   EndAll(mine.code() == Code::kCancelled ? theirs : mine, mine, now_us);
 }
@@ -323,8 +327,9 @@ Status Engine::ShutDown() const {
 
 void Engine::Leave(int64_t now_us) {
   if (leaving_) return;
-  if (failure_.ok() && busy()) Withdraw(ShutDown(), PeerView(ShutDown()), now_us);
+  const bool gives_up = failure_.ok() && busy();
   leaving_ = true;
+  if (gives_up) Withdraw(ShutDown(), PeerView(ShutDown()), now_us);
   LeaveNote note;
   for (const auto& [id, set] : sets_) note[id] = set->book.LastTickets();
   TellAll(FrameType::kLeave, EncodeLeave(note));
