@@ -75,6 +75,9 @@ class EngineWorld {
     std::map<std::string, std::string> group_ids;  // by name in the program
     std::map<std::string, uint32_t> set_ids;
     Status failure;
+    Outcome outcome = Outcome::kNone;  // when it failed
+    // Behind the commit gate: how often each bucket of a group ended OK.
+    std::map<std::string, std::map<int, int>> applied;
     int64_t failed_us = -1;
     bool finished = false;  // the program is over
     bool left = false;
@@ -102,6 +105,7 @@ class EngineWorld {
   void Continue(int rank);
   void CheckLinks(const Rank& rank);
   void CheckEnd();
+  void CheckVerdict();
   void Violation(const std::string& text);
   void Trace(const std::string& text);
   void Digest(uint64_t value) { result_.digest = (result_.digest ^ value) * 0x100000001b3u; }

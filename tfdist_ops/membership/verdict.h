@@ -77,7 +77,8 @@ struct AgreementOptions {
   int64_t no_majority_us = 500 * 1000;  // without a majority; certain evidence may still come
   int64_t bound_us = 6 * 1000 * 1000;   // from the first evidence to some outcome
 };
-constexpr size_t kMaxCause = 1024;  // bytes of a cause that travel
+constexpr size_t kMaxCause = 1024;        // bytes of a cause that travel
+constexpr size_t kMaxRecord = 16 * 1024;  // a longer record does not travel at all
 
 // Whether the members outside of `evidence` may decide alone. `members` sorted.
 bool MayDecide(const std::vector<int>& members, const std::vector<Evidence>& evidence);
@@ -93,7 +94,7 @@ class Agreement {
 
   // What was seen in one turn, together: F as a whole decides who is in the minority.
   void AddEvidence(const std::vector<Evidence>& evidence);
-  void Withdraw(const std::string& cause);
+  void Withdraw(const std::string& cause, const std::string& record = "");
   void Receive(int from, const AgreementMessage& message);
   void Tick(int64_t now_us);
 
@@ -114,7 +115,7 @@ class Agreement {
   bool Learn(const Evidence& evidence);
   void Changed();  // F or its evidence: tell everybody, start over
   void Merge(int from, const AgreementMessage& message);
-  void End(Outcome outcome, const std::string& cause);
+  void End(Outcome outcome, const std::string& cause, const std::string& record = "");
   void Decide(std::shared_ptr<const Verdict> verdict);
   void HandleProposal(int from, const AgreementMessage& message);
   void TryPropose();
