@@ -187,7 +187,7 @@ void MembershipSim::PlanSingle() {
       queue_.At(at_us, [this, rank] { Kill(&At(rank), false); });
       break;
     case 1:
-      result_.single_fault = "stop";
+      result_.single_fault = one_host ? "stop, one host" : "stop, several hosts";
       uncertain_ = true;
       certain = false;
       StopAt(rank, at_us, rng_.Chance(50) ? at_us + rng_.Between(4 * kSecond, 8 * kSecond) : -1);

@@ -33,6 +33,8 @@ struct MembershipResult {
   int64_t steps = 0;                     // released by rank 0's group
 };
 
+std::string Text(const Verdict& verdict);
+
 class MembershipSim {
  public:
   MembershipSim(uint64_t seed, bool trace);
