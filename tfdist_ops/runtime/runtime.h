@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "runtime/completion.h"
+#include "runtime/processes.h"
 #include "runtime/progress.h"
 #include "scheduler/engine.h"
 
@@ -53,6 +54,7 @@ class Runtime {
 
   const World world_;
   const Config config_;
+  const PeerProcesses processes_;
   std::atomic<uint64_t> next_id_{1};
   mutable std::mutex mutex_;  // guards the five below
   Status failure_;
