@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-API_VERSION = 1
+API_VERSION = 2
 LIBRARY_PATH = Path(__file__).resolve().parent / "_native" / "libtfdist_core.so"
 
 # Codes are TensorFlow's (tfdist_ops/base/status.h).
@@ -97,6 +97,7 @@ class World(ctypes.Structure):
         ("own_doorbell_fd", ctypes.c_int32),
         ("links", ctypes.POINTER(Link)),
         ("link_count", ctypes.c_int32),
+        ("host_of", ctypes.POINTER(ctypes.c_int32)),
     ]
 
 
@@ -171,7 +172,12 @@ class LinkEnd:
 
 @dataclass(frozen=True, kw_only=True)
 class Topology:
-    """The place of this rank; see `tfdist.rank` and its neighbours."""
+    """The place of this rank; see `tfdist.rank` and its neighbours.
+
+    `host_of` is the index of each rank's host, by rank: what was proved to be one
+    machine (`rendezvous.hosts`), numbered by the lowest rank; equal on all ranks. The
+    launcher's local ranks may say otherwise.
+    """
 
     rank: int
     size: int
@@ -179,6 +185,7 @@ class Topology:
     local_size: int
     cross_rank: int
     cross_size: int
+    host_of: tuple[int, ...]
 
 
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
@@ -350,6 +357,7 @@ def start(
         own_doorbell_fd=own_doorbell_fd,
         links=array,
         link_count=len(links),
+        host_of=(ctypes.c_int32 * topology.size)(*topology.host_of),
     )
     check(library().tfdist_init(ctypes.byref(world)))
 

@@ -115,7 +115,13 @@ def start(*, timeout_s: float | None = None) -> None:
 
 def _alone(generation: int) -> Mesh:
     topology = _core.Topology(
-        rank=0, size=1, local_rank=0, local_size=1, cross_rank=0, cross_size=1
+        rank=0,
+        size=1,
+        local_rank=0,
+        local_size=1,
+        cross_rank=0,
+        cross_size=1,
+        host_of=(0,),
     )
     return Mesh(topology, os.uname().nodename, generation, -1)
 

@@ -88,13 +88,37 @@ TEST(a_failed_init_closes_every_descriptor_it_was_given) {
     links[i].memory_fd = links[i].peer_doorbell_fd = -1;
   }
   tfdist_world world = Alone();
+  const int32_t host_of[3] = {0, 0, 1};
   world.size = world.local_size = 3;
   world.links = links;
   world.link_count = 2;
+  world.host_of = host_of;
   world.own_doorbell_fd = eventfd(0, EFD_NONBLOCK);
   CHECK(tfdist_init(&world) != 0);
   CHECK(!IsOpen(sockets[0][0]) && !IsOpen(sockets[1][0]) && !IsOpen(world.own_doorbell_fd));
   for (auto& pair : sockets) close(pair[1]);
+}
+
+TEST(hosts_are_numbered_by_their_lowest_rank_or_refused) {
+  const int32_t wrong[][2] = {{1, 0}, {0, 2}, {0, -1}};
+  for (const auto& host_of : wrong) {
+    tfdist_link link{};
+    link.transport = "tcp";
+    link.host = "testhost";
+    link.peer = 1;
+    link.socket_fd = link.memory_fd = link.peer_doorbell_fd = -1;
+    tfdist_world world = Alone();
+    world.size = 2;
+    world.links = &link;
+    world.link_count = 1;
+    world.own_doorbell_fd = -1;
+    for (const int32_t* given : {host_of + 0, static_cast<const int32_t*>(nullptr)}) {
+      world.host_of = given;
+      CHECK_EQ(tfdist_init(&world), 3);
+      const std::string text = tfdist_last_error().message;
+      CHECK_EQ_IN(text.find("tfdist_init: host_of") != std::string::npos, true, text);
+    }
+  }
 }
 
 TEST(another_version_of_the_table_is_not_given_out) {

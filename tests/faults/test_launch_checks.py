@@ -25,12 +25,23 @@ def python(code):
         ([], 2, "-np"),
         (["-np", "0", "true"], 2, "from 1 to 4096"),
         (["-np", "2"], 2, "COMMAND is missing"),
-        (["-np", "2", "--env", "X", "true"], 2, "NAME=VALUE"),
+        (["-np", "2", "--env", "NOT_SET", "true"], 2, "NOT_SET=VALUE"),
+        (["-np", "2", "-x", "=x", "true"], 2, "expected NAME=VALUE"),
         (["-np", "2", "nosuchprogram"], 127, "command not found"),
-        (["-np", "2", "-H", "a:1,b:1", "true"], 2, "use mpirun or srun"),
-        (["-np", "2", "--hostfile", "h", "true"], 2, "this host only"),
+        (["-np", "3", "-H", "a:1,b:1", "true"], 2, "-np 3, but the hosts have 2 slots"),
+        (["-np", "2", "-H", "a:x", "true"], 2, "number of slots from 1 to"),
+        (["-np", "2", "-H-oProxyCommand=x", "true"], 2, "not the name"),
+        (["-np", "2", "--hostfile", "none", "true"], 2, "none: No such file"),
+        (
+            ["-np", "2", "-H", "a", "--hostfile", "h", "true"],
+            2,
+            "-H or --hostfile, not both",
+        ),
+        (["-np", "2", "--ssh-command", "'", "true"], 2, "No closing quotation"),
+        (["-np", "2", "--ssh-port", "22", "true"], 2, "--ssh-command 'ssh -p PORT"),
+        (["--nnodes", "2", "true"], 2, "-H host1:2,host2:2"),
         (["--nproc_per_node", "2", "true"], 2, "-np N"),
-        (["-np", "2", "-x", "A", "true"], 2, "--env NAME=VALUE"),
+        (["-np", "2", "-genv", "A", "1", "true"], 2, "use -x NAME=VALUE"),
         (["-np", "2", "--bogus", "true"], 2, "--bogus"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
@@ -63,15 +74,14 @@ def test_help_and_version(tmp_path):
 
     assert run(tmp_path, "--version").stdout == f"tfdist {tfdist.__version__}\n"
     text = run(tmp_path, "--help").stdout
-    assert "tfdistrun -np N" in text and "--log-dir" in text and "-H" not in text
+    assert "tfdistrun -np N" in text and "--log-dir" in text and "-H " in text
 
 
 @deadline(40)
 def test_variables_are_passed(tmp_path):
-    done = run(
-        tmp_path, "-np", "1", "--env", "A=b=c", "--env", "B=", *shell("echo $A-$B-")
-    )
-    assert done.stdout == "b=c--\n"
+    given = ["--env", "A=b=c", "-x", "B=", "-x", "C"]
+    done = run(tmp_path, "-np", "1", *given, *shell("echo $A-$B-$C"), C="here")
+    assert done.stdout == "b=c--here\n"
 
 
 @deadline(40)

@@ -16,6 +16,7 @@ from tfdist.rendezvous import agreement, links, mesh
 from tfdist.rendezvous.address import bind
 from tfdist.rendezvous.environment import Placement
 from tfdist.rendezvous.errors import RendezvousError
+from tfdist.rendezvous.hosts import numbered
 from tfdist.rendezvous.store import Membership, StoreClient, StoreServer
 from tfdist.rendezvous.world import Mesh, Settings
 
@@ -356,7 +357,6 @@ def test_a_peer_of_another_generation_or_pair_is_refused():
                 rank=0,
                 host="h",
                 pid=1,
-                boot_id="b",
                 address=tuple(record["address"]),
                 unix_name=record["unix_name"],
             )
@@ -390,10 +390,8 @@ def test_generations_follow_each_other_on_one_store():
 # ---- agreement and topology, pure ----
 
 
-def record(host="a", local_rank=None, local_size=None, **versions):
+def record(local_rank=None, local_size=None, **versions):
     return {
-        "host": host,
-        "boot_id": host,
         "local_rank": local_rank,
         "local_size": local_size,
         "versions": versions,
@@ -412,13 +410,14 @@ def test_versions_that_differ_are_named_with_ranks():
 
 
 def places(hosts, **told):
-    records = [record(host) for host in hosts]
+    records = [record() for _ in hosts]
+    host_of = numbered([hosts.index(host) for host in hosts])
     for name, values in told.items():
         for own, value in zip(records, values, strict=True):
             own[name] = value
     size = len(hosts)
     found = [
-        agreement.topology(Placement(rank=rank, size=size), records)
+        agreement.topology(Placement(rank=rank, size=size), records, host_of)
         for rank in range(size)
     ]
     return [(t.local_rank, t.local_size, t.cross_rank, t.cross_size) for t in found]

@@ -1,9 +1,10 @@
-"""Outlives a launcher that was killed, and ends the ranks' processes: `_guard.py JOB`.
+"""Outlives a launcher that was killed, and ends the ranks' processes: `_guard.py MARK`.
 
 Its standard input is a pipe from the launcher. A byte means that the launcher has
 ended everything itself; the end of the pipe without one means that it was killed.
-The processes of the job are known by TFDIST_JOB_ID in the environment they started
-with. Needs the standard library alone.
+The processes are known by a mark in the environment they started with: of the launcher,
+or of its agent on another host, so that several "hosts" on one machine stay apart.
+Needs the standard library alone.
 """
 
 import os
@@ -11,13 +12,14 @@ import signal
 import sys
 import time
 
+MARK = "_TFDIST_STARTED_BY"  # not TFDIST_...: it is no setting
 _LIMIT_S = 5.0
 _PAUSE_S = 0.02
 
 
-def job_processes(job: str) -> list[int]:
-    """Ids of this user's processes that were started with TFDIST_JOB_ID=job."""
-    marker = b"TFDIST_JOB_ID=" + job.encode()
+def marked_processes(mark: str) -> list[int]:
+    """Ids of this user's processes that were started with the variable MARK=mark."""
+    marker = f"{MARK}={mark}".encode()
     found = []
     for name in os.listdir("/proc"):
         if not name.isdecimal() or int(name) == os.getpid():
@@ -38,7 +40,7 @@ def main() -> int:
     if os.read(0, 1):
         return 0
     deadline = time.monotonic() + _LIMIT_S
-    while (pids := job_processes(sys.argv[1])) and time.monotonic() < deadline:
+    while (pids := marked_processes(sys.argv[1])) and time.monotonic() < deadline:
         for pid in pids:
             try:
                 os.kill(pid, signal.SIGKILL)

@@ -55,22 +55,24 @@ def available_memory() -> int:
     return free
 
 
-def check(size: int, *, shm_bytes: int) -> Findings:
+def check(size: int, *, shm_bytes: int, world: int | None = None) -> Findings:
     """Checks open files, stack, shared memory and cores for `size` ranks.
 
     Args:
         size: number of ranks on this host.
         shm_bytes: of one link between two ranks; 0 when they use TCP.
+        world: number of ranks on all hosts; default `size`.
     """
     found = Findings()
+    world = size if world is None else world
     need = max(
-        _FILES_OF_A_PROGRAM + _FILES_A_PEER * (size - 1),
-        64 + _FILES_A_RANK * size,
+        _FILES_OF_A_PROGRAM + _FILES_A_PEER * (world - 1),
+        64 + _FILES_A_RANK * world,
     )
     files = raised_limit(resource.RLIMIT_NOFILE, need, 2 * need)
     if files < need:
         found.errors.append(
-            f"{size} ranks need {need} open files each, but the limit is {files}; "
+            f"{world} ranks need {need} open files each, but the limit is {files}; "
             f"raise it (ulimit -Hn {need}, as the administrator), or start fewer ranks"
         )
     stack = raised_limit(resource.RLIMIT_STACK, _STACK_BYTES, _GOOD_STACK_BYTES)

@@ -165,3 +165,13 @@ def log_folder(chosen: str | None) -> Path:
     folder = Path(chosen) if chosen else Path("tfdist-logs") / name
     folder.mkdir(parents=True, exist_ok=True)
     return folder
+
+
+def complain(*lines: str) -> None:
+    """Writes to standard error, in the name of tfdistrun."""
+    from rich.console import Console
+
+    console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
+    for line in lines:
+        style = "" if line.startswith("  ") else "bold red"
+        console.print(f"tfdistrun: {line}", style=style if console.is_terminal else "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +21,8 @@ class RankEnd:
         ended_by_us: it was ended because another one had failed before.
         told: what it reported before its end: "error", "blamed", "time_s".
         tail: last lines of its output.
+        host: where it ran.
+        lost: how its host was lost, when that is why its end is not known.
     """
 
     rank: int
@@ -28,6 +31,8 @@ class RankEnd:
     ended_by_us: bool = False
     told: Mapping[str, Any] = field(default_factory=dict)
     tail: Sequence[bytes] = ()
+    host: str = field(default_factory=socket.gethostname)
+    lost: str = ""
 
     @property
     def failed(self) -> bool:
@@ -118,6 +123,8 @@ _TEXT_HINTS = (
 
 def hint(end: RankEnd, ends: Sequence[RankEnd]) -> str:
     """What to look at, "" when the output says it all."""
+    if end.lost:
+        return end.lost.partition("\n")[2].strip()
     if end.code < 0:
         return _SIGNAL_HINTS.get(signal.Signals(-end.code), "")
     blamed = end.told.get("blamed")
@@ -140,14 +147,13 @@ def explain(
     first: RankEnd,
     ends: Sequence[RankEnd],
     *,
-    host: str,
     started_s: float,
     log: Path | None,
 ) -> list[str]:
     """The report, line by line; the first line names the root cause."""
     after = first.failed_at_s - started_s
     lines = [
-        f"rank {first.rank} on {host} failed first: {describe_code(first.code)} "
+        f"rank {first.rank} on {first.host} failed first: {_describe(first)} "
         f"after {after:.1f} s"
     ]
     if first.told.get("error"):
@@ -167,6 +173,8 @@ def explain(
 
 
 def _describe_other(end: RankEnd) -> str:
-    if end.ended_by_us:
-        return "ended by tfdistrun"
-    return describe_code(end.code)
+    return "ended by tfdistrun" if end.ended_by_us else _describe(end)
+
+
+def _describe(end: RankEnd) -> str:
+    return end.lost.partition("\n")[0] or describe_code(end.code)

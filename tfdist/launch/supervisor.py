@@ -1,4 +1,8 @@
-"""Watches the ranks of a job from start to end. One thread, one loop."""
+"""Watches the ranks of a job from start to end. One thread, one loop.
+
+The ranks of this host are its own children; those of other hosts are looked after by an
+agent there (`remote`), which passes on what happens.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +10,19 @@ import enum
 import os
 import selectors
 import signal
+import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tfdist.launch import tree
-from tfdist.launch.output import RankOutput, Sink, StreamMerger
+from tfdist.launch import frames, tree
+from tfdist.launch.output import RankOutput, Screen, Sink, StreamMerger
 from tfdist.launch.process import RankProcess
 from tfdist.launch.report import RankEnd
+
+if TYPE_CHECKING:
+    from tfdist.launch.remote import End, RemoteHost
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _READ_BYTES = 64 << 10
@@ -22,6 +30,7 @@ _TERM_S = 1.0  # from SIGTERM to SIGKILL
 _SIGNAL_S = 25.0  # from a forwarded signal to SIGTERM and SIGKILL
 _DRAIN_S = 0.5  # for output that comes after the last rank's end
 _REAP_EVERY_S = 1.0
+_FINISH_S = 5.0  # for agents, to end what is left on their hosts
 
 
 class _Phase(enum.Enum):
@@ -81,29 +90,35 @@ class Supervisor:
     """Runs until every rank has ended and nothing of the job is left.
 
     Args:
-        job: TFDIST_JOB_ID of the ranks.
+        mark: value of tree.MARK in the environment of this host's ranks.
         spare: process id of the guard.
         grace_s: seconds from the first failure to the end of the other ranks.
         told: returns what the ranks reported: rank → report.
-        sinks: this process's standard output and error, to notice that a reader left.
+        stdout, stderr: this process's own; to notice that their reader left, and for
+            what ssh says.
     """
 
     def __init__(
         self,
         *,
-        job: str,
+        mark: str,
         spare: int,
         grace_s: float,
         told: Callable[[], dict[int, dict[str, Any]]],
-        sinks: list[Sink],
+        stdout: Screen,
+        stderr: Screen,
     ) -> None:
-        self._job = job
+        self._mark = mark
         self._spare = spare
         self._grace_s = grace_s
         self._told = told
-        self._sinks = sinks
+        self._sinks: list[Sink] = [stdout.sink, stderr.sink]
+        self._stderr = stderr
         self._selector = selectors.DefaultSelector()
         self._ranks: dict[int, RankProcess] = {}
+        self._remotes: list[RemoteHost] = []
+        self._host_of: dict[int, RemoteHost] = {}
+        self._mergers: dict[tuple[int, bytes], StreamMerger] = {}
         self._outputs: dict[int, RankOutput] = {}
         self._running: set[int] = set()
         self._phase = _Phase.RUNNING
@@ -132,6 +147,31 @@ class Supervisor:
                 fd, selectors.EVENT_READ, lambda fd=fd: self._on_output(fd)
             )
 
+    def add_remote(self, remote: RemoteHost) -> None:
+        """Watches one more host; `add_remote_rank` its ranks before."""
+        self._remotes.append(remote)
+        self._selector.register(
+            remote.stdout, selectors.EVENT_READ, lambda: self._on_remote(remote)
+        )
+        self._selector.register(
+            remote.stderr, selectors.EVENT_READ, lambda: self._on_said(remote)
+        )
+
+    def add_remote_rank(
+        self,
+        remote: RemoteHost,
+        output: RankOutput,
+        stdout: StreamMerger,
+        stderr: StreamMerger,
+    ) -> None:
+        """Watches one rank of another host."""
+        rank = output.rank
+        self._outputs[rank] = output
+        self._host_of[rank] = remote
+        self._mergers[rank, frames.STDOUT] = stdout
+        self._mergers[rank, frames.STDERR] = stderr
+        self._running.add(rank)
+
     def run(self, signals: Signals) -> Outcome:
         """Watches until the end."""
         self._selector.register(
@@ -144,8 +184,9 @@ class Supervisor:
             if self._sinks and any(sink.broken for sink in self._sinks):
                 self._sinks = []  # once: what comes now has no reader anyway
                 self._on_signals([signal.SIGTERM])
-            self._reap()
+            self._mind_the_time()
         self._drain()
+        self._finish_remotes()
         self._end_leftovers()
         self._selector.unregister(signals)
         self._close()
@@ -155,15 +196,27 @@ class Supervisor:
     def _step(self, until_s: float) -> None:
         """Waits for events until then, handles those that came."""
         timeout_s = max(0.0, until_s - time.monotonic())
-        for key, _ in self._selector.select(timeout_s):
+        writers = [remote for remote in self._remotes if remote.wants_write]
+        for remote in writers:
+            self._selector.register(remote.stdin, selectors.EVENT_WRITE, remote.write)
+        events = self._selector.select(timeout_s)
+        for remote in writers:
+            self._selector.unregister(remote.stdin)
+        for key, _ in events:
             key.data()
 
-    def _reap(self) -> None:
+    def _mind_the_time(self) -> None:
         """Now and then: looking through all processes takes a while."""
         if time.monotonic() >= self._reap_at_s:
-            own = {process.process.pid for process in self._ranks.values()}
-            tree.reap_orphans(own | {self._spare})
+            tree.reap_orphans(self._own_children())
+            for remote in self._remotes:
+                self._on_remote_ends(remote, remote.mind_the_time())
             self._reap_at_s = time.monotonic() + _REAP_EVERY_S
+
+    def _own_children(self) -> set[int]:
+        """Processes that are buried by their Popen objects."""
+        own = {process.process.pid for process in self._ranks.values()}
+        return own | {r.process.pid for r in self._remotes} | {self._spare}
 
     def _on_output(self, fd: int) -> None:
         try:
@@ -183,16 +236,66 @@ class Supervisor:
         code = process.process.wait(5.0)
         self._selector.unregister(process.pidfd)
         os.close(process.pidfd)
-        self._running.discard(process.rank)
+        self._ended(process.rank, code, time.monotonic())
+
+    def _ended(self, rank: int, code: int, time_s: float, lost: str = "") -> None:
+        self._running.discard(rank)
+        remote = self._host_of.get(rank)
         end = RankEnd(
-            rank=process.rank,
+            rank=rank,
             code=code,
-            time_s=time.monotonic(),
+            time_s=time_s,
             ended_by_us=self._phase in (_Phase.TERMINATING, _Phase.KILLING),
+            lost=lost,
+            host=remote.host.name if remote else socket.gethostname(),
         )
         self._outcome.ends.append(end)
         if end.code != 0 and self._phase is _Phase.RUNNING:
             self._enter(_Phase.GRACE, self._grace_s)
+
+    # ---- other hosts ----
+
+    def _on_remote(self, remote: RemoteHost) -> None:
+        if remote.state == "closed":
+            return
+        ends = []
+        for event in remote.read():
+            if isinstance(event, frames.Frame):
+                if merger := self._mergers.get((event.rank, event.kind)):
+                    merger.feed(event.body)
+            else:
+                ends.append(event)
+        self._on_remote_ends(remote, ends)
+
+    def _on_remote_ends(self, remote: RemoteHost, ends: Sequence[End]) -> None:
+        for end in ends:
+            self._ended(end.rank, end.code, end.time_s, end.lost)
+        if remote.state == "closed":
+            for fd in (remote.stdout, remote.stderr):
+                if fd in self._selector.get_map():
+                    self._selector.unregister(fd)
+
+    def _on_said(self, remote: RemoteHost) -> None:
+        if remote.state == "closed":
+            return
+        lines = remote.read_said()
+        for line in lines:
+            self._stderr.print(f"[{remote.host.name}] {line}".encode())
+        if not lines:
+            self._selector.unregister(remote.stderr)
+
+    def _finish_remotes(self) -> None:
+        """Lets the agents end what is left on their hosts; those that do not, go."""
+        for remote in self._remotes:
+            remote.send(do="finish")
+        deadline = time.monotonic() + _FINISH_S
+        while any(remote.state != "closed" for remote in self._remotes):
+            if time.monotonic() >= deadline:
+                break
+            self._step(deadline)
+        for remote in self._remotes:
+            remote.kill()
+            self._on_remote_ends(remote, remote.close("it did not end in time"))
 
     def _on_signals(self, numbers: list[int]) -> None:
         for number in numbers:
@@ -218,14 +321,19 @@ class Supervisor:
             self._kill()
 
     def _signal_ranks(self, number: int) -> None:
-        for rank in self._running:
+        for rank in self._running & self._ranks.keys():
             tree.send_to_group(self._ranks[rank].process.pid, number)
+        for remote in self._remotes:
+            remote.send(do="signal", number=int(number))
 
     def _kill(self) -> None:
+        for remote in self._remotes:
+            remote.send(do="kill")
         for process in self._ranks.values():
             if process.rank in self._running:
                 tree.send_to_group(process.process.pid, signal.SIGKILL)
-        tree.send(tree.living(self._job, spare=self._spare), signal.SIGKILL)
+        spare = {self._spare, *(remote.process.pid for remote in self._remotes)}
+        tree.send(tree.living(self._mark, spare=spare), signal.SIGKILL)
 
     def _drain(self) -> None:
         """Reads what is still in the pipes; helpers may hold them open for ever."""
@@ -235,19 +343,21 @@ class Supervisor:
 
     def _end_leftovers(self) -> None:
         """Ends what the ranks left behind: helpers, daemons."""
-        left = tree.living(self._job, spare=self._spare)
+        left = tree.living(self._mark, spare=self._spare)
         if not left:
             return
         tree.send(left, signal.SIGTERM)
         deadline = time.monotonic() + _TERM_S
         while left and time.monotonic() < deadline:
             self._step(min(deadline, time.monotonic() + 0.02))
-            tree.reap_orphans({self._spare})
-            left = tree.living(self._job, spare=self._spare)
-        tree.kill_all(self._job, spare=self._spare)
-        tree.reap_orphans({self._spare})
+            tree.reap_orphans(self._own_children())
+            left = tree.living(self._mark, spare=self._spare)
+        tree.kill_all(self._mark, spare=self._spare)
+        tree.reap_orphans(self._own_children())
 
     def _close(self) -> None:
+        for remote_merger in self._mergers.values():
+            remote_merger.end()
         for fd, merger in self._open_streams.items():
             self._selector.unregister(fd)
             merger.end()
@@ -259,4 +369,8 @@ class Supervisor:
         told = self._told()
         for end in self._outcome.ends:
             end.told = told.get(end.rank, {})
+            remote = self._host_of.get(end.rank)
+            if remote and "time_s" in end.told:  # by that host's clock
+                time_s = float(end.told["time_s"]) + remote.clock_s
+                end.told = {**end.told, "time_s": time_s}
             end.tail = list(self._outputs[end.rank].tail)

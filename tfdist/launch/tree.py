@@ -8,11 +8,12 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Collection
 from pathlib import Path
 
 import psutil
 
-from tfdist.launch._guard import job_processes
+from tfdist.launch._guard import MARK, marked_processes
 
 _PR_SET_CHILD_SUBREAPER = 36
 _KILL_LIMIT_S = 3.0
@@ -27,10 +28,10 @@ def adopt_orphans() -> None:
 class Guard:
     """A helper process that ends the job's processes if this one is killed."""
 
-    def __init__(self, job: str) -> None:
+    def __init__(self, mark: str) -> None:
         script = Path(__file__).with_name("_guard.py")
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(script), job],
+            [sys.executable, "-I", "-S", str(script), mark],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -52,18 +53,27 @@ class Guard:
             self._process.wait(2.0)
 
 
-def living(job: str, *, spare: int) -> list[int]:
-    """Processes of the job: descendants of this process, and those marked with `job`.
+def living(mark: str, *, spare: int | Collection[int]) -> list[int]:
+    """Processes of the job: descendants of this process, and those marked with `mark`.
 
     Args:
-        job: TFDIST_JOB_ID of the ranks.
-        spare: a child that is no part of it (the guard).
+        mark: value of the variable MARK in their environment.
+        spare: children that are no part of it, with all below them (the guard, ssh).
     """
-    found = set(job_processes(job))
-    for child in psutil.Process().children(recursive=True):
-        found.add(child.pid)
-    found.discard(spare)
-    return [pid for pid in sorted(found) if _runs(pid)]
+    spared = {spare} if isinstance(spare, int) else set(spare)
+    found = set(marked_processes(mark))
+    for child in psutil.Process().children():
+        if child.pid not in spared:
+            found.add(child.pid)
+            found |= {below.pid for below in _below(child)}
+    return [pid for pid in sorted(found - spared) if _runs(pid)]
+
+
+def _below(process: psutil.Process) -> list[psutil.Process]:
+    try:
+        return list(process.children(recursive=True))
+    except psutil.NoSuchProcess:
+        return []
 
 
 def _runs(pid: int) -> bool:
@@ -90,10 +100,10 @@ def send_to_group(group: int, number: int) -> None:
         return
 
 
-def kill_all(job: str, *, spare: int) -> list[int]:
+def kill_all(mark: str, *, spare: int) -> list[int]:
     """Kills until nothing is left; returns what withstood (in the kernel) for 3 s."""
     deadline = time.monotonic() + _KILL_LIMIT_S
-    while (pids := living(job, spare=spare)) and time.monotonic() < deadline:
+    while (pids := living(mark, spare=spare)) and time.monotonic() < deadline:
         send(pids, signal.SIGKILL)
         time.sleep(_PAUSE_S)
         reap_orphans({spare})
@@ -109,3 +119,15 @@ def reap_orphans(own: set[int]) -> None:
                 os.waitpid(child.pid, os.WNOHANG)
         except (psutil.NoSuchProcess, ChildProcessError):
             continue
+
+
+__all__ = [
+    "MARK",
+    "Guard",
+    "adopt_orphans",
+    "kill_all",
+    "living",
+    "reap_orphans",
+    "send",
+    "send_to_group",
+]

@@ -1,4 +1,4 @@
-"""Addresses of stores and ranks: parsing, and sockets bound to one interface."""
+"""Addresses of stores and ranks: parsing, choosing, sockets bound to one of them."""
 
 from __future__ import annotations
 
@@ -63,3 +63,85 @@ def bind(host: str, port: int) -> socket.socket:
             "of this machine and a free port"
         ) from error
     return sock
+
+
+def _own_addresses() -> dict[str, list[str]]:
+    """The addresses of this machine by interface, IPv4 first; none of a single link."""
+    import psutil  # here: a rank that needs no choice does not need it
+
+    found: dict[str, list[str]] = {}
+    for name, addresses in psutil.net_if_addrs().items():
+        ours = [
+            one.address
+            for family in (socket.AF_INET, socket.AF_INET6)
+            for one in addresses
+            if one.family == family and not one.address.lower().startswith("fe80:")
+        ]
+        if ours:
+            found[name] = ours
+    return found
+
+
+def own_address(choice: str, variable: str = "TFDIST_ADDRESS") -> str:
+    """The address of this machine that a user chose.
+
+    Args:
+        choice: an IP address, a network ("10.1.0.0/16") or an interface ("eth1"). The
+            last two can be the same on all hosts.
+        variable: where the choice comes from, for messages.
+
+    Raises:
+        RendezvousError: it is none of these, means all interfaces, or this machine has
+            no address there.
+
+    Example:
+        >>> from tfdist.rendezvous.address import own_address
+        >>> own_address("127.0.0.0/8")
+        '127.0.0.1'
+    """
+    own = _own_addresses()
+    listed = "; ".join(f"{name}: {', '.join(ips)}" for name, ips in own.items())
+    try:
+        network = ipaddress.ip_network(choice, strict=False)
+    except ValueError:
+        if choice not in own:
+            raise invalid(
+                f"{variable}={choice!r} is not an IP address, a network (10.1.0.0/16) "
+                f"or an interface of this machine ({listed})"
+            ) from None
+        return own[choice][0]
+    if network.network_address.is_unspecified:
+        raise invalid(
+            f"{variable}={choice!r} means all network interfaces; give the address, "
+            "network or interface that leads to the other hosts"
+        )
+    if "/" not in choice:
+        return choice
+    for ips in own.values():
+        for ip in ips:
+            if ipaddress.ip_address(ip) in network:
+                return ip
+    raise invalid(
+        f"{variable}={choice}: this machine has no address in that network ({listed})"
+    )
+
+
+def route_to(host: str) -> str | None:
+    """The address of this machine from which packets to `host` go out.
+
+    Sends nothing. None: the name has no address here, or no way leads there.
+    """
+    try:
+        found = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)
+    except (OSError, UnicodeError):
+        return None
+    for family, kind, proto, _, address in found:
+        try:
+            with socket.socket(family, kind, proto) as sock:
+                sock.connect(address)
+                own = str(sock.getsockname()[0])
+        except OSError:
+            continue
+        if not is_loopback(own):
+            return own
+    return None

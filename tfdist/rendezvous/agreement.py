@@ -82,38 +82,37 @@ def _mismatch(found: list[str], detail: str, remedy: str) -> RendezvousError:
 
 
 def topology(
-    placement: Placement, records: Sequence[Mapping[str, Any]]
+    placement: Placement,
+    records: Sequence[Mapping[str, Any]],
+    host_of: tuple[int, ...],
 ) -> _core.Topology:
     """Local and cross ranks; from the hosts found where the launcher told none.
 
     Args:
         placement: of this rank.
-        records: one a rank, in order, each with "host", "boot_id", "local_rank" and
-            "local_size" (None: not told).
+        records: one a rank, in order, each with "local_rank" and "local_size" (None:
+            not told).
+        host_of: for each rank the index of its host.
     """
-    hosts: dict[tuple[str, str], list[int]] = defaultdict(list)
-    for rank, record in enumerate(records):
-        hosts[record["host"], record["boot_id"]].append(rank)
-    own = records[placement.rank]
-    neighbours = hosts[own["host"], own["boot_id"]]
-    told = all(r["local_rank"] is not None for r in records)
+    rank = placement.rank
+    told = all(record["local_rank"] is not None for record in records)
     local_ranks = [
-        record["local_rank"]
-        if told
-        else hosts[record["host"], record["boot_id"]].index(rank)
-        for rank, record in enumerate(records)
+        record["local_rank"] if told else host_of[:other].count(host_of[other])
+        for other, record in enumerate(records)
     ]
-    local_rank = local_ranks[placement.rank]
-    column = [rank for rank, other in enumerate(local_ranks) if other == local_rank]
+    column = [r for r, local in enumerate(local_ranks) if local == local_ranks[rank]]
     cross_rank, cross_size = placement.cross_rank, placement.cross_size
     if cross_rank is None or cross_size is None:
-        cross_rank, cross_size = column.index(placement.rank), len(column)
-    local_size = own["local_size"] if told else None
+        cross_rank, cross_size = column.index(rank), len(column)
+    local_size = records[rank]["local_size"] if told else None
     return _core.Topology(
-        rank=placement.rank,
+        rank=rank,
         size=placement.size,
-        local_rank=local_rank,
-        local_size=local_size if local_size is not None else len(neighbours),
+        local_rank=local_ranks[rank],
+        local_size=(
+            local_size if local_size is not None else host_of.count(host_of[rank])
+        ),
         cross_rank=cross_rank,
         cross_size=cross_size,
+        host_of=host_of,
     )

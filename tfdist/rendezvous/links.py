@@ -1,9 +1,9 @@
 """One link between two ranks: the higher rank connects, the lower one listens.
 
-On one host the two try an AF_UNIX socket with shared memory first. That they share a
-host is proved, not guessed: the higher rank makes a sealed memory file, writes a nonce
-into it and passes the file; the lower one must find the nonce there, erase it and
-repeat it. Everything else, and what fails, is a TCP connection.
+On one host (`hosts`) the two try an AF_UNIX socket with shared memory first. That they
+share memory is proved, not guessed: the higher rank makes a sealed memory file, writes
+a nonce into it and passes the file; the lower one must find the nonce there, erase it
+and repeat it. Everything else, and what fails, is a TCP connection.
 """
 
 from __future__ import annotations
@@ -40,7 +40,6 @@ class Peer:
     rank: int
     host: str
     pid: int
-    boot_id: str
     address: tuple[str, int]
     unix_name: str
 

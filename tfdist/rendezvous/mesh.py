@@ -11,7 +11,7 @@ import socket
 from typing import Any
 
 from tfdist import _core
-from tfdist.rendezvous import agreement, links
+from tfdist.rendezvous import agreement, hosts, links
 from tfdist.rendezvous.address import bind
 from tfdist.rendezvous.auth import AuthenticationError
 from tfdist.rendezvous.channel import Channel
@@ -25,7 +25,6 @@ from tfdist.rendezvous.errors import (
 )
 from tfdist.rendezvous.links import SHM, TCP, Peer, ShmFailedError
 from tfdist.rendezvous.listener import Listener
-from tfdist.rendezvous.secret import boot_id
 from tfdist.rendezvous.store import (
     Membership,
     MissingKeysError,
@@ -50,6 +49,7 @@ class _Builder:
         self.doorbell_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.peers: list[Peer] = []
         self.records: list[dict[str, Any]] = []
+        self.host_of: tuple[int, ...] = ()
         self.made: dict[int, _core.LinkEnd] = {}
         self.accepting: set[int] = set()
         self.changed = asyncio.Event()
@@ -61,10 +61,8 @@ class _Builder:
     def _listen(self, own_host: str) -> dict[str, Any]:
         tcp = bind(self.settings.address or own_host, 0)
         address = tcp.getsockname()[:2]
-        sockets = {TCP: tcp}
-        unix_name = ""
-        if self.settings.transport != TCP:
-            sockets[SHM], unix_name = links.unix_listener()
+        local, unix_name = links.unix_listener()
+        sockets = {TCP: tcp, SHM: local}
         for transport, sock in sockets.items():
             listener = Listener(
                 sock,
@@ -84,7 +82,7 @@ class _Builder:
             "host": self.host,
             "pid": os.getpid(),
             "size": self.size,
-            "boot_id": boot_id(),
+            "claim": hosts.claim(),
             "local_rank": placement.local_rank,
             "local_size": placement.local_size,
             "versions": agreement.versions(),
@@ -111,7 +109,6 @@ class _Builder:
                 rank=rank,
                 host=record["host"],
                 pid=record["pid"],
-                boot_id=record["boot_id"],
                 address=(record["address"][0], record["address"][1]),
                 unix_name=record["unix_name"],
             )
@@ -119,6 +116,34 @@ class _Builder:
         ]
         agreement.check_agreement(self.records)
         self.compared.set()
+
+    async def find_hosts(self, store: StoreClient) -> None:
+        """Proves which ranks share this one's host; all ranks get the same answer."""
+        settings, generation = self.settings, self.settings.generation
+        claims = [record["claim"] for record in self.records]
+        lowest = self.rank
+        for other in hosts.candidates(self.rank, claims):
+            if await hosts.reaches(
+                self.peers[other].unix_name,
+                secret=settings.secret,
+                purpose=hosts.purpose(generation, self.rank, other),
+                described=self.peers[other].described,
+                deadline=settings.deadline,
+            ):
+                lowest = other
+                break
+        await store.set(f"{generation}/host/{self.rank}", lowest)
+        keys = [f"{generation}/host/{rank}" for rank in range(self.size)]
+        try:
+            found = await store.wait(keys, settings.left_s + _LAST_WORDS_S)
+        except MissingKeysError as error:
+            missing = [int(key.rpartition("/")[2]) for key in error.keys]
+            raise timeout(
+                f"{numbers(missing)} did not tell where they are within "
+                f"{settings.timeout_s:g} s (TFDIST_START_TIMEOUT_S)",
+                f"missing ranks: {', '.join(map(str, missing))}",
+            ) from None
+        self.host_of = hosts.numbered(found)
 
     def _missing(self, missing: list[int]) -> RendezvousError:
         return timeout(
@@ -131,7 +156,18 @@ class _Builder:
     # ---- links with higher ranks, which connect to this one ----
 
     def _welcome(self, transport: str, text: str) -> bool:
-        return self._initiator(text, transport) >= 0
+        return self._initiator(text, transport) >= 0 or (
+            transport == SHM and self._is_proof(text)
+        )
+
+    def _is_proof(self, text: str) -> bool:
+        """Whether a higher rank wants to know that this one is on its host."""
+        found = re.fullmatch(r"host \d+ (\d{1,9})>\d+", text)
+        if found is None:
+            return False
+        rank = int(found[1])
+        expected = hosts.purpose(self.settings.generation, rank, self.rank)
+        return text == expected and self.rank < rank < self.size
 
     def _initiator(self, text: str, transport: str) -> int:
         """The rank that a handshake's purpose names, -1: not expected here."""
@@ -146,6 +182,9 @@ class _Builder:
         )
 
     async def _accept(self, channel: Channel) -> None:
+        if self._is_proof(channel.purpose):  # the handshake was all
+            channel.close()
+            return
         transport, pair = channel.purpose.split()[2:4]
         rank = int(pair.partition(">")[0])
         if self._initiator(channel.purpose, transport) < 0:  # a second one, just now
@@ -180,8 +219,7 @@ class _Builder:
 
     async def _connect(self, peer: Peer) -> str:
         """Makes one link; returns why it is not shared memory, "" when all is well."""
-        own = self.peers[self.rank]
-        same_host = (peer.host, peer.boot_id) == (own.host, own.boot_id)
+        same_host = self.host_of[peer.rank] == self.host_of[self.rank]
         why = ""
         if self.settings.transport != TCP and (
             same_host or self.settings.transport == SHM
@@ -275,6 +313,7 @@ class _Builder:
         )
         try:
             await self.tell(store)
+            await self.find_hosts(store)
             await self.link()
             await self.await_others(store)
         except RendezvousError as error:
@@ -341,7 +380,9 @@ async def build(settings: Settings) -> Mesh:
             else:
                 membership.close()
     return Mesh(
-        topology=agreement.topology(settings.placement, builder.records),
+        topology=agreement.topology(
+            settings.placement, builder.records, builder.host_of
+        ),
         host=builder.host,
         generation=settings.generation,
         own_doorbell_fd=builder.doorbell_fd,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import threading
 import time
 from collections.abc import Mapping
@@ -11,7 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from tfdist.rendezvous import agreement, auth
-from tfdist.rendezvous.address import bind, is_loopback, join_address, split_address
+from tfdist.rendezvous.address import (
+    bind,
+    is_loopback,
+    join_address,
+    own_address,
+    split_address,
+)
 from tfdist.rendezvous.environment import Placement, detect
 from tfdist.rendezvous.errors import invalid
 from tfdist.rendezvous.mesh import build
@@ -90,24 +95,13 @@ def connect(environ: Mapping[str, str], placement: Placement, options: Options) 
 
 
 def checked_address(environ: Mapping[str, str]) -> str | None:
-    """TFDIST_ADDRESS, None when it is not set.
+    """This machine's address by TFDIST_ADDRESS, None when it is not set.
 
     Raises:
-        RendezvousError: it is not one IP address of one interface.
+        RendezvousError: it chooses no address of this machine.
     """
-    text = environ.get("TFDIST_ADDRESS")
-    if not text:
-        return None
-    try:
-        address = ipaddress.ip_address(text)
-    except ValueError as error:
-        raise invalid(f"TFDIST_ADDRESS={text!r} is not an IP address") from error
-    if address.is_unspecified:
-        raise invalid(
-            f"TFDIST_ADDRESS={text!r} means all network interfaces; give the address "
-            "of the one that leads to the other hosts"
-        )
-    return text
+    choice = environ.get("TFDIST_ADDRESS")
+    return own_address(choice) if choice else None
 
 
 async def _connect(

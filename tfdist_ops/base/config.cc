@@ -113,8 +113,9 @@ const std::vector<Row>& Table() {
       PythonText("TFDIST_JOB_ID", nullptr, false,
                  "Name of the job, so that ranks of two jobs never meet; set by tfdistrun."),
       PythonText("TFDIST_ADDRESS", nullptr, false,
-                 "IP address of this host on which this rank listens for its peers; not set: the "
-                 "one that reaches the rendezvous, loopback when all ranks are on one host."),
+                 "Where this rank listens for its peers: an IP address of its host, a network "
+                 "(10.1.0.0/16) or an interface (eth1); not set: the address that reaches the "
+                 "rendezvous, loopback when all ranks are on one host."),
       PythonText("TFDIST_LOG_DIR", nullptr, false,
                  "Folder for the output of each rank, one file a rank; not set: "
                  "tfdist-logs/TIME-PID in the folder where tfdistrun is started."),

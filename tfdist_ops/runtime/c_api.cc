@@ -3,6 +3,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <memory>
@@ -92,6 +93,23 @@ int32_t FailInit(const tfdist_world& world, int32_t first_link, Status status) {
   CloseEnds(world, first_link);
   if (world.own_doorbell_fd >= 0) close(world.own_doorbell_fd);
   return Fail(std::move(status));
+}
+
+// Hosts are numbered by their lowest rank: each entry is one seen before, or the next number.
+StatusOr<std::vector<int32_t>> HostOf(const tfdist_world& in) {
+  if (in.host_of == nullptr && in.size == 1) return std::vector<int32_t>{0};
+  if (in.host_of == nullptr) return BadArgument("tfdist_init: host_of is missing");
+  int32_t hosts = 0;
+  for (int32_t rank = 0; rank < in.size; ++rank) {
+    const int32_t host = in.host_of[rank];
+    if (host < 0 || host > hosts) {
+      return BadArgument("tfdist_init: host_of[" + std::to_string(rank) + "] is " +
+                         std::to_string(host) + "; expected 0 to " + std::to_string(hosts) +
+                         ", hosts numbered by their lowest rank");
+    }
+    hosts = std::max(hosts, host + 1);
+  }
+  return std::vector<int32_t>(in.host_of, in.host_of + in.size);
 }
 
 // `*taken`: how many entries of in.links have an owner by now.
@@ -200,6 +218,8 @@ int32_t tfdist_init(const tfdist_world* in) {
     return FailInit(*in, 0,
                     BadArgument("tfdist is already initialized; call tfdist.shutdown() first"));
   }
+  StatusOr<std::vector<int32_t>> host_of = HostOf(*in);
+  if (!host_of.ok()) return FailInit(*in, 0, host_of.status());
   tfdist::World world;
   world.rank = in->rank;
   world.size = in->size;
@@ -208,6 +228,7 @@ int32_t tfdist_init(const tfdist_world* in) {
   world.cross_rank = in->cross_rank;
   world.cross_size = in->cross_size;
   world.generation = in->generation;
+  world.host_of = std::move(host_of.value());
   world.hosts.resize(static_cast<size_t>(in->size));
   world.pids.resize(static_cast<size_t>(in->size));
   world.hosts[static_cast<size_t>(in->rank)] = in->host != nullptr ? in->host : "";

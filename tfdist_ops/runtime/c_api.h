@@ -13,7 +13,7 @@
 extern "C" {
 #endif
 
-#define TFDIST_API_VERSION 1
+#define TFDIST_API_VERSION 2
 #define TFDIST_EXPORT __attribute__((visibility("default")))
 
 /* Codes are TensorFlow's: 0 ok, 1 cancelled, 3 invalid argument, 4 deadline exceeded, 9 failed
@@ -44,6 +44,8 @@ typedef struct tfdist_world {
   int32_t own_doorbell_fd;  /* eventfd, nonblocking; the core owns it from tfdist_init on */
   const tfdist_link* links; /* size - 1 of them, every peer once */
   int32_t link_count;
+  const int32_t* host_of; /* `size` of them: index of each rank's host, hosts numbered by their
+                             lowest rank, equal on all ranks; may be null when size is 1 */
 } tfdist_world;
 
 /* ---- life ---- */

@@ -38,6 +38,9 @@ struct World {
   uint32_t generation = 0;
   std::vector<std::string> hosts;
   std::vector<int64_t> pids;
+  // Index of each rank's host. Hosts are numbered by their lowest rank, so that all ranks, which
+  // agreed on it in the rendezvous, derive the same schedules from it. Empty: all on one host.
+  std::vector<int32_t> host_of;
 };
 
 class CompletionSink {

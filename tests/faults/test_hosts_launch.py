@@ -1,0 +1,443 @@
+"""tfdistrun on several hosts, without a network of their own: needs no privileges."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import uuid
+
+import psutil
+import pytest
+from helpers.deadline import deadline
+from helpers.hosts import plain_hosts
+from helpers.launcher import (
+    TFDISTRUN,
+    clean_environment,
+    finish,
+    marked,
+    run,
+    start,
+    until,
+)
+
+from tfdist import _core
+
+pytestmark = pytest.mark.faults
+GONE_S = 5.0  # no process of a job is left so long after its launcher or its host
+
+
+def shell(script):
+    return ["sh", "-c", script]
+
+
+def python(code):
+    return [sys.executable, "-c", code]
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory):
+    with plain_hosts(tmp_path_factory.mktemp("hosts"), "host-a", "host-b") as made:
+        yield made
+
+
+def on(hosts, *counts):
+    """The options for these hosts, with so many slots."""
+    return ["-np", str(sum(counts)), *hosts.slots(*counts), *hosts.ssh]
+
+
+@pytest.fixture
+def job(hosts, tmp_path):
+    """Runs tfdistrun over the hosts to its end; keeps what it is given in mind."""
+
+    def work(counts, *command, **environ):
+        environ = {"TFDIST_ADDRESS": hosts.address, **environ}
+        return run(tmp_path, *on(hosts, *counts), *command, **environ)
+
+    return work
+
+
+@pytest.fixture
+def started(hosts, tmp_path):
+    """As `job`, but returns when every rank has said "ready"."""
+
+    def work(counts, *command, options=(), **environ):
+        environ = {"TFDIST_ADDRESS": hosts.address, **environ}
+        words = [*on(hosts, *counts), *options, *command]
+        process = start(tmp_path, *words, **environ)
+        for _ in range(sum(counts)):
+            line = process.stdout.readline()
+            assert "ready" in line, line + process.stderr.read()
+        return process
+
+    return work
+
+
+# ---- good ends ----
+
+
+@deadline(40)
+def test_places_output_and_working_directory(job, tmp_path):
+    script = "echo out $TFDIST_RANK/$TFDIST_SIZE $TFDIST_LOCAL_RANK/$TFDIST_LOCAL_SIZE"
+    script += " $TFDIST_CROSS_RANK/$TFDIST_CROSS_SIZE $LOGGED_IN $(pwd); echo err >&2"
+    done = job((1, 3), *shell(script))
+    assert done.code == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [
+        f"[rank 0] out 0/4 0/1 0/2 yes {tmp_path}",
+        f"[rank 1] out 1/4 0/3 1/2 yes {tmp_path}",
+        f"[rank 2] out 2/4 1/3 0/1 yes {tmp_path}",
+        f"[rank 3] out 3/4 2/3 0/1 yes {tmp_path}",
+    ]
+    for rank in range(4):
+        assert f"[rank {rank}] err" in done.stderr
+    (log,) = tmp_path.glob("tfdist-logs/*/rank-3.log")
+    assert log.read_text().startswith("out 3/4")
+
+
+@deadline(40)
+def test_only_the_hosts_that_are_needed_are_asked(hosts, tmp_path):
+    words = ["-np", "2", "-H", "host-a:2,nobody-there:2", *hosts.ssh]
+    done = run(tmp_path, *words, "true", TFDIST_ADDRESS=hosts.address)
+    assert done.code == 0, done.stderr
+
+
+@deadline(40)
+def test_this_host_takes_part_without_ssh(hosts, tmp_path):
+    (tmp_path / "file").write_text("localhost slots=1  # here\nhost-b:2\n")
+    words = ["-np", "3", "--hostfile", "file", *hosts.ssh, "--timestamps"]
+    script = "echo ${LOGGED_IN-here} $TFDIST_LOCAL_RANK $TFDIST_CROSS_SIZE"
+    done = run(tmp_path, *words, *shell(script), TFDIST_ADDRESS=hosts.address)
+    assert done.code == 0, done.stderr
+    said = sorted(re.findall(r"\[rank (\d) [\d:.]+\] (.+)", done.stdout))
+    assert said == [("0", "here 0 2"), ("1", "yes 0 2"), ("2", "yes 1 1")]
+
+
+@pytest.mark.skipif(
+    not _core.LIBRARY_PATH.is_file(), reason="the core library is not built"
+)
+@pytest.mark.parametrize(
+    "counts", [(2, 1), pytest.param((1, 3), marks=pytest.mark.slow)]
+)
+@deadline(60)
+def test_real_ranks_compute_together(job, counts):
+    done = job(counts, sys.executable, "-m", "helpers.core_client", "steps", "20")
+    assert done.code == 0, done.stderr
+    assert done.stdout.count("all sums are right") == sum(counts)
+
+
+NASTY = ["a b", "it's", '"', "$HOME `id` $(id)", "new\nline", "\\", "*", "", "ü 🙂"]
+
+
+@deadline(40)
+def test_every_argument_and_value_arrives_as_it_is(job):
+    code = "import json, os, sys; print(json.dumps([sys.argv[1:], dict(os.environ)]))"
+    options = [word for i, text in enumerate(NASTY) for word in ("-x", f"V{i}={text}")]
+    done = job((1,), *options, *python(code), *NASTY)
+    assert done.code == 0, done.stderr
+    arguments, environ = json.loads(done.stdout)
+    assert arguments == NASTY
+    assert [environ[f"V{i}"] for i in range(len(NASTY))] == NASTY
+
+
+@deadline(40)
+def test_only_the_needed_environment_crosses(job):
+    code = "import json, os; print(json.dumps(dict(os.environ)))"
+    given = {"AWS_KEY": "private", "PASSED": "on", "TFDIST_TIMEOUT_S": "77"}
+    given |= {"OMP_NUM_THREADS": "3", "TFDIST_LOG_DIR": "logs"}
+    given |= {"PATH": "/one:/usr/bin:/two"}  # that host's own is /usr/bin:/bin
+    done = job((1,), "-x", "PASSED", *python(code), **given)
+    assert done.code == 0, done.stderr
+    environ = json.loads(done.stdout)
+    assert environ["PASSED"] == "on" and environ["TFDIST_TIMEOUT_S"] == "77"
+    assert environ["LOGGED_IN"] == "yes" and environ["HOME"] == "/"
+    assert environ["PATH"] == "/one:/usr/bin:/two:/bin"
+    assert "AWS_KEY" not in environ and "TFDIST_LOG_DIR" not in environ
+    assert "for the ranks on other hosts: OMP_NUM_THREADS; pass" in done.stderr
+    assert "TFDIST_ADDRESS" not in environ  # of this host, not of that one
+
+
+@deadline(40)
+def test_the_secret_is_in_no_argument_and_no_environment(job):
+    code = (
+        "import os, pathlib\n"
+        "from tfdist.rendezvous.secret import read_secret_file\n"
+        "path = os.environ['TFDIST_SECRET_FILE']\n"
+        "secret = read_secret_file(path)\n"
+        "forms = [secret, secret.hex().encode(), secret.hex().upper().encode()]\n"
+        "seen = 0\n"
+        "for file in pathlib.Path('/proc').glob('[0-9]*/*'):\n"
+        "    if file.name in ('cmdline', 'environ'):\n"
+        "        try: data = file.read_bytes()\n"
+        "        except OSError: continue\n"
+        "        seen += b'tfdist.launch.agent' in data\n"
+        "        assert not any(form in data for form in forms), file\n"
+        "print('seen', seen > 0, oct(os.stat(path).st_mode & 0o777))\n"
+    )
+    done = job((1,), *python(code))
+    assert done.stdout == "seen True 0o600\n", done.stderr
+
+
+@deadline(40)
+def test_much_output_arrives_whole_and_in_order(job):
+    code = "for i in range(60000): print(f'{i:08d} ' + 'x' * 20)"
+    done = job((1, 1), *python(code))
+    assert done.code == 0, done.stderr
+    for rank in range(2):
+        lines = re.findall(rf"^\[rank {rank}\] (\d{{8}}) x{{20}}$", done.stdout, re.M)
+        assert lines == [f"{i:08d}" for i in range(60000)]
+
+
+@deadline(40)
+def test_helpers_that_outlive_their_ranks_are_ended(job):
+    marker = f"mark-{uuid.uuid4().hex}"
+    script = "setsid sleep 600 & echo started"
+    done = job((1, 1), "-x", "MARK", *shell(script), MARK=marker)
+    assert done.code == 0, done.stderr
+    assert done.stdout.count("started") == 2
+    assert marked(marker) == []
+
+
+@deadline(40)
+def test_a_rank_that_ends_does_not_end_the_other_hosts(job):
+    script = "if [ $TFDIST_RANK != 2 ]; then exit 0; fi; sleep 0.8; echo on"
+    done = job((2, 1), *shell(script))
+    assert (done.code, done.stdout) == (0, "[rank 2] on\n")
+
+
+@deadline(40)
+def test_a_terminal_for_rank_0_crosses(hosts, tmp_path):
+    code = "import sys; print('tty', sys.stdout.isatty(), sys.stderr.isatty())"
+    command = [*TFDISTRUN, *on(hosts, 1, 1), *python(code)]
+    ours, theirs = os.openpty()
+    environ = clean_environment(TFDIST_ADDRESS=hosts.address, NO_COLOR="1")
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=environ, stdout=theirs, stdin=subprocess.DEVNULL
+    ) as process:
+        os.close(theirs)
+        said = b""
+        while said.count(b"\n") < 2:
+            said += os.read(ours, 4096)
+        assert process.wait(20) == 0
+    os.close(ours)
+    assert b"[rank 0] tty True False" in said and b"[rank 1] tty False" in said
+
+
+# ---- failures ----
+
+
+@deadline(40)
+@pytest.mark.parametrize(
+    ("script", "code", "says"),
+    [
+        ("exit 7", 7, "exit code 7"),
+        pytest.param("kill -9 $$", 137, "killed by SIGKILL", marks=pytest.mark.slow),
+    ],
+)
+def test_a_remote_rank_that_fails_is_the_jobs_failure(job, script, code, says):
+    script = f"echo last words; if [ $TFDIST_RANK = 2 ]; then {script}; fi; sleep 60"
+    done = job((2, 1), "--grace-s", "0.3", *shell(script))
+    assert done.code == code
+    assert re.match(rf"rank 2 on host-b failed first: {says} after", done.report[0])
+    assert "  | last words" in done.report
+    told = next(line for line in done.report if line.startswith("other ranks"))
+    assert told.count("ended by tfdistrun") == 2
+    assert done.seconds < 8.0
+
+
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
+@deadline(40)
+def test_signals_reach_remote_ranks_and_a_clean_end_is_success(started, number):
+    code = (
+        "import signal, sys, time\n"
+        "def stop(number, frame):\n"
+        "    print('got', number, flush=True); time.sleep(0.3); sys.exit(0)\n"
+        f"signal.signal({int(number)}, stop)\n"
+        "print('ready', flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    process = started((1, 2), *python(code))
+    process.send_signal(number)
+    done = finish(process)
+    assert done.stdout.count(f"got {int(number)}") == 3
+    assert done.code == 0
+    assert f"ended by {number.name}" in done.report[0]
+
+
+@deadline(40)
+def test_a_second_signal_kills_on_all_hosts(started):
+    marker = f"mark-{uuid.uuid4().hex}"
+    script = "trap '' INT; echo ready; while :; do sleep 1; done"
+    options = ["-x", "MARK"]
+    process = started((1, 2), *shell(script), options=options, MARK=marker)
+    process.send_signal(signal.SIGINT)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0.5)
+    process.send_signal(signal.SIGINT)
+    assert finish(process, 8.0).code == 130
+    assert marked(marker) == []
+
+
+DAEMON = "setsid sleep 600 & echo ready; exec sleep 600"
+
+
+@deadline(40)
+def test_a_killed_launcher_leaves_nothing_on_other_hosts(started):
+    marker = f"mark-{uuid.uuid4().hex}"
+    process = started((1, 2), *shell(DAEMON), options=["-x", "MARK"], MARK=marker)
+    assert len(marked(marker)) > 6
+    process.kill()
+    process.wait(5)
+    process.stdout.close()
+    process.stderr.close()
+    until(lambda: not marked(marker), GONE_S)
+
+
+@deadline(40)
+def test_a_dead_connection_ends_its_ranks_and_is_named(hosts, started):
+    marker = f"mark-{uuid.uuid4().hex}"
+    options = ["-x", "MARK", "--grace-s", "3"]
+    script = f"export HOST_MARK={marker}-$TFDIST_CROSS_RANK; {DAEMON}"
+    process = started((1, 1), *shell(script), options=options, MARK=marker)
+    assert len(marked(f"{marker}-1")) >= 2
+    hosts.clients(process.pid)["host-b"].kill()
+    # Before tfdistrun does anything about it: its grace is longer.
+    until(lambda: not marked(f"{marker}-1"), 2.8)
+    assert len(marked(f"{marker}-0")) >= 2
+    done = finish(process, 20.0)
+    assert done.code == 255
+    lost = "rank 1 on host-b failed first: host-b was lost: its connection ended"
+    assert done.report[0].startswith(lost), done.report
+    assert "by signal 9" in done.report[0]
+    assert marked(marker) == []
+
+
+@deadline(40)
+def test_a_killed_agent_leaves_nothing(started):
+    marker = f"mark-{uuid.uuid4().hex}"
+    process = started((2,), *shell(DAEMON), options=["-x", "MARK"], MARK=marker)
+    agents = [
+        other
+        for other in psutil.process_iter()
+        if "tfdist.launch.agent" in other.cmdline() and other.pid in parents(marker)
+    ]
+    assert len(agents) == 1
+    agents[0].kill()
+    until(lambda: not [p for p in marked(marker) if p != process.pid], GONE_S)
+    assert finish(process).code == 255
+
+
+def parents(marker):
+    """Of the marked processes."""
+    found = set()
+    for pid in marked(marker):
+        try:
+            found.add(psutil.Process(pid).ppid())
+        except psutil.NoSuchProcess:
+            continue
+    return found
+
+
+# ---- hosts that do not answer ----
+
+
+def ssh_script(tmp_path, text):
+    """An --ssh-command that says and does what it is told."""
+    file = tmp_path / "ssh.sh"
+    file.write_text(f"#!/bin/sh\n{text}\n")
+    file.chmod(0o755)
+    return ["--ssh-command", str(file)]
+
+
+@pytest.mark.parametrize(
+    ("script", "says", "advice"),
+    [
+        (
+            "echo 'far: Permission denied (publickey).' >&2; exit 255",
+            "its connection ended with exit code 255; it said: far: Permission denied",
+            "ssh-copy-id far",
+        ),
+        (
+            "echo 'Host key verification failed.' >&2; exit 255",
+            "it said: Host key verification failed.",
+            "`ssh far true`",
+        ),
+        (
+            "echo Welcome; echo 'sh: 1: exec: /x/python: not found' >&2; exit 127",
+            "exit code 127; it said: Welcome / sh: 1: exec: /x/python: not found",
+            f"tfdistrun starts {sys.executable} there",
+        ),
+        (
+            f"exec env -i {sys.executable} -I -S -m tfdist.launch.agent",
+            "No module named",
+            "install the same tfdist on that host",
+        ),
+        ("exec cat /dev/zero", "what came from it is not of tfdist", ""),
+    ],
+    ids=["denied", "host key", "no python", "no tfdist", "garbage"],
+)
+@deadline(40)
+def test_a_host_that_cannot_start_ranks_is_named(tmp_path, script, says, advice):
+    words = ["-np", "2", "-H", "localhost:1,far:1", *ssh_script(tmp_path, script)]
+    done = run(tmp_path, *words, "true", TFDIST_ADDRESS="127.0.0.1")
+    assert done.code == 1
+    assert done.report[0].startswith("far: tfdist could not be started there: ")
+    assert says in done.report[0]
+    assert advice in "\n".join(done.report)
+    assert done.stdout == ""  # no rank was started anywhere
+
+
+@deadline(40)
+def test_a_host_that_does_not_answer_is_named_at_the_deadline(tmp_path):
+    script = "echo 'debug: connecting' >&2; exec sleep 100"
+    words = ["-np", "2", "-H", "far:1,farther:1", *ssh_script(tmp_path, script)]
+    options = ["--host-timeout-s", "0.7"]
+    done = run(tmp_path, *words, *options, "true", TFDIST_ADDRESS="127.0.0.1")
+    assert done.code == 1
+    for line, name in zip(done.report, ("far", "farther"), strict=True):
+        assert line == (
+            f"{name}: tfdist could not be started there: no answer within 0.7 s "
+            "(--host-timeout-s); it said: debug: connecting"
+        )
+    assert 0.7 < done.seconds < 6.0
+
+
+@deadline(40)
+def test_ctrl_c_while_a_host_does_not_answer(tmp_path):
+    words = ["-np", "1", "-H", "far:1", *ssh_script(tmp_path, "touch on; sleep 100")]
+    process = start(tmp_path, *words, "true", TFDIST_ADDRESS="127.0.0.1")
+    until(lambda: (tmp_path / "on").exists(), 10.0)
+    process.send_signal(signal.SIGINT)
+    assert finish(process, 5.0).code == 130
+
+
+@deadline(40)
+def test_a_folder_or_program_that_is_only_here_is_named(hosts, tmp_path):
+    work, tools = tmp_path / "work", tmp_path / "tools"
+    work.mkdir()
+    tools.mkdir()
+    (tools / "only-here").write_text("#!/bin/sh\n")
+    (tools / "only-here").chmod(0o755)
+    again = " ".join(hosts.ssh[1:])
+    away = ssh_script(tmp_path, f'rmdir {work}; rm -r {tools}; exec {again} "$@"')
+    words = ["-np", "2", "-H", "localhost:1,host-a:1", *away]
+    words += ["--log-dir", str(tmp_path)]
+    path = f"{tools}:{os.environ['PATH']}"
+    done = run(work, *words, "only-here", TFDIST_ADDRESS=hosts.address, PATH=path)
+    assert done.code == 1
+    assert done.report[0].startswith(f"host-a: the working directory {work} cannot be")
+    tools.mkdir()
+    (tools / "only-here").write_text("#!/bin/sh\n")
+    (tools / "only-here").chmod(0o755)
+    done = run(tmp_path, *words, "only-here", TFDIST_ADDRESS=hosts.address, PATH=path)
+    assert done.code == 127
+    assert done.report[0].startswith("host-a: only-here: command not found there")
+
+
+@deadline(40)
+def test_an_address_that_is_not_this_hosts_is_refused(hosts, tmp_path):
+    done = run(tmp_path, *on(hosts, 1), "true", TFDIST_ADDRESS="203.0.113.9")
+    assert done.code == 2
+    assert "cannot listen on 203.0.113.9" in done.stderr

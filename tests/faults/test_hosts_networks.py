@@ -1,0 +1,193 @@
+"""tfdistrun on hosts with networks of their own: namespaces, which need root."""
+
+import json
+import re
+import subprocess
+import sys
+import time
+import uuid
+
+import pytest
+from helpers.deadline import deadline
+from helpers.hosts import networked_hosts, why_no_networks
+from helpers.launcher import finish, marked, run, start, until
+
+from tfdist import _core
+
+WHY_NOT = why_no_networks()
+pytestmark = [
+    pytest.mark.faults,
+    pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT),
+    pytest.mark.skipif(
+        not _core.LIBRARY_PATH.is_file(), reason="the core library is not built"
+    ),
+]
+
+
+def python(code):
+    return [sys.executable, "-c", code]
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory):
+    with networked_hosts(tmp_path_factory.mktemp("hosts"), 3) as made:
+        yield made
+
+
+def on(hosts, *counts):
+    return ["-np", str(sum(counts)), *hosts.slots(*counts), *hosts.ssh]
+
+
+STEP = """
+import json, numpy as np
+from tfdist import _core, _runtime
+from helpers import core_client as c
+_runtime.start()
+c.steps(10, pause_s=0.0)
+rank = _runtime.rank()
+# Not exact sums: what all ranks must have alike are the bits.
+x = np.random.default_rng(rank).standard_normal(100_001).astype(np.float32)
+total = c.allreduce(x, name="weights")
+place = _runtime._state.topology
+print(json.dumps({
+    "rank": rank, "bits": int(total.view(np.uint32).astype(np.uint64).sum()),
+    "host_of": place.host_of, "local": [place.local_rank, place.local_size],
+}), flush=True)
+"""
+
+
+def told(done):
+    found = [json.loads(x) for x in re.findall(r"\[rank \d+\] ({.*})", done.stdout)]
+    return sorted(found, key=lambda one: one["rank"])
+
+
+@pytest.mark.parametrize(
+    ("counts", "host_of"),
+    [
+        ((1, 3), [0, 1, 1, 1]),
+        pytest.param((2, 1), [0, 0, 1], marks=pytest.mark.slow),
+        pytest.param((2, 2), [0, 0, 1, 1], marks=pytest.mark.slow),
+        pytest.param((1, 1, 2), [0, 1, 2, 2], marks=pytest.mark.slow),
+    ],
+)
+@deadline(60)
+def test_unequal_hosts_compute_the_same_bits(hosts, tmp_path, counts, host_of):
+    done = run(tmp_path, *on(hosts, *counts), *python(STEP))
+    assert done.code == 0, done.stderr
+    found = told(done)
+    assert len(found) == sum(counts)
+    assert {one["bits"] for one in found} == {found[0]["bits"]}
+    assert [one["host_of"] for one in found] == [host_of] * len(host_of)
+    expected = [[i, count] for count in counts for i in range(count)]
+    assert [one["local"] for one in found] == expected
+    assert "no shared memory" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "transport", ["auto", pytest.param("tcp", marks=pytest.mark.slow)]
+)
+@deadline(60)
+def test_this_host_and_another_one(hosts, tmp_path, transport):
+    """The rendezvous listens where the other host can reach it, and nowhere else."""
+    code = STEP + (
+        "import os, psutil, sys\n"
+        "ours = psutil.Process().net_connections('tcp')\n"
+        "print(os.environ['TFDIST_RENDEZVOUS'], sorted(\n"
+        "    {c.laddr.ip for c in ours if c.status != 'TIME_WAIT'}), file=sys.stderr)\n"
+    )
+    words = ["-np", "3", "-H", f"localhost:2,{hosts.names[0]}:1", *hosts.ssh]
+    done = run(tmp_path, *words, *python(code), TFDIST_TRANSPORT=transport)
+    assert done.code == 0, done.stderr
+    assert [one["host_of"] for one in told(done)] == [[0, 0, 1]] * 3
+    said = re.findall(r"\[rank \d\] ([\d.]+):\d+ \[(.*)\]", done.stderr)
+    assert len(said) == 3
+    assert {store for store, _ in said} == {hosts.address}
+    used = {ip.strip("'") for _, ips in said for ip in ips.split(", ") if ip}
+    assert used == {hosts.address, hosts.names[0]}
+
+
+@deadline(60)
+def test_hosts_of_one_kernel_are_told_apart_by_what_they_can_share(hosts, tmp_path):
+    """Without a launcher's word: equal host name and boot id, two networks."""
+    code = "import os\nfor n in ('RANK', 'SIZE'): os.environ.pop('TFDIST_CROSS_' + n)\n"
+    code += "for n in ('RANK', 'SIZE'): os.environ.pop('TFDIST_LOCAL_' + n)\n"
+    done = run(tmp_path, *on(hosts, 1, 2), *python(code + STEP))
+    assert done.code == 0, done.stderr
+    assert [one["host_of"] for one in told(done)] == [[0, 1, 1]] * 3
+    assert [one["local"] for one in told(done)] == [[0, 1], [0, 2], [1, 2]]
+
+
+@pytest.mark.slow
+@deadline(60)
+def test_a_launcher_that_cannot_be_reached_is_an_error_before_any_rank(hosts, tmp_path):
+    """ssh works, but not the way back: a firewall."""
+    hosts.cable(1, "down")
+    try:
+        done = run(tmp_path, *on(hosts, 1, 1), *python("print('started')"))
+    finally:
+        hosts.cable(1, "up")
+    assert done.code == 1
+    assert done.stdout == ""
+    (first,) = (line for line in done.report if line.startswith(hosts.names[1]))
+    assert f"tfdistrun cannot be reached from there at {hosts.address}:" in first
+    assert "TFDIST_ADDRESS" in first
+    assert done.seconds < 15.0
+
+
+@deadline(60)
+def test_a_remote_rank_that_dies_is_named_on_every_host(hosts, tmp_path):
+    client = [sys.executable, "-m", "helpers.core_client", "kill", "2"]
+    done = run(tmp_path, *on(hosts, 2, 1), *client)
+    assert done.code == 137
+    first = f"rank 2 on {hosts.names[1]} failed first: killed by SIGKILL"
+    assert done.report[0].startswith(first)
+    assert (
+        len(re.findall(r"\[rank [01]\] \S*CoreError: .*rank 2 \(host", done.stderr))
+        == 2
+    )
+
+
+@pytest.mark.slow
+@deadline(60)
+def test_the_first_failure_is_found_although_clocks_differ(tmp_path):
+    """Another host's monotonic clock is ahead by hours."""
+    ahead = ["unshare", "--time", "--monotonic", "7200", "--fork"]
+    if subprocess.run([*ahead, "true"], capture_output=True).returncode != 0:
+        pytest.skip("time namespaces cannot be made here")
+    code = (
+        "import os, sys, time\n"
+        "from tfdist.rendezvous import report\n"
+        "rank = int(os.environ['TFDIST_RANK'])\n"
+        "time.sleep([0.8, 0.1][rank])\n"
+        "assert report.send(os.environ, {'error': f'E{rank}', 'blamed': None})\n"
+        "time.sleep([0.1, 1.4][rank])\n"
+        "sys.exit(10 + rank)\n"
+    )
+    folder = tmp_path / "sockets"
+    folder.mkdir()
+    with networked_hosts(folder, 2, prefixes={1: ahead}) as hosts:
+        done = run(tmp_path, *on(hosts, 1, 1), *python(code))
+    assert done.code == 11, done.stderr
+    assert done.report[0].startswith(f"rank 1 on {hosts.names[1]} failed first")
+    assert re.search(r"after \d\.\d s$", done.report[0])
+
+
+@pytest.mark.slow
+@deadline(120)
+def test_a_pulled_cable_ends_the_job_and_leaves_nothing(hosts, tmp_path):
+    """Ranks notice by their own deadline today; ssh (not over the cable here) stays."""
+    marker = f"mark-{uuid.uuid4().hex}"
+    client = [sys.executable, "-m", "helpers.core_client", "wait", "99"]
+    words = [*on(hosts, 1, 1), "-x", "MARK", *client]
+    process = start(tmp_path, *words, MARK=marker, TFDIST_TIMEOUT_S="4")
+    for _ in range(2):
+        assert "init took" in process.stdout.readline()
+    before = time.monotonic()
+    hosts.cable(1, "down")
+    try:
+        done = finish(process, 60.0)
+    finally:
+        hosts.cable(1, "up")
+    assert done.code != 0
+    assert time.monotonic() - before < 4 + 15.0
+    until(lambda: not marked(marker), 5.0)

@@ -1,0 +1,319 @@
+"""Lists and files of hosts, places of ranks, what crosses to other hosts. Pure."""
+
+import json
+import shlex
+import socket
+import subprocess
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tfdist.launch import agent, frames, hosts, job, remote
+from tfdist.launch.hosts import Host, HostsError, Place, mark_local, places
+from tfdist.rendezvous.address import own_address, route_to
+from tfdist.rendezvous.errors import RendezvousError
+
+
+def pairs(found):
+    return [(host.name, host.slots) for host in found]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("host1:2,host2:2", [("host1", 2), ("host2", 2)]),
+        ("a", [("a", 1)]),
+        ("a,b:3", [("a", 1), ("b", 3)]),
+        (" a:1 , b:2 ", [("a", 1), ("b", 2)]),
+        ("me@a.b-c.org:4", [("me@a.b-c.org", 4)]),
+        ("10.0.0.1:2,[fe80::1%eth0]:3,[::1]", [
+            ("10.0.0.1", 2), ("fe80::1%eth0", 3), ("::1", 1)
+        ]),
+        ("a:1,b:1,a:2", [("a", 3), ("b", 1)]),
+    ],
+)  # fmt: skip
+def test_lists_of_hosts(text, expected):
+    assert pairs(hosts.parse_list(text)) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", ",", "a,,b", "a:", "a:0", "a:-1", "a:1:2", "::1:2", "a b:1", "-a:1", "a;b:1"]
+    + ["$(x):1", "a:5000", "a:１", "@a:1", "me@:1", "a'b", "[::1:2", "a\n:1"],
+)
+def test_malformed_lists_are_refused(text):
+    with pytest.raises(HostsError, match="-H"):
+        hosts.parse_list(text)
+
+
+def test_files_of_hosts():
+    text = """
+    # the machines of the second floor
+    host1 slots=2
+    host2:3            # as Horovod writes it
+    host3
+    host1 slots=1 max_slots=4
+    10.0.0.4 max-slots=2 slots=2
+    """
+    assert pairs(hosts.parse_file(text, "f")) == [
+        ("host1", 3),
+        ("host2", 3),
+        ("host3", 1),
+        ("10.0.0.4", 2),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("# nothing\n", "no host in it"),
+        ("a\nb slots=two\n", "f, line 2: expected a number of slots"),
+        ("a 2\n", "f, line 1: expected slots=N after the host, got '2'"),
+        ("a:2 slots=2\n", "told twice"),
+        ("a slots=1 slots=2\n", "told twice"),
+        ("a slots=3 max_slots=2\n", "max_slots=2 is below 3"),
+        ("a user=me\n", "got 'user=me'"),
+        ("--x\n", "not the name"),
+    ],
+)
+def test_malformed_files_name_the_line(text, says):
+    with pytest.raises(HostsError) as caught:
+        hosts.parse_file(text, "f")
+    assert says in str(caught.value)
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    with pytest.raises(HostsError, match="No such file"):
+        hosts.read_file(str(tmp_path / "none"))
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(HostsError, match="not a text file"):
+        hosts.read_file(str(tmp_path / "binary"))
+
+
+def test_this_machine_is_known_by_all_its_names():
+    own = socket.gethostname()
+    found = mark_local(
+        [
+            Host("localhost", 1),
+            Host("far.invalid", 2),
+            Host(own, 2),
+            Host("127.0.0.3", 1),
+        ]
+    )
+    assert found == [Host("localhost", 4, True), Host("far.invalid", 2, False)]
+    # As another user it is not the same.
+    assert mark_local([Host("me@localhost", 1)]) == [Host("me@localhost", 1, False)]
+
+
+@pytest.mark.parametrize(
+    ("slots", "size", "expected"),
+    [
+        ((2, 2), 4, ["0:0/2 0/2", "0:1/2 0/2", "1:0/2 1/2", "1:1/2 1/2"]),
+        ((1, 3), 4, ["0:0/1 0/2", "1:0/3 1/2", "1:1/3 0/1", "1:2/3 0/1"]),
+        ((2, 1), 3, ["0:0/2 0/2", "0:1/2 0/1", "1:0/1 1/2"]),
+        ((3, 3), 2, ["0:0/2 0/1", "0:1/2 0/1"]),
+    ],
+)
+def test_hosts_are_filled_in_order(slots, size, expected):
+    found = places([Host(f"h{i}", count) for i, count in enumerate(slots)], size)
+    assert [place.rank for place in found] == list(range(size))
+    assert [
+        f"{p.host}:{p.local_rank}/{p.local_size} {p.cross_rank}/{p.cross_size}"
+        for p in found
+    ] == expected
+
+
+def test_too_few_slots_say_how_many_there_are():
+    with pytest.raises(HostsError, match=r"4 slots \(a: 1, b: 3\)"):
+        places([Host("a", 1), Host("b", 3)], 5)
+
+
+def test_a_place_as_variables():
+    place = Place(
+        rank=3, host=1, local_rank=2, local_size=3, cross_rank=0, cross_size=1
+    )
+    assert place.variables(4) == {
+        "TFDIST_RANK": "3",
+        "TFDIST_SIZE": "4",
+        "TFDIST_LOCAL_RANK": "2",
+        "TFDIST_LOCAL_SIZE": "3",
+        "TFDIST_CROSS_RANK": "0",
+        "TFDIST_CROSS_SIZE": "1",
+    }
+
+
+# ---- what crosses ----
+
+
+def test_only_what_is_needed_crosses():
+    here = {
+        "HOME": "/root",
+        "AWS_SECRET_ACCESS_KEY": "x",
+        "PYTHONPATH": "src",
+        "TFDIST_TIMEOUT_S": "9",
+        "TFDIST_SECRET_FILE": "/proc/1/fd/3",
+        "TFDIST_ADDRESS": "10.0.0.1",
+        "TFDIST_LOG_DIR": "/logs",
+        "OMP_NUM_THREADS": "1",
+        "TF_NUM_INTEROP_THREADS": "1",
+        "TF_VAR_x": "1",
+    }
+    crossed = job.crossing(here, {"TF_NUM_INTEROP_THREADS": "2"})
+    assert crossed == {
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONPATH": "src",
+        "TFDIST_TIMEOUT_S": "9",
+        "TF_NUM_INTEROP_THREADS": "2",
+    }
+    assert job.missed(here, crossed) == ["OMP_NUM_THREADS"]
+
+
+@pytest.mark.parametrize("choice", ["10.0.0.0/8", "eth1"])
+def test_a_network_or_interface_is_chosen_for_all_hosts_alike(choice):
+    assert job.crossing({"TFDIST_ADDRESS": choice}, {})["TFDIST_ADDRESS"] == choice
+
+
+def test_the_other_hosts_own_variables_stay_and_stale_ones_go():
+    own = {"PATH": "/usr/bin:/bin", "LANG": "C", "TFDIST_RANK": "7"}
+    found = agent.rank_environ(own, {"A": "b"}, "/venv/bin:/bin")
+    assert found == {"PATH": "/venv/bin:/bin:/usr/bin", "LANG": "C", "A": "b"}
+
+
+NASTY = st.text(
+    st.characters(blacklist_characters="\0", blacklist_categories=("Cs",)), min_size=1
+)
+
+
+@given(python=NASTY, path=NASTY)
+def test_the_line_means_the_same_to_a_shell(python, path):
+    """One word each for the shell, whatever is in it."""
+    line = remote.remote_line("/" + python, "/" + path.replace(":", ""))
+    words = shlex.split(line)
+    assert words[:2] == ["exec", "env"]
+    assert words[2].startswith("PYTHONPATH=/")
+    assert words[3:] == ["/" + python, "-P", "-m", "tfdist.launch.agent"]
+
+
+def test_a_real_shell_agrees_about_quoting():
+    name = '/tmp/it\'s $HOME `x` "y"\n\\é'
+    line = remote.remote_line("/bin/echo", name)
+    said = subprocess.run(
+        ["sh", "-c", line.replace("/bin/echo -P", "printenv PYTHONPATH #")],
+        capture_output=True,
+        text=True,
+        timeout=10,
+    )
+    assert said.stdout == name + "\n"
+
+
+# ---- frames ----
+
+
+@given(
+    parts=st.lists(
+        st.tuples(st.sampled_from([frames.STDOUT, frames.STDERR]), st.binary())
+    ),
+    cut=st.integers(1, 64),
+    noise=st.binary(max_size=50).filter(lambda b: frames.GREETING not in b),
+)
+def test_frames_survive_any_cutting(parts, cut, noise):
+    """After what a shell printed, in pieces of any size."""
+    if (noise + frames.GREETING).index(frames.GREETING) != len(noise):
+        return
+    data = noise + frames.GREETING
+    data += b"".join(frames.output(kind, 3, body) for kind, body in parts)
+    data += frames.message(event="x", text="é\n")
+    decoder = frames.Decoder(frames.GREETING)
+    found = []
+    for start in range(0, len(data), cut):
+        found += decoder.feed(data[start : start + cut])
+    assert [(f.kind, f.rank, f.body) for f in found[:-1]] == [
+        (kind, 3, body) for kind, body in parts
+    ]
+    assert found[-1].message == {"event": "x", "text": "é\n"}
+    assert decoder.noise == noise
+
+
+def test_what_is_no_frame_is_refused():
+    with pytest.raises(frames.FrameError):
+        frames.Decoder().feed(b"z" + bytes(8))
+    with pytest.raises(frames.FrameError):
+        frames.Decoder().feed(b"o" + bytes(4) + b"\xff" * 4)
+    with pytest.raises(frames.FrameError):
+        frames.Decoder(b"hello").feed(bytes(frames.MAX_NOISE_BYTES + 1))
+    for body in (b"{", b"[]", b"[" * 100_000):
+        with pytest.raises(frames.FrameError):
+            _ = frames.Frame(frames.MESSAGE, 0, body).message
+
+
+def test_bytes_of_the_environment_that_are_no_text_cross_too():
+    body = json.loads(json.dumps({"A": "\udcff"}))
+    assert body == {"A": "\udcff"}
+
+
+# ---- the agent's checks ----
+
+
+def checks(tmp_path, **changes):
+    return {
+        "cwd": str(tmp_path),
+        "command": ["sh"],
+        "ranks": [{"rank": 0}],
+        "size": 1,
+        "shm_bytes": 0,
+        "store": "127.0.0.1:1",
+        "secret": "00" * 32,
+        **changes,
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "says", "code"),
+    [
+        ({"cwd": "/no/such/folder"}, "the working directory /no/such/folder", 1),
+        ({"command": ["nosuchprogram"]}, "nosuchprogram: command not found there", 127),
+        ({}, "tfdistrun cannot be reached from there at 127.0.0.1:1: no rendezvous", 1),
+    ],
+)
+def test_what_is_missing_on_a_host_is_told(tmp_path, monkeypatch, changes, says, code):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(agent, "_STORE_S", 0.2)
+    with pytest.raises(agent.PrepareError) as caught:
+        agent.prepare(checks(tmp_path, **changes), {"PATH": "/usr/bin:/bin"})
+    assert says in str(caught.value)
+    assert caught.value.code == code
+
+
+# ---- addresses ----
+
+
+def test_the_own_address_by_address_network_or_interface():
+    assert own_address("10.9.8.7") == "10.9.8.7"  # listening there tells more
+    assert own_address("127.0.0.0/8") == "127.0.0.1"
+    assert own_address("lo") == "127.0.0.1"
+
+
+@pytest.mark.parametrize(
+    ("choice", "says"),
+    [
+        ("0.0.0.0", "all network interfaces"),
+        ("::", "all network interfaces"),
+        ("0.0.0.0/0", "all network interfaces"),
+        ("203.0.113.0/24", "no address in that network"),
+        ("eth99", "interface of this machine (lo: 127.0.0.1"),
+        ("10.0.0.0/99", "is not an IP address"),
+    ],
+)
+def test_a_choice_that_leads_nowhere_is_refused(choice, says):
+    with pytest.raises(RendezvousError) as caught:
+        own_address(choice)
+    assert f"TFDIST_ADDRESS={choice}".replace("'", "") in str(caught.value).replace(
+        "'", ""
+    )
+    assert says in str(caught.value)
+
+
+def test_no_way_leads_to_what_has_no_address():
+    assert route_to("no-such-host.invalid") is None
+    assert route_to("127.0.0.1") is None

@@ -1,0 +1,377 @@
+"""The part of tfdistrun on another host: starts that host's ranks, looks after them.
+
+`python -m tfdist.launch.agent`, started through ssh. It gets everything through its
+standard input (the secret is in no argument), sends what the ranks print and how they
+end through its standard output (`frames`), and ends all it has started when its input
+ends: tfdistrun was killed, or the connection. When nothing comes at all for 30 s, not
+even tfdistrun's sign of life, the connection is taken for dead. A guard process ends
+the ranks if the agent itself is killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import selectors
+import shutil
+import signal
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from tfdist import __version__, _core
+from tfdist.launch import frames, limits, process, tree
+from tfdist.launch.supervisor import Signals
+from tfdist.rendezvous.address import split_address
+from tfdist.rendezvous.errors import RendezvousError
+from tfdist.rendezvous.secret import keep_in_memory
+from tfdist.rendezvous.store import StoreClient
+
+_READ_BYTES = 64 << 10
+_MOST_WAITING_BYTES = 1 << 20  # for the network; then the ranks have to wait
+_TERM_S = 1.0  # from SIGTERM to SIGKILL
+_DRAIN_S = 0.5
+_FLUSH_S = 2.0
+_STORE_S = 5.0
+
+
+class PrepareError(Exception):
+    """The ranks cannot be started here; `code` is tfdistrun's exit code then."""
+
+    def __init__(self, text: str, code: int = 1) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+def rank_environ(
+    own: Mapping[str, str], given: Mapping[str, str], path: str
+) -> dict[str, str]:
+    """The variables of all ranks of this host.
+
+    Args:
+        own: this host's, as ssh gives them.
+        given: by tfdistrun; they win. No TFDIST_* variable comes from anywhere else.
+        path: tfdistrun's PATH, put in front of this host's.
+
+    Example:
+        >>> from tfdist.launch import agent
+        >>> agent.rank_environ({"PATH": "/bin", "TFDIST_RANK": "7"}, {"A": "b"}, "/x")
+        {'PATH': '/x:/bin', 'A': 'b'}
+    """
+    kept = {k: v for k, v in own.items() if not k.startswith("TFDIST_")}
+    folders = [*path.split(os.pathsep), *own.get("PATH", "").split(os.pathsep)]
+    kept["PATH"] = os.pathsep.join(dict.fromkeys(filter(None, folders)))
+    return {**kept, **given}
+
+
+def prepare(job: Mapping[str, Any], environ: Mapping[str, str]) -> list[str]:
+    """Goes to the job's folder and checks all that the ranks will need.
+
+    Returns:
+        Warnings.
+
+    Raises:
+        PrepareError: something is missing here.
+    """
+    folder, command = job["cwd"], job["command"][0]
+    try:
+        os.chdir(folder)
+    except OSError as error:
+        raise PrepareError(
+            f"the working directory {folder} cannot be entered there: "
+            f"{error.strerror}; tfdistrun starts all ranks in the folder it was "
+            "started in: make it on all hosts, or use a shared file system"
+        ) from None
+    if shutil.which(command, path=environ["PATH"]) is None:
+        raise PrepareError(
+            f"{command}: command not found there (PATH={environ['PATH']}); install the "
+            "same programs on all hosts, or give the path",
+            127,
+        )
+    found = limits.check(
+        len(job["ranks"]), shm_bytes=job["shm_bytes"], world=job["size"]
+    )
+    if found.errors:
+        raise PrepareError("; ".join(found.errors))
+    try:
+        asyncio.run(_reach_store(job["store"], bytes.fromhex(job["secret"])))
+    except RendezvousError as error:
+        raise PrepareError(
+            f"tfdistrun cannot be reached from there at {job['store']}: "
+            f"{error.message}; choose the network with TFDIST_ADDRESS (an address, a "
+            "network or an interface), and see that no firewall is between"
+        ) from None
+    return found.warnings
+
+
+async def _reach_store(address: str, secret: bytes) -> None:
+    deadline = time.monotonic() + _STORE_S
+    where = split_address(address)
+    (await StoreClient.connect(where, secret, deadline=deadline)).close()
+
+
+class Agent:
+    """The loop of the agent: one thread, nothing in it blocks once ranks run.
+
+    Args:
+        commands: descriptor from which tfdistrun's messages are read.
+        answers: descriptor to which frames are written.
+    """
+
+    def __init__(self, commands: int, answers: int) -> None:
+        self._commands = commands
+        self._answers = answers
+        self._decoder = frames.Decoder()
+        self._out = bytearray(frames.GREETING)
+        self._selector = selectors.DefaultSelector()
+        self._streams: dict[int, tuple[bytes, int]] = {}  # read, while there is room
+        self._reading = True
+        self._ranks: dict[int, process.RankProcess] = {}
+        self._running: set[int] = set()
+        self._job: dict[str, Any] = {}
+        self._environ: dict[str, str] = {}
+        self._guard: tree.Guard | None = None
+        self._heard_s = time.monotonic()
+        self._told_s = 0.0
+        self._finished = False  # tfdistrun said so; else it, or the connection, is gone
+        self._ended = False
+
+    def run(self) -> int:
+        """Serves until tfdistrun says that the job is over, or is gone."""
+        for fd in (self._commands, self._answers):
+            os.set_blocking(fd, False)
+        signals = Signals()
+        self._selector.register(self._commands, selectors.EVENT_READ, self._read)
+        self._selector.register(
+            signals, selectors.EVENT_READ, lambda: self._end_if(bool(signals.take()))
+        )
+        self._say(
+            event="hello",
+            version=__version__,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            time_s=time.monotonic(),
+        )
+        try:
+            while not self._ended:
+                self._step(frames.SIGN_OF_LIFE_S / 2)
+                self._mind_the_time()
+            if self._finished:
+                self._drain(_DRAIN_S)
+        finally:
+            self._end_all()
+        if self._finished:
+            self._drain(_DRAIN_S)
+            self._flush(_FLUSH_S)
+        return 0 if self._finished else 1
+
+    # ---- the connection ----
+
+    def _say(self, **fields: Any) -> None:
+        self._out += frames.message(**fields)
+
+    def _read(self) -> None:
+        try:
+            data = os.read(self._commands, _READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        self._heard_s = time.monotonic()
+        try:
+            for frame in self._decoder.feed(data):
+                self._obey(frame.message)
+        except frames.FrameError:
+            data = b""
+        self._end_if(not data)
+
+    def _obey(self, message: dict[str, Any]) -> None:
+        order = message["do"]
+        if order == "prepare":
+            self._prepare(message["job"])
+        elif order == "go":
+            self._start()
+        elif order == "signal":
+            for rank in self._running:
+                pid = self._ranks[rank].process.pid
+                tree.send_to_group(pid, int(message["number"]))
+        elif order == "kill":
+            self._kill()
+        elif order == "finish":
+            self._finished = self._ended = True
+
+    def _end_if(self, ended: bool) -> None:
+        self._ended = self._ended or ended
+
+    def _mind_the_time(self) -> None:
+        now = time.monotonic()
+        if now - self._heard_s > frames.SILENCE_S:
+            self._ended = True
+        if now - self._told_s >= frames.SIGN_OF_LIFE_S:
+            self._told_s = now
+            if len(self._out) < _MOST_WAITING_BYTES:
+                self._say(event="alive")
+            if self._guard is not None:
+                own = {one.process.pid for one in self._ranks.values()}
+                tree.reap_orphans(own | {self._guard.pid})
+
+    def _step(self, timeout_s: float) -> None:
+        """Writes what waits, reads what comes, at most one round."""
+        self._write()
+        reading = len(self._out) < _MOST_WAITING_BYTES
+        if reading != self._reading:
+            self._reading = reading
+            for fd in self._streams:
+                self._watch(fd) if reading else self._selector.unregister(fd)
+        writers = [self._answers] if self._out else []
+        if writers:
+            self._selector.register(
+                self._answers, selectors.EVENT_WRITE, lambda: self._write()
+            )
+        try:
+            for key, _ in self._selector.select(timeout_s):
+                key.data()
+        finally:
+            if writers:
+                self._selector.unregister(self._answers)
+
+    def _write(self) -> None:
+        try:
+            while self._out:
+                del self._out[: os.write(self._answers, self._out[:_READ_BYTES])]
+        except BlockingIOError:
+            return
+        except OSError:  # the connection is gone
+            self._out.clear()
+            self._ended = True
+
+    def _drain(self, limit_s: float) -> None:
+        """Takes what the ranks printed last; their helpers may hold the pipes open."""
+        deadline = time.monotonic() + limit_s
+        while self._streams and (left_s := deadline - time.monotonic()) > 0:
+            self._step(left_s)
+
+    def _flush(self, limit_s: float) -> None:
+        deadline = time.monotonic() + limit_s
+        while self._out and (left_s := deadline - time.monotonic()) > 0:
+            self._step(left_s)
+
+    # ---- the ranks ----
+
+    def _prepare(self, job: dict[str, Any]) -> None:
+        self._job = job
+        environ = rank_environ(os.environ, job["environ"], job["path"])
+        try:
+            warnings = prepare(job, environ)
+        except PrepareError as error:
+            self._say(event="error", text=str(error), code=error.code)
+            return
+        _, path = keep_in_memory(bytes.fromhex(job["secret"]))
+        self._environ = {
+            **environ,
+            tree.MARK: job["mark"],
+            "TFDIST_SECRET_FILE": path,
+            "TFDIST_RENDEZVOUS": job["store"],
+        }
+        self._heard_s = time.monotonic()  # the checks may have taken a while
+        self._say(event="ready", warnings=warnings)
+
+    def _start(self) -> None:
+        tree.adopt_orphans()
+        self._guard = tree.Guard(self._job["mark"])
+        for told in self._job["ranks"]:
+            rank = int(told["rank"])
+            try:
+                started = process.start(
+                    rank,
+                    self._job["command"],
+                    {**self._environ, **told["variables"]},
+                    terminal_columns=told["terminal_columns"],
+                )
+            except OSError as error:
+                self._say(event="error", text=f"cannot start a rank: {error}", code=1)
+                return
+            self._ranks[rank] = started
+            self._running.add(rank)
+            self._selector.register(
+                started.pidfd,
+                selectors.EVENT_READ,
+                lambda started=started: self._on_end(started),
+            )
+            for fd, kind in (
+                (started.stdout, frames.STDOUT),
+                (started.stderr, frames.STDERR),
+            ):
+                self._streams[fd] = (kind, rank)
+                if self._reading:
+                    self._watch(fd)
+
+    def _watch(self, fd: int) -> None:
+        self._selector.register(fd, selectors.EVENT_READ, lambda: self._on_output(fd))
+
+    def _on_output(self, fd: int) -> None:
+        try:
+            data = os.read(fd, _READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:  # EIO: the other end of a terminal was closed
+            data = b""
+        if data:
+            self._out += frames.output(*self._streams[fd], data)
+            return
+        self._selector.unregister(fd)
+        del self._streams[fd]
+        os.close(fd)
+
+    def _on_end(self, ended: process.RankProcess) -> None:
+        code = ended.process.wait(5.0)
+        self._selector.unregister(ended.pidfd)
+        os.close(ended.pidfd)
+        self._running.discard(ended.rank)
+        self._say(event="end", rank=ended.rank, code=code, time_s=time.monotonic())
+
+    def _kill(self) -> None:
+        for rank in self._running:
+            tree.send_to_group(self._ranks[rank].process.pid, signal.SIGKILL)
+        if self._guard is not None:
+            tree.send(
+                tree.living(self._job["mark"], spare=self._guard.pid), signal.SIGKILL
+            )
+
+    def _end_all(self) -> None:
+        """Asks all that was started here to end, then makes it."""
+        if self._guard is None:
+            return
+        mark, spare = self._job["mark"], self._guard.pid
+        left = tree.living(mark, spare=spare)
+        if left:
+            tree.send(left, signal.SIGTERM)
+            tree.send(left, signal.SIGCONT)  # a stopped process does not end
+        deadline = time.monotonic() + _TERM_S
+        while left and time.monotonic() < deadline:
+            time.sleep(0.02)
+            tree.reap_orphans({spare})
+            left = tree.living(mark, spare=spare)
+        tree.kill_all(mark, spare=spare)
+        self._guard.dismiss()
+
+
+def main() -> int:
+    """Runs the agent; what goes wrong here goes to standard error, through ssh."""
+    # What a rank or a library prints must not get between the frames.
+    answers = os.dup(1)
+    os.dup2(2, 1)
+    os.set_inheritable(answers, False)
+    try:
+        return Agent(0, answers).run()
+    except (OSError, _core.CoreError) as error:
+        print(f"tfdist agent: {error}", file=sys.stderr)
+        return 1
+
+
+__all__ = ["Agent", "PrepareError", "main", "prepare", "rank_environ"]
+
+if __name__ == "__main__":
+    sys.exit(main())

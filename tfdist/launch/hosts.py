@@ -1,0 +1,270 @@
+"""On which host does which rank run? Lists of hosts, files of hosts, places of ranks.
+
+Pure functions on text, but for `mark_local`, which asks this machine for its addresses.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+_MAX_SLOTS = 4096
+_NAME = re.compile(r"(?:[\w.+-]+@)?[\w][\w.-]*|(?:[\w.+-]+@)?[0-9A-Fa-f:.]+(?:%\w+)?")
+
+
+class HostsError(ValueError):
+    """A list of hosts that cannot be used; says where and why."""
+
+
+@dataclass(frozen=True)
+class Host:
+    """One host of the job.
+
+    Attributes:
+        name: as the user wrote it, perhaps with "user@"; what ssh gets.
+        slots: the most ranks to start there.
+        is_local: whether it is this machine, where ranks are started without ssh.
+    """
+
+    name: str
+    slots: int
+    is_local: bool = False
+
+    @property
+    def address(self) -> str:
+        """The name without the user."""
+        return self.name.rpartition("@")[2]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where one rank runs; `host` is an index into the hosts."""
+
+    rank: int
+    host: int
+    local_rank: int
+    local_size: int
+    cross_rank: int
+    cross_size: int
+
+    def variables(self, size: int) -> dict[str, str]:
+        """The environment by which the rank knows its place among `size` ranks."""
+        return {
+            "TFDIST_RANK": str(self.rank),
+            "TFDIST_SIZE": str(size),
+            "TFDIST_LOCAL_RANK": str(self.local_rank),
+            "TFDIST_LOCAL_SIZE": str(self.local_size),
+            "TFDIST_CROSS_RANK": str(self.cross_rank),
+            "TFDIST_CROSS_SIZE": str(self.cross_size),
+        }
+
+
+def _checked_slots(text: str, where: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,6}", text) or not 1 <= int(text) <= _MAX_SLOTS:
+        raise HostsError(
+            f"{where}: expected a number of slots from 1 to {_MAX_SLOTS}, got {text!r}"
+        )
+    return int(text)
+
+
+def _checked_name(text: str, where: str) -> str:
+    # Never an option of ssh, nor anything that a shell would read.
+    if not _NAME.fullmatch(text):
+        raise HostsError(f"{where}: {text!r} is not the name or address of a host")
+    return text
+
+
+def _split_slots(text: str, where: str) -> tuple[str, int]:
+    """("host", slots) of "host", "host:2", "[::1]:2", "user@host:2"; else 1 slot."""
+    bracket = re.fullmatch(r"((?:[^@\[\]]+@)?)\[([0-9A-Fa-f:.%\w]+)\](?::(.*))?", text)
+    if bracket:
+        name, slots = bracket[1] + bracket[2], bracket[3]
+    else:
+        name, _, after = text.partition(":")
+        if ":" in after:
+            raise HostsError(
+                f"{where}: {text!r} is neither host:slots nor [IPv6 address]:slots"
+            )
+        slots = after if ":" in text else None
+    return _checked_name(name, where), (
+        1 if slots is None else _checked_slots(slots, where)
+    )
+
+
+def _summed(found: Iterable[tuple[str, int]]) -> list[Host]:
+    """Hosts in the order they were first named; slots of one named twice add up."""
+    slots: dict[str, int] = {}
+    for name, count in found:
+        slots[name] = slots.get(name, 0) + count
+    return [Host(name, count) for name, count in slots.items()]
+
+
+def parse_list(text: str) -> list[Host]:
+    """The hosts of `-H host1:2,host2:2`.
+
+    Args:
+        text: hosts with their slots (1 where none are told), with commas between. The
+            slots of a host that is named twice add up, as under Open MPI.
+
+    Raises:
+        HostsError: a part is malformed.
+
+    Example:
+        >>> from tfdist.launch import hosts
+        >>> [(host.name, host.slots) for host in hosts.parse_list("a:2,b,a:1")]
+        [('a', 3), ('b', 1)]
+    """
+    parts = [part.strip() for part in text.split(",")]
+    if not all(parts):
+        raise HostsError(f"-H {text!r}: expected host:slots with commas between")
+    return _summed(_split_slots(part, f"-H {text!r}") for part in parts)
+
+
+def parse_file(text: str, name: str) -> list[Host]:
+    r"""The hosts of a hostfile: lines `host slots=N`, `host:N` or `host`.
+
+    Args:
+        text: the file's contents; "#" starts a comment.
+        name: of the file, for messages.
+
+    Raises:
+        HostsError: a line is malformed (its number is told), or there is none.
+
+    Example:
+        >>> from tfdist.launch import hosts
+        >>> found = hosts.parse_file("a slots=2  # the first\nb:1\n", "hosts")
+        >>> [(host.name, host.slots) for host in found]
+        [('a', 2), ('b', 1)]
+    """
+    found = []
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.partition("#")[0].split()
+        if words:
+            found.append(_file_line(words, f"{name}, line {number}"))
+    if not found:
+        raise HostsError(f"{name}: no host in it; expected lines like: host1 slots=2")
+    return _summed(found)
+
+
+def _file_line(words: list[str], where: str) -> tuple[str, int]:
+    name, slots = _split_slots(words[0], where)
+    told = {"slots": slots} if ":" in words[0].rpartition("]")[2] else {}
+    for word in words[1:]:
+        key, equals, value = word.partition("=")
+        key = key.replace("-", "_")
+        if not equals or key not in ("slots", "max_slots"):
+            raise HostsError(f"{where}: expected slots=N after the host, got {word!r}")
+        if key in told:
+            raise HostsError(f"{where}: the number of slots is told twice")
+        told[key] = _checked_slots(value, where)
+    slots = told.get("slots", 1)
+    most = told.get("max_slots", slots)
+    if most < slots:
+        raise HostsError(f"{where}: max_slots={most} is below {slots} slots")
+    return name, slots
+
+
+def read_file(path: str) -> list[Host]:
+    """As `parse_file`, of a file.
+
+    Raises:
+        HostsError: the file cannot be read, or is malformed.
+    """
+    try:
+        return parse_file(Path(path).read_text(encoding="utf-8"), path)
+    except OSError as error:
+        raise HostsError(f"--hostfile {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise HostsError(f"--hostfile {path}: not a text file") from None
+
+
+def own_names() -> set[str]:
+    """Names and addresses by which this machine knows itself."""
+    name = socket.gethostname().lower()
+    found = {"localhost", name, name.partition(".")[0]}
+    for addresses in psutil.net_if_addrs().values():
+        found |= {one.address.lower() for one in addresses}
+    return found
+
+
+def _is_local(address: str, own: set[str]) -> bool:
+    name = address.lower().rstrip(".")
+    if name in own:
+        return True
+    try:
+        return ipaddress.ip_address(name.partition("%")[0]).is_loopback
+    except ValueError:
+        pass
+    try:
+        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return False  # a name that only ssh knows
+    resolved = {str(info[4][0]) for info in found}
+    return all(
+        one in own or ipaddress.ip_address(one.partition("%")[0]).is_loopback
+        for one in resolved
+    )
+
+
+def mark_local(found: Sequence[Host]) -> list[Host]:
+    """Finds out which hosts are this machine; its several names become one host.
+
+    "localhost", addresses of the loopback, this machine's own name and addresses, and
+    names that resolve to nothing else. With "user@" it is another user's: by ssh.
+    """
+    own = own_names()
+    merged: dict[str, Host] = {}
+    for host in found:
+        local = "@" not in host.name and _is_local(host.address, own)
+        key = "" if local else host.name
+        slots = host.slots + (merged[key].slots if key in merged else 0)
+        name = merged[key].name if key in merged else host.name
+        merged[key] = Host(name, slots, local)
+    return list(merged.values())
+
+
+def places(found: Sequence[Host], size: int) -> list[Place]:
+    """Deals `size` ranks out to the hosts: each is filled before the next.
+
+    Returns:
+        One place a rank, in order.
+
+    Raises:
+        HostsError: there are fewer slots than ranks.
+
+    Example:
+        >>> from tfdist.launch.hosts import Host, places
+        >>> [(p.host, p.local_rank) for p in places([Host("a", 1), Host("b", 3)], 3)]
+        [(0, 0), (1, 0), (1, 1)]
+    """
+    slots = sum(host.slots for host in found)
+    if size > slots:
+        listed = ", ".join(f"{host.name}: {host.slots}" for host in found[:20])
+        more = f", and {len(found) - 20} more" if len(found) > 20 else ""
+        raise HostsError(
+            f"-np {size}, but the hosts have {slots} slot{'s' if slots > 1 else ''} "
+            f"({listed}{more}); name more hosts, or give them more slots (host:N)"
+        )
+    counts: list[int] = []
+    for host in found:
+        counts.append(min(host.slots, size - sum(counts)))
+    dealt: list[Place] = []
+    for index, count in enumerate(counts):
+        for local_rank in range(count):
+            dealt.append(
+                Place(
+                    rank=len(dealt),
+                    host=index,
+                    local_rank=local_rank,
+                    local_size=count,
+                    cross_rank=sum(1 for c in counts[:index] if c > local_rank),
+                    cross_size=sum(1 for c in counts if c > local_rank),
+                )
+            )
+    return dealt

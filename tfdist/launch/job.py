@@ -1,0 +1,374 @@
+"""One job: the store, the ranks of this host, the agents of the others."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ipaddress
+import os
+import secrets
+import shutil
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tfdist.launch import output, process, remote, tree
+from tfdist.launch.hosts import Host, Place
+from tfdist.launch.output import complain
+from tfdist.launch.supervisor import Outcome, Signals, Supervisor
+from tfdist.rendezvous import auth
+from tfdist.rendezvous.address import own_address, route_to
+from tfdist.rendezvous.environment import LAUNCHER_JOB
+from tfdist.rendezvous.errors import invalid
+from tfdist.rendezvous.report import PREFIX
+from tfdist.rendezvous.secret import keep_in_memory
+from tfdist.rendezvous.store import StoreThread
+
+# Of one host, or of one rank, or made anew on each host.
+_STAYS_HERE = (
+    "TFDIST_SECRET_FILE",
+    "TFDIST_RENDEZVOUS",
+    "TFDIST_LOG_DIR",
+    "TFDIST_RANK",
+    "TFDIST_SIZE",
+)
+# Variables that change results or speed, and that one would expect on every rank.
+_TERRAFORM = ("TF_CLI_", "TF_VAR_")  # another program of that prefix
+_MISSED = ("TF_", "KERAS_", "XLA_", "OMP_", "MKL_", "NCCL_", "CUDA_", "LD_LIBRARY_PATH")
+
+
+class HostsFailedError(Exception):
+    """Hosts on which ranks cannot be started; `lines` say which and why."""
+
+    def __init__(self, lines: list[str], code: int) -> None:
+        super().__init__("\n".join(lines))
+        self.lines = lines
+        self.code = code
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which rank runs where."""
+
+    hosts: Sequence[Host]
+    places: Sequence[Place]
+
+    def on(self, host: int) -> list[Place]:
+        """The ranks of one host."""
+        return [place for place in self.places if place.host == host]
+
+    @property
+    def used(self) -> list[int]:
+        """The hosts that have ranks."""
+        return sorted({place.host for place in self.places})
+
+    @property
+    def remote(self) -> list[int]:
+        """Those of them where ranks are started through ssh."""
+        return [host for host in self.used if not self.hosts[host].is_local]
+
+    @property
+    def local(self) -> list[Place]:
+        """The ranks of this machine."""
+        return [p for p in self.places if self.hosts[p.host].is_local]
+
+
+# ---- what crosses to other hosts ----
+
+
+def _of_this_host(name: str, environ: Mapping[str, str]) -> bool:
+    """Whether TFDIST_ADDRESS is an address: a network or interface is for all hosts."""
+    if name != "TFDIST_ADDRESS":
+        return False
+    try:
+        ipaddress.ip_address(environ[name])
+    except ValueError:
+        return False
+    return True
+
+
+def crossing(environ: Mapping[str, str], exported: Mapping[str, str]) -> dict[str, str]:
+    """The variables that ranks on other hosts get.
+
+    Args:
+        environ: of this process.
+        exported: what the user gave with -x.
+
+    Example:
+        >>> from tfdist.launch import job
+        >>> job.crossing({"TFDIST_TIMEOUT_S": "9", "HOME": "/root"}, {"A": "b"})
+        {'PYTHONUNBUFFERED': '1', 'TFDIST_TIMEOUT_S': '9', 'A': 'b'}
+    """
+    found = {
+        name: value
+        for name, value in environ.items()
+        if (name.startswith("TFDIST_") or name == "PYTHONPATH")
+        and name not in _STAYS_HERE
+        and not _of_this_host(name, environ)
+    }
+    return {"PYTHONUNBUFFERED": "1", **found, **exported}
+
+
+def missed(environ: Mapping[str, str], crossed: Mapping[str, str]) -> list[str]:
+    """Variables that are set here and that a user would expect on all hosts."""
+    return sorted(
+        name
+        for name in environ.keys() - crossed.keys()
+        if name.startswith(_MISSED) and not name.startswith(_TERRAFORM)
+    )
+
+
+def working_directory() -> str:
+    """This folder as the user knows it: links of a shared file system stay links."""
+    logical = os.environ.get("PWD", "")
+    try:
+        if logical.startswith("/") and os.path.samefile(logical, "."):
+            return logical
+    except OSError:
+        pass
+    return os.getcwd()
+
+
+def store_host(plan: Plan, environ: Mapping[str, str]) -> str:
+    """The address on which the store listens: one that all hosts of the job reach.
+
+    Raises:
+        RendezvousError: none is known.
+    """
+    if not plan.remote:
+        return "127.0.0.1"
+    if choice := environ.get("TFDIST_ADDRESS"):
+        return own_address(choice)  # the agents will say when it does not work
+    names = [plan.hosts[host].address for host in plan.remote[:8]]
+    ways = (route_to(name) for name in names)
+    # A name that only ssh knows: the way to anywhere (an address for documents).
+    found = next((own for own in ways if own), None) or route_to("192.0.2.1")
+    if found is None:
+        raise invalid(
+            f"no address of this machine leads to {names[0]}, whose ranks must reach "
+            "tfdistrun; set TFDIST_ADDRESS to the address, network or interface that "
+            "does"
+        )
+    return found
+
+
+# ---- the job ----
+
+
+@dataclass
+class _Streams:
+    """This process's own standard output and error."""
+
+    stdout: output.Screen
+    stderr: output.Screen
+
+    @classmethod
+    def own(cls) -> _Streams:
+        out = output.Sink(sys.stdout.buffer, is_terminal=sys.stdout.isatty())
+        err = output.Sink(sys.stderr.buffer, is_terminal=sys.stderr.isatty())
+        screen = output.Screen(out)
+        # On one terminal both share the line at the bottom.
+        shared = out.is_terminal and err.is_terminal
+        return cls(screen, screen if shared else output.Screen(err))
+
+    def terminal_columns(self, own: output.RankOutput) -> int | None:
+        """Width of the terminal that rank 0 gets, None: a pipe."""
+        if own.rank != 0 or not self.stdout.sink.is_terminal:
+            return None
+        return shutil.get_terminal_size().columns - len(own.prefix(color=False))
+
+    def mergers(
+        self, own: output.RankOutput
+    ) -> tuple[output.StreamMerger, output.StreamMerger]:
+        """Of the two streams of one rank."""
+        color = self.stdout.sink.is_terminal and "NO_COLOR" not in os.environ
+        return (
+            output.StreamMerger(own, self.stdout, color=color),
+            output.StreamMerger(own, self.stderr, color=color),
+        )
+
+
+class Job:
+    """Starts all ranks, watches them to the end, leaves nothing behind.
+
+    Args:
+        options: of the command line.
+        plan: which rank runs where.
+        folder: for the log files.
+        shm_bytes: of one link between two ranks of a host; 0 when they use TCP.
+    """
+
+    def __init__(
+        self, options: argparse.Namespace, plan: Plan, folder: Path, shm_bytes: int
+    ) -> None:
+        self.options = options
+        self.plan = plan
+        self.folder = folder
+        self.shm_bytes = shm_bytes
+        self.name = f"{LAUNCHER_JOB}{os.getpid()}:{secrets.token_hex(8)}"
+        self.secret = auth.new_secret()
+        self.streams = _Streams.own()
+        self.remotes: list[remote.RemoteHost] = []
+
+    def run(self) -> Outcome:
+        """Everything.
+
+        Raises:
+            HostsFailedError: ranks cannot be started on some host; none was started.
+            RendezvousError: no address for the store.
+            OSError: no process or descriptor left.
+        """
+        signals = Signals()
+        tree.adopt_orphans()
+        guard = tree.Guard(self.name)
+        try:
+            with contextlib.ExitStack() as stack:
+                store, path = stack.enter_context(self._store())
+                number = self._prepare_remotes(store.address, signals)
+                if number is not None:
+                    return Outcome(signal=number)
+                supervisor = Supervisor(
+                    mark=self.name,
+                    spare=guard.pid,
+                    grace_s=self.options.grace_s,
+                    told=lambda: _told(store),
+                    stdout=self.streams.stdout,
+                    stderr=self.streams.stderr,
+                )
+                self._start(supervisor, store.address, path, stack)
+                return supervisor.run(signals)
+        finally:
+            for one in self.remotes:
+                one.kill()
+            for one in self.remotes:
+                one.close("it is not needed any more")
+            left = tree.kill_all(self.name, spare=guard.pid)
+            guard.dismiss()
+            signals.close()
+            if left:
+                complain(f"these processes cannot be ended: {left}")
+
+    @contextlib.contextmanager
+    def _store(self) -> Iterator[tuple[StoreThread, str]]:
+        """The store of the job, and where this host's ranks find the secret."""
+        host = store_host(self.plan, os.environ)
+        fd, path = keep_in_memory(self.secret)
+        try:
+            store = StoreThread(self.secret, host=host)
+            store.start()
+            try:
+                yield store, path
+            finally:
+                store.close()
+        finally:
+            os.close(fd)
+
+    # ---- other hosts ----
+
+    def _prepare_remotes(self, address: str, signals: Signals) -> int | None:
+        """Connects with all other hosts; returns the signal that came instead."""
+        jobs = []
+        for index in self.plan.remote:
+            jobs.append(self._remote_job(index, address))
+            ranks = [place.rank for place in self.plan.on(index)]
+            host = self.plan.hosts[index]
+            self.remotes.append(
+                remote.RemoteHost(host, ranks, self.options.ssh_command)
+            )
+        if not jobs:
+            return None
+        if names := missed(os.environ, jobs[0]["environ"]):
+            complain(
+                "warning: set here, but not for the ranks on other hosts: "
+                f"{', '.join(names)}; pass them on with -x NAME"
+            )
+        timeout_s = self.options.host_timeout_s
+        number = remote.prepare_all(self.remotes, jobs, signals, timeout_s=timeout_s)
+        failed = [one for one in self.remotes if one.failure]
+        if failed and number is None:
+            lines = [
+                line
+                for one in failed
+                for line in f"{one.host.name}: {one.failure}".split("\n")
+            ]
+            raise HostsFailedError(lines, failed[0].failure_code)
+        for one in self.remotes:
+            for text in one.warnings:
+                complain(f"warning: {one.host.name}: {text}")
+        return number
+
+    def _remote_job(self, index: int, address: str) -> dict[str, Any]:
+        """All that the agent of one host has to know."""
+        environ = crossing(os.environ, dict(self.options.env))
+        return {
+            "mark": f"{self.name}@{index}",
+            "cwd": working_directory(),
+            "command": self.options.command,
+            "environ": {**environ, "TFDIST_JOB_ID": self.name},
+            "path": os.environ.get("PATH", ""),
+            "store": address,
+            "secret": self.secret.hex(),
+            "size": len(self.plan.places),
+            "shm_bytes": self.shm_bytes,
+            "ranks": [
+                {
+                    "rank": place.rank,
+                    "variables": place.variables(len(self.plan.places)),
+                    "terminal_columns": self.streams.terminal_columns(
+                        self._output(place.rank, None)
+                    ),
+                }
+                for place in self.plan.on(index)
+            ],
+        }
+
+    # ---- ranks ----
+
+    def _output(self, rank: int, log: Any) -> output.RankOutput:
+        size = len(self.plan.places)
+        return output.RankOutput(rank, size, log, self.options.timestamps)
+
+    def _start(
+        self,
+        supervisor: Supervisor,
+        address: str,
+        secret_path: str,
+        stack: contextlib.ExitStack,
+    ) -> None:
+        common = {
+            "TFDIST_RENDEZVOUS": address,
+            "TFDIST_SECRET_FILE": secret_path,
+            "TFDIST_JOB_ID": self.name,
+            tree.MARK: self.name,
+        }
+        outputs = {}
+        for place in self.plan.places:
+            log = open(self.folder / f"rank-{place.rank}.log", "ab", buffering=0)
+            outputs[place.rank] = self._output(place.rank, stack.enter_context(log))
+        for one in self.remotes:
+            for rank in one.ranks:
+                own = outputs[rank]
+                supervisor.add_remote_rank(one, own, *self.streams.mergers(own))
+            supervisor.add_remote(one)
+            one.go()
+        for place in self.plan.local:
+            own = outputs[place.rank]
+            environ = {
+                # Else the last lines of a killed rank are lost.
+                "PYTHONUNBUFFERED": "1",
+                **os.environ,
+                **common,
+                **place.variables(len(self.plan.places)),
+            }
+            columns = self.streams.terminal_columns(own)
+            started = process.start(
+                place.rank, self.options.command, environ, terminal_columns=columns
+            )
+            supervisor.add(started, own, *self.streams.mergers(own))
+
+
+def _told(store: StoreThread) -> dict[int, dict[str, Any]]:
+    """What the ranks reported, by rank."""
+    return {int(told["rank"]): told for told in store.values(PREFIX).values()}

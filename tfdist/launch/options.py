@@ -1,0 +1,222 @@
+"""The options of tfdistrun: what they are, and what is wrong with those given."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from tfdist import __version__
+from tfdist.launch.hosts import Host, HostsError, parse_list, read_file
+from tfdist.launch.remote import SSH_COMMAND
+
+_DESCRIPTION = """\
+Starts COMMAND N times, on this host or on several, as the N ranks of one job.
+
+Each rank finds its place in TFDIST_RANK and TFDIST_SIZE; tfdist.init() reads them. The
+output of all ranks is merged, with the rank's name in front of each line, and kept in
+one file a rank. When a rank fails the others are ended, the first failure is explained,
+and its exit code returned (128 + N for signal N)."""
+_EPILOG = """\
+examples:
+  tfdistrun -np 2 python train.py --epochs 3
+  tfdistrun -np 4 --env TF_CPP_MIN_LOG_LEVEL=2 python train.py
+  tfdistrun -np 4 -H host1:2,host2:2 python train.py
+
+The ranks get no standard input. Standard output of rank 0 is a terminal when that of
+tfdistrun is one, so that its progress bar moves; the other ranks write to pipes.
+SIGINT, SIGTERM and SIGHUP are passed on; the ranks then have 25 s. A second one kills.
+
+On other hosts ranks are started through ssh, which must work without a password, in
+the same folder, with the same python. Of the environment TFDIST_*, PYTHONPATH and PATH
+cross by themselves, other variables with -x. See docs/hosts.md."""
+_FOREIGN = {
+    ("-genv", "-env"): "to set a variable for all ranks use -x NAME=VALUE",
+    ("--nproc_per_node", "--nproc-per-node"): "the number of ranks is -np N",
+    ("--nnodes", "--node_rank", "--node-rank", "--master_addr", "--master_port"): (
+        "tfdistrun is started once; it starts the ranks of all hosts by itself: "
+        "-H host1:2,host2:2"
+    ),
+    ("--oversubscribe", "--allow-run-as-root", "--bind-to", "--map-by"): (
+        "that is an option of Open MPI's mpirun, which tfdistrun does not need"
+    ),
+    ("-p", "--ssh-port", "-i", "--ssh-identity-file"): (
+        "give ssh its options with --ssh-command 'ssh -p PORT -i FILE', or in "
+        "~/.ssh/config"
+    ),
+    ("--network-interface", "--network-interfaces"): (
+        "choose the network with TFDIST_ADDRESS: an address, a network or an interface"
+    ),
+}
+
+
+class _Foreign(argparse.Action):
+    """An option of another launcher: says what to use instead."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> NoReturn:
+        del namespace, values
+        parser.error(f"{option_string}: {self.const}")
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 4096:
+        raise argparse.ArgumentTypeError(
+            f"expected a number from 1 to 4096, got {text}"
+        )
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0.0 <= value <= 3600.0:
+        raise argparse.ArgumentTypeError(f"expected seconds from 0 to 3600, got {text}")
+    return value
+
+
+def _assignment(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise argparse.ArgumentTypeError(f"expected NAME=VALUE, got {text!r}")
+    return name, value
+
+
+def _exported(text: str) -> tuple[str, str]:
+    if "=" in text:
+        return _assignment(text)
+    if text not in os.environ:
+        raise argparse.ArgumentTypeError(
+            f"{text} is not set here; set it, or give the value: {text}=VALUE"
+        )
+    return text, os.environ[text]
+
+
+def _command(text: str) -> list[str]:
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: {error}") from None
+    if not words:
+        raise argparse.ArgumentTypeError("expected a command, e.g. 'ssh -p 2222'")
+    return words
+
+
+def chosen_hosts(options: argparse.Namespace) -> list[Host]:
+    """The hosts of -H or --hostfile; none: all ranks run here.
+
+    Raises:
+        HostsError: they are malformed, or both are given.
+    """
+    if options.hosts is not None and options.hostfile is not None:
+        raise HostsError("give the hosts with -H or --hostfile, not both")
+    if options.hostfile is not None:
+        return read_file(options.hostfile)
+    return [] if options.hosts is None else parse_list(options.hosts)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options of tfdistrun."""
+    made = argparse.ArgumentParser(
+        prog="tfdistrun",
+        usage="tfdistrun -np N [options] COMMAND [ARGUMENT...]",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    made.add_argument("--version", action="version", version=f"tfdist {__version__}")
+    made.add_argument(
+        "-np",
+        "-n",
+        "--np",
+        dest="size",
+        type=_count,
+        required=True,
+        metavar="N",
+        help="number of ranks",
+    )
+    _add_hosts(made)
+    made.add_argument(
+        "-x",
+        "--env",
+        dest="env",
+        action="append",
+        default=[],
+        type=_exported,
+        metavar="NAME[=VALUE]",
+        help="variable for all ranks, on all hosts; without a value the one it has "
+        "here. May be given several times",
+    )
+    made.add_argument(
+        "--log-dir",
+        metavar="DIR",
+        help="folder of the ranks' output, one file each (default: TFDIST_LOG_DIR, or "
+        "tfdist-logs/<time>-<process>)",
+    )
+    made.add_argument(
+        "--grace-s",
+        type=_seconds,
+        default=3.0,
+        metavar="S",
+        help="seconds from the first failure until the other ranks are ended "
+        "(default: %(default)s)",
+    )
+    made.add_argument(
+        "--timestamps", action="store_true", help="the time in front of each line"
+    )
+    made.add_argument(
+        "command",
+        nargs=argparse.REMAINDER,
+        metavar="COMMAND",
+        help="program and its arguments",
+    )
+    for names, advice in _FOREIGN.items():
+        made.add_argument(
+            *names, action=_Foreign, nargs="?", const=advice, help=argparse.SUPPRESS
+        )
+    return made
+
+
+def _add_hosts(made: argparse.ArgumentParser) -> None:
+    made.add_argument(
+        "-H",
+        "--hosts",
+        "--host",
+        dest="hosts",
+        metavar="HOST:SLOTS,...",
+        help="hosts and how many ranks each takes (default: 1), filled in this order; "
+        "without hosts all ranks run here",
+    )
+    made.add_argument(
+        "--hostfile",
+        "--machinefile",
+        metavar="FILE",
+        help="file of the hosts, one a line: `host slots=N` or `host:N`; # begins a "
+        "comment",
+    )
+    made.add_argument(
+        "--ssh-command",
+        type=_command,
+        default=_command(SSH_COMMAND),
+        metavar="COMMAND",
+        help="runs a line on another host, as COMMAND HOST LINE (default: "
+        f"{SSH_COMMAND})",
+    )
+    made.add_argument(
+        "--host-timeout-s",
+        type=_seconds,
+        default=30.0,
+        metavar="S",
+        help="seconds until every host must be ready to start its ranks "
+        "(default: %(default)s)",
+    )

@@ -1,0 +1,360 @@
+"""Ranks on another host: the command that starts the agent there, and talking to it.
+
+One connection a host: COMMAND HOST LINE, by default ssh. The line for the remote shell
+starts `agent` and holds nothing else, so that there is hardly anything to quote; the
+job follows through standard input.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tfdist import __version__
+from tfdist.launch import frames
+from tfdist.launch.hosts import Host
+from tfdist.launch.supervisor import Signals
+
+# Whose key ssh does not know is refused, as the user's own configuration says; nothing
+# is asked, since nobody could answer. A dead connection ends after 15 s.
+SSH_COMMAND = (
+    "ssh -x -T -o BatchMode=yes -o ConnectTimeout=10 "
+    "-o ServerAliveInterval=5 -o ServerAliveCountMax=3"
+)
+_READ_BYTES = 256 << 10
+_SAID_LINES = 10
+_EXIT_S = 0.5
+_HINTS = (
+    (
+        "Host key verification failed",
+        "connect once by hand, `ssh {host} true`, and check the key that it shows",
+    ),
+    (
+        "Permission denied",
+        "`ssh {host} true` must work without a password: put a public key of yours "
+        "into that host's ~/.ssh/authorized_keys (ssh-copy-id {host})",
+    ),
+    ("Could not resolve hostname", "is the name right?"),
+    (
+        "No module named",
+        "install the same tfdist on that host, for the same python: {python}",
+    ),
+    (
+        "No such file or directory",
+        "tfdistrun starts {python} there: the same environment must be at the same "
+        "path on all hosts",
+    ),
+    ("not found", "tfdistrun starts {python} there: install it at the same path"),
+)
+
+
+def remote_line(python: str, python_path: str | None) -> str:
+    """The line for the shell of the other host.
+
+    Args:
+        python: path of the interpreter, the same on all hosts.
+        python_path: PYTHONPATH for the agent; None: that host's own. Relative folders
+            are taken from this process's working directory.
+
+    Example:
+        >>> from tfdist.launch import remote
+        >>> remote.remote_line("/opt/my env/python", None)
+        "exec '/opt/my env/python' -P -m tfdist.launch.agent"
+    """
+    words = [python, "-P", "-m", "tfdist.launch.agent"]
+    if python_path:
+        folders = [os.path.abspath(p) for p in python_path.split(os.pathsep) if p]
+        words = ["env", "PYTHONPATH=" + os.pathsep.join(folders), *words]
+    return "exec " + shlex.join(words)
+
+
+@dataclass(frozen=True)
+class End:
+    """How a rank ended; `lost` says why that is not known, else ""."""
+
+    rank: int
+    code: int
+    time_s: float
+    lost: str = ""
+
+
+class RemoteHost:
+    """The connection to one host's agent.
+
+    Args:
+        host: whose `name` the command gets.
+        ranks: to be started there.
+        command: program and arguments that run a line on another host.
+    """
+
+    def __init__(self, host: Host, ranks: Sequence[int], command: list[str]) -> None:
+        self.host = host
+        self.ranks = list(ranks)
+        self.state = "connecting"  # then "greeted", "ready", "running", "closed"
+        self.failure = ""  # why the ranks cannot be started there
+        self.failure_code = 1
+        self.warnings: list[str] = []
+        self.clock_s = 0.0  # add it to a time of that host
+        self._left = set(ranks)
+        self._said: deque[str] = deque(maxlen=_SAID_LINES)
+        self._decoder = frames.Decoder(frames.GREETING)
+        self._out = bytearray()
+        self._heard_s = time.monotonic()
+        self._told_s = time.monotonic()
+        line = remote_line(sys.executable, os.environ.get("PYTHONPATH"))
+        self.process = subprocess.Popen(
+            [*command, host.name, line],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C is passed on as a message
+            bufsize=0,
+        )
+        self.stdin, self.stdout, self.stderr = (
+            _descriptor(pipe)
+            for pipe in (self.process.stdin, self.process.stdout, self.process.stderr)
+        )
+
+    # ---- to the agent ----
+
+    def send(self, **fields: Any) -> None:
+        """Queues a message."""
+        if self.state != "closed":
+            self._out += frames.message(**fields)
+            self._told_s = time.monotonic()
+            self.write()
+
+    def go(self) -> None:
+        """Lets the agent start the ranks."""
+        self.state = "running"
+        self._heard_s = time.monotonic()
+        self.send(do="go")
+
+    @property
+    def wants_write(self) -> bool:
+        """Whether something waits for the pipe to take it."""
+        return bool(self._out) and self.state != "closed"
+
+    def write(self) -> None:
+        """Writes what waits; what cannot be is noticed by reading."""
+        try:
+            while self._out:
+                del self._out[: os.write(self.stdin, self._out[:_READ_BYTES])]
+        except BlockingIOError:
+            return
+        except OSError:
+            self._out.clear()
+
+    def mind_the_time(self) -> list[End]:
+        """Sends a sign of life; notices when the agent sends none."""
+        now = time.monotonic()
+        if self.state == "closed":
+            return []
+        if now - self._told_s >= frames.SIGN_OF_LIFE_S and not self._out:
+            self.send(do="ping")
+        if self.state == "running" and now - self._heard_s > frames.SILENCE_S:
+            return self.close(f"nothing came from it for {frames.SILENCE_S:g} s")
+        return []
+
+    # ---- from the agent ----
+
+    def read(self) -> list[frames.Frame | End]:
+        """What came on its standard output."""
+        try:
+            data = os.read(self.stdout, _READ_BYTES)
+        except BlockingIOError:
+            return []
+        if not data:
+            return list(self.close())
+        self._heard_s = time.monotonic()
+        found: list[frames.Frame | End] = []
+        try:
+            for frame in self._decoder.feed(data):
+                if frame.kind == frames.MESSAGE:
+                    found += self._message(frame.message)
+                else:
+                    found.append(frame)
+        except (frames.FrameError, KeyError, TypeError, ValueError) as error:
+            found += self.close(f"what came from it is not of tfdist: {error}")
+        return found
+
+    def _message(self, message: dict[str, Any]) -> list[End]:
+        event = message["event"]
+        if event == "hello":
+            self.clock_s = time.monotonic() - float(message["time_s"])
+            self.state = "greeted"
+            if message["version"] != __version__:
+                self.failure = (
+                    f"tfdist {message['version']} is installed there, {__version__} "
+                    "here; install the same version on all hosts"
+                )
+        elif event == "ready":
+            self.warnings = [str(text) for text in message["warnings"]]
+            self.state = "ready"
+        elif event == "error":
+            self.failure = str(message["text"])
+            self.failure_code = int(message["code"])
+            if self.state == "running":
+                return self.close(self.failure)
+        elif event == "end":
+            rank = int(message["rank"])
+            if rank in self._left:
+                self._left.discard(rank)
+                at_s = float(message["time_s"]) + self.clock_s
+                return [End(rank, int(message["code"]), at_s)]
+        return []
+
+    def read_said(self) -> list[str]:
+        """Lines that came on standard error: what ssh says."""
+        try:
+            data = os.read(self.stderr, _READ_BYTES)
+        except BlockingIOError:
+            return []
+        lines = data.decode("utf-8", "replace").splitlines()
+        self._said.extend(line.rstrip() for line in lines if line.strip())
+        return lines
+
+    # ---- the end ----
+
+    def close(self, why: str = "") -> list[End]:
+        """Gives the connection up; its ranks that have not ended are lost."""
+        if self.state == "closed":
+            return []
+        try:
+            code: int | None = self.process.wait(_EXIT_S)
+        except subprocess.TimeoutExpired:
+            code = None
+            self.process.kill()
+            self.process.wait(2.0)
+        self.read_said()
+        started = self.state in ("running", "ready")
+        self.state = "closed"
+        for fd in (self.stdin, self.stdout, self.stderr):
+            os.close(fd)
+        if not why:
+            why = "its connection ended"
+            if code is not None:
+                why += f" with exit code {code}" if code >= 0 else f" by signal {-code}"
+        why += self._what_it_said()
+        if not started and not self.failure:
+            self.failure = f"tfdist could not be started there: {why}"
+        left, self._left = sorted(self._left), set()
+        now = time.monotonic()
+        lost = f"{self.host.name} was lost: {why}"
+        return [End(rank, 255, now, lost) for rank in left]
+
+    def _what_it_said(self) -> str:
+        noise = self._decoder.noise.decode("utf-8", "replace").splitlines()
+        said = [*([] if self._decoder.greeted else noise[-3:]), *self._said]
+        if not said:
+            return ""
+        text = f"; it said: {' / '.join(said)[-1000:]}"
+        for part, advice in _HINTS:
+            if part in text:
+                advice = advice.format(host=self.host.name, python=sys.executable)
+                return f"{text}\n  {advice}"
+        return text
+
+    def kill(self) -> None:
+        """Ends the command; the agent then ends the ranks."""
+        if self.state != "closed":
+            self.process.kill()
+
+
+def _descriptor(pipe: Any) -> int:
+    """A descriptor of our own, so that the Popen object closes nothing of it."""
+    fd = os.dup(pipe.fileno())
+    pipe.close()
+    os.set_blocking(fd, False)
+    return fd
+
+
+def prepare_all(
+    remotes: Sequence[RemoteHost],
+    jobs: Sequence[dict[str, Any]],
+    signals: Signals,
+    *,
+    timeout_s: float,
+) -> int | None:
+    """Waits until every host is ready to start its ranks, or one cannot be.
+
+    Args:
+        remotes: the connections; their `failure` tells what went wrong.
+        jobs: what each agent has to know.
+        signals: of this process, which end the wait.
+        timeout_s: seconds for all of it.
+
+    Returns:
+        The signal that came, else None.
+    """
+    deadline = time.monotonic() + timeout_s
+    selector = selectors.DefaultSelector()
+    try:
+        for remote, job in zip(remotes, jobs, strict=True):
+            remote.send(do="prepare", job=job)
+            for fd, events, act in (
+                (remote.stdout, selectors.EVENT_READ, remote.read),
+                (remote.stderr, selectors.EVENT_READ, remote.read_said),
+                (remote.stdin, selectors.EVENT_WRITE, remote.write),
+            ):
+                selector.register(fd, events, (remote, act))
+        selector.register(signals, selectors.EVENT_READ)
+        waiting = list(remotes)
+        while waiting:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                for remote in waiting:
+                    _give_up(remote, timeout_s)
+                return None
+            _round(selector, left_s)
+            if numbers := signals.take():
+                return numbers[0]
+            if any(remote.failure for remote in remotes):
+                _collect(waiting, selector)
+                return None
+            waiting = [remote for remote in waiting if remote.state != "ready"]
+        return None
+    finally:
+        selector.close()
+
+
+def _round(selector: selectors.BaseSelector, timeout_s: float) -> None:
+    """One round of reading and writing; forgets what is closed or written."""
+    for key, _ in selector.select(timeout_s):
+        if key.data is None:  # a signal
+            continue
+        remote, act = key.data
+        if remote.state == "closed":
+            continue
+        found = act()
+        done = {
+            remote.stdin: not remote.wants_write,
+            remote.stderr: not found,  # its end: the command is about to end
+        }
+        for fd in (remote.stdin, remote.stdout, remote.stderr):
+            over = remote.state == "closed" or (fd == key.fd and done.get(fd, False))
+            if over and fd in selector.get_map():
+                selector.unregister(fd)
+
+
+def _collect(waiting: Sequence[RemoteHost], selector: selectors.BaseSelector) -> None:
+    """Hosts that fail at the same time are all reported: another half second."""
+    deadline = time.monotonic() + 0.5
+    while (left_s := deadline - time.monotonic()) > 0:
+        if all(remote.failure or remote.state == "ready" for remote in waiting):
+            return
+        _round(selector, left_s)
+
+
+def _give_up(remote: RemoteHost, timeout_s: float) -> None:
+    remote.process.send_signal(signal.SIGTERM)  # ssh then says what it waits for
+    remote.close(f"no answer within {timeout_s:g} s (--host-timeout-s)")

@@ -1,0 +1,112 @@
+"""Which ranks share a host? Claimed by names of the kernel, proved by a connection.
+
+A rank claims a host by the boot id of its kernel and its network namespace. That alone
+proves nothing: virtual machines that were cloned while running have equal ones. The
+proof is an authenticated connection to an abstract AF_UNIX name, which reaches neither
+another kernel nor another network namespace: exactly what shared memory needs as well
+(`links`). Each rank tries the lower ranks of the same claim, in order; the first that
+it reaches is the lowest of its host. That is independent of TFDIST_TRANSPORT, so that
+the hosts, and with them the bits of a result, are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+from collections.abc import Sequence
+
+from tfdist.rendezvous.auth import AuthenticationError
+from tfdist.rendezvous.channel import Channel
+from tfdist.rendezvous.errors import timeout
+from tfdist.rendezvous.secret import boot_id
+
+_RETRY_S = 0.05
+
+
+def claim() -> str:
+    """What all processes that can share memory with this one claim as well.
+
+    Example:
+        >>> from tfdist.rendezvous import hosts
+        >>> hosts.claim() == hosts.claim()
+        True
+    """
+    try:
+        status = os.stat("/proc/self/ns/net")
+        namespace = f"{status.st_dev}:{status.st_ino}"
+    except OSError:  # a sandbox without it: its name must do
+        namespace = socket.gethostname()
+    return f"{boot_id()}/{namespace}"
+
+
+def purpose(generation: int, initiator: int, acceptor: int) -> str:
+    """What the handshake of one proof is bound to."""
+    return f"host {generation} {initiator}>{acceptor}"
+
+
+def candidates(rank: int, claims: Sequence[str]) -> list[int]:
+    """The lower ranks that claim the host of `rank`, in the order to try them."""
+    return [other for other in range(rank) if claims[other] == claims[rank]]
+
+
+def numbered(lowest: Sequence[int]) -> tuple[int, ...]:
+    """Numbers the hosts by their lowest rank.
+
+    Args:
+        lowest: for each rank the lowest rank of its host.
+
+    Returns:
+        For each rank the index of its host.
+
+    Example:
+        >>> from tfdist.rendezvous import hosts
+        >>> hosts.numbered([0, 1, 0, 1])
+        (0, 1, 0, 1)
+        >>> hosts.numbered([0, 0, 2])
+        (0, 0, 1)
+    """
+    order = sorted(set(lowest))
+    return tuple(order.index(rank) for rank in lowest)
+
+
+async def reaches(
+    unix_name: str, *, secret: bytes, purpose: str, described: str, deadline: float
+) -> bool:
+    """Whether the rank that listens on an abstract name is on this host.
+
+    Args:
+        unix_name: its name, from its record.
+        secret: of the job.
+        purpose: of the handshake.
+        described: the rank, for the message.
+        deadline: in seconds of time.monotonic(). A busy rank is waited for that long:
+            the answer must not depend on how fast it comes.
+
+    Raises:
+        RendezvousError: somebody listens there, but does not answer in time.
+    """
+    loop = asyncio.get_running_loop()
+    while True:
+        channel = Channel(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+        try:
+            await loop.sock_connect(channel.sock, "\0" + unix_name)
+        except ConnectionRefusedError:  # nobody has that name in this namespace
+            channel.close()
+            return False
+        except BaseException:
+            channel.close()
+            raise
+        try:
+            await channel.handshake_as_client(secret, purpose)
+            return True
+        except (OSError, AuthenticationError, TimeoutError) as error:
+            if time.monotonic() + _RETRY_S >= deadline:
+                raise timeout(
+                    f"{described} is on this host but does not answer there: "
+                    f"{error or 'no answer'}"
+                ) from error
+        finally:
+            channel.close()
+        await asyncio.sleep(_RETRY_S)
