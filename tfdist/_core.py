@@ -10,7 +10,7 @@ import ctypes
 import functools
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +79,8 @@ class Link(ctypes.Structure):
         ("memory_fd", ctypes.c_int32),
         ("peer_doorbell_fd", ctypes.c_int32),
         ("initiator", ctypes.c_int32),
+        ("key", ctypes.c_char_p),
+        ("key_bytes", ctypes.c_int32),
     ]
 
 
@@ -158,7 +160,10 @@ class Record(ctypes.Structure):
 
 @dataclass(frozen=True, kw_only=True)
 class LinkEnd:
-    """One connected and authenticated link, as `start` hands it to the core."""
+    """One connected and authenticated link, as `start` hands it to the core.
+
+    `key` is the link's session key: 64 bytes for tcp, empty for shared memory.
+    """
 
     peer: int
     transport: str
@@ -168,6 +173,7 @@ class LinkEnd:
     initiator: bool
     memory_fd: int = -1
     peer_doorbell_fd: int = -1
+    key: bytes = field(default=b"", repr=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -345,6 +351,8 @@ def start(
         slot.memory_fd = end.memory_fd
         slot.peer_doorbell_fd = end.peer_doorbell_fd
         slot.initiator = int(end.initiator)
+        slot.key = end.key
+        slot.key_bytes = len(end.key)
     world = World(
         rank=topology.rank,
         size=topology.size,

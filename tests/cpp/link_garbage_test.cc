@@ -10,37 +10,13 @@
 #include <fstream>
 
 #include "link_pair.h"
+#include "tcp_peer.h"
 #include "transport/shm_lane.h"
 
 namespace tfdist {
 namespace {
 
 constexpr uint64_t kMark = 0x7fd15700feedbeef;  // a ticket that memory is searched for
-
-std::unique_ptr<Link> MakeLink(const char* transport, const LinkEnds& ends) {
-  auto link = FindTransport(transport)->make(ends, SmallConfig());
-  CHECK_OK(link.status());
-  return std::move(link.value());
-}
-
-void CheckRefused(Link* link, int peer, const std::string& what) {
-  const int64_t deadline = NowUs() + 5000000;
-  Status status;
-  while (status.ok()) {
-    InFrame frame;
-    CHECK(!link->Poll(Lane::kControl, &frame));
-    CHECK(!link->Poll(Lane::kData, &frame));
-    bool moved = false;
-    status = link->Pump(&moved);
-    CHECK(NowUs() < deadline);
-  }
-  CHECK_EQ(static_cast<int>(status.code()), static_cast<int>(Code::kAborted));
-  CHECK(status.payload().find("\"rank\": " + std::to_string(peer)) != std::string::npos);
-  const std::string begin = "rank " + std::to_string(peer) + " ";
-  if (status.message().find(begin) != 0 || status.message().find(what) == std::string::npos) {
-    check::Fail(__FILE__, __LINE__, "expected '" + what + "', got: " + status.message());
-  }
-}
 
 // ---- shm: rank 0 is sound, rank 1 sees memory that somebody scribbled on ----
 
@@ -164,23 +140,34 @@ TEST(shm_memory_cannot_be_shrunk_under_a_link) {
   CHECK(::ftruncate(memory.get(), 0) != 0);
 }
 
-// ---- tcp: the test is rank 0 and writes bytes ----
-
-struct TcpPeer {
-  TcpPeer() {
-    LinkEnds end_a;
-    LinkEnds end_b;
-    CHECK_OK(FindTransport("tcp")->make_pair(0, 1, -1, -1, SmallConfig(), &end_a, &end_b));
-    socket.reset(end_a.socket_fd);
-    link = MakeLink("tcp", end_b);
+TEST(shm_memory_that_its_sender_could_shrink_is_refused) {
+  struct Case {
+    const char* name;
+    int fd;
+  };
+  const Config config = SmallConfig();
+  // A file that cannot be sealed: of /tmp, or a memory file made without permission to seal it.
+  char path[] = "/tmp/tfdist-test-XXXXXX";
+  const Case cases[] = {{"file", ::mkstemp(path)},
+                        {"memfd", ::memfd_create("tfdist-test", MFD_CLOEXEC)}};
+  ::unlink(path);
+  for (const Case& c : cases) {
+    CHECK(c.fd >= 0 && ::ftruncate(c.fd, static_cast<off_t>(ShmBytes(config))) == 0);
+    LinkEnds ends;
+    int sockets[2];
+    CHECK(::socketpair(AF_UNIX, SOCK_STREAM, 0, sockets) == 0);
+    UniqueFd other(sockets[1]);
+    ends.socket_fd = sockets[0];
+    ends.memory_fd = c.fd;
+    ends.peer_doorbell_fd = ::eventfd(0, EFD_CLOEXEC);
+    const auto link = FindTransport("shm")->make(ends, config);
+    CHECK_EQ_IN(static_cast<int>(link.status().code()), static_cast<int>(Code::kInvalidArgument),
+                c.name);
+    CHECK(link.status().message().find("seals") != std::string::npos);
   }
-  void Write(const void* data, size_t bytes) {
-    CHECK(::send(socket.get(), data, bytes, MSG_NOSIGNAL) == static_cast<ssize_t>(bytes));
-  }
+}
 
-  UniqueFd socket;
-  std::unique_ptr<Link> link;
-};
+// ---- tcp: the test is rank 0, knows the key, and writes bytes ----
 
 TEST(tcp_headers_that_break_the_protocol_are_refused) {
   struct Case {
@@ -188,8 +175,8 @@ TEST(tcp_headers_that_break_the_protocol_are_refused) {
     const char* what;
   };
   const Case cases[] = {
-      {[](FrameHeader* h) { h->lane = 2; }, "lane 2"},
-      {[](FrameHeader* h) { h->lane = 255; }, "lane 255"},
+      {[](FrameHeader* h) { h->lane = 2; }, "not authentic"},
+      {[](FrameHeader* h) { h->lane = 255; }, "not authentic"},
       {[](FrameHeader* h) { h->payload_bytes = 481; }, "at most 480"},
       {[](FrameHeader* h) { h->lane = 1, h->payload_bytes = 4097; }, "at most 4096"},
       {[](FrameHeader* h) { h->lane = 1, h->payload_bytes = ~0u; }, "at most 4096"},
@@ -197,20 +184,24 @@ TEST(tcp_headers_that_break_the_protocol_are_refused) {
   };
   for (const Case& c : cases) {
     TcpPeer peer;
-    FrameHeader header;
-    c.break_it(&header);
-    peer.Write(&header, sizeof(header));
+    WireHeader wire = peer.Sealed(FrameHeader(), {});
+    c.break_it(&wire.frame);
+    peer.sealer = FrameMac(peer.SendKey(), false);  // as the first frame, with the broken fields
+    if (wire.frame.lane < kLanes) peer.sealer.Seal(&wire, {});
+    peer.Write(&wire, sizeof(wire));
     CheckRefused(peer.link.get(), 0, c.what);
   }
 }
 
 TEST(tcp_frames_before_garbage_are_delivered) {
   TcpPeer peer;
-  FrameHeader headers[3];
-  headers[0].ticket = 1;
-  headers[1].ticket = 2;
-  headers[2].lane = 9;
-  peer.Write(headers, sizeof(headers));
+  WireHeader wires[3] = {};
+  for (uint64_t ticket : {1, 2}) {
+    FrameHeader header;
+    header.ticket = ticket;
+    wires[ticket - 1] = peer.Sealed(header, {});
+  }
+  peer.Write(wires, sizeof(wires));
   bool moved = false;
   const int64_t deadline = NowUs() + 5000000;
   while (peer.link->Pump(&moved).ok()) CHECK(NowUs() < deadline);
@@ -219,18 +210,17 @@ TEST(tcp_frames_before_garbage_are_delivered) {
     CHECK(peer.link->Poll(Lane::kControl, &frame));
     CHECK_EQ(frame.header.ticket, ticket);
   }
-  CheckRefused(peer.link.get(), 0, "lane 9");
+  CheckRefused(peer.link.get(), 0, "not authentic");
 }
 
 TEST(tcp_frame_that_comes_byte_by_byte) {
   TcpPeer peer;
-  uint8_t bytes[sizeof(FrameHeader) + 100];
-  FrameHeader header;
-  header.payload_bytes = 100;
-  std::memcpy(bytes, &header, sizeof(header));
-  for (size_t i = sizeof(header); i < sizeof(bytes); ++i) bytes[i] = static_cast<uint8_t>(i);
+  uint8_t bytes[sizeof(WireHeader) + 100];
+  for (size_t i = sizeof(WireHeader); i < sizeof(bytes); ++i) bytes[i] = static_cast<uint8_t>(i);
   InFrame frame;
   for (int round = 0; round < 3; ++round) {
+    const WireHeader wire = peer.Sealed(FrameHeader(), {bytes + sizeof(WireHeader), 100});
+    std::memcpy(bytes, &wire, sizeof(wire));
     for (size_t i = 0; i < sizeof(bytes); ++i) {
       CHECK(!peer.link->Poll(Lane::kControl, &frame));
       peer.Write(&bytes[i], 1);
@@ -242,7 +232,7 @@ TEST(tcp_frame_that_comes_byte_by_byte) {
       }
     }
     CHECK(peer.link->Poll(Lane::kControl, &frame));
-    CHECK(std::memcmp(frame.payload.data(), bytes + sizeof(header), 100) == 0);
+    CHECK(std::memcmp(frame.payload.data(), bytes + sizeof(wire), 100) == 0);
     peer.link->Release(Lane::kControl, frame);
   }
 }
@@ -257,20 +247,20 @@ TEST(tcp_control_goes_before_data_that_waits) {
   CHECK_OK(peer.link->Pump(&moved));
   CHECK(peer.link->Flushed());
   for (uint8_t lane : {0, 1, 1}) {
-    uint8_t bytes[sizeof(FrameHeader) + 8];
+    uint8_t bytes[sizeof(WireHeader) + 8];
     CHECK(::recv(peer.socket.get(), bytes, sizeof(bytes), MSG_WAITALL) == sizeof(bytes));
-    FrameHeader header;
-    std::memcpy(&header, bytes, sizeof(header));
-    CHECK_EQ(header.lane, lane);
-    CHECK_EQ(header.payload_bytes, 8u);
+    WireHeader wire;
+    std::memcpy(&wire, bytes, sizeof(wire));
+    CHECK_EQ(wire.frame.lane, lane);
+    CHECK_EQ(wire.frame.payload_bytes, 8u);
   }
 }
 
 TEST(tcp_half_a_frame_and_the_end_is_a_loss) {
   TcpPeer peer;
-  FrameHeader header;
-  header.payload_bytes = 100;
-  peer.Write(&header, sizeof(header));
+  const uint8_t payload[100] = {};
+  const WireHeader wire = peer.Sealed(FrameHeader(), {payload, sizeof(payload)});
+  peer.Write(&wire, sizeof(wire));
   peer.Write("half", 4);
   peer.socket.reset();
   CheckRefused(peer.link.get(), 0, "closed its connection");

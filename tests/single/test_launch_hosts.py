@@ -264,6 +264,7 @@ def checks(tmp_path, **changes):
         "shm_bytes": 0,
         "store": "127.0.0.1:1",
         "secret": "00" * 32,
+        "environ": {"TFDIST_JOB_ID": "tfdistrun:1"},
         **changes,
     }
 

@@ -10,6 +10,7 @@ from helpers.deadline import deadline
 
 from tfdist.rendezvous import hosts, links, mesh
 from tfdist.rendezvous.address import bind
+from tfdist.rendezvous.auth import AuthenticationError
 from tfdist.rendezvous.environment import Placement
 from tfdist.rendezvous.errors import RendezvousError
 from tfdist.rendezvous.listener import Listener
@@ -81,11 +82,10 @@ def test_equal_claims_without_a_proof_are_several_hosts(monkeypatch):
         names[record["unix_name"]] = machine[self.rank]
         return record
 
-    async def within_a_machine(unix_name, *, purpose, **more):
-        initiator = int(purpose.split()[2].partition(">")[0])
-        if names[unix_name] != machine[initiator]:
+    async def within_a_machine(unix_name, *, claims, **more):
+        if names[unix_name] != machine[claims["from"]]:
             unix_name = "nobody-has-this-name"
-        return await reaches(unix_name, purpose=purpose, **more)
+        return await reaches(unix_name, claims=claims, **more)
 
     monkeypatch.setattr(mesh._Builder, "_listen", listen_and_note)
     monkeypatch.setattr(hosts, "reaches", within_a_machine)
@@ -101,8 +101,8 @@ def test_different_claims_are_never_tried(monkeypatch):
     claims = iter(["k/1", "k/2", "k/1"])
     tried = []
 
-    async def reaches(unix_name, *, purpose, **more):
-        tried.append(purpose)
+    async def reaches(unix_name, *, claims, **more):
+        tried.append(claims)
         return True
 
     monkeypatch.setattr(hosts, "claim", lambda: next(claims))
@@ -119,28 +119,28 @@ def test_a_slow_proof_is_waited_for_and_a_missing_one_is_an_error():
 
     async def go():
         sock, name = links.unix_listener()
-        welcome = ["host 1 1>0"]
-        listener = Listener(
-            sock,
-            secret=SECRET,
-            welcome=lambda purpose: purpose in welcome and time.monotonic() > ready,
-            serve=_close,
-        )
+        listener = Listener(sock, secret=SECRET, refusal=refusal, serve=_close)
         listener.start()
-        ready = time.monotonic() + 0.3
         common = {"secret": SECRET, "described": "rank 0 (h, process 1)"}
-        assert await hosts.reaches(
-            name, purpose="host 1 1>0", deadline=ready + 5, **common
-        )
-        assert time.monotonic() >= ready
+        claims = {"to": 0, "ready": time.monotonic() + 0.3}
+        soon = time.monotonic() + 5
+        assert await hosts.reaches(name, claims=claims, deadline=soon, **common)
+        assert time.monotonic() >= claims["ready"]
+        never = {"to": 0, "ready": time.monotonic() + 60}
         with pytest.raises(RendezvousError, match="rank 0 .* is on this host but"):
-            await hosts.reaches(
-                name, purpose="host 2 1>0", deadline=time.monotonic() + 0.3, **common
-            )
+            soon = time.monotonic() + 0.3
+            await hosts.reaches(name, claims=never, deadline=soon, **common)
+        with pytest.raises(RendezvousError, match="on this host, but: not for me"):
+            await hosts.reaches(name, claims={"to": 1}, deadline=soon + 5, **common)
         await listener.close()
         assert not await hosts.reaches(
-            name, purpose="host 1 1>0", deadline=time.monotonic() + 5, **common
+            name, claims=claims, deadline=time.monotonic() + 5, **common
         )
+
+    def refusal(claims):
+        if claims["to"] == 0 and claims["ready"] > time.monotonic():
+            raise AuthenticationError("busy")  # gone without a word: try again
+        return "" if claims["to"] == 0 else "not for me"
 
     async def _close(channel):
         channel.close()

@@ -96,7 +96,9 @@ def prepare(job: Mapping[str, Any], environ: Mapping[str, str]) -> list[str]:
     if found.errors:
         raise PrepareError("; ".join(found.errors))
     try:
-        asyncio.run(_reach_store(job["store"], bytes.fromhex(job["secret"])))
+        secret = bytes.fromhex(job["secret"])
+        name = job["environ"]["TFDIST_JOB_ID"]
+        asyncio.run(_reach_store(job["store"], secret, name))
     except RendezvousError as error:
         raise PrepareError(
             f"tfdistrun cannot be reached from there at {job['store']}: "
@@ -106,10 +108,10 @@ def prepare(job: Mapping[str, Any], environ: Mapping[str, str]) -> list[str]:
     return found.warnings
 
 
-async def _reach_store(address: str, secret: bytes) -> None:
+async def _reach_store(address: str, secret: bytes, job: str) -> None:
     deadline = time.monotonic() + _STORE_S
     where = split_address(address)
-    (await StoreClient.connect(where, secret, deadline=deadline)).close()
+    (await StoreClient.connect(where, secret, deadline=deadline, job=job)).close()
 
 
 class Agent:

@@ -256,7 +256,7 @@ class Job:
         host = store_host(self.plan, os.environ)
         fd, path = keep_in_memory(self.secret)
         try:
-            store = StoreThread(self.secret, host=host)
+            store = StoreThread(self.secret, host=host, job=self.name)
             store.start()
             try:
                 yield store, path

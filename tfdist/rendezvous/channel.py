@@ -1,9 +1,10 @@
 """Framed, authenticated messages over one non-blocking stream socket.
 
-A frame is a 4-byte length (big endian) and that many bytes: JSON during the handshake
-(at most 64 KiB), MAC and JSON after it (at most 1 MiB). Reads never go past the
-frame that was asked for, so the socket can be handed to the core afterwards.
-Descriptors travel beside a frame over AF_UNIX sockets (SCM_RIGHTS).
+The handshake (`tfdist.rendezvous.auth`) takes at most 1122 bytes from a stranger and
+parses none of them. After it a frame is a 4-byte length (big endian) and that many
+bytes: MAC and JSON, at most 1 MiB. Reads never go past what was asked for, so the
+socket can be handed to the core afterwards. Descriptors travel beside a frame over
+AF_UNIX sockets (SCM_RIGHTS).
 """
 
 from __future__ import annotations
@@ -14,13 +15,12 @@ import os
 import socket
 from typing import Any
 
+from tfdist import __version__
 from tfdist.rendezvous import auth
 from tfdist.rendezvous.auth import AuthenticationError
 
-MAX_BYTES_BEFORE_AUTH = 64 << 10
 MAX_BYTES_AFTER_AUTH = 1 << 20
 HANDSHAKE_TIMEOUT_S = 2.0
-_MAGIC = "tfdist"
 _LENGTH_BYTES = 4
 _FD_BYTES = array.array("i").itemsize
 
@@ -61,7 +61,8 @@ class Channel:
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
         self.sock = sock
-        self.purpose = ""
+        self.claims: dict[str, Any] = {}  # of the client, when it has proved itself
+        self.link_key = b""  # for the core's frames on this socket
         self._send: auth.Sealer | None = None
         self._receive: auth.Sealer | None = None
 
@@ -114,12 +115,12 @@ class Channel:
         await self._write(len(body).to_bytes(_LENGTH_BYTES, "big") + body, fds)
 
     async def _receive_frame(self, fds: list[int], max_fds: int) -> bytes:
-        limit = MAX_BYTES_AFTER_AUTH if self._receive else MAX_BYTES_BEFORE_AUTH
         header = await self._read(_LENGTH_BYTES, fds, max_fds)
         length = int.from_bytes(header, "big")
-        if length > limit:
+        if length > MAX_BYTES_AFTER_AUTH:
             raise AuthenticationError(
-                f"a message of {length} bytes is above the limit of {limit}"
+                f"a message of {length} bytes is above the limit of "
+                f"{MAX_BYTES_AFTER_AUTH}"
             )
         return await self._read(length, fds, max_fds)
 
@@ -152,80 +153,85 @@ class Channel:
             close_all(fds)
             raise
 
-    async def handshake_as_client(self, secret: bytes, purpose: str) -> None:
+    async def handshake_as_client(self, secret: bytes, claims: dict[str, Any]) -> None:
         """Proves this side, checks the other one.
+
+        Args:
+            secret: of the job.
+            claims: what this connection is for; the server must agree.
 
         Raises:
             AuthenticationError: the server does not know the secret, or speaks
                 another protocol.
-            ChannelClosed: the server refused.
+            RefusedError: it has the secret, and does not agree with the claims.
+            ChannelClosed: the server refused without a word.
             TimeoutError: not done within 2 s.
         """
         async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
-            nonce = auth.new_nonce()
-            hello = {
-                "magic": _MAGIC,
-                "protocol": auth.PROTOCOL,
-                "purpose": purpose,
-                "nonce": nonce.hex(),
-            }
-            await self._send_frame(auth.encode(hello), [])
-            answer = auth.decode(await self._receive_frame([], 0))
-            if answer.get("protocol") != auth.PROTOCOL:
-                raise AuthenticationError(
-                    f"the other side speaks protocol {answer.get('protocol')!r:.20}, "
-                    f"this tfdist speaks {auth.PROTOCOL}; install the same version "
-                    "on all hosts"
-                )
-            other = auth.decode_bytes(answer, "nonce", auth.NONCE_BYTES)
-            seen = auth.transcript(purpose, nonce, other)
-            received = auth.decode_bytes(answer, "proof", auth.MAC_BYTES)
-            auth.check_proof(secret, "server", seen, received)
-            mine = {"proof": auth.proof(secret, "client", seen).hex()}
-            await self._send_frame(auth.encode(mine), [])
-            self._send, self._receive = auth.sealers(secret, seen)
-            self.purpose = purpose
-            if (await self.receive()).get("ok") is not True:
-                raise AuthenticationError("the other side refused the connection")
+            hello = auth.hello(__version__, auth.new_nonce(), claims)
+            await self._write(hello, [])
+            head = await self._read(auth.PREAMBLE_BYTES, [], 0)
+            auth.check_preamble(head, __version__)
+            rest = await self._read(auth.ANSWER_BYTES - auth.PREAMBLE_BYTES, [], 0)
+            nonce, proof = rest[: auth.NONCE_BYTES], rest[auth.NONCE_BYTES :]
+            session = auth.Session.derive(secret, hello, head + nonce)
+            auth.check_proof("server", session.server_proof, proof)
+            await self._write(session.client_proof, [])
+            self._authenticated(session, claims)
+            self._send = auth.Sealer(session.client_key)
+            self._receive = auth.Sealer(session.server_key)
+            verdict = await self.receive()
+            if verdict.get("ok") is not True:
+                raise auth.RefusedError(f"{verdict.get('why')!s:.500}")
 
-    async def handshake_as_server(self, secret: bytes) -> str:
-        """Checks the client, proves this side; returns the client's purpose.
+    async def handshake_as_server(self, secret: bytes) -> dict[str, Any]:
+        """Checks the client, proves this side; returns the client's claims.
 
-        The caller must compare the purpose with what it expects, then `accept`.
+        The caller must compare them with what it expects, then `accept` or `refuse`.
 
         Raises:
             AuthenticationError, ChannelClosed, TimeoutError: as for the client.
         """
         async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
-            hello = auth.decode(await self._receive_frame([], 0))
-            if hello.get("magic") != _MAGIC:
-                raise AuthenticationError("this is not a hello of tfdist")
-            if hello.get("protocol") != auth.PROTOCOL:
-                await self._send_frame(auth.encode({"protocol": auth.PROTOCOL}), [])
+            # The magic alone first: what is not tfdist is gone after eight bytes.
+            head = await self._read(len(auth.MAGIC), [], 0)
+            if head != auth.MAGIC:
+                raise AuthenticationError("what came is not a hello of tfdist")
+            own = auth.preamble(__version__)
+            head += await self._read(auth.PREAMBLE_BYTES - len(head), [], 0)
+            try:
+                auth.check_preamble(head, __version__)
+            except AuthenticationError:
+                await self._write(own, [])  # so that the other side can name both
+                raise
+            head += await self._read(auth.HELLO_BYTES - len(head), [], 0)
+            length = int.from_bytes(head[-2:], "big")
+            if length > auth.MAX_CLAIMS_BYTES:
                 raise AuthenticationError(
-                    f"the client speaks protocol {hello.get('protocol')!r:.20}, "
-                    f"this tfdist speaks {auth.PROTOCOL}"
+                    f"the claims of a hello have {length} bytes, at most "
+                    f"{auth.MAX_CLAIMS_BYTES} are allowed"
                 )
-            purpose = hello.get("purpose")
-            if not isinstance(purpose, str):
-                raise AuthenticationError("the hello names no purpose")
-            other = auth.decode_bytes(hello, "nonce", auth.NONCE_BYTES)
-            nonce = auth.new_nonce()
-            seen = auth.transcript(purpose, other, nonce)
-            answer = {
-                "protocol": auth.PROTOCOL,
-                "nonce": nonce.hex(),
-                "proof": auth.proof(secret, "server", seen).hex(),
-            }
-            await self._send_frame(auth.encode(answer), [])
-            mine = auth.decode(await self._receive_frame([], 0))
-            received = auth.decode_bytes(mine, "proof", auth.MAC_BYTES)
-            auth.check_proof(secret, "client", seen, received)
-            self._receive, self._send = auth.sealers(secret, seen)
-            self.purpose = purpose
-            return purpose
+            body = await self._read(length, [], 0)
+            answer = own + auth.new_nonce()
+            session = auth.Session.derive(secret, head + body, answer)
+            await self._write(answer + session.server_proof, [])
+            proof = await self._read(auth.MAC_BYTES, [], 0)
+            auth.check_proof("client", session.client_proof, proof)
+            self._send = auth.Sealer(session.server_key)
+            self._receive = auth.Sealer(session.client_key)
+            self._authenticated(session, auth.decode(body))
+            return self.claims
+
+    def _authenticated(self, session: auth.Session, claims: dict[str, Any]) -> None:
+        self.claims = claims
+        self.link_key = session.link_key
 
     async def accept(self) -> None:
-        """Tells the client that its purpose is welcome; ends the handshake."""
+        """Tells the client that its claims are right; ends the handshake."""
         async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
             await self.send({"ok": True})
+
+    async def refuse(self, why: str) -> None:
+        """Tells the client, which has the secret, why it is not welcome."""
+        async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
+            await self.send({"ok": False, "why": why})

@@ -16,12 +16,14 @@ import os
 import socket
 import time
 from collections.abc import Sequence
+from typing import Any
 
-from tfdist.rendezvous.auth import AuthenticationError
+from tfdist.rendezvous.auth import AuthenticationError, RefusedError
 from tfdist.rendezvous.channel import Channel
-from tfdist.rendezvous.errors import timeout
+from tfdist.rendezvous.errors import invalid, timeout
 from tfdist.rendezvous.secret import boot_id
 
+HOST = "host"  # "transport" in the claims of a proof
 _RETRY_S = 0.05
 
 
@@ -39,11 +41,6 @@ def claim() -> str:
     except OSError:  # a sandbox without it: its name must do
         namespace = socket.gethostname()
     return f"{boot_id()}/{namespace}"
-
-
-def purpose(generation: int, initiator: int, acceptor: int) -> str:
-    """What the handshake of one proof is bound to."""
-    return f"host {generation} {initiator}>{acceptor}"
 
 
 def candidates(rank: int, claims: Sequence[str]) -> list[int]:
@@ -72,20 +69,26 @@ def numbered(lowest: Sequence[int]) -> tuple[int, ...]:
 
 
 async def reaches(
-    unix_name: str, *, secret: bytes, purpose: str, described: str, deadline: float
+    unix_name: str,
+    *,
+    secret: bytes,
+    claims: dict[str, Any],
+    described: str,
+    deadline: float,
 ) -> bool:
     """Whether the rank that listens on an abstract name is on this host.
 
     Args:
         unix_name: its name, from its record.
         secret: of the job.
-        purpose: of the handshake.
+        claims: of the handshake; the other rank must agree.
         described: the rank, for the message.
         deadline: in seconds of time.monotonic(). A busy rank is waited for that long:
             the answer must not depend on how fast it comes.
 
     Raises:
-        RendezvousError: somebody listens there, but does not answer in time.
+        RendezvousError: somebody listens there, but does not agree with the claims, or
+            does not answer in time.
     """
     loop = asyncio.get_running_loop()
     while True:
@@ -99,8 +102,10 @@ async def reaches(
             channel.close()
             raise
         try:
-            await channel.handshake_as_client(secret, purpose)
+            await channel.handshake_as_client(secret, claims)
             return True
+        except RefusedError as error:
+            raise invalid(f"{described} is on this host, but: {error}") from error
         except (OSError, AuthenticationError, TimeoutError) as error:
             if time.monotonic() + _RETRY_S >= deadline:
                 raise timeout(

@@ -49,9 +49,47 @@ class Peer:
         return f"rank {self.rank} ({self.host}, process {self.pid})"
 
 
-def purpose(generation: int, transport: str, initiator: int, acceptor: int) -> str:
-    """What the handshake of one link is bound to."""
-    return f"link {generation} {transport} {initiator}>{acceptor}"
+@dataclass(frozen=True, kw_only=True)
+class Bond:
+    """What every link of one start of one rank is bound to.
+
+    Attributes:
+        secret: of the job.
+        job: name of the job, and the random name of the store its ranks met at.
+        generation: number of the initialization.
+        rank: this one.
+        frames: how the core authenticates frames (TFDIST_TCP_MAC).
+    """
+
+    secret: bytes
+    job: str
+    generation: int
+    rank: int
+    frames: str
+
+    def claims(self, transport: str, acceptor: int) -> dict[str, Any]:
+        """What this rank claims when it connects to a lower one."""
+        return {**self._common(transport), "from": self.rank, "to": acceptor}
+
+    def _common(self, transport: str) -> dict[str, Any]:
+        return {
+            "purpose": "link",
+            "job": self.job,
+            "generation": self.generation,
+            "transport": transport,
+            "frames": f"hmac-sha256 {self.frames}",
+        }
+
+    def refusal(self, transport: str, size: int, claims: dict[str, Any]) -> str:
+        """Why a connection with these claims is not wanted here; "": it is."""
+        expected = {**self._common(transport), "to": self.rank}
+        found = auth.difference(expected, claims, {"to": "rank that is called"})
+        initiator = claims.get("from")
+        if not found and (
+            type(initiator) is not int or not self.rank < initiator < size
+        ):
+            found = f"rank {initiator!r:.20} does not connect to rank {self.rank}"
+        return found and f"rank {self.rank} refused a link: {found}"
 
 
 def link_end(
@@ -68,6 +106,7 @@ def link_end(
         memory_fd=memory,
         peer_doorbell_fd=doorbell,
         initiator=initiator,
+        key=b"" if shared else channel.link_key,
     )
 
 
@@ -115,13 +154,7 @@ def exchange_nonce(fd: int, size: int, write: bytes | None) -> bytes:
 
 
 async def connect_shm(
-    me: int,
-    peer: Peer,
-    *,
-    secret: bytes,
-    generation: int,
-    shm_bytes: int,
-    doorbell_fd: int,
+    bond: Bond, peer: Peer, *, shm_bytes: int, doorbell_fd: int
 ) -> _core.LinkEnd:
     """Makes the shared-memory link to a lower rank.
 
@@ -136,9 +169,7 @@ async def connect_shm(
             await asyncio.get_running_loop().sock_connect(
                 channel.sock, "\0" + peer.unix_name
             )
-            await channel.handshake_as_client(
-                secret, purpose(generation, SHM, me, peer.rank)
-            )
+            await channel.handshake_as_client(bond.secret, bond.claims(SHM, peer.rank))
             memory = create_memory(shm_bytes)
             nonce = secrets.token_bytes(_NONCE_BYTES)
             exchange_nonce(memory, shm_bytes, nonce)
@@ -201,9 +232,7 @@ async def accept_shm(
         raise
 
 
-async def connect_tcp(
-    me: int, peer: Peer, *, secret: bytes, generation: int
-) -> _core.LinkEnd:
+async def connect_tcp(bond: Bond, peer: Peer) -> _core.LinkEnd:
     """Makes the TCP link to a lower rank.
 
     Raises:
@@ -217,9 +246,7 @@ async def connect_tcp(
         async with asyncio.timeout(_LINK_TIMEOUT_S):
             await loop.sock_connect(channel.sock, (host, port))
             channel.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            await channel.handshake_as_client(
-                secret, purpose(generation, TCP, me, peer.rank)
-            )
+            await channel.handshake_as_client(bond.secret, bond.claims(TCP, peer.rank))
         return link_end(peer, channel, initiator=True)
     except BaseException:
         channel.close()

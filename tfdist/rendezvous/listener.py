@@ -1,9 +1,10 @@
 """A listening socket that no stranger can block, crash or exhaust.
 
 Every connection is handled by its own task with a deadline of 2 s for the handshake.
-At most 64 connections may be unauthenticated; one more drops the oldest. What does
-not prove that it knows the job's secret is closed, and counted in one warning every
-10 s.
+At most 64 connections may be unauthenticated; one more drops the oldest of the address
+that has the most, so that a flood from one host keeps no other out. What does not prove
+that it knows the job's secret is closed, and counted in one warning every 10 s. Who
+has the secret but does not belong here is told why.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ import asyncio
 import logging
 import socket
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from tfdist.rendezvous.auth import AuthenticationError
 from tfdist.rendezvous.channel import Channel, ChannelClosed
@@ -29,7 +32,7 @@ class Listener:
     Args:
         sock: bound stream socket; the listener owns it.
         secret: the job's secret.
-        welcome: whether a client with this purpose is expected.
+        refusal: why a client with these claims is not welcome; "" when it is.
         serve: called with each authenticated channel, which it then owns.
     """
 
@@ -38,16 +41,16 @@ class Listener:
         sock: socket.socket,
         *,
         secret: bytes,
-        welcome: Callable[[str], bool],
+        refusal: Callable[[dict[str, Any]], str],
         serve: Callable[[Channel], Awaitable[None]],
     ) -> None:
         sock.setblocking(False)
         sock.listen(_BACKLOG)
         self._sock = sock
         self._secret = secret
-        self._welcome = welcome
+        self._refusal = refusal
         self._serve = serve
-        self._strangers: dict[asyncio.Task[None], None] = {}  # oldest first
+        self._strangers: dict[asyncio.Task[None], str] = {}  # address; oldest first
         self._tasks: set[asyncio.Task[None]] = set()
         self._refused = 0
         self._warned_at = -_WARN_EVERY_S
@@ -74,20 +77,30 @@ class Listener:
         loop = asyncio.get_running_loop()
         while True:
             try:
-                sock, _ = await loop.sock_accept(self._sock)
+                sock, address = await loop.sock_accept(self._sock)
             except OSError as error:
                 # Out of descriptors, or the client is gone already: go on, slowly.
                 self._refuse(error)
                 await asyncio.sleep(0.02)
                 continue
             if len(self._strangers) >= MAX_UNAUTHENTICATED:
-                oldest = next(iter(self._strangers))
-                del self._strangers[oldest]
-                oldest.cancel()
+                self._drop_oldest()
             task = asyncio.create_task(self._connection(Channel(sock)))
-            self._strangers[task] = None
+            self._strangers[task] = address[0] if sock.family != socket.AF_UNIX else ""
             self._tasks.add(task)
             task.add_done_callback(self._forget)
+
+    def _drop_oldest(self) -> None:
+        busiest, _ = Counter(self._strangers.values()).most_common(1)[0]
+        oldest = next(t for t, address in self._strangers.items() if address == busiest)
+        del self._strangers[oldest]
+        oldest.cancel()
+        self._refuse(
+            AuthenticationError(
+                f"more than {MAX_UNAUTHENTICATED} connections at once did not "
+                "authenticate"
+            )
+        )
 
     def _forget(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
@@ -95,9 +108,10 @@ class Listener:
 
     async def _connection(self, channel: Channel) -> None:
         try:
-            purpose = await channel.handshake_as_server(self._secret)
-            if not self._welcome(purpose):
-                raise AuthenticationError(f"nobody expects {purpose!r:.80} here")
+            why = self._refusal(await channel.handshake_as_server(self._secret))
+            if why:
+                await channel.refuse(why)
+                raise AuthenticationError(why)
             await channel.accept()
         except (AuthenticationError, OSError, TimeoutError) as error:
             channel.close()

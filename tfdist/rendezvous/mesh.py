@@ -6,14 +6,13 @@ import asyncio
 import functools
 import logging
 import os
-import re
 import socket
 from typing import Any
 
 from tfdist import _core
 from tfdist.rendezvous import agreement, hosts, links
 from tfdist.rendezvous.address import bind
-from tfdist.rendezvous.auth import AuthenticationError
+from tfdist.rendezvous.auth import AuthenticationError, RefusedError
 from tfdist.rendezvous.channel import Channel
 from tfdist.rendezvous.errors import (
     RendezvousError,
@@ -23,9 +22,11 @@ from tfdist.rendezvous.errors import (
     rank_failed,
     timeout,
 )
-from tfdist.rendezvous.links import SHM, TCP, Peer, ShmFailedError
+from tfdist.rendezvous.hosts import HOST
+from tfdist.rendezvous.links import SHM, TCP, Bond, Peer, ShmFailedError
 from tfdist.rendezvous.listener import Listener
 from tfdist.rendezvous.store import (
+    SESSION,
     Membership,
     MissingKeysError,
     StoreClient,
@@ -55,6 +56,7 @@ class _Builder:
         self.changed = asyncio.Event()
         self.listeners: list[Listener] = []
         self.compared = asyncio.Event()
+        self.bond: Bond | None = None
 
     # ---- telling and comparing ----
 
@@ -67,7 +69,7 @@ class _Builder:
             listener = Listener(
                 sock,
                 secret=self.settings.secret,
-                welcome=functools.partial(self._welcome, transport),
+                refusal=functools.partial(self._refusal, transport),
                 serve=self._accept,
             )
             listener.start()
@@ -76,6 +78,14 @@ class _Builder:
 
     async def tell(self, store: StoreClient) -> None:
         """Publishes this rank's record, waits for all others, compares them."""
+        (session,) = await store.wait([SESSION], self.settings.left_s)
+        self.bond = Bond(
+            secret=self.settings.secret,
+            job=f"{self.settings.job} {session}",
+            generation=self.settings.generation,
+            rank=self.rank,
+            frames=str(self.settings.settings.get("TFDIST_TCP_MAC", "")),
+        )
         placement, generation = self.settings.placement, self.settings.generation
         record = {
             **self._listen(store.own_host),
@@ -126,7 +136,7 @@ class _Builder:
             if await hosts.reaches(
                 self.peers[other].unix_name,
                 secret=settings.secret,
-                purpose=hosts.purpose(generation, self.rank, other),
+                claims=self._bond.claims(HOST, other),
                 described=self.peers[other].described,
                 deadline=settings.deadline,
             ):
@@ -155,39 +165,24 @@ class _Builder:
 
     # ---- links with higher ranks, which connect to this one ----
 
-    def _welcome(self, transport: str, text: str) -> bool:
-        return self._initiator(text, transport) >= 0 or (
-            transport == SHM and self._is_proof(text)
-        )
+    def _refusal(self, transport: str, claims: dict[str, Any]) -> str:
+        if self.bond is None:
+            return f"rank {self.rank} is not ready"
+        if transport == SHM and claims.get("transport") == HOST:
+            return self.bond.refusal(HOST, self.size, claims)
+        why = self.bond.refusal(transport, self.size, claims)
+        if not why and not self._fresh(claims["from"]):
+            # No refusal for good: its first connection may have broken, it tries again.
+            raise AuthenticationError(f"a second link from rank {claims['from']}")
+        return why
 
-    def _is_proof(self, text: str) -> bool:
-        """Whether a higher rank wants to know that this one is on its host."""
-        found = re.fullmatch(r"host \d+ (\d{1,9})>\d+", text)
-        if found is None:
-            return False
-        rank = int(found[1])
-        expected = hosts.purpose(self.settings.generation, rank, self.rank)
-        return text == expected and self.rank < rank < self.size
-
-    def _initiator(self, text: str, transport: str) -> int:
-        """The rank that a handshake's purpose names, -1: not expected here."""
-        found = re.fullmatch(r"link \d+ \w+ (\d{1,9})>\d+", text)
-        if found is None:
-            return -1
-        rank = int(found[1])
-        expected = links.purpose(self.settings.generation, transport, rank, self.rank)
-        fresh = rank not in self.made and rank not in self.accepting
-        return (
-            rank if text == expected and self.rank < rank < self.size and fresh else -1
-        )
+    def _fresh(self, rank: int) -> bool:
+        return rank not in self.made and rank not in self.accepting
 
     async def _accept(self, channel: Channel) -> None:
-        if self._is_proof(channel.purpose):  # the handshake was all
-            channel.close()
-            return
-        transport, pair = channel.purpose.split()[2:4]
-        rank = int(pair.partition(">")[0])
-        if self._initiator(channel.purpose, transport) < 0:  # a second one, just now
+        transport, rank = channel.claims["transport"], channel.claims["from"]
+        # Of a proof that both are on one host the handshake was all.
+        if transport == HOST or not self._fresh(rank):  # or a second one, just now
             channel.close()
             return
         self.accepting.add(rank)
@@ -226,10 +221,8 @@ class _Builder:
         ):
             try:
                 self.made[peer.rank] = await links.connect_shm(
-                    self.rank,
+                    self._bond,
                     peer,
-                    secret=self.settings.secret,
-                    generation=self.settings.generation,
                     shm_bytes=self.settings.shm_bytes,
                     doorbell_fd=self.doorbell_fd,
                 )
@@ -244,15 +237,18 @@ class _Builder:
         self.made[peer.rank] = await self._connect_tcp(peer)
         return why
 
+    @property
+    def _bond(self) -> Bond:
+        if self.bond is None:
+            raise RuntimeError("a link before the store was asked (a bug in tfdist)")
+        return self.bond
+
     async def _connect_tcp(self, peer: Peer) -> _core.LinkEnd:
         while True:
             try:
-                return await links.connect_tcp(
-                    self.rank,
-                    peer,
-                    secret=self.settings.secret,
-                    generation=self.settings.generation,
-                )
+                return await links.connect_tcp(self._bond, peer)
+            except RefusedError as error:
+                raise invalid(f"no link with {peer.described}: {error}") from error
             except (OSError, AuthenticationError, TimeoutError) as error:
                 if self.settings.left_s <= _RETRY_S:
                     where = ":".join(map(str, peer.address))
@@ -309,7 +305,11 @@ class _Builder:
         """Everything, as one rank."""
         settings = self.settings
         store = await StoreClient.connect(
-            settings.store, settings.secret, deadline=settings.deadline
+            settings.store,
+            settings.secret,
+            deadline=settings.deadline,
+            job=settings.job,
+            generation=settings.generation,
         )
         try:
             await self.tell(store)
@@ -359,13 +359,10 @@ async def build(settings: Settings) -> Mesh:
         membership = await Membership.join(
             settings.store,
             settings.secret,
-            member={
-                "rank": builder.rank,
-                "generation": settings.generation,
-                "host": builder.host,
-                "pid": os.getpid(),
-            },
+            member={"rank": builder.rank, "host": builder.host, "pid": os.getpid()},
             deadline=settings.deadline,
+            generation=settings.generation,
+            job=settings.job,
         )
         await _race(builder.run(), membership)
         keep = left = True

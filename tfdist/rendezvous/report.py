@@ -72,15 +72,17 @@ def send(environ: Mapping[str, str], text: dict[str, Any]) -> bool:
         address = split_address(placement.rendezvous)
         secret = read_secret_file(environ.get("TFDIST_SECRET_FILE", ""))
         told = {**text, "rank": placement.rank, "time_s": time.monotonic()}
-        asyncio.run(_send(address, secret, told))
+        asyncio.run(_send(address, secret, placement.job or "", told))
         return True
     except (RendezvousError, OSError, RuntimeError):
         return False  # the launcher is gone, or this is inside a running loop
 
 
-async def _send(address: tuple[str, int], secret: bytes, text: dict[str, Any]) -> None:
+async def _send(
+    address: tuple[str, int], secret: bytes, job: str, text: dict[str, Any]
+) -> None:
     deadline = time.monotonic() + _TIMEOUT_S
-    store = await StoreClient.connect(address, secret, deadline=deadline)
+    store = await StoreClient.connect(address, secret, deadline=deadline, job=job)
     try:
         await store.set(f"{PREFIX}{text['rank']}", text, timeout_s=_TIMEOUT_S)
     finally:

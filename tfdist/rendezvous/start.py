@@ -118,14 +118,14 @@ async def _connect(
             secret = read_secret_file(secret_file)
             store = split_address(placement.rendezvous)
             if hosted:
-                server = StoreServer(bind(*store), secret)
+                server = StoreServer(bind(*store), secret, placement.job or "")
         else:
             _check_one_host(placement, secret_file, address)
             job = placement.job or parent_job(environ)
             meeting = MeetingPoint(job, options.generation, environ)
             if hosted:
                 secret = auth.new_secret()
-                server = StoreServer(bind("127.0.0.1", 0), secret)
+                server = StoreServer(bind("127.0.0.1", 0), secret, placement.job or "")
                 store = server.address
             else:
                 where, secret = await meeting.find(deadline=deadline)

@@ -8,11 +8,13 @@ server then sets the generation's failure key, so that nobody waits for it.
 from __future__ import annotations
 
 import asyncio
+import secrets
 import socket
 import threading
 import time
 from typing import Any
 
+from tfdist.rendezvous import auth
 from tfdist.rendezvous.address import bind, join_address
 from tfdist.rendezvous.auth import AuthenticationError
 from tfdist.rendezvous.channel import Channel
@@ -21,6 +23,9 @@ from tfdist.rendezvous.listener import Listener
 
 PURPOSE = "store"
 MEMBER = "member"
+SESSION = (
+    "session"  # key of a random name of this store, part of every link's handshake
+)
 MAX_KEYS = 1 << 18
 _MAX_WAIT_S = 86400.0
 _KEYS_A_WAIT = 64
@@ -37,22 +42,37 @@ class StoreServer:
     Args:
         sock: bound TCP socket; the server owns it.
         secret: the job's secret.
+        job: name of the job; its ranks must claim the same.
     """
 
-    def __init__(self, sock: socket.socket, secret: bytes) -> None:
+    def __init__(self, sock: socket.socket, secret: bytes, job: str = "") -> None:
         self.address: tuple[str, int] = sock.getsockname()[:2]
-        self.values: dict[str, Any] = {}
+        self.values: dict[str, Any] = {SESSION: secrets.token_hex(8)}
+        self._job = job
+        self._newest_generation = 0
         self._changed = asyncio.Event()
         self._listener = Listener(
             sock,
             secret=secret,
-            welcome=lambda purpose: purpose in (PURPOSE, MEMBER),
+            refusal=self._refusal,
             serve=self._serve,
         )
 
     def start(self) -> None:
         """Starts to serve, on the running loop."""
         self._listener.start()
+
+    def _refusal(self, claims: dict[str, Any]) -> str:
+        """Why a client is not welcome; "" when it is. It has proved itself."""
+        purpose, generation = claims.get("purpose"), claims.get("generation")
+        if purpose not in (PURPOSE, MEMBER) or type(generation) is not int:
+            return f"the store does not serve {claims!r:.100}"
+        found = auth.difference({"job": self._job}, claims, {})
+        # A rank that comes to start in a generation that the job has left behind.
+        if not found and purpose == MEMBER and generation < self._newest_generation:
+            expected = {"generation": self._newest_generation}
+            found = auth.difference(expected, claims, {})
+        return found and f"the rendezvous refused this rank: {found}"
 
     async def close(self, drain_s: float = 0.0) -> None:
         """Ends; gives the clients at most `drain_s` seconds to leave first."""
@@ -80,7 +100,7 @@ class StoreServer:
 
     async def _serve(self, channel: Channel) -> None:
         try:
-            if channel.purpose == MEMBER:
+            if channel.claims["purpose"] == MEMBER:
                 await self._serve_member(channel)
             else:
                 while True:
@@ -109,7 +129,9 @@ class StoreServer:
     async def _serve_member(self, channel: Channel) -> None:
         """Watches one rank while the ranks connect; tells it the first failure."""
         member = await channel.receive()
-        key = failure_key(int(member["generation"]))
+        generation = int(channel.claims["generation"])
+        self._newest_generation = max(self._newest_generation, generation)
+        key = failure_key(generation)
         pushing = asyncio.create_task(self._push(channel, key))
         left = False
         try:
@@ -128,7 +150,7 @@ class StoreServer:
 
 
 async def _connect(
-    address: tuple[str, int], secret: bytes, purpose: str, deadline: float
+    address: tuple[str, int], secret: bytes, claims: dict[str, Any], deadline: float
 ) -> Channel:
     """Connects and authenticates; tries again until the server is there."""
     loop = asyncio.get_running_loop()
@@ -146,8 +168,14 @@ async def _connect(
             async with asyncio.timeout_at(loop.time() + deadline - time.monotonic()):
                 await loop.sock_connect(channel.sock, resolved)
                 channel.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                await channel.handshake_as_client(secret, purpose)
+                await channel.handshake_as_client(secret, claims)
             return channel
+        except auth.RefusedError as error:
+            channel.close()
+            raise invalid(
+                f"{error}; give all ranks of a job the same TFDIST_JOB_ID, and start "
+                "them anew together"
+            ) from error
         except AuthenticationError as error:
             channel.close()
             raise invalid(
@@ -179,7 +207,13 @@ class StoreClient:
 
     @classmethod
     async def connect(
-        cls, address: tuple[str, int], secret: bytes, *, deadline: float
+        cls,
+        address: tuple[str, int],
+        secret: bytes,
+        *,
+        deadline: float,
+        job: str = "",
+        generation: int = 0,
     ) -> StoreClient:
         """Connects.
 
@@ -187,11 +221,14 @@ class StoreClient:
             address: host and port of the server.
             secret: the job's secret.
             deadline: in seconds of time.monotonic().
+            job: name of the job, as the server has it.
+            generation: number of the initialization; 0: outside of one.
 
         Raises:
             RendezvousError: no server there before the deadline, or of another job.
         """
-        return cls(await _connect(address, secret, PURPOSE, deadline))
+        claims = {"purpose": PURPOSE, "job": job, "generation": generation}
+        return cls(await _connect(address, secret, claims, deadline))
 
     @property
     def own_host(self) -> str:
@@ -267,9 +304,12 @@ class Membership:
         *,
         member: dict[str, Any],
         deadline: float,
+        generation: int,
+        job: str = "",
     ) -> Membership:
-        """Joins as `member`: "rank", "generation", "host", "pid"."""
-        channel = await _connect(address, secret, MEMBER, deadline)
+        """Joins as `member`: "rank", "host", "pid"."""
+        claims = {"purpose": MEMBER, "job": job, "generation": generation}
+        channel = await _connect(address, secret, claims, deadline)
         await channel.send(member)
         return cls(channel)
 
@@ -299,9 +339,12 @@ class Membership:
 class StoreThread:
     """A server on a thread of its own, for a process that has no loop (tfdistrun)."""
 
-    def __init__(self, secret: bytes, *, host: str = "127.0.0.1") -> None:
+    def __init__(
+        self, secret: bytes, *, host: str = "127.0.0.1", job: str = ""
+    ) -> None:
         self._sock = bind(host, 0)
         self._secret = secret
+        self._job = job
         self._loop = asyncio.new_event_loop()
         self._server: StoreServer | None = None
         self._thread = threading.Thread(
@@ -318,7 +361,7 @@ class StoreThread:
             raise RendezvousError(13, "the rendezvous store did not start in 10 s")
 
     def _start(self, ready: threading.Event) -> None:
-        self._server = StoreServer(self._sock, self._secret)
+        self._server = StoreServer(self._sock, self._secret, self._job)
         self._server.start()
         ready.set()
 

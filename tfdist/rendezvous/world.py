@@ -40,6 +40,11 @@ class Settings:
     address: str | None = None
 
     @property
+    def job(self) -> str:
+        """Name of the job, "" when its launcher gave none."""
+        return self.placement.job or ""
+
+    @property
     def left_s(self) -> float:
         """Seconds left until the deadline."""
         return max(0.0, self.deadline - time.monotonic())

@@ -91,6 +91,9 @@ const std::vector<Row>& Table() {
            "Name of the allreduce algorithm; auto takes the first of the table that fits."),
       Text("TFDIST_TRANSPORT", &Config::transport, "auto|shm|tcp", true,
            "How ranks of one host exchange data; auto is shared memory, or TCP where that fails."),
+      Text("TFDIST_TCP_MAC", &Config::tcp_mac, "control|all", true,
+           "What is authenticated between ranks joined by TCP: control messages and the headers of "
+           "data, whose contents have a checksum; or all, contents of data too."),
       Text("TFDIST_LOG_LEVEL", &Config::log_level, "debug|info|warning|error|silent", false,
            "Least severe messages that are written to stderr."),
       PythonInt("TFDIST_RANK", 0, "Index of this process among all; set by tfdistrun."),

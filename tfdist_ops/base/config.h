@@ -23,6 +23,7 @@ struct Config {
   int64_t spin_us = 20;
   std::string allreduce_algorithm = "auto";
   std::string transport = "auto";
+  std::string tcp_mac = "control";
   std::string log_level = "warning";
 };
 

@@ -127,6 +127,9 @@ StatusOr<tfdist::Links> MakeLinks(const tfdist_world& in, const Config& config,
     ends.own_doorbell_fd = in.own_doorbell_fd;
     ends.peer_doorbell_fd = link.peer_doorbell_fd;
     ends.initiator = link.initiator != 0;
+    if (link.key != nullptr && link.key_bytes > 0) {
+      ends.key.assign(link.key, link.key + link.key_bytes);
+    }
     const tfdist::TransportEntry* entry = tfdist::FindTransport(link.transport);
     if (entry == nullptr || link.peer < 0 || link.peer >= in.size || link.peer == in.rank ||
         links[static_cast<size_t>(link.peer)] != nullptr) {

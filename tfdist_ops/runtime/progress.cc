@@ -76,7 +76,8 @@ bool Progress::Push(Command command) {
     if (!accepting_) return false;
     commands_.push_back(std::move(command));
   }
-  std::atomic_thread_fence(std::memory_order_seq_cst);
+  // No fence: the sleeper says that it sleeps and then takes the mutex to look once more. Either it
+  // took it after the lines above and has found the command, or before, and then this load sees it.
   if (sleeping_.load() && sleeping_.exchange(false)) Wake();
   return true;
 }
@@ -136,7 +137,8 @@ void Progress::Run() {
 void Progress::Sleep() {
   sleeping_.store(true);
   engine_->SetSleeping(true);
-  std::atomic_thread_fence(std::memory_order_seq_cst);
+  // No fence: commands are looked for under the mutex (see Push), and the links' words are stored
+  // and loaded in one order for all (shm_lane.h) or guarded by a lock or the kernel.
   if (!Turn(NowUs()) && !stopping_.load()) {
     Watch();
     const int timeout_ms = engine_->waiting() ? static_cast<int>(kTickUs / 1000) : kIdleSleepMs;

@@ -16,8 +16,8 @@ struct FreeDeleter {
   void operator()(void* p) const { std::free(p); }
 };
 
-// A frame as it goes over the wire: header and payload are adjacent, the payload is aligned to a
-// cache line.
+// A frame as it goes over the wire: a header of 64 bytes (tcp: WireHeader of frame_mac.h)
+// and the payload, adjacent, each aligned to a cache line.
 class FrameBuffer {
  public:
   FrameBuffer() = default;
@@ -26,7 +26,7 @@ class FrameBuffer {
 
   explicit operator bool() const { return memory_ != nullptr; }
   uint8_t* payload() const { return memory_.get() + kAlign; }
-  uint8_t* wire() const { return payload() - sizeof(FrameHeader); }
+  uint8_t* wire() const { return memory_.get(); }
 
  private:
   static constexpr size_t kAlign = 64;

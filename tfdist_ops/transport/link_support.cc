@@ -49,6 +49,13 @@ Status PeerGarbage(int peer, const std::string& what) {
   return PeerLost(peer, "sent a frame that breaks the protocol: " + what);
 }
 
+Status PeerForged(int peer, const std::string& what) {
+  return PeerLost(peer,
+                  "is connected by a link on which bytes were changed, repeated, lost or "
+                  "forged: " +
+                      what);
+}
+
 std::string HeaderFault(const FrameHeader& header, Lane lane, size_t capacity) {
   if (header.lane != static_cast<uint8_t>(lane)) {
     return "lane " + std::to_string(header.lane) + ", expected " + std::to_string(Index(lane));

@@ -57,9 +57,11 @@ void RingDoorbell(int fd);
 // "socket: Too many open files", for the errno of now.
 Status SystemError(const std::string& what);
 
-// A peer that is gone, and one that breaks the protocol. Both are kAborted and name the rank.
+// A peer that is gone, and one that breaks the protocol. All are kAborted and name the rank.
 Status PeerLost(int peer, const std::string& cause);
 Status PeerGarbage(int peer, const std::string& what);
+// Bytes that came over the link to `peer`, and that it did not send like this.
+Status PeerForged(int peer, const std::string& what);
 
 // Empty when `header` may be delivered on `lane`, else what is wrong with it. The generation is the
 // engine's to check.

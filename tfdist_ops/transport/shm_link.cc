@@ -57,8 +57,16 @@ class Mapping {
                         "; set TFDIST_SEGMENT_BYTES and TFDIST_SHM_SLOTS alike on all ranks");
     }
     // A peer that shrank the file would kill us with SIGBUS. Sealing fails when it is sealed
-    // already.
-    (void)::fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
+    // already; what counts is that it is.
+    constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+    (void)::fcntl(fd, F_ADD_SEALS, kSeals);
+    const int seals = ::fcntl(fd, F_GET_SEALS);
+    if (seals < 0 || (seals & kSeals) != kSeals) {
+      return Status(Code::kInvalidArgument,
+                    "the shared memory of a link is no memory file, or one whose size its sender "
+                    "can still change (seals " +
+                        std::to_string(seals) + ", expected " + std::to_string(kSeals) + ")");
+    }
     void* data = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (data == MAP_FAILED) return SystemError("map the shared memory of a link");
     data_ = static_cast<uint8_t*>(data);

@@ -4,9 +4,14 @@
 // one frame inside another. Receiving: Pump reads straight into the buffer of the frame at hand,
 // and what comes after it into a small staging area, from which headers are taken; so a long frame
 // costs one system call and one copy of at most kStagingBytes.
+//
+// Every frame is authenticated and counted (frame_mac.h): sealed when it is committed, while its
+// payload is still in the cache; its header is opened before a field of it is used, its payload
+// before it is delivered. A link without a key is refused.
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -16,6 +21,7 @@
 #include <cstring>
 #include <deque>
 
+#include "transport/frame_mac.h"
 #include "transport/frame_pool.h"
 #include "transport/link_socket.h"
 #include "transport/link_support.h"
@@ -37,15 +43,24 @@ struct OutFrame {
 };
 
 struct Arrived {
-  FrameHeader header;
+  WireHeader wire;
   FrameBuffer buffer;
+
+  const FrameHeader& header() const { return wire.frame; }
 };
+
+// The key of what one end sends: the initiator's is the first of the link's two.
+ByteSpan SendKey(const std::vector<uint8_t>& key, bool initiator) {
+  return {key.data() + (initiator ? 0 : kDirectionKeyBytes), kDirectionKeyBytes};
+}
 
 class TcpLink : public LinkBase {
  public:
   TcpLink(const LinkEnds& ends, const Config& config, UniqueFd socket)
       : LinkBase(ends, config, "tcp"),
         socket_(std::move(socket)),
+        sealer_(SendKey(ends.key, ends.initiator), config.tcp_mac == "all"),
+        opener_(SendKey(ends.key, !ends.initiator), config.tcp_mac == "all"),
         pools_{FramePool(capacity(Lane::kControl)), FramePool(capacity(Lane::kData))} {}
 
   // Closing with unread bytes makes the kernel reset the connection and throw away what it has not
@@ -84,16 +99,20 @@ class TcpLink : public LinkBase {
   }
 
   void CommitSend(Lane lane, FrameHeader header) override {
-    Close(lane, &header);
+    WireHeader wire{};
+    wire.frame = header;
+    Close(lane, &wire.frame);
     FrameBuffer buffer = std::move(open_[Index(lane)]);
-    std::memcpy(buffer.wire(), &header, sizeof(header));
-    out_[Index(lane)].push_back({std::move(buffer), sizeof(header) + header.payload_bytes});
+    const size_t bytes = wire.frame.payload_bytes;
+    sealer_.Seal(&wire, {buffer.payload(), bytes});
+    std::memcpy(buffer.wire(), &wire, sizeof(wire));
+    out_[Index(lane)].push_back({std::move(buffer), sizeof(wire) + bytes});
   }
 
   bool Poll(Lane lane, InFrame* frame) override {
     std::deque<Arrived>& arrived = arrived_[Index(lane)];
     if (arrived.empty()) return false;
-    frame->header = arrived.front().header;
+    frame->header = arrived.front().header();
     frame->payload = {arrived.front().buffer.payload(), frame->header.payload_bytes};
     frame->token = held_[Index(lane)].Hold(std::move(arrived.front().buffer));
     arrived.pop_front();
@@ -177,7 +196,7 @@ class TcpLink : public LinkBase {
   void Read(bool* moved) {
     read_dry_ = false;
     for (size_t total = 0; !read_ended_ && error().ok() && total < kPumpBytes;) {
-      const size_t missing = reading_.buffer ? reading_.header.payload_bytes - have_ : 0;
+      const size_t missing = reading_.buffer ? reading_.header().payload_bytes - have_ : 0;
       iovec parts[2] = {{missing > 0 ? reading_.buffer.payload() + have_ : nullptr, missing},
                         {staging_ + staged_, sizeof(staging_) - staged_}};
       msghdr message{};
@@ -207,11 +226,11 @@ class TcpLink : public LinkBase {
   void Parse() {
     size_t used = 0;
     FinishFrame();
-    while (error().ok() && !reading_.buffer && staged_ - used >= sizeof(FrameHeader)) {
-      std::memcpy(&reading_.header, staging_ + used, sizeof(FrameHeader));
-      used += sizeof(FrameHeader);
+    while (error().ok() && !reading_.buffer && staged_ - used >= sizeof(WireHeader)) {
+      std::memcpy(&reading_.wire, staging_ + used, sizeof(WireHeader));
+      used += sizeof(WireHeader);
       if (!BeginFrame()) return;
-      have_ = std::min(staged_ - used, static_cast<size_t>(reading_.header.payload_bytes));
+      have_ = std::min(staged_ - used, static_cast<size_t>(reading_.header().payload_bytes));
       std::memcpy(reading_.buffer.payload(), staging_ + used, have_);
       used += have_;
       FinishFrame();
@@ -221,8 +240,12 @@ class TcpLink : public LinkBase {
   }
 
   bool BeginFrame() {
-    const Lane lane = reading_.header.lane == 0 ? Lane::kControl : Lane::kData;
-    const std::string fault = HeaderFault(reading_.header, lane, capacity(lane));
+    if (!opener_.OpenHeader(reading_.wire)) {
+      Fail(PeerForged(peer(), "the header of a frame is not authentic"));
+      return false;
+    }
+    const Lane lane = reading_.header().lane == 0 ? Lane::kControl : Lane::kData;
+    const std::string fault = HeaderFault(reading_.header(), lane, capacity(lane));
     if (!fault.empty()) {
       Fail(PeerGarbage(peer(), fault));
       return false;
@@ -233,8 +256,13 @@ class TcpLink : public LinkBase {
   }
 
   void FinishFrame() {
-    if (!reading_.buffer || have_ < reading_.header.payload_bytes) return;
-    arrived_[reading_.header.lane].push_back(std::move(reading_));
+    if (!reading_.buffer || have_ < reading_.header().payload_bytes) return;
+    if (!opener_.OpenPayload(reading_.wire, {reading_.buffer.payload(), have_})) {
+      Fail(PeerForged(peer(), "the payload of a frame is not what its header says"));
+      return;
+    }
+    const int lane = reading_.header().lane;
+    arrived_[lane].push_back(std::move(reading_));
     have_ = 0;
   }
 
@@ -246,6 +274,8 @@ class TcpLink : public LinkBase {
   }
 
   LinkSocket socket_;
+  FrameMac sealer_;
+  FrameMac opener_;
   FramePool pools_[kLanes];
 
   std::deque<OutFrame> out_[kLanes];
@@ -267,6 +297,12 @@ class TcpLink : public LinkBase {
 
 StatusOr<std::unique_ptr<Link>> Make(const LinkEnds& ends, const Config& config) {
   OwnedFds owned(ends);
+  if (ends.key.size() != kLinkKeyBytes) {
+    return Status(Code::kInvalidArgument, "a tcp link needs a session key of " +
+                                              std::to_string(kLinkKeyBytes) + " bytes, got " +
+                                              std::to_string(ends.key.size()) +
+                                              "; its frames would not be authenticated");
+  }
   auto link = std::make_unique<TcpLink>(ends, config, std::move(owned.socket));
   TFDIST_RETURN_IF_ERROR(link->Prepare());
   return std::unique_ptr<Link>(std::move(link));
@@ -290,8 +326,12 @@ Status MakePair(int a, int b, int doorbell_a, int doorbell_b, const Config& /*co
   }
   UniqueFd server(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
   if (server.get() < 0) return SystemError("accept");
-  *end_a = LinkEnds{a, b, client.release(), -1, doorbell_a, -1, true, nullptr};
-  *end_b = LinkEnds{b, a, server.release(), -1, doorbell_b, -1, false, nullptr};
+  std::vector<uint8_t> key(kLinkKeyBytes);
+  if (::getrandom(key.data(), key.size(), 0) != static_cast<ssize_t>(key.size())) {
+    return SystemError("getrandom");
+  }
+  *end_a = LinkEnds{a, b, client.release(), -1, doorbell_a, -1, true, nullptr, key};
+  *end_b = LinkEnds{b, a, server.release(), -1, doorbell_b, -1, false, nullptr, key};
   return Status();
 }
 

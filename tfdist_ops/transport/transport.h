@@ -27,6 +27,8 @@ struct LinkEnds {
   int peer_doorbell_fd = -1;   // shm: eventfd the peer sleeps on
   bool initiator = false;      // exactly one end is: it sends through the first half of the memory
   std::shared_ptr<void> pipe;  // inproc: the state both ends share
+  std::vector<uint8_t> key{};  // tcp: kLinkKeyBytes (frame_mac.h), the same at both ends, never
+                               // used for another link
 };
 
 struct TransportEntry {

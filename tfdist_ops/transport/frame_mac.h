@@ -1,0 +1,65 @@
+// What makes a frame of a tcp link one that the right peer sent, whole, once and in its turn.
+//
+// On the wire a frame is a WireHeader of 64 bytes and the payload:
+//
+//   frame   FrameHeader                    32 bytes
+//   digest  of the payload                 16 bytes   control lane: HMAC; data lane: CRC-32C and
+//                                                     zeros, or HMAC with TFDIST_TCP_MAC=all
+//   tag     HMAC of count, frame, digest   16 bytes
+//
+// HMAC is HMAC-SHA-256, its first 16 bytes (RFC 2104, section 5). Each direction has its own key,
+// derived in the handshake from the job's secret and both nonces (tfdist/rendezvous/auth.py), so a
+// frame of another connection, generation or direction has another tag. The count is that of the
+// frame in its lane and is not sent: a frame that was repeated, dropped or moved has another one.
+//
+// The tag is checked before any field of the header is used, the digest before the payload is
+// delivered. With TFDIST_TCP_MAC=control somebody who can change packets on their way can change
+// the payload of a data frame together with its CRC; everything else is noticed.
+#ifndef TFDIST_OPS_TRANSPORT_FRAME_MAC_H_
+#define TFDIST_OPS_TRANSPORT_FRAME_MAC_H_
+
+#include <array>
+#include <cstdint>
+
+#include "transport/link.h"
+#include "transport/sha256.h"
+
+namespace tfdist {
+
+constexpr size_t kDirectionKeyBytes = 32;
+// Of a link: the key of what the initiator sends, then that of what it receives.
+constexpr size_t kLinkKeyBytes = 2 * kDirectionKeyBytes;
+constexpr size_t kMacBytes = 16;
+
+struct WireHeader {
+  FrameHeader frame;
+  std::array<uint8_t, kMacBytes> digest;
+  std::array<uint8_t, kMacBytes> tag;
+};
+static_assert(sizeof(WireHeader) == 64, "the header is a wire format");
+
+// One direction of a link, at one end of it.
+class FrameMac {
+ public:
+  // `key`: kDirectionKeyBytes. `all`: payloads of the data lane get an HMAC too.
+  FrameMac(ByteSpan key, bool all);
+
+  // Fills in digest and tag of the next frame of its lane.
+  void Seal(WireHeader* header, ByteSpan payload);
+  // Whether this is the header of the next frame of its lane. Trust no field of it otherwise.
+  bool OpenHeader(const WireHeader& header);
+  // Whether `payload` is that of the last header opened on this lane.
+  bool OpenPayload(const WireHeader& header, ByteSpan payload) const;
+
+ private:
+  std::array<uint8_t, kMacBytes> Digest(const FrameHeader& frame, ByteSpan payload) const;
+  std::array<uint8_t, kMacBytes> Tag(const WireHeader& header) const;
+
+  HmacSha256 hmac_;
+  bool all_;
+  uint64_t counts_[2] = {0, 0};  // frames sealed or opened, by lane
+};
+
+}  // namespace tfdist
+
+#endif  // TFDIST_OPS_TRANSPORT_FRAME_MAC_H_
