@@ -2,16 +2,18 @@
 # Needs GNU make, Python 3.11-3.13 and a C++17 compiler: no root, no GPU, nothing else installed.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help train test test-slow mutants campaign lint format docs gpu setup clean distclean
+.PHONY: help train test test-slow mutants sanitize fuzz hostile campaign lint format docs gpu setup clean distclean
 unexport PYTHONPATH PYTHONHOME
 
 NP ?= 2
+SECONDS ?= 600
+CONNECTIONS ?= 100000
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 BUILT := .venv/.built
 NATIVE := $(shell find tfdist_ops -path tfdist_ops/cuda -prune -o \
   \( -name '*.cc' -o -name '*.h' -o -name CMakeLists.txt \) -print)
-CPP := $(shell find tfdist_ops tests/cpp benchmarks -name '*.cc' -o -name '*.h' -o -name '*.cu')
+CPP := $(shell find tfdist_ops tests/cpp tests/fuzz benchmarks -name '*.cc' -o -name '*.h' -o -name '*.cu')
 PYTHON_CODE := .ci tfdist recipes benchmarks tests setup.py
 
 help:  ## this list
@@ -42,6 +44,15 @@ mutants: $(BUILT)  ## breaks the code line by line: each break must be caught
 
 campaign: $(BUILT)  ## kills, stops, cuts and starves jobs by the hundred (half an hour, resumable)
 	@$(BIN)/python tests/campaign/run.py
+
+sanitize: $(INSTALLED)  ## the C++ tests under AddressSanitizer, UBSan and ThreadSanitizer
+	@$(BIN)/python .ci/sanitize.py
+
+fuzz: $(BUILT)  ## every parser for SECONDS (600) of processor time, under sanitizers
+	@$(BIN)/python tests/fuzz/run.py $(SECONDS)
+
+hostile: $(BUILT)  ## 100,000 hostile connections at starting and running jobs
+	@$(BIN)/python tests/helpers/hostile.py --connections $(CONNECTIONS)
 
 lint: $(INSTALLED)  ## style, format and types, Python and C++
 	$(BIN)/ruff check $(PYTHON_CODE)

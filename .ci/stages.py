@@ -16,7 +16,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build" / "tests"
 STAGES = {
-    "one process": ("tests/single",),
+    "one process": ("tests/single", "tests/fuzz"),
     "several ranks": ("tests/parallel",),
     "failures and integration": ("tests/faults", "tests/integration"),
     "GPU": ("tests/gpu",),

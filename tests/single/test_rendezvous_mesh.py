@@ -191,7 +191,8 @@ def test_a_rank_that_dies_while_connecting_is_named_at_once():
             dying = await Membership.join(
                 settings[1].store,
                 SECRET,
-                member={"rank": 1, "generation": 1, "host": "h", "pid": 4711},
+                member={"rank": 1, "host": "h", "pid": 4711},
+                generation=1,
                 deadline=settings[1].deadline,
             )
             waiting = asyncio.create_task(mesh.build(settings[0]))
@@ -345,14 +346,14 @@ def test_strangers_at_a_ranks_ports_do_not_disturb():
 
 
 @deadline(30)
-def test_a_peer_of_another_generation_or_pair_is_refused():
+def test_a_peer_of_another_generation_pair_job_or_secret_is_refused_and_told_why():
     async def go():
         async with job(2) as settings:
             first = asyncio.create_task(mesh.build(settings[0]))
             store = await StoreClient.connect(
                 settings[0].store, SECRET, deadline=settings[0].deadline
             )
-            (record,) = await store.wait(["1/rank/0"], 5.0)
+            record, session = await store.wait(["1/rank/0", "session"], 5.0)
             peer = links.Peer(
                 rank=0,
                 host="h",
@@ -360,16 +361,47 @@ def test_a_peer_of_another_generation_or_pair_is_refused():
                 address=tuple(record["address"]),
                 unix_name=record["unix_name"],
             )
-            for rank, generation in ((1, 2), (0, 1), (2, 1)):
-                with pytest.raises(ConnectionError):
-                    await links.connect_tcp(
-                        rank, peer, secret=SECRET, generation=generation
-                    )
-            with pytest.raises(links.auth.AuthenticationError):
-                await links.connect_tcp(1, peer, secret=bytes(32), generation=1)
+            good = links.Bond(
+                secret=SECRET, job=f" {session}", generation=1, rank=1, frames=""
+            )
+            for change, why in (
+                ({"generation": 2}, "generation 1 here, 2 at the side that connects"),
+                ({"rank": 0}, "rank 0 does not connect to rank 0"),
+                ({"rank": 2}, "rank 2 does not connect to rank 0"),
+                ({"job": " other"}, f"job ' {session}' here, ' other' at the side"),
+                ({"frames": "none"}, "'hmac-sha256 none' at the side that connects"),
+            ):
+                with pytest.raises(links.auth.RefusedError) as caught:
+                    await links.connect_tcp(replace(good, **change), peer)
+                assert "rank 0 refused a link" in str(caught.value)
+                assert why in str(caught.value)
+            with pytest.raises(links.auth.RefusedError, match="rank that is called 0"):
+                await links.connect_tcp(good, replace(peer, rank=1))
+            with pytest.raises(links.auth.AuthenticationError, match="does not know"):
+                await links.connect_tcp(replace(good, secret=bytes(32)), peer)
             meshes = await asyncio.gather(first, mesh.build(settings[1]))
             close(meshes)
             store.close()
+
+    asyncio.run(go())
+
+
+@deadline(30)
+def test_every_tcp_link_has_its_own_key_at_both_ends():
+    async def go():
+        async with job(3, transport="tcp") as settings:
+            meshes = await connected(settings)
+        keys = set()
+        for low in range(3):
+            for high in range(low + 1, 3):
+                one, two = end_of(meshes, low, high), end_of(meshes, high, low)
+                assert one.key == two.key
+                assert len(one.key) == 64
+                keys.add(one.key)
+        assert len(keys) == 3
+        assert all(key.hex() not in repr(meshes) for key in keys)
+        assert SECRET.hex() not in repr(meshes)
+        close(meshes)
 
     asyncio.run(go())
 

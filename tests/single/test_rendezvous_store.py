@@ -1,7 +1,7 @@
 """The store: operations, authentication, and strangers at its port."""
 
 import asyncio
-import json
+import inspect
 import socket
 import time
 from contextlib import asynccontextmanager
@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 from helpers.deadline import deadline
 
+from tfdist import __version__
 from tfdist.rendezvous import auth, channel, listener
 from tfdist.rendezvous.address import bind, is_loopback, join_address, split_address
 from tfdist.rendezvous.auth import AuthenticationError, Sealer
@@ -24,11 +25,12 @@ from tfdist.rendezvous.store import (
 
 SECRET = bytes(range(32))
 OTHER_SECRET = bytes(32)
+CLAIMS = {"purpose": "store", "job": "", "generation": 0}
 
 
 @asynccontextmanager
-async def serving():
-    server = StoreServer(bind("127.0.0.1", 0), SECRET)
+async def serving(**more):
+    server = StoreServer(bind("127.0.0.1", 0), SECRET, **more)
     server.start()
     try:
         yield server
@@ -36,18 +38,19 @@ async def serving():
         await server.close()
 
 
-async def client_of(server, secret=SECRET, timeout_s=5.0):
+async def client_of(server, secret=SECRET, timeout_s=5.0, **more):
     return await StoreClient.connect(
-        server.address, secret, deadline=time.monotonic() + timeout_s
+        server.address, secret, deadline=time.monotonic() + timeout_s, **more
     )
 
 
 def run(test):
     """Runs an async test on a loop of its own."""
 
-    def wrapped():
-        asyncio.run(test())
+    def wrapped(**fixtures):
+        asyncio.run(test(**fixtures))
 
+    wrapped.__signature__ = inspect.signature(test)
     wrapped.__name__ = test.__name__
     wrapped.__doc__ = test.__doc__
     return wrapped
@@ -96,7 +99,8 @@ async def test_a_member_that_dies_is_the_failure_that_others_are_told():
             await Membership.join(
                 server.address,
                 SECRET,
-                member={"rank": rank, "generation": 3, "host": "h", "pid": 40 + rank},
+                member={"rank": rank, "host": "h", "pid": 40 + rank},
+                generation=3,
                 deadline=time.monotonic() + 5,
             )
             for rank in range(2)
@@ -115,7 +119,8 @@ async def test_a_member_that_leaves_is_no_failure():
         member = await Membership.join(
             server.address,
             SECRET,
-            member={"rank": 0, "generation": 1, "host": "h", "pid": 1},
+            member={"rank": 0, "host": "h", "pid": 1},
+            generation=1,
             deadline=time.monotonic() + 5,
         )
         await member.leave()
@@ -176,19 +181,47 @@ async def test_a_client_without_the_secret_gets_nothing_done():
     """A client that skips the server's proof must fail at its own."""
     async with serving() as server:
         reader, writer = await asyncio.open_connection(*server.address)
-        hello = {
-            "magic": "tfdist",
-            "protocol": auth.PROTOCOL,
-            "purpose": "store",
-            "nonce": auth.new_nonce().hex(),
-        }
-        send_frame(writer, auth.encode(hello))
-        answer = json.loads(await receive_frame(reader))
+        before = dict(server.values)
+        writer.write(auth.hello("0.1.0", auth.new_nonce(), CLAIMS))
+        answer = await asyncio.wait_for(reader.readexactly(auth.ANSWER_BYTES), 3.0)
         # Reflecting the server's own proof must not help either.
-        send_frame(writer, auth.encode({"proof": answer["proof"]}))
+        writer.write(answer[-auth.MAC_BYTES :])
         assert await asyncio.wait_for(reader.read(), 3.0) == b""
         writer.close()
-        assert server.values == {}
+        assert server.values == before
+
+
+@deadline(20)
+@run
+async def test_a_rank_of_another_job_or_an_older_generation_is_told_so():
+    async with serving(job="slurm 7.0") as server:
+        with pytest.raises(RendezvousError) as caught:
+            await client_of(server, job="slurm 8.0")
+        assert "job 'slurm 7.0' here, 'slurm 8.0' at the side that connects" in str(
+            caught.value
+        )
+        new = await join(server, generation=2, job="slurm 7.0")
+        with pytest.raises(RendezvousError) as caught:
+            await join(server, generation=1, job="slurm 7.0")
+        assert "generation 2 here, 1 at the side that connects" in str(caught.value)
+        again = await join(server, generation=2, job="slurm 7.0")
+        await new.leave()
+        await again.leave()
+
+
+@deadline(20)
+@run
+async def test_claims_that_no_client_makes_are_refused():
+    async with serving() as server:
+        for claims in (
+            {},
+            {**CLAIMS, "purpose": "x"},
+            {**CLAIMS, "generation": "1"},
+            {**CLAIMS, "generation": True},
+            {**CLAIMS, "job": None},
+        ):
+            with pytest.raises(auth.RefusedError):
+                await channel_of(server, claims)
 
 
 @deadline(20)
@@ -196,7 +229,8 @@ async def test_a_client_without_the_secret_gets_nothing_done():
 async def test_a_recorded_conversation_cannot_be_replayed():
     async with serving() as server:
         recorded = await record(server, lambda client: client.add("n"))
-        assert server.values == {"n": 1}
+        before = dict(server.values)
+        assert before["n"] == 1
         for cut in range(1, len(recorded) + 1):
             reader, writer = await asyncio.open_connection(*server.address)
             for frame in recorded[:cut]:
@@ -204,7 +238,7 @@ async def test_a_recorded_conversation_cannot_be_replayed():
             writer.write_eof()
             await read_to_end(reader, 3.0)
             writer.close()
-        assert server.values == {"n": 1}
+        assert server.values == before
 
 
 @deadline(20)
@@ -228,41 +262,75 @@ async def test_a_changed_repeated_or_reordered_message_is_refused():
                 opener.open(message)
 
 
-def test_every_bit_of_the_handshake_counts():
-    nonces = auth.new_nonce(), auth.new_nonce()
-    seen = auth.transcript("store", *nonces)
-    good = auth.proof(SECRET, "client", seen)
-    auth.check_proof(SECRET, "client", seen, good)
-    others = [
-        (SECRET, "server", seen),
-        (OTHER_SECRET, "client", seen),
-        (SECRET, "client", auth.transcript("member", *nonces)),
-        (SECRET, "client", auth.transcript("store", nonces[1], nonces[0])),
-    ]
-    for secret, role, what in others:
+def test_every_byte_of_the_handshake_counts():
+    hello = auth.hello("0.1.0", bytes(32), CLAIMS)
+    answer = auth.preamble("0.1.0") + bytes(32)
+    good = auth.Session.derive(SECRET, hello, answer)
+    assert good == auth.Session.derive(SECRET, hello, answer)
+    keys = {
+        *(good.client_proof, good.server_proof, good.client_key, good.server_key),
+        *(good.link_key[:32], good.link_key[32:]),
+    }
+    assert len(keys) == 6  # else something could be reflected, or used twice
+    others = [(OTHER_SECRET, hello, answer), (SECRET, hello + answer[:1], answer[1:])]
+    for at in range(len(hello)):
+        changed = hello[:at] + bytes([hello[at] ^ 1]) + hello[at + 1 :]
+        others.append((SECRET, changed, answer))
+    for at in range(len(answer)):
+        changed = answer[:at] + bytes([answer[at] ^ 1]) + answer[at + 1 :]
+        others.append((SECRET, hello, changed))
+    for what in others:
+        other = auth.Session.derive(*what)
+        assert not keys & {other.client_proof, other.server_proof, other.client_key}
+        assert good.link_key != other.link_key
         with pytest.raises(AuthenticationError):
-            auth.check_proof(secret, role, what, good)
-    to_server, to_client = auth.sealers(SECRET, seen)
-    assert to_server.key != to_client.key  # else a message could be reflected
+            auth.check_proof("client", good.client_proof, other.client_proof)
+
+
+def test_keys_are_derived_as_the_standard_says():
+    # RFC 5869, appendix A.1 and A.2.
+    key = auth.extract(b"\x0b" * 22, bytes(range(13)))
+    assert key.hex() == (
+        "077709362c2e32df0ddc3f0dc47bba6390b6c73bb50f9c3122ec844ad7c2b3e5"
+    )
+    assert auth.expand(key, bytes(range(0xF0, 0xFA)), 42).hex() == (
+        "3cb25f25faacd57a90434f64d0362f2a2d2d0a90cf1a5a4c5db02d56ecc4c5bf"
+        "34007208d5b887185865"
+    )
+    key = auth.extract(bytes(range(0x50)), bytes(range(0x60, 0xB0)))
+    assert auth.expand(key, bytes(range(0xB0, 0x100)), 82).hex() == (
+        "b11e398dc80327a1c8e7f78c596a49344f012eda2d4efad8a050cc4c19afa97c"
+        "59045a99cac7827271cb41c65e590e09da3275600c2f09b8367793a9aca3db71"
+        "cc30c58179ec3e87c14c01d5c1f3434f1d87"
+    )
+
+
+def of_protocol(protocol, version):
+    own = auth.preamble(version)
+    return own[:8] + protocol.to_bytes(4, "big") + own[12:]
 
 
 @deadline(20)
 @run
-async def test_another_protocol_is_refused_with_both_versions():
+async def test_another_protocol_is_refused_with_both_versions(caplog):
     async with serving() as server:
         reader, writer = await asyncio.open_connection(*server.address)
-        send_frame(writer, auth.encode({"magic": "tfdist", "protocol": 99}))
-        assert json.loads(await receive_frame(reader)) == {"protocol": auth.PROTOCOL}
+        writer.write(of_protocol(99, "9.9.1"))
+        assert await read_to_end(reader, 3.0) == auth.preamble(__version__)
         writer.close()
+    mine = f"tfdist '{__version__}' with protocol {auth.PROTOCOL}"
+    assert f"runs tfdist '9.9.1' with protocol 99, this one {mine}" in caplog.text
 
     async def old_server(reader, writer):
-        await receive_frame(reader)
-        send_frame(writer, auth.encode({"protocol": 99}))
+        await reader.readexactly(auth.HELLO_BYTES)
+        writer.write(of_protocol(99, "9.9.2\n\x1b[31m"))
 
     old = await asyncio.start_server(old_server, "127.0.0.1", 0)
     address = old.sockets[0].getsockname()[:2]
-    with pytest.raises(RendezvousError, match="speaks protocol 99, this tfdist"):
+    with pytest.raises(RendezvousError) as caught:
         await StoreClient.connect(address, SECRET, deadline=time.monotonic() + 3)
+    theirs = "'9.9.2??[31m' with protocol 99"
+    assert f"runs tfdist {theirs}, this one {mine}" in caught.value.message
     old.close()
 
 
@@ -297,12 +365,10 @@ GARBAGE = {
     "tls": bytes.fromhex("1603010200010001fc0303") + bytes(500),
     "zeros": bytes(4096),
     "ones": b"\xff" * 4096,
-    "not json": b"\x00\x00\x00\x04abcd",
-    "json, no object": b"\x00\x00\x00\x02[]",
-    "deep": (20000).to_bytes(4, "big") + b"[" * 20000,
-    "oversize": (channel.MAX_BYTES_BEFORE_AUTH + 1).to_bytes(4, "big"),
-    "huge": b"\x7f\xff\xff\xff",
-    "no purpose": b"\x00\x00\x00\x22" + b'{"magic": "tfdist", "protocol": 1}',
+    "huge": b"\x7f\xff\xff\xff" * 2,
+    "an older hello": b"\0\0\0\x22" + b'{"magic": "tfdist", "protocol": 1}',
+    "long claims": auth.hello("0", bytes(32), {})[:-4] + b"\xff\xff",
+    "not the magic": b"tfdist\r\r" + bytes(90),
 }
 
 
@@ -327,6 +393,7 @@ async def test_garbage_is_dropped_at_once_and_the_server_goes_on():
 async def test_a_hello_cut_at_any_byte_or_sent_bytewise_is_survived():
     async with serving() as server:
         hello = (await record(server, lambda client: client.add("n")))[0]
+        assert len(hello) > 100
         for cut in range(0, len(hello), 7):
             _, writer = await asyncio.open_connection(*server.address)
             writer.write(hello[:cut])
@@ -403,15 +470,6 @@ def test_nothing_listens_on_all_interfaces(host):
 # ---- helpers ----
 
 
-def send_frame(writer, body):
-    writer.write(len(body).to_bytes(4, "big") + body)
-
-
-async def receive_frame(reader):
-    length = int.from_bytes(await asyncio.wait_for(reader.readexactly(4), 3.0), "big")
-    return await asyncio.wait_for(reader.readexactly(length), 3.0)
-
-
 async def read_to_end(reader, timeout_s):
     """What comes until the server closes; b"" when it resets the connection."""
     try:
@@ -420,35 +478,45 @@ async def read_to_end(reader, timeout_s):
         return b""
 
 
-async def channel_of(server):
+async def join(server, **more):
+    return await Membership.join(
+        server.address,
+        SECRET,
+        member={"rank": 0, "host": "h", "pid": 1},
+        deadline=time.monotonic() + 5,
+        **more,
+    )
+
+
+async def channel_of(server, claims=None):
     sock = socket.socket()
     sock.setblocking(False)
     await asyncio.get_running_loop().sock_connect(sock, server.address)
     raw = channel.Channel(sock)
-    await raw.handshake_as_client(SECRET, "store")
+    await raw.handshake_as_client(SECRET, CLAIMS if claims is None else claims)
     return raw
 
 
 async def record(server, act):
     """The frames that a real client sends during `act`."""
     frames = []
-    original = channel.Channel._send_frame
+    original = channel.Channel._write
 
-    async def listen(self, body, fds):
+    async def listen(self, data, fds):
         if self is recorded:
-            frames.append(len(body).to_bytes(4, "big") + body)
-        await original(self, body, fds)
+            frames.append(data)
+        await original(self, data, fds)
 
     sock = socket.socket()
     sock.setblocking(False)
     await asyncio.get_running_loop().sock_connect(sock, server.address)
     recorded = channel.Channel(sock)
-    channel.Channel._send_frame = listen
+    channel.Channel._write = listen
     try:
-        await recorded.handshake_as_client(SECRET, "store")
+        await recorded.handshake_as_client(SECRET, CLAIMS)
         await act(StoreClient(recorded))
     finally:
-        channel.Channel._send_frame = original
+        channel.Channel._write = original
     recorded.close()
     assert len(frames) == 3  # hello, proof, request
     return frames

@@ -14,7 +14,7 @@ import mmap
 import os
 import secrets
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from tfdist import _core
@@ -61,7 +61,7 @@ class Bond:
         frames: how the core authenticates frames (TFDIST_TCP_MAC).
     """
 
-    secret: bytes
+    secret: bytes = field(repr=False)
     job: str
     generation: int
     rank: int

@@ -30,7 +30,7 @@ class Settings:
 
     placement: Placement
     generation: int
-    secret: bytes
+    secret: bytes = field(repr=False)
     store: tuple[str, int]
     deadline: float
     timeout_s: float
