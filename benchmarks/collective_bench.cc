@@ -37,7 +37,7 @@ Pending StartOne(Runtime& runtime, CollectiveKind kind, std::vector<float>* in,
   auto request = MakeRequest(kind, "bench", DType::kFloat32);
   AddTensor(request.get(), in->data(), out->data(), {static_cast<int64_t>(in->size())});
   if (kind == CollectiveKind::kAllgather) {
-    request->allocate = [out](const std::vector<int64_t>&) -> void* { return out->data(); };
+    request->allocate = [out](const std::vector<int64_t>&, int64_t) -> void* { return out->data(); };
   }
   return Start(runtime, std::move(request));
 }

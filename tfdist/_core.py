@@ -30,6 +30,12 @@ ALLREDUCE = 0
 ALLGATHER = 1
 BROADCAST = 2
 BARRIER = 3
+REDUCE_SCATTER = 5
+REDUCE = 6
+GATHER = 7
+SCATTER = 8
+ALLTOALL = 9
+SENDRECV = 10
 
 _GROUP_ID_BYTES = 33
 _RECORD_BATCH = 512
@@ -117,7 +123,11 @@ class Tensor(ctypes.Structure):
 
 DoneCallback = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.POINTER(Status))
 AllocateCallback = ctypes.CFUNCTYPE(
-    ctypes.c_void_p, ctypes.c_void_p, ctypes.POINTER(ctypes.c_int64), ctypes.c_int32
+    ctypes.c_void_p,
+    ctypes.c_void_p,
+    ctypes.POINTER(ctypes.c_int64),
+    ctypes.c_int32,
+    ctypes.c_int64,
 )
 
 
@@ -130,12 +140,16 @@ class Request(ctypes.Structure):
         ("dtype", ctypes.c_int32),
         ("op", ctypes.c_int32),
         ("root", ctypes.c_int32),
+        ("peer", ctypes.c_int32),
+        ("splits", ctypes.POINTER(ctypes.c_int64)),
+        ("split_count", ctypes.c_int32),
         ("prescale", ctypes.c_double),
         ("postscale", ctypes.c_double),
         ("timeout_s", ctypes.c_double),
         ("group", ctypes.c_char_p),
         ("bucket", ctypes.c_int32),
         ("bucket_count", ctypes.c_int32),
+        ("process_set", ctypes.c_uint32),
         ("tensors", ctypes.POINTER(Tensor)),
         ("tensor_count", ctypes.c_int32),
         ("context", ctypes.c_void_p),
@@ -212,9 +226,20 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
         [ctypes.POINTER(Request), ctypes.POINTER(ctypes.c_uint64)],
     ),
     "tfdist_cancel": (None, [ctypes.c_uint64]),
+    "tfdist_process_set_add": (
+        ctypes.c_int32,
+        [
+            ctypes.POINTER(ctypes.c_int32),
+            ctypes.c_int32,
+            ctypes.c_double,
+            ctypes.POINTER(ctypes.c_uint32),
+        ],
+    ),
+    "tfdist_process_set_remove": (ctypes.c_int32, [ctypes.c_uint32, ctypes.c_double]),
     "tfdist_register_group": (
         ctypes.c_int32,
         [
+            ctypes.c_uint32,
             ctypes.c_char_p,
             ctypes.POINTER(ctypes.c_uint8),
             ctypes.c_int32,
@@ -396,16 +421,54 @@ def good_steps() -> int:
     return int(library().tfdist_good_steps())
 
 
+def add_process_set(ranks: Sequence[int], *, timeout_s: float = 0.0) -> int:
+    """Agrees with all ranks on a process set; blocks until they have called it.
+
+    Args:
+        ranks: its members, ascending, each once.
+        timeout_s: seconds to wait for the others; <= 0: TFDIST_TIMEOUT_S.
+
+    Returns:
+        The set's number; the same list gives the same.
+
+    Raises:
+        CoreError: the lists differ or are not valid, a rank failed, the time is over.
+    """
+    array = (ctypes.c_int32 * max(1, len(ranks)))(*ranks)
+    number = ctypes.c_uint32()
+    check(
+        library().tfdist_process_set_add(
+            array, len(ranks), timeout_s, ctypes.byref(number)
+        )
+    )
+    return number.value
+
+
+def remove_process_set(number: int, *, timeout_s: float = 0.0) -> None:
+    """Ends a process set, with all ranks; blocks until they have called it.
+
+    Raises:
+        CoreError: a rank still uses it or removes another, it is not known, a rank
+            failed, the time is over.
+    """
+    check(library().tfdist_process_set_remove(number, timeout_s))
+
+
 def register_group(
-    description: str, present: Sequence[bool], *, timeout_s: float = 0.0
+    description: str,
+    present: Sequence[bool],
+    *,
+    timeout_s: float = 0.0,
+    process_set: int = 0,
 ) -> tuple[str, list[bool]]:
-    """Agrees with all ranks on a group of gradients; blocks until they have it.
+    """Agrees with all ranks of a process set on a group of gradients; blocks.
 
     Args:
         description: one line a variable ("path dtype [d0,d1]"), then one line of
             options ("op=average ..."); equal on all ranks.
         present: for each variable, whether this rank has a gradient.
         timeout_s: seconds to wait for the others; <= 0: TFDIST_TIMEOUT_S.
+        process_set: number of the set; 0: all ranks.
 
     Returns:
         The group's id, and for each variable whether any rank has a gradient.
@@ -417,7 +480,12 @@ def register_group(
     group_id = ctypes.create_string_buffer(_GROUP_ID_BYTES)
     check(
         library().tfdist_register_group(
-            description.encode(), flags, len(present), timeout_s, group_id
+            process_set,
+            description.encode(),
+            flags,
+            len(present),
+            timeout_s,
+            group_id,
         )
     )
     return group_id.value.decode(), [bool(flags[i]) for i in range(len(present))]

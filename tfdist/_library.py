@@ -29,7 +29,11 @@ REBUILD = (
 # Ranks may run and trace these in any order: the core agrees on one. A barrier is an
 # effect and keeps its place in the program.
 UNORDERED_OPS = frozenset(
-    {"TfdistAllreduce", "TfdistAllgather", "TfdistBroadcast", "TfdistTopology"}
+    {
+        *("TfdistAllreduce", "TfdistReduce", "TfdistReduceScatter"),
+        *("TfdistAllgather", "TfdistGather", "TfdistScatter", "TfdistAlltoall"),
+        *("TfdistBroadcast", "TfdistSend", "TfdistRecv", "TfdistTopology"),
+    }
 )
 _ORDER_FREE = "MUST_RUN_ORDER_INSENSITIVE_STATEFUL_OPS"
 

@@ -21,12 +21,13 @@ _COUNTS = "_tfdist_name_counts"  # attribute of a graph: base name → uses so f
 _LABEL = "_tfdist_label"  # attribute of a graph: its place, e.g. "train_step/cond_true"
 
 
-def operation_name(kind: str, name: str | None) -> str:
+def operation_name(kind: str, name: str | None, *, partner: str = "") -> str:
     """The name of an operation that is called here.
 
     Args:
         kind: "allreduce", "broadcast", ...
         name: the user's name; None picks one.
+        partner: counts the calls with different partners apart.
 
     Returns:
         In eager mode `name`, or "<kind>.eager". In a graph the name with the
@@ -36,8 +37,8 @@ def operation_name(kind: str, name: str | None) -> str:
         return name or f"{kind}.eager"
     graph = tf.compat.v1.get_default_graph()
     if name is None:
-        return f"{_label(graph)}/{kind}.{_count(graph, kind)}"
-    uses = _count(graph, name)
+        return f"{_label(graph)}/{kind}.{_count(graph, kind + partner)}"
+    uses = _count(graph, name + partner)
     return name if uses == 0 else f"{name}.{uses}"
 
 

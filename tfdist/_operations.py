@@ -1,4 +1,4 @@
-"""Emits the operations of `libtfdist_tf.so`, and defines their gradients.
+"""Emits the operations of `libtfdist_tf.so`.
 
 Arguments are checked in `tfdist.collectives`; here are tensors of one dtype, a name,
 and scales as text (attributes of TensorFlow are float32, a scale must stay exact).
@@ -17,7 +17,6 @@ from tensorflow.python.ops import control_flow_util
 
 from tfdist import _core, _runtime, errors
 from tfdist._library import ops
-from tfdist._names import operation_name
 
 
 class ReduceOp(enum.IntEnum):
@@ -70,6 +69,7 @@ def allreduce(
     group: str = "",
     bucket: int = 0,
     bucket_count: int = 0,
+    process_set: int = 0,
 ) -> list[tf.Tensor]:
     """Reduces tensors of one dtype in one operation."""
     return _emit(
@@ -80,6 +80,7 @@ def allreduce(
         prescale=prescale,
         postscale=postscale,
         timeout_s=_timeout(timeout_s),
+        process_set=process_set,
         group=group,
         bucket=bucket,
         bucket_count=bucket_count,
@@ -87,33 +88,188 @@ def allreduce(
     )
 
 
-def allgather(value: tf.Tensor, name: str, timeout_s: float | None) -> tf.Tensor:
+def allgather(
+    value: tf.Tensor, name: str, timeout_s: float | None, *, process_set: int = 0
+) -> tf.Tensor:
     """Concatenates the rows of all ranks."""
     return _emit(
         "tfdist_allgather",
         tensor=value,
         tensor_name=name,
         timeout_s=_timeout(timeout_s),
+        process_set=process_set,
     ).rows
 
 
 def broadcast(
-    values: list[tf.Tensor], root: int, name: str, timeout_s: float | None
+    values: list[tf.Tensor],
+    root: int,
+    name: str,
+    timeout_s: float | None,
+    *,
+    process_set: int = 0,
 ) -> list[tf.Tensor]:
     """Gives tensors of one dtype the root's values in one operation."""
-    _check_root(root, name)
     return _emit(
         "tfdist_broadcast",
         tensors=values,
         tensor_name=name,
-        root=int(root),
+        root=_rank(root, "root"),
+        timeout_s=_timeout(timeout_s),
+        process_set=process_set,
+    )
+
+
+def reduce(
+    values: list[tf.Tensor],
+    root: int,
+    name: str,
+    op: ReduceOp,
+    prescale: str,
+    postscale: str,
+    timeout_s: float | None,
+    *,
+    process_set: int = 0,
+) -> list[tf.Tensor]:
+    """Reduces tensors of one dtype to the root in one operation."""
+    return _emit(
+        "tfdist_reduce",
+        tensors=values,
+        tensor_name=name,
+        root=_rank(root, "root"),
+        reduce_op=_reduce_op(op),
+        prescale=prescale,
+        postscale=postscale,
+        timeout_s=_timeout(timeout_s),
+        process_set=process_set,
+    )
+
+
+def reduce_scatter(
+    value: tf.Tensor,
+    splits: tf.Tensor,
+    name: str,
+    op: ReduceOp,
+    prescale: str,
+    postscale: str,
+    timeout_s: float | None,
+    *,
+    process_set: int = 0,
+) -> tf.Tensor:
+    """Reduces a tensor; each rank gets its part of the rows."""
+    return _emit(
+        "tfdist_reduce_scatter",
+        tensor=value,
+        splits=splits,
+        tensor_name=name,
+        reduce_op=_reduce_op(op),
+        prescale=prescale,
+        postscale=postscale,
+        timeout_s=_timeout(timeout_s),
+        process_set=process_set,
+    ).rows
+
+
+def gather(
+    value: tf.Tensor,
+    root: int,
+    name: str,
+    timeout_s: float | None,
+    *,
+    process_set: int = 0,
+) -> tf.Tensor:
+    """Concatenates the rows of all ranks on the root."""
+    return _emit(
+        "tfdist_gather",
+        tensor=value,
+        tensor_name=name,
+        root=_rank(root, "root"),
+        timeout_s=_timeout(timeout_s),
+        process_set=process_set,
+    ).rows
+
+
+def scatter(
+    value: tf.Tensor,
+    root: int,
+    splits: tf.Tensor,
+    name: str,
+    timeout_s: float | None,
+    *,
+    process_set: int = 0,
+) -> tf.Tensor:
+    """Gives each rank its part of the root's rows."""
+    return _emit(
+        "tfdist_scatter",
+        tensor=value,
+        splits=splits,
+        tensor_name=name,
+        root=_rank(root, "root"),
+        timeout_s=_timeout(timeout_s),
+        process_set=process_set,
+    )
+
+
+def alltoall(
+    value: tf.Tensor,
+    splits: tf.Tensor,
+    name: str,
+    timeout_s: float | None,
+    *,
+    process_set: int = 0,
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Sends a part of the rows to each rank: the received rows, and their splits."""
+    outputs = _emit(
+        "tfdist_alltoall",
+        tensor=value,
+        splits=splits,
+        tensor_name=name,
+        timeout_s=_timeout(timeout_s),
+        process_set=process_set,
+    )
+    return outputs.rows, outputs.received_splits
+
+
+def send(value: tf.Tensor, dst: int, name: str, timeout_s: float | None) -> tf.Tensor:
+    """Hands a tensor to rank `dst`; a scalar 0."""
+    return _emit(
+        "tfdist_send",
+        tensor=value,
+        tensor_name=name,
+        dst=_rank(dst, "dst"),
         timeout_s=_timeout(timeout_s),
     )
 
 
-def barrier(name: str, timeout_s: float | None) -> None:
+def recv(
+    shape: tf.Tensor,
+    dtype: tf.DType,
+    src: int,
+    name: str,
+    timeout_s: float | None,
+    *,
+    after: Sequence[tf.Tensor] = (),
+) -> tf.Tensor:
+    """Gets a tensor from rank `src`."""
+    return _emit(
+        "tfdist_recv",
+        shape=shape,
+        after=list(after),
+        T=dtype,
+        tensor_name=name,
+        src=_rank(src, "src"),
+        timeout_s=_timeout(timeout_s),
+    )
+
+
+def barrier(name: str, timeout_s: float | None, *, process_set: int = 0) -> None:
     """Waits for all ranks."""
-    _emit("tfdist_barrier", tensor_name=name, timeout_s=_timeout(timeout_s))
+    _emit(
+        "tfdist_barrier",
+        tensor_name=name,
+        timeout_s=_timeout(timeout_s),
+        process_set=process_set,
+    )
 
 
 def check_not_xla() -> None:
@@ -141,19 +297,14 @@ def _emit(operation: str, **arguments: Any) -> Any:
         return getattr(ops(), operation)(**arguments)
 
 
-def _check_root(root: Any, name: str) -> None:
-    if isinstance(root, bool) or not isinstance(root, int | np.integer) or root < 0:
-        raise ValueError(f"Expected root to be a rank, an integer >= 0, got {root!r}.")
-    # In a graph the operation checks it: a function may be traced before init().
-    if not tf.executing_eagerly() or not _runtime.is_initialized():
-        return
-    if root >= _runtime.size():
-        raise tf.errors.InvalidArgumentError(
-            None,
-            None,
-            f"Expected root to be a rank of 0..{_runtime.size() - 1}, got {root} in "
-            f"the broadcast {name}.",
+def _rank(rank: Any, what: str) -> int:
+    # Whether there is such a rank the core says, to all ranks alike: a function may be
+    # traced before init(), and the others wait for this one.
+    if isinstance(rank, bool) or not isinstance(rank, int | np.integer) or rank < 0:
+        raise ValueError(
+            f"Expected {what} to be a rank, an integer >= 0, got {rank!r}."
         )
+    return int(rank)
 
 
 def check_reducible(dtype: tf.DType, op: Any, function: str) -> None:
@@ -186,72 +337,3 @@ def _timeout(timeout_s: float | None) -> float:
             f"Expected timeout_s to be a number of seconds > 0, got {timeout_s!r}."
         )
     return float(timeout_s)
-
-
-@tf.RegisterGradient("TfdistAllreduce")
-def _allreduce_gradient(node: Any, *grads: Any) -> list[tf.Tensor]:
-    """Sum and average are linear and the same on all ranks: reduce the gradients so."""
-    op = ReduceOp(node.get_attr("reduce_op"))
-    name = _text(node, "tensor_name")
-    if op not in (ReduceOp.SUM, ReduceOp.AVERAGE):
-        raise ValueError(
-            f"The gradient of an allreduce with ReduceOp.{op.name} ({name}) is not "
-            "defined: expected SUM or AVERAGE. Use tf.stop_gradient on its input."
-        )
-    return allreduce(
-        _dense(node, grads),
-        _gradient_name(node),
-        op,
-        _text(node, "prescale"),
-        _text(node, "postscale"),
-        node.get_attr("timeout_s") or None,
-        hints=node.get_attr("hints"),
-    )
-
-
-@tf.RegisterGradient("TfdistAllgather")
-def _allgather_gradient(node: Any, grad: Any, _offset_grad: Any) -> tf.Tensor:
-    """The own rows of the sum of all ranks' gradients."""
-    rows, offset = node.outputs
-    summed = allreduce(
-        [tf.zeros_like(rows) if grad is None else tf.convert_to_tensor(grad)],
-        _gradient_name(node),
-        ReduceOp.SUM,
-        "1.0",
-        "1.0",
-        node.get_attr("timeout_s") or None,
-    )[0]
-    shape = tf.shape(node.inputs[0], out_type=tf.int64)
-    own_rows = tf.reduce_prod(shape[:1])  # a scalar, of shape [], is one row
-    return tf.reshape(summed[offset : offset + own_rows], shape)
-
-
-@tf.RegisterGradient("TfdistBroadcast")
-def _broadcast_gradient(node: Any, *grads: Any) -> list[tf.Tensor]:
-    """The sum of all ranks' gradients on the root, zeros elsewhere."""
-    summed = allreduce(
-        _dense(node, grads),
-        _gradient_name(node),
-        ReduceOp.SUM,
-        "1.0",
-        "1.0",
-        node.get_attr("timeout_s") or None,
-    )
-    is_root = tf.equal(ops().tfdist_topology()[0], node.get_attr("root"))
-    return [tf.where(is_root, g, tf.zeros_like(g)) for g in summed]
-
-
-def _dense(node: Any, grads: Sequence[Any]) -> list[tf.Tensor]:
-    return [
-        tf.zeros_like(output) if grad is None else tf.convert_to_tensor(grad)
-        for grad, output in zip(grads, node.outputs, strict=True)
-    ]
-
-
-def _gradient_name(node: Any) -> str:
-    return operation_name("gradient", f"{_text(node, 'tensor_name')}.gradient")
-
-
-def _text(node: Any, attribute: str) -> str:
-    value = node.get_attr(attribute)
-    return value.decode() if isinstance(value, bytes) else str(value)

@@ -12,15 +12,19 @@ import os
 import sys
 import threading
 import traceback
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from types import TracebackType
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from tfdist import _core
 from tfdist.rendezvous import report
 from tfdist.rendezvous.environment import detect
 from tfdist.rendezvous.start import Options, connect
 from tfdist.rendezvous.world import Mesh
+
+if TYPE_CHECKING:
+    from tfdist.process_sets import ProcessSet
 
 _log = logging.getLogger("tfdist")
 _SHUTDOWN_TIMEOUT_S = 2.0
@@ -37,13 +41,18 @@ class _State:
     pid: int = 0  # process that called init; another one is its fork
     generation: int = 0
     hooked: bool = False
+    process_sets: list[ProcessSet] = field(default_factory=list)  # of this generation
 
 
 _state = _State()
 _lock = threading.RLock()
 
 
-def init(*, timeout_s: float | None = None) -> None:
+def init(
+    *,
+    timeout_s: float | None = None,
+    process_sets: Iterable[Iterable[int]] = (),
+) -> None:
     """Connects this process with the other ranks of its job and starts the engine.
 
     Who this process is comes from the launcher's variables (tfdistrun, mpirun, srun,
@@ -53,6 +62,8 @@ def init(*, timeout_s: float | None = None) -> None:
     Args:
         timeout_s: seconds to wait for all ranks; default `TFDIST_START_TIMEOUT_S`
             (120).
+        process_sets: lists of ranks, the same on every rank, each of which
+            `add_process_set` makes a set of; `process_sets()` returns them.
 
     Raises:
         tfdist.MismatchError: the ranks run different versions or settings.
@@ -68,12 +79,16 @@ def init(*, timeout_s: float | None = None) -> None:
         0
     """
     try:
-        start(timeout_s=timeout_s)
+        start(timeout_s=timeout_s, process_sets=process_sets)
     except _core.CoreError as error:
-        _raise_public(error)
+        raise_public(error)
 
 
-def start(*, timeout_s: float | None = None) -> None:
+def start(
+    *,
+    timeout_s: float | None = None,
+    process_sets: Iterable[Iterable[int]] = (),
+) -> None:
     """As `init`, but raises `_core.CoreError`, which needs no TensorFlow."""
     with _lock:
         _refuse_fork()
@@ -83,8 +98,13 @@ def start(*, timeout_s: float | None = None) -> None:
                 f"timeout_s must be above 0 and at most 86400; got {timeout_s}",
                 {"kind": "invalid_argument"},
             )
-        if _state.topology is not None:
-            return
+        if _state.topology is None:
+            _connect(timeout_s)
+        _add_sets(process_sets)
+
+
+def _connect(timeout_s: float | None) -> None:
+    with _lock:
         rows = _core.config()
         limit_s = timeout_s or rows["TFDIST_START_TIMEOUT_S"]["value"]
         placement = detect(os.environ)
@@ -111,6 +131,16 @@ def start(*, timeout_s: float | None = None) -> None:
         )
         _state.topology = mesh.topology
         _state.pid = os.getpid()
+        _state.process_sets = []
+
+
+def _add_sets(process_sets: Iterable[Iterable[int]]) -> None:
+    if not process_sets:
+        return
+    from tfdist import process_sets as sets
+
+    for ranks in process_sets:
+        sets.add(ranks)
 
 
 def _alone(generation: int) -> Mesh:
@@ -144,6 +174,16 @@ def shutdown() -> None:
             return
         _state.topology = None
         _core.stop(_SHUTDOWN_TIMEOUT_S)
+
+
+def generation() -> int:
+    """How often this process has been connected; the same on all ranks."""
+    return _state.generation
+
+
+def live_sets() -> list[ProcessSet]:
+    """The process sets that were added and not removed since `init()`."""
+    return _state.process_sets
 
 
 def is_initialized() -> bool:
@@ -240,7 +280,7 @@ def _raise_not_initialized() -> NoReturn:
     message = "tfdist is not initialized; call tfdist.init() first"
     if _state.topology is not None:
         message = _fork_message()
-    _raise_public(
+    raise_public(
         _core.CoreError(
             _core.FAILED_PRECONDITION,
             message,
@@ -249,7 +289,8 @@ def _raise_not_initialized() -> NoReturn:
     )
 
 
-def _raise_public(error: _core.CoreError) -> NoReturn:
+def raise_public(error: _core.CoreError) -> NoReturn:
+    """Raises the exception that users see for an error of the core."""
     from tfdist import errors
 
     raise errors.from_core(error) from None

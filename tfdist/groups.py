@@ -18,6 +18,7 @@ import tensorflow as tf
 from tfdist import _core, _operations, _runtime, collectives, errors
 from tfdist.buckets import cut_buckets
 from tfdist.collectives import ReduceOp
+from tfdist.process_sets import ProcessSet, id_of
 
 _logger = logging.getLogger("tfdist")
 _CALLS = "tfdist/group_calls"  # graph collection: options of the groups traced there
@@ -32,6 +33,7 @@ def reduce_gradients(
     name: str | None = None,
     prescale: float = 1.0,
     postscale: float = 1.0,
+    process_set: ProcessSet | None = None,
 ) -> list[tf.Tensor | None]:
     """Reduces the gradients of `variables` over all ranks.
 
@@ -47,6 +49,7 @@ def reduce_gradients(
         name: tells apart lists that are otherwise equal; default none.
         prescale: factor before the reduction.
         postscale: factor after it.
+        process_set: the ranks that take part, which alone call it; default all.
 
     Returns:
         The reduced gradients, in the order of `variables`, equal on all ranks.
@@ -70,16 +73,23 @@ def reduce_gradients(
         [_describe(v, g) for v, g in zip(variables, dense, strict=True)],
         options,
         present=[g is not None for g in dense],
+        process_set=process_set,
     )
     full = [
         tf.zeros(v.shape, v.dtype) if g is None and is_present else g
         for g, v, is_present in zip(dense, variables, present, strict=True)
     ]
-    return _reduce_buckets(full, group_id, name or "gradients", op, prescale, postscale)
+    return _reduce_buckets(
+        full, group_id, name or "gradients", op, prescale, postscale, process_set
+    )
 
 
 def agree(
-    lines: Sequence[str], options: str, *, present: Sequence[bool]
+    lines: Sequence[str],
+    options: str,
+    *,
+    present: Sequence[bool],
+    process_set: ProcessSet | None = None,
 ) -> tuple[str, list[bool]]:
     """Makes sure that all ranks have the same list of variables and options.
 
@@ -90,13 +100,16 @@ def agree(
         lines: one line for each variable: path, dtype and shape.
         options: one line: what is done with them.
         present: for each variable whether this rank has a value for it.
+        process_set: the ranks that ask; default all.
 
     Returns:
         The group's id, and for each variable whether any rank has a value.
     """
     description = "\n".join([*lines, f"{options} {_call_number(options, lines)}"])
     try:
-        return _core.register_group(description, list(present))
+        return _core.register_group(
+            description, list(present), process_set=id_of(process_set)
+        )
     except _core.CoreError as error:
         raise _public_error(error, options) from None
 
@@ -217,6 +230,7 @@ def _reduce_buckets(
     op: ReduceOp,
     prescale: float,
     postscale: float,
+    process_set: ProcessSet | None,
 ) -> list[tf.Tensor | None]:
     """Emits one operation for each bucket of the tensors that are not `None`."""
     pairs = [(i, tensor) for i, tensor in enumerate(tensors) if tensor is not None]
@@ -244,6 +258,7 @@ def _reduce_buckets(
             postscale=postscale,
             name=f"{name}.{group_id[:8]}.{number}",
             timeout_s=None,
+            process_set=process_set,
         )
         for index, output in zip(members, outputs, strict=True):
             reduced[index] = output

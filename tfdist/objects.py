@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import _runtime, collectives, errors
+from tfdist.process_sets import ProcessSet, check_root, members_of
 
 MAX_DEPTH = 16
 MAX_ITEMS = 100_000
@@ -205,6 +206,7 @@ def broadcast_object(
     name: str | None = None,
     max_bytes: int = MAX_BYTES,
     timeout_s: float | None = None,
+    process_set: ProcessSet | None = None,
 ) -> Any:
     """Gives every rank the object of rank `root`.
 
@@ -214,13 +216,15 @@ def broadcast_object(
         name: identifies the call across ranks; default: by its order.
         max_bytes: bound on the encoded object, in bytes; default 1 MiB.
         timeout_s: seconds to wait for the slowest rank; default `TFDIST_TIMEOUT_S`.
+        process_set: the ranks that take part, which alone call it; default all.
 
     Returns:
         The object, equal on all ranks; on `root` a copy.
 
     Raises:
         TypeError: on `root`: the object is not plain data.
-        ValueError: on `root`: a bound is exceeded; anywhere: `root` is not a rank.
+        ValueError: on `root`: a bound is exceeded; anywhere: `root` is not a rank, or
+            not one of `process_set`.
         tfdist.RankFailedError: a rank failed, or `root` could not send its object.
 
     Example:
@@ -229,12 +233,12 @@ def broadcast_object(
         >>> tfdist.broadcast_object({"run": "a7", "seed": 3})
         {'run': 'a7', 'seed': 3}
     """
-    size = _runtime.size()
-    if not 0 <= root < size:
-        raise ValueError(f"Expected root of 0..{size - 1}, got {root}.")
+    members = check_root(root, process_set)
     sends = _runtime.rank() == root
-    objects = _exchange(obj, sends, name or "broadcast_object", max_bytes, timeout_s)
-    return objects[root]
+    objects = _exchange(
+        obj, sends, name or "broadcast_object", max_bytes, timeout_s, process_set
+    )
+    return objects[members.index(root)]
 
 
 def allgather_object(
@@ -243,6 +247,7 @@ def allgather_object(
     name: str | None = None,
     max_bytes: int = MAX_BYTES,
     timeout_s: float | None = None,
+    process_set: ProcessSet | None = None,
 ) -> list[Any]:
     """Gives every rank the objects of all ranks.
 
@@ -251,9 +256,11 @@ def allgather_object(
         name: identifies the call across ranks; default: by its order.
         max_bytes: bound on each encoded object, in bytes; default 1 MiB.
         timeout_s: seconds to wait for the slowest rank; default `TFDIST_TIMEOUT_S`.
+        process_set: the ranks that take part, which alone call it; default all.
 
     Returns:
-        `size()` objects, that of rank r at index r; equal on all ranks.
+        `size()` objects, that of rank r at index r; equal on all ranks. Of a process
+        set as many as it has members, in the order of their ranks.
 
     Raises:
         TypeError: this rank's object is not plain data.
@@ -266,11 +273,18 @@ def allgather_object(
         >>> tfdist.allgather_object({"rank": tfdist.rank()})
         [{'rank': 0}]
     """
-    return _exchange(obj, True, name or "allgather_object", max_bytes, timeout_s)
+    return _exchange(
+        obj, True, name or "allgather_object", max_bytes, timeout_s, process_set
+    )
 
 
 def _exchange(
-    obj: Any, sends: bool, name: str, max_bytes: int, timeout_s: float | None
+    obj: Any,
+    sends: bool,
+    name: str,
+    max_bytes: int,
+    timeout_s: float | None,
+    process_set: ProcessSet | None,
 ) -> list[Any]:
     """One allgather of messages; a refusal travels too, so that nobody waits."""
     refusal: Exception | None = None
@@ -283,12 +297,16 @@ def _exchange(
             refusal, status = error, _REFUSED
             message = str(error).encode("utf-8", "replace")[:4096]
     words = collectives.allgather(
-        tf.constant(_to_words(status, message)), name=name, timeout_s=timeout_s
+        tf.constant(_to_words(status, message)),
+        name=name,
+        timeout_s=timeout_s,
+        process_set=process_set,
     ).numpy()
     if refusal is not None:
         raise refusal
     objects = []
-    for rank, (status, data) in enumerate(_messages(words)):
+    members = members_of(process_set)
+    for rank, (status, data) in zip(members, _messages(words), strict=True):
         if status != _OK:
             text = data.decode("utf-8", "replace")
             raise errors.RankFailedError(

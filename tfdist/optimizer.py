@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from tfdist import _core, groups
 from tfdist.collectives import ReduceOp
+from tfdist.process_sets import ProcessSet, id_of
 
 
 class _Reducing:
@@ -29,6 +30,7 @@ class _Reducing:
     # Class attributes, so that a copy made by from_config() reduces likewise.
     _tfdist_op: ReduceOp
     _tfdist_name: str | None
+    _tfdist_set: ProcessSet | None
 
     @tf.autograph.experimental.do_not_convert
     def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
@@ -42,6 +44,7 @@ class _Reducing:
                 variables,
                 op=self._tfdist_op,
                 name=self._tfdist_name,
+                process_set=self._tfdist_set,
             )
         return super().apply(grads, trainable_variables)  # type: ignore[misc]
 
@@ -94,6 +97,7 @@ def DistributedOptimizer(  # noqa: N802 - named like the class it stands for
     *,
     op: ReduceOp = ReduceOp.AVERAGE,
     name: str | None = None,
+    process_set: ProcessSet | None = None,
 ) -> keras.optimizers.Optimizer:
     """Makes a Keras optimizer reduce its gradients over all ranks.
 
@@ -107,6 +111,7 @@ def DistributedOptimizer(  # noqa: N802 - named like the class it stands for
             `ReduceOp.SUM`.
         name: tells apart two optimizers that reduce equal lists of variables in one
             graph; default: they are told apart by their order.
+        process_set: the ranks over which gradients are reduced; default all.
 
     Returns:
         The optimizer, for `model.compile(optimizer=...)` or a custom loop.
@@ -126,6 +131,7 @@ def DistributedOptimizer(  # noqa: N802 - named like the class it stands for
         ...     loss="mse", jit_compile=False)
     """
     _check_wrappable(optimizer, op)
+    id_of(process_set)  # one that has ended is refused here
     if keras.config.dtype_policy().name == "mixed_float16" and not isinstance(
         optimizer, keras.optimizers.LossScaleOptimizer
     ):
@@ -133,7 +139,7 @@ def DistributedOptimizer(  # noqa: N802 - named like the class it stands for
             optimizer, name="loss_scale_optimizer"
         )
     own_class: Any = type(optimizer)
-    optimizer.__class__ = _reducing_class(own_class, ReduceOp(op), name)
+    optimizer.__class__ = _reducing_class(own_class, ReduceOp(op), name, process_set)
     return optimizer
 
 
@@ -160,7 +166,9 @@ def check_not_torn() -> None:
 
 
 @functools.cache
-def _reducing_class(cls: Any, op: ReduceOp, name: str | None) -> Any:
+def _reducing_class(
+    cls: Any, op: ReduceOp, name: str | None, process_set: ProcessSet | None
+) -> Any:
     """The reducing subclass of an optimizer class, under the class's own name."""
     is_public = getattr(keras.optimizers, cls.__name__, None) is cls
     return type(
@@ -172,6 +180,7 @@ def _reducing_class(cls: Any, op: ReduceOp, name: str | None) -> Any:
             "__doc__": cls.__doc__,
             "_tfdist_op": op,
             "_tfdist_name": name,
+            "_tfdist_set": process_set,
         },
     )
 

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfdist import groups
 from tfdist.collectives import ReduceOp
+from tfdist.process_sets import ProcessSet, id_of
 
 
 class DistributedGradientTape:
@@ -24,6 +25,7 @@ class DistributedGradientTape:
         op: `ReduceOp.AVERAGE` (default) or `ReduceOp.SUM`.
         name: tells apart two tapes that reduce equal lists of variables in one
             graph; default: they are told apart by their order.
+        process_set: the ranks over which gradients are reduced; default all.
         persistent: of the new tape: whether `gradient` may be called repeatedly.
         watch_accessed_variables: of the new tape: whether it watches trainable
             variables by itself.
@@ -48,6 +50,7 @@ class DistributedGradientTape:
         *,
         op: ReduceOp = ReduceOp.AVERAGE,
         name: str | None = None,
+        process_set: ProcessSet | None = None,
         persistent: bool = False,
         watch_accessed_variables: bool = True,
     ) -> None:
@@ -66,6 +69,8 @@ class DistributedGradientTape:
         self._tape = tape
         self._op = op
         self._name = name
+        self._process_set = process_set
+        id_of(process_set)  # one that has ended is refused here
 
     def __enter__(self) -> Self:
         self._tape.__enter__()
@@ -136,7 +141,11 @@ class DistributedGradientTape:
             target, variables, output_gradients, tf.UnconnectedGradients.NONE
         )
         reduced = groups.reduce_gradients(
-            local, variables, op=self._op, name=self._name
+            local,
+            variables,
+            op=self._op,
+            name=self._name,
+            process_set=self._process_set,
         )
         if tf.UnconnectedGradients(unconnected_gradients) is (
             tf.UnconnectedGradients.ZERO

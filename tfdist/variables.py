@@ -7,11 +7,17 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist import _runtime, collectives, groups
+from tfdist import collectives, groups
+from tfdist.process_sets import ProcessSet, check_root
 
 
 @tf.autograph.experimental.do_not_convert
-def broadcast_variables(variables: Iterable[Any], root: int = 0) -> None:
+def broadcast_variables(
+    variables: Iterable[Any],
+    root: int = 0,
+    *,
+    process_set: ProcessSet | None = None,
+) -> None:
     """Gives `variables` on every rank the values they have on rank `root`.
 
     The ranks first agree on the list, so that a difference in paths, shapes or
@@ -22,10 +28,11 @@ def broadcast_variables(variables: Iterable[Any], root: int = 0) -> None:
         variables: Keras variables, `tf.Variable`s, or both; in the same order on
             every rank; e.g. `model.weights + model.optimizer.variables`.
         root: rank whose values all others take; default 0.
+        process_set: the ranks that take part, which alone call it; default all.
 
     Raises:
         TypeError: something is not a variable, or its dtype cannot be sent.
-        ValueError: `root` is not a rank.
+        ValueError: `root` is not a rank, or not one of `process_set`.
         tfdist.MismatchError: the ranks' variables differ.
         tfdist.RankFailedError: a rank failed; the message names it.
 
@@ -35,16 +42,21 @@ def broadcast_variables(variables: Iterable[Any], root: int = 0) -> None:
         >>> w = tf.Variable([1.0, 2.0])
         >>> tfdist.broadcast_variables([w], root=0)
     """
-    size = _runtime.size()
-    if not 0 <= root < size:
-        raise ValueError(f"Expected root of 0..{size - 1}, got {root}.")
+    check_root(root, process_set)
     listed = list(variables)
     for variable in listed:
         _check_variable(variable)
     lines = [groups.describe_variable(v) for v in listed]
-    groups.agree(lines, f"op=broadcast root={root}", present=[True] * len(listed))
+    groups.agree(
+        lines,
+        f"op=broadcast root={root}",
+        present=[True] * len(listed),
+        process_set=process_set,
+    )
     values = [tf.convert_to_tensor(v) for v in listed]
-    received = collectives.grouped_broadcast(values, root, name="broadcast_variables")
+    received = collectives.grouped_broadcast(
+        values, root, name="broadcast_variables", process_set=process_set
+    )
     for variable, value in zip(listed, received, strict=True):
         variable.assign(value)
 

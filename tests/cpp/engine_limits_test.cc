@@ -38,7 +38,7 @@ class LedByTest {
     world.pids.assign(n, 4242);
     Engine::Hooks hooks;
     hooks.completions = &sink_;
-    hooks.allocated = [](uint64_t, void*) {};
+    hooks.allocated = [](uint32_t, uint64_t, void*) {};
     engine = std::make_unique<Engine>(world, std::move(links), config, hooks);
   }
   ~LedByTest() {
@@ -99,7 +99,9 @@ TEST(announced_rows_that_do_not_fit_are_refused) {
     auto request = MakeRequest(CollectiveKind::kAllgather, "rows", DType::kFloat32);
     request->info.timeout_s = 5;
     request->done = [&](const Status& status) { done += !status.ok(); };
-    request->allocate = [&](const std::vector<int64_t>&) -> void* { return ++allocated, nullptr; };
+    request->allocate = [&](const std::vector<int64_t>&, int64_t) -> void* {
+      return ++allocated, nullptr;
+    };
     AddTensor(request.get(), data, nullptr, {4});
     rank.engine->Submit(std::move(request), 0);
     Response response;
@@ -140,7 +142,7 @@ TEST(a_world_may_end_while_an_allgather_waits_for_memory) {
   in_done->get_future().wait();
   auto request = MakeRequest(CollectiveKind::kAllgather, "x", DType::kFloat32);
   AddTensor(request.get(), data.data(), nullptr, {10});
-  request->allocate = [&out](const std::vector<int64_t>&) -> void* { return out.data(); };
+  request->allocate = [&out](const std::vector<int64_t>&, int64_t) -> void* { return out.data(); };
   Pending pending = Start(ranks[0], std::move(request));
   std::this_thread::sleep_for(std::chrono::milliseconds(50));
   ranks.Kill(0);
@@ -159,7 +161,7 @@ TEST(waiting_for_memory_has_a_deadline_too) {
   for (int rank = 0; rank < 2; ++rank) {
     auto request = MakeRequest(CollectiveKind::kAllgather, "x", DType::kFloat32);
     AddTensor(request.get(), data.data(), nullptr, {10});
-    request->allocate = [gate, &out, rank](const std::vector<int64_t>&) -> void* {
+    request->allocate = [gate, &out, rank](const std::vector<int64_t>&, int64_t) -> void* {
       gate.wait();
       return out[static_cast<size_t>(rank)].data();
     };

@@ -71,7 +71,6 @@ TEST(shm_entries_that_break_the_protocol_are_refused) {
       {Lane::kControl, [](ShmEntry* e) { e->header.lane = 200; }, "lane 200, expected 0"},
       {Lane::kData, [](ShmEntry* e) { e->header.payload_bytes = 4097; }, "at most 4096"},
       {Lane::kControl, [](ShmEntry* e) { e->header.payload_bytes = ~0u; }, "at most 480"},
-      {Lane::kData, [](ShmEntry* e) { e->header.reserved = 1; }, "reserved field 1"},
       {Lane::kData, [](ShmEntry* e) { e->slot = 4; }, "a slot in use"},
       {Lane::kData, [](ShmEntry* e) { e->slot = ~0u; }, "a slot in use"},
       {Lane::kData, [](ShmEntry* e) { e->laps = 2; }, "out of order"},
@@ -180,7 +179,6 @@ TEST(tcp_headers_that_break_the_protocol_are_refused) {
       {[](FrameHeader* h) { h->payload_bytes = 481; }, "at most 480"},
       {[](FrameHeader* h) { h->lane = 1, h->payload_bytes = 4097; }, "at most 4096"},
       {[](FrameHeader* h) { h->lane = 1, h->payload_bytes = ~0u; }, "at most 4096"},
-      {[](FrameHeader* h) { h->reserved = 0x01000000; }, "reserved field"},
   };
   for (const Case& c : cases) {
     TcpPeer peer;

@@ -95,26 +95,17 @@ TEST(disagreement_names_field_ranks_and_values) {
   }
 }
 
-TEST(roots_must_agree_and_rows_may_differ) {
-  RequestInfo a = Allreduce("x");
-  a.kind = CollectiveKind::kBroadcast;
-  RequestInfo b = a;
-  b.root = 1;
-  CHECK(Contains(CheckAgreement({a, b}).message(), "the root"));
-  a.kind = b.kind = CollectiveKind::kAllgather;
-  a.shapes = {{3, 2}};
-  b.shapes = {{7, 2}};
-  CHECK_OK(CheckAgreement({a, b}));
-  b.shapes = {{7, 3}};
-  CHECK(Contains(CheckAgreement({a, b}).message(), "the shape"));
-}
-
-TEST(registered_groups_report_the_first_difference) {
-  const Status error =
-      CheckAgreement({Register("g", "a float32 [2]\nb float32 [3]\nop=average", {1, 1}),
-                      Register("g", "a float32 [2]\nb float32 [4]\nop=average", {1, 1})});
-  CHECK_EQ_IN(Contains(error.message(), "entry 1"), true, error.message());
-  CHECK_EQ_IN(Contains(error.message(), "rank 1: \"b float32 [4]\""), true, error.message());
+TEST(what_is_announced_carries_the_rows_that_were_agreed_on) {
+  RequestInfo info = Allreduce("x", {3, 2});
+  info.kind = CollectiveKind::kAlltoall;
+  Negotiator n(2, 0);
+  info.splits = {1, 2};
+  CHECK_OK(n.Add(0, info, 0));
+  info.splits = {3, 0};
+  CHECK_OK(n.Add(1, info, 0));
+  const auto responses = n.TakeResponses();
+  CHECK_OK(responses[0].error);
+  CHECK(responses[0].rows == std::vector<int64_t>({1, 2, 3, 0}));
 }
 
 TEST(registration_collects_who_has_a_gradient) {

@@ -15,11 +15,13 @@ RequestInfo SampleRequest() {
   info.dtype = DType::kBfloat16;
   info.op = ReduceOp::kMax;
   info.root = 3;
+  info.peer = 1;
   info.prescale = 0.1;
   info.postscale = -2.5;
   info.timeout_s = 12.5;
   info.bucket = true;
   info.shapes = {{}, {3, 4}, {0}};
+  info.splits = {7, -1, 0};
   info.description = "a\nb";
   info.present = {0, 1, 1};
   return info;
@@ -44,6 +46,7 @@ TEST(requests_come_back_as_they_were) {
   CHECK(out.kind == in.kind && out.dtype == in.dtype && out.op == in.op && out.root == in.root);
   CHECK(out.prescale == in.prescale && out.postscale == in.postscale);
   CHECK(out.timeout_s == in.timeout_s && out.bucket && out.shapes == in.shapes);
+  CHECK(out.peer == in.peer && out.splits == in.splits);
   CHECK(out.description == in.description && out.present == in.present);
 }
 
@@ -71,6 +74,19 @@ TEST(every_truncation_and_every_extra_byte_is_refused) {
   }
   RequestInfo extra;
   CHECK(!DecodeRequest(AsBytes(request + "x"), &extra));
+}
+
+TEST(a_request_with_rows_and_not_one_tensor_is_refused) {
+  RequestInfo in = SampleRequest();
+  RequestInfo out;
+  for (CollectiveKind kind :
+       {CollectiveKind::kAllgather, CollectiveKind::kGather, CollectiveKind::kReduceScatter,
+        CollectiveKind::kScatter, CollectiveKind::kAlltoall}) {
+    in.kind = kind;
+    CHECK(!DecodeRequest(AsBytes(EncodeRequest(in)), &out));
+  }
+  in.kind = CollectiveKind::kSendRecv;
+  CHECK(DecodeRequest(AsBytes(EncodeRequest(in)), &out));
 }
 
 TEST(random_bytes_never_crash_the_parsers) {

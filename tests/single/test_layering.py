@@ -31,8 +31,17 @@ FOREIGN = {
 # import no TensorFlow, so that the launcher and the start-up are quick.
 WITHOUT_TENSORFLOW = ["_core", "buckets", "rendezvous", "_runtime", "tools", "launch"]
 WITH_TENSORFLOW = [
-    *("errors", "_library", "_names", "_operations", "collectives", "groups"),
-    *("objects", "variables", "data", "device", "tape", "optimizer", "callbacks"),
+    *("errors", "_library", "_names", "_operations", "_gradients", "collectives"),
+    *(
+        "groups",
+        "objects",
+        "variables",
+        "data",
+        "device",
+        "tape",
+        "optimizer",
+        "callbacks",
+    ),
 ]
 ORDER = WITHOUT_TENSORFLOW + WITH_TENSORFLOW
 

@@ -19,11 +19,36 @@ const char* CollectiveKindName(CollectiveKind kind) {
       return "barrier";
     case CollectiveKind::kRegister:
       return "register";
+    case CollectiveKind::kReduceScatter:
+      return "reduce_scatter";
+    case CollectiveKind::kReduce:
+      return "reduce";
+    case CollectiveKind::kGather:
+      return "gather";
+    case CollectiveKind::kScatter:
+      return "scatter";
+    case CollectiveKind::kAlltoall:
+      return "alltoall";
+    case CollectiveKind::kSendRecv:
+      return "sendrecv";
+    case CollectiveKind::kAddSet:
+      return "add_process_set";
+    case CollectiveKind::kRemoveSet:
+      return "remove_process_set";
   }
   return "invalid";
 }
 
-bool HasRoot(CollectiveKind kind) { return kind == CollectiveKind::kBroadcast; }
+bool HasRoot(CollectiveKind kind) {
+  return kind == CollectiveKind::kBroadcast || kind == CollectiveKind::kReduce ||
+         kind == CollectiveKind::kGather || kind == CollectiveKind::kScatter ||
+         kind == CollectiveKind::kSendRecv;
+}
+
+bool Reduces(CollectiveKind kind) {
+  return kind == CollectiveKind::kAllreduce || kind == CollectiveKind::kReduceScatter ||
+         kind == CollectiveKind::kReduce;
+}
 
 bool AllLocal(const ScheduleArgs& args) {
   return std::adjacent_find(args.host_of.begin(), args.host_of.end(), std::not_equal_to<>()) ==

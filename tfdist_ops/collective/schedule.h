@@ -49,9 +49,18 @@ enum class CollectiveKind : int32_t {
   kBroadcast = 2,
   kBarrier = 3,   // the agreement alone
   kRegister = 4,  // a group of gradients; the agreement alone
+  kReduceScatter = 5,
+  kReduce = 6,
+  kGather = 7,
+  kScatter = 8,
+  kAlltoall = 9,
+  kSendRecv = 10,
+  kAddSet = 11,     // a process set; the agreement alone
+  kRemoveSet = 12,  // the same
 };
 const char* CollectiveKindName(CollectiveKind kind);  // "allreduce", ...
 bool HasRoot(CollectiveKind kind);
+bool Reduces(CollectiveKind kind);  // computes; the others carry any type as bytes
 
 // What a schedule depends on. Ranks are indices within the process set of the collective.
 struct ScheduleArgs {

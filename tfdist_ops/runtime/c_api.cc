@@ -10,6 +10,7 @@
 #include <mutex>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "base/config.h"
 #include "base/logging.h"
@@ -152,9 +153,12 @@ std::unique_ptr<tfdist::Request> CopyRequest(const tfdist_request& in) {
   out->info.dtype = static_cast<tfdist::DType>(in.dtype);
   out->info.op = static_cast<tfdist::ReduceOp>(in.op);
   out->info.root = in.root;
+  out->info.peer = in.peer;
+  out->info.splits.assign(in.splits, in.splits + in.split_count);
   out->info.prescale = in.prescale;
   out->info.postscale = in.postscale;
   out->info.timeout_s = in.timeout_s;
+  out->info.set = in.process_set;
   if (in.group != nullptr && in.group[0] != '\0') {
     out->group = in.group;
     out->bucket_index = in.bucket;
@@ -180,9 +184,9 @@ std::unique_ptr<tfdist::Request> CopyRequest(const tfdist_request& in) {
     done(context, &view);
   };
   if (in.allocate != nullptr) {
-    out->allocate = [allocate = in.allocate,
-                     context = in.context](const std::vector<int64_t>& rows) {
-      return allocate(context, rows.data(), static_cast<int32_t>(rows.size()));
+    out->allocate = [allocate = in.allocate, context = in.context](const std::vector<int64_t>& rows,
+                                                                   int64_t output_rows) {
+      return allocate(context, rows.data(), static_cast<int32_t>(rows.size()), output_rows);
     };
   }
   return out;
@@ -342,10 +346,11 @@ int32_t tfdist_check_reducible(int32_t dtype, int32_t op) {
 int32_t tfdist_submit(const tfdist_request* request, uint64_t* id) {
   const std::shared_ptr<Runtime> runtime = Current();
   if (runtime == nullptr) return Fail(NotInitialized());
-  if (request->kind < TFDIST_ALLREDUCE || request->kind > TFDIST_BARRIER || request->op < 0 ||
-      request->op > static_cast<int32_t>(tfdist::kLastReduceOp) ||
-      (request->kind == TFDIST_ALLGATHER && request->allocate == nullptr)) {
-    return Fail(BadArgument("tfdist_submit: kind, op or callbacks are not valid"));
+  const bool is_kind = request->kind >= TFDIST_ALLREDUCE && request->kind <= TFDIST_SENDRECV &&
+                       request->kind != static_cast<int32_t>(tfdist::CollectiveKind::kRegister);
+  if (!is_kind || request->op < 0 || request->op > static_cast<int32_t>(tfdist::kLastReduceOp) ||
+      request->split_count < 0) {
+    return Fail(BadArgument("tfdist_submit: kind, op or split_count is not valid"));
   }
   Status status = runtime->Submit(CopyRequest(*request), id);
   return status.ok() ? 0 : Fail(std::move(status));
@@ -356,13 +361,28 @@ void tfdist_cancel(uint64_t id) {
   if (runtime != nullptr) runtime->Cancel(id);
 }
 
-int32_t tfdist_register_group(const char* description, uint8_t* present, int32_t count,
-                              double timeout_s, char* id) {
+int32_t tfdist_process_set_add(const int32_t* ranks, int32_t count, double timeout_s,
+                               uint32_t* id) {
+  const std::shared_ptr<Runtime> runtime = Current();
+  if (runtime == nullptr) return Fail(NotInitialized());
+  Status status = runtime->AddProcessSet(std::vector<int32_t>(ranks, ranks + count), timeout_s, id);
+  return status.ok() ? 0 : Fail(std::move(status));
+}
+
+int32_t tfdist_process_set_remove(uint32_t id, double timeout_s) {
+  const std::shared_ptr<Runtime> runtime = Current();
+  if (runtime == nullptr) return Fail(NotInitialized());
+  Status status = runtime->RemoveProcessSet(id, timeout_s);
+  return status.ok() ? 0 : Fail(std::move(status));
+}
+
+int32_t tfdist_register_group(uint32_t process_set, const char* description, uint8_t* present,
+                              int32_t count, double timeout_s, char* id) {
   const std::shared_ptr<Runtime> runtime = Current();
   if (runtime == nullptr) return Fail(NotInitialized());
   std::vector<uint8_t> flags(present, present + count);
   std::string name;
-  Status status = runtime->RegisterGroup(description, &flags, timeout_s, &name);
+  Status status = runtime->RegisterGroup(process_set, description, &flags, timeout_s, &name);
   if (!status.ok()) return Fail(std::move(status));
   std::memcpy(present, flags.data(), flags.size());
   std::memcpy(id, name.c_str(), name.size() + 1);

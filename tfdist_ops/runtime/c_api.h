@@ -78,7 +78,18 @@ TFDIST_EXPORT const char* tfdist_build_info(
     void); /* JSON: version, compiler, algorithms, transports */
 
 /* ---- operations ---- */
-enum { TFDIST_ALLREDUCE = 0, TFDIST_ALLGATHER = 1, TFDIST_BROADCAST = 2, TFDIST_BARRIER = 3 };
+enum {
+  TFDIST_ALLREDUCE = 0,
+  TFDIST_ALLGATHER = 1,
+  TFDIST_BROADCAST = 2,
+  TFDIST_BARRIER = 3,
+  TFDIST_REDUCE_SCATTER = 5,
+  TFDIST_REDUCE = 6,
+  TFDIST_GATHER = 7,
+  TFDIST_SCATTER = 8,
+  TFDIST_ALLTOALL = 9,
+  TFDIST_SENDRECV = 10
+};
 
 /* Whether an allreduce takes `op` of `dtype`: 0, or a code with tfdist_last_error filled, in the
  * words of CheckReducible (base/reducible.h). Needs no tfdist_init. */
@@ -86,7 +97,7 @@ TFDIST_EXPORT int32_t tfdist_check_reducible(int32_t dtype, int32_t op);
 
 typedef struct tfdist_tensor {
   const void* input;
-  void* output;        /* allgather: null, see `allocate` */
+  void* output;        /* null where `allocate` gives it */
   int32_t rank;        /* number of dimensions */
   const int64_t* dims; /* `rank` of them, of the input */
   uint64_t hint;       /* see collective/slicing.h; index in the gradient list, or 0 */
@@ -99,21 +110,30 @@ typedef struct tfdist_request {
   int32_t dtype;    /* of base/dtype.h = TensorFlow's number */
   int32_t op;       /* ReduceOp of base/dtype.h: 0 sum, 1 average, 2 min, 3 max, 4 product,
                        5 logical_and, 6 logical_or, 7 logical_xor */
-  int32_t root;     /* broadcast */
+  int32_t root;     /* broadcast, reduce, gather, scatter; sendrecv: the sender; all
+                       ranks here are numbers in the world, also for a process set */
+  int32_t peer;     /* sendrecv: the receiver */
+  /* reduce_scatter, scatter (of the root), alltoall: rows of the first dimension for each rank;
+   * count 0: as even as possible (alltoall: equal). */
+  const int64_t* splits;
+  int32_t split_count;
   double prescale, postscale;
   double timeout_s;     /* <= 0: TFDIST_TIMEOUT_S */
   const char* group;    /* id from tfdist_register_group when this is a bucket of it, else null */
   int32_t bucket;       /* index of the bucket, and */
   int32_t bucket_count; /* how many buckets the group has */
+  uint32_t process_set; /* from tfdist_process_set_add; 0 = all ranks */
   const tfdist_tensor* tensors;
   int32_t tensor_count;
   void* context; /* given back to the callbacks */
   /* Called exactly once, on the core's completion thread, perhaps before tfdist_submit returns. */
   void (*done)(void* context, const tfdist_status* status);
-  /* allgather: called at most once, on the completion thread, before any byte moves: rows[r] =
-   * first dimension on rank r (a scalar counts as one row). Returns the memory for all rows, or
-   * null (the operation then fails everywhere). Not called for other kinds. */
-  void* (*allocate)(void* context, const int64_t* rows, int32_t size);
+  /* allgather, gather, reduce_scatter, scatter, alltoall, null for others: called at most once, on
+   * the completion thread, before any byte moves. `output_rows`: first dimension of the output (a
+   * scalar counts as one row). Where it comes from: rows[i] = what member i of `size` contributes
+   * (allgather, gather), what it gets (reduce_scatter, scatter), what it sends to this rank
+   * (alltoall). Returns the memory, or null (the operation then fails everywhere). */
+  void* (*allocate)(void* context, const int64_t* rows, int32_t size, int64_t output_rows);
 } tfdist_request;
 
 /* Hands over one operation; returns at once. 0: `done` will come. Otherwise a code, with
@@ -125,14 +145,23 @@ TFDIST_EXPORT int32_t tfdist_submit(const tfdist_request* request, uint64_t* id)
  * `done`, soon) and tells the peers. Unknown or finished ids are ignored. */
 TFDIST_EXPORT void tfdist_cancel(uint64_t id);
 
-/* Agrees on a group of gradients; blocks until all ranks have registered one with the same
- * description, or the deadline. `description`: one line a variable ("path dtype [d0,d1]"), then one
- * line of options ("op=average ..."), equal on all ranks; `present`: a byte for each variable, 1
- * where this rank has a gradient. On success `present` holds 1 where any rank has one, and
- * `id` (char[33]) the group's id. A description registered before returns at once with the result
- * of then. A variable that no rank had then but this one has now is FAILED_PRECONDITION. */
-TFDIST_EXPORT int32_t tfdist_register_group(const char* description, uint8_t* present,
-                                            int32_t count, double timeout_s, char* id);
+/* Agrees on a process set, `ranks`: ascending, each once; blocks until all ranks of the world, also
+ * those outside of it, have called with the same list, or the deadline. The same list gives the
+ * same id. Ids of another generation of the world are not known to this one. */
+TFDIST_EXPORT int32_t tfdist_process_set_add(const int32_t* ranks, int32_t count, double timeout_s,
+                                             uint32_t* id);
+/* Likewise; FAILED_PRECONDITION on every rank while any has an operation of the set in flight. */
+TFDIST_EXPORT int32_t tfdist_process_set_remove(uint32_t id, double timeout_s);
+
+/* Agrees on a group of gradients of a process set; blocks until all its ranks have registered one
+ * with the same description, or the deadline. `description`: one line a variable ("path dtype
+ * [d0,d1]"), then one line of options ("op=average ..."), equal on all ranks; `present`: a byte for
+ * each variable, 1 where this rank has a gradient. On success `present` holds 1 where any rank has
+ * one, and `id` (char[33]) the group's id. A description registered before returns at once with the
+ * result of then. A variable that no rank had then but this one has now is FAILED_PRECONDITION. */
+TFDIST_EXPORT int32_t tfdist_register_group(uint32_t process_set, const char* description,
+                                            uint8_t* present, int32_t count, double timeout_s,
+                                            char* id);
 
 /* ---- observation ---- */
 /* One finished operation, from the ring buffer of the last 4096. Times: monotonic microseconds;
@@ -148,7 +177,10 @@ typedef struct tfdist_record {
 } tfdist_record;
 /* Copies up to `capacity` records, oldest first, and forgets them. Returns how many. */
 TFDIST_EXPORT int32_t tfdist_take_records(tfdist_record* out, int32_t capacity);
-/* JSON: counters of the engine (bytes and frames sent by link, tickets, wake-ups, ...). */
+/* JSON: counters of the engine: "tickets" (announced), "finished", "good_steps",
+ * "negotiation_messages" (sent), "predicted" (operations that started without agreement),
+ * "deviations" (buckets that needed agreement although they had run before), "probes" (questions
+ * sent about predicted operations that stood still), "links" (bytes and frames sent). */
 TFDIST_EXPORT const char* tfdist_counters_json(void);
 
 /* ---- the table for the TensorFlow rim ---- */

@@ -1,24 +1,20 @@
 #include "runtime/runtime.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstdio>
 #include <future>
 #include <thread>
 #include <utility>
 
 #include "base/deadline.h"
-#include "base/reducible.h"
+#include "scheduler/check_request.h"
 
 namespace tfdist {
 namespace {
 
 constexpr size_t kRecordCapacity = 4096;
-
-Status Invalid(const std::string& name, const std::string& message) {
-  return Status(Code::kInvalidArgument, "\"" + name + "\": " + message,
-                ErrorRecord{"invalid_argument", -1, "", 0, name, message, ""});
-}
+// One key for adding and removing, so that ranks that call different things find out.
+constexpr char kSetKey[] = "process set";
 
 Status ShutDownError() {
   return Status(Code::kFailedPrecondition, "tfdist was shut down; call tfdist.init() again",
@@ -49,9 +45,9 @@ Runtime::Runtime(World world, Links links, const Config& config, int doorbell_fd
     : world_(std::move(world)), config_(config) {
   Engine::Hooks hooks;
   hooks.completions = &completions_;
-  hooks.allocated = [this](uint64_t ticket, void* memory) {
-    progress_->Push([ticket, memory](Engine* engine, int64_t now_us) {
-      engine->Allocated(ticket, memory, now_us);
+  hooks.allocated = [this](uint32_t set, uint64_t ticket, void* memory) {
+    progress_->Push([set, ticket, memory](Engine* engine, int64_t now_us) {
+      engine->Allocated(set, ticket, memory, now_us);
     });
   };
   hooks.failed = [this](const Status& status) {
@@ -72,47 +68,6 @@ Runtime::Runtime(World world, Links links, const Config& config, int doorbell_fd
 }
 
 Runtime::~Runtime() { Shutdown(0); }
-
-Status Runtime::CheckRequest(const Request& request, int size) {
-  const RequestInfo& info = request.info;
-  const std::string& name = info.key;
-  if (name.empty()) return Invalid(name, "an operation needs a name");
-  if (!(info.timeout_s > 0) || info.timeout_s > 1e9) {
-    return Invalid(name, "the timeout must be a positive number of seconds");
-  }
-  if (!request.group.empty() &&
-      (info.kind != CollectiveKind::kAllreduce || request.bucket_index < 0 ||
-       request.bucket_index >= request.bucket_count)) {
-    return Invalid(name, "a bucket of a group is an allreduce with 0 <= bucket < bucket_count");
-  }
-  if (info.kind == CollectiveKind::kBarrier || info.kind == CollectiveKind::kRegister) {
-    return Status();
-  }
-  if (DTypeSize(info.dtype) == 0) {
-    return Invalid(name, "dtype number " + std::to_string(static_cast<int>(info.dtype)) +
-                             " is not supported; cast to a number or bool");
-  }
-  if (info.kind == CollectiveKind::kAllreduce) {
-    const Status reducible = CheckReducible(info.dtype, info.op);
-    if (!reducible.ok()) return Invalid(name, reducible.message());
-    if (!TakesScale(info.dtype) && (info.prescale != 1.0 || info.postscale != 1.0)) {
-      return Invalid(name,
-                     std::string("prescale and postscale need a floating or complex dtype, got ") +
-                         DTypeName(info.dtype) + "; cast, or scale yourself");
-    }
-    if (!std::isfinite(info.prescale) || !std::isfinite(info.postscale)) {
-      return Invalid(name, "prescale and postscale must be finite");
-    }
-  }
-  if (info.kind == CollectiveKind::kBroadcast && (info.root < 0 || info.root >= size)) {
-    return Invalid(name, "root must be a rank in [0, " + std::to_string(size) + "), got " +
-                             std::to_string(info.root));
-  }
-  if (info.kind == CollectiveKind::kAllgather && request.tensors.size() != 1) {
-    return Invalid(name, "allgather takes one tensor");
-  }
-  return Status();
-}
 
 Status Runtime::Submit(std::unique_ptr<Request> request, uint64_t* id) {
   if (request->info.timeout_s <= 0) request->info.timeout_s = config_.timeout_s;
@@ -145,12 +100,24 @@ void Runtime::Abort(const std::string& cause) {
   progress_->Push([cause](Engine* engine, int64_t now_us) { engine->AbortWith(cause, now_us); });
 }
 
-Status Runtime::RegisterGroup(const std::string& description, std::vector<uint8_t>* present,
-                              double timeout_s, std::string* id) {
-  *id = HashText(description);
+Status Runtime::Agree(std::unique_ptr<Request> request, Response* response) {
+  auto answer = std::make_shared<Response>();
+  auto promise = std::make_shared<std::promise<Status>>();
+  std::future<Status> future = promise->get_future();
+  request->agreed = [answer](const Response& agreed) { *answer = agreed; };
+  request->done = [promise](const Status& status) { promise->set_value(status); };
+  TFDIST_RETURN_IF_ERROR(Submit(std::move(request), nullptr));
+  TFDIST_RETURN_IF_ERROR(future.get());  // bounded: the engine ends every request by its deadline
+  *response = *answer;
+  return Status();
+}
+
+Status Runtime::RegisterGroup(uint32_t set, const std::string& description,
+                              std::vector<uint8_t>* present, double timeout_s, std::string* id) {
+  *id = HashText(std::to_string(set) + "\n" + description);
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    const auto known = groups_.find(description);
+    const auto known = groups_.find({set, description});
     if (known != groups_.end()) {
       for (size_t i = 0; i < present->size(); ++i) {
         if ((*present)[i] == 0 || known->second[i] != 0) continue;
@@ -171,17 +138,41 @@ Status Runtime::RegisterGroup(const std::string& description, std::vector<uint8_
   request->info.description = description;
   request->info.present = *present;
   request->info.timeout_s = timeout_s;
-  auto answer = std::make_shared<std::vector<uint8_t>>();
-  auto promise = std::make_shared<std::promise<Status>>();
-  std::future<Status> future = promise->get_future();
-  request->agreed = [answer](const Response& response) { *answer = response.present; };
-  request->done = [promise](const Status& status) { promise->set_value(status); };
-  TFDIST_RETURN_IF_ERROR(Submit(std::move(request), nullptr));
-  const Status status = future.get();  // bounded: the engine ends every request by its deadline
-  TFDIST_RETURN_IF_ERROR(status);
-  *present = *answer;
+  request->info.set = set;
+  request->group = *id;
+  Response response;
+  TFDIST_RETURN_IF_ERROR(Agree(std::move(request), &response));
+  if (response.present.size() != present->size()) {
+    return TFDIST_INTERNAL("the leader's answer for \"" + *id + "\" is of another group");
+  }
+  *present = response.present;
   std::lock_guard<std::mutex> lock(mutex_);
-  groups_[description] = *present;
+  groups_[{set, description}] = *present;
+  return Status();
+}
+
+Status Runtime::AddProcessSet(const std::vector<int32_t>& ranks, double timeout_s, uint32_t* id) {
+  auto request = std::make_unique<Request>();
+  request->info.key = kSetKey;
+  request->info.kind = CollectiveKind::kAddSet;
+  request->info.description = SetRanksText(ranks);
+  request->info.timeout_s = timeout_s;
+  Response response;
+  TFDIST_RETURN_IF_ERROR(Agree(std::move(request), &response));
+  *id = static_cast<uint32_t>(response.number);
+  return Status();
+}
+
+Status Runtime::RemoveProcessSet(uint32_t id, double timeout_s) {
+  auto request = std::make_unique<Request>();
+  request->info.key = kSetKey;
+  request->info.kind = CollectiveKind::kRemoveSet;
+  request->info.description = std::to_string(id);
+  request->info.timeout_s = timeout_s;
+  Response response;
+  TFDIST_RETURN_IF_ERROR(Agree(std::move(request), &response));
+  std::lock_guard<std::mutex> lock(mutex_);
+  groups_.erase(groups_.lower_bound({id, ""}), groups_.lower_bound({id + 1, ""}));
   return Status();
 }
 

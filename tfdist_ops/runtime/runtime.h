@@ -7,9 +7,11 @@
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "runtime/completion.h"
@@ -30,8 +32,11 @@ class Runtime {
   void Cancel(uint64_t id);
   void Abort(const std::string& cause);
   // Blocks until all ranks have registered the same description, or an error.
-  Status RegisterGroup(const std::string& description, std::vector<uint8_t>* present,
+  Status RegisterGroup(uint32_t set, const std::string& description, std::vector<uint8_t>* present,
                        double timeout_s, std::string* id);
+  // Agree with all ranks of the world on a process set; block likewise.
+  Status AddProcessSet(const std::vector<int32_t>& ranks, double timeout_s, uint32_t* id);
+  Status RemoveProcessSet(uint32_t id, double timeout_s);
   // Says goodbye, waits at most `timeout_s` until the peers have heard it, ends the threads. A
   // negative timeout: without a word, which is what a crash looks like from outside.
   void Shutdown(double timeout_s);
@@ -43,7 +48,8 @@ class Runtime {
   std::string CountersJson();
 
  private:
-  static Status CheckRequest(const Request& request, int size);
+  // Submits an agreement without data, and waits for its end.
+  Status Agree(std::unique_ptr<Request> request, Response* response);
 
   const World world_;
   const Config config_;
@@ -53,7 +59,8 @@ class Runtime {
   bool shut_down_ = false;
   int64_t good_steps_ = 0;
   std::deque<FinishedRecord> records_;
-  std::unordered_map<std::string, std::vector<uint8_t>> groups_;  // description → present
+  // Set and description → present.
+  std::map<std::pair<uint32_t, std::string>, std::vector<uint8_t>> groups_;
   std::unique_ptr<Progress> progress_;
   CompletionThread completions_;  // last: what is queued at the end still uses progress_
 };

@@ -8,20 +8,20 @@
 
 #include "base/deadline.h"
 #include "base/logging.h"
+#include "scheduler/rows.h"
 #include "transport/transport.h"
 
 namespace tfdist {
 namespace {
 
 constexpr int kFramesPerTurn = 64;  // of one link, so that no peer starves the others
+// An operation that has not moved for so long takes no place in the window of those that run.
+constexpr int64_t kIdleUs = 1000;
 
-SetView AllRanks(const World& world) {
-  SetView set;
-  set.ranks.resize(static_cast<size_t>(world.size));
-  std::iota(set.ranks.begin(), set.ranks.end(), 0);
-  if (world.local_size != world.size) set.host_of = set.ranks;
-  set.index = world.rank;
-  return set;
+std::vector<int32_t> Everybody(int size) {
+  std::vector<int32_t> ranks;
+  for (int32_t rank = 0; rank < size; ++rank) ranks.push_back(rank);
+  return ranks;
 }
 
 }  // namespace
@@ -33,11 +33,8 @@ Engine::Engine(World world, Links links, const Config& config, Hooks hooks)
       hooks_(std::move(hooks)),
       held_(links_.size(), 0),
       inbound_(links_.size()),
-      outbound_(links_.size()),
-      everyone_(AllRanks(world_)) {
-  if (world_.rank == 0) {
-    negotiator_ = std::make_unique<Negotiator>(world_.size, config_.fusion_bytes);
-  }
+      outbound_(links_.size()) {
+  OpenSet(Room(kWorldSet), Everybody(world_.size));
 }
 
 Engine::~Engine() = default;
@@ -46,68 +43,137 @@ Engine::~Engine() = default;
 
 void Engine::Submit(std::unique_ptr<Request> request, int64_t now_us) {
   request->submitted_us = now_us;
-  if (!failure_.ok()) {
-    Finish(std::move(request), failure_, now_us);
+  Status refused = failure_;
+  if (refused.ok() && leaving_) refused = ShutDown();
+  RequestInfo& info = request->info;
+  if (info.kind == CollectiveKind::kSendRecv) {
+    info.set =
+        PairSetId(std::min(info.root, info.peer), std::max(info.root, info.peer), world_.size);
+  }
+  if (refused.ok()) refused = CheckSet(*request);
+  if (!refused.ok()) {
+    Finish(std::move(request), refused, now_us);
     return;
   }
-  if (leaving_) {
-    Finish(std::move(request), ShutDown(), now_us);
-    return;
-  }
-  request->deadline_us = now_us + static_cast<int64_t>(request->info.timeout_s * 1e6);
-  auto& queue = entries_[request->info.key];
-  queue.push_back(std::move(request));
-  if (queue.size() == 1) Announce(RequestInfo(queue.front()->info), now_us);
-  if (world_.rank != 0 && inbound_[0].left) HandleLeave(0, now_us);
+  request->deadline_us = now_us + static_cast<int64_t>(info.timeout_s * 1e6);
+  ProcessSet* set = Room(info.set);
+  BeginSetChange(request.get());
+  NumberBucket(set, request.get());
+  Enqueue(set, std::move(request), now_us);
 }
 
-void Engine::Announce(const RequestInfo& info, int64_t now_us) {
-  if (world_.rank != 0) {
-    Tell(0, FrameType::kReady, EncodeRequest(info));
+void Engine::Enqueue(ProcessSet* set, std::unique_ptr<Request> request, int64_t now_us) {
+  const std::string key = request->info.key;
+  // A later submission of a key never overtakes one that is still being agreed on.
+  if (set->entries.count(key) == 0 &&
+      set->book.Predictable(request->info.predicted, request->fingerprint)) {
+    StartPredicted(set, std::move(request), now_us);
     return;
   }
-  const Status status = negotiator_->Add(0, info, now_us);
+  auto& queue = set->entries[key];
+  queue.push_back(std::move(request));
+  if (queue.size() == 1) Announce(set, RequestInfo(queue.front()->info), now_us);
+  const int leader = set->leader();
+  if (leader != world_.rank && inbound_[static_cast<size_t>(leader)].left) {
+    HandleLeave(leader, now_us);
+  }
+}
+
+void Engine::Announce(ProcessSet* set, const RequestInfo& info, int64_t now_us) {
+  if (set->negotiator == nullptr) {
+    Tell(set->leader(), FrameType::kReady, set->id, EncodeRequest(info));
+  } else {
+    AddReady(set, world_.rank, info, now_us);
+  }
+}
+
+void Engine::AddReady(ProcessSet* set, int rank, RequestInfo info, int64_t now_us) {
+  info.set = set->id;
+  const Status status = set->negotiator->Add(rank, std::move(info), now_us);
   if (!status.ok()) Bug(status, now_us);
+  EndMismatched(set, now_us);
   RefuseMissing(now_us);
 }
 
 bool Engine::SendResponses(int64_t now_us) {
-  if (negotiator_ == nullptr || !failure_.ok()) return false;
-  const std::vector<Response> responses = negotiator_->TakeResponses();
-  for (const Response& response : responses) {
-    TellAll(FrameType::kResponse, EncodeResponse(response));
+  bool sent = false;
+  for (auto& [id, set] : sets_) {
+    if (set->negotiator == nullptr || !failure_.ok()) continue;
+    const std::vector<Response> responses = set->negotiator->TakeResponses();
+    for (const Response& response : responses) {
+      TellMembers(*set, FrameType::kResponse, EncodeResponse(response));
+    }
+    for (const Response& response : responses) HandleResponse(set.get(), response, now_us);
+    sent |= !responses.empty();
   }
-  for (const Response& response : responses) HandleResponse(response, now_us);
-  return !responses.empty();
+  return sent;
 }
 
-std::unique_ptr<Request> Engine::TakeEntry(const std::string& key, int64_t now_us) {
-  const auto it = entries_.find(key);
-  if (it == entries_.end()) return nullptr;
-  std::unique_ptr<Request> request = std::move(it->second.front());
-  it->second.pop_front();
-  stalls_.erase(key);
-  if (it->second.empty()) {
-    entries_.erase(it);
-  } else {
-    Announce(RequestInfo(it->second.front()->info), now_us);
+void Engine::Allocate(ProcessSet* set, std::unique_ptr<Request> request, const Response& response,
+                      int64_t now_us) {
+  const RequestInfo& info = request->info;
+  if (!RowsFit(response.rows, info, *set)) {
+    Bug(TFDIST_INTERNAL(Describe(set->leader()) + " announced rows for \"" + info.key +
+                        "\" that do not fit"),
+        now_us);
+    Finish(std::move(request), failure_, now_us);
+    return;
   }
+  request->rows = response.rows;
+  hooks_.completions->Post([allocate = request->allocate, allocated = hooks_.allocated,
+                            id = set->id, ticket = response.ticket,
+                            by_rank = SourceRows(response.rows, info, *set),
+                            output = OutputRows(response.rows, info, *set)] {
+    allocated(id, ticket, allocate(by_rank, output));
+  });
+  set->allocating[response.ticket] = std::move(request);
+}
+
+std::unique_ptr<Request> Engine::TakeEntry(ProcessSet* set, const std::string& key, bool agreed,
+                                           int64_t now_us) {
+  const auto it = set->entries.find(key);
+  if (it == set->entries.end()) return nullptr;
+  std::deque<std::unique_ptr<Request>>& queue = it->second;
+  std::unique_ptr<Request> request = std::move(queue.front());
+  queue.pop_front();
+  set->stalls.erase(key);
   request->agreed_us = now_us;
+  const uint64_t ticket = request->info.predicted;
+  if (agreed) {
+    set->book.Agree(ticket, request->fingerprint);
+  } else {
+    set->book.Forget(ticket);
+  }
+  // What came after it may need no agreement any more.
+  while (!queue.empty() &&
+         set->book.Predictable(queue.front()->info.predicted, queue.front()->fingerprint)) {
+    std::unique_ptr<Request> next = std::move(queue.front());
+    queue.pop_front();
+    StartPredicted(set, std::move(next), now_us);
+    if (!failure_.ok()) return request;  // the queue is gone
+  }
+  if (queue.empty()) {
+    set->entries.erase(it);
+  } else {
+    Announce(set, RequestInfo(queue.front()->info), now_us);
+  }
   return request;
 }
 
-void Engine::HandleResponse(const Response& response, int64_t now_us) {
+void Engine::HandleResponse(ProcessSet* set, const Response& response, int64_t now_us) {
   if (!failure_.ok()) return;
   std::vector<std::unique_ptr<Request>> members;
   for (const std::string& key : response.keys) {
-    std::unique_ptr<Request> request = TakeEntry(key, now_us);
+    std::unique_ptr<Request> request = TakeEntry(set, key, response.error.ok(), now_us);
     if (request == nullptr && !response.error.ok()) continue;  // refused before it came here
     if (request == nullptr) {
-      Bug(TFDIST_INTERNAL("rank 0 announced \"" + key + "\", which was not submitted here"),
+      Bug(TFDIST_INTERNAL(Describe(set->leader()) + " announced \"" + key +
+                          "\", which was not submitted here"),
           now_us);
       break;
     }
     if (!response.error.ok()) {
+      EndSetChange(*request, response, now_us);
       Finish(std::move(request), response.error, now_us);
     } else {
       members.push_back(std::move(request));
@@ -118,87 +184,92 @@ void Engine::HandleResponse(const Response& response, int64_t now_us) {
     return;
   }
   if (members.empty()) return;
-  last_ticket_ = response.ticket;
+  if (set->id == kWorldSet) last_ticket_ = response.ticket;
   Request& first = *members[0];
   switch (first.info.kind) {
     case CollectiveKind::kBarrier:
       Finish(std::move(members[0]), Status(), now_us);
       return;
     case CollectiveKind::kRegister:
+      set->groups[first.group] = static_cast<uint32_t>(response.number);
       first.agreed(response);
       Finish(std::move(members[0]), Status(), now_us);
       return;
-    case CollectiveKind::kAllgather: {
-      if (!RowsFit(response.rows, first.info, everyone_)) {
-        Bug(TFDIST_INTERNAL("rank 0 announced rows for \"" + first.info.key + "\" that do not fit"),
-            now_us);
-        Finish(std::move(members[0]), failure_, now_us);
-        return;
-      }
-      const std::vector<int64_t> rows = response.rows;
-      const uint64_t ticket = response.ticket;
-      first.rows = rows;
-      auto allocate = first.allocate;
-      auto allocated = hooks_.allocated;
-      allocating_[ticket] = std::move(members[0]);
-      hooks_.completions->Post(
-          [allocate, allocated, rows, ticket] { allocated(ticket, allocate(rows)); });
+    case CollectiveKind::kAddSet:
+    case CollectiveKind::kRemoveSet:
+      EndSetChange(first, response, now_us);
+      first.agreed(response);
+      Finish(std::move(members[0]), Status(), now_us);
       return;
-    }
+    case CollectiveKind::kAllgather:
+    case CollectiveKind::kGather:
+    case CollectiveKind::kReduceScatter:
+    case CollectiveKind::kScatter:
+    case CollectiveKind::kAlltoall:
+      Allocate(set, std::move(members[0]), response, now_us);
+      return;
     case CollectiveKind::kAllreduce:
     case CollectiveKind::kBroadcast:
-      Start(response.ticket, std::move(members), now_us);
+    case CollectiveKind::kReduce:
+    case CollectiveKind::kSendRecv:
+      Start(set, response.ticket, std::move(members), now_us);
       return;
   }
 }
 
 // ---- execution ----
 
-void Engine::Start(uint64_t ticket, std::vector<std::unique_ptr<Request>> members, int64_t now_us) {
+void Engine::Start(ProcessSet* set, uint64_t ticket, std::vector<std::unique_ptr<Request>> members,
+                   int64_t now_us) {
   std::vector<TensorView> tensors;
   for (const auto& member : members) {
     tensors.insert(tensors.end(), member->tensors.begin(), member->tensors.end());
   }
-  StatusOr<Plan> plan =
-      PlanOperation({members[0]->info, tensors, members[0]->rows, everyone_}, config_);
+  StatusOr<Plan> plan = PlanOperation({members[0]->info, tensors, members[0]->rows, *set}, config_);
   if (!plan.ok()) {
     for (auto& member : members) Finish(std::move(member), plan.status(), now_us);
     Bug(plan.status(), now_us);
     return;
   }
-  Activate(std::make_unique<Operation>(ticket, std::move(members), std::move(plan.value()),
-                                       everyone_, config_.segment_bytes),
+  Activate(set,
+           std::make_unique<Operation>(set->id, ticket, std::move(members), std::move(plan.value()),
+                                       *set, config_.segment_bytes),
            now_us);
 }
 
-void Engine::Activate(std::unique_ptr<Operation> operation, int64_t now_us) {
-  const auto stashed = stash_.find(operation->ticket());
-  if (stashed != stash_.end()) {
-    for (auto& [peer, arrived] : stashed->second) {
+void Engine::Activate(ProcessSet* set, std::unique_ptr<Operation> operation, int64_t now_us) {
+  const uint64_t ticket = operation->ticket();
+  const auto stashed = set->stash.find(ticket);
+  if (stashed != set->stash.end()) {
+    auto frames = std::move(stashed->second);
+    set->stash.erase(stashed);
+    for (auto& [peer, arrived] : frames) {
       const Status status = operation->Deliver(peer, std::move(arrived));
       if (!status.ok()) {
         Bug(status, now_us);
         break;
       }
     }
-    stash_.erase(stashed);
   }
   if (!failure_.ok()) {
     for (auto& member : operation->members()) Finish(std::move(member), failure_, now_us);
     return;
   }
-  const uint64_t ticket = operation->ticket();
-  active_[ticket] = std::move(operation);
+  set->active[TurnOf(ticket)] = {std::move(operation), now_us};
 }
 
-void Engine::Allocated(uint64_t ticket, void* memory, int64_t now_us) {
-  const auto it = allocating_.find(ticket);
-  if (it == allocating_.end()) return;  // failed meanwhile
+void Engine::Allocated(uint32_t id, uint64_t ticket, void* memory, int64_t now_us) {
+  const auto room = sets_.find(id);
+  if (room == sets_.end()) return;
+  ProcessSet* set = room->second.get();
+  const auto it = set->allocating.find(ticket);
+  if (it == set->allocating.end()) return;  // failed meanwhile
   std::unique_ptr<Request> request = std::move(it->second);
-  allocating_.erase(it);
+  set->allocating.erase(it);
   if (memory == nullptr) {
-    const Status status(Code::kInternal, "allgather \"" + request->info.key +
-                                             "\": no memory for the rows of all ranks");
+    const Status status(Code::kInternal, std::string(CollectiveKindName(request->info.kind)) +
+                                             " \"" + request->info.key +
+                                             "\": no memory for its output");
     Finish(std::move(request), status, now_us);
     Bug(status, now_us);
     return;
@@ -206,24 +277,38 @@ void Engine::Allocated(uint64_t ticket, void* memory, int64_t now_us) {
   request->tensors[0].output = static_cast<uint8_t*>(memory);
   std::vector<std::unique_ptr<Request>> members;
   members.push_back(std::move(request));
-  Start(ticket, std::move(members), now_us);
+  Start(set, ticket, std::move(members), now_us);
 }
 
 bool Engine::AdvanceAll(int64_t now_us) {
   bool moved = false;
+  for (auto& [id, set] : sets_) moved |= AdvanceSet(set.get(), now_us);
+  return moved;
+}
+
+bool Engine::AdvanceSet(ProcessSet* set, int64_t now_us) {
+  bool moved = false;
   int64_t running = 0;
-  for (auto it = active_.begin(); it != active_.end() && running < config_.max_active;) {
-    Operation& operation = *it->second;
-    moved |= operation.Advance(links_, world_.generation, &held_);
+  std::vector<uint64_t> ended;
+  for (auto it = set->active.begin(); it != set->active.end() && running < config_.max_active;) {
+    Operation& operation = *it->second.operation;
+    if (operation.Advance(links_, world_.generation, &held_)) {
+      it->second.moved_us = now_us;
+      moved = true;
+    }
     if (!operation.complete()) {
-      ++running;
+      // One that stands still, maybe because a rank has yet to submit it, must not keep out others
+      // (see order.h).
+      if (now_us - it->second.moved_us < kIdleUs) ++running;
       ++it;
       continue;
     }
     moved = true;
+    ended.push_back(operation.ticket());
     for (auto& member : operation.members()) Finish(std::move(member), Status(), now_us);
-    it = active_.erase(it);
+    it = set->active.erase(it);
   }
+  for (uint64_t ticket : ended) NoteEnd(set, ticket, now_us);
   return moved;
 }
 
@@ -239,8 +324,8 @@ void Engine::Finish(std::unique_ptr<Request> request, const Status& status, int6
 }
 
 void Engine::CountStep(const Request& request) {
-  if (request.group.empty()) return;
-  std::vector<int64_t>& done = steps_[request.group];
+  if (request.group.empty() || request.bucket_count == 0) return;
+  std::vector<int64_t>& done = steps_[{request.info.set, request.group}];
   done.resize(std::max(done.size(), static_cast<size_t>(request.bucket_count)), 0);
   ++done[static_cast<size_t>(request.bucket_index)];
   const int64_t complete = *std::min_element(done.begin(), done.end());
@@ -288,44 +373,52 @@ bool Engine::ReadData(int peer, int64_t now_us) {
       links_[p]->Release(Lane::kData, frame);
       continue;
     }
-    if (frame.header.generation != world_.generation) {
-      Bug(TFDIST_INTERNAL(Describe(peer) + " sent data of generation " +
-                          std::to_string(frame.header.generation)),
-          now_us);
-      links_[p]->Release(Lane::kData, frame);
-      continue;
-    }
-    Arrived arrived{frame, {}, true};
-    const auto it = active_.find(frame.header.ticket);
-    if (it == active_.end() || held_[p] + 1 >= links_[p]->MaxHeld()) {
-      arrived.held = false;
-      arrived.copy.assign(frame.payload.begin(), frame.payload.end());
-      links_[p]->Release(Lane::kData, frame);
-    } else {
-      ++held_[p];
-    }
-    if (it == active_.end()) {
-      Stash(frame.header.ticket, peer, std::move(arrived));
-      continue;
-    }
-    const bool held = arrived.held;
-    const Status status = it->second->Deliver(peer, std::move(arrived));
-    if (!status.ok()) {
-      if (held) {
-        links_[p]->Release(Lane::kData, frame);
-        --held_[p];
-      }
-      Bug(status, now_us);
-      break;
-    }
-    // Use it while it is in the cache, and give the room back to the peer early.
-    it->second->Advance(links_, world_.generation, &held_);
+    const Status status = ReceiveData(peer, frame, now_us);
+    if (!status.ok()) Bug(status, now_us);
   }
   return moved;
 }
 
-void Engine::Stash(uint64_t ticket, int peer, Arrived arrived) {
-  stash_[ticket].emplace_back(peer, std::move(arrived));
+// Never leaves a frame unread, whatever its set is waiting for: what can't be used or held now is
+// copied out, so that the frames behind it, which may be another set's, move on.
+Status Engine::ReceiveData(int peer, const InFrame& frame, int64_t now_us) {
+  const auto p = static_cast<size_t>(peer);
+  const FrameHeader& header = frame.header;
+  ProcessSet* set = Room(header.set);
+  const bool is_member =
+      set != nullptr && (set->ranks.empty() || (set->IndexOf(peer) >= 0 && set->index >= 0));
+  if (header.generation != world_.generation || !is_member) {
+    links_[p]->Release(Lane::kData, frame);
+    return TFDIST_INTERNAL(Describe(peer) + " sent data of generation " +
+                           std::to_string(header.generation) + " of process set " +
+                           std::to_string(header.set));
+  }
+  const auto it = set->active.find(TurnOf(header.ticket));
+  const bool runs = it != set->active.end();
+  Arrived arrived{frame, {}, runs && held_[p] + 1 < links_[p]->MaxHeld()};
+  const bool held = arrived.held;
+  if (held) {
+    ++held_[p];
+  } else {
+    arrived.copy.assign(frame.payload.begin(), frame.payload.end());
+    links_[p]->Release(Lane::kData, frame);
+  }
+  if (!runs) {
+    set->stash[header.ticket].emplace_back(peer, std::move(arrived));
+    return Status();
+  }
+  Operation& operation = *it->second.operation;
+  const Status status = operation.Deliver(peer, std::move(arrived));
+  if (!status.ok()) {
+    if (held) {
+      links_[p]->Release(Lane::kData, frame);
+      --held_[p];
+    }
+    return status;
+  }
+  // Use it while it is in the cache, and give the room back to the peer early.
+  if (operation.Advance(links_, world_.generation, &held_)) it->second.moved_us = now_us;
+  return Status();
 }
 
 void Engine::SetSleeping(bool sleeping) {
@@ -337,7 +430,10 @@ void Engine::SetSleeping(bool sleeping) {
 std::string Engine::CountersJson() const {
   std::ostringstream out;
   out << "{\"tickets\": " << last_ticket_ << ", \"finished\": " << finished_
-      << ", \"good_steps\": " << good_steps_ << ", \"links\": [";
+      << ", \"good_steps\": " << good_steps_
+      << ", \"negotiation_messages\": " << negotiation_messages_
+      << ", \"predicted\": " << predicted_ << ", \"deviations\": " << deviations_
+      << ", \"probes\": " << probes_ << ", \"links\": [";
   bool first = true;
   for (const auto& link : links_) {
     if (link == nullptr) continue;

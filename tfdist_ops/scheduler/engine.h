@@ -5,9 +5,15 @@
 // thread (runtime/progress.cc) or a test calls it; time comes in as an argument. Callbacks of
 // requests are never called from here: they go to the CompletionSink.
 //
-// One request's way:
-//   Submit → entries_ (one queue a key) → kReady to the leader (rank 0) → Negotiator: all ready,
-//   all agree → kResponse with a ticket → Operation (schedule + slices) → Advance ... → done.
+// One request's way, in its process set:
+//   Submit → entries (one queue a key) → kReady to the set's leader → Negotiator: all ready, all
+//   agree → kResponse with a ticket → Operation (schedule + slices) → Advance ... → done.
+// A bucket of gradients that has gone this way once starts at once from then on, without a message:
+//   Submit → Operation, under a predicted ticket (order.h).
+//
+// engine.cc: requests and their execution; engine_order.cc: predicted operations, and what to do
+// when they stand still; engine_sets.cc: process sets; engine_control.cc: the control lane,
+// deadlines, failure, leaving.
 #ifndef TFDIST_OPS_SCHEDULER_ENGINE_H_
 #define TFDIST_OPS_SCHEDULER_ENGINE_H_
 
@@ -22,7 +28,7 @@
 #include "base/config.h"
 #include "scheduler/negotiator.h"
 #include "scheduler/operation.h"
-#include "scheduler/plan.h"
+#include "scheduler/process_set.h"
 #include "scheduler/wire.h"
 
 namespace tfdist {
@@ -64,14 +70,16 @@ class Engine {
  public:
   struct Hooks {
     CompletionSink* completions = nullptr;
-    // Memory for an allgather has come (called by the owner of the engine on its own thread, see
-    // Allocated); `post` must lead to Allocated(ticket, memory) on the engine's thread.
-    std::function<void(uint64_t ticket, void* memory)> allocated;
+    // Memory for an output has come (called on the completion thread); must lead to Allocated
+    // with the same arguments on the engine's thread.
+    std::function<void(uint32_t set, uint64_t ticket, void* memory)> allocated;
     std::function<void(const Status&)> failed;  // once, when work ends
     std::function<void(const FinishedRecord&)> finished;
     std::function<void(int64_t count)> stepped;  // complete steps of a group so far
   };
 
+  // No clock, no randomness: what an engine does is a function of its calls and of what its links
+  // deliver.
   Engine(World world, Links links, const Config& config, Hooks hooks);
   ~Engine();
 
@@ -86,7 +94,7 @@ class Engine {
   // The peer's process is known to have ended, although its connection may look open (a child of it
   // can hold a copy).
   void PeerEnded(int peer) { inbound_[static_cast<size_t>(peer)].ended = true; }
-  void Allocated(uint64_t ticket, void* memory, int64_t now_us);
+  void Allocated(uint32_t set, uint64_t ticket, void* memory, int64_t now_us);
   // Says goodbye; Left() turns true when every peer knows, or is gone, and all bytes are out.
   void Leave(int64_t now_us);
   bool Left() const;
@@ -97,9 +105,9 @@ class Engine {
   void Tick(int64_t now_us);
   void SetSleeping(bool sleeping);
 
-  bool busy() const { return !active_.empty() || !entries_.empty() || !allocating_.empty(); }
-  // Whether time matters to this rank: something waits here, or for the leader's decision.
-  bool waiting() const { return busy() || (negotiator_ != nullptr && !negotiator_->empty()); }
+  bool busy() const;
+  // Whether time matters to this rank: something waits here, or for its decision as a leader.
+  bool waiting() const;
   const Status& failure() const { return failure_; }
   const Links& links() const { return links_; }
   std::string CountersJson() const;
@@ -111,35 +119,75 @@ class Engine {
     bool answer_due = false;    // and waits to hear that nothing of it is unread
     bool ended = false;         // its process is gone
     bool acknowledged = false;  // it has answered our goodbye
+    LeaveNote took_part;        // when it left: in what
+  };
+  struct Message {
+    FrameType type;
+    uint32_t set;
+    std::string bytes;
   };
   struct Outbound {
-    std::deque<std::pair<FrameType, std::string>> messages;
+    std::deque<Message> messages;
     size_t offset = 0;  // of the first message
   };
 
   // Control lane.
-  void Tell(int peer, FrameType type, std::string message);
-  void TellAll(FrameType type, const std::string& message);
+  void Tell(int peer, FrameType type, uint32_t set, std::string bytes);
+  void TellAll(FrameType type, const std::string& bytes);
+  void TellMembers(const ProcessSet& set, FrameType type, const std::string& bytes);
   bool FlushControl(int peer);
   bool ReadControl(int peer, int64_t now_us);
-  void HandleControl(int peer, FrameType type, ByteSpan message, int64_t now_us);
+  void HandleControl(int peer, FrameType type, uint32_t set, ByteSpan message, int64_t now_us);
+  bool HandleSetMessage(int peer, FrameType type, ProcessSet* set, ByteSpan message,
+                        int64_t now_us);
   void HandleLeave(int peer, int64_t now_us);
   void RefuseMissing(int64_t now_us);
   void AcknowledgeLeaves();
   // Data lane.
   bool ReadData(int peer, int64_t now_us);
-  void Stash(uint64_t ticket, int peer, Arrived arrived);
+  Status ReceiveData(int peer, const InFrame& frame, int64_t now_us);
+  // Process sets.
+  ProcessSet* Room(uint32_t id);  // also of a set that this rank has not heard of yet; null: no set
+  void OpenSet(ProcessSet* set, std::vector<int32_t> ranks);
+  Status CheckSet(const Request& request) const;
+  void BeginSetChange(Request* request);
+  void EndSetChange(const Request& request, const Response& response, int64_t now_us);
   // Agreement.
-  void Announce(const RequestInfo& info, int64_t now_us);
+  void Enqueue(ProcessSet* set, std::unique_ptr<Request> request, int64_t now_us);
+  void Announce(ProcessSet* set, const RequestInfo& info, int64_t now_us);
+  void AddReady(ProcessSet* set, int rank, RequestInfo info, int64_t now_us);
   bool SendResponses(int64_t now_us);
-  void HandleResponse(const Response& response, int64_t now_us);
-  std::unique_ptr<Request> TakeEntry(const std::string& key, int64_t now_us);
+  void HandleResponse(ProcessSet* set, const Response& response, int64_t now_us);
+  // Asks for the memory of an output, now that its size is known; Allocated goes on.
+  void Allocate(ProcessSet* set, std::unique_ptr<Request> request, const Response& response,
+                int64_t now_us);
+  std::unique_ptr<Request> TakeEntry(ProcessSet* set, const std::string& key, bool agreed,
+                                     int64_t now_us);
+  // Predicted operations.
+  void NumberBucket(ProcessSet* set, Request* request);
+  void StartPredicted(ProcessSet* set, std::unique_ptr<Request> request, int64_t now_us);
+  void NoteEnd(ProcessSet* set, uint64_t ticket, int64_t now_us);
+  void TellWaits(ProcessSet* set, int64_t now_us);
+  void AddWait(ProcessSet* set, int rank, WaitNote note, int64_t now_us);
+  void HearAnswer(ProcessSet* set, int rank, const ProbeNote& note, int64_t now_us);
+  Waits::Answer AnswerProbe(ProcessSet* set, uint64_t ticket);
+  void TellLeader(ProcessSet* set, uint64_t ticket, Waits::Answer answer, int64_t now_us);
+  void EndMismatched(ProcessSet* set, int64_t now_us);
+  void RefusePredicted(int peer, int64_t now_us);
   // Execution.
-  void Start(uint64_t ticket, std::vector<std::unique_ptr<Request>> members, int64_t now_us);
-  void Activate(std::unique_ptr<Operation> operation, int64_t now_us);
+  void Start(ProcessSet* set, uint64_t ticket, std::vector<std::unique_ptr<Request>> members,
+             int64_t now_us);
+  void Activate(ProcessSet* set, std::unique_ptr<Operation> operation, int64_t now_us);
   bool AdvanceAll(int64_t now_us);
+  bool AdvanceSet(ProcessSet* set, int64_t now_us);
   void Finish(std::unique_ptr<Request> request, const Status& status, int64_t now_us);
   void CountStep(const Request& request);
+  // Time.
+  void EndExpired(ProcessSet* set, int64_t now_us);
+  void WarnOfStalls(ProcessSet* set, int64_t now_us);
+  void EndLate(int64_t now_us);
+  // Every request that has not ended, with its set.
+  void ForEachRequest(const std::function<void(const ProcessSet&, const Request&)>& visit) const;
   // Failure.
   void LosePeer(int peer, const Status& reason, int64_t now_us);
   void Bug(const Status& status, int64_t now_us) { Abort(status, PeerView(status), now_us); }
@@ -152,19 +200,18 @@ class Engine {
   Links links_;
   const Config config_;
   const Hooks hooks_;
-  std::unique_ptr<Negotiator> negotiator_;  // rank 0
-  std::map<std::string, std::deque<std::unique_ptr<Request>>> entries_;
-  std::map<uint64_t, std::unique_ptr<Operation>> active_;
-  std::map<uint64_t, std::unique_ptr<Request>> allocating_;
-  std::map<uint64_t, std::vector<std::pair<int, Arrived>>> stash_;
-  std::vector<size_t> held_;  // frames held in the transport, by peer
+  std::map<uint32_t, std::unique_ptr<ProcessSet>> sets_;  // by id
+  std::vector<size_t> held_;                              // frames held in the transport, by peer
   std::vector<Inbound> inbound_;
   std::vector<Outbound> outbound_;
-  const SetView everyone_;
-  std::map<std::string, std::string> stalls_;          // the leader's last word on a key
-  std::map<std::string, std::vector<int64_t>> steps_;  // group → buckets done, by bucket
+  // Set and group → how often each bucket is done.
+  std::map<std::pair<uint32_t, std::string>, std::vector<int64_t>> steps_;
   int64_t good_steps_ = 0;
-  uint64_t last_ticket_ = 0;
+  uint64_t last_ticket_ = 0;           // announced in the world
+  uint64_t negotiation_messages_ = 0;  // sent
+  uint64_t predicted_ = 0;             // operations that started without agreement
+  uint64_t deviations_ = 0;            // buckets that could not although they had run before
+  uint64_t probes_ = 0;                // sent
   uint64_t finished_ = 0;
   bool leaving_ = false;
   Status failure_;

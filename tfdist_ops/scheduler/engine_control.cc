@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
+#include <optional>
 #include <utility>
 
 #include "base/deadline.h"
@@ -23,14 +24,23 @@ constexpr int64_t kLeaderGraceUs = 500 * 1000;
 
 // ---- sending ----
 
-void Engine::Tell(int peer, FrameType type, std::string message) {
+void Engine::Tell(int peer, FrameType type, uint32_t set, std::string bytes) {
   const auto p = static_cast<size_t>(peer);
   if (links_[p] == nullptr) return;
-  outbound_[p].messages.emplace_back(type, std::move(message));
+  const bool ends_work =
+      type == FrameType::kAbort || type == FrameType::kLeave || type == FrameType::kLeaveAck;
+  if (!ends_work) ++negotiation_messages_;
+  outbound_[p].messages.push_back({type, set, std::move(bytes)});
 }
 
-void Engine::TellAll(FrameType type, const std::string& message) {
-  for (size_t p = 0; p < links_.size(); ++p) Tell(static_cast<int>(p), type, message);
+void Engine::TellAll(FrameType type, const std::string& bytes) {
+  for (size_t p = 0; p < links_.size(); ++p) Tell(static_cast<int>(p), type, kWorldSet, bytes);
+}
+
+void Engine::TellMembers(const ProcessSet& set, FrameType type, const std::string& bytes) {
+  for (int32_t rank : set.ranks) {
+    if (rank != world_.rank) Tell(rank, type, set.id, bytes);
+  }
 }
 
 bool Engine::FlushControl(int peer) {
@@ -38,16 +48,17 @@ bool Engine::FlushControl(int peer) {
   Outbound& out = outbound_[p];
   bool moved = false;
   while (!out.messages.empty()) {
-    const auto& [type, message] = out.messages.front();
-    const size_t bytes = std::min(kMaxControlPayload, message.size() - out.offset);
+    const Message& message = out.messages.front();
+    const size_t bytes = std::min(kMaxControlPayload, message.bytes.size() - out.offset);
     const MutableByteSpan room = links_[p]->BeginSend(Lane::kControl, bytes);
     if (room.data() == nullptr) break;
-    std::memcpy(room.data(), message.data() + out.offset, bytes);
+    std::memcpy(room.data(), message.bytes.data() + out.offset, bytes);
     out.offset += bytes;
     FrameHeader header;
-    header.type = static_cast<uint8_t>(type);
+    header.type = static_cast<uint8_t>(message.type);
+    header.set = message.set;
     header.generation = world_.generation;
-    header.segment = out.offset < message.size() ? kMoreFragments : 0;
+    header.segment = out.offset < message.bytes.size() ? kMoreFragments : 0;
     links_[p]->CommitSend(Lane::kControl, header);
     moved = true;
     if (header.segment == 0) {
@@ -81,29 +92,16 @@ bool Engine::ReadControl(int peer, int64_t now_us) {
     if (header.segment == kMoreFragments) continue;
     const std::string whole = std::move(message);
     message.clear();
-    HandleControl(peer, static_cast<FrameType>(header.type), AsBytes(whole), now_us);
+    HandleControl(peer, static_cast<FrameType>(header.type), header.set, AsBytes(whole), now_us);
   }
   return moved;
 }
 
-void Engine::HandleControl(int peer, FrameType type, ByteSpan message, int64_t now_us) {
+void Engine::HandleControl(int peer, FrameType type, uint32_t set, ByteSpan message,
+                           int64_t now_us) {
+  const auto p = static_cast<size_t>(peer);
   bool parsed = true;
   switch (type) {
-    case FrameType::kReady: {
-      RequestInfo info;
-      parsed = negotiator_ != nullptr && DecodeRequest(message, &info);
-      if (!parsed || !failure_.ok()) break;
-      const Status status = negotiator_->Add(peer, std::move(info), now_us);
-      if (!status.ok()) Bug(status, now_us);
-      RefuseMissing(now_us);
-      return;
-    }
-    case FrameType::kResponse: {
-      Response response;
-      parsed = peer == 0 && DecodeResponse(message, &response);
-      if (parsed) HandleResponse(response, now_us);
-      break;
-    }
     case FrameType::kAbort: {
       Status status;
       parsed = DecodeStatus(message, &status) && !status.ok();
@@ -111,25 +109,27 @@ void Engine::HandleControl(int peer, FrameType type, ByteSpan message, int64_t n
       break;
     }
     case FrameType::kLeave:
-      inbound_[static_cast<size_t>(peer)].left = true;
-      inbound_[static_cast<size_t>(peer)].answer_due = true;
-      // Only the leader knows whether a key still waits for the peer, or is already announced;
-      // after its own goodbye nothing will be.
-      if (peer == 0 && !entries_.empty()) HandleLeave(0, now_us);
+      parsed = DecodeLeave(message, &inbound_[p].took_part);
+      if (!parsed) break;
+      inbound_[p].left = true;
+      inbound_[p].answer_due = true;
+      // Only a set's leader knows whether a key still waits for the peer, or is already announced;
+      // after the leader's own goodbye nothing will be.
+      for (const auto& [id, led] : sets_) {
+        if (led->ranks.empty() || led->leader() != peer || led->entries.empty()) continue;
+        HandleLeave(peer, now_us);
+        break;
+      }
+      RefusePredicted(peer, now_us);
       RefuseMissing(now_us);
       return;
     case FrameType::kLeaveAck:
-      inbound_[static_cast<size_t>(peer)].acknowledged = true;
+      inbound_[p].acknowledged = true;
       return;
-    case FrameType::kStall: {
-      std::string key;
-      std::string text;
-      parsed = DecodeStall(message, &key, &text);
-      if (parsed) stalls_[key] = text;
-      break;
+    default: {
+      ProcessSet* room = Room(set);
+      parsed = room != nullptr && HandleSetMessage(peer, type, room, message, now_us);
     }
-    default:
-      parsed = false;
   }
   if (!parsed) {
     Bug(TFDIST_INTERNAL(Describe(peer) + " sent a control message of type " +
@@ -138,55 +138,145 @@ void Engine::HandleControl(int peer, FrameType type, ByteSpan message, int64_t n
   }
 }
 
+// What concerns one process set. False: it does not parse, or can't come from that peer.
+bool Engine::HandleSetMessage(int peer, FrameType type, ProcessSet* set, ByteSpan message,
+                              int64_t now_us) {
+  const bool heard_of = !set->ranks.empty();
+  const bool from_leader = heard_of && set->leader() == peer && set->index > 0;
+  const bool to_leader = set->index == 0 && set->IndexOf(peer) > 0;
+  switch (type) {
+    case FrameType::kReady: {
+      RequestInfo info;
+      if (!DecodeRequest(message, &info) || (heard_of && !to_leader)) return false;
+      if (set->id != kWorldSet &&
+          (info.kind == CollectiveKind::kAddSet || info.kind == CollectiveKind::kRemoveSet)) {
+        return false;
+      }
+      if (!failure_.ok()) return true;
+      if (heard_of) {
+        AddReady(set, peer, std::move(info), now_us);
+      } else {
+        set->early.emplace_back(peer, std::move(info));
+      }
+      return true;
+    }
+    case FrameType::kResponse: {
+      Response response;
+      if (!from_leader || !DecodeResponse(message, &response)) return false;
+      HandleResponse(set, response, now_us);
+      return true;
+    }
+    case FrameType::kStall: {
+      std::string key;
+      std::string text;
+      if (!from_leader || !DecodeStall(message, &key, &text)) return false;
+      set->stalls[key] = text;
+      return true;
+    }
+    case FrameType::kWaiting: {
+      WaitNote note;
+      if (!to_leader || !DecodeWait(message, &note)) return false;
+      if (failure_.ok()) AddWait(set, peer, std::move(note), now_us);
+      return true;
+    }
+    case FrameType::kProbe: {
+      ProbeNote note;
+      if (!from_leader || !DecodeProbe(message, &note)) return false;
+      if (failure_.ok()) TellLeader(set, note.ticket, AnswerProbe(set, note.ticket), now_us);
+      return true;
+    }
+    case FrameType::kProbeAnswer: {
+      ProbeNote note;
+      if (!to_leader || !DecodeProbe(message, &note)) return false;
+      HearAnswer(set, peer, note, now_us);
+      return true;
+    }
+    default:
+      return false;
+  }
+}
+
 // ---- time ----
 
 void Engine::Tick(int64_t now_us) {
-  if (!failure_.ok()) return;
-  if (negotiator_ != nullptr) {
-    const auto warning_us = static_cast<int64_t>(config_.stall_warning_s * 1e6);
-    for (const Negotiator::Stall& stall : negotiator_->TakeStalls(now_us, warning_us)) {
-      TFDIST_LOG(kWarning, world_.rank, "STALL",
-                 stall.text << ", which has not called it yet. Check that all ranks take the same "
-                               "steps, and equally many. The wait ends after its timeout.");
-      TellAll(FrameType::kStall, EncodeStall(stall.key, stall.text));
-    }
-    if (const auto expired = negotiator_->Expired(now_us)) {
-      ErrorRecord record{"timeout",    expired->missing[0], "",           0,
-                         expired->key, "deadline passed",   expired->text};
-      record.host = world_.hosts[static_cast<size_t>(expired->missing[0])];
-      const Status status(
-          Code::kDeadlineExceeded,
-          expired->text +
-              ", which is its timeout. What is missing is alive but did not call it: look for a "
-              "step that only some ranks take, or raise TFDIST_TIMEOUT_S.",
-          record);
-      Abort(status, status, now_us);
-      return;
-    }
+  for (auto& [id, set] : sets_) {
+    if (!failure_.ok()) return;
+    TellWaits(set.get(), now_us);
+    if (!failure_.ok() || set->negotiator == nullptr) continue;
+    WarnOfStalls(set.get(), now_us);
+    EndMismatched(set.get(), now_us);
+    if (failure_.ok()) EndExpired(set.get(), now_us);
   }
+  if (failure_.ok()) EndLate(now_us);
+}
+
+void Engine::WarnOfStalls(ProcessSet* set, int64_t now_us) {
+  const auto warning_us = static_cast<int64_t>(config_.stall_warning_s * 1e6);
+  std::vector<Stall> stalls = set->negotiator->TakeStalls(now_us, warning_us);
+  for (Stall& stall : set->waits->TakeStalls(now_us, warning_us)) {
+    stalls.push_back(std::move(stall));
+  }
+  for (const Stall& stall : stalls) {
+    TFDIST_LOG(kWarning, world_.rank, "STALL",
+               stall.text << ", which has not called it yet. Check that all ranks take the same "
+                             "steps, and equally many. The wait ends after its timeout.");
+    set->stalls[stall.key] = stall.text;
+    TellMembers(*set, FrameType::kStall, EncodeStall(stall.key, stall.text));
+  }
+}
+
+void Engine::EndExpired(ProcessSet* set, int64_t now_us) {
+  std::optional<Stall> expired = set->negotiator->Expired(now_us);
+  if (!expired) expired = set->waits->Expired(now_us);
+  if (!expired) return;
+  ErrorRecord record{"timeout",    expired->missing[0], "",           0,
+                     expired->key, "deadline passed",   expired->text};
+  record.host = world_.hosts[static_cast<size_t>(expired->missing[0])];
+  const Status status(
+      Code::kDeadlineExceeded,
+      expired->text +
+          ", which is its timeout. What is missing is alive but did not call it: look for a "
+          "step that only some ranks take, or raise TFDIST_TIMEOUT_S.",
+      record);
+  Abort(status, status, now_us);
+}
+
+void Engine::EndLate(int64_t now_us) {
   const int64_t limit = now_us - kLeaderGraceUs;
   const Request* late = nullptr;
-  for (const auto& [key, queue] : entries_) {
-    if (queue.front()->deadline_us < limit) late = queue.front().get();
-  }
-  for (const auto& [ticket, operation] : active_) {
-    if (operation->members()[0]->deadline_us < limit) late = operation->members()[0].get();
-  }
-  for (const auto& [ticket, request] : allocating_) {
-    if (request->deadline_us < limit) late = request.get();
-  }
+  const ProcessSet* of = nullptr;
+  ForEachRequest([&](const ProcessSet& set, const Request& request) {
+    if (request.deadline_us >= limit) return;
+    late = &request;
+    of = &set;
+  });
   if (late == nullptr) return;
-  const auto told = stalls_.find(late->info.key);
+  const RequestInfo& info = late->info;
+  const auto told = of->stalls.find(info.key);
+  const std::string name = std::string(CollectiveKindName(info.kind)) + " \"" + info.key + "\"";
   const std::string text =
-      told != stalls_.end() ? told->second
+      told != of->stalls.end() ? told->second
       : late->agreed_us > 0
-          ? std::string(CollectiveKindName(late->info.kind)) + " \"" + late->info.key +
-                "\" did not finish although every rank had started it"
-          : std::string(CollectiveKindName(late->info.kind)) + " \"" + late->info.key +
-                "\" got no answer from the leader, " + Describe(0);
+          ? name + of->Text() + " did not finish although every rank had started it"
+          : name + of->Text() + " got no answer from the leader, " + Describe(of->leader());
   const Status status(Code::kDeadlineExceeded, text + "; its timeout has passed.",
-                      ErrorRecord{"timeout", -1, "", 0, late->info.key, "deadline passed", text});
+                      ErrorRecord{"timeout", -1, "", 0, info.key, "deadline passed", text});
   Abort(status, status, now_us);
+}
+
+void Engine::ForEachRequest(
+    const std::function<void(const ProcessSet&, const Request&)>& visit) const {
+  for (const auto& [id, set] : sets_) {
+    for (const auto& [key, queue] : set->entries) {
+      for (const auto& request : queue) visit(*set, *request);
+    }
+    for (const auto& [turn, active] : set->active) {
+      for (const auto& member : active.operation->members()) {
+        if (member != nullptr) visit(*set, *member);
+      }
+    }
+    for (const auto& [ticket, request] : set->allocating) visit(*set, *request);
+  }
 }
 
 // ---- failure ----
@@ -206,18 +296,9 @@ std::string Engine::Describe(int rank) const {
 
 std::string Engine::OldestKey() const {
   const Request* oldest = nullptr;
-  for (const auto& [key, queue] : entries_) {
-    if (oldest == nullptr || queue.front()->submitted_us < oldest->submitted_us) {
-      oldest = queue.front().get();
-    }
-  }
-  for (const auto& [ticket, operation] : active_) {
-    const Request* member = operation->members()[0].get();
-    if (oldest == nullptr || member->submitted_us < oldest->submitted_us) oldest = member;
-  }
-  for (const auto& [ticket, request] : allocating_) {
-    if (oldest == nullptr || request->submitted_us < oldest->submitted_us) oldest = request.get();
-  }
+  ForEachRequest([&](const ProcessSet&, const Request& request) {
+    if (oldest == nullptr || request.submitted_us < oldest->submitted_us) oldest = &request;
+  });
   return oldest == nullptr ? "" : oldest->info.key;
 }
 
@@ -242,23 +323,25 @@ void Engine::Abort(const Status& mine, const Status& theirs, int64_t now_us) {
   TFDIST_LOG(kInfo, world_.rank, "ENGINE", "work ends: " << mine.message());
   if (!theirs.ok()) TellAll(FrameType::kAbort, EncodeStatus(theirs));
   if (hooks_.failed) hooks_.failed(failure_);
-  auto entries = std::move(entries_);
-  auto active = std::move(active_);
-  auto allocating = std::move(allocating_);
-  entries_.clear();
-  active_.clear();
-  allocating_.clear();
-  stash_.clear();
-  for (auto& [ticket, operation] : active) {
-    operation->ReleaseFrames(links_, &held_);
-    for (auto& member : operation->members()) {
-      if (member != nullptr) Finish(std::move(member), mine, now_us);
+  std::vector<std::unique_ptr<Request>> ended;
+  for (auto& [id, set] : sets_) {
+    for (auto& [turn, active] : set->active) {
+      active.operation->ReleaseFrames(links_, &held_);
+      for (auto& member : active.operation->members()) {
+        if (member != nullptr) ended.push_back(std::move(member));
+      }
     }
+    for (auto& [ticket, request] : set->allocating) ended.push_back(std::move(request));
+    for (auto& [key, queue] : set->entries) {
+      for (auto& request : queue) ended.push_back(std::move(request));
+    }
+    set->active.clear();
+    set->allocating.clear();
+    set->entries.clear();
+    set->stash.clear();
+    set->early.clear();
   }
-  for (auto& [ticket, request] : allocating) Finish(std::move(request), mine, now_us);
-  for (auto& [key, queue] : entries) {
-    for (auto& request : queue) Finish(std::move(request), mine, now_us);
-  }
+  for (auto& request : ended) Finish(std::move(request), mine, now_us);
 }
 
 void Engine::AbortWith(const std::string& cause, int64_t now_us) {
@@ -268,19 +351,9 @@ void Engine::AbortWith(const std::string& cause, int64_t now_us) {
 
 void Engine::Cancel(uint64_t id, int64_t now_us) {
   const Request* found = nullptr;
-  for (const auto& [key, queue] : entries_) {
-    for (const auto& request : queue) {
-      if (request->id == id) found = request.get();
-    }
-  }
-  for (const auto& [ticket, operation] : active_) {
-    for (const auto& member : operation->members()) {
-      if (member != nullptr && member->id == id) found = member.get();
-    }
-  }
-  for (const auto& [ticket, request] : allocating_) {
-    if (request->id == id) found = request.get();
-  }
+  ForEachRequest([&](const ProcessSet&, const Request& request) {
+    if (request.id == id) found = &request;
+  });
   if (found == nullptr) return;
   const std::string key = found->info.key;
   const std::string cause = "its own step failed or was cancelled, and left \"" + key + "\"";
@@ -307,7 +380,7 @@ void Engine::LosePeer(int peer, const Status& reason, int64_t now_us) {
     message += " (" + reason.message() + ")";
     const Status status(Code::kAborted, message, record);
     Abort(status, status, now_us);
-  } else if (!active_.empty()) {
+  } else if (busy()) {
     // A peer that left had done its part; what it sent has been read before the link's end.
     AdvanceAll(now_us);
     if (held_[p] > 0) {
@@ -339,10 +412,11 @@ void Engine::HandleLeave(int peer, int64_t now_us) {
 }
 
 void Engine::RefuseMissing(int64_t now_us) {
-  if (negotiator_ == nullptr || !failure_.ok()) return;
-  for (size_t p = 0; p < inbound_.size(); ++p) {
-    if (inbound_[p].left && negotiator_->WaitsFor(static_cast<int>(p))) {
-      HandleLeave(static_cast<int>(p), now_us);
+  for (const auto& [id, set] : sets_) {
+    if (set->negotiator == nullptr || !failure_.ok()) continue;
+    for (int32_t rank : set->ranks) {
+      if (!inbound_[static_cast<size_t>(rank)].left || !set->negotiator->WaitsFor(rank)) continue;
+      HandleLeave(rank, now_us);
       return;
     }
   }
@@ -351,11 +425,16 @@ void Engine::RefuseMissing(int64_t now_us) {
 // ---- leaving ----
 
 void Engine::AcknowledgeLeaves() {
-  if (!active_.empty() || !allocating_.empty()) return;
   for (size_t p = 0; p < inbound_.size(); ++p) {
     if (!inbound_[p].answer_due) continue;
+    const int peer = static_cast<int>(p);
+    const bool needed = std::any_of(sets_.begin(), sets_.end(), [peer](const auto& item) {
+      const ProcessSet& set = *item.second;
+      return set.IndexOf(peer) >= 0 && !(set.active.empty() && set.allocating.empty());
+    });
+    if (needed) continue;
     inbound_[p].answer_due = false;
-    Tell(static_cast<int>(p), FrameType::kLeaveAck, "");
+    Tell(peer, FrameType::kLeaveAck, kWorldSet, "");
   }
 }
 
@@ -368,7 +447,9 @@ void Engine::Leave(int64_t now_us) {
   if (leaving_) return;
   if (failure_.ok() && busy()) Abort(ShutDown(), PeerView(ShutDown()), now_us);
   leaving_ = true;
-  TellAll(FrameType::kLeave, "");
+  LeaveNote note;
+  for (const auto& [id, set] : sets_) note[id] = set->book.LastTickets();
+  TellAll(FrameType::kLeave, EncodeLeave(note));
 }
 
 bool Engine::Left() const {

@@ -12,30 +12,40 @@
 
 namespace tfdist {
 
-// "I am ready for this": a rank to the leader.
+// "I am ready for this": a rank to the leader of its process set.
 struct RequestInfo {
-  std::string key;  // the name of the operation, the same on all ranks
+  std::string key;   // the name of the operation, the same on all ranks
+  uint32_t set = 0;  // process set; travels in the header of the frame
   CollectiveKind kind = CollectiveKind::kBarrier;
   DType dtype = DType::kInvalid;
   ReduceOp op = ReduceOp::kSum;
-  int32_t root = 0;
+  int32_t root = 0;   // broadcast, reduce, gather, scatter; kSendRecv: the sender
+  int32_t peer = -1;  // kSendRecv: the receiver
   double prescale = 1.0;
   double postscale = 1.0;
   double timeout_s = 0;
   bool bucket = false;  // of a registered group: its shapes are agreed on, one total stands here
   std::vector<std::vector<int64_t>> shapes;
-  std::string description;       // kRegister: one line a variable, the options last
-  std::vector<uint8_t> present;  // kRegister: which variables have a gradient here
+  // reduce_scatter, scatter, alltoall: rows by rank; empty = even
+  std::vector<int64_t> splits;
+  // kRegister: one line a variable, the options last; kAddSet: the ranks, "0,2,5"; kRemoveSet: the
+  // set's id in decimal.
+  std::string description;
+  // kRegister: which variables have a gradient here; kRemoveSet: {1} when this rank still has
+  // operations of the set in flight.
+  std::vector<uint8_t> present;
+  uint64_t predicted = 0;  // bucket: the ticket it had if it were predicted (order.h)
 };
 
 // "All run this now", or why not: the leader to all ranks. Several keys = fused into one
 // collective.
 struct Response {
-  uint64_t ticket = 0;  // place in the order of all collectives; the tag of its data frames
+  uint64_t ticket = 0;  // place in the order of its set's collectives; the tag of its data frames
   std::vector<std::string> keys;
   Status error;
-  std::vector<int64_t> rows;     // allgather: first dimension by rank
+  std::vector<int64_t> rows;     // see AgreedRows in scheduler/rows.h
   std::vector<uint8_t> present;  // kRegister: which variables have a gradient on any rank
+  uint64_t number = 0;           // kRegister: of the group (0: none is left); kAddSet: of the set
 };
 
 int64_t ElementCount(const std::vector<int64_t>& shape);

@@ -2,139 +2,33 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <functional>
-#include <sstream>
+#include <numeric>
 #include <utility>
+
+#include "scheduler/agreement.h"
+#include "scheduler/order.h"
+#include "scheduler/process_set.h"
+#include "scheduler/rows.h"
 
 namespace tfdist {
 namespace {
 
-std::string RankList(const std::vector<int>& ranks) {
-  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  for (size_t i = 0; i < ranks.size(); ++i) {
-    if (i > 0) text += ",";
-    text += std::to_string(ranks[i]);
-  }
-  return text;
-}
-
-// "rank 0: a; ranks 1,2: b" when the ranks' values differ, else "".
-std::string Differences(const std::vector<RequestInfo>& by_rank,
-                        const std::function<std::string(const RequestInfo&)>& value) {
-  std::vector<std::pair<std::string, std::vector<int>>> groups;
-  for (size_t rank = 0; rank < by_rank.size(); ++rank) {
-    const std::string text = value(by_rank[rank]);
-    auto it = std::find_if(groups.begin(), groups.end(),
-                           [&](const auto& group) { return group.first == text; });
-    if (it == groups.end()) it = groups.insert(groups.end(), {text, {}});
-    it->second.push_back(static_cast<int>(rank));
-  }
-  if (groups.size() < 2) return "";
-  std::string out;
-  for (const auto& [text, ranks] : groups) {
-    if (!out.empty()) out += "; ";
-    out += RankList(ranks) + ": " + text;
-  }
-  return out;
-}
-
-std::string NumberText(double value) {
-  char buffer[32];
-  std::snprintf(buffer, sizeof(buffer), "%.17g", value);
-  return buffer;
-}
-
-std::string ShapesText(const RequestInfo& info) {
-  if (info.shapes.size() == 1) return ShapeText(info.shapes[0]);
-  std::string text = std::to_string(info.shapes.size()) + " tensors";
-  for (const auto& shape : info.shapes) text += " " + ShapeText(shape);
-  return text;
-}
-
-// The part of an allgather's shape that must agree: all but the first dimension.
-std::string RowShapeText(const RequestInfo& info) {
-  if (info.shapes.empty() || info.shapes[0].empty()) return "[] (a scalar)";
-  std::vector<int64_t> shape = info.shapes[0];
-  std::string text = ShapeText(shape);
-  shape.erase(shape.begin());
-  return "rows of shape " + ShapeText(shape);
-}
-
-std::vector<std::string> Lines(const std::string& text) {
-  std::vector<std::string> lines;
-  std::istringstream in(text);
-  for (std::string line; std::getline(in, line);) lines.push_back(line);
-  return lines;
-}
-
-// The first place where the ranks' gradient lists part.
-std::string DescriptionDifference(const std::vector<RequestInfo>& by_rank) {
-  std::vector<std::vector<std::string>> lists;
-  size_t longest = 0;
-  for (const RequestInfo& info : by_rank) {
-    lists.push_back(Lines(info.description));
-    longest = std::max(longest, lists.back().size());
-  }
-  for (size_t i = 0; i < longest; ++i) {
-    size_t at = 0;
-    const std::string text = Differences(by_rank, [&](const RequestInfo&) {
-      const std::vector<std::string>& list = lists[at++];
-      return i < list.size() ? "\"" + list[i] + "\"" : std::string("nothing (its list is shorter)");
-    });
-    if (!text.empty()) return "entry " + std::to_string(i) + ": " + text;
-  }
-  return "";
-}
-
-Status Mismatch(const std::string& key, const std::string& what, const std::string& values,
-                const std::string& remedy) {
-  const std::string cause = "the ranks do not agree on " + what;
-  return Status(Code::kFailedPrecondition,
-                "\"" + key + "\": " + cause + ": " + values + ". " + remedy,
-                ErrorRecord{"mismatch", -1, "", 0, key, cause, values});
+std::vector<int32_t> WorldRanks(int size) {
+  std::vector<int32_t> ranks(static_cast<size_t>(size));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
 }
 
 }  // namespace
 
-Status CheckAgreement(const std::vector<RequestInfo>& by_rank) {
-  const std::string& key = by_rank[0].key;
-  std::string text = Differences(
-      by_rank, [](const RequestInfo& i) { return std::string(CollectiveKindName(i.kind)); });
-  if (!text.empty()) {
-    return Mismatch(key, "the operation", text,
-                    "Call the same operation under one name everywhere.");
-  }
-  const CollectiveKind kind = by_rank[0].kind;
-  if (kind == CollectiveKind::kBarrier) return Status();
-  if (kind == CollectiveKind::kRegister) {
-    text = DescriptionDifference(by_rank);
-    if (text.empty()) return Status();
-    return Mismatch("gradients", "the list of gradients", text,
-                    "Build the same model, with the same variables, on every rank.");
-  }
-  text = Differences(by_rank, [](const RequestInfo& i) { return std::string(DTypeName(i.dtype)); });
-  if (!text.empty()) return Mismatch(key, "the dtype", text, "Cast to one dtype on every rank.");
-  text = Differences(by_rank, kind == CollectiveKind::kAllgather ? &RowShapeText : &ShapesText);
-  if (!text.empty()) {
-    return Mismatch(key, "the shape", text,
-                    kind == CollectiveKind::kAllgather
-                        ? "All dimensions but the first must be equal."
-                        : "Give it the same shape on every rank.");
-  }
-  if (kind == CollectiveKind::kBroadcast) {
-    text = Differences(by_rank, [](const RequestInfo& i) { return std::to_string(i.root); });
-    if (!text.empty()) return Mismatch(key, "the root", text, "Name one root on every rank.");
-  }
-  if (kind == CollectiveKind::kAllreduce) {
-    text =
-        Differences(by_rank, [](const RequestInfo& i) { return std::string(ReduceOpName(i.op)); });
-    if (!text.empty()) return Mismatch(key, "the reduction", text, "Use one `op` on every rank.");
-    text = Differences(by_rank, [](const RequestInfo& i) {
-      return "prescale " + NumberText(i.prescale) + ", postscale " + NumberText(i.postscale);
-    });
-    if (!text.empty()) return Mismatch(key, "the factors", text, "Use one factor on every rank.");
-  }
-  return Status();
+Stall MakeStall(const RequestInfo& info, int64_t age_us, std::vector<int> missing) {
+  Stall stall{info.key, info.kind, age_us, std::move(missing), ""};
+  char seconds[32];
+  std::snprintf(seconds, sizeof(seconds), "%.1f", static_cast<double>(age_us) * 1e-6);
+  stall.text = std::string(CollectiveKindName(info.kind)) + " \"" + info.key + "\"" +
+               (info.set == kWorldSet ? "" : " of process set " + std::to_string(info.set)) +
+               " has waited " + seconds + " s for " + RankList(stall.missing);
+  return stall;
 }
 
 std::vector<int> FuseRequests(const std::vector<RequestInfo>& ready, int64_t fusion_bytes) {
@@ -162,21 +56,45 @@ std::vector<int> FuseRequests(const std::vector<RequestInfo>& ready, int64_t fus
   return batches;
 }
 
+Negotiator::Negotiator(std::vector<int32_t> ranks, int64_t fusion_bytes,
+                       std::unique_ptr<SetTable> sets)
+    : ranks_(std::move(ranks)), fusion_bytes_(fusion_bytes), sets_(std::move(sets)) {}
+
+Negotiator::Negotiator(int size, int64_t fusion_bytes)
+    : Negotiator(WorldRanks(size), fusion_bytes) {}
+
+Negotiator::~Negotiator() = default;
+
+size_t Negotiator::Index(int rank) const {
+  return static_cast<size_t>(std::find(ranks_.begin(), ranks_.end(), rank) - ranks_.begin());
+}
+
+std::vector<int32_t> Negotiator::Members() const {
+  const bool is_world = ranks_.back() == static_cast<int32_t>(ranks_.size()) - 1;
+  return is_world ? std::vector<int32_t>() : ranks_;
+}
+
 Status Negotiator::Add(int rank, RequestInfo info, int64_t now_us) {
+  const size_t index = Index(rank);
+  if (index == ranks_.size()) {
+    return TFDIST_INTERNAL("rank " + std::to_string(rank) + " announced \"" + info.key +
+                           "\" of process set " + std::to_string(info.set) +
+                           ", which it is not in");
+  }
   const std::string key = info.key;
   const bool is_register = info.kind == CollectiveKind::kRegister;
   Pending& pending = pending_[key];
   if (pending.by_rank.empty()) {
-    pending.by_rank.resize(static_cast<size_t>(size_));
+    pending.by_rank.resize(ranks_.size());
     pending.since_us = now_us;
     pending.reported_us = now_us;
   }
-  std::optional<RequestInfo>& place = pending.by_rank[static_cast<size_t>(rank)];
+  std::optional<RequestInfo>& place = pending.by_rank[index];
   if (place.has_value()) {
     return TFDIST_INTERNAL("rank " + std::to_string(rank) + " announced \"" + key + "\" twice");
   }
   place = std::move(info);
-  if (++pending.count == size_) {
+  if (static_cast<size_t>(++pending.count) == ranks_.size()) {
     std::vector<RequestInfo> by_rank;
     for (auto& entry : pending.by_rank) by_rank.push_back(std::move(*entry));
     pending_.erase(key);
@@ -188,24 +106,24 @@ Status Negotiator::Add(int rank, RequestInfo info, int64_t now_us) {
 }
 
 void Negotiator::RefuseCrossedRegistrations() {
-  std::vector<RequestInfo> first(static_cast<size_t>(size_));
+  std::vector<RequestInfo> first(ranks_.size());
   std::vector<std::string> keys;
   size_t found = 0;
   for (const auto& [key, pending] : pending_) {
     bool is_register = false;
-    for (size_t rank = 0; rank < pending.by_rank.size(); ++rank) {
-      const auto& entry = pending.by_rank[rank];
+    for (size_t i = 0; i < pending.by_rank.size(); ++i) {
+      const auto& entry = pending.by_rank[i];
       if (!entry.has_value() || entry->kind != CollectiveKind::kRegister) continue;
       is_register = true;
-      if (first[rank].key.empty()) {
-        first[rank] = *entry;
+      if (first[i].key.empty()) {
+        first[i] = *entry;
         ++found;
       }
     }
     if (is_register) keys.push_back(key);
   }
-  if (found < static_cast<size_t>(size_)) return;
-  const Status error = CheckAgreement(first);
+  if (found < ranks_.size()) return;
+  const Status error = CheckAgreement(first, Members());
   for (const std::string& key : keys) {
     Response response;
     response.keys = {key};
@@ -220,7 +138,7 @@ std::vector<Response> Negotiator::TakeResponses() {
   refused_.clear();
   std::vector<std::vector<RequestInfo>> agreed;
   for (std::vector<RequestInfo>& by_rank : ready_) {
-    Status error = CheckAgreement(by_rank);
+    Status error = CheckAgreement(by_rank, Members());
     if (error.ok()) {
       agreed.push_back(std::move(by_rank));
       continue;
@@ -235,60 +153,91 @@ std::vector<Response> Negotiator::TakeResponses() {
   for (const auto& by_rank : agreed) flat.push_back(by_rank[0]);
   size_t at = 0;
   for (int count : FuseRequests(flat, fusion_bytes_)) {
-    Response response;
+    Response response = Answer(agreed[at]);
     response.ticket = next_ticket_++;
     for (int i = 0; i < count; ++i) response.keys.push_back(flat[at + static_cast<size_t>(i)].key);
-    for (const RequestInfo& info : agreed[at]) {
-      if (info.kind == CollectiveKind::kAllgather) {
-        response.rows.push_back(info.shapes[0].empty() ? 1 : info.shapes[0][0]);
-      }
-      if (info.kind == CollectiveKind::kRegister) {
-        response.present.resize(info.present.size());
-        for (size_t i = 0; i < info.present.size(); ++i) response.present[i] |= info.present[i];
-      }
-    }
     at += static_cast<size_t>(count);
     responses.push_back(std::move(response));
   }
   return responses;
 }
 
-Negotiator::Stall Negotiator::Describe(const std::string& key, const Pending& pending,
-                                       int64_t now_us) const {
-  Stall stall;
-  stall.key = key;
-  stall.age_us = now_us - pending.since_us;
-  for (size_t rank = 0; rank < pending.by_rank.size(); ++rank) {
-    if (pending.by_rank[rank].has_value()) {
-      stall.kind = pending.by_rank[rank]->kind;
-    } else {
-      stall.missing.push_back(static_cast<int>(rank));
+// What the ranks learn by agreeing, beside that they do.
+Response Negotiator::Answer(const std::vector<RequestInfo>& by_rank) {
+  Response response;
+  const RequestInfo& first = by_rank[0];
+  response.rows = AgreedRows(by_rank, static_cast<int>(Index(first.root)));
+  for (const RequestInfo& info : by_rank) {
+    if (info.kind == CollectiveKind::kRegister) {
+      response.present.resize(info.present.size());
+      for (size_t i = 0; i < info.present.size(); ++i) response.present[i] |= info.present[i];
     }
   }
-  char seconds[32];
-  std::snprintf(seconds, sizeof(seconds), "%.1f", static_cast<double>(stall.age_us) * 1e-6);
-  stall.text = std::string(CollectiveKindName(stall.kind)) + " \"" + key + "\" has waited " +
-               seconds + " s for " + RankList(stall.missing);
-  return stall;
+  if (first.kind == CollectiveKind::kRegister && groups_.size() < kMaxGroupNumber) {
+    response.number = groups_.size() + 1;
+    groups_[static_cast<uint32_t>(response.number)] = first.description;
+  }
+  if (first.kind == CollectiveKind::kAddSet) {
+    response.error = sets_->Add(first.description, &response.number);
+  }
+  if (first.kind == CollectiveKind::kRemoveSet) response.error = sets_->Remove(first.description);
+  return response;
 }
 
-std::vector<Negotiator::Stall> Negotiator::TakeStalls(int64_t now_us, int64_t warning_us) {
+Stall Negotiator::Describe(const Pending& pending, int64_t now_us) const {
+  const RequestInfo* info = nullptr;
+  std::vector<int> missing;
+  for (size_t i = 0; i < pending.by_rank.size(); ++i) {
+    if (pending.by_rank[i].has_value()) {
+      info = &*pending.by_rank[i];
+    } else {
+      missing.push_back(ranks_[i]);
+    }
+  }
+  return MakeStall(*info, now_us - pending.since_us, std::move(missing));
+}
+
+std::vector<Stall> Negotiator::TakeStalls(int64_t now_us, int64_t warning_us) {
   std::vector<Stall> stalls;
   for (auto& [key, pending] : pending_) {
     if (now_us - pending.reported_us < warning_us) continue;
     pending.reported_us = now_us;
-    stalls.push_back(Describe(key, pending, now_us));
+    stalls.push_back(Describe(pending, now_us));
   }
   return stalls;
 }
 
 bool Negotiator::WaitsFor(int rank) const {
-  return std::any_of(pending_.begin(), pending_.end(), [rank](const auto& item) {
-    return !item.second.by_rank[static_cast<size_t>(rank)].has_value();
-  });
+  const size_t index = Index(rank);
+  return index < ranks_.size() &&
+         std::any_of(
+             pending_.begin(), pending_.end(),
+             [index](const auto& item) { return !item.second.by_rank[index].has_value(); });
 }
 
-std::optional<Negotiator::Stall> Negotiator::Expired(int64_t now_us) const {
+const RequestInfo* Negotiator::Announced(int rank, const std::string& key) const {
+  const auto it = pending_.find(key);
+  const size_t index = Index(rank);
+  if (it == pending_.end() || index == ranks_.size()) return nullptr;
+  const std::optional<RequestInfo>& info = it->second.by_rank[index];
+  return info.has_value() ? &*info : nullptr;
+}
+
+const RequestInfo* Negotiator::Registration(int rank) const {
+  for (const auto& [key, pending] : pending_) {
+    const RequestInfo* info = Announced(rank, key);
+    if (info != nullptr && info->kind == CollectiveKind::kRegister) return info;
+  }
+  return nullptr;
+}
+
+const std::string& Negotiator::GroupDescription(uint32_t number) const {
+  static const std::string none;
+  const auto it = groups_.find(number);
+  return it != groups_.end() ? it->second : none;
+}
+
+std::optional<Stall> Negotiator::Expired(int64_t now_us) const {
   for (const auto& [key, pending] : pending_) {
     double timeout_s = 0;
     for (const auto& entry : pending.by_rank) {
@@ -296,7 +245,7 @@ std::optional<Negotiator::Stall> Negotiator::Expired(int64_t now_us) const {
       timeout_s = timeout_s <= 0 ? entry->timeout_s : std::min(timeout_s, entry->timeout_s);
     }
     if (static_cast<double>(now_us - pending.since_us) > timeout_s * 1e6) {
-      return Describe(key, pending, now_us);
+      return Describe(pending, now_us);
     }
   }
   return std::nullopt;

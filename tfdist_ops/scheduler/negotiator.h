@@ -1,4 +1,5 @@
-// Negotiator: the leader's table of who is ready for what. Pure: no network, no clock of its own.
+// Negotiator: the table of who is ready for what, of the leader of a process set. Pure: no network,
+// no clock of its own. Ranks are global numbers.
 //
 // A key is announced when every rank is ready for it and all agree; announcements carry tickets,
 // whose order is the order of collectives on every rank. What does not agree is announced as an
@@ -8,6 +9,7 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -17,9 +19,17 @@
 
 namespace tfdist {
 
-// "kind "key": ..." naming what the ranks disagree on, the values, and who had which. ok: they
-// agree.
-Status CheckAgreement(const std::vector<RequestInfo>& by_rank);
+class SetTable;
+
+// Something that has waited longer than it may.
+struct Stall {
+  std::string key;
+  CollectiveKind kind = CollectiveKind::kBarrier;
+  int64_t age_us = 0;
+  std::vector<int> missing;
+  std::string text;  // 'allreduce "x" has waited 31.0 s for ranks 2,3'
+};
+Stall MakeStall(const RequestInfo& info, int64_t age_us, std::vector<int> missing);
 
 // Which of the agreed requests (in order) run as one collective: consecutive allreduces of the same
 // type, operation and factors, together at most `fusion_bytes`; buckets are left as they are.
@@ -28,7 +38,12 @@ std::vector<int> FuseRequests(const std::vector<RequestInfo>& ready, int64_t fus
 
 class Negotiator {
  public:
-  Negotiator(int size, int64_t fusion_bytes) : size_(size), fusion_bytes_(fusion_bytes) {}
+  // Of the ranks 0 ... size - 1.
+  Negotiator(int size, int64_t fusion_bytes);
+  // `ranks`: ascending. `sets`: of the world's negotiator alone.
+  Negotiator(std::vector<int32_t> ranks, int64_t fusion_bytes,
+             std::unique_ptr<SetTable> sets = nullptr);
+  ~Negotiator();
 
   // Rank `rank` is ready. An error: it already was (a bug on that rank).
   Status Add(int rank, RequestInfo info, int64_t now_us);
@@ -36,14 +51,6 @@ class Negotiator {
   // What can be announced now, in ticket order.
   std::vector<Response> TakeResponses();
 
-  // A key that has waited longer than it may.
-  struct Stall {
-    std::string key;
-    CollectiveKind kind;
-    int64_t age_us;
-    std::vector<int> missing;
-    std::string text;  // 'allreduce "x" has waited 31.0 s for ranks 2,3'
-  };
   // Keys older than `warning_us` that were not reported within the last `warning_us`.
   std::vector<Stall> TakeStalls(int64_t now_us, int64_t warning_us);
   // The first key whose own timeout has passed.
@@ -52,6 +59,12 @@ class Negotiator {
   bool empty() const { return pending_.empty(); }
   // Whether some key waits for `rank`.
   bool WaitsFor(int rank) const;
+  // What `rank` has announced under a key that is not agreed on yet; null: nothing.
+  const RequestInfo* Announced(int rank, const std::string& key) const;
+  // The group that `rank` waits to register; null: none.
+  const RequestInfo* Registration(int rank) const;
+  // Of an agreed group, by its number; empty: there is none.
+  const std::string& GroupDescription(uint32_t number) const;
 
  private:
   struct Pending {
@@ -60,12 +73,18 @@ class Negotiator {
     int64_t since_us = 0;
     int64_t reported_us = 0;
   };
-  Stall Describe(const std::string& key, const Pending& pending, int64_t now_us) const;
+  Stall Describe(const Pending& pending, int64_t now_us) const;
+  Response Answer(const std::vector<RequestInfo>& by_rank);
   // Every rank waits for a group, and no two mean the same: they never will.
   void RefuseCrossedRegistrations();
 
-  const int size_;
+  std::vector<int32_t> Members() const;  // for CheckAgreement: empty when they are 0, 1, 2, ...
+  size_t Index(int rank) const;          // ranks_.size(): not one of them
+
+  const std::vector<int32_t> ranks_;
   const int64_t fusion_bytes_;
+  const std::unique_ptr<SetTable> sets_;
+  std::map<uint32_t, std::string> groups_;  // number → description
   uint64_t next_ticket_ = 1;
   std::map<std::string, Pending> pending_;
   std::vector<std::vector<RequestInfo>> ready_;  // by key in order of completion, then by rank

@@ -5,9 +5,11 @@
 
 namespace tfdist {
 
-Operation::Operation(uint64_t ticket, std::vector<std::unique_ptr<Request>> members, Plan plan,
-                     const SetView& set, int64_t segment_bytes)
-    : ticket_(ticket),
+Operation::Operation(uint32_t set_id, uint64_t ticket,
+                     std::vector<std::unique_ptr<Request>> members, Plan plan, const SetView& set,
+                     int64_t segment_bytes)
+    : set_id_(set_id),
+      ticket_(ticket),
       members_(std::move(members)),
       schedule_(std::move(plan.schedule)),
       slices_(std::move(plan.slices)),
@@ -106,6 +108,7 @@ bool Operation::RunSend(size_t index, const Links& links, uint32_t generation) {
                    room.data() + static_cast<size_t>(offset) * element_bytes_, elements);
       });
   FrameHeader header;
+  header.set = set_id_;
   header.ticket = ticket_;
   header.phase = step.phase;
   header.slice = static_cast<uint32_t>(step.slice);

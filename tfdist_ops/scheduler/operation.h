@@ -25,17 +25,19 @@ struct Request {
   uint64_t id = 0;
   RequestInfo info;
   std::vector<TensorView> tensors;
-  std::string group;  // of a bucket, else empty
+  std::string group;  // of a bucket, else empty; kRegister: its id
   int32_t bucket_index = 0;
   int32_t bucket_count = 0;
-  std::vector<int64_t> rows;  // allgather, once agreed: first dimension by rank
+  std::string fingerprint;    // of a bucket that can be predicted (order.h)
+  std::vector<int64_t> rows;  // once agreed: AgreedRows of scheduler/rows.h
   int64_t bytes = 0;
   int64_t submitted_us = 0;
   int64_t agreed_us = 0;
   int64_t deadline_us = 0;
   std::function<void(const Status&)> done;
-  std::function<void*(const std::vector<int64_t>&)> allocate;  // allgather
-  std::function<void(const Response&)> agreed;                 // kRegister: the answer
+  // Where HasRows(kind): the memory for SourceRows and OutputRows of scheduler/rows.h.
+  std::function<void*(const std::vector<int64_t>& rows, int64_t output_rows)> allocate;
+  std::function<void(const Response&)> agreed;  // kRegister, kAddSet: the answer
 };
 
 using Links = std::vector<std::unique_ptr<Link>>;  // by rank; null: this rank, or gone
@@ -50,8 +52,8 @@ struct Arrived {
 
 class Operation {
  public:
-  Operation(uint64_t ticket, std::vector<std::unique_ptr<Request>> members, Plan plan,
-            const SetView& set, int64_t segment_bytes);
+  Operation(uint32_t set_id, uint64_t ticket, std::vector<std::unique_ptr<Request>> members,
+            Plan plan, const SetView& set, int64_t segment_bytes);
 
   // A data frame of this operation's ticket from (global) rank `peer`. An error: no step expects it
   // (a bug on the peer).
@@ -84,6 +86,7 @@ class Operation {
     return (static_cast<uint64_t>(peer) << 48) | (static_cast<uint64_t>(phase) << 32) | slice;
   }
 
+  const uint32_t set_id_;
   const uint64_t ticket_;
   std::vector<std::unique_ptr<Request>> members_;
   const Schedule schedule_;

@@ -44,12 +44,6 @@ StatusOr<const AlgorithmEntry*> AlgorithmFor(const RequestInfo& info, const Sche
 
 }  // namespace
 
-bool RowsFit(const std::vector<int64_t>& rows, const RequestInfo& own, const SetView& set) {
-  const std::vector<int64_t>& shape = own.shapes[0];
-  return rows.size() == set.ranks.size() && *std::min_element(rows.begin(), rows.end()) >= 0 &&
-         rows[static_cast<size_t>(set.index)] == (shape.empty() ? 1 : shape[0]);
-}
-
 StatusOr<Plan> PlanOperation(const PlanInput& input, const Config& config) {
   const RequestInfo& info = input.info;
   StatusOr<ScheduleArgs> args = ArgsFor(info, input.set);

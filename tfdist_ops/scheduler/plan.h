@@ -42,9 +42,6 @@ struct Plan {
 // no algorithm for the type: all of them bugs of the caller, who has checked requests before.
 StatusOr<Plan> PlanOperation(const PlanInput& input, const Config& config);
 
-// Whether announced rows can be those of this rank's request.
-bool RowsFit(const std::vector<int64_t>& rows, const RequestInfo& own, const SetView& set);
-
 }  // namespace tfdist
 
 #endif  // TFDIST_OPS_SCHEDULER_PLAN_H_

@@ -1,5 +1,8 @@
 #include "scheduler/wire.h"
 
+#include "scheduler/order.h"
+#include "scheduler/rows.h"
+
 namespace tfdist {
 
 std::string EncodeRequest(const RequestInfo& info) {
@@ -9,14 +12,17 @@ std::string EncodeRequest(const RequestInfo& info) {
   w.Number(static_cast<int32_t>(info.dtype));
   w.Number(static_cast<int32_t>(info.op));
   w.Number(info.root);
+  w.Number(info.peer);
   w.Number(info.prescale);
   w.Number(info.postscale);
   w.Number(info.timeout_s);
   w.Number(static_cast<uint8_t>(info.bucket));
   w.Number(static_cast<uint32_t>(info.shapes.size()));
   for (const std::vector<int64_t>& shape : info.shapes) w.Numbers(shape);
+  w.Numbers(info.splits);
   w.Text(info.description);
   w.Numbers(info.present);
+  w.Number(info.predicted);
   return w.Take();
 }
 
@@ -27,6 +33,7 @@ bool DecodeRequest(ByteSpan bytes, RequestInfo* info) {
   info->dtype = static_cast<DType>(r.Number<int32_t>());
   const auto op = r.Number<int32_t>();
   info->root = r.Number<int32_t>();
+  info->peer = r.Number<int32_t>();
   info->prescale = r.Number<double>();
   info->postscale = r.Number<double>();
   info->timeout_s = r.Number<double>();
@@ -34,13 +41,15 @@ bool DecodeRequest(ByteSpan bytes, RequestInfo* info) {
   const auto count = r.Number<uint32_t>();
   info->shapes.clear();
   for (uint32_t i = 0; i < count && r.ok(); ++i) info->shapes.push_back(r.Numbers<int64_t>());
+  info->splits = r.Numbers<int64_t>();
   info->description = r.Text();
   info->present = r.Numbers<uint8_t>();
-  if (kind < 0 || kind > static_cast<int32_t>(CollectiveKind::kRegister)) return false;
+  info->predicted = r.Number<uint64_t>();
+  if (kind < 0 || kind > static_cast<int32_t>(CollectiveKind::kRemoveSet)) return false;
   if (op < 0 || op > static_cast<int32_t>(kLastReduceOp)) return false;
   info->kind = static_cast<CollectiveKind>(kind);
   info->op = static_cast<ReduceOp>(op);
-  if (info->kind == CollectiveKind::kAllgather && info->shapes.size() != 1) return false;
+  if (HasRows(info->kind) && info->shapes.size() != 1) return false;
   for (const std::vector<int64_t>& shape : info->shapes) {
     for (int64_t dim : shape) {
       if (dim < 0) return false;
@@ -87,6 +96,7 @@ std::string EncodeResponse(const Response& response) {
   WriteStatus(&w, response.error);
   w.Numbers(response.rows);
   w.Numbers(response.present);
+  w.Number(response.number);
   return w.Take();
 }
 
@@ -99,6 +109,7 @@ bool DecodeResponse(ByteSpan bytes, Response* response) {
   if (!ReadStatus(&r, &response->error)) return false;
   response->rows = r.Numbers<int64_t>();
   response->present = r.Numbers<uint8_t>();
+  response->number = r.Number<uint64_t>();
   return r.Done() && !response->keys.empty();
 }
 
@@ -124,6 +135,58 @@ bool DecodeStall(ByteSpan bytes, std::string* key, std::string* text) {
   WireReader r(bytes);
   *key = r.Text();
   *text = r.Text();
+  return r.Done();
+}
+
+std::string EncodeWait(const WaitNote& note) {
+  WireWriter w;
+  w.Number(note.ticket);
+  w.Number(note.waited_us);
+  w.Text(EncodeRequest(note.info));
+  return w.Take();
+}
+
+bool DecodeWait(ByteSpan bytes, WaitNote* note) {
+  WireReader r(bytes);
+  note->ticket = r.Number<uint64_t>();
+  note->waited_us = r.Number<int64_t>();
+  const std::string info = r.Text();
+  return r.Done() && note->waited_us >= 0 && IsPredicted(note->ticket) &&
+         DecodeRequest(AsBytes(info), &note->info);
+}
+
+std::string EncodeProbe(const ProbeNote& note) {
+  WireWriter w;
+  w.Number(note.ticket);
+  w.Number(note.answer);
+  return w.Take();
+}
+
+bool DecodeProbe(ByteSpan bytes, ProbeNote* note) {
+  WireReader r(bytes);
+  note->ticket = r.Number<uint64_t>();
+  note->answer = r.Number<uint8_t>();
+  return r.Done() && IsPredicted(note->ticket) && note->answer <= 2;
+}
+
+std::string EncodeLeave(const LeaveNote& note) {
+  WireWriter w;
+  w.Number(static_cast<uint32_t>(note.size()));
+  for (const auto& [set, tickets] : note) {
+    w.Number(set);
+    w.Numbers(tickets);
+  }
+  return w.Take();
+}
+
+bool DecodeLeave(ByteSpan bytes, LeaveNote* note) {
+  WireReader r(bytes);
+  const auto count = r.Number<uint32_t>();
+  note->clear();
+  for (uint32_t i = 0; i < count && r.ok(); ++i) {
+    const auto set = r.Number<uint32_t>();
+    (*note)[set] = r.Numbers<uint64_t>();
+  }
   return r.Done();
 }
 

@@ -4,6 +4,7 @@
 #define TFDIST_OPS_SCHEDULER_WIRE_H_
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <type_traits>
 #include <vector>
@@ -16,13 +17,29 @@ namespace tfdist {
 
 // FrameHeader::type of the control lane.
 enum class FrameType : uint8_t {
-  kReady = 1,     // rank -> leader: RequestInfo
-  kResponse = 2,  // leader -> rank: Response
-  kAbort = 3,     // any -> any: Status
-  kLeave = 4,     // any -> any: this rank shuts down
-  kLeaveAck = 5,  // answer to kLeave: nothing of yours is unread
-  kStall = 6,     // leader -> rank: key, text
+  kReady = 1,        // rank -> leader: RequestInfo
+  kResponse = 2,     // leader -> rank: Response
+  kAbort = 3,        // any -> any: Status
+  kLeave = 4,        // any -> any: this rank shuts down; what it took part in (LeaveNote)
+  kLeaveAck = 5,     // answer to kLeave: nothing of yours is unread
+  kStall = 6,        // leader -> rank: key, text
+  kWaiting = 7,      // rank -> leader: a predicted operation stands still (WaitNote)
+  kProbe = 8,        // leader -> rank: how far are you with this ticket
+  kProbeAnswer = 9,  // rank -> leader: ProbeNote; also unasked, when the answer has changed
 };
+
+// The set that these belong to stands in the header of the frame.
+struct WaitNote {
+  uint64_t ticket = 0;
+  int64_t waited_us = 0;
+  RequestInfo info;
+};
+struct ProbeNote {
+  uint64_t ticket = 0;
+  uint8_t answer = 0;  // Waits::Answer; in a question 0
+};
+// By set: the last predicted ticket of every bucket.
+using LeaveNote = std::map<uint32_t, std::vector<uint64_t>>;
 
 class WireWriter {
  public:
@@ -100,6 +117,12 @@ std::string EncodeStatus(const Status& status);
 bool DecodeStatus(ByteSpan bytes, Status* status);
 std::string EncodeStall(const std::string& key, const std::string& text);
 bool DecodeStall(ByteSpan bytes, std::string* key, std::string* text);
+std::string EncodeWait(const WaitNote& note);
+bool DecodeWait(ByteSpan bytes, WaitNote* note);
+std::string EncodeProbe(const ProbeNote& note);
+bool DecodeProbe(ByteSpan bytes, ProbeNote* note);
+std::string EncodeLeave(const LeaveNote& note);
+bool DecodeLeave(ByteSpan bytes, LeaveNote* note);
 
 }  // namespace tfdist
 

@@ -1,4 +1,5 @@
 // TfdistAllreduce: reduces N tensors of one type over all ranks, in one operation.
+#include "tf/reduction.h"
 #include "tf/tf_bridge.h"
 
 namespace tfdist {
@@ -14,11 +15,10 @@ REGISTER_OP("TfdistAllreduce")
         "T: {half, bfloat16, float, double, int8, int16, int32, int64, uint8, uint16, uint32, "
         "uint64, bool, complex64, complex128}")
     .Attr("tensor_name: string")
-    .Attr("reduce_op: int >= 0")
-    .Attr("prescale: string = '1.0'")   // repr() of a float64
-    .Attr("postscale: string = '1.0'")  // repr() of a float64
-    .Attr("timeout_s: float = 0.0")     // 0: TFDIST_TIMEOUT_S
-    .Attr("group: string = ''")         // id of the gradient group that this is a bucket of
+    .TFDIST_REDUCTION_ATTRS
+    .Attr("timeout_s: float = 0.0")  // 0: TFDIST_TIMEOUT_S
+    .Attr("process_set: int >= 0 = 0")  // 0: all ranks
+    .Attr("group: string = ''")      // id of the gradient group that this is a bucket of
     .Attr("bucket: int = 0")
     .Attr("bucket_count: int = 0")
     .Attr("hints: list(int) = []")  // one for each tensor; see collective/slicing.h
@@ -29,13 +29,8 @@ class AllreduceOp : public CollectiveOp {
  public:
   explicit AllreduceOp(tensorflow::OpKernelConstruction* ctx)
       : CollectiveOp(ctx, TFDIST_ALLREDUCE) {
-    std::string prescale, postscale;
     OP_REQUIRES_OK(ctx, ctx->GetAttr("T", &dtype_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("reduce_op", &reduce_op_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("prescale", &prescale));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("postscale", &postscale));
-    OP_REQUIRES_OK(ctx, ParseScale(prescale, &prescale_));
-    OP_REQUIRES_OK(ctx, ParseScale(postscale, &postscale_));
+    OP_REQUIRES_OK(ctx, reduction_.Read(ctx));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("group", &group_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("bucket", &bucket_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("bucket_count", &bucket_count_));
@@ -53,9 +48,7 @@ class AllreduceOp : public CollectiveOp {
     }
     tfdist_request& request = op->request();
     request.dtype = dtype_;
-    request.op = reduce_op_;
-    request.prescale = prescale_;
-    request.postscale = postscale_;
+    reduction_.Set(&request);
     request.group = group_.empty() ? nullptr : group_.c_str();
     request.bucket = bucket_;
     request.bucket_count = bucket_count_;
@@ -64,9 +57,7 @@ class AllreduceOp : public CollectiveOp {
 
  private:
   tensorflow::DataType dtype_ = tensorflow::DT_INVALID;
-  int32_t reduce_op_ = 0;
-  double prescale_ = 1;
-  double postscale_ = 1;
+  Reduction reduction_;
   std::string group_;
   int32_t bucket_ = 0;
   int32_t bucket_count_ = 0;

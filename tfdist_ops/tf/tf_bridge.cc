@@ -128,13 +128,6 @@ void Operation::Submit(const std::shared_ptr<Operation>& op) {
     op->tensors_[i].rank = static_cast<int32_t>(dims[i].size());
     op->tensors_[i].dims = dims[i].data();
   }
-  if (op->request_.allocate != nullptr) {
-    // Not in `allocate`: there, on the completion thread, this could hold the last reference to the
-    // core's runtime, which ends that thread.
-    int32_t topology[6];
-    core->topology(topology);
-    op->rank_ = topology[0];
-  }
   op->request_.name = op->name_.c_str();
   op->request_.tensors = op->tensors_.data();
   op->request_.tensor_count = static_cast<int32_t>(op->tensors_.size());
@@ -193,16 +186,33 @@ void Operation::SetId(uint64_t id) {
   CoreApi()->cancel(id);
 }
 
+int32_t OwnRank() {
+  int32_t topology[6] = {-1, -1, -1, -1, -1, -1};
+  if (CoreApi() != nullptr) CoreApi()->topology(topology);
+  return topology[0];
+}
+
+void NamePair(Operation* op, int32_t sender, int32_t receiver) {
+  op->request().root = sender;
+  op->request().peer = receiver;
+  op->set_name(op->name() + " from " + std::to_string(sender) + " to " + std::to_string(receiver));
+}
+
 CollectiveOp::CollectiveOp(tensorflow::OpKernelConstruction* ctx, int32_t kind)
     : AsyncOpKernel(ctx), kind_(kind) {
   OP_REQUIRES_OK(ctx, ctx->GetAttr("tensor_name", &tensor_name_));
   OP_REQUIRES_OK(ctx, ctx->GetAttr("timeout_s", &timeout_s_));
+  // Operations of two ranks have none.
+  if (ctx->HasAttr("process_set")) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("process_set", &process_set_));
+  }
 }
 
 void CollectiveOp::ComputeAsync(tensorflow::OpKernelContext* ctx, DoneCallback done) {
   const auto op = std::make_shared<Operation>(ctx, std::move(done), tensor_name_);
   op->request().kind = kind_;
   op->request().timeout_s = timeout_s_;
+  op->request().process_set = static_cast<uint32_t>(process_set_);
   absl::Status status;
   try {
     status = Prepare(ctx, op.get());

@@ -70,12 +70,13 @@ class Operation {
   // Valid until `done`.
   tensorflow::OpKernelContext* ctx() const { return ctx_; }
   const std::string& name() const { return name_; }
-  // Of this process, when the operation was prepared.
-  int32_t rank() const { return rank_; }
+  // For what is known only when the kernel runs; before Submit.
+  void set_name(const std::string& name) { name_ = name; }
   // What is submitted; the tensors and callbacks are filled in by Submit.
   tfdist_request& request() { return request_; }
 
-  // `output` is null for allgather. `input` must stay alive until `done`; a kernel's inputs do.
+  // `output` is null where `allocate` gives it. `input` must stay alive until `done`; a kernel's
+  // inputs do.
   void AddTensor(const tensorflow::Tensor& input, void* output, uint64_t hint);
   // The status that `done` reports instead of the core's; for errors inside `allocate`.
   void SetError(const absl::Status& status) { error_ = status; }
@@ -92,8 +93,7 @@ class Operation {
 
   tensorflow::OpKernelContext* const ctx_;
   tensorflow::CancellationManager* const cancellation_;  // null: the caller cannot cancel
-  const std::string name_;
-  int32_t rank_ = 0;
+  std::string name_;
   DoneOnce done_;
   tfdist_request request_{};
   std::vector<tfdist_tensor> tensors_;
@@ -111,6 +111,13 @@ class Operation {
   uint64_t id_ = 0;                // guarded by mutex_
 };
 
+// The rank of this process; -1 before tfdist.init(), which Submit refuses.
+int32_t OwnRank();
+
+// The request of a send and receive. Both ranks make the same name: neither can know it when its
+// function is traced, and each counts its calls for each partner apart.
+void NamePair(Operation* op, int32_t sender, int32_t receiver);
+
 // What all collective kernels share: name, deadline, and the way from ComputeAsync to the core.
 class CollectiveOp : public tensorflow::AsyncOpKernel {
  public:
@@ -126,6 +133,7 @@ class CollectiveOp : public tensorflow::AsyncOpKernel {
   const int32_t kind_;
   std::string tensor_name_;
   float timeout_s_ = 0;
+  int64_t process_set_ = 0;
 };
 
 }  // namespace tfdist

@@ -29,11 +29,11 @@ struct FrameHeader {
   uint8_t lane = 0;
   uint8_t type = 0;         // control: FrameType of scheduler/wire.h; data: 0
   uint16_t phase = 0;       // data: phase of the step (collective/schedule.h)
-  uint64_t ticket = 0;      // data: sequence number the leader gave the collective
+  uint64_t ticket = 0;      // data: name of the collective (scheduler/order.h)
   uint32_t slice = 0;       // data: slice of the step
   uint32_t segment = 0;     // data: segment of the slice; control: 1 = more fragments follow
   uint32_t generation = 0;  // of the world; a frame of another generation is an error
-  uint32_t reserved = 0;
+  uint32_t set = 0;         // process set that the ticket or the message belongs to
 };
 static_assert(sizeof(FrameHeader) == 32, "the header is a wire format");
 

@@ -64,9 +64,6 @@ std::string HeaderFault(const FrameHeader& header, Lane lane, size_t capacity) {
     return "payload of " + std::to_string(header.payload_bytes) + " bytes, at most " +
            std::to_string(capacity) + " are allowed";
   }
-  if (header.reserved != 0) {
-    return "reserved field " + std::to_string(header.reserved) + ", expected 0";
-  }
   return "";
 }
 
@@ -85,7 +82,6 @@ bool LinkBase::Open(Lane lane, size_t bytes) {
 void LinkBase::Close(Lane lane, FrameHeader* header) {
   header->payload_bytes = static_cast<uint32_t>(open_bytes_[Index(lane)]);
   header->lane = static_cast<uint8_t>(lane);
-  header->reserved = 0;
   if (lane != Lane::kData) return;
   data_bytes_sent_ += header->payload_bytes;
   ++data_frames_sent_;

@@ -1,0 +1,115 @@
+// Tickets, their order, and what a rank remembers of its buckets.
+#include "scheduler/order.h"
+
+#include <algorithm>
+#include <limits>
+#include <set>
+
+#include "check.h"
+
+namespace tfdist {
+namespace {
+
+RequestInfo Info(int64_t elements) {
+  RequestInfo info;
+  info.key = "g.0";
+  info.kind = CollectiveKind::kAllreduce;
+  info.dtype = DType::kFloat32;
+  info.bucket = true;
+  info.timeout_s = 5;
+  info.shapes = {{elements}};
+  return info;
+}
+
+TEST(a_predicted_ticket_holds_group_bucket_and_sequence) {
+  for (uint32_t group : {1u, 2u, kMaxGroupNumber}) {
+    for (int64_t bucket : {0, 1, 65535}) {
+      for (uint64_t sequence : {uint64_t{0}, uint64_t{7}, uint64_t{0xffffffff}}) {
+        const uint64_t ticket = PredictedTicket(group, bucket, sequence);
+        CHECK(IsPredicted(ticket));
+        CHECK_EQ(TicketGroup(ticket), group);
+        CHECK_EQ(TicketBucket(ticket), static_cast<uint32_t>(bucket));
+        CHECK_EQ(TicketSequence(ticket), static_cast<uint32_t>(sequence));
+      }
+    }
+  }
+  CHECK(!IsPredicted(1) && !IsPredicted(uint64_t{1} << 40));
+}
+
+TEST(numbers_that_do_not_fit_have_no_ticket) {
+  CHECK_EQ(PredictedTicket(0, 0, 1), uint64_t{0});
+  CHECK_EQ(PredictedTicket(kMaxGroupNumber + 1, 0, 1), uint64_t{0});
+  CHECK_EQ(PredictedTicket(1, -1, 1), uint64_t{0});
+  CHECK_EQ(PredictedTicket(1, 65536, 1), uint64_t{0});
+  CHECK_EQ(PredictedTicket(1, 0, uint64_t{1} << 32), uint64_t{0});
+}
+
+TEST(announced_tickets_go_first_then_sequence_group_bucket) {
+  const std::vector<uint64_t> in_order = {1,
+                                          2,
+                                          uint64_t{1} << 62,
+                                          PredictedTicket(1, 0, 1),
+                                          PredictedTicket(1, 1, 1),
+                                          PredictedTicket(2, 0, 1),
+                                          PredictedTicket(1, 0, 2),
+                                          PredictedTicket(1, 9, 2),
+                                          PredictedTicket(32767, 65535, 2),
+                                          PredictedTicket(1, 0, 0xffffffff)};
+  for (size_t i = 1; i < in_order.size(); ++i) {
+    CHECK(TurnOf(in_order[i - 1]) < TurnOf(in_order[i]));
+  }
+  std::set<Turn> turns;
+  for (uint64_t ticket : in_order) turns.insert(TurnOf(ticket));
+  CHECK_EQ(turns.size(), in_order.size());
+}
+
+TEST(a_bucket_is_predictable_from_its_first_agreement_on_while_it_stays_the_same) {
+  BucketBook book;
+  const uint64_t first = book.Count(1, 0);
+  CHECK_EQ(TicketSequence(first), 1u);
+  CHECK(!book.Known(first) && !book.Predictable(first, Fingerprint(Info(4))));
+  book.Agree(first, Fingerprint(Info(4)));
+  const uint64_t second = book.Count(1, 0);
+  CHECK_EQ(TicketSequence(second), 2u);
+  CHECK(book.Predictable(second, Fingerprint(Info(4))));
+  CHECK(!book.Predictable(second, Fingerprint(Info(5))));
+  CHECK(book.Known(second));
+  CHECK(!book.Known(book.Count(1, 1)));
+  CHECK(!book.Known(book.Count(2, 0)));
+  CHECK(!book.Known(0) && !book.Predictable(0, ""));
+  book.Forget(second);
+  CHECK(!book.Predictable(book.Count(1, 0), Fingerprint(Info(4))));
+}
+
+TEST(the_fingerprint_is_what_ranks_must_agree_on_and_nothing_else) {
+  const std::string same = Fingerprint(Info(4));
+  RequestInfo other = Info(4);
+  other.timeout_s = 99;
+  other.predicted = PredictedTicket(1, 0, 3);
+  CHECK(Fingerprint(other) == same);
+  other = Info(4);
+  other.op = ReduceOp::kMax;
+  CHECK(Fingerprint(other) != same);
+  other = Info(4);
+  other.prescale = 0.5;
+  CHECK(Fingerprint(other) != same);
+  other = Info(4);
+  other.dtype = DType::kInt32;
+  CHECK(Fingerprint(other) != same);
+}
+
+TEST(a_rank_knows_what_it_has_taken_part_in) {
+  BucketBook book;
+  for (int i = 0; i < 3; ++i) book.Count(1, 0);
+  book.Count(1, 1);
+  const std::vector<uint64_t> last = book.LastTickets();
+  CHECK(TookPart(last, PredictedTicket(1, 0, 3)) && TookPart(last, PredictedTicket(1, 1, 1)));
+  CHECK(!TookPart(last, PredictedTicket(1, 0, 4)) && !TookPart(last, PredictedTicket(1, 1, 2)));
+  CHECK(!TookPart(last, PredictedTicket(2, 0, 1)) && !TookPart({}, PredictedTicket(1, 0, 1)));
+  CHECK(book.Submitted(PredictedTicket(1, 0, 3)) && !book.Submitted(PredictedTicket(1, 0, 4)));
+}
+
+}  // namespace
+}  // namespace tfdist
+
+TEST_MAIN()

@@ -1,0 +1,289 @@
+// Buckets that start without agreement: no message while all goes well, and the same errors as ever
+// when it does not.
+#include <atomic>
+
+#include "base/deadline.h"
+#include "buckets.h"
+
+namespace tfdist {
+namespace {
+
+constexpr int kBuckets = 5;
+
+// One step of a group of `kBuckets` buckets.
+Status Step(Runtime& runtime, const std::string& group, int rank, int elements = 3000) {
+  std::vector<std::vector<float>> data(kBuckets);
+  std::vector<Pending> pending;
+  for (int b = 0; b < kBuckets; ++b) {
+    auto& own = data[static_cast<size_t>(b)];
+    own.assign(static_cast<size_t>(elements), static_cast<float>(b + rank));
+    pending.push_back(Start(runtime, Bucket(group, b, kBuckets, &own)));
+  }
+  Status first;
+  for (Pending& p : pending) {
+    const Status status = p.Wait();
+    if (first.ok()) first = status;
+  }
+  if (!first.ok()) return first;
+  const int size = runtime.world().size;
+  for (int b = 0; b < kBuckets; ++b) {
+    const auto sum = static_cast<float>(size * b + size * (size - 1) / 2);
+    CHECK(data[static_cast<size_t>(b)] == std::vector<float>(static_cast<size_t>(elements), sum));
+  }
+  return Status();
+}
+
+TEST(after_the_first_step_no_message_is_sent_for_order) {
+  for (const TransportEntry& transport : Transports()) {
+    Ranks ranks(3, transport.name);
+    ranks.Each([&](int rank) {
+      const std::string group = Register(ranks[rank], "w float32 [1]");
+      for (int step = 0; step < 2; ++step) CHECK_OK(Step(ranks[rank], group, rank));
+    });
+    std::vector<int64_t> before(3);
+    ranks.Each([&](int rank) {
+      before[static_cast<size_t>(rank)] =
+          Counter(ranks[rank].CountersJson(), "negotiation_messages");
+    });
+    ranks.Each([&](int rank) {
+      const std::string group = Register(ranks[rank], "w float32 [1]");
+      for (int step = 0; step < 100; ++step) CHECK_OK(Step(ranks[rank], group, rank));
+    });
+    ranks.Each([&](int rank) {
+      const std::string json = ranks[rank].CountersJson();
+      CHECK_EQ_IN(Counter(json, "negotiation_messages"), before[static_cast<size_t>(rank)], json);
+      CHECK_EQ(Counter(json, "predicted"), int64_t{101 * kBuckets});
+      CHECK_EQ(Counter(json, "deviations"), int64_t{0});
+      CHECK_EQ(Counter(json, "probes"), int64_t{0});
+      CHECK_EQ(ranks[rank].good_steps(), int64_t{102});
+    });
+  }
+}
+
+TEST(steps_that_overlap_are_predicted_as_soon_as_the_first_is_agreed_on) {
+  Ranks ranks(3, "shm");
+  ranks.Each([&](int rank) {
+    const std::string group = Register(ranks[rank], "w float32 [1]");
+    std::vector<std::vector<float>> data(6, std::vector<float>(100, 1.0f));
+    std::vector<Pending> pending;
+    for (auto& own : data) pending.push_back(Start(ranks[rank], Bucket(group, 0, 1, &own)));
+    for (Pending& p : pending) CHECK_OK(p.Wait());
+    for (auto& own : data) CHECK(own == std::vector<float>(100, 3.0f));
+    CHECK_EQ(Counter(ranks[rank].CountersJson(), "predicted"), int64_t{5});
+  });
+}
+
+TEST(ranks_may_start_buckets_in_any_order_through_a_window_of_one) {
+  Config config = TestConfig();
+  config.max_active = 1;
+  Ranks ranks(2, "shm", config);
+  ranks.Each([&](int rank) {
+    const std::string group = Register(ranks[rank], "w float32 [1]");
+    CHECK_OK(Step(ranks[rank], group, rank));
+  });
+  // Rank 0 has bucket 0, the first in the order, in its window; rank 1 submits it only when bucket
+  // 4 is done.
+  const std::string group = Register(ranks[0], "w float32 [1]");
+  std::vector<std::vector<float>> data(4, std::vector<float>(40000, 1.0f));
+  Pending first = Start(ranks[0], Bucket(group, 0, kBuckets, &data[0]));
+  Pending last = Start(ranks[0], Bucket(group, 4, kBuckets, &data[1]));
+  CHECK_OK(Start(ranks[1], Bucket(group, 4, kBuckets, &data[2])).Wait());
+  CHECK_OK(last.Wait());
+  CHECK_OK(Start(ranks[1], Bucket(group, 0, kBuckets, &data[3])).Wait());
+  CHECK_OK(first.Wait());
+}
+
+struct Change {
+  const char* what;
+  std::function<void(Request*)> apply;
+  const char* text;
+};
+
+// The other ranks are under way without a word when one rank does something else.
+TEST(what_one_rank_does_otherwise_is_a_mismatch_on_all_long_before_the_deadline) {
+  const std::vector<Change> changes = {
+      {"shape",
+       [](Request* r) {
+         r->info.shapes = {{2999}};
+         --r->tensors[0].elements;
+       },
+       "rank 2: [2999]"},
+      {"op", [](Request* r) { r->info.op = ReduceOp::kMax; }, "rank 2: max"},
+      {"dtype", [](Request* r) { r->info.dtype = DType::kInt32; }, "rank 2: int32"},
+      {"kind",
+       [](Request* r) {
+         r->info.kind = CollectiveKind::kBroadcast;
+         r->group.clear();
+       },
+       "rank 2: broadcast"},
+      {"group", [](Request* r) { r->group.clear(); }, "rank 2: outside of any group"},
+  };
+  for (const Change& change : changes) {
+    Ranks ranks(3, "shm");
+    ranks.Each([&](int rank) {
+      const std::string group = Register(ranks[rank], "w float32 [1]");
+      CHECK_OK(Step(ranks[rank], group, rank));
+      const int64_t begin = NowUs();
+      std::vector<float> data(3000, 1.0f);
+      auto request = Bucket(group, 0, kBuckets, &data);
+      if (rank == 2) change.apply(request.get());
+      const Status status = Start(ranks[rank], std::move(request)).Wait();
+      CHECK_EQ_IN(static_cast<int>(status.code()), static_cast<int>(Code::kFailedPrecondition),
+                  std::string(change.what) + ": " + status.message());
+      CHECK_CONTAINS(status.message(), change.text);
+      CHECK_CONTAINS(status.payload(), "\"kind\": \"mismatch\"");
+      CHECK(NowUs() - begin < 5000000);  // the deadline is 15 s
+    });
+  }
+}
+
+TEST(all_ranks_may_change_a_bucket_together) {
+  Ranks ranks(3, "inproc");
+  ranks.Each([&](int rank) {
+    const std::string group = Register(ranks[rank], "w float32 [1]");
+    for (int elements : {3000, 3000, 10, 10, 3000}) {
+      CHECK_OK(Step(ranks[rank], group, rank, elements));
+    }
+    const std::string json = ranks[rank].CountersJson();
+    CHECK_EQ(Counter(json, "deviations"), int64_t{2 * kBuckets});
+    CHECK_EQ(Counter(json, "predicted"), int64_t{2 * kBuckets});
+  });
+}
+
+TEST(a_rank_that_registers_another_list_is_found_out) {
+  Ranks ranks(3, "shm");
+  ranks.Each([&](int rank) {
+    const std::string group = Register(ranks[rank], "w float32 [1]");
+    CHECK_OK(Step(ranks[rank], group, rank));
+    const int64_t begin = NowUs();
+    Status status;
+    if (rank == 1) {
+      std::vector<uint8_t> present = {1};
+      std::string id;
+      status = ranks[rank].RegisterGroup(0, "v float32 [1]\nop=sum", &present, 0, &id);
+    } else {
+      status = Step(ranks[rank], group, rank);
+    }
+    CHECK(status.code() == Code::kFailedPrecondition);
+    CHECK_CONTAINS(status.message(), "ranks 0,2: \"w float32 [1]\"; rank 1: \"v float32 [1]\"");
+    CHECK(NowUs() - begin < 7000000);
+  });
+}
+
+TEST(a_deadline_names_the_ranks_that_a_predicted_bucket_misses) {
+  for (double timeout_s : {0.3, 1.0}) {
+    Config config = TestConfig();
+    config.timeout_s = timeout_s;
+    Ranks ranks(4, "shm", config);
+    std::string group;
+    ranks.Each([&](int rank) {
+      const std::string id = Register(ranks[rank], "w float32 [1]");
+      if (rank == 0) group = id;
+      CHECK_OK(Step(ranks[rank], id, rank));
+    });
+    std::vector<std::vector<float>> data(2, std::vector<float>(3000));
+    const int64_t begin = NowUs();
+    Pending p1 = Start(ranks[1], Bucket(group, 0, kBuckets, &data[0]));
+    Pending p2 = Start(ranks[2], Bucket(group, 0, kBuckets, &data[1]));
+    for (Pending* p : {&p1, &p2}) {
+      const Status status = p->Wait();
+      CHECK(status.code() == Code::kDeadlineExceeded);
+      CHECK_CONTAINS(status.message(), "for ranks 0,3");
+      CHECK_CONTAINS(status.message(), "What is missing is alive");
+    }
+    CHECK(NowUs() - begin < 4000000);
+    CHECK(Counter(ranks[0].CountersJson(), "probes") > 0);
+  }
+}
+
+TEST(a_slow_rank_is_asked_and_then_all_goes_on) {
+  Ranks ranks(3, "shm");
+  std::string group;
+  ranks.Each([&](int rank) {
+    const std::string id = Register(ranks[rank], "w float32 [1]");
+    if (rank == 0) group = id;
+    CHECK_OK(Step(ranks[rank], id, rank));
+  });
+  for (int slow : {0, 2}) {
+    ranks.Each([&](int rank) {
+      if (rank == slow) std::this_thread::sleep_for(std::chrono::milliseconds(900));
+      for (int i = 0; i < 3; ++i) CHECK_OK(Step(ranks[rank], group, rank));
+    });
+  }
+  CHECK(Counter(ranks[0].CountersJson(), "probes") > 0);
+  CHECK_EQ(Counter(ranks[0].CountersJson(), "deviations"), int64_t{0});
+}
+
+TEST(a_rank_that_has_left_is_named_to_those_whose_bucket_waits_for_it) {
+  for (int leaver : {0, 2}) {
+    for (bool before : {true, false}) {
+      Ranks ranks(3, "shm");
+      std::string group;
+      ranks.Each([&](int rank) {
+        const std::string id = Register(ranks[rank], "w float32 [1]");
+        if (rank == 0) group = id;
+        for (int i = 0; i < 2; ++i) CHECK_OK(Step(ranks[rank], id, rank));
+      });
+      std::vector<float> data(3000);
+      const int64_t begin = NowUs();
+      if (before) ranks[leaver].Shutdown(2);
+      Pending p = Start(ranks[1], Bucket(group, 0, kBuckets, &data));
+      if (!before) ranks[leaver].Shutdown(2);
+      const Status status = p.Wait();
+      CHECK(status.code() == Code::kAborted);
+      CHECK_CONTAINS(status.message(), "rank " + std::to_string(leaver));
+      CHECK_CONTAINS(status.message(), "has shut down");
+      CHECK(NowUs() - begin < 4000000);
+    }
+  }
+}
+
+// The goodbye of a fast rank must not take away what the slow ones need of a predicted bucket.
+TEST(leaving_right_after_a_predicted_step_hurts_nobody) {
+  for (const TransportEntry& transport : Transports()) {
+    for (int round = 0; round < 20; ++round) {
+      Ranks ranks(4, transport.name);
+      ranks.Each([&](int rank) {
+        const std::string group = Register(ranks[rank], "w float32 [1]");
+        for (int i = 0; i < 3; ++i) CHECK_OK(Step(ranks[rank], group, rank));
+        ranks[rank].Shutdown(2);
+      });
+    }
+  }
+}
+
+TEST(a_death_or_a_cancellation_ends_predicted_buckets_on_all_ranks) {
+  for (bool kill : {true, false}) {
+    Ranks ranks(3, "shm");
+    std::string group;
+    ranks.Each([&](int rank) {
+      const std::string id = Register(ranks[rank], "w float32 [1]");
+      if (rank == 0) group = id;
+      CHECK_OK(Step(ranks[rank], id, rank));
+    });
+    std::vector<std::vector<float>> data(2, std::vector<float>(100000));
+    Pending p0 = Start(ranks[0], Bucket(group, 0, kBuckets, &data[0]));
+    Pending p1 = Start(ranks[1], Bucket(group, 0, kBuckets, &data[1]));
+    // Sizes differ from before, so these two ask the leader; the next ones do not.
+    std::vector<std::vector<float>> same(2, std::vector<float>(3000));
+    Pending q0 = Start(ranks[0], Bucket(group, 1, kBuckets, &same[0]));
+    Pending q1 = Start(ranks[1], Bucket(group, 1, kBuckets, &same[1]));
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    if (kill) {
+      ranks.Kill(2);
+    } else {
+      ranks[1].Cancel(q1.id);
+    }
+    const int culprit = kill ? 2 : 1;
+    const Status status = q0.Wait();
+    CHECK(status.code() == Code::kAborted);
+    CHECK_CONTAINS(status.message(), "rank " + std::to_string(culprit));
+    CHECK(q1.Wait().code() == (kill ? Code::kAborted : Code::kCancelled));
+    CHECK(!p0.Wait().ok() && !p1.Wait().ok());
+  }
+}
+
+}  // namespace
+}  // namespace tfdist
+
+TEST_MAIN()

@@ -1,0 +1,39 @@
+"""The collective operations and their gradients.
+
+All of them work eagerly, in a `tf.function` and in a `tf.while_loop`, and without a
+launcher at size 1. In a function, operations overlap with computation and with each
+other, and ranks may reach them in any order: they are paired by name.
+"""
+
+from tfdist import _gradients as _gradients  # registers them
+from tfdist._operations import ReduceOp
+from tfdist.collectives._allreduce import (
+    allreduce,
+    allreduce_bucket,
+    grouped_allreduce,
+)
+from tfdist.collectives._alltoall import alltoall
+from tfdist.collectives._barrier import barrier
+from tfdist.collectives._broadcast import broadcast, grouped_broadcast
+from tfdist.collectives._gather import allgather, gather
+from tfdist.collectives._pair import recv, send
+from tfdist.collectives._reduce import reduce, reduce_scatter
+from tfdist.collectives._scatter import scatter
+
+__all__ = [
+    "ReduceOp",
+    "allgather",
+    "allreduce",
+    "allreduce_bucket",
+    "alltoall",
+    "barrier",
+    "broadcast",
+    "gather",
+    "grouped_allreduce",
+    "grouped_broadcast",
+    "recv",
+    "reduce",
+    "reduce_scatter",
+    "scatter",
+    "send",
+]

@@ -1,0 +1,190 @@
+"""allreduce: every rank gets the reduction of all ranks' values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist import _operations
+from tfdist._names import operation_name
+from tfdist._operations import ReduceOp
+from tfdist.collectives import _arguments
+from tfdist.process_sets import ProcessSet, id_of
+
+
+def allreduce(
+    tensor: Any,
+    *,
+    op: ReduceOp = ReduceOp.AVERAGE,
+    name: str | None = None,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+    timeout_s: float | None = None,
+    process_set: ProcessSet | None = None,
+) -> tf.Tensor:
+    """Reduces `tensor` over all ranks; every rank gets the same bits.
+
+    Args:
+        tensor: tensor, NumPy array or variable of any shape `S`, the same on every
+            rank; of an integer, floating-point (16 bits and more), complex or bool
+            dtype.
+        op: how the values are combined; default `ReduceOp.AVERAGE`. Integers take all
+            operations; floating-point types SUM, AVERAGE, MIN, MAX and PRODUCT;
+            complex types SUM, AVERAGE and PRODUCT; bool LOGICAL_AND, LOGICAL_OR,
+            LOGICAL_XOR, MIN and MAX. See `ReduceOp` for overflow, NaN and rounding.
+        name: pairs the calls of the ranks; default the place in the traced function.
+            Needed where ranks may trace several calls in different orders.
+        prescale: factor before the reduction, default 1; must be 1 for integers and
+            bool.
+        postscale: factor after it, default 1; must be 1 for integers and bool.
+        timeout_s: seconds to wait for the slowest rank; default `TFDIST_TIMEOUT_S`.
+        process_set: the ranks that take part, which alone call it; default all.
+
+    Returns:
+        Tensor of shape `S` and the dtype of `tensor`. Differentiable for `SUM` and
+        `AVERAGE`: the gradient is reduced in the same way.
+
+    Raises:
+        TypeError: the dtype does not take the operation; says what to do.
+        tfdist.MismatchError: shapes, dtypes or options differ between the ranks.
+        tfdist.RankFailedError: a rank died or failed.
+        tfdist.TimeoutError: a rank did not come within `timeout_s`.
+        tfdist.NotInitializedError: before `tfdist.init()`.
+
+    Example:
+        >>> tfdist.init()
+        >>> x = tf.constant([1.0, 2.0, 3.0])
+        >>> tfdist.allreduce(x, op=tfdist.ReduceOp.SUM).numpy().tolist()
+        [1.0, 2.0, 3.0]
+
+        On two ranks, `[1, 2, 3]` on one and `[1, 0, 1]` on the other sum up to
+        `[2, 2, 4]` on both.
+    """
+    value = _arguments.reducible(tensor, op, "allreduce")
+    reduced = _operations.allreduce(
+        [value],
+        operation_name("allreduce", name),
+        op,
+        _arguments.scale_of(prescale, "prescale", value.dtype),
+        _arguments.scale_of(postscale, "postscale", value.dtype),
+        timeout_s,
+        process_set=id_of(process_set),
+    )
+    return reduced[0]
+
+
+def grouped_allreduce(
+    tensors: Sequence[Any],
+    *,
+    op: ReduceOp = ReduceOp.AVERAGE,
+    name: str | None = None,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+    timeout_s: float | None = None,
+    process_set: ProcessSet | None = None,
+) -> list[tf.Tensor]:
+    """Reduces a list of tensors, in few operations instead of one for each.
+
+    Tensors of one dtype go together, up to `TFDIST_FUSION_BYTES` an operation. How
+    the list is cut does not change the bits of the results.
+
+    Args:
+        tensors: as in `allreduce`; the same number, shapes and dtypes on every rank.
+        op: how the values are combined, as in `allreduce`; default
+            `ReduceOp.AVERAGE`.
+        name: pairs the calls of the ranks; default the place in the traced function.
+        prescale: factor before the reduction, default 1; must be 1 for integers and
+            bool.
+        postscale: factor after it, default 1; must be 1 for integers and bool.
+        timeout_s: seconds to wait for the slowest rank; default `TFDIST_TIMEOUT_S`.
+        process_set: the ranks that take part, which alone call it; default all.
+
+    Returns:
+        The reduced tensors, in the order of `tensors`.
+
+    Raises:
+        TypeError: a dtype does not take the operation; says what to do.
+        tfdist.MismatchError: shapes, dtypes or options differ between the ranks.
+        tfdist.RankFailedError: a rank died or failed.
+        tfdist.TimeoutError: a rank did not come within `timeout_s`.
+        tfdist.NotInitializedError: before `tfdist.init()`.
+
+    Example:
+        >>> tfdist.init()
+        >>> a, b = tfdist.grouped_allreduce([tf.constant(2.0), tf.constant([3.0])])
+        >>> float(a), b.numpy().tolist()
+        (2.0, [3.0])
+    """
+    values = [_arguments.reducible(t, op, "grouped_allreduce") for t in tensors]
+    scales = [
+        (
+            _arguments.scale_of(prescale, "prescale", v.dtype),
+            _arguments.scale_of(postscale, "postscale", v.dtype),
+        )
+        for v in values
+    ]
+    base = operation_name("grouped_allreduce", name)
+    reduced: list[tf.Tensor | None] = [None] * len(values)
+    for number, batch in enumerate(_arguments.batches_of(values)):
+        outputs = _operations.allreduce(
+            [values[i] for i in batch],
+            f"{base}.{number}" if number else base,
+            op,
+            *scales[batch[0]],
+            timeout_s,
+            hints=batch,
+            process_set=id_of(process_set),
+        )
+        for index, output in zip(batch, outputs, strict=True):
+            reduced[index] = output
+    return reduced
+
+
+def allreduce_bucket(
+    tensors: Sequence[tf.Tensor],
+    *,
+    group_id: str,
+    bucket: int,
+    bucket_count: int,
+    hints: Sequence[int],
+    op: ReduceOp,
+    name: str,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+    timeout_s: float | None = None,
+    process_set: ProcessSet | None = None,
+) -> list[tf.Tensor]:
+    """Reduces one bucket of a group of gradients in one operation; internal.
+
+    Args:
+        tensors: the gradients of the bucket, of one dtype.
+        group_id: what `_core.register_group` gave for the whole list.
+        bucket: index of this bucket, and
+        bucket_count: how many the group has.
+        hints: for each tensor its index in the whole list.
+        op: how the values are combined.
+        name: the same on all ranks, and different for each bucket.
+        prescale: factor before the reduction.
+        postscale: factor after it.
+        timeout_s: seconds to wait for the slowest rank; default `TFDIST_TIMEOUT_S`.
+        process_set: the ranks that take part, which alone call it; default all.
+
+    Returns:
+        The reduced gradients.
+    """
+    dtype = tensors[0].dtype
+    return _operations.allreduce(
+        list(tensors),
+        name,
+        op,
+        _arguments.scale_of(prescale, "prescale", dtype),
+        _arguments.scale_of(postscale, "postscale", dtype),
+        timeout_s,
+        hints=hints,
+        group=group_id,
+        bucket=bucket,
+        bucket_count=bucket_count,
+        process_set=id_of(process_set),
+    )

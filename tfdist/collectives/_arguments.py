@@ -1,0 +1,154 @@
+"""What the functions of this package take, checked and converted."""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist import _core, _operations
+
+# What the operations carry; which of them can be reduced, and how, the core says.
+_MOVABLE = frozenset(
+    (
+        *(tf.int8, tf.int16, tf.int32, tf.int64, tf.bool),
+        *(tf.uint8, tf.uint16, tf.uint32, tf.uint64),
+        *(tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.complex64, tf.complex128),
+        *(tf.dtypes.experimental.float8_e5m2, tf.dtypes.experimental.float8_e4m3fn),
+    )
+)
+
+
+def tensor_of(value: Any, function: str) -> tf.Tensor:
+    if isinstance(value, tf.IndexedSlices):
+        raise TypeError(
+            f"Expected a dense tensor in tfdist.{function}, got tf.IndexedSlices. "
+            "Make it dense first: tf.convert_to_tensor(value), which sums slices of "
+            "the same index."
+        )
+    try:
+        tensor = tf.convert_to_tensor(value)
+    except (ValueError, TypeError, tf.errors.InvalidArgumentError) as error:
+        is_list = isinstance(value, list | tuple)
+        if not is_list or not all(hasattr(item, "shape") for item in value):
+            raise
+        remedy = "Give it one after the other."
+        if function == "allreduce":
+            remedy = "Write tfdist.grouped_allreduce(tensors) for a list of tensors."
+        raise ValueError(
+            f"Expected one tensor in tfdist.{function}, got a {type(value).__name__} "
+            f"of {len(value)}, which differ in shape or dtype. {remedy}"
+        ) from error
+    if tensor.dtype == tf.string:
+        raise TypeError(
+            f"Expected numbers in tfdist.{function}, got string. Texts and other "
+            "Python objects go through tfdist.broadcast_object(value) or "
+            "tfdist.allgather_object(value)."
+        )
+    if tensor.dtype not in _MOVABLE:
+        raise TypeError(
+            f"Expected a numeric or bool dtype in tfdist.{function}, got "
+            f"{tensor.dtype.name}. Cast it first: tf.cast(value, ...)."
+        )
+    return tensor
+
+
+def reducible(value: Any, op: Any, function: str) -> tf.Tensor:
+    """A tensor that can be reduced by `op`."""
+    tensor = tensor_of(value, function)
+    _operations.check_reducible(tensor.dtype, op, function)
+    return tensor
+
+
+def splits_of(splits: Any, function: str) -> tf.Tensor:
+    """Numbers of rows as an int64 vector; an empty one stands for the default."""
+    if splits is None:
+        return tf.zeros([0], tf.int64)
+    numbers = _vector_of(splits)
+    if numbers is None or numbers.shape.num_elements() == 0:
+        raise ValueError(
+            f"Expected splits in tfdist.{function} to be a vector of integers, one "
+            f"number of rows for each rank, got {splits!r}. Leave splits out for the "
+            "default."
+        )
+    return numbers
+
+
+def shape_of(shape: Any, function: str) -> tf.Tensor:
+    """A shape as an int64 vector."""
+    if isinstance(shape, tf.TensorShape) and shape.is_fully_defined():
+        shape = shape.as_list()
+    dims = _vector_of(shape)
+    if dims is None:
+        raise ValueError(
+            f"Expected shape in tfdist.{function} to be a list of integers or a "
+            f"tf.TensorShape without unknown dimensions, got {shape!r}."
+        )
+    return dims
+
+
+def dtype_of(dtype: Any, function: str) -> tf.DType:
+    """A dtype that can be sent."""
+    known = tf.as_dtype(dtype)
+    if known not in _MOVABLE:
+        raise TypeError(
+            f"Expected a numeric or bool dtype in tfdist.{function}, got {known.name}."
+        )
+    return known
+
+
+def _vector_of(numbers: Any) -> tf.Tensor | None:
+    """An int64 vector, None if `numbers` is none."""
+    if tf.is_tensor(numbers) or isinstance(numbers, tf.Variable):
+        vector = tf.convert_to_tensor(numbers)
+        if not vector.dtype.is_integer:
+            return None
+        vector = tf.cast(vector, tf.int64)
+    else:
+        try:
+            vector = tf.convert_to_tensor(numbers, tf.int64)
+        except (ValueError, TypeError):
+            return None
+    return vector if vector.shape.rank in (1, None) else None
+
+
+def scale_of(value: float, what: str, dtype: tf.DType) -> str:
+    """A factor as text that gives back the same float64."""
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(f"Expected a finite {what}, got {value!r}.")
+    if number != 1.0 and not (dtype.is_floating or dtype.is_complex):
+        raise ValueError(
+            f"Expected {what}=1 for {dtype.name}, got {value!r}. Cast the tensor to "
+            "a floating-point dtype to scale it."
+        )
+    return repr(number)
+
+
+def batches_of(values: Sequence[tf.Tensor]) -> list[list[int]]:
+    """Cuts a list into operations: indices of one dtype, up to the fusion threshold.
+
+    Every rank cuts in the same way, because dtypes and static shapes are the same.
+    """
+    limit = _fusion_bytes(os.environ.get("TFDIST_FUSION_BYTES"))
+    batches: list[list[int]] = []
+    open_batches: dict[tf.DType, tuple[list[int], int]] = {}
+    for index, value in enumerate(values):
+        size = (value.shape.num_elements() or 0) * value.dtype.size
+        batch, size_before = open_batches.get(value.dtype, ([], 0))
+        if not batch or limit == 0 or size_before + size > limit:
+            batch, size_before = [], 0
+            batches.append(batch)
+        batch.append(index)
+        open_batches[value.dtype] = (batch, size_before + size)
+    return batches
+
+
+@functools.lru_cache(maxsize=1)
+def _fusion_bytes(_text: str | None) -> int:
+    """TFDIST_FUSION_BYTES, parsed again only when its text changes."""
+    return int(_core.value("TFDIST_FUSION_BYTES"))

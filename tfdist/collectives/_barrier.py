@@ -1,0 +1,36 @@
+"""barrier: nothing but the waiting."""
+
+from __future__ import annotations
+
+from tfdist import _operations
+from tfdist._names import operation_name
+from tfdist.process_sets import ProcessSet, id_of
+
+
+def barrier(
+    *,
+    name: str | None = None,
+    timeout_s: float | None = None,
+    process_set: ProcessSet | None = None,
+) -> None:
+    """Waits until every rank has called it.
+
+    In a `tf.function` it keeps its place among the function's effects.
+
+    Args:
+        name: pairs the calls of the ranks; default the place in the traced function.
+        timeout_s: seconds to wait for the slowest rank; default `TFDIST_TIMEOUT_S`.
+        process_set: the ranks that take part, which alone call it; default all.
+
+    Raises:
+        tfdist.RankFailedError: a rank died or failed.
+        tfdist.TimeoutError: a rank did not come within `timeout_s`.
+        tfdist.NotInitializedError: before `tfdist.init()`.
+
+    Example:
+        >>> tfdist.init()
+        >>> tfdist.barrier()
+    """
+    _operations.barrier(
+        operation_name("barrier", name), timeout_s, process_set=id_of(process_set)
+    )

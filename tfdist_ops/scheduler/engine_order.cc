@@ -1,0 +1,135 @@
+// Predicted operations: starting them without a word, and finding out who is missing when one
+// stands still. The rules of prediction are in order.h, the leader's knowledge in waits.h.
+#include <utility>
+
+#include "scheduler/engine.h"
+
+namespace tfdist {
+namespace {
+
+// How long a predicted operation may stand still before its rank says so.
+constexpr int64_t kPatienceUs = 500 * 1000;
+
+}  // namespace
+
+void Engine::NumberBucket(ProcessSet* set, Request* request) {
+  if (request->group.empty() || request->info.kind != CollectiveKind::kAllreduce) return;
+  request->info.bucket = true;
+  const auto group = set->groups.find(request->group);
+  const uint32_t number = group != set->groups.end() ? group->second : 0;
+  const uint64_t ticket = set->book.Count(number, request->bucket_index);
+  request->info.predicted = ticket;
+  if (ticket != 0) request->fingerprint = Fingerprint(request->info);
+  const bool repeats = ticket == 0 || set->book.Known(ticket);
+  if (repeats && !set->book.Predictable(ticket, request->fingerprint)) ++deviations_;
+}
+
+void Engine::StartPredicted(ProcessSet* set, std::unique_ptr<Request> request, int64_t now_us) {
+  const uint64_t ticket = request->info.predicted;
+  request->agreed_us = now_us;
+  ++predicted_;
+  std::vector<std::unique_ptr<Request>> members;
+  members.push_back(std::move(request));
+  Start(set, ticket, std::move(members), now_us);
+  if (set->probed.erase(ticket) > 0) TellLeader(set, ticket, Waits::Answer::kRunning, now_us);
+  for (int32_t rank : set->ranks) {
+    if (rank != world_.rank && inbound_[static_cast<size_t>(rank)].left) {
+      RefusePredicted(rank, now_us);
+    }
+  }
+}
+
+void Engine::NoteEnd(ProcessSet* set, uint64_t ticket, int64_t now_us) {
+  if (set->told.erase(ticket) == 0) return;
+  set->stalls.clear();
+  TellLeader(set, ticket, Waits::Answer::kDone, now_us);
+}
+
+void Engine::TellLeader(ProcessSet* set, uint64_t ticket, Waits::Answer answer, int64_t now_us) {
+  const ProbeNote note{ticket, static_cast<uint8_t>(answer)};
+  if (set->waits != nullptr) {
+    HearAnswer(set, world_.rank, note, now_us);
+  } else {
+    Tell(set->leader(), FrameType::kProbeAnswer, set->id, EncodeProbe(note));
+  }
+}
+
+void Engine::TellWaits(ProcessSet* set, int64_t now_us) {
+  std::vector<WaitNote> notes;
+  for (const auto& [turn, active] : set->active) {
+    const Request& request = *active.operation->members()[0];
+    const uint64_t ticket = active.operation->ticket();
+    const int64_t waited_us = now_us - request.agreed_us;
+    if (!IsPredicted(ticket) || waited_us < kPatienceUs || !set->told.insert(ticket).second) {
+      continue;
+    }
+    notes.push_back({ticket, waited_us, request.info});
+  }
+  for (WaitNote& note : notes) {
+    if (!failure_.ok()) return;
+    if (set->waits != nullptr) {
+      AddWait(set, world_.rank, std::move(note), now_us);
+    } else {
+      Tell(set->leader(), FrameType::kWaiting, set->id, EncodeWait(note));
+    }
+  }
+}
+
+void Engine::AddWait(ProcessSet* set, int rank, WaitNote note, int64_t now_us) {
+  const uint64_t ticket = note.ticket;
+  note.info.set = set->id;
+  if (set->waits->Add(rank, ticket, std::move(note.info), now_us - note.waited_us)) {
+    for (int32_t other : set->ranks) {
+      if (other == rank) continue;
+      if (other == world_.rank) {
+        set->waits->Heard(other, ticket, AnswerProbe(set, ticket));
+      } else {
+        ++probes_;
+        Tell(other, FrameType::kProbe, set->id, EncodeProbe({ticket, 0}));
+      }
+    }
+  }
+  EndMismatched(set, now_us);
+}
+
+void Engine::HearAnswer(ProcessSet* set, int rank, const ProbeNote& note, int64_t now_us) {
+  set->waits->Heard(rank, note.ticket, static_cast<Waits::Answer>(note.answer));
+  EndMismatched(set, now_us);
+}
+
+Waits::Answer Engine::AnswerProbe(ProcessSet* set, uint64_t ticket) {
+  if (set->active.count(TurnOf(ticket)) > 0) return Waits::Answer::kRunning;
+  bool asks = false;  // for agreement, because it is not what was agreed on before
+  for (const auto& [key, queue] : set->entries) {
+    for (const auto& request : queue) asks |= request->info.predicted == ticket;
+  }
+  if (!asks && set->book.Submitted(ticket)) return Waits::Answer::kDone;
+  set->probed.insert(ticket);
+  return Waits::Answer::kNotSubmitted;
+}
+
+// The ranks that wait have exchanged data of the operation already: what they hold is worth
+// nothing, and a rank that did not take part has counted otherwise. So this mismatch ends the work.
+void Engine::EndMismatched(ProcessSet* set, int64_t now_us) {
+  if (!failure_.ok() || set->waits == nullptr || set->waits->empty()) return;
+  const Status status = set->waits->FindMismatch(*set->negotiator, now_us);
+  if (!status.ok()) Abort(status, status, now_us);
+}
+
+// A rank that has left will not come to what it has not taken part in.
+void Engine::RefusePredicted(int peer, int64_t now_us) {
+  const LeaveNote& took_part = inbound_[static_cast<size_t>(peer)].took_part;
+  for (const auto& [id, set] : sets_) {
+    if (set->IndexOf(peer) < 0) continue;
+    const auto last = took_part.find(id);
+    for (const auto& [turn, active] : set->active) {
+      const uint64_t ticket = active.operation->ticket();
+      if (!IsPredicted(ticket)) continue;
+      if (last != took_part.end() && TookPart(last->second, ticket)) continue;
+      HandleLeave(peer, now_us);
+      return;
+    }
+  }
+}
+
+}  // namespace tfdist

@@ -1,0 +1,117 @@
+// Process sets: finding, opening and removing them, and who may use them.
+#include <algorithm>
+#include <cstdlib>
+#include <utility>
+
+#include "scheduler/engine.h"
+
+namespace tfdist {
+namespace {
+
+uint32_t ParseId(const std::string& text) {
+  return static_cast<uint32_t>(std::strtoul(text.c_str(), nullptr, 10));
+}
+
+Status Refuse(Code code, const std::string& key, const std::string& text) {
+  return Status(code, "\"" + key + "\": " + text,
+                ErrorRecord{"invalid_argument", -1, "", 0, key, text, ""});
+}
+
+}  // namespace
+
+bool Engine::busy() const {
+  return std::any_of(sets_.begin(), sets_.end(),
+                     [](const auto& item) { return item.second->busy(); });
+}
+
+bool Engine::waiting() const {
+  return busy() || std::any_of(sets_.begin(), sets_.end(), [](const auto& item) {
+           const ProcessSet& set = *item.second;
+           return set.negotiator != nullptr && !(set.negotiator->empty() && set.waits->empty());
+         });
+}
+
+ProcessSet* Engine::Room(uint32_t id) {
+  const auto known = sets_.find(id);
+  if (known != sets_.end()) return known->second.get();
+  constexpr uint32_t kPairs = uint32_t{1} << 31;
+  std::vector<int32_t> pair = PairSetRanks(id, world_.size);
+  if (id >= kPairs && pair.empty()) return nullptr;
+  auto made = std::make_unique<ProcessSet>(id);
+  ProcessSet* set = made.get();
+  sets_[id] = std::move(made);
+  if (!pair.empty()) OpenSet(set, std::move(pair));
+  return set;
+}
+
+void Engine::OpenSet(ProcessSet* set, std::vector<int32_t> ranks) {
+  set->ranks = std::move(ranks);
+  set->index = set->IndexOf(world_.rank);
+  if (world_.local_size != world_.size) set->host_of = set->ranks;
+  if (set->index != 0) return;
+  const bool is_world = set->id == kWorldSet;
+  set->negotiator = std::make_unique<Negotiator>(
+      set->ranks, config_.fusion_bytes,
+      is_world ? std::make_unique<SetTable>(world_.size, world_.generation) : nullptr);
+  set->waits = std::make_unique<Waits>(set->ranks);
+}
+
+Status Engine::CheckSet(const Request& request) const {
+  const RequestInfo& info = request.info;
+  if (info.set == kWorldSet) return Status();
+  const auto known = sets_.find(info.set);
+  std::vector<int32_t> ranks = PairSetRanks(info.set, world_.size);
+  if (known != sets_.end()) ranks = known->second->ranks;
+  const std::string name = "process set " + std::to_string(info.set);
+  if (ranks.empty()) {
+    return Refuse(Code::kInvalidArgument, info.key,
+                  name +
+                      " is not known: it was removed, or belongs to an earlier tfdist.init(). "
+                      "Add it with tfdist.add_process_set()");
+  }
+  const auto has = [&](int rank) { return std::binary_search(ranks.begin(), ranks.end(), rank); };
+  if (!has(world_.rank)) {
+    return Refuse(Code::kInvalidArgument, info.key,
+                  "rank " + std::to_string(world_.rank) + " is not in " + name +
+                      ", which has ranks " + SetRanksText(ranks) + "; only they may call it");
+  }
+  if (known != sets_.end() && known->second->closing) {
+    return Refuse(Code::kInvalidArgument, info.key, name + " is being removed");
+  }
+  return Status();
+}
+
+// From here on until the answer nothing may be submitted to a set that is removed: "nothing is in
+// flight" must still be true when all ranks have said so.
+void Engine::BeginSetChange(Request* request) {
+  if (request->info.kind != CollectiveKind::kRemoveSet) return;
+  const auto it = sets_.find(ParseId(request->info.description));
+  const bool known = it != sets_.end() && it->first != kWorldSet;
+  request->info.present = {static_cast<uint8_t>(known && it->second->busy())};
+  if (known) it->second->closing = true;
+}
+
+void Engine::EndSetChange(const Request& request, const Response& response, int64_t now_us) {
+  const RequestInfo& info = request.info;
+  if (info.kind == CollectiveKind::kRemoveSet) {
+    const auto it = sets_.find(ParseId(info.description));
+    if (it == sets_.end() || it->first == kWorldSet) return;
+    if (response.error.ok()) {
+      sets_.erase(it);
+    } else {
+      it->second->closing = false;
+    }
+  }
+  if (info.kind != CollectiveKind::kAddSet || !response.error.ok()) return;
+  ProcessSet* set = Room(static_cast<uint32_t>(response.number));
+  if (set == nullptr || !set->ranks.empty()) return;  // known already
+  OpenSet(set, ParseSetRanks(info.description));
+  auto early = std::move(set->early);
+  for (auto& [rank, ready] : early) {
+    if (failure_.ok() && set->negotiator != nullptr) {
+      AddReady(set, rank, std::move(ready), now_us);
+    }
+  }
+}
+
+}  // namespace tfdist

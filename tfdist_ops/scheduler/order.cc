@@ -1,0 +1,100 @@
+#include "scheduler/order.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "scheduler/wire.h"
+
+namespace tfdist {
+namespace {
+
+constexpr uint64_t kPredicted = uint64_t{1} << 63;
+constexpr int kGroupShift = 48;
+constexpr int kBucketShift = 32;
+constexpr int64_t kMaxBucket = (int64_t{1} << 16) - 1;
+
+std::pair<uint32_t, int64_t> BucketOf(uint64_t ticket) {
+  return {TicketGroup(ticket), TicketBucket(ticket)};
+}
+
+}  // namespace
+
+uint64_t PredictedTicket(uint32_t group, int64_t bucket, uint64_t sequence) {
+  if (group == 0 || group > kMaxGroupNumber || bucket < 0 || bucket > kMaxBucket ||
+      sequence > std::numeric_limits<uint32_t>::max()) {
+    return 0;
+  }
+  return kPredicted | (uint64_t{group} << kGroupShift) |
+         (static_cast<uint64_t>(bucket) << kBucketShift) | sequence;
+}
+
+bool IsPredicted(uint64_t ticket) { return (ticket & kPredicted) != 0; }
+
+uint32_t TicketGroup(uint64_t ticket) {
+  return static_cast<uint32_t>(ticket >> kGroupShift) & kMaxGroupNumber;
+}
+
+uint32_t TicketBucket(uint64_t ticket) {
+  return static_cast<uint32_t>(ticket >> kBucketShift) & static_cast<uint32_t>(kMaxBucket);
+}
+
+uint32_t TicketSequence(uint64_t ticket) { return static_cast<uint32_t>(ticket); }
+
+std::string TicketText(uint64_t ticket) {
+  if (!IsPredicted(ticket)) return "number " + std::to_string(ticket);
+  return "submission " + std::to_string(TicketSequence(ticket)) + " of bucket " +
+         std::to_string(TicketBucket(ticket)) + " of group " + std::to_string(TicketGroup(ticket));
+}
+
+Turn TurnOf(uint64_t ticket) {
+  if (!IsPredicted(ticket)) return {ticket, 0};
+  return {kPredicted | TicketSequence(ticket), (ticket & ~kPredicted) >> kBucketShift};
+}
+
+std::string Fingerprint(const RequestInfo& info) {
+  RequestInfo agreed = info;
+  agreed.timeout_s = 0;  // each rank's own
+  agreed.predicted = 0;
+  return EncodeRequest(agreed);
+}
+
+uint64_t BucketBook::Count(uint32_t group, int64_t bucket) {
+  if (PredictedTicket(group, bucket, 0) == 0) return 0;
+  return PredictedTicket(group, bucket, ++buckets_[{group, bucket}].submitted);
+}
+
+bool BucketBook::Known(uint64_t ticket) const {
+  const auto it = buckets_.find(BucketOf(ticket));
+  return ticket != 0 && it != buckets_.end() && !it->second.agreed.empty();
+}
+
+bool BucketBook::Predictable(uint64_t ticket, const std::string& fingerprint) const {
+  return Known(ticket) && buckets_.at(BucketOf(ticket)).agreed == fingerprint;
+}
+
+void BucketBook::Agree(uint64_t ticket, const std::string& fingerprint) {
+  if (ticket != 0) buckets_[BucketOf(ticket)].agreed = fingerprint;
+}
+
+void BucketBook::Forget(uint64_t ticket) { Agree(ticket, ""); }
+
+bool BucketBook::Submitted(uint64_t ticket) const {
+  const auto it = buckets_.find(BucketOf(ticket));
+  return it != buckets_.end() && it->second.submitted >= TicketSequence(ticket);
+}
+
+std::vector<uint64_t> BucketBook::LastTickets() const {
+  std::vector<uint64_t> last;
+  for (const auto& [place, bucket] : buckets_) {
+    last.push_back(PredictedTicket(place.first, place.second, bucket.submitted));
+  }
+  return last;
+}
+
+bool TookPart(const std::vector<uint64_t>& last, uint64_t ticket) {
+  return std::any_of(last.begin(), last.end(), [ticket](uint64_t own) {
+    return BucketOf(own) == BucketOf(ticket) && TicketSequence(own) >= TicketSequence(ticket);
+  });
+}
+
+}  // namespace tfdist

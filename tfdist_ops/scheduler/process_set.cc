@@ -1,0 +1,97 @@
+#include "scheduler/process_set.h"
+
+#include <algorithm>
+#include <cstdlib>
+
+namespace tfdist {
+namespace {
+
+constexpr uint32_t kPairFlag = uint32_t{1} << 31;
+
+Status Refuse(Code code, const std::string& kind, const std::string& text) {
+  return Status(code, text, ErrorRecord{kind, -1, "", 0, "process set", text, ""});
+}
+
+}  // namespace
+
+uint32_t PairSetId(int a, int b, int size) {
+  return kPairFlag | static_cast<uint32_t>(a * size + b);
+}
+
+std::vector<int32_t> PairSetRanks(uint32_t id, int size) {
+  if ((id & kPairFlag) == 0) return {};
+  const auto n = static_cast<uint32_t>(size);
+  const uint32_t a = (id & ~kPairFlag) / n;
+  const uint32_t b = (id & ~kPairFlag) % n;
+  if (a >= b) return {};
+  return {static_cast<int32_t>(a), static_cast<int32_t>(b)};
+}
+
+std::string SetRanksText(const std::vector<int32_t>& ranks) {
+  std::string text;
+  for (int32_t rank : ranks) text += (text.empty() ? "" : ",") + std::to_string(rank);
+  return text;
+}
+
+std::vector<int32_t> ParseSetRanks(const std::string& text) {
+  std::vector<int32_t> ranks;
+  const char* at = text.c_str();
+  while (*at != '\0') {
+    char* end = nullptr;
+    ranks.push_back(static_cast<int32_t>(std::strtol(at, &end, 10)));
+    if (end == at) return {};
+    at = *end == ',' ? end + 1 : end;
+  }
+  return SetRanksText(ranks) == text ? ranks : std::vector<int32_t>();
+}
+
+Status SetTable::Add(const std::string& text, uint64_t* id) {
+  const std::vector<int32_t> ranks = ParseSetRanks(text);
+  bool valid = !ranks.empty();
+  for (size_t i = 0; valid && i < ranks.size(); ++i) {
+    valid = ranks[i] >= 0 && ranks[i] < size_ && (i == 0 || ranks[i] > ranks[i - 1]);
+  }
+  if (!valid) {
+    return Refuse(Code::kInvalidArgument, "invalid_argument",
+                  "a process set is a list of ranks in [0, " + std::to_string(size_) +
+                      "), ascending, each once, at least one; all ranks said [" + text + "]");
+  }
+  const auto known = ids_.find(text);
+  if (known != ids_.end()) {
+    *id = known->second;
+    return Status();
+  }
+  if ((next_id_ & 0xffff) == 0) {
+    return Refuse(Code::kFailedPrecondition, "mismatch",
+                  "65535 process sets have been added since tfdist.init(); that is all there can "
+                  "be");
+  }
+  *id = ids_[text] = next_id_++;
+  return Status();
+}
+
+Status SetTable::Remove(const std::string& id) {
+  const auto it = std::find_if(ids_.begin(), ids_.end(),
+                               [&](const auto& item) { return std::to_string(item.second) == id; });
+  if (it == ids_.end()) {
+    return Refuse(Code::kInvalidArgument, "invalid_argument",
+                  "process set " + id +
+                      (id == "0" ? ", all ranks, can't be removed"
+                                 : " can't be removed: there is none of that number (it was "
+                                   "removed before, or belongs to an earlier tfdist.init())"));
+  }
+  ids_.erase(it);
+  return Status();
+}
+
+int ProcessSet::IndexOf(int rank) const {
+  const auto it = std::lower_bound(ranks.begin(), ranks.end(), rank);
+  return it != ranks.end() && *it == rank ? static_cast<int>(it - ranks.begin()) : -1;
+}
+
+std::string ProcessSet::Text() const {
+  if (id == kWorldSet) return "";
+  return " of process set " + std::to_string(id) + " (ranks " + SetRanksText(ranks) + ")";
+}
+
+}  // namespace tfdist

@@ -1,0 +1,88 @@
+// ProcessSet: some of the ranks, and all that the engine keeps for them alone. Nothing in it is
+// shared with another set: a set that waits holds up no other.
+//
+// The world is set 0. Sets of two ranks exist without agreement, for send and receive
+// (PairSetId). All other sets are agreed on by the world, through rank 0 (SetTable).
+#ifndef TFDIST_OPS_SCHEDULER_PROCESS_SET_H_
+#define TFDIST_OPS_SCHEDULER_PROCESS_SET_H_
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/status.h"
+#include "scheduler/negotiator.h"
+#include "scheduler/operation.h"
+#include "scheduler/order.h"
+#include "scheduler/plan.h"
+#include "scheduler/waits.h"
+
+namespace tfdist {
+
+constexpr uint32_t kWorldSet = 0;
+
+// The set {a, b}, a < b < size, of a world of `size` ranks.
+uint32_t PairSetId(int a, int b, int size);
+// Its ranks; empty: `id` is no set of two.
+std::vector<int32_t> PairSetRanks(uint32_t id, int size);
+
+// "0,2,5" and back. Parsing is for what SetRanksText wrote: a text that it did not write gives an
+// empty list.
+std::string SetRanksText(const std::vector<int32_t>& ranks);
+std::vector<int32_t> ParseSetRanks(const std::string& text);
+
+// Rank 0's list of the agreed sets. Ids are not used twice, also not by a later generation of the
+// world: an operation that was traced for a set of the world before finds that it is unknown.
+class SetTable {
+ public:
+  SetTable(int size, uint32_t generation)
+      : size_(size), next_id_(((generation & 0x7fff) << 16) + 1) {}
+  // The id of the set of these ranks; the same list gives the same id.
+  Status Add(const std::string& ranks, uint64_t* id);
+  Status Remove(const std::string& id);
+
+ private:
+  const int size_;
+  uint32_t next_id_;
+  std::map<std::string, uint32_t> ids_;  // by list of ranks
+};
+
+// `ranks` is empty while this rank has not heard of the set, `index` -1 when it is not in it.
+struct ProcessSet : SetView {
+  explicit ProcessSet(uint32_t number) : id(number) { index = -1; }
+
+  const uint32_t id;
+  bool closing = false;  // this rank has asked to remove it
+
+  int leader() const { return ranks[0]; }
+  int IndexOf(int rank) const;  // -1: not one of them
+  // " of process set 3 (ranks 0,2)", empty for the world
+  std::string Text() const;
+  bool busy() const { return !entries.empty() || !active.empty() || !allocating.empty(); }
+
+  struct Active {
+    std::unique_ptr<Operation> operation;
+    int64_t moved_us = 0;
+  };
+  std::unique_ptr<Negotiator> negotiator;                               // on the leader
+  std::unique_ptr<Waits> waits;                                         // likewise
+  std::map<std::string, std::deque<std::unique_ptr<Request>>> entries;  // by key
+  std::map<Turn, Active> active;
+  std::map<uint64_t, std::unique_ptr<Request>> allocating;         // by ticket
+  std::map<uint64_t, std::vector<std::pair<int, Arrived>>> stash;  // by ticket
+  std::map<std::string, std::string> stalls;                       // key → last warning
+  std::map<std::string, uint32_t> groups;                          // id → number
+  BucketBook book;
+  std::set<uint64_t> told;    // predicted tickets that the leader knows this rank waits for
+  std::set<uint64_t> probed;  // those that it asked for before they were submitted here
+  std::vector<std::pair<int, RequestInfo>> early;  // came before this rank heard of the set
+};
+
+}  // namespace tfdist
+
+#endif  // TFDIST_OPS_SCHEDULER_PROCESS_SET_H_

@@ -1,0 +1,154 @@
+#include "scheduler/waits.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "scheduler/agreement.h"
+
+namespace tfdist {
+namespace {
+
+// A rank that has not even answered counts as missing this long after the deadline.
+constexpr int64_t kAnswerUs = 250 * 1000;
+
+int64_t RegistrationPatienceUs(double timeout_s) {
+  return static_cast<int64_t>(std::clamp(timeout_s / 20, 1.0, 15.0) * 1e6);
+}
+
+}  // namespace
+
+bool Waits::Add(int rank, uint64_t ticket, RequestInfo info, int64_t since_us) {
+  const auto [it, is_new] = waits_.try_emplace(TurnOf(ticket));
+  it->second.first = ticket;
+  Wait& wait = it->second.second;
+  if (is_new) {
+    for (int32_t member : ranks_) wait.by_rank[member] = Place{};
+    wait.since_us = wait.reported_us = since_us;
+    wait.timeout_s = info.timeout_s;
+  }
+  wait.since_us = std::min(wait.since_us, since_us);
+  wait.timeout_s = std::min(wait.timeout_s, info.timeout_s);
+  Place& place = wait.by_rank[rank];
+  place.answer = Answer::kRunning;
+  place.info = std::move(info);
+  return is_new;
+}
+
+void Waits::Heard(int rank, uint64_t ticket, Answer answer) {
+  const auto it = waits_.find(TurnOf(ticket));
+  if (it == waits_.end()) return;
+  Wait& wait = it->second.second;
+  wait.by_rank[rank].answer = answer;
+  // An operation that ended anywhere had the data of all. Where all have started it, what is
+  // amiss is not that somebody is missing; a rank that starts to wait later brings it back.
+  const bool nobody_missing =
+      answer == Answer::kDone ||
+      std::all_of(wait.by_rank.begin(), wait.by_rank.end(), [](const auto& item) {
+        return item.second.answer.has_value() && *item.second.answer != Answer::kNotSubmitted;
+      });
+  if (nobody_missing) waits_.erase(it);
+}
+
+std::vector<int> Waits::Missing(const Wait& wait, bool silent_too) {
+  std::vector<int> missing;
+  for (const auto& [rank, place] : wait.by_rank) {
+    const bool silent = !place.answer.has_value();
+    if (silent ? silent_too : *place.answer == Answer::kNotSubmitted) missing.push_back(rank);
+  }
+  return missing;
+}
+
+Status Waits::FindMismatch(const Negotiator& negotiator, int64_t now_us) {
+  for (auto& [turn, item] : waits_) {
+    TFDIST_RETURN_IF_ERROR(MismatchOf(item.first, &item.second, negotiator, now_us));
+  }
+  return Status();
+}
+
+Status Waits::MismatchOf(uint64_t ticket, Wait* wait, const Negotiator& negotiator,
+                         int64_t now_us) {
+  std::vector<RequestInfo> infos;
+  std::vector<RequestInfo> lists;
+  std::vector<int32_t> ranks;
+  bool other_request = false;
+  bool other_list = false;
+  const std::string* key = nullptr;
+  for (const auto& [rank, place] : wait->by_rank) {
+    if (place.info.has_value()) key = &place.info->key;
+  }
+  for (auto& [rank, place] : wait->by_rank) {
+    const RequestInfo* announced = negotiator.Announced(rank, *key);
+    const RequestInfo* registers = negotiator.Registration(rank);
+    if (place.info.has_value()) {
+      RequestInfo list;
+      list.key = "gradients";
+      list.kind = CollectiveKind::kRegister;
+      list.description = negotiator.GroupDescription(TicketGroup(ticket));
+      ranks.push_back(rank);
+      infos.push_back(*place.info);
+      lists.push_back(std::move(list));
+    } else if (announced != nullptr) {
+      ranks.push_back(rank);
+      infos.push_back(*announced);
+      lists.emplace_back();
+      other_request = true;
+    } else if (registers != nullptr && place.answer == Answer::kNotSubmitted) {
+      if (place.registers_since_us < 0) place.registers_since_us = now_us;
+      if (now_us - place.registers_since_us < RegistrationPatienceUs(wait->timeout_s)) continue;
+      ranks.push_back(rank);
+      infos.emplace_back();
+      lists.push_back(*registers);
+      other_list = true;
+    } else {
+      place.registers_since_us = -1;
+    }
+  }
+  if (other_request) {
+    std::vector<RequestInfo> known;
+    std::vector<int32_t> of;
+    for (size_t i = 0; i < infos.size(); ++i) {
+      if (infos[i].key.empty()) continue;
+      known.push_back(infos[i]);
+      of.push_back(ranks[i]);
+    }
+    const Status status = CheckAgreement(known, of);
+    if (!status.ok()) return status;
+    return TFDIST_INTERNAL("\"" + *key + "\": some ranks asked for agreement on " +
+                           TicketText(ticket) + ", which others did not find necessary");
+  }
+  if (other_list) return CheckAgreement(lists, ranks);
+  return Status();
+}
+
+Stall Waits::Describe(const Wait& wait, const std::vector<int>& missing, int64_t now_us) {
+  const RequestInfo* info = nullptr;
+  for (const auto& [rank, place] : wait.by_rank) {
+    if (place.info.has_value()) info = &*place.info;
+  }
+  return MakeStall(*info, now_us - wait.since_us, missing);
+}
+
+std::vector<Stall> Waits::TakeStalls(int64_t now_us, int64_t warning_us) {
+  std::vector<Stall> stalls;
+  for (auto& [turn, item] : waits_) {
+    Wait& wait = item.second;
+    const std::vector<int> missing = Missing(wait, /*silent_too=*/true);
+    if (missing.empty() || now_us - wait.reported_us < warning_us) continue;
+    wait.reported_us = now_us;
+    stalls.push_back(Describe(wait, missing, now_us));
+  }
+  return stalls;
+}
+
+std::optional<Stall> Waits::Expired(int64_t now_us) const {
+  for (const auto& [turn, item] : waits_) {
+    const Wait& wait = item.second;
+    const int64_t late_us = now_us - wait.since_us - static_cast<int64_t>(wait.timeout_s * 1e6);
+    if (late_us <= 0) continue;
+    const std::vector<int> missing = Missing(wait, late_us > kAnswerUs);
+    if (!missing.empty()) return Describe(wait, missing, now_us);
+  }
+  return std::nullopt;
+}
+
+}  // namespace tfdist

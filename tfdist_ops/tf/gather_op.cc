@@ -1,0 +1,38 @@
+// TfdistGather: the rows of all ranks, in rank order, on rank `root`; no rows elsewhere.
+#include "tf/rows_op.h"
+
+namespace tfdist {
+namespace {
+
+REGISTER_OP("TfdistGather")
+    .Input("tensor: T")
+    .Output("rows: T")
+    .Output("splits: int64")  // the rows of each rank, on every rank; for the gradient
+    .Attr("T: {" TFDIST_MOVED_TYPES "}")
+    .Attr("tensor_name: string")
+    .Attr("root: int >= 0")
+    .Attr("timeout_s: float = 0.0")  // 0: TFDIST_TIMEOUT_S
+    .Attr("process_set: int >= 0 = 0")  // 0: all ranks
+    .SetIsStateful()
+    .SetShapeFn(RowsShape);
+
+class GatherOp : public RowsOp {
+ public:
+  explicit GatherOp(tensorflow::OpKernelConstruction* ctx) : RowsOp(ctx, TFDIST_GATHER) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("root", &root_));
+  }
+
+ protected:
+  absl::Status Prepare(tensorflow::OpKernelContext* ctx, Operation* op) const override {
+    op->request().root = root_;
+    return RowsOp::Prepare(ctx, op);
+  }
+
+ private:
+  int32_t root_ = 0;
+};
+
+REGISTER_KERNEL_BUILDER(Name("TfdistGather").Device(tensorflow::DEVICE_CPU), GatherOp);
+
+}  // namespace
+}  // namespace tfdist

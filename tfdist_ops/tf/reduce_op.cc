@@ -1,0 +1,53 @@
+// TfdistReduce: rank `root` gets N tensors of one type reduced over all ranks, in one operation;
+// the others get their own back.
+#include "tf/reduction.h"
+#include "tf/tf_bridge.h"
+
+namespace tfdist {
+namespace {
+
+REGISTER_OP("TfdistReduce")
+    .Input("tensors: N * T")
+    .Output("values: N * T")
+    .Attr("N: int >= 1")
+    .Attr("T: {" TFDIST_REDUCED_TYPES "}")
+    .Attr("tensor_name: string")
+    .Attr("root: int >= 0")
+    .TFDIST_REDUCTION_ATTRS
+    .Attr("timeout_s: float = 0.0")  // 0: TFDIST_TIMEOUT_S
+    .Attr("process_set: int >= 0 = 0")  // 0: all ranks
+    .SetIsStateful()
+    .SetShapeFn(SameShapes);
+
+class ReduceToRootOp : public CollectiveOp {
+ public:
+  explicit ReduceToRootOp(tensorflow::OpKernelConstruction* ctx)
+      : CollectiveOp(ctx, TFDIST_REDUCE) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("T", &dtype_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("root", &root_));
+    OP_REQUIRES_OK(ctx, reduction_.Read(ctx));
+  }
+
+ protected:
+  absl::Status Prepare(tensorflow::OpKernelContext* ctx, Operation* op) const override {
+    for (int i = 0; i < ctx->num_inputs(); ++i) {
+      tensorflow::Tensor* output = nullptr;
+      TF_RETURN_IF_ERROR(ForwardOrAllocate(ctx, i, &output));
+      op->AddTensor(ctx->input(i), output->data(), i);
+    }
+    op->request().dtype = dtype_;
+    op->request().root = root_;
+    reduction_.Set(&op->request());
+    return absl::OkStatus();
+  }
+
+ private:
+  tensorflow::DataType dtype_ = tensorflow::DT_INVALID;
+  int32_t root_ = 0;
+  Reduction reduction_;
+};
+
+REGISTER_KERNEL_BUILDER(Name("TfdistReduce").Device(tensorflow::DEVICE_CPU), ReduceToRootOp);
+
+}  // namespace
+}  // namespace tfdist

@@ -1,0 +1,49 @@
+// TfdistSend: hands a tensor to one other rank, which calls TfdistRecv.
+#include <cstring>
+
+#include "tf/tf_bridge.h"
+
+namespace tfdist {
+namespace {
+
+REGISTER_OP("TfdistSend")
+    .Input("tensor: T")
+    .Output("sent: T")  // a scalar 0; what backpropagation comes in by
+    .Attr("T: {" TFDIST_MOVED_TYPES "}")
+    .Attr("tensor_name: string")
+    .Attr("dst: int >= 0")
+    .Attr("timeout_s: float = 0.0")  // 0: TFDIST_TIMEOUT_S
+    .SetIsStateful()
+    .SetShapeFn([](tensorflow::shape_inference::InferenceContext* c) {
+      c->set_output(0, c->Scalar());
+      return absl::OkStatus();
+    });
+
+class SendOp : public CollectiveOp {
+ public:
+  explicit SendOp(tensorflow::OpKernelConstruction* ctx) : CollectiveOp(ctx, TFDIST_SENDRECV) {
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("T", &dtype_));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("dst", &dst_));
+  }
+
+ protected:
+  absl::Status Prepare(tensorflow::OpKernelContext* ctx, Operation* op) const override {
+    tensorflow::Tensor* sent = nullptr;
+    TF_RETURN_IF_ERROR(ctx->allocate_output(0, tensorflow::TensorShape({}), &sent));
+    std::memset(sent->data(), 0, sent->TotalBytes());  // 0 in every type
+    // In place: of the sender's tensor nothing is written.
+    op->AddTensor(ctx->input(0), ctx->input(0).data(), 0);
+    op->request().dtype = dtype_;
+    NamePair(op, OwnRank(), dst_);
+    return absl::OkStatus();
+  }
+
+ private:
+  tensorflow::DataType dtype_ = tensorflow::DT_INVALID;
+  int32_t dst_ = 0;
+};
+
+REGISTER_KERNEL_BUILDER(Name("TfdistSend").Device(tensorflow::DEVICE_CPU), SendOp);
+
+}  // namespace
+}  // namespace tfdist
