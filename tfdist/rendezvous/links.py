@@ -96,7 +96,7 @@ def link_end(
     peer: Peer, channel: Channel, *, initiator: bool, shared: list[int] | None = None
 ) -> _core.LinkEnd:
     """Turns a connected channel into what the core takes; detaches its socket."""
-    memory, doorbell = shared or (-1, -1)
+    memory, doorbell = [*(shared or []), -1, -1][:2]
     return _core.LinkEnd(
         peer=peer.rank,
         transport=SHM if shared else TCP,
@@ -154,9 +154,15 @@ def exchange_nonce(fd: int, size: int, write: bytes | None) -> bytes:
 
 
 async def connect_shm(
-    bond: Bond, peer: Peer, *, shm_bytes: int, doorbell_fd: int
+    bond: Bond, peer: Peer, *, shm_bytes: int, doorbell_fd: int | None
 ) -> _core.LinkEnd:
     """Makes the shared-memory link to a lower rank.
+
+    Args:
+        bond: of this rank.
+        peer: the lower rank.
+        shm_bytes: size of the memory.
+        doorbell_fd: what the peer rings; None, on both sides: the socket of the link.
 
     Raises:
         ShmFailedError: it does not work between the two; TCP may.
@@ -173,11 +179,13 @@ async def connect_shm(
             memory = create_memory(shm_bytes)
             nonce = secrets.token_bytes(_NONCE_BYTES)
             exchange_nonce(memory, shm_bytes, nonce)
-            await channel.send({"memory": shm_bytes}, (memory, doorbell_fd))
-            answer, fds = await channel.receive_with_fds(1)
-            _check_answer(answer, fds, nonce, exchange_nonce(memory, shm_bytes, None))
+            bells = () if doorbell_fd is None else (doorbell_fd,)
+            await channel.send({"memory": shm_bytes}, (memory, *bells))
+            answer, fds = await channel.receive_with_fds(len(bells))
+            left = exchange_nonce(memory, shm_bytes, None)
+            _check_answer(answer, len(fds) - len(bells), nonce, left)
             await channel.send({"ready": True})
-        return link_end(peer, channel, initiator=True, shared=[memory, fds[0]])
+        return link_end(peer, channel, initiator=True, shared=[memory, *fds])
     except (OSError, AuthenticationError, TimeoutError, ShmFailedError) as error:
         channel.close()
         close_all([*fds, *([memory] if memory >= 0 else [])])
@@ -189,20 +197,22 @@ async def connect_shm(
 
 
 def _check_answer(
-    answer: dict[str, Any], fds: list[int], nonce: bytes, left: bytes
+    answer: dict[str, Any], surplus: int, nonce: bytes, left: bytes
 ) -> None:
     if "error" in answer:
         raise ShmFailedError(f"{answer['error']!s:.200}")
-    if len(fds) != 1:
+    if surplus != 0:
         raise ShmFailedError("the peer passed no doorbell")
     if auth.decode_bytes(answer, "nonce", _NONCE_BYTES) != nonce or any(left):
         raise ShmFailedError("the two processes do not see the same memory")
 
 
 async def accept_shm(
-    channel: Channel, peer: Peer, *, shm_bytes: int, doorbell_fd: int
+    channel: Channel, peer: Peer, *, shm_bytes: int, doorbell_fd: int | None
 ) -> _core.LinkEnd:
     """Takes the shared memory that a higher rank offers; owns the channel.
+
+    Args: as of `connect_shm`.
 
     Raises:
         ShmFailedError: it does not work; the peer was told, and comes by TCP.
@@ -210,16 +220,17 @@ async def accept_shm(
     fds: list[int] = []
     try:
         async with asyncio.timeout(_LINK_TIMEOUT_S):
-            _, fds = await channel.receive_with_fds(2)
+            bells = () if doorbell_fd is None else (doorbell_fd,)
+            _, fds = await channel.receive_with_fds(1 + len(bells))
             try:
-                if len(fds) != 2:
+                if len(fds) != 1 + len(bells):
                     raise ShmFailedError("the peer passed no memory")
                 check_memory(fds[0], shm_bytes)
                 nonce = exchange_nonce(fds[0], shm_bytes, None)
             except (OSError, ValueError, ShmFailedError) as error:
                 await channel.send({"error": str(error)})
                 raise
-            await channel.send({"nonce": nonce.hex()}, (doorbell_fd,))
+            await channel.send({"nonce": nonce.hex()}, bells)
             await channel.receive()
         return link_end(peer, channel, initiator=False, shared=fds)
     except (OSError, ValueError, AuthenticationError, TimeoutError) as error:

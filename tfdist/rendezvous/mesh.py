@@ -1,4 +1,8 @@
-"""Connects every pair of ranks, after all have told and compared who they are."""
+"""Connects the ranks, after all have told and compared who they are.
+
+Every pair of a small world; else each rank with its neighbours (`overlay`), and with
+others later, when data needs it (`late_links`).
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ import socket
 from typing import Any
 
 from tfdist import _core
-from tfdist.rendezvous import agreement, hosts, links
+from tfdist.rendezvous import agreement, hosts, links, overlay
 from tfdist.rendezvous.address import bind
 from tfdist.rendezvous.auth import AuthenticationError, RefusedError
 from tfdist.rendezvous.channel import Channel
@@ -23,6 +27,7 @@ from tfdist.rendezvous.errors import (
     timeout,
 )
 from tfdist.rendezvous.hosts import HOST
+from tfdist.rendezvous.late_links import LateLinks
 from tfdist.rendezvous.links import SHM, TCP, Bond, Peer, ShmFailedError
 from tfdist.rendezvous.listener import Listener
 from tfdist.rendezvous.store import (
@@ -57,6 +62,8 @@ class _Builder:
         self.listeners: list[Listener] = []
         self.compared = asyncio.Event()
         self.bond: Bond | None = None
+        self.first = overlay.first_peers(self.rank, self.size, settings.mesh_ranks)
+        self.late: LateLinks | None = None
 
     # ---- telling and comparing ----
 
@@ -74,6 +81,14 @@ class _Builder:
             )
             listener.start()
             self.listeners.append(listener)
+        if len(self.first) < self.size - 1:
+            self.late = LateLinks(
+                rank=self.rank,
+                listeners=self.listeners,
+                connect=self._connect_late,
+                describe=lambda rank: self.peers[rank].described,
+                timeout_s=self.settings.timeout_s,
+            )
         return {"address": list(address), "unix_name": unix_name}
 
     async def tell(self, store: StoreClient) -> None:
@@ -195,11 +210,14 @@ class _Builder:
                     channel,
                     peer,
                     shm_bytes=self.settings.shm_bytes,
-                    doorbell_fd=self.doorbell_fd,
+                    doorbell_fd=self._passed_doorbell,
                 )
             else:
                 channel.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 end = links.link_end(peer, channel, initiator=False)
+            if self.late is not None and rank not in self.first:
+                await self.late.accepted(end)
+                return
             self.made[rank] = end
             self.changed.set()
         except ShmFailedError as error:
@@ -212,21 +230,36 @@ class _Builder:
 
     # ---- links with lower ranks, to which this one connects ----
 
+    @property
+    def _passed_doorbell(self) -> int | None:
+        """What peers ring; None: the socket, so that a link has one descriptor."""
+        return self.doorbell_fd if self.late is None else None
+
     async def _connect(self, peer: Peer) -> str:
         """Makes one link; returns why it is not shared memory, "" when all is well."""
+        self.made[peer.rank], why = await self._link_to(peer)
+        return why
+
+    async def _connect_late(self, rank: int) -> _core.LinkEnd:
+        end, why = await self._link_to(self.peers[rank])
+        if why:
+            _log.warning("no shared memory with %s; using TCP", why)
+        return end
+
+    async def _link_to(self, peer: Peer) -> tuple[_core.LinkEnd, str]:
         same_host = self.host_of[peer.rank] == self.host_of[self.rank]
         why = ""
         if self.settings.transport != TCP and (
             same_host or self.settings.transport == SHM
         ):
             try:
-                self.made[peer.rank] = await links.connect_shm(
+                end = await links.connect_shm(
                     self._bond,
                     peer,
                     shm_bytes=self.settings.shm_bytes,
-                    doorbell_fd=self.doorbell_fd,
+                    doorbell_fd=self._passed_doorbell,
                 )
-                return ""
+                return end, ""
             except ShmFailedError as error:
                 why = f"{peer.described}: {error}"
                 if self.settings.transport == SHM:
@@ -234,8 +267,7 @@ class _Builder:
                         f"TFDIST_TRANSPORT=shm, but there is no shared memory with "
                         f"{why}; use TFDIST_TRANSPORT=auto"
                     ) from error
-        self.made[peer.rank] = await self._connect_tcp(peer)
-        return why
+        return await self._connect_tcp(peer), why
 
     @property
     def _bond(self) -> Bond:
@@ -250,7 +282,8 @@ class _Builder:
             except RefusedError as error:
                 raise invalid(f"no link with {peer.described}: {error}") from error
             except (OSError, AuthenticationError, TimeoutError) as error:
-                if self.settings.left_s <= _RETRY_S:
+                # A late link has a deadline of its own (late_links).
+                if peer.rank in self.first and self.settings.left_s <= _RETRY_S:
                     where = ":".join(map(str, peer.address))
                     raise timeout(
                         f"rank {self.rank} cannot connect to {peer.described} at "
@@ -261,17 +294,21 @@ class _Builder:
                 await asyncio.sleep(_RETRY_S)
 
     async def link(self) -> None:
-        """Makes all links of this rank."""
+        """Makes the links that this rank starts with."""
         try:
             async with asyncio.timeout(self.settings.left_s):
                 reasons = await asyncio.gather(
-                    *(self._connect(peer) for peer in self.peers[: self.rank])
+                    *(
+                        self._connect(self.peers[rank])
+                        for rank in self.first
+                        if rank < self.rank
+                    )
                 )
-                while len(self.made) < self.size - 1:
+                while len(self.made) < len(self.first):
                     await self.changed.wait()
                     self.changed.clear()
         except TimeoutError:
-            rest = sorted(set(range(self.size)) - set(self.made) - {self.rank})
+            rest = sorted(set(self.first) - set(self.made))
             raise timeout(
                 f"rank {self.rank} has no link to {numbers(rest)} after "
                 f"{self.settings.timeout_s:g} s (TFDIST_START_TIMEOUT_S)",
@@ -336,9 +373,12 @@ class _Builder:
 
     async def close(self, *, keep_links: bool) -> None:
         """Ends the listeners; closes the links as well unless they are to stay."""
-        for listener in self.listeners:
-            await listener.close()
+        if self.late is None or not keep_links:
+            for listener in self.listeners:
+                await listener.close()
         if not keep_links:
+            if self.late is not None:
+                os.close(self.late.wanted_fd)
             close_ends(list(self.made.values()))
             self.made.clear()
             os.close(self.doorbell_fd)
@@ -384,6 +424,9 @@ async def build(settings: Settings) -> Mesh:
         generation=settings.generation,
         own_doorbell_fd=builder.doorbell_fd,
         links=[builder.made[rank] for rank in sorted(builder.made)],
+        hosts=[peer.host for peer in builder.peers],
+        pids=[peer.pid for peer in builder.peers],
+        late=builder.late,
     )
 
 

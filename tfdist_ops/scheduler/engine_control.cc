@@ -113,6 +113,7 @@ void Engine::HandleControl(int peer, FrameType type, uint32_t set, ByteSpan mess
       if (!parsed) break;
       inbound_[p].left = true;
       inbound_[p].answer_due = true;
+      if (links_[p] != nullptr) links_[p]->PeerLeaves();
       // Only a set's leader knows whether a key still waits for the peer, or is already announced;
       // after the leader's own goodbye nothing will be.
       for (const auto& [id, led] : sets_) {
@@ -379,7 +380,7 @@ void Engine::LosePeer(int peer, const Status& reason, int64_t now_us) {
     if (!record.tensor.empty()) message += " while \"" + record.tensor + "\" was in progress";
     message += " (" + reason.message() + ")";
     const Status status(Code::kAborted, message, record);
-    Abort(status, status, now_us);
+    Abort(status, links_[p]->LossIsTold() ? Status() : status, now_us);
   } else if (busy()) {
     // A peer that left had done its part; what it sent has been read before the link's end.
     AdvanceAll(now_us);
@@ -434,6 +435,8 @@ void Engine::AcknowledgeLeaves() {
     });
     if (needed) continue;
     inbound_[p].answer_due = false;
+    // Only the end of a connection can take unread bytes with it.
+    if (links_[p] == nullptr || !links_[p]->Direct()) continue;
     Tell(peer, FrameType::kLeaveAck, kWorldSet, "");
   }
 }
@@ -456,9 +459,8 @@ bool Engine::Left() const {
   if (!leaving_) return false;
   for (size_t p = 0; p < links_.size(); ++p) {
     if (links_[p] == nullptr) continue;
-    if (!inbound_[p].acknowledged || !outbound_[p].messages.empty() || !links_[p]->Flushed()) {
-      return false;
-    }
+    if (!outbound_[p].messages.empty() || !links_[p]->Flushed()) return false;
+    if (links_[p]->Direct() && !inbound_[p].acknowledged) return false;
   }
   return true;
 }
