@@ -20,7 +20,7 @@ from typing import Any
 from tfdist import _core
 from tfdist.rendezvous import auth
 from tfdist.rendezvous.auth import AuthenticationError
-from tfdist.rendezvous.channel import Channel, close_all
+from tfdist.rendezvous.channel import Channel, close_all, patience
 
 SHM = "shm"
 TCP = "tcp"
@@ -59,6 +59,7 @@ class Bond:
         generation: number of the initialization.
         rank: this one.
         frames: how the core authenticates frames (TFDIST_TCP_MAC).
+        size: number of ranks.
     """
 
     secret: bytes = field(repr=False)
@@ -66,6 +67,12 @@ class Bond:
     generation: int
     rank: int
     frames: str
+    size: int = 1
+
+    @property
+    def timeout_s(self) -> float:
+        """Seconds for making one link."""
+        return _LINK_TIMEOUT_S * patience(self.size)
 
     def claims(self, transport: str, acceptor: int) -> dict[str, Any]:
         """What this rank claims when it connects to a lower one."""
@@ -167,11 +174,13 @@ async def connect_shm(
     Raises:
         ShmFailedError: it does not work between the two; TCP may.
     """
-    channel = Channel(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+    channel = Channel(
+        socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), size=bond.size
+    )
     memory = -1
     fds: list[int] = []
     try:
-        async with asyncio.timeout(_LINK_TIMEOUT_S):
+        async with asyncio.timeout(bond.timeout_s):
             await asyncio.get_running_loop().sock_connect(
                 channel.sock, "\0" + peer.unix_name
             )
@@ -208,18 +217,28 @@ def _check_answer(
 
 
 async def accept_shm(
-    channel: Channel, peer: Peer, *, shm_bytes: int, doorbell_fd: int | None
+    channel: Channel,
+    peer: Peer,
+    *,
+    shm_bytes: int,
+    doorbell_fd: int | None,
+    timeout_s: float = _LINK_TIMEOUT_S,
 ) -> _core.LinkEnd:
     """Takes the shared memory that a higher rank offers; owns the channel.
 
-    Args: as of `connect_shm`.
+    Args:
+        channel: what the higher rank has connected.
+        peer: that rank.
+        shm_bytes: size of the memory.
+        doorbell_fd: as for `connect_shm`.
+        timeout_s: seconds for all of it.
 
     Raises:
         ShmFailedError: it does not work; the peer was told, and comes by TCP.
     """
     fds: list[int] = []
     try:
-        async with asyncio.timeout(_LINK_TIMEOUT_S):
+        async with asyncio.timeout(timeout_s):
             bells = () if doorbell_fd is None else (doorbell_fd,)
             _, fds = await channel.receive_with_fds(1 + len(bells))
             try:
@@ -252,9 +271,9 @@ async def connect_tcp(bond: Bond, peer: Peer) -> _core.LinkEnd:
     loop = asyncio.get_running_loop()
     host, port = peer.address
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    channel = Channel(socket.socket(family, socket.SOCK_STREAM))
+    channel = Channel(socket.socket(family, socket.SOCK_STREAM), size=bond.size)
     try:
-        async with asyncio.timeout(_LINK_TIMEOUT_S):
+        async with asyncio.timeout(bond.timeout_s):
             await loop.sock_connect(channel.sock, (host, port))
             channel.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             await channel.handshake_as_client(bond.secret, bond.claims(TCP, peer.rank))

@@ -64,6 +64,7 @@ class _Builder:
         self.bond: Bond | None = None
         self.first = overlay.first_peers(self.rank, self.size, settings.mesh_ranks)
         self.late: LateLinks | None = None
+        self.complete = False
 
     # ---- telling and comparing ----
 
@@ -78,6 +79,7 @@ class _Builder:
                 secret=self.settings.secret,
                 refusal=functools.partial(self._refusal, transport),
                 serve=self._accept,
+                size=self.size,
             )
             listener.start()
             self.listeners.append(listener)
@@ -100,6 +102,7 @@ class _Builder:
             generation=self.settings.generation,
             rank=self.rank,
             frames=str(self.settings.settings.get("TFDIST_TCP_MAC", "")),
+            size=self.size,
         )
         placement, generation = self.settings.placement, self.settings.generation
         record = {
@@ -146,7 +149,7 @@ class _Builder:
         """Proves which ranks share this one's host; all ranks get the same answer."""
         settings, generation = self.settings, self.settings.generation
         claims = [record["claim"] for record in self.records]
-        lowest = self.rank
+        reached = self.rank
         for other in hosts.candidates(self.rank, claims):
             if await hosts.reaches(
                 self.peers[other].unix_name,
@@ -155,9 +158,9 @@ class _Builder:
                 described=self.peers[other].described,
                 deadline=settings.deadline,
             ):
-                lowest = other
+                reached = other
                 break
-        await store.set(f"{generation}/host/{self.rank}", lowest)
+        await store.set(f"{generation}/host/{self.rank}", reached)
         keys = [f"{generation}/host/{rank}" for rank in range(self.size)]
         try:
             found = await store.wait(keys, settings.left_s + _LAST_WORDS_S)
@@ -186,20 +189,23 @@ class _Builder:
         if transport == SHM and claims.get("transport") == HOST:
             return self.bond.refusal(HOST, self.size, claims)
         why = self.bond.refusal(transport, self.size, claims)
-        if not why and not self._fresh(claims["from"]):
+        if not why and claims["from"] in self.accepting:
             # No refusal for good: its first connection may have broken, it tries again.
             raise AuthenticationError(f"a second link from rank {claims['from']}")
         return why
 
-    def _fresh(self, rank: int) -> bool:
-        return rank not in self.made and rank not in self.accepting
-
     async def _accept(self, channel: Channel) -> None:
         transport, rank = channel.claims["transport"], channel.claims["from"]
         # Of a proof that both are on one host the handshake was all.
-        if transport == HOST or not self._fresh(rank):  # or a second one, just now
+        if transport == HOST or rank in self.accepting:  # or a second one, just now
             channel.close()
             return
+        if rank in self.made:
+            if self.complete:  # the core has it
+                channel.close()
+                return
+            # It gave up the first one, at the very end of its handshake.
+            close_ends([self.made.pop(rank)])
         self.accepting.add(rank)
         try:
             # The peer may have read the records before this rank did.
@@ -211,6 +217,7 @@ class _Builder:
                     peer,
                     shm_bytes=self.settings.shm_bytes,
                     doorbell_fd=self._passed_doorbell,
+                    timeout_s=self._bond.timeout_s,
                 )
             else:
                 channel.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -347,12 +354,14 @@ class _Builder:
             deadline=settings.deadline,
             job=settings.job,
             generation=settings.generation,
+            size=self.size,
         )
         try:
             await self.tell(store)
             await self.find_hosts(store)
             await self.link()
             await self.await_others(store)
+            self.complete = True
         except RendezvousError as error:
             await self._tell_failure(store, error)
             raise
@@ -403,6 +412,7 @@ async def build(settings: Settings) -> Mesh:
             deadline=settings.deadline,
             generation=settings.generation,
             job=settings.job,
+            size=builder.size,
         )
         await _race(builder.run(), membership)
         keep = left = True

@@ -129,14 +129,14 @@ async def _connect(
             secret = read_secret_file(secret_file)
             store = split_address(placement.rendezvous)
             if hosted:
-                server = StoreServer(bind(*store), secret, placement.job or "")
+                server = _server(placement, secret, store)
         else:
             _check_one_host(placement, secret_file, address)
             job = placement.job or parent_job(environ)
             meeting = MeetingPoint(job, options.generation, environ)
             if hosted:
                 secret = auth.new_secret()
-                server = StoreServer(bind("127.0.0.1", 0), secret, placement.job or "")
+                server = _server(placement, secret, ("127.0.0.1", 0))
                 store = server.address
             else:
                 where, secret = await meeting.find(deadline=deadline)
@@ -163,6 +163,12 @@ async def _connect(
             await server.close(drain_s=_DRAIN_S)
             if meeting is not None:
                 meeting.remove()
+
+
+def _server(
+    placement: Placement, secret: bytes, where: tuple[str, int]
+) -> StoreServer:
+    return StoreServer(bind(*where), secret, placement.job or "", placement.size)
 
 
 def _check_one_host(
