@@ -30,7 +30,7 @@ TEST(a_rank_has_at_most_two_neighbours_for_each_bit_and_they_are_mutual) {
       for (int neighbour : neighbours) CHECK(Has(OverlayNeighbours(neighbour, size), rank));
     }
   }
-  CHECK_EQ(OverlayNeighbours(0, 256).size(), 15u);    // 2 log2(256) - 1: +128 is -128
+  CHECK_EQ(OverlayNeighbours(0, 256).size(), 15u);  // 2 log2(256) - 1: +128 is -128
   CHECK_EQ(OverlayNeighbours(0, 4096).size(), 23u);
 }
 

@@ -24,7 +24,7 @@ const AlgorithmEntry* SelectAlgorithm(CollectiveKind kind, const std::string& wa
   // Inside a host memory bandwidth is the limit, not messages: the owner of a slice reads all
   // inputs once and adds them in rank order, with one pass over the output instead of size - 1.
   const bool prefer_pairwise =
-      wanted == "auto" && kind == CollectiveKind::kAllreduce && AllLocal(args);
+      wanted == "auto" && kind == CollectiveKind::kAllreduce && AllLocal(args) && !args.sparse;
   const std::string name = prefer_pairwise ? "pairwise" : wanted;
   for (const AlgorithmEntry& entry : Algorithms()) {
     if (entry.kind != kind || !entry.supports(args, dtype)) continue;

@@ -13,10 +13,11 @@ int64_t RowElements(const std::vector<int64_t>& shape) {
   return elements;
 }
 
-StatusOr<ScheduleArgs> ArgsFor(const RequestInfo& info, const SetView& set) {
+StatusOr<ScheduleArgs> ArgsFor(const RequestInfo& info, const SetView& set, const Config& config) {
   ScheduleArgs args;
   args.rank = set.index;
   args.size = set.size();
+  args.sparse = set.size() > config.mesh_ranks;
   args.host_of = set.host_of;
   if (!HasRoot(info.kind)) return args;
   const auto root = std::find(set.ranks.begin(), set.ranks.end(), info.root);
@@ -46,7 +47,7 @@ StatusOr<const AlgorithmEntry*> AlgorithmFor(const RequestInfo& info, const Sche
 
 StatusOr<Plan> PlanOperation(const PlanInput& input, const Config& config) {
   const RequestInfo& info = input.info;
-  StatusOr<ScheduleArgs> args = ArgsFor(info, input.set);
+  StatusOr<ScheduleArgs> args = ArgsFor(info, input.set, config);
   TFDIST_RETURN_IF_ERROR(args.status());
   StatusOr<const AlgorithmEntry*> entry = AlgorithmFor(info, args.value(), config);
   TFDIST_RETURN_IF_ERROR(entry.status());
