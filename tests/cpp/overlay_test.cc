@@ -71,6 +71,25 @@ TEST(all_ranks_hear_of_a_death_and_of_no_other) {
   }
 }
 
+TEST(who_ends_because_another_one_died_is_not_blamed) {
+  std::mt19937 random(5);
+  for (int trial = 0; trial < 60; ++trial) {
+    OverlayWorld world(24);
+    const int dead = static_cast<int>(random() % 24);
+    world.Kill(dead);
+    // Each rank ends as soon as it knows of a loss, as a program without a handler does.
+    for (int turn = 0; turn < 24 * 200; ++turn) {
+      const int rank = static_cast<int>(random() % 24);
+      if (!world.alive(rank)) continue;
+      world.Turn(rank);
+      if (world.first_loss.count(rank) == 0) continue;
+      CHECK_EQ(world.first_loss[rank], dead);
+      world.Kill(rank);
+    }
+    CHECK_EQ(world.first_loss.size(), 23u);
+  }
+}
+
 TEST(nothing_between_survivors_is_lost_with_a_relay) {
   std::mt19937 random(11);
   for (int trial = 0; trial < 20; ++trial) {

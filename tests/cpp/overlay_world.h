@@ -103,6 +103,7 @@ class OverlayWorld {
       moved |= read;
       if (status.ok() || read) continue;
       lost[{rank, peer}] = status.message();
+      first_loss.emplace(rank, peer);
       ranks[static_cast<size_t>(rank)][static_cast<size_t>(peer)].reset();
       moved = true;
     }
@@ -122,6 +123,7 @@ class OverlayWorld {
   std::vector<Ends> wanted;                               // who wants a link to whom
   std::map<Ends, std::vector<std::string>> heard;         // by source and destination
   std::map<Ends, std::string> lost;                       // by observer and who is lost
+  std::map<int, int> first_loss;                          // by observer
 
  private:
   const int size_;

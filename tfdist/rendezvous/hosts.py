@@ -69,7 +69,9 @@ def numbered(reached: Sequence[int]) -> tuple[int, ...]:
     """
     numbers: list[int] = []
     for rank, other in enumerate(reached):
-        numbers.append(max(numbers, default=-1) + 1 if other == rank else numbers[other])
+        numbers.append(
+            max(numbers, default=-1) + 1 if other == rank else numbers[other]
+        )
     return tuple(numbers)
 
 

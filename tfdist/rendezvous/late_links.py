@@ -13,6 +13,7 @@ import asyncio
 import logging
 import os
 import threading
+import weakref
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
@@ -23,6 +24,7 @@ from tfdist.rendezvous.world import close_ends
 
 _log = logging.getLogger("tfdist")
 _CLOSE_S = 5.0
+_running: weakref.WeakSet[LateLinks] = weakref.WeakSet()
 
 
 class LateLinks:
@@ -58,6 +60,7 @@ class LateLinks:
         self._linked: dict[int, asyncio.Event] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._pid = os.getpid()
+        _running.add(self)
 
     def started(self) -> None:
         """The core runs: it can be given links. From any thread."""
@@ -72,6 +75,11 @@ class LateLinks:
         except RuntimeError:
             return  # the loop has ended
         self._thread.join(_CLOSE_S)
+
+    def abandon(self) -> None:
+        """Closes the listeners in a forked child, which would keep them open."""
+        for listener in self._listeners:
+            listener.abandon()
 
     async def run(self) -> None:
         """Serves until `stop`."""
@@ -135,3 +143,11 @@ class LateLinks:
             "(TFDIST_START_TIMEOUT_S); is it reachable from this host (TFDIST_ADDRESS, "
             "a firewall)?"
         )
+
+
+def _abandon_all() -> None:
+    for late in list(_running):
+        late.abandon()
+
+
+os.register_at_fork(after_in_child=_abandon_all)

@@ -174,9 +174,7 @@ async def connect_shm(
     Raises:
         ShmFailedError: it does not work between the two; TCP may.
     """
-    channel = Channel(
-        socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), size=bond.size
-    )
+    channel = Channel(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), size=bond.size)
     memory = -1
     fds: list[int] = []
     try:

@@ -105,8 +105,7 @@ class Listener:
         oldest.cancel()
         self._refuse(
             AuthenticationError(
-                f"more than {self._room} connections at once did not "
-                "authenticate"
+                f"more than {self._room} connections at once did not authenticate"
             )
         )
 

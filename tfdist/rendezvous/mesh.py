@@ -14,7 +14,7 @@ import socket
 from typing import Any
 
 from tfdist import _core
-from tfdist.rendezvous import agreement, hosts, links, overlay
+from tfdist.rendezvous import agreement, hosts, limits, links, overlay
 from tfdist.rendezvous.address import bind
 from tfdist.rendezvous.auth import AuthenticationError, RefusedError
 from tfdist.rendezvous.channel import Channel
@@ -47,8 +47,9 @@ _LAST_WORDS_S = 2.0
 class _Builder:
     """One start of one rank; every coroutine of it runs on one loop."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, first: list[int]) -> None:
         self.settings = settings
+        self.first = first  # the ranks to link with
         self.rank = settings.placement.rank
         self.size = settings.placement.size
         self.host = socket.gethostname()
@@ -62,7 +63,6 @@ class _Builder:
         self.listeners: list[Listener] = []
         self.compared = asyncio.Event()
         self.bond: Bond | None = None
-        self.first = overlay.first_peers(self.rank, self.size, settings.mesh_ranks)
         self.late: LateLinks | None = None
         self.complete = False
 
@@ -400,7 +400,10 @@ async def build(settings: Settings) -> Mesh:
         RendezvousError: a rank is missing (timeout, naming it), another one failed
             (rank_failed, naming it), or the ranks do not agree (mismatch).
     """
-    builder = _Builder(settings)
+    size = settings.placement.size
+    first = overlay.first_peers(settings.placement.rank, size, settings.mesh_ranks)
+    limits.make_room(len(first))
+    builder = _Builder(settings, first)
     membership: Membership | None = None
     keep = False
     left = False

@@ -165,9 +165,7 @@ async def _connect(
                 meeting.remove()
 
 
-def _server(
-    placement: Placement, secret: bytes, where: tuple[str, int]
-) -> StoreServer:
+def _server(placement: Placement, secret: bytes, where: tuple[str, int]) -> StoreServer:
     return StoreServer(bind(*where), secret, placement.job or "", placement.size)
 
 

@@ -159,7 +159,9 @@ class StoreServer:
         if operation == "wait":
             keys = [str(key) for key in request["keys"]]
             missing = await self._wait(keys, float(request["timeout_s"]))
-            return auth.encode({"missing": missing}) if missing else self._values_of(keys)
+            return (
+                auth.encode({"missing": missing}) if missing else self._values_of(keys)
+            )
         raise ValueError(f"unknown operation {operation!r:.40}")
 
     async def _serve_member(self, channel: Channel) -> None:
@@ -410,9 +412,7 @@ class StoreThread:
             raise RendezvousError(13, "the rendezvous store did not start in 10 s")
 
     def _start(self, ready: threading.Event) -> None:
-        self._server = StoreServer(
-            self._sock, self._secret, self._job, self._size
-        )
+        self._server = StoreServer(self._sock, self._secret, self._job, self._size)
         self._server.start()
         ready.set()
 

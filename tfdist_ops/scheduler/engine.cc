@@ -33,7 +33,10 @@ Engine::Engine(World world, Links links, const Config& config, Hooks hooks)
       hooks_(std::move(hooks)),
       held_(links_.size(), 0),
       inbound_(links_.size()),
-      outbound_(links_.size()) {
+      outbound_(links_.size()),
+      sparse_(std::any_of(links_.begin(), links_.end(), [](const auto& link) {
+        return link != nullptr && !link->Direct();
+      })) {
   OpenSet(Room(kWorldSet), Everybody(world_.size));
 }
 

@@ -213,6 +213,7 @@ class Engine {
   uint64_t deviations_ = 0;            // buckets that could not although they had run before
   uint64_t probes_ = 0;                // sent
   uint64_t finished_ = 0;
+  const bool sparse_;  // not all ranks are connected with this one (transport/overlay.h)
   bool leaving_ = false;
   Status failure_;
 };

@@ -105,7 +105,9 @@ void Engine::HandleControl(int peer, FrameType type, uint32_t set, ByteSpan mess
     case FrameType::kAbort: {
       Status status;
       parsed = DecodeStatus(message, &status) && !status.ok();
-      if (parsed) Abort(status, Status(), now_us);
+      // Where not all ranks are connected, each passes it on, once: so it is ahead of the news that
+      // a rank has ended because of it.
+      if (parsed) Abort(status, sparse_ ? status : Status(), now_us);
       break;
     }
     case FrameType::kLeave:
@@ -322,7 +324,13 @@ void Engine::Abort(const Status& mine, const Status& theirs, int64_t now_us) {
   // A cancelled step is over; what is submitted later fails because this rank has left the others.
   failure_ = mine.code() == Code::kCancelled && !theirs.ok() ? theirs : mine;
   TFDIST_LOG(kInfo, world_.rank, "ENGINE", "work ends: " << mine.message());
-  if (!theirs.ok()) TellAll(FrameType::kAbort, EncodeStatus(theirs));
+  if (!theirs.ok()) {
+    for (const auto& link : links_) {
+      if (link == nullptr || !link->Direct()) continue;
+      Tell(link->peer(), FrameType::kAbort, kWorldSet, EncodeStatus(theirs));
+      FlushControl(link->peer());  // the program may end as soon as its operations have
+    }
+  }
   if (hooks_.failed) hooks_.failed(failure_);
   std::vector<std::unique_ptr<Request>> ended;
   for (auto& [id, set] : sets_) {

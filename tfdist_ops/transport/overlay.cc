@@ -70,11 +70,8 @@ void Overlay::Forward(Letter letter) {
              "a frame from rank " << SourceOf(letter.header) << " to rank " << to
                                   << " is dropped: no way leads there any more");
   if (SourceOf(letter.header) != rank_) return;
-  Peer& peer = At(to);
-  peer.unacknowledged.clear();
-  if (!peer.error.ok()) return;
-  peer.error = PeerLost(to, "cannot be reached: the ranks between have left or failed");
-  arrived_ = true;
+  At(to).unacknowledged.clear();
+  NoteLoss(to, PeerLost(to, "cannot be reached: the ranks between have left or failed"));
 }
 
 void Overlay::Queue(int neighbour, Letter letter) {
@@ -156,9 +153,7 @@ void Overlay::Receive(int neighbour, Letter letter) {
 }
 
 void Overlay::Garbage(int neighbour, const std::string& what) {
-  Peer& peer = At(neighbour);
-  if (peer.error.ok()) peer.error = PeerGarbage(neighbour, what);
-  arrived_ = true;
+  NoteLoss(neighbour, PeerGarbage(neighbour, what));
 }
 
 void Overlay::Deliver(int source, Letter letter) {
@@ -226,6 +221,7 @@ bool Overlay::PollControl(int from, InFrame* frame) {
       peer.link->Release(Lane::kControl, *frame);
       Receive(from, std::move(letter));
     }
+    peer.drained = peer.ending;
     return false;
   }
   if (peer.inbox.empty()) return false;
@@ -257,10 +253,18 @@ Status Overlay::Pump(int to, bool* moved) {
   if (peer.link != nullptr) {
     *moved |= Flush(to);
     const Status status = peer.link->Pump(moved);
-    if (!status.ok()) EndedLink(to, status);
+    if (!status.ok()) {
+      // What it sent before may be news of who was lost first.
+      if (peer.drained || !peer.neighbour) EndedLink(to, status);
+      *moved |= !peer.ending;
+      peer.ending = true;
+    }
   }
   if (doubtful_) Repeat();
-  return peer.error;
+  if (peer.error.ok()) return Status();
+  if (losses_.front() == to) return peer.error;
+  *moved = true;
+  return Status();
 }
 
 void Overlay::Adopt(int to, std::unique_ptr<Link> link) {
@@ -285,25 +289,29 @@ void Overlay::Leaves(int leaving) {
 // A link has ended under our hands.
 void Overlay::EndedLink(int to, const Status& reason) {
   Peer& peer = At(to);
-  if (peer.left) {
-    if (peer.error.ok()) {
-      peer.error = reason;
-      if (peer.neighbour) DoubtDelivery();
-    }
-    return;
+  if (!peer.left) {
+    Lose(to, reason, -1);
+    peer.error = reason;  // better than what others may have told
+  } else if (peer.error.ok()) {
+    NoteLoss(to, reason);
+    if (peer.neighbour) DoubtDelivery();
   }
-  const bool news = !peer.gone;
-  peer.error = reason;  // better than what others have told
-  if (news) Lose(to, reason, -1);
+}
+
+void Overlay::NoteLoss(int lost, const Status& reason) {
+  Peer& peer = At(lost);
+  if (!peer.error.ok() || peer.closed) return;
+  peer.error = reason;
+  losses_.push_back(lost);
+  arrived_ = true;
 }
 
 void Overlay::Lose(int lost, const Status& reason, int told_by) {
   Peer& peer = At(lost);
   if (peer.gone || peer.left) return;
   peer.gone = true;
-  if (peer.error.ok()) peer.error = reason;
+  NoteLoss(lost, reason);
   peer.unacknowledged.clear();
-  arrived_ = true;
   FindRoutes();
   FrameHeader header;
   header.type = kGone;
@@ -341,6 +349,7 @@ void Overlay::Repeat() {
 void Overlay::Close(int closed) {
   Peer& peer = At(closed);
   peer.closed = true;
+  losses_.remove(closed);
   peer.link.reset();
   peer.unacknowledged.clear();
   peer.inbox.clear();

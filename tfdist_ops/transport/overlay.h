@@ -18,8 +18,9 @@
 //     queue, is what bounds memory.
 //   - Loss. A neighbour whose link ends without a goodbye is gone; that is told to all ranks by
 //     flooding, each telling its neighbours once. Its Link's Pump then fails on every rank, as in a
-//     full mesh. A rank that said goodbye (Link::PeerLeaves) relays nothing new; its end is told to
-//     nobody. A frame for which there is no route is dropped, and its destination's Link fails.
+//     full mesh; after a second death it fails for the first one first. A rank that said goodbye
+//     (Link::PeerLeaves) relays nothing new; its end is told to nobody. A frame for which there is
+//     no route is dropped, and its destination's Link fails.
 //
 // Belongs to the progress thread, like the links.
 #ifndef TFDIST_OPS_TRANSPORT_OVERLAY_H_
@@ -85,6 +86,8 @@ class Overlay : public std::enable_shared_from_this<Overlay> {
     bool closed = false;      // its link has ended, or nobody listens to it here any more
     bool wanted = false;      // a link for data
     bool overdue = false;     // an acknowledgement is
+    bool ending = false;      // its link has ended; what came before is being read
+    bool drained = false;     // and has been
     Status error;             // why it is lost
     std::list<Letter> queue;  // neighbour: what is to go over its link
     // The numbered frames to and from a rank that is no neighbour.
@@ -117,6 +120,7 @@ class Overlay : public std::enable_shared_from_this<Overlay> {
   void Acknowledge(int source);
   void HearAcknowledgement(int source, uint64_t next);
   void Lose(int peer, const Status& reason, int told_by);
+  void NoteLoss(int peer, const Status& reason);
   void EndedLink(int peer, const Status& reason);
   void DoubtDelivery();
   void Repeat();
@@ -129,6 +133,9 @@ class Overlay : public std::enable_shared_from_this<Overlay> {
   std::vector<int> neighbours_;
   std::vector<Peer> peers_;
   std::vector<int> next_hop_;  // by destination; -1: none
+  // Lost ranks of which the engine does not know, in the order of the news: who ends because
+  // another one died must not be taken for the culprit.
+  std::list<int> losses_;
   Counters counters_;
   bool arrived_ = false;   // something for the engine, since the last Pump
   bool doubtful_ = false;  // a link has ended: frames may have been lost
