@@ -2,7 +2,7 @@
 # Needs GNU make, Python 3.11-3.13 and a C++17 compiler: no root, no GPU, nothing else installed.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help train test test-slow mutants sanitize fuzz hostile campaign lint format docs gpu setup clean distclean
+.PHONY: help train test test-slow sim campaign mutants sanitize fuzz hostile lint format docs gpu setup clean distclean
 unexport PYTHONPATH PYTHONHOME
 
 NP ?= 2
@@ -13,7 +13,7 @@ INSTALLED := .venv/.installed
 BUILT := .venv/.built
 NATIVE := $(shell find tfdist_ops -path tfdist_ops/cuda -prune -o \
   \( -name '*.cc' -o -name '*.h' -o -name CMakeLists.txt \) -print)
-CPP := $(shell find tfdist_ops tests/cpp tests/fuzz benchmarks -name '*.cc' -o -name '*.h' -o -name '*.cu')
+CPP := $(shell find tfdist_ops tests/cpp tests/sim tests/fuzz benchmarks -name '*.cc' -o -name '*.h' -o -name '*.cu')
 PYTHON_CODE := .ci tfdist recipes benchmarks tests setup.py
 
 help:  ## this list
@@ -38,6 +38,16 @@ test: $(BUILT)  ## the whole suite, in stages
 
 test-slow: $(BUILT)  ## the tests that take minutes
 	@$(BIN)/python -m pytest tests -m slow
+
+SEEDS ?= 1000
+FIRST ?= 1
+SIM := build/sim
+sim: $(INSTALLED)  ## SEEDS=1000 worlds from FIRST=1 on, simulated with faults in one thread
+	@$(BIN)/cmake -S tfdist_ops -B $(SIM) -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja \
+	  -DTFDIST_TESTS=ON --log-level=WARNING
+	@$(BIN)/cmake --build $(SIM) --target sim engine_sim
+	@$(SIM)/sim --seeds $(SEEDS) --first $(FIRST)
+	@$(SIM)/engine_sim --seeds $(SEEDS) --first $(FIRST)
 
 mutants: $(BUILT)  ## breaks the code line by line: each break must be caught
 	@$(BIN)/python tests/mutants/run.py

@@ -3,8 +3,9 @@
 //
 //   collective_bench [--ranks N] [--transport shm] [--max-bytes B] [--repeat R] [--json]
 //
-// Columns are those of nccl-tests: algbw = bytes / time; busbw = algbw * 2(n-1)/n for an allreduce,
-// (n-1)/n for an allgather, 1 for a broadcast. Results are verified before they are timed.
+// Columns are those of nccl-tests: algbw = bytes / time, where a gather's bytes are those of its
+// result; busbw = algbw * 2(n-1)/n for an allreduce, (n-1)/n where a rank keeps its own part, 1 for
+// broadcast, reduce and sendrecv. Results are verified before they are timed.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -15,6 +16,7 @@
 #include "base/deadline.h"
 #include "collective/schedule.h"
 #include "ranks.h"
+#include "scheduler/rows.h"
 
 namespace tfdist {
 namespace {
@@ -32,26 +34,63 @@ struct Result {
   int64_t wrong = 0;
 };
 
-Pending StartOne(Runtime& runtime, CollectiveKind kind, std::vector<float>* in,
+// Elements of a rank's output, for `elements` of input on every rank; root is rank 0.
+int64_t OutputElements(CollectiveKind kind, int64_t elements, int size, int rank) {
+  switch (kind) {
+    case CollectiveKind::kAllgather:
+      return elements * size;
+    case CollectiveKind::kGather:
+      return rank == 0 ? elements * size : 0;
+    case CollectiveKind::kReduceScatter:
+    case CollectiveKind::kScatter:
+      return EvenSplits(elements, size)[static_cast<size_t>(rank)];
+    case CollectiveKind::kAlltoall:
+      return EvenSplits(elements, size)[static_cast<size_t>(rank)] * size;
+    case CollectiveKind::kSendRecv:
+      return rank == 0 ? 0 : elements;
+    default:
+      return elements;
+  }
+}
+
+Pending StartOne(Runtime& runtime, CollectiveKind kind, int size, std::vector<float>* in,
                  std::vector<float>* out) {
   auto request = MakeRequest(kind, "bench", DType::kFloat32);
-  AddTensor(request.get(), in->data(), out->data(), {static_cast<int64_t>(in->size())});
-  if (kind == CollectiveKind::kAllgather) {
-    request->allocate = [out](const std::vector<int64_t>&, int64_t) -> void* { return out->data(); };
+  const auto elements = static_cast<int64_t>(in->size());
+  AddTensor(request.get(), in->data(), out->data(), {elements});
+  if (kind == CollectiveKind::kSendRecv) request->info.peer = size - 1;
+  if (kind == CollectiveKind::kAlltoall) request->info.splits = EvenSplits(elements, size);
+  if (HasRows(kind)) {
+    request->tensors[0].output = nullptr;
+    request->allocate = [out](const std::vector<int64_t>&, int64_t) -> void* {
+      return out->data();
+    };
   }
   return Start(runtime, std::move(request));
 }
 
-float Expected(CollectiveKind kind, int size, int64_t index, int64_t elements) {
-  if (kind == CollectiveKind::kAllreduce) return static_cast<float>(size * (size + 1) / 2);
-  if (kind == CollectiveKind::kBroadcast) return 1.0f;
-  return static_cast<float>(index / elements + 1);
+// Element `index` of the output of `rank`: rank r has put r + 1 everywhere.
+float Expected(CollectiveKind kind, int size, int rank, int64_t index, int64_t elements) {
+  const auto total = static_cast<float>(size * (size + 1) / 2);
+  switch (kind) {
+    case CollectiveKind::kAllreduce:
+    case CollectiveKind::kReduceScatter:
+      return total;
+    case CollectiveKind::kReduce:
+      return rank == 0 ? total : static_cast<float>(rank + 1);
+    case CollectiveKind::kAllgather:
+    case CollectiveKind::kGather:
+      return static_cast<float>(index / elements + 1);
+    case CollectiveKind::kAlltoall:
+      return static_cast<float>(index / EvenSplits(elements, size)[static_cast<size_t>(rank)] + 1);
+    default:
+      return 1.0f;  // what rank 0 has
+  }
 }
 
 Result Measure(const AlgorithmEntry& algorithm, int64_t bytes, const Options& options) {
   Config config;
-  config.allreduce_algorithm =
-      algorithm.kind == CollectiveKind::kAllreduce ? algorithm.name : "auto";
+  SetAlgorithm(&config, algorithm);
   Ranks ranks(options.ranks, options.transport, config);
   const int64_t elements = bytes / 4;
   const int repeat = bytes >= (4 << 20) ? std::max(5, options.repeat / 4) : options.repeat;
@@ -59,19 +98,19 @@ Result Measure(const AlgorithmEntry& algorithm, int64_t bytes, const Options& op
   std::vector<int64_t> wrong(static_cast<size_t>(options.ranks));
   ranks.Each([&](int rank) {
     const auto r = static_cast<size_t>(rank);
-    const size_t parts =
-        algorithm.kind == CollectiveKind::kAllgather ? static_cast<size_t>(options.ranks) : 1;
     std::vector<float> in(static_cast<size_t>(elements), static_cast<float>(rank + 1));
-    std::vector<float> out(in.size() * parts);
+    std::vector<float> out(
+        static_cast<size_t>(OutputElements(algorithm.kind, elements, options.ranks, rank)));
+    out.reserve(1);  // a pointer also where there are no elements
     for (int i = 0; i < repeat + 3; ++i) {
       CHECK_OK(Start(ranks[rank], MakeRequest(CollectiveKind::kBarrier, "go")).Wait());
       const int64_t begin = NowUs();
-      CHECK_OK(StartOne(ranks[rank], algorithm.kind, &in, &out).Wait());
+      CHECK_OK(StartOne(ranks[rank], algorithm.kind, options.ranks, &in, &out).Wait());
       if (i >= 3) times[r].push_back(static_cast<double>(NowUs() - begin));
     }
     for (size_t i = 0; i < out.size(); ++i) {
-      wrong[r] +=
-          out[i] != Expected(algorithm.kind, options.ranks, static_cast<int64_t>(i), elements);
+      wrong[r] += out[i] !=
+                  Expected(algorithm.kind, options.ranks, rank, static_cast<int64_t>(i), elements);
     }
   });
   Result result;
@@ -87,9 +126,14 @@ Result Measure(const AlgorithmEntry& algorithm, int64_t bytes, const Options& op
   return result;
 }
 
+bool IsGather(CollectiveKind kind) {
+  return kind == CollectiveKind::kAllgather || kind == CollectiveKind::kGather;
+}
+
 double BusFactor(CollectiveKind kind, int n) {
   if (kind == CollectiveKind::kAllreduce) return 2.0 * (n - 1) / n;
-  return kind == CollectiveKind::kAllgather ? static_cast<double>(n - 1) / n : 1.0;
+  const bool keeps_part = HasRows(kind);
+  return keeps_part ? static_cast<double>(n - 1) / n : 1.0;
 }
 
 int Run(const Options& options) {
@@ -97,7 +141,7 @@ int Run(const Options& options) {
   if (!options.json) {
     std::printf("# %d ranks as threads over %s, float32, slowest rank, median\n", options.ranks,
                 options.transport.c_str());
-    std::printf("%-22s %12s %12s %10s %12s %12s %8s\n", "algorithm", "bytes", "elements", "time_us",
+    std::printf("%-28s %12s %12s %10s %12s %12s %8s\n", "algorithm", "bytes", "elements", "time_us",
                 "algbw_GB/s", "busbw_GB/s", "wrong");
   }
   for (const AlgorithmEntry& algorithm : Algorithms()) {
@@ -105,14 +149,14 @@ int Run(const Options& options) {
     const std::string name = std::string(CollectiveKindName(algorithm.kind)) + "/" + algorithm.name;
     for (int64_t bytes = 1024; bytes <= options.max_bytes; bytes *= 16) {
       const Result result = Measure(algorithm, bytes, options);
-      const int parts = algorithm.kind == CollectiveKind::kAllgather ? options.ranks : 1;
+      const int parts = IsGather(algorithm.kind) ? options.ranks : 1;
       const double algbw = static_cast<double>(bytes * parts) / result.median_us * 1e-3;
       const double busbw = algbw * BusFactor(algorithm.kind, options.ranks);
       wrong += result.wrong;
       std::printf(options.json
                       ? "{\"algorithm\": \"%s\", \"bytes\": %lld, \"elements\": %lld, \"time_us\": "
                         "%.1f, \"algbw\": %.3f, \"busbw\": %.3f, \"wrong\": %lld}\n"
-                      : "%-22s %12lld %12lld %10.1f %12.3f %12.3f %8lld\n",
+                      : "%-28s %12lld %12lld %10.1f %12.3f %12.3f %8lld\n",
                   name.c_str(), static_cast<long long>(bytes), static_cast<long long>(bytes / 4),
                   result.median_us, algbw, busbw, static_cast<long long>(result.wrong));
       std::fflush(stdout);

@@ -28,10 +28,10 @@ _HOME = {
     "local_size": "_runtime",
     "cross_rank": "_runtime",
     "cross_size": "_runtime",
-    "ProcessSet": "process_sets",
-    "add_process_set": "process_sets",
-    "remove_process_set": "process_sets",
-    "process_sets": "process_sets",
+    "ProcessSet": "_process_sets",
+    "add_process_set": "_process_sets",
+    "remove_process_set": "_process_sets",
+    "process_sets": "_process_sets",
     "ReduceOp": "collectives",
     "allreduce": "collectives",
     "grouped_allreduce": "collectives",
@@ -63,10 +63,12 @@ __all__ = [
     "DistributedOptimizer",
     "MismatchError",
     "NotInitializedError",
+    "ProcessSet",
     "RankFailedError",
     "ReduceOp",
     "TimeoutError",
     "__version__",
+    "add_process_set",
     "allgather",
     "allgather_object",
     "allreduce",
@@ -87,10 +89,12 @@ __all__ = [
     "local_rank",
     "local_size",
     "pin_gpu",
+    "process_sets",
     "rank",
     "recv",
     "reduce",
     "reduce_scatter",
+    "remove_process_set",
     "scatter",
     "send",
     "shutdown",
@@ -99,6 +103,12 @@ __all__ = [
 
 if TYPE_CHECKING:
     from tfdist import callbacks, data, errors
+    from tfdist._process_sets import (
+        ProcessSet,
+        add_process_set,
+        process_sets,
+        remove_process_set,
+    )
     from tfdist._runtime import (
         cross_rank,
         cross_size,

@@ -31,7 +31,7 @@ from tfdist import _operations
 from tfdist._library import ops
 from tfdist._names import operation_name
 from tfdist._operations import ReduceOp
-from tfdist.process_sets import size_of
+from tfdist._process_sets import size_of
 
 
 @tf.RegisterGradient("TfdistAllreduce")

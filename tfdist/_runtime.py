@@ -24,7 +24,7 @@ from tfdist.rendezvous.start import Options, connect
 from tfdist.rendezvous.world import Mesh
 
 if TYPE_CHECKING:
-    from tfdist.process_sets import ProcessSet
+    from tfdist._process_sets import ProcessSet
     from tfdist.rendezvous.late_links import LateLinks
 
 _log = logging.getLogger("tfdist")
@@ -150,7 +150,7 @@ def _connect(timeout_s: float | None) -> None:
 def _add_sets(process_sets: Iterable[Iterable[int]]) -> None:
     if not process_sets:
         return
-    from tfdist import process_sets as sets
+    from tfdist import _process_sets as sets
 
     for ranks in process_sets:
         sets.add(ranks)

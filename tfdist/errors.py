@@ -162,10 +162,18 @@ def translate() -> Iterator[None]:
     except CoreError as error:
         raise from_core(error) from None
     except tf.errors.OpError as error:
-        ours = from_tf(error)
+        ours = from_tf(error) or _bare(error)
         if ours is None or ours is error:
             raise
         raise ours from None
+
+
+def _bare(error: tf.errors.OpError) -> Exception | None:
+    """An error of the core without a class of ours, in the core's own words."""
+    message = _payload(getattr(error, "experimental_payloads", None) or {}).get(
+        "message"
+    )
+    return type(error)(None, None, message) if message else None
 
 
 def _payload(payloads: dict[Any, Any]) -> dict[str, Any]:

@@ -16,9 +16,9 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist import _core, _operations, _runtime, collectives, errors
+from tfdist._process_sets import ProcessSet, id_of
 from tfdist.buckets import cut_buckets
 from tfdist.collectives import ReduceOp
-from tfdist.process_sets import ProcessSet, id_of
 
 _logger = logging.getLogger("tfdist")
 _CALLS = "tfdist/group_calls"  # graph collection: options of the groups traced there

@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import _runtime, collectives, errors
-from tfdist.process_sets import ProcessSet, check_root, members_of
+from tfdist._process_sets import ProcessSet, check_root, members_of
 
 MAX_DEPTH = 16
 MAX_ITEMS = 100_000

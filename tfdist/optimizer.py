@@ -16,8 +16,8 @@ import keras
 import tensorflow as tf
 
 from tfdist import _core, groups
+from tfdist._process_sets import ProcessSet, id_of
 from tfdist.collectives import ReduceOp
-from tfdist.process_sets import ProcessSet, id_of
 
 
 class _Reducing:

@@ -8,8 +8,8 @@ from typing import Any, NoReturn, Self
 import tensorflow as tf
 
 from tfdist import groups
+from tfdist._process_sets import ProcessSet, id_of
 from tfdist.collectives import ReduceOp
-from tfdist.process_sets import ProcessSet, id_of
 
 
 class DistributedGradientTape:

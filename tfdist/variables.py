@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist import collectives, groups
-from tfdist.process_sets import ProcessSet, check_root
+from tfdist._process_sets import ProcessSet, check_root
 
 
 @tf.autograph.experimental.do_not_convert

@@ -1,309 +1,205 @@
-// Every row of the algorithm, transport and reduction tables against a plain reference, through
-// complete runtimes with threads as ranks. A new row is covered by being in its table.
+// Every row of the algorithm, transport, type and operation tables through complete runtimes with
+// threads as ranks. A new row is covered by being in its table. schedule_test and its neighbours go
+// through the full product; here each row meets real links, fusion, many operations at once and
+// ranks that submit in orders of their own.
 #include <cmath>
 #include <cstring>
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
-#include "base/dtype.h"
-#include "collective/schedule.h"
 #include "ranks.h"
+#include "settings.h"
 
 namespace tfdist {
 namespace {
 
-const std::vector<DType> kTypes = {DType::kFloat32,  DType::kFloat64, DType::kFloat16,
-                                   DType::kBfloat16, DType::kInt32,   DType::kInt64};
-const std::vector<ReduceOp> kOps = {ReduceOp::kSum, ReduceOp::kAverage, ReduceOp::kMin,
-                                    ReduceOp::kMax};
-const std::vector<int> kRanks = {1, 2, 3, 4, 7, 8};
-
-// Small integers: exact in every type, and so are their sums.
-int Value(int rank, int64_t i) { return static_cast<int>((i * 7 + rank * 13) % 23) - 11; }
-
-void Write(DType dtype, std::vector<uint8_t>* buffer, int64_t i, double value) {
-  uint8_t* at = buffer->data() + static_cast<size_t>(i) * DTypeSize(dtype);
-  const auto f = static_cast<float>(value);
-  const auto i32 = static_cast<int32_t>(value);
-  const auto i64 = static_cast<int64_t>(value);
-  const uint16_t half = dtype == DType::kFloat16 ? FloatToHalf(f) : FloatToBfloat16(f);
-  switch (dtype) {
-    case DType::kFloat32:
-      std::memcpy(at, &f, 4);
-      break;
-    case DType::kFloat64:
-      std::memcpy(at, &value, 8);
-      break;
-    case DType::kInt32:
-      std::memcpy(at, &i32, 4);
-      break;
-    case DType::kInt64:
-      std::memcpy(at, &i64, 8);
-      break;
-    default:
-      std::memcpy(at, &half, 2);
-      break;
-  }
+Element Rough(int rank, size_t tensor, int64_t i) {
+  return std::sin(static_cast<double>(i * 31 + 7) * (rank + 1) + static_cast<double>(tensor)) *
+         std::pow(4.0, rank % 4);
 }
 
-// What the reduction of element i over all ranks is, in the accumulation type, before rounding.
-double Expected(DType dtype, ReduceOp op, int size, int64_t i) {
-  double acc = Value(0, i);
-  for (int r = 1; r < size; ++r) {
-    const double v = Value(r, i);
-    acc = op == ReduceOp::kMin   ? std::min(acc, v)
-          : op == ReduceOp::kMax ? std::max(acc, v)
-                                 : acc + v;
-  }
-  if (op != ReduceOp::kAverage) return acc;
-  if (dtype == DType::kFloat64) return acc / size;
-  if (!IsFloating(dtype)) return static_cast<double>(static_cast<int64_t>(acc) / size);
-  return static_cast<double>(static_cast<float>(acc) / static_cast<float>(size));
-}
-
-// {0, 1, size-1, size, size+1, odd, more than one segment, more than the fusion threshold}.
-std::vector<int64_t> Lengths(int size) {
-  return {0, 1, size - 1, size, size + 1, 999, 9001, 70001};
-}
-
-Config AlgorithmConfig(const std::string& algorithm) {
+Config ConfigFor(const AlgorithmEntry& entry) {
   Config config = TestConfig();
-  config.allreduce_algorithm = algorithm;
+  SetAlgorithm(&config, entry);
   config.fusion_bytes = 256 << 10;  // 70001 float32 are more
   return config;
 }
 
-struct Case {
-  std::string name;
-  DType dtype;
-  ReduceOp op;
-  int64_t length;
-  bool in_place;
-};
-
-std::vector<Case> Cases(int size) {
-  std::vector<Case> cases;
-  for (DType dtype : kTypes) {
-    for (ReduceOp op : kOps) {
-      for (int64_t length : Lengths(size)) {
-        const bool in_place = (length + static_cast<int>(op)) % 2 == 0;
-        cases.push_back({std::string(DTypeName(dtype)) + "/" + ReduceOpName(op) + "/" +
-                             std::to_string(length) + "#" + std::to_string(cases.size()),
-                         dtype, op, length, in_place});
-      }
-    }
-  }
-  return cases;
+// {0, 1, size-1, size, size+1, odd, more than one segment, more than the fusion threshold}.
+int64_t LengthOf(int size, size_t number) {
+  const int64_t lengths[] = {0, 1, size - 1, size, size + 1, 999, 9001, 70001};
+  return lengths[number % 8];
 }
 
-void CheckAllreduce(const std::string& algorithm, const std::string& transport, int size) {
-  const std::string where =
-      algorithm + " over " + transport + ", " + std::to_string(size) + " ranks";
-  Ranks ranks(size, transport, AlgorithmConfig(algorithm));
-  const std::vector<Case> cases = Cases(size);
-  ranks.Each([&](int rank) {
-    std::vector<std::vector<uint8_t>> inputs(cases.size());
-    std::vector<std::vector<uint8_t>> outputs(cases.size());
+// The kinds with rows: the same, by rank or by pair of ranks.
+std::vector<int64_t> RowsOf(CollectiveKind kind, int size, size_t number) {
+  const int64_t n = std::min<int64_t>(LengthOf(size, number), 9001);
+  if (kind != CollectiveKind::kAlltoall) return RaggedRows(size, n, static_cast<int>(number % 3));
+  std::vector<int64_t> rows;
+  for (int pair = 0; pair < size * size; ++pair) rows.push_back(n * (pair % 4) / 6);
+  return rows;
+}
+
+// Settings of a row for one world: a third of all cells or types with one length each, and float32
+// and bfloat16 with every length. The three `shares` together have all cells.
+std::vector<Setting> SettingsOf(const AlgorithmEntry& entry, int size,
+                                const std::vector<int32_t>& host_of, size_t share = 0) {
+  std::vector<Cell> cells;
+  if (Reduces(entry.kind)) cells = AllCells();
+  for (DType dtype : AllTypes()) {
+    if (!Reduces(entry.kind)) cells.push_back({dtype, ReduceOp::kSum});
+  }
+  for (int i = 0; i < 8; ++i) cells.push_back({DType::kFloat32, ReduceOp::kSum});
+  for (int i = 0; i < 8; ++i) cells.push_back({DType::kBfloat16, ReduceOp::kAverage});
+  std::vector<Setting> settings;
+  for (size_t c = 0; c < cells.size(); ++c) {
+    if (c % 3 != share && c + 16 < cells.size()) continue;
+    Setting s;
+    s.entry = &entry;
+    s.size = size;
+    s.host_of = host_of;
+    s.whole_world = true;
+    s.segment_bytes = TestConfig().segment_bytes;
+    s.dtype = cells[c].dtype;
+    s.op = cells[c].op;
+    s.lengths = {LengthOf(size, c)};
+    s.hints = {c};
+    s.rows = RowsOf(entry.kind, size, c);
+    s.root = HasRoot(entry.kind) ? static_cast<int>(c) % size : 0;
+    s.in_place = c % 2 == 0;
+    settings.push_back(s);
+  }
+  return settings;
+}
+
+void RunOnLinks(Ranks* ranks, std::vector<std::unique_ptr<Planned>>* cases) {
+  ranks->Each([&](int rank) {
     std::vector<Pending> pending;
-    for (size_t c = 0; c < cases.size(); ++c) {
+    for (size_t c = 0; c < cases->size(); ++c) {
       // Every rank submits in its own order.
-      const size_t slot = (c + static_cast<size_t>(rank) * 3) % cases.size();
-      const Case& k = cases[slot];
-      const size_t bytes = static_cast<size_t>(k.length) * DTypeSize(k.dtype);
-      inputs[slot].resize(bytes);
-      for (int64_t i = 0; i < k.length; ++i) Write(k.dtype, &inputs[slot], i, Value(rank, i));
-      if (!k.in_place) outputs[slot].assign(bytes, 0xee);
-      auto request = MakeRequest(CollectiveKind::kAllreduce, k.name, k.dtype);
-      request->info.op = k.op;
-      AddTensor(request.get(), inputs[slot].data(),
-                k.in_place ? inputs[slot].data() : outputs[slot].data(), {k.length}, slot);
-      pending.push_back(Start(ranks[rank], std::move(request)));
+      const size_t slot = (c + static_cast<size_t>(rank) * 3) % cases->size();
+      const std::string name = "case " + std::to_string(slot);
+      pending.push_back(Start((*ranks)[rank], (*cases)[slot]->RequestOf(rank, name)));
     }
     for (Pending& p : pending) CHECK_OK(p.Wait());
-    for (size_t c = 0; c < cases.size(); ++c) {
-      const Case& k = cases[c];
-      const std::vector<uint8_t>& result = k.in_place ? inputs[c] : outputs[c];
-      std::vector<uint8_t> expected(result.size());
-      for (int64_t i = 0; i < k.length; ++i) {
-        Write(k.dtype, &expected, i, Expected(k.dtype, k.op, size, i));
-      }
-      CHECK_EQ_IN(result == expected, true, where + ", " + k.name);
-      if (k.in_place) continue;
-      for (int64_t i = 0; i < k.length; ++i) Write(k.dtype, &expected, i, Value(rank, i));
-      CHECK_EQ_IN(inputs[c] == expected, true, where + ", input of " + k.name + " untouched");
-    }
   });
 }
 
-TEST(every_allreduce_over_every_transport) {
-  for (const AlgorithmEntry& algorithm : Algorithms()) {
-    if (algorithm.kind != CollectiveKind::kAllreduce) continue;
+void CheckRow(const AlgorithmEntry& entry, const std::string& transport, int size,
+              const std::vector<int32_t>& host_of = {}, size_t share = 0) {
+  if (!entry.supports({0, size, 0, host_of}, DType::kFloat32)) return;
+  Ranks ranks(size, transport, ConfigFor(entry), host_of);
+  std::vector<std::unique_ptr<Planned>> cases;
+  for (const Setting& s : SettingsOf(entry, size, host_of, share)) {
+    cases.push_back(std::make_unique<Planned>(s));
+  }
+  RunOnLinks(&ranks, &cases);
+  for (const auto& planned : cases) planned->Expect();
+}
+
+TEST(every_row_over_every_transport) {
+  size_t turn = 0;
+  for (const AlgorithmEntry& entry : Algorithms()) {
+    const std::string name = std::string(CollectiveKindName(entry.kind)) + "/" + entry.name;
+    size_t share = 0;
     for (const TransportEntry& transport : Transports()) {
-      for (int size : kRanks) CheckAllreduce(algorithm.name, transport.name, size);
-      std::printf("covered: allreduce/%s over %s\n", algorithm.name, transport.name);
+      // Small worlds and larger ones, with and without a power of two; a torus needs a grid.
+      const int sizes[] = {4, 6, 9, 4, 8, 3, 4, 5, 1, 4, 2, 7};
+      const int size = entry.kind == CollectiveKind::kSendRecv ? 2 : sizes[turn++ % 12];
+      const bool fits = entry.supports({0, size, 0, {}}, DType::kFloat32);
+      CheckRow(entry, transport.name, fits ? size : 4, {}, share++ % 3);
+      std::printf("covered: %s over %s\n", name.c_str(), transport.name);
     }
   }
 }
 
-TEST(scale_factors_apply_once) {
-  for (const AlgorithmEntry& algorithm : Algorithms()) {
-    if (algorithm.kind != CollectiveKind::kAllreduce) continue;
-    for (int size : kRanks) {
-      Ranks ranks(size, "inproc", AlgorithmConfig(algorithm.name));
-      for (DType dtype : kTypes) {
-        if (!IsFloating(dtype)) continue;
-        ranks.Each([&](int rank) {
-          std::vector<uint8_t> data(5000 * DTypeSize(dtype));
-          std::vector<uint8_t> expected(data.size());
-          for (int64_t i = 0; i < 5000; ++i) {
-            Write(dtype, &data, i, Value(rank, i));
-            Write(dtype, &expected, i, Expected(dtype, ReduceOp::kSum, size, i) * 0.5 * 4.0);
-          }
-          auto request = MakeRequest(CollectiveKind::kAllreduce, DTypeName(dtype), dtype);
-          request->info.prescale = 0.5;
-          request->info.postscale = 4.0;
-          AddTensor(request.get(), data.data(), data.data(), {50, 100});
-          CHECK_OK(Start(ranks[rank], std::move(request)).Wait());
-          CHECK_EQ_IN(data == expected, true, std::string(algorithm.name) + DTypeName(dtype));
-        });
-      }
-    }
+TEST(two_level_over_unequal_hosts) {
+  const AlgorithmEntry* entry =
+      SelectAlgorithm(CollectiveKind::kAllreduce, "two_level", {0, 4, 0, {}}, DType::kFloat32);
+  for (const std::vector<int32_t>& host_of : std::vector<std::vector<int32_t>>{
+           {0, 1, 1, 1}, {0, 0, 1}, {0, 0, 0, 1, 1, 2}, {0, 1, 0, 1, 0}}) {
+    CheckRow(*entry, "tcp", static_cast<int>(host_of.size()), host_of);
   }
 }
 
-// 1/3 of each is not exact in half types: the result must be the float32 sum, rounded once.
-TEST(half_types_are_rounded_once) {
-  for (const AlgorithmEntry& algorithm : Algorithms()) {
-    if (algorithm.kind != CollectiveKind::kAllreduce) continue;
-    for (DType dtype : {DType::kFloat16, DType::kBfloat16}) {
-      const auto to_bits = dtype == DType::kFloat16 ? &FloatToHalf : &FloatToBfloat16;
-      const auto to_float = dtype == DType::kFloat16 ? &HalfToFloat : &Bfloat16ToFloat;
-      Ranks ranks(4, "shm", AlgorithmConfig(algorithm.name));
-      ranks.Each([&](int rank) {
-        std::vector<uint16_t> data(5000);
-        std::vector<uint16_t> expected(data.size());
-        for (size_t i = 0; i < data.size(); ++i) {
-          const auto value = [&](int r) {
-            return to_bits(std::sin(static_cast<float>(i) * 0.37f + static_cast<float>(r)));
-          };
-          data[i] = value(rank);
-          float sum = to_float(value(0));
-          for (int r = 1; r < 4; ++r) sum += to_float(value(r));
-          expected[i] = to_bits(sum / 4.0f);
+// Numbers whose sums round: what comes out over links, fused and interleaved, are the bits of the
+// schedules in one thread.
+TEST(bits_over_links_are_those_of_the_schedule) {
+  for (const AlgorithmEntry& entry : Algorithms()) {
+    if (!Reduces(entry.kind)) continue;
+    for (int size : {4, 6}) {
+      for (int64_t fusion : {int64_t{0}, int64_t{64} << 20}) {
+        Config config = ConfigFor(entry);
+        config.fusion_bytes = fusion;
+        Ranks ranks(size, "shm", config);
+        std::vector<std::unique_ptr<Planned>> cases;
+        std::vector<std::unique_ptr<Planned>> alone;
+        std::vector<Setting> settings = SettingsOf(entry, size, {});
+        for (size_t c = settings.size() - 16; c < settings.size(); ++c) {
+          settings[c].value = Rough;
+          settings[c].prescale = 1.0 / 3.0;
+          cases.push_back(std::make_unique<Planned>(settings[c]));
+          alone.push_back(std::make_unique<Planned>(settings[c]));
+          alone.back()->Run();
         }
-        auto request = MakeRequest(CollectiveKind::kAllreduce, "half", dtype);
-        request->info.op = ReduceOp::kAverage;
-        AddTensor(request.get(), data.data(), data.data(), {5000});
-        CHECK_OK(Start(ranks[rank], std::move(request)).Wait());
-        CHECK(data == expected);
-      });
-    }
-  }
-}
-
-// The owner of a slice adds in rank order, wherever it stands in that order itself.
-TEST(pairwise_adds_in_rank_order) {
-  for (int size : {3, 4, 7}) {
-    Ranks ranks(size, "shm", AlgorithmConfig("pairwise"));
-    ranks.Each([&](int rank) {
-      const auto value = [](int r, size_t i) {
-        return std::sin(static_cast<float>(i) * 0.37f + static_cast<float>(r) * 1.9f);
-      };
-      std::vector<float> data(5000);
-      std::vector<float> expected(data.size());
-      for (size_t i = 0; i < data.size(); ++i) {
-        data[i] = value(rank, i);
-        expected[i] = value(0, i);
-        for (int r = 1; r < size; ++r) expected[i] += value(r, i);
-      }
-      CHECK_OK(StartAllreduce(ranks[rank], "order", data.data(), data.data(), 5000).Wait());
-      CHECK(data == expected);
-    });
-  }
-}
-
-TEST(broadcast_from_every_root_of_every_type) {
-  for (const TransportEntry& transport : Transports()) {
-    for (int size : kRanks) {
-      Ranks ranks(size, transport.name);
-      for (int root = 0; root < size; root += std::max(1, size - 1)) {
-        for (int64_t length : {int64_t{0}, int64_t{1}, int64_t{9001}}) {
-          ranks.Each([&](int rank) {
-            std::vector<uint8_t> data(static_cast<size_t>(length), static_cast<uint8_t>(rank + 1));
-            auto request = MakeRequest(CollectiveKind::kBroadcast, "b", DType::kUint8);
-            request->info.root = root;
-            AddTensor(request.get(), data.data(), data.data(), {length});
-            CHECK_OK(Start(ranks[rank], std::move(request)).Wait());
-            CHECK(data == std::vector<uint8_t>(data.size(), static_cast<uint8_t>(root + 1)));
-          });
+        RunOnLinks(&ranks, &cases);
+        for (size_t c = 0; c < cases.size(); ++c) {
+          for (int rank = 0; rank < size; ++rank) {
+            const bool same = cases[c]->Output(rank, 0) == alone[c]->Output(rank, 0);
+            CHECK_EQ_IN(same, true, settings[settings.size() - 16 + c].Name());
+          }
         }
       }
     }
   }
 }
 
-TEST(allgather_of_ragged_rows) {
-  for (const TransportEntry& transport : Transports()) {
-    for (int size : kRanks) {
-      Ranks ranks(size, transport.name);
-      for (int64_t scale : {int64_t{0}, int64_t{1}, int64_t{700}}) {
-        ranks.Each([&](int rank) {
-          std::vector<int32_t> expected;
-          for (int r = 0; r < size; ++r) {
-            expected.insert(expected.end(), static_cast<size_t>(r % 3 * scale * 2), r + 100);
-          }
-          const int64_t rows = rank % 3 * scale;
-          std::vector<int32_t> in(static_cast<size_t>(rows * 2), rank + 100);
-          std::vector<int32_t> out;
-          auto request = MakeRequest(CollectiveKind::kAllgather, "g", DType::kInt32);
-          AddTensor(request.get(), in.data(), nullptr, {rows, 2});
-          request->allocate = [&out](const std::vector<int64_t>&, int64_t total) -> void* {
-            out.resize(static_cast<size_t>(total * 2) + 1);  // never an empty, null buffer
-            return out.data();
-          };
-          CHECK_OK(Start(ranks[rank], std::move(request)).Wait());
-          out.pop_back();
-          CHECK(out == expected);
-        });
+// The sum over all links of a counter of a rank.
+uint64_t Counted(Ranks* ranks, int rank, const std::string& field) {
+  const std::string json = (*ranks)[rank].CountersJson();
+  const std::string key = "\"" + field + "\": ";
+  uint64_t sum = 0;
+  for (size_t at = 0; (at = json.find(key, at)) != std::string::npos;) {
+    at += key.size();
+    sum += std::stoull(json.substr(at));
+  }
+  return sum;
+}
+
+TEST(links_count_what_the_schedule_sends) {
+  for (const AlgorithmEntry& entry : Algorithms()) {
+    for (DType dtype : {DType::kFloat32, DType::kFloat16}) {
+      const int size = entry.kind == CollectiveKind::kSendRecv ? 2 : 6;
+      Setting s = SettingsOf(entry, size, {})[0];
+      s.dtype = dtype;
+      s.lengths = {10000};
+      s.rows = RowsOf(entry.kind, size, 6);
+      s.root = HasRoot(entry.kind) ? 1 : 0;
+      std::vector<std::unique_ptr<Planned>> cases;
+      cases.push_back(std::make_unique<Planned>(s));
+      Ranks ranks(size, "inproc", ConfigFor(entry));
+      RunOnLinks(&ranks, &cases);
+      for (int rank = 0; rank < size; ++rank) {
+        const SendCount wanted = cases[0]->Count(rank);
+        CHECK_EQ_IN(Counted(&ranks, rank, "data_bytes_sent"), wanted.bytes, s.Name());
+        CHECK_EQ_IN(Counted(&ranks, rank, "data_frames_sent"), wanted.frames, s.Name());
       }
     }
   }
 }
 
-TEST(fusion_and_arrival_do_not_change_bits) {
-  std::map<int64_t, std::vector<std::vector<float>>> results;
-  for (int64_t fusion : {int64_t{0}, int64_t{64} << 10, int64_t{64} << 20}) {
-    for (const char* algorithm : {"ring", "pairwise"}) {
-      Config config = TestConfig();
-      config.fusion_bytes = fusion;
-      config.allreduce_algorithm = algorithm;
-      Ranks ranks(4, "shm", config);
-      std::vector<std::vector<float>> out(40);
-      ranks.Each([&](int rank) {
-        std::vector<std::vector<float>> data(40);
-        std::vector<Pending> pending;
-        for (size_t t = 0; t < data.size(); ++t) {
-          const size_t at = (t * 7 + static_cast<size_t>(rank) * 11) % data.size();
-          data[at].resize(at * at * 3 + 1);
-          for (size_t i = 0; i < data[at].size(); ++i) {
-            data[at][i] = std::sin(static_cast<float>(i + at) * 1.7f + static_cast<float>(rank));
-          }
-          if (rank == 2) std::this_thread::sleep_for(std::chrono::microseconds(at * 50));
-          auto request =
-              MakeRequest(CollectiveKind::kAllreduce, std::to_string(at), DType::kFloat32);
-          AddTensor(request.get(), data[at].data(), data[at].data(),
-                    {static_cast<int64_t>(data[at].size())}, at);
-          pending.push_back(Start(ranks[rank], std::move(request)));
-        }
-        for (Pending& p : pending) CHECK_OK(p.Wait());
-        if (rank == 3) out = std::move(data);
-      });
-      const int64_t key = algorithm[0];
-      if (results.count(key) == 0) results[key] = out;
-      CHECK_EQ_IN(results[key] == out, true, std::string(algorithm) + std::to_string(fusion));
-    }
-  }
+// What cannot be done with the algorithm that is asked for is done with another one.
+TEST(a_torus_of_three_ranks_gives_way) {
+  const AlgorithmEntry* torus =
+      SelectAlgorithm(CollectiveKind::kAllreduce, "torus", {0, 4, 0, {}}, DType::kFloat32);
+  Ranks ranks(3, "inproc", ConfigFor(*torus));
+  ranks.Each([&](int rank) {
+    std::vector<float> data(500, static_cast<float>(rank + 1));
+    CHECK_OK(StartAllreduce(ranks[rank], "t", data.data(), data.data(), 500).Wait());
+    CHECK(data == std::vector<float>(500, 6.0f));
+  });
 }
 
 }  // namespace

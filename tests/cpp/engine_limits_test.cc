@@ -47,12 +47,15 @@ class LedByTest {
     for (int doorbell : doorbells_) close(doorbell);
   }
   void Announce(const Response& response) {
-    const std::string message = EncodeResponse(response);
+    Say(FrameType::kResponse, 0, EncodeResponse(response));
+  }
+  void Say(FrameType type, uint32_t set, const std::string& message) {
     const MutableByteSpan room = leader_->BeginSend(Lane::kControl, message.size());
     CHECK(room.data() != nullptr);
     std::memcpy(room.data(), message.data(), message.size());
     FrameHeader header;
-    header.type = static_cast<uint8_t>(FrameType::kResponse);
+    header.type = static_cast<uint8_t>(type);
+    header.set = set;
     leader_->CommitSend(Lane::kControl, header);
     for (int i = 0; i < 5; ++i) engine->Poll(1000);
   }
@@ -113,6 +116,42 @@ TEST(announced_rows_that_do_not_fit_are_refused) {
     CHECK_EQ(done, 1);
     CHECK_EQ(allocated, 0);
   }
+}
+
+TEST(words_about_a_set_that_is_not_known_are_ignored_and_answers_are_not) {
+  const std::string probe = EncodeProbe({PredictedTicket(1, 0, 1), 0});
+  const std::string stall = EncodeStall("x", "has waited");
+  LedByTest rank(3);
+  rank.Say(FrameType::kProbe, 7, probe);
+  rank.Say(FrameType::kStall, 7, stall);
+  CHECK_OK(rank.engine->failure());
+  rank.Say(FrameType::kProbe, 0, probe);  // of the world: answered
+  CHECK_OK(rank.engine->failure());
+  Response response;
+  response.keys = {"x"};
+  rank.Say(FrameType::kResponse, 7, EncodeResponse(response));
+  CHECK(!rank.engine->failure().ok());
+}
+
+TEST(what_only_a_member_or_a_leader_may_say_is_refused_from_others) {
+  const std::string probe = EncodeProbe({PredictedTicket(1, 0, 1), 1});
+  RequestInfo info;
+  info.key = "x";
+  const std::vector<std::pair<FrameType, std::string>> wrong = {
+      {FrameType::kReady, EncodeRequest(info)},  // rank 1 does not lead the world
+      {FrameType::kProbeAnswer, probe},
+      {FrameType::kWaiting, EncodeWait({PredictedTicket(1, 0, 1), 5, info})},
+      {FrameType::kProbe, EncodeProbe({12, 0})},  // not a predicted ticket
+      {FrameType::kLeave, "x"},
+  };
+  for (const auto& [type, message] : wrong) {
+    LedByTest rank(3);
+    rank.Say(type, 0, message);
+    CHECK(!rank.engine->failure().ok());
+  }
+  LedByTest rank(3);
+  rank.Say(FrameType::kProbe, ~0u, probe);  // no set can have that number
+  CHECK(!rank.engine->failure().ok());
 }
 
 TEST(a_bucket_outside_of_its_group_is_refused) {

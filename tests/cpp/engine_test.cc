@@ -95,7 +95,7 @@ TEST(bad_arguments_fail_on_the_caller_alone) {
   AddTensor(request.get(), ints.data(), ints.data(), {4});
   const Status scaled = Start(ranks[0], std::move(request)).Wait();
   CHECK(scaled.code() == Code::kInvalidArgument);
-  request = MakeRequest(CollectiveKind::kAllreduce, "u", DType::kUint8);
+  request = MakeRequest(CollectiveKind::kAllreduce, "u", DType::kFloat8E5m2);
   AddTensor(request.get(), ints.data(), ints.data(), {4});
   CHECK(Start(ranks[0], std::move(request)).Wait().code() == Code::kInvalidArgument);
   CheckWorks(ranks, "after");
@@ -320,14 +320,15 @@ TEST(bytes_on_the_wire_are_those_of_the_schedule) {
     Ranks ranks(4, "shm", config);
     std::vector<std::vector<float>> data(4, std::vector<float>(10000));
     const std::vector<TensorView> view = {{nullptr, nullptr, 10000, 0}};
-    std::vector<uint64_t> slice_bytes;
-    for (const Slice& slice : CutAllreduce(view, 4, 4)) {
-      slice_bytes.push_back(static_cast<uint64_t>(slice.elements) * 4);
+    std::vector<int64_t> elements;
+    for (const Slice& slice : CutAllreduce(view, 4, PartCount(algorithm, {0, 4, 0, {}}))) {
+      elements.push_back(slice.elements);
     }
     ranks.Each([&](int rank) {
       auto& own = data[static_cast<size_t>(rank)];
       CHECK_OK(StartAllreduce(ranks[rank], "w", own.data(), own.data(), 10000).Wait());
-      const SendCount expected = CountSends(algorithm.make({rank, 4, 0, {}}), slice_bytes, 4096);
+      const SendCount expected =
+          CountSends(algorithm.make({rank, 4, 0, {}}), elements, DType::kFloat32, 4096);
       uint64_t bytes = 0;
       const std::string json = ranks[rank].CountersJson();
       for (size_t at = 0; (at = json.find("data_bytes_sent\": ", at)) != std::string::npos;) {

@@ -27,6 +27,14 @@ TEST(pairs_have_ids_without_agreement) {
   CHECK(PairSetRanks(PairSetId(3, 1, 4), 4).empty() && PairSetRanks(~0u, 4).empty());
 }
 
+TEST(members_keep_their_hosts) {
+  const std::vector<int32_t> host_of = {0, 1, 1, 0, 2};
+  CHECK(SetHosts({0, 1, 2, 3, 4}, host_of) == host_of);
+  CHECK(SetHosts({1, 2}, host_of) == std::vector<int32_t>({1, 1}));  // all on one host
+  CHECK(SetHosts({4, 0}, host_of) == std::vector<int32_t>({2, 0}));
+  CHECK(SetHosts({4, 0}, {}).empty());
+}
+
 TEST(lists_of_ranks_come_back_as_they_were_written) {
   for (const auto& ranks : std::vector<std::vector<int32_t>>{{0}, {0, 5}, {3, -1, 3}, {}}) {
     CHECK(ParseSetRanks(SetRanksText(ranks)) == ranks);
@@ -161,6 +169,28 @@ TEST(a_set_in_use_is_not_removed_and_a_removed_one_is_not_used) {
     CHECK(!Start(ranks[rank], barrier()).Wait().ok());
     CHECK(AddSet(ranks[rank], {0, 1}) != set);
   });
+}
+
+// A member may use a set before its leader has heard that there is one, and a word about waiting
+// may come when the set is gone.
+TEST(sets_come_and_go_under_use) {
+  for (const char* transport : {"inproc", "tcp"}) {
+    Ranks ranks(4, transport);
+    ranks.Each([&](int rank) {
+      for (int round = 0; round < 150; ++round) {
+        const uint32_t set = AddSet(ranks[rank], {1, 2, 3});
+        if (rank > 0) {
+          std::vector<float> data(3000, 1.0f);
+          auto request = MakeRequest(CollectiveKind::kAllreduce, "x", DType::kFloat32);
+          request->info.set = set;
+          AddTensor(request.get(), data.data(), data.data(), {3000});
+          CHECK_OK(Start(ranks[rank], std::move(request)).Wait());
+          CHECK(data == std::vector<float>(3000, 3.0f));
+        }
+        CHECK_OK(ranks[rank].RemoveProcessSet(set, 0));
+      }
+    });
+  }
 }
 
 TEST(a_deadline_in_a_set_names_its_missing_rank) {

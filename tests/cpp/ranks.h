@@ -21,24 +21,38 @@
 #include "base/deadline.h"
 #include "check.h"
 #include "runtime/runtime.h"
+#include "scheduler/plan.h"
 #include "transport/routes.h"
 #include "transport/transport.h"
 
 namespace tfdist {
 
-constexpr int kWaitSeconds = 20;  // no test waits longer for anything
+#ifdef __SANITIZE_THREAD__
+constexpr int kSlowness = 10;  // instrumented code, four ranks of it on two processors
+#else
+constexpr int kSlowness = 1;
+#endif
+constexpr int kWaitSeconds = 20 * kSlowness;  // no test waits longer for anything
 
 inline Config TestConfig() {
   Config config;
-  config.timeout_s = 15;
+  config.timeout_s = 15 * kSlowness;
   config.segment_bytes = 4096;
   config.shm_slots = 4;
   return config;
 }
 
+// Makes a row of the table the one that its collective uses. sendrecv has no choice.
+inline void SetAlgorithm(Config* config, const AlgorithmEntry& entry) {
+  const std::string& wanted = WantedAlgorithm(entry.kind, *config);
+  if (entry.kind != CollectiveKind::kSendRecv) const_cast<std::string&>(wanted) = entry.name;
+}
+
 class Ranks {
  public:
-  Ranks(int size, const std::string& transport, const Config& config = TestConfig()) {
+  // `host_of`: World::host_of; empty: one host, or as many as ranks over tcp.
+  Ranks(int size, const std::string& transport, const Config& config = TestConfig(),
+        const std::vector<int32_t>& host_of = {}) {
     const TransportEntry* entry = FindTransport(transport);
     CHECK(entry != nullptr);
     const auto n = static_cast<size_t>(size);
@@ -78,6 +92,7 @@ class Ranks {
       world.generation = 7;
       world.hosts.assign(n, "testhost");
       world.pids.assign(n, 4242);
+      world.host_of = host_of;
       Links own = std::move(links[static_cast<size_t>(r)]);
       std::shared_ptr<Overlay> router;
       if (overlay) {

@@ -7,8 +7,8 @@
 #include <cstring>
 #include <deque>
 #include <map>
+#include <memory>
 #include <random>
-#include <set>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -18,10 +18,11 @@
 #include "collective/reduce_kernels.h"
 #include "collective/schedule.h"
 #include "collective/slicing.h"
+#include "collective/step_memory.h"
 
 namespace tfdist {
 
-// A stream of segments: sender, receiver, phase, slice.
+// A stream of segments: sender, receiver, phase, label.
 using StreamKey = std::tuple<int, int, int, int>;
 
 inline std::string StreamName(const StreamKey& key) {
@@ -30,50 +31,71 @@ inline std::string StreamName(const StreamKey& key) {
          std::to_string(std::get<3>(key));
 }
 
+inline StreamKey Stream(int from, int to, const Step& step) {
+  return {from, to, step.phase, step.label >= 0 ? step.label : step.slice};
+}
+
+// What is wrong with one step by itself, or "".
+inline std::string CheckStep(const Schedule& schedule, int index, int rank, int size, int slices) {
+  const Step& step = schedule.steps[static_cast<size_t>(index)];
+  if (step.slice < 0 || step.slice >= slices) return "no such slice";
+  for (int32_t after : step.after) {
+    if (after < 0 || after >= index) return "after a later step";
+  }
+  if (step.kind == StepKind::kSend && step.peers.size() != 1) return "peers";
+  if (step.kind == StepKind::kCopy && step.peers.size() > 1) return "peers";
+  if (step.kind == StepKind::kSend && step.own == Place::kPartial && !schedule.partials) {
+    return "sends a partial result in a schedule without";
+  }
+  for (size_t p = 0; p < step.peers.size(); ++p) {
+    const int peer = step.peers[p];
+    if (peer < 0 || peer >= size || peer == rank) return "no such peer";
+    if (p > 0 && peer <= step.peers[p - 1]) return "peers do not ascend";
+  }
+  return "";
+}
+
 // Whether the lists of all ranks fit together, without running them: peers and slices exist,
-// `after` points backwards, every stream has one sender and one receiver.
+// `after` points backwards, every stream has one sender and one receiver, and both know whether it
+// carries inputs or partial results. `slices`: without the joined ones.
 inline std::string CheckSchedules(const std::vector<Schedule>& schedules, int slices) {
   const int size = static_cast<int>(schedules.size());
-  std::set<StreamKey> sent;
-  std::set<StreamKey> received;
+  std::map<StreamKey, bool> sent;  // whether it carries partial results
+  std::map<StreamKey, bool> received;
   for (int rank = 0; rank < size; ++rank) {
-    const std::vector<Step>& steps = schedules[rank].steps;
-    for (int index = 0; index < static_cast<int>(steps.size()); ++index) {
-      const Step& step = steps[index];
-      const std::string where = "rank " + std::to_string(rank) + " step " + std::to_string(index);
-      if (step.slice < 0 || step.slice >= slices) return where + ": no such slice";
-      if (step.after >= index) return where + ": after a later step";
-      if (step.kind != StepKind::kReduce && step.peers.size() != 1) return where + ": peers";
-      if (step.kind == StepKind::kReduce && !step.raw && step.peers.size() != 1) {
-        return where + ": a partial result comes from one peer";
+    const Schedule& schedule = schedules[static_cast<size_t>(rank)];
+    const int count = slices + static_cast<int>(schedule.joined.size());
+    if (schedule.partials != schedules[0].partials) return "ranks differ in partials";
+    for (int index = 0; index < static_cast<int>(schedule.steps.size()); ++index) {
+      const Step& step = schedule.steps[static_cast<size_t>(index)];
+      const std::string error = CheckStep(schedule, index, rank, size, count);
+      if (!error.empty()) {
+        return "rank " + std::to_string(rank) + " step " + std::to_string(index) + ": " + error;
       }
-      for (size_t p = 0; p < step.peers.size(); ++p) {
-        const int peer = step.peers[p];
-        if (peer < 0 || peer >= size || peer == rank) return where + ": no such peer";
-        if (p > 0 && peer <= step.peers[p - 1]) return where + ": peers do not ascend";
+      for (int peer : step.peers) {
         const bool is_send = step.kind == StepKind::kSend;
-        const StreamKey key = is_send ? StreamKey(rank, peer, step.phase, step.slice)
-                                      : StreamKey(peer, rank, step.phase, step.slice);
-        if (!(is_send ? sent : received).insert(key).second) {
+        const bool partial =
+            is_send ? step.own == Place::kPartial : step.kind == StepKind::kReduce && !step.raw;
+        const StreamKey key = is_send ? Stream(rank, peer, step) : Stream(peer, rank, step);
+        if (!(is_send ? sent : received).insert({key, partial}).second) {
           return (is_send ? "sent twice: " : "received twice: ") + StreamName(key);
         }
       }
     }
   }
-  for (const StreamKey& key : sent) {
-    if (received.count(key) == 0) return "never received: " + StreamName(key);
+  for (const auto& [key, partial] : sent) {
+    const auto it = received.find(key);
+    if (it == received.end()) return "never received: " + StreamName(key);
+    if (it->second != partial) return "sent as one thing, received as another: " + StreamName(key);
   }
-  for (const StreamKey& key : received) {
+  for (const auto& [key, partial] : received) {
     if (sent.count(key) == 0) return "never sent: " + StreamName(key);
   }
   return "";
 }
 
 struct RunnerOptions {
-  DType dtype = DType::kFloat32;
-  ReduceOp op = ReduceOp::kSum;
-  double prescale = 1.0;
-  Finish finish;
+  Reduction reduction;  // of the whole collective
   int64_t segment_bytes = 256;
   uint64_t seed = 1;
   // false: a send copies its bytes. true: the receiver reads them from the sender's memory when it
@@ -87,187 +109,154 @@ class ScheduleRunner {
   ScheduleRunner(std::vector<Schedule> schedules, std::vector<std::vector<Slice>> slices,
                  const RunnerOptions& options)
       : schedules_(std::move(schedules)),
-        slices_(std::move(slices)),
+        slice_count_(static_cast<int>(slices[0].size())),
         options_(options),
-        element_bytes_(DTypeSize(options.dtype)),
-        segment_elements_(SegmentElements(options.segment_bytes, element_bytes_)),
         random_(options.seed),
         counts_(schedules_.size()) {
-    for (const Schedule& schedule : schedules_) next_.emplace_back(schedule.steps.size(), 0);
+    error_ = CheckSchedules(schedules_, slice_count_);
+    if (!error_.empty()) return;
+    std::map<StreamKey, size_t> numbers;
+    const auto number = [&numbers](const StreamKey& key) {
+      return numbers.insert({key, numbers.size()}).first->second;
+    };
+    for (size_t rank = 0; rank < schedules_.size(); ++rank) {
+      memories_.push_back(std::make_unique<StepMemory>(schedules_[rank], std::move(slices[rank]),
+                                                       options.reduction, static_cast<int>(rank),
+                                                       options.segment_bytes));
+      if (error_.empty()) error_ = memories_.back()->Check();
+      std::vector<Running>& running = running_.emplace_back();
+      for (size_t i = 0; i < schedules_[rank].steps.size(); ++i) {
+        const Step& step = schedules_[rank].steps[i];
+        const bool is_send = step.kind == StepKind::kSend;
+        Running run;
+        run.total = memories_[rank]->segments(i);
+        for (int peer : step.peers) {
+          const int own = static_cast<int>(rank);
+          run.streams.push_back(
+              number(is_send ? Stream(own, peer, step) : Stream(peer, own, step)));
+        }
+        running.push_back(std::move(run));
+      }
+    }
+    streams_.resize(numbers.size());
+    keys_.resize(numbers.size());
+    for (const auto& [key, stream] : numbers) keys_[stream] = key;
   }
 
   std::string Run() {
-    std::string error = CheckSchedules(schedules_, static_cast<int>(slices_[0].size()));
-    const size_t size = schedules_.size();
-    while (error.empty()) {
-      const size_t first = random_() % size;
-      bool ran = false;
-      for (size_t i = 0; i < size && !ran; ++i) ran = RunOneStep((first + i) % size, &error);
-      if (!ran) break;
+    while (error_.empty() && RunOneStep()) {
     }
-    return error.empty() ? CheckEnd() : error;
+    return error_.empty() ? CheckEnd() : error_;
   }
 
   // What a rank sent.
   const SendCount& count(int rank) const { return counts_[static_cast<size_t>(rank)]; }
+  const StepMemory& memory(int rank) const { return *memories_[static_cast<size_t>(rank)]; }
 
  private:
   struct Message {
     int64_t segment;
-    std::vector<uint8_t> copy;  // filled when sent, or when taken
+    std::vector<uint8_t> payload;  // filled when sent, and again when taken if that is late
     size_t sender;
-    bool from_input;
+    size_t step;
   };
-
-  const Slice& SliceOf(size_t rank, const Step& step) const {
-    return slices_[rank][static_cast<size_t>(step.slice)];
-  }
-  int64_t Segments(size_t rank, const Step& step) const {
-    return SegmentCount(SliceOf(rank, step).elements, segment_elements_);
-  }
-  StreamKey Incoming(size_t rank, const Step& step, int peer) const {
-    return {peer, static_cast<int>(rank), step.phase, step.slice};
-  }
+  struct Running {
+    int64_t done = 0;  // segments
+    int64_t total = 0;
+    std::vector<size_t> streams;  // by peer
+  };
 
   bool CanRun(size_t rank, size_t index) const {
     const Step& step = schedules_[rank].steps[index];
-    const int64_t segment = next_[rank][index];
-    if (segment >= Segments(rank, step)) return false;
-    if (step.after >= 0 && next_[rank][static_cast<size_t>(step.after)] <= segment) return false;
+    const Running& run = running_[rank][index];
+    if (run.done >= run.total) return false;
+    for (int32_t other : step.after) {
+      const auto after = static_cast<size_t>(other);
+      const bool same = schedules_[rank].steps[after].slice == step.slice;
+      if (running_[rank][after].done < (same ? run.done + 1 : running_[rank][after].total)) {
+        return false;
+      }
+    }
     if (step.kind == StepKind::kSend) return true;
-    for (int peer : step.peers) {
-      const auto it = streams_.find(Incoming(rank, step, peer));
-      if (it == streams_.end() || it->second.empty()) return false;
+    for (size_t stream : run.streams) {
+      if (streams_[stream].empty()) return false;
     }
     return true;
   }
 
-  bool RunOneStep(size_t rank, std::string* error) {
-    std::vector<size_t> ready;
-    for (size_t i = 0; i < next_[rank].size(); ++i) {
-      if (CanRun(rank, i)) ready.push_back(i);
+  // Looks from a random rank and step on for one that can run. False: there is none.
+  bool RunOneStep() {
+    const size_t size = schedules_.size();
+    const size_t first_rank = random_() % size;
+    const size_t first_step = random_();
+    for (size_t i = 0; i < size; ++i) {
+      const size_t rank = (first_rank + i) % size;
+      const size_t steps = running_[rank].size();
+      for (size_t j = 0; j < steps; ++j) {
+        const size_t index = (first_step % steps + j) % steps;
+        if (!CanRun(rank, index)) continue;
+        const int64_t segment = running_[rank][index].done++;
+        if (schedules_[rank].steps[index].kind == StepKind::kSend) {
+          Send(rank, index, segment);
+        } else {
+          Take(rank, index, segment);
+        }
+        return true;
+      }
     }
-    if (ready.empty()) return false;
-    const size_t index = ready[random_() % ready.size()];
-    const Step& step = schedules_[rank].steps[index];
-    const int64_t segment = next_[rank][index]++;
-    *error = step.kind == StepKind::kSend ? Send(rank, step, segment) : Take(rank, step, segment);
-    return true;
+    return false;
   }
 
-  // The elements of a segment, gathered from the input or the output of `rank`.
-  std::string Gather(size_t rank, const Slice& slice, int64_t segment, bool from_input,
-                     std::vector<uint8_t>* bytes) const {
-    const int64_t begin = segment * segment_elements_;
-    const int64_t count = std::min(segment_elements_, slice.elements - begin);
-    bytes->resize(static_cast<size_t>(count) * element_bytes_);
-    std::string error;
-    SliceCursor(slice).ForEachRun(
-        begin, count, element_bytes_,
-        [&](const uint8_t* input, uint8_t* output, int64_t n, int64_t offset) {
-          const uint8_t* source = from_input ? input : output;
-          if (source == nullptr) {
-            error = "rank " + std::to_string(rank) + " sends what it does not have";
-            return;
-          }
-          std::memcpy(bytes->data() + static_cast<size_t>(offset) * element_bytes_, source,
-                      static_cast<size_t>(n) * element_bytes_);
-        });
-    return error;
-  }
-
-  std::string Send(size_t rank, const Step& step, int64_t segment) {
-    Message message{segment, {}, rank, step.from_input};
-    std::string error;
-    error = Gather(rank, SliceOf(rank, step), segment, step.from_input, &message.copy);
-    counts_[rank].bytes += message.copy.size();
+  void Send(size_t rank, size_t index, int64_t segment) {
+    Message message{segment, {}, rank, index};
+    message.payload.resize(memories_[rank]->WireBytes(index, segment));
+    memories_[rank]->Pack(index, segment, message.payload.data());
+    counts_[rank].bytes += message.payload.size();
     ++counts_[rank].frames;
-    streams_[StreamKey(static_cast<int>(rank), step.peers[0], step.phase, step.slice)].push_back(
-        std::move(message));
-    return error;
+    streams_[running_[rank][index].streams[0]].push_back(std::move(message));
   }
 
   // kReduce and kCopy.
-  std::string Take(size_t rank, const Step& step, int64_t segment) {
+  void Take(size_t rank, size_t index, int64_t segment) {
     std::vector<Message> messages;
-    for (int peer : step.peers) {
-      std::deque<Message>& stream = streams_[Incoming(rank, step, peer)];
-      messages.push_back(std::move(stream.front()));
-      stream.pop_front();
+    std::vector<const uint8_t*> payloads;
+    for (size_t stream : running_[rank][index].streams) {
+      messages.push_back(std::move(streams_[stream].front()));
+      streams_[stream].pop_front();
       Message& m = messages.back();
-      if (m.segment != segment) return "segments out of order";
-      if (options_.read_late) {
-        const std::string error =
-            Gather(m.sender, SliceOf(m.sender, step), segment, m.from_input, &m.copy);
-        if (!error.empty()) return error;
-      }
+      if (m.segment != segment) error_ = "segments out of order";
+      if (m.payload.size() != memories_[rank]->WireBytes(index, segment)) error_ = "segment length";
+      if (options_.read_late) memories_[m.sender]->Pack(m.step, segment, m.payload.data());
     }
-    const int64_t begin = segment * segment_elements_;
-    const Slice& slice = SliceOf(rank, step);
-    const int64_t count = std::min(segment_elements_, slice.elements - begin);
-    for (const Message& m : messages) {
-      if (m.copy.size() != static_cast<size_t>(count) * element_bytes_) return "segment length";
-    }
-    std::string error;
-    SliceCursor(slice).ForEachRun(
-        begin, count, element_bytes_,
-        [&](const uint8_t* input, uint8_t* output, int64_t n, int64_t offset) {
-          if (step.kind == StepKind::kReduce && input == nullptr) {
-            error = "rank " + std::to_string(rank) + " reduces what it does not have";
-            return;
-          }
-          const size_t shift = static_cast<size_t>(offset) * element_bytes_;
-          Compute(rank, step, messages, shift, input, output, n);
-        });
-    return error;
-  }
-
-  void Compute(size_t rank, const Step& step, const std::vector<Message>& messages, size_t shift,
-               const uint8_t* input, uint8_t* output, int64_t n) const {
-    if (step.kind == StepKind::kCopy) {
-      return CopyScaled(options_.dtype, messages[0].copy.data() + shift, 1.0, output, n);
-    }
-    const Finish finish = step.finish ? options_.finish : Finish{};
-    if (!step.raw) {
-      return ReducePartial(options_.dtype, options_.op, messages[0].copy.data() + shift, input,
-                           options_.prescale, finish, output, n);
-    }
-    std::vector<const uint8_t*> in_rank_order;
-    bool own = false;
-    for (size_t i = 0; i < messages.size(); ++i) {
-      if (!own && step.peers[i] > static_cast<int>(rank)) {
-        in_rank_order.push_back(input);
-        own = true;
-      }
-      in_rank_order.push_back(messages[i].copy.data() + shift);
-    }
-    if (!own) in_rank_order.push_back(input);
-    ReduceRaw(options_.dtype, options_.op, in_rank_order, options_.prescale, finish, output, n);
+    if (!error_.empty()) return;
+    for (const Message& m : messages) payloads.push_back(m.payload.data());
+    memories_[rank]->Take(index, segment, payloads);
   }
 
   std::string CheckEnd() const {
     for (size_t rank = 0; rank < schedules_.size(); ++rank) {
-      for (size_t i = 0; i < next_[rank].size(); ++i) {
-        if (next_[rank][i] < Segments(rank, schedules_[rank].steps[i])) {
+      for (size_t i = 0; i < running_[rank].size(); ++i) {
+        if (running_[rank][i].done < running_[rank][i].total) {
           return "deadlock: rank " + std::to_string(rank) + " waits in step " + std::to_string(i);
         }
       }
     }
-    for (const auto& [key, messages] : streams_) {
-      if (!messages.empty()) return "left over: " + StreamName(key);
+    for (size_t stream = 0; stream < streams_.size(); ++stream) {
+      if (!streams_[stream].empty()) return "left over: " + StreamName(keys_[stream]);
     }
     return "";
   }
 
   const std::vector<Schedule> schedules_;
-  const std::vector<std::vector<Slice>> slices_;
+  const int slice_count_;
   const RunnerOptions options_;
-  const size_t element_bytes_;
-  const int64_t segment_elements_;
   std::mt19937_64 random_;
+  std::string error_;
+  std::vector<std::unique_ptr<StepMemory>> memories_;
   std::vector<SendCount> counts_;
-  std::vector<std::vector<int64_t>> next_;  // by rank and step: the segment to run next
-  std::map<StreamKey, std::deque<Message>> streams_;
+  std::vector<std::vector<Running>> running_;  // by rank and step
+  std::vector<std::deque<Message>> streams_;
+  std::vector<StreamKey> keys_;  // of the streams
 };
 
 }  // namespace tfdist

@@ -112,8 +112,8 @@ TEST(broadcast_has_one_slice_and_only_the_root_an_input) {
   uint8_t out[100];
   const std::vector<TensorView> tensors = {
       {in, out, 3, 0}, {in, out, 0, 0}, {in + 9, out + 9, 4, 0}};
-  const std::vector<Slice> root = CutBroadcast(tensors, true);
-  const std::vector<Slice> other = CutBroadcast(tensors, false);
+  const std::vector<Slice> root = CutWhole(tensors, true);
+  const std::vector<Slice> other = CutWhole(tensors, false);
   CHECK_EQ(root.size(), 1u);
   CHECK_EQ(root[0].elements, 7);
   CHECK_EQ(root[0].extents.size(), 2u);

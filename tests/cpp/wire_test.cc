@@ -4,6 +4,7 @@
 #include <random>
 
 #include "check.h"
+#include "scheduler/order.h"
 
 namespace tfdist {
 namespace {
@@ -24,6 +25,7 @@ RequestInfo SampleRequest() {
   info.splits = {7, -1, 0};
   info.description = "a\nb";
   info.present = {0, 1, 1};
+  info.predicted = PredictedTicket(3, 1, 9);
   return info;
 }
 
@@ -35,6 +37,7 @@ Response SampleResponse() {
       Status(Code::kFailedPrecondition, "no \"agreement\"", "{\"kind\": \"mismatch\"}");
   response.rows = {5, 0, -1};
   response.present = {1};
+  response.number = 65537;
   return response;
 }
 
@@ -48,6 +51,7 @@ TEST(requests_come_back_as_they_were) {
   CHECK(out.timeout_s == in.timeout_s && out.bucket && out.shapes == in.shapes);
   CHECK(out.peer == in.peer && out.splits == in.splits);
   CHECK(out.description == in.description && out.present == in.present);
+  CHECK_EQ(out.predicted, in.predicted);
 }
 
 TEST(responses_come_back_as_they_were) {
@@ -57,8 +61,32 @@ TEST(responses_come_back_as_they_were) {
   CHECK_EQ(out.ticket, in.ticket);
   CHECK(out.keys == in.keys && out.rows == in.rows && out.present == in.present);
   CHECK(out.error.code() == in.error.code());
+  CHECK_EQ(out.number, in.number);
   CHECK_EQ(out.error.message(), in.error.message());
   CHECK_EQ(out.error.payload(), in.error.payload());
+}
+
+TEST(notes_come_back_as_they_were_and_nothing_else_does) {
+  WaitNote wait{PredictedTicket(3, 2, 7), 600000, SampleRequest()};
+  WaitNote wait_out;
+  CHECK(DecodeWait(AsBytes(EncodeWait(wait)), &wait_out));
+  CHECK(wait_out.ticket == wait.ticket && wait_out.waited_us == wait.waited_us);
+  CHECK_EQ(wait_out.info.key, wait.info.key);
+  ProbeNote probe_out;
+  CHECK(DecodeProbe(AsBytes(EncodeProbe({wait.ticket, 2})), &probe_out));
+  CHECK(probe_out.ticket == wait.ticket && probe_out.answer == 2);
+  CHECK(!DecodeProbe(AsBytes(EncodeProbe({wait.ticket, 3})), &probe_out));
+  CHECK(!DecodeProbe(AsBytes(EncodeProbe({5, 0})), &probe_out));
+  wait.ticket = 5;  // announced: the leader knows who is missing
+  CHECK(!DecodeWait(AsBytes(EncodeWait(wait)), &wait_out));
+  const LeaveNote leave = {{0, {wait_out.ticket}}, {65537, {}}};
+  LeaveNote leave_out;
+  const std::string bytes = EncodeLeave(leave);
+  CHECK(DecodeLeave(AsBytes(bytes), &leave_out));
+  CHECK(leave_out == leave);
+  for (size_t n = 0; n < bytes.size(); ++n) {
+    CHECK(!DecodeLeave(AsBytes(bytes.substr(0, n)), &leave_out));
+  }
 }
 
 TEST(every_truncation_and_every_extra_byte_is_refused) {
@@ -107,6 +135,10 @@ TEST(random_bytes_never_crash_the_parsers) {
     (void)DecodeResponse(AsBytes(bytes), &response);
     (void)DecodeStatus(AsBytes(bytes), &status);
     (void)DecodeStall(AsBytes(bytes), &key, &text);
+    WaitNote wait;
+    LeaveNote leave;
+    (void)DecodeWait(AsBytes(bytes), &wait);
+    (void)DecodeLeave(AsBytes(bytes), &leave);
   }
 }
 

@@ -1,11 +1,12 @@
 // A small coverage-guided fuzzer for compilers without libFuzzer.
 //
-//   fuzz_wire [-seconds=N] [-runs=N] [-seed=N] [-crash=FILE] [FILE or FOLDER...]
+//   fuzz_wire [-seconds=N] [-runs=N] [-seed=N] [-crash=FILE] [-keep=FOLDER] [FILE or FOLDER...]
 //
 // Starts from the target's seeds and the given files, changes one at a time, and keeps what reaches
 // code that nothing reached before (where the target is compiled with -fsanitize-coverage=trace-pc;
 // elsewhere every input is a change of a seed). The last input is written to the crash file before
 // it runs, so that it is there when the process ends; the same file as an argument runs it again.
+// What was found to reach something new goes into the folder to keep.
 // The same seed and number of runs do the same everywhere.
 #include <sys/resource.h>
 
@@ -46,6 +47,7 @@ struct Options {
   uint64_t runs = 0;   // 0: no limit
   uint32_t seed = 1;
   std::string crash;
+  std::string keep;
   std::vector<std::string> paths;
 };
 
@@ -85,7 +87,11 @@ class Fuzzer {
     }
     while ((options_.runs == 0 || runs_ < options_.runs) && !TimeIsUp()) {
       const std::string input = Mutated(kept_[random_() % kept_.size()]);
-      if (Execute(input) && kept_.size() < kMostKept) kept_.push_back(input);
+      if (!Execute(input) || kept_.size() >= kMostKept) continue;
+      kept_.push_back(input);
+      if (options_.keep.empty()) continue;
+      const std::string name = std::to_string(std::hash<std::string>()(input));
+      Save(input, options_.keep + "/" + name);
     }
     const auto edges = std::count(reached_ever.begin(), reached_ever.end(), 1);
     std::printf("%llu runs, %.1f s of processor time, %zu inputs kept, %lld branches, 0 crashes\n",
@@ -104,7 +110,7 @@ class Fuzzer {
   // True when it reached something new.
   bool Execute(const std::string& input) {
     ++runs_;
-    if (!options_.crash.empty()) Save(input);
+    if (!options_.crash.empty()) Save(input, options_.crash);
     reached.fill(0);
     previous_place = 0;
     // A buffer of exactly this size: a read past its end is a sanitizer's to find.
@@ -119,8 +125,8 @@ class Fuzzer {
     return fresh;
   }
 
-  void Save(const std::string& input) const {
-    std::ofstream file(options_.crash, std::ios::binary | std::ios::trunc);
+  static void Save(const std::string& input, const std::string& path) {
+    std::ofstream file(path, std::ios::binary | std::ios::trunc);
     file.write(input.data(), static_cast<std::streamsize>(input.size()));
   }
 
@@ -224,6 +230,8 @@ int Main(int argc, char** argv) {
       options.seed = static_cast<uint32_t>(std::stoul(value));
     } else if (name == "-crash") {
       options.crash = value;
+    } else if (name == "-keep") {
+      options.keep = value;
     } else if (std::filesystem::exists(argument)) {
       options.paths.push_back(argument);
     } else {

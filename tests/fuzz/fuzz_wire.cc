@@ -16,6 +16,13 @@ void CheckRoundTrip(ByteSpan bytes, bool (*decode)(ByteSpan, T*), std::string (*
   FUZZ_CHECK(encode(second) == once);
 }
 
+// What the leader computes with what came must be defined.
+void CheckShapes(ByteSpan bytes) {
+  RequestInfo info;
+  if (!DecodeRequest(bytes, &info)) return;
+  for (const std::vector<int64_t>& shape : info.shapes) FUZZ_CHECK(ElementCount(shape) >= 0);
+}
+
 void CheckStall(ByteSpan bytes) {
   std::string key;
   std::string text;
@@ -53,7 +60,10 @@ std::vector<std::string> Seeds() {
           "\x01" + EncodeResponse(refused),
           "\x02" + EncodeStatus(refused.error),
           "\x02" + EncodeStatus(Status()),
-          "\x03" + EncodeStall("x", "rank 3 is missing")};
+          "\x03" + EncodeStall("x", "rank 3 is missing"),
+          "\x04" + EncodeWait({7, 1000, request}),
+          "\x05" + EncodeProbe({7, 2}),
+          "\x06" + EncodeLeave({{0, {1, 2}}, {9, {}}})};
 }
 
 }  // namespace fuzz
@@ -64,9 +74,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace tfdist;
   if (size == 0) return 0;
   const ByteSpan bytes(data + 1, size - 1);
-  switch (data[0] % 4) {
+  switch (data[0] % 7) {
     case 0:
       CheckRoundTrip<RequestInfo>(bytes, DecodeRequest, EncodeRequest);
+      CheckShapes(bytes);
       break;
     case 1:
       CheckRoundTrip<Response>(bytes, DecodeResponse, EncodeResponse);
@@ -74,8 +85,17 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     case 2:
       CheckRoundTrip<Status>(bytes, DecodeStatus, EncodeStatus);
       break;
-    default:
+    case 3:
       CheckStall(bytes);
+      break;
+    case 4:
+      CheckRoundTrip<WaitNote>(bytes, DecodeWait, EncodeWait);
+      break;
+    case 5:
+      CheckRoundTrip<ProbeNote>(bytes, DecodeProbe, EncodeProbe);
+      break;
+    default:
+      CheckRoundTrip<LeaveNote>(bytes, DecodeLeave, EncodeLeave);
   }
   return 0;
 }

@@ -84,16 +84,16 @@ def main() -> int:
     failed = []
     for name in native:
         corpus = CORPUS / name
-        corpus.mkdir(parents=True, exist_ok=True)
+        found = folder / f"corpus-{name}"  # grows from run to run
+        found.mkdir(exist_ok=True)
         crash = folder / f"crash-{name}"
         own = [f"-seconds={seconds}", f"-seed={int(time.time()) % 2**31}"]
-        command = [str(folder / name), *own, f"-crash={crash}", str(corpus)]
+        command = [str(folder / name), *own, f"-crash={crash}", f"-keep={found}"]
+        command += [str(corpus), str(found)]
         if not run(command, name, seconds):
             failed.append(f"{name} (input: {crash})")
         if clang:
             program = ROOT / "build" / "fuzz-clang" / name
-            found = folder / f"corpus-{name}"
-            found.mkdir(exist_ok=True)
             command = [str(program), f"-max_total_time={seconds}", str(found)]
             if not run([*command, str(corpus)], f"{name} (libFuzzer)", seconds):
                 failed.append(f"{name} (libFuzzer)")

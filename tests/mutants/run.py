@@ -31,7 +31,8 @@ from helpers.tree import tracked_files, tree_hash  # noqa: E402
 RECORD = HERE / "results.json"
 WORK = ROOT / "build" / "mutants"
 SUITE_TIMEOUT_S = 240
-FAILED_LINE = re.compile(r"^FAILED (\S+)", re.MULTILINE)
+SIMULATIONS = {"sim": 10_000, "engine_sim": 2_000}  # suite → seeds
+FAILED_LINE = re.compile(r"^FAILED (seed \d+|\S+)", re.MULTILINE)
 
 
 class ListError(Exception):
@@ -74,6 +75,13 @@ def shell(command: list[str], cwd: pathlib.Path, timeout_s: float) -> tuple[int,
         return 124, output + f"\nFAILED deadline of {timeout_s:.0f} s\n"
 
 
+def program_of(suite: str) -> str | None:
+    """The C++ program that runs a suite; None: pytest does."""
+    if suite in SIMULATIONS:
+        return suite
+    return suite.removeprefix("cpp:") if suite.startswith("cpp:") else None
+
+
 class Bench:
     """A copy of the tree with its builds."""
 
@@ -90,7 +98,7 @@ class Bench:
 
     def build(self, suites: list[str]) -> None:
         """Builds what `suites` run; raises ListError when it does not compile."""
-        programs = [s.removeprefix("cpp:") for s in suites if s.startswith("cpp:")]
+        programs = [name for s in suites if (name := program_of(s))]
         if programs:
             source = str(self.tree / "tfdist_ops")
             command = [self.cmake, "-S", source, "-B", str(self.cpp)]
@@ -108,8 +116,11 @@ class Bench:
 
     def run(self, suite: str) -> str | None:
         """Runs one suite; the name of the test that failed, or None."""
-        program = suite.removeprefix("cpp:") if suite.startswith("cpp:") else None
-        if program:
+        program = program_of(suite)
+        if program in SIMULATIONS:
+            seeds = str(SIMULATIONS[program])
+            command = [str(self.cpp / program), "--seeds", seeds]
+        elif program:
             command = [str(self.cpp / program), "-x"]
         else:
             flags = ["-x", "-q", "--no-header", "-p", "no:cacheprovider", "-rf"]

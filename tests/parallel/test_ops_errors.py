@@ -7,34 +7,12 @@ import time
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers.outcome import outcome
 from helpers.ranks import RankError, run_ranks
 
 import tfdist
-from tfdist import _core, errors
+from tfdist import _core
 from tfdist.collectives import ReduceOp
-
-FORBIDDEN = (tf.errors.UnavailableError, tf.errors.OutOfRangeError)
-
-
-def outcome(call):
-    """Class, message, record and seconds of the error that `call` raises."""
-    begin = time.monotonic()
-    try:
-        call()
-    except Exception as error:
-        seconds = time.monotonic() - begin
-        assert not isinstance(error, FORBIDDEN), error
-        ours = errors.from_tf(error)
-        record = vars(ours.record) if ours is not None else {}
-        return {
-            "class": type(ours or error).__name__,
-            "raised": type(error).__name__,
-            "message": ours.message if ours is not None else str(error),
-            "record": record,
-            "seconds": seconds,
-        }
-    return {"class": "none", "seconds": time.monotonic() - begin}
-
 
 # ---- mismatches ----
 

@@ -39,4 +39,4 @@ def test_examples_are_found():
     with_examples = [t.name for m in modules for t in finder.find(m) if t.examples]
     assert len(with_examples) >= 25
     assert "tfdist.callbacks" in with_examples
-    assert "tfdist.collectives.allreduce" in with_examples
+    assert "tfdist.collectives._allreduce.allreduce" in with_examples

@@ -98,6 +98,7 @@ _KINDS = {
     "const char*": ctypes.c_char_p,
     "const void*": ctypes.c_void_p,
     "void*": ctypes.c_void_p,
+    "const uint8_t*": ctypes.c_char_p,  # bytes of a key
     "const int32_t*": ctypes.POINTER(ctypes.c_int32),
     "const int64_t*": ctypes.POINTER(ctypes.c_int64),
     "const tfdist_tensor*": ctypes.POINTER(_core.Tensor),

@@ -17,9 +17,10 @@ FOLDERS = {
     "base": (),
     "transport": ("base",),
     "collective": ("base", "transport"),
-    "scheduler": ("base", "transport", "collective"),
-    "runtime": ("base", "transport", "collective", "scheduler"),
-    "tf": ("base", "transport", "collective", "scheduler", "runtime"),
+    "membership": ("base",),
+    "scheduler": ("base", "transport", "collective", "membership"),
+    "runtime": ("base", "transport", "collective", "membership", "scheduler"),
+    "tf": ("base", "transport", "collective", "membership", "scheduler", "runtime"),
     "cuda": ("base",),
 }
 # Headers of other projects → the one folder that may include them.
@@ -29,19 +30,13 @@ FOREIGN = {
 }
 # A Python module or package imports what stands before it. Those of the first list
 # import no TensorFlow, so that the launcher and the start-up are quick.
-WITHOUT_TENSORFLOW = ["_core", "buckets", "rendezvous", "_runtime", "tools", "launch"]
+WITHOUT_TENSORFLOW = [
+    *("_core", "buckets", "rendezvous", "_runtime", "_process_sets", "tools", "launch"),
+]
 WITH_TENSORFLOW = [
     *("errors", "_library", "_names", "_operations", "_gradients", "collectives"),
-    *(
-        "groups",
-        "objects",
-        "variables",
-        "data",
-        "device",
-        "tape",
-        "optimizer",
-        "callbacks",
-    ),
+    *("groups", "objects", "variables", "data", "device", "tape", "optimizer"),
+    "callbacks",
 ]
 ORDER = WITHOUT_TENSORFLOW + WITH_TENSORFLOW
 
@@ -118,6 +113,7 @@ def test_includes_go_to_the_left_only(folder):
     [
         ("base/status.cc", "transport/link.h"),
         ("collective/schedule.cc", "scheduler/engine.h"),
+        ("membership/verdict.cc", "transport/link.h"),
         ("runtime/runtime.cc", "tf/tf_bridge.h"),
         ("scheduler/engine.cc", "tensorflow/core/framework/op_kernel.h"),
         ("runtime/runtime.cc", "absl/status/status.h"),

@@ -38,6 +38,7 @@ SECRET_OPTIONS = re.compile(r"^--?\w*(secret|password|token|key)", re.I)
 # (file, what) that are right: tests that name what must be refused.
 ALLOWED = {
     ("tests/single/test_no_code_from_data.py", "0.0.0.0"),
+    ("tests/single/test_launch_hosts.py", "0.0.0.0"),
     ("tests/single/test_rendezvous_secret.py", "0.0.0.0"),
     ("tests/single/test_rendezvous_store.py", "0.0.0.0"),
     ("tests/single/test_data.py", "exec"),  # runs the code blocks of a docstring
@@ -106,6 +107,8 @@ def native_faults(source: str) -> list[tuple[int, str]]:
         "no bound": r"\b(strcpy|strcat|sprintf|gets|alloca)\s*\(",
     }
     found = []
+    blocks = re.compile(r"/\*.*?\*/", re.S)
+    source = blocks.sub(lambda block: "\n" * block[0].count("\n"), source)
     for number, line in enumerate(source.splitlines(), 1):
         code = line.split("//")[0]
         for what, pattern in rules.items():

@@ -9,8 +9,8 @@ import pytest
 import tensorflow as tf
 
 import tfdist
-from tfdist import _library, _names, collectives, errors
-from tfdist.collectives import ReduceOp
+from tfdist import _library, _names, _operations, errors
+from tfdist.collectives import ReduceOp, _arguments
 
 REDUCIBLE = ["float16", "bfloat16", "float32", "float64", "int32", "int64"]
 OTHERS = ["bool", "uint8", "int8", "uint16", "int16", "uint32", "uint64", "complex64"]
@@ -49,6 +49,27 @@ def test_allgather_and_broadcast_of_one_rank_are_the_identity(dtype):
         x = numbers(shape, dtype)
         same(tfdist.broadcast(x), x)
         same(tfdist.allgather(x), tf.reshape(x, (1,)) if shape == () else x)
+
+
+@pytest.mark.parametrize("dtype", REDUCIBLE + OTHERS)
+def test_what_moves_rows_is_the_identity_of_one_rank(dtype):
+    for shape in SHAPES:
+        x = numbers(shape, dtype)
+        expected = tf.reshape(x, (1,)) if shape == () else x
+        same(tfdist.gather(x), expected)
+        same(tfdist.scatter(x), expected)
+        rows, received = tfdist.alltoall(x)
+        same(rows, expected)
+        assert received.numpy().tolist() == [expected.shape[0]]
+
+
+@pytest.mark.parametrize("dtype", REDUCIBLE)
+def test_reduce_and_reduce_scatter_of_one_rank_are_the_identity(dtype):
+    for shape in SHAPES:
+        x = numbers(shape, dtype)
+        same(tfdist.reduce(x, op=ReduceOp.SUM), x)
+        expected = tf.reshape(x, (1,)) if shape == () else x
+        same(tfdist.reduce_scatter(x, op=ReduceOp.SUM), expected)
 
 
 def test_inputs_may_be_numbers_arrays_and_variables():
@@ -128,7 +149,44 @@ def test_the_input_keeps_its_value():
         (
             lambda x: tfdist.broadcast(x, 7),
             tf.errors.InvalidArgumentError,
-            r"^Expected root to be a rank of 0\.\.0, got 7 in the broadcast",
+            r'^"broadcast.eager": the root is not valid: rank 0: .* in \[0, 1\), got 7',
+        ),
+        (lambda x: tfdist.gather(x, -1), ValueError, "root"),
+        (lambda x: tfdist.scatter(x, 1.0), ValueError, "root"),
+        (lambda x: tfdist.reduce(x, "0"), ValueError, "root"),
+        (
+            lambda x: tfdist.reduce(x, 1),
+            tf.errors.InvalidArgumentError,
+            r"root must be in \[0, 1\), got 1",
+        ),
+        (lambda x: tfdist.reduce(True), TypeError, "that bool takes .*got average"),
+        (lambda x: tfdist.reduce_scatter(1, prescale=2.0), ValueError, "prescale=1"),
+        (lambda x: tfdist.reduce_scatter(x, op=99), ValueError, "got 99"),
+        (lambda x: tfdist.alltoall(x, [0.5, 1.5]), ValueError, "vector of integers"),
+        (lambda x: tfdist.alltoall(x, 2), ValueError, "vector of integers, .* got 2"),
+        (lambda x: tfdist.alltoall(x, []), ValueError, "Leave splits out"),
+        (lambda x: tfdist.scatter(x, 0, [[2]]), ValueError, "vector of integers"),
+        (lambda x: tfdist.reduce_scatter(x, tf.ones([1])), ValueError, "of integers"),
+        (lambda x: tfdist.alltoall("a"), TypeError, "broadcast_object"),
+        (
+            lambda x: tfdist.scatter(x, 0, [1, 1]),
+            tf.errors.InvalidArgumentError,
+            r"splits \[1,1\] are 2, expected 1",
+        ),
+        (lambda x: tfdist.send(x, -1), ValueError, "dst"),
+        (
+            lambda x: tfdist.send(x, 0),
+            tf.errors.InvalidArgumentError,
+            "two different ranks",
+        ),
+        (lambda x: tfdist.recv([2], tf.string, 0), TypeError, "got string"),
+        (lambda x: tfdist.recv([None, 2], tf.int32, 0), ValueError, "unknown dim"),
+        (lambda x: tfdist.recv(3, tf.int32, 0), ValueError, "list of integers"),
+        (lambda x: tfdist.recv([2], tf.int32, True), ValueError, "src"),
+        (
+            lambda x: tfdist.recv([-2], tf.int32, 1),
+            tf.errors.InvalidArgumentError,
+            "-2",
         ),
     ],
 )
@@ -139,13 +197,13 @@ def test_a_bad_argument_is_an_error_that_names_it(call, error, words):
 
 def test_grouped_allreduce_keeps_order_and_splits_by_dtype(monkeypatch):
     seen = []
-    emit = collectives._operations.allreduce
+    emit = _operations.allreduce
 
     def spy(values, name, *args, **kwargs):
         seen.append((name, [v.dtype.name for v in values], list(kwargs["hints"])))
         return emit(values, name, *args, **kwargs)
 
-    monkeypatch.setattr(collectives._operations, "allreduce", spy)
+    monkeypatch.setattr(_operations, "allreduce", spy)
     xs = [tf.constant([1.0]), tf.constant(2), tf.constant([3.0]), tf.constant(4)]
     ys = tfdist.grouped_allreduce(xs, name="g")
     for x, y in zip(xs, ys, strict=True):
@@ -166,7 +224,7 @@ def test_a_group_is_cut_at_the_fusion_threshold(monkeypatch, limit, expected):
     xs = [tf.zeros([1]), tf.zeros([1]), tf.zeros([3]), tf.zeros([0])]
     if limit == "8":
         expected = [[0, 1], [2], [3]]
-    assert collectives._batches(xs) == expected
+    assert _arguments.batches_of(xs) == expected
 
 
 # ---- in a tf.function ----
@@ -213,12 +271,13 @@ def test_the_gradient_of_complex_numbers_is_scaled_like_the_value():
 
 
 @pytest.mark.parametrize("op", [ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT])
-def test_the_gradient_of_other_operations_is_an_error_that_says_what_to_do(op):
+@pytest.mark.parametrize("name", ["allreduce", "reduce", "reduce_scatter"])
+def test_the_gradient_of_other_operations_is_an_error_that_says_what_to_do(op, name):
     x = tf.constant([1.0])
     with tf.GradientTape() as tape:
         tape.watch(x)
-        y = tfdist.allreduce(x, op=op)
-    with pytest.raises(ValueError, match=f"{op.name}.*SUM or AVERAGE"):
+        y = getattr(tfdist, name)(x, op=op)
+    with pytest.raises(ValueError, match=f" {name} .*{op.name}.*SUM or AVERAGE"):
         tape.gradient(y, x)
 
 
@@ -229,6 +288,8 @@ def test_static_shapes_are_known_while_tracing():
     def f(matrix, scalar):
         shapes["allreduce"] = tfdist.allreduce(matrix).shape.as_list()
         shapes["broadcast"] = tfdist.broadcast(scalar).shape.as_list()
+        shapes["gather"] = tfdist.gather(matrix).shape.as_list()
+        shapes["alltoall"] = [t.shape.as_list() for t in tfdist.alltoall(matrix)]
         shapes["rows"] = tfdist.allgather(tf.ensure_shape(matrix, [2, 3])).shape
         shapes["scalars"] = tfdist.allgather(scalar).shape.as_list()
         return scalar
@@ -238,6 +299,21 @@ def test_static_shapes_are_known_while_tracing():
     assert shapes["broadcast"] == []
     assert shapes["rows"].as_list() == [None, 3]
     assert shapes["scalars"] == [None]
+    assert shapes["gather"] == [None, 3]
+    assert shapes["alltoall"] == [[None, 3], [None]]
+
+
+def test_the_shape_that_is_received_is_known_while_tracing():
+    @tf.function
+    def f(rows):
+        fixed = tfdist.recv([2, 3], tf.bool, 1)
+        partly = tfdist.recv([rows, 3], tf.float32, 1)
+        return fixed, partly, tfdist.send(fixed, 1)
+
+    fixed, partly, sent = f.get_concrete_function(tf.constant(2)).outputs
+    assert fixed.shape == [2, 3] and fixed.dtype == tf.bool
+    assert partly.shape.as_list() == [None, 3]
+    assert sent.shape == []
 
 
 def test_in_a_while_loop_every_iteration_runs():
@@ -341,6 +417,8 @@ def test_tensorflow_still_has_the_list_of_unordered_stateful_operations():
         <= auto_control_deps.MUST_RUN_ORDER_INSENSITIVE_STATEFUL_OPS
     )
     assert "TfdistBarrier" not in _library.UNORDERED_OPS
+    ours = {name for name in dir(_library.ops()) if name.startswith("Tfdist")}
+    assert ours - _library.UNORDERED_OPS == {"TfdistBarrier"}
 
 
 def test_without_that_list_there_is_one_warning(caplog):
@@ -361,6 +439,13 @@ def test_before_init_every_operation_says_what_to_call():
             tfdist.allreduce,
             tfdist.allgather,
             tfdist.broadcast,
+            tfdist.reduce,
+            tfdist.reduce_scatter,
+            tfdist.gather,
+            tfdist.scatter,
+            tfdist.alltoall,
+            lambda x: tfdist.send(x, 1),
+            lambda _: tfdist.recv([2], tf.float32, 1),
             lambda _: tfdist.barrier(),
             lambda x: tfdist.grouped_allreduce([x]),
         ):

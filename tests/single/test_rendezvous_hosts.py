@@ -119,28 +119,38 @@ def test_a_slow_proof_is_waited_for_and_a_missing_one_is_an_error():
 
     async def go():
         sock, name = links.unix_listener()
+
+        def refusal(claims):
+            if claims["generation"] == 3:
+                return "generation 1 here"
+            if claims["generation"] != 1 or time.monotonic() < ready:
+                raise AuthenticationError("not now")
+            return ""
+
         listener = Listener(sock, secret=SECRET, refusal=refusal, serve=_close)
         listener.start()
         common = {"secret": SECRET, "described": "rank 0 (h, process 1)"}
-        claims = {"to": 0, "ready": time.monotonic() + 0.3}
-        soon = time.monotonic() + 5
-        assert await hosts.reaches(name, claims=claims, deadline=soon, **common)
-        assert time.monotonic() >= claims["ready"]
-        never = {"to": 0, "ready": time.monotonic() + 60}
+        assert await hosts.reaches(
+            name, claims={"generation": 1}, deadline=ready + 5, **common
+        )
+        assert time.monotonic() >= ready
         with pytest.raises(RendezvousError, match="rank 0 .* is on this host but"):
-            soon = time.monotonic() + 0.3
-            await hosts.reaches(name, claims=never, deadline=soon, **common)
-        with pytest.raises(RendezvousError, match="on this host, but: not for me"):
-            await hosts.reaches(name, claims={"to": 1}, deadline=soon + 5, **common)
+            await hosts.reaches(
+                name,
+                claims={"generation": 2},
+                deadline=time.monotonic() + 0.3,
+                **common,
+            )
+        before = time.monotonic()
+        with pytest.raises(RendezvousError, match="generation 1 here"):
+            await hosts.reaches(
+                name, claims={"generation": 3}, deadline=before + 5, **common
+            )
+        assert time.monotonic() < before + 3
         await listener.close()
         assert not await hosts.reaches(
-            name, claims=claims, deadline=time.monotonic() + 5, **common
+            name, claims={"generation": 1}, deadline=time.monotonic() + 5, **common
         )
-
-    def refusal(claims):
-        if claims["to"] == 0 and claims["ready"] > time.monotonic():
-            raise AuthenticationError("busy")  # gone without a word: try again
-        return "" if claims["to"] == 0 else "not for me"
 
     async def _close(channel):
         channel.close()

@@ -359,6 +359,28 @@ async def test_silent_strangers_delay_nobody_and_the_oldest_are_dropped():
             writer.close()
 
 
+@deadline(30)
+@run
+async def test_a_flood_from_one_address_keeps_no_other_out(caplog):
+    async with serving() as server:
+        quiet, _ = await asyncio.open_connection(
+            *server.address, local_addr=("127.0.0.2", 0)
+        )
+        flood = [
+            await asyncio.open_connection(*server.address)
+            for _ in range(2 * listener.MAX_UNAUTHENTICATED)
+        ]
+        assert await asyncio.wait_for(flood[0][0].read(), 0.5) == b""
+        with pytest.raises(asyncio.TimeoutError):  # the oldest of all is still there
+            await asyncio.wait_for(quiet.read(), 0.2)
+        told = [r.getMessage() for r in caplog.records]
+        assert len(told) == 1
+        assert "more than 64 connections at once" in told[0]
+        assert "(from 127.0.0.1)" in told[0]
+        for _, writer in flood:
+            writer.close()
+
+
 GARBAGE = {
     "http": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
     "ssh": b"SSH-2.0-OpenSSH_9.2\r\n",

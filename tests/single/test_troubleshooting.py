@@ -1,15 +1,22 @@
-"""docs/troubleshooting.md quotes messages that the code really prints."""
+"""The pages of the docs that explain messages quote what the code really prints."""
 
 import re
 from pathlib import Path
 
+from tfdist.launch.remote import SSH_COMMAND
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
-QUOTES = [
-    quote
-    for heading in re.findall(r"^### (.+)$", PAGE, re.MULTILINE)
-    for quote in re.findall(r'"([^"]+)"', heading)
-]
+HOSTS = (ROOT / "docs" / "hosts.md").read_text(encoding="utf-8")
+
+
+def quotes(page: str) -> list[str]:
+    """What the headings quote."""
+    return [
+        quote
+        for heading in re.findall(r"^### (.+)$", page, re.MULTILINE)
+        for quote in re.findall(r'"([^"]+)"', heading)
+    ]
 
 
 def messages() -> str:
@@ -23,8 +30,13 @@ def messages() -> str:
 
 def test_every_heading_quotes_a_message_of_the_code():
     text = messages()
-    assert len(QUOTES) > 20
-    assert [quote for quote in QUOTES if quote not in text] == []
+    assert len(quotes(PAGE)) > 20 and len(quotes(HOSTS)) > 10
+    missing = [q for q in quotes(PAGE) + quotes(HOSTS) if q not in text]
+    assert missing == []
+
+
+def test_the_default_ssh_command_is_the_one_that_is_documented():
+    assert f"\n{SSH_COMMAND}\n" in HOSTS
 
 
 def test_every_section_of_the_list_exists():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tfdist import _operations
 from tfdist._names import operation_name
-from tfdist.process_sets import ProcessSet, id_of
+from tfdist._process_sets import ProcessSet, id_of
 
 
 def barrier(

@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from tfdist import _operations
 from tfdist._names import operation_name
+from tfdist._process_sets import ProcessSet, id_of
 from tfdist.collectives import _arguments
-from tfdist.process_sets import ProcessSet, id_of
 
 
 def broadcast(

@@ -22,7 +22,9 @@ def send(
 
     The n-th `send` to a rank meets its n-th `recv` from here: in eager mode in the
     order of the program, in a `tf.function` in the order of tracing. There both ranks
-    need functions of one name, or `name`.
+    need functions of one name, or `name`. In eager mode `send` returns when the
+    receiver has come: two ranks that send to each other do that in one `tf.function`,
+    where nothing waits for anything else, or one after the other.
 
     Args:
         tensor: tensor of any numeric dtype (float8 too) or bool and any shape.
@@ -40,24 +42,20 @@ def send(
             gradients = tape.gradient(sent, variables)
 
     Raises:
-        tfdist.MismatchError: the receiver expects another shape or dtype, or sends
-            itself.
+        tfdist.MismatchError: the receiver expects another shape or dtype.
         tf.errors.InvalidArgumentError: there is no rank `dst`, or it is this one.
         tfdist.RankFailedError: a rank died or failed.
         tfdist.TimeoutError: the receiver did not come within `timeout_s`.
         tfdist.NotInitializedError: before `tfdist.init()`.
 
     Example:
-        Without a second rank there is nobody to send to:
-
         >>> tfdist.init()
-        >>> tfdist.send(tf.constant([1.0]), 1)
-        Traceback (most recent call last):
-        ...
-        tensorflow.python.framework.errors_impl.InvalidArgumentError: ...
+        >>> if tfdist.rank() == 0 and tfdist.size() > 1:
+        ...     sent = tfdist.send(tf.constant([1.0, 2.0]), 1)
+        >>> if tfdist.rank() == 1:
+        ...     print(tfdist.recv([2], tf.float32, 0).numpy())
 
-        On rank 0 of two `tfdist.send(x, 1)`, on rank 1
-        `y = tfdist.recv([1], tf.float32, 0)`.
+        On two ranks, rank 1 prints `[1. 2.]`.
     """
     value = _arguments.tensor_of(tensor, "send")
     return _operations.send(
@@ -98,24 +96,20 @@ def recv(
         returned, and this rank what `recv` returned: one alone waits for the other.
 
     Raises:
-        tfdist.MismatchError: the sender's shape or dtype is another, or it receives
-            itself.
+        tfdist.MismatchError: the sender's shape or dtype is another.
         tf.errors.InvalidArgumentError: there is no rank `src`, or it is this one.
         tfdist.RankFailedError: a rank died or failed.
         tfdist.TimeoutError: the sender did not come within `timeout_s`.
         tfdist.NotInitializedError: before `tfdist.init()`.
 
     Example:
-        Without a second rank there is nobody to receive from:
-
         >>> tfdist.init()
-        >>> tfdist.recv([1], tf.float32, 1)
-        Traceback (most recent call last):
-        ...
-        tensorflow.python.framework.errors_impl.InvalidArgumentError: ...
+        >>> if tfdist.rank() == 0 and tfdist.size() > 1:
+        ...     sent = tfdist.send(tf.constant([1.0, 2.0]), 1)
+        >>> if tfdist.rank() == 1:
+        ...     print(tfdist.recv([2], tf.float32, 0).numpy())
 
-        On rank 0 of two `tfdist.send(x, 1)`, on rank 1
-        `y = tfdist.recv([1], tf.float32, 0)`.
+        On two ranks, rank 1 prints `[1. 2.]`.
     """
     return _operations.recv(
         _arguments.shape_of(shape, "recv"),

@@ -96,9 +96,7 @@ def prepare(job: Mapping[str, Any], environ: Mapping[str, str]) -> list[str]:
     if found.errors:
         raise PrepareError("; ".join(found.errors))
     try:
-        secret = bytes.fromhex(job["secret"])
-        name = job["environ"]["TFDIST_JOB_ID"]
-        asyncio.run(_reach_store(job["store"], secret, name))
+        asyncio.run(_reach_store(job))
     except RendezvousError as error:
         raise PrepareError(
             f"tfdistrun cannot be reached from there at {job['store']}: "
@@ -108,10 +106,14 @@ def prepare(job: Mapping[str, Any], environ: Mapping[str, str]) -> list[str]:
     return found.warnings
 
 
-async def _reach_store(address: str, secret: bytes, job: str) -> None:
-    deadline = time.monotonic() + _STORE_S
-    where = split_address(address)
-    (await StoreClient.connect(where, secret, deadline=deadline, job=job)).close()
+async def _reach_store(job: Mapping[str, Any]) -> None:
+    client = await StoreClient.connect(
+        split_address(job["store"]),
+        bytes.fromhex(job["secret"]),
+        deadline=time.monotonic() + _STORE_S,
+        job=job["environ"]["TFDIST_JOB_ID"],
+    )
+    client.close()
 
 
 class Agent:
@@ -160,8 +162,6 @@ class Agent:
             while not self._ended:
                 self._step(frames.SIGN_OF_LIFE_S / 2)
                 self._mind_the_time()
-            if self._finished:
-                self._drain(_DRAIN_S)
         finally:
             self._end_all()
         if self._finished:
@@ -250,7 +250,7 @@ class Agent:
             self._ended = True
 
     def _drain(self, limit_s: float) -> None:
-        """Takes what the ranks printed last; their helpers may hold the pipes open."""
+        """Takes what was printed last; something may still hold the pipes open."""
         deadline = time.monotonic() + limit_s
         while self._streams and (left_s := deadline - time.monotonic()) > 0:
             self._step(left_s)

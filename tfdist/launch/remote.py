@@ -146,6 +146,8 @@ class RemoteHost:
 
     def write(self) -> None:
         """Writes what waits; what cannot be is noticed by reading."""
+        if self.state == "closed":
+            return
         try:
             while self._out:
                 del self._out[: os.write(self.stdin, self._out[:_READ_BYTES])]

@@ -23,7 +23,6 @@ from tfdist.rendezvous.channel import Channel
 from tfdist.rendezvous.errors import invalid, timeout
 from tfdist.rendezvous.secret import boot_id
 
-HOST = "host"  # "transport" in the claims of a proof
 _RETRY_S = 0.05
 
 
@@ -88,14 +87,14 @@ async def reaches(
     Args:
         unix_name: its name, from its record.
         secret: of the job.
-        claims: of the handshake; the other rank must agree.
+        claims: of the handshake: both ranks, job and generation (`links.Bond`).
         described: the rank, for the message.
         deadline: in seconds of time.monotonic(). A busy rank is waited for that long:
             the answer must not depend on how fast it comes.
 
     Raises:
-        RendezvousError: somebody listens there, but does not agree with the claims, or
-            does not answer in time.
+        RendezvousError: somebody listens there, but refuses these claims, or does not
+            answer in time.
     """
     loop = asyncio.get_running_loop()
     while True:
@@ -112,7 +111,7 @@ async def reaches(
             await channel.handshake_as_client(secret, claims)
             return True
         except RefusedError as error:
-            raise invalid(f"{described} is on this host, but: {error}") from error
+            raise invalid(f"no proof by {described}: {error}") from error
         except (OSError, AuthenticationError, TimeoutError) as error:
             if time.monotonic() + _RETRY_S >= deadline:
                 raise timeout(

@@ -24,6 +24,8 @@ from tfdist.rendezvous.channel import Channel, close_all, patience
 
 SHM = "shm"
 TCP = "tcp"
+LINK = "link"  # purposes of a connection between two ranks
+PROOF = "host"  # that they share a host, see `tfdist.rendezvous.hosts`
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _NONCE_BYTES = 16
 _LINK_TIMEOUT_S = 10.0
@@ -74,22 +76,26 @@ class Bond:
         """Seconds for making one link."""
         return _LINK_TIMEOUT_S * patience(self.size)
 
-    def claims(self, transport: str, acceptor: int) -> dict[str, Any]:
+    def claims(
+        self, transport: str, acceptor: int, purpose: str = LINK
+    ) -> dict[str, Any]:
         """What this rank claims when it connects to a lower one."""
-        return {**self._common(transport), "from": self.rank, "to": acceptor}
+        return {**self._common(transport, purpose), "from": self.rank, "to": acceptor}
 
-    def _common(self, transport: str) -> dict[str, Any]:
+    def _common(self, transport: str, purpose: str) -> dict[str, Any]:
         return {
-            "purpose": "link",
+            "purpose": purpose,
             "job": self.job,
             "generation": self.generation,
             "transport": transport,
             "frames": f"hmac-sha256 {self.frames}",
         }
 
-    def refusal(self, transport: str, size: int, claims: dict[str, Any]) -> str:
+    def refusal(
+        self, transport: str, size: int, claims: dict[str, Any], purpose: str = LINK
+    ) -> str:
         """Why a connection with these claims is not wanted here; "": it is."""
-        expected = {**self._common(transport), "to": self.rank}
+        expected = {**self._common(transport, purpose), "to": self.rank}
         found = auth.difference(expected, claims, {"to": "rank that is called"})
         initiator = claims.get("from")
         if not found and (

@@ -93,8 +93,10 @@ class Listener:
                 continue
             if len(self._strangers) >= self._room:
                 self._drop_oldest()
-            task = asyncio.create_task(self._connection(Channel(sock, size=self._size)))
-            self._strangers[task] = address[0] if sock.family != socket.AF_UNIX else ""
+            source = address[0] if sock.family != socket.AF_UNIX else "this host"
+            channel = Channel(sock, size=self._size)
+            task = asyncio.create_task(self._connection(channel, source))
+            self._strangers[task] = source
             self._tasks.add(task)
             task.add_done_callback(self._forget)
 
@@ -106,14 +108,15 @@ class Listener:
         self._refuse(
             AuthenticationError(
                 f"more than {self._room} connections at once did not authenticate"
-            )
+            ),
+            busiest,
         )
 
     def _forget(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         self._strangers.pop(task, None)
 
-    async def _connection(self, channel: Channel) -> None:
+    async def _connection(self, channel: Channel, source: str) -> None:
         try:
             why = self._refusal(await channel.handshake_as_server(self._secret))
             if why:
@@ -122,7 +125,7 @@ class Listener:
             await channel.accept()
         except (AuthenticationError, OSError, TimeoutError) as error:
             channel.close()
-            self._refuse(error)
+            self._refuse(error, source)
             return
         except BaseException:
             channel.close()
@@ -135,14 +138,15 @@ class Listener:
         except (ChannelClosed, ConnectionError, AuthenticationError) as error:
             _log.debug("a connection ended: %s", error)
 
-    def _refuse(self, error: BaseException) -> None:
+    def _refuse(self, error: BaseException, source: str = "") -> None:
         self._refused += 1
         if time.monotonic() - self._warned_at < _WARN_EVERY_S:
             return
         reason = str(error) or "no handshake within its deadline"
         _log.warning(
-            "refused %d connection(s) at the rendezvous, the last one because: %s",
+            "refused %d connection(s) at the rendezvous, the last one%s because: %s",
             self._refused,
+            f" (from {source})" if source else "",
             reason,
         )
         self._warned_at = time.monotonic()

@@ -26,7 +26,6 @@ from tfdist.rendezvous.errors import (
     rank_failed,
     timeout,
 )
-from tfdist.rendezvous.hosts import HOST
 from tfdist.rendezvous.late_links import LateLinks
 from tfdist.rendezvous.links import SHM, TCP, Bond, Peer, ShmFailedError
 from tfdist.rendezvous.listener import Listener
@@ -154,7 +153,7 @@ class _Builder:
             if await hosts.reaches(
                 self.peers[other].unix_name,
                 secret=settings.secret,
-                claims=self._bond.claims(HOST, other),
+                claims=self._bond.claims(SHM, other, links.PROOF),
                 described=self.peers[other].described,
                 deadline=settings.deadline,
             ):
@@ -186,8 +185,8 @@ class _Builder:
     def _refusal(self, transport: str, claims: dict[str, Any]) -> str:
         if self.bond is None:
             return f"rank {self.rank} is not ready"
-        if transport == SHM and claims.get("transport") == HOST:
-            return self.bond.refusal(HOST, self.size, claims)
+        if transport == SHM and claims.get("purpose") == links.PROOF:
+            return self.bond.refusal(SHM, self.size, claims, links.PROOF)
         why = self.bond.refusal(transport, self.size, claims)
         if not why and claims["from"] in self.accepting:
             # No refusal for good: its first connection may have broken, it tries again.
@@ -195,9 +194,11 @@ class _Builder:
         return why
 
     async def _accept(self, channel: Channel) -> None:
+        if channel.claims["purpose"] == links.PROOF:  # the handshake was all
+            channel.close()
+            return
         transport, rank = channel.claims["transport"], channel.claims["from"]
-        # Of a proof that both are on one host the handshake was all.
-        if transport == HOST or rank in self.accepting:  # or a second one, just now
+        if rank in self.accepting:  # a second one, just now
             channel.close()
             return
         if rank in self.made:

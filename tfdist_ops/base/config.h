@@ -23,6 +23,13 @@ struct Config {
   int64_t mesh_ranks = 16;
   int64_t spin_us = 20;
   std::string allreduce_algorithm = "auto";
+  std::string reduce_scatter_algorithm = "auto";
+  std::string allgather_algorithm = "auto";
+  std::string broadcast_algorithm = "auto";
+  std::string reduce_algorithm = "auto";
+  std::string gather_algorithm = "auto";
+  std::string scatter_algorithm = "auto";
+  std::string alltoall_algorithm = "auto";
   std::string transport = "auto";
   std::string tcp_mac = "control";
   std::string log_level = "warning";

@@ -19,6 +19,7 @@
 // Operations in MPICH", Int. J. High Perform. Comput. Appl. 19 (2005), on broadcast (tree).
 #include "collective/schedule.h"
 #include "collective/steps.h"
+#include "collective/tree_steps.h"
 
 namespace tfdist {
 namespace {
@@ -26,22 +27,10 @@ namespace {
 bool Supports(const ScheduleArgs& /*args*/, DType dtype) { return DTypeSize(dtype) > 0; }
 
 Schedule Make(const ScheduleArgs& args) {
-  const int size = args.size;
-  const int root = args.root;
-  const int relative = Mod(args.rank - root, size);
-  int bit = 1;  // ends as the lowest set bit of `relative`; for the root the power >= size
-  while (bit < size && (relative & bit) == 0) bit <<= 1;
   Schedule schedule;
-  int32_t copied = -1;
-  if (relative != 0) {
-    copied = Add(&schedule, CopyFrom(0, 0, Mod(relative - bit + root, size), /*after=*/-1));
-  }
-  for (int child_bit = bit >> 1; child_bit > 0; child_bit >>= 1) {
-    if (relative + child_bit >= size) continue;
-    const int32_t child = (relative + child_bit + root) % size;
-    Add(&schedule, relative == 0 ? SendInput(0, 0, child) : SendOutput(0, 0, child, copied));
-  }
-  if (relative == 0) Add(&schedule, Local(0));
+  const TreeNode node = BinomialNode(args.rank, args.size, args.root);
+  AddTreeBroadcast(&schedule, node, 0, 0, Place::kInput, {});
+  if (args.rank == args.root) Add(&schedule, LocalCopy(0));
   return schedule;
 }
 

@@ -41,11 +41,8 @@ Schedule Make(const ScheduleArgs& args) {
     const int32_t owner = Mod(rank + shift, size);
     sent[static_cast<size_t>(owner)] = Add(&schedule, SendInput(kToOwner, owner, owner));
   }
-  std::vector<int32_t> others;
-  for (int32_t peer = 0; peer < size; ++peer) {
-    if (peer != rank) others.push_back(peer);
-  }
-  const int32_t reduced = Add(&schedule, ReduceInputs(kToOwner, rank, others, /*finish=*/true));
+  const int32_t reduced =
+      Add(&schedule, ReduceInputs(kToOwner, rank, Others(rank, size), /*finish=*/true));
   for (int shift = 1; shift < size; ++shift) {
     Add(&schedule, SendOutput(kFromOwner, rank, Mod(rank + shift, size), reduced));
   }

@@ -35,9 +35,9 @@ Schedule Make(const ScheduleArgs& args) {
   for (int hop = 0; hop < size - 1; ++hop) {
     const int32_t out = Mod(rank - hop, size);
     Add(&schedule, hop == 0 ? SendInput(0, out, right) : SendOutput(0, out, right, copied));
-    copied = Add(&schedule, CopyFrom(0, Mod(rank - hop - 1, size), left, /*after=*/-1));
+    copied = Add(&schedule, CopyFrom(0, Mod(rank - hop - 1, size), left, {}));
   }
-  Add(&schedule, Local(rank));
+  Add(&schedule, LocalCopy(rank));
   return schedule;
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <numeric>
 
 #include "collective/slicing.h"
 
@@ -55,17 +56,50 @@ bool AllLocal(const ScheduleArgs& args) {
          args.host_of.end();
 }
 
-SendCount CountSends(const Schedule& schedule, const std::vector<uint64_t>& slice_bytes,
-                     uint64_t segment_bytes) {
-  // Segments are whole multiples of 64 bytes, for every element size alike.
-  const int64_t frame_bytes =
-      SegmentElements(static_cast<int64_t>(segment_bytes), /*element_bytes=*/1);
+std::vector<std::vector<int32_t>> RanksByHost(const ScheduleArgs& args) {
+  std::vector<int32_t> hosts;
+  std::vector<std::vector<int32_t>> ranks;
+  for (int32_t rank = 0; rank < args.size; ++rank) {
+    const int32_t host = args.host_of.empty() ? 0 : args.host_of[static_cast<size_t>(rank)];
+    const auto at = std::find(hosts.begin(), hosts.end(), host) - hosts.begin();
+    if (at == static_cast<std::ptrdiff_t>(hosts.size())) {
+      hosts.push_back(host);
+      ranks.emplace_back();
+    }
+    ranks[static_cast<size_t>(at)].push_back(rank);
+  }
+  return ranks;
+}
+
+int PartCount(const AlgorithmEntry& entry, const ScheduleArgs& args) {
+  return entry.parts != nullptr ? entry.parts(args) : args.size;
+}
+
+bool CarriesPartials(const Step& step) {
+  if (step.kind == StepKind::kSend) return step.own == Place::kPartial;
+  return step.kind == StepKind::kReduce && !step.raw && !step.peers.empty();
+}
+
+int64_t ScheduleSegment(const Schedule& schedule, DType dtype, int64_t segment_bytes) {
+  const DType widest = schedule.partials ? AccumulationType(dtype) : dtype;
+  return SegmentElements(segment_bytes, DTypeSize(widest));
+}
+
+SendCount CountSends(const Schedule& schedule, const std::vector<int64_t>& slice_elements,
+                     DType dtype, int64_t segment_bytes) {
+  std::vector<int64_t> elements = slice_elements;
+  for (const JoinedSlice& joined : schedule.joined) {
+    const auto first = slice_elements.begin() + joined.first;
+    elements.push_back(std::accumulate(first, first + joined.count, int64_t{0}));
+  }
+  const int64_t segment = ScheduleSegment(schedule, dtype, segment_bytes);
   SendCount count;
   for (const Step& step : schedule.steps) {
     if (step.kind != StepKind::kSend) continue;
-    const uint64_t bytes = slice_bytes[static_cast<size_t>(step.slice)];
-    count.bytes += bytes;
-    count.frames += static_cast<uint64_t>(SegmentCount(static_cast<int64_t>(bytes), frame_bytes));
+    const int64_t n = elements[static_cast<size_t>(step.slice)];
+    const size_t bytes = DTypeSize(CarriesPartials(step) ? AccumulationType(dtype) : dtype);
+    count.bytes += static_cast<uint64_t>(n) * bytes;
+    count.frames += static_cast<uint64_t>(SegmentCount(n, segment));
   }
   return count;
 }

@@ -2,12 +2,13 @@
 //
 // The data of a collective is cut into slices (slicing.h), a slice into segments of at most
 // segment_bytes. Every step runs once for each segment of its slice, in order; a step may run for
-// segment k as soon as the step named in `after` has. All ranks make their lists from the same
-// arguments, so the lists fit together: a kSend meets exactly one kReduce or kCopy with the same
-// (phase, slice) on the receiving rank, and (phase, slice) is unique on a directed pair of ranks.
+// segment k as soon as the steps named in `after` have: those of the same slice their segment k,
+// those of another one all of theirs. All ranks make their lists from the same arguments, so the
+// lists fit together: a kSend meets exactly one kReduce or kCopy with the same (phase, label) on
+// the receiving rank, and (phase, label) is unique on a directed pair of ranks.
 //
 // The engine (scheduler/engine.cc) runs many schedules at once; a test runs the same lists in one
-// thread and counts bytes without a network.
+// thread and counts bytes without a network. What a step does to memory is in step_memory.h.
 #ifndef TFDIST_OPS_COLLECTIVE_SCHEDULE_H_
 #define TFDIST_OPS_COLLECTIVE_SCHEDULE_H_
 
@@ -20,27 +21,48 @@
 namespace tfdist {
 
 enum class StepKind : uint8_t {
-  kSend,    // send the slice to peers[0]
-  kReduce,  // receive the slice from all of `peers` and reduce it with the own input into the
-            // output
-  kCopy,    // receive the slice from peers[0] into the output
+  kSend,    // send the slice, read from `own`, to peers[0]
+  kReduce,  // receive the slice from all of `peers` and reduce it with `own` into `to`: partial
+            // results first, then inputs, each in the order of ranks
+  kCopy,    // receive the slice from peers[0] into `to`; without peers: from `own`
+};
+
+// Where the elements of a slice lie on this rank.
+enum class Place : uint8_t {
+  kInput,    // never written, unless it is the output too
+  kOutput,   // the result
+  kPartial,  // a reduction under way. Half types are float32 here and travel as such: they are
+             // rounded once, by the step that finishes. Lies in the output, unless that is too
+             // narrow (half types) or wanted for something else (Schedule::private_partials).
+  kHeld,     // on its way to another rank, bit for bit
 };
 
 struct Step {
   StepKind kind = StepKind::kSend;
   int32_t slice = 0;
   uint16_t phase = 0;
-  std::vector<int32_t> peers;  // kReduce: ascending; empty = local only (output = finish(input))
-  int32_t after = -1;          // index of an earlier step of this list
-  bool from_input = false;     // kSend: reads the own input, untouched; otherwise the output
-  bool raw = false;            // kReduce: contributions are other ranks' untouched inputs, added in
-                               // rank order, the own one included, each times prescale; otherwise
-                               // one partial result, added as (received op own * prescale)
+  int32_t label = -1;          // the slice's number on the wire; -1: `slice`
+  std::vector<int32_t> peers;  // kReduce: ascending; empty = local only
+  std::vector<int32_t> after;  // indices of earlier steps of this list
+  Place own = Place::kInput;   // kReduce: kInput, which is multiplied by prescale, or kPartial
+  Place to = Place::kOutput;   // kReduce: kOutput or kPartial; kCopy: kOutput or kHeld
+  bool raw = false;            // kReduce: peers sent untouched inputs, each to be multiplied by
+                               // prescale; otherwise partial results
   bool finish = false;         // kReduce: the last reduction of the slice: divide, scale, round
+};
+
+// A slice laid out of `count` slices of slicing.h, for steps that move them as one.
+struct JoinedSlice {
+  int32_t first = 0;
+  int32_t count = 0;
 };
 
 struct Schedule {
   std::vector<Step> steps;
+  std::vector<JoinedSlice> joined;  // numbered on from the slices of slicing.h
+  bool partials = false;  // any rank of the collective sends partial results: then segments of half
+                          // types are counted in float32, on all ranks
+  bool private_partials = false;  // partial results of this rank may not lie in the output
 };
 
 enum class CollectiveKind : int32_t {
@@ -54,11 +76,11 @@ enum class CollectiveKind : int32_t {
   kGather = 7,
   kScatter = 8,
   kAlltoall = 9,
-  kSendRecv = 10,
+  kSendRecv = 10,   // within a set of two; the root sends
   kAddSet = 11,     // a process set; the agreement alone
   kRemoveSet = 12,  // the same
 };
-const char* CollectiveKindName(CollectiveKind kind);  // "allreduce", ...
+const char* CollectiveKindName(CollectiveKind kind);  // "allreduce", "reduce_scatter", ...
 bool HasRoot(CollectiveKind kind);
 bool Reduces(CollectiveKind kind);  // computes; the others carry any type as bytes
 
@@ -74,32 +96,41 @@ struct ScheduleArgs {
 };
 // Whether all ranks are on one host.
 bool AllLocal(const ScheduleArgs& args);
+// The ranks of each host, ascending; hosts in the order of their first ranks.
+std::vector<std::vector<int32_t>> RanksByHost(const ScheduleArgs& args);
 
-// One row of the table in registry.cc. Slices: allreduce has `size` of them (slicing.h), allgather
-// one a rank (its rows), broadcast one.
+// One row of the table in registry.cc. Slices (slicing.h): allreduce has parts(args) of them,
+// broadcast, reduce and sendrecv one; allgather, gather, scatter and reduce_scatter one a rank (its
+// rows), alltoall one for each destination, then one for each source.
 struct AlgorithmEntry {
   const char* name;
   CollectiveKind kind;
   bool (*supports)(const ScheduleArgs& args, DType dtype);
   Schedule (*make)(const ScheduleArgs& args);
+  int (*parts)(const ScheduleArgs& args) = nullptr;  // allreduce; null: `size`
 };
+int PartCount(const AlgorithmEntry& entry, const ScheduleArgs& args);
 
 // The table; its order is priority.
 const std::vector<AlgorithmEntry>& Algorithms();
 
-// The algorithm for a collective: `wanted` by name, or "auto": the first row of the kind that
-// supports the case. Null: there is none of that name, or it does not support the case.
+// The algorithm for a collective: `wanted` by name, or "auto": see registry.cc. Null: there is none
+// of that name, or it does not support the case.
 const AlgorithmEntry* SelectAlgorithm(CollectiveKind kind, const std::string& wanted,
                                       const ScheduleArgs& args, DType dtype);
 
-// What `schedule` of one rank sends, for slices of `slice_bytes`: bytes, and frames when a frame
-// carries at most segment_bytes (rounded down to 64 bytes, as SegmentElements does).
+// Whether what the step sends or receives are partial results, of AccumulationType(dtype).
+bool CarriesPartials(const Step& step);
+// Elements of a segment: the same for all steps, on all ranks.
+int64_t ScheduleSegment(const Schedule& schedule, DType dtype, int64_t segment_bytes);
+
+// What `schedule` of one rank sends, for slices of `slice_elements`: payload bytes and frames.
 struct SendCount {
   uint64_t bytes = 0;
   uint64_t frames = 0;
 };
-SendCount CountSends(const Schedule& schedule, const std::vector<uint64_t>& slice_bytes,
-                     uint64_t segment_bytes);
+SendCount CountSends(const Schedule& schedule, const std::vector<int64_t>& slice_elements,
+                     DType dtype, int64_t segment_bytes);
 
 }  // namespace tfdist
 

@@ -1,5 +1,7 @@
 #include "collective/slicing.h"
 
+#include <utility>
+
 namespace tfdist {
 namespace {
 
@@ -21,6 +23,11 @@ void Append(Slice* slice, const TensorView& tensor, int64_t begin, int64_t end,
   slice->elements += extent.elements;
 }
 
+template <typename T>
+T* Shifted(T* memory, int64_t elements, size_t element_bytes) {
+  return memory == nullptr ? nullptr : memory + elements * static_cast<int64_t>(element_bytes);
+}
+
 }  // namespace
 
 int64_t PartBegin(int64_t elements, size_t element_bytes, int size, uint64_t hint, int part) {
@@ -37,13 +44,14 @@ int64_t PartBegin(int64_t elements, size_t element_bytes, int size, uint64_t hin
 }
 
 std::vector<Slice> CutAllreduce(const std::vector<TensorView>& tensors, size_t element_bytes,
-                                int size) {
-  std::vector<Slice> slices(static_cast<size_t>(size));
+                                int parts) {
+  std::vector<Slice> slices(static_cast<size_t>(parts));
   for (const TensorView& tensor : tensors) {
-    for (int part = 0; part < size; ++part) {
+    for (int part = 0; part < parts; ++part) {
       Append(&slices[static_cast<size_t>(part)], tensor,
-             PartBegin(tensor.elements, element_bytes, size, tensor.hint, part),
-             PartBegin(tensor.elements, element_bytes, size, tensor.hint, part + 1), element_bytes);
+             PartBegin(tensor.elements, element_bytes, parts, tensor.hint, part),
+             PartBegin(tensor.elements, element_bytes, parts, tensor.hint, part + 1),
+             element_bytes);
     }
   }
   return slices;
@@ -55,9 +63,7 @@ std::vector<Slice> CutAllgather(const TensorView& tensor, size_t element_bytes,
   int64_t begin = 0;
   for (size_t r = 0; r < counts.size(); ++r) {
     TensorView place;
-    if (tensor.output != nullptr) {
-      place.output = tensor.output + begin * static_cast<int64_t>(element_bytes);
-    }
+    place.output = Shifted(tensor.output, begin, element_bytes);
     if (static_cast<int>(r) == rank) place.input = tensor.input;
     Append(&slices[r], place, 0, counts[r], element_bytes);
     begin += counts[r];
@@ -65,13 +71,62 @@ std::vector<Slice> CutAllgather(const TensorView& tensor, size_t element_bytes,
   return slices;
 }
 
-std::vector<Slice> CutBroadcast(const std::vector<TensorView>& tensors, bool is_root) {
+std::vector<Slice> CutScatter(const TensorView& tensor, size_t element_bytes,
+                              const std::vector<int64_t>& counts, int rank) {
+  std::vector<Slice> slices(counts.size());
+  int64_t begin = 0;
+  for (size_t r = 0; r < counts.size(); ++r) {
+    TensorView place;
+    place.input = Shifted(tensor.input, begin, element_bytes);
+    if (static_cast<int>(r) == rank) place.output = tensor.output;
+    Append(&slices[r], place, 0, counts[r], element_bytes);
+    begin += counts[r];
+  }
+  return slices;
+}
+
+std::vector<Slice> CutAlltoall(const TensorView& tensor, size_t element_bytes,
+                               const std::vector<int64_t>& counts, int rank, int size) {
+  const auto n = static_cast<size_t>(size);
+  const auto own = static_cast<size_t>(rank);
+  std::vector<Slice> slices(2 * n);
+  int64_t sent = 0;
+  int64_t received = 0;
+  for (size_t peer = 0; peer < n; ++peer) {
+    const int64_t to_peer = counts[own * n + peer];
+    const int64_t from_peer = counts[peer * n + own];
+    TensorView out;
+    TensorView in;
+    out.input = Shifted(tensor.input, sent, element_bytes);
+    in.output = Shifted(tensor.output, received, element_bytes);
+    if (peer == own) out.output = in.output;
+    Append(&slices[peer], out, 0, to_peer, element_bytes);
+    if (peer != own) Append(&slices[n + peer], in, 0, from_peer, element_bytes);
+    sent += to_peer;
+    received += from_peer;
+  }
+  return slices;
+}
+
+std::vector<Slice> CutWhole(const std::vector<TensorView>& tensors, bool has_input) {
   std::vector<Slice> slices(1);
   for (TensorView tensor : tensors) {
-    if (!is_root) tensor.input = nullptr;
+    if (!has_input) tensor.input = nullptr;
     Append(&slices[0], tensor, 0, tensor.elements, /*element_bytes=*/0);  // shift 0: size unused
   }
   return slices;
+}
+
+void AppendJoined(const std::vector<JoinedSlice>& joined, std::vector<Slice>* slices) {
+  for (const JoinedSlice& j : joined) {
+    Slice whole;
+    for (int32_t s = j.first; s < j.first + j.count; ++s) {
+      const Slice& part = (*slices)[static_cast<size_t>(s)];
+      whole.extents.insert(whole.extents.end(), part.extents.begin(), part.extents.end());
+      whole.elements += part.elements;
+    }
+    slices->push_back(std::move(whole));
+  }
 }
 
 int64_t SegmentElements(int64_t segment_bytes, size_t element_bytes) {

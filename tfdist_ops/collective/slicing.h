@@ -13,6 +13,7 @@
 
 #include "base/dtype.h"
 #include "base/span.h"
+#include "collective/schedule.h"
 
 namespace tfdist {
 
@@ -25,7 +26,7 @@ struct TensorView {
   uint64_t hint = 0;  // picks the slice of a tensor too small to cut; same on every rank
 };
 
-// A run of elements of one tensor. `input` is null where this rank has none (allgather).
+// A run of elements of one tensor. `input` or `output` is null where this rank has none.
 struct Extent {
   const uint8_t* input = nullptr;
   uint8_t* output = nullptr;
@@ -43,16 +44,28 @@ struct Slice {
 // part `hint mod size`.
 int64_t PartBegin(int64_t elements, size_t element_bytes, int size, uint64_t hint, int part);
 
-// allreduce: `size` slices over all the tensors.
+// allreduce: `parts` slices over all the tensors.
 std::vector<Slice> CutAllreduce(const std::vector<TensorView>& tensors, size_t element_bytes,
-                                int size);
-// allgather: slice r = the elements of rank r (counts[r] of them), at their place in the output of
-// one tensor; the own slice has the input. In place means that the input lies at its place in the
-// output, not that it equals the output's begin.
+                                int parts);
+// allgather and gather: slice r = the elements of rank r (counts[r] of them), at their place in the
+// output of one tensor, if the rank has one; the own slice has the input. In place means that the
+// input lies at its place in the output, not that it equals the output's begin.
 std::vector<Slice> CutAllgather(const TensorView& tensor, size_t element_bytes,
                                 const std::vector<int64_t>& counts, int rank);
-// broadcast: one slice. Non-roots have no input.
-std::vector<Slice> CutBroadcast(const std::vector<TensorView>& tensors, bool is_root);
+// reduce_scatter and scatter: slice r = the elements that rank r gets, at their place in the input,
+// if the rank has one; the own slice has the output. In place means that the output is the own
+// slice's place in the input.
+std::vector<Slice> CutScatter(const TensorView& tensor, size_t element_bytes,
+                              const std::vector<int64_t>& counts, int rank);
+// alltoall: `counts` are elements from sender s to receiver r at [s * size + r]. Slice r < size =
+// what this rank sends to r, slice size + s = what it receives from s, in this order in the input
+// and the output. What it keeps is slice `rank`, with input and output; slice size + rank is empty.
+std::vector<Slice> CutAlltoall(const TensorView& tensor, size_t element_bytes,
+                               const std::vector<int64_t>& counts, int rank, int size);
+// broadcast, reduce and sendrecv: one slice, with an input where the rank has one.
+std::vector<Slice> CutWhole(const std::vector<TensorView>& tensors, bool has_input);
+// Appends a slice for each of `joined`: the extents of its slices, one after the other.
+void AppendJoined(const std::vector<JoinedSlice>& joined, std::vector<Slice>* slices);
 
 // Elements of a segment, given its size in bytes: the largest multiple of 64 bytes in it, and never
 // less than 64 bytes.

@@ -188,19 +188,6 @@ std::unique_ptr<tfdist::Request> CopyRequest(const tfdist_request& in) {
   return out;
 }
 
-// The table of algorithms is not known where the variable is read.
-Status CheckAlgorithm(const std::string& name) {
-  std::string known = "auto";
-  for (const auto& entry : tfdist::Algorithms()) {
-    if (entry.kind != tfdist::CollectiveKind::kAllreduce) continue;
-    if (name == entry.name) return Status();
-    known += std::string(", ") + entry.name;
-  }
-  if (name == "auto") return Status();
-  return BadArgument("TFDIST_ALLREDUCE_ALGORITHM: expected one of " + known + "; got \"" + name +
-                     "\"");
-}
-
 }  // namespace
 
 extern "C" {
@@ -208,7 +195,7 @@ extern "C" {
 int32_t tfdist_init(const tfdist_world* in) {
   StatusOr<Config> config = tfdist::ConfigFromEnvironment();
   if (!config.ok()) return FailInit(*in, config.status());
-  const Status algorithm = CheckAlgorithm(config.value().allreduce_algorithm);
+  const Status algorithm = tfdist::CheckAlgorithmNames(config.value());
   if (!algorithm.ok()) return FailInit(*in, algorithm);
   tfdist::LogLevel level;
   if (tfdist::ParseLogLevel(config.value().log_level, &level)) tfdist::SetLogLevel(level);

@@ -11,9 +11,10 @@
 // A bucket of gradients that has gone this way once starts at once from then on, without a message:
 //   Submit → Operation, under a predicted ticket (order.h).
 //
-// engine.cc: requests and their execution; engine_order.cc: predicted operations, and what to do
-// when they stand still; engine_sets.cc: process sets; engine_control.cc: the control lane,
-// deadlines, failure, leaving.
+// engine.cc: requests, agreement, one turn; engine_run.cc: execution, the data lane;
+// engine_order.cc: predicted operations, and what to do when they stand still; engine_sets.cc:
+// process sets; engine_control.cc: the control lane; engine_failure.cc: deadlines, failure,
+// leaving.
 #ifndef TFDIST_OPS_SCHEDULER_ENGINE_H_
 #define TFDIST_OPS_SCHEDULER_ENGINE_H_
 
@@ -106,6 +107,8 @@ class Engine {
   void SetSleeping(bool sleeping);
 
   bool busy() const;
+  // Data frames that came before their operation, copied out and waiting for it.
+  size_t stashed() const;
   // Whether time matters to this rank: something waits here, or for its decision as a leader.
   bool waiting() const;
   const Status& failure() const { return failure_; }

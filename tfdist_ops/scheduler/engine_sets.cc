@@ -24,6 +24,14 @@ bool Engine::busy() const {
                      [](const auto& item) { return item.second->busy(); });
 }
 
+size_t Engine::stashed() const {
+  size_t frames = 0;
+  for (const auto& [id, set] : sets_) {
+    for (const auto& [ticket, arrived] : set->stash) frames += arrived.size();
+  }
+  return frames;
+}
+
 bool Engine::waiting() const {
   return busy() || std::any_of(sets_.begin(), sets_.end(), [](const auto& item) {
            const ProcessSet& set = *item.second;
@@ -47,7 +55,10 @@ ProcessSet* Engine::Room(uint32_t id) {
 void Engine::OpenSet(ProcessSet* set, std::vector<int32_t> ranks) {
   set->ranks = std::move(ranks);
   set->index = set->IndexOf(world_.rank);
-  if (world_.local_size != world_.size) set->host_of = set->ranks;
+  set->host_of = SetHosts(set->ranks, world_.host_of);
+  if (world_.host_of.empty() && world_.local_size != world_.size) {
+    set->host_of = set->ranks;  // not known: each on its own
+  }
   if (set->index != 0) return;
   const bool is_world = set->id == kWorldSet;
   set->negotiator = std::make_unique<Negotiator>(

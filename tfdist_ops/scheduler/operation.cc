@@ -5,35 +5,38 @@
 
 namespace tfdist {
 
+namespace {
+
+Reduction ReductionOf(const RequestInfo& info, int size) {
+  Reduction reduction;
+  reduction.dtype = info.dtype;
+  reduction.op = info.op;
+  reduction.prescale = info.prescale;
+  reduction.finish.divide = info.op == ReduceOp::kAverage ? size : 1;
+  reduction.finish.multiply = info.postscale;
+  return reduction;
+}
+
+}  // namespace
+
 Operation::Operation(uint32_t set_id, uint64_t ticket,
                      std::vector<std::unique_ptr<Request>> members, Plan plan, const SetView& set,
                      int64_t segment_bytes)
     : set_id_(set_id),
       ticket_(ticket),
       members_(std::move(members)),
-      schedule_(std::move(plan.schedule)),
-      slices_(std::move(plan.slices)),
       ranks_(set.ranks),
-      index_(set.index) {
-  const RequestInfo& info = members_[0]->info;
-  dtype_ = info.dtype;
-  op_ = info.op;
-  prescale_ = info.prescale;
-  finish_.divide = info.op == ReduceOp::kAverage ? set.size() : 1;
-  finish_.multiply = info.postscale;
-  reduces_ = info.kind == CollectiveKind::kAllreduce;
-  element_bytes_ = DTypeSize(dtype_);
-  segment_elements_ = SegmentElements(segment_bytes, element_bytes_);
-  running_.reserve(schedule_.steps.size());
-  for (size_t i = 0; i < schedule_.steps.size(); ++i) {
-    const Step& step = schedule_.steps[i];
-    const Slice& slice = slices_[static_cast<size_t>(step.slice)];
-    Running run{0, SegmentCount(slice.elements, segment_elements_), {}, SliceCursor(slice)};
+      memory_(std::move(plan.schedule), std::move(plan.slices),
+              ReductionOf(members_[0]->info, set.size()), set.index, segment_bytes) {
+  const std::vector<Step>& steps = memory_.steps();
+  running_.reserve(steps.size());
+  for (size_t i = 0; i < steps.size(); ++i) {
+    const Step& step = steps[i];
+    Running run{0, memory_.segments(i), {}};
     if (step.kind != StepKind::kSend) {
       run.inbox.resize(step.peers.size());
       for (size_t p = 0; p < step.peers.size(); ++p) {
-        receivers_[Tag(ranks_[static_cast<size_t>(step.peers[p])], step.phase,
-                       static_cast<uint32_t>(step.slice))] = {i, p};
+        receivers_[Tag(Global(step.peers[p]), step.phase, Label(step))] = {i, p};
       }
     }
     if (run.total > 0) ++open_steps_;
@@ -43,7 +46,7 @@ Operation::Operation(uint32_t set_id, uint64_t ticket,
 
 Status Operation::Deliver(int peer, Arrived arrived) {
   const FrameHeader& header = arrived.frame.header;
-  const auto it = receivers_.find(Tag(peer, header.phase, header.slice));
+  const auto it = receivers_.find(Tag(static_cast<size_t>(peer), header.phase, header.slice));
   if (it == receivers_.end()) {
     return TFDIST_INTERNAL("rank " + std::to_string(peer) + " sent slice " +
                            std::to_string(header.slice) + " of phase " +
@@ -52,11 +55,8 @@ Status Operation::Deliver(int peer, Arrived arrived) {
   Running& run = running_[it->second.first];
   std::deque<Arrived>& inbox = run.inbox[it->second.second];
   const int64_t segment = run.done + static_cast<int64_t>(inbox.size());
-  const Slice& slice = slices_[header.slice];
-  const int64_t elements =
-      std::min(segment_elements_, slice.elements - segment * segment_elements_);
-  if (header.segment != segment || elements <= 0 ||
-      header.payload_bytes != static_cast<uint64_t>(elements) * element_bytes_) {
+  if (header.segment != segment || segment >= run.total ||
+      header.payload_bytes != memory_.WireBytes(it->second.first, segment)) {
     return TFDIST_INTERNAL("rank " + std::to_string(peer) + " sent segment " +
                            std::to_string(header.segment) + " with " +
                            std::to_string(header.payload_bytes) + " bytes; expected segment " +
@@ -66,19 +66,23 @@ Status Operation::Deliver(int peer, Arrived arrived) {
   return Status();
 }
 
-bool Operation::Ready(size_t step) const {
-  const Running& run = running_[step];
-  const int32_t after = schedule_.steps[step].after;
-  return run.done < run.total &&
-         (after < 0 || running_[static_cast<size_t>(after)].done > run.done);
+bool Operation::Ready(size_t index) const {
+  const Running& run = running_[index];
+  if (run.done >= run.total) return false;
+  const Step& step = memory_.steps()[index];
+  return std::all_of(step.after.begin(), step.after.end(), [&](int32_t after) {
+    const Running& other = running_[static_cast<size_t>(after)];
+    const bool same = memory_.steps()[static_cast<size_t>(after)].slice == step.slice;
+    return same ? other.done > run.done : other.done == other.total;
+  });
 }
 
 bool Operation::Advance(const Links& links, uint32_t generation, std::vector<size_t>* held) {
   bool moved = false;
-  for (size_t i = 0; i < schedule_.steps.size(); ++i) {
+  for (size_t i = 0; i < memory_.steps().size(); ++i) {
     bool stepped = false;
     while (Ready(i)) {
-      const bool ran = schedule_.steps[i].kind == StepKind::kSend ? RunSend(i, links, generation)
+      const bool ran = memory_.steps()[i].kind == StepKind::kSend ? RunSend(i, links, generation)
                                                                   : RunReceive(i, links, held);
       if (!ran) break;
       stepped = true;
@@ -90,28 +94,18 @@ bool Operation::Advance(const Links& links, uint32_t generation, std::vector<siz
 }
 
 bool Operation::RunSend(size_t index, const Links& links, uint32_t generation) {
-  const Step& step = schedule_.steps[index];
+  const Step& step = memory_.steps()[index];
   Running& run = running_[index];
   Link* link = links[Global(step.peers[0])].get();
   if (link == nullptr) return false;
-  const Slice& slice = slices_[static_cast<size_t>(step.slice)];
-  const int64_t begin = run.done * segment_elements_;
-  const int64_t count = std::min(segment_elements_, slice.elements - begin);
-  const MutableByteSpan room =
-      link->BeginSend(Lane::kData, static_cast<size_t>(count) * element_bytes_);
+  const MutableByteSpan room = link->BeginSend(Lane::kData, memory_.WireBytes(index, run.done));
   if (room.data() == nullptr) return false;
-  // Inputs travel as they are: whoever reduces them scales, in its accumulation type.
-  run.cursor.ForEachRun(
-      begin, count, element_bytes_,
-      [&](const uint8_t* input, uint8_t* output, int64_t elements, int64_t offset) {
-        CopyScaled(dtype_, step.from_input ? input : output, 1.0,
-                   room.data() + static_cast<size_t>(offset) * element_bytes_, elements);
-      });
+  memory_.Pack(index, run.done, room.data());
   FrameHeader header;
   header.set = set_id_;
   header.ticket = ticket_;
   header.phase = step.phase;
-  header.slice = static_cast<uint32_t>(step.slice);
+  header.slice = Label(step);
   header.segment = static_cast<uint32_t>(run.done);
   header.generation = generation;
   link->CommitSend(Lane::kData, header);
@@ -120,19 +114,14 @@ bool Operation::RunSend(size_t index, const Links& links, uint32_t generation) {
 }
 
 bool Operation::RunReceive(size_t index, const Links& links, std::vector<size_t>* held) {
-  const Step& step = schedule_.steps[index];
+  const Step& step = memory_.steps()[index];
   Running& run = running_[index];
+  payloads_.clear();
   for (const std::deque<Arrived>& inbox : run.inbox) {
     if (inbox.empty()) return false;
+    payloads_.push_back(inbox.front().data());
   }
-  const Slice& slice = slices_[static_cast<size_t>(step.slice)];
-  const int64_t begin = run.done * segment_elements_;
-  const int64_t count = std::min(segment_elements_, slice.elements - begin);
-  if (step.kind == StepKind::kReduce) {
-    Reduce(step, &run, begin, count);
-  } else {
-    CopyIn(&run, begin, count);
-  }
+  memory_.Take(index, run.done, payloads_);
   for (size_t p = 0; p < run.inbox.size(); ++p) {
     Arrived& arrived = run.inbox[p].front();
     const size_t peer = Global(step.peers[p]);
@@ -146,50 +135,10 @@ bool Operation::RunReceive(size_t index, const Links& links, std::vector<size_t>
   return true;
 }
 
-void Operation::Reduce(const Step& step, Running* run, int64_t begin, int64_t count) {
-  const Finish finish = step.finish ? finish_ : Finish{};
-  std::vector<const uint8_t*> contributions(step.peers.size() + 1);
-  run->cursor.ForEachRun(
-      begin, count, element_bytes_,
-      [&](const uint8_t* input, uint8_t* output, int64_t elements, int64_t offset) {
-        const size_t shift = static_cast<size_t>(offset) * element_bytes_;
-        if (!reduces_) {  // the own part of an allgather or broadcast, of any type
-          if (input != output) CopyScaled(dtype_, input, 1.0, output, elements);
-          return;
-        }
-        if (!step.raw && step.peers.size() == 1) {
-          ReducePartial(dtype_, op_, run->inbox[0].front().data() + shift, input, prescale_, finish,
-                        output, elements);
-          return;
-        }
-        size_t n = 0;
-        bool own = false;
-        for (size_t p = 0; p < step.peers.size(); ++p) {
-          if (!own && step.peers[p] > index_) {
-            contributions[n++] = input;
-            own = true;
-          }
-          contributions[n++] = run->inbox[p].front().data() + shift;
-        }
-        if (!own) contributions[n++] = input;
-        ReduceRaw(dtype_, op_, contributions, prescale_, finish, output, elements);
-      });
-}
-
-void Operation::CopyIn(Running* run, int64_t begin, int64_t count) {
-  run->cursor.ForEachRun(
-      begin, count, element_bytes_,
-      [&](const uint8_t*, uint8_t* output, int64_t elements, int64_t offset) {
-        CopyScaled(dtype_,
-                   run->inbox[0].front().data() + static_cast<size_t>(offset) * element_bytes_, 1.0,
-                   output, elements);
-      });
-}
-
 void Operation::ReleaseFrames(const Links& links, std::vector<size_t>* held) {
   for (size_t i = 0; i < running_.size(); ++i) {
     for (size_t p = 0; p < running_[i].inbox.size(); ++p) {
-      const size_t peer = Global(schedule_.steps[i].peers[p]);
+      const size_t peer = Global(memory_.steps()[i].peers[p]);
       for (Arrived& arrived : running_[i].inbox[p]) {
         if (!arrived.held || links[peer] == nullptr) continue;
         links[peer]->Release(Lane::kData, arrived.frame);

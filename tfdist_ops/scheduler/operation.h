@@ -11,9 +11,9 @@
 #include <unordered_map>
 #include <vector>
 
-#include "collective/reduce_kernels.h"
 #include "collective/schedule.h"
 #include "collective/slicing.h"
+#include "collective/step_memory.h"
 #include "scheduler/message.h"
 #include "scheduler/plan.h"
 #include "transport/link.h"
@@ -72,37 +72,29 @@ class Operation {
     int64_t done = 0;  // segments
     int64_t total = 0;
     std::vector<std::deque<Arrived>> inbox;  // by index in Step::peers
-    SliceCursor cursor;
   };
   bool Ready(size_t step) const;
   bool RunSend(size_t step, const Links& links, uint32_t generation);
   bool RunReceive(size_t step, const Links& links, std::vector<size_t>* held);
-  void Reduce(const Step& step, Running* run, int64_t begin, int64_t count);
-  void CopyIn(Running* run, int64_t begin, int64_t count);
   size_t Global(int32_t index) const {
     return static_cast<size_t>(ranks_[static_cast<size_t>(index)]);
   }
-  static uint64_t Tag(int peer, uint16_t phase, uint32_t slice) {
-    return (static_cast<uint64_t>(peer) << 48) | (static_cast<uint64_t>(phase) << 32) | slice;
+  static uint32_t Label(const Step& step) {
+    return static_cast<uint32_t>(step.label >= 0 ? step.label : step.slice);
+  }
+  static uint64_t Tag(size_t peer, uint16_t phase, uint32_t label) {
+    return (static_cast<uint64_t>(peer) << 48) | (static_cast<uint64_t>(phase) << 32) | label;
   }
 
   const uint32_t set_id_;
   const uint64_t ticket_;
   std::vector<std::unique_ptr<Request>> members_;
-  const Schedule schedule_;
-  const std::vector<Slice> slices_;
   const std::vector<int32_t> ranks_;  // of the process set, by index
-  const int index_;                   // of this rank in it
-  DType dtype_;
-  ReduceOp op_;
-  double prescale_;
-  Finish finish_;
-  bool reduces_ = false;  // an allreduce
-  size_t element_bytes_;
-  int64_t segment_elements_;
+  StepMemory memory_;
   std::vector<Running> running_;  // one a step
   size_t open_steps_ = 0;
   std::unordered_map<uint64_t, std::pair<size_t, size_t>> receivers_;  // Tag → step, index of peer
+  std::vector<const uint8_t*> payloads_;                               // of the segment in hand
 };
 
 }  // namespace tfdist

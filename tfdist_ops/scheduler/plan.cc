@@ -1,8 +1,11 @@
 #include "scheduler/plan.h"
 
 #include <algorithm>
+#include <cctype>
 #include <string>
 #include <utility>
+
+#include "scheduler/rows.h"
 
 namespace tfdist {
 namespace {
@@ -31,10 +34,10 @@ StatusOr<ScheduleArgs> ArgsFor(const RequestInfo& info, const SetView& set, cons
 
 StatusOr<const AlgorithmEntry*> AlgorithmFor(const RequestInfo& info, const ScheduleArgs& args,
                                              const Config& config) {
-  const bool tunable = info.kind == CollectiveKind::kAllreduce;
-  const std::string wanted = tunable ? config.allreduce_algorithm : "auto";
+  const std::string& wanted = WantedAlgorithm(info.kind, config);
   const AlgorithmEntry* entry = SelectAlgorithm(info.kind, wanted, args, info.dtype);
-  // A wanted algorithm that cannot do this case gives way to one that can.
+  // A wanted algorithm that cannot do this case (a torus of a prime number of ranks) gives way to
+  // one that can.
   if (entry == nullptr) entry = SelectAlgorithm(info.kind, "auto", args, info.dtype);
   if (entry == nullptr) {
     return TFDIST_INTERNAL(std::string("no algorithm for ") + CollectiveKindName(info.kind) +
@@ -43,28 +46,101 @@ StatusOr<const AlgorithmEntry*> AlgorithmFor(const RequestInfo& info, const Sche
   return entry;
 }
 
+std::vector<Slice> CutFor(const PlanInput& input, const AlgorithmEntry& entry,
+                          const ScheduleArgs& args) {
+  const RequestInfo& info = input.info;
+  const size_t element_bytes = DTypeSize(info.dtype);
+  std::vector<int64_t> counts;  // elements
+  for (int64_t rows : input.rows) counts.push_back(rows * RowElements(info.shapes[0]));
+  switch (info.kind) {
+    case CollectiveKind::kAllreduce:
+      return CutAllreduce(input.tensors, element_bytes, PartCount(entry, args));
+    case CollectiveKind::kReduce:
+      return CutWhole(input.tensors, /*has_input=*/true);
+    case CollectiveKind::kBroadcast:
+    case CollectiveKind::kSendRecv:
+      return CutWhole(input.tensors, args.rank == args.root);
+    case CollectiveKind::kAllgather:
+      return CutAllgather(input.tensors[0], element_bytes, counts, args.rank);
+    case CollectiveKind::kGather: {
+      TensorView tensor = input.tensors[0];
+      if (args.rank != args.root) tensor.output = nullptr;
+      return CutAllgather(tensor, element_bytes, counts, args.rank);
+    }
+    case CollectiveKind::kReduceScatter:
+      return CutScatter(input.tensors[0], element_bytes, counts, args.rank);
+    case CollectiveKind::kScatter: {
+      TensorView tensor = input.tensors[0];
+      if (args.rank != args.root) tensor.input = nullptr;
+      return CutScatter(tensor, element_bytes, counts, args.rank);
+    }
+    case CollectiveKind::kAlltoall:
+      return CutAlltoall(input.tensors[0], element_bytes, counts, args.rank, args.size);
+    default:
+      return {};  // agreement alone: AlgorithmFor has failed
+  }
+}
+
 }  // namespace
 
 StatusOr<Plan> PlanOperation(const PlanInput& input, const Config& config) {
-  const RequestInfo& info = input.info;
-  StatusOr<ScheduleArgs> args = ArgsFor(info, input.set, config);
+  StatusOr<ScheduleArgs> args = ArgsFor(input.info, input.set, config);
   TFDIST_RETURN_IF_ERROR(args.status());
-  StatusOr<const AlgorithmEntry*> entry = AlgorithmFor(info, args.value(), config);
+  StatusOr<const AlgorithmEntry*> entry = AlgorithmFor(input.info, args.value(), config);
   TFDIST_RETURN_IF_ERROR(entry.status());
-  const size_t element_bytes = DTypeSize(info.dtype);
-  Plan plan;
-  plan.schedule = entry.value()->make(args.value());
-  if (info.kind == CollectiveKind::kAllreduce) {
-    plan.slices = CutAllreduce(input.tensors, element_bytes, input.set.size());
-  } else if (info.kind == CollectiveKind::kBroadcast) {
-    plan.slices = CutBroadcast(input.tensors, args.value().root == input.set.index);
-  } else {
-    const int64_t row_elements = RowElements(info.shapes[0]);
-    std::vector<int64_t> counts;
-    for (int64_t count : input.rows) counts.push_back(count * row_elements);
-    plan.slices = CutAllgather(input.tensors[0], element_bytes, counts, input.set.index);
+  if (HasRows(input.info.kind) && !RowsFit(input.rows, input.info, input.set)) {
+    return TFDIST_INTERNAL("rank 0 announced rows for \"" + input.info.key + "\" that do not fit");
   }
-  return plan;
+  return Plan{entry.value()->make(args.value()), CutFor(input, *entry.value(), args.value())};
+}
+
+const std::string& WantedAlgorithm(CollectiveKind kind, const Config& config) {
+  static const std::string automatic = "auto";
+  switch (kind) {
+    case CollectiveKind::kAllreduce:
+      return config.allreduce_algorithm;
+    case CollectiveKind::kReduceScatter:
+      return config.reduce_scatter_algorithm;
+    case CollectiveKind::kAllgather:
+      return config.allgather_algorithm;
+    case CollectiveKind::kBroadcast:
+      return config.broadcast_algorithm;
+    case CollectiveKind::kReduce:
+      return config.reduce_algorithm;
+    case CollectiveKind::kGather:
+      return config.gather_algorithm;
+    case CollectiveKind::kScatter:
+      return config.scatter_algorithm;
+    case CollectiveKind::kAlltoall:
+      return config.alltoall_algorithm;
+    default:
+      return automatic;
+  }
+}
+
+Status CheckAlgorithmNames(const Config& config) {
+  for (CollectiveKind kind :
+       {CollectiveKind::kAllreduce, CollectiveKind::kReduceScatter, CollectiveKind::kAllgather,
+        CollectiveKind::kBroadcast, CollectiveKind::kReduce, CollectiveKind::kGather,
+        CollectiveKind::kScatter, CollectiveKind::kAlltoall}) {
+    const std::string& wanted = WantedAlgorithm(kind, config);
+    std::string known = "auto";
+    bool found = wanted == "auto";
+    for (const AlgorithmEntry& entry : Algorithms()) {
+      if (entry.kind != kind) continue;
+      found = found || wanted == entry.name;
+      known += std::string(", ") + entry.name;
+    }
+    if (found) continue;
+    std::string variable = std::string("TFDIST_") + CollectiveKindName(kind) + "_ALGORITHM";
+    std::transform(variable.begin(), variable.end(), variable.begin(),
+                   [](unsigned char c) { return static_cast<char>(std::toupper(c)); });
+    const std::string message =
+        variable + ": expected one of " + known + "; got \"" + wanted + "\"";
+    return Status(Code::kInvalidArgument, message,
+                  ErrorRecord{"invalid_argument", -1, "", 0, "", message, ""});
+  }
+  return Status();
 }
 
 }  // namespace tfdist

@@ -26,10 +26,7 @@ struct SetView {
 struct PlanInput {
   const RequestInfo& info;                 // of any of the fused requests
   const std::vector<TensorView>& tensors;  // of all of them
-  // What the leader announced (Response::rows), by index in the set. allgather and gather: rows of
-  // each rank's tensor; reduce_scatter and scatter: rows each rank gets; alltoall: size x size,
-  // row-major by sender; other kinds: empty.
-  const std::vector<int64_t>& rows;
+  const std::vector<int64_t>& rows;        // as announced: AgreedRows of scheduler/rows.h
   const SetView& set;
 };
 
@@ -40,7 +37,16 @@ struct Plan {
 
 // Fails when the announced rows do not fit, when the root is not in the set, or when the kind has
 // no algorithm for the type: all of them bugs of the caller, who has checked requests before.
+//
+// Tensors of the kinds with rows: `output` holds OutputRows() rows; the one of a gather's
+// non-root is not used. sendrecv: the sender needs no output, the receiver no input. scatter:
+// non-roots need no input.
 StatusOr<Plan> PlanOperation(const PlanInput& input, const Config& config);
+
+// The configured algorithm of a kind; "auto" where there is no choice.
+const std::string& WantedAlgorithm(CollectiveKind kind, const Config& config);
+// An error that names the variable and lists what is known, if a configured name is unknown.
+Status CheckAlgorithmNames(const Config& config);
 
 }  // namespace tfdist
 

@@ -45,6 +45,14 @@ std::vector<int32_t> ParseSetRanks(const std::string& text) {
   return SetRanksText(ranks) == text ? ranks : std::vector<int32_t>();
 }
 
+std::vector<int32_t> SetHosts(const std::vector<int32_t>& ranks,
+                              const std::vector<int32_t>& host_of) {
+  std::vector<int32_t> hosts;
+  if (host_of.empty()) return hosts;
+  for (int32_t rank : ranks) hosts.push_back(host_of[static_cast<size_t>(rank)]);
+  return hosts;
+}
+
 Status SetTable::Add(const std::string& text, uint64_t* id) {
   const std::vector<int32_t> ranks = ParseSetRanks(text);
   bool valid = !ranks.empty();

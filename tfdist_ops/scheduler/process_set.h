@@ -36,6 +36,10 @@ std::vector<int32_t> PairSetRanks(uint32_t id, int size);
 std::string SetRanksText(const std::vector<int32_t>& ranks);
 std::vector<int32_t> ParseSetRanks(const std::string& text);
 
+// The host of each member, from the host of each rank of the world (empty: not known, all on one).
+std::vector<int32_t> SetHosts(const std::vector<int32_t>& ranks,
+                              const std::vector<int32_t>& host_of);
+
 // Rank 0's list of the agreed sets. Ids are not used twice, also not by a later generation of the
 // world: an operation that was traced for a set of the world before finds that it is unknown.
 class SetTable {

@@ -1,9 +1,17 @@
 #include "scheduler/wire.h"
 
+#include <algorithm>
+
 #include "scheduler/order.h"
 #include "scheduler/rows.h"
 
 namespace tfdist {
+namespace {
+
+// Of a tensor; more than any memory holds, and still a number of bytes that fits.
+constexpr int64_t kMostElements = int64_t{1} << 58;
+
+}  // namespace
 
 std::string EncodeRequest(const RequestInfo& info) {
   WireWriter w;
@@ -51,8 +59,12 @@ bool DecodeRequest(ByteSpan bytes, RequestInfo* info) {
   info->op = static_cast<ReduceOp>(op);
   if (HasRows(info->kind) && info->shapes.size() != 1) return false;
   for (const std::vector<int64_t>& shape : info->shapes) {
+    int64_t elements = 1;  // zeros apart, so that no order of the factors can overflow
     for (int64_t dim : shape) {
-      if (dim < 0) return false;
+      if (dim < 0 || __builtin_mul_overflow(elements, std::max<int64_t>(dim, 1), &elements) ||
+          elements > kMostElements) {
+        return false;
+      }
     }
   }
   return r.Done();

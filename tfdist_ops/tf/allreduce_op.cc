@@ -11,14 +11,12 @@ REGISTER_OP("TfdistAllreduce")
     .Input("tensors: N * T")
     .Output("reduced: N * T")
     .Attr("N: int >= 1")
-    .Attr(
-        "T: {half, bfloat16, float, double, int8, int16, int32, int64, uint8, uint16, uint32, "
-        "uint64, bool, complex64, complex128}")
+    .Attr("T: {" TFDIST_REDUCED_TYPES "}")
     .Attr("tensor_name: string")
     .TFDIST_REDUCTION_ATTRS
-    .Attr("timeout_s: float = 0.0")  // 0: TFDIST_TIMEOUT_S
+    .Attr("timeout_s: float = 0.0")     // 0: TFDIST_TIMEOUT_S
     .Attr("process_set: int >= 0 = 0")  // 0: all ranks
-    .Attr("group: string = ''")      // id of the gradient group that this is a bucket of
+    .Attr("group: string = ''")         // id of the gradient group that this is a bucket of
     .Attr("bucket: int = 0")
     .Attr("bucket_count: int = 0")
     .Attr("hints: list(int) = []")  // one for each tensor; see collective/slicing.h

@@ -9,9 +9,9 @@ REGISTER_OP("TfdistAlltoall")
     .Input("splits: int64")  // the rows for each rank; empty: equal parts
     .Output("rows: T")
     .Output("received_splits: int64")  // the rows from each rank
-    .Attr("T: {" TFDIST_MOVED_TYPES "}")
+    .Attr("T: type")  // what DTypeSize knows; a list here could not name the float8 types
     .Attr("tensor_name: string")
-    .Attr("timeout_s: float = 0.0")  // 0: TFDIST_TIMEOUT_S
+    .Attr("timeout_s: float = 0.0")     // 0: TFDIST_TIMEOUT_S
     .Attr("process_set: int >= 0 = 0")  // 0: all ranks
     .SetIsStateful()
     .SetShapeFn(RowsShape);

@@ -6,7 +6,7 @@ namespace {
 
 REGISTER_OP("TfdistBarrier")
     .Attr("tensor_name: string")
-    .Attr("timeout_s: float = 0.0")  // 0: TFDIST_TIMEOUT_S
+    .Attr("timeout_s: float = 0.0")     // 0: TFDIST_TIMEOUT_S
     .Attr("process_set: int >= 0 = 0")  // 0: all ranks
     .SetIsStateful()
     .SetShapeFn(SameShapes);

@@ -11,7 +11,7 @@ REGISTER_OP("TfdistBroadcast")
     .Attr("T: type")  // what DTypeSize knows; a list here could not name the float8 types
     .Attr("tensor_name: string")
     .Attr("root: int >= 0")
-    .Attr("timeout_s: float = 0.0")  // 0: TFDIST_TIMEOUT_S
+    .Attr("timeout_s: float = 0.0")     // 0: TFDIST_TIMEOUT_S
     .Attr("process_set: int >= 0 = 0")  // 0: all ranks
     .SetIsStateful()
     .SetShapeFn(SameShapes);

@@ -8,10 +8,10 @@ REGISTER_OP("TfdistGather")
     .Input("tensor: T")
     .Output("rows: T")
     .Output("splits: int64")  // the rows of each rank, on every rank; for the gradient
-    .Attr("T: {" TFDIST_MOVED_TYPES "}")
+    .Attr("T: type")          // what DTypeSize knows; a list here could not name the float8 types
     .Attr("tensor_name: string")
     .Attr("root: int >= 0")
-    .Attr("timeout_s: float = 0.0")  // 0: TFDIST_TIMEOUT_S
+    .Attr("timeout_s: float = 0.0")     // 0: TFDIST_TIMEOUT_S
     .Attr("process_set: int >= 0 = 0")  // 0: all ranks
     .SetIsStateful()
     .SetShapeFn(RowsShape);

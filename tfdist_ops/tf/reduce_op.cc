@@ -14,7 +14,7 @@ REGISTER_OP("TfdistReduce")
     .Attr("tensor_name: string")
     .Attr("root: int >= 0")
     .TFDIST_REDUCTION_ATTRS
-    .Attr("timeout_s: float = 0.0")  // 0: TFDIST_TIMEOUT_S
+    .Attr("timeout_s: float = 0.0")     // 0: TFDIST_TIMEOUT_S
     .Attr("process_set: int >= 0 = 0")  // 0: all ranks
     .SetIsStateful()
     .SetShapeFn(SameShapes);

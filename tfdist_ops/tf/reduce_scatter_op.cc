@@ -13,7 +13,7 @@ REGISTER_OP("TfdistReduceScatter")
     .Attr("T: {" TFDIST_REDUCED_TYPES "}")
     .Attr("tensor_name: string")
     .TFDIST_REDUCTION_ATTRS
-    .Attr("timeout_s: float = 0.0")  // 0: TFDIST_TIMEOUT_S
+    .Attr("timeout_s: float = 0.0")     // 0: TFDIST_TIMEOUT_S
     .Attr("process_set: int >= 0 = 0")  // 0: all ranks
     .SetIsStateful()
     .SetShapeFn(RowsShape);

@@ -9,10 +9,10 @@ REGISTER_OP("TfdistScatter")
     .Input("tensor: T")
     .Input("splits: int64")  // the rows that each rank gets, on the root; empty: the default
     .Output("rows: T")
-    .Attr("T: {" TFDIST_MOVED_TYPES "}")
+    .Attr("T: type")  // what DTypeSize knows; a list here could not name the float8 types
     .Attr("tensor_name: string")
     .Attr("root: int >= 0")
-    .Attr("timeout_s: float = 0.0")  // 0: TFDIST_TIMEOUT_S
+    .Attr("timeout_s: float = 0.0")     // 0: TFDIST_TIMEOUT_S
     .Attr("process_set: int >= 0 = 0")  // 0: all ranks
     .SetIsStateful()
     .SetShapeFn(RowsShape);

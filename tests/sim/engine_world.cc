@@ -1,0 +1,550 @@
+#include "engine_world.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+
+namespace tfdist::sim {
+namespace {
+
+constexpr double kTimeoutS = 3;
+constexpr int64_t kTimeoutUs = 3 * kSecond;
+// After an operation's timeout: the leader's word, the grace of the others, one tick.
+constexpr int64_t kGraceUs = 1500 * kMs;
+constexpr int64_t kTickUs = 50 * kMs;
+constexpr int64_t kLeaveUs = 2 * kSecond;  // a rank waits so long for its peers' goodbyes
+
+std::vector<int32_t> Ranks32(const std::vector<int>& ranks) {
+  return std::vector<int32_t>(ranks.begin(), ranks.end());
+}
+
+}  // namespace
+
+EngineWorld::EngineWorld(uint64_t seed, bool trace) : rng_(seed), tracing_(trace) {
+  size_ = static_cast<int>(rng_.Between(2, 6));
+  config_.timeout_s = kTimeoutS;
+  config_.stall_warning_s = 1;
+  config_.log_level = "error";
+  config_.segment_bytes = int64_t{64} << rng_.Between(0, 6);
+  config_.shm_slots = rng_.Between(2, 6);
+  config_.max_active = rng_.Chance(20) ? 1 : rng_.Between(2, 16);
+  if (rng_.Chance(30)) config_.fusion_bytes = rng_.Between(0, 4000);
+  if (rng_.Chance(30)) config_.allreduce_algorithm = rng_.Chance(50) ? "ring" : "pairwise";
+  program_ = MakeProgram(size_, &rng_);
+  Build();
+  Plan();
+}
+
+EngineWorld::~EngineWorld() {
+  // Links close their pipes; nobody is woken any more.
+  for (auto& rank : ranks_) rank->state = State::kDead;
+  for (auto& rank : ranks_) rank->engine.reset();
+}
+
+void EngineWorld::Build() {
+  const auto n = static_cast<size_t>(size_);
+  const int64_t slowest_us = rng_.Chance(30) ? 3 * kMs : 100;
+  pipes_.resize(n * n);
+  for (int from = 0; from < size_; ++from) {
+    for (int to = 0; to < size_; ++to) {
+      auto pipe = std::make_shared<SimPipe>();
+      pipe->queue = &queue_;
+      pipe->rng = &rng_;
+      pipe->high_us = rng_.Between(10, slowest_us);
+      pipe->slots[1] = static_cast<size_t>(config_.shm_slots);
+      pipe->wake_receiver = [this, to] { WakeRank(to); };
+      pipe->wake_sender = [this, from] { WakeRank(from); };
+      pipes_[static_cast<size_t>(from * size_ + to)] = std::move(pipe);
+    }
+  }
+  const bool one_host = rng_.Chance(60);
+  for (int r = 0; r < size_; ++r) {
+    ranks_.push_back(std::make_unique<Rank>());
+    Rank& rank = *ranks_.back();
+    rank.world = this;
+    rank.rank = r;
+    World world;
+    world.rank = r;
+    world.size = size_;
+    world.local_rank = one_host ? r : 0;
+    world.local_size = one_host ? size_ : 1;
+    world.cross_rank = one_host ? 0 : r;
+    world.cross_size = one_host ? 1 : size_;
+    world.generation = 7;
+    world.hosts.assign(n, "simulated");
+    world.pids.assign(n, 4242);
+    Links links(n);
+    for (int peer = 0; peer < size_; ++peer) {
+      if (peer == r) continue;
+      links[static_cast<size_t>(peer)] =
+          std::make_unique<SimLink>(peer, pipes_[static_cast<size_t>(r * size_ + peer)],
+                                    pipes_[static_cast<size_t>(peer * size_ + r)]);
+    }
+    Engine::Hooks hooks;
+    hooks.completions = &rank;
+    hooks.allocated = [&rank](uint32_t set, uint64_t ticket, void* memory) {
+      EngineWorld* world = rank.world;
+      rank.commands.push_back([world, set, ticket, memory](Engine* engine) {
+        engine->Allocated(set, ticket, memory, world->queue_.now_us());
+      });
+      world->WakeRank(rank.rank);
+    };
+    hooks.failed = [this, &rank](const Status& status) {
+      if (rank.left) return;  // its own end
+      rank.failure = status;
+      rank.failed_us = queue_.now_us();
+      Trace("rank " + std::to_string(rank.rank) + " fails: " + status.message());
+    };
+    rank.engine = std::make_unique<Engine>(world, std::move(links), config_, hooks);
+    OnRank(r, rng_.Between(0, 2 * kMs), [this](Rank* own) { StartPhase(own); });
+    ScheduleTurn(r, 0);
+  }
+}
+
+// ---- running ranks ----
+
+void EngineWorld::OnRank(int rank, int64_t at_us, std::function<void(Rank*)> body) {
+  queue_.At(at_us, [this, rank, body = std::move(body)] {
+    Rank& own = At(rank);
+    if (own.state == State::kDead) return;
+    if (Asleep(own)) {
+      own.deferred.push_back([&own, body] { body(&own); });
+    } else {
+      body(&own);
+    }
+  });
+}
+
+void EngineWorld::Rank::Post(std::function<void()> callback) {
+  completions.push_back(std::move(callback));
+  // The completion thread runs them one after the other, some time later.
+  world->OnRank(rank, world->queue_.now_us() + world->rng_.Between(1, 60), [](Rank* own) {
+    if (own->completions.empty()) return;
+    auto run = std::move(own->completions.front());
+    own->completions.pop_front();
+    run();
+  });
+}
+
+void EngineWorld::WakeRank(int rank) { ScheduleTurn(rank, queue_.now_us() + 1); }
+
+void EngineWorld::ScheduleTurn(int rank, int64_t at_us) {
+  Rank& own = At(rank);
+  if (own.turn_at_us >= 0 && own.turn_at_us <= at_us && own.turn_at_us >= queue_.now_us()) return;
+  own.turn_at_us = at_us;
+  queue_.At(at_us, [this, rank, at_us] {
+    Rank& due = At(rank);
+    if (due.turn_at_us != at_us || due.state == State::kDead) return;
+    due.turn_at_us = -1;
+    if (Asleep(due)) {
+      due.turn_due = true;
+    } else {
+      Turn(&due);
+    }
+  });
+}
+
+// What runtime/progress.cc does.
+void EngineWorld::Turn(Rank* rank) {
+  if (rank->engine == nullptr) return;
+  const int64_t now_us = queue_.now_us();
+  for (auto& command : std::exchange(rank->commands, {})) command(rank->engine.get());
+  if (now_us >= rank->next_tick_us) {
+    rank->engine->Tick(now_us);
+    rank->next_tick_us = now_us + kTickUs;
+  }
+  const bool moved = rank->engine->Poll(now_us);
+  if (rank->finished && rank->leave_by_us > 0 &&
+      (rank->engine->Left() || now_us >= rank->leave_by_us)) {
+    rank->left = true;
+    Trace("rank " + std::to_string(rank->rank) + " has left");
+    CheckLinks(*rank);
+    rank->engine->AbortWith("it was shut down", now_us);
+    rank->engine.reset();
+    return;
+  }
+  ScheduleTurn(rank->rank, moved ? now_us + rng_.Between(1, 10) : rank->next_tick_us);
+}
+
+void EngineWorld::Stop(int rank) {
+  if (At(rank).state != State::kRuns) return;
+  Trace("rank " + std::to_string(rank) + " is stopped");
+  At(rank).state = State::kStopped;
+}
+
+void EngineWorld::Continue(int rank) {
+  Rank& own = At(rank);
+  if (own.state == State::kStopped) own.state = State::kRuns;
+  if (Asleep(own) || own.state == State::kDead) return;
+  Trace("rank " + std::to_string(rank) + " runs again");
+  for (auto& body : std::exchange(own.deferred, {})) body();
+  if (std::exchange(own.turn_due, false)) ScheduleTurn(rank, queue_.now_us());
+}
+
+void EngineWorld::Kill(int rank, bool silent) {
+  Rank& own = At(rank);
+  if (own.state == State::kDead || own.left) return;
+  Trace("rank " + std::to_string(rank) + (silent ? " vanishes" : " is killed"));
+  for (int peer = 0; peer < size_; ++peer) Pipe(rank, peer).silent = silent;
+  if (!silent) death_us_ = queue_.now_us();
+  own.state = State::kDead;
+  own.completions.clear();
+  own.deferred.clear();
+  own.commands.clear();
+  own.engine.reset();
+}
+
+// ---- the program ----
+
+void EngineWorld::StartPhase(Rank* rank) {
+  if (rank->finished) return;
+  if (rank->phase == program_.phases.size()) {
+    EndProgram(rank);
+    return;
+  }
+  std::vector<Call> calls;
+  int place = 0;
+  for (Call call : program_.phases[rank->phase].calls) {
+    call.place = place++;
+    if (std::find(call.members.begin(), call.members.end(), rank->rank) == call.members.end()) {
+      continue;
+    }
+    calls.push_back(call);
+  }
+  rng_.Shuffle(&calls);
+  if (skipped_ == std::pair(rank->phase, rank->rank) && !calls.empty()) {
+    Trace("rank " + std::to_string(rank->rank) + " leaves out " + calls.back().key);
+    skipped_key_ = calls.back().key;
+    calls.pop_back();
+  }
+  if (altered_ == std::pair(rank->phase, rank->rank)) {
+    for (Call& call : calls) {
+      if (call.kind != CollectiveKind::kAllreduce || !call.group.empty()) continue;
+      ++call.rows;
+      may_fail_ = true;
+      Trace("rank " + std::to_string(rank->rank) + " has another shape for " + call.key);
+      break;
+    }
+  }
+  rank->open = calls.size();
+  if (calls.empty()) {
+    EndPhase(rank);
+    return;
+  }
+  int64_t at_us = queue_.now_us();
+  rank->after.clear();
+  for (const Call& call : calls) {
+    const Call& other = calls[static_cast<size_t>(rng_.Index(calls.size()))];
+    if (other.place < call.place && rng_.Chance(50)) {
+      rank->after[other.place].push_back(call);
+      continue;
+    }
+    at_us += rng_.Between(0, rng_.Chance(10) ? 5 * kMs : 200);
+    OnRank(rank->rank, at_us, [this, call](Rank* own) {
+      if (!own->finished) Submit(own, call);
+    });
+  }
+}
+
+void EngineWorld::EndPhase(Rank* rank) {
+  ++rank->phase;
+  const int64_t pause_us = rng_.Between(0, rng_.Chance(10) ? 20 * kMs : 500);
+  OnRank(rank->rank, queue_.now_us() + pause_us, [this](Rank* own) { StartPhase(own); });
+}
+
+void EngineWorld::Submit(Rank* rank, const Call& call) {
+  auto running = std::make_shared<Running>();
+  running->call = call;
+  running->id = next_id_++;
+  auto request = std::make_unique<Request>();
+  request->id = running->id;
+  RequestInfo& info = request->info;
+  info.key = call.key;
+  info.kind = call.kind;
+  info.timeout_s = kTimeoutS;
+  info.root = call.root;
+  info.peer = call.kind == CollectiveKind::kSendRecv ? call.peer : -1;
+  if (!call.set.empty()) info.set = rank->set_ids[call.set];
+  const bool has_data = call.kind != CollectiveKind::kBarrier &&
+                        call.kind != CollectiveKind::kRegister &&
+                        call.kind != CollectiveKind::kAddSet;
+  if (call.kind == CollectiveKind::kRegister) {
+    info.description = call.group + " float32 [1]\nop=sum";
+    info.present = {1};
+    request->group = call.group;
+  } else if (call.kind == CollectiveKind::kAddSet) {
+    info.description = SetRanksText(Ranks32(call.added));
+  } else if (has_data) {
+    info.dtype = call.dtype;
+    running->input = Input(call, rank->rank);
+    const std::vector<int64_t> shape = {InputRows(call, rank->rank), call.row_elements};
+    running->output.assign(running->input.size(), 0xee);
+    TensorView view;
+    view.input = running->input.data();
+    view.output = running->output.data();
+    view.elements = ElementCount(shape);
+    for (char letter : call.key) view.hint = view.hint * 31 + static_cast<uint8_t>(letter);
+    request->tensors = {view};
+    info.shapes = {shape};
+    request->bytes = static_cast<int64_t>(running->input.size());
+    if (!call.group.empty()) {
+      request->group = call.group;
+      request->bucket_index = call.bucket;
+      request->bucket_count = call.buckets;
+    }
+  }
+  request->agreed = [running](const Response& response) { running->answer = response; };
+  request->allocate = [running](const std::vector<int64_t>& /*rows*/, int64_t output_rows) {
+    const size_t row_bytes =
+        static_cast<size_t>(running->call.row_elements) * DTypeSize(running->call.dtype);
+    running->output.assign(static_cast<size_t>(output_rows) * row_bytes + 1, 0xee);
+    running->output.pop_back();  // memory also where there are no rows
+    return static_cast<void*>(running->output.data());
+  };
+  const int number = rank->rank;
+  request->done = [this, number, running](const Status& status) {
+    Done(&At(number), running, status);
+  };
+  Trace("rank " + std::to_string(rank->rank) + " calls " + CollectiveKindName(call.kind) + " \"" +
+        call.key + "\" [" + std::to_string(InputRows(call, rank->rank)) + "," +
+        std::to_string(call.row_elements) + "]");
+  running->deadline_us = queue_.now_us() + kTimeoutUs + kGraceUs;
+  rank->running[running->id] = running;
+  auto shared = std::make_shared<std::unique_ptr<Request>>(std::move(request));
+  rank->commands.push_back(
+      [this, shared](Engine* engine) { engine->Submit(std::move(*shared), queue_.now_us()); });
+  WakeRank(rank->rank);
+}
+
+void EngineWorld::Done(Rank* rank, const std::shared_ptr<Running>& running, const Status& status) {
+  const Call& call = running->call;
+  const std::string name = "rank " + std::to_string(rank->rank) + ", " +
+                           CollectiveKindName(call.kind) + " \"" + call.key + "\"";
+  if (++running->done > 1) Violation(name + " ended twice");
+  rank->running.erase(running->id);
+  Trace(name + " ends: " + (status.ok() ? "OK" : status.message()));
+  Digest(static_cast<uint64_t>(queue_.now_us()));
+  Digest(static_cast<uint64_t>(status.code()));
+  if (status.ok()) {
+    ++result_.operations;
+    // A sender gets nothing.
+    const bool sends = call.kind == CollectiveKind::kSendRecv && rank->rank == call.root;
+    // A call that one rank left out pairs its next one of that name with the others' last.
+    const bool skewed = call.key == skipped_key_;
+    const bool bytes = !sends && !skewed && (!running->input.empty() || !running->output.empty());
+    if (bytes && running->output != Expected(call, rank->rank)) {
+      std::string where = " (members";
+      for (int member : call.members) where += ' ' + std::to_string(member);
+      where += ", root " + std::to_string(call.root) + ", " + DTypeName(call.dtype) + " [" +
+               std::to_string(call.rows) + "," + std::to_string(call.row_elements) + "], " +
+               std::to_string(running->output.size()) + " bytes)";
+      Violation(name + " ended OK with a wrong result" + where);
+    }
+    if (call.kind == CollectiveKind::kAddSet) {
+      rank->set_ids[call.group] = static_cast<uint32_t>(running->answer.number);
+    }
+  } else {
+    ++result_.failed;
+    if (!may_fail_) Violation(name + " failed although nothing was wrong: " + status.message());
+    const bool mismatch = status.code() == Code::kFailedPrecondition && rank->failure.ok();
+    if (status.code() == Code::kInternal) Violation(name + ": " + status.message());
+    if (!mismatch) {
+      EndProgram(rank);
+      return;
+    }
+  }
+  for (const Call& next : std::exchange(rank->after[call.place], {})) {
+    OnRank(rank->rank, queue_.now_us() + rng_.Between(0, 100), [this, next](Rank* own) {
+      if (!own->finished) Submit(own, next);
+    });
+  }
+  if (--rank->open == 0 && !rank->finished) EndPhase(rank);
+}
+
+// As tfdist.shutdown() does.
+void EngineWorld::EndProgram(Rank* rank) {
+  if (rank->finished) return;
+  rank->finished = true;
+  if (rank->failure.ok()) {
+    if (!rank->running.empty()) {
+      Violation("rank " + std::to_string(rank->rank) + " came to its end with open operations");
+    }
+  }
+  OnRank(rank->rank, queue_.now_us() + rng_.Between(0, 20 * kMs), [this](Rank* own) {
+    own->leave_by_us = queue_.now_us() + kLeaveUs;
+    own->commands.push_back([this](Engine* engine) { engine->Leave(queue_.now_us()); });
+    WakeRank(own->rank);
+  });
+}
+
+// ---- faults ----
+
+void EngineWorld::Plan() {
+  // A training without faults takes some tens of milliseconds here.
+  if (rng_.Chance(70)) PlanFault();
+}
+
+void EngineWorld::PlanFault() {
+  const int rank = rng_.Index(static_cast<size_t>(size_));
+  int other = rng_.Index(static_cast<size_t>(size_));
+  while (other == rank) other = rng_.Index(static_cast<size_t>(size_));
+  const int64_t at_us = rng_.Between(0, rng_.Chance(60) ? 15 * kMs : 80 * kMs);
+  fault_us_ = at_us;
+  const auto phase = static_cast<size_t>(rng_.Index(program_.phases.size()));
+  const auto ends = [this](const char* name) {
+    result_.fault = name;
+    may_fail_ = true;
+  };
+  switch (rng_.Between(0, 9)) {
+    case 0:
+    case 1:
+      ends("kill");
+      queue_.At(at_us, [this, rank] { Kill(rank, false); });
+      if (rng_.Chance(30)) queue_.At(at_us + rng_.Between(0, kMs), [=] { Kill(other, false); });
+      break;
+    case 2:
+      ends("host lost");
+      queue_.At(at_us, [this, rank] { Kill(rank, true); });
+      break;
+    case 3:
+      ends("stop");
+      queue_.At(at_us, [this, rank] { Stop(rank); });
+      if (rng_.Chance(60)) {
+        fault_us_ = at_us + rng_.Between(2 * kSecond, 8 * kSecond);
+        queue_.At(fault_us_, [this, rank] { Continue(rank); });
+      }
+      break;
+    case 4: {  // nothing may fail
+      result_.fault = "slow";
+      for (int r = 0; r < size_; ++r) {
+        if (rng_.Chance(50)) continue;
+        const int64_t begin_us = rng_.Between(0, 60 * kMs);
+        const int64_t end_us = begin_us + rng_.Between(kMs, 700 * kMs);
+        fault_us_ = std::max(fault_us_, end_us);
+        queue_.At(begin_us, [this, r, end_us] { At(r).stalled_until_us = end_us; });
+        queue_.At(end_us, [this, r] { Continue(r); });
+      }
+      break;
+    }
+    case 5: {
+      const bool heals = rng_.Chance(60);
+      const int64_t heal_us = at_us + rng_.Between(10 * kMs, 900 * kMs);
+      if (heals) {
+        result_.fault = "cut that heals";
+        fault_us_ = heal_us;
+      } else {
+        ends("cut");
+      }
+      const bool one_way = rng_.Chance(50);
+      queue_.At(at_us, [this, rank, other, one_way] {
+        Pipe(rank, other).cut = true;
+        if (!one_way) Pipe(other, rank).cut = true;
+        Trace("the link from rank " + std::to_string(rank) + " to rank " + std::to_string(other) +
+              " is cut" + (one_way ? "" : ", both ways"));
+      });
+      if (!heals) break;
+      queue_.At(heal_us, [this, rank, other] {
+        Pipe(rank, other).Heal();
+        Pipe(other, rank).Heal();
+        Trace("the link heals");
+        for (int end : {rank, other}) WakeRank(end);
+      });
+      break;
+    }
+    case 6:
+      ends("reset");
+      queue_.At(at_us, [this, rank, other] {
+        Trace("the link of ranks " + std::to_string(rank) + " and " + std::to_string(other) +
+              " is reset");
+        Pipe(rank, other).Reset();
+        Pipe(other, rank).Reset();
+      });
+      break;
+    case 7:
+      ends("own failure");
+      OnRank(rank, at_us, [this](Rank* own) {
+        if (own->engine == nullptr || own->finished) return;
+        if (!own->running.empty() && rng_.Chance(50)) {
+          const uint64_t id = own->running.begin()->first;
+          Trace("rank " + std::to_string(own->rank) + " cancels an operation");
+          own->commands.push_back([this, id](Engine* e) { e->Cancel(id, queue_.now_us()); });
+        } else {
+          Trace("rank " + std::to_string(own->rank) + " fails in its own program");
+          own->commands.push_back(
+              [this](Engine* e) { e->AbortWith("ValueError: a bug", queue_.now_us()); });
+        }
+        WakeRank(own->rank);
+      });
+      break;
+    case 8:
+      ends("call left out");
+      skipped_ = {phase, rank};
+      break;
+    default:
+      result_.fault = "another shape";
+      altered_ = {phase, rank};
+  }
+}
+
+// ---- the end ----
+
+// Whatever happened, a rank that leaves holds nothing of anybody.
+void EngineWorld::CheckLinks(const Rank& rank) {
+  const std::string name = "rank " + std::to_string(rank.rank);
+  for (const auto& link : rank.engine->links()) {
+    const auto* own = static_cast<const SimLink*>(link.get());
+    if (own == nullptr) continue;
+    if (!own->misuse().empty()) Violation(name + ": " + own->misuse());
+    if (own->held() == 0) continue;
+    Violation(name + " holds frames of rank " + std::to_string(own->peer()) + " at its end");
+  }
+  if (rank.engine->busy()) Violation(name + " leaves with work in progress");
+  // A rank that left out a call has frames for it.
+  if (rank.engine->stashed() > 0 && (!rank.failure.ok() || !may_fail_)) {
+    Violation(name + " keeps frames that nothing waits for");
+  }
+}
+
+EngineResult EngineWorld::Run() {
+  // The last operation can be submitted while a fault lasts; a call that is left out is noticed
+  // after its timeout.
+  queue_.RunUntil(fault_us_ + 2 * kTimeoutUs + kGraceUs + kLeaveUs + 2 * kSecond);
+  if (result_.violation.empty()) CheckEnd();
+  return std::move(result_);
+}
+
+void EngineWorld::CheckEnd() {
+  int64_t last_us = -1;
+  for (const auto& own : ranks_) {
+    if (own->state != State::kRuns) continue;
+    const std::string name = "rank " + std::to_string(own->rank);
+    if (!own->running.empty()) {
+      Violation(name + " still waits for \"" + own->running.begin()->second->call.key + "\"");
+    }
+    if (!own->finished) Violation(name + " did not come to the end of its program");
+    if (!own->left) Violation(name + " did not leave");
+    if (!own->completions.empty()) Violation(name + " has callbacks that never ran");
+    if (!may_fail_ && !own->failure.ok()) {
+      Violation(name + " failed although nothing was wrong: " + own->failure.message());
+    }
+    if (own->failed_us >= 0) last_us = std::max(last_us, own->failed_us);
+  }
+  if (result_.fault == "kill" && death_us_ >= 0 && last_us >= death_us_) {
+    result_.detection_us = last_us - death_us_;
+  }
+  Digest(static_cast<uint64_t>(result_.operations));
+}
+
+void EngineWorld::Violation(const std::string& text) {
+  Trace("VIOLATION " + text);
+  if (result_.violation.empty()) result_.violation = text;
+}
+
+void EngineWorld::Trace(const std::string& text) {
+  if (!tracing_) return;
+  char time[32];
+  std::snprintf(time, sizeof(time), "%10.6f  ", static_cast<double>(queue_.now_us()) / 1e6);
+  result_.trace.push_back(time + text);
+}
+
+}  // namespace tfdist::sim

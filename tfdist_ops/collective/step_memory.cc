@@ -1,0 +1,161 @@
+#include "collective/step_memory.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+namespace tfdist {
+StepMemory::StepMemory(Schedule schedule, std::vector<Slice> slices, const Reduction& reduction,
+                       int rank, int64_t segment_bytes)
+    : schedule_(std::move(schedule)),
+      slices_(std::move(slices)),
+      reduction_(reduction),
+      rank_(rank),
+      element_bytes_(DTypeSize(reduction.dtype)),
+      partial_bytes_(DTypeSize(AccumulationType(reduction.dtype))),
+      segment_elements_(ScheduleSegment(schedule_, reduction.dtype, segment_bytes)) {
+  const size_t base_slices = slices_.size();
+  AppendJoined(schedule_.joined, &slices_);
+  LayOutScratch(base_slices);
+  cursors_.reserve(schedule_.steps.size());
+  for (const Step& step : schedule_.steps) {
+    cursors_.emplace_back(slices_[static_cast<size_t>(step.slice)]);
+  }
+}
+
+bool StepMemory::InScratch(Place place) const {
+  return place == Place::kHeld || (place == Place::kPartial && (partial_bytes_ != element_bytes_ ||
+                                                                schedule_.private_partials));
+}
+
+void StepMemory::LayOutScratch(size_t base_slices) {
+  std::vector<size_t> bytes(base_slices, 0);  // of an element; 0: the slice needs none
+  for (const Step& step : schedule_.steps) {
+    for (Place place : {step.own, step.to}) {
+      if (!InScratch(place)) continue;
+      size_t first = static_cast<size_t>(step.slice);
+      size_t count = 1;
+      if (first >= base_slices) {
+        const JoinedSlice& joined = schedule_.joined[first - base_slices];
+        first = static_cast<size_t>(joined.first);
+        count = static_cast<size_t>(joined.count);
+      }
+      std::fill_n(bytes.begin() + static_cast<std::ptrdiff_t>(first), count, BytesIn(place));
+    }
+  }
+  for (size_t s = 0; s < base_slices; ++s) {
+    scratch_begins_.push_back(scratch_bytes_);
+    scratch_bytes_ += static_cast<size_t>(slices_[s].elements) * bytes[s];
+  }
+  for (const JoinedSlice& joined : schedule_.joined) {
+    scratch_begins_.push_back(scratch_begins_[static_cast<size_t>(joined.first)]);
+  }
+  if (scratch_bytes_ > 0) scratch_.reset(new uint8_t[scratch_bytes_]);  // not zeroed
+}
+
+int64_t StepMemory::segments(size_t step) const {
+  const auto slice = static_cast<size_t>(schedule_.steps[step].slice);
+  return SegmentCount(slices_[slice].elements, segment_elements_);
+}
+
+int64_t StepMemory::Count(size_t step, int64_t segment) const {
+  const auto slice = static_cast<size_t>(schedule_.steps[step].slice);
+  return std::min(segment_elements_, slices_[slice].elements - Begin(segment));
+}
+
+size_t StepMemory::WireBytes(size_t step, int64_t segment) const {
+  const bool partial = CarriesPartials(schedule_.steps[step]);
+  return static_cast<size_t>(std::max<int64_t>(0, Count(step, segment))) *
+         (partial ? partial_bytes_ : element_bytes_);
+}
+
+// Element `element` of a slice in scratch, or `output`, which is that element's place there.
+uint8_t* StepMemory::At(Place place, int32_t slice, uint8_t* output, int64_t element) {
+  if (!InScratch(place)) return output;
+  return scratch_.get() + scratch_begins_[static_cast<size_t>(slice)] +
+         static_cast<size_t>(element) * BytesIn(place);
+}
+
+void StepMemory::Pack(size_t step, int64_t segment, uint8_t* wire) {
+  const Step& s = schedule_.steps[step];
+  const size_t bytes = BytesIn(s.own);
+  const int64_t begin = Begin(segment);
+  // Inputs travel as they are: whoever reduces them scales, in its accumulation type.
+  cursors_[step].ForEachRun(
+      begin, Count(step, segment), element_bytes_,
+      [&](const uint8_t* input, uint8_t* output, int64_t n, int64_t offset) {
+        const uint8_t* source =
+            s.own == Place::kInput ? input : At(s.own, s.slice, output, begin + offset);
+        std::memcpy(wire + static_cast<size_t>(offset) * bytes, source,
+                    static_cast<size_t>(n) * bytes);
+      });
+}
+
+void StepMemory::Take(size_t step, int64_t segment, const std::vector<const uint8_t*>& wire) {
+  const Step& s = schedule_.steps[step];
+  if (s.kind == StepKind::kReduce) return Reduce(step, segment, wire);
+  const int64_t begin = Begin(segment);
+  cursors_[step].ForEachRun(
+      begin, Count(step, segment), element_bytes_,
+      [&](const uint8_t* input, uint8_t* output, int64_t n, int64_t offset) {
+        const uint8_t* source =
+            wire.empty() ? input : wire[0] + static_cast<size_t>(offset) * element_bytes_;
+        uint8_t* target = At(s.to, s.slice, output, begin + offset);
+        if (source != target) std::memcpy(target, source, static_cast<size_t>(n) * element_bytes_);
+      });
+}
+
+// Partial results come before inputs, as the kernels want it; both in the order of ranks. Two ranks
+// that reduce the same two operands do it in the same order.
+void StepMemory::Reduce(size_t step, int64_t segment, const std::vector<const uint8_t*>& wire) {
+  const Step& s = schedule_.steps[step];
+  const bool own_partial = s.own == Place::kPartial;
+  const bool peers_partial = CarriesPartials(s);
+  Reduction reduction = reduction_;
+  if (!s.finish) reduction.finish = {};
+  reduction.partials = (own_partial ? 1 : 0) + (peers_partial ? static_cast<int>(wire.size()) : 0);
+  reduction.to_partial = s.to == Place::kPartial;
+  size_t own_place = 0;  // among the contributions
+  if (own_partial == peers_partial) {
+    while (own_place < wire.size() && s.peers[own_place] < rank_) ++own_place;
+  } else if (peers_partial) {
+    own_place = wire.size();
+  }
+  const size_t wire_bytes = peers_partial ? partial_bytes_ : element_bytes_;
+  const int64_t begin = Begin(segment);
+  std::vector<const uint8_t*> contributions(wire.size() + 1);
+  cursors_[step].ForEachRun(
+      begin, Count(step, segment), element_bytes_,
+      [&](const uint8_t* input, uint8_t* output, int64_t n, int64_t offset) {
+        for (size_t c = 0; c < contributions.size(); ++c) {
+          if (c == own_place) {
+            contributions[c] = own_partial ? At(s.own, s.slice, output, begin + offset) : input;
+          } else {
+            contributions[c] =
+                wire[c < own_place ? c : c - 1] + static_cast<size_t>(offset) * wire_bytes;
+          }
+        }
+        tfdist::Reduce(reduction, contributions.data(), static_cast<int>(contributions.size()),
+                       At(s.to, s.slice, output, begin + offset), n);
+      });
+}
+
+std::string StepMemory::Check() const {
+  for (size_t i = 0; i < schedule_.steps.size(); ++i) {
+    const Step& step = schedule_.steps[i];
+    const bool reads_own = step.kind != StepKind::kCopy || step.peers.empty();
+    const bool writes = step.kind != StepKind::kSend;
+    for (const Extent& e : slices_[static_cast<size_t>(step.slice)].extents) {
+      const auto missing = [&](Place place) {
+        return place == Place::kInput ? e.input == nullptr
+                                      : !InScratch(place) && e.output == nullptr;
+      };
+      const std::string where = "rank " + std::to_string(rank_) + " step " + std::to_string(i);
+      if (reads_own && missing(step.own)) return where + " reads what the rank does not have";
+      if (writes && missing(step.to)) return where + " writes where the rank has nothing";
+    }
+  }
+  return "";
+}
+
+}  // namespace tfdist

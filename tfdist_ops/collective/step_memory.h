@@ -1,0 +1,64 @@
+// StepMemory: what the steps of one rank's schedule read and write. It knows where slices lie and
+// how they are reduced, not when: the engine's Operation and the tests' runner call it.
+//
+// Memory for partial and held slices (Place) is taken only for the slices whose steps name it.
+#ifndef TFDIST_OPS_COLLECTIVE_STEP_MEMORY_H_
+#define TFDIST_OPS_COLLECTIVE_STEP_MEMORY_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "collective/reduce_kernels.h"
+#include "collective/schedule.h"
+#include "collective/slicing.h"
+
+namespace tfdist {
+
+class StepMemory {
+ public:
+  // `slices`: those of slicing.h, without the joined ones. `reduction`: of the whole collective;
+  // `finish` is for the steps that finish. `rank`: index in the set.
+  StepMemory(Schedule schedule, std::vector<Slice> slices, const Reduction& reduction, int rank,
+             int64_t segment_bytes);
+
+  const std::vector<Step>& steps() const { return schedule_.steps; }
+  int64_t segments(size_t step) const;                     // of the step's slice
+  size_t WireBytes(size_t step, int64_t segment) const;    // payload of a segment
+  void Pack(size_t step, int64_t segment, uint8_t* wire);  // kSend
+  // kReduce and kCopy; `wire`: one payload a peer.
+  void Take(size_t step, int64_t segment, const std::vector<const uint8_t*>& wire);
+
+  // Whether every step has the memory that it names; "" or what is wrong. For tests: schedules and
+  // slices of the table fit together.
+  std::string Check() const;
+  size_t scratch_bytes() const { return scratch_bytes_; }
+
+ private:
+  int64_t Begin(int64_t segment) const { return segment * segment_elements_; }
+  int64_t Count(size_t step, int64_t segment) const;
+  bool InScratch(Place place) const;
+  size_t BytesIn(Place place) const {
+    return place == Place::kPartial ? partial_bytes_ : element_bytes_;
+  }
+  void LayOutScratch(size_t base_slices);
+  uint8_t* At(Place place, int32_t slice, uint8_t* output, int64_t element);
+  void Reduce(size_t step, int64_t segment, const std::vector<const uint8_t*>& wire);
+
+  const Schedule schedule_;
+  std::vector<Slice> slices_;  // the joined ones too
+  const Reduction reduction_;
+  const int rank_;
+  const size_t element_bytes_;
+  const size_t partial_bytes_;  // of an element of a partial result
+  const int64_t segment_elements_;
+  std::vector<SliceCursor> cursors_;    // one a step
+  std::vector<size_t> scratch_begins_;  // by slice
+  std::unique_ptr<uint8_t[]> scratch_;
+  size_t scratch_bytes_ = 0;
+};
+
+}  // namespace tfdist
+
+#endif  // TFDIST_OPS_COLLECTIVE_STEP_MEMORY_H_

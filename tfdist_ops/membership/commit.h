@@ -1,0 +1,93 @@
+// CommitGate: no rank applies a step before every rank has it. A state machine on values.
+//
+// The operations of a group's step end locally at different moments, and a failure can come in
+// between: then some ranks have the whole sum and others never will. With the gate on, the caller
+// holds the `done` of all buckets of (group, step) until the gate releases the step:
+//
+//   every member:  Complete(group, step)  → kComplete to the leader (the set's smallest rank)
+//   leader:        kComplete of all       → kCommit to all, and releases itself
+//   every member:  kCommit of the leader  → TakeReleased() names the step: run its `done`s
+//
+// On a failure the gate freezes: a commit that arrives later is ignored. The report of the frozen
+// gate goes into the agreement (membership/verdict.h); the verdict says for every group which step
+// counts: the highest that a survivor had released. Nobody can lack it, because a commit is
+// announced only after all have completed it. Everything above it is discarded everywhere.
+//
+// What the caller must do:
+//   - number the steps of a group from 1 in every generation, call Complete once a step, in order,
+//     and not start a step before the one before it was released;
+//   - send TakeMessages(), hand what arrives to Receive, run the `done`s of TakeReleased();
+//   - give Freeze() to the Agreement as its `freeze`; with the verdict call Resolve(commits): run
+//     the `done`s of TakeReleased() with ok, then end whatever is still held with the verdict's
+//     status. Without a verdict (evicted, no majority, not agreed) end all that is held with that.
+#ifndef TFDIST_OPS_MEMBERSHIP_COMMIT_H_
+#define TFDIST_OPS_MEMBERSHIP_COMMIT_H_
+
+#include <cstdint>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "base/status.h"
+
+namespace tfdist {
+
+// The last step of a group that counts.
+struct CommitPoint {
+  uint64_t group = 0;
+  int64_t step = 0;
+};
+inline bool operator==(const CommitPoint& a, const CommitPoint& b) {
+  return a.group == b.group && a.step == b.step;
+}
+
+struct GateMessage {
+  enum class Kind : uint8_t { kComplete = 1, kCommit = 2 };
+  Kind kind = Kind::kComplete;
+  uint64_t group = 0;
+  int64_t step = 0;
+};
+
+class CommitGate {
+ public:
+  // `members`: the ranks of the process set, sorted, this one included.
+  CommitGate(int rank, std::vector<int> members) : rank_(rank), members_(std::move(members)) {}
+
+  // All buckets of (group, step) are complete here.
+  Status Complete(uint64_t group, int64_t step);
+  void Receive(int from, const GateMessage& message);
+
+  // From here on no commit counts. Returns the last released step of every group known here.
+  std::vector<CommitPoint> Freeze();
+  // The verdict's commit points: releases what lies below, forgets what lies above. An error is a
+  // bug: a point above what is complete here, or below what was released.
+  Status Resolve(const std::vector<CommitPoint>& points);
+
+  std::vector<std::pair<int, GateMessage>> TakeMessages() { return std::exchange(messages_, {}); }
+  std::vector<CommitPoint> TakeReleased() { return std::exchange(releases_, {}); }
+  // Steps completed here that wait for their commit.
+  int64_t waiting() const;
+  bool frozen() const { return frozen_; }
+
+ private:
+  struct Group {
+    int64_t complete = 0;                // here
+    int64_t released = 0;                // here
+    std::map<int, int64_t> complete_at;  // leader: by member
+    int64_t announced = 0;               // leader
+  };
+  int leader() const { return members_.front(); }
+  void Note(int member, uint64_t group, int64_t step);
+  void Release(uint64_t id, Group* group, int64_t step);
+
+  const int rank_;
+  const std::vector<int> members_;
+  std::map<uint64_t, Group> groups_;
+  bool frozen_ = false;
+  std::vector<std::pair<int, GateMessage>> messages_;
+  std::vector<CommitPoint> releases_;
+};
+
+}  // namespace tfdist
+
+#endif  // TFDIST_OPS_MEMBERSHIP_COMMIT_H_

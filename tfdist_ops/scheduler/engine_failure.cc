@@ -1,0 +1,292 @@
+// How work ends otherwise than well: deadlines, failure, and ranks that leave.
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "base/logging.h"
+#include "scheduler/engine.h"
+
+namespace tfdist {
+namespace {
+
+// After the leader's deadline the other ranks wait a little longer, so that the error they report
+// is the leader's, who knows which ranks are missing.
+constexpr int64_t kLeaderGraceUs = 500 * 1000;
+
+}  // namespace
+
+// ---- time ----
+
+void Engine::Tick(int64_t now_us) {
+  for (auto& [id, set] : sets_) {
+    if (!failure_.ok()) return;
+    TellWaits(set.get(), now_us);
+    if (!failure_.ok() || set->negotiator == nullptr) continue;
+    WarnOfStalls(set.get(), now_us);
+    EndMismatched(set.get(), now_us);
+    if (failure_.ok()) EndExpired(set.get(), now_us);
+  }
+  if (failure_.ok()) EndLate(now_us);
+}
+
+void Engine::WarnOfStalls(ProcessSet* set, int64_t now_us) {
+  const auto warning_us = static_cast<int64_t>(config_.stall_warning_s * 1e6);
+  std::vector<Stall> stalls = set->negotiator->TakeStalls(now_us, warning_us);
+  for (Stall& stall : set->waits->TakeStalls(now_us, warning_us)) {
+    stalls.push_back(std::move(stall));
+  }
+  for (const Stall& stall : stalls) {
+    TFDIST_LOG(kWarning, world_.rank, "STALL",
+               stall.text << ", which has not called it yet. Check that all ranks take the same "
+                             "steps, and equally many. The wait ends after its timeout.");
+    set->stalls[stall.key] = stall.text;
+    TellMembers(*set, FrameType::kStall, EncodeStall(stall.key, stall.text));
+  }
+}
+
+void Engine::EndExpired(ProcessSet* set, int64_t now_us) {
+  std::optional<Stall> expired = set->negotiator->Expired(now_us);
+  if (!expired) expired = set->waits->Expired(now_us);
+  if (!expired) return;
+  ErrorRecord record{"timeout",    expired->missing[0], "",           0,
+                     expired->key, "deadline passed",   expired->text};
+  record.host = world_.hosts[static_cast<size_t>(expired->missing[0])];
+  const Status status(
+      Code::kDeadlineExceeded,
+      expired->text +
+          ", which is its timeout. What is missing is alive but did not call it: look for a "
+          "step that only some ranks take, or raise TFDIST_TIMEOUT_S.",
+      record);
+  Abort(status, status, now_us);
+}
+
+void Engine::EndLate(int64_t now_us) {
+  const int64_t limit = now_us - kLeaderGraceUs;
+  const Request* late = nullptr;
+  const ProcessSet* of = nullptr;
+  ForEachRequest([&](const ProcessSet& set, const Request& request) {
+    if (request.deadline_us >= limit) return;
+    late = &request;
+    of = &set;
+  });
+  if (late == nullptr) return;
+  const RequestInfo& info = late->info;
+  const auto told = of->stalls.find(info.key);
+  const std::string name = std::string(CollectiveKindName(info.kind)) + " \"" + info.key + "\"";
+  const std::string text =
+      told != of->stalls.end() ? told->second
+      : late->agreed_us > 0
+          ? name + of->Text() + " did not finish although every rank had started it"
+          : name + of->Text() + " got no answer from the leader, " + Describe(of->leader());
+  const Status status(Code::kDeadlineExceeded, text + "; its timeout has passed.",
+                      ErrorRecord{"timeout", -1, "", 0, info.key, "deadline passed", text});
+  Abort(status, status, now_us);
+}
+
+void Engine::ForEachRequest(
+    const std::function<void(const ProcessSet&, const Request&)>& visit) const {
+  for (const auto& [id, set] : sets_) {
+    for (const auto& [key, queue] : set->entries) {
+      for (const auto& request : queue) visit(*set, *request);
+    }
+    for (const auto& [turn, active] : set->active) {
+      for (const auto& member : active.operation->members()) {
+        if (member != nullptr) visit(*set, *member);
+      }
+    }
+    for (const auto& [ticket, request] : set->allocating) visit(*set, *request);
+  }
+}
+
+// ---- failure ----
+
+std::string Engine::Describe(int rank) const {
+  const auto r = static_cast<size_t>(rank);
+  std::string text = "rank " + std::to_string(rank);
+  if (r < world_.hosts.size() && !world_.hosts[r].empty()) {
+    text += " (host " + world_.hosts[r];
+    if (r < world_.pids.size() && world_.pids[r] > 0) {
+      text += ", pid " + std::to_string(world_.pids[r]);
+    }
+    text += ")";
+  }
+  return text;
+}
+
+std::string Engine::OldestKey() const {
+  const Request* oldest = nullptr;
+  ForEachRequest([&](const ProcessSet&, const Request& request) {
+    if (oldest == nullptr || request.submitted_us < oldest->submitted_us) oldest = &request;
+  });
+  return oldest == nullptr ? "" : oldest->info.key;
+}
+
+Status Engine::PeerView(const Status& own) const {
+  const auto r = static_cast<size_t>(world_.rank);
+  ErrorRecord record{"rank_failed",
+                     world_.rank,
+                     r < world_.hosts.size() ? world_.hosts[r] : "",
+                     r < world_.pids.size() ? world_.pids[r] : 0,
+                     OldestKey(),
+                     own.message(),
+                     ""};
+  std::string message = Describe(world_.rank) + " failed";
+  if (!record.tensor.empty()) message += " while \"" + record.tensor + "\" was in progress";
+  return Status(Code::kAborted, message + ": " + own.message(), record);
+}
+
+void Engine::Abort(const Status& mine, const Status& theirs, int64_t now_us) {
+  if (!failure_.ok()) return;
+  // A cancelled step is over; what is submitted later fails because this rank has left the others.
+  failure_ = mine.code() == Code::kCancelled && !theirs.ok() ? theirs : mine;
+  TFDIST_LOG(kInfo, world_.rank, "ENGINE", "work ends: " << mine.message());
+  if (!theirs.ok()) {
+    for (const auto& link : links_) {
+      if (link == nullptr || !link->Direct()) continue;
+      Tell(link->peer(), FrameType::kAbort, kWorldSet, EncodeStatus(theirs));
+      FlushControl(link->peer());  // the program may end as soon as its operations have
+    }
+  }
+  if (hooks_.failed) hooks_.failed(failure_);
+  std::vector<std::unique_ptr<Request>> ended;
+  for (auto& [id, set] : sets_) {
+    for (auto& [turn, active] : set->active) {
+      active.operation->ReleaseFrames(links_, &held_);
+      for (auto& member : active.operation->members()) {
+        if (member != nullptr) ended.push_back(std::move(member));
+      }
+    }
+    for (auto& [ticket, request] : set->allocating) ended.push_back(std::move(request));
+    for (auto& [key, queue] : set->entries) {
+      for (auto& request : queue) ended.push_back(std::move(request));
+    }
+    set->active.clear();
+    set->allocating.clear();
+    set->entries.clear();
+    set->stash.clear();
+    set->early.clear();
+  }
+  for (auto& request : ended) Finish(std::move(request), mine, now_us);
+}
+
+void Engine::AbortWith(const std::string& cause, int64_t now_us) {
+  const Status theirs = PeerView(Status(Code::kAborted, cause));
+  Abort(theirs, theirs, now_us);
+}
+
+void Engine::Cancel(uint64_t id, int64_t now_us) {
+  const Request* found = nullptr;
+  ForEachRequest([&](const ProcessSet&, const Request& request) {
+    if (request.id == id) found = &request;
+  });
+  if (found == nullptr) return;
+  const std::string key = found->info.key;
+  const std::string cause = "its own step failed or was cancelled, and left \"" + key + "\"";
+  const Status mine(Code::kCancelled, "\"" + key + "\" was cancelled: this rank's step failed",
+                    ErrorRecord{"cancelled", world_.rank, "", 0, key, cause, ""});
+  Status theirs = PeerView(Status(Code::kAborted, cause));
+  Abort(mine, theirs, now_us);
+}
+
+void Engine::LosePeer(int peer, const Status& reason, int64_t now_us) {
+  const auto p = static_cast<size_t>(peer);
+  // Frames of this peer that are still held point into memory that goes away with the link.
+  const bool left = inbound_[p].left;
+  if (!left && !leaving_) {
+    ErrorRecord record{"rank_failed",
+                       peer,
+                       p < world_.hosts.size() ? world_.hosts[p] : "",
+                       p < world_.pids.size() ? world_.pids[p] : 0,
+                       OldestKey(),
+                       "its process ended or was killed",
+                       reason.message()};
+    std::string message = Describe(peer) + " failed: its process ended or was killed";
+    if (!record.tensor.empty()) message += " while \"" + record.tensor + "\" was in progress";
+    message += " (" + reason.message() + ")";
+    const Status status(Code::kAborted, message, record);
+    Abort(status, links_[p]->LossIsTold() ? Status() : status, now_us);
+  } else if (busy()) {
+    // A peer that left had done its part; what it sent has been read before the link's end.
+    AdvanceAll(now_us);
+    if (held_[p] > 0) {
+      Abort(TFDIST_INTERNAL(Describe(peer) + " left with data unread"), Status(), now_us);
+    }
+  }
+  inbound_[p].left = true;
+  inbound_[p].acknowledged = true;
+  outbound_[p] = Outbound{};
+  links_[p].reset();
+}
+
+void Engine::HandleLeave(int peer, int64_t now_us) {
+  const std::string key = OldestKey();
+  ErrorRecord record{"shutdown",
+                     peer,
+                     world_.hosts[static_cast<size_t>(peer)],
+                     world_.pids[static_cast<size_t>(peer)],
+                     key,
+                     "it has shut down",
+                     ""};
+  const Status status(Code::kAborted,
+                      Describe(peer) + " has shut down (called tfdist.shutdown() or ended)" +
+                          (key.empty() ? "" : " and will not take part in \"" + key + "\"") +
+                          ". Every rank must make the same calls: check that all have the same "
+                          "number of steps.",
+                      record);
+  Abort(status, status, now_us);
+}
+
+void Engine::RefuseMissing(int64_t now_us) {
+  for (const auto& [id, set] : sets_) {
+    if (set->negotiator == nullptr || !failure_.ok()) continue;
+    for (int32_t rank : set->ranks) {
+      if (!inbound_[static_cast<size_t>(rank)].left || !set->negotiator->WaitsFor(rank)) continue;
+      HandleLeave(rank, now_us);
+      return;
+    }
+  }
+}
+
+// ---- leaving ----
+
+void Engine::AcknowledgeLeaves() {
+  for (size_t p = 0; p < inbound_.size(); ++p) {
+    if (!inbound_[p].answer_due) continue;
+    const int peer = static_cast<int>(p);
+    const bool needed = std::any_of(sets_.begin(), sets_.end(), [peer](const auto& item) {
+      const ProcessSet& set = *item.second;
+      return set.IndexOf(peer) >= 0 && !(set.active.empty() && set.allocating.empty());
+    });
+    if (needed) continue;
+    inbound_[p].answer_due = false;
+    // Only the end of a connection can take unread bytes with it.
+    if (links_[p] == nullptr || !links_[p]->Direct()) continue;
+    Tell(peer, FrameType::kLeaveAck, kWorldSet, "");
+  }
+}
+
+Status Engine::ShutDown() const {
+  return Status(Code::kAborted, "tfdist was shut down on this rank",
+                ErrorRecord{"shutdown", world_.rank, "", 0, OldestKey(), "shut down", ""});
+}
+
+void Engine::Leave(int64_t now_us) {
+  if (leaving_) return;
+  if (failure_.ok() && busy()) Abort(ShutDown(), PeerView(ShutDown()), now_us);
+  leaving_ = true;
+  LeaveNote note;
+  for (const auto& [id, set] : sets_) note[id] = set->book.LastTickets();
+  TellAll(FrameType::kLeave, EncodeLeave(note));
+}
+
+bool Engine::Left() const {
+  if (!leaving_) return false;
+  for (size_t p = 0; p < links_.size(); ++p) {
+    if (links_[p] == nullptr) continue;
+    if (!outbound_[p].messages.empty() || !links_[p]->Flushed()) return false;
+    if (links_[p]->Direct() && !inbound_[p].acknowledged) return false;
+  }
+  return true;
+}
+
+}  // namespace tfdist

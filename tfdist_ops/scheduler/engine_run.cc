@@ -1,0 +1,171 @@
+// Running the agreed operations, and reading the data that they wait for.
+#include <utility>
+
+#include "scheduler/engine.h"
+
+namespace tfdist {
+namespace {
+
+constexpr int kFramesPerTurn = 64;  // of one link, so that no peer starves the others
+// An operation that has not moved for so long takes no place in the window of those that run.
+constexpr int64_t kIdleUs = 1000;
+
+}  // namespace
+
+// ---- execution ----
+
+void Engine::Start(ProcessSet* set, uint64_t ticket, std::vector<std::unique_ptr<Request>> members,
+                   int64_t now_us) {
+  std::vector<TensorView> tensors;
+  for (const auto& member : members) {
+    tensors.insert(tensors.end(), member->tensors.begin(), member->tensors.end());
+  }
+  StatusOr<Plan> plan = PlanOperation({members[0]->info, tensors, members[0]->rows, *set}, config_);
+  if (!plan.ok()) {
+    for (auto& member : members) Finish(std::move(member), plan.status(), now_us);
+    Bug(plan.status(), now_us);
+    return;
+  }
+  Activate(set,
+           std::make_unique<Operation>(set->id, ticket, std::move(members), std::move(plan.value()),
+                                       *set, config_.segment_bytes),
+           now_us);
+}
+
+void Engine::Activate(ProcessSet* set, std::unique_ptr<Operation> operation, int64_t now_us) {
+  const uint64_t ticket = operation->ticket();
+  const auto stashed = set->stash.find(ticket);
+  if (stashed != set->stash.end()) {
+    auto frames = std::move(stashed->second);
+    set->stash.erase(stashed);
+    for (auto& [peer, arrived] : frames) {
+      const Status status = operation->Deliver(peer, std::move(arrived));
+      if (!status.ok()) {
+        Bug(status, now_us);
+        break;
+      }
+    }
+  }
+  if (!failure_.ok()) {
+    for (auto& member : operation->members()) Finish(std::move(member), failure_, now_us);
+    return;
+  }
+  set->active[TurnOf(ticket)] = {std::move(operation), now_us};
+}
+
+void Engine::Allocated(uint32_t id, uint64_t ticket, void* memory, int64_t now_us) {
+  const auto room = sets_.find(id);
+  if (room == sets_.end()) return;
+  ProcessSet* set = room->second.get();
+  const auto it = set->allocating.find(ticket);
+  if (it == set->allocating.end()) return;  // failed meanwhile
+  std::unique_ptr<Request> request = std::move(it->second);
+  set->allocating.erase(it);
+  if (memory == nullptr) {
+    const Status status(Code::kInternal, std::string(CollectiveKindName(request->info.kind)) +
+                                             " \"" + request->info.key +
+                                             "\": no memory for its output");
+    Finish(std::move(request), status, now_us);
+    Bug(status, now_us);
+    return;
+  }
+  request->tensors[0].output = static_cast<uint8_t*>(memory);
+  std::vector<std::unique_ptr<Request>> members;
+  members.push_back(std::move(request));
+  Start(set, ticket, std::move(members), now_us);
+}
+
+bool Engine::AdvanceAll(int64_t now_us) {
+  bool moved = false;
+  for (auto& [id, set] : sets_) moved |= AdvanceSet(set.get(), now_us);
+  return moved;
+}
+
+bool Engine::AdvanceSet(ProcessSet* set, int64_t now_us) {
+  bool moved = false;
+  int64_t running = 0;
+  std::vector<uint64_t> ended;
+  for (auto it = set->active.begin(); it != set->active.end() && running < config_.max_active;) {
+    Operation& operation = *it->second.operation;
+    if (operation.Advance(links_, world_.generation, &held_)) {
+      it->second.moved_us = now_us;
+      moved = true;
+    }
+    if (!operation.complete()) {
+      // One that stands still, maybe because a rank has yet to submit it, must not keep out others
+      // (see order.h).
+      if (now_us - it->second.moved_us < kIdleUs) ++running;
+      ++it;
+      continue;
+    }
+    moved = true;
+    ended.push_back(operation.ticket());
+    for (auto& member : operation.members()) Finish(std::move(member), Status(), now_us);
+    it = set->active.erase(it);
+  }
+  for (uint64_t ticket : ended) NoteEnd(set, ticket, now_us);
+  return moved;
+}
+
+// ---- the data lane ----
+
+bool Engine::ReadData(int peer, int64_t now_us) {
+  const auto p = static_cast<size_t>(peer);
+  bool moved = false;
+  InFrame frame;
+  for (int n = 0; n < kFramesPerTurn && links_[p] != nullptr; ++n) {
+    if (!links_[p]->Poll(Lane::kData, &frame)) break;
+    moved = true;
+    if (!failure_.ok()) {
+      links_[p]->Release(Lane::kData, frame);
+      continue;
+    }
+    const Status status = ReceiveData(peer, frame, now_us);
+    if (!status.ok()) Bug(status, now_us);
+  }
+  return moved;
+}
+
+// Never leaves a frame unread, whatever its set is waiting for: what can't be used or held now is
+// copied out, so that the frames behind it, which may be another set's, move on.
+Status Engine::ReceiveData(int peer, const InFrame& frame, int64_t now_us) {
+  const auto p = static_cast<size_t>(peer);
+  const FrameHeader& header = frame.header;
+  ProcessSet* set = Room(header.set);
+  const bool is_member =
+      set != nullptr && (set->ranks.empty() || (set->IndexOf(peer) >= 0 && set->index >= 0));
+  if (header.generation != world_.generation || !is_member) {
+    links_[p]->Release(Lane::kData, frame);
+    return TFDIST_INTERNAL(Describe(peer) + " sent data of generation " +
+                           std::to_string(header.generation) + " of process set " +
+                           std::to_string(header.set));
+  }
+  const auto it = set->active.find(TurnOf(header.ticket));
+  const bool runs = it != set->active.end();
+  Arrived arrived{frame, {}, runs && held_[p] + 1 < links_[p]->MaxHeld()};
+  const bool held = arrived.held;
+  if (held) {
+    ++held_[p];
+  } else {
+    arrived.copy.assign(frame.payload.begin(), frame.payload.end());
+    links_[p]->Release(Lane::kData, frame);
+  }
+  if (!runs) {
+    set->stash[header.ticket].emplace_back(peer, std::move(arrived));
+    return Status();
+  }
+  Operation& operation = *it->second.operation;
+  const Status status = operation.Deliver(peer, std::move(arrived));
+  if (!status.ok()) {
+    if (held) {
+      links_[p]->Release(Lane::kData, frame);
+      --held_[p];
+    }
+    return status;
+  }
+  // Use it while it is in the cache, and give the room back to the peer early.
+  if (operation.Advance(links_, world_.generation, &held_)) it->second.moved_us = now_us;
+  return Status();
+}
+
+}  // namespace tfdist
