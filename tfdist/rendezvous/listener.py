@@ -4,7 +4,8 @@ Every connection is handled by its own task with a deadline of 2 s for the hands
 At most 64 connections may be unauthenticated; above 64 ranks there is more time, above
 32 ranks more room. One more drops the oldest of the address that has the most, so that
 a flood from one host keeps no other out. What does not prove that it knows the job's
-secret is closed, and counted in one warning every 10 s. Who has the secret but does not belong here is told why.
+secret is closed, and counted in one warning every 10 s. Who has the secret but does not
+belong here is told why.
 """
 
 from __future__ import annotations

@@ -90,8 +90,8 @@ class Engine {
   // Ends all work: pending operations here end with `mine`, the other ranks are told `theirs` (ok:
   // they are not told, they know).
   void Abort(const Status& mine, const Status& theirs, int64_t now_us);
-  // This rank's own program failed, for `cause`: ends all work, here and everywhere.
-  void AbortWith(const std::string& cause, int64_t now_us);
+  // This rank's own program failed, for `cause`: ends all work, here and, with `tell`, everywhere.
+  void AbortWith(const std::string& cause, int64_t now_us, bool tell = true);
   // The peer's process is known to have ended, although its connection may look open (a child of it
   // can hold a copy).
   void PeerEnded(int peer) { inbound_[static_cast<size_t>(peer)].ended = true; }

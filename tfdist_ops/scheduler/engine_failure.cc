@@ -169,9 +169,9 @@ void Engine::Abort(const Status& mine, const Status& theirs, int64_t now_us) {
   for (auto& request : ended) Finish(std::move(request), mine, now_us);
 }
 
-void Engine::AbortWith(const std::string& cause, int64_t now_us) {
-  const Status theirs = PeerView(Status(Code::kAborted, cause));
-  Abort(theirs, theirs, now_us);
+void Engine::AbortWith(const std::string& cause, int64_t now_us, bool tell) {
+  const Status mine = PeerView(Status(Code::kAborted, cause));
+  Abort(mine, tell ? mine : Status(), now_us);
 }
 
 void Engine::Cancel(uint64_t id, int64_t now_us) {
