@@ -430,10 +430,10 @@ async def build(settings: Settings) -> Mesh:
                 await membership.leave()
             else:
                 membership.close()
+    topology = agreement.topology(settings.placement, builder.records, builder.host_of)
+    builder.records.clear()  # late links keep the builder
     return Mesh(
-        topology=agreement.topology(
-            settings.placement, builder.records, builder.host_of
-        ),
+        topology=topology,
         host=builder.host,
         generation=settings.generation,
         own_doorbell_fd=builder.doorbell_fd,
