@@ -42,13 +42,13 @@ typedef struct tfdist_world {
   int32_t rank, size;
   int32_t local_rank, local_size, cross_rank, cross_size;
   uint32_t generation;
-  const char* host;         /* of this rank, for messages */
-  int32_t own_doorbell_fd;  /* eventfd, nonblocking; the core owns it from tfdist_init on */
+  const char* host;        /* of this rank, for messages */
+  int32_t own_doorbell_fd; /* eventfd, nonblocking; the core owns it from tfdist_init on */
   /* Every peer once; above TFDIST_MESH_RANKS the neighbours of the overlay (transport/routes.h). */
   const tfdist_link* links;
   int32_t link_count;
-  const int32_t* host_of; /* `size` of them: index of each rank's host, hosts numbered by their
-                             lowest rank, equal on all ranks; may be null when size is 1 */
+  const int32_t* host_of;   /* `size` of them: index of each rank's host, hosts numbered by their
+                               lowest rank, equal on all ranks; may be null when size is 1 */
   const char* const* hosts; /* by rank, `size` of them, for messages; null: those of the links */
   const int64_t* pids;      /* the same */
   int32_t wanted_fd;        /* eventfd that tells of tfdist_take_wanted; not owned; -1: none */
