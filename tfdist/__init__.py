@@ -53,6 +53,7 @@ _HOME = {
     "pin_gpu": "device",
     "MismatchError": "errors",
     "RankFailedError": "errors",
+    "EvictedError": "errors",
     "TimeoutError": "errors",
     "NotInitializedError": "errors",
 }
@@ -61,6 +62,7 @@ _SUBMODULES = ("callbacks", "data", "errors")
 __all__ = [
     "DistributedGradientTape",
     "DistributedOptimizer",
+    "EvictedError",
     "MismatchError",
     "NotInitializedError",
     "ProcessSet",
@@ -137,6 +139,7 @@ if TYPE_CHECKING:
     )
     from tfdist.device import pin_gpu
     from tfdist.errors import (
+        EvictedError,
         MismatchError,
         NotInitializedError,
         RankFailedError,

@@ -27,6 +27,7 @@ from tfdist._core import CoreError
 
 __all__ = [
     "ErrorRecord",
+    "EvictedError",
     "MismatchError",
     "NotInitializedError",
     "RankFailedError",
@@ -44,14 +45,17 @@ class ErrorRecord:
     """The machine-readable half of an error.
 
     Attributes:
-        kind: "mismatch", "rank_failed", "shutdown", "timeout", "not_initialized",
-            "cancelled", "invalid_argument" or "internal".
+        kind: "mismatch", "rank_failed", "shutdown", "evicted", "no_majority",
+            "timeout", "not_initialized", "cancelled", "invalid_argument" or
+            "internal".
         rank: the rank at fault; None when there is none.
         host: its host; "" when unknown.
         pid: its process; None when unknown.
         tensor: name of the tensor or group of gradients concerned; "" for none.
         cause: what happened, in words.
         detail: more: both values of a mismatch, the ranks that are missing.
+        committed_step: with `TFDIST_COMMIT_GATE=1`: the last step of gradients, which
+            every surviving rank has applied as a whole; None when that is not known.
     """
 
     kind: str
@@ -61,6 +65,7 @@ class ErrorRecord:
     tensor: str = ""
     cause: str = ""
     detail: str = ""
+    committed_step: int | None = None
 
 
 class _WithRecord:
@@ -100,6 +105,18 @@ class RankFailedError(_WithRecord, tf.errors.AbortedError):
     KIND = "rank_failed"
 
 
+class EvictedError(RankFailedError):
+    """This rank is out of the job, although it runs, and must end.
+
+    The other ranks decided without it: it was stopped, or cut off from them (kind
+    "evicted"). Or it has lost touch with so many ranks, of which some may live, that
+    it cannot know what these decided (kind "no_majority"; `record` then names the rank
+    that it lost first).
+    """
+
+    KIND = "evicted"
+
+
 class TimeoutError(_WithRecord, tf.errors.DeadlineExceededError):  # noqa: A001
     """A living rank did not come in time; the message names it and the tensor."""
 
@@ -118,6 +135,8 @@ _CLASSES: dict[str, type[_WithRecord]] = {
     "mismatch": MismatchError,
     "rank_failed": RankFailedError,
     "shutdown": RankFailedError,
+    "evicted": EvictedError,
+    "no_majority": EvictedError,
     "timeout": TimeoutError,
     "not_initialized": NotInitializedError,
 }
@@ -130,9 +149,9 @@ def from_tf(error: BaseException) -> Exception | None:
         error: what a `tf.function`, `model.fit` or an operation raised.
 
     Returns:
-        `MismatchError`, `RankFailedError`, `TimeoutError` or `NotInitializedError`
-        with its `record`; `error` itself if it is one of these; None if the error
-        does not come from tfdist or has no class of ours.
+        `MismatchError`, `RankFailedError`, `EvictedError`, `TimeoutError` or
+        `NotInitializedError` with its `record`; `error` itself if it is one of these;
+        None if the error does not come from tfdist or has no class of ours.
     """
     if isinstance(error, _WithRecord):
         return error  # type: ignore[return-value]

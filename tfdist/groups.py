@@ -21,6 +21,8 @@ from tfdist.buckets import cut_buckets
 from tfdist.collectives import ReduceOp
 
 _logger = logging.getLogger("tfdist")
+# With the gate: what an eager call of a group runs, by group and options.
+_FUNCTIONS: dict[tuple[Any, ...], Any] = {}
 _CALLS = "tfdist/group_calls"  # graph collection: options of the groups traced there
 
 
@@ -223,6 +225,11 @@ def _call_number(options: str, lines: Sequence[str]) -> str:
     return f"call={number}"
 
 
+def gated() -> bool:
+    """Whether the buckets of a step end together (`TFDIST_COMMIT_GATE=1`)."""
+    return bool(_core.config()["TFDIST_COMMIT_GATE"]["value"])
+
+
 def _reduce_buckets(
     tensors: list[tf.Tensor | None],
     group_id: str,
@@ -244,22 +251,32 @@ def _reduce_buckets(
         bucket_bytes=rows["TFDIST_BUCKET_BYTES"]["value"],
         fusion_bytes=rows["TFDIST_FUSION_BYTES"]["value"],
     )
+
+    def emit(*inputs: tf.Tensor) -> list[tf.Tensor]:
+        outputs: list[Any] = list(inputs)
+        for number, bucket in enumerate(buckets):
+            ends = collectives.allreduce_bucket(
+                [inputs[i] for i in bucket],
+                group_id=group_id,
+                bucket=number,
+                bucket_count=len(buckets),
+                hints=[indices[i] for i in bucket],
+                op=op,
+                prescale=prescale,
+                postscale=postscale,
+                name=f"{name}.{group_id[:8]}.{number}",
+                timeout_s=None,
+                process_set=process_set,
+            )
+            for i, end in zip(bucket, ends, strict=True):
+                outputs[i] = end
+        return outputs
+
+    if len(buckets) > 1 and tf.executing_eagerly() and gated():
+        # Called one by one, the first would wait for ever for the others of its step.
+        options = (group_id, name, op, prescale, postscale, id_of(process_set))
+        emit = _FUNCTIONS.setdefault(options, tf.function(emit, jit_compile=False))
     reduced = list(tensors)
-    for number, bucket in enumerate(buckets):
-        members = [indices[i] for i in bucket]
-        outputs = collectives.allreduce_bucket(
-            [chosen[i] for i in bucket],
-            group_id=group_id,
-            bucket=number,
-            bucket_count=len(buckets),
-            hints=members,
-            op=op,
-            prescale=prescale,
-            postscale=postscale,
-            name=f"{name}.{group_id[:8]}.{number}",
-            timeout_s=None,
-            process_set=process_set,
-        )
-        for index, output in zip(members, outputs, strict=True):
-            reduced[index] = output
+    for index, output in zip(indices, emit(*chosen), strict=True):
+        reduced[index] = output
     return reduced

@@ -53,6 +53,17 @@ TEST(nothing_is_released_before_all_have_completed) {
   }
 }
 
+TEST(the_leader_knows_who_has_not_completed) {
+  Gates gates({1, 4, 6});
+  CHECK(gates[1].Missing(kGroup, 1) == std::vector<int>({1, 4, 6}));
+  CHECK_OK(gates[4].Complete(kGroup, 1));
+  gates.Deliver();
+  CHECK(gates[1].Missing(kGroup, 1) == std::vector<int>({1, 6}));
+  CHECK(gates[1].Missing(kGroup, 2) == std::vector<int>({1, 4, 6}));
+  CHECK(gates[4].Missing(kGroup, 1).empty());  // as far as that one knows
+  CHECK(gates[6].Missing(kGroup, 1) == std::vector<int>({6}));
+}
+
 TEST(messages_that_come_twice_change_nothing) {
   Gates gates({0, 1, 2});
   for (int64_t step = 1; step <= 3; ++step) {

@@ -174,6 +174,28 @@ TEST(of_a_partition_one_side_decides_and_the_other_has_no_majority) {
   CHECK(members[3].verdict() == members[1].verdict());
 }
 
+TEST(new_evidence_does_not_keep_a_minority_waiting) {
+  Members members(9);
+  int64_t waited_us = 0;
+  for (int other = 1; other < 9; ++other) {
+    members.See(0, other, false);
+    if (members[0].outcome() != Outcome::kNone) break;
+    members.Wait(200 * kMs);
+    waited_us += 300 * kMs;
+  }
+  CHECK(members[0].outcome() == Outcome::kNoMajority);
+  CHECK(waited_us < 8 * 300 * kMs);
+}
+
+TEST(a_minority_that_learns_that_the_others_are_gone_decides) {
+  Members members(3);
+  for (int other : {0, 1}) members.See(2, other, false);
+  members.Wait(200 * kMs);
+  CHECK(members[2].outcome() == Outcome::kNone);
+  for (int other : {0, 1}) members.See(2, other, true);
+  CHECK(members[2].outcome() == Outcome::kDecided);
+}
+
 TEST(a_rank_that_only_seemed_dead_is_evicted) {
   Members members(3);
   members.See(0, 2, false);

@@ -89,6 +89,79 @@ TEST(notes_come_back_as_they_were_and_nothing_else_does) {
   }
 }
 
+AgreementMessage SampleAgreement(AgreementMessage::Kind kind) {
+  AgreementMessage message;
+  message.kind = kind;
+  message.generation = 7;
+  message.evidence = {{kNoRank, true, "late", "r"}, {3, false, "silent", ""}};
+  message.commits = {{uint64_t{5} << 32, 12}};
+  if (kind == AgreementMessage::Kind::kPropose || kind == AgreementMessage::Kind::kDecide) {
+    Verdict verdict;
+    verdict.generation = 7;
+    verdict.next_generation = 8;
+    verdict.culprit = message.evidence[1];
+    verdict.failed = {kNoRank, 3};
+    verdict.survivors = {0, 1, 2};
+    verdict.commits = message.commits;
+    message.verdict = std::make_shared<Verdict>(verdict);
+  }
+  return message;
+}
+
+TEST(words_about_membership_come_back_as_they_were_and_nothing_else_does) {
+  using Kind = AgreementMessage::Kind;
+  for (Kind kind : {Kind::kReport, Kind::kPropose, Kind::kAccept, Kind::kDecide}) {
+    const AgreementMessage in = SampleAgreement(kind);
+    const std::string bytes = EncodeAgreement(in);
+    AgreementMessage out;
+    CHECK(DecodeAgreement(AsBytes(bytes), &out));
+    CHECK(out.kind == kind && out.generation == 7 && out.commits == in.commits);
+    CHECK_EQ(out.evidence.size(), size_t{2});
+    CHECK_EQ(out.evidence[0].record, "r");
+    CHECK(out.evidence[1].rank == 3 && !out.evidence[1].certain);
+    CHECK_EQ(out.evidence[1].cause, "silent");
+    CHECK_EQ(out.verdict != nullptr, in.verdict != nullptr);
+    if (in.verdict != nullptr) CHECK(*out.verdict == *in.verdict);
+    for (size_t n = 0; n < bytes.size(); ++n) {
+      CHECK(!DecodeAgreement(AsBytes(bytes.substr(0, n)), &out));
+    }
+    CHECK(!DecodeAgreement(AsBytes(bytes + "x"), &out));
+  }
+  AgreementMessage out;
+  AgreementMessage bad = SampleAgreement(Kind::kReport);
+  bad.verdict = SampleAgreement(Kind::kDecide).verdict;  // a report carries none
+  CHECK(!DecodeAgreement(AsBytes(EncodeAgreement(bad)), &out));
+  bad = SampleAgreement(Kind::kDecide);
+  bad.verdict = nullptr;
+  CHECK(!DecodeAgreement(AsBytes(EncodeAgreement(bad)), &out));
+  bad = SampleAgreement(Kind::kReport);
+  std::swap(bad.evidence[0], bad.evidence[1]);  // by rank
+  CHECK(!DecodeAgreement(AsBytes(EncodeAgreement(bad)), &out));
+  bad = SampleAgreement(Kind::kReport);
+  bad.evidence[0].cause.assign(kMaxCause + 1, 'x');
+  CHECK(!DecodeAgreement(AsBytes(EncodeAgreement(bad)), &out));
+  GateMessage gate;
+  CHECK(DecodeGate(AsBytes(EncodeGate({GateMessage::Kind::kCommit, 9, 4})), &gate));
+  CHECK(gate.kind == GateMessage::Kind::kCommit && gate.group == 9 && gate.step == 4);
+  CHECK(!DecodeGate(AsBytes(EncodeGate({GateMessage::Kind::kCommit, 9, 0})), &gate));
+  CHECK(!DecodeGate(AsBytes(EncodeGate({static_cast<GateMessage::Kind>(3), 9, 4})), &gate));
+  Heartbeat beat;
+  CHECK(DecodeBeat(AsBytes(EncodeBeat({3, 2})), &beat));
+  CHECK(beat.sequence == 3 && beat.acknowledged == 2);
+  CHECK(!DecodeBeat(AsBytes("1234567"), &beat));
+}
+
+TEST(an_error_too_long_to_travel_keeps_its_kind_and_its_beginning) {
+  const ErrorRecord record{"mismatch", -1, "", 0, "x", "shapes", std::string(50000, 'd')};
+  Status out;
+  const std::string bytes =
+      EncodeRecord(Status(Code::kFailedPrecondition, "the ranks do not agree", record));
+  CHECK(bytes.size() <= kMaxRecord);
+  CHECK(DecodeStatus(AsBytes(bytes), &out));
+  CHECK_EQ(out.message(), "the ranks do not agree ...");
+  CHECK_EQ(out.payload().rfind("{\"kind\": \"mismatch\"", 0), size_t{0});
+}
+
 TEST(every_truncation_and_every_extra_byte_is_refused) {
   const std::string request = EncodeRequest(SampleRequest());
   const std::string response = EncodeResponse(SampleResponse());
@@ -119,9 +192,10 @@ TEST(a_request_with_rows_and_not_one_tensor_is_refused) {
 
 TEST(random_bytes_never_crash_the_parsers) {
   std::mt19937 random(17);
-  const std::string valid[] = {EncodeRequest(SampleRequest()), EncodeResponse(SampleResponse())};
+  const std::string valid[] = {EncodeRequest(SampleRequest()), EncodeResponse(SampleResponse()),
+                               EncodeAgreement(SampleAgreement(AgreementMessage::Kind::kDecide))};
   for (int i = 0; i < 200000; ++i) {
-    std::string bytes = valid[i % 2];
+    std::string bytes = valid[i % 3];
     const int changes = 1 + static_cast<int>(random() % 6);
     for (int c = 0; c < changes; ++c) {
       bytes[random() % bytes.size()] = static_cast<char>(random());
@@ -139,6 +213,8 @@ TEST(random_bytes_never_crash_the_parsers) {
     LeaveNote leave;
     (void)DecodeWait(AsBytes(bytes), &wait);
     (void)DecodeLeave(AsBytes(bytes), &leave);
+    AgreementMessage agreement;
+    (void)DecodeAgreement(AsBytes(bytes), &agreement);
   }
 }
 

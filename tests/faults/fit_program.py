@@ -4,10 +4,12 @@
 
     fit_program.py interrupt -1 FILE
 
-The rank that fails writes the time to FILE. The others print what they saw, and how
-many seconds after. With "interrupt" none fails, and all train until Ctrl-C.
+The rank that fails writes the time to FILE. The others print what they saw, how many
+seconds after, and why saving was refused, or what was saved. With "interrupt" none
+fails, and all train until Ctrl-C.
 """
 
+import hashlib
 import json
 import os
 import pathlib
@@ -72,6 +74,10 @@ def main():
             model.save(saved)
         except RuntimeError as refusal:
             print("SAVE", " ".join(str(refusal).split()), flush=True)
+        else:
+            state = [*model.get_weights(), *map(np.asarray, model.optimizer.variables)]
+            digest = hashlib.sha256(b"".join(x.tobytes() for x in state)).hexdigest()
+            print("SAVED", digest, "step", seen.record.committed_step, flush=True)
         raise
 
 

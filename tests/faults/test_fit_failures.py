@@ -79,6 +79,27 @@ def test_the_others_and_the_launcher_name_the_rank(tmp_path, action, code, first
 
 
 @deadline(120)
+def test_behind_the_commit_gate_the_survivors_are_equal_and_can_save(tmp_path):
+    done = run(
+        tmp_path, "-np", "3", *program(tmp_path, "kill", 1),
+        timeout_s=100, TFDIST_COMMIT_GATE="1", TF_CPP_MIN_LOG_LEVEL="2",
+    )  # fmt: skip
+    assert done.code == 137, done.stderr
+    seen = {int(found[0]): found[1:] for found in SAW.findall(done.stdout)}
+    assert {rank: seen[rank][:2] for rank in (0, 2)} == {
+        0: ("RankFailedError", "1"),
+        2: ("RankFailedError", "1"),
+    }
+    saved = dict(re.findall(r"^\[rank (\d)\] SAVED (.*)", done.stdout, re.M))
+    assert saved.keys() == {"0", "2"}, done.stdout
+    assert saved["0"] == saved["2"]
+    # It was killed in its third step, before that was reduced.
+    assert re.fullmatch(r"[0-9a-f]{64} step 2", saved["0"])
+    for rank in (0, 2):
+        assert (tmp_path / f"good-{rank}.keras").stat().st_size > 1000
+
+
+@deadline(120)
 def test_an_interrupt_is_told_in_one_line_a_rank(tmp_path):
     process = start(
         tmp_path, "-np", "3", *program(tmp_path, "interrupt", -1),

@@ -54,6 +54,18 @@ std::vector<std::string> Seeds() {
   Response refused = response;
   refused.error = Status(Code::kFailedPrecondition, "no agreement", "{\"kind\": \"mismatch\"}");
   const std::string zero(1, '\0');
+  Verdict verdict;
+  verdict.generation = 7;
+  verdict.next_generation = 8;
+  verdict.culprit = {3, false, "no sign of life for 2.0 s", EncodeStatus(refused.error)};
+  verdict.failed = {3};
+  verdict.survivors = {0, 1, 2};
+  verdict.commits = {{5, 12}};
+  AgreementMessage decided;
+  decided.kind = AgreementMessage::Kind::kDecide;
+  decided.generation = 7;
+  decided.evidence = {verdict.culprit};
+  decided.verdict = std::make_shared<Verdict>(verdict);
   return {zero + EncodeRequest(request),
           zero + EncodeRequest(gather),
           "\x01" + EncodeResponse(response),
@@ -63,7 +75,10 @@ std::vector<std::string> Seeds() {
           "\x03" + EncodeStall("x", "rank 3 is missing"),
           "\x04" + EncodeWait({7, 1000, request}),
           "\x05" + EncodeProbe({7, 2}),
-          "\x06" + EncodeLeave({{0, {1, 2}}, {9, {}}})};
+          "\x06" + EncodeLeave({{0, {1, 2}}, {9, {}}}),
+          "\x07" + EncodeBeat({7, 6}),
+          "\x08" + EncodeAgreement(decided),
+          "\x09" + EncodeGate({GateMessage::Kind::kCommit, uint64_t{3} << 32, 12})};
 }
 
 }  // namespace fuzz
@@ -74,7 +89,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace tfdist;
   if (size == 0) return 0;
   const ByteSpan bytes(data + 1, size - 1);
-  switch (data[0] % 7) {
+  switch (data[0] % 10) {
     case 0:
       CheckRoundTrip<RequestInfo>(bytes, DecodeRequest, EncodeRequest);
       CheckShapes(bytes);
@@ -94,8 +109,17 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     case 5:
       CheckRoundTrip<ProbeNote>(bytes, DecodeProbe, EncodeProbe);
       break;
-    default:
+    case 6:
       CheckRoundTrip<LeaveNote>(bytes, DecodeLeave, EncodeLeave);
+      break;
+    case 7:
+      CheckRoundTrip<Heartbeat>(bytes, DecodeBeat, EncodeBeat);
+      break;
+    case 8:
+      CheckRoundTrip<AgreementMessage>(bytes, DecodeAgreement, EncodeAgreement);
+      break;
+    default:
+      CheckRoundTrip<GateMessage>(bytes, DecodeGate, EncodeGate);
   }
   return 0;
 }

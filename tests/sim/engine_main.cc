@@ -29,7 +29,7 @@ int main(int argc, char** argv) {
   }
   tfdist::SetLogLevel(tfdist::LogLevel::kError);  // stall warnings are part of the game
   const auto begin = std::chrono::steady_clock::now();
-  std::map<std::string, int64_t> faults;
+  std::map<std::string, std::pair<int64_t, int64_t>> faults;  // seeds, of them with unlike verdicts
   std::vector<int64_t> detections;
   int64_t operations = 0;
   int64_t failed = 0;
@@ -47,7 +47,9 @@ int main(int argc, char** argv) {
       return 1;
     }
     for (const std::string& line : result.trace) std::printf("%s\n", line.c_str());
-    ++faults[result.fault.empty() ? "none" : result.fault];
+    auto& [count, unlike] = faults[result.fault.empty() ? "none" : result.fault];
+    ++count;
+    if (result.culprits_differ) ++unlike;
     operations += result.operations;
     failed += result.failed;
     if (result.detection_us >= 0) detections.push_back(result.detection_us);
@@ -57,8 +59,10 @@ int main(int argc, char** argv) {
   std::printf("%llu seeds, 0 violations, %.0f seeds/s; operations: %lld ended OK, %lld failed\n",
               static_cast<unsigned long long>(seeds), static_cast<double>(seeds) / seconds,
               static_cast<long long>(operations), static_cast<long long>(failed));
-  for (const auto& [name, count] : faults) {
-    std::printf("  %-16s %lld seeds\n", name.c_str(), static_cast<long long>(count));
+  for (const auto& [name, counts] : faults) {
+    std::printf("  %-16s %5lld seeds, in %lld ranks that live blame different ranks\n",
+                name.c_str(), static_cast<long long>(counts.first),
+                static_cast<long long>(counts.second));
   }
   if (!detections.empty()) {
     std::sort(detections.begin(), detections.end());

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 
 namespace tfdist::sim {
@@ -11,6 +12,8 @@ constexpr double kTimeoutS = 3;
 constexpr int64_t kTimeoutUs = 3 * kSecond;
 // After an operation's timeout: the leader's word, the grace of the others, one tick.
 constexpr int64_t kGraceUs = 1500 * kMs;
+// From the first evidence to an outcome, and the silence before it.
+constexpr int64_t kAgreeUs = 9 * kSecond;
 constexpr int64_t kTickUs = 50 * kMs;
 constexpr int64_t kLeaveUs = 2 * kSecond;  // a rank waits so long for its peers' goodbyes
 
@@ -30,6 +33,7 @@ EngineWorld::EngineWorld(uint64_t seed, bool trace) : rng_(seed), tracing_(trace
   config_.max_active = rng_.Chance(20) ? 1 : rng_.Between(2, 16);
   if (rng_.Chance(30)) config_.fusion_bytes = rng_.Between(0, 4000);
   if (rng_.Chance(30)) config_.allreduce_algorithm = rng_.Chance(50) ? "ring" : "pairwise";
+  config_.commit_gate = rng_.Chance(50) ? 1 : 0;
   program_ = MakeProgram(size_, &rng_);
   Build();
   Plan();
@@ -93,8 +97,16 @@ void EngineWorld::Build() {
       if (rank.left) return;  // its own end
       rank.failure = status;
       rank.failed_us = queue_.now_us();
+      rank.outcome = rank.engine->agreement().outcome();
       Trace("rank " + std::to_string(rank.rank) + " fails: " + status.message());
     };
+    if (one_host) {
+      hooks.process_state = [this](int peer) {
+        const auto p = static_cast<size_t>(peer);
+        if (p >= ranks_.size() || ranks_[p]->state == State::kRuns) return ProcessState::kRunning;
+        return ranks_[p]->state == State::kDead ? ProcessState::kGone : ProcessState::kStopped;
+      };
+    }
     rank.engine = std::make_unique<Engine>(world, std::move(links), config_, hooks);
     OnRank(r, rng_.Between(0, 2 * kMs), [this](Rank* own) { StartPhase(own); });
     ScheduleTurn(r, 0);
@@ -149,11 +161,12 @@ void EngineWorld::Turn(Rank* rank) {
   if (rank->engine == nullptr) return;
   const int64_t now_us = queue_.now_us();
   for (auto& command : std::exchange(rank->commands, {})) command(rank->engine.get());
+  bool moved = rank->engine->Poll(now_us);
   if (now_us >= rank->next_tick_us) {
     rank->engine->Tick(now_us);
     rank->next_tick_us = now_us + kTickUs;
+    moved |= rank->engine->Poll(now_us);
   }
-  const bool moved = rank->engine->Poll(now_us);
   if (rank->finished && rank->leave_by_us > 0 &&
       (rank->engine->Left() || now_us >= rank->leave_by_us)) {
     rank->left = true;
@@ -235,7 +248,10 @@ void EngineWorld::StartPhase(Rank* rank) {
   rank->after.clear();
   for (const Call& call : calls) {
     const Call& other = calls[static_cast<size_t>(rng_.Index(calls.size()))];
-    if (other.place < call.place && rng_.Chance(50)) {
+    // Behind the gate a step is submitted as a whole.
+    const bool whole =
+        config_.commit_gate != 0 && call.kind == CollectiveKind::kAllreduce && !call.group.empty();
+    if (other.place < call.place && !whole && rng_.Chance(50)) {
       rank->after[other.place].push_back(call);
       continue;
     }
@@ -291,6 +307,7 @@ void EngineWorld::Submit(Rank* rank, const Call& call) {
       request->group = call.group;
       request->bucket_index = call.bucket;
       request->bucket_count = call.buckets;
+      rank->applied[call.group][call.bucket];
     }
   }
   request->agreed = [running](const Response& response) { running->answer = response; };
@@ -327,6 +344,9 @@ void EngineWorld::Done(Rank* rank, const std::shared_ptr<Running>& running, cons
   Digest(static_cast<uint64_t>(status.code()));
   if (status.ok()) {
     ++result_.operations;
+    if (!call.group.empty() && call.kind == CollectiveKind::kAllreduce) {
+      ++rank->applied[call.group][call.bucket];
+    }
     // A sender gets nothing.
     const bool sends = call.kind == CollectiveKind::kSendRecv && rank->rank == call.root;
     // A call that one rank left out pairs its next one of that name with the others' last.
@@ -346,7 +366,10 @@ void EngineWorld::Done(Rank* rank, const std::shared_ptr<Running>& running, cons
   } else {
     ++result_.failed;
     if (!may_fail_) Violation(name + " failed although nothing was wrong: " + status.message());
-    const bool mismatch = status.code() == Code::kFailedPrecondition && rank->failure.ok();
+    // A group whose registration was refused has no number for the gate to count by.
+    const bool mismatch = (status.code() == Code::kFailedPrecondition ||
+                           (status.code() == Code::kInvalidArgument && config_.commit_gate != 0)) &&
+                          rank->failure.ok();
     if (status.code() == Code::kInternal) Violation(name + ": " + status.message());
     if (!mismatch) {
       EndProgram(rank);
@@ -508,13 +531,14 @@ void EngineWorld::CheckLinks(const Rank& rank) {
 EngineResult EngineWorld::Run() {
   // The last operation can be submitted while a fault lasts; a call that is left out is noticed
   // after its timeout.
-  queue_.RunUntil(fault_us_ + 2 * kTimeoutUs + kGraceUs + kLeaveUs + 2 * kSecond);
+  queue_.RunUntil(fault_us_ + 2 * kTimeoutUs + kGraceUs + kAgreeUs + kLeaveUs + 2 * kSecond);
   if (result_.violation.empty()) CheckEnd();
   return std::move(result_);
 }
 
 void EngineWorld::CheckEnd() {
   int64_t last_us = -1;
+  std::set<int> culprits;
   for (const auto& own : ranks_) {
     if (own->state != State::kRuns) continue;
     const std::string name = "rank " + std::to_string(own->rank);
@@ -527,12 +551,46 @@ void EngineWorld::CheckEnd() {
     if (!may_fail_ && !own->failure.ok()) {
       Violation(name + " failed although nothing was wrong: " + own->failure.message());
     }
-    if (own->failed_us >= 0) last_us = std::max(last_us, own->failed_us);
+    if (own->failed_us < 0) continue;
+    last_us = std::max(last_us, own->failed_us);
+    const std::string& record = own->failure.payload();
+    const size_t at = record.find("\"rank\": ");
+    if (at != std::string::npos) culprits.insert(std::atoi(record.c_str() + at + 8));
   }
+  result_.culprits_differ = culprits.size() > 1;
+  CheckVerdict();
   if (result_.fault == "kill" && death_us_ >= 0 && last_us >= death_us_) {
     result_.detection_us = last_us - death_us_;
   }
   Digest(static_cast<uint64_t>(result_.operations));
+}
+
+// Who decided, says the same; behind the gate it has applied the same steps, and whole ones.
+void EngineWorld::CheckVerdict() {
+  const Rank* first = nullptr;
+  for (const auto& own : ranks_) {
+    if (own->outcome != Outcome::kDecided || own->state == State::kDead) continue;
+    if (first == nullptr) first = own.get();
+    const std::string names =
+        "ranks " + std::to_string(first->rank) + " and " + std::to_string(own->rank);
+    if (own->failure.message() != first->failure.message() ||
+        own->failure.payload() != first->failure.payload()) {
+      Violation(names + " raise differently: " + first->failure.message() + " | " +
+                own->failure.message());
+    }
+    if (config_.commit_gate == 0) continue;
+    for (const auto& [group, buckets] : own->applied) {
+      const int steps = buckets.begin()->second;
+      for (const auto& [bucket, count] : buckets) {
+        if (count == steps) continue;
+        Violation("rank " + std::to_string(own->rank) + " has a torn step of " + group);
+      }
+      const auto other = first->applied.find(group);
+      if (other != first->applied.end() && other->second.begin()->second != steps) {
+        Violation(names + " have applied different steps of " + group);
+      }
+    }
+  }
 }
 
 void EngineWorld::Violation(const std::string& text) {

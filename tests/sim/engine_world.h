@@ -32,8 +32,9 @@ struct EngineResult {
   std::string fault;
   int64_t operations = 0;  // that ended OK, on all ranks
   int64_t failed = 0;
-  int64_t predicted = 0;      // that needed no agreement
-  int64_t detection_us = -1;  // from a rank's death to the last rank that knows
+  int64_t predicted = 0;         // that needed no agreement
+  bool culprits_differ = false;  // ranks that live blame different ranks
+  int64_t detection_us = -1;     // from a rank's death to the last rank that knows
 };
 
 class EngineWorld {
@@ -74,6 +75,9 @@ class EngineWorld {
     std::map<std::string, std::string> group_ids;  // by name in the program
     std::map<std::string, uint32_t> set_ids;
     Status failure;
+    Outcome outcome = Outcome::kNone;  // when it failed
+    // Behind the commit gate: how often each bucket of a group ended OK.
+    std::map<std::string, std::map<int, int>> applied;
     int64_t failed_us = -1;
     bool finished = false;  // the program is over
     bool left = false;
@@ -101,6 +105,7 @@ class EngineWorld {
   void Continue(int rank);
   void CheckLinks(const Rank& rank);
   void CheckEnd();
+  void CheckVerdict();
   void Violation(const std::string& text);
   void Trace(const std::string& text);
   void Digest(uint64_t value) { result_.digest = (result_.digest ^ value) * 0x100000001b3u; }

@@ -91,6 +91,14 @@ const std::vector<Row>& Table() {
           "rest; links for data open when they are first needed."),
       Int("TFDIST_SPIN_US", &Config::spin_us, "us", 0, 1e6, 0, false,
           "How long the progress thread looks for work before it sleeps."),
+      Float("TFDIST_HEARTBEAT_S", &Config::heartbeat_s, "s", 0.02, 10, true,
+            "Time between two signs of life of a rank."),
+      Float("TFDIST_SUSPECT_S", &Config::suspect_s, "s", 0.2, 3600, true,
+            "Silence after which a rank on another host is taken for lost, at least ten "
+            "heartbeats; half of it is how long a process of the same host may be stopped."),
+      Int("TFDIST_COMMIT_GATE", &Config::commit_gate, "", 0, 1, 0, true,
+          "1: a step of gradients is handed out on no rank before every rank has all of it, so "
+          "that a failure leaves equal weights (docs/design/0004-verdict-and-gate.md)."),
       Text("TFDIST_ALLREDUCE_ALGORITHM", &Config::allreduce_algorithm, "", true,
            "Name of the allreduce algorithm; auto follows topology and type. Like all of these: "
            "where the named one does not support a case, auto decides (docs/algorithms.md)."),
@@ -323,6 +331,11 @@ StatusOr<Config> ConfigFromEnvironment() {
     const char* text = Environment(row.name);
     if (text == nullptr || Apply(row, text, &config)) continue;
     return ConfigError(std::string(row.name) + " must be " + Allowed(row) + "; got '" + text + "'");
+  }
+  if (config.suspect_s < 10 * config.heartbeat_s) {
+    return ConfigError("TFDIST_SUSPECT_S must be at least ten times TFDIST_HEARTBEAT_S (" +
+                       NumberText(config.heartbeat_s) + " s); got '" +
+                       NumberText(config.suspect_s) + "'");
   }
   return config;
 }

@@ -22,6 +22,9 @@ struct Config {
   int64_t max_active = 16;
   int64_t mesh_ranks = 16;
   int64_t spin_us = 20;
+  double heartbeat_s = 0.1;
+  double suspect_s = 2.0;
+  int64_t commit_gate = 0;
   std::string allreduce_algorithm = "auto";
   std::string reduce_scatter_algorithm = "auto";
   std::string allgather_algorithm = "auto";

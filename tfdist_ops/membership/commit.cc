@@ -84,6 +84,21 @@ Status CommitGate::Resolve(const std::vector<CommitPoint>& points) {
   return status;
 }
 
+std::vector<int> CommitGate::Missing(uint64_t group, int64_t step) const {
+  std::vector<int> missing;
+  const auto it = groups_.find(group);
+  if (it == groups_.end()) return rank_ == leader() ? members_ : std::vector<int>{rank_};
+  if (rank_ != leader()) {
+    if (it->second.complete < step) missing.push_back(rank_);
+    return missing;
+  }
+  for (int member : members_) {
+    const auto known = it->second.complete_at.find(member);
+    if (known == it->second.complete_at.end() || known->second < step) missing.push_back(member);
+  }
+  return missing;
+}
+
 int64_t CommitGate::waiting() const {
   int64_t waiting = 0;
   for (const auto& [id, group] : groups_) waiting += group.complete - group.released;

@@ -65,6 +65,8 @@ class CommitGate {
 
   std::vector<std::pair<int, GateMessage>> TakeMessages() { return std::exchange(messages_, {}); }
   std::vector<CommitPoint> TakeReleased() { return std::exchange(releases_, {}); }
+  // Leader: the members that have not completed the step; elsewhere only itself is known.
+  std::vector<int> Missing(uint64_t group, int64_t step) const;
   // Steps completed here that wait for their commit.
   int64_t waiting() const;
   bool frozen() const { return frozen_; }

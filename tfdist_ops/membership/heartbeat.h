@@ -33,6 +33,8 @@ struct Evidence {
   // connection to another host is NOT certain: both ends can see it while both live.
   bool certain = false;
   std::string cause;
+  // What the caller wants to tell its user about it, as the first who saw it put it. Opaque here.
+  std::string record{};
 };
 constexpr int kNoRank = -1;
 

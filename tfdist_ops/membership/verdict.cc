@@ -46,8 +46,8 @@ const char* OutcomeName(Outcome outcome) {
 bool operator==(const Verdict& a, const Verdict& b) {
   return a.generation == b.generation && a.next_generation == b.next_generation &&
          a.culprit.rank == b.culprit.rank && a.culprit.certain == b.culprit.certain &&
-         a.culprit.cause == b.culprit.cause && a.failed == b.failed && a.survivors == b.survivors &&
-         a.commits == b.commits;
+         a.culprit.cause == b.culprit.cause && a.culprit.record == b.culprit.record &&
+         a.failed == b.failed && a.survivors == b.survivors && a.commits == b.commits;
 }
 
 bool MayDecide(const std::vector<int>& members, const std::vector<Evidence>& evidence) {
@@ -136,11 +136,11 @@ bool Agreement::Learn(const Evidence& evidence) {
     it->second.certain = true;  // the first cause stays
   }
   if (it->second.cause.size() > kMaxCause) it->second.cause.resize(kMaxCause);
+  if (it->second.record.size() > kMaxRecord) it->second.record.clear();
   return true;
 }
 
 void Agreement::Changed() {
-  since_change_us_ = 0;
   // What was proposed for a smaller F is abandoned; what was accepted stays.
   if (proposed_for_ != Failed()) {
     proposed_.reset();
@@ -161,17 +161,18 @@ void Agreement::AddEvidence(const std::vector<Evidence>& evidence) {
   if (changed) Changed();
 }
 
-void Agreement::Withdraw(const std::string& cause) {
-  if (outcome_ == Outcome::kNone) End(Outcome::kWithdrawn, cause);
+void Agreement::Withdraw(const std::string& cause, const std::string& record) {
+  if (outcome_ == Outcome::kNone) End(Outcome::kWithdrawn, cause, record);
 }
 
 // Every end but a decision: this rank is out, and says so.
-void Agreement::End(Outcome outcome, const std::string& cause) {
+void Agreement::End(Outcome outcome, const std::string& cause, const std::string& record) {
   FreezeOnce();
   outcome_ = outcome;
   own_cause_ = cause;
   auto message = NewMessage(AgreementMessage::Kind::kReport);
-  message->evidence = {Evidence{rank_, true, cause.substr(0, kMaxCause)}};
+  message->evidence = {
+      Evidence{rank_, true, cause.substr(0, kMaxCause), record.size() > kMaxRecord ? "" : record}};
   TellAll(message);
   reports_.clear();
 }
@@ -297,8 +298,8 @@ void Agreement::Tick(int64_t now_us) {
   const int64_t passed_us = own_.Advance(now_us);
   if (outcome_ != Outcome::kNone || failed_.empty()) return;
   since_first_us_ += passed_us;
-  since_change_us_ += passed_us;
-  if (since_change_us_ >= options_.no_majority_us && !MayDecide(members_, Seen())) {
+  minority_us_ = MayDecide(members_, Seen()) ? 0 : minority_us_ + passed_us;
+  if (minority_us_ >= options_.no_majority_us) {
     End(Outcome::kNoMajority,
         "it is in touch with too few ranks to go on: " + std::to_string(Others().size() + 1) +
             " of " + std::to_string(members_.size()));

@@ -14,6 +14,8 @@
 //     evidence.certain as membership/heartbeat.h says. A link that has ended before this generation
 //     began must be told again to the new generation's Agreement, and so must every entry of the
 //     old one's Seen() about a rank that its verdict counts as a survivor;
+//   - a rank that has said goodbye is no failure; but once active(), add it as certain evidence
+//     ("it has shut down"), because nobody gets a report of it;
 //   - Withdraw(cause) when this rank's own step fails: the others see certain evidence;
 //   - give `freeze`: called once, when F stops being empty; it must stop the commit gate
 //     (CommitGate::Freeze) and return its report;
@@ -72,10 +74,11 @@ const char* OutcomeName(Outcome outcome);
 
 struct AgreementOptions {
   int64_t period_us = 100 * 1000;       // of Tick
-  int64_t no_majority_us = 500 * 1000;  // without a majority, after the last new evidence
+  int64_t no_majority_us = 500 * 1000;  // without a majority; certain evidence may still come
   int64_t bound_us = 6 * 1000 * 1000;   // from the first evidence to some outcome
 };
-constexpr size_t kMaxCause = 1024;  // bytes of a cause that travel
+constexpr size_t kMaxCause = 1024;        // bytes of a cause that travel
+constexpr size_t kMaxRecord = 16 * 1024;  // a longer record does not travel at all
 
 // Whether the members outside of `evidence` may decide alone. `members` sorted.
 bool MayDecide(const std::vector<int>& members, const std::vector<Evidence>& evidence);
@@ -91,7 +94,7 @@ class Agreement {
 
   // What was seen in one turn, together: F as a whole decides who is in the minority.
   void AddEvidence(const std::vector<Evidence>& evidence);
-  void Withdraw(const std::string& cause);
+  void Withdraw(const std::string& cause, const std::string& record = "");
   void Receive(int from, const AgreementMessage& message);
   void Tick(int64_t now_us);
 
@@ -112,7 +115,7 @@ class Agreement {
   bool Learn(const Evidence& evidence);
   void Changed();  // F or its evidence: tell everybody, start over
   void Merge(int from, const AgreementMessage& message);
-  void End(Outcome outcome, const std::string& cause);
+  void End(Outcome outcome, const std::string& cause, const std::string& record = "");
   void Decide(std::shared_ptr<const Verdict> verdict);
   void HandleProposal(int from, const AgreementMessage& message);
   void TryPropose();
@@ -147,7 +150,7 @@ class Agreement {
   std::string own_cause_;
   OwnTime own_;
   int64_t since_first_us_ = 0;
-  int64_t since_change_us_ = 0;
+  int64_t minority_us_ = 0;  // for how long F may not decide
   std::vector<std::pair<int, Message>> messages_;
 };
 

@@ -16,7 +16,10 @@ namespace tfdist {
 namespace {
 
 constexpr int64_t kTickUs = 50 * 1000;
-constexpr int kIdleSleepMs = 1000;
+constexpr int64_t kIdleUs = 1000 * 1000;
+constexpr int kDoubtMs = 2;
+
+int64_t HeartbeatUs(const Config& config) { return static_cast<int64_t>(config.heartbeat_s * 1e6); }
 
 inline void Pause() {
 #if defined(__x86_64__)
@@ -28,11 +31,14 @@ inline void Pause() {
 
 }  // namespace
 
-Progress::Progress(std::unique_ptr<Engine> engine, int doorbell_fd, int64_t spin_us)
+Progress::Progress(std::unique_ptr<Engine> engine, int doorbell_fd, const Config& config)
     : engine_(std::move(engine)),
       doorbell_fd_(doorbell_fd),
       epoll_fd_(epoll_create1(EPOLL_CLOEXEC)),
-      spin_us_(spin_us) {
+      spin_us_(config.spin_us),
+      tick_us_(std::min(kTickUs, HeartbeatUs(config) / 2)),
+      // A rank with peers must show that it lives, and look whether they do.
+      idle_us_(engine_->links().size() > 1 ? std::min(kIdleUs, HeartbeatUs(config)) : kIdleUs) {
   epoll_event event{};
   event.events = EPOLLIN;
   event.data.fd = doorbell_fd_;
@@ -106,11 +112,12 @@ bool Progress::Turn(int64_t now_us) {
     commands.swap(commands_);
   }
   for (Command& command : commands) command(engine_.get(), now_us);
+  bool moved = engine_->Poll(now_us);
   if (now_us >= next_tick_us_) {
-    engine_->Tick(now_us);
-    next_tick_us_ = now_us + kTickUs;
+    engine_->Tick(now_us);  // after what has come: no peer is silent whose word lies here
+    next_tick_us_ = now_us + tick_us_;
+    moved |= engine_->Poll(now_us);  // sends what the clock has caused
   }
-  const bool moved = engine_->Poll(now_us);  // last: sends what a command or the clock has caused
   return moved || !commands.empty();
 }
 
@@ -130,7 +137,7 @@ void Progress::Run() {
   }
   // What was pushed before Stop still runs; then nothing is left to wait for.
   Turn(NowUs());
-  engine_->AbortWith("tfdist was shut down on this rank", NowUs(), /*tell=*/false);
+  engine_->AbortWith("tfdist was shut down on this rank", NowUs());
 }
 
 void Progress::Sleep() {
@@ -140,7 +147,9 @@ void Progress::Sleep() {
   // and loaded in one order for all (shm_lane.h) or guarded by a lock or the kernel.
   if (!Turn(NowUs()) && !stopping_.load()) {
     Watch();
-    const int timeout_ms = engine_->waiting() ? static_cast<int>(kTickUs / 1000) : kIdleSleepMs;
+    const int64_t longest_us = engine_->waiting() ? tick_us_ : idle_us_;
+    const int timeout_ms =
+        engine_->doubting() ? kDoubtMs : static_cast<int>(std::max<int64_t>(longest_us / 1000, 1));
     epoll_event events[16];
     const int count = epoll_wait(epoll_fd_, events, 16, timeout_ms);
     for (int i = 0; i < count; ++i) {

@@ -25,7 +25,7 @@ class Progress {
   using Command = std::function<void(Engine*, int64_t now_us)>;
 
   // `doorbell_fd`: a non-blocking eventfd; owned, closed at the end.
-  Progress(std::unique_ptr<Engine> engine, int doorbell_fd, int64_t spin_us);
+  Progress(std::unique_ptr<Engine> engine, int doorbell_fd, const Config& config);
   ~Progress();
 
   // Runs `command` on the engine's thread, soon. Any thread. False: stopped, it will not run.
@@ -45,6 +45,8 @@ class Progress {
   const int doorbell_fd_;
   const int epoll_fd_;
   const int64_t spin_us_;
+  const int64_t tick_us_;
+  const int64_t idle_us_;                      // longest sleep without work
   std::unordered_map<int, uint32_t> watched_;  // descriptor → events asked for
   std::unordered_map<int, int> processes_;     // pidfd of a peer on this host → its rank
   std::mutex mutex_;                           // guards the two below

@@ -56,8 +56,10 @@ Runtime::Runtime(World world, Links links, const Config& config, int doorbell_fd
     : world_(std::move(world)),
       config_(config),
       overlay_(std::move(overlay)),
-      wanted_(std::move(wanted)) {
+      wanted_(std::move(wanted)),
+      processes_(world_, links) {
   Engine::Hooks hooks;
+  hooks.process_state = [this](int peer) { return processes_.Look(peer); };
   hooks.completions = &completions_;
   hooks.allocated = [this](uint32_t set, uint64_t ticket, void* memory) {
     progress_->Push([set, ticket, memory](Engine* engine, int64_t now_us) {
@@ -78,7 +80,7 @@ Runtime::Runtime(World world, Links links, const Config& config, int doorbell_fd
     good_steps_ = count;
   };
   auto engine = std::make_unique<Engine>(world_, std::move(links), config_, std::move(hooks));
-  progress_ = std::make_unique<Progress>(std::move(engine), doorbell_fd, config_.spin_us);
+  progress_ = std::make_unique<Progress>(std::move(engine), doorbell_fd, config_);
 }
 
 Runtime::~Runtime() { Shutdown(0); }

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "runtime/completion.h"
+#include "runtime/processes.h"
 #include "runtime/progress.h"
 #include "runtime/wanted_links.h"
 #include "scheduler/engine.h"
@@ -66,6 +67,7 @@ class Runtime {
   const Config config_;
   const std::shared_ptr<Overlay> overlay_;  // used by the progress thread
   const std::shared_ptr<WantedLinks> wanted_;
+  const PeerProcesses processes_;
   std::atomic<uint64_t> next_id_{1};
   mutable std::mutex mutex_;  // guards the five below
   Status failure_;

@@ -9,10 +9,35 @@
 namespace tfdist {
 namespace {
 
-std::vector<int32_t> Everybody(int size) {
-  std::vector<int32_t> ranks;
-  for (int32_t rank = 0; rank < size; ++rank) ranks.push_back(rank);
+std::vector<int> Members(int size) {
+  std::vector<int> ranks;
+  for (int rank = 0; rank < size; ++rank) ranks.push_back(rank);
   return ranks;
+}
+
+HeartbeatMonitor MakeMonitor(const World& world, const Config& config, const Engine::Hooks& hooks) {
+  HeartbeatOptions options;
+  options.period_us = static_cast<int64_t>(config.heartbeat_s * 1e6);
+  options.silence_us = static_cast<int64_t>(config.suspect_s * 1e6);
+  options.stopped_us = options.silence_us / 2;
+  options.yield_us = 3 * options.period_us;
+  options.gather_us = 5 * options.period_us;
+  options.look_us = 3 * options.period_us;
+  const std::vector<int> members = Members(world.size);
+  std::vector<bool> visible;
+  for (int peer : members) {
+    visible.push_back(peer != world.rank && hooks.process_state &&
+                      hooks.process_state(peer) != ProcessState::kUnknown);
+  }
+  return HeartbeatMonitor(world.rank, members, visible, options);
+}
+
+AgreementOptions AgreementTimes(const Config& config) {
+  AgreementOptions options;
+  options.period_us = static_cast<int64_t>(config.heartbeat_s * 1e6);
+  options.no_majority_us = 5 * options.period_us;
+  options.bound_us = std::max(options.bound_us, 10 * options.no_majority_us);
+  return options;
 }
 
 }  // namespace
@@ -25,10 +50,11 @@ Engine::Engine(World world, Links links, const Config& config, Hooks hooks)
       held_(links_.size(), 0),
       inbound_(links_.size()),
       outbound_(links_.size()),
-      sparse_(std::any_of(links_.begin(), links_.end(), [](const auto& link) {
-        return link != nullptr && !link->Direct();
-      })) {
-  OpenSet(Room(kWorldSet), Everybody(world_.size));
+      monitor_(MakeMonitor(world_, config_, hooks_)),
+      agreement_(
+          world_.rank, Members(world_.size), world_.generation, [this] { return Freeze(); },
+          AgreementTimes(config_)) {
+  OpenSet(Room(kWorldSet), Members(world_.size));
 }
 
 Engine::~Engine() = default;
@@ -51,8 +77,21 @@ void Engine::Submit(std::unique_ptr<Request> request, int64_t now_us) {
   }
   request->deadline_us = now_us + static_cast<int64_t>(info.timeout_s * 1e6);
   ProcessSet* set = Room(info.set);
+  if (stopped_) {
+    stopped_requests_.push_back(std::move(request));
+    return;
+  }
   BeginSetChange(request.get());
   NumberBucket(set, request.get());
+  refused = CheckGate(*request);
+  if (!refused.ok()) {
+    Finish(std::move(request), refused, now_us);
+    return;
+  }
+  if (!StepIsOpen(set, *request)) {
+    set->gated[TicketGroup(request->info.predicted)].later.push_back(std::move(request));
+    return;
+  }
   Enqueue(set, std::move(request), now_us);
 }
 
@@ -69,7 +108,7 @@ void Engine::Enqueue(ProcessSet* set, std::unique_ptr<Request> request, int64_t 
   if (queue.size() == 1) Announce(set, RequestInfo(queue.front()->info), now_us);
   const int leader = set->leader();
   if (leader != world_.rank && inbound_[static_cast<size_t>(leader)].left) {
-    HandleLeave(leader, now_us);
+    HandleLeave(leader);
   }
 }
 
@@ -86,13 +125,13 @@ void Engine::AddReady(ProcessSet* set, int rank, RequestInfo info, int64_t now_u
   const Status status = set->negotiator->Add(rank, std::move(info), now_us);
   if (!status.ok()) Bug(status, now_us);
   EndMismatched(set, now_us);
-  RefuseMissing(now_us);
+  RefuseMissing();
 }
 
 bool Engine::SendResponses(int64_t now_us) {
   bool sent = false;
   for (auto& [id, set] : sets_) {
-    if (set->negotiator == nullptr || !failure_.ok()) continue;
+    if (set->negotiator == nullptr || stopped_) continue;
     const std::vector<Response> responses = set->negotiator->TakeResponses();
     for (const Response& response : responses) {
       TellMembers(*set, FrameType::kResponse, EncodeResponse(response));
@@ -110,7 +149,7 @@ void Engine::Allocate(ProcessSet* set, std::unique_ptr<Request> request, const R
     Bug(TFDIST_INTERNAL(Describe(set->leader()) + " announced rows for \"" + info.key +
                         "\" that do not fit"),
         now_us);
-    Finish(std::move(request), failure_, now_us);
+    EndRequest(std::move(request), now_us);
     return;
   }
   request->rows = response.rows;
@@ -144,7 +183,7 @@ std::unique_ptr<Request> Engine::TakeEntry(ProcessSet* set, const std::string& k
     std::unique_ptr<Request> next = std::move(queue.front());
     queue.pop_front();
     StartPredicted(set, std::move(next), now_us);
-    if (!failure_.ok()) return request;  // the queue is gone
+    if (stopped_) return request;  // the queue is gone
   }
   if (queue.empty()) {
     set->entries.erase(it);
@@ -155,7 +194,7 @@ std::unique_ptr<Request> Engine::TakeEntry(ProcessSet* set, const std::string& k
 }
 
 void Engine::HandleResponse(ProcessSet* set, const Response& response, int64_t now_us) {
-  if (!failure_.ok()) return;
+  if (stopped_) return;
   std::vector<std::unique_ptr<Request>> members;
   for (const std::string& key : response.keys) {
     std::unique_ptr<Request> request = TakeEntry(set, key, response.error.ok(), now_us);
@@ -168,13 +207,13 @@ void Engine::HandleResponse(ProcessSet* set, const Response& response, int64_t n
     }
     if (!response.error.ok()) {
       EndSetChange(*request, response, now_us);
-      Finish(std::move(request), response.error, now_us);
+      EndMember(set, std::move(request), response.error, now_us);
     } else {
       members.push_back(std::move(request));
     }
   }
-  if (!failure_.ok()) {
-    for (auto& member : members) Finish(std::move(member), failure_, now_us);
+  if (stopped_) {
+    for (auto& member : members) EndRequest(std::move(member), now_us);
     return;
   }
   if (members.empty()) return;
@@ -254,6 +293,7 @@ bool Engine::Poll(int64_t now_us) {
   }
   moved |= SendResponses(now_us);
   moved |= AdvanceAll(now_us);
+  TurnMembership(now_us);
   AcknowledgeLeaves();
   for (size_t p = 0; p < links_.size(); ++p) {
     if (links_[p] != nullptr) moved |= FlushControl(static_cast<int>(p));
@@ -273,7 +313,8 @@ std::string Engine::CountersJson() const {
       << ", \"good_steps\": " << good_steps_
       << ", \"negotiation_messages\": " << negotiation_messages_
       << ", \"predicted\": " << predicted_ << ", \"deviations\": " << deviations_
-      << ", \"probes\": " << probes_ << ", \"links\": [";
+      << ", \"probes\": " << probes_ << ", \"gate_messages\": " << gate_messages_
+      << ", \"links\": [";
   bool first = true;
   for (const auto& link : links_) {
     if (link == nullptr) continue;

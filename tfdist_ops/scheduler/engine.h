@@ -13,8 +13,12 @@
 //
 // engine.cc: requests, agreement, one turn; engine_run.cc: execution, the data lane;
 // engine_order.cc: predicted operations, and what to do when they stand still; engine_sets.cc:
-// process sets; engine_control.cc: the control lane; engine_failure.cc: deadlines, failure,
-// leaving.
+// process sets; engine_control.cc: the control lane; engine_failure.cc: deadlines, failures and
+// leaving; engine_membership.cc: evidence, the verdict; engine_gate.cc: steps that are held back.
+//
+// A failure, from the first evidence on: the work stops (StopWork), but nothing ends; the ranks
+// agree (membership/verdict.h); then all that was pending ends with one error, the same on every
+// survivor. Only a rank's own failure ends its own operations at once, and takes the rank out.
 #ifndef TFDIST_OPS_SCHEDULER_ENGINE_H_
 #define TFDIST_OPS_SCHEDULER_ENGINE_H_
 
@@ -22,11 +26,14 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
 #include "base/config.h"
+#include "membership/heartbeat.h"
+#include "membership/verdict.h"
 #include "scheduler/negotiator.h"
 #include "scheduler/operation.h"
 #include "scheduler/process_set.h"
@@ -77,6 +84,9 @@ class Engine {
     std::function<void(const Status&)> failed;  // once, when work ends
     std::function<void(const FinishedRecord&)> finished;
     std::function<void(int64_t count)> stepped;  // complete steps of a group so far
+    // The state of a peer's process now; kUnknown where it cannot be seen for certain. Null: of no
+    // peer.
+    std::function<ProcessState(int peer)> process_state;
   };
 
   // No clock, no randomness: what an engine does is a function of its calls and of what its links
@@ -87,11 +97,8 @@ class Engine {
   // ---- commands; all on the engine's thread ----
   void Submit(std::unique_ptr<Request> request, int64_t now_us);
   void Cancel(uint64_t id, int64_t now_us);
-  // Ends all work: pending operations here end with `mine`, the other ranks are told `theirs` (ok:
-  // they are not told, they know).
-  void Abort(const Status& mine, const Status& theirs, int64_t now_us);
-  // This rank's own program failed, for `cause`: ends all work, here and, with `tell`, everywhere.
-  void AbortWith(const std::string& cause, int64_t now_us, bool tell = true);
+  // This rank's own program failed, for `cause`: ends all work, here and everywhere.
+  void AbortWith(const std::string& cause, int64_t now_us);
   // The peer's process is known to have ended, although its connection may look open (a child of it
   // can hold a copy).
   void PeerEnded(int peer) { inbound_[static_cast<size_t>(peer)].ended = true; }
@@ -102,7 +109,8 @@ class Engine {
 
   // One turn. True: something moved, call again soon.
   bool Poll(int64_t now_us);
-  // Time-driven duties (deadlines, stall reports); cheap, wanted every 50 ms or so.
+  // Time-driven duties (deadlines, stall reports, heartbeats); cheap, wanted every 50 ms or so, and
+  // at least once a heartbeat.
   void Tick(int64_t now_us);
   void SetSleeping(bool sleeping);
 
@@ -111,14 +119,19 @@ class Engine {
   size_t stashed() const;
   // Whether time matters to this rank: something waits here, or for its decision as a leader.
   bool waiting() const;
+  // Whether a connection has just ended and the process at its other end is being looked at.
+  bool doubting() const;
   const Status& failure() const { return failure_; }
+  const Agreement& agreement() const { return agreement_; }
   const Links& links() const { return links_; }
   std::string CountersJson() const;
 
  private:
   struct Inbound {
-    std::string assembled;      // fragments of a control message
-    bool left = false;          // the peer said goodbye
+    std::string assembled;  // fragments of a control message
+    bool left = false;      // the peer said goodbye, or is lost
+    bool said_goodbye = false;
+    bool counted_out = false;   // in an agreement: a rank that has left takes no part
     bool answer_due = false;    // and waits to hear that nothing of it is unread
     bool ended = false;         // its process is gone
     bool acknowledged = false;  // it has answered our goodbye
@@ -143,8 +156,8 @@ class Engine {
   void HandleControl(int peer, FrameType type, uint32_t set, ByteSpan message, int64_t now_us);
   bool HandleSetMessage(int peer, FrameType type, ProcessSet* set, ByteSpan message,
                         int64_t now_us);
-  void HandleLeave(int peer, int64_t now_us);
-  void RefuseMissing(int64_t now_us);
+  void HandleLeave(int peer);
+  void RefuseMissing();
   void AcknowledgeLeaves();
   // Data lane.
   bool ReadData(int peer, int64_t now_us);
@@ -176,7 +189,7 @@ class Engine {
   Waits::Answer AnswerProbe(ProcessSet* set, uint64_t ticket);
   void TellLeader(ProcessSet* set, uint64_t ticket, Waits::Answer answer, int64_t now_us);
   void EndMismatched(ProcessSet* set, int64_t now_us);
-  void RefusePredicted(int peer, int64_t now_us);
+  void RefusePredicted(int peer);
   // Execution.
   void Start(ProcessSet* set, uint64_t ticket, std::vector<std::unique_ptr<Request>> members,
              int64_t now_us);
@@ -193,8 +206,34 @@ class Engine {
   void ForEachRequest(const std::function<void(const ProcessSet&, const Request&)>& visit) const;
   // Failure.
   void LosePeer(int peer, const Status& reason, int64_t now_us);
-  void Bug(const Status& status, int64_t now_us) { Abort(status, PeerView(status), now_us); }
+  void Bug(const Status& status, int64_t now_us) { Withdraw(status, PeerView(status), now_us); }
   Status ShutDown() const;
+  // This rank's own failure: its operations end with `mine` now, the others hear `theirs`.
+  void Withdraw(const Status& mine, const Status& theirs, int64_t now_us);
+  // Evidence that the generation must end; kNoRank: without a failed rank. The work stops.
+  void Suspect(int rank, bool certain, const Status& status);
+  void StopWork();
+  void EndRequest(std::unique_ptr<Request> request, int64_t now_us);
+  void EndAll(const Status& failure, const Status& pending, int64_t now_us);
+  // Membership.
+  std::vector<CommitPoint> Freeze();
+  void TickMembership(int64_t now_us);
+  void TurnMembership(int64_t now_us);
+  void JudgeLost(int64_t now_us);
+  void CountOutLeavers();
+  void CheckOutcome(int64_t now_us);
+  Status OutcomeStatus() const;
+  Status VerdictStatus(const Evidence& culprit) const;
+  Status RankFailed(int rank, const std::string& cause, const std::string& detail) const;
+  ProcessState LookAt(int peer) const;
+  // The commit gate.
+  Status CheckGate(const Request& request) const;
+  bool StepIsOpen(ProcessSet* set, const Request& request);
+  void EndMember(ProcessSet* set, std::unique_ptr<Request> request, const Status& status,
+                 int64_t now_us);
+  void ReleaseSteps(ProcessSet* set, int64_t now_us);
+  void ResolveGates(int64_t now_us);
+  std::optional<Stall> ExpiredStep(const ProcessSet& set, int64_t limit_us, int64_t now_us) const;
   Status PeerView(const Status& own) const;  // how the others see a failure of this rank
   std::string OldestKey() const;
   std::string Describe(int rank) const;  // "rank 2 (host n1, pid 4242)"
@@ -216,8 +255,20 @@ class Engine {
   uint64_t deviations_ = 0;            // buckets that could not although they had run before
   uint64_t probes_ = 0;                // sent
   uint64_t finished_ = 0;
-  const bool sparse_;  // not all ranks are connected with this one (transport/overlay.h)
+  uint64_t gate_messages_ = 0;  // sent
   bool leaving_ = false;
+  bool stopped_ = false;  // from the first evidence on: nothing runs or starts any more
+  std::vector<std::unique_ptr<Request>> stopped_requests_;  // wait for the outcome
+  struct Lost {
+    int64_t since_us = 0;
+    bool local = false;  // the connection can only end with the process
+    bool suspected = false;
+    Status reason;
+  };
+  std::map<int, Lost> lost_;    // peers whose connection ended, until their death is certain
+  std::vector<Evidence> seen_;  // in this turn
+  HeartbeatMonitor monitor_;
+  Agreement agreement_;
   Status failure_;
 };
 

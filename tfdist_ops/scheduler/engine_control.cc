@@ -19,9 +19,9 @@ constexpr uint32_t kMoreFragments = 1;
 void Engine::Tell(int peer, FrameType type, uint32_t set, std::string bytes) {
   const auto p = static_cast<size_t>(peer);
   if (links_[p] == nullptr) return;
-  const bool ends_work =
-      type == FrameType::kAbort || type == FrameType::kLeave || type == FrameType::kLeaveAck;
-  if (!ends_work) ++negotiation_messages_;
+  const bool agrees_on_work =
+      type < FrameType::kBeat && type != FrameType::kLeave && type != FrameType::kLeaveAck;
+  if (agrees_on_work) ++negotiation_messages_;
   outbound_[p].messages.push_back({type, set, std::move(bytes)});
 }
 
@@ -74,6 +74,7 @@ bool Engine::ReadControl(int peer, int64_t now_us) {
     message.append(reinterpret_cast<const char*>(frame.payload.data()), frame.payload.size());
     const FrameHeader header = frame.header;
     links_[p]->Release(Lane::kControl, frame);
+    monitor_.Heard(peer);
     if (header.generation != world_.generation || message.size() > kMaxControlMessage) {
       message.clear();
       Bug(TFDIST_INTERNAL(Describe(peer) + " sent a control message of another generation, or one "
@@ -94,29 +95,38 @@ void Engine::HandleControl(int peer, FrameType type, uint32_t set, ByteSpan mess
   const auto p = static_cast<size_t>(peer);
   bool parsed = true;
   switch (type) {
-    case FrameType::kAbort: {
-      Status status;
-      parsed = DecodeStatus(message, &status) && !status.ok();
-      // Where not all ranks are connected, each passes it on, once: so it is ahead of the news that
-      // a rank has ended because of it.
-      if (parsed) Abort(status, sparse_ ? status : Status(), now_us);
+    case FrameType::kBeat: {
+      Heartbeat beat;
+      parsed = DecodeBeat(message, &beat);
+      if (parsed) monitor_.Receive(peer, beat);
+      break;
+    }
+    case FrameType::kAgreement: {
+      AgreementMessage word;
+      parsed = DecodeAgreement(message, &word);
+      // A rank that has said goodbye takes no part any more, but it answers what it knows.
+      if (parsed && (!leaving_ || agreement_.outcome() != Outcome::kNone)) {
+        agreement_.Receive(peer, word);
+      }
       break;
     }
     case FrameType::kLeave:
       parsed = DecodeLeave(message, &inbound_[p].took_part);
       if (!parsed) break;
       inbound_[p].left = true;
+      inbound_[p].said_goodbye = true;
       inbound_[p].answer_due = true;
       if (links_[p] != nullptr) links_[p]->PeerLeaves();
+      monitor_.Forget(peer);
       // Only a set's leader knows whether a key still waits for the peer, or is already announced;
       // after the leader's own goodbye nothing will be.
       for (const auto& [id, led] : sets_) {
         if (led->ranks.empty() || led->leader() != peer || led->entries.empty()) continue;
-        HandleLeave(peer, now_us);
+        HandleLeave(peer);
         break;
       }
-      RefusePredicted(peer, now_us);
-      RefuseMissing(now_us);
+      RefusePredicted(peer);
+      RefuseMissing();
       return;
     case FrameType::kLeaveAck:
       inbound_[p].acknowledged = true;
@@ -150,7 +160,7 @@ bool Engine::HandleSetMessage(int peer, FrameType type, ProcessSet* set, ByteSpa
           (info.kind == CollectiveKind::kAddSet || info.kind == CollectiveKind::kRemoveSet)) {
         return false;
       }
-      if (!failure_.ok()) return true;
+      if (stopped_) return true;
       if (heard_of) {
         AddReady(set, peer, std::move(info), now_us);
       } else {
@@ -164,6 +174,14 @@ bool Engine::HandleSetMessage(int peer, FrameType type, ProcessSet* set, ByteSpa
       HandleResponse(set, response, now_us);
       return true;
     }
+    case FrameType::kGate: {
+      GateMessage word;
+      if (set->gate == nullptr || !DecodeGate(message, &word)) return false;
+      if (stopped_ || set->IndexOf(peer) < 0) return true;
+      set->gate->Receive(peer, word);
+      ReleaseSteps(set, now_us);
+      return true;
+    }
     case FrameType::kStall: {
       std::string key;
       std::string text;
@@ -174,13 +192,13 @@ bool Engine::HandleSetMessage(int peer, FrameType type, ProcessSet* set, ByteSpa
     case FrameType::kWaiting: {
       WaitNote note;
       if (!to_leader || !DecodeWait(message, &note)) return false;
-      if (failure_.ok()) AddWait(set, peer, std::move(note), now_us);
+      if (!stopped_) AddWait(set, peer, std::move(note), now_us);
       return true;
     }
     case FrameType::kProbe: {
       ProbeNote note;
       if (!from_leader || !DecodeProbe(message, &note)) return false;
-      if (failure_.ok()) TellLeader(set, note.ticket, AnswerProbe(set, note.ticket), now_us);
+      if (!stopped_) TellLeader(set, note.ticket, AnswerProbe(set, note.ticket), now_us);
       return true;
     }
     case FrameType::kProbeAnswer: {

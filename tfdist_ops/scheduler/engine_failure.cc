@@ -13,20 +13,31 @@ namespace {
 // is the leader's, who knows which ranks are missing.
 constexpr int64_t kLeaderGraceUs = 500 * 1000;
 
+// Whether the gate holds it: its own work is done.
+bool Held(const ProcessSet& set, const Request& request) {
+  for (const auto& [number, group] : set.gated) {
+    for (const auto& held : group.held) {
+      if (held.get() == &request) return true;
+    }
+  }
+  return false;
+}
+
 }  // namespace
 
 // ---- time ----
 
 void Engine::Tick(int64_t now_us) {
   for (auto& [id, set] : sets_) {
-    if (!failure_.ok()) return;
+    if (stopped_) break;
     TellWaits(set.get(), now_us);
-    if (!failure_.ok() || set->negotiator == nullptr) continue;
+    if (stopped_ || set->negotiator == nullptr) continue;
     WarnOfStalls(set.get(), now_us);
     EndMismatched(set.get(), now_us);
-    if (failure_.ok()) EndExpired(set.get(), now_us);
+    if (!stopped_) EndExpired(set.get(), now_us);
   }
-  if (failure_.ok()) EndLate(now_us);
+  if (!stopped_) EndLate(now_us);
+  TickMembership(now_us);
 }
 
 void Engine::WarnOfStalls(ProcessSet* set, int64_t now_us) {
@@ -47,17 +58,24 @@ void Engine::WarnOfStalls(ProcessSet* set, int64_t now_us) {
 void Engine::EndExpired(ProcessSet* set, int64_t now_us) {
   std::optional<Stall> expired = set->negotiator->Expired(now_us);
   if (!expired) expired = set->waits->Expired(now_us);
+  if (!expired) expired = ExpiredStep(*set, now_us, now_us);
   if (!expired) return;
-  ErrorRecord record{"timeout",    expired->missing[0], "",           0,
-                     expired->key, "deadline passed",   expired->text};
-  record.host = world_.hosts[static_cast<size_t>(expired->missing[0])];
+  ErrorRecord record{"timeout", -1, "", 0, expired->key, "deadline passed", expired->text};
+  if (!expired->missing.empty()) {
+    record.rank = expired->missing[0];
+    record.host = world_.hosts[static_cast<size_t>(record.rank)];
+  }
+  if (expired->missing.empty()) {  // this rank's own program has not called it
+    Suspect(kNoRank, true, Status(Code::kDeadlineExceeded, expired->text, record));
+    return;
+  }
   const Status status(
       Code::kDeadlineExceeded,
       expired->text +
           ", which is its timeout. What is missing is alive but did not call it: look for a "
           "step that only some ranks take, or raise TFDIST_TIMEOUT_S.",
       record);
-  Abort(status, status, now_us);
+  Suspect(kNoRank, true, status);
 }
 
 void Engine::EndLate(int64_t now_us) {
@@ -65,10 +83,18 @@ void Engine::EndLate(int64_t now_us) {
   const Request* late = nullptr;
   const ProcessSet* of = nullptr;
   ForEachRequest([&](const ProcessSet& set, const Request& request) {
-    if (request.deadline_us >= limit) return;
+    if (request.deadline_us >= limit || Held(set, request)) return;
     late = &request;
     of = &set;
   });
+  for (const auto& [id, set] : sets_) {
+    const std::optional<Stall> step = ExpiredStep(*set, limit, now_us);
+    if (!step) continue;
+    Suspect(kNoRank, true,
+            Status(Code::kDeadlineExceeded, step->text + "; its timeout has passed.",
+                   ErrorRecord{"timeout", -1, "", 0, step->key, "deadline passed", step->text}));
+    return;
+  }
   if (late == nullptr) return;
   const RequestInfo& info = late->info;
   const auto told = of->stalls.find(info.key);
@@ -80,7 +106,7 @@ void Engine::EndLate(int64_t now_us) {
           : name + of->Text() + " got no answer from the leader, " + Describe(of->leader());
   const Status status(Code::kDeadlineExceeded, text + "; its timeout has passed.",
                       ErrorRecord{"timeout", -1, "", 0, info.key, "deadline passed", text});
-  Abort(status, status, now_us);
+  Suspect(kNoRank, true, status);
 }
 
 void Engine::ForEachRequest(
@@ -95,6 +121,10 @@ void Engine::ForEachRequest(
       }
     }
     for (const auto& [ticket, request] : set->allocating) visit(*set, *request);
+    for (const auto& [number, group] : set->gated) {
+      for (const auto& request : group.held) visit(*set, *request);
+      for (const auto& request : group.later) visit(*set, *request);
+    }
   }
 }
 
@@ -115,9 +145,11 @@ std::string Engine::Describe(int rank) const {
 
 std::string Engine::OldestKey() const {
   const Request* oldest = nullptr;
-  ForEachRequest([&](const ProcessSet&, const Request& request) {
+  const auto look = [&](const Request& request) {
     if (oldest == nullptr || request.submitted_us < oldest->submitted_us) oldest = &request;
-  });
+  };
+  ForEachRequest([&](const ProcessSet&, const Request& request) { look(request); });
+  for (const auto& request : stopped_requests_) look(*request);
   return oldest == nullptr ? "" : oldest->info.key;
 }
 
@@ -135,30 +167,34 @@ Status Engine::PeerView(const Status& own) const {
   return Status(Code::kAborted, message + ": " + own.message(), record);
 }
 
-void Engine::Abort(const Status& mine, const Status& theirs, int64_t now_us) {
+void Engine::Withdraw(const Status& mine, const Status& theirs, int64_t now_us) {
+  CheckOutcome(now_us);
   if (!failure_.ok()) return;
+  StopWork();
+  agreement_.Withdraw(theirs.message(), EncodeRecord(theirs));
   // A cancelled step is over; what is submitted later fails because this rank has left the others.
-  failure_ = mine.code() == Code::kCancelled && !theirs.ok() ? theirs : mine;
-  TFDIST_LOG(kInfo, world_.rank, "ENGINE", "work ends: " << mine.message());
-  if (!theirs.ok()) {
-    for (const auto& link : links_) {
-      if (link == nullptr || !link->Direct()) continue;
-      Tell(link->peer(), FrameType::kAbort, kWorldSet, EncodeStatus(theirs));
-      FlushControl(link->peer());  // the program may end as soon as its operations have
-    }
-  }
-  if (hooks_.failed) hooks_.failed(failure_);
-  std::vector<std::unique_ptr<Request>> ended;
+  EndAll(mine.code() == Code::kCancelled ? theirs : mine, mine, now_us);
+}
+
+// Nothing runs any more, and nothing ends before the ranks have agreed why. What the gate holds
+// stays where it is: the verdict says whether it counts.
+void Engine::StopWork() {
+  if (stopped_) return;
+  stopped_ = true;
   for (auto& [id, set] : sets_) {
     for (auto& [turn, active] : set->active) {
       active.operation->ReleaseFrames(links_, &held_);
       for (auto& member : active.operation->members()) {
-        if (member != nullptr) ended.push_back(std::move(member));
+        if (member != nullptr) stopped_requests_.push_back(std::move(member));
       }
     }
-    for (auto& [ticket, request] : set->allocating) ended.push_back(std::move(request));
+    for (auto& [ticket, request] : set->allocating) stopped_requests_.push_back(std::move(request));
     for (auto& [key, queue] : set->entries) {
-      for (auto& request : queue) ended.push_back(std::move(request));
+      for (auto& request : queue) stopped_requests_.push_back(std::move(request));
+    }
+    for (auto& [number, group] : set->gated) {
+      for (auto& request : group.later) stopped_requests_.push_back(std::move(request));
+      group.later.clear();
     }
     set->active.clear();
     set->allocating.clear();
@@ -166,12 +202,36 @@ void Engine::Abort(const Status& mine, const Status& theirs, int64_t now_us) {
     set->stash.clear();
     set->early.clear();
   }
-  for (auto& request : ended) Finish(std::move(request), mine, now_us);
 }
 
-void Engine::AbortWith(const std::string& cause, int64_t now_us, bool tell) {
-  const Status mine = PeerView(Status(Code::kAborted, cause));
-  Abort(mine, tell ? mine : Status(), now_us);
+// A request that was on its way when the work stopped.
+void Engine::EndRequest(std::unique_ptr<Request> request, int64_t now_us) {
+  if (failure_.ok()) {
+    stopped_requests_.push_back(std::move(request));
+  } else {
+    Finish(std::move(request), failure_, now_us);
+  }
+}
+
+// The end of all work: with `failure` for what is submitted from now on, `pending` for the rest.
+void Engine::EndAll(const Status& failure, const Status& pending, int64_t now_us) {
+  failure_ = failure;
+  TFDIST_LOG(kInfo, world_.rank, "ENGINE", "work ends: " << pending.message());
+  if (hooks_.failed) hooks_.failed(failure_);
+  ResolveGates(now_us);
+  for (auto& [id, set] : sets_) {
+    for (auto& [number, group] : set->gated) {
+      for (auto& request : group.held) stopped_requests_.push_back(std::move(request));
+      group.held.clear();
+    }
+  }
+  auto ended = std::exchange(stopped_requests_, {});
+  for (auto& request : ended) Finish(std::move(request), pending, now_us);
+}
+
+void Engine::AbortWith(const std::string& cause, int64_t now_us) {
+  const Status theirs = PeerView(Status(Code::kAborted, cause));
+  Withdraw(theirs, theirs, now_us);
 }
 
 void Engine::Cancel(uint64_t id, int64_t now_us) {
@@ -179,46 +239,39 @@ void Engine::Cancel(uint64_t id, int64_t now_us) {
   ForEachRequest([&](const ProcessSet&, const Request& request) {
     if (request.id == id) found = &request;
   });
+  for (const auto& request : stopped_requests_) {
+    if (request->id == id) found = request.get();
+  }
   if (found == nullptr) return;
   const std::string key = found->info.key;
   const std::string cause = "its own step failed or was cancelled, and left \"" + key + "\"";
   const Status mine(Code::kCancelled, "\"" + key + "\" was cancelled: this rank's step failed",
                     ErrorRecord{"cancelled", world_.rank, "", 0, key, cause, ""});
-  Status theirs = PeerView(Status(Code::kAborted, cause));
-  Abort(mine, theirs, now_us);
+  Withdraw(mine, PeerView(Status(Code::kAborted, cause)), now_us);
 }
 
 void Engine::LosePeer(int peer, const Status& reason, int64_t now_us) {
   const auto p = static_cast<size_t>(peer);
-  // Frames of this peer that are still held point into memory that goes away with the link.
-  const bool left = inbound_[p].left;
-  if (!left && !leaving_) {
-    ErrorRecord record{"rank_failed",
-                       peer,
-                       p < world_.hosts.size() ? world_.hosts[p] : "",
-                       p < world_.pids.size() ? world_.pids[p] : 0,
-                       OldestKey(),
-                       "its process ended or was killed",
-                       reason.message()};
-    std::string message = Describe(peer) + " failed: its process ended or was killed";
-    if (!record.tensor.empty()) message += " while \"" + record.tensor + "\" was in progress";
-    message += " (" + reason.message() + ")";
-    const Status status(Code::kAborted, message, record);
-    Abort(status, links_[p]->LossIsTold() ? Status() : status, now_us);
+  if (!inbound_[p].left && !leaving_) {
+    if (failure_.ok()) {
+      const std::string transport = links_[p]->transport();
+      lost_[peer] = {now_us, inbound_[p].ended || transport == "shm" || transport == "inproc",
+                     false, reason};
+      StopWork();  // hands back all frames: they point into memory that goes away with the link
+    }
   } else if (busy()) {
     // A peer that left had done its part; what it sent has been read before the link's end.
     AdvanceAll(now_us);
-    if (held_[p] > 0) {
-      Abort(TFDIST_INTERNAL(Describe(peer) + " left with data unread"), Status(), now_us);
-    }
+    if (held_[p] > 0) Bug(TFDIST_INTERNAL(Describe(peer) + " left with data unread"), now_us);
   }
   inbound_[p].left = true;
   inbound_[p].acknowledged = true;
   outbound_[p] = Outbound{};
   links_[p].reset();
+  monitor_.Forget(peer);
 }
 
-void Engine::HandleLeave(int peer, int64_t now_us) {
+void Engine::HandleLeave(int peer) {
   const std::string key = OldestKey();
   ErrorRecord record{"shutdown",
                      peer,
@@ -233,15 +286,15 @@ void Engine::HandleLeave(int peer, int64_t now_us) {
                           ". Every rank must make the same calls: check that all have the same "
                           "number of steps.",
                       record);
-  Abort(status, status, now_us);
+  Suspect(peer, true, status);
 }
 
-void Engine::RefuseMissing(int64_t now_us) {
+void Engine::RefuseMissing() {
   for (const auto& [id, set] : sets_) {
-    if (set->negotiator == nullptr || !failure_.ok()) continue;
+    if (set->negotiator == nullptr || stopped_) continue;
     for (int32_t rank : set->ranks) {
       if (!inbound_[static_cast<size_t>(rank)].left || !set->negotiator->WaitsFor(rank)) continue;
-      HandleLeave(rank, now_us);
+      HandleLeave(rank);
       return;
     }
   }
@@ -272,7 +325,7 @@ Status Engine::ShutDown() const {
 
 void Engine::Leave(int64_t now_us) {
   if (leaving_) return;
-  if (failure_.ok() && busy()) Abort(ShutDown(), PeerView(ShutDown()), now_us);
+  if (failure_.ok() && busy()) Withdraw(ShutDown(), PeerView(ShutDown()), now_us);
   leaving_ = true;
   LeaveNote note;
   for (const auto& [id, set] : sets_) note[id] = set->book.LastTickets();

@@ -34,7 +34,7 @@ void Engine::StartPredicted(ProcessSet* set, std::unique_ptr<Request> request, i
   if (set->probed.erase(ticket) > 0) TellLeader(set, ticket, Waits::Answer::kRunning, now_us);
   for (int32_t rank : set->ranks) {
     if (rank != world_.rank && inbound_[static_cast<size_t>(rank)].left) {
-      RefusePredicted(rank, now_us);
+      RefusePredicted(rank);
     }
   }
 }
@@ -66,7 +66,7 @@ void Engine::TellWaits(ProcessSet* set, int64_t now_us) {
     notes.push_back({ticket, waited_us, request.info});
   }
   for (WaitNote& note : notes) {
-    if (!failure_.ok()) return;
+    if (stopped_) return;
     if (set->waits != nullptr) {
       AddWait(set, world_.rank, std::move(note), now_us);
     } else {
@@ -111,13 +111,13 @@ Waits::Answer Engine::AnswerProbe(ProcessSet* set, uint64_t ticket) {
 // The ranks that wait have exchanged data of the operation already: what they hold is worth
 // nothing, and a rank that did not take part has counted otherwise. So this mismatch ends the work.
 void Engine::EndMismatched(ProcessSet* set, int64_t now_us) {
-  if (!failure_.ok() || set->waits == nullptr || set->waits->empty()) return;
+  if (stopped_ || set->waits == nullptr || set->waits->empty()) return;
   const Status status = set->waits->FindMismatch(*set->negotiator, now_us);
-  if (!status.ok()) Abort(status, status, now_us);
+  if (!status.ok()) Suspect(kNoRank, true, status);
 }
 
 // A rank that has left will not come to what it has not taken part in.
-void Engine::RefusePredicted(int peer, int64_t now_us) {
+void Engine::RefusePredicted(int peer) {
   const LeaveNote& took_part = inbound_[static_cast<size_t>(peer)].took_part;
   for (const auto& [id, set] : sets_) {
     if (set->IndexOf(peer) < 0) continue;
@@ -126,7 +126,7 @@ void Engine::RefusePredicted(int peer, int64_t now_us) {
       const uint64_t ticket = active.operation->ticket();
       if (!IsPredicted(ticket)) continue;
       if (last != took_part.end() && TookPart(last->second, ticket)) continue;
-      HandleLeave(peer, now_us);
+      HandleLeave(peer);
       return;
     }
   }

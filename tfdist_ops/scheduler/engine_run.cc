@@ -22,8 +22,8 @@ void Engine::Start(ProcessSet* set, uint64_t ticket, std::vector<std::unique_ptr
   }
   StatusOr<Plan> plan = PlanOperation({members[0]->info, tensors, members[0]->rows, *set}, config_);
   if (!plan.ok()) {
-    for (auto& member : members) Finish(std::move(member), plan.status(), now_us);
     Bug(plan.status(), now_us);
+    for (auto& member : members) Finish(std::move(member), plan.status(), now_us);
     return;
   }
   Activate(set,
@@ -46,8 +46,9 @@ void Engine::Activate(ProcessSet* set, std::unique_ptr<Operation> operation, int
       }
     }
   }
-  if (!failure_.ok()) {
-    for (auto& member : operation->members()) Finish(std::move(member), failure_, now_us);
+  if (stopped_) {
+    operation->ReleaseFrames(links_, &held_);
+    for (auto& member : operation->members()) EndRequest(std::move(member), now_us);
     return;
   }
   set->active[TurnOf(ticket)] = {std::move(operation), now_us};
@@ -85,6 +86,7 @@ bool Engine::AdvanceSet(ProcessSet* set, int64_t now_us) {
   bool moved = false;
   int64_t running = 0;
   std::vector<uint64_t> ended;
+  std::vector<std::unique_ptr<Request>> members;
   for (auto it = set->active.begin(); it != set->active.end() && running < config_.max_active;) {
     Operation& operation = *it->second.operation;
     if (operation.Advance(links_, world_.generation, &held_)) {
@@ -100,9 +102,10 @@ bool Engine::AdvanceSet(ProcessSet* set, int64_t now_us) {
     }
     moved = true;
     ended.push_back(operation.ticket());
-    for (auto& member : operation.members()) Finish(std::move(member), Status(), now_us);
+    for (auto& member : operation.members()) members.push_back(std::move(member));
     it = set->active.erase(it);
   }
+  for (auto& member : members) EndMember(set, std::move(member), Status(), now_us);
   for (uint64_t ticket : ended) NoteEnd(set, ticket, now_us);
   return moved;
 }
@@ -116,7 +119,8 @@ bool Engine::ReadData(int peer, int64_t now_us) {
   for (int n = 0; n < kFramesPerTurn && links_[p] != nullptr; ++n) {
     if (!links_[p]->Poll(Lane::kData, &frame)) break;
     moved = true;
-    if (!failure_.ok()) {
+    monitor_.Heard(peer);
+    if (stopped_) {
       links_[p]->Release(Lane::kData, frame);
       continue;
     }

@@ -20,7 +20,8 @@ Status Refuse(Code code, const std::string& key, const std::string& text) {
 }  // namespace
 
 bool Engine::busy() const {
-  return std::any_of(sets_.begin(), sets_.end(),
+  return !stopped_requests_.empty() ||
+         std::any_of(sets_.begin(), sets_.end(),
                      [](const auto& item) { return item.second->busy(); });
 }
 
@@ -33,7 +34,9 @@ size_t Engine::stashed() const {
 }
 
 bool Engine::waiting() const {
-  return busy() || std::any_of(sets_.begin(), sets_.end(), [](const auto& item) {
+  const bool undecided = agreement_.active() && agreement_.outcome() == Outcome::kNone;
+  return busy() || undecided || doubting() ||
+         std::any_of(sets_.begin(), sets_.end(), [](const auto& item) {
            const ProcessSet& set = *item.second;
            return set.negotiator != nullptr && !(set.negotiator->empty() && set.waits->empty());
          });
@@ -58,6 +61,10 @@ void Engine::OpenSet(ProcessSet* set, std::vector<int32_t> ranks) {
   set->host_of = SetHosts(set->ranks, world_.host_of);
   if (world_.host_of.empty() && world_.local_size != world_.size) {
     set->host_of = set->ranks;  // not known: each on its own
+  }
+  if (config_.commit_gate != 0 && set->index >= 0) {
+    set->gate = std::make_unique<CommitGate>(
+        world_.rank, std::vector<int>(set->ranks.begin(), set->ranks.end()));
   }
   if (set->index != 0) return;
   const bool is_world = set->id == kWorldSet;
@@ -119,7 +126,7 @@ void Engine::EndSetChange(const Request& request, const Response& response, int6
   OpenSet(set, ParseSetRanks(info.description));
   auto early = std::move(set->early);
   for (auto& [rank, ready] : early) {
-    if (failure_.ok() && set->negotiator != nullptr) {
+    if (!stopped_ && set->negotiator != nullptr) {
       AddReady(set, rank, std::move(ready), now_us);
     }
   }

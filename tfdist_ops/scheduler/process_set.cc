@@ -92,6 +92,12 @@ Status SetTable::Remove(const std::string& id) {
   return Status();
 }
 
+bool ProcessSet::holding() const {
+  return std::any_of(gated.begin(), gated.end(), [](const auto& item) {
+    return !item.second.held.empty() || !item.second.later.empty();
+  });
+}
+
 int ProcessSet::IndexOf(int rank) const {
   const auto it = std::lower_bound(ranks.begin(), ranks.end(), rank);
   return it != ranks.end() && *it == rank ? static_cast<int>(it - ranks.begin()) : -1;

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "membership/commit.h"
 #include "scheduler/negotiator.h"
 #include "scheduler/operation.h"
 #include "scheduler/order.h"
@@ -67,7 +68,21 @@ struct ProcessSet : SetView {
   int IndexOf(int rank) const;  // -1: not one of them
   // " of process set 3 (ranks 0,2)", empty for the world
   std::string Text() const;
-  bool busy() const { return !entries.empty() || !active.empty() || !allocating.empty(); }
+  bool busy() const {
+    return !entries.empty() || !active.empty() || !allocating.empty() || holding();
+  }
+  bool holding() const;  // back a step that has not been committed
+
+  // One group of gradients behind the commit gate. Its steps never overlap: what belongs to a later
+  // one waits here until the one before it is released.
+  struct GatedGroup {
+    int64_t released = 0;
+    size_t buckets = 0;                          // of a step
+    size_t submitted = 0;                        // of the step under way
+    std::vector<std::unique_ptr<Request>> held;  // those of it that have ended
+    Status error;                                // the first of them that did not end well
+    std::vector<std::unique_ptr<Request>> later;
+  };
 
   struct Active {
     std::unique_ptr<Operation> operation;
@@ -82,6 +97,8 @@ struct ProcessSet : SetView {
   std::map<std::string, std::string> stalls;                       // key → last warning
   std::map<std::string, uint32_t> groups;                          // id → number
   BucketBook book;
+  std::unique_ptr<CommitGate> gate;      // with TFDIST_COMMIT_GATE=1
+  std::map<uint32_t, GatedGroup> gated;  // by number of the group
   std::set<uint64_t> told;    // predicted tickets that the leader knows this rank waits for
   std::set<uint64_t> probed;  // those that it asked for before they were submitted here
   std::vector<std::pair<int, RequestInfo>> early;  // came before this rank heard of the set

@@ -11,6 +11,7 @@
 
 #include "base/span.h"
 #include "base/status.h"
+#include "membership/verdict.h"
 #include "scheduler/message.h"
 
 namespace tfdist {
@@ -19,13 +20,15 @@ namespace tfdist {
 enum class FrameType : uint8_t {
   kReady = 1,        // rank -> leader: RequestInfo
   kResponse = 2,     // leader -> rank: Response
-  kAbort = 3,        // any -> any: Status
   kLeave = 4,        // any -> any: this rank shuts down; what it took part in (LeaveNote)
   kLeaveAck = 5,     // answer to kLeave: nothing of yours is unread
   kStall = 6,        // leader -> rank: key, text
   kWaiting = 7,      // rank -> leader: a predicted operation stands still (WaitNote)
   kProbe = 8,        // leader -> rank: how far are you with this ticket
   kProbeAnswer = 9,  // rank -> leader: ProbeNote; also unasked, when the answer has changed
+  kBeat = 10,        // any -> any: Heartbeat
+  kAgreement = 11,   // any -> any: AgreementMessage
+  kGate = 12,        // member <-> leader of a process set: GateMessage
 };
 
 // The set that these belong to stands in the header of the frame.
@@ -123,6 +126,14 @@ std::string EncodeProbe(const ProbeNote& note);
 bool DecodeProbe(ByteSpan bytes, ProbeNote* note);
 std::string EncodeLeave(const LeaveNote& note);
 bool DecodeLeave(ByteSpan bytes, LeaveNote* note);
+// An error as it travels in evidence: one that is too long is told in part.
+std::string EncodeRecord(const Status& status);
+std::string EncodeBeat(const Heartbeat& beat);
+bool DecodeBeat(ByteSpan bytes, Heartbeat* beat);
+std::string EncodeAgreement(const AgreementMessage& message);
+bool DecodeAgreement(ByteSpan bytes, AgreementMessage* message);
+std::string EncodeGate(const GateMessage& message);
+bool DecodeGate(ByteSpan bytes, GateMessage* message);
 
 }  // namespace tfdist
 

@@ -1,0 +1,216 @@
+// Who is alive, and one verdict about a failure: the engine's side of membership/. It turns what it
+// sees into evidence, carries the messages, and raises when there is an outcome.
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "base/logging.h"
+#include "scheduler/engine.h"
+
+namespace tfdist {
+namespace {
+
+// The end of a connection comes a moment before the end of the process can be seen. After this long
+// a process that still runs has lost its connection only.
+constexpr int64_t kDoubtUs = 300 * 1000;
+// A JSON object with one more field.
+std::string WithField(const std::string& object, const std::string& name, int64_t value) {
+  if (object.empty() || object.back() != '}') return object;
+  return object.substr(0, object.size() - 1) + ", \"" + name + "\": " + std::to_string(value) + "}";
+}
+
+}  // namespace
+
+bool Engine::doubting() const {
+  return std::any_of(lost_.begin(), lost_.end(),
+                     [](const auto& item) { return !item.second.suspected; });
+}
+
+ProcessState Engine::LookAt(int peer) const {
+  return hooks_.process_state ? hooks_.process_state(peer) : ProcessState::kUnknown;
+}
+
+// ---- evidence ----
+
+Status Engine::RankFailed(int rank, const std::string& cause, const std::string& detail) const {
+  const auto r = static_cast<size_t>(rank);
+  ErrorRecord record{"rank_failed",
+                     rank,
+                     r < world_.hosts.size() ? world_.hosts[r] : "",
+                     r < world_.pids.size() ? world_.pids[r] : 0,
+                     OldestKey(),
+                     cause,
+                     detail};
+  std::string message = Describe(rank) + " failed: " + cause;
+  if (!record.tensor.empty()) message += " while \"" + record.tensor + "\" was in progress";
+  if (!detail.empty()) message += " (" + detail + ")";
+  return Status(Code::kAborted, message, record);
+}
+
+void Engine::Suspect(int rank, bool certain, const Status& status) {
+  if (!failure_.ok() || leaving_) return;
+  seen_.push_back({rank, certain, status.message().substr(0, kMaxCause), EncodeRecord(status)});
+  StopWork();
+}
+
+// A process that was killed leaves its connections a moment before it is seen to be gone.
+void Engine::JudgeLost(int64_t now_us) {
+  for (auto it = lost_.begin(); it != lost_.end();) {
+    auto& [peer, lost] = *it;
+    const ProcessState state = LookAt(peer);
+    const bool certain =
+        state == ProcessState::kGone || (state == ProcessState::kUnknown && lost.local);
+    const bool wait = state != ProcessState::kUnknown && now_us - lost.since_us < kDoubtUs;
+    if (certain) {
+      Suspect(peer, true,
+              RankFailed(peer, "its process ended or was killed", lost.reason.message()));
+      it = lost_.erase(it);
+      continue;
+    }
+    if (!wait && !lost.suspected) {
+      lost.suspected = true;
+      Suspect(peer, false,
+              RankFailed(peer,
+                         state == ProcessState::kUnknown
+                             ? "its process ended or was killed, or the connection to it was cut"
+                             : "the connection to it ended, although its process is there",
+                         lost.reason.message()));
+    }
+    ++it;
+  }
+}
+
+void Engine::TickMembership(int64_t now_us) {
+  if (!leaving_) {
+    for (int peer : monitor_.WantProcessState()) monitor_.SetProcessState(peer, LookAt(peer));
+    HeartbeatMonitor::Turn turn = monitor_.Tick(now_us);
+    for (const auto& [peer, beat] : turn.beats) {
+      Tell(peer, FrameType::kBeat, kWorldSet, EncodeBeat(beat));
+    }
+    for (const Evidence& evidence : turn.evidence) {
+      Suspect(evidence.rank, evidence.certain,
+              evidence.certain
+                  ? RankFailed(evidence.rank, "its process ended or was killed", evidence.cause)
+                  : RankFailed(evidence.rank, evidence.cause, ""));
+    }
+  }
+  TurnMembership(now_us);
+  agreement_.Tick(now_us);
+  TurnMembership(now_us);
+}
+
+// A rank that has said goodbye acts no more: an agreement must not wait for it. Told after what
+// began the agreement, so that nobody takes it for the culprit.
+void Engine::CountOutLeavers() {
+  std::vector<Evidence> leavers;
+  for (size_t p = 0; p < inbound_.size(); ++p) {
+    if (!inbound_[p].said_goodbye || inbound_[p].counted_out) continue;
+    inbound_[p].counted_out = true;
+    leavers.push_back({static_cast<int>(p), true, "it has shut down", ""});
+  }
+  if (!leavers.empty()) agreement_.AddEvidence(leavers);
+}
+
+// ---- one turn ----
+
+void Engine::TurnMembership(int64_t now_us) {
+  JudgeLost(now_us);
+  if (!seen_.empty()) agreement_.AddEvidence(std::exchange(seen_, {}));
+  if (agreement_.active() && agreement_.outcome() == Outcome::kNone && !leaving_) {
+    monitor_.WatchAll();
+    CountOutLeavers();
+  }
+  CheckOutcome(now_us);
+  for (auto& [id, set] : sets_) {
+    if (set->gate == nullptr) continue;
+    for (const auto& [peer, word] : set->gate->TakeMessages()) {
+      ++gate_messages_;
+      Tell(peer, FrameType::kGate, id, EncodeGate(word));
+    }
+  }
+  const AgreementMessage* last = nullptr;
+  std::string bytes;
+  for (const auto& [peer, message] : agreement_.TakeMessages()) {
+    if (message.get() != last) bytes = EncodeAgreement(*message);
+    last = message.get();
+    Tell(peer, FrameType::kAgreement, kWorldSet, bytes);
+  }
+}
+
+// Called by the agreement when it learns of the first evidence.
+std::vector<CommitPoint> Engine::Freeze() {
+  StopWork();
+  std::vector<CommitPoint> points;
+  for (auto& [id, set] : sets_) {
+    if (set->gate == nullptr) continue;
+    for (const CommitPoint& point : set->gate->Freeze()) points.push_back(point);
+  }
+  return points;
+}
+
+// ---- the outcome ----
+
+void Engine::CheckOutcome(int64_t now_us) {
+  if (!failure_.ok() || leaving_ || agreement_.outcome() == Outcome::kNone) return;
+  const Status status = OutcomeStatus();
+  EndAll(status, status, now_us);
+}
+
+// What the first who saw it said; built from the evidence alone, equal wherever that is equal.
+Status Engine::VerdictStatus(const Evidence& culprit) const {
+  Status status;
+  if (DecodeStatus(AsBytes(culprit.record), &status) && !status.ok()) return status;
+  if (culprit.rank == kNoRank) return Status(Code::kAborted, culprit.cause);
+  const auto r = static_cast<size_t>(culprit.rank);
+  const ErrorRecord record{"rank_failed",
+                           culprit.rank,
+                           r < world_.hosts.size() ? world_.hosts[r] : "",
+                           r < world_.pids.size() ? world_.pids[r] : 0,
+                           "",
+                           culprit.cause,
+                           ""};
+  return Status(Code::kAborted, Describe(culprit.rank) + " failed: " + culprit.cause, record);
+}
+
+Status Engine::OutcomeStatus() const {
+  if (agreement_.outcome() == Outcome::kDecided) {
+    const Verdict& verdict = agreement_.verdict();
+    Status status = VerdictStatus(verdict.culprit);
+    // With one group, a step that counts is applied by every survivor and no later one by any.
+    if (config_.commit_gate == 0 || verdict.commits.size() > 1) return status;
+    const int64_t step = verdict.commits.empty() ? 0 : verdict.commits[0].step;
+    return Status(status.code(), status.message(),
+                  WithField(status.payload(), "committed_step", step));
+  }
+  const std::vector<Evidence> seen = agreement_.Seen();
+  const Status first = seen.empty() ? Status(Code::kAborted, "nothing was seen to fail")
+                                    : VerdictStatus(seen.front());
+  ErrorRecord record{"evicted", world_.rank, "", 0, OldestKey(), agreement_.own_cause(), ""};
+  const auto own = static_cast<size_t>(world_.rank);
+  if (agreement_.outcome() == Outcome::kEvicted) {
+    record.host = own < world_.hosts.size() ? world_.hosts[own] : "";
+    record.pid = own < world_.pids.size() ? world_.pids[own] : 0;
+    return Status(Code::kAborted,
+                  Describe(world_.rank) +
+                      " was taken out of the job by the other ranks, which go on without it: " +
+                      agreement_.own_cause() +
+                      ". It must not use its results any more: end it and start again.",
+                  record);
+  }
+  if (agreement_.outcome() == Outcome::kNoMajority) {
+    record.kind = "no_majority";
+    record.rank = seen.empty() ? -1 : seen.front().rank;
+    const auto r = static_cast<size_t>(record.rank);
+    record.host = r < world_.hosts.size() ? world_.hosts[r] : "";
+    record.pid = r < world_.pids.size() ? world_.pids[r] : 0;
+    record.cause = first.message();
+    record.detail = agreement_.own_cause();
+    return Status(Code::kAborted,
+                  first.message() + "; no majority: " + agreement_.own_cause() +
+                      ", and the others may live and go on without it. This rank has to end.",
+                  record);
+  }
+  return Status(first.code(), first.message() + "; " + agreement_.own_cause(), first.payload());
+}
+
+}  // namespace tfdist
