@@ -316,6 +316,8 @@ void Engine::AcknowledgeLeaves() {
     });
     if (needed) continue;
     inbound_[p].answer_due = false;
+    // Only the end of a connection can take unread bytes with it.
+    if (links_[p] == nullptr || !links_[p]->Direct()) continue;
     Tell(peer, FrameType::kLeaveAck, kWorldSet, "");
   }
 }
@@ -339,9 +341,8 @@ bool Engine::Left() const {
   if (!leaving_) return false;
   for (size_t p = 0; p < links_.size(); ++p) {
     if (links_[p] == nullptr) continue;
-    if (!inbound_[p].acknowledged || !outbound_[p].messages.empty() || !links_[p]->Flushed()) {
-      return false;
-    }
+    if (!outbound_[p].messages.empty() || !links_[p]->Flushed()) return false;
+    if (links_[p]->Direct() && !inbound_[p].acknowledged) return false;
   }
   return true;
 }
