@@ -137,7 +137,7 @@ void Progress::Run() {
   }
   // What was pushed before Stop still runs; then nothing is left to wait for.
   Turn(NowUs());
-  engine_->AbortWith("tfdist was shut down on this rank", NowUs());
+  engine_->Stop(NowUs());
 }
 
 void Progress::Sleep() {

@@ -99,6 +99,8 @@ class Engine {
   void Cancel(uint64_t id, int64_t now_us);
   // This rank's own program failed, for `cause`: ends all work, here and everywhere.
   void AbortWith(const std::string& cause, int64_t now_us);
+  // Ends what is pending here and tells nobody: the last call before the engine goes.
+  void Stop(int64_t now_us);
   // The peer's process is known to have ended, although its connection may look open (a child of it
   // can hold a copy).
   void PeerEnded(int peer) { inbound_[static_cast<size_t>(peer)].ended = true; }

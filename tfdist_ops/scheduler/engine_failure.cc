@@ -327,6 +327,12 @@ Status Engine::ShutDown() const {
                 ErrorRecord{"shutdown", world_.rank, "", 0, OldestKey(), "shut down", ""});
 }
 
+void Engine::Stop(int64_t now_us) {
+  leaving_ = true;
+  const Status status = PeerView(Status(Code::kAborted, "tfdist was shut down on this rank"));
+  Withdraw(status, status, now_us);
+}
+
 void Engine::Leave(int64_t now_us) {
   if (leaving_) return;
   const bool gives_up = failure_.ok() && busy();
