@@ -31,7 +31,7 @@ from helpers.tree import tracked_files, tree_hash  # noqa: E402
 RECORD = HERE / "results.json"
 WORK = ROOT / "build" / "mutants"
 SUITE_TIMEOUT_S = 240
-SIMULATIONS = {"sim": 10_000, "engine_sim": 2_000}  # suite → seeds
+SIMULATIONS = {"sim": 10_000, "engine_sim": 10_000}  # suite → seeds
 FAILED_LINE = re.compile(r"^FAILED (seed \d+|\S+)", re.MULTILINE)
 
 

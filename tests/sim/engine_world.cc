@@ -236,7 +236,9 @@ void EngineWorld::StartPhase(Rank* rank) {
 
 void EngineWorld::EndPhase(Rank* rank) {
   ++rank->phase;
-  const int64_t pause_us = rng_.Between(0, rng_.Chance(10) ? 20 * kMs : 500);
+  int64_t pause_us = rng_.Between(0, rng_.Chance(10) ? 20 * kMs : 500);
+  // Some leave as soon as they can: others may still need what these sent.
+  if (rank->phase == program_.phases.size() && rng_.Chance(60)) pause_us = 0;
   OnRank(rank->rank, queue_.now_us() + pause_us, [this](Rank* own) { StartPhase(own); });
 }
 
@@ -365,11 +367,12 @@ void EngineWorld::EndProgram(Rank* rank) {
       Violation("rank " + std::to_string(rank->rank) + " came to its end with open operations");
     }
   }
-  OnRank(rank->rank, queue_.now_us() + rng_.Between(0, 20 * kMs), [this](Rank* own) {
-    own->leave_by_us = queue_.now_us() + kLeaveUs;
-    own->commands.push_back([this](Engine* engine) { engine->Leave(queue_.now_us()); });
-    WakeRank(own->rank);
-  });
+  OnRank(rank->rank, queue_.now_us() + rng_.Between(0, rng_.Chance(60) ? 50 : 20 * kMs),
+         [this](Rank* own) {
+           own->leave_by_us = queue_.now_us() + kLeaveUs;
+           own->commands.push_back([this](Engine* engine) { engine->Leave(queue_.now_us()); });
+           WakeRank(own->rank);
+         });
 }
 
 // ---- the end ----
