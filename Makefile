@@ -2,7 +2,7 @@
 # Needs GNU make, Python 3.11-3.13 and a C++17 compiler: no root, no GPU, nothing else installed.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help train test test-slow sim campaign mutants sanitize fuzz hostile lint format docs gpu setup clean distclean
+.PHONY: help train test test-slow sim campaign scale mutants sanitize fuzz hostile lint format docs gpu setup clean distclean
 unexport PYTHONPATH PYTHONHOME
 
 NP ?= 2
@@ -63,6 +63,9 @@ fuzz: $(BUILT)  ## every parser for SECONDS (600) of processor time, under sanit
 
 hostile: $(BUILT)  ## 100,000 hostile connections at starting and running jobs
 	@$(BIN)/python tests/helpers/hostile.py --connections $(CONNECTIONS)
+
+scale: $(BUILT)  ## start, messages, descriptors and memory for 8 to 256 ranks
+	@$(BIN)/python benchmarks/scale.py
 
 lint: $(INSTALLED)  ## style, format and types, Python and C++
 	$(BIN)/ruff check $(PYTHON_CODE)

@@ -39,6 +39,7 @@ SENDRECV = 10
 
 _GROUP_ID_BYTES = 33
 _RECORD_BATCH = 512
+_WANTED_BATCH = 64
 
 
 class CoreError(RuntimeError):
@@ -106,6 +107,9 @@ class World(ctypes.Structure):
         ("links", ctypes.POINTER(Link)),
         ("link_count", ctypes.c_int32),
         ("host_of", ctypes.POINTER(ctypes.c_int32)),
+        ("hosts", ctypes.POINTER(ctypes.c_char_p)),
+        ("pids", ctypes.POINTER(ctypes.c_int64)),
+        ("wanted_fd", ctypes.c_int32),
     ]
 
 
@@ -211,6 +215,11 @@ class Topology:
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "tfdist_init": (ctypes.c_int32, [ctypes.POINTER(World)]),
     "tfdist_shutdown": (None, [ctypes.c_double]),
+    "tfdist_take_wanted": (
+        ctypes.c_int32,
+        [ctypes.POINTER(ctypes.c_int32), ctypes.c_int32],
+    ),
+    "tfdist_add_link": (ctypes.c_int32, [ctypes.POINTER(Link)]),
     "tfdist_is_initialized": (ctypes.c_int32, []),
     "tfdist_last_error": (Status, []),
     "tfdist_topology": (None, [ctypes.POINTER(ctypes.c_int32)]),
@@ -360,24 +369,28 @@ def start(
     generation: int = 1,
     own_doorbell_fd: int = -1,
     links: Sequence[LinkEnd] = (),
+    hosts: Sequence[str] = (),
+    pids: Sequence[int] = (),
+    wanted_fd: int = -1,
 ) -> None:
-    """Starts the engine; it owns all descriptors from here on.
+    """Starts the engine; it owns all descriptors but `wanted_fd` from here on.
+
+    Args:
+        topology: place of this rank.
+        host: of this rank, for messages.
+        generation: of the world.
+        own_doorbell_fd: eventfd of this rank.
+        links: to every rank; above TFDIST_MESH_RANKS to `overlay.neighbours`.
+        hosts: of all ranks, for messages; empty: those of `links`.
+        pids: likewise.
+        wanted_fd: eventfd that tells of `take_wanted`.
 
     Raises:
         CoreError: the engine did not start.
     """
     array = (Link * max(1, len(links)))()
     for slot, end in zip(array, links, strict=False):
-        slot.peer = end.peer
-        slot.transport = end.transport.encode()
-        slot.host = end.host.encode()
-        slot.pid = end.pid
-        slot.socket_fd = end.socket_fd
-        slot.memory_fd = end.memory_fd
-        slot.peer_doorbell_fd = end.peer_doorbell_fd
-        slot.initiator = int(end.initiator)
-        slot.key = end.key
-        slot.key_bytes = len(end.key)
+        _fill(slot, end)
     world = World(
         rank=topology.rank,
         size=topology.size,
@@ -391,8 +404,52 @@ def start(
         links=array,
         link_count=len(links),
         host_of=(ctypes.c_int32 * topology.size)(*topology.host_of),
+        wanted_fd=wanted_fd,
     )
+    if hosts:
+        names = [name.encode() for name in hosts]
+        world.hosts = (ctypes.c_char_p * topology.size)(*names)
+    if pids:
+        world.pids = (ctypes.c_int64 * topology.size)(*pids)
     check(library().tfdist_init(ctypes.byref(world)))
+
+
+def _fill(slot: Link, end: LinkEnd) -> None:
+    slot.peer = end.peer
+    slot.transport = end.transport.encode()
+    slot.host = end.host.encode()
+    slot.pid = end.pid
+    slot.socket_fd = end.socket_fd
+    slot.memory_fd = end.memory_fd
+    slot.peer_doorbell_fd = end.peer_doorbell_fd
+    slot.initiator = int(end.initiator)
+    slot.key = end.key
+    slot.key_bytes = len(end.key)
+
+
+def take_wanted() -> list[int]:
+    """The ranks to which the core wants a link, each once.
+
+    Of the two ranks of a link the higher one connects.
+    """
+    found: list[int] = []
+    batch = (ctypes.c_int32 * _WANTED_BATCH)()
+    while True:
+        count = library().tfdist_take_wanted(batch, _WANTED_BATCH)
+        found += batch[:count]
+        if count < _WANTED_BATCH:
+            return found
+
+
+def add_link(end: LinkEnd) -> None:
+    """Hands over a link that was wanted; the core owns its descriptors.
+
+    Raises:
+        CoreError: the core did not take it.
+    """
+    link = Link()
+    _fill(link, end)
+    check(library().tfdist_add_link(ctypes.byref(link)))
 
 
 def stop(timeout_s: float) -> None:

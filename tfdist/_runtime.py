@@ -25,6 +25,7 @@ from tfdist.rendezvous.world import Mesh
 
 if TYPE_CHECKING:
     from tfdist._process_sets import ProcessSet
+    from tfdist.rendezvous.late_links import LateLinks
 
 _log = logging.getLogger("tfdist")
 _SHUTDOWN_TIMEOUT_S = 2.0
@@ -41,6 +42,7 @@ class _State:
     pid: int = 0  # process that called init; another one is its fork
     generation: int = 0
     hooked: bool = False
+    late: LateLinks | None = None
     process_sets: list[ProcessSet] = field(default_factory=list)  # of this generation
 
 
@@ -122,13 +124,24 @@ def _connect(timeout_s: float | None) -> None:
                 rows=rows,
             )
             mesh = connect(os.environ, placement, options)
-        _core.start(
-            mesh.topology,
-            host=mesh.host,
-            generation=mesh.generation,
-            own_doorbell_fd=mesh.own_doorbell_fd,
-            links=mesh.links,
-        )
+        try:
+            _core.start(
+                mesh.topology,
+                host=mesh.host,
+                generation=mesh.generation,
+                own_doorbell_fd=mesh.own_doorbell_fd,
+                links=mesh.links,
+                hosts=mesh.hosts,
+                pids=mesh.pids,
+                wanted_fd=mesh.late.wanted_fd if mesh.late else -1,
+            )
+        except _core.CoreError:
+            if mesh.late:
+                mesh.late.stop()
+            raise
+        if mesh.late:
+            mesh.late.started()
+        _state.late = mesh.late
         _state.topology = mesh.topology
         _state.pid = os.getpid()
         _state.process_sets = []
@@ -174,6 +187,9 @@ def shutdown() -> None:
             return
         _state.topology = None
         _core.stop(_SHUTDOWN_TIMEOUT_S)
+        if _state.late is not None:
+            _state.late.stop()
+            _state.late = None
 
 
 def generation() -> int:

@@ -56,6 +56,7 @@ class Rank:
     def run(self) -> None:
         """Starts, steps until an error or the limit, says how it ended."""
         error: _core.CoreError | None = None
+        counters: dict[str, Any] = {}
         try:
             _runtime.start()
             group, _ = _core.register_group(DESCRIPTION, [True] * BUCKETS)
@@ -63,12 +64,14 @@ class Rank:
                 self._step(group)
                 if self.applied == WARM_STEPS:
                     self.say("ready")
+            counters = _core.counters()
+            _runtime.shutdown()  # others may still be in their last step
         except _core.CoreError as found:
             error = found
         self.say(
             "end",
             applied=self.applied,
-            counters=_core.counters() if error is None else {},
+            counters=counters,
             code=error.code if error else 0,
             message=error.message if error else "",
             payload=error.payload if error else {},

@@ -55,6 +55,7 @@ class Job:
         steps: int = 10**9,
         enter: Callable[[int], None] | None = None,
         placement: Callable[[int], Mapping[str, str]] | None = None,
+        program: Callable[[int, int, int], None] = rank_program.main,
     ) -> None:
         job = uuid.uuid4().hex
         self.children: list[Child] = []
@@ -69,7 +70,9 @@ class Job:
                 **environ,
                 **(placement(rank) if placement else {}),
             }
-            self.children.append(_fork(rank, seed * 64 + rank, steps, own, enter))
+            self.children.append(
+                _fork(rank, seed * 64 + rank, steps, own, enter, program)
+            )
 
     def __enter__(self) -> Job:
         return self
@@ -121,6 +124,7 @@ def _fork(
     steps: int,
     environ: Mapping[str, str],
     enter: Callable[[int], None] | None,
+    program: Callable[[int, int, int], None],
 ) -> Child:
     reading, writing = os.pipe()
     pid = os.fork()
@@ -135,7 +139,7 @@ def _fork(
         os.environ.update(environ)
         if enter is not None:
             enter(rank)
-        rank_program.main(writing, seed, steps)
+        program(writing, seed, steps)
         code = 0
     finally:
         os._exit(code)

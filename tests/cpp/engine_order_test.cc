@@ -2,6 +2,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include "buckets.h"
 #include "check.h"
 #include "hand_driven.h"
 
@@ -135,6 +136,56 @@ TEST(a_peer_whose_process_has_ended_is_lost_although_its_connection_is_open) {
   }
   CHECK_EQ_IN(Text(done).rfind("rank 2 (host testhost, pid 4242) failed", 0), size_t{0},
               Text(done));
+}
+
+// Rank 2 was asked before it came. Then it comes, but data does not: nobody is missing, so nobody
+// may be named as missing.
+TEST(a_rank_that_comes_after_it_was_asked_is_not_blamed) {
+  constexpr int64_t kSecond = 1000000;
+  World3 world;
+  std::vector<std::vector<float>> data(3, std::vector<float>(3000, 1.0f));
+  std::vector<std::shared_ptr<std::unique_ptr<Status>>> done(3);
+  const auto submit = [&](size_t rank, std::unique_ptr<Request> request, int64_t now_us) {
+    auto result = done[rank] = std::make_shared<std::unique_ptr<Status>>();
+    request->done = [result](const Status& s) { *result = std::make_unique<Status>(s); };
+    request->info.timeout_s = 4;
+    world.engines[rank]->Submit(std::move(request), now_us);
+  };
+  const auto bucket = [&](size_t rank) { return Bucket("group id", 0, 1, &data[rank]); };
+  const auto settle = [&](int64_t now_us) {
+    for (int i = 0; i < 9; ++i) {
+      for (auto& engine : world.engines) engine->Poll(now_us);
+    }
+  };
+  const auto tick = [&](int64_t now_us) {
+    for (auto& engine : world.engines) engine->Tick(now_us);
+    settle(now_us);
+  };
+  for (size_t r = 0; r < 3; ++r) {
+    auto request = MakeRequest(CollectiveKind::kRegister, "gradients");
+    request->info.description = "w";
+    request->group = "group id";
+    request->agreed = [](const Response&) {};
+    submit(r, std::move(request), 1);
+  }
+  settle(1);
+  for (size_t r = 0; r < 3; ++r) submit(r, bucket(r), 1);
+  settle(1);
+  for (size_t r = 0; r < 3; ++r) CHECK_EQ(Text(done[r]), "ok");
+  world.data_open = false;
+  for (size_t r = 0; r < 2; ++r) submit(r, bucket(r), kSecond);
+  settle(kSecond);
+  CHECK_EQ(Counter(world.engines[0]->CountersJson(), "probes"), int64_t{0});
+  tick(2 * kSecond);
+  CHECK(Counter(world.engines[0]->CountersJson(), "probes") > 0);
+  submit(2, bucket(2), 3 * kSecond);
+  settle(3 * kSecond);
+  tick(5 * kSecond + kSecond / 3);
+  for (size_t r = 0; r < 3; ++r) CHECK_EQ(Text(done[r]), "under way");
+  tick(8 * kSecond);
+  for (size_t r = 0; r < 3; ++r) {
+    CHECK_CONTAINS(Text(done[r]), "did not finish although every rank had started it");
+  }
 }
 
 }  // namespace

@@ -81,16 +81,22 @@ TEST(ranks_may_start_buckets_in_any_order_through_a_window_of_one) {
     const std::string group = Register(ranks[rank], "w float32 [1]");
     CHECK_OK(Step(ranks[rank], group, rank));
   });
-  // Rank 0 has bucket 0, the first in the order, in its window; rank 1 submits it only when bucket
-  // 4 is done.
+  // Bucket 4 is behind one that the other rank has not submitted, on both: nobody would begin.
   const std::string group = Register(ranks[0], "w float32 [1]");
-  std::vector<std::vector<float>> data(4, std::vector<float>(40000, 1.0f));
-  Pending first = Start(ranks[0], Bucket(group, 0, kBuckets, &data[0]));
-  Pending last = Start(ranks[0], Bucket(group, 4, kBuckets, &data[1]));
-  CHECK_OK(Start(ranks[1], Bucket(group, 4, kBuckets, &data[2])).Wait());
-  CHECK_OK(last.Wait());
-  CHECK_OK(Start(ranks[1], Bucket(group, 0, kBuckets, &data[3])).Wait());
-  CHECK_OK(first.Wait());
+  std::vector<std::vector<float>> data(6, std::vector<float>(3000, 1.0f));
+  const auto start = [&](int rank, int bucket, size_t at) {
+    return Start(ranks[rank], Bucket(group, bucket, kBuckets, &data[at]));
+  };
+  Pending zero = start(0, 0, 0);
+  Pending one = start(1, 1, 1);
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  Pending four[] = {start(0, 4, 2), start(1, 4, 3)};
+  for (Pending& p : four) CHECK_OK(p.Wait());
+  Pending rest[] = {start(0, 1, 4), start(1, 0, 5)};
+  for (Pending& p : rest) CHECK_OK(p.Wait());
+  CHECK_OK(zero.Wait());
+  CHECK_OK(one.Wait());
+  for (const auto& own : data) CHECK(own == std::vector<float>(3000, 2.0f));
 }
 
 struct Change {

@@ -1,21 +1,28 @@
-// Threads as ranks: N complete runtimes in one process, joined by one of the transports, and calls
-// that submit on one rank and wait for the end.
+// Threads as ranks: N complete runtimes in one process, joined by one of the transports (a full
+// mesh up to config.mesh_ranks, else an overlay whose later links open at once), and calls that
+// submit on one rank and wait for the end.
 #ifndef TFDIST_TESTS_CPP_RANKS_H_
 #define TFDIST_TESTS_CPP_RANKS_H_
 
 #include <sys/eventfd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <functional>
 #include <future>
 #include <memory>
+#include <mutex>
+#include <set>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
+#include "base/deadline.h"
 #include "check.h"
 #include "runtime/runtime.h"
 #include "scheduler/plan.h"
+#include "transport/routes.h"
 #include "transport/transport.h"
 
 namespace tfdist {
@@ -55,19 +62,25 @@ class Ranks {
       doorbells[r] = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
       links[r].resize(n);
     }
+    const auto connect = [entry, doorbells, config](int a, int b) {
+      LinkEnds end_a;
+      LinkEnds end_b;
+      CHECK_OK(entry->make_pair(a, b, doorbells[static_cast<size_t>(a)],
+                                doorbells[static_cast<size_t>(b)], config, &end_a, &end_b));
+      auto link_a = entry->make(end_a, config);
+      auto link_b = entry->make(end_b, config);
+      CHECK_OK(link_a.status());
+      CHECK_OK(link_b.status());
+      return std::make_pair(std::move(link_a.value()), std::move(link_b.value()));
+    };
+    const bool overlay = size > config.mesh_ranks;
     for (int a = 0; a < size; ++a) {
+      const std::vector<int> neighbours = OverlayNeighbours(a, size);
       for (int b = a + 1; b < size; ++b) {
-        const auto i = static_cast<size_t>(a);
-        const auto j = static_cast<size_t>(b);
-        LinkEnds end_a;
-        LinkEnds end_b;
-        CHECK_OK(entry->make_pair(a, b, doorbells[i], doorbells[j], config, &end_a, &end_b));
-        auto link_a = entry->make(end_a, config);
-        auto link_b = entry->make(end_b, config);
-        CHECK_OK(link_a.status());
-        CHECK_OK(link_b.status());
-        links[i][j] = std::move(link_a.value());
-        links[j][i] = std::move(link_b.value());
+        if (overlay && !std::binary_search(neighbours.begin(), neighbours.end(), b)) continue;
+        auto [one, two] = connect(a, b);
+        links[static_cast<size_t>(a)][static_cast<size_t>(b)] = std::move(one);
+        links[static_cast<size_t>(b)][static_cast<size_t>(a)] = std::move(two);
       }
     }
     for (int r = 0; r < size; ++r) {
@@ -80,10 +93,19 @@ class Ranks {
       world.hosts.assign(n, "testhost");
       world.pids.assign(n, 4242);
       world.host_of = host_of;
-      runtimes_.push_back(std::make_unique<Runtime>(world, std::move(links[static_cast<size_t>(r)]),
-                                                    config, doorbells[static_cast<size_t>(r)]));
+      Links own = std::move(links[static_cast<size_t>(r)]);
+      std::shared_ptr<Overlay> router;
+      if (overlay) {
+        Overlay::Hooks hooks{[this, r, connect](int peer) { Open(r, peer, connect); }, NowUs};
+        router = std::make_shared<Overlay>(r, size, world.generation, hooks);
+        own = router->MakeLinks(std::move(own));
+      }
+      runtimes_.push_back(std::make_unique<Runtime>(world, std::move(own), config,
+                                                    doorbells[static_cast<size_t>(r)], router));
     }
   }
+  Ranks(const Ranks&) = delete;
+  Ranks& operator=(const Ranks&) = delete;
   ~Ranks() {
     std::vector<std::thread> threads;
     for (auto& runtime : runtimes_) {
@@ -97,7 +119,13 @@ class Ranks {
   // The rank vanishes, as after SIGKILL: no goodbye.
   void Kill(int rank) {
     runtimes_[static_cast<size_t>(rank)]->Shutdown(-1);
+    std::lock_guard<std::mutex> lock(mutex_);
     runtimes_[static_cast<size_t>(rank)].reset();
+  }
+  // Links that were opened because data needed them.
+  size_t opened() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return opened_.size();
   }
 
   // Runs `body(rank)` on a thread for every rank that is alive; rethrows the first failure.
@@ -117,6 +145,20 @@ class Ranks {
   }
 
  private:
+  // What the rendezvous does for ranks that are processes: called by each side of a wanted link.
+  template <typename Connect>
+  void Open(int rank, int peer, const Connect& connect) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto a = static_cast<size_t>(std::min(rank, peer));
+    const auto b = static_cast<size_t>(std::max(rank, peer));
+    if (runtimes_[a] == nullptr || runtimes_[b] == nullptr || !opened_.emplace(a, b).second) return;
+    auto [one, two] = connect(static_cast<int>(a), static_cast<int>(b));
+    runtimes_[a]->Adopt(static_cast<int>(b), std::move(one));
+    runtimes_[b]->Adopt(static_cast<int>(a), std::move(two));
+  }
+
+  std::mutex mutex_;  // guards what Open uses while ranks run
+  std::set<std::pair<size_t, size_t>> opened_;
   std::vector<std::unique_ptr<Runtime>> runtimes_;
 };
 

@@ -77,7 +77,8 @@ def main():
         else:
             state = [*model.get_weights(), *map(np.asarray, model.optimizer.variables)]
             digest = hashlib.sha256(b"".join(x.tobytes() for x in state)).hexdigest()
-            print("SAVED", digest, "step", seen.record.committed_step, flush=True)
+            step = seen.record.committed_step if seen else "of its own"
+            print("SAVED", digest, "step", step, flush=True)
         raise
 
 

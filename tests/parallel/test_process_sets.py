@@ -94,7 +94,7 @@ def tape_and_optimizer():
     for number, own in enumerate(tfdist.process_sets()):
         if not own.included():
             continue
-        w = keras.Variable([0.0])
+        w = keras.Variable([0.0], name="w")
         tfdist.broadcast_variables([w], root=own.ranks[0], process_set=own)
         optimizer = tfdist.DistributedOptimizer(
             keras.optimizers.SGD(1.0), process_set=own

@@ -256,7 +256,8 @@ class Job:
         host = store_host(self.plan, os.environ)
         fd, path = keep_in_memory(self.secret)
         try:
-            store = StoreThread(self.secret, host=host, job=self.name)
+            size = len(self.plan.places)
+            store = StoreThread(self.secret, host=host, job=self.name, size=size)
             store.start()
             try:
                 yield store, path

@@ -9,6 +9,9 @@ from pathlib import Path
 
 import psutil
 
+from tfdist import _core
+from tfdist.rendezvous.overlay import first_peers
+
 _FILES_OF_A_PROGRAM = 256  # Python, TensorFlow, data files
 _FILES_A_PEER = 3  # socket, memory, doorbell
 _FILES_A_RANK = 6  # of the launcher: two pipes, log file, process, two of the store
@@ -55,6 +58,15 @@ def available_memory() -> int:
     return free
 
 
+def links_a_rank(world: int) -> int:
+    """Links with which each of `world` ranks starts (TFDIST_MESH_RANKS)."""
+    try:
+        mesh_ranks = int(_core.value("TFDIST_MESH_RANKS"))
+    except (ImportError, _core.CoreError):
+        mesh_ranks = world  # reported elsewhere; here the most there can be
+    return len(first_peers(0, world, mesh_ranks))
+
+
 def check(size: int, *, shm_bytes: int, world: int | None = None) -> Findings:
     """Checks open files, stack, shared memory and cores for `size` ranks.
 
@@ -66,7 +78,7 @@ def check(size: int, *, shm_bytes: int, world: int | None = None) -> Findings:
     found = Findings()
     world = size if world is None else world
     need = max(
-        _FILES_OF_A_PROGRAM + _FILES_A_PEER * (world - 1),
+        _FILES_OF_A_PROGRAM + _FILES_A_PEER * links_a_rank(world),
         64 + _FILES_A_RANK * world,
     )
     files = raised_limit(resource.RLIMIT_NOFILE, need, 2 * need)
@@ -81,7 +93,7 @@ def check(size: int, *, shm_bytes: int, world: int | None = None) -> Findings:
             f"the stack is limited to {stack >> 10} KiB, but TensorFlow needs at least "
             f"{_STACK_BYTES >> 10} KiB; raise it (ulimit -s {_GOOD_STACK_BYTES >> 10})"
         )
-    shared = shm_bytes * size * (size - 1) // 2
+    shared = shm_bytes * size * links_a_rank(size) // 2
     free = available_memory()
     if shared > free:
         found.errors.append(

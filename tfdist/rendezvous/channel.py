@@ -25,6 +25,20 @@ _LENGTH_BYTES = 4
 _FD_BYTES = array.array("i").itemsize
 
 
+def patience(size: int) -> float:
+    """By what to multiply deadlines when `size` ranks start at once.
+
+    They may all share the cores of one machine: a rank that answers in a millisecond
+    waits for its turn among the others first.
+
+    Example:
+        >>> from tfdist.rendezvous import channel
+        >>> channel.patience(8), channel.patience(256)
+        (1.0, 4.0)
+    """
+    return max(1.0, size / 64)
+
+
 class ChannelClosed(ConnectionError):
     """The other side closed the connection."""
 
@@ -58,9 +72,10 @@ async def _ready(sock: socket.socket, *, write: bool) -> None:
 class Channel:
     """One end of a connection; owns the socket until `detach` or `close`."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, *, size: int = 1) -> None:
         sock.setblocking(False)
         self.sock = sock
+        self._handshake_s = HANDSHAKE_TIMEOUT_S * patience(size)
         self.claims: dict[str, Any] = {}  # of the client, when it has proved itself
         self.link_key = b""  # for the core's frames on this socket
         self._send: auth.Sealer | None = None
@@ -126,9 +141,12 @@ class Channel:
 
     async def send(self, message: dict[str, Any], fds: tuple[int, ...] = ()) -> None:
         """Sends a message after the handshake, with descriptors beside it."""
+        await self.send_encoded(auth.encode(message), fds)
+
+    async def send_encoded(self, body: bytes, fds: tuple[int, ...] = ()) -> None:
+        """As `send`, of what `auth.encode` has made of a message."""
         if self._send is None:
             raise AuthenticationError("the handshake is not complete")
-        body = auth.encode(message)
         if len(body) + auth.MAC_BYTES > MAX_BYTES_AFTER_AUTH:
             raise ValueError(
                 f"a message of {len(body)} bytes is above the limit of "
@@ -167,7 +185,7 @@ class Channel:
             ChannelClosed: the server refused without a word.
             TimeoutError: not done within 2 s.
         """
-        async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
+        async with asyncio.timeout(self._handshake_s):
             hello = auth.hello(__version__, auth.new_nonce(), claims)
             await self._write(hello, [])
             head = await self._read(auth.PREAMBLE_BYTES, [], 0)
@@ -192,7 +210,7 @@ class Channel:
         Raises:
             AuthenticationError, ChannelClosed, TimeoutError: as for the client.
         """
-        async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
+        async with asyncio.timeout(self._handshake_s):
             # The magic alone first: what is not tfdist is gone after eight bytes.
             head = await self._read(len(auth.MAGIC), [], 0)
             if head != auth.MAGIC:
@@ -228,10 +246,10 @@ class Channel:
 
     async def accept(self) -> None:
         """Tells the client that its claims are right; ends the handshake."""
-        async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
+        async with asyncio.timeout(self._handshake_s):
             await self.send({"ok": True})
 
     async def refuse(self, why: str) -> None:
         """Tells the client, which has the secret, why it is not welcome."""
-        async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
+        async with asyncio.timeout(self._handshake_s):
             await self.send({"ok": False, "why": why})

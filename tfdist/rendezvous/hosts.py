@@ -4,8 +4,8 @@ A rank claims a host by the boot id of its kernel and its network namespace. Tha
 proves nothing: virtual machines that were cloned while running have equal ones. The
 proof is an authenticated connection to an abstract AF_UNIX name, which reaches neither
 another kernel nor another network namespace: exactly what shared memory needs as well
-(`links`). Each rank tries the lower ranks of the same claim, in order; the first that
-it reaches is the lowest of its host. That is independent of TFDIST_TRANSPORT, so that
+(`links`). Each rank tries the lower ranks of the same claim, the nearest first; the
+first that it reaches is on its host. That is independent of TFDIST_TRANSPORT, so that
 the hosts, and with them the bits of a result, are.
 """
 
@@ -43,15 +43,18 @@ def claim() -> str:
 
 
 def candidates(rank: int, claims: Sequence[str]) -> list[int]:
-    """The lower ranks that claim the host of `rank`, in the order to try them."""
-    return [other for other in range(rank) if claims[other] == claims[rank]]
+    """The lower ranks that claim the host of `rank`, in the order to try them.
+
+    The nearest first: of many ranks on a host each is tried by about one other.
+    """
+    return [other for other in reversed(range(rank)) if claims[other] == claims[rank]]
 
 
-def numbered(lowest: Sequence[int]) -> tuple[int, ...]:
+def numbered(reached: Sequence[int]) -> tuple[int, ...]:
     """Numbers the hosts by their lowest rank.
 
     Args:
-        lowest: for each rank the lowest rank of its host.
+        reached: for each rank a lower one of its host, itself when it is the lowest.
 
     Returns:
         For each rank the index of its host.
@@ -60,11 +63,15 @@ def numbered(lowest: Sequence[int]) -> tuple[int, ...]:
         >>> from tfdist.rendezvous import hosts
         >>> hosts.numbered([0, 1, 0, 1])
         (0, 1, 0, 1)
-        >>> hosts.numbered([0, 0, 2])
-        (0, 0, 1)
+        >>> hosts.numbered([0, 0, 2, 1])
+        (0, 0, 1, 0)
     """
-    order = sorted(set(lowest))
-    return tuple(order.index(rank) for rank in lowest)
+    numbers: list[int] = []
+    for rank, other in enumerate(reached):
+        numbers.append(
+            max(numbers, default=-1) + 1 if other == rank else numbers[other]
+        )
+    return tuple(numbers)
 
 
 async def reaches(

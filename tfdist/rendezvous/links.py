@@ -20,7 +20,7 @@ from typing import Any
 from tfdist import _core
 from tfdist.rendezvous import auth
 from tfdist.rendezvous.auth import AuthenticationError
-from tfdist.rendezvous.channel import Channel, close_all
+from tfdist.rendezvous.channel import Channel, close_all, patience
 
 SHM = "shm"
 TCP = "tcp"
@@ -61,6 +61,7 @@ class Bond:
         generation: number of the initialization.
         rank: this one.
         frames: how the core authenticates frames (TFDIST_TCP_MAC).
+        size: number of ranks.
     """
 
     secret: bytes = field(repr=False)
@@ -68,6 +69,12 @@ class Bond:
     generation: int
     rank: int
     frames: str
+    size: int = 1
+
+    @property
+    def timeout_s(self) -> float:
+        """Seconds for making one link."""
+        return _LINK_TIMEOUT_S * patience(self.size)
 
     def claims(
         self, transport: str, acceptor: int, purpose: str = LINK
@@ -102,7 +109,7 @@ def link_end(
     peer: Peer, channel: Channel, *, initiator: bool, shared: list[int] | None = None
 ) -> _core.LinkEnd:
     """Turns a connected channel into what the core takes; detaches its socket."""
-    memory, doorbell = shared or (-1, -1)
+    memory, doorbell = [*(shared or []), -1, -1][:2]
     return _core.LinkEnd(
         peer=peer.rank,
         transport=SHM if shared else TCP,
@@ -160,18 +167,24 @@ def exchange_nonce(fd: int, size: int, write: bytes | None) -> bytes:
 
 
 async def connect_shm(
-    bond: Bond, peer: Peer, *, shm_bytes: int, doorbell_fd: int
+    bond: Bond, peer: Peer, *, shm_bytes: int, doorbell_fd: int | None
 ) -> _core.LinkEnd:
     """Makes the shared-memory link to a lower rank.
+
+    Args:
+        bond: of this rank.
+        peer: the lower rank.
+        shm_bytes: size of the memory.
+        doorbell_fd: what the peer rings; None, on both sides: the socket of the link.
 
     Raises:
         ShmFailedError: it does not work between the two; TCP may.
     """
-    channel = Channel(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+    channel = Channel(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), size=bond.size)
     memory = -1
     fds: list[int] = []
     try:
-        async with asyncio.timeout(_LINK_TIMEOUT_S):
+        async with asyncio.timeout(bond.timeout_s):
             await asyncio.get_running_loop().sock_connect(
                 channel.sock, "\0" + peer.unix_name
             )
@@ -179,11 +192,13 @@ async def connect_shm(
             memory = create_memory(shm_bytes)
             nonce = secrets.token_bytes(_NONCE_BYTES)
             exchange_nonce(memory, shm_bytes, nonce)
-            await channel.send({"memory": shm_bytes}, (memory, doorbell_fd))
-            answer, fds = await channel.receive_with_fds(1)
-            _check_answer(answer, fds, nonce, exchange_nonce(memory, shm_bytes, None))
+            bells = () if doorbell_fd is None else (doorbell_fd,)
+            await channel.send({"memory": shm_bytes}, (memory, *bells))
+            answer, fds = await channel.receive_with_fds(len(bells))
+            left = exchange_nonce(memory, shm_bytes, None)
+            _check_answer(answer, len(fds) - len(bells), nonce, left)
             await channel.send({"ready": True})
-        return link_end(peer, channel, initiator=True, shared=[memory, fds[0]])
+        return link_end(peer, channel, initiator=True, shared=[memory, *fds])
     except (OSError, AuthenticationError, TimeoutError, ShmFailedError) as error:
         channel.close()
         close_all([*fds, *([memory] if memory >= 0 else [])])
@@ -195,37 +210,50 @@ async def connect_shm(
 
 
 def _check_answer(
-    answer: dict[str, Any], fds: list[int], nonce: bytes, left: bytes
+    answer: dict[str, Any], surplus: int, nonce: bytes, left: bytes
 ) -> None:
     if "error" in answer:
         raise ShmFailedError(f"{answer['error']!s:.200}")
-    if len(fds) != 1:
+    if surplus != 0:
         raise ShmFailedError("the peer passed no doorbell")
     if auth.decode_bytes(answer, "nonce", _NONCE_BYTES) != nonce or any(left):
         raise ShmFailedError("the two processes do not see the same memory")
 
 
 async def accept_shm(
-    channel: Channel, peer: Peer, *, shm_bytes: int, doorbell_fd: int
+    channel: Channel,
+    peer: Peer,
+    *,
+    shm_bytes: int,
+    doorbell_fd: int | None,
+    timeout_s: float = _LINK_TIMEOUT_S,
 ) -> _core.LinkEnd:
     """Takes the shared memory that a higher rank offers; owns the channel.
+
+    Args:
+        channel: what the higher rank has connected.
+        peer: that rank.
+        shm_bytes: size of the memory.
+        doorbell_fd: as for `connect_shm`.
+        timeout_s: seconds for all of it.
 
     Raises:
         ShmFailedError: it does not work; the peer was told, and comes by TCP.
     """
     fds: list[int] = []
     try:
-        async with asyncio.timeout(_LINK_TIMEOUT_S):
-            _, fds = await channel.receive_with_fds(2)
+        async with asyncio.timeout(timeout_s):
+            bells = () if doorbell_fd is None else (doorbell_fd,)
+            _, fds = await channel.receive_with_fds(1 + len(bells))
             try:
-                if len(fds) != 2:
+                if len(fds) != 1 + len(bells):
                     raise ShmFailedError("the peer passed no memory")
                 check_memory(fds[0], shm_bytes)
                 nonce = exchange_nonce(fds[0], shm_bytes, None)
             except (OSError, ValueError, ShmFailedError) as error:
                 await channel.send({"error": str(error)})
                 raise
-            await channel.send({"nonce": nonce.hex()}, (doorbell_fd,))
+            await channel.send({"nonce": nonce.hex()}, bells)
             await channel.receive()
         return link_end(peer, channel, initiator=False, shared=fds)
     except (OSError, ValueError, AuthenticationError, TimeoutError) as error:
@@ -247,9 +275,9 @@ async def connect_tcp(bond: Bond, peer: Peer) -> _core.LinkEnd:
     loop = asyncio.get_running_loop()
     host, port = peer.address
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    channel = Channel(socket.socket(family, socket.SOCK_STREAM))
+    channel = Channel(socket.socket(family, socket.SOCK_STREAM), size=bond.size)
     try:
-        async with asyncio.timeout(_LINK_TIMEOUT_S):
+        async with asyncio.timeout(bond.timeout_s):
             await loop.sock_connect(channel.sock, (host, port))
             channel.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             await channel.handshake_as_client(bond.secret, bond.claims(TCP, peer.rank))

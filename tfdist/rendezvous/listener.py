@@ -1,10 +1,11 @@
 """A listening socket that no stranger can block, crash or exhaust.
 
 Every connection is handled by its own task with a deadline of 2 s for the handshake.
-At most 64 connections may be unauthenticated; one more drops the oldest of the address
-that has the most, so that a flood from one host keeps no other out. What does not prove
-that it knows the job's secret is closed, and counted in one warning every 10 s. Who
-has the secret but does not belong here is told why.
+At most 64 connections may be unauthenticated; above 64 ranks there is more time, above
+32 ranks more room. One more drops the oldest of the address that has the most, so that
+a flood from one host keeps no other out. What does not prove that it knows the job's
+secret is closed, and counted in one warning every 10 s. Who has the secret but does not
+belong here is told why.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ class Listener:
         secret: the job's secret.
         refusal: why a client with these claims is not welcome; "" when it is.
         serve: called with each authenticated channel, which it then owns.
+        size: ranks that may come at once. Many of them get more time and more room.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class Listener:
         secret: bytes,
         refusal: Callable[[dict[str, Any]], str],
         serve: Callable[[Channel], Awaitable[None]],
+        size: int = 1,
     ) -> None:
         sock.setblocking(False)
         sock.listen(_BACKLOG)
@@ -50,6 +53,8 @@ class Listener:
         self._secret = secret
         self._refusal = refusal
         self._serve = serve
+        self._size = size
+        self._room = max(MAX_UNAUTHENTICATED, 2 * size)
         self._strangers: dict[asyncio.Task[None], str] = {}  # address; oldest first
         self._tasks: set[asyncio.Task[None]] = set()
         self._refused = 0
@@ -68,6 +73,10 @@ class Listener:
         await asyncio.gather(*tasks, return_exceptions=True)
         self._sock.close()
 
+    def abandon(self) -> None:
+        """Closes the socket in a forked child, where the loop does not run."""
+        self._sock.close()
+
     @property
     def open_connections(self) -> int:
         """Authenticated connections that are being served."""
@@ -83,10 +92,11 @@ class Listener:
                 self._refuse(error)
                 await asyncio.sleep(0.02)
                 continue
-            if len(self._strangers) >= MAX_UNAUTHENTICATED:
+            if len(self._strangers) >= self._room:
                 self._drop_oldest()
             source = address[0] if sock.family != socket.AF_UNIX else "this host"
-            task = asyncio.create_task(self._connection(Channel(sock), source))
+            channel = Channel(sock, size=self._size)
+            task = asyncio.create_task(self._connection(channel, source))
             self._strangers[task] = source
             self._tasks.add(task)
             task.add_done_callback(self._forget)
@@ -98,8 +108,7 @@ class Listener:
         oldest.cancel()
         self._refuse(
             AuthenticationError(
-                f"more than {MAX_UNAUTHENTICATED} connections at once did not "
-                "authenticate"
+                f"more than {self._room} connections at once did not authenticate"
             ),
             busiest,
         )

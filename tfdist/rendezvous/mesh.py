@@ -1,4 +1,8 @@
-"""Connects every pair of ranks, after all have told and compared who they are."""
+"""Connects the ranks, after all have told and compared who they are.
+
+Every pair of a small world; else each rank with its neighbours (`overlay`), and with
+others later, when data needs it (`late_links`).
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ import socket
 from typing import Any
 
 from tfdist import _core
-from tfdist.rendezvous import agreement, hosts, links
+from tfdist.rendezvous import agreement, hosts, limits, links, overlay
 from tfdist.rendezvous.address import bind
 from tfdist.rendezvous.auth import AuthenticationError, RefusedError
 from tfdist.rendezvous.channel import Channel
@@ -22,6 +26,7 @@ from tfdist.rendezvous.errors import (
     rank_failed,
     timeout,
 )
+from tfdist.rendezvous.late_links import LateLinks
 from tfdist.rendezvous.links import SHM, TCP, Bond, Peer, ShmFailedError
 from tfdist.rendezvous.listener import Listener
 from tfdist.rendezvous.store import (
@@ -41,8 +46,9 @@ _LAST_WORDS_S = 2.0
 class _Builder:
     """One start of one rank; every coroutine of it runs on one loop."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, first: list[int]) -> None:
         self.settings = settings
+        self.first = first  # the ranks to link with
         self.rank = settings.placement.rank
         self.size = settings.placement.size
         self.host = socket.gethostname()
@@ -56,6 +62,8 @@ class _Builder:
         self.listeners: list[Listener] = []
         self.compared = asyncio.Event()
         self.bond: Bond | None = None
+        self.late: LateLinks | None = None
+        self.complete = False
 
     # ---- telling and comparing ----
 
@@ -70,9 +78,18 @@ class _Builder:
                 secret=self.settings.secret,
                 refusal=functools.partial(self._refusal, transport),
                 serve=self._accept,
+                size=self.size,
             )
             listener.start()
             self.listeners.append(listener)
+        if len(self.first) < self.size - 1:
+            self.late = LateLinks(
+                rank=self.rank,
+                listeners=self.listeners,
+                connect=self._connect_late,
+                describe=lambda rank: self.peers[rank].described,
+                timeout_s=self.settings.timeout_s,
+            )
         return {"address": list(address), "unix_name": unix_name}
 
     async def tell(self, store: StoreClient) -> None:
@@ -84,6 +101,7 @@ class _Builder:
             generation=self.settings.generation,
             rank=self.rank,
             frames=str(self.settings.settings.get("TFDIST_TCP_MAC", "")),
+            size=self.size,
         )
         placement, generation = self.settings.placement, self.settings.generation
         record = {
@@ -130,7 +148,7 @@ class _Builder:
         """Proves which ranks share this one's host; all ranks get the same answer."""
         settings, generation = self.settings, self.settings.generation
         claims = [record["claim"] for record in self.records]
-        lowest = self.rank
+        reached = self.rank
         for other in hosts.candidates(self.rank, claims):
             if await hosts.reaches(
                 self.peers[other].unix_name,
@@ -139,9 +157,9 @@ class _Builder:
                 described=self.peers[other].described,
                 deadline=settings.deadline,
             ):
-                lowest = other
+                reached = other
                 break
-        await store.set(f"{generation}/host/{self.rank}", lowest)
+        await store.set(f"{generation}/host/{self.rank}", reached)
         keys = [f"{generation}/host/{rank}" for rank in range(self.size)]
         try:
             found = await store.wait(keys, settings.left_s + _LAST_WORDS_S)
@@ -170,22 +188,25 @@ class _Builder:
         if transport == SHM and claims.get("purpose") == links.PROOF:
             return self.bond.refusal(SHM, self.size, claims, links.PROOF)
         why = self.bond.refusal(transport, self.size, claims)
-        if not why and not self._fresh(claims["from"]):
+        if not why and claims["from"] in self.accepting:
             # No refusal for good: its first connection may have broken, it tries again.
             raise AuthenticationError(f"a second link from rank {claims['from']}")
         return why
-
-    def _fresh(self, rank: int) -> bool:
-        return rank not in self.made and rank not in self.accepting
 
     async def _accept(self, channel: Channel) -> None:
         if channel.claims["purpose"] == links.PROOF:  # the handshake was all
             channel.close()
             return
         transport, rank = channel.claims["transport"], channel.claims["from"]
-        if not self._fresh(rank):  # a second one, just now
+        if rank in self.accepting:  # a second one, just now
             channel.close()
             return
+        if rank in self.made:
+            if self.complete:  # the core has it
+                channel.close()
+                return
+            # It gave up the first one, at the very end of its handshake.
+            close_ends([self.made.pop(rank)])
         self.accepting.add(rank)
         try:
             # The peer may have read the records before this rank did.
@@ -196,11 +217,15 @@ class _Builder:
                     channel,
                     peer,
                     shm_bytes=self.settings.shm_bytes,
-                    doorbell_fd=self.doorbell_fd,
+                    doorbell_fd=self._passed_doorbell,
+                    timeout_s=self._bond.timeout_s,
                 )
             else:
                 channel.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 end = links.link_end(peer, channel, initiator=False)
+            if self.late is not None and rank not in self.first:
+                await self.late.accepted(end)
+                return
             self.made[rank] = end
             self.changed.set()
         except ShmFailedError as error:
@@ -213,21 +238,36 @@ class _Builder:
 
     # ---- links with lower ranks, to which this one connects ----
 
+    @property
+    def _passed_doorbell(self) -> int | None:
+        """What peers ring; None: the socket, so that a link has one descriptor."""
+        return self.doorbell_fd if self.late is None else None
+
     async def _connect(self, peer: Peer) -> str:
         """Makes one link; returns why it is not shared memory, "" when all is well."""
+        self.made[peer.rank], why = await self._link_to(peer)
+        return why
+
+    async def _connect_late(self, rank: int) -> _core.LinkEnd:
+        end, why = await self._link_to(self.peers[rank])
+        if why:
+            _log.warning("no shared memory with %s; using TCP", why)
+        return end
+
+    async def _link_to(self, peer: Peer) -> tuple[_core.LinkEnd, str]:
         same_host = self.host_of[peer.rank] == self.host_of[self.rank]
         why = ""
         if self.settings.transport != TCP and (
             same_host or self.settings.transport == SHM
         ):
             try:
-                self.made[peer.rank] = await links.connect_shm(
+                end = await links.connect_shm(
                     self._bond,
                     peer,
                     shm_bytes=self.settings.shm_bytes,
-                    doorbell_fd=self.doorbell_fd,
+                    doorbell_fd=self._passed_doorbell,
                 )
-                return ""
+                return end, ""
             except ShmFailedError as error:
                 why = f"{peer.described}: {error}"
                 if self.settings.transport == SHM:
@@ -235,8 +275,7 @@ class _Builder:
                         f"TFDIST_TRANSPORT=shm, but there is no shared memory with "
                         f"{why}; use TFDIST_TRANSPORT=auto"
                     ) from error
-        self.made[peer.rank] = await self._connect_tcp(peer)
-        return why
+        return await self._connect_tcp(peer), why
 
     @property
     def _bond(self) -> Bond:
@@ -251,7 +290,8 @@ class _Builder:
             except RefusedError as error:
                 raise invalid(f"no link with {peer.described}: {error}") from error
             except (OSError, AuthenticationError, TimeoutError) as error:
-                if self.settings.left_s <= _RETRY_S:
+                # A late link has a deadline of its own (late_links).
+                if peer.rank in self.first and self.settings.left_s <= _RETRY_S:
                     where = ":".join(map(str, peer.address))
                     raise timeout(
                         f"rank {self.rank} cannot connect to {peer.described} at "
@@ -262,17 +302,21 @@ class _Builder:
                 await asyncio.sleep(_RETRY_S)
 
     async def link(self) -> None:
-        """Makes all links of this rank."""
+        """Makes the links that this rank starts with."""
         try:
             async with asyncio.timeout(self.settings.left_s):
                 reasons = await asyncio.gather(
-                    *(self._connect(peer) for peer in self.peers[: self.rank])
+                    *(
+                        self._connect(self.peers[rank])
+                        for rank in self.first
+                        if rank < self.rank
+                    )
                 )
-                while len(self.made) < self.size - 1:
+                while len(self.made) < len(self.first):
                     await self.changed.wait()
                     self.changed.clear()
         except TimeoutError:
-            rest = sorted(set(range(self.size)) - set(self.made) - {self.rank})
+            rest = sorted(set(self.first) - set(self.made))
             raise timeout(
                 f"rank {self.rank} has no link to {numbers(rest)} after "
                 f"{self.settings.timeout_s:g} s (TFDIST_START_TIMEOUT_S)",
@@ -311,12 +355,14 @@ class _Builder:
             deadline=settings.deadline,
             job=settings.job,
             generation=settings.generation,
+            size=self.size,
         )
         try:
             await self.tell(store)
             await self.find_hosts(store)
             await self.link()
             await self.await_others(store)
+            self.complete = True
         except RendezvousError as error:
             await self._tell_failure(store, error)
             raise
@@ -337,9 +383,12 @@ class _Builder:
 
     async def close(self, *, keep_links: bool) -> None:
         """Ends the listeners; closes the links as well unless they are to stay."""
-        for listener in self.listeners:
-            await listener.close()
+        if self.late is None or not keep_links:
+            for listener in self.listeners:
+                await listener.close()
         if not keep_links:
+            if self.late is not None:
+                os.close(self.late.wanted_fd)
             close_ends(list(self.made.values()))
             self.made.clear()
             os.close(self.doorbell_fd)
@@ -352,7 +401,10 @@ async def build(settings: Settings) -> Mesh:
         RendezvousError: a rank is missing (timeout, naming it), another one failed
             (rank_failed, naming it), or the ranks do not agree (mismatch).
     """
-    builder = _Builder(settings)
+    size = settings.placement.size
+    first = overlay.first_peers(settings.placement.rank, size, settings.mesh_ranks)
+    limits.make_room(len(first))
+    builder = _Builder(settings, first)
     membership: Membership | None = None
     keep = False
     left = False
@@ -364,6 +416,7 @@ async def build(settings: Settings) -> Mesh:
             deadline=settings.deadline,
             generation=settings.generation,
             job=settings.job,
+            size=builder.size,
         )
         await _race(builder.run(), membership)
         keep = left = True
@@ -377,14 +430,17 @@ async def build(settings: Settings) -> Mesh:
                 await membership.leave()
             else:
                 membership.close()
+    topology = agreement.topology(settings.placement, builder.records, builder.host_of)
+    builder.records.clear()  # late links keep the builder
     return Mesh(
-        topology=agreement.topology(
-            settings.placement, builder.records, builder.host_of
-        ),
+        topology=topology,
         host=builder.host,
         generation=settings.generation,
         own_doorbell_fd=builder.doorbell_fd,
         links=[builder.made[rank] for rank in sorted(builder.made)],
+        hosts=[peer.host for peer in builder.peers],
+        pids=[peer.pid for peer in builder.peers],
+        late=builder.late,
     )
 
 

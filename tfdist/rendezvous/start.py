@@ -63,32 +63,43 @@ def connect(environ: Mapping[str, str], placement: Placement, options: Options) 
     """
     result: list[Mesh] = []
     failure: list[BaseException] = []
+    done = threading.Event()
     loop = asyncio.new_event_loop()
     task = loop.create_task(_connect(environ, placement, options))
 
     def work() -> None:
         asyncio.set_event_loop(loop)
+        late = None
         try:
-            result.append(loop.run_until_complete(task))
+            mesh = loop.run_until_complete(task)
+            result.append(mesh)
+            late = mesh.late
         except BaseException as error:
             failure.append(error)
-        finally:
+        try:
+            if late is not None:
+                done.set()
+                loop.run_until_complete(late.run())
             loop.run_until_complete(loop.shutdown_asyncgens())
+        finally:
             loop.close()
+            done.set()
 
     thread = threading.Thread(target=work, name="tfdist-rendezvous", daemon=True)
     thread.start()
     try:
-        thread.join(options.timeout_s + _MARGIN_S)
+        done.wait(options.timeout_s + _MARGIN_S)
     except BaseException:
         # Ctrl-C: the descriptors must not stay behind.
         loop.call_soon_threadsafe(task.cancel)
         thread.join(_MARGIN_S)
         raise
-    if thread.is_alive():
+    if not done.is_set():
         raise RuntimeError(
             "the rendezvous outlived its own deadline (this is a bug in tfdist)"
         )
+    if not result or result[0].late is None:
+        thread.join()  # a fork must not find it half way
     if failure:
         raise failure[0]
     return result[0]
@@ -118,14 +129,14 @@ async def _connect(
             secret = read_secret_file(secret_file)
             store = split_address(placement.rendezvous)
             if hosted:
-                server = StoreServer(bind(*store), secret, placement.job or "")
+                server = _server(placement, secret, store)
         else:
             _check_one_host(placement, secret_file, address)
             job = placement.job or parent_job(environ)
             meeting = MeetingPoint(job, options.generation, environ)
             if hosted:
                 secret = auth.new_secret()
-                server = StoreServer(bind("127.0.0.1", 0), secret, placement.job or "")
+                server = _server(placement, secret, ("127.0.0.1", 0))
                 store = server.address
             else:
                 where, secret = await meeting.find(deadline=deadline)
@@ -152,6 +163,10 @@ async def _connect(
             await server.close(drain_s=_DRAIN_S)
             if meeting is not None:
                 meeting.remove()
+
+
+def _server(placement: Placement, secret: bytes, where: tuple[str, int]) -> StoreServer:
+    return StoreServer(bind(*where), secret, placement.job or "", placement.size)
 
 
 def _check_one_host(

@@ -12,6 +12,7 @@ import secrets
 import socket
 import threading
 import time
+from dataclasses import dataclass, field
 from typing import Any
 
 from tfdist.rendezvous import auth
@@ -36,6 +37,14 @@ def failure_key(generation: int) -> str:
     return f"{generation}/failed"
 
 
+@dataclass(eq=False)
+class _Waiter:
+    """Who waits for keys: what is still missing of them."""
+
+    missing: set[str]
+    complete: asyncio.Event = field(default_factory=asyncio.Event)
+
+
 class StoreServer:
     """The server; lives on one asyncio loop.
 
@@ -43,19 +52,24 @@ class StoreServer:
         sock: bound TCP socket; the server owns it.
         secret: the job's secret.
         job: name of the job; its ranks must claim the same.
+        size: number of ranks that come.
     """
 
-    def __init__(self, sock: socket.socket, secret: bytes, job: str = "") -> None:
+    def __init__(
+        self, sock: socket.socket, secret: bytes, job: str = "", size: int = 1
+    ) -> None:
         self.address: tuple[str, int] = sock.getsockname()[:2]
         self.values: dict[str, Any] = {SESSION: secrets.token_hex(8)}
         self._job = job
         self._newest_generation = 0
-        self._changed = asyncio.Event()
+        self._waiting: dict[str, list[_Waiter]] = {}
+        self._answers: dict[tuple[str, ...], bytes] = {}
         self._listener = Listener(
             sock,
             secret=secret,
             refusal=self._refusal,
             serve=self._serve,
+            size=size,
         )
 
     def start(self) -> None:
@@ -85,18 +99,39 @@ class StoreServer:
         """Sets a key, wakes those who wait for it."""
         if len(self.values) >= MAX_KEYS and key not in self.values:
             raise ValueError(f"the store holds {MAX_KEYS} keys already")
+        if key in self.values:
+            self._answers.clear()
         self.values[key] = value
-        self._changed.set()
-        self._changed = asyncio.Event()
+        for waiter in self._waiting.pop(key, ()):
+            waiter.missing.discard(key)
+            if not waiter.missing:
+                waiter.complete.set()
 
-    async def _wait(self, keys: list[str], timeout_s: float) -> dict[str, Any]:
+    async def _wait(self, keys: list[str], timeout_s: float) -> list[str]:
+        """Waits until all keys are set; returns those that are not."""
+        missing = {key for key in keys if key not in self.values}
+        if not missing:
+            return []
+        waiter = _Waiter(missing)
+        for key in missing:
+            self._waiting.setdefault(key, []).append(waiter)
         try:
             async with asyncio.timeout(min(max(timeout_s, 0.0), _MAX_WAIT_S)):
-                while any(key not in self.values for key in keys):
-                    await self._changed.wait()
+                await waiter.complete.wait()
         except TimeoutError:
-            return {"missing": [key for key in keys if key not in self.values]}
-        return {"values": [self.values[key] for key in keys]}
+            pass
+        finally:
+            for key in missing & self._waiting.keys():
+                self._waiting[key].remove(waiter)
+        return [key for key in keys if key in missing]
+
+    def _values_of(self, keys: list[str]) -> bytes:
+        """The answer to who waits for these keys: all ranks do, for the same ones."""
+        name = tuple(keys)
+        if name not in self._answers:
+            values = [self.values[key] for key in keys]
+            self._answers[name] = auth.encode({"values": values})
+        return self._answers[name]
 
     async def _serve(self, channel: Channel) -> None:
         try:
@@ -105,25 +140,28 @@ class StoreServer:
             else:
                 while True:
                     request = await channel.receive()
-                    await channel.send(await self._answer(request))
+                    await channel.send_encoded(await self._answer(request))
         except (KeyError, TypeError, ValueError) as error:
             raise AuthenticationError(f"a malformed request: {error!r:.80}") from error
         finally:
             channel.close()
 
-    async def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
+    async def _answer(self, request: dict[str, Any]) -> bytes:
         operation = request["op"]
         if operation == "set":
             self.set(str(request["key"]), request["value"])
-            return {}
+            return auth.encode({})
         if operation == "add":
             key = str(request["key"])
             total = int(self.values.get(key, 0)) + int(request["amount"])
             self.set(key, total)
-            return {"value": total}
+            return auth.encode({"value": total})
         if operation == "wait":
             keys = [str(key) for key in request["keys"]]
-            return await self._wait(keys, float(request["timeout_s"]))
+            missing = await self._wait(keys, float(request["timeout_s"]))
+            return (
+                auth.encode({"missing": missing}) if missing else self._values_of(keys)
+            )
         raise ValueError(f"unknown operation {operation!r:.40}")
 
     async def _serve_member(self, channel: Channel) -> None:
@@ -145,12 +183,16 @@ class StoreServer:
                 self.set(key, {**who, "cause": cause})
 
     async def _push(self, channel: Channel, key: str) -> None:
-        found = await self._wait([key], _MAX_WAIT_S)
-        await channel.send(found)
+        await self._wait([key], _MAX_WAIT_S)
+        await channel.send({"values": [self.values[key]]})
 
 
 async def _connect(
-    address: tuple[str, int], secret: bytes, claims: dict[str, Any], deadline: float
+    address: tuple[str, int],
+    secret: bytes,
+    claims: dict[str, Any],
+    deadline: float,
+    size: int,
 ) -> Channel:
     """Connects and authenticates; tries again until the server is there."""
     loop = asyncio.get_running_loop()
@@ -161,7 +203,7 @@ async def _connect(
             family, kind, proto, _, resolved = (
                 await loop.getaddrinfo(*address, type=socket.SOCK_STREAM)
             )[0]
-            channel = Channel(socket.socket(family, kind, proto))
+            channel = Channel(socket.socket(family, kind, proto), size=size)
         except OSError as error:
             raise invalid(f"the rendezvous {where} has no address: {error}") from error
         try:
@@ -214,6 +256,7 @@ class StoreClient:
         deadline: float,
         job: str = "",
         generation: int = 0,
+        size: int = 1,
     ) -> StoreClient:
         """Connects.
 
@@ -223,12 +266,13 @@ class StoreClient:
             deadline: in seconds of time.monotonic().
             job: name of the job, as the server has it.
             generation: number of the initialization; 0: outside of one.
+            size: number of ranks that come at once.
 
         Raises:
             RendezvousError: no server there before the deadline, or of another job.
         """
         claims = {"purpose": PURPOSE, "job": job, "generation": generation}
-        return cls(await _connect(address, secret, claims, deadline))
+        return cls(await _connect(address, secret, claims, deadline, size))
 
     @property
     def own_host(self) -> str:
@@ -306,10 +350,11 @@ class Membership:
         deadline: float,
         generation: int,
         job: str = "",
+        size: int = 1,
     ) -> Membership:
         """Joins as `member`: "rank", "host", "pid"."""
         claims = {"purpose": MEMBER, "job": job, "generation": generation}
-        channel = await _connect(address, secret, claims, deadline)
+        channel = await _connect(address, secret, claims, deadline, size)
         await channel.send(member)
         return cls(channel)
 
@@ -340,11 +385,17 @@ class StoreThread:
     """A server on a thread of its own, for a process that has no loop (tfdistrun)."""
 
     def __init__(
-        self, secret: bytes, *, host: str = "127.0.0.1", job: str = ""
+        self,
+        secret: bytes,
+        *,
+        host: str = "127.0.0.1",
+        job: str = "",
+        size: int = 1,
     ) -> None:
         self._sock = bind(host, 0)
         self._secret = secret
         self._job = job
+        self._size = size
         self._loop = asyncio.new_event_loop()
         self._server: StoreServer | None = None
         self._thread = threading.Thread(
@@ -361,7 +412,7 @@ class StoreThread:
             raise RendezvousError(13, "the rendezvous store did not start in 10 s")
 
     def _start(self, ready: threading.Event) -> None:
-        self._server = StoreServer(self._sock, self._secret, self._job)
+        self._server = StoreServer(self._sock, self._secret, self._job, self._size)
         self._server.start()
         ready.set()
 

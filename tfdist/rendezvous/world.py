@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tfdist import _core
 from tfdist.rendezvous.environment import Placement
+
+if TYPE_CHECKING:
+    from tfdist.rendezvous.late_links import LateLinks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +48,11 @@ class Settings:
         return self.placement.job or ""
 
     @property
+    def mesh_ranks(self) -> int:
+        """Most ranks of a full mesh (TFDIST_MESH_RANKS), the same on all ranks."""
+        return int(self.settings.get("TFDIST_MESH_RANKS", 16))
+
+    @property
     def left_s(self) -> float:
         """Seconds left until the deadline."""
         return max(0.0, self.deadline - time.monotonic())
@@ -52,16 +60,28 @@ class Settings:
 
 @dataclass
 class Mesh:
-    """What the core needs to start; owns the descriptors until it has them."""
+    """What the core needs to start; owns the descriptors until it has them.
+
+    Attributes:
+        hosts: name of each rank's host.
+        pids: process of each rank.
+        late: opens further links, None in a full mesh.
+    """
 
     topology: _core.Topology
     host: str
     generation: int
     own_doorbell_fd: int
     links: list[_core.LinkEnd] = field(default_factory=list)
+    hosts: list[str] = field(default_factory=list)
+    pids: list[int] = field(default_factory=list)
+    late: LateLinks | None = None
 
     def close(self) -> None:
         """Closes all descriptors."""
+        if self.late is not None:
+            self.late.stop()
+            self.late = None
         close_ends(self.links)
         self.links.clear()
         if self.own_doorbell_fd >= 0:

@@ -85,6 +85,10 @@ const std::vector<Row>& Table() {
           "Number of segments in flight each way between two ranks of one host."),
       Int("TFDIST_MAX_ACTIVE", &Config::max_active, "", 1, 1024, 0, true,
           "Most collectives that run at the same time; later ones wait for their turn."),
+      Int("TFDIST_MESH_RANKS", &Config::mesh_ranks, "", 2, 65536, 0, true,
+          "Most ranks that are all connected with each other from the start. In a larger world a "
+          "rank starts with links to 2 log2(ranks) others, which relay its control messages to the "
+          "rest; links for data open when they are first needed."),
       Int("TFDIST_SPIN_US", &Config::spin_us, "us", 0, 1e6, 0, false,
           "How long the progress thread looks for work before it sleeps."),
       Float("TFDIST_HEARTBEAT_S", &Config::heartbeat_s, "s", 0.02, 10, true,

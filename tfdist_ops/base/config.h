@@ -20,6 +20,7 @@ struct Config {
   int64_t segment_bytes = int64_t{128} << 10;
   int64_t shm_slots = 8;
   int64_t max_active = 16;
+  int64_t mesh_ranks = 16;
   int64_t spin_us = 20;
   double heartbeat_s = 0.1;
   double suspect_s = 2.0;

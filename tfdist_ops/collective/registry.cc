@@ -71,13 +71,18 @@ bool ManyOnEachHost(const ScheduleArgs& args) {
 // What "auto" means where it is not the first row that fits. It depends on the kind, the type and
 // the topology, never on the length: what a tensor is fused with must not change its bits.
 const char* Preferred(CollectiveKind kind, const ScheduleArgs& args, DType dtype) {
+  if (args.sparse && kind == CollectiveKind::kGather) return "binomial";
+  if (args.sparse && kind == CollectiveKind::kScatter) return "binomial";
   if (kind != CollectiveKind::kAllreduce && kind != CollectiveKind::kReduceScatter) return "auto";
   // Inside a host memory bandwidth is the limit, not messages: the owner of a slice reads all
   // inputs once and adds them in rank order, with one pass over the output instead of size - 1.
-  if (AllLocal(args)) return "pairwise";
+  if (AllLocal(args) && !args.sparse) return "pairwise";
   if (kind == CollectiveKind::kAllreduce && ManyOnEachHost(args)) return "two_level";
   // A ring sends partial results, which are float32 for half types: pairwise sends inputs.
-  return IsHalf(dtype) ? "pairwise" : "ring";
+  if (!args.sparse) return IsHalf(dtype) ? "pairwise" : "ring";
+  // Partners at distances of powers of two, which have links already; and log2(size) steps.
+  const bool power_of_two = (args.size & (args.size - 1)) == 0;
+  return kind == CollectiveKind::kAllreduce && power_of_two ? "halving_doubling" : "ring";
 }
 
 }  // namespace

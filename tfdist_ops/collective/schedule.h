@@ -90,6 +90,9 @@ struct ScheduleArgs {
   int size = 1;
   int root = 0;                  // kinds with a root
   std::vector<int32_t> host_of;  // host by rank, any numbers; empty: all on one host
+  // Too many ranks for links between all of them (TFDIST_MESH_RANKS): "auto" prefers algorithms
+  // whose partners are at distances of powers of two (transport/routes.h).
+  bool sparse = false;
 };
 // Whether all ranks are on one host.
 bool AllLocal(const ScheduleArgs& args);

@@ -13,8 +13,10 @@
 #include <vector>
 
 #include "base/config.h"
+#include "base/deadline.h"
 #include "base/logging.h"
 #include "base/reducible.h"
+#include "runtime/c_links.h"
 #include "runtime/runtime.h"
 #include "transport/transport.h"
 
@@ -81,17 +83,8 @@ Status BadArgument(const std::string& text) {
 }
 
 // The core owns the descriptors of tfdist_init also when it fails.
-void CloseEnds(const tfdist_world& world, int32_t first_link) {
-  for (int32_t i = first_link; i < world.link_count; ++i) {
-    const tfdist_link& link = world.links[i];
-    for (int fd : {link.socket_fd, link.memory_fd, link.peer_doorbell_fd}) {
-      if (fd >= 0) close(fd);
-    }
-  }
-}
-
-int32_t FailInit(const tfdist_world& world, int32_t first_link, Status status) {
-  CloseEnds(world, first_link);
+int32_t FailInit(const tfdist_world& world, Status status) {
+  tfdist::CloseLinks(world.links, world.link_count);
   if (world.own_doorbell_fd >= 0) close(world.own_doorbell_fd);
   return Fail(std::move(status));
 }
@@ -113,37 +106,40 @@ StatusOr<std::vector<int32_t>> HostOf(const tfdist_world& in) {
   return std::vector<int32_t>(in.host_of, in.host_of + in.size);
 }
 
-// `*taken`: how many entries of in.links have an owner by now.
-StatusOr<tfdist::Links> MakeLinks(const tfdist_world& in, const Config& config,
-                                  tfdist::World* world, int32_t* taken) {
-  tfdist::Links links(static_cast<size_t>(in.size));
+// Names of the ranks, for messages.
+void NameRanks(const tfdist_world& in, tfdist::World* world) {
+  world->hosts.resize(static_cast<size_t>(in.size));
+  world->pids.resize(static_cast<size_t>(in.size));
   for (int32_t i = 0; i < in.link_count; ++i) {
-    *taken = i;
     const tfdist_link& link = in.links[i];
-    tfdist::LinkEnds ends;
-    ends.self = in.rank;
-    ends.peer = link.peer;
-    ends.socket_fd = link.socket_fd;
-    ends.memory_fd = link.memory_fd;
-    ends.own_doorbell_fd = in.own_doorbell_fd;
-    ends.peer_doorbell_fd = link.peer_doorbell_fd;
-    ends.initiator = link.initiator != 0;
-    if (link.key != nullptr && link.key_bytes > 0) {
-      ends.key.assign(link.key, link.key + link.key_bytes);
-    }
-    const tfdist::TransportEntry* entry = tfdist::FindTransport(link.transport);
-    if (entry == nullptr || link.peer < 0 || link.peer >= in.size || link.peer == in.rank ||
-        links[static_cast<size_t>(link.peer)] != nullptr) {
-      return BadArgument("link " + std::to_string(i) + " of tfdist_init is not valid");
-    }
-    *taken = i + 1;
-    auto made = entry->make(ends, config);
-    if (!made.ok()) return made.status();
-    links[static_cast<size_t>(link.peer)] = std::move(made.value());
+    if (link.peer < 0 || link.peer >= in.size) continue;  // MakeLinks refuses it
     world->hosts[static_cast<size_t>(link.peer)] = link.host;
     world->pids[static_cast<size_t>(link.peer)] = link.pid;
   }
-  return links;
+  for (int32_t rank = 0; rank < in.size; ++rank) {
+    if (in.hosts != nullptr) world->hosts[static_cast<size_t>(rank)] = in.hosts[rank];
+    if (in.pids != nullptr) world->pids[static_cast<size_t>(rank)] = in.pids[rank];
+  }
+  world->hosts[static_cast<size_t>(in.rank)] = in.host != nullptr ? in.host : "";
+  world->pids[static_cast<size_t>(in.rank)] = getpid();
+}
+
+// The runtime of a world that has an overlay.
+StatusOr<std::shared_ptr<Runtime>> MakeOverlayRuntime(const tfdist_world& in, tfdist::World world,
+                                                      tfdist::Links links, const Config& config,
+                                                      int doorbell) {
+  if (in.size > tfdist::Overlay::kMaxSize || in.wanted_fd < 0) {
+    return BadArgument("tfdist_init: " + std::to_string(in.size) +
+                       " ranks; expected at most 65536, and a wanted_fd");
+  }
+  auto bell = tfdist::DuplicateFd(in.wanted_fd);
+  if (!bell.ok()) return bell.status();
+  auto wanted = std::make_shared<tfdist::WantedLinks>(std::move(bell.value()));
+  tfdist::Overlay::Hooks hooks{[wanted](int peer) { wanted->Add(peer); }, tfdist::NowUs};
+  auto overlay = std::make_shared<tfdist::Overlay>(in.rank, in.size, in.generation, hooks);
+  tfdist::Links all = overlay->MakeLinks(std::move(links));
+  return std::make_shared<Runtime>(std::move(world), std::move(all), config, doorbell, overlay,
+                                   wanted);
 }
 
 std::unique_ptr<tfdist::Request> CopyRequest(const tfdist_request& in) {
@@ -198,22 +194,22 @@ extern "C" {
 
 int32_t tfdist_init(const tfdist_world* in) {
   StatusOr<Config> config = tfdist::ConfigFromEnvironment();
-  if (!config.ok()) return FailInit(*in, 0, config.status());
+  if (!config.ok()) return FailInit(*in, config.status());
   const Status algorithm = tfdist::CheckAlgorithmNames(config.value());
-  if (!algorithm.ok()) return FailInit(*in, 0, algorithm);
+  if (!algorithm.ok()) return FailInit(*in, algorithm);
   tfdist::LogLevel level;
   if (tfdist::ParseLogLevel(config.value().log_level, &level)) tfdist::SetLogLevel(level);
-  if (in->size < 1 || in->rank < 0 || in->rank >= in->size || in->link_count != in->size - 1) {
-    return FailInit(*in, 0, BadArgument("tfdist_init: rank, size and links do not fit together"));
+  if (in->size < 1 || in->rank < 0 || in->rank >= in->size) {
+    return FailInit(*in, BadArgument("tfdist_init: rank and size do not fit together"));
   }
   Process& process = TheProcess();
   std::lock_guard<std::mutex> lock(process.mutex);
   if (process.runtime != nullptr && process.pid == getpid()) {
-    return FailInit(*in, 0,
+    return FailInit(*in,
                     BadArgument("tfdist is already initialized; call tfdist.shutdown() first"));
   }
   StatusOr<std::vector<int32_t>> host_of = HostOf(*in);
-  if (!host_of.ok()) return FailInit(*in, 0, host_of.status());
+  if (!host_of.ok()) return FailInit(*in, host_of.status());
   tfdist::World world;
   world.rank = in->rank;
   world.size = in->size;
@@ -223,20 +219,29 @@ int32_t tfdist_init(const tfdist_world* in) {
   world.cross_size = in->cross_size;
   world.generation = in->generation;
   world.host_of = std::move(host_of.value());
-  world.hosts.resize(static_cast<size_t>(in->size));
-  world.pids.resize(static_cast<size_t>(in->size));
-  world.hosts[static_cast<size_t>(in->rank)] = in->host != nullptr ? in->host : "";
-  world.pids[static_cast<size_t>(in->rank)] = getpid();
-  int32_t taken = 0;
-  StatusOr<tfdist::Links> links = MakeLinks(*in, config.value(), &world, &taken);
-  if (!links.ok()) return FailInit(*in, taken, links.status());
+  NameRanks(*in, &world);
+  StatusOr<tfdist::Links> links = tfdist::MakeLinks(*in, world, config.value());
+  if (!links.ok()) {
+    if (in->own_doorbell_fd >= 0) close(in->own_doorbell_fd);
+    return Fail(links.status());
+  }
   const int doorbell =
       in->own_doorbell_fd >= 0 ? in->own_doorbell_fd : eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
   // After a fork the parent's runtime is only memory here; its threads do not exist. It is left
   // alone.
   if (process.runtime != nullptr) new std::shared_ptr<Runtime>(std::move(process.runtime));
-  process.runtime = std::make_shared<Runtime>(std::move(world), std::move(links.value()),
-                                              config.value(), doorbell);
+  if (tfdist::HasOverlay(in->size, config.value())) {
+    auto made = MakeOverlayRuntime(*in, std::move(world), std::move(links.value()), config.value(),
+                                   doorbell);
+    if (!made.ok()) {
+      close(doorbell);
+      return Fail(made.status());
+    }
+    process.runtime = std::move(made.value());
+  } else {
+    process.runtime = std::make_shared<Runtime>(std::move(world), std::move(links.value()),
+                                                config.value(), doorbell);
+  }
   process.pid = getpid();
   return 0;
 }
@@ -251,6 +256,28 @@ void tfdist_shutdown(double timeout_s) {
     process.runtime = nullptr;
   }
   if (runtime != nullptr) runtime->Shutdown(timeout_s);
+}
+
+int32_t tfdist_take_wanted(int32_t* ranks, int32_t capacity) {
+  const std::shared_ptr<Runtime> runtime = Current();
+  if (runtime == nullptr || capacity <= 0) return 0;
+  const std::vector<int32_t> wanted = runtime->TakeWanted(static_cast<size_t>(capacity));
+  std::copy(wanted.begin(), wanted.end(), ranks);
+  return static_cast<int32_t>(wanted.size());
+}
+
+int32_t tfdist_add_link(const tfdist_link* link) {
+  const std::shared_ptr<Runtime> runtime = Current();
+  if (runtime == nullptr) {
+    tfdist::CloseLinks(link, 1);
+    return Fail(NotInitialized());
+  }
+  auto made = tfdist::MakeLink(*link, runtime->world(), -1, runtime->config());
+  if (!made.ok()) return Fail(made.status());
+  if (!runtime->Adopt(link->peer, std::move(made.value()))) {
+    return Fail(BadArgument("tfdist_add_link: this world wants no links, or has ended"));
+  }
+  return 0;
 }
 
 int32_t tfdist_is_initialized(void) { return Current() != nullptr ? 1 : 0; }

@@ -42,12 +42,16 @@ typedef struct tfdist_world {
   int32_t rank, size;
   int32_t local_rank, local_size, cross_rank, cross_size;
   uint32_t generation;
-  const char* host;         /* of this rank, for messages */
-  int32_t own_doorbell_fd;  /* eventfd, nonblocking; the core owns it from tfdist_init on */
-  const tfdist_link* links; /* size - 1 of them, every peer once */
+  const char* host;        /* of this rank, for messages */
+  int32_t own_doorbell_fd; /* eventfd, nonblocking; the core owns it from tfdist_init on */
+  /* Every peer once; above TFDIST_MESH_RANKS the neighbours of the overlay (transport/routes.h). */
+  const tfdist_link* links;
   int32_t link_count;
-  const int32_t* host_of; /* `size` of them: index of each rank's host, hosts numbered by their
-                             lowest rank, equal on all ranks; may be null when size is 1 */
+  const int32_t* host_of;   /* `size` of them: index of each rank's host, hosts numbered by their
+                               lowest rank, equal on all ranks; may be null when size is 1 */
+  const char* const* hosts; /* by rank, `size` of them, for messages; null: those of the links */
+  const int64_t* pids;      /* the same */
+  int32_t wanted_fd;        /* eventfd that tells of tfdist_take_wanted; not owned; -1: none */
 } tfdist_world;
 
 /* ---- life ---- */
@@ -57,6 +61,13 @@ TFDIST_EXPORT int32_t tfdist_init(const tfdist_world* world);
  * threads. Pending operations end with ABORTED. Safe to call twice, and at exit. */
 TFDIST_EXPORT void tfdist_shutdown(double timeout_s);
 TFDIST_EXPORT int32_t tfdist_is_initialized(void);
+/* Above TFDIST_MESH_RANKS: the ranks to which a link is wanted since the last call, at most
+ * `capacity`; wanted_fd has been written to. The lower rank of the two accepts, the higher one
+ * connects. Returns how many. */
+TFDIST_EXPORT int32_t tfdist_take_wanted(int32_t* ranks, int32_t capacity);
+/* Hands over a link that was wanted; the core owns its descriptors, also when it returns an error.
+ * One to a rank that is lost, or that has one, is closed. */
+TFDIST_EXPORT int32_t tfdist_add_link(const tfdist_link* link);
 /* The calling thread's last error. */
 TFDIST_EXPORT tfdist_status tfdist_last_error(void);
 /* rank, size, local_rank, local_size, cross_rank, cross_size; -1 each when not initialized. */

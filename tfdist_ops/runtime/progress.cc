@@ -8,7 +8,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include "base/deadline.h"
@@ -60,7 +59,7 @@ Progress::~Progress() {
 void Progress::WatchProcesses() {
 #ifdef SYS_pidfd_open
   for (const auto& link : engine_->links()) {
-    if (link == nullptr || std::strcmp(link->transport(), "shm") != 0) continue;
+    if (link == nullptr || !link->WatchProcess()) continue;
     ucred peer{};
     socklen_t size = sizeof(peer);
     if (getsockopt(link->fd(), SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0) continue;
@@ -138,7 +137,7 @@ void Progress::Run() {
   }
   // What was pushed before Stop still runs; then nothing is left to wait for.
   Turn(NowUs());
-  engine_->AbortWith("tfdist was shut down on this rank", NowUs());
+  engine_->Stop(NowUs());
 }
 
 void Progress::Sleep() {

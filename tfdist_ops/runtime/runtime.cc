@@ -39,10 +39,25 @@ std::string HashText(const std::string& text) {
   return out;
 }
 
+std::string OverlayJson(const Overlay& overlay) {
+  const Overlay::Counters& counters = overlay.counters();
+  return "{\"neighbours\": " + std::to_string(overlay.neighbours()) +
+         ", \"sent\": " + std::to_string(counters.sent) +
+         ", \"relayed\": " + std::to_string(counters.relayed) +
+         ", \"repeated\": " + std::to_string(counters.repeated) +
+         ", \"dropped\": " + std::to_string(counters.dropped) +
+         ", \"adopted\": " + std::to_string(counters.adopted) + "}";
+}
+
 }  // namespace
 
-Runtime::Runtime(World world, Links links, const Config& config, int doorbell_fd)
-    : world_(std::move(world)), config_(config), processes_(world_, links) {
+Runtime::Runtime(World world, Links links, const Config& config, int doorbell_fd,
+                 std::shared_ptr<Overlay> overlay, std::shared_ptr<WantedLinks> wanted)
+    : world_(std::move(world)),
+      config_(config),
+      overlay_(std::move(overlay)),
+      wanted_(std::move(wanted)),
+      processes_(world_, links) {
   Engine::Hooks hooks;
   hooks.process_state = [this](int peer) { return processes_.Look(peer); };
   hooks.completions = &completions_;
@@ -177,6 +192,19 @@ Status Runtime::RemoveProcessSet(uint32_t id, double timeout_s) {
   return Status();
 }
 
+bool Runtime::Adopt(int peer, std::unique_ptr<Link> link) {
+  if (overlay_ == nullptr) return false;
+  // A std::function must be copyable, a link is not.
+  auto shared = std::make_shared<std::unique_ptr<Link>>(std::move(link));
+  return progress_->Push([overlay = overlay_, peer, shared](Engine*, int64_t) {
+    overlay->Adopt(peer, std::move(*shared));
+  });
+}
+
+std::vector<int32_t> Runtime::TakeWanted(size_t capacity) {
+  return wanted_ != nullptr ? wanted_->Take(capacity) : std::vector<int32_t>();
+}
+
 void Runtime::Shutdown(double timeout_s) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -220,8 +248,14 @@ std::vector<FinishedRecord> Runtime::TakeRecords(size_t capacity) {
 std::string Runtime::CountersJson() {
   auto promise = std::make_shared<std::promise<std::string>>();
   std::future<std::string> future = promise->get_future();
-  if (!progress_->Push(
-          [promise](Engine* engine, int64_t) { promise->set_value(engine->CountersJson()); })) {
+  if (!progress_->Push([promise, overlay = overlay_](Engine* engine, int64_t) {
+        std::string text = engine->CountersJson();
+        if (overlay != nullptr) {
+          text.back() = ',';
+          text += " \"overlay\": " + OverlayJson(*overlay) + "}";
+        }
+        promise->set_value(std::move(text));
+      })) {
     return "{}";
   }
   return future.get();

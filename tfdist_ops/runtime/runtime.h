@@ -17,14 +17,20 @@
 #include "runtime/completion.h"
 #include "runtime/processes.h"
 #include "runtime/progress.h"
+#include "runtime/wanted_links.h"
 #include "scheduler/engine.h"
+#include "transport/overlay.h"
 
 namespace tfdist {
 
 class Runtime {
  public:
-  // `doorbell_fd`: this rank's eventfd (owned); links by rank, null for the own one.
-  Runtime(World world, Links links, const Config& config, int doorbell_fd);
+  // `doorbell_fd`: this rank's eventfd (owned); links by rank, null for the own one. `overlay`:
+  // what made the links, in a world that is no full mesh; `wanted`: where its hook puts what it
+  // wants.
+  Runtime(World world, Links links, const Config& config, int doorbell_fd,
+          std::shared_ptr<Overlay> overlay = nullptr,
+          std::shared_ptr<WantedLinks> wanted = nullptr);
   ~Runtime();
 
   // Checks what can be checked on this rank alone, fills in defaults (timeout) and the id, hands
@@ -38,11 +44,16 @@ class Runtime {
   // Agree with all ranks of the world on a process set; block likewise.
   Status AddProcessSet(const std::vector<int32_t>& ranks, double timeout_s, uint32_t* id);
   Status RemoveProcessSet(uint32_t id, double timeout_s);
+  // A link that the overlay wanted is there. False: there is no overlay, or no engine any more.
+  bool Adopt(int peer, std::unique_ptr<Link> link);
+  // Ranks to which the overlay wants links, each once.
+  std::vector<int32_t> TakeWanted(size_t capacity);
   // Says goodbye, waits at most `timeout_s` until the peers have heard it, ends the threads. A
   // negative timeout: without a word, which is what a crash looks like from outside.
   void Shutdown(double timeout_s);
 
   const World& world() const { return world_; }
+  const Config& config() const { return config_; }
   Status failure() const;
   int64_t good_steps() const;
   std::vector<FinishedRecord> TakeRecords(size_t capacity);
@@ -54,6 +65,8 @@ class Runtime {
 
   const World world_;
   const Config config_;
+  const std::shared_ptr<Overlay> overlay_;  // used by the progress thread
+  const std::shared_ptr<WantedLinks> wanted_;
   const PeerProcesses processes_;
   std::atomic<uint64_t> next_id_{1};
   mutable std::mutex mutex_;  // guards the five below

@@ -28,7 +28,6 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
 #include "base/config.h"
@@ -99,6 +98,8 @@ class Engine {
   void Cancel(uint64_t id, int64_t now_us);
   // This rank's own program failed, for `cause`: ends all work, here and everywhere.
   void AbortWith(const std::string& cause, int64_t now_us);
+  // Ends what is pending here and tells nobody: the last call before the engine goes.
+  void Stop(int64_t now_us);
   // The peer's process is known to have ended, although its connection may look open (a child of it
   // can hold a copy).
   void PeerEnded(int peer) { inbound_[static_cast<size_t>(peer)].ended = true; }
@@ -221,6 +222,8 @@ class Engine {
   void TurnMembership(int64_t now_us);
   void JudgeLost(int64_t now_us);
   void CountOutLeavers();
+  void TellMembership();
+  void FlushWords();
   void CheckOutcome(int64_t now_us);
   Status OutcomeStatus() const;
   Status VerdictStatus(const Evidence& culprit) const;

@@ -116,6 +116,7 @@ void Engine::HandleControl(int peer, FrameType type, uint32_t set, ByteSpan mess
       inbound_[p].left = true;
       inbound_[p].said_goodbye = true;
       inbound_[p].answer_due = true;
+      if (links_[p] != nullptr) links_[p]->PeerLeaves();
       monitor_.Forget(peer);
       // Only a set's leader knows whether a key still waits for the peer, or is already announced;
       // after the leader's own goodbye nothing will be.

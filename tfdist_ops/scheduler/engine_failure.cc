@@ -172,6 +172,10 @@ void Engine::Withdraw(const Status& mine, const Status& theirs, int64_t now_us) 
   if (!failure_.ok()) return;
   StopWork();
   agreement_.Withdraw(theirs.message(), EncodeRecord(theirs));
+  if (!leaving_) {  // a goodbye says it all
+    TellMembership();
+    FlushWords();
+  }
   // A cancelled step is over; what is submitted later fails because this rank has left the others.
   EndAll(mine.code() == Code::kCancelled ? theirs : mine, mine, now_us);
 }
@@ -312,6 +316,8 @@ void Engine::AcknowledgeLeaves() {
     });
     if (needed) continue;
     inbound_[p].answer_due = false;
+    // Only the end of a connection can take unread bytes with it.
+    if (links_[p] == nullptr || !links_[p]->Direct()) continue;
     Tell(peer, FrameType::kLeaveAck, kWorldSet, "");
   }
 }
@@ -321,10 +327,17 @@ Status Engine::ShutDown() const {
                 ErrorRecord{"shutdown", world_.rank, "", 0, OldestKey(), "shut down", ""});
 }
 
+void Engine::Stop(int64_t now_us) {
+  leaving_ = true;
+  const Status status = PeerView(Status(Code::kAborted, "tfdist was shut down on this rank"));
+  Withdraw(status, status, now_us);
+}
+
 void Engine::Leave(int64_t now_us) {
   if (leaving_) return;
-  if (failure_.ok() && busy()) Withdraw(ShutDown(), PeerView(ShutDown()), now_us);
+  const bool gives_up = failure_.ok() && busy();
   leaving_ = true;
+  if (gives_up) Withdraw(ShutDown(), PeerView(ShutDown()), now_us);
   LeaveNote note;
   for (const auto& [id, set] : sets_) note[id] = set->book.LastTickets();
   TellAll(FrameType::kLeave, EncodeLeave(note));
@@ -334,9 +347,8 @@ bool Engine::Left() const {
   if (!leaving_) return false;
   for (size_t p = 0; p < links_.size(); ++p) {
     if (links_[p] == nullptr) continue;
-    if (!inbound_[p].acknowledged || !outbound_[p].messages.empty() || !links_[p]->Flushed()) {
-      return false;
-    }
+    if (!outbound_[p].messages.empty() || !links_[p]->Flushed()) return false;
+    if (links_[p]->Direct() && !inbound_[p].acknowledged) return false;
   }
   return true;
 }

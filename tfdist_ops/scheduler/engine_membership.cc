@@ -120,7 +120,11 @@ void Engine::TurnMembership(int64_t now_us) {
     monitor_.WatchAll();
     CountOutLeavers();
   }
+  TellMembership();
   CheckOutcome(now_us);
+}
+
+void Engine::TellMembership() {
   for (auto& [id, set] : sets_) {
     if (set->gate == nullptr) continue;
     for (const auto& [peer, word] : set->gate->TakeMessages()) {
@@ -134,6 +138,17 @@ void Engine::TurnMembership(int64_t now_us) {
     if (message.get() != last) bytes = EncodeAgreement(*message);
     last = message.get();
     Tell(peer, FrameType::kAgreement, kWorldSet, bytes);
+  }
+}
+
+// Before an operation ends with an error: a program that ends at once must not take the word with
+// it, and look to the others like one more death.
+void Engine::FlushWords() {
+  bool moved = false;
+  for (size_t p = 0; p < links_.size(); ++p) {
+    if (links_[p] == nullptr) continue;
+    FlushControl(static_cast<int>(p));
+    static_cast<void>(links_[p]->Pump(&moved).ok());  // an error is final: Poll meets it again
   }
 }
 
@@ -152,6 +167,7 @@ std::vector<CommitPoint> Engine::Freeze() {
 
 void Engine::CheckOutcome(int64_t now_us) {
   if (!failure_.ok() || leaving_ || agreement_.outcome() == Outcome::kNone) return;
+  FlushWords();
   const Status status = OutcomeStatus();
   EndAll(status, status, now_us);
 }

@@ -16,10 +16,11 @@ int64_t RowElements(const std::vector<int64_t>& shape) {
   return elements;
 }
 
-StatusOr<ScheduleArgs> ArgsFor(const RequestInfo& info, const SetView& set) {
+StatusOr<ScheduleArgs> ArgsFor(const RequestInfo& info, const SetView& set, const Config& config) {
   ScheduleArgs args;
   args.rank = set.index;
   args.size = set.size();
+  args.sparse = set.size() > config.mesh_ranks;
   args.host_of = set.host_of;
   if (!HasRoot(info.kind)) return args;
   const auto root = std::find(set.ranks.begin(), set.ranks.end(), info.root);
@@ -83,7 +84,7 @@ std::vector<Slice> CutFor(const PlanInput& input, const AlgorithmEntry& entry,
 }  // namespace
 
 StatusOr<Plan> PlanOperation(const PlanInput& input, const Config& config) {
-  StatusOr<ScheduleArgs> args = ArgsFor(input.info, input.set);
+  StatusOr<ScheduleArgs> args = ArgsFor(input.info, input.set, config);
   TFDIST_RETURN_IF_ERROR(args.status());
   StatusOr<const AlgorithmEntry*> entry = AlgorithmFor(input.info, args.value(), config);
   TFDIST_RETURN_IF_ERROR(entry.status());

@@ -83,6 +83,16 @@ class Link {
   // Most frames of the data lane the engine should hold unreleased (shm: slots - 1).
   virtual size_t MaxHeld() const = 0;
 
+  // Whether the two ranks have a connection of their own. Else (overlay.h) control frames are
+  // relayed, and data waits until there is one.
+  virtual bool Direct() const { return true; }
+  // The peer has said goodbye: it is not to relay anything any more.
+  virtual void PeerLeaves() {}
+  // Whether every rank hears of the loss of this peer without being told by the engine.
+  virtual bool LossIsTold() const { return false; }
+  // Whether the peer's process is on this host and is to be watched beside the connection.
+  virtual bool WatchProcess() const { return false; }
+
   // Payload bytes and frames sent on the data lane, for tests and statistics.
   uint64_t data_bytes_sent() const { return data_bytes_sent_; }
   uint64_t data_frames_sent() const { return data_frames_sent_; }

@@ -1,8 +1,9 @@
 // shm: two ranks of one host over a memfd that both map.
 //
 // Layout: the sleeping word of each side, then for each direction a control lane and a data lane
-// (shm_lane.h). The initiator sends through the first direction. The socket carries no bytes after
-// the handshake; the kernel closes it when the peer dies, whatever the way.
+// (shm_lane.h). The initiator sends through the first direction. The kernel closes the socket when
+// the peer dies, whatever the way. A rank with many links has no eventfd for each peer: without
+// `peer_doorbell_fd`, on both ends, a byte on the socket is the doorbell; else it carries none.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
@@ -92,7 +93,7 @@ class ShmLink : public LinkBase {
 
   Status Map(int memory_fd, bool initiator, const Config& config) {
     TFDIST_RETURN_IF_ERROR(PrepareFd(socket_.get()));
-    TFDIST_RETURN_IF_ERROR(PrepareFd(peer_doorbell_.get()));
+    if (peer_doorbell_.get() >= 0) TFDIST_RETURN_IF_ERROR(PrepareFd(peer_doorbell_.get()));
     TFDIST_RETURN_IF_ERROR(mapping_.Map(memory_fd, ShmBytes(config)));
     own_sleeping_ = SleepingWord(initiator ? 0 : 1);
     peer_sleeping_ = SleepingWord(initiator ? 1 : 0);
@@ -177,6 +178,7 @@ class ShmLink : public LinkBase {
 
   bool Flushed() const override { return true; }
   size_t MaxHeld() const override { return data_slots_ - 1; }
+  bool WatchProcess() const override { return !RingsSocket(); }
 
  private:
   using SleepingWordType = std::atomic<uint32_t>;
@@ -196,10 +198,15 @@ class ShmLink : public LinkBase {
   // Rings once when the peer sleeps and waits for what `reason` says.
   void WakePeer(uint32_t reason) {
     if ((peer_sleeping_->load(std::memory_order_seq_cst) & reason) == 0) return;
-    if (peer_sleeping_->exchange(0, std::memory_order_seq_cst) != 0) {
+    if (peer_sleeping_->exchange(0, std::memory_order_seq_cst) == 0) return;
+    if (RingsSocket()) {
+      // A full socket is one that rings already; of a broken one LookAtSocket tells.
+      (void)::send(socket_.get(), "", 1, MSG_DONTWAIT | MSG_NOSIGNAL);
+    } else {
       RingDoorbell(peer_doorbell_.get());
     }
   }
+  bool RingsSocket() const { return peer_doorbell_.get() < 0; }
 
   bool Refuse(const std::string& fault) {
     corrupt_ = true;
@@ -208,8 +215,11 @@ class ShmLink : public LinkBase {
   }
 
   void LookAtSocket() {
-    uint8_t byte;
-    const ssize_t n = ::recv(socket_.get(), &byte, 1, MSG_DONTWAIT);
+    uint8_t bytes[64];
+    ssize_t n = 0;
+    do {
+      n = ::recv(socket_.get(), bytes, RingsSocket() ? sizeof(bytes) : 1, MSG_DONTWAIT);
+    } while (n > 0 && RingsSocket());
     if (n > 0) {
       Fail(PeerGarbage(peer(), "bytes on the socket of a shared-memory link"));
     } else if (n == 0) {

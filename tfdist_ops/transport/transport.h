@@ -24,7 +24,7 @@ struct LinkEnds {
   int socket_fd = -1;        // connected stream socket (tcp or AF_UNIX); its EOF = the peer is gone
   int memory_fd = -1;        // shm: memfd of ShmBytes() zeroed bytes, mapped by both ends
   int own_doorbell_fd = -1;  // shm: eventfd this rank sleeps on
-  int peer_doorbell_fd = -1;   // shm: eventfd the peer sleeps on
+  int peer_doorbell_fd = -1;   // shm: eventfd the peer sleeps on; -1: it is rung by the socket
   bool initiator = false;      // exactly one end is: it sends through the first half of the memory
   std::shared_ptr<void> pipe;  // inproc: the state both ends share
   std::vector<uint8_t> key{};  // tcp: kLinkKeyBytes (frame_mac.h), the same at both ends, never

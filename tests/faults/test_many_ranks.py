@@ -1,0 +1,108 @@
+"""Worlds above TFDIST_MESH_RANKS, as processes: late links, deaths, descriptors."""
+
+import os
+import signal
+import time
+
+import pytest
+from campaign.trial import Job
+from helpers.deadline import deadline
+
+from tfdist.rendezvous.overlay import neighbours
+
+ENVIRON = {
+    "TFDIST_MESH_RANKS": "8",
+    "TFDIST_SHM_SLOTS": "2",
+    "TFDIST_SEGMENT_BYTES": "4096",
+}
+END_S = 40.0
+
+
+def descriptors(pid):
+    """Those of a rank, without the pipes that it has inherited from the test."""
+    folder = f"/proc/{pid}/fd"
+    found = [os.readlink(f"{folder}/{name}") for name in os.listdir(folder)]
+    return sum(not name.startswith("pipe:") for name in found)
+
+
+def ends_of(job):
+    late = job.wait("end", range(len(job.children)), END_S)
+    assert not late
+    return [child.word("end") for child in job.children]
+
+
+@deadline(90)
+def test_data_opens_the_links_that_it_needs_and_no_other():
+    size = 32
+    everyone = size - 1
+    with Job(
+        size, 1, {**ENVIRON, "TFDIST_ALLREDUCE_ALGORITHM": "pairwise"}, steps=8
+    ) as job:
+        job.ready()
+        ends = ends_of(job)
+    assert [end["message"] for end in ends if end["code"]] == []
+    for rank, end in enumerate(ends):
+        overlay = end["counters"]["overlay"]
+        first = len(neighbours(rank, size))
+        assert overlay["neighbours"] == first
+        assert overlay["adopted"] == everyone - first
+        sent = [link for link in end["counters"]["links"] if link["data_frames_sent"]]
+        assert {link["transport"] for link in sent} == {"shm"}
+
+
+@deadline(90)
+def test_a_rank_has_a_constant_and_one_descriptor_a_link():
+    found = {}
+    for size in (12, 24):
+        with Job(size, 1, ENVIRON, steps=8) as job:
+            job.ready()
+            found[size] = max(descriptors(child.pid) for child in job.children)
+            ends = ends_of(job)
+        assert [end["message"] for end in ends if end["code"]] == []
+        assert {end["counters"]["overlay"]["adopted"] for end in ends} == {0}
+    links = {size: len(neighbours(0, size)) for size in found}
+    assert found[24] - found[12] == links[24] - links[12]
+    assert found[24] <= links[24] + 24
+
+
+@pytest.mark.parametrize("victim", [0, 8, 13])  # the leader, a relay to it, a leaf
+@deadline(90)
+def test_every_rank_names_the_one_that_was_killed(victim):
+    size = 24
+    with Job(size, victim, ENVIRON) as job:
+        job.ready()
+        killed_s = job.kill(victim, signal.SIGKILL)
+        late = job.wait("end", set(range(size)) - {victim}, END_S)
+        assert not late
+        for rank, child in enumerate(job.children):
+            if rank == victim:
+                continue
+            end = child.word("end")
+            assert end["payload"]["kind"] == "rank_failed"
+            assert end["payload"]["rank"] == victim
+            assert end["payload"]["pid"] == job.children[victim].pid
+            assert end["time_s"] - killed_s < 30.0
+
+
+@deadline(90)
+def test_a_link_that_does_not_come_names_the_peer():
+    # Rank 5 listens no more after the start; rank 0 is no neighbour of it.
+    def enter(rank):
+        if rank != 5:
+            return
+        from tfdist.rendezvous import late_links
+
+        async def never(self, peer):
+            raise OSError("out of order")
+
+        late_links.LateLinks._make = never
+
+    environ = {**ENVIRON, "TFDIST_ALLREDUCE_ALGORITHM": "pairwise"}
+    begin_s = time.monotonic()
+    with Job(12, 1, environ, enter=enter) as job:
+        ends = ends_of(job)
+    for end in ends:
+        assert end["code"] != 0
+        assert "no link for data to rank" in end["message"]
+        assert "out of order" in end["message"]
+    assert time.monotonic() - begin_s < 60.0

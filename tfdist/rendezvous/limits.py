@@ -1,0 +1,50 @@
+"""Open files: enough for the links of a rank, or an error that says how many."""
+
+from __future__ import annotations
+
+import os
+import resource
+
+from tfdist.rendezvous.errors import invalid
+
+# Listeners, store, loop and doorbells of the rendezvous, and what a program may still
+# open while the ranks connect.
+_OTHERS = 64
+# While a link is made: socket, memory, doorbell; then socket and, in a full mesh of
+# shared memory, doorbell and process.
+_FILES_A_LINK = 3
+
+
+def need(links: int) -> int:
+    """Descriptors that this process has open when it has `links` links.
+
+    Example:
+        >>> from tfdist.rendezvous import limits
+        >>> limits.need(15) - limits.need(0)
+        45
+    """
+    return len(os.listdir("/proc/self/fd")) + _OTHERS + _FILES_A_LINK * links
+
+
+def make_room(links: int) -> None:
+    """Raises the soft limit on open files up to the hard one, if it must be.
+
+    Args:
+        links: that this rank is about to make.
+
+    Raises:
+        RendezvousError: the hard limit is too low as well.
+    """
+    wanted = need(links)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or wanted <= soft:
+        return
+    if hard != resource.RLIM_INFINITY and wanted > hard:
+        raise invalid(
+            f"{links} links need {wanted} open files, but the limit of this process is "
+            f"{hard}; raise it (ulimit -Hn {wanted}, as the administrator), or lower "
+            "TFDIST_MESH_RANKS"
+        )
+    # All of it: links for data may come later.
+    target = wanted if hard == resource.RLIM_INFINITY else hard
+    resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard))

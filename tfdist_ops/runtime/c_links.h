@@ -1,0 +1,27 @@
+// Links as they come through the C interface.
+#ifndef TFDIST_OPS_RUNTIME_C_LINKS_H_
+#define TFDIST_OPS_RUNTIME_C_LINKS_H_
+
+#include <memory>
+
+#include "base/config.h"
+#include "base/status.h"
+#include "runtime/c_api.h"
+#include "runtime/runtime.h"
+
+namespace tfdist {
+
+// Closes the descriptors of `count` links that nobody has taken.
+void CloseLinks(const tfdist_link* links, int32_t count);
+// Owns the descriptors, also when it fails. `own_doorbell_fd`: of the rank, not owned.
+StatusOr<std::unique_ptr<Link>> MakeLink(const tfdist_link& link, const World& world,
+                                         int own_doorbell_fd, const Config& config);
+// The links of tfdist_init, by rank: a full mesh, or the neighbours of the overlay. Owns all their
+// descriptors, also when it fails.
+StatusOr<Links> MakeLinks(const tfdist_world& in, const World& world, const Config& config);
+// Whether a world of `size` ranks has an overlay in place of a full mesh.
+inline bool HasOverlay(int size, const Config& config) { return size > config.mesh_ranks; }
+
+}  // namespace tfdist
+
+#endif  // TFDIST_OPS_RUNTIME_C_LINKS_H_
