@@ -66,7 +66,7 @@ def test_public_names_are_exactly_these():
         cross_size allreduce grouped_allreduce allgather broadcast barrier
         broadcast_variables broadcast_object allgather_object ReduceOp
         DistributedGradientTape DistributedOptimizer MismatchError RankFailedError
-        TimeoutError NotInitializedError pin_gpu callbacks data errors __version__
+        EvictedError TimeoutError NotInitializedError pin_gpu callbacks data errors __version__
         reduce reduce_scatter gather scatter alltoall send recv
         ProcessSet add_process_set remove_process_set process_sets
         """.split()
@@ -103,6 +103,7 @@ _KINDS = {
     "const uint8_t*": ctypes.c_char_p,  # bytes of a key
     "const int32_t*": ctypes.POINTER(ctypes.c_int32),
     "const int64_t*": ctypes.POINTER(ctypes.c_int64),
+    "const char* const*": ctypes.POINTER(ctypes.c_char_p),
     "const tfdist_tensor*": ctypes.POINTER(_core.Tensor),
     "const tfdist_link*": ctypes.POINTER(_core.Link),
 }
