@@ -315,17 +315,22 @@ def test_a_dead_connection_ends_its_ranks_and_is_named(hosts, started):
     assert marked(marker) == []
 
 
+def command_line(pid):
+    """Its words; none when it has just ended."""
+    try:
+        return psutil.Process(pid).cmdline()
+    except (psutil.NoSuchProcess, psutil.ZombieProcess):
+        return []
+
+
 @deadline(40)
 def test_a_killed_agent_leaves_nothing(started):
     marker = f"mark-{uuid.uuid4().hex}"
     process = started((2,), *shell(DAEMON), options=["-x", "MARK"], MARK=marker)
-    agents = [
-        other
-        for other in psutil.process_iter()
-        if "tfdist.launch.agent" in other.cmdline() and other.pid in parents(marker)
-    ]
+    over = parents(marker)
+    agents = [pid for pid in over if "tfdist.launch.agent" in command_line(pid)]
     assert len(agents) == 1
-    agents[0].kill()
+    psutil.Process(agents[0]).kill()
     until(lambda: not [p for p in marked(marker) if p != process.pid], GONE_S)
     assert finish(process).code == 255
 

@@ -6,6 +6,7 @@ import time
 
 import pytest
 from campaign.trial import Job
+from helpers.alone import alone
 from helpers.deadline import deadline
 
 from tfdist.rendezvous.overlay import neighbours
@@ -31,6 +32,7 @@ def ends_of(job):
     return [child.word("end") for child in job.children]
 
 
+@alone(120)
 @deadline(90)
 def test_data_opens_the_links_that_it_needs_and_no_other():
     size = 32
@@ -50,6 +52,7 @@ def test_data_opens_the_links_that_it_needs_and_no_other():
         assert {link["transport"] for link in sent} == {"shm"}
 
 
+@alone(120)
 @deadline(90)
 def test_a_rank_has_a_constant_and_one_descriptor_a_link():
     found = {}
@@ -66,6 +69,7 @@ def test_a_rank_has_a_constant_and_one_descriptor_a_link():
 
 
 @pytest.mark.parametrize("victim", [0, 8, 13])  # the leader, a relay to it, a leaf
+@alone(120)
 @deadline(90)
 def test_every_rank_names_the_one_that_was_killed(victim):
     size = 24
@@ -84,6 +88,7 @@ def test_every_rank_names_the_one_that_was_killed(victim):
             assert end["time_s"] - killed_s < 30.0
 
 
+@alone(120)
 @deadline(90)
 def test_a_link_that_does_not_come_names_the_peer():
     # Rank 5 listens no more after the start; rank 0 is no neighbour of it.

@@ -37,7 +37,7 @@ def run(*command: str, cwd: pathlib.Path, timeout_s: float) -> str:
 
 
 def test_the_algorithm_of_the_page_is_built_tested_and_timed(tmp_path):
-    for folder in ("tfdist_ops", "tests/cpp", "benchmarks"):
+    for folder in ("tfdist_ops", "tests/cpp", "tests/sim", "tests/fuzz", "benchmarks"):
         shutil.copytree(ROOT / folder, tmp_path / folder)
     assert apply_page((ROOT / "docs/extending.md").read_text(), tmp_path) == 3
     bin_dir = pathlib.Path(sys.executable).parent

@@ -227,6 +227,7 @@ def fails_before_the_operation():
     step(tf.ones([2]))
     tfdist.barrier()
     if tfdist.rank() == 1:
+        time.sleep(0.2)  # the end of the barrier comes from rank 0, by another link
         step(tf.fill([2], np.nan))  # ends the program: its hook tells the others
     result = outcome(lambda: step(tf.ones([2])))
     assert result["class"] == "RankFailedError", result
@@ -245,6 +246,7 @@ def fails_between_two_operations():
     x = tfdist.allreduce(tf.ones([2]), name="first")
     tfdist.barrier()
     if tfdist.rank() == 1:
+        time.sleep(0.2)  # the end of the barrier comes from rank 0, by another link
         raise KeyError("no such label")  # its hook tells the others
     result = outcome(lambda: tfdist.allreduce(x, name="second"))
     assert result["class"] == "RankFailedError", result
