@@ -80,6 +80,17 @@ TEST(a_rank_that_does_not_even_answer_is_missing_at_the_deadline) {
   CHECK(waits.Expired(11 * kSecond)->missing == std::vector<int>({1}));
 }
 
+// An answer under way may name one rank more.
+TEST(the_error_of_a_deadline_waits_a_moment_for_the_answers_of_all) {
+  Waits waits({0, 1, 2, 3});
+  waits.Add(1, kTicket, Info(), 0);
+  waits.Heard(2, kTicket, Waits::Answer::kRunning);
+  waits.Heard(0, kTicket, Waits::Answer::kNotSubmitted);
+  CHECK(!waits.Expired(10 * kSecond + kSecond / 5).has_value());
+  waits.Heard(3, kTicket, Waits::Answer::kNotSubmitted);
+  CHECK(waits.Expired(10 * kSecond + kSecond / 5)->missing == std::vector<int>({0, 3}));
+}
+
 TEST(another_announcement_under_the_key_is_a_mismatch_at_once) {
   Negotiator negotiator(3, 0);
   Waits waits({0, 1, 2});

@@ -1,5 +1,6 @@
 // Predicted operations: starting them without a word, and finding out who is missing when one
 // stands still. The rules of prediction are in order.h, the leader's knowledge in waits.h.
+#include <algorithm>
 #include <utility>
 
 #include "scheduler/engine.h"
@@ -7,8 +8,11 @@
 namespace tfdist {
 namespace {
 
-// How long a predicted operation may stand still before its rank says so.
-constexpr int64_t kPatienceUs = 500 * 1000;
+// How long a predicted operation may stand still before its rank says so: the leader has the other
+// half of a short timeout to ask who is missing.
+int64_t PatienceUs(double timeout_s) {
+  return std::min<int64_t>(500 * 1000, static_cast<int64_t>(timeout_s * 1e6) / 2);
+}
 
 }  // namespace
 
@@ -60,7 +64,8 @@ void Engine::TellWaits(ProcessSet* set, int64_t now_us) {
     const Request& request = *active.operation->members()[0];
     const uint64_t ticket = active.operation->ticket();
     const int64_t waited_us = now_us - request.agreed_us;
-    if (!IsPredicted(ticket) || waited_us < kPatienceUs || !set->told.insert(ticket).second) {
+    if (!IsPredicted(ticket) || waited_us < PatienceUs(request.info.timeout_s) ||
+        !set->told.insert(ticket).second) {
       continue;
     }
     notes.push_back({ticket, waited_us, request.info});

@@ -8,8 +8,9 @@
 namespace tfdist {
 namespace {
 
-// A rank that has not even answered counts as missing this long after the deadline.
-constexpr int64_t kAnswerUs = 250 * 1000;
+// A rank that has not even answered counts as missing this long after the deadline: a little before
+// the others would end the operation without the leader (kLeaderGraceUs, engine_failure.cc).
+constexpr int64_t kAnswerUs = 400 * 1000;
 
 int64_t RegistrationPatienceUs(double timeout_s) {
   return static_cast<int64_t>(std::clamp(timeout_s / 20, 1.0, 15.0) * 1e6);
@@ -145,7 +146,12 @@ std::optional<Stall> Waits::Expired(int64_t now_us) const {
     const Wait& wait = item.second;
     const int64_t late_us = now_us - wait.since_us - static_cast<int64_t>(wait.timeout_s * 1e6);
     if (late_us <= 0) continue;
-    const std::vector<int> missing = Missing(wait, late_us > kAnswerUs);
+    // An answer that is still under way may name one rank more: better a moment later and complete.
+    const bool all_answered =
+        std::all_of(wait.by_rank.begin(), wait.by_rank.end(),
+                    [](const auto& item) { return item.second.answer.has_value(); });
+    if (!all_answered && late_us <= kAnswerUs) continue;
+    const std::vector<int> missing = Missing(wait, /*silent_too=*/true);
     if (!missing.empty()) return Describe(wait, missing, now_us);
   }
   return std::nullopt;
