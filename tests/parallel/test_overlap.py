@@ -19,7 +19,7 @@ import tfdist
 from tfdist import _core
 
 STEPS = 20
-BATCH = 128
+BATCH = 512  # a backward pass of some 60 ms, against 5 for the bytes
 LAYERS = 8
 LAYER_BYTES = 2 << 20
 NAME = re.compile(r"(.+)\.(\d+)(#\d+)?")
@@ -88,13 +88,7 @@ def measure(mode):
     return statistics.median(shares)
 
 
-ATTEMPTS = 3  # on a busy machine a rank's progress thread may get its turn late
-
-
 @pytest.mark.parametrize("mode", ["function", "fit", "steps_per_execution"])
 def test_half_of_the_bytes_are_reduced_when_the_last_gradient_is_ready(mode):
-    for _ in range(ATTEMPTS):
-        shares = run_ranks(measure, 2, mode, timeout_s=120)
-        if min(shares) >= 0.5:
-            return
-    raise AssertionError(f"shares of the bytes on the ranks: {shares}, each time")
+    for share in run_ranks(measure, 2, mode, timeout_s=120):
+        assert share >= 0.5
