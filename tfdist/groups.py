@@ -274,7 +274,9 @@ def _reduce_buckets(
 
     if len(buckets) > 1 and tf.executing_eagerly() and gated():
         # Called one by one, the first would wait for ever for the others of its step.
-        options = (group_id, name, op, prescale, postscale, id_of(process_set))
+        # The cut too: after another init() other gradients of the list may be None.
+        cut = (tuple(indices), tuple(map(tuple, buckets)))
+        options = (group_id, name, op, prescale, postscale, id_of(process_set), cut)
         emit = _FUNCTIONS.setdefault(options, tf.function(emit, jit_compile=False))
     reduced = list(tensors)
     for index, output in zip(indices, emit(*chosen), strict=True):

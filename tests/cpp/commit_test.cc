@@ -1,8 +1,6 @@
 // The commit gate, driven by hand.
 #include "membership/commit.h"
 
-#include <deque>
-
 #include "check.h"
 
 namespace tfdist {

@@ -144,6 +144,15 @@ TEST(unknown_variable_suggests_the_nearest_name) {
   ::unsetenv("TFDISTANCE");
 }
 
+TEST(silence_is_suspicious_after_ten_beats_at_the_soonest) {
+  CleanEnvironment environment;
+  environment.Set("TFDIST_HEARTBEAT_S", "0.07");
+  environment.Set("TFDIST_SUSPECT_S", "0.7");  // in float64 less than 10 * 0.07
+  Read();
+  environment.Set("TFDIST_SUSPECT_S", "0.69");
+  CheckHas(Refusal(), "TFDIST_SUSPECT_S must be at least ten times TFDIST_HEARTBEAT_S (0.07 s)");
+}
+
 TEST(decimal_point_whatever_the_locale) {
   CleanEnvironment environment;
   environment.Set("TFDIST_TIMEOUT_S", "2.5");

@@ -2,9 +2,7 @@
 // threads as ranks. A new row is covered by being in its table. schedule_test and its neighbours go
 // through the full product; here each row meets real links, fusion, many operations at once and
 // ranks that submit in orders of their own.
-#include <cmath>
-#include <cstring>
-#include <map>
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <vector>
@@ -14,11 +12,6 @@
 
 namespace tfdist {
 namespace {
-
-Element Rough(int rank, size_t tensor, int64_t i) {
-  return std::sin(static_cast<double>(i * 31 + 7) * (rank + 1) + static_cast<double>(tensor)) *
-         std::pow(4.0, rank % 4);
-}
 
 Config ConfigFor(const AlgorithmEntry& entry) {
   Config config = TestConfig();
@@ -113,6 +106,24 @@ TEST(every_row_over_every_transport) {
       std::printf("covered: %s over %s\n", name.c_str(), transport.name);
     }
   }
+}
+
+// What a job of up to TFDIST_MESH_RANKS ranks is made of, at every size.
+TEST(the_rows_of_training_over_every_transport_and_size) {
+  const std::vector<std::string> rows = {"allreduce/ring", "allreduce/pairwise", "allgather/ring",
+                                         "broadcast/binomial"};
+  size_t found = 0;
+  for (const AlgorithmEntry& entry : Algorithms()) {
+    const std::string name = std::string(CollectiveKindName(entry.kind)) + "/" + entry.name;
+    if (std::find(rows.begin(), rows.end(), name) == rows.end()) continue;
+    ++found;
+    for (const TransportEntry& transport : Transports()) {
+      for (const int size : {1, 2, 3, 4, 7, 8}) {
+        for (size_t share = 0; share < 3; ++share) CheckRow(entry, transport.name, size, {}, share);
+      }
+    }
+  }
+  CHECK_EQ(found, rows.size());
 }
 
 TEST(two_level_over_unequal_hosts) {

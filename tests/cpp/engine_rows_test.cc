@@ -4,14 +4,10 @@
 #include <numeric>
 
 #include "base/deadline.h"
-#include "ranks.h"
+#include "buckets.h"
 
 namespace tfdist {
 namespace {
-
-bool Contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
 
 // One tensor of `rows` numbers 100 * rank, 100 * rank + 1, ..., and the output.
 struct Call {

@@ -7,16 +7,10 @@
 #include <random>
 
 #include "base/deadline.h"
-#include "ranks.h"
+#include "buckets.h"
 
 namespace tfdist {
 namespace {
-
-bool Contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
-
-#define CHECK_CONTAINS(text, part) CHECK_EQ_IN(Contains((text), (part)), true, (text))
 
 int OpenDescriptors() {
   int count = 0;
@@ -213,6 +207,13 @@ TEST(groups_register_once_and_agree_on_who_has_gradients) {
     present = {1, 1, 1};
     const Status late = ranks[rank].RegisterGroup(0, "a\nb\nc\nop", &present, 5, &id);
     CHECK(late.code() == Code::kFailedPrecondition);
+    for (const size_t count : {size_t{2}, size_t{4}}) {
+      present.assign(count, 0);
+      const Status other = ranks[rank].RegisterGroup(0, "a\nb\nc\nop", &present, 5, &id);
+      CHECK(other.code() == Code::kInvalidArgument);
+      CHECK_CONTAINS(other.message(), "expected 3 gradients");
+      CHECK_EQ(present.size(), count);
+    }
   });
   ranks.Each([&](int rank) {
     std::vector<uint8_t> present = {1};

@@ -1,8 +1,6 @@
 // Tickets, their order, and what a rank remembers of its buckets.
 #include "scheduler/order.h"
 
-#include <algorithm>
-#include <limits>
 #include <set>
 
 #include "check.h"

@@ -1,7 +1,5 @@
 // Buckets that start without agreement: no message while all goes well, and the same errors as ever
 // when it does not.
-#include <atomic>
-
 #include "base/deadline.h"
 #include "buckets.h"
 

@@ -19,12 +19,19 @@ TEST(pairs_have_ids_without_agreement) {
   for (int size : {2, 3, 7}) {
     for (int a = 0; a < size; ++a) {
       for (int b = a + 1; b < size; ++b) {
-        CHECK(PairSetRanks(PairSetId(a, b, size), size) == std::vector<int32_t>({a, b}));
+        CHECK(PairSetRanks(PairSetId(a, b), size) == std::vector<int32_t>({a, b}));
       }
     }
   }
   CHECK(PairSetRanks(0, 4).empty() && PairSetRanks(9, 4).empty());
-  CHECK(PairSetRanks(PairSetId(3, 1, 4), 4).empty() && PairSetRanks(~0u, 4).empty());
+  CHECK(PairSetRanks(PairSetId(1, 4), 4).empty() && PairSetRanks(~0u, 4).empty());
+  const int most = 65536;
+  for (const int b : {most - 1, most - 2, 46342, 46341, 1}) {
+    for (const int a : {0, b / 2, b - 1}) {
+      CHECK(PairSetRanks(PairSetId(a, b), most) == std::vector<int32_t>({a, b}));
+    }
+  }
+  CHECK(PairSetRanks(~0u, most).empty());
 }
 
 TEST(members_keep_their_hosts) {

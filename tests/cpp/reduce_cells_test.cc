@@ -16,7 +16,7 @@
 #include "base/reducible.h"
 #include "check.h"
 #include "collective/reduce_block.h"
-#include "collective/reduce_kernels.h"
+#include "reduce_forms.h"
 
 namespace tfdist {
 namespace {

@@ -10,6 +10,7 @@
 
 #include "check.h"
 #include "collective/reduce_block.h"
+#include "reduce_forms.h"
 
 namespace tfdist {
 namespace {

@@ -2,6 +2,7 @@
 #ifndef TFDIST_TESTS_CPP_SETTINGS_H_
 #define TFDIST_TESTS_CPP_SETTINGS_H_
 
+#include <cmath>
 #include <functional>
 #include <string>
 #include <vector>
@@ -67,6 +68,12 @@ inline std::vector<int64_t> RaggedRows(int size, int64_t n, int pattern) {
     rows.push_back(pattern == 0 ? n : pattern == 1 ? n * (r % 3) / 2 + (r == 1) : r == 1 ? n : 0);
   }
   return rows;
+}
+
+// Numbers whose sums round: the order of additions shows in the bits.
+inline Element Rough(int rank, size_t tensor, int64_t i) {
+  return std::sin(static_cast<double>(i * 31 + 7) * (rank + 1) + static_cast<double>(tensor)) *
+         std::pow(4.0, rank % 4);
 }
 
 }  // namespace tfdist

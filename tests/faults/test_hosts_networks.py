@@ -206,7 +206,7 @@ def test_the_first_failure_is_found_although_clocks_differ(tmp_path):
 @pytest.mark.slow
 @deadline(120)
 def test_a_pulled_cable_ends_the_job_and_leaves_nothing(hosts, tmp_path):
-    """Ranks notice by their own deadline today; ssh (not over the cable here) stays."""
+    """Ranks notice the missing heartbeats; ssh (not over the cable here) stays."""
     marker = f"mark-{uuid.uuid4().hex}"
     client = [sys.executable, "-m", "helpers.core_client", "wait", "99"]
     words = [*on(hosts, 1, 1), "-x", "MARK", *client]

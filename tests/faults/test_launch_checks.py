@@ -1,5 +1,6 @@
 """The command line of tfdistrun, and what it checks before anything starts."""
 
+import resource
 import subprocess
 import sys
 
@@ -112,6 +113,18 @@ def in_shell(cwd, script):
         text=True,
         timeout=20,
     )
+
+
+def test_a_host_of_a_large_world_needs_files_for_its_own_ranks_only(monkeypatch):
+    from tfdist.launch import limits
+
+    def limit(kind, need, wish):
+        return 4096 if kind == resource.RLIMIT_NOFILE else need
+
+    monkeypatch.setattr(limits, "raised_limit", limit)
+    assert limits.check(8, shm_bytes=0, world=1024, served=8).errors == []
+    (error,) = limits.check(8, shm_bytes=0, world=1024).errors
+    assert "1024 ranks need 6208 open files each, but the limit is 4096" in error
 
 
 def test_shared_memory_that_is_not_there_is_an_error(monkeypatch):

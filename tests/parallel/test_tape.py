@@ -74,6 +74,27 @@ def test_a_gradient_that_one_rank_lacks_counts_as_zeros(in_graph):
         assert c.tolist() == [0.0, 0.0]
 
 
+def behind_the_gate_again_and_again():
+    """In the first start nobody has a gradient for the last variable."""
+    found = []
+    for count in (2, 3):
+        tfdist.shutdown()
+        tfdist.init()
+        v = [tf.Variable(tf.zeros([4])) for _ in range(3)]
+        own = [tf.fill([4], float(tfdist.rank() + 1))] * count + [None] * (3 - count)
+        reduced = groups.reduce_gradients(own, v, op=tfdist.ReduceOp.SUM)
+        found.append([None if g is None else g.numpy()[0] for g in reduced])
+    return found
+
+
+def test_another_start_may_have_other_gradients_behind_the_gate():
+    env = {"TFDIST_COMMIT_GATE": "1"}
+    env |= dict.fromkeys(("TFDIST_FIRST_BUCKET_BYTES", "TFDIST_BUCKET_BYTES"), "16")
+    env["TFDIST_FUSION_BYTES"] = "16"
+    for found in run_ranks(behind_the_gate_again_and_again, 2, env=env):
+        assert found == [[3.0, 3.0, None], [3.0, 3.0, 3.0]]
+
+
 def embedding(dense):
     """One step of Adam on an embedding with repeated rows."""
     rows = [[0, 1, 1], [1, 3, 3]][tfdist.rank()]

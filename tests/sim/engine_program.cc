@@ -1,7 +1,6 @@
 #include "engine_program.h"
 
 #include <algorithm>
-#include <cstring>
 #include <numeric>
 
 namespace tfdist::sim {

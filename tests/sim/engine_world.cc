@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
+#include <set>
 
 namespace tfdist::sim {
 namespace {
@@ -172,7 +172,7 @@ void EngineWorld::Turn(Rank* rank) {
     rank->left = true;
     Trace("rank " + std::to_string(rank->rank) + " has left");
     CheckLinks(*rank);
-    rank->engine->AbortWith("it was shut down", now_us);
+    rank->engine->Stop(now_us);
     rank->engine.reset();
     return;
   }

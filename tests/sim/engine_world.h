@@ -13,7 +13,6 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -32,7 +31,6 @@ struct EngineResult {
   std::string fault;
   int64_t operations = 0;  // that ended OK, on all ranks
   int64_t failed = 0;
-  int64_t predicted = 0;         // that needed no agreement
   bool culprits_differ = false;  // ranks that live blame different ranks
   int64_t detection_us = -1;     // from a rank's death to the last rank that knows
 };

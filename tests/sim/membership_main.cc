@@ -1,55 +1,30 @@
-// Many seeds of the membership simulation.
-//
-//   sim --seeds 1000 --first 1      stops at the first seed that fails, with its trace
-//   sim --first 4711 --seeds 1 -v   replays one
+// Many seeds of the membership simulation: sim, with the arguments of seeds.h.
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
-#include <cstdlib>
-#include <cstring>
 #include <map>
 #include <string>
 #include <vector>
 
 #include "membership_sim.h"
+#include "seeds.h"
 
 int main(int argc, char** argv) {
   using tfdist::sim::MembershipResult;
   using tfdist::sim::MembershipSim;
-  uint64_t seeds = 1000;
-  uint64_t first = 1;
-  bool verbose = false;
-  for (int i = 1; i < argc; ++i) {
-    if (std::strcmp(argv[i], "-v") == 0) verbose = true;
-    if (i + 1 == argc) break;
-    if (std::strcmp(argv[i], "--seeds") == 0) seeds = std::strtoull(argv[i + 1], nullptr, 10);
-    if (std::strcmp(argv[i], "--first") == 0) first = std::strtoull(argv[i + 1], nullptr, 10);
-  }
-  const auto begin = std::chrono::steady_clock::now();
   std::map<std::string, std::vector<int64_t>> detections;
   int64_t verdicts = 0;
   int64_t steps = 0;
   int64_t outcomes[6] = {0, 0, 0, 0, 0, 0};
-  for (uint64_t seed = first; seed < first + seeds; ++seed) {
-    MembershipResult result = MembershipSim(seed, verbose).Run();
-    if (!result.violation.empty()) {
-      std::printf("FAILED seed %llu: %s\n", static_cast<unsigned long long>(seed),
-                  result.violation.c_str());
-      result = MembershipSim(seed, true).Run();
-      for (const std::string& line : result.trace) std::printf("%s\n", line.c_str());
-      return 1;
-    }
-    for (const std::string& line : result.trace) std::printf("%s\n", line.c_str());
+  const auto run = [](uint64_t seed, bool trace) { return MembershipSim(seed, trace).Run(); };
+  const auto note = [&](const MembershipResult& result) {
     verdicts += result.verdicts;
     steps += result.steps;
     for (int o = 0; o < 6; ++o) outcomes[o] += result.outcomes[o];
     if (result.detection_us >= 0) detections[result.single_fault].push_back(result.detection_us);
-  }
-  const double seconds =
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-  std::printf("%llu seeds, 0 violations, %.0f seeds/s; %lld steps, %lld verdicts\n",
-              static_cast<unsigned long long>(seeds), static_cast<double>(seeds) / seconds,
-              static_cast<long long>(steps), static_cast<long long>(verdicts));
+  };
+  if (!tfdist::sim::RunSeeds(argc, argv, run, note)) return 1;
+  std::printf("%lld steps, %lld verdicts\n", static_cast<long long>(steps),
+              static_cast<long long>(verdicts));
   for (int o = 1; o < 6; ++o) {
     std::printf("  %-12s %lld ranks\n", OutcomeName(static_cast<tfdist::Outcome>(o)),
                 static_cast<long long>(outcomes[o]));

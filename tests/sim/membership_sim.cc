@@ -1,6 +1,7 @@
 #include "membership_sim.h"
 
 #include <algorithm>
+#include <cstdio>
 
 namespace tfdist::sim {
 namespace {
@@ -26,7 +27,6 @@ MembershipSim::MembershipSim(uint64_t seed, bool trace) : rng_(seed), tracing_(t
   hosts_ = rng_.Chance(35) ? 1 : static_cast<int>(rng_.Between(2, std::min(size_, 5)));
   groups_ = rng_.Chance(40) ? 2 : 1;
   launcher_ = rng_.Chance(40);
-  result_.size = size_;
   wires_ = std::make_unique<Wires<Letter>>(
       size_, &queue_, &rng_,
       [this](int from, int to, const Letter& letter) { Arrive(from, to, letter); });

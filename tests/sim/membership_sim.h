@@ -25,12 +25,11 @@ namespace tfdist::sim {
 struct MembershipResult {
   std::string violation;  // empty: everything held
   std::vector<std::string> trace;
-  std::string single_fault;   // its kind, where there was exactly one
-  int64_t detection_us = -1;  // from it to the last verdict of a rank it did not touch
-  int size = 0;
+  std::string single_fault;              // its kind, where there was exactly one
+  int64_t detection_us = -1;             // from it to the last verdict of a rank it did not touch
   int verdicts = 0;                      // generations that ended in agreement
   int outcomes[6] = {0, 0, 0, 0, 0, 0};  // ranks, by Outcome
-  int64_t steps = 0;                     // released by rank 0's group
+  int64_t steps = 0;                     // of group 0 that a rank applied, at most
 };
 
 std::string Text(const Verdict& verdict);

@@ -59,7 +59,6 @@ class Wires {
   }
   // Forgets what is under way.
   void Drop(int from, int to) { At(from, to).letters.clear(); }
-  size_t under_way(int from, int to) { return At(from, to).letters.size(); }
 
  private:
   struct Waiting {

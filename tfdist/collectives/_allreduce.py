@@ -67,8 +67,7 @@ def allreduce(
         [value],
         operation_name("allreduce", name),
         op,
-        _arguments.scale_of(prescale, "prescale", value.dtype),
-        _arguments.scale_of(postscale, "postscale", value.dtype),
+        *_arguments.scales_of(prescale, postscale, value.dtype),
         timeout_s,
         process_set=id_of(process_set),
     )
@@ -118,13 +117,7 @@ def grouped_allreduce(
         (2.0, [3.0])
     """
     values = [_arguments.reducible(t, op, "grouped_allreduce") for t in tensors]
-    scales = [
-        (
-            _arguments.scale_of(prescale, "prescale", v.dtype),
-            _arguments.scale_of(postscale, "postscale", v.dtype),
-        )
-        for v in values
-    ]
+    scales = [_arguments.scales_of(prescale, postscale, v.dtype) for v in values]
     base = operation_name("grouped_allreduce", name)
     reduced: list[tf.Tensor | None] = [None] * len(values)
     for number, batch in enumerate(_arguments.batches_of(values)):
@@ -174,13 +167,11 @@ def allreduce_bucket(
     Returns:
         The reduced gradients.
     """
-    dtype = tensors[0].dtype
     return _operations.allreduce(
         list(tensors),
         name,
         op,
-        _arguments.scale_of(prescale, "prescale", dtype),
-        _arguments.scale_of(postscale, "postscale", dtype),
+        *_arguments.scales_of(prescale, postscale, tensors[0].dtype),
         timeout_s,
         hints=hints,
         group=group_id,

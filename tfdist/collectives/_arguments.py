@@ -116,8 +116,15 @@ def _vector_of(numbers: Any) -> tf.Tensor | None:
     return vector if vector.shape.rank in (1, None) else None
 
 
-def scale_of(value: float, what: str, dtype: tf.DType) -> str:
-    """A factor as text that gives back the same float64."""
+def scales_of(prescale: float, postscale: float, dtype: tf.DType) -> tuple[str, str]:
+    """The factors of a reduction as texts that give back the same float64."""
+    return (
+        _scale_of(prescale, "prescale", dtype),
+        _scale_of(postscale, "postscale", dtype),
+    )
+
+
+def _scale_of(value: float, what: str, dtype: tf.DType) -> str:
     number = float(value)
     if not math.isfinite(number):
         raise ValueError(f"Expected a finite {what}, got {value!r}.")

@@ -69,8 +69,7 @@ def reduce(
         root,
         operation_name("reduce", name),
         op,
-        _arguments.scale_of(prescale, "prescale", value.dtype),
-        _arguments.scale_of(postscale, "postscale", value.dtype),
+        *_arguments.scales_of(prescale, postscale, value.dtype),
         timeout_s,
         process_set=id_of(process_set),
     )[0]
@@ -137,8 +136,7 @@ def reduce_scatter(
         _arguments.splits_of(splits, "reduce_scatter"),
         operation_name("reduce_scatter", name),
         op,
-        _arguments.scale_of(prescale, "prescale", value.dtype),
-        _arguments.scale_of(postscale, "postscale", value.dtype),
+        *_arguments.scales_of(prescale, postscale, value.dtype),
         timeout_s,
         process_set=id_of(process_set),
     )

@@ -90,9 +90,8 @@ def prepare(job: Mapping[str, Any], environ: Mapping[str, str]) -> list[str]:
             "same programs on all hosts, or give the path",
             127,
         )
-    found = limits.check(
-        len(job["ranks"]), shm_bytes=job["shm_bytes"], world=job["size"]
-    )
+    own = len(job["ranks"])
+    found = limits.check(own, shm_bytes=job["shm_bytes"], world=job["size"], served=own)
     if found.errors:
         raise PrepareError("; ".join(found.errors))
     try:
@@ -229,9 +228,7 @@ class Agent:
                 self._watch(fd) if reading else self._selector.unregister(fd)
         writers = [self._answers] if self._out else []
         if writers:
-            self._selector.register(
-                self._answers, selectors.EVENT_WRITE, lambda: self._write()
-            )
+            self._selector.register(self._answers, selectors.EVENT_WRITE, self._write)
         try:
             for key, _ in self._selector.select(timeout_s):
                 key.data()

@@ -67,19 +67,23 @@ def links_a_rank(world: int) -> int:
     return len(first_peers(0, world, mesh_ranks))
 
 
-def check(size: int, *, shm_bytes: int, world: int | None = None) -> Findings:
+def check(
+    size: int, *, shm_bytes: int, world: int | None = None, served: int | None = None
+) -> Findings:
     """Checks open files, stack, shared memory and cores for `size` ranks.
 
     Args:
         size: number of ranks on this host.
         shm_bytes: of one link between two ranks; 0 when they use TCP.
         world: number of ranks on all hosts; default `size`.
+        served: number of ranks whose output and words this process reads; default
+            `world`.
     """
     found = Findings()
     world = size if world is None else world
     need = max(
         _FILES_OF_A_PROGRAM + _FILES_A_PEER * links_a_rank(world),
-        64 + _FILES_A_RANK * world,
+        64 + _FILES_A_RANK * (world if served is None else served),
     )
     files = raised_limit(resource.RLIMIT_NOFILE, need, 2 * need)
     if files < need:

@@ -81,6 +81,7 @@ async def reaches(
     claims: dict[str, Any],
     described: str,
     deadline: float,
+    size: int = 1,
 ) -> bool:
     """Whether the rank that listens on an abstract name is on this host.
 
@@ -91,6 +92,7 @@ async def reaches(
         described: the rank, for the message.
         deadline: in seconds of time.monotonic(). A busy rank is waited for that long:
             the answer must not depend on how fast it comes.
+        size: number of ranks that come at once.
 
     Raises:
         RendezvousError: somebody listens there, but refuses these claims, or does not
@@ -98,7 +100,7 @@ async def reaches(
     """
     loop = asyncio.get_running_loop()
     while True:
-        channel = Channel(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+        channel = Channel(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), size=size)
         try:
             await loop.sock_connect(channel.sock, "\0" + unix_name)
         except ConnectionRefusedError:  # nobody has that name in this namespace

@@ -156,6 +156,7 @@ class _Builder:
                 claims=self._bond.claims(SHM, other, links.PROOF),
                 described=self.peers[other].described,
                 deadline=settings.deadline,
+                size=self.size,
             ):
                 reached = other
                 break

@@ -332,7 +332,8 @@ StatusOr<Config> ConfigFromEnvironment() {
     if (text == nullptr || Apply(row, text, &config)) continue;
     return ConfigError(std::string(row.name) + " must be " + Allowed(row) + "; got '" + text + "'");
   }
-  if (config.suspect_s < 10 * config.heartbeat_s) {
+  // 0.7 is ten times 0.07, although not in float64.
+  if (config.suspect_s * (1 + 1e-9) < 10 * config.heartbeat_s) {
     return ConfigError("TFDIST_SUSPECT_S must be at least ten times TFDIST_HEARTBEAT_S (" +
                        NumberText(config.heartbeat_s) + " s); got '" +
                        NumberText(config.suspect_s) + "'");

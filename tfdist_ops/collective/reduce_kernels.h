@@ -10,9 +10,8 @@
 //                                 {own input}, ...), or of several inputs at once
 //   a rank adds its own    Reduce({dtype, op, prescale, {}, /*partials=*/1, /*to_partial=*/true},
 //                                 {received partial, own input}, ...)
-//   the last one finishes  the same with its Finish and to_partial = false; `partials` may be all
-//   of
-//                          the contributions, also the only one
+//   the last one finishes  the same with its Finish and to_partial = false; `partials` may be
+//                          all of the contributions, also the only one
 //
 // A partial result of n elements has n * DTypeSize(AccumulationType(dtype)) bytes.
 //
@@ -31,10 +30,8 @@
 #define TFDIST_OPS_COLLECTIVE_REDUCE_KERNELS_H_
 
 #include <cstdint>
-#include <vector>
 
 #include "base/dtype.h"
-#include "base/span.h"
 
 namespace tfdist {
 
@@ -60,30 +57,6 @@ struct Reduction {
 // itself, and of any kind where AccumulationType(dtype) == dtype; it overlaps nothing otherwise.
 void Reduce(const Reduction& what, const uint8_t* const* contributions, int count, uint8_t* out,
             int64_t elements);
-
-// ---- Short forms.
-
-// Inputs alone, to a finished result.
-inline void ReduceRaw(DType dtype, ReduceOp op, const std::vector<const uint8_t*>& contributions,
-                      double prescale, const Finish& finish, uint8_t* out, int64_t elements) {
-  Reduce({dtype, op, prescale, finish, /*partials=*/0, /*to_partial=*/false}, contributions.data(),
-         static_cast<int>(contributions.size()), out, elements);
-}
-
-// out = finish(received op own*pre): a partial result and the own input, to a finished result.
-inline void ReducePartial(DType dtype, ReduceOp op, const uint8_t* received, const uint8_t* own,
-                          double prescale, const Finish& finish, uint8_t* out, int64_t elements) {
-  const uint8_t* contributions[] = {received, own};
-  Reduce({dtype, op, prescale, finish, /*partials=*/1, /*to_partial=*/false}, contributions, 2, out,
-         elements);
-}
-
-// out = in * factor, for types with factors (TakesScale); factor 1 is a copy for every type.
-inline void CopyScaled(DType dtype, const uint8_t* in, double factor, uint8_t* out,
-                       int64_t elements) {
-  Reduce({dtype, ReduceOp::kSum, factor, {}, /*partials=*/0, /*to_partial=*/false}, &in, 1, out,
-         elements);
-}
 
 }  // namespace tfdist
 

@@ -11,21 +11,20 @@ int64_t AlignElements(size_t element_bytes) {
   return std::max<int64_t>(1, kAlignBytes / static_cast<int64_t>(element_bytes));
 }
 
-void Append(Slice* slice, const TensorView& tensor, int64_t begin, int64_t end,
-            size_t element_bytes) {
-  if (begin == end) return;  // a cursor relies on extents that are not empty
-  const int64_t shift = begin * static_cast<int64_t>(element_bytes);
-  Extent extent;
-  if (tensor.input != nullptr) extent.input = tensor.input + shift;
-  if (tensor.output != nullptr) extent.output = tensor.output + shift;
-  extent.elements = end - begin;
-  slice->extents.push_back(extent);
-  slice->elements += extent.elements;
-}
-
 template <typename T>
 T* Shifted(T* memory, int64_t elements, size_t element_bytes) {
   return memory == nullptr ? nullptr : memory + elements * static_cast<int64_t>(element_bytes);
+}
+
+void Append(Slice* slice, const TensorView& tensor, int64_t begin, int64_t end,
+            size_t element_bytes) {
+  if (begin == end) return;  // a cursor relies on extents that are not empty
+  Extent extent;
+  extent.input = Shifted(tensor.input, begin, element_bytes);
+  extent.output = Shifted(tensor.output, begin, element_bytes);
+  extent.elements = end - begin;
+  slice->extents.push_back(extent);
+  slice->elements += extent.elements;
 }
 
 }  // namespace

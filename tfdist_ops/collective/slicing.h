@@ -11,8 +11,6 @@
 #include <cstdint>
 #include <vector>
 
-#include "base/dtype.h"
-#include "base/span.h"
 #include "collective/schedule.h"
 
 namespace tfdist {

@@ -40,7 +40,7 @@ void StepMemory::LayOutScratch(size_t base_slices) {
         first = static_cast<size_t>(joined.first);
         count = static_cast<size_t>(joined.count);
       }
-      std::fill_n(bytes.begin() + static_cast<std::ptrdiff_t>(first), count, BytesIn(place));
+      for (size_t s = first; s < first + count; ++s) bytes[s] = std::max(bytes[s], BytesIn(place));
     }
   }
   for (size_t s = 0; s < base_slices; ++s) {

@@ -69,7 +69,6 @@ class CommitGate {
   std::vector<int> Missing(uint64_t group, int64_t step) const;
   // Steps completed here that wait for their commit.
   int64_t waiting() const;
-  bool frozen() const { return frozen_; }
 
  private:
   struct Group {

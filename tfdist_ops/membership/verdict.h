@@ -39,7 +39,6 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -108,7 +107,6 @@ class Agreement {
   // first.
   const std::string& own_cause() const { return own_cause_; }
   std::vector<Evidence> Seen() const;
-  uint32_t generation() const { return generation_; }
 
  private:
   bool IsMember(int rank) const;

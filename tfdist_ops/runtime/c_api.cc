@@ -26,6 +26,7 @@
 
 namespace {
 
+using tfdist::BadArgument;
 using tfdist::Code;
 using tfdist::Config;
 using tfdist::ErrorRecord;
@@ -75,11 +76,6 @@ Status NotInitialized() {
           : "tfdist is not initialized; call tfdist.init() first";
   return Status(Code::kFailedPrecondition, text,
                 ErrorRecord{"not_initialized", -1, "", 0, "", text, ""});
-}
-
-Status BadArgument(const std::string& text) {
-  return Status(Code::kInvalidArgument, text,
-                ErrorRecord{"invalid_argument", -1, "", 0, "", text, ""});
 }
 
 // The core owns the descriptors of tfdist_init also when it fails.

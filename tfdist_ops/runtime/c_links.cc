@@ -12,11 +12,6 @@
 namespace tfdist {
 namespace {
 
-Status BadLink(const std::string& text) {
-  return Status(Code::kInvalidArgument, text,
-                ErrorRecord{"invalid_argument", -1, "", 0, "", text, ""});
-}
-
 // The ranks to which a rank has links from the start.
 std::vector<int> FirstPeers(const World& world, const Config& config) {
   if (HasOverlay(world.size, config)) return OverlayNeighbours(world.rank, world.size);
@@ -33,15 +28,20 @@ Status CheckPeers(const tfdist_world& in, const World& world, const Config& conf
   std::sort(found.begin(), found.end());
   const std::vector<int> expected = FirstPeers(world, config);
   if (found == expected) return Status();
-  return BadLink("tfdist_init: rank " + std::to_string(world.rank) + " of " +
-                 std::to_string(world.size) + " got " + std::to_string(found.size()) +
-                 " links; expected " + std::to_string(expected.size()) +
-                 ", one to each rank that it is connected with from the start "
-                 "(TFDIST_MESH_RANKS=" +
-                 std::to_string(config.mesh_ranks) + ")");
+  return BadArgument("tfdist_init: rank " + std::to_string(world.rank) + " of " +
+                     std::to_string(world.size) + " got " + std::to_string(found.size()) +
+                     " links; expected " + std::to_string(expected.size()) +
+                     ", one to each rank that it is connected with from the start "
+                     "(TFDIST_MESH_RANKS=" +
+                     std::to_string(config.mesh_ranks) + ")");
 }
 
 }  // namespace
+
+Status BadArgument(const std::string& text) {
+  return Status(Code::kInvalidArgument, text,
+                ErrorRecord{"invalid_argument", -1, "", 0, "", text, ""});
+}
 
 void CloseLinks(const tfdist_link* links, int32_t count) {
   for (int32_t i = 0; i < count; ++i) {
@@ -56,8 +56,8 @@ StatusOr<std::unique_ptr<Link>> MakeLink(const tfdist_link& link, const World& w
   const TransportEntry* entry = FindTransport(link.transport);
   if (entry == nullptr || link.peer < 0 || link.peer >= world.size || link.peer == world.rank) {
     CloseLinks(&link, 1);
-    return BadLink("the link of rank " + std::to_string(world.rank) + " to rank " +
-                   std::to_string(link.peer) + " by \"" + link.transport + "\" is not valid");
+    return BadArgument("the link of rank " + std::to_string(world.rank) + " to rank " +
+                       std::to_string(link.peer) + " by \"" + link.transport + "\" is not valid");
   }
   LinkEnds ends;
   ends.self = world.rank;

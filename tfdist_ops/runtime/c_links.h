@@ -3,6 +3,7 @@
 #define TFDIST_OPS_RUNTIME_C_LINKS_H_
 
 #include <memory>
+#include <string>
 
 #include "base/config.h"
 #include "base/status.h"
@@ -10,6 +11,9 @@
 #include "runtime/runtime.h"
 
 namespace tfdist {
+
+// INVALID_ARGUMENT of a call of the C interface.
+Status BadArgument(const std::string& text);
 
 // Closes the descriptors of `count` links that nobody has taken.
 void CloseLinks(const tfdist_link* links, int32_t count);

@@ -90,12 +90,7 @@ bool HasSocket(int64_t pid, const std::string& number) {
 
 // The process at the other end of a link; 0 where that is not certain.
 int64_t ProcessOf(const World& world, const Link& link) {
-  if (std::strcmp(link.transport(), "shm") == 0) {
-    ucred peer{};
-    socklen_t size = sizeof(peer);
-    if (getsockopt(link.fd(), SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0) return 0;
-    return peer.pid;
-  }
+  if (std::strcmp(link.transport(), "shm") == 0) return SocketPeer(link.fd());
   const auto own = static_cast<size_t>(world.rank);
   const auto p = static_cast<size_t>(link.peer());
   if (std::strcmp(link.transport(), "tcp") != 0 || p >= world.pids.size()) return 0;
@@ -106,6 +101,13 @@ int64_t ProcessOf(const World& world, const Link& link) {
 }
 
 }  // namespace
+
+int64_t SocketPeer(int fd) {
+  ucred peer{};
+  socklen_t size = sizeof(peer);
+  if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0) return 0;
+  return peer.pid;
+}
 
 PeerProcesses::PeerProcesses(const World& world, const Links& links) {
   for (const auto& link : links) {

@@ -12,6 +12,9 @@
 
 namespace tfdist {
 
+// The process at the other end of a local socket, as the kernel says; 0: not known.
+int64_t SocketPeer(int fd);
+
 class PeerProcesses {
  public:
   PeerProcesses(const World& world, const Links& links);

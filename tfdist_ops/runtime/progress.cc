@@ -3,7 +3,6 @@
 #include <pthread.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
-#include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -11,6 +10,7 @@
 #include <utility>
 
 #include "base/deadline.h"
+#include "runtime/processes.h"
 
 namespace tfdist {
 namespace {
@@ -60,11 +60,9 @@ void Progress::WatchProcesses() {
 #ifdef SYS_pidfd_open
   for (const auto& link : engine_->links()) {
     if (link == nullptr || !link->WatchProcess()) continue;
-    ucred peer{};
-    socklen_t size = sizeof(peer);
-    if (getsockopt(link->fd(), SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0) continue;
-    if (peer.pid <= 0 || peer.pid == getpid()) continue;
-    const int fd = static_cast<int>(syscall(SYS_pidfd_open, peer.pid, 0));
+    const auto pid = static_cast<pid_t>(SocketPeer(link->fd()));
+    if (pid <= 0 || pid == getpid()) continue;
+    const int fd = static_cast<int>(syscall(SYS_pidfd_open, pid, 0));
     if (fd < 0) continue;  // an old kernel: the connection's end has to do
     epoll_event event{};
     event.events = EPOLLIN;

@@ -135,6 +135,13 @@ Status Runtime::RegisterGroup(uint32_t set, const std::string& description,
     std::lock_guard<std::mutex> lock(mutex_);
     const auto known = groups_.find({set, description});
     if (known != groups_.end()) {
+      if (present->size() != known->second.size()) {
+        const std::string text = "expected " + std::to_string(known->second.size()) +
+                                 " gradients, as when this list was first registered, got " +
+                                 std::to_string(present->size());
+        return Status(Code::kInvalidArgument, text,
+                      ErrorRecord{"invalid_argument", -1, "", 0, "gradients", text, ""});
+      }
       for (size_t i = 0; i < present->size(); ++i) {
         if ((*present)[i] == 0 || known->second[i] != 0) continue;
         const std::string text = Line(description, i) +

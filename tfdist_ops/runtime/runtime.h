@@ -4,7 +4,6 @@
 #define TFDIST_OPS_RUNTIME_RUNTIME_H_
 
 #include <atomic>
-#include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <map>

@@ -175,10 +175,7 @@ Status CheckSplits(const Requests& by_index, const Members& members) {
   const CollectiveKind kind = by_index[0].kind;
   const std::string& key = by_index[0].key;
   const size_t size = by_index.size();
-  if (kind != CollectiveKind::kReduceScatter && kind != CollectiveKind::kScatter &&
-      kind != CollectiveKind::kAlltoall) {
-    return Status();
-  }
+  if (!TakesSplits(kind)) return Status();
   const RequestInfo* root = nullptr;  // of a scatter: only its splits count
   if (kind == CollectiveKind::kScatter) {
     root =

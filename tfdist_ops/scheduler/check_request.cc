@@ -1,7 +1,6 @@
 #include "scheduler/check_request.h"
 
 #include <cmath>
-#include <string>
 
 #include "base/reducible.h"
 #include "scheduler/rows.h"
@@ -9,21 +8,16 @@
 namespace tfdist {
 namespace {
 
-Status Invalid(const std::string& name, const std::string& message) {
-  return Status(Code::kInvalidArgument, "\"" + name + "\": " + message,
-                ErrorRecord{"invalid_argument", -1, "", 0, name, message, ""});
-}
-
 Status CheckReduction(const RequestInfo& info) {
   const Status reducible = CheckReducible(info.dtype, info.op);
-  if (!reducible.ok()) return Invalid(info.key, reducible.message());
+  if (!reducible.ok()) return InvalidRequest(info.key, reducible.message());
   if (!TakesScale(info.dtype) && (info.prescale != 1.0 || info.postscale != 1.0)) {
-    return Invalid(info.key,
-                   std::string("prescale and postscale need a floating or complex dtype, got ") +
-                       DTypeName(info.dtype) + "; cast, or scale yourself");
+    return InvalidRequest(
+        info.key, std::string("prescale and postscale need a floating or complex dtype, got ") +
+                      DTypeName(info.dtype) + "; cast, or scale yourself");
   }
   if (!std::isfinite(info.prescale) || !std::isfinite(info.postscale)) {
-    return Invalid(info.key, "prescale and postscale must be finite");
+    return InvalidRequest(info.key, "prescale and postscale must be finite");
   }
   return Status();
 }
@@ -32,33 +26,34 @@ Status CheckReduction(const RequestInfo& info) {
 Status CheckPair(const RequestInfo& info, int size) {
   const auto is_rank = [size](int32_t rank) { return rank >= 0 && rank < size; };
   if (is_rank(info.root) && is_rank(info.peer) && info.root != info.peer) return Status();
-  return Invalid(info.key, "expected a sender and a receiver, two different ranks in [0, " +
-                               std::to_string(size) + "), got " + std::to_string(info.root) +
-                               " and " + std::to_string(info.peer));
-}
-
-bool TakesSplits(CollectiveKind kind) {
-  return kind == CollectiveKind::kReduceScatter || kind == CollectiveKind::kScatter ||
-         kind == CollectiveKind::kAlltoall;
+  return InvalidRequest(info.key, "expected a sender and a receiver, two different ranks in [0, " +
+                                      std::to_string(size) + "), got " + std::to_string(info.root) +
+                                      " and " + std::to_string(info.peer));
 }
 
 }  // namespace
 
+Status InvalidRequest(const std::string& name, const std::string& message) {
+  return Status(Code::kInvalidArgument, "\"" + name + "\": " + message,
+                ErrorRecord{"invalid_argument", -1, "", 0, name, message, ""});
+}
+
 Status CheckRequest(const Request& request, int size) {
   const RequestInfo& info = request.info;
   const std::string& name = info.key;
-  if (name.empty()) return Invalid(name, "an operation needs a name");
+  if (name.empty()) return InvalidRequest(name, "an operation needs a name");
   if (!(info.timeout_s > 0) || info.timeout_s > 1e9) {
-    return Invalid(name, "the timeout must be a positive number of seconds");
+    return InvalidRequest(name, "the timeout must be a positive number of seconds");
   }
   if (!request.group.empty() && info.kind != CollectiveKind::kRegister &&
       (info.kind != CollectiveKind::kAllreduce || request.bucket_index < 0 ||
        request.bucket_index >= request.bucket_count)) {
-    return Invalid(name, "a bucket of a group is an allreduce with 0 <= bucket < bucket_count");
+    return InvalidRequest(name,
+                          "a bucket of a group is an allreduce with 0 <= bucket < bucket_count");
   }
   const std::string kind = CollectiveKindName(info.kind);
   if (!info.splits.empty() && !TakesSplits(info.kind)) {
-    return Invalid(name, kind + " takes no splits");
+    return InvalidRequest(name, kind + " takes no splits");
   }
   switch (info.kind) {
     case CollectiveKind::kBarrier:
@@ -70,15 +65,15 @@ Status CheckRequest(const Request& request, int size) {
       break;
   }
   if (DTypeSize(info.dtype) == 0) {
-    return Invalid(name, "dtype number " + std::to_string(static_cast<int>(info.dtype)) +
-                             " is not supported; cast to a number or bool");
+    return InvalidRequest(name, "dtype number " + std::to_string(static_cast<int>(info.dtype)) +
+                                    " is not supported; cast to a number or bool");
   }
   const bool is_pair = info.kind == CollectiveKind::kSendRecv;
   if ((HasRows(info.kind) || is_pair) && request.tensors.size() != 1) {
-    return Invalid(name, kind + " takes one tensor");
+    return InvalidRequest(name, kind + " takes one tensor");
   }
   if (HasRows(info.kind) && !request.allocate) {
-    return Invalid(name, kind + " needs a callback that allocates its output");
+    return InvalidRequest(name, kind + " needs a callback that allocates its output");
   }
   if (is_pair) return CheckPair(info, size);
   return Reduces(info.kind) ? CheckReduction(info) : Status();

@@ -2,6 +2,8 @@
 #ifndef TFDIST_OPS_SCHEDULER_CHECK_REQUEST_H_
 #define TFDIST_OPS_SCHEDULER_CHECK_REQUEST_H_
 
+#include <string>
+
 #include "base/status.h"
 #include "scheduler/operation.h"
 
@@ -12,6 +14,9 @@ namespace tfdist {
 // scheduler/agreement.h: the others wait for this rank, and learn of the mistake only so.
 // `size`: ranks of the world.
 Status CheckRequest(const Request& request, int size);
+
+// INVALID_ARGUMENT: what is wrong with the operation called `name`.
+Status InvalidRequest(const std::string& name, const std::string& message);
 
 }  // namespace tfdist
 

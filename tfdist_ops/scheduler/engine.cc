@@ -67,8 +67,7 @@ void Engine::Submit(std::unique_ptr<Request> request, int64_t now_us) {
   if (refused.ok() && leaving_) refused = ShutDown();
   RequestInfo& info = request->info;
   if (info.kind == CollectiveKind::kSendRecv) {
-    info.set =
-        PairSetId(std::min(info.root, info.peer), std::max(info.root, info.peer), world_.size);
+    info.set = PairSetId(std::min(info.root, info.peer), std::max(info.root, info.peer));
   }
   if (refused.ok()) refused = CheckSet(*request);
   if (!refused.ok()) {

@@ -235,7 +235,7 @@ class Engine {
   void EndMember(ProcessSet* set, std::unique_ptr<Request> request, const Status& status,
                  int64_t now_us);
   void ReleaseSteps(ProcessSet* set, int64_t now_us);
-  void ResolveGates(int64_t now_us);
+  Status ResolveGates(int64_t now_us);
   std::optional<Stall> ExpiredStep(const ProcessSet& set, int64_t limit_us, int64_t now_us) const;
   Status PeerView(const Status& own) const;  // how the others see a failure of this rank
   std::string OldestKey() const;

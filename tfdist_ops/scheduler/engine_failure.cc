@@ -61,21 +61,15 @@ void Engine::EndExpired(ProcessSet* set, int64_t now_us) {
   if (!expired) expired = ExpiredStep(*set, now_us, now_us);
   if (!expired) return;
   ErrorRecord record{"timeout", -1, "", 0, expired->key, "deadline passed", expired->text};
-  if (!expired->missing.empty()) {
+  std::string message = expired->text;
+  if (!expired->missing.empty()) {  // else this rank's own program has not called it
     record.rank = expired->missing[0];
     record.host = world_.hosts[static_cast<size_t>(record.rank)];
+    message +=
+        ", which is its timeout. What is missing is alive but did not call it: look for a step "
+        "that only some ranks take, or raise TFDIST_TIMEOUT_S.";
   }
-  if (expired->missing.empty()) {  // this rank's own program has not called it
-    Suspect(kNoRank, true, Status(Code::kDeadlineExceeded, expired->text, record));
-    return;
-  }
-  const Status status(
-      Code::kDeadlineExceeded,
-      expired->text +
-          ", which is its timeout. What is missing is alive but did not call it: look for a "
-          "step that only some ranks take, or raise TFDIST_TIMEOUT_S.",
-      record);
-  Suspect(kNoRank, true, status);
+  Suspect(kNoRank, true, Status(Code::kDeadlineExceeded, message, record));
 }
 
 void Engine::EndLate(int64_t now_us) {
@@ -220,9 +214,11 @@ void Engine::EndRequest(std::unique_ptr<Request> request, int64_t now_us) {
 // The end of all work: with `failure` for what is submitted from now on, `pending` for the rest.
 void Engine::EndAll(const Status& failure, const Status& pending, int64_t now_us) {
   failure_ = failure;
-  TFDIST_LOG(kInfo, world_.rank, "ENGINE", "work ends: " << pending.message());
+  const Status torn = ResolveGates(now_us);
+  if (!torn.ok()) failure_ = torn;
+  const Status& rest = torn.ok() ? pending : torn;
+  TFDIST_LOG(kInfo, world_.rank, "ENGINE", "work ends: " << rest.message());
   if (hooks_.failed) hooks_.failed(failure_);
-  ResolveGates(now_us);
   for (auto& [id, set] : sets_) {
     for (auto& [number, group] : set->gated) {
       for (auto& request : group.held) stopped_requests_.push_back(std::move(request));
@@ -230,7 +226,7 @@ void Engine::EndAll(const Status& failure, const Status& pending, int64_t now_us
     }
   }
   auto ended = std::exchange(stopped_requests_, {});
-  for (auto& request : ended) Finish(std::move(request), pending, now_us);
+  for (auto& request : ended) Finish(std::move(request), rest, now_us);
 }
 
 void Engine::AbortWith(const std::string& cause, int64_t now_us) {

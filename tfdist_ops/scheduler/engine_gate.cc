@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "scheduler/agreement.h"
+#include "scheduler/check_request.h"
 #include "scheduler/engine.h"
 
 namespace tfdist {
@@ -10,10 +12,6 @@ namespace {
 
 // A group as all ranks name it: its number is unique in its set only.
 uint64_t GateGroup(uint32_t set, uint32_t number) { return (uint64_t{set} << 32) | number; }
-
-bool IsBucket(const Request& request) {
-  return !request.group.empty() && request.info.kind == CollectiveKind::kAllreduce;
-}
 
 int64_t StepOf(const Request& request) { return TicketSequence(request.info.predicted); }
 
@@ -24,11 +22,10 @@ Status Engine::CheckGate(const Request& request) const {
   if (config_.commit_gate == 0 || !IsBucket(request) || request.info.predicted != 0) {
     return Status();
   }
-  const std::string text =
+  return InvalidRequest(
+      request.info.key,
       "TFDIST_COMMIT_GATE=1 needs a group of gradients that was registered, at most " +
-      std::to_string(kMaxGroupNumber) + " groups with at most 65536 buckets each";
-  return Status(Code::kInvalidArgument, "\"" + request.info.key + "\": " + text,
-                ErrorRecord{"invalid_argument", -1, "", 0, request.info.key, text, ""});
+          std::to_string(kMaxGroupNumber) + " groups with at most 65536 buckets each");
 }
 
 // Steps of a group never overlap: a bucket of a later one has to wait.
@@ -85,15 +82,18 @@ void Engine::ReleaseSteps(ProcessSet* set, int64_t now_us) {
   }
 }
 
-// The verdict says which steps count; without a verdict none that is still held does.
-void Engine::ResolveGates(int64_t now_us) {
-  if (agreement_.outcome() != Outcome::kDecided) return;
+// The verdict says which steps count; without a verdict none that is still held does. An error is a
+// bug: end with it rather than apply a torn step.
+Status Engine::ResolveGates(int64_t now_us) {
+  Status torn;
+  if (agreement_.outcome() != Outcome::kDecided) return torn;
   for (auto& [id, set] : sets_) {
     if (set->gate == nullptr) continue;
     const Status status = set->gate->Resolve(agreement_.verdict().commits);
-    if (!status.ok()) failure_ = status;  // a bug: end with it rather than apply a torn step
+    if (torn.ok()) torn = status;
     ReleaseSteps(set.get(), now_us);
   }
+  return torn;
 }
 
 // A step that the gate has held past its deadline. Where other buckets of the step are under way,
@@ -123,11 +123,7 @@ std::optional<Stall> Engine::ExpiredStep(const ProcessSet& set, int64_t limit_us
     std::vector<int> missing = set.gate->Missing(GateGroup(set.id, number), group.released + 1);
     std::string text = step + " is complete here and has waited " + waited;
     if (set.index == 0) {
-      text += missing.size() == 1 ? " for rank " : " for ranks ";
-      for (size_t i = 0; i < missing.size(); ++i) {
-        text += (i > 0 ? "," : "") + std::to_string(missing[i]);
-      }
-      text += " to complete it";
+      text += " for " + RankList(missing) + " to complete it";
     } else {
       text += " for the word of " + Describe(set.leader()) + " that all ranks have it";
     }

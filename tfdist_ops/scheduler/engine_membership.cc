@@ -1,10 +1,8 @@
 // Who is alive, and one verdict about a failure: the engine's side of membership/. It turns what it
 // sees into evidence, carries the messages, and raises when there is an outcome.
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
-#include "base/logging.h"
 #include "scheduler/engine.h"
 
 namespace tfdist {

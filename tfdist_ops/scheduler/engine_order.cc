@@ -17,7 +17,7 @@ int64_t PatienceUs(double timeout_s) {
 }  // namespace
 
 void Engine::NumberBucket(ProcessSet* set, Request* request) {
-  if (request->group.empty() || request->info.kind != CollectiveKind::kAllreduce) return;
+  if (!IsBucket(*request)) return;
   request->info.bucket = true;
   const auto group = set->groups.find(request->group);
   const uint32_t number = group != set->groups.end() ? group->second : 0;

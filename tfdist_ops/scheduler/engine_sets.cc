@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <utility>
 
+#include "scheduler/check_request.h"
 #include "scheduler/engine.h"
 
 namespace tfdist {
@@ -10,11 +11,6 @@ namespace {
 
 uint32_t ParseId(const std::string& text) {
   return static_cast<uint32_t>(std::strtoul(text.c_str(), nullptr, 10));
-}
-
-Status Refuse(Code code, const std::string& key, const std::string& text) {
-  return Status(code, "\"" + key + "\": " + text,
-                ErrorRecord{"invalid_argument", -1, "", 0, key, text, ""});
 }
 
 }  // namespace
@@ -45,9 +41,8 @@ bool Engine::waiting() const {
 ProcessSet* Engine::Room(uint32_t id) {
   const auto known = sets_.find(id);
   if (known != sets_.end()) return known->second.get();
-  constexpr uint32_t kPairs = uint32_t{1} << 31;
   std::vector<int32_t> pair = PairSetRanks(id, world_.size);
-  if (id >= kPairs && pair.empty()) return nullptr;
+  if (id >= kPairFlag && pair.empty()) return nullptr;
   auto made = std::make_unique<ProcessSet>(id);
   ProcessSet* set = made.get();
   sets_[id] = std::move(made);
@@ -82,19 +77,19 @@ Status Engine::CheckSet(const Request& request) const {
   if (known != sets_.end()) ranks = known->second->ranks;
   const std::string name = "process set " + std::to_string(info.set);
   if (ranks.empty()) {
-    return Refuse(Code::kInvalidArgument, info.key,
-                  name +
+    return InvalidRequest(
+        info.key, name +
                       " is not known: it was removed, or belongs to an earlier tfdist.init(). "
                       "Add it with tfdist.add_process_set()");
   }
   const auto has = [&](int rank) { return std::binary_search(ranks.begin(), ranks.end(), rank); };
   if (!has(world_.rank)) {
-    return Refuse(Code::kInvalidArgument, info.key,
-                  "rank " + std::to_string(world_.rank) + " is not in " + name +
-                      ", which has ranks " + SetRanksText(ranks) + "; only they may call it");
+    return InvalidRequest(info.key, "rank " + std::to_string(world_.rank) + " is not in " + name +
+                                        ", which has ranks " + SetRanksText(ranks) +
+                                        "; only they may call it");
   }
   if (known != sets_.end() && known->second->closing) {
-    return Refuse(Code::kInvalidArgument, info.key, name + " is being removed");
+    return InvalidRequest(info.key, name + " is being removed");
   }
   return Status();
 }

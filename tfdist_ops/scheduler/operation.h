@@ -40,6 +40,11 @@ struct Request {
   std::function<void(const Response&)> agreed;  // kRegister, kAddSet: the answer
 };
 
+// Of a group of gradients.
+inline bool IsBucket(const Request& request) {
+  return !request.group.empty() && request.info.kind == CollectiveKind::kAllreduce;
+}
+
 using Links = std::vector<std::unique_ptr<Link>>;  // by rank; null: this rank, or gone
 
 // A data frame that has arrived and waits for its step: held in the transport's memory, or copied.

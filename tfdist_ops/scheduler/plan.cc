@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cctype>
 #include <string>
-#include <utility>
 
 #include "scheduler/rows.h"
 
@@ -89,7 +88,7 @@ StatusOr<Plan> PlanOperation(const PlanInput& input, const Config& config) {
   StatusOr<const AlgorithmEntry*> entry = AlgorithmFor(input.info, args.value(), config);
   TFDIST_RETURN_IF_ERROR(entry.status());
   if (HasRows(input.info.kind) && !RowsFit(input.rows, input.info, input.set)) {
-    return TFDIST_INTERNAL("rank 0 announced rows for \"" + input.info.key + "\" that do not fit");
+    return TFDIST_INTERNAL("the rows announced for \"" + input.info.key + "\" do not fit");
   }
   return Plan{entry.value()->make(args.value()), CutFor(input, *entry.value(), args.value())};
 }

@@ -1,12 +1,11 @@
 #include "scheduler/process_set.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 
 namespace tfdist {
 namespace {
-
-constexpr uint32_t kPairFlag = uint32_t{1} << 31;
 
 Status Refuse(Code code, const std::string& kind, const std::string& text) {
   return Status(code, text, ErrorRecord{kind, -1, "", 0, "process set", text, ""});
@@ -14,17 +13,18 @@ Status Refuse(Code code, const std::string& kind, const std::string& text) {
 
 }  // namespace
 
-uint32_t PairSetId(int a, int b, int size) {
-  return kPairFlag | static_cast<uint32_t>(a * size + b);
+// Row by row in the triangle of all a < b, so that any two of 2^16 ranks have a number of 31 bits.
+uint32_t PairSetId(int a, int b) {
+  const auto larger = static_cast<uint32_t>(b);
+  return kPairFlag | (larger * (larger - 1) / 2 + static_cast<uint32_t>(a));
 }
 
 std::vector<int32_t> PairSetRanks(uint32_t id, int size) {
   if ((id & kPairFlag) == 0) return {};
-  const auto n = static_cast<uint32_t>(size);
-  const uint32_t a = (id & ~kPairFlag) / n;
-  const uint32_t b = (id & ~kPairFlag) % n;
-  if (a >= b) return {};
-  return {static_cast<int32_t>(a), static_cast<int32_t>(b)};
+  const uint32_t number = id & ~kPairFlag;
+  const auto b = static_cast<uint32_t>((1 + std::sqrt(1 + 8.0 * number)) / 2);
+  if (b >= static_cast<uint32_t>(size)) return {};
+  return {static_cast<int32_t>(number - b * (b - 1) / 2), static_cast<int32_t>(b)};
 }
 
 std::string SetRanksText(const std::vector<int32_t>& ranks) {

@@ -26,10 +26,11 @@
 namespace tfdist {
 
 constexpr uint32_t kWorldSet = 0;
+constexpr uint32_t kPairFlag = uint32_t{1} << 31;  // ids of sets of two, and no others
 
-// The set {a, b}, a < b < size, of a world of `size` ranks.
-uint32_t PairSetId(int a, int b, int size);
-// Its ranks; empty: `id` is no set of two.
+// The set {a, b}, a < b < 65536.
+uint32_t PairSetId(int a, int b);
+// Its ranks; empty: `id` is no set of two of a world of `size` ranks.
 std::vector<int32_t> PairSetRanks(uint32_t id, int size);
 
 // "0,2,5" and back. Parsing is for what SetRanksText wrote: a text that it did not write gives an

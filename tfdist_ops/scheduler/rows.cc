@@ -40,6 +40,11 @@ bool HasRows(CollectiveKind kind) {
          kind == CollectiveKind::kAlltoall;
 }
 
+bool TakesSplits(CollectiveKind kind) {
+  return kind == CollectiveKind::kReduceScatter || kind == CollectiveKind::kScatter ||
+         kind == CollectiveKind::kAlltoall;
+}
+
 int64_t FirstDimension(const std::vector<int64_t>& shape) { return shape.empty() ? 1 : shape[0]; }
 
 std::vector<int64_t> EvenSplits(int64_t rows, int size) {

@@ -15,6 +15,9 @@ namespace tfdist {
 // when all ranks have agreed.
 bool HasRows(CollectiveKind kind);
 
+// reduce_scatter, scatter, alltoall: the caller may say how many rows go to each rank.
+bool TakesSplits(CollectiveKind kind);
+
 int64_t FirstDimension(const std::vector<int64_t>& shape);
 
 // `rows` as even as possible: the first (rows mod size) ranks get one more.

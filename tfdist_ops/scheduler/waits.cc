@@ -50,11 +50,12 @@ void Waits::Heard(int rank, uint64_t ticket, Answer answer) {
   if (nobody_missing) waits_.erase(it);
 }
 
-std::vector<int> Waits::Missing(const Wait& wait, bool silent_too) {
+std::vector<int> Waits::Missing(const Wait& wait) {
   std::vector<int> missing;
   for (const auto& [rank, place] : wait.by_rank) {
-    const bool silent = !place.answer.has_value();
-    if (silent ? silent_too : *place.answer == Answer::kNotSubmitted) missing.push_back(rank);
+    if (place.answer.value_or(Answer::kNotSubmitted) == Answer::kNotSubmitted) {
+      missing.push_back(rank);
+    }
   }
   return missing;
 }
@@ -133,7 +134,7 @@ std::vector<Stall> Waits::TakeStalls(int64_t now_us, int64_t warning_us) {
   std::vector<Stall> stalls;
   for (auto& [turn, item] : waits_) {
     Wait& wait = item.second;
-    const std::vector<int> missing = Missing(wait, /*silent_too=*/true);
+    const std::vector<int> missing = Missing(wait);
     if (missing.empty() || now_us - wait.reported_us < warning_us) continue;
     wait.reported_us = now_us;
     stalls.push_back(Describe(wait, missing, now_us));
@@ -151,7 +152,7 @@ std::optional<Stall> Waits::Expired(int64_t now_us) const {
         std::all_of(wait.by_rank.begin(), wait.by_rank.end(),
                     [](const auto& item) { return item.second.answer.has_value(); });
     if (!all_answered && late_us <= kAnswerUs) continue;
-    const std::vector<int> missing = Missing(wait, /*silent_too=*/true);
+    const std::vector<int> missing = Missing(wait);
     if (!missing.empty()) return Describe(wait, missing, now_us);
   }
   return std::nullopt;

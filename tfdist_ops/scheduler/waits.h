@@ -55,7 +55,7 @@ class Waits {
     double timeout_s = 0;
   };
   Status MismatchOf(uint64_t ticket, Wait* wait, const Negotiator& negotiator, int64_t now_us);
-  static std::vector<int> Missing(const Wait& wait, bool silent_too);
+  static std::vector<int> Missing(const Wait& wait);  // those that have not answered too
   static Stall Describe(const Wait& wait, const std::vector<int>& missing, int64_t now_us);
 
   const std::vector<int32_t> ranks_;

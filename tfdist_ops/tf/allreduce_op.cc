@@ -27,7 +27,6 @@ class AllreduceOp : public CollectiveOp {
  public:
   explicit AllreduceOp(tensorflow::OpKernelConstruction* ctx)
       : CollectiveOp(ctx, TFDIST_ALLREDUCE) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("T", &dtype_));
     OP_REQUIRES_OK(ctx, reduction_.Read(ctx));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("group", &group_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("bucket", &bucket_));
@@ -39,22 +38,15 @@ class AllreduceOp : public CollectiveOp {
 
  protected:
   absl::Status Prepare(tensorflow::OpKernelContext* ctx, Operation* op) const override {
-    for (int i = 0; i < ctx->num_inputs(); ++i) {
-      tensorflow::Tensor* output = nullptr;
-      TF_RETURN_IF_ERROR(ForwardOrAllocate(ctx, i, &output));
-      op->AddTensor(ctx->input(i), output->data(), hints_.empty() ? i : hints_[i]);
-    }
     tfdist_request& request = op->request();
-    request.dtype = dtype_;
     reduction_.Set(&request);
     request.group = group_.empty() ? nullptr : group_.c_str();
     request.bucket = bucket_;
     request.bucket_count = bucket_count_;
-    return absl::OkStatus();
+    return AddInputs(ctx, op, hints_);
   }
 
  private:
-  tensorflow::DataType dtype_ = tensorflow::DT_INVALID;
   Reduction reduction_;
   std::string group_;
   int32_t bucket_ = 0;

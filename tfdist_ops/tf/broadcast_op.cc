@@ -19,26 +19,12 @@ REGISTER_OP("TfdistBroadcast")
 class BroadcastOp : public CollectiveOp {
  public:
   explicit BroadcastOp(tensorflow::OpKernelConstruction* ctx)
-      : CollectiveOp(ctx, TFDIST_BROADCAST) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("T", &dtype_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("root", &root_));
-  }
+      : CollectiveOp(ctx, TFDIST_BROADCAST) {}
 
  protected:
   absl::Status Prepare(tensorflow::OpKernelContext* ctx, Operation* op) const override {
-    for (int i = 0; i < ctx->num_inputs(); ++i) {
-      tensorflow::Tensor* output = nullptr;
-      TF_RETURN_IF_ERROR(ForwardOrAllocate(ctx, i, &output));
-      op->AddTensor(ctx->input(i), output->data(), i);
-    }
-    op->request().dtype = dtype_;
-    op->request().root = root_;
-    return absl::OkStatus();
+    return AddInputs(ctx, op);
   }
-
- private:
-  tensorflow::DataType dtype_ = tensorflow::DT_INVALID;
-  int32_t root_ = 0;
 };
 
 REGISTER_KERNEL_BUILDER(Name("TfdistBroadcast").Device(tensorflow::DEVICE_CPU), BroadcastOp);

@@ -18,18 +18,7 @@ REGISTER_OP("TfdistGather")
 
 class GatherOp : public RowsOp {
  public:
-  explicit GatherOp(tensorflow::OpKernelConstruction* ctx) : RowsOp(ctx, TFDIST_GATHER) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("root", &root_));
-  }
-
- protected:
-  absl::Status Prepare(tensorflow::OpKernelContext* ctx, Operation* op) const override {
-    op->request().root = root_;
-    return RowsOp::Prepare(ctx, op);
-  }
-
- private:
-  int32_t root_ = 0;
+  explicit GatherOp(tensorflow::OpKernelConstruction* ctx) : RowsOp(ctx, TFDIST_GATHER) {}
 };
 
 REGISTER_KERNEL_BUILDER(Name("TfdistGather").Device(tensorflow::DEVICE_CPU), GatherOp);

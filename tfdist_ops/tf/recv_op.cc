@@ -24,7 +24,6 @@ REGISTER_OP("TfdistRecv")
 class RecvOp : public CollectiveOp {
  public:
   explicit RecvOp(tensorflow::OpKernelConstruction* ctx) : CollectiveOp(ctx, TFDIST_SENDRECV) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("T", &dtype_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("src", &src_));
   }
 
@@ -36,13 +35,11 @@ class RecvOp : public CollectiveOp {
     tensorflow::Tensor* value = nullptr;
     TF_RETURN_IF_ERROR(ctx->allocate_output(0, shape, &value));
     op->AddTensor(*value, value->data(), 0);
-    op->request().dtype = dtype_;
     NamePair(op, src_, OwnRank());
     return absl::OkStatus();
   }
 
  private:
-  tensorflow::DataType dtype_ = tensorflow::DT_INVALID;
   int32_t src_ = 0;
 };
 

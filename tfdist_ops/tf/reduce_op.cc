@@ -23,27 +23,16 @@ class ReduceToRootOp : public CollectiveOp {
  public:
   explicit ReduceToRootOp(tensorflow::OpKernelConstruction* ctx)
       : CollectiveOp(ctx, TFDIST_REDUCE) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("T", &dtype_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("root", &root_));
     OP_REQUIRES_OK(ctx, reduction_.Read(ctx));
   }
 
  protected:
   absl::Status Prepare(tensorflow::OpKernelContext* ctx, Operation* op) const override {
-    for (int i = 0; i < ctx->num_inputs(); ++i) {
-      tensorflow::Tensor* output = nullptr;
-      TF_RETURN_IF_ERROR(ForwardOrAllocate(ctx, i, &output));
-      op->AddTensor(ctx->input(i), output->data(), i);
-    }
-    op->request().dtype = dtype_;
-    op->request().root = root_;
     reduction_.Set(&op->request());
-    return absl::OkStatus();
+    return AddInputs(ctx, op);
   }
 
  private:
-  tensorflow::DataType dtype_ = tensorflow::DT_INVALID;
-  int32_t root_ = 0;
   Reduction reduction_;
 };
 

@@ -69,13 +69,8 @@ absl::Status RowsShape(InferenceContext* c) {
   return absl::OkStatus();
 }
 
-RowsOp::RowsOp(tensorflow::OpKernelConstruction* ctx, int32_t kind) : CollectiveOp(ctx, kind) {
-  OP_REQUIRES_OK(ctx, ctx->GetAttr("T", &dtype_));
-}
-
 absl::Status RowsOp::Prepare(tensorflow::OpKernelContext* ctx, Operation* op) const {
   op->AddTensor(ctx->input(0), nullptr, 0);
-  op->request().dtype = dtype_;
   op->request().allocate = &Allocate;
   if (ctx->num_inputs() > kSplitsInput) {
     const tensorflow::Tensor& splits = ctx->input(kSplitsInput);

@@ -16,13 +16,10 @@ absl::Status RowsShape(tensorflow::shape_inference::InferenceContext* c);
 // default.
 class RowsOp : public CollectiveOp {
  public:
-  RowsOp(tensorflow::OpKernelConstruction* ctx, int32_t kind);
+  using CollectiveOp::CollectiveOp;
 
  protected:
   absl::Status Prepare(tensorflow::OpKernelContext* ctx, Operation* op) const override;
-
- private:
-  tensorflow::DataType dtype_ = tensorflow::DT_INVALID;
 };
 
 }  // namespace tfdist

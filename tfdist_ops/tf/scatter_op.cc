@@ -19,18 +19,7 @@ REGISTER_OP("TfdistScatter")
 
 class ScatterOp : public RowsOp {
  public:
-  explicit ScatterOp(tensorflow::OpKernelConstruction* ctx) : RowsOp(ctx, TFDIST_SCATTER) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("root", &root_));
-  }
-
- protected:
-  absl::Status Prepare(tensorflow::OpKernelContext* ctx, Operation* op) const override {
-    op->request().root = root_;
-    return RowsOp::Prepare(ctx, op);
-  }
-
- private:
-  int32_t root_ = 0;
+  explicit ScatterOp(tensorflow::OpKernelConstruction* ctx) : RowsOp(ctx, TFDIST_SCATTER) {}
 };
 
 REGISTER_KERNEL_BUILDER(Name("TfdistScatter").Device(tensorflow::DEVICE_CPU), ScatterOp);

@@ -22,7 +22,6 @@ REGISTER_OP("TfdistSend")
 class SendOp : public CollectiveOp {
  public:
   explicit SendOp(tensorflow::OpKernelConstruction* ctx) : CollectiveOp(ctx, TFDIST_SENDRECV) {
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("T", &dtype_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("dst", &dst_));
   }
 
@@ -33,13 +32,11 @@ class SendOp : public CollectiveOp {
     std::memset(sent->data(), 0, sent->TotalBytes());  // 0 in every type
     // In place: of the sender's tensor nothing is written.
     op->AddTensor(ctx->input(0), ctx->input(0).data(), 0);
-    op->request().dtype = dtype_;
     NamePair(op, OwnRank(), dst_);
     return absl::OkStatus();
   }
 
  private:
-  tensorflow::DataType dtype_ = tensorflow::DT_INVALID;
   int32_t dst_ = 0;
 };
 

@@ -75,16 +75,6 @@ absl::Status ParseScale(const std::string& text, double* value) {
   return absl::InvalidArgumentError("a scale is a finite number, got \"" + text + "\"");
 }
 
-absl::Status ForwardOrAllocate(tensorflow::OpKernelContext* ctx, int index,
-                               tensorflow::Tensor** output) {
-  int forwarded = -1;
-  TF_RETURN_IF_ERROR(ctx->forward_input_or_allocate_output(
-      {index}, index, ctx->input(index).shape(), output, &forwarded));
-  outputs_total.fetch_add(1, std::memory_order_relaxed);
-  if (forwarded >= 0) outputs_in_place.fetch_add(1, std::memory_order_relaxed);
-  return absl::OkStatus();
-}
-
 absl::Status SameShapes(tensorflow::shape_inference::InferenceContext* c) {
   for (int i = 0; i < c->num_inputs(); ++i) c->set_output(i, c->input(i));
   return absl::OkStatus();
@@ -186,6 +176,20 @@ void Operation::SetId(uint64_t id) {
   CoreApi()->cancel(id);
 }
 
+absl::Status AddInputs(tensorflow::OpKernelContext* ctx, Operation* op,
+                       const std::vector<int64_t>& hints) {
+  for (int i = 0; i < ctx->num_inputs(); ++i) {
+    tensorflow::Tensor* output = nullptr;
+    int forwarded = -1;
+    TF_RETURN_IF_ERROR(
+        ctx->forward_input_or_allocate_output({i}, i, ctx->input(i).shape(), &output, &forwarded));
+    outputs_total.fetch_add(1, std::memory_order_relaxed);
+    if (forwarded >= 0) outputs_in_place.fetch_add(1, std::memory_order_relaxed);
+    op->AddTensor(ctx->input(i), output->data(), hints.empty() ? i : hints[i]);
+  }
+  return absl::OkStatus();
+}
+
 int32_t OwnRank() {
   int32_t topology[6] = {-1, -1, -1, -1, -1, -1};
   if (CoreApi() != nullptr) CoreApi()->topology(topology);
@@ -202,10 +206,12 @@ CollectiveOp::CollectiveOp(tensorflow::OpKernelConstruction* ctx, int32_t kind)
     : AsyncOpKernel(ctx), kind_(kind) {
   OP_REQUIRES_OK(ctx, ctx->GetAttr("tensor_name", &tensor_name_));
   OP_REQUIRES_OK(ctx, ctx->GetAttr("timeout_s", &timeout_s_));
-  // Operations of two ranks have none.
+  // Operations of two ranks have no set, a barrier has no type, most have no root.
   if (ctx->HasAttr("process_set")) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("process_set", &process_set_));
   }
+  if (ctx->HasAttr("T")) OP_REQUIRES_OK(ctx, ctx->GetAttr("T", &dtype_));
+  if (ctx->HasAttr("root")) OP_REQUIRES_OK(ctx, ctx->GetAttr("root", &root_));
 }
 
 void CollectiveOp::ComputeAsync(tensorflow::OpKernelContext* ctx, DoneCallback done) {
@@ -213,6 +219,8 @@ void CollectiveOp::ComputeAsync(tensorflow::OpKernelContext* ctx, DoneCallback d
   op->request().kind = kind_;
   op->request().timeout_s = timeout_s_;
   op->request().process_set = static_cast<uint32_t>(process_set_);
+  op->request().dtype = dtype_;
+  op->request().root = root_;
   absl::Status status;
   try {
     status = Prepare(ctx, op.get());

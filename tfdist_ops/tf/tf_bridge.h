@@ -35,10 +35,6 @@ absl::Status InvalidArgument(const std::string& tensor_name, const std::string& 
 // float32, a scale must arrive exactly.
 absl::Status ParseScale(const std::string& text, double* value);
 
-// The input's own buffer when nobody else needs it, else a new one.
-absl::Status ForwardOrAllocate(tensorflow::OpKernelContext* ctx, int index,
-                               tensorflow::Tensor** output);
-
 // Shape function: output i has the shape of input i.
 absl::Status SameShapes(tensorflow::shape_inference::InferenceContext* c);
 
@@ -111,6 +107,11 @@ class Operation {
   uint64_t id_ = 0;                // guarded by mutex_
 };
 
+// Adds every input to `op`, with an output of its shape: in the input's own buffer when nobody else
+// needs it, else in a new one. `hints`: one for each input; empty: its index.
+absl::Status AddInputs(tensorflow::OpKernelContext* ctx, Operation* op,
+                       const std::vector<int64_t>& hints = {});
+
 // The rank of this process; -1 before tfdist.init(), which Submit refuses.
 int32_t OwnRank();
 
@@ -118,7 +119,8 @@ int32_t OwnRank();
 // function is traced, and each counts its calls for each partner apart.
 void NamePair(Operation* op, int32_t sender, int32_t receiver);
 
-// What all collective kernels share: name, deadline, and the way from ComputeAsync to the core.
+// What all collective kernels share: the attributes below, where the operation has them, and the
+// way from ComputeAsync to the core.
 class CollectiveOp : public tensorflow::AsyncOpKernel {
  public:
   CollectiveOp(tensorflow::OpKernelConstruction* ctx, int32_t kind);
@@ -134,6 +136,8 @@ class CollectiveOp : public tensorflow::AsyncOpKernel {
   std::string tensor_name_;
   float timeout_s_ = 0;
   int64_t process_set_ = 0;
+  tensorflow::DataType dtype_ = tensorflow::DT_INVALID;
+  int32_t root_ = 0;
 };
 
 }  // namespace tfdist

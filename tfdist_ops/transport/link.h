@@ -50,7 +50,7 @@ class Link {
   virtual ~Link() = default;
 
   virtual int peer() const = 0;
-  virtual const char* transport() const = 0;  // "inproc", "shm", "tcp"
+  virtual const char* transport() const = 0;  // "inproc", "shm", "tcp"; "relayed": overlay.h
 
   // Room for one payload of `bytes` (<= kMaxControlPayload, or <= segment_bytes on the data lane);
   // data() is null when the lane is full now. At most one BeginSend may be open on a lane.
@@ -88,8 +88,6 @@ class Link {
   virtual bool Direct() const { return true; }
   // The peer has said goodbye: it is not to relay anything any more.
   virtual void PeerLeaves() {}
-  // Whether every rank hears of the loss of this peer without being told by the engine.
-  virtual bool LossIsTold() const { return false; }
   // Whether the peer's process is on this host and is to be watched beside the connection.
   virtual bool WatchProcess() const { return false; }
 

@@ -85,7 +85,6 @@ class Overlay : public std::enable_shared_from_this<Overlay> {
     bool gone = false;        // ended without one
     bool closed = false;      // its link has ended, or nobody listens to it here any more
     bool wanted = false;      // a link for data
-    bool overdue = false;     // an acknowledgement is
     bool ending = false;      // its link has ended; what came before is being read
     bool drained = false;     // and has been
     Status error;             // why it is lost

@@ -19,7 +19,7 @@ class OverlayLink : public Link {
   }
 
   MutableByteSpan BeginSend(Lane lane, size_t bytes) override {
-    open_bytes_ = bytes;
+    open_bytes_[Index(lane)] = bytes;
     Overlay::Peer& state = overlay_->At(peer_);
     if (lane == Lane::kData && state.link == nullptr) {
       overlay_->Want(peer_);
@@ -35,10 +35,11 @@ class OverlayLink : public Link {
     if (lane == Lane::kData || state.neighbour) {
       state.link->CommitSend(lane, header);
     } else {
-      overlay_->Send(peer_, header, std::string(reinterpret_cast<char*>(open_), open_bytes_));
+      overlay_->Send(peer_, header,
+                     std::string(reinterpret_cast<char*>(open_), open_bytes_[Index(lane)]));
     }
     if (lane != Lane::kData) return;
-    data_bytes_sent_ += open_bytes_;
+    data_bytes_sent_ += open_bytes_[Index(lane)];
     ++data_frames_sent_;
   }
 
@@ -66,7 +67,6 @@ class OverlayLink : public Link {
   size_t MaxHeld() const override { return connection() != nullptr ? connection()->MaxHeld() : 1; }
   bool Direct() const override { return connection() != nullptr; }
   void PeerLeaves() override { overlay_->Leaves(peer_); }
-  bool LossIsTold() const override { return state().gone; }
 
  private:
   const Overlay::Peer& state() const { return overlay_->At(peer_); }
@@ -74,8 +74,8 @@ class OverlayLink : public Link {
 
   const std::shared_ptr<Overlay> overlay_;
   const int peer_;
-  size_t open_bytes_ = 0;
-  uint8_t open_[kMaxControlPayload];
+  size_t open_bytes_[kLanes] = {};
+  uint8_t open_[kMaxControlPayload];  // of a control frame that is relayed
 };
 
 std::vector<std::unique_ptr<Link>> Overlay::MakeLinks(std::vector<std::unique_ptr<Link>> links) {
