@@ -2,16 +2,25 @@
 
 One build folder each under build/: sanitize-address (AddressSanitizer with leaks,
 UndefinedBehaviorSanitizer) and sanitize-thread (ThreadSanitizer). A name as argument
-runs that one alone. Exit code 0 only when nothing was reported.
+runs that one alone. results.json says which tests have passed with today's code: a run
+that is broken off goes on with the others. Exit code 0 only when nothing was reported.
 """
 
+import json
 import os
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tests"))
+
+from helpers.record import Record  # noqa: E402
+
+CODE = ("tfdist_ops", "tests/cpp", "tests/sim", "tests/fuzz")
 SANITIZERS = {"address": "address,undefined", "thread": "thread"}
 # UBSan only prints unless told otherwise; a test that reports must fail.
 OPTIONS = {
@@ -26,10 +35,9 @@ def _tool(name: str) -> str:
     return str(Path(sys.executable).parent / name)
 
 
-def run(name: str) -> bool:
-    """Builds and runs one; True when every test passed without a report."""
+def _build(name: str) -> Path:
+    """The folder with the instrumented tests."""
     build = ROOT / "build" / f"sanitize-{name}"
-    cores = str(os.cpu_count() or 1)
     # No -Werror: instrumented code has warnings that the code itself has not.
     configure = [
         *(_tool("cmake"), "-S", str(ROOT / "tfdist_ops"), "-B", str(build)),
@@ -37,25 +45,52 @@ def run(name: str) -> bool:
         *("-DTFDIST_TESTS=ON", f"-DTFDIST_SANITIZE={SANITIZERS[name]}"),
         "--log-level=WARNING",
     ]
-    compile_all = [_tool("cmake"), "--build", str(build), "--parallel", cores]
-    test = [
-        *(_tool("ctest"), "--test-dir", str(build), "--output-on-failure"),
-        *("--no-tests=error", "--parallel", cores),
-    ]
-    for command in (configure, compile_all, test):
+    compile_all = [_tool("cmake"), "--build", str(build)]
+    for command in (configure, compile_all):
+        subprocess.run(command, check=True, timeout=TIMEOUT_S)
+    return build
+
+
+def _tests(build: Path) -> list[str]:
+    """Names of all tests, as ctest knows them."""
+    command = [_tool("ctest"), "--test-dir", str(build), "--show-only=json-v1"]
+    listed = subprocess.run(command, check=True, capture_output=True, timeout=60)
+    return [test["name"] for test in json.loads(listed.stdout)["tests"]]
+
+
+def run(name: str, record: Record) -> bool:
+    """Builds and runs one; True when every test passed without a report."""
+    build = _build(name)
+    passed: dict[str, float] = record.rows.setdefault(name, {})
+    tests = _tests(build)
+    lock = threading.Lock()
+
+    def test(which: str) -> bool:
+        command = [_tool("ctest"), "--test-dir", str(build), "--output-on-failure"]
         begin = time.monotonic()
-        environ = {**os.environ, **OPTIONS}
-        try:
-            code = subprocess.run(command, env=environ, timeout=TIMEOUT_S).returncode
-        except subprocess.TimeoutExpired:
-            print(f"not done after {TIMEOUT_S} s: {' '.join(command)}", flush=True)
-            return False
-        what = Path(command[0]).name
-        print(f"{name}: {what} took {time.monotonic() - begin:.0f} s", flush=True)
-        if code != 0:
-            print(f"exit code {code}: {' '.join(command)}", flush=True)
-            return False
-    return True
+        ended = subprocess.run(
+            [*command, "--no-tests=error", "--tests-regex", f"^{which}$"],
+            env={**os.environ, **OPTIONS},
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=TIMEOUT_S,
+        )
+        took_s = round(time.monotonic() - begin, 1)
+        with lock:
+            if ended.returncode == 0:
+                passed[which] = took_s
+                record.save()
+            else:
+                print(ended.stdout[-20000:], ended.stderr[-3000:])
+            how = "passed" if ended.returncode == 0 else "FAILED"
+            print(f"{name}: {which} {how}, {took_s} s", flush=True)
+        return ended.returncode == 0
+
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        well = all(list(pool.map(test, [t for t in tests if t not in passed])))
+    print(f"{name}: {len(passed)} of {len(tests)} tests clean", flush=True)
+    return well
 
 
 def main() -> int:
@@ -64,7 +99,8 @@ def main() -> int:
     if unknown := [name for name in names if name not in SANITIZERS]:
         print(f"expected {' or '.join(SANITIZERS)}, got {unknown}")
         return 2
-    failed = [name for name in names if not run(name)]
+    record = Record(Path(__file__).with_name("results.json"), CODE)
+    failed = [name for name in names if not run(name, record)]
     print(f"FAILED: {', '.join(failed)}" if failed else "nothing reported")
     return int(bool(failed))
 

@@ -26,7 +26,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE.parents[1])]
 
 from campaign import faults  # noqa: E402
-from helpers.tree import tracked_files, tree_hash  # noqa: E402
+from helpers.record import Record  # noqa: E402
 
 RECORD = HERE / "results.json"
 CODE = (
@@ -106,17 +106,14 @@ def main() -> int:
     options = parser.parse_args()
     if options.table:
         return 0 if table(json.loads(RECORD.read_text())) else 1
-    tree = tree_hash(tracked_files(CODE))
-    record = json.loads(RECORD.read_text()) if RECORD.exists() else {}
-    if record.get("tree") != tree:
-        record = {"tree": tree, "rows": {}}
+    record = Record(RECORD, CODE)
     for name, campaign in CAMPAIGNS.items():
         if options.only and name != options.only:
             continue
         if name == "cut" and not faults.can_make_namespaces():
             print("cut: skipped, needs root and ip(8) for network namespaces")
             continue
-        rows = record["rows"].setdefault(name, [])
+        rows = record.rows.setdefault(name, [])
         begin_s = time.monotonic()
         for seed in range(len(rows), options.trials or campaign.trials):
             try:
@@ -125,12 +122,12 @@ def main() -> int:
                 row = {"ok": False, "why": str(error)}
             row["why"] = row.get("why", "")[:WHY_CHARACTERS]
             rows.append({"seed": seed, **row})
-            RECORD.write_text(json.dumps(record) + "\n")
+            record.save()
             if not row["ok"]:
                 print(f"{name}: seed {seed}: {row['why']}", flush=True)
         took_s = time.monotonic() - begin_s
         print(f"{summary(name, rows)[0]}  (this run {took_s:.0f} s)", flush=True)
-    return 0 if table(record) else 1
+    return 0 if table({"tree": record.tree, "rows": record.rows}) else 1
 
 
 if __name__ == "__main__":

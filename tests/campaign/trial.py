@@ -29,6 +29,10 @@ class Child:
     buffer: bytes = b""
     closed: bool = False
 
+    def fileno(self) -> int:
+        """For select."""
+        return self.pipe
+
     def word(self, word: str) -> dict[str, Any] | None:
         """The line with this word, None when it has not come."""
         return next((line for line in self.said if line["say"] == word), None)
@@ -130,9 +134,7 @@ def _fork(
     pid = os.fork()
     if pid != 0:
         os.close(writing)
-        child = Child(rank, pid, reading)
-        child.fileno = lambda: reading  # type: ignore[attr-defined]
-        return child
+        return Child(rank, pid, reading)
     code = 1
     try:
         os.close(reading)

@@ -6,7 +6,8 @@ Each round starts a job of three ranks under tfdistrun, attacks it while two ran
 for the third, lets it start under attack, attacks it while it runs, and looks at the
 end: did any connection get in, did every rank end well, how long did the start and the
 slowest step take, how much did the memory of tfdistrun and the ranks grow. Rounds that
-are done are kept in build/hostile.json, so that a run that was cut short goes on.
+are done are kept in build/hostile.json with the hash of the code they attacked, so
+that a run that was cut short goes on.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import sys
 import tempfile
 import threading
@@ -29,6 +29,7 @@ if __name__ == "__main__":
     sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from helpers import launcher  # noqa: E402
+from helpers.record import Record  # noqa: E402
 from helpers.strangers import Attack, Job, record  # noqa: E402
 
 from tfdist.rendezvous.address import split_address  # noqa: E402
@@ -36,6 +37,10 @@ from tfdist.rendezvous.secret import read_secret_file  # noqa: E402
 from tfdist.rendezvous.store import StoreClient  # noqa: E402
 
 STATE = ROOT / "build" / "hostile.json"
+CODE = (
+    "tfdist/_core.py", "tfdist/_runtime.py", "tfdist/rendezvous", "tfdist/launch",
+    "tfdist_ops", "tests/helpers",
+)  # fmt: skip
 PER_ROUND = 5000
 SIZE = 3
 
@@ -201,18 +206,17 @@ def main() -> int:
     parser.add_argument("--fresh", action="store_true", help="forget earlier rounds")
     options = parser.parse_args()
     STATE.parent.mkdir(exist_ok=True)
-    rounds = []
-    if STATE.exists() and not options.fresh:
-        rounds = json.loads(STATE.read_text())
+    known = Record(STATE, CODE)
+    if options.fresh:
+        known.rows.clear()
+    rounds = known.rows.setdefault("rounds", [])
     made = sum(sum(row["connections"].values()) for row in rounds)
     while made < options.connections:
         begin = time.monotonic()
         with tempfile.TemporaryDirectory() as folder:
             found = attack_a_job(Path(folder), PER_ROUND, len(rounds))
         rounds.append(asdict(found))
-        temporary = STATE.with_suffix(f".{os.getpid()}")
-        temporary.write_text(json.dumps(rounds, indent=1) + "\n")
-        temporary.replace(STATE)
+        known.save()
         made += sum(found.connections.values())
         print(
             f"{made:7} connections, accepted 0; start {found.start_s:.3f} s, slowest "

@@ -26,7 +26,8 @@ HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
-from helpers.tree import tracked_files, tree_hash  # noqa: E402
+from helpers.record import Record  # noqa: E402
+from helpers.tree import tracked_files  # noqa: E402
 
 RECORD = HERE / "results.json"
 WORK = ROOT / "build" / "mutants"
@@ -165,20 +166,13 @@ def try_mutant(bench: Bench, mutant: dict) -> dict:
     }
 
 
-def load_record(tree: str) -> dict:
-    if RECORD.exists():
-        record = json.loads(RECORD.read_text())
-        if record.get("tree") == tree:
-            return record
-    return {"tree": tree, "mutants": {}}
-
-
 def print_table(record: dict) -> None:
     print(f"tree {record['tree']}")
-    for row in record["mutants"].values():
+    rows = record["rows"].values()
+    for row in rows:
         print(f"{row['id']:28} {row['caught_by'] or 'SURVIVED'}\n    {row['what']}")
-    caught = sum(1 for row in record["mutants"].values() if row["caught_by"])
-    print(f"{caught} of {len(record['mutants'])} mutants caught")
+    caught = sum(1 for row in rows if row["caught_by"])
+    print(f"{caught} of {len(rows)} mutants caught")
 
 
 def main() -> int:
@@ -186,17 +180,15 @@ def main() -> int:
     parser.add_argument("--only", help="id of one mutant to try again")
     parser.add_argument("--table", action="store_true", help="print the record")
     options = parser.parse_args()
-    files = tracked_files()
-    tree = tree_hash(files)
     if options.table:
         print_table(json.loads(RECORD.read_text()))
         return 0
     mutants = tomllib.loads((HERE / "mutants.toml").read_text())["mutant"]
     if options.only:
         mutants = [m for m in mutants if m["id"] == options.only]
-    record = load_record(tree)
-    todo = [m for m in mutants if options.only or m["id"] not in record["mutants"]]
-    bench = Bench(files)
+    record = Record(RECORD)
+    todo = [m for m in mutants if options.only or m["id"] not in record.rows]
+    bench = Bench(tracked_files())
     bench.reset()
     suites = sorted({s for m in todo for s in m["suites"]})
     bench.build(suites)
@@ -207,12 +199,12 @@ def main() -> int:
             return 2
     for mutant in todo:
         row = try_mutant(bench, mutant)
-        record["mutants"][row["id"]] = row
-        RECORD.write_text(json.dumps(record, indent=1) + "\n")
+        record.rows[row["id"]] = row
+        record.save()
         result = row["caught_by"] or "SURVIVED"
         print(f"{row['id']:28} {row['seconds']:6.1f} s  {result}", flush=True)
-    print_table(record)
-    return 0 if all(row["caught_by"] for row in record["mutants"].values()) else 1
+    print_table({"tree": record.tree, "rows": record.rows})
+    return 0 if all(row["caught_by"] for row in record.rows.values()) else 1
 
 
 if __name__ == "__main__":
