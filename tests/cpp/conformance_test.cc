@@ -108,7 +108,8 @@ TEST(every_row_over_every_transport) {
   }
 }
 
-// What a job of up to TFDIST_MESH_RANKS ranks is made of, at every size.
+// What a job of up to TFDIST_MESH_RANKS ranks is made of, at every size. Under ThreadSanitizer,
+// which looks for races and not for sums, at two of them.
 TEST(the_rows_of_training_over_every_transport_and_size) {
   const std::vector<std::string> rows = {"allreduce/ring", "allreduce/pairwise", "allgather/ring",
                                          "broadcast/binomial"};
@@ -119,6 +120,7 @@ TEST(the_rows_of_training_over_every_transport_and_size) {
     ++found;
     for (const TransportEntry& transport : Transports()) {
       for (const int size : {1, 2, 3, 4, 7, 8}) {
+        if (kSlowness > 1 && size != 2 && size != 7) continue;
         for (size_t share = 0; share < 3; ++share) CheckRow(entry, transport.name, size, {}, share);
       }
     }

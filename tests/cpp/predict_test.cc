@@ -155,7 +155,9 @@ TEST(all_ranks_may_change_a_bucket_together) {
 }
 
 TEST(a_rank_that_registers_another_list_is_found_out) {
-  Ranks ranks(3, "shm");
+  Config config = TestConfig();
+  config.timeout_s = 15;  // it is waited for a twentieth of it, 1 s at least
+  Ranks ranks(3, "shm", config);
   ranks.Each([&](int rank) {
     const std::string group = Register(ranks[rank], "w float32 [1]");
     CHECK_OK(Step(ranks[rank], group, rank));
