@@ -23,7 +23,8 @@ struct World3 {
 
   World3() {
     const TransportEntry* entry = FindTransport("inproc");
-    const Config config = TestConfig();
+    Config config = TestConfig();
+    config.reduce_algorithm = "star";  // the root takes the inputs of all in one step
     std::vector<Links> links(3);
     for (size_t r = 0; r < 3; ++r) {
       links[r].resize(3);
@@ -121,6 +122,37 @@ TEST(a_goodbye_is_answered_only_when_nothing_of_the_leaver_is_needed) {
   world.Settle();
   CHECK_EQ(Text(done[2]), "ok");
   CHECK(world.engines[1]->Left());
+}
+
+// Rank 2 holds what rank 0 sent, because rank 1's data does not come; rank 0 waits for the answer
+// to its goodbye as long as it may, and goes. (engine_sim, seed 11865.)
+TEST(who_goes_before_its_goodbye_was_answered_takes_the_unread_along) {
+  World3 world;
+  world.data_open = false;
+  std::vector<std::vector<float>> data(3, std::vector<float>(10, 1.0f));
+  std::vector<std::shared_ptr<std::unique_ptr<Status>>> done(3);
+  for (size_t r = 0; r < 3; ++r) {
+    auto request = MakeRequest(CollectiveKind::kReduce, "x", DType::kFloat32);
+    AddTensor(request.get(), data[r].data(), data[r].data(), {10});
+    request->info.root = 2;
+    request->info.timeout_s = 10;
+    auto result = done[r] = std::make_shared<std::unique_ptr<Status>>();
+    request->done = [result](const Status& s) { *result = std::make_unique<Status>(s); };
+    world.engines[r]->Submit(std::move(request), 1000);
+  }
+  world.Settle();
+  world.engines[0]->Leave(1000);
+  world.Settle();
+  CHECK_EQ(Text(done[0]), "ok");
+  CHECK(!world.engines[0]->Left());
+  CHECK_EQ(Text(done[2]), "under way");
+  world.engines[0].reset();
+  for (int i = 0; i < 10; ++i) {
+    for (int rank : {1, 2}) world.Turn(rank);
+  }
+  CHECK_CONTAINS(Text(done[2]), "rank 0");
+  CHECK_CONTAINS(Text(done[2]), "it has shut down before all that it sent could be used here");
+  CHECK((*done[2])->code() == Code::kAborted);
 }
 
 // A forked child of a dead rank can keep its socket open; the engine is told by other means.

@@ -260,9 +260,15 @@ void Engine::LosePeer(int peer, const Status& reason, int64_t now_us) {
       StopWork();  // hands back all frames: they point into memory that goes away with the link
     }
   } else if (busy()) {
-    // A peer that left had done its part; what it sent has been read before the link's end.
+    // A peer that left had done its part; what it sent has been read before the link's end. It
+    // waits for the answer to its goodbye, but not for ever: what is still held here, because a
+    // third rank is slow or cut off, goes with the link.
     AdvanceAll(now_us);
-    if (held_[p] > 0) Bug(TFDIST_INTERNAL(Describe(peer) + " left with data unread"), now_us);
+    if (held_[p] > 0) {
+      Suspect(peer, true,
+              RankFailed(peer, "it has shut down before all that it sent could be used here",
+                         reason.message()));
+    }
   }
   inbound_[p].left = true;
   inbound_[p].acknowledged = true;
