@@ -19,6 +19,7 @@ from tfdist import _core, _operations, _runtime, collectives, errors
 from tfdist._process_sets import ProcessSet, id_of
 from tfdist.buckets import cut_buckets
 from tfdist.collectives import ReduceOp
+from tfdist.compression import check_compression, compress, restore
 
 _logger = logging.getLogger("tfdist")
 # With the gate: what an eager call of a group runs, by group and options.
@@ -36,6 +37,7 @@ def reduce_gradients(
     prescale: float = 1.0,
     postscale: float = 1.0,
     process_set: ProcessSet | None = None,
+    compression: str | None = None,
 ) -> list[tf.Tensor | None]:
     """Reduces the gradients of `variables` over all ranks.
 
@@ -52,6 +54,8 @@ def reduce_gradients(
         prescale: factor before the reduction.
         postscale: factor after it.
         process_set: the ranks that take part, which alone call it; default all.
+        compression: `"fp16"` or `"bf16"`: float32 and float64 gradients are sent in
+            that type; default: in their own.
 
     Returns:
         The reduced gradients, in the order of `variables`, equal on all ranks.
@@ -60,16 +64,18 @@ def reduce_gradients(
         tfdist.MismatchError: the ranks' variables or options differ.
         tfdist.NotInitializedError: before `tfdist.init()`.
         NotImplementedError: the graph is compiled by XLA.
-        ValueError: the lists differ in length, or `op` is neither sum nor average.
+        ValueError: the lists differ in length, `op` is neither sum nor average, or
+            `compression` is not known.
     """
     _runtime.check_initialized()
     _check_arguments(grads, variables, op)
+    check_compression(compression)
     op = ReduceOp(op)
     _operations.check_not_xla()
     dense = [_dense(g, v) for g, v in zip(grads, variables, strict=True)]
     options = (
         f"op={op.name.lower()} prescale={prescale!r} postscale={postscale!r} "
-        f"name={name or ''}"
+        f"compression={compression or 'none'} name={name or ''}"
     )
     group_id, present = agree(
         [_describe(v, g) for v, g in zip(variables, dense, strict=True)],
@@ -81,9 +87,16 @@ def reduce_gradients(
         tf.zeros(v.shape, v.dtype) if g is None and is_present else g
         for g, v, is_present in zip(dense, variables, present, strict=True)
     ]
-    return _reduce_buckets(
-        full, group_id, name or "gradients", op, prescale, postscale, process_set
+    reduced = _reduce_buckets(
+        [compress(g, compression) for g in full],
+        group_id,
+        name or "gradients",
+        op,
+        prescale,
+        postscale,
+        process_set,
     )
+    return [restore(g, own) for g, own in zip(reduced, full, strict=True)]
 
 
 def agree(

@@ -19,6 +19,7 @@ import tensorflow as tf
 from tfdist import _core, groups
 from tfdist._process_sets import ProcessSet, id_of
 from tfdist.collectives import ReduceOp
+from tfdist.compression import check_compression
 
 _logger = logging.getLogger("tfdist")
 
@@ -34,6 +35,7 @@ class _Reducing:
     _tfdist_op: ReduceOp
     _tfdist_name: str | None
     _tfdist_set: ProcessSet | None
+    _tfdist_compression: str | None
 
     @tf.autograph.experimental.do_not_convert
     def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
@@ -48,6 +50,7 @@ class _Reducing:
                 op=self._tfdist_op,
                 name=self._tfdist_name,
                 process_set=self._tfdist_set,
+                compression=self._tfdist_compression,
             )
             if groups.gated():
                 # Not even the count of steps may change in a step that fails.
@@ -105,6 +108,7 @@ def DistributedOptimizer(  # noqa: N802 - named like the class it stands for
     op: ReduceOp = ReduceOp.AVERAGE,
     name: str | None = None,
     process_set: ProcessSet | None = None,
+    compression: str | None = None,
 ) -> keras.optimizers.Optimizer:
     """Makes a Keras optimizer reduce its gradients over all ranks.
 
@@ -119,6 +123,10 @@ def DistributedOptimizer(  # noqa: N802 - named like the class it stands for
         name: tells apart two optimizers that reduce equal lists of variables in one
             graph; default: they are told apart by their order.
         process_set: the ranks over which gradients are reduced; default all.
+        compression: `"fp16"` or `"bf16"`: float32 and float64 gradients are rounded to
+            that type, added in float32, and the result is rounded once more: half the
+            bytes between the ranks, for 11 (fp16) or 8 (bf16) significant bits. fp16
+            ends at 65504: a larger gradient becomes infinite. Default: exact.
 
     Returns:
         The optimizer, for `model.compile(optimizer=...)` or a custom loop.
@@ -126,7 +134,8 @@ def DistributedOptimizer(  # noqa: N802 - named like the class it stands for
     Raises:
         TypeError: `optimizer` is not a Keras optimizer (names, e.g. "adam", are not
             accepted: their learning rate would stay hidden).
-        ValueError: it is wrapped already, or `op` is neither sum nor average.
+        ValueError: it is wrapped already, `op` is neither sum nor average, or
+            `compression` is not known.
         NotImplementedError: it accumulates gradients.
 
     Example:
@@ -138,6 +147,7 @@ def DistributedOptimizer(  # noqa: N802 - named like the class it stands for
         ...     loss="mse", jit_compile=False)
     """
     _check_wrappable(optimizer, op)
+    check_compression(compression)
     id_of(process_set)  # one that has ended is refused here
     if keras.config.dtype_policy().name == "mixed_float16" and not isinstance(
         optimizer, keras.optimizers.LossScaleOptimizer
@@ -146,7 +156,9 @@ def DistributedOptimizer(  # noqa: N802 - named like the class it stands for
             optimizer, name="loss_scale_optimizer"
         )
     own_class: Any = type(optimizer)
-    optimizer.__class__ = _reducing_class(own_class, ReduceOp(op), name, process_set)
+    optimizer.__class__ = _reducing_class(
+        own_class, ReduceOp(op), name, process_set, compression
+    )
     return optimizer
 
 
@@ -181,7 +193,11 @@ def check_not_torn() -> None:
 
 @functools.cache
 def _reducing_class(
-    cls: Any, op: ReduceOp, name: str | None, process_set: ProcessSet | None
+    cls: Any,
+    op: ReduceOp,
+    name: str | None,
+    process_set: ProcessSet | None,
+    compression: str | None,
 ) -> Any:
     """The reducing subclass of an optimizer class, under the class's own name."""
     is_public = getattr(keras.optimizers, cls.__name__, None) is cls
@@ -195,6 +211,7 @@ def _reducing_class(
             "_tfdist_op": op,
             "_tfdist_name": name,
             "_tfdist_set": process_set,
+            "_tfdist_compression": compression,
         },
     )
 

@@ -10,6 +10,7 @@ import tensorflow as tf
 from tfdist import groups
 from tfdist._process_sets import ProcessSet, id_of
 from tfdist.collectives import ReduceOp
+from tfdist.compression import check_compression
 
 
 class DistributedGradientTape:
@@ -26,13 +27,17 @@ class DistributedGradientTape:
         name: tells apart two tapes that reduce equal lists of variables in one
             graph; default: they are told apart by their order.
         process_set: the ranks over which gradients are reduced; default all.
+        compression: `"fp16"` or `"bf16"`: float32 and float64 gradients are rounded to
+            that type, added in float32, and the result is rounded once more: half the
+            bytes between the ranks, for 11 (fp16) or 8 (bf16) significant bits. fp16
+            ends at 65504: a larger gradient becomes infinite. Default: exact.
         persistent: of the new tape: whether `gradient` may be called repeatedly.
         watch_accessed_variables: of the new tape: whether it watches trainable
             variables by itself.
 
     Raises:
         TypeError: `tape` is no `tf.GradientTape`.
-        ValueError: `op` is neither sum nor average.
+        ValueError: `op` is neither sum nor average, or `compression` is not known.
 
     Example:
         >>> import tensorflow as tf, tfdist
@@ -51,6 +56,7 @@ class DistributedGradientTape:
         op: ReduceOp = ReduceOp.AVERAGE,
         name: str | None = None,
         process_set: ProcessSet | None = None,
+        compression: str | None = None,
         persistent: bool = False,
         watch_accessed_variables: bool = True,
     ) -> None:
@@ -70,6 +76,8 @@ class DistributedGradientTape:
         self._op = op
         self._name = name
         self._process_set = process_set
+        check_compression(compression)
+        self._compression = compression
         id_of(process_set)  # one that has ended is refused here
 
     def __enter__(self) -> Self:
@@ -146,6 +154,7 @@ class DistributedGradientTape:
             op=self._op,
             name=self._name,
             process_set=self._process_set,
+            compression=self._compression,
         )
         if tf.UnconnectedGradients(unconnected_gradients) is (
             tf.UnconnectedGradients.ZERO

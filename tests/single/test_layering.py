@@ -35,6 +35,7 @@ WITHOUT_TENSORFLOW = [
 ]
 WITH_TENSORFLOW = [
     *("errors", "_library", "_names", "_operations", "_gradients", "collectives"),
+    "compression",
     *("groups", "objects", "variables", "data", "device", "tape", "optimizer"),
     "callbacks",
 ]

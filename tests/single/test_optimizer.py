@@ -147,6 +147,14 @@ def test_only_sum_and_average_are_accepted(op):
         tfdist.DistributedOptimizer(keras.optimizers.SGD(), op=op)
 
 
+@pytest.mark.parametrize("compression", ["fp8", "", 16, tf.float16, True])
+def test_only_known_compressions_are_accepted(compression):
+    with pytest.raises(ValueError, match="None, 'fp16' or 'bf16', got"):
+        tfdist.DistributedOptimizer(keras.optimizers.SGD(), compression=compression)
+    with pytest.raises(ValueError, match="None, 'fp16' or 'bf16', got"):
+        tfdist.DistributedGradientTape(compression=compression)
+
+
 def test_accumulation_set_later_is_refused_before_the_first_step():
     optimizer = tfdist.DistributedOptimizer(keras.optimizers.SGD(0.1))
     optimizer.gradient_accumulation_steps = 2

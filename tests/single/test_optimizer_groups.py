@@ -37,7 +37,7 @@ def test_the_description_names_path_dtype_shape_and_options(registered):
     assert registered[0].splitlines() == [
         f"{kernel.path} float32 [2,3]",
         "bias:0 float64 [3]",
-        "op=average prescale=1.0 postscale=0.5 name=tower call=0",
+        "op=average prescale=1.0 postscale=0.5 compression=none name=tower call=0",
     ]
 
 

@@ -1,0 +1,58 @@
+"""Gradients in fewer bytes on the way between the ranks.
+
+A gradient is cast to a shorter type before it is reduced and back after it. The core
+adds the ranks' values in float32 and rounds the result once. To add a type is to add
+a row of `WIRE_TYPES`.
+"""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+# What the user writes → what is sent.
+WIRE_TYPES = {"fp16": tf.float16, "bf16": tf.bfloat16}
+
+
+def check_compression(compression: str | None) -> None:
+    """Raises ValueError unless it is None or a name of `WIRE_TYPES`."""
+    if compression is None or (
+        isinstance(compression, str) and compression in WIRE_TYPES
+    ):
+        return
+    names = " or ".join(repr(name) for name in WIRE_TYPES)
+    raise ValueError(f"Expected compression=None, {names}, got {compression!r}.")
+
+
+def wire_type(dtype: tf.DType, compression: str | None) -> tf.DType:
+    """The type in which a gradient of `dtype` is reduced.
+
+    Args:
+        dtype: of the gradient.
+        compression: None or a name of `WIRE_TYPES`.
+
+    Returns:
+        `dtype` itself without compression, and for types that it would not shorten.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> from tfdist.compression import wire_type
+        >>> wire_type(tf.float32, "bf16").name, wire_type(tf.int32, "bf16").name
+        ('bfloat16', 'int32')
+    """
+    if compression is None or dtype not in (tf.float32, tf.float64):
+        return dtype
+    return WIRE_TYPES[compression]
+
+
+def compress(gradient: tf.Tensor | None, compression: str | None) -> tf.Tensor | None:
+    """The gradient as it is sent; None stays None."""
+    if gradient is None:
+        return None
+    return tf.cast(gradient, wire_type(gradient.dtype, compression))
+
+
+def restore(reduced: tf.Tensor | None, gradient: tf.Tensor | None) -> tf.Tensor | None:
+    """What came back, in the type that the rank's own `gradient` had."""
+    if reduced is None or gradient is None:
+        return reduced
+    return tf.cast(reduced, gradient.dtype)
