@@ -2,17 +2,19 @@
 
     python tests/mutants/run.py            # all that today's tree has no record of
     python tests/mutants/run.py --only id  # one, whatever the record says
-    python tests/mutants/run.py --table    # the table of the record
+    python tests/mutants/run.py --suites cpp  # those that no Python test is needed for
+    python tests/mutants/run.py --table    # the table of the records
 
 Mutants are listed in mutants.toml: a file, a text that stands in it exactly once, what
 it becomes, and the suites that must notice. Each is applied to a copy of the tree. A
 mutant that does not compile or whose text is gone is an error of the list, not a catch.
-The record, results.json, names the hash of the tree it was made with; with another hash
-it starts anew. Exit status 0: all caught.
+Two records, cpp/results.json and python/results.json, name the hash of the code they
+were made with: what the C++ tests and the simulations see is less than what the Python
+tests see. With another hash a record starts anew; a mutant that has changed is tried
+anew. Exit status 0: all caught.
 """
 
 import argparse
-import json
 import os
 import pathlib
 import re
@@ -29,7 +31,10 @@ sys.path.insert(0, str(ROOT / "tests"))
 from helpers.record import Record  # noqa: E402
 from helpers.tree import tracked_files  # noqa: E402
 
-RECORD = HERE / "results.json"
+CODE = {
+    "cpp": ("tfdist_ops", "tests/cpp", "tests/sim"),
+    "python": ("tfdist", "tfdist_ops", "tests", "setup.py", "pyproject.toml"),
+}
 WORK = ROOT / "build" / "mutants"
 SUITE_TIMEOUT_S = 240
 SIMULATIONS = {"sim": 10_000, "engine_sim": 10_000}  # suite → seeds
@@ -81,6 +86,11 @@ def program_of(suite: str) -> str | None:
     if suite in SIMULATIONS:
         return suite
     return suite.removeprefix("cpp:") if suite.startswith("cpp:") else None
+
+
+def record_of(mutant: dict) -> str:
+    """The record that a mutant's row belongs to: "python" once pytest runs a suite."""
+    return "cpp" if all(program_of(s) for s in mutant["suites"]) else "python"
 
 
 class Bench:
@@ -159,18 +169,22 @@ def try_mutant(bench: Bench, mutant: dict) -> dict:
     finally:
         file.write_text(text)
     return {
-        "id": mutant["id"],
-        "what": mutant["what"],
+        "mutant": mutant,
         "caught_by": caught,
         "seconds": round(time.monotonic() - begin, 1),
     }
 
 
-def print_table(record: dict) -> None:
-    print(f"tree {record['tree']}")
-    rows = record["rows"].values()
+def row_of(mutant: dict, record: Record) -> dict | None:
+    """What the record says of this mutant, as it stands in the list today."""
+    row = record.rows.get(mutant["id"])
+    return row if row and row["mutant"] == mutant else None
+
+
+def print_table(rows: list[dict]) -> None:
     for row in rows:
-        print(f"{row['id']:28} {row['caught_by'] or 'SURVIVED'}\n    {row['what']}")
+        name, what = row["mutant"]["id"], row["mutant"]["what"]
+        print(f"{name:28} {row['caught_by'] or 'SURVIVED'}\n    {what}")
     caught = sum(1 for row in rows if row["caught_by"])
     print(f"{caught} of {len(rows)} mutants caught")
 
@@ -178,33 +192,47 @@ def print_table(record: dict) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", help="id of one mutant to try again")
-    parser.add_argument("--table", action="store_true", help="print the record")
+    parser.add_argument("--suites", choices=CODE, help="those of one record")
+    parser.add_argument("--table", action="store_true", help="print the records")
     options = parser.parse_args()
-    if options.table:
-        print_table(json.loads(RECORD.read_text()))
-        return 0
+    records = {
+        name: Record(HERE / name / "results.json", code) for name, code in CODE.items()
+    }
     mutants = tomllib.loads((HERE / "mutants.toml").read_text())["mutant"]
-    if options.only:
-        mutants = [m for m in mutants if m["id"] == options.only]
-    record = Record(RECORD)
-    todo = [m for m in mutants if options.only or m["id"] not in record.rows]
-    bench = Bench(tracked_files())
-    bench.reset()
-    suites = sorted({s for m in todo for s in m["suites"]})
-    bench.build(suites)
-    for suite in suites:
-        failed = bench.run(suite)
-        if failed:
-            print(f"without any mutant, {failed} fails; mend that first")
-            return 2
-    for mutant in todo:
-        row = try_mutant(bench, mutant)
-        record.rows[row["id"]] = row
-        record.save()
-        result = row["caught_by"] or "SURVIVED"
-        print(f"{row['id']:28} {row['seconds']:6.1f} s  {result}", flush=True)
-    print_table({"tree": record.tree, "rows": record.rows})
-    return 0 if all(row["caught_by"] for row in record.rows.values()) else 1
+    mutants = [
+        m for m in mutants
+        if options.only in (None, m["id"]) and options.suites in (None, record_of(m))
+    ]  # fmt: skip
+    if not mutants:
+        parser.error("no mutant of mutants.toml is meant")
+    if not options.table:
+        todo = [
+            m for m in mutants
+            if options.only or row_of(m, records[record_of(m)]) is None
+        ]  # fmt: skip
+        bench = Bench(tracked_files())
+        bench.reset()
+        suites = sorted({s for m in todo for s in m["suites"]})
+        bench.build(suites)
+        for suite in suites:
+            failed = bench.run(suite)
+            if failed:
+                print(f"without any mutant, {failed} fails; mend that first")
+                return 2
+        for mutant in todo:
+            record = records[record_of(mutant)]
+            row = try_mutant(bench, mutant)
+            record.rows[mutant["id"]] = row
+            record.save()
+            result = row["caught_by"] or "SURVIVED"
+            print(f"{mutant['id']:28} {row['seconds']:6.1f} s  {result}", flush=True)
+    for name, record in records.items():
+        print(f"{name}: code {record.tree}")
+    found = [row_of(m, records[record_of(m)]) for m in mutants]
+    rows = [row for row in found if row]
+    print_table(rows)
+    caught = len(rows) == len(mutants) and all(row["caught_by"] for row in rows)
+    return 0 if caught else 1
 
 
 if __name__ == "__main__":
