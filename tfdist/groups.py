@@ -15,15 +15,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist import _core, _operations, _runtime, collectives, errors
+from tfdist import _core, _operations, _runtime, errors
+from tfdist._bucket_reduction import reduce_buckets
 from tfdist._process_sets import ProcessSet, id_of
-from tfdist.buckets import cut_buckets
-from tfdist.collectives import ReduceOp
-from tfdist.compression import check_compression, compress, restore
+from tfdist.compression import compress, restore
+from tfdist.reduce_options import ReduceOptions
 
 _logger = logging.getLogger("tfdist")
-# With the gate: what an eager call of a group runs, by group and options.
-_FUNCTIONS: dict[tuple[Any, ...], Any] = {}
 _CALLS = "tfdist/group_calls"  # graph collection: options of the groups traced there
 
 
@@ -31,13 +29,10 @@ _CALLS = "tfdist/group_calls"  # graph collection: options of the groups traced 
 def reduce_gradients(
     grads: Sequence[Any],
     variables: Sequence[Any],
+    options: ReduceOptions | None = None,
     *,
-    op: ReduceOp = ReduceOp.AVERAGE,
-    name: str | None = None,
     prescale: float = 1.0,
     postscale: float = 1.0,
-    process_set: ProcessSet | None = None,
-    compression: str | None = None,
 ) -> list[tf.Tensor | None]:
     """Reduces the gradients of `variables` over all ranks.
 
@@ -49,13 +44,9 @@ def reduce_gradients(
         grads: one gradient for each variable: a tensor of the variable's shape, a
             `tf.IndexedSlices`, or `None`.
         variables: Keras or TensorFlow variables, the same on every rank.
-        op: how the ranks' gradients are combined: `AVERAGE` or `SUM`.
-        name: tells apart lists that are otherwise equal; default none.
+        options: how; default the average over all ranks, exact.
         prescale: factor before the reduction.
         postscale: factor after it.
-        process_set: the ranks that take part, which alone call it; default all.
-        compression: `"fp16"` or `"bf16"`: float32 and float64 gradients are sent in
-            that type; default: in their own.
 
     Returns:
         The reduced gradients, in the order of `variables`, equal on all ranks.
@@ -64,39 +55,59 @@ def reduce_gradients(
         tfdist.MismatchError: the ranks' variables or options differ.
         tfdist.NotInitializedError: before `tfdist.init()`.
         NotImplementedError: the graph is compiled by XLA.
-        ValueError: the lists differ in length, `op` is neither sum nor average, or
-            `compression` is not known.
+        ValueError: the lists differ in length.
     """
+    options = options or ReduceOptions()
+    full, group_id = _complete(
+        grads, variables, options, f"prescale={prescale!r} postscale={postscale!r}"
+    )
+    reduced = reduce_buckets(
+        [compress(g, options.compression) for g in full],
+        group_id,
+        options,
+        prescale,
+        postscale,
+    )
+    return [restore(g, own) for g, own in zip(reduced, full, strict=True)]
+
+
+@tf.autograph.experimental.do_not_convert
+def fill_missing(
+    grads: Sequence[Any], variables: Sequence[Any], options: ReduceOptions
+) -> list[tf.Tensor | None]:
+    """Zeros in place of the gradients that this rank lacks and another has.
+
+    For gradients that each rank adds up by itself before they are reduced. Arguments
+    and errors are those of `reduce_gradients`.
+
+    Returns:
+        Dense gradients, `None` for the variables that no rank has one for.
+    """
+    return _complete(grads, variables, options, "accumulated")[0]
+
+
+def _complete(
+    grads: Sequence[Any],
+    variables: Sequence[Any],
+    options: ReduceOptions,
+    use: str,
+) -> tuple[list[tf.Tensor | None], str]:
+    """The gradients, dense and without gaps, and the id of their group."""
     _runtime.check_initialized()
-    _check_arguments(grads, variables, op)
-    check_compression(compression)
-    op = ReduceOp(op)
+    _check_arguments(grads, variables)
     _operations.check_not_xla()
     dense = [_dense(g, v) for g, v in zip(grads, variables, strict=True)]
-    options = (
-        f"op={op.name.lower()} prescale={prescale!r} postscale={postscale!r} "
-        f"compression={compression or 'none'} name={name or ''}"
-    )
     group_id, present = agree(
         [_describe(v, g) for v, g in zip(variables, dense, strict=True)],
-        options,
+        f"{options.describe()} {use}",
         present=[g is not None for g in dense],
-        process_set=process_set,
+        process_set=options.process_set,
     )
     full = [
         tf.zeros(v.shape, v.dtype) if g is None and is_present else g
         for g, v, is_present in zip(dense, variables, present, strict=True)
     ]
-    reduced = _reduce_buckets(
-        [compress(g, compression) for g in full],
-        group_id,
-        name or "gradients",
-        op,
-        prescale,
-        postscale,
-        process_set,
-    )
-    return [restore(g, own) for g, own in zip(reduced, full, strict=True)]
+    return full, group_id
 
 
 def agree(
@@ -170,18 +181,11 @@ def path_of(variable: Any) -> str:
     return str(getattr(variable, "path", None) or variable.name)
 
 
-def _check_arguments(
-    grads: Sequence[Any], variables: Sequence[Any], op: ReduceOp
-) -> None:
+def _check_arguments(grads: Sequence[Any], variables: Sequence[Any]) -> None:
     if len(grads) != len(variables):
         raise ValueError(
             f"Expected one gradient for each of {len(variables)} variables, got "
             f"{len(grads)} gradients."
-        )
-    if op not in (ReduceOp.SUM, ReduceOp.AVERAGE):
-        raise ValueError(
-            "Expected op=tfdist.ReduceOp.AVERAGE or SUM for gradients, got "
-            f"{op!r}: other reductions of gradients do not train a model."
         )
     for variable in variables:
         if getattr(variable, "overwrite_with_gradient", False):
@@ -236,62 +240,3 @@ def _call_number(options: str, lines: Sequence[str]) -> str:
     number = calls.count(key)
     calls.append(key)
     return f"call={number}"
-
-
-def gated() -> bool:
-    """Whether the buckets of a step end together (`TFDIST_COMMIT_GATE=1`)."""
-    return bool(_core.config()["TFDIST_COMMIT_GATE"]["value"])
-
-
-def _reduce_buckets(
-    tensors: list[tf.Tensor | None],
-    group_id: str,
-    name: str,
-    op: ReduceOp,
-    prescale: float,
-    postscale: float,
-    process_set: ProcessSet | None,
-) -> list[tf.Tensor | None]:
-    """Emits one operation for each bucket of the tensors that are not `None`."""
-    pairs = [(i, tensor) for i, tensor in enumerate(tensors) if tensor is not None]
-    indices = [i for i, _ in pairs]
-    chosen = [tensor for _, tensor in pairs]
-    rows = _core.config()
-    buckets = cut_buckets(
-        [t.shape.num_elements() * t.dtype.size for t in chosen],
-        [t.dtype for t in chosen],
-        first_bytes=rows["TFDIST_FIRST_BUCKET_BYTES"]["value"],
-        bucket_bytes=rows["TFDIST_BUCKET_BYTES"]["value"],
-        fusion_bytes=rows["TFDIST_FUSION_BYTES"]["value"],
-    )
-
-    def emit(*inputs: tf.Tensor) -> list[tf.Tensor]:
-        outputs: list[Any] = list(inputs)
-        for number, bucket in enumerate(buckets):
-            ends = collectives.allreduce_bucket(
-                [inputs[i] for i in bucket],
-                group_id=group_id,
-                bucket=number,
-                bucket_count=len(buckets),
-                hints=[indices[i] for i in bucket],
-                op=op,
-                prescale=prescale,
-                postscale=postscale,
-                name=f"{name}.{group_id[:8]}.{number}",
-                timeout_s=None,
-                process_set=process_set,
-            )
-            for i, end in zip(bucket, ends, strict=True):
-                outputs[i] = end
-        return outputs
-
-    if len(buckets) > 1 and tf.executing_eagerly() and gated():
-        # Called one by one, the first would wait for ever for the others of its step.
-        # The cut too: after another init() other gradients of the list may be None.
-        cut = (tuple(indices), tuple(map(tuple, buckets)))
-        options = (group_id, name, op, prescale, postscale, id_of(process_set), cut)
-        emit = _FUNCTIONS.setdefault(options, tf.function(emit, jit_compile=False))
-    reduced = list(tensors)
-    for index, output in zip(indices, emit(*chosen), strict=True):
-        reduced[index] = output
-    return reduced

@@ -8,9 +8,9 @@ from typing import Any, NoReturn, Self
 import tensorflow as tf
 
 from tfdist import groups
-from tfdist._process_sets import ProcessSet, id_of
+from tfdist._process_sets import ProcessSet
 from tfdist.collectives import ReduceOp
-from tfdist.compression import check_compression
+from tfdist.reduce_options import ReduceOptions
 
 
 class DistributedGradientTape:
@@ -70,15 +70,8 @@ class DistributedGradientTape:
                 f"Expected a tf.GradientTape or None, got {type(tape).__name__}: "
                 f"{tape!r}. Write tfdist.DistributedGradientTape() for a new tape."
             )
-        if op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
-            raise ValueError(f"Expected op=tfdist.ReduceOp.AVERAGE or SUM, got {op!r}.")
         self._tape = tape
-        self._op = op
-        self._name = name
-        self._process_set = process_set
-        check_compression(compression)
-        self._compression = compression
-        id_of(process_set)  # one that has ended is refused here
+        self._options = ReduceOptions(op, name, process_set, compression)
 
     def __enter__(self) -> Self:
         self._tape.__enter__()
@@ -148,14 +141,7 @@ class DistributedGradientTape:
         local = self._tape.gradient(
             target, variables, output_gradients, tf.UnconnectedGradients.NONE
         )
-        reduced = groups.reduce_gradients(
-            local,
-            variables,
-            op=self._op,
-            name=self._name,
-            process_set=self._process_set,
-            compression=self._compression,
-        )
+        reduced = groups.reduce_gradients(local, variables, self._options)
         if tf.UnconnectedGradients(unconnected_gradients) is (
             tf.UnconnectedGradients.ZERO
         ):

@@ -8,6 +8,7 @@ from helpers.ranks import run_ranks
 
 import tfdist
 from tfdist import _core, groups
+from tfdist.reduce_options import ReduceOptions
 
 NUMPY = {"fp16": np.float16, "bf16": tf.bfloat16.as_numpy_dtype}
 SHAPES = [(33, 65), (1,), (1000,), (4, 4, 4)]
@@ -29,9 +30,10 @@ def reduced(compression, dtype, in_graph):
     """What comes back, its types, and the data bytes that this rank has sent."""
     variables = [tf.Variable(tf.zeros(shape, dtype)) for shape in SHAPES]
     own = [tf.constant(g) for g in gradients_of(tfdist.rank(), dtype)]
+    options = ReduceOptions(compression=compression)
 
     def step(*grads):
-        return groups.reduce_gradients(grads, variables, compression=compression)
+        return groups.reduce_gradients(grads, variables, options)
 
     before = sent_bytes()
     found = (tf.function(step) if in_graph else step)(*own)
@@ -69,14 +71,15 @@ def test_the_bytes_are_exactly_those_of_the_shorter_type(compression, dtype, sha
 
 def mixed():
     """Of what the wire type would not shorten nothing changes."""
+    options = ReduceOptions(compression="bf16")
     wide = tf.Variable([1.0, 2.0])
     half = tf.Variable(tf.constant([1.0, 2.0], tf.float16))
     found = groups.reduce_gradients(
         [tf.constant([1 / 3, 1.0]), tf.constant([1e-3, 2.0], tf.float16)],
         [wide, half],
-        compression="bf16",
+        options,
     )
-    assert groups.reduce_gradients([None], [wide], compression="bf16") == [None]
+    assert groups.reduce_gradients([None], [wide], options) == [None]
     return [[g.dtype.name, g.numpy().astype(np.float64).tolist()] for g in found]
 
 

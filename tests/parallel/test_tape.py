@@ -8,6 +8,7 @@ from helpers.ranks import run_ranks
 
 import tfdist
 from tfdist import groups
+from tfdist.reduce_options import ReduceOptions
 
 
 def structures(in_graph):
@@ -82,7 +83,7 @@ def behind_the_gate_again_and_again():
         tfdist.init()
         v = [tf.Variable(tf.zeros([4])) for _ in range(3)]
         own = [tf.fill([4], float(tfdist.rank() + 1))] * count + [None] * (3 - count)
-        reduced = groups.reduce_gradients(own, v, op=tfdist.ReduceOp.SUM)
+        reduced = groups.reduce_gradients(own, v, ReduceOptions(tfdist.ReduceOp.SUM))
         found.append([None if g is None else g.numpy()[0] for g in reduced])
     return found
 
@@ -160,7 +161,9 @@ def mismatched(kind):
 
     @tf.function
     def step():
-        groups.reduce_gradients([v * 1 for v in variables], variables, op=op)
+        groups.reduce_gradients(
+            [v * 1 for v in variables], variables, ReduceOptions(op)
+        )
         variables[0].assign_add(tf.ones_like(variables[0]))
 
     try:

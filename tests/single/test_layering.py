@@ -35,8 +35,9 @@ WITHOUT_TENSORFLOW = [
 ]
 WITH_TENSORFLOW = [
     *("errors", "_library", "_names", "_operations", "_gradients", "collectives"),
-    "compression",
-    *("groups", "objects", "variables", "data", "device", "tape", "optimizer"),
+    *("compression", "reduce_options", "_bucket_reduction", "groups"),
+    *("finite", "torn", "_reducing_optimizer"),
+    *("objects", "variables", "data", "device", "tape", "optimizer"),
     "callbacks",
 ]
 ORDER = WITHOUT_TENSORFLOW + WITH_TENSORFLOW

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 import tfdist
 from tfdist import _core, collectives, groups
+from tfdist.reduce_options import ReduceOptions
 
 
 @pytest.fixture(autouse=True)
@@ -32,12 +33,15 @@ def test_the_description_names_path_dtype_shape_and_options(registered):
     kernel = keras.Variable(np.zeros((2, 3), "float32"), name="kernel")
     bias = tf.Variable(np.zeros(3), name="bias")
     groups.reduce_gradients(
-        [tf.ones((2, 3)), None], [kernel, bias], name="tower", postscale=0.5
+        [tf.ones((2, 3)), None],
+        [kernel, bias],
+        ReduceOptions(name="tower"),
+        postscale=0.5,
     )
     assert registered[0].splitlines() == [
         f"{kernel.path} float32 [2,3]",
         "bias:0 float64 [3]",
-        "op=average prescale=1.0 postscale=0.5 compression=none name=tower call=0",
+        "op=average compression=none name=tower prescale=1.0 postscale=0.5 call=0",
     ]
 
 
@@ -105,16 +109,20 @@ def test_one_operation_for_each_bucket_with_indices_of_the_list(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("grads", "variables", "options", "words"),
+    ("grads", "variables", "words"),
     [
-        ([None], [], {}, "1 gradients"),
-        ([None], [tf.Variable(1.0)], {"op": tfdist.ReduceOp.MAX}, "AVERAGE or SUM"),
-        ([None], [tf.Variable([1.0], shape=[None])], {}, "known shape"),
+        ([None], [], "1 gradients"),
+        ([None], [tf.Variable([1.0], shape=[None])], "known shape"),
     ],
 )
-def test_wrong_arguments_are_refused(grads, variables, options, words):
+def test_wrong_arguments_are_refused(grads, variables, words):
     with pytest.raises(ValueError, match=words):
-        groups.reduce_gradients(grads, variables, **options)
+        groups.reduce_gradients(grads, variables)
+
+
+def test_other_reductions_than_average_and_sum_are_refused():
+    with pytest.raises(ValueError, match="AVERAGE or SUM"):
+        ReduceOptions(tfdist.ReduceOp.MAX)
 
 
 def test_before_init_the_error_says_what_to_call():

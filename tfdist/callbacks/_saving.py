@@ -8,7 +8,7 @@ from typing import Any
 
 import keras
 
-from tfdist.optimizer import check_not_torn
+from tfdist.torn import check_not_torn
 
 _METHODS = ("save", "save_weights", "export")
 

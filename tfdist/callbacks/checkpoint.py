@@ -15,7 +15,7 @@ from typing import Any
 from tfdist import _runtime, errors
 from tfdist.callbacks._base import RankCallback
 from tfdist.objects import broadcast_object
-from tfdist.optimizer import check_not_torn
+from tfdist.torn import check_not_torn
 
 
 class Checkpoint(RankCallback):

@@ -1,0 +1,95 @@
+"""A gradient that is not finite on one rank: all ranks do the same with the step."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from helpers.ranks import run_ranks
+
+import tfdist
+
+BAD = {"nan": np.nan, "inf": np.inf, "-inf": -np.inf}
+
+
+def train(policy, accumulate, eager, bad_steps, steps):
+    """What is left after `steps`; on one rank in turn some of them are not finite."""
+    options = {"gradient_accumulation_steps": 2} if accumulate else {}
+    optimizer = tfdist.DistributedOptimizer(
+        keras.optimizers.Adam(0.1, weight_decay=0.1, use_ema=True, **options),
+        nan_policy=policy,
+    )
+    v = [tf.Variable(np.ones(3), name="kernel"), tf.Variable(np.ones(()), name="bias")]
+
+    def step(a, b):
+        optimizer.apply([a, b], v)
+
+    run = step if eager else tf.function(step)
+    optimizer.build(v)
+    untouched = 0
+    for number in range(steps):
+        bad = number in bad_steps and tfdist.rank() == number % tfdist.size()
+        value = list(BAD.values())[number % 3] if bad else 1.0
+        state = [np.asarray(x) for x in v + [s.value for s in optimizer.variables]]
+        run(tf.constant([value, 1.0, 2.0], tf.float64), tf.constant(1.0, tf.float64))
+        after = [np.asarray(x) for x in v + [s.value for s in optimizer.variables]]
+        same = [a.tobytes() == b.tobytes() for a, b in zip(state, after, strict=True)]
+        if number in bad_steps:
+            untouched += all(same)
+        else:
+            assert not all(same)
+    return untouched, after
+
+
+@pytest.mark.parametrize("eager", [False, True])
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_skip_step_leaves_weights_and_slots_untouched_on_all_ranks(accumulate, eager):
+    steps = 20 if eager else 200
+    bad_steps = list(range(1, steps, 2))
+    ranks = run_ranks(train, 2, "skip_step", accumulate, eager, bad_steps, steps)
+    for untouched, state in ranks:
+        assert untouched == len(bad_steps)
+        for a, b in zip(ranks[0][1], state, strict=True):
+            assert a.tobytes() == b.tobytes()
+            assert np.isfinite(a).all()
+
+
+def train_until_it_raises(accumulate, eager):
+    options = {"gradient_accumulation_steps": 2} if accumulate else {}
+    optimizer = tfdist.DistributedOptimizer(
+        keras.optimizers.SGD(1.0, name="descent", **options), nan_policy="raise"
+    )
+    v = [tf.Variable([1.0], name="kernel"), tf.Variable(1.0, name="bias")]
+
+    def step(a, b):
+        optimizer.apply([a, b], v)
+
+    run = step if eager else tf.function(step)
+    run(tf.constant([1.0]), tf.constant(1.0))
+    before = [x.numpy() for x in v + [optimizer._iterations]]
+    try:
+        run(tf.constant([np.nan if tfdist.rank() == 1 else 1.0]), tf.constant(1.0))
+    except tf.errors.InvalidArgumentError as error:
+        after = [x.numpy() for x in v + [optimizer._iterations]]
+        return str(error), np.array_equal(before[0], after[0]), before[1:] == after[1:]
+    return "no error", False, False
+
+
+@pytest.mark.parametrize("eager", [False, True])
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_raise_is_an_error_on_all_ranks_before_a_variable_changes(accumulate, eager):
+    ranks = run_ranks(train_until_it_raises, 2, accumulate, eager)
+    for message, *untouched in ranks:
+        assert "optimizer descent is not finite" in message
+        assert "policy skip_step" in message
+        assert untouched == [True, True]
+    assert "kernel" in ranks[1][0]
+    assert "bias" not in ranks[1][0]
+
+
+def test_a_policy_has_to_be_known_and_a_loss_scale_has_its_own():
+    tfdist.init()
+    with pytest.raises(ValueError, match="None, 'raise' or 'skip_step', got 'ignore'"):
+        tfdist.DistributedOptimizer(keras.optimizers.SGD(), nan_policy="ignore")
+    scaled = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())
+    with pytest.raises(ValueError, match="Leave nan_policy out"):
+        tfdist.DistributedOptimizer(scaled, nan_policy="skip_step")

@@ -1,0 +1,85 @@
+"""Emits one reduction operation per bucket of a group of gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist import _core, collectives
+from tfdist._process_sets import id_of
+from tfdist.buckets import cut_buckets
+from tfdist.reduce_options import ReduceOptions
+
+# With the gate: what an eager call of a group runs, by group and options.
+_FUNCTIONS: dict[tuple[Any, ...], Any] = {}
+
+
+def gated() -> bool:
+    """Whether the buckets of a step end together (`TFDIST_COMMIT_GATE=1`)."""
+    return bool(_core.config()["TFDIST_COMMIT_GATE"]["value"])
+
+
+def reduce_buckets(
+    tensors: list[tf.Tensor | None],
+    group_id: str,
+    options: ReduceOptions,
+    prescale: float,
+    postscale: float,
+) -> list[tf.Tensor | None]:
+    """Emits one operation for each bucket of the tensors that are not `None`.
+
+    Args:
+        tensors: one for each variable of the group, as it is sent, or `None`.
+        group_id: of `groups.agree`.
+        options: operation, name and process set.
+        prescale: factor before the reduction.
+        postscale: factor after it.
+
+    Returns:
+        The reduced tensors, `None` where `tensors` has `None`.
+    """
+    op, process_set = options.op, options.process_set
+    name = options.name or "gradients"
+    pairs = [(i, tensor) for i, tensor in enumerate(tensors) if tensor is not None]
+    indices = [i for i, _ in pairs]
+    chosen = [tensor for _, tensor in pairs]
+    rows = _core.config()
+    buckets = cut_buckets(
+        [t.shape.num_elements() * t.dtype.size for t in chosen],
+        [t.dtype for t in chosen],
+        first_bytes=rows["TFDIST_FIRST_BUCKET_BYTES"]["value"],
+        bucket_bytes=rows["TFDIST_BUCKET_BYTES"]["value"],
+        fusion_bytes=rows["TFDIST_FUSION_BYTES"]["value"],
+    )
+
+    def emit(*inputs: tf.Tensor) -> list[tf.Tensor]:
+        outputs: list[Any] = list(inputs)
+        for number, bucket in enumerate(buckets):
+            ends = collectives.allreduce_bucket(
+                [inputs[i] for i in bucket],
+                group_id=group_id,
+                bucket=number,
+                bucket_count=len(buckets),
+                hints=[indices[i] for i in bucket],
+                op=op,
+                prescale=prescale,
+                postscale=postscale,
+                name=f"{name}.{group_id[:8]}.{number}",
+                timeout_s=None,
+                process_set=process_set,
+            )
+            for i, end in zip(bucket, ends, strict=True):
+                outputs[i] = end
+        return outputs
+
+    if len(buckets) > 1 and tf.executing_eagerly() and gated():
+        # Called one by one, the first would wait for ever for the others of its step.
+        # The cut too: after another init() other gradients of the list may be None.
+        cut = (tuple(indices), tuple(map(tuple, buckets)))
+        key = (group_id, name, op, prescale, postscale, id_of(process_set), cut)
+        emit = _FUNCTIONS.setdefault(key, tf.function(emit, jit_compile=False))
+    reduced = list(tensors)
+    for index, output in zip(indices, emit(*chosen), strict=True):
+        reduced[index] = output
+    return reduced

@@ -1,0 +1,196 @@
+"""The class that a Keras optimizer gets: it reduces gradients before it uses them.
+
+`apply` is the one entry for gradients in Keras 3, before unscaling, clipping and weight
+decay, so these all see what one process with the whole batch would see. With
+`gradient_accumulation_steps` each rank adds up its own gradients, and the sum is
+reduced once for each real update: `_clip_gradients` is where Keras has it in hand.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist import finite, groups
+from tfdist._bucket_reduction import gated
+from tfdist.reduce_options import ReduceOptions
+from tfdist.torn import check_not_torn
+
+
+class ReducesUpdates:
+    """Mixin before an optimizer's own class: reduces what it has accumulated."""
+
+    # Class attributes, so that a copy made by from_config() reduces likewise.
+    tfdist_options: ReduceOptions
+    tfdist_nan_policy: str | None
+
+    # Of the optimizer's own class.
+    gradient_accumulation_steps: int | None
+    _iterations: Any
+
+    def _backend_apply_gradients(self, grads: Any, trainable_variables: Any) -> None:
+        # `_clip_gradients` is not told the variables. Past Keras's __setattr__, which
+        # would take them for the optimizer's own.
+        vars(self)["_tfdist_updated"] = list(trainable_variables)
+        super()._backend_apply_gradients(grads, trainable_variables)  # type: ignore[misc]
+
+    def _clip_gradients(self, grads: Any) -> Any:
+        if self.gradient_accumulation_steps:
+            grads = groups.reduce_gradients(
+                grads, vars(self)["_tfdist_updated"], self.tfdist_options
+            )
+            if gated():
+                # The count of steps, which Keras changes next, waits for whoever
+                # writes it here.
+                with tf.control_dependencies(grads):
+                    self._iterations.assign_add(0)
+        return super()._clip_gradients(grads)  # type: ignore[misc]
+
+
+class Reducing(ReducesUpdates):
+    """Mixin of the optimizer that the user holds: reduces, then applies."""
+
+    # Of the optimizer's own class.
+    name: str
+    built: bool
+    _trainable_variables: list[Any]
+
+    @tf.autograph.experimental.do_not_convert
+    def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
+        """Reduces `grads` over all ranks, then updates the variables."""
+        grads = list(grads)
+        if not grads:
+            return super().apply(grads, trainable_variables)  # type: ignore[misc]
+        variables = self._variables_of(grads, trainable_variables)
+        if _accumulation_steps(self):
+            self._reduce_in_the_inner_one()
+            grads = groups.fill_missing(grads, variables, self.tfdist_options)
+        else:
+            grads = groups.reduce_gradients(grads, variables, self.tfdist_options)
+        return self._apply_if_finite(grads, variables)
+
+    def check_finite(self, grads: Any) -> Any:
+        """Of `LossScaleOptimizer`: whether a step is taken; the same on all ranks."""
+        found = super().check_finite(grads)  # type: ignore[misc]
+        return self._on_all_ranks(found)
+
+    def _apply_if_finite(self, grads: list[Any], variables: list[Any]) -> Any:
+        apply = super().apply  # type: ignore[misc]
+        present = [g for g in grads if g is not None]
+        if self.tfdist_nan_policy == "skip_step":
+            self._build_outside_of_branches(variables)
+            is_finite = self._on_all_ranks(finite.all_finite(present))
+
+            def take() -> tf.Tensor:
+                apply(grads, variables)
+                return tf.constant(True)
+
+            return tf.cond(is_finite, take, lambda: tf.constant(False))
+        waits_for: list[Any] = []
+        if self.tfdist_nan_policy == "raise":
+            waits_for = [self._check_all_finite(grads, variables)]
+        elif gated():
+            # Not even the count of steps may change in a step that fails.
+            waits_for = present
+        with tf.control_dependencies(waits_for):
+            return apply(grads, variables)
+
+    def _check_all_finite(self, grads: list[Any], variables: list[Any]) -> Any:
+        pairs = [
+            (g, groups.path_of(v))
+            for g, v in zip(grads, variables, strict=True)
+            if g is not None
+        ]
+        is_finite = self._on_all_ranks(finite.all_finite([g for g, _ in pairs]))
+        return finite.assert_finite(is_finite, pairs, self.name)
+
+    def _on_all_ranks(self, found: Any) -> Any:
+        """What was found of gradients that are reduced already is so everywhere."""
+        if not _accumulation_steps(self):
+            return found
+        return finite.agreed(found, self.tfdist_options.process_set)
+
+    def _reduce_in_the_inner_one(self) -> None:
+        inner = getattr(self, "inner_optimizer", None)
+        if inner is not None and not isinstance(inner, ReducesUpdates):
+            own_class: Any = type(inner)
+            inner.__class__ = reducing_class(
+                own_class, ReducesUpdates, self.tfdist_options, None
+            )
+
+    def _build_outside_of_branches(self, variables: list[Any]) -> None:
+        if not self.built:
+            with keras.name_scope(self.name):
+                self.build(variables)  # type: ignore[attr-defined]
+
+    def _variables_of(self, grads: list[Any], variables: Any) -> list[Any]:
+        if variables is not None:
+            return list(variables)
+        if not self.built:
+            raise ValueError(
+                "apply() was called with gradients but without variables on an "
+                "optimizer that is not built. Pass the variables, or call "
+                "optimizer.build(model.trainable_variables) first."
+            )
+        return list(self._trainable_variables)
+
+    def save_own_variables(self, store: Any) -> None:
+        """Saves the state; refused when the weights are torn."""
+        check_not_torn()
+        super().save_own_variables(store)  # type: ignore[misc]
+
+    def get_config(self) -> dict[str, Any]:
+        """The plain optimizer's configuration; refused when the weights are torn."""
+        check_not_torn()  # the HDF5 format saves by this and `variables` alone
+        return super().get_config()  # type: ignore[misc]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        # Keras copies by saving and loading, which gives the plain class.
+        rebuild: Any
+        rebuild, arguments = tuple(self.__reduce__())[:2]
+        copied = rebuild(*arguments)
+        copied.__class__ = type(self)
+        return copied
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # LossScaleOptimizer(inner) sets inner.loss_scale_factor to None. If it wraps
+        # a reducing optimizer, a rank with a non-finite gradient skips the reduction
+        # that the others wait for. (`built` is set by the constructor, after it.)
+        if name == "loss_scale_factor" and value is None and "built" in vars(self):
+            raise ValueError(
+                "A LossScaleOptimizer was put around a tfdist optimizer (model.compile "
+                "does it for a model of the mixed_float16 policy). The reduction has "
+                "to be outside: write tfdist.DistributedOptimizer("
+                "keras.optimizers.LossScaleOptimizer(optimizer)), or set the policy "
+                "with keras.config.set_dtype_policy('mixed_float16') before you wrap."
+            )
+        super().__setattr__(name, value)
+
+
+@functools.cache
+def reducing_class(
+    cls: Any, mixin: Any, options: ReduceOptions, nan_policy: str | None
+) -> Any:
+    """The reducing subclass of an optimizer class, under the class's own name."""
+    is_public = getattr(keras.optimizers, cls.__name__, None) is cls
+    return type(
+        cls.__name__,
+        (mixin, cls),
+        {
+            "__module__": "keras.optimizers" if is_public else cls.__module__,
+            "__qualname__": cls.__qualname__,
+            "__doc__": cls.__doc__,
+            "tfdist_options": options,
+            "tfdist_nan_policy": nan_policy,
+        },
+    )
+
+
+def _accumulation_steps(optimizer: Any) -> int | None:
+    """`gradient_accumulation_steps` of the optimizer that makes the updates."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    steps: int | None = inner.gradient_accumulation_steps
+    return steps

@@ -1,0 +1,33 @@
+"""Whether the weights may be half of one step and half of another."""
+
+from __future__ import annotations
+
+import logging
+
+from tfdist import _core
+
+_logger = logging.getLogger("tfdist")
+
+
+def check_not_torn() -> None:
+    """Raises if an aborted step may have changed some of the weights.
+
+    With `TFDIST_COMMIT_GATE=1` and a verdict of the ranks no step is torn: the weights
+    are those after the committed step, on every surviving rank.
+
+    Raises:
+        RuntimeError: names the last good step and the failure.
+    """
+    failure = _core.failure()
+    if failure is None:
+        return
+    committed = failure.payload.get("committed_step")
+    if committed is not None:
+        _logger.info("The weights are whole: those after step %d.", committed)
+        return
+    raise RuntimeError(
+        "The weights are torn: a step was aborted when some variables may already "
+        f"have been updated ({failure.message}). The last good step is "
+        f"{_core.good_steps()}, counted from tfdist.init(). Saving is refused: go back "
+        "to the last checkpoint."
+    )
