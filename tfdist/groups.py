@@ -8,6 +8,7 @@ operation, and TensorFlow's executor starts it when its last gradient is ready.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 from collections.abc import Sequence
@@ -16,10 +17,11 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist import _core, _operations, _runtime, errors
-from tfdist._bucket_reduction import reduce_buckets
+from tfdist._bucket_reduction import gated, reduce_buckets
 from tfdist._process_sets import ProcessSet, id_of
 from tfdist.compression import compress, restore
 from tfdist.reduce_options import ReduceOptions
+from tfdist.sparse import by_rows, reduce_rows, rows_of
 
 _logger = logging.getLogger("tfdist")
 _CALLS = "tfdist/group_calls"  # graph collection: options of the groups traced there
@@ -33,12 +35,13 @@ def reduce_gradients(
     *,
     prescale: float = 1.0,
     postscale: float = 1.0,
-) -> list[tf.Tensor | None]:
+) -> list[Any]:
     """Reduces the gradients of `variables` over all ranks.
 
     A gradient that is `None` here counts as zeros if any rank has one for that
-    variable; one that no rank has stays `None`. `tf.IndexedSlices` are made dense
-    (their duplicates summed) before they are reduced.
+    variable; one that no rank has stays `None`. `tf.IndexedSlices` of a large table
+    are reduced by rows, unless a rank has a dense gradient for it; others are made
+    dense (their duplicates summed) before they are reduced.
 
     Args:
         grads: one gradient for each variable: a tensor of the variable's shape, a
@@ -49,7 +52,8 @@ def reduce_gradients(
         postscale: factor after it.
 
     Returns:
-        The reduced gradients, in the order of `variables`, equal on all ranks.
+        The reduced gradients, in the order of `variables`, equal on all ranks. Those
+        reduced by rows are `tf.IndexedSlices` that have every index once.
 
     Raises:
         tfdist.MismatchError: the ranks' variables or options differ.
@@ -61,14 +65,21 @@ def reduce_gradients(
     full, group_id = _complete(
         grads, variables, options, f"prescale={prescale!r} postscale={postscale!r}"
     )
-    reduced = reduce_buckets(
-        [compress(g, options.compression) for g in full],
+    is_sparse = [isinstance(g, tf.IndexedSlices) for g in full]
+    dense = [None if sparse else g for g, sparse in zip(full, is_sparse, strict=True)]
+    reduced: list[Any] = reduce_buckets(
+        [compress(g, options.compression) for g in dense],
         group_id,
         options,
         prescale,
         postscale,
     )
-    return [restore(g, own) for g, own in zip(reduced, full, strict=True)]
+    reduced = [restore(g, own) for g, own in zip(reduced, dense, strict=True)]
+    for i, grad in enumerate(full):
+        if is_sparse[i]:
+            name = f"{options.name or 'gradients'}.{group_id[:8]}.rows{i}"
+            reduced[i] = reduce_rows(grad, options, name, prescale * postscale)
+    return reduced
 
 
 @tf.autograph.experimental.do_not_convert
@@ -83,6 +94,7 @@ def fill_missing(
     Returns:
         Dense gradients, `None` for the variables that no rank has one for.
     """
+    options = dataclasses.replace(options, sparse_as_dense=True)
     return _complete(grads, variables, options, "accumulated")[0]
 
 
@@ -91,23 +103,48 @@ def _complete(
     variables: Sequence[Any],
     options: ReduceOptions,
     use: str,
-) -> tuple[list[tf.Tensor | None], str]:
-    """The gradients, dense and without gaps, and the id of their group."""
+) -> tuple[list[Any], str]:
+    """The gradients as they are reduced, without gaps, and the id of their group."""
     _runtime.check_initialized()
     _check_arguments(grads, variables)
     _operations.check_not_xla()
-    dense = [_dense(g, v) for g, v in zip(grads, variables, strict=True)]
-    group_id, present = agree(
-        [_describe(v, g) for v, g in zip(variables, dense, strict=True)],
+    # Behind the gate all rows would have to come in one step with the buckets.
+    tables = [
+        i
+        for i, v in enumerate(variables)
+        if not gated() and by_rows(v.shape, _dtype(v).size, options.sparse_as_dense)
+    ]
+    known = [
+        g if i in tables and isinstance(g, tf.IndexedSlices) else _dense(g, v)
+        for i, (g, v) in enumerate(zip(grads, variables, strict=True))
+    ]
+    lines = [_describe(v, g) for v, g in zip(variables, known, strict=True)]
+    group_id, found = agree(
+        lines + [f"{lines[i]} dense" for i in tables],
         f"{options.describe()} {use}",
-        present=[g is not None for g in dense],
+        present=[g is not None for g in known] + [_is_dense(known[i]) for i in tables],
         process_set=options.process_set,
     )
-    full = [
-        tf.zeros(v.shape, v.dtype) if g is None and is_present else g
-        for g, v, is_present in zip(dense, variables, present, strict=True)
-    ]
+    dense_somewhere = dict(zip(tables, found[len(lines) :], strict=True))
+    full: list[Any] = []
+    for i, (grad, variable) in enumerate(zip(known, variables, strict=True)):
+        if grad is None and not found[i]:
+            full.append(None)
+        elif not dense_somewhere.get(i, True):
+            full.append(rows_of(grad, variable))
+        elif grad is None:
+            full.append(tf.zeros(variable.shape, variable.dtype))
+        else:
+            full.append(_dense(grad, variable))
     return full, group_id
+
+
+def _is_dense(grad: Any) -> bool:
+    return grad is not None and not isinstance(grad, tf.IndexedSlices)
+
+
+def _dtype(variable: Any) -> tf.DType:
+    return tf.as_dtype(variable.dtype)
 
 
 def agree(
@@ -206,6 +243,7 @@ def _dense(grad: Any, variable: Any) -> tf.Tensor | None:
         return None
     if isinstance(grad, tf.IndexedSlices):
         _log_dense_once(path_of(variable))
+        grad = rows_of(grad, variable)  # with the shape, which it may lack
     tensor = tf.convert_to_tensor(grad)
     if tensor.shape.is_fully_defined():
         return tensor
@@ -217,13 +255,13 @@ def _dense(grad: Any, variable: Any) -> tf.Tensor | None:
 def _log_dense_once(path: str) -> None:
     _logger.info(
         "The gradient of %s is sparse (tf.IndexedSlices). It is reduced as a dense "
-        "tensor: right, but slower for a large table, since sparse reduction is not "
-        "part of this release.",
+        "tensor; sparse_as_dense=False reduces its rows instead, which is faster for a "
+        "large table of which a step uses few rows.",
         path,
     )
 
 
-def _describe(variable: Any, grad: tf.Tensor | None) -> str:
+def _describe(variable: Any, grad: Any) -> str:
     return describe_variable(variable, None if grad is None else grad.dtype)
 
 

@@ -25,6 +25,7 @@ def DistributedOptimizer(  # noqa: N802 - named like the class it stands for
     name: str | None = None,
     process_set: ProcessSet | None = None,
     compression: str | None = None,
+    sparse_as_dense: bool | None = None,
     nan_policy: str | None = None,
 ) -> keras.optimizers.Optimizer:
     """Makes a Keras optimizer reduce its gradients over all ranks.
@@ -44,6 +45,10 @@ def DistributedOptimizer(  # noqa: N802 - named like the class it stands for
             that type, added in float32, and the result is rounded once more: half the
             bytes between the ranks, for 11 (fp16) or 8 (bf16) significant bits. fp16
             ends at 65504: a larger gradient becomes infinite. Default: exact.
+        sparse_as_dense: how gradients of embeddings (`tf.IndexedSlices`) are reduced:
+            `False`: by the rows that a step has used, `True`: as dense tensors.
+            Default: by rows for tables of 4 MiB and more. With
+            `TFDIST_COMMIT_GATE=1` always as dense tensors.
         nan_policy: what all ranks do together when the gradient of a step is not
             finite on any of them: `"raise"` an error before a variable is changed, or
             `"skip_step"`: variables, slots and the count of steps stay as they are.
@@ -72,7 +77,7 @@ def DistributedOptimizer(  # noqa: N802 - named like the class it stands for
         ...     loss="mse", jit_compile=False)
     """
     _check_wrappable(optimizer)
-    options = ReduceOptions(op, name, process_set, compression)
+    options = ReduceOptions(op, name, process_set, compression, sparse_as_dense)
     check_nan_policy(nan_policy)
     if keras.config.dtype_policy().name == "mixed_float16" and not isinstance(
         optimizer, keras.optimizers.LossScaleOptimizer

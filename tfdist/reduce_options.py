@@ -18,6 +18,8 @@ class ReduceOptions:
         name: tells apart lists of gradients that are otherwise equal.
         process_set: the ranks that take part; None: all.
         compression: None or a name of `compression.WIRE_TYPES`.
+        sparse_as_dense: whether `tf.IndexedSlices` are reduced as dense tensors; None:
+            those of small tables are (`sparse.TABLE_BYTES`).
 
     Raises:
         ValueError: `op` or `compression` is not one of these, or `process_set` has
@@ -29,6 +31,7 @@ class ReduceOptions:
     name: str | None = None
     process_set: ProcessSet | None = None
     compression: str | None = None
+    sparse_as_dense: bool | None = None
 
     def __post_init__(self) -> None:
         if self.op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
@@ -38,11 +41,16 @@ class ReduceOptions:
             )
         object.__setattr__(self, "op", ReduceOp(self.op))
         check_compression(self.compression)
+        if self.sparse_as_dense not in (None, True, False):
+            raise ValueError(
+                "Expected sparse_as_dense=None, True or False, got "
+                f"{self.sparse_as_dense!r}."
+            )
         id_of(self.process_set)  # one that has ended is refused here
 
     def describe(self) -> str:
         """One line for `groups.agree`: ranks with other options are refused by it."""
         return (
             f"op={self.op.name.lower()} compression={self.compression or 'none'} "
-            f"name={self.name or ''}"
+            f"sparse_as_dense={self.sparse_as_dense} name={self.name or ''}"
         )

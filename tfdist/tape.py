@@ -31,6 +31,10 @@ class DistributedGradientTape:
             that type, added in float32, and the result is rounded once more: half the
             bytes between the ranks, for 11 (fp16) or 8 (bf16) significant bits. fp16
             ends at 65504: a larger gradient becomes infinite. Default: exact.
+        sparse_as_dense: how gradients of embeddings (`tf.IndexedSlices`) are reduced:
+            `False`: by the rows that a step has used, `True`: as dense tensors.
+            Default: by rows for tables of 4 MiB and more. With
+            `TFDIST_COMMIT_GATE=1` always as dense tensors.
         persistent: of the new tape: whether `gradient` may be called repeatedly.
         watch_accessed_variables: of the new tape: whether it watches trainable
             variables by itself.
@@ -57,6 +61,7 @@ class DistributedGradientTape:
         name: str | None = None,
         process_set: ProcessSet | None = None,
         compression: str | None = None,
+        sparse_as_dense: bool | None = None,
         persistent: bool = False,
         watch_accessed_variables: bool = True,
     ) -> None:
@@ -71,7 +76,9 @@ class DistributedGradientTape:
                 f"{tape!r}. Write tfdist.DistributedGradientTape() for a new tape."
             )
         self._tape = tape
-        self._options = ReduceOptions(op, name, process_set, compression)
+        self._options = ReduceOptions(
+            op, name, process_set, compression, sparse_as_dense
+        )
 
     def __enter__(self) -> Self:
         self._tape.__enter__()
@@ -122,7 +129,8 @@ class DistributedGradientTape:
                 depends on counts as zeros on the other ranks.
 
         Returns:
-            The reduced gradients in the structure of `sources`.
+            The reduced gradients in the structure of `sources`. Of a table reduced by
+            rows: `tf.IndexedSlices` that have every index once.
 
         Raises:
             TypeError: a source is not a variable.

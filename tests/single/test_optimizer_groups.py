@@ -41,7 +41,8 @@ def test_the_description_names_path_dtype_shape_and_options(registered):
     assert registered[0].splitlines() == [
         f"{kernel.path} float32 [2,3]",
         "bias:0 float64 [3]",
-        "op=average compression=none name=tower prescale=1.0 postscale=0.5 call=0",
+        "op=average compression=none sparse_as_dense=None name=tower prescale=1.0 "
+        "postscale=0.5 call=0",
     ]
 
 
