@@ -59,18 +59,40 @@ class Reducing(ReducesUpdates):
     _trainable_variables: list[Any]
 
     @tf.autograph.experimental.do_not_convert
-    def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
-        """Reduces `grads` over all ranks, then updates the variables."""
+    def apply(
+        self, grads: Any, trainable_variables: Any = None, *, weight: Any = None
+    ) -> Any:
+        """Reduces `grads` over all ranks, then updates the variables.
+
+        Args:
+            grads: one gradient for each variable.
+            trainable_variables: the variables; default those it was built with.
+            weight: this rank's number of samples, for batches of unequal sizes; see
+                `DistributedGradientTape.gradient`. Default: all ranks count the same.
+        """
         grads = list(grads)
         if not grads:
             return super().apply(grads, trainable_variables)  # type: ignore[misc]
         variables = self._variables_of(grads, trainable_variables)
         if _accumulation_steps(self):
+            if weight is not None:
+                raise NotImplementedError(
+                    "weight is not supported with gradient_accumulation_steps: the sum "
+                    "of several batches has no single weight. Leave one of them out."
+                )
             self._reduce_in_the_inner_one()
             grads = groups.fill_missing(grads, variables, self.tfdist_options)
         else:
-            grads = groups.reduce_gradients(grads, variables, self.tfdist_options)
+            grads = groups.reduce_gradients(
+                grads, variables, self.tfdist_options, weight=weight
+            )
         return self._apply_if_finite(grads, variables)
+
+    def apply_gradients(self, grads_and_vars: Any, *, weight: Any = None) -> Any:
+        """As `apply`, from pairs; returns the count of steps."""
+        grads, variables = zip(*grads_and_vars, strict=True)
+        self.apply(grads, variables, weight=weight)
+        return self._iterations
 
     def check_finite(self, grads: Any) -> Any:
         """Of `LossScaleOptimizer`: whether a step is taken; the same on all ranks."""

@@ -19,9 +19,11 @@ import tensorflow as tf
 from tfdist import _core, _operations, _runtime, errors
 from tfdist._bucket_reduction import gated, reduce_buckets
 from tfdist._process_sets import ProcessSet, id_of
+from tfdist.collectives import ReduceOp
 from tfdist.compression import compress, restore
 from tfdist.reduce_options import ReduceOptions
 from tfdist.sparse import by_rows, reduce_rows, rows_of
+from tfdist.weights import share_of, weighted
 
 _logger = logging.getLogger("tfdist")
 _CALLS = "tfdist/group_calls"  # graph collection: options of the groups traced there
@@ -35,6 +37,7 @@ def reduce_gradients(
     *,
     prescale: float = 1.0,
     postscale: float = 1.0,
+    weight: Any = None,
 ) -> list[Any]:
     """Reduces the gradients of `variables` over all ranks.
 
@@ -50,6 +53,9 @@ def reduce_gradients(
         options: how; default the average over all ranks, exact.
         prescale: factor before the reduction.
         postscale: factor after it.
+        weight: this rank's count of samples (`weights.share_of`), given by all ranks
+            or by none: the average is then that over all samples. Default: every rank
+            counts the same.
 
     Returns:
         The reduced gradients, in the order of `variables`, equal on all ranks. Those
@@ -59,12 +65,22 @@ def reduce_gradients(
         tfdist.MismatchError: the ranks' variables or options differ.
         tfdist.NotInitializedError: before `tfdist.init()`.
         NotImplementedError: the graph is compiled by XLA.
-        ValueError: the lists differ in length.
+        ValueError: the lists differ in length, or a weight is given for a sum.
     """
     options = options or ReduceOptions()
-    full, group_id = _complete(
-        grads, variables, options, f"prescale={prescale!r} postscale={postscale!r}"
-    )
+    use = f"prescale={prescale!r} postscale={postscale!r}"
+    if weight is not None:
+        if options.op is not ReduceOp.AVERAGE:
+            raise ValueError(
+                "Expected op=tfdist.ReduceOp.AVERAGE with weight, got SUM: a sum has "
+                "no weights. Multiply the loss of this rank by the weight instead."
+            )
+        use += " weighted"
+    full, group_id = _complete(grads, variables, options, use)
+    if weight is not None:
+        share = share_of(weight, options.process_set)
+        full = [weighted(g, share) for g in full]
+        options = dataclasses.replace(options, op=ReduceOp.SUM)
     is_sparse = [isinstance(g, tf.IndexedSlices) for g in full]
     dense = [None if sparse else g for g, sparse in zip(full, is_sparse, strict=True)]
     reduced: list[Any] = reduce_buckets(

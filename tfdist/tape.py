@@ -115,6 +115,8 @@ class DistributedGradientTape:
         sources: Any,
         output_gradients: Any = None,
         unconnected_gradients: tf.UnconnectedGradients = tf.UnconnectedGradients.NONE,
+        *,
+        weight: Any = None,
     ) -> Any:
         """The gradient of `target`, reduced over all ranks.
 
@@ -127,6 +129,12 @@ class DistributedGradientTape:
             unconnected_gradients: what a variable that no rank's target depends on
                 gets: `NONE` (default) or `ZERO`. A variable that some rank's target
                 depends on counts as zeros on the other ranks.
+            weight: for batches of unequal sizes: this rank's number of samples (or sum
+                of sample weights), a number or scalar tensor >= 0, given by all ranks
+                or by none. The result is then the gradient of the mean over all
+                ranks' samples, where `target` is the mean over this rank's: the sum
+                of w_r g_r divided by the sum of w_r. Default: every rank counts the
+                same.
 
         Returns:
             The reduced gradients in the structure of `sources`. Of a table reduced by
@@ -134,6 +142,7 @@ class DistributedGradientTape:
 
         Raises:
             TypeError: a source is not a variable.
+            ValueError: a weight with `op=SUM`, or one that is no scalar.
             tfdist.MismatchError: the ranks' variables differ.
             tfdist.RankFailedError: a rank failed; the message names it.
         """
@@ -149,7 +158,9 @@ class DistributedGradientTape:
         local = self._tape.gradient(
             target, variables, output_gradients, tf.UnconnectedGradients.NONE
         )
-        reduced = groups.reduce_gradients(local, variables, self._options)
+        reduced = groups.reduce_gradients(
+            local, variables, self._options, weight=weight
+        )
         if tf.UnconnectedGradients(unconnected_gradients) is (
             tf.UnconnectedGradients.ZERO
         ):

@@ -35,8 +35,8 @@ WITHOUT_TENSORFLOW = [
 ]
 WITH_TENSORFLOW = [
     *("errors", "_library", "_names", "_operations", "_gradients", "collectives"),
-    *("compression", "reduce_options", "_bucket_reduction", "sparse", "groups"),
-    *("finite", "torn", "_reducing_optimizer"),
+    *("compression", "reduce_options", "_bucket_reduction", "sparse", "weights"),
+    *("groups", "finite", "torn", "_reducing_optimizer"),
     *("objects", "variables", "data", "device", "tape", "optimizer"),
     "callbacks",
 ]

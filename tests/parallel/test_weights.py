@@ -1,0 +1,134 @@
+"""weight=: batches of unequal sizes train as one process on all samples does."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from helpers.ranks import run_ranks
+
+import tfdist
+
+STEPS = 3
+FEATURES = 6
+
+
+def batch(sizes, step, rank=None):
+    """The samples of a step: ids of an embedding, features, targets."""
+    rng = np.random.default_rng([sum(sizes), step])
+    ids = rng.integers(0, 9, sum(sizes))
+    x, y = rng.normal(size=(sum(sizes), FEATURES)), rng.normal(size=(sum(sizes), 1))
+    part = slice(None)
+    if rank is not None:
+        begin = sum(sizes[:rank])
+        part = slice(begin, begin + sizes[rank])
+    return [tf.constant(values[part]) for values in (ids, x, y)]
+
+
+def train(sizes, mode, sparse_as_dense=None):
+    """Variables and slots; sizes of the ranks' batches, or of one process's parts."""
+    alone = mode == "alone"
+    rng = np.random.default_rng(0)
+    table = tf.Variable(rng.normal(size=(9, FEATURES)), name="table")
+    kernel = tf.Variable(rng.normal(size=(FEATURES, 1)), name="kernel")
+    unused = tf.Variable(0.5, name="unused", dtype="float64")
+    variables = [table, kernel, unused]
+    optimizer = keras.optimizers.Adam(0.1, global_clipnorm=0.5)
+    if mode in ("optimizer", "apply_gradients", "eager"):
+        optimizer = tfdist.DistributedOptimizer(
+            optimizer, sparse_as_dense=sparse_as_dense
+        )
+
+    def step(ids, x, y):
+        weight = tf.shape(y)[0]
+        tape = tf.GradientTape()
+        if mode == "tape":
+            tape = tfdist.DistributedGradientTape(sparse_as_dense=sparse_as_dense)
+        with tape:
+            found = (tf.gather(table, ids) * x) @ kernel
+            loss = tf.reduce_mean((found - y) ** 2)  # NaN where there are no samples
+        if mode == "tape":
+            grads = tape.gradient(loss, variables, weight=weight)
+        else:
+            grads = tape.gradient(loss, variables)
+        if mode == "apply_gradients":
+            optimizer.apply_gradients(zip(grads, variables, strict=True), weight=weight)
+        elif mode in ("optimizer", "eager"):
+            optimizer.apply(grads, variables, weight=weight)
+        else:  # dense: Keras alone does not add up the duplicates of a table
+            grads = [g if g is None else tf.convert_to_tensor(g) for g in grads]
+            optimizer.apply(grads, variables)
+
+    dims = ([None], [None, FEATURES], [None, 1])
+    types = (tf.int64, tf.float64, tf.float64)
+    signature = [tf.TensorSpec(d, t) for d, t in zip(dims, types, strict=True)]
+    run = step if mode == "eager" else tf.function(step, input_signature=signature)
+    for number in range(STEPS):
+        run(*batch(sizes, number, None if alone else tfdist.rank()))
+    return [np.asarray(v) for v in [*variables, *optimizer.variables]]
+
+
+@pytest.mark.parametrize(
+    ("mode", "sparse_as_dense"),
+    [
+        *(("tape", False), ("tape", True), ("optimizer", False)),
+        *(("apply_gradients", True), ("eager", False)),
+    ],
+)
+@pytest.mark.parametrize("sizes", [(8, 24), (5, 11, 16), (7, 0)])
+def test_unequal_batches_train_as_one_process_does(sizes, mode, sparse_as_dense):
+    alone = train(sizes, "alone")
+    ranks = run_ranks(train, len(sizes), list(sizes), mode, sparse_as_dense)
+    for state in ranks:
+        for a, b, first in zip(alone, state, ranks[0], strict=True):
+            assert b.tobytes() == first.tobytes()
+            tolerance = 1e-6 if a.dtype == np.float32 else 1e-10  # the learning rate
+            np.testing.assert_allclose(b, a, rtol=tolerance, atol=1e-14)
+
+
+def one_step(weights):
+    """The gradient 1 on rank 0 and 3 on rank 1, or the error."""
+    v = tf.Variable(1.0)
+    weight = weights[tfdist.rank()]
+    with tfdist.DistributedGradientTape() as tape:
+        loss = (1.0 + 2.0 * tfdist.rank()) * v
+    try:
+        return float(tape.gradient(loss, v, weight=weight))
+    except (tf.errors.InvalidArgumentError, ValueError, tfdist.MismatchError) as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def test_the_mean_is_weighted():
+    assert run_ranks(one_step, 2, [1, 3]) == [2.5, 2.5]
+    assert run_ranks(one_step, 2, [0.0, 0.5]) == [3.0, 3.0]
+    assert run_ranks(one_step, 2, [0, 0]) == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("bad", [-1.0, float("nan"), float("inf")])
+def test_a_bad_weight_of_one_rank_is_an_error_on_all(bad):
+    for message in run_ranks(one_step, 2, [4.0, bad]):
+        assert "finite and at least 0" in message
+
+
+def test_a_weight_on_one_rank_only_is_an_error_on_all():
+    for message in run_ranks(one_step, 2, [4.0, None]):
+        assert message.startswith("MismatchError")
+        assert "weighted" in message
+
+
+def test_what_a_weight_cannot_be_combined_with_is_refused():
+    tfdist.init()
+    v = tf.Variable([1.0])
+    summing = tfdist.DistributedOptimizer(
+        keras.optimizers.SGD(0.1), op=tfdist.ReduceOp.SUM
+    )
+    with pytest.raises(ValueError, match="AVERAGE with weight"):
+        summing.apply([tf.constant([1.0])], [v], weight=3)
+    adding = tfdist.DistributedOptimizer(
+        keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)
+    )
+    with pytest.raises(NotImplementedError, match="no single weight"):
+        adding.apply([tf.constant([1.0])], [v], weight=3)
+    plain = tfdist.DistributedOptimizer(keras.optimizers.SGD(0.1))
+    with pytest.raises(ValueError, match="one number"):
+        plain.apply([tf.constant([1.0])], [v], weight=tf.constant([1.0, 2.0]))
+    assert v.numpy() == [1.0]

@@ -1,0 +1,89 @@
+"""Gradients of batches of unequal sizes: the mean over all samples of all ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist import collectives
+from tfdist._process_sets import ProcessSet
+
+
+def share_of(weight: Any, process_set: ProcessSet | None = None) -> tf.Tensor:
+    """This rank's part of all ranks' weights: w_r / (w_0 + w_1 + ...).
+
+    With g_r the gradient of the mean over the w_r samples of rank r, the sum of
+    share_of(w_r) * g_r over the ranks is the gradient of the mean over all samples.
+    One small message, which does not depend on the gradients: it is over before the
+    backward pass is.
+
+    Args:
+        weight: this rank's number of samples or sum of sample weights: a number or a
+            scalar tensor, finite and >= 0. 0 for a rank without data.
+        process_set: the ranks that take part; default all.
+
+    Returns:
+        Scalar float64 tensor between 0 and 1; 0 on all ranks where all weights are 0.
+
+    Raises:
+        ValueError: `weight` is no scalar.
+        tf.errors.InvalidArgumentError: a rank's weight is negative or not finite; on
+            every rank.
+
+    Example:
+        >>> import tfdist
+        >>> from tfdist.weights import share_of
+        >>> tfdist.init()
+        >>> float(share_of(8))
+        1.0
+    """
+    own = tf.cast(tf.convert_to_tensor(weight), tf.float64)
+    if own.shape.rank != 0:
+        raise ValueError(
+            "Expected weight to be one number, this rank's count of samples, got a "
+            f"tensor of shape {own.shape}. Sample weights of a batch are added up "
+            "first: weight=tf.reduce_sum(sample_weight)."
+        )
+    is_valid = tf.logical_and(tf.math.is_finite(own), own >= 0)
+    valid = tf.where(is_valid, own, 0.0)
+    # Told to all with the sum, so that no rank waits for one that has raised.
+    bad = tf.where(is_valid, tf.constant(0.0, tf.float64), 1.0)
+    total, bad_ranks = tf.unstack(
+        collectives.allreduce(
+            tf.stack([valid, bad]),
+            op=collectives.ReduceOp.SUM,
+            process_set=process_set,
+        )
+    )
+    check = tf.debugging.Assert(
+        bad_ranks == 0,
+        [
+            "the weight of a batch has to be finite and at least 0; ranks for which it "
+            "is not:",
+            bad_ranks,
+            "weight on this rank:",
+            own,
+        ],
+    )
+    with tf.control_dependencies([] if check is None else [check]):
+        return tf.math.divide_no_nan(valid, total)
+
+
+def weighted(grad: Any, share: tf.Tensor) -> Any:
+    """A gradient times this rank's share; half types are multiplied in float32.
+
+    Args:
+        grad: tensor, `tf.IndexedSlices` or `None`.
+        share: of `share_of`.
+    """
+    if grad is None:
+        return None
+    if isinstance(grad, tf.IndexedSlices):
+        values = weighted(grad.values, share)
+        return tf.IndexedSlices(values, grad.indices, grad.dense_shape)
+    grad = tf.convert_to_tensor(grad)
+    wide = tf.float32 if grad.dtype in (tf.float16, tf.bfloat16) else grad.dtype
+    # The mean over no samples is NaN: a share of 0 counts for nothing all the same.
+    product = tf.math.multiply_no_nan(tf.cast(grad, wide), tf.cast(share, wide))
+    return tf.cast(product, grad.dtype)
