@@ -47,7 +47,7 @@ def DistributedOptimizer(  # noqa: N802 - named like the class it stands for
             ends at 65504: a larger gradient becomes infinite. Default: exact.
         sparse_as_dense: how gradients of embeddings (`tf.IndexedSlices`) are reduced:
             `False`: by the rows that a step has used, `True`: as dense tensors.
-            Default: by rows for tables of 4 MiB and more. With
+            Default: by rows for tables of 8 MiB and more. With
             `TFDIST_COMMIT_GATE=1` always as dense tensors.
         nan_policy: what all ranks do together when the gradient of a step is not
             finite on any of them: `"raise"` an error before a variable is changed, or

@@ -21,7 +21,7 @@ from tfdist.reduce_options import ReduceOptions
 
 # A table of at least so many bytes is reduced by rows unless the user says otherwise:
 # below it, one message of a bucket is cheaper than two gathers.
-TABLE_BYTES = 4 << 20
+TABLE_BYTES = 8 << 20
 
 
 def by_rows(shape: Any, itemsize: int, sparse_as_dense: bool | None) -> bool:

@@ -33,7 +33,7 @@ class DistributedGradientTape:
             ends at 65504: a larger gradient becomes infinite. Default: exact.
         sparse_as_dense: how gradients of embeddings (`tf.IndexedSlices`) are reduced:
             `False`: by the rows that a step has used, `True`: as dense tensors.
-            Default: by rows for tables of 4 MiB and more. With
+            Default: by rows for tables of 8 MiB and more. With
             `TFDIST_COMMIT_GATE=1` always as dense tensors.
         persistent: of the new tape: whether `gradient` may be called repeatedly.
         watch_accessed_variables: of the new tape: whether it watches trainable

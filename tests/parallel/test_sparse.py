@@ -135,11 +135,11 @@ def chosen(rows, sparse_as_dense, gate):
 @pytest.mark.parametrize(
     ("rows", "sparse_as_dense", "gate", "expected"),
     [
-        (1024, None, "0", True),
-        (1023, None, "0", False),
-        (1024, True, "0", False),
+        (2048, None, "0", True),
+        (2047, None, "0", False),
+        (2048, True, "0", False),
         (3, False, "0", True),
-        (1024, None, "1", False),
+        (2048, None, "1", False),
     ],
 )
 def test_large_tables_are_reduced_by_rows(rows, sparse_as_dense, gate, expected):
