@@ -4,12 +4,11 @@ Float64, 20 steps, no batch norm and no dropout. On every rank the same bits; ag
 one process the order of additions differs, so 1e-10 relative is allowed.
 """
 
-import functools
-
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers.float64 import assert_like_one_process, in_float64, state_of
 from helpers.ranks import run_ranks
 
 import tfdist
@@ -48,27 +47,6 @@ def make_model(seed):
 
 def loss_of(model, x, y):
     return tf.reduce_mean(tf.reduce_mean((model(x, training=True) - y) ** 2, axis=1))
-
-
-def state_of(model, optimizer):
-    # Without the rate: a float32 constant.
-    slots = [v for v in optimizer.variables if not v.path.endswith("learning_rate")]
-    return [v.numpy() for v in [*model.weights, *slots]]
-
-
-def in_float64(function):
-    @functools.wraps(function)
-    def wrapped(*args):
-        before = keras.config.floatx()
-        keras.config.set_floatx("float64")
-        keras.config.set_dtype_policy("float64")
-        try:
-            return function(*args)
-        finally:
-            keras.config.set_floatx(before)
-            keras.config.set_dtype_policy(before)
-
-    return wrapped
 
 
 def loop(model, optimizer, batches, use_tape, in_graph):
@@ -131,15 +109,9 @@ def alone():
 @pytest.mark.parametrize("size", [2, 4])
 def test_weights_and_slots_are_those_of_one_process_on_the_whole_batch(size, alone):
     ranks = run_ranks(train_ranks, size, timeout_s=110)
-    for case, first in ranks[0].items():
-        for rank, other in enumerate(ranks[1:], 1):
-            for a, b in zip(first, other[case], strict=True):
-                assert a.tobytes() == b.tobytes(), f"{case}: rank {rank} differs"
+    for case in ranks[0]:
         reference = alone[case.partition(",")[0]]
-        for a, b in zip(reference, first, strict=True):
-            assert a.shape == b.shape
-            error = np.max(np.abs(a - b) / (1e-6 + np.abs(a)), initial=0.0)
-            assert error < 1e-10, f"{case}: relative error {error:.1e}"
+        assert_like_one_process([r[case] for r in ranks], reference, case)
 
 
 def train_unequal_ranks(mode):

@@ -1,0 +1,102 @@
+"""Every optimizer that Keras ships trains on several ranks as in one process."""
+
+import inspect
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from helpers.float64 import assert_like_one_process, in_float64, state_of
+from helpers.ranks import run_ranks
+
+import tfdist
+
+STEPS, GLOBAL_BATCH = 4, 12
+OTHER = {  # those that are made of another optimizer
+    "LossScaleOptimizer": lambda: keras.optimizers.LossScaleOptimizer(
+        keras.optimizers.Adam(0.01)
+    ),
+    "MultiOptimizer": lambda: keras.optimizers.MultiOptimizer(
+        keras.optimizers.OptimizerMap(
+            keras.optimizers.Adam(0.01), {"first/.*": keras.optimizers.SGD(0.05)}
+        )
+    ),
+}
+NAMES = sorted(
+    name
+    for name, cls in inspect.getmembers(keras.optimizers, inspect.isclass)
+    if issubclass(cls, keras.optimizers.Optimizer)
+    and cls is not keras.optimizers.Optimizer
+)
+
+
+def make(name):
+    if name in OTHER:
+        return OTHER[name]()
+    cls = getattr(keras.optimizers, name)
+    options = {"exclude_embeddings": False} if name == "Muon" else {}
+    return cls(learning_rate=0.01, **options)
+
+
+def test_the_list_is_that_of_keras():
+    assert len(NAMES) >= 16
+    assert {"SGD", "Adam", "Muon", "Lamb", "Adafactor", "ScheduleFreeAdamW"} < {*NAMES}
+    assert set(OTHER) <= set(NAMES)
+
+
+@in_float64
+def train(name, ranked):
+    """A table of rows that are looked up twice, matrices, vectors."""
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(100 + (tfdist.rank() if ranked else 0))
+    size, rank = (tfdist.size(), tfdist.rank()) if ranked else (1, 0)
+    rng = np.random.default_rng(7)
+    x = rng.integers(0, 9, size=(STEPS * GLOBAL_BATCH, 3))
+    y = np.sin(x.sum(axis=1, keepdims=True) + rng.normal(size=(len(x), 2)))
+    model = keras.Sequential(
+        [
+            keras.Input((3,), dtype="int64"),
+            keras.layers.Embedding(9, 4, name="first"),
+            keras.layers.Flatten(),
+            keras.layers.Dense(5, activation="tanh"),
+            keras.layers.Dense(2),
+        ]
+    )
+    optimizer = make(name)
+    if ranked:
+        optimizer = tfdist.DistributedOptimizer(optimizer)
+    optimizer.build(model.trainable_variables)
+    if ranked:
+        tfdist.broadcast_variables(model.weights + optimizer.variables)
+    variables = model.trainable_variables
+
+    @tf.function
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.reduce_mean((model(x) - y) ** 2, axis=1))
+            loss = optimizer.scale_loss(loss)
+        grads = tape.gradient(loss, variables)
+        if not ranked:  # Keras does not sum the gradients of a row that occurs twice
+            grads = [tf.convert_to_tensor(g) for g in grads]
+        optimizer.apply(grads, variables)
+
+    data = tfdist.data.shard(
+        (x, y), batch_size=GLOBAL_BATCH // size, rank=rank, size=size
+    )
+    for batch in data:
+        step(*batch)
+    optimizer.finalize_variable_values(variables)
+    return state_of(model, optimizer)
+
+
+def train_ranked(names):
+    return {name: train(name, True) for name in names}
+
+
+@pytest.mark.parametrize("half", [0, 1])
+def test_ranks_end_where_one_process_with_all_data_ends(half):
+    names = NAMES[half::2]
+    ranks = run_ranks(train_ranked, 2, names, timeout_s=100)
+    for name in names:
+        alone = train(name, False)
+        assert_like_one_process([found[name] for found in ranks], alone, name)
