@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import inspect
 import os
 import select
 import signal
@@ -140,7 +141,7 @@ class Pool:
         marks = {rank: self._workers[rank].log.stat().st_size for rank in range(size)}
         for rank in range(size):
             request = {
-                "file": function.__code__.co_filename,
+                "file": inspect.unwrap(function).__code__.co_filename,
                 "name": function.__qualname__,
                 "args": list(args),
                 "init": init,

@@ -18,7 +18,7 @@ OTHER = {  # those that are made of another optimizer
     ),
     "MultiOptimizer": lambda: keras.optimizers.MultiOptimizer(
         keras.optimizers.OptimizerMap(
-            keras.optimizers.Adam(0.01), {"first/.*": keras.optimizers.SGD(0.05)}
+            keras.optimizers.Adam(0.01), {".*first/.*": keras.optimizers.SGD(0.05)}
         )
     ),
 }
