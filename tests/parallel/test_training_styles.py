@@ -13,6 +13,7 @@ from helpers.float64 import assert_like_one_process, in_float64, state_of
 from helpers.ranks import run_ranks
 
 import tfdist
+from tfdist.callbacks import broadcast_initial_state
 
 STEPS, GLOBAL_BATCH = 6, 12
 
@@ -329,3 +330,34 @@ def test_ranks_end_where_one_process_with_all_data_ends(style):
     size = 3 if style in (a_branch_of_one_rank, eager_loop) else 2
     ranks = run_ranks(train_ranked, size, name, timeout_s=60)
     assert_like_one_process(ranks, train(name, size, False), name)
+
+
+def begin_with_other_optimizers():
+    """Both optimizers have trained before, and on each rank on data of its own."""
+    keras.utils.clear_session()
+    model = Adversaries(World(tfdist.size(), True))
+    pairs = [(model.of_maker, model.maker), (model.of_judge, model.judge)]
+    for optimizer, part in pairs:
+        optimizer.build(part.trainable_variables)
+        for number, slot in enumerate(optimizer.variables[2:]):
+            slot.assign(tf.fill(slot.shape, 1.0 + number + tfdist.rank()))
+    model.compile(optimizer=None, jit_compile=False)
+    rows = np.ones((4, 6), "float32"), np.ones((4, 2), "float32")
+    callback = tfdist.callbacks.BroadcastInitialState(root=1)
+    model.fit(*rows, epochs=2, verbose=0, callbacks=[callback])
+    return state_of(model, *[optimizer for optimizer, _ in pairs])
+
+
+def test_all_optimizers_of_a_model_begin_with_the_state_of_one_rank():
+    one, other = run_ranks(begin_with_other_optimizers, 2)
+    for a, b in zip(one, other, strict=True):
+        assert a.tobytes() == b.tobytes()
+
+
+def test_optimizers_in_lists_and_dicts_of_a_model_are_found_once():
+    own, *more = [keras.optimizers.SGD(rate) for rate in (0.1, 0.2, 0.3, 0.4)]
+    model = dense_model()
+    model.compile(own)
+    model.several, model.named = more[:2], {"last": more[2], "again": more[0]}
+    found = broadcast_initial_state._optimizers_of(model)
+    assert [id(one) for one in found] == [id(one) for one in (own, *more)]

@@ -16,7 +16,8 @@ class BroadcastInitialState(RankCallback):
 
     Works for models that are built and for those that are built by their first batch,
     in graphs, with `run_eagerly=True` and with `steps_per_execution`. Weights that
-    only one rank has loaded from a file reach the others this way. The states of
+    only one rank has loaded from a file reach the others this way. Optimizers that are
+    attributes of the model (a GAN has two) are sent with what they hold. The states of
     random number generators (dropout, noise) are not sent, so that ranks may differ
     in them.
 
@@ -59,8 +60,8 @@ class BroadcastInitialState(RankCallback):
         optimizer = model.optimizer
         if optimizer is not None and not optimizer.built:
             optimizer.build(model.trainable_variables)
-        slots = optimizer.variables if optimizer is not None else []
-        broadcast_variables(model.weights + list(slots), self.root)
+        slots = [v for one in _optimizers_of(model) for v in one.variables]
+        broadcast_variables(model.weights + slots, self.root)
 
     def _broadcast_at_first_call(self) -> None:
         """Wraps the train function until its first call, which shows the data.
@@ -80,6 +81,23 @@ class BroadcastInitialState(RankCallback):
             return original(iterator)
 
         model.train_function = first_call
+
+
+def _optimizers_of(model: keras.Model) -> list[keras.optimizers.Optimizer]:
+    """The model's optimizer, and those that a `train_step` of its own may use.
+
+    These are attributes, or stand in lists or dicts that are. In the order in which
+    they were assigned, which is the same on all ranks that run the same program.
+    """
+    held: list[Any] = [model.optimizer]
+    for value in vars(model).values():
+        if isinstance(value, dict):
+            held += value.values()
+        else:
+            held += value if isinstance(value, list | tuple) else [value]
+    kind = keras.optimizers.Optimizer
+    by_id = {id(one): one for one in held if isinstance(one, kind)}
+    return list(by_id.values())
 
 
 def _is_built(model: keras.Model) -> bool:
