@@ -361,3 +361,26 @@ def test_optimizers_in_lists_and_dicts_of_a_model_are_found_once():
     model.several, model.named = more[:2], {"last": more[2], "again": more[0]}
     found = broadcast_initial_state._optimizers_of(model)
     assert [id(one) for one in found] == [id(one) for one in (own, *more)]
+
+
+def a_head_used_later():
+    """By rank 1, from the third step on; until then no rank has a gradient for it."""
+    body, head = tf.Variable([1.0, 2.0]), tf.Variable([3.0, 4.0])
+    optimizer = tfdist.DistributedOptimizer(keras.optimizers.SGD(0.5))
+    optimizer.build([body, head])
+    for step in range(4):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(body)
+            if step >= 2 and tfdist.rank() == 1:
+                loss = tf.reduce_sum(2.0 * head)
+        grads = tape.gradient(
+            loss, [body, head], unconnected_gradients=tf.UnconnectedGradients.ZERO
+        )
+        optimizer.apply(grads, [body, head])
+    return [body.numpy().tolist(), head.numpy().tolist()]
+
+
+def test_a_head_may_come_into_use_later_where_its_gradient_was_zeros():
+    # The body: two steps of 0.5, two of half of that. The head: two of 0.5.
+    for found in run_ranks(a_head_used_later, 2):
+        assert found == [[-0.5, 0.5], [2.0, 3.0]]

@@ -1,0 +1,45 @@
+"""The lines of docs/models-and-loops.md run, and what it links to is there."""
+
+import re
+from pathlib import Path
+
+import keras
+
+import tfdist
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "models-and-loops.md"
+TEXT = PAGE.read_text(encoding="utf-8")
+
+
+def test_all_lines_of_the_page_run_one_after_the_other(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    keras.utils.clear_session()
+    names: dict[str, object] = {}
+    blocks = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+    assert len(blocks) >= 14
+    for block in blocks:
+        exec(compile(block, str(PAGE), "exec"), names)
+    assert type(names["model"].optimizer).__name__ == "Adam"
+
+    class Own(keras.Sequential):
+        train_step = names["train_step"]
+
+    model = Own([keras.Input((3,)), keras.layers.Dense(1)])
+    rate = keras.optimizers.SGD(0.1)
+    model.compile(tfdist.DistributedOptimizer(rate), jit_compile=False)
+    [loss] = model.fit(names["train"], verbose=0).history["mse"]
+    assert loss > 0
+    assert rate.iterations == 6
+    assert all(g is not None for g in names["grads"])
+
+
+def test_links_and_files_are_there():
+    links = re.findall(r"\]\(([^)]+)\)", TEXT)
+    assert {Path(link).name for link in links} >= {
+        path.name for path in (ROOT / "recipes" / "examples").glob("*.py")
+    }
+    for link in links:
+        assert (PAGE.parent / link).is_file(), link
+    for name in re.findall(r"`(?:tests/parallel/)?(test_\w+\.py)`", TEXT):
+        assert (ROOT / "tests" / "parallel" / name).is_file(), name
