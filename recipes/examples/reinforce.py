@@ -115,14 +115,14 @@ def main() -> None:
         spread = np.sqrt(squares / steps - mean**2)
         advantages = ((returns - mean) / (spread + 1e-6)).astype(np.float32)
 
-        # The ranks' steps differ in number: divide by that of all, and add.
-        with tfdist.DistributedGradientTape(op=tfdist.ReduceOp.SUM) as tape:
+        with tfdist.DistributedGradientTape() as tape:
             surprise = tf.nn.sigmoid_cross_entropy_with_logits(
                 actions.astype(np.float32), policy(states)[:, 0]
             )
-            loss = tf.reduce_sum(surprise * advantages) / steps
+            loss = tf.reduce_mean(surprise * advantages)
         variables = policy.trainable_variables
-        adam.apply(tape.gradient(loss, variables), variables)
+        # The ranks' steps differ in number: the mean is that over all of them.
+        adam.apply(tape.gradient(loss, variables, weight=len(returns)), variables)
 
         length /= tfdist.size()
         own = tfdist.allgather_object(len(returns))
