@@ -17,8 +17,10 @@ Example:
     ...     tfdist.callbacks.BroadcastInitialState(), tfdist.callbacks.MetricAverage()
     ... ])                                                               # 5
 
-Put `MetricAverage` before callbacks that look at metrics. Every callback here checks
-before the first step that the model's gradients will be reduced.
+Put `MetricAverage` before callbacks that look at metrics, callbacks that write files
+into `RankZeroOnly`, and `StopTogether` last where a rank may stop on its own. Every
+callback here checks before the first step that the model's gradients will be reduced,
+and that the callbacks of all ranks go together (docs/callbacks.md).
 """
 
 from tfdist.callbacks.broadcast_initial_state import BroadcastInitialState
@@ -26,6 +28,8 @@ from tfdist.callbacks.checkpoint import Checkpoint
 from tfdist.callbacks.learning_rate_scale import LearningRateScale
 from tfdist.callbacks.learning_rate_warmup import LearningRateWarmup
 from tfdist.callbacks.metric_average import MetricAverage
+from tfdist.callbacks.rank_zero_only import RankZeroOnly
+from tfdist.callbacks.stop_together import StopTogether
 
 __all__ = [
     "BroadcastInitialState",
@@ -33,4 +37,6 @@ __all__ = [
     "LearningRateScale",
     "LearningRateWarmup",
     "MetricAverage",
+    "RankZeroOnly",
+    "StopTogether",
 ]

@@ -7,6 +7,12 @@ from typing import Any
 import keras
 
 from tfdist import _core, _runtime
+from tfdist._process_sets import ProcessSet
+from tfdist.callbacks._listing import (
+    agree_on_callbacks,
+    agree_on_epoch,
+    callbacks_of_the_call,
+)
 from tfdist.callbacks._saving import guard_saving
 from tfdist.optimizer import is_distributed, unwrapped_message
 
@@ -15,26 +21,52 @@ class RankCallback(keras.callbacks.Callback):
     """A callback of a model that is trained on several ranks.
 
     Before the first step it refuses a model whose gradients would not be reduced, or
-    that this release cannot train. After the first step it looks whether a reduction
-    really took place, which is all that can be said about a custom `train_step`.
+    that this release cannot train, and a list of callbacks that would let the ranks
+    drift apart. After the first step it looks whether a reduction really took place,
+    which is all that can be said about a custom `train_step`. Before the first step of
+    each epoch the ranks compare the epoch and the learning rate; the first of these
+    callbacks in the list does that for all.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._checked = False
         self._finished_before = 0
+        self._listed: list[keras.callbacks.Callback] = []
+        self._leads = False
+        self._epoch = 0
+        self._compares = False
+
+    def settings_of_all_ranks(self) -> dict[str, Any]:
+        """What has to be equal on all ranks: plain values, for the comparison."""
+        return {}
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Checks the model."""
+        """Checks the model, and the callbacks of all ranks."""
         _runtime.check_initialized()
         check_model(self.model)
         guard_saving(self.model)
         self._checked = False
+        self._listed = callbacks_of_the_call()
+        ours = (c for c in self._listed if isinstance(c, RankCallback))
+        self._leads = next(ours, None) is self
+        self._compares = self._leads
+        if self._leads:
+            agree_on_callbacks(self._listed, self.params["epochs"], self._ranks)
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Remembers the epoch, also that of a resumed training."""
+        self._epoch = epoch
+        self._compares = self._leads
 
     def on_train_batch_begin(
         self, batch: int, logs: dict[str, Any] | None = None
     ) -> None:
-        """Before the first step: notes what the engine has done so far."""
+        """First step of an epoch: compares the ranks, notes the engine's count."""
+        if self._compares:
+            self._compares = False
+            rate = learning_rate_of(self.model)
+            agree_on_epoch(self._epoch, rate, self._ranks)
         if not self._checked:
             self._finished_before = finished_operations()
 
@@ -52,6 +84,11 @@ class RankCallback(keras.callbacks.Callback):
                 "variables) with a tfdist.DistributedOptimizer, or take its "
                 "gradients from a tfdist.DistributedGradientTape."
             )
+
+    @property
+    def _ranks(self) -> ProcessSet | None:
+        """The ranks that train this model together; None for all."""
+        return getattr(self.model.optimizer, "_tfdist_set", None)
 
 
 def finished_operations() -> int:
@@ -88,3 +125,11 @@ def check_model(model: keras.Model) -> None:
 def base_optimizer(model: keras.Model) -> keras.optimizers.Optimizer:
     """The optimizer that has the learning rate: the inner one of a loss scale."""
     return getattr(model.optimizer, "inner_optimizer", model.optimizer)
+
+
+def learning_rate_of(model: keras.Model) -> float | None:
+    """The learning rate where it is a number that callbacks can set; else None."""
+    rate = getattr(base_optimizer(model), "_learning_rate", None)
+    if not hasattr(rate, "assign"):
+        return None
+    return float(keras.ops.convert_to_numpy(rate))

@@ -39,6 +39,10 @@ class BroadcastInitialState(RankCallback):
         self.root = root
         self._waits_for_batch = False
 
+    def settings_of_all_ranks(self) -> dict[str, Any]:
+        """Whose state it is."""
+        return {"root": self.root}
+
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Broadcasts now, or arranges it for the first batch."""
         super().on_train_begin(logs)

@@ -90,12 +90,15 @@ class Checkpoint(RankCallback):
         self.verbose = verbose
         self.timeout_s = timeout_s
         self._better, self._best = _comparison(mode, monitor)
-        self._epoch = 0
         self._steps = 0
+
+    def settings_of_all_ranks(self) -> dict[str, Any]:
+        """How often the ranks meet."""
+        return {"save_freq": self.save_freq}
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Remembers the epoch, and that its steps start again."""
-        self._epoch = epoch
+        super().on_epoch_begin(epoch, logs)
         self._last_batch = -1
 
     def on_train_batch_end(

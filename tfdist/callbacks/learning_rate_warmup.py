@@ -78,7 +78,6 @@ class LearningRateWarmup(RankCallback):
         self.momentum_correction = momentum_correction
         self.target = target
         self.verbose = verbose
-        self._epoch = 0
         self._rate: Any = None
         self._acted = False
         self._done = False
@@ -96,10 +95,6 @@ class LearningRateWarmup(RankCallback):
         self._rate = ScalableRate(base_optimizer(self.model))
         if self._rate.needs_retrace:
             self.model.make_train_function(force=True)
-
-    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Remembers the epoch, also that of a resumed training."""
-        self._epoch = epoch
 
     def on_train_batch_begin(
         self, batch: int, logs: dict[str, Any] | None = None

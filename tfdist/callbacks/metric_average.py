@@ -62,6 +62,7 @@ class MetricAverage(RankCallback):
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Forgets the epoch before."""
+        super().on_epoch_begin(epoch, logs)
         self._training = None
         self._in_epoch = True
 

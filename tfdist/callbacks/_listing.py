@@ -1,0 +1,153 @@
+"""The list of callbacks that a callback is in, and its agreement with other ranks.
+
+Keras tells a callback nothing of the others. But it calls the hooks from a method of
+`keras.callbacks.CallbackList`, whose frame holds the list.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import os
+import struct
+import sys
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist import _runtime, errors
+from tfdist._process_sets import ProcessSet, members_of
+from tfdist.callbacks._rules import EVERYWHERE, WRITES, Entry, find_problem
+from tfdist.collectives import ReduceOp, allreduce
+from tfdist.objects import allgather_object
+
+_KNOWN = (*EVERYWHERE, *WRITES, "BackupAndRestore", "History", "ProgbarLogger")
+_PLAIN = (bool, int, float, str, type(None))
+
+
+def callbacks_of_the_call() -> list[keras.callbacks.Callback]:
+    """All callbacks of the `fit` whose `on_train_begin` is running; [] without one."""
+    code = keras.callbacks.CallbackList.on_train_begin.__code__
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code is not code:
+        frame = frame.f_back  # type: ignore[assignment]
+    return [] if frame is None else list(frame.f_locals["self"].callbacks)
+
+
+def agree_on_callbacks(
+    callbacks: list[keras.callbacks.Callback],
+    epochs: int,
+    process_set: ProcessSet | None,
+) -> None:
+    """Checks the callbacks of all ranks; every rank that trains has to call it.
+
+    Args:
+        callbacks: this rank's list.
+        epochs: the epoch at which its training ends.
+        process_set: the ranks that train; None for all.
+
+    Raises:
+        ValueError: on all ranks, if these callbacks cannot train several ranks.
+        tfdist.MismatchError: on all ranks, if the ranks' lists differ where they must
+            not.
+    """
+    if _runtime.size() == 1:
+        return
+    own = [dataclasses.asdict(describe(callback)) for callback in callbacks]
+    shared = allgather_object(
+        {"epochs": epochs, "callbacks": own},
+        name="callbacks.lists",
+        process_set=process_set,
+    )
+    ends = [other["epochs"] for other in shared]
+    if len(set(ends)) > 1:
+        raise errors.MismatchError(
+            f"Expected the same number of epochs on every rank, got {ends}. Call fit "
+            "with the same epochs=... everywhere; StopTogether ends it early."
+        )
+    problem = find_problem(
+        [[Entry(**entry) for entry in other["callbacks"]] for other in shared]
+    )
+    if problem is None:
+        return
+    if problem.mismatch:
+        raise errors.MismatchError(problem.text)
+    raise ValueError(problem.text)
+
+
+def describe(callback: keras.callbacks.Callback) -> Entry:
+    """What the rules have to know of a callback."""
+    cls = type(callback)
+    settings = getattr(callback, "settings_of_all_ranks", None)
+    if settings is not None:  # one of ours
+        inner = getattr(callback, "callback", None)
+        name = cls.__name__ + (f"({type(inner).__name__})" if inner else "")
+        kind = next(c.__name__ for c in cls.__mro__ if c.__module__[:7] == "tfdist.")
+        return Entry(name, kind, ours=True, settings=settings())
+    kind = kind_of(callback)
+    if kind == "TerminateOnNaN" and callback.raise_error:
+        kind = ""  # it ends the job, which all ranks learn
+    place = ""
+    if kind in WRITES:
+        place = str(getattr(callback, WRITES[kind], ""))
+        place = place if "://" in place else os.path.abspath(place)
+    settings = _arguments(callback) if kind in EVERYWHERE else {}
+    return Entry(cls.__name__, kind, place=place, settings=settings)
+
+
+def kind_of(callback: keras.callbacks.Callback) -> str:
+    """Which of Keras's callbacks this is, or is derived from; "" for none."""
+    for name in (*_KNOWN, "TerminateOnNaN"):
+        cls = getattr(keras.callbacks, name, None)
+        if cls is not None and isinstance(callback, cls):
+            return name
+    return ""
+
+
+def _arguments(callback: keras.callbacks.Callback) -> dict[str, Any]:
+    """The plain values it was made with; not what it has counted since."""
+    names = inspect.signature(type(callback).__init__).parameters
+    values = {name: getattr(callback, name, None) for name in names}
+    return {k: v for k, v in values.items() if type(v) in _PLAIN and k != "verbose"}
+
+
+def agree_on_epoch(
+    epoch: int, rate: float | None, process_set: ProcessSet | None
+) -> None:
+    """Checks that all ranks begin the same epoch with the same learning rate.
+
+    One small reduction, by MAX: what is equal everywhere has the same largest value
+    and the same largest complement (which turns the order round).
+
+    Args:
+        epoch: indexed from 0.
+        rate: the learning rate; None where it is no number.
+        process_set: the ranks that train; None for all.
+
+    Raises:
+        tfdist.MismatchError: on all ranks, with the values of each.
+    """
+    if _runtime.size() == 1:
+        return
+    bits = 0 if rate is None else struct.unpack("<q", struct.pack("<d", rate))[0]
+    largest = allreduce(
+        tf.constant([epoch, ~epoch, bits, ~bits], tf.int64),
+        op=ReduceOp.MAX,
+        name="callbacks.epoch",
+        process_set=process_set,
+    ).numpy()
+    if largest[0] == ~largest[1] and largest[2] == ~largest[3]:
+        return
+    shared = allgather_object(
+        [epoch, rate], name="callbacks.epochs", process_set=process_set
+    )
+    shown = "; ".join(
+        f"rank {rank}: epoch {own[0] + 1}, learning rate {own[1]}"
+        for rank, own in zip(members_of(process_set), shared, strict=True)
+    )
+    raise errors.MismatchError(
+        f"The ranks do not begin the same epoch with the same learning rate ({shown}). "
+        "A callback has changed it on some ranks only: let it decide on what is equal "
+        "on all ranks, or put it into tfdist.callbacks.RankZeroOnly."
+    )

@@ -1,0 +1,252 @@
+"""RankZeroOnly: a callback that runs on rank 0, and whose decisions reach all ranks."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import keras
+
+from tfdist import _core, _runtime, errors
+from tfdist.callbacks._base import RankCallback, learning_rate_of
+from tfdist.callbacks._listing import kind_of
+from tfdist.callbacks._rules import WRITES
+from tfdist.callbacks._state import TrainingState, share
+from tfdist.callbacks.stop_together import StopTogether
+from tfdist.objects import broadcast_object
+
+_ALL_HOOKS = [n for n in dir(keras.callbacks.Callback) if n.startswith("on_")]
+# Keras's, and none derived from them: they change nothing but files.
+_READS_ONLY = tuple(
+    getattr(keras.callbacks, name) for name in WRITES if hasattr(keras.callbacks, name)
+)
+_REFUSED = {
+    "TerminateOnNaN": "it has to look at every rank's loss",
+    "SwapEMAWeights": "every rank has the averages and swaps them alike",
+}
+
+
+class RankZeroOnly(RankCallback):
+    """Runs a Keras callback on rank 0 only; what it decides reaches all ranks.
+
+    For callbacks that write (CSVLogger, TensorBoard, ModelCheckpoint,
+    BackupAndRestore, your own). On the other ranks the callback is made but none of
+    its methods is called. At the beginning and the end of training and of each epoch
+    all ranks wait for rank 0, and take over what the callback has changed there:
+
+    - `model.stop_training`, and the epoch to begin with (BackupAndRestore);
+    - variables of the model and the optimizer, the learning rate among them: those
+      whose values differ are sent (states of random number generators are not);
+    - an exception: it is raised on rank 0, and on the others as a
+      `tfdist.RankFailedError` that quotes it. The ranks stay connected.
+
+    The other hooks (steps, validation, prediction) cost no communication, so a change
+    there cannot reach the others. A changed learning rate, or a stop without
+    `StopTogether` in the list, is an error there, and so are changed weights where
+    this looks, in the first call of each hook in each epoch. An exception in such a
+    hook ends the job on all ranks at once.
+
+    Nothing else that it changes is sent: attributes of layers, a new schedule as
+    learning rate (an error), a new train function, entries it adds to `logs`.
+
+    Args:
+        callback: a Keras callback, made alike on every rank; `callback` afterwards.
+        timeout_s: seconds that the others wait for rank 0; default
+            `TFDIST_TIMEOUT_S`.
+
+    Raises:
+        TypeError: `callback` is no Keras callback.
+        ValueError: it is one of tfdist's, or one that has to run on all ranks.
+        RuntimeError: in `fit`, on all ranks: it changed what cannot reach the others.
+        tfdist.RankFailedError: in `fit`, on the other ranks: it failed on rank 0.
+
+    Example:
+        >>> import keras, tfdist
+        >>> log = keras.callbacks.CSVLogger("training.csv")
+        >>> callbacks = [tfdist.callbacks.MetricAverage(),
+        ...              tfdist.callbacks.RankZeroOnly(log)]
+    """
+
+    def __init__(
+        self, callback: keras.callbacks.Callback, *, timeout_s: float | None = None
+    ) -> None:
+        super().__init__()
+        _check_wrappable(callback)
+        self.callback = callback
+        self.timeout_s = timeout_s
+        self._hooks = overridden_hooks(callback)
+        self._changes_nothing = type(callback) in _READS_ONLY
+        self._training = False
+        self._looked_at: set[str] = set()
+        # What it does not have stays Keras's default, which Keras knows to skip.
+        for hook in self._hooks:
+            if hook.startswith(("on_test_", "on_predict_")):
+                setattr(self, hook, functools.partial(self._alone, hook))
+
+    def settings_of_all_ranks(self) -> dict[str, Any]:
+        """The hooks, at some of which the ranks meet."""
+        return {"hooks": sorted(self._hooks)}
+
+    def set_model(self, model: keras.Model) -> None:
+        """Tells the callback too, on rank 0."""
+        super().set_model(model)
+        self._alone("set_model", model)
+
+    def set_params(self, params: dict[str, Any]) -> None:
+        """Tells the callback too, on rank 0."""
+        super().set_params(params)
+        self._alone("set_params", params)
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Checks the model and the list; then together."""
+        super().on_train_begin(logs)
+        self._training = True
+        self._together("on_train_begin", logs)
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Together."""
+        self._together("on_train_end", logs)
+        self._training = False
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Together."""
+        super().on_epoch_begin(epoch, logs)
+        self._looked_at.clear()
+        self._together("on_epoch_begin", epoch, logs)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Together."""
+        self._together("on_epoch_end", epoch, logs)
+
+    def on_train_batch_begin(
+        self, batch: int, logs: dict[str, Any] | None = None
+    ) -> None:
+        """On rank 0 alone."""
+        super().on_train_batch_begin(batch, logs)
+        if "on_train_batch_begin" in self._hooks:
+            self._alone("on_train_batch_begin", batch, logs=logs)
+
+    def on_train_batch_end(
+        self, batch: int, logs: dict[str, Any] | None = None
+    ) -> None:
+        """On rank 0 alone."""
+        super().on_train_batch_end(batch, logs)
+        if "on_train_batch_end" in self._hooks:
+            self._alone("on_train_batch_end", batch, logs=logs)
+
+    def _together(self, hook: str, *arguments: Any) -> None:
+        """Rank 0 calls the hook; all ranks return, or raise, when it has."""
+        if hook not in self._hooks:
+            return
+        outcome: dict[str, Any] = {}
+        failure: Exception | None = None
+        if _runtime.rank() == 0:
+            try:
+                before = TrainingState(self.model, with_values=self._looks())
+                getattr(self.callback, hook)(*arguments)
+                outcome = before.changes(f"{self._name}.{hook}")
+            except Exception as error:  # noqa: BLE001 - told to all, then raised
+                failure = error
+                outcome = {"error": f"{type(error).__name__}: {error}"[:4096]}
+        told = broadcast_object(
+            outcome, 0, name="rank_zero_only", timeout_s=self.timeout_s
+        )
+        if failure is not None:
+            raise failure
+        if "error" in told:
+            raise errors.RankFailedError(
+                f"{self._name}.{hook} failed on rank 0: {told['error']}",
+                errors.ErrorRecord(kind="rank_failed", rank=0, cause=told["error"]),
+            )
+        share(self.model, told)
+
+    def _alone(self, hook: str, *arguments: Any, **named: Any) -> None:
+        """Rank 0 calls the method; nobody waits, so a failure ends the job."""
+        if _runtime.rank() != 0:
+            return
+        try:
+            if self._training and _runtime.size() > 1:
+                self._call_watched(hook, *arguments, **named)
+            else:
+                getattr(self.callback, hook)(*arguments, **named)
+        except Exception as error:
+            if _runtime.size() > 1:
+                cause = f"{type(error).__name__}: {error}"
+                _core.abort(f"{self._name}.{hook} failed on rank 0: {cause}"[:4096])
+            raise
+
+    def _call_watched(self, hook: str, *arguments: Any, **named: Any) -> None:
+        """Calls a hook of the training whose changes would stay on rank 0."""
+        looks = self._looks() and hook not in self._looked_at
+        self._looked_at.add(hook)
+        before = TrainingState(self.model, with_values=looks)
+        rate = learning_rate_of(self.model) if self._looks() else None
+        getattr(self.callback, hook)(*arguments, **named)
+        where = f"{self._name}.{hook}"
+        if self._looks() and learning_rate_of(self.model) != rate:
+            _refuse(where, "the learning rate")
+        changes = before.changes(where)
+        if changes["changed"]:
+            _refuse(where, "the model's or the optimizer's variables")
+        if changes["stop"] and not self._stops_together():
+            raise RuntimeError(
+                f"{where} set model.stop_training on rank 0: the others would wait for "
+                "it in the next step. Put tfdist.callbacks.StopTogether() at the end "
+                "of the list of callbacks."
+            )
+
+    @property
+    def _name(self) -> str:
+        return type(self.callback).__name__
+
+    def _looks(self) -> bool:
+        return not self._changes_nothing and _runtime.size() > 1
+
+    def _stops_together(self) -> bool:
+        return any(isinstance(c, StopTogether) for c in self._listed)
+
+
+def overridden_hooks(callback: keras.callbacks.Callback) -> frozenset[str]:
+    """The hooks of a callback that are its own.
+
+    The old names `on_batch_begin` and `on_batch_end` are called by the new ones.
+
+    Example:
+        >>> sorted(overridden_hooks(keras.callbacks.TerminateOnNaN()))
+        ['on_train_batch_end']
+    """
+    found = set()
+    for hook in _ALL_HOOKS:
+        method = getattr(callback, hook)
+        default = getattr(keras.callbacks.Callback, hook)
+        if getattr(method, "__func__", method) is not default:
+            found.add(hook.replace("on_batch_", "on_train_batch_"))
+    return frozenset(found)
+
+
+def _refuse(where: str, what: str) -> None:
+    raise RuntimeError(
+        f"{where} changed {what} on rank 0 only, in a hook that the ranks do not run "
+        "together. Change it in on_epoch_begin or on_epoch_end, or let the callback "
+        "run on every rank, without RankZeroOnly."
+    )
+
+
+def _check_wrappable(callback: Any) -> None:
+    if not isinstance(callback, keras.callbacks.Callback):
+        raise TypeError(
+            "Expected a Keras callback, e.g. keras.callbacks.CSVLogger('log.csv'), got "
+            f"{type(callback).__name__}: {callback!r}."
+        )
+    name = type(callback).__name__
+    if isinstance(callback, RankCallback):
+        raise ValueError(
+            f"tfdist.callbacks.{name} takes part on all ranks: put it into the list "
+            "of callbacks without RankZeroOnly."
+        )
+    reason = _REFUSED.get(kind_of(callback))
+    if reason is not None:
+        raise ValueError(
+            f"{name} must not run on rank 0 only: {reason}. Put it into the list of "
+            "callbacks of every rank, without RankZeroOnly."
+        )

@@ -1,0 +1,74 @@
+"""StopTogether: a stop decided on one rank stops all, at the end of the same step."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist import _runtime
+from tfdist.callbacks._base import RankCallback
+from tfdist.collectives import ReduceOp, allreduce
+
+_logger = logging.getLogger("tfdist")
+
+
+class StopTogether(RankCallback):
+    """Stops all ranks when a callback on any rank sets `model.stop_training`.
+
+    All ranks stop at the end of the same step, or at the end of the same epoch if the
+    stop was decided there. With `steps_per_execution` above 1 a step here is one
+    execution, as for all callbacks. It costs one reduction of a single number after
+    each step; without it, a rank that stops on its own leaves the others waiting in
+    the next step until `TFDIST_TIMEOUT_S`.
+
+    It has to be the last callback in the list, on all ranks, so that it sees what the
+    others have decided.
+
+    Args:
+        timeout_s: seconds to wait for the slowest rank; default `TFDIST_TIMEOUT_S`.
+
+    Raises:
+        ValueError: at the start of `fit`, if another callback follows it.
+        tfdist.TimeoutError: after a step, if the ranks have different numbers of steps.
+
+    Example:
+        >>> import keras, tfdist
+        >>> callbacks = [keras.callbacks.TerminateOnNaN(),
+        ...              tfdist.callbacks.StopTogether()]
+    """
+
+    def __init__(self, *, timeout_s: float | None = None) -> None:
+        super().__init__()
+        self.timeout_s = timeout_s
+
+    def on_train_batch_end(
+        self, batch: int, logs: dict[str, Any] | None = None
+    ) -> None:
+        """Asks all ranks whether one of them wants to stop."""
+        super().on_train_batch_end(batch, logs)
+        self._ask(f"step {batch + 1} of epoch {self._epoch + 1}")
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Asks once more: validation, and other callbacks, came in between."""
+        self._ask(f"the end of epoch {epoch + 1}")
+
+    def _ask(self, when: str) -> None:
+        if _runtime.size() == 1:
+            return
+        was_set = bool(self.model.stop_training)
+        wish = _runtime.rank() + 1 if was_set else 0
+        # MAX: a rank without data has nothing to add, and the answer names a rank.
+        wish = int(
+            allreduce(
+                tf.constant(wish, tf.int32),
+                op=ReduceOp.MAX,
+                name="stop_together",
+                timeout_s=self.timeout_s,
+                process_set=self._ranks,
+            )
+        )
+        if wish and not was_set:
+            self.model.stop_training = True
+            _logger.info("Training stops at %s, as rank %d wants.", when, wish - 1)
