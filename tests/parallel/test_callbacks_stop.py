@@ -55,12 +55,7 @@ def hundred_fits():
     model = tiny_model()
     data = own_data()
     stop = StopAt()
-    callbacks = [
-        tfdist.callbacks.BroadcastInitialState(),
-        tfdist.callbacks.MetricAverage(),
-        stop,
-        tfdist.callbacks.StopTogether(),
-    ]
+    callbacks = [stop, tfdist.callbacks.StopTogether()]
     ended = []
     for number in range(100):
         stop.rank = number % tfdist.size()

@@ -1,0 +1,161 @@
+"""Which lists of callbacks are refused: the rules, and what is known of a callback."""
+
+import os
+
+import keras
+import pytest
+
+import tfdist
+from tfdist.callbacks._listing import callbacks_of_the_call, describe
+from tfdist.callbacks._rules import Entry, find_problem
+from tfdist.callbacks.rank_zero_only import overridden_hooks
+
+
+def ours(name, **settings):
+    return Entry(name, name, ours=True, settings=settings)
+
+
+def kerass(name, place="", **settings):
+    return Entry(name, name, place=place, settings=settings)
+
+
+START = [ours("BroadcastInitialState", root=0), ours("MetricAverage")]
+STOP = ours("StopTogether")
+EARLY = kerass("EarlyStopping", patience=1)
+NAN = kerass("TerminateOnNaN")
+LOG = kerass("CSVLogger", place="/log.csv")
+
+
+@pytest.mark.parametrize(
+    "lists",
+    [
+        [[], []],
+        [START, START],
+        [[*START, EARLY], [*START, EARLY]],
+        [[*START, NAN, STOP], [*START, NAN, STOP]],
+        [[*START, NAN, STOP], [*START, STOP]],  # a stop of one rank is for all
+        [[*START, STOP, kerass("History"), kerass("ProgbarLogger")], [*START, STOP]],
+        [[*START, LOG], START],  # one rank alone writes
+        [[*START, LOG], [*START, kerass("CSVLogger", place="/other.csv")]],
+        [[*START, LOG], [*START, kerass("TensorBoard", place="/log.csv")]],
+        [[*START, Entry("Mine")], START],
+        [[kerass("LearningRateScheduler")], [kerass("LearningRateScheduler")]],
+        [[kerass("CSVLogger", place="/a"), kerass("CSVLogger", place="/a")], []],
+    ],
+)
+def test_lists_that_are_right(lists):
+    assert find_problem(lists) is None
+
+
+@pytest.mark.parametrize(
+    ("lists", "mismatch", "words"),
+    [
+        ([START, START[:1]], True, "[BroadcastInitialState] on rank 1"),
+        ([START, START, START[::-1]], True, "rank 2"),
+        (
+            [
+                [ours("Checkpoint", save_freq=1)],
+                [ours("Checkpoint", save_freq="epoch")],
+            ],
+            True,
+            "[Checkpoint(save_freq=1)] on rank 0 and [Checkpoint(save_freq='epoch')]",
+        ),
+        ([[*START, EARLY], START], True, "[EarlyStopping] on rank 0 and []"),
+        ([[EARLY], [EARLY]], False, "Put tfdist.callbacks.MetricAverage() before it"),
+        ([[EARLY, *START], [EARLY, *START]], False, "metrics of one rank"),
+        ([START, [*START, NAN]], False, "StopTogether() at the end"),
+        ([[*START, NAN], [*START, NAN]], False, "StopTogether() at the end"),
+        ([[STOP, NAN], [STOP]], False, "move it behind TerminateOnNaN"),
+        ([[LOG], [Entry("Mine")], [LOG]], False, "on rank 0 and on rank 2"),
+        ([[], [kerass("BackupAndRestore")]], False, "RankZeroOnly(keras.callbacks.B"),
+    ],
+)
+def test_lists_that_are_refused(lists, mismatch, words):
+    problem = find_problem(lists)
+    assert words in problem.text
+    assert problem.mismatch == mismatch
+
+
+class Mine(keras.callbacks.EarlyStopping):
+    """A class of the user's own."""
+
+
+def test_what_is_known_of_a_callback():
+    k = keras.callbacks
+    early = describe(Mine("loss", patience=2, min_delta=0.5))
+    assert (early.name, early.kind) == ("Mine", "EarlyStopping")
+    log = describe(k.CSVLogger("log.csv"))
+    assert log == kerass("CSVLogger", place=os.path.abspath("log.csv"))
+    saves = describe(k.ModelCheckpoint("gs://bucket/m.keras"))
+    assert saves.place == "gs://bucket/m.keras"
+    assert describe(k.TerminateOnNaN()).kind == "TerminateOnNaN"
+    assert describe(k.TerminateOnNaN(raise_error=True)).kind == ""
+    assert describe(k.LambdaCallback()) == Entry("LambdaCallback")
+    inner = tfdist.callbacks.RankZeroOnly(k.CSVLogger("log.csv"))
+    assert describe(inner).name == "RankZeroOnly(CSVLogger)"
+    assert describe(inner).kind == "RankZeroOnly"
+
+    class Sub(tfdist.callbacks.MetricAverage):
+        pass
+
+    assert describe(Sub()) == Entry("Sub", "MetricAverage", ours=True)
+
+
+def test_the_settings_known_are_the_arguments_and_not_what_was_counted():
+    callback = keras.callbacks.EarlyStopping("loss", patience=2)
+    before = describe(callback)
+    callback.wait = 1
+    callback.best = 0.5
+    assert describe(callback) == before
+    assert before.settings["patience"] == 2
+
+
+def test_the_list_is_found_from_inside_a_hook_of_keras():
+    found = []
+
+    class Looks(keras.callbacks.Callback):
+        def on_train_begin(self, logs=None):
+            found.append(callbacks_of_the_call())
+
+    looks = Looks()
+    later = keras.callbacks.History()
+    keras.callbacks.CallbackList([looks, later]).on_train_begin()
+    assert found == [[looks, later]]
+    looks.on_train_begin()  # a loop of the user's own has no list
+    assert found[1] == []
+
+
+# ---- RankZeroOnly
+
+
+def test_only_the_hooks_that_a_callback_has_are_forwarded():
+    class Few(keras.callbacks.Callback):
+        def on_test_batch_end(self, batch, logs=None):
+            pass
+
+    few = Few()
+    few.on_epoch_end = lambda epoch, logs: None  # as LambdaCallback does
+    assert overridden_hooks(few) == {"on_test_batch_end", "on_epoch_end"}
+    wrapped = tfdist.callbacks.RankZeroOnly(few)
+    default = keras.callbacks.Callback
+    for hook in dir(default):
+        if hook.startswith(("on_test_", "on_predict_")) and hook != "on_test_batch_end":
+            assert getattr(wrapped, hook).__func__ is getattr(default, hook)
+            assert not overridden_hooks(few) & {hook}
+    assert "on_test_batch_end" in overridden_hooks(wrapped)
+    assert overridden_hooks(keras.callbacks.TerminateOnNaN()) == {"on_train_batch_end"}
+
+
+@pytest.mark.parametrize(
+    ("callback", "error", "words"),
+    [
+        (None, TypeError, "Expected a Keras callback"),
+        (Mine, TypeError, "Expected a Keras callback"),
+        (tfdist.callbacks.MetricAverage(), ValueError, "takes part on all ranks"),
+        (keras.callbacks.TerminateOnNaN(), ValueError, "every rank's loss"),
+        (keras.callbacks.SwapEMAWeights(), ValueError, "must not run on rank 0 only"),
+    ],
+)
+def test_what_cannot_run_on_rank_0_only_is_refused(callback, error, words):
+    with pytest.raises(error, match=words):
+        tfdist.callbacks.RankZeroOnly(callback)
