@@ -196,6 +196,8 @@ def own_places(folder):
     own = os.path.join(folder, str(tfdist.rank()))
     os.mkdir(own)
     callbacks = [
+        *([k.ProgbarLogger()] if tfdist.rank() == 0 else []),
+        k.History(),
         k.CSVLogger(os.path.join(own, "log.csv")),
         k.ModelCheckpoint(os.path.join(own, "m-{epoch}.keras")),
         k.LambdaCallback(

@@ -125,6 +125,26 @@ def test_the_list_is_found_from_inside_a_hook_of_keras():
     assert found[1] == []
 
 
+def test_a_loop_of_the_users_own_may_call_the_callbacks():
+    tfdist.init()
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    optimizer = tfdist.DistributedOptimizer(keras.optimizers.SGD(0.1))
+    model.compile(optimizer, "mse", jit_compile=False)
+    inner = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: None)
+    ours = [
+        tfdist.callbacks.BroadcastInitialState(),
+        tfdist.callbacks.RankZeroOnly(inner),
+        tfdist.callbacks.StopTogether(),
+    ]
+    listed = keras.callbacks.CallbackList(ours, model=model)
+    listed.on_train_begin()
+    listed.on_epoch_begin(0)
+    listed.on_train_batch_begin(0)
+    listed.on_train_batch_end(0)
+    listed.on_epoch_end(0)
+    listed.on_train_end()
+
+
 # ---- RankZeroOnly
 
 

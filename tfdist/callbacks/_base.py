@@ -52,7 +52,8 @@ class RankCallback(keras.callbacks.Callback):
         self._leads = next(ours, None) is self
         self._compares = self._leads
         if self._leads:
-            agree_on_callbacks(self._listed, self.params["epochs"], self._ranks)
+            epochs = (self.params or {}).get("epochs")  # a loop of the user's has none
+            agree_on_callbacks(self._listed, epochs, self._ranks)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Remembers the epoch, also that of a resumed training."""

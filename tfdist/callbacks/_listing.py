@@ -37,14 +37,14 @@ def callbacks_of_the_call() -> list[keras.callbacks.Callback]:
 
 def agree_on_callbacks(
     callbacks: list[keras.callbacks.Callback],
-    epochs: int,
+    epochs: int | None,
     process_set: ProcessSet | None,
 ) -> None:
     """Checks the callbacks of all ranks; every rank that trains has to call it.
 
     Args:
         callbacks: this rank's list.
-        epochs: the epoch at which its training ends.
+        epochs: the epoch at which its training ends; None if nobody knows.
         process_set: the ranks that train; None for all.
 
     Raises:

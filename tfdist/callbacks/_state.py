@@ -22,18 +22,20 @@ class TrainingState:
     def __init__(self, model: keras.Model, *, with_values: bool) -> None:
         self._model = model
         self._with_values = with_values
-        self._stop = bool(model.stop_training)
+        self._stop = wants_to_stop(model)
         self._initial_epoch = model._initial_epoch
         self._weights = len(model.weights) if with_values else 0
         self._built = _is_built(model)
         self._schedule = _rate_object(model)
         self._prints = _fingerprints(model) if with_values else []
 
-    def changes(self, where: str) -> dict[str, Any]:
+    def changes(self, where: str, *, all_or_none: bool = False) -> dict[str, Any]:
         """What has changed since, as plain values.
 
         Args:
             where: the callback and its hook, for errors.
+            all_or_none: a change of one variable, or of the epoch, counts as one of
+                all variables: the other ranks' need not have been equal before.
 
         Returns:
             "stop" (it asks to stop), "initial_epoch" (None or the new one), "built"
@@ -57,14 +59,17 @@ class TrainingState:
         changed: list[int] = []
         if self._with_values:
             now = _fingerprints(model)
-            if _is_built(model) != self._built:
+            restored = (
+                model._initial_epoch != self._initial_epoch or now != self._prints
+            )
+            if _is_built(model) != self._built or (all_or_none and restored):
                 changed = list(range(len(now)))
             else:
                 pairs = zip(self._prints, now, strict=True)
                 changed = [i for i, (old, new) in enumerate(pairs) if old != new]
         epoch = model._initial_epoch
         return {
-            "stop": bool(model.stop_training) and not self._stop,
+            "stop": wants_to_stop(model) and not self._stop,
             "initial_epoch": None if epoch == self._initial_epoch else epoch,
             "built": _is_built(model),
             "changed": changed,
@@ -86,6 +91,11 @@ def share(model: keras.Model, changes: dict[str, Any]) -> None:
     if changes["changed"]:
         variables = variables_of(model)
         broadcast_variables([variables[i] for i in changes["changed"]], 0)
+
+
+def wants_to_stop(model: keras.Model) -> bool:
+    """Whether a callback has stopped the training; before the first fit none has."""
+    return bool(getattr(model, "stop_training", False))
 
 
 def variables_of(model: keras.Model) -> list[Any]:

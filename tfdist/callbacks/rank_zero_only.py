@@ -144,7 +144,9 @@ class RankZeroOnly(RankCallback):
             try:
                 before = TrainingState(self.model, with_values=self._looks())
                 getattr(self.callback, hook)(*arguments)
-                outcome = before.changes(f"{self._name}.{hook}")
+                outcome = before.changes(
+                    f"{self._name}.{hook}", all_or_none=hook == "on_train_begin"
+                )
             except Exception as error:  # noqa: BLE001 - told to all, then raised
                 failure = error
                 outcome = {"error": f"{type(error).__name__}: {error}"[:4096]}

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfdist import _runtime
 from tfdist.callbacks._base import RankCallback
+from tfdist.callbacks._state import wants_to_stop
 from tfdist.collectives import ReduceOp, allreduce
 
 _logger = logging.getLogger("tfdist")
@@ -57,7 +58,7 @@ class StopTogether(RankCallback):
     def _ask(self, when: str) -> None:
         if _runtime.size() == 1:
             return
-        was_set = bool(self.model.stop_training)
+        was_set = wants_to_stop(self.model)
         wish = _runtime.rank() + 1 if was_set else 0
         # MAX: a rank without data has nothing to add, and the answer names a rank.
         wish = int(
