@@ -1,6 +1,7 @@
 """The callbacks on several ranks."""
 
 import os
+import time
 
 import keras
 import numpy as np
@@ -272,9 +273,6 @@ def test_a_save_that_fails_on_rank_0_is_an_error_on_all_and_keeps_the_last(tmp_p
 def late_checkpoint(folder):
     class Slow(tfdist.callbacks.Checkpoint):
         def _write(self, path):
-            tf.io.gfile.makedirs(folder)
-            import time
-
             time.sleep(3)
 
     callback = Slow(os.path.join(folder, "m.keras"), timeout_s=0.5)
@@ -297,6 +295,8 @@ def torn(folder):
     class Fails(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
             last.append(batch)
+            if len(last) == 9:
+                tfdist.barrier()  # rank 0 has applied step 9, too
             if tfdist.rank() == 1 and len(last) == 9:
                 _core.abort("ValueError: bad sample")
                 raise ValueError("bad sample")
