@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfdist import collectives
@@ -38,7 +39,9 @@ def share_of(weight: Any, process_set: ProcessSet | None = None) -> tf.Tensor:
         >>> float(share_of(8))
         1.0
     """
-    own = tf.cast(tf.convert_to_tensor(weight), tf.float64)
+    # A Python number must not become a float32 on the way.
+    exact = weight if tf.is_tensor(weight) else np.asarray(weight, np.float64)
+    own = tf.cast(exact, tf.float64)
     if own.shape.rank != 0:
         raise ValueError(
             "Expected weight to be one number, this rank's count of samples, got a "
