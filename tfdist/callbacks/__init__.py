@@ -17,12 +17,15 @@ Example:
     ...     tfdist.callbacks.BroadcastInitialState(), tfdist.callbacks.MetricAverage()
     ... ])                                                               # 5
 
-Put `MetricAverage` before callbacks that look at metrics. Every callback here checks
-before the first step that the model's gradients will be reduced.
+Put `MetricAverage` before callbacks that look at metrics, and
+`CombineMovingStatistics`, for models with batch normalisation, before those that save.
+Every callback here checks before the first step that the model's gradients will be
+reduced.
 """
 
 from tfdist.callbacks.broadcast_initial_state import BroadcastInitialState
 from tfdist.callbacks.checkpoint import Checkpoint
+from tfdist.callbacks.combine_moving_statistics import CombineMovingStatistics
 from tfdist.callbacks.learning_rate_scale import LearningRateScale
 from tfdist.callbacks.learning_rate_warmup import LearningRateWarmup
 from tfdist.callbacks.metric_average import MetricAverage
@@ -30,6 +33,7 @@ from tfdist.callbacks.metric_average import MetricAverage
 __all__ = [
     "BroadcastInitialState",
     "Checkpoint",
+    "CombineMovingStatistics",
     "LearningRateScale",
     "LearningRateWarmup",
     "MetricAverage",
