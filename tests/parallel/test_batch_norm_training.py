@@ -328,6 +328,32 @@ def test_a_call_costs_one_operation_forward_and_one_backward():
     assert run_ranks(counted, 2) == [expected] * 2
 
 
+def weighting(use):
+    """Gradients are added up over the ranks before they could be weighted."""
+    keras.utils.clear_session()
+    layer = keras.layers.BatchNormalization(scale=use != "beta")
+    tfdist.layers.synchronize_batch_normalization(layer)  # before it is built
+    with tf.GradientTape() as tape:
+        y = layer(tf.ones((3, 2)), training=True)
+    variables = layer.trainable_variables
+    try:
+        if use == "optimizer":
+            optimizer = tfdist.DistributedOptimizer(keras.optimizers.SGD(0.1))
+            optimizer.apply(tape.gradient(y, variables), variables, weight=3)
+        else:
+            tfdist.DistributedGradientTape(tape).gradient(y, variables, weight=3)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("use", ["tape", "beta", "optimizer"])
+def test_a_weight_is_refused(use):
+    for message in run_ranks(weighting, 2, use):
+        assert "op=tfdist.ReduceOp.SUM" in message
+        assert "batch_normalization/" in message
+
+
 def skipping():
     """A layer that is frozen takes part in nothing, and nor does inference."""
     layer = tfdist.layers.SyncBatchNormalization()

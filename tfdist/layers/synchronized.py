@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from tfdist._process_sets import ProcessSet, id_of
 from tfdist.layers._moments import synchronized_moments
+from tfdist.weights import SYNCHRONIZED
 
 
 class _Synchronized:
@@ -22,6 +23,8 @@ class _Synchronized:
 
     # Of the layer's own class.
     axis: int
+    gamma: Any
+    beta: Any
 
     # Class attributes, so that a copy made by from_config() is synchronised likewise.
     _tfdist_own: type
@@ -33,6 +36,9 @@ class _Synchronized:
 
     def _moments(self, inputs: Any, mask: Any) -> tuple[tf.Tensor, tf.Tensor]:
         """Mean and variance of a batch; Keras calls it in training only."""
+        for variable in (self.gamma, self.beta):
+            if variable is not None:
+                setattr(variable, SYNCHRONIZED, True)
         slack = 0.0
         if mask is not None:
             mask = tf.broadcast_to(mask[..., tf.newaxis], tf.shape(inputs))
@@ -70,7 +76,8 @@ def SyncBatchNormalization(  # noqa: N802 - named like the class it stands for
     as of every operation here. `DistributedOptimizer` and `DistributedGradientTape`
     then average them. With batches of equal size that is the gradient of the mean loss
     of the concatenated batch; with others, divide each rank's sum of losses by the
-    number of all ranks' samples, and reduce with `op=tfdist.ReduceOp.SUM`.
+    number of all ranks' samples, and reduce with `op=tfdist.ReduceOp.SUM`. (`weight=`
+    comes too late, after the backward pass, and is refused.)
 
     All ranks have to call the layer, forward and backward, equally often and in the
     same order. Each call in training costs one operation forward, in which every rank
