@@ -57,7 +57,7 @@ _HOME = {
     "TimeoutError": "errors",
     "NotInitializedError": "errors",
 }
-_SUBMODULES = ("callbacks", "data", "errors")
+_SUBMODULES = ("callbacks", "data", "errors", "layers")
 
 __all__ = [
     "DistributedGradientTape",
@@ -88,6 +88,7 @@ __all__ = [
     "grouped_allreduce",
     "init",
     "is_initialized",
+    "layers",
     "local_rank",
     "local_size",
     "pin_gpu",
@@ -104,7 +105,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from tfdist import callbacks, data, errors
+    from tfdist import callbacks, data, errors, layers
     from tfdist._process_sets import (
         ProcessSet,
         add_process_set,

@@ -23,7 +23,7 @@ from tfdist.collectives import ReduceOp
 from tfdist.compression import compress, restore
 from tfdist.reduce_options import ReduceOptions
 from tfdist.sparse import by_rows, reduce_rows, rows_of
-from tfdist.weights import share_of, weighted
+from tfdist.weights import check_weightable, share_of, weighted
 
 _logger = logging.getLogger("tfdist")
 _CALLS = "tfdist/group_calls"  # graph collection: options of the groups traced there
@@ -65,7 +65,8 @@ def reduce_gradients(
         tfdist.MismatchError: the ranks' variables or options differ.
         tfdist.NotInitializedError: before `tfdist.init()`.
         NotImplementedError: the graph is compiled by XLA.
-        ValueError: the lists differ in length, or a weight is given for a sum.
+        ValueError: the lists differ in length, or a weight is given for a sum,
+            or for the variables of a synchronised batch normalisation.
     """
     options = options or ReduceOptions()
     use = f"prescale={prescale!r} postscale={postscale!r}"
@@ -75,6 +76,7 @@ def reduce_gradients(
                 "Expected op=tfdist.ReduceOp.AVERAGE with weight, got SUM: a sum has "
                 "no weights. Multiply the loss of this rank by the weight instead."
             )
+        check_weightable(variables)
         use += " weighted"
     full, group_id = _complete(grads, variables, options, use)
     if weight is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,9 @@ import tensorflow as tf
 
 from tfdist import collectives
 from tfdist._process_sets import ProcessSet
+
+# Attribute of the variables of a layer whose backward pass adds up over the ranks.
+SYNCHRONIZED = "_tfdist_synchronized"
 
 
 def share_of(weight: Any, process_set: ProcessSet | None = None) -> tf.Tensor:
@@ -71,6 +75,26 @@ def share_of(weight: Any, process_set: ProcessSet | None = None) -> tf.Tensor:
     )
     with tf.control_dependencies([] if check is None else [check]):
         return tf.math.divide_no_nan(valid, total)
+
+
+def check_weightable(variables: Iterable[Any]) -> None:
+    """Raises if gradients of these variables cannot be weighted when they are there.
+
+    The backward pass of a synchronised batch normalisation adds up what comes from all
+    ranks' losses, so by then it is too late to weight them.
+
+    Raises:
+        ValueError: a variable belongs to such a layer; says what to write.
+    """
+    for variable in variables:
+        if getattr(variable, SYNCHRONIZED, False):
+            raise ValueError(
+                f"weight cannot be used for {getattr(variable, 'path', variable.name)}"
+                ": a synchronised batch normalisation adds up the ranks' gradients "
+                "within the backward pass, before they could be weighted. Let each "
+                "rank's loss be the sum over its samples divided by the number of all "
+                "ranks' samples, and reduce with op=tfdist.ReduceOp.SUM."
+            )
 
 
 def weighted(grad: Any, share: tf.Tensor) -> Any:

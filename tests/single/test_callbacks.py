@@ -12,6 +12,7 @@ from tfdist import _core, _runtime
 from tfdist.callbacks import (
     BroadcastInitialState,
     Checkpoint,
+    CombineMovingStatistics,
     LearningRateScale,
     LearningRateWarmup,
     MetricAverage,
@@ -28,6 +29,7 @@ Y = X.sum(axis=1, keepdims=True)
 ALL = {
     "BroadcastInitialState": BroadcastInitialState,
     "Checkpoint": lambda: Checkpoint("never.keras"),
+    "CombineMovingStatistics": CombineMovingStatistics,
     "LearningRateScale": LearningRateScale,
     "LearningRateWarmup": LearningRateWarmup,
     "MetricAverage": MetricAverage,

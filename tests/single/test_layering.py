@@ -38,7 +38,7 @@ WITH_TENSORFLOW = [
     *("compression", "reduce_options", "_bucket_reduction", "sparse", "weights"),
     *("groups", "finite", "torn", "_reducing_optimizer"),
     *("objects", "variables", "data", "device", "tape", "optimizer"),
-    "callbacks",
+    *("layers", "callbacks"),
 ]
 ORDER = WITHOUT_TENSORFLOW + WITH_TENSORFLOW
 

@@ -17,14 +17,16 @@ Example:
     ...     tfdist.callbacks.BroadcastInitialState(), tfdist.callbacks.MetricAverage()
     ... ])                                                               # 5
 
-Put `MetricAverage` before callbacks that look at metrics, callbacks that write files
-into `RankZeroOnly`, and `StopTogether` last where a rank may stop on its own. Every
-callback here checks before the first step that the model's gradients will be reduced,
-and that the callbacks of all ranks go together (docs/callbacks.md).
+Put `MetricAverage` before callbacks that look at metrics, `CombineMovingStatistics` (for
+batch normalisation) before those that save, callbacks that write files into
+`RankZeroOnly`, and `StopTogether` last where a rank may stop on its own. Every callback
+here checks before the first step that the model's gradients will be reduced, and that
+the callbacks of all ranks go together (docs/callbacks.md).
 """
 
 from tfdist.callbacks.broadcast_initial_state import BroadcastInitialState
 from tfdist.callbacks.checkpoint import Checkpoint
+from tfdist.callbacks.combine_moving_statistics import CombineMovingStatistics
 from tfdist.callbacks.learning_rate_scale import LearningRateScale
 from tfdist.callbacks.learning_rate_warmup import LearningRateWarmup
 from tfdist.callbacks.metric_average import MetricAverage
@@ -34,6 +36,7 @@ from tfdist.callbacks.stop_together import StopTogether
 __all__ = [
     "BroadcastInitialState",
     "Checkpoint",
+    "CombineMovingStatistics",
     "LearningRateScale",
     "LearningRateWarmup",
     "MetricAverage",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import keras
@@ -14,7 +15,11 @@ from tfdist.callbacks._listing import (
     callbacks_of_the_call,
 )
 from tfdist.callbacks._saving import guard_saving
+from tfdist.layers.synchronized import batch_normalizations, is_synchronized
 from tfdist.optimizer import is_distributed, unwrapped_message
+
+_logger = logging.getLogger("tfdist")
+_NAMES = "_tfdist_first_step"  # attribute of a model: what its first step has done
 
 
 class RankCallback(keras.callbacks.Callback):
@@ -69,7 +74,7 @@ class RankCallback(keras.callbacks.Callback):
             rate = learning_rate_of(self.model)
             agree_on_epoch(self._epoch, rate, self._ranks)
         if not self._checked:
-            self._finished_before = finished_operations()
+            self._note_operations()
 
     def on_train_batch_end(
         self, batch: int, logs: dict[str, Any] | None = None
@@ -78,7 +83,7 @@ class RankCallback(keras.callbacks.Callback):
         if self._checked:
             return
         self._checked = True
-        if _runtime.size() > 1 and finished_operations() == self._finished_before:
+        if _runtime.size() > 1 and not self._has_reduced():
             raise RuntimeError(
                 "The first step reduced no gradients: every rank trains on its own. "
                 "A custom train_step has to call self.optimizer.apply(gradients, "
@@ -89,7 +94,35 @@ class RankCallback(keras.callbacks.Callback):
     @property
     def _ranks(self) -> ProcessSet | None:
         """The ranks that train this model together; None for all."""
-        return getattr(self.model.optimizer, "_tfdist_set", None)
+        options = getattr(self.model.optimizer, "tfdist_options", None)
+        return options.process_set if options is not None else None
+
+    def _note_operations(self) -> None:
+        """What has been done so far does not count as a reduction of gradients."""
+        self._finished_before = finished_operations()
+        if _synchronizes(self.model):
+            _core.take_records()
+            object.__setattr__(self.model, _NAMES, [])  # Keras would track it
+
+    def _has_reduced(self) -> bool:
+        """Whether anything was reduced but the moments of batch normalisations."""
+        if finished_operations() == self._finished_before:
+            return False
+        if not _synchronizes(self.model):
+            return True
+        # Records can be taken once, so the callbacks of a model share their names.
+        names = [*getattr(self.model, _NAMES, []), *map(_name_of, _core.take_records())]
+        object.__setattr__(self.model, _NAMES, names)
+        return any(not name.startswith("batch_norm.") for name in names)
+
+
+def _synchronizes(model: keras.Model) -> bool:
+    return any(map(is_synchronized, batch_normalizations(model)))
+
+
+def _name_of(record: dict[str, Any]) -> str:
+    """The name of an operation without the functions that it is in."""
+    return str(record["name"]).rpartition("/")[2]
 
 
 def finished_operations() -> int:
@@ -101,7 +134,8 @@ def check_model(model: keras.Model) -> None:
     """Raises if `model` cannot be trained on several ranks as it is compiled.
 
     Raises:
-        ValueError: the optimizer does not reduce, or reduces inside a loss scale.
+        ValueError: the optimizer does not reduce, or reduces inside a loss scale; or a
+            batch normalisation is synchronised in Keras's way, which does nothing here.
         NotImplementedError: the model is compiled with XLA.
     """
     optimizer = model.optimizer
@@ -115,12 +149,37 @@ def check_model(model: keras.Model) -> None:
     uses_keras_step = type(model).train_step is keras.Model.train_step
     if not is_distributed(optimizer) and uses_keras_step:
         raise ValueError(unwrapped_message(optimizer))
+    _check_batch_normalization(model)
     if model.jit_compile and not model.run_eagerly:
         raise NotImplementedError(
             "The model is compiled by XLA (jit_compile is True, which Keras chooses "
             "by itself on a machine with a GPU). tfdist does not support that in this "
             "release: write model.compile(..., jit_compile=False)."
         )
+
+
+def _check_batch_normalization(model: keras.Model) -> None:
+    if _runtime.size() == 1:
+        return
+    layers = batch_normalizations(model)
+    plain = [layer for layer in layers if not is_synchronized(layer)]
+    if 0 < len(plain) < len(layers):
+        _logger.warning(
+            "%d of %d batch normalisation layers take the statistics of all ranks, the "
+            "others, such as %r, those of their own batch. (A copy by Keras has plain "
+            "layers: call tfdist.layers.synchronize_batch_normalization(model) again.)",
+            len(layers) - len(plain),
+            len(layers),
+            plain[0].name,
+        )
+    for layer in plain:
+        if layer.synchronized:
+            raise ValueError(
+                f"The layer {layer.name!r} has synchronized=True, which in Keras works "
+                "under tf.distribute only: here every rank would normalise its own "
+                "batch alone. Write tfdist.layers.synchronize_batch_normalization("
+                "model), or leave synchronized out."
+            )
 
 
 def base_optimizer(model: keras.Model) -> keras.optimizers.Optimizer:

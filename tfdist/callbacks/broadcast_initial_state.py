@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.callbacks._base import RankCallback, finished_operations
+from tfdist.callbacks._base import RankCallback
 from tfdist.variables import broadcast_variables
 
 
@@ -81,7 +81,7 @@ class BroadcastInitialState(RankCallback):
             model.train_function = original
             model._symbolic_build(data_batch=_batch_like(iterator.element_spec))
             self._broadcast()
-            self._finished_before = finished_operations()  # without this broadcast
+            self._note_operations()  # without this broadcast
             return original(iterator)
 
         model.train_function = first_call

@@ -14,6 +14,7 @@ from typing import Any
 
 from tfdist import _runtime, errors
 from tfdist.callbacks._base import RankCallback
+from tfdist.layers.statistics import combine_at
 from tfdist.objects import broadcast_object
 from tfdist.torn import check_not_torn
 
@@ -27,7 +28,9 @@ class Checkpoint(RankCallback):
     wait for rank 0, at most `timeout_s`. After an aborted step nothing is saved,
     since some weights may already have been changed.
 
-    The batch-norm statistics saved are those of rank 0.
+    The moving statistics of batch normalisation are combined over the ranks before a
+    save, as by `tfdist.layers.combine_moving_statistics`. A `monitor` that is evaluated
+    before needs `CombineMovingStatistics` too, to be that of the model that is saved.
 
     Args:
         filepath: name of the file, ending in ".keras", or in ".weights.h5" with
@@ -123,6 +126,7 @@ class Checkpoint(RankCallback):
     def _save_together(self, logs: dict[str, Any], batch: int | None) -> None:
         """Rank 0 saves; all ranks return, or raise, when it has."""
         check_not_torn()
+        combine_at("to save a checkpoint", self.model)
         failure: Exception | None = None
         text = ""
         if _runtime.rank() == 0:

@@ -1,0 +1,60 @@
+"""CombineMovingStatistics: what is evaluated and saved has seen all ranks' data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tfdist._process_sets import ProcessSet
+from tfdist.callbacks._base import RankCallback
+from tfdist.layers.statistics import combine_at
+
+
+class CombineMovingStatistics(RankCallback):
+    """Combines the moving statistics of batch normalisation over the ranks.
+
+    It does so before an evaluation, in `fit` and in `model.evaluate(...,
+    callbacks=[CombineMovingStatistics()])`, and at the end of every epoch, as
+    `tfdist.layers.combine_moving_statistics`; which also says why training does not
+    change by it. So all ranks evaluate one and the same model, and that model is saved.
+
+    Put it before callbacks that save or evaluate the model, such as
+    `keras.callbacks.ModelCheckpoint`; its order with `MetricAverage` does not matter.
+    `tfdist.callbacks.Checkpoint` combines by itself what it saves, also between
+    epochs. With `SyncBatchNormalization` the statistics are equal already.
+
+    Args:
+        weight: how much this rank's data count, for example its batch size where the
+            ranks' differ; default 1.0, the same for all.
+        process_set: the ranks that take part, which alone use it; default all.
+
+    Raises:
+        ValueError: at the first use, on all ranks: a rank's weight is not finite or
+            negative, or all are 0.
+        tfdist.MismatchError: likewise: the ranks' layers differ, or only some of the
+            ranks validate.
+
+    Example:
+        >>> import keras, tfdist
+        >>> callbacks = [tfdist.callbacks.CombineMovingStatistics(),
+        ...              tfdist.callbacks.MetricAverage(),
+        ...              tfdist.callbacks.Checkpoint("best.keras",
+        ...                                          save_best_only=True)]
+    """
+
+    def __init__(
+        self, *, weight: float = 1.0, process_set: ProcessSet | None = None
+    ) -> None:
+        super().__init__()
+        self.weight = weight
+        self.process_set = process_set
+
+    def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Combines what the evaluation will use."""
+        self._combine("before an evaluation")
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Combines what may be saved."""
+        self._combine("at the end of an epoch")
+
+    def _combine(self, where: str) -> None:
+        combine_at(where, self.model, self.weight, self.process_set)

@@ -1,0 +1,26 @@
+"""Keras layers whose statistics are those of several ranks.
+
+Example:
+    >>> import keras, tfdist
+    >>> tfdist.init()
+    >>> model = keras.Sequential([
+    ...     keras.Input((8, 8, 3)),
+    ...     keras.layers.Conv2D(4, 3, use_bias=False),
+    ...     tfdist.layers.SyncBatchNormalization(),
+    ...     keras.layers.ReLU(),
+    ... ])
+"""
+
+from tfdist.layers.statistics import combine_moving_statistics
+from tfdist.layers.synchronized import (
+    SyncBatchNormalization,
+    is_synchronized,
+    synchronize_batch_normalization,
+)
+
+__all__ = [
+    "SyncBatchNormalization",
+    "combine_moving_statistics",
+    "is_synchronized",
+    "synchronize_batch_normalization",
+]

@@ -1,0 +1,152 @@
+"""Mean and variance of the batches of all ranks, with gradients through the reduction.
+
+Each rank sends one row: how many values it has, their mean and their variance. The law
+of total variance combines the rows (T. F. Chan, G. H. Golub, R. J. LeVeque, "Updating
+Formulae and a Pairwise Algorithm for Computing Sample Variances", COMPSTAT 1982,
+section 2): with `n[r]` values of mean `m[r]` and variance `v[r]` on rank `r`
+
+    n = sum n[r],  m = sum n[r] m[r] / n,  v = sum n[r] (v[r] + (m[r] - m)^2) / n
+
+No large numbers are subtracted from each other, as in `E[x^2] - m^2`, so the result is
+as exact as that of one process; and `n[r]` may differ, or be 0.
+
+Backward, with `dm[r]`, `dv[r]` the gradients of rank `r` for `m` and `v`, the sum of
+all ranks' losses changes with an own value `x` by
+
+    dx = (sum dm[r] + 2 (x - m) sum dv[r]) / n
+
+which takes one allreduce of both gradients. So a layer costs one operation forward and
+one backward, of `2 C + 1` numbers from each rank, and of `2 C`, for `C` channels.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist import _operations
+from tfdist._names import operation_name
+from tfdist._operations import ReduceOp
+
+
+@tf.autograph.experimental.do_not_convert
+def synchronized_moments(
+    inputs: tf.Tensor,
+    axis: int,
+    *,
+    mask: tf.Tensor | None = None,
+    slack: float = 0.0,
+    process_set: int = 0,
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Mean and variance of the values that all ranks have in a channel.
+
+    Args:
+        inputs: floating-point tensor with a channel dimension of static size `C`; the
+            sizes of the others, hence the number of values, may differ between ranks.
+        axis: the channel dimension, counted from the front.
+        mask: bool tensor of the shape of `inputs`: which values count; default all.
+        slack: added to the number of values by which sums are divided, as Keras does
+            where there is a mask; default 0.
+        process_set: number of the set of ranks that take part; default all.
+
+    Returns:
+        Two tensors of shape `[C]`, equal on all ranks. Differentiable, twice too.
+    """
+    channels = inputs.shape[axis]
+    name = operation_name("batch_norm", None)
+
+    @tf.custom_gradient
+    def moments(x: tf.Tensor) -> Any:
+        rows = _operations.allgather(
+            tf.concat(_local_moments(x, axis, mask), axis=0)[tf.newaxis],
+            name,
+            None,
+            process_set=process_set,
+        )
+        count, true_mean, true_variance = combine_rows(rows, channels)
+        # Keras divides by count + slack, and looks at the deviations from that mean.
+        share = tf.math.divide_no_nan(count, count + slack)
+        mean = true_mean * share
+        offset = true_mean - mean
+        variance = (true_variance + offset * offset) * share
+
+        def gradient(d_mean: tf.Tensor, d_variance: tf.Tensor) -> tf.Tensor:
+            [summed] = _operations.allreduce(
+                [tf.concat([d_mean, d_variance], axis=0)],
+                operation_name("batch_norm", f"{name}.gradient"),
+                ReduceOp.SUM,
+                "1.0",
+                "1.0",
+                None,
+                process_set=process_set,
+            )
+            d_mean, d_variance = summed[:channels], summed[channels:]
+            # Without slack the centre is the mean. With it the mean is not where the
+            # variance is smallest, so the variance changes with the mean too.
+            centre = mean + offset * share
+            slope = tf.math.divide_no_nan(2.0 * d_variance, count + slack)
+            level = tf.math.divide_no_nan(d_mean, count + slack)
+            deviation = x - _along(centre, x, axis)
+            dx = deviation * _along(slope, x, axis) + _along(level, x, axis)
+            return dx if mask is None else tf.where(mask, dx, tf.zeros_like(dx))
+
+        return (mean, variance), gradient
+
+    mean, variance = moments(inputs)
+    return mean, variance
+
+
+def combine_rows(
+    rows: tf.Tensor, channels: int
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Count, mean and variance of the union of several groups of values.
+
+    Args:
+        rows: `[groups, c + 2 C]`: for each group its counts (one for all channels, or
+            one for each: `c` is 1 or `C`), its means, and its variances.
+        channels: `C`.
+
+    Returns:
+        Tensors of shape `[c]`, `[C]` and `[C]`; zeros where the count is 0.
+    """
+    counts = rows[:, : -2 * channels]
+    means = rows[:, -2 * channels : -channels]
+    variances = rows[:, -channels:]
+    count = tf.reduce_sum(counts, axis=0)
+    share = tf.math.divide_no_nan(counts, count)
+    mean = tf.reduce_sum(share * means, axis=0)
+    spread = variances + tf.math.squared_difference(means, mean)
+    return count, mean, tf.reduce_sum(share * spread, axis=0)
+
+
+def _local_moments(
+    x: tf.Tensor, axis: int, mask: tf.Tensor | None
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Count, mean and variance of the values of this rank; zeros if there are none."""
+    others = [d for d in range(len(x.shape)) if d != axis]
+    channels = x.shape[axis]
+    if mask is None:
+        shape = tf.shape(x)
+        count = tf.reduce_prod(tf.gather(shape, others))[tf.newaxis]
+        count = tf.cast(count, x.dtype)
+        mean, variance = tf.nn.moments(x, others)
+        return count, _if_any(count, mean), _if_any(count, variance)
+    zero = tf.zeros([], x.dtype)
+    count = tf.reduce_sum(tf.cast(mask, x.dtype), others)
+    mean = tf.math.divide_no_nan(tf.reduce_sum(tf.where(mask, x, zero), others), count)
+    deviation = tf.where(mask, x - _along(mean, x, axis), zero)
+    squares = tf.reduce_sum(deviation * deviation, others)
+    variance = tf.math.divide_no_nan(squares, count)
+    return tuple(tf.ensure_shape(t, [channels]) for t in (count, mean, variance))
+
+
+def _if_any(count: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
+    return tf.where(count > 0, value, tf.zeros_like(value))
+
+
+def _along(vector: tf.Tensor, x: tf.Tensor, axis: int) -> tf.Tensor:
+    """The vector, shaped to be broadcast along dimension `axis` of `x`."""
+    shape = [1] * len(x.shape)
+    shape[axis] = -1
+    return tf.reshape(vector, shape)

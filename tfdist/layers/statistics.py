@@ -1,0 +1,190 @@
+"""The moving statistics of ordinary batch normalisation, combined over the ranks.
+
+Each rank's layers see its own batches only, so their moving means and variances differ.
+A model that is evaluated or saved needs one set of them for all the data.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist import collectives, errors
+from tfdist._process_sets import ProcessSet, members_of
+from tfdist.collectives import ReduceOp
+from tfdist.layers.synchronized import batch_normalizations
+from tfdist.objects import allgather_object
+
+
+def combine_moving_statistics(
+    model: keras.layers.Layer,
+    *,
+    weight: float = 1.0,
+    process_set: ProcessSet | None = None,
+) -> int:
+    """Gives a model's batch normalisation the statistics of all ranks' data.
+
+    By the law of total variance, with `w[r]` the weight of rank `r` divided by the sum
+    of all weights: the mean is `sum w[r] mean[r]`, and the variance is
+    `sum w[r] (variance[r] + (mean[r] - mean)^2)`: the mean of the ranks' variances and
+    the variance of their means. Computed in float64, so that float32 statistics that
+    are equal on all ranks (of a synchronised layer, or a frozen one) keep their bits.
+
+    All ranks call it. Training may go on afterwards: every rank goes on from the
+    combined statistics, and moves them by its own batches. Weights are trained by what
+    is in a batch, never by these statistics, so combining them, however often, changes
+    nothing in training. (With `renorm=True` there are others that training uses, which
+    stay as they are.)
+
+    Args:
+        model: a model or layer; its layers that are not built are left out.
+        weight: how much this rank's data count, for example its batch size where the
+            ranks' differ; default 1.0, the same for all.
+        process_set: the ranks that take part, which alone call it; default all.
+
+    Returns:
+        Number of layers whose statistics were combined.
+
+    Raises:
+        TypeError: `model` is no Keras layer.
+        ValueError: a rank's weight is not finite or negative, or all are 0; on all
+            ranks.
+        tfdist.MismatchError: the ranks' layers differ; on all ranks.
+
+    Example:
+        >>> import keras, tfdist
+        >>> tfdist.init()
+        >>> model = keras.Sequential([keras.Input((4,)),
+        ...                           keras.layers.BatchNormalization()])
+        >>> tfdist.layers.combine_moving_statistics(model)
+        1
+    """
+    if not isinstance(model, keras.layers.Layer):
+        raise TypeError(
+            f"Expected a Keras model or layer, got {type(model).__name__}: {model!r}."
+        )
+    return combine_at("in combine_moving_statistics", model, weight, process_set)
+
+
+def combine_at(
+    where: str,
+    model: keras.layers.Layer,
+    weight: float = 1.0,
+    process_set: ProcessSet | None = None,
+) -> int:
+    """As `combine_moving_statistics`; `where` has to be the same on all ranks."""
+    layers = [layer for layer in batch_normalizations(model) if layer.built]
+    own = {
+        "where": where,
+        "layers": [
+            f"{layer.path} {layer.moving_mean.shape} renorm={layer.renorm}"
+            for layer in layers
+        ],
+        "weight": float(weight),
+    }
+    shared = allgather_object(own, name="moving_statistics", process_set=process_set)
+    share = _share(own, shared, list(members_of(process_set)))
+    if not layers:
+        return 0
+    pairs = [pair for layer in layers for pair in _pairs(layer)]
+    means = _flat([mean for mean, _, _ in pairs])
+    variances = _flat([spread for _, spread, _ in pairs])
+    is_deviation = np.concatenate([np.full(m.shape, d) for m, _, d in pairs])
+    variances[is_deviation] **= 2
+    mean, variance = total_moments(
+        share, means, variances, lambda part: _sum(part, process_set)
+    )
+    variance[is_deviation] **= 0.5
+    position = 0
+    for mean_variable, spread_variable, _ in pairs:
+        end = position + mean_variable.shape[0]
+        mean_variable.assign(mean[position:end])
+        spread_variable.assign(variance[position:end])
+        position = end
+    return len(layers)
+
+
+def total_moments(
+    share: float, mean: np.ndarray, variance: np.ndarray, sum_over_ranks: Any
+) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and variance of all ranks' data, by the law of total variance.
+
+    Args:
+        share: this rank's share of the data, 0 to 1.
+        mean: float64, of this rank's data.
+        variance: float64, likewise.
+        sum_over_ranks: adds up an array over the ranks.
+
+    Returns:
+        Two arrays, equal on all ranks.
+    """
+    total = sum_over_ranks(share * mean)
+    return total, sum_over_ranks(share * (variance + (mean - total) ** 2))
+
+
+def _pairs(layer: Any) -> list[tuple[Any, Any, bool]]:
+    """Mean, its variance or deviation, and which of the two, for use in inference."""
+    pairs = [(layer.moving_mean, layer.moving_variance, False)]
+    if layer.renorm:
+        pairs.append((layer.moving_mean, layer.moving_stddev, True))
+    return pairs
+
+
+def _flat(variables: list[Any]) -> np.ndarray:
+    values = [keras.ops.convert_to_numpy(v).astype(np.float64) for v in variables]
+    return np.concatenate(values)
+
+
+def _sum(vector: np.ndarray, process_set: ProcessSet | None) -> np.ndarray:
+    summed = collectives.allreduce(
+        tf.constant(vector),
+        op=ReduceOp.SUM,
+        name="moving_statistics.sum",
+        process_set=process_set,
+    )
+    return np.array(summed)
+
+
+def _share(
+    own: dict[str, Any], shared: list[dict[str, Any]], ranks: list[int]
+) -> float:
+    """This rank's share of the weights; an error on all ranks if something is wrong."""
+    first = shared[0]
+    for rank, other in zip(ranks, shared, strict=True):
+        if other["where"] != first["where"]:
+            raise errors.MismatchError(
+                "The ranks combine moving statistics at different places: rank "
+                f"{ranks[0]} {first['where']}, rank {rank} {other['where']}. Use the "
+                "same callbacks on all ranks, and validate on all or on none."
+            )
+        if other["layers"] != first["layers"]:
+            raise errors.MismatchError(
+                "The batch normalisation layers differ between ranks: "
+                f"{_difference(ranks[0], first['layers'], rank, other['layers'])}. "
+                "Make the same model on all ranks. (Keras numbers the names of layers: "
+                "where only the numbers differ, call keras.utils.clear_session() on "
+                "all ranks before the model is made.)"
+            )
+        if not (math.isfinite(other["weight"]) and other["weight"] >= 0):
+            raise ValueError(
+                "Expected weight to be a finite number of at least 0, got "
+                f"{other['weight']!r} on rank {rank}."
+            )
+    total = math.fsum(other["weight"] for other in shared)
+    if total == 0:
+        raise ValueError("Expected a weight above 0 on at least one rank, got only 0.")
+    return float(own["weight"] / total)
+
+
+def _difference(rank: int, own: list[str], other_rank: int, others: list[str]) -> str:
+    for number, (a, b) in enumerate(zip(own, others, strict=False)):
+        if a != b:
+            return f"layer {number} is {a!r} on rank {rank}, {b!r} on rank {other_rank}"
+    return (
+        f"rank {rank} has {len(own)} that are built, rank {other_rank} has "
+        f"{len(others)}"
+    )
