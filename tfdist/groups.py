@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -71,11 +71,7 @@ def reduce_gradients(
     options = options or ReduceOptions()
     use = f"prescale={prescale!r} postscale={postscale!r}"
     if weight is not None:
-        if options.op is not ReduceOp.AVERAGE:
-            raise ValueError(
-                "Expected op=tfdist.ReduceOp.AVERAGE with weight, got SUM: a sum has "
-                "no weights. Multiply the loss of this rank by the weight instead."
-            )
+        _check_average(options)
         check_weightable(variables)
         use += " weighted"
     full, group_id = _complete(grads, variables, options, use)
@@ -98,6 +94,40 @@ def reduce_gradients(
             name = f"{options.name or 'gradients'}.{group_id[:8]}.rows{i}"
             reduced[i] = reduce_rows(grad, options, name, prescale * postscale)
     return reduced
+
+
+@tf.autograph.experimental.do_not_convert
+def weighted_gradients(
+    gradient: Callable[[tf.Tensor], Sequence[Any]],
+    variables: Sequence[Any],
+    options: ReduceOptions,
+    weight: Any,
+) -> list[Any]:
+    """As `reduce_gradients` with a weight, which the backward pass begins with.
+
+    So it is right for layers too that add up the ranks' gradients within it.
+
+    Args:
+        gradient: makes the gradients, of a loss times the share that it is given.
+        variables: Keras or TensorFlow variables, the same on every rank.
+        options: how; the average over some ranks.
+        weight: this rank's count of samples.
+    """
+    _runtime.check_initialized()
+    _check_average(options)
+    # Before the ranks tell each other their weights: a rank may have given none.
+    agree(
+        [describe_variable(v) for v in variables],
+        f"{options.describe()} weighted",
+        present=[False for _ in variables],
+        process_set=options.process_set,
+    )
+    share = share_of(weight, options.process_set)
+    # A mean over no samples may be NaN: a share of 0 counts for nothing all the same.
+    counts = tf.cast(share > 0, share.dtype)
+    local = [weighted(g, counts) for g in gradient(share)]
+    options = dataclasses.replace(options, op=ReduceOp.SUM)
+    return reduce_gradients(local, variables, options)
 
 
 @tf.autograph.experimental.do_not_convert
@@ -155,6 +185,14 @@ def _complete(
         else:
             full.append(_dense(grad, variable))
     return full, group_id
+
+
+def _check_average(options: ReduceOptions) -> None:
+    if options.op is not ReduceOp.AVERAGE:
+        raise ValueError(
+            "Expected op=tfdist.ReduceOp.AVERAGE with weight, got SUM: a sum has no "
+            "weights. Multiply the loss of this rank by the weight instead."
+        )
 
 
 def _is_dense(grad: Any) -> bool:

@@ -11,6 +11,7 @@ from tfdist import groups
 from tfdist._process_sets import ProcessSet
 from tfdist.collectives import ReduceOp
 from tfdist.reduce_options import ReduceOptions
+from tfdist.weights import weighted_outputs
 
 
 class DistributedGradientTape:
@@ -155,12 +156,22 @@ class DistributedGradientTape:
                     "tensors belong to one rank's data and are not reduced: use "
                     "tf.GradientTape for them."
                 )
-        local = self._tape.gradient(
-            target, variables, output_gradients, tf.UnconnectedGradients.NONE
-        )
-        reduced = groups.reduce_gradients(
-            local, variables, self._options, weight=weight
-        )
+
+        def local(begin_with: Any) -> Any:
+            none = tf.UnconnectedGradients.NONE
+            return self._tape.gradient(target, variables, begin_with, none)
+
+        if weight is None:
+            reduced = groups.reduce_gradients(
+                local(output_gradients), variables, self._options
+            )
+        else:
+            reduced = groups.weighted_gradients(
+                lambda share: local(weighted_outputs(target, output_gradients, share)),
+                variables,
+                self._options,
+                weight,
+            )
         if tf.UnconnectedGradients(unconnected_gradients) is (
             tf.UnconnectedGradients.ZERO
         ):

@@ -77,6 +77,22 @@ def share_of(weight: Any, process_set: ProcessSet | None = None) -> tf.Tensor:
         return tf.math.divide_no_nan(valid, total)
 
 
+def weighted_outputs(target: Any, output_gradients: Any, share: tf.Tensor) -> Any:
+    """What a backward pass has to begin with so that its gradients are weighted.
+
+    Args:
+        target: tensor or structure of tensors, to be differentiated.
+        output_gradients: one gradient for each target, or None for ones.
+        share: of `share_of`.
+
+    Returns:
+        `output_gradients` times the share, in the structure of `target`.
+    """
+    if output_gradients is None:
+        output_gradients = tf.nest.map_structure(tf.ones_like, target)
+    return tf.nest.map_structure(lambda g: weighted(g, share), output_gradients)
+
+
 def check_weightable(variables: Iterable[Any]) -> None:
     """Raises if gradients of these variables cannot be weighted when they are there.
 
@@ -93,7 +109,8 @@ def check_weightable(variables: Iterable[Any]) -> None:
                 ": a synchronised batch normalisation adds up the ranks' gradients "
                 "within the backward pass, before they could be weighted. Let each "
                 "rank's loss be the sum over its samples divided by the number of all "
-                "ranks' samples, and reduce with op=tfdist.ReduceOp.SUM."
+                "ranks' samples, and reduce with op=tfdist.ReduceOp.SUM; or give the "
+                "weight to DistributedGradientTape.gradient()."
             )
 
 

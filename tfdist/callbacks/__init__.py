@@ -17,8 +17,8 @@ Example:
     ...     tfdist.callbacks.BroadcastInitialState(), tfdist.callbacks.MetricAverage()
     ... ])                                                               # 5
 
-Put `MetricAverage` before callbacks that look at metrics, `CombineMovingStatistics` (for
-batch normalisation) before those that save, callbacks that write files into
+Put `MetricAverage` before callbacks that look at metrics, `CombineMovingStatistics`
+(for batch normalisation) before those that save, callbacks that write files into
 `RankZeroOnly`, and `StopTogether` last where a rank may stop on its own. Every callback
 here checks before the first step that the model's gradients will be reduced, and that
 the callbacks of all ranks go together (docs/callbacks.md).
