@@ -30,7 +30,9 @@ def output_of(example, *arguments, ranks=2, **environ):
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,
-        env=clean_environment(TF_CPP_MIN_LOG_LEVEL="2", **environ),
+        env=clean_environment(
+            TF_CPP_MIN_LOG_LEVEL="2", TFDIST_TIMEOUT_S="60", **environ
+        ),
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     lines = done.stdout.splitlines()
@@ -51,7 +53,8 @@ def test_a_gan_with_two_optimizers_learns_to_draw():
 
 
 def test_a_policy_learns_from_episodes_of_different_lengths():
-    lines = output_of("reinforce")
+    # With 100 the last round is enough for one rank by itself, and not for the other.
+    lines = output_of("reinforce", "--enough", "100")
     rounds = [
         re.fullmatch(
             r"round +(\d+): +(\S+) steps upright; of ranks \[(\d+), (\d+)\]", line
@@ -61,8 +64,8 @@ def test_a_policy_learns_from_episodes_of_different_lengths():
     assert [int(r[1]) for r in rounds] == list(range(1, len(rounds) + 1))
     lengths = [float(r[2]) for r in rounds]
     assert lengths[0] < 40
-    assert lengths[-1] >= 150
-    assert max(lengths[:-1]) < 150  # no rank went on, and none stopped before
+    assert lengths[-1] >= 100
+    assert max(lengths[:-1]) < 100  # no rank went on, and none stopped before
     assert lines[-2] == (
         f"after {len(rounds)} rounds a pole stands for {lengths[-1]:.1f} steps"
     )
