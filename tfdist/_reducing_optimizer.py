@@ -184,8 +184,10 @@ class Reducing(ReducesUpdates):
         if name == "loss_scale_factor" and value is None and "built" in vars(self):
             raise ValueError(
                 "A LossScaleOptimizer was put around a tfdist optimizer (model.compile "
-                "does it for a model of the mixed_float16 policy). The reduction has "
-                "to be outside: write tfdist.DistributedOptimizer("
+                "does it for a model of the mixed_float16 policy), or a "
+                "MultiOptimizer. The reduction has to be outside: write "
+                "tfdist.DistributedOptimizer(keras.optimizers.MultiOptimizer(...)), or "
+                "tfdist.DistributedOptimizer("
                 "keras.optimizers.LossScaleOptimizer(optimizer)), or set the policy "
                 "with keras.config.set_dtype_policy('mixed_float16') before you wrap."
             )

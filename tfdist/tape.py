@@ -158,8 +158,9 @@ class DistributedGradientTape:
                 )
 
         def local(begin_with: Any) -> Any:
-            none = tf.UnconnectedGradients.NONE
-            return self._tape.gradient(target, variables, begin_with, none)
+            return self._tape.gradient(
+                target, variables, begin_with, unconnected_gradients
+            )
 
         if weight is None:
             reduced = groups.reduce_gradients(
@@ -172,13 +173,6 @@ class DistributedGradientTape:
                 self._options,
                 weight,
             )
-        if tf.UnconnectedGradients(unconnected_gradients) is (
-            tf.UnconnectedGradients.ZERO
-        ):
-            reduced = [
-                tf.zeros(v.shape, v.dtype) if g is None else g
-                for g, v in zip(reduced, variables, strict=True)
-            ]
         return tf.nest.pack_sequence_as(sources, reduced)
 
     def jacobian(self, *args: Any, **kwargs: Any) -> NoReturn:

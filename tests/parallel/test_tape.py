@@ -75,6 +75,27 @@ def test_a_gradient_that_one_rank_lacks_counts_as_zeros(in_graph):
         assert c.tolist() == [0.0, 0.0]
 
 
+def late_but_zero():
+    """From step 2 on rank 1 uses a variable that nobody has used before."""
+    a, b = tf.Variable(1.0), tf.Variable(3.0)
+    found = []
+    for step in range(4):
+        with tfdist.DistributedGradientTape() as tape:
+            loss = a * 2.0
+            if step >= 2 and tfdist.rank() == 1:
+                loss += b * 4.0
+        grads = tape.gradient(
+            loss, [a, b], unconnected_gradients=tf.UnconnectedGradients.ZERO
+        )
+        found.append([float(g) for g in grads])
+    return found
+
+
+def test_with_zeros_for_what_is_not_used_a_variable_may_be_used_later():
+    expected = [[2.0, 0.0], [2.0, 0.0], [2.0, 2.0], [2.0, 2.0]]
+    assert run_ranks(late_but_zero, 2) == [expected, expected]
+
+
 def behind_the_gate_again_and_again():
     """In the first start nobody has a gradient for the last variable."""
     found = []
