@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from tfdist import _core, _runtime
+from tfdist import _core, _runtime, split_step
 from tfdist.callbacks._saving import guard_saving
 from tfdist.optimizer import is_distributed, unwrapped_message
 
@@ -14,9 +14,10 @@ from tfdist.optimizer import is_distributed, unwrapped_message
 class RankCallback(keras.callbacks.Callback):
     """A callback of a model that is trained on several ranks.
 
-    Before the first step it refuses a model whose gradients would not be reduced, or
-    that this release cannot train. After the first step it looks whether a reduction
-    really took place, which is all that can be said about a custom `train_step`.
+    Before the first step it refuses a model whose gradients would not be reduced. After
+    the first step it looks whether a reduction really took place, which is all that can
+    be said about a custom `train_step`. Of a model with `jit_compile=True` XLA compiles
+    the forward and backward pass, not the reduction and the update.
     """
 
     def __init__(self) -> None:
@@ -29,7 +30,12 @@ class RankCallback(keras.callbacks.Callback):
         _runtime.check_initialized()
         check_model(self.model)
         guard_saving(self.model)
+        split_step.install(self.model)
         self._checked = False
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Gives the model back as it was."""
+        split_step.remove(self.model)
 
     def on_train_batch_begin(
         self, batch: int, logs: dict[str, Any] | None = None
@@ -64,7 +70,6 @@ def check_model(model: keras.Model) -> None:
 
     Raises:
         ValueError: the optimizer does not reduce, or reduces inside a loss scale.
-        NotImplementedError: the model is compiled with XLA.
     """
     optimizer = model.optimizer
     if is_distributed(getattr(optimizer, "inner_optimizer", None)):
@@ -77,12 +82,6 @@ def check_model(model: keras.Model) -> None:
     uses_keras_step = type(model).train_step is keras.Model.train_step
     if not is_distributed(optimizer) and uses_keras_step:
         raise ValueError(unwrapped_message(optimizer))
-    if model.jit_compile and not model.run_eagerly:
-        raise NotImplementedError(
-            "The model is compiled by XLA (jit_compile is True, which Keras chooses "
-            "by itself on a machine with a GPU). tfdist does not support that in this "
-            "release: write model.compile(..., jit_compile=False)."
-        )
 
 
 def base_optimizer(model: keras.Model) -> keras.optimizers.Optimizer:
