@@ -24,6 +24,7 @@ class RankCallback(keras.callbacks.Callback):
         super().__init__()
         self._checked = False
         self._finished_before = 0
+        self._steps_seen = 0
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Checks the model."""
@@ -32,6 +33,7 @@ class RankCallback(keras.callbacks.Callback):
         guard_saving(self.model)
         split_step.install(self.model)
         self._checked = False
+        self._steps_seen = 0
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Gives the model back as it was."""
@@ -41,14 +43,17 @@ class RankCallback(keras.callbacks.Callback):
         self, batch: int, logs: dict[str, Any] | None = None
     ) -> None:
         """Before the first step: notes what the engine has done so far."""
-        if not self._checked:
+        if self._steps_seen == 0:
             self._finished_before = finished_operations()
 
     def on_train_batch_end(
         self, batch: int, logs: dict[str, Any] | None = None
     ) -> None:
-        """After the first step: checks that gradients were reduced."""
+        """After the first update: checks that gradients were reduced."""
         if self._checked:
+            return
+        self._steps_seen += 1
+        if self._steps_seen < _steps_with_an_update(self.model):
             return
         self._checked = True
         if _runtime.size() > 1 and finished_operations() == self._finished_before:
@@ -63,6 +68,11 @@ class RankCallback(keras.callbacks.Callback):
 def finished_operations() -> int:
     """How many operations the engine has finished in this world."""
     return int(_core.counters()["finished"])
+
+
+def _steps_with_an_update(model: keras.Model) -> int:
+    """How many steps there are at most until the weights change."""
+    return getattr(base_optimizer(model), "gradient_accumulation_steps", None) or 1
 
 
 def check_model(model: keras.Model) -> None:
