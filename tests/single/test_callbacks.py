@@ -125,19 +125,6 @@ def test_an_optimizer_of_the_users_own_is_named_without_kerass_module(own_class)
         fit(compiled(optimizer=own_class(0.1)), MetricAverage())
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_xla_is_refused_before_the_first_step(name):
-    with pytest.raises(NotImplementedError, match="jit_compile=False"):
-        fit(compiled(jit_compile=True), ALL[name]())
-
-
-def test_a_gpu_machines_automatic_xla_is_refused(monkeypatch):
-    model = built_model()
-    monkeypatch.setattr(model, "_resolve_auto_jit_compile", lambda: True)
-    with pytest.raises(NotImplementedError, match="jit_compile=False"):
-        fit(compiled(model, jit_compile="auto"), MetricAverage())
-
-
 class OwnStep(keras.Sequential):
     """Trains with a tape; `reduces` says whether with ours."""
 
@@ -169,6 +156,18 @@ def test_a_first_step_without_a_reduction_is_an_error(monkeypatch):
     monkeypatch.setattr(_runtime, "size", lambda: 2)
     with pytest.raises(RuntimeError, match="DistributedGradientTape"):
         fit(own_step_model(False), LearningRateScale(1.0))
+
+
+def test_accumulated_gradients_are_looked_for_when_they_are_reduced(monkeypatch):
+    sgd = keras.optimizers.SGD(0.1, gradient_accumulation_steps=3)
+    model = compiled(optimizer=tfdist.DistributedOptimizer(sgd))
+    monkeypatch.setattr(_runtime, "size", lambda: 2)
+    fit(model, LearningRateScale(1.0))  # 4 steps: one update
+    fit(model, LearningRateScale(1.0))  # at its second step, and no later one
+    model = own_step_model(False)
+    model.optimizer.gradient_accumulation_steps = 3
+    with pytest.raises(RuntimeError, match="DistributedGradientTape"):
+        fit(model, LearningRateScale(1.0))
 
 
 def test_the_broadcast_of_an_unbuilt_model_is_no_reduction(monkeypatch):

@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from tfdist import _core, _runtime
+from tfdist import _core, _runtime, split_step
 from tfdist._process_sets import ProcessSet
 from tfdist.callbacks._listing import (
     agree_on_callbacks,
@@ -25,18 +25,20 @@ _NAMES = "_tfdist_first_step"  # attribute of a model: what its first step has d
 class RankCallback(keras.callbacks.Callback):
     """A callback of a model that is trained on several ranks.
 
-    Before the first step it refuses a model whose gradients would not be reduced, or
-    that this release cannot train, and a list of callbacks that would let the ranks
-    drift apart. After the first step it looks whether a reduction really took place,
-    which is all that can be said about a custom `train_step`. Before the first step of
-    each epoch the ranks compare the epoch and the learning rate; the first of these
-    callbacks in the list does that for all.
+    Before the first step it refuses a model whose gradients would not be reduced, and a
+    list of callbacks that would let the ranks drift apart. After the first update it
+    looks whether a reduction really took place, which is all that can be said about a
+    custom `train_step`. Before the first step of each epoch the ranks compare the epoch
+    and the learning rate; the first of these callbacks in the list does that for all.
+    Of a model with `jit_compile=True` XLA compiles the forward and backward pass, not
+    the reduction and the update.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._checked = False
         self._finished_before = 0
+        self._steps_seen = 0
         self._listed: list[keras.callbacks.Callback] = []
         self._leads = False
         self._epoch = 0
@@ -51,7 +53,9 @@ class RankCallback(keras.callbacks.Callback):
         _runtime.check_initialized()
         check_model(self.model)
         guard_saving(self.model)
+        split_step.install(self.model)
         self._checked = False
+        self._steps_seen = 0
         self._listed = callbacks_of_the_call()
         ours = (c for c in self._listed if isinstance(c, RankCallback))
         self._leads = next(ours, None) is self
@@ -65,6 +69,10 @@ class RankCallback(keras.callbacks.Callback):
         self._epoch = epoch
         self._compares = self._leads
 
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Gives the model back as it was."""
+        split_step.remove(self.model)
+
     def on_train_batch_begin(
         self, batch: int, logs: dict[str, Any] | None = None
     ) -> None:
@@ -73,14 +81,17 @@ class RankCallback(keras.callbacks.Callback):
             self._compares = False
             rate = learning_rate_of(self.model)
             agree_on_epoch(self._epoch, rate, self._ranks)
-        if not self._checked:
+        if self._steps_seen == 0:
             self._note_operations()
 
     def on_train_batch_end(
         self, batch: int, logs: dict[str, Any] | None = None
     ) -> None:
-        """After the first step: checks that gradients were reduced."""
+        """After the first update: checks that gradients were reduced."""
         if self._checked:
+            return
+        self._steps_seen += 1
+        if self._steps_seen < _steps_with_an_update(self.model):
             return
         self._checked = True
         if _runtime.size() > 1 and not self._has_reduced():
@@ -130,13 +141,17 @@ def finished_operations() -> int:
     return int(_core.counters()["finished"])
 
 
+def _steps_with_an_update(model: keras.Model) -> int:
+    """How many steps there are at most until the weights change."""
+    return getattr(base_optimizer(model), "gradient_accumulation_steps", None) or 1
+
+
 def check_model(model: keras.Model) -> None:
     """Raises if `model` cannot be trained on several ranks as it is compiled.
 
     Raises:
         ValueError: the optimizer does not reduce, or reduces inside a loss scale; or a
             batch normalisation is synchronised in Keras's way, which does nothing here.
-        NotImplementedError: the model is compiled with XLA.
     """
     optimizer = model.optimizer
     if is_distributed(getattr(optimizer, "inner_optimizer", None)):
@@ -150,12 +165,6 @@ def check_model(model: keras.Model) -> None:
     if not is_distributed(optimizer) and uses_keras_step:
         raise ValueError(unwrapped_message(optimizer))
     _check_batch_normalization(model)
-    if model.jit_compile and not model.run_eagerly:
-        raise NotImplementedError(
-            "The model is compiled by XLA (jit_compile is True, which Keras chooses "
-            "by itself on a machine with a GPU). tfdist does not support that in this "
-            "release: write model.compile(..., jit_compile=False)."
-        )
 
 
 def _check_batch_normalization(model: keras.Model) -> None:

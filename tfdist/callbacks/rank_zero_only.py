@@ -105,6 +105,7 @@ class RankZeroOnly(RankCallback):
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Together."""
+        super().on_train_end(logs)
         self._together("on_train_end", logs)
         self._training = False
 
