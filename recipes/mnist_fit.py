@@ -44,7 +44,6 @@ def main() -> None:
         tfdist.DistributedOptimizer(keras.optimizers.Adam(rate)),
         "sparse_categorical_crossentropy",
         metrics=["accuracy"],
-        jit_compile=False,  # no XLA yet; Keras turns it on where there is a GPU
     )
     clock = mnist_data.Clock(len(digits.train[0]))
     model.fit(  # 5: the same start, metrics of all ranks, one progress bar
