@@ -19,6 +19,12 @@ from tfdist import _core, _runtime, errors
 from tfdist._library import ops
 
 
+class InsideXlaError(NotImplementedError):
+    """An operation was called in a function that XLA compiles."""
+
+    ag_pass_through = True  # or AutoGraph would put a class of its own in its place
+
+
 class ReduceOp(enum.IntEnum):
     """How the values of the ranks are combined.
 
@@ -276,15 +282,17 @@ def check_not_xla() -> None:
     """Raises if the function being traced is compiled by XLA.
 
     Raises:
-        NotImplementedError: names what to change.
+        InsideXlaError: names what to change.
     """
     if tf.executing_eagerly():
         return
     if control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
-        raise NotImplementedError(
-            "tfdist operations cannot run inside a function compiled by XLA in this "
-            "release. Write jit_compile=False in model.compile(...) or "
-            "tf.function(...). (On a machine with a GPU, Keras compiles by default.)"
+        raise InsideXlaError(
+            "tfdist operations cannot run inside a function compiled by XLA. Give "
+            "model.fit a callback of tfdist, which lets XLA compile forward and "
+            "backward alone: callbacks=[tfdist.callbacks.BroadcastInitialState()]; or "
+            "write jit_compile=False in model.compile(...) or tf.function(...). (On a "
+            "machine with a GPU, Keras compiles by default.)"
         )
 
 

@@ -36,7 +36,7 @@ WITHOUT_TENSORFLOW = [
 WITH_TENSORFLOW = [
     *("errors", "_library", "_names", "_operations", "_gradients", "collectives"),
     *("compression", "reduce_options", "_bucket_reduction", "sparse", "weights"),
-    *("groups", "finite", "torn", "_reducing_optimizer"),
+    *("groups", "finite", "torn", "split_step", "_reducing_optimizer"),
     *("objects", "variables", "data", "device", "tape", "optimizer"),
     *("layers", "callbacks"),
 ]

@@ -1,0 +1,259 @@
+"""`jit_compile=True`: XLA compiles a training step up to its gradients.
+
+XLA cannot run the operations of tfdist, and compiles a function whole or not at all.
+So a step is cut where the optimizer gets its gradients:
+
+    compiled by XLA      forward, loss, metrics, backward; states of layers
+    not compiled         reduction over the ranks, update of the weights
+
+The step itself, Keras's or the user's, is traced as it is. While it is traced, `apply`
+of a reducing optimizer only notes its gradients; they become outputs of the compiled
+function, and `apply` runs after it. That changes nothing as long as the rest of the
+step does not look at what `apply` updates. Whether it does is read off the traced
+graph; such a step (a GAN's, for example) is not compiled, with a warning.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import dataclasses
+import functools
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist import _operations, _runtime
+
+_logger = logging.getLogger("tfdist")
+_MARK = "_tfdist_split"  # attribute of a train function that splits its steps
+_OWN = "_tfdist_makes"  # attribute of a make_train_function that does
+
+
+class _CannotSplitError(Exception):
+    """Says why a step has to run whole."""
+
+    ag_pass_through = True  # or AutoGraph would put a class of its own in its place
+
+
+@dataclasses.dataclass
+class _Call:
+    """A call of `apply` that waits for the end of the compiled function."""
+
+    optimizer: Any
+    grads: list[Any]
+    variables: list[Any] | None
+    operations_before: int
+
+
+class _Recorder:
+    """The calls of `apply` in one trace."""
+
+    def __init__(self) -> None:
+        self.calls: list[_Call] = []
+        self._graph: Any = None
+
+    def begin(self) -> None:
+        """Starts anew: TensorFlow may trace a function twice."""
+        self.calls = []
+        self._graph = tf.compat.v1.get_default_graph()
+
+    def add(self, optimizer: Any, grads: list[Any], variables: Any) -> None:
+        if tf.compat.v1.get_default_graph() is not self._graph:
+            raise _CannotSplitError(
+                "it calls the optimizer inside of a tf.cond, tf.while_loop or "
+                "tf.function of its own"
+            )
+        listed = None if variables is None else list(variables)
+        position = len(self._graph.get_operations())
+        self.calls.append(_Call(optimizer, grads, listed, position))
+
+    def check_unused(self) -> None:
+        """Raises if the step uses what a noted `apply` updates or reads.
+
+        A use is an operation that was traced after the call and has the handle of a
+        variable among its inputs; nested functions and loops have it there as well.
+        """
+        handles = {id(own): inside.name for own, inside in self._graph.captures}
+        operations = self._graph.get_operations()
+        for call in self.calls:
+            state, rate = _variables_of(call)
+            names = {handles.get(id(v.handle)): v for v in [*state, *rate]}
+            constant = {handles.get(id(v.handle)) for v in rate}
+            for operation in operations[call.operations_before :]:
+                for value in operation.inputs:
+                    reads = operation.type == "ReadVariableOp"
+                    if value.name in names and not (reads and value.name in constant):
+                        path = getattr(names[value.name], "path", value.name)
+                        raise _CannotSplitError(
+                            f"it uses {path} after its call of the optimizer (which "
+                            "belongs at the end, where that is possible)"
+                        )
+
+
+_ACTIVE: contextvars.ContextVar[_Recorder | None] = contextvars.ContextVar(
+    "tfdist_recorder", default=None
+)
+
+
+def deferred(optimizer: Any, grads: list[Any], variables: Any) -> bool:
+    """Whether this call of `optimizer.apply` was noted, to run after the step.
+
+    Args:
+        optimizer: a reducing optimizer whose `apply` is called.
+        grads: its gradients.
+        variables: its variables, or None for those it was built with.
+
+    Returns:
+        True while the part of a step is traced that XLA compiles; then the caller has
+        nothing more to do.
+    """
+    recorder = _ACTIVE.get()
+    if recorder is None:
+        return False
+    recorder.add(optimizer, grads, variables)
+    return True
+
+
+def split(step: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The same training step, with XLA up to the gradients.
+
+    Args:
+        step: `model.train_step` or the like: takes a batch, calls `apply` of reducing
+            optimizers, returns logs.
+
+    Returns:
+        A step to be traced by a `tf.function` that is not compiled itself. Called
+        eagerly it is `step`.
+    """
+    told = False
+
+    @functools.wraps(step)
+    def split_step(data: Any) -> Any:
+        nonlocal told
+        if tf.executing_eagerly():
+            return step(data)
+        recorder = _Recorder()
+
+        def gradients_and_logs(data: Any) -> Any:
+            recorder.begin()
+            token = _ACTIVE.set(recorder)
+            try:
+                logs = step(data)
+            finally:
+                _ACTIVE.reset(token)
+            recorder.check_unused()
+            return [call.grads for call in recorder.calls], logs
+
+        compiled = tf.function(gradients_and_logs, jit_compile=True, autograph=False)
+        try:
+            grads, logs = compiled(data)
+        except (_CannotSplitError, _operations.InsideXlaError) as reason:
+            if not told:
+                told = True
+                _tell_whole(step, reason)
+            return step(data)
+        for call, own in zip(recorder.calls, grads, strict=True):
+            call.optimizer.apply(own, call.variables)
+        if not told:
+            told = True
+            _tell_split()
+        return logs
+
+    return split_step
+
+
+def install(model: Any) -> None:
+    """Makes `model.fit` split its steps, if the model is compiled by XLA.
+
+    Only the train function is made in another way: `model.jit_compile` keeps its
+    value, and `evaluate` and `predict` are compiled as before.
+
+    Args:
+        model: a compiled Keras model at the start of `fit`.
+    """
+    if not _uses_xla(model):
+        return
+    if not hasattr(model.make_train_function, _OWN):
+        make = _maker(model, model.make_train_function)
+        # Not by setattr: Keras would track it as a part of the model.
+        object.__setattr__(model, "make_train_function", make)
+    if not hasattr(model.train_function, _MARK):  # of an earlier fit: compiled already
+        model.make_train_function(force=True)
+
+
+def remove(model: Any) -> None:
+    """Takes back what `install` changed; the compiled step is kept for another fit."""
+    if hasattr(vars(model).get("make_train_function"), _OWN):
+        object.__delattr__(model, "make_train_function")
+
+
+def _uses_xla(model: Any) -> bool:
+    return bool(model.jit_compile and not model.run_eagerly)
+
+
+def _maker(model: Any, original: Callable[..., Any]) -> Callable[..., Any]:
+    """A make_train_function that gives Keras's own a split step and no XLA.
+
+    It stays for the whole fit: callbacks make the train function anew.
+    """
+
+    @functools.wraps(original)
+    def make_train_function(force: bool = False) -> Any:
+        if not _uses_xla(model):
+            return original(force=force)
+        if model.train_function is not None and not force:
+            return model.train_function
+        step, own = model.train_step, vars(model).get("train_step")
+        object.__setattr__(model, "train_step", split(step))
+        model.jit_compile = False
+        try:
+            original(force=True)
+        finally:
+            model.jit_compile = True
+            object.__delattr__(model, "train_step")
+            if own is not None:
+                object.__setattr__(model, "train_step", own)
+        setattr(model.train_function, _MARK, True)
+        return model.train_function
+
+    setattr(make_train_function, _OWN, True)
+    return make_train_function
+
+
+def _variables_of(call: _Call) -> tuple[list[Any], list[Any]]:
+    """What an optimizer updates; and what it only reads, its learning rate."""
+    inner = getattr(call.optimizer, "inner_optimizer", call.optimizer)
+    rate = getattr(inner, "_learning_rate", None)
+    weights = call.variables
+    if weights is None:
+        weights = [v for v in inner._trainable_variables if v is not None]
+    state = {id(v): v for v in [*call.optimizer.variables, *inner.variables, *weights]}
+    read = [state.pop(id(rate))] if id(rate) in state else []
+    return list(state.values()), read
+
+
+def _tell_split() -> None:
+    if _runtime.rank() == 0:
+        _logger.info(
+            "jit_compile=True: XLA compiles forward and backward of each training step "
+            "(with loss, metrics and states of layers). The reduction of the gradients "
+            "and the optimizer's update run outside of it."
+        )
+
+
+def _tell_whole(step: Any, reason: Exception) -> None:
+    if _runtime.rank() == 0:
+        name = getattr(step, "__qualname__", "the training step")
+        why = (
+            "it uses operations of tfdist (a DistributedGradientTape, for example)"
+            if isinstance(reason, _operations.InsideXlaError)
+            else str(reason)
+        )
+        _logger.warning(
+            "jit_compile=True has no effect on training: %s is not compiled by XLA, "
+            "because %s. It runs without, and gives the same result.",
+            name,
+            why,
+        )
