@@ -14,7 +14,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist import finite, groups
+from tfdist import finite, groups, split_step
 from tfdist._bucket_reduction import gated
 from tfdist.reduce_options import ReduceOptions
 from tfdist.torn import check_not_torn
@@ -71,6 +71,8 @@ class Reducing(ReducesUpdates):
                 `DistributedGradientTape.gradient`. Default: all ranks count the same.
         """
         grads = list(grads)
+        if split_step.deferred(self, grads, trainable_variables):
+            return None
         if not grads:
             return super().apply(grads, trainable_variables)  # type: ignore[misc]
         variables = self._variables_of(grads, trainable_variables)
