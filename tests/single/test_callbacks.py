@@ -125,19 +125,6 @@ def test_an_optimizer_of_the_users_own_is_named_without_kerass_module(own_class)
         fit(compiled(optimizer=own_class(0.1)), MetricAverage())
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_xla_is_refused_before_the_first_step(name):
-    with pytest.raises(NotImplementedError, match="jit_compile=False"):
-        fit(compiled(jit_compile=True), ALL[name]())
-
-
-def test_a_gpu_machines_automatic_xla_is_refused(monkeypatch):
-    model = built_model()
-    monkeypatch.setattr(model, "_resolve_auto_jit_compile", lambda: True)
-    with pytest.raises(NotImplementedError, match="jit_compile=False"):
-        fit(compiled(model, jit_compile="auto"), MetricAverage())
-
-
 class OwnStep(keras.Sequential):
     """Trains with a tape; `reduces` says whether with ours."""
 

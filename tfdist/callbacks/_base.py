@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from tfdist import _core, _runtime
+from tfdist import _core, _runtime, split_step
 from tfdist._process_sets import ProcessSet
 from tfdist.callbacks._listing import (
     agree_on_callbacks,
@@ -25,9 +25,9 @@ _NAMES = "_tfdist_first_step"  # attribute of a model: what its first step has d
 class RankCallback(keras.callbacks.Callback):
     """A callback of a model that is trained on several ranks.
 
-    Before the first step it refuses a model whose gradients would not be reduced, or
-    that this release cannot train, and a list of callbacks that would let the ranks
-    drift apart. After the first step it looks whether a reduction really took place,
+    Before the first step it refuses a model whose gradients would not be reduced, and a
+    list of callbacks that would let the ranks drift apart. Of a model with
+    `jit_compile=True` XLA compiles forward and backward alone. After the first step it looks whether a reduction really took place,
     which is all that can be said about a custom `train_step`. Before the first step of
     each epoch the ranks compare the epoch and the learning rate; the first of these
     callbacks in the list does that for all.
@@ -51,6 +51,7 @@ class RankCallback(keras.callbacks.Callback):
         _runtime.check_initialized()
         check_model(self.model)
         guard_saving(self.model)
+        split_step.install(self.model)
         self._checked = False
         self._listed = callbacks_of_the_call()
         ours = (c for c in self._listed if isinstance(c, RankCallback))
@@ -64,6 +65,10 @@ class RankCallback(keras.callbacks.Callback):
         """Remembers the epoch, also that of a resumed training."""
         self._epoch = epoch
         self._compares = self._leads
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Gives the model back as it was."""
+        split_step.remove(self.model)
 
     def on_train_batch_begin(
         self, batch: int, logs: dict[str, Any] | None = None
@@ -136,7 +141,6 @@ def check_model(model: keras.Model) -> None:
     Raises:
         ValueError: the optimizer does not reduce, or reduces inside a loss scale; or a
             batch normalisation is synchronised in Keras's way, which does nothing here.
-        NotImplementedError: the model is compiled with XLA.
     """
     optimizer = model.optimizer
     if is_distributed(getattr(optimizer, "inner_optimizer", None)):
@@ -150,12 +154,6 @@ def check_model(model: keras.Model) -> None:
     if not is_distributed(optimizer) and uses_keras_step:
         raise ValueError(unwrapped_message(optimizer))
     _check_batch_normalization(model)
-    if model.jit_compile and not model.run_eagerly:
-        raise NotImplementedError(
-            "The model is compiled by XLA (jit_compile is True, which Keras chooses "
-            "by itself on a machine with a GPU). tfdist does not support that in this "
-            "release: write model.compile(..., jit_compile=False)."
-        )
 
 
 def _check_batch_normalization(model: keras.Model) -> None:

@@ -1,0 +1,128 @@
+"""`jit_compile=True` on two ranks equals `jit_compile=False`: forward and backward are
+compiled by XLA, reduction and update run outside.
+
+XLA fuses operations and so rounds in other places; 1e-5 is allowed. Dropout is left
+out of this comparison: XLA draws other random numbers.
+"""
+
+import logging
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from helpers.ranks import run_ranks
+
+import tfdist
+from tfdist import _core
+
+STEPS, BATCH, EPOCHS, FITS = 5, 6, 2, 2
+TOLERANCE = 1e-5
+
+
+def samples():
+    rng = np.random.default_rng(7)
+    x = rng.normal(size=(STEPS * BATCH, 6)).astype("float32")
+    return x, (np.sin(x).sum(axis=1, keepdims=True) + x[:, :1] * x[:, 1:2])
+
+
+def layers():
+    return [
+        keras.layers.Dense(9, activation="tanh"),
+        keras.layers.BatchNormalization(),
+        keras.layers.Dense(7, activation="softplus"),
+        keras.layers.Dense(1),
+    ]
+
+
+class OwnStep(keras.Sequential):
+    """Built by its first batch."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(x, training=True) - y) ** 2)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply(gradients, self.trainable_variables)
+        return {"loss": loss}
+
+
+MODELS = {
+    "functional": lambda: keras.Sequential([keras.Input((6,)), *layers()]),
+    "own step": lambda: OwnStep(layers()),
+    "steps_per_execution": lambda: keras.Sequential(layers()),
+}
+
+
+class Lines(logging.Handler):
+    def __init__(self):
+        super().__init__()
+        self.lines = []
+
+    def emit(self, record):
+        self.lines.append(record.getMessage())
+
+
+def trained(kind, jit_compile):
+    """Weights, slots, losses, reductions in each fit, and lines of the log."""
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(tfdist.rank())
+    model = MODELS[kind]()
+    optimizer = tfdist.DistributedOptimizer(keras.optimizers.Adam(0.02))
+    model.compile(
+        optimizer,
+        "mse",
+        metrics=["mae"],
+        jit_compile=jit_compile,
+        steps_per_execution=3 if kind == "steps_per_execution" else 1,
+    )
+    data = tfdist.data.shard(samples(), batch_size=BATCH // tfdist.size())
+    handler, logger = Lines(), logging.getLogger("tfdist")
+    logger.addHandler(handler)
+    level = logger.level
+    logger.setLevel(logging.INFO)
+    losses, counts = [], []
+    try:
+        for _ in range(FITS):
+            reductions()
+            losses += model.fit(
+                data,
+                verbose=0,
+                epochs=EPOCHS,
+                callbacks=[tfdist.callbacks.BroadcastInitialState()],
+            ).history["loss"]
+            counts.append(reductions())
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+    assert model.jit_compile == jit_compile
+    found = [v.numpy() for v in [*model.weights, *optimizer.variables]]
+    return found, losses, counts, [line for line in handler.lines if "XLA" in line]
+
+
+def reductions():
+    """How many buckets of gradients were reduced since the last call."""
+    rows = _core.take_records()
+    return sum(row["name"].startswith("gradients.") for row in rows)
+
+
+def train_both_ways(kind):
+    return [trained(kind, jit_compile) for jit_compile in (False, True)]
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_fit_equals_that_without_xla(kind):
+    ranks = run_ranks(train_both_ways, 2, kind, timeout_s=110)
+    for plain, compiled in ranks:
+        for a, b in zip(plain[0], compiled[0], strict=True):
+            np.testing.assert_allclose(b, a, rtol=TOLERANCE, atol=TOLERANCE)
+        np.testing.assert_allclose(compiled[1], plain[1], rtol=TOLERANCE)
+        assert compiled[1][-1] < compiled[1][0]
+        assert compiled[2] == plain[2] == [STEPS * EPOCHS] * FITS  # one bucket a step
+        assert plain[3] == []
+    (_, first), (_, second) = ranks
+    for a, b in zip(first[0], second[0], strict=True):
+        # The moving statistics are those of each rank's own samples.
+        assert a.tobytes() == b.tobytes() or a.shape == (9,)
+    assert [len(first[3]), len(second[3])] == [1, 0]
+    assert "compiles forward and backward" in first[3][0]

@@ -1,0 +1,260 @@
+"""`jit_compile=True` at size 1: what XLA compiles, and which steps it does not get."""
+
+import logging
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow.python.ops import control_flow_util
+
+import tfdist
+from tfdist.callbacks import BroadcastInitialState, LearningRateScale, MetricAverage
+
+RNG = np.random.default_rng(1)
+X = RNG.normal(size=(20, 4)).astype("float32")
+Y = X.sum(axis=1, keepdims=True)
+
+
+@pytest.fixture(autouse=True)
+def world_of_one():
+    tfdist.init()
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(2)
+
+
+def traced_for_xla():
+    graph = tf.compat.v1.get_default_graph()
+    return control_flow_util.GraphOrParentsInXlaContext(graph)
+
+
+class Noting(keras.optimizers.SGD):
+    """Notes whether its update is traced for XLA."""
+
+    def update_step(self, gradient, variable, learning_rate):
+        self.inside = [*getattr(self, "inside", []), traced_for_xla()]
+        super().update_step(gradient, variable, learning_rate)
+
+
+class Net(keras.Model):
+    """Notes for every trace: training or not, and whether XLA compiles it."""
+
+    def __init__(self):
+        super().__init__()
+        self.hidden = keras.layers.Dense(3, activation="tanh")
+        self.norm = keras.layers.BatchNormalization()
+        self.drop = keras.layers.Dropout(0.2)
+        self.out = keras.layers.Dense(1)
+        self.traces = []
+
+    def call(self, x, training=False):
+        if not tf.executing_eagerly():
+            self.traces.append([bool(training), traced_for_xla()])
+        x = self.norm(self.hidden(x), training=training)
+        return self.out(self.drop(x, training=training))
+
+    def forward(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(x, training=True) - y) ** 2)
+        return loss, tape.gradient(loss, self.trainable_variables)
+
+
+class OwnStep(Net):
+    def train_step(self, data):
+        loss, gradients = self.forward(data)
+        self.optimizer.apply(gradients, self.trainable_variables)
+        return {"loss": loss, "rate": self.optimizer.learning_rate}
+
+
+class LooksAfter(Net):
+    """Returns the norm of the weights after the update."""
+
+    def train_step(self, data):
+        loss, gradients = self.forward(data)
+        self.optimizer.apply(gradients, self.trainable_variables)
+        norm = tf.function(lambda: tf.norm(self.out.kernel))  # nested: found as well
+        return {"loss": loss, "norm": norm()}
+
+
+class SetsRateAfter(OwnStep):
+    def train_step(self, data):
+        logs = super().train_step(data)
+        self.optimizer.learning_rate.assign(self.optimizer.learning_rate * 0.5)
+        return logs
+
+
+class InBranch(Net):
+    def train_step(self, data):
+        loss, gradients = self.forward(data)
+
+        def update():
+            self.optimizer.apply(gradients, self.trainable_variables)
+            return loss
+
+        return {"loss": tf.cond(loss < 1e9, update, lambda: loss)}
+
+
+class WithTape(Net):
+    def train_step(self, data):
+        x, y = data
+        with tfdist.DistributedGradientTape() as tape:
+            loss = tf.reduce_mean((self(x, training=True) - y) ** 2)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply(gradients, self.trainable_variables)
+        return {"loss": loss}
+
+
+def built(cls):
+    model = cls()
+    model(X)  # or it would be built by its first batch, which traces it once more
+    model.traces.clear()
+    return model
+
+
+def compiled(cls, reducing=True, **options):
+    optimizer = Noting(0.05)
+    if reducing:
+        optimizer = tfdist.DistributedOptimizer(optimizer)
+    model = built(cls)
+    model.compile(optimizer, "mse", **{"jit_compile": True, **options})
+    return model
+
+
+def fit(model, *callbacks, **options):
+    callbacks = callbacks or (BroadcastInitialState(), MetricAverage())
+    options = {"batch_size": 8, "verbose": 0, "shuffle": False, **options}
+    return model.fit(X, Y, callbacks=list(callbacks), **options).history
+
+
+@pytest.mark.parametrize(
+    ("cls", "how"), [(Net, {}), (OwnStep, {"steps_per_execution": 3})]
+)
+def test_forward_and_backward_are_compiled_and_the_update_is_not(cls, how, caplog):
+    caplog.set_level(logging.INFO, logger="tfdist")
+    model = compiled(cls, **how)
+    fit(model, validation_data=(X, Y))
+    assert model.traces
+    assert all(in_xla for _, in_xla in model.traces)  # evaluate too
+    assert {training for training, _ in model.traces} == {True, False}
+    assert model.optimizer.inside
+    assert not any(model.optimizer.inside)
+    lines = [r for r in caplog.records if "jit_compile=True" in r.message]
+    assert [r.levelname for r in lines] == ["INFO"]
+
+
+def test_the_model_is_as_before_and_a_second_fit_compiles_nothing(caplog):
+    caplog.set_level(logging.INFO, logger="tfdist")
+    model = compiled(Net)
+    fit(model)
+    assert model.jit_compile is True
+    assert not {"make_train_function", "train_step"} & set(vars(model))
+    traces, steps = list(model.traces), int(model.optimizer.iterations)
+    caplog.clear()
+    fit(model)
+    assert int(model.optimizer.iterations) == 2 * steps == 6
+    assert model.traces == traces
+    assert caplog.records == []
+
+
+def test_it_holds_when_a_callback_makes_the_train_function_anew():
+    model = compiled(Net)
+    model.optimizer.learning_rate = keras.optimizers.schedules.CosineDecay(0.1, 9)
+    fit(model, LearningRateScale(2.0), BroadcastInitialState())
+    assert [True, True] in model.traces
+    assert [True, False] not in model.traces
+
+
+def test_after_a_fit_that_failed_the_next_one_is_right():
+    model = compiled(Net)
+
+    class Fails(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            raise ArithmeticError
+
+    with pytest.raises(ArithmeticError):
+        fit(model, BroadcastInitialState(), Fails())
+    model.compile(tfdist.DistributedOptimizer(Noting(0.05)), "mse", jit_compile=True)
+    fit(model)
+    assert "make_train_function" not in vars(model)
+    assert int(model.optimizer.iterations) == 3
+    model.compile(Noting(0.05), "mse", jit_compile=True)  # Keras's own, update and all
+    fit(model, keras.callbacks.Callback())
+    assert all(model.optimizer.inside)
+
+
+def test_eager_models_run_without_xla():
+    model = compiled(Net, run_eagerly=True, jit_compile="auto")
+    fit(model)
+    assert model.traces == []
+
+
+def test_a_gpu_machines_automatic_xla_works(monkeypatch):
+    model = built(Net)
+    monkeypatch.setattr(model, "_resolve_auto_jit_compile", lambda: True)
+    optimizer = tfdist.DistributedOptimizer(keras.optimizers.SGD(0.1))
+    model.compile(optimizer, "mse", jit_compile="auto")
+    fit(model, MetricAverage())  # any of our callbacks
+    assert [True, True] in model.traces
+
+
+def test_a_layer_without_xla_support_turns_it_off_as_in_keras():
+    with pytest.warns(UserWarning, match="doesn't support"):
+        model = built(Net)
+        model.drop.supports_jit = False
+        optimizer = tfdist.DistributedOptimizer(keras.optimizers.SGD(0.1))
+        model.compile(optimizer, "mse", jit_compile=True)
+    fit(model)
+    assert model.traces
+    assert not any(in_xla for _, in_xla in model.traces)
+
+
+@pytest.mark.parametrize(
+    ("cls", "reason"),
+    [
+        (LooksAfter, "kernel after its call of the optimizer"),
+        (SetsRateAfter, "learning_rate after its call of the optimizer"),
+        (InBranch, "tf.cond"),
+        (WithTape, "DistributedGradientTape"),
+    ],
+)
+def test_a_step_that_cannot_be_cut_runs_whole_with_a_warning(cls, reason, caplog):
+    found = []
+    for jit_compile in (False, True):
+        keras.utils.clear_session()
+        keras.utils.set_random_seed(5)
+        model = compiled(cls, reducing=cls is not WithTape, jit_compile=jit_compile)
+        history = fit(model, epochs=2)
+        found.append([*history["loss"], *[w.numpy().tolist() for w in model.weights]])
+    assert found[0] == found[1]
+    [record] = [r for r in caplog.records if "has no effect" in r.message]
+    assert record.levelname == "WARNING"
+    assert reason in record.message
+    assert f"{cls.__name__}.train_step" in record.message
+
+
+def test_sparse_gradients_and_weights_of_samples_cross_the_cut():
+    ids = RNG.integers(0, 7, size=(20, 3))
+    found = []
+    for jit_compile in (False, True):
+        keras.utils.clear_session()
+        keras.utils.set_random_seed(5)
+        layers = [keras.layers.Embedding(7, 4), keras.layers.Flatten()]
+        model = keras.Sequential([*layers, keras.layers.Dense(1)])
+        optimizer = tfdist.DistributedOptimizer(keras.optimizers.Adam(0.1))
+        model.compile(optimizer, "mse", jit_compile=jit_compile)
+        weights = np.linspace(0, 1, 20)
+        options = {"batch_size": 8, "epochs": 3, "shuffle": False, "verbose": 0}
+        callbacks = [BroadcastInitialState()]
+        model.fit(ids, Y, sample_weight=weights, callbacks=callbacks, **options)
+        found.append([w.numpy() for w in model.weights])
+    for a, b in zip(*found, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_without_a_callback_both_ways_out_are_named():
+    model = compiled(Net)
+    words = r"(?s)BroadcastInitialState\(\).*jit_compile=False"
+    with pytest.raises(NotImplementedError, match=words):
+        fit(model, keras.callbacks.Callback())
+    assert int(model.optimizer.iterations) == 0
