@@ -158,6 +158,18 @@ def test_a_first_step_without_a_reduction_is_an_error(monkeypatch):
         fit(own_step_model(False), LearningRateScale(1.0))
 
 
+def test_accumulated_gradients_are_looked_for_when_they_are_reduced(monkeypatch):
+    sgd = keras.optimizers.SGD(0.1, gradient_accumulation_steps=3)
+    model = compiled(optimizer=tfdist.DistributedOptimizer(sgd))
+    monkeypatch.setattr(_runtime, "size", lambda: 2)
+    fit(model, LearningRateScale(1.0))  # 4 steps: one update
+    fit(model, LearningRateScale(1.0))  # at its second step, and no later one
+    model = own_step_model(False)
+    model.optimizer.gradient_accumulation_steps = 3
+    with pytest.raises(RuntimeError, match="DistributedGradientTape"):
+        fit(model, LearningRateScale(1.0))
+
+
 def test_the_broadcast_of_an_unbuilt_model_is_no_reduction(monkeypatch):
     model = OwnStep([keras.layers.Dense(1)])
     model.reduces = False

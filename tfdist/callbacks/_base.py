@@ -41,6 +41,7 @@ class RankCallback(keras.callbacks.Callback):
         self._leads = False
         self._epoch = 0
         self._compares = False
+        self._steps_seen = 0
 
     def settings_of_all_ranks(self) -> dict[str, Any]:
         """What has to be equal on all ranks: plain values, for the comparison."""
@@ -53,6 +54,7 @@ class RankCallback(keras.callbacks.Callback):
         guard_saving(self.model)
         split_step.install(self.model)
         self._checked = False
+        self._steps_seen = 0
         self._listed = callbacks_of_the_call()
         ours = (c for c in self._listed if isinstance(c, RankCallback))
         self._leads = next(ours, None) is self
@@ -78,14 +80,17 @@ class RankCallback(keras.callbacks.Callback):
             self._compares = False
             rate = learning_rate_of(self.model)
             agree_on_epoch(self._epoch, rate, self._ranks)
-        if not self._checked:
+        if self._steps_seen == 0:
             self._note_operations()
 
     def on_train_batch_end(
         self, batch: int, logs: dict[str, Any] | None = None
     ) -> None:
-        """After the first step: checks that gradients were reduced."""
+        """After the first update: checks that gradients were reduced."""
         if self._checked:
+            return
+        self._steps_seen += 1
+        if self._steps_seen < _steps_with_an_update(self.model):
             return
         self._checked = True
         if _runtime.size() > 1 and not self._has_reduced():
@@ -133,6 +138,11 @@ def _name_of(record: dict[str, Any]) -> str:
 def finished_operations() -> int:
     """How many operations the engine has finished in this world."""
     return int(_core.counters()["finished"])
+
+
+def _steps_with_an_update(model: keras.Model) -> int:
+    """How many steps there are at most until the weights change."""
+    return getattr(base_optimizer(model), "gradient_accumulation_steps", None) or 1
 
 
 def check_model(model: keras.Model) -> None:
