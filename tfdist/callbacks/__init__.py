@@ -12,7 +12,7 @@ Example:
     >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
     >>> model.compile(                                                   # 4
     ...     tfdist.DistributedOptimizer(keras.optimizers.SGD(0.1)),
-    ...     loss="mse", jit_compile=False)
+    ...     loss="mse")
     >>> history = model.fit(data, epochs=2, verbose=0, shuffle=False, callbacks=[
     ...     tfdist.callbacks.BroadcastInitialState(), tfdist.callbacks.MetricAverage()
     ... ])                                                               # 5
