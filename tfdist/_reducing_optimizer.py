@@ -71,7 +71,7 @@ class Reducing(ReducesUpdates):
                 `DistributedGradientTape.gradient`. Default: all ranks count the same.
         """
         grads = list(grads)
-        if split_step.deferred(self, grads, trainable_variables):
+        if split_step.deferred(self, grads, trainable_variables, weight):
             return None
         if not grads:
             return super().apply(grads, trainable_variables)  # type: ignore[misc]

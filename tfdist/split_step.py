@@ -44,7 +44,18 @@ class _Call:
     optimizer: Any
     grads: list[Any]
     variables: list[Any] | None
+    weight: Any
     operations_before: int
+
+    def of_the_trace(self) -> tuple[list[Any], Any]:
+        """What was computed there and has to come out of the compiled function."""
+        return self.grads, self.weight if tf.is_tensor(self.weight) else None
+
+    def run(self, grads: list[Any], weight: Any) -> None:
+        """Calls `apply` with what came out."""
+        weight = self.weight if weight is None else weight
+        options = {} if weight is None else {"weight": weight}
+        self.optimizer.apply(grads, self.variables, **options)
 
 
 class _Recorder:
@@ -59,7 +70,9 @@ class _Recorder:
         self.calls = []
         self._graph = tf.compat.v1.get_default_graph()
 
-    def add(self, optimizer: Any, grads: list[Any], variables: Any) -> None:
+    def add(
+        self, optimizer: Any, grads: list[Any], variables: Any, weight: Any
+    ) -> None:
         if tf.compat.v1.get_default_graph() is not self._graph:
             raise _CannotSplitError(
                 "it calls the optimizer inside of a tf.cond, tf.while_loop or "
@@ -67,7 +80,7 @@ class _Recorder:
             )
         listed = None if variables is None else list(variables)
         position = len(self._graph.get_operations())
-        self.calls.append(_Call(optimizer, grads, listed, position))
+        self.calls.append(_Call(optimizer, grads, listed, weight, position))
 
     def check_unused(self) -> None:
         """Raises if the step uses what a noted `apply` updates or reads.
@@ -97,13 +110,16 @@ _ACTIVE: contextvars.ContextVar[_Recorder | None] = contextvars.ContextVar(
 )
 
 
-def deferred(optimizer: Any, grads: list[Any], variables: Any) -> bool:
+def deferred(
+    optimizer: Any, grads: list[Any], variables: Any, weight: Any = None
+) -> bool:
     """Whether this call of `optimizer.apply` was noted, to run after the step.
 
     Args:
         optimizer: a reducing optimizer whose `apply` is called.
         grads: its gradients.
         variables: its variables, or None for those it was built with.
+        weight: its weight of this rank: a number, a scalar tensor, or None.
 
     Returns:
         True while the part of a step is traced that XLA compiles; then the caller has
@@ -112,7 +128,7 @@ def deferred(optimizer: Any, grads: list[Any], variables: Any) -> bool:
     recorder = _ACTIVE.get()
     if recorder is None:
         return False
-    recorder.add(optimizer, grads, variables)
+    recorder.add(optimizer, grads, variables, weight)
     return True
 
 
@@ -144,18 +160,18 @@ def split(step: Callable[[Any], Any]) -> Callable[[Any], Any]:
             finally:
                 _ACTIVE.reset(token)
             recorder.check_unused()
-            return [call.grads for call in recorder.calls], logs
+            return [call.of_the_trace() for call in recorder.calls], logs
 
         compiled = tf.function(gradients_and_logs, jit_compile=True, autograph=False)
         try:
-            grads, logs = compiled(data)
+            results, logs = compiled(data)
         except (_CannotSplitError, _operations.InsideXlaError) as reason:
             if not told:
                 told = True
                 _tell_whole(step, reason)
             return step(data)
-        for call, own in zip(recorder.calls, grads, strict=True):
-            call.optimizer.apply(own, call.variables)
+        for call, (grads, weight) in zip(recorder.calls, results, strict=True):
+            call.run(grads, weight)
         if not told:
             told = True
             _tell_split()

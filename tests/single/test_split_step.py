@@ -9,6 +9,7 @@ import tensorflow as tf
 from tensorflow.python.ops import control_flow_util
 
 import tfdist
+from tfdist import groups
 from tfdist.callbacks import BroadcastInitialState, LearningRateScale, MetricAverage
 
 RNG = np.random.default_rng(1)
@@ -250,6 +251,35 @@ def test_sparse_gradients_and_weights_of_samples_cross_the_cut():
         found.append([w.numpy() for w in model.weights])
     for a, b in zip(*found, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+class Weighted(Net):
+    """Its weight of a batch is a number, or is computed in the step."""
+
+    def train_step(self, data):
+        loss, gradients = self.forward(data)
+        weight = tf.shape(data[0])[0] if self.computed else 3
+        variables = self.trainable_variables
+        self.optimizer.apply(gradients, variables, weight=weight)
+        return {"loss": loss}
+
+
+@pytest.mark.parametrize("computed", [False, True])
+def test_weights_of_batches_cross_the_cut(computed, monkeypatch):
+    seen = []
+
+    def share_of(weight, process_set):
+        assert not traced_for_xla()
+        seen.append(weight)
+        return tf.constant(1.0, tf.float64)
+
+    monkeypatch.setattr(groups, "share_of", share_of)
+    model = compiled(Weighted)
+    model.computed = computed
+    fit(model)
+    assert [True, True] in model.traces
+    assert seen
+    assert all(tf.is_tensor(w) if computed else w == 3 for w in seen)
 
 
 def test_without_a_callback_both_ways_out_are_named():
