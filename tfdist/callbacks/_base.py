@@ -27,10 +27,10 @@ class RankCallback(keras.callbacks.Callback):
 
     Before the first step it refuses a model whose gradients would not be reduced, and a
     list of callbacks that would let the ranks drift apart. Of a model with
-    `jit_compile=True` XLA compiles forward and backward alone. After the first step it looks whether a reduction really took place,
-    which is all that can be said about a custom `train_step`. Before the first step of
-    each epoch the ranks compare the epoch and the learning rate; the first of these
-    callbacks in the list does that for all.
+    `jit_compile=True` XLA compiles forward and backward alone. After the first step it
+    looks whether a reduction really took place, which is all that can be said about a
+    custom `train_step`. Before the first step of each epoch the ranks compare the epoch
+    and the learning rate; the first of these callbacks in the list does that for all.
     """
 
     def __init__(self) -> None:
