@@ -2,7 +2,7 @@
 # Needs GNU make, Python 3.11-3.13 and a C++17 compiler: no root, no GPU, nothing else installed.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help train test test-slow sim campaign scale mutants sanitize fuzz hostile lint format docs gpu setup clean distclean
+.PHONY: help train test test-slow test-minors sim campaign scale mutants sanitize fuzz hostile lint format docs gpu setup clean distclean
 unexport PYTHONPATH PYTHONHOME
 
 NP ?= 2
@@ -38,6 +38,9 @@ test: $(BUILT)  ## the whole suite, in stages
 
 test-slow: $(BUILT)  ## the tests that take minutes
 	@$(BIN)/python -m pytest tests -m slow
+
+test-minors: $(BUILT)  ## sets up and tries the oldest and the newest TensorFlow
+	@$(BIN)/python .ci/minors.py
 
 SEEDS ?= 1000
 FIRST ?= 1
