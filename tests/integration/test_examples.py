@@ -1,6 +1,7 @@
 """The examples of recipes/examples do what they say, through the real launcher."""
 
 import functools
+import importlib
 import json
 import re
 import subprocess
@@ -82,7 +83,7 @@ def example(name):
     """The example as a module."""
     sys.path.insert(0, str(EXAMPLES))
     try:
-        return __import__(name)
+        return importlib.import_module(name)
     finally:
         sys.path.remove(str(EXAMPLES))
 

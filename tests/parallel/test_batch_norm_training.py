@@ -328,7 +328,7 @@ def test_a_call_costs_one_operation_forward_and_one_backward():
     assert run_ranks(counted, 2) == [expected] * 2
 
 
-def weighting(use):
+def weighted_too_late(use):
     """Gradients are added up over the ranks before they could be weighted."""
     keras.utils.clear_session()
     layer = keras.layers.BatchNormalization(scale=use != "beta")
@@ -336,22 +336,52 @@ def weighting(use):
     with tf.GradientTape() as tape:
         y = layer(tf.ones((3, 2)), training=True)
     variables = layer.trainable_variables
+    optimizer = tfdist.DistributedOptimizer(keras.optimizers.SGD(0.1))
     try:
-        if use == "optimizer":
-            optimizer = tfdist.DistributedOptimizer(keras.optimizers.SGD(0.1))
-            optimizer.apply(tape.gradient(y, variables), variables, weight=3)
-        else:
-            tfdist.DistributedGradientTape(tape).gradient(y, variables, weight=3)
+        optimizer.apply(tape.gradient(y, variables), variables, weight=3)
     except ValueError as error:
         return str(error)
     return ""
 
 
-@pytest.mark.parametrize("use", ["tape", "beta", "optimizer"])
-def test_a_weight_is_refused(use):
-    for message in run_ranks(weighting, 2, use):
-        assert "op=tfdist.ReduceOp.SUM" in message
+@pytest.mark.parametrize("use", ["gamma", "beta"])
+def test_a_weight_is_refused_after_the_backward_pass(use):
+    for message in run_ranks(weighted_too_late, 2, use):
+        assert "DistributedGradientTape.gradient()" in message
         assert "batch_normalization/" in message
+
+
+def weighted_gradients(sizes):
+    """Of the mean loss of this rank's batch, weighted by its size; of one: of all."""
+    before = keras.config.dtype_policy()
+    keras.utils.clear_session()
+    keras.config.set_dtype_policy("float64")
+    try:
+        keras.utils.set_random_seed(1)
+        layers = [keras.layers.Dense(3), keras.layers.BatchNormalization()]
+        model = keras.Sequential([keras.Input((4,)), *layers, keras.layers.Dense(1)])
+    finally:
+        keras.config.set_dtype_policy(before)
+    x = np.random.default_rng(2).normal(size=(sum(sizes), 4))
+    variables = model.trainable_variables
+    if len(sizes) == 1:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(model(x, training=True)[:, 0] ** 3)
+        return [g.numpy() for g in tape.gradient(loss, variables)]
+    tfdist.layers.synchronize_batch_normalization(model)
+    begin = sum(sizes[: tfdist.rank()])
+    x = x[begin : begin + sizes[tfdist.rank()]]
+    with tfdist.DistributedGradientTape() as tape:
+        loss = tf.reduce_mean(model(x, training=True)[:, 0] ** 3)
+    return [g.numpy() for g in tape.gradient(loss, variables, weight=len(x))]
+
+
+@pytest.mark.parametrize("sizes", [(8, 24), (5, 11, 16)])
+def test_a_weight_for_the_tape_is_that_of_one_process(sizes):
+    expected = weighted_gradients([sum(sizes)])
+    for found in run_ranks(weighted_gradients, len(sizes), list(sizes)):
+        for a, b in zip(expected, found, strict=True):
+            np.testing.assert_allclose(b, a, rtol=1e-10, atol=1e-13)
 
 
 def skipping():

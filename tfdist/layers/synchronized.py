@@ -75,8 +75,8 @@ def SyncBatchNormalization(  # noqa: N802 - named like the class it stands for
     Gradients go through the reduction: they are those of the sum of all ranks' losses,
     as of every operation here. `DistributedOptimizer` and `DistributedGradientTape`
     then average them. With batches of equal size that is the gradient of the mean loss
-    of the concatenated batch; with others, divide each rank's sum of losses by the
-    number of all ranks' samples, and reduce with `op=tfdist.ReduceOp.SUM`. (`weight=`
+    of the concatenated batch; with others, give this rank's number of samples to
+    `DistributedGradientTape.gradient(..., weight=...)`. (The `weight` of an optimizer
     comes too late, after the backward pass, and is refused.)
 
     All ranks have to call the layer, forward and backward, equally often and in the
