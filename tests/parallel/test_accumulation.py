@@ -61,7 +61,7 @@ def train_ranks(kind, eager):
 
 
 @pytest.mark.parametrize("eager", [False, True])
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_the_mean_over_micro_batches_and_ranks_is_that_of_one_process(size, eager):
     for kind in KINDS:
         ranks = run_ranks(train_ranks, size, kind, eager)

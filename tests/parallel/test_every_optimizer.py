@@ -93,7 +93,7 @@ def train_ranked(names):
     return {name: train(name, True) for name in names}
 
 
-@pytest.mark.parametrize("half", [0, 1])
+@pytest.mark.parametrize("half", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_ranks_end_where_one_process_with_all_data_ends(half):
     names = NAMES[half::2]
     ranks = run_ranks(train_ranked, 2, names, timeout_s=100)

@@ -106,7 +106,7 @@ def alone():
     return {name: train_alone(name) for name in optimizers()}
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_weights_and_slots_are_those_of_one_process_on_the_whole_batch(size, alone):
     ranks = run_ranks(train_ranks, size, timeout_s=110)
     for case in ranks[0]:

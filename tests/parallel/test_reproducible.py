@@ -44,7 +44,9 @@ def reduce_late(dtype, run):
     return digest.hexdigest()
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "dtype", [pytest.param("float32", marks=pytest.mark.slow), "bfloat16"]
+)
 def test_delays_and_the_fusion_threshold_do_not_change_a_bit(dtype):
     seen = set()
     for fusion_bytes in (0, 1 << 20, 64 << 20):
@@ -120,7 +122,9 @@ def gradients_of_a_group(dtype, runs):
     return hashes
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)]
+)
 def test_delays_and_the_cut_into_buckets_do_not_change_a_bit_of_a_group(dtype):
     seen = set()
     for fusion_bytes in (0, 1 << 20, 64 << 20):

@@ -188,7 +188,7 @@ def train_alone(name):
     return fit(model, 1, False)
 
 
-@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("size", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_another_number_of_ranks_trains_on(saved, size):
     folder, _ = saved
     ranks = run_ranks(train_on, size, folder, list(OPTIMIZERS), timeout_s=100)
