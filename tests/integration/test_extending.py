@@ -6,6 +6,8 @@ import shutil
 import subprocess
 import sys
 
+import pytest
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BLOCK = re.compile(r"<!-- (file|after): (.+?) -->\n```cpp\n(.*?)```\n", re.DOTALL)
 
@@ -36,6 +38,7 @@ def run(*command: str, cwd: pathlib.Path, timeout_s: float) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_the_algorithm_of_the_page_is_built_tested_and_timed(tmp_path):
     for folder in ("tfdist_ops", "tests/cpp", "tests/sim", "tests/fuzz", "benchmarks"):
         shutil.copytree(ROOT / folder, tmp_path / folder)

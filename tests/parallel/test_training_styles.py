@@ -323,8 +323,19 @@ def train_ranked(name):
     return train(name, tfdist.size(), True)
 
 
+# Of these the matrix or another test has a sample.
+SLOW = (own_train_step, train_on_batch, run_eagerly)
+
+
 @pytest.mark.filterwarnings("ignore:Gradients do not exist for variables")
-@pytest.mark.parametrize("style", STYLES, ids=lambda style: style.__name__)
+@pytest.mark.parametrize(
+    "style",
+    [
+        pytest.param(style, marks=[pytest.mark.slow] if style in SLOW else [])
+        for style in STYLES
+    ],
+    ids=lambda style: style.__name__,
+)
 def test_ranks_end_where_one_process_with_all_data_ends(style):
     name = style.__name__
     size = 3 if style in (a_branch_of_one_rank, eager_loop) else 2
