@@ -254,7 +254,10 @@ class Relay:
         for way in self.between(one, other):
             way.source.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, at_once)
         for way in self.between(one, other):
-            way.source.shutdown(socket.SHUT_RD)  # wakes the reader
+            try:
+                way.source.shutdown(socket.SHUT_RD)  # wakes the reader
+            except OSError:
+                pass  # the rank has closed it already: the other end was first
             way.source.close()
 
     def close(self) -> None:
