@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from tfdist import finite, groups, split_step
 from tfdist._bucket_reduction import gated
+from tfdist._own_name import subclass_under_own_name
 from tfdist.reduce_options import ReduceOptions
 from tfdist.torn import check_not_torn
 
@@ -201,18 +202,8 @@ def reducing_class(
     cls: Any, mixin: Any, options: ReduceOptions, nan_policy: str | None
 ) -> Any:
     """The reducing subclass of an optimizer class, under the class's own name."""
-    is_public = getattr(keras.optimizers, cls.__name__, None) is cls
-    return type(
-        cls.__name__,
-        (mixin, cls),
-        {
-            "__module__": "keras.optimizers" if is_public else cls.__module__,
-            "__qualname__": cls.__qualname__,
-            "__doc__": cls.__doc__,
-            "tfdist_options": options,
-            "tfdist_nan_policy": nan_policy,
-        },
-    )
+    attributes = {"tfdist_options": options, "tfdist_nan_policy": nan_policy}
+    return subclass_under_own_name(cls, mixin, keras.optimizers, attributes)
 
 
 def _accumulation_steps(optimizer: Any) -> int | None:

@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers.float64 import in_float64
 from helpers.ranks import run_ranks
 
 import tfdist
@@ -100,17 +101,6 @@ def build(name, norm):
     return MODELS[name][0](lambda **options: norm(dtype="float64", **options))
 
 
-def in_float64(function, *args):
-    before = keras.config.floatx()
-    keras.config.set_floatx("float64")
-    keras.config.set_dtype_policy("float64")
-    try:
-        return function(*args)
-    finally:
-        keras.config.set_floatx(before)
-        keras.config.set_dtype_policy(before)
-
-
 def stepped(model, x, y, total, *, in_graph, reduces, steps=2):
     """Outputs, gradients of inputs and weights of each step, and the weights after."""
     variables = model.trainable_variables
@@ -153,7 +143,7 @@ def on_ranks(name, batches, modes):
             for mode in modes
         ]
 
-    return in_float64(run)
+    return in_float64(run)()
 
 
 def on_one(name, batches):
@@ -162,7 +152,7 @@ def on_one(name, batches):
         model = build(name, PLAIN)
         return stepped(model, x, y, len(x), in_graph=False, reduces=False)
 
-    return in_float64(run)
+    return in_float64(run)()
 
 
 def assert_close(found, expected, what):

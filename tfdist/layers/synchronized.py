@@ -13,6 +13,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist._own_name import subclass_under_own_name
 from tfdist._process_sets import ProcessSet, id_of
 from tfdist.layers._moments import synchronized_moments
 from tfdist.weights import SYNCHRONIZED
@@ -222,15 +223,5 @@ def _convert(layer: Any, process_set: ProcessSet | None) -> None:
 @functools.cache
 def _synchronized_class(own: Any, process_set: ProcessSet | None) -> Any:
     """The synchronised subclass of a layer's class, under the class's own name."""
-    is_public = own is keras.layers.BatchNormalization
-    return type(
-        own.__name__,
-        (_Synchronized, own),
-        {
-            "__module__": "keras.layers" if is_public else own.__module__,
-            "__qualname__": own.__qualname__,
-            "__doc__": own.__doc__,
-            "_tfdist_own": own,
-            "_tfdist_set": process_set,
-        },
-    )
+    attributes = {"_tfdist_own": own, "_tfdist_set": process_set}
+    return subclass_under_own_name(own, _Synchronized, keras.layers, attributes)
