@@ -71,11 +71,13 @@ class HandDriven {
       }
     }
     data_open = std::make_unique<bool[]>(n);
+    control_open = std::make_unique<bool[]>(n);
     for (size_t r = 0; r < n; ++r) {
-      data_open[r] = true;
+      data_open[r] = control_open[r] = true;
       for (auto& link : links[r]) {
         if (link == nullptr) continue;
         link = std::make_unique<GatedLink>(std::move(link), Lane::kData, &data_open[r]);
+        link = std::make_unique<GatedLink>(std::move(link), Lane::kControl, &control_open[r]);
       }
     }
     for (int r = 0; r < size; ++r) {
@@ -155,7 +157,8 @@ class HandDriven {
   uint64_t last_id() const { return last_id_; }
 
   int64_t now_us = 1000 * 1000;
-  std::unique_ptr<bool[]> data_open;  // by rank: whether it reads data
+  std::unique_ptr<bool[]> data_open;     // by rank: whether it reads data
+  std::unique_ptr<bool[]> control_open;  // by rank: whether it reads messages
   std::vector<std::unique_ptr<Engine>> engines;
 
  private:

@@ -34,6 +34,9 @@ class Span {
 using ByteSpan = Span<const uint8_t>;
 using MutableByteSpan = Span<uint8_t>;
 
+inline std::string AsText(ByteSpan bytes) {
+  return std::string(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+}
 inline ByteSpan AsBytes(const std::string& s) {
   return {reinterpret_cast<const uint8_t*>(s.data()), s.size()};
 }

@@ -36,6 +36,8 @@ const char* CollectiveKindName(CollectiveKind kind) {
       return "add_process_set";
     case CollectiveKind::kRemoveSet:
       return "remove_process_set";
+    case CollectiveKind::kJoin:
+      return "join";
   }
   return "invalid";
 }

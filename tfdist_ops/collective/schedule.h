@@ -79,6 +79,7 @@ enum class CollectiveKind : int32_t {
   kSendRecv = 10,   // within a set of two; the root sends
   kAddSet = 11,     // a process set; the agreement alone
   kRemoveSet = 12,  // the same
+  kJoin = 13,       // this rank has no more data (scheduler/join.h)
 };
 const char* CollectiveKindName(CollectiveKind kind);  // "allreduce", "reduce_scatter", ...
 bool HasRoot(CollectiveKind kind);

@@ -24,6 +24,8 @@ class StepMemory {
              int64_t segment_bytes);
 
   const std::vector<Step>& steps() const { return schedule_.steps; }
+  // Finish::divide; before the last contribution comes.
+  void SetDivide(int64_t divide) { reduction_.finish.divide = divide; }
   int64_t segments(size_t step) const;                     // of the step's slice
   size_t WireBytes(size_t step, int64_t segment) const;    // payload of a segment
   void Pack(size_t step, int64_t segment, uint8_t* wire);  // kSend
@@ -48,7 +50,7 @@ class StepMemory {
 
   const Schedule schedule_;
   std::vector<Slice> slices_;  // the joined ones too
-  const Reduction reduction_;
+  Reduction reduction_;
   const int rank_;
   const size_t element_bytes_;
   const size_t partial_bytes_;  // of an element of a partial result

@@ -399,6 +399,13 @@ int32_t tfdist_register_group(uint32_t process_set, const char* description, uin
   return 0;
 }
 
+int32_t tfdist_join(uint32_t process_set, double timeout_s, int32_t* latest, int32_t* complete) {
+  const std::shared_ptr<Runtime> runtime = Current();
+  if (runtime == nullptr) return Fail(NotInitialized());
+  Status status = runtime->Join(process_set, timeout_s, latest, complete);
+  return status.ok() ? 0 : Fail(std::move(status));
+}
+
 int32_t tfdist_take_records(tfdist_record* out, int32_t capacity) {
   const std::shared_ptr<Runtime> runtime = Current();
   if (runtime == nullptr || capacity <= 0) return 0;

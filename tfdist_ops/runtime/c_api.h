@@ -174,6 +174,15 @@ TFDIST_EXPORT int32_t tfdist_register_group(uint32_t process_set, const char* de
                                             uint8_t* present, int32_t count, double timeout_s,
                                             char* id);
 
+/* This rank has no more data: blocks until all ranks of the process set have joined. Meanwhile it
+ * takes part in what the others call: the identity in reductions (an average is over the ranks that
+ * call it), no rows in what has rows; a broadcast or scatter whose root has joined is
+ * FAILED_PRECONDITION on every rank. `timeout_s` (<= 0: TFDIST_TIMEOUT_S) is how long the others
+ * may call nothing. `*complete`: how many ranks have called every collective themselves; `*latest`:
+ * the lowest of them. */
+TFDIST_EXPORT int32_t tfdist_join(uint32_t process_set, double timeout_s, int32_t* latest,
+                                  int32_t* complete);
+
 /* ---- observation ---- */
 /* One finished operation, from the ring buffer of the last 4096. Times: monotonic microseconds;
  * 0 = never got there. */

@@ -8,6 +8,7 @@
 
 #include "base/deadline.h"
 #include "scheduler/check_request.h"
+#include "scheduler/join.h"
 
 namespace tfdist {
 namespace {
@@ -74,6 +75,10 @@ Runtime::Runtime(World world, Links links, const Config& config, int doorbell_fd
     std::lock_guard<std::mutex> lock(mutex_);
     if (records_.size() == kRecordCapacity) records_.pop_front();
     records_.push_back(record);
+  };
+  hooks.registered = [this](const RequestInfo& info, const Response& response) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    groups_[{info.set, info.description}] = response.present;
   };
   hooks.stepped = [this](int64_t count) {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -196,6 +201,19 @@ Status Runtime::RemoveProcessSet(uint32_t id, double timeout_s) {
   TFDIST_RETURN_IF_ERROR(Agree(std::move(request), &response));
   std::lock_guard<std::mutex> lock(mutex_);
   groups_.erase(groups_.lower_bound({id, ""}), groups_.lower_bound({id + 1, ""}));
+  return Status();
+}
+
+Status Runtime::Join(uint32_t set, double timeout_s, int32_t* latest, int32_t* complete) {
+  auto request = std::make_unique<Request>();
+  request->info.key = kJoinKey;
+  request->info.kind = CollectiveKind::kJoin;
+  request->info.timeout_s = timeout_s;
+  request->info.set = set;
+  Response response;
+  TFDIST_RETURN_IF_ERROR(Agree(std::move(request), &response));
+  *latest = static_cast<int32_t>(response.number);
+  *complete = static_cast<int32_t>(response.rows[0]);
   return Status();
 }
 

@@ -43,6 +43,9 @@ class Runtime {
   // Agree with all ranks of the world on a process set; block likewise.
   Status AddProcessSet(const std::vector<int32_t>& ranks, double timeout_s, uint32_t* id);
   Status RemoveProcessSet(uint32_t id, double timeout_s);
+  // This rank has no more data: blocks until all ranks of the set have joined. `*complete`: how
+  // many ranks have called every collective themselves, `*latest`: the lowest of them.
+  Status Join(uint32_t set, double timeout_s, int32_t* latest, int32_t* complete);
   // A link that the overlay wanted is there. False: there is no overlay, or no engine any more.
   bool Adopt(int peer, std::unique_ptr<Link> link);
   // Ranks to which the overlay wants links, each once.

@@ -60,6 +60,7 @@ Status CheckRequest(const Request& request, int size) {
     case CollectiveKind::kRegister:
     case CollectiveKind::kAddSet:
     case CollectiveKind::kRemoveSet:
+    case CollectiveKind::kJoin:
       return Status();
     default:
       break;

@@ -1,6 +1,7 @@
 #include "scheduler/engine.h"
 
 #include <algorithm>
+#include <limits>
 #include <sstream>
 #include <utility>
 
@@ -61,6 +62,28 @@ Engine::~Engine() = default;
 
 // ---- requests ----
 
+namespace {
+
+// What a rank that has joined must know of them.
+void DescribeTensors(Request* request) {
+  RequestInfo& info = request->info;
+  info.group = request->group;
+  info.bucket_index = request->bucket_index;
+  info.bucket_count = request->bucket_count;
+  const bool has_list = info.kind == CollectiveKind::kAllreduce ||
+                        info.kind == CollectiveKind::kReduce ||
+                        info.kind == CollectiveKind::kBroadcast;
+  if (!has_list) return;
+  info.sizes.clear();
+  info.hints.clear();
+  for (const TensorView& tensor : request->tensors) {
+    info.sizes.push_back(tensor.elements);
+    info.hints.push_back(tensor.hint);
+  }
+}
+
+}  // namespace
+
 void Engine::Submit(std::unique_ptr<Request> request, int64_t now_us) {
   request->submitted_us = now_us;
   Status refused = failure_;
@@ -75,9 +98,16 @@ void Engine::Submit(std::unique_ptr<Request> request, int64_t now_us) {
     return;
   }
   request->deadline_us = now_us + static_cast<int64_t>(info.timeout_s * 1e6);
+  DescribeTensors(request.get());
   ProcessSet* set = Room(info.set);
   if (stopped_) {
     stopped_requests_.push_back(std::move(request));
+    return;
+  }
+  if (info.kind == CollectiveKind::kJoin) {
+    // Bounded by the leader, from the last collective on (Joins::Expired).
+    request->deadline_us = std::numeric_limits<int64_t>::max();
+    set->joining = std::move(request);
     return;
   }
   BeginSetChange(request.get());
@@ -133,6 +163,11 @@ bool Engine::SendResponses(int64_t now_us) {
     if (set->negotiator == nullptr || stopped_) continue;
     const std::vector<Response> responses = set->negotiator->TakeResponses();
     for (const Response& response : responses) {
+      if (response.ends_work) {
+        Suspect(kNoRank, true, response.error);
+        return true;
+      }
+      set->joins->Announced(response, now_us);
       TellMembers(*set, FrameType::kResponse, EncodeResponse(response));
     }
     for (const Response& response : responses) HandleResponse(set.get(), response, now_us);
@@ -195,8 +230,13 @@ std::unique_ptr<Request> Engine::TakeEntry(ProcessSet* set, const std::string& k
 void Engine::HandleResponse(ProcessSet* set, const Response& response, int64_t now_us) {
   if (stopped_) return;
   std::vector<std::unique_ptr<Request>> members;
-  for (const std::string& key : response.keys) {
+  for (size_t i = 0; i < response.keys.size(); ++i) {
+    const std::string& key = response.keys[i];
     std::unique_ptr<Request> request = TakeEntry(set, key, response.error.ok(), now_us);
+    if (request == nullptr && IsAsked(*set, response)) {
+      request = JoinIn(set, response.infos[i], response, now_us);
+      if (request == nullptr) return;  // the work has ended
+    }
     if (request == nullptr && !response.error.ok()) continue;  // refused before it came here
     if (request == nullptr) {
       Bug(TFDIST_INTERNAL(Describe(set->leader()) + " announced \"" + key +
@@ -208,6 +248,7 @@ void Engine::HandleResponse(ProcessSet* set, const Response& response, int64_t n
       EndSetChange(*request, response, now_us);
       EndMember(set, std::move(request), response.error, now_us);
     } else {
+      request->contributors = set->size() - static_cast<int>(response.joined.size());
       members.push_back(std::move(request));
     }
   }
@@ -246,6 +287,8 @@ void Engine::HandleResponse(ProcessSet* set, const Response& response, int64_t n
     case CollectiveKind::kSendRecv:
       Start(set, response.ticket, std::move(members), now_us);
       return;
+    case CollectiveKind::kJoin:
+      return;  // not announced
   }
 }
 
@@ -292,6 +335,7 @@ bool Engine::Poll(int64_t now_us) {
   }
   moved |= SendResponses(now_us);
   moved |= AdvanceAll(now_us);
+  for (auto& [id, set] : sets_) TurnJoin(set.get(), now_us);
   TurnMembership(now_us);
   AcknowledgeLeaves();
   for (size_t p = 0; p < links_.size(); ++p) {

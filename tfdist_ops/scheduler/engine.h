@@ -13,8 +13,9 @@
 //
 // engine.cc: requests, agreement, one turn; engine_run.cc: execution, the data lane;
 // engine_order.cc: predicted operations, and what to do when they stand still; engine_sets.cc:
-// process sets; engine_control.cc: the control lane; engine_failure.cc: deadlines, failures and
-// leaving; engine_membership.cc: evidence, the verdict; engine_gate.cc: steps that are held back.
+// process sets; engine_join.cc: ranks without data; engine_control.cc: the control lane;
+// engine_failure.cc: deadlines, failures and leaving; engine_membership.cc: evidence, the verdict;
+// engine_gate.cc: steps that are held back.
 //
 // A failure, from the first evidence on: the work stops (StopWork), but nothing ends; the ranks
 // agree (membership/verdict.h); then all that was pending ends with one error, the same on every
@@ -82,6 +83,8 @@ class Engine {
     std::function<void(uint32_t set, uint64_t ticket, void* memory)> allocated;
     std::function<void(const Status&)> failed;  // once, when work ends
     std::function<void(const FinishedRecord&)> finished;
+    // As a rank that has joined: of a group that the others have registered.
+    std::function<void(const RequestInfo& info, const Response& response)> registered;
     std::function<void(int64_t count)> stepped;  // complete steps of a group so far
     // The state of a peer's process now; kUnknown where it cannot be seen for certain. Null: of no
     // peer.
@@ -180,6 +183,20 @@ class Engine {
                 int64_t now_us);
   std::unique_ptr<Request> TakeEntry(ProcessSet* set, const std::string& key, bool agreed,
                                      int64_t now_us);
+  // Joining.
+  void TurnJoin(ProcessSet* set, int64_t now_us);
+  bool HandleJoinMessage(int peer, FrameType type, ProcessSet* set, ByteSpan message,
+                         int64_t now_us);
+  void AddJoin(ProcessSet* set, const JoinNote& note, int64_t now_us);
+  void HearJoin(ProcessSet* set, const JoinNote& note, int64_t now_us);
+  void EndJoin(ProcessSet* set, const JoinNote& note, int64_t now_us);
+  void TellStarted(ProcessSet* set, uint64_t ticket, const RequestInfo& info, int64_t now_us);
+  void GiveOrders(ProcessSet* set, int64_t now_us);
+  void TakePart(ProcessSet* set, const WaitNote& order, int64_t now_us);
+  bool IsAsked(const ProcessSet& set, const Response& response) const;
+  std::unique_ptr<Request> MakeJoined(ProcessSet* set, const RequestInfo& info, int64_t now_us);
+  std::unique_ptr<Request> JoinIn(ProcessSet* set, const RequestInfo& info,
+                                  const Response& response, int64_t now_us);
   // Predicted operations.
   void NumberBucket(ProcessSet* set, Request* request);
   void StartPredicted(ProcessSet* set, std::unique_ptr<Request> request, int64_t now_us);
@@ -234,6 +251,7 @@ class Engine {
   bool StepIsOpen(ProcessSet* set, const Request& request);
   void EndMember(ProcessSet* set, std::unique_ptr<Request> request, const Status& status,
                  int64_t now_us);
+  void TellGate(ProcessSet* set);
   void ReleaseSteps(ProcessSet* set, int64_t now_us);
   Status ResolveGates(int64_t now_us);
   std::optional<Stall> ExpiredStep(const ProcessSet& set, int64_t limit_us, int64_t now_us) const;

@@ -19,8 +19,8 @@ constexpr uint32_t kMoreFragments = 1;
 void Engine::Tell(int peer, FrameType type, uint32_t set, std::string bytes) {
   const auto p = static_cast<size_t>(peer);
   if (links_[p] == nullptr) return;
-  const bool agrees_on_work =
-      type < FrameType::kBeat && type != FrameType::kLeave && type != FrameType::kLeaveAck;
+  const bool agrees_on_work = type != FrameType::kLeave && type != FrameType::kLeaveAck &&
+                              (type < FrameType::kBeat || type > FrameType::kGate);
   if (agrees_on_work) ++negotiation_messages_;
   outbound_[p].messages.push_back({type, set, std::move(bytes)});
 }
@@ -121,7 +121,8 @@ void Engine::HandleControl(int peer, FrameType type, uint32_t set, ByteSpan mess
       // Only a set's leader knows whether a key still waits for the peer, or is already announced;
       // after the leader's own goodbye nothing will be.
       for (const auto& [id, led] : sets_) {
-        if (led->ranks.empty() || led->leader() != peer || led->entries.empty()) continue;
+        if (led->ranks.empty() || led->leader() != peer) continue;
+        if (led->entries.empty() && led->joining == nullptr) continue;
         HandleLeave(peer);
         break;
       }
@@ -149,6 +150,10 @@ bool Engine::HandleSetMessage(int peer, FrameType type, ProcessSet* set, ByteSpa
   const bool heard_of = !set->ranks.empty();
   // A set is opened and ended by rank 0's answer, which another rank's message can overtake. What
   // is announced, is always to those who know the set; a word about waiting has nobody to help.
+  if (!heard_of && type == FrameType::kJoin) {
+    set->early_joins.emplace_back(peer, AsText(message));
+    return true;
+  }
   if (!heard_of && type != FrameType::kReady && type != FrameType::kResponse) return true;
   const bool from_leader = heard_of && set->leader() == peer && set->index > 0;
   const bool to_leader = set->index == 0 && set->IndexOf(peer) > 0;
@@ -208,7 +213,7 @@ bool Engine::HandleSetMessage(int peer, FrameType type, ProcessSet* set, ByteSpa
       return true;
     }
     default:
-      return false;
+      return HandleJoinMessage(peer, type, set, message, now_us);
   }
 }
 

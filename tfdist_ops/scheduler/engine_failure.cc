@@ -46,10 +46,16 @@ void Engine::WarnOfStalls(ProcessSet* set, int64_t now_us) {
   for (Stall& stall : set->waits->TakeStalls(now_us, warning_us)) {
     stalls.push_back(std::move(stall));
   }
+  for (Stall& stall : set->joins->TakeStalls(now_us, warning_us)) {
+    stalls.push_back(std::move(stall));
+  }
   for (const Stall& stall : stalls) {
     TFDIST_LOG(kWarning, world_.rank, "STALL",
-               stall.text << ", which has not called it yet. Check that all ranks take the same "
-                             "steps, and equally many. The wait ends after its timeout.");
+               stall.text << (stall.kind == CollectiveKind::kJoin
+                                  ? ", which has called nothing meanwhile."
+                                  : ", which has not called it yet. Check that all ranks take the "
+                                    "same steps, and equally many.")
+                          << " The wait ends after its timeout.");
     set->stalls[stall.key] = stall.text;
     TellMembers(*set, FrameType::kStall, EncodeStall(stall.key, stall.text));
   }
@@ -58,6 +64,7 @@ void Engine::WarnOfStalls(ProcessSet* set, int64_t now_us) {
 void Engine::EndExpired(ProcessSet* set, int64_t now_us) {
   std::optional<Stall> expired = set->negotiator->Expired(now_us);
   if (!expired) expired = set->waits->Expired(now_us);
+  if (!expired) expired = set->joins->Expired(now_us);
   if (!expired) expired = ExpiredStep(*set, now_us, now_us);
   if (!expired) return;
   ErrorRecord record{"timeout", -1, "", 0, expired->key, "deadline passed", expired->text};
@@ -115,6 +122,7 @@ void Engine::ForEachRequest(
       }
     }
     for (const auto& [ticket, request] : set->allocating) visit(*set, *request);
+    if (set->joining != nullptr) visit(*set, *set->joining);
     for (const auto& [number, group] : set->gated) {
       for (const auto& request : group.held) visit(*set, *request);
       for (const auto& request : group.later) visit(*set, *request);
@@ -194,6 +202,7 @@ void Engine::StopWork() {
       for (auto& request : group.later) stopped_requests_.push_back(std::move(request));
       group.later.clear();
     }
+    if (set->joining != nullptr) stopped_requests_.push_back(std::move(set->joining));
     set->active.clear();
     set->allocating.clear();
     set->entries.clear();
@@ -299,7 +308,9 @@ void Engine::RefuseMissing() {
   for (const auto& [id, set] : sets_) {
     if (set->negotiator == nullptr || stopped_) continue;
     for (int32_t rank : set->ranks) {
-      if (!inbound_[static_cast<size_t>(rank)].left || !set->negotiator->WaitsFor(rank)) continue;
+      if (!inbound_[static_cast<size_t>(rank)].left) continue;
+      const bool joins_wait = !set->joins->empty() && !set->joins->Has(rank);
+      if (!joins_wait && !set->negotiator->WaitsFor(rank)) continue;
       HandleLeave(rank);
       return;
     }

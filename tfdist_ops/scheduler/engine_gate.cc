@@ -61,7 +61,16 @@ void Engine::EndMember(ProcessSet* set, std::unique_ptr<Request> request, const 
   ReleaseSteps(set, now_us);
 }
 
+void Engine::TellGate(ProcessSet* set) {
+  for (const auto& [peer, word] : set->gate->TakeMessages()) {
+    ++gate_messages_;
+    Tell(peer, FrameType::kGate, set->id, EncodeGate(word));
+  }
+}
+
 void Engine::ReleaseSteps(ProcessSet* set, int64_t now_us) {
+  TellGate(
+      set);  // before a leader can go on: a rank that has joined is told of the next step by it
   for (const CommitPoint& point : set->gate->TakeReleased()) {
     ProcessSet::GatedGroup& group = set->gated[static_cast<uint32_t>(point.group)];
     group.released = point.step;

@@ -124,11 +124,7 @@ void Engine::TurnMembership(int64_t now_us) {
 
 void Engine::TellMembership() {
   for (auto& [id, set] : sets_) {
-    if (set->gate == nullptr) continue;
-    for (const auto& [peer, word] : set->gate->TakeMessages()) {
-      ++gate_messages_;
-      Tell(peer, FrameType::kGate, id, EncodeGate(word));
-    }
+    if (set->gate != nullptr) TellGate(set.get());
   }
   const AgreementMessage* last = nullptr;
   std::string bytes;

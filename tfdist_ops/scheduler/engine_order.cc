@@ -31,7 +31,9 @@ void Engine::NumberBucket(ProcessSet* set, Request* request) {
 void Engine::StartPredicted(ProcessSet* set, std::unique_ptr<Request> request, int64_t now_us) {
   const uint64_t ticket = request->info.predicted;
   request->agreed_us = now_us;
+  request->contributors = Contributors(set->joined, set->size(), ticket);
   ++predicted_;
+  if (request->contributors < set->size()) TellStarted(set, ticket, request->info, now_us);
   std::vector<std::unique_ptr<Request>> members;
   members.push_back(std::move(request));
   Start(set, ticket, std::move(members), now_us);

@@ -34,7 +34,8 @@ bool Engine::waiting() const {
   return busy() || undecided || doubting() ||
          std::any_of(sets_.begin(), sets_.end(), [](const auto& item) {
            const ProcessSet& set = *item.second;
-           return set.negotiator != nullptr && !(set.negotiator->empty() && set.waits->empty());
+           return set.negotiator != nullptr &&
+                  !(set.negotiator->empty() && set.waits->empty() && set.joins->empty());
          });
 }
 
@@ -67,12 +68,20 @@ void Engine::OpenSet(ProcessSet* set, std::vector<int32_t> ranks) {
       set->ranks, config_.fusion_bytes,
       is_world ? std::make_unique<SetTable>(world_.size, world_.generation) : nullptr);
   set->waits = std::make_unique<Waits>(set->ranks);
+  set->joins = std::make_unique<Joins>(set->ranks);
 }
 
 Status Engine::CheckSet(const Request& request) const {
   const RequestInfo& info = request.info;
-  if (info.set == kWorldSet) return Status();
   const auto known = sets_.find(info.set);
+  if (known != sets_.end() && known->second->joining != nullptr) {
+    const std::string cause = "this rank has joined, and takes part in what others call alone";
+    return Status(Code::kFailedPrecondition,
+                  "\"" + info.key + "\": " + cause +
+                      ", until all ranks have called tfdist.join(). Call it before, or after it.",
+                  ErrorRecord{"mismatch", world_.rank, "", 0, info.key, cause, ""});
+  }
+  if (info.set == kWorldSet) return Status();
   std::vector<int32_t> ranks = PairSetRanks(info.set, world_.size);
   if (known != sets_.end()) ranks = known->second->ranks;
   const std::string name = "process set " + std::to_string(info.set);
@@ -120,10 +129,14 @@ void Engine::EndSetChange(const Request& request, const Response& response, int6
   if (set == nullptr || !set->ranks.empty()) return;  // known already
   OpenSet(set, ParseSetRanks(info.description));
   auto early = std::move(set->early);
+  auto early_joins = std::move(set->early_joins);
   for (auto& [rank, ready] : early) {
     if (!stopped_ && set->negotiator != nullptr) {
       AddReady(set, rank, std::move(ready), now_us);
     }
+  }
+  for (const auto& [rank, message] : early_joins) {
+    HandleControl(rank, FrameType::kJoin, set->id, AsBytes(message), now_us);
   }
 }
 

@@ -35,6 +35,13 @@ struct RequestInfo {
   // operations of the set in flight.
   std::vector<uint8_t> present;
   uint64_t predicted = 0;  // bucket: the ticket it had if it were predicted (order.h)
+  // What a rank that has joined needs to take part (join.h). Of allreduce, reduce, broadcast: the
+  // elements and the hint (slicing.h) of each tensor; of a bucket and kRegister: the group's id.
+  std::vector<int64_t> sizes;
+  std::vector<uint64_t> hints;
+  std::string group;
+  int32_t bucket_index = 0;
+  int32_t bucket_count = 0;
 };
 
 // "All run this now", or why not: the leader to all ranks. Several keys = fused into one
@@ -46,6 +53,11 @@ struct Response {
   std::vector<int64_t> rows;     // see AgreedRows in scheduler/rows.h
   std::vector<uint8_t> present;  // kRegister: which variables have a gradient on any rank
   uint64_t number = 0;           // kRegister: of the group (0: none is left); kAddSet: of the set
+  // The ranks that have joined, and did not ask for this; if there are any: for each key what they
+  // take part in.
+  std::vector<int32_t> joined;
+  std::vector<RequestInfo> infos;
+  bool ends_work = false;  // an error that ends all work; stays on the leader
 };
 
 int64_t ElementCount(const std::vector<int64_t>& shape);

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "scheduler/agreement.h"
+#include "scheduler/join.h"
 #include "scheduler/order.h"
 #include "scheduler/process_set.h"
 #include "scheduler/rows.h"
@@ -17,6 +18,15 @@ std::vector<int32_t> WorldRanks(int size) {
   std::vector<int32_t> ranks(static_cast<size_t>(size));
   std::iota(ranks.begin(), ranks.end(), 0);
   return ranks;
+}
+
+// One more collective that `response` is about.
+void AddKey(const std::vector<RequestInfo>& by_rank, const std::vector<int32_t>& joined,
+            Response* response) {
+  response->keys.push_back(by_rank[0].key);
+  response->joined = joined;
+  if (joined.empty()) return;
+  response->infos.push_back(JoinedInfo(by_rank[0], static_cast<int>(by_rank.size())));
 }
 
 }  // namespace
@@ -94,36 +104,72 @@ Status Negotiator::Add(int rank, RequestInfo info, int64_t now_us) {
     return TFDIST_INTERNAL("rank " + std::to_string(rank) + " announced \"" + key + "\" twice");
   }
   place = std::move(info);
-  if (static_cast<size_t>(++pending.count) == ranks_.size()) {
-    std::vector<RequestInfo> by_rank;
-    for (auto& entry : pending.by_rank) by_rank.push_back(std::move(*entry));
-    pending_.erase(key);
-    ready_.push_back(std::move(by_rank));
+  if (IsComplete(pending)) {
+    MoveToReady(key);
   } else if (is_register) {
     RefuseCrossedRegistrations();
   }
   return Status();
 }
 
+bool Negotiator::Waits(const Pending& pending, size_t index) const {
+  return !pending.by_rank[index].has_value() && joined_.count(ranks_[index]) == 0;
+}
+
+bool Negotiator::IsComplete(const Pending& pending) const {
+  for (size_t i = 0; i < ranks_.size(); ++i) {
+    if (Waits(pending, i)) return false;
+  }
+  return true;
+}
+
+void Negotiator::MoveToReady(const std::string& key) {
+  std::vector<std::optional<RequestInfo>> entries = std::move(pending_[key].by_rank);
+  pending_.erase(key);
+  const RequestInfo asked = **std::find_if(entries.begin(), entries.end(),
+                                           [](const auto& entry) { return entry.has_value(); });
+  Ready ready;
+  for (size_t i = 0; i < entries.size(); ++i) {
+    if (!entries[i].has_value()) {
+      ready.joined.push_back(ranks_[i]);
+      entries[i] = asked;  // agrees with the others
+    }
+    ready.by_rank.push_back(std::move(*entries[i]));
+  }
+  ready_.push_back(std::move(ready));
+}
+
+void Negotiator::Join(int rank) {
+  joined_.insert(rank);
+  std::vector<std::string> complete;
+  for (const auto& [key, pending] : pending_) {
+    if (IsComplete(pending)) complete.push_back(key);
+  }
+  for (const std::string& key : complete) MoveToReady(key);
+  RefuseCrossedRegistrations();
+}
+
 void Negotiator::RefuseCrossedRegistrations() {
-  std::vector<RequestInfo> first(ranks_.size());
+  std::map<int32_t, RequestInfo> first;  // by rank
   std::vector<std::string> keys;
-  size_t found = 0;
   for (const auto& [key, pending] : pending_) {
     bool is_register = false;
     for (size_t i = 0; i < pending.by_rank.size(); ++i) {
       const auto& entry = pending.by_rank[i];
       if (!entry.has_value() || entry->kind != CollectiveKind::kRegister) continue;
       is_register = true;
-      if (first[i].key.empty()) {
-        first[i] = *entry;
-        ++found;
-      }
+      first.emplace(ranks_[i], *entry);
     }
     if (is_register) keys.push_back(key);
   }
-  if (found < ranks_.size()) return;
-  const Status error = CheckAgreement(first, Members());
+  if (first.empty() || first.size() + joined_.size() < ranks_.size()) return;
+  std::vector<int32_t> members;
+  std::vector<RequestInfo> lists;
+  for (auto& [rank, info] : first) {
+    members.push_back(rank);
+    lists.push_back(std::move(info));
+  }
+  const Status error = CheckAgreement(lists, members);
   for (const std::string& key : keys) {
     Response response;
     response.keys = {key};
@@ -136,28 +182,40 @@ void Negotiator::RefuseCrossedRegistrations() {
 std::vector<Response> Negotiator::TakeResponses() {
   std::vector<Response> responses = std::move(refused_);
   refused_.clear();
-  std::vector<std::vector<RequestInfo>> agreed;
-  for (std::vector<RequestInfo>& by_rank : ready_) {
-    Status error = CheckAgreement(by_rank, Members());
-    if (error.ok()) {
-      agreed.push_back(std::move(by_rank));
+  std::vector<Ready> agreed;
+  for (Ready& ready : ready_) {
+    Response response;
+    response.error = CheckAgreement(ready.by_rank, Members());
+    if (response.error.ok() && !ready.joined.empty()) {
+      response.error = CheckJoined(ready.by_rank[0], ready.joined);
+      response.ends_work = !response.error.ok();
+    }
+    if (response.error.ok()) {
+      for (int32_t rank : ready.joined) {
+        RequestInfo& info = ready.by_rank[Index(rank)];
+        info = JoinedInfo(info, static_cast<int>(ranks_.size()));
+      }
+      agreed.push_back(std::move(ready));
       continue;
     }
-    Response response;
-    response.keys = {by_rank[0].key};
-    response.error = std::move(error);
+    AddKey(ready.by_rank, ready.joined, &response);
     responses.push_back(std::move(response));
   }
   ready_.clear();
   std::vector<RequestInfo> flat;
-  for (const auto& by_rank : agreed) flat.push_back(by_rank[0]);
-  size_t at = 0;
-  for (int count : FuseRequests(flat, fusion_bytes_)) {
-    Response response = Answer(agreed[at]);
-    response.ticket = next_ticket_++;
-    for (int i = 0; i < count; ++i) response.keys.push_back(flat[at + static_cast<size_t>(i)].key);
-    at += static_cast<size_t>(count);
-    responses.push_back(std::move(response));
+  for (const Ready& ready : agreed) flat.push_back(ready.by_rank[0]);
+  for (size_t at = 0; at < agreed.size();) {
+    size_t end = at;  // of those that the same ranks ask for
+    while (end < agreed.size() && agreed[end].joined == agreed[at].joined) ++end;
+    const auto begin = flat.begin();
+    for (int count : FuseRequests(
+             {begin + static_cast<std::ptrdiff_t>(at), begin + static_cast<std::ptrdiff_t>(end)},
+             fusion_bytes_)) {
+      Response response = Answer(agreed[at].by_rank);
+      response.ticket = next_ticket_++;
+      for (; count > 0; --count, ++at) AddKey(agreed[at].by_rank, agreed[at].joined, &response);
+      responses.push_back(std::move(response));
+    }
   }
   return responses;
 }
@@ -188,11 +246,8 @@ Stall Negotiator::Describe(const Pending& pending, int64_t now_us) const {
   const RequestInfo* info = nullptr;
   std::vector<int> missing;
   for (size_t i = 0; i < pending.by_rank.size(); ++i) {
-    if (pending.by_rank[i].has_value()) {
-      info = &*pending.by_rank[i];
-    } else {
-      missing.push_back(ranks_[i]);
-    }
+    if (pending.by_rank[i].has_value()) info = &*pending.by_rank[i];
+    if (Waits(pending, i)) missing.push_back(ranks_[i]);
   }
   return MakeStall(*info, now_us - pending.since_us, std::move(missing));
 }
@@ -209,10 +264,9 @@ std::vector<Stall> Negotiator::TakeStalls(int64_t now_us, int64_t warning_us) {
 
 bool Negotiator::WaitsFor(int rank) const {
   const size_t index = Index(rank);
-  return index < ranks_.size() &&
-         std::any_of(
-             pending_.begin(), pending_.end(),
-             [index](const auto& item) { return !item.second.by_rank[index].has_value(); });
+  return index < ranks_.size() && std::any_of(
+                                      pending_.begin(), pending_.end(),
+                                      [&](const auto& item) { return Waits(item.second, index); });
 }
 
 const RequestInfo* Negotiator::Announced(int rank, const std::string& key) const {

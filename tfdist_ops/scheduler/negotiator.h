@@ -11,6 +11,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -48,6 +49,10 @@ class Negotiator {
   // Rank `rank` is ready. An error: it already was (a bug on that rank).
   Status Add(int rank, RequestInfo info, int64_t now_us);
 
+  // Rank `rank` is ready for whatever all others are ready for (join.h), until EndJoin.
+  void Join(int rank);
+  void EndJoin() { joined_.clear(); }
+
   // What can be announced now, in ticket order.
   std::vector<Response> TakeResponses();
 
@@ -69,11 +74,18 @@ class Negotiator {
  private:
   struct Pending {
     std::vector<std::optional<RequestInfo>> by_rank;
-    int count = 0;
     int64_t since_us = 0;
     int64_t reported_us = 0;
   };
+  // What all ranks are ready for.
+  struct Ready {
+    std::vector<RequestInfo> by_rank;
+    std::vector<int32_t> joined;  // those that have joined, and did not ask for it
+  };
   Stall Describe(const Pending& pending, int64_t now_us) const;
+  bool Waits(const Pending& pending, size_t index) const;  // for the rank of this index
+  bool IsComplete(const Pending& pending) const;
+  void MoveToReady(const std::string& key);
   Response Answer(const std::vector<RequestInfo>& by_rank);
   // Every rank waits for a group, and no two mean the same: they never will.
   void RefuseCrossedRegistrations();
@@ -87,7 +99,8 @@ class Negotiator {
   std::map<uint32_t, std::string> groups_;  // number → description
   uint64_t next_ticket_ = 1;
   std::map<std::string, Pending> pending_;
-  std::vector<std::vector<RequestInfo>> ready_;  // by key in order of completion, then by rank
+  std::vector<Ready> ready_;  // by key in order of completion
+  std::set<int32_t> joined_;
   std::vector<Response> refused_;
 };
 

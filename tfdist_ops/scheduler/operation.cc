@@ -7,12 +7,12 @@ namespace tfdist {
 
 namespace {
 
-Reduction ReductionOf(const RequestInfo& info, int size) {
+Reduction ReductionOf(const RequestInfo& info, int contributors) {
   Reduction reduction;
   reduction.dtype = info.dtype;
   reduction.op = info.op;
   reduction.prescale = info.prescale;
-  reduction.finish.divide = info.op == ReduceOp::kAverage ? size : 1;
+  reduction.finish.divide = info.op == ReduceOp::kAverage ? contributors : 1;
   reduction.finish.multiply = info.postscale;
   return reduction;
 }
@@ -27,7 +27,7 @@ Operation::Operation(uint32_t set_id, uint64_t ticket,
       members_(std::move(members)),
       ranks_(set.ranks),
       memory_(std::move(plan.schedule), std::move(plan.slices),
-              ReductionOf(members_[0]->info, set.size()), set.index, segment_bytes) {
+              ReductionOf(members_[0]->info, members_[0]->contributors), set.index, segment_bytes) {
   const std::vector<Step>& steps = memory_.steps();
   running_.reserve(steps.size());
   for (size_t i = 0; i < steps.size(); ++i) {
@@ -42,6 +42,10 @@ Operation::Operation(uint32_t set_id, uint64_t ticket,
     if (run.total > 0) ++open_steps_;
     running_.push_back(std::move(run));
   }
+}
+
+void Operation::SetContributors(int count) {
+  if (members_[0]->info.op == ReduceOp::kAverage) memory_.SetDivide(count);
 }
 
 Status Operation::Deliver(int peer, Arrived arrived) {

@@ -34,6 +34,7 @@ struct Request {
   int64_t submitted_us = 0;
   int64_t agreed_us = 0;
   int64_t deadline_us = 0;
+  int contributors = 0;  // ranks of the set that have not joined: an average divides by it
   std::function<void(const Status&)> done;
   // Where HasRows(kind): the memory for SourceRows and OutputRows of scheduler/rows.h.
   std::function<void*(const std::vector<int64_t>& rows, int64_t output_rows)> allocate;
@@ -66,6 +67,8 @@ class Operation {
   // Runs what can run now. True when something did.
   bool Advance(const Links& links, uint32_t generation, std::vector<size_t>* held);
   bool complete() const { return open_steps_ == 0; }
+  // A rank is found to have joined; before its contribution comes.
+  void SetContributors(int count);
   // Hands back every frame that is still held (after a failure).
   void ReleaseFrames(const Links& links, std::vector<size_t>* held);
 

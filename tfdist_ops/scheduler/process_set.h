@@ -17,6 +17,7 @@
 
 #include "base/status.h"
 #include "membership/commit.h"
+#include "scheduler/join.h"
 #include "scheduler/negotiator.h"
 #include "scheduler/operation.h"
 #include "scheduler/order.h"
@@ -69,8 +70,9 @@ struct ProcessSet : SetView {
   int IndexOf(int rank) const;  // -1: not one of them
   // " of process set 3 (ranks 0,2)", empty for the world
   std::string Text() const;
-  bool busy() const {
-    return !entries.empty() || !active.empty() || !allocating.empty() || holding();
+  bool busy() const { return !idle() || joining != nullptr; }
+  bool idle() const {  // but for joining
+    return entries.empty() && active.empty() && allocating.empty() && !holding();
   }
   bool holding() const;  // back a step that has not been committed
 
@@ -89,8 +91,11 @@ struct ProcessSet : SetView {
     std::unique_ptr<Operation> operation;
     int64_t moved_us = 0;
   };
-  std::unique_ptr<Negotiator> negotiator;                               // on the leader
-  std::unique_ptr<Waits> waits;                                         // likewise
+  std::unique_ptr<Negotiator> negotiator;  // on the leader
+  std::unique_ptr<Waits> waits;            // likewise
+  std::unique_ptr<Joins> joins;            // likewise
+  std::unique_ptr<Request> joining;        // kJoin of this rank; sent when it is idle
+  JoinedRanks joined;                      // with this one, once it is sent
   std::map<std::string, std::deque<std::unique_ptr<Request>>> entries;  // by key
   std::map<Turn, Active> active;
   std::map<uint64_t, std::unique_ptr<Request>> allocating;         // by ticket
@@ -102,7 +107,9 @@ struct ProcessSet : SetView {
   std::map<uint32_t, GatedGroup> gated;  // by number of the group
   std::set<uint64_t> told;    // predicted tickets that the leader knows this rank waits for
   std::set<uint64_t> probed;  // those that it asked for before they were submitted here
-  std::vector<std::pair<int, RequestInfo>> early;  // came before this rank heard of the set
+  // Came before this rank heard of the set.
+  std::vector<std::pair<int, RequestInfo>> early;
+  std::vector<std::pair<int, std::string>> early_joins;
 };
 
 }  // namespace tfdist

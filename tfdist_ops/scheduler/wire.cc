@@ -11,6 +11,16 @@ namespace {
 // Of a tensor; more than any memory holds, and still a number of bytes that fits.
 constexpr int64_t kMostElements = int64_t{1} << 58;
 
+bool IsSizes(const std::vector<int64_t>& sizes) {
+  int64_t total = 0;
+  for (int64_t size : sizes) {
+    if (size < 0 || __builtin_add_overflow(total, size, &total) || total > kMostElements) {
+      return false;
+    }
+  }
+  return true;
+}
+
 }  // namespace
 
 std::string EncodeRequest(const RequestInfo& info) {
@@ -31,6 +41,11 @@ std::string EncodeRequest(const RequestInfo& info) {
   w.Text(info.description);
   w.Numbers(info.present);
   w.Number(info.predicted);
+  w.Numbers(info.sizes);
+  w.Numbers(info.hints);
+  w.Text(info.group);
+  w.Number(info.bucket_index);
+  w.Number(info.bucket_count);
   return w.Take();
 }
 
@@ -53,11 +68,19 @@ bool DecodeRequest(ByteSpan bytes, RequestInfo* info) {
   info->description = r.Text();
   info->present = r.Numbers<uint8_t>();
   info->predicted = r.Number<uint64_t>();
+  info->sizes = r.Numbers<int64_t>();
+  info->hints = r.Numbers<uint64_t>();
+  info->group = r.Text();
+  info->bucket_index = r.Number<int32_t>();
+  info->bucket_count = r.Number<int32_t>();
   if (kind < 0 || kind > static_cast<int32_t>(CollectiveKind::kRemoveSet)) return false;
   if (op < 0 || op > static_cast<int32_t>(kLastReduceOp)) return false;
   info->kind = static_cast<CollectiveKind>(kind);
   info->op = static_cast<ReduceOp>(op);
   if (HasRows(info->kind) && info->shapes.size() != 1) return false;
+  if (info->sizes.size() != info->hints.size() || !IsSizes(info->sizes)) return false;
+  const bool has_place = info->bucket_index == 0 || info->bucket_index < info->bucket_count;
+  if (info->bucket_index < 0 || info->bucket_count < 0 || !has_place) return false;
   for (const std::vector<int64_t>& shape : info->shapes) {
     int64_t elements = 1;  // zeros apart, so that no order of the factors can overflow
     for (int64_t dim : shape) {
@@ -109,6 +132,9 @@ std::string EncodeResponse(const Response& response) {
   w.Numbers(response.rows);
   w.Numbers(response.present);
   w.Number(response.number);
+  w.Numbers(response.joined);
+  w.Number(static_cast<uint32_t>(response.infos.size()));
+  for (const RequestInfo& info : response.infos) w.Text(EncodeRequest(info));
   return w.Take();
 }
 
@@ -122,7 +148,33 @@ bool DecodeResponse(ByteSpan bytes, Response* response) {
   response->rows = r.Numbers<int64_t>();
   response->present = r.Numbers<uint8_t>();
   response->number = r.Number<uint64_t>();
-  return r.Done() && !response->keys.empty();
+  response->joined = r.Numbers<int32_t>();
+  const auto infos = r.Number<uint32_t>();
+  response->infos.clear();
+  for (uint32_t i = 0; i < infos && r.ok(); ++i) {
+    const std::string info = r.Text();
+    if (!DecodeRequest(AsBytes(info), &response->infos.emplace_back())) return false;
+  }
+  const size_t expected = response->joined.empty() ? 0 : response->keys.size();
+  return r.Done() && !response->keys.empty() && response->infos.size() == expected;
+}
+
+std::string EncodeJoin(const JoinNote& note) {
+  WireWriter w;
+  w.Number(note.rank);
+  w.Number(note.timeout_s);
+  w.Numbers(note.last);
+  w.Number(note.complete);
+  return w.Take();
+}
+
+bool DecodeJoin(ByteSpan bytes, JoinNote* note) {
+  WireReader r(bytes);
+  note->rank = r.Number<int32_t>();
+  note->timeout_s = r.Number<double>();
+  note->last = r.Numbers<uint64_t>();
+  note->complete = r.Number<int32_t>();
+  return r.Done() && note->timeout_s >= 0;
 }
 
 std::string EncodeStatus(const Status& status) {

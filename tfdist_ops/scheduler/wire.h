@@ -29,6 +29,11 @@ enum class FrameType : uint8_t {
   kBeat = 10,        // any -> any: Heartbeat
   kAgreement = 11,   // any -> any: AgreementMessage
   kGate = 12,        // member <-> leader of a process set: GateMessage
+  kJoin = 13,        // rank -> leader: it has joined; leader -> member: rank `rank` has (JoinNote)
+  kJoinHeard = 14,   // member -> leader: it knows that rank `rank` has joined (JoinNote)
+  kStarted = 15,   // member -> leader: a predicted operation that a joined rank is to take part in
+  kTakePart = 16,  // leader -> joined rank: do (both WaitNote)
+  kJoinEnd = 17,   // leader -> member: all have joined; `rank` called everything (JoinNote)
 };
 
 // The set that these belong to stands in the header of the frame.
@@ -40,6 +45,13 @@ struct WaitNote {
 struct ProbeNote {
   uint64_t ticket = 0;
   uint8_t answer = 0;  // Waits::Answer; in a question 0
+};
+// See join.h. What is not needed stays empty.
+struct JoinNote {
+  int32_t rank = 0;
+  double timeout_s = 0;
+  std::vector<uint64_t> last;  // the rank's last predicted ticket of every bucket
+  int32_t complete = 0;        // kJoinEnd: how many ranks were in everything
 };
 // By set: the last predicted ticket of every bucket.
 using LeaveNote = std::map<uint32_t, std::vector<uint64_t>>;
@@ -124,6 +136,8 @@ std::string EncodeWait(const WaitNote& note);
 bool DecodeWait(ByteSpan bytes, WaitNote* note);
 std::string EncodeProbe(const ProbeNote& note);
 bool DecodeProbe(ByteSpan bytes, ProbeNote* note);
+std::string EncodeJoin(const JoinNote& note);
+bool DecodeJoin(ByteSpan bytes, JoinNote* note);
 std::string EncodeLeave(const LeaveNote& note);
 bool DecodeLeave(ByteSpan bytes, LeaveNote* note);
 // An error as it travels in evidence: one that is too long is told in part.

@@ -1,0 +1,210 @@
+// Ranks that have joined: finding out that one has, and taking part when this one has (join.h).
+#include <algorithm>
+#include <utility>
+
+#include "scheduler/engine.h"
+
+namespace tfdist {
+
+// Goes on with this rank's own join. What it called before comes first: nobody else could tell it
+// apart from what it takes part in later.
+void Engine::TurnJoin(ProcessSet* set, int64_t now_us) {
+  const bool is_due = set->joining != nullptr && set->joined.count(world_.rank) == 0;
+  if (!is_due || stopped_ || !set->idle()) return;
+  const JoinNote note{world_.rank, set->joining->info.timeout_s, set->book.LastTickets(), 0};
+  set->joined[world_.rank] = note.last;
+  if (set->joins != nullptr) {
+    AddJoin(set, note, now_us);
+    return;
+  }
+  Tell(set->leader(), FrameType::kJoin, set->id, EncodeJoin(note));
+  if (inbound_[static_cast<size_t>(set->leader())].left) HandleLeave(set->leader());
+}
+
+// False: it does not parse, or can't come from that peer.
+bool Engine::HandleJoinMessage(int peer, FrameType type, ProcessSet* set, ByteSpan message,
+                               int64_t now_us) {
+  const bool from_leader = set->leader() == peer && set->index > 0;
+  const bool to_leader = set->index == 0 && set->IndexOf(peer) > 0;
+  if (type == FrameType::kStarted || type == FrameType::kTakePart) {
+    WaitNote note;
+    if (!DecodeWait(message, &note)) return false;
+    if (stopped_) return true;
+    if (type == FrameType::kTakePart) {
+      if (from_leader) TakePart(set, note, now_us);
+      return from_leader;
+    }
+    if (!to_leader) return false;
+    set->joins->Started(note, now_us);
+    GiveOrders(set, now_us);
+    return true;
+  }
+  JoinNote note;
+  if (!DecodeJoin(message, &note) || set->IndexOf(note.rank) < 0) return false;
+  if (stopped_) return from_leader || to_leader;
+  switch (type) {
+    case FrameType::kJoin:
+      if (from_leader) {
+        HearJoin(set, note, now_us);
+        return true;
+      }
+      if (!to_leader || note.rank != peer) return false;
+      AddJoin(set, note, now_us);
+      return true;
+    case FrameType::kJoinHeard:
+      if (!to_leader) return false;
+      set->joins->Heard(note.rank, peer);
+      GiveOrders(set, now_us);
+      return true;
+    case FrameType::kJoinEnd:
+      if (!from_leader || set->joining == nullptr) return false;
+      EndJoin(set, note, now_us);
+      return true;
+    default:
+      return false;
+  }
+}
+
+// On the leader.
+void Engine::AddJoin(ProcessSet* set, const JoinNote& note, int64_t now_us) {
+  const Status status = set->joins->Add(note, now_us);
+  if (!status.ok()) {
+    Bug(status, now_us);
+    return;
+  }
+  if (set->joins->complete()) {
+    const std::vector<int32_t> latest = set->joins->End();
+    set->negotiator->EndJoin();
+    JoinNote end;
+    end.rank = latest[0];
+    end.complete = static_cast<int32_t>(latest.size());
+    TellMembers(*set, FrameType::kJoinEnd, EncodeJoin(end));
+    EndJoin(set, end, now_us);
+    return;
+  }
+  set->negotiator->Join(note.rank);
+  for (int32_t rank : set->ranks) {
+    if (rank == world_.rank || rank == note.rank) continue;
+    Tell(rank, FrameType::kJoin, set->id, EncodeJoin(note));
+  }
+  if (note.rank != world_.rank) HearJoin(set, note, now_us);
+  RefuseMissing();
+}
+
+// Another rank has joined: what runs already divides by one less, and has to wait for an order.
+void Engine::HearJoin(ProcessSet* set, const JoinNote& note, int64_t now_us) {
+  set->joined[note.rank] = note.last;
+  std::vector<std::pair<uint64_t, RequestInfo>> started;
+  for (const auto& [turn, active] : set->active) {
+    const uint64_t ticket = active.operation->ticket();
+    if (!IsPredicted(ticket) || TookPart(note.last, ticket)) continue;
+    active.operation->SetContributors(Contributors(set->joined, set->size(), ticket));
+    started.emplace_back(ticket, active.operation->members()[0]->info);
+  }
+  for (const auto& [ticket, info] : started) TellStarted(set, ticket, info, now_us);
+  if (set->joins == nullptr) {
+    Tell(set->leader(), FrameType::kJoinHeard, set->id, EncodeJoin({note.rank, 0, {}, 0}));
+  } else {
+    set->joins->Heard(note.rank, world_.rank);
+    GiveOrders(set, now_us);
+  }
+}
+
+void Engine::EndJoin(ProcessSet* set, const JoinNote& note, int64_t now_us) {
+  set->joined.clear();
+  std::unique_ptr<Request> request = std::move(set->joining);
+  Response response;
+  response.number = static_cast<uint64_t>(note.rank);
+  response.rows = {note.complete};
+  request->agreed(response);
+  Finish(std::move(request), Status(), now_us);
+}
+
+// A predicted operation has started here, in which a rank that has joined is to take part. A rank
+// that has joined itself was told of it by the leader.
+void Engine::TellStarted(ProcessSet* set, uint64_t ticket, const RequestInfo& info,
+                         int64_t now_us) {
+  if (set->joined.count(world_.rank) > 0) return;
+  const WaitNote note{ticket, 0, info};
+  if (set->joins == nullptr) {
+    Tell(set->leader(), FrameType::kStarted, set->id, EncodeWait(note));
+    return;
+  }
+  set->joins->Started(note, now_us);
+  GiveOrders(set, now_us);
+}
+
+void Engine::GiveOrders(ProcessSet* set, int64_t now_us) {
+  for (const auto& [rank, order] : set->joins->TakeOrders()) {
+    if (rank == world_.rank) {
+      TakePart(set, order, now_us);
+    } else {
+      Tell(rank, FrameType::kTakePart, set->id, EncodeWait(order));
+    }
+  }
+}
+
+// As a rank that has joined, in a predicted operation.
+void Engine::TakePart(ProcessSet* set, const WaitNote& order, int64_t now_us) {
+  std::unique_ptr<Request> request;
+  if (set->joining != nullptr) request = MakeJoined(set, order.info, now_us);
+  if (request == nullptr || request->info.predicted != order.ticket ||
+      !set->book.Predictable(order.ticket, request->fingerprint)) {
+    if (!stopped_) {
+      Bug(TFDIST_INTERNAL(Describe(set->leader()) + " asked for " + TicketText(order.ticket) +
+                          " of \"" + order.info.key + "\", which can't be next here"),
+          now_us);
+    }
+    return;
+  }
+  StartPredicted(set, std::move(request), now_us);
+}
+
+bool Engine::IsAsked(const ProcessSet& set, const Response& response) const {
+  const std::vector<int32_t>& joined = response.joined;
+  return set.joining != nullptr &&
+         std::find(joined.begin(), joined.end(), world_.rank) != joined.end();
+}
+
+// As a rank that has joined, in an announced operation. Null: the work has ended.
+std::unique_ptr<Request> Engine::JoinIn(ProcessSet* set, const RequestInfo& info,
+                                        const Response& response, int64_t now_us) {
+  std::unique_ptr<Request> request = MakeJoined(set, info, now_us);
+  if (request == nullptr) return nullptr;
+  if (info.kind == CollectiveKind::kRegister) {
+    request->agreed = [this, info](const Response& agreed) {
+      if (hooks_.registered) hooks_.registered(info, agreed);
+    };
+  }
+  const uint64_t ticket = request->info.predicted;
+  if (!response.error.ok()) {
+    set->book.Forget(ticket);
+  } else {
+    set->book.Agree(ticket, request->fingerprint);
+  }
+  return request;
+}
+
+std::unique_ptr<Request> Engine::MakeJoined(ProcessSet* set, const RequestInfo& info,
+                                            int64_t now_us) {
+  std::unique_ptr<Request> request = MakeJoinedRequest(info);
+  if (request == nullptr) {
+    Bug(Status(Code::kInternal, "\"" + info.key +
+                                    "\": this rank has joined, and has no memory to "
+                                    "take part in it"),
+        now_us);
+    return nullptr;
+  }
+  request->info.set = set->id;
+  request->submitted_us = request->agreed_us = now_us;
+  request->deadline_us = now_us + static_cast<int64_t>(info.timeout_s * 1e6);
+  NumberBucket(set, request.get());
+  // The leader's word that the step before is complete came before the one to take part in this.
+  if (StepIsOpen(set, *request)) return request;
+  Bug(TFDIST_INTERNAL(Describe(set->leader()) + " asked for \"" + info.key +
+                      "\" before its last step was complete"),
+      now_us);
+  return nullptr;
+}
+
+}  // namespace tfdist

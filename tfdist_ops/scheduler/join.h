@@ -1,0 +1,103 @@
+// Join: how a rank without data takes part in the others' collectives. Pure, but for the memory of
+// the operations that are made here.
+//
+// A rank that has joined a process set calls nothing more of it until all its ranks have joined.
+// Meanwhile it contributes the identity to reductions and no rows to what has rows, and drops what
+// it gets. It can't know what the others call, so it is told:
+//
+//   announced   the leader's negotiator counts it as ready, and its answer says what to take part
+//               in (Response::joined, infos)
+//   predicted   starts without a word; so ranks that know of one that has joined tell the leader
+//               what they start (kStarted), and the leader tells those that have joined (kTakePart)
+//
+// An average is over the ranks that asked for it. All ranks must divide by the same number, at the
+// latest when the last contribution has come. So a rank that has joined contributes to a predicted
+// operation only when all others have said that they know of it (kJoinHeard), and until when it
+// took part by itself (JoinNote::last): then whoever divides has known before the contribution
+// came.
+#ifndef TFDIST_OPS_SCHEDULER_JOIN_H_
+#define TFDIST_OPS_SCHEDULER_JOIN_H_
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "base/status.h"
+#include "scheduler/message.h"
+#include "scheduler/negotiator.h"
+#include "scheduler/operation.h"
+#include "scheduler/wire.h"
+
+namespace tfdist {
+
+constexpr char kJoinKey[] = "join";
+
+// What a rank that has joined asks for, where another one asks for `info`.
+RequestInfo JoinedInfo(const RequestInfo& info, int set_size);
+
+// Whether ranks can have joined while the others call this; an error for all ranks that names them
+// where one of them would have to give what it does not have. `joined`: not empty.
+Status CheckJoined(const RequestInfo& info, const std::vector<int32_t>& joined);
+
+// The operation of a rank that has joined, with its own memory; `info` of JoinedInfo. Null: there
+// is not enough memory.
+std::unique_ptr<Request> MakeJoinedRequest(const RequestInfo& info);
+
+// Ranks that have joined, as a member of the set knows them: the last predicted tickets of each.
+using JoinedRanks = std::map<int32_t, std::vector<uint64_t>>;
+// How many ranks of `size` call the predicted operation themselves.
+int Contributors(const JoinedRanks& joined, int size, uint64_t ticket);
+
+// What the leader of a process set knows of the ranks that have joined.
+class Joins {
+ public:
+  explicit Joins(std::vector<int32_t> ranks) : ranks_(std::move(ranks)) {}
+
+  // An error: it already had (a bug of that rank).
+  Status Add(const JoinNote& note, int64_t now_us);
+  // Rank `by` knows that rank `rank` has joined.
+  void Heard(int rank, int by);
+  // A rank has started a predicted operation. One that can't be next for a rank that has joined is
+  // left out: who started it has not heard of that rank yet, and will say all again.
+  void Started(const WaitNote& note, int64_t now_us);
+  // A collective was announced, in which ranks that have joined take part.
+  void Announced(const Response& response, int64_t now_us);
+  // What can be told now, to which rank; in order.
+  std::vector<std::pair<int32_t, WaitNote>> TakeOrders();
+  // Forgets the ranks that have joined, when all have. Returns those that have called every
+  // collective themselves.
+  std::vector<int32_t> End();
+
+  bool empty() const { return joined_.empty(); }
+  bool complete() const { return joined_.size() == ranks_.size(); }
+  bool Has(int rank) const { return joined_.count(rank) > 0; }
+  // As of Negotiator; measured from the last collective in which they took part.
+  std::vector<Stall> TakeStalls(int64_t now_us, int64_t warning_us);
+  std::optional<Stall> Expired(int64_t now_us) const;
+
+ private:
+  struct Joined {
+    std::vector<uint64_t> last;  // with what it was told
+    std::set<int32_t> heard;
+    std::deque<WaitNote> orders;
+  };
+  Stall Describe(int64_t now_us) const;
+  void NoteCollective(int64_t now_us);
+
+  const std::vector<int32_t> ranks_;
+  std::map<int32_t, Joined> joined_;
+  std::set<int32_t> latest_;  // those that have joined since the last collective
+  bool took_part_ = false;    // a collective came after them
+  double timeout_s_ = 0;
+  int64_t moved_us_ = 0;
+  int64_t reported_us_ = 0;
+};
+
+}  // namespace tfdist
+
+#endif  // TFDIST_OPS_SCHEDULER_JOIN_H_
