@@ -256,6 +256,10 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
             ctypes.c_char_p,
         ],
     ),
+    "tfdist_join": (
+        ctypes.c_int32,
+        [ctypes.c_uint32, ctypes.c_double, *[ctypes.POINTER(ctypes.c_int32)] * 2],
+    ),
     "tfdist_take_records": (ctypes.c_int32, [ctypes.POINTER(Record), ctypes.c_int32]),
     "tfdist_counters_json": (ctypes.c_char_p, []),
     "tfdist_api": (ctypes.c_void_p, [ctypes.c_int32]),
@@ -546,6 +550,30 @@ def register_group(
         )
     )
     return group_id.value.decode(), [bool(flags[i]) for i in range(len(present))]
+
+
+def join(*, timeout_s: float = 0.0, process_set: int = 0) -> tuple[int, int]:
+    """Takes part in what the other ranks call, until all have joined; blocks.
+
+    Args:
+        timeout_s: seconds in which the others may call nothing; <= 0: TFDIST_TIMEOUT_S.
+        process_set: number of the set; 0: all ranks.
+
+    Returns:
+        The lowest of the ranks that have called every collective, and how many they
+        are: all, if nobody had to take part.
+
+    Raises:
+        CoreError: a rank failed, the time is over, or the others called what a rank
+            that has joined cannot take part in.
+    """
+    latest, complete = ctypes.c_int32(), ctypes.c_int32()
+    check(
+        library().tfdist_join(
+            process_set, timeout_s, ctypes.byref(latest), ctypes.byref(complete)
+        )
+    )
+    return latest.value, complete.value
 
 
 def take_records() -> list[dict[str, Any]]:

@@ -14,7 +14,6 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist import collectives
-from tfdist._process_sets import members_of
 from tfdist.collectives import ReduceOp
 from tfdist.compression import wire_type
 from tfdist.reduce_options import ReduceOptions
@@ -22,6 +21,7 @@ from tfdist.reduce_options import ReduceOptions
 # A table of at least so many bytes is reduced by rows unless the user says otherwise:
 # below it, one message of a bucket is cheaper than two gathers.
 TABLE_BYTES = 8 << 20
+_MARK = -1  # among indices: of no row
 
 
 def by_rows(shape: Any, itemsize: int, sparse_as_dense: bool | None) -> bool:
@@ -103,15 +103,21 @@ def reduce_rows(
     sent = tf.cast(own.values, wire_type(dtype, options.compression))
     process_set = options.process_set
     values = collectives.allgather(sent, name=f"{name}.values", process_set=process_set)
-    indices = collectives.allgather(
-        own.indices, name=f"{name}.indices", process_set=process_set
+    # Each rank that calls this sends a mark too: an average divides by their number,
+    # which is less than the size when ranks have joined.
+    marked = collectives.allgather(
+        tf.concat([own.indices, [_MARK]], axis=0),
+        name=f"{name}.indices",
+        process_set=process_set,
     )
+    is_mark = marked == _MARK
+    indices = tf.boolean_mask(marked, tf.logical_not(is_mark))
     if sent.dtype != dtype or dtype in (tf.float16, tf.bfloat16):
         values = tf.cast(values, tf.float32)
     total = sum_duplicates(tf.IndexedSlices(values, indices, slices.dense_shape))
     values = total.values
     if options.op == ReduceOp.AVERAGE:
-        values /= tf.constant(len(members_of(process_set)), values.dtype)
+        values /= tf.cast(tf.math.count_nonzero(is_mark), values.dtype)
     if factor != 1.0:
         values *= tf.constant(factor, values.dtype)
     return tf.IndexedSlices(tf.cast(values, dtype), total.indices, slices.dense_shape)

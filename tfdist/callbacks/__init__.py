@@ -32,6 +32,7 @@ from tfdist.callbacks.learning_rate_warmup import LearningRateWarmup
 from tfdist.callbacks.metric_average import MetricAverage
 from tfdist.callbacks.rank_zero_only import RankZeroOnly
 from tfdist.callbacks.stop_together import StopTogether
+from tfdist.callbacks.uneven_data import UnevenData
 
 __all__ = [
     "BroadcastInitialState",
@@ -42,4 +43,5 @@ __all__ = [
     "MetricAverage",
     "RankZeroOnly",
     "StopTogether",
+    "UnevenData",
 ]

@@ -48,6 +48,11 @@ class RankCallback(keras.callbacks.Callback):
         """What has to be equal on all ranks: plain values, for the comparison."""
         return {}
 
+    @property
+    def meets_at_steps(self) -> bool:
+        """Whether it waits for the other ranks after a step, within an epoch."""
+        return False
+
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Checks the model, and the callbacks of all ranks."""
         _runtime.check_initialized()

@@ -77,6 +77,7 @@ def find_problem(lists: Sequence[Sequence[Entry]]) -> Problem | None:
         _missing_somewhere,
         _backup,
         _local_metrics,
+        _not_first,
         _not_last,
         _stops_alone,
         _same_place,
@@ -156,6 +157,17 @@ def _local_metrics(lists: Sequence[Sequence[Entry]]) -> Problem | None:
                 "decide differently. Put tfdist.callbacks.MetricAverage() before it "
                 "in the list of callbacks."
             )
+    return None
+
+
+def _not_first(lists: Sequence[Sequence[Entry]]) -> Problem | None:
+    ours = [entry for entry in lists[0] if entry.ours]  # the same on all ranks by now
+    if any(entry.kind == "UnevenData" for entry in ours[1:]):
+        return Problem(
+            "tfdist.callbacks.UnevenData has to be the first tfdist callback: the "
+            "others meet at the end of an epoch, where it lets all ranks arrive. Move "
+            f"it before {ours[0].name}."
+        )
     return None
 
 

@@ -44,6 +44,11 @@ class StopTogether(RankCallback):
         super().__init__()
         self.timeout_s = timeout_s
 
+    @property
+    def meets_at_steps(self) -> bool:
+        """After each."""
+        return True
+
     def on_train_batch_end(
         self, batch: int, logs: dict[str, Any] | None = None
     ) -> None:

@@ -16,6 +16,7 @@ from tfdist.collectives._alltoall import alltoall
 from tfdist.collectives._barrier import barrier
 from tfdist.collectives._broadcast import broadcast, grouped_broadcast
 from tfdist.collectives._gather import allgather, gather
+from tfdist.collectives._join import join, join_all
 from tfdist.collectives._pair import recv, send
 from tfdist.collectives._reduce import reduce, reduce_scatter
 from tfdist.collectives._scatter import scatter
@@ -31,6 +32,8 @@ __all__ = [
     "gather",
     "grouped_allreduce",
     "grouped_broadcast",
+    "join",
+    "join_all",
     "recv",
     "reduce",
     "reduce_scatter",

@@ -1,0 +1,94 @@
+"""join: a rank without data takes part in what the others go on to call."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import threading
+
+import tensorflow as tf
+
+from tfdist import _core, _operations, _runtime, errors
+from tfdist._process_sets import ProcessSet, id_of
+
+
+def join(
+    *, timeout_s: float | None = None, process_set: ProcessSet | None = None
+) -> int:
+    """Says that this rank has no more data; returns when every rank has said so.
+
+    Until then it takes part in the collectives that the other ranks call:
+
+    ======================  =======================================================
+    operation               what this rank contributes, and what becomes of its part
+    ======================  =======================================================
+    allreduce, reduce       the identity (0 of a sum, 1 of a product, ...)
+    an average              nothing: it is over the ranks that call it
+    reduce_scatter          the identity; its part is dropped
+    allgather, alltoall,    no rows; what it gets is dropped
+    gather
+    broadcast, scatter      what it gets is dropped; as the root of one: an error
+    barrier                 nobody waits for it
+    ======================  =======================================================
+
+    `send` and `recv` concern two ranks alone and wait as ever. The weights of this rank
+    stay behind those of ranks that take more steps: send them the state of the rank
+    that is returned. `tfdist.callbacks.UnevenData` does all that in `model.fit`.
+
+    Call it in eager mode, when the results of what was called before are there. This
+    rank must not call anything else of the process set meanwhile, in another thread
+    either.
+
+    Args:
+        timeout_s: seconds for which the others may call nothing; default
+            `TFDIST_TIMEOUT_S`.
+        process_set: the ranks that join, which alone call it; default all.
+
+    Returns:
+        The lowest of the ranks that have called everything themselves; the same on
+        all ranks.
+
+    Raises:
+        tfdist.MismatchError: on every rank: a rank that has joined is the root of a
+            broadcast or scatter, or process sets were changed meanwhile.
+        tfdist.RankFailedError: a rank died or failed.
+        tfdist.TimeoutError: the others called nothing for `timeout_s`.
+        tfdist.NotInitializedError: before `tfdist.init()`.
+        RuntimeError: in a `tf.function`.
+
+    Example:
+        >>> import tensorflow as tf, tfdist
+        >>> tfdist.init()
+        >>> for own in [1.0, 2.0]:                       # as many as there are here
+        ...     total = tfdist.allreduce(tf.constant(own))
+        >>> tfdist.join()
+        0
+    """
+    return join_all(timeout_s=timeout_s, process_set=process_set)[0]
+
+
+def join_all(
+    *, timeout_s: float | None = None, process_set: ProcessSet | None = None
+) -> tuple[int, int]:
+    """As `join`; the rank, and how many ranks have called everything themselves.
+
+    Fewer than all: somebody has taken part in what others called.
+    """
+    if not tf.executing_eagerly():
+        raise RuntimeError(
+            "tfdist.join cannot be called in a tf.function: it lasts until all ranks "
+            "have called it. Call it after the loop over the data."
+        )
+    _runtime.check_initialized()
+    wait = _operations._timeout(timeout_s)
+    # In a thread of its own, so that Ctrl-C gets through.
+    ended: concurrent.futures.Future[tuple[int, int]] = concurrent.futures.Future()
+
+    def run() -> None:
+        try:
+            ended.set_result(_core.join(timeout_s=wait, process_set=id_of(process_set)))
+        except BaseException as error:  # noqa: BLE001 - raised by the caller
+            ended.set_exception(error)
+
+    threading.Thread(target=run, name="tfdist-join", daemon=True).start()
+    with errors.translate():
+        return ended.result()
