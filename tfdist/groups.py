@@ -28,6 +28,7 @@ from tfdist.weights import check_weightable, share_of, weighted
 
 _logger = logging.getLogger("tfdist")
 _WEIGHTED = "a weight is given"
+_BY_XLA = " by=xla"  # in the options of a group that is reduced in what XLA compiles
 _CALLS = "tfdist/group_calls"  # graph collection: options of the groups traced there
 
 
@@ -81,7 +82,7 @@ def reduce_gradients(
         ]
     )
     if in_xla:
-        use += " by=xla"
+        use += _BY_XLA
     if weight is not None:
         _check_average(options)
         check_weightable(variables)
@@ -257,11 +258,17 @@ def _public_error(error: _core.CoreError, options: str) -> Exception:
     if error.payload.get("kind") == "mismatch":
         if options.startswith("op=broadcast "):
             error = _about_variables(error)
-        message = (
-            f"{error.message} (Keras numbers the names of layers: where only the "
-            "numbers differ, call keras.utils.clear_session() on all ranks before "
-            "the model is made.)"
+        hint = (
+            "Keras numbers the names of layers: where only the numbers differ, call "
+            "keras.utils.clear_session() on all ranks before the model is made."
         )
+        if 0 < error.message.count(_BY_XLA) < error.message.count(" prescale="):
+            hint = (
+                "Only the ranks with by=xla reduce inside of what XLA compiles: run "
+                "make xla on all hosts, or give DistributedOptimizer xla='off' on all "
+                "ranks. Or their steps differ in what can run there."
+            )
+        message = f"{error.message} ({hint})"
         error = _core.CoreError(error.code, message, error.payload)
     public = errors.from_core(error)
     # Or AutoGraph would put a class of its own in the place of ours.
