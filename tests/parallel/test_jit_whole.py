@@ -161,7 +161,9 @@ def contributions(rank, dtypes):
 def gradients_by_tape():
     """What a tape in a compiled function gives for losses with known gradients."""
     found = {}
-    for name, (options, dtypes) in CASES.items():
+    mine = [tfdist.add_process_set([rank]) for rank in range(2)][tfdist.rank()]
+    cases = {**CASES, "alone": ({"process_set": mine}, ("float32",))}
+    for name, (options, dtypes) in cases.items():
         types = [dtype for dtype in dtypes for _ in SHAPES]
         own = contributions(tfdist.rank(), dtypes)
         constants = [tf.cast(c, t) for c, t in zip(own, types, strict=True)]
@@ -176,6 +178,8 @@ def gradients_by_tape():
                 loss = tf.add_n([tf.cast(term, tf.float64) for term in terms])
             *gradients, of_nobody = tape.gradient(loss, [*v, x, y])
             assert of_nobody is None
+            if gradients[-1] is None:  # of rank 1 alone
+                gradients[-1] = tf.zeros(2)
             return gradients
 
         records()
@@ -189,24 +193,57 @@ def gradients_by_tape():
 
 
 def test_a_tape_reduces_every_type_exactly_in_a_compiled_function():
-    for found in run_ranks(gradients_by_tape, 2, timeout_s=60, env=BUCKETS):
+    ranks = run_ranks(gradients_by_tape, 2, timeout_s=60, env=BUCKETS)
+    for rank, found in enumerate(ranks):
         for name, (options, dtypes) in CASES.items():
-            both = [contributions(rank, dtypes) for rank in range(2)]
+            both = [contributions(r, dtypes) for r in range(2)]
             factor = 1.0 if "op" in options else 0.5
             for value, a, b in zip(found[name]["values"], *both, strict=True):
                 np.testing.assert_array_equal(value, (a + b) * factor)
             assert found[name]["of_rank0"].tolist() == [factor, factor]
+        own = contributions(rank, ("float32",))
+        for value, expected in zip(found["alone"]["values"], own, strict=True):
+            np.testing.assert_array_equal(value, expected)
         elements = sum(int(np.prod(shape)) for shape in SHAPES) + 2
         assert found["bf16"]["bytes"] == found["fp16"]["bytes"] == 2 * elements
 
 
-def compiled_model(layers=1):
+def overflows_on_one_rank():
+    """Scale and first weight after each step; in the third, rank 1 overflows."""
+    model = compiled_model(policy="mixed_float16")
+    x, y = samples()
+    found = []
+    for step in range(4):
+        bad = step == 2 and tfdist.rank() == 1
+        model.train_on_batch(x * (1e5 if bad else 1), y * (1e5 if bad else 1))
+        scale = float(model.optimizer.dynamic_scale.numpy())
+        found.append([scale, model.layers[0].kernel.numpy()])
+    return found
+
+
+def test_an_overflow_on_one_rank_skips_the_step_on_all():
+    first, second = run_ranks(overflows_on_one_rank, 2, timeout_s=60)
+    for (scale, kernel), (other_scale, other_kernel) in zip(first, second, strict=True):
+        assert scale == other_scale
+        assert kernel.tobytes() == other_kernel.tobytes()
+    scales = [scale for scale, _ in first]
+    assert scales[2:] == [scales[1] / 2] * 2
+    changed = [
+        a.tobytes() != b.tobytes()
+        for (_, a), (_, b) in zip(first, first[1:], strict=False)
+    ]
+    assert changed == [True, False, True]
+
+
+def compiled_model(layers=1, policy="float32"):
     keras.utils.clear_session()
     keras.utils.set_random_seed(1)
+    keras.config.set_dtype_policy(policy)
     hidden = [keras.layers.Dense(9, activation="tanh") for _ in range(layers)]
     model = keras.Sequential([keras.Input((6,)), *hidden, keras.layers.Dense(1)])
     optimizer = tfdist.DistributedOptimizer(keras.optimizers.Adam(0.02))
     model.compile(optimizer, "mse", jit_compile=True)
+    keras.config.set_dtype_policy("float32")
     return model
 
 
