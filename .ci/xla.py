@@ -1,4 +1,7 @@
-"""Builds `tfdist/_native/libtfdist_xla.so` (`make xla`).
+"""Builds `libtfdist_xla.so` beside the other libraries of tfdist (`make xla`).
+
+Of the tfdist that this interpreter imports, so also in an environment of your own:
+`python .ci/xla.py`.
 
 Optional: with it, `jit_compile=True` compiles whole training steps, the reduction of
 the gradients among them. It is built for the installed TensorFlow, against the headers
@@ -6,6 +9,7 @@ of its compiler: about a minute and 2 GB of memory. docs/models-and-loops.md say
 it changes.
 """
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -15,7 +19,6 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import tensorflow as tf  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
-NATIVE = ROOT / "tfdist" / "_native"
 BUILD = ROOT / "build" / "xla"
 # What the wheels of some versions of TensorFlow lack.
 HEADERS = (
@@ -32,6 +35,15 @@ def missing(include: Path, lib: Path) -> list[Path]:
     """What is needed of TensorFlow and not there."""
     needed = [include / name for name in HEADERS] + [lib / "libtensorflow_cc.so.2"]
     return [path for path in needed if not path.exists()]
+
+
+def native_folder() -> Path | None:
+    """Where the tfdist that this interpreter imports has its libraries, if built."""
+    spec = importlib.util.find_spec("tfdist")
+    if spec is None or spec.origin is None:
+        return None
+    folder = Path(spec.origin).resolve().parent / "_native"
+    return folder if (folder / "libtfdist_core.so").is_file() else None
 
 
 def program(name: str) -> str:
@@ -54,6 +66,10 @@ def main() -> int:
             file=sys.stderr,
         )
         return 1
+    native = native_folder()
+    if native is None:
+        print("make xla: install tfdist here first (make setup).", file=sys.stderr)
+        return 1
     flags = [
         flag
         for flag in tf.sysconfig.get_compile_flags()
@@ -68,7 +84,7 @@ def main() -> int:
         f"-DTFDIST_TF_LIB={lib}",
         f"-DTFDIST_TF_FLAGS={';'.join(flags)}",
         f"-DTFDIST_TF_VERSION={tf.__version__}",
-        f"-DTFDIST_OUTPUT_DIR={NATIVE}",
+        f"-DTFDIST_OUTPUT_DIR={native}",
     ]
     # One file at a time: each of TensorFlow's needs up to 2 GB.
     build = [program("cmake"), "--build", str(BUILD), "--parallel", "1"]
@@ -77,7 +93,7 @@ def main() -> int:
         if code != 0:
             print(f"make xla: exit code {code}: {' '.join(command)}", file=sys.stderr)
             return code
-    print(f"built {NATIVE / 'libtfdist_xla.so'} for TensorFlow {tf.__version__}")
+    print(f"built {native / 'libtfdist_xla.so'} for TensorFlow {tf.__version__}")
     return 0
 
 

@@ -2,8 +2,10 @@
 is compiled, and what an error looks like. Most of it needs no `libtfdist_xla.so`.
 """
 
+import importlib.util
 import logging
 import re
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -163,6 +165,20 @@ def test_a_machine_with_a_gpu_takes_the_split_step(monkeypatch, tmp_path):
     devices = [tf.config.LogicalDevice(f"/device:{d}:0", d) for d in ("CPU", "GPU")]
     monkeypatch.setattr(tf.config, "list_logical_devices", lambda: devices)
     assert "CPUs only, and TensorFlow sees GPU here" in _xla.unusable()
+
+
+def test_make_xla_names_what_a_tensorflow_lacks(monkeypatch, tmp_path, capsys):
+    path = Path(__file__).resolve().parents[2] / ".ci" / "xla.py"
+    spec = importlib.util.spec_from_file_location("build_xla", path)
+    build = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(build)
+    monkeypatch.setattr(tf.sysconfig, "get_include", lambda: str(tmp_path))
+    monkeypatch.setattr(build.subprocess, "run", None)  # nothing is begun
+    assert build.main() == 1
+    message = capsys.readouterr().err
+    for name in build.HEADERS:
+        assert str(tmp_path / name) in message
+    assert "Nothing was built. tfdist works without it" in message
 
 
 def test_only_known_choices_are_taken():
