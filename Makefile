@@ -2,7 +2,7 @@
 # Needs GNU make, Python 3.11-3.13 and a C++17 compiler: no root, no GPU, nothing else installed.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help train test test-slow test-minors sim campaign scale mutants sanitize fuzz hostile lint format docs gpu setup clean distclean
+.PHONY: help train test test-slow test-minors sim campaign scale mutants sanitize fuzz hostile lint format docs gpu xla setup clean distclean
 unexport PYTHONPATH PYTHONHOME
 
 NP ?= 2
@@ -11,7 +11,7 @@ CONNECTIONS ?= 100000
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 BUILT := .venv/.built
-NATIVE := $(shell find tfdist_ops -path tfdist_ops/cuda -prune -o \
+NATIVE := $(shell find tfdist_ops \( -path tfdist_ops/cuda -o -path tfdist_ops/xla \) -prune -o \
   \( -name '*.cc' -o -name '*.h' -o -name CMakeLists.txt \) -print)
 CPP := $(shell find tfdist_ops tests/cpp tests/sim tests/fuzz benchmarks -name '*.cc' -o -name '*.h' -o -name '*.cu')
 PYTHON_CODE := .ci tfdist recipes benchmarks tests setup.py
@@ -86,6 +86,9 @@ docs: $(BUILT)  ## regenerates the pages that come from the code
 
 gpu:  ## builds the CUDA kernels, checks and measures them (needs nvcc; TensorFlow not)
 	@$(firstword $(wildcard $(BIN)/python) python3) benchmarks/gpu_pack.py
+
+xla: $(BUILT)  ## libtfdist_xla.so: jit_compile=True compiles whole steps (a minute, 2 GB; optional)
+	@nice $(BIN)/python .ci/xla.py
 
 clean:  ## removes what was built; .venv stays
 	rm -rf build dist *.egg-info tfdist/_native/*.so .venv/.built

@@ -1,4 +1,7 @@
-"""Emits one reduction operation per bucket of a group of gradients."""
+"""Emits one reduction operation per bucket of a group of gradients.
+
+In a function that XLA compiles it is one operation for all buckets.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist import _core, collectives
+from tfdist import _core, _xla, collectives
 from tfdist._process_sets import id_of
 from tfdist.buckets import cut_buckets
+from tfdist.collectives._arguments import scales_of
 from tfdist.reduce_options import ReduceOptions
 
 # With the gate: what an eager call of a group runs, by group and options.
@@ -26,6 +30,8 @@ def reduce_buckets(
     options: ReduceOptions,
     prescale: float,
     postscale: float,
+    *,
+    in_xla: bool = False,
 ) -> list[tf.Tensor | None]:
     """Emits one operation for each bucket of the tensors that are not `None`.
 
@@ -35,6 +41,7 @@ def reduce_buckets(
         options: operation, name and process set.
         prescale: factor before the reduction.
         postscale: factor after it.
+        in_xla: `_xla.reduced_by_xla()`: emits one operation for all buckets.
 
     Returns:
         The reduced tensors, `None` where `tensors` has `None`.
@@ -73,7 +80,26 @@ def reduce_buckets(
                 outputs[i] = end
         return outputs
 
-    if len(buckets) > 1 and tf.executing_eagerly() and gated():
+    def emit_at_once(*inputs: tf.Tensor) -> list[tf.Tensor]:
+        scales = [scales_of(prescale, postscale, t.dtype) for t in inputs]
+        order = [i for bucket in buckets for i in bucket]
+        ends = _xla.emit_group(
+            [inputs[i] for i in order],
+            sizes=[len(bucket) for bucket in buckets],
+            hints=[indices[i] for i in order],
+            group_id=group_id,
+            name=f"{name}.{group_id[:8]}",
+            op=op,
+            prescale=scales[0][0],
+            postscale=scales[0][1],
+            process_set=id_of(process_set),
+        )
+        outputs = dict(zip(order, ends, strict=True))
+        return [outputs[i] for i in range(len(inputs))]
+
+    if in_xla and chosen:
+        emit = emit_at_once
+    elif len(buckets) > 1 and tf.executing_eagerly() and gated():
         # Called one by one, the first would wait for ever for the others of its step.
         # The cut too: after another init() other gradients of the list may be None.
         cut = (tuple(indices), tuple(map(tuple, buckets)))

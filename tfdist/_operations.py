@@ -20,9 +20,24 @@ from tfdist._library import ops
 
 
 class InsideXlaError(NotImplementedError):
-    """An operation was called in a function that XLA compiles."""
+    """Something of tfdist was called in a function that XLA compiles.
+
+    Args:
+        why: what cannot run there; default: an operation of tfdist.
+    """
 
     ag_pass_through = True  # or AutoGraph would put a class of its own in its place
+
+    def __init__(self, why: str | None = None) -> None:
+        self.why = why
+        super().__init__(
+            "tfdist operations cannot run inside a function compiled by XLA"
+            f"{f': {why}' if why else ''}. Give model.fit a callback of tfdist, which "
+            "lets XLA compile forward and backward alone: "
+            "callbacks=[tfdist.callbacks.BroadcastInitialState()]; or write "
+            "jit_compile=False in model.compile(...) or tf.function(...). (On a "
+            "machine with a GPU, Keras compiles by default.)"
+        )
 
 
 class ReduceOp(enum.IntEnum):
@@ -278,22 +293,25 @@ def barrier(name: str, timeout_s: float | None, *, process_set: int = 0) -> None
     )
 
 
-def check_not_xla() -> None:
+def inside_xla() -> bool:
+    """Whether the function being traced is compiled by XLA."""
+    if tf.executing_eagerly():
+        return False
+    graph = tf.compat.v1.get_default_graph()
+    return bool(control_flow_util.GraphOrParentsInXlaContext(graph))
+
+
+def check_not_xla(why: str | None = None) -> None:
     """Raises if the function being traced is compiled by XLA.
+
+    Args:
+        why: what cannot run there; default: an operation of tfdist.
 
     Raises:
         InsideXlaError: names what to change.
     """
-    if tf.executing_eagerly():
-        return
-    if control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()):
-        raise InsideXlaError(
-            "tfdist operations cannot run inside a function compiled by XLA. Give "
-            "model.fit a callback of tfdist, which lets XLA compile forward and "
-            "backward alone: callbacks=[tfdist.callbacks.BroadcastInitialState()]; or "
-            "write jit_compile=False in model.compile(...) or tf.function(...). (On a "
-            "machine with a GPU, Keras compiles by default.)"
-        )
+    if inside_xla():
+        raise InsideXlaError(why)
 
 
 def _emit(operation: str, **arguments: Any) -> Any:

@@ -14,7 +14,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist import finite, groups, split_step
+from tfdist import _operations, finite, groups, split_step
 from tfdist._bucket_reduction import gated
 from tfdist._own_name import subclass_under_own_name
 from tfdist.reduce_options import ReduceOptions
@@ -76,6 +76,8 @@ class Reducing(ReducesUpdates):
             return None
         if not grads:
             return super().apply(grads, trainable_variables)  # type: ignore[misc]
+        if self.tfdist_nan_policy == "raise":  # XLA leaves assertions out
+            _operations.check_not_xla("nan_policy='raise'")
         variables = self._variables_of(grads, trainable_variables)
         if _accumulation_steps(self):
             if weight is not None:

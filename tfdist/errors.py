@@ -156,6 +156,8 @@ def from_tf(error: BaseException) -> Exception | None:
     if isinstance(error, _WithRecord):
         return error  # type: ignore[return-value]
     payload = _payload(getattr(error, "experimental_payloads", None) or {})
+    if not payload and isinstance(error, tf.errors.OpError):
+        payload = _payload_in_text(error.message)
     record = _record(payload)
     cls = _CLASSES.get(record.kind)
     if cls is None:
@@ -201,6 +203,23 @@ def _payload(payloads: dict[Any, Any]) -> dict[str, Any]:
         if (key.decode() if isinstance(key, bytes) else key) == _PAYLOAD:
             with contextlib.suppress(ValueError, TypeError):
                 return dict(json.loads(value))
+    return {}
+
+
+def _payload_in_text(text: str) -> dict[str, Any]:
+    """The same, where XLA has carried it: of an error it keeps only the text.
+
+    Example:
+        >>> from tfdist.errors import _payload_in_text
+        >>> text = 'in f: tfdist: it is gone [tfdist.error {"rank": 3}] (at g)'
+        >>> _payload_in_text(text)
+        {'rank': 3, 'message': 'it is gone'}
+    """
+    before, mark, after = text.partition(f" [{_PAYLOAD} ")
+    if mark:
+        with contextlib.suppress(ValueError, TypeError):
+            record, _ = json.JSONDecoder().raw_decode(after)
+            return {**record, "message": before.partition("tfdist: ")[2]}
     return {}
 
 

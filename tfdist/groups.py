@@ -19,6 +19,7 @@ import tensorflow as tf
 from tfdist import _core, _operations, _runtime, errors
 from tfdist._bucket_reduction import gated, reduce_buckets
 from tfdist._process_sets import ProcessSet, id_of
+from tfdist._xla import reduced_by_xla
 from tfdist.collectives import ReduceOp
 from tfdist.compression import compress, restore
 from tfdist.reduce_options import ReduceOptions
@@ -26,6 +27,8 @@ from tfdist.sparse import by_rows, reduce_rows, rows_of
 from tfdist.weights import check_weightable, share_of, weighted
 
 _logger = logging.getLogger("tfdist")
+_WEIGHTED = "a weight is given"
+_BY_XLA = " by=xla"  # in the options of a group that is reduced in what XLA compiles
 _CALLS = "tfdist/group_calls"  # graph collection: options of the groups traced there
 
 
@@ -64,17 +67,27 @@ def reduce_gradients(
     Raises:
         tfdist.MismatchError: the ranks' variables or options differ.
         tfdist.NotInitializedError: before `tfdist.init()`.
-        NotImplementedError: the graph is compiled by XLA.
+        InsideXlaError: the graph is compiled by XLA, and cannot be with the reduction
+            in it (`_xla.reduced_by_xla`).
         ValueError: the lists differ in length, or a weight is given for a sum,
             or for the variables of a synchronised batch normalisation.
     """
     options = options or ReduceOptions()
     use = f"prescale={prescale!r} postscale={postscale!r}"
+    in_xla = reduced_by_xla(
+        [
+            "xla='off' was given" if options.xla == "off" else None,
+            _WEIGHTED if weight is not None else None,
+            "TFDIST_COMMIT_GATE=1" if gated() else None,
+        ]
+    )
+    if in_xla:
+        use += _BY_XLA
     if weight is not None:
         _check_average(options)
         check_weightable(variables)
         use += " weighted"
-    full, group_id = _complete(grads, variables, options, use)
+    full, group_id = _complete(grads, variables, options, use, in_xla=in_xla)
     if weight is not None:
         share = share_of(weight, options.process_set)
         full = [weighted(g, share) for g in full]
@@ -87,6 +100,7 @@ def reduce_gradients(
         options,
         prescale,
         postscale,
+        in_xla=in_xla,
     )
     reduced = [restore(g, own) for g, own in zip(reduced, dense, strict=True)]
     for i, grad in enumerate(full):
@@ -114,6 +128,7 @@ def weighted_gradients(
         weight: this rank's count of samples.
     """
     _runtime.check_initialized()
+    _operations.check_not_xla(_WEIGHTED)
     _check_average(options)
     # Before the ranks tell each other their weights: a rank may have given none.
     agree(
@@ -142,6 +157,7 @@ def fill_missing(
     Returns:
         Dense gradients, `None` for the variables that no rank has one for.
     """
+    _operations.check_not_xla("gradients are accumulated")
     options = dataclasses.replace(options, sparse_as_dense=True)
     return _complete(grads, variables, options, "accumulated")[0]
 
@@ -151,17 +167,22 @@ def _complete(
     variables: Sequence[Any],
     options: ReduceOptions,
     use: str,
+    *,
+    in_xla: bool = False,
 ) -> tuple[list[Any], str]:
     """The gradients as they are reduced, without gaps, and the id of their group."""
     _runtime.check_initialized()
     _check_arguments(grads, variables)
-    _operations.check_not_xla()
     # Behind the gate all rows would have to come in one step with the buckets.
     tables = [
         i
         for i, v in enumerate(variables)
         if not gated() and by_rows(v.shape, _dtype(v).size, options.sparse_as_dense)
     ]
+    if in_xla and any(isinstance(grads[i], tf.IndexedSlices) for i in tables):
+        raise _operations.InsideXlaError(
+            "large tables are reduced by their rows (sparse_as_dense=True does not)"
+        )
     known = [
         g if i in tables and isinstance(g, tf.IndexedSlices) else _dense(g, v)
         for i, (g, v) in enumerate(zip(grads, variables, strict=True))
@@ -237,11 +258,17 @@ def _public_error(error: _core.CoreError, options: str) -> Exception:
     if error.payload.get("kind") == "mismatch":
         if options.startswith("op=broadcast "):
             error = _about_variables(error)
-        message = (
-            f"{error.message} (Keras numbers the names of layers: where only the "
-            "numbers differ, call keras.utils.clear_session() on all ranks before "
-            "the model is made.)"
+        hint = (
+            "Keras numbers the names of layers: where only the numbers differ, call "
+            "keras.utils.clear_session() on all ranks before the model is made."
         )
+        if 0 < error.message.count(_BY_XLA) < error.message.count(" prescale="):
+            hint = (
+                "Only the ranks with by=xla reduce inside of what XLA compiles: run "
+                "make xla on all hosts, or give DistributedOptimizer xla='off' on all "
+                "ranks. Or their steps differ in what can run there."
+            )
+        message = f"{error.message} ({hint})"
         error = _core.CoreError(error.code, message, error.payload)
     public = errors.from_core(error)
     # Or AutoGraph would put a class of its own in the place of ours.

@@ -27,6 +27,7 @@ def DistributedOptimizer(  # noqa: N802 - named like the class it stands for
     compression: str | None = None,
     sparse_as_dense: bool | None = None,
     nan_policy: str | None = None,
+    xla: str = "auto",
 ) -> keras.optimizers.Optimizer:
     """Makes a Keras optimizer reduce its gradients over all ranks.
 
@@ -54,6 +55,10 @@ def DistributedOptimizer(  # noqa: N802 - named like the class it stands for
             `"skip_step"`: variables, slots and the count of steps stay as they are.
             Default: nothing, the step is taken. (A `LossScaleOptimizer` skips such
             steps by itself.)
+        xla: what becomes of the reduction in a model with `jit_compile=True`. `"off"`:
+            it runs outside of what XLA compiles. `"auto"` (default): inside, where
+            `libtfdist_xla.so` is there (`make xla`) and takes it; else outside. Ranks
+            of which only some reduce inside get a `MismatchError`.
 
     With `gradient_accumulation_steps=n` each rank adds up the gradients of n batches,
     and their sum is reduced once, in the n-th step.
@@ -65,8 +70,8 @@ def DistributedOptimizer(  # noqa: N802 - named like the class it stands for
         TypeError: `optimizer` is not a Keras optimizer (names, e.g. "adam", are not
             accepted: their learning rate would stay hidden).
         ValueError: it is wrapped already, `op` is neither sum nor average,
-            `compression` or `nan_policy` is not known, or a `LossScaleOptimizer` gets
-            a policy.
+            `compression`, `nan_policy` or `xla` is not known, or a
+            `LossScaleOptimizer` gets a policy.
 
     Example:
         >>> import keras, tfdist
@@ -77,7 +82,7 @@ def DistributedOptimizer(  # noqa: N802 - named like the class it stands for
         ...     loss="mse", jit_compile=False)
     """
     _check_wrappable(optimizer)
-    options = ReduceOptions(op, name, process_set, compression, sparse_as_dense)
+    options = ReduceOptions(op, name, process_set, compression, sparse_as_dense, xla)
     check_nan_policy(nan_policy)
     if keras.config.dtype_policy().name == "mixed_float16" and not isinstance(
         optimizer, keras.optimizers.LossScaleOptimizer

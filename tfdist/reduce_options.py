@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from tfdist._process_sets import ProcessSet, id_of
+from tfdist._xla import check_choice
 from tfdist.collectives import ReduceOp
 from tfdist.compression import check_compression
 
@@ -20,10 +21,12 @@ class ReduceOptions:
         compression: None or a name of `compression.WIRE_TYPES`.
         sparse_as_dense: whether `tf.IndexedSlices` are reduced as dense tensors; None:
             those of small tables are (`sparse.TABLE_BYTES`).
+        xla: one of `_xla.CHOICES`: "off" never reduces inside of what XLA compiles.
+            Ranks that do and ranks that do not are told apart when they register.
 
     Raises:
-        ValueError: `op` or `compression` is not one of these, or `process_set` has
-            ended.
+        ValueError: `op`, `compression` or `xla` is not one of these, or `process_set`
+            has ended.
         TypeError: `process_set` is no process set.
     """
 
@@ -32,6 +35,7 @@ class ReduceOptions:
     process_set: ProcessSet | None = None
     compression: str | None = None
     sparse_as_dense: bool | None = None
+    xla: str = "auto"
 
     def __post_init__(self) -> None:
         if self.op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
@@ -46,6 +50,7 @@ class ReduceOptions:
                 "Expected sparse_as_dense=None, True or False, got "
                 f"{self.sparse_as_dense!r}."
             )
+        check_choice(self.xla)
         id_of(self.process_set)  # one that has ended is refused here
 
     def describe(self) -> str:

@@ -1,7 +1,9 @@
-"""`jit_compile=True`: XLA compiles a training step up to its gradients.
+"""`jit_compile=True`: XLA compiles a training step, or the step up to its gradients.
 
 XLA cannot run the operations of tfdist, and compiles a function whole or not at all.
-So a step is cut where the optimizer gets its gradients:
+With `libtfdist_xla.so` (`_xla`) it can reduce gradients, which most steps need no more
+than; such a step is compiled whole. Any other is cut where the optimizer gets its
+gradients:
 
     compiled by XLA      forward, loss, metrics, backward; states of layers
     not compiled         reduction over the ranks, update of the weights
@@ -24,7 +26,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist import _operations, _runtime
+from tfdist import _operations, _runtime, _xla
 
 _logger = logging.getLogger("tfdist")
 _MARK = "_tfdist_split"  # attribute of a train function that splits its steps
@@ -150,6 +152,17 @@ def split(step: Callable[[Any], Any]) -> Callable[[Any], Any]:
         nonlocal told
         if tf.executing_eagerly():
             return step(data)
+        why_split = _xla.unusable()
+        if why_split is None:
+            try:
+                logs = tf.function(step, jit_compile=True, autograph=False)(data)
+            except _operations.InsideXlaError as reason:
+                why_split = reason.why
+            else:
+                if not told:
+                    told = True
+                    _tell_inside()
+                return logs
         recorder = _Recorder()
 
         def gradients_and_logs(data: Any) -> Any:
@@ -174,7 +187,7 @@ def split(step: Callable[[Any], Any]) -> Callable[[Any], Any]:
             call.run(grads, weight)
         if not told:
             told = True
-            _tell_split()
+            _tell_split(why_split)
         return logs
 
     return split_step
@@ -250,12 +263,21 @@ def _variables_of(call: _Call) -> tuple[list[Any], list[Any]]:
     return list(state.values()), read
 
 
-def _tell_split() -> None:
+def _tell_inside() -> None:
+    if _runtime.rank() == 0:
+        _logger.info(
+            "jit_compile=True: XLA compiles each training step as a whole, with the "
+            "reduction of the gradients (libtfdist_xla.so) and the optimizer's update."
+        )
+
+
+def _tell_split(why: str | None) -> None:
     if _runtime.rank() == 0:
         _logger.info(
             "jit_compile=True: XLA compiles forward and backward of each training step "
             "(with loss, metrics and states of layers). The reduction of the gradients "
-            "and the optimizer's update run outside of it."
+            "and the optimizer's update run outside of it%s.",
+            "" if why in (None, _xla.NOT_BUILT) else f", because {why}",
         )
 
 

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import tfdist
-from tfdist import _core
+from tfdist import _core, _xla
 from tfdist.collectives import ReduceOp
 from tfdist.optimizer import is_distributed
 
@@ -166,7 +166,8 @@ def test_compile_of_a_mixed_float16_model_is_refused_if_it_would_wrap():
 
 
 @pytest.mark.parametrize("nested", [False, True])
-def test_xla_is_refused_before_the_first_step(nested):
+def test_xla_is_refused_before_the_first_step(nested, monkeypatch):
+    monkeypatch.setattr(_xla, "unusable", lambda: _xla.NOT_BUILT)
     optimizer = tfdist.DistributedOptimizer(keras.optimizers.SGD(0.1))
     v = tf.Variable(1.0)
 
@@ -179,7 +180,8 @@ def test_xla_is_refused_before_the_first_step(nested):
     assert float(v) == 1.0
 
 
-def test_fit_with_xla_is_refused_before_the_first_step():
+def test_fit_with_xla_is_refused_before_the_first_step(monkeypatch):
+    monkeypatch.setattr(_xla, "unusable", lambda: _xla.NOT_BUILT)
     model = small_model()
     before = [w.numpy() for w in model.weights]
     optimizer = tfdist.DistributedOptimizer(keras.optimizers.SGD(0.1))

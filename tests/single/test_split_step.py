@@ -1,4 +1,7 @@
-"""`jit_compile=True` at size 1: what XLA compiles, and which steps it does not get."""
+"""`jit_compile=True` at size 1: what XLA compiles, and which steps it does not get.
+
+Without `libtfdist_xla.so`, also where it is built; `test_xla.py` has the other way.
+"""
 
 import logging
 
@@ -9,7 +12,7 @@ import tensorflow as tf
 from tensorflow.python.ops import control_flow_util
 
 import tfdist
-from tfdist import groups
+from tfdist import _xla, groups
 from tfdist.callbacks import BroadcastInitialState, LearningRateScale, MetricAverage
 
 RNG = np.random.default_rng(1)
@@ -18,7 +21,8 @@ Y = X.sum(axis=1, keepdims=True)
 
 
 @pytest.fixture(autouse=True)
-def world_of_one():
+def world_of_one(monkeypatch):
+    monkeypatch.setattr(_xla, "unusable", lambda: _xla.NOT_BUILT)
     tfdist.init()
     keras.utils.clear_session()
     keras.utils.set_random_seed(2)
