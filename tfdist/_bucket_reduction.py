@@ -31,7 +31,7 @@ def reduce_buckets(
 
     Args:
         tensors: one for each variable of the group, as it is sent, or `None`.
-        group_id: of `groups.agree`.
+        group_id: of `agreement`.
         options: operation, name and process set.
         prescale: factor before the reduction.
         postscale: factor after it.

@@ -17,6 +17,7 @@ import tensorflow as tf
 from tfdist import finite, groups, split_step
 from tfdist._bucket_reduction import gated
 from tfdist._own_name import subclass_under_own_name
+from tfdist.agreement import path_of
 from tfdist.reduce_options import ReduceOptions
 from tfdist.torn import check_not_torn
 
@@ -125,7 +126,7 @@ class Reducing(ReducesUpdates):
 
     def _check_all_finite(self, grads: list[Any], variables: list[Any]) -> Any:
         pairs = [
-            (g, groups.path_of(v))
+            (g, path_of(v))
             for g, v in zip(grads, variables, strict=True)
             if g is not None
         ]

@@ -16,9 +16,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist import _core, _operations, _runtime, errors
+from tfdist import _operations, _runtime
 from tfdist._bucket_reduction import gated, reduce_buckets
-from tfdist._process_sets import ProcessSet, id_of
+from tfdist.agreement import (
+    agree,
+    agree_on_gradients,
+    describe_variable,
+    path_of,
+)
 from tfdist.collectives import ReduceOp
 from tfdist.compression import compress, restore
 from tfdist.reduce_options import ReduceOptions
@@ -26,7 +31,6 @@ from tfdist.sparse import by_rows, reduce_rows, rows_of
 from tfdist.weights import check_weightable, share_of, weighted
 
 _logger = logging.getLogger("tfdist")
-_CALLS = "tfdist/group_calls"  # graph collection: options of the groups traced there
 
 
 @tf.autograph.experimental.do_not_convert
@@ -119,7 +123,6 @@ def weighted_gradients(
     agree(
         [describe_variable(v) for v in variables],
         f"{options.describe()} weighted",
-        present=[False for _ in variables],
         process_set=options.process_set,
     )
     share = share_of(weight, options.process_set)
@@ -167,11 +170,11 @@ def _complete(
         for i, (g, v) in enumerate(zip(grads, variables, strict=True))
     ]
     lines = [_describe(v, g) for v, g in zip(variables, known, strict=True)]
-    group_id, found = agree(
+    group_id, found = agree_on_gradients(
         lines + [f"{lines[i]} dense" for i in tables],
         f"{options.describe()} {use}",
-        present=[g is not None for g in known] + [_is_dense(known[i]) for i in tables],
-        process_set=options.process_set,
+        [g is not None for g in known] + [_is_dense(known[i]) for i in tables],
+        options.process_set,
     )
     dense_somewhere = dict(zip(tables, found[len(lines) :], strict=True))
     full: list[Any] = []
@@ -201,77 +204,6 @@ def _is_dense(grad: Any) -> bool:
 
 def _dtype(variable: Any) -> tf.DType:
     return tf.as_dtype(variable.dtype)
-
-
-def agree(
-    lines: Sequence[str],
-    options: str,
-    *,
-    present: Sequence[bool],
-    process_set: ProcessSet | None = None,
-) -> tuple[str, list[bool]]:
-    """Makes sure that all ranks have the same list of variables and options.
-
-    Blocks until every rank has asked, at most `TFDIST_TIMEOUT_S`. A list that was
-    agreed on before is answered at once.
-
-    Args:
-        lines: one line for each variable: path, dtype and shape.
-        options: one line: what is done with them.
-        present: for each variable whether this rank has a value for it.
-        process_set: the ranks that ask; default all.
-
-    Returns:
-        The group's id, and for each variable whether any rank has a value.
-    """
-    description = "\n".join([*lines, f"{options} {_call_number(options, lines)}"])
-    try:
-        return _core.register_group(
-            description, list(present), process_set=id_of(process_set)
-        )
-    except _core.CoreError as error:
-        raise _public_error(error, options) from None
-
-
-def _public_error(error: _core.CoreError, options: str) -> Exception:
-    if error.payload.get("kind") == "mismatch":
-        if options.startswith("op=broadcast "):
-            error = _about_variables(error)
-        message = (
-            f"{error.message} (Keras numbers the names of layers: where only the "
-            "numbers differ, call keras.utils.clear_session() on all ranks before "
-            "the model is made.)"
-        )
-        error = _core.CoreError(error.code, message, error.payload)
-    public = errors.from_core(error)
-    # Or AutoGraph would put a class of its own in the place of ours.
-    public.ag_pass_through = True  # type: ignore[attr-defined]
-    return public
-
-
-def _about_variables(error: _core.CoreError) -> _core.CoreError:
-    """The core takes every list for gradients; this one is sent, not reduced."""
-    message = error.message.removeprefix('"gradients": ')
-    cause = str(error.payload.get("cause", ""))
-    payload = {
-        **error.payload,
-        "tensor": "variables",
-        "cause": cause.replace("list of gradients", "list of variables"),
-    }
-    message = message.replace("list of gradients", "list of variables", 1)
-    return _core.CoreError(error.code, f'"variables": {message}', payload)
-
-
-def describe_variable(variable: Any, dtype: Any = None) -> str:
-    """One line for a variable: path, dtype, shape; for `agree`."""
-    path = " ".join(path_of(variable).split())
-    dims = ",".join(str(dim) for dim in variable.shape)
-    return f"{path} {tf.as_dtype(dtype or variable.dtype).name} [{dims}]"
-
-
-def path_of(variable: Any) -> str:
-    """The path of a Keras variable, or the name of a TensorFlow variable."""
-    return str(getattr(variable, "path", None) or variable.name)
 
 
 def _check_arguments(grads: Sequence[Any], variables: Sequence[Any]) -> None:
@@ -319,18 +251,3 @@ def _log_dense_once(path: str) -> None:
 
 def _describe(variable: Any, grad: Any) -> str:
     return describe_variable(variable, None if grad is None else grad.dtype)
-
-
-def _call_number(options: str, lines: Sequence[str]) -> str:
-    """Tells apart equal groups of one graph, which may run at the same time.
-
-    Eager calls follow each other, so they share number 0. A retrace starts again at
-    0, so it finds the groups of the first trace.
-    """
-    if tf.executing_eagerly():
-        return "call=0"
-    key = "\n".join([*lines, options])
-    calls = tf.compat.v1.get_default_graph().get_collection_ref(_CALLS)
-    number = calls.count(key)
-    calls.append(key)
-    return f"call={number}"

@@ -49,7 +49,7 @@ class ReduceOptions:
         id_of(self.process_set)  # one that has ended is refused here
 
     def describe(self) -> str:
-        """One line for `groups.agree`: ranks with other options are refused by it."""
+        """One line for `agreement`: ranks with other options are refused by it."""
         return (
             f"op={self.op.name.lower()} compression={self.compression or 'none'} "
             f"sparse_as_dense={self.sparse_as_dense} name={self.name or ''}"
