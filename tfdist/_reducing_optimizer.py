@@ -18,6 +18,7 @@ from tfdist import finite, groups, split_step
 from tfdist._bucket_reduction import gated
 from tfdist._own_name import subclass_under_own_name
 from tfdist.agreement import path_of
+from tfdist.local_variables import check_clips_each_alone
 from tfdist.reduce_options import ReduceOptions
 from tfdist.torn import check_not_torn
 
@@ -78,6 +79,9 @@ class Reducing(ReducesUpdates):
         if not grads:
             return super().apply(grads, trainable_variables)  # type: ignore[misc]
         variables = self._variables_of(grads, trainable_variables)
+        if self.tfdist_options.local_variables:
+            self._build_outside_of_branches(variables)  # or some are not known yet
+            check_clips_each_alone(self)
         if _accumulation_steps(self):
             if weight is not None:
                 raise NotImplementedError(
@@ -135,7 +139,7 @@ class Reducing(ReducesUpdates):
 
     def _on_all_ranks(self, found: Any) -> Any:
         """What was found of gradients that are reduced already is so everywhere."""
-        if not _accumulation_steps(self):
+        if not (_accumulation_steps(self) or self.tfdist_options.local_variables):
             return found
         return finite.agreed(found, self.tfdist_options.process_set)
 

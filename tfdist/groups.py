@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -79,9 +79,11 @@ def reduce_gradients(
         check_weightable(variables)
         use += " weighted"
     full, group_id = _complete(grads, variables, options, use)
+    local = {i: grads[i] for i in options.local_places(variables)}
     if weight is not None:
         share = share_of(weight, options.process_set)
         full = [weighted(g, share) for g in full]
+        local = {i: weighted(g, share) for i, g in local.items()}
         options = dataclasses.replace(options, op=ReduceOp.SUM)
     is_sparse = [isinstance(g, tf.IndexedSlices) for g in full]
     dense = [None if sparse else g for g, sparse in zip(full, is_sparse, strict=True)]
@@ -97,6 +99,9 @@ def reduce_gradients(
         if is_sparse[i]:
             name = f"{options.name or 'gradients'}.{group_id[:8]}.rows{i}"
             reduced[i] = reduce_rows(grad, options, name, prescale * postscale)
+    factor = options.local_factor()
+    for i, grad in local.items():
+        reduced[i] = grad if factor == 1.0 else weighted(grad, factor)
     return reduced
 
 
@@ -121,7 +126,7 @@ def weighted_gradients(
     _check_average(options)
     # Before the ranks tell each other their weights: a rank may have given none.
     agree(
-        [describe_variable(v) for v in variables],
+        _lines(variables, [None for _ in variables], options.local_places(variables)),
         f"{options.describe()} weighted",
         process_set=options.process_set,
     )
@@ -146,7 +151,10 @@ def fill_missing(
         Dense gradients, `None` for the variables that no rank has one for.
     """
     options = dataclasses.replace(options, sparse_as_dense=True)
-    return _complete(grads, variables, options, "accumulated")[0]
+    full: list[Any] = _complete(grads, variables, options, "accumulated")[0]
+    for i in options.local_places(variables):
+        full[i] = grads[i]
+    return full
 
 
 def _complete(
@@ -155,31 +163,39 @@ def _complete(
     options: ReduceOptions,
     use: str,
 ) -> tuple[list[Any], str]:
-    """The gradients as they are reduced, without gaps, and the id of their group."""
+    """The gradients as they are reduced, without gaps, and the id of their group.
+
+    Where the variable is local there is `None`.
+    """
     _runtime.check_initialized()
-    _check_arguments(grads, variables)
+    local = set(options.local_places(variables))
+    _check_arguments(grads, variables, local)
     _operations.check_not_xla()
     # Behind the gate all rows would have to come in one step with the buckets.
     tables = [
         i
         for i, v in enumerate(variables)
-        if not gated() and by_rows(v.shape, _dtype(v).size, options.sparse_as_dense)
+        if i not in local
+        and not gated()
+        and by_rows(v.shape, _dtype(v).size, options.sparse_as_dense)
     ]
+    shared = [None if i in local else g for i, g in enumerate(grads)]
     known = [
         g if i in tables and isinstance(g, tf.IndexedSlices) else _dense(g, v)
-        for i, (g, v) in enumerate(zip(grads, variables, strict=True))
+        for i, (g, v) in enumerate(zip(shared, variables, strict=True))
     ]
-    lines = [_describe(v, g) for v, g in zip(variables, known, strict=True)]
+    lines = _lines(variables, known, local)
     group_id, found = agree_on_gradients(
         lines + [f"{lines[i]} dense" for i in tables],
         f"{options.describe()} {use}",
-        [g is not None for g in known] + [_is_dense(known[i]) for i in tables],
+        [i in local or g is not None for i, g in enumerate(known)]
+        + [_is_dense(known[i]) for i in tables],
         options.process_set,
     )
     dense_somewhere = dict(zip(tables, found[len(lines) :], strict=True))
     full: list[Any] = []
     for i, (grad, variable) in enumerate(zip(known, variables, strict=True)):
-        if grad is None and not found[i]:
+        if i in local or (grad is None and not found[i]):
             full.append(None)
         elif not dense_somewhere.get(i, True):
             full.append(rows_of(grad, variable))
@@ -191,6 +207,12 @@ def _complete(
 
 
 def _check_average(options: ReduceOptions) -> None:
+    if not options.scale_local_gradients:
+        raise ValueError(
+            "weight cannot be used with scale_local_gradients=False: what a rank "
+            "counts for would be in some of its gradients and not in others. Leave "
+            "one of them out."
+        )
     if options.op is not ReduceOp.AVERAGE:
         raise ValueError(
             "Expected op=tfdist.ReduceOp.AVERAGE with weight, got SUM: a sum has no "
@@ -206,13 +228,17 @@ def _dtype(variable: Any) -> tf.DType:
     return tf.as_dtype(variable.dtype)
 
 
-def _check_arguments(grads: Sequence[Any], variables: Sequence[Any]) -> None:
+def _check_arguments(
+    grads: Sequence[Any], variables: Sequence[Any], local: Collection[int]
+) -> None:
     if len(grads) != len(variables):
         raise ValueError(
             f"Expected one gradient for each of {len(variables)} variables, got "
             f"{len(grads)} gradients."
         )
-    for variable in variables:
+    for i, variable in enumerate(variables):
+        if i in local:
+            continue
         if getattr(variable, "overwrite_with_gradient", False):
             raise NotImplementedError(
                 f"Variable {path_of(variable)} is overwritten by its gradient "
@@ -249,5 +275,13 @@ def _log_dense_once(path: str) -> None:
     )
 
 
-def _describe(variable: Any, grad: Any) -> str:
-    return describe_variable(variable, None if grad is None else grad.dtype)
+def _lines(
+    variables: Sequence[Any], grads: Sequence[Any], local: Collection[int]
+) -> list[str]:
+    """What the ranks compare. A local variable may have another shape on each."""
+    return [
+        f"{path_of(v)} local"
+        if i in local
+        else describe_variable(v, None if g is None else g.dtype)
+        for i, (v, g) in enumerate(zip(variables, grads, strict=True))
+    ]

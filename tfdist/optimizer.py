@@ -7,6 +7,7 @@ the plain Keras class and loads without tfdist.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import keras
@@ -15,6 +16,7 @@ from tfdist._process_sets import ProcessSet
 from tfdist._reducing_optimizer import Reducing, reducing_class
 from tfdist.collectives import ReduceOp
 from tfdist.finite import check_nan_policy
+from tfdist.local_variables import LocalVariables, check_clips_each_alone
 from tfdist.reduce_options import ReduceOptions
 
 
@@ -26,6 +28,8 @@ def DistributedOptimizer(  # noqa: N802 - named like the class it stands for
     process_set: ProcessSet | None = None,
     compression: str | None = None,
     sparse_as_dense: bool | None = None,
+    local_variables: Iterable[Any] | Callable[[Any], bool] | None = None,
+    scale_local_gradients: bool = True,
     nan_policy: str | None = None,
 ) -> keras.optimizers.Optimizer:
     """Makes a Keras optimizer reduce its gradients over all ranks.
@@ -49,6 +53,14 @@ def DistributedOptimizer(  # noqa: N802 - named like the class it stands for
             `False`: by the rows that a step has used, `True`: as dense tensors.
             Default: by rows for tables of 8 MiB and more. With
             `TFDIST_COMMIT_GATE=1` always as dense tensors.
+        local_variables: variables and layers that belong to each rank alone (a list, or
+            a function that is given a variable and says whether it is one): their
+            gradients are not reduced, and they may have other shapes on other ranks.
+            The same ones on all ranks. Default: none.
+        scale_local_gradients: whether their gradients are those of the mean over the
+            ranks' losses, like all others, so 1/size of those of this rank's own loss
+            (with `weight`: times its part of it). Default True; with `ReduceOp.SUM`
+            there is nothing to scale.
         nan_policy: what all ranks do together when the gradient of a step is not
             finite on any of them: `"raise"` an error before a variable is changed, or
             `"skip_step"`: variables, slots and the count of steps stay as they are.
@@ -65,8 +77,8 @@ def DistributedOptimizer(  # noqa: N802 - named like the class it stands for
         TypeError: `optimizer` is not a Keras optimizer (names, e.g. "adam", are not
             accepted: their learning rate would stay hidden).
         ValueError: it is wrapped already, `op` is neither sum nor average,
-            `compression` or `nan_policy` is not known, or a `LossScaleOptimizer` gets
-            a policy.
+            `compression` or `nan_policy` is not known, a `LossScaleOptimizer` gets a
+            policy, or an optimizer with `global_clipnorm` local variables.
 
     Example:
         >>> import keras, tfdist
@@ -77,7 +89,17 @@ def DistributedOptimizer(  # noqa: N802 - named like the class it stands for
         ...     loss="mse", jit_compile=False)
     """
     _check_wrappable(optimizer)
-    options = ReduceOptions(op, name, process_set, compression, sparse_as_dense)
+    options = ReduceOptions(
+        op,
+        name,
+        process_set,
+        compression,
+        sparse_as_dense,
+        None if local_variables is None else LocalVariables(local_variables),
+        scale_local_gradients,
+    )
+    if options.local_variables is not None:
+        check_clips_each_alone(optimizer)
     check_nan_policy(nan_policy)
     if keras.config.dtype_policy().name == "mixed_float16" and not isinstance(
         optimizer, keras.optimizers.LossScaleOptimizer

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
+from typing import Any
 
-from tfdist._process_sets import ProcessSet, id_of
+from tfdist._process_sets import ProcessSet, id_of, members_of
 from tfdist.collectives import ReduceOp
 from tfdist.compression import check_compression
+from tfdist.local_variables import LocalVariables
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,10 +23,13 @@ class ReduceOptions:
         compression: None or a name of `compression.WIRE_TYPES`.
         sparse_as_dense: whether `tf.IndexedSlices` are reduced as dense tensors; None:
             those of small tables are (`sparse.TABLE_BYTES`).
+        local_variables: variables that are not reduced; None: there are none.
+        scale_local_gradients: whether the gradients of local variables count as one
+            part of the average; `local_factor`.
 
     Raises:
-        ValueError: `op` or `compression` is not one of these, or `process_set` has
-            ended.
+        ValueError: `op` or `compression` is not one of these, `process_set` has
+            ended, or there are no local variables whose gradients are not scaled.
         TypeError: `process_set` is no process set.
     """
 
@@ -32,6 +38,8 @@ class ReduceOptions:
     process_set: ProcessSet | None = None
     compression: str | None = None
     sparse_as_dense: bool | None = None
+    local_variables: LocalVariables | None = None
+    scale_local_gradients: bool = True
 
     def __post_init__(self) -> None:
         if self.op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
@@ -46,11 +54,38 @@ class ReduceOptions:
                 "Expected sparse_as_dense=None, True or False, got "
                 f"{self.sparse_as_dense!r}."
             )
+        if self.scale_local_gradients not in (True, False):
+            raise ValueError(
+                "Expected scale_local_gradients=True or False, got "
+                f"{self.scale_local_gradients!r}."
+            )
+        if self.local_variables is None and not self.scale_local_gradients:
+            raise ValueError(
+                "scale_local_gradients=False was given without local_variables, whose "
+                "gradients it is about. Name them, or leave it out."
+            )
         id_of(self.process_set)  # one that has ended is refused here
+
+    def local_places(self, variables: Sequence[Any]) -> list[int]:
+        """The places of the variables that are not reduced."""
+        if self.local_variables is None:
+            return []
+        return self.local_variables.places(variables)
+
+    def local_factor(self) -> float:
+        """What a gradient that is not reduced is multiplied by.
+
+        The gradient of the mean over the ranks' losses, of which only this rank's
+        depends on a variable of its own, is 1/size of the gradient of that loss.
+        """
+        if self.op is ReduceOp.SUM or not self.scale_local_gradients:
+            return 1.0
+        return 1.0 / len(members_of(self.process_set))
 
     def describe(self) -> str:
         """One line for `agreement`: ranks with other options are refused by it."""
+        local = "" if self.scale_local_gradients else "scale_local_gradients=False "
         return (
             f"op={self.op.name.lower()} compression={self.compression or 'none'} "
-            f"sparse_as_dense={self.sparse_as_dense} name={self.name or ''}"
+            f"sparse_as_dense={self.sparse_as_dense} {local}name={self.name or ''}"
         )

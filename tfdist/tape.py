@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
@@ -10,6 +11,7 @@ import tensorflow as tf
 from tfdist import groups
 from tfdist._process_sets import ProcessSet
 from tfdist.collectives import ReduceOp
+from tfdist.local_variables import LocalVariables
 from tfdist.reduce_options import ReduceOptions
 from tfdist.weights import weighted_outputs
 
@@ -36,6 +38,14 @@ class DistributedGradientTape:
             `False`: by the rows that a step has used, `True`: as dense tensors.
             Default: by rows for tables of 8 MiB and more. With
             `TFDIST_COMMIT_GATE=1` always as dense tensors.
+        local_variables: variables and layers that belong to each rank alone (a list, or
+            a function that is given a variable and says whether it is one): their
+            gradients are not reduced, and they may have other shapes on other ranks.
+            The same ones on all ranks. Default: none.
+        scale_local_gradients: whether their gradients are those of the mean over the
+            ranks' losses, like all others, so 1/size of those of this rank's own loss
+            (with `weight`: times its part of it). Default True; with `ReduceOp.SUM`
+            there is nothing to scale.
         persistent: of the new tape: whether `gradient` may be called repeatedly.
         watch_accessed_variables: of the new tape: whether it watches trainable
             variables by itself.
@@ -63,6 +73,8 @@ class DistributedGradientTape:
         process_set: ProcessSet | None = None,
         compression: str | None = None,
         sparse_as_dense: bool | None = None,
+        local_variables: Iterable[Any] | Callable[[Any], bool] | None = None,
+        scale_local_gradients: bool = True,
         persistent: bool = False,
         watch_accessed_variables: bool = True,
     ) -> None:
@@ -78,7 +90,13 @@ class DistributedGradientTape:
             )
         self._tape = tape
         self._options = ReduceOptions(
-            op, name, process_set, compression, sparse_as_dense
+            op,
+            name,
+            process_set,
+            compression,
+            sparse_as_dense,
+            None if local_variables is None else LocalVariables(local_variables),
+            scale_local_gradients,
         )
 
     def __enter__(self) -> Self:

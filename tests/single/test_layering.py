@@ -33,6 +33,7 @@ FOREIGN = {
 WITHOUT_TENSORFLOW = [
     *("_core", "buckets", "rendezvous", "_runtime", "_process_sets", "tools", "launch"),
     "_own_name",
+    "local_variables",
 ]
 WITH_TENSORFLOW = [
     *("errors", "_library", "_names", "_operations", "_gradients", "collectives"),
