@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tfdist import _core, collectives
 from tfdist._process_sets import id_of
-from tfdist.buckets import cut_buckets
+from tfdist.buckets import cut_groups
 from tfdist.reduce_options import ReduceOptions
 
 # With the gate: what an eager call of a group runs, by group and options.
@@ -26,6 +27,7 @@ def reduce_buckets(
     options: ReduceOptions,
     prescale: float,
     postscale: float,
+    variables: Sequence[Any],
 ) -> list[tf.Tensor | None]:
     """Emits one operation for each bucket of the tensors that are not `None`.
 
@@ -35,6 +37,7 @@ def reduce_buckets(
         options: operation, name and process set.
         prescale: factor before the reduction.
         postscale: factor after it.
+        variables: of the group, for buckets by hand.
 
     Returns:
         The reduced tensors, `None` where `tensors` has `None`.
@@ -45,9 +48,18 @@ def reduce_buckets(
     indices = [i for i, _ in pairs]
     chosen = [tensor for _, tensor in pairs]
     rows = _core.config()
-    buckets = cut_buckets(
-        [t.shape.num_elements() * t.dtype.size for t in chosen],
+    sizes = [t.shape.num_elements() * t.dtype.size for t in chosen]
+    by_hand: list[list[int]] = []
+    if options.groups is not None:
+        known = dict(zip(indices, sizes, strict=True))
+        places = {index: place for place, index in enumerate(indices)}
+        all_sizes = [known.get(i) for i in range(len(tensors))]
+        for members in options.groups.places(variables, all_sizes):
+            by_hand.append([places[i] for i in members])
+    buckets = cut_groups(
+        sizes,
         [t.dtype for t in chosen],
+        by_hand,
         first_bytes=rows["TFDIST_FIRST_BUCKET_BYTES"]["value"],
         bucket_bytes=rows["TFDIST_BUCKET_BYTES"]["value"],
         fusion_bytes=rows["TFDIST_FUSION_BYTES"]["value"],

@@ -93,6 +93,7 @@ def reduce_gradients(
         options,
         prescale,
         postscale,
+        variables,
     )
     reduced = [restore(g, own) for g, own in zip(reduced, dense, strict=True)]
     for i, grad in enumerate(full):
@@ -127,7 +128,7 @@ def weighted_gradients(
     # Before the ranks tell each other their weights: a rank may have given none.
     agree(
         _lines(variables, [None for _ in variables], options.local_places(variables)),
-        f"{options.describe()} weighted",
+        f"{options.describe(variables)} weighted",
         process_set=options.process_set,
     )
     share = share_of(weight, options.process_set)
@@ -187,7 +188,7 @@ def _complete(
     lines = _lines(variables, known, local)
     group_id, found = agree_on_gradients(
         lines + [f"{lines[i]} dense" for i in tables],
-        f"{options.describe()} {use}",
+        f"{options.describe(variables)} {use}",
         [i in local or g is not None for i, g in enumerate(known)]
         + [_is_dense(known[i]) for i in tables],
         options.process_set,

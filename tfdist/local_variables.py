@@ -28,17 +28,17 @@ class LocalVariables:
     """
 
     def __init__(self, chosen: Iterable[Any] | Callable[[Any], bool]) -> None:
-        self._asks = chosen if callable(chosen) and not _is_layer(chosen) else None
+        self._asks = chosen if callable(chosen) and not is_layer(chosen) else None
         if self._asks is not None:
             return
-        if _is_layer(chosen) or _is_variable(chosen) or not _is_iterable(chosen):
+        if is_layer(chosen) or is_variable(chosen) or not _is_iterable(chosen):
             raise TypeError(
                 "Expected local_variables to be a list of variables and layers, or a "
                 f"function of a variable, got {type(chosen).__name__}: {chosen!r}."
             )
         self._listed = list(chosen)  # type: ignore[arg-type]
         for one in self._listed:
-            if not (_is_variable(one) or _is_layer(one)):
+            if not (is_variable(one) or is_layer(one)):
                 raise TypeError(
                     "Expected variables and layers in local_variables, got "
                     f"{type(one).__name__}: {one!r}."
@@ -50,9 +50,9 @@ class LocalVariables:
             return [i for i, v in enumerate(variables) if self._asks(v)]
         local: set[int] = set()
         for one in self._listed:
-            members = one.weights if _is_layer(one) else [one]
-            local.update(map(_identity, members))
-        return [i for i, v in enumerate(variables) if _identity(v) in local]
+            members = one.weights if is_layer(one) else [one]
+            local.update(map(identity, members))
+        return [i for i, v in enumerate(variables) if identity(v) in local]
 
 
 def check_clips_each_alone(optimizer: Any) -> None:
@@ -73,11 +73,13 @@ def check_clips_each_alone(optimizer: Any) -> None:
             )
 
 
-def _is_layer(one: Any) -> bool:
+def is_layer(one: Any) -> bool:
+    """Whether it has variables: a layer or a model."""
     return hasattr(one, "trainable_variables") and hasattr(one, "weights")
 
 
-def _is_variable(one: Any) -> bool:
+def is_variable(one: Any) -> bool:
+    """Whether it is a variable of Keras or TensorFlow."""
     return hasattr(one, "assign") and hasattr(one, "dtype")
 
 
@@ -85,7 +87,7 @@ def _is_iterable(chosen: Any) -> bool:
     return isinstance(chosen, Iterable) and not isinstance(chosen, str)
 
 
-def _identity(variable: Any) -> int:
-    """Of a Keras variable that of the variable of TensorFlow that it holds."""
+def identity(variable: Any) -> int:
+    """Tells variables apart; that of a Keras variable is that of what it holds."""
     held = getattr(variable, "value", variable)
     return id(variable if callable(held) else held)

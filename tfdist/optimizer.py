@@ -7,7 +7,7 @@ the plain Keras class and loads without tfdist.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import keras
@@ -18,6 +18,7 @@ from tfdist.collectives import ReduceOp
 from tfdist.finite import check_nan_policy
 from tfdist.local_variables import LocalVariables, check_clips_each_alone
 from tfdist.reduce_options import ReduceOptions
+from tfdist.variable_groups import VariableGroups
 
 
 def DistributedOptimizer(  # noqa: N802 - named like the class it stands for
@@ -30,6 +31,7 @@ def DistributedOptimizer(  # noqa: N802 - named like the class it stands for
     sparse_as_dense: bool | None = None,
     local_variables: Iterable[Any] | Callable[[Any], bool] | None = None,
     scale_local_gradients: bool = True,
+    groups: int | Sequence[Sequence[Any]] | None = None,
     nan_policy: str | None = None,
 ) -> keras.optimizers.Optimizer:
     """Makes a Keras optimizer reduce its gradients over all ranks.
@@ -61,6 +63,11 @@ def DistributedOptimizer(  # noqa: N802 - named like the class it stands for
             ranks' losses, like all others, so 1/size of those of this rank's own loss
             (with `weight`: times its part of it). Default True; with `ReduceOp.SUM`
             there is nothing to scale.
+        groups: which gradients are reduced together, in one operation (for each
+            dtype): a number of groups of about equally many bytes, or a list of
+            lists of variables and layers; what is in none, and with a default of
+            None everything, is grouped by `TFDIST_BUCKET_BYTES`. The same bits come
+            out. Tables that are reduced by rows go alone.
         nan_policy: what all ranks do together when the gradient of a step is not
             finite on any of them: `"raise"` an error before a variable is changed, or
             `"skip_step"`: variables, slots and the count of steps stay as they are.
@@ -91,12 +98,15 @@ def DistributedOptimizer(  # noqa: N802 - named like the class it stands for
     _check_wrappable(optimizer)
     options = ReduceOptions(
         op,
-        name,
-        process_set,
-        compression,
-        sparse_as_dense,
-        None if local_variables is None else LocalVariables(local_variables),
-        scale_local_gradients,
+        name=name,
+        process_set=process_set,
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        local_variables=None
+        if local_variables is None
+        else LocalVariables(local_variables),
+        scale_local_gradients=scale_local_gradients,
+        groups=None if groups is None else VariableGroups(groups),
     )
     if options.local_variables is not None:
         check_clips_each_alone(optimizer)

@@ -10,6 +10,7 @@ from tfdist._process_sets import ProcessSet, id_of, members_of
 from tfdist.collectives import ReduceOp
 from tfdist.compression import check_compression
 from tfdist.local_variables import LocalVariables
+from tfdist.variable_groups import VariableGroups
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,6 +27,7 @@ class ReduceOptions:
         local_variables: variables that are not reduced; None: there are none.
         scale_local_gradients: whether the gradients of local variables count as one
             part of the average; `local_factor`.
+        groups: the buckets; None: they are cut by bytes.
 
     Raises:
         ValueError: `op` or `compression` is not one of these, `process_set` has
@@ -40,6 +42,7 @@ class ReduceOptions:
     sparse_as_dense: bool | None = None
     local_variables: LocalVariables | None = None
     scale_local_gradients: bool = True
+    groups: VariableGroups | None = None
 
     def __post_init__(self) -> None:
         if self.op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
@@ -82,9 +85,11 @@ class ReduceOptions:
             return 1.0
         return 1.0 / len(members_of(self.process_set))
 
-    def describe(self) -> str:
+    def describe(self, variables: Sequence[Any]) -> str:
         """One line for `agreement`: ranks with other options are refused by it."""
         local = "" if self.scale_local_gradients else "scale_local_gradients=False "
+        if self.groups is not None:
+            local += f"groups={self.groups.describe(variables)} "
         return (
             f"op={self.op.name.lower()} compression={self.compression or 'none'} "
             f"sparse_as_dense={self.sparse_as_dense} {local}name={self.name or ''}"

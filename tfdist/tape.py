@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
@@ -13,6 +13,7 @@ from tfdist._process_sets import ProcessSet
 from tfdist.collectives import ReduceOp
 from tfdist.local_variables import LocalVariables
 from tfdist.reduce_options import ReduceOptions
+from tfdist.variable_groups import VariableGroups
 from tfdist.weights import weighted_outputs
 
 
@@ -46,6 +47,11 @@ class DistributedGradientTape:
             ranks' losses, like all others, so 1/size of those of this rank's own loss
             (with `weight`: times its part of it). Default True; with `ReduceOp.SUM`
             there is nothing to scale.
+        groups: which gradients are reduced together, in one operation (for each
+            dtype): a number of groups of about equally many bytes, or a list of
+            lists of variables and layers; what is in none, and with a default of
+            None everything, is grouped by `TFDIST_BUCKET_BYTES`. The same bits come
+            out. Tables that are reduced by rows go alone.
         persistent: of the new tape: whether `gradient` may be called repeatedly.
         watch_accessed_variables: of the new tape: whether it watches trainable
             variables by itself.
@@ -75,6 +81,7 @@ class DistributedGradientTape:
         sparse_as_dense: bool | None = None,
         local_variables: Iterable[Any] | Callable[[Any], bool] | None = None,
         scale_local_gradients: bool = True,
+        groups: int | Sequence[Sequence[Any]] | None = None,
         persistent: bool = False,
         watch_accessed_variables: bool = True,
     ) -> None:
@@ -91,12 +98,15 @@ class DistributedGradientTape:
         self._tape = tape
         self._options = ReduceOptions(
             op,
-            name,
-            process_set,
-            compression,
-            sparse_as_dense,
-            None if local_variables is None else LocalVariables(local_variables),
-            scale_local_gradients,
+            name=name,
+            process_set=process_set,
+            compression=compression,
+            sparse_as_dense=sparse_as_dense,
+            local_variables=None
+            if local_variables is None
+            else LocalVariables(local_variables),
+            scale_local_gradients=scale_local_gradients,
+            groups=None if groups is None else VariableGroups(groups),
         )
 
     def __enter__(self) -> Self:

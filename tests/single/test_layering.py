@@ -32,8 +32,7 @@ FOREIGN = {
 # import no TensorFlow, so that the launcher and the start-up are quick.
 WITHOUT_TENSORFLOW = [
     *("_core", "buckets", "rendezvous", "_runtime", "_process_sets", "tools", "launch"),
-    "_own_name",
-    "local_variables",
+    *("_own_name", "local_variables", "variable_groups"),
 ]
 WITH_TENSORFLOW = [
     *("errors", "_library", "_names", "_operations", "_gradients", "collectives"),
