@@ -25,7 +25,7 @@ from tfdist.agreement import (
     path_of,
 )
 from tfdist.collectives import ReduceOp
-from tfdist.compression import compress, restore
+from tfdist.compression import compress, divided, multiplied, restore
 from tfdist.reduce_options import ReduceOptions
 from tfdist.sparse import by_rows, reduce_rows, rows_of
 from tfdist.weights import check_weightable, share_of, weighted
@@ -84,25 +84,29 @@ def reduce_gradients(
         share = share_of(weight, options.process_set)
         full = [weighted(g, share) for g in full]
         local = {i: weighted(g, share) for i, g in local.items()}
-        options = dataclasses.replace(options, op=ReduceOp.SUM)
+        options = options.summing()
+    factor = options.gradient_predivide_factor
     is_sparse = [isinstance(g, tf.IndexedSlices) for g in full]
     dense = [None if sparse else g for g, sparse in zip(full, is_sparse, strict=True)]
     reduced: list[Any] = reduce_buckets(
-        [compress(g, options.compression) for g in dense],
+        [compress(divided(g, factor), options.compression) for g in dense],
         group_id,
         options,
         prescale,
         postscale,
         variables,
     )
-    reduced = [restore(g, own) for g, own in zip(reduced, dense, strict=True)]
+    reduced = [
+        multiplied(restore(g, own), factor)
+        for g, own in zip(reduced, dense, strict=True)
+    ]
     for i, grad in enumerate(full):
         if is_sparse[i]:
             name = f"{options.name or 'gradients'}.{group_id[:8]}.rows{i}"
             reduced[i] = reduce_rows(grad, options, name, prescale * postscale)
-    factor = options.local_factor()
+    part = options.local_factor()
     for i, grad in local.items():
-        reduced[i] = grad if factor == 1.0 else weighted(grad, factor)
+        reduced[i] = grad if part == 1.0 else weighted(grad, part)
     return reduced
 
 
@@ -135,7 +139,7 @@ def weighted_gradients(
     # A mean over no samples may be NaN: a share of 0 counts for nothing all the same.
     counts = tf.cast(share > 0, share.dtype)
     local = [weighted(g, counts) for g in gradient(share)]
-    options = dataclasses.replace(options, op=ReduceOp.SUM)
+    options = options.summing()
     return reduce_gradients(local, variables, options)
 
 

@@ -32,6 +32,7 @@ def DistributedOptimizer(  # noqa: N802 - named like the class it stands for
     local_variables: Iterable[Any] | Callable[[Any], bool] | None = None,
     scale_local_gradients: bool = True,
     groups: int | Sequence[Sequence[Any]] | None = None,
+    gradient_predivide_factor: float = 1.0,
     nan_policy: str | None = None,
 ) -> keras.optimizers.Optimizer:
     """Makes a Keras optimizer reduce its gradients over all ranks.
@@ -68,6 +69,10 @@ def DistributedOptimizer(  # noqa: N802 - named like the class it stands for
             lists of variables and layers; what is in none, and with a default of
             None everything, is grouped by `TFDIST_BUCKET_BYTES`. The same bits come
             out. Tables that are reduced by rows go alone.
+        gradient_predivide_factor: a number f > 0: float32 and float64 gradients are
+            divided by f before they are compressed and averaged, and multiplied by f
+            after it. With `compression="fp16"` the range then ends at f times 65504.
+            Default 1; for averages only.
         nan_policy: what all ranks do together when the gradient of a step is not
             finite on any of them: `"raise"` an error before a variable is changed, or
             `"skip_step"`: variables, slots and the count of steps stay as they are.
@@ -107,6 +112,7 @@ def DistributedOptimizer(  # noqa: N802 - named like the class it stands for
         else LocalVariables(local_variables),
         scale_local_gradients=scale_local_gradients,
         groups=None if groups is None else VariableGroups(groups),
+        gradient_predivide_factor=gradient_predivide_factor,
     )
     if options.local_variables is not None:
         check_clips_each_alone(optimizer)

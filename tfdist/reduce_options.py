@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 from tfdist._process_sets import ProcessSet, id_of, members_of
 from tfdist.collectives import ReduceOp
-from tfdist.compression import check_compression
+from tfdist.compression import check_compression, check_predivision
 from tfdist.local_variables import LocalVariables
 from tfdist.variable_groups import VariableGroups
 
@@ -28,10 +29,13 @@ class ReduceOptions:
         scale_local_gradients: whether the gradients of local variables count as one
             part of the average; `local_factor`.
         groups: the buckets; None: they are cut by bytes.
+        gradient_predivide_factor: what gradients are divided by before they are
+            reduced, and multiplied by after it.
 
     Raises:
-        ValueError: `op` or `compression` is not one of these, `process_set` has
-            ended, or there are no local variables whose gradients are not scaled.
+        ValueError: `op`, `compression` or the factor is not one of these,
+            `process_set` has ended, there are no local variables whose gradients are
+            not scaled, or a sum is divided before.
         TypeError: `process_set` is no process set.
     """
 
@@ -43,6 +47,7 @@ class ReduceOptions:
     local_variables: LocalVariables | None = None
     scale_local_gradients: bool = True
     groups: VariableGroups | None = None
+    gradient_predivide_factor: float = 1.0
 
     def __post_init__(self) -> None:
         if self.op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
@@ -67,7 +72,20 @@ class ReduceOptions:
                 "scale_local_gradients=False was given without local_variables, whose "
                 "gradients it is about. Name them, or leave it out."
             )
+        check_predivision(self.gradient_predivide_factor)
+        if self.gradient_predivide_factor != 1 and self.op is ReduceOp.SUM:
+            raise ValueError(
+                "Expected op=tfdist.ReduceOp.AVERAGE with gradient_predivide_factor, "
+                "got SUM: what has been divided is multiplied again after the average. "
+                "Leave one of them out."
+            )
         id_of(self.process_set)  # one that has ended is refused here
+
+    def summing(self) -> ReduceOptions:
+        """The same, for gradients whose sum over the ranks is their average."""
+        summing = copy.copy(self)
+        object.__setattr__(summing, "op", ReduceOp.SUM)
+        return summing
 
     def local_places(self, variables: Sequence[Any]) -> list[int]:
         """The places of the variables that are not reduced."""
@@ -87,10 +105,12 @@ class ReduceOptions:
 
     def describe(self, variables: Sequence[Any]) -> str:
         """One line for `agreement`: ranks with other options are refused by it."""
-        local = "" if self.scale_local_gradients else "scale_local_gradients=False "
+        more = "" if self.scale_local_gradients else "scale_local_gradients=False "
         if self.groups is not None:
-            local += f"groups={self.groups.describe(variables)} "
+            more += f"groups={self.groups.describe(variables)} "
+        if self.gradient_predivide_factor != 1:
+            more += f"gradient_predivide_factor={self.gradient_predivide_factor!r} "
         return (
             f"op={self.op.name.lower()} compression={self.compression or 'none'} "
-            f"sparse_as_dense={self.sparse_as_dense} {local}name={self.name or ''}"
+            f"sparse_as_dense={self.sparse_as_dense} {more}name={self.name or ''}"
         )

@@ -52,6 +52,10 @@ class DistributedGradientTape:
             lists of variables and layers; what is in none, and with a default of
             None everything, is grouped by `TFDIST_BUCKET_BYTES`. The same bits come
             out. Tables that are reduced by rows go alone.
+        gradient_predivide_factor: a number f > 0: float32 and float64 gradients are
+            divided by f before they are compressed and averaged, and multiplied by f
+            after it. With `compression="fp16"` the range then ends at f times 65504.
+            Default 1; for averages only.
         persistent: of the new tape: whether `gradient` may be called repeatedly.
         watch_accessed_variables: of the new tape: whether it watches trainable
             variables by itself.
@@ -82,6 +86,7 @@ class DistributedGradientTape:
         local_variables: Iterable[Any] | Callable[[Any], bool] | None = None,
         scale_local_gradients: bool = True,
         groups: int | Sequence[Sequence[Any]] | None = None,
+        gradient_predivide_factor: float = 1.0,
         persistent: bool = False,
         watch_accessed_variables: bool = True,
     ) -> None:
@@ -107,6 +112,7 @@ class DistributedGradientTape:
             else LocalVariables(local_variables),
             scale_local_gradients=scale_local_gradients,
             groups=None if groups is None else VariableGroups(groups),
+            gradient_predivide_factor=gradient_predivide_factor,
         )
 
     def __enter__(self) -> Self:
