@@ -75,8 +75,7 @@ def reduce_gradients(
     options = options or ReduceOptions()
     use = f"prescale={prescale!r} postscale={postscale!r}"
     if weight is not None:
-        _check_average(options)
-        check_weightable(variables)
+        check_weights(variables, options)
         use += " weighted"
     full, group_id = _complete(grads, variables, options, use)
     local = {i: grads[i] for i in options.local_places(variables)}
@@ -145,18 +144,24 @@ def weighted_gradients(
 
 @tf.autograph.experimental.do_not_convert
 def fill_missing(
-    grads: Sequence[Any], variables: Sequence[Any], options: ReduceOptions
+    grads: Sequence[Any],
+    variables: Sequence[Any],
+    options: ReduceOptions,
+    *,
+    is_weighted: bool = False,
 ) -> list[tf.Tensor | None]:
     """Zeros in place of the gradients that this rank lacks and another has.
 
     For gradients that each rank adds up by itself before they are reduced. Arguments
-    and errors are those of `reduce_gradients`.
+    and errors are those of `reduce_gradients`; ranks with `is_weighted` and others do
+    not agree.
 
     Returns:
         Dense gradients, `None` for the variables that no rank has one for.
     """
     options = dataclasses.replace(options, sparse_as_dense=True)
-    full: list[Any] = _complete(grads, variables, options, "accumulated")[0]
+    use = "accumulated weighted" if is_weighted else "accumulated"
+    full: list[Any] = _complete(grads, variables, options, use)[0]
     for i in options.local_places(variables):
         full[i] = grads[i]
     return full
@@ -209,6 +214,12 @@ def _complete(
         else:
             full.append(_dense(grad, variable))
     return full, group_id
+
+
+def check_weights(variables: Sequence[Any], options: ReduceOptions) -> None:
+    """Raises ValueError if the gradients of these variables cannot be weighted."""
+    _check_average(options)
+    check_weightable(variables)
 
 
 def _check_average(options: ReduceOptions) -> None:

@@ -37,6 +37,7 @@ WITHOUT_TENSORFLOW = [
 WITH_TENSORFLOW = [
     *("errors", "_library", "_names", "_operations", "_gradients", "collectives"),
     *("compression", "reduce_options", "_bucket_reduction", "sparse", "weights"),
+    "_weighted_accumulation",
     *("agreement", "groups", "finite", "torn", "split_step", "_reducing_optimizer"),
     *("objects", "variables", "data", "device", "tape", "optimizer"),
     *("layers", "callbacks"),
