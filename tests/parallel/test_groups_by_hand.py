@@ -47,12 +47,14 @@ def reduced(groups, in_graph, compression=None):
 @pytest.mark.parametrize(
     ("groups", "sent"),
     [
-        (None, [8, 4 * 1043]),
-        (1, [8, 4 * 1043]),
-        (2, [8, 4 * 343, 4 * 700]),  # of 4180 bytes; one has two dtypes
-        (9, [4 * 3, 4 * 40, 4 * 300, 4 * 700, 8]),
+        pytest.param(None, [8, 4 * 1043], marks=pytest.mark.slow),
+        pytest.param(1, [8, 4 * 1043], marks=pytest.mark.slow),
+        pytest.param(
+            2, [8, 4 * 343, 4 * 700], marks=pytest.mark.slow
+        ),  # one has two dtypes
+        pytest.param(9, [4 * 3, 4 * 40, 4 * 300, 4 * 700, 8], marks=pytest.mark.slow),
         ([[0, 4], [2]], [8, 4 * 3, 4 * 300, 4 * 740]),
-        ([[3, 1]], [8, 4 * 3, 4 * 1040]),
+        pytest.param([[3, 1]], [8, 4 * 3, 4 * 1040], marks=pytest.mark.slow),
     ],
 )
 def test_the_buckets_are_those_and_the_bits_the_same(groups, sent):
@@ -63,6 +65,7 @@ def test_the_buckets_are_those_and_the_bits_the_same(groups, sent):
         assert [operations for _, operations in found] == [sorted(sent)] * 2
 
 
+@pytest.mark.slow
 def test_behind_the_gate_and_with_compression():
     env = {"TFDIST_COMMIT_GATE": "1"}
     plain = run_ranks(reduced, 2, None, False, "bf16")

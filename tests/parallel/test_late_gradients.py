@@ -52,7 +52,14 @@ def train(times, alone):
     return [x.numpy() for x in [*v, *slots]]
 
 
-@pytest.mark.parametrize("name", TIMES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("one rank later", marks=pytest.mark.slow),
+        "never by all",
+        pytest.param("one rank first", marks=pytest.mark.slow),
+    ],
+)
 def test_eager_steps_use_the_gradients_that_some_rank_has_in_that_step(name):
     times = TIMES[name]
     ranks = run_ranks(train, len(times[0]), times, False)
@@ -94,6 +101,7 @@ def accumulated():
     return [float(x) for x in v]
 
 
+@pytest.mark.slow
 def test_with_accumulation_too():
     assert run_ranks(accumulated, 2) == [[-2.0, -2.0]] * 2
 
@@ -112,6 +120,7 @@ def table_turns_dense():
     return found
 
 
+@pytest.mark.slow
 def test_a_table_may_be_dense_in_some_steps():
     rows = np.array([[0.5, 0.5], [0.5, 0.5], [0, 0], [1, 1]])
     for found in run_ranks(table_turns_dense, 2):

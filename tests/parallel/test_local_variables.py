@@ -85,7 +85,13 @@ def train(mode):
 
 @pytest.mark.parametrize(
     "mode",
-    ["optimizer", "eager", "tape", "tape weight", "weight eager", "accumulation"],
+    [
+        "tape weight",
+        *(
+            pytest.param(mode, marks=pytest.mark.slow)
+            for mode in ("optimizer", "eager", "tape", "weight eager", "accumulation")
+        ),
+    ],
 )
 def test_it_trains_as_one_process_that_has_the_variables_of_all(mode):
     ranks = run_ranks(train, 2, mode)
@@ -149,7 +155,13 @@ def not_finite(policy):
     return found, float(shared[0]), float(own[0])
 
 
-@pytest.mark.parametrize("policy", ["skip_step", "raise", None])
+@pytest.mark.parametrize(
+    "policy",
+    [
+        "skip_step",
+        *(pytest.param(policy, marks=pytest.mark.slow) for policy in ("raise", None)),
+    ],
+)
 def test_a_local_gradient_that_is_not_finite_is_known_to_all_ranks(policy):
     error = "InvalidArgumentError" if policy == "raise" else "none"
     assert run_ranks(not_finite, 2, policy) == [[error, 1.0, 1.0]] * 2
@@ -177,6 +189,7 @@ def begun():
     return [b"".join(w.tobytes() for w in part) for part in parts]
 
 
+@pytest.mark.slow
 def test_in_fit_they_begin_alike_and_go_their_own_way():
     (first, own, shared), (other_first, other_own, other_shared) = run_ranks(begun, 2)
     assert first == other_first

@@ -46,6 +46,7 @@ def test_the_range_is_that_many_times_as_wide(
         assert found == expected
 
 
+@pytest.mark.slow
 def test_with_a_weight_too():
     for found in run_ranks(averaged, 2, 196608.0, "float32", "fp16", [1, 4], True):
         assert found == [np.inf, 245760.0]
@@ -65,8 +66,14 @@ def bits(factor, compression, sparse):
     return tf.convert_to_tensor(tape.gradient(loss, v)).numpy()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("compression", "sparse"), [(None, False), (None, True), ("bf16", False)]
+    ("compression", "sparse"),
+    [
+        ("bf16", False),
+        (None, False),
+        (None, True),
+    ],
 )
 def test_a_power_of_two_changes_no_bit_another_factor_rounds(compression, sparse):
     [plain, *_] = run_ranks(bits, 3, 1, compression, sparse)
@@ -98,6 +105,7 @@ def trained(factor):
     return v.numpy().tolist()
 
 
+@pytest.mark.slow
 def test_an_optimizer_trains_where_it_could_not():
     for plain, divided in zip(
         run_ranks(trained, 2, 1.0), run_ranks(trained, 2, 1024.0), strict=True

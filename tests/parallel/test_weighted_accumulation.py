@@ -94,11 +94,10 @@ def train(sizes, kind, eager):
     ("name", "kind", "eager"),
     [
         ("two", "decay", False),
-        ("two", "momentum", True),
-        ("two", "loss scale", False),
-        ("one has none", "decay", True),
-        ("one has none", "loss scale", False),
-        ("two", "loss scale", True),
+        ("one has none", "loss scale", True),
+        pytest.param("two", "momentum", True, marks=pytest.mark.slow),
+        pytest.param("two", "loss scale", False, marks=pytest.mark.slow),
+        pytest.param("one has none", "decay", True, marks=pytest.mark.slow),
     ],
 )
 def test_updates_are_those_of_one_process_with_all_samples(name, kind, eager):
