@@ -5,13 +5,14 @@ In a function that XLA compiles it is one operation for all buckets.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tfdist import _core, _xla, collectives
 from tfdist._process_sets import id_of
-from tfdist.buckets import cut_buckets
+from tfdist.buckets import cut_groups
 from tfdist.collectives._arguments import scales_of
 from tfdist.reduce_options import ReduceOptions
 
@@ -30,6 +31,7 @@ def reduce_buckets(
     options: ReduceOptions,
     prescale: float,
     postscale: float,
+    variables: Sequence[Any],
     *,
     in_xla: bool = False,
 ) -> list[tf.Tensor | None]:
@@ -37,10 +39,11 @@ def reduce_buckets(
 
     Args:
         tensors: one for each variable of the group, as it is sent, or `None`.
-        group_id: of `groups.agree`.
+        group_id: of `agreement`.
         options: operation, name and process set.
         prescale: factor before the reduction.
         postscale: factor after it.
+        variables: of the group, for buckets by hand.
         in_xla: `_xla.reduced_by_xla()`: emits one operation for all buckets.
 
     Returns:
@@ -52,9 +55,18 @@ def reduce_buckets(
     indices = [i for i, _ in pairs]
     chosen = [tensor for _, tensor in pairs]
     rows = _core.config()
-    buckets = cut_buckets(
-        [t.shape.num_elements() * t.dtype.size for t in chosen],
+    sizes = [t.shape.num_elements() * t.dtype.size for t in chosen]
+    by_hand: list[list[int]] = []
+    if options.groups is not None:
+        known = dict(zip(indices, sizes, strict=True))
+        places = {index: place for place, index in enumerate(indices)}
+        all_sizes = [known.get(i) for i in range(len(tensors))]
+        for members in options.groups.places(variables, all_sizes):
+            by_hand.append([places[i] for i in members])
+    buckets = cut_groups(
+        sizes,
         [t.dtype for t in chosen],
+        by_hand,
         first_bytes=rows["TFDIST_FIRST_BUCKET_BYTES"]["value"],
         bucket_bytes=rows["TFDIST_BUCKET_BYTES"]["value"],
         fusion_bytes=rows["TFDIST_FUSION_BYTES"]["value"],

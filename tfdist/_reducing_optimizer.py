@@ -14,11 +14,20 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist import _operations, finite, groups, split_step
+from tfdist import (
+    _operations,
+    _weighted_accumulation,
+    finite,
+    groups,
+    split_step,
+)
 from tfdist._bucket_reduction import gated
 from tfdist._own_name import subclass_under_own_name
+from tfdist.agreement import path_of
+from tfdist.local_variables import check_clips_each_alone
 from tfdist.reduce_options import ReduceOptions
 from tfdist.torn import check_not_torn
+from tfdist.weights import weighted
 
 
 class ReducesUpdates:
@@ -36,12 +45,17 @@ class ReducesUpdates:
         # `_clip_gradients` is not told the variables. Past Keras's __setattr__, which
         # would take them for the optimizer's own.
         vars(self)["_tfdist_updated"] = list(trainable_variables)
+        _weighted_accumulation.count(self)
         super()._backend_apply_gradients(grads, trainable_variables)  # type: ignore[misc]
 
     def _clip_gradients(self, grads: Any) -> Any:
         if self.gradient_accumulation_steps:
+            grads, total = _weighted_accumulation.means(self, grads)
             grads = groups.reduce_gradients(
-                grads, vars(self)["_tfdist_updated"], self.tfdist_options
+                grads,
+                vars(self)["_tfdist_updated"],
+                self.tfdist_options,
+                weight=total,
             )
             if gated():
                 # The count of steps, which Keras changes next, waits for whoever
@@ -49,6 +63,11 @@ class ReducesUpdates:
                 with tf.control_dependencies(grads):
                     self._iterations.assign_add(0)
         return super()._clip_gradients(grads)  # type: ignore[misc]
+
+    def load_own_variables(self, store: Any) -> None:
+        """Loads the state, of which the sum of weights is no part."""
+        super().load_own_variables(store)  # type: ignore[misc]
+        _weighted_accumulation.loaded(self)
 
 
 class Reducing(ReducesUpdates):
@@ -70,6 +89,9 @@ class Reducing(ReducesUpdates):
             trainable_variables: the variables; default those it was built with.
             weight: this rank's number of samples, for batches of unequal sizes; see
                 `DistributedGradientTape.gradient`. Default: all ranks count the same.
+                With `gradient_accumulation_steps` that of this micro-batch, given
+                for all of them or for none: the update is then that of the mean over
+                the samples of all micro-batches of all ranks.
         """
         grads = list(grads)
         if split_step.deferred(self, grads, trainable_variables, weight):
@@ -79,15 +101,14 @@ class Reducing(ReducesUpdates):
         if self.tfdist_nan_policy == "raise":  # XLA leaves assertions out
             _operations.check_not_xla("nan_policy='raise'")
         variables = self._variables_of(grads, trainable_variables)
+        if self.tfdist_options.local_variables:
+            self._build_outside_of_branches(variables)  # or some are not known yet
+            check_clips_each_alone(self)
         if _accumulation_steps(self):
-            if weight is not None:
-                raise NotImplementedError(
-                    "weight is not supported with gradient_accumulation_steps: the sum "
-                    "of several batches has no single weight. Leave one of them out."
-                )
-            self._reduce_in_the_inner_one()
-            grads = groups.fill_missing(grads, variables, self.tfdist_options)
+            grads = self._to_accumulate(grads, variables, weight)
         else:
+            if weight is not None:
+                self._check_nothing_accumulates_means(variables)
             grads = groups.reduce_gradients(
                 grads, variables, self.tfdist_options, weight=weight
             )
@@ -127,7 +148,7 @@ class Reducing(ReducesUpdates):
 
     def _check_all_finite(self, grads: list[Any], variables: list[Any]) -> Any:
         pairs = [
-            (g, groups.path_of(v))
+            (g, path_of(v))
             for g, v in zip(grads, variables, strict=True)
             if g is not None
         ]
@@ -136,9 +157,36 @@ class Reducing(ReducesUpdates):
 
     def _on_all_ranks(self, found: Any) -> Any:
         """What was found of gradients that are reduced already is so everywhere."""
-        if not _accumulation_steps(self):
+        if not (_accumulation_steps(self) or self.tfdist_options.local_variables):
             return found
         return finite.agreed(found, self.tfdist_options.process_set)
+
+    def _to_accumulate(
+        self, grads: list[Any], variables: list[Any], weight: Any
+    ) -> list[Any]:
+        self._reduce_in_the_inner_one()
+        if weight is not None:
+            groups.check_weights(variables, self.tfdist_options)
+            self._build_outside_of_branches(variables)
+        own = _weighted_accumulation.begin(
+            getattr(self, "inner_optimizer", self), weight
+        )
+        grads = groups.fill_missing(
+            grads, variables, self.tfdist_options, is_weighted=own is not None
+        )
+        return grads if own is None else [weighted(g, own) for g in grads]
+
+    def _check_nothing_accumulates_means(self, variables: list[Any]) -> None:
+        if not hasattr(self, "_inner_optimizers"):
+            return
+        self._build_outside_of_branches(variables)  # or some are not known yet
+        for one in self._inner_optimizers:
+            if one.gradient_accumulation_steps:
+                raise ValueError(
+                    f"weight was given to a MultiOptimizer whose {one.name!r} has "
+                    "gradient_accumulation_steps: it would add up the means of steps "
+                    "of different weights. Leave one of them out."
+                )
 
     def _reduce_in_the_inner_one(self) -> None:
         inner = getattr(self, "inner_optimizer", None)

@@ -75,6 +75,82 @@ def cut_buckets(
     return closed
 
 
+def split_evenly(sizes_bytes: Sequence[int], count: int) -> list[list[int]]:
+    """Divides a gradient list into neighbours of about equally many bytes.
+
+    Args:
+        sizes_bytes: bytes of each gradient, in the order of the gradient list.
+        count: how many groups, >= 1; fewer where there are fewer gradients.
+
+    Returns:
+        The groups, last gradients first; each a list of indices, descending.
+
+    Example:
+        >>> split_evenly([4, 4, 4, 12], 2)
+        [[3], [2, 1, 0]]
+    """
+    groups: list[list[int]] = []
+    open_indices: list[int] = []
+    open_bytes, left_bytes = 0, sum(sizes_bytes)
+    for index in reversed(range(len(sizes_bytes))):
+        open_indices.append(index)
+        open_bytes += sizes_bytes[index]
+        missing = count - len(groups)
+        # The rest has to be enough for one gradient in each of the others.
+        if missing > 1 and (open_bytes * missing >= left_bytes or index <= missing - 1):
+            groups.append(open_indices)
+            left_bytes -= open_bytes
+            open_indices, open_bytes = [], 0
+    return [*groups, open_indices] if open_indices else groups
+
+
+def cut_groups(
+    sizes_bytes: Sequence[int],
+    dtypes: Sequence[Hashable],
+    groups: Sequence[Sequence[int]],
+    *,
+    first_bytes: int,
+    bucket_bytes: int,
+    fusion_bytes: int,
+) -> list[list[int]]:
+    """As `cut_buckets`, but with groups that are given.
+
+    Args:
+        sizes_bytes: bytes of each gradient, in the order of the gradient list.
+        dtypes: dtype of each gradient, same length.
+        groups: disjoint lists of indices; each is a bucket for each of its dtypes,
+            of any size. What is in none is cut as without.
+        first_bytes: as in `cut_buckets`, for what is in no group.
+        bucket_bytes: likewise.
+        fusion_bytes: likewise.
+
+    Returns:
+        As `cut_buckets`: a bucket is ready when its lowest index is.
+
+    Example:
+        >>> cut_groups([4, 4, 8], ["f", "f", "f"], [[0, 2]], first_bytes=8,
+        ...            bucket_bytes=16, fusion_bytes=64)
+        [[1], [2, 0]]
+    """
+    buckets: list[list[int]] = []
+    for group in groups:
+        by_dtype: dict[Hashable, list[int]] = {}
+        for index in sorted(group, reverse=True):
+            by_dtype.setdefault(dtypes[index], []).append(index)
+        buckets += by_dtype.values()
+    grouped = {index for group in groups for index in group}
+    rest = [i for i in range(len(sizes_bytes)) if i not in grouped]
+    cut = cut_buckets(
+        [sizes_bytes[i] for i in rest],
+        [dtypes[i] for i in rest],
+        first_bytes=first_bytes,
+        bucket_bytes=bucket_bytes,
+        fusion_bytes=fusion_bytes,
+    )
+    buckets += [[rest[i] for i in bucket] for bucket in cut]
+    return sorted(buckets, key=lambda bucket: -bucket[-1]) if groups else buckets
+
+
 def _check(
     sizes_bytes: Sequence[int],
     dtypes: Sequence[Hashable],

@@ -3,9 +3,15 @@
 A gradient is cast to a shorter type before it is reduced and back after it. The core
 adds the ranks' values in float32 and rounds the result once. To add a type is to add
 a row of `WIRE_TYPES`.
+
+Divided before and multiplied after, a gradient keeps its place in the range of the type
+that is sent. Powers of two change no bits, except of what is subnormal in that type.
 """
 
 from __future__ import annotations
+
+import math
+from typing import Any
 
 import tensorflow as tf
 
@@ -56,3 +62,34 @@ def restore(reduced: tf.Tensor | None, gradient: tf.Tensor | None) -> tf.Tensor 
     if reduced is None or gradient is None:
         return reduced
     return tf.cast(reduced, gradient.dtype)
+
+
+def check_predivision(factor: Any) -> None:
+    """Raises ValueError unless it is a finite number > 0."""
+    is_number = isinstance(factor, int | float) and not isinstance(factor, bool)
+    if not (is_number and math.isfinite(factor) and factor > 0):
+        raise ValueError(
+            "Expected gradient_predivide_factor to be a finite number > 0, got "
+            f"{factor!r}."
+        )
+
+
+def divided(gradient: tf.Tensor | None, factor: float) -> tf.Tensor | None:
+    """The gradient times 1/factor, if it is float32 or float64.
+
+    Half types are added in float32 as they are, and have nothing to gain.
+    """
+    return _times(gradient, 1.0 / factor)
+
+
+def multiplied(gradient: tf.Tensor | None, factor: float) -> tf.Tensor | None:
+    """What takes back `divided`."""
+    return _times(gradient, factor)
+
+
+def _times(gradient: tf.Tensor | None, factor: float) -> tf.Tensor | None:
+    if gradient is None or factor == 1.0:
+        return gradient
+    if gradient.dtype not in (tf.float32, tf.float64):
+        return gradient
+    return gradient * tf.constant(factor, gradient.dtype)

@@ -197,9 +197,12 @@ def _bare(error: tf.errors.OpError) -> Exception | None:
     return type(error)(None, None, message) if message else None
 
 
-def _payload(payloads: dict[Any, Any]) -> dict[str, Any]:
-    """Our JSON object among the payloads of an error; empty if there is none."""
-    for key, value in payloads.items():
+def _payload(payloads: Any) -> dict[str, Any]:
+    """Our JSON object among the payloads of an error; empty if there is none.
+
+    Where Keras has made the error anew they are a number.
+    """
+    for key, value in getattr(payloads, "items", dict)():
         if (key.decode() if isinstance(key, bytes) else key) == _PAYLOAD:
             with contextlib.suppress(ValueError, TypeError):
                 return dict(json.loads(value))

@@ -11,25 +11,29 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from tfdist import _core, _operations, _runtime, errors
+from tfdist import _operations, _runtime
 from tfdist._bucket_reduction import gated, reduce_buckets
-from tfdist._process_sets import ProcessSet, id_of
 from tfdist._xla import reduced_by_xla
+from tfdist.agreement import (
+    BY_XLA,
+    agree,
+    agree_on_gradients,
+    describe_variable,
+    path_of,
+)
 from tfdist.collectives import ReduceOp
-from tfdist.compression import compress, restore
+from tfdist.compression import compress, divided, multiplied, restore
 from tfdist.reduce_options import ReduceOptions
 from tfdist.sparse import by_rows, reduce_rows, rows_of
 from tfdist.weights import check_weightable, share_of, weighted
 
 _logger = logging.getLogger("tfdist")
 _WEIGHTED = "a weight is given"
-_BY_XLA = " by=xla"  # in the options of a group that is reduced in what XLA compiles
-_CALLS = "tfdist/group_calls"  # graph collection: options of the groups traced there
 
 
 @tf.autograph.experimental.do_not_convert
@@ -82,31 +86,40 @@ def reduce_gradients(
         ]
     )
     if in_xla:
-        use += _BY_XLA
+        use += BY_XLA
     if weight is not None:
-        _check_average(options)
-        check_weightable(variables)
+        check_weights(variables, options)
         use += " weighted"
     full, group_id = _complete(grads, variables, options, use, in_xla=in_xla)
+    local = {i: grads[i] for i in options.local_places(variables)}
     if weight is not None:
         share = share_of(weight, options.process_set)
         full = [weighted(g, share) for g in full]
-        options = dataclasses.replace(options, op=ReduceOp.SUM)
+        local = {i: weighted(g, share) for i, g in local.items()}
+        options = options.summing()
+    factor = options.gradient_predivide_factor
     is_sparse = [isinstance(g, tf.IndexedSlices) for g in full]
     dense = [None if sparse else g for g, sparse in zip(full, is_sparse, strict=True)]
     reduced: list[Any] = reduce_buckets(
-        [compress(g, options.compression) for g in dense],
+        [compress(divided(g, factor), options.compression) for g in dense],
         group_id,
         options,
         prescale,
         postscale,
+        variables,
         in_xla=in_xla,
     )
-    reduced = [restore(g, own) for g, own in zip(reduced, dense, strict=True)]
+    reduced = [
+        multiplied(restore(g, own), factor)
+        for g, own in zip(reduced, dense, strict=True)
+    ]
     for i, grad in enumerate(full):
         if is_sparse[i]:
             name = f"{options.name or 'gradients'}.{group_id[:8]}.rows{i}"
             reduced[i] = reduce_rows(grad, options, name, prescale * postscale)
+    part = options.local_factor()
+    for i, grad in local.items():
+        reduced[i] = grad if part == 1.0 else weighted(grad, part)
     return reduced
 
 
@@ -132,34 +145,42 @@ def weighted_gradients(
     _check_average(options)
     # Before the ranks tell each other their weights: a rank may have given none.
     agree(
-        [describe_variable(v) for v in variables],
-        f"{options.describe()} weighted",
-        present=[False for _ in variables],
+        _lines(variables, [None for _ in variables], options.local_places(variables)),
+        f"{options.describe(variables)} weighted",
         process_set=options.process_set,
     )
     share = share_of(weight, options.process_set)
     # A mean over no samples may be NaN: a share of 0 counts for nothing all the same.
     counts = tf.cast(share > 0, share.dtype)
     local = [weighted(g, counts) for g in gradient(share)]
-    options = dataclasses.replace(options, op=ReduceOp.SUM)
+    options = options.summing()
     return reduce_gradients(local, variables, options)
 
 
 @tf.autograph.experimental.do_not_convert
 def fill_missing(
-    grads: Sequence[Any], variables: Sequence[Any], options: ReduceOptions
+    grads: Sequence[Any],
+    variables: Sequence[Any],
+    options: ReduceOptions,
+    *,
+    is_weighted: bool = False,
 ) -> list[tf.Tensor | None]:
     """Zeros in place of the gradients that this rank lacks and another has.
 
     For gradients that each rank adds up by itself before they are reduced. Arguments
-    and errors are those of `reduce_gradients`.
+    and errors are those of `reduce_gradients`; ranks with `is_weighted` and others do
+    not agree.
 
     Returns:
         Dense gradients, `None` for the variables that no rank has one for.
     """
     _operations.check_not_xla("gradients are accumulated")
     options = dataclasses.replace(options, sparse_as_dense=True)
-    return _complete(grads, variables, options, "accumulated")[0]
+    use = "accumulated weighted" if is_weighted else "accumulated"
+    full: list[Any] = _complete(grads, variables, options, use)[0]
+    for i in options.local_places(variables):
+        full[i] = grads[i]
+    return full
 
 
 def _complete(
@@ -170,34 +191,42 @@ def _complete(
     *,
     in_xla: bool = False,
 ) -> tuple[list[Any], str]:
-    """The gradients as they are reduced, without gaps, and the id of their group."""
+    """The gradients as they are reduced, without gaps, and the id of their group.
+
+    Where the variable is local there is `None`.
+    """
     _runtime.check_initialized()
-    _check_arguments(grads, variables)
+    local = set(options.local_places(variables))
+    _check_arguments(grads, variables, local)
     # Behind the gate all rows would have to come in one step with the buckets.
     tables = [
         i
         for i, v in enumerate(variables)
-        if not gated() and by_rows(v.shape, _dtype(v).size, options.sparse_as_dense)
+        if i not in local
+        and not gated()
+        and by_rows(v.shape, _dtype(v).size, options.sparse_as_dense)
     ]
     if in_xla and any(isinstance(grads[i], tf.IndexedSlices) for i in tables):
         raise _operations.InsideXlaError(
             "large tables are reduced by their rows (sparse_as_dense=True does not)"
         )
+    shared = [None if i in local else g for i, g in enumerate(grads)]
     known = [
         g if i in tables and isinstance(g, tf.IndexedSlices) else _dense(g, v)
-        for i, (g, v) in enumerate(zip(grads, variables, strict=True))
+        for i, (g, v) in enumerate(zip(shared, variables, strict=True))
     ]
-    lines = [_describe(v, g) for v, g in zip(variables, known, strict=True)]
-    group_id, found = agree(
+    lines = _lines(variables, known, local)
+    group_id, found = agree_on_gradients(
         lines + [f"{lines[i]} dense" for i in tables],
-        f"{options.describe()} {use}",
-        present=[g is not None for g in known] + [_is_dense(known[i]) for i in tables],
-        process_set=options.process_set,
+        f"{options.describe(variables)} {use}",
+        [i in local or g is not None for i, g in enumerate(known)]
+        + [_is_dense(known[i]) for i in tables],
+        options.process_set,
     )
     dense_somewhere = dict(zip(tables, found[len(lines) :], strict=True))
     full: list[Any] = []
     for i, (grad, variable) in enumerate(zip(known, variables, strict=True)):
-        if grad is None and not found[i]:
+        if i in local or (grad is None and not found[i]):
             full.append(None)
         elif not dense_somewhere.get(i, True):
             full.append(rows_of(grad, variable))
@@ -208,7 +237,19 @@ def _complete(
     return full, group_id
 
 
+def check_weights(variables: Sequence[Any], options: ReduceOptions) -> None:
+    """Raises ValueError if the gradients of these variables cannot be weighted."""
+    _check_average(options)
+    check_weightable(variables)
+
+
 def _check_average(options: ReduceOptions) -> None:
+    if not options.scale_local_gradients:
+        raise ValueError(
+            "weight cannot be used with scale_local_gradients=False: what a rank "
+            "counts for would be in some of its gradients and not in others. Leave "
+            "one of them out."
+        )
     if options.op is not ReduceOp.AVERAGE:
         raise ValueError(
             "Expected op=tfdist.ReduceOp.AVERAGE with weight, got SUM: a sum has no "
@@ -224,90 +265,17 @@ def _dtype(variable: Any) -> tf.DType:
     return tf.as_dtype(variable.dtype)
 
 
-def agree(
-    lines: Sequence[str],
-    options: str,
-    *,
-    present: Sequence[bool],
-    process_set: ProcessSet | None = None,
-) -> tuple[str, list[bool]]:
-    """Makes sure that all ranks have the same list of variables and options.
-
-    Blocks until every rank has asked, at most `TFDIST_TIMEOUT_S`. A list that was
-    agreed on before is answered at once.
-
-    Args:
-        lines: one line for each variable: path, dtype and shape.
-        options: one line: what is done with them.
-        present: for each variable whether this rank has a value for it.
-        process_set: the ranks that ask; default all.
-
-    Returns:
-        The group's id, and for each variable whether any rank has a value.
-    """
-    description = "\n".join([*lines, f"{options} {_call_number(options, lines)}"])
-    try:
-        return _core.register_group(
-            description, list(present), process_set=id_of(process_set)
-        )
-    except _core.CoreError as error:
-        raise _public_error(error, options) from None
-
-
-def _public_error(error: _core.CoreError, options: str) -> Exception:
-    if error.payload.get("kind") == "mismatch":
-        if options.startswith("op=broadcast "):
-            error = _about_variables(error)
-        hint = (
-            "Keras numbers the names of layers: where only the numbers differ, call "
-            "keras.utils.clear_session() on all ranks before the model is made."
-        )
-        if 0 < error.message.count(_BY_XLA) < error.message.count(" prescale="):
-            hint = (
-                "Only the ranks with by=xla reduce inside of what XLA compiles: run "
-                "make xla on all hosts, or give DistributedOptimizer xla='off' on all "
-                "ranks. Or their steps differ in what can run there."
-            )
-        message = f"{error.message} ({hint})"
-        error = _core.CoreError(error.code, message, error.payload)
-    public = errors.from_core(error)
-    # Or AutoGraph would put a class of its own in the place of ours.
-    public.ag_pass_through = True  # type: ignore[attr-defined]
-    return public
-
-
-def _about_variables(error: _core.CoreError) -> _core.CoreError:
-    """The core takes every list for gradients; this one is sent, not reduced."""
-    message = error.message.removeprefix('"gradients": ')
-    cause = str(error.payload.get("cause", ""))
-    payload = {
-        **error.payload,
-        "tensor": "variables",
-        "cause": cause.replace("list of gradients", "list of variables"),
-    }
-    message = message.replace("list of gradients", "list of variables", 1)
-    return _core.CoreError(error.code, f'"variables": {message}', payload)
-
-
-def describe_variable(variable: Any, dtype: Any = None) -> str:
-    """One line for a variable: path, dtype, shape; for `agree`."""
-    path = " ".join(path_of(variable).split())
-    dims = ",".join(str(dim) for dim in variable.shape)
-    return f"{path} {tf.as_dtype(dtype or variable.dtype).name} [{dims}]"
-
-
-def path_of(variable: Any) -> str:
-    """The path of a Keras variable, or the name of a TensorFlow variable."""
-    return str(getattr(variable, "path", None) or variable.name)
-
-
-def _check_arguments(grads: Sequence[Any], variables: Sequence[Any]) -> None:
+def _check_arguments(
+    grads: Sequence[Any], variables: Sequence[Any], local: Collection[int]
+) -> None:
     if len(grads) != len(variables):
         raise ValueError(
             f"Expected one gradient for each of {len(variables)} variables, got "
             f"{len(grads)} gradients."
         )
-    for variable in variables:
+    for i, variable in enumerate(variables):
+        if i in local:
+            continue
         if getattr(variable, "overwrite_with_gradient", False):
             raise NotImplementedError(
                 f"Variable {path_of(variable)} is overwritten by its gradient "
@@ -344,20 +312,13 @@ def _log_dense_once(path: str) -> None:
     )
 
 
-def _describe(variable: Any, grad: Any) -> str:
-    return describe_variable(variable, None if grad is None else grad.dtype)
-
-
-def _call_number(options: str, lines: Sequence[str]) -> str:
-    """Tells apart equal groups of one graph, which may run at the same time.
-
-    Eager calls follow each other, so they share number 0. A retrace starts again at
-    0, so it finds the groups of the first trace.
-    """
-    if tf.executing_eagerly():
-        return "call=0"
-    key = "\n".join([*lines, options])
-    calls = tf.compat.v1.get_default_graph().get_collection_ref(_CALLS)
-    number = calls.count(key)
-    calls.append(key)
-    return f"call={number}"
+def _lines(
+    variables: Sequence[Any], grads: Sequence[Any], local: Collection[int]
+) -> list[str]:
+    """What the ranks compare. A local variable may have another shape on each."""
+    return [
+        f"{path_of(v)} local"
+        if i in local
+        else describe_variable(v, None if g is None else g.dtype)
+        for i, (v, g) in enumerate(zip(variables, grads, strict=True))
+    ]

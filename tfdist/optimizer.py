@@ -7,6 +7,7 @@ the plain Keras class and loads without tfdist.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import keras
@@ -15,7 +16,9 @@ from tfdist._process_sets import ProcessSet
 from tfdist._reducing_optimizer import Reducing, reducing_class
 from tfdist.collectives import ReduceOp
 from tfdist.finite import check_nan_policy
+from tfdist.local_variables import LocalVariables, check_clips_each_alone
 from tfdist.reduce_options import ReduceOptions
+from tfdist.variable_groups import VariableGroups
 
 
 def DistributedOptimizer(  # noqa: N802 - named like the class it stands for
@@ -26,6 +29,10 @@ def DistributedOptimizer(  # noqa: N802 - named like the class it stands for
     process_set: ProcessSet | None = None,
     compression: str | None = None,
     sparse_as_dense: bool | None = None,
+    local_variables: Iterable[Any] | Callable[[Any], bool] | None = None,
+    scale_local_gradients: bool = True,
+    groups: int | Sequence[Sequence[Any]] | None = None,
+    gradient_predivide_factor: float = 1.0,
     nan_policy: str | None = None,
     xla: str = "auto",
 ) -> keras.optimizers.Optimizer:
@@ -50,6 +57,23 @@ def DistributedOptimizer(  # noqa: N802 - named like the class it stands for
             `False`: by the rows that a step has used, `True`: as dense tensors.
             Default: by rows for tables of 8 MiB and more. With
             `TFDIST_COMMIT_GATE=1` always as dense tensors.
+        local_variables: variables and layers that belong to each rank alone (a list, or
+            a function that is given a variable and says whether it is one): their
+            gradients are not reduced, and they may have other shapes on other ranks.
+            The same ones on all ranks. Default: none.
+        scale_local_gradients: whether their gradients are those of the mean over the
+            ranks' losses, like all others, so 1/size of those of this rank's own loss
+            (with `weight`: times its part of it). Default True; with `ReduceOp.SUM`
+            there is nothing to scale.
+        groups: which gradients are reduced together, in one operation (for each
+            dtype): a number of groups of about equally many bytes, or a list of
+            lists of variables and layers; what is in none, and with a default of
+            None everything, is grouped by `TFDIST_BUCKET_BYTES`. The same bits come
+            out. Tables that are reduced by rows go alone.
+        gradient_predivide_factor: a number f > 0: float32 and float64 gradients are
+            divided by f before they are compressed and averaged, and multiplied by f
+            after it. With `compression="fp16"` the range then ends at f times 65504.
+            Default 1; for averages only.
         nan_policy: what all ranks do together when the gradient of a step is not
             finite on any of them: `"raise"` an error before a variable is changed, or
             `"skip_step"`: variables, slots and the count of steps stay as they are.
@@ -70,8 +94,8 @@ def DistributedOptimizer(  # noqa: N802 - named like the class it stands for
         TypeError: `optimizer` is not a Keras optimizer (names, e.g. "adam", are not
             accepted: their learning rate would stay hidden).
         ValueError: it is wrapped already, `op` is neither sum nor average,
-            `compression`, `nan_policy` or `xla` is not known, or a
-            `LossScaleOptimizer` gets a policy.
+            `compression`, `nan_policy` or `xla` is not known, a `LossScaleOptimizer`
+            gets a policy, or an optimizer with `global_clipnorm` local variables.
 
     Example:
         >>> import keras, tfdist
@@ -82,7 +106,22 @@ def DistributedOptimizer(  # noqa: N802 - named like the class it stands for
         ...     loss="mse", jit_compile=False)
     """
     _check_wrappable(optimizer)
-    options = ReduceOptions(op, name, process_set, compression, sparse_as_dense, xla)
+    options = ReduceOptions(
+        op,
+        name=name,
+        process_set=process_set,
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        local_variables=None
+        if local_variables is None
+        else LocalVariables(local_variables),
+        scale_local_gradients=scale_local_gradients,
+        groups=None if groups is None else VariableGroups(groups),
+        gradient_predivide_factor=gradient_predivide_factor,
+        xla=xla,
+    )
+    if options.local_variables is not None:
+        check_clips_each_alone(optimizer)
     check_nan_policy(nan_policy)
     if keras.config.dtype_policy().name == "mixed_float16" and not isinstance(
         optimizer, keras.optimizers.LossScaleOptimizer

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tfdist import collectives
 from tfdist.collectives import ReduceOp
-from tfdist.compression import wire_type
+from tfdist.compression import divided, multiplied, wire_type
 from tfdist.reduce_options import ReduceOptions
 
 # A table of at least so many bytes is reduced by rows unless the user says otherwise:
@@ -100,7 +100,8 @@ def reduce_rows(
     """
     own = sum_duplicates(slices)
     dtype = slices.values.dtype
-    sent = tf.cast(own.values, wire_type(dtype, options.compression))
+    before = options.gradient_predivide_factor
+    sent = tf.cast(divided(own.values, before), wire_type(dtype, options.compression))
     process_set = options.process_set
     values = collectives.allgather(sent, name=f"{name}.values", process_set=process_set)
     # Each rank that calls this sends a mark too: an average divides by their number,
@@ -120,4 +121,5 @@ def reduce_rows(
         values /= tf.cast(tf.math.count_nonzero(is_mark), values.dtype)
     if factor != 1.0:
         values *= tf.constant(factor, values.dtype)
-    return tf.IndexedSlices(tf.cast(values, dtype), total.indices, slices.dense_shape)
+    values = multiplied(tf.cast(values, dtype), before)
+    return tf.IndexedSlices(values, total.indices, slices.dense_shape)

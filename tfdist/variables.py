@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist import collectives, groups
+from tfdist import agreement, collectives
 from tfdist._process_sets import ProcessSet, check_root
 
 
@@ -46,11 +46,10 @@ def broadcast_variables(
     listed = list(variables)
     for variable in listed:
         _check_variable(variable)
-    lines = [groups.describe_variable(v) for v in listed]
-    groups.agree(
+    lines = [agreement.describe_variable(v) for v in listed]
+    agreement.agree(
         lines,
         f"op=broadcast root={root}",
-        present=[True] * len(listed),
         process_set=process_set,
     )
     values = [tf.convert_to_tensor(v) for v in listed]
@@ -70,6 +69,6 @@ def _check_variable(variable: Any) -> None:
     dtype = tf.as_dtype(variable.dtype)
     if not (dtype.is_floating or dtype.is_integer or dtype.is_bool or dtype.is_complex):
         raise TypeError(
-            f"Variable {groups.path_of(variable)} has dtype {dtype.name}, which "
+            f"Variable {agreement.path_of(variable)} has dtype {dtype.name}, which "
             "cannot be sent. Leave it out of the list."
         )

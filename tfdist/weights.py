@@ -43,15 +43,7 @@ def share_of(weight: Any, process_set: ProcessSet | None = None) -> tf.Tensor:
         >>> float(share_of(8))
         1.0
     """
-    # A Python number must not become a float32 on the way.
-    exact = weight if tf.is_tensor(weight) else np.asarray(weight, np.float64)
-    own = tf.cast(exact, tf.float64)
-    if own.shape.rank != 0:
-        raise ValueError(
-            "Expected weight to be one number, this rank's count of samples, got a "
-            f"tensor of shape {own.shape}. Sample weights of a batch are added up "
-            "first: weight=tf.reduce_sum(sample_weight)."
-        )
+    own = exact(weight)
     is_valid = tf.logical_and(tf.math.is_finite(own), own >= 0)
     valid = tf.where(is_valid, own, 0.0)
     # Told to all with the sum, so that no rank waits for one that has raised.
@@ -75,6 +67,24 @@ def share_of(weight: Any, process_set: ProcessSet | None = None) -> tf.Tensor:
     )
     with tf.control_dependencies([] if check is None else [check]):
         return tf.math.divide_no_nan(valid, total)
+
+
+def exact(weight: Any) -> tf.Tensor:
+    """A weight as a float64 scalar.
+
+    Raises:
+        ValueError: `weight` is no scalar.
+    """
+    # A Python number must not become a float32 on the way.
+    number = weight if tf.is_tensor(weight) else np.asarray(weight, np.float64)
+    own = tf.cast(number, tf.float64)
+    if own.shape.rank != 0:
+        raise ValueError(
+            "Expected weight to be one number, this rank's count of samples, got a "
+            f"tensor of shape {own.shape}. Sample weights of a batch are added up "
+            "first: weight=tf.reduce_sum(sample_weight)."
+        )
+    return own
 
 
 def weighted_outputs(target: Any, output_gradients: Any, share: tf.Tensor) -> Any:

@@ -203,6 +203,38 @@ def test_decisions_of_rank_0_reach_all_ranks():
     np.testing.assert_array_equal(ranks[0][0], expected)
 
 
+class DecidesForTwo(keras.callbacks.Callback):
+    """Changes rate and slots of an optimizer that `compile` was not given."""
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.model.other.learning_rate = 0.125
+        self.model.other.variables[-1].assign([7.0])
+
+
+def decided_for_two(built):
+    model, x, y = model_and_data()
+    head = keras.Variable([1.0], name="head")
+    model.other = tfdist.DistributedOptimizer(keras.optimizers.SGD(0.5, momentum=0.9))
+    if built:
+        model.other.build([head])
+        callback = DecidesForTwo()
+    else:
+        callback = keras.callbacks.LambdaCallback(
+            on_epoch_begin=lambda epoch, logs: model.other.build([head])
+        )
+    try:
+        model.fit(x, y, epochs=1, verbose=0, callbacks=[RankZeroOnly(callback)])
+    except (RuntimeError, tfdist.RankFailedError) as error:
+        return str(error)
+    return [float(model.other.learning_rate), model.other.variables[-1].numpy()[0]]
+
+
+def test_decisions_about_another_optimizer_reach_all_ranks_too():
+    assert run_ranks(decided_for_two, 2, True) == [[0.125, 7.0]] * 2
+    for message in run_ranks(decided_for_two, 2, False):
+        assert "Build it on every rank before fit" in message
+
+
 def kerass_decisions():
     """EarlyStopping and the rates decided on rank 0's own metrics."""
     k = keras.callbacks

@@ -397,6 +397,65 @@ def unwrapped():
     return ""
 
 
+class TwoParts(keras.Model):
+    """Two layers, each with an optimizer of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.parts = [keras.layers.Dense(1, name=name) for name in "ab"]
+
+    def build(self, shape):
+        for part in self.parts:
+            part.build(shape)
+
+    def call(self, x):
+        return self.parts[0](x) + self.parts[1](x)
+
+    def train_step(self, data):
+        with tf.GradientTape(persistent=True) as tape:
+            loss = tf.reduce_mean((self(data[0]) - data[1]) ** 2)
+        for part, optimizer in zip(self.parts, self.both, strict=True):
+            variables = part.trainable_variables
+            optimizer.apply(tape.gradient(loss, variables), variables)
+        return {"loss": loss}
+
+
+def two_optimizers(kind):
+    keras.utils.clear_session()
+    model = TwoParts()
+    model.build((None, 2))
+    first, second = keras.optimizers.SGD(0.1), keras.optimizers.Adam(0.1)
+    if kind == "parts of others":  # held, too, but not used by themselves
+        model.inner = second
+        second = keras.optimizers.LossScaleOptimizer(second)
+    first = tfdist.DistributedOptimizer(first)
+    if kind == "local":
+        second = tfdist.DistributedOptimizer(second, local_variables=lambda v: True)
+    elif kind != "one":
+        second = tfdist.DistributedOptimizer(second)
+    model.compile(jit_compile=False)  # with an optimizer that nobody uses
+    model.both = [first, second]
+    x = np.full((4, 2), 1.0 + tfdist.rank(), "float32")
+    callbacks = [tfdist.callbacks.BroadcastInitialState()]
+    try:
+        model.fit(x, x[:, :1], verbose=0, callbacks=callbacks)
+    except ValueError as error:
+        return str(error)
+    return [part.kernel.numpy().tolist() for part in model.parts]
+
+
+def test_two_optimizers_of_which_one_is_not_wrapped_are_refused_before_the_first_step():
+    for message in run_ranks(two_optimizers, 2, "one"):
+        assert "Of the model's 2 optimizers one in a list or dict (Adam" in message
+        assert "local_variables=lambda variable: True" in message
+    for kind in ("both", "parts of others"):
+        (a, b), other = run_ranks(two_optimizers, 2, kind)
+        assert [a, b] == other
+    (a, b), (other_a, other_b) = run_ranks(two_optimizers, 2, "local")
+    assert a == other_a
+    assert b != other_b
+
+
 def test_a_fit_that_would_not_reduce_is_refused_on_all_ranks():
     for message in run_ranks(unwrapped, 2):
         assert "tfdist.DistributedOptimizer(keras.optimizers.SGD(...))" in message

@@ -13,7 +13,7 @@ from helpers.float64 import assert_like_one_process, in_float64, state_of
 from helpers.ranks import run_ranks
 
 import tfdist
-from tfdist.callbacks import broadcast_initial_state
+from tfdist.callbacks._optimizers import optimizers_of
 
 STEPS, GLOBAL_BATCH = 6, 12
 
@@ -370,7 +370,7 @@ def test_optimizers_in_lists_and_dicts_of_a_model_are_found_once():
     model = dense_model()
     model.compile(own)
     model.several, model.named = more[:2], {"last": more[2], "again": more[0]}
-    found = broadcast_initial_state._optimizers_of(model)
+    found = optimizers_of(model)
     assert [id(one) for one in found] == [id(one) for one in (own, *more)]
 
 

@@ -124,10 +124,14 @@ def test_what_a_weight_cannot_be_combined_with_is_refused():
     with pytest.raises(ValueError, match="AVERAGE with weight"):
         summing.apply([tf.constant([1.0])], [v], weight=3)
     adding = tfdist.DistributedOptimizer(
-        keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)
+        keras.optimizers.SGD(0.1, gradient_accumulation_steps=2), op=tfdist.ReduceOp.SUM
     )
-    with pytest.raises(NotImplementedError, match="no single weight"):
+    with pytest.raises(ValueError, match="AVERAGE with weight"):
         adding.apply([tf.constant([1.0])], [v], weight=3)
+    inner = keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)
+    several = keras.optimizers.MultiOptimizer(lambda variable: inner)
+    with pytest.raises(ValueError, match="means of steps of different weights"):
+        tfdist.DistributedOptimizer(several).apply([tf.constant([1.0])], [v], weight=3)
     plain = tfdist.DistributedOptimizer(keras.optimizers.SGD(0.1))
     with pytest.raises(ValueError, match="one number"):
         plain.apply([tf.constant([1.0])], [v], weight=tf.constant([1.0, 2.0]))

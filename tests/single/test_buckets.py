@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfdist.buckets import cut_buckets
+from tfdist.buckets import cut_buckets, cut_groups, split_evenly
 
 MIB = 1 << 20
 
@@ -83,3 +83,33 @@ def test_a_bucket_closes_as_soon_as_it_is_full(sizes, first, bucket, fusion):
     for number, members in enumerate(buckets):
         limit = bucket if number else first
         assert len(members) == 1 or sum(sizes[i] for i in members[:-1]) < limit
+
+
+@pytest.mark.parametrize(
+    ("sizes", "count", "expected"),
+    [
+        ([], 3, []),
+        ([5], 3, [[0]]),
+        ([1, 1, 1, 1], 1, [[3, 2, 1, 0]]),
+        ([1, 1, 1, 1], 2, [[3, 2], [1, 0]]),
+        ([1, 1, 1, 1], 4, [[3], [2], [1], [0]]),
+        ([1, 1, 1, 1], 9, [[3], [2], [1], [0]]),
+        ([4, 4, 4, 12], 2, [[3], [2, 1, 0]]),
+        ([100, 1, 1], 3, [[2], [1], [0]]),
+        ([100, 1, 1], 2, [[2, 1], [0]]),
+        ([0, 0, 0], 2, [[2], [1, 0]]),
+    ],
+)
+def test_a_list_is_split_into_so_many_neighbours(sizes, count, expected):
+    assert split_evenly(sizes, count) == expected
+
+
+def test_groups_by_hand_are_buckets_and_the_rest_is_cut_as_ever():
+    limits = {"first_bytes": 4, "bucket_bytes": 8, "fusion_bytes": 8}
+    sizes, dtypes = [4] * 6, ["f", "f", "d", "f", "f", "f"]
+    assert cut_groups(sizes, dtypes, [], **limits) == cut_buckets(
+        sizes, dtypes, **limits
+    )
+    # A group of two dtypes is two buckets, and of any size; ready with its lowest.
+    groups = [[0, 2, 3, 5]]
+    assert cut_groups(sizes, dtypes, groups, **limits) == [[4], [2], [1], [5, 3, 0]]

@@ -33,12 +33,13 @@ FOREIGN = {
 # import no TensorFlow, so that the launcher and the start-up are quick.
 WITHOUT_TENSORFLOW = [
     *("_core", "buckets", "rendezvous", "_runtime", "_process_sets", "tools", "launch"),
-    "_own_name",
+    *("_own_name", "local_variables", "variable_groups"),
 ]
 WITH_TENSORFLOW = [
     *("errors", "_library", "_names", "_operations", "_gradients", "collectives"),
     *("compression", "_xla", "reduce_options", "_bucket_reduction", "sparse"),
-    *("weights", "groups", "finite", "torn", "split_step", "_reducing_optimizer"),
+    *("weights", "_weighted_accumulation", "agreement", "groups", "finite", "torn"),
+    *("split_step", "_reducing_optimizer"),
     *("objects", "variables", "data", "device", "tape", "optimizer"),
     *("layers", "callbacks"),
 ]

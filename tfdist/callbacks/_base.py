@@ -14,6 +14,7 @@ from tfdist.callbacks._listing import (
     agree_on_epoch,
     callbacks_of_the_call,
 )
+from tfdist.callbacks._optimizers import check_all_reduce
 from tfdist.callbacks._saving import guard_saving
 from tfdist.layers.synchronized import batch_normalizations, is_synchronized
 from tfdist.optimizer import is_distributed, unwrapped_message
@@ -155,8 +156,9 @@ def check_model(model: keras.Model) -> None:
     """Raises if `model` cannot be trained on several ranks as it is compiled.
 
     Raises:
-        ValueError: the optimizer does not reduce, or reduces inside a loss scale; or a
-            batch normalisation is synchronised in Keras's way, which does nothing here.
+        ValueError: the optimizer, or one of several, does not reduce, or reduces inside
+            a loss scale; or a batch normalisation is synchronised in Keras's way, which
+            does nothing here.
     """
     optimizer = model.optimizer
     if is_distributed(getattr(optimizer, "inner_optimizer", None)):
@@ -169,6 +171,7 @@ def check_model(model: keras.Model) -> None:
     uses_keras_step = type(model).train_step is keras.Model.train_step
     if not is_distributed(optimizer) and uses_keras_step:
         raise ValueError(unwrapped_message(optimizer))
+    check_all_reduce(model)
     _check_batch_normalization(model)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 
+from tfdist.callbacks._optimizers import optimizers_of
 from tfdist.variables import broadcast_variables
 
 
@@ -25,8 +26,8 @@ class TrainingState:
         self._stop = wants_to_stop(model)
         self._initial_epoch = model._initial_epoch
         self._weights = len(model.weights) if with_values else 0
-        self._built = _is_built(model)
-        self._schedule = _rate_object(model)
+        self._built = _built(model)
+        self._rates = _rate_objects(model)
         self._prints = _fingerprints(model) if with_values else []
 
     def changes(self, where: str, *, all_or_none: bool = False) -> dict[str, Any]:
@@ -39,8 +40,8 @@ class TrainingState:
 
         Returns:
             "stop" (it asks to stop), "initial_epoch" (None or the new one), "built"
-            (the optimizer has its variables), "changed" (places of the variables in
-            `variables_of`).
+            (the model's optimizer has its variables), "changed" (places of the
+            variables in `variables_of`).
 
         Raises:
             RuntimeError: a change that cannot be sent.
@@ -51,7 +52,15 @@ class TrainingState:
                 f"{where} made variables of the model on rank 0 only. Build the model "
                 "on every rank before fit, e.g. with a keras.Input."
             )
-        if _rate_object(model) is not self._schedule:
+        now_built = _built(model)
+        if now_built[1:] != self._built[1:]:
+            raise RuntimeError(
+                f"{where} built an optimizer on rank 0 only, which is not the one that "
+                "model.compile was given: the others do not know its variables. Build "
+                "it on every rank before fit."
+            )
+        rates = _rate_objects(model)
+        if any(new is not old for new, old in zip(rates, self._rates, strict=True)):
             raise RuntimeError(
                 f"{where} replaced the learning rate by another object on rank 0 only. "
                 "Let the callback run on every rank, without RankZeroOnly."
@@ -62,7 +71,7 @@ class TrainingState:
             restored = (
                 model._initial_epoch != self._initial_epoch or now != self._prints
             )
-            if _is_built(model) != self._built or (all_or_none and restored):
+            if now_built != self._built or (all_or_none and restored):
                 changed = list(range(len(now)))
             else:
                 pairs = zip(self._prints, now, strict=True)
@@ -71,7 +80,7 @@ class TrainingState:
         return {
             "stop": wants_to_stop(model) and not self._stop,
             "initial_epoch": None if epoch == self._initial_epoch else epoch,
-            "built": _is_built(model),
+            "built": now_built[0],
             "changed": changed,
         }
 
@@ -86,7 +95,7 @@ def share(model: keras.Model, changes: dict[str, Any]) -> None:
         model.stop_training = True
     if changes["initial_epoch"] is not None:
         model._initial_epoch = changes["initial_epoch"]
-    if changes["built"] and not _is_built(model):
+    if changes["built"] and not _built(model)[0]:
         model.optimizer.build(model.trainable_variables)
     if changes["changed"]:
         variables = variables_of(model)
@@ -99,18 +108,26 @@ def wants_to_stop(model: keras.Model) -> bool:
 
 
 def variables_of(model: keras.Model) -> list[Any]:
-    """The weights and the optimizer's state, in the same order on every rank."""
-    optimizer = model.optimizer
-    return model.weights + (list(optimizer.variables) if optimizer is not None else [])
+    """The weights and the optimizers' states, in the same order on every rank."""
+    return model.weights + [v for one in optimizers_of(model) for v in one.variables]
 
 
-def _is_built(model: keras.Model) -> bool:
-    return bool(model.optimizer is not None and model.optimizer.built)
+def rates_of(model: keras.Model) -> list[float]:
+    """The learning rates that are numbers which callbacks can set."""
+    variables = [rate for rate in _rate_objects(model) if hasattr(rate, "assign")]
+    return [float(keras.ops.convert_to_numpy(rate)) for rate in variables]
 
 
-def _rate_object(model: keras.Model) -> Any:
-    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
-    return getattr(optimizer, "_learning_rate", None)
+def _built(model: keras.Model) -> list[bool]:
+    """Of the model's optimizer, then of the others."""
+    own = model.optimizer
+    others = [one.built for one in optimizers_of(model) if one is not own]
+    return [bool(own is not None and own.built), *others]
+
+
+def _rate_objects(model: keras.Model) -> list[Any]:
+    inner = (getattr(one, "inner_optimizer", one) for one in optimizers_of(model))
+    return [getattr(one, "_learning_rate", None) for one in inner]
 
 
 def _fingerprints(model: keras.Model) -> list[bytes]:

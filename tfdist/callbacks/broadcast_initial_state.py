@@ -8,6 +8,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.callbacks._base import RankCallback
+from tfdist.callbacks._optimizers import optimizers_of
 from tfdist.variables import broadcast_variables
 
 
@@ -64,7 +65,7 @@ class BroadcastInitialState(RankCallback):
         optimizer = model.optimizer
         if optimizer is not None and not optimizer.built:
             optimizer.build(model.trainable_variables)
-        slots = [v for one in _optimizers_of(model) for v in one.variables]
+        slots = [v for one in optimizers_of(model) for v in one.variables]
         broadcast_variables(model.weights + slots, self.root)
 
     def _broadcast_at_first_call(self) -> None:
@@ -85,23 +86,6 @@ class BroadcastInitialState(RankCallback):
             return original(iterator)
 
         model.train_function = first_call
-
-
-def _optimizers_of(model: keras.Model) -> list[keras.optimizers.Optimizer]:
-    """The model's optimizer, and those that a `train_step` of its own may use.
-
-    These are attributes, or stand in lists or dicts that are. In the order in which
-    they were assigned, which is the same on all ranks that run the same program.
-    """
-    held: list[Any] = [model.optimizer]
-    for value in vars(model).values():
-        if isinstance(value, dict):
-            held += value.values()
-        else:
-            held += value if isinstance(value, list | tuple) else [value]
-    kind = keras.optimizers.Optimizer
-    by_id = {id(one): one for one in held if isinstance(one, kind)}
-    return list(by_id.values())
 
 
 def _is_built(model: keras.Model) -> bool:

@@ -8,10 +8,10 @@ from typing import Any
 import keras
 
 from tfdist import _core, _runtime, errors
-from tfdist.callbacks._base import RankCallback, learning_rate_of
+from tfdist.callbacks._base import RankCallback
 from tfdist.callbacks._listing import kind_of
 from tfdist.callbacks._rules import WRITES
-from tfdist.callbacks._state import TrainingState, share
+from tfdist.callbacks._state import TrainingState, rates_of, share
 from tfdist.callbacks.stop_together import StopTogether
 from tfdist.objects import broadcast_object
 
@@ -35,8 +35,9 @@ class RankZeroOnly(RankCallback):
     all ranks wait for rank 0, and take over what the callback has changed there:
 
     - `model.stop_training`, and the epoch to begin with (BackupAndRestore);
-    - variables of the model and the optimizer, the learning rate among them: those
-      whose values differ are sent (states of random number generators are not);
+    - variables of the model and its optimizers (the one of `compile`, and those that
+      are attributes), learning rates among them: those whose values differ are sent
+      (states of random number generators are not);
     - an exception: it is raised on rank 0, and on the others as a
       `tfdist.RankFailedError` that quotes it. The ranks stay connected.
 
@@ -183,10 +184,10 @@ class RankZeroOnly(RankCallback):
         looks = self._looks() and hook not in self._looked_at
         self._looked_at.add(hook)
         before = TrainingState(self.model, with_values=looks)
-        rate = learning_rate_of(self.model) if self._looks() else None
+        rates = rates_of(self.model) if self._looks() else []
         getattr(self.callback, hook)(*arguments, **named)
         where = f"{self._name}.{hook}"
-        if self._looks() and learning_rate_of(self.model) != rate:
+        if self._looks() and rates_of(self.model) != rates:
             _refuse(where, "the learning rate")
         changes = before.changes(where)
         if changes["changed"]:

@@ -1,0 +1,75 @@
+"""local_variables= at size 1: what is accepted and refused."""
+
+import keras
+import pytest
+import tensorflow as tf
+
+import tfdist
+from tfdist.local_variables import LocalVariables
+
+
+@pytest.fixture(autouse=True)
+def world_of_one():
+    tfdist.init()
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        "kernel",
+        3,
+        ["kernel"],
+        [tf.constant(1.0)],
+        tf.Variable(1.0),
+        keras.layers.Dense(2),
+        keras.Sequential(),
+    ],
+)
+def test_what_is_neither_a_list_of_variables_and_layers_nor_a_function_is_refused(
+    chosen,
+):
+    with pytest.raises(TypeError, match="variables and layers"):
+        tfdist.DistributedGradientTape(local_variables=chosen)
+
+
+def test_a_keras_variable_and_what_it_holds_are_one():
+    layer = keras.layers.Dense(2)
+    layer.build((None, 3))
+    assert LocalVariables([layer.kernel]).places([layer.kernel.value]) == [0]
+    assert LocalVariables([layer.kernel.value]).places([layer.kernel]) == [0]
+    model = keras.Sequential([layer, keras.layers.Dense(1)])
+    model.build((None, 3))
+    assert LocalVariables([layer]).places(model.trainable_variables) == [0, 1]
+    assert LocalVariables([model]).places(model.trainable_variables) == [0, 1, 2, 3]
+    assert LocalVariables([]).places(model.trainable_variables) == []
+
+
+def test_what_would_make_the_shared_variables_differ_is_refused():
+    v = tf.Variable(1.0)
+    for options in ({}, {"gradient_accumulation_steps": 2}):
+        inner = keras.optimizers.SGD(0.1, global_clipnorm=1.0, **options)
+        for optimizer in (inner, keras.optimizers.LossScaleOptimizer(inner)):
+            with pytest.raises(ValueError, match="global_clipnorm"):
+                tfdist.DistributedOptimizer(optimizer, local_variables=[v])
+    several = keras.optimizers.MultiOptimizer(
+        lambda variable: keras.optimizers.SGD(0.1, global_clipnorm=1.0)
+    )
+    optimizer = tfdist.DistributedOptimizer(several, local_variables=[v])
+    with pytest.raises(ValueError, match="global_clipnorm"):
+        optimizer.apply([tf.constant(1.0)], [v])
+
+
+def test_scaling_without_local_variables_and_a_weight_without_scaling_are_refused():
+    v = tf.Variable([1.0])
+    with pytest.raises(ValueError, match="without local_variables"):
+        tfdist.DistributedGradientTape(scale_local_gradients=False)
+    with pytest.raises(ValueError, match="True or False"):
+        tfdist.DistributedGradientTape(local_variables=[v], scale_local_gradients=2)
+    options = {"local_variables": [v], "scale_local_gradients": False}
+    with tfdist.DistributedGradientTape(**options) as tape:
+        loss = v * 2.0
+    with pytest.raises(ValueError, match="Leave one of them out"):
+        tape.gradient(loss, v, weight=3)
+    optimizer = tfdist.DistributedOptimizer(keras.optimizers.SGD(0.1), **options)
+    with pytest.raises(ValueError, match="Leave one of them out"):
+        optimizer.apply([tf.constant([1.0])], [v], weight=3)

@@ -1,0 +1,244 @@
+"""What the ranks agree on about a list of variables before they reduce or send it.
+
+A list is described in lines of text that have to be equal on all ranks; which of the
+gradients are `None` may differ. Who knows a list from before does not ask again.
+
+What is `None` on all ranks is not reduced, and stays `None`. In a graph that is fixed
+when it is traced. Eager calls may have other gradients every time, on any rank, so
+there are two kinds of lists of eager calls:
+
+- in the first call all ranks had all gradients: what is `None` later counts as zeros.
+- somebody lacked one: every call begins with a small message, from which all ranks
+  learn which gradients there are this time; each such choice is a group of its own.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist import _core, _runtime, collectives, errors
+from tfdist._process_sets import ProcessSet, id_of, members_of
+
+BY_XLA = " by=xla"  # in the options of a group that is reduced in what XLA compiles
+_CALLS = "tfdist/group_calls"  # graph collection: options of the groups traced there
+
+# (generation of the world, process set, description) → what the ranks have agreed on:
+# the group's id, and which gradients any rank had.
+_AGREED: dict[tuple[int, int, str], tuple[str, list[bool]]] = {}
+
+
+def agree(
+    lines: Sequence[str],
+    options: str,
+    *,
+    process_set: ProcessSet | None = None,
+) -> None:
+    """Makes sure that all ranks have the same list of variables and options.
+
+    Blocks until every rank has asked, at most `TFDIST_TIMEOUT_S`. A list that was
+    agreed on before is answered at once.
+
+    Args:
+        lines: one line for each variable: path, dtype and shape.
+        options: one line: what is done with them.
+        process_set: the ranks that ask; default all.
+
+    Raises:
+        tfdist.MismatchError: the lists or the options differ; on all ranks.
+    """
+    _register(lines, options, [False] * len(lines), process_set)
+
+
+def agree_on_gradients(
+    lines: Sequence[str],
+    options: str,
+    present: Sequence[bool],
+    process_set: ProcessSet | None = None,
+) -> tuple[str, list[bool]]:
+    """As `agree`, for the gradients of a trace or of an eager call.
+
+    Args:
+        lines: one line for each variable: path, dtype and shape.
+        options: one line: how they are reduced.
+        present: for each line whether this rank has a gradient.
+        process_set: the ranks that reduce; default all.
+
+    Returns:
+        The id of the group to be reduced, and for each line whether any rank has a
+        gradient.
+
+    Raises:
+        tfdist.MismatchError: the lists or the options differ, or another trace was
+            made for gradients that were `None` on all ranks before, but not by all
+            ranks; on all ranks.
+    """
+    if tf.executing_eagerly():
+        return _agree_on_call(lines, options, list(present), process_set)
+    return _agree_on_trace(lines, options, list(present), process_set)
+
+
+def _agree_on_call(
+    lines: Sequence[str],
+    options: str,
+    present: list[bool],
+    process_set: ProcessSet | None,
+) -> tuple[str, list[bool]]:
+    options = f"{options} eager"
+    seen = _seen(lines, options, process_set)
+    # One more entry than there are gradients: that a rank lacks one.
+    group_id, (*found, gaps) = seen or _register(
+        lines, options, [*present, not all(present)], process_set
+    )
+    if not gaps:
+        return group_id, found
+    if seen:  # or the ranks have just told each other
+        found = _any_rank(present, f"present.{group_id[:8]}", process_set)
+    chosen = f"{options} gradients={_hexadecimal(found)}"
+    return _register(lines, chosen, found, process_set)
+
+
+def _agree_on_trace(
+    lines: Sequence[str],
+    options: str,
+    present: list[bool],
+    process_set: ProcessSet | None,
+) -> tuple[str, list[bool]]:
+    """A trace with a gradient that no rank had before needs a new group.
+
+    Where all ranks trace it, they meet there. A rank that does it alone meets buckets
+    of the others, which ends on all ranks with an error that shows both lists.
+    """
+    options = f"{options} {_call_number(options, lines)}"
+    for number in itertools.count():
+        own = f"{options} late_gradients={number}" if number else options
+        seen = _seen(lines, own, process_set)
+        if not seen:
+            late = number > 0
+            return _register(lines, own, present, process_set, late=late)
+        if all(had or not has for had, has in zip(seen[1], present, strict=True)):
+            return seen
+    raise AssertionError
+
+
+def _any_rank(
+    present: list[bool], name: str, process_set: ProcessSet | None
+) -> list[bool]:
+    """For each gradient whether a rank has one in this call."""
+    if len(members_of(process_set)) == 1:
+        return present
+    found = collectives.allreduce(
+        tf.constant(present),
+        op=collectives.ReduceOp.LOGICAL_OR,
+        name=name,
+        process_set=process_set,
+    )
+    return [bool(one) for one in found.numpy()]
+
+
+def _hexadecimal(flags: Sequence[bool]) -> str:
+    return f"{sum(flag << place for place, flag in enumerate(flags)):x}"
+
+
+def _key(
+    lines: Sequence[str], options: str, process_set: ProcessSet | None
+) -> tuple[int, int, str]:
+    description = "\n".join([*lines, options])
+    return _runtime.generation(), id_of(process_set), description
+
+
+def _seen(
+    lines: Sequence[str], options: str, process_set: ProcessSet | None
+) -> tuple[str, list[bool]] | None:
+    return _AGREED.get(_key(lines, options, process_set))
+
+
+def _register(
+    lines: Sequence[str],
+    options: str,
+    present: Sequence[bool],
+    process_set: ProcessSet | None,
+    *,
+    late: bool = False,
+) -> tuple[str, list[bool]]:
+    """The id of the group and its gradients; asks the ranks once in a world."""
+    key = _key(lines, options, process_set)
+    if key not in _AGREED:
+        try:
+            found = _core.register_group(key[2], list(present), process_set=key[1])
+        except _core.CoreError as error:
+            raise _public_error(error, options, late) from None
+        for old in [known for known in _AGREED if known[0] != key[0]]:
+            del _AGREED[old]
+        _AGREED[key] = found
+    return _AGREED[key]
+
+
+def _public_error(error: _core.CoreError, options: str, late: bool) -> Exception:
+    if error.payload.get("kind") == "mismatch":
+        if options.startswith("op=broadcast "):
+            error = _about_variables(error)
+        hint = (
+            "Keras numbers the names of layers: where only the numbers differ, call "
+            "keras.utils.clear_session() on all ranks before the model is made."
+        )
+        if late:
+            hint = (
+                "This rank has traced a function with a gradient that was None on all "
+                "ranks before; all ranks have to trace it at the same step. Or ask for "
+                "zeros from the first step on: tape.gradient(..., "
+                "unconnected_gradients=tf.UnconnectedGradients.ZERO)."
+            )
+        if 0 < error.message.count(BY_XLA) < error.message.count(" prescale="):
+            hint = (
+                "Only the ranks with by=xla reduce inside of what XLA compiles: run "
+                "make xla on all hosts, or give DistributedOptimizer xla='off' on all "
+                "ranks. Or their steps differ in what can run there."
+            )
+        message = f"{error.message} ({hint})"
+        error = _core.CoreError(error.code, message, error.payload)
+    public = errors.from_core(error)
+    # Or AutoGraph would put a class of its own in the place of ours.
+    public.ag_pass_through = True  # type: ignore[attr-defined]
+    return public
+
+
+def _about_variables(error: _core.CoreError) -> _core.CoreError:
+    """The core takes every list for gradients; this one is sent, not reduced."""
+    message = error.message.removeprefix('"gradients": ')
+    cause = str(error.payload.get("cause", ""))
+    payload = {
+        **error.payload,
+        "tensor": "variables",
+        "cause": cause.replace("list of gradients", "list of variables"),
+    }
+    message = message.replace("list of gradients", "list of variables", 1)
+    return _core.CoreError(error.code, f'"variables": {message}', payload)
+
+
+def describe_variable(variable: Any, dtype: Any = None) -> str:
+    """One line for a variable: path, dtype, shape; for `agree`."""
+    path = " ".join(path_of(variable).split())
+    dims = ",".join(str(dim) for dim in variable.shape)
+    return f"{path} {tf.as_dtype(dtype or variable.dtype).name} [{dims}]"
+
+
+def path_of(variable: Any) -> str:
+    """The path of a Keras variable, or the name of a TensorFlow variable."""
+    return str(getattr(variable, "path", None) or variable.name)
+
+
+def _call_number(options: str, lines: Sequence[str]) -> str:
+    """Tells apart equal groups of one graph, which may run at the same time.
+
+    Eager calls follow each other, so they need none. A retrace starts again at 0, so
+    it finds the groups of the first trace.
+    """
+    key = "\n".join([*lines, options])
+    calls = tf.compat.v1.get_default_graph().get_collection_ref(_CALLS)
+    number = calls.count(key)
+    calls.append(key)
+    return f"call={number}"

@@ -1,0 +1,82 @@
+"""The optimizers of a model: its own, and those that a `train_step` of its own uses."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import keras
+
+from tfdist.optimizer import is_distributed
+
+
+def optimizers_of(model: keras.Model) -> list[keras.optimizers.Optimizer]:
+    """The model's optimizer, and those that a `train_step` of its own may use.
+
+    These are attributes, or stand in lists or dicts that are. In the order in which
+    they were assigned, which is the same on all ranks that run the same program.
+    """
+    held: list[Any] = [model.optimizer]
+    for value in vars(model).values():
+        if isinstance(value, dict):
+            held += value.values()
+        else:
+            held += value if isinstance(value, list | tuple) else [value]
+    kind = keras.optimizers.Optimizer
+    by_id = {id(one): one for one in held if isinstance(one, kind)}
+    return list(by_id.values())
+
+
+def check_all_reduce(model: keras.Model) -> None:
+    """Raises if some of a model's optimizers reduce their gradients and others do not.
+
+    What the others train would go its own way on every rank. Where none is wrapped the
+    gradients may come from a tape that reduces, which the first step shows. Parts of
+    other optimizers do not count, nor does the one that `compile` makes where it is
+    given none: a model with a `train_step` of its own may leave it unused.
+
+    Raises:
+        ValueError: says which, and what to write.
+    """
+    found = optimizers_of(model)
+    parts = {id(part) for one in found for part in _parts_of(one)}
+    if _is_default(model.optimizer):
+        parts.add(id(model.optimizer))
+    used = [one for one in found if id(one) not in parts]
+    plain = [one for one in used if not is_distributed(one)]
+    if plain and len(plain) < len(used):
+        names = ", ".join(
+            f"{_place_of(one, model)} ({type(one).__name__} {one.name!r})"
+            for one in plain
+        )
+        raise ValueError(
+            f"Of the model's {len(used)} optimizers {names} does not reduce gradients: "
+            "what it trains would differ between the ranks. Write "
+            "tfdist.DistributedOptimizer(...) around each; or take all gradients from "
+            "a tfdist.DistributedGradientTape, and wrap none. Around one for variables "
+            "that shall differ: with local_variables=lambda variable: True."
+        )
+
+
+def _parts_of(optimizer: Any) -> list[Any]:
+    inner = getattr(optimizer, "inner_optimizer", None)
+    inside = [] if inner is None else [inner, *_parts_of(inner)]
+    return [*inside, *getattr(optimizer, "_inner_optimizers", ())]
+
+
+def _is_default(optimizer: Any) -> bool:
+    """Whether it may be what `compile` makes where it is given none, and is unused."""
+    signature = inspect.signature(keras.Model.compile)
+    default = keras.optimizers.get(signature.parameters["optimizer"].default)
+    if type(optimizer) is not type(default):
+        return False
+    numbered = {"name": optimizer.name}
+    made_alike = optimizer.get_config() == {**default.get_config(), **numbered}
+    return made_alike and int(optimizer.iterations) == 0
+
+
+def _place_of(optimizer: Any, model: keras.Model) -> str:
+    for name, value in vars(model).items():
+        if value is optimizer:
+            return name.removeprefix("_")
+    return "one in a list or dict"
