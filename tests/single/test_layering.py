@@ -39,6 +39,7 @@ WITH_TENSORFLOW = [
     *("compression", "reduce_options", "_bucket_reduction", "sparse", "weights"),
     *("groups", "finite", "torn", "split_step", "_reducing_optimizer"),
     *("objects", "variables", "data", "device", "tape", "optimizer"),
+    *("metric_states", "_together", "_dealing", "evaluation", "prediction"),
     *("layers", "callbacks"),
 ]
 ORDER = WITHOUT_TENSORFLOW + WITH_TENSORFLOW
