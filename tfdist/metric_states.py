@@ -269,4 +269,4 @@ def _flat(results: dict[str, Any]) -> Iterator[tuple[str, Any]]:
             yield from _flat(value)
         else:
             array = keras.ops.convert_to_numpy(value)
-            yield key, float(array) if array.size == 1 else array
+            yield key, float(array.item()) if array.size == 1 else array

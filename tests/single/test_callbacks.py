@@ -555,6 +555,30 @@ def test_evaluate_without_a_known_number_of_steps_is_refused():
         compiled().evaluate(of_unknown_length(), verbose=0, callbacks=[MetricAverage()])
 
 
+def test_a_metric_that_does_not_say_how_it_is_combined_is_refused_before_the_start():
+    class Highest(keras.metrics.Metric):
+        def __init__(self):
+            super().__init__(name="highest")
+            self.highest = self.add_variable((), "zeros", name="highest")
+
+        def update_state(self, y_true, y_pred, sample_weight=None):
+            self.highest.assign(keras.ops.maximum(self.highest, keras.ops.max(y_pred)))
+
+        def result(self):
+            return self.highest
+
+    model = compiled(metrics=[Highest()])
+    before = [w.numpy() for w in model.weights]
+    with pytest.raises(ValueError, match="tfdist_merge"):
+        fit(model, MetricAverage())
+    for weight, value in zip(model.weights, before, strict=True):
+        np.testing.assert_array_equal(weight, value)
+    with pytest.raises(ValueError, match="tfdist_merge"):
+        model.evaluate(X, Y, verbose=0, callbacks=[MetricAverage()])
+    Highest.tfdist_merge = "max"
+    assert fit(compiled(metrics=[Highest()]), MetricAverage()).history["highest"]
+
+
 def test_evaluate_that_ends_early_is_refused():
     class Stops(keras.callbacks.Callback):
         def on_test_batch_end(self, batch, logs=None):
