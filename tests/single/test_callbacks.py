@@ -175,6 +175,9 @@ def test_the_broadcast_of_an_unbuilt_model_is_no_reduction(monkeypatch):
     model.reduces = False
     compiled(model, optimizer=keras.optimizers.SGD(0.1))
     monkeypatch.setattr(_runtime, "size", lambda: 2)
+    monkeypatch.setattr(
+        broadcast_initial_state, "broadcast_seed_generators", lambda *_, **__: 0
+    )
     with pytest.raises(RuntimeError, match="DistributedGradientTape"):
         fit(model, BroadcastInitialState())
 
@@ -511,6 +514,11 @@ def test_torn_weights_are_not_saved(tmp_path, monkeypatch):
 def test_wrong_arguments_of_checkpoint_are_refused(path, options):
     with pytest.raises(ValueError, match="Expected"):
         Checkpoint(path, **options)
+
+
+def test_another_choice_of_seed_generators_is_refused_at_once():
+    with pytest.raises(ValueError, match="'distinct', 'equal'"):
+        BroadcastInitialState(seed_generators="same")
 
 
 # ---- MetricAverage
