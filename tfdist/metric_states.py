@@ -227,11 +227,7 @@ def combine(
         for state, value in zip(part.states, part.values, strict=True)
     ]
     reduced: dict[str, Iterator[np.ndarray]] = {}
-    for rule, op in (
-        ("sum", ReduceOp.SUM),
-        ("max", ReduceOp.MAX),
-        ("min", ReduceOp.MIN),
-    ):
+    for rule, op in _OPERATIONS.items():
         values = [value for other, value in listed if other == rule]
         if not values:
             continue

@@ -1,5 +1,7 @@
 """tfdist.evaluate and tfdist.predict on several ranks: the numbers of one process."""
 
+import os
+
 import keras
 import numpy as np
 import pytest
@@ -285,6 +287,7 @@ ERRORS = [
     ("undeclared", ("ValueError",), 'tfdist_merge = "sum"'),
     ("data", ("MismatchError",), "arrays of 36 samples"),
     ("weights", ("MismatchError",), "dense/bias' is not that of rank 0"),
+    ("statistics", ("MismatchError",), "combine_moving_statistics(model)"),
     ("function", ("MismatchError",), "before the first batch"),
     ("kind", ("RankFailedError", "ValueError"), "at least one sample"),
     ("gather", ("MismatchError",), "'root' on rank 0"),
@@ -310,11 +313,18 @@ def errors():
         model.compile(None, "mse", metrics=list(metrics), run_eagerly=True)
         return model
 
+    def moved():
+        layer = keras.layers.BatchNormalization()
+        normalized = keras.Sequential([keras.Input((3,)), layer])
+        layer.moving_mean.assign([float(rank == 2)] * 3)
+        return normalized
+
     calls = {
         "metric": lambda: tfdist.evaluate(model(Fails()), x, y),
         "undeclared": lambda: tfdist.evaluate(model(Undeclared()), x, y),
         "data": lambda: tfdist.evaluate(model(), x[: ROWS - rank], y[: ROWS - rank]),
         "weights": lambda: tfdist.predict(model(add=float(rank == 2)), x),
+        "statistics": lambda: tfdist.predict(moved(), x),
         "function": lambda: (
             tfdist.predict(model(), x) if rank else tfdist.evaluate(model(), x, y)
         ),
@@ -338,6 +348,28 @@ def test_an_error_on_one_rank_is_one_on_all_and_nobody_waits():
             name, message = found[kind]
             assert name == names[-1 if rank == 1 else 0], kind
             assert text in message, kind
+
+
+def dies_while_evaluating():
+    class Dies(keras.metrics.Mean):
+        def update_state(self, y_true, y_pred, sample_weight=None):
+            if tfdist.rank() == 1:
+                os._exit(3)
+
+    x, y = few()
+    model = late_model()
+    model.compile(None, "mse", metrics=[Dies()], run_eagerly=True)
+    try:
+        tfdist.evaluate(model, x, y, batch_size=1)
+    except tfdist.RankFailedError as error:
+        return error.record.rank
+    return None
+
+
+@pytest.mark.slow
+def test_a_rank_that_dies_while_it_works_is_an_error_on_the_others():
+    found = run_ranks(dies_while_evaluating, 3, timeout_s=30, may_die=[1])
+    assert found == [1, 3, 1]
 
 
 def in_a_set():
