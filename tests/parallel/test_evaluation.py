@@ -1,7 +1,5 @@
 """tfdist.evaluate and tfdist.predict on several ranks: the numbers of one process."""
 
-import os
-
 import keras
 import numpy as np
 import pytest
@@ -33,10 +31,6 @@ class Largest(keras.metrics.Metric):
 
     def result(self):
         return {"most": self.most, "least": self.least, "seen": self.seen}
-
-
-class Undeclared(Largest):
-    tfdist_merge = None
 
 
 def data():
@@ -257,7 +251,8 @@ def predicted(kind, gather):
 
 
 @pytest.mark.parametrize(
-    "kind", ["arrays", pytest.param("samples", marks=SLOW), "unknown length"]
+    "kind",
+    ["arrays", *(pytest.param(k, marks=SLOW) for k in ("samples", "unknown length"))],
 )
 def test_predict_gives_the_bits_of_one_process_in_order(kind):
     expected = outputs_of_all_kinds().predict(data()[0]["a"], batch_size=5, verbose=0)
@@ -280,96 +275,6 @@ def test_predict_to_one_rank_and_to_none():
     for arrays, indices in parts:
         for array, other in zip(arrays, expected, strict=True):
             assert array.tobytes() == other[indices].tobytes()
-
-
-ERRORS = [
-    ("metric", ("RankFailedError", "KeyError"), "no such label"),
-    ("undeclared", ("ValueError",), 'tfdist_merge = "sum"'),
-    ("data", ("MismatchError",), "arrays of 36 samples"),
-    ("weights", ("MismatchError",), "dense/bias' is not that of rank 0"),
-    ("statistics", ("MismatchError",), "combine_moving_statistics(model)"),
-    ("function", ("MismatchError",), "before the first batch"),
-    ("kind", ("RankFailedError", "ValueError"), "at least one sample"),
-    ("gather", ("MismatchError",), "'root' on rank 0"),
-]
-
-
-def errors():
-    """The error of each kind on this rank; the world goes on after each of them."""
-    rank = tfdist.rank()
-    x, y, _ = data()
-    x, y = x["a"], y["p"]
-
-    class Fails(keras.metrics.Mean):
-        def update_state(self, y_true, y_pred, sample_weight=None):
-            if rank == 1:
-                raise KeyError("no such label")
-
-    def model(*metrics, add=0.0):
-        keras.utils.clear_session()
-        keras.utils.set_random_seed(4)
-        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
-        model.weights[1].assign([add])
-        model.compile(None, "mse", metrics=list(metrics), run_eagerly=True)
-        return model
-
-    def moved():
-        layer = keras.layers.BatchNormalization()
-        normalized = keras.Sequential([keras.Input((3,)), layer])
-        layer.moving_mean.assign([float(rank == 2)] * 3)
-        return normalized
-
-    calls = {
-        "metric": lambda: tfdist.evaluate(model(Fails()), x, y),
-        "undeclared": lambda: tfdist.evaluate(model(Undeclared()), x, y),
-        "data": lambda: tfdist.evaluate(model(), x[: ROWS - rank], y[: ROWS - rank]),
-        "weights": lambda: tfdist.predict(model(add=float(rank == 2)), x),
-        "statistics": lambda: tfdist.predict(moved(), x),
-        "function": lambda: (
-            tfdist.predict(model(), x) if rank else tfdist.evaluate(model(), x, y)
-        ),
-        "kind": lambda: tfdist.predict(model(), None if rank == 1 else x),
-        "gather": lambda: tfdist.predict(model(), x, gather="all" if rank else "root"),
-    }
-    found = {}
-    for kind, call in calls.items():
-        try:
-            call()
-        except Exception as error:
-            found[kind] = [type(error).__name__, str(error)]
-        assert tfdist.allgather_object(rank) == [0, 1, 2]
-    return found
-
-
-def test_an_error_on_one_rank_is_one_on_all_and_nobody_waits():
-    results = run_ranks(errors, 3, timeout_s=40)
-    for kind, names, text in ERRORS:
-        for rank, found in enumerate(results):
-            name, message = found[kind]
-            assert name == names[-1 if rank == 1 else 0], kind
-            assert text in message, kind
-
-
-def dies_while_evaluating():
-    class Dies(keras.metrics.Mean):
-        def update_state(self, y_true, y_pred, sample_weight=None):
-            if tfdist.rank() == 1:
-                os._exit(3)
-
-    x, y = few()
-    model = late_model()
-    model.compile(None, "mse", metrics=[Dies()], run_eagerly=True)
-    try:
-        tfdist.evaluate(model, x, y, batch_size=1)
-    except tfdist.RankFailedError as error:
-        return error.record.rank
-    return None
-
-
-@pytest.mark.slow
-def test_a_rank_that_dies_while_it_works_is_an_error_on_the_others():
-    found = run_ranks(dies_while_evaluating, 3, timeout_s=30, may_die=[1])
-    assert found == [1, 3, 1]
 
 
 def in_a_set():

@@ -81,7 +81,9 @@ def masks_in_fit(seeds, folder):
     return np.array(found)
 
 
-@pytest.mark.parametrize("seeds", ["distinct", "equal"])
+@pytest.mark.parametrize(
+    "seeds", ["distinct", pytest.param("equal", marks=pytest.mark.slow)]
+)
 def test_masks_in_fit_and_after_loading(seeds, tmp_path):
     first = run_ranks(masks_in_fit, 3, seeds, str(tmp_path))
     again = run_ranks(masks_in_fit, 3, seeds, str(tmp_path))
