@@ -49,6 +49,8 @@ _HOME = {
     "broadcast_variables": "variables",
     "broadcast_object": "objects",
     "allgather_object": "objects",
+    "evaluate": "evaluation",
+    "predict": "prediction",
     "DistributedGradientTape": "tape",
     "DistributedOptimizer": "optimizer",
     "pin_gpu": "device",
@@ -85,6 +87,7 @@ __all__ = [
     "cross_size",
     "data",
     "errors",
+    "evaluate",
     "gather",
     "grouped_allreduce",
     "init",
@@ -94,6 +97,7 @@ __all__ = [
     "local_rank",
     "local_size",
     "pin_gpu",
+    "predict",
     "process_sets",
     "rank",
     "recv",
@@ -149,8 +153,10 @@ if TYPE_CHECKING:
         RankFailedError,
         TimeoutError,
     )
+    from tfdist.evaluation import evaluate
     from tfdist.objects import allgather_object, broadcast_object
     from tfdist.optimizer import DistributedOptimizer
+    from tfdist.prediction import predict
     from tfdist.tape import DistributedGradientTape
     from tfdist.variables import broadcast_variables
 

@@ -256,6 +256,16 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
             ctypes.c_char_p,
         ],
     ),
+    "tfdist_find_group": (
+        ctypes.c_int32,
+        [
+            ctypes.c_uint32,
+            ctypes.c_char_p,
+            ctypes.POINTER(ctypes.c_uint8),
+            ctypes.c_int32,
+            ctypes.c_char_p,
+        ],
+    ),
     "tfdist_join": (
         ctypes.c_int32,
         [ctypes.c_uint32, ctypes.c_double, *[ctypes.POINTER(ctypes.c_int32)] * 2],
@@ -550,6 +560,27 @@ def register_group(
         )
     )
     return group_id.value.decode(), [bool(flags[i]) for i in range(len(present))]
+
+
+def find_group(
+    description: str, count: int, *, process_set: int = 0
+) -> tuple[str, list[bool]] | None:
+    """What `register_group` has given for this description; None before.
+
+    The same on all ranks, also on one that had joined when the others registered it.
+
+    Args:
+        description: as in `register_group`.
+        count: how many variables it is about.
+        process_set: number of the set; 0: all ranks.
+    """
+    flags = (ctypes.c_uint8 * max(1, count))()
+    group_id = ctypes.create_string_buffer(_GROUP_ID_BYTES)
+    if not library().tfdist_find_group(
+        process_set, description.encode(), flags, count, group_id
+    ):
+        return None
+    return group_id.value.decode(), [bool(flags[i]) for i in range(count)]
 
 
 def join(*, timeout_s: float = 0.0, process_set: int = 0) -> tuple[int, int]:

@@ -88,7 +88,7 @@ def _agree_on_call(
     process_set: ProcessSet | None,
 ) -> tuple[str, list[bool]]:
     options = f"{options} eager"
-    seen = _seen(lines, options, process_set)
+    seen = _seen(lines, options, len(lines) + 1, process_set)
     # One more entry than there are gradients: that a rank lacks one.
     group_id, (*found, gaps) = seen or _register(
         lines, options, [*present, not all(present)], process_set
@@ -115,7 +115,7 @@ def _agree_on_trace(
     options = f"{options} {_call_number(options, lines)}"
     for number in itertools.count():
         own = f"{options} late_gradients={number}" if number else options
-        seen = _seen(lines, own, process_set)
+        seen = _seen(lines, own, len(lines), process_set)
         if not seen:
             late = number > 0
             return _register(lines, own, present, process_set, late=late)
@@ -151,9 +151,16 @@ def _key(
 
 
 def _seen(
-    lines: Sequence[str], options: str, process_set: ProcessSet | None
+    lines: Sequence[str], options: str, count: int, process_set: ProcessSet | None
 ) -> tuple[str, list[bool]] | None:
-    return _AGREED.get(_key(lines, options, process_set))
+    """What was agreed on before; also by the others, while this rank had joined."""
+    key = _key(lines, options, process_set)
+    if key not in _AGREED:
+        found = _core.find_group(key[2], count, process_set=key[1])
+        if found is None:
+            return None
+        _AGREED[key] = found
+    return _AGREED[key]
 
 
 def _register(

@@ -72,7 +72,9 @@ def shard(
     if batch_size < 1:
         raise ValueError(f"Expected batch_size of at least 1, got {batch_size}.")
     if isinstance(data, tf.data.Dataset):
-        total = _check_dataset(data)
+        check_order(data, "tfdist.data.shard")
+        check_single_samples(data, "tfdist.data.shard")
+        total = _cardinality(data)
         own = data.shard(size, rank)
     else:
         total, part = _part_of_arrays(data, rank, size)
@@ -157,43 +159,67 @@ def _rank_seed(base: int, rank: int) -> int:
     return (start + rank) * _ODD % modulus
 
 
-def _check_dataset(dataset: tf.data.Dataset) -> int:
-    """The number of samples, after checking that they can be dealt out.
+def check_order(dataset: tf.data.Dataset, function: str) -> None:
+    """Raises if the samples do not come in the same order on all ranks.
 
-    Dealing out by position needs the same order on all ranks, so whatever makes the
-    order random upstream would let ranks share samples and miss others.
+    Dealing out by position needs that: whatever makes the order random upstream would
+    let ranks share samples and miss others.
+
+    Args:
+        dataset: what will be dealt out.
+        function: the function that deals it out, for messages.
+
+    Raises:
+        ValueError: it is shuffled, or not deterministic.
     """
-    batched = True
     for node in _upstream(dataset):
         kind = type(node).__name__
         if "Shuffle" in kind:
+            message = (
+                f"The dataset is shuffled before {function}: each rank would pick from "
+                "another order, so some samples would be seen twice and others never. "
+                "Remove .shuffle(...) from the dataset"
+            )
+            if function != "tfdist.data.shard":
+                raise ValueError(f"{message}.")
             raise ValueError(
-                "The dataset is shuffled before tfdist.data.shard: each rank would "
-                "pick from another order, so some samples would be seen twice and "
-                "others never. Remove .shuffle(...) from the dataset and write\n"
+                f"{message} and write\n"
                 "    dataset = ...  # without .shuffle()\n"
                 "    dataset = tfdist.data.shard(dataset, batch_size=..., shuffle=True)"
             )
         if getattr(node, "_deterministic", None) in ("false", False):
             raise ValueError(
                 f"The dataset has a step ({kind}) with deterministic=False before "
-                "tfdist.data.shard, so its order differs between ranks. Write "
+                f"{function}, so its order differs between ranks. Write "
                 "deterministic=True there."
-            )
-        if "Unbatch" in kind or "FlatMap" in kind:
-            batched = False
-        if "Batch" in kind and "Unbatch" not in kind and batched:
-            raise ValueError(
-                "The dataset is batched before tfdist.data.shard, which deals out "
-                "single samples. Remove .batch(...) and give batch_size= to shard, or "
-                "add .unbatch() before it."
             )
     if dataset.options().deterministic is False:
         raise ValueError(
             "The dataset has the option deterministic=False, so its order differs "
-            "between ranks. Set it to True before tfdist.data.shard."
+            f"between ranks. Set it to True before {function}."
         )
-    return _cardinality(dataset)
+
+
+def check_single_samples(dataset: tf.data.Dataset, function: str) -> None:
+    """Raises if a dataset is batched that should not be.
+
+    Args:
+        dataset: what will be batched.
+        function: the function that batches it, for messages.
+
+    Raises:
+        ValueError: it is batched.
+    """
+    for node in _upstream(dataset):
+        kind = type(node).__name__
+        if "Unbatch" in kind or "FlatMap" in kind:
+            return
+        if "Batch" in kind:
+            raise ValueError(
+                f"The dataset is batched before {function}, which was to deal out "
+                "single samples. Remove .batch(...) and give batch_size= to "
+                f"{function}, or add .unbatch() before it."
+            )
 
 
 def _upstream(dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:

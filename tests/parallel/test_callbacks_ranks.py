@@ -1,5 +1,6 @@
 """The callbacks on several ranks."""
 
+import logging
 import os
 import time
 
@@ -169,6 +170,41 @@ def test_numbers_that_are_no_metrics_are_weighted_by_samples():
         assert logs["spread"] == pytest.approx(0.25)  # (0 * 3 + 1 * 1) / 4
         assert logs["same"] == 0.25
         assert logs["words"] == "text"
+
+
+def numbers_without_samples():
+    """Warnings of a fit whose model has no loss, so that no samples are counted."""
+
+    class Model(keras.Sequential):
+        def train_step(self, data):
+            with tf.GradientTape() as tape:
+                loss = keras.ops.mean(self(data[0]))
+            grads = tape.gradient(loss, self.trainable_variables)
+            self.optimizer.apply(grads, self.trainable_variables)
+            return {"spread": float(tfdist.rank())}
+
+    class Keeps(logging.Handler):
+        def emit(self, record):
+            said.append(record.getMessage())
+
+    said = []
+    handler = Keeps(level=logging.WARNING)
+    logging.getLogger("tfdist").addHandler(handler)
+    keras.utils.clear_session()
+    model = Model([keras.Input((1,)), keras.layers.Dense(1)])
+    optimizer = tfdist.DistributedOptimizer(keras.optimizers.SGD(0.1))
+    model.compile(optimizer, jit_compile=False)
+    ones = np.ones((2, 1), "float32")
+    average = tfdist.callbacks.MetricAverage()
+    history = model.fit(ones, ones, epochs=3, verbose=0, callbacks=[average]).history
+    logging.getLogger("tfdist").removeHandler(handler)
+    return [history["spread"], [text for text in said if "how many samples" in text]]
+
+
+def test_ranks_are_weighted_alike_without_samples_and_rank_0_says_so_once():
+    results = run_ranks(numbers_without_samples, 2)
+    assert [spread for spread, _ in results] == [[0.5] * 3] * 2
+    assert [len(said) for _, said in results] == [1, 0]
 
 
 def differing_logs(kind):

@@ -188,6 +188,30 @@ def test_join_in_a_loop_averages_over_the_ranks_that_have_data(steps):
             np.testing.assert_allclose(found, wanted, rtol=1e-12)
 
 
+def gaps():
+    """Eager gradients, some of them None, in a list that rank 1 sees later."""
+    v = [tf.Variable(1.0, name=f"gap{i}") for i in range(3)]
+    found = []
+    for turn in range(3):
+        if turn == 0 and tfdist.rank() == 1:
+            tfdist.join()
+            continue
+        with tfdist.DistributedGradientTape() as tape:
+            loss = 2.0 * v[0] + (v[1] if turn == tfdist.rank() else 0.0)
+        grads = tape.gradient(loss, v)
+        found.append([None if g is None else float(g) for g in grads])
+        if turn == 0:
+            tfdist.join()
+    return found
+
+
+def test_a_list_with_gaps_that_was_seen_while_a_rank_had_joined():
+    expected = [[2.0, 1.0, None], [2.0, 0.5, None], [2.0, None, None]]
+    first, second = run_ranks(gaps, 2)
+    assert first == expected
+    assert second == expected[1:]
+
+
 def from_a_joined_root():
     try:
         if tfdist.rank() == 1:

@@ -175,6 +175,9 @@ def test_the_broadcast_of_an_unbuilt_model_is_no_reduction(monkeypatch):
     model.reduces = False
     compiled(model, optimizer=keras.optimizers.SGD(0.1))
     monkeypatch.setattr(_runtime, "size", lambda: 2)
+    monkeypatch.setattr(
+        broadcast_initial_state, "broadcast_seed_generators", lambda *_, **__: 0
+    )
     with pytest.raises(RuntimeError, match="DistributedGradientTape"):
         fit(model, BroadcastInitialState())
 
@@ -513,6 +516,11 @@ def test_wrong_arguments_of_checkpoint_are_refused(path, options):
         Checkpoint(path, **options)
 
 
+def test_another_choice_of_seed_generators_is_refused_at_once():
+    with pytest.raises(ValueError, match="'distinct', 'equal'"):
+        BroadcastInitialState(seed_generators="same")
+
+
 # ---- MetricAverage
 
 
@@ -553,6 +561,30 @@ def of_unknown_length():
 def test_evaluate_without_a_known_number_of_steps_is_refused():
     with pytest.raises(NotImplementedError, match="known number of steps"):
         compiled().evaluate(of_unknown_length(), verbose=0, callbacks=[MetricAverage()])
+
+
+def test_a_metric_that_does_not_say_how_it_is_combined_is_refused_before_the_start():
+    class Highest(keras.metrics.Metric):
+        def __init__(self):
+            super().__init__(name="highest")
+            self.highest = self.add_variable((), "zeros", name="highest")
+
+        def update_state(self, y_true, y_pred, sample_weight=None):
+            self.highest.assign(keras.ops.maximum(self.highest, keras.ops.max(y_pred)))
+
+        def result(self):
+            return self.highest
+
+    model = compiled(metrics=[Highest()])
+    before = [w.numpy() for w in model.weights]
+    with pytest.raises(ValueError, match="tfdist_merge"):
+        fit(model, MetricAverage())
+    for weight, value in zip(model.weights, before, strict=True):
+        np.testing.assert_array_equal(weight, value)
+    with pytest.raises(ValueError, match="tfdist_merge"):
+        model.evaluate(X, Y, verbose=0, callbacks=[MetricAverage()])
+    Highest.tfdist_merge = "max"
+    assert fit(compiled(metrics=[Highest()]), MetricAverage()).history["highest"]
 
 
 def test_evaluate_that_ends_early_is_refused():

@@ -41,6 +41,7 @@ WITH_TENSORFLOW = [
     *("weights", "_weighted_accumulation", "agreement", "groups", "finite", "torn"),
     *("split_step", "_reducing_optimizer"),
     *("objects", "variables", "data", "device", "tape", "optimizer"),
+    *("metric_states", "_together", "_dealing", "evaluation", "prediction"),
     *("layers", "callbacks"),
 ]
 ORDER = WITHOUT_TENSORFLOW + WITH_TENSORFLOW

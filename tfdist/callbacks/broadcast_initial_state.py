@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfdist.callbacks._base import RankCallback
 from tfdist.callbacks._optimizers import optimizers_of
+from tfdist.layers.seed_generators import broadcast_seed_generators, check_choice
 from tfdist.variables import broadcast_variables
 
 
@@ -18,16 +19,21 @@ class BroadcastInitialState(RankCallback):
     Works for models that are built and for those that are built by their first batch,
     in graphs, with `run_eagerly=True` and with `steps_per_execution`. Weights that
     only one rank has loaded from a file reach the others this way. Optimizers that are
-    attributes of the model (a GAN has two) are sent with what they hold. The states of
-    random number generators (dropout, noise) are not sent, so that ranks may differ
-    in them.
+    attributes of the model (a GAN has two) are sent with what they hold.
+
+    The random number generators of the layers (dropout, noise, augmentation) follow
+    from those of `root` as well: by default each rank gets another seed, so that the
+    samples of all ranks have independent masks, as in one process
+    (`tfdist.layers.broadcast_seed_generators`).
 
     Args:
         root: rank whose state all others take; default 0.
+        seed_generators: "distinct" (default): a stream of random numbers for each
+            rank; "equal": that of `root` on all.
 
     Raises:
-        ValueError: at the start of `fit`, if the model's optimizer does not reduce
-            gradients.
+        ValueError: `seed_generators` is something else; at the start of `fit`, if the
+            model's optimizer does not reduce gradients.
         tfdist.MismatchError: at the start of `fit`, if the ranks' variables differ.
 
     Example:
@@ -35,14 +41,16 @@ class BroadcastInitialState(RankCallback):
         >>> callbacks = [tfdist.callbacks.BroadcastInitialState(root=0)]
     """
 
-    def __init__(self, root: int = 0) -> None:
+    def __init__(self, root: int = 0, *, seed_generators: str = "distinct") -> None:
         super().__init__()
+        check_choice(seed_generators)
         self.root = root
+        self.seed_generators = seed_generators
         self._waits_for_batch = False
 
     def settings_of_all_ranks(self) -> dict[str, Any]:
-        """Whose state it is."""
-        return {"root": self.root}
+        """Whose state it is, and what becomes of random numbers."""
+        return {"root": self.root, "seed_generators": self.seed_generators}
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Broadcasts now, or arranges it for the first batch."""
@@ -67,6 +75,7 @@ class BroadcastInitialState(RankCallback):
             optimizer.build(model.trainable_variables)
         slots = [v for one in optimizers_of(model) for v in one.variables]
         broadcast_variables(model.weights + slots, self.root)
+        broadcast_seed_generators(model, self.seed_generators, root=self.root)
 
     def _broadcast_at_first_call(self) -> None:
         """Wraps the train function until its first call, which shows the data.

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from typing import Any
 
 import keras
 import numpy as np
-import tensorflow as tf
 
-from tfdist import _runtime, collectives, errors
+from tfdist import _runtime, errors
+from tfdist._process_sets import ProcessSet, members_of
 from tfdist.callbacks._base import RankCallback
-from tfdist.collectives import ReduceOp
+from tfdist.metric_states import Snapshot, check_metrics, combine, results_of
 from tfdist.objects import allgather_object
 
 _logger = logging.getLogger("tfdist")
@@ -23,12 +22,14 @@ class MetricAverage(RankCallback):
     """Replaces the epoch's metrics by those of all ranks together.
 
     Exact, also with different numbers of samples: the sums and counts inside the
-    metrics are added over the ranks, as each metric declares, and the results
-    computed anew. So a mean weights every sample alike, and a metric that is no mean
-    (AUC, F1, root mean square) is that of the whole data. This holds for training and
-    validation metrics. Other numbers in the logs (a custom `train_step` may return
+    metrics are added over the ranks, and the results computed anew. So a mean weights
+    every sample alike, and a metric that is no mean (AUC, F1, R2) is that of the whole
+    data. This holds for training and validation metrics. All metrics of Keras are
+    combined like this; one of your own has to say how, in an attribute `tfdist_merge`
+    (`docs/evaluation.md`). Other numbers in the logs (a custom `train_step` may return
     any) are averaged with the ranks' numbers of samples as weights.
 
+    Outside of `fit` use `tfdist.evaluate`, which deals out the data itself.
     `model.evaluate` on a share of the data is local to the rank, unless it is given
     this callback too: `model.evaluate(share, callbacks=[MetricAverage()])` returns the
     metrics of all ranks' samples. It needs data of a known number of steps, as those
@@ -38,6 +39,7 @@ class MetricAverage(RankCallback):
     these, the history and the progress bar see equal numbers on all ranks.
 
     Raises:
+        ValueError: at the start, if a metric does not say how its states are combined.
         tfdist.MismatchError: at the end of an epoch, if the ranks' logs have
             different names.
         NotImplementedError: in `evaluate`, if the number of steps is unknown, or a
@@ -51,14 +53,20 @@ class MetricAverage(RankCallback):
 
     def __init__(self) -> None:
         super().__init__()
-        self._training: _Snapshot | None = None
+        self._training: Snapshot | None = None
         self._in_epoch = False
         self._combined = False
+        self._warned: set[str] = set()
 
     def set_model(self, model: keras.Model) -> None:
         """Comes at the start of `fit` and of an `evaluate` outside of it."""
         super().set_model(model)
         self._in_epoch = False
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Refuses metrics that could not be combined."""
+        super().on_train_begin(logs)
+        check_metrics(self.model)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Forgets the epoch before."""
@@ -70,9 +78,10 @@ class MetricAverage(RankCallback):
         """Keeps the training metrics: validation inside `fit` resets them next."""
         self._combined = False
         if self._in_epoch:
-            self._training = self._training or _Snapshot(self.model)
+            self._training = self._training or Snapshot(self.model)
         else:
             _check_can_evaluate(self.params)
+            check_metrics(self.model)
 
     def on_test_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """At the last step of `evaluate`: lets the metrics count all ranks' samples.
@@ -81,16 +90,17 @@ class MetricAverage(RankCallback):
         """
         if self._in_epoch or batch + 1 < self.params["steps"]:
             return
-        names = {key for key, _ in _flat(self.model.get_metrics_result())}
+        names = set(results_of(self.model))
         if names != set(logs or {}):
             raise NotImplementedError(
                 "MetricAverage in model.evaluate averages the model's metrics, which "
                 f"are {sorted(names)}, but its test_step returned {sorted(logs or {})}"
                 ". Evaluate all the data on each rank instead, without the callback."
             )
-        now = _Snapshot(self.model)
-        _exchange_logs(logs or {}, {"": now})
-        _results(self.model, _sum_over_ranks([now])[0])
+        now = Snapshot(self.model)
+        _exchange_logs(logs or {}, {"": now}, self._ranks)
+        [total] = combine([now], process_set=self._ranks)
+        now.assign(total)
         self._combined = True
 
     def on_test_end(self, logs: dict[str, Any] | None = None) -> None:
@@ -107,22 +117,42 @@ class MetricAverage(RankCallback):
         self._in_epoch = False
         if logs is None:
             return
-        now = _Snapshot(self.model)
+        now = Snapshot(self.model)
         parts = {"": now}
         if self._training is not None:
             parts = {"": self._training, _VALIDATION: now}
-        shared = _exchange_logs(logs, parts)
-        totals = _sum_over_ranks(list(parts.values()))
-        results: dict[str, float] = {}
+        shared = _exchange_logs(logs, parts, self._ranks)
+        totals = combine(list(parts.values()), process_set=self._ranks)
+        results: dict[str, Any] = {}
         for prefix, total in zip(parts, totals, strict=True):
-            for key, value in _results(self.model, total).items():
+            now.assign(total)
+            for key, value in results_of(self.model).items():
                 results[prefix + key] = value
         now.restore()
         for key in logs:
             if key in results:
                 logs[key] = results[key]
             elif isinstance(logs[key], float):
-                logs[key] = _weighted_mean(key, shared)
+                logs[key] = self._weighted_mean(key, shared)
+
+    def _weighted_mean(self, key: str, shared: list[dict[str, Any]]) -> float:
+        numbers = [other["numbers"].get(key, float("nan")) for other in shared]
+        if len(set(numbers)) == 1:
+            return float(numbers[0])
+        prefix = _VALIDATION if key.startswith(_VALIDATION) else ""
+        samples = [other["samples"].get(prefix, 0.0) for other in shared]
+        if sum(samples) <= 0:  # one rank alone may have had no data
+            first = members_of(self._ranks)[0]
+            if key not in self._warned and _runtime.rank() == first:
+                _logger.warning(
+                    "Cannot tell how many samples are behind %r; the ranks are "
+                    "weighted alike. Return it from a keras.metrics.Metric of the "
+                    "model.",
+                    key,
+                )
+            self._warned.add(key)
+            samples = [1.0] * len(numbers)
+        return float(np.average(numbers, weights=samples))
 
 
 def _check_can_evaluate(params: dict[str, Any]) -> None:
@@ -135,41 +165,10 @@ def _check_can_evaluate(params: dict[str, Any]) -> None:
         )
 
 
-class _Snapshot:
-    """The values of all variables of a model's metrics at one moment."""
-
-    def __init__(self, model: keras.Model) -> None:
-        self.variables = _metric_variables(model)
-        self.values = [keras.ops.convert_to_numpy(v) for v in self.variables]
-        tracker = getattr(model, "_loss_tracker", None)
-        count = getattr(tracker, "count", None)
-        self.samples = (
-            0.0 if count is None else float(keras.ops.convert_to_numpy(count))
-        )
-
-    def vector(self) -> np.ndarray:
-        """All values in one float64 vector; zeros where only rank 0's count."""
-        parts = [np.zeros(0)]
-        for variable, value in zip(self.variables, self.values, strict=True):
-            part = np.asarray(value, np.float64).ravel()
-            alone = getattr(variable, "aggregation", "sum") not in ("sum", "mean")
-            parts.append(part * 0 if alone and _runtime.rank() else part)
-        return np.concatenate(parts)
-
-    def restore(self) -> None:
-        """Puts the values back."""
-        for variable, value in zip(self.variables, self.values, strict=True):
-            variable.assign(value)
-
-
-def _metric_variables(model: keras.Model) -> list[keras.Variable]:
-    """The variables of all metrics, each once, in the model's order."""
-    unique = {id(v): v for metric in model.metrics for v in metric.variables}
-    return list(unique.values())
-
-
 def _exchange_logs(
-    logs: dict[str, Any], parts: dict[str, _Snapshot]
+    logs: dict[str, Any],
+    parts: dict[str, Snapshot],
+    process_set: ProcessSet | None,
 ) -> list[dict[str, Any]]:
     """All ranks' names, numbers and sample counts; an error if the names differ.
 
@@ -178,77 +177,20 @@ def _exchange_logs(
     """
     own = {
         "names": sorted(logs),
-        "shapes": [[list(np.shape(v)) for v in part.values] for part in parts.values()],
+        "states": [part.describe() for part in parts.values()],
         "numbers": {k: v for k, v in logs.items() if isinstance(v, float)},
         "samples": {prefix: part.samples for prefix, part in parts.items()},
     }
-    shared = allgather_object(own, name="metric_average.logs")
-    for rank, other in enumerate(shared):
-        for what in ("names", "shapes"):
+    shared = allgather_object(own, name="metric_average.logs", process_set=process_set)
+    ranks = members_of(process_set)
+    for rank, other in zip(ranks, shared, strict=True):
+        for what in ("names", "states"):
             if other[what] != shared[0][what]:
                 raise errors.MismatchError(
                     f"The metrics differ between ranks: their {what} are "
-                    f"{shared[0][what]} on rank 0 and {other[what]} on rank {rank}. "
+                    f"{shared[0][what]} on rank {ranks[0]} and {other[what]} on rank "
+                    f"{rank}. "
                     "Compile the model with the same metrics on every rank, and "
                     "validate on all ranks or on none."
                 )
     return shared
-
-
-def _sum_over_ranks(parts: list[_Snapshot]) -> list[list[np.ndarray]]:
-    """The parts' values, combined over the ranks as each variable declares."""
-    vectors = [part.vector() for part in parts]
-    summed = collectives.allreduce(
-        tf.constant(np.concatenate(vectors)),
-        op=ReduceOp.SUM,
-        name="metric_average.sums",
-    ).numpy()
-    totals = []
-    position = 0
-    for part in parts:
-        total = []
-        for variable, value in zip(part.variables, part.values, strict=True):
-            piece = summed[position : position + value.size].reshape(value.shape)
-            position += value.size
-            if getattr(variable, "aggregation", "sum") == "mean":
-                piece = piece / _runtime.size()
-            total.append(piece.astype(value.dtype))
-        totals.append(total)
-    return totals
-
-
-def _results(model: keras.Model, values: list[np.ndarray]) -> dict[str, float]:
-    """The metrics' results if their variables had these values."""
-    for variable, value in zip(_metric_variables(model), values, strict=True):
-        variable.assign(value)
-    results: dict[str, float] = {}
-    for key, value in _flat(model.get_metrics_result()):
-        array = keras.ops.convert_to_numpy(value)
-        if array.ndim == 0:
-            results[key] = float(array)
-    return results
-
-
-def _flat(results: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The entries of a dict and of the dicts in it, as Keras flattens its logs."""
-    for key, value in results.items():
-        if isinstance(value, dict):
-            yield from _flat(value)
-        else:
-            yield key, value
-
-
-def _weighted_mean(key: str, shared: list[dict[str, Any]]) -> float:
-    numbers = [other["numbers"].get(key, float("nan")) for other in shared]
-    if len(set(numbers)) == 1:
-        return numbers[0]
-    prefix = _VALIDATION if key.startswith(_VALIDATION) else ""
-    samples = [other["samples"].get(prefix, 0.0) for other in shared]
-    if min(samples) <= 0:
-        _logger.warning(
-            "Cannot tell how many samples are behind %r; the ranks are weighted "
-            "alike. Return it from a keras.metrics.Metric of the model.",
-            key,
-        )
-        samples = [1.0] * len(numbers)
-    return float(np.average(numbers, weights=samples))

@@ -10,12 +10,9 @@ import tensorflow as tf
 from tfdist import _runtime, collectives
 from tfdist._process_sets import members_of
 from tfdist.callbacks._base import RankCallback, base_optimizer
+from tfdist.callbacks._optimizers import optimizers_of
 from tfdist.callbacks._weighing import weigh_losses
-from tfdist.callbacks.broadcast_initial_state import (
-    _batch_like,
-    _is_built,
-    _optimizers_of,
-)
+from tfdist.callbacks.broadcast_initial_state import _batch_like, _is_built
 from tfdist.callbacks.checkpoint import Checkpoint
 from tfdist.collectives import ReduceOp
 from tfdist.layers.synchronized import batch_normalizations, is_synchronized
@@ -54,7 +51,7 @@ class UnevenData(RankCallback):
         ValueError: at the start of `fit`: another tfdist callback comes before it; or
             `weighted`, and the optimizer adds the gradients up instead of averaging.
         NotImplementedError: at the start of `fit`: the optimizer accumulates gradients
-            (a rank whose data end in between would lose some);
+            (a rank whose data end in between would lose some) or has local variables;
             `steps_per_execution` is above 1 with a callback in which the ranks meet
             after each execution; or a `Checkpoint` counts steps.
         RuntimeError: after the first step, if `weighted` and the `train_step` did not
@@ -162,7 +159,7 @@ class UnevenData(RankCallback):
         )
         # Where the length of the data is not known, TensorFlow finds their end within a
         # step, which may count the step all the same, on some ranks or on all.
-        updates = sum(int(one.iterations) for one in _optimizers_of(self.model))
+        updates = sum(int(one.iterations) for one in optimizers_of(self.model))
         most, least, is_empty = collectives.allreduce(
             tf.constant([updates, -updates, self._steps == 0], tf.int64),
             op=ReduceOp.MAX,
@@ -186,6 +183,12 @@ def _check_model(model: keras.Model, weighted: bool) -> None:
             "leave UnevenData out."
         )
     options = getattr(model.optimizer, "tfdist_options", None)
+    if options is not None and options.local_variables is not None:
+        raise NotImplementedError(
+            "UnevenData cannot be used with local_variables: a rank whose data have "
+            "ended takes over the state of another one, which has none of them. Deal "
+            "out the data with tfdist.data.shard(...), and leave UnevenData out."
+        )
     if weighted and options is not None and options.op != ReduceOp.AVERAGE:
         raise ValueError(
             "UnevenData weights the ranks' batches for an average, but the optimizer "
@@ -241,8 +244,8 @@ def _shared_variables(model: keras.Model) -> list[Any]:
         if not is_synchronized(layer)
         for variable in layer.non_trainable_variables
     }
-    for optimizer in _optimizers_of(model):
+    for optimizer in optimizers_of(model):
         if not optimizer.built:
             optimizer.build(model.trainable_variables)
-    slots = [v for one in _optimizers_of(model) for v in one.variables]
+    slots = [v for one in optimizers_of(model) for v in one.variables]
     return [v for v in model.weights + slots if id(v) not in own]

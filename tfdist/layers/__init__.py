@@ -1,4 +1,4 @@
-"""Keras layers whose statistics are those of several ranks.
+"""Layers on several ranks: statistics of all, and random numbers of each.
 
 Example:
     >>> import keras, tfdist
@@ -11,6 +11,7 @@ Example:
     ... ])
 """
 
+from tfdist.layers.seed_generators import broadcast_seed_generators
 from tfdist.layers.statistics import combine_moving_statistics
 from tfdist.layers.synchronized import (
     SyncBatchNormalization,
@@ -20,6 +21,7 @@ from tfdist.layers.synchronized import (
 
 __all__ = [
     "SyncBatchNormalization",
+    "broadcast_seed_generators",
     "combine_moving_statistics",
     "is_synchronized",
     "synchronize_batch_normalization",

@@ -399,6 +399,18 @@ int32_t tfdist_register_group(uint32_t process_set, const char* description, uin
   return 0;
 }
 
+int32_t tfdist_find_group(uint32_t process_set, const char* description, uint8_t* present,
+                          int32_t count, char* id) {
+  const std::shared_ptr<Runtime> runtime = Current();
+  if (runtime == nullptr) return 0;
+  std::vector<uint8_t> flags(static_cast<size_t>(count));
+  std::string name;
+  if (!runtime->FindGroup(process_set, description, &flags, &name)) return 0;
+  std::memcpy(present, flags.data(), flags.size());
+  std::memcpy(id, name.c_str(), name.size() + 1);
+  return 1;
+}
+
 int32_t tfdist_join(uint32_t process_set, double timeout_s, int32_t* latest, int32_t* complete) {
   const std::shared_ptr<Runtime> runtime = Current();
   if (runtime == nullptr) return Fail(NotInitialized());

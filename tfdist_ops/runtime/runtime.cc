@@ -40,6 +40,10 @@ std::string HashText(const std::string& text) {
   return out;
 }
 
+std::string GroupId(uint32_t set, const std::string& description) {
+  return HashText(std::to_string(set) + "\n" + description);
+}
+
 std::string OverlayJson(const Overlay& overlay) {
   const Overlay::Counters& counters = overlay.counters();
   return "{\"neighbours\": " + std::to_string(overlay.neighbours()) +
@@ -135,7 +139,7 @@ Status Runtime::Agree(std::unique_ptr<Request> request, Response* response) {
 
 Status Runtime::RegisterGroup(uint32_t set, const std::string& description,
                               std::vector<uint8_t>* present, double timeout_s, std::string* id) {
-  *id = HashText(std::to_string(set) + "\n" + description);
+  *id = GroupId(set, description);
   {
     std::lock_guard<std::mutex> lock(mutex_);
     const auto known = groups_.find({set, description});
@@ -177,6 +181,16 @@ Status Runtime::RegisterGroup(uint32_t set, const std::string& description,
   std::lock_guard<std::mutex> lock(mutex_);
   groups_[{set, description}] = *present;
   return Status();
+}
+
+bool Runtime::FindGroup(uint32_t set, const std::string& description, std::vector<uint8_t>* present,
+                        std::string* id) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto known = groups_.find({set, description});
+  if (known == groups_.end() || known->second.size() != present->size()) return false;
+  *id = GroupId(set, description);
+  *present = known->second;
+  return true;
 }
 
 Status Runtime::AddProcessSet(const std::vector<int32_t>& ranks, double timeout_s, uint32_t* id) {

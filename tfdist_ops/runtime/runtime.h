@@ -40,6 +40,9 @@ class Runtime {
   // Blocks until all ranks have registered the same description, or an error.
   Status RegisterGroup(uint32_t set, const std::string& description, std::vector<uint8_t>* present,
                        double timeout_s, std::string* id);
+  // Whether such a description was registered, with as many gradients; then its values.
+  bool FindGroup(uint32_t set, const std::string& description, std::vector<uint8_t>* present,
+                 std::string* id) const;
   // Agree with all ranks of the world on a process set; block likewise.
   Status AddProcessSet(const std::vector<int32_t>& ranks, double timeout_s, uint32_t* id);
   Status RemoveProcessSet(uint32_t id, double timeout_s);

@@ -1,0 +1,110 @@
+"""tfdist.evaluate and tfdist.predict where something is wrong: nobody waits."""
+
+import os
+
+import keras
+import numpy as np
+import pytest
+from helpers.ranks import run_ranks
+
+import tfdist
+
+ROWS = 37
+
+
+class Undeclared(keras.metrics.Metric):
+    """It does not say how its state is combined."""
+
+    def __init__(self):
+        super().__init__()
+        self.most = self.add_variable((), "zeros", name="most")
+
+
+ERRORS = [
+    ("metric", ("RankFailedError", "KeyError"), "no such label"),
+    ("undeclared", ("ValueError",), 'tfdist_merge = "sum"'),
+    ("data", ("MismatchError",), "arrays of 36 samples"),
+    ("weights", ("MismatchError",), "dense/bias' is not that of rank 0"),
+    ("statistics", ("MismatchError",), "combine_moving_statistics(model)"),
+    ("function", ("MismatchError",), "before the first batch"),
+    ("kind", ("RankFailedError", "ValueError"), "at least one sample"),
+    ("gather", ("MismatchError",), "'root' on rank 0"),
+]
+
+
+def errors():
+    """The error of each kind on this rank; the world goes on after each of them."""
+    rank = tfdist.rank()
+    x = np.ones((ROWS, 3), "float32")
+    y = x[:, :1]
+
+    class Fails(keras.metrics.Mean):
+        def update_state(self, y_true, y_pred, sample_weight=None):
+            if rank == 1:
+                raise KeyError("no such label")
+
+    def model(*metrics, add=0.0):
+        keras.utils.clear_session()
+        keras.utils.set_random_seed(4)
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        model.weights[1].assign([add])
+        model.compile(None, "mse", metrics=list(metrics), run_eagerly=True)
+        return model
+
+    def moved():
+        layer = keras.layers.BatchNormalization()
+        normalized = keras.Sequential([keras.Input((3,)), layer])
+        layer.moving_mean.assign([float(rank == 2)] * 3)
+        return normalized
+
+    calls = {
+        "metric": lambda: tfdist.evaluate(model(Fails()), x, y),
+        "undeclared": lambda: tfdist.evaluate(model(Undeclared()), x, y),
+        "data": lambda: tfdist.evaluate(model(), x[: ROWS - rank], y[: ROWS - rank]),
+        "weights": lambda: tfdist.predict(model(add=float(rank == 2)), x),
+        "statistics": lambda: tfdist.predict(moved(), x),
+        "function": lambda: (
+            tfdist.predict(model(), x) if rank else tfdist.evaluate(model(), x, y)
+        ),
+        "kind": lambda: tfdist.predict(model(), None if rank == 1 else x),
+        "gather": lambda: tfdist.predict(model(), x, gather="all" if rank else "root"),
+    }
+    found = {}
+    for kind, call in calls.items():
+        try:
+            call()
+        except Exception as error:
+            found[kind] = [type(error).__name__, str(error)]
+        assert tfdist.allgather_object(rank) == [0, 1, 2]
+    return found
+
+
+def test_an_error_on_one_rank_is_one_on_all_and_nobody_waits():
+    results = run_ranks(errors, 3, timeout_s=40)
+    for kind, names, text in ERRORS:
+        for rank, found in enumerate(results):
+            name, message = found[kind]
+            assert name == names[-1 if rank == 1 else 0], kind
+            assert text in message, kind
+
+
+def dies_while_evaluating():
+    class Dies(keras.metrics.Mean):
+        def update_state(self, y_true, y_pred, sample_weight=None):
+            if tfdist.rank() == 1:
+                os._exit(3)
+
+    x = np.ones((3, 3), "float32")
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile(None, "mse", metrics=[Dies()], run_eagerly=True)
+    try:
+        tfdist.evaluate(model, x, x[:, :1], batch_size=1)
+    except tfdist.RankFailedError as error:
+        return error.record.rank
+    return None
+
+
+@pytest.mark.slow
+def test_a_rank_that_dies_while_it_works_is_an_error_on_the_others():
+    found = run_ranks(dies_while_evaluating, 3, timeout_s=30, may_die=[1])
+    assert found == [1, 3, 1]

@@ -1,0 +1,300 @@
+"""tfdist.evaluate and predict: how data are dealt out, how states are combined."""
+
+import inspect
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdist
+from tfdist._dealing import deal, run_of
+from tfdist.metric_states import Snapshot, _states_of_metric, check_metrics
+
+ROWS = 29
+CLASSES = 4
+# What a class needs to be made; and which data it takes.
+ARGUMENTS = {
+    "SensitivityAtSpecificity": {"specificity": 0.4},
+    "SpecificityAtSensitivity": {"sensitivity": 0.4},
+    "PrecisionAtRecall": {"recall": 0.4},
+    "RecallAtPrecision": {"precision": 0.4},
+    "IoU": {"num_classes": CLASSES, "target_class_ids": [0, 2]},
+    "MeanIoU": {"num_classes": CLASSES},
+    "OneHotIoU": {"num_classes": CLASSES, "target_class_ids": [0, 2]},
+    "OneHotMeanIoU": {"num_classes": CLASSES},
+    "MeanMetricWrapper": {"fn": keras.losses.mean_squared_error},
+}
+SPARSE = ("SparseCategoricalAccuracy", "SparseTopKCategoricalAccuracy")
+CLASSES_OF_KERAS = sorted(
+    name
+    for name, cls in vars(keras.metrics).items()
+    if inspect.isclass(cls) and cls is not keras.metrics.Metric
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def world():
+    keras.utils.clear_session()
+    tfdist.init()
+    yield
+    tfdist.shutdown()
+
+
+def samples(name):
+    """Targets, outputs and weights that the class takes."""
+    rng = np.random.default_rng(1)
+    scores = rng.random((ROWS, CLASSES)).astype("float32")
+    scores /= scores.sum(axis=1, keepdims=True)
+    labels = rng.integers(CLASSES, size=ROWS)
+    weight = rng.integers(0, 4, ROWS).astype("float32")
+    if name in (*SPARSE, "SparseCategoricalCrossentropy"):
+        return (labels, scores), weight
+    if name in ("IoU", "MeanIoU"):
+        return (labels, rng.integers(CLASSES, size=ROWS)), weight
+    if name in ("Mean", "Sum"):
+        return (scores[:, 0],), weight
+    if name in ("BinaryIoU", "AUC", "BinaryAccuracy") or "At" in name:
+        return ((labels > 1).astype("float32"), scores[:, 0] * 2), weight
+    return (np.eye(CLASSES, dtype="float32")[labels], scores), weight
+
+
+def test_all_metrics_of_keras_are_known():
+    assert len(CLASSES_OF_KERAS) >= 45
+
+
+@pytest.mark.parametrize("name", CLASSES_OF_KERAS)
+@pytest.mark.parametrize("weighted", [False, True])
+def test_the_states_of_every_metric_of_keras_add_up(name, weighted):
+    cls, arguments = getattr(keras.metrics, name), ARGUMENTS.get(name, {})
+    arrays, weight = samples(name)
+    one = cls(**arguments)
+
+    def update(metric, rows):
+        options = {"sample_weight": weight[rows]} if weighted else {}
+        metric.update_state(*(a[rows] for a in arrays), **options)
+
+    update(one, slice(None))
+    sums = []
+    for rows in (slice(0, 3), slice(3, 4), slice(4, None)):
+        part = cls(**arguments)
+        update(part, rows)
+        states = list(_states_of_metric(part))
+        assert {s.rule for s in states} == {"sum"}
+        assert len(states) == len(part.variables)
+        values = [np.asarray(s.variable, np.float64) for s in states]
+        sums = [a + b for a, b in zip(sums, values, strict=True)] if sums else values
+    for state, value in zip(_states_of_metric(part), sums, strict=True):
+        state.variable.assign(np.asarray(value).astype(state.variable.dtype))
+    np.testing.assert_allclose(
+        np.asarray(part.result()), np.asarray(one.result()), rtol=3e-6, atol=1e-7
+    )
+
+
+class Own(keras.metrics.Metric):
+    def __init__(self, **options):
+        super().__init__(name="own")
+        self.highest = self.add_variable((), "zeros", name="highest")
+        self.total = self.add_variable((2,), "zeros", name="total")
+        for name, value in options.items():
+            setattr(self, name, value)
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.total.assign_add(keras.ops.ones(2))
+
+    def result(self):
+        return self.highest
+
+
+def compiled(**options):
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile(None, "mse", jit_compile=False, **options)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("declared", "text"),
+    [
+        (None, "its state 'highest'"),
+        ({"highest": "max"}, "its state 'total'"),
+        ("mean", "to be one of"),
+        ({"highest": "top"}, "to be one of"),
+    ],
+)
+@pytest.mark.parametrize("where", ["metrics", "weighted_metrics"])
+def test_a_metric_that_does_not_say_how_it_is_combined_is_refused(
+    declared, text, where
+):
+    metric = Own(tfdist_merge=declared)
+    with pytest.raises(ValueError, match=text):
+        check_metrics(compiled(**{where: ["mae", metric]}))
+
+
+@pytest.mark.parametrize("declared", ["sum", {"highest": "max", "total": "sum"}])
+def test_a_metric_that_says_so_is_accepted(declared):
+    check_metrics(compiled(metrics=[Own(tfdist_merge=declared)]))
+
+
+def test_a_mean_with_a_state_more_is_refused_and_one_of_metrics_is_accepted():
+    class More(keras.metrics.Mean):
+        def __init__(self):
+            super().__init__()
+            self.longest = self.add_variable((), "zeros", name="longest")
+
+    class Both(keras.metrics.Metric):
+        def __init__(self):
+            super().__init__(name="both")
+            self.parts = [keras.metrics.Mean(), keras.metrics.AUC()]
+
+    with pytest.raises(ValueError, match="'longest'"):
+        check_metrics(compiled(metrics=[More()]))
+    check_metrics(compiled(metrics=[Both()]))
+
+
+def test_evaluate_of_one_rank_is_that_of_keras():
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(2, 10, 3)).astype("float32")
+    model = compiled(metrics=["mae", keras.metrics.R2Score()])
+    found = tfdist.evaluate(model, x, y[:, :1], batch_size=3, verbose=0)
+    now = Snapshot(model).values
+    assert found == model.evaluate(x, y[:, :1], batch_size=3, verbose=0)
+    for value, other in zip(now, Snapshot(model).values, strict=True):
+        assert value.tobytes() == other.tobytes()
+    found = tfdist.predict(model, x, batch_size=3)
+    assert found.tobytes() == model.predict(x, batch_size=3, verbose=0).tobytes()
+
+
+def rows_of(part):
+    if part.inputs is None:
+        return []
+    return [np.asarray(b[0] if isinstance(b, tuple) else b) for b in part.inputs["x"]]
+
+
+@pytest.mark.parametrize(("total", "size"), [(1, 2), (7, 1), (8, 3), (17, 3), (12, 5)])
+def test_the_ranks_together_have_the_batches_of_one_process(total, size):
+    x = np.arange(total, dtype="float32")
+    expected = [x[i : i + 4].tolist() for i in range(0, total, 4)]
+    source = tf.data.Dataset.from_tensor_slices(x)
+    kinds = [
+        (x, 4),
+        (source, 4),
+        (source.filter(lambda _: True), 4),
+        (source.batch(4), None),
+    ]
+    for data, batch_size in kinds:
+        parts = [deal("f", data, None, None, batch_size, r, size) for r in range(size)]
+        found = [b.tolist() for part in parts for b in rows_of(part)]
+        assert found == expected
+        assert len({part.whole for part in parts}) == 1
+        counts = [len(rows_of(part)) for part in parts]
+        assert max(counts) - min(counts) <= 1
+        specs = {str(p.inputs["x"].element_spec) for p in parts if p.inputs}
+        assert len(specs) == 1  # Keras weights losses by what is known of it
+        known = [int(p.inputs["x"].cardinality()) if p.inputs else 0 for p in parts]
+        assert known == counts
+
+
+def test_runs_cover_all_batches():
+    for count in range(9):
+        for size in range(1, 6):
+            runs = [run_of(count, place, size) for place in range(size)]
+            assert [n for b, e in runs for n in range(b, e)] == list(range(count))
+
+
+class Sequence(keras.utils.PyDataset):
+    def __init__(self, length):
+        super().__init__()
+        self.length = length
+
+    def __getitem__(self, index):
+        return np.full((2, 3), index, "float32")
+
+
+class Finite(Sequence):
+    def __len__(self):
+        return self.length
+
+
+class Endless(Sequence):
+    @property
+    def num_batches(self):
+        return None
+
+
+def generator():
+    yield np.ones((2, 3))
+
+
+ONES = np.ones((6, 3), "float32")
+SOURCE = tf.data.Dataset.from_tensor_slices(ONES)
+
+
+@pytest.mark.parametrize(
+    ("data", "options", "error", "text"),
+    [
+        (ONES[:0], {}, ValueError, "at least one sample"),
+        (SOURCE.take(0), {"batch_size": 2}, ValueError, "at least one sample"),
+        (SOURCE.filter(lambda _: False).batch(2), {}, ValueError, "at least one"),
+        (Finite(0), {}, ValueError, "at least one sample"),
+        (Endless(3), {}, ValueError, "without a length"),
+        (Finite(3), {"batch_size": 2}, ValueError, "Leave it out"),
+        (SOURCE.repeat(), {"batch_size": 2}, ValueError, "endless"),
+        (SOURCE.shuffle(6), {"batch_size": 2}, ValueError, "shuffled"),
+        (SOURCE.batch(2), {"batch_size": 2}, ValueError, "is batched"),
+        (ONES, {"batch_size": 0}, ValueError, "integer of at least 1"),
+        (ONES, {"batch_size": 2.0}, ValueError, "integer of at least 1"),
+        (ONES, {"gather": "some"}, ValueError, "one of"),
+        ([1.0, 2.0], {}, TypeError, "numpy.asarray"),
+        (generator(), {}, TypeError, "from_generator"),
+    ],
+)
+def test_what_cannot_be_dealt_out_is_refused(data, options, error, text):
+    with pytest.raises(error, match=text):
+        tfdist.predict(compiled(), data, **options)
+
+
+def test_targets_of_another_length_or_beside_a_dataset_are_refused():
+    with pytest.raises(ValueError, match=r"lengths 5 \(y\), 6 \(x\)"):
+        tfdist.evaluate(compiled(), ONES, ONES[:5, :1])
+    with pytest.raises(ValueError, match="Leave y out"):
+        tfdist.evaluate(compiled(), SOURCE, ONES[:, :1], batch_size=2)
+
+
+def test_models_that_cannot_be_dealt_with_are_refused():
+    keras.utils.clear_session()
+    states = keras.Sequential(
+        [keras.Input((2, 3), batch_size=2), keras.layers.SimpleRNN(1, stateful=True)]
+    )
+    with pytest.raises(ValueError, match="stateful"):
+        tfdist.predict(states, np.ones((4, 2, 3), "float32"), batch_size=2)
+
+    class Numbers(keras.Sequential):
+        def test_step(self, data):
+            return {"other": tf.constant(1.0)}
+
+    model = Numbers([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile(None, "mse", jit_compile=False)
+    with pytest.raises(NotImplementedError, match="'other'"):
+        tfdist.evaluate(model, ONES, ONES[:, :1], verbose=0)
+    with pytest.raises(ValueError, match="compile"):
+        tfdist.evaluate(keras.Sequential([keras.layers.Dense(1)]), ONES, ONES)
+
+
+def test_outputs_that_cannot_be_sent_are_refused_or_stay_where_they_are():
+    class Texts(keras.Model):
+        def call(self, x):
+            return tf.strings.as_string(x)
+
+    model = Texts()
+    model.compile(jit_compile=False)
+    with pytest.raises(TypeError, match="string"):
+        tfdist.predict(model, ONES, verbose=0)
+    outputs, indices = tfdist.predict(model, ONES, verbose=0, gather="none")
+    assert outputs.shape == (6, 3)
+    assert indices.tolist() == list(range(6))
+
+
+def test_the_batches_of_a_sequence_in_order():
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Rescaling(1.0)])
+    found = tfdist.predict(model, Finite(5), verbose=0)
+    assert found[:, 0].tolist() == [float(i // 2) for i in range(10)]

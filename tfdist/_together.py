@@ -1,0 +1,113 @@
+"""Something that all ranks do, each on its own part: an error of one is one of all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from tfdist import _runtime, errors
+from tfdist._process_sets import ProcessSet, members_of
+from tfdist.objects import allgather_object
+
+T = TypeVar("T")
+MAX_BYTES = 16 << 20
+
+
+class Together:
+    """The stages of one function that all ranks call at the same time.
+
+    Between two exchanges a rank works alone, as long as it takes: nobody waits in the
+    middle of the work, so the ranks may have different amounts of it.
+
+    Args:
+        function: what the user called, for messages.
+        timeout_s: seconds to wait for the slowest rank at the end of each stage.
+        process_set: the ranks that take part.
+    """
+
+    def __init__(
+        self, function: str, timeout_s: float | None, process_set: ProcessSet | None
+    ) -> None:
+        self.function = function
+        self.timeout_s = timeout_s
+        self.process_set = process_set
+        self.ranks = list(members_of(process_set))
+        if _runtime.rank() not in self.ranks:
+            raise ValueError(
+                f"Expected tfdist.{function} to be called on the ranks {self.ranks} of "
+                f"its process set, got a call on rank {_runtime.rank()}."
+            )
+
+    def run(
+        self, stage: str, work: Callable[[], tuple[T, dict[str, Any]]]
+    ) -> tuple[T, list[dict[str, Any]]]:
+        """Does the work, then tells all ranks how it went.
+
+        Args:
+            stage: its name, the same on all ranks.
+            work: gives a result, and plain data for the other ranks.
+
+        Returns:
+            The result, and the data of all ranks in their order.
+
+        Raises:
+            Exception: what `work` raised, on the rank where it did.
+            tfdist.RankFailedError: it raised on another rank.
+            tfdist.MismatchError: another rank is in another function.
+        """
+        failure: Exception | None = None
+        told: dict[str, Any] = {}
+        try:
+            result, told = work()
+        except Exception as error:  # told to all ranks, raised below
+            failure = error
+        own = {
+            "stage": f"tfdist.{self.function}, {stage}",
+            "failure": "" if failure is None else _in_words(failure),
+            "told": told,
+        }
+        try:
+            shared = allgather_object(
+                own,
+                name="together",
+                max_bytes=MAX_BYTES,
+                timeout_s=self.timeout_s,
+                process_set=self.process_set,
+            )
+        except Exception as lost:
+            if failure is None:
+                raise
+            raise failure from lost
+        if failure is not None:
+            raise failure
+        for rank, other in zip(self.ranks, shared, strict=True):
+            if other["failure"]:
+                raise errors.RankFailedError(
+                    f"rank {rank} failed in {other['stage']}: {other['failure']}",
+                    errors.ErrorRecord(
+                        kind="rank_failed", rank=rank, cause=other["failure"]
+                    ),
+                )
+        facts = [{"stage": o["stage"], **o["told"]} for o in shared]
+        self.agree(facts, "stage", "where they are", "Call the same on all ranks.")
+        return result, facts
+
+    def agree(
+        self, facts: list[dict[str, Any]], key: str, what: str, advice: str
+    ) -> None:
+        """Raises on all ranks if a fact is not the same everywhere.
+
+        Raises:
+            tfdist.MismatchError: with both values.
+        """
+        for rank, other in zip(self.ranks, facts, strict=True):
+            if other[key] != facts[0][key]:
+                raise errors.MismatchError(
+                    f"The ranks differ in tfdist.{self.function}: {what} is "
+                    f"{facts[0][key]!r} on rank {self.ranks[0]} and {other[key]!r} on "
+                    f"rank {rank}. {advice}"
+                )
+
+
+def _in_words(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"[:2000]
