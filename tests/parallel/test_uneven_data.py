@@ -1,5 +1,8 @@
 """UnevenData and join: ranks with different numbers of batches train as one process."""
 
+import re
+from pathlib import Path
+
 import keras
 import numpy as np
 import pytest
@@ -10,6 +13,7 @@ from helpers.ranks import run_ranks
 import tfdist
 from tfdist.callbacks import StopTogether
 
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "uneven-data.md"
 FEATURES = 4
 EPOCHS = 2
 STEPS = [5, 3, 0]  # batches of each rank in an epoch
@@ -335,3 +339,20 @@ def stopped(steps):
 
 def test_a_stop_reaches_a_rank_whose_data_have_ended():
     assert run_ranks(stopped, 3, [4, 3, 1]) == [[1, 2], [1, 2], [1, 1]]
+
+
+def page():
+    """The lines of docs/uneven-data.md, one block after the other."""
+    names = {}
+    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    for block in blocks:
+        exec(compile(block, str(PAGE), "exec"), names)
+    steps = int(names["model"].optimizer.iterations)
+    return [len(blocks), steps, names["latest"], float(names["variable"])]
+
+
+def test_the_lines_of_the_page_run():
+    # 3 and 4 batches; x -> 0.8 x in each of 3 and 4 steps
+    for blocks, steps, latest, value in run_ranks(page, 2, init=False):
+        assert (blocks, steps, latest) == (2, 4, 1)
+        assert value == pytest.approx(0.8**4)

@@ -12,7 +12,7 @@ PAGE = (ROOT / "docs" / "callbacks.md").read_text(encoding="utf-8")
 TESTS = "\n".join(
     path.read_text(encoding="utf-8")
     for folder in ("parallel", "faults")
-    for pattern in ("test_callbacks_*.py", "test_batch_norm_*.py")
+    for pattern in ("test_callbacks_*.py", "test_batch_norm_*.py", "test_uneven_*.py")
     for path in sorted((ROOT / "tests" / folder).glob(pattern))
 )
 # The base, the container, and what needs a package that is not installed.
@@ -39,6 +39,6 @@ def test_every_callback_of_the_table_is_used_on_several_ranks_by_a_test():
 def test_the_list_of_the_page_is_in_the_order_that_is_accepted():
     block = re.search(r"```python\ncallbacks = \[\n(.+?)\n\]", PAGE, re.DOTALL)
     names = re.findall(r"callbacks\.(\w+)\((?!keras)", block[1])
-    assert names[:2] == ["BroadcastInitialState", "MetricAverage"]
+    assert names[:3] == ["UnevenData", "BroadcastInitialState", "MetricAverage"]
     assert names[-1] == "StopTogether"
     assert set(names) <= set(rows())
