@@ -304,8 +304,8 @@ TEST(a_rank_that_leaves_or_dies_ends_the_waiting_of_one_that_has_joined) {
   }
 }
 
-// A rank of the test below: its steps, and what came of each.
-struct Place {
+// A rank of the test below in one round: its steps, then its join.
+struct Round {
   struct Step {
     std::vector<std::vector<float>> data;
     std::vector<Done> done;
@@ -321,10 +321,10 @@ struct Place {
 };
 
 // Two buckets of a group, averaged; of another length at each step where they `change`.
-void Submit(HandDriven* ranks, int rank, bool change, Place* place) {
-  const size_t number = place->steps.size();
+void Submit(HandDriven* ranks, int rank, bool change, Round* round) {
+  const size_t number = round->steps.size();
   const size_t elements = 600 + (change ? number : 0);
-  Place::Step& step = place->steps.emplace_back();
+  Round::Step& step = round->steps.emplace_back();
   step.data.assign(2, std::vector<float>(elements, static_cast<float>(rank + 1)));
   for (int b : {0, 1}) {
     auto& data = step.data[static_cast<size_t>(b)];
@@ -339,10 +339,82 @@ void Submit(HandDriven* ranks, int rank, bool change, Place* place) {
   }
 }
 
-// Ranks with different numbers of steps take turns at random, in one thread; each may submit
-// before its earlier steps are over, and join at once; messages and data are held up at random.
+void Join(HandDriven* ranks, int rank, Round* round) {
+  auto request = MakeRequest(CollectiveKind::kJoin, "join");
+  request->agreed = [round](const Response& response) {
+    round->latest = static_cast<int32_t>(response.number);
+    round->complete = response.rows[0];
+  };
+  round->joined = ranks->Submit(rank, std::move(request));
+}
+
+// All ranks' results of one round.
+void CheckRound(const std::vector<Round*>& places, const std::string& text) {
+  size_t most = 0;
+  for (const Round* round : places) most = std::max(most, round->wanted);
+  int32_t latest = 0;
+  while (places[static_cast<size_t>(latest)]->wanted < most) ++latest;
+  const auto complete = std::count_if(places.begin(), places.end(),
+                                      [&](const Round* round) { return round->wanted == most; });
+  for (const Round* round : places) {
+    CHECK_EQ_IN(round->complete, complete, text);
+    CHECK_EQ_IN(TextOf(round->joined), std::string("ok"), text);
+    CHECK_EQ_IN(round->latest, latest, text);
+    for (size_t number = 0; number < round->steps.size(); ++number) {
+      float sum = 0;
+      float active = 0;
+      for (size_t r = 0; r < places.size(); ++r) {
+        if (places[r]->wanted <= number) continue;
+        sum += static_cast<float>(r + 1);
+        active += 1;
+      }
+      const Round::Step& step = round->steps[number];
+      for (const Done& done : step.done) CHECK_EQ_IN(TextOf(done), std::string("ok"), text);
+      for (const auto& data : step.data) {
+        CHECK_EQ_IN(data == std::vector<float>(data.size(), sum / active), true, text);
+      }
+    }
+  }
+}
+
+// Rank 2 says that it knows of rank 1 so late that the leader hears it when rank 1 has joined
+// again.
+TEST(an_answer_about_an_earlier_join_does_not_count) {
+  HandDriven ranks(3, TestConfig());
+  ranks.Register("w");
+  Round rounds[2][3];
+  for (int rank : {0, 1, 2}) {
+    Submit(&ranks, rank, false, &rounds[0][rank]);
+    rounds[0][rank].wanted = 1;
+    rounds[1][rank].wanted = rank == 1 ? 0 : 1;
+  }
+  ranks.Settle();
+  const auto poll = [&](std::initializer_list<int> order) {
+    for (int rank : order) ranks.Poll(rank);
+  };
+  ranks.control_open[2] = false;
+  for (int rank : {1, 2, 0}) Join(&ranks, rank, &rounds[0][rank]);
+  poll({1, 2, 0, 0, 1});  // 2 has not read that 1 has joined; all have
+  ranks.control_open[2] = true;
+  Join(&ranks, 1, &rounds[1][1]);
+  poll({2, 1});  // both are on their way to the leader: the answer, and the next join
+  ranks.control_open[2] = false;
+  poll({0});
+  for (int rank : {0, 2}) Submit(&ranks, rank, false, &rounds[1][rank]);
+  poll({0, 2, 0, 1, 1, 0, 2, 1, 0, 2, 2});
+  ranks.control_open[2] = true;
+  ranks.Settle();
+  for (int rank : {0, 2}) Join(&ranks, rank, &rounds[1][rank]);
+  ranks.Settle();
+  for (auto& round : rounds) CheckRound({round, round + 1, round + 2}, "");
+}
+
+// Ranks with different numbers of steps take turns at random, in one thread, for a few rounds; each
+// may submit before its earlier steps are over, and join at once; messages and data are held up at
+// random.
 TEST(no_order_of_events_changes_what_comes_out) {
-  for (uint32_t seed = 0; seed < 600; ++seed) {
+  constexpr size_t kRounds = 3;
+  for (uint32_t seed = 0; seed < 1000; ++seed) {
     const std::string text = "seed " + std::to_string(seed);
     std::mt19937 random(seed);
     const int size = 2 + static_cast<int>(random() % 3);
@@ -351,59 +423,42 @@ TEST(no_order_of_events_changes_what_comes_out) {
     const bool change = seed % 5 == 0;
     HandDriven ranks(size, config);
     ranks.Register("w");
-    std::vector<Place> places(static_cast<size_t>(size));
-    size_t most = 0;
-    for (Place& place : places) {
-      place.wanted = random() % 6;
-      most = std::max(most, place.wanted);
+    std::vector<std::vector<Round>> places(static_cast<size_t>(size));
+    for (auto& rounds : places) {
+      rounds.resize(kRounds);
+      for (Round& round : rounds) round.wanted = random() % 6;
     }
+    std::vector<size_t> at(places.size(), 0);       // the round of each rank
+    std::vector<int> shut_until(places.size(), 0);  // the turn from which it reads messages again
     for (int turn = 0, open = size; open > 0; ++turn) {
-      CHECK_EQ_IN(turn < 100000, true, text + ": it hangs");
+      CHECK_EQ_IN(turn < 400000, true, text + ": it hangs");
       const auto r = static_cast<size_t>(random()) % places.size();
       const int rank = static_cast<int>(r);
-      Place& place = places[r];
-      ranks.control_open[r] = random() % 8 != 0;
+      if (turn >= shut_until[r] && random() % 100 == 0) {
+        shut_until[r] = turn + static_cast<int>(random() % 300);
+      }
+      ranks.control_open[r] = turn >= shut_until[r];
       ranks.data_open[r] = random() % 8 != 0;
       if (random() % 3 != 0) ranks.Poll(rank);
-      if (place.joined != nullptr || random() % 4 == 0) continue;
-      const size_t waits_for = place.steps.size() < 3 ? 0 : place.steps.size() - 3;
-      if (!place.steps.empty() && !place.steps[waits_for].over()) continue;
-      if (place.steps.size() < place.wanted) {
-        Submit(&ranks, rank, change, &place);
+      if (at[r] == kRounds || random() % 4 == 0) continue;
+      Round& round = places[r][at[r]];
+      if (round.joined != nullptr) {
+        if (*round.joined == nullptr) continue;
+        if (++at[r] == kRounds) --open;
         continue;
       }
-      auto request = MakeRequest(CollectiveKind::kJoin, "join");
-      request->agreed = [&place](const Response& response) {
-        place.latest = static_cast<int32_t>(response.number);
-        place.complete = response.rows[0];
-      };
-      place.joined = ranks.Submit(rank, std::move(request));
-      --open;
-    }
-    for (size_t r = 0; r < places.size(); ++r) ranks.data_open[r] = ranks.control_open[r] = true;
-    for (int i = 0; i < 60; ++i) ranks.Settle();
-    int32_t latest = 0;
-    while (places[static_cast<size_t>(latest)].wanted < most) ++latest;
-    const auto complete = std::count_if(places.begin(), places.end(),
-                                        [&](const Place& place) { return place.wanted == most; });
-    for (const Place& place : places) {
-      CHECK_EQ_IN(place.complete, complete, text);
-      CHECK_EQ_IN(TextOf(place.joined), std::string("ok"), text);
-      CHECK_EQ_IN(place.latest, latest, text);
-      for (size_t number = 0; number < place.steps.size(); ++number) {
-        float sum = 0;
-        float active = 0;
-        for (size_t r = 0; r < places.size(); ++r) {
-          if (places[r].wanted <= number) continue;
-          sum += static_cast<float>(r + 1);
-          active += 1;
-        }
-        const Place::Step& step = place.steps[number];
-        for (const Done& done : step.done) CHECK_EQ_IN(TextOf(done), std::string("ok"), text);
-        for (const auto& data : step.data) {
-          CHECK_EQ_IN(data == std::vector<float>(data.size(), sum / active), true, text);
-        }
+      const size_t waits_for = round.steps.size() < 3 ? 0 : round.steps.size() - 3;
+      if (!round.steps.empty() && !round.steps[waits_for].over()) continue;
+      if (round.steps.size() < round.wanted) {
+        Submit(&ranks, rank, change, &round);
+      } else {
+        Join(&ranks, rank, &round);
       }
+    }
+    for (size_t number = 0; number < kRounds; ++number) {
+      std::vector<Round*> round;
+      for (auto& rounds : places) round.push_back(&rounds[number]);
+      CheckRound(round, text + " round " + std::to_string(number));
     }
   }
 }

@@ -187,7 +187,7 @@ class Engine {
   void TurnJoin(ProcessSet* set, int64_t now_us);
   bool HandleJoinMessage(int peer, FrameType type, ProcessSet* set, ByteSpan message,
                          int64_t now_us);
-  void AddJoin(ProcessSet* set, const JoinNote& note, int64_t now_us);
+  void AddJoin(ProcessSet* set, JoinNote note, int64_t now_us);
   void HearJoin(ProcessSet* set, const JoinNote& note, int64_t now_us);
   void EndJoin(ProcessSet* set, const JoinNote& note, int64_t now_us);
   void TellStarted(ProcessSet* set, uint64_t ticket, const RequestInfo& info, int64_t now_us);

@@ -11,7 +11,7 @@ namespace tfdist {
 void Engine::TurnJoin(ProcessSet* set, int64_t now_us) {
   const bool is_due = set->joining != nullptr && set->joined.count(world_.rank) == 0;
   if (!is_due || stopped_ || !set->idle()) return;
-  const JoinNote note{world_.rank, set->joining->info.timeout_s, set->book.LastTickets(), 0};
+  const JoinNote note{world_.rank, set->joining->info.timeout_s, set->book.LastTickets(), 0, 0};
   set->joined[world_.rank] = note.last;
   if (set->joins != nullptr) {
     AddJoin(set, note, now_us);
@@ -53,7 +53,7 @@ bool Engine::HandleJoinMessage(int peer, FrameType type, ProcessSet* set, ByteSp
       return true;
     case FrameType::kJoinHeard:
       if (!to_leader) return false;
-      set->joins->Heard(note.rank, peer);
+      set->joins->Heard(note.rank, peer, note.round);
       GiveOrders(set, now_us);
       return true;
     case FrameType::kJoinEnd:
@@ -66,7 +66,8 @@ bool Engine::HandleJoinMessage(int peer, FrameType type, ProcessSet* set, ByteSp
 }
 
 // On the leader.
-void Engine::AddJoin(ProcessSet* set, const JoinNote& note, int64_t now_us) {
+void Engine::AddJoin(ProcessSet* set, JoinNote note, int64_t now_us) {
+  note.round = set->joins->round();
   const Status status = set->joins->Add(note, now_us);
   if (!status.ok()) {
     Bug(status, now_us);
@@ -103,9 +104,10 @@ void Engine::HearJoin(ProcessSet* set, const JoinNote& note, int64_t now_us) {
   }
   for (const auto& [ticket, info] : started) TellStarted(set, ticket, info, now_us);
   if (set->joins == nullptr) {
-    Tell(set->leader(), FrameType::kJoinHeard, set->id, EncodeJoin({note.rank, 0, {}, 0}));
+    Tell(set->leader(), FrameType::kJoinHeard, set->id,
+         EncodeJoin({note.rank, 0, {}, 0, note.round}));
   } else {
-    set->joins->Heard(note.rank, world_.rank);
+    set->joins->Heard(note.rank, world_.rank, note.round);
     GiveOrders(set, now_us);
   }
 }

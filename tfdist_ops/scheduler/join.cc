@@ -147,9 +147,9 @@ Status Joins::Add(const JoinNote& note, int64_t now_us) {
   return Status();
 }
 
-void Joins::Heard(int rank, int by) {
+void Joins::Heard(int rank, int by, uint32_t round) {
   const auto it = joined_.find(rank);
-  if (it != joined_.end()) it->second.heard.insert(by);
+  if (it != joined_.end() && round == round_) it->second.heard.insert(by);
 }
 
 void Joins::Started(const WaitNote& note, int64_t now_us) {
@@ -190,6 +190,7 @@ std::vector<int32_t> Joins::End() {
   joined_.clear();
   latest_.clear();
   took_part_ = false;
+  ++round_;
   return latest;
 }
 

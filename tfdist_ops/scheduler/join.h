@@ -60,8 +60,10 @@ class Joins {
 
   // An error: it already had (a bug of that rank).
   Status Add(const JoinNote& note, int64_t now_us);
-  // Rank `by` knows that rank `rank` has joined.
-  void Heard(int rank, int by);
+  // Rank `by` knows that rank `rank` has joined, in a round: an answer may come so late that the
+  // rank has joined once more.
+  void Heard(int rank, int by, uint32_t round);
+  uint32_t round() const { return round_; }
   // A rank has started a predicted operation. One that can't be next for a rank that has joined is
   // left out: who started it has not heard of that rank yet, and will say all again.
   void Started(const WaitNote& note, int64_t now_us);
@@ -93,6 +95,7 @@ class Joins {
   std::map<int32_t, Joined> joined_;
   std::set<int32_t> latest_;  // those that have joined since the last collective
   bool took_part_ = false;    // a collective came after them
+  uint32_t round_ = 0;        // how often all have joined
   double timeout_s_ = 0;
   int64_t moved_us_ = 0;
   int64_t reported_us_ = 0;

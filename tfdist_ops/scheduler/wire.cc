@@ -165,6 +165,7 @@ std::string EncodeJoin(const JoinNote& note) {
   w.Number(note.timeout_s);
   w.Numbers(note.last);
   w.Number(note.complete);
+  w.Number(note.round);
   return w.Take();
 }
 
@@ -174,6 +175,7 @@ bool DecodeJoin(ByteSpan bytes, JoinNote* note) {
   note->timeout_s = r.Number<double>();
   note->last = r.Numbers<uint64_t>();
   note->complete = r.Number<int32_t>();
+  note->round = r.Number<uint32_t>();
   return r.Done() && note->timeout_s >= 0;
 }
 

@@ -52,6 +52,7 @@ struct JoinNote {
   double timeout_s = 0;
   std::vector<uint64_t> last;  // the rank's last predicted ticket of every bucket
   int32_t complete = 0;        // kJoinEnd: how many ranks were in everything
+  uint32_t round = 0;          // kJoin of the leader, kJoinHeard: how often all have joined before
 };
 // By set: the last predicted ticket of every bucket.
 using LeaveNote = std::map<uint32_t, std::vector<uint64_t>>;
