@@ -216,6 +216,39 @@ def test_a_list_with_gaps_that_was_seen_while_a_rank_had_joined():
     assert second == expected[1:]
 
 
+class Fails(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        raise KeyError("on purpose")
+
+
+def fit_again():
+    """A fit that raises, and the same once more; the weights of the second one."""
+    model = make_model("plain", tfdist.DistributedOptimizer(optimizer_of("sgd")))
+    model.optimizer.build(model.trainable_variables)
+    before = [v.numpy() for v in model.weights]
+    for failing in ([Fails()], []):
+        for variable, value in zip(model.weights, before, strict=True):
+            variable.assign(value)
+        for slot in model.optimizer.variables[2:]:
+            slot.assign(tf.zeros_like(slot))
+        callbacks = [tfdist.callbacks.UnevenData(), *failing]
+        data = dataset(batches_of(tfdist.rank(), [1, 1]))
+        try:
+            model.fit(data, verbose=0, callbacks=callbacks)
+        except KeyError:
+            pass
+        yield np.concatenate([v.numpy().ravel() for v in model.weights])
+
+
+def fit_twice():
+    return list(fit_again())
+
+
+def test_a_fit_that_raised_leaves_no_weighting_behind():
+    for first, second in run_ranks(fit_twice, 2):
+        assert first.tobytes() == second.tobytes()
+
+
 def from_a_joined_root():
     try:
         if tfdist.rank() == 1:

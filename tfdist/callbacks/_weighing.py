@@ -12,6 +12,8 @@ from tfdist import collectives
 from tfdist._process_sets import ProcessSet
 from tfdist.collectives import ReduceOp
 
+_MARK = "_tfdist_weighs"  # attribute of a compute_loss that does
+
 
 def weigh_losses(model: keras.Model, process_set: ProcessSet | None) -> list[bool]:
     """From now on the gradients of `model.compute_loss` count by samples.
@@ -26,12 +28,13 @@ def weigh_losses(model: keras.Model, process_set: ProcessSet | None) -> list[boo
     a gradient asks the other ranks: an evaluation does not.
 
     Args:
-        model: what is in `fit`. `del model.compute_loss` takes it back.
+        model: what is in `fit`; until `take_back`.
         process_set: the ranks that train; None for all.
 
     Returns:
         A list that is not empty any more when a gradient has been weighted.
     """
+    take_back(model)
     original = model.compute_loss
     seen: list[bool] = []
 
@@ -43,9 +46,16 @@ def weigh_losses(model: keras.Model, process_set: ProcessSet | None) -> list[boo
         batch = next(t for t in keras.tree.flatten([x, y, y_pred]) if t is not None)
         return weighted(loss, tf.shape(batch)[0], process_set, seen)
 
+    setattr(compute_loss, _MARK, True)
     # Not by setattr: Keras would track it as a part of the model.
     object.__setattr__(model, "compute_loss", compute_loss)
     return seen
+
+
+def take_back(model: keras.Model) -> None:
+    """Ends what `weigh_losses` began; also what a `fit` that has raised left behind."""
+    if hasattr(vars(model).get("compute_loss"), _MARK):
+        object.__delattr__(model, "compute_loss")
 
 
 def weighted(

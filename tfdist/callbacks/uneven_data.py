@@ -11,7 +11,7 @@ from tfdist import _runtime, collectives
 from tfdist._process_sets import members_of
 from tfdist.callbacks._base import RankCallback, base_optimizer
 from tfdist.callbacks._optimizers import optimizers_of
-from tfdist.callbacks._weighing import weigh_losses
+from tfdist.callbacks._weighing import take_back, weigh_losses
 from tfdist.callbacks.broadcast_initial_state import _batch_like, _is_built
 from tfdist.callbacks.checkpoint import Checkpoint
 from tfdist.collectives import ReduceOp
@@ -97,7 +97,7 @@ class UnevenData(RankCallback):
         """Gives the model back as it was."""
         super().on_train_end(logs)
         if self.weighted:
-            object.__delattr__(self.model, "compute_loss")
+            take_back(self.model)
             self.model.train_function = None
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
