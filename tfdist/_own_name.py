@@ -27,4 +27,18 @@ def subclass_under_own_name(
         "__qualname__": cls.__qualname__,
         "__doc__": cls.__doc__,
     }
-    return type(cls.__name__, (mixin, cls), {**names, **attributes})
+    extended = type(cls.__name__, (mixin, cls), {**names, **attributes})
+    _save_under_registered_name(extended, cls)
+    return extended
+
+
+def _save_under_registered_name(extended: Any, cls: Any) -> None:
+    """The extended class is saved by the name under which Keras knows `cls`, if any."""
+    import keras
+
+    registered = keras.saving.get_registered_name(cls)
+    package, separator, name = registered.partition(">")
+    if separator:
+        register = keras.saving.register_keras_serializable(package, name)
+        register(extended)
+        register(cls)  # again: the name is to be loaded as the plain class

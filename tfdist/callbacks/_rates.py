@@ -14,6 +14,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist._own_name import subclass_under_own_name
+
 Schedule = keras.optimizers.schedules.LearningRateSchedule
 
 
@@ -79,14 +81,4 @@ class ScalableRate:
 @functools.cache
 def _scaling_class(cls: Any) -> Any:
     """The multiplying subclass of a schedule class, under the class's own name."""
-    is_public = getattr(keras.optimizers.schedules, cls.__name__, None) is cls
-    module = "keras.optimizers.schedules" if is_public else cls.__module__
-    return type(
-        cls.__name__,
-        (_Scaling, cls),
-        {
-            "__module__": module,
-            "__qualname__": cls.__qualname__,
-            "__doc__": cls.__doc__,
-        },
-    )
+    return subclass_under_own_name(cls, _Scaling, keras.optimizers.schedules, {})
