@@ -60,7 +60,7 @@ _HOME = {
     "TimeoutError": "errors",
     "NotInitializedError": "errors",
 }
-_SUBMODULES = ("callbacks", "data", "errors", "layers")
+_SUBMODULES = ("callbacks", "data", "errors", "layers", "optimizers")
 
 __all__ = [
     "DistributedGradientTape",
@@ -96,6 +96,7 @@ __all__ = [
     "layers",
     "local_rank",
     "local_size",
+    "optimizers",
     "pin_gpu",
     "predict",
     "process_sets",
@@ -111,7 +112,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from tfdist import callbacks, data, errors, layers
+    from tfdist import callbacks, data, errors, layers, optimizers
     from tfdist._process_sets import (
         ProcessSet,
         add_process_set,

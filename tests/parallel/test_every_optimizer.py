@@ -1,5 +1,6 @@
-"""Every optimizer that Keras ships trains on several ranks as in one process."""
+"""Every optimizer of Keras and tfdist trains on several ranks as in one process."""
 
+import functools
 import inspect
 
 import keras
@@ -22,6 +23,15 @@ OTHER = {  # those that are made of another optimizer
         )
     ),
 }
+OURS = {
+    name: functools.partial(
+        getattr(tfdist.optimizers, name),
+        tfdist.optimizers.Warmup(0.1, 3, start=0.5),
+        weight_decay=0.01,
+        momentum_correction=name == "MomentumSGD",
+    )
+    for name in ("LARS", "MomentumSGD")
+}
 NAMES = sorted(
     name
     for name, cls in inspect.getmembers(keras.optimizers, inspect.isclass)
@@ -31,8 +41,8 @@ NAMES = sorted(
 
 
 def make(name):
-    if name in OTHER:
-        return OTHER[name]()
+    if name in OTHER | OURS:
+        return (OTHER | OURS)[name]()
     cls = getattr(keras.optimizers, name)
     options = {"exclude_embeddings": False} if name == "Muon" else {}
     return cls(learning_rate=0.01, **options)
@@ -95,7 +105,7 @@ def train_ranked(names):
 
 @pytest.mark.parametrize("half", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_ranks_end_where_one_process_with_all_data_ends(half):
-    names = NAMES[half::2]
+    names = NAMES[half::2] + sorted(OURS)[half::2]
     ranks = run_ranks(train_ranked, 2, names, timeout_s=100)
     for name in names:
         alone = train(name, False)

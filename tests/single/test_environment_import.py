@@ -67,9 +67,10 @@ def test_public_names_are_exactly_these():
         broadcast_variables broadcast_object allgather_object ReduceOp
         DistributedGradientTape DistributedOptimizer MismatchError RankFailedError
         EvictedError TimeoutError NotInitializedError
-        pin_gpu callbacks data errors layers __version__
+        pin_gpu callbacks data errors layers optimizers __version__
         reduce reduce_scatter gather scatter alltoall send recv
         ProcessSet add_process_set remove_process_set process_sets
+        join evaluate predict
         """.split()
     assert sorted(tfdist.__all__) == sorted(expected) == dir(tfdist)
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):

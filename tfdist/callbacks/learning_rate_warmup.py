@@ -11,6 +11,7 @@ import tensorflow as tf
 from tfdist import _runtime
 from tfdist.callbacks._base import RankCallback, base_optimizer
 from tfdist.callbacks._rates import ScalableRate
+from tfdist.optimizers import MomentumSGD, warmup_factor
 
 
 class LearningRateWarmup(RankCallback):
@@ -28,7 +29,8 @@ class LearningRateWarmup(RankCallback):
     v <- m v - rate g, the form for which section 3, remark 2 of the paper asks to
     scale the velocity by rate(i) / rate(i-1) whenever the rate changes (equation 10).
     Setting `momentum` would do nothing: Keras reads it when it traces. So the
-    callback scales the velocity variables, of SGD and of RMSprop with momentum; other
+    callback scales the velocity variables, of SGD and of RMSprop with momentum, and of
+    `tfdist.optimizers.MomentumSGD` and `LARS` unless they correct by themselves; other
     optimizers keep the rate outside of their momentum and need no correction.
 
     With `steps_per_execution=n` the rate changes every n steps, to the value of the
@@ -135,9 +137,7 @@ class LearningRateWarmup(RankCallback):
             >>> LearningRateWarmup.rate_at(5, 10, 0.4, 4)
             0.25
         """
-        if step >= total:
-            return target
-        return target / size * (1 + (size - 1) * step / total)
+        return target * warmup_factor(step, total, 1 / size)
 
     def _change_rate(self, rate: float) -> None:
         previous = self._rate.get()
@@ -154,6 +154,8 @@ class LearningRateWarmup(RankCallback):
 def velocities_of(optimizer: keras.optimizers.Optimizer) -> list[Any]:
     """The variables that hold a sum of updates, each with its learning rate in it."""
     if isinstance(optimizer, keras.optimizers.SGD):
+        return [v.value for v in optimizer.momentums if v is not None]
+    if isinstance(optimizer, MomentumSGD) and not optimizer.momentum_correction:
         return [v.value for v in optimizer.momentums if v is not None]
     if isinstance(optimizer, keras.optimizers.RMSprop):
         return [v.value for v in optimizer._momentums if v is not None]

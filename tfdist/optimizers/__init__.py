@@ -1,0 +1,22 @@
+"""Optimizers and schedules for large batches, as Keras classes.
+
+`import tfdist.optimizers` before loading a model that was saved with one of them: Keras
+finds classes that are not its own only when their module has been imported.
+
+Example:
+    >>> import tfdist
+    >>> from tfdist.optimizers import LARS, Warmup, scaled_rate
+    >>> peak = scaled_rate(0.1, global_batch=1024)
+    >>> peak
+    0.4
+    >>> tfdist.init()
+    >>> optimizer = tfdist.DistributedOptimizer(
+    ...     LARS(Warmup(peak, warmup_steps=500), weight_decay=1e-4))
+"""
+
+from tfdist.optimizers.lars import LARS
+from tfdist.optimizers.momentum_sgd import MomentumSGD
+from tfdist.optimizers.rates import scaled_rate, warmup_factor
+from tfdist.optimizers.warmup import Warmup
+
+__all__ = ["LARS", "MomentumSGD", "Warmup", "scaled_rate", "warmup_factor"]

@@ -1,0 +1,94 @@
+"""Which variables an optimizer leaves out of weight decay and of adaptation."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+
+_logger = logging.getLogger("tfdist")
+
+Exclude = None | str | Sequence[str] | Callable[[Any], bool]
+
+
+def checked(exclude: Any) -> Any:
+    """The option as it is kept: None, a list of patterns, or a function.
+
+    Raises:
+        TypeError: it is something else.
+        ValueError: a pattern is no regular expression.
+    """
+    if exclude is None or callable(exclude):
+        return exclude
+    patterns = [exclude] if isinstance(exclude, str) else exclude
+    is_list = isinstance(patterns, list | tuple)
+    if not is_list or not all(isinstance(p, str) for p in patterns):
+        raise TypeError(
+            "exclude: expected None, a regular expression or a list of them, or a "
+            "function of a variable that returns True or False, got "
+            f"{type(exclude).__name__} {exclude!r}."
+        )
+    for pattern in patterns:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ValueError(
+                f"exclude: {pattern!r} is no regular expression: {error}."
+            ) from error
+    return list(patterns)
+
+
+def excluded(variables: Sequence[Any], exclude: Any) -> list[bool]:
+    """Of each variable whether it is left out.
+
+    Args:
+        variables: of Keras or TensorFlow.
+        exclude: what `checked` returned.
+
+    Raises:
+        TypeError: the function returned something else than True or False.
+    """
+    if exclude is None:
+        return [len(v.shape) <= 1 for v in variables]
+    if callable(exclude):
+        return [_asked(exclude, v) for v in variables]
+    paths = [_path_of(v) for v in variables]
+    for pattern in exclude:
+        if not any(re.search(pattern, path) for path in paths):
+            _logger.warning(
+                "exclude: no variable's path matches %r. The paths are: %s.",
+                pattern,
+                ", ".join(paths),
+            )
+    return [any(re.search(pattern, path) for pattern in exclude) for path in paths]
+
+
+def serialized(exclude: Any) -> Any:
+    """The option in a form that a saved model can hold."""
+    if callable(exclude):
+        return keras.saving.serialize_keras_object(exclude)
+    return exclude
+
+
+def deserialized(exclude: Any, custom_objects: dict[str, Any] | None) -> Any:
+    """What `serialized` was given."""
+    if isinstance(exclude, dict):
+        return keras.saving.deserialize_keras_object(exclude, custom_objects)
+    return exclude
+
+
+def _asked(function: Callable[[Any], Any], variable: Any) -> bool:
+    answer = function(variable)
+    if not isinstance(answer, bool):
+        raise TypeError(
+            "exclude: expected a function that returns True or False, got "
+            f"{type(answer).__name__} {answer!r} for {_path_of(variable)}."
+        )
+    return answer
+
+
+def _path_of(variable: Any) -> str:
+    return str(getattr(variable, "path", None) or variable.name)

@@ -1,0 +1,57 @@
+"""The closed forms of large-batch learning rates, on numbers."""
+
+from __future__ import annotations
+
+from tfdist.optimizers import _options
+
+
+def scaled_rate(rate: float, *, global_batch: int, base_batch: int = 256) -> float:
+    """The linear scaling rule: with k times the batch, k times the learning rate.
+
+    Args:
+        rate: the learning rate that is right for `base_batch`.
+        global_batch: examples in a step on all ranks together.
+        base_batch: examples in a step for which `rate` was found; default 256.
+
+    Returns:
+        rate * global_batch / base_batch.
+
+    Raises:
+        TypeError: something is not a number, or a batch not a whole one.
+        ValueError: something is not above 0.
+
+    Example:
+        >>> scaled_rate(0.1, global_batch=8192)
+        3.2
+
+    References:
+        Goyal et al., Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour, 2017,
+        section 2.1 (arXiv:1706.02677).
+    """
+    _options.number("rate", rate, above=0)
+    for name, batch in [("global_batch", global_batch), ("base_batch", base_batch)]:
+        _options.whole(name, batch, at_least=1)
+    return rate * global_batch / base_batch
+
+
+def warmup_factor(step: float, warmup_steps: float, start: float) -> float:
+    """By what the learning rate is multiplied during a gradual warm-up.
+
+    Args:
+        step: indexed from 0, over all epochs.
+        warmup_steps: length W of the warm-up, in steps.
+        start: the factor of step 0.
+
+    Returns:
+        start + (1 - start) * step / W before step W, 1 from there on.
+
+    Example:
+        >>> [warmup_factor(step, 4, 0.5) for step in (0, 2, 4, 9)]
+        [0.5, 0.75, 1.0, 1.0]
+
+    References:
+        Goyal et al., 2017, section 2.2 (arXiv:1706.02677).
+    """
+    if step >= warmup_steps:
+        return 1.0
+    return start + (1 - start) * step / warmup_steps

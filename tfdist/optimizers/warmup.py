@@ -1,0 +1,116 @@
+"""Warmup: a gradual warm-up before, or over, any learning-rate schedule of Keras."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+from keras import ops
+
+from tfdist.optimizers import _options
+
+_Schedule: Any = keras.optimizers.schedules.LearningRateSchedule
+
+
+@keras.saving.register_keras_serializable(package="tfdist")
+class Warmup(_Schedule):
+    """A learning-rate schedule that rises linearly, step by step, into another one.
+
+    Step i uses, with W = `warmup_steps`,
+
+        rate(i) = f(i) * schedule(i),    f(i) = start + (1 - start) * i / W for i < W,
+                                         f(i) = 1 from step W on;
+
+    with `delay=True` schedule(max(i - W, 0)): the schedule begins when the warm-up is
+    over, so it rises to schedule(0). In both forms nothing jumps at step W.
+
+    Steps are what the optimizer counts (`optimizer.iterations`): batches of one rank,
+    also with `gradient_accumulation_steps`. A schedule knows nothing of momentum: see
+    `momentum_correction` of `tfdist.optimizers.MomentumSGD`.
+
+    Args:
+        schedule: a `keras.optimizers.schedules.LearningRateSchedule`, or a float: that
+            rate for ever.
+        warmup_steps: length of the warm-up in steps, 0: none.
+        start: the factor of the first step, default 0. For Goyal et al. it is one over
+            the number by which the batch has grown.
+        delay: whether the schedule begins after the warm-up; default False: both count
+            from the first step, as where a paper counts epochs from the beginning.
+
+    Raises:
+        TypeError: an option is of another type.
+        ValueError: a rate or `warmup_steps` is below 0, or `start` is not in [0, 1].
+
+    Example:
+        >>> import keras
+        >>> steps = keras.optimizers.schedules.PiecewiseConstantDecay([8], [0.4, 0.04])
+        >>> rate = Warmup(steps, warmup_steps=4, start=0.25)
+        >>> [round(float(rate(i)), 3) for i in (0, 2, 4, 8, 9)]
+        [0.1, 0.25, 0.4, 0.4, 0.04]
+
+    References:
+        Goyal et al., Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour, 2017,
+        section 2.2 (arXiv:1706.02677).
+    """
+
+    def __init__(
+        self,
+        schedule: Any,
+        warmup_steps: int,
+        *,
+        start: float = 0.0,
+        delay: bool = False,
+    ) -> None:
+        super().__init__()
+        if not isinstance(schedule, _Schedule):
+            if callable(schedule):
+                raise TypeError(
+                    "schedule: expected a LearningRateSchedule or a number, got "
+                    f"{type(schedule).__name__}: {schedule!r}. Make it a subclass of "
+                    "keras.optimizers.schedules.LearningRateSchedule."
+                )
+            schedule = _options.number("schedule", schedule, at_least=0)
+        self.schedule = schedule
+        self.warmup_steps = _options.whole("warmup_steps", warmup_steps, at_least=0)
+        self.start = _options.fraction("start", start)
+        self.delay = _options.flag("delay", delay)
+
+    def __call__(self, step: Any) -> Any:
+        """The learning rate of a step, a scalar tensor; `step`: an integer scalar."""
+        if self.delay:
+            begun = ops.cast(step, "int64") - self.warmup_steps
+            rate = self._rate(ops.maximum(begun, ops.zeros_like(begun)))
+        else:
+            rate = self._rate(step)
+        if not self.warmup_steps:
+            return rate
+        done = ops.cast(step, rate.dtype) / ops.cast(self.warmup_steps, rate.dtype)
+        rising = self.start + (1 - self.start) * done
+        return rate * ops.where(done < 1, rising, ops.ones_like(rising))
+
+    def _rate(self, step: Any) -> Any:
+        if isinstance(self.schedule, _Schedule):
+            return ops.convert_to_tensor(self.schedule(step))
+        return ops.convert_to_tensor(self.schedule, dtype="float32")
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments, with the schedule's own configuration."""
+        schedule = self.schedule
+        if isinstance(schedule, _Schedule):
+            schedule = keras.optimizers.schedules.serialize(schedule)
+        return {
+            "schedule": schedule,
+            "warmup_steps": self.warmup_steps,
+            "start": self.start,
+            "delay": self.delay,
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Warmup:
+        """The schedule that `get_config` was called of."""
+        config = dict(config)
+        if isinstance(config["schedule"], dict):
+            config["schedule"] = keras.optimizers.schedules.deserialize(
+                config["schedule"]
+            )
+        return cls(**config)
