@@ -1,0 +1,268 @@
+"""Learning rates for ImageNet in large batches: published settings by name.
+
+    python recipes/schedules.py goyal_2017 8192    # the rate when each epoch begins
+
+A preset is data. `rate_at` is its learning rate as a closed form on numbers, and
+`optimizer` makes the Keras optimizer with the same rate as a schedule. One with another
+length or decay: `dataclasses.replace(PRESETS["cosine_2018"], epochs=30)`.
+
+In both forms step s belongs to epoch s / steps_per_epoch, from 0. A warm-up is W steps
+long, the whole training T steps.
+"""
+
+import dataclasses
+import math
+import sys
+
+import keras
+
+from tfdist.optimizers import LARS, MomentumSGD, Warmup, scaled_rate, warmup_factor
+
+IMAGENET = 1_281_167  # images to train on
+
+
+@dataclasses.dataclass(frozen=True)
+class Steps:
+    """The rate is multiplied by `factor` when each of the epochs begins."""
+
+    epochs: tuple[float, ...]
+    factor: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Exponential:
+    """The rate is multiplied by `factor` in `epochs` epochs, a little in each step."""
+
+    factor: float
+    epochs: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Cosine:
+    """Half a cosine, from the rate to 0 at the end (arXiv:1608.03983, equation 5)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Polynomial:
+    """(1 - the part that is done) to a power, from the rate to 0 at the end."""
+
+    power: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Preset:
+    """One published setting."""
+
+    optimizer: type[MomentumSGD]
+    epochs: float
+    rate: float  # of `batch`
+    batch: int | None  # the rate is scaled linearly from here; None: it is as it is
+    warmup_epochs: float
+    warmup_from_zero: bool  # else from `rate`, the one before scaling
+    decay: Steps | Exponential | Cosine | Polynomial
+    delay: bool  # whether the decay counts from the end of the warm-up
+    nesterov: bool
+    momentum_correction: bool
+    momentum: float = 0.9
+    weight_decay: float = 1e-4  # of all but biases and batch normalisation
+
+
+def _lars(rate: float, warmup_epochs: float) -> Preset:
+    return Preset(
+        optimizer=LARS,
+        epochs=90,
+        rate=rate,
+        batch=None,
+        warmup_epochs=warmup_epochs,
+        warmup_from_zero=True,
+        decay=Polynomial(2.0),
+        delay=True,
+        nesterov=False,
+        momentum_correction=False,
+    )
+
+
+PRESETS = {
+    # Goyal et al., Accurate, Large Minibatch SGD (arXiv:1706.02677), sections 2 and
+    # 5.1; global batches up to 8192.
+    "goyal_2017": Preset(
+        optimizer=MomentumSGD,
+        epochs=90,
+        rate=0.1,
+        batch=256,
+        warmup_epochs=5,
+        warmup_from_zero=False,
+        decay=Steps((30, 60, 80), 0.1),
+        delay=False,
+        nesterov=True,
+        momentum_correction=True,
+    ),
+    # He et al., Bag of Tricks for Image Classification (arXiv:1812.01187), sections 3.1
+    # and 5.1.
+    "cosine_2018": Preset(
+        optimizer=MomentumSGD,
+        epochs=120,
+        rate=0.1,
+        batch=256,
+        warmup_epochs=5,
+        warmup_from_zero=True,
+        decay=Cosine(),
+        delay=True,
+        nesterov=True,
+        momentum_correction=False,
+    ),
+    # LARS (arXiv:1708.03888) with the rates of the ResNet-50 of Google's TPU models
+    # (tensorflow/tpu, models/official/resnet/lars_util.py), chosen there by batch:
+    "lars_16k": _lars(rate=25.0, warmup_epochs=5),  # up to 16384
+    "lars_32k": _lars(rate=34.0, warmup_epochs=12),  # 32768
+    "lars_64k": _lars(rate=41.0, warmup_epochs=16),  # larger ones
+}
+
+
+def rate_at(
+    preset: Preset, step: int, *, steps_per_epoch: int, global_batch: int
+) -> float:
+    """The learning rate of a step, a closed form.
+
+    Args:
+        preset: one of PRESETS or a variant.
+        step: indexed from 0, over all epochs.
+        steps_per_epoch: of one rank; it is the same number on all.
+        global_batch: examples in a step on all ranks together.
+    """
+    warmup, total = _lengths(preset, steps_per_epoch)
+    begun, length = step, total
+    if preset.delay:
+        begun, length = max(step - warmup, 0), total - warmup
+    rising = warmup_factor(step, warmup, _start(preset, global_batch))
+    falling = _decay_factor(preset.decay, begun, length, steps_per_epoch)
+    return _peak(preset, global_batch) * rising * falling
+
+
+def momentum_at(
+    preset: Preset, step: int, *, steps_per_epoch: int, global_batch: int
+) -> float:
+    """By what a step multiplies a velocity that has the learning rate inside of it.
+
+    v <- momentum * rate / previous rate * v + rate * g with momentum correction (Goyal
+    et al., equation 10), else v <- momentum * v + rate * g. Infinite if the previous
+    rate was 0: no such velocity holds what a momentum correction remembers. Arguments
+    as of `rate_at`.
+    """
+    if not (preset.momentum_correction and step):
+        return preset.momentum
+    now, before = (
+        rate_at(preset, s, steps_per_epoch=steps_per_epoch, global_batch=global_batch)
+        for s in (step, step - 1)
+    )
+    return preset.momentum * now / before if before else math.inf
+
+
+def schedule(
+    preset: Preset, *, steps_per_epoch: int, global_batch: int
+) -> keras.optimizers.schedules.LearningRateSchedule:
+    """The same rates as a Keras schedule; arguments as of `rate_at`."""
+    warmup, total = _lengths(preset, steps_per_epoch)
+    length = total - warmup if preset.delay else total
+    return Warmup(
+        _decay_schedule(
+            preset.decay, _peak(preset, global_batch), length, steps_per_epoch
+        ),
+        warmup,
+        start=_start(preset, global_batch),
+        delay=preset.delay,
+    )
+
+
+def optimizer(
+    preset: Preset, *, steps_per_epoch: int, global_batch: int
+) -> keras.optimizers.Optimizer:
+    """The optimizer of a preset, not yet distributed; arguments as of `rate_at`."""
+    return preset.optimizer(
+        schedule(preset, steps_per_epoch=steps_per_epoch, global_batch=global_batch),
+        momentum=preset.momentum,
+        nesterov=preset.nesterov,
+        weight_decay=preset.weight_decay,
+        momentum_correction=preset.momentum_correction,
+    )
+
+
+def _lengths(preset: Preset, steps_per_epoch: int) -> tuple[int, int]:
+    """Steps of the warm-up and of the whole training."""
+    warmup = round(preset.warmup_epochs * steps_per_epoch)
+    total = round(preset.epochs * steps_per_epoch)
+    if total <= warmup:
+        raise ValueError(
+            f"Expected more than the {preset.warmup_epochs:g} epochs of the warm-up, "
+            f"got epochs={preset.epochs:g}."
+        )
+    return warmup, total
+
+
+def _peak(preset: Preset, global_batch: int) -> float:
+    if preset.batch is None:
+        return preset.rate
+    return scaled_rate(preset.rate, global_batch=global_batch, base_batch=preset.batch)
+
+
+def _start(preset: Preset, global_batch: int) -> float:
+    """The factor of the first step: 1, no warm-up, where the batch has not grown."""
+    if preset.warmup_from_zero:
+        return 0.0
+    return min(1.0, preset.rate / _peak(preset, global_batch))
+
+
+def _decay_factor(
+    decay: Steps | Exponential | Cosine | Polynomial,
+    step: int,
+    length: int,
+    steps_per_epoch: int,
+) -> float:
+    match decay:
+        case Steps(epochs, factor):
+            return factor ** sum(step >= epoch * steps_per_epoch for epoch in epochs)
+        case Exponential(factor, epochs):
+            return factor ** (step / (epochs * steps_per_epoch))
+        case Cosine():
+            return (1 + math.cos(math.pi * min(step / length, 1))) / 2
+        case Polynomial(power):
+            return (1 - min(step / length, 1)) ** power
+    raise TypeError(f"Expected a decay of this file, got {decay!r}.")
+
+
+def _decay_schedule(
+    decay: Steps | Exponential | Cosine | Polynomial,
+    rate: float,
+    length: int,
+    steps_per_epoch: int,
+) -> keras.optimizers.schedules.LearningRateSchedule:
+    schedules = keras.optimizers.schedules
+    match decay:
+        case Steps(epochs, factor):
+            # Keras still has the old value at a boundary: the step before the epoch.
+            last = [math.ceil(epoch * steps_per_epoch) - 1 for epoch in epochs]
+            values = [rate * factor**i for i in range(len(epochs) + 1)]
+            return schedules.PiecewiseConstantDecay(last, values)
+        case Exponential(factor, epochs):
+            return schedules.ExponentialDecay(rate, epochs * steps_per_epoch, factor)
+        case Cosine():
+            return schedules.CosineDecay(rate, length)
+        case Polynomial(power):
+            return schedules.PolynomialDecay(rate, length, 0.0, power)
+    raise TypeError(f"Expected a decay of this file, got {decay!r}.")
+
+
+def main(name: str, global_batch: int) -> None:
+    """Prints the learning rate at the start of each epoch."""
+    preset = PRESETS[name]
+    steps = IMAGENET // global_batch
+    sys.stdout.write(f"{name}, {global_batch} images in a step, {steps} in an epoch\n")
+    for epoch in range(math.ceil(preset.epochs)):
+        rate = rate_at(
+            preset, epoch * steps, steps_per_epoch=steps, global_batch=global_batch
+        )
+        sys.stdout.write(f"{epoch:4d}  {rate:.6g}\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))

@@ -1,0 +1,120 @@
+"""The presets of recipes/schedules.py: their optimizers do what their formulas say."""
+
+import dataclasses
+import importlib.util
+import re
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+RECIPES = Path(__file__).resolve().parents[2] / "recipes"
+SPEC = importlib.util.spec_from_file_location("schedules", RECIPES / "schedules.py")
+recipe = importlib.util.module_from_spec(SPEC)
+sys.modules[SPEC.name] = recipe  # where dataclasses look for it
+SPEC.loader.exec_module(recipe)
+
+SETTING = {"steps_per_epoch": 3, "global_batch": 1024}
+VARIANTS = {
+    **recipe.PRESETS,
+    "exponential": dataclasses.replace(
+        recipe.PRESETS["goyal_2017"], decay=recipe.Exponential(0.94, 2)
+    ),
+    "short, fractions": dataclasses.replace(
+        recipe.PRESETS["goyal_2017"],
+        epochs=7.5,
+        warmup_epochs=0.5,
+        decay=recipe.Steps((2.5, 5.1), 0.5),
+    ),
+}
+
+
+def steps_of(preset):
+    return range(round(preset.epochs * SETTING["steps_per_epoch"]) + 2)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("graph", [False, True])
+def test_the_schedule_equals_the_closed_form_at_every_step(name, graph):
+    preset = VARIANTS[name]
+    schedule = recipe.schedule(preset, **SETTING)
+    steps = steps_of(preset)
+    if graph:
+        inputs = [tf.TensorSpec([], tf.int64)]
+        call = tf.function(schedule, input_signature=inputs, autograph=False)
+        found = [float(call(tf.constant(s, tf.int64))) for s in steps]
+    else:
+        found = [float(schedule(tf.constant(s, tf.int64))) for s in steps]
+    expected = [recipe.rate_at(preset, s, **SETTING) for s in steps]
+    peak = max(expected)
+    np.testing.assert_allclose(found, expected, rtol=2e-6, atol=2e-7 * peak)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_rate_and_momentum_of_the_optimizer_at_every_step(name):
+    preset = VARIANTS[name]
+    optimizer = recipe.optimizer(preset, **SETTING)
+    w = keras.Variable([[1.0, 0.5]], dtype="float64")
+    optimizer.build([w])
+    gradients = tf.Variable(tf.zeros([1, 2], tf.float64))
+
+    @tf.function
+    def apply():
+        rate = tf.identity(optimizer.learning_rate)
+        optimizer.apply([gradients], [w])
+        return rate
+
+    def local(g, w):
+        if isinstance(optimizer, recipe.LARS):
+            size, slope = np.linalg.norm(w), np.linalg.norm(g)
+            return 0.001 * size / (slope + 1e-4 * size)
+        return 1.0
+
+    rng = np.random.default_rng(1)
+    at, v = np.array([[1.0, 0.5]]), np.zeros((1, 2))
+    for step in list(steps_of(preset))[:-2]:
+        g = rng.normal(size=(1, 2))
+        gradients.assign(g)
+        rate = recipe.rate_at(preset, step, **SETTING)
+        momentum = recipe.momentum_at(preset, step, **SETTING)
+        update = rate * local(g, at) * (g + 1e-4 * at)
+        v = momentum * v + update
+        at = at - (preset.momentum * v + update if preset.nesterov else v)
+        np.testing.assert_allclose(float(apply()), rate, rtol=2e-6, atol=1e-5)
+        np.testing.assert_allclose(w.numpy(), at, rtol=1e-5, atol=1e-5)
+
+
+def test_goyal_2017_has_the_numbers_of_the_paper():
+    preset = recipe.PRESETS["goyal_2017"]
+    setting = {"steps_per_epoch": 10, "global_batch": 8192}
+    rates = {e: recipe.rate_at(preset, e * 10, **setting) for e in range(90)}
+    assert rates[0] == pytest.approx(0.1)
+    assert rates[5] == rates[29] == pytest.approx(3.2)
+    assert rates[30] == rates[59] == pytest.approx(0.32)
+    assert rates[60] == rates[79] == pytest.approx(0.032)
+    assert rates[80] == rates[89] == pytest.approx(0.0032)
+    assert recipe.rate_at(preset, 25, **setting) == pytest.approx(1.65)
+    assert recipe.momentum_at(preset, 300, **setting) == pytest.approx(0.09)
+    assert recipe.momentum_at(preset, 301, **setting) == pytest.approx(0.9)
+
+
+def test_a_batch_that_has_not_grown_is_not_warmed_up():
+    preset = recipe.PRESETS["goyal_2017"]
+    setting = {"steps_per_epoch": 10, "global_batch": 64}
+    assert {recipe.rate_at(preset, s, **setting) for s in range(300)} == {0.025}
+
+
+def test_more_warm_up_than_epochs_is_refused():
+    preset = dataclasses.replace(recipe.PRESETS["lars_32k"], epochs=12)
+    with pytest.raises(ValueError, match="more than the 12 epochs of the warm-up"):
+        recipe.rate_at(preset, 0, **SETTING)
+
+
+def test_the_table_is_printed(capsys):
+    recipe.main("lars_32k", 32768)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 91
+    assert re.fullmatch(r" +12  34", lines[13])
