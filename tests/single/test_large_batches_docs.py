@@ -1,0 +1,30 @@
+"""docs/large-batches.md: its lines run, its links and its table are right."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import tfdist
+from tfdist.optimizers import LARS
+
+ROOT = Path(__file__).resolve().parents[2]
+TEXT = (ROOT / "docs" / "large-batches.md").read_text(encoding="utf-8")
+
+
+def test_all_lines_of_the_page_run():
+    names: dict[str, object] = {}
+    for block in re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL):
+        exec(compile(block, "large-batches.md", "exec"), names)
+    assert isinstance(names["model"].optimizer, LARS)
+    steps = (0, 99, 100, 30 * 20 - 1, 30 * 20, 60 * 20)
+    found = [float(names["rate"](step)) for step in steps]
+    assert found == pytest.approx([0.1, 0.199, 0.2, 0.2, 0.02, 0.002])
+    tfdist.shutdown()
+
+
+def test_the_table_has_every_preset():
+    source = (ROOT / "recipes" / "schedules.py").read_text(encoding="utf-8")
+    presets = re.findall(r'^    "(\w+)": ', source, re.MULTILINE)
+    section = TEXT.split("## Named settings")[1]
+    assert re.findall(r"^\| `(\w+)`", section, re.MULTILINE) == presets
