@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import keras
-import tensorflow as tf
-
 from tfdist.callbacks._base import RankCallback
+from tfdist.callbacks._first_call import at_first_call, is_built
 from tfdist.callbacks._optimizers import optimizers_of
 from tfdist.layers.seed_generators import broadcast_seed_generators, check_choice
 from tfdist.variables import broadcast_variables
@@ -55,7 +53,7 @@ class BroadcastInitialState(RankCallback):
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Broadcasts now, or arranges it for the first batch."""
         super().on_train_begin(logs)
-        self._waits_for_batch = not _is_built(self.model)
+        self._waits_for_batch = not is_built(self.model)
         if not self._waits_for_batch:
             self._broadcast()
 
@@ -66,7 +64,7 @@ class BroadcastInitialState(RankCallback):
         super().on_train_batch_begin(batch, logs)
         if self._waits_for_batch:
             self._waits_for_batch = False
-            self._broadcast_at_first_call()
+            at_first_call(self.model, self._build_and_broadcast)
 
     def _broadcast(self) -> None:
         model = self.model
@@ -77,38 +75,7 @@ class BroadcastInitialState(RankCallback):
         broadcast_variables(model.weights + slots, self.root)
         broadcast_seed_generators(model, self.seed_generators, root=self.root)
 
-    def _broadcast_at_first_call(self) -> None:
-        """Wraps the train function until its first call, which shows the data.
-
-        The model is built there, outside of any trace: inside the first trace the
-        new variables exist but have no values yet. It is done this late because
-        callbacks may make the train function anew when training begins.
-        """
-        model = self.model
-        original = model.train_function
-
-        def first_call(iterator: Any) -> Any:
-            model.train_function = original
-            model._symbolic_build(data_batch=_batch_like(iterator.element_spec))
-            self._broadcast()
-            self._note_operations()  # without this broadcast
-            return original(iterator)
-
-        model.train_function = first_call
-
-
-def _is_built(model: keras.Model) -> bool:
-    """Whether all layers have their variables.
-
-    A model without a `call` of its own (a custom `train_step` that trains several
-    models) never counts as built itself.
-    """
-    layers = list(model._flatten_layers(include_self=False))
-    return bool(model.built or (layers and all(layer.built for layer in layers)))
-
-
-def _batch_like(spec: Any) -> Any:
-    """The specification of a batch; what the user left out is None."""
-    return tf.nest.map_structure(
-        lambda s: None if isinstance(s, tf.OptionalSpec) else s, spec
-    )
+    def _build_and_broadcast(self, batch: Any) -> None:
+        self.model._symbolic_build(data_batch=batch)
+        self._broadcast()
+        self._note_operations()  # without this broadcast

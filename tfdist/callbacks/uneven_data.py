@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import keras
@@ -10,9 +11,9 @@ import tensorflow as tf
 from tfdist import _runtime, collectives
 from tfdist._process_sets import members_of
 from tfdist.callbacks._base import RankCallback, base_optimizer
+from tfdist.callbacks._first_call import at_first_call, is_built
 from tfdist.callbacks._optimizers import optimizers_of
 from tfdist.callbacks._weighing import take_back, weigh_losses
-from tfdist.callbacks.broadcast_initial_state import _batch_like, _is_built
 from tfdist.callbacks.checkpoint import Checkpoint
 from tfdist.collectives import ReduceOp
 from tfdist.layers.synchronized import batch_normalizations, is_synchronized
@@ -114,7 +115,7 @@ class UnevenData(RankCallback):
         super().on_train_batch_begin(batch, logs)
         if self._builds:
             self._builds = False
-            _build_metrics_at_first_call(self.model)
+            at_first_call(self.model, functools.partial(_build_metrics, self.model))
 
     def on_train_batch_end(
         self, batch: int, logs: dict[str, Any] | None = None
@@ -219,21 +220,13 @@ def _check_others(
             )
 
 
-def _build_metrics_at_first_call(model: keras.Model) -> None:
-    """Wraps the train function until its first call, which shows the data.
+def _build_metrics(model: keras.Model, batch: Any) -> None:
+    """Makes the metrics, which a rank without a batch would miss.
 
-    A rank without a batch gets no further than that, and its metrics would be missing
-    when the ranks add theirs up.
+    It gets no further than to its first call, and the ranks add theirs up.
     """
-    original = model.train_function
-
-    def first_call(iterator: Any) -> Any:
-        model.train_function = original
-        if _is_built(model) and model._compile_metrics is not None:
-            model._symbolic_build(data_batch=_batch_like(iterator.element_spec))
-        return original(iterator)
-
-    model.train_function = first_call
+    if is_built(model) and model._compile_metrics is not None:
+        model._symbolic_build(data_batch=batch)
 
 
 def _shared_variables(model: keras.Model) -> list[Any]:
