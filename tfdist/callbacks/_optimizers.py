@@ -7,6 +7,8 @@ from typing import Any
 
 import keras
 
+from tfdist._process_sets import ProcessSet
+from tfdist.objects import broadcast_object
 from tfdist.optimizer import is_distributed
 
 
@@ -25,6 +27,34 @@ def optimizers_of(model: keras.Model) -> list[keras.optimizers.Optimizer]:
     kind = keras.optimizers.Optimizer
     by_id = {id(one): one for one in held if isinstance(one, kind)}
     return list(by_id.values())
+
+
+def build_alike(model: keras.Model, root: int, process_set: ProcessSet | None) -> None:
+    """Builds what is not built on this rank for the variables that it has on another.
+
+    A step builds an optimizer when it is called; a rank without any step has not.
+    All ranks of the process set call it.
+
+    Args:
+        model: the model in `fit`.
+        root: the rank that has taken every step.
+        process_set: the ranks that train; None for all.
+    """
+    optimizers = optimizers_of(model)
+    weights = model.weights
+    places = {id(variable): place for place, variable in enumerate(weights)}
+    own = [
+        [places.get(id(v), -1) for v in one._trainable_variables] if one.built else []
+        for one in optimizers
+    ]
+    told = broadcast_object(
+        own, root, name="callbacks.optimizers", process_set=process_set
+    )
+    for optimizer, listed in zip(optimizers, told, strict=True):
+        if optimizer.built or -1 in listed:  # the latter shows when they are compared
+            continue
+        if listed:
+            optimizer.build([weights[place] for place in listed])
 
 
 def check_all_reduce(model: keras.Model) -> None:

@@ -78,6 +78,13 @@ class ScalableRate:
         return scaled._tfdist_factor
 
 
+def factors_of(optimizers: list[keras.optimizers.Optimizer]) -> list[tf.Variable]:
+    """The factors of schedules, which are no variables of their optimizers."""
+    inner = [getattr(one, "inner_optimizer", one) for one in optimizers]
+    rates = [getattr(one, "_learning_rate", None) for one in inner]
+    return [rate._tfdist_factor for rate in rates if isinstance(rate, _Scaling)]
+
+
 @functools.cache
 def _scaling_class(cls: Any) -> Any:
     """The multiplying subclass of a schedule class, under the class's own name."""

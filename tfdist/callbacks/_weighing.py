@@ -44,7 +44,7 @@ def weigh_losses(model: keras.Model, process_set: ProcessSet | None) -> list[boo
     ) -> Any:
         loss = original(x, y, y_pred, *rest, **named)
         batch = next(t for t in keras.tree.flatten([x, y, y_pred]) if t is not None)
-        return weighted(loss, tf.shape(batch)[0], process_set, seen)
+        return weighted(loss, samples_of(batch), process_set, seen)
 
     setattr(compute_loss, _MARK, True)
     # Not by setattr: Keras would track it as a part of the model.
@@ -56,6 +56,16 @@ def take_back(model: keras.Model) -> None:
     """Ends what `weigh_losses` began; also what a `fit` that has raised left behind."""
     if hasattr(vars(model).get("compute_loss"), _MARK):
         object.__delattr__(model, "compute_loss")
+
+
+def samples_of(batch: Any) -> tf.Tensor:
+    """The length of the first axis, known when the batch is there and not before.
+
+    Where all batches have one length it would be a constant, and a rank that finds the
+    end of its data within a step would have told the others of a batch it has not got.
+    """
+    with tf.control_dependencies(tf.nest.flatten(batch, expand_composites=True)):
+        return tf.identity(tf.shape(batch)[0])
 
 
 def weighted(

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist import _runtime
+from tfdist import _runtime, collectives
 from tfdist.callbacks._base import RankCallback, base_optimizer
 from tfdist.callbacks._rates import ScalableRate
 from tfdist.optimizers import MomentumSGD, warmup_factor
@@ -38,7 +38,8 @@ class LearningRateWarmup(RankCallback):
 
     Args:
         warmup_epochs: epochs of warm-up, may be a fraction; default 5.
-        steps_per_epoch: default: what `fit` says; needed where it cannot know.
+        steps_per_epoch: default: what `fit` says, on the rank that has most; needed
+            where it cannot know.
         momentum_correction: default True.
         target: rate at the end; default: the optimizer's when training starts. Needed
             when training resumes inside the warm-up.
@@ -46,7 +47,7 @@ class LearningRateWarmup(RankCallback):
 
     Raises:
         ValueError: `warmup_epochs` or `steps_per_epoch` is not above 0, or the latter
-            is needed.
+            is needed (on any rank: an error on all).
         TypeError: at the start of `fit`, if the rate is a function.
 
     Example:
@@ -84,19 +85,41 @@ class LearningRateWarmup(RankCallback):
         self._acted = False
         self._done = False
 
+    def settings_of_all_ranks(self) -> dict[str, Any]:
+        """What the rates follow from."""
+        return {
+            "warmup_epochs": self.warmup_epochs,
+            "steps_per_epoch": self.steps_per_epoch,
+            "momentum_correction": self.momentum_correction,
+            "target": self.target,
+        }
+
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Finds the number of steps and takes over the rate."""
         super().on_train_begin(logs)
-        steps = self.steps_per_epoch or self.params.get("steps")
-        if steps is None:
+        self._steps = self._longest_epoch()
+        self._rate = ScalableRate(base_optimizer(self.model))
+        if self._rate.needs_retrace:
+            self.model.make_train_function(force=True)
+
+    def _longest_epoch(self) -> int:
+        """The number of steps of the rank that has most; all have to use the same."""
+        own = self.steps_per_epoch or self.params.get("steps")
+        unknown = own is None
+        steps = own or 0
+        if _runtime.size() > 1:
+            steps, unknown = collectives.allreduce(
+                tf.constant([steps, unknown], tf.int64),
+                op=collectives.ReduceOp.MAX,
+                name="warmup.steps",
+                process_set=self._ranks,
+            ).numpy()
+        if unknown:
             raise ValueError(
                 "The number of steps in an epoch is unknown. Write "
                 "LearningRateWarmup(steps_per_epoch=...)."
             )
-        self._steps = int(steps)
-        self._rate = ScalableRate(base_optimizer(self.model))
-        if self._rate.needs_retrace:
-            self.model.make_train_function(force=True)
+        return int(steps)
 
     def on_train_batch_begin(
         self, batch: int, logs: dict[str, Any] | None = None

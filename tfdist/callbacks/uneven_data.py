@@ -12,7 +12,8 @@ from tfdist import _runtime, collectives
 from tfdist._process_sets import members_of
 from tfdist.callbacks._base import RankCallback, base_optimizer
 from tfdist.callbacks._first_call import at_first_call, is_built
-from tfdist.callbacks._optimizers import optimizers_of
+from tfdist.callbacks._optimizers import build_alike, optimizers_of
+from tfdist.callbacks._rates import factors_of
 from tfdist.callbacks._weighing import take_back, weigh_losses
 from tfdist.callbacks.checkpoint import Checkpoint
 from tfdist.collectives import ReduceOp
@@ -158,18 +159,27 @@ class UnevenData(RankCallback):
         self._latest, complete = collectives.join_all(
             timeout_s=self.timeout_s, process_set=self._ranks
         )
-        # Where the length of the data is not known, TensorFlow finds their end within a
-        # step, which may count the step all the same, on some ranks or on all.
-        updates = sum(int(one.iterations) for one in optimizers_of(self.model))
-        most, least, is_empty = collectives.allreduce(
-            tf.constant([updates, -updates, self._steps == 0], tf.int64),
+        if self._steps == 0:  # the first call counts a batch, also where there is none
+            self.model.reset_metrics()
+        optimizers = optimizers_of(self.model)
+        updates = sum(int(one.iterations) for one in optimizers)
+        is_unbuilt = not all(one.built for one in optimizers)
+        # Where their length is not known TensorFlow finds the end of the data within a
+        # step, parts of which may have been done, on some ranks and not on others.
+        is_unsure = self.params.get("steps") is None
+        own = [updates, -updates, self._steps == 0, is_unsure, is_unbuilt]
+        most, least, is_empty, is_unsure, is_unbuilt = collectives.allreduce(
+            tf.constant(own, tf.int64),
             op=ReduceOp.MAX,
             name="uneven_data.steps",
             process_set=self._ranks,
         ).numpy()
         self._fills_logs = bool(is_empty)
-        if complete == len(members_of(self._ranks)) and most == -least:
+        all_complete = complete == len(members_of(self._ranks))
+        if all_complete and most == -least and not is_unsure:
             return
+        if is_unbuilt:
+            build_alike(self.model, self._latest, self._ranks)
         broadcast_variables(
             _shared_variables(self.model), self._latest, process_set=self._ranks
         )
@@ -237,8 +247,6 @@ def _shared_variables(model: keras.Model) -> list[Any]:
         if not is_synchronized(layer)
         for variable in layer.non_trainable_variables
     }
-    for optimizer in optimizers_of(model):
-        if not optimizer.built:
-            optimizer.build(model.trainable_variables)
-    slots = [v for one in optimizers_of(model) for v in one.variables]
+    optimizers = optimizers_of(model)
+    slots = [v for one in optimizers for v in one.variables] + factors_of(optimizers)
     return [v for v in model.weights + slots if id(v) not in own]

@@ -1,0 +1,197 @@
+"""UnevenData where data end in other ways: within a step, before the first one."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from helpers.float64 import assert_like_one_process, in_float64, state_of
+from helpers.ranks import run_ranks
+
+import tfdist
+
+FEATURES, SIZE = 3, 4
+
+
+def batches_of(rank, count):
+    rng = np.random.default_rng([rank, count])
+    x = rng.normal(size=(count, SIZE, FEATURES))
+    return list(zip(x, x.sum(axis=2, keepdims=True), strict=True))
+
+
+def data_of(batches, kind):
+    """Arrays, or a dataset of batches that are known to have one size."""
+    if kind == "arrays":
+        x = np.concatenate([x for x, _ in batches] or [np.zeros((0, FEATURES))])
+        y = np.concatenate([y for _, y in batches] or [np.zeros((0, 1))])
+        return {"x": x, "y": y, "batch_size": SIZE}
+    spec = [tf.TensorSpec([SIZE, n], "float64") for n in (FEATURES, 1)]
+    made = tf.data.Dataset.from_generator(
+        lambda: iter(batches), output_signature=tuple(spec)
+    )
+    if kind == "counted":
+        made = made.apply(tf.data.experimental.assert_cardinality(len(batches)))
+    return {"x": made}
+
+
+def make_model(wrap):
+    keras.utils.set_random_seed(2)
+    model = keras.Sequential([keras.Input((FEATURES,)), keras.layers.Dense(1)])
+    model.compile(wrap(keras.optimizers.SGD(0.1, momentum=0.9)), loss="mse")
+    return model
+
+
+@in_float64
+def fit(steps, kind):
+    model = make_model(tfdist.DistributedOptimizer)
+    rank = tfdist.rank()
+    history = model.fit(
+        **data_of(batches_of(rank, steps[rank]), kind),
+        epochs=2,
+        shuffle=False,
+        verbose=0,
+        callbacks=[tfdist.callbacks.UnevenData(), tfdist.callbacks.MetricAverage()],
+    ).history
+    return [state_of(model, model.optimizer), list(map(float, history["loss"]))]
+
+
+@in_float64
+def fit_alone(steps):
+    model = make_model(lambda optimizer: optimizer)
+    own = [batches_of(rank, count) for rank, count in enumerate(steps)]
+    together = []
+    for step in range(max(steps)):
+        x, y = zip(*[b[step] for b in own if step < len(b)], strict=True)
+        together.append((np.concatenate(x), np.concatenate(y)))
+    spec = [tf.TensorSpec([None, n], "float64") for n in (FEATURES, 1)]
+    dataset = tf.data.Dataset.from_generator(
+        lambda: iter(together), output_signature=tuple(spec)
+    ).apply(tf.data.experimental.assert_cardinality(len(together)))
+    history = model.fit(dataset, epochs=2, verbose=0).history
+    return [state_of(model, model.optimizer), history["loss"]]
+
+
+@pytest.mark.parametrize(
+    ("kind", "steps"), [("unknown", [3, 1]), ("counted", [0, 2]), ("arrays", [2, 0])]
+)
+def test_a_size_of_batches_that_is_known_counts_nothing_without_a_batch(kind, steps):
+    alone, losses = fit_alone(steps)
+    ranks = run_ranks(fit, len(steps), steps, kind)
+    # The first states are weights; Keras counts the step that finds the end as well.
+    count = 2 if kind == "unknown" else len(alone)
+    assert_like_one_process([s[:count] for s, _ in ranks], alone[:count], kind)
+    assert_like_one_process([s for s, _ in ranks], ranks[0][0], kind)
+    for _, found in ranks:
+        assert found == ranks[0][1]
+        if kind != "unknown":
+            np.testing.assert_allclose(found, losses, rtol=1e-10)
+
+
+class Two(keras.Model):
+    """Two parts with an optimizer each, which the first step builds."""
+
+    def __init__(self):
+        super().__init__()
+        self.parts = [
+            keras.Sequential([keras.Input((FEATURES,)), keras.layers.Dense(n)])
+            for n in (1, 2)
+        ]
+
+    def compile(self, first, second):
+        super().compile(first, loss="mse", run_eagerly=True)
+        self.second = second
+
+    def train_step(self, data):
+        x, y = data
+        optimizers = [self.optimizer, self.second]
+        for part, optimizer in zip(self.parts, optimizers, strict=True):
+            with tf.GradientTape() as tape:
+                loss = self.compute_loss(x, y, part(x))
+            grads = tape.gradient(loss, part.trainable_variables)
+            optimizer.apply(grads, part.trainable_variables)
+        return {"loss": loss}
+
+
+@in_float64
+def fit_two(steps):
+    keras.utils.set_random_seed(2)
+    model = Two()
+    model.compile(
+        *[tfdist.DistributedOptimizer(keras.optimizers.Adam(0.1)) for _ in range(2)]
+    )
+    rank = tfdist.rank()
+    model.fit(
+        **data_of(batches_of(rank, steps[rank]), "counted"),
+        verbose=0,
+        callbacks=[tfdist.callbacks.UnevenData()],
+    )
+    return state_of(model, model.optimizer, model.second)
+
+
+def test_optimizers_that_a_rank_without_a_batch_has_not_built():
+    first, second = run_ranks(fit_two, 2, [0, 2])
+    assert [v.shape for v in first] == [v.shape for v in second]
+    assert [v.tobytes() for v in first] == [v.tobytes() for v in second]
+
+
+class Rates(keras.callbacks.Callback):
+    def __init__(self):
+        super().__init__()
+        self.seen = {}
+
+    def on_train_batch_end(self, batch, logs=None):
+        optimizer = self.model.optimizer
+        bits = [v.numpy().tobytes() for v in optimizer.variables]
+        self.seen[str(int(optimizer.iterations))] = [
+            float(optimizer.learning_rate),
+            *bits,
+        ]
+
+
+def warm_up(steps, has_schedule):
+    """What the optimizer is after each step that this rank takes."""
+    rate = 0.2
+    if has_schedule:
+        rate = keras.optimizers.schedules.ExponentialDecay(rate, 3, 0.9)
+    model = make_model(lambda optimizer: optimizer)
+    optimizer = keras.optimizers.SGD(rate, momentum=0.9)
+    model.compile(tfdist.DistributedOptimizer(optimizer), loss="mse")
+    rates = Rates()
+    rank = tfdist.rank()
+    model.fit(
+        **data_of(batches_of(rank, steps[rank]), "counted"),
+        epochs=3,
+        verbose=0,
+        callbacks=[
+            tfdist.callbacks.UnevenData(),
+            tfdist.callbacks.LearningRateWarmup(2),
+            rates,
+        ],
+    )
+    return rates.seen
+
+
+@pytest.mark.parametrize("has_schedule", [False, True])
+def test_warm_up_goes_by_the_steps_of_the_rank_that_has_most(has_schedule):
+    longer, shorter = run_ranks(warm_up, 2, [4, 3], has_schedule)
+    assert len(longer) == 12
+    assert shorter == {step: longer[step] for step in shorter}
+    assert len(shorter) == 9
+
+
+def warm_up_of_unknown_steps():
+    model = make_model(tfdist.DistributedOptimizer)
+    kind = "unknown" if tfdist.rank() == 1 else "counted"
+    try:
+        model.fit(
+            **data_of(batches_of(0, 1), kind),
+            verbose=0,
+            callbacks=[tfdist.callbacks.LearningRateWarmup(1)],
+        )
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def test_warm_up_on_a_rank_that_does_not_know_its_steps_is_an_error_on_all():
+    for text in run_ranks(warm_up_of_unknown_steps, 2):
+        assert "LearningRateWarmup(steps_per_epoch=...)" in text
