@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import math
+import numbers
 from collections.abc import Sequence
 from typing import Any
 
@@ -100,7 +101,7 @@ def allreduce(
         reduce_op=_reduce_op(op),
         prescale=prescale,
         postscale=postscale,
-        timeout_s=_timeout(timeout_s),
+        timeout_s=timeout_of(timeout_s),
         process_set=process_set,
         group=group,
         bucket=bucket,
@@ -117,7 +118,7 @@ def allgather(
         "tfdist_allgather",
         tensor=value,
         tensor_name=name,
-        timeout_s=_timeout(timeout_s),
+        timeout_s=timeout_of(timeout_s),
         process_set=process_set,
     ).rows
 
@@ -136,7 +137,7 @@ def broadcast(
         tensors=values,
         tensor_name=name,
         root=_rank(root, "root"),
-        timeout_s=_timeout(timeout_s),
+        timeout_s=timeout_of(timeout_s),
         process_set=process_set,
     )
 
@@ -161,7 +162,7 @@ def reduce(
         reduce_op=_reduce_op(op),
         prescale=prescale,
         postscale=postscale,
-        timeout_s=_timeout(timeout_s),
+        timeout_s=timeout_of(timeout_s),
         process_set=process_set,
     )
 
@@ -186,7 +187,7 @@ def reduce_scatter(
         reduce_op=_reduce_op(op),
         prescale=prescale,
         postscale=postscale,
-        timeout_s=_timeout(timeout_s),
+        timeout_s=timeout_of(timeout_s),
         process_set=process_set,
     ).rows
 
@@ -205,7 +206,7 @@ def gather(
         tensor=value,
         tensor_name=name,
         root=_rank(root, "root"),
-        timeout_s=_timeout(timeout_s),
+        timeout_s=timeout_of(timeout_s),
         process_set=process_set,
     ).rows
 
@@ -226,7 +227,7 @@ def scatter(
         splits=splits,
         tensor_name=name,
         root=_rank(root, "root"),
-        timeout_s=_timeout(timeout_s),
+        timeout_s=timeout_of(timeout_s),
         process_set=process_set,
     )
 
@@ -245,7 +246,7 @@ def alltoall(
         tensor=value,
         splits=splits,
         tensor_name=name,
-        timeout_s=_timeout(timeout_s),
+        timeout_s=timeout_of(timeout_s),
         process_set=process_set,
     )
     return outputs.rows, outputs.received_splits
@@ -258,7 +259,7 @@ def send(value: tf.Tensor, dst: int, name: str, timeout_s: float | None) -> tf.T
         tensor=value,
         tensor_name=name,
         dst=_rank(dst, "dst"),
-        timeout_s=_timeout(timeout_s),
+        timeout_s=timeout_of(timeout_s),
     )
 
 
@@ -279,7 +280,7 @@ def recv(
         T=dtype,
         tensor_name=name,
         src=_rank(src, "src"),
-        timeout_s=_timeout(timeout_s),
+        timeout_s=timeout_of(timeout_s),
     )
 
 
@@ -288,7 +289,7 @@ def barrier(name: str, timeout_s: float | None, *, process_set: int = 0) -> None
     _emit(
         "tfdist_barrier",
         tensor_name=name,
-        timeout_s=_timeout(timeout_s),
+        timeout_s=timeout_of(timeout_s),
         process_set=process_set,
     )
 
@@ -354,11 +355,16 @@ def _reduce_op(op: Any) -> int:
     return int(op)
 
 
-def _timeout(timeout_s: float | None) -> float:
-    """The attribute of the operation; 0 stands for `TFDIST_TIMEOUT_S`."""
+def timeout_of(timeout_s: float | None) -> float:
+    """The attribute of the operation; 0 stands for `TFDIST_TIMEOUT_S`.
+
+    Raises:
+        ValueError: it is neither None nor a number above 0.
+    """
     if timeout_s is None:
         return 0.0
-    if not (timeout_s > 0 and math.isfinite(timeout_s)):
+    is_number = isinstance(timeout_s, numbers.Real) and not isinstance(timeout_s, bool)
+    if not (is_number and timeout_s > 0 and math.isfinite(timeout_s)):
         raise ValueError(
             f"Expected timeout_s to be a number of seconds > 0, got {timeout_s!r}."
         )

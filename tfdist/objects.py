@@ -24,7 +24,7 @@ MAX_BYTES = 1 << 20
 # msgpack extension types.
 _TUPLE, _ARRAY, _SCALAR = 1, 2, 3
 _DTYPE = re.compile(r"[<>|=][biufc]\d{1,2}\Z|bfloat16\Z")
-_HEADER_WORDS = 2  # status, length in bytes
+_HEADER_WORDS = 3  # rank, status, length in bytes
 _OK, _REFUSED = 0, 1
 
 
@@ -226,6 +226,7 @@ def broadcast_object(
         ValueError: on `root`: a bound is exceeded; anywhere: `root` is not a rank, or
             not one of `process_set`.
         tfdist.RankFailedError: a rank failed, or `root` could not send its object.
+        tfdist.MismatchError: `root` has joined (`tfdist.join`).
 
     Example:
         >>> import tfdist
@@ -233,12 +234,17 @@ def broadcast_object(
         >>> tfdist.broadcast_object({"run": "a7", "seed": 3})
         {'run': 'a7', 'seed': 3}
     """
-    members = check_root(root, process_set)
+    check_root(root, process_set)
     sends = _runtime.rank() == root
     objects = _exchange(
         obj, sends, name or "broadcast_object", max_bytes, timeout_s, process_set
     )
-    return objects[members.index(root)]
+    if root not in objects:
+        raise errors.MismatchError(
+            f"broadcast_object: its root, rank {root}, has joined and has nothing to "
+            "broadcast. Take the rank that tfdist.join() returns, when all have joined."
+        )
+    return objects[root]
 
 
 def allgather_object(
@@ -260,7 +266,8 @@ def allgather_object(
 
     Returns:
         `size()` objects, that of rank r at index r; equal on all ranks. Of a process
-        set as many as it has members, in the order of their ranks.
+        set as many as it has members, in the order of their ranks. None for a rank
+        that has joined (`tfdist.join`).
 
     Raises:
         TypeError: this rank's object is not plain data.
@@ -273,9 +280,10 @@ def allgather_object(
         >>> tfdist.allgather_object({"rank": tfdist.rank()})
         [{'rank': 0}]
     """
-    return _exchange(
+    objects = _exchange(
         obj, True, name or "allgather_object", max_bytes, timeout_s, process_set
     )
+    return [objects.get(rank) for rank in members_of(process_set)]
 
 
 def _exchange(
@@ -285,8 +293,12 @@ def _exchange(
     max_bytes: int,
     timeout_s: float | None,
     process_set: ProcessSet | None,
-) -> list[Any]:
-    """One allgather of messages; a refusal travels too, so that nobody waits."""
+) -> dict[int, Any]:
+    """One allgather of messages; a refusal travels too, so that nobody waits.
+
+    Returns:
+        Rank → its object; without the ranks that have joined.
+    """
     refusal: Exception | None = None
     message = b""
     status = _OK
@@ -297,40 +309,39 @@ def _exchange(
             refusal, status = error, _REFUSED
             message = str(error).encode("utf-8", "replace")[:4096]
     words = collectives.allgather(
-        tf.constant(_to_words(status, message)),
+        tf.constant(_to_words(_runtime.rank(), status, message)),
         name=name,
         timeout_s=timeout_s,
         process_set=process_set,
     ).numpy()
     if refusal is not None:
         raise refusal
-    objects = []
-    members = members_of(process_set)
-    for rank, (status, data) in zip(members, _messages(words), strict=True):
+    objects = {}
+    for rank, status, data in _messages(words):
         if status != _OK:
             text = data.decode("utf-8", "replace")
             raise errors.RankFailedError(
                 f"rank {rank} could not send its object: {text}",
                 errors.ErrorRecord(kind="rank_failed", rank=rank, cause=text),
             )
-        objects.append(decode(data, max_bytes=max_bytes) if data else None)
+        objects[rank] = decode(data, max_bytes=max_bytes) if data else None
     return objects
 
 
-def _to_words(status: int, message: bytes) -> np.ndarray:
-    header = np.array([status, len(message)], "<i4")
+def _to_words(rank: int, status: int, message: bytes) -> np.ndarray:
+    header = np.array([rank, status, len(message)], "<i4")
     padded = message + b"\0" * (-len(message) % 4)
     return np.concatenate([header, np.frombuffer(padded, "<i4")]).astype(np.int32)
 
 
-def _messages(words: np.ndarray) -> list[tuple[int, bytes]]:
+def _messages(words: np.ndarray) -> list[tuple[int, int, bytes]]:
     """Splits the gathered words: each message says its own length."""
     found = []
     position = 0
     while position < len(words):
-        status, length = (int(w) for w in words[position : position + _HEADER_WORDS])
         start = position + _HEADER_WORDS
+        rank, status, length = (int(word) for word in words[position:start])
         position = start + -(-length // 4)
         data = words[start:position].astype("<i4").tobytes()[:length]
-        found.append((status, data))
+        found.append((rank, status, data))
     return found

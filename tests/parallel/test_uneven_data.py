@@ -389,3 +389,33 @@ def test_the_lines_of_the_page_run():
     for blocks, steps, latest, value in run_ranks(page, 2, init=False):
         assert (blocks, steps, latest) == (2, 4, 1)
         assert value == pytest.approx(0.8**4)
+
+
+def objects(turns):
+    """What ranks tell each other, of which some have joined."""
+    rank, found = tfdist.rank(), []
+    for turn in range(turns[rank]):
+        found.append(tfdist.allgather_object({"rank": rank, "turn": turn}))
+        found.append(tfdist.broadcast_object([turn], 0))
+    tfdist.join()
+    try:
+        if rank == 0:
+            return [found, tfdist.join()]
+        tfdist.broadcast_object("lost", 0)
+    except tfdist.MismatchError as error:
+        tfdist.join()
+        return [found, str(error)]
+
+
+def test_objects_are_those_of_the_ranks_that_have_not_joined():
+    told = run_ranks(objects, 3, [3, 1, 2])
+    for rank, (found, last) in enumerate(told):
+        for turn in range([3, 1, 2][rank]):
+            has_more = [turns > turn for turns in [3, 1, 2]]
+            assert found[2 * turn] == [
+                {"rank": r, "turn": turn} if more else None
+                for r, more in enumerate(has_more)
+            ]
+            assert found[2 * turn + 1] == [turn]
+        if rank > 0:
+            assert "its root, rank 0, has joined" in last

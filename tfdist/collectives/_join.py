@@ -79,7 +79,7 @@ def join_all(
             "have called it. Call it after the loop over the data."
         )
     _runtime.check_initialized()
-    wait = _operations._timeout(timeout_s)
+    wait = _operations.timeout_of(timeout_s)
     # In a thread of its own, so that Ctrl-C gets through.
     ended: concurrent.futures.Future[tuple[int, int]] = concurrent.futures.Future()
 
