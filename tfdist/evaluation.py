@@ -86,9 +86,10 @@ def evaluate(
     ranks = Together("evaluate", timeout_s, process_set)
 
     def prepare() -> tuple[Part, dict[str, Any]]:
+        started = start(model, ranks, x, y, sample_weight, batch_size)
         model._assert_compile_called("evaluate")
         check_metrics(model)
-        return start(model, ranks, x, y, sample_weight, batch_size)
+        return started
 
     part, _ = agree_on_start(model, ranks, prepare)
     shown = bar_of(verbose, ranks)
@@ -130,9 +131,14 @@ def start(
     """This rank's part, and what has to be equal on all ranks before the work.
 
     Raises:
-        TypeError: the data cannot be dealt out.
+        TypeError: `model` is none; the data cannot be dealt out.
         ValueError: they have no samples, or the model goes from batch to batch.
     """
+    if not isinstance(model, keras.Model):
+        raise TypeError(
+            f"Expected a Keras model in tfdist.{ranks.function}, got "
+            f"{type(model).__name__}: {model!r}."
+        )
     for layer in model._flatten_layers():
         if getattr(layer, "stateful", False) is True:
             raise ValueError(

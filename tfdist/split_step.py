@@ -285,7 +285,8 @@ def _tell_whole(step: Any, reason: Exception) -> None:
     if _runtime.rank() == 0:
         name = getattr(step, "__qualname__", "the training step")
         why = (
-            "it uses operations of tfdist (a DistributedGradientTape, for example)"
+            "it uses operations of tfdist (a DistributedGradientTape, or UnevenData "
+            "without weighted=False, for example)"
             if isinstance(reason, _operations.InsideXlaError)
             else str(reason)
         )

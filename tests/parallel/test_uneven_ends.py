@@ -1,5 +1,7 @@
 """UnevenData where data end in other ways: within a step, before the first one."""
 
+import contextlib
+
 import keras
 import numpy as np
 import pytest
@@ -195,3 +197,53 @@ def warm_up_of_unknown_steps():
 def test_warm_up_on_a_rank_that_does_not_know_its_steps_is_an_error_on_all():
     for text in run_ranks(warm_up_of_unknown_steps, 2):
         assert "LearningRateWarmup(steps_per_epoch=...)" in text
+
+
+class Fails(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        raise ZeroDivisionError
+
+
+def again(next_one):
+    """What is left on a model after a fit that failed, and after another one."""
+    model = make_model(tfdist.DistributedOptimizer)
+    model.compute_loss = own = model.compute_loss
+    model.optimizer.learning_rate = 0.0
+    found = []
+    for made in [["UnevenData", Fails()], [next_one]]:
+        listed = [getattr(tfdist.callbacks, made[0])(), *made[1:]]
+        batches = batches_of(tfdist.rank(), 1)
+        with contextlib.suppress(ZeroDivisionError):
+            model.fit(**data_of(batches, "counted"), verbose=0, callbacks=listed)
+        found.append(model.compute_loss is own)
+    return found
+
+
+@pytest.mark.parametrize("next_one", ["UnevenData", "MetricAverage"])
+def test_a_fit_after_one_that_failed_weights_once_or_not_at_all(next_one):
+    assert run_ranks(again, 2, next_one) == [[False, True]] * 2
+
+
+def sums_up():
+    model = make_model(tfdist.DistributedOptimizer)
+    loss = keras.losses.MeanSquaredError(reduction="sum")
+    model.compile(model.optimizer, loss=loss)
+    with pytest.raises(ValueError, match="loss with reduction='sum'"):
+        model.fit(
+            **data_of(batches_of(0, 1), "counted"),
+            verbose=0,
+            callbacks=[tfdist.callbacks.UnevenData()],
+        )
+    return int(model.optimizer.iterations)
+
+
+def test_losses_that_are_sums_are_not_weighted():
+    assert run_ranks(sums_up, 2) == [0, 0]
+
+
+@pytest.mark.parametrize(
+    "options", [{"weighted": "no"}, {"timeout_s": -1}, {"timeout_s": "1"}]
+)
+def test_arguments_are_looked_at_at_once(options):
+    with pytest.raises(ValueError, match=f"Expected {next(iter(options))}"):
+        tfdist.callbacks.UnevenData(**options)

@@ -16,6 +16,7 @@ from tfdist.callbacks._listing import (
 )
 from tfdist.callbacks._optimizers import check_all_reduce
 from tfdist.callbacks._saving import guard_saving
+from tfdist.callbacks._weighing import take_back
 from tfdist.layers.synchronized import batch_normalizations, is_synchronized
 from tfdist.optimizer import is_distributed, unwrapped_message
 
@@ -67,6 +68,8 @@ class RankCallback(keras.callbacks.Callback):
         self._leads = next(ours, None) is self
         self._compares = self._leads
         if self._leads:
+            if take_back(self.model):  # an earlier fit ended with an error
+                self.model.make_train_function(force=True)
             epochs = (self.params or {}).get("epochs")  # a loop of the user's has none
             agree_on_callbacks(self._listed, epochs, self._ranks)
 

@@ -12,7 +12,7 @@ from tfdist import collectives
 from tfdist._process_sets import ProcessSet
 from tfdist.collectives import ReduceOp
 
-_MARK = "_tfdist_weighs"  # attribute of a compute_loss that does
+_BEFORE = "_tfdist_before"  # attribute of a compute_loss that weights
 
 
 def weigh_losses(model: keras.Model, process_set: ProcessSet | None) -> list[bool]:
@@ -28,7 +28,7 @@ def weigh_losses(model: keras.Model, process_set: ProcessSet | None) -> list[boo
     a gradient asks the other ranks: an evaluation does not.
 
     Args:
-        model: what is in `fit`; until `take_back`.
+        model: what is in `fit`; `take_back` when it ends.
         process_set: the ranks that train; None for all.
 
     Returns:
@@ -46,16 +46,27 @@ def weigh_losses(model: keras.Model, process_set: ProcessSet | None) -> list[boo
         batch = next(t for t in keras.tree.flatten([x, y, y_pred]) if t is not None)
         return weighted(loss, samples_of(batch), process_set, seen)
 
-    setattr(compute_loss, _MARK, True)
+    setattr(compute_loss, _BEFORE, vars(model).get("compute_loss"))
     # Not by setattr: Keras would track it as a part of the model.
     object.__setattr__(model, "compute_loss", compute_loss)
     return seen
 
 
-def take_back(model: keras.Model) -> None:
-    """Ends what `weigh_losses` began; also what a `fit` that has raised left behind."""
-    if hasattr(vars(model).get("compute_loss"), _MARK):
-        object.__delattr__(model, "compute_loss")
+def take_back(model: keras.Model) -> bool:
+    """Gives a model its own `compute_loss` again, if it has another one.
+
+    Returns:
+        Whether it had, so that the train function has to be made anew.
+    """
+    found = vars(model).get("compute_loss")
+    if not hasattr(found, _BEFORE):
+        return False
+    object.__delattr__(model, "compute_loss")
+    before = getattr(found, _BEFORE)
+    if before is not None:  # the user had put one onto this very model
+        object.__setattr__(model, "compute_loss", before)
+    model.train_function = None
+    return True
 
 
 def samples_of(batch: Any) -> tf.Tensor:

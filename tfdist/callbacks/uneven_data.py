@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist import _runtime, collectives
+from tfdist import _operations, _runtime, collectives
 from tfdist._process_sets import members_of
 from tfdist.callbacks._base import RankCallback, base_optimizer
 from tfdist.callbacks._first_call import at_first_call, is_built
@@ -50,8 +50,9 @@ class UnevenData(RankCallback):
             default `TFDIST_TIMEOUT_S`.
 
     Raises:
-        ValueError: at the start of `fit`: another tfdist callback comes before it; or
-            `weighted`, and the optimizer adds the gradients up instead of averaging.
+        ValueError: an argument is none of these. At the start of `fit`: another tfdist
+            callback comes before it; or `weighted`, and the optimizer adds the
+            gradients up instead of averaging, or a loss adds up its samples.
         NotImplementedError: at the start of `fit`: the optimizer accumulates gradients
             (a rank whose data end in between would lose some) or has local variables;
             `steps_per_execution` is above 1 with a callback in which the ranks meet
@@ -72,6 +73,9 @@ class UnevenData(RankCallback):
         self, *, weighted: bool = True, timeout_s: float | None = None
     ) -> None:
         super().__init__()
+        if weighted not in (True, False):
+            raise ValueError(f"Expected weighted=True or False, got {weighted!r}.")
+        _operations.timeout_of(timeout_s)  # refuses what is none
         self.weighted = weighted
         self.timeout_s = timeout_s
         self._steps = 0
@@ -100,7 +104,6 @@ class UnevenData(RankCallback):
         super().on_train_end(logs)
         if self.weighted:
             take_back(self.model)
-            self.model.train_function = None
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Counts the steps of the epoch."""
@@ -205,6 +208,14 @@ def _check_model(model: keras.Model, weighted: bool) -> None:
             "UnevenData weights the ranks' batches for an average, but the optimizer "
             "reduces with op=SUM. Write DistributedOptimizer(optimizer), or "
             "UnevenData(weighted=False)."
+        )
+    losses = keras.tree.flatten(getattr(model._compile_loss, "_user_loss", None))
+    if weighted and any(getattr(one, "reduction", None) == "sum" for one in losses):
+        raise ValueError(
+            "UnevenData weights the means of the ranks' batches, but the model has a "
+            "loss with reduction='sum'. Write UnevenData(weighted=False) and "
+            "DistributedOptimizer(optimizer, op=tfdist.ReduceOp.SUM); or leave out "
+            "reduction."
         )
 
 
