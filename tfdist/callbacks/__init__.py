@@ -17,11 +17,13 @@ Example:
     ...     tfdist.callbacks.BroadcastInitialState(), tfdist.callbacks.MetricAverage()
     ... ])                                                               # 5
 
-Put `MetricAverage` before callbacks that look at metrics, `CombineMovingStatistics`
-(for batch normalisation) before those that save, callbacks that write files into
-`RankZeroOnly`, and `StopTogether` last where a rank may stop on its own. Every callback
-here checks before the first step that the model's gradients will be reduced, and that
-the callbacks of all ranks go together (docs/callbacks.md).
+Put `UnevenData` first where ranks have different numbers of batches, `MetricAverage`
+before callbacks that look at metrics, `CombineMovingStatistics` (for batch
+normalisation) before those that save, callbacks that write files into `RankZeroOnly`,
+and `StopTogether` last where a rank may stop on its own. Every callback here checks
+before the first step that the model's gradients will be reduced, and that the callbacks
+of all ranks go together (docs/callbacks.md). Where the model's optimizer has a
+`process_set`, "all ranks" are those of the set, and "rank 0" is its lowest.
 """
 
 from tfdist.callbacks.broadcast_initial_state import BroadcastInitialState

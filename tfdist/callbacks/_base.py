@@ -8,7 +8,7 @@ from typing import Any
 import keras
 
 from tfdist import _core, _runtime, split_step
-from tfdist._process_sets import ProcessSet
+from tfdist._process_sets import ProcessSet, members_of
 from tfdist.callbacks._listing import (
     agree_on_callbacks,
     agree_on_epoch,
@@ -114,8 +114,14 @@ class RankCallback(keras.callbacks.Callback):
     @property
     def _ranks(self) -> ProcessSet | None:
         """The ranks that train this model together; None for all."""
-        options = getattr(self.model.optimizer, "tfdist_options", None)
+        optimizer = getattr(self.model, "optimizer", None)
+        options = getattr(optimizer, "tfdist_options", None)
         return options.process_set if options is not None else None
+
+    @property
+    def _first(self) -> int:
+        """The lowest of the ranks that train this model together."""
+        return members_of(self._ranks)[0]
 
     def _note_operations(self) -> None:
         """What has been done so far does not count as a reduction of gradients."""

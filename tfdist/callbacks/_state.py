@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 
+from tfdist._process_sets import ProcessSet
 from tfdist.callbacks._optimizers import optimizers_of
 from tfdist.variables import broadcast_variables
 
@@ -85,8 +86,13 @@ class TrainingState:
         }
 
 
-def share(model: keras.Model, changes: dict[str, Any]) -> None:
-    """Makes the changes of rank 0 on all ranks, rank 0 included.
+def share(
+    model: keras.Model,
+    changes: dict[str, Any],
+    root: int = 0,
+    process_set: ProcessSet | None = None,
+) -> None:
+    """Makes the changes of rank `root` on all ranks of a set, `root` included.
 
     Raises:
         tfdist.MismatchError: the ranks' variables differ.
@@ -99,7 +105,9 @@ def share(model: keras.Model, changes: dict[str, Any]) -> None:
         model.optimizer.build(model.trainable_variables)
     if changes["changed"]:
         variables = variables_of(model)
-        broadcast_variables([variables[i] for i in changes["changed"]], 0)
+        broadcast_variables(
+            [variables[i] for i in changes["changed"]], root, process_set=process_set
+        )
 
 
 def wants_to_stop(model: keras.Model) -> bool:

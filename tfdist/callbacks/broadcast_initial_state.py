@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tfdist._process_sets import members_of
 from tfdist.callbacks._base import RankCallback
 from tfdist.callbacks._first_call import at_first_call, is_built
 from tfdist.callbacks._optimizers import optimizers_of
@@ -25,13 +26,14 @@ class BroadcastInitialState(RankCallback):
     (`tfdist.layers.broadcast_seed_generators`).
 
     Args:
-        root: rank whose state all others take; default 0.
+        root: rank whose state all others take; default: the lowest that trains the
+            model, which is 0 unless its optimizer has a `process_set`.
         seed_generators: "distinct" (default): a stream of random numbers for each
             rank; "equal": that of `root` on all.
 
     Raises:
         ValueError: `seed_generators` is something else; at the start of `fit`, if the
-            model's optimizer does not reduce gradients.
+            model's optimizer does not reduce gradients, or `root` does not train it.
         tfdist.MismatchError: at the start of `fit`, if the ranks' variables differ.
 
     Example:
@@ -39,7 +41,9 @@ class BroadcastInitialState(RankCallback):
         >>> callbacks = [tfdist.callbacks.BroadcastInitialState(root=0)]
     """
 
-    def __init__(self, root: int = 0, *, seed_generators: str = "distinct") -> None:
+    def __init__(
+        self, root: int | None = None, *, seed_generators: str = "distinct"
+    ) -> None:
         super().__init__()
         check_choice(seed_generators)
         self.root = root
@@ -72,8 +76,12 @@ class BroadcastInitialState(RankCallback):
         if optimizer is not None and not optimizer.built:
             optimizer.build(model.trainable_variables)
         slots = [v for one in optimizers_of(model) for v in one.variables]
-        broadcast_variables(model.weights + slots, self.root)
-        broadcast_seed_generators(model, self.seed_generators, root=self.root)
+        ranks = self._ranks
+        root = members_of(ranks)[0] if self.root is None else self.root
+        broadcast_variables(model.weights + slots, root, process_set=ranks)
+        broadcast_seed_generators(
+            model, self.seed_generators, root=root, process_set=ranks
+        )
 
     def _build_and_broadcast(self, batch: Any) -> None:
         self.model._symbolic_build(data_batch=batch)

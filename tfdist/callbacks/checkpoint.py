@@ -20,7 +20,7 @@ from tfdist.torn import check_not_torn
 
 
 class Checkpoint(RankCallback):
-    """Saves the model, or its weights, from rank 0.
+    """Saves the model, or its weights, from rank 0, or the lowest of its process set.
 
     A file appears under its name only when it is complete and on disk: it is written
     under another name in the same folder, flushed, and renamed. If that fails, what
@@ -126,22 +126,28 @@ class Checkpoint(RankCallback):
     def _save_together(self, logs: dict[str, Any], batch: int | None) -> None:
         """Rank 0 saves; all ranks return, or raise, when it has."""
         check_not_torn()
-        combine_at("to save a checkpoint", self.model)
+        combine_at("to save a checkpoint", self.model, process_set=self._ranks)
         failure: Exception | None = None
         text = ""
-        if _runtime.rank() == 0:
+        if _runtime.rank() == self._first:
             try:
                 self._save_if_better(logs, batch)
             except Exception as error:  # noqa: BLE001 - told to all ranks, then raised
                 failure = error
                 text = f"{type(error).__name__}: {error}"[:4096]
-        told = broadcast_object(text, 0, name="checkpoint", timeout_s=self.timeout_s)
+        told = broadcast_object(
+            text,
+            self._first,
+            name="checkpoint",
+            timeout_s=self.timeout_s,
+            process_set=self._ranks,
+        )
         if failure is not None:
             raise failure
         if told:
             raise errors.RankFailedError(
-                f"rank 0 could not save the checkpoint: {told}",
-                errors.ErrorRecord(kind="rank_failed", rank=0, cause=told),
+                f"rank {self._first} could not save the checkpoint: {told}",
+                errors.ErrorRecord(kind="rank_failed", rank=self._first, cause=told),
             )
 
     def _save_if_better(self, logs: dict[str, Any], batch: int | None) -> None:

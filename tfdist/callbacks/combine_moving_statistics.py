@@ -25,7 +25,8 @@ class CombineMovingStatistics(RankCallback):
     Args:
         weight: how much this rank's data count, for example its batch size where the
             ranks' differ; default 1.0, the same for all.
-        process_set: the ranks that take part, which alone use it; default all.
+        process_set: the ranks that take part, which alone use it; default: those that
+            train the model.
 
     Raises:
         ValueError: at the first use, on all ranks: a rank's weight is not finite or
@@ -57,4 +58,5 @@ class CombineMovingStatistics(RankCallback):
         self._combine("at the end of an epoch")
 
     def _combine(self, where: str) -> None:
-        combine_at(where, self.model, self.weight, self.process_set)
+        ranks = self.process_set or self._ranks
+        combine_at(where, self.model, self.weight, ranks)

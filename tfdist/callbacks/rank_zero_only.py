@@ -32,7 +32,8 @@ class RankZeroOnly(RankCallback):
     For callbacks that write (CSVLogger, TensorBoard, ModelCheckpoint,
     BackupAndRestore, your own). On the other ranks the callback is made but none of
     its methods is called. At the beginning and the end of training and of each epoch
-    all ranks wait for rank 0, and take over what the callback has changed there:
+    all ranks wait for rank 0, and take over what the callback has changed there (for a
+    model whose optimizer has a `process_set`: the set's ranks, for its lowest):
 
     - `model.stop_training`, and the epoch to begin with (BackupAndRestore);
     - variables of the model and its optimizers (the one of `compile`, and those that
@@ -142,7 +143,7 @@ class RankZeroOnly(RankCallback):
             return
         outcome: dict[str, Any] = {}
         failure: Exception | None = None
-        if _runtime.rank() == 0:
+        if _runtime.rank() == self._first:
             try:
                 before = TrainingState(self.model, with_values=self._looks())
                 getattr(self.callback, hook)(*arguments)
@@ -153,20 +154,26 @@ class RankZeroOnly(RankCallback):
                 failure = error
                 outcome = {"error": f"{type(error).__name__}: {error}"[:4096]}
         told = broadcast_object(
-            outcome, 0, name="rank_zero_only", timeout_s=self.timeout_s
+            outcome,
+            self._first,
+            name="rank_zero_only",
+            timeout_s=self.timeout_s,
+            process_set=self._ranks,
         )
         if failure is not None:
             raise failure
         if "error" in told:
             raise errors.RankFailedError(
-                f"{self._name}.{hook} failed on rank 0: {told['error']}",
-                errors.ErrorRecord(kind="rank_failed", rank=0, cause=told["error"]),
+                f"{self._name}.{hook} failed on rank {self._first}: {told['error']}",
+                errors.ErrorRecord(
+                    kind="rank_failed", rank=self._first, cause=told["error"]
+                ),
             )
-        share(self.model, told)
+        share(self.model, told, self._first, self._ranks)
 
     def _alone(self, hook: str, *arguments: Any, **named: Any) -> None:
         """Rank 0 calls the method; nobody waits, so a failure ends the job."""
-        if _runtime.rank() != 0:
+        if _runtime.rank() != self._first:
             return
         try:
             if self._training and _runtime.size() > 1:
@@ -176,7 +183,8 @@ class RankZeroOnly(RankCallback):
         except Exception as error:
             if _runtime.size() > 1:
                 cause = f"{type(error).__name__}: {error}"
-                _core.abort(f"{self._name}.{hook} failed on rank 0: {cause}"[:4096])
+                where = f"{self._name}.{hook} failed on rank {self._first}"
+                _core.abort(f"{where}: {cause}"[:4096])
             raise
 
     def _call_watched(self, hook: str, *arguments: Any, **named: Any) -> None:
