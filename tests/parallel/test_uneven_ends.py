@@ -247,3 +247,35 @@ def test_losses_that_are_sums_are_not_weighted():
 def test_arguments_are_looked_at_at_once(options):
     with pytest.raises(ValueError, match=f"Expected {next(iter(options))}"):
         tfdist.callbacks.UnevenData(**options)
+
+
+@in_float64
+def fit_with_statistics(is_alone):
+    """The moving statistics, of which one rank alone has seen data."""
+    keras.utils.set_random_seed(2)
+    model = keras.Sequential(
+        [
+            keras.Input((FEATURES,)),
+            keras.layers.BatchNormalization(momentum=0.5),
+            keras.layers.Dense(1),
+        ]
+    )
+    optimizer = keras.optimizers.SGD(0.1)
+    listed = []
+    if not is_alone:
+        optimizer = tfdist.DistributedOptimizer(optimizer)
+        listed = [
+            tfdist.callbacks.UnevenData(),
+            tfdist.callbacks.CombineMovingStatistics(),
+        ]
+    model.compile(optimizer, loss="mse")
+    batches = batches_of(0, 3 if is_alone or tfdist.rank() == 0 else 0)
+    model.fit(**data_of(batches, "counted"), verbose=0, callbacks=listed)
+    layer = model.layers[0]
+    return [layer.moving_mean.numpy(), layer.moving_variance.numpy()]
+
+
+def test_a_rank_without_a_batch_adds_nothing_to_moving_statistics():
+    alone = fit_with_statistics(True)
+    for statistics in run_ranks(fit_with_statistics, 2, False):
+        np.testing.assert_allclose(statistics, alone, rtol=1e-12)

@@ -35,7 +35,8 @@ class UnevenData(RankCallback):
     of this step, as it would be in one process: also where the batches of the ranks
     differ in size, as last batches do. The metrics of `MetricAverage` weight every
     sample alike. Moving statistics of batch normalisation stay each rank's own
-    (`CombineMovingStatistics`), unless the layer is synchronised.
+    (`CombineMovingStatistics`), unless the layer is synchronised; a rank without any
+    batch in an epoch takes over those of one that has taken every step.
 
     It has to be the first tfdist callback in the list. Data from `tfdist.data.shard`
     have the same number of batches on all ranks and do not need it.
@@ -186,6 +187,23 @@ class UnevenData(RankCallback):
         broadcast_variables(
             _shared_variables(self.model), self._latest, process_set=self._ranks
         )
+        if is_empty:
+            self._take_statistics()
+
+    def _take_statistics(self) -> None:
+        """A rank that has seen no data has none to add to what is combined later."""
+        variables = _own_statistics(self.model)
+        if not variables:
+            return
+        received = collectives.grouped_broadcast(
+            [tf.convert_to_tensor(variable) for variable in variables],
+            self._latest,
+            name="uneven_data.statistics",
+            process_set=self._ranks,
+        )
+        if self._steps == 0:
+            for variable, value in zip(variables, received, strict=True):
+                variable.assign(value)
 
 
 def _check_model(model: keras.Model, weighted: bool) -> None:
@@ -250,14 +268,19 @@ def _build_metrics(model: keras.Model, batch: Any) -> None:
         model._symbolic_build(data_batch=batch)
 
 
-def _shared_variables(model: keras.Model) -> list[Any]:
-    """What is equal on all ranks: not the moving statistics of their own batches."""
-    own = {
-        id(variable)
+def _own_statistics(model: keras.Model) -> list[Any]:
+    """The moving statistics that each rank has of its own batches."""
+    return [
+        variable
         for layer in batch_normalizations(model)
         if not is_synchronized(layer)
         for variable in layer.non_trainable_variables
-    }
+    ]
+
+
+def _shared_variables(model: keras.Model) -> list[Any]:
+    """What is equal on all ranks: not the moving statistics of their own batches."""
+    own = set(map(id, _own_statistics(model)))
     optimizers = optimizers_of(model)
     slots = [v for one in optimizers for v in one.variables] + factors_of(optimizers)
     return [v for v in model.weights + slots if id(v) not in own]
