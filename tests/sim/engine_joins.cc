@@ -1,7 +1,7 @@
-// Ranks that run out of data, as a part of a program.
+// Ranks that run out of data: as a part of a program, and as they join.
 #include <algorithm>
 
-#include "engine_program.h"
+#include "engine_world.h"
 
 namespace tfdist::sim {
 namespace {
@@ -152,6 +152,53 @@ void AddJoins(Program* program, Rng* rng) {
       }
     }
   }
+}
+
+// ---- a rank that joins ----
+
+bool EngineWorld::CallJoins(Rank* rank) {
+  rank->held_up = false;
+  for (size_t place = 0; place < program_.joins.size() && !rank->held_up; ++place) {
+    const Join& join = program_.joins[place];
+    const auto from = join.from.find(rank->rank);
+    if (from == join.from.end() || from->second > rank->phase) continue;
+    if (rank->joins[place] == JoinState::kNone) {
+      rank->joins[place] = JoinState::kCalled;
+      Submit(rank, join.call, static_cast<int>(place));
+    }
+    rank->held_up = join.end <= rank->phase && rank->joins[place] != JoinState::kEnded;
+  }
+  return !rank->held_up;
+}
+
+void EngineWorld::EndJoin(Rank* rank, const Running& running) {
+  const auto place = static_cast<size_t>(running.join);
+  const Join& join = program_.joins[place];
+  const int latest = static_cast<int>(running.answer.number);
+  const auto complete = static_cast<int>(running.answer.rows[0]);
+  rank->joins[place] = JoinState::kEnded;
+  // Who leaves out a call has called less than the program says.
+  if (skipped_key_.empty() && (latest != join.latest || complete != join.complete)) {
+    Violation("rank " + std::to_string(rank->rank) + " joined: latest " + std::to_string(latest) +
+              " of " + std::to_string(complete) + ", expected " + std::to_string(join.latest) +
+              " of " + std::to_string(join.complete));
+  }
+  const auto [first, is_first] = join_ends_.emplace(place, std::pair(latest, complete));
+  if (!is_first && first->second != std::pair(latest, complete)) {
+    Violation("the ranks do not agree on who joined last");
+  }
+  // It has taken part in what it did not call.
+  for (const auto& [group, steps] : join.steps) rank->applied[group] = steps;
+  if (rank->held_up) StartPhase(rank);
+}
+
+// Whether the rank has joined the set of a group.
+bool EngineWorld::Joins(const Rank& rank, const std::string& group) const {
+  for (size_t place = 0; place < program_.joins.size(); ++place) {
+    const bool is_in = program_.joins[place].steps.count(group) > 0;
+    if (is_in && rank.joins[place] == JoinState::kCalled) return true;
+  }
+  return false;
 }
 
 }  // namespace tfdist::sim
