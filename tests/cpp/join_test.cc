@@ -1,12 +1,12 @@
 // Ranks without data: what they contribute to every collective, in every order of events.
 #include "scheduler/join.h"
 
+#include <cmath>
 #include <cstring>
 #include <numeric>
-#include <random>
 
 #include "buckets.h"
-#include "hand_driven.h"
+#include "ranks.h"
 
 namespace tfdist {
 namespace {
@@ -301,165 +301,6 @@ TEST(a_rank_that_leaves_or_dies_ends_the_waiting_of_one_that_has_joined) {
     }
     for (auto& thread : joined) thread.join();
     other.join();
-  }
-}
-
-// A rank of the test below in one round: its steps, then its join.
-struct Round {
-  struct Step {
-    std::vector<std::vector<float>> data;
-    std::vector<Done> done;
-    bool over() const {
-      return std::all_of(done.begin(), done.end(), [](const Done& one) { return *one != nullptr; });
-    }
-  };
-  size_t wanted = 0;
-  std::vector<Step> steps;
-  Done joined;
-  int32_t latest = -1;
-  int64_t complete = -1;
-};
-
-// Two buckets of a group, averaged; of another length at each step where they `change`.
-void Submit(HandDriven* ranks, int rank, bool change, Round* round) {
-  const size_t number = round->steps.size();
-  const size_t elements = 600 + (change ? number : 0);
-  Round::Step& step = round->steps.emplace_back();
-  step.data.assign(2, std::vector<float>(elements, static_cast<float>(rank + 1)));
-  for (int b : {0, 1}) {
-    auto& data = step.data[static_cast<size_t>(b)];
-    auto request =
-        MakeRequest(CollectiveKind::kAllreduce, "w." + std::to_string(b), DType::kFloat32);
-    AddTensor(request.get(), data.data(), data.data(), {static_cast<int64_t>(elements)});
-    request->info.op = ReduceOp::kAverage;
-    request->group = "w";
-    request->bucket_index = b;
-    request->bucket_count = 2;
-    step.done.push_back(ranks->Submit(rank, std::move(request)));
-  }
-}
-
-void Join(HandDriven* ranks, int rank, Round* round) {
-  auto request = MakeRequest(CollectiveKind::kJoin, "join");
-  request->agreed = [round](const Response& response) {
-    round->latest = static_cast<int32_t>(response.number);
-    round->complete = response.rows[0];
-  };
-  round->joined = ranks->Submit(rank, std::move(request));
-}
-
-// All ranks' results of one round.
-void CheckRound(const std::vector<Round*>& places, const std::string& text) {
-  size_t most = 0;
-  for (const Round* round : places) most = std::max(most, round->wanted);
-  int32_t latest = 0;
-  while (places[static_cast<size_t>(latest)]->wanted < most) ++latest;
-  const auto complete = std::count_if(places.begin(), places.end(),
-                                      [&](const Round* round) { return round->wanted == most; });
-  for (const Round* round : places) {
-    CHECK_EQ_IN(round->complete, complete, text);
-    CHECK_EQ_IN(TextOf(round->joined), std::string("ok"), text);
-    CHECK_EQ_IN(round->latest, latest, text);
-    for (size_t number = 0; number < round->steps.size(); ++number) {
-      float sum = 0;
-      float active = 0;
-      for (size_t r = 0; r < places.size(); ++r) {
-        if (places[r]->wanted <= number) continue;
-        sum += static_cast<float>(r + 1);
-        active += 1;
-      }
-      const Round::Step& step = round->steps[number];
-      for (const Done& done : step.done) CHECK_EQ_IN(TextOf(done), std::string("ok"), text);
-      for (const auto& data : step.data) {
-        CHECK_EQ_IN(data == std::vector<float>(data.size(), sum / active), true, text);
-      }
-    }
-  }
-}
-
-// Rank 2 says that it knows of rank 1 so late that the leader hears it when rank 1 has joined
-// again.
-TEST(an_answer_about_an_earlier_join_does_not_count) {
-  HandDriven ranks(3, TestConfig());
-  ranks.Register("w");
-  Round rounds[2][3];
-  for (int rank : {0, 1, 2}) {
-    Submit(&ranks, rank, false, &rounds[0][rank]);
-    rounds[0][rank].wanted = 1;
-    rounds[1][rank].wanted = rank == 1 ? 0 : 1;
-  }
-  ranks.Settle();
-  const auto poll = [&](std::initializer_list<int> order) {
-    for (int rank : order) ranks.Poll(rank);
-  };
-  ranks.control_open[2] = false;
-  for (int rank : {1, 2, 0}) Join(&ranks, rank, &rounds[0][rank]);
-  poll({1, 2, 0, 0, 1});  // 2 has not read that 1 has joined; all have
-  ranks.control_open[2] = true;
-  Join(&ranks, 1, &rounds[1][1]);
-  poll({2, 1});  // both are on their way to the leader: the answer, and the next join
-  ranks.control_open[2] = false;
-  poll({0});
-  for (int rank : {0, 2}) Submit(&ranks, rank, false, &rounds[1][rank]);
-  poll({0, 2, 0, 1, 1, 0, 2, 1, 0, 2, 2});
-  ranks.control_open[2] = true;
-  ranks.Settle();
-  for (int rank : {0, 2}) Join(&ranks, rank, &rounds[1][rank]);
-  ranks.Settle();
-  for (auto& round : rounds) CheckRound({round, round + 1, round + 2}, "");
-}
-
-// Ranks with different numbers of steps take turns at random, in one thread, for a few rounds; each
-// may submit before its earlier steps are over, and join at once; messages and data are held up at
-// random.
-TEST(no_order_of_events_changes_what_comes_out) {
-  constexpr size_t kRounds = 3;
-  for (uint32_t seed = 0; seed < 1000; ++seed) {
-    const std::string text = "seed " + std::to_string(seed);
-    std::mt19937 random(seed);
-    const int size = 2 + static_cast<int>(random() % 3);
-    Config config = TestConfig();
-    config.commit_gate = static_cast<int64_t>(seed % 3 == 0);
-    const bool change = seed % 5 == 0;
-    HandDriven ranks(size, config);
-    ranks.Register("w");
-    std::vector<std::vector<Round>> places(static_cast<size_t>(size));
-    for (auto& rounds : places) {
-      rounds.resize(kRounds);
-      for (Round& round : rounds) round.wanted = random() % 6;
-    }
-    std::vector<size_t> at(places.size(), 0);       // the round of each rank
-    std::vector<int> shut_until(places.size(), 0);  // the turn from which it reads messages again
-    for (int turn = 0, open = size; open > 0; ++turn) {
-      CHECK_EQ_IN(turn < 400000, true, text + ": it hangs");
-      const auto r = static_cast<size_t>(random()) % places.size();
-      const int rank = static_cast<int>(r);
-      if (turn >= shut_until[r] && random() % 100 == 0) {
-        shut_until[r] = turn + static_cast<int>(random() % 300);
-      }
-      ranks.control_open[r] = turn >= shut_until[r];
-      ranks.data_open[r] = random() % 8 != 0;
-      if (random() % 3 != 0) ranks.Poll(rank);
-      if (at[r] == kRounds || random() % 4 == 0) continue;
-      Round& round = places[r][at[r]];
-      if (round.joined != nullptr) {
-        if (*round.joined == nullptr) continue;
-        if (++at[r] == kRounds) --open;
-        continue;
-      }
-      const size_t waits_for = round.steps.size() < 3 ? 0 : round.steps.size() - 3;
-      if (!round.steps.empty() && !round.steps[waits_for].over()) continue;
-      if (round.steps.size() < round.wanted) {
-        Submit(&ranks, rank, change, &round);
-      } else {
-        Join(&ranks, rank, &round);
-      }
-    }
-    for (size_t number = 0; number < kRounds; ++number) {
-      std::vector<Round*> round;
-      for (auto& rounds : places) round.push_back(&rounds[number]);
-      CheckRound(round, text + " round " + std::to_string(number));
-    }
   }
 }
 

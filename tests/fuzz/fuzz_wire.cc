@@ -1,6 +1,9 @@
 // Control messages (scheduler/wire.h): whatever comes is refused or is a message, and what is a
 // message is written and read back as the same.
 #include "fuzz.h"
+#include "scheduler/check_request.h"
+#include "scheduler/join.h"
+#include "scheduler/order.h"
 #include "scheduler/wire.h"
 
 namespace tfdist {
@@ -16,11 +19,66 @@ void CheckRoundTrip(ByteSpan bytes, bool (*decode)(ByteSpan, T*), std::string (*
   FUZZ_CHECK(encode(second) == once);
 }
 
+constexpr int64_t kMostElements = 1 << 16;
+
+// As a rank that has joined: what is asked of it has memory of its size, or none.
+void CheckJoined(const RequestInfo& info) {
+  const RequestInfo own = JoinedInfo(info, 4);
+  int64_t elements = 0;
+  for (int64_t size : own.sizes) elements += size;
+  for (const auto& shape : own.shapes) {
+    const int64_t count = ElementCount(shape);
+    FUZZ_CHECK(count >= 0);
+    if (count > kMostElements) return;
+  }
+  if (elements > kMostElements) return;
+  const std::unique_ptr<Request> request = MakeJoinedRequest(own);
+  FUZZ_CHECK(request != nullptr);
+  uint8_t sum = 0;
+  for (const TensorView& tensor : request->tensors) {
+    const size_t bytes = static_cast<size_t>(tensor.elements) * DTypeSize(own.dtype);
+    for (size_t i = 0; i < bytes; ++i) sum = static_cast<uint8_t>(sum + tensor.input[i]);
+  }
+  request->info.key.push_back(static_cast<char>(sum));
+  FUZZ_CHECK(CheckRequest(*request, 4).ok() || !request->info.key.empty());
+}
+
 // What the leader computes with what came must be defined.
 void CheckShapes(ByteSpan bytes) {
   RequestInfo info;
   if (!DecodeRequest(bytes, &info)) return;
   for (const std::vector<int64_t>& shape : info.shapes) FUZZ_CHECK(ElementCount(shape) >= 0);
+  FUZZ_CHECK(info.timeout_s >= 0 && info.timeout_s <= 1e9);
+  CheckJoined(info);
+}
+
+// Of ranks that have joined: for each key what they take part in.
+void CheckInfos(ByteSpan bytes) {
+  Response response;
+  if (!DecodeResponse(bytes, &response)) return;
+  FUZZ_CHECK(response.infos.size() == (response.joined.empty() ? 0 : response.keys.size()));
+}
+
+// What a leader of four ranks makes of it.
+void CheckJoins(ByteSpan bytes) {
+  JoinNote note;
+  if (!DecodeJoin(bytes, &note)) return;
+  FUZZ_CHECK(note.timeout_s >= 0 && note.timeout_s <= 1e9);
+  Joins joins({0, 1, 2, 3});
+  note.rank &= 3;
+  FUZZ_CHECK(joins.Add(note, 0).ok());
+  FUZZ_CHECK(!joins.Add(note, 0).ok());
+  for (uint64_t ticket : note.last) {
+    if (!IsPredicted(ticket)) continue;
+    joins.Started({ticket, 0, {}}, 1);  // it took part
+    joins.Started({ticket + 1, 0, {}}, 2);
+  }
+  FUZZ_CHECK(joins.TakeOrders().empty());
+  for (int by = 0; by < 4; ++by) {
+    if (by != note.rank) joins.Heard(note.rank, by, joins.round());
+  }
+  FUZZ_CHECK(joins.TakeOrders().size() <= note.last.size());
+  FUZZ_CHECK(joins.TakeHeard().size() == 1 && !joins.complete());
 }
 
 void CheckStall(ByteSpan bytes) {
@@ -51,6 +109,26 @@ std::vector<std::string> Seeds() {
   response.keys = {"x", "gradients 12/3"};
   response.rows = {5, 0, -1};
   response.present = {1};
+  // A bucket, and as a rank that has joined takes part in it and in a gather.
+  RequestInfo bucket;
+  bucket.key = "g.0";
+  bucket.kind = CollectiveKind::kAllreduce;
+  bucket.op = ReduceOp::kAverage;
+  bucket.timeout_s = 600;
+  bucket.bucket = true;
+  bucket.shapes = {{12}};
+  bucket.predicted = PredictedTicket(3, 1, 7);
+  bucket.sizes = {4, 8};
+  bucket.hints = {1, uint64_t{1} << 40};
+  bucket.group = "gradients";
+  bucket.bucket_index = 1;
+  bucket.bucket_count = 2;
+  Response taken_part;
+  taken_part.ticket = 78;
+  taken_part.keys = {"g.0", "x"};
+  taken_part.joined = {1, 3};
+  taken_part.infos = {bucket, JoinedInfo(gather, 4)};
+  const JoinNote joined{2, 600, {bucket.predicted, PredictedTicket(1, 0, 1)}, 0, 7};
   Response refused = response;
   refused.error = Status(Code::kFailedPrecondition, "no agreement", "{\"kind\": \"mismatch\"}");
   const std::string zero(1, '\0');
@@ -68,17 +146,21 @@ std::vector<std::string> Seeds() {
   decided.verdict = std::make_shared<Verdict>(verdict);
   return {zero + EncodeRequest(request),
           zero + EncodeRequest(gather),
+          zero + EncodeRequest(bucket),
           "\x01" + EncodeResponse(response),
           "\x01" + EncodeResponse(refused),
+          "\x01" + EncodeResponse(taken_part),
           "\x02" + EncodeStatus(refused.error),
           "\x02" + EncodeStatus(Status()),
           "\x03" + EncodeStall("x", "rank 3 is missing"),
-          "\x04" + EncodeWait({7, 1000, request}),
-          "\x05" + EncodeProbe({7, 2}),
+          "\x04" + EncodeWait({bucket.predicted, 1000, bucket}),
+          "\x05" + EncodeProbe({bucket.predicted, 2}),
           "\x06" + EncodeLeave({{0, {1, 2}}, {9, {}}}),
           "\x07" + EncodeBeat({7, 6}),
           "\x08" + EncodeAgreement(decided),
-          "\x09" + EncodeGate({GateMessage::Kind::kCommit, uint64_t{3} << 32, 12})};
+          "\x09" + EncodeGate({GateMessage::Kind::kCommit, uint64_t{3} << 32, 12}),
+          "\x0a" + EncodeJoin(joined),
+          "\x0a" + EncodeJoin({1, 0, {}, 2, 0})};
 }
 
 }  // namespace fuzz
@@ -89,13 +171,14 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace tfdist;
   if (size == 0) return 0;
   const ByteSpan bytes(data + 1, size - 1);
-  switch (data[0] % 10) {
+  switch (data[0] % 11) {
     case 0:
       CheckRoundTrip<RequestInfo>(bytes, DecodeRequest, EncodeRequest);
       CheckShapes(bytes);
       break;
     case 1:
       CheckRoundTrip<Response>(bytes, DecodeResponse, EncodeResponse);
+      CheckInfos(bytes);
       break;
     case 2:
       CheckRoundTrip<Status>(bytes, DecodeStatus, EncodeStatus);
@@ -118,8 +201,12 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     case 8:
       CheckRoundTrip<AgreementMessage>(bytes, DecodeAgreement, EncodeAgreement);
       break;
-    default:
+    case 9:
       CheckRoundTrip<GateMessage>(bytes, DecodeGate, EncodeGate);
+      break;
+    default:
+      CheckRoundTrip<JoinNote>(bytes, DecodeJoin, EncodeJoin);
+      CheckJoins(bytes);
   }
   return 0;
 }

@@ -11,18 +11,18 @@ int Value(const Call& call, int rank, int64_t element) {
   return static_cast<int>((call.number * 31 + rank * 7 + element * 3) % 17);
 }
 
-void Append(DType dtype, int value, std::vector<uint8_t>* bytes) {
+void Append(DType dtype, int value, int divide, std::vector<uint8_t>* bytes) {
   const auto add = [bytes](const auto& number) {
     const auto* begin = reinterpret_cast<const uint8_t*>(&number);
     bytes->insert(bytes->end(), begin, begin + sizeof(number));
   };
   switch (dtype) {
     case DType::kFloat64:
-      return add(static_cast<double>(value));
+      return add(static_cast<double>(value) / divide);
     case DType::kInt32:
-      return add(static_cast<int32_t>(value));
+      return add(static_cast<int32_t>(value / divide));
     default:
-      return add(static_cast<float>(value));
+      return add(static_cast<float>(value) / static_cast<float>(divide));
   }
 }
 
@@ -30,15 +30,15 @@ void Append(DType dtype, int value, std::vector<uint8_t>* bytes) {
 void AppendRows(const Call& call, int rank, int64_t begin, int64_t end,
                 std::vector<uint8_t>* bytes) {
   for (int64_t i = begin * call.row_elements; i < end * call.row_elements; ++i) {
-    Append(call.dtype, Value(call, rank, i), bytes);
+    Append(call.dtype, Value(call, rank, i), 1, bytes);
   }
 }
 
 void AppendSum(const Call& call, int64_t begin, int64_t end, std::vector<uint8_t>* bytes) {
   for (int64_t i = begin * call.row_elements; i < end * call.row_elements; ++i) {
     int sum = 0;
-    for (int member : call.members) sum += Value(call, member, i);
-    Append(call.dtype, sum, bytes);
+    for (int caller : call.callers) sum += Value(call, caller, i);
+    Append(call.dtype, sum, call.average ? static_cast<int>(call.callers.size()) : 1, bytes);
   }
 }
 
@@ -135,6 +135,7 @@ Program MakeProgram(int size, Rng* rng) {
     program.phases.push_back(phase);
     groups.push_back(std::move(group));
   }
+  program.first_step = program.phases.size();
   for (int64_t steps = rng->Between(2, 6); steps > 0; --steps) {
     phase.calls.clear();
     for (const Group& group : groups) {
@@ -169,6 +170,9 @@ Program MakeProgram(int size, Rng* rng) {
     }
     rng->Shuffle(&phase.calls);
     program.phases.push_back(phase);
+  }
+  for (Phase& made : program.phases) {
+    for (Call& call : made.calls) call.callers = call.members;
   }
   return program;
 }
@@ -214,10 +218,10 @@ std::vector<uint8_t> Expected(const Call& call, int rank) {
     case CollectiveKind::kAllgather:
     case CollectiveKind::kGather:
       if (call.kind == CollectiveKind::kGather && rank != call.root) break;
-      for (int member : call.members) AppendRows(call, member, 0, InputRows(call, member), &bytes);
+      for (int caller : call.callers) AppendRows(call, caller, 0, InputRows(call, caller), &bytes);
       break;
     case CollectiveKind::kAlltoall:
-      for (int member : call.members) AppendRows(call, member, begin, end, &bytes);
+      for (int caller : call.callers) AppendRows(call, caller, begin, end, &bytes);
       break;
     default:
       break;

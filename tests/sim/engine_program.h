@@ -4,6 +4,7 @@
 #define TFDIST_TESTS_SIM_ENGINE_PROGRAM_H_
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -18,7 +19,8 @@ struct Call {
   CollectiveKind kind = CollectiveKind::kBarrier;
   std::string key;
   std::string set;           // name of a process set of the program, empty: the world
-  std::vector<int> members;  // who calls it
+  std::vector<int> members;  // of its set
+  std::vector<int> callers;  // who calls it: all but those that have joined the set
   int number = 0;            // tells its values from those of other calls
   std::string group;         // of a bucket, kRegister; kAddSet: name of the set
   std::vector<int> added;    // kAddSet: its ranks
@@ -27,7 +29,8 @@ struct Call {
   DType dtype = DType::kFloat32;
   int64_t rows = 1;  // of a rank without an own number
   int64_t row_elements = 1;
-  bool ragged = false;  // a rank's rows differ
+  bool ragged = false;   // a rank's rows differ
+  bool average = false;  // kAllreduce: over the callers
   int root = 0;
   int peer = -1;
   int place = 0;  // in its phase
@@ -39,12 +42,28 @@ struct Phase {
   std::vector<Call> calls;
 };
 
+// The ranks of a process set run out of data at different moments. Each calls it once, and goes on
+// with phase `end` only when it has ended.
+struct Join {
+  Call call;
+  std::map<int, size_t> from;  // rank → the first phase without it
+  size_t end = 0;
+  int latest = 0;    // the lowest of those that call everything
+  int complete = 0;  // how many these are
+  // How often each bucket of a group of the set is called before phase `end`.
+  std::map<std::string, std::map<int, int>> steps;
+};
+
 struct Program {
   std::vector<Phase> phases;
+  size_t first_step = 0;  // the phase
+  std::vector<Join> joins;
 };
 
 // A program of a training: registrations, process sets, steps.
 Program MakeProgram(int size, Rng* rng);
+// Lets ranks run out of data; some steps overlap, buckets change their shape, groups come late.
+void AddJoins(Program* program, Rng* rng);
 
 // Rows of `rank`'s input, the shape, the values as bytes.
 int64_t InputRows(const Call& call, int rank);

@@ -21,6 +21,21 @@ std::vector<int32_t> Ranks32(const std::vector<int>& ranks) {
   return std::vector<int32_t>(ranks.begin(), ranks.end());
 }
 
+// What comes twice under a name comes in the order of places, wherever that stands.
+void KeepOrder(std::vector<Call>* calls) {
+  std::map<std::string, std::vector<Call>> by_key;
+  for (const Call& call : *calls) by_key[call.key].push_back(call);
+  std::map<std::string, size_t> next;
+  for (auto& [key, same] : by_key) {
+    std::sort(same.begin(), same.end(),
+              [](const Call& a, const Call& b) { return a.place < b.place; });
+  }
+  for (Call& call : *calls) {
+    const std::string key = call.key;
+    call = by_key[key][next[key]++];
+  }
+}
+
 }  // namespace
 
 EngineWorld::EngineWorld(uint64_t seed, bool trace) : rng_(seed), tracing_(trace) {
@@ -35,6 +50,15 @@ EngineWorld::EngineWorld(uint64_t seed, bool trace) : rng_(seed), tracing_(trace
   if (rng_.Chance(30)) config_.allreduce_algorithm = rng_.Chance(50) ? "ring" : "pairwise";
   config_.commit_gate = rng_.Chance(50) ? 1 : 0;
   program_ = MakeProgram(size_, &rng_);
+  if (seed % 2 == 0) {
+    AddJoins(&program_, &rng_);
+    for (const Join& join : program_.joins) {
+      std::string from;
+      for (const auto& [rank, phase] : join.from) from += ' ' + std::to_string(phase);
+      Trace("of \"" + join.call.set + "\" join before phases" + from + ", all before " +
+            std::to_string(join.end));
+    }
+  }
   Build();
   Plan();
 }
@@ -108,6 +132,7 @@ void EngineWorld::Build() {
       };
     }
     rank.engine = std::make_unique<Engine>(world, std::move(links), config_, hooks);
+    rank.joins.resize(program_.joins.size(), JoinState::kNone);
     OnRank(r, rng_.Between(0, 2 * kMs), [this](Rank* own) { StartPhase(own); });
     ScheduleTurn(r, 0);
   }
@@ -182,7 +207,7 @@ void EngineWorld::Turn(Rank* rank) {
 // ---- the program ----
 
 void EngineWorld::StartPhase(Rank* rank) {
-  if (rank->finished) return;
+  if (rank->finished || !CallJoins(rank)) return;
   if (rank->phase == program_.phases.size()) {
     EndProgram(rank);
     return;
@@ -191,12 +216,13 @@ void EngineWorld::StartPhase(Rank* rank) {
   int place = 0;
   for (Call call : program_.phases[rank->phase].calls) {
     call.place = place++;
-    if (std::find(call.members.begin(), call.members.end(), rank->rank) == call.members.end()) {
+    if (std::find(call.callers.begin(), call.callers.end(), rank->rank) == call.callers.end()) {
       continue;
     }
     calls.push_back(call);
   }
   rng_.Shuffle(&calls);
+  KeepOrder(&calls);
   if (skipped_ == std::pair(rank->phase, rank->rank) && !calls.empty()) {
     Trace("rank " + std::to_string(rank->rank) + " leaves out " + calls.back().key);
     skipped_key_ = calls.back().key;
@@ -218,18 +244,38 @@ void EngineWorld::StartPhase(Rank* rank) {
   }
   int64_t at_us = queue_.now_us();
   rank->after.clear();
+  std::map<std::string, int> behind;  // key → the place that it comes after, -1: none
   for (const Call& call : calls) {
     const Call& other = calls[static_cast<size_t>(rng_.Index(calls.size()))];
+    const auto [earlier, is_first] = behind.emplace(call.key, -1);
+    if (earlier->second >= 0) {
+      rank->after[earlier->second].push_back(call);
+      continue;
+    }
     // Behind the gate a step is submitted as a whole.
     const bool whole =
         config_.commit_gate != 0 && call.kind == CollectiveKind::kAllreduce && !call.group.empty();
-    if (other.place < call.place && !whole && rng_.Chance(50)) {
+    if (is_first && other.place < call.place && !whole && rng_.Chance(50)) {
       rank->after[other.place].push_back(call);
+      earlier->second = other.place;
       continue;
     }
     at_us += rng_.Between(0, rng_.Chance(10) ? 5 * kMs : 200);
     OnRank(rank->rank, at_us, [this, call](Rank* own) {
       if (!own->finished) Submit(own, call);
+    });
+  }
+  // Some join while what they have called before is under way.
+  for (size_t place = 0; place < program_.joins.size(); ++place) {
+    const Join& join = program_.joins[place];
+    const auto from = join.from.find(rank->rank);
+    const bool is_last = from != join.from.end() && from->second == rank->phase + 1;
+    const bool is_next = place == 0 || program_.joins[place - 1].call.set != join.call.set ||
+                         program_.joins[place - 1].end <= rank->phase;
+    if (!is_last || !is_next || !rank->after.empty() || !rng_.Chance(50)) continue;
+    rank->joins[place] = JoinState::kCalled;
+    OnRank(rank->rank, at_us + rng_.Between(0, 100), [this, place](Rank* own) {
+      if (!own->finished) Submit(own, program_.joins[place].call, static_cast<int>(place));
     });
   }
 }
@@ -242,9 +288,10 @@ void EngineWorld::EndPhase(Rank* rank) {
   OnRank(rank->rank, queue_.now_us() + pause_us, [this](Rank* own) { StartPhase(own); });
 }
 
-void EngineWorld::Submit(Rank* rank, const Call& call) {
+void EngineWorld::Submit(Rank* rank, const Call& call, int join) {
   auto running = std::make_shared<Running>();
   running->call = call;
+  running->join = join;
   running->id = next_id_++;
   auto request = std::make_unique<Request>();
   request->id = running->id;
@@ -257,7 +304,7 @@ void EngineWorld::Submit(Rank* rank, const Call& call) {
   if (!call.set.empty()) info.set = rank->set_ids[call.set];
   const bool has_data = call.kind != CollectiveKind::kBarrier &&
                         call.kind != CollectiveKind::kRegister &&
-                        call.kind != CollectiveKind::kAddSet;
+                        call.kind != CollectiveKind::kAddSet && call.kind != CollectiveKind::kJoin;
   if (call.kind == CollectiveKind::kRegister) {
     info.description = call.group + " float32 [1]\nop=sum";
     info.present = {1};
@@ -277,6 +324,7 @@ void EngineWorld::Submit(Rank* rank, const Call& call) {
     request->tensors = {view};
     info.shapes = {shape};
     request->bytes = static_cast<int64_t>(running->input.size());
+    if (call.average) info.op = ReduceOp::kAverage;
     if (!call.group.empty()) {
       request->group = call.group;
       request->bucket_index = call.bucket;
@@ -321,14 +369,20 @@ void EngineWorld::Done(Rank* rank, const std::shared_ptr<Running>& running, cons
     if (!call.group.empty() && call.kind == CollectiveKind::kAllreduce) {
       ++rank->applied[call.group][call.bucket];
     }
+    if (call.kind == CollectiveKind::kJoin) {
+      EndJoin(rank, *running);
+      return;
+    }
     // A sender gets nothing.
     const bool sends = call.kind == CollectiveKind::kSendRecv && rank->rank == call.root;
     // A call that one rank left out pairs its next one of that name with the others' last.
-    const bool skewed = call.key == skipped_key_;
+    // A rank that joins is not waited for where it has called less than the program says.
+    const bool skewed =
+        !skipped_key_.empty() && (call.key == skipped_key_ || !program_.joins.empty());
     const bool bytes = !sends && !skewed && (!running->input.empty() || !running->output.empty());
     if (bytes && running->output != Expected(call, rank->rank)) {
-      std::string where = " (members";
-      for (int member : call.members) where += ' ' + std::to_string(member);
+      std::string where = " (callers";
+      for (int caller : call.callers) where += ' ' + std::to_string(caller);
       where += ", root " + std::to_string(call.root) + ", " + DTypeName(call.dtype) + " [" +
                std::to_string(call.rows) + "," + std::to_string(call.row_elements) + "], " +
                std::to_string(running->output.size()) + " bytes)";
@@ -350,8 +404,11 @@ void EngineWorld::Done(Rank* rank, const std::shared_ptr<Running>& running, cons
       return;
     }
   }
+  std::map<std::string, int64_t> last_us;  // by key: those of one keep their order
   for (const Call& next : std::exchange(rank->after[call.place], {})) {
-    OnRank(rank->rank, queue_.now_us() + rng_.Between(0, 100), [this, next](Rank* own) {
+    int64_t& at_us = last_us[next.key];
+    at_us = std::max(at_us, queue_.now_us() + rng_.Between(0, 100));
+    OnRank(rank->rank, at_us, [this, next](Rank* own) {
       if (!own->finished) Submit(own, next);
     });
   }
@@ -446,6 +503,8 @@ void EngineWorld::CheckVerdict() {
     }
     if (config_.commit_gate == 0) continue;
     for (const auto& [group, buckets] : own->applied) {
+      // What a rank takes part in after it has joined is not seen here.
+      if (Joins(*own, group) || Joins(*first, group)) continue;
       const int steps = buckets.begin()->second;
       for (const auto& [bucket, count] : buckets) {
         if (count == steps) continue;

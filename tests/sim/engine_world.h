@@ -1,7 +1,7 @@
 // EngineWorld: the real scheduler Engine of N ranks in one thread, over simulated links and time,
 // running programs like a training: groups of buckets that become ready in another order on every
-// rank, named operations of every kind, process sets, barriers; and with faults. One seed decides
-// everything.
+// rank, named operations of every kind, process sets, barriers; in every second seed with ranks
+// that run out of data and join; and with faults. One seed decides everything.
 //
 // What must hold: whatever ends OK has the right result; whatever was submitted ends, once, within
 // its deadline; where nothing failed, everything ends OK; at the end nothing is held.
@@ -43,8 +43,10 @@ class EngineWorld {
 
  private:
   enum class State : uint8_t { kRuns, kStopped, kDead };
+  enum class JoinState : uint8_t { kNone, kCalled, kEnded };
   struct Running {
     Call call;
+    int join = -1;  // kJoin: its place in the program
     std::vector<uint8_t> input;
     std::vector<uint8_t> output;
     int64_t deadline_us = 0;
@@ -68,6 +70,8 @@ class EngineWorld {
     // The program.
     size_t phase = 0;
     size_t open = 0;                         // operations of the phase that have not ended
+    std::vector<JoinState> joins;            // by place in the program
+    bool held_up = false;                    // before a phase, by one of them
     std::map<int, std::vector<Call>> after;  // place → calls to make when that one has ended
     std::map<uint64_t, std::shared_ptr<Running>> running;
     std::map<std::string, std::string> group_ids;  // by name in the program
@@ -94,8 +98,10 @@ class EngineWorld {
   void Turn(Rank* rank);
   void ScheduleTurn(int rank, int64_t at_us);
   void StartPhase(Rank* rank);
+  bool CallJoins(Rank* rank);  // before a phase; false: one holds it up
+  void EndJoin(Rank* rank, const Running& running);
   void EndPhase(Rank* rank);
-  void Submit(Rank* rank, const Call& call);
+  void Submit(Rank* rank, const Call& call, int join = -1);
   void Done(Rank* rank, const std::shared_ptr<Running>& running, const Status& status);
   void EndProgram(Rank* rank);
   void Kill(int rank, bool silent);
@@ -104,6 +110,7 @@ class EngineWorld {
   void CheckLinks(const Rank& rank);
   void CheckEnd();
   void CheckVerdict();
+  bool Joins(const Rank& rank, const std::string& group) const;
   void Violation(const std::string& text);
   void Trace(const std::string& text);
   void Digest(uint64_t value) { result_.digest = (result_.digest ^ value) * 0x100000001b3u; }
@@ -124,7 +131,8 @@ class EngineWorld {
   int64_t death_us_ = -1;
   std::pair<size_t, int> skipped_ = {0, -1};  // phase, rank: it leaves out an operation
   std::string skipped_key_;
-  std::pair<size_t, int> altered_ = {0, -1};  // phase, rank: it has another shape
+  std::pair<size_t, int> altered_ = {0, -1};         // phase, rank: it has another shape
+  std::map<size_t, std::pair<int, int>> join_ends_;  // by place: what the first rank was told
   uint64_t next_id_ = 1;
   EngineResult result_;
 };

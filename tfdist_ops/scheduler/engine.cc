@@ -105,7 +105,7 @@ void Engine::Submit(std::unique_ptr<Request> request, int64_t now_us) {
     return;
   }
   if (info.kind == CollectiveKind::kJoin) {
-    // Bounded by the leader, from the last collective on (Joins::Expired).
+    // Bounded once it is sent, from the last collective on (ProlongJoin).
     request->deadline_us = std::numeric_limits<int64_t>::max();
     set->joining = std::move(request);
     return;
@@ -250,6 +250,11 @@ void Engine::HandleResponse(ProcessSet* set, const Response& response, int64_t n
     } else {
       request->contributors = set->size() - static_cast<int>(response.joined.size());
       members.push_back(std::move(request));
+      if (Fuses(members[0]->info, members.back()->info) || members.size() == 1) continue;
+      Bug(TFDIST_INTERNAL(Describe(set->leader()) + " announced \"" + key +
+                          "\" together with another operation that it can't be fused with"),
+          now_us);
+      break;
     }
   }
   if (stopped_) {

@@ -190,8 +190,12 @@ class Engine {
   void AddJoin(ProcessSet* set, JoinNote note, int64_t now_us);
   void HearJoin(ProcessSet* set, const JoinNote& note, int64_t now_us);
   void EndJoin(ProcessSet* set, const JoinNote& note, int64_t now_us);
+  void FinishJoin(ProcessSet* set, int64_t now_us);
+  // Whether this rank has, and not all have.
+  bool HasJoined(const ProcessSet& set) const { return set.joined.count(world_.rank) > 0; }
   void TellStarted(ProcessSet* set, uint64_t ticket, const RequestInfo& info, int64_t now_us);
-  void GiveOrders(ProcessSet* set, int64_t now_us);
+  void TurnJoins(ProcessSet* set, int64_t now_us);
+  void ProlongJoin(ProcessSet* set, int64_t now_us);
   void TakePart(ProcessSet* set, const WaitNote& order, int64_t now_us);
   bool IsAsked(const ProcessSet& set, const Response& response) const;
   std::unique_ptr<Request> MakeJoined(ProcessSet* set, const RequestInfo& info, int64_t now_us);

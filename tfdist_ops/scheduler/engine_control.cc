@@ -122,7 +122,8 @@ void Engine::HandleControl(int peer, FrameType type, uint32_t set, ByteSpan mess
       // after the leader's own goodbye nothing will be.
       for (const auto& [id, led] : sets_) {
         if (led->ranks.empty() || led->leader() != peer) continue;
-        if (led->entries.empty() && led->joining == nullptr) continue;
+        const bool joins = led->joining != nullptr && !led->join_answer.has_value();
+        if (led->entries.empty() && !joins) continue;
         HandleLeave(peer);
         break;
       }
@@ -176,6 +177,12 @@ bool Engine::HandleSetMessage(int peer, FrameType type, ProcessSet* set, ByteSpa
     case FrameType::kResponse: {
       Response response;
       if (!from_leader || !DecodeResponse(message, &response)) return false;
+      // Each once, and somebody has asked for it.
+      for (size_t i = 0; i < response.joined.size(); ++i) {
+        const int32_t rank = response.joined[i];
+        if (set->IndexOf(rank) < 0 || (i > 0 && rank <= response.joined[i - 1])) return false;
+      }
+      if (response.joined.size() >= set->ranks.size()) return false;
       HandleResponse(set, response, now_us);
       return true;
     }

@@ -2,19 +2,26 @@
 #include <algorithm>
 #include <utility>
 
+#include "scheduler/check_request.h"
 #include "scheduler/engine.h"
 
 namespace tfdist {
 
 // Goes on with this rank's own join. What it called before comes first: nobody else could tell it
-// apart from what it takes part in later.
+// apart from what it takes part in later. And what it takes part in is over before its caller goes
+// on, who may leave.
 void Engine::TurnJoin(ProcessSet* set, int64_t now_us) {
-  const bool is_due = set->joining != nullptr && set->joined.count(world_.rank) == 0;
-  if (!is_due || stopped_ || !set->idle()) return;
+  if (set->joining == nullptr || stopped_ || !set->idle() || HasJoined(*set)) return;
+  if (set->join_answer.has_value()) {
+    FinishJoin(set, now_us);
+    return;
+  }
   const JoinNote note{world_.rank, set->joining->info.timeout_s, set->book.LastTickets(), 0, 0};
   set->joined[world_.rank] = note.last;
+  ProlongJoin(set, now_us);
   if (set->joins != nullptr) {
     AddJoin(set, note, now_us);
+    if (set->join_answer.has_value()) FinishJoin(set, now_us);
     return;
   }
   Tell(set->leader(), FrameType::kJoin, set->id, EncodeJoin(note));
@@ -36,7 +43,7 @@ bool Engine::HandleJoinMessage(int peer, FrameType type, ProcessSet* set, ByteSp
     }
     if (!to_leader) return false;
     set->joins->Started(note, now_us);
-    GiveOrders(set, now_us);
+    TurnJoins(set, now_us);
     return true;
   }
   JoinNote note;
@@ -45,6 +52,7 @@ bool Engine::HandleJoinMessage(int peer, FrameType type, ProcessSet* set, ByteSp
   switch (type) {
     case FrameType::kJoin:
       if (from_leader) {
+        if (note.rank == world_.rank) return false;
         HearJoin(set, note, now_us);
         return true;
       }
@@ -54,10 +62,12 @@ bool Engine::HandleJoinMessage(int peer, FrameType type, ProcessSet* set, ByteSp
     case FrameType::kJoinHeard:
       if (!to_leader) return false;
       set->joins->Heard(note.rank, peer, note.round);
-      GiveOrders(set, now_us);
+      TurnJoins(set, now_us);
       return true;
     case FrameType::kJoinEnd:
-      if (!from_leader || set->joining == nullptr) return false;
+      if (!from_leader || !HasJoined(*set) || note.complete < 1 || note.complete > set->size()) {
+        return false;
+      }
       EndJoin(set, note, now_us);
       return true;
     default:
@@ -83,18 +93,31 @@ void Engine::AddJoin(ProcessSet* set, JoinNote note, int64_t now_us) {
     EndJoin(set, end, now_us);
     return;
   }
-  set->negotiator->Join(note.rank);
   for (int32_t rank : set->ranks) {
     if (rank == world_.rank || rank == note.rank) continue;
     Tell(rank, FrameType::kJoin, set->id, EncodeJoin(note));
   }
   if (note.rank != world_.rank) HearJoin(set, note, now_us);
+  TurnJoins(set, now_us);
   RefuseMissing();
+}
+
+// On the leader: what can go on, now that something about joining has changed.
+void Engine::TurnJoins(ProcessSet* set, int64_t now_us) {
+  for (const auto& [rank, order] : set->joins->TakeOrders()) {
+    if (rank == world_.rank) {
+      TakePart(set, order, now_us);
+    } else {
+      Tell(rank, FrameType::kTakePart, set->id, EncodeWait(order));
+    }
+  }
+  for (int32_t rank : set->joins->TakeHeard()) set->negotiator->Join(rank);
 }
 
 // Another rank has joined: what runs already divides by one less, and has to wait for an order.
 void Engine::HearJoin(ProcessSet* set, const JoinNote& note, int64_t now_us) {
   set->joined[note.rank] = note.last;
+  ProlongJoin(set, now_us);
   std::vector<std::pair<uint64_t, RequestInfo>> started;
   for (const auto& [turn, active] : set->active) {
     const uint64_t ticket = active.operation->ticket();
@@ -108,17 +131,28 @@ void Engine::HearJoin(ProcessSet* set, const JoinNote& note, int64_t now_us) {
          EncodeJoin({note.rank, 0, {}, 0, note.round}));
   } else {
     set->joins->Heard(note.rank, world_.rank, note.round);
-    GiveOrders(set, now_us);
   }
 }
 
+// The leader ends the waiting (Joins::Expired); this is for one that says nothing at all any more.
+void Engine::ProlongJoin(ProcessSet* set, int64_t now_us) {
+  if (!HasJoined(*set) || set->joining == nullptr) return;
+  const double timeout_s = set->joining->info.timeout_s;
+  set->joining->deadline_us = now_us + static_cast<int64_t>(timeout_s * 1e6);
+}
+
 void Engine::EndJoin(ProcessSet* set, const JoinNote& note, int64_t now_us) {
+  ProlongJoin(set, now_us);
   set->joined.clear();
-  std::unique_ptr<Request> request = std::move(set->joining);
-  Response response;
+  Response& response = set->join_answer.emplace();
   response.number = static_cast<uint64_t>(note.rank);
   response.rows = {note.complete};
-  request->agreed(response);
+}
+
+void Engine::FinishJoin(ProcessSet* set, int64_t now_us) {
+  std::unique_ptr<Request> request = std::move(set->joining);
+  request->agreed(*set->join_answer);
+  set->join_answer.reset();
   Finish(std::move(request), Status(), now_us);
 }
 
@@ -126,30 +160,20 @@ void Engine::EndJoin(ProcessSet* set, const JoinNote& note, int64_t now_us) {
 // that has joined itself was told of it by the leader.
 void Engine::TellStarted(ProcessSet* set, uint64_t ticket, const RequestInfo& info,
                          int64_t now_us) {
-  if (set->joined.count(world_.rank) > 0) return;
+  if (HasJoined(*set)) return;
   const WaitNote note{ticket, 0, info};
   if (set->joins == nullptr) {
     Tell(set->leader(), FrameType::kStarted, set->id, EncodeWait(note));
     return;
   }
   set->joins->Started(note, now_us);
-  GiveOrders(set, now_us);
-}
-
-void Engine::GiveOrders(ProcessSet* set, int64_t now_us) {
-  for (const auto& [rank, order] : set->joins->TakeOrders()) {
-    if (rank == world_.rank) {
-      TakePart(set, order, now_us);
-    } else {
-      Tell(rank, FrameType::kTakePart, set->id, EncodeWait(order));
-    }
-  }
+  TurnJoins(set, now_us);
 }
 
 // As a rank that has joined, in a predicted operation.
 void Engine::TakePart(ProcessSet* set, const WaitNote& order, int64_t now_us) {
   std::unique_ptr<Request> request;
-  if (set->joining != nullptr) request = MakeJoined(set, order.info, now_us);
+  if (HasJoined(*set)) request = MakeJoined(set, order.info, now_us);
   if (request == nullptr || request->info.predicted != order.ticket ||
       !set->book.Predictable(order.ticket, request->fingerprint)) {
     if (!stopped_) {
@@ -164,8 +188,7 @@ void Engine::TakePart(ProcessSet* set, const WaitNote& order, int64_t now_us) {
 
 bool Engine::IsAsked(const ProcessSet& set, const Response& response) const {
   const std::vector<int32_t>& joined = response.joined;
-  return set.joining != nullptr &&
-         std::find(joined.begin(), joined.end(), world_.rank) != joined.end();
+  return HasJoined(set) && std::find(joined.begin(), joined.end(), world_.rank) != joined.end();
 }
 
 // As a rank that has joined, in an announced operation. Null: the work has ended.
@@ -189,6 +212,7 @@ std::unique_ptr<Request> Engine::JoinIn(ProcessSet* set, const RequestInfo& info
 
 std::unique_ptr<Request> Engine::MakeJoined(ProcessSet* set, const RequestInfo& info,
                                             int64_t now_us) {
+  ProlongJoin(set, now_us);
   std::unique_ptr<Request> request = MakeJoinedRequest(info);
   if (request == nullptr) {
     Bug(Status(Code::kInternal, "\"" + info.key +
@@ -198,9 +222,20 @@ std::unique_ptr<Request> Engine::MakeJoined(ProcessSet* set, const RequestInfo& 
     return nullptr;
   }
   request->info.set = set->id;
+  // What others can't have called is not taken part in.
+  Status wrong = CheckRequest(*request, world_.size);
+  if (!IsBucket(*request)) request->info.predicted = 0;
   request->submitted_us = request->agreed_us = now_us;
   request->deadline_us = now_us + static_cast<int64_t>(info.timeout_s * 1e6);
-  NumberBucket(set, request.get());
+  if (wrong.ok()) {
+    NumberBucket(set, request.get());
+    wrong = CheckGate(*request);
+  }
+  if (!wrong.ok()) {
+    Bug(TFDIST_INTERNAL(Describe(set->leader()) + " asked for what can't be: " + wrong.message()),
+        now_us);
+    return nullptr;
+  }
   // The leader's word that the step before is complete came before the one to take part in this.
   if (StepIsOpen(set, *request)) return request;
   Bug(TFDIST_INTERNAL(Describe(set->leader()) + " asked for \"" + info.key +

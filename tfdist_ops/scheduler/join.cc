@@ -129,9 +129,10 @@ std::unique_ptr<Request> MakeJoinedRequest(const RequestInfo& info) {
 }
 
 int Contributors(const JoinedRanks& joined, int size, uint64_t ticket) {
-  return size - static_cast<int>(std::count_if(joined.begin(), joined.end(), [&](const auto& item) {
-           return !TookPart(item.second, ticket);
-         }));
+  const auto left_out = std::count_if(joined.begin(), joined.end(), [&](const auto& item) {
+    return !TookPart(item.second, ticket);
+  });
+  return std::max(size - static_cast<int>(left_out), 1);  // of none nobody can ask for it
 }
 
 Status Joins::Add(const JoinNote& note, int64_t now_us) {
@@ -178,11 +179,20 @@ void Joins::NoteCollective(int64_t now_us) {
 std::vector<std::pair<int32_t, WaitNote>> Joins::TakeOrders() {
   std::vector<std::pair<int32_t, WaitNote>> orders;
   for (auto& [rank, joined] : joined_) {
-    if (joined.heard.size() + 1 < ranks_.size()) continue;
+    if (!IsHeard(joined)) continue;
     for (WaitNote& note : joined.orders) orders.emplace_back(rank, std::move(note));
     joined.orders.clear();
   }
   return orders;
+}
+
+std::vector<int32_t> Joins::TakeHeard() {
+  std::vector<int32_t> heard;
+  for (auto& [rank, joined] : joined_) {
+    if (!IsHeard(joined) || std::exchange(joined.is_told, true)) continue;
+    heard.push_back(rank);
+  }
+  return heard;
 }
 
 std::vector<int32_t> Joins::End() {

@@ -64,6 +64,9 @@ class Joins {
   // rank has joined once more.
   void Heard(int rank, int by, uint32_t round);
   uint32_t round() const { return round_; }
+  // The ranks of which all others know now, each once: after TakeOrders, because what is announced
+  // to them later was called later than what they are ordered.
+  std::vector<int32_t> TakeHeard();
   // A rank has started a predicted operation. One that can't be next for a rank that has joined is
   // left out: who started it has not heard of that rank yet, and will say all again.
   void Started(const WaitNote& note, int64_t now_us);
@@ -86,8 +89,10 @@ class Joins {
   struct Joined {
     std::vector<uint64_t> last;  // with what it was told
     std::set<int32_t> heard;
+    bool is_told = false;  // by TakeHeard
     std::deque<WaitNote> orders;
   };
+  bool IsHeard(const Joined& joined) const { return joined.heard.size() + 1 >= ranks_.size(); }
   Stall Describe(int64_t now_us) const;
   void NoteCollective(int64_t now_us);
 

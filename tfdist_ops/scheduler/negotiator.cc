@@ -41,6 +41,12 @@ Stall MakeStall(const RequestInfo& info, int64_t age_us, std::vector<int> missin
   return stall;
 }
 
+bool Fuses(const RequestInfo& a, const RequestInfo& b) {
+  return a.kind == CollectiveKind::kAllreduce && b.kind == CollectiveKind::kAllreduce &&
+         !a.bucket && !b.bucket && a.dtype == b.dtype && a.op == b.op && a.prescale == b.prescale &&
+         a.postscale == b.postscale;
+}
+
 std::vector<int> FuseRequests(const std::vector<RequestInfo>& ready, int64_t fusion_bytes) {
   std::vector<int> batches;
   int64_t bytes = 0;
@@ -50,11 +56,7 @@ std::vector<int> FuseRequests(const std::vector<RequestInfo>& ready, int64_t fus
     for (const auto& shape : info.shapes) {
       own += ElementCount(shape) * static_cast<int64_t>(DTypeSize(info.dtype));
     }
-    const bool fits = i > 0 && info.kind == CollectiveKind::kAllreduce &&
-                      ready[i - 1].kind == CollectiveKind::kAllreduce && !info.bucket &&
-                      !ready[i - 1].bucket && info.dtype == ready[i - 1].dtype &&
-                      info.op == ready[i - 1].op && info.prescale == ready[i - 1].prescale &&
-                      info.postscale == ready[i - 1].postscale && bytes + own <= fusion_bytes;
+    const bool fits = i > 0 && Fuses(ready[i - 1], info) && bytes + own <= fusion_bytes;
     if (fits) {
       ++batches.back();
       bytes += own;

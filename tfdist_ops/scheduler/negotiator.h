@@ -32,6 +32,8 @@ struct Stall {
 };
 Stall MakeStall(const RequestInfo& info, int64_t age_us, std::vector<int> missing);
 
+// Whether these can be parts of one collective.
+bool Fuses(const RequestInfo& a, const RequestInfo& b);
 // Which of the agreed requests (in order) run as one collective: consecutive allreduces of the same
 // type, operation and factors, together at most `fusion_bytes`; buckets are left as they are.
 // Returns how many there are in each batch.

@@ -10,6 +10,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -95,6 +96,7 @@ struct ProcessSet : SetView {
   std::unique_ptr<Waits> waits;            // likewise
   std::unique_ptr<Joins> joins;            // likewise
   std::unique_ptr<Request> joining;        // kJoin of this rank; sent when it is idle
+  std::optional<Response> join_answer;     // all have joined; told when it is idle
   JoinedRanks joined;                      // with this one, once it is sent
   std::map<std::string, std::deque<std::unique_ptr<Request>>> entries;  // by key
   std::map<Turn, Active> active;

@@ -10,6 +10,9 @@ namespace {
 
 // Of a tensor; more than any memory holds, and still a number of bytes that fits.
 constexpr int64_t kMostElements = int64_t{1} << 58;
+// As CheckRequest.
+constexpr double kMostSeconds = 1e9;
+constexpr int32_t kMostBuckets = 1 << 20;  // of a group
 
 bool IsSizes(const std::vector<int64_t>& sizes) {
   int64_t total = 0;
@@ -81,6 +84,8 @@ bool DecodeRequest(ByteSpan bytes, RequestInfo* info) {
   if (info->sizes.size() != info->hints.size() || !IsSizes(info->sizes)) return false;
   const bool has_place = info->bucket_index == 0 || info->bucket_index < info->bucket_count;
   if (info->bucket_index < 0 || info->bucket_count < 0 || !has_place) return false;
+  if (info->bucket_count > kMostBuckets) return false;
+  if (!(info->timeout_s >= 0 && info->timeout_s <= kMostSeconds)) return false;
   for (const std::vector<int64_t>& shape : info->shapes) {
     int64_t elements = 1;  // zeros apart, so that no order of the factors can overflow
     for (int64_t dim : shape) {
@@ -176,7 +181,7 @@ bool DecodeJoin(ByteSpan bytes, JoinNote* note) {
   note->last = r.Numbers<uint64_t>();
   note->complete = r.Number<int32_t>();
   note->round = r.Number<uint32_t>();
-  return r.Done() && note->timeout_s >= 0;
+  return r.Done() && note->timeout_s >= 0 && note->timeout_s <= kMostSeconds;
 }
 
 std::string EncodeStatus(const Status& status) {
