@@ -37,7 +37,7 @@ test: $(BUILT)  ## the whole suite, in stages
 	@$(BIN)/python .ci/stages.py
 
 test-slow: $(BUILT)  ## the tests that take minutes
-	@$(BIN)/python -m pytest tests -m slow
+	@$(BIN)/python .ci/stages.py --slow
 
 test-minors: $(BUILT)  ## sets up and tries the oldest and the newest TensorFlow
 	@$(BIN)/python .ci/minors.py

@@ -1,5 +1,7 @@
 """Runs the test suite in stages and tells what each took (`make test`).
 
+With --slow those tests that the suite leaves out (`make test-slow`).
+
 First the C++ tests (CMake, Ninja, ctest), then one pytest run over the folders of
 `tests/`, so that the worker processes with TensorFlow are started once. The last line
 is pytest's own summary. Exit code 0 only when every stage passed.
@@ -29,7 +31,7 @@ def _tool(name: str) -> str:
     return str(Path(sys.executable).parent / name)
 
 
-def run_cpp() -> bool:
+def run_cpp(slow: bool) -> bool:
     """Builds and runs `tests/cpp`; True when all passed."""
     configure = [
         *(_tool("cmake"), "-S", str(ROOT / "tfdist_ops"), "-B", str(BUILD)),
@@ -41,6 +43,7 @@ def run_cpp() -> bool:
     test = [
         *(_tool("ctest"), "--test-dir", str(BUILD), "--output-on-failure"),
         *("--no-tests=error", "--parallel", cores),
+        *("-L" if slow else "-LE", "slow"),
     ]
     for command in (configure, build, test):
         try:
@@ -111,11 +114,12 @@ def headline(stage: str, what: str) -> None:
 
 def main() -> int:
     """Runs all stages; returns the exit code."""
+    slow = "--slow" in sys.argv[1:]
     os.chdir(ROOT)
     finished: list[tuple[str, str, float]] = []
     headline("C++", "tests/cpp under ctest")
     begin = time.monotonic()
-    cpp_passed = run_cpp()
+    cpp_passed = run_cpp(slow)
     words = "passed" if cpp_passed else "FAILED"
     finished.append(("C++", words, time.monotonic() - begin))
 
@@ -123,7 +127,7 @@ def main() -> int:
     code = pytest.main(
         [
             *(folder for folder in folders if (ROOT / folder).is_dir()),
-            *("-q", "-rs", "-m", "not slow"),
+            *("-q", "-rs", "-m", "slow" if slow else "not slow"),
             *("--durations=10", "--durations-min=5"),
         ],
         plugins=[StageReport(finished)],

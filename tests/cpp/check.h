@@ -1,5 +1,6 @@
 // A test executable: TEST(name) { CHECK(...); } ... and TEST_MAIN(). Runs every test, or those
-// whose name contains argv[1]; prints one line each and exits with 1 when any failed.
+// whose name contains argv[1]; prints one line each and exits with 1 when any failed. With --full,
+// products are gone through of which Full() has a sample otherwise.
 #ifndef TFDIST_TESTS_CPP_CHECK_H_
 #define TFDIST_TESTS_CPP_CHECK_H_
 
@@ -25,6 +26,11 @@ struct Test {
 inline std::vector<Test>& Tests() {
   static std::vector<Test> tests;
   return tests;
+}
+
+inline bool& Full() {
+  static bool full = false;
+  return full;
 }
 
 struct Register {
@@ -56,6 +62,8 @@ inline int Main(int argc, char** argv) {
   for (int i = 1; i < argc; ++i) {
     if (std::strcmp(argv[i], "-x") == 0) {
       stop_early = true;
+    } else if (std::strcmp(argv[i], "--full") == 0) {
+      Full() = true;
     } else {
       part = argv[i];
     }
