@@ -88,7 +88,7 @@ gpu:  ## builds the CUDA kernels, checks and measures them (needs nvcc; TensorFl
 	@$(firstword $(wildcard $(BIN)/python) python3) benchmarks/gpu_pack.py
 
 xla: $(BUILT)  ## libtfdist_xla.so: jit_compile=True compiles whole steps (a minute, 2 GB; optional)
-	@nice $(BIN)/python .ci/xla.py
+	@TF_CPP_MIN_LOG_LEVEL=3 nice $(BIN)/python .ci/xla.py
 
 clean:  ## removes what was built; .venv stays
 	rm -rf build dist *.egg-info tfdist/_native/*.so .venv/.built

@@ -10,13 +10,11 @@ it changes.
 """
 
 import importlib.util
-import os
 import subprocess
 import sys
 from pathlib import Path
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-import tensorflow as tf  # noqa: E402
+import tensorflow as tf
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build" / "xla"

@@ -288,7 +288,7 @@ DAEMON = "setsid sleep 600 & echo ready; exec sleep 600"
 def test_a_killed_launcher_leaves_nothing_on_other_hosts(started):
     marker = f"mark-{uuid.uuid4().hex}"
     process = started((1, 2), *shell(DAEMON), options=["-x", "MARK"], MARK=marker)
-    assert len(marked(marker)) > 6
+    until(lambda: len(marked(marker)) > 6)
     process.kill()
     process.wait(5)
     process.stdout.close()
@@ -302,7 +302,7 @@ def test_a_dead_connection_ends_its_ranks_and_is_named(hosts, started):
     options = ["-x", "MARK", "--grace-s", "30"]
     script = f"export HOST_MARK={marker}-$TFDIST_CROSS_RANK; {DAEMON}"
     process = started((1, 1), *shell(script), options=options, MARK=marker)
-    assert len(marked(f"{marker}-1")) >= 2
+    until(lambda: len(marked(f"{marker}-1")) >= 2)  # setsid has to start
     hosts.clients(process.pid)["host-b"].kill()
     # Before tfdistrun does anything about it: its grace is longer.
     until(lambda: not marked(f"{marker}-1"), GONE_S)

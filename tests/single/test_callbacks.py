@@ -190,7 +190,7 @@ def broadcasts(monkeypatch):
     """Paths given to broadcast_variables, and the iterations at that time."""
     calls = []
 
-    def note(variables, root=0):
+    def note(variables, root=0, process_set=None):
         iterations = [v for v in variables if v.path.endswith("/iteration")]
         calls.append(([v.path for v in variables], int(iterations[0].numpy()), root))
 

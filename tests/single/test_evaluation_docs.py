@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import keras
+from helpers.pages import run_page
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "evaluation.md"
 TEXT = PAGE.read_text(encoding="utf-8")
@@ -11,9 +12,7 @@ TEXT = PAGE.read_text(encoding="utf-8")
 
 def test_all_lines_of_the_page_run():
     keras.utils.clear_session()
-    names: dict[str, object] = {}
-    for block in re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL):
-        exec(compile(block, str(PAGE), "exec"), names)
+    names = run_page("evaluation.md")
     assert names["outputs"].shape == (100, 1)
     assert sorted(names["results"]) == ["accuracy", "auc", "loss"]
     history = names["model"].history.history

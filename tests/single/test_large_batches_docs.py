@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+from helpers.pages import run_page
 
 import tfdist
 from tfdist.optimizers import LARS
@@ -13,9 +14,7 @@ TEXT = (ROOT / "docs" / "large-batches.md").read_text(encoding="utf-8")
 
 
 def test_all_lines_of_the_page_run():
-    names: dict[str, object] = {}
-    for block in re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL):
-        exec(compile(block, "large-batches.md", "exec"), names)
+    names = run_page("large-batches.md")
     assert isinstance(names["model"].optimizer, LARS)
     steps = (0, 99, 100, 30 * 20 - 1, 30 * 20, 60 * 20)
     found = [float(names["rate"](step)) for step in steps]

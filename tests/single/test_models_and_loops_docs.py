@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import keras
+from helpers.pages import blocks_of, run_page
 
 import tfdist
 
@@ -15,11 +16,8 @@ TEXT = PAGE.read_text(encoding="utf-8")
 def test_all_lines_of_the_page_run_one_after_the_other(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     keras.utils.clear_session()
-    names: dict[str, object] = {}
-    blocks = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
-    assert len(blocks) >= 14
-    for block in blocks:
-        exec(compile(block, str(PAGE), "exec"), names)
+    assert len(blocks_of("models-and-loops.md")) >= 14
+    names = run_page("models-and-loops.md")
     assert type(names["model"].optimizer).__name__ == "Adam"
 
     class Own(keras.Sequential):

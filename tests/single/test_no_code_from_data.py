@@ -42,10 +42,8 @@ ALLOWED = {
     ("tests/single/test_rendezvous_secret.py", "0.0.0.0"),
     ("tests/single/test_rendezvous_store.py", "0.0.0.0"),
     ("tests/single/test_data.py", "exec"),  # runs the code blocks of a docstring
-    ("tests/single/test_models_and_loops_docs.py", "compile"),  # and of a page
-    ("tests/single/test_models_and_loops_docs.py", "exec"),
-    ("tests/single/test_evaluation_docs.py", "compile"),
-    ("tests/single/test_evaluation_docs.py", "exec"),
+    ("tests/helpers/pages.py", "compile"),  # and of a page
+    ("tests/helpers/pages.py", "exec"),
 }
 
 

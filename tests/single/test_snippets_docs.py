@@ -1,22 +1,14 @@
 """The lines of docs/gradients.md and docs/batch-normalization.md run, on one rank."""
 
-import re
-from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers.pages import blocks_of, run_page
 
 import tfdist
-
-DOCS = Path(__file__).resolve().parents[2] / "docs"
-
-
-def blocks_of(page: str) -> list[str]:
-    text = (DOCS / page).read_text(encoding="utf-8")
-    return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
 
 
 def started() -> dict[str, Any]:
@@ -42,9 +34,8 @@ def test_the_lines_about_gradients_run(number):
     names["loss_fn"] = keras.losses.SparseCategoricalCrossentropy()
     names["grads"] = [tf.ones(v.shape) for v in variables]
     names["optimizer"] = tfdist.DistributedOptimizer(keras.optimizers.SGD(0.1))
-    blocks = blocks_of("gradients.md")
-    assert len(blocks) == 3
-    exec(compile(blocks[number], "docs/gradients.md", "exec"), names)
+    assert len(blocks_of("gradients.md")) == 3
+    run_page("gradients.md", names, only=number)
     updates = int(names["optimizer"].iterations)  # the first of four batches makes none
     assert updates == [0, 1, 0][number]
 
@@ -58,9 +49,7 @@ def test_the_lines_about_batch_normalisation_run(tmp_path, monkeypatch):
     monkeypatch.setattr(tfdist, "add_process_set", lambda ranks: alone)
     data = tfdist.data.shard((names["x"], names["y"]), batch_size=4)
     names["train"] = names["share"] = data
-    blocks = blocks_of("batch-normalization.md")
-    for block in blocks:
-        exec(compile(block, "docs/batch-normalization.md", "exec"), names)
-    assert len(blocks) == 3
+    assert len(blocks_of("batch-normalization.md")) == 3
+    run_page("batch-normalization.md", names)
     assert tfdist.layers.is_synchronized(small.layers[0])
     assert (tmp_path / "best.keras").is_file()
