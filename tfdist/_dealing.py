@@ -14,7 +14,7 @@ import keras
 import tensorflow as tf
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 
-from tfdist import data as sharding
+from tfdist.data import _shard as sharding
 
 _BATCH_SIZE = 32  # of Keras, where none is given
 

@@ -1,0 +1,11 @@
+"""Data of one rank: its share of a data set, in as many steps as every other rank.
+
+Example:
+    >>> import numpy as np, tfdist
+    >>> tfdist.init()
+    >>> batches = tfdist.data.shard(np.arange(10), batch_size=4, shuffle=True)
+"""
+
+from tfdist.data._shard import batch_sizes, seed, shard
+
+__all__ = ["batch_sizes", "seed", "shard"]
