@@ -51,6 +51,7 @@ _HOME = {
     "allgather_object": "objects",
     "evaluate": "evaluation",
     "predict": "prediction",
+    "restore": "restoration",
     "DistributedGradientTape": "tape",
     "DistributedOptimizer": "optimizer",
     "pin_gpu": "device",
@@ -105,6 +106,7 @@ __all__ = [
     "reduce",
     "reduce_scatter",
     "remove_process_set",
+    "restore",
     "scatter",
     "send",
     "shutdown",
@@ -158,6 +160,7 @@ if TYPE_CHECKING:
     from tfdist.objects import allgather_object, broadcast_object
     from tfdist.optimizer import DistributedOptimizer
     from tfdist.prediction import predict
+    from tfdist.restoration import restore
     from tfdist.tape import DistributedGradientTape
     from tfdist.variables import broadcast_variables
 

@@ -70,7 +70,7 @@ def test_public_names_are_exactly_these():
         pin_gpu callbacks data errors layers optimizers __version__
         reduce reduce_scatter gather scatter alltoall send recv
         ProcessSet add_process_set remove_process_set process_sets
-        join evaluate predict
+        join evaluate predict restore
         """.split()
     assert sorted(tfdist.__all__) == sorted(expected) == dir(tfdist)
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):

@@ -42,6 +42,7 @@ WITH_TENSORFLOW = [
     *("split_step", "_reducing_optimizer"),
     *("objects", "variables", "data", "device", "tape", "optimizer"),
     *("metric_states", "_together", "_dealing", "evaluation", "prediction"),
+    "restoration",
     *("layers", "optimizers", "callbacks"),
 ]
 ORDER = WITHOUT_TENSORFLOW + WITH_TENSORFLOW

@@ -33,6 +33,7 @@ from tfdist.callbacks.learning_rate_scale import LearningRateScale
 from tfdist.callbacks.learning_rate_warmup import LearningRateWarmup
 from tfdist.callbacks.metric_average import MetricAverage
 from tfdist.callbacks.rank_zero_only import RankZeroOnly
+from tfdist.callbacks.stop_on_signal import StopOnSignal
 from tfdist.callbacks.stop_together import StopTogether
 from tfdist.callbacks.uneven_data import UnevenData
 
@@ -44,6 +45,7 @@ __all__ = [
     "LearningRateWarmup",
     "MetricAverage",
     "RankZeroOnly",
+    "StopOnSignal",
     "StopTogether",
     "UnevenData",
 ]

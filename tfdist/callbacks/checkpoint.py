@@ -12,8 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import keras
+
 from tfdist import _runtime, errors
-from tfdist.callbacks._base import RankCallback
+from tfdist.callbacks._base import RankCallback, base_optimizer
 from tfdist.layers.statistics import combine_at
 from tfdist.objects import broadcast_object
 from tfdist.torn import check_not_torn
@@ -34,15 +36,22 @@ class Checkpoint(RankCallback):
 
     Args:
         filepath: name of the file, ending in ".keras", or in ".weights.h5" with
-            `save_weights_only`; may hold `{epoch}`, `{batch}` and names of the logs,
-            e.g. "model-{epoch:02d}-{val_loss:.3f}.keras".
+            `save_weights_only`; may hold `{epoch}`, `{batch}`, `{step}` (updates since
+            the very first, also over resumed trainings) and names of the logs, e.g.
+            "model-{step:07d}-{val_loss:.3f}.keras".
         monitor: name in the logs that says which model is best; default "val_loss".
             Put `MetricAverage` first, else it is rank 0's own value.
         save_best_only: save only when `monitor` improved; default False.
         save_weights_only: default False: the whole model with its optimizer.
         mode: "min", "max" or "auto" (max for names with acc, auc, precision, recall or
             f1; else min); default "auto".
-        save_freq: "epoch" (default), or a number of steps.
+        save_freq: "epoch" (default), or a number of steps; with gradient accumulation
+            it waits for the update that the step is part of.
+        initial_value_threshold: with `save_best_only`, what `monitor` has to be better
+            than at the first save, e.g. the best of a training that is resumed; default
+            None: anything.
+        keep: how many files to keep, at least 1: older ones that this training saved
+            are removed after a new one is complete; default None: all.
         verbose: 1: rank 0 says what it saved; default 0.
         timeout_s: seconds that the others wait; default `TFDIST_TIMEOUT_S`.
 
@@ -67,6 +76,8 @@ class Checkpoint(RankCallback):
         save_weights_only: bool = False,
         mode: str = "auto",
         save_freq: str | int = "epoch",
+        initial_value_threshold: float | None = None,
+        keep: int | None = None,
         verbose: int = 0,
         timeout_s: float | None = None,
     ) -> None:
@@ -86,13 +97,19 @@ class Checkpoint(RankCallback):
                 "Expected save_freq='epoch' or a number of steps of at least 1, got "
                 f"{save_freq!r}."
             )
+        if keep is not None and (not isinstance(keep, int) or keep < 1):
+            raise ValueError(f"Expected keep of at least 1 or None, got {keep!r}.")
         self.monitor = monitor
         self.save_best_only = save_best_only
         self.save_weights_only = save_weights_only
         self.save_freq = save_freq
         self.verbose = verbose
         self.timeout_s = timeout_s
+        self.keep = keep
         self._better, self._best = _comparison(mode, monitor)
+        if initial_value_threshold is not None:
+            self._best = float(initial_value_threshold)
+        self._saved: list[Path] = []
         self._steps = 0
 
     def settings_of_all_ranks(self) -> dict[str, Any]:
@@ -114,17 +131,22 @@ class Checkpoint(RankCallback):
         # With steps_per_execution a call stands for several steps.
         self._steps += batch - self._last_batch
         self._last_batch = batch
-        if self._steps >= self.save_freq:
+        if self._steps >= self.save_freq and not between_updates(self.model):
             self._steps = 0
-            self._save_together(logs or {}, batch)
+            self.save_now(logs or {}, batch)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Saves, if `save_freq` is "epoch"."""
         if self.save_freq == "epoch":
-            self._save_together(logs or {}, None)
+            self.save_now(logs or {}, None)
 
-    def _save_together(self, logs: dict[str, Any], batch: int | None) -> None:
-        """Rank 0 saves; all ranks return, or raise, when it has."""
+    def save_now(self, logs: dict[str, Any], batch: int | None) -> None:
+        """Rank 0 saves; all ranks call it, and return, or raise, when it has.
+
+        Args:
+            logs: the metrics so far, for the name and `monitor`.
+            batch: the step in the epoch, from 0; None at the end of an epoch.
+        """
         check_not_torn()
         combine_at("to save a checkpoint", self.model, process_set=self._ranks)
         failure: Exception | None = None
@@ -163,13 +185,23 @@ class Checkpoint(RankCallback):
                 return
         path = self._path(logs, batch)
         write_whole_file(path, self._write)
+        self._remove_old_files(path)
         if self.save_best_only:
             self._best = value
         if self.verbose:
             sys.stdout.write(f"\nEpoch {self._epoch + 1}: saved {path}\n")
 
+    def _remove_old_files(self, newest: Path) -> None:
+        self._saved = [path for path in self._saved if path != newest] + [newest]
+        while self.keep is not None and len(self._saved) > self.keep:
+            self._saved.pop(0).unlink(missing_ok=True)
+
     def _path(self, logs: dict[str, Any], batch: int | None) -> Path:
         names = {"epoch": self._epoch + 1, **logs}
+        if getattr(self.model, "optimizer", None) is not None:
+            names["step"] = int(
+                keras.ops.convert_to_numpy(self.model.optimizer.iterations)
+            )
         if batch is not None:
             names["batch"] = batch + 1
         try:
@@ -185,6 +217,19 @@ class Checkpoint(RankCallback):
             self.model.save_weights(str(path), overwrite=True)
         else:
             self.model.save(str(path), overwrite=True)
+
+
+def between_updates(model: keras.Model) -> bool:
+    """Whether gradients of some batches wait for an update, different on each rank.
+
+    A checkpoint has those of one rank only.
+    """
+    optimizer = base_optimizer(model)
+    batches = getattr(optimizer, "gradient_accumulation_steps", None)
+    if not batches:
+        return False
+    seen = int(keras.ops.convert_to_numpy(optimizer._iterations))
+    return seen % int(batches) != 0
 
 
 def write_whole_file(path: Path, write: Callable[[Path], None]) -> None:

@@ -1,0 +1,147 @@
+"""StopOnSignal: a signal to any rank ends all ranks at the same step, and saves."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from collections.abc import Sequence
+from types import FrameType
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist import _runtime
+from tfdist.callbacks._base import RankCallback
+from tfdist.callbacks.checkpoint import Checkpoint, between_updates
+from tfdist.collectives import ReduceOp, allreduce
+
+_logger = logging.getLogger("tfdist")
+
+
+class StopOnSignal(RankCallback):
+    """Saves a checkpoint at the current step when the job is asked to end, and exits.
+
+    Batch systems and clouds send a signal some seconds before they take a machine away;
+    Ctrl-C in `tfdistrun` reaches all ranks likewise. The step that is running is
+    finished, all ranks agree on it, the checkpoint is saved, and every rank leaves
+    `fit` by `SystemExit` with 128 + the signal's number, as a shell would say it. No
+    validation, no end of the epoch: seconds count. A second signal has the effect
+    that it had before this callback.
+
+    It costs one reduction of a single number after each step.
+
+    Args:
+        checkpoint: saves; it need not be in the list of callbacks itself. Its
+            `save_best_only` has to be False: a stop is not a choice.
+        signals: numbers of the signals; default SIGTERM, SIGINT and SIGUSR1 (Slurm's
+            `--signal=USR1@60` sends that one). They are handled during `fit` only.
+        timeout_s: seconds to wait for the slowest rank; default `TFDIST_TIMEOUT_S`.
+
+    Raises:
+        ValueError: `checkpoint` keeps the best only; or, at the start of `fit`, this is
+            not the main thread, which alone can handle signals.
+        SystemExit: on all ranks, after the checkpoint is saved.
+
+    Example:
+        >>> import tfdist
+        >>> latest = tfdist.callbacks.Checkpoint("latest-{step}.keras", keep=2)
+        >>> callbacks = [latest, tfdist.callbacks.StopOnSignal(latest)]
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        *,
+        signals: Sequence[int] = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1),
+        timeout_s: float | None = None,
+    ) -> None:
+        super().__init__()
+        if checkpoint.save_best_only:
+            raise ValueError(
+                "Expected a Checkpoint that saves whatever there is, got one with "
+                "save_best_only=True. Give StopOnSignal a Checkpoint of its own."
+            )
+        self.checkpoint = checkpoint
+        self.signals = tuple(signals)
+        self.timeout_s = timeout_s
+        self._received = 0
+        self._before: dict[int, Any] = {}
+
+    def settings_of_all_ranks(self) -> dict[str, Any]:
+        """Which signals are waited for."""
+        return {"signals": [int(number) for number in self.signals]}
+
+    @property
+    def meets_at_steps(self) -> bool:
+        """After each."""
+        return True
+
+    def set_model(self, model: Any) -> None:
+        """Gives the model to the checkpoint too, which may not be in the list."""
+        super().set_model(model)
+        self.checkpoint.set_model(model)
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Begins to listen."""
+        super().on_train_begin(logs)
+        if threading.current_thread() is not threading.main_thread():
+            raise ValueError(
+                "tfdist.callbacks.StopOnSignal needs the main thread, which alone "
+                "handles signals in Python. Call fit there, or leave it out."
+            )
+        self._received = 0
+        for number in self.signals:
+            # None: a handler that was not set by Python, and cannot be set again.
+            self._before[number] = signal.getsignal(number) or signal.SIG_DFL
+            signal.signal(number, self._note)
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Remembers the epoch, for the checkpoint's name too."""
+        super().on_epoch_begin(epoch, logs)
+        self.checkpoint.on_epoch_begin(epoch, logs)
+
+    def on_train_batch_end(
+        self, batch: int, logs: dict[str, Any] | None = None
+    ) -> None:
+        """Asks all ranks whether one of them received a signal; if so, all end."""
+        super().on_train_batch_end(batch, logs)
+        if between_updates(self.model):  # on all ranks alike
+            return
+        received = self._received
+        if _runtime.size() > 1:
+            received = int(
+                allreduce(
+                    tf.constant(received, tf.int32),
+                    op=ReduceOp.MAX,
+                    name="stop_on_signal",
+                    timeout_s=self.timeout_s,
+                    process_set=self._ranks,
+                )
+            )
+        if not received:
+            return
+        if _runtime.rank() == self._first:
+            _logger.warning(
+                "%s: saving after step %d of epoch %d, then the job ends.",
+                signal.Signals(received).name,
+                batch + 1,
+                self._epoch + 1,
+            )
+        self.checkpoint.save_now(logs or {}, batch)
+        self._give_back()
+        raise SystemExit(128 + received)
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Gives the signals back."""
+        super().on_train_end(logs)
+        self._give_back()
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._received = number
+        signal.signal(number, self._before[number])
+
+    def _give_back(self) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before = {}

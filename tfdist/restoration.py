@@ -1,0 +1,229 @@
+"""restore: a checkpoint, read by one rank, on all ranks."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import zipfile
+from collections import Counter
+from typing import Any
+
+import keras
+
+from tfdist import _runtime
+from tfdist._process_sets import ProcessSet, members_of
+from tfdist._together import Together
+from tfdist.torn import check_not_torn
+from tfdist.variables import broadcast_variables
+
+_WEIGHTS = "model.weights.h5"
+_CONFIG = "config.json"
+
+
+def restore(
+    model: keras.Model,
+    path: str | os.PathLike[str],
+    *,
+    timeout_s: float | None = None,
+    process_set: ProcessSet | None = None,
+) -> int:
+    """Gives a compiled model, on all ranks, the weights and optimizer of a checkpoint.
+
+    The lowest rank reads the file, the others get everything from it, so it need not
+    be visible to them. The number of ranks may be another than when it was saved. What
+    has been trained since then goes on as if it had not been interrupted: the optimizer
+    has its slots and its count of steps, from which schedules take the learning rate.
+    (Random number generators of layers are those of the lowest rank until
+    `BroadcastInitialState` makes them distinct.)
+
+    Args:
+        model: built and compiled as the saved one was, on all ranks.
+        path: a ".keras" file that `tfdist.callbacks.Checkpoint` or `model.save` wrote.
+        timeout_s: seconds to wait for the rank that reads; default `TFDIST_TIMEOUT_S`.
+        process_set: the ranks that train the model, which alone call it; default all.
+
+    Returns:
+        How many updates the optimizer has done: its `iterations`.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it is no checkpoint, or one of another model or optimizer; names
+            what was expected and found. Nothing has been changed then.
+        tfdist.RankFailedError: on the ranks that do not read, with the words of the one
+            that does.
+
+    Example:
+        >>> import keras, tfdist
+        >>> tfdist.init()
+        >>> def compiled():
+        ...     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        ...     model.compile(tfdist.DistributedOptimizer(keras.optimizers.Adam()), "mse")
+        ...     return model
+        >>> import tempfile
+        >>> path = tempfile.mkdtemp() + "/model.keras"
+        >>> compiled().save(path)
+        >>> tfdist.restore(compiled(), path)
+        0
+    """
+    _runtime.check_initialized()
+    check_not_torn()
+    ranks = Together("restore", timeout_s, process_set)
+    root = members_of(process_set)[0]
+
+    def read() -> tuple[None, dict[str, Any]]:
+        check_compiled(model)
+        if _runtime.rank() == root:
+            load(model, os.fspath(path))
+        return None, {}
+
+    ranks.run("read", read)
+    broadcast_variables(
+        model.weights + model.optimizer.variables, root, process_set=process_set
+    )
+    return int(keras.ops.convert_to_numpy(model.optimizer.iterations))
+
+
+def check_compiled(model: keras.Model) -> None:
+    """Builds the optimizer if need be.
+
+    Raises:
+        ValueError: the model has no weights yet, or no optimizer.
+    """
+    if not model.built or not model.weights:
+        raise ValueError(
+            f"Expected a built model, got {model.name!r} without weights. Give it "
+            "data of the right shape once, or call model.build(shape), before "
+            "tfdist.restore."
+        )
+    if getattr(model, "optimizer", None) is None:
+        raise ValueError(
+            f"Expected a compiled model, got {model.name!r} without an optimizer. "
+            "Call model.compile(...) before tfdist.restore."
+        )
+    if not model.optimizer.built:
+        model.optimizer.build(model.trainable_variables)
+
+
+def load(model: keras.Model, path: str) -> None:
+    """Reads a checkpoint into a compiled model of this process; as `restore` raises."""
+    if not os.path.exists(path):
+        raise FileNotFoundError(f"There is no checkpoint {path!r}.")
+    config, saved = _contents(path)
+    own_name = type(model.optimizer).__name__
+    saved_name = optimizer_name(config)
+    if saved_name is None:
+        raise ValueError(
+            f"{path} was saved without an optimizer (or before compile), so training "
+            "cannot go on from it. Read its weights alone: model.load_weights(path)."
+        )
+    if saved_name != keras.optimizers.serialize(model.optimizer)["class_name"]:
+        raise ValueError(
+            f"{path} has the state of the optimizer {saved_name}, but this model is "
+            f"compiled with {own_name}. Compile it as it was."
+        )
+    # Keras would only warn, and go on with an optimizer that starts anew.
+    difference = shapes_difference(
+        [tuple(v.shape) for v in model.optimizer.variables], saved["optimizer"]
+    )
+    problem = _difference_of_weights(model, saved["weights"], path) or difference
+    if problem:
+        raise ValueError(
+            f"{path} is a checkpoint of another model than {model.name!r}: {problem}. "
+            "Build and compile the model as it was when it was saved."
+        )
+    model.load_weights(path)
+
+
+def optimizer_name(config: dict[str, Any]) -> str | None:
+    """The class of the optimizer a saved model was compiled with; None for none.
+
+    Args:
+        config: the content of the checkpoint's "config.json".
+    """
+    compiled = config.get("compile_config") or {}
+    optimizer = compiled.get("optimizer")
+    if isinstance(optimizer, dict):
+        return str(optimizer.get("class_name"))
+    return None if optimizer is None else str(optimizer)
+
+
+def shapes_difference(
+    own: list[tuple[int, ...]], saved: list[tuple[int, ...]]
+) -> str | None:
+    """What differs between the optimizer's variables and the saved ones.
+
+    Args:
+        own: shapes of the variables that there are.
+        saved: shapes of those in the file, in any order.
+
+    Returns:
+        A clause for a message; None if they are alike.
+
+    Example:
+        >>> shapes_difference([(), (3, 4)], [(), (3, 5)])
+        'the optimizer has no variable of shape (3, 5), but one of (3, 4)'
+    """
+    expected, found = Counter(own), Counter(saved)
+    if expected == found:
+        return None
+    more, less = sorted((found - expected)), sorted((expected - found))
+    if more and less:
+        return (
+            f"the optimizer has no variable of shape {more[0]}, but one of {less[0]}"
+        )
+    return (
+        f"expected {len(own)} variables of the optimizer, found {len(saved)} in the "
+        f"file, {'more' if more else 'less'} those of shape {(more or less)[0]}"
+    )
+
+
+def _contents(path: str) -> tuple[dict[str, Any], dict[str, list[tuple[int, ...]]]]:
+    """The saved model's config, and the shapes of its variables by kind."""
+    import h5py  # comes with Keras
+
+    try:
+        with zipfile.ZipFile(path) as archive:
+            config = json.loads(archive.read(_CONFIG))
+            weights = io.BytesIO(archive.read(_WEIGHTS))
+        shapes: dict[str, list[tuple[int, ...]]] = {"optimizer": [], "weights": []}
+        with h5py.File(weights, "r") as file:
+
+            def note(name: str, item: Any) -> None:
+                if not isinstance(item, h5py.Dataset):
+                    return
+                # A loss scale has all variables, those of the inner optimizer too.
+                if name.startswith("optimizer/vars/"):
+                    shapes["optimizer"].append(tuple(item.shape))
+                elif not name.startswith("optimizer/"):
+                    shapes["weights"].append(tuple(item.shape))
+
+            file.visititems(note)
+    except (zipfile.BadZipFile, KeyError, OSError, ValueError) as error:
+        raise ValueError(
+            f"Expected {path} to be a whole .keras file, written by "
+            f"tfdist.callbacks.Checkpoint or model.save, got: {error}. Take an older "
+            "checkpoint."
+        ) from None
+    return config, shapes
+
+
+def _difference_of_weights(
+    model: keras.Model, saved: list[tuple[int, ...]], path: str
+) -> str | None:
+    """The first variable that the file has with another shape, or not at all."""
+    own = Counter(tuple(v.shape) for v in model.weights)
+    # Generators of random numbers and metrics may be saved too: only what is missing
+    # is certain to be wrong.
+    if not own - Counter(saved):
+        return None
+    other = keras.saving.load_model(path, compile=False)
+    ours = [(v.path.removeprefix(f"{model.name}/"), v.shape) for v in model.weights]
+    theirs = [v.shape for v in other.weights]
+    for (name, expected), found in zip(ours, theirs, strict=False):
+        if tuple(expected) != tuple(found):
+            return (
+                f"expected {name} of shape {tuple(expected)}, found shape "
+                f"{tuple(found)} in its place"
+            )
+    return f"expected {len(ours)} variables, found {len(theirs)}"
