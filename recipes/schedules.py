@@ -13,6 +13,7 @@ long, the whole training T steps.
 import dataclasses
 import math
 import sys
+from typing import Any
 
 import keras
 
@@ -119,6 +120,63 @@ PRESETS = {
 }
 
 
+DECAYS = {
+    "step": Steps((30, 60, 80), 0.1),
+    "cosine": Cosine(),
+    # Szegedy et al., Rethinking the Inception Architecture (arXiv:1512.00567), section 8.
+    "exponential": Exponential(0.94, 2),
+    "polynomial": Polynomial(2.0),
+}
+_DECAYS_EPOCHS = 90  # of the training that the epochs above are of
+
+
+def changed(
+    name: str,
+    *,
+    epochs: float | None = None,
+    rate: float | None = None,
+    warmup_epochs: float | None = None,
+    decay: str | None = None,
+) -> Preset:
+    """A preset with some of it replaced; None: as it is.
+
+    Args:
+        name: one of PRESETS.
+        epochs: length; warm-up and decay shrink or grow with it, so that 9 epochs of
+            `goyal_2017` have half an epoch of warm-up and a tenth of the rate at 3, 6
+            and 8.
+        rate: the base rate, of the preset's `batch`.
+        warmup_epochs: of the length that results.
+        decay: one of DECAYS, stretched to the length that results.
+    """
+    preset = PRESETS[name]
+    stretch = 1.0 if epochs is None else epochs / preset.epochs
+    length = preset.epochs * stretch
+    shape = _stretched(preset.decay, stretch)
+    if decay is not None:
+        shape = _stretched(DECAYS[decay], length / _DECAYS_EPOCHS)
+    return dataclasses.replace(
+        preset,
+        epochs=length,
+        rate=preset.rate if rate is None else rate,
+        warmup_epochs=(
+            preset.warmup_epochs * stretch if warmup_epochs is None else warmup_epochs
+        ),
+        decay=shape,
+    )
+
+
+def _stretched(
+    decay: Steps | Exponential | Cosine | Polynomial, stretch: float
+) -> Steps | Exponential | Cosine | Polynomial:
+    match decay:
+        case Steps(epochs, factor):
+            return Steps(tuple(epoch * stretch for epoch in epochs), factor)
+        case Exponential(factor, epochs):
+            return Exponential(factor, epochs * stretch)
+    return decay  # the others know no epochs
+
+
 def rate_at(
     preset: Preset, step: int, *, steps_per_epoch: int, global_batch: int
 ) -> float:
@@ -175,15 +233,19 @@ def schedule(
 
 
 def optimizer(
-    preset: Preset, *, steps_per_epoch: int, global_batch: int
+    preset: Preset, *, steps_per_epoch: int, global_batch: int, **options: Any
 ) -> keras.optimizers.Optimizer:
-    """The optimizer of a preset, not yet distributed; arguments as of `rate_at`."""
+    """The optimizer of a preset, not yet distributed.
+
+    Arguments as of `rate_at`; `options` go to the optimizer as they are.
+    """
     return preset.optimizer(
         schedule(preset, steps_per_epoch=steps_per_epoch, global_batch=global_batch),
         momentum=preset.momentum,
         nesterov=preset.nesterov,
         weight_decay=preset.weight_decay,
         momentum_correction=preset.momentum_correction,
+        **options,
     )
 
 

@@ -169,9 +169,7 @@ def shapes_difference(
         return None
     more, less = sorted((found - expected)), sorted((expected - found))
     if more and less:
-        return (
-            f"the optimizer has no variable of shape {more[0]}, but one of {less[0]}"
-        )
+        return f"the optimizer has no variable of shape {more[0]}, but one of {less[0]}"
     return (
         f"expected {len(own)} variables of the optimizer, found {len(saved)} in the "
         f"file, {'more' if more else 'less'} those of shape {(more or less)[0]}"

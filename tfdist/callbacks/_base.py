@@ -13,6 +13,7 @@ from tfdist.callbacks._listing import (
     agree_on_callbacks,
     agree_on_epoch,
     callbacks_of_the_call,
+    is_in_fit,
 )
 from tfdist.callbacks._optimizers import check_all_reduce
 from tfdist.callbacks._saving import guard_saving
@@ -176,8 +177,10 @@ def check_model(model: keras.Model) -> None:
             "The reduction has to be outside: write tfdist.DistributedOptimizer("
             "keras.optimizers.LossScaleOptimizer(optimizer))."
         )
-    # A train_step of the user's own may reduce with a tape; only the first step shows.
+    # A train_step or loop of the user's own may reduce with a tape; only the first
+    # step shows.
     uses_keras_step = type(model).train_step is keras.Model.train_step
+    uses_keras_step = uses_keras_step and is_in_fit(model)
     if not is_distributed(optimizer) and uses_keras_step:
         raise ValueError(unwrapped_message(optimizer))
     check_all_reduce(model)

@@ -35,6 +35,16 @@ def callbacks_of_the_call() -> list[keras.callbacks.Callback]:
     return [] if frame is None else list(frame.f_locals["self"].callbacks)
 
 
+def is_in_fit(model: keras.Model) -> bool:
+    """Whether the `fit` of this model is running, not a loop of the user's own."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "fit" and frame.f_locals.get("self") is model:
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
+
+
 def agree_on_callbacks(
     callbacks: list[keras.callbacks.Callback],
     epochs: int | None,

@@ -1,0 +1,461 @@
+"""ResNet-50 learns ImageNet, on one rank or on many.
+
+    tfdistrun -np 2 python recipes/resnet50_imagenet.py --data_dir=DATA
+
+By default as in Goyal et al. 2017 (arXiv:1706.02677): 90 epochs, batch 256, SGD with
+momentum. The example pictures for a first try come from recipes/make_tiny_imagenet.py,
+and docs/imagenet.md says all about real ones. From top to bottom: flags, data, network,
+trainer, evaluation, save.
+"""
+
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import imagenet_data
+import keras
+import resnet
+import run_folder
+import schedules
+import summary
+import tensorflow as tf
+from absl import app, flags
+
+import tfdist
+
+# ------------------------------------------------------------------------------- flags
+
+FLAGS = flags.FLAGS
+NAMES = set(FLAGS)  # those that others have defined; ours come below
+
+flags.DEFINE_string("data_dir", None, "Folder of the pictures, or of tfds.")
+flags.DEFINE_enum("data_format", "tfds", imagenet_data.FORMATS, "How they are stored.")
+flags.DEFINE_integer("classes", 1000, "How many classes there are.", lower_bound=2)
+flags.DEFINE_integer("label_offset", 0, "The label of the first class: 0 or 1.")
+flags.DEFINE_integer("image_size", 224, "Pixels of height and width.", lower_bound=32)
+flags.DEFINE_bool("skip_corrupt", False, "Leave out broken pictures, and count them.")
+flags.DEFINE_integer("readers", 0, "How many ranks read for all; 0: each for itself.")
+flags.DEFINE_integer("data_threads", 0, "For reading, of one rank; 0: its cores.")
+
+flags.DEFINE_enum("network", "resnet50", list(resnet.NETWORKS), "What learns.")
+flags.DEFINE_bool("sync_batch_norm", False, "Statistics of the batches of all ranks.")
+flags.DEFINE_enum(
+    "precision",
+    "float32",
+    ["float32", "mixed_float16", "mixed_bfloat16"],
+    "What the network computes in.",
+)
+
+flags.DEFINE_enum("preset", "goyal_2017", list(schedules.PRESETS), "How it learns.")
+flags.DEFINE_integer("global_batch", 256, "Pictures of all ranks in a step.")
+flags.DEFINE_integer("accumulation", 1, "Batches of a rank in a step.", lower_bound=1)
+flags.DEFINE_integer("epochs", None, "Length; the preset's shape is stretched to it.")
+flags.DEFINE_float("rate", None, "Base learning rate, instead of the preset's.")
+flags.DEFINE_float("warmup_epochs", None, "Instead of the preset's.")
+flags.DEFINE_enum("decay", None, list(schedules.DECAYS), "Instead of the preset's.")
+flags.DEFINE_float("label_smoothing", 0.1, "Part of a label for all classes.")
+flags.DEFINE_enum("compression", "none", ["none", "fp16", "bf16"], "Of gradients.")
+flags.DEFINE_enum("loop", "fit", ["fit", "custom"], "model.fit, or a loop by hand.")
+flags.DEFINE_integer("seed", 1, "Of weights, order and augmentation.", lower_bound=0)
+
+flags.DEFINE_string("output_dir", "runs", "Where folders of runs are made.")
+flags.DEFINE_string("resume", None, "Folder of a run that goes on, e.g. runs/latest.")
+flags.DEFINE_integer("checkpoint_steps", 0, "Steps between checkpoints; 0: an epoch.")
+flags.DEFINE_integer("keep", 3, "How many checkpoints to keep.", lower_bound=1)
+flags.DEFINE_bool("tensorboard", True, "Write curves for TensorBoard.")
+flags.DEFINE_bool("evaluate_only", False, "Evaluate the --resume'd run, and end.")
+
+CONFIG = flags.DEFINE_multi_string("config", [], "YAML file; name=value works too.")
+NAMES = set(FLAGS) - NAMES - {"config"}
+# What a run that is resumed keeps: else its steps would not be those it counts.
+FIXED = (
+    *("network", "classes", "image_size", "preset", "epochs", "rate", "warmup_epochs"),
+    *("decay", "label_smoothing", "global_batch", "seed", "precision", "accumulation"),
+)
+
+
+class Plan(NamedTuple):
+    """Numbers of a training. A step is one update, by `global_batch` pictures."""
+
+    global_batch: int
+    per_rank_batch: int
+    accumulation: int
+    steps_per_epoch: int
+    epochs: int
+    first_step: int = 0
+
+    def spans(self) -> Iterator[tuple[int, int, int]]:
+        """What `fit` is called with: first epoch, the one after the last, steps.
+
+        A run that is resumed within an epoch has the rest of that one first.
+        """
+        epoch, done = divmod(self.first_step, self.steps_per_epoch)
+        if done and epoch < self.epochs:
+            yield epoch, epoch + 1, self.steps_per_epoch - done
+            epoch += 1
+        if epoch < self.epochs:
+            yield epoch, self.epochs, self.steps_per_epoch
+
+
+def main(argv: Sequence[str]) -> None:
+    """Trains, evaluates, saves."""
+    tfdist.init()
+    folder, config = open_run(argv[1:])
+    keras.utils.set_random_seed(FLAGS.seed)
+    keras.config.set_dtype_policy(FLAGS.precision)
+
+    train, validation = open_data()
+    plan = make_plan(len(train))
+    model = build_model(plan)
+    if FLAGS.resume:
+        checkpoint = run_folder.last_checkpoint(folder)
+        plan = plan._replace(first_step=tfdist.restore(model, checkpoint))
+    say(describe(plan, model, train, validation, folder))
+
+    if not FLAGS.evaluate_only:
+        if tfdist.rank() == 0:
+            run_folder.save(folder, config)
+        fit = fit_by_hand if FLAGS.loop == "custom" else keras.Model.fit
+        run(fit, model, plan, train, validation, folder)
+    results = evaluate(model, plan, validation)
+    skipped = imagenet_data.skipped(train, validation)
+    if tfdist.rank() == 0:
+        if not FLAGS.evaluate_only:
+            model.save(folder / "final.keras")
+        say(summary.write_summary(folder, results, skipped))
+
+
+# -------------------------------------------------------------------------------- data
+
+
+def open_data() -> tuple[imagenet_data.Split, imagenet_data.Split]:
+    """The pictures to learn from and those to be judged by; the same on all ranks."""
+    train, validation = (
+        imagenet_data.open_split(
+            FLAGS.data_format,
+            FLAGS.data_dir,
+            name,
+            classes=FLAGS.classes,
+            label_offset=FLAGS.label_offset,
+        )
+        for name in ("train", "validation")
+    )
+    return train, validation
+
+
+def make_plan(examples: int) -> Plan:
+    """Whole batches only; the order is another one in every epoch.
+
+    Raises:
+        ValueError: the global batch cannot be divided, or is larger than the data.
+    """
+    parts = tfdist.size() * FLAGS.accumulation
+    if FLAGS.global_batch < 1 or FLAGS.global_batch % parts:
+        lower = FLAGS.global_batch // parts * parts
+        raise ValueError(
+            f"Expected a global batch that {tfdist.size()} ranks with "
+            f"{FLAGS.accumulation} batches each can share, got {FLAGS.global_batch}. "
+            f"Write --global_batch={max(lower, parts)} or {lower + parts}."
+        )
+    if examples < FLAGS.global_batch:
+        raise ValueError(
+            f"Expected at least one global batch of {FLAGS.global_batch} pictures to "
+            f"learn from, got {examples}. Write --global_batch={examples} or less."
+        )
+    preset = make_preset()
+    return Plan(
+        global_batch=FLAGS.global_batch,
+        per_rank_batch=FLAGS.global_batch // parts,
+        accumulation=FLAGS.accumulation,
+        steps_per_epoch=examples // FLAGS.global_batch,
+        epochs=round(preset.epochs),
+    )
+
+
+def training_batches(train: imagenet_data.Split, plan: Plan) -> tf.data.Dataset:
+    """This rank's part of every batch, from the plan's first step to the last."""
+    return train.training_batches(
+        first_step=plan.first_step,
+        last_step=plan.steps_per_epoch * plan.epochs,
+        global_batch=plan.global_batch,
+        accumulation=plan.accumulation,
+        seed=FLAGS.seed,
+        **pipeline(),
+    )
+
+
+def validation_batches(validation: imagenet_data.Split, plan: Plan) -> tf.data.Dataset:
+    """This rank's share, each picture once."""
+    return validation.validation_batches(batch=plan.per_rank_batch, **pipeline())
+
+
+def pipeline() -> dict[str, Any]:
+    """What both have in common."""
+    return {
+        "image_size": FLAGS.image_size,
+        "threads": FLAGS.data_threads or None,
+        "skip_corrupt": FLAGS.skip_corrupt,
+        "readers": FLAGS.readers or None,
+    }
+
+
+# ----------------------------------------------------------------------------- network
+
+
+def make_preset() -> schedules.Preset:
+    """The published setting, with what the flags replace."""
+    return schedules.changed(
+        FLAGS.preset,
+        epochs=FLAGS.epochs,
+        rate=FLAGS.rate,
+        warmup_epochs=FLAGS.warmup_epochs,
+        decay=FLAGS.decay,
+    )
+
+
+def build_model(plan: Plan) -> keras.Model:
+    """The network, compiled."""
+    model = resnet.build(
+        FLAGS.network, image_size=FLAGS.image_size, classes=FLAGS.classes
+    )
+    if FLAGS.sync_batch_norm:
+        tfdist.layers.synchronize_batch_normalization(model)
+    optimizer = schedules.optimizer(
+        make_preset(),
+        # Schedules count batches: with accumulation several make a step.
+        steps_per_epoch=plan.steps_per_epoch * plan.accumulation,
+        global_batch=plan.global_batch,
+        gradient_accumulation_steps=plan.accumulation
+        if plan.accumulation > 1
+        else None,
+    )
+    if FLAGS.loop == "fit":  # in the other loop the tape averages
+        optimizer = tfdist.DistributedOptimizer(
+            optimizer, compression=FLAGS.compression
+        )
+    model.compile(
+        optimizer,
+        keras.losses.CategoricalCrossentropy(
+            from_logits=True, label_smoothing=FLAGS.label_smoothing
+        ),
+        metrics=None,
+        weighted_metrics=[
+            keras.metrics.CategoricalAccuracy("top_1"),
+            keras.metrics.TopKCategoricalAccuracy(5, "top_5"),
+        ],
+    )
+    return model
+
+
+# ----------------------------------------------------------------------------- trainer
+
+
+def run(
+    fit: Any,
+    model: keras.Model,
+    plan: Plan,
+    train: imagenet_data.Split,
+    validation: imagenet_data.Split,
+    folder: Path,
+) -> None:
+    """Trains from the plan's first step to the end."""
+    callbacks = make_callbacks(plan, folder)
+    for epoch, end, steps in plan.spans():
+        rest = plan._replace(first_step=(epoch + 1) * plan.steps_per_epoch - steps)
+        try:
+            fit(
+                model,
+                training_batches(train, rest),
+                validation_data=validation_batches(validation, plan),
+                initial_epoch=epoch,
+                epochs=end,
+                steps_per_epoch=steps * plan.accumulation,
+                callbacks=callbacks,
+                verbose=0,
+                shuffle=False,  # the pictures come in the order of the epoch
+            )
+        except (tf.errors.InvalidArgumentError, tf.errors.DataLossError) as error:
+            train.explain(error)  # names the file, if a picture was the reason
+            raise
+
+
+def make_callbacks(plan: Plan, folder: Path) -> list[keras.callbacks.Callback]:
+    """The same on all ranks; those that write do it on rank 0."""
+    ours, kerass = tfdist.callbacks, keras.callbacks
+    steps = FLAGS.checkpoint_steps * plan.accumulation
+    path = str(folder / "checkpoints" / "step-{step:08d}.keras")
+    epochs = ours.Checkpoint(path, keep=FLAGS.keep)
+    listed = [
+        ours.BroadcastInitialState(),
+        ours.CombineMovingStatistics(),
+        ours.MetricAverage(),
+        LogRate(),
+        ours.Progress(plan.global_batch // plan.accumulation, total_epochs=plan.epochs),
+        epochs,
+        ours.Checkpoint(
+            folder / "best.keras",
+            monitor="val_top_1",
+            save_best_only=True,
+            initial_value_threshold=summary.best(folder, "val_top_1"),
+        ),
+        ours.RankZeroOnly(kerass.CSVLogger(folder / "log.csv", append=True)),
+    ]
+    if steps:
+        listed.insert(-2, ours.Checkpoint(path, keep=FLAGS.keep, save_freq=steps))
+    if FLAGS.tensorboard:
+        board = kerass.TensorBoard(folder / "tensorboard", write_graph=False)
+        listed.append(ours.RankZeroOnly(board))
+    # A time limit of the batch system loses nothing.
+    return [*listed, ours.StopOnSignal(epochs)]
+
+
+class LogRate(keras.callbacks.Callback):
+    """Writes the learning rate of an epoch's last step into the logs."""
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
+        """Before the callbacks that show the logs."""
+        optimizer = getattr(self.model.optimizer, "inner_optimizer", None)
+        rate = (optimizer or self.model.optimizer).learning_rate
+        if logs is not None:
+            logs["learning_rate"] = float(keras.ops.convert_to_numpy(rate))
+
+
+def fit_by_hand(
+    model: keras.Model,
+    batches: tf.data.Dataset,
+    *,
+    validation_data: tf.data.Dataset,
+    initial_epoch: int,
+    epochs: int,
+    steps_per_epoch: int,
+    callbacks: list[keras.callbacks.Callback],
+    **_: Any,
+) -> None:
+    """What `model.fit` does here, as a loop to change: with the tape."""
+    optimizer = model.optimizer
+    mean_loss = next(metric for metric in model.metrics if metric.name == "loss")
+
+    @tf.function
+    def step(images: tf.Tensor, labels: tf.Tensor, *weights: tf.Tensor) -> None:
+        with tfdist.DistributedGradientTape(compression=FLAGS.compression) as tape:
+            logits = model(images, training=True)
+            loss = model.compute_loss(images, labels, logits, *weights)
+            scaled = optimizer.scale_loss(loss)  # in mixed_float16
+        gradients = tape.gradient(scaled, model.trainable_variables)
+        optimizer.apply(gradients, model.trainable_variables)
+        mean_loss.update_state(loss, sample_weight=tf.shape(images)[0])
+        model.compute_metrics(images, labels, logits, *weights)
+
+    listed = keras.callbacks.CallbackList(
+        callbacks, model=model, epochs=epochs, steps=steps_per_epoch, verbose=0
+    )
+    listed.on_train_begin()
+    iterator = iter(batches)
+    for epoch in range(initial_epoch, epochs):
+        model.reset_metrics()
+        listed.on_epoch_begin(epoch)
+        for number in range(steps_per_epoch):
+            listed.on_train_batch_begin(number)
+            step(*next(iterator))
+            listed.on_train_batch_end(number, model.get_metrics_result())
+        logs = dict(model.get_metrics_result())
+        results = model.evaluate(
+            validation_data, callbacks=judges(), return_dict=True, verbose=0
+        )
+        logs |= {f"val_{name}": value for name, value in results.items()}
+        listed.on_epoch_end(epoch, logs)
+    listed.on_train_end()
+
+
+# -------------------------------------------------------------------------- evaluation
+
+
+def evaluate(
+    model: keras.Model, plan: Plan, validation: imagenet_data.Split
+) -> dict[str, float]:
+    """Loss and accuracies of all pictures, each counted once; the same on all ranks."""
+    return model.evaluate(
+        validation_batches(validation, plan),
+        callbacks=judges(),
+        return_dict=True,
+        verbose=0,
+    )
+
+
+def judges() -> list[keras.callbacks.Callback]:
+    """They make the numbers of one rank's share those of all."""
+    ours = tfdist.callbacks
+    return [ours.CombineMovingStatistics(), ours.MetricAverage()]
+
+
+# -------------------------------------------------------------------------------- save
+
+
+def open_run(words: Sequence[str]) -> tuple[Path, dict[str, Any]]:
+    """The folder of this run, a new one or that of --resume, and its configuration.
+
+    Raises:
+        ValueError: something in the configuration is unknown or does not fit.
+        FileNotFoundError: the run to be resumed has no configuration.
+    """
+    before = {}
+    files = list(CONFIG.value)
+    for word in words:  # it decides what else is read
+        if word.startswith("resume="):
+            FLAGS.resume = word.partition("=")[2]
+    if FLAGS.resume:
+        saved = Path(FLAGS.resume).resolve() / run_folder.CONFIG
+        before = run_folder.read(saved)
+        files.insert(0, str(saved))
+    elif FLAGS.evaluate_only:
+        raise ValueError("--evaluate_only needs --resume: whose weights are they?")
+    resume = FLAGS.resume
+    config = run_folder.configuration(FLAGS, NAMES, words, *files)
+    FLAGS.resume = config["resume"] = resume
+    run_folder.check_same(config, before, FIXED)
+    if FLAGS.data_format != "synthetic" and not FLAGS.data_dir:
+        raise ValueError("Expected --data_dir=FOLDER with the pictures, got none.")
+    if FLAGS.loop == "custom" and FLAGS.accumulation > 1:
+        raise ValueError(
+            "--loop=custom takes one batch a step, got --accumulation="
+            f"{FLAGS.accumulation}. Write --loop=fit."
+        )
+    if FLAGS.resume:
+        return Path(FLAGS.resume).resolve(), config
+    folder = None
+    if tfdist.rank() == 0:
+        folder = str(run_folder.new(FLAGS.output_dir, FLAGS.network))
+    return Path(tfdist.broadcast_object(folder)), config
+
+
+def describe(
+    plan: Plan,
+    model: keras.Model,
+    train: imagenet_data.Split,
+    validation: imagenet_data.Split,
+    folder: Path,
+) -> str:
+    """What is about to be done, for the screen."""
+    batch = f"{tfdist.size()} ranks x {plan.per_rank_batch}"
+    if plan.accumulation > 1:
+        batch += f" x {plan.accumulation} accumulated"
+    begin = f", from step {plan.first_step} on" if plan.first_step else ""
+    return (
+        f"{FLAGS.network}, {model.count_params():,} weights, {FLAGS.precision}; "
+        f"{len(train):,} pictures to learn from, {len(validation):,} to be judged by\n"
+        f"global batch {plan.global_batch} = {batch}; {plan.epochs} epochs of "
+        f"{plan.steps_per_epoch} steps{begin}; preset {FLAGS.preset}\n"
+        f"run folder {folder}"
+    )
+
+
+def say(text: str) -> None:
+    """Prints, on rank 0."""
+    if tfdist.rank() == 0:
+        print(text, flush=True)
+
+
+if __name__ == "__main__":
+    sys.stdout.reconfigure(line_buffering=True)
+    app.run(main)

@@ -1,0 +1,162 @@
+"""The folder of a run, and its configuration: flags, a YAML file and key=value words.
+
+What is said later and closer wins: the defaults of the flags, then the run that is
+resumed, then the YAML file of `--config`, then `--name=value` and `name=value` on the
+command line. The result is saved as config.yaml in the run's folder, and can be given
+to `--config` again.
+"""
+
+import difflib
+import os
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from absl import flags
+
+CONFIG = "config.yaml"
+LATEST = "latest"
+
+
+def configuration(
+    values: flags.FlagValues,
+    names: Iterable[str],
+    words: Iterable[str],
+    *files: str | os.PathLike[str],
+) -> dict[str, Any]:
+    """Sets flags from files and words, and returns them all.
+
+    Args:
+        values: the flags, as parsed from the command line.
+        names: those that belong to the configuration.
+        words: what was on the command line beside the flags: "name=value".
+        *files: YAML files, the later win.
+
+    Returns:
+        The value of each name.
+
+    Raises:
+        ValueError: an unknown name, a value of a wrong type, a name that is given as a
+            flag and as a word; says where.
+        FileNotFoundError: there is no such file.
+    """
+    known = sorted(names)
+    given = {name for name in known if values[name].present}
+    for path in files:
+        for name, value in read(path).items():
+            _check_known(name, known, str(path))
+            if name not in given:
+                _set(values, name, value, str(path))
+    for word in words:
+        name, sign, value = word.partition("=")
+        if not sign:
+            raise ValueError(
+                f"Expected name=value or --name=value, got {word!r}. See --help."
+            )
+        _check_known(name, known, "the command line")
+        if name in given:
+            raise ValueError(f"{name} is given twice: as --{name} and as {word!r}.")
+        _set(values, name, yaml.safe_load(value), "the command line")
+    return {name: values[name].value for name in known}
+
+
+def read(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The content of a YAML file that holds names and values.
+
+    Raises:
+        ValueError: it holds something else.
+    """
+    text = Path(path).read_text(encoding="utf-8")
+    try:
+        content = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path} is no YAML: {error}") from None
+    if not isinstance(content, Mapping):
+        raise ValueError(
+            f"Expected lines `name: value` in {path}, got {type(content).__name__}."
+        )
+    return {str(name): value for name, value in content.items()}
+
+
+def check_same(
+    config: Mapping[str, Any], before: Mapping[str, Any], fixed: Iterable[str]
+) -> None:
+    """Raises if a run is resumed as another one.
+
+    Args:
+        config: how it shall go on.
+        before: how it began.
+        fixed: what has to stay.
+
+    Raises:
+        ValueError: something of it has changed.
+    """
+    for name in fixed:
+        if name in before and config[name] != before[name]:
+            raise ValueError(
+                f"The run began with {name}={before[name]!r}, and cannot go on with "
+                f"{name}={config[name]!r}. Leave it out, or begin a new run."
+            )
+
+
+def new(folder: str | os.PathLike[str], name: str) -> Path:
+    """Makes the folder of a new run, `folder`/`name`-<time>, and the link `latest`."""
+    stem = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    for attempt in range(100):
+        path = Path(folder, stem + (f"-{attempt}" if attempt else ""))
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:  # another run of the same second
+            continue
+        break
+    else:
+        raise FileExistsError(f"Could not make a new folder like {path}.")
+    link = path.parent / f".{LATEST}-{os.getpid()}"
+    link.symlink_to(path.name, target_is_directory=True)
+    link.replace(path.parent / LATEST)
+    return path
+
+
+def save(path: Path, config: Mapping[str, Any]) -> None:
+    """Writes config.yaml, in one piece."""
+    partial = path / f".{CONFIG}"
+    partial.write_text(yaml.safe_dump(dict(config)), encoding="utf-8")
+    partial.replace(path / CONFIG)
+
+
+def last_checkpoint(path: Path) -> Path:
+    """The checkpoint of the largest step in a run's folder.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    found = sorted((path / "checkpoints").glob("step-*.keras"))
+    if not found:
+        raise FileNotFoundError(
+            f"Expected checkpoints step-*.keras in {path / 'checkpoints'}, found none. "
+            "Name the folder of a run, or its `latest`, that has saved one."
+        )
+    return found[-1]
+
+
+def _check_known(name: str, known: list[str], place: str) -> None:
+    if name in known:
+        return
+    close = difflib.get_close_matches(name, known, 1)
+    hint = f" Did you mean {close[0]}?" if close else ""
+    raise ValueError(f"Unknown name {name!r} in {place}.{hint} See --help.")
+
+
+def _set(values: flags.FlagValues, name: str, value: Any, place: str) -> None:
+    """Gives a flag a value of YAML, through the flag's own parser and checks."""
+    flag = values[name]
+    if value is None:
+        flag.value = None
+        return
+    try:
+        # A number written as text is a mistake in YAML, and fine on a command line.
+        setattr(values, name, flag.parser.parse(value if flag.boolean else str(value)))
+    except (ValueError, TypeError, flags.Error) as error:
+        raise ValueError(f"{name}: {value!r} in {place}: {error}") from None

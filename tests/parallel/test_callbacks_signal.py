@@ -1,0 +1,129 @@
+"""StopOnSignal: a signal to one rank ends all ranks at one step, with a checkpoint."""
+
+import os
+import signal
+
+import keras
+import numpy as np
+import pytest
+from helpers.outcome import outcome
+from helpers.ranks import run_ranks
+
+import tfdist
+from tfdist.callbacks import Checkpoint, StopOnSignal
+
+STEPS = 6
+
+
+class Kill(keras.callbacks.Callback):
+    """Sends this process a signal after one step of the second epoch."""
+
+    def __init__(self, step, number):
+        super().__init__()
+        self.step, self.number = step, number
+        self.seen = 0
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epoch = epoch
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.seen += 1
+        if (self.epoch, batch) == (1, self.step):
+            os.kill(os.getpid(), self.number)
+
+
+def ended(folder, number, accumulation=None):
+    """Trains until rank 1 is told to end in step 3 of epoch 2."""
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(4)
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    adam = keras.optimizers.Adam(0.25, gradient_accumulation_steps=accumulation)
+    model.compile(tfdist.DistributedOptimizer(adam), "mse", jit_compile=False)
+    x = np.random.default_rng(tfdist.rank()).normal(size=(STEPS * 2, 2))
+    kill = Kill(2 if tfdist.rank() == 1 else None, number)
+    before = signal.getsignal(number)
+    validated = []
+    try:
+        model.fit(
+            x,
+            x[:, :1],
+            batch_size=2,
+            epochs=3,
+            shuffle=False,
+            verbose=0,
+            validation_data=(x, x[:, :1]),
+            callbacks=[
+                kill,
+                keras.callbacks.LambdaCallback(
+                    on_epoch_end=lambda epoch, logs: validated.append(epoch)
+                ),
+                StopOnSignal(Checkpoint(folder + "/step-{step}.keras")),
+            ],
+        )
+    except SystemExit as exit:
+        state = [np.array(v) for v in model.weights + model.optimizer.variables]
+        same = signal.getsignal(number) is before
+        return [exit.code, kill.seen, validated, same, *state]
+    return "went on"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_to_one_rank_saves_and_ends_all_at_the_same_step(number, tmp_path):
+    results = run_ranks(ended, 2, str(tmp_path), int(number))
+    for code, steps, epochs, handler_is_back, *state in results:
+        assert (code, steps, epochs) == (128 + number, STEPS + 3, [0])
+        assert handler_is_back
+        for a, b in zip(state, results[0][4:], strict=True):
+            np.testing.assert_array_equal(a, b)
+    assert [path.name for path in tmp_path.iterdir()] == [f"step-{STEPS + 3}.keras"]
+    saved = keras.saving.load_model(tmp_path / f"step-{STEPS + 3}.keras")
+    for a, b in zip(saved.weights, results[0][4:], strict=False):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_batches_that_wait_for_their_update_are_finished_first(tmp_path):
+    results = run_ranks(ended, 2, str(tmp_path), int(signal.SIGTERM), 2)
+    assert [own[1] for own in results] == [STEPS + 4] * 2
+    assert [path.name for path in tmp_path.iterdir()] == ["step-5.keras"]
+
+
+def wrong(folder):
+    best = Checkpoint(folder + "/best.keras", save_best_only=True)
+    return outcome(lambda: StopOnSignal(best))
+
+
+def test_a_checkpoint_that_may_not_save_is_refused(tmp_path):
+    for result in run_ranks(wrong, 1, str(tmp_path)):
+        assert result["class"] == "ValueError"
+        assert "a Checkpoint of its own" in result["message"]
+
+
+def kept(folder):
+    """Two fits of the same callbacks, files by steps: 2, 4, 6, ... updates."""
+    keras.utils.clear_session()
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile(
+        tfdist.DistributedOptimizer(keras.optimizers.SGD(0.25)),
+        "mse",
+        jit_compile=False,
+    )
+    x = np.ones((STEPS * 2, 2))
+    path = folder + "/step-{step:02d}.keras"
+    best = Checkpoint(
+        folder + "/best.keras",
+        monitor="loss",
+        save_best_only=True,
+        initial_value_threshold=-1.0,
+    )
+    callbacks = [Checkpoint(path, save_freq=2, keep=2), best]
+    for _ in range(2):
+        model.fit(
+            x, x[:, :1], batch_size=2, shuffle=False, verbose=0, callbacks=callbacks
+        )
+    return 0
+
+
+def test_only_the_newest_files_are_kept_and_a_threshold_is_for_the_first_save(tmp_path):
+    run_ranks(kept, 2, str(tmp_path))
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["step-10.keras", "step-12.keras"]

@@ -1,0 +1,130 @@
+"""restore: what one rank reads from a checkpoint is on all ranks, or an error is."""
+
+import re
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+from helpers.outcome import outcome
+from helpers.ranks import run_ranks
+
+import tfdist
+
+EPOCHS, STEPS = 2, 4
+
+
+def compiled(units=3, optimizer=None, **options):
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(10 + tfdist.rank())
+    model = keras.Sequential(
+        [
+            keras.Input((2,)),
+            keras.layers.Dense(units, name="first"),
+            keras.layers.BatchNormalization(),
+            keras.layers.Dense(1),
+        ]
+    )
+    rate = keras.optimizers.schedules.CosineDecay(0.0625, EPOCHS * STEPS)
+    optimizer = optimizer or keras.optimizers.SGD(rate, momentum=0.75, **options)
+    model.compile(tfdist.DistributedOptimizer(optimizer), "mse", jit_compile=False)
+    return model
+
+
+def fit(model, begin, path=None):
+    """Trains the epochs from `begin` on; each of its own data."""
+    callbacks = [tfdist.callbacks.BroadcastInitialState()]
+    if path is not None:
+        callbacks.append(tfdist.callbacks.Checkpoint(path))
+    for epoch in range(begin, EPOCHS):
+        rng = np.random.default_rng([epoch, tfdist.rank()])
+        x = rng.normal(size=(STEPS * 4, 2)).astype("float32")
+        model.fit(
+            x,
+            x[:, :1],
+            batch_size=4,
+            initial_epoch=epoch,
+            epochs=epoch + 1,
+            shuffle=False,
+            verbose=0,
+            callbacks=callbacks,
+        )
+
+
+def state(model):
+    return [np.array(v) for v in model.weights + model.optimizer.variables]
+
+
+def interrupted(folder):
+    """A whole training; then one that begins with the first one's first epoch."""
+    whole = compiled()
+    fit(whole, 0, folder + "/step-{step:03d}.keras")
+    before = state(whole)
+    resumed = compiled()
+    path = folder + f"/step-{STEPS:03d}.keras"
+    # Only rank 0 has the file.
+    step = tfdist.restore(resumed, path if tfdist.rank() == 0 else "nowhere.keras")
+    fit(resumed, 1, folder + "/again-{step}.keras")
+    same = [np.array_equal(a, b) for a, b in zip(before, state(resumed), strict=True)]
+    return [step, all(same), len(same)]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_resumed_training_ends_with_the_bits_of_an_uninterrupted_one(ranks, tmp_path):
+    for step, same, count in run_ranks(interrupted, ranks, str(tmp_path)):
+        assert (step, same) == (STEPS, True)
+        assert count > 10
+
+
+def restored(path):
+    model = compiled()
+    return [tfdist.restore(model, path), *state(model)]
+
+
+def test_another_number_of_ranks_goes_on_from_the_same_state(tmp_path):
+    run_ranks(interrupted, 2, str(tmp_path))
+    path = str(tmp_path / f"step-{STEPS:03d}.keras")
+    alone = run_ranks(restored, 1, path)[0]
+    assert alone[0] == STEPS
+    for own in run_ranks(restored, 3, path):
+        for a, b in zip(own, alone, strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+def refused(path, kind):
+    model = {
+        "units": lambda: compiled(units=5),
+        "optimizer": lambda: compiled(optimizer=keras.optimizers.Adam()),
+        "slots": lambda: compiled(use_ema=True),
+        "file": compiled,
+        "missing": compiled,
+    }[kind]()
+    before = [np.array(v) for v in model.weights]
+    result = outcome(lambda: tfdist.restore(model, path))
+    assert all(map(np.array_equal, before, model.weights))
+    return result
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("units", r"another model .*expected first/kernel of shape \(2, 5\), found .*"),
+        ("optimizer", "state of the optimizer SGD, but this model .* with Adam"),
+        ("slots", "expected 13 variables of the optimizer, found 7 in the file"),
+        ("file", "to be a whole .keras file"),
+        ("missing", "There is no checkpoint"),
+    ],
+)
+def test_a_file_that_does_not_fit_is_an_error_on_all_ranks(kind, words, tmp_path):
+    path = str(tmp_path / f"step-{STEPS:03d}.keras")
+    run_ranks(interrupted, 2, str(tmp_path))
+    if kind == "file":
+        whole = Path(path).read_bytes()
+        Path(path).write_bytes(whole[: len(whole) // 2])
+    if kind == "missing":
+        path = str(tmp_path / "none.keras")
+    results = run_ranks(refused, 2, path, kind)
+    assert results[0]["class"] in ("ValueError", "FileNotFoundError")
+    assert results[1]["class"] == "RankFailedError"
+    for result in results:
+        assert re.search(words, result["message"], re.DOTALL), result
