@@ -61,6 +61,8 @@ class Pictures:
         size: shorter side of a picture, in pixels; the longer is up to half as long
             again, and half of the pictures stand upright.
         digit: height of the digit, as a part of the shorter side.
+        photograph: strength of the photograph, which would drown the digit: 1 as it is;
+            at 0 nothing is left but black or white, whichever is unlike the digit.
         seed: of everything that is drawn by lot.
 
     Raises:
@@ -70,7 +72,8 @@ class Pictures:
     train: int = 600
     validation: int = 100
     size: int = 256
-    digit: float = 0.75
+    digit: float = 0.8
+    photograph: float = 0.4
     seed: int = 1
 
     def __post_init__(self) -> None:
@@ -80,6 +83,7 @@ class Pictures:
             "validation": (1 <= self.validation <= most, f"1 to {most}"),
             "size": (32 <= self.size <= 4096, "32 to 4096 pixels"),
             "digit": (0.1 <= self.digit <= CENTRE, f"0.1 to {CENTRE}"),
+            "photograph": (0 <= self.photograph <= 1, "0 to 1"),
             "seed": (self.seed >= 0, "0 or more"),
         }
         for name, (good, expected) in ranges.items():
@@ -150,6 +154,8 @@ class Artist:
         bright = np.mean(picture.crop(box).convert("L")) < 128
         low, high = (160, 256) if bright else (0, 96)
         colour = tuple(int(c) for c in lots.integers(low, high, 3))
+        plain = Image.new("RGB", picture.size, "black" if bright else "white")
+        picture = Image.blend(plain, picture, self._asked.photograph)
         picture.paste(colour, box, stencil)
         file = io.BytesIO()
         picture.save(file, "JPEG", quality=90, comment=f"digit {digit}".encode())
@@ -280,6 +286,7 @@ def define_flags() -> None:
     flags.DEFINE_integer("validation", default.validation, "... to validate with")
     flags.DEFINE_integer("size", default.size, "shorter side of a picture, in pixels")
     flags.DEFINE_float("digit", default.digit, "height of a digit / shorter side")
+    flags.DEFINE_float("photograph", default.photograph, "its strength, 0 to 1")
     flags.DEFINE_integer("seed", default.seed, "of everything that is drawn by lot")
 
 

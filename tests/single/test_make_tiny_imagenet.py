@@ -212,6 +212,7 @@ def test_nothing_leaves_the_machine(small, tmp_path):
         ({"validation": 0}, "--validation to be 1 to 500, got 0"),
         ({"size": 31}, "--size to be 32 to 4096 pixels, got 31"),
         ({"digit": 0.9}, "--digit to be 0.1 to 0.875, got 0.9"),
+        ({"photograph": 1.5}, "--photograph to be 0 to 1, got 1.5"),
         ({"seed": -1}, "--seed to be 0 or more, got -1"),
     ],
 )
