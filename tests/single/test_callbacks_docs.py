@@ -12,7 +12,10 @@ PAGE = (ROOT / "docs" / "callbacks.md").read_text(encoding="utf-8")
 TESTS = "\n".join(
     path.read_text(encoding="utf-8")
     for folder in ("parallel", "faults")
-    for pattern in ("test_callbacks_*.py", "test_batch_norm_*.py", "test_uneven_*.py")
+    for pattern in (
+        *("test_callbacks_*.py", "test_batch_norm_*.py", "test_uneven_*.py"),
+        "test_progress.py",
+    )
     for path in sorted((ROOT / "tests" / folder).glob(pattern))
 )
 # The base, the container, and what needs a package that is not installed.

@@ -33,7 +33,7 @@ FOREIGN = {
 # import no TensorFlow, so that the launcher and the start-up are quick.
 WITHOUT_TENSORFLOW = [
     *("_core", "buckets", "rendezvous", "_runtime", "_process_sets", "tools", "launch"),
-    *("_own_name", "local_variables", "variable_groups"),
+    *("_own_name", "local_variables", "variable_groups", "progress"),
 ]
 WITH_TENSORFLOW = [
     *("errors", "_library", "_names", "_operations", "_gradients", "collectives"),

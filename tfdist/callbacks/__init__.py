@@ -32,6 +32,7 @@ from tfdist.callbacks.combine_moving_statistics import CombineMovingStatistics
 from tfdist.callbacks.learning_rate_scale import LearningRateScale
 from tfdist.callbacks.learning_rate_warmup import LearningRateWarmup
 from tfdist.callbacks.metric_average import MetricAverage
+from tfdist.callbacks.progress import Progress
 from tfdist.callbacks.rank_zero_only import RankZeroOnly
 from tfdist.callbacks.stop_on_signal import StopOnSignal
 from tfdist.callbacks.stop_together import StopTogether
@@ -44,6 +45,7 @@ __all__ = [
     "LearningRateScale",
     "LearningRateWarmup",
     "MetricAverage",
+    "Progress",
     "RankZeroOnly",
     "StopOnSignal",
     "StopTogether",

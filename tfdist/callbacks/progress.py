@@ -1,0 +1,352 @@
+"""Progress: one line about the training, and its speed in the logs."""
+
+from __future__ import annotations
+
+import operator
+import sys
+import time
+from typing import Any, TextIO
+
+from tfdist import _core, _runtime
+from tfdist._process_sets import members_of
+from tfdist.callbacks._base import RankCallback
+from tfdist.objects import allgather_object
+from tfdist.progress import pace, text
+from tfdist.progress.exposure import exposed_us
+from tfdist.progress.screen import Screen
+
+SAMPLES_PER_S = "samples_per_s"
+EXPOSED = "exposed_communication"
+_BAR, _PLAIN_BAR = "━─", "=-"
+
+
+class Progress(RankCallback):
+    """Shows on rank 0 how the training of all ranks goes, in one line.
+
+    It takes the place of Keras' bar, so call `fit(verbose=0)`::
+
+        epoch 3/90  120/5004  loss 2.301  acc 0.451  1523/s  exposed 4%  ETA 11h53m
+
+    On a terminal the line is rewritten in place, and fits its width: what matters less
+    gets shorter or is left out. In a file or a pipe there is a line every 10 s. When an
+    epoch has ended its line stays, with the metrics of validation. All numbers are
+    explained in `docs/progress.md`.
+
+    At the end of an epoch every rank gets the same two numbers in its logs (for
+    History, CSVLogger, TensorBoard, which have to come after this callback):
+
+    - `samples_per_s`: samples of all ranks in a second of training, without validation
+      and without the first step of the `fit`, which builds the graph;
+    - `exposed_communication`: the share (0..1) of the time of the steps in which a rank
+      waited for the last of its gradients to be reduced (`tfdist.progress.exposure`),
+      mean of the ranks; 0 where one rank trains.
+
+    It takes the core's records of finished operations after every step, so nobody else
+    finds any (`_core.take_records`).
+
+    Args:
+        global_batch: samples of all ranks in one step as Keras counts them: with
+            gradient accumulation those of one of the batches that are added up.
+        unit: what a sample is called in the line, e.g. "images".
+        epochs: epochs of the whole training; default what Keras says (`fit(epochs=)`).
+        steps_per_epoch: steps of a whole epoch; default what Keras says. Where nobody
+            knows them, the steps of the first epoch count for those after it.
+        first_step: steps of the first epoch that an earlier run has taken; needs
+            `steps_per_epoch`.
+        every_s: seconds between two lines; default 0.25 on a terminal, else 10.
+        file: text stream for the line; default standard output.
+
+    Raises:
+        ValueError: an argument is none of these.
+        tfdist.MismatchError: at the start of `fit`, on all ranks, if their numbers
+            differ.
+
+    Example:
+        >>> import keras, tfdist
+        >>> log = keras.callbacks.CSVLogger("training.csv")
+        >>> callbacks = [tfdist.callbacks.MetricAverage(),
+        ...              tfdist.callbacks.Progress(256, unit="images"),
+        ...              tfdist.callbacks.RankZeroOnly(log)]
+    """
+
+    def __init__(
+        self,
+        global_batch: int,
+        *,
+        unit: str = "samples",
+        epochs: int | None = None,
+        steps_per_epoch: int | None = None,
+        first_step: int = 0,
+        every_s: float | None = None,
+        file: TextIO | None = None,
+    ) -> None:
+        super().__init__()
+        self.global_batch = _count("global_batch", global_batch, 1)
+        self.epochs = _count_or_none("epochs", epochs)
+        self.steps_per_epoch = _count_or_none("steps_per_epoch", steps_per_epoch)
+        self.first_step = _count("first_step", first_step, 0)
+        if self.first_step >= (self.steps_per_epoch or 1) and self.first_step > 0:
+            raise ValueError(
+                "Expected first_step, the steps of the first epoch that are done "
+                f"already, to be below steps_per_epoch, got first_step={first_step} "
+                f"and steps_per_epoch={steps_per_epoch}. Give both."
+            )
+        if every_s is not None and not every_s > 0:
+            raise ValueError(f"Expected every_s above 0 seconds, got {every_s!r}.")
+        if not isinstance(unit, str) or not unit:
+            raise ValueError(
+                f"Expected unit to be a name in the plural, e.g. 'images', got {unit!r}"
+                "."
+            )
+        self.unit = unit
+        self.every_s = every_s
+        self._file = file
+        self._screen: Screen | None = None
+        self._done_before = self.first_step  # steps of this epoch, by an earlier run
+        self._known_steps: int | None = None
+        self._forget()
+
+    def _forget(self) -> None:
+        """What is measured in one `fit`."""
+        self._step = 0
+        self._in_epoch = False
+        self._is_warm = False  # a step has ended, so that the graph is there
+        self._watches = False  # the records that come are those of whole steps
+        self._last_step_s: float | None = None
+        self._pauses_s: list[float] = []
+        self._window = pace.Window()
+        self._epoch_totals = pace.Totals()
+        self._epoch_cold = pace.Totals()
+        self._epoch_began_s = time.monotonic()
+        self._metrics: dict[str, float] = {}
+
+    def settings_of_all_ranks(self) -> dict[str, Any]:
+        """What the line is computed from; only rank 0 shows it."""
+        return {
+            "global_batch": self.global_batch,
+            "epochs": self.epochs,
+            "steps_per_epoch": self.steps_per_epoch,
+            "first_step": self.first_step,
+        }
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Checks the model, where it is in `fit`."""
+        if self._is_compiled:
+            super().on_train_begin(logs)
+        _runtime.check_initialized()
+        self._alone = len(members_of(self._ranks)) == 1
+        self._screen = None
+        if _runtime.rank() == self._first:
+            self._screen = Screen(self._file or sys.stdout, self.every_s)
+        self._forget()
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Gives the model back; the line is complete."""
+        if self._is_compiled:
+            super().on_train_end(logs)
+        if self._screen is not None:
+            self._screen.finish()
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Counts from 0."""
+        super().on_epoch_begin(epoch, logs)
+        self._step = 0
+        self._epoch_totals = pace.Totals()
+        self._epoch_cold = pace.Totals()
+        self._metrics = {}
+        self._in_epoch = True
+        self._epoch_began_s = time.monotonic()
+
+    def on_train_batch_begin(
+        self, batch: int, logs: dict[str, Any] | None = None
+    ) -> None:
+        """The first step of an epoch begins here; the others where one has ended."""
+        if self._is_compiled:
+            super().on_train_batch_begin(batch, logs)
+        if self._step > 0:
+            return
+        now_s = time.monotonic()
+        if self._last_step_s is not None:
+            self._pauses_s[-1:] = [now_s - self._last_step_s]
+        self._last_step_s = now_s
+        if not self._alone:
+            _core.take_records()  # of validation, of the callbacks: not of a step
+        if self._screen is not None and self._screen.is_terminal:
+            self._show("" if self._is_warm else "first step", now_s)
+
+    def on_train_batch_end(
+        self, batch: int, logs: dict[str, Any] | None = None
+    ) -> None:
+        """Counts the steps that have ended, and shows them when it is time."""
+        if self._is_compiled:
+            super().on_train_batch_end(batch, logs)
+        now_s = time.monotonic()
+        self._count_steps(batch + 1, now_s)
+        if self._screen is not None and self._screen.is_due(now_s):
+            self._metrics = dict(logs or {})
+            self._show("", now_s)
+
+    def on_test_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Shows that validation goes on."""
+        if self._screen is None or not self._in_epoch or not self._screen.is_terminal:
+            return
+        now_s = time.monotonic()
+        if self._screen.is_due(now_s):
+            self._show(f"validation {batch + 1}", now_s)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Tells the logs the numbers of all ranks; the epoch's line is complete."""
+        self._in_epoch = False
+        speed, exposed = self._of_all_ranks()
+        logs = {} if logs is None else logs
+        if speed is not None:
+            logs[SAMPLES_PER_S] = speed
+        if exposed is not None:
+            logs[EXPOSED] = exposed
+        self._known_steps = self._done_before + self._step
+        if self._last_step_s is not None:  # the rest of it comes with the next epoch
+            self._pauses_s.append(time.monotonic() - self._last_step_s)
+        self._show_epoch(logs, speed, exposed)
+        self._done_before = 0
+
+    # ---- measuring ----
+
+    def _count_steps(self, done: int, now_s: float) -> None:
+        """Notes that `done` steps of the epoch, as Keras counts, have ended."""
+        steps = self._steps
+        if steps is not None:  # Keras rounds up to whole executions
+            done = min(done, max(self._step + 1, steps - self._done_before))
+        took_s = now_s - (self._last_step_s or now_s)
+        watched_s = exposed_s = 0.0
+        # Before the first update has been checked the records are not ours to take.
+        if self._alone:
+            watched_s = took_s
+        elif self._checked or not self._is_compiled:
+            exposed_s = exposed_us(_core.take_records()) / 1e6
+            watched_s, exposed_s = (took_s, exposed_s) if self._watches else (0.0, 0.0)
+            self._watches = True
+        totals = pace.Totals(done - self._step, took_s, watched_s, exposed_s)
+        if self._is_warm:
+            self._window.add(totals)
+            self._epoch_totals += totals
+        else:
+            self._epoch_cold += totals
+        self._is_warm = True
+        self._step = done
+        self._last_step_s = now_s
+
+    def _of_all_ranks(self) -> tuple[float | None, float | None]:
+        """Samples per second and exposed communication of the epoch."""
+        own = self._epoch_totals
+        if own.steps == 0:  # the epoch has no other step
+            own = self._epoch_cold
+        share = self.global_batch / len(members_of(self._ranks))
+        numbers = [own.steps * share, own.seconds, own.watched_s, own.exposed_s]
+        if self._alone:
+            return pace.of_all_ranks([tuple(numbers)])  # type: ignore[list-item]
+        shared = allgather_object(
+            numbers, name="progress.epoch", process_set=self._ranks
+        )
+        return pace.of_all_ranks([tuple(n) for n in shared])
+
+    # ---- what is known ----
+
+    @property
+    def _is_compiled(self) -> bool:
+        """Whether Keras trains the model; else a loop of the user's own does."""
+        return bool(getattr(self.model, "compiled", False))
+
+    @property
+    def _epochs(self) -> int | None:
+        """Of the whole training."""
+        return self.epochs or (self.params or {}).get("epochs")
+
+    @property
+    def _steps(self) -> int | None:
+        """Of a whole epoch."""
+        told = (self.params or {}).get("steps")
+        return self.steps_per_epoch or told or self._known_steps
+
+    def _left_s(self, step: int) -> float | None:
+        """Until the training ends, from `step` of the running epoch."""
+        epochs, steps = self._epochs, self._steps
+        if epochs is None or steps is None:
+            return None
+        later = max(0, epochs - self._epoch - 1)
+        pause_s = sum(self._pauses_s) / len(self._pauses_s) if self._pauses_s else 0.0
+        return pace.seconds_left(
+            steps=later * steps + max(0, steps - step),
+            steps_per_s=self._window.recent.steps_per_s,
+            epoch_ends=later + self._in_epoch,
+            pause_s=pause_s,
+        )
+
+    # ---- showing ----
+
+    def _show(self, note: str, now_s: float) -> None:
+        assert self._screen is not None  # noqa: S101 - the callers look
+        recent = self._window.recent
+        steps_per_s = recent.steps_per_s
+        step = self._done_before + self._step
+        status = text.Status(
+            epoch=self._epoch + 1,
+            epochs=self._epochs,
+            step=step,
+            steps=self._steps,
+            metrics=_ordered(self._metrics),
+            samples_per_s=steps_per_s and steps_per_s * self.global_batch,
+            unit=self.unit,
+            exposed=None if self._alone else recent.exposed,
+            left_s=self._left_s(step),
+            note=note,
+        )
+        bar = ""
+        if self._screen.is_terminal:
+            bar = _BAR if self._screen.speaks_unicode else _PLAIN_BAR
+        line = text.line(status, self._screen.width, bar=bar)
+        self._screen.show(line, now_s)
+
+    def _show_epoch(
+        self, logs: dict[str, Any], speed: float | None, exposed: float | None
+    ) -> None:
+        if self._screen is None:
+            return
+        step = self._done_before + self._step
+        left_s = self._left_s(self._steps or step)
+        is_last = self._epochs is not None and self._epoch + 1 >= self._epochs
+        status = text.Status(
+            epoch=self._epoch + 1,
+            epochs=self._epochs,
+            step=self._step,
+            steps=self._steps,
+            metrics=_ordered(logs),
+            samples_per_s=speed,
+            unit=self.unit,
+            exposed=None if self._alone else exposed,
+            left_s=None if is_last else left_s,
+            took_s=time.monotonic() - self._epoch_began_s,
+        )
+        self._screen.finish(text.closing_line(status, self._screen.width))
+
+
+def _ordered(logs: dict[str, Any]) -> dict[str, float]:
+    """The numbers that are metrics: the loss, then the others."""
+    own = (SAMPLES_PER_S, EXPOSED)
+    names = [n for n, v in logs.items() if isinstance(v, float) and n not in own]
+    return {name: logs[name] for name in sorted(names, key=lambda n: n != "loss")}
+
+
+def _count(name: str, value: Any, least: int) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = least - 1
+    if isinstance(value, bool) or number < least:
+        raise ValueError(
+            f"Expected {name} to be a whole number of at least {least}, got {value!r}."
+        )
+    return number
+
+
+def _count_or_none(name: str, value: Any) -> int | None:
+    return None if value is None else _count(name, value, 1)

@@ -1,0 +1,96 @@
+"""Exposed communication: the part of a step in which it waits for its gradients.
+
+Buckets of gradients travel while the backward pass still runs. What is left when the
+last bucket has been handed over cannot be hidden any more: from then on the step waits.
+With t_j the time at which bucket j is handed over and e_j that at which it is reduced
+
+    exposed = max_j e_j - max_j t_j   (T_comm_end - T_backward_end, never below 0)
+
+A step that reduces several lists of gradients (two optimizers, several updates in one
+execution) waits for each of them: the exposed time of a step is the length of the union
+of these intervals, and its share is that length over the duration of the step.
+
+References:
+    Li et al., PyTorch Distributed: Experiences on Accelerating Data Parallel Training,
+    VLDB 2020, section 3.2.3 (buckets overlapped with the backward pass).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+# "<name>.<8 digits of the group>.<bucket>", or ".rows<i>.values" and ".indices" for
+# the rows of a table; behind it a count for every further use in one graph or run.
+_GRADIENTS = re.compile(
+    r"(?P<group>.+\.[0-9a-f]{8})"
+    r"\.(?P<part>\d+|rows\d+\.(?:values|indices))"
+    r"(?P<repeat>(?:\.\d+)?(?:#\d+)?)"
+)
+
+
+def tails(records: Iterable[Mapping[str, Any]]) -> list[tuple[int, int]]:
+    """When each list of gradients was handed over completely, and when it was reduced.
+
+    Args:
+        records: of finished operations, as `_core.take_records` gives them: "name",
+            "submitted_us", "done_us", "code". Operations that are no reduction of
+            gradients, or that failed, are left out.
+
+    Returns:
+        For each reduction of a list the pair (last handed over, last reduced), in
+        microseconds of the monotonic clock, ascending.
+
+    Example:
+        >>> def record(bucket, submitted_us, done_us):
+        ...     return {"name": f"gradients.0123abcd.{bucket}", "code": 0,
+        ...             "submitted_us": submitted_us, "done_us": done_us}
+        >>> tails([record(0, 10, 25), record(1, 30, 42)])
+        [(30, 42)]
+    """
+    running: dict[tuple[str, str], dict[str, Mapping[str, Any]]] = {}
+    found = []
+    for record in sorted(records, key=lambda r: int(r["submitted_us"])):
+        name = _GRADIENTS.fullmatch(record["name"])
+        if name is None or record["code"] != 0:
+            continue
+        group = (name["group"], name["repeat"])
+        if name["part"] in running.get(group, {}):  # this one is of the next step
+            found.append(_tail(running.pop(group)))
+        running.setdefault(group, {})[name["part"]] = record
+    return sorted(found + [_tail(parts) for parts in running.values()])
+
+
+def _tail(parts: Mapping[str, Mapping[str, Any]]) -> tuple[int, int]:
+    handed_over = max(int(record["submitted_us"]) for record in parts.values())
+    reduced = max(int(record["done_us"]) for record in parts.values())
+    return handed_over, max(handed_over, reduced)
+
+
+def union_us(intervals: Sequence[tuple[int, int]]) -> int:
+    """The length of what the intervals (begin, end) cover together.
+
+    Example:
+        >>> union_us([(0, 10), (5, 12), (20, 21)])
+        13
+    """
+    covered, end = 0, None
+    for begin, own_end in sorted(intervals):
+        if end is None or begin > end:
+            covered, end = covered + own_end - begin, own_end
+        elif own_end > end:
+            covered, end = covered + own_end - end, own_end
+    return covered
+
+
+def exposed_us(records: Iterable[Mapping[str, Any]]) -> int:
+    """How long the steps that left these records have waited for their gradients.
+
+    Args:
+        records: as for `tails`, of whole steps.
+
+    Returns:
+        Microseconds, 0 where nothing was reduced.
+    """
+    return union_us(tails(records))
