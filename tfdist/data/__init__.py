@@ -6,6 +6,15 @@ Example:
     >>> batches = tfdist.data.shard(np.arange(10), batch_size=4, shuffle=True)
 """
 
+from tfdist.data._order import epoch_order, positions
+from tfdist.data._records import Records
 from tfdist.data._shard import batch_sizes, seed, shard
 
-__all__ = ["batch_sizes", "seed", "shard"]
+__all__ = [
+    "Records",
+    "batch_sizes",
+    "epoch_order",
+    "positions",
+    "seed",
+    "shard",
+]

@@ -1,0 +1,168 @@
+"""The index of TFRecord files: how long each record is, and so where it begins."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist._library import ops
+
+# Of each record: length and checksum before the data, checksum after.
+HEADER_BYTES, FOOTER_BYTES = 12, 4
+# A file system answers many requests at once; a header takes 1 us where it is cached.
+THREADS = 16
+_SHARD = re.compile(r"(?P<stem>.*-)(?P<index>\d{5,})-of-(?P<total>\d{5,})(?P<end>.*)")
+# What TensorFlow puts around a message.
+_FRAME = re.compile(r"^\{\{.*?\}\}\s*|\s*\[Op:\w+\].*$", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Index:
+    """What is in the files.
+
+    Attributes:
+        counts: int64 `[files]`, records of each file.
+        lengths: int64 `[records]`, bytes of each record's data, file after file.
+    """
+
+    counts: np.ndarray
+    lengths: np.ndarray
+
+    @property
+    def first(self) -> np.ndarray:
+        """int64 `[files + 1]`: position of each file's first record; their number."""
+        return np.concatenate([[0], np.cumsum(self.counts)]).astype(np.int64)
+
+    @property
+    def offsets(self) -> np.ndarray:
+        """int64 `[records]`: the byte of its file where each record's data begins."""
+        ends = np.cumsum(self.lengths + (HEADER_BYTES + FOOTER_BYTES))
+        starts = np.concatenate([[0], ends])
+        of_file = np.repeat(starts[self.first[:-1]], self.counts)
+        return (starts[:-1] - of_file + HEADER_BYTES).astype(np.int64)
+
+
+def join(parts: Sequence[np.ndarray]) -> Index:
+    """The index of several files from the lengths in each."""
+    counts = np.array([len(part) for part in parts], np.int64)
+    return Index(counts, np.concatenate([np.zeros(0, np.int64), *parts]))
+
+
+def paths_of(files: Sequence[str | os.PathLike[str]]) -> tuple[str, ...]:
+    """The names as strings, in their order.
+
+    Raises:
+        TypeError: one name instead of a list of them.
+        ValueError: none, or one twice.
+    """
+    if isinstance(files, str | bytes | os.PathLike):
+        raise TypeError(
+            f"Expected a list of files, got one name, {os.fspath(files)!r}. For a "
+            "pattern write sorted(tf.io.gfile.glob(pattern)); for one file [name]."
+        )
+    paths = tuple(os.fspath(file) for file in files)
+    if not paths:
+        raise ValueError("Expected at least one file, got an empty list.")
+    if len(set(paths)) < len(paths):
+        seen: set[str] = set()
+        twice = next(p for p in paths if p in seen or seen.add(p))  # type: ignore[func-returns-value]
+        raise ValueError(
+            f"Expected every file once, got {twice} twice: its records would be seen "
+            "twice in an epoch. Remove one."
+        )
+    return paths
+
+
+def check_families(paths: Sequence[str]) -> None:
+    """Raises if shards of a family `...-00003-of-00008` are missing.
+
+    A list made by a pattern does not notice that a file was not copied.
+
+    Raises:
+        ValueError: names the files that are missing.
+    """
+    families: dict[tuple[str, str], dict[str, set[int]]] = {}
+    for path in paths:
+        found = _SHARD.fullmatch(path)
+        if found:
+            family = families.setdefault((found["stem"], found["end"]), {})
+            family.setdefault(found["total"], set()).add(int(found["index"]))
+    for (stem, end), by_total in families.items():
+        if len(by_total) > 1:
+            totals = " and ".join(f"-of-{total}" for total in sorted(by_total))
+            raise ValueError(
+                f"Expected the files of one split, got {stem}*{end} of two: {totals}. "
+                "Keep those that belong together."
+            )
+        ((total, indices),) = by_total.items()
+        missing = sorted(set(range(int(total))) - indices)
+        if missing:
+            width = len(total)
+            names = [f"{stem}{i:0{width}}-of-{total}{end}" for i in missing[:3]]
+            more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+            raise ValueError(
+                f"Expected all {int(total)} files of {stem}*-of-{total}{end}, got "
+                f"{len(indices)}. Missing: {', '.join(names)}{more}. Copy what is "
+                "missing; if a part of the data is meant, write all_shards=False."
+            )
+
+
+def index_files(paths: Sequence[str]) -> list[np.ndarray]:
+    """The lengths of the records of each file, many files at a time.
+
+    Raises:
+        FileNotFoundError: a file is missing.
+        OSError: a file cannot be read.
+        ValueError: one is cut off, damaged, or no TFRecord file. Of several files the
+            first of the list is named.
+    """
+    executor = concurrent.futures.ThreadPoolExecutor(min(THREADS, max(1, len(paths))))
+    try:
+        return list(executor.map(index_file, paths))
+    finally:
+        executor.shutdown(cancel_futures=True)
+
+
+def index_file(path: str) -> np.ndarray:
+    """The lengths of the records of one file, in bytes; int64 `[records]`."""
+    try:
+        with tf.device("/CPU:0"):
+            return ops().tfdist_index_records(path).numpy()
+    except tf.errors.NotFoundError as error:
+        raise FileNotFoundError(_FRAME.sub("", error.message)) from None
+    except tf.errors.DataLossError as error:
+        raise ValueError(_FRAME.sub("", error.message)) from None
+    except tf.errors.OpError as error:
+        raise OSError(_FRAME.sub("", error.message)) from None
+
+
+def check_counts(
+    paths: Sequence[str], found: Sequence[int], expected: Sequence[int] | None
+) -> None:
+    """Raises if a file holds another number of records than it should.
+
+    Args:
+        paths: the files.
+        found: records in each.
+        expected: records that each should hold; None: at least one.
+
+    Raises:
+        ValueError: names the file and both numbers.
+    """
+    for i, (path, count) in enumerate(zip(paths, found, strict=True)):
+        if expected is None and count == 0:
+            raise ValueError(
+                f"{path}: expected records, found an empty file. Was it copied? If it "
+                "is meant to be empty, leave it out or give counts=."
+            )
+        if expected is not None and count != expected[i]:
+            raise ValueError(
+                f"{path}: expected {expected[i]} records (counts), found {count}. The "
+                "file is incomplete, or of another version of the data than counts."
+            )

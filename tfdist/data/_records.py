@@ -1,0 +1,194 @@
+"""Random access to the records of files."""
+
+from __future__ import annotations
+
+import functools
+import os
+import resource
+from collections.abc import Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist._library import ops
+from tfdist.data import _record_index as indexing
+
+
+class Records:
+    """Records that are read by their positions, in any order.
+
+    Made by `Records.from_tfrecords` or `Records.from_files`. The records have the
+    positions 0..len(records) - 1, in the order of the files and of the records in
+    each. `read` works eagerly, in a `tf.function` and in `tf.data`'s `map`:
+
+    Example:
+        >>> import tensorflow as tf, tfdist
+        >>> with tf.io.TFRecordWriter("a.tfrecord") as writer:
+        ...     for text in ("zero", "one", "two"):
+        ...         writer.write(text)
+        >>> records = tfdist.data.Records.from_tfrecords(["a.tfrecord"])
+        >>> records.read([2, 0]).numpy().tolist()
+        [b'two', b'zero']
+        >>> order = tfdist.data.epoch_order(len(records), seed=4, epoch=0)
+        >>> dataset = tf.data.Dataset.from_tensor_slices(order).map(
+        ...     records.read, num_parallel_calls=tf.data.AUTOTUNE)
+        >>> sorted(dataset.as_numpy_iterator())
+        [b'one', b'two', b'zero']
+        >>> records.locate(2)
+        'a.tfrecord, record 2'
+    """
+
+    def __init__(self, files: Sequence[str], index: indexing.Index | None) -> None:
+        """For `from_tfrecords` and `from_files`; index None: whole files."""
+        self._files = tuple(files)
+        self._index = index
+        self._first = None if index is None else index.first
+
+    @classmethod
+    def from_tfrecords(
+        cls,
+        files: Sequence[str | os.PathLike[str]],
+        counts: Sequence[int] | None = None,
+        *,
+        all_shards: bool = True,
+    ) -> Records:
+        """The records of TFRecord files.
+
+        Reads the header of every record, 12 bytes, to know where each begins.
+
+        Args:
+            files: names, in the order that is wanted; also of a remote file system
+                that TensorFlow knows (`gs://...`).
+            counts: records that each file should hold, e.g. the `shard_lengths` of
+                tensorflow-datasets; default: not known, but at least one.
+            all_shards: files named `...-00003-of-00008...` have to be all 8; False: a
+                part of them is meant. Default True.
+
+        Returns:
+            The records.
+
+        Raises:
+            FileNotFoundError: a file is missing.
+            OSError: a file cannot be read.
+            ValueError: a file is cut off, damaged or no TFRecord file, holds another
+                number of records than `counts` says, or is missing in its family. The
+                message names the file, what was expected and what was found.
+        """
+        paths = indexing.paths_of(files)
+        if all_shards:
+            indexing.check_families(paths)
+        if counts is not None and len(counts) != len(paths):
+            raise ValueError(
+                f"Expected counts for each of {len(paths)} files, got {len(counts)}."
+            )
+        index = indexing.join(indexing.index_files(paths))
+        indexing.check_counts(paths, index.counts.tolist(), counts)
+        if len(index.lengths) == 0:
+            raise ValueError(
+                f"Expected records, found none in {len(paths)} files: {paths[0]}, ..."
+            )
+        return cls(paths, index)
+
+    @classmethod
+    def from_files(cls, files: Sequence[str | os.PathLike[str]]) -> Records:
+        """Whole files as records, e.g. a folder of pictures.
+
+        The files are not looked at before they are read.
+
+        Args:
+            files: names, in the order that is wanted (sort what a folder lists).
+
+        Returns:
+            The records: position i is the content of `files[i]`.
+        """
+        return cls(indexing.paths_of(files), None)
+
+    def __len__(self) -> int:
+        """Number of records."""
+        return len(self._files if self._index is None else self._index.lengths)
+
+    def __repr__(self) -> str:
+        """Shows how much there is."""
+        return f"<Records: {len(self)} in {len(self._files)} files>"
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The names of the files."""
+        return self._files
+
+    @property
+    def counts(self) -> np.ndarray:
+        """int64 `[files]`: records of each file."""
+        if self._index is None:
+            return np.ones(len(self._files), np.int64)
+        return self._index.counts
+
+    def locate(self, position: int) -> str:
+        """Where a record is, for messages: `"FILE, record 17"`, or `"FILE"`.
+
+        Raises:
+            IndexError: no record has that position.
+        """
+        if not 0 <= position < len(self):
+            raise IndexError(
+                f"Expected a position of 0..{len(self) - 1}, got {position}."
+            )
+        if self._first is None:
+            return self._files[position]
+        file = int(np.searchsorted(self._first, position, side="right")) - 1
+        return f"{self._files[file]}, record {position - self._first[file]}"
+
+    def read(self, positions: tf.Tensor) -> tf.Tensor:
+        """Reads records.
+
+        Args:
+            positions: integer tensor of any shape `S`, each 0..len(self) - 1.
+
+        Returns:
+            string tensor of shape `S`, each record as it was written.
+
+        Raises:
+            TypeError: the positions are no integers.
+            tensorflow.errors.DataLossError: a record is not what its checksum says,
+                or the file ends before it; the message names file and record.
+            tensorflow.errors.NotFoundError: a file is missing.
+            tensorflow.errors.InvalidArgumentError: a position is out of range.
+        """
+        positions = tf.convert_to_tensor(positions)
+        if not positions.dtype.is_integer:
+            raise TypeError(
+                f"Expected integers as positions, got {positions.dtype.name}."
+            )
+        return ops().tfdist_read_records(
+            **self._tensors,
+            positions=tf.cast(positions, tf.int64),
+            whole_files=self._index is None,
+            keep_open=_keep_open(len(self._files)),
+        )
+
+    @functools.cached_property
+    def _tensors(self) -> dict[str, tf.Tensor]:
+        """The index for the operation: captured by a graph, not copied into it."""
+        index = self._index
+        none = np.zeros(0, np.int64)
+        with tf.init_scope(), tf.device("/CPU:0"):
+            return {
+                "files": tf.constant(self._files),
+                "first": tf.constant(none if index is None else index.first),
+                "offsets": tf.constant(none if index is None else index.offsets),
+                "lengths": tf.constant(none if index is None else index.lengths),
+            }
+
+
+def _keep_open(files: int) -> int:
+    """How many files a kernel may keep open: the process has many others.
+
+    Outside of a graph none: TensorFlow keeps the kernels of eager operations for ever,
+    and a file that was written anew must not be read from its old copy.
+    """
+    if tf.executing_eagerly():
+        return 0
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit == resource.RLIM_INFINITY:
+        limit = 1 << 20
+    return max(1, min(files, limit // 8, 1024))
