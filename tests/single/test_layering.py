@@ -40,8 +40,8 @@ WITH_TENSORFLOW = [
     *("compression", "_xla", "reduce_options", "_bucket_reduction", "sparse"),
     *("weights", "_weighted_accumulation", "agreement", "groups", "finite", "torn"),
     *("split_step", "_reducing_optimizer"),
-    *("objects", "variables", "data", "device", "tape", "optimizer"),
-    *("metric_states", "_together", "_dealing", "evaluation", "prediction"),
+    *("objects", "variables", "_together", "data", "device", "tape", "optimizer"),
+    *("metric_states", "_dealing", "evaluation", "prediction"),
     "restoration",
     *("layers", "optimizers", "callbacks"),
 ]

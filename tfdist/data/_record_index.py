@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import hashlib
 import os
 import re
 from collections.abc import Sequence
@@ -47,6 +48,14 @@ class Index:
         of_file = np.repeat(starts[self.first[:-1]], self.counts)
         return (starts[:-1] - of_file + HEADER_BYTES).astype(np.int64)
 
+    def fits(self, sizes: np.ndarray) -> bool:
+        """Whether files of these sizes, in bytes, can be the ones of this index."""
+        if self.counts.shape != sizes.shape or self.counts.sum() != len(self.lengths):
+            return False
+        ends = np.cumsum(self.lengths + (HEADER_BYTES + FOOTER_BYTES))
+        starts = np.concatenate([[0], ends])[self.first]
+        return bool(np.array_equal(np.diff(starts), sizes))
+
 
 def join(parts: Sequence[np.ndarray]) -> Index:
     """The index of several files from the lengths in each."""
@@ -77,6 +86,14 @@ def paths_of(files: Sequence[str | os.PathLike[str]]) -> tuple[str, ...]:
             "twice in an epoch. Remove one."
         )
     return paths
+
+
+def digest(paths: Sequence[str]) -> str:
+    """A short name for a list of files, wherever the folder lies that has them all."""
+    common = os.path.commonprefix(list(paths))
+    start = common.rfind("/") + 1
+    names = "\0".join(path[start:] for path in paths)
+    return hashlib.sha256(names.encode(errors="surrogateescape")).hexdigest()[:16]
 
 
 def check_families(paths: Sequence[str]) -> None:

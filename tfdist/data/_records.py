@@ -12,6 +12,8 @@ import tensorflow as tf
 
 from tfdist._library import ops
 from tfdist.data import _record_index as indexing
+from tfdist.data import _record_ranks as ranks
+from tfdist.data._record_cache import Cache
 
 
 class Records:
@@ -51,57 +53,95 @@ class Records:
         counts: Sequence[int] | None = None,
         *,
         all_shards: bool = True,
+        cache: str | os.PathLike[str] | None = None,
+        together: bool = True,
+        timeout_s: float | None = None,
     ) -> Records:
         """The records of TFRecord files.
 
-        Reads the header of every record, 12 bytes, to know where each begins.
+        Reads the header of every record, 12 bytes, to know where each begins. On
+        several ranks all call it, each goes through a part of the files, and all get
+        the whole index. An error on one is an error on all.
 
         Args:
-            files: names, in the order that is wanted; also of a remote file system
-                that TensorFlow knows (`gs://...`).
+            files: names, in the order that is wanted, the same on all ranks; also of
+                a remote file system that TensorFlow knows (`gs://...`).
             counts: records that each file should hold, e.g. the `shard_lengths` of
                 tensorflow-datasets; default: not known, but at least one.
             all_shards: files named `...-00003-of-00008...` have to be all 8; False: a
                 part of them is meant. Default True.
+            cache: file (`.npz`) in which rank 0 keeps the index, so that the next
+                start need not make it; used as long as the files keep their sizes and
+                times of change. Default: none.
+            together: False: this rank does all the work, and may have files of its
+                own. Default True.
+            timeout_s: seconds to wait for the slowest rank; default
+                `TFDIST_TIMEOUT_S`.
 
         Returns:
             The records.
 
         Raises:
             FileNotFoundError: a file is missing.
-            OSError: a file cannot be read.
+            OSError: a file cannot be read, or `cache` not written.
             ValueError: a file is cut off, damaged or no TFRecord file, holds another
                 number of records than `counts` says, or is missing in its family. The
                 message names the file, what was expected and what was found.
+            tfdist.RankFailedError: one of these, on another rank.
+            tfdist.MismatchError: the ranks have different files.
         """
-        paths = indexing.paths_of(files)
-        if all_shards:
-            indexing.check_families(paths)
-        if counts is not None and len(counts) != len(paths):
-            raise ValueError(
-                f"Expected counts for each of {len(paths)} files, got {len(counts)}."
-            )
-        index = indexing.join(indexing.index_files(paths))
-        indexing.check_counts(paths, index.counts.tolist(), counts)
+        group = ranks.group_of("data.Records.from_tfrecords", together, timeout_s)
+
+        def look() -> tuple[str, ...]:
+            paths = indexing.paths_of(files)
+            if all_shards:
+                indexing.check_families(paths)
+            if counts is not None and len(counts) != len(paths):
+                raise ValueError(
+                    f"Expected counts of {len(paths)} files, got {len(counts)} counts."
+                )
+            return paths
+
+        paths = ranks.agreed_paths(group, look)
+        kept = None if cache is None else Cache(os.fspath(cache), paths)
+        index = ranks.build(group, paths, counts, kept)
         if len(index.lengths) == 0:
             raise ValueError(
-                f"Expected records, found none in {len(paths)} files: {paths[0]}, ..."
+                f"Expected records, found none in all {len(paths)} files: {paths[0]}..."
             )
         return cls(paths, index)
 
     @classmethod
-    def from_files(cls, files: Sequence[str | os.PathLike[str]]) -> Records:
+    def from_files(
+        cls,
+        files: Sequence[str | os.PathLike[str]],
+        *,
+        together: bool = True,
+        timeout_s: float | None = None,
+    ) -> Records:
         """Whole files as records, e.g. a folder of pictures.
 
-        The files are not looked at before they are read.
+        The files are not looked at before they are read. On several ranks all call
+        it, and their lists are compared.
 
         Args:
-            files: names, in the order that is wanted (sort what a folder lists).
+            files: names, in the order that is wanted, the same on all ranks (sort
+                what a folder lists).
+            together: False: this rank may have files of its own. Default True.
+            timeout_s: seconds to wait for the slowest rank; default
+                `TFDIST_TIMEOUT_S`.
 
         Returns:
             The records: position i is the content of `files[i]`.
+
+        Raises:
+            TypeError: one name instead of a list.
+            ValueError: no file, or one twice.
+            tfdist.RankFailedError: one of these, on another rank.
+            tfdist.MismatchError: the ranks have different files, or another order.
         """
-        return cls(indexing.paths_of(files), None)
+        group = ranks.group_of("data.Records.from_files", together, timeout_s)
+        return cls(ranks.agreed_paths(group, lambda: indexing.paths_of(files)), None)
 
     def __len__(self) -> int:
         """Number of records."""

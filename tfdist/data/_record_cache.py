@@ -1,0 +1,111 @@
+"""An index of files that outlives the process which made it."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import io
+import logging
+import uuid
+import zipfile
+from collections.abc import Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.data import _record_index as indexing
+
+_FORMAT = 1
+_logger = logging.getLogger("tfdist")
+
+
+class Cache:
+    """A file with the index of certain files, as they were when it was made.
+
+    Args:
+        name: of the file.
+        paths: the files.
+    """
+
+    def __init__(self, name: str, paths: Sequence[str]) -> None:
+        self._name = name
+        self._paths = paths
+        self._stamps: np.ndarray | None = None  # as they were before indexing
+
+    def read(self) -> indexing.Index | None:
+        """The index, if it was kept and the files are still the same.
+
+        Raises:
+            FileNotFoundError: one of the files is missing.
+        """
+        self._stamps = stamps_of(self._paths)
+        try:
+            with tf.io.gfile.GFile(self._name, "rb") as file:
+                data = file.read()
+        except tf.errors.NotFoundError:
+            return None
+        except tf.errors.OpError as error:
+            raise OSError(f"{self._name}: cannot be read: {error.message}") from None
+        try:
+            with np.load(io.BytesIO(data), allow_pickle=False) as kept:
+                same = (
+                    int(kept["format"]) == _FORMAT
+                    and str(kept["files"]) == indexing.digest(self._paths)
+                    and np.array_equal(kept["stamps"], self._stamps)
+                )
+                index = indexing.Index(kept["counts"], kept["lengths"])
+        except (ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile) as error:
+            _logger.warning(
+                "%s: expected a kept index of records, found something else (%s); the "
+                "index is made anew.",
+                self._name,
+                error,
+            )
+            return None
+        return index if same and index.fits(self._stamps[:, 0]) else None
+
+    def write(self, index: indexing.Index) -> None:
+        """Keeps the index; who reads meanwhile finds the old file or the new one.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        data = io.BytesIO()
+        np.savez(
+            data,
+            format=np.int64(_FORMAT),
+            files=np.array(indexing.digest(self._paths)),
+            stamps=self._stamps,
+            counts=index.counts,
+            lengths=index.lengths,
+        )
+        new = f"{self._name}.{uuid.uuid4().hex}.tmp"
+        try:
+            with tf.io.gfile.GFile(new, "wb") as file:
+                file.write(data.getvalue())
+            tf.io.gfile.rename(new, self._name, overwrite=True)
+        except tf.errors.OpError as error:
+            with contextlib.suppress(tf.errors.OpError):
+                tf.io.gfile.remove(new)
+            raise OSError(
+                f"{self._name}: the index cannot be kept there: {error.message}. Give "
+                "cache= the name of a file in a folder that exists and may be written."
+            ) from None
+
+
+def stamps_of(paths: Sequence[str]) -> np.ndarray:
+    """Bytes and time of the last change (ns) of each file; int64 `[files, 2]`.
+
+    Raises:
+        FileNotFoundError: one is missing.
+    """
+
+    def stamp(path: str) -> tuple[int, int]:
+        try:
+            found = tf.io.gfile.stat(path)
+        except tf.errors.NotFoundError as error:
+            raise FileNotFoundError(f"{path}: {error.message}") from None
+        return found.length, found.mtime_nsec
+
+    with concurrent.futures.ThreadPoolExecutor(indexing.THREADS) as executor:
+        return np.array(list(executor.map(stamp, paths)), np.int64)
