@@ -55,7 +55,7 @@ flags.DEFINE_float("rate", None, "Base learning rate, instead of the preset's.")
 flags.DEFINE_float("warmup_epochs", None, "Instead of the preset's.")
 flags.DEFINE_enum("decay", None, list(schedules.DECAYS), "Instead of the preset's.")
 flags.DEFINE_float("label_smoothing", 0.1, "Part of a label for all classes.")
-flags.DEFINE_enum("compression", "none", ["none", "fp16", "bf16"], "Of gradients.")
+flags.DEFINE_enum("compression", None, ["fp16", "bf16"], "Of gradients on the way.")
 flags.DEFINE_enum("loop", "fit", ["fit", "custom"], "model.fit, or a loop by hand.")
 flags.DEFINE_integer("seed", 1, "Of weights, order and augmentation.", lower_bound=0)
 
@@ -67,7 +67,7 @@ flags.DEFINE_bool("tensorboard", True, "Write curves for TensorBoard.")
 flags.DEFINE_bool("evaluate_only", False, "Evaluate the --resume'd run, and end.")
 
 CONFIG = flags.DEFINE_multi_string("config", [], "YAML file; name=value works too.")
-NAMES = set(FLAGS) - NAMES - {"config"}
+NAMES = set(FLAGS) - NAMES - {"config", "resume", "evaluate_only"}
 # What a run that is resumed keeps: else its steps would not be those it counts.
 FIXED = (
     *("network", "classes", "image_size", "preset", "epochs", "rate", "warmup_epochs"),
@@ -101,13 +101,14 @@ class Plan(NamedTuple):
 def main(argv: Sequence[str]) -> None:
     """Trains, evaluates, saves."""
     tfdist.init()
-    folder, config = open_run(argv[1:])
+    config = configure(argv[1:])
     keras.utils.set_random_seed(FLAGS.seed)
     keras.config.set_dtype_policy(FLAGS.precision)
 
     train, validation = open_data()
     plan = make_plan(len(train))
     model = build_model(plan)
+    folder = open_folder()
     if FLAGS.resume:
         checkpoint = run_folder.last_checkpoint(folder)
         plan = plan._replace(first_step=tfdist.restore(model, checkpoint))
@@ -290,8 +291,14 @@ def make_callbacks(plan: Plan, folder: Path) -> list[keras.callbacks.Callback]:
         ours.BroadcastInitialState(),
         ours.CombineMovingStatistics(),
         ours.MetricAverage(),
-        LogRate(),
-        ours.Progress(plan.global_batch // plan.accumulation, total_epochs=plan.epochs),
+        LogRate(plan),
+        ours.Progress(
+            plan.global_batch // plan.accumulation,
+            unit="images",
+            epochs=plan.epochs,
+            steps_per_epoch=plan.steps_per_epoch * plan.accumulation,
+            first_step=plan.first_step % plan.steps_per_epoch * plan.accumulation,
+        ),
         epochs,
         ours.Checkpoint(
             folder / "best.keras",
@@ -313,12 +320,20 @@ def make_callbacks(plan: Plan, folder: Path) -> list[keras.callbacks.Callback]:
 class LogRate(keras.callbacks.Callback):
     """Writes the learning rate of an epoch's last step into the logs."""
 
+    def __init__(self, plan: Plan) -> None:
+        super().__init__()
+        self._plan, self._preset = plan, make_preset()
+
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         """Before the callbacks that show the logs."""
-        optimizer = getattr(self.model.optimizer, "inner_optimizer", None)
-        rate = (optimizer or self.model.optimizer).learning_rate
         if logs is not None:
-            logs["learning_rate"] = float(keras.ops.convert_to_numpy(rate))
+            batches = self._plan.steps_per_epoch * self._plan.accumulation
+            logs["learning_rate"] = schedules.rate_at(
+                self._preset,
+                (epoch + 1) * batches - 1,
+                steps_per_epoch=batches,
+                global_batch=self._plan.global_batch,
+            )
 
 
 def fit_by_hand(
@@ -361,7 +376,7 @@ def fit_by_hand(
             listed.on_train_batch_end(number, model.get_metrics_result())
         logs = dict(model.get_metrics_result())
         results = model.evaluate(
-            validation_data, callbacks=judges(), return_dict=True, verbose=0
+            validation_data, callbacks=listed, return_dict=True, verbose=0
         )
         logs |= {f"val_{name}": value for name, value in results.items()}
         listed.on_epoch_end(epoch, logs)
@@ -392,27 +407,20 @@ def judges() -> list[keras.callbacks.Callback]:
 # -------------------------------------------------------------------------------- save
 
 
-def open_run(words: Sequence[str]) -> tuple[Path, dict[str, Any]]:
-    """The folder of this run, a new one or that of --resume, and its configuration.
+def configure(words: Sequence[str]) -> dict[str, Any]:
+    """Sets the flags from the run that is resumed, YAML files and the command line.
 
     Raises:
         ValueError: something in the configuration is unknown or does not fit.
         FileNotFoundError: the run to be resumed has no configuration.
     """
-    before = {}
-    files = list(CONFIG.value)
-    for word in words:  # it decides what else is read
-        if word.startswith("resume="):
-            FLAGS.resume = word.partition("=")[2]
+    before, files = {}, CONFIG.value
     if FLAGS.resume:
-        saved = Path(FLAGS.resume).resolve() / run_folder.CONFIG
-        before = run_folder.read(saved)
-        files.insert(0, str(saved))
+        saved = Path(FLAGS.resume, run_folder.CONFIG)
+        before, files = run_folder.read(saved), [saved, *files]
     elif FLAGS.evaluate_only:
         raise ValueError("--evaluate_only needs --resume: whose weights are they?")
-    resume = FLAGS.resume
     config = run_folder.configuration(FLAGS, NAMES, words, *files)
-    FLAGS.resume = config["resume"] = resume
     run_folder.check_same(config, before, FIXED)
     if FLAGS.data_format != "synthetic" and not FLAGS.data_dir:
         raise ValueError("Expected --data_dir=FOLDER with the pictures, got none.")
@@ -421,12 +429,15 @@ def open_run(words: Sequence[str]) -> tuple[Path, dict[str, Any]]:
             "--loop=custom takes one batch a step, got --accumulation="
             f"{FLAGS.accumulation}. Write --loop=fit."
         )
-    if FLAGS.resume:
-        return Path(FLAGS.resume).resolve(), config
-    folder = None
-    if tfdist.rank() == 0:
+    return config
+
+
+def open_folder() -> Path:
+    """The folder of this run: a new one, or that of --resume; on rank 0."""
+    folder = FLAGS.resume
+    if not folder and tfdist.rank() == 0:
         folder = str(run_folder.new(FLAGS.output_dir, FLAGS.network))
-    return Path(tfdist.broadcast_object(folder)), config
+    return Path(tfdist.broadcast_object(folder)).resolve()
 
 
 def describe(
@@ -437,7 +448,8 @@ def describe(
     folder: Path,
 ) -> str:
     """What is about to be done, for the screen."""
-    batch = f"{tfdist.size()} ranks x {plan.per_rank_batch}"
+    ranks = "1 rank" if tfdist.size() == 1 else f"{tfdist.size()} ranks"
+    batch = f"{ranks} x {plan.per_rank_batch}"
     if plan.accumulation > 1:
         batch += f" x {plan.accumulation} accumulated"
     begin = f", from step {plan.first_step} on" if plan.first_step else ""

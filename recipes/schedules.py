@@ -123,7 +123,7 @@ PRESETS = {
 DECAYS = {
     "step": Steps((30, 60, 80), 0.1),
     "cosine": Cosine(),
-    # Szegedy et al., Rethinking the Inception Architecture (arXiv:1512.00567), section 8.
+    # Szegedy et al., Rethinking the Inception Architecture (arXiv:1512.00567), 8.
     "exponential": Exponential(0.94, 2),
     "polynomial": Polynomial(2.0),
 }
