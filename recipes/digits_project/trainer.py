@@ -1,0 +1,76 @@
+"""The training: what all ranks do together. Each line with `tfdist` is for them."""
+
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+import keras
+from config import Config
+from dataset import Data
+
+import tfdist
+
+log = logging.getLogger("digits")
+
+
+class LogEpochs(keras.callbacks.Callback):
+    """A line in the log for each epoch."""
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Writes the line."""
+        numbers = ", ".join(
+            f"{name} {value:.4f}" for name, value in (logs or {}).items()
+        )
+        log.info("epoch %d of %d: %s", epoch + 1, self.params["epochs"], numbers)
+
+
+def train(model: keras.Model, data: Data, config: Config, folder: Path) -> dict:
+    """Trains the model; rank 0 saves it after each epoch.
+
+    Returns:
+        What is worth keeping: speed, and the loss and accuracy on the test data.
+
+    Raises:
+        ValueError: the global batch does not fit the ranks or the data.
+    """
+    ranks, samples = tfdist.size(), len(data.train[0])
+    if config.batch_size % ranks or config.batch_size > samples:
+        raise ValueError(
+            f"Expected a batch_size that divides by {ranks} ranks, at most the "
+            f"{samples} samples to train on, got {config.batch_size}."
+        )
+    batches = tfdist.data.shard(
+        data.train,
+        batch_size=config.batch_size // ranks,
+        shuffle=True,
+        seed=config.seed,
+    )
+    rate = keras.optimizers.schedules.CosineDecay(
+        config.lr_init, config.epochs * len(batches)
+    )
+    model.compile(
+        tfdist.DistributedOptimizer(keras.optimizers.Adam(rate)),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+    )
+    callbacks = [
+        tfdist.callbacks.BroadcastInitialState(),
+        tfdist.callbacks.MetricAverage(),
+        tfdist.callbacks.Checkpoint(folder / "model.keras"),
+        tfdist.callbacks.RankZeroOnly(keras.callbacks.CSVLogger(folder / "log.csv")),
+        LogEpochs(),
+    ]
+    begin = time.perf_counter()
+    model.fit(
+        batches, epochs=config.epochs, callbacks=callbacks, verbose=0, shuffle=False
+    )
+    seconds = time.perf_counter() - begin
+    loss, accuracy = tfdist.evaluate(model, *data.test, verbose=0)
+    return {
+        "ranks": ranks,
+        "seconds": round(seconds, 2),
+        "samples_per_s": round(config.epochs * samples / seconds),
+        "test_loss": round(float(loss), 5),
+        "test_accuracy": round(float(accuracy), 5),
+    }
