@@ -2,17 +2,15 @@
 
 import csv
 import io
-import statistics
 import time
 
 import keras
 import numpy as np
-import pytest
 import tensorflow as tf
 from helpers.ranks import run_ranks
 
 import tfdist
-from tfdist.callbacks import MetricAverage, Progress, RankZeroOnly, UnevenData
+from tfdist.callbacks import MetricAverage, Progress, RankZeroOnly
 
 BATCH, STEPS = 8, 6
 GLOBAL = 2 * BATCH

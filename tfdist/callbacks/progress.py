@@ -17,6 +17,7 @@ from tfdist.progress.screen import Screen
 
 SAMPLES_PER_S = "samples_per_s"
 EXPOSED = "exposed_communication"
+EPOCH_S = "epoch_s"
 _BAR, _PLAIN_BAR = "━─", "=-"
 
 
@@ -32,14 +33,15 @@ class Progress(RankCallback):
     epoch has ended its line stays, with the metrics of validation. All numbers are
     explained in `docs/progress.md`.
 
-    At the end of an epoch every rank gets the same two numbers in its logs (for
+    At the end of an epoch every rank gets the same numbers in its logs (for
     History, CSVLogger, TensorBoard, which have to come after this callback):
 
     - `samples_per_s`: samples of all ranks in a second of training, without validation
       and without the first step of the `fit`, which builds the graph;
     - `exposed_communication`: the share (0..1) of the time of the steps in which a rank
       waited for the last of its gradients to be reduced (`tfdist.progress.exposure`),
-      mean of the ranks; 0 where one rank trains.
+      mean of the ranks; 0 where one rank trains;
+    - `epoch_s`: seconds from the epoch's begin to its end, validation included.
 
     It takes the core's records of finished operations after every step, so nobody else
     finds any (`_core.take_records`).
@@ -48,7 +50,7 @@ class Progress(RankCallback):
         global_batch: samples of all ranks in one step as Keras counts them: with
             gradient accumulation those of one of the batches that are added up.
         unit: what a sample is called in the line, e.g. "images".
-        epochs: epochs of the whole training; default what Keras says (`fit(epochs=)`).
+        total_epochs: at which the whole training ends; default `epochs` of the `fit`.
         steps_per_epoch: steps of a whole epoch; default what Keras says. Where nobody
             knows them, the steps of the first epoch count for those after it.
         first_step: steps of the first epoch that an earlier run has taken; needs
@@ -74,7 +76,7 @@ class Progress(RankCallback):
         global_batch: int,
         *,
         unit: str = "samples",
-        epochs: int | None = None,
+        total_epochs: int | None = None,
         steps_per_epoch: int | None = None,
         first_step: int = 0,
         every_s: float | None = None,
@@ -82,7 +84,7 @@ class Progress(RankCallback):
     ) -> None:
         super().__init__()
         self.global_batch = _count("global_batch", global_batch, 1)
-        self.epochs = _count_or_none("epochs", epochs)
+        self.total_epochs = _count_or_none("total_epochs", total_epochs)
         self.steps_per_epoch = _count_or_none("steps_per_epoch", steps_per_epoch)
         self.first_step = _count("first_step", first_step, 0)
         if self.first_step >= (self.steps_per_epoch or 1) and self.first_step > 0:
@@ -124,7 +126,7 @@ class Progress(RankCallback):
         """What the line is computed from; only rank 0 shows it."""
         return {
             "global_batch": self.global_batch,
-            "epochs": self.epochs,
+            "total_epochs": self.total_epochs,
             "steps_per_epoch": self.steps_per_epoch,
             "first_step": self.first_step,
         }
@@ -197,8 +199,10 @@ class Progress(RankCallback):
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Tells the logs the numbers of all ranks; the epoch's line is complete."""
         self._in_epoch = False
-        speed, exposed = self._of_all_ranks()
+        took_s = time.monotonic() - self._epoch_began_s
+        speed, exposed, took_s = self._of_all_ranks(took_s)
         logs = {} if logs is None else logs
+        logs[EPOCH_S] = took_s
         if speed is not None:
             logs[SAMPLES_PER_S] = speed
         if exposed is not None:
@@ -206,7 +210,7 @@ class Progress(RankCallback):
         self._known_steps = self._done_before + self._step
         if self._last_step_s is not None:  # the rest of it comes with the next epoch
             self._pauses_s.append(time.monotonic() - self._last_step_s)
-        self._show_epoch(logs, speed, exposed)
+        self._show_epoch(logs, speed, exposed, took_s)
         self._done_before = 0
 
     # ---- measuring ----
@@ -235,19 +239,20 @@ class Progress(RankCallback):
         self._step = done
         self._last_step_s = now_s
 
-    def _of_all_ranks(self) -> tuple[float | None, float | None]:
-        """Samples per second and exposed communication of the epoch."""
+    def _of_all_ranks(self, took_s: float) -> tuple[float | None, float | None, float]:
+        """Samples per second, exposed communication and duration of the epoch."""
         own = self._epoch_totals
         if own.steps == 0:  # the epoch has no other step
             own = self._epoch_cold
         share = self.global_batch / len(members_of(self._ranks))
-        numbers = [own.steps * share, own.seconds, own.watched_s, own.exposed_s]
-        if self._alone:
-            return pace.of_all_ranks([tuple(numbers)])  # type: ignore[list-item]
-        shared = allgather_object(
-            numbers, name="progress.epoch", process_set=self._ranks
-        )
-        return pace.of_all_ranks([tuple(n) for n in shared])
+        numbers = [own.steps * share, own.seconds, own.watched_s, own.exposed_s, took_s]
+        shared = [numbers]
+        if not self._alone:
+            shared = allgather_object(
+                numbers, name="progress.epoch", process_set=self._ranks
+            )
+        speed, exposed = pace.of_all_ranks([tuple(n[:4]) for n in shared])
+        return speed, exposed, max(n[4] for n in shared)
 
     # ---- what is known ----
 
@@ -259,7 +264,7 @@ class Progress(RankCallback):
     @property
     def _epochs(self) -> int | None:
         """Of the whole training."""
-        return self.epochs or (self.params or {}).get("epochs")
+        return self.total_epochs or (self.params or {}).get("epochs")
 
     @property
     def _steps(self) -> int | None:
@@ -307,7 +312,11 @@ class Progress(RankCallback):
         self._screen.show(line, now_s)
 
     def _show_epoch(
-        self, logs: dict[str, Any], speed: float | None, exposed: float | None
+        self,
+        logs: dict[str, Any],
+        speed: float | None,
+        exposed: float | None,
+        took_s: float,
     ) -> None:
         if self._screen is None:
             return
@@ -324,14 +333,14 @@ class Progress(RankCallback):
             unit=self.unit,
             exposed=None if self._alone else exposed,
             left_s=None if is_last else left_s,
-            took_s=time.monotonic() - self._epoch_began_s,
+            took_s=took_s,
         )
         self._screen.finish(text.closing_line(status, self._screen.width))
 
 
 def _ordered(logs: dict[str, Any]) -> dict[str, float]:
     """The numbers that are metrics: the loss, then the others."""
-    own = (SAMPLES_PER_S, EXPOSED)
+    own = (SAMPLES_PER_S, EXPOSED, EPOCH_S)
     names = [n for n, v in logs.items() if isinstance(v, float) and n not in own]
     return {name: logs[name] for name in sorted(names, key=lambda n: n != "loss")}
 

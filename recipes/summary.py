@@ -1,0 +1,376 @@
+"""The end of a run: a picture of its curves, and a table of a few lines.
+
+All of it comes from the run's folder: log.csv, to which each run of this folder has
+added a line for each epoch (keras.callbacks.CSVLogger, append=True), and runs.csv, in
+which `note_run` has noted when and where each began. Speed, exposed communication and
+time of an epoch are in the log where tfdist.callbacks.Progress was before it.
+"""
+
+import csv
+import math
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+PICTURE, LOG, RUNS = "curves.png", "log.csv", "runs.csv"
+# What the share of samples that are right is called; the first that a log has counts.
+ACCURACY = (
+    *("accuracy", "top_1", "categorical_accuracy", "sparse_categorical_accuracy"),
+    *("binary_accuracy", "acc"),
+)
+LEARNING_RATE = ("learning_rate", "lr")
+_TRAINING, _VALIDATION, _QUIET = "#1f6fb2", "#d9661f", "#777777"
+_MARKED_UP_TO = 30  # epochs; where there are more, a line needs no marks
+
+
+class History(NamedTuple):
+    """What the runs of a folder have logged.
+
+    Attributes:
+        epochs: numbers from 1, ascending. Of an epoch that is there twice, because it
+            was interrupted or lost, the last row counts.
+        columns: name → a value for each epoch, NaN where there is none.
+        resumed: where a run went on, in epochs: 3.5 is the middle of the fourth.
+        seconds: of all rows, also of those that were repeated; NaN if nobody knows.
+        left_out: the lines that could not be read, and why.
+    """
+
+    epochs: list[int]
+    columns: dict[str, list[float]]
+    resumed: list[float]
+    seconds: float
+    left_out: list[str]
+
+    def first_of(self, names: Sequence[str], prefix: str = "") -> list[float] | None:
+        """The first of these columns that there is, if it has any value."""
+        for name in names:
+            values = self.columns.get(prefix + name, [])
+            if _known(values):
+                return values
+        return None
+
+
+def note_run(folder: Path, epoch: float, ranks: int) -> None:
+    """Notes, in runs.csv, that a run begins or goes on.
+
+    Args:
+        folder: of the run.
+        epoch: epochs that are done: 3.5 in the middle of the fourth, 0 for a new run.
+        ranks: how many train.
+    """
+    path = Path(folder, RUNS)
+    is_new = not path.exists()
+    with path.open("a", newline="", encoding="utf-8") as file:
+        rows = csv.writer(file)
+        if is_new:
+            rows.writerow(["started", "epoch", "ranks"])
+        rows.writerow([time.strftime("%Y-%m-%d %H:%M:%S"), f"{epoch:.6g}", ranks])
+
+
+def best(folder: Path, column: str) -> float | None:
+    """The largest value in a column of log.csv; None where there is none yet."""
+    path = Path(folder, LOG)
+    if not path.is_file():
+        return None
+    return max(_known(read_history(path).columns.get(column, [])), default=None)
+
+
+def write_summary(
+    folder: Path,
+    results: Mapping[str, float] | None = None,
+    skipped: Mapping[str, int] | int = 0,
+    *,
+    log: Path | None = None,
+    unit: str = "images",
+) -> str:
+    """Draws curves.png; to be called by one rank, when all files are written.
+
+    Args:
+        folder: of the run; the picture goes there.
+        results: of an evaluation at the end.
+        skipped: how many corrupt samples were left out, of each part of the data.
+        log: the CSV file; default log.csv in the folder.
+        unit: what the samples are called, in the plural.
+
+    Returns:
+        A table in words, to be printed.
+
+    Raises:
+        FileNotFoundError: there is no log.
+        ValueError: the log is none.
+    """
+    folder = Path(folder)
+    history = read_history(log or folder / LOG)
+    if history.epochs:
+        draw(history, folder / PICTURE, title=folder.resolve().name, unit=unit)
+    rows = [*_rows(history, unit), *_closing_rows(folder, history, results, skipped)]
+    wide = max(len(name) for name, _ in rows)
+    return "\n".join(f"{name:<{wide}}  {text}" for name, text in rows)
+
+
+# ------------------------------------------------------------------------- reading
+
+
+def read_history(path: Path) -> History:
+    """Reads a CSV log, and runs.csv beside it.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it is no log of epochs.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"Expected the log of a run, {path}, and found no such file. It is written "
+            "by tfdist.callbacks.RankZeroOnly(keras.callbacks.CSVLogger(..., "
+            "append=True))."
+        )
+    with path.open(newline="", encoding="utf-8") as file:
+        lines = csv.reader(file)
+        names = next(lines, [])
+        if "epoch" not in names:
+            raise ValueError(
+                f"Expected a CSV file with a column 'epoch', got {path} with "
+                f"{', '.join(names) or 'nothing'} in its first line."
+            )
+        rows: dict[int, dict[str, float]] = {}
+        left_out, went_back, seconds, last = [], [], [], 0
+        for values in lines:
+            row = dict(zip(names, map(_number, values), strict=False))
+            if len(values) != len(names) or math.isnan(row["epoch"]):
+                place = f"line {lines.line_num} of {path.name}"
+                left_out.append(f"{place}: {len(values)} of {len(names)} values")
+                continue
+            epoch = int(row["epoch"]) + 1  # Keras counts from 0
+            if epoch <= last:
+                went_back.append(epoch - 1.0)
+            last = epoch
+            rows[epoch] = row
+            seconds.append(row.get("epoch_s", math.nan))
+    epochs = sorted(rows)
+    noted = _noted(path.with_name(RUNS))
+    return History(
+        epochs=epochs,
+        columns={n: [rows[e][n] for e in epochs] for n in names if n != "epoch"},
+        resumed=sorted(set(went_back if noted is None else noted)),
+        seconds=sum(_known(seconds)) if _known(seconds) else math.nan,
+        left_out=left_out,
+    )
+
+
+def _noted(path: Path) -> list[float] | None:
+    """The epochs at which runs went on, as `note_run` noted; None: it did not."""
+    if not path.is_file():
+        return None
+    with path.open(newline="", encoding="utf-8") as file:
+        epochs = [_number(row.get("epoch") or "") for row in csv.DictReader(file)]
+    return [epoch for epoch in _known(epochs) if epoch > 0]
+
+
+def _number(text: str) -> float:
+    """A finite number, or NaN: Keras writes NA for what it does not know."""
+    try:
+        value = float(text)
+    except ValueError:
+        return math.nan
+    return value if math.isfinite(value) else math.nan
+
+
+def _known(values: Sequence[float]) -> list[float]:
+    return [value for value in values if not math.isnan(value)]
+
+
+# ----------------------------------------------------------------------- the table
+
+
+def _rows(history: History, unit: str) -> list[tuple[str, str]]:
+    """What the log tells."""
+    rows = [("epochs", _epochs(history))]
+    for name, columns, prefix, sign in (
+        ("validation accuracy", ACCURACY, "val_", 1),
+        ("validation loss", ["loss"], "val_", -1),
+        ("training accuracy", ACCURACY, "", 1),
+        ("training loss", ["loss"], "", -1),
+    ):
+        if (values := history.first_of(columns, prefix)) is not None:
+            at = _best_place(values, sign)
+            text = f"{values[-1]:.4f}, best {values[at]:.4f} in epoch"
+            rows.append((name, f"{text} {history.epochs[at]}"))
+    if (speeds := history.first_of(["samples_per_s"])) is not None:
+        known = _known(speeds)
+        spread = f" ({min(known):.0f} to {max(known):.0f})" if len(known) > 1 else ""
+        text = f"{statistics.median(known):.0f}{spread}, all ranks, median of epochs"
+        rows.append((f"{unit}/s", text))
+    if (shares := history.first_of(["exposed_communication"])) is not None:
+        share = statistics.median(_known(shares))
+        rows.append(("exposed communication", f"{share:.1%} of the time of a step"))
+    if not math.isnan(history.seconds):
+        rows.append(("time of epochs", _duration(history.seconds)))
+    return rows
+
+
+def _closing_rows(
+    folder: Path,
+    history: History,
+    results: Mapping[str, float] | None,
+    skipped: Mapping[str, int] | int,
+) -> list[tuple[str, str]]:
+    rows = []
+    if results:
+        shown = ", ".join(f"{name} {value:.4f}" for name, value in results.items())
+        rows.append(("evaluation", shown))
+    parts = skipped if isinstance(skipped, Mapping) else {"samples": skipped}
+    if any(parts.values()):
+        shown = ", ".join(f"{count} ({name})" for name, count in parts.items() if count)
+        rows.append(("corrupt, left out", shown))
+    rows += [("not read", reason) for reason in history.left_out]
+    files = sorted(p.name + "/" * p.is_dir() for p in folder.iterdir())
+    return [*rows, ("files", f"{folder}: {', '.join(files)}")]
+
+
+def _epochs(history: History) -> str:
+    if not history.epochs:
+        return "none has ended"
+    text = str(history.epochs[-1])
+    if len(history.epochs) != history.epochs[-1]:
+        text += f", {len(history.epochs)} of them logged"
+    if history.resumed:
+        text += ", resumed after " + ", ".join(f"{at:.4g}" for at in history.resumed)
+    return text
+
+
+def _best_place(values: Sequence[float], sign: int) -> int:
+    """Index of the largest value times `sign`; the first of equal ones."""
+    known = [i for i, value in enumerate(values) if not math.isnan(value)]
+    return max(known, key=lambda i: sign * values[i])
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest_s = divmod(round(seconds), 60)
+    hours, rest_m = divmod(minutes, 60)
+    return f"{hours} h {rest_m:02d} min" if hours else f"{minutes} min {rest_s:02d} s"
+
+
+# --------------------------------------------------------------------- the picture
+
+
+def draw(history: History, path: Path, *, title: str, unit: str = "images") -> None:
+    """Draws loss, accuracy, learning rate and speed, as far as they were logged.
+
+    Args:
+        history: with one epoch at least.
+        path: of the PNG file.
+        title: of the picture.
+        unit: what the samples are called, in the plural.
+    """
+    known = history.first_of
+    panels = [
+        ("loss", known(["loss"]), known(["loss"], "val_")),
+        ("accuracy (top-1)", known(ACCURACY), known(ACCURACY, "val_")),
+        ("learning rate", known(LEARNING_RATE), None),
+        (f"{unit}/s, all ranks", known(["samples_per_s"]), None),
+    ]
+    panels = [panel for panel in panels if panel[1:] != (None, None)]
+    columns = 1 if len(panels) < 2 else 2
+    lines = max(1, math.ceil(len(panels) / columns))
+    figure = Figure(figsize=(5.4 * columns, 2.9 * lines + 0.7), dpi=120)
+    FigureCanvasAgg(figure)
+    handles = {}
+    for number, (name, training, validation) in enumerate(panels):
+        axes = figure.add_subplot(lines, columns, number + 1)
+        axes.set_title(name, loc="left", fontsize=11)
+        handles |= _panel(axes, history, training, validation)
+        if number >= len(panels) - columns:
+            axes.set_xlabel("epoch")
+        if name.startswith("accuracy"):
+            axes.yaxis.set_major_formatter(FuncFormatter(_percent))
+            if validation is not None:
+                _mark_best(axes, history.epochs, validation)
+        elif name == "learning rate":
+            _log_scale_where_wide(axes, training or [])
+        elif name != "loss":
+            axes.set_ylim(0, 1.15 * max(_known(training or [])))
+    if not panels:
+        figure.text(0.5, 0.5, "The log has no numbers to draw.", ha="center")
+    top = 0.25 / figure.get_figheight()  # a quarter of an inch
+    figure.text(0.012, 1 - top, title, va="center", fontsize=12, fontweight="bold")
+    if len(handles) > 1:
+        figure.legend(
+            handles.values(),
+            handles.keys(),
+            loc="center right",
+            bbox_to_anchor=(1.0, 1 - top),
+            ncols=3,
+            frameon=False,
+        )
+    figure.tight_layout(rect=(0, 0, 1, 1 - 2 * top))
+    figure.savefig(path)
+
+
+def _panel(
+    axes: Axes,
+    history: History,
+    training: Sequence[float] | None,
+    validation: Sequence[float] | None,
+) -> dict[str, object]:
+    """The curves of one quantity; returns what the legend has to explain."""
+    first, last = history.epochs[0] - 1, history.epochs[-1]
+    axes.set_xlim(first, max(last, first + 2))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.grid(color="#e4e4e4", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    handles: dict[str, object] = {}
+    for name, values, color in (
+        ("training", training, _TRAINING),
+        ("validation", validation, _VALIDATION),
+    ):
+        if values is None:
+            continue
+        [handles[name]] = axes.plot(
+            history.epochs,
+            values,
+            color=color,
+            linewidth=1.6,
+            marker="o" if len(history.epochs) <= _MARKED_UP_TO else "",
+            markersize=4,
+            clip_on=False,
+        )
+    for at in history.resumed:
+        line = axes.axvline(at, color=_QUIET, linestyle=(0, (3, 2)), linewidth=1.1)
+        handles["resumed"] = line
+    return handles
+
+
+def _mark_best(axes: Axes, epochs: Sequence[int], values: Sequence[float]) -> None:
+    at = _best_place(values, 1)
+    axes.plot(
+        epochs[at], values[at], "o", color=_VALIDATION, markersize=6, clip_on=False
+    )
+    axes.annotate(
+        f"best {values[at]:.2%}, epoch {epochs[at]}",
+        (epochs[at], values[at]),
+        xytext=(0, 8),
+        textcoords="offset points",
+        ha="right" if at > len(epochs) / 2 else "left",
+        color=_VALIDATION,
+        fontsize=9,
+    )
+    axes.margins(y=0.15)
+
+
+def _percent(value: float, _: object) -> str:
+    return f"{round(100 * value, 6):g}%"
+
+
+def _log_scale_where_wide(axes: Axes, values: Sequence[float]) -> None:
+    positive = [value for value in _known(values) if value > 0]
+    if positive and max(positive) > 50 * min(positive):
+        axes.set_yscale("log")
