@@ -1,0 +1,515 @@
+"""Batches of ImageNet for data-parallel training, the same for any number of ranks.
+
+    split = open_split("tfds", "~/tensorflow_datasets", "train")
+    batches = split.training_batches(
+        first_step=0, last_step=90 * (len(split) // 256), global_batch=256, seed=1
+    )
+    model.fit(batches.map(...), steps_per_epoch=len(split) // 256, epochs=90)
+
+Which samples a step takes, and how each is cropped, follows from the seed and the
+number of the step alone (`tfdist.data.positions`). So a run that was interrupted goes
+on exactly where it was, with any number of ranks, and one dataset serves all epochs:
+there is no pause between two.
+
+One parallel `map` reads a record, decodes and crops it in one operation, scales and
+mirrors it (`imagenet_pictures`). The order is always the same one.
+"""
+
+from __future__ import annotations
+
+import collections
+import logging
+import os
+from pathlib import Path
+
+import imagenet_formats
+import imagenet_pictures
+import numpy as np
+import tensorflow as tf
+
+import tfdist
+
+FORMATS = ("tfds", "tfrecord", "folder", "synthetic")
+LABELS_LOOKED_AT = 1000  # when a split is opened
+PREFETCHED_BATCHES = 3
+
+_log = logging.getLogger("imagenet_data")
+
+
+def open_split(
+    data_format: str,
+    data_dir: str | os.PathLike[str] | None,
+    split: str,
+    *,
+    classes: int = 1000,
+    label_offset: int = 0,
+    examples: int | None = None,
+    seed: int = 0,
+) -> Split:
+    """Opens a split, and looks whether its labels are what they should be.
+
+    Up to 1,000 records, spread evenly over the files, are parsed. A label that none
+    of them has, though others do, is found when its record is read: every label is
+    checked. So labels that count from 1 are recognised at once when the split has few
+    classes, or the last class is in the sample (for 1,000 classes in two of three
+    cases), otherwise within the first steps.
+
+    Args:
+        data_format: "tfds", "tfrecord" or "folder" (`imagenet_formats`), or
+            "synthetic": random pictures, for measuring without data.
+        data_dir: where the data are; None for "synthetic".
+        split: "train" or "validation".
+        classes: number of classes of the network. Default 1000.
+        label_offset: the label of the first class in the files, 0 or 1. Default 0;
+            the TFRecord files from before tensorflow-datasets count from 1.
+        examples: number of pictures of "synthetic", and only there.
+        seed: of the pictures of "synthetic". Default 0.
+
+    Returns:
+        The split.
+
+    Raises:
+        FileNotFoundError: data, or a file of them, are missing.
+        ValueError: an argument is out of range, a file is damaged, or a label is not
+            in `label_offset..label_offset + classes - 1`; with the name of the file.
+
+    Example:
+        >>> import imagenet_data
+        >>> split = imagenet_data.open_split("synthetic", None, "train", examples=64)
+        >>> batches = split.training_batches(
+        ...     first_step=0, last_step=2, global_batch=32, seed=1, rank=0, size=2,
+        ...     image_size=64)
+        >>> [tuple(images.shape) for images, labels in batches]
+        [(16, 64, 64, 3), (16, 64, 64, 3)]
+    """
+    if data_format not in FORMATS:
+        raise ValueError(
+            f"Expected --data_format of {', '.join(FORMATS)}, got {data_format!r}."
+        )
+    if split not in imagenet_formats.SPLITS:
+        raise ValueError(f"Expected the split train or validation, got {split!r}.")
+    if label_offset not in (0, 1):
+        raise ValueError(f"Expected --label_offset of 0 or 1, got {label_offset}.")
+    if label_offset and data_format in ("folder", "synthetic"):
+        raise ValueError(
+            f"Expected --label_offset=0, got {label_offset}: with "
+            f"--data_format={data_format} no labels are read."
+        )
+    if data_format == "synthetic":
+        if data_dir:
+            raise ValueError(
+                f"Expected no --data_dir with --data_format=synthetic, got {data_dir}."
+            )
+        if examples is None or examples < 1:
+            raise ValueError(
+                f"Expected the number of synthetic examples, at least 1, got {examples}."
+            )
+        return _Synthetic(examples, classes, seed)
+    if examples is not None:
+        raise ValueError(
+            f"Expected no number of examples with --data_format={data_format}, got "
+            f"{examples}: the files say how many there are."
+        )
+    if not data_dir:
+        raise ValueError(
+            f"Expected --data_dir with --data_format={data_format}, got none."
+        )
+    folder = Path(data_dir).expanduser()
+    if not folder.is_dir():
+        raise FileNotFoundError(f"Expected the folder {folder} with data, found none.")
+    if data_format == "tfds":
+        source = imagenet_formats.open_tfds(folder, split, classes)
+    elif data_format == "tfrecord":
+        source = imagenet_formats.open_tfrecord(folder, split)
+    else:
+        source = imagenet_formats.open_folder(folder, split, classes)
+    return _Stored(source, classes, label_offset)
+
+
+class Split:
+    """The examples of a split, and batches of them. Made by `open_split`.
+
+    Attributes:
+        skipped: how often each example, by its position, was left out on this rank
+            because it is damaged (`skip_corrupt`), also among those read ahead.
+        failure: what was wrong with the data when an iterator raised an error, in
+            words, with the name of the file; None before.
+    """
+
+    def __init__(self, examples: int, classes: int) -> None:
+        self.skipped: collections.Counter[int] = collections.Counter()
+        self.failure: str | None = None
+        self._examples = examples
+        self._classes = classes
+
+    def __len__(self) -> int:
+        """Number of examples."""
+        return self._examples
+
+    def locate(self, position: int) -> str:
+        """Where an example is, for messages."""
+        raise NotImplementedError
+
+    def training_batches(
+        self,
+        *,
+        first_step: int,
+        last_step: int,
+        global_batch: int,
+        seed: int,
+        accumulation: int = 1,
+        rank: int | None = None,
+        size: int | None = None,
+        image_size: int = 224,
+        threads: int | None = None,
+        skip_corrupt: bool = False,
+    ) -> tf.data.Dataset:
+        """This rank's batches of the steps `first_step..last_step - 1`.
+
+        Steps are counted over all epochs, from 0; an epoch has `len(self) //
+        global_batch` of them. The dataset ends after the last; there is no pause
+        between two epochs.
+
+        Args:
+            first_step: the step to begin with: 0, or what was done before.
+            last_step: the step before which the dataset ends.
+            global_batch: samples of all ranks in one step, a multiple of
+                `size * accumulation`.
+            seed: of the order and of the crops.
+            accumulation: batches of which a step is made, each with `global_batch /
+                size / accumulation` samples. Default 1.
+            rank: default `tfdist.rank()`.
+            size: default `tfdist.size()`.
+            image_size: height and width in pixels. Default 224.
+            threads: that decode pictures. Default: the cores that this process may
+                use, divided by the ranks of this host.
+            skip_corrupt: a damaged record or picture becomes a black picture with
+                label and weight 0, and is counted in `skipped`; the others stay where
+                they are. Default False: it is an error.
+
+        Returns:
+            A dataset of `(last_step - first_step) * accumulation` batches: images uint8
+            `[b, image_size, image_size, 3]`, labels float32 `[b, classes]`, one-hot;
+            with `skip_corrupt` also weights float32 `[b]`. Its iterator raises
+            `tensorflow.errors.InvalidArgumentError` naming file and record when an
+            example is damaged, or its label out of range.
+
+        Raises:
+            ValueError: the global batch does not divide, or there are fewer examples
+                than ranks or than a global batch.
+        """
+        rank, size = _place(rank, size)
+        _check_division(global_batch, size, accumulation)
+        tfdist.data.positions(  # raises what the ranks should not find out in turn
+            len(self),
+            global_batch=global_batch,
+            seed=seed,
+            epoch=0,
+            rank=rank,
+            size=size,
+        )
+        steps = len(self) // global_batch
+        if not 0 <= first_step < last_step:
+            raise ValueError(
+                f"Expected 0 <= first_step < last_step, got {first_step}, {last_step}."
+            )
+
+        def of_epoch(epoch: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            begin = max(0, first_step - epoch * steps)
+            rows = tfdist.data.positions(
+                len(self),
+                global_batch=global_batch,
+                seed=seed,
+                epoch=int(epoch),
+                rank=rank,
+                size=size,
+                first_step=int(begin),
+            )
+            read = rows[: last_step - epoch * steps - begin].ravel()
+            return read, np.full(len(read), _key(seed, int(epoch)))
+
+        epochs = tf.data.Dataset.range(
+            first_step // steps, (last_step - 1) // steps + 1
+        )
+        places = (
+            epochs.map(lambda epoch: _vectors(of_epoch, epoch))
+            .prefetch(1)  # the next order is ready before this one ends
+            .unbatch()
+        )
+
+        def picture(encoded: tf.Tensor, position: tf.Tensor, key: tf.Tensor):
+            seeds = tf.stack([key, position])
+            return imagenet_pictures.training_picture(encoded, seeds, image_size)
+
+        batch = global_batch // size // accumulation
+        samples = self._samples(places, picture, image_size, threads, skip_corrupt)
+        batches = samples.batch(batch, drop_remainder=True)
+        count = (last_step - first_step) * accumulation
+        return _finish(batches, count, threads)
+
+    def validation_batches(
+        self,
+        *,
+        batch: int,
+        rank: int | None = None,
+        size: int | None = None,
+        image_size: int = 224,
+        threads: int | None = None,
+        skip_corrupt: bool = False,
+    ) -> tf.data.Dataset:
+        """This rank's share of all examples, each once over all ranks, in order.
+
+        Rank r has the examples `n * r // size` to `n * (r + 1) // size - 1` of n.
+
+        Args:
+            batch: samples of this rank in a batch; the last has what is left.
+            rank: default `tfdist.rank()`.
+            size: default `tfdist.size()`.
+            image_size: height and width in pixels. Default 224.
+            threads: as of `training_batches`.
+            skip_corrupt: as of `training_batches`.
+
+        Returns:
+            A dataset as of `training_batches`, b being unknown.
+
+        Raises:
+            ValueError: there are fewer examples than ranks.
+        """
+        rank, size = _place(rank, size)
+        if len(self) < size:
+            raise ValueError(
+                f"Expected at least one example for each of {size} ranks, got "
+                f"{len(self)}. Start at most {len(self)} ranks."
+            )
+        if batch < 1:
+            raise ValueError(f"Expected a batch of at least 1 sample, got {batch}.")
+        begin, end = (len(self) * r // size for r in (rank, rank + 1))
+        places = tf.data.Dataset.range(begin, end).map(lambda p: (p, tf.zeros_like(p)))
+
+        def picture(encoded: tf.Tensor, position: tf.Tensor, key: tf.Tensor):
+            del position, key
+            return imagenet_pictures.validation_picture(encoded, image_size)
+
+        samples = self._samples(places, picture, image_size, threads, skip_corrupt)
+        return _finish(samples.batch(batch), -((begin - end) // batch), threads)
+
+    def _samples(self, places, picture, image_size, threads, skip_corrupt):
+        """Samples, from (position, key), in the same order."""
+        raise NotImplementedError
+
+
+class _Stored(Split):
+    """Examples in files."""
+
+    def __init__(
+        self, source: imagenet_formats.Source, classes: int, label_offset: int
+    ) -> None:
+        super().__init__(len(source.records), classes)
+        self._source = source
+        self._label_offset = label_offset
+        if source.labels_in_records:
+            self._look_at_labels()
+
+    def locate(self, position: int) -> str:
+        """The file and the number of the record in it."""
+        return self._source.records.locate(position)
+
+    def _samples(self, places, picture, image_size, threads, skip_corrupt):
+        # TensorFlow's errors do not say which record could not be used. So each sample
+        # is a dataset of its own, out of which an error is dropped; then there is none
+        # left, and the second one explains why.
+        def make(position: tf.Tensor, key: tf.Tensor):
+            encoded, label = self._read(position)
+            made = picture(encoded, position, key), tf.one_hot(label, self._classes)
+            return (*made, 1.0) if skip_corrupt else made
+
+        def explain(position: tf.Tensor, key: tf.Tensor):
+            def examine(position: np.ndarray, key: np.ndarray) -> np.ndarray:
+                return np.array(self._damaged(position, key, picture, skip_corrupt))
+
+            shape = [image_size, image_size, 3]
+            black = tf.zeros(shape, tf.uint8), tf.zeros([self._classes]), 0.0
+            damaged = tf.numpy_function(
+                examine, [position, key], tf.bool, stateful=False
+            )
+            if not skip_corrupt:
+                with tf.control_dependencies([damaged]):
+                    return make(position, key)
+            return tf.cond(damaged, lambda: black, lambda: make(position, key))
+
+        def sample(position: tf.Tensor, key: tf.Tensor) -> tf.data.Dataset:
+            place = tf.data.Dataset.from_tensors((position, key))
+            good = place.map(make).ignore_errors()
+            return good.concatenate(place.map(explain)).take(1)
+
+        threads = _threads(threads)
+        return places.interleave(
+            sample, cycle_length=threads, num_parallel_calls=threads, deterministic=True
+        )
+
+    def _read(self, position: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Encoded picture and label, from 0 on."""
+        serialized = self._source.records.read(position)
+        encoded, label = self._source.parse(serialized, position)
+        label -= self._label_offset
+        in_range = (label >= 0) & (label < self._classes)
+        with tf.control_dependencies([tf.debugging.Assert(in_range, [label])]):
+            return encoded, tf.identity(label)
+
+    def _damaged(self, position, key, picture, skip_corrupt: bool) -> bool:
+        """Why an example could not be used: False when now it can.
+
+        Raises:
+            ValueError: it is damaged, and may not be skipped; or its label is wrong.
+        """
+        records = self._source.records
+        try:
+            serialized = records.read(position)
+            encoded, label = self._source.parse(serialized, tf.constant(position))
+        except (tf.errors.DataLossError, tf.errors.InvalidArgumentError) as error:
+            reason = error.message
+        else:
+            self._check_label(int(position), int(label))
+            try:
+                picture(encoded, tf.constant(position), tf.constant(key))
+                return False
+            except tf.errors.InvalidArgumentError as error:
+                reason = f"the picture cannot be decoded: {error.message}"
+        where = self.locate(int(position))
+        if not skip_corrupt:
+            self.failure = (
+                f"{where}: expected a whole example, found that {reason} Replace it, or "
+                "leave out such examples with --skip_corrupt."
+            )
+            raise ValueError(self.failure)
+        self.skipped[int(position)] += 1
+        if self.skipped[int(position)] == 1:
+            _log.warning("%s: left out: %s", where, reason)
+        return True
+
+    def _check_label(self, position: int, label: int) -> None:
+        """Raises ValueError unless a label, as it is in the file, is in its range."""
+        first = self._label_offset
+        last = first + self._classes - 1
+        if first <= label <= last:
+            return
+        advice = (
+            f"Set --classes to the number of classes, if it is not {self._classes}."
+        )
+        if (first, label) == (0, self._classes):
+            advice = "Labels that count from 1 need --label_offset=1."
+        elif (first, label) == (1, 0):
+            advice = "Labels that count from 0 need --label_offset=0."
+        self.failure = (
+            f"{self.locate(position)}: expected a label of {first}..{last}, found "
+            f"{label}. {advice}"
+        )
+        raise ValueError(self.failure)
+
+    def _look_at_labels(self) -> None:
+        count = min(len(self), LABELS_LOOKED_AT)
+        sample = np.linspace(0, len(self) - 1, count).round().astype(np.int64)
+        records, parse = self._source.records, self._source.parse
+        labels = tf.data.Dataset.from_tensor_slices(sample).map(
+            lambda position: (position, parse(records.read(position), position)[1]),
+            num_parallel_calls=tf.data.AUTOTUNE,
+        )
+        for position, label in labels.as_numpy_iterator():
+            self._check_label(int(position), int(label))
+
+
+class _Synthetic(Split):
+    """Random pictures, each made from the seed and its position, with random labels."""
+
+    def __init__(self, examples: int, classes: int, seed: int) -> None:
+        super().__init__(examples, classes)
+        self._key = _key(seed, 0)
+
+    def locate(self, position: int) -> str:
+        """Says that it is in no file."""
+        return f"synthetic example {position}"
+
+    def _samples(self, places, picture, image_size, threads, skip_corrupt):
+        del picture
+        words = -(-3 * image_size**2 // 4)
+
+        def make(position: tf.Tensor, key: tf.Tensor):
+            del key
+            drawn = tf.random.stateless_uniform(
+                [words + 1],
+                tf.stack([self._key, position]),
+                None,
+                None,
+                tf.uint32,
+                alg="philox",
+            )
+            levels = tf.reshape(tf.bitcast(drawn[1:], tf.uint8), [-1])
+            levels = levels[: 3 * image_size**2]
+            image = tf.reshape(levels, [image_size, image_size, 3])
+            label = tf.cast(drawn[0], tf.int64) % self._classes
+            made = image, tf.one_hot(label, self._classes)
+            return (*made, 1.0) if skip_corrupt else made
+
+        return places.map(
+            make, num_parallel_calls=_threads(threads), deterministic=True
+        )
+
+
+def _place(rank: int | None, size: int | None) -> tuple[int, int]:
+    rank = tfdist.rank() if rank is None else rank
+    size = tfdist.size() if size is None else size
+    if not 0 <= rank < size:
+        raise ValueError(f"Expected a rank of 0..{size - 1}, got {rank}.")
+    return rank, size
+
+
+def _check_division(global_batch: int, size: int, accumulation: int) -> None:
+    parts = size * accumulation
+    if accumulation < 1:
+        raise ValueError(f"Expected an accumulation of at least 1, got {accumulation}.")
+    if accumulation > 1 and global_batch % parts:
+        below = global_batch // parts * parts
+        nearest = [str(n) for n in (below, below + parts) if n]
+        raise ValueError(
+            f"Expected a global_batch that {size} ranks with {accumulation} batches each "
+            f"divide equally, got {global_batch}. The nearest that do: "
+            f"{' and '.join(nearest)}."
+        )
+
+
+def _threads(threads: int | None) -> int:
+    """Of this rank, for decoding."""
+    if threads is None:
+        ranks = tfdist.local_size() if tfdist.is_initialized() else 1
+        return max(1, len(os.sched_getaffinity(0)) // ranks)
+    if threads < 1:
+        raise ValueError(f"Expected at least 1 thread, got {threads}.")
+    return threads
+
+
+def _key(seed: int, epoch: int) -> np.int64:
+    """A number for each epoch of each run, from which the crops follow."""
+    return (
+        np.random.SeedSequence([seed, epoch])
+        .generate_state(1, np.uint64)
+        .view(np.int64)[0]
+    )
+
+
+def _vectors(function, epoch: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Two int64 vectors that NumPy makes for an epoch."""
+    found = tf.numpy_function(function, [epoch], [tf.int64, tf.int64], stateful=False)
+    return tuple(tf.ensure_shape(vector, [None]) for vector in found)
+
+
+def _finish(
+    batches: tf.data.Dataset, count: int, threads: int | None
+) -> tf.data.Dataset:
+    """With a known number of batches, made ahead by threads of their own."""
+    options = tf.data.Options()
+    options.deterministic = True
+    options.threading.private_threadpool_size = _threads(threads)
+    options.threading.max_intra_op_parallelism = 1  # pictures are made side by side
+    options.autotune.enabled = False  # nothing is left to find out
+    batches = batches.apply(tf.data.experimental.assert_cardinality(count))
+    return batches.prefetch(PREFETCHED_BATCHES).with_options(options)

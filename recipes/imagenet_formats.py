@@ -1,0 +1,217 @@
+"""The forms in which people have ImageNet on disk, each opened as records.
+
+- "tfds": prepared by tensorflow-datasets, e.g. by the builder `imagenet2012`;
+- "tfrecord": TFRecord files from before, `train-00000-of-01024` and so on;
+- "folder": a folder for each class, `train/n01440764/n01440764_10026.JPEG`.
+
+A record becomes an encoded picture and its label as the files have it; what a label
+means, and whether counting begins at 0 or 1, is looked after in `imagenet_data`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import tensorflow as tf
+
+import tfdist
+
+SPLITS = ("train", "validation")
+FOLDERS = {"train": ("train",), "validation": ("validation", "val")}
+PICTURES = (".jpeg", ".jpg", ".png")  # endings, in small letters
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """A split as it lies on disk.
+
+    Attributes:
+        records: the records, in the order of the split.
+        parse: (serialized record, position) -> (encoded picture, label); string, int64
+            and again string, int64 scalars.
+        labels_in_records: whether labels can be out of range. Those of a folder cannot.
+    """
+
+    records: tfdist.data.Records
+    parse: Callable[[tf.Tensor, tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
+    labels_in_records: bool = True
+
+
+def open_tfds(data_dir: Path, split: str, classes: int) -> Source:
+    """A split that tensorflow-datasets has prepared.
+
+    Args:
+        data_dir: what `tfds.builder("imagenet2012", data_dir=...)` takes, or the folder
+            of another data set with the features `image` and `label`, where its
+            dataset_info.json is.
+        split: "train" or "validation".
+        classes: of the network.
+
+    Raises:
+        FileNotFoundError: nothing is prepared there, or a file is missing.
+        ValueError: it has another form, or more classes.
+    """
+    import tensorflow_datasets as tfds  # not needed for the other forms
+
+    if (data_dir / "dataset_info.json").exists():
+        builder = tfds.builder_from_directory(data_dir)
+    else:
+        builder = tfds.builder("imagenet2012", data_dir=data_dir)
+    info = builder.info
+    if split not in info.splits:
+        raise FileNotFoundError(
+            f"Expected the split {split!r} of {info.full_name}, prepared, in "
+            f"{builder.data_dir}, found {sorted(info.splits) or 'nothing'}. Prepare it "
+            "with recipes/prepare_imagenet.py, or give --data_dir the folder above "
+            "imagenet2012/."
+        )
+    if info.file_format.value != "tfrecord":
+        raise ValueError(
+            f"Expected records in the file format tfrecord in {builder.data_dir}, found "
+            f"{info.file_format.value}. Prepare the data set as tfrecord."
+        )
+    _check_features(info, classes)
+    files = info.splits[split]
+    records = tfdist.data.Records.from_tfrecords(files.filepaths, files.shard_lengths)
+    return Source(records, _parser("image", "label"))
+
+
+def _check_features(info, classes: int) -> None:
+    import tensorflow_datasets as tfds
+
+    expected = {"image": tfds.features.Image, "label": tfds.features.ClassLabel}
+    found = dict(info.features.items())
+    for name, kind in expected.items():
+        if not isinstance(found.get(name), kind):
+            raise ValueError(
+                f"Expected {info.full_name} to have the features image and label, an "
+                f"Image and a ClassLabel; found {name}: {found.get(name)}."
+            )
+    if info.features["label"].num_classes > classes:
+        raise ValueError(
+            f"Expected at most {classes} classes, {info.full_name} has "
+            f"{info.features['label'].num_classes}. Set --classes."
+        )
+
+
+def open_tfrecord(data_dir: Path, split: str) -> Source:
+    """TFRecord files `SPLIT-00000-of-01024` with `image/encoded`, `image/class/label`.
+
+    Args:
+        data_dir: folder of the files, or the one above `train/` and `validation/`.
+        split: "train" or "validation".
+
+    Raises:
+        FileNotFoundError: there are none, or one of them is missing.
+        ValueError: one is cut off, or there are two sets of files.
+    """
+    digits = "[0-9]" * 5
+    pattern = f"{split}-{digits}-of-{digits}"
+    files = sorted(data_dir.glob(pattern)) or sorted((data_dir / split).glob(pattern))
+    if not files:
+        raise FileNotFoundError(
+            f"Expected files like {split}-00000-of-01024 in {data_dir}, found none. "
+            "Give --data_dir their folder."
+        )
+    families = sorted({path.name[-5:] for path in files})
+    if len(families) > 1:
+        raise ValueError(
+            f"Expected the files of one set in {files[0].parent}, found {split}-*-of-"
+            f"{' and -of-'.join(families)}. Move one of them away."
+        )
+    records = tfdist.data.Records.from_tfrecords(files)
+    return Source(records, _parser("image/encoded", "image/class/label"))
+
+
+def _parser(image: str, label: str):
+    """Reads two features of a serialized `tf.train.Example`."""
+    features = {
+        image: tf.io.FixedLenFeature([], tf.string),
+        label: tf.io.FixedLenFeature([], tf.int64),
+    }
+
+    def parse(serialized: tf.Tensor, position: tf.Tensor):
+        del position
+        example = tf.io.parse_single_example(serialized, features)
+        return example[image], example[label]
+
+    return parse
+
+
+def open_folder(data_dir: Path, split: str, classes: int) -> Source:
+    """A folder of pictures for each class; labels count the sorted names of classes.
+
+    The examples are in the order of their file names, then of their paths. A class may
+    be empty. The classes are those of `train/`, for validation too: a class that is
+    missing in `validation/` must not move the labels of others.
+
+    Args:
+        data_dir: folder with `train/`, and `validation/` or `val/`.
+        split: "train" or "validation".
+        classes: of the network; there may be fewer folders.
+
+    Raises:
+        FileNotFoundError: there is no such folder, or no picture in it.
+        ValueError: there are more folders than classes, or other ones than in `train/`.
+    """
+    folders = {name: _split_folder(data_dir, name) for name in SPLITS}
+    folder = folders[split]
+    if folder is None:
+        expected = " or ".join(f"{data_dir / name}" for name in FOLDERS[split])
+        raise FileNotFoundError(
+            f"Expected the folder {expected} with a folder for each class, found none."
+        )
+    reference = folders["train"] or folder
+    names = _class_folders(reference)
+    unknown = sorted(set(_class_folders(folder)) - set(names))
+    if unknown:
+        raise ValueError(
+            f"{folder}: expected only classes that {reference} has, found "
+            f"{unknown[0]} ({len(unknown)} such). Labels are the places of the sorted "
+            "classes: both must have the same."
+        )
+    if len(names) > classes:
+        raise ValueError(
+            f"{reference}: expected at most {classes} folders, one for each class, "
+            f"found {len(names)}. Set --classes={len(names)}, or remove what is no "
+            "class."
+        )
+    label_of = {name: label for label, name in enumerate(names)}
+    found = sorted(
+        (entry.name, entry.path, label_of[name])
+        for name in _class_folders(folder)
+        for entry in os.scandir(folder / name)
+        if entry.name.lower().endswith(PICTURES)
+    )
+    if not found:
+        raise FileNotFoundError(
+            f"{folder}: expected pictures ({', '.join(PICTURES)}) in its {len(names)} "
+            "folders, found none."
+        )
+    records = tfdist.data.Records.from_files([path for _, path, _ in found])
+    with tf.device("/CPU:0"):
+        labels = tf.constant([label for _, _, label in found], tf.int64)
+
+    def parse(serialized: tf.Tensor, position: tf.Tensor):
+        return serialized, tf.gather(labels, position)
+
+    return Source(records, parse, labels_in_records=False)
+
+
+def _split_folder(data_dir: Path, split: str) -> Path | None:
+    for name in FOLDERS[split]:
+        if (data_dir / name).is_dir():
+            return data_dir / name
+    return None
+
+
+def _class_folders(folder: Path) -> list[str]:
+    """Sorted names; what begins with a dot is none."""
+    return sorted(
+        entry.name
+        for entry in os.scandir(folder)
+        if entry.is_dir() and not entry.name.startswith(".")
+    )
