@@ -12,10 +12,10 @@ import os
 import sys
 import threading
 import traceback
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, Protocol, TypeVar
 
 from tfdist import _core
 from tfdist.rendezvous import report
@@ -26,12 +26,21 @@ from tfdist.rendezvous.world import Mesh
 if TYPE_CHECKING:
     from tfdist._process_sets import ProcessSet
     from tfdist.rendezvous.late_links import LateLinks
+    from tfdist.rendezvous.links import Bond
 
+_Helper = TypeVar("_Helper", bound="Helper")
 _log = logging.getLogger("tfdist")
 _SHUTDOWN_TIMEOUT_S = 2.0
 _TRACEBACK_LINES = 20
 _CAUSE_CHARACTERS = 16 << 10
 _ERROR_CHARACTERS = 2000
+
+
+class Helper(Protocol):
+    """Something with threads or sockets that lives until `shutdown`."""
+
+    def close(self) -> None:
+        """Ends them; takes 2 s at most, raises nothing."""
 
 
 @dataclass
@@ -44,6 +53,9 @@ class _State:
     hooked: bool = False
     late: LateLinks | None = None
     process_sets: list[ProcessSet] = field(default_factory=list)  # of this generation
+    bond: Bond | None = None
+    address: str = ""
+    helpers: dict[str, Helper] = field(default_factory=dict)  # of this generation
 
 
 _state = _State()
@@ -142,6 +154,7 @@ def _connect(timeout_s: float | None) -> None:
         if mesh.late:
             mesh.late.started()
         _state.late = mesh.late
+        _state.bond, _state.address = mesh.bond, mesh.address
         _state.topology = mesh.topology
         _state.pid = os.getpid()
         _state.process_sets = []
@@ -186,10 +199,36 @@ def shutdown() -> None:
         if _state.topology is None or _state.pid != os.getpid():
             return
         _state.topology = None
+        for helper in _state.helpers.values():
+            helper.close()
+        _state.helpers.clear()
+        _state.bond = None
         _core.stop(_SHUTDOWN_TIMEOUT_S)
         if _state.late is not None:
             _state.late.stop()
             _state.late = None
+
+
+def helper(name: str, make: Callable[[], _Helper]) -> _Helper:
+    """What `make` has made in this world; `shutdown` closes it.
+
+    Args:
+        name: of the helper; the same one is asked for with the same name.
+        make: makes it, the first time.
+
+    Raises:
+        tfdist.NotInitializedError: call `tfdist.init()` first.
+    """
+    with _lock:
+        check_initialized()
+        if name not in _state.helpers:
+            _state.helpers[name] = make()
+        return _state.helpers[name]  # type: ignore[return-value]
+
+
+def bond() -> tuple[Bond | None, str]:
+    """By what this rank proves who it is, None when it is alone; its IP address."""
+    return _state.bond, _state.address
 
 
 def generation() -> int:

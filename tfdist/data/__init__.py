@@ -8,6 +8,7 @@ Example:
 
 from tfdist.data._order import epoch_order, positions
 from tfdist.data._records import Records
+from tfdist.data._scatter import scatter
 from tfdist.data._shard import batch_sizes, seed, shard
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "batch_sizes",
     "epoch_order",
     "positions",
+    "scatter",
     "seed",
     "shard",
 ]

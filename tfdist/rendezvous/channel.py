@@ -89,6 +89,12 @@ class Channel:
         """Gives the descriptor away."""
         return self.sock.detach()
 
+    def release(self) -> tuple[socket.socket, auth.Sealer, auth.Sealer]:
+        """Gives away the socket, and the keys for sending and receiving on it."""
+        if self._send is None or self._receive is None:
+            raise AuthenticationError("the handshake is not complete")
+        return self.sock, self._send, self._receive
+
     async def _write(self, data: bytes, fds: list[int]) -> None:
         view = memoryview(data)
         ancillary = []

@@ -442,6 +442,8 @@ async def build(settings: Settings) -> Mesh:
         hosts=[peer.host for peer in builder.peers],
         pids=[peer.pid for peer in builder.peers],
         late=builder.late,
+        bond=builder.bond,
+        address=builder.peers[builder.rank].address[0],
     )
 
 

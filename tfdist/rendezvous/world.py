@@ -12,6 +12,7 @@ from tfdist.rendezvous.environment import Placement
 
 if TYPE_CHECKING:
     from tfdist.rendezvous.late_links import LateLinks
+    from tfdist.rendezvous.links import Bond
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +67,8 @@ class Mesh:
         hosts: name of each rank's host.
         pids: process of each rank.
         late: opens further links, None in a full mesh.
+        bond: by which ranks prove to each other who they are; None for one rank.
+        address: IP address on which this rank listens; "" for one rank.
     """
 
     topology: _core.Topology
@@ -76,6 +79,8 @@ class Mesh:
     hosts: list[str] = field(default_factory=list)
     pids: list[int] = field(default_factory=list)
     late: LateLinks | None = None
+    bond: Bond | None = None
+    address: str = ""
 
     def close(self) -> None:
         """Closes all descriptors."""

@@ -1,0 +1,240 @@
+"""Elements of a dataset as bytes, and back: pure functions on values.
+
+An element is flat here: a list of its tensors, in the order of `tf.nest.flatten`. A
+block is a run of elements whose tensors have equal shapes. It travels as a small
+description (how many elements, which shapes, how many bytes) and one section of bytes a
+tensor: numbers as they lie in memory; strings as their lengths, then their bytes.
+"""
+
+from __future__ import annotations
+
+import collections
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+MOST_ELEMENTS = 1024  # of a block
+MOST_BYTES = 1 << 32  # of a block
+ALIGNMENT = 64  # of a section: TensorFlow takes an array as it is from there
+_LENGTH = np.dtype("<i8")
+_TYPES = frozenset(
+    "float16 bfloat16 float32 float64 complex64 complex128 bool string "
+    "int8 int16 int32 int64 uint8 uint16 uint32 uint64".split()
+)
+
+
+# ---- structure ----
+
+
+def describe(spec: Any, place: str = "element") -> list[Any]:
+    """An element_spec as plain data, for `restore`.
+
+    Raises:
+        TypeError: it is not made of tensors in dicts and tuples; names the place.
+
+    Example:
+        >>> describe({"x": tf.TensorSpec([None, 2], tf.int32)})
+        ['dict', ['x'], [['tensor', 'int32', [None, 2]]]]
+    """
+    if type(spec) is tf.TensorSpec and travels(spec.dtype):
+        shape = None if spec.shape.rank is None else spec.shape.as_list()
+        return ["tensor", spec.dtype.name, shape]
+    if type(spec) is tuple:
+        inner = [describe(one, f"{place}[{i}]") for i, one in enumerate(spec)]
+        return ["tuple", inner]
+    if type(spec) in _DICTS.values():
+        kind = next(name for name, cls in _DICTS.items() if cls is type(spec))
+        for key in spec:
+            if type(key) not in (str, int):
+                raise TypeError(f"Expected keys of type str in {place}, got {key!r}.")
+        inner = [describe(one, f"{place}[{key!r}]") for key, one in spec.items()]
+        return [kind, list(spec), inner]
+    found = f"a tensor of {spec.dtype.name}" if type(spec) is tf.TensorSpec else spec
+    raise TypeError(
+        "Expected elements made of tensors of numbers, bool or strings in dicts and "
+        f"tuples, got at {place}: {found}. Turn it into such tensors with .map(...): a "
+        "RaggedTensor by .to_tensor(), a SparseTensor by tf.sparse.to_dense, a named "
+        "tuple by tuple()."
+    )
+
+
+_DICTS: dict[str, type] = {"dict": dict, "ordered": collections.OrderedDict}
+
+
+def restore(plain: Any) -> Any:
+    """The inverse of `describe`."""
+    kind = plain[0]
+    if kind == "tensor":
+        return tf.TensorSpec(plain[2], tf.as_dtype(plain[1]))
+    if kind == "tuple":
+        return tuple(restore(one) for one in plain[1])
+    return _DICTS[kind](
+        (key, restore(one)) for key, one in zip(plain[1], plain[2], strict=True)
+    )
+
+
+def travels(dtype: tf.DType) -> bool:
+    """Whether tensors of this type can be sent."""
+    return dtype.name in _TYPES
+
+
+# ---- blocks ----
+
+
+def shapes_of(element: Sequence[Any]) -> list[tuple[int, ...]]:
+    """The shapes of the arrays, numbers and strings of one element."""
+    return [() if type(part) is bytes else np.shape(part) for part in element]
+
+
+def bytes_of(part: Any) -> int:
+    """How many bytes an array, number or string takes, about."""
+    if type(part) is bytes:
+        return len(part)
+    if part.dtype == object:
+        return sum(map(len, part.flat))
+    return int(part.nbytes)
+
+
+def encode(
+    elements: Sequence[Sequence[Any]],
+) -> tuple[dict[str, Any], list[memoryview]]:
+    """A block of elements of equal shapes.
+
+    Args:
+        elements: at least one; lists of NumPy arrays, NumPy numbers or bytes.
+
+    Returns:
+        The description (JSON), and the bytes, in parts.
+
+    Raises:
+        ValueError: there are too many bytes for a block.
+    """
+    parts: list[memoryview] = []
+    sizes = []
+    for column in zip(*elements, strict=True):
+        section = _section(column)
+        size = sum(map(len, section))
+        padding = -size % ALIGNMENT
+        parts += [*section, *([memoryview(bytes(padding))] if padding else [])]
+        sizes.append(size)
+    if sum(sizes) > MOST_BYTES:
+        raise ValueError(
+            f"Expected elements of at most {MOST_BYTES} bytes, got {sum(sizes)}."
+        )
+    description = {
+        "elements": len(elements),
+        "shapes": [list(shape) for shape in shapes_of(elements[0])],
+        "bytes": sizes,
+    }
+    return description, [part for part in parts if len(part)]
+
+
+def _section(column: Sequence[Any]) -> list[memoryview]:
+    first = column[0]
+    if type(first) is bytes or first.dtype == object:
+        strings = [
+            text
+            for part in column
+            for text in ([part] if type(part) is bytes else part.flat)
+        ]
+        lengths = np.fromiter(map(len, strings), _LENGTH, len(strings))
+        return [_memory(lengths), memoryview(b"".join(strings))]
+    array = np.asarray(first) if len(column) == 1 else np.stack(column)
+    return [_memory(np.ascontiguousarray(array))]
+
+
+def _memory(array: np.ndarray) -> memoryview:
+    """The bytes of an array, also of a type that memoryview does not know."""
+    return memoryview(array.reshape(-1).view(np.uint8))
+
+
+def charge(description: dict[str, Any]) -> int:
+    """What a block takes of the room of who receives it; also when it has no bytes."""
+    return sum(description["bytes"]) + 64 * int(description["elements"])
+
+
+def room_for(description: dict[str, Any], columns: int) -> np.ndarray:
+    """Memory for the bytes of a block, aligned.
+
+    Args:
+        description: from the other side.
+        columns: number of tensors of an element.
+
+    Raises:
+        ValueError: it describes no block of that many tensors.
+    """
+    sizes = description.get("bytes")
+    if not isinstance(sizes, list) or not all(map(_natural, sizes)):
+        raise ValueError("Expected a block, got a message of another kind.")
+    if len(sizes) != columns or sum(sizes) > MOST_BYTES:
+        raise ValueError(f"Expected {columns} sections of bytes, got {sizes!r:.200}.")
+    total = sum(size + -size % ALIGNMENT for size in sizes)
+    raw = np.empty(total + ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT
+    return raw[start : start + total]
+
+
+def _natural(value: Any) -> bool:
+    return type(value) is int and value >= 0
+
+
+def decode(
+    description: dict[str, Any], room: np.ndarray, dtypes: Sequence[tf.DType]
+) -> list[np.ndarray]:
+    """The block again: of each tensor one array, with the elements along axis 0.
+
+    Args:
+        description: of `encode`.
+        room: of `room_for`, filled. Arrays of numbers are views of it.
+        dtypes: of the tensors.
+
+    Raises:
+        ValueError: description, bytes and types do not fit together.
+    """
+    count, shapes = description.get("elements"), description.get("shapes")
+    sizes = description["bytes"]
+    if not _natural(count) or not 0 < count <= MOST_ELEMENTS:  # type: ignore[operator]
+        raise ValueError(f"Expected 1..{MOST_ELEMENTS} elements, got {count!r:.40}.")
+    if not isinstance(shapes, list) or len(shapes) != len(dtypes):
+        raise ValueError(f"Expected {len(dtypes)} shapes, got {shapes!r:.200}.")
+    arrays = []
+    place = 0
+    for shape, size, dtype in zip(shapes, sizes, dtypes, strict=True):
+        if not isinstance(shape, list) or not all(map(_natural, shape)):
+            raise ValueError(f"Expected a shape, got {shape!r:.200}.")
+        whole = (count, *shape)
+        section = room[place : place + size]
+        unpack = _strings if dtype == tf.string else _numbers
+        arrays.append(unpack(section, whole, dtype))
+        place += size + -size % ALIGNMENT
+    return arrays
+
+
+def _numbers(section: np.ndarray, shape: Any, dtype: tf.DType) -> np.ndarray:
+    numpy_dtype = np.dtype(dtype.as_numpy_dtype)
+    if math.prod(shape) * numpy_dtype.itemsize != len(section):
+        raise ValueError(
+            f"Expected {shape} numbers of {dtype.name}, got {len(section)} bytes."
+        )
+    return section.view(numpy_dtype).reshape(shape)
+
+
+def _strings(section: np.ndarray, shape: Any, dtype: tf.DType) -> np.ndarray:
+    del dtype
+    count = math.prod(shape)
+    start = count * _LENGTH.itemsize
+    if start > len(section):
+        raise ValueError(f"Expected {shape} strings, got {len(section)} bytes.")
+    lengths = section[:start].view(_LENGTH)
+    if np.any(lengths < 0) or lengths.sum() != len(section) - start:
+        raise ValueError(f"Expected strings, got {len(section)} bytes that are none.")
+    strings = np.empty(count, object)
+    ends = (start + np.cumsum(lengths)).tolist()
+    memory = memoryview(section)
+    for index, end in enumerate(ends):
+        strings[index] = bytes(memory[start:end])
+        start = end
+    return strings.reshape(shape)

@@ -1,0 +1,393 @@
+"""The other side of `tfdist.data.scatter`: what a rank gets from its reader.
+
+Each iterator of the dataset that a rank is given opens a connection of its own, in a
+thread that receives ahead of need. TensorFlow asks for blocks through a generator.
+While there is none the generator gives an empty block from time to time: so an iterator
+that is thrown away is not waited for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import json
+import os
+import socket
+import threading
+import time
+import weakref
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist import _core, _runtime
+from tfdist.data import _elements
+from tfdist.data._reading_service import claims
+from tfdist.rendezvous.auth import AuthenticationError, RefusedError
+from tfdist.rendezvous.channel import Channel
+from tfdist.rendezvous.links import SHM, TCP, Bond
+from tfdist.rendezvous.stream import Stream
+
+_POLL_S = 0.05
+_RETRY_S = 0.05
+_CLOSE_S = 2.0
+_VERDICT_S = 0.5  # the ranks agree on a failure meanwhile, and know its cause
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """Where a dataset comes from.
+
+    Attributes:
+        bond: of this rank.
+        reader: the rank that reads.
+        same_host: whether it is on this host.
+        address: where it listens for other hosts.
+        unix_name: where it listens for this one.
+        dataset: number of the call of scatter.
+        window: bytes that may be received ahead of need.
+        timeout_s: seconds to wait for an element.
+        generation: of the world.
+    """
+
+    bond: Bond = field(repr=False)
+    reader: int
+    same_host: bool
+    address: tuple[str, int]
+    unix_name: str
+    dataset: int
+    window: int
+    timeout_s: float
+    generation: int
+
+    @property
+    def described(self) -> str:
+        """The reader, for messages."""
+        return f"rank {self.reader}, which reads for rank {self.bond.rank}"
+
+
+class Receivers:
+    """The iterations of this process that are open; `shutdown` closes them."""
+
+    def __init__(self) -> None:
+        self._open: weakref.WeakSet[Iteration] = weakref.WeakSet()
+
+    def add(self, iteration: Iteration) -> None:
+        """To be closed."""
+        self._open.add(iteration)
+
+    def close(self) -> None:
+        """Closes all; 2 s at most."""
+        deadline = time.monotonic() + _CLOSE_S
+        iterations = list(self._open)
+        for iteration in iterations:
+            iteration.close()
+        for iteration in iterations:
+            iteration.join(max(0.0, deadline - time.monotonic()))
+
+
+class Iteration:
+    """One iterator over what a reader sends.
+
+    Args:
+        source: where from.
+        number: how many iterators were made before.
+        dtypes: of the tensors of an element.
+    """
+
+    def __init__(self, source: Source, number: int, dtypes: Sequence[tf.DType]) -> None:
+        self._source = source
+        self._number = number
+        self._dtypes = dtypes
+        self._blocks: collections.deque[list[np.ndarray]] = collections.deque()
+        self._changed = threading.Condition()  # guards what follows, and the blocks
+        self._stream: Stream | None = None
+        self._ended = False
+        self._failure: str | None = None
+        self._closed = False
+        self._asked_at: float | None = None
+        self._pid = os.getpid()
+        self._thread = threading.Thread(
+            target=self._run, name="tfdist-receiving", daemon=True
+        )
+        self._thread.start()
+
+    # ---- for the generator ----
+
+    def next_block(self) -> list[np.ndarray] | None:
+        """The next block; empty arrays while there is none; None at the end.
+
+        Raises:
+            RuntimeError: the reader failed, or its dataset did, or no element came
+                within `timeout_s`.
+        """
+        with self._changed:
+            if not self._blocks and not self._over():
+                self._changed.wait(_POLL_S)
+            if self._blocks:
+                self._asked_at = None
+                block = self._blocks.popleft()
+            elif self._failure is not None:
+                raise RuntimeError(self._failure)
+            elif self._closed:
+                raise RuntimeError(
+                    _public("shutdown", "tfdist.shutdown() ended the reading", None)
+                )
+            elif self._ended:
+                return None
+            else:
+                self._check_waiting()
+                return []
+        if self._stream is not None:
+            self._acknowledge(self._stream)
+        return block
+
+    def _over(self) -> bool:
+        return self._ended or self._closed or self._failure is not None
+
+    def _acknowledge(self, stream: Stream) -> None:
+        try:
+            stream.send({"taken": 1})
+        except OSError:
+            pass  # it has ended; what it sent before is good
+
+    def _check_waiting(self) -> None:
+        """Nothing has come yet: is there still hope?"""
+        known = _core.failure()
+        if known is not None:
+            raise RuntimeError(_public_of(known))
+        now = time.monotonic()
+        self._asked_at = self._asked_at or now
+        limit_s = self._source.timeout_s
+        if now - self._asked_at > limit_s:
+            raise RuntimeError(
+                _public(
+                    "timeout",
+                    f"{self._source.described}, sent no element within {limit_s:g} s "
+                    "(TFDIST_TIMEOUT_S); look at what its dataset waits for, or allow "
+                    "more time",
+                    self._source.reader,
+                )
+            )
+
+    def close(self) -> None:
+        """Ends the iteration; what has come is dropped."""
+        if os.getpid() != self._pid:
+            return
+        with self._changed:
+            self._closed = True
+            self._blocks.clear()
+            self._changed.notify_all()
+            stream = self._stream
+        if stream is not None:
+            stream.hang_up()
+
+    def join(self, timeout_s: float) -> None:
+        """Waits for the end of the thread, after `close`."""
+        self._thread.join(timeout_s)
+
+    # ---- the thread ----
+
+    def _run(self) -> None:
+        try:
+            stream = asyncio.run(self._connect())
+            with self._changed:
+                self._stream = stream
+                closed = self._closed
+            try:
+                if not closed:
+                    self._receive_all(stream)
+            finally:
+                stream.close()
+        except Exception as error:
+            self._fail(error)
+
+    async def _connect(self) -> Stream:
+        source = self._source
+        transport = SHM if source.same_host else TCP
+        claimed = claims(
+            source.bond,
+            transport,
+            reader=source.reader,
+            dataset=source.dataset,
+            iteration=self._number,
+        )
+        deadline = time.monotonic() + min(source.timeout_s, source.bond.timeout_s)
+        while True:
+            channel = Channel(_socket(source), size=source.bond.size)
+            try:
+                async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
+                    where: Any = source.address
+                    if source.same_host:
+                        where = "\0" + source.unix_name
+                    await asyncio.get_running_loop().sock_connect(channel.sock, where)
+                    await channel.handshake_as_client(source.bond.secret, claimed)
+                return Stream(channel, send_timeout_s=source.timeout_s)
+            except (RefusedError, ConnectionRefusedError):
+                channel.close()
+                raise
+            except (OSError, AuthenticationError, TimeoutError):
+                channel.close()
+                if self._closed or time.monotonic() + _RETRY_S >= deadline:
+                    raise
+            except BaseException:
+                channel.close()
+                raise
+            await asyncio.sleep(_RETRY_S)
+
+    def _receive_all(self, stream: Stream) -> None:
+        stream.send({"window": self._source.window})
+        while True:
+            message = stream.receive()
+            if "end" in message:
+                with self._changed:
+                    self._ended = True
+                    self._changed.notify_all()
+                return
+            if "error" in message:
+                self._set_failure(
+                    f"{self._source.described}, got an error from its dataset: "
+                    f"{message.get('class')}: {message['error']}"
+                )
+                return
+            room = _elements.room_for(message, len(self._dtypes))
+            stream.receive_data(memoryview(room))
+            block = _elements.decode(message, room, self._dtypes)
+            with self._changed:
+                if not self._closed:
+                    self._blocks.append(block)
+                    self._changed.notify_all()
+
+    def _fail(self, error: Exception) -> None:
+        """The connection did not come about, or has broken."""
+        until = time.monotonic() + _VERDICT_S
+        while not self._closed and time.monotonic() < until:
+            known = _core.failure()
+            if known is not None:
+                self._set_failure(_public_of(known))
+                return
+            time.sleep(_POLL_S / 5)
+        why = str(error) or type(error).__name__
+        if isinstance(error, OSError):
+            why = f"{why}; it has ended, or called tfdist.shutdown()"
+        text = f"{self._source.described}, sends nothing any more: {why}"
+        self._set_failure(_public("rank_failed", text, self._source.reader))
+
+    def _set_failure(self, text: str) -> None:
+        with self._changed:
+            self._failure = text
+            self._changed.notify_all()
+
+
+def _socket(source: Source) -> socket.socket:
+    if source.same_host:
+        return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    family = socket.AF_INET6 if ":" in source.address[0] else socket.AF_INET
+    return socket.socket(family, socket.SOCK_STREAM)
+
+
+def _public(kind: str, message: str, rank: int | None) -> str:
+    """The text of an error that `tfdist.errors.from_tf` recognises in TensorFlow's."""
+    record = {"kind": kind, "cause": message}
+    if rank is not None:
+        record["rank"] = rank  # type: ignore[assignment]
+    return f"tfdist: {message} [tfdist.error {json.dumps(record)}]"
+
+
+def _public_of(error: _core.CoreError) -> str:
+    return f"tfdist: {error.message} [tfdist.error {json.dumps(error.payload)}]"
+
+
+# ---- as a dataset ----
+
+
+def dataset(
+    source: Source, spec: Any, cardinality: int, *, prefetch: int
+) -> tf.data.Dataset:
+    """What a reader sends, as a dataset.
+
+    Args:
+        source: where from.
+        spec: element_spec.
+        cardinality: of the reader's dataset; also unknown or infinite.
+        prefetch: elements that TensorFlow holds ready.
+    """
+    flat = [one for one in tf.nest.flatten(spec)]
+    dtypes = [one.dtype for one in flat]
+    empty = [_empty(one) for one in flat]
+    receivers = _runtime.helper("data/receivers", Receivers)
+    numbers = _Numbers()
+
+    def blocks(token: np.ndarray) -> Iterator[tuple[np.ndarray, ...]]:
+        if _runtime.generation() != source.generation:
+            _raise_stale()
+        iteration = Iteration(source, numbers.of(int(token)), dtypes)
+        receivers.add(iteration)
+        try:
+            while (block := iteration.next_block()) is not None:
+                yield tuple(block or empty)
+        finally:
+            iteration.close()
+
+    signature = tuple(
+        tf.TensorSpec(tf.TensorShape([None]).concatenate(one.shape), one.dtype)
+        for one in flat
+    )
+    found = (
+        numbers.tokens()
+        .flat_map(
+            lambda token: tf.data.Dataset.from_generator(
+                blocks, args=(token,), output_signature=signature
+            )
+        )
+        .map(lambda *parts: tf.nest.pack_sequence_as(spec, parts))
+        .unbatch()
+    )
+    if cardinality != tf.data.UNKNOWN_CARDINALITY:
+        found = found.apply(tf.data.experimental.assert_cardinality(cardinality))
+    return found.prefetch(prefetch)
+
+
+def _empty(spec: tf.TensorSpec) -> np.ndarray:
+    rank = spec.shape.rank
+    shape = [] if rank is None else [dim or 0 for dim in spec.shape.as_list()]
+    return np.empty([0, *shape], spec.dtype.as_numpy_dtype)
+
+
+def _raise_stale() -> NoReturn:
+    raise RuntimeError(
+        "this dataset was made by tfdist.data.scatter before tfdist.shutdown(); call "
+        "scatter again after tfdist.init(), on all ranks"
+    )
+
+
+class _Numbers:
+    """How many iterators of a dataset were made before an iterator.
+
+    It has to be known when the iterator is made, which calls nothing of ours. But
+    TensorFlow itself draws a new seed then, for whatever is random in the dataset, and
+    two equal generators draw equal seeds: one is part of the dataset, the other one
+    tells here which drawing gave which number.
+    """
+
+    def __init__(self) -> None:
+        self._twin = self.tokens()
+        self._drawn: dict[int, int] = {}
+        self._lock = threading.Lock()
+
+    @staticmethod
+    def tokens() -> tf.data.Dataset:
+        """One number for an iterator; for each another one."""
+        numbers = tf.data.Dataset.random(seed=1, rerandomize_each_iteration=True)
+        return numbers.take(1)
+
+    def of(self, token: int) -> int:
+        """The number of the iterator that has drawn `token`."""
+        with self._lock:
+            while token not in self._drawn:
+                drawn = int(next(iter(self._twin)))
+                self._drawn[drawn] = len(self._drawn)
+            return self._drawn[token]

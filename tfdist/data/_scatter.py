@@ -1,0 +1,244 @@
+"""Few ranks read and send to the rest: each gets what it would have read itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist import _core, _runtime, errors
+from tfdist.data import _elements, _receiving
+from tfdist.data._readers import reader_of
+from tfdist.data._reading_service import ReadingService, Share
+from tfdist.data._shard import check_order
+from tfdist.objects import allgather_object
+
+_NAME = "tfdist.data.scatter"
+_ERROR_CHARACTERS = 2000
+_PREFETCH_BYTES = 4 << 20
+_MOST_PREFETCHED = 64
+
+
+def scatter(
+    dataset: tf.data.Dataset | Callable[[int], tf.data.Dataset],
+    *,
+    readers: int = 1,
+    buffer_bytes: int = 64 << 20,
+) -> tf.data.Dataset:
+    """What each rank would read itself, read by few ranks that send it to the rest.
+
+    For data that not all ranks can reach, or that a file system serves better to few.
+    Every rank gets the same elements in the same order, with the same shapes and types,
+    as if it read its part itself; every time that it iterates over them.
+
+    All ranks call this, in the same order as other collectives. `readers` ranks read:
+    one of each host, as far as that goes. Each reads its own part as it would alone,
+    and those of its neighbours in threads, ahead of need. An iterator that is thrown
+    away before the end (a `break`, `steps_per_epoch`) is not read any further.
+
+    Args:
+        dataset: a function that takes a rank and returns the `tf.data.Dataset` of that
+            rank, called only on the rank that reads it. Everything random in it needs a
+            seed, or no two readings are equal, with scatter or without. Or one
+            `tf.data.Dataset`, whose element i then belongs to rank i mod `size()`; it
+            must not be shuffled. Elements are tensors of numbers, bool or strings, in
+            dicts and tuples; dimensions may be unknown.
+        readers: how many ranks read, at least 1, at most `size()`; default 1.
+        buffer_bytes: bytes that a rank receives ahead of need, and a single element
+            where that is larger; default 64 MiB.
+
+    Returns:
+        The dataset of this rank, with the cardinality that it has where it is read.
+
+    Raises:
+        ValueError: `readers` or `buffer_bytes` is out of range, or the dataset is
+            shuffled.
+        TypeError: `dataset` is neither of the two, or its elements cannot be sent.
+        tfdist.MismatchError: the ranks call it with different arguments.
+        tfdist.RankFailedError: a reader could not make the dataset of a rank.
+
+    While it is iterated over, TensorFlow raises what happens; `tfdist.errors.from_tf`
+    tells `RankFailedError` (the reader is gone) and `TimeoutError` (it has sent nothing
+    within `TFDIST_TIMEOUT_S`). An error of a reader's dataset is raised on the rank
+    whose element it was.
+
+    Example:
+        >>> import tensorflow as tf, tfdist
+        >>> tfdist.init()
+        >>> def read(rank):  # only on ranks that read
+        ...     data = tf.data.Dataset.range(6).shard(tfdist.size(), rank)
+        ...     return data.shuffle(6, seed=rank).batch(4)
+        >>> [len(batch) for batch in tfdist.data.scatter(read)]
+        [4, 2]
+    """
+    _check_arguments(dataset, readers, buffer_bytes)
+    topology = _runtime.check_initialized()
+    rank = topology.rank
+    whose = reader_of(topology.host_of, readers)
+    number = _runtime.helper("data/calls", _Calls).next()
+    own: dict[str, Any] = {}
+    refusal: Exception | None = None
+    datasets: dict[int, tf.data.Dataset] = {}
+    if whose[rank] == rank:
+        group = [one for one, reader in enumerate(whose) if reader == rank]
+        try:
+            datasets = _datasets(dataset, group)
+            own = _told(datasets)
+            if len(group) > 1:
+                own |= _serve(number, rank, datasets)
+        except Exception as error:
+            refusal, own = error, {"error": _short(error)}
+    told = allgather_object(own, name=f"{_NAME} datasets")
+    if refusal is not None:
+        raise refusal
+    for reader, one in enumerate(told):
+        if one and "error" in one:
+            raise errors.RankFailedError(
+                f"rank {reader}, which reads for others, could not: {one['error']}",
+                errors.ErrorRecord(
+                    kind="rank_failed", rank=reader, cause=one["error"], tensor=_NAME
+                ),
+            )
+    if whose[rank] == rank:
+        return datasets[rank]
+    return _received(told[whose[rank]], whose[rank], number, topology, buffer_bytes)
+
+
+class _Calls:
+    """Counts the calls in this world."""
+
+    def __init__(self) -> None:
+        self._made = 0
+
+    def next(self) -> int:
+        """The number of the next one."""
+        self._made += 1
+        return self._made
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def _check_arguments(dataset: Any, readers: Any, buffer_bytes: Any) -> None:
+    """Compares them on all ranks first, so that all raise, or none."""
+    if isinstance(dataset, tf.data.Dataset):
+        kind = "a tf.data.Dataset"
+    else:
+        kind = "a function" if callable(dataset) else type(dataset).__name__
+    own = {
+        "dataset": kind,
+        "readers": f"{readers!r:.80}",
+        "buffer_bytes": f"{buffer_bytes!r:.80}",
+    }
+    told = allgather_object(own, name=f"{_NAME} arguments")
+    for rank, one in enumerate(told):
+        wrong = [name for name in own if one is None or one[name] != told[0][name]]
+        if wrong:
+            found = one and one[wrong[0]]
+            raise errors.MismatchError(
+                f"{_NAME}: the ranks call it with different arguments: {wrong[0]} is "
+                f"{told[0][wrong[0]]} on rank 0, {found} on rank {rank}",
+                errors.ErrorRecord(kind="mismatch", rank=rank, tensor=_NAME),
+            )
+    if kind not in ("a tf.data.Dataset", "a function"):
+        raise TypeError(
+            "Expected a tf.data.Dataset, or a function that takes a rank and returns "
+            f"one, got {kind}."
+        )
+    size = _runtime.size()
+    if type(readers) is not int or not 1 <= readers <= size:
+        raise ValueError(
+            f"Expected readers of 1 to {size}, the number of ranks, got {readers!r}."
+        )
+    if type(buffer_bytes) is not int or not 1 <= buffer_bytes < 1 << 53:
+        raise ValueError(f"Expected buffer_bytes of at least 1, got {buffer_bytes!r}.")
+
+
+def _datasets(dataset: Any, group: list[int]) -> dict[int, tf.data.Dataset]:
+    if isinstance(dataset, tf.data.Dataset):
+        check_order(dataset, _NAME)
+        size = _runtime.size()
+        return {rank: dataset.shard(size, rank) for rank in group}
+    found = {rank: dataset(rank) for rank in group}
+    for rank, one in found.items():
+        if not isinstance(one, tf.data.Dataset):
+            raise TypeError(
+                f"Expected a tf.data.Dataset from dataset({rank}), got "
+                f"{type(one).__name__}."
+            )
+    return found
+
+
+def _told(datasets: dict[int, tf.data.Dataset]) -> dict[str, Any]:
+    """What the others need to know; equal specs once."""
+    specs: list[Any] = []
+    which = {}
+    for rank, one in datasets.items():
+        spec = _elements.describe(one.element_spec)
+        if spec not in specs:
+            specs.append(spec)
+        which[rank] = [specs.index(spec), int(one.cardinality())]
+    return {"specs": specs, "which": which}
+
+
+def _serve(
+    number: int, rank: int, datasets: dict[int, tf.data.Dataset]
+) -> dict[str, Any]:
+    bond, address = _runtime.bond()
+    if bond is None:
+        raise RuntimeError("several ranks without a bond (this is a bug in tfdist)")
+    service = _runtime.helper(
+        "data/reading", lambda: ReadingService(bond, address, _timeout_s())
+    )
+    for other, one in datasets.items():
+        if other != rank:
+            service.add(number, other, Share(one))
+    return {"where": service.where}
+
+
+def _received(
+    told: dict[str, Any],
+    reader: int,
+    number: int,
+    topology: _core.Topology,
+    window: int,
+) -> tf.data.Dataset:
+    bond, _ = _runtime.bond()
+    if bond is None:
+        raise RuntimeError("several ranks without a bond (this is a bug in tfdist)")
+    index, cardinality = told["which"][topology.rank]
+    host, port = told["where"]["address"]
+    same_host = topology.host_of[reader] == topology.host_of[topology.rank]
+    source = _receiving.Source(
+        bond=bond,
+        reader=reader,
+        same_host=same_host and _core.value("TFDIST_TRANSPORT") != "tcp",
+        address=(str(host), int(port)),
+        unix_name=str(told["where"]["unix_name"]),
+        dataset=number,
+        window=window,
+        timeout_s=_timeout_s(),
+        generation=_runtime.generation(),
+    )
+    spec = _elements.restore(told["specs"][index])
+    return _receiving.dataset(source, spec, cardinality, prefetch=_prefetch(spec))
+
+
+def _prefetch(spec: Any) -> int:
+    """How many elements TensorFlow holds ready: few of large ones."""
+    total = 0
+    for one in tf.nest.flatten(spec):
+        if not one.shape.is_fully_defined():
+            return 2
+        total += one.shape.num_elements() * one.dtype.size
+    return max(1, min(_MOST_PREFETCHED, _PREFETCH_BYTES // max(1, total)))
+
+
+def _timeout_s() -> float:
+    return float(_core.value("TFDIST_TIMEOUT_S"))
+
+
+def _short(error: Exception) -> str:
+    text = f"{type(error).__name__}: {error}"
+    return text[:_ERROR_CHARACTERS]
