@@ -20,7 +20,7 @@ import run_folder
 import schedules
 import summary
 import tensorflow as tf
-from absl import app, flags
+from absl import app, flags, logging
 
 import tfdist
 
@@ -35,7 +35,6 @@ flags.DEFINE_integer("classes", 1000, "How many classes there are.", lower_bound
 flags.DEFINE_integer("label_offset", 0, "The label of the first class: 0 or 1.")
 flags.DEFINE_integer("image_size", 224, "Pixels of height and width.", lower_bound=32)
 flags.DEFINE_bool("skip_corrupt", False, "Leave out broken pictures, and count them.")
-flags.DEFINE_integer("readers", 0, "How many ranks read for all; 0: each for itself.")
 flags.DEFINE_integer("data_threads", 0, "For reading, of one rank; 0: its cores.")
 
 flags.DEFINE_enum("network", "resnet50", list(resnet.NETWORKS), "What learns.")
@@ -100,6 +99,7 @@ class Plan(NamedTuple):
 
 def main(argv: Sequence[str]) -> None:
     """Trains, evaluates, saves."""
+    logging.set_verbosity(logging.WARNING)  # of tensorflow-datasets too
     tfdist.init()
     config = configure(argv[1:])
     keras.utils.set_random_seed(FLAGS.seed)
@@ -117,13 +117,16 @@ def main(argv: Sequence[str]) -> None:
     if not FLAGS.evaluate_only:
         if tfdist.rank() == 0:
             run_folder.save(folder, config)
+            epochs_done = plan.first_step / plan.steps_per_epoch
+            summary.note_run(folder, epochs_done, tfdist.size())
         fit = fit_by_hand if FLAGS.loop == "custom" else keras.Model.fit
         run(fit, model, plan, train, validation, folder)
     results = evaluate(model, plan, validation)
-    skipped = imagenet_data.skipped(train, validation)
+    skipped = {"train": count_skipped(train), "validation": count_skipped(validation)}
     if tfdist.rank() == 0:
         if not FLAGS.evaluate_only:
             model.save(folder / "final.keras")
+        run_folder.save(folder, results, "results.yaml")
         say(summary.write_summary(folder, results, skipped))
 
 
@@ -197,8 +200,16 @@ def pipeline() -> dict[str, Any]:
         "image_size": FLAGS.image_size,
         "threads": FLAGS.data_threads or None,
         "skip_corrupt": FLAGS.skip_corrupt,
-        "readers": FLAGS.readers or None,
     }
+
+
+def count_skipped(split: imagenet_data.Split) -> int:
+    """How many broken pictures were left out, by all ranks together; says which."""
+    shares = tfdist.allgather_object(sorted(split.skipped))
+    positions = sorted({position for share in shares for position in share})
+    for position in positions[:10]:
+        say(f"left out, because it is broken: {split.locate(position)}")
+    return len(positions)
 
 
 # ----------------------------------------------------------------------------- network
@@ -276,8 +287,10 @@ def run(
                 verbose=0,
                 shuffle=False,  # the pictures come in the order of the epoch
             )
-        except (tf.errors.InvalidArgumentError, tf.errors.DataLossError) as error:
-            train.explain(error)  # names the file, if a picture was the reason
+        except tf.errors.OpError as error:
+            for split in (train, validation):
+                if split.failure:  # a picture was the reason
+                    raise ValueError(split.failure) from error
             raise
 
 
@@ -295,7 +308,7 @@ def make_callbacks(plan: Plan, folder: Path) -> list[keras.callbacks.Callback]:
         ours.Progress(
             plan.global_batch // plan.accumulation,
             unit="images",
-            epochs=plan.epochs,
+            total_epochs=plan.epochs,
             steps_per_epoch=plan.steps_per_epoch * plan.accumulation,
             first_step=plan.first_step % plan.steps_per_epoch * plan.accumulation,
         ),

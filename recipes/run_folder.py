@@ -119,11 +119,11 @@ def new(folder: str | os.PathLike[str], name: str) -> Path:
     return path
 
 
-def save(path: Path, config: Mapping[str, Any]) -> None:
-    """Writes config.yaml, in one piece."""
-    partial = path / f".{CONFIG}"
-    partial.write_text(yaml.safe_dump(dict(config)), encoding="utf-8")
-    partial.replace(path / CONFIG)
+def save(path: Path, content: Mapping[str, Any], name: str = CONFIG) -> None:
+    """Writes names and values to a YAML file in a run's folder, in one piece."""
+    partial = path / f".{name}"
+    partial.write_text(yaml.safe_dump(dict(content)), encoding="utf-8")
+    partial.replace(path / name)
 
 
 def last_checkpoint(path: Path) -> Path:
