@@ -58,7 +58,8 @@ def restore(
         >>> tfdist.init()
         >>> def compiled():
         ...     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-        ...     model.compile(tfdist.DistributedOptimizer(keras.optimizers.Adam()), "mse")
+        ...     adam = tfdist.DistributedOptimizer(keras.optimizers.Adam())
+        ...     model.compile(adam, "mse")
         ...     return model
         >>> import tempfile
         >>> path = tempfile.mkdtemp() + "/model.keras"
