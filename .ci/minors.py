@@ -26,6 +26,7 @@ HELD = {"2.16": ("tensorflow-metadata<1.18",)}
 SMOKE = (
     "tests/single/test_ops_single.py",
     "tests/single/test_optimizer.py",
+    "tests/single/test_records.py",
     "tests/single/test_split_step.py",
     "tests/parallel/test_ops_values.py",
     "tests/parallel/test_ops_graph.py",
