@@ -18,10 +18,10 @@ mirrors it (`imagenet_pictures`). The order is always the same one.
 from __future__ import annotations
 
 import collections
-import logging
 import os
 from pathlib import Path
 
+import imagenet_examples
 import imagenet_formats
 import imagenet_pictures
 import numpy as np
@@ -30,10 +30,6 @@ import tensorflow as tf
 import tfdist
 
 FORMATS = ("tfds", "tfrecord", "folder", "synthetic")
-LABELS_LOOKED_AT = 1000  # when a split is opened
-PREFETCHED_BATCHES = 3
-
-_log = logging.getLogger("imagenet_data")
 
 
 def open_split(
@@ -102,9 +98,10 @@ def open_split(
             )
         if examples is None or examples < 1:
             raise ValueError(
-                f"Expected the number of synthetic examples, at least 1, got {examples}."
+                "Expected the number of synthetic examples, at least 1, got "
+                f"{examples}."
             )
-        return _Synthetic(examples, classes, seed)
+        return Split(imagenet_examples.Synthetic(examples, classes, seed))
     if examples is not None:
         raise ValueError(
             f"Expected no number of examples with --data_format={data_format}, got "
@@ -123,32 +120,38 @@ def open_split(
         source = imagenet_formats.open_tfrecord(folder, split)
     else:
         source = imagenet_formats.open_folder(folder, split, classes)
-    return _Stored(source, classes, label_offset)
+    return Split(imagenet_examples.Stored(source, classes, label_offset))
 
 
 class Split:
-    """The examples of a split, and batches of them. Made by `open_split`.
+    """The examples of a split, and batches of them. Made by `open_split`."""
 
-    Attributes:
-        skipped: how often each example, by its position, was left out on this rank
-            because it is damaged (`skip_corrupt`), also among those read ahead.
-        failure: what was wrong with the data when an iterator raised an error, in
-            words, with the name of the file; None before.
-    """
-
-    def __init__(self, examples: int, classes: int) -> None:
-        self.skipped: collections.Counter[int] = collections.Counter()
-        self.failure: str | None = None
+    def __init__(self, examples: imagenet_examples.Examples) -> None:
         self._examples = examples
-        self._classes = classes
 
     def __len__(self) -> int:
         """Number of examples."""
-        return self._examples
+        return len(self._examples)
+
+    @property
+    def skipped(self) -> collections.Counter[int]:
+        """How often each example, by its position, was left out on this rank.
+
+        Because it is damaged, with `skip_corrupt`; also among those read ahead.
+        """
+        return self._examples.skipped
+
+    @property
+    def failure(self) -> str | None:
+        """What was wrong with the data when an iterator raised an error, in words.
+
+        With the name of the file. None before.
+        """
+        return self._examples.failure
 
     def locate(self, position: int) -> str:
         """Where an example is, for messages."""
-        raise NotImplementedError
+        return self._examples.locate(position)
 
     def training_batches(
         self,
@@ -209,43 +212,50 @@ class Split:
             size=size,
         )
         steps = len(self) // global_batch
+        batch = global_batch // size // accumulation
         if not 0 <= first_step < last_step:
             raise ValueError(
                 f"Expected 0 <= first_step < last_step, got {first_step}, {last_step}."
             )
 
-        def of_epoch(epoch: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-            begin = max(0, first_step - epoch * steps)
-            rows = tfdist.data.positions(
+        def rows_of(epoch: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            read = tfdist.data.positions(
                 len(self),
                 global_batch=global_batch,
                 seed=seed,
                 epoch=int(epoch),
                 rank=rank,
                 size=size,
-                first_step=int(begin),
+                first_step=max(0, first_step - int(epoch) * steps),
             )
-            read = rows[: last_step - epoch * steps - begin].ravel()
-            return read, np.full(len(read), _key(seed, int(epoch)))
+            rows = read[: last_step - max(first_step, epoch * steps)].reshape(-1, batch)
+            return rows, np.full(len(rows), _key(seed, int(epoch)))
+
+        def rows_in_graph(epoch: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            types = [tf.int64, tf.int64]
+            rows, keys = tf.numpy_function(rows_of, [epoch], types, stateful=False)
+            return tf.ensure_shape(rows, [None, batch]), tf.ensure_shape(keys, [None])
 
         epochs = tf.data.Dataset.range(
             first_step // steps, (last_step - 1) // steps + 1
         )
-        places = (
-            epochs.map(lambda epoch: _vectors(of_epoch, epoch))
-            .prefetch(1)  # the next order is ready before this one ends
-            .unbatch()
-        )
+        # The next order is ready before this one ends.
+        rows = epochs.map(rows_in_graph).prefetch(1).unbatch()
 
         def picture(encoded: tf.Tensor, position: tf.Tensor, key: tf.Tensor):
             seeds = tf.stack([key, position])
             return imagenet_pictures.training_picture(encoded, seeds, image_size)
 
-        batch = global_batch // size // accumulation
-        samples = self._samples(places, picture, image_size, threads, skip_corrupt)
-        batches = samples.batch(batch, drop_remainder=True)
         count = (last_step - first_step) * accumulation
-        return _finish(batches, count, threads)
+        return imagenet_examples.batches(
+            self._examples,
+            rows,
+            picture,
+            image_size=image_size,
+            count=count,
+            threads=_threads(threads),
+            skip_corrupt=skip_corrupt,
+        )
 
     def validation_batches(
         self,
@@ -284,174 +294,22 @@ class Split:
         if batch < 1:
             raise ValueError(f"Expected a batch of at least 1 sample, got {batch}.")
         begin, end = (len(self) * r // size for r in (rank, rank + 1))
-        places = tf.data.Dataset.range(begin, end).map(lambda p: (p, tf.zeros_like(p)))
+        rows = tf.data.Dataset.range(begin, end).batch(batch)
+        rows = rows.map(lambda row: (row, tf.constant(0, tf.int64)))
 
         def picture(encoded: tf.Tensor, position: tf.Tensor, key: tf.Tensor):
             del position, key
             return imagenet_pictures.validation_picture(encoded, image_size)
 
-        samples = self._samples(places, picture, image_size, threads, skip_corrupt)
-        return _finish(samples.batch(batch), -((begin - end) // batch), threads)
-
-    def _samples(self, places, picture, image_size, threads, skip_corrupt):
-        """Samples, from (position, key), in the same order."""
-        raise NotImplementedError
-
-
-class _Stored(Split):
-    """Examples in files."""
-
-    def __init__(
-        self, source: imagenet_formats.Source, classes: int, label_offset: int
-    ) -> None:
-        super().__init__(len(source.records), classes)
-        self._source = source
-        self._label_offset = label_offset
-        if source.labels_in_records:
-            self._look_at_labels()
-
-    def locate(self, position: int) -> str:
-        """The file and the number of the record in it."""
-        return self._source.records.locate(position)
-
-    def _samples(self, places, picture, image_size, threads, skip_corrupt):
-        # TensorFlow's errors do not say which record could not be used. So each sample
-        # is a dataset of its own, out of which an error is dropped; then there is none
-        # left, and the second one explains why.
-        def make(position: tf.Tensor, key: tf.Tensor):
-            encoded, label = self._read(position)
-            made = picture(encoded, position, key), tf.one_hot(label, self._classes)
-            return (*made, 1.0) if skip_corrupt else made
-
-        def explain(position: tf.Tensor, key: tf.Tensor):
-            def examine(position: np.ndarray, key: np.ndarray) -> np.ndarray:
-                return np.array(self._damaged(position, key, picture, skip_corrupt))
-
-            shape = [image_size, image_size, 3]
-            black = tf.zeros(shape, tf.uint8), tf.zeros([self._classes]), 0.0
-            damaged = tf.numpy_function(
-                examine, [position, key], tf.bool, stateful=False
-            )
-            if not skip_corrupt:
-                with tf.control_dependencies([damaged]):
-                    return make(position, key)
-            return tf.cond(damaged, lambda: black, lambda: make(position, key))
-
-        def sample(position: tf.Tensor, key: tf.Tensor) -> tf.data.Dataset:
-            place = tf.data.Dataset.from_tensors((position, key))
-            good = place.map(make).ignore_errors()
-            return good.concatenate(place.map(explain)).take(1)
-
-        threads = _threads(threads)
-        return places.interleave(
-            sample, cycle_length=threads, num_parallel_calls=threads, deterministic=True
-        )
-
-    def _read(self, position: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Encoded picture and label, from 0 on."""
-        serialized = self._source.records.read(position)
-        encoded, label = self._source.parse(serialized, position)
-        label -= self._label_offset
-        in_range = (label >= 0) & (label < self._classes)
-        with tf.control_dependencies([tf.debugging.Assert(in_range, [label])]):
-            return encoded, tf.identity(label)
-
-    def _damaged(self, position, key, picture, skip_corrupt: bool) -> bool:
-        """Why an example could not be used: False when now it can.
-
-        Raises:
-            ValueError: it is damaged, and may not be skipped; or its label is wrong.
-        """
-        records = self._source.records
-        try:
-            serialized = records.read(position)
-            encoded, label = self._source.parse(serialized, tf.constant(position))
-        except (tf.errors.DataLossError, tf.errors.InvalidArgumentError) as error:
-            reason = error.message
-        else:
-            self._check_label(int(position), int(label))
-            try:
-                picture(encoded, tf.constant(position), tf.constant(key))
-                return False
-            except tf.errors.InvalidArgumentError as error:
-                reason = f"the picture cannot be decoded: {error.message}"
-        where = self.locate(int(position))
-        if not skip_corrupt:
-            self.failure = (
-                f"{where}: expected a whole example, found that {reason} Replace it, or "
-                "leave out such examples with --skip_corrupt."
-            )
-            raise ValueError(self.failure)
-        self.skipped[int(position)] += 1
-        if self.skipped[int(position)] == 1:
-            _log.warning("%s: left out: %s", where, reason)
-        return True
-
-    def _check_label(self, position: int, label: int) -> None:
-        """Raises ValueError unless a label, as it is in the file, is in its range."""
-        first = self._label_offset
-        last = first + self._classes - 1
-        if first <= label <= last:
-            return
-        advice = (
-            f"Set --classes to the number of classes, if it is not {self._classes}."
-        )
-        if (first, label) == (0, self._classes):
-            advice = "Labels that count from 1 need --label_offset=1."
-        elif (first, label) == (1, 0):
-            advice = "Labels that count from 0 need --label_offset=0."
-        self.failure = (
-            f"{self.locate(position)}: expected a label of {first}..{last}, found "
-            f"{label}. {advice}"
-        )
-        raise ValueError(self.failure)
-
-    def _look_at_labels(self) -> None:
-        count = min(len(self), LABELS_LOOKED_AT)
-        sample = np.linspace(0, len(self) - 1, count).round().astype(np.int64)
-        records, parse = self._source.records, self._source.parse
-        labels = tf.data.Dataset.from_tensor_slices(sample).map(
-            lambda position: (position, parse(records.read(position), position)[1]),
-            num_parallel_calls=tf.data.AUTOTUNE,
-        )
-        for position, label in labels.as_numpy_iterator():
-            self._check_label(int(position), int(label))
-
-
-class _Synthetic(Split):
-    """Random pictures, each made from the seed and its position, with random labels."""
-
-    def __init__(self, examples: int, classes: int, seed: int) -> None:
-        super().__init__(examples, classes)
-        self._key = _key(seed, 0)
-
-    def locate(self, position: int) -> str:
-        """Says that it is in no file."""
-        return f"synthetic example {position}"
-
-    def _samples(self, places, picture, image_size, threads, skip_corrupt):
-        del picture
-        words = -(-3 * image_size**2 // 4)
-
-        def make(position: tf.Tensor, key: tf.Tensor):
-            del key
-            drawn = tf.random.stateless_uniform(
-                [words + 1],
-                tf.stack([self._key, position]),
-                None,
-                None,
-                tf.uint32,
-                alg="philox",
-            )
-            levels = tf.reshape(tf.bitcast(drawn[1:], tf.uint8), [-1])
-            levels = levels[: 3 * image_size**2]
-            image = tf.reshape(levels, [image_size, image_size, 3])
-            label = tf.cast(drawn[0], tf.int64) % self._classes
-            made = image, tf.one_hot(label, self._classes)
-            return (*made, 1.0) if skip_corrupt else made
-
-        return places.map(
-            make, num_parallel_calls=_threads(threads), deterministic=True
+        count = -((begin - end) // batch)
+        return imagenet_examples.batches(
+            self._examples,
+            rows,
+            picture,
+            image_size=image_size,
+            count=count,
+            threads=_threads(threads),
+            skip_corrupt=skip_corrupt,
         )
 
 
@@ -471,8 +329,8 @@ def _check_division(global_batch: int, size: int, accumulation: int) -> None:
         below = global_batch // parts * parts
         nearest = [str(n) for n in (below, below + parts) if n]
         raise ValueError(
-            f"Expected a global_batch that {size} ranks with {accumulation} batches each "
-            f"divide equally, got {global_batch}. The nearest that do: "
+            f"Expected a global_batch that {size} ranks with {accumulation} batches "
+            f"each divide equally, got {global_batch}. The nearest that do: "
             f"{' and '.join(nearest)}."
         )
 
@@ -489,27 +347,5 @@ def _threads(threads: int | None) -> int:
 
 def _key(seed: int, epoch: int) -> np.int64:
     """A number for each epoch of each run, from which the crops follow."""
-    return (
-        np.random.SeedSequence([seed, epoch])
-        .generate_state(1, np.uint64)
-        .view(np.int64)[0]
-    )
-
-
-def _vectors(function, epoch: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Two int64 vectors that NumPy makes for an epoch."""
-    found = tf.numpy_function(function, [epoch], [tf.int64, tf.int64], stateful=False)
-    return tuple(tf.ensure_shape(vector, [None]) for vector in found)
-
-
-def _finish(
-    batches: tf.data.Dataset, count: int, threads: int | None
-) -> tf.data.Dataset:
-    """With a known number of batches, made ahead by threads of their own."""
-    options = tf.data.Options()
-    options.deterministic = True
-    options.threading.private_threadpool_size = _threads(threads)
-    options.threading.max_intra_op_parallelism = 1  # pictures are made side by side
-    options.autotune.enabled = False  # nothing is left to find out
-    batches = batches.apply(tf.data.experimental.assert_cardinality(count))
-    return batches.prefetch(PREFETCHED_BATCHES).with_options(options)
+    words = np.random.SeedSequence([seed, epoch]).generate_state(1, np.uint64)
+    return words.view(np.int64)[0]

@@ -70,7 +70,7 @@ def open_tfds(data_dir: Path, split: str, classes: int) -> Source:
         )
     if info.file_format.value != "tfrecord":
         raise ValueError(
-            f"Expected records in the file format tfrecord in {builder.data_dir}, found "
+            f"{builder.data_dir}: expected records in the file format tfrecord, found "
             f"{info.file_format.value}. Prepare the data set as tfrecord."
         )
     _check_features(info, classes)

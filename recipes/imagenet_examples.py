@@ -1,0 +1,266 @@
+"""Examples of ImageNet: read, checked, what is wrong with them said, and batched.
+
+TensorFlow's own errors do not say which record could not be used; here file and record
+are named.
+"""
+
+from __future__ import annotations
+
+import collections
+import logging
+from collections.abc import Callable
+
+import imagenet_formats
+import numpy as np
+import tensorflow as tf
+
+# (encoded picture, position, key of the epoch) -> uint8 [s, s, 3]
+Picture = Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor]
+Example = tuple[tf.Tensor, tf.Tensor]  # picture, one-hot label
+
+LABELS_LOOKED_AT = 1000
+BATCHES_AT_ONCE = 2  # being made: no thread waits for the last picture of a batch
+BATCHES_READY = 3
+_log = logging.getLogger("imagenet_data")
+
+
+class Stored:
+    """Examples in files.
+
+    Args:
+        source: the files.
+        classes: number of classes of the network.
+        label_offset: the label of the first class in the files.
+
+    Raises:
+        ValueError: a label is not in its range, of up to 1,000 that are looked at.
+    """
+
+    def __init__(
+        self, source: imagenet_formats.Source, classes: int, label_offset: int
+    ) -> None:
+        self.skipped: collections.Counter[int] = collections.Counter()
+        self.failure: str | None = None
+        self._source = source
+        self.classes = classes
+        self._label_offset = label_offset
+        if source.labels_in_records:
+            self._look_at_labels()
+
+    def __len__(self) -> int:
+        return len(self._source.records)
+
+    def locate(self, position: int) -> str:
+        """The file, and the number of the record in it."""
+        return self._source.records.locate(position)
+
+    def make(
+        self, position: tf.Tensor, key: tf.Tensor, picture: Picture, image_size: int
+    ) -> Example:
+        """An example as a network takes it; an error when there is anything wrong."""
+        serialized = self._source.records.read(position)
+        encoded, label = self._source.parse(serialized, position)
+        label -= self._label_offset
+        in_range = (label >= 0) & (label < self.classes)
+        with tf.control_dependencies([tf.debugging.Assert(in_range, [label])]):
+            label = tf.identity(label)
+        image = tf.ensure_shape(
+            picture(encoded, position, key), [image_size, image_size, 3]
+        )
+        return image, tf.one_hot(label, self.classes)
+
+    def is_damaged(
+        self, position: np.ndarray, key: np.ndarray, picture: Picture, skip: bool
+    ) -> bool:
+        """Finds out why `make` failed. Runs outside of a graph.
+
+        Args:
+            position: int64 scalar.
+            key: int64 scalar.
+            picture: as `make` had it.
+            skip: whether a damaged example may be left out.
+
+        Returns:
+            Whether the example is damaged; it has been counted in `skipped` then. False
+            when nothing is wrong (any more).
+
+        Raises:
+            ValueError: it is damaged, and may not be left out; or its label is out of
+                range. `failure` has the same text.
+            tensorflow.errors.OpError: something else, as a file that is gone.
+        """
+        where = self.locate(int(position))
+        try:
+            serialized = self._source.records.read(position)
+            encoded, label = self._source.parse(serialized, tf.constant(position))
+            self._check_label(int(position), int(label))
+            picture(encoded, tf.constant(position), tf.constant(key))
+            return False
+        except (tf.errors.DataLossError, tf.errors.InvalidArgumentError) as error:
+            reason = error.message
+        if not skip:
+            self._fail(
+                f"{where}: expected a record with a whole picture, found: {reason} "
+                "Replace it, or leave such examples out with --skip_corrupt."
+            )
+        self.skipped[int(position)] += 1
+        if self.skipped[int(position)] == 1:
+            _log.warning("%s: left out. %s", where, reason)
+        return True
+
+    def _check_label(self, position: int, label: int) -> None:
+        """Raises ValueError unless a label, as it is in the file, is in its range."""
+        first = self._label_offset
+        last = first + self.classes - 1
+        if first <= label <= last:
+            return
+        advice = f"Set --classes, if there are not {self.classes} of them."
+        if (first, label) == (0, self.classes):
+            advice = f"Labels that count from 1 need --label_offset=1. {advice}"
+        elif (first, label) == (1, 0):
+            advice = "Labels that count from 0 need --label_offset=0."
+        self._fail(
+            f"{self.locate(position)}: expected a label of {first}..{last}, found "
+            f"{label}. {advice}"
+        )
+
+    def _look_at_labels(self) -> None:
+        count = min(len(self), LABELS_LOOKED_AT)
+        sample = np.linspace(0, len(self) - 1, count).round().astype(np.int64)
+        records, parse = self._source.records, self._source.parse
+        labels = tf.data.Dataset.from_tensor_slices(sample).map(
+            lambda position: (position, parse(records.read(position), position)[1]),
+            num_parallel_calls=tf.data.AUTOTUNE,
+        )
+        for position, label in labels.as_numpy_iterator():
+            self._check_label(int(position), int(label))
+
+    def _fail(self, message: str) -> None:
+        self.failure = message
+        raise ValueError(message)
+
+
+class Synthetic:
+    """Random pictures and labels, each made from the seed and its position.
+
+    Args:
+        examples: how many there are.
+        classes: number of classes of the network.
+        seed: a non-negative number.
+    """
+
+    def __init__(self, examples: int, classes: int, seed: int) -> None:
+        self.skipped: collections.Counter[int] = collections.Counter()
+        self.failure: str | None = None
+        self._examples = examples
+        self.classes = classes
+        self._seed = seed
+
+    def __len__(self) -> int:
+        return self._examples
+
+    def locate(self, position: int) -> str:
+        """Says that it is in no file."""
+        return f"synthetic example {position}"
+
+    def make(
+        self, position: tf.Tensor, key: tf.Tensor, picture: Picture, image_size: int
+    ) -> Example:
+        """An example: every level of 0..255 is as likely as any other."""
+        del key, picture
+        levels = 3 * image_size**2
+        seed = tf.stack([tf.constant(self._seed, tf.int64), position])
+        words = tf.random.stateless_uniform(
+            [1 + -(-levels // 4)], seed, None, None, tf.uint32, alg="philox"
+        )
+        image = tf.reshape(tf.bitcast(words[1:], tf.uint8), [-1])[:levels]
+        label = tf.cast(words[0], tf.int64) % self.classes
+        image = tf.reshape(image, [image_size, image_size, 3])
+        return image, tf.one_hot(label, self.classes)
+
+    def is_damaged(self, *unused: object) -> bool:
+        """Never."""
+        return False
+
+
+Examples = Stored | Synthetic
+
+
+def batches(
+    examples: Examples,
+    rows: tf.data.Dataset,
+    picture: Picture,
+    *,
+    image_size: int,
+    count: int,
+    threads: int,
+    skip_corrupt: bool,
+) -> tf.data.Dataset:
+    """A batch of each row, in the same order.
+
+    Every batch is a dataset of its own: of the quick way to make it, out of which an
+    error is dropped, then of the careful way, which begins only when nothing came of
+    the quick one. So good data pay nothing for what can be said about bad ones.
+
+    Args:
+        examples: of the split.
+        rows: (positions int64 `[b]`, key of the epoch int64 scalar).
+        picture: makes a picture out of an encoded one.
+        image_size: its height and width.
+        count: number of rows.
+        threads: that make pictures.
+        skip_corrupt: whether damaged examples become black ones of weight 0.
+
+    Returns:
+        A dataset of (images, labels), with `skip_corrupt` (images, labels, weights).
+    """
+
+    def make(position: tf.Tensor, key: tf.Tensor):
+        made = examples.make(position, key, picture, image_size)
+        return (*made, 1.0) if skip_corrupt else made
+
+    def explain(position: tf.Tensor, key: tf.Tensor):
+        damaged = tf.numpy_function(
+            lambda position, key: examples.is_damaged(
+                position, key, picture, skip_corrupt
+            ),
+            [position, key],
+            tf.bool,
+            stateful=False,
+        )
+        shape = [image_size, image_size, 3]
+        black = tf.zeros(shape, tf.uint8), tf.zeros([examples.classes]), 0.0
+        return tf.cond(
+            damaged,
+            lambda: black if skip_corrupt else black[:2],
+            lambda: make(position, key),  # what was wrong for a moment only
+        )
+
+    def careful(position: tf.Tensor, key: tf.Tensor) -> tf.data.Dataset:
+        place = tf.data.Dataset.from_tensors((position, key))
+        return place.map(make).ignore_errors().concatenate(place.map(explain)).take(1)
+
+    def batch(row: tf.Tensor, key: tf.Tensor) -> tf.data.Dataset:
+        places = tf.data.Dataset.from_tensor_slices((row, tf.fill(tf.shape(row), key)))
+        quick = places.map(make, num_parallel_calls=threads, deterministic=True)
+        full = row.shape[0] is not None
+        size = row.shape[0] if full else tf.size(row, tf.int64)
+        quick, slow = (
+            way.batch(size, drop_remainder=full)  # full: with a static shape
+            for way in (quick, places.flat_map(careful))
+        )
+        return quick.ignore_errors().concatenate(slow).take(1)
+
+    options = tf.data.Options()
+    options.deterministic = True
+    options.threading.private_threadpool_size = threads
+    options.threading.max_intra_op_parallelism = 1  # pictures go side by side
+    options.autotune.enabled = False  # nothing is left to find out
+    made = rows.interleave(
+        batch,
+        cycle_length=BATCHES_AT_ONCE,
+        num_parallel_calls=BATCHES_AT_ONCE,
+        deterministic=True,
+    )
+    made = made.apply(tf.data.experimental.assert_cardinality(count))
+    return made.prefetch(BATCHES_READY).with_options(options)
