@@ -20,6 +20,7 @@ MOST_ELEMENTS = 1024  # of a block
 MOST_BYTES = 1 << 32  # of a block
 ALIGNMENT = 64  # of a section: TensorFlow takes an array as it is from there
 _LENGTH = np.dtype("<i8")
+_LONG_STRING = 4096  # bytes on average from which strings are not copied together
 _TYPES = frozenset(
     "float16 bfloat16 float32 float64 complex64 complex128 bool string "
     "int8 int16 int32 int64 uint8 uint16 uint32 uint64".split()
@@ -141,6 +142,8 @@ def _section(column: Sequence[Any]) -> list[memoryview]:
             for text in ([part] if type(part) is bytes else part.flat)
         ]
         lengths = np.fromiter(map(len, strings), _LENGTH, len(strings))
+        if len(strings) * _LONG_STRING < lengths.sum():
+            return [_memory(lengths), *map(memoryview, strings)]
         return [_memory(lengths), memoryview(b"".join(strings))]
     array = np.asarray(first) if len(column) == 1 else np.stack(column)
     return [_memory(np.ascontiguousarray(array))]

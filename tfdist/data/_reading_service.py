@@ -213,8 +213,9 @@ class ReadingService:
                 stream.close()
                 return
             self._streams.add(stream)
+            self._threads = {one for one in self._threads if one.is_alive()}
+            thread.start()
             self._threads.add(thread)
-        thread.start()
 
     # ---- the thread of a connection ----
 
@@ -233,7 +234,6 @@ class ReadingService:
             stream.close()
             with self._lock:
                 self._streams.discard(stream)
-                self._threads.discard(threading.current_thread())
 
     def _tell(self, stream: Stream, error: Exception) -> None:
         """Tells the rank for which reading failed; it raises the error."""

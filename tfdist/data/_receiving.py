@@ -336,6 +336,13 @@ def dataset(
         tf.TensorSpec(tf.TensorShape([None]).concatenate(one.shape), one.dtype)
         for one in flat
     )
+
+    def one_by_one(*parts: tf.Tensor) -> tf.data.Dataset:
+        # Not unbatch(), which ends the process where elements have no bytes
+        # (TensorFlow 2.21). Slices share the memory of their block.
+        packed = tf.nest.pack_sequence_as(spec, parts)
+        return tf.data.Dataset.from_tensor_slices(packed)
+
     found = (
         numbers.tokens()
         .flat_map(
@@ -343,8 +350,7 @@ def dataset(
                 blocks, args=(token,), output_signature=signature
             )
         )
-        .map(lambda *parts: tf.nest.pack_sequence_as(spec, parts))
-        .unbatch()
+        .flat_map(one_by_one)
     )
     if cardinality != tf.data.UNKNOWN_CARDINALITY:
         found = found.apply(tf.data.experimental.assert_cardinality(cardinality))
