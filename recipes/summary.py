@@ -77,7 +77,7 @@ def note_run(folder: Path, epoch: float, ranks: int) -> None:
 def best(folder: Path, column: str) -> float | None:
     """The largest value in a column of log.csv; None where there is none yet."""
     path = Path(folder, LOG)
-    if not path.is_file():
+    if not path.is_file() or not path.stat().st_size:  # ended in its first epoch
         return None
     return max(_known(read_history(path).columns.get(column, [])), default=None)
 

@@ -1,0 +1,201 @@
+"""The ImageNet recipe, with a small network, on pictures that the real builder read."""
+
+import re
+
+import keras
+import numpy as np
+import pytest
+import yaml
+from helpers import recipe
+from helpers.outcome import outcome
+from helpers.ranks import run_ranks
+
+SMALL = ("--network=resnet8", "--image_size=32", "--classes=1000", "--notensorboard")
+STEPS = 200 // 24  # of an epoch of the 200 pictures
+
+
+def folder_of(words):
+    [folder] = [w.partition("=")[2] for w in words if w.startswith("--output_dir=")]
+    return folder
+
+
+def trained(words, kill_after=None):
+    """What main prints, the pictures it saw; ended by a signal after some steps."""
+    import os
+    import signal
+
+    module = recipe.script()
+    seen = []
+    make = module.make_callbacks
+    if kill_after is not None:
+
+        def at(batch, logs):
+            steps.append(batch)
+            if len(steps) == kill_after:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        steps = []
+        kill = keras.callbacks.LambdaCallback(on_train_batch_end=at)
+        module.make_callbacks = lambda plan, folder: [kill, *make(plan, folder)]
+    code = 0
+    printed = ""
+    try:
+        printed = recipe.run(*words, seen=seen)
+    except SystemExit as exit:
+        code = exit.code
+    finally:
+        module.make_callbacks = make
+    return [printed, code, [list(one) for one in seen]]
+
+
+def weights_of(path):
+    return [np.array(w) for w in keras.saving.load_model(path, compile=False).weights]
+
+
+def results_of(folder):
+    return yaml.safe_load((folder / "runs/latest/results.yaml").read_text())
+
+
+@pytest.fixture
+def words(tiny_imagenet, tmp_path):
+    return [
+        f"--data_dir={tiny_imagenet}",
+        f"--output_dir={tmp_path / 'runs'}",
+        *SMALL,
+        "--sync_batch_norm",
+        "global_batch=24",
+        "epochs=2",
+        "decay=cosine",
+        "rate=1.0",
+    ]
+
+
+@pytest.mark.parametrize("loop", ["fit", "custom"])
+def test_interrupted_in_mid_epoch_and_resumed_with_three_ranks_instead_of_two(
+    loop, words, tmp_path
+):
+    words = [*words, f"loop={loop}"]
+    whole = run_ranks(trained, 2, words, timeout_s=110)
+    expected = weights_of(tmp_path / "runs/latest/final.keras")
+    everything = [tuple(one) for _, _, seen in whole for one in seen]
+    assert len(set(everything)) == 2 * STEPS * 24
+
+    stop = STEPS + 3  # in the second epoch
+    before = run_ranks(trained, 2, words, stop, timeout_s=110)
+    assert [code for _, code, _ in before] == [128 + 15] * 2
+    files = sorted((tmp_path / "runs/latest/checkpoints").iterdir())
+    assert files[-1].name == f"step-{stop:08d}.keras"
+
+    resumed = [f"--resume={tmp_path / 'runs/latest'}"]
+    after = run_ranks(trained, 3, resumed, timeout_s=110)
+    assert f"from step {stop} on" in after[0][0]
+    assert "global batch 24 = 3 ranks x 8" in after[0][0]
+    first = {tuple(one) for _, _, seen in before for one in seen if one[0] < stop}
+    second = [tuple(one) for _, _, seen in after for one in seen]
+    assert len(second) == len(set(second)) == (2 * STEPS - stop) * 24
+    assert not {picture for _, picture in first} & {picture for _, picture in second}
+    assert first | set(second) == set(everything)
+    # Statistics of all ranks: the number of ranks only changes how sums are rounded.
+    for a, b in zip(
+        weights_of(tmp_path / "runs/latest/final.keras"), expected, strict=True
+    ):
+        np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-4)
+
+
+def test_a_resumed_run_of_the_same_size_ends_with_the_same_bits(words, tmp_path):
+    words = [w for w in words if w != "--sync_batch_norm"] + ["checkpoint_steps=5"]
+    run_ranks(trained, 2, words, timeout_s=110)
+    expected = weights_of(tmp_path / "runs/latest/final.keras")
+    run_ranks(trained, 2, words, 5, timeout_s=110)
+    resumed = [f"--resume={tmp_path / 'runs/latest'}"]
+    run_ranks(trained, 2, resumed, timeout_s=110)
+    log = (tmp_path / "runs/latest/log.csv").read_text().splitlines()
+    assert len(log) == 1 + 2
+    for a, b in zip(
+        weights_of(tmp_path / "runs/latest/final.keras"), expected, strict=True
+    ):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_two_ranks_evaluate_as_one_process_does(words, tmp_path):
+    run_ranks(trained, 2, words, timeout_s=110)
+    together = results_of(tmp_path)
+    judged = [f"--resume={tmp_path / 'runs/latest'}", "--evaluate_only"]
+    for ranks in (1, 3):
+        run_ranks(trained, ranks, judged)
+        other = results_of(tmp_path)
+        assert (other["top_1"], other["top_5"]) == (
+            together["top_1"],
+            together["top_5"],
+        )
+        np.testing.assert_allclose(other["loss"], together["loss"], rtol=1e-6)
+
+
+def test_the_loop_by_hand_ends_with_the_weights_of_fit(words, tmp_path):
+    ends = []
+    for loop in ("fit", "custom"):
+        run_ranks(trained, 2, [*words, f"loop={loop}", "precision=float32"])
+        ends.append(weights_of(tmp_path / "runs/latest/final.keras"))
+        log = (tmp_path / "runs/latest/log.csv").read_text().splitlines()
+        ends[-1].append(np.array([float(x) for x in log[-1].split(",")]))
+        names = log[0].split(",")
+    speed = [names.index(n) for n in names if re.search("_s$|communication", n)]
+    for a, b in zip(*ends, strict=True):
+        if a.shape == (len(names),):
+            a, b = np.delete(a, speed), np.delete(b, speed)
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["precision=mixed_bfloat16", "accumulation=3", "compression=bf16"],
+        ["precision=mixed_float16", "preset=lars_16k", "rate=5"],
+        ["data_format=synthetic", "classes=10", "preset=cosine_2018"],
+    ],
+)
+def test_options_go_together(options, words, tmp_path):
+    words = [w for w in words if w.split("=")[0] not in ("rate", "--classes")]
+    words = [*words, "label_smoothing=0.0", *options]
+    for printed, code, _ in run_ranks(trained, 2, words, timeout_s=110):
+        assert code == 0, printed
+    log = (tmp_path / "runs/latest/log.csv").read_text().splitlines()
+    values = [float(x) for line in log[1:] for x in line.split(",")]
+    assert np.isfinite(values).all()
+
+
+def refused(words):
+    return outcome(lambda: recipe.run(*words))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            ["global_batch=25"],
+            "2 ranks with 1 batches each can share, got 25.*24 or 26",
+        ),
+        (["global_batch=202"], "at least one global batch of 202 .* got 200"),
+        (["glbal_batch=16"], "Unknown name 'glbal_batch'.*Did you mean global_batch"),
+        (["epochs=two"], "epochs: 'two' in the command line"),
+        (["classes=50"], r"labels? .*0\.\.49|expected .*0 to 49|range"),
+        (["--loop=custom", "accumulation=2"], "--loop=custom takes one batch a step"),
+        (["--evaluate_only"], "--evaluate_only needs --resume"),
+        (["--resume=nowhere"], "nowhere"),
+    ],
+)
+def test_what_cannot_be_is_refused_on_all_ranks(options, message, words, tmp_path):
+    taken = {o.lstrip("-").split("=")[0] for o in options}
+    words = [w for w in words if w.lstrip("-").split("=")[0] not in taken]
+    for result in run_ranks(refused, 2, [*words, *options]):
+        assert result["class"] in ("ValueError", "FileNotFoundError")
+        assert re.search(message, result["message"]), result["message"]
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_run_does_not_go_on_as_another(words, tmp_path):
+    run_ranks(trained, 2, words, 2)
+    for option in ("network=resnet18", "global_batch=48", "--seed=7"):
+        resumed = [f"--resume={tmp_path / 'runs/latest'}", option]
+        for result in run_ranks(refused, 2, resumed):
+            assert "cannot go on with" in result["message"]
