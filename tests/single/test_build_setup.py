@@ -1,9 +1,11 @@
-"""setup.py says in words what is missing to build the native libraries."""
+"""The set-up: setup.py says what is missing, and every package has its reason."""
 
 import importlib.util
 import os
+import re
 import runpy
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -95,3 +97,16 @@ def test_ninja_or_make_is_used(script, programs, tool, generator):
 def test_a_failing_build_ends_with_what_to_do(script):
     with pytest.raises(SetupError, match="exit code 3"):
         script["run_tool"](sys.executable, "-c", "raise SystemExit(3)")
+
+
+def test_each_package_of_the_recipes_is_installed_and_has_a_reason():
+    root = SETUP.parent
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    extra = project["optional-dependencies"]["recipes"]
+    script = (root / ".ci" / "setup").read_text()
+    assert 'extras["recipes"]' in script
+    apart = re.search("^DATA_PACKAGES='(.*)'$", script, re.MULTILINE)[1].split()
+    assert {package.split("==")[0] for package in apart} <= set(extra)
+    reasons = (root / "docs" / "dependencies.md").read_text()
+    for package in extra:
+        assert f"| `{re.split('[<>=]', package)[0]}` |" in reasons, package
