@@ -81,6 +81,7 @@ def find_problem(lists: Sequence[Sequence[Entry]]) -> Problem | None:
         _not_last,
         _stops_alone,
         _same_place,
+        _written_too_early,
     ):
         found = check(lists)
         if found is not None:
@@ -215,4 +216,18 @@ def _same_place(lists: Sequence[Sequence[Entry]]) -> Problem | None:
                 f"{rank}: they would spoil each other's files. Write {advice}, on "
                 "every rank; or a place for each rank, with tfdist.rank() in it."
             )
+    return None
+
+
+def _written_too_early(lists: Sequence[Sequence[Entry]]) -> Problem | None:
+    for own in lists:
+        names = [entry.name for entry in own]
+        ends = [i for i, entry in enumerate(own) if entry.kind == "Progress"]
+        for name in names[: ends[-1]] if ends else []:
+            if any(kind in name for kind in ("CSVLogger", "TensorBoard")):
+                return Problem(
+                    f"{name} writes the logs before Progress has put the speed and the "
+                    "exposed communication into them. Move it behind "
+                    "tfdist.callbacks.Progress in the list of callbacks."
+                )
     return None

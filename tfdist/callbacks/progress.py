@@ -251,7 +251,7 @@ class Progress(RankCallback):
             shared = allgather_object(
                 numbers, name="progress.epoch", process_set=self._ranks
             )
-        speed, exposed = pace.of_all_ranks([tuple(n[:4]) for n in shared])
+        speed, exposed = pace.of_all_ranks([n[:4] for n in shared])
         return speed, exposed, max(n[4] for n in shared)
 
     # ---- what is known ----

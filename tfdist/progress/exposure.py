@@ -17,6 +17,7 @@ References:
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -52,14 +53,23 @@ def tails(records: Iterable[Mapping[str, Any]]) -> list[tuple[int, int]]:
     running: dict[tuple[str, str], dict[str, Mapping[str, Any]]] = {}
     found = []
     for record in sorted(records, key=lambda r: int(r["submitted_us"])):
-        name = _GRADIENTS.fullmatch(record["name"])
-        if name is None or record["code"] != 0:
+        place = _place_of(record["name"])
+        if place is None or record["code"] != 0:
             continue
-        group = (name["group"], name["repeat"])
-        if name["part"] in running.get(group, {}):  # this one is of the next step
+        group, part = place
+        if part in running.get(group, {}):  # this one is of the next step
             found.append(_tail(running.pop(group)))
-        running.setdefault(group, {})[name["part"]] = record
+        running.setdefault(group, {})[part] = record
     return sorted(found + [_tail(parts) for parts in running.values()])
+
+
+@functools.lru_cache(maxsize=4096)  # they come again in every step
+def _place_of(name: str) -> tuple[tuple[str, str], str] | None:
+    """The list of gradients that an operation is of, and which part of it it is."""
+    found = _GRADIENTS.fullmatch(name)
+    if found is None:
+        return None
+    return (found["group"], found["repeat"]), found["part"]
 
 
 def _tail(parts: Mapping[str, Mapping[str, Any]]) -> tuple[int, int]:

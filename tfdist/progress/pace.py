@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+from collections.abc import Sequence
 
 _POINT_S = 0.25  # the window moves in steps of this
 
@@ -120,7 +121,7 @@ def seconds_left(
 
 
 def of_all_ranks(
-    own: list[tuple[float, float, float, float]],
+    own: Sequence[Sequence[float]],
 ) -> tuple[float | None, float | None]:
     """The numbers of an epoch, from those of each rank.
 

@@ -33,7 +33,7 @@ class Screen:
     def columns(self) -> int | None:
         """Width of the terminal at present; None without one."""
         try:
-            if not self._file.isatty():
+            if not self._file.isatty() or os.environ.get("TERM") == "dumb":
                 return None
             return os.get_terminal_size(self._file.fileno()).columns or None
         except (OSError, ValueError, AttributeError):
