@@ -70,15 +70,21 @@ def words(tiny_imagenet, tmp_path):
     ]
 
 
-@pytest.mark.parametrize("loop", ["fit", "custom"])
+@pytest.mark.parametrize(
+    ("loop", "compares"),
+    [
+        ("fit", False),
+        pytest.param("fit", True, marks=pytest.mark.slow),
+        pytest.param("custom", True, marks=pytest.mark.slow),
+    ],
+)
 def test_interrupted_in_mid_epoch_and_resumed_with_three_ranks_instead_of_two(
-    loop, words, tmp_path
+    loop, compares, words, tmp_path
 ):
     words = [*words, f"loop={loop}"]
-    whole = run_ranks(trained, 2, words, timeout_s=110)
-    expected = weights_of(tmp_path / "runs/latest/final.keras")
-    everything = [tuple(one) for _, _, seen in whole for one in seen]
-    assert len(set(everything)) == 2 * STEPS * 24
+    if compares:
+        whole = run_ranks(trained, 2, words, timeout_s=110)
+        expected = weights_of(tmp_path / "runs/latest/final.keras")
 
     stop = STEPS + 3  # in the second epoch
     before = run_ranks(trained, 2, words, stop, timeout_s=110)
@@ -90,11 +96,15 @@ def test_interrupted_in_mid_epoch_and_resumed_with_three_ranks_instead_of_two(
     after = run_ranks(trained, 3, resumed, timeout_s=110)
     assert f"from step {stop} on" in after[0][0]
     assert "global batch 24 = 3 ranks x 8" in after[0][0]
-    first = {tuple(one) for _, _, seen in before for one in seen if one[0] < stop}
-    second = [tuple(one) for _, _, seen in after for one in seen]
-    assert len(second) == len(set(second)) == (2 * STEPS - stop) * 24
-    assert not {picture for _, picture in first} & {picture for _, picture in second}
-    assert first | set(second) == set(everything)
+    # Crops are another one in each epoch, so equal hashes are the same picture in it.
+    taken = [tuple(one) for _, _, seen in before for one in seen if one[0] < stop]
+    rest = [tuple(one) for _, _, seen in after for one in seen]
+    steps = [step for step, _ in taken + rest]
+    assert all(steps.count(step) == 24 for step in range(2 * STEPS))
+    assert len({picture for _, picture in taken + rest}) == 2 * STEPS * 24
+    if not compares:
+        return
+    assert {*taken, *rest} == {tuple(one) for _, _, seen in whole for one in seen}
     # Statistics of all ranks: the number of ranks only changes how sums are rounded.
     for a, b in zip(
         weights_of(tmp_path / "runs/latest/final.keras"), expected, strict=True
@@ -102,6 +112,7 @@ def test_interrupted_in_mid_epoch_and_resumed_with_three_ranks_instead_of_two(
         np.testing.assert_allclose(a, b, rtol=2e-3, atol=2e-4)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_of_the_same_size_ends_with_the_same_bits(words, tmp_path):
     words = [w for w in words if w != "--sync_batch_norm"] + ["checkpoint_steps=5"]
     run_ranks(trained, 2, words, timeout_s=110)
@@ -117,6 +128,7 @@ def test_a_resumed_run_of_the_same_size_ends_with_the_same_bits(words, tmp_path)
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.slow
 def test_two_ranks_evaluate_as_one_process_does(words, tmp_path):
     run_ranks(trained, 2, words, timeout_s=110)
     together = results_of(tmp_path)
@@ -131,6 +143,7 @@ def test_two_ranks_evaluate_as_one_process_does(words, tmp_path):
         np.testing.assert_allclose(other["loss"], together["loss"], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_loop_by_hand_ends_with_the_weights_of_fit(words, tmp_path):
     ends = []
     for loop in ("fit", "custom"):
@@ -146,16 +159,20 @@ def test_the_loop_by_hand_ends_with_the_weights_of_fit(words, tmp_path):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
         ["precision=mixed_bfloat16", "accumulation=3", "compression=bf16"],
         ["precision=mixed_float16", "preset=lars_16k", "rate=5"],
-        ["data_format=synthetic", "classes=10", "preset=cosine_2018"],
+        ["data_format=synthetic", "synthetic=96", "classes=10", "preset=cosine_2018"],
     ],
 )
 def test_options_go_together(options, words, tmp_path):
-    words = [w for w in words if w.split("=")[0] not in ("rate", "--classes")]
+    dropped = ["rate", "--classes"]
+    if "data_format=synthetic" in options:
+        dropped.append("--data_dir")
+    words = [w for w in words if w.split("=")[0] not in dropped]
     words = [*words, "label_smoothing=0.0", *options]
     for printed, code, _ in run_ranks(trained, 2, words, timeout_s=110):
         assert code == 0, printed
@@ -178,7 +195,7 @@ def refused(words):
         (["global_batch=202"], "at least one global batch of 202 .* got 200"),
         (["glbal_batch=16"], "Unknown name 'glbal_batch'.*Did you mean global_batch"),
         (["epochs=two"], "epochs: 'two' in the command line"),
-        (["classes=50"], r"labels? .*0\.\.49|expected .*0 to 49|range"),
+        (["classes=50"], "Expected at most 50 classes"),
         (["--loop=custom", "accumulation=2"], "--loop=custom takes one batch a step"),
         (["--evaluate_only"], "--evaluate_only needs --resume"),
         (["--resume=nowhere"], "nowhere"),
@@ -193,6 +210,7 @@ def test_what_cannot_be_is_refused_on_all_ranks(options, message, words, tmp_pat
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 def test_a_run_does_not_go_on_as_another(words, tmp_path):
     run_ranks(trained, 2, words, 2)
     for option in ("network=resnet18", "global_batch=48", "--seed=7"):
