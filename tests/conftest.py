@@ -22,6 +22,9 @@ SLOW_TIMEOUT_S = 1200.0
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[Any]:
     """Ends a test that takes too long; it fails with the stacks of all threads."""
     limit_s = SLOW_TIMEOUT_S if item.get_closest_marker("slow") else TEST_TIMEOUT_S
+    own = item.get_closest_marker("deadline")
+    if own is not None:
+        limit_s = own.args[0]
 
     def alarm(signum: int, frame: object) -> None:
         del signum, frame
