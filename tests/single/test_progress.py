@@ -125,6 +125,8 @@ def test_a_rank_without_data_adds_nothing():
     busy, idle = [100, 2.0, 2.0, 0.5], [0, 0.0, 0.0, 0.0]
     assert pace.of_all_ranks([busy, idle]) == (50.0, 0.25)
     assert pace.of_all_ranks([idle, idle]) == (None, None)
+    slower = [100, 4.0, 3.0, 0.75]
+    assert pace.of_all_ranks([busy, slower]) == (50.0, 0.25)
 
 
 # ---- the line ----

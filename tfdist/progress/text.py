@@ -216,7 +216,7 @@ def _epoch(status: Status) -> str:
 
 def _step(status: Status) -> list[str]:
     if status.note:
-        return [status.note]
+        return [status.note, status.note.replace("validation", "val")]
     if not status.steps:
         return [f"step {status.step}", f"{status.step}", f"{status.step}", ""]
     share = f"{status.step / status.steps:.0%}"
