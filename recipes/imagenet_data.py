@@ -240,7 +240,11 @@ class Split:
             first_step // steps, (last_step - 1) // steps + 1
         )
         # The next order is ready before this one ends.
-        rows = epochs.map(rows_in_graph).prefetch(1).unbatch()
+        rows = (
+            epochs.map(rows_in_graph)
+            .prefetch(1)
+            .flat_map(lambda *rows: tf.data.Dataset.from_tensor_slices(rows))
+        )
 
         def picture(encoded: tf.Tensor, position: tf.Tensor, key: tf.Tensor):
             seeds = tf.stack([key, position])

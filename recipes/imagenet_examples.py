@@ -14,6 +14,8 @@ import imagenet_formats
 import numpy as np
 import tensorflow as tf
 
+import tfdist
+
 # (encoded picture, position, key of the epoch) -> uint8 [s, s, 3]
 Picture = Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor]
 Example = tuple[tf.Tensor, tf.Tensor]  # picture, one-hot label
@@ -125,15 +127,30 @@ class Stored:
         )
 
     def _look_at_labels(self) -> None:
+        """Of some records; each rank looks at a part of them, and all raise."""
+        rank, size = 0, 1
+        if tfdist.is_initialized():
+            rank, size = tfdist.rank(), tfdist.size()
         count = min(len(self), LABELS_LOOKED_AT)
         sample = np.linspace(0, len(self) - 1, count).round().astype(np.int64)
         records, parse = self._source.records, self._source.parse
-        labels = tf.data.Dataset.from_tensor_slices(sample).map(
-            lambda position: (position, parse(records.read(position), position)[1]),
-            num_parallel_calls=tf.data.AUTOTUNE,
+        labels = (
+            tf.data.Dataset.from_tensor_slices(sample[rank::size])
+            .map(
+                lambda position: (position, parse(records.read(position), position)[1]),
+                num_parallel_calls=tf.data.AUTOTUNE,
+            )
+            .ignore_errors()  # damaged records are met when they are needed
         )
-        for position, label in labels.as_numpy_iterator():
-            self._check_label(int(position), int(label))
+        try:
+            for position, label in labels.as_numpy_iterator():
+                self._check_label(int(position), int(label))
+        except ValueError:
+            pass  # it is in failure
+        failures = tfdist.allgather_object(self.failure) if size > 1 else [self.failure]
+        for failure in failures:
+            if failure is not None:
+                self._fail(failure)
 
     def _fail(self, message: str) -> None:
         self.failure = message

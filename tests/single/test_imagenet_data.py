@@ -1,0 +1,403 @@
+"""Batches of recipes/imagenet_data.py: the same of every format and number of ranks."""
+
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from helpers import pictures
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "recipes"))
+import imagenet_data  # noqa: E402
+
+EXAMPLES, HELD_OUT, CLASSES = 200, 50, 1000
+SMALL = {"image_size": 32, "threads": 2}
+
+
+@pytest.fixture(scope="module")
+def stored(tiny_imagenet, tmp_path_factory):
+    """The same pictures in each format: where they are, and their options."""
+    folder = tmp_path_factory.mktemp("formats")
+    classic = pictures.as_classic_tfrecords(tiny_imagenet, folder / "tfrecord")
+    folders = pictures.as_folders(tiny_imagenet, folder / "folder")
+    return {
+        "tfds": (tiny_imagenet, {}),
+        "tfrecord": (classic, {"label_offset": 1}),
+        "folder": (folders, {}),
+    }
+
+
+@pytest.fixture(scope="module")
+def train(stored):
+    return imagenet_data.open_split("tfds", stored["tfds"][0], "train")
+
+
+def arrays(batches):
+    """[images, labels, ...] of all batches, one after the other."""
+    columns = zip(*batches.as_numpy_iterator(), strict=True)
+    return [np.concatenate(column) for column in columns]
+
+
+def training(split, rank=0, size=1, first=0, last=10, batch=24, **options):
+    return split.training_batches(
+        **{"first_step": first, "last_step": last, "global_batch": batch},
+        **{"rank": rank, "size": size, "seed": 3} | SMALL | options,
+    )
+
+
+def validation(split, rank=0, size=1, batch=16, **options):
+    return split.validation_batches(
+        batch=batch, rank=rank, size=size, **SMALL | options
+    )
+
+
+@pytest.mark.parametrize("data_format", ["tfrecord", "folder"])
+def test_formats_give_the_same_batches(stored, train, data_format):
+    place, options = stored[data_format]
+    split = imagenet_data.open_split(data_format, place, "train", **options)
+    assert len(split) == len(train) == EXAMPLES
+    for found, expected in zip(
+        arrays(training(split, last=4)), arrays(training(train, last=4)), strict=True
+    ):
+        np.testing.assert_array_equal(found, expected)
+    held_out = [
+        imagenet_data.open_split(*one, "validation", **options)
+        for one, options in (
+            ((data_format, place), options),
+            (("tfds", stored["tfds"][0]), {}),
+        )
+    ]
+    for found, expected in zip(
+        *(arrays(validation(split)) for split in held_out), strict=True
+    ):
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_batches_are_what_the_network_takes(train):
+    batches = training(train, last=3)
+    images, labels = batches.element_spec
+    assert (images.shape, images.dtype) == ((24, 32, 32, 3), tf.uint8)
+    assert (labels.shape, labels.dtype) == ((24, CLASSES), tf.float32)
+    assert batches.cardinality() == 3
+    _, labels = arrays(batches)
+    np.testing.assert_array_equal(labels.sum(axis=1), 1)
+    weighted = training(train, last=3, skip_corrupt=True)
+    assert arrays(weighted)[2].tolist() == [1.0] * 72
+
+
+@pytest.mark.parametrize(("size", "accumulation"), [(2, 1), (3, 1), (4, 1), (3, 2)])
+def test_a_step_has_the_same_samples_for_any_number_of_ranks(train, size, accumulation):
+    options = {"last": 10, "accumulation": accumulation}
+    ranks = [arrays(training(train, r, size, **options)) for r in range(size)]
+    for whole, *parts in zip(arrays(training(train)), *ranks, strict=True):
+        by_step = [part.reshape(10, 24 // size, *part.shape[1:]) for part in parts]
+        found = np.concatenate(by_step, axis=1).reshape(whole.shape)
+        np.testing.assert_array_equal(found, whole)
+
+
+def test_epochs_differ_and_have_every_sample_once(stored):
+    split = imagenet_data.open_split("tfds", stored["tfds"][0], "validation")
+    _, labels = arrays(validation(split))
+    images, trained = arrays(training(split, last=4, batch=25))
+    for epoch in range(2):
+        part = trained[50 * epoch : 50 * (epoch + 1)]
+        np.testing.assert_array_equal(part.sum(axis=0), labels.sum(axis=0))
+    assert len({image.tobytes() for image in images}) == 100  # each with its own crop
+
+
+@pytest.mark.parametrize("first", [1, 7, 8, 13])
+def test_a_run_goes_on_at_any_step_with_other_ranks(train, first):
+    whole = arrays(training(train, last=18))  # an epoch has 8 steps
+    ranks = [arrays(training(train, r, 2, first, 18)) for r in range(2)]
+    for expected, *parts in zip(whole, *ranks, strict=True):
+        by_step = [part.reshape(18 - first, 12, *part.shape[1:]) for part in parts]
+        found = np.concatenate(by_step, axis=1).reshape(-1, *expected.shape[1:])
+        np.testing.assert_array_equal(found, expected[first * 24 :])
+
+
+def test_the_same_bits_with_any_number_of_threads(train):
+    one, many = (arrays(training(train, last=3, threads=n)) for n in (1, 5))
+    for first, second in zip(one, many, strict=True):
+        np.testing.assert_array_equal(first, second)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_validation_has_each_example_once(stored, size):
+    split = imagenet_data.open_split("tfds", stored["tfds"][0], "validation")
+    expected = pictures.examples(stored["tfds"][0], "validation")
+    shares = [validation(split, r, size) for r in range(size)]
+    sizes = [[len(images) for images, _ in share] for share in shares]
+    for share, parts in zip(shares, sizes, strict=True):
+        assert share.cardinality() == len(parts)
+        assert all(part == 16 for part in parts[:-1]) and 1 <= parts[-1] <= 16
+    labels = np.concatenate([arrays(share)[1] for share in shares]).argmax(axis=1)
+    assert labels.tolist() == [one.label for one in expected]
+
+
+def test_synthetic_pictures_are_the_same_in_every_epoch():
+    split = imagenet_data.open_split("synthetic", None, "train", examples=24, seed=1)
+    images, labels = arrays(training(split, last=2, image_size=33))
+    first, second = (
+        images[part][np.lexsort(images[part].reshape(24, -1).T)]
+        for part in (slice(0, 24), slice(24, 48))
+    )
+    np.testing.assert_array_equal(first, second)
+    assert len(np.unique(labels.argmax(axis=1))) > 12
+    assert 120 < images.mean() < 135
+
+
+# ------------------------------------------------------------------------ damaged data
+
+
+def damaged_folder(stored, tmp_path, positions):
+    """The folders with a few pictures of `train` cut off."""
+    shutil.copytree(stored["folder"][0], tmp_path / "copy")
+    files = sorted((tmp_path / "copy" / "train").glob("*/*"), key=lambda f: f.name)
+    for position in positions:
+        content = files[position].read_bytes()
+        files[position].write_bytes(content[: len(content) // 3])
+    return tmp_path / "copy", files
+
+
+def test_a_damaged_picture_is_an_error_that_names_its_file(stored, tmp_path):
+    folder, files = damaged_folder(stored, tmp_path, [17])
+    split = imagenet_data.open_split("folder", folder, "train")
+    assert split.failure is None
+    with pytest.raises(tf.errors.InvalidArgumentError) as caught:
+        arrays(training(split, last=8, batch=25))
+    assert files[17].name in str(caught.value)
+    assert split.failure.startswith(f"{files[17]}: expected a record with a whole")
+    assert "--skip_corrupt" in split.failure
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_damaged_pictures_are_left_out_and_counted(stored, tmp_path, train, size):
+    positions = [17, 18, 150]
+    folder, files = damaged_folder(stored, tmp_path, positions)
+    skipped = {}
+    for rank in range(size):
+        split = imagenet_data.open_split("folder", folder, "train")
+        options = {"rank": rank, "size": size, "last": 4, "batch": 100}
+        images, labels, weights = arrays(training(split, **options, skip_corrupt=True))
+        good = weights == 1
+        for found, expected in zip(
+            (images, labels), arrays(training(train, **options)), strict=True
+        ):
+            np.testing.assert_array_equal(found[good], expected[good])
+            assert not found[~good].any()
+        assert (~good).sum() == split.skipped.total()
+        for position, times in split.skipped.items():
+            skipped[position] = skipped.get(position, 0) + times
+            assert split.locate(position) == str(files[position])
+    assert skipped == dict.fromkeys(positions, 2)  # two epochs
+
+
+def test_validation_leaves_damaged_pictures_out_too(stored, tmp_path):
+    shutil.copytree(stored["folder"][0], tmp_path / "copy")
+    file = min((tmp_path / "copy/validation").glob("*/*"), key=lambda f: f.name)
+    file.write_bytes(b"no picture")
+    split = imagenet_data.open_split("folder", tmp_path / "copy", "validation")
+    with pytest.raises(tf.errors.InvalidArgumentError, match=file.name):
+        arrays(validation(split))
+    assert arrays(validation(split, skip_corrupt=True))[2].tolist() == [0.0] + [1] * 49
+    assert dict(split.skipped) == {0: 1}
+
+
+def test_a_damaged_record_is_named_or_left_out(stored, tmp_path):
+    shutil.copytree(stored["tfrecord"][0], tmp_path / "copy")
+    file = tmp_path / "copy" / "train-00001-of-00004"
+    content = bytearray(file.read_bytes())
+    content[100] ^= 1  # in the first record
+    file.write_bytes(content)
+    split = imagenet_data.open_split(
+        "tfrecord", tmp_path / "copy", "train", label_offset=1
+    )
+    with pytest.raises(tf.errors.InvalidArgumentError, match=f"{file}, record 0"):
+        arrays(training(split, last=8, batch=25))
+    batches = training(split, last=8, batch=25, skip_corrupt=True)
+    assert arrays(batches)[2].sum() == EXAMPLES - 1
+    assert dict(split.skipped) == {50: 1}
+
+
+def test_a_file_that_is_gone_is_an_error_even_when_damaged_ones_are_left_out(
+    stored, tmp_path
+):
+    folder, files = damaged_folder(stored, tmp_path, [])
+    split = imagenet_data.open_split("folder", folder, "train")
+    files[5].unlink()
+    with pytest.raises(tf.errors.OpError, match=files[5].name):
+        arrays(training(split, last=8, batch=25, skip_corrupt=True))
+    assert not split.skipped
+
+
+# ----------------------------------------------------------------------------- errors
+
+
+def classic(stored, tmp_path, labels, **options):
+    """Opens TFRecord files of the given labels, one picture each."""
+    encoded = pictures.examples(stored["tfds"][0], "train")[0].jpeg
+    for shard, part in enumerate(np.array_split(labels, 2)):
+        path = str(tmp_path / f"train-{shard:05d}-of-00002")
+        with tf.io.TFRecordWriter(path) as writer:
+            for label in part:
+                bytes_list = tf.train.BytesList(value=[encoded])
+                int64_list = tf.train.Int64List(value=[int(label)])
+                feature = {
+                    "image/encoded": tf.train.Feature(bytes_list=bytes_list),
+                    "image/class/label": tf.train.Feature(int64_list=int64_list),
+                }
+                features = tf.train.Features(feature=feature)
+                writer.write(tf.train.Example(features=features).SerializeToString())
+    return imagenet_data.open_split("tfrecord", tmp_path, "train", **options)
+
+
+def test_labels_that_count_from_1_are_recognised(stored, tmp_path):
+    labels = np.arange(20) % 10 + 1
+    with pytest.raises(ValueError) as caught:
+        classic(stored, tmp_path, labels, classes=10)
+    file = tmp_path / "train-00000-of-00002"
+    assert str(caught.value).startswith(
+        f"{file}, record 9: expected a label of 0..9, found 10. Labels that count from "
+        "1 need --label_offset=1."
+    )
+    split = classic(stored, tmp_path, labels, classes=10, label_offset=1)
+    _, found = arrays(training(split, last=1, batch=20))
+    np.testing.assert_array_equal(found.sum(axis=0), 2)
+
+
+def test_labels_that_count_from_0_are_recognised(stored, tmp_path):
+    with pytest.raises(
+        ValueError, match="found 0. Labels that count from 0 need --lab"
+    ):
+        classic(stored, tmp_path, np.arange(20) % 10, classes=10, label_offset=1)
+
+
+def test_a_label_that_the_sample_has_not_is_found_when_it_is_read(
+    stored, tmp_path, monkeypatch
+):
+    labels = np.ones(40, int)
+    labels[33] = 10
+    monkeypatch.setattr(imagenet_data.imagenet_examples, "LABELS_LOOKED_AT", 3)
+    split = classic(stored, tmp_path, labels, classes=10)
+    for skip in (False, True):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="--label_offset=1"):
+            arrays(training(split, last=2, batch=20, skip_corrupt=skip))
+    assert not split.skipped
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch": 25, "size": 2}, "The nearest that do: 24 and 26"),
+        ({"batch": 24, "size": 3, "accumulation": 5}, "3 ranks with 5 batches each"),
+        ({"batch": 300, "size": 2}, "got 200 samples for a global_batch of 300"),
+        ({"batch": 201, "size": 201}, "at least one sample for each of 201 ranks"),
+        ({"batch": 0}, "global_batch"),
+        ({"first": 5, "last": 5}, "Expected 0 <= first_step < last_step, got 5, 5"),
+        ({"threads": 0}, "Expected at least 1 thread, got 0"),
+        ({"accumulation": 0}, "accumulation of at least 1, got 0"),
+        ({"rank": 2, "size": 2}, "Expected a rank of 0..1, got 2"),
+    ],
+)
+def test_a_batch_that_cannot_be_dealt_is_refused(train, options, message):
+    with pytest.raises(ValueError, match=message):
+        training(train, **options)
+
+
+def test_more_ranks_than_held_out_pictures_are_refused(stored):
+    split = imagenet_data.open_split("tfds", stored["tfds"][0], "validation")
+    with pytest.raises(ValueError, match="each of 51 ranks, got 50. Start at most 50"):
+        validation(split, 0, 51)
+
+
+def folder_with(tmp_path, *names):
+    for name in names:
+        (tmp_path / name).mkdir(parents=True)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("data_format", "names", "options", "message"),
+    [
+        ("zip", (), {}, "Expected --data_format of tfds, tfrecord, folder, synthetic"),
+        ("tfds", (), {}, "Expected the split 'train' of imagenet2012.* found nothing"),
+        ("tfds", (), {"label_offset": 2}, "--label_offset of 0 or 1, got 2"),
+        ("tfrecord", (), {}, "Expected files like train-00000-of-01024"),
+        ("folder", (), {}, "Expected the folder .*/train with a folder for each class"),
+        ("folder", ("train/a",), {}, "expected pictures .* in its 1 folders"),
+        (
+            "folder",
+            ("train/a", "train/b"),
+            {"classes": 1},
+            "at most 1 folders, one for",
+        ),
+        ("folder", ("train/a",), {"label_offset": 1}, "no labels are read"),
+        ("folder", ("train/a",), {"examples": 5}, "Expected no number of examples"),
+        ("synthetic", (), {"examples": 5}, "Expected no --data_dir with"),
+    ],
+)
+def test_data_that_are_not_there_are_said_to_be(
+    tmp_path, data_format, names, options, message
+):
+    folder = folder_with(tmp_path, *names)
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        imagenet_data.open_split(data_format, folder, "train", **options)
+
+
+def test_classes_that_only_validation_has_are_refused(tmp_path):
+    folder = folder_with(tmp_path, "train/a", "train/c", "val/a", "val/b")
+    with pytest.raises(
+        ValueError, match="expected only classes that .*train has, f.* b"
+    ):
+        imagenet_data.open_split("folder", folder, "validation")
+
+
+def test_a_class_that_validation_has_not_does_not_move_labels(tmp_path):
+    folder = folder_with(tmp_path, "train/a", "train/b", "train/c", "val/a", "val/c")
+    picture = tf.io.encode_jpeg(np.zeros([40, 40, 3], np.uint8)).numpy()
+    for name in ("val/a/1.JPEG", "val/c/2.JPEG"):
+        (folder / name).write_bytes(picture)
+    split = imagenet_data.open_split("folder", folder, "validation", classes=3)
+    assert arrays(validation(split))[1].argmax(axis=1).tolist() == [0, 2]
+
+
+def test_a_missing_shard_is_named(stored, tmp_path):
+    shutil.copytree(stored["tfrecord"][0], tmp_path / "copy")
+    (tmp_path / "copy" / "train-00002-of-00004").unlink()
+    with pytest.raises(FileNotFoundError, match="train-00002-of-00004"):
+        imagenet_data.open_split("tfrecord", tmp_path / "copy", "train", label_offset=1)
+
+
+def test_two_sets_of_files_are_refused(stored, tmp_path):
+    shutil.copytree(stored["tfrecord"][0], tmp_path / "copy")
+    (tmp_path / "copy" / "train-00000-of-00001").touch()
+    with pytest.raises(ValueError, match="of-00001 and -of-00004. Move one"):
+        imagenet_data.open_split("tfrecord", tmp_path / "copy", "train")
+
+
+def test_a_cut_off_shard_is_named(tiny_imagenet, tmp_path):
+    shutil.copytree(tiny_imagenet, tmp_path / "copy")
+    file = pictures.record_files(tmp_path / "copy", "train")[1]
+    content = file.read_bytes()
+    file.write_bytes(content[: len(content) // 2])
+    with pytest.raises(ValueError, match=file.name):
+        imagenet_data.open_split("tfds", tmp_path / "copy", "train")
+
+
+def test_another_file_format_of_tfds_is_refused(tiny_imagenet, tmp_path):
+    shutil.copytree(tiny_imagenet, tmp_path / "copy")
+    info = tmp_path / "copy" / pictures.VERSION / "dataset_info.json"
+    text = info.read_text().replace('"tfrecord"', '"array_record"')
+    info.write_text(text)
+    with pytest.raises(ValueError, match="file format tfrecord, found array_record"):
+        imagenet_data.open_split("tfds", tmp_path / "copy", "train")
+
+
+def test_a_builder_is_opened_by_its_own_folder_too(tiny_imagenet, train):
+    own = tiny_imagenet / pictures.VERSION
+    split = imagenet_data.open_split("tfds", own, "train")
+    np.testing.assert_array_equal(
+        arrays(training(split, last=1))[0], arrays(training(train, last=1))[0]
+    )
