@@ -71,20 +71,19 @@ class Stored:
         )
         return image, tf.one_hot(label, self.classes)
 
-    def is_damaged(
+    def explain(
         self, position: np.ndarray, key: np.ndarray, picture: Picture, skip: bool
-    ) -> bool:
+    ) -> np.ndarray:
         """Finds out why `make` failed. Runs outside of a graph.
 
         Args:
             position: int64 scalar.
             key: int64 scalar.
             picture: as `make` had it.
-            skip: whether a damaged example may be left out.
+            skip: whether a damaged example may be left out; it is counted in `skipped`.
 
         Returns:
-            Whether the example is damaged; it has been counted in `skipped` then. False
-            when nothing is wrong (any more).
+            The position.
 
         Raises:
             ValueError: it is damaged, and may not be left out; or its label is out of
@@ -92,12 +91,13 @@ class Stored:
             tensorflow.errors.OpError: something else, as a file that is gone.
         """
         where = self.locate(int(position))
+        reason = "it could not be used twice, and can now."
         try:
             serialized = self._source.records.read(position)
             encoded, label = self._source.parse(serialized, tf.constant(position))
             self._check_label(int(position), int(label))
             picture(encoded, tf.constant(position), tf.constant(key))
-            return False
+            skip = False
         except (tf.errors.DataLossError, tf.errors.InvalidArgumentError) as error:
             reason = error.message
         if not skip:
@@ -108,7 +108,7 @@ class Stored:
         self.skipped[int(position)] += 1
         if self.skipped[int(position)] == 1:
             _log.warning("%s: left out. %s", where, reason)
-        return True
+        return position
 
     def _check_label(self, position: int, label: int) -> None:
         """Raises ValueError unless a label, as it is in the file, is in its range."""
@@ -195,9 +195,9 @@ class Synthetic:
         image = tf.reshape(image, [image_size, image_size, 3])
         return image, tf.one_hot(label, self.classes)
 
-    def is_damaged(self, *unused: object) -> bool:
-        """Never."""
-        return False
+    def explain(self, *unused: object) -> np.ndarray:
+        """Is not needed: nothing can be wrong."""
+        raise NotImplementedError
 
 
 Examples = Stored | Synthetic
@@ -232,26 +232,23 @@ def batches(
         A dataset of (images, labels), with `skip_corrupt` (images, labels, weights).
     """
 
+    @tf.function(autograph=False)  # traced once
     def make(position: tf.Tensor, key: tf.Tensor):
         made = examples.make(position, key, picture, image_size)
         return (*made, 1.0) if skip_corrupt else made
 
     def explain(position: tf.Tensor, key: tf.Tensor):
-        damaged = tf.numpy_function(
-            lambda position, key: examples.is_damaged(
-                position, key, picture, skip_corrupt
-            ),
+        found = tf.numpy_function(
+            lambda *place: examples.explain(*place, picture, skip_corrupt),
             [position, key],
-            tf.bool,
-            stateful=False,
+            tf.int64,
         )
-        shape = [image_size, image_size, 3]
-        black = tf.zeros(shape, tf.uint8), tf.zeros([examples.classes]), 0.0
-        return tf.cond(
-            damaged,
-            lambda: black if skip_corrupt else black[:2],
-            lambda: make(position, key),  # what was wrong for a moment only
-        )
+        with tf.control_dependencies([found]):
+            shape = [image_size, image_size, 3]
+            black = tf.zeros(shape, tf.uint8), tf.zeros([examples.classes]), 0.0
+            return tf.nest.map_structure(
+                tf.identity, black if skip_corrupt else black[:2]
+            )
 
     def careful(position: tf.Tensor, key: tf.Tensor) -> tf.data.Dataset:
         place = tf.data.Dataset.from_tensors((position, key))

@@ -116,12 +116,6 @@ def open_tfrecord(data_dir: Path, split: str) -> Source:
             f"Expected files like {split}-00000-of-01024 in {data_dir}, found none. "
             "Give --data_dir their folder."
         )
-    families = sorted({path.name[-5:] for path in files})
-    if len(families) > 1:
-        raise ValueError(
-            f"Expected the files of one set in {files[0].parent}, found {split}-*-of-"
-            f"{' and -of-'.join(families)}. Move one of them away."
-        )
     records = tfdist.data.Records.from_tfrecords(files)
     return Source(records, _parser("image/encoded", "image/class/label"))
 
