@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -56,17 +57,13 @@ def open_tfds(data_dir: Path, split: str, classes: int) -> Source:
     """
     import tensorflow_datasets as tfds  # not needed for the other forms
 
-    if (data_dir / "dataset_info.json").exists():
-        builder = tfds.builder_from_directory(data_dir)
-    else:
-        builder = tfds.builder("imagenet2012", data_dir=data_dir)
+    # Not tfds.builder(), which asks the network about what is not there.
+    builder = tfds.builder_from_directory(_prepared(data_dir))
     info = builder.info
     if split not in info.splits:
         raise FileNotFoundError(
-            f"Expected the split {split!r} of {info.full_name}, prepared, in "
-            f"{builder.data_dir}, found {sorted(info.splits) or 'nothing'}. Prepare it "
-            "with recipes/prepare_imagenet.py, or give --data_dir the folder above "
-            "imagenet2012/."
+            f"{builder.data_dir}: expected the split {split}, found "
+            f"{', '.join(info.splits) or 'none'}. {_PREPARE}"
         )
     if info.file_format.value != "tfrecord":
         raise ValueError(
@@ -77,6 +74,25 @@ def open_tfds(data_dir: Path, split: str, classes: int) -> Source:
     files = info.splits[split]
     records = tfdist.data.Records.from_tfrecords(files.filepaths, files.shard_lengths)
     return Source(records, _parser("image", "label"))
+
+
+_PREPARE = "Prepare ImageNet with recipes/prepare_imagenet.py."
+
+
+def _prepared(data_dir: Path) -> Path:
+    """The folder of the newest version."""
+    if (data_dir / "dataset_info.json").exists():
+        return data_dir
+    found = list(data_dir.glob("imagenet2012/*/dataset_info.json"))
+    if not found:
+        raise FileNotFoundError(
+            f"Expected imagenet2012/5.1.0/dataset_info.json in {data_dir}, found none. "
+            f"{_PREPARE} If it is: set --data_dir to the folder above imagenet2012/."
+        )
+    return max(
+        (path.parent for path in found),
+        key=lambda folder: [int(n) for n in re.findall(r"\d+", folder.name)],
+    )
 
 
 def _check_features(info, classes: int) -> None:

@@ -323,7 +323,7 @@ def folder_with(tmp_path, *names):
     ("data_format", "names", "options", "message"),
     [
         ("zip", (), {}, "Expected --data_format of tfds, tfrecord, folder, synthetic"),
-        ("tfds", (), {}, "Expected the split 'train' of imagenet2012.* found nothing"),
+        ("tfds", (), {}, "Expected imagenet2012/5.1.0/dataset_info.json in "),
         ("tfds", (), {"label_offset": 2}, "--label_offset of 0 or 1, got 2"),
         ("tfrecord", (), {}, "Expected files like train-00000-of-01024"),
         ("folder", (), {}, "Expected the folder .*/train with a folder for each class"),
