@@ -18,7 +18,9 @@ mirrors it (`imagenet_pictures`). The order is always the same one.
 from __future__ import annotations
 
 import collections
+import functools
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import imagenet_examples
@@ -166,6 +168,7 @@ class Split:
         image_size: int = 224,
         threads: int | None = None,
         skip_corrupt: bool = False,
+        readers: int | None = None,
     ) -> tf.data.Dataset:
         """This rank's batches of the steps `first_step..last_step - 1`.
 
@@ -189,6 +192,9 @@ class Split:
             skip_corrupt: a damaged record or picture becomes a black picture with
                 label and weight 0, and is counted in `skipped`; the others stay where
                 they are. Default False: it is an error.
+            readers: how many ranks read the files and send records to the rest
+                (`tfdist.data.scatter`; all ranks call this then, with the rank and size
+                that they have). Default: each rank reads for itself.
 
         Returns:
             A dataset of `(last_step - first_step) * accumulation` batches: images uint8
@@ -198,10 +204,10 @@ class Split:
             example is damaged, or its label out of range.
 
         Raises:
-            ValueError: the global batch does not divide, or there are fewer examples
-                than ranks or than a global batch.
+            ValueError: an argument is out of range, the global batch does not divide,
+                or there are fewer examples than ranks or than a global batch.
         """
-        rank, size = _place(rank, size)
+        rank, size = _place(rank, size, readers)
         _check_division(global_batch, size, accumulation)
         tfdist.data.positions(  # raises what the ranks should not find out in turn
             len(self),
@@ -218,7 +224,7 @@ class Split:
                 f"Expected 0 <= first_step < last_step, got {first_step}, {last_step}."
             )
 
-        def rows_of(epoch: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        def of_epoch(rank: int, epoch: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             read = tfdist.data.positions(
                 len(self),
                 global_batch=global_batch,
@@ -231,20 +237,25 @@ class Split:
             rows = read[: last_step - max(first_step, epoch * steps)].reshape(-1, batch)
             return rows, np.full(len(rows), _key(seed, int(epoch)))
 
-        def rows_in_graph(epoch: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            types = [tf.int64, tf.int64]
-            rows, keys = tf.numpy_function(rows_of, [epoch], types, stateful=False)
-            return tf.ensure_shape(rows, [None, batch]), tf.ensure_shape(keys, [None])
+        def rows(rank: int) -> tf.data.Dataset:
+            def in_graph(epoch: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+                rows, keys = tf.numpy_function(
+                    functools.partial(of_epoch, rank),
+                    [epoch],
+                    [tf.int64, tf.int64],
+                    stateful=False,
+                )
+                rows = tf.ensure_shape(rows, [None, batch])
+                return rows, tf.ensure_shape(keys, [None])
 
-        epochs = tf.data.Dataset.range(
-            first_step // steps, (last_step - 1) // steps + 1
-        )
-        # The next order is ready before this one ends.
-        rows = (
-            epochs.map(rows_in_graph)
-            .prefetch(1)
-            .flat_map(lambda *rows: tf.data.Dataset.from_tensor_slices(rows))
-        )
+            last_epoch = (last_step - 1) // steps
+            epochs = tf.data.Dataset.range(first_step // steps, last_epoch + 1)
+            # The next order is ready before this one ends.
+            return (
+                epochs.map(in_graph)
+                .prefetch(1)
+                .flat_map(lambda *rows: tf.data.Dataset.from_tensor_slices(rows))
+            )
 
         def picture(encoded: tf.Tensor, position: tf.Tensor, key: tf.Tensor):
             seeds = tf.stack([key, position])
@@ -253,7 +264,7 @@ class Split:
         count = (last_step - first_step) * accumulation
         return imagenet_examples.batches(
             self._examples,
-            rows,
+            self._places(rows, rank, readers),
             picture,
             image_size=image_size,
             count=count,
@@ -270,6 +281,7 @@ class Split:
         image_size: int = 224,
         threads: int | None = None,
         skip_corrupt: bool = False,
+        readers: int | None = None,
     ) -> tf.data.Dataset:
         """This rank's share of all examples, each once over all ranks, in order.
 
@@ -282,6 +294,7 @@ class Split:
             image_size: height and width in pixels. Default 224.
             threads: as of `training_batches`.
             skip_corrupt: as of `training_batches`.
+            readers: as of `training_batches`.
 
         Returns:
             A dataset as of `training_batches`, b being unknown.
@@ -289,7 +302,7 @@ class Split:
         Raises:
             ValueError: there are fewer examples than ranks.
         """
-        rank, size = _place(rank, size)
+        rank, size = _place(rank, size, readers)
         if len(self) < size:
             raise ValueError(
                 f"Expected at least one example for each of {size} ranks, got "
@@ -297,18 +310,23 @@ class Split:
             )
         if batch < 1:
             raise ValueError(f"Expected a batch of at least 1 sample, got {batch}.")
-        begin, end = (len(self) * r // size for r in (rank, rank + 1))
-        rows = tf.data.Dataset.range(begin, end).batch(batch)
-        rows = rows.map(lambda row: (row, tf.constant(0, tf.int64)))
+
+        def share(rank: int) -> tuple[int, int]:
+            return len(self) * rank // size, len(self) * (rank + 1) // size
+
+        def rows(rank: int) -> tf.data.Dataset:
+            rows = tf.data.Dataset.range(*share(rank)).batch(batch)
+            return rows.map(lambda row: (row, tf.constant(0, tf.int64)))
 
         def picture(encoded: tf.Tensor, position: tf.Tensor, key: tf.Tensor):
             del position, key
             return imagenet_pictures.validation_picture(encoded, image_size)
 
+        begin, end = share(rank)
         count = -((begin - end) // batch)
         return imagenet_examples.batches(
             self._examples,
-            rows,
+            self._places(rows, rank, readers),
             picture,
             image_size=image_size,
             count=count,
@@ -316,8 +334,34 @@ class Split:
             skip_corrupt=skip_corrupt,
         )
 
+    def _places(
+        self,
+        rows: Callable[[int], tf.data.Dataset],
+        rank: int,
+        readers: int | None,
+    ) -> tf.data.Dataset:
+        """The rows of this rank, with the records when others read them."""
+        if readers is None:
+            return rows(rank)
+        if isinstance(self._examples, imagenet_examples.Synthetic):
+            raise ValueError(
+                "Expected no --readers with --data_format=synthetic, got "
+                f"{readers}: there is nothing to read."
+            )
+        return tfdist.data.scatter(
+            lambda rank: imagenet_examples.read_rows(self._examples, rows(rank)),
+            readers=readers,
+        )
 
-def _place(rank: int | None, size: int | None) -> tuple[int, int]:
+
+def _place(rank: int | None, size: int | None, readers: int | None) -> tuple[int, int]:
+    if readers is not None:
+        own = tfdist.rank(), tfdist.size()
+        if (rank or own[0], size or own[1]) != own:
+            raise ValueError(
+                f"Expected the rank and size of this process, {own}, with readers, got "
+                f"{rank} and {size}."
+            )
     rank = tfdist.rank() if rank is None else rank
     size = tfdist.size() if size is None else size
     if not 0 <= rank < size:

@@ -56,11 +56,19 @@ class Stored:
         """The file, and the number of the record in it."""
         return self._source.records.locate(position)
 
+    def read(self, position: tf.Tensor) -> tf.Tensor:
+        """Records, as they are in the files; string of the shape of `position`."""
+        return self._source.records.read(position)
+
     def make(
-        self, position: tf.Tensor, key: tf.Tensor, picture: Picture, image_size: int
+        self,
+        serialized: tf.Tensor,
+        position: tf.Tensor,
+        key: tf.Tensor,
+        picture: Picture,
+        image_size: int,
     ) -> Example:
         """An example as a network takes it; an error when there is anything wrong."""
-        serialized = self._source.records.read(position)
         encoded, label = self._source.parse(serialized, position)
         label -= self._label_offset
         in_range = (label >= 0) & (label < self.classes)
@@ -93,7 +101,7 @@ class Stored:
         where = self.locate(int(position))
         reason = "it could not be used twice, and can now."
         try:
-            serialized = self._source.records.read(position)
+            serialized = self.read(position)
             encoded, label = self._source.parse(serialized, tf.constant(position))
             self._check_label(int(position), int(label))
             picture(encoded, tf.constant(position), tf.constant(key))
@@ -180,11 +188,20 @@ class Synthetic:
         """Says that it is in no file."""
         return f"synthetic example {position}"
 
+    def read(self, position: tf.Tensor) -> tf.Tensor:
+        """There is nothing to read."""
+        return tf.fill(tf.shape(position), "")
+
     def make(
-        self, position: tf.Tensor, key: tf.Tensor, picture: Picture, image_size: int
+        self,
+        serialized: tf.Tensor,
+        position: tf.Tensor,
+        key: tf.Tensor,
+        picture: Picture,
+        image_size: int,
     ) -> Example:
         """An example: every level of 0..255 is as likely as any other."""
-        del key, picture
+        del serialized, key, picture
         levels = 3 * image_size**2
         seed = tf.stack([tf.constant(self._seed, tf.int64), position])
         words = tf.random.stateless_uniform(
@@ -203,6 +220,30 @@ class Synthetic:
 Examples = Stored | Synthetic
 
 
+def read_rows(examples: Examples, rows: tf.data.Dataset) -> tf.data.Dataset:
+    """Adds the records to each row, for other ranks; "" for one that cannot be read.
+
+    Args:
+        examples: of the split.
+        rows: (positions int64 `[b]`, key of the epoch int64 scalar).
+
+    Returns:
+        A dataset of (positions, key, string `[b]`), in the same order.
+    """
+
+    def one(position: tf.Tensor) -> tf.data.Dataset:
+        place = tf.data.Dataset.from_tensors(position)
+        return _either(place.map(examples.read), tf.data.Dataset.from_tensors(""))
+
+    def read(row: tf.Tensor, key: tf.Tensor) -> tf.data.Dataset:
+        quick = tf.data.Dataset.from_tensors(row).map(examples.read)
+        slow = tf.data.Dataset.from_tensor_slices(row).flat_map(one)
+        slow = slow.batch(tf.size(row, tf.int64))
+        return _either(quick, slow).map(lambda serialized: (row, key, serialized))
+
+    return _interleave(rows, read)
+
+
 def batches(
     examples: Examples,
     rows: tf.data.Dataset,
@@ -215,13 +256,14 @@ def batches(
 ) -> tf.data.Dataset:
     """A batch of each row, in the same order.
 
-    Every batch is a dataset of its own: of the quick way to make it, out of which an
-    error is dropped, then of the careful way, which begins only when nothing came of
-    the quick one. So good data pay nothing for what can be said about bad ones.
+    Every batch is a dataset of its own: of the quick way to make it, or, when an error
+    came of that, of the careful way, which says what was wrong. So good data pay
+    nothing for what can be said about bad ones.
 
     Args:
         examples: of the split.
-        rows: (positions int64 `[b]`, key of the epoch int64 scalar).
+        rows: (positions int64 `[b]`, key of the epoch int64 scalar); also with the
+            records, as of `read_rows`.
         picture: makes a picture out of an encoded one.
         image_size: its height and width.
         count: number of rows.
@@ -233,29 +275,32 @@ def batches(
     """
 
     @tf.function(autograph=False)  # traced once
-    def make(position: tf.Tensor, key: tf.Tensor):
-        made = examples.make(position, key, picture, image_size)
+    def make(position: tf.Tensor, key: tf.Tensor, *record: tf.Tensor):
+        (serialized,) = record or (examples.read(position),)
+        made = examples.make(serialized, position, key, picture, image_size)
         return (*made, 1.0) if skip_corrupt else made
 
-    def explain(position: tf.Tensor, key: tf.Tensor):
-        found = tf.numpy_function(
+    def explain(position: tf.Tensor, key: tf.Tensor, *record: tf.Tensor):
+        del record  # it is read again
+        said = tf.numpy_function(
             lambda *place: examples.explain(*place, picture, skip_corrupt),
             [position, key],
             tf.int64,
         )
-        with tf.control_dependencies([found]):
+        with tf.control_dependencies([said]):
             shape = [image_size, image_size, 3]
             black = tf.zeros(shape, tf.uint8), tf.zeros([examples.classes]), 0.0
             return tf.nest.map_structure(
                 tf.identity, black if skip_corrupt else black[:2]
             )
 
-    def careful(position: tf.Tensor, key: tf.Tensor) -> tf.data.Dataset:
-        place = tf.data.Dataset.from_tensors((position, key))
-        return place.map(make).ignore_errors().concatenate(place.map(explain)).take(1)
+    def careful(*place: tf.Tensor) -> tf.data.Dataset:
+        data = tf.data.Dataset.from_tensors(place)
+        return _either(data.map(make), data.map(explain))
 
-    def batch(row: tf.Tensor, key: tf.Tensor) -> tf.data.Dataset:
-        places = tf.data.Dataset.from_tensor_slices((row, tf.fill(tf.shape(row), key)))
+    def batch(row: tf.Tensor, key: tf.Tensor, *records: tf.Tensor) -> tf.data.Dataset:
+        keys = tf.fill(tf.shape(row), key)
+        places = tf.data.Dataset.from_tensor_slices((row, keys, *records))
         quick = places.map(make, num_parallel_calls=threads, deterministic=True)
         full = row.shape[0] is not None
         size = row.shape[0] if full else tf.size(row, tf.int64)
@@ -263,18 +308,28 @@ def batches(
             way.batch(size, drop_remainder=full)  # full: with a static shape
             for way in (quick, places.flat_map(careful))
         )
-        return quick.ignore_errors().concatenate(slow).take(1)
+        return _either(quick, slow)
 
     options = tf.data.Options()
     options.deterministic = True
     options.threading.private_threadpool_size = threads
     options.threading.max_intra_op_parallelism = 1  # pictures go side by side
     options.autotune.enabled = False  # nothing is left to find out
-    made = rows.interleave(
-        batch,
+    made = _interleave(rows, batch)
+    made = made.apply(tf.data.experimental.assert_cardinality(count))
+    return made.prefetch(BATCHES_READY).with_options(options)
+
+
+def _interleave(rows: tf.data.Dataset, function: Callable[..., tf.data.Dataset]):
+    """One element of each row, in order, a few being made at once."""
+    return rows.interleave(
+        function,
         cycle_length=BATCHES_AT_ONCE,
         num_parallel_calls=BATCHES_AT_ONCE,
         deterministic=True,
     )
-    made = made.apply(tf.data.experimental.assert_cardinality(count))
-    return made.prefetch(BATCHES_READY).with_options(options)
+
+
+def _either(first: tf.data.Dataset, second: tf.data.Dataset) -> tf.data.Dataset:
+    """The element of the first; of the second when the first raises an error."""
+    return first.ignore_errors().concatenate(second).take(1)
