@@ -32,6 +32,7 @@ import tensorflow as tf
 import tfdist
 
 FORMATS = ("tfds", "tfrecord", "folder", "synthetic")
+IMAGENET = {"train": 1_281_167, "validation": 50_000}  # pictures
 
 
 def open_split(
@@ -60,7 +61,8 @@ def open_split(
         classes: number of classes of the network. Default 1000.
         label_offset: the label of the first class in the files, 0 or 1. Default 0;
             the TFRecord files from before tensorflow-datasets count from 1.
-        examples: number of pictures of "synthetic", and only there.
+        examples: number of pictures of "synthetic", and only there. Default: as many as
+            ImageNet has.
         seed: of the pictures of "synthetic". Default 0.
 
     Returns:
@@ -98,11 +100,10 @@ def open_split(
             raise ValueError(
                 f"Expected no --data_dir with --data_format=synthetic, got {data_dir}."
             )
-        if examples is None or examples < 1:
-            raise ValueError(
-                "Expected the number of synthetic examples, at least 1, got "
-                f"{examples}."
-            )
+        if examples is None:
+            examples = IMAGENET[split]
+        if examples < 1:
+            raise ValueError(f"Expected at least 1 synthetic example, got {examples}.")
         return Split(imagenet_examples.Synthetic(examples, classes, seed))
     if examples is not None:
         raise ValueError(

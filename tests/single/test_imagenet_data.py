@@ -140,6 +140,12 @@ def test_validation_has_each_example_once(tiny_imagenet, held_out, size):
     assert labels == [one.label for one in expected]
 
 
+def test_synthetic_data_are_as_many_as_imagenet_has():
+    split = imagenet_data.open_split("synthetic", None, "train")
+    assert len(split) // 256 == 5004
+    assert len(arrays(training(split, first=5003, last=5005))[0]) == 48
+
+
 def test_synthetic_pictures_are_the_same_in_every_epoch():
     split = imagenet_data.open_split("synthetic", None, "train", examples=24, seed=1)
     images, labels = arrays(training(split, last=2, image_size=33))
