@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn, Protocol, TypeVar
 
 from tfdist import _core
+from tfdist import _last_words as last_words
 from tfdist.rendezvous import report
 from tfdist.rendezvous.environment import detect
 from tfdist.rendezvous.start import Options, connect
@@ -384,8 +385,8 @@ def _tell(
     Returns:
         In a job that is interrupted, what to print instead of the traceback.
     """
-    told = _ours(error) or error
-    blamed = _blamed(told)
+    told = last_words.ours(error) or error
+    blamed = last_words.blamed(told)
     reason = report.reason(told)
     interruption = None
     if is_initialized():
@@ -397,7 +398,7 @@ def _tell(
             _core.abort(text[:_CAUSE_CHARACTERS])
         else:
             blamed = known.payload.get("rank", blamed)
-        if _interrupted(error, reason):
+        if last_words.interrupted(error, reason):
             interruption = f"rank {rank()} was interrupted"
             if blamed not in (None, rank()) and not isinstance(
                 error, KeyboardInterrupt
@@ -405,30 +406,3 @@ def _tell(
                 interruption = f"rank {rank()} ends: rank {blamed} was interrupted"
     report.send(os.environ, {"error": reason[:_ERROR_CHARACTERS], "blamed": blamed})
     return interruption
-
-
-def _ours(error: BaseException) -> Exception | None:
-    """Our error inside one of TensorFlow, which alone has payloads."""
-    if not hasattr(error, "experimental_payloads"):
-        return None
-    from tfdist import errors
-
-    return errors.from_tf(error)
-
-
-def _interrupted(error: BaseException, reason: str) -> bool:
-    """Whether it is Ctrl-C that ends the program, here or on the rank at fault."""
-    if isinstance(error, KeyboardInterrupt):
-        return True
-    # In the middle of a call of TensorFlow it becomes an error that mentions it.
-    wrapped = "pybind11::error_already_set" in str(error)
-    of_tensorflow = hasattr(error, "experimental_payloads")
-    if wrapped or of_tensorflow or isinstance(error, _core.CoreError):
-        return "KeyboardInterrupt" in (str(error) if wrapped else reason)
-    return False
-
-
-def _blamed(error: BaseException) -> int | None:
-    """The rank at fault, when the error is one of ours and names it."""
-    payload = error.payload if isinstance(error, _core.CoreError) else {}
-    return payload.get("rank", getattr(getattr(error, "record", None), "rank", None))

@@ -60,6 +60,7 @@ def restore(
         ...     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
         ...     adam = tfdist.DistributedOptimizer(keras.optimizers.Adam())
         ...     model.compile(adam, "mse")
+        ...     adam.build(model.trainable_variables)
         ...     return model
         >>> import tempfile
         >>> path = tempfile.mkdtemp() + "/model.keras"
@@ -168,7 +169,7 @@ def shapes_difference(
     expected, found = Counter(own), Counter(saved)
     if expected == found:
         return None
-    more, less = sorted((found - expected)), sorted((expected - found))
+    more, less = sorted(found - expected), sorted(expected - found)
     if more and less:
         return f"the optimizer has no variable of shape {more[0]}, but one of {less[0]}"
     return (

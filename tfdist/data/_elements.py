@@ -109,9 +109,6 @@ def encode(
 
     Returns:
         The description (JSON), and the bytes, in parts.
-
-    Raises:
-        ValueError: there are too many bytes for a block.
     """
     parts: list[memoryview] = []
     sizes = []
@@ -121,10 +118,6 @@ def encode(
         padding = -size % ALIGNMENT
         parts += [*section, *([memoryview(bytes(padding))] if padding else [])]
         sizes.append(size)
-    if sum(sizes) > MOST_BYTES:
-        raise ValueError(
-            f"Expected elements of at most {MOST_BYTES} bytes, got {sum(sizes)}."
-        )
     description = {
         "elements": len(elements),
         "shapes": [list(shape) for shape in shapes_of(elements[0])],
@@ -143,7 +136,7 @@ def _section(column: Sequence[Any]) -> list[memoryview]:
         ]
         lengths = np.fromiter(map(len, strings), _LENGTH, len(strings))
         if len(strings) * _LONG_STRING < lengths.sum():
-            return [_memory(lengths), *map(memoryview, strings)]
+            return [_memory(lengths), *[memoryview(text) for text in strings]]
         return [_memory(lengths), memoryview(b"".join(strings))]
     array = np.asarray(first) if len(column) == 1 else np.stack(column)
     return [_memory(np.ascontiguousarray(array))]

@@ -9,7 +9,6 @@ while the other side has room. When the connection ends, so does its iteration.
 from __future__ import annotations
 
 import asyncio
-import collections
 import functools
 import logging
 import os
@@ -20,7 +19,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.data import _elements
+from tfdist.data._sending import described, send_all
 from tfdist.rendezvous import auth
 from tfdist.rendezvous.address import bind
 from tfdist.rendezvous.auth import AuthenticationError
@@ -34,12 +33,7 @@ PURPOSE = "read"
 _log = logging.getLogger("tfdist")
 _START_S = 10.0
 _CLOSE_S = 2.0
-_BLOCK_BYTES = 1 << 20
-_BLOCK_ELEMENTS = 256
-# An element that took longer is sent at once: it costs more than the message.
-_SLOW_S = 1e-3
 _MOST_UNREAD = 16  # iterators of a rank that it has made and not read from
-_ERROR_CHARACTERS = 4000
 _running: weakref.WeakSet[ReadingService] = weakref.WeakSet()
 
 
@@ -221,107 +215,29 @@ class ReadingService:
 
     def _read_for(self, stream: Stream, dataset: int, rank: int, number: int) -> None:
         try:
+            window = stream.receive().get("window")
             with self._lock:
                 share = self._shares.get((dataset, rank))
-            if share is not None:
-                _send_all(stream, share, number)
-                _await_end(stream)
+            if share is not None and type(window) is int:
+                send_all(stream, share.iterator(number), window)
         except (OSError, AuthenticationError) as error:
             _log.debug("reading for rank %d ended: %s", rank, error)
         except Exception as error:
-            self._tell(stream, error)
+            _tell(stream, error)
         finally:
             stream.close()
             with self._lock:
                 self._streams.discard(stream)
 
-    def _tell(self, stream: Stream, error: Exception) -> None:
-        """Tells the rank for which reading failed; it raises the error."""
-        text = str(getattr(error, "message", "") or error)
-        try:
-            stream.send(
-                {"error": text[:_ERROR_CHARACTERS], "class": type(error).__name__}
-            )
-            _await_end(stream)
-        except (OSError, AuthenticationError) as lost:
-            _log.debug("told an error, until: %s", lost)
 
-
-class _Sender:
-    """Sends blocks, as many ahead as the other side has room for."""
-
-    def __init__(self, stream: Stream, window: int) -> None:
-        self._stream = stream
-        self._window = window
-        self._ahead: collections.deque[int] = collections.deque()
-
-    def send(self, elements: list[list[Any]]) -> None:
-        """Sends a block, when there is room.
-
-        Raises:
-            OSError: the other side has ended the iteration.
-        """
-        description, parts = _elements.encode(elements)
-        while self._stream.waiting() or sum(self._ahead) >= self._window:
-            self._take()
-        self._ahead.append(_elements.charge(description))
-        self._stream.send(description, parts)
-
-    def _take(self) -> None:
-        if self._stream.receive() != {"taken": 1} or not self._ahead:
-            raise AuthenticationError("a message that does not belong here")
-        self._ahead.popleft()
-
-
-def _send_all(stream: Stream, share: Share, number: int) -> None:
-    """One iteration, from the first element to the last."""
-    opening = stream.receive()
-    window = opening.get("window")
-    if type(window) is not int:
-        raise AuthenticationError("a message that does not belong here")
-    sender = _Sender(stream, window)
-    iterator = share.iterator(number)
-    types, shapes = iterator._flat_output_types, iterator._flat_output_shapes
-    handle = iterator._iterator_resource
-    block: list[list[Any]] = []
-    block_shapes: list[tuple[int, ...]] = []
-    block_bytes = 0
-    while True:
-        started = time.monotonic()
-        try:
-            # What next(iterator) does, without the 0.1 ms that it takes beside that.
-            element = [
-                part.numpy()
-                for part in tf.raw_ops.IteratorGetNext(
-                    iterator=handle, output_types=types, output_shapes=shapes
-                )
-            ]
-        except tf.errors.OutOfRangeError:
-            break
-        except Exception:
-            if block:  # what came before the error is good
-                sender.send(block)
-            raise
-        slow = time.monotonic() - started > _SLOW_S
-        element_shapes = _elements.shapes_of(element)
-        if block and element_shapes != block_shapes:
-            sender.send(block)
-            block, block_bytes = [], 0
-        block.append(element)
-        block_shapes = element_shapes
-        block_bytes += sum(map(_elements.bytes_of, element))
-        if slow or block_bytes >= _BLOCK_BYTES or len(block) >= _BLOCK_ELEMENTS:
-            sender.send(block)
-            block, block_bytes = [], 0
-    if block:
-        sender.send(block)
-    stream.send({"end": True})
-
-
-def _await_end(stream: Stream) -> None:
-    """Waits until the other side hangs up: who is first may cut off its own words."""
-    while True:
-        stream.receive()
+def _tell(stream: Stream, error: Exception) -> None:
+    """Tells the rank for which there is no iterator; it raises the error."""
+    try:
+        stream.send(described(error))
+        while True:
+            stream.receive()
+    except (OSError, AuthenticationError) as lost:
+        _log.debug("told an error, until: %s", lost)
 
 
 def _abandon_all() -> None:

@@ -72,11 +72,11 @@ class Stream:
             if sent:
                 parts[first] = parts[first][sent:]
 
-    def waiting(self) -> bool:
-        """Whether a message, or the end of the connection, is there to be received."""
+    def waits(self, timeout_s: float) -> bool:
+        """Whether something is there to be received: a message, or the end."""
         poll = select.poll()
         poll.register(self._sock, select.POLLIN)
-        return bool(poll.poll(0))
+        return bool(poll.poll(1000 * timeout_s))
 
     def receive(self) -> dict[str, Any]:
         """Waits for the next message.
