@@ -44,6 +44,7 @@ def output_of(example, *arguments, ranks=2, **environ):
     return [line.removeprefix("[rank 0] ") for line in lines]
 
 
+@pytest.mark.slow
 def test_a_gan_with_two_optimizers_learns_to_draw():
     lines = output_of("gan")
     found = re.fullmatch(r"unlike real digits: (\S+) before, (\S+) after", lines[-2])

@@ -58,9 +58,8 @@ def run(command, cwd, *, timeout_s=60, **environ):
     )
 
 
-@pytest.mark.parametrize(
-    "mpirun", [pytest.param("mpich", marks=pytest.mark.slow), "openmpi"], indirect=True
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("mpirun", ["mpich", "openmpi"], indirect=True)
 def test_the_example_of_the_readme_runs_without_tfdistrun(mpirun, tmp_path):
     example = str(ROOT / "recipes" / "mnist_fit.py")
     done = run([*mpirun, "2", sys.executable, example], tmp_path, timeout_s=110)

@@ -56,9 +56,8 @@ def test_two_ranks_learn_and_end_with_the_same_weights(recipe):
     assert {line[:8] for line in output.splitlines()} == {"[rank 0]"}
 
 
-@pytest.mark.parametrize(
-    "with_tfdist", [pytest.param(True, marks=pytest.mark.slow), False]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("with_tfdist", [True, False])
 def test_two_ranks_are_as_good_as_one_process_on_the_same_global_batch(with_tfdist):
     together = accuracy_of(output_of("mnist_fit", 2))
     output = output_of("mnist_fit", 1) if with_tfdist else output_of_program(ALONE)

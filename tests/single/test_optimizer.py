@@ -241,6 +241,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.slow
 def test_saved_models_load_without_tfdist_as_plain_keras(tmp_path):
     saved = {}
     for name, make in OPTIMIZERS.items():
