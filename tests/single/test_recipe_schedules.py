@@ -29,6 +29,13 @@ VARIANTS = {
         warmup_epochs=0.5,
         decay=recipe.Steps((2.5, 5.1), 0.5),
     ),
+    **{
+        f"goyal_2017 in 9 epochs, {decay}": recipe.changed(
+            "goyal_2017", epochs=9, decay=decay
+        )
+        for decay in (None, *recipe.DECAYS)
+    },
+    "lars, changed": recipe.changed("lars_16k", epochs=7, rate=2.0, warmup_epochs=3),
 }
 
 
@@ -99,6 +106,16 @@ def test_goyal_2017_has_the_numbers_of_the_paper():
     assert recipe.rate_at(preset, 25, **setting) == pytest.approx(1.65)
     assert recipe.momentum_at(preset, 300, **setting) == pytest.approx(0.09)
     assert recipe.momentum_at(preset, 301, **setting) == pytest.approx(0.9)
+
+
+def test_a_preset_is_stretched_as_a_whole():
+    preset = recipe.changed("goyal_2017", epochs=9)
+    assert (preset.epochs, preset.warmup_epochs) == (9, 0.5)
+    assert preset.decay == recipe.Steps((3, 6, 8), 0.1)
+    assert recipe.changed("goyal_2017") == recipe.PRESETS["goyal_2017"]
+    assert recipe.changed("cosine_2018", warmup_epochs=0).warmup_epochs == 0
+    exponential = recipe.changed("cosine_2018", epochs=45, decay="exponential")
+    assert exponential.decay == recipe.Exponential(0.94, 1.0)
 
 
 def test_a_batch_that_has_not_grown_is_not_warmed_up():
