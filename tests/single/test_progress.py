@@ -15,7 +15,6 @@ import tensorflow as tf
 from helpers.pages import run_page
 
 import tfdist
-from tfdist import _core
 from tfdist.callbacks import Progress
 from tfdist.progress import exposure, pace, text
 from tfdist.progress.screen import Screen
@@ -80,14 +79,6 @@ def test_other_operations_and_failed_ones_do_not_count():
     assert exposure.exposed_us(records) == 0
     assert exposure.exposed_us([record("gradients.0123abcd.0", 0, 9, code=10)]) == 0
     assert exposure.exposed_us([]) == 0
-
-
-def test_records_are_unpacked_as_they_are_declared():
-    assert _core._RECORD.size == len(bytes(_core.Record()))
-    sample = _core.Record(name=b"a", bytes=1, submitted_us=2, agreed_us=3, done_us=4)
-    sample.code, sample.kind = 5, 6
-    name, *numbers = _core._RECORD.unpack(bytes(sample))
-    assert [name.rstrip(b"\0"), *numbers] == [b"a", 1, 2, 3, 4, 5, 6]
 
 
 # ---- speed and time ----
