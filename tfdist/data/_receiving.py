@@ -16,14 +16,14 @@ import socket
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tfdist import _core, _runtime
+from tfdist import _core
 from tfdist.data import _elements
 from tfdist.data._reading_service import claims
 from tfdist.rendezvous.auth import AuthenticationError, RefusedError
@@ -31,7 +31,7 @@ from tfdist.rendezvous.channel import Channel
 from tfdist.rendezvous.links import SHM, TCP, Bond
 from tfdist.rendezvous.stream import Stream
 
-_POLL_S = 0.05
+_POLL_S = 0.02
 _RETRY_S = 0.05
 _CLOSE_S = 2.0
 _VERDICT_S = 0.5  # the ranks agree on a failure meanwhile, and know its cause
@@ -94,11 +94,16 @@ class Iteration:
 
     Args:
         source: where from.
-        number: how many iterators were made before.
+        number: tells how many iterators were made before; called in the thread.
         dtypes: of the tensors of an element.
     """
 
-    def __init__(self, source: Source, number: int, dtypes: Sequence[tf.DType]) -> None:
+    def __init__(
+        self,
+        source: Source,
+        number: Callable[[], int],
+        dtypes: Sequence[tf.DType],
+    ) -> None:
         self._source = source
         self._number = number
         self._dtypes = dtypes
@@ -193,7 +198,7 @@ class Iteration:
 
     def _run(self) -> None:
         try:
-            stream = asyncio.run(self._connect())
+            stream = asyncio.run(self._connect(self._number()))
             with self._changed:
                 self._stream = stream
                 closed = self._closed
@@ -205,7 +210,7 @@ class Iteration:
         except Exception as error:
             self._fail(error)
 
-    async def _connect(self) -> Stream:
+    async def _connect(self, number: int) -> Stream:
         source = self._source
         transport = SHM if source.same_host else TCP
         claimed = claims(
@@ -213,7 +218,7 @@ class Iteration:
             transport,
             reader=source.reader,
             dataset=source.dataset,
-            iteration=self._number,
+            iteration=number,
         )
         deadline = time.monotonic() + min(source.timeout_s, source.bond.timeout_s)
         while True:
@@ -269,7 +274,7 @@ class Iteration:
             if known is not None:
                 self._set_failure(_public_of(known))
                 return
-            time.sleep(_POLL_S / 5)
+            time.sleep(_POLL_S)
         why = str(error) or type(error).__name__
         if isinstance(error, OSError):
             why = f"{why}; it has ended, or called tfdist.shutdown()"
@@ -299,101 +304,3 @@ def _public(kind: str, message: str, rank: int | None) -> str:
 
 def _public_of(error: _core.CoreError) -> str:
     return f"tfdist: {error.message} [tfdist.error {json.dumps(error.payload)}]"
-
-
-# ---- as a dataset ----
-
-
-def dataset(
-    source: Source, spec: Any, cardinality: int, *, prefetch: int
-) -> tf.data.Dataset:
-    """What a reader sends, as a dataset.
-
-    Args:
-        source: where from.
-        spec: element_spec.
-        cardinality: of the reader's dataset; also unknown or infinite.
-        prefetch: elements that TensorFlow holds ready.
-    """
-    flat = [one for one in tf.nest.flatten(spec)]
-    dtypes = [one.dtype for one in flat]
-    empty = [_empty(one) for one in flat]
-    receivers = _runtime.helper("data/receivers", Receivers)
-    numbers = _Numbers()
-
-    def blocks(token: np.ndarray) -> Iterator[tuple[np.ndarray, ...]]:
-        if _runtime.generation() != source.generation:
-            _raise_stale()
-        iteration = Iteration(source, numbers.of(int(token)), dtypes)
-        receivers.add(iteration)
-        try:
-            while (block := iteration.next_block()) is not None:
-                yield tuple(block or empty)
-        finally:
-            iteration.close()
-
-    signature = tuple(
-        tf.TensorSpec(tf.TensorShape([None]).concatenate(one.shape), one.dtype)
-        for one in flat
-    )
-
-    def one_by_one(*parts: tf.Tensor) -> tf.data.Dataset:
-        # Not unbatch(), which ends the process where elements have no bytes
-        # (TensorFlow 2.21). Slices share the memory of their block.
-        packed = tf.nest.pack_sequence_as(spec, parts)
-        return tf.data.Dataset.from_tensor_slices(packed)
-
-    found = (
-        numbers.tokens()
-        .flat_map(
-            lambda token: tf.data.Dataset.from_generator(
-                blocks, args=(token,), output_signature=signature
-            )
-        )
-        .flat_map(one_by_one)
-    )
-    if cardinality != tf.data.UNKNOWN_CARDINALITY:
-        found = found.apply(tf.data.experimental.assert_cardinality(cardinality))
-    return found.prefetch(prefetch)
-
-
-def _empty(spec: tf.TensorSpec) -> np.ndarray:
-    rank = spec.shape.rank
-    shape = [] if rank is None else [dim or 0 for dim in spec.shape.as_list()]
-    return np.empty([0, *shape], spec.dtype.as_numpy_dtype)
-
-
-def _raise_stale() -> NoReturn:
-    raise RuntimeError(
-        "this dataset was made by tfdist.data.scatter before tfdist.shutdown(); call "
-        "scatter again after tfdist.init(), on all ranks"
-    )
-
-
-class _Numbers:
-    """How many iterators of a dataset were made before an iterator.
-
-    It has to be known when the iterator is made, which calls nothing of ours. But
-    TensorFlow itself draws a new seed then, for whatever is random in the dataset, and
-    two equal generators draw equal seeds: one is part of the dataset, the other one
-    tells here which drawing gave which number.
-    """
-
-    def __init__(self) -> None:
-        self._twin = self.tokens()
-        self._drawn: dict[int, int] = {}
-        self._lock = threading.Lock()
-
-    @staticmethod
-    def tokens() -> tf.data.Dataset:
-        """One number for an iterator; for each another one."""
-        numbers = tf.data.Dataset.random(seed=1, rerandomize_each_iteration=True)
-        return numbers.take(1)
-
-    def of(self, token: int) -> int:
-        """The number of the iterator that has drawn `token`."""
-        with self._lock:
-            while token not in self._drawn:
-                drawn = int(next(iter(self._twin)))
-                self._drawn[drawn] = len(self._drawn)
-            return self._drawn[token]

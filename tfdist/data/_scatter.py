@@ -8,9 +8,10 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist import _core, _runtime, errors
-from tfdist.data import _elements, _receiving
+from tfdist.data import _elements, _received
 from tfdist.data._readers import reader_of
 from tfdist.data._reading_service import ReadingService, Share
+from tfdist.data._receiving import Source
 from tfdist.data._shard import check_order
 from tfdist.objects import allgather_object
 
@@ -83,10 +84,11 @@ def scatter(
     if whose[rank] == rank:
         group = [one for one, reader in enumerate(whose) if reader == rank]
         try:
-            datasets = _datasets(dataset, group)
-            own = _told(datasets)
-            if len(group) > 1:
-                own |= _serve(number, rank, datasets)
+            with errors.translate():
+                datasets = _datasets(dataset, group)
+                own = _told(datasets)
+                if len(group) > 1:
+                    own |= _serve(number, rank, datasets)
         except Exception as error:
             refusal, own = error, {"error": _short(error)}
     told = allgather_object(own, name=f"{_NAME} datasets")
@@ -102,7 +104,7 @@ def scatter(
             )
     if whose[rank] == rank:
         return datasets[rank]
-    return _received(told[whose[rank]], whose[rank], number, topology, buffer_bytes)
+    return _receive(told[whose[rank]], whose[rank], number, topology, buffer_bytes)
 
 
 class _Calls:
@@ -197,7 +199,7 @@ def _serve(
     return {"where": service.where}
 
 
-def _received(
+def _receive(
     told: dict[str, Any],
     reader: int,
     number: int,
@@ -210,7 +212,7 @@ def _received(
     index, cardinality = told["which"][topology.rank]
     host, port = told["where"]["address"]
     same_host = topology.host_of[reader] == topology.host_of[topology.rank]
-    source = _receiving.Source(
+    source = Source(
         bond=bond,
         reader=reader,
         same_host=same_host and _core.value("TFDIST_TRANSPORT") != "tcp",
@@ -222,7 +224,7 @@ def _received(
         generation=_runtime.generation(),
     )
     spec = _elements.restore(told["specs"][index])
-    return _receiving.dataset(source, spec, cardinality, prefetch=_prefetch(spec))
+    return _received.dataset(source, spec, cardinality, prefetch=_prefetch(spec))
 
 
 def _prefetch(spec: Any) -> int:
