@@ -1,5 +1,7 @@
 """Few ranks read for all: every rank gets what it would have read itself."""
 
+import time
+
 import keras
 import numpy as np
 import pytest
@@ -189,3 +191,36 @@ def trained_both_ways():
 
 def test_fit_with_fewer_steps_than_data_learns_the_same():
     assert run_ranks(trained_both_ways, 2) == [True] * 2
+
+
+READ = {"elements": 0}
+
+
+def counted(rank):
+    """Elements of 100 kB without an end; counts those that are read for rank 1."""
+
+    def count(n):
+        READ["elements"] += rank == 1
+        return np.full(100_000, n % 100, np.uint8)
+
+    numbers = tf.data.Dataset.counter()
+    return numbers.map(
+        lambda n: tf.ensure_shape(tf.numpy_function(count, [n], tf.uint8), [100_000])
+    )
+
+
+def ahead_of_need():
+    READ["elements"] = 0
+    iterator = iter(tfdist.data.scatter(counted, buffer_bytes=1_000_000))
+    if tfdist.rank() == 1:
+        next(iterator)
+        time.sleep(1.0)
+    tfdist.barrier()
+    return READ["elements"]
+
+
+def test_a_reader_reads_ahead_no_more_than_asked_for():
+    read_for_1, _ = run_ranks(ahead_of_need, 2)
+    # The buffer of 10, which a block may exceed; a block of 11 that waits for room and
+    # one that is being taken; 42 that TensorFlow holds ready; one or two in between.
+    assert 10 < read_for_1 <= 10 + 3 * 11 + 42 + 20

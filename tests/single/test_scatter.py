@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from helpers.deadline import deadline
+from helpers.pages import run_page
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -292,3 +293,10 @@ def test_alone_the_dataset_is_that_of_the_function():
         tfdist.data.scatter(whole.shuffle(2))
     with pytest.raises(TypeError, match="takes a rank"):
         tfdist.data.scatter(itertools.count())
+
+
+def test_the_lines_of_the_page_run():
+    names = run_page("scatter.md")
+    assert [len(batch) for batch in names["train"]] == [32] * 31 + [8]
+    assert sorted(names["mine"].as_numpy_iterator()) == list(range(10))
+    tfdist.shutdown()
