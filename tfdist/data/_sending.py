@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import logging
+import re
 import threading
 import time
 from typing import Any
@@ -54,8 +55,10 @@ def send_all(stream: Stream, iterator: Any, window: int) -> None:
 
 
 def described(error: Exception) -> dict[str, Any]:
-    """An error as a message."""
+    """An error as a message, without the names that TensorFlow gives to nodes."""
     text = str(getattr(error, "message", "") or error)
+    text = re.sub(r"\{\{function_node [^}]*\}\} ?", "", text)
+    text = text.partition(" [Op:")[0].strip()
     return {"error": text[:_ERROR_CHARACTERS], "class": type(error).__name__}
 
 
