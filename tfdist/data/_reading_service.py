@@ -34,6 +34,7 @@ _log = logging.getLogger("tfdist")
 _START_S = 10.0
 _CLOSE_S = 2.0
 _MOST_UNREAD = 16  # iterators of a rank that it has made and not read from
+_MOST_SKIPPED = 10_000  # of them in a row
 _running: weakref.WeakSet[ReadingService] = weakref.WeakSet()
 
 
@@ -74,6 +75,11 @@ class Share:
             ValueError: it is being read already, or was given up.
         """
         with self._lock, tf.device("CPU:0"):
+            if number - self._made > _MOST_SKIPPED:
+                raise ValueError(
+                    f"iterator {number} follows {self._made}: more than "
+                    f"{_MOST_SKIPPED} in between were never read from"
+                )
             while self._made <= number:
                 self._unread[self._made] = iter(self._dataset)
                 self._made += 1
