@@ -241,6 +241,17 @@ def test_a_file_that_is_gone_is_an_error_even_when_damaged_ones_are_left_out(
     assert not split.skipped
 
 
+def test_an_example_that_is_good_again_is_not_counted_as_damaged(stored):
+    split = imagenet_data.open_split("folder", stored["folder"][0], "train")
+
+    def picture(encoded, position, key):
+        return imagenet_data.imagenet_pictures.validation_picture(encoded, 32)
+
+    with pytest.raises(ValueError, match="could not be used twice, and can now"):
+        split._examples.explain(np.int64(3), np.int64(0), picture, True)
+    assert not split.skipped
+
+
 # ----------------------------------------------------------------------------- errors
 
 
