@@ -87,6 +87,75 @@ def test_batches_that_wait_for_their_update_are_finished_first(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["step-5.keras"]
 
 
+def ended_in_validation(folder, in_last_epoch):
+    """Rank 1 is told to end while the first, or last, of 2 epochs is validated."""
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(4)
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile(
+        tfdist.DistributedOptimizer(keras.optimizers.Adam()), "mse", jit_compile=False
+    )
+    x = np.ones((STEPS * 2, 2))
+    epochs = []
+
+    def validates(batch, logs):
+        if len(epochs) == in_last_epoch and batch == 0 and tfdist.rank() == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    try:
+        model.fit(
+            x,
+            x[:, :1],
+            batch_size=2,
+            epochs=2,
+            shuffle=False,
+            verbose=0,
+            validation_data=(x, x[:, :1]),
+            callbacks=[
+                keras.callbacks.LambdaCallback(
+                    on_test_batch_end=validates,
+                    on_epoch_end=lambda epoch, logs: epochs.append(logs["val_loss"]),
+                ),
+                StopOnSignal(Checkpoint(folder + "/step-{step}.keras")),
+            ],
+        )
+    except SystemExit as exit:
+        return [exit.code, len(epochs)]
+    return ["went on", len(epochs)]
+
+
+@pytest.mark.parametrize("in_last_epoch", [0, 1])
+def test_a_signal_during_validation_ends_all_with_the_epoch(in_last_epoch, tmp_path):
+    results = run_ranks(ended_in_validation, 2, str(tmp_path), in_last_epoch)
+    assert results == [[128 + signal.SIGTERM, in_last_epoch + 1]] * 2
+    step = STEPS * (in_last_epoch + 1)
+    assert [path.name for path in tmp_path.iterdir()] == [f"step-{step}.keras"]
+
+
+def told_at_the_end():
+    """The signal comes when nobody asks for it any more, but before the end of fit."""
+    keras.utils.clear_session()
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile(
+        tfdist.DistributedOptimizer(keras.optimizers.Adam()), "mse", jit_compile=False
+    )
+    kill = keras.callbacks.LambdaCallback(
+        on_train_end=lambda logs: os.kill(os.getpid(), signal.SIGUSR1)
+    )
+    received = []
+    before = signal.signal(signal.SIGUSR1, lambda number, _: received.append(number))
+    try:
+        stop = StopOnSignal(Checkpoint("none.keras"))
+        model.fit(np.ones((2, 2)), np.ones(2), verbose=0, callbacks=[kill, stop])
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    return received
+
+
+def test_a_signal_that_came_too_late_has_the_effect_it_had_before():
+    assert run_ranks(told_at_the_end, 1) == [[signal.SIGUSR1]]
+
+
 def wrong(folder):
     best = Checkpoint(folder + "/best.keras", save_best_only=True)
     return outcome(lambda: StopOnSignal(best))

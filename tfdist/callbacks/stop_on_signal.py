@@ -26,10 +26,12 @@ class StopOnSignal(RankCallback):
     Ctrl-C in `tfdistrun` reaches all ranks likewise. The step that is running is
     finished, all ranks agree on it, the checkpoint is saved, and every rank leaves
     `fit` by `SystemExit` with 128 + the signal's number, as a shell would say it. No
-    validation, no end of the epoch: seconds count. A second signal has the effect
+    validation, no end of the epoch: seconds count. A signal while validation is running
+    ends the job when that is done and the epoch with it: put this callback last, after
+    those that save and write at the end of an epoch. A second signal has the effect
     that it had before this callback.
 
-    It costs one reduction of a single number after each step.
+    It costs one reduction of a single number after each step and each epoch.
 
     Args:
         checkpoint: saves; it need not be in the list of callbacks itself. Its
@@ -106,8 +108,22 @@ class StopOnSignal(RankCallback):
     ) -> None:
         """Asks all ranks whether one of them received a signal; if so, all end."""
         super().on_train_batch_end(batch, logs)
-        if between_updates(self.model):  # on all ranks alike
-            return
+        if not between_updates(self.model):  # on all ranks alike
+            self._end_if_asked(logs or {}, batch)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """The same, for a signal that came during validation."""
+        super().on_epoch_end(epoch, logs)
+        self._end_if_asked(logs or {}, None)
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Gives the signals back; one that came too late has its former effect."""
+        super().on_train_end(logs)
+        self._give_back()
+        if self._received:
+            signal.raise_signal(self._received)
+
+    def _end_if_asked(self, logs: dict[str, Any], batch: int | None) -> None:
         received = self._received
         if _runtime.size() > 1:
             received = int(
@@ -123,19 +139,14 @@ class StopOnSignal(RankCallback):
             return
         if _runtime.rank() == self._first:
             _logger.warning(
-                "%s: saving after step %d of epoch %d, then the job ends.",
+                "%s: saving after %sepoch %d, then the job ends.",
                 signal.Signals(received).name,
-                batch + 1,
+                "" if batch is None else f"step {batch + 1} of ",
                 self._epoch + 1,
             )
-        self.checkpoint.save_now(logs or {}, batch)
+        self.checkpoint.save_now(logs, batch)
         self._give_back()
         raise SystemExit(128 + received)
-
-    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Gives the signals back."""
-        super().on_train_end(logs)
-        self._give_back()
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._received = number
