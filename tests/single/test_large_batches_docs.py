@@ -24,6 +24,7 @@ def test_all_lines_of_the_page_run():
 
 def test_the_table_has_every_preset():
     source = (ROOT / "recipes" / "schedules.py").read_text(encoding="utf-8")
-    presets = re.findall(r'^    "(\w+)": ', source, re.MULTILINE)
+    table = source.split("\nPRESETS = {")[1].split("\n}\n")[0]
+    presets = re.findall(r'^    "(\w+)": ', table, re.MULTILINE)
     section = TEXT.split("## Named settings")[1]
     assert re.findall(r"^\| `(\w+)`", section, re.MULTILINE) == presets
