@@ -195,7 +195,7 @@ class Split:
                 they are. Default False: it is an error.
             readers: how many ranks read the files and send records to the rest
                 (`tfdist.data.scatter`; all ranks call this then, with the rank and size
-                that they have). Default: each rank reads for itself.
+                that they have, and go on together). Default: each reads for itself.
 
         Returns:
             A dataset of `(last_step - first_step) * accumulation` batches: images uint8

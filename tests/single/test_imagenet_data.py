@@ -90,7 +90,9 @@ def test_batches_are_what_the_network_takes(train):
     assert arrays(weighted)[2].tolist() == [1.0] * 72
 
 
-@pytest.mark.parametrize(("size", "accumulation"), [(4, 1), (3, 2)])
+@pytest.mark.parametrize(
+    ("size", "accumulation"), [pytest.param(4, 1, marks=pytest.mark.slow), (3, 2)]
+)
 def test_a_step_has_the_same_samples_for_any_number_of_ranks(
     train, whole, size, accumulation
 ):
@@ -102,7 +104,9 @@ def test_a_step_has_the_same_samples_for_any_number_of_ranks(
         np.testing.assert_array_equal(found, expected[:48])
 
 
-@pytest.mark.parametrize(("first", "last"), [(7, 18), (8, 10), (2, 5)])
+@pytest.mark.parametrize(
+    ("first", "last"), [(7, 10), (2, 5), pytest.param(8, 18, marks=pytest.mark.slow)]
+)
 def test_a_run_goes_on_at_any_step_with_other_ranks(train, whole, first, last):
     ranks = [arrays(training(train, r, 2, first, last)) for r in range(2)]
     for expected, *parts in zip(whole, *ranks, strict=True):
@@ -203,6 +207,7 @@ def test_damaged_pictures_are_left_out_and_counted(stored, tmp_path, train):
     assert skipped == dict.fromkeys(positions, 2)  # two epochs
 
 
+@pytest.mark.slow
 def test_validation_leaves_damaged_pictures_out_too(stored, tmp_path):
     shutil.copytree(stored["folder"][0], tmp_path / "copy")
     file = min((tmp_path / "copy/validation").glob("*/*"), key=lambda f: f.name)
