@@ -112,14 +112,16 @@ def load(model: keras.Model, path: str) -> None:
     if not os.path.exists(path):
         raise FileNotFoundError(f"There is no checkpoint {path!r}.")
     config, saved = _contents(path)
-    own_name = type(model.optimizer).__name__
+    # The name of Keras's own class, not that of the reducing one.
+    own = {"optimizer": keras.optimizers.serialize(model.optimizer)}
+    own_name = optimizer_name({"compile_config": own})
     saved_name = optimizer_name(config)
     if saved_name is None:
         raise ValueError(
             f"{path} was saved without an optimizer (or before compile), so training "
             "cannot go on from it. Read its weights alone: model.load_weights(path)."
         )
-    if saved_name != keras.optimizers.serialize(model.optimizer)["class_name"]:
+    if saved_name != own_name:
         raise ValueError(
             f"{path} has the state of the optimizer {saved_name}, but this model is "
             f"compiled with {own_name}. Compile it as it was."
@@ -140,12 +142,17 @@ def load(model: keras.Model, path: str) -> None:
 def optimizer_name(config: dict[str, Any]) -> str | None:
     """The class of the optimizer a saved model was compiled with; None for none.
 
+    Of a loss scale it is that of the optimizer inside: one that `compile` has put
+    around the optimizer itself, in mixed_float16, is not in the config.
+
     Args:
         config: the content of the checkpoint's "config.json".
     """
     compiled = config.get("compile_config") or {}
     optimizer = compiled.get("optimizer")
     if isinstance(optimizer, dict):
+        inner = (optimizer.get("config") or {}).get("inner_optimizer")
+        optimizer = inner or optimizer
         return str(optimizer.get("class_name"))
     return None if optimizer is None else str(optimizer)
 

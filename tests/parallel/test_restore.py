@@ -128,3 +128,28 @@ def test_a_file_that_does_not_fit_is_an_error_on_all_ranks(kind, words, tmp_path
     assert results[1]["class"] == "RankFailedError"
     for result in results:
         assert re.search(words, result["message"], re.DOTALL), result
+
+
+def half(path):
+    """A model that compile has given a loss scale, and one whose optimizer has it."""
+    found = []
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        for wraps in (lambda optimizer: optimizer, tfdist.DistributedOptimizer) * 2:
+            model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+            model.compile(wraps(keras.optimizers.SGD(0.5, momentum=0.5)), "mse")
+            if found:
+                tfdist.restore(model, path)
+            else:
+                model.optimizer.build(model.trainable_variables)
+            found.append(float(model.optimizer.dynamic_scale))
+            model.optimizer.dynamic_scale.assign(found[-1] / 2)
+            model.save(path)
+    finally:
+        keras.config.set_dtype_policy("float32")
+    return found
+
+
+def test_a_loss_scale_is_restored_whoever_put_it_there(tmp_path):
+    scales = [2.0**15, 2.0**14, 2.0**13, 2.0**12]
+    assert run_ranks(half, 1, str(tmp_path / "half.keras")) == [scales]
