@@ -36,7 +36,7 @@ flags.DEFINE_integer("label_offset", 0, "The label of the first class: 0 or 1.")
 flags.DEFINE_integer("image_size", 224, "Pixels of height and width.", lower_bound=32)
 flags.DEFINE_integer("synthetic", 1_281_167, "How many made-up pictures to learn.")
 flags.DEFINE_bool("skip_corrupt", False, "Leave out broken pictures, and count them.")
-flags.DEFINE_integer("data_threads", 0, "For reading, of one rank; 0: its cores.")
+flags.DEFINE_integer("data_threads", 0, "Of one rank; 0: its cores.", lower_bound=0)
 
 flags.DEFINE_enum("network", "resnet50", list(resnet.NETWORKS), "What learns.")
 flags.DEFINE_bool("sync_batch_norm", False, "Statistics of the batches of all ranks.")
@@ -50,18 +50,18 @@ flags.DEFINE_enum(
 flags.DEFINE_enum("preset", "goyal_2017", list(schedules.PRESETS), "How it learns.")
 flags.DEFINE_integer("global_batch", 256, "Pictures of all ranks in a step.")
 flags.DEFINE_integer("accumulation", 1, "Batches of a rank in a step.", lower_bound=1)
-flags.DEFINE_integer("epochs", None, "Length; the preset's shape is stretched to it.")
-flags.DEFINE_float("rate", None, "Base learning rate, instead of the preset's.")
-flags.DEFINE_float("warmup_epochs", None, "Instead of the preset's.")
+flags.DEFINE_integer("epochs", None, "The preset is stretched to it.", lower_bound=1)
+flags.DEFINE_float("rate", None, "Base rate, not the preset's.", lower_bound=0.0)
+flags.DEFINE_float("warmup_epochs", None, "Not the preset's.", lower_bound=0.0)
 flags.DEFINE_enum("decay", None, list(schedules.DECAYS), "Instead of the preset's.")
-flags.DEFINE_float("label_smoothing", 0.1, "Part of a label for all classes.")
+flags.DEFINE_float("label_smoothing", 0.1, "Part of a label for all.", 0.0, 1.0)
 flags.DEFINE_enum("compression", None, ["fp16", "bf16"], "Of gradients on the way.")
 flags.DEFINE_enum("loop", "fit", ["fit", "custom"], "model.fit, or a loop by hand.")
 flags.DEFINE_integer("seed", 1, "Of weights, order and augmentation.", lower_bound=0)
 
 flags.DEFINE_string("output_dir", "runs", "Where folders of runs are made.")
 flags.DEFINE_string("resume", None, "Folder of a run that goes on, e.g. runs/latest.")
-flags.DEFINE_integer("checkpoint_steps", 0, "Steps between checkpoints; 0: an epoch.")
+flags.DEFINE_integer("checkpoint_steps", 0, "Between checkpoints too.", lower_bound=0)
 flags.DEFINE_integer("keep", 3, "How many checkpoints to keep.", lower_bound=1)
 flags.DEFINE_bool("tensorboard", True, "Write curves for TensorBoard.")
 flags.DEFINE_bool("evaluate_only", False, "Evaluate the --resume'd run, and end.")
@@ -111,14 +111,14 @@ def main(argv: Sequence[str]) -> None:
     model = build_model(plan)
     folder = open_folder()
     if FLAGS.resume:
-        checkpoint = run_folder.last_checkpoint(folder)
-        plan = plan._replace(first_step=tfdist.restore(model, checkpoint))
+        plan = plan._replace(first_step=resume(model, folder))
     say(describe(plan, model, train, validation, folder))
 
     if not FLAGS.evaluate_only:
         if tfdist.rank() == 0:
             run_folder.save(folder, config)
             epochs_done = plan.first_step / plan.steps_per_epoch
+            run_folder.tidy(folder, int(epochs_done), FLAGS.keep)
             summary.note_run(folder, epochs_done, tfdist.size())
         fit = fit_by_hand if FLAGS.loop == "custom" else keras.Model.fit
         run(fit, model, plan, train, validation, folder)
@@ -159,10 +159,13 @@ def make_plan(examples: int) -> Plan:
     parts = tfdist.size() * FLAGS.accumulation
     if FLAGS.global_batch < 1 or FLAGS.global_batch % parts:
         lower = FLAGS.global_batch // parts * parts
+        advice = f"Write --global_batch={max(lower, parts)} or {lower + parts}."
+        if FLAGS.resume:
+            advice = "The run began with it: take another number of ranks."
         raise ValueError(
             f"Expected a global batch that {tfdist.size()} ranks with "
             f"{FLAGS.accumulation} batches each can share, got {FLAGS.global_batch}. "
-            f"Write --global_batch={max(lower, parts)} or {lower + parts}."
+            + advice
         )
     if examples < FLAGS.global_batch:
         raise ValueError(
@@ -237,12 +240,9 @@ def build_model(plan: Plan) -> keras.Model:
         tfdist.layers.synchronize_batch_normalization(model)
     optimizer = schedules.optimizer(
         make_preset(),
-        # Schedules count batches: with accumulation several make a step.
-        steps_per_epoch=plan.steps_per_epoch * plan.accumulation,
+        steps_per_epoch=plan.steps_per_epoch,
         global_batch=plan.global_batch,
-        gradient_accumulation_steps=plan.accumulation
-        if plan.accumulation > 1
-        else None,
+        accumulation=plan.accumulation,
     )
     if FLAGS.loop == "fit":  # in the other loop the tape averages
         optimizer = tfdist.DistributedOptimizer(
@@ -300,13 +300,13 @@ def make_callbacks(plan: Plan, folder: Path) -> list[keras.callbacks.Callback]:
     """The same on all ranks; those that write do it on rank 0."""
     ours, kerass = tfdist.callbacks, keras.callbacks
     steps = FLAGS.checkpoint_steps * plan.accumulation
-    path = str(folder / "checkpoints" / "step-{step:08d}.keras")
+    path = str(folder / "checkpoints" / "step-{steps:08d}.keras")
     epochs = ours.Checkpoint(path, keep=FLAGS.keep)
     listed = [
         ours.BroadcastInitialState(),
         ours.CombineMovingStatistics(),
         ours.MetricAverage(),
-        LogRate(plan),
+        LogSteps(plan),
         ours.Progress(
             plan.global_batch // plan.accumulation,
             unit="images",
@@ -332,23 +332,36 @@ def make_callbacks(plan: Plan, folder: Path) -> list[keras.callbacks.Callback]:
     return [*listed, ours.StopOnSignal(epochs)]
 
 
-class LogRate(keras.callbacks.Callback):
-    """Writes the learning rate of an epoch's last step into the logs."""
+class LogSteps(keras.callbacks.Callback):
+    """Writes into the logs how many steps are done, and the learning rate of the last.
+
+    The optimizer's own count leaves out those that a loss scale skips (mixed_float16),
+    but their pictures have been seen.
+    """
 
     def __init__(self, plan: Plan) -> None:
         super().__init__()
         self._plan, self._preset = plan, make_preset()
+        self._begin = 0  # of the epoch, or what is left of it, in batches
 
-    def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
-        """Before the callbacks that show the logs."""
-        if logs is not None:
-            batches = self._plan.steps_per_epoch * self._plan.accumulation
-            logs["learning_rate"] = schedules.rate_at(
-                self._preset,
-                (epoch + 1) * batches - 1,
-                steps_per_epoch=batches,
-                global_batch=self._plan.global_batch,
-            )
+    def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
+        """A run that was resumed may have begun the epoch before."""
+        batches = self._plan.steps_per_epoch * self._plan.accumulation
+        self._begin = (epoch + 1) * batches - self.params["steps"]
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, float]) -> None:
+        """Before the callbacks that save."""
+        logs["steps"] = (self._begin + batch + 1) // self._plan.accumulation
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, float]) -> None:
+        """Before the callbacks that show the logs, and save."""
+        logs["steps"] = (epoch + 1) * self._plan.steps_per_epoch
+        logs["learning_rate"] = schedules.rate_at(
+            self._preset,
+            logs["steps"] - 1,
+            steps_per_epoch=self._plan.steps_per_epoch,
+            global_batch=self._plan.global_batch,
+        )
 
 
 def fit_by_hand(
@@ -453,6 +466,15 @@ def open_folder() -> Path:
     if not folder and tfdist.rank() == 0:
         folder = str(run_folder.new(FLAGS.output_dir, FLAGS.network))
     return Path(tfdist.broadcast_object(folder)).resolve()
+
+
+def resume(model: keras.Model, folder: Path) -> int:
+    """Restores the newest whole checkpoint of a run; returns how many steps it did."""
+    for broken in run_folder.checkpoints(folder, whole=False):
+        say(f"left out, because it is not a whole checkpoint: {broken}")
+    newest = run_folder.last_checkpoint(folder)
+    tfdist.restore(model, newest)
+    return tfdist.broadcast_object(run_folder.steps_of(newest))
 
 
 def describe(

@@ -9,6 +9,7 @@ to `--config` again.
 import difflib
 import os
 import time
+import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,9 @@ import yaml
 from absl import flags
 
 CONFIG = "config.yaml"
+CHECKPOINTS = "checkpoints"
 LATEST = "latest"
+LOG = "log.csv"
 
 
 def configuration(
@@ -66,8 +69,14 @@ def read(path: str | os.PathLike[str]) -> dict[str, Any]:
     """The content of a YAML file that holds names and values.
 
     Raises:
+        FileNotFoundError: there is no such file.
         ValueError: it holds something else.
     """
+    if not Path(path).is_file():
+        raise FileNotFoundError(
+            f"Expected the configuration {path}, found none. --resume takes the folder "
+            "of a run, --config a YAML file."
+        )
     text = Path(path).read_text(encoding="utf-8")
     try:
         content = yaml.safe_load(text)
@@ -102,7 +111,11 @@ def check_same(
 
 
 def new(folder: str | os.PathLike[str], name: str) -> Path:
-    """Makes the folder of a new run, `folder`/`name`-<time>, and the link `latest`."""
+    """Makes the folder of a new run, `folder`/`name`-<time>, and the link `latest`.
+
+    Raises:
+        OSError: it cannot be made; says where.
+    """
     stem = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     for attempt in range(100):
         path = Path(folder, stem + (f"-{attempt}" if attempt else ""))
@@ -110,6 +123,11 @@ def new(folder: str | os.PathLike[str], name: str) -> Path:
             path.mkdir(parents=True)
         except FileExistsError:  # another run of the same second
             continue
+        except OSError as error:
+            raise OSError(
+                f"Could not make {path}: {error.strerror}. Name a folder that can be "
+                "written with --output_dir."
+            ) from None
         break
     else:
         raise FileExistsError(f"Could not make a new folder like {path}.")
@@ -126,19 +144,72 @@ def save(path: Path, content: Mapping[str, Any], name: str = CONFIG) -> None:
     partial.replace(path / name)
 
 
+def checkpoints(path: Path, *, whole: bool) -> list[Path]:
+    """The checkpoints in a run's folder that are whole, or those that are not, by step.
+
+    A file that lost its end, say in a copy, is not whole.
+    """
+    found = sorted((path / CHECKPOINTS).glob("step-*.keras"), key=steps_of)
+    return [file for file in found if zipfile.is_zipfile(file) == whole]
+
+
 def last_checkpoint(path: Path) -> Path:
-    """The checkpoint of the largest step in a run's folder.
+    """The whole checkpoint of the largest step in a run's folder.
 
     Raises:
         FileNotFoundError: there is none.
     """
-    found = sorted((path / "checkpoints").glob("step-*.keras"))
+    found = checkpoints(path, whole=True)
     if not found:
         raise FileNotFoundError(
-            f"Expected checkpoints step-*.keras in {path / 'checkpoints'}, found none. "
-            "Name the folder of a run, or its `latest`, that has saved one."
+            f"Expected checkpoints step-*.keras in {path / CHECKPOINTS}, found none "
+            "that is whole. Name the folder of a run, or its `latest`, that has saved "
+            "one."
         )
     return found[-1]
+
+
+def steps_of(checkpoint: Path) -> int:
+    """How many steps were done when it was saved, by its name."""
+    return int(checkpoint.stem.removeprefix("step-"))
+
+
+def tidy(path: Path, epochs: int, keep: int) -> None:
+    """Removes what a run does not need when it goes on.
+
+    Old checkpoints, which nobody else will remove; parts of files that were being saved
+    when it was killed; and lines of the log that are torn, or of epochs that come again
+    because it goes on from an older checkpoint.
+
+    Args:
+        path: the run's folder.
+        epochs: how many are done.
+        keep: how many checkpoints stay.
+    """
+    for file in checkpoints(path, whole=True)[:-keep]:
+        file.unlink()
+    for file in (*path.glob(".partial-*"), *(path / CHECKPOINTS).glob(".partial-*")):
+        file.unlink()
+    log = path / LOG
+    if not log.exists():
+        return
+    head, *rows = log.read_text(encoding="utf-8").splitlines(keepends=True) or [""]
+    kept = [row for row in rows if _is_of(row, head, epochs)]
+    if kept != rows:
+        partial = path / f".{LOG}"
+        partial.write_text("".join([head, *kept]), encoding="utf-8")
+        partial.replace(log)
+
+
+def _is_of(row: str, head: str, epochs: int) -> bool:
+    """Whether a line of the log is whole, and of one of the first epochs."""
+    number = row.partition(",")[0]
+    return (
+        row.endswith("\n")
+        and row.count(",") == head.count(",")
+        and number.isdecimal()
+        and int(number) < epochs
+    )
 
 
 def _check_known(name: str, known: list[str], place: str) -> None:

@@ -232,15 +232,60 @@ def schedule(
     )
 
 
+@keras.saving.register_keras_serializable(package="tfdist_recipes")
+class OfUpdates(keras.optimizers.schedules.LearningRateSchedule):
+    """A schedule of updates, for an optimizer that counts the batches it accumulates.
+
+    Args:
+        schedule: the rate of each update, from 0.
+        batches: how many make an update.
+    """
+
+    def __init__(
+        self, schedule: keras.optimizers.schedules.LearningRateSchedule, batches: int
+    ) -> None:
+        super().__init__()
+        self.schedule, self.batches = schedule, batches
+
+    def __call__(self, step: Any) -> Any:
+        """The learning rate of the update that a batch is part of."""
+        return self.schedule(keras.ops.cast(step, "int64") // self.batches)
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments, as Keras saves them."""
+        saved = keras.optimizers.schedules.serialize(self.schedule)
+        return {"schedule": saved, "batches": self.batches}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "OfUpdates":
+        """The schedule that `get_config` was called of."""
+        inner = keras.optimizers.schedules.deserialize(config["schedule"])
+        return cls(inner, config["batches"])
+
+
 def optimizer(
-    preset: Preset, *, steps_per_epoch: int, global_batch: int, **options: Any
+    preset: Preset,
+    *,
+    steps_per_epoch: int,
+    global_batch: int,
+    accumulation: int = 1,
+    **options: Any,
 ) -> keras.optimizers.Optimizer:
     """The optimizer of a preset, not yet distributed.
 
-    Arguments as of `rate_at`; `options` go to the optimizer as they are.
+    Args:
+        preset: as of `rate_at`, and the next two too: a step is an update.
+        steps_per_epoch: updates.
+        global_batch: examples in an update on all ranks together.
+        accumulation: batches of a rank whose gradients are added up for an update.
+        **options: go to the optimizer as they are.
     """
+    rate = schedule(preset, steps_per_epoch=steps_per_epoch, global_batch=global_batch)
+    if accumulation > 1:
+        rate = OfUpdates(rate, accumulation)
+        options["gradient_accumulation_steps"] = accumulation
     return preset.optimizer(
-        schedule(preset, steps_per_epoch=steps_per_epoch, global_batch=global_batch),
+        rate,
         momentum=preset.momentum,
         nesterov=preset.nesterov,
         weight_decay=preset.weight_decay,

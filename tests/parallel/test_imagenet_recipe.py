@@ -19,14 +19,22 @@ def folder_of(words):
     return folder
 
 
-def trained(words, kill_after=None):
+def trained(words, kill_after=None, loss_scale=None):
     """What main prints, the pictures it saw; ended by a signal after some steps."""
     import os
     import signal
 
     module = recipe.script()
     seen = []
-    make = module.make_callbacks
+    make, build = module.make_callbacks, module.build_model
+    if loss_scale is not None:
+
+        def scaled(plan):
+            model = build(plan)
+            model.optimizer.initial_scale = loss_scale
+            return model
+
+        module.build_model = scaled
     if kill_after is not None:
 
         def at(batch, logs):
@@ -44,7 +52,7 @@ def trained(words, kill_after=None):
     except SystemExit as exit:
         code = exit.code
     finally:
-        module.make_callbacks = make
+        module.make_callbacks, module.build_model = make, build
     return [printed, code, [list(one) for one in seen]]
 
 
@@ -131,6 +139,37 @@ def test_a_resumed_run_of_the_same_size_ends_with_the_same_bits(words, tmp_path)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("loops", [("fit", "custom"), ("custom", "fit")])
+def test_a_step_that_the_loss_scale_skips_counts(loops, words, tmp_path):
+    words = [*words, "precision=mixed_float16", f"loop={loops[0]}"]
+    stop = STEPS + 2
+    before = run_ranks(trained, 2, words, stop, 2.0**30, timeout_s=110)
+    assert [code for _, code, _ in before] == [128 + 15] * 2
+    files = sorted((tmp_path / "runs/latest/checkpoints").iterdir())
+    assert files[-1].name == f"step-{stop:08d}.keras"
+    resumed = [f"--resume={tmp_path / 'runs/latest'}", f"loop={loops[1]}"]
+    after = run_ranks(trained, 2, resumed, timeout_s=110)
+    assert f"from step {stop} on" in after[0][0]
+    steps = sorted({one[0] for _, _, seen in after for one in seen})
+    assert steps == list(range(stop, 2 * STEPS))
+
+
+@pytest.mark.slow
+def test_an_older_checkpoint_counts_when_the_newest_is_torn(words, tmp_path):
+    run_ranks(trained, 2, words, 2 * STEPS - 1, timeout_s=110)
+    run = tmp_path / "runs/latest"
+    newest = sorted((run / "checkpoints").iterdir())[-1]
+    newest.write_bytes(newest.read_bytes()[: newest.stat().st_size // 2])
+    with (run / "log.csv").open("a") as log:
+        log.write("1,6.")
+    [(printed, code, _), _] = run_ranks(trained, 2, [f"--resume={run}"], timeout_s=110)
+    assert code == 0
+    assert f"not a whole checkpoint: {newest.resolve()}" in printed
+    assert f"from step {STEPS} on" in printed
+    assert len((run / "log.csv").read_text().splitlines()) == 1 + 2
+
+
+@pytest.mark.slow
 def test_two_ranks_evaluate_as_one_process_does(words, tmp_path):
     run_ranks(trained, 2, words, timeout_s=110)
     together = results_of(tmp_path)
@@ -200,7 +239,11 @@ def refused(words):
         (["classes=50"], "Expected at most 50 classes"),
         (["--loop=custom", "accumulation=2"], "--loop=custom takes one batch a step"),
         (["--evaluate_only"], "--evaluate_only needs --resume"),
-        (["--resume=nowhere"], "nowhere"),
+        (["--resume=nowhere"], "nowhere/config.yaml.*--resume takes the folder of a"),
+        (["--config=none.yaml"], "configuration none.yaml, found none.*a YAML file"),
+        (["label_smoothing=1.5"], r"1.5 is not .*\[0.0, 1.0\]"),
+        (["epochs=0"], "epochs: 0 in the command line"),
+        (["checkpoint_steps=-1"], "checkpoint_steps: -1 in the command line"),
     ],
 )
 def test_what_cannot_be_is_refused_on_all_ranks(options, message, words, tmp_path):

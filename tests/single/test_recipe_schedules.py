@@ -135,3 +135,19 @@ def test_the_table_is_printed(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 91
     assert re.fullmatch(r" +12  34", lines[13])
+
+
+def test_accumulated_batches_have_the_rate_of_their_update():
+    preset = recipe.PRESETS["goyal_2017"]
+    optimizer = recipe.optimizer(preset, **SETTING, accumulation=4)
+    w = keras.Variable([1.0])
+    optimizer.build([w])
+    for step in (0, 1, 5, 29, 89, 90, 91):
+        expected = recipe.rate_at(preset, step, **SETTING)
+        for batch in range(4):
+            optimizer._iterations.assign(step * 4 + batch)
+            np.testing.assert_allclose(optimizer.learning_rate, expected, rtol=2e-6)
+    copy = type(optimizer).from_config(optimizer.get_config())
+    copy._iterations.assign(23)
+    expected = recipe.rate_at(preset, 5, **SETTING)
+    np.testing.assert_allclose(copy.learning_rate, expected, rtol=2e-6)
