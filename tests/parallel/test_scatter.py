@@ -145,6 +145,7 @@ def iterators_of_all_kinds(dataset):
 
 
 def broken_off():
+    tf.random.set_seed(1)
     scattered = tfdist.data.scatter(read)
     same(iterators_of_all_kinds(scattered), iterators_of_all_kinds(read(tfdist.rank())))
     forever = tfdist.data.scatter(endless, buffer_bytes=1000)

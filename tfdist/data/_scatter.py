@@ -41,7 +41,9 @@ def scatter(
     Args:
         dataset: a function that takes a rank and returns the `tf.data.Dataset` of that
             rank, called only on the rank that reads it. Everything random in it needs a
-            seed, or no two readings are equal, with scatter or without. Or one
+            seed, or no two readings are equal, with scatter or without; and the ranks
+            need the same global one (`keras.utils.set_random_seed`), which TensorFlow
+            mixes into every other. Or one
             `tf.data.Dataset`, whose element i then belongs to rank i mod `size()`; it
             must not be shuffled. Elements are tensors of numbers, bool or strings, in
             dicts and tuples; dimensions may be unknown.
