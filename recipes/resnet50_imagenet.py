@@ -8,6 +8,7 @@ and docs/imagenet.md says all about real ones. From top to bottom: flags, data, 
 trainer, evaluation, save.
 """
 
+import contextlib
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -36,6 +37,7 @@ flags.DEFINE_integer("label_offset", 0, "The label of the first class: 0 or 1.")
 flags.DEFINE_integer("image_size", 224, "Pixels of height and width.", lower_bound=32)
 flags.DEFINE_integer("synthetic", 1_281_167, "How many made-up pictures to learn.")
 flags.DEFINE_bool("skip_corrupt", False, "Leave out broken pictures, and count them.")
+flags.DEFINE_integer("readers", None, "Ranks that read for all.", lower_bound=1)
 flags.DEFINE_integer("data_threads", 0, "Of one rank; 0: its cores.", lower_bound=0)
 
 flags.DEFINE_enum("network", "resnet50", list(resnet.NETWORKS), "What learns.")
@@ -114,15 +116,16 @@ def main(argv: Sequence[str]) -> None:
         plan = plan._replace(first_step=resume(model, folder))
     say(describe(plan, model, train, validation, folder))
 
-    if not FLAGS.evaluate_only:
-        if tfdist.rank() == 0:
-            run_folder.save(folder, config)
-            epochs_done = plan.first_step / plan.steps_per_epoch
-            run_folder.tidy(folder, int(epochs_done), FLAGS.keep)
-            summary.note_run(folder, epochs_done, tfdist.size())
-        fit = fit_by_hand if FLAGS.loop == "custom" else keras.Model.fit
-        run(fit, model, plan, train, validation, folder)
-    results = evaluate(model, plan, validation)
+    with naming_pictures(train, validation):
+        if not FLAGS.evaluate_only:
+            if tfdist.rank() == 0:
+                run_folder.save(folder, config)
+                epochs_done = plan.first_step / plan.steps_per_epoch
+                run_folder.tidy(folder, int(epochs_done), FLAGS.keep)
+                summary.note_run(folder, epochs_done, tfdist.size())
+            fit = fit_by_hand if FLAGS.loop == "custom" else keras.Model.fit
+            run(fit, model, plan, train, validation, folder)
+        results = evaluate(model, plan, validation)
     skipped = {"train": count_skipped(train), "validation": count_skipped(validation)}
     if tfdist.rank() == 0:
         if not FLAGS.evaluate_only:
@@ -205,7 +208,20 @@ def pipeline() -> dict[str, Any]:
         "image_size": FLAGS.image_size,
         "threads": FLAGS.data_threads or None,
         "skip_corrupt": FLAGS.skip_corrupt,
+        "readers": FLAGS.readers,
     }
+
+
+@contextlib.contextmanager
+def naming_pictures(*splits: imagenet_data.Split) -> Iterator[None]:
+    """An error whose reason is a picture says which, without TensorFlow's traces."""
+    try:
+        yield
+    except tf.errors.OpError:
+        for split in splits:
+            if split.failure:
+                raise ValueError(split.failure) from None
+        raise
 
 
 def count_skipped(split: imagenet_data.Split) -> int:
@@ -251,7 +267,9 @@ def build_model(plan: Plan) -> keras.Model:
     model.compile(
         optimizer,
         keras.losses.CategoricalCrossentropy(
-            from_logits=True, label_smoothing=FLAGS.label_smoothing
+            from_logits=True,
+            label_smoothing=FLAGS.label_smoothing,
+            reduction="mean_with_sample_weight",  # of those that are not left out
         ),
         metrics=None,
         weighted_metrics=[
@@ -277,23 +295,17 @@ def run(
     callbacks = make_callbacks(plan, folder)
     for epoch, end, steps in plan.spans():
         rest = plan._replace(first_step=(epoch + 1) * plan.steps_per_epoch - steps)
-        try:
-            fit(
-                model,
-                training_batches(train, rest),
-                validation_data=validation_batches(validation, plan),
-                initial_epoch=epoch,
-                epochs=end,
-                steps_per_epoch=steps * plan.accumulation,
-                callbacks=callbacks,
-                verbose=0,
-                shuffle=False,  # the pictures come in the order of the epoch
-            )
-        except tf.errors.OpError as error:
-            for split in (train, validation):
-                if split.failure:  # a picture was the reason
-                    raise ValueError(split.failure) from error
-            raise
+        fit(
+            model,
+            training_batches(train, rest),
+            validation_data=validation_batches(validation, plan),
+            initial_epoch=epoch,
+            epochs=end,
+            steps_per_epoch=steps * plan.accumulation,
+            callbacks=callbacks,
+            verbose=0,
+            shuffle=False,  # the pictures come in the order of the epoch
+        )
 
 
 def make_callbacks(plan: Plan, folder: Path) -> list[keras.callbacks.Callback]:
@@ -335,8 +347,8 @@ def make_callbacks(plan: Plan, folder: Path) -> list[keras.callbacks.Callback]:
 class LogSteps(keras.callbacks.Callback):
     """Writes into the logs how many steps are done, and the learning rate of the last.
 
-    The optimizer's own count leaves out those that a loss scale skips (mixed_float16),
-    but their pictures have been seen.
+    The optimizer does not count those that a loss scale skips, but their pictures have
+    been seen.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -420,16 +432,14 @@ def evaluate(
     """Loss and accuracies of all pictures, each counted once; the same on all ranks."""
     return model.evaluate(
         validation_batches(validation, plan),
-        callbacks=judges(),
+        # They make the numbers of one rank's share those of all.
+        callbacks=[
+            tfdist.callbacks.CombineMovingStatistics(),
+            tfdist.callbacks.MetricAverage(),
+        ],
         return_dict=True,
         verbose=0,
     )
-
-
-def judges() -> list[keras.callbacks.Callback]:
-    """They make the numbers of one rank's share those of all."""
-    ours = tfdist.callbacks
-    return [ours.CombineMovingStatistics(), ours.MetricAverage()]
 
 
 # -------------------------------------------------------------------------------- save
@@ -450,8 +460,6 @@ def configure(words: Sequence[str]) -> dict[str, Any]:
         raise ValueError("--evaluate_only needs --resume: whose weights are they?")
     config = run_folder.configuration(FLAGS, NAMES, words, *files)
     run_folder.check_same(config, before, FIXED)
-    if FLAGS.data_format != "synthetic" and not FLAGS.data_dir:
-        raise ValueError("Expected --data_dir=FOLDER with the pictures, got none.")
     if FLAGS.loop == "custom" and FLAGS.accumulation > 1:
         raise ValueError(
             "--loop=custom takes one batch a step, got --accumulation="

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 import yaml
-from helpers import recipe
+from helpers import pictures, recipe
 from helpers.outcome import outcome
 from helpers.ranks import run_ranks
 
@@ -204,7 +204,7 @@ def test_the_loop_by_hand_ends_with_the_weights_of_fit(words, tmp_path):
 @pytest.mark.parametrize(
     "options",
     [
-        ["precision=mixed_bfloat16", "accumulation=3", "compression=bf16"],
+        ["precision=mixed_bfloat16", "accumulation=3", "compression=bf16", "readers=1"],
         ["precision=mixed_float16", "preset=lars_16k", "rate=5"],
         ["data_format=synthetic", "synthetic=96", "classes=10", "preset=cosine_2018"],
     ],
@@ -220,6 +220,91 @@ def test_options_go_together(options, words, tmp_path):
     log = (tmp_path / "runs/latest/log.csv").read_text().splitlines()
     values = [float(x) for line in log[1:] for x in line.split(",")]
     assert np.isfinite(values).all()
+
+
+def rates(words, kill_after=None):
+    """The learning rate that the optimizer has before each batch, and those to have."""
+    import os
+    import signal
+
+    module = recipe.script()
+    found, expected = [], []
+    make = module.make_callbacks
+
+    def callbacks(plan, folder):
+        preset = module.make_preset()
+        begin = plan.first_step * plan.accumulation
+
+        def note(batch, logs):
+            if len(found) == kill_after:
+                os.kill(os.getpid(), signal.SIGTERM)
+            step = (begin + len(found)) // plan.accumulation
+            found.append(float(watch.model.optimizer.learning_rate))
+            setting = {"steps_per_epoch": plan.steps_per_epoch, "global_batch": 24}
+            expected.append(module.schedules.rate_at(preset, step, **setting))
+
+        watch = keras.callbacks.LambdaCallback(on_train_batch_begin=note)
+        return [watch, *make(plan, folder)]
+
+    module.make_callbacks = callbacks
+    try:
+        recipe.run(*words)
+    except SystemExit:
+        pass
+    finally:
+        module.make_callbacks = make
+    return [found, expected]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [["loop=custom"], ["accumulation=3"]])
+def test_each_step_has_the_rate_of_the_preset(options, words, tmp_path):
+    words = [*words, *options, "warmup_epochs=0.5", "preset=cosine_2018"]
+    batches = 3 if "accumulation=3" in options else 1
+    first = run_ranks(rates, 2, words, (STEPS + 3) * batches, timeout_s=110)
+    resumed = [f"--resume={tmp_path / 'runs/latest'}"]
+    second = run_ranks(rates, 2, resumed, timeout_s=110)
+    count = 0
+    for found, expected in (first[0], second[0]):
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-8)
+        count += len(found)
+    # The step in which the signal came was finished, and not done again.
+    assert count == 2 * STEPS * batches
+
+
+@pytest.mark.slow
+def test_few_ranks_that_read_change_nothing(words, tmp_path):
+    ends = []
+    for readers in ([], ["readers=1"]):
+        run_ranks(trained, 2, [*words, *readers], timeout_s=110)
+        ends.append(weights_of(tmp_path / "runs/latest/final.keras"))
+    for a, b in zip(*ends, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.slow
+def test_a_broken_picture_is_as_if_it_were_not_there(words, tiny_imagenet, tmp_path):
+    folder = pictures.as_folders(tiny_imagenet, tmp_path / "pictures")
+    broken = sorted((folder / "validation").glob("*/*.JPEG"))[7]
+    broken.write_bytes(b"junk")
+    words = [w for w in words if "data_dir" not in w and "epochs" not in w]
+    words = [*words, f"--data_dir={folder}", "data_format=folder", "epochs=1"]
+    [(printed, _, _), _] = run_ranks(trained, 2, [*words, "skip_corrupt=true"])
+    assert str(broken) in printed
+    without = results_of(tmp_path)
+
+    judged = [f"--resume={tmp_path / 'runs/latest'}", "--evaluate_only"]
+    results = run_ranks(refused, 2, [*judged, "--noskip_corrupt"])
+    [message] = [r["message"] for r in results if r["class"] == "ValueError"]
+    assert str(broken) in message
+    assert "--skip_corrupt" in message
+    assert {r["class"] for r in results} <= {"ValueError", "RankFailedError"}
+
+    broken.unlink()
+    run_ranks(trained, 1, judged)
+    expected = results_of(tmp_path)
+    assert without["top_1"] == pytest.approx(expected["top_1"], rel=1e-6)
+    assert without["loss"] == pytest.approx(expected["loss"], rel=1e-3)
 
 
 def refused(words):
