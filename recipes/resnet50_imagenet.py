@@ -313,12 +313,12 @@ def make_callbacks(plan: Plan, folder: Path) -> list[keras.callbacks.Callback]:
     ours, kerass = tfdist.callbacks, keras.callbacks
     steps = FLAGS.checkpoint_steps * plan.accumulation
     path = str(folder / "checkpoints" / "step-{steps:08d}.keras")
-    epochs = ours.Checkpoint(path, keep=FLAGS.keep)
+    checkpoint = ours.Checkpoint(path, keep=FLAGS.keep)
     listed = [
         ours.BroadcastInitialState(),
         ours.CombineMovingStatistics(),
         ours.MetricAverage(),
-        LogSteps(plan),
+        LogSteps(plan, checkpoint),
         ours.Progress(
             plan.global_batch // plan.accumulation,
             unit="images",
@@ -326,7 +326,6 @@ def make_callbacks(plan: Plan, folder: Path) -> list[keras.callbacks.Callback]:
             steps_per_epoch=plan.steps_per_epoch * plan.accumulation,
             first_step=plan.first_step % plan.steps_per_epoch * plan.accumulation,
         ),
-        epochs,
         ours.Checkpoint(
             folder / "best.keras",
             monitor="val_top_1",
@@ -341,29 +340,32 @@ def make_callbacks(plan: Plan, folder: Path) -> list[keras.callbacks.Callback]:
         board = kerass.TensorBoard(folder / "tensorboard", write_graph=False)
         listed.append(ours.RankZeroOnly(board))
     # A time limit of the batch system loses nothing.
-    return [*listed, ours.StopOnSignal(epochs)]
+    return [*listed, ours.StopOnSignal(checkpoint)]
 
 
 class LogSteps(keras.callbacks.Callback):
     """Writes into the logs how many steps are done, and the learning rate of the last.
 
     The optimizer does not count those that a loss scale skips, but their pictures have
-    been seen.
+    been seen. An epoch is saved before its validation, which may end badly.
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, checkpoint: tfdist.callbacks.Checkpoint) -> None:
         super().__init__()
         self._plan, self._preset = plan, make_preset()
-        self._begin = 0  # of the epoch, or what is left of it, in batches
+        self._checkpoint = checkpoint
+        self._end = 0  # of the epoch, in batches
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         """A run that was resumed may have begun the epoch before."""
-        batches = self._plan.steps_per_epoch * self._plan.accumulation
-        self._begin = (epoch + 1) * batches - self.params["steps"]
+        self._end = (epoch + 1) * self._plan.steps_per_epoch * self._plan.accumulation
 
     def on_train_batch_end(self, batch: int, logs: dict[str, float]) -> None:
         """Before the callbacks that save."""
-        logs["steps"] = (self._begin + batch + 1) // self._plan.accumulation
+        left = self.params["steps"] - (batch + 1)
+        logs["steps"] = (self._end - left) // self._plan.accumulation
+        if not left:
+            self._checkpoint.save_now(logs, batch)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float]) -> None:
         """Before the callbacks that show the logs, and save."""

@@ -283,6 +283,30 @@ def test_few_ranks_that_read_change_nothing(words, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("loop", ["fit", "custom"])
+def test_an_epoch_is_saved_though_its_validation_fails(
+    loop, words, tiny_imagenet, tmp_path
+):
+    folder = pictures.as_folders(tiny_imagenet, tmp_path / "pictures")
+    broken = sorted((folder / "validation").glob("*/*.JPEG"))[7]
+    broken.write_bytes(b"junk")
+    words = [w for w in words if "data_dir" not in w]
+    words = [*words, f"--data_dir={folder}", "data_format=folder", f"loop={loop}"]
+    results = run_ranks(refused, 2, words)
+    [message] = [r["message"] for r in results if r["class"] == "ValueError"]
+    assert str(broken) in message
+    run = tmp_path / "runs/latest"
+    [saved] = (run / "checkpoints").iterdir()
+    assert saved.name == f"step-{STEPS:08d}.keras"
+
+    resumed = [f"--resume={run}", "--skip_corrupt"]
+    [(printed, code, _), _] = run_ranks(trained, 2, resumed, timeout_s=110)
+    assert code == 0
+    assert f"from step {STEPS} on" in printed
+    assert "1 (validation)" in printed
+
+
+@pytest.mark.slow
 def test_a_broken_picture_is_as_if_it_were_not_there(words, tiny_imagenet, tmp_path):
     folder = pictures.as_folders(tiny_imagenet, tmp_path / "pictures")
     broken = sorted((folder / "validation").glob("*/*.JPEG"))[7]
