@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import logging
+import re
 from collections.abc import Callable
 
 import imagenet_formats
@@ -107,7 +108,7 @@ class Stored:
             picture(encoded, tf.constant(position), tf.constant(key))
             skip = False
         except (tf.errors.DataLossError, tf.errors.InvalidArgumentError) as error:
-            reason = error.message
+            reason = _without_nodes(error.message)
         if not skip:
             self._fail(
                 f"{where}: expected a record with a whole picture, found: {reason} "
@@ -333,3 +334,8 @@ def _interleave(rows: tf.data.Dataset, function: Callable[..., tf.data.Dataset])
 def _either(first: tf.data.Dataset, second: tf.data.Dataset) -> tf.data.Dataset:
     """The element of the first; of the second when the first raises an error."""
     return first.ignore_errors().concatenate(second).take(1)
+
+
+def _without_nodes(message: str) -> str:
+    """What TensorFlow says, without the names of its nodes and ops around it."""
+    return re.sub(r"\{\{.*?\}\} *| *\[Op:.*", "", message)

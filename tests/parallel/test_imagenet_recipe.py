@@ -322,6 +322,7 @@ def test_a_broken_picture_is_as_if_it_were_not_there(words, tiny_imagenet, tmp_p
     [message] = [r["message"] for r in results if r["class"] == "ValueError"]
     assert str(broken) in message
     assert "--skip_corrupt" in message
+    assert "function_node" not in message
     assert {r["class"] for r in results} <= {"ValueError", "RankFailedError"}
 
     broken.unlink()
