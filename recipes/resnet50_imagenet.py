@@ -35,7 +35,7 @@ flags.DEFINE_enum("data_format", "tfds", imagenet_data.FORMATS, "How they are st
 flags.DEFINE_integer("classes", 1000, "How many classes there are.", lower_bound=2)
 flags.DEFINE_integer("label_offset", 0, "The label of the first class: 0 or 1.")
 flags.DEFINE_integer("image_size", 224, "Pixels of height and width.", lower_bound=32)
-flags.DEFINE_integer("synthetic", 1_281_167, "How many made-up pictures to learn.")
+flags.DEFINE_integer("synthetic", None, "So many made-up pictures.", lower_bound=1)
 flags.DEFINE_bool("skip_corrupt", False, "Leave out broken pictures, and count them.")
 flags.DEFINE_integer("readers", None, "Ranks that read for all.", lower_bound=1)
 flags.DEFINE_integer("data_threads", 0, "Of one rank; 0: its cores.", lower_bound=0)
@@ -146,9 +146,9 @@ def open_data() -> tuple[imagenet_data.Split, imagenet_data.Split]:
             name,
             classes=FLAGS.classes,
             label_offset=FLAGS.label_offset,
-            examples=count if FLAGS.data_format == "synthetic" else None,
+            examples=FLAGS.synthetic,
         )
-        for name, count in (("train", FLAGS.synthetic), ("validation", 1000))
+        for name in ("train", "validation")
     )
     return train, validation
 
