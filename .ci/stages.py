@@ -2,21 +2,25 @@
 
 With --slow those tests that the suite leaves out (`make test-slow`).
 
-First the C++ tests (CMake, Ninja, ctest), then one pytest run over the folders of
-`tests/`, so that the worker processes with TensorFlow are started once. The last line
-is pytest's own summary. Exit code 0 only when every stage passed.
+The C++ tests (CMake, Ninja, ctest), and beside them, as they leave a core idle now and
+then and so do these, one pytest run over the folders of `tests/`, so that the worker
+processes with TensorFlow are started once. What the C++ tests printed comes at the end.
+The last line is pytest's own summary. Exit code 0 only when every stage passed.
 """
 
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build" / "tests"
+LOG = ROOT / "build" / "tests.log"
 STAGES = {
     "one process": ("tests/single", "tests/fuzz"),
     "several ranks": ("tests/parallel",),
@@ -31,37 +35,65 @@ def _tool(name: str) -> str:
     return str(Path(sys.executable).parent / name)
 
 
-def run_cpp(slow: bool) -> bool:
-    """Builds and runs `tests/cpp`; True when all passed."""
-    configure = [
-        *(_tool("cmake"), "-S", str(ROOT / "tfdist_ops"), "-B", str(BUILD)),
-        *("-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={_tool('ninja')}"),
-        *("-DTFDIST_TESTS=ON", "-DTFDIST_WERROR=ON", "--log-level=WARNING"),
-    ]
-    cores = str(os.cpu_count() or 1)
-    build = [_tool("cmake"), "--build", str(BUILD), "--parallel", cores]
-    test = [
-        *(_tool("ctest"), "--test-dir", str(BUILD), "--output-on-failure"),
-        *("--no-tests=error", "--parallel", cores),
-        *("-L" if slow else "-LE", "slow"),
-    ]
-    for command in (configure, build, test):
-        try:
-            code = subprocess.run(command, timeout=CPP_TIMEOUT_S).returncode
-        except subprocess.TimeoutExpired:
-            print(f"not done after {CPP_TIMEOUT_S} s: {' '.join(command)}", flush=True)
-            return False
-        if code != 0:
-            print(f"exit code {code}: {' '.join(command)}", flush=True)
-            return False
-    return True
+class Cpp(threading.Thread):
+    """Builds and runs `tests/cpp`, in a thread; what it prints goes to a file.
+
+    Attributes:
+        passed: whether all did, when the thread has ended.
+        elapsed_s: what it took.
+    """
+
+    def __init__(self, slow: bool) -> None:
+        super().__init__(name="C++")
+        self.passed, self.elapsed_s = False, 0.0
+        self._slow = slow
+
+    def run(self) -> None:
+        """Stops at the first command that fails."""
+        begin = time.monotonic()
+        configure = [
+            *(_tool("cmake"), "-S", str(ROOT / "tfdist_ops"), "-B", str(BUILD)),
+            *("-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={_tool('ninja')}"),
+            *("-DTFDIST_TESTS=ON", "-DTFDIST_WERROR=ON", "--log-level=WARNING"),
+        ]
+        cores = str(os.cpu_count() or 1)
+        build = ["nice", _tool("cmake"), "--build", str(BUILD), "--parallel", cores]
+        test = [
+            *(_tool("ctest"), "--test-dir", str(BUILD), "--output-on-failure"),
+            *("--no-tests=error", "--parallel", cores),
+            *("-L" if self._slow else "-LE", "slow"),
+        ]
+        LOG.parent.mkdir(parents=True, exist_ok=True)
+        with LOG.open("w", encoding="utf-8") as log:
+            self.passed = all(_runs(c, log) for c in (configure, build, test))
+        self.elapsed_s = time.monotonic() - begin
+
+    def ending(self) -> list[str]:
+        """The last lines that were printed: many if something failed."""
+        lines = LOG.read_text(encoding="utf-8", errors="replace").splitlines()
+        return lines[-4 if self.passed else -200 :]
+
+
+def _runs(command: list[str], log: TextIO) -> bool:
+    """Whether a command ends well and in time."""
+    try:
+        code = subprocess.run(
+            command, stdout=log, stderr=subprocess.STDOUT, timeout=CPP_TIMEOUT_S
+        ).returncode
+        problem = f"exit code {code}" if code else ""
+    except subprocess.TimeoutExpired:
+        problem = f"not done after {CPP_TIMEOUT_S} s"
+    if problem:
+        log.write(f"{problem}: {' '.join(command)}\n")
+    return not problem
 
 
 class StageReport:
     """A pytest plugin: a headline where a stage begins, a table at the end."""
 
-    def __init__(self, finished: list[tuple[str, str, float]]) -> None:
-        self._finished = finished
+    def __init__(self, cpp: Cpp) -> None:
+        self._cpp = cpp
+        self._finished: list[tuple[str, str, float]] = []
         self._current: str | None = None
         self._begin = 0.0
         self._counts: dict[str, dict[str, int]] = {}
@@ -102,6 +134,12 @@ class StageReport:
     ) -> None:
         """Prints the table of stages."""
         self._close()
+        self._cpp.join()
+        terminalreporter.section(f"C++: tests/cpp under ctest, all of it in {LOG}")
+        for line in self._cpp.ending():
+            terminalreporter.write_line(line)
+        words = "passed" if self._cpp.passed else "FAILED"
+        self._finished.insert(0, ("C++, beside them", words, self._cpp.elapsed_s))
         terminalreporter.section("stages")
         for name, words, elapsed_s in self._finished:
             terminalreporter.write_line(f"{name:26} {words:40} {elapsed_s:7.1f} s")
@@ -116,13 +154,8 @@ def main() -> int:
     """Runs all stages; returns the exit code."""
     slow = "--slow" in sys.argv[1:]
     os.chdir(ROOT)
-    finished: list[tuple[str, str, float]] = []
-    headline("C++", "tests/cpp under ctest")
-    begin = time.monotonic()
-    cpp_passed = run_cpp(slow)
-    words = "passed" if cpp_passed else "FAILED"
-    finished.append(("C++", words, time.monotonic() - begin))
-
+    cpp = Cpp(slow)
+    cpp.start()
     folders = [folder for stage in STAGES.values() for folder in stage]
     code = pytest.main(
         [
@@ -130,9 +163,10 @@ def main() -> int:
             *("-q", "-rs", "-m", "slow" if slow else "not slow"),
             *("--durations=10", "--durations-min=5"),
         ],
-        plugins=[StageReport(finished)],
+        plugins=[StageReport(cpp)],
     )
-    return int(code) if code != 0 else int(not cpp_passed)
+    cpp.join()
+    return int(code) if code != 0 else int(not cpp.passed)
 
 
 if __name__ == "__main__":

@@ -203,7 +203,7 @@ class Pool:
         while waiting:
             left_s = deadline - time.monotonic()
             if left_s <= 0:
-                raise self._hung(sorted(waiting.values()), marks, timeout_s)
+                raise self._hung(sorted(waiting.values()), answers, marks, timeout_s)
             readable, _, _ = select.select(list(waiting), [], [], left_s)
             for channel in readable:
                 rank = waiting.pop(channel)
@@ -215,7 +215,11 @@ class Pool:
         return answers
 
     def _hung(
-        self, ranks: list[int], marks: Mapping[int, int], timeout_s: float
+        self,
+        ranks: list[int],
+        answers: Mapping[int, dict[str, Any]],
+        marks: Mapping[int, int],
+        timeout_s: float,
     ) -> RanksHungError:
         for rank in ranks:
             self._workers[rank].stacks()
@@ -224,6 +228,9 @@ class Pool:
             f"---- rank {rank}:\n{self._workers[rank].tail(marks.get(rank, 0))}"
             for rank in ranks
         ]
+        for rank, answer in answers.items():
+            how = str(answer.get("failed") or answer).strip().splitlines()[-1]
+            tails.append(f"---- rank {rank} had ended: {how[:1000]}")
         return RanksHungError(
             f"ranks {ranks} did not end within {timeout_s:g} s:\n" + "\n".join(tails)
         )

@@ -54,6 +54,7 @@ def test_a_gan_with_two_optimizers_learns_to_draw():
     assert sum("telling:" in line and "drawing:" in line for line in lines) == 20
 
 
+@pytest.mark.slow
 def test_a_policy_learns_from_episodes_of_different_lengths():
     # With 100 the last round is enough for one rank by itself, and not for the other.
     lines = output_of("reinforce", "--enough", "100")

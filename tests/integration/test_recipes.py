@@ -45,7 +45,9 @@ def accuracy_of(output: str) -> float:
     return float(found[0])
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize(
+    "recipe", ["mnist_fit", pytest.param("mnist_tape", marks=pytest.mark.slow)]
+)
 def test_two_ranks_learn_and_end_with_the_same_weights(recipe):
     output = output_of(recipe, 2)
     assert accuracy_of(output) >= 0.96
