@@ -2,10 +2,10 @@
 
 With --slow those tests that the suite leaves out (`make test-slow`).
 
-The C++ tests (CMake, Ninja, ctest), and beside them, as they leave a core idle now and
-then and so do these, one pytest run over the folders of `tests/`, so that the worker
-processes with TensorFlow are started once. What the C++ tests printed comes at the end.
-The last line is pytest's own summary. Exit code 0 only when every stage passed.
+One pytest run goes over the folders of `tests/`, so that the worker processes with
+TensorFlow are started once. The C++ tests (CMake, Ninja, ctest) run beside it, since
+neither of the two always keeps all cores busy; their outcome is shown at the end. The
+last line is pytest's own summary. Exit code 0 only when every stage passed.
 """
 
 import os

@@ -34,6 +34,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
+from control import Copier  # noqa: E402
 from helpers import core_client  # noqa: E402
 from resnet50 import gradient_shapes  # noqa: E402
 
@@ -151,23 +152,6 @@ def _jobs(size: int) -> Iterator[tuple[Job, Job]]:
     finally:
         for job in reversed(jobs):  # the later one's ranks hold ends of the first one's
             job.end()
-
-
-class Copier:
-    """The control: copies of 64 MiB between two buffers that are in memory already."""
-
-    def __init__(self) -> None:
-        self._source = np.ones(64 << 20, np.uint8)
-        self._target = self._source.copy()
-
-    def gib_s(self) -> float:
-        """The best of five copies."""
-        best_s = math.inf
-        for _ in range(5):
-            begin_s = time.monotonic()
-            np.copyto(self._target, self._source)
-            best_s = min(best_s, time.monotonic() - begin_s)
-        return self._source.nbytes / best_s / 2**30
 
 
 def measure(

@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import argparse
 import io
-import math
 import os
 import statistics
 import sys
@@ -39,6 +38,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
 import tensorflow_datasets as tfds  # noqa: E402
+from control import Copier  # noqa: E402
 from PIL import Image  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -189,23 +189,6 @@ def waits_ms(dataset: tf.data.Dataset, steps: int, step_ms: float) -> list[float
         next(iterator)
         found.append((time.perf_counter() - begin_s) * 1e3)
     return found
-
-
-class Copier:
-    """The control: copies of 64 MiB between two buffers that are in memory already."""
-
-    def __init__(self) -> None:
-        self._source = np.ones(64 << 20, np.uint8)
-        self._target = self._source.copy()
-
-    def gib_s(self) -> float:
-        """The best of five copies."""
-        best_s = math.inf
-        for _ in range(5):
-            begin_s = time.perf_counter()
-            np.copyto(self._target, self._source)
-            best_s = min(best_s, time.perf_counter() - begin_s)
-        return self._source.nbytes / best_s / 2**30
 
 
 def percentiles(values: list[float]) -> tuple[float, float, float]:

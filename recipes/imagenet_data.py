@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -262,13 +263,12 @@ class Split:
             seeds = tf.stack([key, position])
             return imagenet_pictures.training_picture(encoded, seeds, image_size)
 
-        count = (last_step - first_step) * accumulation
         return imagenet_examples.batches(
             self._examples,
-            self._places(rows, rank, readers),
+            self._read(rows, rank, readers),
             picture,
             image_size=image_size,
-            count=count,
+            count=(last_step - first_step) * accumulation,
             threads=_threads(threads),
             skip_corrupt=skip_corrupt,
         )
@@ -324,18 +324,17 @@ class Split:
             return imagenet_pictures.validation_picture(encoded, image_size)
 
         begin, end = share(rank)
-        count = -((begin - end) // batch)
         return imagenet_examples.batches(
             self._examples,
-            self._places(rows, rank, readers),
+            self._read(rows, rank, readers),
             picture,
             image_size=image_size,
-            count=count,
+            count=math.ceil((end - begin) / batch),
             threads=_threads(threads),
             skip_corrupt=skip_corrupt,
         )
 
-    def _places(
+    def _read(
         self,
         rows: Callable[[int], tf.data.Dataset],
         rank: int,

@@ -214,8 +214,8 @@ class Synthetic:
         return image, tf.one_hot(label, self.classes)
 
     def explain(self, *unused: object) -> np.ndarray:
-        """Is not needed: nothing can be wrong."""
-        raise NotImplementedError
+        """Is not called: nothing can be wrong."""
+        raise AssertionError("synthetic examples cannot be damaged (this is a bug)")
 
 
 Examples = Stored | Synthetic

@@ -271,7 +271,6 @@ def build_model(plan: Plan) -> keras.Model:
             label_smoothing=FLAGS.label_smoothing,
             reduction="mean_with_sample_weight",  # of those that are not left out
         ),
-        metrics=None,
         weighted_metrics=[
             keras.metrics.CategoricalAccuracy("top_1"),
             keras.metrics.TopKCategoricalAccuracy(5, "top_5"),
@@ -312,13 +311,13 @@ def make_callbacks(plan: Plan, folder: Path) -> list[keras.callbacks.Callback]:
     """The same on all ranks; those that write do it on rank 0."""
     ours, kerass = tfdist.callbacks, keras.callbacks
     steps = FLAGS.checkpoint_steps * plan.accumulation
-    path = str(folder / "checkpoints" / "step-{steps:08d}.keras")
+    path = str(folder / run_folder.CHECKPOINTS / "step-{steps:08d}.keras")
     checkpoint = ours.Checkpoint(path, keep=FLAGS.keep)
     listed = [
         ours.BroadcastInitialState(),
         ours.CombineMovingStatistics(),
         ours.MetricAverage(),
-        LogSteps(plan, checkpoint),
+        CountSteps(plan, checkpoint),
         ours.Progress(
             plan.global_batch // plan.accumulation,
             unit="images",
@@ -332,7 +331,7 @@ def make_callbacks(plan: Plan, folder: Path) -> list[keras.callbacks.Callback]:
             save_best_only=True,
             initial_value_threshold=summary.best(folder, "val_top_1"),
         ),
-        ours.RankZeroOnly(kerass.CSVLogger(folder / "log.csv", append=True)),
+        ours.RankZeroOnly(kerass.CSVLogger(folder / run_folder.LOG, append=True)),
     ]
     if steps:
         listed.insert(-2, ours.Checkpoint(path, keep=FLAGS.keep, save_freq=steps))
@@ -343,11 +342,12 @@ def make_callbacks(plan: Plan, folder: Path) -> list[keras.callbacks.Callback]:
     return [*listed, ours.StopOnSignal(checkpoint)]
 
 
-class LogSteps(keras.callbacks.Callback):
-    """Writes into the logs how many steps are done, and the learning rate of the last.
+class CountSteps(keras.callbacks.Callback):
+    """Counts the steps in the logs, for names of files; saves the last of an epoch.
 
     The optimizer does not count those that a loss scale skips, but their pictures have
-    been seen. An epoch is saved before its validation, which may end badly.
+    been seen. An epoch is saved before its validation, which may end badly. At its end
+    the logs get the learning rate of the last step.
     """
 
     def __init__(self, plan: Plan, checkpoint: tfdist.callbacks.Checkpoint) -> None:

@@ -74,7 +74,7 @@ def restore(
     root = members_of(process_set)[0]
 
     def read() -> tuple[None, dict[str, Any]]:
-        check_compiled(model)
+        prepare(model)
         if _runtime.rank() == root:
             load(model, os.fspath(path))
         return None, {}
@@ -86,8 +86,8 @@ def restore(
     return int(keras.ops.convert_to_numpy(model.optimizer.iterations))
 
 
-def check_compiled(model: keras.Model) -> None:
-    """Builds the optimizer if need be.
+def prepare(model: keras.Model) -> None:
+    """Builds the optimizer of a compiled model, if it is not built.
 
     Raises:
         ValueError: the model has no weights yet, or no optimizer.

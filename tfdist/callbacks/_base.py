@@ -6,6 +6,7 @@ import logging
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from tfdist import _core, _runtime, split_step
 from tfdist._process_sets import ProcessSet, members_of
@@ -18,6 +19,7 @@ from tfdist.callbacks._listing import (
 from tfdist.callbacks._optimizers import check_all_reduce
 from tfdist.callbacks._saving import guard_saving
 from tfdist.callbacks._weighing import take_back
+from tfdist.collectives import ReduceOp, allreduce
 from tfdist.layers.synchronized import batch_normalizations, is_synchronized
 from tfdist.optimizer import is_distributed, unwrapped_message
 
@@ -123,6 +125,20 @@ class RankCallback(keras.callbacks.Callback):
     def _first(self) -> int:
         """The lowest of the ranks that train this model together."""
         return members_of(self._ranks)[0]
+
+    def _largest_of_all(self, number: int, name: str, timeout_s: float | None) -> int:
+        """The largest of the ranks' numbers; a rank without data has nothing to add."""
+        if _runtime.size() == 1:
+            return number
+        return int(
+            allreduce(
+                tf.constant(number, tf.int32),
+                op=ReduceOp.MAX,
+                name=name,
+                timeout_s=timeout_s,
+                process_set=self._ranks,
+            )
+        )
 
     def _note_operations(self) -> None:
         """What has been done so far does not count as a reduction of gradients."""

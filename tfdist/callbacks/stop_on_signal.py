@@ -9,12 +9,9 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
-import tensorflow as tf
-
 from tfdist import _runtime
 from tfdist.callbacks._base import RankCallback
 from tfdist.callbacks.checkpoint import Checkpoint, between_updates
-from tfdist.collectives import ReduceOp, allreduce
 
 _logger = logging.getLogger("tfdist")
 
@@ -124,17 +121,9 @@ class StopOnSignal(RankCallback):
             signal.raise_signal(self._received)
 
     def _end_if_asked(self, logs: dict[str, Any], batch: int | None) -> None:
-        received = self._received
-        if _runtime.size() > 1:
-            received = int(
-                allreduce(
-                    tf.constant(received, tf.int32),
-                    op=ReduceOp.MAX,
-                    name="stop_on_signal",
-                    timeout_s=self.timeout_s,
-                    process_set=self._ranks,
-                )
-            )
+        received = self._largest_of_all(
+            self._received, "stop_on_signal", self.timeout_s
+        )
         if not received:
             return
         if _runtime.rank() == self._first:

@@ -5,12 +5,9 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-import tensorflow as tf
-
 from tfdist import _runtime
 from tfdist.callbacks._base import RankCallback
 from tfdist.callbacks._state import wants_to_stop
-from tfdist.collectives import ReduceOp, allreduce
 
 _logger = logging.getLogger("tfdist")
 
@@ -65,16 +62,8 @@ class StopTogether(RankCallback):
             return
         was_set = wants_to_stop(self.model)
         wish = _runtime.rank() + 1 if was_set else 0
-        # MAX: a rank without data has nothing to add, and the answer names a rank.
-        wish = int(
-            allreduce(
-                tf.constant(wish, tf.int32),
-                op=ReduceOp.MAX,
-                name="stop_together",
-                timeout_s=self.timeout_s,
-                process_set=self._ranks,
-            )
-        )
+        # The answer names a rank.
+        wish = self._largest_of_all(wish, "stop_together", self.timeout_s)
         if wish and not was_set:
             self.model.stop_training = True
             _logger.info("Training stops at %s, as rank %d wants.", when, wish - 1)
