@@ -1,6 +1,7 @@
 #include "runtime/progress.h"
 
 #include <pthread.h>
+#include <sched.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/syscall.h>
@@ -18,6 +19,8 @@ namespace {
 constexpr int64_t kTickUs = 50 * 1000;
 constexpr int64_t kIdleUs = 1000 * 1000;
 constexpr int kDoubtMs = 2;
+constexpr int kPauses = 10;
+constexpr int64_t kYieldAfterUs = 10;
 
 int64_t HeartbeatUs(const Config& config) { return static_cast<int64_t>(config.heartbeat_s * 1e6); }
 
@@ -31,14 +34,16 @@ inline void Pause() {
 
 }  // namespace
 
-Progress::Progress(std::unique_ptr<Engine> engine, int doorbell_fd, const Config& config)
+Progress::Progress(std::unique_ptr<Engine> engine, int doorbell_fd, const Config& config,
+                   bool crowded)
     : engine_(std::move(engine)),
       doorbell_fd_(doorbell_fd),
       epoll_fd_(epoll_create1(EPOLL_CLOEXEC)),
       spin_us_(config.spin_us),
       tick_us_(std::min(kTickUs, HeartbeatUs(config) / 2)),
       // A rank with peers must show that it lives, and look whether they do.
-      idle_us_(engine_->links().size() > 1 ? std::min(kIdleUs, HeartbeatUs(config)) : kIdleUs) {
+      idle_us_(engine_->links().size() > 1 ? std::min(kIdleUs, HeartbeatUs(config)) : kIdleUs),
+      crowded_(crowded) {
   epoll_event event{};
   event.events = EPOLLIN;
   event.data.fd = doorbell_fd_;
@@ -78,9 +83,10 @@ bool Progress::Push(Command command) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (!accepting_) return false;
     commands_.push_back(std::move(command));
+    pushed_.store(true);
   }
-  // No fence: the sleeper says that it sleeps and then takes the mutex to look once more. Either it
-  // took it after the lines above and has found the command, or before, and then this load sees it.
+  // No fence: the sleeper says that it sleeps and then looks at `pushed_` once more. All four are in
+  // one order for all: one of the two sees the other.
   if (sleeping_.load() && sleeping_.exchange(false)) Wake();
   return true;
 }
@@ -104,32 +110,54 @@ void Progress::Wake() const {
 }
 
 bool Progress::Turn(int64_t now_us) {
-  std::vector<Command> commands;
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    commands.swap(commands_);
+  bool moved = false;
+  if (pushed_.load()) {
+    std::vector<Command> commands;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      commands.swap(commands_);
+      pushed_.store(false);
+    }
+    for (Command& command : commands) command(engine_.get(), now_us);
+    moved = !commands.empty();
   }
-  for (Command& command : commands) command(engine_.get(), now_us);
-  bool moved = engine_->Poll(now_us);
+  moved |= engine_->Poll(now_us);
   if (now_us >= next_tick_us_) {
     engine_->Tick(now_us);  // after what has come: no peer is silent whose word lies here
     next_tick_us_ = now_us + tick_us_;
     moved |= engine_->Poll(now_us);  // sends what the clock has caused
   }
-  return moved || !commands.empty();
+  return moved;
+}
+
+// Whoever is waited for may need this very processor.
+void Progress::Idle(int64_t idle_us) const {
+  if (crowded_ || idle_us > kYieldAfterUs) {
+    sched_yield();
+  } else {
+    for (int i = 0; i < kPauses; ++i) Pause();
+  }
+}
+
+void Progress::SetSleeping(bool sleeping) {
+  sleeping_.store(sleeping);
+  engine_->SetSleeping(sleeping);
 }
 
 void Progress::Run() {
   pthread_setname_np(pthread_self(), "tfdist-progress");
+  std::unique_lock<std::mutex> baton(baton_);
   int64_t last_move_us = NowUs();
   while (!stopping_.load()) {
     const int64_t now_us = NowUs();
-    if (Turn(now_us)) {
-      last_move_us = now_us;
-    } else if (engine_->busy() && now_us - last_move_us < spin_us_) {
-      for (int i = 0; i < 50; ++i) Pause();
+    const bool moved = Turn(now_us);
+    const bool helped = helpers_.load(std::memory_order_relaxed) > 0;
+    if (moved) last_move_us = now_us;
+    if (moved && !helped) continue;
+    if (!helped && engine_->busy() && now_us - last_move_us < spin_us_) {
+      Idle(now_us - last_move_us);
     } else {
-      Sleep();
+      Sleep(&baton);
       last_move_us = NowUs();
     }
   }
@@ -138,18 +166,49 @@ void Progress::Run() {
   engine_->Stop(NowUs());
 }
 
-void Progress::Sleep() {
-  sleeping_.store(true);
-  engine_->SetSleeping(true);
-  // No fence: commands are looked for under the mutex (see Push), and the links' words are stored
-  // and loaded in one order for all (shm_lane.h) or guarded by a lock or the kernel.
+bool Progress::Help(std::unique_ptr<Request>* request, const bool& ended, int64_t patience_us) {
+  helpers_.fetch_add(1, std::memory_order_relaxed);
+  std::unique_lock<std::mutex> baton(baton_);
+  helpers_.fetch_sub(1, std::memory_order_relaxed);
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!accepting_) return false;
+  }
+  if (asleep_) SetSleeping(false);
+  int64_t last_move_us = NowUs();
+  engine_->Submit(std::move(*request), last_move_us);
+  while (!ended && !stopping_.load(std::memory_order_relaxed)) {
+    const int64_t now_us = NowUs();
+    if (Turn(now_us)) {
+      last_move_us = now_us;
+    } else if (now_us - last_move_us < patience_us) {
+      Idle(now_us - last_move_us);
+    } else {
+      break;
+    }
+  }
+  if (!asleep_) return true;
+  SetSleeping(true);
+  // What is left, or has come while nobody was said to sleep, is the progress thread's.
+  if (engine_->busy() || Turn(NowUs())) Wake();
+  return true;
+}
+
+void Progress::Sleep(std::unique_lock<std::mutex>* baton) {
+  SetSleeping(true);
+  // No fence: `pushed_` (see Push) and the links' words are stored and loaded in one order for all
+  // (shm_lane.h) or guarded by a lock or the kernel.
   if (!Turn(NowUs()) && !stopping_.load()) {
     Watch();
     const int64_t longest_us = engine_->waiting() ? tick_us_ : idle_us_;
     const int timeout_ms =
         engine_->doubting() ? kDoubtMs : static_cast<int>(std::max<int64_t>(longest_us / 1000, 1));
     epoll_event events[16];
+    asleep_ = true;
+    baton->unlock();
     const int count = epoll_wait(epoll_fd_, events, 16, timeout_ms);
+    baton->lock();
+    asleep_ = false;
     for (int i = 0; i < count; ++i) {
       const int fd = events[i].data.fd;
       const auto process = processes_.find(fd);
@@ -162,8 +221,7 @@ void Progress::Sleep() {
       }
     }
   }
-  engine_->SetSleeping(false);
-  sleeping_.store(false);
+  SetSleeping(false);
 }
 
 void Progress::Watch() {

@@ -5,6 +5,11 @@
 // thread first says that it sleeps (a word each peer can read, `sleeping_` for this process), then
 // looks once more for work, then sleeps. Whoever brings work publishes it first and then looks at
 // that word. One of the two sees the other.
+//
+// Helping: a thread that waits for an operation may drive the engine itself (Help), so that a short
+// one costs no change of threads. Whoever drives holds `baton_`; the progress thread lets go of it
+// in every turn and while it sleeps, and goes to sleep while somebody helps. Who helps leaves the
+// engine as it was found: asleep, with the progress thread at the doorbell.
 #ifndef TFDIST_OPS_RUNTIME_PROGRESS_H_
 #define TFDIST_OPS_RUNTIME_PROGRESS_H_
 
@@ -25,18 +30,25 @@ class Progress {
   using Command = std::function<void(Engine*, int64_t now_us)>;
 
   // `doorbell_fd`: a non-blocking eventfd; owned, closed at the end.
-  Progress(std::unique_ptr<Engine> engine, int doorbell_fd, const Config& config);
+  // `crowded`: this host has more ranks than processors.
+  Progress(std::unique_ptr<Engine> engine, int doorbell_fd, const Config& config, bool crowded);
   ~Progress();
 
   // Runs `command` on the engine's thread, soon. Any thread. False: stopped, it will not run.
   bool Push(Command command);
+  // Submits `*request` and drives the engine on the calling thread until `ended`, which the engine
+  // sets, or until nothing has moved for `patience_us`. False: stopped, it was not submitted. Any
+  // thread that may wait a little.
+  bool Help(std::unique_ptr<Request>* request, const bool& ended, int64_t patience_us);
   // Runs what was pushed, ends the thread; the engine and its links go with it.
   void Stop();
 
  private:
   void Run();
   bool Turn(int64_t now_us);
-  void Sleep();
+  void Sleep(std::unique_lock<std::mutex>* baton);
+  void SetSleeping(bool sleeping);
+  void Idle(int64_t idle_us) const;
   void Watch();
   void WatchProcesses();
   void Wake() const;
@@ -49,9 +61,14 @@ class Progress {
   const int64_t idle_us_;                      // longest sleep without work
   std::unordered_map<int, uint32_t> watched_;  // descriptor → events asked for
   std::unordered_map<int, int> processes_;     // pidfd of a peer on this host → its rank
-  std::mutex mutex_;                           // guards the two below
+  const bool crowded_;                         // more ranks than processors: let others run
+  std::mutex baton_;                           // held by who drives engine_; guards asleep_
+  bool asleep_ = false;                        // the progress thread is at the doorbell
+  std::atomic<int> helpers_{0};
+  std::mutex mutex_;  // guards the two below
   std::vector<Command> commands_;
   bool accepting_ = true;
+  std::atomic<bool> pushed_{false};  // there may be commands
   std::atomic<bool> sleeping_{false};
   std::atomic<bool> stopping_{false};
   int64_t next_tick_us_ = 0;

@@ -1,6 +1,9 @@
 #include "runtime/runtime.h"
 
+#include <sched.h>
+
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <future>
 #include <thread>
@@ -22,6 +25,30 @@ Status ShutDownError() {
                 ErrorRecord{"not_initialized", -1, "", 0, "", "shut down", ""});
 }
 
+// How long a blocking call drives an operation that does not move.
+constexpr int64_t kPatienceUs = 200;
+
+// An operation that the thread which submitted it drives for a while. Either that thread runs
+// `done`, or it has left by then.
+struct Helped {
+  explicit Helped(std::function<void(const Status&)> callback) : done(std::move(callback)) {}
+  // The operation has ended. False: nobody helps any more.
+  bool End(const Status& result) {
+    status = result;
+    const bool helping = stage.exchange(kEnded) == kHelping;
+    ended = true;
+    return helping;
+  }
+  // Who helps leaves. True: it has ended, and `done` is to be run here.
+  bool Leave() { return stage.exchange(kLeft) == kEnded; }
+
+  enum Stage { kHelping, kEnded, kLeft };
+  const std::function<void(const Status&)> done;
+  Status status;
+  bool ended = false;  // read and written by who drives the engine
+  std::atomic<Stage> stage{kHelping};
+};
+
 std::string Line(const std::string& text, size_t index) {
   size_t begin = 0;
   for (; index > 0 && begin != std::string::npos; --index) begin = text.find('\n', begin) + 1;
@@ -42,6 +69,14 @@ std::string HashText(const std::string& text) {
 
 std::string GroupId(uint32_t set, const std::string& description) {
   return HashText(std::to_string(set) + "\n" + description);
+}
+
+// Whether the ranks of this host are more than the processors that this one may use.
+bool IsCrowded(const World& world) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (sched_getaffinity(0, sizeof(set), &set) != 0) return false;
+  return world.local_size > CPU_COUNT(&set);
 }
 
 std::string OverlayJson(const Overlay& overlay) {
@@ -89,12 +124,13 @@ Runtime::Runtime(World world, Links links, const Config& config, int doorbell_fd
     good_steps_ = count;
   };
   auto engine = std::make_unique<Engine>(world_, std::move(links), config_, std::move(hooks));
-  progress_ = std::make_unique<Progress>(std::move(engine), doorbell_fd, config_);
+  progress_ =
+      std::make_unique<Progress>(std::move(engine), doorbell_fd, config_, IsCrowded(world_));
 }
 
 Runtime::~Runtime() { Shutdown(0); }
 
-Status Runtime::Submit(std::unique_ptr<Request> request, uint64_t* id) {
+Status Runtime::Admit(Request* request, uint64_t* id) {
   if (request->info.timeout_s <= 0) request->info.timeout_s = config_.timeout_s;
   TFDIST_RETURN_IF_ERROR(CheckRequest(*request, world_.size));
   {
@@ -107,6 +143,11 @@ Status Runtime::Submit(std::unique_ptr<Request> request, uint64_t* id) {
   }
   request->id = next_id_.fetch_add(1);
   if (id != nullptr) *id = request->id;
+  return Status();
+}
+
+Status Runtime::Submit(std::unique_ptr<Request> request, uint64_t* id) {
+  TFDIST_RETURN_IF_ERROR(Admit(request.get(), id));
   // A std::function must be copyable, a request is not.
   auto shared = std::make_shared<std::unique_ptr<Request>>(std::move(request));
   if (!progress_->Push([shared](Engine* engine, int64_t now_us) {
@@ -114,6 +155,30 @@ Status Runtime::Submit(std::unique_ptr<Request> request, uint64_t* id) {
       })) {
     return ShutDownError();
   }
+  return Status();
+}
+
+Status Runtime::SubmitAndHelp(std::unique_ptr<Request> request, uint64_t* id, int64_t patience_us) {
+  TFDIST_RETURN_IF_ERROR(Admit(request.get(), id));
+  const auto helped = std::make_shared<Helped>(std::move(request->done));
+  request->direct = true;
+  request->done = [this, helped](const Status& status) {
+    if (!helped->End(status)) {
+      completions_.Post([helped, status] { helped->done(status); });
+    }
+  };
+  if (!progress_->Help(&request, helped->ended, patience_us)) return ShutDownError();
+  if (helped->Leave()) helped->done(helped->status);
+  return Status();
+}
+
+Status Runtime::Run(std::unique_ptr<Request> request) {
+  const auto done = std::move(request->done);
+  auto promise = std::make_shared<std::promise<Status>>();
+  std::future<Status> future = promise->get_future();
+  request->done = [promise](const Status& status) { promise->set_value(status); };
+  TFDIST_RETURN_IF_ERROR(SubmitAndHelp(std::move(request), nullptr, kPatienceUs));
+  done(future.get());  // bounded: the engine ends every request by its deadline
   return Status();
 }
 

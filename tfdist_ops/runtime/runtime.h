@@ -35,6 +35,12 @@ class Runtime {
   // Checks what can be checked on this rank alone, fills in defaults (timeout) and the id, hands
   // the request over. An error: `done` will not come.
   Status Submit(std::unique_ptr<Request> request, uint64_t* id);
+  // As Submit, and drives the operation on the calling thread while it moves: for at most
+  // `patience_us` without a step. What has ended by then has run `done` here, before this returns;
+  // else `done` comes as after Submit.
+  Status SubmitAndHelp(std::unique_ptr<Request> request, uint64_t* id, int64_t patience_us);
+  // As SubmitAndHelp, but blocks until `done` has run, on this thread.
+  Status Run(std::unique_ptr<Request> request);
   void Cancel(uint64_t id);
   void Abort(const std::string& cause);
   // Blocks until all ranks have registered the same description, or an error.
@@ -65,6 +71,8 @@ class Runtime {
   std::string CountersJson();
 
  private:
+  // Checks, counts bytes, gives it an id.
+  Status Admit(Request* request, uint64_t* id);
   // Submits an agreement without data, and waits for its end.
   Status Agree(std::unique_ptr<Request> request, Response* response);
 

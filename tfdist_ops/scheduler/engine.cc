@@ -304,6 +304,10 @@ void Engine::Finish(std::unique_ptr<Request> request, const Status& status, int6
     hooks_.finished({request->info.key, request->info.kind, request->bytes, request->submitted_us,
                      request->agreed_us, now_us, status.code()});
   }
+  if (request->direct) {
+    request->done(status);
+    return;
+  }
   std::shared_ptr<Request> shared = std::move(request);
   hooks_.completions->Post([shared, status] { shared->done(status); });
 }

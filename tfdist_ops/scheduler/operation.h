@@ -36,6 +36,7 @@ struct Request {
   int64_t deadline_us = 0;
   int contributors = 0;  // ranks of the set that have not joined: an average divides by it
   std::function<void(const Status&)> done;
+  bool direct = false;  // `done` is quick, and is called where the engine runs
   // Where HasRows(kind): the memory for SourceRows and OutputRows of scheduler/rows.h.
   std::function<void*(const std::vector<int64_t>& rows, int64_t output_rows)> allocate;
   std::function<void(const Response&)> agreed;  // kRegister, kAddSet: the answer
