@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-API_VERSION = 2
+API_VERSION = 3
 LIBRARY_PATH = Path(__file__).resolve().parent / "_native" / "libtfdist_core.so"
 
 # Codes are TensorFlow's (tfdist_ops/base/status.h).
@@ -86,6 +86,7 @@ class Link(ctypes.Structure):
         ("memory_fd", ctypes.c_int32),
         ("peer_doorbell_fd", ctypes.c_int32),
         ("initiator", ctypes.c_int32),
+        ("window_fd", ctypes.c_int32),
         ("key", ctypes.c_char_p),
         ("key_bytes", ctypes.c_int32),
     ]
@@ -110,6 +111,7 @@ class World(ctypes.Structure):
         ("hosts", ctypes.POINTER(ctypes.c_char_p)),
         ("pids", ctypes.POINTER(ctypes.c_int64)),
         ("wanted_fd", ctypes.c_int32),
+        ("own_window_fd", ctypes.c_int32),
     ]
 
 
@@ -191,6 +193,7 @@ class LinkEnd:
     initiator: bool
     memory_fd: int = -1
     peer_doorbell_fd: int = -1
+    window_fd: int = -1
     key: bytes = field(default=b"", repr=False)
 
 
@@ -228,12 +231,14 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "tfdist_good_steps": (ctypes.c_int64, []),
     "tfdist_config_json": (ctypes.c_char_p, []),
     "tfdist_shm_bytes": (ctypes.c_int64, []),
+    "tfdist_window_bytes": (ctypes.c_int64, []),
     "tfdist_build_info": (ctypes.c_char_p, []),
     "tfdist_check_reducible": (ctypes.c_int32, [ctypes.c_int32, ctypes.c_int32]),
     "tfdist_submit": (
         ctypes.c_int32,
         [ctypes.POINTER(Request), ctypes.POINTER(ctypes.c_uint64)],
     ),
+    "tfdist_run": (ctypes.c_int32, [ctypes.POINTER(Request)]),
     "tfdist_cancel": (None, [ctypes.c_uint64]),
     "tfdist_process_set_add": (
         ctypes.c_int32,
@@ -376,6 +381,14 @@ def shm_bytes() -> int:
     return int(size)
 
 
+def window_bytes() -> int:
+    """Bytes of a rank's window for each of the other ranks of its host."""
+    size = library().tfdist_window_bytes()
+    if size < 0:
+        raise last_error()
+    return int(size)
+
+
 def start(
     topology: Topology,
     *,
@@ -386,8 +399,9 @@ def start(
     hosts: Sequence[str] = (),
     pids: Sequence[int] = (),
     wanted_fd: int = -1,
+    own_window_fd: int = -1,
 ) -> None:
-    """Starts the engine; it owns all descriptors but `wanted_fd` from here on.
+    """Starts the engine; it owns all descriptors but the last two from here on.
 
     Args:
         topology: place of this rank.
@@ -398,6 +412,7 @@ def start(
         hosts: of all ranks, for messages; empty: those of `links`.
         pids: likewise.
         wanted_fd: eventfd that tells of `take_wanted`.
+        own_window_fd: memory from which the ranks of this host read.
 
     Raises:
         CoreError: the engine did not start.
@@ -419,6 +434,7 @@ def start(
         link_count=len(links),
         host_of=(ctypes.c_int32 * topology.size)(*topology.host_of),
         wanted_fd=wanted_fd,
+        own_window_fd=own_window_fd,
     )
     if hosts:
         names = [name.encode() for name in hosts]
@@ -437,6 +453,7 @@ def _fill(slot: Link, end: LinkEnd) -> None:
     slot.memory_fd = end.memory_fd
     slot.peer_doorbell_fd = end.peer_doorbell_fd
     slot.initiator = int(end.initiator)
+    slot.window_fd = end.window_fd
     slot.key = end.key
     slot.key_bytes = len(end.key)
 

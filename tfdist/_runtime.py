@@ -134,6 +134,7 @@ def _connect(timeout_s: float | None) -> None:
                 timeout_s=limit_s,
                 transport=rows["TFDIST_TRANSPORT"]["value"],
                 shm_bytes=_core.shm_bytes(),
+                window_bytes=_core.window_bytes(),
                 rows=rows,
             )
             mesh = connect(os.environ, placement, options)
@@ -147,6 +148,7 @@ def _connect(timeout_s: float | None) -> None:
                 hosts=mesh.hosts,
                 pids=mesh.pids,
                 wanted_fd=mesh.late.wanted_fd if mesh.late else -1,
+                own_window_fd=mesh.window.fd if mesh.window else -1,
             )
         except _core.CoreError:
             if mesh.late:
@@ -154,6 +156,8 @@ def _connect(timeout_s: float | None) -> None:
             raise
         if mesh.late:
             mesh.late.started()
+        elif mesh.window:
+            mesh.window.close()
         _state.late = mesh.late
         _state.bond, _state.address = mesh.bond, mesh.address
         _state.topology = mesh.topology

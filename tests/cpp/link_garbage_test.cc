@@ -73,6 +73,8 @@ TEST(shm_entries_that_break_the_protocol_are_refused) {
       {Lane::kControl, [](ShmEntry* e) { e->header.payload_bytes = ~0u; }, "at most 480"},
       {Lane::kData, [](ShmEntry* e) { e->slot = 4; }, "a slot in use"},
       {Lane::kData, [](ShmEntry* e) { e->slot = ~0u; }, "a slot in use"},
+      {Lane::kData, [](ShmEntry* e) { e->handle = 4; }, "a slot in use"},
+      {Lane::kControl, [](ShmEntry* e) { e->handle = ~0u; }, "a slot in use"},
       {Lane::kData, [](ShmEntry* e) { e->laps = 2; }, "out of order"},
       {Lane::kControl, [](ShmEntry* e) { e->laps = ~uint64_t{0}; }, "out of order"},
   };
@@ -90,7 +92,7 @@ TEST(shm_slot_that_is_still_held_is_refused) {
   InFrame frame;
   CHECK(pair.b->Poll(Lane::kData, &frame));
   pair.Send(Lane::kData);
-  pair.Find(1)->slot = pair.Find(0)->slot;
+  pair.Find(1)->handle = pair.Find(0)->handle;
   CheckRefused(pair.b.get(), 0, "a slot in use");
 }
 
@@ -321,14 +323,18 @@ size_t MappedLinks() {
 // Two processes that play the same end would hand out the same slots.
 TEST(forked_child_has_no_shared_memory) {
   const size_t before = MappedLinks();
-  LinkEnds end_a;
-  LinkEnds end_b;
   UniqueFd doorbell(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
-  CHECK_OK(FindTransport("shm")->make_pair(0, 1, doorbell.get(), doorbell.get(), SmallConfig(),
-                                           &end_a, &end_b));
-  auto a = MakeLink("shm", end_a);
-  auto b = MakeLink("shm", end_b);
-  CHECK_EQ(MappedLinks(), before + 2);
+  std::unique_ptr<Link> a;
+  std::unique_ptr<Link> b;
+  {
+    LinkEnds end_a;
+    LinkEnds end_b;
+    CHECK_OK(FindTransport("shm")->make_pair(0, 1, doorbell.get(), doorbell.get(), SmallConfig(),
+                                             &end_a, &end_b));
+    a = MakeLink("shm", end_a);
+    b = MakeLink("shm", end_b);
+  }
+  CHECK_EQ(MappedLinks(), before + 6);  // of each end: its half of the link, two windows
   const pid_t child = ::fork();
   if (child == 0) ::_exit(static_cast<int>(MappedLinks()));
   int result = -1;

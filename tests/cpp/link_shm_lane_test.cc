@@ -5,6 +5,7 @@
 #include <memory>
 #include <random>
 #include <thread>
+#include <vector>
 
 #include "base/deadline.h"
 #include "check.h"
@@ -15,20 +16,29 @@ namespace {
 
 constexpr size_t kCapacity = 100;  // not a multiple of a cache line: slots must not share one
 
+// A lane, and payloads for so many lanes.
 struct Memory {
-  explicit Memory(size_t slots) : bytes(ShmLane::Bytes(slots, kCapacity)) {
+  explicit Memory(size_t handles, size_t slots) {
+    bytes = ShmLane::Bytes(handles) + ShmPayloads::Bytes(slots, kCapacity);
     data.reset(static_cast<uint8_t*>(std::aligned_alloc(kCacheLine, bytes)));
     std::memset(data.get(), 0, bytes);
+    lane = ShmLane(data.get(), handles);
+    payloads = ShmPayloads(data.get() + ShmLane::Bytes(handles), slots, kCapacity);
   }
+  explicit Memory(size_t slots) : Memory(slots, slots) {}
+  ShmProducer Producer() const { return {lane, std::make_shared<SlotPool>(payloads)}; }
+  ShmConsumer Consumer() const { return {lane, payloads}; }
   struct Free {
     void operator()(uint8_t* p) const { std::free(p); }
   };
   size_t bytes;
   std::unique_ptr<uint8_t, Free> data;
+  ShmLane lane;
+  ShmPayloads payloads;
 };
 
 bool Send(ShmProducer* producer, uint64_t ticket) {
-  if (producer->FindSlot() != Look::kReady) return false;
+  if (producer->Find() != Look::kReady) return false;
   std::memset(producer->payload(), static_cast<int>(ticket % 251), kCapacity);
   FrameHeader header;
   header.ticket = ticket;
@@ -38,41 +48,113 @@ bool Send(ShmProducer* producer, uint64_t ticket) {
 
 TEST(zeroed_memory_is_an_empty_lane) {
   Memory memory(4);
-  ShmConsumer consumer(ShmLane(memory.data.get(), 4, kCapacity));
-  FrameHeader header;
-  size_t slot = 0;
-  CHECK(consumer.Take(&header, &slot) == Look::kNotYet);
+  ShmConsumer consumer = memory.Consumer();
+  ShmFrame frame;
+  CHECK(consumer.Take(&frame) == Look::kNotYet);
 }
 
 TEST(layout_stays_inside_its_memory_and_parts_do_not_overlap) {
   for (size_t slots : {2, 3, 64}) {
     Memory memory(slots);
-    const ShmLane lane(memory.data.get(), slots, kCapacity);
+    const ShmLane& lane = memory.lane;
     const auto* end_of_entries = reinterpret_cast<uint8_t*>(&lane.entry(slots - 1) + 1);
     const auto* returned = reinterpret_cast<uint8_t*>(&lane.returned(0));
     const auto* end_of_returned = reinterpret_cast<uint8_t*>(&lane.returned(slots - 1) + 1);
     CHECK(end_of_entries <= returned);
-    CHECK(end_of_returned <= lane.payload(0));
-    CHECK(lane.payload(0) + kCapacity <= lane.payload(1));
-    CHECK(lane.payload(slots - 1) + kCapacity <= memory.data.get() + memory.bytes);
-    CHECK_EQ(reinterpret_cast<uintptr_t>(lane.payload(1)) % kCacheLine, uintptr_t{0});
+    CHECK(end_of_returned <= memory.payloads.at(0));
+    CHECK(memory.payloads.at(0) + kCapacity <= memory.payloads.at(1));
+    CHECK(memory.payloads.at(slots - 1) + kCapacity <= memory.data.get() + memory.bytes);
+    CHECK_EQ(reinterpret_cast<uintptr_t>(memory.payloads.at(1)) % kCacheLine, uintptr_t{0});
   }
 }
 
 TEST(a_consumer_that_keeps_up_sees_one_slot) {
   Memory memory(8);
-  const ShmLane lane(memory.data.get(), 8, kCapacity);
-  ShmProducer producer(lane);
-  ShmConsumer consumer(lane);
+  ShmProducer producer = memory.Producer();
+  ShmConsumer consumer = memory.Consumer();
   for (uint64_t ticket = 0; ticket < 30; ++ticket) {
     CHECK(Send(&producer, ticket));
-    FrameHeader header;
-    size_t slot = 99;
-    CHECK(consumer.Take(&header, &slot) == Look::kReady);
-    CHECK_EQ(header.ticket, ticket);
-    CHECK_EQ(slot, size_t{0});
-    consumer.Release(slot);
+    ShmFrame frame;
+    CHECK(consumer.Take(&frame) == Look::kReady);
+    CHECK_EQ(frame.header.ticket, ticket);
+    CHECK_EQ(frame.handle, size_t{0});
+    CHECK(frame.payload == memory.payloads.at(0));
+    consumer.Release(frame.handle);
   }
+}
+
+// Two lanes over one pool of slots.
+struct Shared {
+  Shared() : one(4, 8), two(4, 8), pool(std::make_shared<SlotPool>(one.payloads)) {
+    for (Memory* memory : {&one, &two}) {
+      producers.emplace_back(memory->lane, pool);
+      consumers.emplace_back(memory->lane, one.payloads);
+    }
+  }
+  Memory one;
+  Memory two;
+  std::shared_ptr<SlotPool> pool;
+  std::vector<ShmProducer> producers;
+  std::vector<ShmConsumer> consumers;
+};
+
+TEST(a_slot_that_is_out_on_two_lanes_is_free_when_both_have_returned_it) {
+  Shared shared;
+  CHECK(shared.producers[0].Find() == Look::kReady);
+  FrameHeader header;
+  header.ticket = 7;
+  const size_t slot = shared.producers[0].Publish(header);
+  CHECK(shared.producers[1].FindHandle() == Look::kReady);
+  shared.producers[1].Announce(header, slot);
+  ShmFrame frames[2];
+  for (int i = 0; i < 2; ++i) {
+    CHECK(shared.consumers[static_cast<size_t>(i)].Take(&frames[i]) == Look::kReady);
+    CHECK_EQ(frames[i].header.ticket, uint64_t{7});
+    CHECK(frames[i].payload == shared.one.payloads.at(slot));
+  }
+  const auto reap = [&] {
+    for (ShmProducer& producer : shared.producers) CHECK(producer.FindHandle() == Look::kReady);
+  };
+  shared.consumers[0].Release(frames[0].handle);
+  reap();
+  CHECK(shared.pool->Lowest() != slot);
+  shared.consumers[1].Release(frames[1].handle);
+  reap();
+  CHECK_EQ(shared.pool->Lowest(), slot);
+}
+
+TEST(a_lane_that_ends_gives_back_what_is_out_on_it) {
+  Shared shared;
+  CHECK(shared.producers[0].Find() == Look::kReady);
+  const size_t slot = shared.producers[0].Publish(FrameHeader());
+  CHECK(shared.pool->Lowest() != slot);
+  shared.producers[0].Drop();
+  CHECK_EQ(shared.pool->Lowest(), slot);
+}
+
+TEST(each_lane_has_room_for_its_own_handles_whatever_the_others_hold) {
+  Shared shared;
+  for (uint64_t ticket = 0; ticket < 4; ++ticket) CHECK(Send(&shared.producers[0], ticket));
+  CHECK(!Send(&shared.producers[0], 4));
+  for (uint64_t ticket = 0; ticket < 4; ++ticket) CHECK(Send(&shared.producers[1], ticket));
+}
+
+TEST(what_was_never_sent_cannot_come_back) {
+  Memory memory(4);
+  ShmProducer producer = memory.Producer();
+  CHECK(Send(&producer, 0));
+  memory.lane.returned(0).count.store(2);
+  CHECK(producer.Find() == Look::kCorrupt);
+}
+
+TEST(a_slot_outside_of_the_window_is_refused) {
+  Memory memory(4);
+  ShmProducer producer = memory.Producer();
+  CHECK(Send(&producer, 0));
+  memory.lane.entry(0).slot = 4;
+  ShmConsumer consumer = memory.Consumer();
+  ShmFrame frame;
+  CHECK(consumer.Take(&frame) == Look::kCorrupt);
 }
 
 // The consumer holds up to slots - 1 frames and gives back a random one; what it holds must not be
@@ -80,10 +162,9 @@ TEST(a_consumer_that_keeps_up_sees_one_slot) {
 void Exchange(size_t slots) {
   constexpr uint64_t kFrames = 100000;
   Memory memory(slots);
-  const ShmLane lane(memory.data.get(), slots, kCapacity);
   const int64_t deadline = NowUs() + 60000000;
   std::thread sender([&] {
-    ShmProducer producer(lane);
+    ShmProducer producer = memory.Producer();
     for (uint64_t ticket = 0; ticket < kFrames && NowUs() < deadline;) {
       if (Send(&producer, ticket)) {
         ++ticket;
@@ -92,17 +173,16 @@ void Exchange(size_t slots) {
       }
     }
   });
-  ShmConsumer consumer(lane);
+  ShmConsumer consumer = memory.Consumer();
   std::mt19937 random(static_cast<unsigned>(slots));
-  std::vector<std::pair<uint64_t, size_t>> held;
+  std::vector<ShmFrame> held;
   uint64_t got = 0;
   uint64_t wrong = 0;
   while ((got < kFrames || !held.empty()) && NowUs() < deadline) {
-    FrameHeader header;
-    size_t slot = 0;
-    if (held.size() < slots - 1 && consumer.Take(&header, &slot) == Look::kReady) {
-      if (header.ticket != got) ++wrong;
-      held.push_back({got++, slot});
+    ShmFrame frame;
+    if (held.size() < slots - 1 && consumer.Take(&frame) == Look::kReady) {
+      if (frame.header.ticket != got++) ++wrong;
+      held.push_back(frame);
       continue;
     }
     if (held.empty()) {
@@ -110,14 +190,14 @@ void Exchange(size_t slots) {
       continue;
     }
     std::swap(held[random() % held.size()], held.back());
-    const auto [ticket, back] = held.back();
+    const ShmFrame back = held.back();
     held.pop_back();
-    const uint8_t* payload = consumer.payload(back);
-    const auto expected = static_cast<uint8_t>(ticket % 251);
-    if (!std::all_of(payload, payload + kCapacity, [&](uint8_t x) { return x == expected; })) {
+    const auto expected = static_cast<uint8_t>(back.header.ticket % 251);
+    if (!std::all_of(back.payload, back.payload + kCapacity,
+                     [&](uint8_t x) { return x == expected; })) {
       ++wrong;
     }
-    consumer.Release(back);
+    consumer.Release(back.handle);
   }
   sender.join();
   CHECK_EQ(got, kFrames);

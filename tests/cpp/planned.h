@@ -111,9 +111,9 @@ class Planned {
     options.reduction.finish = {s_.op == ReduceOp::kAverage ? s_.size : 1, s_.postscale};
     options.segment_bytes = s_.segment_bytes;
     options.seed = s_.seed;
-    // A butterfly's ranks overwrite what they exchange: it relies on links that copy when they
-    // send.
-    options.read_late = s_.read_late && std::string(s_.entry->name) != "butterfly";
+    // Ranks that overwrite what they exchange rely on links that copy when they send.
+    const std::string name = s_.entry->name;
+    options.read_late = s_.read_late && name != "butterfly" && name != "one_shot";
     ScheduleRunner runner(schedules, slices, options);
     const std::string error = runner.Run();
     if (!error.empty()) CHECK_EQ_IN(error, "", s_.Name());

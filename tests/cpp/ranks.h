@@ -22,7 +22,9 @@
 #include "check.h"
 #include "runtime/runtime.h"
 #include "scheduler/plan.h"
+#include "transport/link_support.h"
 #include "transport/routes.h"
+#include "transport/shm_window.h"
 #include "transport/transport.h"
 
 namespace tfdist {
@@ -48,6 +50,20 @@ inline void SetAlgorithm(Config* config, const AlgorithmEntry& entry) {
   if (entry.kind != CollectiveKind::kSendRecv) const_cast<std::string&>(wanted) = entry.name;
 }
 
+// What the shared-memory links of one rank have in common.
+struct RankWindow {
+  RankWindow(const Config& config, int peers) {
+    StatusOr<int> made = MakeWindowFile(config, peers);
+    CHECK_OK(made.status());
+    file.reset(made.value());
+    auto mapped = ShmWindow::Make(file.get(), config);
+    CHECK_OK(mapped.status());
+    window = mapped.value();
+  }
+  UniqueFd file;
+  std::shared_ptr<ShmWindow> window;
+};
+
 class Ranks {
  public:
   // `host_of`: World::host_of; empty: one host, or as many as ranks over tcp.
@@ -62,11 +78,20 @@ class Ranks {
       doorbells[r] = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
       links[r].resize(n);
     }
-    const auto connect = [entry, doorbells, config](int a, int b) {
+    std::vector<std::shared_ptr<RankWindow>> windows(n);
+    if (transport == "shm" && size > 1) {
+      for (auto& window : windows) window = std::make_shared<RankWindow>(config, size - 1);
+    }
+    const auto connect = [entry, doorbells, config, windows](int a, int b) {
+      const auto at = static_cast<size_t>(a);
+      const auto bt = static_cast<size_t>(b);
       LinkEnds end_a;
       LinkEnds end_b;
-      CHECK_OK(entry->make_pair(a, b, doorbells[static_cast<size_t>(a)],
-                                doorbells[static_cast<size_t>(b)], config, &end_a, &end_b));
+      CHECK_OK(entry->make_pair(a, b, doorbells[at], doorbells[bt], config, &end_a, &end_b));
+      if (windows[at] != nullptr) {
+        CHECK_OK(UseWindow(windows[at]->file.get(), windows[at]->window, &end_a, &end_b));
+        CHECK_OK(UseWindow(windows[bt]->file.get(), windows[bt]->window, &end_b, &end_a));
+      }
       auto link_a = entry->make(end_a, config);
       auto link_b = entry->make(end_b, config);
       CHECK_OK(link_a.status());

@@ -147,6 +147,7 @@ const std::map<std::string, Formula> kFormulas = {
     {"reduce_scatter/ring", RingReduceScatter},
     {"reduce_scatter/pairwise", ToAllOthers},
     {"allgather/ring", ToAllOthers},
+    {"allreduce/one_shot", ToAllOthers},
     {"allgather/pairwise", ToAllOthers},
     {"broadcast/binomial", TreeDown},
     {"broadcast/star", FromRoot},

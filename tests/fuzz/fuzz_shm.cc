@@ -81,8 +81,9 @@ class Case {
       }
       case kScribbleEntry: {  // the first lines of a lane: entries, then counts of slots
         const size_t lane = in_.Take<uint8_t>() % 4;
-        const size_t control = ShmLane::Bytes(64, kMaxControlPayload);
-        const size_t data = ShmLane::Bytes(2, 4096);
+        const size_t control =
+            ShmLane::Bytes(64) + ShmPayloads::Bytes(64, kMaxControlPayload);
+        const size_t data = ShmLane::Bytes(2);
         const size_t start = 256 + (lane / 2) * (control + data) + (lane % 2) * control;
         const size_t at = start + in_.Take<uint8_t>() % 4 * kCacheLine + in_.Take<uint8_t>() % 60;
         const auto value = in_.Take<uint32_t>();
@@ -162,7 +163,7 @@ std::vector<std::string> Seeds() {
   // counts of slots that it sends into.
   for (uint8_t lane : {0, 1, 2, 3}) {
     for (uint8_t line : {0, 1, 2, 3}) {
-      for (uint8_t offset : {0, 8, 12, 36, 40}) {
+      for (uint8_t offset : {0, 8, 12, 36, 40, 44}) {
         Script script;
         script.Add(uint8_t{kPeerSends}).Add(uint8_t(lane % 2)).Add(uint16_t{100});
         script.Add(uint8_t{kScribbleEntry}).Add(lane).Add(line).Add(offset).Add(uint32_t{481});

@@ -33,6 +33,7 @@ async def job(size, *, transport="auto", timeout_s=10.0):
         timeout_s=timeout_s,
         transport=transport,
         shm_bytes=1 << 16,
+        window_bytes=1 << 16,
         settings={},
     )
     try:

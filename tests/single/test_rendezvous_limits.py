@@ -37,7 +37,7 @@ def test_a_hard_limit_that_is_too_low_is_an_error_with_both_numbers(limit):
     with pytest.raises(RendezvousError) as error:
         limits.make_room(2000)
     found = len(os.listdir("/proc/self/fd"))
-    assert "2000 links need 60" in str(error.value) or found > 100
+    assert "2000 links need 80" in str(error.value) or found > 100
     assert "the limit of this process is 4096" in str(error.value)
     assert "ulimit -Hn" in str(error.value)
     assert limit == [1024, 4096]

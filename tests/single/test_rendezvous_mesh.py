@@ -37,6 +37,7 @@ async def job(size, *, timeout_s=10.0, generation=1, **changes):
         "timeout_s": timeout_s,
         "transport": "auto",
         "shm_bytes": SHM_BYTES,
+        "window_bytes": SHM_BYTES,
         "settings": {"TFDIST_SEGMENT_BYTES": 4096},
         **changes,
     }

@@ -83,7 +83,8 @@ def _check_machine(plan: Plan) -> int:
         shm_bytes = 0
         if _core.LIBRARY_PATH.is_file():
             transport = _core.config()["TFDIST_TRANSPORT"]["value"]
-            shm_bytes = 0 if transport == "tcp" else _core.shm_bytes()
+            if transport != "tcp":
+                shm_bytes = _core.shm_bytes() + 2 * _core.window_bytes()
     except _core.CoreError as error:
         complain(error.message)
         raise SystemExit(_USAGE_ERROR) from None

@@ -13,7 +13,7 @@ from tfdist import _core
 from tfdist.rendezvous.overlay import first_peers
 
 _FILES_OF_A_PROGRAM = 256  # Python, TensorFlow, data files
-_FILES_A_PEER = 3  # socket, memory, doorbell
+_FILES_A_PEER = 4  # socket, memory, window, doorbell
 _FILES_A_RANK = 6  # of the launcher: two pipes, log file, process, two of the store
 _STACK_BYTES = 1 << 20
 _GOOD_STACK_BYTES = 8 << 20
@@ -74,7 +74,8 @@ def check(
 
     Args:
         size: number of ranks on this host.
-        shm_bytes: of one link between two ranks; 0 when they use TCP.
+        shm_bytes: of one link between two ranks, with what each has in its window for
+            the other; 0 when they use TCP.
         world: number of ranks on all hosts; default `size`.
         served: number of ranks whose output and words this process reads; default
             `world`.

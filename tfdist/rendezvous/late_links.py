@@ -19,6 +19,7 @@ from typing import Any
 
 from tfdist import _core
 from tfdist.rendezvous.errors import RendezvousError
+from tfdist.rendezvous.links import Window
 from tfdist.rendezvous.listener import Listener
 from tfdist.rendezvous.world import close_ends
 
@@ -36,6 +37,7 @@ class LateLinks:
         connect: makes a link to a lower rank.
         describe: a rank, for messages.
         timeout_s: seconds until a link that is wanted must be there.
+        window: of this rank; owned from here on.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class LateLinks:
         connect: Callable[[int], Awaitable[_core.LinkEnd]],
         describe: Callable[[int], str],
         timeout_s: float,
+        window: Window,
     ) -> None:
         self.wanted_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._rank = rank
@@ -53,6 +56,7 @@ class LateLinks:
         self._connect = connect
         self._describe = describe
         self._timeout_s = timeout_s
+        self._window = window
         self._loop = asyncio.get_running_loop()
         self._thread = threading.current_thread()
         self._started = asyncio.Event()
@@ -93,6 +97,7 @@ class LateLinks:
             await asyncio.gather(*self._tasks, return_exceptions=True)
             for listener in self._listeners:
                 await listener.close()
+            self._window.close()
             os.close(self.wanted_fd)
 
     async def accepted(self, end: _core.LinkEnd) -> None:

@@ -10,9 +10,9 @@ from tfdist.rendezvous.errors import invalid
 # Listeners, store, loop and doorbells of the rendezvous, and what a program may still
 # open while the ranks connect.
 _OTHERS = 64
-# While a link is made: socket, memory, doorbell; then socket and, in a full mesh of
-# shared memory, doorbell and process.
-_FILES_A_LINK = 3
+# While a link is made: socket, memory, window, doorbell; then socket and, in a full
+# mesh of shared memory, doorbell and process.
+_FILES_A_LINK = 4
 
 
 def need(links: int) -> int:
@@ -21,7 +21,7 @@ def need(links: int) -> int:
     Example:
         >>> from tfdist.rendezvous import limits
         >>> limits.need(15) - limits.need(0)
-        45
+        60
     """
     return len(os.listdir("/proc/self/fd")) + _OTHERS + _FILES_A_LINK * links
 

@@ -108,8 +108,15 @@ class Bond:
 def link_end(
     peer: Peer, channel: Channel, *, initiator: bool, shared: list[int] | None = None
 ) -> _core.LinkEnd:
-    """Turns a connected channel into what the core takes; detaches its socket."""
-    memory, doorbell = [*(shared or []), -1, -1][:2]
+    """Turns a connected channel into what the core takes; detaches its socket.
+
+    Args:
+        peer: the rank at the other end.
+        channel: connected and authenticated.
+        initiator: whether this rank has connected.
+        shared: memory of the link, window of the peer, perhaps its doorbell; None: TCP.
+    """
+    memory, window, doorbell = [*(shared or []), -1, -1, -1][:3]
     return _core.LinkEnd(
         peer=peer.rank,
         transport=SHM if shared else TCP,
@@ -118,6 +125,7 @@ def link_end(
         socket_fd=channel.detach(),
         memory_fd=memory,
         peer_doorbell_fd=doorbell,
+        window_fd=window,
         initiator=initiator,
         key=b"" if shared else channel.link_key,
     )
@@ -166,8 +174,38 @@ def exchange_nonce(fd: int, size: int, write: bytes | None) -> bytes:
     return found
 
 
+class Window:
+    """The memory of this rank from which the others of its host read; made once.
+
+    Attributes:
+        size: bytes, the same for all ranks of the host.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.fd = -1
+
+    def take(self) -> int:
+        """The memory file, which stays the window's.
+
+        Raises:
+            ShmFailedError: there is not enough memory.
+        """
+        if self.size == 0:
+            raise ShmFailedError("the two ranks are on different hosts")
+        if self.fd < 0:
+            self.fd = create_memory(self.size)
+        return self.fd
+
+    def close(self) -> None:
+        """Closes the file; what is mapped stays."""
+        if self.fd >= 0:
+            os.close(self.fd)
+        self.fd = -1
+
+
 async def connect_shm(
-    bond: Bond, peer: Peer, *, shm_bytes: int, doorbell_fd: int | None
+    bond: Bond, peer: Peer, *, shm_bytes: int, window: Window, doorbell_fd: int | None
 ) -> _core.LinkEnd:
     """Makes the shared-memory link to a lower rank.
 
@@ -175,6 +213,7 @@ async def connect_shm(
         bond: of this rank.
         peer: the lower rank.
         shm_bytes: size of the memory.
+        window: of this rank.
         doorbell_fd: what the peer rings; None, on both sides: the socket of the link.
 
     Raises:
@@ -189,14 +228,16 @@ async def connect_shm(
                 channel.sock, "\0" + peer.unix_name
             )
             await channel.handshake_as_client(bond.secret, bond.claims(SHM, peer.rank))
+            own = window.take()
             memory = create_memory(shm_bytes)
             nonce = secrets.token_bytes(_NONCE_BYTES)
             exchange_nonce(memory, shm_bytes, nonce)
             bells = () if doorbell_fd is None else (doorbell_fd,)
-            await channel.send({"memory": shm_bytes}, (memory, *bells))
-            answer, fds = await channel.receive_with_fds(len(bells))
+            await channel.send({"memory": shm_bytes}, (memory, own, *bells))
+            answer, fds = await channel.receive_with_fds(1 + len(bells))
             left = exchange_nonce(memory, shm_bytes, None)
-            _check_answer(answer, len(fds) - len(bells), nonce, left)
+            _check_answer(answer, len(fds) - len(bells) - 1, nonce, left)
+            check_memory(fds[0], window.size)
             await channel.send({"ready": True})
         return link_end(peer, channel, initiator=True, shared=[memory, *fds])
     except (OSError, AuthenticationError, TimeoutError, ShmFailedError) as error:
@@ -215,7 +256,7 @@ def _check_answer(
     if "error" in answer:
         raise ShmFailedError(f"{answer['error']!s:.200}")
     if surplus != 0:
-        raise ShmFailedError("the peer passed no doorbell")
+        raise ShmFailedError("the peer passed no window, or no doorbell")
     if auth.decode_bytes(answer, "nonce", _NONCE_BYTES) != nonce or any(left):
         raise ShmFailedError("the two processes do not see the same memory")
 
@@ -225,6 +266,7 @@ async def accept_shm(
     peer: Peer,
     *,
     shm_bytes: int,
+    window: Window,
     doorbell_fd: int | None,
     timeout_s: float = _LINK_TIMEOUT_S,
 ) -> _core.LinkEnd:
@@ -234,6 +276,7 @@ async def accept_shm(
         channel: what the higher rank has connected.
         peer: that rank.
         shm_bytes: size of the memory.
+        window: of this rank.
         doorbell_fd: as for `connect_shm`.
         timeout_s: seconds for all of it.
 
@@ -244,16 +287,18 @@ async def accept_shm(
     try:
         async with asyncio.timeout(timeout_s):
             bells = () if doorbell_fd is None else (doorbell_fd,)
-            _, fds = await channel.receive_with_fds(1 + len(bells))
+            _, fds = await channel.receive_with_fds(2 + len(bells))
             try:
-                if len(fds) != 1 + len(bells):
+                if len(fds) != 2 + len(bells):
                     raise ShmFailedError("the peer passed no memory")
                 check_memory(fds[0], shm_bytes)
+                check_memory(fds[1], window.size)
+                own = window.take()
                 nonce = exchange_nonce(fds[0], shm_bytes, None)
             except (OSError, ValueError, ShmFailedError) as error:
                 await channel.send({"error": str(error)})
                 raise
-            await channel.send({"nonce": nonce.hex()}, bells)
+            await channel.send({"nonce": nonce.hex()}, (own, *bells))
             await channel.receive()
         return link_end(peer, channel, initiator=False, shared=fds)
     except (OSError, ValueError, AuthenticationError, TimeoutError) as error:

@@ -53,6 +53,7 @@ class _Builder:
         self.size = settings.placement.size
         self.host = socket.gethostname()
         self.doorbell_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.window = links.Window(0)  # sized when the hosts are known
         self.peers: list[Peer] = []
         self.records: list[dict[str, Any]] = []
         self.host_of: tuple[int, ...] = ()
@@ -60,7 +61,8 @@ class _Builder:
         self.accepting: set[int] = set()
         self.changed = asyncio.Event()
         self.listeners: list[Listener] = []
-        self.compared = asyncio.Event()
+        self.compared = asyncio.Event()  # who the others are
+        self.placed = asyncio.Event()  # and where
         self.bond: Bond | None = None
         self.late: LateLinks | None = None
         self.complete = False
@@ -89,6 +91,7 @@ class _Builder:
                 connect=self._connect_late,
                 describe=lambda rank: self.peers[rank].described,
                 timeout_s=self.settings.timeout_s,
+                window=self.window,
             )
         return {"address": list(address), "unix_name": unix_name}
 
@@ -172,6 +175,9 @@ class _Builder:
                 f"missing ranks: {', '.join(map(str, missing))}",
             ) from None
         self.host_of = hosts.numbered(found)
+        others = self.host_of.count(self.host_of[self.rank]) - 1
+        self.window.size = others * settings.window_bytes
+        self.placed.set()
 
     def _missing(self, missing: list[int]) -> RendezvousError:
         return timeout(
@@ -211,13 +217,14 @@ class _Builder:
         self.accepting.add(rank)
         try:
             # The peer may have read the records before this rank did.
-            await self.compared.wait()
+            await (self.placed if transport == SHM else self.compared).wait()
             peer = self.peers[rank]
             if transport == SHM:
                 end = await links.accept_shm(
                     channel,
                     peer,
                     shm_bytes=self.settings.shm_bytes,
+                    window=self.window,
                     doorbell_fd=self._passed_doorbell,
                     timeout_s=self._bond.timeout_s,
                 )
@@ -266,6 +273,7 @@ class _Builder:
                     self._bond,
                     peer,
                     shm_bytes=self.settings.shm_bytes,
+                    window=self.window,
                     doorbell_fd=self._passed_doorbell,
                 )
                 return end, ""
@@ -392,6 +400,7 @@ class _Builder:
                 os.close(self.late.wanted_fd)
             close_ends(list(self.made.values()))
             self.made.clear()
+            self.window.close()
             os.close(self.doorbell_fd)
 
 
@@ -442,6 +451,7 @@ async def build(settings: Settings) -> Mesh:
         hosts=[peer.host for peer in builder.peers],
         pids=[peer.pid for peer in builder.peers],
         late=builder.late,
+        window=builder.window,
         bond=builder.bond,
         address=builder.peers[builder.rank].address[0],
     )

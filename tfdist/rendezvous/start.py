@@ -42,6 +42,7 @@ class Options:
         timeout_s: seconds until all ranks must be connected.
         transport: "auto", "shm" or "tcp".
         shm_bytes: size of the memory of one shared-memory link.
+        window_bytes: size of a rank's window for each other rank of its host.
         rows: table of the configuration: name → {"value", "agreed", ...}.
     """
 
@@ -49,6 +50,7 @@ class Options:
     timeout_s: float
     transport: str
     shm_bytes: int
+    window_bytes: int
     rows: Mapping[str, Mapping[str, Any]]
 
 
@@ -154,6 +156,7 @@ async def _connect(
             timeout_s=options.timeout_s,
             transport=options.transport,
             shm_bytes=options.shm_bytes,
+            window_bytes=options.window_bytes,
             settings=agreement.agreed_settings(options.rows),
             address=address,
         )

@@ -12,7 +12,7 @@ from tfdist.rendezvous.environment import Placement
 
 if TYPE_CHECKING:
     from tfdist.rendezvous.late_links import LateLinks
-    from tfdist.rendezvous.links import Bond
+    from tfdist.rendezvous.links import Bond, Window
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +28,7 @@ class Settings:
         timeout_s: the same as a duration, for messages.
         transport: "auto", "shm" or "tcp".
         shm_bytes: size of the memory of one shared-memory link.
+        window_bytes: size of a rank's window for each other rank of its host.
         settings: variables that must be equal on all ranks, with their values.
         address: IP address to listen on, None: the one that reaches the store.
     """
@@ -40,6 +41,7 @@ class Settings:
     timeout_s: float
     transport: str
     shm_bytes: int
+    window_bytes: int
     settings: dict[str, Any]
     address: str | None = None
 
@@ -66,6 +68,7 @@ class Mesh:
     Attributes:
         hosts: name of each rank's host.
         pids: process of each rank.
+        window: of this rank, to be closed when the core has it and no link comes late.
         late: opens further links, None in a full mesh.
         bond: by which ranks prove to each other who they are; None for one rank.
         address: IP address on which this rank listens; "" for one rank.
@@ -79,6 +82,7 @@ class Mesh:
     hosts: list[str] = field(default_factory=list)
     pids: list[int] = field(default_factory=list)
     late: LateLinks | None = None
+    window: Window | None = None
     bond: Bond | None = None
     address: str = ""
 
@@ -89,6 +93,8 @@ class Mesh:
             self.late = None
         close_ends(self.links)
         self.links.clear()
+        if self.window is not None:
+            self.window.close()
         if self.own_doorbell_fd >= 0:
             os.close(self.own_doorbell_fd)
             self.own_doorbell_fd = -1
@@ -97,6 +103,11 @@ class Mesh:
 def close_ends(ends: list[_core.LinkEnd]) -> None:
     """Closes the descriptors of links that the core did not take."""
     for end in ends:
-        for fd in (end.socket_fd, end.memory_fd, end.peer_doorbell_fd):
+        for fd in (
+            end.socket_fd,
+            end.memory_fd,
+            end.peer_doorbell_fd,
+            end.window_fd,
+        ):
             if fd >= 0:
                 os.close(fd)

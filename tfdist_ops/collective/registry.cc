@@ -8,6 +8,7 @@ namespace tfdist {
 
 AlgorithmEntry RingAllreduce();             // ring_allreduce.cc
 AlgorithmEntry PairwiseAllreduce();         // pairwise_allreduce.cc
+AlgorithmEntry OneShotAllreduce();          // one_shot_allreduce.cc
 AlgorithmEntry TwoLevelAllreduce();         // two_level_allreduce.cc
 AlgorithmEntry HalvingDoublingAllreduce();  // halving_doubling_allreduce.cc
 AlgorithmEntry ButterflyAllreduce();        // butterfly_allreduce.cc
@@ -34,6 +35,7 @@ const std::vector<AlgorithmEntry>& Algorithms() {
   static const std::vector<AlgorithmEntry> table = {
       RingAllreduce(),
       PairwiseAllreduce(),
+      OneShotAllreduce(),
       TwoLevelAllreduce(),
       HalvingDoublingAllreduce(),
       ButterflyAllreduce(),

@@ -18,6 +18,7 @@
 #include "base/reducible.h"
 #include "runtime/c_links.h"
 #include "runtime/runtime.h"
+#include "transport/shm_window.h"
 #include "transport/transport.h"
 
 #ifndef TFDIST_VERSION
@@ -38,6 +39,7 @@ using tfdist::StatusOr;
 struct Process {
   std::mutex mutex;  // guards runtime; never taken in a forked child of `pid`, where it may be held
   std::shared_ptr<Runtime> runtime;
+  std::shared_ptr<tfdist::ShmWindow> window;  // of the runtime's links; likewise
   std::atomic<pid_t> pid{0};
 };
 
@@ -184,6 +186,21 @@ std::unique_ptr<tfdist::Request> CopyRequest(const tfdist_request& in) {
   return out;
 }
 
+// Hands a copy of a request that may be valid to `submit`.
+template <typename Submit>
+int32_t WithRequest(const tfdist_request& request, Submit submit) {
+  const std::shared_ptr<Runtime> runtime = Current();
+  if (runtime == nullptr) return Fail(NotInitialized());
+  const bool is_kind = request.kind >= TFDIST_ALLREDUCE && request.kind <= TFDIST_SENDRECV &&
+                       request.kind != static_cast<int32_t>(tfdist::CollectiveKind::kRegister);
+  if (!is_kind || request.op < 0 || request.op > static_cast<int32_t>(tfdist::kLastReduceOp) ||
+      request.split_count < 0) {
+    return Fail(BadArgument("tfdist_submit: kind, op or split_count is not valid"));
+  }
+  Status status = submit(*runtime, CopyRequest(request));
+  return status.ok() ? 0 : Fail(std::move(status));
+}
+
 }  // namespace
 
 extern "C" {
@@ -216,7 +233,13 @@ int32_t tfdist_init(const tfdist_world* in) {
   world.generation = in->generation;
   world.host_of = std::move(host_of.value());
   NameRanks(*in, &world);
-  StatusOr<tfdist::Links> links = tfdist::MakeLinks(*in, world, config.value());
+  std::shared_ptr<tfdist::ShmWindow> window;
+  if (in->link_count > 0 && in->own_window_fd >= 0) {
+    auto made = tfdist::ShmWindow::Make(in->own_window_fd, config.value());
+    if (!made.ok()) return FailInit(*in, made.status());
+    window = made.value();
+  }
+  StatusOr<tfdist::Links> links = tfdist::MakeLinks(*in, world, window, config.value());
   if (!links.ok()) {
     if (in->own_doorbell_fd >= 0) close(in->own_doorbell_fd);
     return Fail(links.status());
@@ -238,6 +261,7 @@ int32_t tfdist_init(const tfdist_world* in) {
     process.runtime = std::make_shared<Runtime>(std::move(world), std::move(links.value()),
                                                 config.value(), doorbell);
   }
+  process.window = std::move(window);
   process.pid = getpid();
   return 0;
 }
@@ -250,6 +274,7 @@ void tfdist_shutdown(double timeout_s) {
     std::lock_guard<std::mutex> lock(process.mutex);
     runtime = std::move(process.runtime);
     process.runtime = nullptr;
+    process.window = nullptr;
   }
   if (runtime != nullptr) runtime->Shutdown(timeout_s);
 }
@@ -268,7 +293,12 @@ int32_t tfdist_add_link(const tfdist_link* link) {
     tfdist::CloseLinks(link, 1);
     return Fail(NotInitialized());
   }
-  auto made = tfdist::MakeLink(*link, runtime->world(), -1, runtime->config());
+  std::shared_ptr<tfdist::ShmWindow> window;
+  {
+    std::lock_guard<std::mutex> lock(TheProcess().mutex);
+    window = TheProcess().window;
+  }
+  auto made = tfdist::MakeLink(*link, runtime->world(), {-1, window}, runtime->config());
   if (!made.ok()) return Fail(made.status());
   if (!runtime->Adopt(link->peer, std::move(made.value()))) {
     return Fail(BadArgument("tfdist_add_link: this world wants no links, or has ended"));
@@ -325,6 +355,15 @@ int64_t tfdist_shm_bytes(void) {
   return static_cast<int64_t>(tfdist::ShmBytes(config.value()));
 }
 
+int64_t tfdist_window_bytes(void) {
+  const StatusOr<Config> config = tfdist::ConfigFromEnvironment();
+  if (!config.ok()) {
+    Fail(config.status());
+    return -1;
+  }
+  return static_cast<int64_t>(tfdist::WindowBytes(config.value()));
+}
+
 const char* tfdist_build_info(void) {
   std::string text = "{\"version\": " + tfdist::JsonQuote(TFDIST_VERSION) +
                      ", \"compiler\": " + tfdist::JsonQuote(__VERSION__) + ", \"algorithms\": [";
@@ -354,16 +393,21 @@ int32_t tfdist_check_reducible(int32_t dtype, int32_t op) {
 }
 
 int32_t tfdist_submit(const tfdist_request* request, uint64_t* id) {
-  const std::shared_ptr<Runtime> runtime = Current();
-  if (runtime == nullptr) return Fail(NotInitialized());
-  const bool is_kind = request->kind >= TFDIST_ALLREDUCE && request->kind <= TFDIST_SENDRECV &&
-                       request->kind != static_cast<int32_t>(tfdist::CollectiveKind::kRegister);
-  if (!is_kind || request->op < 0 || request->op > static_cast<int32_t>(tfdist::kLastReduceOp) ||
-      request->split_count < 0) {
-    return Fail(BadArgument("tfdist_submit: kind, op or split_count is not valid"));
-  }
-  Status status = runtime->Submit(CopyRequest(*request), id);
-  return status.ok() ? 0 : Fail(std::move(status));
+  return WithRequest(*request, [id](Runtime& runtime, std::unique_ptr<tfdist::Request> copy) {
+    return runtime.Submit(std::move(copy), id);
+  });
+}
+
+int32_t tfdist_submit_and_help(const tfdist_request* request, uint64_t* id, int64_t patience_us) {
+  return WithRequest(*request, [&](Runtime& runtime, std::unique_ptr<tfdist::Request> copy) {
+    return runtime.SubmitAndHelp(std::move(copy), id, patience_us);
+  });
+}
+
+int32_t tfdist_run(const tfdist_request* request) {
+  return WithRequest(*request, [](Runtime& runtime, std::unique_ptr<tfdist::Request> copy) {
+    return runtime.Run(std::move(copy));
+  });
 }
 
 void tfdist_cancel(uint64_t id) {
@@ -444,7 +488,8 @@ const char* tfdist_counters_json(void) {
 
 const tfdist_api_table* tfdist_api(int32_t version) {
   static const tfdist_api_table table = {TFDIST_API_VERSION, &tfdist_submit, &tfdist_cancel,
-                                         &tfdist_last_error, &tfdist_topology};
+                                         &tfdist_last_error, &tfdist_topology,
+                                         &tfdist_submit_and_help};
   return version == TFDIST_API_VERSION ? &table : nullptr;
 }
 

@@ -13,7 +13,7 @@
 extern "C" {
 #endif
 
-#define TFDIST_API_VERSION 2
+#define TFDIST_API_VERSION 3
 #define TFDIST_EXPORT __attribute__((visibility("default")))
 
 /* Codes are TensorFlow's: 0 ok, 1 cancelled, 3 invalid argument, 4 deadline exceeded, 9 failed
@@ -34,6 +34,7 @@ typedef struct tfdist_link {
   int32_t memory_fd;        /* shm, else -1 */
   int32_t peer_doorbell_fd; /* shm, else -1: the peer's eventfd */
   int32_t initiator;
+  int32_t window_fd; /* shm, else -1: the peer's window */
   const uint8_t* key; /* tcp: session key of the link (transport/frame_mac.h), copied */
   int32_t key_bytes;  /* tcp: 64; shm: 0 */
 } tfdist_link;
@@ -52,6 +53,7 @@ typedef struct tfdist_world {
   const char* const* hosts; /* by rank, `size` of them, for messages; null: those of the links */
   const int64_t* pids;      /* the same */
   int32_t wanted_fd;        /* eventfd that tells of tfdist_take_wanted; not owned; -1: none */
+  int32_t own_window_fd;    /* of tfdist_window_bytes for each shm link; not owned; -1: no such */
 } tfdist_world;
 
 /* ---- life ---- */
@@ -85,6 +87,8 @@ TFDIST_EXPORT int64_t tfdist_good_steps(void);
 TFDIST_EXPORT const char* tfdist_config_json(
     void); /* re-reads the environment; null: tfdist_last_error */
 TFDIST_EXPORT int64_t tfdist_shm_bytes(void); /* size of the memfd behind one shm link; <0: error */
+/* Size of a rank's window for each of the other ranks of its host; <0: error. */
+TFDIST_EXPORT int64_t tfdist_window_bytes(void);
 TFDIST_EXPORT const char* tfdist_build_info(
     void); /* JSON: version, compiler, algorithms, transports */
 
@@ -152,6 +156,14 @@ typedef struct tfdist_request {
  * it is written before `done` can run. Inputs must stay valid and unchanged, outputs untouched,
  * until `done`. Copies all else. */
 TFDIST_EXPORT int32_t tfdist_submit(const tfdist_request* request, uint64_t* id);
+/* As tfdist_submit, but the calling thread drives the operation itself while it moves, for at most
+ * `patience_us` without a step: a short one then costs no change of threads. If it has ended by
+ * then, `done` has run here, before this returns; else it comes as after tfdist_submit. Not from
+ * inside a callback. */
+TFDIST_EXPORT int32_t tfdist_submit_and_help(const tfdist_request* request, uint64_t* id,
+                                             int64_t patience_us);
+/* As tfdist_submit_and_help, and blocks until `done` has run, on the calling thread. */
+TFDIST_EXPORT int32_t tfdist_run(const tfdist_request* request);
 /* The step that the operation belongs to failed on this rank: ends it with CANCELLED (through
  * `done`, soon) and tells the peers. Unknown or finished ids are ignored. */
 TFDIST_EXPORT void tfdist_cancel(uint64_t id);
@@ -215,6 +227,7 @@ typedef struct tfdist_api_table {
   void (*cancel)(uint64_t);
   tfdist_status (*last_error)(void);
   void (*topology)(int32_t out[6]);
+  int32_t (*submit_and_help)(const tfdist_request*, uint64_t*, int64_t);
 } tfdist_api_table;
 /* Null when the core does not speak `version`. */
 TFDIST_EXPORT const tfdist_api_table* tfdist_api(int32_t version);

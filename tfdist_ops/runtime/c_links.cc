@@ -45,14 +45,15 @@ Status BadArgument(const std::string& text) {
 
 void CloseLinks(const tfdist_link* links, int32_t count) {
   for (int32_t i = 0; i < count; ++i) {
-    for (int fd : {links[i].socket_fd, links[i].memory_fd, links[i].peer_doorbell_fd}) {
+    for (int fd : {links[i].socket_fd, links[i].memory_fd, links[i].peer_doorbell_fd,
+                   links[i].window_fd}) {
       if (fd >= 0) close(fd);
     }
   }
 }
 
 StatusOr<std::unique_ptr<Link>> MakeLink(const tfdist_link& link, const World& world,
-                                         int own_doorbell_fd, const Config& config) {
+                                         const OwnEnd& own, const Config& config) {
   const TransportEntry* entry = FindTransport(link.transport);
   if (entry == nullptr || link.peer < 0 || link.peer >= world.size || link.peer == world.rank) {
     CloseLinks(&link, 1);
@@ -64,7 +65,9 @@ StatusOr<std::unique_ptr<Link>> MakeLink(const tfdist_link& link, const World& w
   ends.peer = link.peer;
   ends.socket_fd = link.socket_fd;
   ends.memory_fd = link.memory_fd;
-  ends.own_doorbell_fd = own_doorbell_fd;
+  ends.own_doorbell_fd = own.doorbell_fd;
+  ends.window_fd = link.window_fd;
+  ends.window = own.window;
   ends.peer_doorbell_fd = link.peer_doorbell_fd;
   ends.initiator = link.initiator != 0;
   if (link.key != nullptr && link.key_bytes > 0) {
@@ -73,7 +76,8 @@ StatusOr<std::unique_ptr<Link>> MakeLink(const tfdist_link& link, const World& w
   return entry->make(ends, config);
 }
 
-StatusOr<Links> MakeLinks(const tfdist_world& in, const World& world, const Config& config) {
+StatusOr<Links> MakeLinks(const tfdist_world& in, const World& world,
+                          const std::shared_ptr<ShmWindow>& window, const Config& config) {
   const Status status = CheckPeers(in, world, config);
   if (!status.ok()) {
     CloseLinks(in.links, in.link_count);
@@ -81,7 +85,7 @@ StatusOr<Links> MakeLinks(const tfdist_world& in, const World& world, const Conf
   }
   Links links(static_cast<size_t>(in.size));
   for (int32_t i = 0; i < in.link_count; ++i) {
-    auto made = MakeLink(in.links[i], world, in.own_doorbell_fd, config);
+    auto made = MakeLink(in.links[i], world, {in.own_doorbell_fd, window}, config);
     if (!made.ok()) {
       CloseLinks(in.links + i + 1, in.link_count - i - 1);
       return made.status();

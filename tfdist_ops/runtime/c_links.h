@@ -9,6 +9,7 @@
 #include "base/status.h"
 #include "runtime/c_api.h"
 #include "runtime/runtime.h"
+#include "transport/shm_window.h"
 
 namespace tfdist {
 
@@ -17,12 +18,18 @@ Status BadArgument(const std::string& text);
 
 // Closes the descriptors of `count` links that nobody has taken.
 void CloseLinks(const tfdist_link* links, int32_t count);
-// Owns the descriptors, also when it fails. `own_doorbell_fd`: of the rank, not owned.
+// What all links of a rank share; not owned.
+struct OwnEnd {
+  int doorbell_fd = -1;
+  std::shared_ptr<ShmWindow> window;
+};
+// Owns the descriptors, also when it fails.
 StatusOr<std::unique_ptr<Link>> MakeLink(const tfdist_link& link, const World& world,
-                                         int own_doorbell_fd, const Config& config);
+                                         const OwnEnd& own, const Config& config);
 // The links of tfdist_init, by rank: a full mesh, or the neighbours of the overlay. Owns all their
 // descriptors, also when it fails.
-StatusOr<Links> MakeLinks(const tfdist_world& in, const World& world, const Config& config);
+StatusOr<Links> MakeLinks(const tfdist_world& in, const World& world,
+                          const std::shared_ptr<ShmWindow>& window, const Config& config);
 // Whether a world of `size` ranks has an overlay in place of a full mesh.
 inline bool HasOverlay(int size, const Config& config) { return size > config.mesh_ranks; }
 

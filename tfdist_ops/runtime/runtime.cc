@@ -159,6 +159,7 @@ Status Runtime::Submit(std::unique_ptr<Request> request, uint64_t* id) {
 }
 
 Status Runtime::SubmitAndHelp(std::unique_ptr<Request> request, uint64_t* id, int64_t patience_us) {
+  if (patience_us <= 0) return Submit(std::move(request), id);
   TFDIST_RETURN_IF_ERROR(Admit(request.get(), id));
   const auto helped = std::make_shared<Helped>(std::move(request->done));
   request->direct = true;

@@ -32,7 +32,8 @@ Operation::Operation(uint32_t set_id, uint64_t ticket,
   running_.reserve(steps.size());
   for (size_t i = 0; i < steps.size(); ++i) {
     const Step& step = steps[i];
-    Running run{0, memory_.segments(i), {}};
+    Running run;
+    run.total = memory_.segments(i);
     if (step.kind != StepKind::kSend) {
       run.inbox.resize(step.peers.size());
       for (size_t p = 0; p < step.peers.size(); ++p) {
@@ -81,39 +82,73 @@ bool Operation::Ready(size_t index) const {
   });
 }
 
+// Sends of one slice to several peers whose links share their memory: the payload is written once.
+// A twin may still lag behind, where its lane is full; it then goes its own way.
+void Operation::FindTwins(const Links& links) {
+  knows_twins_ = true;
+  const std::vector<Step>& steps = memory_.steps();
+  const auto memory = [&](const Step& step) -> const void* {
+    if (step.kind != StepKind::kSend) return nullptr;
+    const Link* link = links[Global(step.peers[0])].get();
+    return link != nullptr ? link->SendMemory() : nullptr;
+  };
+  for (size_t i = 0; i < steps.size(); ++i) {
+    const void* own = memory(steps[i]);
+    if (own == nullptr) continue;
+    for (size_t j = i + 1; j < steps.size(); ++j) {
+      if (memory(steps[j]) == own && steps[j].slice == steps[i].slice &&
+          steps[j].own == steps[i].own) {
+        running_[i].twins.push_back(j);
+      }
+    }
+  }
+}
+
 bool Operation::Advance(const Links& links, uint32_t generation, std::vector<size_t>* held) {
+  if (!knows_twins_) FindTwins(links);
   bool moved = false;
   for (size_t i = 0; i < memory_.steps().size(); ++i) {
-    bool stepped = false;
     while (Ready(i)) {
       const bool ran = memory_.steps()[i].kind == StepKind::kSend ? RunSend(i, links, generation)
                                                                   : RunReceive(i, links, held);
       if (!ran) break;
-      stepped = true;
+      moved = true;
     }
-    if (stepped && running_[i].done == running_[i].total) --open_steps_;
-    moved |= stepped;
   }
   return moved;
 }
 
-bool Operation::RunSend(size_t index, const Links& links, uint32_t generation) {
+void Operation::CountSegment(size_t index) {
+  if (++running_[index].done == running_[index].total) --open_steps_;
+}
+
+FrameHeader Operation::Header(size_t index, uint32_t generation) const {
   const Step& step = memory_.steps()[index];
-  Running& run = running_[index];
-  Link* link = links[Global(step.peers[0])].get();
-  if (link == nullptr) return false;
-  const MutableByteSpan room = link->BeginSend(Lane::kData, memory_.WireBytes(index, run.done));
-  if (room.data() == nullptr) return false;
-  memory_.Pack(index, run.done, room.data());
   FrameHeader header;
   header.set = set_id_;
   header.ticket = ticket_;
   header.phase = step.phase;
   header.slice = Label(step);
-  header.segment = static_cast<uint32_t>(run.done);
+  header.segment = static_cast<uint32_t>(running_[index].done);
   header.generation = generation;
-  link->CommitSend(Lane::kData, header);
-  ++run.done;
+  return header;
+}
+
+bool Operation::RunSend(size_t index, const Links& links, uint32_t generation) {
+  Running& run = running_[index];
+  Link* link = LinkOf(index, links);
+  if (link == nullptr) return false;
+  const size_t bytes = memory_.WireBytes(index, run.done);
+  const MutableByteSpan room = link->BeginSend(Lane::kData, bytes);
+  if (room.data() == nullptr) return false;
+  memory_.Pack(index, run.done, room.data());
+  link->CommitSend(Lane::kData, Header(index, generation));
+  for (size_t twin : run.twins) {
+    Link* other = LinkOf(twin, links);
+    if (running_[twin].done != run.done || other == nullptr || !Ready(twin)) continue;
+    if (other->ShareSend(Header(twin, generation), bytes)) CountSegment(twin);
+  }
+  CountSegment(index);
   return true;
 }
 
@@ -135,7 +170,7 @@ bool Operation::RunReceive(size_t index, const Links& links, std::vector<size_t>
     }
     run.inbox[p].pop_front();
   }
-  ++run.done;
+  CountSegment(index);
   return true;
 }
 

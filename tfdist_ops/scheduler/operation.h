@@ -81,7 +81,15 @@ class Operation {
     int64_t done = 0;  // segments
     int64_t total = 0;
     std::vector<std::deque<Arrived>> inbox;  // by index in Step::peers
+    // kSend: other steps that send the same segments out of the same memory, to other peers.
+    std::vector<size_t> twins;
   };
+  void FindTwins(const Links& links);
+  void CountSegment(size_t step);
+  FrameHeader Header(size_t step, uint32_t generation) const;
+  Link* LinkOf(size_t step, const Links& links) const {  // of a send
+    return links[Global(memory_.steps()[step].peers[0])].get();
+  }
   bool Ready(size_t step) const;
   bool RunSend(size_t step, const Links& links, uint32_t generation);
   bool RunReceive(size_t step, const Links& links, std::vector<size_t>* held);
@@ -102,6 +110,7 @@ class Operation {
   StepMemory memory_;
   std::vector<Running> running_;  // one a step
   size_t open_steps_ = 0;
+  bool knows_twins_ = false;
   std::unordered_map<uint64_t, std::pair<size_t, size_t>> receivers_;  // Tag → step, index of peer
   std::vector<const uint8_t*> payloads_;                               // of the segment in hand
 };

@@ -28,6 +28,8 @@ namespace tfdist {
 namespace {
 
 constexpr char kPayloadUrl[] = "tfdist.error";
+constexpr int64_t kShortElements = 16384;
+constexpr int64_t kPatienceUs = 50;
 
 // TensorFlow wraps a status' message into text about nodes and functions; the payload, a JSON
 // object, keeps the bare one.
@@ -134,12 +136,21 @@ void Operation::Submit(const std::shared_ptr<Operation>& op) {
   }
   op->self_ = op;
   uint64_t id = 0;
-  if (core->submit(&op->request_, &id) != 0) {
+  if (core->submit_and_help(&op->request_, &id, op->PatienceUs()) != 0) {
     op->self_.reset();
     op->Finish(StatusFromCore(core->last_error()));
     return;
   }
   op->SetId(id);
+}
+
+// A short operation ends sooner than two changes of threads take: the thread that submits it drives
+// it. Buckets that overlap with others, and what is long, are left to the core's own thread.
+int64_t Operation::PatienceUs() const {
+  if (request_.bucket_count > 1) return 0;
+  int64_t elements = 0;
+  for (const tensorflow::TensorShape& shape : shapes_) elements += shape.num_elements();
+  return elements <= kShortElements ? kPatienceUs : 0;
 }
 
 void Operation::OnDone(void* context, const tfdist_status* status) {

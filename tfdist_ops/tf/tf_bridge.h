@@ -83,6 +83,7 @@ class Operation {
   void Finish(const absl::Status& status);
 
  private:
+  int64_t PatienceUs() const;
   static void OnDone(void* context, const tfdist_status* status);
   void OnCancel();
   void SetId(uint64_t id);

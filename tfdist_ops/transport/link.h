@@ -59,6 +59,12 @@ class Link {
   // Publishes the open send; fills in header.payload_bytes and header.lane itself.
   virtual void CommitSend(Lane lane, FrameHeader header) = 0;
 
+  // Where the payloads of the data lane lie when other links of this rank can send them too; null:
+  // nowhere such. What one link has just committed there, ShareSend of another sends to its peer as
+  // well, without a copy. False: the lane is full now.
+  virtual const void* SendMemory() const { return nullptr; }
+  virtual bool ShareSend(FrameHeader /*header*/, size_t /*bytes*/) { return false; }
+
   // Next unread frame of the lane. False: none now.
   virtual bool Poll(Lane lane, InFrame* frame) = 0;
   virtual void Release(Lane lane, const InFrame& frame) = 0;

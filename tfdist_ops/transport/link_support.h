@@ -41,10 +41,14 @@ class UniqueFd {
 // The descriptors of a LinkEnds, from the moment on at which the link owns them.
 struct OwnedFds {
   explicit OwnedFds(const LinkEnds& ends)
-      : socket(ends.socket_fd), memory(ends.memory_fd), peer_doorbell(ends.peer_doorbell_fd) {}
+      : socket(ends.socket_fd),
+        memory(ends.memory_fd),
+        window(ends.window_fd),
+        peer_doorbell(ends.peer_doorbell_fd) {}
 
   UniqueFd socket;
   UniqueFd memory;
+  UniqueFd window;
   UniqueFd peer_doorbell;
 };
 

@@ -1,14 +1,18 @@
 // One direction of one lane in shared memory: one producer, one consumer, no locks.
 //
-// Frames are announced in a ring of entries, in order; their payloads lie in slots, of which an
-// entry names one. The producer takes any slot that is free, so a frame that is held for long costs
-// one slot and does not stop the ring; and it takes the lowest, so that a consumer that keeps up
-// sees the same few slots again and again, still in the cache.
+// Frames are announced in a ring of entries, in order. An entry names a handle, which the consumer
+// gives back when it is done, and a slot, where the payload lies. The producer takes any handle and
+// any slot that is free, so a frame that is held for long costs one of each and does not stop the
+// ring; and it takes the lowest, so that a consumer that keeps up sees the same few slots again and
+// again, still in the cache.
 //
-// entry.laps: how often the entry has been published; position p is full when it is p / slots + 1.
-// Only the producer writes it: there are as many entries as slots, so a free slot means that the
-// next entry has been read. returned.count: how often the slot came back. Only the consumer
-// writes it; a slot is free when the producer has used it as often. All-zero memory is an empty
+// Slots belong to a lane alone, or to all lanes of a rank's window (SlotPool). Then one payload can
+// go out on several of them, and its slot is free when all have given it back.
+//
+// entry.laps: how often the entry has been published; position p is full when it is p / handles +
+// 1. Only the producer writes it: there are as many entries as handles, so a free handle means that
+// the next entry has been read. returned.count: how often the handle came back. Only the consumer
+// writes it; a handle is free when the producer has used it as often. All-zero memory is an empty
 // lane.
 //
 // Both words are stored and loaded sequentially consistent, because sleeping depends on it:
@@ -17,9 +21,12 @@
 #ifndef TFDIST_OPS_TRANSPORT_SHM_LANE_H_
 #define TFDIST_OPS_TRANSPORT_SHM_LANE_H_
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <utility>
 #include <vector>
 
 #include "transport/link.h"
@@ -31,6 +38,7 @@ constexpr size_t kCacheLine = 64;
 struct alignas(kCacheLine) ShmEntry {
   std::atomic<uint64_t> laps;
   FrameHeader header;
+  uint32_t handle;
   uint32_t slot;
 };
 struct alignas(kCacheLine) ShmReturned {
@@ -39,27 +47,16 @@ struct alignas(kCacheLine) ShmReturned {
 static_assert(sizeof(ShmEntry) == kCacheLine, "an entry is one cache line");
 static_assert(std::atomic<uint64_t>::is_always_lock_free, "a lock would be private to a process");
 
-// Where things are. `base` is aligned to a cache line; `capacity`: payload bytes of a slot.
-class ShmLane {
+// Payloads of `capacity` bytes each, `slots` of them, from `base` on, aligned to a cache line.
+class ShmPayloads {
  public:
-  ShmLane() = default;
-  ShmLane(uint8_t* base, size_t slots, size_t capacity)
+  ShmPayloads() = default;
+  ShmPayloads(uint8_t* base, size_t slots, size_t capacity)
       : base_(base), slots_(slots), stride_(Stride(capacity)) {}
 
-  static size_t Bytes(size_t slots, size_t capacity) {
-    return slots * (sizeof(ShmEntry) + sizeof(ShmReturned) + Stride(capacity));
-  }
-
+  static size_t Bytes(size_t slots, size_t capacity) { return slots * Stride(capacity); }
   size_t slots() const { return slots_; }
-  ShmEntry& entry(uint64_t position) const {
-    return reinterpret_cast<ShmEntry*>(base_)[position % slots_];
-  }
-  ShmReturned& returned(size_t slot) const {
-    return reinterpret_cast<ShmReturned*>(base_ + slots_ * sizeof(ShmEntry))[slot];
-  }
-  uint8_t* payload(size_t slot) const {
-    return base_ + slots_ * (sizeof(ShmEntry) + sizeof(ShmReturned)) + slot * stride_;
-  }
+  uint8_t* at(size_t slot) const { return base_ + slot * stride_; }
 
  private:
   static size_t Stride(size_t capacity) {
@@ -71,73 +68,167 @@ class ShmLane {
   size_t stride_ = 0;
 };
 
+// The entries and the counts of a lane; `base` is aligned to a cache line.
+class ShmLane {
+ public:
+  ShmLane() = default;
+  ShmLane(uint8_t* base, size_t handles) : base_(base), handles_(handles) {}
+
+  static size_t Bytes(size_t handles) {
+    return handles * (sizeof(ShmEntry) + sizeof(ShmReturned));
+  }
+  size_t handles() const { return handles_; }
+  ShmEntry& entry(uint64_t position) const {
+    return reinterpret_cast<ShmEntry*>(base_)[position % handles_];
+  }
+  ShmReturned& returned(size_t handle) const {
+    return reinterpret_cast<ShmReturned*>(base_ + handles_ * sizeof(ShmEntry))[handle];
+  }
+
+ private:
+  uint8_t* base_ = nullptr;
+  size_t handles_ = 0;
+};
+
+// Slots of which each may be out on several lanes. For one thread at a time.
+class SlotPool {
+ public:
+  explicit SlotPool(const ShmPayloads& payloads) : payloads_(payloads), out_(payloads.slots(), 0) {}
+  const ShmPayloads& payloads() const { return payloads_; }
+  // The lowest slot that is out on no lane; slots(): none.
+  size_t Lowest() const {
+    return static_cast<size_t>(std::find(out_.begin(), out_.end(), 0u) - out_.begin());
+  }
+  void Out(size_t slot) { ++out_[slot]; }
+  void Back(size_t slot) { --out_[slot]; }
+
+ private:
+  ShmPayloads payloads_;
+  std::vector<uint32_t> out_;  // lanes, by slot
+};
+
 enum class Look { kReady, kNotYet, kCorrupt };
 
 class ShmProducer {
  public:
   ShmProducer() = default;
-  explicit ShmProducer(const ShmLane& lane)
-      : lane_(lane), uses_(lane.slots()), slot_(lane.slots()) {}
+  ShmProducer(const ShmLane& lane, std::shared_ptr<SlotPool> pool)
+      : lane_(lane),
+        pool_(std::move(pool)),
+        uses_(lane.handles(), 0),
+        sent_(lane.handles(), kNone) {}
 
-  // Whether there is a free slot; the one found stays the next one until Publish.
-  Look FindSlot() {
-    for (size_t slot = 0; slot_ == lane_.slots() && slot < lane_.slots(); ++slot) {
-      const uint64_t count = lane_.returned(slot).count.load(std::memory_order_seq_cst);
-      if (count == uses_[slot]) {
-        slot_ = slot;
-      } else if (count + 1 != uses_[slot]) {
-        return Look::kCorrupt;
-      }
-    }
-    return slot_ < lane_.slots() ? Look::kReady : Look::kNotYet;
+  // Whether there is room for a frame; what was found stays the next one until Publish.
+  Look Find() {
+    const Look look = FindHandle();
+    if (look != Look::kReady || slot_ != kNone) return look;
+    const size_t slot = pool_->Lowest();
+    if (slot == pool_->payloads().slots()) return Look::kNotYet;
+    slot_ = slot;
+    return Look::kReady;
   }
-  uint8_t* payload() const { return lane_.payload(slot_); }
-  void Publish(const FrameHeader& header) {
+  uint8_t* payload() const { return pool_->payloads().at(slot_); }
+  // Returns the slot.
+  size_t Publish(const FrameHeader& header) {
+    const size_t slot = std::exchange(slot_, kNone);
+    Announce(header, slot);
+    return slot;
+  }
+  // Whether there is a handle: then Announce sends what another lane of the pool has in a slot.
+  Look FindHandle() {
+    if (!Reap()) return Look::kCorrupt;
+    const bool free = std::find(sent_.begin(), sent_.end(), kNone) != sent_.end();
+    return free ? Look::kReady : Look::kNotYet;
+  }
+  void Announce(const FrameHeader& header, size_t slot) {
+    const auto handle =
+        static_cast<size_t>(std::find(sent_.begin(), sent_.end(), kNone) - sent_.begin());
     ShmEntry& entry = lane_.entry(position_);
     entry.header = header;
-    entry.slot = static_cast<uint32_t>(slot_);
-    entry.laps.store(position_ / lane_.slots() + 1, std::memory_order_seq_cst);
+    entry.handle = static_cast<uint32_t>(handle);
+    entry.slot = static_cast<uint32_t>(slot);
+    entry.laps.store(position_ / lane_.handles() + 1, std::memory_order_seq_cst);
     ++position_;
-    ++uses_[slot_];
-    slot_ = lane_.slots();
+    ++uses_[handle];
+    sent_[handle] = slot;
+    pool_->Out(slot);
+  }
+  // The consumer is gone: nothing comes back.
+  void Drop() {
+    for (size_t& slot : sent_) {
+      if (slot != kNone) pool_->Back(std::exchange(slot, kNone));
+    }
   }
 
  private:
+  static constexpr size_t kNone = static_cast<size_t>(-1);
+
+  // Takes back what was returned. False: what cannot have been.
+  bool Reap() {
+    for (size_t handle = 0; handle < sent_.size(); ++handle) {
+      if (sent_[handle] == kNone) continue;
+      const uint64_t count = lane_.returned(handle).count.load(std::memory_order_seq_cst);
+      if (count == uses_[handle]) {
+        pool_->Back(std::exchange(sent_[handle], kNone));
+      } else if (count + 1 != uses_[handle]) {
+        return false;
+      }
+    }
+    return true;
+  }
+
   ShmLane lane_;
-  std::vector<uint64_t> uses_;  // of each slot
-  size_t slot_ = 0;             // found and not yet published; slots(): none
+  std::shared_ptr<SlotPool> pool_;
+  std::vector<uint64_t> uses_;  // of each handle
+  std::vector<size_t> sent_;    // slot of each handle; kNone: it is here
+  size_t slot_ = kNone;  // found and not yet published
   uint64_t position_ = 0;
+};
+
+// A frame as it was announced.
+struct ShmFrame {
+  FrameHeader header;
+  size_t handle = 0;
+  const uint8_t* payload = nullptr;
 };
 
 class ShmConsumer {
  public:
   ShmConsumer() = default;
-  explicit ShmConsumer(const ShmLane& lane)
-      : lane_(lane), returns_(lane.slots()), held_(lane.slots(), false) {}
+  ShmConsumer(const ShmLane& lane, const ShmPayloads& payloads)
+      : lane_(lane),
+        payloads_(payloads),
+        returns_(lane.handles(), 0),
+        held_(lane.handles(), false) {}
 
   // Copies the next entry out, before anybody checks it: the peer could change it in between.
   // kCorrupt: what is there cannot have come from a sound peer.
-  Look Take(FrameHeader* header, size_t* slot) {
+  Look Take(ShmFrame* frame) {
     const ShmEntry& entry = lane_.entry(position_);
     const uint64_t laps = entry.laps.load(std::memory_order_seq_cst);
-    const uint64_t before = position_ / lane_.slots();
+    const uint64_t before = position_ / lane_.handles();
     if (laps == before) return Look::kNotYet;
-    *header = entry.header;
-    *slot = entry.slot;
-    if (laps != before + 1 || *slot >= lane_.slots() || held_[*slot]) return Look::kCorrupt;
-    held_[*slot] = true;
+    frame->header = entry.header;
+    frame->handle = entry.handle;
+    const size_t slot = entry.slot;
+    if (laps != before + 1 || frame->handle >= lane_.handles() || held_[frame->handle] ||
+        slot >= payloads_.slots()) {
+      return Look::kCorrupt;
+    }
+    frame->payload = payloads_.at(slot);
+    held_[frame->handle] = true;
     ++position_;
     return Look::kReady;
   }
-  const uint8_t* payload(size_t slot) const { return lane_.payload(slot); }
-  void Release(size_t slot) {
-    held_[slot] = false;
-    lane_.returned(slot).count.store(++returns_[slot], std::memory_order_seq_cst);
+  void Release(size_t handle) {
+    held_[handle] = false;
+    lane_.returned(handle).count.store(++returns_[handle], std::memory_order_seq_cst);
   }
 
  private:
   ShmLane lane_;
-  std::vector<uint64_t> returns_;  // of each slot
+  ShmPayloads payloads_;
+  std::vector<uint64_t> returns_;  // of each handle
   std::vector<bool> held_;
   uint64_t position_ = 0;
 };

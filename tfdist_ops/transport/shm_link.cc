@@ -1,13 +1,12 @@
 // shm: two ranks of one host over a memfd that both map.
 //
-// Layout: the sleeping word of each side, then for each direction a control lane and a data lane
-// (shm_lane.h). The initiator sends through the first direction. The kernel closes the socket when
+// Layout: the sleeping word of each side, then for each direction a control lane with its payloads
+// and a data lane (shm_lane.h), whose payloads lie in the sender's window (shm_window.h). The
+// initiator sends through the first direction. The kernel closes the socket when
 // the peer dies, whatever the way. A rank with many links has no eventfd for each peer: without
 // `peer_doorbell_fd`, on both ends, a byte on the socket is the doorbell; else it carries none.
-#include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -17,6 +16,7 @@
 #include "transport/link_socket.h"
 #include "transport/link_support.h"
 #include "transport/shm_lane.h"
+#include "transport/shm_window.h"
 
 namespace tfdist {
 namespace {
@@ -31,56 +31,12 @@ constexpr int64_t kLookIntervalUs = 1000;
 constexpr uint32_t kAsleep = 1;     // wake me for a frame
 constexpr uint32_t kWantsRoom = 2;  // ... and for a released slot: a lane was full
 
+const size_t kControlBytes =
+    ShmLane::Bytes(kControlSlots) + ShmPayloads::Bytes(kControlSlots, kMaxControlPayload);
+
 size_t DirectionBytes(const Config& config) {
-  return ShmLane::Bytes(kControlSlots, kMaxControlPayload) +
-         ShmLane::Bytes(static_cast<size_t>(config.shm_slots),
-                        static_cast<size_t>(config.segment_bytes));
+  return kControlBytes + ShmLane::Bytes(static_cast<size_t>(config.shm_slots));
 }
-
-// The memory of a link, unmapped with it. A forked child does not inherit it: two processes
-// playing the same end would corrupt the lanes.
-class Mapping {
- public:
-  Mapping() = default;
-  Mapping(const Mapping&) = delete;
-  Mapping& operator=(const Mapping&) = delete;
-  ~Mapping() {
-    if (data_ != nullptr) ::munmap(data_, bytes_);
-  }
-
-  Status Map(int fd, size_t bytes) {
-    struct stat info;
-    if (::fstat(fd, &info) != 0) return SystemError("size of the shared memory");
-    if (static_cast<size_t>(info.st_size) != bytes) {
-      return Status(Code::kInvalidArgument,
-                    "the shared memory of a link has " + std::to_string(info.st_size) +
-                        " bytes, expected " + std::to_string(bytes) +
-                        "; set TFDIST_SEGMENT_BYTES and TFDIST_SHM_SLOTS alike on all ranks");
-    }
-    // A peer that shrank the file would kill us with SIGBUS. Sealing fails when it is sealed
-    // already; what counts is that it is.
-    constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
-    (void)::fcntl(fd, F_ADD_SEALS, kSeals);
-    const int seals = ::fcntl(fd, F_GET_SEALS);
-    if (seals < 0 || (seals & kSeals) != kSeals) {
-      return Status(Code::kInvalidArgument,
-                    "the shared memory of a link is no memory file, or one whose size its sender "
-                    "can still change (seals " +
-                        std::to_string(seals) + ", expected " + std::to_string(kSeals) + ")");
-    }
-    void* data = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    if (data == MAP_FAILED) return SystemError("map the shared memory of a link");
-    data_ = static_cast<uint8_t*>(data);
-    bytes_ = bytes;
-    if (::madvise(data, bytes, MADV_DONTFORK) != 0) return SystemError("madvise(MADV_DONTFORK)");
-    return Status();
-  }
-  uint8_t* data() const { return data_; }
-
- private:
-  uint8_t* data_ = nullptr;
-  size_t bytes_ = 0;
-};
 
 class ShmLink : public LinkBase {
  public:
@@ -89,57 +45,74 @@ class ShmLink : public LinkBase {
         socket_(std::move(socket)),
         peer_doorbell_(std::move(peer_doorbell)) {}
   // At once for the peer, whoever else may hold the socket.
-  ~ShmLink() override { ::shutdown(socket_.get(), SHUT_RDWR); }
+  ~ShmLink() override {
+    ::shutdown(socket_.get(), SHUT_RDWR);
+    out_[Index(Lane::kData)].Drop();
+  }
 
-  Status Map(int memory_fd, bool initiator, const Config& config) {
+  Status Map(const OwnedFds& fds, const LinkEnds& ends, const Config& config) {
     TFDIST_RETURN_IF_ERROR(PrepareFd(socket_.get()));
     if (peer_doorbell_.get() >= 0) TFDIST_RETURN_IF_ERROR(PrepareFd(peer_doorbell_.get()));
-    TFDIST_RETURN_IF_ERROR(mapping_.Map(memory_fd, ShmBytes(config)));
+    TFDIST_RETURN_IF_ERROR(memory_.Map(fds.memory.get(), /*writable=*/true));
+    if (memory_.bytes() != ShmBytes(config)) return OtherSize(config);
+    if (ends.window == nullptr) {
+      return Status(Code::kInvalidArgument, "a shared-memory link needs the rank's window");
+    }
+    window_ = ends.window;
+    TFDIST_RETURN_IF_ERROR(peer_window_.Map(fds.window.get(), /*writable=*/false));
+    StatusOr<ShmPayloads> payloads = WindowPayloads(peer_window_, config);
+    TFDIST_RETURN_IF_ERROR(payloads.status());
+    const bool initiator = ends.initiator;
     own_sleeping_ = SleepingWord(initiator ? 0 : 1);
     peer_sleeping_ = SleepingWord(initiator ? 1 : 0);
     data_slots_ = static_cast<size_t>(config.shm_slots);
-    for (Lane lane : {Lane::kControl, Lane::kData}) {
-      out_[Index(lane)] = ShmProducer(MakeLane(initiator ? 0 : 1, lane, config));
-      in_[Index(lane)] = ShmConsumer(MakeLane(initiator ? 1 : 0, lane, config));
-    }
+    const int out = initiator ? 0 : 1;
+    const int in = initiator ? 1 : 0;
+    out_[0] = ShmProducer(MakeLane(out, Lane::kControl, config),
+                          std::make_shared<SlotPool>(ControlPayloads(out, config)));
+    in_[0] = ShmConsumer(MakeLane(in, Lane::kControl, config), ControlPayloads(in, config));
+    out_[1] = ShmProducer(MakeLane(out, Lane::kData, config), window_->pool());
+    in_[1] = ShmConsumer(MakeLane(in, Lane::kData, config), payloads.value());
     return Status();
   }
 
   MutableByteSpan BeginSend(Lane lane, size_t bytes) override {
     if (!Open(lane, bytes)) return {};
     ShmProducer& out = out_[Index(lane)];
-    Look look = out.FindSlot();
-    if (look == Look::kNotYet && !wants_room_) {
-      wants_room_ = true;
-      // Asleep already (this is the last look before the wait): the peer must learn of it, and may
-      // have made room in between.
-      if (sleeping_) {
-        own_sleeping_->store(kAsleep | kWantsRoom, std::memory_order_seq_cst);
-        look = out.FindSlot();
-      }
-    }
-    if (look == Look::kCorrupt) Fail(PeerGarbage(peer(), "a slot came back that it did not have"));
-    if (look != Look::kReady) return {};
+    if (!HasRoom(out.Find(), [&out] { return out.Find(); })) return {};
     return {out.payload(), bytes};
   }
 
   void CommitSend(Lane lane, FrameHeader header) override {
     Close(lane, &header);
-    out_[Index(lane)].Publish(header);
+    const size_t slot = out_[Index(lane)].Publish(header);
+    if (lane == Lane::kData) window_->set_last(slot);
     WakePeer(kAsleep);
+  }
+
+  const void* SendMemory() const override { return window_.get(); }
+
+  bool ShareSend(FrameHeader header, size_t bytes) override {
+    if (!Open(Lane::kData, bytes)) return false;
+    ShmProducer& out = out_[Index(Lane::kData)];
+    if (!HasRoom(out.FindHandle(), [&out] { return out.FindHandle(); })) return false;
+    Close(Lane::kData, &header);
+    out.Announce(header, window_->last());
+    WakePeer(kAsleep);
+    return true;
   }
 
   bool Poll(Lane lane, InFrame* frame) override {
     if (corrupt_) return false;
-    ShmConsumer& in = in_[Index(lane)];
-    size_t slot = 0;
-    const Look look = in.Take(&frame->header, &slot);
+    ShmFrame found;
+    const Look look = in_[Index(lane)].Take(&found);
     if (look == Look::kNotYet) return false;
     if (look == Look::kCorrupt) return Refuse("an entry out of order, or a slot in use");
-    const std::string fault = HeaderFault(frame->header, lane, capacity(lane));
+    const std::string fault = HeaderFault(found.header, lane, capacity(lane));
     if (!fault.empty()) return Refuse(fault);
-    frame->payload = {in.payload(slot), frame->header.payload_bytes};
-    frame->token = slot;
+    frame->header = found.header;
+    frame->payload = {found.payload, found.header.payload_bytes};
+    frame->token = found.handle;
     return true;
   }
 
@@ -185,14 +158,43 @@ class ShmLink : public LinkBase {
   static_assert(SleepingWordType::is_always_lock_free, "a lock would be private to a process");
 
   SleepingWordType* SleepingWord(size_t side) const {
-    return reinterpret_cast<SleepingWordType*>(mapping_.data() + side * kSleepingStride);
+    return reinterpret_cast<SleepingWordType*>(memory_.data() + side * kSleepingStride);
   }
 
-  ShmLane MakeLane(size_t direction, Lane lane, const Config& config) const {
-    uint8_t* base = mapping_.data() + kLanesOffset + direction * DirectionBytes(config);
-    if (lane == Lane::kControl) return ShmLane(base, kControlSlots, kMaxControlPayload);
-    return ShmLane(base + ShmLane::Bytes(kControlSlots, kMaxControlPayload), data_slots_,
-                   capacity(Lane::kData));
+  uint8_t* Direction(int direction, const Config& config) const {
+    return memory_.data() + kLanesOffset + static_cast<size_t>(direction) * DirectionBytes(config);
+  }
+  ShmLane MakeLane(int direction, Lane lane, const Config& config) const {
+    uint8_t* base = Direction(direction, config);
+    if (lane == Lane::kControl) return ShmLane(base, kControlSlots);
+    return ShmLane(base + kControlBytes, data_slots_);
+  }
+  ShmPayloads ControlPayloads(int direction, const Config& config) const {
+    return ShmPayloads(Direction(direction, config) + ShmLane::Bytes(kControlSlots), kControlSlots,
+                       kMaxControlPayload);
+  }
+
+  Status OtherSize(const Config& config) const {
+    return Status(Code::kInvalidArgument,
+                  "the shared memory of a link has " + std::to_string(memory_.bytes()) +
+                      " bytes, expected " + std::to_string(ShmBytes(config)) +
+                      "; set TFDIST_SEGMENT_BYTES and TFDIST_SHM_SLOTS alike on all ranks");
+  }
+
+  // Whether there is room after a `look`, which `again` repeats.
+  template <typename Again>
+  bool HasRoom(Look look, Again again) {
+    if (look == Look::kNotYet && !wants_room_) {
+      wants_room_ = true;
+      // Asleep already (this is the last look before the wait): the peer must learn of it, and may
+      // have made room in between.
+      if (sleeping_) {
+        own_sleeping_->store(kAsleep | kWantsRoom, std::memory_order_seq_cst);
+        look = again();
+      }
+    }
+    if (look == Look::kCorrupt) Fail(PeerGarbage(peer(), "a slot came back that it did not have"));
+    return look == Look::kReady;
   }
 
   // Rings once when the peer sleeps and waits for what `reason` says.
@@ -231,7 +233,9 @@ class ShmLink : public LinkBase {
 
   LinkSocket socket_;
   UniqueFd peer_doorbell_;
-  Mapping mapping_;
+  SharedMemory memory_;
+  std::shared_ptr<ShmWindow> window_;
+  SharedMemory peer_window_;
   SleepingWordType* own_sleeping_ = nullptr;
   SleepingWordType* peer_sleeping_ = nullptr;
   ShmProducer out_[kLanes];
@@ -249,8 +253,17 @@ StatusOr<std::unique_ptr<Link>> Make(const LinkEnds& ends, const Config& config)
   OwnedFds owned(ends);
   auto link = std::make_unique<ShmLink>(ends, config, std::move(owned.socket),
                                         std::move(owned.peer_doorbell));
-  TFDIST_RETURN_IF_ERROR(link->Map(owned.memory.get(), ends.initiator, config));
+  TFDIST_RETURN_IF_ERROR(link->Map(owned, ends, config));
   return std::unique_ptr<Link>(std::move(link));
+}
+
+StatusOr<UniqueFd> MemoryFile(size_t bytes) {
+  UniqueFd memory(::memfd_create("tfdist-link", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (memory.get() < 0) return SystemError("memfd_create");
+  if (::ftruncate(memory.get(), static_cast<off_t>(bytes)) != 0) {
+    return SystemError("size the shared memory of a link");
+  }
+  return memory;
 }
 
 Status MakePair(int a, int b, int doorbell_a, int doorbell_b, const Config& config, LinkEnds* end_a,
@@ -261,28 +274,37 @@ Status MakePair(int a, int b, int doorbell_a, int doorbell_b, const Config& conf
   }
   UniqueFd socket_a(sockets[0]);
   UniqueFd socket_b(sockets[1]);
-  UniqueFd memory(::memfd_create("tfdist-link", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  if (memory.get() < 0) return SystemError("memfd_create");
-  if (::ftruncate(memory.get(), static_cast<off_t>(ShmBytes(config))) != 0) {
-    return SystemError("size the shared memory of a link");
-  }
-  StatusOr<UniqueFd> memory_b = DuplicateFd(memory.get());
+  StatusOr<UniqueFd> memory = MemoryFile(ShmBytes(config));
+  if (!memory.ok()) return memory.status();
+  StatusOr<UniqueFd> memory_b = DuplicateFd(memory.value().get());
   if (!memory_b.ok()) return memory_b.status();
   StatusOr<UniqueFd> rings_a = DuplicateFd(doorbell_a);
   if (!rings_a.ok()) return rings_a.status();
   StatusOr<UniqueFd> rings_b = DuplicateFd(doorbell_b);
   if (!rings_b.ok()) return rings_b.status();
-  *end_a = LinkEnds{
-      a,    b,      socket_a.release(), memory.release(), doorbell_a, rings_b.value().release(),
-      true, nullptr};
-  *end_b = LinkEnds{b,
-                    a,
-                    socket_b.release(),
-                    memory_b.value().release(),
-                    doorbell_b,
-                    rings_a.value().release(),
-                    false,
-                    nullptr};
+  *end_a = LinkEnds();
+  end_a->self = a;
+  end_a->peer = b;
+  end_a->socket_fd = socket_a.release();
+  end_a->memory_fd = memory.value().release();
+  end_a->own_doorbell_fd = doorbell_a;
+  end_a->peer_doorbell_fd = rings_b.value().release();
+  end_a->initiator = true;
+  *end_b = LinkEnds();
+  end_b->self = b;
+  end_b->peer = a;
+  end_b->socket_fd = socket_b.release();
+  end_b->memory_fd = memory_b.value().release();
+  end_b->own_doorbell_fd = doorbell_b;
+  end_b->peer_doorbell_fd = rings_a.value().release();
+  for (auto [own, other] : {std::pair(end_a, end_b), std::pair(end_b, end_a)}) {
+    StatusOr<int> file = MakeWindowFile(config, 1);
+    if (!file.ok()) return file.status();
+    UniqueFd owned(file.value());
+    auto window = ShmWindow::Make(owned.get(), config);
+    if (!window.ok()) return window.status();
+    TFDIST_RETURN_IF_ERROR(UseWindow(owned.get(), window.value(), own, other));
+  }
   return Status();
 }
 
@@ -292,6 +314,22 @@ size_t ShmBytes(const Config& config) {
   const size_t page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
   const size_t bytes = kLanesOffset + 2 * DirectionBytes(config);
   return (bytes + page - 1) / page * page;
+}
+
+StatusOr<int> MakeWindowFile(const Config& config, int peers) {
+  StatusOr<UniqueFd> file = MemoryFile(WindowBytes(config) * static_cast<size_t>(peers));
+  if (!file.ok()) return file.status();
+  return file.value().release();
+}
+
+Status UseWindow(int window_fd, const std::shared_ptr<ShmWindow>& window, LinkEnds* own,
+                 LinkEnds* other) {
+  StatusOr<UniqueFd> copy = DuplicateFd(window_fd);
+  if (!copy.ok()) return copy.status();
+  if (other->window_fd >= 0) ::close(other->window_fd);
+  other->window_fd = copy.value().release();
+  own->window = window;
+  return Status();
 }
 
 TransportEntry ShmTransport() { return {"shm", Make, MakePair}; }

@@ -29,13 +29,15 @@ struct LinkEnds {
   std::shared_ptr<void> pipe;  // inproc: the state both ends share
   std::vector<uint8_t> key{};  // tcp: kLinkKeyBytes (frame_mac.h), the same at both ends, never
                                // used for another link
+  int window_fd = -1;  // shm: the peer's window, a memfd of WindowBytes()
+  std::shared_ptr<class ShmWindow> window{};  // shm: this rank's own, the same for all its links
 };
 
 struct TransportEntry {
   const char* name;
   StatusOr<std::unique_ptr<Link>> (*make)(const LinkEnds& ends, const struct Config& config);
   // For tests and benchmarks: both ends of a link between ranks a and b of this process. Doorbells
-  // are the eventfds of the two ranks.
+  // are the eventfds of the two ranks. shm: each end has a window of its own; UseWindow changes it.
   Status (*make_pair)(int a, int b, int doorbell_a, int doorbell_b, const struct Config& config,
                       LinkEnds* end_a, LinkEnds* end_b);
 };
@@ -46,6 +48,14 @@ const TransportEntry* FindTransport(const std::string& name);  // null: unknown
 
 // Bytes of the memory behind one shm link (both directions) under `config`; a multiple of the page.
 size_t ShmBytes(const struct Config& config);
+// Bytes of a rank's window for each of the other ranks of its host; a multiple of the page.
+size_t WindowBytes(const struct Config& config);
+
+// For tests and benchmarks: a window in the making, and how a pair of ends comes to use it in place
+// of the one of its own.
+StatusOr<int> MakeWindowFile(const struct Config& config, int peers);
+Status UseWindow(int window_fd, const std::shared_ptr<class ShmWindow>& window, LinkEnds* own,
+                 LinkEnds* other);
 
 }  // namespace tfdist
 
