@@ -238,6 +238,14 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
         ctypes.c_int32,
         [ctypes.POINTER(Request), ctypes.POINTER(ctypes.c_uint64)],
     ),
+    "tfdist_submit_and_help": (
+        ctypes.c_int32,
+        [
+            ctypes.POINTER(Request),
+            ctypes.POINTER(ctypes.c_uint64),
+            ctypes.c_int64,
+        ],
+    ),
     "tfdist_run": (ctypes.c_int32, [ctypes.POINTER(Request)]),
     "tfdist_cancel": (None, [ctypes.c_uint64]),
     "tfdist_process_set_add": (

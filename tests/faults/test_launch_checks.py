@@ -90,10 +90,10 @@ def test_too_low_a_limit_of_open_files_is_an_error_or_raised(tmp_path):
     limited = "ulimit -S -n 100; exec "
     command = " ".join([sys.executable, "-m", "tfdist.launch", "-np", "2"])
     done = in_shell(tmp_path, f"{limited}{command} sh -c 'ulimit -n'")
-    assert [int(line.split()[-1]) for line in done.stdout.splitlines()] == [518, 518]
+    assert [int(line.split()[-1]) for line in done.stdout.splitlines()] == [520, 520]
     done = in_shell(tmp_path, f"ulimit -n 100; exec {command} true")
     assert done.returncode == 2
-    assert "2 ranks need 259 open files each, but the limit is 100" in done.stderr
+    assert "2 ranks need 260 open files each, but the limit is 100" in done.stderr
 
 
 @deadline(40)

@@ -81,8 +81,7 @@ class Case {
       }
       case kScribbleEntry: {  // the first lines of a lane: entries, then counts of slots
         const size_t lane = in_.Take<uint8_t>() % 4;
-        const size_t control =
-            ShmLane::Bytes(64) + ShmPayloads::Bytes(64, kMaxControlPayload);
+        const size_t control = ShmLane::Bytes(64) + ShmPayloads::Bytes(64, kMaxControlPayload);
         const size_t data = ShmLane::Bytes(2);
         const size_t start = 256 + (lane / 2) * (control + data) + (lane % 2) * control;
         const size_t at = start + in_.Take<uint8_t>() % 4 * kCacheLine + in_.Take<uint8_t>() % 60;

@@ -27,7 +27,12 @@ from tfdist.rendezvous.start import Options, connect
 
 SECRET = bytes(range(32))
 OPTIONS = Options(
-    generation=1, timeout_s=10.0, transport="auto", shm_bytes=4096, window_bytes=4096, rows={}
+    generation=1,
+    timeout_s=10.0,
+    transport="auto",
+    shm_bytes=4096,
+    window_bytes=4096,
+    rows={},
 )
 
 # One rank: connects, prints its place as JSON, leaves.
@@ -38,8 +43,8 @@ RANK = textwrap.dedent(
     from tfdist.rendezvous.errors import RendezvousError
     from tfdist.rendezvous.start import Options, connect
     options = Options(
-        generation=1, timeout_s=float(sys.argv[1]), transport="auto", shm_bytes=4096, window_bytes=4096,
-        rows={},
+        generation=1, timeout_s=float(sys.argv[1]), transport="auto",
+        shm_bytes=4096, window_bytes=4096, rows={},
     )
     try:
         mesh = connect(os.environ, detect(os.environ), options)

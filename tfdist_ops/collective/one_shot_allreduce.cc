@@ -1,5 +1,5 @@
-// allreduce "one_shot": every rank sends its whole input to everybody, and everybody adds all inputs
-// in rank order.
+// allreduce "one_shot": every rank sends its whole input to everybody, and everybody adds all
+// inputs in rank order.
 //
 //   phase 0 (three ranks, a b c the inputs)     afterwards
 //      0 ---> 1, ---> 2   a                        0    1    2

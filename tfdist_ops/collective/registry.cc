@@ -33,30 +33,14 @@ AlgorithmEntry DirectSendRecv();            // direct_sendrecv.cc
 
 const std::vector<AlgorithmEntry>& Algorithms() {
   static const std::vector<AlgorithmEntry> table = {
-      RingAllreduce(),
-      PairwiseAllreduce(),
-      OneShotAllreduce(),
-      TwoLevelAllreduce(),
-      HalvingDoublingAllreduce(),
-      ButterflyAllreduce(),
-      TreeAllreduce(),
-      DoubleTreeAllreduce(),
-      TorusAllreduce(),
-      StarAllreduce(),
-      RingReduceScatter(),
-      PairwiseReduceScatter(),
-      RingAllgather(),
-      PairwiseAllgather(),
-      BinomialBroadcast(),
-      StarBroadcast(),
-      BinomialReduce(),
-      StarReduce(),
-      StarGather(),
-      BinomialGather(),
-      StarScatter(),
-      BinomialScatter(),
-      PairwiseAlltoall(),
-      DirectSendRecv(),
+      RingAllreduce(),     PairwiseAllreduce(),        OneShotAllreduce(),
+      TwoLevelAllreduce(), HalvingDoublingAllreduce(), ButterflyAllreduce(),
+      TreeAllreduce(),     DoubleTreeAllreduce(),      TorusAllreduce(),
+      StarAllreduce(),     RingReduceScatter(),        PairwiseReduceScatter(),
+      RingAllgather(),     PairwiseAllgather(),        BinomialBroadcast(),
+      StarBroadcast(),     BinomialReduce(),           StarReduce(),
+      StarGather(),        BinomialGather(),           StarScatter(),
+      BinomialScatter(),   PairwiseAlltoall(),         DirectSendRecv(),
   };
   return table;
 }

@@ -487,9 +487,9 @@ const char* tfdist_counters_json(void) {
 }
 
 const tfdist_api_table* tfdist_api(int32_t version) {
-  static const tfdist_api_table table = {TFDIST_API_VERSION, &tfdist_submit, &tfdist_cancel,
-                                         &tfdist_last_error, &tfdist_topology,
-                                         &tfdist_submit_and_help};
+  static const tfdist_api_table table = {TFDIST_API_VERSION, &tfdist_submit,
+                                         &tfdist_cancel,     &tfdist_last_error,
+                                         &tfdist_topology,   &tfdist_submit_and_help};
   return version == TFDIST_API_VERSION ? &table : nullptr;
 }
 

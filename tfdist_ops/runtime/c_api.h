@@ -34,7 +34,7 @@ typedef struct tfdist_link {
   int32_t memory_fd;        /* shm, else -1 */
   int32_t peer_doorbell_fd; /* shm, else -1: the peer's eventfd */
   int32_t initiator;
-  int32_t window_fd; /* shm, else -1: the peer's window */
+  int32_t window_fd;  /* shm, else -1: the peer's window */
   const uint8_t* key; /* tcp: session key of the link (transport/frame_mac.h), copied */
   int32_t key_bytes;  /* tcp: 64; shm: 0 */
 } tfdist_link;

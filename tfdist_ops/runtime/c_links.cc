@@ -45,8 +45,8 @@ Status BadArgument(const std::string& text) {
 
 void CloseLinks(const tfdist_link* links, int32_t count) {
   for (int32_t i = 0; i < count; ++i) {
-    for (int fd : {links[i].socket_fd, links[i].memory_fd, links[i].peer_doorbell_fd,
-                   links[i].window_fd}) {
+    for (int fd :
+         {links[i].socket_fd, links[i].memory_fd, links[i].peer_doorbell_fd, links[i].window_fd}) {
       if (fd >= 0) close(fd);
     }
   }

@@ -85,8 +85,8 @@ bool Progress::Push(Command command) {
     commands_.push_back(std::move(command));
     pushed_.store(true);
   }
-  // No fence: the sleeper says that it sleeps and then looks at `pushed_` once more. All four are in
-  // one order for all: one of the two sees the other.
+  // No fence: the sleeper says that it sleeps and then looks at `pushed_` once more. All four are
+  // in one order for all: one of the two sees the other.
   if (sleeping_.load() && sleeping_.exchange(false)) Wake();
   return true;
 }

@@ -74,9 +74,7 @@ class ShmLane {
   ShmLane() = default;
   ShmLane(uint8_t* base, size_t handles) : base_(base), handles_(handles) {}
 
-  static size_t Bytes(size_t handles) {
-    return handles * (sizeof(ShmEntry) + sizeof(ShmReturned));
-  }
+  static size_t Bytes(size_t handles) { return handles * (sizeof(ShmEntry) + sizeof(ShmReturned)); }
   size_t handles() const { return handles_; }
   ShmEntry& entry(uint64_t position) const {
     return reinterpret_cast<ShmEntry*>(base_)[position % handles_];
@@ -181,7 +179,7 @@ class ShmProducer {
   std::shared_ptr<SlotPool> pool_;
   std::vector<uint64_t> uses_;  // of each handle
   std::vector<size_t> sent_;    // slot of each handle; kNone: it is here
-  size_t slot_ = kNone;  // found and not yet published
+  size_t slot_ = kNone;         // found and not yet published
   uint64_t position_ = 0;
 };
 

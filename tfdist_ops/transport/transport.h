@@ -29,7 +29,7 @@ struct LinkEnds {
   std::shared_ptr<void> pipe;  // inproc: the state both ends share
   std::vector<uint8_t> key{};  // tcp: kLinkKeyBytes (frame_mac.h), the same at both ends, never
                                // used for another link
-  int window_fd = -1;  // shm: the peer's window, a memfd of WindowBytes()
+  int window_fd = -1;          // shm: the peer's window, a memfd of WindowBytes()
   std::shared_ptr<class ShmWindow> window{};  // shm: this rank's own, the same for all its links
 };
 
