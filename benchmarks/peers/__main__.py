@@ -1,0 +1,67 @@
+"""The commands: what is measured, by whom, how often, and what came of it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from benchmarks.peers import catalogue, rounds
+from benchmarks.peers.text import parsed_sizes
+
+
+def _measured(parser: argparse.ArgumentParser, ranks: str, cap_s: float) -> None:
+    parser.add_argument("--np", default=ranks, help="numbers of ranks, as in 2,4")
+    parser.add_argument("--peers", default="all", help="names, as in tfdist-core,impi")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--cap", type=float, default=cap_s, help="seconds for a case")
+    parser.add_argument("--timeout", type=float, default=240, help="s, peer and round")
+    parser.add_argument("--out", type=Path, required=True, help="file of JSON lines")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.peers", description="tfdist beside its peers"
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    sizes = commands.add_parser("sizes", help="one allreduce of each size")
+    _measured(sizes, "2,4", 0.5)
+    sizes.add_argument("--sizes", default="1K,16K,256K,1M,4M,16M,64M,256M")
+    report = commands.add_parser("report", help="tables and marks of such files")
+    report.add_argument("files", type=Path, nargs="+")
+    commands.add_parser("peers", help="who is built here")
+    return parser
+
+
+def _measure(options: argparse.Namespace) -> None:
+    task = {"task": options.command, "cap_s": options.cap}
+    if options.command == catalogue.SIZES:
+        task["sizes"] = parsed_sizes(options.sizes)
+    present, absent = catalogue.split(catalogue.chosen(options.peers, options.command))
+    for name, reason in absent.items():
+        print(f"without {name}: {reason}", flush=True)
+    plan = rounds.Plan(task, present, options.timeout)
+    all_ranks = [int(one) for one in options.np.split(",")]
+    rounds.run(plan, all_ranks, options.rounds, options.out)
+
+
+def main() -> None:
+    """Runs one command."""
+    parser = _parser()
+    options = parser.parse_args()
+    try:
+        if options.command == "report":
+            from benchmarks.peers import report
+
+            print(report.text(options.files))
+        elif options.command == "peers":
+            for peer in catalogue.PEERS.values():
+                print(f"{peer.name:14} {peer.missing() or 'ready'}")
+        else:
+            _measure(options)
+    except ValueError as error:
+        parser.error(str(error))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

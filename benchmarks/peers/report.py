@@ -1,0 +1,164 @@
+"""What came of the rounds, as Markdown: times, marks, versions, what failed."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers import required
+from benchmarks.peers.marks import (
+    ENOUGH_ROUNDS,
+    Mark,
+    Round,
+    Verdict,
+    discarded,
+    limit_gb_s,
+    read,
+)
+from benchmarks.peers.rounds import CONTROL
+from benchmarks.peers.rounds import read as lines_of
+from benchmarks.peers.text import milliseconds, size_text, table
+
+Row = Mapping[str, Any]
+
+
+def text(paths: Sequence[Path]) -> str:
+    """The report of some files; of each task and number of ranks the latest key."""
+    rows = [row for path in paths for row in lines_of(path)]
+    if not rows:
+        names = ", ".join(map(str, paths))
+        raise ValueError(f"Expected files of measured rounds; no line in {names}.")
+    latest = {(row["kind"], row["np"]): row["key"] for row in rows}
+    parts = []
+    for (task, ranks), key in sorted(latest.items()):
+        own = [row for row in rows if row["key"] == key]
+        parts.append(_section(task, ranks, own))
+    return "\n\n".join([*parts, _versions(rows)])
+
+
+def _section(task: str, ranks: int, rows: Sequence[Row]) -> str:
+    controls = controls_of(rows)
+    out: set[int] = set()
+    for place in (0, 1):  # rates of one kind are compared with each other
+        out |= discarded({n: pair[place] for n, pair in controls.items()})
+    kept = {n: one for n, one in rounds_of(rows).items() if n not in out}
+    control = next(row for row in rows if row["peer"] == CONTROL)
+    head = (
+        f"## {task}, {ranks} ranks\n\n{control['cpu']}, {control['cores']} cores, "
+        f"Linux {control['kernel']}; tree {control['tree']}.\n"
+        f"{len(kept) + len(out)} rounds, {len(out)} discarded (control more than 20 % "
+        f"off{': ' + ', '.join(map(str, sorted(out))) if out else ''})."
+    )
+    if not kept:
+        every = rounds_of(rows).values()
+        return "\n\n".join(
+            [head, "No round counts. What all of them have:", _times(every)]
+            + _failures(rows)
+        )
+    sizes = {int(row["case"].rpartition("/")[2]) for row in rows if "case" in row}
+    found = [(m, read(m, kept.values())) for m in required.marks(task, sizes, ranks)]
+    parts = [head, _limit(kept.values()), _times(kept.values()), _marks(found)]
+    return "\n\n".join([*parts, *_failures(rows)])
+
+
+def controls_of(rows: Iterable[Row]) -> dict[int, tuple[list[float], list[float]]]:
+    """By round, what each control has found: mean rates of its processes."""
+    found: dict[int, tuple[list[float], list[float]]] = {}
+    for row in rows:
+        if row["peer"] == CONTROL:
+            adds, copies = found.setdefault(row["round"], ([], []))
+            adds.append(statistics.mean(row["add_gb_s"]))
+            copies.append(statistics.mean(row["copy_gb_s"]))
+    return found
+
+
+def rounds_of(rows: Sequence[Row]) -> dict[int, Round]:
+    """The rounds of one key."""
+    times: dict[int, dict[tuple[str, str], float]] = {}
+    for row in rows:
+        if "case" in row:
+            cases = times.setdefault(row["round"], {})
+            cases[row["peer"], row["case"]] = row["median_s"]
+    return {
+        number: Round(times.get(number, {}), statistics.mean(a), statistics.mean(c))
+        for number, (a, c) in controls_of(rows).items()
+    }
+
+
+def _limit(rounds: Iterable[Round]) -> str:
+    adds, copies, limits = [], [], []
+    for one in rounds:
+        adds.append(one.add_gb_s)
+        copies.append(one.copy_gb_s)
+        limits.append(limit_gb_s(one.add_gb_s, one.copy_gb_s))
+    return (
+        f"Memory, each process: d=a+b {statistics.median(adds):.2f} GB/s, memcpy "
+        f"{statistics.median(copies):.2f} GB/s; limit 1/(1/2S + 1/2C) "
+        f"{statistics.median(limits):.2f} GB/s."
+    )
+
+
+def _times(rounds: Iterable[Round]) -> str:
+    """Medians of the rounds' medians, in milliseconds."""
+    found: dict[tuple[str, str], dict[str, list[float]]] = {}
+    order: dict[str, None] = {}
+    for one in rounds:
+        for (peer, case), seconds in one.times.items():
+            series, _, what = case.rpartition("/")
+            order[what] = None
+            line = found.setdefault((peer, series), {})
+            line.setdefault(what, []).append(seconds)
+    columns = sorted(order, key=int)
+    rows = []
+    for (peer, series), cells in sorted(found.items()):
+        name = peer if series == "allreduce" else f"{peer}, {series}"
+        texts = [
+            milliseconds(statistics.median(cells[what])) if what in cells else ""
+            for what in columns
+        ]
+        rows.append([name, *texts])
+    head = ["ms", *(size_text(int(what)) for what in columns)]
+    return table(head, rows)
+
+
+def _marks(found: Sequence[tuple[Mark, Verdict | None]]) -> str:
+    rows = []
+    for mark, verdict in found:
+        if verdict is None:
+            rows.append([mark.title, f"{mark.required:g}", *[""] * 4, "not measured"])
+            continue
+        met = "yes" if verdict.met else "no"
+        few = "" if verdict.rounds >= ENOUGH_ROUNDS else " (few rounds)"
+        rows.append(
+            [
+                mark.title,
+                f"{mark.required:g}",
+                f"{verdict.median:.2f}",
+                f"{verdict.low:.2f}-{verdict.high:.2f}",
+                str(verdict.worse),
+                str(verdict.rounds),
+                met + few,
+            ]
+        )
+    head = ["mark", "required", "median", "p10-p90", "worse", "rounds", "met"]
+    return table(head, rows)
+
+
+def _failures(rows: Iterable[Row]) -> list[str]:
+    return [
+        f"{row['peer']} failed in round {row['round']}:\n\n"
+        + "\n".join(f"    {line}" for line in row["error"].splitlines())
+        for row in rows
+        if "error" in row
+    ]
+
+
+def _versions(rows: Iterable[Row]) -> str:
+    found = {
+        row["peer"]: ", ".join(f"{k} {v}" for k, v in row["versions"].items())
+        for row in rows
+        if "versions" in row
+    }
+    return table(["peer", "versions"], [list(pair) for pair in sorted(found.items())])

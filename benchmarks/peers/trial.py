@@ -1,0 +1,174 @@
+"""One peer, started once: its ranks, its deadline, and nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import statistics
+import subprocess
+import tempfile
+import time
+import uuid
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TextIO
+
+import psutil
+
+from benchmarks.peers.catalogue import WORKERS, Peer
+from benchmarks.peers.machine import ROOT, loops
+
+MARK = "PEERS_TRIAL"  # in the environment of all that a trial starts
+LAST_LINES = 15
+# Nobody is pinned and one thread computes on each rank, for all alike.
+COMMON = {
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "CUDA_VISIBLE_DEVICES": "-1",
+    "TF_CPP_MIN_LOG_LEVEL": "3",
+    "PYTHONDONTWRITEBYTECODE": "1",
+}
+FOREIGN = ("TFDIST_", "OMPI_", "PMI", "I_MPI_", "HOROVOD_", "PYTHON", "LD_", "TF_")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a trial.
+
+    Attributes:
+        seconds: for each case and repetition what the slowest rank took.
+        ranks: all that each rank has left.
+        error: the last lines, when there is nothing to report; else empty.
+    """
+
+    seconds: dict[str, list[float]] = field(default_factory=dict)
+    ranks: list[dict[str, Any]] = field(default_factory=list)
+    error: str = ""
+
+
+def commands(
+    peer: Peer, ranks: int, task: Path, ports: list[int]
+) -> list[tuple[list[str], dict[str, str]]]:
+    """The processes to start: arguments and what is added to their environment."""
+    python = str(peer.python)
+    worker = [python, str(WORKERS / peer.worker), str(task)]
+    count = ["-np", str(ranks)]
+    if peer.launcher == "tfdistrun":
+        start = [python, "-m", "tfdist.launch"]
+        path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+        return [([*start, *count, *peer.options, *worker], {"PYTHONPATH": path})]
+    if peer.launcher == "env":
+        common = {
+            "WORLD_SIZE": str(ranks),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(ports[0]),
+            "PEERS_PORTS": ",".join(map(str, ports)),
+        }
+        return [
+            (worker, {**common, "RANK": str(r), "LOCAL_RANK": str(r)})
+            for r in range(ranks)
+        ]
+    own = peer.python.parent / peer.launcher
+    program = peer.launcher if peer.launcher in peer.system else str(own)
+    return [([program, *peer.options, *count, *worker], {})]
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on at the moment."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+
+
+def run(peer: Peer, ranks: int, task: dict[str, Any], timeout_s: float) -> Outcome:
+    """Starts a peer's ranks, waits for what they leave, and ends all of them."""
+    identity = uuid.uuid4().hex
+    with tempfile.TemporaryDirectory(prefix="tfdist-peer-") as folder:
+        path = Path(folder, "task.json")
+        own = {"folder": folder, "loops": str(loops()), **peer.settings}
+        path.write_text(json.dumps({**task, **own}))
+        with open(Path(folder, "log"), "w+") as log:
+            try:
+                code = _run(peer, ranks, path, identity, log, timeout_s)
+            finally:
+                _end(identity)
+            found = [Path(folder, f"rank{rank}.json") for rank in range(ranks)]
+            if code is None or not all(one.exists() for one in found):
+                return Outcome(error=_failure(log, code, timeout_s))
+            left = [json.loads(one.read_text()) for one in found]
+    return Outcome(slowest([one["seconds"] for one in left]), left)
+
+
+def _run(
+    peer: Peer, ranks: int, task: Path, identity: str, log: TextIO, timeout_s: float
+) -> int | None:
+    """The exit code, of the first process that has failed; None: the time is over."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(FOREIGN)}
+    kept["PATH"] = os.pathsep.join([str(peer.python.parent), kept["PATH"]])
+    deadline_s = time.monotonic() + timeout_s
+    processes = [
+        subprocess.Popen(
+            arguments,
+            env={**kept, **COMMON, **peer.environ, **added, MARK: identity},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            cwd=task.parent,
+        )
+        for arguments, added in commands(peer, ranks, task, free_ports(ranks))
+    ]
+    while time.monotonic() < deadline_s:
+        codes = [process.poll() for process in processes]
+        failed = [code for code in codes if code]
+        if failed or None not in codes:
+            return failed[0] if failed else 0
+        time.sleep(0.02)
+    return None
+
+
+def _end(identity: str) -> None:
+    """Kills what a trial has started, wherever it has gone, until nothing is left."""
+    for _ in range(50):
+        left = [p for p in psutil.process_iter() if _belongs(p, identity)]
+        for process in left:
+            try:
+                process.kill()
+            except psutil.Error:  # gone
+                continue
+        if not left:
+            return
+        psutil.wait_procs(left, timeout=0.2)
+
+
+def _belongs(process: psutil.Process, identity: str) -> bool:
+    try:
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return False
+        return process.environ().get(MARK) == identity
+    except (psutil.Error, OSError):
+        return False
+
+
+def _failure(log: TextIO, code: int | None, timeout_s: float) -> str:
+    log.seek(0)
+    lines = [line.rstrip() for line in log if line.strip()]
+    what = f"not within {timeout_s:g} s" if code is None else f"exit code {code}"
+    return "\n".join([what, *lines[-LAST_LINES:]])
+
+
+def slowest(ranks: list[dict[str, list[float]]]) -> dict[str, list[float]]:
+    """For each case and repetition what the slowest rank took."""
+    return {
+        case: [max(times) for times in zip(*(r[case] for r in ranks), strict=True)]
+        for case in ranks[0]
+    }
+
+
+def medians(seconds: dict[str, list[float]]) -> dict[str, float]:
+    """The median repetition of each case."""
+    return {case: statistics.median(all_s) for case, all_s in seconds.items()}

@@ -1,0 +1,129 @@
+"""One rank of tfdist's core without TensorFlow: private memory, one thread, from C."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import measuring
+import numpy as np
+from exact import brought, check
+from helpers import core_client
+from native import looped
+
+from tfdist import _core, _runtime
+
+
+def agree(value: float) -> float:
+    """The mean over the ranks."""
+    mean = core_client.allreduce(np.array([value]), name="agree")[0]
+    return float(mean) / _runtime.size()
+
+
+def function_of(name: str) -> ctypes.c_void_p:
+    """Address of a function of the core; null where it has none of that name."""
+    function = getattr(_core.library(), name, None)
+    return ctypes.cast(function, ctypes.c_void_p) if function else ctypes.c_void_p()
+
+
+class Group:
+    """A registered group of gradients: from its second step on nothing is agreed.
+
+    Args:
+        name: of the group.
+        buckets: for each bucket the inputs and the outputs of its tensors.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        buckets: Sequence[tuple[list[np.ndarray], list[np.ndarray]]],
+    ) -> None:
+        shapes = [x.shape for inputs, _ in buckets for x in inputs]
+        lines = [f"{name}/{i} float32 {list(s)}" for i, s in enumerate(shapes)]
+        text = "\n".join([*lines, "op=sum"])
+        group, _ = _core.register_group(text, [True] * len(lines))
+        self._keep: list[Any] = [buckets]
+        self._requests = (_core.Request * len(buckets))()
+        for number, (inputs, outputs) in enumerate(buckets):
+            self._requests[number] = _core.Request(
+                kind=_core.ALLREDUCE,
+                name=f"{name}.{number}".encode(),
+                dtype=core_client.DTYPES[np.float32],
+                op=core_client.SUM,
+                prescale=1.0,
+                postscale=1.0,
+                group=group.encode(),
+                bucket=number,
+                bucket_count=len(buckets),
+                tensors=self._tensors(inputs, outputs),
+                tensor_count=len(inputs),
+            )
+
+    def _tensors(
+        self, inputs: list[np.ndarray], outputs: list[np.ndarray]
+    ) -> ctypes.Array[Any]:
+        tensors = (_core.Tensor * len(inputs))()
+        for i, (x, y) in enumerate(zip(inputs, outputs, strict=True)):
+            dims = (ctypes.c_int64 * max(1, x.ndim))(*x.shape)
+            tensors[i] = _core.Tensor(
+                input=x.ctypes.data,
+                output=y.ctypes.data,
+                rank=x.ndim,
+                dims=dims,
+                hint=i,
+            )
+            self._keep.append(dims)
+        self._keep.append(tensors)
+        return tensors
+
+    def repeat(self, loops: str) -> measuring.Repeat:
+        """All buckets handed over, then awaited, timed in C."""
+        return looped(
+            loops,
+            "time_core",
+            [
+                function_of("tfdist_submit"),
+                function_of("tfdist_wait"),
+                self._requests,
+                ctypes.c_int32(len(self._requests)),
+            ],
+        )
+
+
+def sizes(task: dict[str, Any]) -> dict[str, list[float]]:
+    """One allreduce of each size, out of place and in place."""
+    rank, size = _runtime.rank(), _runtime.size()
+    seconds = {}
+    for size_bytes in task["sizes"]:
+        source = brought(size_bytes // 4, rank)
+        target = np.zeros_like(source)
+        for series, output in (("allreduce", target), ("in place", source)):
+            name = f"{series.replace(' ', '_')}.{size_bytes}"
+            repeat = Group(name, [([source], [output])]).repeat(task["loops"])
+            repeat(1)
+            check(output, size, f"{size_bytes} bytes {series}")
+            if output is source:
+                source.fill(0.0)  # sums of sums would end at infinity
+            seconds[f"{series}/{size_bytes}"] = measuring.measure(
+                repeat, agree, task["cap_s"], measuring.MOST_IN_C
+            )
+            if output is target:
+                check(target, size, f"{size_bytes} bytes, at the end")
+    return seconds
+
+
+def main() -> None:
+    """Measures."""
+    task = measuring.task()
+    _runtime.start()
+    found = {"sizes": sizes}[task["task"]](task)
+    versions = {"tfdist": str(_core.build_info()["version"])}
+    rank, size = _runtime.rank(), _runtime.size()
+    measuring.leave(task, rank, size, versions, found, counters=_core.counters())
+    _runtime.shutdown()
+
+
+if __name__ == "__main__":
+    main()
