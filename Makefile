@@ -2,7 +2,7 @@
 # Needs GNU make, Python 3.11-3.13 and a C++17 compiler: no root, no GPU, nothing else installed.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help train test test-slow test-minors sim campaign scale mutants sanitize fuzz hostile lint format docs gpu xla setup clean distclean
+.PHONY: help train test test-slow test-minors sim campaign scale peers bench mutants sanitize fuzz hostile lint format docs gpu xla setup clean distclean
 unexport PYTHONPATH PYTHONHOME
 
 NP ?= 2
@@ -13,7 +13,7 @@ INSTALLED := .venv/.installed
 BUILT := .venv/.built
 NATIVE := $(shell find tfdist_ops \( -path tfdist_ops/cuda -o -path tfdist_ops/xla \) -prune -o \
   \( -name '*.cc' -o -name '*.h' -o -name CMakeLists.txt \) -print)
-CPP := $(shell find tfdist_ops tests/cpp tests/sim tests/fuzz benchmarks -name '*.cc' -o -name '*.h' -o -name '*.cu')
+CPP := $(shell find tfdist_ops tests/cpp tests/sim tests/fuzz benchmarks -name '*.cc' -o -name '*.h' -o -name '*.cu' -o -name '*.c')
 PYTHON_CODE := .ci tfdist recipes benchmarks tests setup.py
 
 help:  ## this list
@@ -69,6 +69,12 @@ hostile: $(BUILT)  ## 100,000 hostile connections at starting and running jobs
 
 scale: $(BUILT)  ## start, messages, descriptors and memory for 8 to 256 ranks
 	@$(BIN)/python benchmarks/scale.py
+
+peers: $(BUILT)  ## environments of Horovod, MPI, gloo, TensorFlow's ring (half an hour, once)
+	@nice $(BIN)/python -m benchmarks.peers.environments
+
+bench: $(BUILT)  ## tfdist beside the peers that are built: the quick set, 5 minutes
+	@$(BIN)/python -m benchmarks.peers quick
 
 lint: $(INSTALLED)  ## style, format and types, Python and C++
 	$(BIN)/ruff check $(PYTHON_CODE)

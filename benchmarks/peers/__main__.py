@@ -5,16 +5,22 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import Any
 
-from benchmarks.peers import catalogue, rounds
+from benchmarks.peers import catalogue, quick, report, rounds
 from benchmarks.peers.text import parsed_sizes
+from benchmarks.resnet50 import gradient_shapes
+
+WARM_STEPS = 6
+BATCH = 32  # of each rank
 
 
 def _measured(parser: argparse.ArgumentParser, ranks: str, cap_s: float) -> None:
     parser.add_argument("--np", default=ranks, help="numbers of ranks, as in 2,4")
     parser.add_argument("--peers", default="all", help="names, as in tfdist-core,impi")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--cap", type=float, default=cap_s, help="seconds for a case")
+    if cap_s:
+        parser.add_argument("--cap", type=float, default=cap_s, help="s for a case")
     parser.add_argument("--timeout", type=float, default=240, help="s, peer and round")
     parser.add_argument("--out", type=Path, required=True, help="file of JSON lines")
 
@@ -27,16 +33,35 @@ def _parser() -> argparse.ArgumentParser:
     sizes = commands.add_parser("sizes", help="one allreduce of each size")
     _measured(sizes, "2,4", 0.5)
     sizes.add_argument("--sizes", default="1K,16K,256K,1M,4M,16M,64M,256M")
+    gradients = commands.add_parser(
+        "gradients", help="the gradients of ResNet-50 in one step"
+    )
+    _measured(gradients, "2,4", 2.0)
+    training = commands.add_parser("training", help="images a second of two models")
+    _measured(training, "2", 0.0)
+    training.add_argument("--models", default="cnn,mlp")
+    training.add_argument("--steps", type=int, default=30)
     report = commands.add_parser("report", help="tables and marks of such files")
     report.add_argument("files", type=Path, nargs="+")
+    commands.add_parser("quick", help="a sample of everything in five minutes")
     commands.add_parser("peers", help="who is built here")
     return parser
 
 
-def _measure(options: argparse.Namespace) -> None:
-    task = {"task": options.command, "cap_s": options.cap}
+def _task(options: argparse.Namespace) -> dict[str, Any]:
+    task: dict[str, Any] = {"task": options.command}
+    if options.command == catalogue.TRAINING:
+        models = options.models.split(",")
+        steps = {"warm": WARM_STEPS, "steps": options.steps, "batch": BATCH}
+        return {**task, "models": models, **steps}
+    task["cap_s"] = options.cap
     if options.command == catalogue.SIZES:
-        task["sizes"] = parsed_sizes(options.sizes)
+        return {**task, "sizes": parsed_sizes(options.sizes)}
+    return {**task, "shapes": gradient_shapes()}
+
+
+def _measure(options: argparse.Namespace) -> None:
+    task = _task(options)
     present, absent = catalogue.split(catalogue.chosen(options.peers, options.command))
     for name, reason in absent.items():
         print(f"without {name}: {reason}", flush=True)
@@ -51,9 +76,9 @@ def main() -> None:
     options = parser.parse_args()
     try:
         if options.command == "report":
-            from benchmarks.peers import report
-
             print(report.text(options.files))
+        elif options.command == "quick":
+            print(quick.run(gradient_shapes()))
         elif options.command == "peers":
             for peer in catalogue.PEERS.values():
                 print(f"{peer.name:14} {peer.missing() or 'ready'}")

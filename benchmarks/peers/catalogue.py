@@ -17,37 +17,40 @@ OPEN_MPI = ("--allow-run-as-root", "--oversubscribe", "--bind-to", "none")
 
 @dataclass(frozen=True)
 class Peer:
-    """One column of the tables.
+    """One line of the tables.
 
     Attributes:
-        name: of the column.
+        name: of the line.
         environment: folder below `HOME`; empty: the Python that runs this.
-        worker: file in `workers/`.
         launcher: "mpirun", "horovodrun", "tfdistrun" or "env": processes that find
             each other by RANK, WORLD_SIZE and MASTER_PORT.
-        tasks: of `measuring`.
+        workers: what it can be asked for → the file in `workers/` that does it.
         options: of the launcher.
         environ: added to the environment.
-        system: programs of the system that it needs besides.
-        settings: handed to the worker in its task.
+        system: programs that the system has to have.
+        settings: added to the worker's task.
     """
 
     name: str
     environment: str
-    worker: str
     launcher: str
-    tasks: tuple[str, ...] = (SIZES,)
+    workers: dict[str, str]
     options: tuple[str, ...] = ()
     environ: dict[str, str] = field(default_factory=dict)
     system: tuple[str, ...] = ()
     settings: dict[str, str] = field(default_factory=dict)
 
     @property
+    def folder(self) -> Path:
+        """Of its programs."""
+        if not self.environment:
+            return Path(sys.executable).parent
+        return HOME / self.environment / "bin"
+
+    @property
     def python(self) -> Path:
         """Of its environment."""
-        if not self.environment:
-            return Path(sys.executable)
-        return HOME / self.environment / "bin" / "python"
+        return Path(sys.executable) if not self.environment else self.folder / "python"
 
     def missing(self) -> str:
         """Why it cannot run here and what to do; empty when it can."""
@@ -55,36 +58,54 @@ class Peer:
         if lacking:
             return (
                 f"{', '.join(lacking)} not found: install Debian's openmpi-bin and "
-                "libopenmpi-dev, then build the environment anew: "
-                f"rm -r {HOME / self.environment}; make peers"
+                f"libopenmpi-dev, rm -r {self.folder.parent}, make peers"
             )
         if not self.python.exists():
-            return f"{self.python.parent.parent} not built: make peers"
+            return f"{self.folder.parent} is not built: make peers"
         return ""
 
 
-PEERS = {
-    peer.name: peer
-    for peer in (
-        Peer("tfdist-core", "", "on_core.py", "tfdistrun"),
-        Peer(
-            "impi",
-            "impi",
-            "on_mpi.py",
-            "mpirun",
-            environ={"I_MPI_PIN": "0", "I_MPI_FABRICS": "shm"},
-        ),
-        Peer("mpich5", "mpich", "on_mpi.py", "mpirun"),
-        Peer("ompi5", "ompi5", "on_mpi.py", "mpirun", options=OPEN_MPI),
-        Peer(
-            "torch-gloo",
-            "torch",
-            "on_gloo.py",
-            "env",
-            environ={"GLOO_SOCKET_IFNAME": "lo"},
-        ),
-    )
-}
+_BARE = {SIZES: "on_core.py", GRADIENTS: "on_core.py"}
+_MPI = {SIZES: "on_mpi.py", GRADIENTS: "on_mpi.py"}
+_OP = {SIZES: "on_tensorflow.py", GRADIENTS: "on_tensorflow.py"}
+_TENSORFLOW = {**_OP, TRAINING: "train_tensorflow.py"}
+_TORCH = {SIZES: "on_gloo.py", GRADIENTS: "on_gloo.py", TRAINING: "train_torch.py"}
+_INTEL = {"I_MPI_PIN": "0", "I_MPI_FABRICS": "shm"}
+_LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}
+_BY_TFDIST, _BY_HOROVOD = {"by": "tfdist"}, {"by": "horovod"}
+_FIT = {**_BY_TFDIST, "loop": "fit"}
+_TRAIN = {TRAINING: "train_tensorflow.py"}
+
+_ALL = (
+    Peer("tfdist", "", "tfdistrun", _TENSORFLOW, settings=_BY_TFDIST),
+    Peer("tfdist-fit", "", "tfdistrun", _TRAIN, settings=_FIT),
+    Peer("alone", "", "env", _TRAIN, settings={"by": "nobody"}),
+    Peer(
+        "hvd-gloo",
+        "tf215",
+        "horovodrun",
+        _TENSORFLOW,
+        ("--gloo",),
+        settings=_BY_HOROVOD,
+    ),
+    Peer(
+        "hvd-mpi",
+        "tf215",
+        "mpirun",
+        _TENSORFLOW,
+        OPEN_MPI,
+        system=("mpirun", "mpicxx"),
+        settings=_BY_HOROVOD,
+    ),
+    Peer("tf-ring", "tf221", "env", _TENSORFLOW, settings={"by": "ring"}),
+    Peer("torch-gloo", "torch", "env", _TORCH, environ=_LOOPBACK),
+    Peer("tfdist-core", "", "tfdistrun", _BARE),
+    Peer("impi", "impi", "mpirun", _MPI, environ=_INTEL),
+    Peer("mpich5", "mpich", "mpirun", _MPI),
+    Peer("ompi4", "ompi4", "mpirun", _MPI, OPEN_MPI, system=("mpirun", "mpicxx")),
+    Peer("ompi5", "ompi5", "mpirun", _MPI, OPEN_MPI),
+)
+PEERS = {peer.name: peer for peer in _ALL}
 
 
 def chosen(names: str, task: str) -> list[Peer]:
@@ -93,7 +114,7 @@ def chosen(names: str, task: str) -> list[Peer]:
     Raises:
         ValueError: a name is not known, or that peer cannot do it.
     """
-    able = [name for name, peer in PEERS.items() if task in peer.tasks]
+    able = [name for name, peer in PEERS.items() if task in peer.workers]
     wanted = able if names == "all" else names.split(",")
     unable = [name for name in wanted if name not in able]
     if unable:
@@ -106,10 +127,6 @@ def chosen(names: str, task: str) -> list[Peer]:
 
 def split(peers: Iterable[Peer]) -> tuple[list[Peer], dict[str, str]]:
     """Those that can run here, and why the others cannot."""
-    present, absent = [], {}
-    for peer in peers:
-        if reason := peer.missing():
-            absent[peer.name] = reason
-        else:
-            present.append(peer)
-    return present, absent
+    reasons = {peer.name: (peer, peer.missing()) for peer in peers}
+    present = [peer for peer, reason in reasons.values() if not reason]
+    return present, {name: reason for name, (_, reason) in reasons.items() if reason}

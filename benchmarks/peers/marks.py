@@ -16,6 +16,9 @@ TOLERANCE = 0.2  # of the control, before a round is discarded
 ENOUGH_ROUNDS = 7
 WORSE_ALLOWED = 1
 
+# A peer and its case.
+Cell = tuple[str, str]
+
 
 @dataclass(frozen=True)
 class Round:
@@ -27,18 +30,17 @@ class Round:
         copy_gb_s: rate of memcpy; C of the limit.
     """
 
-    times: Mapping[tuple[str, str], float]
+    times: Mapping[Cell, float]
     add_gb_s: float
     copy_gb_s: float
 
-    def best(self, peers: Iterable[str], case: str) -> float | None:
-        """The fastest of some peers; None where none has the case."""
-        found = [self.times[p, case] for p in peers if (p, case) in self.times]
-        return min(found, default=None)
+    def fastest(self, cells: Iterable[Cell]) -> float | None:
+        """Seconds of the fastest; None where none was measured."""
+        return min((self.times[c] for c in cells if c in self.times), default=None)
 
-    def ratio(self, peers: Iterable[str], own: str, case: str) -> float | None:
+    def ratio(self, others: Iterable[Cell], own: Cell) -> float | None:
         """How many times faster `own` is than the fastest of the others."""
-        best, mine = self.best(peers, case), self.times.get((own, case))
+        best, mine = self.fastest(others), self.times.get(own)
         return best / mine if best and mine else None
 
 

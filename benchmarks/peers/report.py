@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peers import required
+from benchmarks.peers.catalogue import GRADIENTS, TRAINING
 from benchmarks.peers.marks import (
     ENOUGH_ROUNDS,
+    Cell,
     Mark,
     Round,
     Verdict,
@@ -21,6 +23,7 @@ from benchmarks.peers.rounds import CONTROL
 from benchmarks.peers.rounds import read as lines_of
 from benchmarks.peers.text import milliseconds, size_text, table
 
+ALONE = required.CONTROL_OF_TRAINING
 Row = Mapping[str, Any]
 
 
@@ -54,13 +57,20 @@ def _section(task: str, ranks: int, rows: Sequence[Row]) -> str:
     if not kept:
         every = rounds_of(rows).values()
         return "\n\n".join(
-            [head, "No round counts. What all of them have:", _times(every)]
-            + _failures(rows)
+            [head, "No round counts. What all of them have:"]
+            + [_times(task, ranks, every), *_failures(rows)]
         )
-    sizes = {int(row["case"].rpartition("/")[2]) for row in rows if "case" in row}
-    found = [(m, read(m, kept.values())) for m in required.marks(task, sizes, ranks)]
-    parts = [head, _limit(kept.values()), _times(kept.values()), _marks(found)]
-    return "\n\n".join([*parts, *_failures(rows)])
+    cases = {row["case"] for row in rows if "case" in row}
+    found = [(m, read(m, kept.values())) for m in required.marks(task, cases, ranks)]
+    parts = [
+        head,
+        _limit(kept.values()),
+        _times(task, ranks, kept.values()),
+        _costs(rows, out),
+        _marks(found),
+        *_failures(rows),
+    ]
+    return "\n\n".join(part for part in parts if part)
 
 
 def controls_of(rows: Iterable[Row]) -> dict[int, tuple[list[float], list[float]]]:
@@ -76,7 +86,7 @@ def controls_of(rows: Iterable[Row]) -> dict[int, tuple[list[float], list[float]
 
 def rounds_of(rows: Sequence[Row]) -> dict[int, Round]:
     """The rounds of one key."""
-    times: dict[int, dict[tuple[str, str], float]] = {}
+    times: dict[int, dict[Cell, float]] = {}
     for row in rows:
         if "case" in row:
             cases = times.setdefault(row["round"], {})
@@ -100,27 +110,67 @@ def _limit(rounds: Iterable[Round]) -> str:
     )
 
 
-def _times(rounds: Iterable[Round]) -> str:
-    """Medians of the rounds' medians, in milliseconds."""
-    found: dict[tuple[str, str], dict[str, list[float]]] = {}
-    order: dict[str, None] = {}
+def _cells(rounds: Iterable[Round]) -> dict[Cell, float]:
+    """Of each peer and case the median of the rounds' medians, in seconds."""
+    found: dict[Cell, list[float]] = {}
     for one in rounds:
-        for (peer, case), seconds in one.times.items():
-            series, _, what = case.rpartition("/")
-            order[what] = None
-            line = found.setdefault((peer, series), {})
-            line.setdefault(what, []).append(seconds)
-    columns = sorted(order, key=int)
+        for cell, seconds in one.times.items():
+            found.setdefault(cell, []).append(seconds)
+    return {cell: statistics.median(all_s) for cell, all_s in found.items()}
+
+
+def _times(task: str, ranks: int, rounds: Iterable[Round]) -> str:
+    cells = _cells(rounds)
+    columns = sorted({case.rpartition("/")[2] for _, case in cells}, key=int)
+    if task == TRAINING:
+        return _rates(ranks, cells)
+    lines: dict[Cell, dict[str, float]] = {}
+    for (peer, case), seconds in cells.items():
+        series, _, size = case.rpartition("/")
+        lines.setdefault((peer, series), {})[size] = seconds
     rows = []
-    for (peer, series), cells in sorted(found.items()):
+    for (peer, series), found in sorted(lines.items()):
         name = peer if series == "allreduce" else f"{peer}, {series}"
-        texts = [
-            milliseconds(statistics.median(cells[what])) if what in cells else ""
-            for what in columns
-        ]
+        texts = [milliseconds(found[c]) if c in found else "" for c in columns]
         rows.append([name, *texts])
-    head = ["ms", *(size_text(int(what)) for what in columns)]
-    return table(head, rows)
+    heads = [size_text(int(column)) for column in columns]
+    if task == GRADIENTS:
+        heads = [f"{int(column) / 1e6:.1f} MB in one step" for column in columns]
+    return table(["ms", *heads], rows)
+
+
+def _rates(ranks: int, cells: Mapping[Cell, float]) -> str:
+    """Images a second of all ranks."""
+    cases = sorted({case for _, case in cells})
+    rows = []
+    for peer in sorted({peer for peer, _ in cells}):
+        found = [cells.get((peer, case)) for case in cases]
+        rates = [
+            f"{ranks * int(case.rpartition('/')[2]) / seconds:.0f}" if seconds else ""
+            for case, seconds in zip(cases, found, strict=True)
+        ]
+        rows.append([peer, *rates])
+    return table(["images/s", *(case.partition("/")[0] for case in cases)], rows)
+
+
+def _costs(rows: Iterable[Row], out: set[int]) -> str:
+    """What communication costs a step of training, where that is counted."""
+    found: dict[Cell, list[Row]] = {}
+    for row in rows:
+        if "exposed_s" in row and row["round"] not in out:
+            found.setdefault((row["peer"], row["case"]), []).append(row)
+    lines = [
+        [
+            f"{peer}, {case.partition('/')[0]}",
+            *(
+                milliseconds(statistics.median(one[name] for one in own))
+                for name in ("median_s", "communication_cpu_s", "exposed_s")
+            ),
+        ]
+        for (peer, case), own in sorted(found.items())
+    ]
+    head = ["ms of a step", "whole", "processor time of communication", "exposed"]
+    return table(head, lines) if lines else ""
 
 
 def _marks(found: Sequence[tuple[Mark, Verdict | None]]) -> str:
@@ -146,8 +196,14 @@ def _marks(found: Sequence[tuple[Mark, Verdict | None]]) -> str:
     return table(head, rows)
 
 
-def _failures(rows: Iterable[Row]) -> list[str]:
-    return [
+def _failures(rows: Sequence[Row]) -> list[str]:
+    torn = [
+        f"{row['peer']}, {row['case']}: the ranks' weights differ at the end of round "
+        f"{row['round']}."
+        for row in rows
+        if not row.get("same_weights", True) and row["peer"] != ALONE
+    ]
+    return torn + [
         f"{row['peer']} failed in round {row['round']}:\n\n"
         + "\n".join(f"    {line}" for line in row["error"].splitlines())
         for row in rows

@@ -5,26 +5,34 @@ Adding one is adding a `Mark` to the list of its task.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
-from benchmarks.peers.catalogue import PEERS, SIZES
-from benchmarks.peers.marks import Mark, Round, limit_gb_s
+from benchmarks.peers.catalogue import GRADIENTS, PEERS, SIZES, TRAINING
+from benchmarks.peers.marks import Cell, Mark, Round, limit_gb_s
 from benchmarks.peers.text import size_text
 
 KIB, MIB = 1 << 10, 1 << 20
-CORE = "tfdist-core"
-MPI = tuple(name for name, peer in PEERS.items() if peer.worker == "on_mpi.py")
+OP, CORE = "tfdist", "tfdist-core"
+MPI = tuple(name for name, p in PEERS.items() if "on_mpi.py" in p.workers.values())
+OPEN_MPI = ("ompi4", "ompi5")
 BELOW_TENSORFLOW = (*MPI, "torch-gloo")
+IN_TENSORFLOW = ("hvd-gloo", "hvd-mpi", "tf-ring")
+TRAINERS = (*IN_TENSORFLOW, "torch-gloo")
+CONTROL_OF_TRAINING = "alone"
 PART_OF_LIMIT = 0.65
+EAGER_S = 150e-6
+LEAST_ABOVE_FLOOR_S = 1e-6
+OF_ALONE = {"cnn": 0.95, "mlp": 0.80}
+# Lists of gradients: how a peer is asked to reduce them when it is compared.
+LISTS: tuple[Cell, ...] = (
+    *((peer, way) for peer in IN_TENSORFLOW[:2] for way in ("per tensor", "grouped")),
+    ("tf-ring", "25 MiB packs"),
+    ("torch-gloo", "25 MiB buckets"),
+)
 
 
-def _faster(
-    title: str, required: float, own: str, others: Sequence[str], case: str
-) -> Mark:
-    def ratio(one: Round) -> float | None:
-        return one.ratio(others, own, case)
-
-    return Mark(title, required, ratio)
+def _faster(title: str, required: float, own: Cell, others: Sequence[Cell]) -> Mark:
+    return Mark(title, required, lambda one: one.ratio(others, own))
 
 
 def _part_of_limit(size_bytes: int) -> Mark:
@@ -49,7 +57,7 @@ def _core_required(size_bytes: int, ranks: int) -> float | None:
     return 1.3 if size_bytes >= 4 * MIB else 1.0
 
 
-def _of_sizes(sizes: Iterable[int], ranks: int) -> list[Mark]:
+def _of_core(sizes: Iterable[int], ranks: int) -> list[Mark]:
     found = []
     others = BELOW_TENSORFLOW if ranks > 2 else MPI
     name = "fastest peer" if ranks > 2 else "fastest MPI"
@@ -57,19 +65,100 @@ def _of_sizes(sizes: Iterable[int], ranks: int) -> list[Mark]:
         case, text = f"allreduce/{size_bytes}", size_text(size_bytes)
         required = _core_required(size_bytes, ranks)
         if required is not None:
+            cells = [(peer, case) for peer in others]
             title = f"{text}: {name} / {CORE}"
-            found.append(_faster(title, required, CORE, others, case))
+            found.append(_faster(title, required, (CORE, case), cells))
         if ranks == 2 and size_bytes >= 16 * MIB:
             found.append(_part_of_limit(size_bytes))
     return found
 
 
-def marks(task: str, sizes: Iterable[int], ranks: int) -> list[Mark]:
-    """Those of a task that the measured sizes and ranks have.
+def above_floor(one: Round, peer: str, what: str) -> float | None:
+    """What an allreduce adds to an empty function of the same signature."""
+    whole = one.times.get((peer, f"allreduce/{what}"))
+    floor = one.times.get((peer, f"floor/{what}"))
+    if whole is None or floor is None:
+        return None
+    return max(whole - floor, LEAST_ABOVE_FLOOR_S)
+
+
+def _floor_ratio(what: str) -> Callable[[Round], float | None]:
+    def ratio(one: Round) -> float | None:
+        found = [above_floor(one, peer, what) for peer in IN_TENSORFLOW]
+        best = min((s for s in found if s is not None), default=None)
+        mine = above_floor(one, OP, what)
+        return best / mine if best and mine else None
+
+    return ratio
+
+
+def _eager_ratio(what: str) -> Callable[[Round], float | None]:
+    def ratio(one: Round) -> float | None:
+        mine = one.times.get((OP, f"eager/{what}"))
+        return EAGER_S / mine if mine else None
+
+    return ratio
+
+
+def _of_op(sizes: Iterable[int]) -> list[Mark]:
+    found = []
+    for size_bytes in sizes:
+        case, text = f"allreduce/{size_bytes}", size_text(size_bytes)
+        if size_bytes == KIB:
+            title = f"{text}: Horovod, ring above their floor / {OP} above its own"
+            found.append(Mark(title, 10.0, _floor_ratio(str(size_bytes))))
+            title = f"{text}: {1e3 * EAGER_S:g} ms / {OP} eager"
+            found.append(Mark(title, 1.0, _eager_ratio(str(size_bytes))))
+        if size_bytes >= 16 * KIB:
+            cells = [(peer, case) for peer in IN_TENSORFLOW]
+            required = 3.0 if size_bytes == 64 * MIB else 1.0
+            title = f"{text}: fastest of Horovod, ring / {OP}"
+            found.append(_faster(title, required, (OP, case), cells))
+    return found
+
+
+def _of_gradients(size_bytes: int) -> list[Mark]:
+    def at(cells: Iterable[Cell]) -> list[Cell]:
+        return [(peer, f"{way}/{size_bytes}") for peer, way in cells]
+
+    found = []
+    one_by_one = at([(peer, "one by one, in place") for peer in OPEN_MPI])
+    for own in (OP, CORE):
+        (mine,) = at([(own, "buckets")])
+        found += [
+            _faster(f"fastest of Horovod, gloo, ring / {own}", 3.0, mine, at(LISTS)),
+            _faster(f"Open MPI one by one, in place / {own}", 1.0, mine, one_by_one),
+            _faster(f"{own} flat / {own}", 1 / 1.3, mine, at([(own, "flat")])),
+        ]
+    return found
+
+
+def _of_training(models: Iterable[str]) -> list[Mark]:
+    found = []
+    for case in models:
+        name = case.partition("/")[0]
+        alone = [(CONTROL_OF_TRAINING, case)]
+        required = OF_ALONE.get(name, 0.0)
+        peers = [(peer, case) for peer in TRAINERS]
+        for own in (OP, "tfdist-fit"):
+            title = f"{name}: fastest peer / {own}"
+            found.append(_faster(title, 1.0, (own, case), peers))
+        title = f"{name}: ranks that do not communicate / {OP}"
+        found.append(_faster(title, required, (OP, case), alone))
+    return found
+
+
+def marks(task: str, cases: Iterable[str], ranks: int) -> list[Mark]:
+    """Those of a task that the measured cases and ranks have.
 
     Args:
         task: of `catalogue`.
-        sizes: in bytes, of `sizes`.
+        cases: all that were measured, by any peer.
         ranks: how many.
     """
-    return {SIZES: _of_sizes}[task](sorted(sizes), ranks)
+    if task == TRAINING:
+        return _of_training(sorted(set(cases)))
+    sizes = sorted({int(case.rpartition("/")[2]) for case in cases})
+    if task == GRADIENTS:
+        return [mark for size_bytes in sizes for mark in _of_gradients(size_bytes)]
+    return [*_of_op(sizes), *_of_core(sizes, ranks)] if task == SIZES else []

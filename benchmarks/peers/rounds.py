@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import statistics
 import sys
 import time
@@ -75,7 +76,14 @@ def turns(peers: Sequence[Peer], number: int) -> list[Peer]:
     return [*peers[first:], *peers[:first]]
 
 
-def run(plan: Plan, all_ranks: Sequence[int], count: int, path: Path) -> None:
+def run(
+    plan: Plan,
+    all_ranks: Sequence[int],
+    count: int,
+    path: Path,
+    *,
+    until_s: float = math.inf,
+) -> None:
     """Makes the rounds that the file does not have yet.
 
     Args:
@@ -83,6 +91,8 @@ def run(plan: Plan, all_ranks: Sequence[int], count: int, path: Path) -> None:
         all_ranks: numbers of ranks; they take turns too.
         count: rounds for each of them.
         path: of the JSON lines, appended to.
+        until_s: monotonic seconds after which no peer is left to run; those that had
+            no turn by then are reported as failed.
     """
     known = {(row["key"], row["round"]) for row in read(path)}
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -91,12 +101,12 @@ def run(plan: Plan, all_ranks: Sequence[int], count: int, path: Path) -> None:
             if (plan.key(ranks), number) in known:
                 print(f"round {number}, {ranks} ranks: known", flush=True)
                 continue
-            rows = _round(plan, ranks, number)
+            rows = _round(plan, ranks, number, until_s)
             with path.open("a") as file:
                 file.write("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def _round(plan: Plan, ranks: int, number: int) -> list[dict[str, Any]]:
+def _round(plan: Plan, ranks: int, number: int, until_s: float) -> list[dict[str, Any]]:
     common = {
         "key": plan.key(ranks),
         "kind": plan.task["task"],
@@ -108,7 +118,11 @@ def _round(plan: Plan, ranks: int, number: int) -> list[dict[str, Any]]:
     found = [_control(ranks)]
     for peer in turns(plan.peers, number):
         begin_s = time.monotonic()
-        outcome = trial.run(peer, ranks, plan.task, plan.timeout_s)
+        limit_s = min(plan.timeout_s, until_s - begin_s)
+        if limit_s > 0:
+            outcome = trial.run(peer, ranks, plan.task, limit_s)
+        else:
+            outcome = trial.Outcome(error="no time was left for it")
         found += _rows_of(peer, outcome)
         elapsed_s = time.monotonic() - begin_s
         head = f"round {number}, {ranks} ranks, {peer.name}, {elapsed_s:.0f} s:"
@@ -138,10 +152,17 @@ def _rows_of(peer: Peer, outcome: trial.Outcome) -> list[dict[str, Any]]:
             "median_s": statistics.median(all_s),
             "best_s": min(all_s),
             "worst_s": max(all_s),
-            **first.get("facts", {}).get(case, {}),
+            **outcome.facts.get(case, {}),
+            **_weights(outcome, case),
         }
         for case, all_s in outcome.seconds.items()
     ]
+
+
+def _weights(outcome: trial.Outcome, case: str) -> dict[str, bool]:
+    """Whether a training has ended with the same bits on all ranks."""
+    found = {rank["weights"][case] for rank in outcome.ranks if "weights" in rank}
+    return {"same_weights": len(found) == 1} if found else {}
 
 
 def _summary(outcome: trial.Outcome) -> str:

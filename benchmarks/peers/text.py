@@ -42,16 +42,14 @@ def size_text(size_bytes: int) -> str:
 
 
 def milliseconds(seconds: float) -> str:
-    """Three digits that count, at most three decimals.
+    """Three digits that count.
 
     Example:
-        >>> milliseconds(0.0123456), milliseconds(1.5)
-        ('12.3', '1500')
+        >>> milliseconds(0.0123456), milliseconds(1.5), milliseconds(7.1e-7)
+        ('12.3', '1500', '0.00071')
     """
     value = 1e3 * seconds
-    if value >= 100:
-        return f"{value:.0f}"
-    return f"{value:.1f}" if value >= 10 else f"{value:.3f}"
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -17,11 +17,12 @@ from typing import Any, TextIO
 
 import psutil
 
-from benchmarks.peers.catalogue import WORKERS, Peer
+from benchmarks.peers.catalogue import TRAINING, WORKERS, Peer
 from benchmarks.peers.machine import ROOT, loops
 
 MARK = "PEERS_TRIAL"  # in the environment of all that a trial starts
 LAST_LINES = 15
+NOT_STARTED = 127  # as a shell has it
 # Nobody is pinned and one thread computes on each rank, for all alike.
 COMMON = {
     "OMP_NUM_THREADS": "1",
@@ -39,26 +40,28 @@ class Outcome:
 
     Attributes:
         seconds: for each case and repetition what the slowest rank took.
+        facts: for each case what else is known of it, the mean of the ranks.
         ranks: all that each rank has left.
         error: the last lines, when there is nothing to report; else empty.
     """
 
     seconds: dict[str, list[float]] = field(default_factory=dict)
+    facts: dict[str, dict[str, float]] = field(default_factory=dict)
     ranks: list[dict[str, Any]] = field(default_factory=list)
     error: str = ""
 
 
 def commands(
-    peer: Peer, ranks: int, task: Path, ports: list[int]
+    peer: Peer, worker: str, ranks: int, task: Path, ports: list[int]
 ) -> list[tuple[list[str], dict[str, str]]]:
     """The processes to start: arguments and what is added to their environment."""
     python = str(peer.python)
-    worker = [python, str(WORKERS / peer.worker), str(task)]
+    own = [python, str(WORKERS / worker), str(task)]
     count = ["-np", str(ranks)]
     if peer.launcher == "tfdistrun":
         start = [python, "-m", "tfdist.launch"]
         path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
-        return [([*start, *count, *peer.options, *worker], {"PYTHONPATH": path})]
+        return [([*start, *count, *peer.options, *own], {"PYTHONPATH": path})]
     if peer.launcher == "env":
         common = {
             "WORLD_SIZE": str(ranks),
@@ -67,12 +70,12 @@ def commands(
             "PEERS_PORTS": ",".join(map(str, ports)),
         }
         return [
-            (worker, {**common, "RANK": str(r), "LOCAL_RANK": str(r)})
+            (own, {**common, "RANK": str(r), "LOCAL_RANK": str(r)})
             for r in range(ranks)
         ]
-    own = peer.python.parent / peer.launcher
-    program = peer.launcher if peer.launcher in peer.system else str(own)
-    return [([program, *peer.options, *count, *worker], {})]
+    by_system = peer.launcher in peer.system
+    program = peer.launcher if by_system else str(peer.folder / peer.launcher)
+    return [([program, *peer.options, *count, *own], {})]
 
 
 def free_ports(count: int) -> list[int]:
@@ -91,37 +94,50 @@ def run(peer: Peer, ranks: int, task: dict[str, Any], timeout_s: float) -> Outco
         path = Path(folder, "task.json")
         own = {"folder": folder, "loops": str(loops()), **peer.settings}
         path.write_text(json.dumps({**task, **own}))
+        worker = peer.workers[task["task"]]
         with open(Path(folder, "log"), "w+") as log:
             try:
-                code = _run(peer, ranks, path, identity, log, timeout_s)
+                code = _run(peer, worker, ranks, path, identity, log, timeout_s)
             finally:
                 _end(identity)
             found = [Path(folder, f"rank{rank}.json") for rank in range(ranks)]
             if code is None or not all(one.exists() for one in found):
                 return Outcome(error=_failure(log, code, timeout_s))
             left = [json.loads(one.read_text()) for one in found]
-    return Outcome(slowest([one["seconds"] for one in left]), left)
+    return merged(task["task"], left)
 
 
 def _run(
-    peer: Peer, ranks: int, task: Path, identity: str, log: TextIO, timeout_s: float
+    peer: Peer,
+    worker: str,
+    ranks: int,
+    task: Path,
+    identity: str,
+    log: TextIO,
+    timeout_s: float,
 ) -> int | None:
     """The exit code, of the first process that has failed; None: the time is over."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(FOREIGN)}
-    kept["PATH"] = os.pathsep.join([str(peer.python.parent), kept["PATH"]])
+    kept["PATH"] = os.pathsep.join([str(peer.folder), kept["PATH"]])
     deadline_s = time.monotonic() + timeout_s
-    processes = [
-        subprocess.Popen(
-            arguments,
-            env={**kept, **COMMON, **peer.environ, **added, MARK: identity},
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            cwd=task.parent,
-        )
-        for arguments, added in commands(peer, ranks, task, free_ports(ranks))
-    ]
+    try:
+        processes = [
+            subprocess.Popen(
+                arguments,
+                env={**kept, **COMMON, **peer.environ, **added, MARK: identity},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                cwd=task.parent,
+            )
+            for arguments, added in commands(
+                peer, worker, ranks, task, free_ports(ranks)
+            )
+        ]
+    except OSError as error:
+        log.write(f"{error}\n")
+        return NOT_STARTED
     while time.monotonic() < deadline_s:
         codes = [process.poll() for process in processes]
         failed = [code for code in codes if code]
@@ -161,14 +177,32 @@ def _failure(log: TextIO, code: int | None, timeout_s: float) -> str:
     return "\n".join([what, *lines[-LAST_LINES:]])
 
 
-def slowest(ranks: list[dict[str, list[float]]]) -> dict[str, list[float]]:
-    """For each case and repetition what the slowest rank took."""
-    return {
-        case: [max(times) for times in zip(*(r[case] for r in ranks), strict=True)]
-        for case in ranks[0]
+def merged(task: str, ranks: list[dict[str, Any]]) -> Outcome:
+    """What the ranks have left, as one.
+
+    A repetition of a collective lasts until the slowest rank has it. Steps of a
+    training count by the ranks' rates, which is right too for ranks that do not wait
+    for each other: N ranks of s_r seconds a step are as fast as N of the harmonic mean.
+    """
+    merge = _mean_step if task == TRAINING else _slowest
+    seconds = {
+        case: merge([rank["seconds"][case] for rank in ranks])
+        for case in ranks[0]["seconds"]
     }
+    known = ranks[0].get("facts", {})
+    facts = {
+        case: {
+            name: statistics.mean(rank["facts"][case][name] for rank in ranks)
+            for name in known[case]
+        }
+        for case in known
+    }
+    return Outcome(seconds, facts, ranks)
 
 
-def medians(seconds: dict[str, list[float]]) -> dict[str, float]:
-    """The median repetition of each case."""
-    return {case: statistics.median(all_s) for case, all_s in seconds.items()}
+def _slowest(ranks: list[list[float]]) -> list[float]:
+    return [max(times) for times in zip(*ranks, strict=True)]
+
+
+def _mean_step(ranks: list[list[float]]) -> list[float]:
+    return [statistics.harmonic_mean([statistics.median(times) for times in ranks])]

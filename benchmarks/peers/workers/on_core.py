@@ -13,6 +13,7 @@ from helpers import core_client
 from native import looped
 
 from tfdist import _core, _runtime
+from tfdist.buckets import cut_buckets
 
 
 def agree(value: float) -> float:
@@ -32,21 +33,22 @@ class Group:
 
     Args:
         name: of the group.
-        buckets: for each bucket the inputs and the outputs of its tensors.
+        buckets: for each bucket the inputs and the outputs of its tensors, and their
+            places in the whole list.
     """
 
     def __init__(
         self,
         name: str,
-        buckets: Sequence[tuple[list[np.ndarray], list[np.ndarray]]],
+        buckets: Sequence[tuple[list[np.ndarray], list[np.ndarray], list[int]]],
     ) -> None:
-        shapes = [x.shape for inputs, _ in buckets for x in inputs]
+        shapes = [x.shape for inputs, _, _ in buckets for x in inputs]
         lines = [f"{name}/{i} float32 {list(s)}" for i, s in enumerate(shapes)]
         text = "\n".join([*lines, "op=sum"])
         group, _ = _core.register_group(text, [True] * len(lines))
         self._keep: list[Any] = [buckets]
         self._requests = (_core.Request * len(buckets))()
-        for number, (inputs, outputs) in enumerate(buckets):
+        for number, (inputs, outputs, places) in enumerate(buckets):
             self._requests[number] = _core.Request(
                 kind=_core.ALLREDUCE,
                 name=f"{name}.{number}".encode(),
@@ -57,12 +59,12 @@ class Group:
                 group=group.encode(),
                 bucket=number,
                 bucket_count=len(buckets),
-                tensors=self._tensors(inputs, outputs),
+                tensors=self._tensors(inputs, outputs, places),
                 tensor_count=len(inputs),
             )
 
     def _tensors(
-        self, inputs: list[np.ndarray], outputs: list[np.ndarray]
+        self, inputs: list[np.ndarray], outputs: list[np.ndarray], places: list[int]
     ) -> ctypes.Array[Any]:
         tensors = (_core.Tensor * len(inputs))()
         for i, (x, y) in enumerate(zip(inputs, outputs, strict=True)):
@@ -72,7 +74,7 @@ class Group:
                 output=y.ctypes.data,
                 rank=x.ndim,
                 dims=dims,
-                hint=i,
+                hint=places[i],
             )
             self._keep.append(dims)
         self._keep.append(tensors)
@@ -101,7 +103,7 @@ def sizes(task: dict[str, Any]) -> dict[str, list[float]]:
         target = np.zeros_like(source)
         for series, output in (("allreduce", target), ("in place", source)):
             name = f"{series.replace(' ', '_')}.{size_bytes}"
-            repeat = Group(name, [([source], [output])]).repeat(task["loops"])
+            repeat = Group(name, [([source], [output], [0])]).repeat(task["loops"])
             repeat(1)
             check(output, size, f"{size_bytes} bytes {series}")
             if output is source:
@@ -114,11 +116,43 @@ def sizes(task: dict[str, Any]) -> dict[str, list[float]]:
     return seconds
 
 
+def gradients(task: dict[str, Any]) -> dict[str, list[float]]:
+    """The whole list in tfdist's buckets, and as one vector."""
+    rank, size = _runtime.rank(), _runtime.size()
+    inputs = [
+        brought(int(np.prod(shape)), rank, shift=i).reshape(shape)
+        for i, shape in enumerate(task["shapes"])
+    ]
+    outputs = [np.zeros_like(x) for x in inputs]
+    rows = _core.config()
+    cut = cut_buckets(
+        [x.nbytes for x in inputs],
+        ["float32"] * len(inputs),
+        first_bytes=rows["TFDIST_FIRST_BUCKET_BYTES"]["value"],
+        bucket_bytes=rows["TFDIST_BUCKET_BYTES"]["value"],
+        fusion_bytes=rows["TFDIST_FUSION_BYTES"]["value"],
+    )
+    lists = [([inputs[i] for i in b], [outputs[i] for i in b], b) for b in cut]
+    size_bytes = sum(x.nbytes for x in inputs)
+    repeat = Group("buckets", lists).repeat(task["loops"])
+    repeat(1)
+    for i, found in enumerate(outputs):
+        check(found, size, f"buckets, tensor {i}", shift=i)
+    seconds = {f"buckets/{size_bytes}": measuring.measure(repeat, agree, task["cap_s"])}
+    source = brought(size_bytes // 4, rank)
+    target = np.zeros_like(source)
+    repeat = Group("flat", [([source], [target], [0])]).repeat(task["loops"])
+    repeat(1)
+    check(target, size, "flat")
+    seconds[f"flat/{size_bytes}"] = measuring.measure(repeat, agree, task["cap_s"])
+    return seconds
+
+
 def main() -> None:
     """Measures."""
     task = measuring.task()
     _runtime.start()
-    found = {"sizes": sizes}[task["task"]](task)
+    found = {"sizes": sizes, "gradients": gradients}[task["task"]](task)
     versions = {"tfdist": str(_core.build_info()["version"])}
     rank, size = _runtime.rank(), _runtime.size()
     measuring.leave(task, rank, size, versions, found, counters=_core.counters())

@@ -70,10 +70,38 @@ def sizes(task: dict[str, Any]) -> dict[str, list[float]]:
     return seconds
 
 
+def gradients(task: dict[str, Any]) -> dict[str, list[float]]:
+    """The whole list in place: one tensor after the other, and as one vector."""
+    counts = [int(np.prod(shape)) for shape in task["shapes"]]
+    flat = np.zeros(sum(counts), np.float32)
+    ways = {
+        "one by one, in place": np.split(flat, np.cumsum(counts)[:-1]),
+        "flat, in place": [flat],
+    }
+    seconds = {}
+    for name, parts in ways.items():
+        for i, part in enumerate(parts):
+            part[:] = brought(part.size, RANK, shift=i)
+        repeat = calls(
+            task,
+            [int(MPI.IN_PLACE) % (1 << 64)] * len(parts),
+            [part.ctypes.data for part in parts],
+            [part.size for part in parts],
+        )
+        repeat(1)
+        for i, part in enumerate(parts):
+            check(part, SIZE, f"{name}, tensor {i}", shift=i)
+        flat.fill(0.0)  # sums of sums would end at infinity
+        seconds[f"{name}/{flat.nbytes}"] = measuring.measure(
+            repeat, agree, task["cap_s"]
+        )
+    return seconds
+
+
 def main() -> None:
     """Measures."""
     task = measuring.task()
-    found = {"sizes": sizes}[task["task"]](task)
+    found = {"sizes": sizes, "gradients": gradients}[task["task"]](task)
     version = " ".join(MPI.Get_library_version().split())[:60]
     measuring.leave(task, RANK, SIZE, {"mpi": version}, found)
 

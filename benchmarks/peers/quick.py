@@ -1,0 +1,57 @@
+"""The quick set: a sample of everything in five minutes, with whatever is built."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers import catalogue, report, rounds
+from benchmarks.peers.catalogue import GRADIENTS, SIZES, TRAINING
+
+LIMIT_S = 270.0  # of all measuring
+PEER_S = 45.0  # of one peer in one round
+RANKS = 2
+OUT = Path("build", "peers", "quick.jsonl")
+
+
+@dataclass(frozen=True)
+class Part:
+    """One task and the part of the time until whose end it may run."""
+
+    task: dict[str, Any]
+    until: float
+
+
+def parts(shapes: list[tuple[int, ...]]) -> list[Part]:
+    """What is measured, in this order; what is left of a part's time is the next one's.
+
+    Args:
+        shapes: of the list of gradients.
+    """
+    sizes = [1 << 10, 256 << 10, 16 << 20, 64 << 20]
+    models = {"models": ["cnn", "mlp"], "warm": 4, "steps": 12, "batch": 32}
+    return [
+        Part({"task": SIZES, "cap_s": 0.2, "sizes": sizes}, 0.4),
+        Part({"task": GRADIENTS, "cap_s": 0.5, "shapes": shapes}, 0.7),
+        Part({"task": TRAINING, **models}, 1.0),
+    ]
+
+
+def run(shapes: list[tuple[int, ...]]) -> str:
+    """Measures one round of everything; the report, and who was missing."""
+    begin_s = time.monotonic()
+    OUT.unlink(missing_ok=True)
+    missing: dict[str, str] = {}
+    for part in parts(shapes):
+        peers = catalogue.chosen("all", part.task["task"])
+        present, absent = catalogue.split(peers)
+        missing.update(absent)
+        plan = rounds.Plan(part.task, present, PEER_S)
+        until_s = begin_s + part.until * LIMIT_S
+        rounds.run(plan, [RANKS], 1, OUT, until_s=until_s)
+    lines = [f"- {name}: {reason}" for name, reason in missing.items()]
+    whole = ["## Missing\n\n" + "\n".join(lines)] if lines else []
+    note = "One round shows no more than the order of things: docs/benchmarks.md."
+    return "\n\n".join([report.text([OUT]), *whole, note])

@@ -1,0 +1,170 @@
+"""One rank of a training with TensorFlow, in a loop of its own or in Keras's fit."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import time
+from collections.abc import Callable
+from typing import Any
+
+import measuring
+import numpy as np
+import tensorflow as tf
+
+tf.config.threading.set_intra_op_parallelism_threads(1)
+tf.config.threading.set_inter_op_parallelism_threads(2)
+keras = tf.keras
+RATE = 0.01
+CLASSES = 10
+
+
+def cnn() -> Any:
+    """378 thousand parameters, much to compute with them."""
+    layers = keras.layers
+    return keras.Sequential(
+        [
+            keras.Input((28, 28, 1)),
+            layers.Conv2D(32, 3, activation="relu"),
+            layers.Conv2D(64, 3, activation="relu"),
+            layers.MaxPooling2D(),
+            layers.Conv2D(64, 3, activation="relu"),
+            layers.MaxPooling2D(),
+            layers.Flatten(),
+            layers.Dense(200, activation="relu"),
+            layers.Dense(CLASSES),
+        ]
+    )
+
+
+def mlp() -> Any:
+    """20 million parameters, little to compute with them."""
+    layers = keras.layers
+    return keras.Sequential(
+        [
+            keras.Input((784,)),
+            layers.Dense(4096, activation="relu"),
+            layers.Dense(4096, activation="relu"),
+            layers.Dense(CLASSES),
+        ]
+    )
+
+
+MODELS = {"cnn": cnn, "mlp": mlp}
+
+
+def data(model: Any, batch: int, rank: int) -> tuple[np.ndarray, np.ndarray]:
+    """One batch, another one on each rank."""
+    random = np.random.default_rng(rank)
+    x = random.random((batch, *model.inputs[0].shape[1:]), np.float32)
+    return x, random.integers(CLASSES, size=batch)
+
+
+def own_loop(model: Any, batch: int, by: Any) -> Callable[[], object]:
+    """One step of gradient descent, written with a tape."""
+    x, y = map(tf.constant, data(model, batch, by.RANK))
+    variables = model.trainable_variables
+    loss_of = keras.losses.SparseCategoricalCrossentropy(
+        from_logits=True, reduction="sum"
+    )
+
+    def body() -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            loss = loss_of(y, model(x, training=True)) / batch
+        for variable, gradient in zip(
+            variables, by.gradients(tape, loss, variables), strict=True
+        ):
+            variable.assign_sub(RATE * gradient)
+        return loss
+
+    by.begin(variables)
+    step = by.function(body)
+    return lambda: float(step())
+
+
+def seconds_of_fit(model: Any, batch: int, by: Any, warm: int, steps: int) -> Any:
+    """Steps of `fit` with tfdist's optimizer, from one's end to the next one's."""
+    import tfdist
+
+    ends: list[float] = []
+    watches: list[Any] = []
+
+    def ended(batch: int, logs: Any = None) -> None:
+        del batch, logs
+        ends.append(time.perf_counter())
+        if len(ends) == warm:
+            watches.append(by.Watch())
+
+    x, y = data(model, batch, by.RANK)
+    model.compile(
+        optimizer=tfdist.DistributedOptimizer(keras.optimizers.SGD(RATE)),
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    )
+    model.fit(
+        tf.data.Dataset.from_tensors((x, y)).repeat(),
+        steps_per_epoch=warm + steps,
+        verbose=0,
+        callbacks=[
+            tfdist.callbacks.BroadcastInitialState(),
+            keras.callbacks.LambdaCallback(on_train_batch_end=ended),
+        ],
+    )
+    return list(np.diff(ends[warm - 1 :])), watches[0].facts(steps)
+
+
+def seconds_of_loop(
+    step: Callable[[], object],
+    by: Any,
+    warm: int,
+    steps: int,
+    folder: str,
+    name: str,
+) -> Any:
+    """Steps one after the other; what no library counts for itself is left out."""
+    together = getattr(by, "until_all_are", None)
+    for _ in range(warm):
+        step()
+    if together:
+        together(f"{name} ready ", folder, step)
+    watch = by.Watch() if hasattr(by, "Watch") else None
+    seconds = measuring.repeated(step)(steps)
+    facts = watch.facts(steps) if watch else {}
+    if together:  # the others measure beside a rank that is at work
+        together(f"{name} done ", folder, step)
+    return seconds, facts
+
+
+def fingerprint(model: Any) -> str:
+    """The same for the same bits."""
+    digest = hashlib.sha256()
+    for variable in model.trainable_variables:
+        digest.update(np.ascontiguousarray(variable.numpy()).tobytes())
+    return digest.hexdigest()[:16]
+
+
+def main() -> None:
+    """Measures."""
+    task = measuring.task()
+    by = importlib.import_module(f"by_{task['by']}")
+    warm, steps, batch = task["warm"], task["steps"], task["batch"]
+    seconds, facts, weights = {}, {}, {}
+    for name in task["models"]:
+        tf.random.set_seed(1)
+        with by.scope():
+            model = MODELS[name]()
+        case = f"{name}/{batch}"
+        if task.get("loop") == "fit":
+            found = seconds_of_fit(model, batch, by, warm, steps)
+        else:
+            step = own_loop(model, batch, by)
+            found = seconds_of_loop(step, by, warm, steps, task["folder"], name)
+        seconds[case], facts[case] = found
+        weights[case] = fingerprint(model)
+    measuring.leave(
+        task, by.RANK, by.SIZE, by.VERSIONS, seconds, facts=facts, weights=weights
+    )
+    by.end()
+
+
+if __name__ == "__main__":
+    main()
