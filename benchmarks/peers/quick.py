@@ -18,9 +18,10 @@ OUT = Path("build", "peers", "quick.jsonl")
 
 @dataclass(frozen=True)
 class Part:
-    """One task and the part of the time until whose end it may run."""
+    """One task, who does it, and the part of the time until whose end it may run."""
 
     task: dict[str, Any]
+    peers: str
     until: float
 
 
@@ -31,11 +32,16 @@ def parts(shapes: list[tuple[int, ...]]) -> list[Part]:
         shapes: of the list of gradients.
     """
     sizes = [1 << 10, 256 << 10, 16 << 20, 64 << 20]
-    models = {"models": ["cnn", "mlp"], "warm": 4, "steps": 12, "batch": 32}
+    models = {"models": ["cnn", "mlp"], "warm": 4, "steps": 8, "batch": 32}
+    in_tensorflow = "tfdist,hvd-gloo,tf-ring,torch-gloo"
     return [
-        Part({"task": SIZES, "cap_s": 0.2, "sizes": sizes}, 0.4),
-        Part({"task": GRADIENTS, "cap_s": 0.5, "shapes": shapes}, 0.7),
-        Part({"task": TRAINING, **models}, 1.0),
+        Part({"task": SIZES, "cap_s": 0.2, "sizes": sizes}, "all", 0.4),
+        Part(
+            {"task": GRADIENTS, "cap_s": 0.3, "shapes": shapes},
+            f"{in_tensorflow},tfdist-core,impi,ompi5",
+            0.7,
+        ),
+        Part({"task": TRAINING, **models}, f"{in_tensorflow},alone", 1.0),
     ]
 
 
@@ -45,7 +51,7 @@ def run(shapes: list[tuple[int, ...]]) -> str:
     OUT.unlink(missing_ok=True)
     missing: dict[str, str] = {}
     for part in parts(shapes):
-        peers = catalogue.chosen("all", part.task["task"])
+        peers = catalogue.chosen(part.peers, part.task["task"])
         present, absent = catalogue.split(peers)
         missing.update(absent)
         plan = rounds.Plan(part.task, present, PEER_S)

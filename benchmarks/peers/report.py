@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peers import required
-from benchmarks.peers.catalogue import GRADIENTS, TRAINING
+from benchmarks.peers.catalogue import GRADIENTS, SIZES, TRAINING
 from benchmarks.peers.marks import (
     ENOUGH_ROUNDS,
     Cell,
@@ -19,7 +19,7 @@ from benchmarks.peers.marks import (
     limit_gb_s,
     read,
 )
-from benchmarks.peers.rounds import CONTROL
+from benchmarks.peers.rounds import CONTROL, NO_TIME
 from benchmarks.peers.rounds import read as lines_of
 from benchmarks.peers.text import milliseconds, size_text, table
 
@@ -28,17 +28,31 @@ Row = Mapping[str, Any]
 
 
 def text(paths: Sequence[Path]) -> str:
-    """The report of some files; of each task and number of ranks the latest key."""
+    """The report of some files.
+
+    Raises:
+        ValueError: nothing was measured into them.
+    """
     rows = [row for path in paths for row in lines_of(path)]
     if not rows:
         names = ", ".join(map(str, paths))
         raise ValueError(f"Expected files of measured rounds; no line in {names}.")
+    return text_of(rows)
+
+
+def text_of(rows: Sequence[Row]) -> str:
+    """The report of some lines; of each task and number of ranks the latest key."""
     latest = {(row["kind"], row["np"]): row["key"] for row in rows}
     parts = []
-    for (task, ranks), key in sorted(latest.items()):
+    for (task, ranks), key in sorted(latest.items(), key=_place):
         own = [row for row in rows if row["key"] == key]
         parts.append(_section(task, ranks, own))
     return "\n\n".join([*parts, _versions(rows)])
+
+
+def _place(item: tuple[tuple[str, int], str]) -> tuple[int, int]:
+    (task, ranks), _ = item
+    return (SIZES, GRADIENTS, TRAINING).index(task), ranks
 
 
 def _section(task: str, ranks: int, rows: Sequence[Row]) -> str:
@@ -203,11 +217,14 @@ def _failures(rows: Sequence[Row]) -> list[str]:
         for row in rows
         if not row.get("same_weights", True) and row["peer"] != ALONE
     ]
+    late = sorted({row["peer"] for row in rows if row.get("error") == NO_TIME})
+    if late:
+        torn.append(f"No time was left for {', '.join(late)}.")
     return torn + [
         f"{row['peer']} failed in round {row['round']}:\n\n"
         + "\n".join(f"    {line}" for line in row["error"].splitlines())
         for row in rows
-        if "error" in row
+        if row.get("error", NO_TIME) != NO_TIME
     ]
 
 

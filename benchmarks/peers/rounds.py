@@ -27,6 +27,7 @@ from helpers.tree import tracked_files, tree_hash  # noqa: E402
 
 CODE = ("tfdist", "tfdist_ops")
 CONTROL = "control"
+NO_TIME = "no time was left for it"
 
 
 @dataclass(frozen=True)
@@ -122,7 +123,7 @@ def _round(plan: Plan, ranks: int, number: int, until_s: float) -> list[dict[str
         if limit_s > 0:
             outcome = trial.run(peer, ranks, plan.task, limit_s)
         else:
-            outcome = trial.Outcome(error="no time was left for it")
+            outcome = trial.Outcome(error=NO_TIME)
         found += _rows_of(peer, outcome)
         elapsed_s = time.monotonic() - begin_s
         head = f"round {number}, {ranks} ranks, {peer.name}, {elapsed_s:.0f} s:"

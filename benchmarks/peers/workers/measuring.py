@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 LEAST, MOST, MOST_IN_C = 4, 200, 5000
+BLOCKS = 5
 LONG_S = 0.2  # one warm-up is enough for what takes so long
 
 # Repeats an operation so many times; the seconds of each.
@@ -47,19 +48,39 @@ def repeated(operation: Callable[[], object]) -> Repeat:
     return repeat
 
 
-def measure(
-    repeat: Repeat, agree: Agree, cap_s: float, most: int = MOST
-) -> list[float]:
-    """Warms up, then repeats as often as `cap_s` allows, as often on every rank."""
+def _count(repeat: Repeat, agree: Agree, cap_s: float, most: int) -> int:
+    """Warms up; how many repetitions `cap_s` has room for, the same on every rank."""
     for _ in range(3):
         mean_s = agree(repeat(1)[0])
         if mean_s > LONG_S:
             break
     else:
         mean_s = agree(min(repeat(5)))
-    count = int(min(most, max(LEAST, cap_s / max(mean_s, 1e-7))))
+    return int(min(most, max(LEAST, cap_s / max(mean_s, 1e-7))))
+
+
+def measure(
+    repeat: Repeat, agree: Agree, cap_s: float, most: int = MOST
+) -> list[float]:
+    """Repeats as often as `cap_s` allows, LEAST times at least."""
+    count = _count(repeat, agree, cap_s, most)
     repeat(2)  # in step again after `agree`
     return repeat(count)
+
+
+def in_turns(
+    repeats: dict[str, Repeat], agree: Agree, cap_s: float
+) -> dict[str, list[float]]:
+    """Measures operations whose differences matter: all of them in each of BLOCKS."""
+    counts = {
+        name: _count(repeat, agree, cap_s, MOST) for name, repeat in repeats.items()
+    }
+    found: dict[str, list[float]] = {name: [] for name in repeats}
+    for _ in range(BLOCKS):
+        for name, repeat in repeats.items():
+            repeat(2)  # in step again
+            found[name] += repeat(max(1, counts[name] // BLOCKS))
+    return found
 
 
 def leave(

@@ -31,19 +31,18 @@ def sizes(task: dict[str, Any], by: Any) -> dict[str, list[float]]:
         x = tf.constant(brought(size_bytes // 4, by.RANK))
         call = by.function(lambda x, name=f"of{size_bytes}": by.reduce(x, name))
         check(call(x).numpy(), by.SIZE, f"{size_bytes} bytes")
-        what = f"/{size_bytes}"
-        seconds["allreduce" + what] = _timed(lambda c=call, x=x: c(x), by, task)
+        calls = {"allreduce": lambda c=call, x=x: c(x)}
+        if size_bytes <= FLOOR_BYTES:
+            empty = tf.function(tf.negative)
+            calls["floor"] = lambda f=empty, x=x: f(x)
+            if eager := getattr(by, "eager", None):
+                name = f"eager{size_bytes}"
+                check(eager(x, name).numpy(), by.SIZE, name)
+                calls["eager"] = lambda e=eager, x=x, n=name: e(x, n)
+        repeats = {series: measuring.repeated(one) for series, one in calls.items()}
+        found = measuring.in_turns(repeats, by.agree, task["cap_s"])
         check(call(x).numpy(), by.SIZE, f"{size_bytes} bytes, at the end")
-        if size_bytes > FLOOR_BYTES:
-            continue
-        floor = tf.function(tf.negative)
-        seconds["floor" + what] = _timed(lambda f=floor, x=x: f(x), by, task)
-        if eager := getattr(by, "eager", None):
-            name = f"eager{size_bytes}"
-            check(eager(x, name).numpy(), by.SIZE, name)
-            seconds["eager" + what] = _timed(
-                lambda e=eager, x=x, n=name: e(x, n), by, task
-            )
+        seconds |= {f"{series}/{size_bytes}": s for series, s in found.items()}
     return seconds
 
 
