@@ -33,15 +33,23 @@ def parts(shapes: list[tuple[int, ...]]) -> list[Part]:
     """
     sizes = [1 << 10, 256 << 10, 16 << 20, 64 << 20]
     models = {"models": ["cnn", "mlp"], "warm": 4, "steps": 8, "batch": 32}
-    in_tensorflow = "tfdist,hvd-gloo,tf-ring,torch-gloo"
+    below = "tfdist-core,impi,ompi5,torch-gloo"  # they start quickly
     return [
-        Part({"task": SIZES, "cap_s": 0.2, "sizes": sizes}, "all", 0.4),
+        Part(
+            {"task": SIZES, "cap_s": 0.2, "sizes": sizes},
+            f"{below},mpich5,tfdist,hvd-gloo,tf-ring,hvd-mpi",
+            0.4,
+        ),
         Part(
             {"task": GRADIENTS, "cap_s": 0.3, "shapes": shapes},
-            f"{in_tensorflow},tfdist-core,impi,ompi5",
+            f"{below},tfdist,hvd-gloo,tf-ring",
             0.7,
         ),
-        Part({"task": TRAINING, **models}, f"{in_tensorflow},alone", 1.0),
+        Part(
+            {"task": TRAINING, **models},
+            "tfdist,alone,hvd-gloo,torch-gloo,tf-ring",
+            1.0,
+        ),
     ]
 
 

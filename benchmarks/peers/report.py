@@ -64,7 +64,8 @@ def _section(task: str, ranks: int, rows: Sequence[Row]) -> str:
     control = next(row for row in rows if row["peer"] == CONTROL)
     head = (
         f"## {task}, {ranks} ranks\n\n{control['cpu']}, {control['cores']} cores, "
-        f"Linux {control['kernel']}; tree {control['tree']}.\n"
+        f"Linux {control['kernel']}; tree {control['tree']}"
+        f"{_settings(control)}.\n"
         f"{len(kept) + len(out)} rounds, {len(out)} discarded (control more than 20 % "
         f"off{': ' + ', '.join(map(str, sorted(out))) if out else ''})."
     )
@@ -85,6 +86,11 @@ def _section(task: str, ranks: int, rows: Sequence[Row]) -> str:
         *_failures(rows),
     ]
     return "\n\n".join(part for part in parts if part)
+
+
+def _settings(row: Row) -> str:
+    named = [f"{name}={value}" for name, value in row.get("settings", {}).items()]
+    return f", with {' '.join(named)}" if named else ""
 
 
 def controls_of(rows: Iterable[Row]) -> dict[int, tuple[list[float], list[float]]]:

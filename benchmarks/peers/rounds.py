@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import statistics
 import sys
 import time
@@ -27,6 +28,7 @@ from helpers.tree import tracked_files, tree_hash  # noqa: E402
 
 CODE = ("tfdist", "tfdist_ops")
 CONTROL = "control"
+LEAST_S = 5.0  # in less time none starts and measures
 NO_TIME = "no time was left for it"
 
 
@@ -47,8 +49,14 @@ class Plan:
     def key(self, ranks: int) -> str:
         """The same for rounds that say the same of the same code."""
         names = [peer.name for peer in self.peers]
-        said = json.dumps([self.task, names, ranks, tree(), library()], sort_keys=True)
+        code = [tree(), library(), settings()]
+        said = json.dumps([self.task, names, ranks, *code], sort_keys=True)
         return hashlib.sha256(said.encode()).hexdigest()[:16]
+
+
+def settings() -> dict[str, str]:
+    """The variables that configure tfdist; the only ones that reach the ranks."""
+    return {k: v for k, v in sorted(os.environ.items()) if k.startswith("TFDIST_")}
 
 
 def tree() -> str:
@@ -115,12 +123,13 @@ def _round(plan: Plan, ranks: int, number: int, until_s: float) -> list[dict[str
         "round": number,
         "tree": tree(),
         "library": library(),
+        "settings": settings(),
     }
     found = [_control(ranks)]
     for peer in turns(plan.peers, number):
         begin_s = time.monotonic()
         limit_s = min(plan.timeout_s, until_s - begin_s)
-        if limit_s > 0:
+        if limit_s > LEAST_S:
             outcome = trial.run(peer, ranks, plan.task, limit_s)
         else:
             outcome = trial.Outcome(error=NO_TIME)

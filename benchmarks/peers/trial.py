@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import statistics
 import subprocess
@@ -22,6 +23,7 @@ from benchmarks.peers.machine import ROOT, loops
 
 MARK = "PEERS_TRIAL"  # in the environment of all that a trial starts
 LAST_LINES = 15
+CHATTER = re.compile(r"[IW]\d{4} |WARNING: All log messages before")  # of TensorFlow
 NOT_STARTED = 127  # as a shell has it
 # Nobody is pinned and one thread computes on each rank, for all alike.
 COMMON = {
@@ -31,7 +33,7 @@ COMMON = {
     "TF_CPP_MIN_LOG_LEVEL": "3",
     "PYTHONDONTWRITEBYTECODE": "1",
 }
-FOREIGN = ("TFDIST_", "OMPI_", "PMI", "I_MPI_", "HOROVOD_", "PYTHON", "LD_", "TF_")
+FOREIGN = ("OMPI_", "PMI", "I_MPI_", "HOROVOD_", "PYTHON", "LD_", "TF_")
 
 
 @dataclass(frozen=True)
@@ -172,7 +174,7 @@ def _belongs(process: psutil.Process, identity: str) -> bool:
 
 def _failure(log: TextIO, code: int | None, timeout_s: float) -> str:
     log.seek(0)
-    lines = [line.rstrip() for line in log if line.strip()]
+    lines = [line.rstrip() for line in log if line.strip() and not CHATTER.match(line)]
     what = f"not within {timeout_s:g} s" if code is None else f"exit code {code}"
     return "\n".join([what, *lines[-LAST_LINES:]])
 
