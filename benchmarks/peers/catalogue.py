@@ -73,13 +73,15 @@ _TORCH = {SIZES: "on_gloo.py", GRADIENTS: "on_gloo.py", TRAINING: "train_torch.p
 _INTEL = {"I_MPI_PIN": "0", "I_MPI_FABRICS": "shm"}
 _LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}
 _BY_TFDIST, _BY_HOROVOD = {"by": "tfdist"}, {"by": "horovod"}
+_BY_NOBODY = {"by": "nobody"}
 _FIT = {**_BY_TFDIST, "loop": "fit"}
 _TRAIN = {TRAINING: "train_tensorflow.py"}
 
 _ALL = (
     Peer("tfdist", "", "tfdistrun", _TENSORFLOW, settings=_BY_TFDIST),
     Peer("tfdist-fit", "", "tfdistrun", _TRAIN, settings=_FIT),
-    Peer("alone", "", "env", _TRAIN, settings={"by": "nobody"}),
+    Peer("alone", "", "env", _TRAIN, settings=_BY_NOBODY),
+    Peer("alone-fit", "", "env", _TRAIN, settings={**_BY_NOBODY, "loop": "fit"}),
     Peer(
         "hvd-gloo",
         "tf215",

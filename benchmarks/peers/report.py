@@ -23,7 +23,7 @@ from benchmarks.peers.rounds import CONTROL, NO_TIME
 from benchmarks.peers.rounds import read as lines_of
 from benchmarks.peers.text import milliseconds, size_text, table
 
-ALONE = required.CONTROL_OF_TRAINING
+ALONE = tuple(required.CONTROLS_OF_TRAINING.values())
 Row = Mapping[str, Any]
 
 
@@ -221,7 +221,7 @@ def _failures(rows: Sequence[Row]) -> list[str]:
         f"{row['peer']}, {row['case']}: the ranks' weights differ at the end of round "
         f"{row['round']}."
         for row in rows
-        if not row.get("same_weights", True) and row["peer"] != ALONE
+        if not row.get("same_weights", True) and row["peer"] not in ALONE
     ]
     late = sorted({row["peer"] for row in rows if row.get("error") == NO_TIME})
     if late:

@@ -67,6 +67,12 @@ def gradients(tape: tf.GradientTape, loss: tf.Tensor, variables: list[Any]) -> A
     return tfdist.DistributedGradientTape(tape).gradient(loss, variables)
 
 
+def in_fit(optimizer: Any) -> tuple[Any, list[Any]]:
+    """The optimizer and the callbacks of `model.fit`."""
+    callbacks = [tfdist.callbacks.BroadcastInitialState()]
+    return tfdist.DistributedOptimizer(optimizer), callbacks
+
+
 class Watch:
     """What communication costs a step: its processor time, and the waiting for it."""
 

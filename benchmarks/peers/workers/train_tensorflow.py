@@ -82,55 +82,60 @@ def own_loop(model: Any, batch: int, by: Any) -> Callable[[], object]:
     return lambda: float(step())
 
 
-def seconds_of_fit(model: Any, batch: int, by: Any, warm: int, steps: int) -> Any:
-    """Steps of `fit` with tfdist's optimizer, from one's end to the next one's."""
-    import tfdist
-
+def seconds_of_fit(
+    model: Any, by: Any, task: dict[str, Any], name: str
+) -> tuple[list[float], dict[str, float]]:
+    """Steps of `fit`, from the end of one to the end of the next."""
+    warm, steps = task["warm"], task["steps"]
     ends: list[float] = []
     watches: list[Any] = []
 
     def ended(batch: int, logs: Any = None) -> None:
         del batch, logs
+        if len(ends) == warm - 1:
+            _together(by, f"{name} ready ", task["folder"], lambda: time.sleep(1e-3))
+            watches.append(_watch(by))
         ends.append(time.perf_counter())
-        if len(ends) == warm:
-            watches.append(by.Watch())
 
-    x, y = data(model, batch, by.RANK)
-    model.compile(
-        optimizer=tfdist.DistributedOptimizer(keras.optimizers.SGD(RATE)),
-        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-    )
+    x, y = data(model, task["batch"], by.RANK)
+    optimizer, callbacks = keras.optimizers.SGD(RATE), []
+    if hasattr(by, "in_fit"):
+        optimizer, callbacks = by.in_fit(optimizer)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer=optimizer, loss=loss)
+    counting = keras.callbacks.LambdaCallback(on_train_batch_end=ended)
     model.fit(
         tf.data.Dataset.from_tensors((x, y)).repeat(),
         steps_per_epoch=warm + steps,
         verbose=0,
-        callbacks=[
-            tfdist.callbacks.BroadcastInitialState(),
-            keras.callbacks.LambdaCallback(on_train_batch_end=ended),
-        ],
+        callbacks=[*callbacks, counting],
     )
-    return list(np.diff(ends[warm - 1 :])), watches[0].facts(steps)
+    facts = watches[0].facts(steps) if watches[0] else {}
+    return [float(s) for s in np.diff(ends[warm - 1 :])], facts
+
+
+def _watch(by: Any) -> Any:
+    """What counts the cost of communication, where a library has it."""
+    return by.Watch() if hasattr(by, "Watch") else None
+
+
+def _together(by: Any, what: str, folder: str, meanwhile: Callable[[], object]) -> None:
+    """Ranks that do not communicate wait here for each other."""
+    if hasattr(by, "until_all_are"):
+        by.until_all_are(what, folder, meanwhile)
 
 
 def seconds_of_loop(
-    step: Callable[[], object],
-    by: Any,
-    warm: int,
-    steps: int,
-    folder: str,
-    name: str,
-) -> Any:
-    """Steps one after the other; what no library counts for itself is left out."""
-    together = getattr(by, "until_all_are", None)
-    for _ in range(warm):
-        step()
-    if together:
-        together(f"{name} ready ", folder, step)
-    watch = by.Watch() if hasattr(by, "Watch") else None
-    seconds = measuring.repeated(step)(steps)
-    facts = watch.facts(steps) if watch else {}
-    if together:  # the others measure beside a rank that is at work
-        together(f"{name} done ", folder, step)
+    step: Callable[[], object], by: Any, task: dict[str, Any], name: str
+) -> tuple[list[float], dict[str, float]]:
+    """Steps one after the other."""
+    measuring.repeated(step)(task["warm"])
+    _together(by, f"{name} ready ", task["folder"], step)
+    watch = _watch(by)
+    seconds = measuring.repeated(step)(task["steps"])
+    facts = watch.facts(task["steps"]) if watch else {}
+    # The others measure beside a rank that is at work.
+    _together(by, f"{name} done ", task["folder"], step)
     return seconds, facts
 
 
@@ -146,18 +151,17 @@ def main() -> None:
     """Measures."""
     task = measuring.task()
     by = importlib.import_module(f"by_{task['by']}")
-    warm, steps, batch = task["warm"], task["steps"], task["batch"]
     seconds, facts, weights = {}, {}, {}
     for name in task["models"]:
         tf.random.set_seed(1)
         with by.scope():
             model = MODELS[name]()
-        case = f"{name}/{batch}"
+        case = f"{name}/{task['batch']}"
         if task.get("loop") == "fit":
-            found = seconds_of_fit(model, batch, by, warm, steps)
+            found = seconds_of_fit(model, by, task, name)
         else:
-            step = own_loop(model, batch, by)
-            found = seconds_of_loop(step, by, warm, steps, task["folder"], name)
+            step = own_loop(model, task["batch"], by)
+            found = seconds_of_loop(step, by, task, name)
         seconds[case], facts[case] = found
         weights[case] = fingerprint(model)
     measuring.leave(
