@@ -136,7 +136,7 @@ TEST(the_rows_of_training_over_every_transport_and_size) {
 
 TEST(two_level_over_unequal_hosts) {
   const AlgorithmEntry* entry =
-      SelectAlgorithm(CollectiveKind::kAllreduce, "two_level", {0, 4, 0, {}}, DType::kFloat32);
+      FindAlgorithm(CollectiveKind::kAllreduce, "two_level", {0, 4, 0, {}}, DType::kFloat32);
   for (const std::vector<int32_t>& host_of : std::vector<std::vector<int32_t>>{
            {0, 1, 1, 1}, {0, 0, 1}, {0, 0, 0, 1, 1, 2}, {0, 1, 0, 1, 0}}) {
     CheckRow(*entry, "tcp", static_cast<int>(host_of.size()), host_of);
@@ -212,7 +212,7 @@ TEST(links_count_what_the_schedule_sends) {
 // What cannot be done with the algorithm that is asked for is done with another one.
 TEST(a_torus_of_three_ranks_gives_way) {
   const AlgorithmEntry* torus =
-      SelectAlgorithm(CollectiveKind::kAllreduce, "torus", {0, 4, 0, {}}, DType::kFloat32);
+      FindAlgorithm(CollectiveKind::kAllreduce, "torus", {0, 4, 0, {}}, DType::kFloat32);
   Ranks ranks(3, "inproc", ConfigFor(*torus));
   ranks.Each([&](int rank) {
     std::vector<float> data(500, static_cast<float>(rank + 1));

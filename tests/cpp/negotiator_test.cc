@@ -151,16 +151,40 @@ TEST(a_key_expires_after_its_own_timeout) {
   CHECK(n.Expired(10100000)->missing == std::vector<int>({0}));
 }
 
+const AlgorithmEntry* Row(const char* name) {
+  return FindAlgorithm(CollectiveKind::kAllreduce, name, {0, 4, 0, {}}, DType::kFloat32);
+}
+
 TEST(fusion_joins_only_what_fits_together) {
   RequestInfo small = Allreduce("a", {100});  // 400 bytes
   RequestInfo other = small;
   other.op = ReduceOp::kMin;
   RequestInfo bucket = small;
   bucket.bucket = true;
-  CHECK(FuseRequests({small, small, small}, 1000) == std::vector<int>({2, 1}));
-  CHECK(FuseRequests({small, small, small}, 0) == std::vector<int>({1, 1, 1}));
-  CHECK(FuseRequests({small, other, small}, 1 << 20) == std::vector<int>({1, 1, 1}));
-  CHECK(FuseRequests({small, bucket, bucket, small}, 1 << 20) == std::vector<int>({1, 1, 1, 1}));
+  const AlgorithmOf any = [](const RequestInfo&) { return Row("pairwise"); };
+  CHECK(FuseRequests({small, small, small}, 1000, any) == std::vector<int>({2, 1}));
+  CHECK(FuseRequests({small, small, small}, 0, any) == std::vector<int>({1, 1, 1}));
+  CHECK(FuseRequests({small, other, small}, 1 << 20, any) == std::vector<int>({1, 1, 1}));
+  CHECK(FuseRequests({small, bucket, bucket, small}, 1 << 20, any) ==
+        std::vector<int>({1, 1, 1, 1}));
+}
+
+TEST(fusion_joins_only_what_keeps_its_bits) {
+  const RequestInfo small = Allreduce("a", {100});
+  const RequestInfo large = Allreduce("b", {10000});
+  RequestInfo asked = small;
+  asked.algorithm = "ring";
+  const auto by_size = [](const char* little, const char* much) -> AlgorithmOf {
+    return [=](const RequestInfo& info) { return Row(info.shapes[0][0] < 1000 ? little : much); };
+  };
+  const std::vector<RequestInfo> mixed = {small, small, large, small};
+  CHECK(FuseRequests(mixed, 1 << 20, by_size("butterfly", "ring")) == std::vector<int>({2, 1, 1}));
+  // These add in the same order.
+  CHECK(FuseRequests(mixed, 1 << 20, by_size("star", "pairwise")) == std::vector<int>({4}));
+  CHECK(FuseRequests(mixed, 1 << 20, by_size("butterfly", "halving_doubling")) ==
+        std::vector<int>({4}));
+  CHECK(FuseRequests({small, asked, asked}, 1 << 20, by_size("ring", "ring")) ==
+        std::vector<int>({1, 2}));
 }
 
 }  // namespace

@@ -218,7 +218,7 @@ TEST(bytes_and_messages_of_every_rank_are_those_of_the_formulas) {
 TEST(a_double_tree_spreads_the_load) {
   for (int size : {2, 3, 4, 5, 6, 7, 8, 9, 16, 33}) {
     Setting s;
-    s.entry = SelectAlgorithm(CollectiveKind::kAllreduce, "double_tree", {0, size, 0, {}},
+    s.entry = FindAlgorithm(CollectiveKind::kAllreduce, "double_tree", {0, size, 0, {}},
                               DType::kFloat32);
     s.size = size;
     s = CountSetting(s, DType::kFloat32);
@@ -251,7 +251,7 @@ TEST(two_level_sends_less_between_hosts_than_a_ring) {
   for (int r = 0; r < 16; ++r) host_of.push_back(r % 4);  // neighbours are apart
   for (int a = 0; a < 2; ++a) {
     const ScheduleArgs args{0, 16, 0, host_of};
-    const AlgorithmEntry* entry = SelectAlgorithm(
+    const AlgorithmEntry* entry = FindAlgorithm(
         CollectiveKind::kAllreduce, a == 0 ? "ring" : "two_level", args, DType::kFloat32);
     const int64_t part = (1 << 18) / PartCount(*entry, args);
     for (int rank = 0; rank < 16; ++rank) {

@@ -86,7 +86,7 @@ TEST(every_alltoall_of_every_type_and_split) {
 // What only passes through a rank lies in memory that is taken for it alone.
 TEST(held_slices_are_those_of_the_ranks_below) {
   Setting s;
-  s.entry = SelectAlgorithm(CollectiveKind::kGather, "binomial", {0, 8, 0, {}}, DType::kInt8);
+  s.entry = FindAlgorithm(CollectiveKind::kGather, "binomial", {0, 8, 0, {}}, DType::kInt8);
   s.size = 8;
   s.dtype = DType::kInt8;
   s.rows = RaggedRows(8, 10, 0);

@@ -26,13 +26,13 @@ TEST(every_type_is_carried_and_every_reducible_one_reduced) {
 
 TEST(a_torus_needs_a_grid_and_a_send_two_ranks) {
   const AlgorithmEntry* torus =
-      SelectAlgorithm(CollectiveKind::kAllreduce, "torus", {0, 4, 0, {}}, DType::kFloat32);
+      FindAlgorithm(CollectiveKind::kAllreduce, "torus", {0, 4, 0, {}}, DType::kFloat32);
   CHECK(torus != nullptr);
   for (int size : {1, 2, 3, 5, 7, 13}) {
     CHECK_EQ(torus->supports({0, size, 0, {}}, DType::kFloat32), false);
   }
   for (int size : {4, 6, 8, 9, 15}) CHECK(torus->supports({0, size, 0, {}}, DType::kFloat32));
-  CHECK(SelectAlgorithm(CollectiveKind::kSendRecv, "auto", {0, 3, 0, {}}, DType::kInt8) == nullptr);
+  CHECK(FindAlgorithm(CollectiveKind::kSendRecv, "auto", {0, 3, 0, {}}, DType::kInt8) == nullptr);
 }
 
 TEST(every_row_has_a_name_of_its_own) {
@@ -66,44 +66,6 @@ TEST(partial_results_of_half_types_count_as_float32) {
   schedule.partials = false;
   schedule.steps.resize(1);
   CHECK_EQ(CountSends(schedule, {128}, DType::kFloat16, 256).frames, 1u);
-}
-
-std::string Selected(CollectiveKind kind, const std::string& wanted, DType dtype,
-                     const std::vector<int32_t>& host_of) {
-  const int size = static_cast<int>(host_of.size());
-  const AlgorithmEntry* entry = SelectAlgorithm(kind, wanted, {0, size, 0, host_of}, dtype);
-  return entry != nullptr ? entry->name : "none";
-}
-
-TEST(selection_follows_type_and_topology) {
-  constexpr CollectiveKind kSum = CollectiveKind::kAllreduce;
-  const std::vector<int32_t> one = {3, 3, 3, 3};
-  const std::vector<int32_t> apart = {0, 1, 2, 3};
-  const std::vector<int32_t> two = {0, 0, 7, 7};
-  const std::vector<int32_t> lone = {0, 7, 7, 7};
-  CHECK_EQ(Selected(kSum, "auto", DType::kFloat32, apart), "ring");
-  CHECK_EQ(Selected(kSum, "auto", DType::kFloat32, one), "pairwise");
-  CHECK_EQ(Selected(kSum, "auto", DType::kFloat32, two), "two_level");
-  CHECK_EQ(Selected(kSum, "auto", DType::kBfloat16, two), "two_level");
-  CHECK_EQ(Selected(kSum, "auto", DType::kFloat32, lone), "ring");
-  CHECK_EQ(Selected(kSum, "auto", DType::kBfloat16, apart), "pairwise");
-  CHECK_EQ(Selected(kSum, "ring", DType::kInt64, one), "ring");
-  CHECK_EQ(Selected(kSum, "ring", DType::kFloat16, one), "ring");
-  CHECK_EQ(Selected(kSum, "pairwise", DType::kFloat64, apart), "pairwise");
-  CHECK_EQ(Selected(kSum, "torus", DType::kFloat64, {0, 1, 2}), "none");
-  CHECK_EQ(Selected(kSum, "binomial", DType::kFloat32, apart), "none");
-  CHECK_EQ(Selected(kSum, "", DType::kFloat32, apart), "none");
-  constexpr CollectiveKind kScattered = CollectiveKind::kReduceScatter;
-  CHECK_EQ(Selected(kScattered, "auto", DType::kFloat32, apart), "ring");
-  CHECK_EQ(Selected(kScattered, "auto", DType::kFloat32, one), "pairwise");
-  CHECK_EQ(Selected(kScattered, "auto", DType::kFloat16, two), "pairwise");
-  CHECK_EQ(Selected(CollectiveKind::kAllgather, "auto", DType::kBool, one), "ring");
-  CHECK_EQ(Selected(CollectiveKind::kBroadcast, "auto", DType::kComplex128, apart), "binomial");
-  CHECK_EQ(Selected(CollectiveKind::kReduce, "auto", DType::kInt8, apart), "binomial");
-  CHECK_EQ(Selected(CollectiveKind::kGather, "auto", DType::kInt8, apart), "star");
-  CHECK_EQ(Selected(CollectiveKind::kScatter, "auto", DType::kInt8, apart), "star");
-  CHECK_EQ(Selected(CollectiveKind::kBarrier, "auto", DType::kFloat32, apart), "none");
-  CHECK_EQ(std::string(CollectiveKindName(CollectiveKind::kRegister)), "register");
 }
 
 TEST(an_unknown_name_is_refused_with_the_known_ones) {

@@ -71,7 +71,7 @@ Schedule Make(const ScheduleArgs& args) {
 }  // namespace
 
 AlgorithmEntry ButterflyAllreduce() {
-  return {"butterfly", CollectiveKind::kAllreduce, Supports, Make, Parts};
+  return {"butterfly", CollectiveKind::kAllreduce, Supports, Make, Parts, "halving_doubling"};
 }
 
 }  // namespace tfdist

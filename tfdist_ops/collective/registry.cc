@@ -1,7 +1,5 @@
 // The ordered table of algorithms. To add one: its file, its name in the list below, its row in the
 // table. Conformance tests and the benchmark go through the table.
-#include <algorithm>
-
 #include "collective/schedule.h"
 
 namespace tfdist {
@@ -45,37 +43,8 @@ const std::vector<AlgorithmEntry>& Algorithms() {
   return table;
 }
 
-namespace {
-
-// Several hosts, each with several ranks.
-bool ManyOnEachHost(const ScheduleArgs& args) {
-  const std::vector<std::vector<int32_t>> hosts = RanksByHost(args);
-  return hosts.size() > 1 && std::all_of(hosts.begin(), hosts.end(),
-                                         [](const auto& ranks) { return ranks.size() > 1; });
-}
-
-// What "auto" means where it is not the first row that fits. It depends on the kind, the type and
-// the topology, never on the length: what a tensor is fused with must not change its bits.
-const char* Preferred(CollectiveKind kind, const ScheduleArgs& args, DType dtype) {
-  if (args.sparse && kind == CollectiveKind::kGather) return "binomial";
-  if (args.sparse && kind == CollectiveKind::kScatter) return "binomial";
-  if (kind != CollectiveKind::kAllreduce && kind != CollectiveKind::kReduceScatter) return "auto";
-  // Inside a host memory bandwidth is the limit, not messages: the owner of a slice reads all
-  // inputs once and adds them in rank order, with one pass over the output instead of size - 1.
-  if (AllLocal(args) && !args.sparse) return "pairwise";
-  if (kind == CollectiveKind::kAllreduce && ManyOnEachHost(args)) return "two_level";
-  // A ring sends partial results, which are float32 for half types: pairwise sends inputs.
-  if (!args.sparse) return IsHalf(dtype) ? "pairwise" : "ring";
-  // Partners at distances of powers of two, which have links already; and log2(size) steps.
-  const bool power_of_two = (args.size & (args.size - 1)) == 0;
-  return kind == CollectiveKind::kAllreduce && power_of_two ? "halving_doubling" : "ring";
-}
-
-}  // namespace
-
-const AlgorithmEntry* SelectAlgorithm(CollectiveKind kind, const std::string& wanted,
-                                      const ScheduleArgs& args, DType dtype) {
-  const std::string name = wanted == "auto" ? Preferred(kind, args, dtype) : wanted;
+const AlgorithmEntry* FindAlgorithm(CollectiveKind kind, const std::string& name,
+                                    const ScheduleArgs& args, DType dtype) {
   for (const AlgorithmEntry& entry : Algorithms()) {
     if (entry.kind != kind || !entry.supports(args, dtype)) continue;
     if (name == "auto" || name == entry.name) return &entry;

@@ -109,16 +109,19 @@ struct AlgorithmEntry {
   bool (*supports)(const ScheduleArgs& args, DType dtype);
   Schedule (*make)(const ScheduleArgs& args);
   int (*parts)(const ScheduleArgs& args) = nullptr;  // allreduce; null: `size`
+  // The row of the same kind that adds in the same order, and so gives the same bits, and is made
+  // for much data; null: itself. Only between such rows may what is fused with a tensor choose.
+  const char* bits_of = nullptr;
 };
 int PartCount(const AlgorithmEntry& entry, const ScheduleArgs& args);
 
 // The table; its order is priority.
 const std::vector<AlgorithmEntry>& Algorithms();
 
-// The algorithm for a collective: `wanted` by name, or "auto": see registry.cc. Null: there is none
-// of that name, or it does not support the case.
-const AlgorithmEntry* SelectAlgorithm(CollectiveKind kind, const std::string& wanted,
-                                      const ScheduleArgs& args, DType dtype);
+// The first row of that name, or of any for "auto", that supports the case; null: there is none.
+// What "auto" takes by size and topology: selection.h.
+const AlgorithmEntry* FindAlgorithm(CollectiveKind kind, const std::string& name,
+                                    const ScheduleArgs& args, DType dtype);
 
 // Whether what the step sends or receives are partial results, of AccumulationType(dtype).
 bool CarriesPartials(const Step& step);

@@ -40,7 +40,7 @@ Schedule Make(const ScheduleArgs& args) {
 }  // namespace
 
 AlgorithmEntry StarAllreduce() {
-  return {"star", CollectiveKind::kAllreduce, Supports, Make, Parts};
+  return {"star", CollectiveKind::kAllreduce, Supports, Make, Parts, "pairwise"};
 }
 
 }  // namespace tfdist

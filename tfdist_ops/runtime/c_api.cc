@@ -140,6 +140,25 @@ StatusOr<std::shared_ptr<Runtime>> MakeOverlayRuntime(const tfdist_world& in, tf
                                    wanted);
 }
 
+StatusOr<std::vector<tfdist::TuningRule>> CopyTuning(const tfdist_world& in) {
+  std::vector<tfdist::TuningRule> out;
+  for (int32_t i = 0; i < in.tuning_count; ++i) {
+    const tfdist_tuning_rule& line = in.tuning[i];
+    tfdist::TuningRule rule;
+    rule.hosts.assign(line.hosts, line.hosts + line.host_count);
+    rule.rule = {static_cast<tfdist::CollectiveKind>(line.kind), line.half != 0, line.up_to_bytes,
+                 line.algorithm};
+    if (!tfdist::IsAlgorithm(rule.rule.kind, rule.rule.algorithm)) {
+      return BadArgument("the tuning file: expected an algorithm of " +
+                         std::string(tfdist::CollectiveKindName(rule.rule.kind)) + ", one of " +
+                         tfdist::KnownAlgorithms(rule.rule.kind) + "; got \"" +
+                         rule.rule.algorithm + "\"");
+    }
+    out.push_back(std::move(rule));
+  }
+  return out;
+}
+
 std::unique_ptr<tfdist::Request> CopyRequest(const tfdist_request& in) {
   auto out = std::make_unique<tfdist::Request>();
   out->info.key = in.name != nullptr ? in.name : "";
@@ -153,6 +172,7 @@ std::unique_ptr<tfdist::Request> CopyRequest(const tfdist_request& in) {
   out->info.postscale = in.postscale;
   out->info.timeout_s = in.timeout_s;
   out->info.set = in.process_set;
+  out->info.algorithm = in.algorithm != nullptr ? in.algorithm : "";
   if (in.group != nullptr && in.group[0] != '\0') {
     out->group = in.group;
     out->bucket_index = in.bucket;
@@ -232,6 +252,10 @@ int32_t tfdist_init(const tfdist_world* in) {
   world.cross_size = in->cross_size;
   world.generation = in->generation;
   world.host_of = std::move(host_of.value());
+  auto tuning = CopyTuning(*in);
+  if (!tuning.ok()) return FailInit(*in, tuning.status());
+  world.tuning = std::move(tuning.value());
+  world.tuning_hash = in->tuning_hash != nullptr ? in->tuning_hash : "";
   NameRanks(*in, &world);
   std::shared_ptr<tfdist::ShmWindow> window;
   if (in->link_count > 0 && in->own_window_fd >= 0) {
@@ -390,6 +414,22 @@ int32_t tfdist_check_reducible(int32_t dtype, int32_t op) {
   Status status =
       tfdist::CheckReducible(static_cast<tfdist::DType>(dtype), static_cast<tfdist::ReduceOp>(op));
   return status.ok() ? 0 : Fail(std::move(status));
+}
+
+const char* tfdist_algorithm(int32_t kind, int32_t dtype, int64_t bytes, const char* wanted) {
+  const std::shared_ptr<Runtime> runtime = Current();
+  if (runtime == nullptr) {
+    Fail(NotInitialized());
+    return nullptr;
+  }
+  const tfdist::AlgorithmEntry* entry = runtime->AlgorithmFor(
+      static_cast<tfdist::CollectiveKind>(kind), static_cast<tfdist::DType>(dtype), bytes,
+      wanted != nullptr ? wanted : "");
+  if (entry == nullptr) {
+    Fail(BadArgument("tfdist_algorithm: no such algorithm for this operation, type and size"));
+    return nullptr;
+  }
+  return entry->name;
 }
 
 int32_t tfdist_submit(const tfdist_request* request, uint64_t* id) {

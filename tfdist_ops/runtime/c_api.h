@@ -39,6 +39,17 @@ typedef struct tfdist_link {
   int32_t key_bytes;  /* tcp: 64; shm: 0 */
 } tfdist_link;
 
+/* One line of a tuning file (docs/algorithms.md): on so many ranks on each host, up to so many
+ * bytes, this algorithm. Lines of the same kind, half and hosts ascend in up_to_bytes. */
+typedef struct tfdist_tuning_rule {
+  int32_t kind;         /* TFDIST_ALLREDUCE, ... */
+  int32_t half;         /* 1: of float16 and bfloat16; 0: of all other types */
+  const int32_t* hosts; /* ranks on each host, hosts in the order of their first ranks */
+  int32_t host_count;
+  int64_t up_to_bytes;
+  const char* algorithm;
+} tfdist_tuning_rule;
+
 typedef struct tfdist_world {
   int32_t rank, size;
   int32_t local_rank, local_size, cross_rank, cross_size;
@@ -54,6 +65,9 @@ typedef struct tfdist_world {
   const int64_t* pids;      /* the same */
   int32_t wanted_fd;        /* eventfd that tells of tfdist_take_wanted; not owned; -1: none */
   int32_t own_window_fd;    /* of tfdist_window_bytes for each shm link; not owned; -1: no such */
+  const tfdist_tuning_rule* tuning; /* equal on all ranks */
+  int32_t tuning_count;
+  const char* tuning_hash; /* shown by tfdist_counters_json; null: none */
 } tfdist_world;
 
 /* ---- life ---- */
@@ -110,6 +124,13 @@ enum {
  * words of CheckReducible (base/reducible.h). Needs no tfdist_init. */
 TFDIST_EXPORT int32_t tfdist_check_reducible(int32_t dtype, int32_t op);
 
+/* The algorithm of an operation of this world on `bytes` of this type, fused with nothing:
+ * `wanted` by name, null or "" for the configured one. `bytes`: of all tensors of the request; of
+ * allgather, gather, reduce_scatter, scatter and alltoall: of the rows of all ranks (alltoall: all
+ * that is sent). Null: tfdist_last_error; also where `wanted` does not support the case. */
+TFDIST_EXPORT const char* tfdist_algorithm(int32_t kind, int32_t dtype, int64_t bytes,
+                                           const char* wanted);
+
 typedef struct tfdist_tensor {
   const void* input;
   void* output;        /* null where `allocate` gives it */
@@ -149,6 +170,9 @@ typedef struct tfdist_request {
    * (allgather, gather), what it gets (reduce_scatter, scatter), what it sends to this rank
    * (alltoall). Returns the memory, or null (the operation then fails everywhere). */
   void* (*allocate)(void* context, const int64_t* rows, int32_t size, int64_t output_rows);
+  /* By name, the same on all ranks ("auto", "ring", ...), instead of the configured one; null:
+   * that. Where it does not support the case (a torus of five ranks), auto decides. */
+  const char* algorithm;
 } tfdist_request;
 
 /* Hands over one operation; returns at once. 0: `done` will come. Otherwise a code, with
@@ -217,7 +241,8 @@ TFDIST_EXPORT int32_t tfdist_take_records(tfdist_record* out, int32_t capacity);
 /* JSON: counters of the engine: "tickets" (announced), "finished", "good_steps",
  * "negotiation_messages" (sent), "predicted" (operations that started without agreement),
  * "deviations" (buckets that needed agreement although they had run before), "probes" (questions
- * sent about predicted operations that stood still), "links" (bytes and frames sent). */
+ * sent about predicted operations that stood still), "tuning" (hash of the tuning file in force,
+ * "" without), "links" (bytes and frames sent). */
 TFDIST_EXPORT const char* tfdist_counters_json(void);
 
 /* ---- the table for the TensorFlow rim ---- */

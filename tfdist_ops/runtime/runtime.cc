@@ -350,6 +350,17 @@ std::vector<FinishedRecord> Runtime::TakeRecords(size_t capacity) {
   return out;
 }
 
+const AlgorithmEntry* Runtime::AlgorithmFor(CollectiveKind kind, DType dtype, int64_t bytes,
+                                            const std::string& wanted) const {
+  ScheduleArgs args{world_.rank, world_.size, 0, WorldHosts(world_)};
+  args.sparse = world_.size > config_.mesh_ranks;
+  const SizeRules rules = RulesFor(world_.tuning, args);
+  if (!wanted.empty()) return SelectAlgorithm(kind, wanted, args, dtype, bytes, rules);
+  const AlgorithmEntry* entry =
+      SelectAlgorithm(kind, WantedAlgorithm(kind, config_), args, dtype, bytes, rules);
+  return entry != nullptr ? entry : SelectAlgorithm(kind, "auto", args, dtype, bytes, rules);
+}
+
 std::string Runtime::CountersJson() {
   auto promise = std::make_shared<std::promise<std::string>>();
   std::future<std::string> future = promise->get_future();

@@ -69,6 +69,10 @@ class Runtime {
   int64_t good_steps() const;
   std::vector<FinishedRecord> TakeRecords(size_t capacity);
   std::string CountersJson();
+  // The algorithm of an operation of all ranks on `bytes`, fused with nothing; `wanted` by name, ""
+  // for the configured one. Null: there is none, or `wanted` does not support the case.
+  const AlgorithmEntry* AlgorithmFor(CollectiveKind kind, DType dtype, int64_t bytes,
+                                     const std::string& wanted) const;
 
  private:
   // Checks, counts bytes, gives it an id.

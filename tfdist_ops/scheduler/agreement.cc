@@ -295,6 +295,12 @@ Status CheckAgreement(const Requests& by_index, const Members& members) {
   }
   if (HasRoot(kind)) TFDIST_RETURN_IF_ERROR(CheckRoot(by_index, members));
   if (Reduces(kind)) TFDIST_RETURN_IF_ERROR(CheckReduction(by_index, members));
+  text = Differences(by_index, members, [](const RequestInfo& i) {
+    return i.algorithm.empty() ? std::string("the configured one") : i.algorithm;
+  });
+  if (!text.empty()) {
+    return Mismatch(key, "the algorithm", text, "Ask for one algorithm on every rank.");
+  }
   TFDIST_RETURN_IF_ERROR(CheckSplits(by_index, members));
   TFDIST_RETURN_IF_ERROR(CheckTotal(by_index, members));
   text = Differences(by_index, members, [](const RequestInfo& i) {

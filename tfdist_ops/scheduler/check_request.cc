@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "base/reducible.h"
+#include "scheduler/plan.h"
 #include "scheduler/rows.h"
 
 namespace tfdist {
@@ -68,6 +69,11 @@ Status CheckRequest(const Request& request, int size) {
   if (DTypeSize(info.dtype) == 0) {
     return InvalidRequest(name, "dtype number " + std::to_string(static_cast<int>(info.dtype)) +
                                     " is not supported; cast to a number or bool");
+  }
+  if (!info.algorithm.empty() && !IsAlgorithm(info.kind, info.algorithm)) {
+    return InvalidRequest(name, "the algorithm of " + kind + " must be one of " +
+                                    KnownAlgorithms(info.kind) + "; got \"" + info.algorithm +
+                                    "\"");
   }
   const bool is_pair = info.kind == CollectiveKind::kSendRecv;
   if ((HasRows(info.kind) || is_pair) && request.tensors.size() != 1) {

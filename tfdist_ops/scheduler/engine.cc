@@ -250,7 +250,11 @@ void Engine::HandleResponse(ProcessSet* set, const Response& response, int64_t n
     } else {
       request->contributors = set->size() - static_cast<int>(response.joined.size());
       members.push_back(std::move(request));
-      if (Fuses(members[0]->info, members.back()->info) || members.size() == 1) continue;
+      const auto algorithm_of = [this, set](const RequestInfo& info) {
+        return AlgorithmAloneOf(*set, info);
+      };
+      if (members.size() == 1) continue;
+      if (Fuses(members[0]->info, members.back()->info, algorithm_of)) continue;
       Bug(TFDIST_INTERNAL(Describe(set->leader()) + " announced \"" + key +
                           "\" together with another operation that it can't be fused with"),
           now_us);
@@ -366,7 +370,7 @@ std::string Engine::CountersJson() const {
       << ", \"negotiation_messages\": " << negotiation_messages_
       << ", \"predicted\": " << predicted_ << ", \"deviations\": " << deviations_
       << ", \"probes\": " << probes_ << ", \"gate_messages\": " << gate_messages_
-      << ", \"links\": [";
+      << ", \"tuning\": " << JsonQuote(world_.tuning_hash) << ", \"links\": [";
   bool first = true;
   for (const auto& link : links_) {
     if (link == nullptr) continue;

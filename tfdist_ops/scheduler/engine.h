@@ -55,7 +55,13 @@ struct World {
   // Index of each rank's host. Hosts are numbered by their lowest rank, so that all ranks, which
   // agreed on it in the rendezvous, derive the same schedules from it. Empty: all on one host.
   std::vector<int32_t> host_of;
+  // Of the tuning file, equal on all ranks, and the hash by which they know that; "": none.
+  std::vector<TuningRule> tuning;
+  std::string tuning_hash;
 };
+
+// The host of each rank, as schedules see it: where it is not known, each on its own.
+std::vector<int32_t> WorldHosts(const World& world);
 
 class CompletionSink {
  public:
@@ -170,6 +176,8 @@ class Engine {
   ProcessSet* Room(uint32_t id);  // also of a set that this rank has not heard of yet; null: no set
   void OpenSet(ProcessSet* set, std::vector<int32_t> ranks);
   Status CheckSet(const Request& request) const;
+  // The algorithm of a request that is fused with nothing; null: there is none.
+  const AlgorithmEntry* AlgorithmAloneOf(const SetView& set, const RequestInfo& info) const;
   void BeginSetChange(Request* request);
   void EndSetChange(const Request& request, const Response& response, int64_t now_us);
   // Agreement.

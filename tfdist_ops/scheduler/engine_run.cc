@@ -14,6 +14,11 @@ constexpr int64_t kIdleUs = 1000;
 
 // ---- execution ----
 
+const AlgorithmEntry* Engine::AlgorithmAloneOf(const SetView& set, const RequestInfo& info) const {
+  const StatusOr<const AlgorithmEntry*> entry = AlgorithmAlone(info, {}, set, config_);
+  return entry.ok() ? entry.value() : nullptr;
+}
+
 void Engine::Start(ProcessSet* set, uint64_t ticket, std::vector<std::unique_ptr<Request>> members,
                    int64_t now_us) {
   std::vector<TensorView> tensors;

@@ -51,13 +51,19 @@ ProcessSet* Engine::Room(uint32_t id) {
   return set;
 }
 
+std::vector<int32_t> WorldHosts(const World& world) {
+  std::vector<int32_t> hosts = world.host_of;
+  if (hosts.empty() && world.local_size != world.size) {
+    for (int32_t rank = 0; rank < world.size; ++rank) hosts.push_back(rank);
+  }
+  return hosts;
+}
+
 void Engine::OpenSet(ProcessSet* set, std::vector<int32_t> ranks) {
   set->ranks = std::move(ranks);
   set->index = set->IndexOf(world_.rank);
-  set->host_of = SetHosts(set->ranks, world_.host_of);
-  if (world_.host_of.empty() && world_.local_size != world_.size) {
-    set->host_of = set->ranks;  // not known: each on its own
-  }
+  set->host_of = SetHosts(set->ranks, WorldHosts(world_));
+  set->rules = RulesFor(world_.tuning, {0, set->size(), 0, set->host_of});
   if (config_.commit_gate != 0 && set->index >= 0) {
     set->gate = std::make_unique<CommitGate>(
         world_.rank, std::vector<int>(set->ranks.begin(), set->ranks.end()));
@@ -66,6 +72,7 @@ void Engine::OpenSet(ProcessSet* set, std::vector<int32_t> ranks) {
   const bool is_world = set->id == kWorldSet;
   set->negotiator = std::make_unique<Negotiator>(
       set->ranks, config_.fusion_bytes,
+      [this, set](const RequestInfo& info) { return AlgorithmAloneOf(*set, info); },
       is_world ? std::make_unique<SetTable>(world_.size, world_.generation) : nullptr);
   set->waits = std::make_unique<Waits>(set->ranks);
   set->joins = std::make_unique<Joins>(set->ranks);

@@ -24,6 +24,8 @@ struct RequestInfo {
   double prescale = 1.0;
   double postscale = 1.0;
   double timeout_s = 0;
+  // The name of an algorithm (collective/selection.h); "": the configured one.
+  std::string algorithm;
   bool bucket = false;  // of a registered group: its shapes are agreed on, one total stands here
   std::vector<std::vector<int64_t>> shapes;
   // reduce_scatter, scatter, alltoall: rows by rank; empty = even

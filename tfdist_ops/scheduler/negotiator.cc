@@ -41,13 +41,19 @@ Stall MakeStall(const RequestInfo& info, int64_t age_us, std::vector<int> missin
   return stall;
 }
 
-bool Fuses(const RequestInfo& a, const RequestInfo& b) {
-  return a.kind == CollectiveKind::kAllreduce && b.kind == CollectiveKind::kAllreduce &&
-         !a.bucket && !b.bucket && a.dtype == b.dtype && a.op == b.op && a.prescale == b.prescale &&
-         a.postscale == b.postscale;
+bool Fuses(const RequestInfo& a, const RequestInfo& b, const AlgorithmOf& algorithm_of) {
+  const bool alike = a.kind == CollectiveKind::kAllreduce && b.kind == CollectiveKind::kAllreduce &&
+                     !a.bucket && !b.bucket && a.dtype == b.dtype && a.op == b.op &&
+                     a.prescale == b.prescale && a.postscale == b.postscale &&
+                     a.algorithm == b.algorithm;
+  if (!alike) return false;
+  const AlgorithmEntry* one = algorithm_of(a);
+  const AlgorithmEntry* other = algorithm_of(b);
+  return one != nullptr && other != nullptr && SameBits(*one, *other);
 }
 
-std::vector<int> FuseRequests(const std::vector<RequestInfo>& ready, int64_t fusion_bytes) {
+std::vector<int> FuseRequests(const std::vector<RequestInfo>& ready, int64_t fusion_bytes,
+                              const AlgorithmOf& algorithm_of) {
   std::vector<int> batches;
   int64_t bytes = 0;
   for (size_t i = 0; i < ready.size(); ++i) {
@@ -56,7 +62,8 @@ std::vector<int> FuseRequests(const std::vector<RequestInfo>& ready, int64_t fus
     for (const auto& shape : info.shapes) {
       own += ElementCount(shape) * static_cast<int64_t>(DTypeSize(info.dtype));
     }
-    const bool fits = i > 0 && Fuses(ready[i - 1], info) && bytes + own <= fusion_bytes;
+    const bool fits =
+        i > 0 && bytes + own <= fusion_bytes && Fuses(ready[i - 1], info, algorithm_of);
     if (fits) {
       ++batches.back();
       bytes += own;
@@ -68,12 +75,17 @@ std::vector<int> FuseRequests(const std::vector<RequestInfo>& ready, int64_t fus
   return batches;
 }
 
-Negotiator::Negotiator(std::vector<int32_t> ranks, int64_t fusion_bytes,
+Negotiator::Negotiator(std::vector<int32_t> ranks, int64_t fusion_bytes, AlgorithmOf algorithm_of,
                        std::unique_ptr<SetTable> sets)
-    : ranks_(std::move(ranks)), fusion_bytes_(fusion_bytes), sets_(std::move(sets)) {}
+    : ranks_(std::move(ranks)),
+      fusion_bytes_(fusion_bytes),
+      algorithm_of_(std::move(algorithm_of)),
+      sets_(std::move(sets)) {}
 
 Negotiator::Negotiator(int size, int64_t fusion_bytes)
-    : Negotiator(WorldRanks(size), fusion_bytes) {}
+    : Negotiator(WorldRanks(size), fusion_bytes, [](const RequestInfo& info) {
+        return FindAlgorithm(info.kind, "pairwise", ScheduleArgs(), info.dtype);
+      }) {}
 
 Negotiator::~Negotiator() = default;
 
@@ -212,7 +224,7 @@ std::vector<Response> Negotiator::TakeResponses() {
     const auto begin = flat.begin();
     for (int count : FuseRequests(
              {begin + static_cast<std::ptrdiff_t>(at), begin + static_cast<std::ptrdiff_t>(end)},
-             fusion_bytes_)) {
+             fusion_bytes_, algorithm_of_)) {
       Response response = Answer(agreed[at].by_rank);
       response.ticket = next_ticket_++;
       for (; count > 0; --count, ++at) AddKey(agreed[at].by_rank, agreed[at].joined, &response);

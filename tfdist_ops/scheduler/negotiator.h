@@ -8,6 +8,7 @@
 #define TFDIST_OPS_SCHEDULER_NEGOTIATOR_H_
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -32,19 +33,24 @@ struct Stall {
 };
 Stall MakeStall(const RequestInfo& info, int64_t age_us, std::vector<int> missing);
 
-// Whether these can be parts of one collective.
-bool Fuses(const RequestInfo& a, const RequestInfo& b);
-// Which of the agreed requests (in order) run as one collective: consecutive allreduces of the same
-// type, operation and factors, together at most `fusion_bytes`; buckets are left as they are.
-// Returns how many there are in each batch.
-std::vector<int> FuseRequests(const std::vector<RequestInfo>& ready, int64_t fusion_bytes);
+// The algorithm by which an allreduce runs when it is fused with nothing; null: it has none.
+using AlgorithmOf = std::function<const AlgorithmEntry*(const RequestInfo& info)>;
+
+// Whether these can be parts of one collective: allreduces of the same type, operation and factors
+// whose bits do not depend on it.
+bool Fuses(const RequestInfo& a, const RequestInfo& b, const AlgorithmOf& algorithm_of);
+// Which of the agreed requests (in order) run as one collective: consecutive ones that fuse,
+// together at most `fusion_bytes`; buckets are left as they are. Returns how many there are in each
+// batch.
+std::vector<int> FuseRequests(const std::vector<RequestInfo>& ready, int64_t fusion_bytes,
+                              const AlgorithmOf& algorithm_of);
 
 class Negotiator {
  public:
-  // Of the ranks 0 ... size - 1.
+  // Of the ranks 0 ... size - 1; algorithms as of one host.
   Negotiator(int size, int64_t fusion_bytes);
   // `ranks`: ascending. `sets`: of the world's negotiator alone.
-  Negotiator(std::vector<int32_t> ranks, int64_t fusion_bytes,
+  Negotiator(std::vector<int32_t> ranks, int64_t fusion_bytes, AlgorithmOf algorithm_of,
              std::unique_ptr<SetTable> sets = nullptr);
   ~Negotiator();
 
@@ -97,6 +103,7 @@ class Negotiator {
 
   const std::vector<int32_t> ranks_;
   const int64_t fusion_bytes_;
+  const AlgorithmOf algorithm_of_;
   const std::unique_ptr<SetTable> sets_;
   std::map<uint32_t, std::string> groups_;  // number → description
   uint64_t next_ticket_ = 1;

@@ -31,18 +31,42 @@ StatusOr<ScheduleArgs> ArgsFor(const RequestInfo& info, const SetView& set, cons
   return args;
 }
 
-StatusOr<const AlgorithmEntry*> AlgorithmFor(const RequestInfo& info, const ScheduleArgs& args,
+int64_t BytesOf(const std::vector<TensorView>& tensors, DType dtype) {
+  int64_t elements = 0;
+  for (const TensorView& tensor : tensors) elements += tensor.elements;
+  return elements * static_cast<int64_t>(DTypeSize(dtype));
+}
+
+StatusOr<const AlgorithmEntry*> AlgorithmFor(const RequestInfo& info, int64_t bytes,
+                                             const SetView& set, const ScheduleArgs& args,
                                              const Config& config) {
-  const std::string& wanted = WantedAlgorithm(info.kind, config);
-  const AlgorithmEntry* entry = SelectAlgorithm(info.kind, wanted, args, info.dtype);
+  const std::string& wanted =
+      info.algorithm.empty() ? WantedAlgorithm(info.kind, config) : info.algorithm;
+  const auto select = [&](const std::string& name) {
+    return SelectAlgorithm(info.kind, name, args, info.dtype, bytes, set.rules);
+  };
+  const AlgorithmEntry* entry = select(wanted);
   // A wanted algorithm that cannot do this case (a torus of a prime number of ranks) gives way to
   // one that can.
-  if (entry == nullptr) entry = SelectAlgorithm(info.kind, "auto", args, info.dtype);
+  if (entry == nullptr) entry = select("auto");
   if (entry == nullptr) {
     return TFDIST_INTERNAL(std::string("no algorithm for ") + CollectiveKindName(info.kind) +
                            " of " + DTypeName(info.dtype));
   }
   return entry;
+}
+
+// For all that is fused.
+StatusOr<const AlgorithmEntry*> AlgorithmTogether(const PlanInput& input, const ScheduleArgs& args,
+                                                  const Config& config) {
+  const int64_t own = DecidingBytes(input.info, input.rows);
+  StatusOr<const AlgorithmEntry*> alone = AlgorithmFor(input.info, own, input.set, args, config);
+  if (!alone.ok() || input.info.kind != CollectiveKind::kAllreduce) return alone;
+  const int64_t all = BytesOf(input.tensors, input.info.dtype);
+  if (all <= own) return alone;
+  StatusOr<const AlgorithmEntry*> chosen = AlgorithmFor(input.info, all, input.set, args, config);
+  TFDIST_RETURN_IF_ERROR(chosen.status());
+  return KeepBits(alone.value(), chosen.value(), args, input.info.dtype);
 }
 
 std::vector<Slice> CutFor(const PlanInput& input, const AlgorithmEntry& entry,
@@ -85,12 +109,30 @@ std::vector<Slice> CutFor(const PlanInput& input, const AlgorithmEntry& entry,
 StatusOr<Plan> PlanOperation(const PlanInput& input, const Config& config) {
   StatusOr<ScheduleArgs> args = ArgsFor(input.info, input.set, config);
   TFDIST_RETURN_IF_ERROR(args.status());
-  StatusOr<const AlgorithmEntry*> entry = AlgorithmFor(input.info, args.value(), config);
-  TFDIST_RETURN_IF_ERROR(entry.status());
   if (HasRows(input.info.kind) && !RowsFit(input.rows, input.info, input.set)) {
     return TFDIST_INTERNAL("the rows announced for \"" + input.info.key + "\" do not fit");
   }
+  StatusOr<const AlgorithmEntry*> entry = AlgorithmTogether(input, args.value(), config);
+  TFDIST_RETURN_IF_ERROR(entry.status());
   return Plan{entry.value()->make(args.value()), CutFor(input, *entry.value(), args.value())};
+}
+
+int64_t DecidingBytes(const RequestInfo& info, const std::vector<int64_t>& rows) {
+  int64_t elements = 0;
+  if (HasRows(info.kind)) {
+    for (int64_t count : rows) elements += count * RowElements(info.shapes[0]);
+  } else {
+    for (const auto& shape : info.shapes) elements += ElementCount(shape);
+  }
+  return elements * static_cast<int64_t>(DTypeSize(info.dtype));
+}
+
+StatusOr<const AlgorithmEntry*> AlgorithmAlone(const RequestInfo& info,
+                                               const std::vector<int64_t>& rows, const SetView& set,
+                                               const Config& config) {
+  StatusOr<ScheduleArgs> args = ArgsFor(info, set, config);
+  TFDIST_RETURN_IF_ERROR(args.status());
+  return AlgorithmFor(info, DecidingBytes(info, rows), set, args.value(), config);
 }
 
 const std::string& WantedAlgorithm(CollectiveKind kind, const Config& config) {
@@ -117,25 +159,33 @@ const std::string& WantedAlgorithm(CollectiveKind kind, const Config& config) {
   }
 }
 
+std::string KnownAlgorithms(CollectiveKind kind) {
+  std::string known = "auto";
+  for (const AlgorithmEntry& entry : Algorithms()) {
+    if (entry.kind == kind) known += std::string(", ") + entry.name;
+  }
+  return known;
+}
+
+bool IsAlgorithm(CollectiveKind kind, const std::string& name) {
+  return name == "auto" ||
+         std::any_of(Algorithms().begin(), Algorithms().end(), [&](const AlgorithmEntry& entry) {
+           return entry.kind == kind && name == entry.name;
+         });
+}
+
 Status CheckAlgorithmNames(const Config& config) {
   for (CollectiveKind kind :
        {CollectiveKind::kAllreduce, CollectiveKind::kReduceScatter, CollectiveKind::kAllgather,
         CollectiveKind::kBroadcast, CollectiveKind::kReduce, CollectiveKind::kGather,
         CollectiveKind::kScatter, CollectiveKind::kAlltoall}) {
     const std::string& wanted = WantedAlgorithm(kind, config);
-    std::string known = "auto";
-    bool found = wanted == "auto";
-    for (const AlgorithmEntry& entry : Algorithms()) {
-      if (entry.kind != kind) continue;
-      found = found || wanted == entry.name;
-      known += std::string(", ") + entry.name;
-    }
-    if (found) continue;
+    if (IsAlgorithm(kind, wanted)) continue;
     std::string variable = std::string("TFDIST_") + CollectiveKindName(kind) + "_ALGORITHM";
     std::transform(variable.begin(), variable.end(), variable.begin(),
                    [](unsigned char c) { return static_cast<char>(std::toupper(c)); });
     const std::string message =
-        variable + ": expected one of " + known + "; got \"" + wanted + "\"";
+        variable + ": expected one of " + KnownAlgorithms(kind) + "; got \"" + wanted + "\"";
     return Status(Code::kInvalidArgument, message,
                   ErrorRecord{"invalid_argument", -1, "", 0, "", message, ""});
   }

@@ -5,11 +5,13 @@
 #define TFDIST_OPS_SCHEDULER_PLAN_H_
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "base/config.h"
 #include "base/status.h"
 #include "collective/schedule.h"
+#include "collective/selection.h"
 #include "collective/slicing.h"
 #include "scheduler/message.h"
 
@@ -20,11 +22,12 @@ struct SetView {
   std::vector<int32_t> ranks;    // global ranks, ascending; schedules speak of indices into it
   std::vector<int32_t> host_of;  // host by index, any numbers; empty: all on one host
   int index = 0;                 // of this rank
+  SizeRules rules;               // of the tuning file, for these hosts
   int size() const { return static_cast<int>(ranks.size()); }
 };
 
 struct PlanInput {
-  const RequestInfo& info;                 // of any of the fused requests
+  const RequestInfo& info;                 // of the first of the fused requests
   const std::vector<TensorView>& tensors;  // of all of them
   const std::vector<int64_t>& rows;        // as announced: AgreedRows of scheduler/rows.h
   const SetView& set;
@@ -43,10 +46,22 @@ struct Plan {
 // non-roots need no input.
 StatusOr<Plan> PlanOperation(const PlanInput& input, const Config& config);
 
+// The bytes that decide on the algorithm of a request (collective/selection.h), from what all ranks
+// know; `rows` as in PlanInput.
+int64_t DecidingBytes(const RequestInfo& info, const std::vector<int64_t>& rows);
+
+// The algorithm of a request that is fused with nothing.
+StatusOr<const AlgorithmEntry*> AlgorithmAlone(const RequestInfo& info,
+                                               const std::vector<int64_t>& rows, const SetView& set,
+                                               const Config& config);
+
 // The configured algorithm of a kind; "auto" where there is no choice.
 const std::string& WantedAlgorithm(CollectiveKind kind, const Config& config);
 // An error that names the variable and lists what is known, if a configured name is unknown.
 Status CheckAlgorithmNames(const Config& config);
+// "auto, ring, pairwise, ..."; whether `name` is one of them.
+std::string KnownAlgorithms(CollectiveKind kind);
+bool IsAlgorithm(CollectiveKind kind, const std::string& name);
 
 }  // namespace tfdist
 

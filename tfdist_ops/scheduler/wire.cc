@@ -49,6 +49,7 @@ std::string EncodeRequest(const RequestInfo& info) {
   w.Text(info.group);
   w.Number(info.bucket_index);
   w.Number(info.bucket_count);
+  w.Text(info.algorithm);
   return w.Take();
 }
 
@@ -76,6 +77,7 @@ bool DecodeRequest(ByteSpan bytes, RequestInfo* info) {
   info->group = r.Text();
   info->bucket_index = r.Number<int32_t>();
   info->bucket_count = r.Number<int32_t>();
+  info->algorithm = r.Text();
   if (kind < 0 || kind > static_cast<int32_t>(CollectiveKind::kRemoveSet)) return false;
   if (op < 0 || op > static_cast<int32_t>(kLastReduceOp)) return false;
   info->kind = static_cast<CollectiveKind>(kind);

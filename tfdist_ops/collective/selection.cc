@@ -1,0 +1,120 @@
+#include "collective/selection.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace tfdist {
+namespace {
+
+// Several hosts, each with several ranks.
+bool ManyOnEachHost(const ScheduleArgs& args) {
+  const std::vector<std::vector<int32_t>> hosts = RanksByHost(args);
+  return hosts.size() > 1 && std::all_of(hosts.begin(), hosts.end(),
+                                         [](const auto& ranks) { return ranks.size() > 1; });
+}
+
+// ---- the table that decides where no file does
+
+int64_t FloorLog2(int size) {
+  int64_t log = 0;
+  while ((size >> (log + 1)) > 0) ++log;
+  return log;
+}
+
+// Up to so many bytes butterfly beats ring: log2 steps (two more where some ranks are folded onto
+// others) with all of the data in each, against 2 (size - 1) steps with 1 / size of it.
+int64_t ButterflyBytes(int size) {
+  const bool folds = (size & (size - 1)) != 0;
+  const int64_t steps = FloorLog2(size) + (folds ? 2 : 0);
+  return CrossoverBytes(steps, steps * size, 2 * (size - 1), 2 * (size - 1), size);
+}
+
+const char* AllreduceDefault(DType dtype, int64_t bytes, const ScheduleArgs& args) {
+  // Inside a host memory bandwidth is the limit, not messages: the owner of a slice reads all
+  // inputs once and adds them in rank order, with one pass over the output instead of size - 1.
+  if (AllLocal(args) && !args.sparse) return "pairwise";
+  if (ManyOnEachHost(args)) return "two_level";
+  // Others send partial results, which are float32 for half types: pairwise sends inputs.
+  if (!args.sparse && IsHalf(dtype)) return "pairwise";
+  if (bytes <= ButterflyBytes(args.size)) return "butterfly";
+  // In a sparse world the partners at distances of powers of two have links already; and there are
+  // log2(size) steps.
+  const bool power_of_two = (args.size & (args.size - 1)) == 0;
+  return args.sparse && power_of_two ? "halving_doubling" : "ring";
+}
+
+const char* ReduceScatterDefault(DType dtype, const ScheduleArgs& args) {
+  if (args.sparse) return "ring";
+  return AllLocal(args) || IsHalf(dtype) ? "pairwise" : "ring";
+}
+
+const char* Default(CollectiveKind kind, DType dtype, int64_t bytes, const ScheduleArgs& args) {
+  switch (kind) {
+    case CollectiveKind::kAllreduce:
+      return AllreduceDefault(dtype, bytes, args);
+    case CollectiveKind::kReduceScatter:
+      return ReduceScatterDefault(dtype, args);
+    case CollectiveKind::kGather:
+    case CollectiveKind::kScatter:
+      return args.sparse ? "binomial" : "star";
+    default:
+      return nullptr;  // the first row of the kind
+  }
+}
+
+const SizeRule* RuleFor(const SizeRules& rules, CollectiveKind kind, DType dtype, int64_t bytes) {
+  for (const SizeRule& rule : rules) {
+    const bool holds = rule.kind == kind && rule.half == IsHalf(dtype);
+    if (holds && bytes <= rule.up_to_bytes) return &rule;
+  }
+  return nullptr;
+}
+
+const char* FamilyOf(const AlgorithmEntry& entry) {
+  return entry.bits_of != nullptr ? entry.bits_of : entry.name;
+}
+
+}  // namespace
+
+SizeRules RulesFor(const std::vector<TuningRule>& tuning, const ScheduleArgs& args) {
+  SizeRules rules;
+  std::vector<int32_t> hosts;
+  for (const auto& ranks : RanksByHost(args)) hosts.push_back(static_cast<int32_t>(ranks.size()));
+  for (const TuningRule& line : tuning) {
+    if (line.hosts == hosts) rules.push_back(line.rule);
+  }
+  return rules;
+}
+
+const AlgorithmEntry* SelectAlgorithm(CollectiveKind kind, const std::string& wanted,
+                                      const ScheduleArgs& args, DType dtype, int64_t bytes,
+                                      const SizeRules& rules) {
+  if (wanted != "auto") return FindAlgorithm(kind, wanted, args, dtype);
+  const AlgorithmEntry* entry = nullptr;
+  const SizeRule* rule = RuleFor(rules, kind, dtype, bytes);
+  if (rule != nullptr) entry = FindAlgorithm(kind, rule->algorithm, args, dtype);
+  const char* name = Default(kind, dtype, bytes, args);
+  if (entry == nullptr && name != nullptr) entry = FindAlgorithm(kind, name, args, dtype);
+  return entry != nullptr ? entry : FindAlgorithm(kind, "auto", args, dtype);
+}
+
+bool SameBits(const AlgorithmEntry& a, const AlgorithmEntry& b) {
+  return a.kind == b.kind && std::strcmp(FamilyOf(a), FamilyOf(b)) == 0;
+}
+
+const AlgorithmEntry* KeepBits(const AlgorithmEntry* alone, const AlgorithmEntry* chosen,
+                               const ScheduleArgs& args, DType dtype) {
+  if (SameBits(*alone, *chosen)) return chosen;
+  const AlgorithmEntry* large = FindAlgorithm(alone->kind, FamilyOf(*alone), args, dtype);
+  return large != nullptr ? large : alone;
+}
+
+int64_t CrossoverBytes(int64_t few_steps, int64_t more, int64_t many_steps, int64_t less,
+                       int size) {
+  if (many_steps <= few_steps) return 0;
+  if (more <= less) return kMostCrossover;
+  const int64_t bytes = kMessageBytes * (many_steps - few_steps) * size / (more - less);
+  return std::min(bytes, kMostCrossover);
+}
+
+}  // namespace tfdist

@@ -1,0 +1,68 @@
+// Selection: which algorithm runs a collective. A pure function of the kind, the type, the bytes,
+// the ranks, their hosts and the tuning file; it never looks at a clock, so all ranks come to the
+// same answer, on every run.
+//
+// "Bytes" are those of one request before it is fused with others: of a bucket, of a named tensor
+// (of several reduced by one call: together), and for the kinds with rows those of all ranks' rows.
+// What a tensor meets in the queue must not change its bits, so requests are fused only when their
+// algorithms add in the same order (SameBits); within such a family the fused bytes choose.
+#ifndef TFDIST_OPS_COLLECTIVE_SELECTION_H_
+#define TFDIST_OPS_COLLECTIVE_SELECTION_H_
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "collective/schedule.h"
+
+namespace tfdist {
+
+// One line of a tuning file, for one topology: up to so many bytes this algorithm.
+struct SizeRule {
+  CollectiveKind kind = CollectiveKind::kAllreduce;
+  bool half = false;  // of float16 and bfloat16, whose partial results are twice as wide; else of
+                      // all other types
+  int64_t up_to_bytes = 0;
+  std::string algorithm;
+};
+using SizeRules = std::vector<SizeRule>;  // ascending in up_to_bytes for each kind and half
+
+// One line of a tuning file: a rule, and the topology that it was measured on: how many ranks there
+// are on each host, hosts in the order of their first ranks.
+struct TuningRule {
+  std::vector<int32_t> hosts;
+  SizeRule rule;
+};
+// The rules for ranks that lie like this.
+SizeRules RulesFor(const std::vector<TuningRule>& tuning, const ScheduleArgs& args);
+
+// `wanted` by name, or "auto": what the rules say for so many bytes; where they say nothing, or
+// something that does not support the case, the table in selection.cc. Null: there is none of that
+// name, or it does not support the case.
+const AlgorithmEntry* SelectAlgorithm(CollectiveKind kind, const std::string& wanted,
+                                      const ScheduleArgs& args, DType dtype, int64_t bytes,
+                                      const SizeRules& rules = {});
+
+// Whether two rows of one kind add in the same order, and so give the same bits.
+bool SameBits(const AlgorithmEntry& a, const AlgorithmEntry& b);
+
+// The algorithm for `bytes` of several requests, each of which alone would run by `alone` or by one
+// with the same bits: `chosen`, the choice for all their bytes, if it keeps the bits, else the one
+// of the family that is made for much data.
+const AlgorithmEntry* KeepBits(const AlgorithmEntry* alone, const AlgorithmEntry* chosen,
+                               const ScheduleArgs& args, DType dtype);
+
+// The bytes up to which an algorithm of `few_steps` steps that sends `more` times the data beats
+// one of `many_steps` that sends `less` times the data, both for a rank and in units of 1 / size:
+//   few_steps alpha + more / size n beta = many_steps alpha + less / size n beta
+// with alpha / beta = kMessageBytes. Forms: Thakur et al. 2005 (docs/algorithms.md). At most
+// kMostCrossover, which it also is when the first one never sends more.
+int64_t CrossoverBytes(int64_t few_steps, int64_t more, int64_t many_steps, int64_t less, int size);
+
+// What a link between hosts carries in the time that one more message takes: 20 us at 6.5 Gbit/s.
+constexpr int64_t kMessageBytes = int64_t{16} << 10;
+constexpr int64_t kMostCrossover = int64_t{1} << 20;
+
+}  // namespace tfdist
+
+#endif  // TFDIST_OPS_COLLECTIVE_SELECTION_H_
