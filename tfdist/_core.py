@@ -92,6 +92,19 @@ class Link(ctypes.Structure):
     ]
 
 
+class TuningLine(ctypes.Structure):
+    """tfdist_tuning_rule."""
+
+    _fields_ = [
+        ("kind", ctypes.c_int32),
+        ("half", ctypes.c_int32),
+        ("hosts", ctypes.POINTER(ctypes.c_int32)),
+        ("host_count", ctypes.c_int32),
+        ("up_to_bytes", ctypes.c_int64),
+        ("algorithm", ctypes.c_char_p),
+    ]
+
+
 class World(ctypes.Structure):
     """tfdist_world."""
 
@@ -112,6 +125,9 @@ class World(ctypes.Structure):
         ("pids", ctypes.POINTER(ctypes.c_int64)),
         ("wanted_fd", ctypes.c_int32),
         ("own_window_fd", ctypes.c_int32),
+        ("tuning", ctypes.POINTER(TuningLine)),
+        ("tuning_count", ctypes.c_int32),
+        ("tuning_hash", ctypes.c_char_p),
     ]
 
 
@@ -161,6 +177,7 @@ class Request(ctypes.Structure):
         ("context", ctypes.c_void_p),
         ("done", DoneCallback),
         ("allocate", AllocateCallback),
+        ("algorithm", ctypes.c_char_p),
     ]
 
 
@@ -195,6 +212,25 @@ class LinkEnd:
     peer_doorbell_fd: int = -1
     window_fd: int = -1
     key: bytes = field(default=b"", repr=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuningRule:
+    """A line of a tuning file: up to so many bytes this algorithm (`tfdist.tuning`).
+
+    Attributes:
+        kind: of the operation, ALLREDUCE, ...
+        half: whether it is about float16 and bfloat16, or about all other types.
+        hosts: number of ranks on each host.
+        up_to_bytes: of the request, before it is fused with others.
+        algorithm: its name.
+    """
+
+    kind: int
+    half: bool
+    hosts: tuple[int, ...]
+    up_to_bytes: int
+    algorithm: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,6 +270,10 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "tfdist_window_bytes": (ctypes.c_int64, []),
     "tfdist_build_info": (ctypes.c_char_p, []),
     "tfdist_check_reducible": (ctypes.c_int32, [ctypes.c_int32, ctypes.c_int32]),
+    "tfdist_algorithm": (
+        ctypes.c_char_p,
+        [ctypes.c_int32, ctypes.c_int32, ctypes.c_int64, ctypes.c_char_p],
+    ),
     "tfdist_submit": (
         ctypes.c_int32,
         [ctypes.POINTER(Request), ctypes.POINTER(ctypes.c_uint64)],
@@ -408,8 +448,10 @@ def start(
     pids: Sequence[int] = (),
     wanted_fd: int = -1,
     own_window_fd: int = -1,
+    tuning: Sequence[TuningRule] = (),
+    tuning_hash: str = "",
 ) -> None:
-    """Starts the engine; it owns all descriptors but the last two from here on.
+    """Starts the engine; it owns the descriptors of links and doorbell from here on.
 
     Args:
         topology: place of this rank.
@@ -421,6 +463,8 @@ def start(
         pids: likewise.
         wanted_fd: eventfd that tells of `take_wanted`.
         own_window_fd: memory from which the ranks of this host read.
+        tuning: lines of the tuning file, the same on all ranks.
+        tuning_hash: of the file, for `counters`.
 
     Raises:
         CoreError: the engine did not start.
@@ -443,6 +487,9 @@ def start(
         host_of=(ctypes.c_int32 * topology.size)(*topology.host_of),
         wanted_fd=wanted_fd,
         own_window_fd=own_window_fd,
+        tuning=_tuning_lines(tuning),
+        tuning_count=len(tuning),
+        tuning_hash=tuning_hash.encode(),
     )
     if hosts:
         names = [name.encode() for name in hosts]
@@ -450,6 +497,18 @@ def start(
     if pids:
         world.pids = (ctypes.c_int64 * topology.size)(*pids)
     check(library().tfdist_init(ctypes.byref(world)))
+
+
+def _tuning_lines(rules: Sequence[TuningRule]) -> Any:
+    lines = (TuningLine * max(1, len(rules)))()
+    for line, rule in zip(lines, rules, strict=False):
+        line.kind = rule.kind
+        line.half = int(rule.half)
+        line.hosts = (ctypes.c_int32 * len(rule.hosts))(*rule.hosts)
+        line.host_count = len(rule.hosts)
+        line.up_to_bytes = rule.up_to_bytes
+        line.algorithm = rule.algorithm.encode()
+    return lines
 
 
 def _fill(slot: Link, end: LinkEnd) -> None:
@@ -515,6 +574,22 @@ def failure() -> CoreError | None:
 def good_steps() -> int:
     """Complete steps in a row on this rank before a failure."""
     return int(library().tfdist_good_steps())
+
+
+def algorithm(kind: int, dtype: int, size_bytes: int, wanted: str = "") -> str | None:
+    """The name of the algorithm that moves a request of all ranks.
+
+    Args:
+        kind: ALLREDUCE, ...
+        dtype: TensorFlow's number of the type.
+        size_bytes: of all its tensors; of the kinds with rows: of all ranks' rows.
+        wanted: a name, or "auto"; "": the configured one.
+
+    Returns:
+        None where `wanted` does not support the case, or is not known.
+    """
+    name = library().tfdist_algorithm(kind, dtype, size_bytes, wanted.encode())
+    return None if name is None else str(name.decode())
 
 
 def add_process_set(ranks: Sequence[int], *, timeout_s: float = 0.0) -> int:

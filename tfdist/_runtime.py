@@ -17,10 +17,11 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn, Protocol, TypeVar
 
-from tfdist import _core
+from tfdist import _core, tuning
 from tfdist import _last_words as last_words
 from tfdist.rendezvous import report
 from tfdist.rendezvous.environment import detect
+from tfdist.rendezvous.errors import invalid
 from tfdist.rendezvous.start import Options, connect
 from tfdist.rendezvous.world import Mesh
 
@@ -149,11 +150,14 @@ def _connect(timeout_s: float | None) -> None:
                 pids=mesh.pids,
                 wanted_fd=mesh.late.wanted_fd if mesh.late else -1,
                 own_window_fd=mesh.window.fd if mesh.window else -1,
+                tuning=mesh.tuning.rules if mesh.tuning else (),
+                tuning_hash=mesh.tuning.hash if mesh.tuning else "",
             )
         except _core.CoreError:
             if mesh.late:
                 mesh.late.stop()
             raise
+        _log_tuning(placement.rank, mesh.tuning)
         if mesh.late:
             mesh.late.started()
         elif mesh.window:
@@ -184,7 +188,24 @@ def _alone(generation: int) -> Mesh:
         cross_size=1,
         host_of=(0,),
     )
-    return Mesh(topology, os.uname().nodename, generation, -1)
+    mesh = Mesh(topology, os.uname().nodename, generation, -1)
+    try:
+        mesh.tuning = tuning.agreed(tuning.record(os.environ))
+    except tuning.TuningError as error:
+        raise invalid(str(error)) from None
+    return mesh
+
+
+def _log_tuning(own_rank: int, found: tuning.Tuning | None) -> None:
+    if found is not None:
+        _log.info("tuning file %s (%s)", found.source, found.hash)
+    elif os.environ.get(tuning.VARIABLE):
+        _log.warning(
+            "%s is set on rank %d, but not on rank 0, which alone reads it; nothing is "
+            "tuned",
+            tuning.VARIABLE,
+            own_rank,
+        )
 
 
 def shutdown() -> None:

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
-from tfdist import __version__, _core
+from tfdist import __version__, _core, tuning
 from tfdist.rendezvous import auth
 from tfdist.rendezvous.environment import Placement
-from tfdist.rendezvous.errors import RendezvousError, mismatch, numbers
+from tfdist.rendezvous.errors import RendezvousError, invalid, mismatch, numbers
 
 _TENSORFLOW = ("tensorflow", "tensorflow-cpu", "tensorflow-gpu", "tf-nightly")
 
@@ -79,6 +79,21 @@ def check_agreement(records: Sequence[Mapping[str, Any]]) -> None:
 def _mismatch(found: list[str], detail: str, remedy: str) -> RendezvousError:
     more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
     return mismatch(f"the ranks do not agree on {found[0]}{more}; {remedy}", detail)
+
+
+def tuning_of(records: Sequence[Mapping[str, Any]]) -> tuning.Tuning | None:
+    """What the tuning file says that rank 0 has read; None without one.
+
+    Args:
+        records: one a rank, in order; of the first one "tuning".
+
+    Raises:
+        RendezvousError: it cannot be used; the same on every rank.
+    """
+    try:
+        return tuning.agreed(records[0].get("tuning"))
+    except tuning.TuningError as error:
+        raise invalid(str(error)) from None
 
 
 def topology(

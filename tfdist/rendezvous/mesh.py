@@ -13,7 +13,7 @@ import os
 import socket
 from typing import Any
 
-from tfdist import _core
+from tfdist import _core, tuning
 from tfdist.rendezvous import agreement, hosts, limits, links, overlay
 from tfdist.rendezvous.address import bind
 from tfdist.rendezvous.auth import AuthenticationError, RefusedError
@@ -66,6 +66,7 @@ class _Builder:
         self.bond: Bond | None = None
         self.late: LateLinks | None = None
         self.complete = False
+        self.tuning: tuning.Tuning | None = None
 
     # ---- telling and comparing ----
 
@@ -117,6 +118,7 @@ class _Builder:
             "local_size": placement.local_size,
             "versions": agreement.versions(),
             "settings": self.settings.settings,
+            "tuning": self.settings.tuning,
         }
         taken = await store.add(f"{generation}/started/{self.rank}")
         if taken != 1:
@@ -145,6 +147,7 @@ class _Builder:
             for rank, record in enumerate(self.records)
         ]
         agreement.check_agreement(self.records)
+        self.tuning = agreement.tuning_of(self.records)
         self.compared.set()
 
     async def find_hosts(self, store: StoreClient) -> None:
@@ -454,6 +457,7 @@ async def build(settings: Settings) -> Mesh:
         window=builder.window,
         bond=builder.bond,
         address=builder.peers[builder.rank].address[0],
+        tuning=builder.tuning,
     )
 
 

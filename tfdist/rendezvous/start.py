@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tfdist import tuning
 from tfdist.rendezvous import agreement, auth
 from tfdist.rendezvous.address import (
     bind,
@@ -159,6 +160,7 @@ async def _connect(
             window_bytes=options.window_bytes,
             settings=agreement.agreed_settings(options.rows),
             address=address,
+            tuning=tuning.record(environ) if placement.rank == 0 else None,
         )
         return await build(settings)
     finally:

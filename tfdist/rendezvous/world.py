@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from tfdist import _core
+from tfdist import _core, tuning
 from tfdist.rendezvous.environment import Placement
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ class Settings:
         window_bytes: size of a rank's window for each other rank of its host.
         settings: variables that must be equal on all ranks, with their values.
         address: IP address to listen on, None: the one that reaches the store.
+        tuning: of rank 0: what `tuning.record` gave.
     """
 
     placement: Placement
@@ -44,6 +45,7 @@ class Settings:
     window_bytes: int
     settings: dict[str, Any]
     address: str | None = None
+    tuning: dict[str, str] | None = None
 
     @property
     def job(self) -> str:
@@ -72,6 +74,7 @@ class Mesh:
         late: opens further links, None in a full mesh.
         bond: by which ranks prove to each other who they are; None for one rank.
         address: IP address on which this rank listens; "" for one rank.
+        tuning: what rank 0's tuning file says, None without one.
     """
 
     topology: _core.Topology
@@ -85,6 +88,7 @@ class Mesh:
     window: Window | None = None
     bond: Bond | None = None
     address: str = ""
+    tuning: tuning.Tuning | None = None
 
     def close(self) -> None:
         """Closes all descriptors."""

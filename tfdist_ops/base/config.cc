@@ -100,8 +100,9 @@ const std::vector<Row>& Table() {
           "1: a step of gradients is handed out on no rank before every rank has all of it, so "
           "that a failure leaves equal weights (docs/design/0004-verdict-and-gate.md)."),
       Text("TFDIST_ALLREDUCE_ALGORITHM", &Config::allreduce_algorithm, "", true,
-           "Name of the allreduce algorithm; auto follows topology and type. Like all of these: "
-           "where the named one does not support a case, auto decides (docs/algorithms.md)."),
+           "Name of the allreduce algorithm; auto follows topology, type and size. Like all of "
+           "these: where the named one does not support a case, auto decides "
+           "(docs/algorithms.md)."),
       Text("TFDIST_REDUCE_SCATTER_ALGORITHM", &Config::reduce_scatter_algorithm, "", true,
            "Name of the reduce_scatter algorithm, or auto."),
       Text("TFDIST_ALLGATHER_ALGORITHM", &Config::allgather_algorithm, "", true,
@@ -146,6 +147,9 @@ const std::vector<Row>& Table() {
                  "Where this rank listens for its peers: an IP address of its host, a network "
                  "(10.1.0.0/16) or an interface (eth1); not set: the address that reaches the "
                  "rendezvous, loopback when all ranks are on one host."),
+      PythonText("TFDIST_TUNING_FILE", nullptr, false,
+                 "File with the measured choice of algorithms, written by `tfdist bench --tune`. "
+                 "Rank 0 reads it for all; what is not in it follows docs/algorithms.md."),
       PythonText("TFDIST_LOG_DIR", nullptr, false,
                  "Folder for the output of each rank, one file a rank; not set: "
                  "tfdist-logs/TIME-PID in the folder where tfdistrun is started."),

@@ -1,0 +1,1 @@
+"""`tfdist bench`: times the collectives of a job through the core alone."""

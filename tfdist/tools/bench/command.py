@@ -1,0 +1,68 @@
+"""`tfdist bench`: starts the ranks, or is one of them."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from argparse import Namespace
+from collections.abc import Sequence
+from pathlib import Path
+
+from tfdist import _core, _runtime
+from tfdist.launch import cli as tfdistrun
+from tfdist.rendezvous.environment import detect
+from tfdist.tools.bench import options as bench_options
+from tfdist.tools.bench.sweep import Sweep
+
+HELP = "time the collectives of a job, check them, and tune their choice"
+_USAGE_ERROR = 2
+
+
+def _complain(message: str) -> int:
+    print(f"tfdist bench: {message}", file=sys.stderr)
+    return _USAGE_ERROR
+
+
+def _start_ranks(size: int, words: Sequence[str]) -> int:
+    """Runs the same command on `size` ranks of this host."""
+    program = [sys.executable, "-m", "tfdist.tools", "bench", *words]
+    if os.environ.get("TFDIST_LOG_DIR"):
+        return tfdistrun.main(["-np", str(size), "--", *program])
+    folder = tempfile.mkdtemp(prefix="tfdist-bench-")
+    code = tfdistrun.main(["-np", str(size), "--log-dir", folder, "--", *program])
+    if code == 0:  # else they say what went wrong
+        for path in Path(folder).iterdir():
+            path.unlink()
+        Path(folder).rmdir()
+    return code
+
+
+def _refusal(options: Namespace, size: int) -> str:
+    """Why this process cannot be a rank that measures, "" when it can."""
+    if size < 2:
+        return (
+            "expected a job of at least 2 ranks; start it as `tfdist bench -np 2`, or "
+            "`tfdistrun -np 2 tfdist bench`"
+        )
+    if options.size not in (None, size):
+        return f"-np {options.size}, but this is a rank of a job of {size}; leave it out"
+    return ""
+
+
+def main(words: Sequence[str]) -> int:
+    """Runs `tfdist bench`; returns its exit code."""
+    options = bench_options.parse(list(words))
+    try:
+        placement = detect(os.environ)
+        if placement.size == 1 and options.size is not None:
+            return _start_ranks(options.size, words)
+        if why := _refusal(options, placement.size):
+            return _complain(why)
+        _runtime.start()
+        try:
+            return Sweep(options).run()
+        finally:
+            _runtime.shutdown()
+    except _core.CoreError as error:
+        return _complain(error.message)

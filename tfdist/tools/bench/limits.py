@@ -1,0 +1,149 @@
+"""The machine's limits, measured on all ranks at once.
+
+Inside a host the memory is the limit. A rank of K reduces (K - 1) / K of the data and
+copies as much: K = 2 gives n (1/2S + 1/2C) seconds, with S and C the rates at which a
+process makes d = a + b and d = a, in bytes of d, while all ranks do so. In bus bandwidth
+that is 2 / (1/S + 1/C) for any K. Between hosts it is the line rate.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from tfdist import _core
+from tfdist.tools.bench.calls import Agreement, Call
+from tfdist.tools.bench.operations import Place
+
+_MEMORY_BYTES = 64 << 20
+_LINE_BYTES = 8 << 20
+_ROUNDS = 7
+_REDUCING = ("reduce", "reduce_scatter")
+_ROOTED = ("broadcast", "reduce")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Rates in bytes a second.
+
+    Attributes:
+        add: S, of one rank while all work, their mean.
+        copy: C, likewise.
+        line: between two hosts, each way; None: all ranks are on one.
+        hosts: number of ranks on each host.
+    """
+
+    add: float
+    copy: float
+    line: float | None
+    hosts: tuple[int, ...]
+
+    def bus(self, operation: str) -> float:
+        """The highest bus bandwidth that an operation can have, in bytes a second."""
+        if self.line is None:
+            if operation == "allreduce":
+                return 2 / (1 / self.add + 1 / self.copy)
+            return self.add if operation in _REDUCING else self.copy
+        if operation in _ROOTED:
+            return self.line
+        ranks, hosts = sum(self.hosts), len(self.hosts)
+        most = max(self.hosts)
+        if operation == "alltoall":
+            return self.line * (ranks - 1) / (most * (ranks - most))
+        if operation in ("gather", "scatter"):  # all through the host of the root
+            return self.line * (ranks - 1) / (ranks - self.hosts[0])
+        # A host sends (hosts - 1) / hosts of the data once (allreduce: twice).
+        return self.line * (ranks - 1) / ranks * hosts / (hosts - 1)
+
+
+def _rate(work: Callable[[], object], size_bytes: int, agreement: Agreement) -> float:
+    work()
+    taken = []
+    agreement.meet()
+    for _ in range(_ROUNDS):
+        begin = time.perf_counter()
+        work()
+        taken.append(time.perf_counter() - begin)
+    return agreement.mean(size_bytes / float(np.median(taken)))
+
+
+def memory_rates(agreement: Agreement) -> tuple[float, float]:
+    """S and C, of private memory of 64 MiB a rank."""
+    count = _MEMORY_BYTES // 4
+    a, b = np.ones(count, np.float32), np.ones(count, np.float32)
+    c = np.zeros(count, np.float32)
+    add = _rate(lambda: np.add(a, b, out=c), _MEMORY_BYTES, agreement)
+    copy = _rate(lambda: np.copyto(c, a), _MEMORY_BYTES, agreement)
+    return add, copy
+
+
+def line_rate(place: Place, host_of: tuple[int, ...], agreement: Agreement) -> float:
+    """Bytes a second from rank 0 to the first rank of another host, one at a time.
+
+    Half the time of a ping-pong of 8 MiB, its median.
+    """
+    other = next(rank for rank, host in enumerate(host_of) if host != host_of[0])
+    there = np.zeros(_LINE_BYTES, np.uint8)
+    back = np.zeros(_LINE_BYTES, np.uint8)
+    int8 = 6  # TensorFlow's number
+    calls = []
+    for source, target in ((0, other), (other, 0)):
+        if place.rank == source:
+            calls.append(_pair(int8, there, None, source, target))
+        elif place.rank == target:
+            calls.append(_pair(int8, None, back, source, target))
+    taken = []
+    agreement.meet()
+    for _ in range(_ROUNDS + 1):
+        begin = time.perf_counter()
+        for call in calls:
+            call.run()
+        taken.append(time.perf_counter() - begin)
+    seconds = float(np.median(taken[1:])) / 2 if calls else 0.0
+    slowest = float(agreement.largest(np.array([seconds]))[0])
+    return _LINE_BYTES / slowest
+
+
+def _pair(
+    dtype: int,
+    given: np.ndarray | None,
+    taken: np.ndarray | None,
+    source: int,
+    target: int,
+) -> Call:
+    return Call(
+        _core.SENDRECV,
+        dtype,
+        given,
+        taken,
+        name=f"bench line {source}",
+        root=source,
+        peer=target,
+    )
+
+
+def measure(
+    place: Place,
+    host_of: tuple[int, ...],
+    agreement: Agreement,
+    given_line: float | None,
+) -> Limits:
+    """All limits of this machine, or of these machines.
+
+    Args:
+        place: of this rank.
+        host_of: for each rank the index of its host.
+        agreement: of all ranks.
+        given_line: the rate between hosts where it is known, in bytes a second.
+    """
+    add, copy = memory_rates(agreement)
+    hosts = tuple(host_of.count(host) for host in range(max(host_of) + 1))
+    line = None
+    if len(hosts) > 1:
+        line = given_line or line_rate(place, host_of, agreement)
+    return Limits(add=add, copy=copy, line=line, hosts=hosts)
+
+

@@ -1,0 +1,219 @@
+"""What is measured: operations, types, and inputs whose results are known exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from tfdist import _core
+
+_PERIOD = 61
+
+
+@dataclass(frozen=True)
+class DType:
+    """A type of elements.
+
+    Attributes:
+        name: as on the command line.
+        number: TensorFlow's.
+        carrier: the type of NumPy whose bits it has.
+    """
+
+    name: str
+    number: int
+    carrier: type[np.generic]
+
+    @property
+    def bytes(self) -> int:
+        """Of one element."""
+        return int(np.dtype(self.carrier).itemsize)
+
+    @property
+    def half(self) -> bool:
+        """Whether its partial results are wider than itself."""
+        return self.name in ("float16", "bfloat16")
+
+    def array(self, numbers: np.ndarray) -> np.ndarray:
+        """Small integers as elements of this type; all of them are exact."""
+        if self.name == "bfloat16":  # the upper half of a float32
+            bits = numbers.astype(np.float32).view(np.uint32) >> 16
+            return bits.astype(np.uint16)
+        return numbers.astype(self.carrier)
+
+
+DTYPES = {
+    row.name: row
+    for row in (
+        DType("float32", 1, np.float32),
+        DType("float64", 2, np.float64),
+        DType("float16", 19, np.float16),
+        DType("bfloat16", 14, np.uint16),
+        DType("int32", 3, np.int32),
+        DType("int64", 9, np.int64),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where this rank stands."""
+
+    rank: int
+    size: int
+
+
+def _tiled(numbers: np.ndarray, count: int) -> np.ndarray:
+    return np.resize(numbers, count)
+
+
+def pattern(place: Place, rank: int) -> np.ndarray:
+    """One period of the small integers that a rank contributes.
+
+    Their sums over all ranks are exact in every type: at most 256, which bfloat16
+    holds, on up to 256 ranks.
+    """
+    most = max(2, 256 // place.size)
+    return (np.arange(_PERIOD) * 7 + rank * 5) % most
+
+
+def _total(place: Place) -> np.ndarray:
+    return np.sum([pattern(place, rank) for rank in range(place.size)], axis=0)
+
+
+def _own_part(numbers: np.ndarray, place: Place) -> np.ndarray:
+    part = len(numbers) // place.size
+    return numbers[place.rank * part : (place.rank + 1) * part]
+
+
+def _summed(place: Place, count: int) -> np.ndarray:
+    return _tiled(_total(place), count)
+
+
+def _from_root(place: Place, count: int) -> np.ndarray:
+    return _tiled(pattern(place, 0), count)
+
+
+def _collected(place: Place, count: int) -> np.ndarray:
+    part = count // place.size
+    parts = [_tiled(pattern(place, rank), part) for rank in range(place.size)]
+    return np.concatenate(parts)
+
+
+def _exchanged(place: Place, count: int) -> np.ndarray:
+    parts = [
+        _own_part(_tiled(pattern(place, rank), count), place)
+        for rank in range(place.size)
+    ]
+    return np.concatenate(parts)
+
+
+def _on_root(
+    result: Callable[[Place, int], np.ndarray],
+) -> Callable[[Place, int], np.ndarray | None]:
+    return lambda place, count: result(place, count) if place.rank == 0 else None
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A collective; the root, where there is one, is rank 0.
+
+    `count` is always the elements that nccl-tests calls so: of the result of an
+    allgather or gather, of the input of a reduce_scatter, scatter or alltoall.
+
+    Attributes:
+        name: as on the command line.
+        kind: of c_api.h.
+        result: (place, count) → the numbers that this rank gets, None: nothing.
+        bus: size → busbw / algbw, as nccl-tests has it.
+        rows: whether its output is allocated when the ranks have agreed.
+        splits: whether `count` must be a multiple of the ranks.
+        gives_part: whether a rank's input is 1 / size of `count`.
+        rooted: whether a rank can be ready before the last one has called.
+    """
+
+    name: str
+    kind: int
+    result: Callable[[Place, int], np.ndarray | None]
+    bus: Callable[[int], float]
+    rows: bool = False
+    splits: bool = False
+    gives_part: bool = False
+    rooted: bool = False
+
+    def rounded(self, count: int, size: int) -> int:
+        """The next count that this operation can have, at least one a rank."""
+        return max(size, count - count % size) if self.splits else max(1, count)
+
+    def given(self, place: Place, count: int) -> np.ndarray:
+        """The numbers that this rank puts in."""
+        own = count // place.size if self.gives_part else count
+        return _tiled(pattern(place, place.rank), own)
+
+    def deciding_bytes(self, size_bytes: int, ranks: int) -> int:
+        """The bytes by which the core chooses (scheduler/plan.h, DecidingBytes)."""
+        return size_bytes * ranks if self.kind == _core.ALLTOALL else size_bytes
+
+    def algorithms(self) -> list[str]:
+        """The names that the core has for it."""
+        names = [name.partition("/") for name in _core.build_info()["algorithms"]]
+        return [name for kind, _, name in names if kind == self.name]
+
+
+def _part(size: int) -> float:
+    return (size - 1) / size
+
+
+OPERATIONS = {
+    row.name: row
+    for row in (
+        Operation("allreduce", _core.ALLREDUCE, _summed, lambda size: 2 * _part(size)),
+        Operation(
+            "reduce_scatter",
+            _core.REDUCE_SCATTER,
+            lambda place, count: _own_part(_summed(place, count), place),
+            _part,
+            rows=True,
+            splits=True,
+        ),
+        Operation(
+            "allgather",
+            _core.ALLGATHER,
+            _collected,
+            _part,
+            rows=True,
+            splits=True,
+            gives_part=True,
+        ),
+        Operation(
+            "broadcast", _core.BROADCAST, _from_root, lambda size: 1.0, rooted=True
+        ),
+        Operation(
+            "reduce", _core.REDUCE, _on_root(_summed), lambda size: 1.0, rooted=True
+        ),
+        Operation(
+            "gather",
+            _core.GATHER,
+            _on_root(_collected),
+            _part,
+            rows=True,
+            splits=True,
+            gives_part=True,
+            rooted=True,
+        ),
+        Operation(
+            "scatter",
+            _core.SCATTER,
+            lambda place, count: _own_part(_from_root(place, count), place),
+            _part,
+            rows=True,
+            splits=True,
+            rooted=True,
+        ),
+        Operation(
+            "alltoall", _core.ALLTOALL, _exchanged, _part, rows=True, splits=True
+        ),
+    )
+}

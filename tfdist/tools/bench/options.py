@@ -1,0 +1,203 @@
+"""The options of `tfdist bench`: what they are, and what is wrong with those given."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+
+from tfdist.tools.bench import picture
+from tfdist.tools.bench.measure import AUTO
+from tfdist.tools.bench.operations import DTYPES, OPERATIONS
+
+ALL = "all"
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+_MOST_BYTES = 16 << 30
+_DESCRIPTION = """\
+Times collectives on the ranks of a job, through the core alone, and prints the columns
+of nccl-tests: algbw is size / time, busbw what each link carries at least (allreduce:
+algbw 2(n-1)/n), limit the share of what the machine can do, measured in the same run:
+the memory inside a host, the line between hosts. All results are checked exactly. The
+time is the median over the repetitions, of the slowest rank."""
+_EPILOG = """\
+examples:
+  tfdist bench -np 2
+  tfdist bench -np 4 --sizes 1K:16M --algorithms all --picture times.png
+  tfdistrun -np 4 -H host1:2,host2:2 tfdist bench --tune tuning.json
+  tfdistrun -np 4 -H host1:2,host2:2 --env TFDIST_TUNING_FILE=tuning.json python train.py
+
+See docs/benchmarking.md."""
+
+
+def _size(text: str) -> int:
+    match = re.fullmatch(r"(\d+)([KMG]?)i?B?", text.strip(), re.IGNORECASE)
+    size = int(match[1]) * _UNITS[match[2].upper()] if match else 0
+    if not 1 <= size <= _MOST_BYTES:
+        raise argparse.ArgumentTypeError(
+            f"expected a size from 1 to 16G such as 4096, 64K or 1M, got {text!r}"
+        )
+    return size
+
+
+def sizes(text: str) -> list[int]:
+    """Bytes: "1K:64M" (each twice the last), "1K:64M:4" (four times), "1K,24K,1M"."""
+    if ":" not in text:
+        return sorted({_size(part) for part in text.split(",")})
+    parts = text.split(":")
+    factor = parts[2] if len(parts) > 2 else "2"
+    if len(parts) > 3 or not factor.isdecimal() or not 2 <= int(factor) <= 1024:
+        raise argparse.ArgumentTypeError(
+            f"expected MIN:MAX or MIN:MAX:FACTOR, FACTOR from 2 to 1024, got {text!r}"
+        )
+    size, last = _size(parts[0]), _size(parts[1])
+    if size > last:
+        raise argparse.ArgumentTypeError(f"expected MIN <= MAX, got {text!r}")
+    found = []
+    while size <= last:
+        found.append(size)
+        size *= int(factor)
+    return found
+
+
+def _names(text: str, known: list[str], what: str) -> list[str]:
+    if text == ALL:
+        return known
+    names = text.split(",")
+    for name in names:
+        if name not in known:
+            raise argparse.ArgumentTypeError(
+                f"expected {ALL} or {what} of {', '.join(known)}; got {name!r}"
+            )
+    return list(dict.fromkeys(names))
+
+
+def _operations(text: str) -> list[str]:
+    return _names(text, list(OPERATIONS), "some")
+
+
+def _dtypes(text: str) -> list[str]:
+    return _names(text, list(DTYPES), "some")
+
+
+def _ranks(text: str) -> int:
+    if not text.isdecimal() or not 2 <= int(text) <= 4096:
+        raise argparse.ArgumentTypeError(
+            f"expected a number of ranks from 2 to 4096, got {text!r}"
+        )
+    return int(text)
+
+
+def _positive(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0.0 < value <= 1e6:
+        raise argparse.ArgumentTypeError(f"expected a number above 0, got {text!r}")
+    return value
+
+
+def _file(text: str) -> Path:
+    path = Path(text)
+    if not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"there is no folder {path.parent}")
+    return path
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options of `tfdist bench`."""
+    made = argparse.ArgumentParser(
+        prog="tfdist bench",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    made.add_argument(
+        "-np",
+        dest="size",
+        type=_ranks,
+        metavar="N",
+        help="start N ranks on this host; otherwise this is one rank of a job, started "
+        "by tfdistrun or mpirun",
+    )
+    made.add_argument(
+        "--sizes",
+        type=sizes,
+        default=sizes("1K:64M"),
+        metavar="MIN:MAX[:FACTOR]",
+        help="bytes, K, M, G as powers of 1024; or a list: 1K,64K (default: 1K:64M)",
+    )
+    made.add_argument(
+        "--operations",
+        type=_operations,
+        default=["allreduce"],
+        metavar="NAME,...",
+        help=f"some of {', '.join(OPERATIONS)}, or all (default: allreduce)",
+    )
+    made.add_argument(
+        "--dtypes",
+        type=_dtypes,
+        default=["float32"],
+        metavar="NAME,...",
+        help=f"some of {', '.join(DTYPES)} (default: float32)",
+    )
+    made.add_argument(
+        "--algorithms",
+        metavar="NAME,...",
+        help=f"algorithms by name (docs/algorithms.md), {AUTO}: what training would "
+        f"take, or all (default: {AUTO}; with --tune: all)",
+    )
+    made.add_argument(
+        "--cap-s",
+        type=_positive,
+        default=0.3,
+        metavar="S",
+        help="about how long each algorithm is repeated at each size "
+        "(default: %(default)s)",
+    )
+    made.add_argument(
+        "--link-rate",
+        type=_positive,
+        metavar="GBIT/S",
+        help="of the line between hosts (default: measured by a ping-pong)",
+    )
+    made.add_argument("--json", type=_file, metavar="FILE", help="writes all figures")
+    made.add_argument(
+        "--picture",
+        type=_file,
+        metavar="FILE",
+        help="draws times over sizes, and crossovers (needs matplotlib)",
+    )
+    made.add_argument(
+        "--tune",
+        type=_file,
+        metavar="FILE",
+        help="writes what is best at each size, for TFDIST_TUNING_FILE",
+    )
+    return made
+
+
+def parse(words: list[str]) -> argparse.Namespace:
+    """The options, checked against each other.
+
+    Raises:
+        SystemExit: with 2; standard error says what is wrong.
+    """
+    made = parser()
+    options = made.parse_args(words)
+    if options.algorithms is None:
+        options.algorithms = ALL if options.tune else AUTO
+    if options.picture and not picture.is_possible():
+        made.error(f"--picture: {picture.MISSING}")
+    if options.tune:
+        halves = [DTYPES[name].half for name in options.dtypes]
+        if len(set(halves)) < len(halves):
+            made.error(
+                "--tune: expected at most one half type (float16, bfloat16), which "
+                "stands for both, and one other, which stands for all others; got "
+                f"--dtypes {','.join(options.dtypes)}"
+            )
+        if options.algorithms == AUTO:
+            made.error("--tune: expected --algorithms all, or some names; got auto")
+    return options

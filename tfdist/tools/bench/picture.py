@@ -1,0 +1,58 @@
+"""The times of all algorithms over the size, and where one gives way to another."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tfdist.tools.bench.tune import Choice, Times
+
+MISSING = "it needs matplotlib, which is not installed: pip install matplotlib"
+
+
+def is_possible() -> bool:
+    """Whether there is what it takes to draw."""
+    return importlib.util.find_spec("matplotlib") is not None
+
+
+def draw(
+    path: Path,
+    title: str,
+    series: Mapping[tuple[str, str], Times],
+    choices: Mapping[tuple[str, str], Choice],
+) -> None:
+    """Writes a picture with a panel for each operation and type.
+
+    Args:
+        path: of the picture; its suffix says what kind (.png, .svg, .pdf).
+        title: above it.
+        series: (operation, type) → the measured times.
+        choices: likewise, where the borders are; may be empty.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.0, 4.5 * len(series)), layout="constrained")
+    figure.suptitle(title)
+    panels: Sequence[Any] = figure.subplots(len(series), 1, squeeze=False)[:, 0]
+    for panel, (what, times) in zip(panels, series.items(), strict=True):
+        _draw_one(panel, " ".join(what), times, choices.get(what))
+    figure.savefig(path, dpi=120)
+
+
+def _draw_one(panel: Any, title: str, times: Times, choice: Choice | None) -> None:
+    axes = panel
+    for name, measured in sorted(times.items()):
+        sizes = sorted(measured)
+        seconds = [measured[size] * 1e6 for size in sizes]
+        axes.plot(sizes, seconds, marker="o", markersize=3, label=name)
+    for limit, name in choice.sizes if choice else ():
+        if limit is not None:
+            axes.axvline(limit, color="grey", linestyle=":")
+            across = axes.get_xaxis_transform()  # x in bytes, y in parts of the panel
+            axes.text(limit, 0.02, name, rotation=90, fontsize=7, transform=across)
+    axes.set(title=title, xscale="log", yscale="log")
+    axes.set(xlabel="bytes", ylabel="microseconds")
+    axes.legend(fontsize=7)
+    axes.grid(True, which="both", alpha=0.2)

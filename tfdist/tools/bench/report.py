@@ -1,0 +1,122 @@
+"""The table of nccl-tests, and the same as JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from tfdist import __version__, _core
+from tfdist.tools.bench.limits import Limits
+from tfdist.tools.bench.measure import Result
+from tfdist.tools.bench.operations import OPERATIONS
+
+FORMAT = "tfdist bench"
+_GIGA = 1e9
+HEADER = (
+    f"# {'size':>11} {'count':>11} {'type':>9} {'algorithm':>18} {'time':>11} "
+    f"{'algbw':>8} {'busbw':>8} {'limit':>7} {'wrong':>7}\n"
+    f"# {'(B)':>11} {'(elements)':>11} {'':>9} {'':>18} {'(us)':>11} "
+    f"{'(GB/s)':>8} {'(GB/s)':>8} {'(%)':>7} {'':>7}"
+)
+
+
+def bus_bandwidth(result: Result, ranks: int) -> float:
+    """Bytes a second that each link must carry at least, as nccl-tests defines it."""
+    return result.algbw * OPERATIONS[result.operation].bus(ranks)
+
+
+def percent(result: Result, limits: Limits) -> float:
+    """Of the machine's limit."""
+    bus = bus_bandwidth(result, sum(limits.hosts))
+    return 100.0 * bus / limits.bus(result.operation)
+
+
+def line(result: Result, limits: Limits) -> str:
+    """A line of the table; an algorithm that auto has chosen stands behind "auto:"."""
+    name = f"auto:{result.algorithm}" if result.auto else result.algorithm
+    bus = bus_bandwidth(result, sum(limits.hosts))
+    return (
+        f"  {result.size_bytes:>11} {result.count:>11} {result.dtype:>9} {name:>18} "
+        f"{result.seconds * 1e6:>11.1f} {result.algbw / _GIGA:>8.3f} "
+        f"{bus / _GIGA:>8.3f} {percent(result, limits):>7.1f} {result.wrong:>7}"
+    )
+
+
+def heading(limits: Limits, transports: Sequence[str]) -> list[str]:
+    """What the figures below were measured on."""
+    counters = _core.counters()
+    hosts = ", ".join(map(str, limits.hosts))
+    lines = [
+        f"# tfdist {__version__}: {sum(limits.hosts)} ranks, on each host: {hosts}; "
+        f"{os.cpu_count()} cores here; {', '.join(transports) or 'no links'}",
+        f"# memory, each rank while all work: d=a+b {limits.add / _GIGA:.2f} GB/s, "
+        f"copy {limits.copy / _GIGA:.2f} GB/s",
+    ]
+    if limits.line is not None:
+        lines.append(
+            f"# between hosts: {limits.line / _GIGA:.3f} GB/s "
+            f"({limits.line * 8 / _GIGA:.2f} Gbit/s)"
+        )
+    if counters.get("tuning"):
+        lines.append(f"# tuning file in force: {counters['tuning']}")
+    return lines
+
+
+def machine() -> dict[str, Any]:
+    """Where and when, for files."""
+    return {
+        "host": platform.node(),
+        "processor": platform.machine(),
+        "cores": os.cpu_count(),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "tfdist": __version__,
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def as_json(results: Sequence[Result], limits: Limits) -> dict[str, Any]:
+    """All of a run. Rates in bytes a second, times in seconds."""
+    rows = [
+        {
+            "operation": result.operation,
+            "size_bytes": result.size_bytes,
+            "count": result.count,
+            "type": result.dtype,
+            "algorithm": result.algorithm,
+            "auto": result.auto,
+            "seconds": result.seconds,
+            "repetitions": result.repetitions,
+            "algbw": result.algbw,
+            "busbw": bus_bandwidth(result, sum(limits.hosts)),
+            "limit_percent": percent(result, limits),
+            "wrong": result.wrong,
+        }
+        for result in results
+    ]
+    config = {
+        name: row["value"] for name, row in _core.config().items() if row["agreed"]
+    }
+    return {
+        "format": FORMAT,
+        "version": 1,
+        "machine": machine(),
+        "ranks": sum(limits.hosts),
+        "hosts": list(limits.hosts),
+        "limits": {"add": limits.add, "copy": limits.copy, "line": limits.line},
+        "tuning": _core.counters().get("tuning", ""),
+        "config": config,
+        "rows": rows,
+    }
+
+
+def write(path: Path, value: Mapping[str, Any]) -> None:
+    """Writes JSON, the whole file or nothing."""
+    part = path.with_name(path.name + ".part")
+    part.write_text(json.dumps(value, indent=2) + "\n")
+    part.replace(path)

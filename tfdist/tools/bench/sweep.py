@@ -1,0 +1,174 @@
+"""All cells of a run on one rank; rank 0 prints and writes."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections import defaultdict
+from collections.abc import Sequence
+
+from tfdist import _core, _runtime, tuning
+from tfdist.tools.bench import limits, picture, report, tune
+from tfdist.tools.bench.calls import Agreement
+from tfdist.tools.bench.measure import AUTO, Cell, Result
+from tfdist.tools.bench.operations import DTYPES, OPERATIONS, Operation, Place
+from tfdist.tools.bench.options import ALL
+
+_DRIFT = 0.2  # of the memory's rates between begin and end
+
+
+def wanted(operation: Operation, names: str) -> list[str]:
+    """The algorithms to measure: `names` is auto, all, or a list."""
+    if names == ALL:
+        return operation.algorithms()
+    known = [AUTO, *operation.algorithms()]
+    return [name for name in names.split(",") if name in known]
+
+
+def unknown(operations: Sequence[str], names: str) -> str:
+    """What is wrong with the list of algorithms, "" when nothing is."""
+    known = {AUTO, ALL}
+    for name in operations:
+        known.update(OPERATIONS[name].algorithms())
+    for name in names.split(","):
+        if name not in known:
+            choices = ", ".join(sorted(known))
+            return f"--algorithms: expected some of {choices}; got {name!r}"
+    return ""
+
+
+class Sweep:
+    """One run of `tfdist bench` on one rank."""
+
+    def __init__(self, options: Namespace) -> None:
+        self._options = options
+        topology = _runtime.check_initialized()
+        self._place = Place(topology.rank, topology.size)
+        self._host_of = topology.host_of
+        self._results: list[Result] = []
+        # (operation, type) → size → what auto takes there
+        self._taken: dict[tuple[str, str], dict[int, str]] = defaultdict(dict)
+
+    def _say(self, *lines: str) -> None:
+        if self._place.rank == 0:
+            print(*lines, sep="\n", flush=True)
+
+    def run(self) -> int:
+        """Measures; returns 1 when a result was wrong.
+
+        Raises:
+            CoreError: the ranks failed, or the options name what is not there.
+        """
+        options = self._options
+        if why := unknown(options.operations, options.algorithms):
+            raise _core.CoreError(_core.INVALID_ARGUMENT, why)
+        self._agreement = Agreement(self._place)
+        line = options.link_rate * 1e9 / 8 if options.link_rate else None
+        self._limits = limits.measure(
+            self._place, self._host_of, self._agreement, line
+        )
+        links = {link["transport"] for link in _core.counters()["links"]}
+        self._say(*report.heading(self._limits, sorted(links)))
+        for operation in options.operations:
+            for dtype in options.dtypes:
+                self._measure(OPERATIONS[operation], dtype)
+        self._check_drift()
+        if self._place.rank == 0:
+            self._conclude()
+        self._agreement.meet()
+        return 1 if any(result.wrong for result in self._results) else 0
+
+    def _measure(self, operation: Operation, dtype: str) -> None:
+        self._say(f"#\n# {operation.name}", report.HEADER)
+        names = wanted(operation, self._options.algorithms)
+        for size_bytes in self._options.sizes:
+            cell = Cell(operation, DTYPES[dtype], size_bytes, self._place)
+            seen = self._taken[operation.name, dtype]
+            if cell.size_bytes in seen:
+                continue  # two sizes that are one after rounding
+            seen[cell.size_bytes] = cell.algorithm_of("") or ""
+            for result in cell.measure(
+                names, self._agreement, cap_s=self._options.cap_s
+            ):
+                self._results.append(result)
+                self._say(report.line(result, self._limits))
+
+    def _check_drift(self) -> None:
+        add, copy = limits.memory_rates(self._agreement)
+        for what, before, after in (
+            ("d=a+b", self._limits.add, add),
+            ("copy", self._limits.copy, copy),
+        ):
+            if abs(after / before - 1.0) > _DRIFT:
+                self._say(
+                    f"# warning: the memory's rate of {what} was {before / 1e9:.2f} GB/s "
+                    f"before and {after / 1e9:.2f} GB/s after; something else uses this "
+                    "machine, and the figures above"
+                )
+
+    # ---- on rank 0 ----
+
+    def _times(self) -> dict[tuple[str, str], dict[str, dict[int, float]]]:
+        """(operation, type) → algorithm → bytes → seconds."""
+        found: dict[tuple[str, str], dict[str, dict[int, float]]] = {}
+        for result in self._results:
+            series = found.setdefault((result.operation, result.dtype), {})
+            measured = series.setdefault(result.algorithm, {})
+            measured[result.size_bytes] = result.seconds
+        return found
+
+    def _conclude(self) -> None:
+        options = self._options
+        series = self._times()
+        choices = {}
+        if options.algorithms != AUTO:
+            for what, times in series.items():
+                choices[what] = tune.choose(times)
+                self._say("#", *tune.explain(*what, choices[what]))
+                self._say(self._about_auto(what, times))
+        wrong = sum(result.wrong for result in self._results)
+        self._say(f"#\n# wrong elements: {wrong}")
+        if options.json:
+            report.write(options.json, report.as_json(self._results, self._limits))
+        if options.picture:
+            title = f"{self._place.size} ranks, on each host: "
+            title += ", ".join(map(str, self._limits.hosts))
+            picture.draw(options.picture, title, series, choices)
+        if options.tune and not wrong:
+            self._write_tuning(choices)
+
+    def _about_auto(
+        self, what: tuple[str, str], times: dict[str, dict[int, float]]
+    ) -> str:
+        ratios = [
+            (times[name][size] / min(found[size] for found in times.values()), size)
+            for size, name in self._taken[what].items()
+            if name in times
+        ]
+        if not ratios:
+            return "#   auto now: takes what was not measured"
+        ratio, size = max(ratios)
+        return (
+            f"#   auto now: worst {ratio:.2f} of the best, at {size} B, where it takes "
+            f"{self._taken[what][size]}"
+        )
+
+    def _write_tuning(self, choices: dict[tuple[str, str], tune.Choice]) -> None:
+        path = self._options.tune
+        hosts = self._limits.hosts
+        rows = [
+            tune.row(operation, hosts, DTYPES[dtype].half, choice)
+            for (operation, dtype), choice in choices.items()
+        ]
+        fits = {
+            " ".join(what): {
+                name: {"alpha_s": line.alpha, "beta_s_per_byte": line.beta}
+                for name, line in choice.lines.items()
+            }
+            for what, choice in choices.items()
+        }
+        measured = {**report.machine(), "fits": fits}
+        report.write(path, tune.document(rows, measured))
+        written = tuning.read(str(path))
+        self._say(
+            f"# wrote {path} ({written.hash}); use it with {tuning.VARIABLE}={path}"
+        )

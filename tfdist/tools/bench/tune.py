@@ -1,0 +1,192 @@
+"""From measured times to a tuning file. Pure: numbers in, numbers out.
+
+The time of an algorithm is taken for alpha + n beta, the form of every cost model in
+R. Thakur, R. Rabenseifner, W. Gropp, *Optimization of Collective Communication
+Operations in MPICH*, Int. J. High Perform. Comput. Appl. 19 (2005); alpha and beta are
+fitted to the times of each algorithm, whatever number of steps they stand for. Which
+algorithm serves which size comes from the measured times themselves; the fitted lines
+say where between two measured sizes one gives way to the other.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tfdist import tuning
+
+# A change of algorithm must gain at least this much, in all: log(1.05).
+_SWITCH = math.log(1.05)
+GOOD = 1.25
+
+Times = Mapping[str, Mapping[int, float]]  # algorithm → bytes → seconds
+
+
+@dataclass(frozen=True)
+class Line:
+    """alpha in seconds, beta in seconds a byte."""
+
+    alpha: float
+    beta: float
+
+    def at(self, size_bytes: int) -> float:
+        """Seconds for so many bytes."""
+        return self.alpha + size_bytes * self.beta
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What to take, and how good that is.
+
+    Attributes:
+        sizes: (up to so many bytes, algorithm); the last one without end (None).
+        ratios: measured size → time of what is taken there / the best time.
+        lines: the fit of each algorithm.
+    """
+
+    sizes: tuple[tuple[int | None, str], ...]
+    ratios: Mapping[int, float]
+    lines: Mapping[str, Line]
+
+    def at(self, size_bytes: int) -> str:
+        """What is taken for so many bytes."""
+        for limit, name in self.sizes:
+            if limit is None or size_bytes <= limit:
+                return name
+        raise AssertionError("the last one has no end")
+
+    @property
+    def worst(self) -> tuple[float, int]:
+        """The largest ratio, and at which size."""
+        return max((ratio, size) for size, ratio in self.ratios.items())
+
+
+def fit(times: Mapping[int, float]) -> Line:
+    """The line of least sum of |relative errors|, which outliers do not move.
+
+    Such a line passes through two of the points; with up to a few dozen of them all
+    pairs are tried. Neither alpha nor beta is negative.
+
+    Args:
+        times: bytes → seconds, one or more.
+    """
+    points = sorted(times.items())
+    lines = [Line(seconds, 0.0) for _, seconds in points]
+    lines += [Line(0.0, seconds / size) for size, seconds in points if size > 0]
+    for (small, early), (large, late) in itertools.combinations(points, 2):
+        beta = (late - early) / (large - small)
+        alpha = early - beta * small
+        if alpha >= 0.0 and beta >= 0.0:
+            lines.append(Line(alpha, beta))
+    return min(
+        lines, key=lambda line: sum(abs(line.at(n) / t - 1.0) for n, t in points)
+    )
+
+
+def _served(times: Times, sizes: Sequence[int]) -> list[str]:
+    """The algorithm of each size: least sum of log(time / best), and of changes."""
+    names = sorted(times)
+    cost = dict.fromkeys(names, 0.0)
+    came_from: list[dict[str, str]] = []
+    for index, size in enumerate(sizes):
+        best = min(times[name][size] for name in names)
+        cheapest = min(names, key=lambda name: (cost[name], name))
+        chosen, after = {}, {}
+        for name in names:
+            stays = index == 0 or cost[name] <= cost[cheapest] + _SWITCH
+            chosen[name] = name if stays else cheapest
+            before = cost[name] if stays else cost[cheapest] + _SWITCH
+            after[name] = before + math.log(times[name][size] / best)
+        cost = after
+        came_from.append(chosen)
+    name = min(names, key=lambda name: (cost[name], name))
+    path = []
+    for chosen in reversed(came_from):
+        path.append(name)
+        name = chosen[name]
+    return path[::-1]
+
+
+def _border(small: int, large: int, first: Line, second: Line) -> int:
+    """Up to how many bytes the first one is taken; from `small` to `large` - 1."""
+    if first.beta > second.beta:
+        crossing = (second.alpha - first.alpha) / (first.beta - second.beta)
+        if small <= crossing < large:
+            return int(crossing)
+    return min(int(math.sqrt(small * large)), large - 1)
+
+
+def choose(times: Times) -> Choice:
+    """Which algorithm serves which sizes.
+
+    Args:
+        times: of all algorithms at the same sizes, one or more.
+    """
+    sizes = sorted(next(iter(times.values())))
+    lines = {name: fit(measured) for name, measured in times.items()}
+    path = _served(times, sizes)
+    limits: list[tuple[int | None, str]] = []
+    for index, name in enumerate(path[:-1]):
+        after = path[index + 1]
+        if name != after:
+            border = _border(sizes[index], sizes[index + 1], lines[name], lines[after])
+            limits.append((border, name))
+    limits.append((None, path[-1]))
+    ratios = {
+        size: times[name][size] / min(found[size] for found in times.values())
+        for size, name in zip(sizes, path, strict=True)
+    }
+    return Choice(tuple(limits), ratios, lines)
+
+
+def row(
+    operation: str, hosts: Sequence[int], half: bool, choice: Choice
+) -> dict[str, object]:
+    """A row of a tuning file (`tfdist.tuning`)."""
+    return {
+        "operation": operation,
+        "hosts": list(hosts),
+        "half_types": half,
+        "sizes": [
+            {"up_to_bytes": limit, "algorithm": name} for limit, name in choice.sizes
+        ],
+    }
+
+
+def document(
+    rows: Sequence[Mapping[str, object]], measured: Mapping[str, object]
+) -> dict[str, object]:
+    """A tuning file."""
+    return {
+        "format": tuning.FORMAT,
+        "version": tuning.VERSION,
+        "measured": dict(measured),
+        "rows": list(rows),
+    }
+
+
+def _size_text(size_bytes: int | None) -> str:
+    if size_bytes is None:
+        return "above"
+    for unit, scale in (("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if size_bytes >= scale:
+            return f"up to {size_bytes / scale:.4g} {unit}"
+    return f"up to {size_bytes} B"
+
+
+def explain(operation: str, dtype: str, choice: Choice) -> list[str]:
+    """What was fitted and chosen, in words."""
+    lines = [f"# {operation} {dtype}:"]
+    for name, line in sorted(choice.lines.items()):
+        rate = f"{1e-9 / line.beta:.3f} GB/s" if line.beta > 0 else "-"
+        lines.append(f"#   {name:<18} alpha {line.alpha * 1e6:>9.1f} us, {rate:>12}")
+    served = ", ".join(f"{_size_text(limit)}: {name}" for limit, name in choice.sizes)
+    ratio, size = choice.worst
+    verdict = "within" if ratio <= GOOD else "NOT within"
+    lines.append(f"#   chosen: {served}")
+    lines.append(
+        f"#   {verdict} {GOOD} of the best at every size; worst {ratio:.2f} at {size} B"
+    )
+    return lines

@@ -1,0 +1,32 @@
+"""The command `tfdist`: programs for who runs the library, one a subcommand."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from tfdist import __version__
+from tfdist.tools.bench import command as bench
+
+_DESCRIPTION = "Tools of tfdist. `tfdist COMMAND --help` says more about each."
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options of tfdist."""
+    made = argparse.ArgumentParser(
+        prog="tfdist", description=_DESCRIPTION, allow_abbrev=False
+    )
+    made.add_argument("--version", action="version", version=f"tfdist {__version__}")
+    commands = made.add_subparsers(
+        dest="command", required=True, metavar="COMMAND", title="commands"
+    )
+    commands.add_parser("bench", help=bench.HELP, add_help=False)
+    return made
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs tfdist; returns its exit code."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    parser().parse_args(words[:1])  # each command reads the rest itself
+    return bench.main(words[1:])
