@@ -59,19 +59,30 @@ TEST(much_data_is_moved_by_what_type_and_topology_ask_for) {
 }
 
 TEST(little_data_between_hosts_takes_fewer_steps) {
-  CHECK_EQ(Selected(kSum, "auto", DType::kFloat32, kApart, 4096), "butterfly");
-  CHECK_EQ(Selected(kSum, "auto", DType::kFloat32, {0, 1}, 4096), "butterfly");
-  CHECK_EQ(Selected(kSum, "auto", DType::kBfloat16, kApart, 4096), "pairwise");
-  CHECK_EQ(Selected(kSum, "auto", DType::kFloat32, kOne, 4096), "pairwise");
-  // 4 ranks: 2 alpha + 2 n beta = 6 alpha + 1.5 n beta; 3 ranks, one folded: 3 alpha + 3 n beta =
+  const auto at = [](int64_t bytes, const std::vector<int32_t>& host_of,
+                     DType dtype = DType::kFloat32) {
+    return Selected(kSum, "auto", dtype, host_of, bytes);
+  };
+  // 4 ranks: 2 alpha + 2 n beta = 4 alpha + 1.5 n beta; 3 ranks, one folded: 3 alpha + 3 n beta =
   // 4 alpha + 4/3 n beta.
-  CHECK_EQ(CrossoverBytes(2, 2 * 4, 6, 6, 4), 8 * kMessageBytes);
+  CHECK_EQ(CrossoverBytes(2, 2 * 4, 4, 6, 4), 4 * kMessageBytes);
   CHECK_EQ(CrossoverBytes(3, 3 * 3, 4, 4, 3), kMessageBytes * 3 / 5);
   CHECK_EQ(CrossoverBytes(1, 2, 2, 2, 2), kMostCrossover);  // never sends more
   CHECK_EQ(CrossoverBytes(2, 9, 2, 1, 4), 0);               // saves no step
-  const int64_t border = 8 * kMessageBytes;
-  CHECK_EQ(Selected(kSum, "auto", DType::kFloat32, kApart, border), "butterfly");
-  CHECK_EQ(Selected(kSum, "auto", DType::kFloat32, kApart, border + 1), "ring");
+  CHECK_EQ(at(4 * kMessageBytes, kApart), "butterfly");
+  CHECK_EQ(at(4 * kMessageBytes + 1, kApart), "halving_doubling");
+  CHECK_EQ(at(kMostCrossover, kApart), "halving_doubling");
+  CHECK_EQ(at(kMostCrossover + 1, kApart), "ring");
+  CHECK_EQ(at(kMostCrossover, {0, 1}), "butterfly");
+  CHECK_EQ(at(kMostCrossover + 1, {0, 1}), "ring");
+  CHECK_EQ(at(kMessageBytes * 3 / 5, {0, 1, 2}), "butterfly");
+  CHECK_EQ(at(kMessageBytes * 3 / 5 + 1, {0, 1, 2}), "ring");
+  CHECK_EQ(at(kMessageBytes, kTwo), "butterfly");
+  CHECK_EQ(at(kMessageBytes + 1, kTwo), "two_level");
+  CHECK_EQ(at(1, {0, 0, 0, 1, 1, 1}), "two_level");  // would be folded
+  CHECK_EQ(at(1, {0, 0, 1, 1, 2, 2, 3, 3}), "two_level");
+  CHECK_EQ(at(1, kApart, DType::kBfloat16), "pairwise");
+  CHECK_EQ(at(1, kOne), "pairwise");
 }
 
 // Whatever is asked for: the choice exists, supports the case, and is the same on every rank, also
@@ -122,8 +133,9 @@ TEST(rules_hold_for_their_kind_type_size_and_hosts) {
   CHECK_EQ(rules.size(), size_t{4});
   CHECK_EQ(Selected(kSum, "auto", DType::kFloat32, kApart, 1000, rules), "tree");
   CHECK_EQ(Selected(kSum, "auto", DType::kInt8, kApart, 0, rules), "tree");
-  CHECK_EQ(Selected(kSum, "auto", DType::kFloat32, kApart, 1001, rules), "butterfly");  // not there
-  CHECK_EQ(Selected(kSum, "auto", DType::kFloat32, kApart, kMuch, rules), "ring");      // no rule
+  CHECK_EQ(Selected(kSum, "auto", DType::kFloat32, kApart, 1001, rules),
+           "butterfly");                                                            // no such row
+  CHECK_EQ(Selected(kSum, "auto", DType::kFloat32, kApart, kMuch, rules), "ring");  // no rule
   CHECK_EQ(Selected(kSum, "auto", DType::kFloat16, kApart, 1000, rules), "star");
   CHECK_EQ(Selected(kSum, "ring", DType::kFloat32, kApart, 1000, rules), "ring");
   CHECK_EQ(Selected(CollectiveKind::kBroadcast, "auto", DType::kInt8, kApart, 50, rules), "star");
@@ -186,7 +198,7 @@ float RoughFloat(int rank, int64_t tensor, int64_t i) {
 TEST(fusion_by_arrival_changes_no_bits) {
   Config config = TestConfig();
   Ranks ranks(4, "inproc", config, kApart);
-  const std::vector<int64_t> lengths = {100, 30000, 25000, 7, 40000, 50000, 100, 64};
+  const std::vector<int64_t> lengths = {100, 40000, 35000, 7, 80000, 100000, 100, 64};
   std::vector<std::vector<std::vector<float>>> alone(4);
   std::vector<std::vector<std::vector<float>>> together(4);
   ranks.Each([&](int rank) {

@@ -108,11 +108,13 @@ _KINDS = {
     "const char* const*": ctypes.POINTER(ctypes.c_char_p),
     "const tfdist_tensor*": ctypes.POINTER(_core.Tensor),
     "const tfdist_link*": ctypes.POINTER(_core.Link),
+    "const tfdist_tuning_rule*": ctypes.POINTER(_core.TuningLine),
 }
 _STRUCTS = {
     "tfdist_status": _core.Status,
     "tfdist_link": _core.Link,
     "tfdist_world": _core.World,
+    "tfdist_tuning_rule": _core.TuningLine,
     "tfdist_tensor": _core.Tensor,
     "tfdist_request": _core.Request,
     "tfdist_record": _core.Record,

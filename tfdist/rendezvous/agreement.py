@@ -93,7 +93,9 @@ def tuning_of(records: Sequence[Mapping[str, Any]]) -> tuning.Tuning | None:
     try:
         return tuning.agreed(records[0].get("tuning"))
     except tuning.TuningError as error:
-        raise invalid(str(error)) from None
+        refused = invalid(str(error))
+        refused.known_to_all = True
+        raise refused from None
 
 
 def topology(

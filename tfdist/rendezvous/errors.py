@@ -8,7 +8,13 @@ from tfdist import _core
 
 
 class RendezvousError(_core.CoreError):
-    """The ranks did not come together; `payload` says who and why."""
+    """The ranks did not come together; `payload` says who and why.
+
+    Attributes:
+        known_to_all: whether every rank finds the same by itself.
+    """
+
+    known_to_all = False
 
 
 def invalid(message: str) -> RendezvousError:

@@ -383,7 +383,7 @@ class _Builder:
 
     async def _tell_failure(self, store: StoreClient, error: RendezvousError) -> None:
         """Tells the others why this rank gives up, unless they all find it too."""
-        if error.payload.get("kind") == "mismatch":
+        if error.payload.get("kind") == "mismatch" or error.known_to_all:
             return
         who = {"rank": self.rank, "host": self.host, "pid": os.getpid()}
         try:

@@ -7,8 +7,7 @@ namespace tfdist {
 namespace {
 
 // Several hosts, each with several ranks.
-bool ManyOnEachHost(const ScheduleArgs& args) {
-  const std::vector<std::vector<int32_t>> hosts = RanksByHost(args);
+bool SeveralOnEach(const std::vector<std::vector<int32_t>>& hosts) {
   return hosts.size() > 1 && std::all_of(hosts.begin(), hosts.end(),
                                          [](const auto& ranks) { return ranks.size() > 1; });
 }
@@ -21,26 +20,43 @@ int64_t FloorLog2(int size) {
   return log;
 }
 
-// Up to so many bytes butterfly beats ring: log2 steps (two more where some ranks are folded onto
-// others) with all of the data in each, against 2 (size - 1) steps with 1 / size of it.
-int64_t ButterflyBytes(int size) {
-  const bool folds = (size & (size - 1)) != 0;
-  const int64_t steps = FloorLog2(size) + (folds ? 2 : 0);
-  return CrossoverBytes(steps, steps * size, 2 * (size - 1), 2 * (size - 1), size);
+bool IsPowerOfTwo(int size) { return (size & (size - 1)) == 0; }
+
+// Ranks that are not all on one host, and types whose partial results are no wider. Butterfly takes
+// log2 steps with all of the data in each; halving_doubling, with the same bits, twice as many with
+// less; the ring 2 (size - 1) with as little, and only with neighbours.
+const char* BetweenHosts(int64_t bytes, const ScheduleArgs& args) {
+  const int64_t steps = FloorLog2(args.size);
+  const int64_t least = 2 * (args.size - 1);  // of size parts of the data
+  if (IsPowerOfTwo(args.size)) {
+    const int64_t butterfly = CrossoverBytes(steps, steps * args.size, 2 * steps, least, args.size);
+    if (bytes <= butterfly) return "butterfly";
+    // In a sparse world its partners, at distances of powers of two, have links already.
+    return args.sparse || bytes <= kMostCrossover ? "halving_doubling" : "ring";
+  }
+  // Some ranks are folded onto others: two steps more, with all of the data.
+  const int64_t folded = steps + 2;
+  const int64_t butterfly = CrossoverBytes(folded, folded * args.size, least, least, args.size);
+  return bytes <= butterfly ? "butterfly" : "ring";
+}
+
+// Two hosts with equally many ranks, a power of two: butterfly crosses once, with the data of all
+// ranks of a host; two_level twice, with half of one rank's.
+bool CrossesOnce(int64_t bytes, const std::vector<std::vector<int32_t>>& hosts) {
+  const auto local = static_cast<int64_t>(hosts[0].size());
+  return hosts.size() == 2 && hosts[1].size() == hosts[0].size() &&
+         IsPowerOfTwo(static_cast<int>(local)) && bytes <= kMessageBytes / (local - 1);
 }
 
 const char* AllreduceDefault(DType dtype, int64_t bytes, const ScheduleArgs& args) {
   // Inside a host memory bandwidth is the limit, not messages: the owner of a slice reads all
   // inputs once and adds them in rank order, with one pass over the output instead of size - 1.
   if (AllLocal(args) && !args.sparse) return "pairwise";
-  if (ManyOnEachHost(args)) return "two_level";
+  const std::vector<std::vector<int32_t>> hosts = RanksByHost(args);
+  if (SeveralOnEach(hosts)) return CrossesOnce(bytes, hosts) ? "butterfly" : "two_level";
   // Others send partial results, which are float32 for half types: pairwise sends inputs.
   if (!args.sparse && IsHalf(dtype)) return "pairwise";
-  if (bytes <= ButterflyBytes(args.size)) return "butterfly";
-  // In a sparse world the partners at distances of powers of two have links already; and there are
-  // log2(size) steps.
-  const bool power_of_two = (args.size & (args.size - 1)) == 0;
-  return args.sparse && power_of_two ? "halving_doubling" : "ring";
+  return BetweenHosts(bytes, args);
 }
 
 const char* ReduceScatterDefault(DType dtype, const ScheduleArgs& args) {

@@ -59,9 +59,10 @@ const AlgorithmEntry* KeepBits(const AlgorithmEntry* alone, const AlgorithmEntry
 // kMostCrossover, which it also is when the first one never sends more.
 int64_t CrossoverBytes(int64_t few_steps, int64_t more, int64_t many_steps, int64_t less, int size);
 
-// What a link between hosts carries in the time that one more message takes: 20 us at 6.5 Gbit/s.
-constexpr int64_t kMessageBytes = int64_t{16} << 10;
-constexpr int64_t kMostCrossover = int64_t{1} << 20;
+// What a link between hosts carries in the time that one more message takes: 33 us at 1 Gbit/s, 3
+// us at 10. A tuning file knows better.
+constexpr int64_t kMessageBytes = int64_t{4} << 10;
+constexpr int64_t kMostCrossover = int64_t{256} << 10;
 
 }  // namespace tfdist
 

@@ -19,8 +19,8 @@ class Call:
     """One operation that can be run again and again, on its own memory.
 
     An allreduce that is measured is a bucket of a group of its own, as in training:
-    from the second time on it starts without a word between the ranks. All ranks must make the same
-    calls in the same order.
+    from the second time on it starts without a word between the ranks. All ranks must
+    make the same calls in the same order.
     """
 
     def __init__(

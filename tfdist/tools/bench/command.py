@@ -46,7 +46,9 @@ def _refusal(options: Namespace, size: int) -> str:
             "`tfdistrun -np 2 tfdist bench`"
         )
     if options.size not in (None, size):
-        return f"-np {options.size}, but this is a rank of a job of {size}; leave it out"
+        return (
+            f"-np {options.size}, but this is a rank of a job of {size}; leave it out"
+        )
     return ""
 
 

@@ -2,8 +2,9 @@
 
 Inside a host the memory is the limit. A rank of K reduces (K - 1) / K of the data and
 copies as much: K = 2 gives n (1/2S + 1/2C) seconds, with S and C the rates at which a
-process makes d = a + b and d = a, in bytes of d, while all ranks do so. In bus bandwidth
-that is 2 / (1/S + 1/C) for any K. Between hosts it is the line rate.
+process makes d = a + b and d = a, in bytes of d, while all ranks do so. In bus
+bandwidth that is 2 / (1/S + 1/C) for any K. Between hosts it is the line rate. Data
+that fit into the processor's caches can be faster than the memory.
 """
 
 from __future__ import annotations
@@ -145,5 +146,3 @@ def measure(
     if len(hosts) > 1:
         line = given_line or line_rate(place, host_of, agreement)
     return Limits(add=add, copy=copy, line=line, hosts=hosts)
-
-

@@ -24,7 +24,7 @@ examples:
   tfdist bench -np 2
   tfdist bench -np 4 --sizes 1K:16M --algorithms all --picture times.png
   tfdistrun -np 4 -H host1:2,host2:2 tfdist bench --tune tuning.json
-  tfdistrun -np 4 -H host1:2,host2:2 --env TFDIST_TUNING_FILE=tuning.json python train.py
+  tfdistrun -np 4 -H host1:2,host2:2 -x TFDIST_TUNING_FILE=tuning.json python train.py
 
 See docs/benchmarking.md."""
 

@@ -63,9 +63,7 @@ class Sweep:
             raise _core.CoreError(_core.INVALID_ARGUMENT, why)
         self._agreement = Agreement(self._place)
         line = options.link_rate * 1e9 / 8 if options.link_rate else None
-        self._limits = limits.measure(
-            self._place, self._host_of, self._agreement, line
-        )
+        self._limits = limits.measure(self._place, self._host_of, self._agreement, line)
         links = {link["transport"] for link in _core.counters()["links"]}
         self._say(*report.heading(self._limits, sorted(links)))
         for operation in options.operations:
@@ -100,9 +98,9 @@ class Sweep:
         ):
             if abs(after / before - 1.0) > _DRIFT:
                 self._say(
-                    f"# warning: the memory's rate of {what} was {before / 1e9:.2f} GB/s "
-                    f"before and {after / 1e9:.2f} GB/s after; something else uses this "
-                    "machine, and the figures above"
+                    f"# warning: the memory's rate of {what} was {before / 1e9:.2f} "
+                    f"GB/s before and {after / 1e9:.2f} GB/s after; something else "
+                    "uses this machine too"
                 )
 
     # ---- on rank 0 ----

@@ -17,8 +17,9 @@ from dataclasses import dataclass
 
 from tfdist import tuning
 
-# A change of algorithm must gain at least this much, in all: log(1.05).
-_SWITCH = math.log(1.05)
+# A change of algorithm must gain at least this much, in all. So no size is served worse
+# than by a factor of 1.1 twice (there and back), which is less than GOOD.
+_SWITCH = math.log(1.1)
 GOOD = 1.25
 
 Times = Mapping[str, Mapping[int, float]]  # algorithm → bytes → seconds

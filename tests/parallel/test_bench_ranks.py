@@ -1,0 +1,84 @@
+"""tfdist bench on two ranks: what it prints, and what it writes."""
+
+import json
+import re
+import subprocess
+import sys
+
+from helpers import launcher
+
+from tfdist import tuning
+from tfdist.tools.bench.operations import OPERATIONS
+
+BENCH = [sys.executable, "-m", "tfdist.tools", "bench"]
+QUICK = ["--cap-s", "0.002", "--link-rate", "1"]
+
+
+def bench(tmp_path, *words, **env):
+    """Runs `tfdist bench` to its end."""
+    return subprocess.run(
+        [*BENCH, *QUICK, *words],
+        cwd=tmp_path,
+        env=launcher.clean_environment(**env),
+        capture_output=True,
+        text=True,
+        timeout=90,
+    )
+
+
+def rows(output):
+    """The lines of the table, as rank 0 prints them."""
+    lines = [line.removeprefix("[rank 0] ") for line in output.splitlines()]
+    return [line.split() for line in lines if line and not line.startswith("#")]
+
+
+def test_every_operation_is_timed_checked_and_written(tmp_path):
+    done = bench(
+        *(tmp_path, "-np", "2", "--operations", "all", "--dtypes", "float32,bfloat16"),
+        *("--sizes", "4,6K", "--json", "all.json"),
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    table = rows(done.stdout)
+    assert len(table) == 2 * 2 * len(OPERATIONS)
+    for size, count, dtype, algorithm, time_us, algbw, busbw, limit, wrong in table:
+        assert int(size) == int(count) * (2 if dtype == "bfloat16" else 4)
+        assert algorithm.startswith("auto:")
+        assert float(time_us) > 0 and float(limit) >= 0 and wrong == "0"
+        # GB/s of three digits after the point
+        assert abs(float(algbw) - int(size) / float(time_us) / 1e3) <= 2e-3
+        assert float(busbw) <= float(algbw) + 1e-3
+    written = json.loads((tmp_path / "all.json").read_text())
+    assert written["format"] == "tfdist bench" and written["hosts"] == [2]
+    assert {row["operation"] for row in written["rows"]} == set(OPERATIONS)
+    assert [row["size_bytes"] for row in written["rows"]] == [int(r[0]) for r in table]
+    assert not list(tmp_path.glob("tfdist-logs*"))  # nothing is left behind
+
+
+def test_a_tuned_choice_is_taken_by_the_next_job(tmp_path):
+    done = bench(tmp_path, "-np", "2", "--sizes", "1K,16K", "--tune", "tuned.json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    names = {row[3] for row in rows(done.stdout)}
+    assert {"ring", "pairwise", "butterfly", "tree"} <= names
+    assert "torus" not in names  # needs four ranks
+    assert re.search(r"# +within 1.25 of the best at every size; worst 1", done.stdout)
+    path = tmp_path / "tuned.json"
+    found = tuning.read(str(path))
+    assert found.rules[0].hosts == (2,)
+    again = bench(
+        *(tmp_path, "-np", "2", "--sizes", "1K,16K"), TFDIST_TUNING_FILE=str(path)
+    )
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert f"# tuning file in force: {found.hash}" in again.stdout
+    taken = [row[3] for row in rows(again.stdout)]
+    at = [
+        next(rule.algorithm for rule in found.rules if size <= rule.up_to_bytes)
+        for size in (1 << 10, 1 << 14)
+    ]
+    assert taken == [f"auto:{name}" for name in at]
+
+
+def test_what_is_not_there_is_an_error_that_says_what_is(tmp_path):
+    done = bench(tmp_path, "-np", "2", "--algorithms", "ring,nope")
+    assert done.returncode == 2
+    assert "--algorithms: expected some of all, auto, butterfly" in done.stderr
+    assert "got 'nope'" in done.stderr
