@@ -26,6 +26,7 @@ RequestInfo SampleRequest() {
   info.description = "a\nb";
   info.present = {0, 1, 1};
   info.predicted = PredictedTicket(3, 1, 9);
+  info.algorithm = "ring";
   return info;
 }
 
@@ -52,6 +53,7 @@ TEST(requests_come_back_as_they_were) {
   CHECK(out.peer == in.peer && out.splits == in.splits);
   CHECK(out.description == in.description && out.present == in.present);
   CHECK_EQ(out.predicted, in.predicted);
+  CHECK_EQ(out.algorithm, in.algorithm);
 }
 
 TEST(responses_come_back_as_they_were) {

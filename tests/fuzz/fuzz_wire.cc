@@ -123,6 +123,7 @@ std::vector<std::string> Seeds() {
   bucket.group = "gradients";
   bucket.bucket_index = 1;
   bucket.bucket_count = 2;
+  bucket.algorithm = "ring";
   Response taken_part;
   taken_part.ticket = 78;
   taken_part.keys = {"g.0", "x"};

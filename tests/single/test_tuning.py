@@ -1,8 +1,10 @@
 """Tuning files: what is accepted, and what the errors say."""
 
 import json
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from helpers import launcher
@@ -187,3 +189,12 @@ def test_one_rank_alone_refuses_a_bad_file_too(tmp_path):
     )
     assert done.returncode == 1
     assert f"TFDIST_TUNING_FILE={path}: the file: 'format' is missing" in done.stderr
+
+
+def test_the_example_of_the_page_is_a_tuning_file():
+    page = Path(__file__).resolve().parents[2] / "docs" / "benchmarking.md"
+    (example,) = re.findall(r"```json\n(.*?)```", page.read_text(), re.DOTALL)
+    assert [r.algorithm for r in tuning.parse(example, "page").rules] == [
+        "butterfly",
+        "two_level",
+    ]

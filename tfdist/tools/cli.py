@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tfdist import __version__
 from tfdist.tools.bench import command as bench
 
 _DESCRIPTION = "Tools of tfdist. `tfdist COMMAND --help` says more about each."
+# Name → what it does, and its main, which reads its own options.
+_COMMANDS: dict[str, tuple[str, Callable[[Sequence[str]], int]]] = {
+    "bench": (bench.HELP, bench.main),
+}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -21,12 +25,13 @@ def parser() -> argparse.ArgumentParser:
     commands = made.add_subparsers(
         dest="command", required=True, metavar="COMMAND", title="commands"
     )
-    commands.add_parser("bench", help=bench.HELP, add_help=False)
+    for name, (what, _) in _COMMANDS.items():
+        commands.add_parser(name, help=what, add_help=False)
     return made
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs tfdist; returns its exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    parser().parse_args(words[:1])  # each command reads the rest itself
-    return bench.main(words[1:])
+    chosen = parser().parse_args(words[:1]).command
+    return _COMMANDS[chosen][1](words[1:])

@@ -22,7 +22,7 @@ struct SetView {
   std::vector<int32_t> ranks;    // global ranks, ascending; schedules speak of indices into it
   std::vector<int32_t> host_of;  // host by index, any numbers; empty: all on one host
   int index = 0;                 // of this rank
-  SizeRules rules;               // of the tuning file, for these hosts
+  SizeRules rules = {};          // of the tuning file, for these hosts
   int size() const { return static_cast<int>(ranks.size()); }
 };
 
