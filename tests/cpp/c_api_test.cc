@@ -121,6 +121,33 @@ TEST(hosts_are_numbered_by_their_lowest_rank_or_refused) {
   }
 }
 
+TEST(rules_of_a_tuning_file_hold_and_unknown_names_are_refused) {
+  const int32_t hosts[1] = {1};
+  tfdist_tuning_rule rule{TFDIST_ALLREDUCE, 0, hosts, 1, 100, "tree"};
+  tfdist_world world = Alone();
+  world.tuning = &rule;
+  world.tuning_count = 1;
+  world.tuning_hash = "abc";
+  CHECK(tfdist_algorithm(TFDIST_ALLREDUCE, 1, 100, nullptr) == nullptr);  // not initialized
+  CHECK_EQ(tfdist_init(&world), 0);
+  CHECK_EQ(std::string(tfdist_algorithm(TFDIST_ALLREDUCE, 1, 100, nullptr)), "tree");
+  CHECK(std::string(tfdist_algorithm(TFDIST_ALLREDUCE, 1, 101, "")) != "tree");
+  CHECK_EQ(std::string(tfdist_algorithm(TFDIST_ALLREDUCE, 1, 100, "ring")), "ring");
+  CHECK(tfdist_algorithm(TFDIST_ALLREDUCE, 1, 100, "torus") == nullptr);  // of one rank
+  CHECK(tfdist_algorithm(99, 1, 100, "auto") == nullptr);
+  CHECK(std::string(tfdist_counters_json()).find("\"tuning\": \"abc\"") != std::string::npos);
+  tfdist_shutdown(1);
+  rule.algorithm = "no such";
+  world = Alone();
+  world.tuning = &rule;
+  world.tuning_count = 1;
+  CHECK_EQ(tfdist_init(&world), 3);
+  const std::string text = tfdist_last_error().message;
+  CHECK_EQ_IN(
+      text.find("expected an algorithm of allreduce, one of auto, ring") != std::string::npos, true,
+      text);
+}
+
 TEST(another_version_of_the_table_is_not_given_out) {
   CHECK(tfdist_api(TFDIST_API_VERSION) != nullptr);
   CHECK(tfdist_api(TFDIST_API_VERSION + 1) == nullptr);

@@ -82,7 +82,25 @@ TEST(little_data_between_hosts_takes_fewer_steps) {
   CHECK_EQ(at(1, {0, 0, 0, 1, 1, 1}), "two_level");  // would be folded
   CHECK_EQ(at(1, {0, 0, 1, 1, 2, 2, 3, 3}), "two_level");
   CHECK_EQ(at(1, kApart, DType::kBfloat16), "pairwise");
-  CHECK_EQ(at(1, kOne), "pairwise");
+  CHECK_EQ(at(kOneOwnerBytes, kOne), "star");
+  CHECK_EQ(at(kOneOwnerBytes, kOne, DType::kBfloat16), "star");
+  CHECK_EQ(at(kOneOwnerBytes + 1, kOne), "pairwise");
+}
+
+TEST(where_not_all_are_connected_partners_are_neighbours) {
+  const auto at = [](CollectiveKind kind, int size, int64_t bytes) -> std::string {
+    ScheduleArgs args{0, size, 0, {}};
+    args.sparse = true;
+    return SelectAlgorithm(kind, "auto", args, DType::kFloat16, bytes)->name;
+  };
+  CHECK_EQ(at(kSum, 32, 100), "butterfly");
+  CHECK_EQ(at(kSum, 32, 100000), "halving_doubling");
+  CHECK_EQ(at(kSum, 32, kMuch), "halving_doubling");
+  CHECK_EQ(at(kSum, 24, 100), "ring");
+  CHECK_EQ(at(kSum, 24, kMuch), "ring");
+  CHECK_EQ(at(CollectiveKind::kReduceScatter, 32, 100), "ring");
+  CHECK_EQ(at(CollectiveKind::kGather, 32, 100), "binomial");
+  CHECK_EQ(at(CollectiveKind::kScatter, 32, 100), "binomial");
 }
 
 // Whatever is asked for: the choice exists, supports the case, and is the same on every rank, also

@@ -10,7 +10,8 @@ import tensorflow as tf
 
 import tfdist
 
-SKIPPED = {"tfdist.launch.__main__"}  # importing it is running it
+# Importing these is running them.
+SKIPPED = {"tfdist.launch.__main__", "tfdist.tools.__main__"}
 MODULES = sorted(
     {"tfdist", *(m.name for m in pkgutil.walk_packages(tfdist.__path__, "tfdist."))}
     - SKIPPED

@@ -34,6 +34,7 @@ const char* BetweenHosts(int64_t bytes, const ScheduleArgs& args) {
     // In a sparse world its partners, at distances of powers of two, have links already.
     return args.sparse || bytes <= kMostCrossover ? "halving_doubling" : "ring";
   }
+  if (args.sparse) return "ring";  // what folding pairs has no links
   // Some ranks are folded onto others: two steps more, with all of the data.
   const int64_t folded = steps + 2;
   const int64_t butterfly = CrossoverBytes(folded, folded * args.size, least, least, args.size);
@@ -51,7 +52,8 @@ bool CrossesOnce(int64_t bytes, const std::vector<std::vector<int32_t>>& hosts) 
 const char* AllreduceDefault(DType dtype, int64_t bytes, const ScheduleArgs& args) {
   // Inside a host memory bandwidth is the limit, not messages: the owner of a slice reads all
   // inputs once and adds them in rank order, with one pass over the output instead of size - 1.
-  if (AllLocal(args) && !args.sparse) return "pairwise";
+  // Of few bytes one rank is the owner of all: the same bits with 1 / size of the messages.
+  if (AllLocal(args) && !args.sparse) return bytes <= kOneOwnerBytes ? "star" : "pairwise";
   const std::vector<std::vector<int32_t>> hosts = RanksByHost(args);
   if (SeveralOnEach(hosts)) return CrossesOnce(bytes, hosts) ? "butterfly" : "two_level";
   // Others send partial results, which are float32 for half types: pairwise sends inputs.
