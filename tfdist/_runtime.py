@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, NoReturn, Protocol, TypeVar
 
 from tfdist import _core, tuning
 from tfdist import _last_words as last_words
-from tfdist.rendezvous import report
+from tfdist.rendezvous import agreement, report
 from tfdist.rendezvous.environment import detect
-from tfdist.rendezvous.errors import invalid
 from tfdist.rendezvous.start import Options, connect
 from tfdist.rendezvous.world import Mesh
 
@@ -157,7 +156,7 @@ def _connect(timeout_s: float | None) -> None:
             if mesh.late:
                 mesh.late.stop()
             raise
-        _log_tuning(placement.rank, mesh.tuning)
+        tuning.log(mesh.tuning, placement.rank, os.environ)
         if mesh.late:
             mesh.late.started()
         elif mesh.window:
@@ -189,23 +188,8 @@ def _alone(generation: int) -> Mesh:
         host_of=(0,),
     )
     mesh = Mesh(topology, os.uname().nodename, generation, -1)
-    try:
-        mesh.tuning = tuning.agreed(tuning.record(os.environ))
-    except tuning.TuningError as error:
-        raise invalid(str(error)) from None
+    mesh.tuning = agreement.tuning_of([{"tuning": tuning.record(os.environ)}])
     return mesh
-
-
-def _log_tuning(own_rank: int, found: tuning.Tuning | None) -> None:
-    if found is not None:
-        _log.info("tuning file %s (%s)", found.source, found.hash)
-    elif os.environ.get(tuning.VARIABLE):
-        _log.warning(
-            "%s is set on rank %d, but not on rank 0, which alone reads it; nothing is "
-            "tuned",
-            tuning.VARIABLE,
-            own_rank,
-        )
 
 
 def shutdown() -> None:

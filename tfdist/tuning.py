@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,7 @@ from typing import Any
 
 from tfdist import _core
 
+_log = logging.getLogger("tfdist")
 VARIABLE = "TFDIST_TUNING_FILE"
 FORMAT = "tfdist tuning"
 VERSION = 1
@@ -235,3 +237,16 @@ def agreed(told: Mapping[str, str] | None) -> Tuning | None:
     if "error" in told:
         raise TuningError(told["error"])
     return parse(told["text"], told["source"])
+
+
+def log(found: Tuning | None, own_rank: int, environ: Mapping[str, str]) -> None:
+    """Says what is in force, or that this rank's variable is not."""
+    if found is not None:
+        _log.info("tuning file %s (%s)", found.source, found.hash)
+    elif environ.get(VARIABLE):
+        _log.warning(
+            "%s is set on rank %d, but not on rank 0, which alone reads it; nothing is "
+            "tuned",
+            VARIABLE,
+            own_rank,
+        )

@@ -218,8 +218,8 @@ TEST(bytes_and_messages_of_every_rank_are_those_of_the_formulas) {
 TEST(a_double_tree_spreads_the_load) {
   for (int size : {2, 3, 4, 5, 6, 7, 8, 9, 16, 33}) {
     Setting s;
-    s.entry = FindAlgorithm(CollectiveKind::kAllreduce, "double_tree", {0, size, 0, {}},
-                              DType::kFloat32);
+    s.entry =
+        FindAlgorithm(CollectiveKind::kAllreduce, "double_tree", {0, size, 0, {}}, DType::kFloat32);
     s.size = size;
     s = CountSetting(s, DType::kFloat32);
     Planned planned(s);

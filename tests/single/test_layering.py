@@ -32,9 +32,9 @@ FOREIGN = {
 # A Python module or package imports what stands before it. Those of the first list
 # import no TensorFlow, so that the launcher and the start-up are quick.
 WITHOUT_TENSORFLOW = [
-    *("_core", "tuning", "buckets", "rendezvous", "_last_words", "_runtime", "_process_sets"),
-    *("launch", "tools", "_own_name", "local_variables", "variable_groups"),
-    "progress",
+    *("_core", "tuning", "buckets", "rendezvous", "_last_words", "_runtime"),
+    *("_process_sets", "launch", "tools", "_own_name", "local_variables"),
+    *("variable_groups", "progress"),
 ]
 WITH_TENSORFLOW = [
     *("errors", "_library", "_names", "_operations", "_gradients", "collectives"),

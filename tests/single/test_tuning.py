@@ -12,6 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tfdist import _core, tuning
+from tfdist.rendezvous import agreement
+from tfdist.rendezvous.errors import RendezvousError
 
 KNOWN = ("allreduce/ring", "allreduce/star", "broadcast/binomial", "broadcast/star")
 
@@ -198,3 +200,13 @@ def test_the_example_of_the_page_is_a_tuning_file():
         "butterfly",
         "two_level",
     ]
+
+
+def test_the_rendezvous_error_is_one_that_every_rank_finds_by_itself():
+    records = [{"tuning": {"error": "bad"}}, {"tuning": None}]
+    with pytest.raises(RendezvousError, match="bad") as caught:
+        agreement.tuning_of(records)
+    # Told to the others it would reach some as another error, before they find it.
+    assert caught.value.known_to_all
+    assert caught.value.code == _core.INVALID_ARGUMENT
+    assert agreement.tuning_of(records[::-1]) is None

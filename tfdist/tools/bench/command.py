@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import tempfile
 from argparse import Namespace
 from collections.abc import Sequence
-from pathlib import Path
 
 from tfdist import _core, _runtime
 from tfdist.launch import cli as tfdistrun
@@ -31,10 +31,8 @@ def _start_ranks(size: int, words: Sequence[str]) -> int:
         return tfdistrun.main(["-np", str(size), "--", *program])
     folder = tempfile.mkdtemp(prefix="tfdist-bench-")
     code = tfdistrun.main(["-np", str(size), "--log-dir", folder, "--", *program])
-    if code == 0:  # else they say what went wrong
-        for path in Path(folder).iterdir():
-            path.unlink()
-        Path(folder).rmdir()
+    if code == 0:  # else the files say what went wrong
+        shutil.rmtree(folder, ignore_errors=True)
     return code
 
 
