@@ -51,6 +51,15 @@ def test_a_lone_process_is_told_how_to_start_ranks(monkeypatch, capsys):
     assert "tfdist bench -np 2" in capsys.readouterr().err
 
 
+def test_an_algorithm_that_nothing_has_is_refused_before_ranks_start(capsys):
+    words = ["-np", "2", "--operations", "reduce", "--algorithms"]
+    assert main(["bench", *words, "star,ring"]) == 2
+    assert (
+        "--algorithms: expected some of all, auto, binomial, star; got 'ring'"
+        in capsys.readouterr().err
+    )
+
+
 def test_the_command_lists_its_commands(capsys):
     with pytest.raises(SystemExit) as caught:
         main(["--help"])

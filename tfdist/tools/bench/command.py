@@ -13,7 +13,7 @@ from tfdist import _core, _runtime
 from tfdist.launch import cli as tfdistrun
 from tfdist.rendezvous.environment import detect
 from tfdist.tools.bench import options as bench_options
-from tfdist.tools.bench.sweep import Sweep
+from tfdist.tools.bench.sweep import Sweep, unknown
 
 HELP = "time the collectives of a job, check them, and tune their choice"
 _USAGE_ERROR = 2
@@ -54,6 +54,8 @@ def main(words: Sequence[str]) -> int:
     """Runs `tfdist bench`; returns its exit code."""
     options = bench_options.parse(list(words))
     try:
+        if why := unknown(options.operations, options.algorithms):
+            return _complain(why)
         placement = detect(os.environ)
         if placement.size == 1 and options.size is not None:
             return _start_ranks(options.size, words)

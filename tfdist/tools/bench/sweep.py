@@ -56,11 +56,9 @@ class Sweep:
         """Measures; returns 1 when a result was wrong.
 
         Raises:
-            CoreError: the ranks failed, or the options name what is not there.
+            CoreError: the ranks failed.
         """
         options = self._options
-        if why := unknown(options.operations, options.algorithms):
-            raise _core.CoreError(_core.INVALID_ARGUMENT, why)
         self._agreement = Agreement(self._place)
         line = options.link_rate * 1e9 / 8 if options.link_rate else None
         self._limits = limits.measure(self._place, self._host_of, self._agreement, line)
