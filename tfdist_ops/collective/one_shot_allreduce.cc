@@ -45,7 +45,7 @@ Schedule Make(const ScheduleArgs& args) {
 }  // namespace
 
 AlgorithmEntry OneShotAllreduce() {
-  return {"one_shot", CollectiveKind::kAllreduce, Supports, Make, Parts};
+  return {"one_shot", CollectiveKind::kAllreduce, Supports, Make, Parts, "pairwise"};
 }
 
 }  // namespace tfdist

@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <type_traits>
 
 #include "base/dtype.h"
@@ -31,6 +32,7 @@ struct Job {
   bool to_partial;
   uint8_t* out;
   int64_t elements;
+  uint8_t* also;  // gets what `out` gets; may be null
 };
 using Kernel = void (*)(const Job& job);
 
@@ -156,6 +158,11 @@ TFDIST_INLINE void Reduce(const Job& job) {
     ApplyFinish<Type>(job.finish, result, n);
     if constexpr (!Type::kDirect) {
       if (round) Type::Round(sum, job.out + begin * Type::kBytes, n);
+    }
+    if (job.also != nullptr) {
+      const int64_t bytes = round ? Type::kBytes : static_cast<int64_t>(sizeof(Value));
+      std::memcpy(job.also + begin * bytes, job.out + begin * bytes,
+                  static_cast<size_t>(n * bytes));
     }
   }
 }

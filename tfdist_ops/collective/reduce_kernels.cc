@@ -29,12 +29,13 @@ bool IsCopy(const Reduction& what, int count) {
 }  // namespace
 
 void Reduce(const Reduction& what, const uint8_t* const* contributions, int count, uint8_t* out,
-            int64_t elements) {
+            int64_t elements, uint8_t* also) {
   if (elements <= 0) return;
   if (IsCopy(what, count)) {
-    if (contributions[0] == out) return;
     const DType dtype = what.to_partial ? AccumulationType(what.dtype) : what.dtype;
-    std::memcpy(out, contributions[0], static_cast<size_t>(elements) * DTypeSize(dtype));
+    const size_t bytes = static_cast<size_t>(elements) * DTypeSize(dtype);
+    if (contributions[0] != out) std::memcpy(out, contributions[0], bytes);
+    if (also != nullptr) std::memcpy(also, out, bytes);
     return;
   }
   const reduce_block::Kernel kernel =
@@ -42,7 +43,7 @@ void Reduce(const Reduction& what, const uint8_t* const* contributions, int coun
                        : reduce_block::FindKernel<reduce_block::AnyProcessor>(what.dtype, what.op);
   if (kernel == nullptr) NoKernel(what.dtype, what.op);
   kernel({contributions, count, what.partials, what.prescale, what.finish, what.to_partial, out,
-          elements});
+          elements, also});
 }
 
 }  // namespace tfdist

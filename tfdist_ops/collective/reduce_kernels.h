@@ -55,8 +55,9 @@ struct Reduction {
 // out = finish(c[0] op c[1] op ...), in that order. `count` >= 1 contributions of `elements`
 // elements each. `out` may be one of those that are of the same kind (input or partial result) as
 // itself, and of any kind where AccumulationType(dtype) == dtype; it overlaps nothing otherwise.
+// `also`, if not null, gets the same bytes as `out`, while they are in the cache.
 void Reduce(const Reduction& what, const uint8_t* const* contributions, int count, uint8_t* out,
-            int64_t elements);
+            int64_t elements, uint8_t* also = nullptr);
 
 }  // namespace tfdist
 

@@ -52,8 +52,8 @@ bool CrossesOnce(int64_t bytes, const std::vector<std::vector<int32_t>>& hosts) 
 const char* AllreduceDefault(DType dtype, int64_t bytes, const ScheduleArgs& args) {
   // Inside a host memory bandwidth is the limit, not messages: the owner of a slice reads all
   // inputs once and adds them in rank order, with one pass over the output instead of size - 1.
-  // Of few bytes one rank is the owner of all: the same bits with 1 / size of the messages.
-  if (AllLocal(args) && !args.sparse) return bytes <= kOneOwnerBytes ? "star" : "pairwise";
+  // Few bytes cost less than a second message: every rank adds all of them, with the same bits.
+  if (AllLocal(args) && !args.sparse) return bytes <= kOneShotBytes ? "one_shot" : "pairwise";
   const std::vector<std::vector<int32_t>> hosts = RanksByHost(args);
   if (SeveralOnEach(hosts)) return CrossesOnce(bytes, hosts) ? "butterfly" : "two_level";
   // Others send partial results, which are float32 for half types: pairwise sends inputs.

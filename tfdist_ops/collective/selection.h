@@ -63,8 +63,8 @@ int64_t CrossoverBytes(int64_t few_steps, int64_t more, int64_t many_steps, int6
 // us at 10. A tuning file knows better.
 constexpr int64_t kMessageBytes = int64_t{4} << 10;
 constexpr int64_t kMostCrossover = int64_t{256} << 10;
-// Inside a host: up to so many bytes messages cost more than that one rank adds for all.
-constexpr int64_t kOneOwnerBytes = int64_t{32} << 10;
+// Inside a host: up to so many bytes a message costs more than adding all of them on every rank.
+constexpr int64_t kOneShotBytes = int64_t{32} << 10;
 
 }  // namespace tfdist
 

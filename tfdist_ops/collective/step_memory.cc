@@ -91,9 +91,10 @@ void StepMemory::Pack(size_t step, int64_t segment, uint8_t* wire) {
       });
 }
 
-void StepMemory::Take(size_t step, int64_t segment, const std::vector<const uint8_t*>& wire) {
+void StepMemory::Take(size_t step, int64_t segment, const std::vector<const uint8_t*>& wire,
+                      uint8_t* also) {
   const Step& s = schedule_.steps[step];
-  if (s.kind == StepKind::kReduce) return Reduce(step, segment, wire);
+  if (s.kind == StepKind::kReduce) return Reduce(step, segment, wire, also);
   const int64_t begin = Begin(segment);
   cursors_[step].ForEachRun(
       begin, Count(step, segment), element_bytes_,
@@ -107,7 +108,8 @@ void StepMemory::Take(size_t step, int64_t segment, const std::vector<const uint
 
 // Partial results come before inputs, as the kernels want it; both in the order of ranks. Two ranks
 // that reduce the same two operands do it in the same order.
-void StepMemory::Reduce(size_t step, int64_t segment, const std::vector<const uint8_t*>& wire) {
+void StepMemory::Reduce(size_t step, int64_t segment, const std::vector<const uint8_t*>& wire,
+                        uint8_t* also) {
   const Step& s = schedule_.steps[step];
   const bool own_partial = s.own == Place::kPartial;
   const bool peers_partial = CarriesPartials(s);
@@ -135,8 +137,10 @@ void StepMemory::Reduce(size_t step, int64_t segment, const std::vector<const ui
                 wire[c < own_place ? c : c - 1] + static_cast<size_t>(offset) * wire_bytes;
           }
         }
-        tfdist::Reduce(reduction, contributions.data(), static_cast<int>(contributions.size()),
-                       At(s.to, s.slice, output, begin + offset), n);
+        tfdist::Reduce(
+            reduction, contributions.data(), static_cast<int>(contributions.size()),
+            At(s.to, s.slice, output, begin + offset), n,
+            also != nullptr ? also + static_cast<size_t>(offset) * element_bytes_ : nullptr);
       });
 }
 

@@ -29,8 +29,10 @@ class StepMemory {
   int64_t segments(size_t step) const;                     // of the step's slice
   size_t WireBytes(size_t step, int64_t segment) const;    // payload of a segment
   void Pack(size_t step, int64_t segment, uint8_t* wire);  // kSend
-  // kReduce and kCopy; `wire`: one payload a peer.
-  void Take(size_t step, int64_t segment, const std::vector<const uint8_t*>& wire);
+  // kReduce and kCopy; `wire`: one payload a peer. `also`, of a kReduce that finishes into the
+  // output: the payload of a send of the same segment, filled on the way.
+  void Take(size_t step, int64_t segment, const std::vector<const uint8_t*>& wire,
+            uint8_t* also = nullptr);
 
   // Whether every step has the memory that it names; "" or what is wrong. For tests: schedules and
   // slices of the table fit together.
@@ -46,7 +48,7 @@ class StepMemory {
   }
   void LayOutScratch(size_t base_slices);
   uint8_t* At(Place place, int32_t slice, uint8_t* output, int64_t element);
-  void Reduce(size_t step, int64_t segment, const std::vector<const uint8_t*>& wire);
+  void Reduce(size_t step, int64_t segment, const std::vector<const uint8_t*>& wire, uint8_t* also);
 
   const Schedule schedule_;
   std::vector<Slice> slices_;  // the joined ones too

@@ -33,7 +33,7 @@ void Engine::Start(ProcessSet* set, uint64_t ticket, std::vector<std::unique_ptr
   }
   Activate(set,
            std::make_unique<Operation>(set->id, ticket, std::move(members), std::move(plan.value()),
-                                       *set, config_.segment_bytes),
+                                       *set),
            now_us);
 }
 

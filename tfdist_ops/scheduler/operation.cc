@@ -20,14 +20,14 @@ Reduction ReductionOf(const RequestInfo& info, int contributors) {
 }  // namespace
 
 Operation::Operation(uint32_t set_id, uint64_t ticket,
-                     std::vector<std::unique_ptr<Request>> members, Plan plan, const SetView& set,
-                     int64_t segment_bytes)
+                     std::vector<std::unique_ptr<Request>> members, Plan plan, const SetView& set)
     : set_id_(set_id),
       ticket_(ticket),
       members_(std::move(members)),
       ranks_(set.ranks),
       memory_(std::move(plan.schedule), std::move(plan.slices),
-              ReductionOf(members_[0]->info, members_[0]->contributors), set.index, segment_bytes) {
+              ReductionOf(members_[0]->info, members_[0]->contributors), set.index,
+              plan.segment_bytes) {
   const std::vector<Step>& steps = memory_.steps();
   running_.reserve(steps.size());
   for (size_t i = 0; i < steps.size(); ++i) {
@@ -42,6 +42,21 @@ Operation::Operation(uint32_t set_id, uint64_t ticket,
     }
     if (run.total > 0) ++open_steps_;
     running_.push_back(std::move(run));
+  }
+  FindSenders();
+}
+
+void Operation::FindSenders() {
+  const std::vector<Step>& steps = memory_.steps();
+  for (size_t i = steps.size(); i-- > 1;) {
+    if (steps[i].kind != StepKind::kSend || steps[i].own != Place::kOutput) continue;
+    for (int32_t after : steps[i].after) {
+      const Step& step = steps[static_cast<size_t>(after)];
+      if (step.kind == StepKind::kReduce && step.finish && step.slice == steps[i].slice &&
+          steps[i].after.size() == 1) {
+        running_[static_cast<size_t>(after)].sender = i;
+      }
+    }
   }
 }
 
@@ -109,8 +124,9 @@ bool Operation::Advance(const Links& links, uint32_t generation, std::vector<siz
   bool moved = false;
   for (size_t i = 0; i < memory_.steps().size(); ++i) {
     while (Ready(i)) {
-      const bool ran = memory_.steps()[i].kind == StepKind::kSend ? RunSend(i, links, generation)
-                                                                  : RunReceive(i, links, held);
+      const bool ran = memory_.steps()[i].kind == StepKind::kSend
+                           ? RunSend(i, links, generation)
+                           : RunReceive(i, links, generation, held);
       if (!ran) break;
       moved = true;
     }
@@ -134,25 +150,35 @@ FrameHeader Operation::Header(size_t index, uint32_t generation) const {
   return header;
 }
 
-bool Operation::RunSend(size_t index, const Links& links, uint32_t generation) {
-  Running& run = running_[index];
+MutableByteSpan Operation::BeginSend(size_t index, const Links& links) {
   Link* link = LinkOf(index, links);
-  if (link == nullptr) return false;
+  if (link == nullptr) return {};
+  return link->BeginSend(Lane::kData, memory_.WireBytes(index, running_[index].done));
+}
+
+// Sends the segment that lies in the room of BeginSend, to the peers of twins too.
+void Operation::CommitSend(size_t index, const Links& links, uint32_t generation) {
+  Running& run = running_[index];
+  LinkOf(index, links)->CommitSend(Lane::kData, Header(index, generation));
   const size_t bytes = memory_.WireBytes(index, run.done);
-  const MutableByteSpan room = link->BeginSend(Lane::kData, bytes);
-  if (room.data() == nullptr) return false;
-  memory_.Pack(index, run.done, room.data());
-  link->CommitSend(Lane::kData, Header(index, generation));
   for (size_t twin : run.twins) {
     Link* other = LinkOf(twin, links);
     if (running_[twin].done != run.done || other == nullptr || !Ready(twin)) continue;
     if (other->ShareSend(Header(twin, generation), bytes)) CountSegment(twin);
   }
   CountSegment(index);
+}
+
+bool Operation::RunSend(size_t index, const Links& links, uint32_t generation) {
+  const MutableByteSpan room = BeginSend(index, links);
+  if (room.data() == nullptr) return false;
+  memory_.Pack(index, running_[index].done, room.data());
+  CommitSend(index, links, generation);
   return true;
 }
 
-bool Operation::RunReceive(size_t index, const Links& links, std::vector<size_t>* held) {
+bool Operation::RunReceive(size_t index, const Links& links, uint32_t generation,
+                           std::vector<size_t>* held) {
   const Step& step = memory_.steps()[index];
   Running& run = running_[index];
   payloads_.clear();
@@ -160,7 +186,10 @@ bool Operation::RunReceive(size_t index, const Links& links, std::vector<size_t>
     if (inbox.empty()) return false;
     payloads_.push_back(inbox.front().data());
   }
-  memory_.Take(index, run.done, payloads_);
+  // A result that others wait for goes out while it is computed, if there is room for it.
+  const bool sends = run.sender != 0 && running_[run.sender].done == run.done;
+  const MutableByteSpan room = sends ? BeginSend(run.sender, links) : MutableByteSpan();
+  memory_.Take(index, run.done, payloads_, room.data());
   for (size_t p = 0; p < run.inbox.size(); ++p) {
     Arrived& arrived = run.inbox[p].front();
     const size_t peer = Global(step.peers[p]);
@@ -171,6 +200,7 @@ bool Operation::RunReceive(size_t index, const Links& links, std::vector<size_t>
     run.inbox[p].pop_front();
   }
   CountSegment(index);
+  if (room.data() != nullptr) CommitSend(run.sender, links, generation);
   return true;
 }
 

@@ -60,7 +60,7 @@ struct Arrived {
 class Operation {
  public:
   Operation(uint32_t set_id, uint64_t ticket, std::vector<std::unique_ptr<Request>> members,
-            Plan plan, const SetView& set, int64_t segment_bytes);
+            Plan plan, const SetView& set);
 
   // A data frame of this operation's ticket from (global) rank `peer`. An error: no step expects it
   // (a bug on the peer).
@@ -83,16 +83,21 @@ class Operation {
     std::vector<std::deque<Arrived>> inbox;  // by index in Step::peers
     // kSend: other steps that send the same segments out of the same memory, to other peers.
     std::vector<size_t> twins;
+    // kReduce: the first step that sends what it writes; 0: none (a send never comes first then).
+    size_t sender = 0;
   };
   void FindTwins(const Links& links);
   void CountSegment(size_t step);
+  void FindSenders();
+  MutableByteSpan BeginSend(size_t step, const Links& links);
+  void CommitSend(size_t step, const Links& links, uint32_t generation);
   FrameHeader Header(size_t step, uint32_t generation) const;
   Link* LinkOf(size_t step, const Links& links) const {  // of a send
     return links[Global(memory_.steps()[step].peers[0])].get();
   }
   bool Ready(size_t step) const;
   bool RunSend(size_t step, const Links& links, uint32_t generation);
-  bool RunReceive(size_t step, const Links& links, std::vector<size_t>* held);
+  bool RunReceive(size_t step, const Links& links, uint32_t generation, std::vector<size_t>* held);
   size_t Global(int32_t index) const {
     return static_cast<size_t>(ranks_[static_cast<size_t>(index)]);
   }

@@ -104,6 +104,15 @@ std::vector<Slice> CutFor(const PlanInput& input, const AlgorithmEntry& entry,
   }
 }
 
+// Inside a host what is under way between ranks should stay in their caches: the more of them there
+// are, the shorter the pieces.
+int64_t SegmentBytes(const ScheduleArgs& args, const Config& config) {
+  constexpr int64_t kOfAllRanks = 256 << 10;
+  constexpr int64_t kLeast = 16 << 10;
+  if (!AllLocal(args)) return config.segment_bytes;
+  return std::min(config.segment_bytes, std::max(kLeast, kOfAllRanks / args.size / 64 * 64));
+}
+
 }  // namespace
 
 StatusOr<Plan> PlanOperation(const PlanInput& input, const Config& config) {
@@ -114,7 +123,8 @@ StatusOr<Plan> PlanOperation(const PlanInput& input, const Config& config) {
   }
   StatusOr<const AlgorithmEntry*> entry = AlgorithmTogether(input, args.value(), config);
   TFDIST_RETURN_IF_ERROR(entry.status());
-  return Plan{entry.value()->make(args.value()), CutFor(input, *entry.value(), args.value())};
+  return Plan{entry.value()->make(args.value()), CutFor(input, *entry.value(), args.value()),
+              SegmentBytes(args.value(), config)};
 }
 
 int64_t DecidingBytes(const RequestInfo& info, const std::vector<int64_t>& rows) {

@@ -36,6 +36,7 @@ struct PlanInput {
 struct Plan {
   Schedule schedule;
   std::vector<Slice> slices;
+  int64_t segment_bytes = 0;  // at most TFDIST_SEGMENT_BYTES, the same on all ranks
 };
 
 // Fails when the announced rows do not fit, when the root is not in the set, or when the kind has
