@@ -370,6 +370,28 @@ TEST(the_processor_does_not_change_the_bits) {
   }
 }
 
+// What goes to other ranks while it is computed is what this one keeps.
+TEST(a_second_output_gets_the_bytes_of_the_first) {
+  std::mt19937 random(19);
+  for (DType dtype : kTypes) {
+    for (const size_t count : {size_t{1}, size_t{3}}) {
+      std::vector<Bytes> inputs(count, Bytes(1500 * DTypeSize(dtype)));
+      std::vector<const uint8_t*> pointers;
+      for (Bytes& input : inputs) {
+        for (uint8_t& v : input) v = static_cast<uint8_t>(random() & 0x3f);  // no NaN
+        pointers.push_back(input.data());
+      }
+      Bytes out(inputs[0].size());
+      Bytes also(inputs[0].size());
+      Reduction what;
+      what.dtype = dtype;
+      what.op = dtype == DType::kBool ? ReduceOp::kLogicalXor : ReduceOp::kSum;
+      Reduce(what, pointers.data(), static_cast<int>(count), out.data(), 1500, also.data());
+      CHECK_EQ_IN(out == also, true, DTypeName(dtype));
+    }
+  }
+}
+
 TEST(any_address_will_do_and_nothing_beside_the_output_is_touched) {
   std::mt19937 random(9);
   for (DType dtype : kTypes) {

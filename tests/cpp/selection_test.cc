@@ -82,9 +82,9 @@ TEST(little_data_between_hosts_takes_fewer_steps) {
   CHECK_EQ(at(1, {0, 0, 0, 1, 1, 1}), "two_level");  // would be folded
   CHECK_EQ(at(1, {0, 0, 1, 1, 2, 2, 3, 3}), "two_level");
   CHECK_EQ(at(1, kApart, DType::kBfloat16), "pairwise");
-  CHECK_EQ(at(kOneOwnerBytes, kOne), "star");
-  CHECK_EQ(at(kOneOwnerBytes, kOne, DType::kBfloat16), "star");
-  CHECK_EQ(at(kOneOwnerBytes + 1, kOne), "pairwise");
+  CHECK_EQ(at(kOneShotBytes, kOne), "one_shot");
+  CHECK_EQ(at(kOneShotBytes, kOne, DType::kBfloat16), "one_shot");
+  CHECK_EQ(at(kOneShotBytes + 1, kOne), "pairwise");
 }
 
 TEST(where_not_all_are_connected_partners_are_neighbours) {

@@ -70,7 +70,7 @@ def test_rank_0s_file_counts_on_all_ranks(tmp_path):
 def test_without_a_file_on_rank_0_nothing_is_tuned_and_that_is_said(tmp_path):
     done = run(tmp_path, None, text((None, "butterfly")))
     assert done.code == 0, done.stdout + done.stderr
-    assert said(done, "chose") == ["star star pairwise "] * 2
+    assert said(done, "chose") == ["one_shot one_shot pairwise "] * 2
     assert "TFDIST_TUNING_FILE is set on rank 1, but not on rank 0" in done.stderr
 
 

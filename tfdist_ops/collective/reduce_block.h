@@ -32,7 +32,7 @@ struct Job {
   bool to_partial;
   uint8_t* out;
   int64_t elements;
-  uint8_t* also;  // gets what `out` gets; may be null
+  uint8_t* also = nullptr;  // gets what `out` gets
 };
 using Kernel = void (*)(const Job& job);
 
