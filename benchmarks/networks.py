@@ -1,0 +1,381 @@
+"""Allreduce between hosts whose lines are shaped, beside gloo; needs root.
+
+    sudo python benchmarks/networks.py scaling          # the ring at 2, 4, 8 hosts
+    sudo python benchmarks/networks.py placement        # two hosts with two ranks each
+    sudo python benchmarks/networks.py sweep            # all algorithms, sizes, two networks
+
+Each host is a network namespace (shaped_hosts.py). All contenders of a network live at
+the same time and take turns within each round; a round's time is that of the slowest
+rank. Reported are medians over the rounds, and medians of the rounds' ratios. Rates:
+algbw = bytes / time, busbw = algbw * 2 (K - 1) / K for K ranks (nccl-tests,
+doc/PERFORMANCE.md). The rate of a line counts the headers of its packets; what of it a
+program can have at most, and what a plain socket gets, is told with each network.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import secrets
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from shaped_hosts import PAYLOAD_SHARE, ShapedHosts, shaped_hosts, why_not
+
+_HERE = Path(__file__).resolve().parent
+_GLOO_PYTHON = Path("~/.cache/tfdist-peers/torch/bin/python").expanduser()
+_MIB = 1 << 20
+_ports = iter(range(29600, 30600))
+ALGORITHMS = (
+    "ring",
+    "pairwise",
+    "two_level",
+    "halving_doubling",
+    "butterfly",
+    "tree",
+    "double_tree",
+    "torus",
+    "star",
+)
+
+
+@dataclass(frozen=True)
+class Contender:
+    """What is measured.
+
+    Attributes:
+        name: in the tables.
+        hosts: of each rank, as an index of the network's hosts.
+        environ: TFDIST_* variables.
+        peer: "tfdist" or "gloo".
+    """
+
+    name: str
+    hosts: tuple[int, ...]
+    environ: dict[str, str] = field(default_factory=dict)
+    peer: str = "tfdist"
+
+
+class Fleet:
+    """The processes of a contender, one a rank, waiting for requests."""
+
+    def __init__(self, network: ShapedHosts, contender: Contender, secret: str) -> None:
+        self.contender = contender
+        port = str(next(_ports))
+        master = network.addresses[contender.hosts[0]]
+        self._processes = []
+        for rank, host in enumerate(contender.hosts):
+            environ = _environment(contender.peer)
+            if contender.peer == "tfdist":
+                environ |= {
+                    "TFDIST_RANK": str(rank),
+                    "TFDIST_SIZE": str(len(contender.hosts)),
+                    "TFDIST_JOB_ID": f"networks-{port}",
+                    "TFDIST_RENDEZVOUS": f"{master}:{port}",
+                    "TFDIST_SECRET_FILE": secret,
+                    # The worlds that wait for their turn are to be quiet.
+                    "TFDIST_HEARTBEAT_S": "1",
+                    "TFDIST_SUSPECT_S": "30",
+                    **contender.environ,
+                }
+            else:
+                environ |= {
+                    "RANK": str(rank),
+                    "WORLD_SIZE": str(len(contender.hosts)),
+                    "MASTER_ADDR": master,
+                    "MASTER_PORT": port,
+                    "GLOO_SOCKET_IFNAME": "cable",
+                }
+            self._processes.append(_start(network, host, contender.peer, environ))
+
+    def wait(self) -> None:
+        """Until all ranks are connected."""
+        for process in self._processes:
+            _expect(process, "ready")
+
+    def measure(self, size: int, repeats: int) -> dict[str, float]:
+        """One round."""
+        request = json.dumps({"bytes": size, "repeats": repeats})
+        told = _ask_all(self._processes, request)
+        return {
+            "seconds": max(x["seconds"] for x in told) / repeats,
+            "cpu_seconds": sum(x["cpu_seconds"] for x in told) / repeats,
+            "bytes_sent": sum(x["bytes_sent"] for x in told) / repeats,
+        }
+
+    def close(self) -> None:
+        """Ends them."""
+        for process in self._processes:
+            process.kill()
+            process.wait()
+
+
+def _environment(peer: str) -> dict[str, str]:
+    environ = {k: v for k, v in os.environ.items() if not k.startswith("TFDIST_")}
+    if peer == "tfdist":
+        environ["PYTHONPATH"] = f"{_HERE.parent}:{_HERE.parent / 'tests'}"
+    # numpy's own threads have nothing to do here.
+    return environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+
+
+def _start(
+    network: ShapedHosts, host: int, role: str, environ: dict[str, str]
+) -> subprocess.Popen[str]:
+    python = str(_GLOO_PYTHON) if role == "gloo" else sys.executable
+    return subprocess.Popen(
+        [*network.inside(host), python, str(_HERE / "network_rank.py"), role],
+        env=environ,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def _expect(process: subprocess.Popen[str], word: str) -> None:
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line == f"{word}\n":
+            return
+    raise RuntimeError(f"a rank ended with {process.wait()} before it was {word}")
+
+
+def _ask_all(
+    processes: Sequence[subprocess.Popen[str]], request: str
+) -> list[dict[str, float]]:
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write(request + "\n")
+        process.stdin.flush()
+    told = []
+    for process in processes:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"a rank ended with {process.wait()}")
+        told.append(json.loads(line))
+    return told
+
+
+@contextlib.contextmanager
+def fleets(
+    network: ShapedHosts, contenders: Sequence[Contender]
+) -> Iterator[list[Fleet]]:
+    """All contenders, connected."""
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        secret = folder / "secret"
+        secret.touch(0o600)
+        secret.write_text(secrets.token_hex(32))
+        started = []
+        for contender in contenders:
+            fleet = Fleet(network, contender, str(secret))
+            stack.callback(fleet.close)
+            fleet.wait()
+            started.append(fleet)
+        yield started
+
+
+def line_rate(network: ShapedHosts, size: int = 64 * _MIB) -> float:
+    """What one plain socket gets from host 0 to host 1, in Mbit/s."""
+    port = str(next(_ports))
+    environ = _environment("") | {
+        "MASTER_ADDR": network.addresses[1],
+        "MASTER_PORT": port,
+    }
+    ends = []
+    try:
+        ends.append(_start(network, 1, "receive", environ))
+        _expect(ends[0], "listening")
+        ends.append(_start(network, 0, "send", environ))
+        for end in ends:
+            _expect(end, "ready")
+        request = json.dumps({"bytes": size, "repeats": 1})
+        seconds = [_ask_all(ends, request)[0]["seconds"] for _ in range(3)]
+    finally:
+        for end in ends:
+            end.kill()
+            end.wait()
+    return size * 8e-6 / statistics.median(seconds)
+
+
+def repeats_for(size: int, mbit_s: float) -> int:
+    """About a third of a second of the line's time, at least 2."""
+    seconds = max(2 * size * 8e-6 / mbit_s, 1e-3)
+    return max(2, min(200, round(0.3 / seconds)))
+
+
+def measure(
+    network: ShapedHosts,
+    contenders: Sequence[Contender],
+    sizes: Sequence[int],
+    rounds: int,
+) -> list[dict[str, Any]]:
+    """One row a contender and size; the first contender is what ratios refer to."""
+    rows = []
+    with fleets(network, contenders) as started:
+        for size in sizes:
+            repeats = repeats_for(size, network.mbit_s)
+            found: dict[str, list[dict[str, float]]] = {}
+            for fleet in started:
+                fleet.measure(size, 2)  # warms up
+            for turn in range(rounds):
+                # Nobody always comes after the same one.
+                shift = turn % len(started)
+                for fleet in started[shift:] + started[:shift]:
+                    one = fleet.measure(size, repeats)
+                    found.setdefault(fleet.contender.name, []).append(one)
+            base = [one["seconds"] for one in found[contenders[0].name]]
+            for contender in contenders:
+                row = _row(network, contender, size, found[contender.name], base)
+                print(json.dumps(row), flush=True)
+                rows.append(row)
+    return rows
+
+
+def _row(
+    network: ShapedHosts,
+    contender: Contender,
+    size: int,
+    found: Sequence[dict[str, float]],
+    base: Sequence[float],
+) -> dict[str, Any]:
+    ranks = len(contender.hosts)
+    seconds = sorted(one["seconds"] for one in found)
+    median_s = statistics.median(seconds)
+    busbw = size / median_s * 2 * (ranks - 1) / ranks
+    ratios = [a["seconds"] / b for a, b in zip(found, base, strict=True)]
+    wire = statistics.median(one["bytes_sent"] for one in found)
+    cpu_s = statistics.median(one["cpu_seconds"] for one in found)
+    return {
+        "contender": contender.name,
+        "mbit_s": network.mbit_s,
+        "hosts": len(network.spaces),
+        "ranks": ranks,
+        "placement": list(contender.hosts),
+        "bytes": size,
+        "ms": round(median_s * 1e3, 3),
+        "ms_min_max": [round(seconds[0] * 1e3, 3), round(seconds[-1] * 1e3, 3)],
+        "busbw_mb_s": round(busbw / 1e6, 2),
+        "busbw_percent_of_line": round(busbw * 8e-4 / network.mbit_s, 1),
+        "time_over_first": round(statistics.median(ratios), 3),
+        "tcp_bytes_sent": round(wire),
+        "cpu_ms": round(cpu_s * 1e3, 2),
+    }
+
+
+def announce(network: ShapedHosts) -> None:
+    """Prints what the line is worth."""
+    row = {
+        "line": "one plain socket",
+        "mbit_s": network.mbit_s,
+        "hosts": len(network.spaces),
+        "payload_percent_at_most": round(100 * PAYLOAD_SHARE, 1),
+        "payload_percent": round(100 * line_rate(network) / network.mbit_s, 1),
+    }
+    print(json.dumps(row), flush=True)
+
+
+def gloo(hosts: tuple[int, ...]) -> list[Contender]:
+    """PyTorch's gloo, where it is installed."""
+    if not _GLOO_PYTHON.exists():
+        print(json.dumps({"left out": f"gloo: there is no {_GLOO_PYTHON}"}), flush=True)
+        return []
+    return [Contender("gloo", hosts, peer="gloo")]
+
+
+def algorithm(name: str, **more: str) -> dict[str, str]:
+    """The variables that choose it."""
+    return {"TFDIST_ALLREDUCE_ALGORITHM": name, **more}
+
+
+def scaling(arguments: argparse.Namespace) -> None:
+    """The ring and gloo on 2, 4, 8 hosts."""
+    times = {}
+    for count in arguments.hosts:
+        hosts = tuple(range(count))
+        with shaped_hosts(count, arguments.mbit) as network:
+            announce(network)
+            ours = Contender("ring", hosts, algorithm("ring"))
+            for row in measure(
+                network, [ours, *gloo(hosts)], arguments.sizes, arguments.rounds
+            ):
+                times[row["contender"], row["bytes"], count] = row["ms"]
+    first, last = arguments.hosts[0], arguments.hosts[-1]
+    for (name, size, count), ms in times.items():
+        if count == last != first:
+            row = {"contender": name, "bytes": size, "hosts": [first, last]}
+            ratio = ms / times[name, size, first]
+            model = (1 - 1 / last) / (1 - 1 / first)
+            row |= {"time_ratio": round(ratio, 3), "model": round(model, 3)}
+            print(json.dumps(row), flush=True)
+
+
+def placement(arguments: argparse.Namespace) -> None:
+    """Two levels, and the flat ring placed well and badly."""
+    well, badly = (0, 0, 1, 1), (0, 1, 0, 1)
+    with shaped_hosts(2, arguments.mbit) as network:
+        announce(network)
+        contenders = [
+            Contender("two_level", well, algorithm("two_level")),
+            Contender("two_level, numbered badly", badly, algorithm("two_level")),
+            Contender("ring placed well", well, algorithm("ring")),
+            Contender("ring placed badly", badly, algorithm("ring")),
+            *gloo(well),
+        ]
+        measure(network, contenders, arguments.sizes, arguments.rounds)
+
+
+def sweep(arguments: argparse.Namespace) -> None:
+    """All algorithms at all sizes, on networks of 4 hosts and of 2 hosts x 2 ranks."""
+    sizes = [1 << power for power in range(10, 25, 2)]
+    for mbit in (1000.0, 100.0):
+        for hosts in ((0, 1, 2, 3), (0, 0, 1, 1)):
+            with shaped_hosts(max(hosts) + 1, mbit) as network:
+                announce(network)
+                contenders = [Contender(x, hosts, algorithm(x)) for x in ALGORITHMS]
+                # 16 MiB by the slowest algorithm take 8 s of a line of 100 Mbit/s.
+                few = [x for x in sizes if x <= mbit * 16e3]
+                measure(network, contenders, few, arguments.rounds)
+
+
+def _sizes(text: str) -> list[int]:
+    units = {"K": 1 << 10, "M": _MIB}
+    return [
+        int(x[:-1]) * units[x[-1]] if x[-1] in units else int(x)
+        for x in text.split(",")
+    ]
+
+
+def main() -> None:
+    """Measures and prints one line of JSON a result."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("what", choices=("scaling", "placement", "sweep"))
+    parser.add_argument(
+        "--mbit", type=float, default=1000.0, help="of each line, each way"
+    )
+    parser.add_argument(
+        "--hosts", type=_sizes, default=[2, 4, 8], help="scaling: how many"
+    )
+    parser.add_argument(
+        "--sizes", type=_sizes, default=[16 * _MIB], help="e.g. 64K,16M"
+    )
+    parser.add_argument("--rounds", type=int, default=7)
+    arguments = parser.parse_args()
+    if reason := why_not():
+        print(json.dumps({"skipped": reason}))
+        return
+    {"scaling": scaling, "placement": placement, "sweep": sweep}[arguments.what](
+        arguments
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,101 @@
+"""Hosts with slow networks on this machine: namespaces, one bridge, `tc tbf`.
+
+A host is a network namespace with one cable (a veth pair) to a bridge, which has a
+namespace of its own. Both ends of a cable are shaped: what a host sends at its end,
+what it receives at the bridge's. So a host has a full-duplex line of the given rate.
+
+The rate counts Ethernet, IP and TCP headers: of a packet of 1514 bytes 1448 are the
+program's, 95.6 %.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+# What a line may send at once after a pause. Less than two packets of 64 KiB, in which
+# the kernel hands over a stream, makes it cut them and costs processor time; more lets
+# a short message through faster than its line.
+_BURST_BYTES = 128 << 10
+_LIMIT_BYTES = 4 << 20
+PAYLOAD_SHARE = 1448 / 1514
+_made = itertools.count()
+
+
+@dataclass(frozen=True)
+class ShapedHosts:
+    """Hosts that answer.
+
+    Attributes:
+        spaces: names of their network namespaces.
+        addresses: of each.
+        mbit_s: rate of each line, each way.
+    """
+
+    spaces: tuple[str, ...]
+    addresses: tuple[str, ...]
+    mbit_s: float
+
+    def inside(self, host: int) -> list[str]:
+        """The words in front of a command that runs on that host."""
+        return ["ip", "netns", "exec", self.spaces[host]]
+
+
+def why_not() -> str:
+    """Why such hosts cannot be made here, "" when they can."""
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    try:
+        with shaped_hosts(1, 1000):
+            return ""
+    except FileNotFoundError as error:
+        return f"the program {error.filename} is missing"
+    except subprocess.CalledProcessError as error:
+        return f"{' '.join(error.cmd)}: {error.stderr.strip()}"
+
+
+@contextlib.contextmanager
+def shaped_hosts(count: int, mbit_s: float) -> Iterator[ShapedHosts]:
+    """Makes `count` hosts with a line of `mbit_s` each; removes them at the end."""
+    tag = f"{os.getpid() % 100000}{next(_made) % 10}"
+    middle = f"bm{tag}"
+    hosts = ShapedHosts(
+        tuple(f"bh{tag}-{i}" for i in range(count)),
+        tuple(f"10.214.{int(tag) % 250}.{i + 1}" for i in range(count)),
+        mbit_s,
+    )
+    with contextlib.ExitStack() as stack:
+
+        def space(name: str) -> None:
+            _run("ip", "netns", "add", name)
+            stack.callback(_run, "ip", "netns", "del", name)  # and all that is in it
+
+        space(middle)
+        _run("ip", "-n", middle, "link", "add", "bridge", "type", "bridge")
+        _run("ip", "-n", middle, "link", "set", "bridge", "up")
+        for index, name in enumerate(hosts.spaces):
+            space(name)
+            port = f"port{index}"
+            cable = ["link", "add", "cable", "netns", name, "type", "veth"]
+            _run("ip", *cable, "peer", "name", port, "netns", middle)
+            _run("ip", "-n", middle, "link", "set", port, "master", "bridge", "up")
+            address = f"{hosts.addresses[index]}/24"
+            _run("ip", "-n", name, "addr", "add", address, "dev", "cable")
+            for device in ("cable", "lo"):
+                _run("ip", "-n", name, "link", "set", device, "up")
+            _shape(name, "cable", mbit_s)
+            _shape(middle, port, mbit_s)
+        yield hosts
+
+
+def _shape(space: str, device: str, mbit_s: float) -> None:
+    words = f"root tbf rate {mbit_s:g}mbit burst {_BURST_BYTES} limit {_LIMIT_BYTES}"
+    _run("tc", "-n", space, "qdisc", "add", "dev", device, *words.split())
+
+
+def _run(*words: str) -> None:
+    subprocess.run(words, check=True, capture_output=True, text=True)
