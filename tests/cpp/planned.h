@@ -30,6 +30,7 @@ struct Setting {
   int size = 1;
   int root = 0;  // index
   std::vector<int32_t> host_of;
+  std::string ring_order = "topology";
   DType dtype = DType::kFloat32;
   ReduceOp op = ReduceOp::kSum;
   double prescale = 1.0;
@@ -305,6 +306,7 @@ class Planned {
   void Plans() {
     Config config;
     SetAlgorithm(&config, *s_.entry);
+    config.ring_order = s_.ring_order;
     SetView set;
     set.host_of = s_.host_of;
     std::vector<RequestInfo> infos;

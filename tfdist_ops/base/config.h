@@ -33,6 +33,7 @@ struct Config {
   std::string gather_algorithm = "auto";
   std::string scatter_algorithm = "auto";
   std::string alltoall_algorithm = "auto";
+  std::string ring_order = "topology";
   std::string transport = "auto";
   std::string tcp_mac = "control";
   std::string log_level = "warning";

@@ -1,5 +1,7 @@
 // allgather "ring": the slice of every rank travels round the ring, size - 1 hops to the right.
 //
+// The ranks stand in the order of ring_order.h; below, "rank" is a rank's place in it.
+//
 //   hop 0: rank r sends its own slice r; hop h: the slice r - h that it received in hop h - 1.
 //
 //            0      1      2      3
@@ -17,6 +19,7 @@
 //
 // Source: R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of Collective Communication
 // Operations in MPICH", Int. J. High Perform. Comput. Appl. 19 (2005), on allgather (ring).
+#include "collective/ring_steps.h"
 #include "collective/schedule.h"
 #include "collective/steps.h"
 
@@ -26,18 +29,21 @@ namespace {
 bool Supports(const ScheduleArgs& /*args*/, DType dtype) { return DTypeSize(dtype) > 0; }
 
 Schedule Make(const ScheduleArgs& args) {
-  const int rank = args.rank;
   const int size = args.size;
-  const int32_t left = Mod(rank - 1, size);
-  const int32_t right = Mod(rank + 1, size);
+  const Ring ring = RingOf(args);
+  const auto rank_at = [&](int position) {
+    return ring.ranks[static_cast<size_t>(Mod(position, size))];
+  };
+  const int32_t left = rank_at(ring.position - 1);
+  const int32_t right = rank_at(ring.position + 1);
   Schedule schedule;
   int32_t copied = -1;
   for (int hop = 0; hop < size - 1; ++hop) {
-    const int32_t out = Mod(rank - hop, size);
+    const int32_t out = rank_at(ring.position - hop);
     Add(&schedule, hop == 0 ? SendInput(0, out, right) : SendOutput(0, out, right, copied));
-    copied = Add(&schedule, CopyFrom(0, Mod(rank - hop - 1, size), left, {}));
+    copied = Add(&schedule, CopyFrom(0, rank_at(ring.position - hop - 1), left, {}));
   }
-  Add(&schedule, LocalCopy(rank));
+  Add(&schedule, LocalCopy(args.rank));
   return schedule;
 }
 

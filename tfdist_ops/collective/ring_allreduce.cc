@@ -1,5 +1,7 @@
 // allreduce "ring": reduce-scatter, then all-gather, each with size - 1 hops to the right.
 //
+// The ranks stand in the order of ring_order.h; below, "rank" is a rank's place in it.
+//
 // Four ranks; a b c d are the ranks' inputs of a slice, column = rank, row = slice:
 //
 //   reduce-scatter, hop 0: rank r sends slice r          hop 1: rank r sends slice r - 1
@@ -46,12 +48,8 @@ Schedule Make(const ScheduleArgs& args) {
     Add(&schedule, Local(0));
     return schedule;
   }
-  Ring ring;
-  ring.position = args.rank;
-  for (int32_t r = 0; r < args.size; ++r) {
-    ring.ranks.push_back(r);
-    ring.slices.push_back(r);
-  }
+  Ring ring = RingOf(args);
+  for (int32_t s = 0; s < args.size; ++s) ring.slices.push_back(s);
   RingReduce reduce;
   reduce.phase = kReduceScatter;
   const std::vector<int32_t> touched = AddRingReduceScatter(&schedule, ring, reduce);

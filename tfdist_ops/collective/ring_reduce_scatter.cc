@@ -1,5 +1,7 @@
 // reduce_scatter "ring": size - 1 hops to the right; every slice ends at the rank that it is for.
 //
+// The ranks stand in the order of ring_order.h; below, "rank" is a rank's place in it.
+//
 //   hop 0: rank r sends slice r - 1; hop h: the slice r - 1 - h that it received in hop h - 1, with
 //   its own input added. Three ranks, a b c the inputs:
 //            0      1      2
@@ -36,11 +38,9 @@ Schedule Make(const ScheduleArgs& args) {
     Add(&schedule, Local(0));
     return schedule;
   }
-  Ring ring;
-  ring.position = args.rank;
-  for (int32_t r = 0; r < args.size; ++r) {
-    ring.ranks.push_back(r);
-    ring.slices.push_back(Mod(r - 1, args.size));  // so that position p ends with slice p
+  Ring ring = RingOf(args);
+  for (int p = 0; p < args.size; ++p) {  // so that position p ends with the slice of its rank
+    ring.slices.push_back(ring.ranks[static_cast<size_t>(Mod(p - 1, args.size))]);
   }
   AddRingReduceScatter(&schedule, ring, {});
   return schedule;

@@ -1,5 +1,8 @@
 #include "collective/ring_steps.h"
 
+#include <algorithm>
+#include <numeric>
+
 namespace tfdist {
 namespace {
 
@@ -15,6 +18,18 @@ Step ReduceHop(const RingReduce& reduce, int32_t slice, int32_t left, int hop, b
 }
 
 }  // namespace
+
+Ring RingOf(const ScheduleArgs& args) {
+  Ring ring;
+  ring.ranks = args.ring;
+  if (ring.ranks.empty()) {
+    ring.ranks.resize(static_cast<size_t>(args.size));
+    std::iota(ring.ranks.begin(), ring.ranks.end(), 0);
+  }
+  const auto own = std::find(ring.ranks.begin(), ring.ranks.end(), args.rank);
+  ring.position = static_cast<int>(own - ring.ranks.begin());
+  return ring;
+}
 
 std::vector<int32_t> AddRingReduceScatter(Schedule* schedule, const Ring& ring,
                                           const RingReduce& reduce) {

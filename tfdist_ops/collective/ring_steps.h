@@ -17,6 +17,9 @@ struct Ring {
   int size() const { return static_cast<int>(ranks.size()); }
 };
 
+// All ranks in their order; `slices` is left to the algorithm.
+Ring RingOf(const ScheduleArgs& args);
+
 struct RingReduce {
   uint16_t phase = 0;
   Place own =

@@ -94,6 +94,8 @@ struct ScheduleArgs {
   // Too many ranks for links between all of them (TFDIST_MESH_RANKS): "auto" prefers algorithms
   // whose partners are at distances of powers of two (transport/routes.h).
   bool sparse = false;
+  // All ranks, each sends to the next (ring_order.h); empty: ascending.
+  std::vector<int32_t> ring = {};
 };
 // Whether all ranks are on one host.
 bool AllLocal(const ScheduleArgs& args);

@@ -1,5 +1,5 @@
-// allreduce "torus": ranks as a grid of X columns and Y rows, rank = row X + column, with rings
-// along rows and columns: reduce-scatter along the row, allreduce along the column of the part that
+// allreduce "torus": ranks as a grid of X columns and Y rows, with rings along rows and columns; the
+// rank at row X + column of ring_order.h stands there, so that rows lie inside hosts, if they fit: reduce-scatter along the row, allreduce along the column of the part that
 // each rank then has, all-gather along the row.
 //
 //   2 x 3:   0 --- 1      X = 2: after 1 hop along its row a rank has half of the data of its row,
@@ -50,21 +50,23 @@ Schedule Make(const ScheduleArgs& args) {
   schedule.partials = true;
   const int columns = Columns(args.size);
   const int rows = args.size / columns;
-  const int x = args.rank % columns;
-  const int y = args.rank / columns;
+  const Ring all = RingOf(args);
+  const int x = all.position % columns;
+  const int y = all.position / columns;
+  const auto at = [&](int r, int c) { return all.ranks[static_cast<size_t>(r * columns + c)]; };
   // Part c of `columns` is the slices [c rows, (c + 1) rows), joined as slice size + c.
   Ring row;
   row.position = x;
   for (int32_t c = 0; c < columns; ++c) {
     schedule.joined.push_back({c * rows, rows});
-    row.ranks.push_back(y * columns + c);
+    row.ranks.push_back(at(y, c));
     row.slices.push_back(args.size + c);
   }
   const int part = (x + 1) % columns;  // what this rank has after the row
   Ring column;
   column.position = y;
   for (int32_t r = 0; r < rows; ++r) {
-    column.ranks.push_back(r * columns + x);
+    column.ranks.push_back(at(r, x));
     column.slices.push_back(part * rows + r);
   }
   const std::vector<int32_t> in_row =

@@ -16,6 +16,7 @@
 #include "base/deadline.h"
 #include "base/logging.h"
 #include "base/reducible.h"
+#include "collective/ring_order.h"
 #include "runtime/c_links.h"
 #include "runtime/runtime.h"
 #include "transport/shm_window.h"
@@ -235,6 +236,8 @@ int32_t tfdist_init(const tfdist_world* in) {
   if (in->size < 1 || in->rank < 0 || in->rank >= in->size) {
     return FailInit(*in, BadArgument("tfdist_init: rank and size do not fit together"));
   }
+  const Status order = tfdist::CheckRingOrder(config.value().ring_order, in->size);
+  if (!order.ok()) return FailInit(*in, order);
   Process& process = TheProcess();
   std::lock_guard<std::mutex> lock(process.mutex);
   if (process.runtime != nullptr && process.pid == getpid()) {

@@ -4,6 +4,7 @@
 #include <cctype>
 #include <string>
 
+#include "collective/ring_order.h"
 #include "scheduler/rows.h"
 
 namespace tfdist {
@@ -21,6 +22,7 @@ StatusOr<ScheduleArgs> ArgsFor(const RequestInfo& info, const SetView& set, cons
   args.size = set.size();
   args.sparse = set.size() > config.mesh_ranks;
   args.host_of = set.host_of;
+  args.ring = RingOrder(config.ring_order, set.ranks, set.host_of);
   if (!HasRoot(info.kind)) return args;
   const auto root = std::find(set.ranks.begin(), set.ranks.end(), info.root);
   if (root == set.ranks.end()) {
