@@ -95,8 +95,8 @@ std::string Shuffled(const Setting& s, std::mt19937* random, std::vector<int32_t
 
 TEST(every_algorithm_is_right_in_any_order) {
   std::mt19937 random(3);
-  for (CollectiveKind kind : {CollectiveKind::kAllreduce, CollectiveKind::kReduceScatter,
-                              CollectiveKind::kAllgather}) {
+  for (CollectiveKind kind :
+       {CollectiveKind::kAllreduce, CollectiveKind::kReduceScatter, CollectiveKind::kAllgather}) {
     ForEachRow(kind, [&](Setting s) {
       std::vector<int32_t> order;
       for (DType dtype : {DType::kFloat32, DType::kBfloat16}) {

@@ -117,10 +117,11 @@ const std::vector<Row>& Table() {
            "Name of the scatter algorithm, or auto."),
       Text("TFDIST_ALLTOALL_ALGORITHM", &Config::alltoall_algorithm, "", true,
            "Name of the alltoall algorithm, or auto."),
-      Text("TFDIST_RING_ORDER", &Config::ring_order, "", true,
-           "Order of the ranks in algorithms that send round a ring: topology, those of a host side "
-           "by side; rank; or all ranks as a list, such as 0,2,1,3. Process sets keep it. Another "
-           "order rounds differently (docs/algorithms.md)."),
+      Text(
+          "TFDIST_RING_ORDER", &Config::ring_order, "", true,
+          "Order of the ranks in algorithms that send round a ring: topology, those of a host side "
+          "by side; rank; or all ranks as a list, such as 0,2,1,3. Process sets keep it. Another "
+          "order rounds differently (docs/algorithms.md)."),
       Text("TFDIST_TRANSPORT", &Config::transport, "auto|shm|tcp", true,
            "How ranks of one host exchange data; auto is shared memory, or TCP where that fails."),
       Text("TFDIST_TCP_MAC", &Config::tcp_mac, "control|all", true,

@@ -24,7 +24,8 @@ namespace tfdist {
 Status CheckRingOrder(const std::string& wanted, int size);
 
 // The members of a process set in the order of the ring, as indices into `ranks`, which are ranks
-// of the world, ascending; empty where that is 0, 1, 2 and so on. `host_of`: by index, empty: all on one host. A set has the world's order
+// of the world, ascending; empty where that is 0, 1, 2 and so on. `host_of`: by index, empty: all
+// on one host. A set has the world's order
 // ("2,0,3,1" with ranks {0, 3} left: 0, 3). `wanted` has passed CheckRingOrder.
 std::vector<int32_t> RingOrder(const std::string& wanted, const std::vector<int32_t>& ranks,
                                const std::vector<int32_t>& host_of);

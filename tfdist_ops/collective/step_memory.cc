@@ -76,19 +76,31 @@ uint8_t* StepMemory::At(Place place, int32_t slice, uint8_t* output, int64_t ele
          static_cast<size_t>(element) * BytesIn(place);
 }
 
-void StepMemory::Pack(size_t step, int64_t segment, uint8_t* wire) {
+// Inputs travel as they are: whoever reduces them scales, in its accumulation type.
+template <typename Fn>
+void StepMemory::ForEachSent(size_t step, int64_t segment, Fn fn) {
   const Step& s = schedule_.steps[step];
   const size_t bytes = BytesIn(s.own);
   const int64_t begin = Begin(segment);
-  // Inputs travel as they are: whoever reduces them scales, in its accumulation type.
   cursors_[step].ForEachRun(
       begin, Count(step, segment), element_bytes_,
       [&](const uint8_t* input, uint8_t* output, int64_t n, int64_t offset) {
-        const uint8_t* source =
-            s.own == Place::kInput ? input : At(s.own, s.slice, output, begin + offset);
-        std::memcpy(wire + static_cast<size_t>(offset) * bytes, source,
-                    static_cast<size_t>(n) * bytes);
+        fn(s.own == Place::kInput ? input : At(s.own, s.slice, output, begin + offset),
+           static_cast<size_t>(n) * bytes);
       });
+}
+
+void StepMemory::Pack(size_t step, int64_t segment, uint8_t* wire) {
+  ForEachSent(step, segment, [&](const uint8_t* source, size_t bytes) {
+    std::memcpy(wire, source, bytes);
+    wire += bytes;
+  });
+}
+
+void StepMemory::Locate(size_t step, int64_t segment, std::vector<ByteSpan>* pieces) {
+  pieces->clear();
+  ForEachSent(step, segment,
+              [&](const uint8_t* source, size_t bytes) { pieces->push_back({source, bytes}); });
 }
 
 void StepMemory::Take(size_t step, int64_t segment, const std::vector<const uint8_t*>& wire,

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "base/span.h"
 #include "collective/reduce_kernels.h"
 #include "collective/schedule.h"
 #include "collective/slicing.h"
@@ -29,6 +30,8 @@ class StepMemory {
   int64_t segments(size_t step) const;                     // of the step's slice
   size_t WireBytes(size_t step, int64_t segment) const;    // payload of a segment
   void Pack(size_t step, int64_t segment, uint8_t* wire);  // kSend
+  // Where what Pack would copy lies.
+  void Locate(size_t step, int64_t segment, std::vector<ByteSpan>* pieces);
   // kReduce and kCopy; `wire`: one payload a peer. `also`, of a kReduce that finishes into the
   // output: the payload of a send of the same segment, filled on the way.
   void Take(size_t step, int64_t segment, const std::vector<const uint8_t*>& wire,
@@ -49,6 +52,8 @@ class StepMemory {
   void LayOutScratch(size_t base_slices);
   uint8_t* At(Place place, int32_t slice, uint8_t* output, int64_t element);
   void Reduce(size_t step, int64_t segment, const std::vector<const uint8_t*>& wire, uint8_t* also);
+  template <typename Fn>  // fn(source, bytes), in the order of the payload
+  void ForEachSent(size_t step, int64_t segment, Fn fn);
 
   const Schedule schedule_;
   std::vector<Slice> slices_;  // the joined ones too

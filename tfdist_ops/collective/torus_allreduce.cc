@@ -1,6 +1,7 @@
-// allreduce "torus": ranks as a grid of X columns and Y rows, with rings along rows and columns; the
-// rank at row X + column of ring_order.h stands there, so that rows lie inside hosts, if they fit: reduce-scatter along the row, allreduce along the column of the part that
-// each rank then has, all-gather along the row.
+// allreduce "torus": ranks as a grid of X columns and Y rows, with rings along rows and columns;
+// the rank at row X + column of ring_order.h stands there, so that rows lie inside hosts, if they
+// fit: reduce-scatter along the row, allreduce along the column of the part that each rank then
+// has, all-gather along the row.
 //
 //   2 x 3:   0 --- 1      X = 2: after 1 hop along its row a rank has half of the data of its row,
 //            |     |      Y = 3: 2 + 2 hops along its column finish that half (in three slices),

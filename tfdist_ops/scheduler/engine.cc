@@ -347,6 +347,10 @@ bool Engine::Poll(int64_t now_us) {
     }
   }
   moved |= SendResponses(now_us);
+  // Before the data: a rank that waits for an answer must not wait for a full line too.
+  for (size_t p = 0; p < links_.size(); ++p) {
+    if (links_[p] != nullptr) moved |= FlushControl(static_cast<int>(p));
+  }
   moved |= AdvanceAll(now_us);
   for (auto& [id, set] : sets_) TurnJoin(set.get(), now_us);
   TurnMembership(now_us);

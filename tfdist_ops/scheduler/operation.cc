@@ -170,6 +170,17 @@ void Operation::CommitSend(size_t index, const Links& links, uint32_t generation
 }
 
 bool Operation::RunSend(size_t index, const Links& links, uint32_t generation) {
+  Link* link = LinkOf(index, links);
+  if (link != nullptr && link->MostPieces() > 0) {
+    memory_.Locate(index, running_[index].done, &pieces_);
+    if (pieces_.size() <= link->MostPieces()) {
+      if (!link->SendPieces(Header(index, generation), {pieces_.data(), pieces_.size()})) {
+        return false;
+      }
+      CountSegment(index);
+      return true;
+    }
+  }
   const MutableByteSpan room = BeginSend(index, links);
   if (room.data() == nullptr) return false;
   memory_.Pack(index, running_[index].done, room.data());
@@ -187,7 +198,10 @@ bool Operation::RunReceive(size_t index, const Links& links, uint32_t generation
     payloads_.push_back(inbox.front().data());
   }
   // A result that others wait for goes out while it is computed, if there is room for it.
-  const bool sends = run.sender != 0 && running_[run.sender].done == run.done;
+  // (What goes out from where it lies has no room to fill.)
+  const Link* link = run.sender != 0 ? LinkOf(run.sender, links) : nullptr;
+  const bool sends =
+      link != nullptr && link->MostPieces() == 0 && running_[run.sender].done == run.done;
   const MutableByteSpan room = sends ? BeginSend(run.sender, links) : MutableByteSpan();
   memory_.Take(index, run.done, payloads_, room.data());
   for (size_t p = 0; p < run.inbox.size(); ++p) {

@@ -118,6 +118,7 @@ class Operation {
   bool knows_twins_ = false;
   std::unordered_map<uint64_t, std::pair<size_t, size_t>> receivers_;  // Tag → step, index of peer
   std::vector<const uint8_t*> payloads_;                               // of the segment in hand
+  std::vector<ByteSpan> pieces_;                                       // likewise
 };
 
 }  // namespace tfdist

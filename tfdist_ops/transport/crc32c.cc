@@ -135,10 +135,12 @@ bool UseInstruction() {
 
 }  // namespace
 
-uint32_t Crc32c(ByteSpan bytes) {
+uint32_t ExtendCrc32c(uint32_t crc, ByteSpan bytes) {
   const auto extend = UseInstruction() ? ExtendByInstruction : ExtendByTable;
-  return ~extend(~uint32_t{0}, bytes.data(), bytes.size());
+  return ~extend(~crc, bytes.data(), bytes.size());
 }
+
+uint32_t Crc32c(ByteSpan bytes) { return ExtendCrc32c(0, bytes); }
 
 uint32_t Crc32cByTable(ByteSpan bytes) {
   return ~ExtendByTable(~uint32_t{0}, bytes.data(), bytes.size());

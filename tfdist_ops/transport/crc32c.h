@@ -15,6 +15,8 @@ namespace tfdist {
 // By the processor's instruction where it has one (x86: SSE4.2, Arm: the CRC extension), else by
 // table.
 uint32_t Crc32c(ByteSpan bytes);
+// Of what `crc` is of and then `bytes`; 0 is that of nothing.
+uint32_t ExtendCrc32c(uint32_t crc, ByteSpan bytes);
 
 // The table method, for comparison.
 uint32_t Crc32cByTable(ByteSpan bytes);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <vector>
 
 #include "transport/crc32c.h"
 
@@ -24,15 +25,18 @@ std::array<uint8_t, kMacBytes> Shortened(const Sha256Digest& digest) {
 
 FrameMac::FrameMac(ByteSpan key, bool all) : hmac_(key), all_(all) {}
 
-std::array<uint8_t, kMacBytes> FrameMac::Digest(const FrameHeader& frame, ByteSpan payload) const {
+std::array<uint8_t, kMacBytes> FrameMac::Digest(const FrameHeader& frame, Pieces payload) const {
   if (!all_ && frame.lane == static_cast<uint8_t>(Lane::kData)) {
-    const uint32_t crc = Crc32c(payload);
+    uint32_t crc = 0;
+    for (const ByteSpan& piece : payload) crc = ExtendCrc32c(crc, piece);
     std::array<uint8_t, kMacBytes> out{};
     std::memcpy(out.data(), &crc, sizeof(crc));
     return out;
   }
   // The header's tag binds this to its place, so the count need not be here.
-  return Shortened(hmac_({View(&kPayloadDomain, 1), payload}));
+  std::vector<ByteSpan> parts = {View(&kPayloadDomain, 1)};
+  parts.insert(parts.end(), payload.begin(), payload.end());
+  return Shortened(hmac_(Span<const ByteSpan>(parts.data(), parts.size())));
 }
 
 std::array<uint8_t, kMacBytes> FrameMac::Tag(const WireHeader& header) const {
@@ -42,7 +46,7 @@ std::array<uint8_t, kMacBytes> FrameMac::Tag(const WireHeader& header) const {
                           View(header.digest.data(), header.digest.size())}));
 }
 
-void FrameMac::Seal(WireHeader* header, ByteSpan payload) {
+void FrameMac::SealPieces(WireHeader* header, Pieces payload) {
   header->digest = Digest(header->frame, payload);
   header->tag = Tag(*header);
   ++counts_[header->frame.lane];
@@ -59,7 +63,7 @@ bool FrameMac::OpenHeader(const WireHeader& header) {
 }
 
 bool FrameMac::OpenPayload(const WireHeader& header, ByteSpan payload) const {
-  const std::array<uint8_t, kMacBytes> expected = Digest(header.frame, payload);
+  const std::array<uint8_t, kMacBytes> expected = Digest(header.frame, Pieces(&payload, 1));
   return EqualBytes(View(expected.data(), kMacBytes), View(header.digest.data(), kMacBytes));
 }
 

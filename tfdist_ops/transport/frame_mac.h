@@ -45,14 +45,15 @@ class FrameMac {
   FrameMac(ByteSpan key, bool all);
 
   // Fills in digest and tag of the next frame of its lane.
-  void Seal(WireHeader* header, ByteSpan payload);
+  void Seal(WireHeader* header, ByteSpan payload) { SealPieces(header, Pieces(&payload, 1)); }
+  void SealPieces(WireHeader* header, Pieces payload);
   // Whether this is the header of the next frame of its lane. Trust no field of it otherwise.
   bool OpenHeader(const WireHeader& header);
   // Whether `payload` is that of the last header opened on this lane.
   bool OpenPayload(const WireHeader& header, ByteSpan payload) const;
 
  private:
-  std::array<uint8_t, kMacBytes> Digest(const FrameHeader& frame, ByteSpan payload) const;
+  std::array<uint8_t, kMacBytes> Digest(const FrameHeader& frame, Pieces payload) const;
   std::array<uint8_t, kMacBytes> Tag(const WireHeader& header) const;
 
   HmacSha256 hmac_;

@@ -39,6 +39,9 @@ static_assert(sizeof(FrameHeader) == 32, "the header is a wire format");
 
 constexpr size_t kMaxControlPayload = 480;  // a control slot is 512 bytes with its header
 
+// A payload that lies in several places, in the order in which it is sent.
+using Pieces = Span<const ByteSpan>;
+
 struct InFrame {
   FrameHeader header;
   ByteSpan payload;
@@ -64,6 +67,11 @@ class Link {
   // well, without a copy. False: the lane is full now.
   virtual const void* SendMemory() const { return nullptr; }
   virtual bool ShareSend(FrameHeader /*header*/, size_t /*bytes*/) { return false; }
+  // Most pieces of a payload that SendPieces takes; 0: this link has only the way above.
+  virtual size_t MostPieces() const { return 0; }
+  // Sends a frame of the data lane from the caller's memory, which may change as soon as this
+  // returns: for transports that would copy a packed payload once more. False: the lane is full.
+  virtual bool SendPieces(FrameHeader /*header*/, Pieces /*payload*/) { return false; }
 
   // Next unread frame of the lane. False: none now.
   virtual bool Poll(Lane lane, InFrame* frame) = 0;

@@ -43,6 +43,16 @@ class OverlayLink : public Link {
     ++data_frames_sent_;
   }
 
+  size_t MostPieces() const override {
+    return connection() != nullptr ? connection()->MostPieces() : 0;
+  }
+  bool SendPieces(FrameHeader header, Pieces payload) override {
+    if (!overlay_->At(peer_).link->SendPieces(header, payload)) return false;
+    for (const ByteSpan& piece : payload) data_bytes_sent_ += piece.size();
+    ++data_frames_sent_;
+    return true;
+  }
+
   bool Poll(Lane lane, InFrame* frame) override {
     if (lane == Lane::kControl) return overlay_->PollControl(peer_, frame);
     return connection() != nullptr && connection()->Poll(lane, frame);

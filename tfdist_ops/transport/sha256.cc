@@ -170,7 +170,7 @@ HmacSha256::HmacSha256(ByteSpan key) {
   outer_.Add({padded.data(), padded.size()});
 }
 
-Sha256Digest HmacSha256::operator()(std::initializer_list<ByteSpan> parts) const {
+Sha256Digest HmacSha256::operator()(Span<const ByteSpan> parts) const {
   Sha256 inner = inner_;
   for (const ByteSpan& part : parts) inner.Add(part);
   const Sha256Digest digest = inner.Finish();

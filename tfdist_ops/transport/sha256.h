@@ -39,7 +39,10 @@ class HmacSha256 {
  public:
   explicit HmacSha256(ByteSpan key);
   // Of the parts, one after the other.
-  Sha256Digest operator()(std::initializer_list<ByteSpan> parts) const;
+  Sha256Digest operator()(std::initializer_list<ByteSpan> parts) const {
+    return (*this)(Span<const ByteSpan>(parts.begin(), parts.size()));
+  }
+  Sha256Digest operator()(Span<const ByteSpan> parts) const;
 
  private:
   Sha256 inner_;

@@ -1,17 +1,19 @@
 // tcp: two ranks over one connected stream socket.
 //
-// Sending: frames queue per lane in pooled buffers and Pump writes them, control before data, never
-// one frame inside another. Receiving: Pump reads straight into the buffer of the frame at hand,
-// and what comes after it into a small staging area, from which headers are taken; so a long frame
-// costs one system call and one copy of at most kStagingBytes.
+// Sending: data goes from the caller's memory into the kernel at once (SendPieces) while nothing
+// waits; what the kernel does not take is copied. Frames that wait queue per lane in pooled buffers
+// and Pump writes them, control before data, never one frame inside another. Receiving: Pump reads
+// straight into the buffer of the frame at hand, and what comes after it into a small staging area,
+// from which headers are taken; so a long frame costs one system call and one copy of at most
+// kStagingBytes.
 //
 // Every frame is authenticated and counted (frame_mac.h): sealed when it is committed, while its
 // payload is still in the cache; its header is opened before a field of it is used, its payload
 // before it is delivered. A link without a key is refused.
-#include <arpa/inet.h>
+#include <linux/sockios.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
-#include <sys/random.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -21,10 +23,12 @@
 #include <cstring>
 #include <deque>
 
+#include "base/deadline.h"
 #include "transport/frame_mac.h"
 #include "transport/frame_pool.h"
 #include "transport/link_socket.h"
 #include "transport/link_support.h"
+#include "transport/tcp_pair.h"
 
 namespace tfdist {
 namespace {
@@ -32,10 +36,17 @@ namespace {
 constexpr size_t kMostQueued[kLanes] = {1024, 8};  // frames waiting for the kernel, per lane
 constexpr size_t kMaxHeld = size_t{1} << 20;
 constexpr size_t kStagingBytes = 4096;
-constexpr size_t kMostParts = 16;                 // frames in one sendmsg
+constexpr size_t kMostParts = 16;                 // frames, or pieces of one, in one sendmsg
 constexpr size_t kPumpBytes = size_t{4} << 20;    // at most this much of either way in one Pump
 constexpr size_t kDrainBytes = size_t{16} << 20;  // see ~TcpLink
 constexpr int kSocketBufferBytes = 4 << 20;
+// Data that the kernel has and has not sent: what a control frame waits for at most.
+constexpr int kMostUnsentBytes = 512 << 10;
+// How often a rank that is awake looks into an empty socket, which costs a system call. In the
+// middle of a frame the kernel wakes it when much of the rest has come (SO_RCVLOWAT).
+constexpr int64_t kLookUs = 5;
+constexpr int64_t kLookInFrameUs = 50;
+constexpr size_t kWorthWakingBytes = 64 << 10;
 
 struct OutFrame {
   FrameBuffer buffer;
@@ -59,6 +70,7 @@ class TcpLink : public LinkBase {
   TcpLink(const LinkEnds& ends, const Config& config, UniqueFd socket)
       : LinkBase(ends, config, "tcp"),
         socket_(std::move(socket)),
+        most_unsent_(std::max<int>(kMostUnsentBytes, 4 * static_cast<int>(config.segment_bytes))),
         sealer_(SendKey(ends.key, ends.initiator), config.tcp_mac == "all"),
         opener_(SendKey(ends.key, !ends.initiator), config.tcp_mac == "all"),
         pools_{FramePool(capacity(Lane::kControl)), FramePool(capacity(Lane::kData))} {}
@@ -80,6 +92,8 @@ class TcpLink : public LinkBase {
     if (::setsockopt(socket_.get(), IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one)) != 0) {
       return SystemError("TCP_NODELAY");
     }
+    (void)::setsockopt(socket_.get(), IPPROTO_TCP, TCP_NOTSENT_LOWAT, &most_unsent_,
+                       sizeof(most_unsent_));
     // The kernel caps these at its own limits; less is slower, not wrong.
     const int bytes = kSocketBufferBytes;
     (void)::setsockopt(socket_.get(), SOL_SOCKET, SO_SNDBUF, &bytes, sizeof(bytes));
@@ -109,6 +123,30 @@ class TcpLink : public LinkBase {
     out_[Index(lane)].push_back({std::move(buffer), sizeof(wire) + bytes});
   }
 
+  size_t MostPieces() const override { return kMostParts - 1; }
+
+  bool SendPieces(FrameHeader header, Pieces payload) override {
+    size_t bytes = 0;
+    for (const ByteSpan& piece : payload) bytes += piece.size();
+    bool moved = false;
+    Write(&moved);
+    refused_ = !Flushed() || !KernelHasRoom(bytes);
+    if (refused_ || !Open(Lane::kData, bytes)) return false;
+    WireHeader wire{};
+    wire.frame = header;
+    Close(Lane::kData, &wire.frame);
+    sealer_.SealPieces(&wire, payload);
+    iovec parts[kMostParts] = {{&wire, sizeof(wire)}};
+    size_t count = 1;
+    // sendmsg only reads.
+    for (const ByteSpan& piece : payload) {
+      parts[count++] = {const_cast<uint8_t*>(piece.data()), piece.size()};
+    }
+    const size_t sent = write_failed_ ? 0 : Send(parts, count);
+    if (sent < sizeof(wire) + bytes) Keep(parts, count, sent);
+    return true;
+  }
+
   bool Poll(Lane lane, InFrame* frame) override {
     std::deque<Arrived>& arrived = arrived_[Index(lane)];
     if (arrived.empty()) return false;
@@ -127,15 +165,16 @@ class TcpLink : public LinkBase {
   // it left may be the reason.
   Status Pump(bool* moved) override {
     if (!error().ok()) return error();
+    refused_ = false;  // whoever still wants to send will say so
     Write(moved);
-    Read(moved);
+    if (awakened_ || NowUs() >= next_look_us_) Read(moved);
     if (!lost_.ok() && (read_ended_ || read_dry_)) Fail(lost_);
     return error();
   }
 
   int fd() const override { return socket_.get(); }
-  bool WantsWrite() const override { return !write_failed_ && !Flushed(); }
-  void SetSleeping(bool /*sleeping*/) override {}
+  bool WantsWrite() const override { return !write_failed_ && (!Flushed() || refused_); }
+  void SetSleeping(bool sleeping) override { awakened_ = !sleeping; }
   bool Flushed() const override { return out_[0].empty() && out_[1].empty(); }
   size_t MaxHeld() const override { return kMaxHeld; }
 
@@ -171,23 +210,53 @@ class TcpLink : public LinkBase {
     }
   }
 
+  // Whether `bytes` more leave a control frame its way out. A frame that is not begun is not
+  // copied.
+  bool KernelHasRoom(size_t bytes) const {
+    int unsent = 0;
+    if (::ioctl(socket_.get(), SIOCOUTQNSD, &unsent) != 0 || unsent <= 0) return true;
+    return static_cast<size_t>(unsent) + bytes <= static_cast<size_t>(most_unsent_);
+  }
+
+  // How many bytes the kernel took; 0: none now, or the connection is broken.
+  size_t Send(iovec* parts, size_t count) {
+    msghdr message{};
+    message.msg_iov = parts;
+    message.msg_iovlen = count;
+    while (true) {
+      const ssize_t n = ::sendmsg(socket_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+      if (n >= 0) return static_cast<size_t>(n);
+      if (errno == EINTR) continue;
+      if (errno != EAGAIN && errno != EWOULDBLOCK) {
+        write_failed_ = true;
+        Lose(errno);
+      }
+      return 0;
+    }
+  }
+
+  // Queues the data frame in `parts`, of which the kernel has `sent` bytes, as the only one.
+  void Keep(const iovec* parts, size_t count, size_t sent) {
+    OutFrame frame{pools_[Index(Lane::kData)].Take(), 0};
+    if (!frame.buffer) return Fail(TFDIST_INTERNAL("out of memory for a frame"));
+    for (size_t i = 0; i < count; ++i) {
+      const size_t skip = std::min(parts[i].iov_len, sent - std::min(sent, frame.bytes));
+      std::memcpy(frame.buffer.wire() + frame.bytes + skip,
+                  static_cast<const uint8_t*>(parts[i].iov_base) + skip, parts[i].iov_len - skip);
+      frame.bytes += parts[i].iov_len;
+    }
+    out_[Index(Lane::kData)].push_back(std::move(frame));
+    writing_ = Index(Lane::kData);
+    written_ = sent;
+  }
+
   void Write(bool* moved) {
     for (size_t total = 0; !write_failed_ && !Flushed() && total < kPumpBytes;) {
       iovec parts[kMostParts];
-      msghdr message{};
-      message.msg_iov = parts;
-      message.msg_iovlen = Gather(parts);
-      const ssize_t n = ::sendmsg(socket_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
-      if (n < 0) {
-        if (errno == EINTR) continue;
-        if (errno != EAGAIN && errno != EWOULDBLOCK) {
-          write_failed_ = true;
-          Lose(errno);
-        }
-        return;
-      }
-      Written(static_cast<size_t>(n));
-      total += static_cast<size_t>(n);
+      const size_t n = Send(parts, Gather(parts));
+      if (n == 0) return;
+      Written(n);
+      total += n;
       *moved = true;
     }
   }
@@ -205,7 +274,7 @@ class TcpLink : public LinkBase {
       const ssize_t n = ::recvmsg(socket_.get(), &message, MSG_DONTWAIT);
       if (n < 0 && errno == EINTR) continue;
       read_dry_ = n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK);
-      if (read_dry_) return;
+      if (read_dry_) return WaitForMore();
       if (n <= 0) {
         read_ended_ = true;
         Lose(n == 0 ? 0 : errno);
@@ -218,8 +287,19 @@ class TcpLink : public LinkBase {
       staged_ += static_cast<size_t>(n) - direct;
       Parse();
       // A short read has emptied the socket: spare the call that would only say so.
-      if (static_cast<size_t>(n) < missing + parts[1].iov_len) return;
+      if (static_cast<size_t>(n) < missing + parts[1].iov_len) return WaitForMore();
     }
+  }
+
+  // The socket is empty.
+  void WaitForMore() {
+    const size_t missing = reading_.buffer ? reading_.header().payload_bytes - have_ : 0;
+    awakened_ = false;
+    next_look_us_ = NowUs() + (missing > 0 ? kLookInFrameUs : kLookUs);
+    const int wanted = static_cast<int>(std::clamp<size_t>(missing, 1, kWorthWakingBytes));
+    if (wanted == low_water_) return;
+    low_water_ = wanted;
+    (void)::setsockopt(socket_.get(), SOL_SOCKET, SO_RCVLOWAT, &wanted, sizeof(wanted));
   }
 
   // Turns what is staged into frames; leaves less than a header of it.
@@ -274,6 +354,7 @@ class TcpLink : public LinkBase {
   }
 
   LinkSocket socket_;
+  const int most_unsent_;
   FrameMac sealer_;
   FrameMac opener_;
   FramePool pools_[kLanes];
@@ -283,6 +364,7 @@ class TcpLink : public LinkBase {
   int writing_ = 0;     // lane of the frame begun,
   size_t written_ = 0;  // of which so much is written; 0: none is begun
   bool write_failed_ = false;
+  bool refused_ = false;  // SendPieces has, since the last Pump
 
   std::deque<Arrived> arrived_[kLanes];
   HeldFrames held_[kLanes];
@@ -290,6 +372,9 @@ class TcpLink : public LinkBase {
   size_t have_ = 0;  // of whose payload so much is there
   uint8_t staging_[kStagingBytes];
   size_t staged_ = 0;
+  bool awakened_ = true;      // since the last look
+  int64_t next_look_us_ = 0;  // without having slept
+  int low_water_ = 1;         // SO_RCVLOWAT
   bool read_ended_ = false;
   bool read_dry_ = false;  // the last Read saw an empty socket
   Status lost_;            // set when the connection broke, reported when all is read
@@ -308,35 +393,8 @@ StatusOr<std::unique_ptr<Link>> Make(const LinkEnds& ends, const Config& config)
   return std::unique_ptr<Link>(std::move(link));
 }
 
-Status MakePair(int a, int b, int doorbell_a, int doorbell_b, const Config& /*config*/,
-                LinkEnds* end_a, LinkEnds* end_b) {
-  UniqueFd listener(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  UniqueFd client(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  if (listener.get() < 0 || client.get() < 0) return SystemError("socket");
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t length = sizeof(address);
-  auto* generic = reinterpret_cast<sockaddr*>(&address);
-  // Connecting before accepting is fine: the kernel completes it from the backlog.
-  if (::bind(listener.get(), generic, length) != 0 || ::listen(listener.get(), 1) != 0 ||
-      ::getsockname(listener.get(), generic, &length) != 0 ||
-      ::connect(client.get(), generic, length) != 0) {
-    return SystemError("connect two sockets over the loopback");
-  }
-  UniqueFd server(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
-  if (server.get() < 0) return SystemError("accept");
-  std::vector<uint8_t> key(kLinkKeyBytes);
-  if (::getrandom(key.data(), key.size(), 0) != static_cast<ssize_t>(key.size())) {
-    return SystemError("getrandom");
-  }
-  *end_a = LinkEnds{a, b, client.release(), -1, doorbell_a, -1, true, nullptr, key};
-  *end_b = LinkEnds{b, a, server.release(), -1, doorbell_b, -1, false, nullptr, key};
-  return Status();
-}
-
 }  // namespace
 
-TransportEntry TcpTransport() { return {"tcp", Make, MakePair}; }
+TransportEntry TcpTransport() { return {"tcp", Make, MakeTcpPair}; }
 
 }  // namespace tfdist
