@@ -20,8 +20,8 @@ from dataclasses import dataclass
 # What a line may send at once after a pause: what it makes up for when this machine was
 # late with a packet. Of 1 ms, or of less than two of the packets of 64 KiB in which the
 # kernel hands over a stream, plain sockets of 8 hosts on 2 busy cores lose 5 to 60 % of
-# their lines; of 4 ms, nothing, and still none gets more than its line. Messages of less
-# than that are slowed down only when many follow each other.
+# their lines; of 4 ms, nothing, and still none gets more than its line. Messages of
+# less are slowed down only when many follow each other.
 _BURST_S = 4e-3
 _LEAST_BURST_BYTES = 128 << 10
 _LIMIT_BYTES = 4 << 20
