@@ -1,4 +1,4 @@
-"""TFDIST_RING_ORDER on two hosts with networks of their own: what crosses between them."""
+"""TFDIST_RING_ORDER on two hosts with own networks: what crosses between them."""
 
 import json
 import re
