@@ -38,6 +38,7 @@ ALGORITHMS = (
     "ring",
     "pairwise",
     "two_level",
+    "two_level_ring",
     "halving_doubling",
     "butterfly",
     "tree",

@@ -139,6 +139,7 @@ const std::map<std::string, Formula> kFormulas = {
     {"allreduce/ring", RingAllreduce},
     {"allreduce/pairwise", PairwiseAllreduce},
     {"allreduce/two_level", TwoLevel},
+    {"allreduce/two_level_ring", TwoLevel},  // the same bytes, to other partners
     {"allreduce/halving_doubling", HalvingDoubling},
     {"allreduce/butterfly", Butterfly},
     {"allreduce/tree", Tree},

@@ -46,7 +46,7 @@ inline void ForEachRow(CollectiveKind kind, const std::function<void(Setting)>& 
     if (entry.kind != kind) continue;
     ++rows;
     for (int size : kSizes) {
-      const bool by_host = std::string(entry.name) == "two_level";
+      const bool by_host = std::string(entry.name).rfind("two_level", 0) == 0;
       for (const std::vector<int32_t>& host_of :
            by_host ? Topologies(size) : std::vector<std::vector<int32_t>>{{}}) {
         Setting s;

@@ -8,6 +8,7 @@ AlgorithmEntry RingAllreduce();             // ring_allreduce.cc
 AlgorithmEntry PairwiseAllreduce();         // pairwise_allreduce.cc
 AlgorithmEntry OneShotAllreduce();          // one_shot_allreduce.cc
 AlgorithmEntry TwoLevelAllreduce();         // two_level_allreduce.cc
+AlgorithmEntry TwoLevelRingAllreduce();     // two_level_ring_allreduce.cc
 AlgorithmEntry HalvingDoublingAllreduce();  // halving_doubling_allreduce.cc
 AlgorithmEntry ButterflyAllreduce();        // butterfly_allreduce.cc
 AlgorithmEntry TreeAllreduce();             // tree_allreduce.cc
@@ -31,14 +32,31 @@ AlgorithmEntry DirectSendRecv();            // direct_sendrecv.cc
 
 const std::vector<AlgorithmEntry>& Algorithms() {
   static const std::vector<AlgorithmEntry> table = {
-      RingAllreduce(),     PairwiseAllreduce(),        OneShotAllreduce(),
-      TwoLevelAllreduce(), HalvingDoublingAllreduce(), ButterflyAllreduce(),
-      TreeAllreduce(),     DoubleTreeAllreduce(),      TorusAllreduce(),
-      StarAllreduce(),     RingReduceScatter(),        PairwiseReduceScatter(),
-      RingAllgather(),     PairwiseAllgather(),        BinomialBroadcast(),
-      StarBroadcast(),     BinomialReduce(),           StarReduce(),
-      StarGather(),        BinomialGather(),           StarScatter(),
-      BinomialScatter(),   PairwiseAlltoall(),         DirectSendRecv(),
+      RingAllreduce(),
+      PairwiseAllreduce(),
+      OneShotAllreduce(),
+      TwoLevelAllreduce(),
+      TwoLevelRingAllreduce(),
+      HalvingDoublingAllreduce(),
+      ButterflyAllreduce(),
+      TreeAllreduce(),
+      DoubleTreeAllreduce(),
+      TorusAllreduce(),
+      StarAllreduce(),
+      RingReduceScatter(),
+      PairwiseReduceScatter(),
+      RingAllgather(),
+      PairwiseAllgather(),
+      BinomialBroadcast(),
+      StarBroadcast(),
+      BinomialReduce(),
+      StarReduce(),
+      StarGather(),
+      BinomialGather(),
+      StarScatter(),
+      BinomialScatter(),
+      PairwiseAlltoall(),
+      DirectSendRecv(),
   };
   return table;
 }

@@ -7,13 +7,14 @@ namespace tfdist {
 namespace {
 
 // One reduction of the ring: what comes from the left has passed `hop` other ranks.
-Step ReduceHop(const RingReduce& reduce, int32_t slice, int32_t left, int hop, bool finish) {
+Step ReduceHop(const RingReduce& reduce, const After& ready, int32_t slice, int32_t left, int hop,
+               bool finish) {
   if (reduce.own == Place::kInput && hop == 0) {
     return ReduceInputs(reduce.phase, slice, {left}, finish);
   }
   Step step = ReducePartialFrom(reduce.phase, slice, left, finish);
   step.own = reduce.own;
-  step.after = reduce.ready.steps();
+  step.after = ready.steps();
   return step;
 }
 
@@ -37,15 +38,18 @@ std::vector<int32_t> AddRingReduceScatter(Schedule* schedule, const Ring& ring,
   const int p = ring.position;
   const int32_t left = ring.ranks[static_cast<size_t>(Mod(p - 1, size))];
   const int32_t right = ring.ranks[static_cast<size_t>(Mod(p + 1, size))];
+  const auto ready = [&](size_t place) -> const After& {
+    return reduce.each.empty() ? reduce.ready : reduce.each[place];
+  };
   std::vector<int32_t> last(ring.slices.size(), -1);
   for (int hop = 0; hop < size - 1; ++hop) {
     const auto out = static_cast<size_t>(Mod(p - hop, size));
     const auto in = static_cast<size_t>(Mod(p - hop - 1, size));
     const Place from = hop == 0 ? reduce.own : Place::kPartial;
-    const After after = hop == 0 ? reduce.ready : After(last[out]);
+    const After after = hop == 0 ? ready(out) : After(last[out]);
     last[out] = Add(schedule, SendFrom(from, reduce.phase, ring.slices[out], right, after));
     const bool finish = reduce.finish && hop == size - 2;
-    last[in] = Add(schedule, ReduceHop(reduce, ring.slices[in], left, hop, finish));
+    last[in] = Add(schedule, ReduceHop(reduce, ready(in), ring.slices[in], left, hop, finish));
   }
   return last;
 }

@@ -26,6 +26,7 @@ struct RingReduce {
       Place::kInput;  // what is reduced: inputs, or partial results that `ready` has written
   After ready;
   bool finish = true;
+  std::vector<After> each = {};  // instead of `ready`, by place in Ring::slices
 };
 
 // Reduce-scatter: in hop h position p sends slices[p - h] to the right and reduces slices[p - h -

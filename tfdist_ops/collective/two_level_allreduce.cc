@@ -28,70 +28,16 @@
 // Source: the hierarchical pattern of X. Jia et al., "Highly Scalable Deep Learning Training System
 // with Mixed-Precision", 2018, with all local ranks at work as in scatter-reduce-gather forms; the
 // mapping for unequal hosts is our own; between owners as pairwise_allreduce.cc.
-#include <algorithm>
-
-#include "collective/schedule.h"
-#include "collective/steps.h"
+#include "collective/two_level_steps.h"
 
 namespace tfdist {
 namespace {
 
-enum Phase : uint16_t { kInside = 0, kAcross = 1, kAcrossBack = 2, kInsideBack = 3 };
-
-// Where the slices lie: part s, host h is slice s * hosts + h.
-struct Layout {
-  explicit Layout(const ScheduleArgs& args) : ranks(RanksByHost(args)) {
-    parts = static_cast<int>(ranks[0].size());
-    for (size_t h = 0; h < ranks.size(); ++h) {
-      parts = std::min(parts, static_cast<int>(ranks[h].size()));
-      for (size_t l = 0; l < ranks[h].size(); ++l) {
-        if (ranks[h][l] != args.rank) continue;
-        host = static_cast<int>(h);
-        local = static_cast<int>(l);
-      }
-    }
-  }
-  int hosts() const { return static_cast<int>(ranks.size()); }
-  int32_t SliceOf(int part, int h) const { return part * hosts() + h; }
-  int32_t OwnerOf(int part, int h) const {
-    return ranks[static_cast<size_t>(h)][static_cast<size_t>(part)];
-  }
-  // The owners of a part on the other hosts, ascending.
-  std::vector<int32_t> OtherOwners(int part) const {
-    std::vector<int32_t> owners;
-    for (int h = 0; h < hosts(); ++h) {
-      if (h != host) owners.push_back(OwnerOf(part, h));
-    }
-    std::sort(owners.begin(), owners.end());
-    return owners;
-  }
-
-  std::vector<std::vector<int32_t>> ranks;  // by host
-  int parts = 0;
-  int host = 0;   // of this rank
-  int local = 0;  // this rank among those of its host
-};
-
-int Parts(const ScheduleArgs& args) {
-  const Layout layout(args);
-  return layout.parts * layout.hosts();
-}
-
 bool Supports(const ScheduleArgs& /*args*/, DType dtype) { return IsReducible(dtype); }
-
-// A part that another rank of this host owns.
-void AddOther(Schedule* schedule, const Layout& layout, int part) {
-  const int32_t owner = layout.OwnerOf(part, layout.host);
-  for (int h = 0; h < layout.hosts(); ++h) {
-    const int32_t slice = layout.SliceOf(part, h);
-    const int32_t sent = Add(schedule, SendInput(kInside, slice, owner));
-    Add(schedule, CopyFrom(kInsideBack, slice, owner, sent));
-  }
-}
 
 // Between hosts: what this host has of a slice of the own part, which step `reduced` has written,
 // becomes the result. Returns the step that writes it.
-int32_t AddAcross(Schedule* schedule, const Layout& layout, int h, int32_t reduced) {
+int32_t AddAcross(Schedule* schedule, const TwoLevels& layout, int h, int32_t reduced) {
   const int part = layout.local;
   const int32_t slice = layout.SliceOf(part, h);
   if (h != layout.host) {
@@ -110,7 +56,7 @@ int32_t AddAcross(Schedule* schedule, const Layout& layout, int h, int32_t reduc
 }
 
 // The part that this rank owns.
-void AddOwned(Schedule* schedule, const Layout& layout) {
+void AddOwned(Schedule* schedule, const TwoLevels& layout) {
   std::vector<int32_t> locals = layout.ranks[static_cast<size_t>(layout.host)];
   locals.erase(locals.begin() + layout.local);
   const bool one_host = layout.hosts() == 1;
@@ -123,14 +69,8 @@ void AddOwned(Schedule* schedule, const Layout& layout) {
 }
 
 Schedule Make(const ScheduleArgs& args) {
-  Schedule schedule;
-  const Layout layout(args);
-  schedule.partials = layout.hosts() > 1;
-  // Beginning behind its own place, so that not all ranks of a host send to the same one at first.
-  for (int shift = 1; shift <= layout.parts; ++shift) {
-    const int part = (layout.local + shift) % layout.parts;
-    if (part != layout.local) AddOther(&schedule, layout, part);
-  }
+  const TwoLevels layout(args);
+  Schedule schedule = BeginTwoLevels(layout);
   if (layout.local < layout.parts) AddOwned(&schedule, layout);
   return schedule;
 }
@@ -138,7 +78,7 @@ Schedule Make(const ScheduleArgs& args) {
 }  // namespace
 
 AlgorithmEntry TwoLevelAllreduce() {
-  return {"two_level", CollectiveKind::kAllreduce, Supports, Make, Parts};
+  return {"two_level", CollectiveKind::kAllreduce, Supports, Make, TwoLevelParts};
 }
 
 }  // namespace tfdist
