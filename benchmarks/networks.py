@@ -19,6 +19,7 @@ import contextlib
 import json
 import os
 import secrets
+import signal
 import statistics
 import subprocess
 import sys
@@ -377,6 +378,8 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=7)
     arguments = parser.parse_args()
+    # The networks are to go also when this is ended from outside.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     if reason := why_not():
         print(json.dumps({"skipped": reason}))
         return
