@@ -151,6 +151,21 @@ TEST(a_key_expires_after_its_own_timeout) {
   CHECK(n.Expired(10100000)->missing == std::vector<int>({0}));
 }
 
+TEST(a_response_names_the_rank_that_came_last) {
+  Negotiator n(3, 1 << 20);
+  for (int rank : {2, 0, 1}) CHECK_OK(n.Add(rank, Allreduce("x"), 0));
+  CHECK_EQ(n.TakeResponses()[0].last, 1);
+  for (int rank : {1, 2, 0}) CHECK_OK(n.Add(rank, Allreduce("x"), 0));
+  for (int rank : {0, 1, 2}) CHECK_OK(n.Add(rank, Allreduce("y"), 0));
+  const auto fused = n.TakeResponses();
+  CHECK_EQ(fused.size(), size_t{1});
+  CHECK_EQ(fused[0].last, 2);
+  CHECK_OK(n.Add(0, Allreduce("z"), 0));
+  CHECK_OK(n.Add(1, Allreduce("z"), 0));
+  n.Join(2);
+  CHECK_EQ(n.TakeResponses()[0].last, 2);
+}
+
 const AlgorithmEntry* Row(const char* name) {
   return FindAlgorithm(CollectiveKind::kAllreduce, name, {0, 4, 0, {}}, DType::kFloat32);
 }

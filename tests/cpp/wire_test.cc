@@ -39,6 +39,7 @@ Response SampleResponse() {
   response.rows = {5, 0, -1};
   response.present = {1};
   response.number = 65537;
+  response.last = 3;
   return response;
 }
 
@@ -64,6 +65,7 @@ TEST(responses_come_back_as_they_were) {
   CHECK(out.keys == in.keys && out.rows == in.rows && out.present == in.present);
   CHECK(out.error.code() == in.error.code());
   CHECK_EQ(out.number, in.number);
+  CHECK_EQ(out.last, 3);
   CHECK_EQ(out.error.message(), in.error.message());
   CHECK_EQ(out.error.payload(), in.error.payload());
 }
@@ -74,6 +76,13 @@ TEST(notes_come_back_as_they_were_and_nothing_else_does) {
   CHECK(DecodeWait(AsBytes(EncodeWait(wait)), &wait_out));
   CHECK(wait_out.ticket == wait.ticket && wait_out.waited_us == wait.waited_us);
   CHECK_EQ(wait_out.info.key, wait.info.key);
+  const ClockNote clock{int64_t{1} << 40, -5, 7};
+  ClockNote clock_out;
+  CHECK(DecodeClock(AsBytes(EncodeClock(clock)), &clock_out));
+  CHECK(clock_out.asked_us == clock.asked_us && clock_out.heard_us == -5);
+  CHECK_EQ(clock_out.answered_us, 7);
+  CHECK(!DecodeClock(AsBytes(EncodeClock(clock) + "x"), &clock_out));
+  CHECK(!DecodeClock(AsBytes(std::string(23, 'x')), &clock_out));
   ProbeNote probe_out;
   CHECK(DecodeProbe(AsBytes(EncodeProbe({wait.ticket, 2})), &probe_out));
   CHECK(probe_out.ticket == wait.ticket && probe_out.answer == 2);

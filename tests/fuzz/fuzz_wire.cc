@@ -160,8 +160,9 @@ std::vector<std::string> Seeds() {
           "\x07" + EncodeBeat({7, 6}),
           "\x08" + EncodeAgreement(decided),
           "\x09" + EncodeGate({GateMessage::Kind::kCommit, uint64_t{3} << 32, 12}),
-          "\x0a" + EncodeJoin(joined),
-          "\x0a" + EncodeJoin({1, 0, {}, 2, 0})};
+          "\x0b" + EncodeJoin(joined),
+          "\x0b" + EncodeJoin({1, 0, {}, 2, 0}),
+          "\x0a" + EncodeClock({1000, 2000, 2001})};
 }
 
 }  // namespace fuzz
@@ -172,7 +173,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace tfdist;
   if (size == 0) return 0;
   const ByteSpan bytes(data + 1, size - 1);
-  switch (data[0] % 11) {
+  switch (data[0] % 12) {
     case 0:
       CheckRoundTrip<RequestInfo>(bytes, DecodeRequest, EncodeRequest);
       CheckShapes(bytes);
@@ -204,6 +205,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       break;
     case 9:
       CheckRoundTrip<GateMessage>(bytes, DecodeGate, EncodeGate);
+      break;
+    case 10:
+      CheckRoundTrip<ClockNote>(bytes, DecodeClock, EncodeClock);
       break;
     default:
       CheckRoundTrip<JoinNote>(bytes, DecodeJoin, EncodeJoin);

@@ -127,6 +127,8 @@ const std::vector<Row>& Table() {
       Text("TFDIST_TCP_MAC", &Config::tcp_mac, "control|all", true,
            "What is authenticated between ranks joined by TCP: control messages and the headers of "
            "data, whose contents have a checksum; or all, contents of data too."),
+      Int("TFDIST_TIMELINE_BYTES", &Config::timeline_bytes, "bytes", 64 * kKiB, 64 * kGiB, 0, false,
+          "Most bytes of each rank's part of the timeline; the oldest are dropped."),
       Text("TFDIST_LOG_LEVEL", &Config::log_level, "debug|info|warning|error|silent", false,
            "Least severe messages that are written to stderr."),
       PythonInt("TFDIST_RANK", 0, "Index of this process among all; set by tfdistrun."),
@@ -155,6 +157,9 @@ const std::vector<Row>& Table() {
       PythonText("TFDIST_TUNING_FILE", nullptr, false,
                  "File with the measured choice of algorithms, written by `tfdist bench --tune`. "
                  "Rank 0 reads it for all; what is not in it follows docs/algorithms.md."),
+      PythonText("TFDIST_TIMELINE", nullptr, true,
+                 "Folder in which a trace of all ranks is written, for ui.perfetto.dev "
+                 "(docs/timeline.md); not set: none."),
       PythonText("TFDIST_LOG_DIR", nullptr, false,
                  "Folder for the output of each rank, one file a rank; not set: "
                  "tfdist-logs/TIME-PID in the folder where tfdistrun is started."),

@@ -25,6 +25,7 @@ struct Config {
   double heartbeat_s = 0.1;
   double suspect_s = 2.0;
   int64_t commit_gate = 0;
+  int64_t timeline_bytes = int64_t{64} << 20;
   std::string allreduce_algorithm = "auto";
   std::string reduce_scatter_algorithm = "auto";
   std::string allgather_algorithm = "auto";

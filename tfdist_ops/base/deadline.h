@@ -11,6 +11,12 @@ namespace tfdist {
 
 constexpr int64_t kNoDeadline = std::numeric_limits<int64_t>::max();
 
+inline int64_t NowNs() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
 inline int64_t NowUs() {
   return std::chrono::duration_cast<std::chrono::microseconds>(
              std::chrono::steady_clock::now().time_since_epoch())

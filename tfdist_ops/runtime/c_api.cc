@@ -523,6 +523,23 @@ int32_t tfdist_take_records(tfdist_record* out, int32_t capacity) {
   return static_cast<int32_t>(records.size());
 }
 
+int32_t tfdist_timeline_start(const char* folder, const char* head) {
+  const std::shared_ptr<Runtime> runtime = Current();
+  if (runtime == nullptr) return Fail(NotInitialized());
+  Status status = runtime->StartTimeline(folder, head);
+  return status.ok() ? 0 : Fail(std::move(status));
+}
+
+void tfdist_timeline_forward(void) {
+  const std::shared_ptr<Runtime> runtime = Current();
+  if (runtime != nullptr) runtime->ForwardTimeline();
+}
+
+void tfdist_timeline_span(const char* name, int64_t begin_us, int64_t end_us) {
+  const std::shared_ptr<Runtime> runtime = Current();
+  if (runtime != nullptr) runtime->AddSpan(name, begin_us, end_us);
+}
+
 const char* tfdist_counters_json(void) {
   const std::shared_ptr<Runtime> runtime = Current();
   text_shown = runtime != nullptr ? runtime->CountersJson() : "{}";

@@ -238,11 +238,23 @@ typedef struct tfdist_record {
 } tfdist_record;
 /* Copies up to `capacity` records, oldest first, and forgets them. Returns how many. */
 TFDIST_EXPORT int32_t tfdist_take_records(tfdist_record* out, int32_t capacity);
+/* Writes what happens on this rank from now on to FOLDER/rank-N.jsonl, until tfdist_shutdown: lines
+ * of JSON, the first of which is `head` (tfdist/timeline/ reads them). The file, and the one into
+ * which it turns when it is half as long as TFDIST_TIMELINE_BYTES (its name with .old), are no
+ * longer than that. Returns 0, or a code with tfdist_last_error filled when it can't be written. */
+TFDIST_EXPORT int32_t tfdist_timeline_start(const char* folder, const char* head);
+/* Sends all of it to rank 0 too, which writes it into the folder of its own: for a rank that does
+ * not see that folder. */
+TFDIST_EXPORT void tfdist_timeline_forward(void);
+/* Something that this rank's program did, for the timeline; monotonic microseconds. No effect
+ * without one. */
+TFDIST_EXPORT void tfdist_timeline_span(const char* name, int64_t begin_us, int64_t end_us);
 /* JSON: counters of the engine: "tickets" (announced), "finished", "good_steps",
  * "negotiation_messages" (sent), "predicted" (operations that started without agreement),
  * "deviations" (buckets that needed agreement although they had run before), "probes" (questions
  * sent about predicted operations that stood still), "tuning" (hash of the tuning file in force,
- * "" without), "links" (bytes and frames sent). */
+ * "" without), "waited_us" (for other ranks to be ready), "waited_for_us" (the same, by the rank
+ * that was last), "links" (bytes and frames sent). */
 TFDIST_EXPORT const char* tfdist_counters_json(void);
 
 /* ---- the table for the TensorFlow rim ---- */

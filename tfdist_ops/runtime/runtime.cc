@@ -119,6 +119,10 @@ Runtime::Runtime(World world, Links links, const Config& config, int doorbell_fd
     std::lock_guard<std::mutex> lock(mutex_);
     groups_[{info.set, info.description}] = response.present;
   };
+  hooks.timeline_lines = [this](int peer, std::string lines) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (writer_ != nullptr) writer_->Receive(peer, std::move(lines));
+  };
   hooks.stepped = [this](int64_t count) {
     std::lock_guard<std::mutex> lock(mutex_);
     good_steps_ = count;
@@ -317,6 +321,7 @@ void Runtime::Shutdown(double timeout_s) {
     shut_down_ = true;
   }
   if (timeout_s >= 0) {
+    EndTimeline(timeout_s / 2);
     progress_->Push([](Engine* engine, int64_t now_us) { engine->Leave(now_us); });
   }
   const int64_t deadline_us = NowUs() + static_cast<int64_t>(timeout_s * 1e6);
@@ -329,6 +334,54 @@ void Runtime::Shutdown(double timeout_s) {
     if (!left) std::this_thread::sleep_for(std::chrono::milliseconds(2));
   }
   progress_->Stop();
+  if (writer_ != nullptr) writer_->Close();
+}
+
+Status Runtime::StartTimeline(const std::string& folder, const std::string& head,
+                              TraceClock clock) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (shut_down_) return ShutDownError();
+  if (writer_ != nullptr) {
+    const std::string text = "a timeline is written already";
+    return Status(Code::kFailedPrecondition, text,
+                  ErrorRecord{"invalid_argument", -1, "", 0, "", text, ""});
+  }
+  auto timeline = std::make_shared<Timeline>(clock);
+  auto writer = TimelineWriter::Open(timeline, folder, world_.rank, head, config_.timeline_bytes);
+  if (!writer.ok()) return writer.status();
+  writer_ = std::move(writer.value());
+  timeline_ = timeline;
+  progress_->Push([raw = timeline.get()](Engine* engine, int64_t) { engine->SetTimeline(raw); });
+  return Status();
+}
+
+void Runtime::ForwardTimeline() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (writer_ == nullptr) return;
+  writer_->Forward([this](std::string lines) {
+    progress_->Push(
+        [lines = std::move(lines)](Engine* engine, int64_t) { engine->SendTimeline(lines); });
+  });
+}
+
+// What other ranks have to know of it, while the engine can still tell them.
+void Runtime::EndTimeline(double timeout_s) {
+  if (writer_ == nullptr) return;
+  writer_->EndForward();
+  const int64_t deadline_us = NowUs() + static_cast<int64_t>(timeout_s * 1e6);
+  // After a failure not all of them will come.
+  while (failure().ok() && !writer_->ReceivedAll() && NowUs() < deadline_us) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+}
+
+void Runtime::AddSpan(const std::string& name, int64_t begin_us, int64_t end_us) {
+  std::shared_ptr<Timeline> timeline;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    timeline = timeline_;
+  }
+  if (timeline != nullptr) timeline->AddSpan({name, begin_us, end_us});
 }
 
 Status Runtime::failure() const {

@@ -13,9 +13,11 @@
 #include <utility>
 #include <vector>
 
+#include "base/deadline.h"
 #include "runtime/completion.h"
 #include "runtime/processes.h"
 #include "runtime/progress.h"
+#include "runtime/timeline_writer.h"
 #include "runtime/wanted_links.h"
 #include "scheduler/engine.h"
 #include "transport/overlay.h"
@@ -63,6 +65,15 @@ class Runtime {
   // negative timeout: without a word, which is what a crash looks like from outside.
   void Shutdown(double timeout_s);
 
+  // Writes what happens from now on into `folder` (timeline_writer.h), until Shutdown; `head` is
+  // the first line. An error: it can't be written, or a timeline is written already.
+  Status StartTimeline(const std::string& folder, const std::string& head,
+                       TraceClock clock = NowNs);
+  // Sends all of it to rank 0 too, which writes it into its own folder.
+  void ForwardTimeline();
+  // Something of the user's program, for the timeline. No effect without one.
+  void AddSpan(const std::string& name, int64_t begin_us, int64_t end_us);
+
   const World& world() const { return world_; }
   const Config& config() const { return config_; }
   Status failure() const;
@@ -77,6 +88,7 @@ class Runtime {
  private:
   // Checks, counts bytes, gives it an id.
   Status Admit(Request* request, uint64_t* id);
+  void EndTimeline(double timeout_s);
   // Submits an agreement without data, and waits for its end.
   Status Agree(std::unique_ptr<Request> request, Response* response);
 
@@ -86,13 +98,15 @@ class Runtime {
   const std::shared_ptr<WantedLinks> wanted_;
   const PeerProcesses processes_;
   std::atomic<uint64_t> next_id_{1};
-  mutable std::mutex mutex_;  // guards the five below
+  mutable std::mutex mutex_;  // guards the six below
   Status failure_;
   bool shut_down_ = false;
   int64_t good_steps_ = 0;
   std::deque<FinishedRecord> records_;
   // Set and description → present.
   std::map<std::pair<uint32_t, std::string>, std::vector<uint8_t>> groups_;
+  std::shared_ptr<Timeline> timeline_;  // null: none is written; outlives the engine
+  std::unique_ptr<TimelineWriter> writer_;
   std::unique_ptr<Progress> progress_;
   CompletionThread completions_;  // last: what is queued at the end still uses progress_
 };

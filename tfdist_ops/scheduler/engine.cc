@@ -249,6 +249,7 @@ void Engine::HandleResponse(ProcessSet* set, const Response& response, int64_t n
       EndMember(set, std::move(request), response.error, now_us);
     } else {
       request->contributors = set->size() - static_cast<int>(response.joined.size());
+      NoteAgreed(response, request.get(), now_us);
       members.push_back(std::move(request));
       const auto algorithm_of = [this, set](const RequestInfo& info) {
         return AlgorithmAloneOf(*set, info);
@@ -308,6 +309,7 @@ void Engine::Finish(std::unique_ptr<Request> request, const Status& status, int6
     hooks_.finished({request->info.key, request->info.kind, request->bytes, request->submitted_us,
                      request->agreed_us, now_us, status.code()});
   }
+  if (timeline_ != nullptr) RecordFinished(*request, status);
   if (request->direct) {
     request->done(status);
     return;
@@ -374,7 +376,8 @@ std::string Engine::CountersJson() const {
       << ", \"negotiation_messages\": " << negotiation_messages_
       << ", \"predicted\": " << predicted_ << ", \"deviations\": " << deviations_
       << ", \"probes\": " << probes_ << ", \"gate_messages\": " << gate_messages_
-      << ", \"tuning\": " << JsonQuote(world_.tuning_hash) << ", \"links\": [";
+      << ", \"tuning\": " << JsonQuote(world_.tuning_hash) << ", " << waited_for_.Json()
+      << ", \"links\": [";
   bool first = true;
   for (const auto& link : links_) {
     if (link == nullptr) continue;

@@ -15,7 +15,8 @@
 // engine_order.cc: predicted operations, and what to do when they stand still; engine_sets.cc:
 // process sets; engine_join.cc: ranks without data; engine_control.cc: the control lane;
 // engine_failure.cc: deadlines, failures and leaving; engine_membership.cc: evidence, the verdict;
-// engine_gate.cc: steps that are held back.
+// engine_gate.cc: steps that are held back; engine_timeline.cc: what happened when, and who was
+// late.
 //
 // A failure, from the first evidence on: the work stops (StopWork), but nothing ends; the ranks
 // agree (membership/verdict.h); then all that was pending ends with one error, the same on every
@@ -37,6 +38,8 @@
 #include "scheduler/negotiator.h"
 #include "scheduler/operation.h"
 #include "scheduler/process_set.h"
+#include "scheduler/timeline.h"
+#include "scheduler/waited_for.h"
 #include "scheduler/wire.h"
 
 namespace tfdist {
@@ -92,6 +95,8 @@ class Engine {
     // As a rank that has joined: of a group that the others have registered.
     std::function<void(const RequestInfo& info, const Response& response)> registered;
     std::function<void(int64_t count)> stepped;  // complete steps of a group so far
+    // Lines of a peer's timeline; on rank 0.
+    std::function<void(int peer, std::string lines)> timeline_lines;
     // The state of a peer's process now; kUnknown where it cannot be seen for certain. Null: of no
     // peer.
     std::function<ProcessState(int peer)> process_state;
@@ -116,6 +121,12 @@ class Engine {
   // Says goodbye; Left() turns true when every peer knows, or is gone, and all bytes are out.
   void Leave(int64_t now_us);
   bool Left() const;
+
+  // What happens from now on is recorded there; null: nothing is. The owner keeps it alive until
+  // the engine is gone, or has another one.
+  void SetTimeline(Timeline* timeline);
+  // Sends lines of it to rank 0, unless too many wait to be sent already.
+  void SendTimeline(std::string lines);
 
   // One turn. True: something moved, call again soon.
   bool Poll(int64_t now_us);
@@ -228,6 +239,17 @@ class Engine {
   bool AdvanceSet(ProcessSet* set, int64_t now_us);
   void Finish(std::unique_ptr<Request> request, const Status& status, int64_t now_us);
   void CountStep(const Request& request);
+  // Observation.
+  TraceClock trace_clock() const { return timeline_ != nullptr ? timeline_->clock() : nullptr; }
+  int64_t TraceNow(int64_t now_us) const {
+    return timeline_ != nullptr ? timeline_->NowUs() : now_us;
+  }
+  void CountWait(int rank, int64_t since_us, int64_t until_us);
+  void NoteAgreed(const Response& response, Request* request, int64_t now_us);
+  void KeepTrace(Operation* operation);
+  void RecordFinished(const Request& request, const Status& status);
+  void AskForTime(int64_t now_us);
+  void HandleClock(int peer, ClockNote note);
   // Time.
   void EndExpired(ProcessSet* set, int64_t now_us);
   void WarnOfStalls(ProcessSet* set, int64_t now_us);
@@ -303,6 +325,10 @@ class Engine {
   HeartbeatMonitor monitor_;
   Agreement agreement_;
   Status failure_;
+  WaitedFor waited_for_;
+  Timeline* timeline_ = nullptr;
+  int64_t next_clock_us_ = 0;
+  int clocks_asked_ = 0;
 };
 
 }  // namespace tfdist

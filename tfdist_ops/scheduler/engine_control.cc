@@ -20,7 +20,8 @@ void Engine::Tell(int peer, FrameType type, uint32_t set, std::string bytes) {
   const auto p = static_cast<size_t>(peer);
   if (links_[p] == nullptr) return;
   const bool agrees_on_work = type != FrameType::kLeave && type != FrameType::kLeaveAck &&
-                              (type < FrameType::kBeat || type > FrameType::kGate);
+                              (type < FrameType::kBeat || type > FrameType::kGate) &&
+                              type != FrameType::kClock && type != FrameType::kTimeline;
   if (agrees_on_work) ++negotiation_messages_;
   outbound_[p].messages.push_back({type, set, std::move(bytes)});
 }
@@ -130,6 +131,17 @@ void Engine::HandleControl(int peer, FrameType type, uint32_t set, ByteSpan mess
       RefusePredicted(peer);
       RefuseMissing();
       return;
+    case FrameType::kClock: {
+      ClockNote note;
+      parsed = DecodeClock(message, &note);
+      if (parsed) HandleClock(peer, note);
+      break;
+    }
+    case FrameType::kTimeline:
+      if (timeline_ != nullptr && hooks_.timeline_lines) {
+        hooks_.timeline_lines(peer, AsText(message));
+      }
+      return;
     case FrameType::kLeaveAck:
       inbound_[p].acknowledged = true;
       return;
@@ -183,6 +195,7 @@ bool Engine::HandleSetMessage(int peer, FrameType type, ProcessSet* set, ByteSpa
         if (set->IndexOf(rank) < 0 || (i > 0 && rank <= response.joined[i - 1])) return false;
       }
       if (response.joined.size() >= set->ranks.size()) return false;
+      if (response.last != -1 && set->IndexOf(response.last) < 0) return false;
       HandleResponse(set, response, now_us);
       return true;
     }

@@ -38,6 +38,7 @@ void Engine::Tick(int64_t now_us) {
   }
   if (!stopped_) EndLate(now_us);
   TickMembership(now_us);
+  AskForTime(now_us);
 }
 
 void Engine::WarnOfStalls(ProcessSet* set, int64_t now_us) {

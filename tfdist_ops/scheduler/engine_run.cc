@@ -33,18 +33,20 @@ void Engine::Start(ProcessSet* set, uint64_t ticket, std::vector<std::unique_ptr
   }
   Activate(set,
            std::make_unique<Operation>(set->id, ticket, std::move(members), std::move(plan.value()),
-                                       *set),
+                                       *set, trace_clock()),
            now_us);
 }
 
 void Engine::Activate(ProcessSet* set, std::unique_ptr<Operation> operation, int64_t now_us) {
   const uint64_t ticket = operation->ticket();
+  operation->trace().Start(TraceNow(now_us));
   const auto stashed = set->stash.find(ticket);
   if (stashed != set->stash.end()) {
     auto frames = std::move(stashed->second);
     set->stash.erase(stashed);
     for (auto& [peer, arrived] : frames) {
-      const Status status = operation->Deliver(peer, std::move(arrived));
+      OperationTrace::Wait wait;  // what came before this rank was ready it has not waited for
+      const Status status = operation->Deliver(peer, std::move(arrived), now_us, &wait);
       if (!status.ok()) {
         Bug(status, now_us);
         break;
@@ -107,6 +109,7 @@ bool Engine::AdvanceSet(ProcessSet* set, int64_t now_us) {
     }
     moved = true;
     ended.push_back(operation.ticket());
+    if (timeline_ != nullptr) KeepTrace(&operation);
     for (auto& member : operation.members()) members.push_back(std::move(member));
     it = set->active.erase(it);
   }
@@ -164,7 +167,12 @@ Status Engine::ReceiveData(int peer, const InFrame& frame, int64_t now_us) {
     return Status();
   }
   Operation& operation = *it->second.operation;
-  const Status status = operation.Deliver(peer, std::move(arrived));
+  OperationTrace::Wait wait;
+  const int64_t heard_us = TraceNow(now_us);
+  const Status status = operation.Deliver(peer, std::move(arrived), heard_us, &wait);
+  if (wait.peer >= 0) {
+    CountWait(set->ranks[static_cast<size_t>(wait.peer)], wait.since_us, wait.until_us);
+  }
   if (!status.ok()) {
     if (held) {
       links_[p]->Release(Lane::kData, frame);

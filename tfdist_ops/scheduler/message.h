@@ -59,6 +59,7 @@ struct Response {
   // take part in.
   std::vector<int32_t> joined;
   std::vector<RequestInfo> infos;
+  int32_t last = -1;       // the rank that was ready last; -1: not known
   bool ends_work = false;  // an error that ends all work; stays on the leader
 };
 

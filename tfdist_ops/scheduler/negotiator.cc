@@ -119,7 +119,7 @@ Status Negotiator::Add(int rank, RequestInfo info, int64_t now_us) {
   }
   place = std::move(info);
   if (IsComplete(pending)) {
-    MoveToReady(key);
+    MoveToReady(key, rank);
   } else if (is_register) {
     RefuseCrossedRegistrations();
   }
@@ -137,12 +137,13 @@ bool Negotiator::IsComplete(const Pending& pending) const {
   return true;
 }
 
-void Negotiator::MoveToReady(const std::string& key) {
+void Negotiator::MoveToReady(const std::string& key, int last) {
   std::vector<std::optional<RequestInfo>> entries = std::move(pending_[key].by_rank);
   pending_.erase(key);
   const RequestInfo asked = **std::find_if(entries.begin(), entries.end(),
                                            [](const auto& entry) { return entry.has_value(); });
   Ready ready;
+  ready.last = last;
   for (size_t i = 0; i < entries.size(); ++i) {
     if (!entries[i].has_value()) {
       ready.joined.push_back(ranks_[i]);
@@ -159,7 +160,7 @@ void Negotiator::Join(int rank) {
   for (const auto& [key, pending] : pending_) {
     if (IsComplete(pending)) complete.push_back(key);
   }
-  for (const std::string& key : complete) MoveToReady(key);
+  for (const std::string& key : complete) MoveToReady(key, rank);
   RefuseCrossedRegistrations();
 }
 
@@ -227,7 +228,10 @@ std::vector<Response> Negotiator::TakeResponses() {
              fusion_bytes_, algorithm_of_)) {
       Response response = Answer(agreed[at].by_rank);
       response.ticket = next_ticket_++;
-      for (; count > 0; --count, ++at) AddKey(agreed[at].by_rank, agreed[at].joined, &response);
+      for (; count > 0; --count, ++at) {
+        AddKey(agreed[at].by_rank, agreed[at].joined, &response);
+        response.last = agreed[at].last;  // they stand in the order in which they were complete
+      }
       responses.push_back(std::move(response));
     }
   }

@@ -89,11 +89,12 @@ class Negotiator {
   struct Ready {
     std::vector<RequestInfo> by_rank;
     std::vector<int32_t> joined;  // those that have joined, and did not ask for it
+    int32_t last = -1;            // the rank that completed it
   };
   Stall Describe(const Pending& pending, int64_t now_us) const;
   bool Waits(const Pending& pending, size_t index) const;  // for the rank of this index
   bool IsComplete(const Pending& pending) const;
-  void MoveToReady(const std::string& key);
+  void MoveToReady(const std::string& key, int last);
   Response Answer(const std::vector<RequestInfo>& by_rank);
   // Every rank waits for a group, and no two mean the same: they never will.
   void RefuseCrossedRegistrations();

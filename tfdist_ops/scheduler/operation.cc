@@ -20,14 +20,17 @@ Reduction ReductionOf(const RequestInfo& info, int contributors) {
 }  // namespace
 
 Operation::Operation(uint32_t set_id, uint64_t ticket,
-                     std::vector<std::unique_ptr<Request>> members, Plan plan, const SetView& set)
+                     std::vector<std::unique_ptr<Request>> members, Plan plan, const SetView& set,
+                     TraceClock clock)
     : set_id_(set_id),
       ticket_(ticket),
       members_(std::move(members)),
       ranks_(set.ranks),
       memory_(std::move(plan.schedule), std::move(plan.slices),
               ReductionOf(members_[0]->info, members_[0]->contributors), set.index,
-              plan.segment_bytes) {
+              plan.segment_bytes),
+      clock_(clock) {
+  trace_.peers.resize(ranks_.size());
   const std::vector<Step>& steps = memory_.steps();
   running_.reserve(steps.size());
   for (size_t i = 0; i < steps.size(); ++i) {
@@ -64,7 +67,7 @@ void Operation::SetContributors(int count) {
   if (members_[0]->info.op == ReduceOp::kAverage) memory_.SetDivide(count);
 }
 
-Status Operation::Deliver(int peer, Arrived arrived) {
+Status Operation::Deliver(int peer, Arrived arrived, int64_t now_us, OperationTrace::Wait* wait) {
   const FrameHeader& header = arrived.frame.header;
   const auto it = receivers_.find(Tag(static_cast<size_t>(peer), header.phase, header.slice));
   if (it == receivers_.end()) {
@@ -82,6 +85,9 @@ Status Operation::Deliver(int peer, Arrived arrived) {
                            std::to_string(header.payload_bytes) + " bytes; expected segment " +
                            std::to_string(segment));
   }
+  const auto index =
+      static_cast<size_t>(memory_.steps()[it->second.first].peers[it->second.second]);
+  *wait = trace_.Heard(index, header.payload_bytes, now_us);
   inbox.push_back(std::move(arrived));
   return Status();
 }
@@ -161,10 +167,13 @@ void Operation::CommitSend(size_t index, const Links& links, uint32_t generation
   Running& run = running_[index];
   LinkOf(index, links)->CommitSend(Lane::kData, Header(index, generation));
   const size_t bytes = memory_.WireBytes(index, run.done);
+  NoteSent(bytes);
   for (size_t twin : run.twins) {
     Link* other = LinkOf(twin, links);
     if (running_[twin].done != run.done || other == nullptr || !Ready(twin)) continue;
-    if (other->ShareSend(Header(twin, generation), bytes)) CountSegment(twin);
+    if (!other->ShareSend(Header(twin, generation), bytes)) continue;
+    CountSegment(twin);
+    NoteSent(bytes);
   }
   CountSegment(index);
 }
@@ -183,7 +192,10 @@ bool Operation::RunSend(size_t index, const Links& links, uint32_t generation) {
   }
   const MutableByteSpan room = BeginSend(index, links);
   if (room.data() == nullptr) return false;
-  memory_.Pack(index, running_[index].done, room.data());
+  {
+    TraceScope packing(clock_, &trace_.pack);
+    memory_.Pack(index, running_[index].done, room.data());
+  }
   CommitSend(index, links, generation);
   return true;
 }
@@ -203,7 +215,10 @@ bool Operation::RunReceive(size_t index, const Links& links, uint32_t generation
   const bool sends =
       link != nullptr && link->MostPieces() == 0 && running_[run.sender].done == run.done;
   const MutableByteSpan room = sends ? BeginSend(run.sender, links) : MutableByteSpan();
-  memory_.Take(index, run.done, payloads_, room.data());
+  {
+    TraceScope reducing(clock_, &trace_.reduce);
+    memory_.Take(index, run.done, payloads_, room.data());
+  }
   for (size_t p = 0; p < run.inbox.size(); ++p) {
     Arrived& arrived = run.inbox[p].front();
     const size_t peer = Global(step.peers[p]);

@@ -3,6 +3,7 @@
 #ifndef TFDIST_OPS_SCHEDULER_OPERATION_H_
 #define TFDIST_OPS_SCHEDULER_OPERATION_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -15,6 +16,7 @@
 #include "collective/slicing.h"
 #include "collective/step_memory.h"
 #include "scheduler/message.h"
+#include "scheduler/operation_trace.h"
 #include "scheduler/plan.h"
 #include "transport/link.h"
 
@@ -34,7 +36,10 @@ struct Request {
   int64_t submitted_us = 0;
   int64_t agreed_us = 0;
   int64_t deadline_us = 0;
-  int contributors = 0;  // ranks of the set that have not joined: an average divides by it
+  int contributors = 0;     // ranks of the set that have not joined: an average divides by it
+  int32_t last_ready = -1;  // the rank that was agreed on last; -1: none
+  uint64_t ticket = 0;      // with a timeline, as the next: what it ran under
+  std::shared_ptr<const OperationTrace> trace;
   std::function<void(const Status&)> done;
   bool direct = false;  // `done` is quick, and is called where the engine runs
   // Where HasRows(kind): the memory for SourceRows and OutputRows of scheduler/rows.h.
@@ -60,11 +65,11 @@ struct Arrived {
 class Operation {
  public:
   Operation(uint32_t set_id, uint64_t ticket, std::vector<std::unique_ptr<Request>> members,
-            Plan plan, const SetView& set);
+            Plan plan, const SetView& set, TraceClock clock = nullptr);
 
   // A data frame of this operation's ticket from (global) rank `peer`. An error: no step expects it
-  // (a bug on the peer).
-  Status Deliver(int peer, Arrived arrived);
+  // (a bug on the peer). `*wait`: how it stood still until now.
+  Status Deliver(int peer, Arrived arrived, int64_t now_us, OperationTrace::Wait* wait);
   // Runs what can run now. True when something did.
   bool Advance(const Links& links, uint32_t generation, std::vector<size_t>* held);
   bool complete() const { return open_steps_ == 0; }
@@ -75,6 +80,7 @@ class Operation {
 
   uint64_t ticket() const { return ticket_; }
   std::vector<std::unique_ptr<Request>>& members() { return members_; }
+  OperationTrace& trace() { return trace_; }
 
  private:
   struct Running {
@@ -91,6 +97,12 @@ class Operation {
   void FindSenders();
   MutableByteSpan BeginSend(size_t step, const Links& links);
   void CommitSend(size_t step, const Links& links, uint32_t generation);
+  // What is sent has just been written: that clock will do.
+  void NoteSent(size_t bytes) {
+    if (clock_ == nullptr) return;
+    const int64_t now_ns = std::max(trace_.pack.last_ns, trace_.reduce.last_ns);
+    trace_.Sent(static_cast<int64_t>(bytes), now_ns / 1000);
+  }
   FrameHeader Header(size_t step, uint32_t generation) const;
   Link* LinkOf(size_t step, const Links& links) const {  // of a send
     return links[Global(memory_.steps()[step].peers[0])].get();
@@ -119,6 +131,8 @@ class Operation {
   std::unordered_map<uint64_t, std::pair<size_t, size_t>> receivers_;  // Tag → step, index of peer
   std::vector<const uint8_t*> payloads_;                               // of the segment in hand
   std::vector<ByteSpan> pieces_;                                       // likewise
+  const TraceClock clock_;  // null: no timeline is written
+  OperationTrace trace_;
 };
 
 }  // namespace tfdist

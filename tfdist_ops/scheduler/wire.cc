@@ -142,6 +142,7 @@ std::string EncodeResponse(const Response& response) {
   w.Numbers(response.joined);
   w.Number(static_cast<uint32_t>(response.infos.size()));
   for (const RequestInfo& info : response.infos) w.Text(EncodeRequest(info));
+  w.Number(response.last);
   return w.Take();
 }
 
@@ -162,8 +163,25 @@ bool DecodeResponse(ByteSpan bytes, Response* response) {
     const std::string info = r.Text();
     if (!DecodeRequest(AsBytes(info), &response->infos.emplace_back())) return false;
   }
+  response->last = r.Number<int32_t>();
   const size_t expected = response->joined.empty() ? 0 : response->keys.size();
   return r.Done() && !response->keys.empty() && response->infos.size() == expected;
+}
+
+std::string EncodeClock(const ClockNote& note) {
+  WireWriter w;
+  w.Number(note.asked_us);
+  w.Number(note.heard_us);
+  w.Number(note.answered_us);
+  return w.Take();
+}
+
+bool DecodeClock(ByteSpan bytes, ClockNote* note) {
+  WireReader r(bytes);
+  note->asked_us = r.Number<int64_t>();
+  note->heard_us = r.Number<int64_t>();
+  note->answered_us = r.Number<int64_t>();
+  return r.Done();
 }
 
 std::string EncodeJoin(const JoinNote& note) {

@@ -34,6 +34,8 @@ enum class FrameType : uint8_t {
   kStarted = 15,   // member -> leader: a predicted operation that a joined rank is to take part in
   kTakePart = 16,  // leader -> joined rank: do (both WaitNote)
   kJoinEnd = 17,   // leader -> member: all have joined; `rank` called everything (JoinNote)
+  kClock = 18,     // rank -> rank 0 and back, while timelines are written: ClockNote
+  kTimeline = 19,  // rank -> rank 0: lines of its timeline
 };
 
 // The set that these belong to stands in the header of the frame.
@@ -53,6 +55,12 @@ struct JoinNote {
   std::vector<uint64_t> last;  // the rank's last predicted ticket of every bucket
   int32_t complete = 0;        // kJoinEnd: how many ranks were in everything
   uint32_t round = 0;          // kJoin of the leader, kJoinHeard: how often all have joined before
+};
+// Times of a round trip, by the clock of where they were taken; in a question the last two are 0.
+struct ClockNote {
+  int64_t asked_us = 0;
+  int64_t heard_us = 0;
+  int64_t answered_us = 0;
 };
 // By set: the last predicted ticket of every bucket.
 using LeaveNote = std::map<uint32_t, std::vector<uint64_t>>;
@@ -141,6 +149,8 @@ std::string EncodeJoin(const JoinNote& note);
 bool DecodeJoin(ByteSpan bytes, JoinNote* note);
 std::string EncodeLeave(const LeaveNote& note);
 bool DecodeLeave(ByteSpan bytes, LeaveNote* note);
+std::string EncodeClock(const ClockNote& note);
+bool DecodeClock(ByteSpan bytes, ClockNote* note);
 // An error as it travels in evidence: one that is too long is told in part.
 std::string EncodeRecord(const Status& status);
 std::string EncodeBeat(const Heartbeat& beat);
