@@ -14,10 +14,14 @@ from tfdist.objects import allgather_object
 from tfdist.progress import pace, text
 from tfdist.progress.exposure import exposed_us
 from tfdist.progress.screen import Screen
+from tfdist.progress.slowest import slowest
 
 SAMPLES_PER_S = "samples_per_s"
 EXPOSED = "exposed_communication"
 EPOCH_S = "epoch_s"
+SLOWEST = "slowest_rank"
+WAITED = "waited_for_slowest"
+_WORTH_A_WORD = 0.1  # of the time of the steps
 _BAR, _PLAIN_BAR = "━─", "=-"
 
 
@@ -41,6 +45,9 @@ class Progress(RankCallback):
     - `exposed_communication`: the share (0..1) of the time of the steps in which a rank
       waited for the last of its gradients to be reduced (`tfdist.progress.exposure`),
       mean of the ranks; 0 where one rank trains;
+    - `slowest_rank`: the rank for which the others waited (`tfdist.progress.slowest`),
+      and `waited_for_slowest`: the share (0..1) of the time of the steps in which they
+      did, more than it waited itself; not where one rank trains;
     - `epoch_s`: seconds from the epoch's begin to its end, validation included.
 
     It takes the core's records of finished operations after every step, so nobody else
@@ -120,6 +127,7 @@ class Progress(RankCallback):
         self._epoch_totals = pace.Totals()
         self._epoch_cold = pace.Totals()
         self._epoch_began_s = time.monotonic()
+        self._waited_before_s = 0.0
         self._metrics: dict[str, float] = {}
 
     def settings_of_all_ranks(self) -> dict[str, Any]:
@@ -173,6 +181,7 @@ class Progress(RankCallback):
         self._last_step_s = now_s
         if not self._alone:
             _core.take_records()  # of validation, of the callbacks: not of a step
+            self._waited_before_s = _waited_s()
         if self._screen is not None and self._screen.is_terminal:
             self._show("" if self._is_warm else "first step", now_s)
 
@@ -200,17 +209,19 @@ class Progress(RankCallback):
         """Tells the logs the numbers of all ranks; the epoch's line is complete."""
         self._in_epoch = False
         took_s = time.monotonic() - self._epoch_began_s
-        speed, exposed, took_s = self._of_all_ranks(took_s)
+        speed, exposed, took_s, late = self._of_all_ranks(took_s)
         logs = {} if logs is None else logs
         logs[EPOCH_S] = took_s
         if speed is not None:
             logs[SAMPLES_PER_S] = speed
         if exposed is not None:
             logs[EXPOSED] = exposed
+        if late is not None:
+            logs[SLOWEST], logs[WAITED] = late
         self._known_steps = self._done_before + self._step
         if self._last_step_s is not None:  # the rest of it comes with the next epoch
             self._pauses_s.append(time.monotonic() - self._last_step_s)
-        self._show_epoch(logs, speed, exposed, took_s)
+        self._show_epoch(logs, speed, exposed, took_s, late)
         self._done_before = 0
 
     # ---- measuring ----
@@ -235,24 +246,35 @@ class Progress(RankCallback):
             self._epoch_totals += totals
         else:
             self._epoch_cold += totals
+            if not self._alone:
+                self._waited_before_s = _waited_s()  # for the graphs of other ranks
         self._is_warm = True
         self._step = done
         self._last_step_s = now_s
 
-    def _of_all_ranks(self, took_s: float) -> tuple[float | None, float | None, float]:
-        """Samples per second, exposed communication and duration of the epoch."""
+    def _of_all_ranks(
+        self, took_s: float
+    ) -> tuple[float | None, float | None, float, tuple[int, float] | None]:
+        """Samples per second, exposed communication, duration, slowest rank."""
         own = self._epoch_totals
         if own.steps == 0:  # the epoch has no other step
             own = self._epoch_cold
         share = self.global_batch / len(members_of(self._ranks))
         numbers = [own.steps * share, own.seconds, own.watched_s, own.exposed_s, took_s]
+        numbers.append(0.0 if self._alone else _waited_s() - self._waited_before_s)
         shared = [numbers]
         if not self._alone:
             shared = allgather_object(
                 numbers, name="progress.epoch", process_set=self._ranks
             )
         speed, exposed = pace.of_all_ranks([n[:4] for n in shared])
-        return speed, exposed, max(n[4] for n in shared)
+        ranks = members_of(self._ranks)
+        rank, cost_s = slowest({r: n[5] for r, n in zip(ranks, shared, strict=True)})
+        seconds = max(n[1] for n in shared)
+        late = None
+        if rank is not None and seconds > 0:
+            late = rank, max(0.0, min(1.0, cost_s / seconds))
+        return speed, exposed, max(n[4] for n in shared), late
 
     # ---- what is known ----
 
@@ -317,6 +339,7 @@ class Progress(RankCallback):
         speed: float | None,
         exposed: float | None,
         took_s: float,
+        late: tuple[int, float] | None,
     ) -> None:
         if self._screen is None:
             return
@@ -334,15 +357,21 @@ class Progress(RankCallback):
             exposed=None if self._alone else exposed,
             left_s=None if is_last else left_s,
             took_s=took_s,
+            slowest=late if late is not None and late[1] >= _WORTH_A_WORD else None,
         )
         self._screen.finish(text.closing_line(status, self._screen.width))
 
 
 def _ordered(logs: dict[str, Any]) -> dict[str, float]:
     """The numbers that are metrics: the loss, then the others."""
-    own = (SAMPLES_PER_S, EXPOSED, EPOCH_S)
+    own = (SAMPLES_PER_S, EXPOSED, EPOCH_S, WAITED)
     names = [n for n, v in logs.items() if isinstance(v, float) and n not in own]
     return {name: logs[name] for name in sorted(names, key=lambda n: n != "loss")}
+
+
+def _waited_s() -> float:
+    """How long this rank has waited for others to be ready, since `init`."""
+    return float(_core.counters()["waited_us"]) / 1e6
 
 
 def _count(name: str, value: Any, least: int) -> int:

@@ -50,6 +50,20 @@ def tails(records: Iterable[Mapping[str, Any]]) -> list[tuple[int, int]]:
         >>> tails([record(0, 10, 25), record(1, 30, 42)])
         [(30, 42)]
     """
+    return sorted(tail(parts) for _, parts in lists(records))
+
+
+def lists(
+    records: Iterable[Mapping[str, Any]],
+) -> list[tuple[str, list[Mapping[str, Any]]]]:
+    """The reductions of lists of gradients, each with the records of its parts.
+
+    Args:
+        records: as for `tails`.
+
+    Returns:
+        Pairs (name of the list, its records), by their last hand-over.
+    """
     running: dict[tuple[str, str], dict[str, Mapping[str, Any]]] = {}
     found = []
     for record in sorted(records, key=lambda r: int(r["submitted_us"])):
@@ -58,9 +72,10 @@ def tails(records: Iterable[Mapping[str, Any]]) -> list[tuple[int, int]]:
             continue
         group, part = place
         if part in running.get(group, {}):  # this one is of the next step
-            found.append(_tail(running.pop(group)))
+            found.append((group[0], list(running.pop(group).values())))
         running.setdefault(group, {})[part] = record
-    return sorted(found + [_tail(parts) for parts in running.values()])
+    found += [(group[0], list(parts.values())) for group, parts in running.items()]
+    return sorted(found, key=lambda pair: tail(pair[1]))
 
 
 @functools.lru_cache(maxsize=4096)  # they come again in every step
@@ -72,9 +87,17 @@ def _place_of(name: str) -> tuple[tuple[str, str], str] | None:
     return (found["group"], found["repeat"]), found["part"]
 
 
-def _tail(parts: Mapping[str, Mapping[str, Any]]) -> tuple[int, int]:
-    handed_over = max(int(record["submitted_us"]) for record in parts.values())
-    reduced = max(int(record["done_us"]) for record in parts.values())
+def tail(parts: Iterable[Mapping[str, Any]]) -> tuple[int, int]:
+    """When the parts of a list were handed over completely, and when reduced.
+
+    Example:
+        >>> tail([{"submitted_us": 10, "done_us": 25},
+        ...       {"submitted_us": 30, "done_us": 42}])
+        (30, 42)
+    """
+    parts = list(parts)
+    handed_over = max(int(record["submitted_us"]) for record in parts)
+    reduced = max(int(record["done_us"]) for record in parts)
     return handed_over, max(handed_over, reduced)
 
 

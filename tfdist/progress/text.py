@@ -26,6 +26,8 @@ class Status:
         exposed: share of exposed communication, 0..1; None where it is not measured.
         left_s: estimate of the seconds until the training ends; None if nobody knows.
         took_s: seconds of an epoch that has ended, validation included; else None.
+        slowest: the rank for which the others wait, and the share (0..1) of the time
+            that they do; None where there is nothing to say.
         note: what is going on instead of steps, such as "validation 12".
     """
 
@@ -39,6 +41,7 @@ class Status:
     exposed: float | None = None
     left_s: float | None = None
     took_s: float | None = None
+    slowest: tuple[int, float] | None = None
     note: str = ""
 
 
@@ -171,6 +174,8 @@ def closing_line(status: Status, width: int | None = None) -> str:
         ...                "images", 0.04, 42780.0, 3285.0)
         >>> closing_line(state, 79)
         'epoch 3/90  54m45s  loss 2.3000 val 2.1000  1523/s  exposed 4%  ETA 11h53m'
+        >>> closing_line(Status(1, slowest=(5, 0.29)))
+        'epoch 1  others wait 29% for rank 5'
     """
     names = [n for n in status.metrics if not n.startswith(_VALIDATION)]
     names += [
@@ -183,11 +188,12 @@ def closing_line(status: Status, width: int | None = None) -> str:
     rate, exposed, left = (first + len(metrics) + i for i in range(3))
     took = "" if status.took_s is None else duration(status.took_s)
     taken = [f"{status.step} steps in {took}", took, ""] if took else [""]
-    parts = [[_epoch(status)], taken, *metrics, *_ends(status)]
+    parts = [[_epoch(status)], taken, *metrics, *_ends(status), _slowest(status)]
     numbers = list(range(first, first + len(metrics)))
     shrink = [
         1,  # the number of steps
         exposed,
+        left + 1,  # "others wait"
         rate,
         *numbers,  # "val_loss" → "val"
         *numbers,  # fewer digits
@@ -198,6 +204,7 @@ def closing_line(status: Status, width: int | None = None) -> str:
         1,
         exposed,
         rate,
+        left + 1,
         *_out(numbers[1:2], 3),
         *_out(numbers[:1], 3),
     ]
@@ -239,6 +246,13 @@ def _ends(status: Status) -> list[list[str]]:
     if status.left_s is not None:
         left = [f"ETA {duration(status.left_s)}", ""]
     return [rate, exposed, left]
+
+
+def _slowest(status: Status) -> list[str]:
+    if status.slowest is None:
+        return [""]
+    rank, share = status.slowest
+    return [f"others wait {share:.0%} for rank {rank}", f"rank {rank} +{share:.0%}", ""]
 
 
 def short_name(name: str) -> str:

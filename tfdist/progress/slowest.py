@@ -1,0 +1,36 @@
+"""The slowest rank: the one for which the others wait.
+
+In an operation that needs all ranks rank i is ready at t_i, and waits T - t_i for the
+last one, T = max t_i. Over many operations
+
+    W_i = sum (T - t_i)      (each moment once: tfdist_ops/scheduler/waited_for.h)
+
+so the rank with the smallest W has been latest in sum, whatever the algorithm is and
+through however many ranks the waiting was passed on. What it costs is what the others
+wait more than it does, (mean of the other W_i) - W_slowest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+
+def slowest(waited_s: Mapping[int, float]) -> tuple[int | None, float]:
+    """Names the rank that the others have waited for.
+
+    Args:
+        waited_s: how long each rank has waited for others: rank → seconds, or any unit.
+
+    Returns:
+        The rank and how long the others have waited for it, a mean, in the unit of the
+        argument. None and 0 for less than two ranks. The lowest of equally slow ones.
+
+    Example:
+        >>> slowest({0: 2.9, 1: 0.1, 2: 3.1})
+        (1, 2.9)
+    """
+    if len(waited_s) < 2:
+        return None, 0.0
+    rank = min(waited_s, key=lambda r: (waited_s[r], r))
+    others = [s for r, s in waited_s.items() if r != rank]
+    return rank, sum(others) / len(others) - waited_s[rank]
