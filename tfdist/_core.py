@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -324,6 +325,12 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
         [ctypes.c_uint32, ctypes.c_double, *[ctypes.POINTER(ctypes.c_int32)] * 2],
     ),
     "tfdist_take_records": (ctypes.c_int32, [ctypes.POINTER(Record), ctypes.c_int32]),
+    "tfdist_timeline_start": (
+        ctypes.c_int32,
+        [ctypes.c_char_p, ctypes.c_char_p],
+    ),
+    "tfdist_timeline_forward": (None, []),
+    "tfdist_timeline_span": (None, [ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64]),
     "tfdist_counters_json": (ctypes.c_char_p, []),
     "tfdist_api": (ctypes.c_void_p, [ctypes.c_int32]),
 }
@@ -725,6 +732,36 @@ def take_records() -> list[dict[str, Any]]:
             found.append(row)
         if count < _RECORD_BATCH:
             return found
+
+
+def start_timeline(folder: str, head: str) -> None:
+    """Writes what happens on this rank to a file in `folder`, until `stop`.
+
+    Args:
+        folder: the file is `rank-N.jsonl` there; with what it turns into, the same with
+            `.old`, it takes at most TFDIST_TIMELINE_BYTES.
+        head: its first line, JSON.
+
+    Raises:
+        CoreError: the file cannot be written.
+    """
+    check(library().tfdist_timeline_start(os.fsencode(folder), head.encode()))
+
+
+def forward_timeline() -> None:
+    """Sends all of the timeline to rank 0 too, for its folder."""
+    library().tfdist_timeline_forward()
+
+
+def timeline_span(name: str, begin_us: int, end_us: int) -> None:
+    """Something that this rank's program did, for the timeline, if one is written.
+
+    Args:
+        name: of it.
+        begin_us: when, in microseconds of `time.monotonic()`.
+        end_us: likewise.
+    """
+    library().tfdist_timeline_span(name.encode(), begin_us, end_us)
 
 
 def counters() -> dict[str, Any]:

@@ -11,9 +11,11 @@ import logging
 import os
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn, Protocol, TypeVar
 
@@ -57,6 +59,7 @@ class _State:
     bond: Bond | None = None
     address: str = ""
     helpers: dict[str, Helper] = field(default_factory=dict)  # of this generation
+    timeline: Path | None = None  # its folder
 
 
 _state = _State()
@@ -166,6 +169,29 @@ def _connect(timeout_s: float | None) -> None:
         _state.topology = mesh.topology
         _state.pid = os.getpid()
         _state.process_sets = []
+        folder = rows["TFDIST_TIMELINE"]["value"]
+        if folder:
+            _start_timeline(folder, mesh, limit_s)
+
+
+def _start_timeline(folder: str, mesh: Mesh, timeout_s: float) -> None:
+    """Begins the timelines of all ranks, or of none: then every rank raises."""
+    from tfdist.timeline import recording
+
+    topology = mesh.topology
+    job = mesh.bond.job if mesh.bond else f"{os.getpid()} {time.time_ns()}"
+    try:
+        _state.timeline = recording.begin(
+            folder, topology, host=mesh.host, job=job, generation=mesh.generation
+        )
+        if topology.size > 1:  # where all have come this far, all can write
+            _core.register_group("timeline\n", [True], timeout_s=timeout_s)
+            recording.share(_state.timeline, topology.rank)
+    except _core.CoreError as error:
+        _core.abort(error.message)
+        _state.timeline = None
+        shutdown()
+        raise
 
 
 def _add_sets(process_sets: Iterable[Iterable[int]]) -> None:
@@ -208,7 +234,7 @@ def shutdown() -> None:
     with _lock:
         if _state.topology is None or _state.pid != os.getpid():
             return
-        _state.topology = None
+        topology, _state.topology = _state.topology, None
         for helper in _state.helpers.values():
             helper.close()
         _state.helpers.clear()
@@ -217,6 +243,17 @@ def shutdown() -> None:
         if _state.late is not None:
             _state.late.stop()
             _state.late = None
+        if _state.timeline is not None:
+            _finish_timeline(_state.timeline, topology)
+            _state.timeline = None
+
+
+def _finish_timeline(folder: Path, topology: _core.Topology) -> None:
+    from tfdist.timeline import recording
+
+    trace = recording.finish(folder, topology.rank, topology.size)
+    if trace is not None:
+        _log.info("timeline of all ranks: %s", trace.path)
 
 
 def helper(name: str, make: Callable[[], _Helper]) -> _Helper:

@@ -33,8 +33,8 @@ FOREIGN = {
 # import no TensorFlow, so that the launcher and the start-up are quick.
 WITHOUT_TENSORFLOW = [
     *("_core", "tuning", "buckets", "rendezvous", "_last_words", "_runtime"),
-    *("_process_sets", "launch", "tools", "_own_name", "local_variables"),
-    *("variable_groups", "progress"),
+    *("_process_sets", "launch", "_own_name", "local_variables"),
+    *("variable_groups", "progress", "timeline", "tools"),
 ]
 WITH_TENSORFLOW = [
     *("errors", "_library", "_names", "_operations", "_gradients", "collectives"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from typing import Any
 
 import keras
@@ -48,6 +49,8 @@ class RankCallback(keras.callbacks.Callback):
         self._leads = False
         self._epoch = 0
         self._compares = False
+        self._traces = False  # the steps, for the timeline
+        self._step_began_us: int | None = None
 
     def settings_of_all_ranks(self) -> dict[str, Any]:
         """What has to be equal on all ranks: plain values, for the comparison."""
@@ -70,6 +73,7 @@ class RankCallback(keras.callbacks.Callback):
         ours = (c for c in self._listed if isinstance(c, RankCallback))
         self._leads = next(ours, None) is self
         self._compares = self._leads
+        self._traces = self._leads and bool(_core.value("TFDIST_TIMELINE"))
         if self._leads:
             if take_back(self.model):  # an earlier fit ended with an error
                 self.model.make_train_function(force=True)
@@ -95,11 +99,16 @@ class RankCallback(keras.callbacks.Callback):
             agree_on_epoch(self._epoch, rate, self._ranks)
         if self._steps_seen == 0:
             self._note_operations()
+        if self._traces:
+            self._step_began_us = time.monotonic_ns() // 1000
 
     def on_train_batch_end(
         self, batch: int, logs: dict[str, Any] | None = None
     ) -> None:
         """After the first update: checks that gradients were reduced."""
+        if self._traces:
+            now_us = time.monotonic_ns() // 1000
+            _core.timeline_span("step", self._step_began_us or now_us, now_us)
         if self._checked:
             return
         self._steps_seen += 1

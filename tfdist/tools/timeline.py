@@ -1,0 +1,59 @@
+"""Puts the parts of a timeline together: python -m tfdist.tools.timeline DIR."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from tfdist.timeline import merging
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Writes DIR/trace.json; returns the exit code.
+
+    Args:
+        arguments: of the command line; default those of this process.
+    """
+    parser = argparse.ArgumentParser(
+        prog="python -m tfdist.tools.timeline",
+        description="Puts together what TFDIST_TIMELINE=DIR has left: all rank-N.jsonl "
+        "of DIR become DIR/trace.json, to be opened in https://ui.perfetto.dev. tfdist "
+        "does so itself when all ranks leave in order, on one host or with a common "
+        "folder; after a crash, or with parts copied from several hosts, do it here.",
+    )
+    parser.add_argument("folder", type=Path, metavar="DIR")
+    options = parser.parse_args(arguments)
+    try:
+        summary = merging.merge(options.folder)
+    except (OSError, ValueError) as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    sys.stdout.write(report(summary))
+    return 0
+
+
+def report(summary: merging.Summary) -> str:
+    """What there is to say about a trace, in lines."""
+    lines = [f"{summary.path}: {len(summary.ranks)} of {summary.size} ranks"]
+    missing = sorted(set(range(summary.size)) - set(summary.ranks))
+    if missing:
+        lines.append(f"no part of ranks {missing}: copy them here from their hosts")
+    if summary.incomplete:
+        lines.append(f"ended without leaving, or still running: {summary.incomplete}")
+    if summary.error_us is None:
+        lines.append("clocks: not compared on some rank; taken as they are")
+    else:
+        lines.append(f"clocks: aligned within {summary.error_us / 1000:.3f} ms")
+    if summary.dropped:
+        lines.append(f"{summary.dropped} records were lost: too much at once")
+    rank, cost_us = summary.slowest
+    if rank is not None:
+        lines.append(
+            f"slowest: rank {rank}; the others waited {cost_us / 1000:.1f} ms for it"
+        )
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
