@@ -1,0 +1,323 @@
+"""The timeline without a job: clocks, events, merging, and who was slowest."""
+
+import itertools
+import json
+
+import pytest
+
+from tfdist.progress.slowest import slowest
+from tfdist.timeline import clocks, events, merging, parts
+from tfdist.tools import timeline as tool
+
+# ---- clocks ----
+
+
+def trip(at_us, *, offset_us=0, there_us=50, back_us=50):
+    """A round trip that begins at `at_us` of the rank's clock."""
+    heard = at_us + there_us + offset_us
+    return {
+        "type": "clock",
+        "asked": at_us,
+        "heard": heard,
+        "answered": heard + 3,
+        "back": at_us + there_us + 3 + back_us,
+    }
+
+
+@pytest.mark.parametrize(("there_us", "back_us"), [(50, 50), (10, 400), (400, 10)])
+def test_an_offset_is_wrong_by_half_of_the_round_trip_at_most(there_us, back_us):
+    found = clocks.measured(
+        trip(1000, offset_us=-7_000_000, there_us=there_us, back_us=back_us)
+    )
+    assert found.error_us == (there_us + back_us) / 2
+    assert abs(found.offset_us + 7_000_000) <= found.error_us
+
+
+def test_the_shortest_round_trip_of_each_window_counts():
+    slow = trip(1_000, offset_us=500, there_us=4000, back_us=100)
+    quick = trip(9_000_000, offset_us=500, there_us=20, back_us=30)
+    later = trip(12_000_000, offset_us=900)
+    found = clocks.best([later, slow, quick])
+    assert [p.offset_us for p in found] == [495, 900]
+
+
+def test_drift_is_a_straight_line_between_two_measurements():
+    samples = [trip(0, offset_us=1000), trip(20_000_000, offset_us=1400)]
+    convert, error_us = clocks.to_rank_zero(samples, same_host=False)
+    assert error_us == 50
+    assert convert(10_000_000) == pytest.approx(10_001_200, abs=1)
+    assert convert(-5) == 995
+    assert convert(30_000_000) == 30_001_400
+
+
+def test_ranks_of_one_host_have_one_clock():
+    noisy = [trip(0, there_us=10, back_us=90), trip(20_000_000)]
+    convert, error_us = clocks.to_rank_zero(noisy, same_host=True)
+    assert (convert(123), error_us) == (123, 0.0)
+    # Unless it is not: a container may have a clock of its own.
+    convert, _ = clocks.to_rank_zero([trip(0, offset_us=9000)], same_host=True)
+    assert convert(0) == 9000
+
+
+def test_without_a_round_trip_nothing_is_known():
+    convert, error_us = clocks.to_rank_zero([], same_host=False)
+    assert (convert(7), error_us) == (7, None)
+
+
+# ---- slowest ----
+
+
+def test_the_slowest_rank_is_the_one_that_waits_least():
+    """Each step rank 2 is ready last, by 5; the others in turn before it."""
+    for size in (2, 3, 5):
+        late = size - 1
+        ready = [[(r + step) % 3 for r in range(size)] for step in range(30)]
+        for times in ready:
+            times[late] = 8
+        waited = {r: sum(max(t) - t[r] for t in ready) / 30 for r in range(size)}
+        rank, cost = slowest(waited)
+        assert rank == late
+        assert cost == pytest.approx(7.0, abs=0.2)
+
+
+def test_one_rank_alone_is_not_slow():
+    assert slowest({0: 3.0}) == (None, 0.0)
+    assert slowest({}) == (None, 0.0)
+
+
+# ---- events ----
+
+
+def operation(name, submitted, done, *, peer=1, first=None, **more):
+    """One that ran at once; data of the peer began to come at `first`."""
+    first = submitted + 2 if first is None else first
+    row = {
+        "type": "op",
+        "name": name,
+        "kind": "allreduce",
+        "set": 0,
+        "ticket": f"{name} {submitted}",
+        "code": 0,
+        "last_ready": -1,
+        "bytes": 4096,
+        "submitted": submitted,
+        "agreed": submitted,
+        "started": submitted + 1,
+        "ended": done - 1,
+        "done": done,
+        "pack": [submitted + 1, submitted + 9, 5],
+        "reduce": [first, done - 1, 7],
+        "first_sent": submitted + 2,
+        "last_sent": submitted + 9,
+        "sent_bytes": 4096,
+        "waited_for": peer if first > submitted + 2 else -1,
+        "waited_since": submitted + 1,
+        "waited_until": first,
+        "peers": [[peer, first, done - 2, 4096]],
+    }
+    return {**row, **more}
+
+
+def wait(rank, since, until):
+    return {"type": "wait", "rank": rank, "since": since, "until": until}
+
+
+def head(rank, **more):
+    row = {
+        "type": "rank",
+        "version": parts.VERSION,
+        "rank": rank,
+        "size": 2,
+        "host": f"n{rank}",
+        "host_index": 0,
+        "pid": 10 + rank,
+        "run": "a",
+        "generation": 1,
+        "wall_us": 10**15,
+        "monotonic_us": 0,
+    }
+    return {**row, **more}
+
+
+def part(*operations, rank=0, **more):
+    return parts.Part(head(rank), list(operations), **more)
+
+
+def drawn(own):
+    return list(events.events_of(own, lambda us: us))
+
+
+def slices(found, name=None):
+    return [e for e in found if e["ph"] == "X" and name in (None, e["name"])]
+
+
+def test_a_step_has_its_backward_pass_and_what_is_exposed():
+    group = "train/gradients.0123abcd"
+    found = drawn(
+        part(
+            operation(f"{group}.0", 100, 160),
+            operation(f"{group}.1", 150, 190),
+            operation(f"{group}.0", 300, 330),
+            operation(f"{group}.1", 320, 400),
+            spans=[
+                {"name": "step", "begin": 50, "end": 195},
+                {"name": "step", "begin": 200, "end": 410},
+            ],
+        )
+    )
+    times = [(e["ts"], e["dur"]) for e in slices(found, "backward")]
+    assert times == [(100, 50), (300, 20)]
+    times = [(e["ts"], e["dur"]) for e in slices(found, "exposed")]
+    assert times == [(150, 40), (320, 80)]
+    exposed = [e for e in found if e["name"].startswith("exposed communication")]
+    assert [(e["ts"], *e["args"].values()) for e in exposed] == [
+        (195, 0.04),
+        (410, 0.08),
+    ]
+
+
+def test_slices_of_a_track_nest():
+    """The format knows no others; the viewers draw them wrongly."""
+    own = part(
+        *(
+            operation(f"gradients.0123abcd.{i % 4}", 10 * i, 10 * i + 45)
+            for i in range(30)
+        ),
+        *(operation(f"x{i}", 13 * i, 13 * i + 80, last_ready=1) for i in range(20)),
+    )
+    found = slices(drawn(own))
+    for _, group in itertools.groupby(
+        sorted(found, key=lambda e: (e["tid"], e["ts"], -e["dur"])),
+        key=lambda e: e["tid"],
+    ):
+        open_until = []
+        for event in group:
+            end = event["ts"] + event["dur"]
+            while open_until and open_until[-1] <= event["ts"]:
+                open_until.pop()
+            assert not open_until or end <= open_until[-1], event
+            open_until.append(end)
+
+
+def test_an_operation_says_for_whom_it_waited():
+    own = part(
+        operation("x", 100, 200, first=180),
+        operation("y", 300, 400, agreed=350, started=351, last_ready=1),
+        operation("z", 500, 600, agreed=550, started=551, last_ready=0),
+    )
+    own.waits = [wait(1, 101, 180), wait(1, 300, 350), wait(0, 500, 501)]
+    found = drawn(own)
+    assert [(e["ts"], e["dur"]) for e in slices(found, "wait for rank 1")] == [
+        (101, 79)
+    ]
+    assert [(e["ts"], e["dur"]) for e in slices(found, "agree: rank 1 last")] == [
+        (300, 50)
+    ]
+    totals = [e["args"] for e in found if e["name"].startswith("waited for")]
+    assert totals == [
+        {"rank 1": 0.079},
+        {"rank 1": 0.129},
+        {"rank 0": 0.001, "rank 1": 0.129},
+    ]
+
+
+def test_what_ran_as_one_moved_once():
+    both = {"ticket": "7"}
+    found = drawn(part(operation("a", 10, 90, **both), operation("b", 12, 91, **both)))
+    assert len(slices(found, "send")) == len(slices(found, "reduce")) == 1
+    assert len(slices(found, "a")) == len(slices(found, "b")) == 1
+
+
+def test_a_failed_operation_that_never_ran_is_shown():
+    none = dict.fromkeys(("agreed", "started", "ended", "first_sent", "last_sent"), 0)
+    row = operation("x", 100, 200, code=10, peers=[], **none)
+    row |= {"pack": [0, 0, 0], "reduce": [0, 0, 0]}
+    found = slices(drawn(part(row)))
+    assert [(e["name"], e["args"].get("error")) for e in found] == [("x", 10)]
+
+
+# ---- parts and merging ----
+
+
+def write(folder, rank, *rows, ended=True, name="", **more):
+    lines = [head(rank, **more), *rows, *([{"type": "end"}] if ended else [])]
+    text = "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in lines)
+    path = folder / (name or f"rank-{rank}.jsonl")
+    path.write_text(text)
+    return path
+
+
+def test_a_torn_line_and_a_file_that_was_turned_are_read(tmp_path):
+    path = write(tmp_path, 1, operation("b", 30, 40), ended=False)
+    with path.open("a") as file:
+        file.write('{"type":"op","na')
+    write(tmp_path, 1, operation("a", 10, 20), ended=False, name="rank-1.jsonl.old")
+    own = parts.read(path)
+    assert [op["name"] for op in own.operations] == ["a", "b"]
+    assert not own.complete
+    assert not parts.has_ended(path)
+    # What is of another run is not ours.
+    write(tmp_path, 1, operation("c", 1, 2), name="rank-1.jsonl.old", run="b")
+    assert [op["name"] for op in parts.read(path).operations] == ["b"]
+
+
+def test_clocks_of_two_hosts_are_aligned(tmp_path):
+    """Rank 1's clock is 3 s ahead; its data is sent before it is received."""
+    ahead = 3_000_000
+    write(tmp_path, 0, operation("x", 1000, 1400, first=1200), wait(1, 1001, 1200))
+    late = operation("x", 1150 + ahead, 1390 + ahead, peer=0)
+    clock = trip(500 + ahead, offset_us=-ahead)
+    write(tmp_path, 1, clock, late, host_index=1, monotonic_us=ahead)
+    summary = merging.merge(tmp_path)
+    assert (summary.ranks, summary.incomplete) == ([0, 1], [])
+    assert summary.error_us == 50
+    assert summary.slowest == (0, 0.0) or summary.slowest[0] == 1
+    trace = json.loads(summary.path.read_text())
+    ends = {
+        e["pid"]: e["ts"] + e["dur"] for e in trace["traceEvents"] if e["name"] == "x"
+    }
+    assert abs(ends[0] - ends[1]) <= 60
+    assert trace["otherData"]["slowest_rank"] == 1
+    names = [
+        e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "process_name"
+    ]
+    assert names == ["rank 0 (n0)", "rank 1 (n1), slowest: 0.2 ms were waited for it"]
+
+
+def test_the_first_step_does_not_make_a_rank_slow(tmp_path):
+    """It builds the graph, sometimes for seconds."""
+    step = {"type": "span", "name": "step", "begin": 0, "end": 5000}
+    write(
+        tmp_path, 0, wait(1, 100, 4000), wait(1, 4500, 5010), wait(1, 6001, 6050), step
+    )
+    write(tmp_path, 1, operation("x", 5020, 5200, peer=0), step)
+    summary = merging.merge(tmp_path)
+    assert summary.waited_us == {0: {1: 10 + 49}, 1: {}}
+
+
+def test_the_tool_says_what_is_missing(tmp_path, capsys):
+    write(tmp_path, 0, operation("x", 10, 90), ended=False, size=3)
+    write(tmp_path, 2, {"type": "dropped", "count": 4}, host_index=1, size=3)
+    assert tool.main([str(tmp_path)]) == 0
+    told = capsys.readouterr().out
+    assert f"{tmp_path / 'trace.json'}: 2 of 3 ranks" in told
+    assert "no part of ranks [1]: copy them here" in told
+    assert "ended without leaving, or still running: [0]" in told
+    assert "clocks: not compared" in told
+    assert "4 records were lost" in told
+    json.loads((tmp_path / "trace.json").read_text())
+
+
+def test_the_tool_refuses_what_is_no_timeline(tmp_path, capsys):
+    assert tool.main([str(tmp_path)]) == 1
+    assert "Expected files rank-N.jsonl" in capsys.readouterr().err
+    assert tool.main([str(tmp_path / "none")]) == 1
+    assert "No such file" in capsys.readouterr().err
+    (tmp_path / "rank-0.jsonl").write_text("hello\n")
+    assert tool.main([str(tmp_path)]) == 1
+    assert "to begin with a line about its rank" in capsys.readouterr().err
+    write(tmp_path, 0)
+    write(tmp_path, 1, run="b")
+    assert tool.main([str(tmp_path)]) == 1
+    assert "of one job, got those of 2: ranks [0] and [1]" in capsys.readouterr().err
+    assert not (tmp_path / "trace.json").exists()
