@@ -26,7 +26,7 @@ import statistics
 import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -85,7 +85,7 @@ class Rank:
 class Job:
     """Forked ranks that make steps on command."""
 
-    def __init__(self, size: int, gate: bool) -> None:
+    def __init__(self, size: int, variables: Mapping[str, str]) -> None:
         job = uuid.uuid4().hex
         self._ranks: list[tuple[int, int, int]] = []
         for rank in range(size):
@@ -99,7 +99,7 @@ class Job:
                     TFDIST_LOCAL_RANK=str(rank),
                     TFDIST_LOCAL_SIZE=str(size),
                     TFDIST_JOB_ID=job,
-                    TFDIST_COMMIT_GATE=str(int(gate)),
+                    **variables,
                 )
                 os.close(command)
                 os.close(answer)
@@ -145,12 +145,13 @@ def _serve(hear: int, say: int) -> None:
 
 
 @contextlib.contextmanager
-def _jobs(size: int) -> Iterator[tuple[Job, Job]]:
-    jobs = (Job(size, gate=False), Job(size, gate=True))
+def jobs(size: int, variables: Mapping[str, str]) -> Iterator[tuple[Job, Job]]:
+    """Two jobs, without `variables` and with them."""
+    both = (Job(size, {}), Job(size, variables))
     try:
-        yield jobs
+        yield both
     finally:
-        for job in reversed(jobs):  # the later one's ranks hold ends of the first one's
+        for job in reversed(both):  # the later one's ranks hold ends of the first one's
             job.end()
 
 
@@ -161,7 +162,7 @@ def measure(
     ratios, control = [], []
     copier = Copier()
     at_once = steps if free else 1
-    with _jobs(size) as (plain, gated):
+    with jobs(size, {"TFDIST_COMMIT_GATE": "1"}) as (plain, gated):
         plain.steps(WARM_STEPS)
         gated.steps(WARM_STEPS)
         for number in range(rounds):
@@ -194,7 +195,10 @@ def main() -> None:
     numbers = sum(math.prod(shape) for shape in gradient_shapes())
     print(f"{numbers * 4 / 2**20:.0f} MiB of gradients, {options.ranks} ranks")
     ratios, control = measure(
-        options.ranks, options.rounds, options.steps, options.free
+        options.ranks,
+        options.rounds,
+        options.steps,
+        options.free,
     )
     spread = max(control) / min(control) - 1
     print(
