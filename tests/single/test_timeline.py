@@ -7,6 +7,7 @@ import pytest
 
 from tfdist.progress.slowest import slowest
 from tfdist.timeline import clocks, events, merging, parts
+from tfdist.tools import cli
 from tfdist.tools import timeline as tool
 
 # ---- clocks ----
@@ -298,7 +299,7 @@ def test_the_first_step_does_not_make_a_rank_slow(tmp_path):
 def test_the_tool_says_what_is_missing(tmp_path, capsys):
     write(tmp_path, 0, operation("x", 10, 90), ended=False, size=3)
     write(tmp_path, 2, {"type": "dropped", "count": 4}, host_index=1, size=3)
-    assert tool.main([str(tmp_path)]) == 0
+    assert cli.main(["timeline", str(tmp_path)]) == 0
     told = capsys.readouterr().out
     assert f"{tmp_path / 'trace.json'}: 2 of 3 ranks" in told
     assert "no part of ranks [1]: copy them here" in told

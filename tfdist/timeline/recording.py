@@ -109,7 +109,7 @@ def finish(folder: Path, rank: int, size: int) -> merging.Summary | None:
     heads = list(map(parts.head_of, others))
     if any(head is None or head["run"] != own["run"] for head in heads):
         return None
-    by_hand = f"put the timeline together: python -m tfdist.tools.timeline {folder}"
+    by_hand = f"put the timeline together: tfdist timeline {folder}"
     if merging.bytes_in(folder) > _MOST_BYTES_AT_EXIT:
         _log.warning("%s", by_hand)
         return None

@@ -1,22 +1,25 @@
-"""Puts the parts of a timeline together: python -m tfdist.tools.timeline DIR."""
+"""Puts the parts of a timeline together: `tfdist timeline DIR`."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from tfdist.timeline import merging
 
+HELP = "merge what TFDIST_TIMELINE has left into one trace"
 
-def main(arguments: list[str] | None = None) -> int:
+
+def main(arguments: Sequence[str] | None = None) -> int:
     """Writes DIR/trace.json; returns the exit code.
 
     Args:
         arguments: of the command line; default those of this process.
     """
     parser = argparse.ArgumentParser(
-        prog="python -m tfdist.tools.timeline",
+        prog="tfdist timeline",
         description="Puts together what TFDIST_TIMELINE=DIR has left: all rank-N.jsonl "
         "of DIR become DIR/trace.json, to be opened in https://ui.perfetto.dev. tfdist "
         "does so itself when all ranks leave in order, on one host or with a common "
