@@ -25,7 +25,7 @@ struct World3 {
     const TransportEntry* entry = FindTransport("inproc");
     Config config = TestConfig();
     config.allreduce_algorithm = "pairwise";  // data between every two ranks
-    config.reduce_algorithm = "star";  // the root takes the inputs of all in one step
+    config.reduce_algorithm = "star";         // the root takes the inputs of all in one step
     std::vector<Links> links(3);
     for (size_t r = 0; r < 3; ++r) {
       links[r].resize(3);

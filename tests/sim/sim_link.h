@@ -66,7 +66,7 @@ class SimLink : public Link {
   bool WantsWrite() const override { return false; }
   void SetSleeping(bool /*sleeping*/) override {}
   bool Flushed() const override { return true; }
-  size_t MaxHeld() const override { return in_->slots[1] - 1; }
+  size_t MaxHeld() const override { return in_->slots[1]; }
 
   size_t held() const { return held_[0].size() + held_[1].size(); }
   // What the caller did wrong, if anything: a send that was not opened, a frame released twice.

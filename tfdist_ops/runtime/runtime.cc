@@ -27,6 +27,7 @@ Status ShutDownError() {
 
 // How long a blocking call drives an operation that does not move.
 constexpr int64_t kPatienceUs = 200;
+constexpr int64_t kCrowdedPatienceUs = 20000;
 
 // An operation that the thread which submitted it drives for a while. Either that thread runs
 // `done`, or it has left by then.
@@ -182,7 +183,9 @@ Status Runtime::Run(std::unique_ptr<Request> request) {
   auto promise = std::make_shared<std::promise<Status>>();
   std::future<Status> future = promise->get_future();
   request->done = [promise](const Status& status) { promise->set_value(status); };
-  TFDIST_RETURN_IF_ERROR(SubmitAndHelp(std::move(request), nullptr, kPatienceUs));
+  // Where ranks share a processor each waits for the others to have their turns.
+  const int64_t patience_us = IsCrowded(world_) ? kCrowdedPatienceUs : kPatienceUs;
+  TFDIST_RETURN_IF_ERROR(SubmitAndHelp(std::move(request), nullptr, patience_us));
   done(future.get());  // bounded: the engine ends every request by its deadline
   return Status();
 }

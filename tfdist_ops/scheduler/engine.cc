@@ -49,6 +49,7 @@ Engine::Engine(World world, Links links, const Config& config, Hooks hooks)
       config_(config),
       hooks_(std::move(hooks)),
       held_(links_.size(), 0),
+      full_since_us_(links_.size(), 0),
       inbound_(links_.size()),
       outbound_(links_.size()),
       monitor_(MakeMonitor(world_, config_, hooks_)),
@@ -354,6 +355,7 @@ bool Engine::Poll(int64_t now_us) {
     if (links_[p] != nullptr) moved |= FlushControl(static_cast<int>(p));
   }
   moved |= AdvanceAll(now_us);
+  moved |= EmptyFullLanes(now_us);
   for (auto& [id, set] : sets_) TurnJoin(set.get(), now_us);
   TurnMembership(now_us);
   AcknowledgeLeaves();

@@ -182,6 +182,7 @@ class Engine {
   void AcknowledgeLeaves();
   // Data lane.
   bool ReadData(int peer, int64_t now_us);
+  bool EmptyFullLanes(int64_t now_us);
   Status ReceiveData(int peer, const InFrame& frame, int64_t now_us);
   // Process sets.
   ProcessSet* Room(uint32_t id);  // also of a set that this rank has not heard of yet; null: no set
@@ -299,6 +300,7 @@ class Engine {
   const Hooks hooks_;
   std::map<uint32_t, std::unique_ptr<ProcessSet>> sets_;  // by id
   std::vector<size_t> held_;                              // frames held in the transport, by peer
+  std::vector<int64_t> full_since_us_;                    // no more can be held; 0: they can
   std::vector<Inbound> inbound_;
   std::vector<Outbound> outbound_;
   // Set and group → how often each bucket is done.

@@ -207,6 +207,13 @@ void Engine::StopWork() {
     set->active.clear();
     set->allocating.clear();
     set->entries.clear();
+    for (auto& [ticket, frames] : set->stash) {
+      for (auto& [peer, arrived] : frames) {
+        const auto p = static_cast<size_t>(peer);
+        if (arrived.held && links_[p] != nullptr) links_[p]->Release(Lane::kData, arrived.frame);
+        if (arrived.held) --held_[p];
+      }
+    }
     set->stash.clear();
     set->early.clear();
   }

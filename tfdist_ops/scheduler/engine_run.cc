@@ -9,6 +9,8 @@ namespace {
 constexpr int kFramesPerTurn = 64;  // of one link, so that no peer starves the others
 // An operation that has not moved for so long takes no place in the window of those that run.
 constexpr int64_t kIdleUs = 1000;
+// A lane that is full of frames that nobody can use for so long is emptied by copying.
+constexpr int64_t kFullUs = 3000;
 
 }  // namespace
 
@@ -120,6 +122,31 @@ bool Engine::AdvanceSet(ProcessSet* set, int64_t now_us) {
 
 // ---- the data lane ----
 
+bool Engine::EmptyFullLanes(int64_t now_us) {
+  bool emptied = false;
+  for (size_t p = 0; p < links_.size(); ++p) {
+    Link* link = links_[p].get();
+    if (link == nullptr || held_[p] < link->MaxHeld()) {
+      full_since_us_[p] = 0;
+    } else if (full_since_us_[p] == 0) {
+      full_since_us_[p] = now_us;
+    } else if (now_us - full_since_us_[p] > kFullUs) {
+      const int peer = static_cast<int>(p);
+      for (auto& [id, set] : sets_) {
+        for (auto& [turn, active] : set->active) active.operation->CopyHeld(peer, link, &held_[p]);
+        for (auto& [ticket, frames] : set->stash) {
+          for (auto& [from, arrived] : frames) {
+            if (from == peer) arrived.CopyOut(link, &held_[p]);
+          }
+        }
+      }
+      full_since_us_[p] = 0;
+      emptied = true;
+    }
+  }
+  return emptied;
+}
+
 bool Engine::ReadData(int peer, int64_t now_us) {
   const auto p = static_cast<size_t>(peer);
   bool moved = false;
@@ -138,8 +165,10 @@ bool Engine::ReadData(int peer, int64_t now_us) {
   return moved;
 }
 
-// Never leaves a frame unread, whatever its set is waiting for: what can't be used or held now is
-// copied out, so that the frames behind it, which may be another set's, move on.
+// Never leaves a frame unread, whatever its set is waiting for, so that the frames behind it, which
+// may be another set's, move on. Frames are held where they lie, also those that come before their
+// operation: a peer that is ahead then waits. When they fill up a lane for long they are copied out
+// (EmptyFullLanes).
 Status Engine::ReceiveData(int peer, const InFrame& frame, int64_t now_us) {
   const auto p = static_cast<size_t>(peer);
   const FrameHeader& header = frame.header;
@@ -154,7 +183,7 @@ Status Engine::ReceiveData(int peer, const InFrame& frame, int64_t now_us) {
   }
   const auto it = set->active.find(TurnOf(header.ticket));
   const bool runs = it != set->active.end();
-  Arrived arrived{frame, {}, runs && held_[p] + 1 < links_[p]->MaxHeld()};
+  Arrived arrived{frame, {}, held_[p] < links_[p]->MaxHeld()};
   const bool held = arrived.held;
   if (held) {
     ++held_[p];

@@ -186,6 +186,7 @@ bool Operation::RunSend(size_t index, const Links& links, uint32_t generation) {
       if (!link->SendPieces(Header(index, generation), {pieces_.data(), pieces_.size()})) {
         return false;
       }
+      NoteSent(memory_.WireBytes(index, running_[index].done));
       CountSegment(index);
       return true;
     }
@@ -231,6 +232,15 @@ bool Operation::RunReceive(size_t index, const Links& links, uint32_t generation
   CountSegment(index);
   if (room.data() != nullptr) CommitSend(run.sender, links, generation);
   return true;
+}
+
+void Operation::CopyHeld(int peer, Link* link, size_t* held) {
+  for (size_t i = 0; i < running_.size(); ++i) {
+    for (size_t p = 0; p < running_[i].inbox.size(); ++p) {
+      if (Global(memory_.steps()[i].peers[p]) != static_cast<size_t>(peer)) continue;
+      for (Arrived& arrived : running_[i].inbox[p]) arrived.CopyOut(link, held);
+    }
+  }
 }
 
 void Operation::ReleaseFrames(const Links& links, std::vector<size_t>* held) {

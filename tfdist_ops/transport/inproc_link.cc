@@ -100,7 +100,7 @@ class InprocLink : public LinkBase {
     own_.sleeping = sleeping;
   }
   bool Flushed() const override { return true; }
-  size_t MaxHeld() const override { return slots_[Index(Lane::kData)] - 1; }
+  size_t MaxHeld() const override { return slots_[Index(Lane::kData)]; }
 
  private:
   // With the lock held, so that a ring never comes after the peer's "I am awake".

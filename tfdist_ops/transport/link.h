@@ -94,7 +94,7 @@ class Link {
   // True when everything committed has left this process (tcp: is in the kernel's hands).
   virtual bool Flushed() const = 0;
 
-  // Most frames of the data lane the engine should hold unreleased (shm: slots - 1).
+  // Most frames of the data lane that can be held unreleased; then none comes any more.
   virtual size_t MaxHeld() const = 0;
 
   // Whether the two ranks have a connection of their own. Else (overlay.h) control frames are

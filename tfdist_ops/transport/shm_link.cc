@@ -150,7 +150,7 @@ class ShmLink : public LinkBase {
   }
 
   bool Flushed() const override { return true; }
-  size_t MaxHeld() const override { return data_slots_ - 1; }
+  size_t MaxHeld() const override { return data_slots_; }
   bool WatchProcess() const override { return !RingsSocket(); }
 
  private:
