@@ -105,6 +105,7 @@ class HandDriven {
   // The process is killed: its links end, nothing is said.
   void Kill(int rank) { engines[static_cast<size_t>(rank)].reset(); }
   void Poll(int rank) {
+    now_us += 10;
     if (engines[static_cast<size_t>(rank)] != nullptr) (*this)[rank].Poll(now_us);
   }
   void Settle(int turns = 12) {

@@ -366,6 +366,7 @@ bool Engine::Poll(int64_t now_us) {
 }
 
 void Engine::SetSleeping(bool sleeping) {
+  asleep_ = sleeping;
   for (const auto& link : links_) {
     if (link != nullptr) link->SetSleeping(sleeping);
   }

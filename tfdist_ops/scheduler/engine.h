@@ -183,6 +183,7 @@ class Engine {
   // Data lane.
   bool ReadData(int peer, int64_t now_us);
   bool EmptyFullLanes(int64_t now_us);
+  void CopyFrames(int peer);  // all that are held
   Status ReceiveData(int peer, const InFrame& frame, int64_t now_us);
   // Process sets.
   ProcessSet* Room(uint32_t id);  // also of a set that this rank has not heard of yet; null: no set
@@ -300,7 +301,8 @@ class Engine {
   const Hooks hooks_;
   std::map<uint32_t, std::unique_ptr<ProcessSet>> sets_;  // by id
   std::vector<size_t> held_;                              // frames held in the transport, by peer
-  std::vector<int64_t> full_since_us_;                    // no more can be held; 0: they can
+  std::vector<int64_t> full_since_us_;                    // since when no more can be; 0: it can
+  bool asleep_ = false;
   std::vector<Inbound> inbound_;
   std::vector<Outbound> outbound_;
   // Set and group → how often each bucket is done.

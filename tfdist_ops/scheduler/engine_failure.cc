@@ -215,6 +215,7 @@ void Engine::StopWork() {
       }
     }
     set->stash.clear();
+    set->copied.clear();
     set->early.clear();
   }
 }
@@ -276,17 +277,10 @@ void Engine::LosePeer(int peer, const Status& reason, int64_t now_us) {
                      false, reason};
       StopWork();  // hands back all frames: they point into memory that goes away with the link
     }
-  } else if (busy()) {
-    // A peer that left had done its part; what it sent has been read before the link's end. It
-    // waits for the answer to its goodbye, but not for ever: what is still held here, because a
-    // third rank is slow or cut off, goes with the link.
-    AdvanceAll(now_us);
-    if (held_[p] > 0) {
-      Suspect(peer, true,
-              RankFailed(peer, "it has shut down before all that it sent could be used here",
-                         reason.message()));
-    }
   }
+  // A peer that left had done its part; what it sent has been read before the link's end. What is
+  // still held here, because a third rank is slow or this one is not as far, would go with it.
+  CopyFrames(peer);
   inbound_[p].left = true;
   inbound_[p].acknowledged = true;
   outbound_[p] = Outbound{};

@@ -9,8 +9,9 @@ namespace {
 constexpr int kFramesPerTurn = 64;  // of one link, so that no peer starves the others
 // An operation that has not moved for so long takes no place in the window of those that run.
 constexpr int64_t kIdleUs = 1000;
-// A lane that is full of frames that nobody can use for so long is emptied by copying.
-constexpr int64_t kFullUs = 3000;
+// A lane that is full of frames for operations that have not moved for so long is emptied by
+// copying.
+constexpr int64_t kStuckUs = 2000;
 
 }  // namespace
 
@@ -42,6 +43,7 @@ void Engine::Start(ProcessSet* set, uint64_t ticket, std::vector<std::unique_ptr
 void Engine::Activate(ProcessSet* set, std::unique_ptr<Operation> operation, int64_t now_us) {
   const uint64_t ticket = operation->ticket();
   operation->trace().Start(TraceNow(now_us));
+  set->copied.erase(ticket);
   const auto stashed = set->stash.find(ticket);
   if (stashed != set->stash.end()) {
     auto frames = std::move(stashed->second);
@@ -100,6 +102,7 @@ bool Engine::AdvanceSet(ProcessSet* set, int64_t now_us) {
     Operation& operation = *it->second.operation;
     if (operation.Advance(links_, world_.generation, &held_)) {
       it->second.moved_us = now_us;
+      set->copied.erase(operation.ticket());
       moved = true;
     }
     if (!operation.complete()) {
@@ -126,25 +129,46 @@ bool Engine::EmptyFullLanes(int64_t now_us) {
   bool emptied = false;
   for (size_t p = 0; p < links_.size(); ++p) {
     Link* link = links_[p].get();
-    if (link == nullptr || held_[p] < link->MaxHeld()) {
+    if (link == nullptr || held_[p] == 0 || held_[p] < link->MaxHeld()) {
       full_since_us_[p] = 0;
-    } else if (full_since_us_[p] == 0) {
-      full_since_us_[p] = now_us;
-    } else if (now_us - full_since_us_[p] > kFullUs) {
-      const int peer = static_cast<int>(p);
-      for (auto& [id, set] : sets_) {
-        for (auto& [turn, active] : set->active) active.operation->CopyHeld(peer, link, &held_[p]);
-        for (auto& [ticket, frames] : set->stash) {
-          for (auto& [from, arrived] : frames) {
-            if (from == peer) arrived.CopyOut(link, &held_[p]);
-          }
+      continue;
+    }
+    if (full_since_us_[p] == 0) full_since_us_[p] = now_us;
+    const int peer = static_cast<int>(p);
+    const auto is_stuck = [&](int64_t since_us) { return asleep_ || now_us - since_us > kStuckUs; };
+    const auto note = [&](ProcessSet* set, uint64_t ticket) {
+      set->copied.insert(ticket);
+      emptied = true;
+    };
+    for (auto& [id, set] : sets_) {
+      for (auto& [turn, active] : set->active) {
+        if (is_stuck(active.moved_us) && active.operation->CopyHeld(peer, link, &held_[p])) {
+          note(set.get(), active.operation->ticket());
         }
       }
-      full_since_us_[p] = 0;
-      emptied = true;
+      if (!is_stuck(full_since_us_[p])) continue;
+      for (auto& [ticket, frames] : set->stash) {
+        for (auto& [from, arrived] : frames) {
+          if (from == peer && arrived.CopyOut(link, &held_[p])) note(set.get(), ticket);
+        }
+      }
     }
   }
   return emptied;
+}
+
+void Engine::CopyFrames(int peer) {
+  const auto p = static_cast<size_t>(peer);
+  Link* link = links_[p].get();
+  if (link == nullptr || held_[p] == 0) return;
+  for (auto& [id, set] : sets_) {
+    for (auto& [turn, active] : set->active) active.operation->CopyHeld(peer, link, &held_[p]);
+    for (auto& [ticket, frames] : set->stash) {
+      for (auto& [from, arrived] : frames) {
+        if (from == peer) arrived.CopyOut(link, &held_[p]);
+      }
+    }
+  }
 }
 
 bool Engine::ReadData(int peer, int64_t now_us) {
@@ -167,8 +191,8 @@ bool Engine::ReadData(int peer, int64_t now_us) {
 
 // Never leaves a frame unread, whatever its set is waiting for, so that the frames behind it, which
 // may be another set's, move on. Frames are held where they lie, also those that come before their
-// operation: a peer that is ahead then waits. When they fill up a lane for long they are copied out
-// (EmptyFullLanes).
+// operation: a peer that is ahead then waits. When they fill up a lane and stand still, they are
+// copied out (EmptyFullLanes), and so are those that follow, until their operation moves again.
 Status Engine::ReceiveData(int peer, const InFrame& frame, int64_t now_us) {
   const auto p = static_cast<size_t>(peer);
   const FrameHeader& header = frame.header;
@@ -183,7 +207,8 @@ Status Engine::ReceiveData(int peer, const InFrame& frame, int64_t now_us) {
   }
   const auto it = set->active.find(TurnOf(header.ticket));
   const bool runs = it != set->active.end();
-  Arrived arrived{frame, {}, held_[p] < links_[p]->MaxHeld()};
+  const bool may_hold = set->copied.count(header.ticket) == 0;
+  Arrived arrived{frame, {}, may_hold && held_[p] < links_[p]->MaxHeld()};
   const bool held = arrived.held;
   if (held) {
     ++held_[p];

@@ -234,13 +234,15 @@ bool Operation::RunReceive(size_t index, const Links& links, uint32_t generation
   return true;
 }
 
-void Operation::CopyHeld(int peer, Link* link, size_t* held) {
+bool Operation::CopyHeld(int peer, Link* link, size_t* held) {
+  bool copied = false;
   for (size_t i = 0; i < running_.size(); ++i) {
     for (size_t p = 0; p < running_[i].inbox.size(); ++p) {
       if (Global(memory_.steps()[i].peers[p]) != static_cast<size_t>(peer)) continue;
-      for (Arrived& arrived : running_[i].inbox[p]) arrived.CopyOut(link, held);
+      for (Arrived& arrived : running_[i].inbox[p]) copied |= arrived.CopyOut(link, held);
     }
   }
+  return copied;
 }
 
 void Operation::ReleaseFrames(const Links& links, std::vector<size_t>* held) {

@@ -61,12 +61,13 @@ struct Arrived {
   bool held = false;
   const uint8_t* data() const { return held ? frame.payload.data() : copy.data(); }
   // Gives the transport its memory back, if it is held. `count`: of the frames held by the link.
-  void CopyOut(Link* link, size_t* count) {
-    if (!held) return;
+  bool CopyOut(Link* link, size_t* count) {
+    if (!held) return false;
     copy.assign(frame.payload.begin(), frame.payload.end());
     held = false;
     link->Release(Lane::kData, frame);
     --*count;
+    return true;
   }
 };
 
@@ -83,8 +84,8 @@ class Operation {
   bool complete() const { return open_steps_ == 0; }
   // A rank is found to have joined; before its contribution comes.
   void SetContributors(int count);
-  // Copies out the frames of a peer that are held, so that others can follow.
-  void CopyHeld(int peer, Link* link, size_t* held);
+  // Copies out the frames of a peer that are held, so that others can follow. False: none is.
+  bool CopyHeld(int peer, Link* link, size_t* held);
   // Hands back every frame that is still held (after a failure).
   void ReleaseFrames(const Links& links, std::vector<size_t>* held);
 

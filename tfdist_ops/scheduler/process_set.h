@@ -102,8 +102,9 @@ struct ProcessSet : SetView {
   std::map<Turn, Active> active;
   std::map<uint64_t, std::unique_ptr<Request>> allocating;         // by ticket
   std::map<uint64_t, std::vector<std::pair<int, Arrived>>> stash;  // by ticket
-  std::map<std::string, std::string> stalls;                       // key → last warning
-  std::map<std::string, uint32_t> groups;                          // id → number
+  std::set<uint64_t> copied;                  // tickets whose frames are copied out when they come
+  std::map<std::string, std::string> stalls;  // key → last warning
+  std::map<std::string, uint32_t> groups;     // id → number
   BucketBook book;
   std::unique_ptr<CommitGate> gate;      // with TFDIST_COMMIT_GATE=1
   std::map<uint32_t, GatedGroup> gated;  // by number of the group
