@@ -23,9 +23,8 @@ def agree(value: float) -> float:
 
 
 def function_of(name: str) -> ctypes.c_void_p:
-    """Address of a function of the core; null where it has none of that name."""
-    function = getattr(_core.library(), name, None)
-    return ctypes.cast(function, ctypes.c_void_p) if function else ctypes.c_void_p()
+    """Address of a function of the core."""
+    return ctypes.cast(getattr(_core.library(), name), ctypes.c_void_p)
 
 
 class Group:
@@ -87,7 +86,7 @@ class Group:
             "time_core",
             [
                 function_of("tfdist_submit"),
-                function_of("tfdist_wait"),
+                function_of("tfdist_run"),
                 self._requests,
                 ctypes.c_int32(len(self._requests)),
             ],
