@@ -42,8 +42,8 @@ static int32_t await_done(void) {
 
 /* One step is `count` requests handed over and awaited by this thread, which helps until the last
  * of them has ended. Returns 0 or the first error's code; `seconds[i]` is what step i took. */
-int32_t time_core(submit_function submit, run_function run, tfdist_request* requests,
-                  int32_t count, double* seconds, int32_t repetitions) {
+int32_t time_core(submit_function submit, run_function run, tfdist_request* requests, int32_t count,
+                  double* seconds, int32_t repetitions) {
   if (count < 1 || sem_init(&ended, 0, 0) != 0) return 3;
   failed = 0;
   for (int32_t i = 0; i < count; ++i) requests[i].done = done;
