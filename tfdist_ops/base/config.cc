@@ -82,7 +82,8 @@ const std::vector<Row>& Table() {
       Int("TFDIST_SEGMENT_BYTES", &Config::segment_bytes, "bytes", 4 * kKiB, 16 * kMiB, 64, true,
           "Size of the pieces in which data travels between two ranks."),
       Int("TFDIST_SHM_SLOTS", &Config::shm_slots, "", 2, 1024, 0, true,
-          "Number of segments in flight each way between two ranks of one host; few stay in the caches."),
+          "Number of segments in flight each way between two ranks of one host; few stay in the "
+          "caches."),
       Int("TFDIST_MAX_ACTIVE", &Config::max_active, "", 1, 1024, 0, true,
           "Most collectives that run at the same time; later ones wait for their turn."),
       Int("TFDIST_MESH_RANKS", &Config::mesh_ranks, "", 2, 65536, 0, true,
