@@ -1,0 +1,126 @@
+// Threads that wait for an operation drive the engine themselves: Runtime::Run and SubmitAndHelp.
+#include <atomic>
+#include <thread>
+#include <vector>
+
+#include "check.h"
+#include "ranks.h"
+
+namespace tfdist {
+namespace {
+
+std::unique_ptr<Request> Sum(const std::string& name, const std::vector<float>& in,
+                             std::vector<float>* out) {
+  auto request = MakeRequest(CollectiveKind::kAllreduce, name, DType::kFloat32);
+  AddTensor(request.get(), in.data(), out->data(), {static_cast<int64_t>(in.size())});
+  return request;
+}
+
+TEST(an_operation_runs_on_the_thread_that_waits_for_it) {
+  for (const char* transport : {"inproc", "shm", "tcp"}) {
+    Ranks ranks(3, transport);
+    ranks.Each([&](int rank) {
+      for (int i = 0; i < 200; ++i) {
+        const std::vector<float> in(static_cast<size_t>(1 + i * 37), static_cast<float>(rank + i));
+        std::vector<float> out(in.size());
+        auto request = Sum("x", in, &out);
+        std::thread::id ran;
+        int calls = 0;
+        request->done = [&](const Status& status) {
+          CHECK_OK(status);
+          ran = std::this_thread::get_id();
+          ++calls;
+        };
+        CHECK_OK(ranks[rank].Run(std::move(request)));
+        CHECK_EQ(calls, 1);
+        CHECK(ran == std::this_thread::get_id());
+        CHECK(out == std::vector<float>(in.size(), static_cast<float>(3 + 3 * i)));
+      }
+    });
+  }
+}
+
+// Several threads of each rank, some help, some only submit, all at the same time.
+TEST(helpers_and_the_progress_thread_take_turns) {
+  constexpr int kThreads = 3;
+  constexpr int kRounds = 150;
+  Ranks ranks(2, "shm");
+  std::atomic<int> ended{0};
+  ranks.Each([&](int rank) {
+    std::vector<std::thread> threads;
+    for (int t = 0; t < kThreads; ++t) {
+      threads.emplace_back([&, t] {
+        for (int i = 0; i < kRounds; ++i) {
+          const std::vector<float> in(static_cast<size_t>(100 + 3000 * t), 1.0f);
+          std::vector<float> out(in.size());
+          auto request = Sum("t" + std::to_string(t), in, &out);
+          if (t == 0) {
+            CHECK_OK(Start(ranks[rank], std::move(request)).Wait());
+          } else {
+            std::promise<Status> promise;
+            request->done = [&promise](const Status& status) { promise.set_value(status); };
+            const int64_t patience_us = (i + t) % 3 * 20;  // none, some, more
+            CHECK_OK(ranks[rank].SubmitAndHelp(std::move(request), nullptr, patience_us));
+            auto future = promise.get_future();
+            CHECK(future.wait_for(std::chrono::seconds(kWaitSeconds)) == std::future_status::ready);
+            CHECK_OK(future.get());
+          }
+          CHECK(out == std::vector<float>(in.size(), 2.0f));
+          ++ended;
+        }
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+  });
+  CHECK_EQ(ended.load(), 2 * kThreads * kRounds);
+}
+
+TEST(who_helps_in_vain_leaves_and_hears_later) {
+  Ranks ranks(2, "shm");
+  const std::vector<float> in(10, 1.0f);
+  std::vector<float> out(10);
+  auto request = Sum("x", in, &out);
+  std::promise<Status> promise;
+  request->done = [&promise](const Status& status) { promise.set_value(status); };
+  CHECK_OK(ranks[0].SubmitAndHelp(std::move(request), nullptr, 100));
+  auto future = promise.get_future();
+  CHECK(future.wait_for(std::chrono::milliseconds(1)) == std::future_status::timeout);
+  std::vector<float> other(10);
+  CHECK_OK(Start(ranks[1], Sum("x", in, &other)).Wait());
+  CHECK(future.wait_for(std::chrono::seconds(kWaitSeconds)) == std::future_status::ready);
+  CHECK_OK(future.get());
+  CHECK(out == std::vector<float>(10, 2.0f));
+}
+
+TEST(a_peer_that_dies_ends_the_wait) {
+  Ranks ranks(2, "shm");
+  const std::vector<float> in(10, 1.0f);
+  std::vector<float> out(10);
+  std::thread killer([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    ranks.Kill(1);
+  });
+  auto request = Sum("x", in, &out);
+  Status ended;
+  request->done = [&ended](const Status& status) { ended = status; };
+  CHECK_OK(ranks[0].Run(std::move(request)));
+  killer.join();
+  CHECK(!ended.ok());
+  CHECK(ended.message().find("rank 1") != std::string::npos);
+}
+
+TEST(after_the_shutdown_nothing_is_taken) {
+  Ranks ranks(1, "inproc");
+  ranks[0].Shutdown(1);
+  const std::vector<float> in(10, 1.0f);
+  std::vector<float> out(10);
+  auto request = Sum("x", in, &out);
+  request->done = [](const Status&) { CHECK(false); };
+  const Status status = ranks[0].Run(std::move(request));
+  CHECK(status.message().find("shut down") != std::string::npos);
+}
+
+}  // namespace
+}  // namespace tfdist
+
+TEST_MAIN()

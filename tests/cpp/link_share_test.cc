@@ -1,0 +1,109 @@
+// Links of one rank that share a window: one payload for several peers.
+#include <vector>
+
+#include "check.h"
+#include "link_pair.h"
+#include "ranks.h"
+
+namespace tfdist {
+namespace {
+
+// Rank 0 and its links to ranks 1 and 2.
+struct Fan {
+  Fan() : window(SmallConfig(), 2) {
+    for (int peer = 1; peer <= 2; ++peer) {
+      bells.emplace_back(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
+      bells.emplace_back(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
+      LinkEnds own;
+      LinkEnds other;
+      const TransportEntry* shm = FindTransport("shm");
+      CHECK_OK(shm->make_pair(0, peer, bells[bells.size() - 2].get(), bells.back().get(),
+                              SmallConfig(), &own, &other));
+      CHECK_OK(UseWindow(window.file.get(), window.window, &own, &other));
+      auto near = shm->make(own, SmallConfig());
+      auto far = shm->make(other, SmallConfig());
+      CHECK_OK(near.status());
+      CHECK_OK(far.status());
+      links.push_back(std::move(near.value()));
+      peers.push_back(std::move(far.value()));
+    }
+  }
+
+  RankWindow window;
+  std::vector<UniqueFd> bells;
+  std::vector<std::unique_ptr<Link>> links;  // of rank 0
+  std::vector<std::unique_ptr<Link>> peers;  // their other ends
+};
+
+FrameHeader Header(uint64_t ticket) {
+  FrameHeader header;
+  header.ticket = ticket;
+  header.phase = static_cast<uint16_t>(ticket + 1);
+  header.slice = static_cast<uint32_t>(ticket + 2);
+  header.segment = static_cast<uint32_t>(ticket + 3);
+  header.type = static_cast<uint8_t>(ticket + 4);
+  header.generation = 9;
+  return header;
+}
+
+TEST(one_payload_reaches_both_and_is_counted_twice) {
+  Fan fan;
+  CHECK(fan.links[0]->SendMemory() != nullptr);
+  CHECK(fan.links[0]->SendMemory() == fan.links[1]->SendMemory());
+  for (uint64_t ticket = 0; ticket < 50; ++ticket) {
+    CHECK(TrySend(fan.links[0].get(), Lane::kData, 1000, ticket));
+    CHECK(fan.links[1]->ShareSend(Header(ticket), 1000));
+    for (auto& peer : fan.peers) {
+      InFrame frame;
+      CHECK(peer->Poll(Lane::kData, &frame));
+      CheckFrame(frame, Lane::kData, 1000, ticket);
+      peer->Release(Lane::kData, frame);
+    }
+  }
+  CHECK_EQ(fan.links[1]->data_bytes_sent(), uint64_t{50000});
+  CHECK_EQ(fan.links[1]->data_frames_sent(), uint64_t{50});
+}
+
+TEST(what_one_peer_holds_is_not_overwritten) {
+  Fan fan;
+  CHECK(TrySend(fan.links[0].get(), Lane::kData, 4096, 7));
+  CHECK(fan.links[1]->ShareSend(Header(7), 4096));
+  InFrame held;
+  CHECK(fan.peers[1]->Poll(Lane::kData, &held));
+  for (uint64_t ticket = 8; ticket < 40; ++ticket) {
+    InFrame frame;
+    CHECK(fan.peers[0]->Poll(Lane::kData, &frame));
+    CheckFrame(frame, Lane::kData, 4096, ticket - 1);
+    fan.peers[0]->Release(Lane::kData, frame);
+    CHECK(TrySend(fan.links[0].get(), Lane::kData, 4096, ticket));
+  }
+  CheckFrame(held, Lane::kData, 4096, 7);
+}
+
+TEST(a_lane_that_is_full_takes_no_share_and_the_other_goes_on) {
+  Fan fan;
+  for (uint64_t ticket = 0; ticket < 4; ++ticket) {
+    CHECK(TrySend(fan.links[1].get(), Lane::kData, 10, ticket));
+  }
+  CHECK(TrySend(fan.links[0].get(), Lane::kData, 10, 9));
+  CHECK(!fan.links[1]->ShareSend(Header(9), 10));
+  InFrame frame;
+  CHECK(fan.peers[0]->Poll(Lane::kData, &frame));
+  CheckFrame(frame, Lane::kData, 10, 9);
+}
+
+TEST(a_link_that_ends_gives_its_slots_back) {
+  Fan fan;
+  for (uint64_t ticket = 0; ticket < 4; ++ticket) {
+    CHECK(TrySend(fan.links[1].get(), Lane::kData, 10, ticket));
+  }
+  fan.links[1].reset();
+  for (uint64_t ticket = 0; ticket < 4; ++ticket) {
+    CHECK(TrySend(fan.links[0].get(), Lane::kData, 10, ticket));
+  }
+}
+
+}  // namespace
+}  // namespace tfdist
+
+TEST_MAIN()
