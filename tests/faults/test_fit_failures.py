@@ -73,7 +73,8 @@ def test_the_others_and_the_launcher_name_the_rank(tmp_path, action, code, first
         assert (tmp_path / f"good-{rank}.keras").read_text() == "saved before"
     until(lambda: marked(marker) == [], timeout_s=5)
     job = held(done.stdout)
-    assert job.ports and len(job.memory) == 6  # one for each pair of ranks, one window a rank
+    # One for each pair of ranks, and the window of each rank.
+    assert job.ports and len(job.memory) == 6
     until(lambda: left_over(job) == NOTHING, timeout_s=5)
     assert files_of_shared_memory() == files
 

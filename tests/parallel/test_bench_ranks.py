@@ -44,8 +44,9 @@ def test_every_operation_is_timed_checked_and_written(tmp_path):
         assert int(size) == int(count) * (2 if dtype == "bfloat16" else 4)
         assert algorithm.startswith("auto:")
         assert float(time_us) > 0 and float(limit) >= 0 and wrong == "0"
-        # GB/s of three digits after the point
-        assert abs(float(algbw) - int(size) / float(time_us) / 1e3) <= 2e-3
+        # microseconds with one digit after the point, GB/s with three
+        rate = int(size) / float(time_us) / 1e3
+        assert abs(float(algbw) - rate) <= 1e-3 + rate * 0.06 / float(time_us)
         assert float(busbw) <= float(algbw) + 1e-3
     written = json.loads((tmp_path / "all.json").read_text())
     assert written["format"] == "tfdist bench" and written["hosts"] == [2]
