@@ -189,9 +189,16 @@ bool Progress::Help(std::unique_ptr<Request>* request, const bool& ended, int64_
   }
   if (!asleep_) return true;
   SetSleeping(true);
-  // What is left, or has come while nobody was said to sleep, is the progress thread's.
-  if (engine_->busy() || Turn(NowUs())) Wake();
+  // What is left, to do or to write, or has come while nobody was said to sleep, is the progress
+  // thread's.
+  if (engine_->busy() || Unwritten() || Turn(NowUs())) Wake();
   return true;
+}
+
+bool Progress::Unwritten() const {
+  const Links& links = engine_->links();
+  return std::any_of(links.begin(), links.end(),
+                     [](const auto& link) { return link != nullptr && link->WantsWrite(); });
 }
 
 void Progress::Sleep(std::unique_lock<std::mutex>* baton) {

@@ -49,6 +49,7 @@ class Progress {
   void Sleep(std::unique_lock<std::mutex>* baton);
   void SetSleeping(bool sleeping);
   void Idle(int64_t idle_us) const;
+  bool Unwritten() const;
   void Watch();
   void WatchProcesses();
   void Wake() const;
