@@ -62,11 +62,8 @@ inline uint8_t Pattern(uint64_t ticket, size_t i) {
   return static_cast<uint8_t>(ticket * 31 + i * 7 + (i >> 8));
 }
 
-inline bool TrySend(Link* link, Lane lane, size_t bytes, uint64_t ticket) {
-  MutableByteSpan room = link->BeginSend(lane, bytes);
-  if (room.data() == nullptr) return false;
-  CHECK_EQ(room.size(), bytes);
-  for (size_t i = 0; i < bytes; ++i) room[i] = Pattern(ticket, i);
+// The header of frame `ticket`, as CheckFrame expects it.
+inline FrameHeader HeaderOf(uint64_t ticket) {
   FrameHeader header;
   header.ticket = ticket;
   header.phase = static_cast<uint16_t>(ticket + 1);
@@ -74,7 +71,15 @@ inline bool TrySend(Link* link, Lane lane, size_t bytes, uint64_t ticket) {
   header.segment = static_cast<uint32_t>(ticket + 3);
   header.type = static_cast<uint8_t>(ticket + 4);
   header.generation = 9;
-  link->CommitSend(lane, header);
+  return header;
+}
+
+inline bool TrySend(Link* link, Lane lane, size_t bytes, uint64_t ticket) {
+  MutableByteSpan room = link->BeginSend(lane, bytes);
+  if (room.data() == nullptr) return false;
+  CHECK_EQ(room.size(), bytes);
+  for (size_t i = 0; i < bytes; ++i) room[i] = Pattern(ticket, i);
+  link->CommitSend(lane, HeaderOf(ticket));
   return true;
 }
 

@@ -34,14 +34,7 @@ bool TrySendPieces(Link* link, size_t bytes, size_t count, uint64_t ticket, std:
   for (size_t c = 0; c + 1 < cuts.size(); ++c) {
     pieces.push_back({payload.data() + cuts[c], cuts[c + 1] - cuts[c]});
   }
-  FrameHeader header;
-  header.ticket = ticket;
-  header.phase = static_cast<uint16_t>(ticket + 1);
-  header.slice = static_cast<uint32_t>(ticket + 2);
-  header.segment = static_cast<uint32_t>(ticket + 3);
-  header.type = static_cast<uint8_t>(ticket + 4);
-  header.generation = 9;
-  const bool sent = link->SendPieces(header, {pieces.data(), pieces.size()});
+  const bool sent = link->SendPieces(HeaderOf(ticket), {pieces.data(), pieces.size()});
   std::fill(payload.begin(), payload.end(), 0xee);
   return sent;
 }

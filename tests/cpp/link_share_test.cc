@@ -35,24 +35,13 @@ struct Fan {
   std::vector<std::unique_ptr<Link>> peers;  // their other ends
 };
 
-FrameHeader Header(uint64_t ticket) {
-  FrameHeader header;
-  header.ticket = ticket;
-  header.phase = static_cast<uint16_t>(ticket + 1);
-  header.slice = static_cast<uint32_t>(ticket + 2);
-  header.segment = static_cast<uint32_t>(ticket + 3);
-  header.type = static_cast<uint8_t>(ticket + 4);
-  header.generation = 9;
-  return header;
-}
-
 TEST(one_payload_reaches_both_and_is_counted_twice) {
   Fan fan;
   CHECK(fan.links[0]->SendMemory() != nullptr);
   CHECK(fan.links[0]->SendMemory() == fan.links[1]->SendMemory());
   for (uint64_t ticket = 0; ticket < 50; ++ticket) {
     CHECK(TrySend(fan.links[0].get(), Lane::kData, 1000, ticket));
-    CHECK(fan.links[1]->ShareSend(Header(ticket), 1000));
+    CHECK(fan.links[1]->ShareSend(HeaderOf(ticket), 1000));
     for (auto& peer : fan.peers) {
       InFrame frame;
       CHECK(peer->Poll(Lane::kData, &frame));
@@ -67,7 +56,7 @@ TEST(one_payload_reaches_both_and_is_counted_twice) {
 TEST(what_one_peer_holds_is_not_overwritten) {
   Fan fan;
   CHECK(TrySend(fan.links[0].get(), Lane::kData, 4096, 7));
-  CHECK(fan.links[1]->ShareSend(Header(7), 4096));
+  CHECK(fan.links[1]->ShareSend(HeaderOf(7), 4096));
   InFrame held;
   CHECK(fan.peers[1]->Poll(Lane::kData, &held));
   for (uint64_t ticket = 8; ticket < 40; ++ticket) {
@@ -86,7 +75,7 @@ TEST(a_lane_that_is_full_takes_no_share_and_the_other_goes_on) {
     CHECK(TrySend(fan.links[1].get(), Lane::kData, 10, ticket));
   }
   CHECK(TrySend(fan.links[0].get(), Lane::kData, 10, 9));
-  CHECK(!fan.links[1]->ShareSend(Header(9), 10));
+  CHECK(!fan.links[1]->ShareSend(HeaderOf(9), 10));
   InFrame frame;
   CHECK(fan.peers[0]->Poll(Lane::kData, &frame));
   CheckFrame(frame, Lane::kData, 10, 9);

@@ -183,7 +183,8 @@ class Engine {
   // Data lane.
   bool ReadData(int peer, int64_t now_us);
   bool EmptyFullLanes(int64_t now_us);
-  void CopyFrames(int peer);  // all that are held
+  void CopyFrames(int peer);                                               // all that are held
+  bool CopyEarly(std::vector<std::pair<int, Arrived>>* frames, int peer);  // of those stashed
   Status ReceiveData(int peer, const InFrame& frame, int64_t now_us);
   // Process sets.
   ProcessSet* Room(uint32_t id);  // also of a set that this rank has not heard of yet; null: no set

@@ -148,9 +148,7 @@ bool Engine::EmptyFullLanes(int64_t now_us) {
       }
       if (!is_stuck(full_since_us_[p])) continue;
       for (auto& [ticket, frames] : set->stash) {
-        for (auto& [from, arrived] : frames) {
-          if (from == peer && arrived.CopyOut(link, &held_[p])) note(set.get(), ticket);
-        }
+        if (CopyEarly(&frames, peer)) note(set.get(), ticket);
       }
     }
   }
@@ -163,12 +161,17 @@ void Engine::CopyFrames(int peer) {
   if (link == nullptr || held_[p] == 0) return;
   for (auto& [id, set] : sets_) {
     for (auto& [turn, active] : set->active) active.operation->CopyHeld(peer, link, &held_[p]);
-    for (auto& [ticket, frames] : set->stash) {
-      for (auto& [from, arrived] : frames) {
-        if (from == peer) arrived.CopyOut(link, &held_[p]);
-      }
-    }
+    for (auto& [ticket, frames] : set->stash) CopyEarly(&frames, peer);
   }
+}
+
+bool Engine::CopyEarly(std::vector<std::pair<int, Arrived>>* frames, int peer) {
+  const auto p = static_cast<size_t>(peer);
+  bool copied = false;
+  for (auto& [from, arrived] : *frames) {
+    if (from == peer) copied |= arrived.CopyOut(links_[p].get(), &held_[p]);
+  }
+  return copied;
 }
 
 bool Engine::ReadData(int peer, int64_t now_us) {

@@ -9,7 +9,7 @@
 // (empty: the lane is full, try again after the next Pump), CommitSend publishes it. Receiving
 // hands out views: Poll returns the next unread frame, which stays valid until Release, in
 // whatever order frames are released. Held frames use up the peer's room (shared memory) or memory
-// (tcp), so the engine copies out what it cannot use soon.
+// (tcp), so the engine copies out what stands still while it fills up a lane.
 #ifndef TFDIST_OPS_TRANSPORT_LINK_H_
 #define TFDIST_OPS_TRANSPORT_LINK_H_
 
@@ -62,9 +62,9 @@ class Link {
   // Publishes the open send; fills in header.payload_bytes and header.lane itself.
   virtual void CommitSend(Lane lane, FrameHeader header) = 0;
 
-  // Where the payloads of the data lane lie when other links of this rank can send them too; null:
-  // nowhere such. What one link has just committed there, ShareSend of another sends to its peer as
-  // well, without a copy. False: the lane is full now.
+  // The memory that the data lane sends from, where several links of this rank share it; else null.
+  // ShareSend sends to this link's peer, without a copy, the payload that another link with the
+  // same memory has committed last. False: the lane is full now.
   virtual const void* SendMemory() const { return nullptr; }
   virtual bool ShareSend(FrameHeader /*header*/, size_t /*bytes*/) { return false; }
   // Most pieces of a payload that SendPieces takes; 0: this link has only the way above.
