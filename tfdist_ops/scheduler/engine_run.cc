@@ -238,10 +238,7 @@ Status Engine::ReceiveData(int peer, const InFrame& frame, int64_t now_us) {
     return status;
   }
   // Use it while it is in the cache, and give the room back to the peer early.
-  if (operation.Advance(links_, world_.generation, &held_)) {
-    it->second.moved_us = now_us;
-    set->copied.erase(header.ticket);
-  }
+  if (operation.Advance(links_, world_.generation, &held_)) it->second.moved_us = now_us;
   return Status();
 }
 
