@@ -135,6 +135,21 @@ TEST(reductions_and_factors_must_agree_for_every_reducing_kind) {
   }
 }
 
+// As many bytes on all ranks, but of other gradients.
+TEST(buckets_must_be_made_of_the_same_tensors_in_the_same_order) {
+  RequestInfo bucket = Make(CollectiveKind::kAllreduce, {8});
+  bucket.bucket = true;
+  bucket.sizes = {4, 4};
+  bucket.hints = {0, 1};
+  CHECK_OK(CheckAgreement({bucket, bucket}));
+  RequestInfo other = bucket;
+  other.hints = {1, 0};
+  CheckMismatch(CheckAgreement({bucket, other}), "the tensors of the bucket", "rank 1: 2 tensors");
+  other = bucket;
+  other.sizes = {5, 3};
+  CheckMismatch(CheckAgreement({bucket, other}), "the tensors of the bucket", "rank 1: 2 tensors");
+}
+
 TEST(splits_of_a_reduce_scatter_must_agree_and_the_default_counts_as_its_numbers) {
   const auto kind = CollectiveKind::kReduceScatter;
   CHECK_OK(CheckAgreement({Make(kind, {7}), Make(kind, {7}, {3, 2, 2}), Make(kind, {7})}));

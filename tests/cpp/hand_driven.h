@@ -40,7 +40,7 @@ class GatedLink : public Link {
   Status Pump(bool* moved) override { return inner_->Pump(moved); }
   int fd() const override { return inner_->fd(); }
   bool WantsWrite() const override { return inner_->WantsWrite(); }
-  void SetSleeping(bool sleeping) override { inner_->SetSleeping(sleeping); }
+  void SetRest(Rest rest) override { inner_->SetRest(rest); }
   bool Flushed() const override { return inner_->Flushed(); }
   size_t MaxHeld() const override { return inner_->MaxHeld(); }
 

@@ -83,13 +83,13 @@ std::string RunRank(Link* link, int doorbell, const Traffic& traffic, uint64_t* 
       bool moved = false;
       turn(&moved);
       if (moved || finished()) continue;
-      link->SetSleeping(true);
+      link->SetRest(Rest::kAsleep);
       turn(&moved);
       if (!moved && !finished()) {
         ++*sleeps;
         if (!Sleep(link, doorbell)) return "lost wake-up after ticket " + std::to_string(got[0]);
       }
-      link->SetSleeping(false);
+      link->SetRest(Rest::kAwake);
     }
   } catch (const check::Failure& failure) {
     return failure.what();
@@ -148,10 +148,10 @@ TEST(ping_pong_asleep) {
               moved = true;
             }
           };
-          link->SetSleeping(true);
+          link->SetRest(Rest::kAsleep);
           turn();
           if (!moved && !Sleep(link, doorbell)) return "lost wake-up at " + std::to_string(next);
-          link->SetSleeping(false);
+          link->SetRest(Rest::kAwake);
         }
       } catch (const check::Failure& failure) {
         return failure.what();
@@ -172,11 +172,11 @@ TEST(loss_wakes_a_sleeper_and_the_next_pump_tells) {
     Pair pair(entry);
     bool moved = false;
     for (int i = 0; i < 10; ++i) CHECK_OK(pair.b->Pump(&moved));
-    pair.b->SetSleeping(true);
+    pair.b->SetRest(Rest::kAsleep);
     CHECK_OK(pair.b->Pump(&moved));
     pair.a.reset();
     CHECK(Sleep(pair.b.get(), pair.doorbell_b.get()));
-    pair.b->SetSleeping(false);
+    pair.b->SetRest(Rest::kAwake);
     CHECK(!pair.b->Pump(&moved).ok());
   });
 }
@@ -193,13 +193,43 @@ TEST(doorbell_rings_only_for_a_sleeper_and_once) {
     };
     CHECK(TrySend(pair.a.get(), Lane::kData, 8, 0));
     CHECK_EQ_IN(take_rings(), uint64_t{0}, name);
-    pair.b->SetSleeping(true);
+    pair.b->SetRest(Rest::kAsleep);
     CHECK(TrySend(pair.a.get(), Lane::kData, 8, 1));
     CHECK(TrySend(pair.a.get(), Lane::kControl, 8, 2));
     CHECK_EQ_IN(take_rings(), uint64_t{1}, name);
-    pair.b->SetSleeping(false);
+    pair.b->SetRest(Rest::kAwake);
     CHECK(TrySend(pair.a.get(), Lane::kControl, 8, 3));
     CHECK_EQ_IN(take_rings(), uint64_t{0}, name);
+  }
+}
+
+// Who is idle lets data lie, and need not say so again when it was not woken.
+TEST(an_idle_rank_is_woken_for_control_frames_alone) {
+  for (const char* name : {"inproc", "shm"}) {
+    Pair pair(*FindTransport(name));
+    const auto take_rings = [&] {
+      uint64_t rings = 0;
+      (void)!::read(pair.doorbell_b.get(), &rings, sizeof(rings));
+      return rings;
+    };
+    for (uint64_t round = 0; round < 3; ++round) {
+      pair.b->SetRest(Rest::kIdle);
+      pair.b->SetRest(Rest::kIdle);
+      CHECK(TrySend(pair.a.get(), Lane::kData, 8, 2 * round));
+      CHECK_EQ_IN(take_rings(), uint64_t{0}, name);
+      CHECK(TrySend(pair.a.get(), Lane::kControl, 8, 2 * round));
+      CHECK(TrySend(pair.a.get(), Lane::kControl, 8, 2 * round + 1));
+      CHECK_EQ_IN(take_rings(), uint64_t{1}, name);
+      pair.b->SetRest(round == 1 ? Rest::kAwake : Rest::kIdle);
+      pair.b->SetRest(Rest::kAsleep);
+      CHECK(TrySend(pair.a.get(), Lane::kData, 8, 2 * round + 1));
+      CHECK_EQ_IN(take_rings(), uint64_t{1}, name);
+      for (Lane lane : {Lane::kControl, Lane::kData}) {
+        for (int i = 0; i < 2; ++i) {
+          pair.b->Release(lane, Receive(&pair, pair.b.get(), lane));
+        }
+      }
+    }
   }
 }
 
@@ -209,9 +239,9 @@ TEST(release_wakes_a_sender_that_waits_for_room) {
       Pair pair(*FindTransport(name));
       uint64_t rings = 0;
       uint64_t sent = 0;
-      if (asleep_before_it_was_full) pair.a->SetSleeping(true);
+      if (asleep_before_it_was_full) pair.a->SetRest(Rest::kAsleep);
       while (TrySend(pair.a.get(), Lane::kData, 8, sent)) ++sent;
-      if (!asleep_before_it_was_full) pair.a->SetSleeping(true);
+      if (!asleep_before_it_was_full) pair.a->SetRest(Rest::kAsleep);
       const InFrame frame = Receive(&pair, pair.b.get(), Lane::kData);
       pair.b->Release(Lane::kData, frame);
       CHECK(::read(pair.doorbell_a.get(), &rings, sizeof(rings)) == sizeof(rings));
@@ -224,7 +254,7 @@ TEST(release_wakes_a_sender_that_waits_for_room) {
 TEST(shm_release_lets_a_sleeper_sleep_that_wants_no_room) {
   Pair pair(*FindTransport("shm"));
   CHECK(TrySend(pair.a.get(), Lane::kData, 8, 0));
-  pair.a->SetSleeping(true);
+  pair.a->SetRest(Rest::kAsleep);
   const InFrame frame = Receive(&pair, pair.b.get(), Lane::kData);
   pair.b->Release(Lane::kData, frame);
   uint64_t rings = 0;

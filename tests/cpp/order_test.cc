@@ -1,6 +1,7 @@
 // Tickets, their order, and what a rank remembers of its buckets.
 #include "scheduler/order.h"
 
+#include <functional>
 #include <set>
 
 #include "check.h"
@@ -65,35 +66,64 @@ TEST(a_bucket_is_predictable_from_its_first_agreement_on_while_it_stays_the_same
   BucketBook book;
   const uint64_t first = book.Count(1, 0);
   CHECK_EQ(TicketSequence(first), 1u);
-  CHECK(!book.Known(first) && !book.Predictable(first, Fingerprint(Info(4))));
-  book.Agree(first, Fingerprint(Info(4)));
+  CHECK(!book.Known(first) && !book.Predictable(first, Info(4)));
+  book.Agree(first, Info(4));
   const uint64_t second = book.Count(1, 0);
   CHECK_EQ(TicketSequence(second), 2u);
-  CHECK(book.Predictable(second, Fingerprint(Info(4))));
-  CHECK(!book.Predictable(second, Fingerprint(Info(5))));
+  CHECK(book.Predictable(second, Info(4)));
+  CHECK(!book.Predictable(second, Info(5)));
   CHECK(book.Known(second));
   CHECK(!book.Known(book.Count(1, 1)));
   CHECK(!book.Known(book.Count(2, 0)));
-  CHECK(!book.Known(0) && !book.Predictable(0, ""));
+  CHECK(!book.Known(0) && !book.Predictable(0, Info(4)));
   book.Forget(second);
-  CHECK(!book.Predictable(book.Count(1, 0), Fingerprint(Info(4))));
+  CHECK(!book.Predictable(book.Count(1, 0), Info(4)));
 }
 
-TEST(the_fingerprint_is_what_ranks_must_agree_on_and_nothing_else) {
-  const std::string same = Fingerprint(Info(4));
+// Every field of a request that ranks must agree on, changed alone.
+TEST(a_request_is_the_same_only_if_all_that_ranks_must_agree_on_is) {
+  const std::vector<std::function<void(RequestInfo*)>> changes = {
+      [](RequestInfo* i) { i->key = "other"; },
+      [](RequestInfo* i) { i->kind = CollectiveKind::kBroadcast; },
+      [](RequestInfo* i) { i->dtype = DType::kInt32; },
+      [](RequestInfo* i) { i->op = ReduceOp::kMax; },
+      [](RequestInfo* i) { i->root = 1; },
+      [](RequestInfo* i) { i->peer = 1; },
+      [](RequestInfo* i) { i->prescale = 0.5; },
+      [](RequestInfo* i) { i->postscale = 0.5; },
+      [](RequestInfo* i) { i->algorithm = "ring"; },
+      [](RequestInfo* i) { i->bucket = !i->bucket; },
+      [](RequestInfo* i) { i->shapes.push_back({}); },
+      [](RequestInfo* i) { i->shapes[0].push_back(1); },
+      [](RequestInfo* i) { i->splits = {4}; },
+      [](RequestInfo* i) { i->description = "other"; },
+      [](RequestInfo* i) { i->present = {1}; },
+      [](RequestInfo* i) { i->sizes.push_back(0); },
+      [](RequestInfo* i) { i->hints.push_back(0); },
+      [](RequestInfo* i) { i->group = "other"; },
+      [](RequestInfo* i) { i->bucket_index += 1; },
+      [](RequestInfo* i) { i->bucket_count += 1; },
+  };
+  for (size_t c = 0; c < changes.size(); ++c) {
+    RequestInfo other = Info(4);
+    CHECK(SameRequest(other, Info(4)));
+    changes[c](&other);
+    CHECK(!SameRequest(other, Info(4)));
+    // Nor is anything of it left in one that is used again.
+    const size_t shapes = other.shapes.size();
+    other.timeout_s = 99;
+    other.predicted = 7;
+    other.set = 3;
+    other.Clear();
+    RequestInfo fresh;
+    fresh.shapes.resize(shapes);
+    CHECK(SameRequest(other, fresh));
+    CHECK_EQ(other.timeout_s + static_cast<double>(other.predicted + other.set), 0.0);
+  }
   RequestInfo other = Info(4);
   other.timeout_s = 99;
   other.predicted = PredictedTicket(1, 0, 3);
-  CHECK(Fingerprint(other) == same);
-  other = Info(4);
-  other.op = ReduceOp::kMax;
-  CHECK(Fingerprint(other) != same);
-  other = Info(4);
-  other.prescale = 0.5;
-  CHECK(Fingerprint(other) != same);
-  other = Info(4);
-  other.dtype = DType::kInt32;
-  CHECK(Fingerprint(other) != same);
+  CHECK(SameRequest(other, Info(4)));
 }
 
 TEST(a_rank_knows_what_it_has_taken_part_in) {

@@ -71,6 +71,54 @@ TEST(steps_that_overlap_are_predicted_as_soon_as_the_first_is_agreed_on) {
   });
 }
 
+// What has run once is run again with other memory, in place and not, two at a time, and rounds and
+// divides as it did; also right after the bucket was another one.
+TEST(a_bucket_may_lie_elsewhere_every_time) {
+  for (const AlgorithmEntry& entry : Algorithms()) {
+    if (entry.kind != CollectiveKind::kAllreduce) continue;
+    Config config = TestConfig();
+    SetAlgorithm(&config, entry);
+    Ranks ranks(4, "shm", config);
+    ranks.Each([&](int rank) {
+      const std::string group = Register(ranks[rank], "w float32 [1]");
+      for (int step = 0; step < 12; ++step) {
+        const std::vector<int64_t> counts =
+            step < 5 ? std::vector<int64_t>{40, 2} : std::vector<int64_t>{3, 7000, 1};
+        std::vector<std::vector<float>> in;
+        for (int64_t count : counts) {
+          for (int copy = 0; copy < 2; ++copy) {
+            in.emplace_back(static_cast<size_t>(count), static_cast<float>(8 * rank + step + copy));
+          }
+        }
+        std::vector<std::vector<float>> out = in;
+        std::vector<Pending> pending;
+        for (size_t copy = 0; copy < 2; ++copy) {
+          auto request = Bucket(group, 0, 1, &out[copy]);
+          request->info.op = ReduceOp::kAverage;
+          request->info.postscale = 0.5;
+          int64_t elements = 0;
+          request->tensors.clear();
+          for (size_t t = copy; t < in.size(); t += 2) {
+            const auto count = static_cast<int64_t>(in[t].size());
+            const std::vector<float>& from = step % 3 == 0 ? out[t] : in[t];
+            request->tensors.push_back({reinterpret_cast<const uint8_t*>(from.data()),
+                                        reinterpret_cast<uint8_t*>(out[t].data()), count, t / 2});
+            elements += count;
+          }
+          request->info.shapes = {{elements}};
+          pending.push_back(Start(ranks[rank], std::move(request)));
+        }
+        for (Pending& p : pending) CHECK_OK(p.Wait());
+        for (size_t t = 0; t < out.size(); ++t) {
+          const auto mean = static_cast<float>(12 + step + static_cast<int>(t % 2));
+          CHECK(out[t] == std::vector<float>(out[t].size(), mean / 2));
+        }
+      }
+      CHECK(Counter(ranks[rank].CountersJson(), "predicted") > 16);
+    });
+  }
+}
+
 TEST(ranks_may_start_buckets_in_any_order_through_a_window_of_one) {
   Config config = TestConfig();
   config.max_active = 1;

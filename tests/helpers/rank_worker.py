@@ -17,6 +17,7 @@ from typing import Any
 
 from helpers import wire
 
+CLEAR_S = 5.0
 _modules: dict[str, ModuleType] = {}
 
 
@@ -60,8 +61,11 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
     import tfdist
     from tfdist import _runtime
 
-    # Ranks number their layers alike only if they have made equally many.
+    # Ranks number their layers alike only if they have made equally many. What an
+    # earlier call left behind ends here, and must not take long.
+    faulthandler.dump_traceback_later(CLEAR_S)
     keras.utils.clear_session()
+    faulthandler.cancel_dump_traceback_later()
     gc.freeze()  # what TensorFlow has kept of earlier calls, it keeps
     # Workers have been in different numbers of worlds; the ranks of one must agree.
     _runtime._state.generation = request["generation"]

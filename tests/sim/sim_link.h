@@ -64,7 +64,7 @@ class SimLink : public Link {
   Status Pump(bool* moved) override;
   int fd() const override { return -1; }
   bool WantsWrite() const override { return false; }
-  void SetSleeping(bool /*sleeping*/) override {}
+  void SetRest(Rest /*rest*/) override {}
   bool Flushed() const override { return true; }
   size_t MaxHeld() const override { return in_->slots[1]; }
 

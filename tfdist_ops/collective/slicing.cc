@@ -45,15 +45,25 @@ int64_t PartBegin(int64_t elements, size_t element_bytes, int size, uint64_t hin
 std::vector<Slice> CutAllreduce(const std::vector<TensorView>& tensors, size_t element_bytes,
                                 int parts) {
   std::vector<Slice> slices(static_cast<size_t>(parts));
+  CutAllreduceAgain(tensors, element_bytes, &slices);
+  return slices;
+}
+
+void CutAllreduceAgain(const std::vector<TensorView>& tensors, size_t element_bytes,
+                       std::vector<Slice>* slices) {
+  for (Slice& slice : *slices) {
+    slice.extents.clear();
+    slice.elements = 0;
+  }
+  const auto parts = static_cast<int>(slices->size());
   for (const TensorView& tensor : tensors) {
     for (int part = 0; part < parts; ++part) {
-      Append(&slices[static_cast<size_t>(part)], tensor,
+      Append(&(*slices)[static_cast<size_t>(part)], tensor,
              PartBegin(tensor.elements, element_bytes, parts, tensor.hint, part),
              PartBegin(tensor.elements, element_bytes, parts, tensor.hint, part + 1),
              element_bytes);
     }
   }
-  return slices;
 }
 
 std::vector<Slice> CutAllgather(const TensorView& tensor, size_t element_bytes,

@@ -45,6 +45,9 @@ int64_t PartBegin(int64_t elements, size_t element_bytes, int size, uint64_t hin
 // allreduce: `parts` slices over all the tensors.
 std::vector<Slice> CutAllreduce(const std::vector<TensorView>& tensors, size_t element_bytes,
                                 int parts);
+// The same into slices that are there already: as many parts as there are.
+void CutAllreduceAgain(const std::vector<TensorView>& tensors, size_t element_bytes,
+                       std::vector<Slice>* slices);
 // allgather and gather: slice r = the elements of rank r (counts[r] of them), at their place in the
 // output of one tensor, if the rank has one; the own slice has the input. In place means that the
 // input lies at its place in the output, not that it equals the output's begin.

@@ -17,10 +17,21 @@ StepMemory::StepMemory(Schedule schedule, std::vector<Slice> slices, const Reduc
   const size_t base_slices = slices_.size();
   AppendJoined(schedule_.joined, &slices_);
   LayOutScratch(base_slices);
-  cursors_.reserve(schedule_.steps.size());
+  SetCursors();
+}
+
+void StepMemory::SetCursors() {
+  cursors_.clear();
   for (const Step& step : schedule_.steps) {
     cursors_.emplace_back(slices_[static_cast<size_t>(step.slice)]);
   }
+}
+
+void StepMemory::MoveTo(const std::vector<TensorView>& tensors) {
+  slices_.resize(slices_.size() - schedule_.joined.size());
+  CutAllreduceAgain(tensors, element_bytes_, &slices_);
+  AppendJoined(schedule_.joined, &slices_);
+  SetCursors();
 }
 
 bool StepMemory::InScratch(Place place) const {
@@ -51,6 +62,14 @@ void StepMemory::LayOutScratch(size_t base_slices) {
     scratch_begins_.push_back(scratch_begins_[static_cast<size_t>(joined.first)]);
   }
   if (scratch_bytes_ > 0) scratch_.reset(new uint8_t[scratch_bytes_]);  // not zeroed
+}
+
+size_t StepMemory::bytes() const {
+  int64_t elements = 0;
+  for (size_t s = 0; s + schedule_.joined.size() < slices_.size(); ++s) {
+    elements += slices_[s].elements;
+  }
+  return static_cast<size_t>(elements) * element_bytes_;
 }
 
 int64_t StepMemory::segments(size_t step) const {

@@ -24,6 +24,9 @@ class StepMemory {
   StepMemory(Schedule schedule, std::vector<Slice> slices, const Reduction& reduction, int rank,
              int64_t segment_bytes);
 
+  // The same allreduce once more, of tensors of the same sizes that lie elsewhere.
+  void MoveTo(const std::vector<TensorView>& tensors);
+
   const std::vector<Step>& steps() const { return schedule_.steps; }
   // Finish::divide; before the last contribution comes.
   void SetDivide(int64_t divide) { reduction_.finish.divide = divide; }
@@ -41,6 +44,7 @@ class StepMemory {
   // slices of the table fit together.
   std::string Check() const;
   size_t scratch_bytes() const { return scratch_bytes_; }
+  size_t bytes() const;  // of all slices
 
  private:
   int64_t Begin(int64_t segment) const { return segment * segment_elements_; }
@@ -50,6 +54,7 @@ class StepMemory {
     return place == Place::kPartial ? partial_bytes_ : element_bytes_;
   }
   void LayOutScratch(size_t base_slices);
+  void SetCursors();
   uint8_t* At(Place place, int32_t slice, uint8_t* output, int64_t element);
   void Reduce(size_t step, int64_t segment, const std::vector<const uint8_t*>& wire, uint8_t* also);
   template <typename Fn>  // fn(source, bytes), in the order of the payload

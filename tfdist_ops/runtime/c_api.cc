@@ -6,8 +6,10 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <mutex>
+#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
@@ -160,8 +162,7 @@ StatusOr<std::vector<tfdist::TuningRule>> CopyTuning(const tfdist_world& in) {
   return out;
 }
 
-std::unique_ptr<tfdist::Request> CopyRequest(const tfdist_request& in) {
-  auto out = std::make_unique<tfdist::Request>();
+void CopyRequest(const tfdist_request& in, tfdist::Request* out) {
   out->info.key = in.name != nullptr ? in.name : "";
   out->info.kind = static_cast<tfdist::CollectiveKind>(in.kind);
   out->info.dtype = static_cast<tfdist::DType>(in.dtype);
@@ -180,20 +181,20 @@ std::unique_ptr<tfdist::Request> CopyRequest(const tfdist_request& in) {
     out->bucket_count = in.bucket_count;
     out->info.bucket = true;
   }
-  int64_t elements = 0;
+  std::vector<std::vector<int64_t>>& shapes = out->info.shapes;
+  shapes.resize(out->info.bucket ? 1 : static_cast<size_t>(in.tensor_count));
+  int64_t total = 0;
   for (int32_t i = 0; i < in.tensor_count; ++i) {
     const tfdist_tensor& tensor = in.tensors[i];
-    std::vector<int64_t> shape(tensor.dims, tensor.dims + tensor.rank);
-    tfdist::TensorView view;
-    view.input = static_cast<const uint8_t*>(tensor.input);
-    view.output = static_cast<uint8_t*>(tensor.output);
-    view.elements = tfdist::ElementCount(shape);
-    view.hint = tensor.hint;
-    elements += view.elements;
-    out->tensors.push_back(view);
-    if (!out->info.bucket) out->info.shapes.push_back(std::move(shape));
+    const int64_t* end = tensor.dims + tensor.rank;
+    const int64_t elements =
+        std::accumulate(tensor.dims, end, int64_t{1}, std::multiplies<int64_t>());
+    out->tensors.push_back({static_cast<const uint8_t*>(tensor.input),
+                            static_cast<uint8_t*>(tensor.output), elements, tensor.hint});
+    if (!out->info.bucket) shapes[static_cast<size_t>(i)].assign(tensor.dims, end);
+    total += elements;
   }
-  if (out->info.bucket) out->info.shapes = {{elements}};
+  if (out->info.bucket) shapes[0].assign(1, total);
   out->done = [done = in.done, context = in.context](const Status& status) {
     const tfdist_status view = View(status);
     done(context, &view);
@@ -204,7 +205,6 @@ std::unique_ptr<tfdist::Request> CopyRequest(const tfdist_request& in) {
       return allocate(context, rows.data(), static_cast<int32_t>(rows.size()), output_rows);
     };
   }
-  return out;
 }
 
 // Hands a copy of a request that may be valid to `submit`.
@@ -218,7 +218,9 @@ int32_t WithRequest(const tfdist_request& request, Submit submit) {
       request.split_count < 0) {
     return Fail(BadArgument("tfdist_submit: kind, op or split_count is not valid"));
   }
-  Status status = submit(*runtime, CopyRequest(request));
+  std::unique_ptr<tfdist::Request> copy = runtime->NewRequest();
+  CopyRequest(request, copy.get());
+  Status status = submit(*runtime, std::move(copy));
   return status.ok() ? 0 : Fail(std::move(status));
 }
 

@@ -19,7 +19,7 @@ namespace {
 constexpr int64_t kTickUs = 50 * 1000;
 constexpr int64_t kIdleUs = 1000 * 1000;
 constexpr int kDoubtMs = 2;
-constexpr int kPauses = 10;
+constexpr int kPauses = 4;
 constexpr int64_t kYieldAfterUs = 10;
 
 int64_t HeartbeatUs(const Config& config) { return static_cast<int64_t>(config.heartbeat_s * 1e6); }
@@ -139,9 +139,9 @@ void Progress::Idle(int64_t idle_us) const {
   }
 }
 
-void Progress::SetSleeping(bool sleeping) {
-  sleeping_.store(sleeping);
-  engine_->SetSleeping(sleeping);
+void Progress::SetRest(Rest rest) {
+  sleeping_.store(rest != Rest::kAwake);
+  engine_->SetRest(rest);
 }
 
 void Progress::Run() {
@@ -170,15 +170,13 @@ bool Progress::Help(std::unique_ptr<Request>* request, const bool& ended, int64_
   helpers_.fetch_add(1, std::memory_order_relaxed);
   std::unique_lock<std::mutex> baton(baton_);
   helpers_.fetch_sub(1, std::memory_order_relaxed);
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (!accepting_) return false;
-  }
-  if (asleep_) SetSleeping(false);
-  int64_t last_move_us = NowUs();
-  engine_->Submit(std::move(*request), last_move_us);
-  while (!ended && !stopping_.load(std::memory_order_relaxed)) {
-    const int64_t now_us = NowUs();
+  if (!accepting_.load()) return false;
+  if (asleep_) engine_->SetRest(Rest::kIdle);
+  int64_t now_us = NowUs();
+  int64_t last_move_us = now_us;
+  engine_->Submit(std::move(*request), now_us);
+  engine_->AdvanceAll(now_us);  // the peers may wait for it: before looking what they sent
+  for (; !ended && !stopping_.load(std::memory_order_relaxed); now_us = NowUs()) {
     if (Turn(now_us)) {
       last_move_us = now_us;
     } else if (now_us - last_move_us < patience_us) {
@@ -187,11 +185,9 @@ bool Progress::Help(std::unique_ptr<Request>* request, const bool& ended, int64_
       break;
     }
   }
-  if (!asleep_) return true;
-  SetSleeping(true);
-  // What is left, to do or to write, or has come while nobody was said to sleep, is the progress
-  // thread's.
-  if (engine_->busy() || Unwritten() || Turn(NowUs())) Wake();
+  // What is left, to do or to write, is the progress thread's. It sleeps on: what comes for an idle
+  // rank wakes it.
+  if (asleep_ && (engine_->waiting() || Unwritten())) Wake();
   return true;
 }
 
@@ -202,7 +198,7 @@ bool Progress::Unwritten() const {
 }
 
 void Progress::Sleep(std::unique_lock<std::mutex>* baton) {
-  SetSleeping(true);
+  SetRest(engine_->busy() ? Rest::kAsleep : Rest::kIdle);
   // No fence: `pushed_` (see Push) and the links' words are stored and loaded in one order for all
   // (shm_lane.h) or guarded by a lock or the kernel.
   if (!Turn(NowUs()) && !stopping_.load()) {
@@ -228,7 +224,7 @@ void Progress::Sleep(std::unique_lock<std::mutex>* baton) {
       }
     }
   }
-  SetSleeping(false);
+  SetRest(Rest::kAwake);
 }
 
 void Progress::Watch() {

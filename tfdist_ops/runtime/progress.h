@@ -47,7 +47,7 @@ class Progress {
   void Run();
   bool Turn(int64_t now_us);
   void Sleep(std::unique_lock<std::mutex>* baton);
-  void SetSleeping(bool sleeping);
+  void SetRest(Rest rest);
   void Idle(int64_t idle_us) const;
   bool Unwritten() const;
   void Watch();
@@ -66,9 +66,9 @@ class Progress {
   std::mutex baton_;                           // held by who drives engine_; guards asleep_
   bool asleep_ = false;                        // the progress thread is at the doorbell
   std::atomic<int> helpers_{0};
-  std::mutex mutex_;  // guards the two below
+  std::mutex mutex_;  // guards commands_, and changes of accepting_
   std::vector<Command> commands_;
-  bool accepting_ = true;
+  std::atomic<bool> accepting_{true};
   std::atomic<bool> pushed_{false};  // there may be commands
   std::atomic<bool> sleeping_{false};
   std::atomic<bool> stopping_{false};

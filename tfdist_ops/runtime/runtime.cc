@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <condition_variable>
 #include <cstdio>
 #include <future>
 #include <thread>
@@ -48,6 +49,35 @@ struct Helped {
   Status status;
   bool ended = false;  // read and written by who drives the engine
   std::atomic<Stage> stage{kHelping};
+};
+
+// The end of an operation for which a thread waits, driving it or not. It lies on that thread's
+// stack: nothing touches it after Wait.
+struct Awaited {
+  void End(const Status& result) {
+    ended = true;
+    status = result;
+    if (stage.exchange(kEnded) != kWaiting) return;
+    // The thread that waits goes on when it can have the lock, not before.
+    std::lock_guard<std::mutex> lock(mutex);
+    is_known = true;
+    known.notify_one();
+  }
+  const Status& Wait() {
+    if (stage.exchange(kWaiting) != kEnded) {
+      std::unique_lock<std::mutex> lock(mutex);
+      known.wait(lock, [this] { return is_known; });
+    }
+    return status;
+  }
+
+  enum Stage { kRunning, kWaiting, kEnded };
+  bool ended = false;  // read and written by who drives the engine
+  std::atomic<Stage> stage{kRunning};
+  Status status;
+  std::mutex mutex;  // guards is_known
+  std::condition_variable known;
+  bool is_known = false;
 };
 
 std::string Line(const std::string& text, size_t index) {
@@ -98,7 +128,10 @@ Runtime::Runtime(World world, Links links, const Config& config, int doorbell_fd
       config_(config),
       overlay_(std::move(overlay)),
       wanted_(std::move(wanted)),
-      processes_(world_, links) {
+      processes_(world_, links),
+      // Where ranks share a processor each waits for the others to have their turns.
+      patience_us_(IsCrowded(world_) ? kCrowdedPatienceUs : kPatienceUs),
+      records_(kRecordCapacity) {
   Engine::Hooks hooks;
   hooks.process_state = [this](int peer) { return processes_.Look(peer); };
   hooks.completions = &completions_;
@@ -110,11 +143,15 @@ Runtime::Runtime(World world, Links links, const Config& config, int doorbell_fd
   hooks.failed = [this](const Status& status) {
     std::lock_guard<std::mutex> lock(mutex_);
     failure_ = status;
+    ended_ = true;
   };
-  hooks.finished = [this](const FinishedRecord& record) {
+  hooks.finished = [this](const Request& request, Code code, int64_t now_us) {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (records_.size() == kRecordCapacity) records_.pop_front();
-    records_.push_back(record);
+    records_.Add(request, code, now_us);
+  };
+  hooks.spent = [this](std::unique_ptr<Request> request) {
+    request->Clear();
+    delete spare_request_.exchange(request.release());
   };
   hooks.registered = [this](const RequestInfo& info, const Response& response) {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -124,24 +161,28 @@ Runtime::Runtime(World world, Links links, const Config& config, int doorbell_fd
     std::lock_guard<std::mutex> lock(mutex_);
     if (writer_ != nullptr) writer_->Receive(peer, std::move(lines));
   };
-  hooks.stepped = [this](int64_t count) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    good_steps_ = count;
-  };
+  hooks.stepped = [this](int64_t count) { good_steps_ = count; };
   auto engine = std::make_unique<Engine>(world_, std::move(links), config_, std::move(hooks));
   progress_ =
       std::make_unique<Progress>(std::move(engine), doorbell_fd, config_, IsCrowded(world_));
 }
 
-Runtime::~Runtime() { Shutdown(0); }
+Runtime::~Runtime() {
+  Shutdown(0);
+  delete spare_request_.load();
+}
+
+std::unique_ptr<Request> Runtime::NewRequest() {
+  std::unique_ptr<Request> spare(spare_request_.exchange(nullptr));
+  return spare != nullptr ? std::move(spare) : std::make_unique<Request>();
+}
 
 Status Runtime::Admit(Request* request, uint64_t* id) {
   if (request->info.timeout_s <= 0) request->info.timeout_s = config_.timeout_s;
   TFDIST_RETURN_IF_ERROR(CheckRequest(*request, world_.size));
-  {
+  if (ended_) {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (!failure_.ok()) return failure_;
-    if (shut_down_) return ShutDownError();
+    return failure_.ok() ? ShutDownError() : failure_;
   }
   for (const TensorView& tensor : request->tensors) {
     request->bytes += tensor.elements * static_cast<int64_t>(DTypeSize(request->info.dtype));
@@ -179,14 +220,13 @@ Status Runtime::SubmitAndHelp(std::unique_ptr<Request> request, uint64_t* id, in
 }
 
 Status Runtime::Run(std::unique_ptr<Request> request) {
+  TFDIST_RETURN_IF_ERROR(Admit(request.get(), nullptr));
   const auto done = std::move(request->done);
-  auto promise = std::make_shared<std::promise<Status>>();
-  std::future<Status> future = promise->get_future();
-  request->done = [promise](const Status& status) { promise->set_value(status); };
-  // Where ranks share a processor each waits for the others to have their turns.
-  const int64_t patience_us = IsCrowded(world_) ? kCrowdedPatienceUs : kPatienceUs;
-  TFDIST_RETURN_IF_ERROR(SubmitAndHelp(std::move(request), nullptr, patience_us));
-  done(future.get());  // bounded: the engine ends every request by its deadline
+  Awaited awaited;
+  request->direct = true;
+  request->done = [&awaited](const Status& status) { awaited.End(status); };
+  if (!progress_->Help(&request, awaited.ended, patience_us_)) return ShutDownError();
+  done(awaited.Wait());  // bounded: the engine ends every request by its deadline
   return Status();
 }
 
@@ -321,7 +361,7 @@ void Runtime::Shutdown(double timeout_s) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (shut_down_) return;
-    shut_down_ = true;
+    shut_down_ = ended_ = true;
   }
   if (timeout_s >= 0) {
     EndTimeline(timeout_s / 2);
@@ -392,18 +432,9 @@ Status Runtime::failure() const {
   return failure_;
 }
 
-int64_t Runtime::good_steps() const {
-  std::lock_guard<std::mutex> lock(mutex_);
-  return good_steps_;
-}
-
 std::vector<FinishedRecord> Runtime::TakeRecords(size_t capacity) {
   std::lock_guard<std::mutex> lock(mutex_);
-  const size_t count = std::min(capacity, records_.size());
-  std::vector<FinishedRecord> out(records_.begin(),
-                                  records_.begin() + static_cast<std::ptrdiff_t>(count));
-  records_.erase(records_.begin(), records_.begin() + static_cast<std::ptrdiff_t>(count));
-  return out;
+  return records_.Take(capacity);
 }
 
 const AlgorithmEntry* Runtime::AlgorithmFor(CollectiveKind kind, DType dtype, int64_t bytes,

@@ -5,7 +5,6 @@
 
 #include <atomic>
 #include <cstdint>
-#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -15,6 +14,7 @@
 
 #include "base/deadline.h"
 #include "runtime/completion.h"
+#include "runtime/finished_records.h"
 #include "runtime/processes.h"
 #include "runtime/progress.h"
 #include "runtime/timeline_writer.h"
@@ -34,6 +34,8 @@ class Runtime {
           std::shared_ptr<WantedLinks> wanted = nullptr);
   ~Runtime();
 
+  // An empty request (Request::Clear), as the calls below take it.
+  std::unique_ptr<Request> NewRequest();
   // Checks what can be checked on this rank alone, fills in defaults (timeout) and the id, hands
   // the request over. An error: `done` will not come.
   Status Submit(std::unique_ptr<Request> request, uint64_t* id);
@@ -77,7 +79,7 @@ class Runtime {
   const World& world() const { return world_; }
   const Config& config() const { return config_; }
   Status failure() const;
-  int64_t good_steps() const;
+  int64_t good_steps() const { return good_steps_; }
   std::vector<FinishedRecord> TakeRecords(size_t capacity);
   std::string CountersJson();
   // The algorithm of an operation of all ranks on `bytes`, fused with nothing; `wanted` by name, ""
@@ -97,12 +99,15 @@ class Runtime {
   const std::shared_ptr<Overlay> overlay_;  // used by the progress thread
   const std::shared_ptr<WantedLinks> wanted_;
   const PeerProcesses processes_;
+  const int64_t patience_us_;  // how long Run drives an operation that does not move
   std::atomic<uint64_t> next_id_{1};
-  mutable std::mutex mutex_;  // guards the six below
+  std::atomic<int64_t> good_steps_{0};
+  std::atomic<bool> ended_{false};                // by a failure, or shut down
+  std::atomic<Request*> spare_request_{nullptr};  // owned
+  mutable std::mutex mutex_;                      // guards the six below
   Status failure_;
   bool shut_down_ = false;
-  int64_t good_steps_ = 0;
-  std::deque<FinishedRecord> records_;
+  FinishedRecords records_;
   // Set and description → present.
   std::map<std::pair<uint32_t, std::string>, std::vector<uint8_t>> groups_;
   std::shared_ptr<Timeline> timeline_;  // null: none is written; outlives the engine

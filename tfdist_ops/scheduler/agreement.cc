@@ -65,6 +65,18 @@ std::string ShapesText(const RequestInfo& info) {
   return text;
 }
 
+// What a bucket is made of: how many tensors, and in which order, as a number.
+std::string TensorsText(const RequestInfo& info) {
+  uint64_t hash = 0xcbf29ce484222325;  // FNV-1a, by words
+  const auto add = [&hash](uint64_t word) { hash = (hash ^ word) * uint64_t{0x100000001b3}; };
+  for (int64_t size : info.sizes) add(static_cast<uint64_t>(size));
+  for (uint64_t hint : info.hints) add(hint);
+  char text[64];
+  std::snprintf(text, sizeof(text), "%zu tensors in order %016llx", info.sizes.size(),
+                static_cast<unsigned long long>(hash));
+  return text;
+}
+
 // The part of a shape that must agree where the number of rows need not.
 std::string RowShapeText(const RequestInfo& info) {
   if (info.shapes.empty() || info.shapes[0].empty()) return "[] (a scalar)";
@@ -303,6 +315,14 @@ Status CheckAgreement(const Requests& by_index, const Members& members) {
   }
   TFDIST_RETURN_IF_ERROR(CheckSplits(by_index, members));
   TFDIST_RETURN_IF_ERROR(CheckTotal(by_index, members));
+  text = Differences(by_index, members, [](const RequestInfo& i) {
+    if (!i.bucket) return std::string();
+    return TensorsText(i);
+  });
+  if (!text.empty()) {
+    return Mismatch(key, "the tensors of the bucket", text,
+                    "Cut the gradients into the same buckets on every rank.");
+  }
   text = Differences(by_index, members, [](const RequestInfo& i) {
     if (!i.bucket) return std::string("outside of any group of gradients");
     return i.predicted == 0 ? std::string("a bucket") : TicketText(i.predicted);

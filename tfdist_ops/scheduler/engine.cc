@@ -129,7 +129,7 @@ void Engine::Enqueue(ProcessSet* set, std::unique_ptr<Request> request, int64_t 
   const std::string key = request->info.key;
   // A later submission of a key never overtakes one that is still being agreed on.
   if (set->entries.count(key) == 0 &&
-      set->book.Predictable(request->info.predicted, request->fingerprint)) {
+      set->book.Predictable(request->info.predicted, request->info)) {
     StartPredicted(set, std::move(request), now_us);
     return;
   }
@@ -206,15 +206,14 @@ std::unique_ptr<Request> Engine::TakeEntry(ProcessSet* set, const std::string& k
   queue.pop_front();
   set->stalls.erase(key);
   request->agreed_us = now_us;
-  const uint64_t ticket = request->info.predicted;
   if (agreed) {
-    set->book.Agree(ticket, request->fingerprint);
+    set->book.Agree(request->info.predicted, request->info);
   } else {
-    set->book.Forget(ticket);
+    set->book.Forget(request->info.predicted);
   }
   // What came after it may need no agreement any more.
   while (!queue.empty() &&
-         set->book.Predictable(queue.front()->info.predicted, queue.front()->fingerprint)) {
+         set->book.Predictable(queue.front()->info.predicted, queue.front()->info)) {
     std::unique_ptr<Request> next = std::move(queue.front());
     queue.pop_front();
     StartPredicted(set, std::move(next), now_us);
@@ -306,13 +305,11 @@ void Engine::HandleResponse(ProcessSet* set, const Response& response, int64_t n
 void Engine::Finish(std::unique_ptr<Request> request, const Status& status, int64_t now_us) {
   ++finished_;
   if (status.ok()) CountStep(*request);
-  if (hooks_.finished) {
-    hooks_.finished({request->info.key, request->info.kind, request->bytes, request->submitted_us,
-                     request->agreed_us, now_us, status.code()});
-  }
+  if (hooks_.finished) hooks_.finished(*request, status.code(), now_us);
   if (timeline_ != nullptr) RecordFinished(*request, status);
   if (request->direct) {
     request->done(status);
+    if (hooks_.spent) hooks_.spent(std::move(request));
     return;
   }
   std::shared_ptr<Request> shared = std::move(request);
@@ -321,7 +318,7 @@ void Engine::Finish(std::unique_ptr<Request> request, const Status& status, int6
 
 void Engine::CountStep(const Request& request) {
   if (request.group.empty() || request.bucket_count == 0) return;
-  std::vector<int64_t>& done = steps_[{request.info.set, request.group}];
+  std::vector<int64_t>& done = steps_[request.info.set][request.group];
   done.resize(std::max(done.size(), static_cast<size_t>(request.bucket_count)), 0);
   ++done[static_cast<size_t>(request.bucket_index)];
   const int64_t complete = *std::min_element(done.begin(), done.end());
@@ -337,7 +334,7 @@ bool Engine::Poll(int64_t now_us) {
   for (size_t p = 0; p < links_.size(); ++p) {
     if (links_[p] == nullptr) continue;
     const int peer = static_cast<int>(p);
-    moved |= FlushControl(peer);
+    if (!outbound_[p].messages.empty()) moved |= FlushControl(peer);
     Status lost = links_[p]->Pump(&moved);
     if (lost.ok() && inbound_[p].ended) lost = Status(Code::kAborted, "its process has ended");
     bool read = ReadControl(peer, now_us);
@@ -351,24 +348,20 @@ bool Engine::Poll(int64_t now_us) {
   }
   moved |= SendResponses(now_us);
   // Before the data: a rank that waits for an answer must not wait for a full line too.
-  for (size_t p = 0; p < links_.size(); ++p) {
-    if (links_[p] != nullptr) moved |= FlushControl(static_cast<int>(p));
-  }
+  moved |= FlushAll();
   moved |= AdvanceAll(now_us);
   moved |= EmptyFullLanes(now_us);
   for (auto& [id, set] : sets_) TurnJoin(set.get(), now_us);
   TurnMembership(now_us);
   AcknowledgeLeaves();
-  for (size_t p = 0; p < links_.size(); ++p) {
-    if (links_[p] != nullptr) moved |= FlushControl(static_cast<int>(p));
-  }
+  moved |= FlushAll();
   return moved;
 }
 
-void Engine::SetSleeping(bool sleeping) {
-  asleep_ = sleeping;
+void Engine::SetRest(Rest rest) {
+  asleep_ = rest == Rest::kAsleep;
   for (const auto& link : links_) {
-    if (link != nullptr) link->SetSleeping(sleeping);
+    if (link != nullptr) link->SetRest(rest);
   }
 }
 

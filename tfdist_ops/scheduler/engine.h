@@ -72,17 +72,6 @@ class CompletionSink {
   virtual void Post(std::function<void()> callback) = 0;
 };
 
-// A finished request, for observation.
-struct FinishedRecord {
-  std::string name;
-  CollectiveKind kind;
-  int64_t bytes;
-  int64_t submitted_us;
-  int64_t agreed_us;
-  int64_t done_us;
-  Code code;
-};
-
 class Engine {
  public:
   struct Hooks {
@@ -91,7 +80,9 @@ class Engine {
     // with the same arguments on the engine's thread.
     std::function<void(uint32_t set, uint64_t ticket, void* memory)> allocated;
     std::function<void(const Status&)> failed;  // once, when work ends
-    std::function<void(const FinishedRecord&)> finished;
+    std::function<void(const Request& request, Code code, int64_t now_us)> finished;
+    // A request whose `done` has run where the engine runs: its memory can be used for another one.
+    std::function<void(std::unique_ptr<Request>)> spent;
     // As a rank that has joined: of a group that the others have registered.
     std::function<void(const RequestInfo& info, const Response& response)> registered;
     std::function<void(int64_t count)> stepped;  // complete steps of a group so far
@@ -133,7 +124,9 @@ class Engine {
   // Time-driven duties (deadlines, stall reports, heartbeats); cheap, wanted every 50 ms or so, and
   // at least once a heartbeat.
   void Tick(int64_t now_us);
-  void SetSleeping(bool sleeping);
+  void SetRest(Rest rest);
+  // Runs what can run without a look at what has come.
+  bool AdvanceAll(int64_t now_us);
 
   bool busy() const;
   // Data frames that came before their operation, copied out and waiting for it.
@@ -173,6 +166,7 @@ class Engine {
   void TellAll(FrameType type, const std::string& bytes);
   void TellMembers(const ProcessSet& set, FrameType type, const std::string& bytes);
   bool FlushControl(int peer);
+  bool FlushAll();
   bool ReadControl(int peer, int64_t now_us);
   void HandleControl(int peer, FrameType type, uint32_t set, ByteSpan message, int64_t now_us);
   bool HandleSetMessage(int peer, FrameType type, ProcessSet* set, ByteSpan message,
@@ -237,8 +231,10 @@ class Engine {
   // Execution.
   void Start(ProcessSet* set, uint64_t ticket, std::vector<std::unique_ptr<Request>> members,
              int64_t now_us);
-  void Activate(ProcessSet* set, std::unique_ptr<Operation> operation, int64_t now_us);
-  bool AdvanceAll(int64_t now_us);
+  // What has come of it already. False: the work has ended, and it with it.
+  bool DeliverEarly(ProcessSet* set, Operation* operation, int64_t now_us);
+  // Runs the operation that was kept of the request's bucket. False: there is none.
+  bool StartKept(ProcessSet* set, std::unique_ptr<Request>* request, int64_t now_us);
   bool AdvanceSet(ProcessSet* set, int64_t now_us);
   void Finish(std::unique_ptr<Request> request, const Status& status, int64_t now_us);
   void CountStep(const Request& request);
@@ -306,8 +302,8 @@ class Engine {
   bool asleep_ = false;
   std::vector<Inbound> inbound_;
   std::vector<Outbound> outbound_;
-  // Set and group → how often each bucket is done.
-  std::map<std::pair<uint32_t, std::string>, std::vector<int64_t>> steps_;
+  // How often each bucket is done, by set and group.
+  std::map<uint32_t, std::map<std::string, std::vector<int64_t>>> steps_;
   int64_t good_steps_ = 0;
   uint64_t last_ticket_ = 0;           // announced in the world
   uint64_t negotiation_messages_ = 0;  // sent
@@ -319,6 +315,8 @@ class Engine {
   bool leaving_ = false;
   bool stopped_ = false;  // from the first evidence on: nothing runs or starts any more
   std::vector<std::unique_ptr<Request>> stopped_requests_;  // wait for the outcome
+  std::vector<std::unique_ptr<Request>> ended_requests_;    // of AdvanceSet: room, else empty
+  std::vector<uint64_t> ended_tickets_;                     // likewise
   struct Lost {
     int64_t since_us = 0;
     bool local = false;  // the connection can only end with the process

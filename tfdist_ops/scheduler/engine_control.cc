@@ -62,6 +62,15 @@ bool Engine::FlushControl(int peer) {
   return moved;
 }
 
+bool Engine::FlushAll() {
+  bool moved = false;
+  for (size_t p = 0; p < links_.size(); ++p) {
+    if (links_[p] == nullptr || outbound_[p].messages.empty()) continue;
+    moved |= FlushControl(static_cast<int>(p));
+  }
+  return moved;
+}
+
 // ---- receiving ----
 
 bool Engine::ReadControl(int peer, int64_t now_us) {

@@ -175,7 +175,7 @@ void Engine::TakePart(ProcessSet* set, const WaitNote& order, int64_t now_us) {
   std::unique_ptr<Request> request;
   if (HasJoined(*set)) request = MakeJoined(set, order.info, now_us);
   if (request == nullptr || request->info.predicted != order.ticket ||
-      !set->book.Predictable(order.ticket, request->fingerprint)) {
+      !set->book.Predictable(order.ticket, request->info)) {
     if (!stopped_) {
       Bug(TFDIST_INTERNAL(Describe(set->leader()) + " asked for " + TicketText(order.ticket) +
                           " of \"" + order.info.key + "\", which can't be next here"),
@@ -205,7 +205,7 @@ std::unique_ptr<Request> Engine::JoinIn(ProcessSet* set, const RequestInfo& info
   if (!response.error.ok()) {
     set->book.Forget(ticket);
   } else {
-    set->book.Agree(ticket, request->fingerprint);
+    set->book.Agree(ticket, request->info);
   }
   return request;
 }

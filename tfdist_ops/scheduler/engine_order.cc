@@ -23,9 +23,8 @@ void Engine::NumberBucket(ProcessSet* set, Request* request) {
   const uint32_t number = group != set->groups.end() ? group->second : 0;
   const uint64_t ticket = set->book.Count(number, request->bucket_index);
   request->info.predicted = ticket;
-  if (ticket != 0) request->fingerprint = Fingerprint(request->info);
   const bool repeats = ticket == 0 || set->book.Known(ticket);
-  if (repeats && !set->book.Predictable(ticket, request->fingerprint)) ++deviations_;
+  if (repeats && !set->book.Predictable(ticket, request->info)) ++deviations_;
 }
 
 void Engine::StartPredicted(ProcessSet* set, std::unique_ptr<Request> request, int64_t now_us) {
@@ -34,9 +33,13 @@ void Engine::StartPredicted(ProcessSet* set, std::unique_ptr<Request> request, i
   request->contributors = Contributors(set->joined, set->size(), ticket);
   ++predicted_;
   if (request->contributors < set->size()) TellStarted(set, ticket, request->info, now_us);
-  std::vector<std::unique_ptr<Request>> members;
-  members.push_back(std::move(request));
-  Start(set, ticket, std::move(members), now_us);
+  if (!StartKept(set, &request, now_us)) {
+    std::vector<std::unique_ptr<Request>> members;
+    members.push_back(std::move(request));
+    Start(set, ticket, std::move(members), now_us);
+    const auto active = set->active.find(TurnOf(ticket));
+    if (active != set->active.end()) active->second.agreement = set->book.Agreements(ticket);
+  }
   if (set->probed.erase(ticket) > 0) TellLeader(set, ticket, Waits::Answer::kRunning, now_us);
   for (int32_t rank : set->ranks) {
     if (rank != world_.rank && inbound_[static_cast<size_t>(rank)].left) {

@@ -34,21 +34,19 @@ void Engine::Start(ProcessSet* set, uint64_t ticket, std::vector<std::unique_ptr
     for (auto& member : members) Finish(std::move(member), plan.status(), now_us);
     return;
   }
-  Activate(set,
-           std::make_unique<Operation>(set->id, ticket, std::move(members), std::move(plan.value()),
-                                       *set, trace_clock()),
-           now_us);
+  auto operation = std::make_unique<Operation>(set->id, ticket, std::move(members),
+                                               std::move(plan.value()), *set, trace_clock());
+  if (!DeliverEarly(set, operation.get(), now_us)) return;
+  set->active[TurnOf(ticket)] = {std::move(operation), now_us};
 }
 
-void Engine::Activate(ProcessSet* set, std::unique_ptr<Operation> operation, int64_t now_us) {
+bool Engine::DeliverEarly(ProcessSet* set, Operation* operation, int64_t now_us) {
   const uint64_t ticket = operation->ticket();
   operation->trace().Start(TraceNow(now_us));
-  set->copied.erase(ticket);
-  const auto stashed = set->stash.find(ticket);
-  if (stashed != set->stash.end()) {
-    auto frames = std::move(stashed->second);
-    set->stash.erase(stashed);
-    for (auto& [peer, arrived] : frames) {
+  if (!set->copied.empty()) set->copied.erase(ticket);
+  auto stashed = set->stash.extract(ticket);
+  if (!stashed.empty()) {
+    for (auto& [peer, arrived] : stashed.mapped()) {
       OperationTrace::Wait wait;  // what came before this rank was ready it has not waited for
       const Status status = operation->Deliver(peer, std::move(arrived), now_us, &wait);
       if (!status.ok()) {
@@ -56,13 +54,28 @@ void Engine::Activate(ProcessSet* set, std::unique_ptr<Operation> operation, int
         break;
       }
     }
+    stashed.mapped().clear();
+    set->spare_room = std::move(stashed);
   }
-  if (stopped_) {
-    operation->ReleaseFrames(links_, &held_);
-    for (auto& member : operation->members()) EndRequest(std::move(member), now_us);
-    return;
-  }
-  set->active[TurnOf(ticket)] = {std::move(operation), now_us};
+  if (!stopped_) return true;
+  operation->ReleaseFrames(links_, &held_);
+  for (auto& member : operation->members()) EndRequest(std::move(member), now_us);
+  return false;
+}
+
+bool Engine::StartKept(ProcessSet* set, std::unique_ptr<Request>* request, int64_t now_us) {
+  const uint64_t ticket = (*request)->info.predicted;
+  const auto kept = set->kept.find(BucketKey(ticket));
+  if (kept == set->kept.end() || kept->second.empty()) return false;
+  ProcessSet::ActiveMap::node_type node = std::move(kept->second);
+  // It may have run what the bucket was before, and have ended since.
+  if (node.mapped().agreement != set->book.Agreements(ticket)) return false;
+  node.key() = TurnOf(ticket);
+  node.mapped().moved_us = now_us;
+  Operation* operation = node.mapped().operation.get();
+  operation->Restart(ticket, std::move(*request), trace_clock());
+  if (DeliverEarly(set, operation, now_us)) set->active.insert(std::move(node));
+  return true;
 }
 
 void Engine::Allocated(uint32_t id, uint64_t ticket, void* memory, int64_t now_us) {
@@ -96,8 +109,8 @@ bool Engine::AdvanceAll(int64_t now_us) {
 bool Engine::AdvanceSet(ProcessSet* set, int64_t now_us) {
   bool moved = false;
   int64_t running = 0;
-  std::vector<uint64_t> ended;
-  std::vector<std::unique_ptr<Request>> members;
+  std::vector<uint64_t> ended = std::move(ended_tickets_);
+  std::vector<std::unique_ptr<Request>> members = std::move(ended_requests_);
   for (auto it = set->active.begin(); it != set->active.end() && running < config_.max_active;) {
     Operation& operation = *it->second.operation;
     if (operation.Advance(links_, world_.generation, &held_)) {
@@ -115,11 +128,17 @@ bool Engine::AdvanceSet(ProcessSet* set, int64_t now_us) {
     moved = true;
     ended.push_back(operation.ticket());
     if (timeline_ != nullptr) KeepTrace(&operation);
+    const bool keep = IsPredicted(operation.ticket()) && operation.IsWorthKeeping();
     for (auto& member : operation.members()) members.push_back(std::move(member));
-    it = set->active.erase(it);
+    auto node = set->active.extract(it++);
+    if (keep) set->kept[BucketKey(operation.ticket())] = std::move(node);
   }
   for (auto& member : members) EndMember(set, std::move(member), Status(), now_us);
   for (uint64_t ticket : ended) NoteEnd(set, ticket, now_us);
+  ended.clear();
+  members.clear();
+  ended_tickets_ = std::move(ended);
+  ended_requests_ = std::move(members);
   return moved;
 }
 
@@ -220,7 +239,14 @@ Status Engine::ReceiveData(int peer, const InFrame& frame, int64_t now_us) {
     links_[p]->Release(Lane::kData, frame);
   }
   if (!runs) {
-    set->stash[header.ticket].emplace_back(peer, std::move(arrived));
+    auto room = set->stash.find(header.ticket);
+    if (room == set->stash.end() && !set->spare_room.empty()) {
+      set->spare_room.key() = header.ticket;
+      room = set->stash.insert(std::move(set->spare_room)).position;
+    } else if (room == set->stash.end()) {
+      room = set->stash.try_emplace(header.ticket).first;
+    }
+    room->second.emplace_back(peer, std::move(arrived));
     return Status();
   }
   Operation& operation = *it->second.operation;

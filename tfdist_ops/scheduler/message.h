@@ -44,6 +44,9 @@ struct RequestInfo {
   std::string group;
   int32_t bucket_index = 0;
   int32_t bucket_count = 0;
+
+  // As new, but for the memory of lists and texts, and as many shapes, which are empty.
+  void Clear();
 };
 
 // "All run this now", or why not: the leader to all ranks. Several keys = fused into one
@@ -62,6 +65,10 @@ struct Response {
   int32_t last = -1;       // the rank that was ready last; -1: not known
   bool ends_work = false;  // an error that ends all work; stays on the leader
 };
+
+// Whether two ranks, or one rank twice, ask for the same: in all but the timeout, which is each
+// rank's own, and the numbers of the set and the ticket.
+bool SameRequest(const RequestInfo& a, const RequestInfo& b);
 
 int64_t ElementCount(const std::vector<int64_t>& shape);
 std::string ShapeText(const std::vector<int64_t>& shape);  // "[2,3]"

@@ -195,6 +195,7 @@ void Negotiator::RefuseCrossedRegistrations() {
 }
 
 std::vector<Response> Negotiator::TakeResponses() {
+  if (refused_.empty() && ready_.empty()) return {};
   std::vector<Response> responses = std::move(refused_);
   refused_.clear();
   std::vector<Ready> agreed;

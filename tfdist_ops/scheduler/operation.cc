@@ -7,6 +7,9 @@ namespace tfdist {
 
 namespace {
 
+// Above it planning anew takes no time to speak of, beside what moving the data takes.
+constexpr size_t kMostKeptBytes = 1 << 20;
+
 Reduction ReductionOf(const RequestInfo& info, int contributors) {
   Reduction reduction;
   reduction.dtype = info.dtype;
@@ -19,6 +22,24 @@ Reduction ReductionOf(const RequestInfo& info, int contributors) {
 
 }  // namespace
 
+void Request::Clear() {
+  info.Clear();
+  id = 0;
+  tensors.clear();
+  group.clear();
+  bucket_index = bucket_count = 0;
+  rows.clear();
+  bytes = submitted_us = agreed_us = deadline_us = 0;
+  contributors = 0;
+  last_ready = -1;
+  ticket = 0;
+  trace.reset();
+  done = nullptr;
+  direct = false;
+  allocate = nullptr;
+  agreed = nullptr;
+}
+
 Operation::Operation(uint32_t set_id, uint64_t ticket,
                      std::vector<std::unique_ptr<Request>> members, Plan plan, const SetView& set,
                      TraceClock clock)
@@ -30,7 +51,6 @@ Operation::Operation(uint32_t set_id, uint64_t ticket,
               ReductionOf(members_[0]->info, members_[0]->contributors), set.index,
               plan.segment_bytes),
       clock_(clock) {
-  trace_.peers.resize(ranks_.size());
   const std::vector<Step>& steps = memory_.steps();
   running_.reserve(steps.size());
   for (size_t i = 0; i < steps.size(); ++i) {
@@ -43,10 +63,35 @@ Operation::Operation(uint32_t set_id, uint64_t ticket,
         receivers_[Tag(Global(step.peers[p]), step.phase, Label(step))] = {i, p};
       }
     }
-    if (run.total > 0) ++open_steps_;
     running_.push_back(std::move(run));
   }
   FindSenders();
+  Begin();
+}
+
+void Operation::Begin() {
+  open_steps_ = 0;
+  for (Running& run : running_) {
+    run.done = 0;
+    if (run.total > 0) ++open_steps_;
+  }
+  std::vector<OperationTrace::Peer> peers = std::move(trace_.peers);
+  peers.assign(ranks_.size(), {});
+  trace_ = OperationTrace();
+  trace_.peers = std::move(peers);
+}
+
+void Operation::Restart(uint64_t ticket, std::unique_ptr<Request> request, TraceClock clock) {
+  ticket_ = ticket;
+  clock_ = clock;
+  memory_.MoveTo(request->tensors);
+  members_[0] = std::move(request);
+  SetContributors(members_[0]->contributors);
+  Begin();
+}
+
+bool Operation::IsWorthKeeping() const {
+  return members_.size() == 1 && memory_.scratch_bytes() == 0 && memory_.bytes() <= kMostKeptBytes;
 }
 
 void Operation::FindSenders() {

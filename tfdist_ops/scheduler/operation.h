@@ -30,7 +30,6 @@ struct Request {
   std::string group;  // of a bucket, else empty; kRegister: its id
   int32_t bucket_index = 0;
   int32_t bucket_count = 0;
-  std::string fingerprint;    // of a bucket that can be predicted (order.h)
   std::vector<int64_t> rows;  // once agreed: AgreedRows of scheduler/rows.h
   int64_t bytes = 0;
   int64_t submitted_us = 0;
@@ -45,6 +44,9 @@ struct Request {
   // Where HasRows(kind): the memory for SourceRows and OutputRows of scheduler/rows.h.
   std::function<void*(const std::vector<int64_t>& rows, int64_t output_rows)> allocate;
   std::function<void(const Response&)> agreed;  // kRegister, kAddSet: the answer
+
+  // As new, but for the memory of what it holds, and as many shapes, which are empty.
+  void Clear();
 };
 
 // Of a group of gradients.
@@ -76,6 +78,11 @@ class Operation {
   Operation(uint32_t set_id, uint64_t ticket, std::vector<std::unique_ptr<Request>> members,
             Plan plan, const SetView& set, TraceClock clock = nullptr);
 
+  // Begins anew, complete as it is, under another ticket: an allreduce of the same request
+  // (SameRequest) with other memory.
+  void Restart(uint64_t ticket, std::unique_ptr<Request> request, TraceClock clock = nullptr);
+  // Whether that saves more than the memory that it takes to keep it.
+  bool IsWorthKeeping() const;
   // A data frame of this operation's ticket from (global) rank `peer`. An error: no step expects it
   // (a bug on the peer). `*wait`: how it stood still until now.
   Status Deliver(int peer, Arrived arrived, int64_t now_us, OperationTrace::Wait* wait);
@@ -131,8 +138,10 @@ class Operation {
     return (static_cast<uint64_t>(peer) << 48) | (static_cast<uint64_t>(phase) << 32) | label;
   }
 
+  void Begin();
+
   const uint32_t set_id_;
-  const uint64_t ticket_;
+  uint64_t ticket_;
   std::vector<std::unique_ptr<Request>> members_;
   const std::vector<int32_t> ranks_;  // of the process set, by index
   StepMemory memory_;
@@ -142,7 +151,7 @@ class Operation {
   std::unordered_map<uint64_t, std::pair<size_t, size_t>> receivers_;  // Tag → step, index of peer
   std::vector<const uint8_t*> payloads_;                               // of the segment in hand
   std::vector<ByteSpan> pieces_;                                       // likewise
-  const TraceClock clock_;  // null: no timeline is written
+  TraceClock clock_;  // null: no timeline is written
   OperationTrace trace_;
 };
 

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <limits>
 
-#include "scheduler/wire.h"
-
 namespace tfdist {
 namespace {
 
@@ -51,12 +49,7 @@ Turn TurnOf(uint64_t ticket) {
   return {kPredicted | TicketSequence(ticket), (ticket & ~kPredicted) >> kBucketShift};
 }
 
-std::string Fingerprint(const RequestInfo& info) {
-  RequestInfo agreed = info;
-  agreed.timeout_s = 0;  // each rank's own
-  agreed.predicted = 0;
-  return EncodeRequest(agreed);
-}
+uint64_t BucketKey(uint64_t ticket) { return ticket >> kBucketShift; }
 
 uint64_t BucketBook::Count(uint32_t group, int64_t bucket) {
   if (PredictedTicket(group, bucket, 0) == 0) return 0;
@@ -65,18 +58,34 @@ uint64_t BucketBook::Count(uint32_t group, int64_t bucket) {
 
 bool BucketBook::Known(uint64_t ticket) const {
   const auto it = buckets_.find(BucketOf(ticket));
-  return ticket != 0 && it != buckets_.end() && !it->second.agreed.empty();
+  return ticket != 0 && it != buckets_.end() && it->second.agreed.has_value();
 }
 
-bool BucketBook::Predictable(uint64_t ticket, const std::string& fingerprint) const {
-  return Known(ticket) && buckets_.at(BucketOf(ticket)).agreed == fingerprint;
+bool BucketBook::Predictable(uint64_t ticket, const RequestInfo& info) const {
+  if (ticket == 0) return false;
+  const auto it = buckets_.find(BucketOf(ticket));
+  return it != buckets_.end() && it->second.agreed.has_value() &&
+         SameRequest(*it->second.agreed, info);
 }
 
-void BucketBook::Agree(uint64_t ticket, const std::string& fingerprint) {
-  if (ticket != 0) buckets_[BucketOf(ticket)].agreed = fingerprint;
+void BucketBook::Agree(uint64_t ticket, const RequestInfo& info) {
+  if (ticket == 0) return;
+  Bucket& bucket = buckets_[BucketOf(ticket)];
+  bucket.agreed = info;
+  ++bucket.agreements;
 }
 
-void BucketBook::Forget(uint64_t ticket) { Agree(ticket, ""); }
+void BucketBook::Forget(uint64_t ticket) {
+  if (ticket == 0) return;
+  Bucket& bucket = buckets_[BucketOf(ticket)];
+  bucket.agreed.reset();
+  ++bucket.agreements;
+}
+
+uint64_t BucketBook::Agreements(uint64_t ticket) const {
+  const auto it = buckets_.find(BucketOf(ticket));
+  return it != buckets_.end() ? it->second.agreements : 0;
+}
 
 bool BucketBook::Submitted(uint64_t ticket) const {
   const auto it = buckets_.find(BucketOf(ticket));

@@ -28,6 +28,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -51,9 +52,8 @@ std::string TicketText(uint64_t ticket);
 // The place of a ticket in the order of all of its set; one to one.
 using Turn = std::pair<uint64_t, uint64_t>;
 Turn TurnOf(uint64_t ticket);
-
-// All of a request that ranks must agree on, as bytes: equal exactly if it is the same.
-std::string Fingerprint(const RequestInfo& info);
+// The bucket of a predicted ticket, whatever its sequence.
+uint64_t BucketKey(uint64_t ticket);
 
 // What one rank remembers of the buckets of one process set.
 class BucketBook {
@@ -61,12 +61,14 @@ class BucketBook {
   // Counts a submission. Returns its predicted ticket, 0 when it can't have one.
   uint64_t Count(uint32_t group, int64_t bucket);
   // Whether a submission needs no agreement.
-  bool Predictable(uint64_t ticket, const std::string& fingerprint) const;
+  bool Predictable(uint64_t ticket, const RequestInfo& info) const;
   // Whether the bucket has been agreed on before.
   bool Known(uint64_t ticket) const;
   // The ranks have agreed on this submission, or have found that they do not agree.
-  void Agree(uint64_t ticket, const std::string& fingerprint);
+  void Agree(uint64_t ticket, const RequestInfo& info);
   void Forget(uint64_t ticket);
+  // How often Agree or Forget has been called for its bucket.
+  uint64_t Agreements(uint64_t ticket) const;
   // Whether this rank has submitted it.
   bool Submitted(uint64_t ticket) const;
   // The last ticket of every bucket: what a rank that leaves has taken part in.
@@ -75,7 +77,8 @@ class BucketBook {
  private:
   struct Bucket {
     uint64_t submitted = 0;
-    std::string agreed;  // fingerprint; empty: none
+    uint64_t agreements = 0;
+    std::optional<RequestInfo> agreed;  // what was agreed on last
   };
   std::map<std::pair<uint32_t, int64_t>, Bucket> buckets_;
 };

@@ -91,6 +91,7 @@ struct ProcessSet : SetView {
   struct Active {
     std::unique_ptr<Operation> operation;
     int64_t moved_us = 0;
+    uint64_t agreement = 0;  // predicted: BucketBook::Agreements when it began
   };
   std::unique_ptr<Negotiator> negotiator;  // on the leader
   std::unique_ptr<Waits> waits;            // likewise
@@ -99,9 +100,14 @@ struct ProcessSet : SetView {
   std::optional<Response> join_answer;     // all have joined; told when it is idle
   JoinedRanks joined;                      // with this one, once it is sent
   std::map<std::string, std::deque<std::unique_ptr<Request>>> entries;  // by key
-  std::map<Turn, Active> active;
-  std::map<uint64_t, std::unique_ptr<Request>> allocating;         // by ticket
-  std::map<uint64_t, std::vector<std::pair<int, Arrived>>> stash;  // by ticket
+  using ActiveMap = std::map<Turn, Active>;
+  ActiveMap active;
+  // By bucket (BucketKey), if it is small: the operation that ran last, to be run again.
+  std::map<uint64_t, ActiveMap::node_type> kept;
+  std::map<uint64_t, std::unique_ptr<Request>> allocating;  // by ticket
+  using Stash = std::map<uint64_t, std::vector<std::pair<int, Arrived>>>;
+  Stash stash;                                // by ticket
+  Stash::node_type spare_room;                // of the last that was emptied
   std::set<uint64_t> copied;                  // tickets whose frames are copied out when they come
   std::map<std::string, std::string> stalls;  // key → last warning
   std::map<std::string, uint32_t> groups;     // id → number

@@ -22,7 +22,7 @@ struct Pipe {
   struct Side {
     std::deque<Letter> inbox[kLanes];
     size_t used[kLanes] = {0, 0};  // frames in the inbox or polled from it and not yet released
-    bool sleeping = false;
+    Rest rest = Rest::kAwake;
     bool closed = false;
   };
   std::mutex mutex;
@@ -66,7 +66,7 @@ class InprocLink : public LinkBase {
     std::lock_guard<std::mutex> lock(pipe_->mutex);
     other_.inbox[Index(lane)].push_back({header, std::move(open_[Index(lane)])});
     ++other_.used[Index(lane)];
-    WakePeer();
+    if (lane == Lane::kControl || other_.rest == Rest::kAsleep) WakePeer();
   }
 
   bool Poll(Lane lane, InFrame* frame) override {
@@ -84,7 +84,7 @@ class InprocLink : public LinkBase {
     pools_[Index(lane)].Give(held_[Index(lane)].Drop(frame.token));
     std::lock_guard<std::mutex> lock(pipe_->mutex);
     --own_.used[Index(lane)];
-    WakePeer();
+    if (lane == Lane::kControl || other_.rest == Rest::kAsleep) WakePeer();
   }
 
   Status Pump(bool* /*moved*/) override {
@@ -95,9 +95,9 @@ class InprocLink : public LinkBase {
 
   int fd() const override { return -1; }
   bool WantsWrite() const override { return false; }
-  void SetSleeping(bool sleeping) override {
+  void SetRest(Rest rest) override {
     std::lock_guard<std::mutex> lock(pipe_->mutex);
-    own_.sleeping = sleeping;
+    own_.rest = rest;
   }
   bool Flushed() const override { return true; }
   size_t MaxHeld() const override { return slots_[Index(Lane::kData)]; }
@@ -105,8 +105,8 @@ class InprocLink : public LinkBase {
  private:
   // With the lock held, so that a ring never comes after the peer's "I am awake".
   void WakePeer() {
-    if (!other_.sleeping) return;
-    other_.sleeping = false;
+    if (other_.rest == Rest::kAwake) return;
+    other_.rest = Rest::kAwake;
     RingDoorbell(peer_doorbell_.get());
   }
 

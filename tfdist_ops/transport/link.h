@@ -23,6 +23,13 @@ namespace tfdist {
 
 enum class Lane : uint8_t { kControl = 0, kData = 1 };
 
+// Whether this rank looks for frames by itself, and else for what it is to be woken.
+enum class Rest : uint8_t {
+  kAwake,   // it looks
+  kIdle,    // for control frames. Nothing that runs here waits for data, or who waits for it looks.
+  kAsleep,  // for all frames, and for room in a lane that was full
+};
+
 // 32 bytes, host order (ranks of different byte order are refused in the handshake).
 struct FrameHeader {
   uint32_t payload_bytes = 0;
@@ -87,9 +94,9 @@ class Link {
   virtual int fd() const = 0;
   virtual bool WantsWrite() const = 0;
 
-  // Tells the peer whether this rank is asleep and needs its doorbell rung after a CommitSend or a
-  // Release. After SetSleeping(true) the caller polls once more before it really sleeps.
-  virtual void SetSleeping(bool sleeping) = 0;
+  // Tells the peer whether this rank needs its doorbell rung after a CommitSend or a Release. The
+  // caller polls once more before it really sleeps. Cheap when nothing changes.
+  virtual void SetRest(Rest rest) = 0;
 
   // True when everything committed has left this process (tcp: is in the kernel's hands).
   virtual bool Flushed() const = 0;

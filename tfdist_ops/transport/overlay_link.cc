@@ -68,8 +68,8 @@ class OverlayLink : public Link {
   Status Pump(bool* moved) override { return overlay_->Pump(peer_, moved); }
   int fd() const override { return connection() != nullptr ? connection()->fd() : -1; }
   bool WantsWrite() const override { return connection() != nullptr && connection()->WantsWrite(); }
-  void SetSleeping(bool sleeping) override {
-    if (connection() != nullptr) connection()->SetSleeping(sleeping);
+  void SetRest(Rest rest) override {
+    if (connection() != nullptr) connection()->SetRest(rest);
   }
   bool Flushed() const override {
     return connection() == nullptr || (state().queue.empty() && connection()->Flushed());

@@ -22,14 +22,15 @@ namespace tfdist {
 namespace {
 
 constexpr size_t kControlSlots = 64;
-constexpr size_t kSleepingStride = 128;  // neighbouring lines are fetched in pairs
-constexpr size_t kLanesOffset = 2 * kSleepingStride;
+constexpr size_t kRestStride = 128;  // neighbouring lines are fetched in pairs
+constexpr size_t kLanesOffset = 2 * kRestStride;
 constexpr int kPumpsPerLook = 64;
 constexpr int64_t kLookIntervalUs = 1000;
 
-// Bits of a sleeping word.
-constexpr uint32_t kAsleep = 1;     // wake me for a frame
-constexpr uint32_t kWantsRoom = 2;  // ... and for a released slot: a lane was full
+// The word of a rank that is not awake: for what it is to be woken.
+constexpr uint32_t kForControl = 1;  // a frame of the control lane
+constexpr uint32_t kForData = 2;     // one of the data lane
+constexpr uint32_t kForRoom = 4;     // a released slot: a lane was full
 
 const size_t kControlBytes =
     ShmLane::Bytes(kControlSlots) + ShmPayloads::Bytes(kControlSlots, kMaxControlPayload);
@@ -63,8 +64,8 @@ class ShmLink : public LinkBase {
     StatusOr<ShmPayloads> payloads = WindowPayloads(peer_window_, config);
     TFDIST_RETURN_IF_ERROR(payloads.status());
     const bool initiator = ends.initiator;
-    own_sleeping_ = SleepingWord(initiator ? 0 : 1);
-    peer_sleeping_ = SleepingWord(initiator ? 1 : 0);
+    own_word_ = RestWord(initiator ? 0 : 1);
+    peer_word_ = RestWord(initiator ? 1 : 0);
     data_slots_ = static_cast<size_t>(config.shm_slots);
     const int out = initiator ? 0 : 1;
     const int in = initiator ? 1 : 0;
@@ -79,7 +80,7 @@ class ShmLink : public LinkBase {
   MutableByteSpan BeginSend(Lane lane, size_t bytes) override {
     if (!Open(lane, bytes)) return {};
     ShmProducer& out = out_[Index(lane)];
-    if (!HasRoom(out.Find(), [&out] { return out.Find(); })) return {};
+    if (!HasRoom(lane, out.Find(), [&out] { return out.Find(); })) return {};
     return {out.payload(), bytes};
   }
 
@@ -87,7 +88,7 @@ class ShmLink : public LinkBase {
     Close(lane, &header);
     const size_t slot = out_[Index(lane)].Publish(header);
     if (lane == Lane::kData) window_->set_last(slot);
-    WakePeer(kAsleep);
+    WakePeer(lane == Lane::kData ? kForData : kForControl);
   }
 
   const void* SendMemory() const override { return window_.get(); }
@@ -95,10 +96,10 @@ class ShmLink : public LinkBase {
   bool ShareSend(FrameHeader header, size_t bytes) override {
     if (!Open(Lane::kData, bytes)) return false;
     ShmProducer& out = out_[Index(Lane::kData)];
-    if (!HasRoom(out.FindHandle(), [&out] { return out.FindHandle(); })) return false;
+    if (!HasRoom(Lane::kData, out.FindHandle(), [&out] { return out.FindHandle(); })) return false;
     Close(Lane::kData, &header);
     out.Announce(header, window_->last());
-    WakePeer(kAsleep);
+    WakePeer(kForData);
     return true;
   }
 
@@ -118,7 +119,7 @@ class ShmLink : public LinkBase {
 
   void Release(Lane lane, const InFrame& frame) override {
     in_[Index(lane)].Release(frame.token);
-    WakePeer(kWantsRoom);
+    WakePeer(kForRoom);
   }
 
   Status Pump(bool* /*moved*/) override {
@@ -140,13 +141,15 @@ class ShmLink : public LinkBase {
   int fd() const override { return socket_.get(); }
   bool WantsWrite() const override { return false; }
 
-  void SetSleeping(bool sleeping) override {
-    if (sleeping_ && !sleeping) woke_ = true;
-    sleeping_ = sleeping;
+  void SetRest(Rest rest) override {
     // Whether room is wanted is found out anew by the BeginSend calls of every waking period.
-    if (!sleeping) wants_room_ = false;
-    const uint32_t word = sleeping ? kAsleep | (wants_room_ ? kWantsRoom : 0) : 0;
-    own_sleeping_->store(word, std::memory_order_seq_cst);
+    if (rest != Rest::kAsleep) wants_room_ = false;
+    if (rest_ != Rest::kAwake && rest == Rest::kAwake) woke_ = true;
+    rest_ = rest;
+    // The peer looks at the word with every frame, and would have to fetch it anew. It takes the
+    // word away when it rings.
+    if (rest == Rest::kIdle && own_word_->load(std::memory_order_relaxed) == Word()) return;
+    own_word_->store(Word(), std::memory_order_seq_cst);
   }
 
   bool Flushed() const override { return true; }
@@ -154,11 +157,11 @@ class ShmLink : public LinkBase {
   bool WatchProcess() const override { return !RingsSocket(); }
 
  private:
-  using SleepingWordType = std::atomic<uint32_t>;
-  static_assert(SleepingWordType::is_always_lock_free, "a lock would be private to a process");
+  using RestWordType = std::atomic<uint32_t>;
+  static_assert(RestWordType::is_always_lock_free, "a lock would be private to a process");
 
-  SleepingWordType* SleepingWord(size_t side) const {
-    return reinterpret_cast<SleepingWordType*>(memory_.data() + side * kSleepingStride);
+  RestWordType* RestWord(size_t side) const {
+    return reinterpret_cast<RestWordType*>(memory_.data() + side * kRestStride);
   }
 
   uint8_t* Direction(int direction, const Config& config) const {
@@ -183,13 +186,15 @@ class ShmLink : public LinkBase {
 
   // Whether there is room after a `look`, which `again` repeats.
   template <typename Again>
-  bool HasRoom(Look look, Again again) {
-    if (look == Look::kNotYet && !wants_room_) {
+  bool HasRoom(Lane lane, Look look, Again again) {
+    // Who drives a rank that is idle, and leaves work behind, wakes another for it.
+    const bool matters = lane == Lane::kControl || rest_ != Rest::kIdle;
+    if (look == Look::kNotYet && !wants_room_ && matters) {
       wants_room_ = true;
       // Asleep already (this is the last look before the wait): the peer must learn of it, and may
       // have made room in between.
-      if (sleeping_) {
-        own_sleeping_->store(kAsleep | kWantsRoom, std::memory_order_seq_cst);
+      if (rest_ != Rest::kAwake) {
+        own_word_->store(Word(), std::memory_order_seq_cst);
         look = again();
       }
     }
@@ -197,10 +202,15 @@ class ShmLink : public LinkBase {
     return look == Look::kReady;
   }
 
-  // Rings once when the peer sleeps and waits for what `reason` says.
+  uint32_t Word() const {
+    if (rest_ == Rest::kAwake) return 0;
+    return kForControl | (rest_ == Rest::kAsleep ? kForData : 0) | (wants_room_ ? kForRoom : 0);
+  }
+
+  // Rings once when the peer is to be woken for that.
   void WakePeer(uint32_t reason) {
-    if ((peer_sleeping_->load(std::memory_order_seq_cst) & reason) == 0) return;
-    if (peer_sleeping_->exchange(0, std::memory_order_seq_cst) == 0) return;
+    if ((peer_word_->load(std::memory_order_seq_cst) & reason) == 0) return;
+    if (peer_word_->exchange(0, std::memory_order_seq_cst) == 0) return;
     if (RingsSocket()) {
       // A full socket is one that rings already; of a broken one LookAtSocket tells.
       (void)::send(socket_.get(), "", 1, MSG_DONTWAIT | MSG_NOSIGNAL);
@@ -236,12 +246,12 @@ class ShmLink : public LinkBase {
   SharedMemory memory_;
   std::shared_ptr<ShmWindow> window_;
   SharedMemory peer_window_;
-  SleepingWordType* own_sleeping_ = nullptr;
-  SleepingWordType* peer_sleeping_ = nullptr;
+  RestWordType* own_word_ = nullptr;
+  RestWordType* peer_word_ = nullptr;
   ShmProducer out_[kLanes];
   ShmConsumer in_[kLanes];
   size_t data_slots_ = 0;
-  bool sleeping_ = false;
+  Rest rest_ = Rest::kAwake;
   bool wants_room_ = false;
   bool corrupt_ = false;
   bool woke_ = true;  // the first Pump looks at the socket
