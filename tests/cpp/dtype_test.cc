@@ -11,6 +11,7 @@
 #include "base/reducible.h"
 #include "check.h"
 #include "collective/half_convert.h"
+#include "collective/instruction_set.h"
 
 namespace tfdist {
 namespace {
@@ -219,39 +220,61 @@ TEST(bfloat16_rounds_to_nearest_even) {
   CHECK_EQ(FloatToBfloat16(FromBits(0x7f800001u)), 0x7fc0);  // a NaN stays one
 }
 
+struct Conversion {
+  InstructionSet set;
+  void (*widen)(const uint8_t* half, float* single, int64_t count);
+  void (*round)(const float* single, uint8_t* half, int64_t count);
+};
+const std::vector<Conversion>& Conversions() {
+  static const std::vector<Conversion> all = {
+      {InstructionSet::kAny, HalvesToFloats, FloatsToHalves},
+#if defined(__x86_64__)
+      {InstructionSet::kAvx2, HalvesToFloatsAvx2, FloatsToHalvesAvx2},
+      {InstructionSet::kAvx512, HalvesToFloatsAvx512, FloatsToHalvesAvx512},
+#endif
+  };
+  return all;
+}
+
 TEST(vector_conversion_gives_the_scalar_bits) {
   std::vector<uint16_t> halves(0x10000);
-  for (uint32_t i = 0; i < 0x10000u; ++i) halves[i] = static_cast<uint16_t>(i);
-  const uint8_t* half_bytes = reinterpret_cast<const uint8_t*>(halves.data());
-  std::vector<float> a(halves.size());
-  std::vector<float> b(halves.size());
-  HalvesToFloats(half_bytes, a.data(), 0x10000);
-  HalvesToFloatsScalar(half_bytes, b.data(), 0x10000);
-  CHECK(std::memcmp(a.data(), b.data(), 4 * a.size()) == 0);
-
+  std::vector<float> wide;
+  for (uint32_t i = 0; i < 0x10000u; ++i) {
+    halves[i] = static_cast<uint16_t>(i);
+    wide.push_back(HalfToFloat(halves[i]));
+  }
   const std::vector<float> values = InterestingFloats();
-  const int64_t n = static_cast<int64_t>(values.size());
-  std::vector<uint8_t> fast(2 * values.size());
-  std::vector<uint8_t> slow(2 * values.size());
-  FloatsToHalves(values.data(), fast.data(), n);
-  FloatsToHalvesScalar(values.data(), slow.data(), n);
-  CHECK(fast == slow);
+  std::vector<uint16_t> rounded;
+  for (float value : values) rounded.push_back(FloatToHalf(value));
+  for (const Conversion& conversion : Conversions()) {
+    if (!ProcessorHas(conversion.set)) continue;
+    std::vector<float> singles(halves.size());
+    conversion.widen(reinterpret_cast<const uint8_t*>(halves.data()), singles.data(), 0x10000);
+    CHECK(std::memcmp(singles.data(), wide.data(), 4 * wide.size()) == 0);
+    std::vector<uint16_t> out(values.size());
+    conversion.round(values.data(), reinterpret_cast<uint8_t*>(out.data()),
+                     static_cast<int64_t>(values.size()));
+    CHECK(out == rounded);
+  }
 }
 
 TEST(vector_conversion_takes_any_length_and_address) {
   std::vector<uint8_t> bytes(2 * 40 + 1);
   for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<uint8_t>(37 * i);
-  for (int64_t n = 0; n <= 33; ++n) {
-    std::vector<float> a(41, -1.0f);
-    std::vector<float> b(41, -1.0f);
-    HalvesToFloats(bytes.data() + 1, a.data(), n);
-    HalvesToFloatsScalar(bytes.data() + 1, b.data(), n);
-    CHECK(std::memcmp(a.data(), b.data(), 4 * a.size()) == 0);
-    std::vector<uint8_t> c(90, 0xee);
-    std::vector<uint8_t> d(90, 0xee);
-    FloatsToHalves(a.data(), c.data() + 1, n);
-    FloatsToHalvesScalar(a.data(), d.data() + 1, n);
-    CHECK(c == d);
+  for (const Conversion& conversion : Conversions()) {
+    if (!ProcessorHas(conversion.set)) continue;
+    for (int64_t n = 0; n <= 33; ++n) {
+      std::vector<float> a(41, -1.0f);
+      std::vector<float> b(41, -1.0f);
+      conversion.widen(bytes.data() + 1, a.data(), n);
+      HalvesToFloats(bytes.data() + 1, b.data(), n);
+      CHECK(std::memcmp(a.data(), b.data(), 4 * a.size()) == 0);
+      std::vector<uint8_t> c(90, 0xee);
+      std::vector<uint8_t> d(90, 0xee);
+      conversion.round(a.data(), c.data() + 1, n);
+      FloatsToHalves(a.data(), d.data() + 1, n);
+      CHECK(c == d);
+    }
   }
 }
 

@@ -1,7 +1,7 @@
 // Every (type, operation) cell of the reductions against a reference that knows nothing of the
 // kernels: whole numbers, extremes of integers included, whose results are exact, so that bits can
-// be compared. Each cell runs fresh and in place, at odd addresses, with and without vector
-// instructions, in one go and by way of partial results.
+// be compared. Each cell runs fresh and in place, at odd addresses, with every instruction
+// set, in one go and by way of partial results.
 #include <algorithm>
 #include <cmath>
 #include <complex>
@@ -15,7 +15,6 @@
 
 #include "base/reducible.h"
 #include "check.h"
-#include "collective/reduce_block.h"
 #include "reduce_forms.h"
 
 namespace tfdist {
@@ -65,16 +64,18 @@ void ExpectInPlace(DType dtype, ReduceOp op, const std::vector<Bytes>& inputs,
   }
 }
 
-void ExpectOnAnyProcessor(DType dtype, ReduceOp op, const std::vector<Bytes>& inputs,
-                          const Bytes& expected, int64_t elements) {
+void ExpectWithEveryInstructionSet(DType dtype, ReduceOp op, const std::vector<Bytes>& inputs,
+                                   const Bytes& expected, int64_t elements) {
   std::vector<const uint8_t*> pointers;
   for (const Bytes& b : inputs) pointers.push_back(b.data());
   const int count = static_cast<int>(inputs.size());
-  const Finish finish = FinishOf(op, inputs.size());
-  Bytes out(expected.size());
-  reduce_block::FindKernel<reduce_block::AnyProcessor>(
-      dtype, op)({pointers.data(), count, 0, 1.0, finish, false, out.data(), elements});
-  CHECK_EQ_IN(out == expected, true, Name(dtype, op) + ", without vector instructions");
+  const Reduction what{dtype, op, 1.0, FinishOf(op, inputs.size()), 0, false};
+  for (InstructionSet set : kInstructionSets) {
+    if (!ProcessorHas(set)) continue;
+    Bytes out(expected.size());
+    ReduceWith(set, what, pointers.data(), count, out.data(), elements);
+    CHECK_EQ_IN(out == expected, true, Name(dtype, op) + ", " + InstructionSetName(set));
+  }
 }
 
 // As over a ring: one rank after the other adds its input to what came.
@@ -124,7 +125,7 @@ void ExpectType(DType dtype, const std::function<T(std::mt19937_64&)>& draw,
         const int64_t n = static_cast<int64_t>(length);
         ExpectFreshAtOddAddresses(dtype, op, inputs, expected, n);
         ExpectInPlace(dtype, op, inputs, expected, n);
-        ExpectOnAnyProcessor(dtype, op, inputs, expected, n);
+        ExpectWithEveryInstructionSet(dtype, op, inputs, expected, n);
         ExpectByPartialResults(dtype, op, inputs, expected, n);
       }
     }
@@ -276,24 +277,6 @@ TEST(complex_types) {
 }
 
 // ---- The rest of the table, and what the cells above leave open.
-
-TEST(a_kernel_exists_exactly_where_the_predicate_allows) {
-  int cells = 0;
-  for (int32_t t = 0; t < 40; ++t) {
-    for (int number = 0; number <= static_cast<int>(kLastReduceOp); ++number) {
-      const DType dtype = static_cast<DType>(t);
-      const ReduceOp op = static_cast<ReduceOp>(number);
-      const bool allowed = CheckReducible(dtype, op).ok();
-      cells += allowed;
-      using reduce_block::FindKernel;
-      CHECK_EQ_IN(FindKernel<reduce_block::AnyProcessor>(dtype, op) != nullptr, allowed,
-                  Name(dtype, op));
-      CHECK_EQ_IN(FindKernel<reduce_block::Avx2Processor>(dtype, op) != nullptr, allowed,
-                  Name(dtype, op));
-    }
-  }
-  CHECK_EQ(cells, 8 * 8 + 5 + 4 * 5 + 2 * 3);
-}
 
 template <typename T>
 T Two(DType dtype, ReduceOp op, T a, T b, Finish finish = {}, double prescale = 1.0) {

@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "check.h"
-#include "collective/reduce_block.h"
 #include "reduce_forms.h"
 
 namespace tfdist {
@@ -344,30 +343,6 @@ TEST(a_float16_sum_beyond_its_range_survives_on_the_way) {
   ReducePartial(DType::kFloat16, ReduceOp::kAverage, wide, own, 1.0, {3, 1.0},
                 reinterpret_cast<uint8_t*>(&out), 1);
   CHECK_EQ(out, big);
-}
-
-// This file is compiled for any processor; ReduceRaw takes vector instructions where there are
-// some.
-TEST(the_processor_does_not_change_the_bits) {
-  std::mt19937 random(17);
-  for (DType dtype : kTypes) {
-    for (ReduceOp op : kOps) {
-      std::vector<Bytes> inputs(3, Bytes(1500 * DTypeSize(dtype)));
-      std::vector<const uint8_t*> pointers;
-      for (Bytes& input : inputs) {
-        for (uint8_t& v : input) v = static_cast<uint8_t>(random() & 0x3f);  // no NaN
-        pointers.push_back(input.data());
-      }
-      const double factor = IsFloating(dtype) ? 0.7 : 1.0;
-      const Finish finish{3, factor};
-      Bytes plain(inputs[0].size());
-      Bytes chosen(inputs[0].size());
-      reduce_block::FindKernel<reduce_block::AnyProcessor>(
-          dtype, op)({pointers.data(), 3, 0, factor, finish, false, plain.data(), 1500});
-      ReduceRaw(dtype, op, pointers, factor, finish, chosen.data(), 1500);
-      CHECK_EQ_IN(plain == chosen, true, std::string(DTypeName(dtype)) + " " + ReduceOpName(op));
-    }
-  }
 }
 
 // What goes to other ranks while it is computed is what this one keeps.

@@ -1,5 +1,5 @@
-// Conversion of whole arrays between half types and float32, with the F16C instructions where the
-// processor has them. The bits are those of the scalar functions in base/dtype.h.
+// Conversion of whole arrays between float16 and float32, once for each instruction set. The bits
+// are those of the scalar functions in base/dtype.h.
 #ifndef TFDIST_OPS_COLLECTIVE_HALF_CONVERT_H_
 #define TFDIST_OPS_COLLECTIVE_HALF_CONVERT_H_
 
@@ -11,12 +11,13 @@ namespace tfdist {
 void HalvesToFloats(const uint8_t* half, float* single, int64_t count);
 void FloatsToHalves(const float* single, uint8_t* half, int64_t count);
 
-// The same without special instructions, for comparison in tests.
-void HalvesToFloatsScalar(const uint8_t* half, float* single, int64_t count);
-void FloatsToHalvesScalar(const float* single, uint8_t* half, int64_t count);
-
-// Whether the processor has the instructions that reduce_kernels.cc is built for twice.
-bool HasAvx2AndF16c();
+#if defined(__x86_64__)
+// For processors that have the instructions (instruction_set.h).
+void HalvesToFloatsAvx2(const uint8_t* half, float* single, int64_t count);
+void FloatsToHalvesAvx2(const float* single, uint8_t* half, int64_t count);
+void HalvesToFloatsAvx512(const uint8_t* half, float* single, int64_t count);
+void FloatsToHalvesAvx512(const float* single, uint8_t* half, int64_t count);
+#endif
 
 }  // namespace tfdist
 

@@ -1,7 +1,7 @@
-// The loops behind reduce_kernels.cc, which compiles them twice: for any processor and for AVX2.
+// The loops behind reduce_kernels.h, compiled once for each instruction set (reduce_table.h).
 // Everything is inlined into one function a (type, operation, processor), which lends it its
-// instruction set. No loop fuses a multiplication with an addition and all add in the same order:
-// the bits are the same.
+// instructions. No loop fuses a multiplication with an addition and all add in the same order: the
+// bits are the same.
 //
 // Work goes in blocks that stay in the first-level cache: every contribution is read once from
 // memory and the output is written once, however many contributions there are.
@@ -164,119 +164,6 @@ TFDIST_INLINE void Reduce(const Job& job) {
       std::memcpy(job.also + begin * bytes, job.out + begin * bytes,
                   static_cast<size_t>(n * bytes));
     }
-  }
-}
-
-// ---- Processors: Run<Type, Op> is Reduce<Type, Op> in their instructions.
-
-struct AnyProcessor {
-  template <typename Type, typename Op>
-  static void Run(const Job& job) {
-    Reduce<Type, Op>(job);
-  }
-};
-
-#if defined(__x86_64__)
-struct Avx2Processor {
-  template <typename Type, typename Op>
-  __attribute__((target("avx2,f16c"))) static void Run(const Job& job) {
-    Reduce<Type, Op>(job);
-  }
-};
-#else
-using Avx2Processor = AnyProcessor;
-#endif
-
-// ---- The table: what CheckReducible of base/reducible.h allows; null for everything else.
-
-template <typename Processor, typename Type>
-Kernel FindReal(ReduceOp op) {
-  switch (op) {
-    case ReduceOp::kSum:
-    case ReduceOp::kAverage:  // the division is in job.finish
-      return &Processor::template Run<Type, Sum>;
-    case ReduceOp::kMin:
-      return &Processor::template Run<Type, Min>;
-    case ReduceOp::kMax:
-      return &Processor::template Run<Type, Max>;
-    case ReduceOp::kProduct:
-      return &Processor::template Run<Type, Product>;
-    default:
-      return nullptr;
-  }
-}
-
-// T unsigned: the sign does not matter.
-template <typename Processor, typename T>
-Kernel FindLogical(ReduceOp op) {
-  switch (op) {
-    case ReduceOp::kLogicalAnd:
-      return &Processor::template Run<Direct<T>, And>;
-    case ReduceOp::kLogicalOr:
-      return &Processor::template Run<Direct<T>, Or>;
-    case ReduceOp::kLogicalXor:
-      return &Processor::template Run<Direct<T>, Xor>;
-    default:
-      return nullptr;
-  }
-}
-
-template <typename Processor, typename T>
-Kernel FindInteger(ReduceOp op) {
-  const Kernel kernel = FindReal<Processor, Direct<T>>(op);
-  return kernel != nullptr ? kernel : FindLogical<Processor, std::make_unsigned_t<T>>(op);
-}
-
-// Of false and true the smaller is their `and`, the larger their `or`.
-template <typename Processor>
-Kernel FindBool(ReduceOp op) {
-  if (op == ReduceOp::kMin) op = ReduceOp::kLogicalAnd;
-  if (op == ReduceOp::kMax) op = ReduceOp::kLogicalOr;
-  return FindLogical<Processor, uint8_t>(op);
-}
-
-template <typename Processor, typename T>
-Kernel FindComplex(ReduceOp op) {
-  if (op == ReduceOp::kProduct) return &Processor::template Run<Complex<T>, ComplexProduct>;
-  const bool adds = op == ReduceOp::kSum || op == ReduceOp::kAverage;
-  return adds ? &Processor::template Run<Complex<T>, Sum> : nullptr;
-}
-
-template <typename Processor>
-Kernel FindKernel(DType dtype, ReduceOp op) {
-  switch (dtype) {
-    case DType::kFloat32:
-      return FindReal<Processor, Direct<float>>(op);
-    case DType::kFloat64:
-      return FindReal<Processor, Direct<double>>(op);
-    case DType::kFloat16:
-      return FindReal<Processor, Float16>(op);
-    case DType::kBfloat16:
-      return FindReal<Processor, Bfloat16>(op);
-    case DType::kInt8:
-      return FindInteger<Processor, int8_t>(op);
-    case DType::kInt16:
-      return FindInteger<Processor, int16_t>(op);
-    case DType::kInt32:
-      return FindInteger<Processor, int32_t>(op);
-    case DType::kInt64:
-      return FindInteger<Processor, int64_t>(op);
-    case DType::kUint8:
-      return FindInteger<Processor, uint8_t>(op);
-    case DType::kUint16:
-      return FindInteger<Processor, uint16_t>(op);
-    case DType::kUint32:
-      return FindInteger<Processor, uint32_t>(op);
-    case DType::kUint64:
-      return FindInteger<Processor, uint64_t>(op);
-    case DType::kBool:
-      return FindBool<Processor>(op);
-    case DType::kComplex64:
-      return FindComplex<Processor, float>(op);
-    case DType::kComplex128:
-      return FindComplex<Processor, double>(op);
-    default:
-      return nullptr;
   }
 }
 

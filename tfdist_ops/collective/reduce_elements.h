@@ -7,7 +7,6 @@
 #include <type_traits>
 
 #include "base/dtype.h"
-#include "collective/half_convert.h"
 
 #define TFDIST_INLINE inline __attribute__((always_inline))
 
@@ -48,6 +47,7 @@ struct Complex : Direct<T> {
 };
 
 // Half types are widened to float32 first and rounded at the end.
+template <typename Processor>
 struct Float16 {
   using Value = float;
   typedef float Memory __attribute__((aligned(1), may_alias));
@@ -55,10 +55,10 @@ struct Float16 {
   static constexpr int64_t kBytes = 2;
   static constexpr int64_t kValues = 1;
   static TFDIST_INLINE void Widen(const uint8_t* in, float* out, int64_t n) {
-    HalvesToFloats(in, out, n);
+    Processor::Widen(in, out, n);
   }
   static TFDIST_INLINE void Round(const float* in, uint8_t* out, int64_t n) {
-    FloatsToHalves(in, out, n);
+    Processor::Round(in, out, n);
   }
 };
 

@@ -4,8 +4,7 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "collective/half_convert.h"
-#include "collective/reduce_block.h"
+#include "collective/reduce_table.h"
 
 namespace tfdist {
 namespace {
@@ -30,6 +29,11 @@ bool IsCopy(const Reduction& what, int count) {
 
 void Reduce(const Reduction& what, const uint8_t* const* contributions, int count, uint8_t* out,
             int64_t elements, uint8_t* also) {
+  ReduceWith(LargestInstructionSet(), what, contributions, count, out, elements, also);
+}
+
+void ReduceWith(InstructionSet set, const Reduction& what, const uint8_t* const* contributions,
+                int count, uint8_t* out, int64_t elements, uint8_t* also) {
   if (elements <= 0) return;
   if (IsCopy(what, count)) {
     const DType dtype = what.to_partial ? AccumulationType(what.dtype) : what.dtype;
@@ -38,9 +42,7 @@ void Reduce(const Reduction& what, const uint8_t* const* contributions, int coun
     if (also != nullptr) std::memcpy(also, out, bytes);
     return;
   }
-  const reduce_block::Kernel kernel =
-      HasAvx2AndF16c() ? reduce_block::FindKernel<reduce_block::Avx2Processor>(what.dtype, what.op)
-                       : reduce_block::FindKernel<reduce_block::AnyProcessor>(what.dtype, what.op);
+  const reduce_block::Kernel kernel = reduce_block::FindKernel(set, what.dtype, what.op);
   if (kernel == nullptr) NoKernel(what.dtype, what.op);
   kernel({contributions, count, what.partials, what.prescale, what.finish, what.to_partial, out,
           elements, also});

@@ -32,6 +32,7 @@
 #include <cstdint>
 
 #include "base/dtype.h"
+#include "collective/instruction_set.h"
 
 namespace tfdist {
 
@@ -58,6 +59,11 @@ struct Reduction {
 // `also`, if not null, gets the same bytes as `out`, while they are in the cache.
 void Reduce(const Reduction& what, const uint8_t* const* contributions, int count, uint8_t* out,
             int64_t elements, uint8_t* also = nullptr);
+
+// The same with given instructions, which this processor must have (ProcessorHas), in place of the
+// largest set that it has: for tests and measurements.
+void ReduceWith(InstructionSet set, const Reduction& what, const uint8_t* const* contributions,
+                int count, uint8_t* out, int64_t elements, uint8_t* also = nullptr);
 
 }  // namespace tfdist
 

@@ -1,0 +1,23 @@
+// The reductions in the instructions of every processor.
+#include "collective/half_convert.h"
+#include "collective/reduce_table.h"
+
+namespace tfdist {
+namespace reduce_block {
+namespace {
+
+struct AnyProcessor {
+  template <typename Type, typename Op>
+  static void Run(const Job& job) {
+    Reduce<Type, Op>(job);
+  }
+  static constexpr auto Widen = &HalvesToFloats;
+  static constexpr auto Round = &FloatsToHalves;
+};
+
+}  // namespace
+
+Kernel FindAny(DType dtype, ReduceOp op) { return FindIn<AnyProcessor>(dtype, op); }
+
+}  // namespace reduce_block
+}  // namespace tfdist
