@@ -63,9 +63,23 @@ TFDIST_INLINE void Scale(const typename Type::Memory* in, double factor, typenam
   for (int64_t i = 0; i < n; ++i) out[i] = in[i] * f;
 }
 
-template <typename Type, typename Op>
-TFDIST_INLINE void Combine(const typename Type::Memory* a, const typename Type::Memory* b,
-                           typename Type::Memory* out, int64_t n) {
+// How Combine reads an operand: as values, or as elements that it widens.
+template <typename Type>
+struct Values {
+  using Pointer = const typename Type::Memory*;
+  static TFDIST_INLINE typename Type::Value At(Pointer in, int64_t i) { return in[i]; }
+};
+template <typename Type>
+struct Elements {
+  using Pointer = const typename Type::Element*;
+  static TFDIST_INLINE typename Type::Value At(Pointer in, int64_t i) {
+    return Type::ToValue(in[i]);
+  }
+};
+
+template <typename Type, typename Op, typename A, typename B>
+TFDIST_INLINE void Combine(typename A::Pointer a, typename B::Pointer b, typename Type::Memory* out,
+                           int64_t n) {
   using Value = typename Type::Value;
   if constexpr (Op::kPairs) {
 #pragma GCC ivdep
@@ -77,7 +91,7 @@ TFDIST_INLINE void Combine(const typename Type::Memory* a, const typename Type::
     }
   } else {
 #pragma GCC ivdep
-    for (int64_t i = 0; i < n; ++i) out[i] = Op::template Apply<Value>(a[i], b[i]);
+    for (int64_t i = 0; i < n; ++i) out[i] = Op::template Apply<Value>(A::At(a, i), B::At(b, i));
   }
 }
 
@@ -112,6 +126,12 @@ TFDIST_INLINE void ApplyFinish(const Finish& finish, typename Type::Memory* data
   }
 }
 
+// Whether Combine can take contribution `index` as it lies in memory.
+template <typename Type>
+TFDIST_INLINE bool ReadInLoop(const Job& job, int index) {
+  return Type::kInLoop && job.count > 1 && index >= job.partials && job.prescale == 1.0;
+}
+
 // Contribution `index` from value `begin` on: in place when that will do, else in `buffer`.
 template <typename Type>
 TFDIST_INLINE const typename Type::Memory* View(const Job& job, int index, int64_t begin, int64_t n,
@@ -135,6 +155,30 @@ TFDIST_INLINE const typename Type::Memory* View(const Job& job, int index, int64
   return view;
 }
 
+// target = total op contribution `index`; `total` is not there yet when both can be read in the
+// loop.
+template <typename Type, typename Op>
+TFDIST_INLINE void CombineNext(const Job& job, int index, int64_t begin, int64_t n,
+                               const typename Type::Memory* total, typename Type::Value* buffer,
+                               typename Type::Memory* target) {
+  if constexpr (Type::kInLoop) {
+    if (ReadInLoop<Type>(job, index)) {
+      using Pointer = typename Elements<Type>::Pointer;
+      const int64_t offset = begin * Type::kBytes;
+      const auto own = reinterpret_cast<Pointer>(job.contributions[index] + offset);
+      if (index == 1 && ReadInLoop<Type>(job, 0)) {
+        const auto first = reinterpret_cast<Pointer>(job.contributions[0] + offset);
+        Combine<Type, Op, Elements<Type>, Elements<Type>>(first, own, target, n);
+      } else {
+        Combine<Type, Op, Values<Type>, Elements<Type>>(total, own, target, n);
+      }
+      return;
+    }
+  }
+  const typename Type::Memory* own = View<Type>(job, index, begin, n, buffer);
+  Combine<Type, Op, Values<Type>, Values<Type>>(total, own, target, n);
+}
+
 template <typename Type, typename Op>
 TFDIST_INLINE void Reduce(const Job& job) {
   using Value = typename Type::Value;
@@ -146,12 +190,11 @@ TFDIST_INLINE void Reduce(const Job& job) {
   for (int64_t begin = 0; begin < values; begin += kBlock) {
     const int64_t n = std::min(kBlock, values - begin);
     Memory* result = round ? sum : reinterpret_cast<Memory*>(job.out) + begin;
-    const Memory* total = View<Type>(job, 0, begin, n, sum);
+    const Memory* total = ReadInLoop<Type>(job, 0) ? nullptr : View<Type>(job, 0, begin, n, sum);
     for (int i = 1; i < job.count; ++i) {
-      const Memory* own = View<Type>(job, i, begin, n, next);
       // The last one goes to its place at once; not earlier, for `out` may be a contribution.
       Memory* target = i == job.count - 1 ? result : sum;
-      Combine<Type, Op>(total, own, target, n);
+      CombineNext<Type, Op>(job, i, begin, n, total, next, target);
       total = target;
     }
     if (job.count == 1 && (Op::kBoolean || total != result)) Copy<Type, Op>(total, result, n);

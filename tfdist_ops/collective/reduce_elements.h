@@ -25,6 +25,7 @@ struct Direct;
     using Value = T;                                                   \
     typedef T Memory __attribute__((aligned(1), may_alias));           \
     static constexpr bool kDirect = true;                              \
+    static constexpr bool kInLoop = false;                             \
     static constexpr int64_t kBytes = static_cast<int64_t>(sizeof(T)); \
     static constexpr int64_t kValues = 1;                              \
   }
@@ -46,12 +47,14 @@ struct Complex : Direct<T> {
   static constexpr int64_t kValues = 2;
 };
 
-// Half types are widened to float32 first and rounded at the end.
+// Half types are widened to float32 first and rounded at the end. kInLoop: loops widen elements as
+// they read them; what takes instructions of its own goes through a buffer.
 template <typename Processor>
 struct Float16 {
   using Value = float;
   typedef float Memory __attribute__((aligned(1), may_alias));
   static constexpr bool kDirect = false;
+  static constexpr bool kInLoop = false;
   static constexpr int64_t kBytes = 2;
   static constexpr int64_t kValues = 1;
   static TFDIST_INLINE void Widen(const uint8_t* in, float* out, int64_t n) {
@@ -65,16 +68,18 @@ struct Float16 {
 struct Bfloat16 {
   using Value = float;
   typedef float Memory __attribute__((aligned(1), may_alias));
-  typedef uint16_t Bits __attribute__((aligned(1), may_alias));
+  typedef uint16_t Element __attribute__((aligned(1), may_alias));
   static constexpr bool kDirect = false;
+  static constexpr bool kInLoop = true;
   static constexpr int64_t kBytes = 2;
   static constexpr int64_t kValues = 1;
+  static TFDIST_INLINE float ToValue(uint16_t bits) { return Bfloat16ToFloat(bits); }
   static TFDIST_INLINE void Widen(const uint8_t* in, float* out, int64_t n) {
-    const Bits* bits = reinterpret_cast<const Bits*>(in);
-    for (int64_t i = 0; i < n; ++i) out[i] = Bfloat16ToFloat(bits[i]);
+    const Element* bits = reinterpret_cast<const Element*>(in);
+    for (int64_t i = 0; i < n; ++i) out[i] = ToValue(bits[i]);
   }
   static TFDIST_INLINE void Round(const float* in, uint8_t* out, int64_t n) {
-    Bits* bits = reinterpret_cast<Bits*>(out);
+    Element* bits = reinterpret_cast<Element*>(out);
     for (int64_t i = 0; i < n; ++i) bits[i] = FloatToBfloat16(in[i]);
   }
 };
