@@ -304,6 +304,33 @@ TEST(an_average_divides_by_more_ranks_than_a_small_integer_can_count) {
   CHECK_EQ(Two<uint16_t>(DType::kUint16, ReduceOp::kAverage, 60000, 5535, {65536, 1.0}), 0);
 }
 
+// A power of two has an inverse, which is taken in its place: subnormals, limits and NaNs too.
+template <typename T, typename Bits>
+void ExpectRealQuotients(DType dtype) {
+  std::mt19937_64 random(43);
+  std::vector<T> values(4000);
+  for (size_t i = 0; i < values.size(); ++i) {
+    const auto bits = static_cast<Bits>(static_cast<Bits>(random()) >> (i % 16 == 0 ? 12 : 0));
+    std::memcpy(&values[i], &bits, sizeof(T));
+  }
+  const uint8_t* in = reinterpret_cast<const uint8_t*>(values.data());
+  for (int64_t divisor : {2, 3, 4, 6, 8, 64, 16777217, 1 << 30}) {
+    std::vector<T> out(values.size());
+    ReduceRaw(dtype, ReduceOp::kAverage, {in}, 1.0, {divisor, 1.0},
+              reinterpret_cast<uint8_t*>(out.data()), static_cast<int64_t>(out.size()));
+    for (size_t i = 0; i < out.size(); ++i) {
+      const T quotient = values[i] / static_cast<T>(divisor);
+      CHECK_EQ_IN(std::memcmp(&out[i], &quotient, sizeof(T)), 0,
+                  std::to_string(values[i]) + " / " + std::to_string(divisor));
+    }
+  }
+}
+
+TEST(an_average_of_reals_is_the_quotient_to_the_bit) {
+  ExpectRealQuotients<float, uint32_t>(DType::kFloat32);
+  ExpectRealQuotients<double, uint64_t>(DType::kFloat64);
+}
+
 // Integer division runs in floating point.
 template <typename T>
 void ExpectQuotients(DType dtype, const std::vector<T>& values) {

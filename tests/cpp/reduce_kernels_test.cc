@@ -105,7 +105,7 @@ T Same(T value) {
   return value;
 }
 
-const std::vector<Finish> kFloatFinishes = {{1, 1.0}, {3, 1.0}, {1, 0.3}, {7, 0.3}};
+const std::vector<Finish> kFloatFinishes = {{1, 1.0}, {3, 1.0}, {4, 1.0}, {1, 0.3}, {7, 0.3}};
 
 TEST(float32_adds_in_order_without_fused_operations) {
   ExpectLikeScalar<float, float>(
