@@ -1,5 +1,5 @@
 // Runtime: one rank, complete: engine, progress thread, completion thread, observations. A process
-// has one (c_api.cc); a test has as many as it wants ranks.
+// has one (c_process.h); a test has as many as it wants ranks.
 #ifndef TFDIST_OPS_RUNTIME_RUNTIME_H_
 #define TFDIST_OPS_RUNTIME_RUNTIME_H_
 
