@@ -2,7 +2,8 @@
 
 Back-propagation makes the last layers' gradients first. Buckets therefore follow
 the gradient list backwards, so that the first ones fill, and travel, while the rest
-is still being computed. The first bucket is small: it gets the link busy early.
+is still being computed; or the order in which the gradients are made, where that is
+asked for (`bucket_order`). The first bucket is small: it gets the link busy early.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ def cut_buckets(
     first_bytes: int,
     bucket_bytes: int,
     fusion_bytes: int,
+    order: Sequence[int] | None = None,
 ) -> list[list[int]]:
     """Assigns every gradient to one bucket.
 
@@ -41,10 +43,12 @@ def cut_buckets(
         bucket_bytes: bytes at which every later bucket closes.
         fusion_bytes: bytes that no bucket exceeds, except one with a single larger
             gradient; 0 gives every gradient a bucket of its own.
+        order: every index once, as the gradients are expected to become ready;
+            default: descending.
 
     Returns:
         Buckets in the order in which they are expected to become ready; each a list
-        of indices into the gradient list, descending. Every index occurs once.
+        of indices into the gradient list, in `order`. Every index occurs once.
 
     Raises:
         ValueError: the lists differ in length, or a number of bytes is negative.
@@ -57,7 +61,7 @@ def cut_buckets(
     _check(sizes_bytes, dtypes, first_bytes, bucket_bytes, fusion_bytes)
     closed: list[list[int]] = []
     open_buckets: dict[Hashable, _Bucket] = {}
-    for index in reversed(range(len(sizes_bytes))):
+    for index in _backwards(sizes_bytes) if order is None else order:
         size_bytes, dtype = sizes_bytes[index], dtypes[index]
         bucket = open_buckets.get(dtype)
         if bucket is not None and bucket.size_bytes + size_bytes > fusion_bytes:
@@ -76,7 +80,7 @@ def cut_buckets(
 
 
 def split_evenly(sizes_bytes: Sequence[int], count: int) -> list[list[int]]:
-    """Divides a gradient list into neighbours of about equally many bytes.
+    """Divides a list of gradients into neighbours of about equally many bytes.
 
     Args:
         sizes_bytes: bytes of each gradient, in the order of the gradient list.
@@ -112,6 +116,7 @@ def cut_groups(
     first_bytes: int,
     bucket_bytes: int,
     fusion_bytes: int,
+    order: Sequence[int] | None = None,
 ) -> list[list[int]]:
     """As `cut_buckets`, but with groups that are given.
 
@@ -123,32 +128,41 @@ def cut_groups(
         first_bytes: as in `cut_buckets`, for what is in no group.
         bucket_bytes: likewise.
         fusion_bytes: likewise.
+        order: as in `cut_buckets`.
 
     Returns:
-        As `cut_buckets`: a bucket is ready when its lowest index is.
+        As `cut_buckets`: a bucket is ready when that of its indices is that comes last
+        in `order`, which is the lowest by default.
 
     Example:
         >>> cut_groups([4, 4, 8], ["f", "f", "f"], [[0, 2]], first_bytes=8,
         ...            bucket_bytes=16, fusion_bytes=64)
         [[1], [2, 0]]
     """
+    order = _backwards(sizes_bytes) if order is None else order
+    turn = {index: place for place, index in enumerate(order)}
     buckets: list[list[int]] = []
     for group in groups:
         by_dtype: dict[Hashable, list[int]] = {}
-        for index in sorted(group, reverse=True):
+        for index in sorted(group, key=turn.__getitem__):
             by_dtype.setdefault(dtypes[index], []).append(index)
         buckets += by_dtype.values()
     grouped = {index for group in groups for index in group}
-    rest = [i for i in range(len(sizes_bytes)) if i not in grouped]
+    rest = [i for i in order if i not in grouped]
     cut = cut_buckets(
         [sizes_bytes[i] for i in rest],
         [dtypes[i] for i in rest],
         first_bytes=first_bytes,
         bucket_bytes=bucket_bytes,
         fusion_bytes=fusion_bytes,
+        order=range(len(rest)),
     )
     buckets += [[rest[i] for i in bucket] for bucket in cut]
-    return sorted(buckets, key=lambda bucket: -bucket[-1]) if groups else buckets
+    return sorted(buckets, key=lambda one: turn[one[-1]]) if groups else buckets
+
+
+def _backwards(sizes_bytes: Sequence[int]) -> Sequence[int]:
+    return range(len(sizes_bytes) - 1, -1, -1)
 
 
 def _check(
