@@ -11,7 +11,9 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist import _core, _xla, collectives
+from tfdist._bucket_plan import planned
 from tfdist._process_sets import id_of
+from tfdist.agreement import path_of
 from tfdist.buckets import cut_groups
 from tfdist.collectives._arguments import scales_of
 from tfdist.reduce_options import ReduceOptions
@@ -33,6 +35,7 @@ def reduce_buckets(
     postscale: float,
     variables: Sequence[Any],
     *,
+    made: Sequence[Any],
     in_xla: bool = False,
 ) -> list[tf.Tensor | None]:
     """Emits one operation for each bucket of the tensors that are not `None`.
@@ -44,6 +47,7 @@ def reduce_buckets(
         prescale: factor before the reduction.
         postscale: factor after it.
         variables: of the group, for buckets by hand.
+        made: the gradients as this rank makes them, or `None`.
         in_xla: `_xla.reduced_by_xla()`: emits one operation for all buckets.
 
     Returns:
@@ -63,14 +67,30 @@ def reduce_buckets(
         all_sizes = [known.get(i) for i in range(len(tensors))]
         for members in options.groups.places(variables, all_sizes):
             by_hand.append([places[i] for i in members])
-    buckets = cut_groups(
-        sizes,
-        [t.dtype for t in chosen],
-        by_hand,
-        first_bytes=rows["TFDIST_FIRST_BUCKET_BYTES"]["value"],
-        bucket_bytes=rows["TFDIST_BUCKET_BYTES"]["value"],
-        fusion_bytes=rows["TFDIST_FUSION_BYTES"]["value"],
-    )
+
+    def cut_along(order: Sequence[int] | None) -> list[list[int]]:
+        return cut_groups(
+            sizes,
+            [t.dtype for t in chosen],
+            by_hand,
+            first_bytes=rows["TFDIST_FIRST_BUCKET_BYTES"]["value"],
+            bucket_bytes=rows["TFDIST_BUCKET_BYTES"]["value"],
+            fusion_bytes=rows["TFDIST_FUSION_BYTES"]["value"],
+            order=order,
+        )
+
+    if in_xla:  # one operation for all
+        buckets = cut_along(None)
+    else:
+        buckets = planned(
+            cut_along,
+            [made[i] for i in indices],
+            sizes,
+            [path_of(variables[i]) for i in indices],
+            f"{name}.{group_id[:8]}",
+            group_id,
+            process_set,
+        )
 
     def emit(*inputs: tf.Tensor) -> list[tf.Tensor]:
         outputs: list[Any] = list(inputs)

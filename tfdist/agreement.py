@@ -22,6 +22,7 @@ import tensorflow as tf
 
 from tfdist import _core, _runtime, collectives, errors
 from tfdist._process_sets import ProcessSet, id_of, members_of
+from tfdist.bucket_order import bits_of, order_from
 
 BY_XLA = " by=xla"  # in the options of a group that is reduced in what XLA compiles
 _CALLS = "tfdist/group_calls"  # graph collection: options of the groups traced there
@@ -79,6 +80,33 @@ def agree_on_gradients(
     if tf.executing_eagerly():
         return _agree_on_call(lines, options, list(present), process_set)
     return _agree_on_trace(lines, options, list(present), process_set)
+
+
+def agree_on_order(
+    order: Sequence[int], group_id: str, process_set: ProcessSet | None = None
+) -> list[int] | None:
+    """The order in which the gradients of a group go into buckets, of the lowest rank.
+
+    Ranks may see different orders, where one of them lacks a gradient; all need the
+    same buckets. What was agreed on stays: a bucket of a group is always the same.
+
+    Args:
+        order: what this rank proposes: each index of the gradients once.
+        group_id: of `agree_on_gradients`, on all ranks that of the same trace.
+        process_set: the ranks that reduce; default all.
+
+    Returns:
+        The order, equal on all ranks; None: the lowest rank had joined
+        (`tfdist.join`) when the others asked, so there is none.
+    """
+    lines, options = [f"order of group {group_id}"], "plan"
+    bits = bits_of(order)
+    seen = _seen(lines, options, len(bits), process_set)
+    if not seen:
+        if members_of(process_set)[0] != _runtime.rank():
+            bits = [False] * len(bits)
+        seen = _register(lines, options, bits, process_set)
+    return order_from(seen[1], len(order))
 
 
 def _agree_on_call(

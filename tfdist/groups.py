@@ -91,6 +91,7 @@ def reduce_gradients(
         check_weights(variables, options)
         use += " weighted"
     full, group_id = _complete(grads, variables, options, use, in_xla=in_xla)
+    made = [None if own is None else g for own, g in zip(grads, full, strict=True)]
     local = {i: grads[i] for i in options.local_places(variables)}
     if weight is not None:
         share = share_of(weight, options.process_set)
@@ -107,6 +108,7 @@ def reduce_gradients(
         prescale,
         postscale,
         variables,
+        made=made,
         in_xla=in_xla,
     )
     reduced = [

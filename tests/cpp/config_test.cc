@@ -74,6 +74,7 @@ TEST(every_core_variable_reaches_its_field) {
   environment.Set("TFDIST_FIRST_BUCKET_BYTES", "5");
   environment.Set("TFDIST_BUCKET_BYTES", "6");
   environment.Set("TFDIST_FUSION_BYTES", "0");
+  environment.Set("TFDIST_PLAN", "observed");
   environment.Set("TFDIST_SEGMENT_BYTES", "4160");
   environment.Set("TFDIST_SHM_SLOTS", "2");
   environment.Set("TFDIST_MAX_ACTIVE", "7");
@@ -88,6 +89,7 @@ TEST(every_core_variable_reaches_its_field) {
   CHECK_EQ(config.first_bucket_bytes, 5);
   CHECK_EQ(config.bucket_bytes, 6);
   CHECK_EQ(config.fusion_bytes, 0);
+  CHECK_EQ(config.plan, "observed");
   CHECK_EQ(config.segment_bytes, 4160);
   CHECK_EQ(config.shm_slots, 2);
   CHECK_EQ(config.max_active, 7);
@@ -118,6 +120,7 @@ TEST(wrong_values_name_the_variable_what_is_allowed_and_what_came) {
       {"TFDIST_TRANSPORT", "auto|shm", "one of auto, shm, tcp"},
       {"TFDIST_TRANSPORT", "", "got ''"},
       {"TFDIST_ALLREDUCE_ALGORITHM", "", "got ''"},
+      {"TFDIST_PLAN", "static", "one of listed, observed; got 'static'"},
       {"TFDIST_LOG_LEVEL", "loud", "one of debug, info, warning, error, silent"},
       {"TFDIST_RANK", "one", "an integer from 0"},
       {"TFDIST_SIZE", "0", "an integer from 1"},

@@ -32,14 +32,23 @@ FOREIGN = {
 # A Python module or package imports what stands before it. Those of the first list
 # import no TensorFlow, so that the launcher and the start-up are quick.
 WITHOUT_TENSORFLOW = [
-    *("_core", "tuning", "buckets", "rendezvous", "_last_words", "_runtime"),
+    *(
+        "_core",
+        "tuning",
+        "buckets",
+        "bucket_order",
+        "rendezvous",
+        "_last_words",
+        "_runtime",
+    ),
     *("_process_sets", "launch", "_own_name", "local_variables"),
     *("variable_groups", "progress", "timeline", "tools"),
 ]
 WITH_TENSORFLOW = [
     *("errors", "_library", "_names", "_operations", "_gradients", "collectives"),
-    *("compression", "_xla", "reduce_options", "_bucket_reduction", "sparse"),
-    *("weights", "_weighted_accumulation", "agreement", "groups", "finite", "torn"),
+    *("compression", "_xla", "reduce_options", "agreement", "_ready_levels"),
+    *("_bucket_plan", "_bucket_reduction", "sparse", "weights"),
+    *("_weighted_accumulation", "groups", "finite", "torn"),
     *("split_step", "_reducing_optimizer"),
     *("objects", "variables", "_together", "data", "device", "tape", "optimizer"),
     *("metric_states", "_dealing", "evaluation", "prediction"),

@@ -79,6 +79,9 @@ const std::vector<Row>& Table() {
       Int("TFDIST_FUSION_BYTES", &Config::fusion_bytes, "bytes", 0, 4 * kGiB, 0, true,
           "Most bytes reduced as one operation, a single larger tensor apart; 0 puts every tensor "
           "into a bucket of its own."),
+      Text("TFDIST_PLAN", &Config::plan, "listed|observed", true,
+           "In which order gradients are put into buckets: that of the list, backwards, or the one "
+           "in which the traced function makes them, as rank 0 sees it (docs/gradients.md)."),
       Int("TFDIST_SEGMENT_BYTES", &Config::segment_bytes, "bytes", 4 * kKiB, 16 * kMiB, 64, true,
           "Size of the pieces in which data travels between two ranks."),
       Int("TFDIST_SHM_SLOTS", &Config::shm_slots, "", 2, 1024, 0, true,

@@ -17,6 +17,7 @@ struct Config {
   int64_t first_bucket_bytes = int64_t{1} << 20;
   int64_t bucket_bytes = int64_t{8} << 20;
   int64_t fusion_bytes = int64_t{64} << 20;
+  std::string plan = "listed";
   int64_t segment_bytes = int64_t{128} << 10;
   int64_t shm_slots = 4;
   int64_t max_active = 16;
