@@ -177,6 +177,14 @@ def test_a_step_has_its_backward_pass_and_what_is_exposed():
     ]
 
 
+def test_a_list_says_in_which_order_its_buckets_were_handed_over():
+    group = "gradients.0123abcd"
+    first = [operation(f"{group}.{i}", 100 + 10 * i, 160) for i in range(3)]
+    then = [operation(f"{group}.{i}", 300 - 10 * i, 360) for i in range(3)]
+    ready = [e["args"]["ready"] for e in slices(drawn(part(*first, *then)), group)]
+    assert ready == ["0 1 2", "2 1 0"]
+
+
 def test_slices_of_a_track_nest():
     """The format knows no others; the viewers draw them wrongly."""
     own = part(

@@ -62,7 +62,8 @@ def lists(
         records: as for `tails`.
 
     Returns:
-        Pairs (name of the list, its records), by their last hand-over.
+        Pairs (name of the list, its records in the order in which they were handed
+        over), by their last hand-over.
     """
     running: dict[tuple[str, str], dict[str, Mapping[str, Any]]] = {}
     found = []
@@ -85,6 +86,17 @@ def _place_of(name: str) -> tuple[tuple[str, str], str] | None:
     if found is None:
         return None
     return (found["group"], found["repeat"]), found["part"]
+
+
+def part_of(name: str) -> str:
+    """Which part of its list an operation of `lists` is: the number of a bucket.
+
+    Example:
+        >>> part_of("gradients.0123abcd.2#1")
+        '2'
+    """
+    place = _place_of(name)
+    return place[1] if place else ""
 
 
 def tail(parts: Iterable[Mapping[str, Any]]) -> tuple[int, int]:

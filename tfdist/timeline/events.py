@@ -132,7 +132,8 @@ def _gradient_events(records: Sequence[dict[str, Any]]) -> Iterator[Event]:
         begin_us = max(begin_us, ends.get(tid, 0))  # the one before may not be over
         handed_over_us = max(begin_us, handed_over_us)
         ends[tid] = reduced_us = max(handed_over_us, reduced_us)
-        yield _slice(tid, group, begin_us, reduced_us, buckets=len(parts))
+        ready = " ".join(exposure.part_of(p["name"]) for p in parts)
+        yield _slice(tid, group, begin_us, reduced_us, buckets=len(parts), ready=ready)
         yield _slice(tid, "backward", begin_us, handed_over_us)
         yield _slice(tid, "exposed", handed_over_us, reduced_us)
 
