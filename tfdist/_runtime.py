@@ -194,6 +194,32 @@ def _start_timeline(folder: str, mesh: Mesh, timeout_s: float) -> None:
         raise
 
 
+def start_timeline(folder: str) -> Path:
+    """Begins this rank's timeline after `init`; the one that there is goes on.
+
+    Nothing tells the other ranks: each begins its own, in a folder that all see.
+
+    Returns:
+        The folder that is written to.
+
+    Raises:
+        _core.CoreError: it cannot be written.
+    """
+    from tfdist.timeline import recording
+
+    with _lock:
+        topology = check_initialized()
+        if _state.timeline is None:
+            _state.timeline = recording.begin(
+                folder,
+                topology,
+                host=os.uname().nodename,
+                job=_state.bond.job if _state.bond else f"{os.getpid()}",
+                generation=_state.generation,
+            )
+        return _state.timeline
+
+
 def _add_sets(process_sets: Iterable[Iterable[int]]) -> None:
     if not process_sets:
         return

@@ -1,0 +1,257 @@
+"""Process sets by Horovod's names, over those of tfdist.
+
+A `ProcessSet` is made first and bound to the ranks later, by `hvd.init` or
+`hvd.add_process_set`. Ranks, also the root of a broadcast, are those of the job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import tfdist
+
+
+class ProcessSet:
+    """Some of the ranks; give it to `hvd.init` or `hvd.add_process_set`.
+
+    Args:
+        ranks_or_comm: the ranks, in any order.
+
+    Attributes:
+        process_set_id: number of the set; None until it is bound, and after
+            `remove_process_set`.
+        ranks: the members, ascending.
+        mpi_comm: None: there are no MPI communicators here.
+
+    Raises:
+        ValueError: something in the list is no rank, or an MPI communicator is given.
+
+    Example:
+        >>> import tfdist.horovod.tensorflow as hvd
+        >>> alone = hvd.ProcessSet([0])
+        >>> hvd.init()
+        >>> hvd.add_process_set(alone).rank()
+        0
+    """
+
+    process_set_id: int | None = None
+    ranks: list[int] | None = None
+    mpi_comm: Any = None
+
+    def __init__(self, ranks_or_comm: Iterable[int]) -> None:
+        self._made: tfdist.ProcessSet | None = None
+        if not isinstance(ranks_or_comm, Iterable):
+            raise ValueError(
+                "Expected a list of ranks, got "
+                f"{type(ranks_or_comm).__name__}: tfdist is not built with MPI and "
+                "takes no communicators. Write hvd.ProcessSet([0, 1, ...])."
+            )
+        listed = list(ranks_or_comm)
+        for rank in listed:
+            if isinstance(rank, bool) or not hasattr(rank, "__index__"):
+                raise ValueError(
+                    f"Expected a list of ranks, got {rank!r} in {listed!r}."
+                )
+        self.ranks = sorted(int(rank) for rank in listed)
+
+    def size(self) -> int | None:
+        """Number of members; None before the set is bound."""
+        return None if self.process_set_id is None else len(self.ranks or ())
+
+    def rank(self) -> int | None:
+        """Index of this process among the members; None before the set is bound.
+
+        Raises:
+            ValueError: this process is not a member.
+        """
+        if self.process_set_id is None:
+            return None
+        made = own(self)
+        return tfdist.rank() if made is None else made.rank()
+
+    def included(self) -> bool | None:
+        """Whether this process is a member."""
+        return None if self.ranks is None else tfdist.rank() in self.ranks
+
+    def _bind(self, made: tfdist.ProcessSet) -> None:
+        self._made, self.process_set_id = made, made.id
+
+    def _invalidate(self) -> None:
+        self._made = self.process_set_id = None
+
+    def __str__(self) -> str:
+        return (
+            f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks}, "
+            f"mpi_comm={self.mpi_comm})"
+        )
+
+    __repr__ = __str__
+
+
+class _GlobalProcessSet(ProcessSet):
+    """All ranks of the job."""
+
+    process_set_id = 0
+
+    def __init__(self) -> None:
+        self._made = None
+
+    @property
+    def ranks(self) -> list[int]:  # type: ignore[override]
+        return list(range(tfdist.size())) if tfdist.is_initialized() else []
+
+    def size(self) -> int:
+        """Number of ranks.
+
+        Raises:
+            ValueError: before `hvd.init()`.
+        """
+        check_initialized()
+        return tfdist.size()
+
+    def rank(self) -> int:
+        """Index of this process.
+
+        Raises:
+            ValueError: before `hvd.init()`.
+        """
+        check_initialized()
+        return tfdist.rank()
+
+    def included(self) -> bool:
+        """True: every rank is a member.
+
+        Raises:
+            ValueError: before `hvd.init()`.
+        """
+        check_initialized()
+        return True
+
+
+global_process_set = _GlobalProcessSet()
+
+
+def check_initialized() -> None:
+    """Raises ValueError before `hvd.init()`."""
+    if not tfdist.is_initialized():
+        raise ValueError("Horovod has not been initialized; use hvd.init().")
+
+
+def own(process_set: Any) -> tfdist.ProcessSet | None:
+    """The process set of tfdist behind one of Horovod; None: all ranks.
+
+    Args:
+        process_set: a `ProcessSet` that is bound, one of tfdist, or None.
+
+    Raises:
+        TypeError: it is none of these.
+        ValueError: it is not bound.
+    """
+    if process_set is None or isinstance(process_set, tfdist.ProcessSet):
+        return process_set
+    if not isinstance(process_set, ProcessSet):
+        raise TypeError(f"Expected an hvd.ProcessSet, got {process_set!r}.")
+    if process_set.process_set_id == 0:
+        return None
+    if process_set._made is None:
+        raise ValueError(
+            f"The process set of ranks {process_set.ranks} is not initialized, or was "
+            "removed. Give it to hvd.init(process_sets=[...]) or to "
+            "hvd.add_process_set(...), on every rank."
+        )
+    return process_set._made
+
+
+def bind(process_sets: Sequence[ProcessSet]) -> None:
+    """Makes the sets of `hvd.init`; every rank calls it, with the same list.
+
+    Raises:
+        TypeError: something in the list is no `ProcessSet`.
+        ValueError: two sets have the same ranks, or one has all.
+    """
+    seen = {tuple(range(tfdist.size()))}
+    for place, one in enumerate(process_sets):
+        if not isinstance(one, ProcessSet) or one.ranks is None:
+            raise TypeError(
+                "Expected process_sets to be a list of hvd.ProcessSet, or 'dynamic', "
+                f"got {one!r} at place {place}."
+            )
+        if tuple(one.ranks) in seen:
+            raise ValueError(
+                f"The entry {place} of process_sets is a duplicate: {one}. Use the "
+                "other one (hvd.global_process_set has all ranks)."
+            )
+        seen.add(tuple(one.ranks))
+    for one in process_sets:
+        one._bind(tfdist.add_process_set(one.ranks or ()))
+
+
+def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
+    """Adds a process set after `hvd.init()`; every rank calls it, with the same ranks.
+
+    Nothing has to be set in the environment for it.
+
+    Args:
+        process_set: a `ProcessSet` that is not bound, or a list of ranks.
+
+    Returns:
+        The set, bound.
+
+    Raises:
+        ValueError: there is a set of these ranks already, or no `hvd.init()` yet.
+        tf.errors.InvalidArgumentError: a rank that there is not.
+        tf.errors.FailedPreconditionError: the ranks' lists differ; on every rank.
+
+    Example:
+        >>> import tfdist.horovod.tensorflow as hvd
+        >>> hvd.init()
+        >>> hvd.add_process_set([0]).included()
+        True
+    """
+    check_initialized()
+    if not isinstance(process_set, ProcessSet):
+        process_set = ProcessSet(process_set)
+    ranks = tuple(process_set.ranks or ())
+    everybody = tfdist.size() > 1 and ranks == tuple(range(tfdist.size()))
+    if everybody or any(known.ranks == ranks for known in tfdist.process_sets()):
+        raise ValueError(
+            f"There is a process set of the ranks {list(ranks)} already: use that one "
+            "(hvd.global_process_set has all ranks)."
+        )
+    process_set._bind(tfdist.add_process_set(ranks))
+    return process_set
+
+
+def remove_process_set(process_set: ProcessSet) -> bool:
+    """Removes a process set; every rank calls it.
+
+    Args:
+        process_set: what `add_process_set` has returned.
+
+    Returns:
+        Whether it was removed: False for a set that is not bound, and for that of all
+        ranks.
+
+    Raises:
+        tf.errors.FailedPreconditionError: a rank has operations of the set in flight,
+            or removes another one; on every rank.
+
+    Example:
+        >>> import tfdist.horovod.tensorflow as hvd
+        >>> hvd.init()
+        >>> hvd.remove_process_set(hvd.add_process_set([0]))
+        True
+    """
+    made = own(process_set) if process_set.process_set_id else None
+    if made is None:
+        return False
+    process_set._invalidate()
+    tfdist.remove_process_set(made)
+    return True
+
+
+def ids_and_ranks() -> dict[int, list[int]]:
+    """Number of each process set → its ranks; 0 is that of all."""
+    known = {one.id: list(one.ranks) for one in tfdist.process_sets()}
+    return {0: list(range(tfdist.size())), **known}

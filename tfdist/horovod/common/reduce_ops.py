@@ -1,0 +1,84 @@
+"""Average, Sum, Adasum, Min, Max, Product: Horovod's numbers for reductions."""
+
+from __future__ import annotations
+
+import enum
+import warnings
+from typing import Any
+
+
+class ReduceOps(enum.IntEnum):
+    """How the values of the ranks are combined; `hvd.Sum` is `ReduceOps.Sum`."""
+
+    Average = 0
+    Sum = 1
+    Adasum = 2
+    Min = 3
+    Max = 4
+    Product = 5
+
+
+Average, Sum, Adasum, Min, Max, Product = ReduceOps
+
+_NO_ADASUM = (
+    "Adasum is not part of tfdist. Use op=hvd.Average with a learning rate for the "
+    "global batch: hvd.size() times that of one process, reached by a warm-up "
+    "(hvd.callbacks.LearningRateWarmupCallback, or tfdist.callbacks.LearningRateWarmup)"
+    ", or tfdist.optimizers.LARS for very large batches."
+)
+
+
+def handle_average_backwards_compatibility(op: Any, average: bool | None) -> Any:
+    """The reduction that `op` and the deprecated `average` ask for.
+
+    Args:
+        op: one of the constants, or None.
+        average: None; True: `Average`; False: `Sum`.
+
+    Returns:
+        The reduction; `Average` when neither is given.
+
+    Raises:
+        ValueError: both are given.
+
+    Example:
+        >>> handle_average_backwards_compatibility(None, None).name
+        'Average'
+    """
+    if average is None:
+        return Average if op is None else op
+    if op is not None:
+        raise ValueError(
+            f"Expected op or average, got both: op={op!r}, average={average!r}. op "
+            "supersedes average: leave average out."
+        )
+    wanted = Average if average else Sum
+    warnings.warn(
+        f"average={average!r} is deprecated: write op=hvd.{wanted.name}.",
+        DeprecationWarning,
+        stacklevel=3,
+    )
+    return wanted
+
+
+def name_of(op: Any) -> str:
+    """The name of a reduction in `tfdist.ReduceOp`.
+
+    Raises:
+        NotImplementedError: Adasum; names what to use instead.
+        ValueError: `op` is no reduction.
+
+    Example:
+        >>> name_of(Max)
+        'MAX'
+    """
+    known = getattr(op, "name", None)
+    if isinstance(op, enum.IntEnum) and not isinstance(op, ReduceOps):
+        return str(known)  # of tfdist: the number means something else there
+    is_number = hasattr(op, "__index__") and not isinstance(op, bool)
+    if not is_number or int(op) not in list(ReduceOps):
+        names = ", ".join(f"hvd.{one.name}" for one in ReduceOps)
+        raise ValueError(f"Expected op to be one of {names}, got {op!r}.")
+    if int(op) == Adasum:
+        raise NotImplementedError(_NO_ADASUM)
+    return ReduceOps(int(op)).name.upper()

@@ -1,0 +1,28 @@
+"""start_timeline and stop_timeline, over the timeline that `tfdist.init` can write."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from tfdist import _core, _runtime
+
+_log = logging.getLogger("tfdist")
+_begins_us: list[int] = []  # of the part that was asked for, while it lasts
+
+
+def start(file_path: str) -> None:
+    """Begins this rank's part, in the folder `file_path` + ".d"; once in a world."""
+    try:
+        folder = _runtime.start_timeline(f"{file_path}.d")
+    except _core.CoreError as error:
+        _runtime.raise_public(error)
+    _log.info("timeline of this rank: %s", folder)
+    _begins_us[:] = [time.monotonic_ns() // 1000]
+
+
+def stop() -> None:
+    """Marks what was between `start` and now."""
+    if _begins_us:
+        begin_us = _begins_us.pop()
+        _core.timeline_span("timeline", begin_us, time.monotonic_ns() // 1000)

@@ -1,0 +1,92 @@
+"""Compression.none and Compression.fp16.
+
+`Compression.fp16` sends floating-point tensors as float16; tfdist adds them in float32
+and rounds the result once. A class of your own with `compress` and `decompress` works
+wherever these do.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+
+class Compressor:
+    """What a compression has to offer: two static methods."""
+
+    @staticmethod
+    def compress(tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
+        """The tensor as it is sent, and what `decompress` needs to know."""
+        raise NotImplementedError("A Compressor has to define compress(tensor).")
+
+    @staticmethod
+    def decompress(tensor: tf.Tensor, ctx: Any) -> tf.Tensor:
+        """The reduced tensor as it was before `compress`, which has returned `ctx`."""
+        raise NotImplementedError("A Compressor has to define decompress(tensor, ctx).")
+
+
+class NoneCompressor(Compressor):
+    """Sends tensors as they are."""
+
+    @staticmethod
+    def compress(tensor: tf.Tensor) -> tuple[tf.Tensor, None]:
+        """The tensor itself."""
+        return tensor, None
+
+    @staticmethod
+    def decompress(tensor: tf.Tensor, ctx: Any) -> tf.Tensor:
+        """The tensor itself."""
+        return tensor
+
+
+class FP16Compressor(Compressor):
+    """Sends float32 and float64 as float16.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> sent, ctx = FP16Compressor.compress(tf.constant([1.0]))
+        >>> sent.dtype.name, FP16Compressor.decompress(sent, ctx).dtype.name
+        ('float16', 'float32')
+    """
+
+    @staticmethod
+    def compress(tensor: tf.Tensor) -> tuple[tf.Tensor, tf.DType]:
+        """A floating-point tensor as float16; its dtype."""
+        tensor = tf.convert_to_tensor(tensor)
+        if tensor.dtype in (tf.float32, tf.float64):
+            return tf.cast(tensor, tf.float16), tensor.dtype
+        return tensor, tensor.dtype
+
+    @staticmethod
+    def decompress(tensor: tf.Tensor, ctx: tf.DType) -> tf.Tensor:
+        """The tensor in its own dtype."""
+        return tf.cast(tensor, ctx)
+
+
+class Compression:
+    """The compressions that there are."""
+
+    none = NoneCompressor
+    fp16 = FP16Compressor
+
+
+def wire_name(compression: Any) -> str | None:
+    """What tfdist calls a compression: None or "fp16".
+
+    Raises:
+        TypeError: it is no compression.
+        LookupError: it is one that only its own methods know.
+    """
+    for method in ("compress", "decompress"):
+        if not callable(getattr(compression, method, None)):
+            raise TypeError(
+                "Expected hvd.Compression.none, hvd.Compression.fp16 or a class with "
+                f"compress and decompress, got {compression!r}."
+            )
+    kind = compression if isinstance(compression, type) else type(compression)
+    if kind is NoneCompressor:
+        return None
+    if kind is FP16Compressor:
+        return "fp16"
+    raise LookupError(f"{kind.__name__} has its own methods")

@@ -1,0 +1,136 @@
+"""Horovod's elastic names, in a world of fixed size (see `common.elastic`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.horovod.common.elastic import ObjectState, run_fn
+from tfdist.horovod.tensorflow.functions import broadcast_object, broadcast_variables
+from tfdist.horovod.tensorflow.mpi_ops import init, rank, shutdown
+
+__all__ = ["TensorFlowKerasState", "TensorFlowState", "run"]
+
+
+def run(func: Callable[..., Any]) -> Callable[..., Any]:
+    """Synchronises the state, the first argument of `func`, and calls it once.
+
+    Example:
+        >>> import tfdist.horovod.tensorflow as hvd
+        >>> hvd.init()
+        >>> @hvd.elastic.run
+        ... def train(state):
+        ...     return state.epoch
+        >>> train(hvd.elastic.TensorFlowState([tf.Variable(1.0)], epoch=3))
+        3
+    """
+    return run_fn(func, _reset)
+
+
+def _reset() -> None:
+    shutdown()
+    init()
+
+
+class _VariablesState(ObjectState):
+    """Variables, and plain values as attributes."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        self._values: list[Any] = []
+        super().__init__(broadcast_object, rank, **kwargs)
+        self.save()
+
+    def _tracked(self) -> list[Any]:
+        raise NotImplementedError
+
+    def save(self) -> None:
+        """Copies the variables and remembers the attributes."""
+        self._values = [tf.identity(v) for v in self._tracked()]
+        super().save()
+
+    def restore(self) -> None:
+        """Goes back to what was saved last."""
+        for variable, value in zip(self._tracked(), self._values, strict=False):
+            variable.assign(value)
+        super().restore()
+
+    def sync(self) -> None:
+        """Gives all ranks the variables and saved attributes of rank 0."""
+        broadcast_variables(self._tracked(), root_rank=0)
+        self._values = [tf.identity(v) for v in self._tracked()]
+        super().sync()
+
+
+class TensorFlowState(_VariablesState):
+    """A list of variables, and plain values as attributes; in eager mode.
+
+    Args:
+        variables: Keras or TensorFlow variables.
+        session: must be None: sessions are TensorFlow 1.
+        **kwargs: name and value of each attribute.
+
+    Raises:
+        ValueError: no variables are given, or a session is.
+    """
+
+    def __init__(
+        self, variables: Sequence[Any] | None = None, session: Any = None, **kwargs: Any
+    ) -> None:
+        if session is not None or not tf.executing_eagerly():
+            raise ValueError(
+                "TensorFlowState is for eager mode in this release: expected "
+                "session=None outside of a tf.Graph. In a graph run "
+                "hvd.broadcast_global_variables(0)."
+            )
+        if not variables:
+            raise ValueError(
+                "Expected variables, a list of those to track: in eager mode there "
+                "are no global variables."
+            )
+        self.variables = list(variables)
+        super().__init__(**kwargs)
+
+    def _tracked(self) -> list[Any]:
+        return self.variables
+
+
+class TensorFlowKerasState(_VariablesState):
+    """A Keras model and its optimizer, and plain values as attributes.
+
+    Args:
+        model: built.
+        optimizer: default that of the model.
+        backend: must be None: it was for the sessions of TensorFlow 1.
+        **kwargs: name and value of each attribute.
+
+    Raises:
+        ValueError: the model is not built, or `backend` is given.
+    """
+
+    def __init__(
+        self, model: Any, optimizer: Any = None, backend: Any = None, **kwargs: Any
+    ) -> None:
+        if not getattr(model, "built", True):
+            raise ValueError(
+                "The model must be built first. Call model.build(input_shape)."
+            )
+        if backend is not None:
+            raise ValueError(
+                "Expected backend=None: it was for sessions of TensorFlow 1, got "
+                f"{backend!r}."
+            )
+        self.model = model
+        self.optimizer = optimizer or getattr(model, "optimizer", None)
+        super().__init__(**kwargs)
+
+    def _tracked(self) -> list[Any]:
+        of_optimizer = self.optimizer.variables if self.optimizer is not None else []
+        return [*self.model.weights, *of_optimizer]
+
+    def sync(self) -> None:
+        """Gives all ranks the weights, slots and saved attributes of rank 0."""
+        if self.optimizer is not None and not self.optimizer.built:
+            self.optimizer.build(self.model.trainable_variables)
+        super().sync()

@@ -1,0 +1,59 @@
+"""What is for a `tf.Graph` and its session alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.horovod.tensorflow.functions import broadcast_variables
+
+
+def broadcast_global_variables(root_rank: int) -> Any:
+    """The operation that gives all global variables of a graph those of one rank.
+
+    Args:
+        root_rank: the rank whose values are taken.
+
+    Returns:
+        The operation, to be run once after the variables were initialised.
+
+    Raises:
+        RuntimeError: in eager mode, which has no global variables.
+
+    Example:
+        >>> import tfdist.horovod.tensorflow as hvd
+        >>> hvd.init()
+        >>> with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        ...     v = tf.compat.v1.get_variable("v", initializer=[1.0])
+        ...     send = hvd.broadcast_global_variables(0)
+        ...     session.run(tf.compat.v1.global_variables_initializer())
+        ...     session.run(send)
+    """
+    if tf.executing_eagerly():
+        raise RuntimeError(
+            "hvd.broadcast_global_variables() does not support eager execution, which "
+            "has no global variables. Write hvd.broadcast_variables(model.weights + "
+            "optimizer.variables, root_rank=0) after the first step, or in fit "
+            "callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)] of "
+            "horovod.keras."
+        )
+    return broadcast_variables(tf.compat.v1.global_variables(), root_rank)
+
+
+class BroadcastGlobalVariablesHook:
+    """A hook for the estimators of TensorFlow 1, which TensorFlow has dropped.
+
+    Raises:
+        NotImplementedError: always; says what to write instead.
+    """
+
+    def __init__(self, root_rank: int, device: str = "") -> None:
+        raise NotImplementedError(
+            "BroadcastGlobalVariablesHook is for tf.estimator and the sessions of "
+            "TensorFlow 1, which TensorFlow 2 has dropped. In a tf.Graph run "
+            f"session.run(hvd.broadcast_global_variables({root_rank})) once after the "
+            "variables were initialised; in model.fit give "
+            f"callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback({root_rank})] "
+            "of horovod.keras."
+        )

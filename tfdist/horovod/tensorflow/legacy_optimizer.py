@@ -1,0 +1,158 @@
+"""An optimizer of TensorFlow 1 whose gradients are those of all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.horovod.tensorflow.gradients import GradientOptions
+from tfdist.local_variables import LocalVariables
+
+_Optimizer: Any = tf.compat.v1.train.Optimizer
+
+
+class LegacyDistributedOptimizer(_Optimizer):
+    """Wraps a `tf.compat.v1.train.Optimizer`; `DistributedOptimizer` makes it.
+
+    Args:
+        optimizer: what applies the reduced gradients.
+        options: how they are reduced.
+        name: default "Distributed" and the class of `optimizer`.
+        use_locking: as of any optimizer of TensorFlow 1.
+        passes: how many gradients are added up before they are reduced and applied;
+            more than 1 in graphs only.
+        average_passes: whether their sum is divided by `passes`.
+
+    Raises:
+        ValueError: `passes` is below 1, or above 1 in eager mode.
+    """
+
+    def __init__(
+        self,
+        optimizer: Any,
+        options: GradientOptions,
+        *,
+        name: str | None = None,
+        use_locking: bool = False,
+        passes: int = 1,
+        average_passes: bool = False,
+    ) -> None:
+        if isinstance(passes, bool) or not isinstance(passes, int) or passes < 1:
+            raise ValueError(
+                f"Expected backward_passes_per_step to be an integer >= 1, got "
+                f"{passes!r}."
+            )
+        if passes > 1 and tf.executing_eagerly():
+            raise ValueError(
+                "backward_passes_per_step > 1 with an optimizer of TensorFlow 1 is for "
+                "graphs. In eager mode use one of Keras."
+            )
+        name = name or f"Distributed{type(optimizer).__name__}"
+        super().__init__(name=name, use_locking=use_locking)
+        self._optimizer = optimizer
+        self._options = options
+        self._local: list[Any] = []
+        self._passes, self._average_passes = passes, average_passes
+        self._ends_step: Any = None  # whether this pass is the last of a step
+
+    def register_local_var(self, var: Any) -> None:
+        """Leaves the gradient of a variable to this rank; all ranks name the same."""
+        LocalVariables([var])  # TypeError unless it is one
+        self._local.append(var)
+
+    def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
+        """As of the wrapped optimizer, and reduced over all ranks.
+
+        With several passes the gradients are 0 in all but the last of them.
+        """
+        pairs = self._optimizer.compute_gradients(*args, **kwargs)
+        grads, variables = [g for g, _ in pairs], [v for _, v in pairs]
+        reduce = self._reduce if self._passes == 1 else self._reduce_the_last
+        return list(zip(reduce(grads, variables), variables, strict=True))
+
+    def apply_gradients(
+        self, grads_and_vars: Any, global_step: Any = None, name: str | None = None
+    ) -> Any:
+        """As of the wrapped optimizer; with several passes, in the last of them."""
+        pairs = list(grads_and_vars)
+        if self._ends_step is None:
+            return self._optimizer.apply_gradients(pairs, global_step, name)
+
+        def apply() -> Any:
+            with tf.control_dependencies(
+                [self._optimizer.apply_gradients(pairs, global_step, name)]
+            ):
+                return tf.constant(True)
+
+        return tf.group(tf.cond(self._ends_step, apply, lambda: tf.constant(False)))
+
+    def get_slot(self, *args: Any, **kwargs: Any) -> Any:
+        """As of the wrapped optimizer."""
+        return self._optimizer.get_slot(*args, **kwargs)
+
+    def get_slot_names(self, *args: Any, **kwargs: Any) -> Any:
+        """As of the wrapped optimizer."""
+        return self._optimizer.get_slot_names(*args, **kwargs)
+
+    def variables(self, *args: Any, **kwargs: Any) -> Any:
+        """As of the wrapped optimizer."""
+        return self._optimizer.variables(*args, **kwargs)
+
+    def _reduce(self, grads: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        return self._options.reduce(grads, variables, self._local)
+
+    def _reduce_the_last(
+        self, grads: Sequence[Any], variables: Sequence[Any]
+    ) -> list[Any]:
+        """Adds up in variables; reduces their sum in the last pass, then clears it."""
+        places = [i for i, g in enumerate(grads) if g is not None]
+        with tf.compat.v1.variable_scope(None, default_name=f"{self.get_name()}_sums"):
+            sums = [_zeros_like(variables[i], f"sum{i}") for i in places]
+            count = tf.compat.v1.get_variable(
+                "passes",
+                initializer=tf.constant(0, tf.int64),
+                trainable=False,
+                use_resource=True,
+            )
+        added = [
+            total.assign_add(tf.convert_to_tensor(grads[i]))
+            for total, i in zip(sums, places, strict=True)
+        ]
+        with tf.control_dependencies(added):
+            counted = count.assign_add(1, read_value=True)
+        self._ends_step = tf.equal(counted % self._passes, 0)
+
+        def reduce() -> list[tf.Tensor]:
+            found: list[Any] = [None] * len(grads)
+            for total, i in zip(sums, places, strict=True):
+                value = total.read_value()
+                found[i] = value / self._passes if self._average_passes else value
+            ends = self._reduce(found, variables)
+            chosen = [tf.identity(ends[i]) for i in places]
+            with tf.control_dependencies(chosen):
+                cleared = [total.assign(tf.zeros_like(total)) for total in sums]
+            with tf.control_dependencies(cleared):
+                return [tf.identity(end) for end in chosen]
+
+        def nothing() -> list[tf.Tensor]:
+            return [tf.zeros_like(total) for total in sums]
+
+        with tf.control_dependencies([counted]):
+            reduced = tf.cond(self._ends_step, reduce, nothing)
+        found: list[Any] = list(grads)
+        for i, end in zip(places, reduced, strict=True):
+            found[i] = end
+        return found
+
+
+def _zeros_like(variable: Any, name: str) -> Any:
+    return tf.compat.v1.get_variable(
+        name,
+        shape=variable.shape,
+        dtype=tf.as_dtype(variable.dtype).base_dtype,
+        initializer=tf.compat.v1.zeros_initializer(),
+        trainable=False,
+        use_resource=True,
+    )

@@ -1,0 +1,419 @@
+"""The operations that move tensors, and who this process is, as operations.
+
+All of them work eagerly, in a `tf.function` and in a `tf.Graph` that a
+`tf.compat.v1.Session` runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+import tfdist
+from tfdist._library import ops
+from tfdist.horovod.common.basics import basics as _basics
+from tfdist.horovod.common.process_sets import (
+    ProcessSet,
+    add_process_set,
+    global_process_set,
+    own,
+    remove_process_set,
+)
+from tfdist.horovod.common.reduce_ops import (
+    Adasum,
+    Average,
+    Max,
+    Min,
+    Product,
+    Sum,
+    handle_average_backwards_compatibility,
+)
+from tfdist.horovod.common.util import num_rank_is_power_2
+from tfdist.horovod.tensorflow._arguments import invalid, scoped
+from tfdist.horovod.tensorflow.reductions import allreduce as _whole_allreduce
+
+__all__ = [
+    "Adasum",
+    "Average",
+    "Max",
+    "Min",
+    "ProcessSet",
+    "Product",
+    "Sum",
+    "add_process_set",
+    "allgather",
+    "alltoall",
+    "broadcast",
+    "broadcast_",
+    "ccl_built",
+    "check_num_rank_power_of_2",
+    "cross_rank",
+    "cross_size",
+    "cuda_built",
+    "ddl_built",
+    "global_process_set",
+    "gloo_built",
+    "gloo_enabled",
+    "grouped_allgather",
+    "handle_average_backwards_compatibility",
+    "init",
+    "is_homogeneous",
+    "is_initialized",
+    "join",
+    "local_rank",
+    "local_rank_op",
+    "local_size",
+    "local_size_op",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
+    "process_set_included_op",
+    "rank",
+    "rank_op",
+    "remove_process_set",
+    "rocm_built",
+    "shutdown",
+    "size",
+    "size_op",
+    "start_timeline",
+    "stop_timeline",
+]
+
+init = _basics.init
+shutdown = _basics.shutdown
+is_initialized = _basics.is_initialized
+start_timeline = _basics.start_timeline
+stop_timeline = _basics.stop_timeline
+size = _basics.size
+local_size = _basics.local_size
+cross_size = _basics.cross_size
+rank = _basics.rank
+local_rank = _basics.local_rank
+cross_rank = _basics.cross_rank
+is_homogeneous = _basics.is_homogeneous
+mpi_threads_supported = _basics.mpi_threads_supported
+mpi_enabled = _basics.mpi_enabled
+mpi_built = _basics.mpi_built
+gloo_enabled = _basics.gloo_enabled
+gloo_built = _basics.gloo_built
+nccl_built = _basics.nccl_built
+ddl_built = _basics.ddl_built
+ccl_built = _basics.ccl_built
+cuda_built = _basics.cuda_built
+rocm_built = _basics.rocm_built
+check_num_rank_power_of_2 = num_rank_is_power_2
+
+# Answers of process_set_included_op that are no answer.
+_NOT_INITIALIZED, _UNKNOWN_SET = -1, -3
+
+
+def _allreduce(
+    tensor: Any,
+    name: str | None = None,
+    op: Any = Sum,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    ignore_name_scope: bool = False,
+    process_set: Any = global_process_set,
+) -> tf.Tensor:
+    """`hvd.allreduce` of a dense tensor, whose default is the sum."""
+    return _whole_allreduce(
+        tensor,
+        op=op,
+        prescale_factor=prescale_factor,
+        postscale_factor=postscale_factor,
+        name=name,
+        process_set=process_set,
+        ignore_name_scope=ignore_name_scope,
+    )
+
+
+def allgather(
+    tensor: Any,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: Any = global_process_set,
+) -> tf.Tensor:
+    """Concatenates the rows of all ranks, in rank order, on every rank.
+
+    Args:
+        tensor: tensor, NumPy array or variable of shape `[n, ...]`; `n` may differ
+            between the ranks and may be 0.
+        name: pairs the calls of the ranks; default the place in the traced function.
+        ignore_name_scope: whether name scopes around the call are left out of `name`.
+        process_set: the ranks that take part, which alone call it.
+
+    Returns:
+        Tensor of shape `[sum of n, ...]`. Its gradient is the sum of all ranks'
+        gradients of the own rows.
+
+    Raises:
+        tf.errors.FailedPreconditionError: dtypes or the shapes of a row differ between
+            the ranks, on every rank.
+
+    Example:
+        >>> import tfdist.horovod.tensorflow as hvd
+        >>> hvd.init()
+        >>> hvd.allgather(tf.constant([[1, 2]])).numpy().tolist()
+        [[1, 2]]
+    """
+    return tfdist.allgather(
+        tensor, name=scoped(name, ignore_name_scope), process_set=own(process_set)
+    )
+
+
+def grouped_allgather(
+    tensors: Sequence[Any],
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: Any = global_process_set,
+) -> list[tf.Tensor]:
+    """`allgather` of every tensor of a list.
+
+    Args:
+        tensors: as in `allgather`; as many on every rank.
+        name: pairs the calls of the ranks.
+        ignore_name_scope: whether name scopes around the call are left out of `name`.
+        process_set: the ranks that take part, which alone call it.
+
+    Returns:
+        The gathered tensors, in the order of `tensors`.
+
+    Raises:
+        tf.errors.FailedPreconditionError: as `allgather`.
+    """
+    base = scoped(name, ignore_name_scope)
+    return [
+        tfdist.allgather(
+            tensor,
+            name=f"{base}.{number}" if base else None,
+            process_set=own(process_set),
+        )
+        for number, tensor in enumerate(tensors)
+    ]
+
+
+def broadcast(
+    tensor: Any,
+    root_rank: int,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: Any = global_process_set,
+) -> tf.Tensor:
+    """Gives every rank the value that `tensor` has on rank `root_rank`.
+
+    Args:
+        tensor: tensor, NumPy array or variable, of the same shape on every rank.
+        root_rank: the rank of the job whose value is taken.
+        name: pairs the calls of the ranks; default the place in the traced function.
+        ignore_name_scope: whether name scopes around the call are left out of `name`.
+        process_set: the ranks that take part, which alone call it.
+
+    Returns:
+        Tensor like `tensor`. The root's gradient is the sum of all ranks' gradients,
+        that of the others is 0.
+
+    Raises:
+        tf.errors.FailedPreconditionError: shapes, dtypes or roots differ between the
+            ranks, on every rank.
+        tf.errors.InvalidArgumentError: there is no such rank.
+
+    Example:
+        >>> import tfdist.horovod.tensorflow as hvd
+        >>> hvd.init()
+        >>> int(hvd.broadcast(tf.constant(7), root_rank=0))
+        7
+    """
+    return tfdist.broadcast(
+        tensor,
+        root_rank,
+        name=scoped(name, ignore_name_scope),
+        process_set=own(process_set),
+    )
+
+
+def broadcast_(
+    variables: Sequence[Any],
+    root_rank: int,
+    name: str | None = None,
+    process_set: Any = global_process_set,
+) -> list[tf.Tensor]:
+    """Gives variables the values that they have on rank `root_rank`.
+
+    Args:
+        variables: Keras or TensorFlow variables, in the same order on every rank.
+        root_rank: the rank of the job whose values are taken.
+        name: pairs the calls of the ranks; default the place in the traced function.
+        process_set: the ranks that take part, which alone call it.
+
+    Returns:
+        The values, in the order of `variables`; in a graph those after the assignment.
+
+    Raises:
+        tf.errors.FailedPreconditionError: shapes, dtypes or roots differ between the
+            ranks, on every rank.
+
+    Example:
+        >>> import tfdist.horovod.tensorflow as hvd
+        >>> hvd.init()
+        >>> hvd.broadcast_([tf.Variable(3.0)], root_rank=0)[0].numpy().item()
+        3.0
+    """
+    from tfdist.collectives import grouped_broadcast
+
+    listed = list(variables)
+    values = grouped_broadcast(
+        [tf.convert_to_tensor(v) for v in listed],
+        root_rank,
+        name=name,
+        process_set=own(process_set),
+    )
+    assigned = [v.assign(value) for v, value in zip(listed, values, strict=True)]
+    if tf.executing_eagerly():
+        return values
+    with tf.control_dependencies([one for one in assigned if one is not None]):
+        return [tf.identity(value) for value in values]
+
+
+def alltoall(
+    tensor: Any,
+    splits: Any = None,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: Any = global_process_set,
+) -> Any:
+    """Sends a part of the own rows to each rank, and gets a part from each.
+
+    Args:
+        tensor: tensor, NumPy array or variable of shape `[rows, ...]`.
+        splits: how many consecutive rows go to each rank: integers >= 0 that sum to
+            `rows`. Default: equal parts.
+        name: pairs the calls of the ranks; default the place in the traced function.
+        ignore_name_scope: whether name scopes around the call are left out of `name`.
+        process_set: the ranks that take part, which alone call it.
+
+    Returns:
+        The rows that came from rank 0, from rank 1 and so on. If `splits` is given, a
+        tuple of these and of how many came from each rank, int32 of shape `[size]`.
+
+    Raises:
+        tf.errors.InvalidArgumentError: `splits` do not fit to the tensor, or without
+            them it can't be cut into equal parts.
+        tf.errors.FailedPreconditionError: dtypes or the shapes of a row differ between
+            the ranks, on every rank.
+
+    Example:
+        >>> import tfdist.horovod.tensorflow as hvd
+        >>> hvd.init()
+        >>> rows, received = hvd.alltoall(tf.constant([1, 2, 3]), splits=[3])
+        >>> rows.numpy().tolist(), received.numpy().tolist()
+        ([1, 2, 3], [3])
+    """
+    value = tf.convert_to_tensor(tensor)
+    try:
+        rows, received = tfdist.alltoall(
+            value,
+            splits,
+            name=scoped(name, ignore_name_scope),
+            process_set=own(process_set),
+        )
+    except ValueError as error:
+        raise invalid(str(error)) from None
+    return rows if splits is None else (rows, tf.cast(received, tf.int32))
+
+
+def join() -> tf.Tensor:
+    """Says that this rank has no more data; returns when every rank has said so.
+
+    Until then it takes part in what the others call, with zeros, and an average is over
+    the ranks that call it; also in allgather, alltoall and reducescatter, without rows.
+
+    Returns:
+        int32 scalar, the same on all ranks: a rank that has called everything itself,
+        whose state the others should get (`hvd.broadcast_variables`).
+
+    Raises:
+        tf.errors.FailedPreconditionError: a rank that has joined is the root of a
+            broadcast; on every rank.
+        RuntimeError: in a graph.
+
+    Example:
+        >>> import tfdist.horovod.tensorflow as hvd
+        >>> hvd.init()
+        >>> int(hvd.join())
+        0
+    """
+    return tf.constant(tfdist.join(), tf.int32)
+
+
+def rank_op(name: str | None = None) -> tf.Tensor:
+    """The rank when the operation runs, int32; `name` is that of the operation."""
+    return _place(0, name)
+
+
+def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
+    """The number of ranks when the operation runs, int32.
+
+    Args:
+        process_set_id: of a process set that there is now; 0: of the job.
+        name: of the operation.
+
+    Raises:
+        ValueError: there is no such process set.
+    """
+    if process_set_id == 0:
+        return _place(1, name)
+    for known in tfdist.process_sets():
+        if known.id == process_set_id:
+            return tf.constant(known.size(), tf.int32, name=name)
+    raise ValueError(f"There is no process set with the id {process_set_id}.")
+
+
+def local_rank_op(name: str | None = None) -> tf.Tensor:
+    """The local rank when the operation runs, int32; `name` is the operation's."""
+    return _place(2, name)
+
+
+def local_size_op(name: str | None = None) -> tf.Tensor:
+    """The local size when the operation runs, int32; `name` is the operation's."""
+    return _place(3, name)
+
+
+def process_set_included_op(
+    process_set_id: int = 0, name: str | None = None
+) -> tf.Tensor:
+    """Whether this rank is in a process set when the operation runs.
+
+    Args:
+        process_set_id: of the set; 0: all ranks.
+        name: of the operation.
+
+    Returns:
+        int32 scalar: 1 or 0; -1 before `hvd.init()`, -3 when there is no such set.
+    """
+
+    def included() -> Any:
+        import numpy as np
+
+        return np.int32(_included(process_set_id))
+
+    answer = tf.numpy_function(included, [], tf.int32, name=name)
+    answer.set_shape([])
+    return answer
+
+
+def _included(process_set_id: int) -> int:
+    if not tfdist.is_initialized():
+        return _NOT_INITIALIZED
+    ranks = _basics._get_process_set_ids_and_ranks().get(process_set_id)
+    return _UNKNOWN_SET if ranks is None else int(tfdist.rank() in ranks)
+
+
+def _place(index: int, name: str | None) -> tf.Tensor:
+    """One of the six numbers of this rank, when the graph runs."""
+    if tf.executing_eagerly():
+        _basics.size()  # ValueError before init
+    return tf.gather(ops().tfdist_topology(), index, name=name)
