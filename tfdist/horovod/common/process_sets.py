@@ -33,6 +33,8 @@ class ProcessSet:
         >>> hvd.init()
         >>> hvd.add_process_set(alone).rank()
         0
+        >>> hvd.remove_process_set(alone)
+        True
     """
 
     process_set_id: int | None = None
@@ -170,7 +172,7 @@ def bind(process_sets: Sequence[ProcessSet]) -> None:
         TypeError: something in the list is no `ProcessSet`.
         ValueError: two sets have the same ranks, or one has all.
     """
-    seen = {tuple(range(tfdist.size()))}
+    seen = {_everybody()}
     for place, one in enumerate(process_sets):
         if not isinstance(one, ProcessSet) or one.ranks is None:
             raise TypeError(
@@ -206,15 +208,15 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     Example:
         >>> import tfdist.horovod.tensorflow as hvd
         >>> hvd.init()
-        >>> hvd.add_process_set([0]).included()
-        True
+        >>> alone = hvd.add_process_set([0])
+        >>> alone.included(), hvd.remove_process_set(alone)
+        (True, True)
     """
     check_initialized()
     if not isinstance(process_set, ProcessSet):
         process_set = ProcessSet(process_set)
     ranks = tuple(process_set.ranks or ())
-    everybody = tfdist.size() > 1 and ranks == tuple(range(tfdist.size()))
-    if everybody or any(known.ranks == ranks for known in tfdist.process_sets()):
+    if ranks in (_everybody(), *(known.ranks for known in tfdist.process_sets())):
         raise ValueError(
             f"There is a process set of the ranks {list(ranks)} already: use that one "
             "(hvd.global_process_set has all ranks)."
@@ -249,6 +251,11 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     process_set._invalidate()
     tfdist.remove_process_set(made)
     return True
+
+
+def _everybody() -> tuple[int, ...]:
+    """The ranks of the set that is there already; a rank alone may have its own."""
+    return tuple(range(tfdist.size())) if tfdist.size() > 1 else ()
 
 
 def ids_and_ranks() -> dict[int, list[int]]:

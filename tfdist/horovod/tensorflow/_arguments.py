@@ -78,4 +78,6 @@ def _times(tensor: tf.Tensor, factor: float) -> tf.Tensor:
 
 def invalid(message: str) -> tf.errors.InvalidArgumentError:
     """Horovod's error for an argument that does not fit."""
-    return tf.errors.InvalidArgumentError(None, None, message)
+    error = tf.errors.InvalidArgumentError(None, None, message)
+    error.ag_pass_through = True  # AutoGraph raises it as it is
+    return error

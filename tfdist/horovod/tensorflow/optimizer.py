@@ -43,7 +43,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         device_dense: device for the operations of dense gradients.
         device_sparse: device for those of sparse gradients.
         compression: `Compression.none` (default), `Compression.fp16`, or a class of
-            your own.
+            your own, with which all gradients are reduced as dense tensors.
         sparse_as_dense: whether `tf.IndexedSlices` are reduced as dense tensors.
         backward_passes_per_step: how many gradients are added up before they are
             reduced and applied. In TensorFlow 1 for graphs only.

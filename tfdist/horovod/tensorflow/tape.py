@@ -126,12 +126,13 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
     """A tape whose `gradient` is reduced over all ranks.
 
     Args:
-        gradtape: a tape that has recorded the loss, or will. It stays as it is.
+        gradtape: a tape that has recorded the loss, or will. What comes out shares its
+            record, which only a persistent tape gives the gradients of twice.
         device_dense: device for the operations of dense gradients, default TensorFlow's
             choice. The reduction itself runs on the CPU.
         device_sparse: device for those of tensors' `tf.IndexedSlices`.
         compression: `Compression.none` (default), `Compression.fp16`, or a class of
-            your own.
+            your own, with which all gradients are reduced as dense tensors.
         sparse_as_dense: whether `tf.IndexedSlices` are reduced as dense tensors.
         op: `Average` (default) or `Sum`.
         gradient_predivide_factor: divides gradients before the reduction and multiplies
@@ -182,7 +183,8 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
         scale_local_gradients=scale_local_gradients,
     )
     tape: Any = copy.copy(gradtape)
-    tape.__class__ = _reducing_class(type(gradtape))
+    own_class: Any = type(gradtape)
+    tape.__class__ = _reducing_class(own_class)
     tape._recording = False  # who wraps it while it records, ends the recording itself
     tape._hvd_options, tape._hvd_local = options, []
     return tape

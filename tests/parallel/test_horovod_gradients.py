@@ -1,0 +1,366 @@
+"""horovod.tensorflow on two ranks: tapes, optimizers, graphs with a session, layers."""
+
+import sys
+import types
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from helpers.horovod_calls import hvd, on_ranks, report
+
+import tfdist
+from tfdist import _core
+from tfdist.horovod.tensorflow.compression import Compressor
+
+
+def own_set():
+    sets = [hvd.add_process_set([rank]) for rank in range(hvd.size())]
+    return sets[hvd.rank()]
+
+
+# ---- tapes ----
+
+# What is traced too: the rest is the same in a graph, and tracing takes its time.
+IN_GRAPH = ("sum", "average", "own", "named", "generic", "partial", "more")
+
+
+class Halving(Compressor):
+    """A compression of the user's own."""
+
+    @staticmethod
+    def compress(tensor):
+        return tensor / 2, tensor.dtype
+
+    @staticmethod
+    def decompress(tensor, ctx):
+        return tf.cast(tensor * 2, ctx)
+
+
+def tapes(in_graph):
+    rank, alone = hvd.rank(), own_set()
+    a = keras.Variable([1.0, 2.0], name="a")
+    b = tf.Variable([3.0], name="b")
+    table = tf.Variable(tf.ones([6, 1]), name="table")
+    names = tf.Variable([1.0], name=f"name_on_{rank}")
+    factor = float(2 * rank + 1)  # 1 and 3: the average is 2, the sum 4
+
+    def gradients(wrap=hvd.DistributedGradientTape, with_names=False, **options):
+        with tf.GradientTape() as tape:
+            rows = tf.gather(table, [5, rank, 5])
+            loss = tf.reduce_sum(a) + 2 * tf.reduce_sum(b) + tf.reduce_sum(rows)
+            loss = factor * (loss + tf.reduce_sum(names))
+        tape = wrap(tape, **options)
+        if with_names:
+            return tape.gradient(loss, [names], None, True)
+        return tape.gradient(loss, [a, b, table])
+
+    layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
+    layer.build((None, 1))
+
+    def partial(op=hvd.Average, **options):
+        with tf.GradientTape() as tape:
+            loss = factor * (tf.reduce_sum(layer(tf.ones([1, 1]))) + tf.reduce_sum(b))
+        tape = hvd.PartialDistributedGradientTape(tape, op=op, **options)
+        return tape.gradient(loss, {"own": layer.kernel, "b": b})
+
+    def local_and_tensor():
+        x = tf.constant([2.0]) * factor
+        with tf.GradientTape(persistent=True) as tape:
+            tape.watch(x)
+            loss = factor * (tf.reduce_sum(a) + tf.reduce_sum(b)) + tf.reduce_sum(x * x)
+        tape = hvd.DistributedGradientTape(tape)
+        of_x = tape.gradient(loss, x)
+        missing = tape.gradient(loss, table, unconnected_gradients="zero")
+        tape.register_local_source(a)
+        own, others = tape.get_local_and_global_gradients(loss, [a, b])
+        assert own[0][0] is a and others[0][0] is b
+        return of_x, missing, own[0][1], others[0][1]
+
+    every = {"device_dense": "/cpu:0", "device_sparse": "/cpu:0"}
+    plan = {
+        "average": gradients,
+        "sum": lambda: gradients(op=hvd.Sum, **every),
+        "fp16": lambda: gradients(compression=hvd.Compression.fp16),
+        "own": lambda: gradients(compression=Halving, gradient_predivide_factor=2.0),
+        "dense": lambda: gradients(sparse_as_dense=True),
+        "divided": lambda: gradients(gradient_predivide_factor=2.0),
+        "two": lambda: gradients(groups=2),
+        "named": lambda: gradients(groups=[[b, a], [a]]),
+        "alone": lambda: gradients(process_set=alone),
+        "generic": lambda: gradients(with_names=True),
+        "partial": lambda: partial(local_layers=layer, **every),
+        "unscaled": lambda: partial(local_layers=[layer], scale_local_gradients=False),
+        "partial sum": lambda: partial(
+            hvd.Sum,
+            local_layers=[layer],
+            compression=hvd.Compression.fp16,
+            sparse_as_dense=True,
+            groups=1,
+        ),
+        "partial divided": lambda: partial(gradient_predivide_factor=4.0),
+        "partial alone": lambda: partial(process_set=alone),
+        "more": local_and_tensor,
+    }
+    found = {}
+    for name, call in plan.items():
+        if in_graph and name not in IN_GRAPH:
+            continue
+        _core.take_records()
+        ends = (tf.function(call) if in_graph else call)()
+        reductions = sum(row["kind"] == _core.ALLREDUCE for row in _core.take_records())
+        found[name] = [tensors_of(end) for end in tf.nest.flatten(ends)]
+        found[name].append(reductions)
+    with pytest.warns(DeprecationWarning, match="groups=1"):
+        found["old"] = [*map(tensors_of, gradients(num_groups=1)), 0]
+    with pytest.warns(DeprecationWarning):
+        partial(num_groups=1)
+    with tf.GradientTape() as tape:
+        factor_loss = factor * tf.reduce_sum(b)
+    tape = hvd.DistributedGradientTape(tape, scale_local_gradients=False)
+    tape.register_local_source(b)
+    found["kept"] = [tensors_of(tape.gradient(factor_loss, b)), 0]
+    return report(found)
+
+
+def tensors_of(grad):
+    """A gradient as lists; slices with their indices."""
+    if isinstance(grad, tf.IndexedSlices):
+        pairs = zip(
+            grad.indices.numpy().tolist(), grad.values.numpy()[:, 0], strict=True
+        )
+        return {str(index): float(value) for index, value in pairs}
+    return None if grad is None else grad.numpy().tolist()
+
+
+@pytest.mark.parametrize("in_graph", [False, True])
+def test_tapes_reduce_by_their_options(in_graph):
+    for rank, found in enumerate(on_ranks(tapes, 2, in_graph)):
+        own = 2 * rank + 1
+        rows = {"5": 4.0, "0": 0.5, "1": 1.5}
+        average = [[2.0, 2.0], [4.0], rows]
+        summed = [[4.0, 4.0], [8.0], {key: 2 * value for key, value in rows.items()}]
+        dense = [*average[:2], [[0.5], [1.5], [0.0], [0.0], [0.0], [4.0]]]
+        mine = {"5": 2.0 * own, str(rank): float(own)}
+        expected = {
+            **dict.fromkeys(("average", "fp16", "divided", "two", "old"), average),
+            **{"sum": summed, "named": average, "dense": dense, "own": dense},
+            "alone": [[own, own], [2 * own], mine],
+            "generic": [[2.0]],
+            "partial": [[2.0], [[own / 2]]],
+            "unscaled": [[2.0], [[own]]],
+            "partial sum": [[4.0], [[own]]],
+            "partial divided": [[2.0], [[2.0]]],
+            "partial alone": [[own], [[own]]],
+            "more": [[8.0], np.zeros([6, 1]).tolist(), [own / 2] * 2, [2.0]],
+            "kept": [[own]],
+        }
+        assert set(found) == ({*IN_GRAPH, "old", "kept"} if in_graph else set(expected))
+        for name, (*ends, _) in found.items():
+            assert (name, ends) == (name, expected[name])
+        assert found["named"][-1] == 1  # for b and a together, and rows of the table
+        assert in_graph or found["two"][-1] == 2
+
+
+def other_variables():
+    rank = hvd.rank()
+    w = tf.Variable([1.0], name=f"name_on_{rank}")
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(w)
+    try:
+        hvd.DistributedGradientTape(tape).gradient(loss, [w])
+    except tfdist.MismatchError as error:
+        return report("name_on_0" in str(error) and "name_on_1" in str(error))
+    return report(None)
+
+
+def test_variables_of_other_names_are_a_mismatch_without_generic_names():
+    assert on_ranks(other_variables, 2) == [True, True]
+
+
+# ---- optimizers of TensorFlow 1, and graphs ----
+
+
+def session_steps():
+    rank, alone = hvd.rank(), own_set()
+    factor = float(2 * rank + 1)
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        x = tf.compat.v1.placeholder(tf.float32, [None])
+        w = tf.compat.v1.get_variable("w", initializer=[float(rank)])
+        own = tf.compat.v1.get_variable("own", initializer=[0.0])
+        sgd = tf.compat.v1.train.MomentumOptimizer(0.5, 0.0)
+        optimizer = hvd.DistributedOptimizer(sgd, name="mine", use_locking=True)
+        optimizer.register_local_var(own)
+        loss = factor * (tf.reduce_sum(w) + tf.reduce_sum(own))
+        train = optimizer.minimize(loss)
+        several = hvd.DistributedOptimizer(
+            tf.compat.v1.train.GradientDescentOptimizer(1.0),
+            backward_passes_per_step=2,
+            average_aggregated_gradients=True,
+        )
+        v = tf.compat.v1.get_variable("v", initializer=[0.0])
+        step = tf.compat.v1.train.create_global_step()
+        twice = several.minimize(factor * tf.reduce_sum(v * x), step, var_list=[v])
+        send = hvd.broadcast_global_variables(1)
+        in_place = hvd.broadcast_variables([w, own], 0, inplace=True)
+        moved = [
+            hvd.allreduce(x, op=hvd.Sum),
+            hvd.grouped_allreduce([x])[0],
+            hvd.allgather(x[: rank + 1]),
+            hvd.broadcast(x, 1),
+            *hvd.alltoall(x, splits=[1, 1]),
+            hvd.reducescatter(x, op=hvd.Max),
+            hvd.rank_op(),
+            hvd.size_op(),
+            hvd.process_set_included_op(alone.process_set_id),
+            tf.gradients(hvd.allreduce(x, op=hvd.Sum), x)[0],
+        ]
+        objects = hvd.allgather_object(rank, session=session)
+        session.run(tf.compat.v1.global_variables_initializer())
+        session.run(send)
+        steps = [session.run(w).tolist()]
+        session.run(train)
+        steps += [session.run(w).tolist(), session.run(own).tolist()]
+        values = []
+        for number in range(4):
+            session.run(twice, {x: [number + 1.0]})
+            values.append(session.run(v).tolist() + [int(session.run(step))])
+        session.run(in_place)
+        ends = [e.tolist() for e in session.run(moved, {x: [rank + 1.0, 5.0]})]
+        slots = [optimizer.get_slot_names(), len(optimizer.variables())]
+        slots.append(optimizer.get_slot(w, "momentum") is not None)
+        return report([steps, values, ends, objects, slots])
+
+
+def test_a_session_runs_all():
+    for rank, (steps, values, ends, objects, slots) in enumerate(
+        on_ranks(session_steps, 2)
+    ):
+        own = 2 * rank + 1
+        assert steps == [[1.0], [0.0], [-own / 4]]
+        # Two passes of 1 and 2, then of 3 and 4, times the mean factor of 2.
+        assert values == [[0.0, 0], [-3.0, 1], [-3.0, 1], [-10.0, 2]]
+        received = [1.0, 2.0] if rank == 0 else [5.0, 5.0]
+        assert ends[:4] == [[3.0, 10.0], [1.5, 5.0], [1.0, 2.0, 5.0], [2.0, 5.0]]
+        assert ends[4:6] == [received, [1, 1]]
+        assert ends[6] == ([2.0] if rank == 0 else [5.0])
+        assert ends[7:] == [rank, 2, 1, [2.0, 2.0]]
+        assert objects == [0, 1] and slots == [["momentum"], 2, True]
+
+
+def eager_legacy():
+    rank, alone = hvd.rank(), own_set()
+    factor = float(2 * rank + 1)
+    w, table = tf.Variable([0.0]), tf.Variable(tf.zeros([3, 1]))
+
+    def loss():
+        return factor * (tf.reduce_sum(w) + tf.reduce_sum(tf.gather(table, [rank])))
+
+    def step(**options):
+        sgd = tf.compat.v1.train.GradientDescentOptimizer(1.0)
+        optimizer = hvd.DistributedOptimizer(sgd, **options)
+        w.assign([0.0]), table.assign(tf.zeros([3, 1]))
+        optimizer.minimize(loss, var_list=[w, table])
+        return [*w.numpy().tolist(), *table.numpy()[:, 0].tolist()]
+
+    with pytest.warns(DeprecationWarning):
+        old = step(num_groups=1)
+    with pytest.raises(ValueError, match="graphs"):
+        step(backward_passes_per_step=2)
+    sgd = tf.compat.v1.train.GradientDescentOptimizer(1.0)
+    local = hvd.DistributedOptimizer(sgd, scale_local_gradients=False)
+    local.register_local_var(w)
+    w.assign([0.0])
+    local.minimize(loss, var_list=[w, table])
+    return report(
+        [
+            old,
+            step(
+                device_dense="/cpu:0",
+                device_sparse="/cpu:0",
+                compression=hvd.Compression.fp16,
+                sparse_as_dense=True,
+                op=hvd.Sum,
+                groups=[[w, table]],
+            ),
+            step(gradient_predivide_factor=2.0),
+            step(process_set=alone),
+            w.numpy().tolist(),
+        ]
+    )
+
+
+def test_optimizers_of_tensorflow_1_in_eager_mode():
+    for rank, found in enumerate(on_ranks(eager_legacy, 2)):
+        own = -2.0 * rank - 1
+        average = [-2.0, -0.5, -1.5, 0.0]
+        alone = [own, own if rank == 0 else 0.0, own if rank == 1 else 0.0, 0.0]
+        assert found[:4] == [average, [-4.0, -1.0, -3.0, 0.0], average, alone]
+        assert found[4] == [own]
+
+
+def keras_options():
+    """What reaches horovod.tensorflow.keras, which is put aside for it."""
+    module = types.ModuleType("tfdist.horovod.tensorflow.keras")
+    module.DistributedOptimizer = lambda optimizer, **options: options
+    name = module.__name__
+    before = sys.modules.get(name)
+    sys.modules[name] = module
+    try:
+        return hvd.DistributedOptimizer(keras.optimizers.SGD(), "mine", groups=3)
+    finally:
+        sys.modules.pop(name)
+        if before is not None:
+            sys.modules[name] = before
+
+
+def test_an_optimizer_of_keras_gets_all_options():
+    found = keras_options()
+    assert found["name"] == "mine" and found["groups"] == 3
+    assert found["op"] == hvd.Average and len(found) == 12
+
+
+# ---- layers, states ----
+
+
+def layers_and_states():
+    rank = hvd.rank()
+    with pytest.raises(ValueError, match="fused"):
+        hvd.SyncBatchNormalization(fused=True)
+    layer = hvd.SyncBatchNormalization(fused=False, momentum=0.5, epsilon=0.0)
+    outputs = layer(tf.constant([[[1.0], [3.0]], [[5.0]]][rank]), training=True)
+    mean = layer.moving_mean.numpy().tolist()
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    optimizer = keras.optimizers.SGD(0.5)
+    model.layers[0].kernel.assign([[rank + 1.0]])
+    of_model = hvd.elastic.TensorFlowKerasState(model, optimizer=optimizer, epoch=rank)
+    w = tf.Variable(rank + 1.0)
+    of_list = hvd.elastic.TensorFlowState(variables=[w], step=rank)
+
+    def train(state, more):
+        return [state.step + more, float(w)]
+
+    results = hvd.elastic.run(train)(of_list, 10)
+    of_model.sync()
+    kernel = model.layers[0].kernel.numpy().tolist()
+    for refused in (
+        lambda: hvd.elastic.TensorFlowState([w], session=object()),
+        lambda: hvd.elastic.TensorFlowKerasState(model, backend=object()),
+    ):
+        with pytest.raises(ValueError, match="=None"):
+            refused()
+    with pytest.raises(NotImplementedError, match="session"):
+        hvd.BroadcastGlobalVariablesHook(0, device="/cpu:0")
+    ends = [outputs.numpy()[:, 0].tolist(), mean, results, of_model.epoch, kernel]
+    return report(ends)
+
+
+def test_layers_and_states_are_those_of_all_ranks():
+    root = float(np.sqrt(np.float32(8 / 3)))
+    for rank, (outputs, mean, results, epoch, kernel) in enumerate(
+        on_ranks(layers_and_states, 2)
+    ):
+        wanted = [[-2 / root, 0.0], [2 / root]][rank]
+        assert outputs == pytest.approx(wanted, rel=1e-5)
+        assert mean == [1.5]
+        assert (results, epoch, kernel) == ([10, 1.0], 0, [[1.0]])

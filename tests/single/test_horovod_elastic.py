@@ -1,0 +1,80 @@
+"""Elastic and compute-service names: what works, and what says that it does not."""
+
+import keras
+import pytest
+import tensorflow as tf
+
+import tfdist.horovod.tensorflow as hvd
+from tfdist.horovod.common.elastic import ObjectState
+from tfdist.horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
+from tfdist.horovod.tensorflow.data import compute_service, compute_worker
+
+
+@pytest.fixture
+def world():
+    hvd.init()
+    yield
+    hvd.shutdown()
+
+
+def test_elastic_in_a_world_of_fixed_size(world):
+    w = keras.Variable([1.0, 2.0])
+    state = hvd.elastic.TensorFlowState([w], epoch=1)
+    resets = []
+    state.register_reset_callbacks([lambda: resets.append(state.epoch)])
+
+    @hvd.elastic.run
+    def train(state, more):
+        state.epoch, _ = 2, w.assign([5.0, 6.0])
+        state.commit()
+        state.epoch, _ = 3, w.assign([7.0, 8.0])
+        state.restore()
+        state.on_reset()
+        return state.epoch + more
+
+    assert train(state, 10) == 12
+    assert w.numpy().tolist() == [5.0, 6.0] and resets == [2]
+
+    for error in (HorovodInternalError("lost"), HostsUpdatedInterrupt(False)):
+
+        @hvd.elastic.run
+        def fails(state, error=error):
+            raise error
+
+        with pytest.raises(NotImplementedError, match="checkpoint"):
+            fails(state)
+
+
+def test_elastic_states_say_what_they_need(world):
+    with pytest.raises(ValueError, match="variables"):
+        hvd.elastic.TensorFlowState()
+    with pytest.raises(ValueError, match="session=None"):
+        hvd.elastic.TensorFlowState([tf.Variable(1.0)], session=object())
+    with pytest.raises(ValueError, match="built first"):
+        hvd.elastic.TensorFlowKerasState(keras.Sequential([keras.layers.Dense(1)]))
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    with pytest.raises(ValueError, match="backend=None"):
+        hvd.elastic.TensorFlowKerasState(model, backend=object())
+    state = ObjectState(lambda obj: {"epoch": 7}, lambda: 1, epoch=0)
+    state.sync()
+    assert state.epoch == 7
+
+
+def test_the_compute_service_is_a_configuration_and_a_clear_error(tmp_path):
+    config = compute_service.TfDataServiceConfig(
+        1, 2, "compute", {"lo": [("host", 7)]}, b"\x01\xff", timeout=5
+    )
+    path = tmp_path / "config.json"
+    config.write(str(path))
+    read = compute_service.TfDataServiceConfig.read
+    assert read(str(path), wait_for_file_creation=True) == config
+    assert [p.name for p in tmp_path.iterdir()] == ["config.json"]
+    for call in (
+        config.compute_client,
+        lambda: compute_service.tf_data_service(config, 0),
+        lambda: compute_service.send_to_data_service(None, config, 0),
+        lambda: compute_service.compute_worker_fn(config),
+        lambda: compute_worker.main(1, "compute", str(path), 5),
+    ):
+        with pytest.raises(NotImplementedError, match=r"tfdist\.data\.scatter"):
+            call()
