@@ -111,7 +111,7 @@ def reduce_rows(
         name=f"{name}.indices",
         process_set=process_set,
     )
-    is_mark = marked == _MARK
+    is_mark = tf.equal(marked, _MARK)  # under disable_v2_behavior() == is identity
     indices = tf.boolean_mask(marked, tf.logical_not(is_mark))
     if sent.dtype != dtype or dtype in (tf.float16, tf.bfloat16):
         values = tf.cast(values, tf.float32)

@@ -17,6 +17,7 @@ from tfdist.horovod.common.exceptions import (
     HostsUpdatedInterrupt,
 )
 from tfdist.horovod.tensorflow import _signatures, mpi_ops
+from tfdist.horovod.tensorflow._arguments import scoped
 from tfdist.horovod.tensorflow.compression import Compressor, wire_name
 
 
@@ -193,6 +194,14 @@ def test_exceptions_carry_what_scripts_read():
     error = HorovodVersionMismatchError("tensorflow", "2.21", "2.20")
     assert isinstance(error, ImportError) and error.installed_version == "2.20"
     assert "2.20" in str(error) and "2.21" in str(error)
+
+
+def test_a_name_has_its_scope_unless_told_otherwise():
+    with tf.name_scope("outer"):
+        assert scoped("mine", False) == "outer/mine"
+        assert scoped("mine", True) == "mine"
+        assert scoped(None, False) is None
+    assert scoped("mine", False) == "mine"
 
 
 def test_compressions(world):

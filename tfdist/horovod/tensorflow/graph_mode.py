@@ -42,18 +42,23 @@ def broadcast_global_variables(root_rank: int) -> Any:
 
 
 class BroadcastGlobalVariablesHook:
-    """A hook for the estimators of TensorFlow 1, which TensorFlow has dropped.
+    """A session hook of TensorFlow 1: refused, with what to write instead.
+
+    Args:
+        root_rank: the rank whose values would be taken.
+        device: that of the operation.
 
     Raises:
-        NotImplementedError: always; says what to write instead.
+        NotImplementedError: always.
     """
 
     def __init__(self, root_rank: int, device: str = "") -> None:
         raise NotImplementedError(
-            "BroadcastGlobalVariablesHook is for tf.estimator and the sessions of "
-            "TensorFlow 1, which TensorFlow 2 has dropped. In a tf.Graph run "
-            f"session.run(hvd.broadcast_global_variables({root_rank})) once after the "
-            "variables were initialised; in model.fit give "
-            f"callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback({root_rank})] "
-            "of horovod.keras."
+            f"BroadcastGlobalVariablesHook({root_rank!r}, device={device!r}) is a "
+            "session hook of TensorFlow 1 (tf.estimator, MonitoredTrainingSession), "
+            "which tfdist does not serve. In a tf.compat.v1.Session run "
+            f"session.run(hvd.broadcast_global_variables({root_rank!r})) once after "
+            "the variables were initialised; in model.fit give "
+            f"callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback({root_rank!r})]"
+            " of horovod.keras."
         )
