@@ -179,6 +179,35 @@ def test_variables_of_other_names_are_a_mismatch_without_generic_names():
     assert on_ranks(other_variables, 2) == [True, True]
 
 
+def adjoints():
+    found = []
+    for operation in (
+        hvd.allreduce,
+        lambda x: hvd.grouped_allreduce([x], op=hvd.Sum, prescale_factor=3.0)[0],
+        hvd.allgather,
+        lambda x: hvd.grouped_allgather([x])[0],
+        lambda x: hvd.broadcast(x, 1),
+        hvd.alltoall,
+        hvd.reducescatter,
+        lambda x: hvd.grouped_reducescatter([x], op=hvd.Sum)[0],
+    ):
+        x = tf.Variable([1.0, 2.0])
+        with tf.GradientTape() as tape:
+            y = operation(x)
+            weights = tf.range(1.0, tf.cast(tf.size(y), tf.float32) + 1)
+            loss = tf.reduce_sum(y * weights) * (hvd.rank() + 1)
+        found.append(tape.gradient(loss, x).numpy().tolist())
+    return report(found)
+
+
+def test_gradients_are_those_of_the_sum_of_all_losses():
+    both = [[1.5, 3.0], [9.0, 18.0]]
+    parts = [[0.5, 1.0], [1.0, 2.0]]  # of reducescatter: an average and a sum
+    first, second = on_ranks(adjoints, 2)
+    assert first == [*both, *[[3.0, 6.0]] * 2, [0.0, 0.0], [1.0, 2.0], *parts]
+    assert second == [*both, *[[9.0, 12.0]] * 2, [3.0, 6.0], [2.0, 4.0], *parts]
+
+
 # ---- optimizers of TensorFlow 1, and graphs ----
 
 
