@@ -23,6 +23,7 @@ from tfdist.collectives import ReduceOp, allreduce
 from tfdist.objects import allgather_object
 
 _KNOWN = (*EVERYWHERE, *WRITES, "BackupAndRestore", "History", "ProgbarLogger")
+_OURS = "tfdist.callbacks."  # the rules know these, also by those of Horovod's names
 _PLAIN = (bool, int, float, str, type(None))
 
 
@@ -93,7 +94,7 @@ def describe(callback: keras.callbacks.Callback) -> Entry:
     if settings is not None:  # one of ours
         inner = getattr(callback, "callback", None)
         name = cls.__name__ + (f"({type(inner).__name__})" if inner else "")
-        kind = next(c.__name__ for c in cls.__mro__ if c.__module__[:7] == "tfdist.")
+        kind = next(c.__name__ for c in cls.__mro__ if c.__module__.startswith(_OURS))
         return Entry(name, kind, ours=True, settings=settings())
     kind = kind_of(callback)
     if kind == "TerminateOnNaN" and callback.raise_error:

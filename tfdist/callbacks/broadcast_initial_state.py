@@ -75,13 +75,17 @@ class BroadcastInitialState(RankCallback):
         optimizer = model.optimizer
         if optimizer is not None and not optimizer.built:
             optimizer.build(model.trainable_variables)
-        slots = [v for one in optimizers_of(model) for v in one.variables]
         ranks = self._ranks
         root = members_of(ranks)[0] if self.root is None else self.root
-        broadcast_variables(model.weights + slots, root, process_set=ranks)
+        broadcast_variables(self._variables(), root, process_set=ranks)
         broadcast_seed_generators(
             model, self.seed_generators, root=root, process_set=ranks
         )
+
+    def _variables(self) -> list[Any]:
+        """What is sent, in the same order on every rank."""
+        slots = [v for one in optimizers_of(self.model) for v in one.variables]
+        return self.model.weights + slots
 
     def _build_and_broadcast(self, batch: Any) -> None:
         self.model._symbolic_build(data_batch=batch)

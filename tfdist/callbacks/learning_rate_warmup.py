@@ -9,6 +9,7 @@ import keras
 import tensorflow as tf
 
 from tfdist import _runtime, collectives
+from tfdist._process_sets import ProcessSet
 from tfdist.callbacks._base import RankCallback, base_optimizer
 from tfdist.callbacks._rates import ScalableRate
 from tfdist.optimizers import MomentumSGD, warmup_factor
@@ -97,29 +98,17 @@ class LearningRateWarmup(RankCallback):
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Finds the number of steps and takes over the rate."""
         super().on_train_begin(logs)
-        self._steps = self._longest_epoch()
-        self._rate = ScalableRate(base_optimizer(self.model))
-        if self._rate.needs_retrace:
-            self.model.make_train_function(force=True)
-
-    def _longest_epoch(self) -> int:
-        """The number of steps of the rank that has most; all have to use the same."""
         own = self.steps_per_epoch or self.params.get("steps")
-        unknown = own is None
-        steps = own or 0
-        if _runtime.size() > 1:
-            steps, unknown = collectives.allreduce(
-                tf.constant([steps, unknown], tf.int64),
-                op=collectives.ReduceOp.MAX,
-                name="warmup.steps",
-                process_set=self._ranks,
-            ).numpy()
-        if unknown:
+        steps = longest_epoch(own, "warmup.steps", self._ranks)
+        if steps is None:
             raise ValueError(
                 "The number of steps in an epoch is unknown. Write "
                 "LearningRateWarmup(steps_per_epoch=...)."
             )
-        return int(steps)
+        self._steps = steps
+        self._rate = ScalableRate(base_optimizer(self.model))
+        if self._rate.needs_retrace:
+            self.model.make_train_function(force=True)
 
     def on_train_batch_begin(
         self, batch: int, logs: dict[str, Any] | None = None
@@ -167,11 +156,46 @@ class LearningRateWarmup(RankCallback):
         if rate == previous:
             return
         self._rate.set(rate)
-        optimizer = base_optimizer(self.model)
-        if self.momentum_correction and previous > 0 and optimizer.built:
-            velocities = velocities_of(optimizer)
+        if self.momentum_correction:
             # The rate is a float32 variable: the ratio of what was really stored.
-            _scale(velocities, tf.constant(self._rate.get() / previous, tf.float64))
+            rescale_velocities(base_optimizer(self.model), previous, self._rate.get())
+
+
+def longest_epoch(
+    own: int | None, name: str, process_set: ProcessSet | None
+) -> int | None:
+    """The number of steps of the rank that has most; all have to use the same.
+
+    Args:
+        own: this rank's; None: unknown.
+        name: of the reduction.
+        process_set: the ranks that train; None for all.
+
+    Returns:
+        The number; None, on all ranks, if one does not know its own.
+    """
+    unknown = own is None
+    steps = own or 0
+    if _runtime.size() > 1:
+        steps, unknown = collectives.allreduce(
+            tf.constant([steps, unknown], tf.int64),
+            op=collectives.ReduceOp.MAX,
+            name=name,
+            process_set=process_set,
+        ).numpy()
+    return None if unknown else int(steps)
+
+
+def rescale_velocities(optimizer: Any, before: float, now: float) -> None:
+    """Multiplies the sums of updates in a built optimizer by the change of its rate.
+
+    Args:
+        optimizer: the one that has the rate.
+        before: the rate with which they were summed; where it is 0 nothing is done.
+        now: the rate of the next step.
+    """
+    if before > 0 and now != before and optimizer.built:
+        _scale(velocities_of(optimizer), tf.constant(now / before, tf.float64))
 
 
 def velocities_of(optimizer: keras.optimizers.Optimizer) -> list[Any]:

@@ -98,7 +98,7 @@ class MetricAverage(RankCallback):
                 ". Evaluate all the data on each rank instead, without the callback."
             )
         now = Snapshot(self.model)
-        _exchange_logs(logs or {}, {"": now}, self._ranks)
+        exchange_logs(logs or {}, {"": now}, self._ranks)
         [total] = combine([now], process_set=self._ranks)
         now.assign(total)
         self._combined = True
@@ -121,7 +121,7 @@ class MetricAverage(RankCallback):
         parts = {"": now}
         if self._training is not None:
             parts = {"": self._training, _VALIDATION: now}
-        shared = _exchange_logs(logs, parts, self._ranks)
+        shared = exchange_logs(logs, parts, self._ranks)
         totals = combine(list(parts.values()), process_set=self._ranks)
         results: dict[str, Any] = {}
         for prefix, total in zip(parts, totals, strict=True):
@@ -165,7 +165,7 @@ def _check_can_evaluate(params: dict[str, Any]) -> None:
         )
 
 
-def _exchange_logs(
+def exchange_logs(
     logs: dict[str, Any],
     parts: dict[str, Snapshot],
     process_set: ProcessSet | None,

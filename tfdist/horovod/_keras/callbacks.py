@@ -1,0 +1,215 @@
+"""Horovod's callbacks over tfdist's, but for those that set the learning rate."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import Any
+
+import keras
+import numpy as np
+
+from tfdist import _runtime
+from tfdist.callbacks import BroadcastInitialState, MetricAverage
+from tfdist.callbacks._base import RankCallback
+from tfdist.callbacks._optimizers import optimizers_of
+from tfdist.callbacks.metric_average import exchange_logs
+from tfdist.horovod._keras.options import note_device
+from tfdist.local_variables import identity, is_variable
+from tfdist.metric_states import check_metrics
+
+_logger = logging.getLogger("tfdist")
+
+
+class BroadcastGlobalVariablesCallback(BroadcastInitialState):
+    """Sends the model's weights and the optimizer's state of one rank to all.
+
+    Before the first step. (Horovod sends after it, so its first step is one of
+    different weights.) Random numbers of layers are drawn from another stream on each
+    rank; see `tfdist.callbacks.BroadcastInitialState`.
+
+    Args:
+        root_rank: rank whose state all others take.
+        device: has no meaning here; a warning says so.
+        local_variables: a variable or several that each rank keeps as they are, and
+            what the optimizer holds for them.
+
+    Raises:
+        ValueError: something in `local_variables` is no variable; at the start of
+            `fit`, if the model's optimizer does not reduce gradients.
+        tfdist.MismatchError: at the start of `fit`, if the ranks' variables differ.
+
+    Example:
+        >>> import tfdist.horovod.keras as hvd
+        >>> callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0)]
+    """
+
+    def __init__(
+        self, root_rank: int, device: str = "", local_variables: Any = None
+    ) -> None:
+        super().__init__(root_rank)
+        note_device("device", device)
+        self.root_rank = root_rank
+        self._local: list[Any] = []
+        if local_variables is not None:
+            single = is_variable(local_variables)
+            listed = [local_variables] if single else local_variables
+            for one in listed:
+                self.register_local_var(one)
+
+    def register_local_var(self, var: Any) -> None:
+        """Lets each rank keep its own value of a variable.
+
+        Raises:
+            ValueError: it is no variable.
+        """
+        if not is_variable(var):
+            raise ValueError(
+                "All local variables must be variables of Keras or TensorFlow, got "
+                f"{type(var).__name__}: {var!r}."
+            )
+        self._local.append(var)
+
+    def _variables(self) -> list[Any]:
+        everything = super()._variables()
+        if not self._local:
+            return everything
+        kept = {identity(v) for v in self._local}
+        for optimizer in optimizers_of(self.model):
+            kept |= {identity(v) for v in slots_of(optimizer, kept)}
+        return [v for v in everything if identity(v) not in kept]
+
+
+def slots_of(optimizer: Any, identities: Iterable[int]) -> list[Any]:
+    """What a built Keras optimizer holds for some of its variables.
+
+    Slots are in lists with one member for each variable that is trained.
+
+    Args:
+        optimizer: of Keras, or a loss scale around one.
+        identities: of the variables, see `local_variables.identity`.
+    """
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    wanted = set(identities)
+    trained = inner._trainable_variables
+    places = [i for i, v in enumerate(trained) if identity(v) in wanted]
+    found = []
+    for value in vars(inner).values():
+        if value is trained or not isinstance(value, list | tuple):
+            continue
+        if len(value) == len(trained) and all(
+            v is None or is_variable(v) for v in value
+        ):
+            found += [value[i] for i in places if value[i] is not None]
+    return found
+
+
+class MetricAverageCallback(MetricAverage):
+    """Replaces the epoch's metrics by those of all ranks together.
+
+    Every sample counts alike, and a metric that is no mean is that of all the data;
+    see `tfdist.callbacks.MetricAverage`. (Horovod takes the mean of the ranks'
+    numbers.) If a metric of the user's own does not say how it is combined, all
+    metrics are the means of the ranks' numbers, as in Horovod, and a warning says so.
+
+    Args:
+        device: has no meaning here; a warning says so.
+
+    Raises:
+        tfdist.MismatchError: at the end of an epoch, if the ranks' logs have
+            different names.
+
+    Example:
+        >>> import keras
+        >>> import tfdist.horovod.keras as hvd
+        >>> callbacks = [hvd.callbacks.MetricAverageCallback(),
+        ...              keras.callbacks.ReduceLROnPlateau()]
+    """
+
+    def __init__(self, device: str = "") -> None:
+        super().__init__()
+        note_device("device", device)
+        self._plain = False
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Looks whether the metrics can be combined exactly."""
+        RankCallback.on_train_begin(self, logs)
+        self._plain = False
+        try:
+            check_metrics(self.model)
+        except ValueError as error:
+            self._plain = True
+            if _runtime.rank() == 0:
+                _logger.warning(
+                    "MetricAverageCallback: the metrics of the epoch are the plain "
+                    "means of the ranks' numbers. %s",
+                    error,
+                )
+
+    def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Keeps the training metrics."""
+        if not (self._plain and self._in_epoch):
+            super().on_test_begin(logs)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Replaces the numbers in `logs`."""
+        if not self._plain:
+            super().on_epoch_end(epoch, logs)
+            return
+        self._in_epoch = False
+        if logs is None:
+            return
+        shared = exchange_logs(logs, {}, self._ranks)
+        for key in shared[0]["numbers"]:
+            logs[key] = float(np.mean([own["numbers"][key] for own in shared]))
+
+
+class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
+    """Saves the best model so far to a file that is named later.
+
+    Args:
+        monitor: what is compared; default "val_loss".
+        verbose: 0 or 1.
+        save_weights_only: whether only weights are saved.
+        mode: "auto", "min" or "max".
+        save_freq: "epoch", or a number of batches.
+
+    Set `filepath` before `fit`, on one rank (`if hvd.rank() == 0:`): a name that ends
+    in ".keras" or ".h5", or in ".weights.h5" for weights.
+
+    Raises:
+        ValueError: at the start of `fit`, if there is no `filepath`.
+
+    Example:
+        >>> import tfdist.horovod.keras as hvd
+        >>> best = hvd.callbacks.BestModelCheckpoint(monitor="loss")
+        >>> best.filepath = "best.keras"
+    """
+
+    def __init__(
+        self,
+        monitor: str = "val_loss",
+        verbose: int = 0,
+        save_weights_only: bool = False,
+        mode: str = "auto",
+        save_freq: str | int = "epoch",
+    ) -> None:
+        super().__init__(
+            filepath="unnamed.weights.h5" if save_weights_only else "unnamed.keras",
+            monitor=monitor,
+            verbose=verbose,
+            save_best_only=True,
+            save_weights_only=save_weights_only,
+            mode=mode,
+            save_freq=save_freq,
+        )
+        self.filepath = None
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Refuses to train without a place to save to."""
+        super().on_train_begin(logs)
+        if self.filepath is None:
+            raise ValueError(
+                "BestModelCheckpoint has no file to write to. Set its filepath before "
+                "fit, e.g. checkpoint.filepath = 'best.keras'."
+            )

@@ -1,0 +1,143 @@
+"""Horovod's elastic names for Keras, in a world of fixed size.
+
+The state is saved, restored and synchronised; the world does not change. What
+`tfdist.horovod.tensorflow.elastic.run` says about failures holds here too.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from tfdist.horovod.tensorflow.elastic import TensorFlowKerasState, run
+
+__all__ = [
+    "CommitStateCallback",
+    "KerasState",
+    "UpdateBatchStateCallback",
+    "UpdateEpochStateCallback",
+    "run",
+]
+
+
+class KerasState(TensorFlowKerasState):
+    """A Keras model and its optimizer, and plain values as attributes.
+
+    Args:
+        model: built.
+        optimizer: default that of the model.
+        **kwargs: name and value of each attribute, e.g. `epoch=0, batch=0`.
+
+    Raises:
+        ValueError: the model is not built.
+
+    Example:
+        >>> import keras
+        >>> import tfdist.horovod.keras as hvd
+        >>> hvd.init()
+        >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        >>> state = hvd.elastic.KerasState(model, epoch=0)
+        >>> state.epoch = 3
+        >>> state.restore()
+        >>> state.epoch
+        0
+    """
+
+    def __init__(
+        self, model: keras.Model, optimizer: Any = None, **kwargs: Any
+    ) -> None:
+        super().__init__(model, optimizer=optimizer, **kwargs)
+
+
+class CommitStateCallback(keras.callbacks.Callback):
+    """Calls `state.commit()` after every few batches, and after each epoch.
+
+    Args:
+        state: an elastic state.
+        batches_per_commit: batches between two commits; default 1. A commit copies
+            all weights.
+
+    Raises:
+        ValueError: `batches_per_commit` is below 1.
+    """
+
+    def __init__(self, state: Any, batches_per_commit: int = 1) -> None:
+        super().__init__()
+        if batches_per_commit < 1:
+            raise ValueError(
+                f"Expected batches_per_commit of at least 1, got {batches_per_commit}."
+            )
+        self.state = state
+        self.batches_per_commit = batches_per_commit
+        self.batches_remaining = batches_per_commit
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Begins to count."""
+        self.batches_remaining = self.batches_per_commit
+
+    def on_train_batch_end(
+        self, batch: int, logs: dict[str, Any] | None = None
+    ) -> None:
+        """Commits when it is time."""
+        self.batches_remaining -= 1
+        if self.batches_remaining == 0:
+            self._commit()
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Commits what has come since."""
+        if self.batches_remaining < self.batches_per_commit:
+            self._commit()
+
+    def _commit(self) -> None:
+        self.batches_remaining = self.batches_per_commit
+        self.state.commit()
+
+
+class UpdateBatchStateCallback(keras.callbacks.Callback):
+    """Sets `state.batch` to the number of the batch at its end, to 0 at an epoch's.
+
+    Put it before `CommitStateCallback` in the list.
+
+    Args:
+        state: an elastic state with an attribute `batch`.
+    """
+
+    def __init__(self, state: Any) -> None:
+        super().__init__()
+        self.state = state
+
+    def on_train_batch_end(
+        self, batch: int, logs: dict[str, Any] | None = None
+    ) -> None:
+        """Notes the batch."""
+        self.state.batch = batch
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Notes that the next epoch begins."""
+        self.state.batch = 0
+
+
+class UpdateEpochStateCallback(keras.callbacks.Callback):
+    """Sets `state.epoch` to the number of epochs that are done, at the end of each.
+
+    What `fit` counts is added to the `state.epoch` with which it began, as in
+    `model.fit(..., epochs=EPOCHS - state.epoch)`. Put it before `CommitStateCallback`
+    in the list.
+
+    Args:
+        state: an elastic state with an attribute `epoch`.
+    """
+
+    def __init__(self, state: Any) -> None:
+        super().__init__()
+        self.state = state
+        self.initial_epoch = state.epoch
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Takes over where the state is."""
+        self.initial_epoch = self.state.epoch
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Notes the epoch."""
+        self.state.epoch = self.initial_epoch + epoch + 1

@@ -1,0 +1,249 @@
+"""Horovod's callbacks that set the learning rate, by its formulas."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from tfdist import _runtime
+from tfdist.callbacks._base import RankCallback, base_optimizer
+from tfdist.callbacks.learning_rate_warmup import longest_epoch, rescale_velocities
+
+_logger = logging.getLogger("tfdist")
+_warned: set[str] = set()
+
+
+class LearningRateScheduleCallback(RankCallback):
+    """Sets the learning rate to `initial_lr * multiplier(epoch)` in some epochs.
+
+    With `staircase` at the beginning of each epoch from `start_epoch` until before
+    `end_epoch`, given the epoch as an integer; without it before every batch, given
+
+        epoch + batch / steps_per_epoch.
+
+    A number m as multiplier stands for m ** (epoch - start_epoch). That is what Horovod
+    computes since 0.22.2 (its pull requests 3135 and 3142), while its documentation
+    says `initial_lr * multiplier`: write a function to be sure. A warning says so.
+
+    Momentum correction: when the rate changes from a to b, what SGD and RMSprop hold as
+    velocity is multiplied by b / a, which has the effect of Horovod's momentum * b / a
+    in the one step after it (Goyal et al., arXiv:1706.02677, remark 2). Under Keras 3 a
+    new value of `optimizer.momentum` would have none.
+
+    The rate is in the epoch's logs as "lr".
+
+    Args:
+        initial_lr: the rate that is multiplied.
+        multiplier: a number, or a function of the epoch.
+        start_epoch: the first epoch in which the rate is set, counted from 0.
+        end_epoch: the first epoch in which it is not any more; None: to the end.
+        staircase: per epoch (True) or per batch.
+        momentum_correction: default True.
+        steps_per_epoch: without `staircase`; default: what `fit` says, on the rank that
+            has most.
+
+    Raises:
+        ValueError: `initial_lr` is None; at the start of `fit`: the number of steps is
+            not known, or the model's optimizer does not reduce gradients.
+        TypeError: at the start of `fit`: the optimizer's rate is a schedule.
+
+    Example:
+        >>> import tfdist.horovod.keras as hvd
+        >>> decay = hvd.callbacks.LearningRateScheduleCallback(
+        ...     initial_lr=0.1, multiplier=lambda epoch: 0.1, start_epoch=30)
+    """
+
+    def __init__(
+        self,
+        initial_lr: float,
+        multiplier: float | Callable[[Any], float],
+        start_epoch: int = 0,
+        end_epoch: int | None = None,
+        staircase: bool = True,
+        momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
+    ) -> None:
+        super().__init__()
+        if initial_lr is None:
+            raise ValueError("Parameter `initial_lr` is required")
+        self.initial_lr = initial_lr
+        self.start_epoch = start_epoch
+        self.end_epoch = end_epoch
+        self.staircase = staircase
+        self.momentum_correction = momentum_correction
+        self.steps_per_epoch = steps_per_epoch
+        self.multiplier = (
+            multiplier if callable(multiplier) else self._power(float(multiplier))
+        )
+
+    def _power(self, factor: float) -> Callable[[Any], float]:
+        if factor != 1 and (
+            self.end_epoch is None or self.end_epoch - 1 > self.start_epoch
+        ):
+            _warn_once(
+                f"multiplier={factor:g} means {factor:g} ** (epoch - "
+                f"{self.start_epoch}) here, as in Horovod since 0.22.2, not a constant "
+                "factor, as its documentation says. Write multiplier=lambda epoch: "
+                f"{factor:g} for a constant one."
+            )
+        start = self.start_epoch
+        return lambda epoch: factor ** (epoch - start)
+
+    def settings_of_all_ranks(self) -> dict[str, Any]:
+        """What the rates follow from; the rates themselves are compared per epoch."""
+        return {
+            "initial_lr": float(self.initial_lr),
+            "start_epoch": self.start_epoch,
+            "end_epoch": self.end_epoch,
+            "staircase": bool(self.staircase),
+            "momentum_correction": bool(self.momentum_correction),
+        }
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Finds the number of steps."""
+        super().on_train_begin(logs)
+        optimizer = base_optimizer(self.model)
+        if isinstance(
+            optimizer._learning_rate, keras.optimizers.schedules.LearningRateSchedule
+        ) or not hasattr(optimizer._learning_rate, "assign"):
+            raise TypeError(
+                f"{type(self).__name__} sets the learning rate, but that of "
+                f"{optimizer.name!r} is {optimizer._learning_rate!r}. Give the "
+                "optimizer a number, or leave the callback out."
+            )
+        if self.staircase:
+            return
+        own = self.steps_per_epoch or self.params.get("steps")
+        steps = longest_epoch(own, "schedule.steps", self._ranks)
+        if steps is None:
+            raise ValueError(
+                "Could not autodetect the number of steps per epoch. Please specify "
+                f"the steps_per_epoch parameter to the {type(self).__name__}()."
+            )
+        self.steps_per_epoch = steps
+
+    def on_train_batch_begin(
+        self, batch: int, logs: dict[str, Any] | None = None
+    ) -> None:
+        """Sets the rate of the step that comes."""
+        super().on_train_batch_begin(batch, logs)
+        epoch = self._epoch
+        ended = self.end_epoch is not None and epoch >= self.end_epoch
+        if epoch < self.start_epoch or ended:
+            return
+        if not self.staircase:
+            self._set(epoch + batch / (self.steps_per_epoch or 1))
+        elif batch == 0:
+            self._set(epoch)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Puts the rate into the logs."""
+        if logs is not None:
+            logs["lr"] = self._rate()
+
+    def _rate(self) -> float:
+        return float(
+            keras.ops.convert_to_numpy(base_optimizer(self.model).learning_rate)
+        )
+
+    def _set(self, epoch: float) -> None:
+        before = self._rate()
+        optimizer = base_optimizer(self.model)
+        optimizer.learning_rate = float(self.initial_lr * self.multiplier(epoch))
+        if self.momentum_correction:
+            rescale_velocities(optimizer, before, self._rate())
+
+
+class LearningRateWarmupCallback(LearningRateScheduleCallback):
+    """Raises the learning rate from `initial_lr / size` to `initial_lr`.
+
+    Before batch b of epoch e, of S = steps_per_epoch batches an epoch, both counted
+    from 0, with size ranks:
+
+        epoch = e + (b + 1) / S
+        lr(epoch) = initial_lr / size * ((size - 1) * epoch / warmup_epochs + 1)
+
+    in the first `warmup_epochs` epochs, after which the callback leaves the rate alone.
+    The formula is that of Horovod's documentation (API, `LearningRateWarmupCallback`,
+    "Math recap"); there epoch is e + b / S, and its code (`_keras/callbacks.py`) adds
+    1 / S, so that the last batch of the warm-up has the full rate.
+
+    Args:
+        initial_lr: the rate at the end: that of one process times the number of ranks.
+        warmup_epochs: epochs of warm-up; default 5, 0: none.
+        momentum_correction: see `LearningRateScheduleCallback`; default True.
+        steps_per_epoch: default: what `fit` says, on the rank that has most.
+        verbose: 1: rank 0 says when the warm-up is over; default 0.
+
+    Raises:
+        ValueError, TypeError: as `LearningRateScheduleCallback`.
+
+    Example:
+        >>> import tfdist.horovod.keras as hvd
+        >>> warmup = hvd.callbacks.LearningRateWarmupCallback(0.1, warmup_epochs=3)
+
+    References:
+        Goyal et al., Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour, 2017,
+        section 2.2 (arXiv:1706.02677).
+    """
+
+    def __init__(
+        self,
+        initial_lr: float,
+        warmup_epochs: int = 5,
+        momentum_correction: bool = True,
+        steps_per_epoch: int | None = None,
+        verbose: int = 0,
+    ) -> None:
+        super().__init__(
+            initial_lr,
+            self._multiplier,
+            start_epoch=0,
+            end_epoch=warmup_epochs,
+            staircase=False,
+            momentum_correction=momentum_correction,
+            steps_per_epoch=steps_per_epoch,
+        )
+        self.warmup_epochs = warmup_epochs
+        self.verbose = verbose
+
+    def _multiplier(self, epoch: float) -> float:
+        epoch += 1 / (self.steps_per_epoch or 1)
+        return warmup_multiplier(epoch, self.warmup_epochs, _runtime.size())
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Puts the rate into the logs, and says that the warm-up is over."""
+        super().on_epoch_end(epoch, logs)
+        if epoch == self.warmup_epochs - 1 and self.verbose and _runtime.rank() == 0:
+            sys.stdout.write(
+                f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to "
+                f"{self._rate():g}.\n"
+            )
+
+
+def warmup_multiplier(epoch: float, warmup_epochs: float, size: int) -> float:
+    """What the rate at the end of a warm-up is multiplied by.
+
+    Args:
+        epoch: 0 <= epoch <= warmup_epochs, may be a fraction.
+        warmup_epochs: above 0.
+        size: number of ranks.
+
+    Returns:
+        1/size at the beginning, 1 at the end, linear between.
+
+    Example:
+        >>> [warmup_multiplier(epoch, 2, 4) for epoch in (0, 1, 2)]
+        [0.25, 0.625, 1.0]
+    """
+    return 1.0 / size * (epoch * (size - 1) / warmup_epochs + 1)
+
+
+def _warn_once(text: str) -> None:
+    if text not in _warned:
+        _warned.add(text)
+        _logger.warning("%s", text)

@@ -1,0 +1,17 @@
+"""Horovod's elastic names for Keras, in a world of fixed size."""
+
+from tfdist.horovod._keras.elastic import (
+    CommitStateCallback,
+    KerasState,
+    UpdateBatchStateCallback,
+    UpdateEpochStateCallback,
+    run,
+)
+
+__all__ = [
+    "CommitStateCallback",
+    "KerasState",
+    "UpdateBatchStateCallback",
+    "UpdateEpochStateCallback",
+    "run",
+]

@@ -1,0 +1,80 @@
+"""The spellings of Keras 2 under Keras 3: for scripts that were written before it.
+
+`activate()` changes Keras in this process so that what scripts for Horovod commonly
+have means what it meant, with one warning for each spelling that shows the new one.
+`tfdistrun --horovod` calls it. Nothing of Keras is touched before, and
+`deactivate()` puts everything back.
+
+====================================================  =================================
+Keras 2                                               Keras 3
+====================================================  =================================
+`optimizer.lr`, read and assigned                     `optimizer.learning_rate`
+`SGD(lr=0.1)`, also `learning_rate=1`                 `SGD(learning_rate=0.1)`, floats
+`SGD(0.1, decay=d)`                                   `SGD(InverseTimeDecay(0.1, 1, d))`
+`Adam(epsilon=None)`, `jit_compile=`                  leave them out
+`optimizer.variables()`, `.weights`, `.get_weights()` `optimizer.variables`
+`apply_gradients(pairs, name=...)`                    `apply_gradients(pairs)`
+`LossScaleOptimizer.get_scaled_loss(loss)`            `scale_loss(loss)`
+`LossScaleOptimizer.get_unscaled_gradients(grads)`    `apply` unscales by itself
+`LossScaleOptimizer.loss_scale`                       `dynamic_scale`
+`keras.optimizers.legacy.SGD`, `.experimental.SGD`    `keras.optimizers.SGD`
+`compile(experimental_run_tf_function=...)`           leave it out
+`compile(experimental_steps_per_execution=n)`         `compile(steps_per_execution=n)`
+`fit_generator`, `evaluate_generator`, ...            `fit`, `evaluate`, `predict`
+`fit(workers=, use_multiprocessing=, ...)`            `keras.utils.PyDataset(workers=)`
+`save_weights("w.h5")`, `ModelCheckpoint("w.h5", ..)` `"w.weights.h5"`
+`ModelCheckpoint("model.hdf5")`                       `"model.keras"`
+`K.get_value(v)`, `K.set_value(v, x)`                 `v.numpy()`, `v.assign(x)`
+`K.set_session(tf.Session(config=config))`            `tf.config.set_visible_devices`
+====================================================  =================================
+
+What cannot work is a `NotImplementedError` that names both spellings:
+`get_session`, `optimizer.get_gradients`, `optimizer.get_updates`.
+
+Example:
+    >>> import keras, warnings
+    >>> from tfdist.horovod import keras2
+    >>> keras2.activate()
+    >>> optimizer = keras.optimizers.SGD(learning_rate=0.5)
+    >>> with warnings.catch_warnings(record=True):
+    ...     optimizer.lr = 0.25
+    >>> float(optimizer.learning_rate)
+    0.25
+    >>> keras2.deactivate()
+"""
+
+from __future__ import annotations
+
+from tfdist.horovod.keras2._spelling import Keras2SpellingWarning, Patches, forget
+
+__all__ = ["Keras2SpellingWarning", "activate", "deactivate", "is_active"]
+
+_active: list[Patches] = []
+
+
+def activate() -> None:
+    """Lets the spellings of Keras 2 work in this process.
+
+    Call it before the model is made. Does nothing the second time. Initializes
+    nothing.
+    """
+    if _active:
+        return
+    from tfdist.horovod.keras2 import _backend, _loss_scale, _models, _optimizers
+
+    patches = Patches()
+    _active.append(patches)
+    for part in (_optimizers, _loss_scale, _models, _backend):
+        part.install(patches)
+
+
+def deactivate() -> None:
+    """Puts everything of Keras back as it was before `activate`."""
+    while _active:
+        _active.pop().take_back()
+    forget()
+
+
+def is_active() -> bool:
+    """Whether `activate` is in force."""
+    return bool(_active)

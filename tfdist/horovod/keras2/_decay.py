@@ -1,0 +1,60 @@
+"""`decay=` of Keras 2: rate / (1 + decay * steps), with a rate that can be set."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from tfdist._own_name import subclass_under_own_name
+
+
+class _Settable:
+    """Mixin of an `InverseTimeDecay` whose first rate is a variable."""
+
+    initial_learning_rate: Any
+
+    def get_config(self) -> dict[str, Any]:
+        """The plain schedule's, so that a saved model loads without tfdist."""
+        config = dict(super().get_config())  # type: ignore[misc]
+        return {**config, "initial_learning_rate": _number(self.initial_learning_rate)}
+
+
+def decayed(optimizer: Any, decay: float) -> Any:
+    """A schedule for the rate that an optimizer has: rate / (1 + decay * steps).
+
+    Args:
+        optimizer: of Keras, made with a number as rate.
+        decay: per step.
+
+    Raises:
+        ValueError: its rate is a schedule.
+    """
+    rate = optimizer._learning_rate
+    if not hasattr(rate, "assign"):
+        raise ValueError(
+            f"Expected a number as learning rate with decay={decay}, got {rate!r}. "
+            "Put the decay into the schedule."
+        )
+    kind = keras.optimizers.schedules.InverseTimeDecay
+    schedule = kind(_number(rate), 1, decay)
+    schedule.__class__ = subclass_under_own_name(
+        kind, _Settable, keras.optimizers.schedules, {}
+    )
+    schedule.initial_learning_rate = keras.Variable(
+        _number(rate), trainable=False, name="initial_learning_rate", dtype="float32"
+    )
+    return schedule
+
+
+def settable_rate(optimizer: Any) -> Any:
+    """What `optimizer.lr` was: a variable, also where it decays; else the rate now."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    rate = inner._learning_rate
+    if isinstance(rate, _Settable):
+        return rate.initial_learning_rate
+    return inner.learning_rate
+
+
+def _number(rate: Any) -> float:
+    return float(keras.ops.convert_to_numpy(rate))

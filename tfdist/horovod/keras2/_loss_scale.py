@@ -1,0 +1,115 @@
+"""`LossScaleOptimizer` in loops of one's own, as in Keras 2.
+
+There `apply_gradients` takes gradients that `get_unscaled_gradients` has unscaled; in
+Keras 3 it takes scaled ones. So after a `get_unscaled_gradients` gradients are scaled
+again on their way in. The scale is a power of two: no bit changes.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.horovod.keras2._spelling import Patches, tell
+
+_UNSCALED = "_keras2_takes_unscaled"  # attribute: the loop unscales by itself
+_EARLY = "_keras2_scale_made"  # attribute: the scale was made before `build`
+
+
+def install(patches: Patches) -> None:
+    """Changes `LossScaleOptimizer`."""
+    cls = keras.optimizers.LossScaleOptimizer
+    patches.put(cls, "get_scaled_loss", _get_scaled_loss)
+    patches.put(cls, "get_unscaled_gradients", _get_unscaled_gradients)
+    patches.put(cls, "loss_scale", property(_loss_scale))
+    patches.wrap(cls, "scale_loss", _scale_loss)
+    patches.wrap(cls, "apply", _apply)
+    patches.wrap(cls, "build", _build)
+
+
+def _get_scaled_loss(self: Any, loss: Any) -> Any:
+    """The loss times the scale of this step."""
+    tell("optimizer.get_scaled_loss(loss)", "optimizer.scale_loss(loss)")
+    if callable(loss):
+        return lambda: _times(loss(), _scale_of(self))
+    return _times(loss, _scale_of(self))
+
+
+def _get_unscaled_gradients(self: Any, grads: Any) -> list[Any]:
+    """The gradients divided by the scale of this step; None stays None."""
+    tell(
+        "optimizer.get_unscaled_gradients(gradients)",
+        "optimizer.apply_gradients(...) with the scaled gradients, which it unscales",
+    )
+    vars(self)[_UNSCALED] = True
+    scale = _scale_of(self)
+    return [_times(g, 1.0 / tf.convert_to_tensor(scale)) for g in grads]
+
+
+def _loss_scale(self: Any) -> Any:
+    tell("optimizer.loss_scale", "optimizer.dynamic_scale")
+    return _scale_of(self)
+
+
+def _scale_of(optimizer: Any) -> Any:
+    """The variable; made now, so that a step that is traced first reads it."""
+    if not optimizer.built and not hasattr(optimizer, "dynamic_scale"):
+        with tf.init_scope():
+            optimizer.step_counter = optimizer.add_variable(
+                shape=(), dtype="int", initializer="zeros", name="step_counter"
+            )
+            optimizer.dynamic_scale = optimizer.add_variable(
+                shape=(),
+                dtype="float32",
+                initializer=keras.initializers.Constant(optimizer.initial_scale),
+                name="dynamic_scale",
+            )
+        vars(optimizer)[_EARLY] = True
+    return optimizer.dynamic_scale
+
+
+def _build(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def build(self: Any, var_list: Any) -> None:
+        if not vars(self).get(_EARLY):
+            original(self, var_list)
+            return
+        self.inner_optimizer.build(var_list)
+        super(keras.optimizers.LossScaleOptimizer, self).build(var_list)
+
+    return build
+
+
+def _scale_loss(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def scale_loss(self: Any, loss: Any) -> Any:
+        vars(self)[_UNSCALED] = False  # Keras 3's way: apply takes scaled ones
+        return original(self, loss)
+
+    return scale_loss
+
+
+def _apply(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+        if vars(self).get(_UNSCALED):
+            scale = _scale_of(self)
+            grads = [_times(g, scale) for g in grads]
+        return original(self, grads, trainable_variables)
+
+    return apply
+
+
+def _times(value: Any, factor: Any) -> Any:
+    """`value` times a scalar, in the type of `value`; of slices the values."""
+    if value is None:
+        return None
+    if isinstance(value, tf.IndexedSlices):
+        scaled = _times(value.values, factor)
+        return tf.IndexedSlices(scaled, value.indices, value.dense_shape)
+    tensor = tf.convert_to_tensor(value)
+    return tensor * tf.cast(factor, tensor.dtype)

@@ -1,0 +1,153 @@
+"""Models: arguments of `compile` and `fit`, generators, `.h5` paths of weights."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from tfdist.horovod.keras2._spelling import Patches, refuse, tell
+
+# They said how Keras 2 reads a generator; now its PyDataset says it.
+_READING = ("max_queue_size", "workers", "use_multiprocessing")
+_WEIGHTS = ".weights.h5"
+_HDF5 = (".h5", ".hdf5")
+
+
+def install(patches: Patches) -> None:
+    """Changes `keras.Model` and `ModelCheckpoint`."""
+    _wrap(patches, "compile", _compile)
+    for name in ("fit", "evaluate", "predict"):
+        _wrap(patches, name, _reads)
+        patches.put(keras.Model, f"{name}_generator", _from_generator(name))
+    _wrap(patches, "save_weights", _save_weights)
+    patches.wrap(keras.callbacks.ModelCheckpoint, "__init__", _checkpoint)
+
+
+def _wrap(patches: Patches, name: str, make: Callable[[Any], Any]) -> None:
+    """Wraps a method where it is defined: Keras compares `compile` with its own."""
+    owner = next(cls for cls in keras.Model.__mro__ if name in vars(cls))
+    patches.wrap(owner, name, make)
+
+
+def _compile(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def compile(self: Any, *args: Any, **named: Any) -> None:
+        if "experimental_run_tf_function" in named:
+            tell("compile(experimental_run_tf_function=...)", "compile(...) without it")
+            del named["experimental_run_tf_function"]
+        if "experimental_steps_per_execution" in named:
+            old = "experimental_steps_per_execution"
+            tell(f"compile({old}=n)", "compile(steps_per_execution=n)")
+            named["steps_per_execution"] = named.pop(old)
+        original(self, *args, **named)
+
+    return compile
+
+
+def _reads(original: Callable[..., Any]) -> Callable[..., Any]:
+    name = original.__name__
+
+    def read(self: Any, *args: Any, **named: Any) -> Any:
+        for old in _READING:
+            if old in named:
+                del named[old]
+                tell(
+                    f"{name}({old}=...)", f"keras.utils.PyDataset({old}=...) around it"
+                )
+        return original(self, *args, **named)
+
+    return functools.wraps(original)(read)
+
+
+def _from_generator(name: str) -> Callable[..., Any]:
+    """`fit_generator` and its like; they take what their successors take."""
+    orders = {
+        "fit": (
+            *("steps_per_epoch", "epochs", "verbose", "callbacks", "validation_data"),
+            *("validation_steps", "validation_freq", "class_weight", *_READING),
+            *("shuffle", "initial_epoch"),
+        ),
+        "evaluate": ("steps", "callbacks", *_READING, "verbose"),
+        "predict": ("steps", "callbacks", *_READING, "verbose"),
+    }
+
+    def from_generator(self: Any, generator: Any, *args: Any, **named: Any) -> Any:
+        tell(f"model.{name}_generator(generator, ...)", f"model.{name}(generator, ...)")
+        given = dict(zip(orders[name], args, strict=False))
+        if twice := sorted(set(given) & set(named)):
+            raise TypeError(f"{name}_generator() got {twice} twice.")
+        if name != "fit":
+            named.setdefault("verbose", given.pop("verbose", 0))
+        return getattr(self, name)(generator, **given, **named)
+
+    from_generator.__name__ = f"{name}_generator"
+    return from_generator
+
+
+def _save_weights(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def save_weights(
+        self: Any, filepath: Any, overwrite: bool = True, *args: Any, **named: Any
+    ) -> Any:
+        path = os.fspath(filepath)
+        save_format = named.pop("save_format", None)
+        if save_format not in (None, "h5", "keras") and not path.endswith(_HDF5):
+            raise refuse(
+                f"save_weights({path!r}, save_format={save_format!r})",
+                f"Write save_weights({path + _WEIGHTS!r}).",
+            )
+        if path.endswith(_WEIGHTS) or not path.endswith(_HDF5):
+            return original(self, filepath, overwrite, *args, **named)
+        tell("save_weights('name.h5')", "save_weights('name.weights.h5')")
+        return _write_hdf5(self, path, overwrite)
+
+    return save_weights
+
+
+def _write_hdf5(model: Any, path: str, overwrite: bool) -> None:
+    """The format of Keras 2, which `load_weights` of both reads under this name."""
+    import h5py
+    from keras.src.legacy.saving import legacy_h5_format
+    from keras.src.utils import io_utils
+
+    if os.path.exists(path) and not overwrite:
+        if not io_utils.ask_to_proceed_with_overwrite(path):
+            return
+    with h5py.File(path, "w") as file:
+        legacy_h5_format.save_weights_to_hdf5_group(file, model)
+
+
+def _checkpoint(original: Callable[..., None]) -> Callable[..., None]:
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def __init__(self: Any, filepath: Any, *args: Any, **named: Any) -> None:  # noqa: N807
+        period = named.pop("period", 1)
+        if period != 1:
+            raise refuse(
+                f"ModelCheckpoint(period={period})",
+                f"Write ModelCheckpoint(save_freq={period} * steps_per_epoch).",
+            )
+        named.pop("options", None)
+        given = signature.bind(self, filepath, *args, **named).arguments
+        path = os.fspath(filepath)
+        weights = given.get("save_weights_only", False)
+        known = (_WEIGHTS,) if weights else (".keras", ".h5")
+        if path.endswith(known) or not path.endswith(_HDF5):
+            original(self, filepath, *args, **named)
+            return
+        tell(
+            f"ModelCheckpoint('name{os.path.splitext(path)[1]}'"
+            + (", save_weights_only=True)" if weights else ")"),
+            f"ModelCheckpoint('name{known[0]}'"
+            + (", save_weights_only=True)" if weights else ")"),
+        )
+        original(self, path + known[0], *args, **named)
+        self.filepath = path
+
+    return __init__
