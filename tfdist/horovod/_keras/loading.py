@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+import logging
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import keras
@@ -10,7 +12,12 @@ import keras
 from tfdist.horovod._keras.optimizer import distributed_optimizer
 from tfdist.optimizer import is_distributed
 
-_LEGACY = ("Adadelta", "Adagrad", "Adam", "Adamax", "Ftrl", "Nadam", "RMSprop", "SGD")
+_logger = logging.getLogger("tfdist")
+# Keras 3.15 writes these names into .h5 files, and does not find them again.
+_SHORT_NAMES = {
+    "mse": keras.losses.mean_squared_error,
+    "mae": keras.losses.mean_absolute_error,
+}
 # What Keras 2 has saved of an optimizer and Keras 3 does not take.
 _DROPPED = ("is_legacy_optimizer", "jit_compile", "decay")
 
@@ -38,21 +45,58 @@ def load_model(
     Raises:
         ValueError: the optimizer accumulates batches, or had a `decay`.
     """
-    objects: dict[str, Any] = {}
-    if legacy_opts:
-        objects.update({name: _from_legacy(name) for name in _LEGACY})
+    is_hdf5 = str(filepath).endswith((".h5", ".hdf5"))
+    objects: dict[str, Any] = dict(_SHORT_NAMES) if is_hdf5 else {}
     for cls in custom_optimizers or ():
         objects[cls.__name__] = cls
     objects.update(custom_objects or {})
-    model = keras.models.load_model(filepath, custom_objects=objects or None)
+    with _legacy_configurations() if legacy_opts else contextlib.nullcontext():
+        model = keras.models.load_model(filepath, custom_objects=objects or None)
     optimizer = getattr(model, "optimizer", None)
     if optimizer is None or is_distributed(optimizer):
         return model
     _check_accumulates_nothing(optimizer, filepath)
+    if is_hdf5:
+        optimizer = _with_state(model, str(filepath), objects)
     wrapped = distributed_optimizer(optimizer, compression=compression)
-    if wrapped is not optimizer:  # a loss scale was put around it
+    if wrapped is not model.optimizer:
         model.optimizer = wrapped
     return model
+
+
+def _with_state(model: keras.Model, path: str, objects: dict[str, Any]) -> Any:
+    """The optimizer of a model from an .h5 file, with the slots that are in it.
+
+    Keras 3.15 builds it without the variables of the layers, so that it neither gets
+    its slots nor can take a step.
+    """
+    import h5py
+    from keras.src.legacy.saving import legacy_h5_format
+
+    found: Any = model.optimizer
+    variables = model.trainable_variables
+    if not found.built or len(found._trainable_variables) == len(variables):
+        return found
+    optimizer = type(found).from_config(found.get_config(), custom_objects=objects)
+    optimizer.build(variables)
+    with h5py.File(path, "r") as file:
+        values = legacy_h5_format.load_optimizer_weights_from_hdf5_group(file)
+        values = [value[()] for value in values]
+    own = list(optimizer.variables)
+    if len(values) == len(own) - 1:  # Keras 2 did not save the rate
+        own = [v for v in own if not v.path.endswith("learning_rate")]
+    shapes = [tuple(v.shape) for v in own]
+    if shapes == [value.shape for value in values]:
+        for variable, value in zip(own, values, strict=True):
+            variable.assign(value)
+    else:
+        _logger.warning(
+            "The state of the optimizer in %s does not fit %s of Keras 3: it begins "
+            "anew.",
+            path,
+            type(optimizer).__name__,
+        )
+    return optimizer
 
 
 def _check_accumulates_nothing(optimizer: Any, filepath: Any) -> None:
@@ -68,20 +112,25 @@ def _check_accumulates_nothing(optimizer: Any, filepath: Any) -> None:
         )
 
 
-def _from_legacy(name: str) -> type:
-    """A class that makes Keras 3's optimizer from what Keras 2's has saved."""
+@contextlib.contextmanager
+def _legacy_configurations() -> Iterator[None]:
+    """Inside, Keras 3 makes its optimizers from what those of Keras 2 have saved."""
+    base = keras.optimizers.Optimizer
+    original = base.from_config.__func__  # type: ignore[attr-defined]
 
-    class Legacy(getattr(keras.optimizers, name)):  # type: ignore[misc]
-        @classmethod
-        def from_config(cls, config: dict[str, Any]) -> Any:
-            if config.get("decay"):
-                raise ValueError(
-                    f"The saved {name} has decay={config['decay']}, which Keras 3 does "
-                    "not know. Load with compile=False and compile with "
-                    "learning_rate=keras.optimizers.schedules.InverseTimeDecay("
-                    f"rate, 1, {config['decay']})."
-                )
-            kept = {k: v for k, v in config.items() if k not in _DROPPED}
-            return getattr(keras.optimizers, name).from_config(kept)
+    def from_config(cls: Any, config: dict[str, Any], *args: Any, **named: Any) -> Any:
+        if config.get("decay"):
+            raise ValueError(
+                f"The saved {cls.__name__} has decay={config['decay']}, which Keras 3 "
+                "does not know. Load with compile=False and compile with "
+                "learning_rate=keras.optimizers.schedules.InverseTimeDecay(rate, 1, "
+                f"{config['decay']})."
+            )
+        kept = {k: v for k, v in config.items() if k not in _DROPPED}
+        return original(cls, kept, *args, **named)
 
-    return Legacy
+    base.from_config = classmethod(from_config)  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del base.from_config

@@ -35,8 +35,8 @@ def _get_scaled_loss(self: Any, loss: Any) -> Any:
     """The loss times the scale of this step."""
     tell("optimizer.get_scaled_loss(loss)", "optimizer.scale_loss(loss)")
     if callable(loss):
-        return lambda: _times(loss(), _scale_of(self))
-    return _times(loss, _scale_of(self))
+        return lambda: _combined(tf.math.multiply, loss(), _scale_of(self))
+    return _combined(tf.math.multiply, loss, _scale_of(self))
 
 
 def _get_unscaled_gradients(self: Any, grads: Any) -> list[Any]:
@@ -46,8 +46,9 @@ def _get_unscaled_gradients(self: Any, grads: Any) -> list[Any]:
         "optimizer.apply_gradients(...) with the scaled gradients, which it unscales",
     )
     vars(self)[_UNSCALED] = True
+    # Not times its inverse, which may be too small for a float32.
     scale = _scale_of(self)
-    return [_times(g, 1.0 / tf.convert_to_tensor(scale)) for g in grads]
+    return [_combined(tf.math.divide, g, scale) for g in grads]
 
 
 def _loss_scale(self: Any) -> Any:
@@ -98,18 +99,18 @@ def _apply(original: Callable[..., Any]) -> Callable[..., Any]:
     def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
         if vars(self).get(_UNSCALED):
             scale = _scale_of(self)
-            grads = [_times(g, scale) for g in grads]
+            grads = [_combined(tf.math.multiply, g, scale) for g in grads]
         return original(self, grads, trainable_variables)
 
     return apply
 
 
-def _times(value: Any, factor: Any) -> Any:
-    """`value` times a scalar, in the type of `value`; of slices the values."""
+def _combined(operation: Callable[[Any, Any], Any], value: Any, scale: Any) -> Any:
+    """`value` times or by a scalar, in the type of `value`; of slices the values."""
     if value is None:
         return None
     if isinstance(value, tf.IndexedSlices):
-        scaled = _times(value.values, factor)
-        return tf.IndexedSlices(scaled, value.indices, value.dense_shape)
+        values = _combined(operation, value.values, scale)
+        return tf.IndexedSlices(values, value.indices, value.dense_shape)
     tensor = tf.convert_to_tensor(value)
-    return tensor * tf.cast(factor, tensor.dtype)
+    return operation(tensor, tf.cast(scale, tensor.dtype))

@@ -10,6 +10,7 @@ from typing import Any
 
 import keras
 
+from tfdist._reducing_optimizer import Reducing
 from tfdist.horovod._keras.variables import CallableList
 from tfdist.horovod.keras2._decay import decayed, settable_rate
 from tfdist.horovod.keras2._spelling import Patches, refuse, tell
@@ -28,6 +29,7 @@ def install(patches: Patches) -> None:
             patches.wrap(cls, "variables", _callable_variables)
         if "apply_gradients" in vars(cls):
             patches.wrap(cls, "apply_gradients", _apply_gradients)
+    patches.wrap(Reducing, "apply_gradients", _apply_gradients)
     patches.put(base, "lr", property(_get_lr, _set_lr))
     patches.put(base, "weights", property(_weights))
     patches.put(base, "get_weights", _get_weights)

@@ -1,0 +1,454 @@
+"""Horovod's Keras interface on two ranks, compared with one process."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from helpers.float64 import assert_like_one_process, in_float64
+from helpers.outcome import outcome
+from helpers.ranks import run_ranks
+
+import tfdist
+import tfdist.horovod.keras as hvd_keras
+import tfdist.horovod.tensorflow.keras as hvd
+from tfdist import _core
+
+SIZE, BATCH, WIDTH = 2, 4, 3
+
+
+def data_of(rank, batches):
+    """Inputs and targets of one rank, one batch after the other."""
+    rng = np.random.default_rng([7, rank])
+    x = rng.normal(size=(batches * BATCH, WIDTH))
+    return x, rng.normal(size=(batches * BATCH, 1))
+
+
+def global_gradient(w, batch, batches):
+    """Of the mean squared error over the batch of all ranks; in NumPy."""
+    rows = slice(batch * BATCH, (batch + 1) * BATCH)
+    parts = [data_of(rank, batches) for rank in range(SIZE)]
+    x = np.concatenate([p[0][rows] for p in parts])
+    y = np.concatenate([p[1][rows] for p in parts])
+    return 2 / len(x) * x.T @ (x @ w - y)
+
+
+def linear_model(start):
+    model = keras.Sequential(
+        [keras.Input((WIDTH,)), keras.layers.Dense(1, use_bias=False)]
+    )
+    model.layers[-1].kernel.assign(np.full((WIDTH, 1), start))
+    return model
+
+
+# ---- fit with all callbacks
+
+
+EPOCHS, STEPS, RATE, MOMENTUM = 4, 4, 0.125, 0.5
+
+
+@in_float64
+def fit_with_callbacks():
+    rank = tfdist.rank()
+    model = linear_model(1.0 + rank)  # rank 0's shall count
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(RATE, MOMENTUM))
+    model.compile(optimizer, "mse", metrics=["mae"])
+    rates = []
+
+    class Rates(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            rates.append(float(self.model.optimizer.learning_rate))
+
+    c = hvd.callbacks
+    history = model.fit(
+        *data_of(rank, STEPS),
+        batch_size=BATCH,
+        epochs=EPOCHS,
+        shuffle=False,
+        verbose=0,
+        callbacks=[
+            c.BroadcastGlobalVariablesCallback(0),
+            c.MetricAverageCallback(),
+            c.LearningRateWarmupCallback(RATE, warmup_epochs=2, verbose=1),
+            c.LearningRateScheduleCallback(RATE, lambda epoch: 0.5**epoch, 3),
+            Rates(),
+        ],
+    )
+    return [w.numpy() for w in model.weights], rates, history.history
+
+
+def rates_by_the_formula():
+    """Two epochs of warm-up from RATE/2, one without a change, one at RATE/8."""
+    warm = [
+        RATE / 2 * ((SIZE - 1) * (epoch + (batch + 1) / STEPS) / 2 + 1)
+        for epoch in range(2)
+        for batch in range(STEPS)
+    ]
+    return warm + [RATE] * STEPS + [RATE * 0.125] * STEPS
+
+
+def test_fit_with_all_callbacks_is_the_run_of_one_process_with_horovods_formulas():
+    results = run_ranks(fit_with_callbacks, SIZE)
+    rates = rates_by_the_formula()
+    w, velocity, before, losses = np.full((WIDTH, 1), 1.0), 0.0, RATE, []
+    parts = [data_of(rank, STEPS) for rank in range(SIZE)]
+    for number, rate in enumerate(rates):
+        batch = number % STEPS
+        rows = slice(batch * BATCH, (batch + 1) * BATCH)
+        losses.append(np.mean([(x[rows] @ w - y[rows]) ** 2 for x, y in parts]))
+        # Momentum correction as Horovod has it: another momentum for one step.
+        corrected = MOMENTUM * rate / before
+        velocity = corrected * velocity - rate * global_gradient(w, batch, STEPS)
+        w, before = w + velocity, rate
+    assert_like_one_process([r[0] for r in results], [w], "fit")
+    for _, measured, history in results:
+        np.testing.assert_allclose(measured, rates, rtol=1e-7)
+        means = np.reshape(losses, (EPOCHS, STEPS)).mean(axis=1)
+        np.testing.assert_allclose(history["loss"], means, rtol=1e-10)
+        np.testing.assert_allclose(history["lr"], rates[STEPS - 1 :: STEPS], rtol=1e-7)
+        assert history == results[0][2]
+
+
+# ---- backward_passes_per_step
+
+
+PASSES, UPDATES = 3, 3
+
+
+@in_float64
+def accumulate(kind, average, how):
+    rank = tfdist.rank()
+    w = keras.Variable(np.full((WIDTH, 1), 1.0), name="w")
+    made = getattr(keras.optimizers, kind)(0.125)
+    if how == "scaled":
+        made = keras.optimizers.LossScaleOptimizer(made, initial_scale=4.0)
+    optimizer = hvd.DistributedOptimizer(
+        made, backward_passes_per_step=PASSES, average_aggregated_gradients=average
+    )
+    optimizer.build([w])
+    xs, ys = data_of(rank, PASSES * UPDATES)
+
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = optimizer.scale_loss(tf.reduce_mean((x @ w.value - y) ** 2))
+        optimizer.apply_gradients(zip(tape.gradient(loss, [w.value]), [w], strict=True))
+
+    if how != "eager":
+        step = tf.function(step)
+    _core.take_records()
+    for number in range(PASSES * UPDATES):
+        rows = slice(number * BATCH, (number + 1) * BATCH)
+        step(tf.constant(xs[rows]), tf.constant(ys[rows]))
+    reductions = [r for r in _core.take_records() if r["name"].startswith("gradients.")]
+    return [w.numpy()], len(reductions), int(optimizer.iterations)
+
+
+@in_float64
+def accumulated_alone(kind, average):
+    w = keras.Variable(np.full((WIDTH, 1), 1.0), name="w")
+    optimizer = getattr(keras.optimizers, kind)(0.125)
+    optimizer.build([w])
+    for update in range(UPDATES):
+        batches = range(update * PASSES, (update + 1) * PASSES)
+        total = sum(global_gradient(w.numpy(), b, PASSES * UPDATES) for b in batches)
+        # Adam's correction follows from the count, which is one of batches.
+        optimizer._iterations.assign((update + 1) * PASSES - 1)
+        optimizer.apply([tf.constant(total / (PASSES if average else 1))], [w])
+    return [w.numpy()]
+
+
+@pytest.mark.parametrize(
+    ("kind", "average", "how"),
+    [
+        ("Adam", False, "graph"),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in [
+                ("SGD", False, "graph"),
+                ("SGD", True, "graph"),
+                ("SGD", False, "eager"),
+                ("Adam", True, "eager"),
+                ("Adam", False, "scaled"),
+                ("SGD", True, "scaled"),
+            ]
+        ),
+    ],
+)
+def test_backward_passes_are_added_up_and_reduced_once(kind, average, how):
+    results = run_ranks(accumulate, SIZE, kind, average, how)
+    alone = accumulated_alone(kind, average)
+    assert_like_one_process([r[0] for r in results], alone, f"{kind} {average} {how}")
+    for _, reductions, counted in results:
+        assert (reductions, counted) == (UPDATES, PASSES * UPDATES)
+
+
+def sums_exactly():
+    """A sum that the mean times 3 is not: 1/3 of it is rounded."""
+    w = keras.Variable([0.0], name="w")
+    optimizer = hvd.DistributedOptimizer(
+        keras.optimizers.SGD(1.0), backward_passes_per_step=3, op=hvd.Sum
+    )
+    for part in (0.1, 0.2, 0.4):
+        optimizer.apply_gradients([(tf.constant([part]), w)])
+    return w.numpy()
+
+
+def test_the_sum_of_backward_passes_has_the_bits_of_adding_up():
+    own = np.float32(0.4) + (np.float32(0.2) + np.float32(0.1))
+    for found in run_ranks(sums_exactly, SIZE):
+        np.testing.assert_array_equal(found, [-(own + own)])
+
+
+# ---- options
+
+
+def reduced_with(options):
+    """What a step of SGD(1) subtracts, for the gradient [rank + 1, 8] and a table's."""
+    w, table = tf.Variable([0.0, 0.0]), tf.Variable(tf.zeros((3, 2)))
+    named = {"Sum": hvd.Sum, "fp16": hvd.Compression.fp16, "lists": [[w], [table]]}
+    given = {k: named[v] if v in named else v for k, v in options.items()}
+    package = hvd_keras if hvd.rank() == 0 else hvd  # both are the same
+    optimizer = package.DistributedOptimizer(keras.optimizers.SGD(1.0), **given)
+    rows = tf.constant([hvd.rank(), 2])
+    slices = tf.IndexedSlices(tf.ones((2, 2)), rows, tf.constant([3, 2]))
+    grads = [tf.constant([hvd.rank() + 1.0, 8.0]), slices]
+    _core.take_records()
+    optimizer.apply_gradients(zip(grads, [w, table], strict=True))
+    count = len([r for r in _core.take_records() if "gradients" in r["name"]])
+    return (-w).numpy().tolist(), (-table).numpy()[:, 0].tolist(), count
+
+
+DENSE = {"sparse_as_dense": True}
+
+
+@pytest.mark.parametrize(
+    ("options", "dense", "rows", "operations"),
+    [
+        ({}, [1.5, 8.0], [0.5, 0.5, 1.0], 0),
+        ({"op": "Sum", **DENSE, "name": "mine"}, [3.0, 16.0], [1.0, 1.0, 2.0], 1),
+        (
+            {"compression": "fp16", "gradient_predivide_factor": 4.0},
+            *([1.5, 8.0], [0.5, 0.5, 1.0], 0),
+        ),
+        ({"groups": "lists", **DENSE}, [1.5, 8.0], [0.5, 0.5, 1.0], 2),
+        ({"num_groups": 2, **DENSE}, [1.5, 8.0], [0.5, 0.5, 1.0], 2),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Parameter `num_groups`")
+def test_options_of_the_optimizer_reach_the_reduction(options, dense, rows, operations):
+    for found in run_ranks(reduced_with, SIZE, options):
+        assert found[:2] == [dense, rows]
+        assert found[2] == operations or not operations
+
+
+def own_set():
+    """Gradients of a set of one rank stay there."""
+    sets = [hvd.add_process_set([rank]) for rank in range(SIZE)]
+    w = tf.Variable([0.0])
+    optimizer = hvd.DistributedOptimizer(
+        keras.optimizers.SGD(1.0), process_set=sets[hvd.rank()]
+    )
+    optimizer.apply_gradients([(tf.constant([hvd.rank() + 1.0]), w)])
+    return w.numpy().tolist()
+
+
+def test_an_optimizer_of_a_process_set_reduces_within_it():
+    assert run_ranks(own_set, SIZE) == [[-1.0], [-2.0]]
+
+
+# ---- local variables
+
+
+def local_steps(how, scale):
+    rank = hvd.rank()
+    shared = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
+    own = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
+    shared.build((None, 1))
+    own.build((None, rank + 1))  # another shape on each rank
+    if how == "partial":
+        optimizer = hvd_keras.PartialDistributedOptimizer(
+            keras.optimizers.SGD(1.0), local_layers=own, scale_local_gradients=scale
+        )
+    else:
+        optimizer = hvd.DistributedOptimizer(
+            keras.optimizers.SGD(1.0), scale_local_gradients=scale
+        )
+        optimizer.register_local_var(own.kernel)
+    variables = [shared.kernel, own.kernel]
+    grads = [tf.fill((1, 1), rank + 1.0), tf.fill((rank + 1, 1), 4.0)]
+    for _ in range(2):
+        optimizer.apply_gradients(zip(grads, variables, strict=True))
+    late = outcome(lambda: optimizer.register_local_var(shared.kernel))
+    return [v.numpy().ravel().tolist() for v in variables], late["class"]
+
+
+@pytest.mark.parametrize(
+    ("how", "scale", "subtracted"),
+    [("partial", True, 2.0), ("register", False, 4.0)],
+)
+def test_gradients_of_local_variables_stay_on_their_rank(how, scale, subtracted):
+    for rank, found in enumerate(run_ranks(local_steps, SIZE, how, scale)):
+        own = [1.0 - 2 * subtracted] * (rank + 1)
+        assert found == [[[1.0 - 2 * 1.5], own], "RuntimeError"]
+
+
+class OwnWidth(keras.layers.Layer):
+    """A layer whose weight has another shape on each rank."""
+
+    def build(self, shape):
+        self.own = self.add_weight((tfdist.rank() + 1,), "ones")
+
+    def call(self, x):
+        return x * tf.reduce_mean(self.own)
+
+
+def broadcast_but_the_local_ones():
+    rank = hvd.rank()
+    layer = OwnWidth()
+    model = keras.Sequential([keras.Input((1,)), layer, keras.layers.Dense(1)])
+    layer.own.assign(tf.fill((rank + 1,), 5.0 + rank))
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(0.5))
+    optimizer.register_local_var(layer.own)
+    model.compile(optimizer, "mse")
+    before = model.layers[-1].kernel.numpy()
+    x = np.ones((4, 1), "float32")
+    start = hvd.callbacks.BroadcastGlobalVariablesCallback(0, local_variables=layer.own)
+    model.fit(x, x, epochs=0, verbose=0, callbacks=[start])
+    after = model.layers[-1].kernel.numpy()
+    return layer.own.numpy().tolist(), before, after
+
+
+def test_local_variables_are_not_broadcast_and_may_have_other_shapes():
+    (own0, before, after0), (own1, _, after1) = run_ranks(
+        broadcast_but_the_local_ones, SIZE
+    )
+    assert own0 == [5.0] and own1 == [6.0, 6.0]
+    np.testing.assert_array_equal(after0, before)
+    np.testing.assert_array_equal(after1, before)
+
+
+# ---- metrics, errors, values
+
+
+class Largest(keras.metrics.Metric):
+    """Says nothing about how its state is combined."""
+
+    def __init__(self):
+        super().__init__(name="largest")
+        self.state = self.add_weight(name="state", initializer="zeros")
+
+    def update_state(self, y, y_pred, sample_weight=None):
+        self.state.assign(tf.maximum(self.state, tf.reduce_max(y)))
+
+    def result(self):
+        return self.state + 0.0
+
+
+def own_metric():
+    rank = hvd.rank()
+    model = linear_model(1.0)
+    model.compile(
+        hvd.DistributedOptimizer(keras.optimizers.SGD(0.0)), "mse", metrics=[Largest()]
+    )
+    x = np.zeros((4, WIDTH), "float32")
+    y = np.full((4, 1), 1.0 + 2 * rank, "float32")
+    history = model.fit(
+        *(x, y),
+        validation_data=(x, y + 4),
+        verbose=0,
+        callbacks=[hvd.callbacks.MetricAverageCallback()],
+    )
+    return history.history
+
+
+def test_a_metric_of_the_users_own_is_the_mean_of_the_ranks_numbers():
+    expected = {"largest": [2.0], "loss": [5.0]}
+    expected |= {"val_largest": [6.0], "val_loss": [(25 + 49) / 2]}
+    assert run_ranks(own_metric, SIZE) == [expected, expected]
+
+
+def not_reduced(how):
+    model = linear_model(1.0)
+    optimizer = keras.optimizers.SGD(0.1)
+    model.compile(optimizer, "mse")
+    x = np.zeros((4, WIDTH), "float32")
+    if how == "too late":
+        model.fit(x, x[:, :1], verbose=0)  # the graph of the step is made
+        hvd.DistributedOptimizer(optimizer)
+    callbacks = [hvd.callbacks.MetricAverageCallback()]
+    return outcome(lambda: model.fit(x, x[:, :1], verbose=0, callbacks=callbacks))
+
+
+@pytest.mark.parametrize(
+    ("how", "kind", "words"),
+    [
+        ("unwrapped", "ValueError", "does not reduce gradients"),
+        ("too late", "RuntimeError", "The first step reduced no gradients"),
+    ],
+)
+def test_a_model_whose_gradients_are_not_reduced_is_an_error(how, kind, words):
+    for found in run_ranks(not_reduced, SIZE, how):
+        assert found["class"] == kind and words in found["message"]
+
+
+def values():
+    rank = hvd.rank()
+    rows = np.arange(6.0).reshape(3, 2) + rank
+    return [
+        np.asarray(v).tolist()
+        for v in (
+            hvd.allreduce(rank + 1.0),
+            hvd.allreduce([rank, 2], op=hvd.Sum, name="named"),
+            hvd.allreduce(1.0, prescale_factor=2.0, postscale_factor=3.0, op=hvd.Max),
+            hvd.allreduce(rank + 1.0, compression=hvd.Compression.fp16, op=hvd.Min),
+            hvd_keras.allreduce(rank + 1.0, average=False),
+            hvd_keras.allreduce(rank + 1.0, "other", True, 2.0, 2.0),
+            hvd.allgather(rows[: rank + 1], name="rows"),
+            hvd.broadcast(rows, 1, name="from 1"),
+            hvd.reducescatter(rows, op=hvd.Sum, name="parts"),
+        )
+    ]
+
+
+def test_collectives_of_numbers_and_arrays():
+    first, second = run_ranks(values, SIZE)
+    expected = [1.5, [1, 4], 6.0, 1.0, 3.0, 6.0]
+    assert first[:6] == second[:6] == expected
+    assert first[6] == second[6] == [[0, 1], [1, 2], [3, 4]]
+    assert first[7] == second[7] == [[1, 2], [3, 4], [5, 6]]
+    assert (first[8], second[8]) == ([[1, 3], [5, 7]], [[9, 11]])
+
+
+def elastic_fit():
+    model = linear_model(1.0 + hvd.rank())
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.125)), "mse")
+    state = hvd.elastic.KerasState(model, epoch=0, batch=0)
+    seen = []
+    commit = state.commit
+    state.commit = lambda: (seen.append((state.epoch, state.batch)), commit())
+
+    @hvd.elastic.run
+    def train(state):
+        e = hvd.elastic
+        x, y = data_of(hvd.rank(), 4)
+        callbacks = [
+            e.UpdateEpochStateCallback(state),
+            e.UpdateBatchStateCallback(state),
+            e.CommitStateCallback(state, batches_per_commit=3),
+        ]
+        model.fit(x, y, BATCH, epochs=2 - state.epoch, verbose=0, callbacks=callbacks)
+        return state.epoch
+
+    done = train(state)
+    kept = model.get_weights()
+    model.layers[-1].kernel.assign(np.zeros((WIDTH, 1)))
+    state.restore()
+    restored = all(map(np.array_equal, kept, model.get_weights()))
+    return done, restored, seen, kept
+
+
+def test_an_elastic_state_is_synchronised_committed_and_restored():
+    results = run_ranks(elastic_fit, SIZE)
+    for done, restored, seen, kept in results:
+        assert (done, restored) == (2, True)
+        assert seen == [[0, 2], [1, 0], [1, 2], [2, 0]]
+        np.testing.assert_array_equal(kept[0], results[0][3][0])
