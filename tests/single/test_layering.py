@@ -53,7 +53,8 @@ WITH_TENSORFLOW = [
     *("objects", "variables", "_together", "data", "device", "tape", "optimizer"),
     *("metric_states", "_dealing", "evaluation", "prediction"),
     "restoration",
-    *("layers", "optimizers", "callbacks", "horovod"),
+    *("layers", "optimizers", "callbacks"),
+    "horovod",
 ]
 ORDER = WITHOUT_TENSORFLOW + WITH_TENSORFLOW
 
