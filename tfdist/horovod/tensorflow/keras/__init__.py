@@ -330,7 +330,9 @@ def load_model(
     """Loads a saved model, with an optimizer that reduces its gradients.
 
     The optimizer goes on with the state that was saved. One rank or all may read the
-    file; `BroadcastGlobalVariablesCallback` sends what one has read.
+    file; `BroadcastGlobalVariablesCallback` sends what one has read. (All have to, if
+    it is the `.keras` file of a `Sequential`: Keras gives its variables other paths
+    than those of a new one, and the ranks compare them.)
 
     Args:
         filepath: a `.keras` or `.h5` file.
