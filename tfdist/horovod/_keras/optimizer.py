@@ -69,7 +69,8 @@ class Wrapped:
     @property
     def variables(self) -> CallableList:
         """The optimizer's variables; may also be called, as under Keras 2."""
-        return CallableList(super().variables)  # type: ignore[misc]
+        listed = super().variables  # type: ignore[misc]
+        return listed if isinstance(listed, CallableList) else CallableList(listed)
 
 
 def distributed_optimizer(
