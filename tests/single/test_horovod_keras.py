@@ -195,6 +195,7 @@ class Own(keras.optimizers.SGD):
     """One that it does not know."""
 
 
+@pytest.mark.slow
 def test_optimizers_of_the_users_own_are_loaded(tmp_path):
     for cls, given in ((Registered, None), (Own, [Own])):
         path = str(tmp_path / f"{cls.__name__}.keras")
@@ -205,12 +206,14 @@ def test_optimizers_of_the_users_own_are_loaded(tmp_path):
         assert type(plain.optimizer) is cls
 
 
+@pytest.mark.slow
 def test_short_names_of_losses_in_hdf5_are_found(tmp_path):
     path = str(tmp_path / "model.h5")
     trained(hvd.DistributedOptimizer(keras.optimizers.SGD(0.5)), "mae").save(path)
     assert is_distributed(hvd_keras.load_model(path).optimizer)
 
 
+@pytest.mark.slow
 def test_an_hdf5_file_without_the_rate_as_of_keras_2_is_loaded(tmp_path):
     path = str(tmp_path / "model.h5")
     trained(keras.optimizers.Adam(0.5), epochs=3).save(path)
@@ -223,6 +226,7 @@ def test_an_hdf5_file_without_the_rate_as_of_keras_2_is_loaded(tmp_path):
     assert int(optimizer.iterations) == 3 and float(optimizer.learning_rate) == 0.5
 
 
+@pytest.mark.slow
 def test_state_that_does_not_fit_is_told(tmp_path, caplog):
     path = str(tmp_path / "model.h5")
     trained(keras.optimizers.Adam(0.5)).save(path)
@@ -241,6 +245,7 @@ def test_a_model_that_was_saved_without_an_optimizer_has_none(tmp_path):
     assert getattr(hvd.load_model(path), "optimizer", None) is None
 
 
+@pytest.mark.slow
 def test_accumulation_of_a_loaded_optimizer_has_to_be_said(tmp_path):
     path = str(tmp_path / "model.keras")
     made = keras.optimizers.SGD(0.125)
@@ -259,6 +264,7 @@ def test_accumulation_of_a_loaded_optimizer_has_to_be_said(tmp_path):
 LEGACY = {"learning_rate": 0.25, "decay": 0.0, "momentum": 0.5, "nesterov": False}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("decay", [0.0, 0.5])
 def test_optimizers_that_keras_2_called_legacy_are_loaded(tmp_path, monkeypatch, decay):
     path = str(tmp_path / "model.keras")
@@ -453,6 +459,7 @@ def test_rates_that_cannot_be_set_are_refused():
         model.fit(data.take(2), verbose=0, callbacks=[warmup])
 
 
+@pytest.mark.slow
 def test_the_end_of_the_warm_up_is_said(capsys):
     warmup = hvd.callbacks.LearningRateWarmupCallback(0.25, warmup_epochs=1, verbose=1)
     rates_with(warmup, epochs=2)
@@ -474,6 +481,7 @@ def test_the_best_model_is_saved_where_it_is_said_later(tmp_path):
     model.load_weights(weights.filepath)
 
 
+@pytest.mark.slow
 def test_commits_are_counted():
     model = trained(hvd.DistributedOptimizer(keras.optimizers.SGD(0.125)))
     state = hvd.elastic.KerasState(model, epoch=0, batch=0)

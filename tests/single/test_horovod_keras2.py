@@ -321,10 +321,15 @@ def test_weights_are_saved_under_the_name_that_was_given(tmp_path, end):
     ("name", "weights", "warned"),
     [
         ("w-{epoch}.h5", True, 2),
-        ("w-{epoch}.hdf5", True, 2),
         ("m-{epoch}.hdf5", False, 1),
-        ("m-{epoch}.h5", False, 0),
-        ("m-{epoch}.keras", False, 0),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in [
+                ("w-{epoch}.hdf5", True, 2),
+                ("m-{epoch}.h5", False, 0),
+                ("m-{epoch}.keras", False, 0),
+            ]
+        ),
     ],
 )
 def test_checkpoints_are_written_where_the_script_looks(
