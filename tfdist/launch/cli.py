@@ -13,6 +13,7 @@ from pathlib import Path
 
 from tfdist import _core
 from tfdist.launch import limits, output, report
+from tfdist.launch.horovod import mode, variables
 from tfdist.launch.hosts import Host, HostsError, mark_local, places
 from tfdist.launch.job import HostsFailedError, Job, Plan
 from tfdist.launch.options import chosen_hosts, parser
@@ -60,6 +61,21 @@ def _plan(options: Namespace) -> Plan:
     except HostsError as error:
         complain(str(error))
         raise SystemExit(_USAGE_ERROR) from None
+
+
+def _prepare_horovod(options: Namespace) -> None:
+    """Changes the options for programs written for Horovod; says what has no meaning.
+
+    Raises:
+        SystemExit: with 2.
+    """
+    try:
+        notes = mode.prepare(options, os.environ)
+    except variables.VariableError as error:
+        complain(str(error))
+        raise SystemExit(_USAGE_ERROR) from None
+    for note in notes:
+        complain(f"warning: {note}")
 
 
 def _check_machine(plan: Plan) -> int:
@@ -125,6 +141,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(format="tfdistrun: warning: %(message)s")
     options = parser().parse_args(arguments)
     plan = _plan(options)
+    if options.horovod:
+        _prepare_horovod(options)
     options.command = _checked_command(options.command, here=bool(plan.local))
     os.environ.update(options.env)
     shm_bytes = _check_machine(plan)

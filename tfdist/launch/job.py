@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdist.launch import output, process, remote, tree
+from tfdist.launch.horovod import mode
 from tfdist.launch.hosts import Host, Place
 from tfdist.launch.output import complain
 from tfdist.launch.supervisor import Outcome, Signals, Supervisor
@@ -316,7 +317,7 @@ class Job:
             "ranks": [
                 {
                     "rank": place.rank,
-                    "variables": place.variables(len(self.plan.places)),
+                    "variables": self._variables(place),
                     "terminal_columns": self.streams.terminal_columns(
                         self._output(place.rank, None)
                     ),
@@ -326,6 +327,11 @@ class Job:
         }
 
     # ---- ranks ----
+
+    def _variables(self, place: Place) -> dict[str, str]:
+        size = len(self.plan.places)
+        told = mode.variables_of(place, size) if self.options.horovod else {}
+        return {**place.variables(size), **told}
 
     def _output(self, rank: int, log: Any) -> output.RankOutput:
         size = len(self.plan.places)
@@ -361,7 +367,7 @@ class Job:
                 "PYTHONUNBUFFERED": "1",
                 **os.environ,
                 **common,
-                **place.variables(len(self.plan.places)),
+                **self._variables(place),
             }
             columns = self.streams.terminal_columns(own)
             started = process.start(

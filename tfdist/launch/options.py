@@ -24,6 +24,7 @@ examples:
   tfdistrun -np 2 python train.py --epochs 3
   tfdistrun -np 4 --env TF_CPP_MIN_LOG_LEVEL=2 python train.py
   tfdistrun -np 4 -H host1:2,host2:2 python train.py
+  tfdistrun --horovod -np 2 train_with_horovod.py
 
 The ranks get no standard input. Standard output of rank 0 is a terminal when that of
 tfdistrun is one, so that its progress bar moves; the other ranks write to pipes.
@@ -144,6 +145,13 @@ def parser() -> argparse.ArgumentParser:
         required=True,
         metavar="N",
         help="number of ranks",
+    )
+    made.add_argument(
+        "--horovod",
+        action="store_true",
+        help="for programs written for Horovod: `import horovod` means tfdist, the "
+        "spellings of Keras 2 work, HOROVOD_* variables are translated, and gradients "
+        "that are not reduced are an error. See docs/from-horovod.md",
     )
     _add_hosts(made)
     made.add_argument(

@@ -1,0 +1,29 @@
+"""`python -m tfdist.horovod script.py`: as `tfdistrun --horovod`, for other launchers.
+
+Becomes the program, in the same process: `mpirun -np 2 python -m tfdist.horovod
+train.py`. Everything after the module's name is given to Python.
+"""
+
+import os
+import sys
+
+from tfdist.launch.horovod import mode
+
+
+def main() -> int:
+    """Starts the program; returns only when there is none."""
+    if len(sys.argv) < 2:
+        print(
+            "usage: python -m tfdist.horovod SCRIPT [ARGUMENT...], under mpirun, srun "
+            "or torchrun; else `tfdistrun --horovod -np N SCRIPT`",
+            file=sys.stderr,
+        )
+        return 2
+    os.environ["PYTHONPATH"] = mode.with_folder(os.environ.get("PYTHONPATH", ""))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(sys.executable, [sys.executable, *sys.argv[1:]])  # noqa: S606
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,106 @@
+"""`import horovod...` means `tfdist.horovod...`: one module object under two names."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+NAME = "horovod"
+_REAL = "tfdist.horovod"
+# Parts of Horovod that have no counterpart, and what to do without them.
+_ABSENT = {
+    "torch": "tfdist trains Keras models on TensorFlow; for PyTorch keep Horovod",
+    "mxnet": "tfdist trains Keras models on TensorFlow",
+    "spark": "start the ranks with tfdistrun",
+    "ray": "start the ranks with tfdistrun",
+    "runner": "start the ranks with tfdistrun, or its alias horovodrun",
+    "run": "start the ranks with tfdistrun, or its alias horovodrun",
+}
+
+
+class _AliasLoader(Loader):
+    """Gives out the module of another name; it is imported under that name alone."""
+
+    def __init__(self, real: str) -> None:
+        self._real = real
+        self._own_spec: ModuleSpec | None = None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """The module itself."""
+        module = importlib.import_module(self._real)
+        self._own_spec = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Nothing is left to do, but the import has put its own spec into it."""
+        module.__spec__ = self._own_spec
+
+
+class AliasFinder(MetaPathFinder):
+    """Finds `horovod` and what is in it."""
+
+    def find_spec(
+        self,
+        fullname: str,
+        path: Sequence[str] | None = None,
+        target: ModuleType | None = None,
+    ) -> ModuleSpec | None:
+        """The spec of `horovod...`, None for anything else.
+
+        Raises:
+            ModuleNotFoundError: tfdist has no such part.
+        """
+        head, _, rest = fullname.partition(".")
+        if head != NAME:
+            return None
+        real = f"{_REAL}.{rest}" if rest else _REAL
+        spec = importlib.util.find_spec(real)
+        if spec is None or rest.startswith("_"):
+            advice = _ABSENT.get(rest.partition(".")[0])
+            raise ModuleNotFoundError(
+                f"No module named {fullname!r} in tfdist's place of Horovod"
+                + (f": {advice}" if advice else " (docs/from-horovod.md)"),
+                name=fullname,
+            )
+        return ModuleSpec(
+            fullname,
+            _AliasLoader(real),
+            origin=spec.origin,
+            is_package=spec.submodule_search_locations is not None,
+        )
+
+
+def activate() -> None:
+    """Makes `import horovod...` in this process import `tfdist.horovod...`.
+
+    Both names give the same modules. A Horovod that is installed is left as it is, and
+    not used. Does nothing the second time. Initializes nothing.
+
+    Raises:
+        RuntimeError: Horovod itself has been imported in this process.
+
+    Example:
+        >>> import tfdist.horovod
+        >>> tfdist.horovod.activate()
+    """
+    known = sys.modules.get(NAME)
+    if known is not None and known is not sys.modules[_REAL]:
+        raise RuntimeError(
+            "Horovod itself has been imported in this process, from "
+            f"{getattr(known, '__file__', None)}. Call tfdist.horovod.activate() "
+            "before the first `import horovod`, or start the program with "
+            "`tfdistrun --horovod`."
+        )
+    if not is_active():
+        # Before the finder of files, which would load every module a second time.
+        sys.meta_path.insert(0, AliasFinder())
+
+
+def is_active() -> bool:
+    """Whether `activate` has been called in this process."""
+    return any(isinstance(finder, AliasFinder) for finder in sys.meta_path)

@@ -1,0 +1,54 @@
+"""Runs before a program that `tfdistrun --horovod` starts; its folder is on PYTHONPATH.
+
+A `sitecustomize` of the user's own is run first. Old versions of Python and those
+without tfdist must come through this file as well: a program may start any of them.
+"""
+
+import os
+import sys
+
+_FOLDER = os.path.dirname(os.path.abspath(__file__))
+
+
+class _Missing:
+    """Says what is wrong where a program without tfdist imports Horovod."""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        if name.partition(".")[0] != "horovod":
+            return None
+        raise ImportError(
+            "tfdistrun --horovod: tfdist cannot be imported by " + sys.executable + ". "
+            "Start the program with the Python in which tfdist is installed."
+        )
+
+
+def _run_the_users() -> None:
+    from importlib.machinery import PathFinder
+    from importlib.util import module_from_spec
+
+    sys.path[:] = [p for p in sys.path if os.path.abspath(p) != _FOLDER]
+    spec = PathFinder.find_spec("sitecustomize")
+    if spec is not None and spec.loader is not None:
+        module = module_from_spec(spec)
+        sys.modules["sitecustomize"] = module
+        spec.loader.exec_module(module)
+
+
+def _start() -> None:
+    try:
+        from tfdist.horovod._start import start
+    except (ImportError, SyntaxError):
+        sys.meta_path.insert(0, _Missing())
+        return
+    try:
+        start()
+    except Exception as error:
+        # Python would print what is raised here, and go on without Horovod.
+        sys.stderr.write("tfdistrun --horovod: " + str(error) + "\n")
+        sys.stderr.flush()
+        os._exit(1)
+
+
+if __name__ == "sitecustomize":
+    _run_the_users()
+    _start()

@@ -1,0 +1,8 @@
+"""`python -m tfdist.launch.horovod` is horovodrun."""
+
+import sys
+
+from tfdist.launch.horovod.command import main
+
+if __name__ == "__main__":
+    sys.exit(main())

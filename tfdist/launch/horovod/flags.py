@@ -1,0 +1,282 @@
+"""The command line of `horovodrun`: every flag of Horovod's launcher."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import Any
+
+from tfdist import __version__
+from tfdist.launch.horovod.variables import LEVELS
+
+_DESCRIPTION = """\
+Starts COMMAND on N ranks with the flags of Horovod's launcher: an alias of
+`tfdistrun --horovod`, which has fewer and clearer options. Flags that have no meaning
+here are named in a warning, with what is used instead."""
+
+
+class _Remembers(argparse.Action):
+    """Stores a value, and that it was given: the file of --config-file stays behind."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        value = self.const if self.nargs == 0 else values
+        setattr(namespace, self.dest, value)
+        namespace.given = {**namespace.given, self.dest: option_string}
+
+
+def parser() -> argparse.ArgumentParser:
+    """All flags; `given` of the result has those that stand on the command line."""
+    made = argparse.ArgumentParser(
+        prog="horovodrun",
+        usage="horovodrun -np N [options] COMMAND [ARGUMENT...]",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    made.set_defaults(given={})
+    made.add_argument(
+        "-v", "--version", action="version", version=f"tfdist {__version__}"
+    )
+    for add in (_job, _ssh, _tunable, _elastic, _records, _library, _logging, _hosts):
+        add(made)
+    made.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND")
+    return made
+
+
+def _value(made: Any, *names: str, help: str, **options: Any) -> None:
+    made.add_argument(*names, action=_Remembers, default=None, help=help, **options)
+
+
+def _switch(made: Any, *names: str, help: str, value: bool = True, dest: str) -> None:
+    made.add_argument(
+        *names,
+        action=_Remembers,
+        nargs=0,
+        const=value,
+        default=None,
+        dest=dest,
+        help=help,
+    )
+
+
+def _pair(made: Any, name: str, *, help: str, off_help: str | None = None) -> None:
+    """--name and --no-name."""
+    dest = name.replace("-", "_")
+    both = made.add_mutually_exclusive_group()
+    _switch(both, f"--{name}", dest=dest, help=help)
+    hidden = off_help or argparse.SUPPRESS
+    _switch(both, f"--no-{name}", dest=dest, value=False, help=hidden)
+
+
+def _job(made: argparse.ArgumentParser) -> None:
+    _value(
+        made,
+        *("-np", "--num-proc"),
+        dest="num_proc",
+        type=int,
+        metavar="N",
+        help="number of ranks",
+    )
+    _switch(
+        made,
+        *("-cb", "--check-build"),
+        dest="check_build",
+        help="show what is available, and end",
+    )
+    _switch(
+        made,
+        "--disable-cache",
+        dest="disable_cache",
+        help="no meaning: nothing is kept",
+    )
+    _value(
+        made,
+        "--start-timeout",
+        type=int,
+        metavar="S",
+        help="seconds until all ranks must have started (default: 120)",
+    )
+    _value(
+        made,
+        *("--network-interface", "--network-interfaces"),
+        dest="network_interfaces",
+        metavar="NAME",
+        help="interface that the ranks use between hosts",
+    )
+    _value(
+        made,
+        "--output-filename",
+        metavar="DIR",
+        help="folder for one file of output a rank",
+    )
+    _switch(
+        made, "--verbose", dest="verbose", help="as --log-level INFO, where none is set"
+    )
+    _value(
+        made,
+        "--config-file",
+        metavar="FILE",
+        help="YAML file of parameters; flags win over it",
+    )
+
+
+def _ssh(made: argparse.ArgumentParser) -> None:
+    group = made.add_argument_group("ssh")
+    _value(group, "-p", "--ssh-port", type=int, help="port on all hosts")
+    _value(
+        group,
+        *("-i", "--ssh-identity-file"),
+        metavar="FILE",
+        help="file with the private key",
+    )
+
+
+def _tunable(made: argparse.ArgumentParser) -> None:
+    group = made.add_argument_group("parameters")
+    _value(
+        group,
+        "--fusion-threshold-mb",
+        type=int,
+        metavar="MIB",
+        help="most MiB that are reduced as one operation; 0: each tensor alone",
+    )
+    _value(group, "--cycle-time-ms", type=float, metavar="MS", help="no meaning")
+    _value(group, "--cache-capacity", type=int, metavar="N", help="no meaning")
+    for what in ("hierarchical", "torus"):
+        help = f"reduce with the {what} algorithm"
+        _pair(group, f"{what}-allreduce", help=help)
+    _pair(group, "hierarchical-allgather", help="no meaning: chosen by itself")
+    _pair(group, "autotune", help="no meaning: see `tfdist bench --tune`")
+    for name, kind in (
+        ("log-file", str),
+        ("warmup-samples", int),
+        ("steps-per-sample", int),
+        ("bayes-opt-max-samples", int),
+        ("gaussian-process-noise", float),
+    ):
+        _value(group, f"--autotune-{name}", type=kind, help="as --autotune")
+
+
+def _elastic(made: argparse.ArgumentParser) -> None:
+    group = made.add_argument_group("elastic training (an error: not supported yet)")
+    named = "the number of ranks is that of -np"
+    for names, dest in (
+        (("--min-np", "--min-num-proc"), "min_num_proc"),
+        (("--max-np", "--max-num-proc"), "max_num_proc"),
+    ):
+        _value(group, *names, dest=dest, type=int, metavar="N", help=named)
+    _value(group, "--slots-per-host", type=int, metavar="N", help=named)
+    _value(group, "--elastic-timeout", type=int, metavar="S", help="no meaning")
+    _value(group, "--reset-limit", type=int, metavar="N", help=named)
+    _value(
+        group,
+        "--blacklist-cooldown-range",
+        type=int,
+        nargs=2,
+        metavar=("LEAST", "MOST"),
+        help="no meaning",
+    )
+
+
+def _records(made: argparse.ArgumentParser) -> None:
+    group = made.add_argument_group("timeline and stalls")
+    _value(
+        group,
+        "--timeline-filename",
+        metavar="PATH",
+        help="the folder PATH.d gets the timeline of all ranks",
+    )
+    _pair(group, "timeline-mark-cycles", help="no meaning: there are no cycles")
+    both = group.add_mutually_exclusive_group()
+    _switch(
+        both, "--no-stall-check", dest="no_stall_check", help="no warning of late ranks"
+    )
+    _switch(
+        both,
+        "--stall-check",
+        dest="no_stall_check",
+        value=False,
+        help="warn of late ranks, as by default",
+    )
+    _value(
+        group,
+        "--stall-check-warning-time-seconds",
+        type=int,
+        metavar="S",
+        help="seconds until a warning names the ranks that are late (default: 30)",
+    )
+    _value(
+        group,
+        "--stall-check-shutdown-time-seconds",
+        type=int,
+        metavar="S",
+        help="seconds until a wait for late ranks is an error (default: 300)",
+    )
+
+
+def _library(made: argparse.ArgumentParser) -> None:
+    group = made.add_argument_group("libraries")
+    _pair(group, "mpi-threads-disable", help="no meaning: MPI is not used")
+    _value(
+        group,
+        "--mpi-args",
+        metavar="TEXT",
+        help="of mpirun; its -x NAME[=VALUE] are honoured, the others have no meaning",
+    )
+    _switch(group, "--tcp", dest="tcp_flag", help="no meaning: between hosts always")
+    _value(group, "--binding-args", metavar="TEXT", help="no meaning")
+    _value(group, "--num-nccl-streams", type=int, metavar="N", help="no meaning")
+    _value(group, "--thread-affinity", type=int, metavar="CORE", help="no meaning")
+    _value(group, "--gloo-timeout-seconds", type=int, metavar="S", help="no meaning")
+
+
+def _logging(made: argparse.ArgumentParser) -> None:
+    group = made.add_argument_group("logging")
+    _value(
+        group,
+        "--log-level",
+        choices=[name.upper() for name in LEVELS],
+        help="least severe messages that are written to stderr (default: WARNING)",
+    )
+    both = group.add_mutually_exclusive_group()
+    dest = "log_with_timestamp"
+    time = "the time in front of each line of output"
+    _switch(both, "--log-with-timestamp", dest=dest, help=time)
+    _switch(both, "--log-without-timestamp", dest=dest, value=False, help="no time")
+    for name, value in (
+        ("--log-hide-timestamp", False),
+        ("--no-log-hide-timestamp", True),
+    ):
+        _switch(both, name, dest=dest, value=value, help=argparse.SUPPRESS)
+    _switch(
+        both,
+        *("-prefix-timestamp", "--prefix-output-with-timestamp"),
+        dest="prefix_output_with_timestamp",
+        help=time,
+    )
+
+
+def _hosts(made: argparse.ArgumentParser) -> None:
+    group = made.add_argument_group("hosts").add_mutually_exclusive_group()
+    _value(
+        group, "-H", "--hosts", metavar="HOST:SLOTS,...", help="hosts, filled in order"
+    )
+    _value(
+        group,
+        *("-hostfile", "--hostfile"),
+        dest="hostfile",
+        metavar="FILE",
+        help="file of the hosts, lines `host slots=N`",
+    )
+    _value(
+        group, "--host-discovery-script", metavar="FILE", help="elastic: not supported"
+    )
+    group = made.add_argument_group("controllers").add_mutually_exclusive_group()
+    for name in ("gloo", "mpi", "jsrun"):
+        _switch(group, f"--{name}", dest=f"use_{name}", help="no meaning")

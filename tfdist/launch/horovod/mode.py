@@ -1,0 +1,86 @@
+"""What `tfdistrun --horovod` adds: a Python that knows `horovod`, in every rank.
+
+A folder with a `sitecustomize.py` goes in front of PYTHONPATH. Python runs that file
+before the first line of any program, so it also works where the command is a shell
+script that starts Python, and `sys.argv` and `__main__` are what they always are. It
+does not where Python is told to ignore PYTHONPATH (`python -E`, `python -I`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from tfdist.launch.horovod import variables
+from tfdist.launch.hosts import Place
+
+FOLDER = Path(__file__).resolve().parents[2] / "horovod" / "_path"
+
+
+def with_folder(python_path: str) -> str:
+    """PYTHONPATH with the folder in front of it, once."""
+    parts = [part for part in python_path.split(os.pathsep) if part]
+    own = str(FOLDER)
+    return os.pathsep.join([own, *(part for part in parts if part != own)])
+
+
+def as_python(command: list[str]) -> list[str]:
+    """The command; a script that is not executable gets the interpreter in front.
+
+    Example:
+        >>> from tfdist.launch.horovod import mode
+        >>> mode.as_python(["train.py", "--epochs", "3"])[1:]
+        ['train.py', '--epochs', '3']
+    """
+    command = command[1:] if command[:1] == ["--"] else command
+    if command and command[0].endswith(".py") and not shutil.which(command[0]):
+        return [sys.executable, *command]
+    return command
+
+
+def prepare(options: argparse.Namespace, environ: Mapping[str, str]) -> list[str]:
+    """Changes the options of tfdistrun for a job of Horovod programs.
+
+    Args:
+        options: of which `command` and `env` are changed.
+        environ: of this process.
+
+    Returns:
+        What to tell the user.
+
+    Raises:
+        VariableError: a variable of Horovod has a value that means nothing.
+    """
+    options.command = as_python(options.command)
+    given = {**environ, **dict(options.env)}
+    if given.get("TF_USE_LEGACY_KERAS", "0") not in ("", "0", "False", "false"):
+        raise variables.VariableError(
+            "TF_USE_LEGACY_KERAS is set: tf_keras (Keras 2) is not supported. Unset "
+            "it: with --horovod the spellings of Keras 2 work in Keras 3"
+        )
+    found = variables.update(given)
+    theirs = {k: v for k, v in given.items() if k.startswith(variables.PREFIX)}
+    options.env = [
+        *options.env,
+        *theirs.items(),  # to the ranks of other hosts, too
+        *found.settings.items(),
+        (variables.STATE, found.state),
+        ("PYTHONPATH", with_folder(given.get("PYTHONPATH", ""))),
+    ]
+    return found.notes
+
+
+def variables_of(place: Place, size: int) -> dict[str, str]:
+    """A rank's place, as Horovod's launcher tells it."""
+    return variables.of_rank(
+        place.rank,
+        size,
+        local_rank=place.local_rank,
+        local_size=place.local_size,
+        cross_rank=place.cross_rank,
+        cross_size=place.cross_size,
+    )

@@ -1,0 +1,203 @@
+"""From the flags of `horovodrun` to the arguments of `tfdistrun`: pure functions."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tfdist.launch.horovod.variables import PREFIX, meaning_of
+from tfdist.launch.remote import SSH_COMMAND
+
+
+class FlagError(ValueError):
+    """Flags that cannot be honoured, and whose result would be another one."""
+
+
+@dataclass
+class Arguments:
+    """What `tfdistrun` gets, and what the user is told."""
+
+    words: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def _switch(value: Any) -> str:
+    return "1" if value else "0"
+
+
+def _mib(value: Any) -> str:
+    if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+        raise FlagError(f"expected a number of MiB, 0 or more; got {value!r}")
+    return str(int(value * (1 << 20)))
+
+
+# Flag → the variable of Horovod by which its launcher passes it on, and how.
+_VARIABLES: dict[str, tuple[str, Callable[[Any], str]]] = {
+    "fusion_threshold_mb": ("FUSION_THRESHOLD", _mib),
+    "cycle_time_ms": ("CYCLE_TIME", str),
+    "cache_capacity": ("CACHE_CAPACITY", str),
+    "hierarchical_allreduce": ("HIERARCHICAL_ALLREDUCE", _switch),
+    "hierarchical_allgather": ("HIERARCHICAL_ALLGATHER", _switch),
+    "torus_allreduce": ("TORUS_ALLREDUCE", _switch),
+    "autotune": ("AUTOTUNE", _switch),
+    "autotune_log_file": ("AUTOTUNE_LOG", str),
+    "autotune_warmup_samples": ("AUTOTUNE_WARMUP_SAMPLES", str),
+    "autotune_steps_per_sample": ("AUTOTUNE_STEPS_PER_SAMPLE", str),
+    "autotune_bayes_opt_max_samples": ("AUTOTUNE_BAYES_OPT_MAX_SAMPLES", str),
+    "autotune_gaussian_process_noise": ("AUTOTUNE_GAUSSIAN_PROCESS_NOISE", str),
+    "start_timeout": ("START_TIMEOUT", str),
+    "timeline_filename": ("TIMELINE", str),
+    "timeline_mark_cycles": ("TIMELINE_MARK_CYCLES", _switch),
+    "no_stall_check": ("STALL_CHECK_DISABLE", _switch),
+    "stall_check_warning_time_seconds": ("STALL_CHECK_TIME_SECONDS", str),
+    "stall_check_shutdown_time_seconds": ("STALL_SHUTDOWN_TIME_SECONDS", str),
+    "mpi_threads_disable": ("MPI_THREADS_DISABLE", _switch),
+    "num_nccl_streams": ("NUM_NCCL_STREAMS", str),
+    "thread_affinity": ("THREAD_AFFINITY", str),
+    "gloo_timeout_seconds": ("GLOO_TIMEOUT_SECONDS", str),
+    "ccl_bgt_affinity": ("CCL_BGT_AFFINITY", str),
+    "log_level": ("LOG_LEVEL", str),
+}
+_MEANINGLESS = {
+    "disable_cache": "hosts are checked each time, and nothing is kept",
+    "elastic_timeout": "the number of ranks is fixed",
+    "cooldown_range": "a host that fails ends the job",
+    "blacklist_cooldown_range": "a host that fails ends the job",
+    "slots_per_host": "-H host1:2,host2:2 says how many ranks each host takes",
+    "tcp_flag": "hosts are joined by TCP alone; TFDIST_TRANSPORT=tcp: ranks of one too",
+    "binding_args": "bind whole ranks with taskset or numactl",
+    "use_gloo": "tfdist brings the ranks together by itself",
+    "use_mpi": "tfdist brings the ranks together by itself; a program may also be "
+    "started with `mpirun -np N python -m tfdist.horovod SCRIPT`",
+    "use_jsrun": "the ranks on the hosts of -H start through ssh",
+}
+_ELASTIC = ("host_discovery_script", "min_num_proc", "max_num_proc", "reset_limit")
+
+
+def translate(options: argparse.Namespace) -> Arguments:
+    """What `tfdistrun` is to be called with.
+
+    Args:
+        options: of `flags.parser`, merged with the file of --config-file.
+
+    Raises:
+        FlagError: -np is missing, or a flag asks for another result than can be had.
+
+    Example:
+        >>> from tfdist.launch.horovod import flags, translation
+        >>> given = flags.parser().parse_args(["-np", "2", "python", "train.py"])
+        >>> translation.translate(given).words
+        ['--horovod', '-np', '2', '--', 'python', 'train.py']
+    """
+    given: Mapping[str, str] = options.given
+    _refuse(options, given)
+    made = Arguments(["--horovod", "-np", str(options.num_proc)])
+    for option, flag in (("hosts", "-H"), ("hostfile", "--hostfile")):
+        if option in given:
+            made.words += [flag, getattr(options, option)]
+    if "output_filename" in given:
+        made.words += ["--log-dir", options.output_filename]
+    if getattr(options, "log_with_timestamp", None) or (
+        options.prefix_output_with_timestamp
+    ):
+        made.words.append("--timestamps")
+    if "start_timeout" in given:
+        made.words += ["--host-timeout-s", str(min(options.start_timeout, 3600))]
+    _add_ssh(made, options)
+    _add_variables(made, options, given)
+    _add_interface(made, options, given)
+    _add_mpi(made, options, given)
+    for name, note in _MEANINGLESS.items():
+        if getattr(options, name, None):
+            made.notes.append(f"{given[name]} has no meaning here: {note}")
+    made.words += ["--", *options.command]
+    return made
+
+
+def _refuse(options: argparse.Namespace, given: Mapping[str, str]) -> None:
+    if options.num_proc is None:
+        raise FlagError("-np N is missing: the number of ranks")
+    for name in _ELASTIC:
+        if name not in given or getattr(options, name) == options.num_proc:
+            continue
+        raise FlagError(
+            f"{given[name]}: elastic training is not supported yet, the number of "
+            "ranks is fixed. Give it with -np, and the hosts with -H host1:2,host2:2"
+        )
+    if options.use_jsrun and not (options.hosts or options.hostfile):
+        raise FlagError(
+            "--jsrun: hosts are not taken from LSF; give them with -H host1:2,host2:2"
+        )
+
+
+def _add_ssh(made: Arguments, options: argparse.Namespace) -> None:
+    words = shlex.split(SSH_COMMAND)
+    if options.ssh_port is not None:
+        words += ["-p", str(options.ssh_port)]
+    if options.ssh_identity_file is not None:
+        words += ["-i", options.ssh_identity_file]
+    if words != shlex.split(SSH_COMMAND):
+        made.words += ["--ssh-command", shlex.join(words)]
+
+
+def _add_variables(
+    made: Arguments, options: argparse.Namespace, given: Mapping[str, str]
+) -> None:
+    for name, (short, text_of) in _VARIABLES.items():
+        if name not in given:
+            continue
+        value = getattr(options, name)
+        meaning = meaning_of(PREFIX + short)
+        if meaning.becomes:
+            try:
+                text = text_of(value)
+            except FlagError as error:
+                raise FlagError(f"{given[name]}: {error}") from None
+            made.words += ["-x", f"{PREFIX}{short}={text}"]
+        elif value is not False:
+            made.notes.append(f"{given[name]} has no meaning here: {meaning.note}")
+    if options.verbose and "log_level" not in given:
+        made.words += ["-x", f"{PREFIX}LOG_LEVEL=INFO"]
+
+
+def _add_interface(
+    made: Arguments, options: argparse.Namespace, given: Mapping[str, str]
+) -> None:
+    if "network_interfaces" not in given:
+        return
+    first, _, more = options.network_interfaces.partition(",")
+    made.words += ["-x", f"{PREFIX}GLOO_IFACE={first.strip()}"]
+    if more:
+        made.notes.append(
+            f"{given['network_interfaces']}: the ranks use one interface, {first}; "
+            "TFDIST_ADDRESS may also name a network, such as 10.1.0.0/16"
+        )
+
+
+def _add_mpi(
+    made: Arguments, options: argparse.Namespace, given: Mapping[str, str]
+) -> None:
+    """Honours the -x of --mpi-args: without these variables a result may differ."""
+    if "mpi_args" not in given:
+        return
+    try:
+        words = shlex.split(options.mpi_args)
+    except ValueError as error:
+        raise FlagError(f"{given['mpi_args']}: {error}") from None
+    others = []
+    while words:
+        word = words.pop(0)
+        if word == "-x":
+            if not words:
+                raise FlagError(f"{given['mpi_args']}: -x needs NAME or NAME=VALUE")
+            made.words += ["-x", words.pop(0)]
+        else:
+            others.append(word)
+    if others:
+        made.notes.append(
+            f"{given['mpi_args']} {shlex.join(others)} has no meaning here: MPI is not "
+            "used"
+        )
