@@ -9,7 +9,7 @@ import tensorflow as tf
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--batch-size", type=int, default=64)
-parser.add_argument("--lr", type=float, default=0.5)
+parser.add_argument("--lr", type=float, default=8.0)
 args = parser.parse_args()
 
 hvd.init()

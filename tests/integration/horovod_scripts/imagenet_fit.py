@@ -79,7 +79,7 @@ callbacks = [
     hvd.callbacks.LearningRateWarmupCallback(
         initial_lr=initial_lr, warmup_epochs=args.warmup_epochs, verbose=verbose
     ),
-    # Horovod: after the warmup reduce learning rate by 10 on the 4th epoch.
+    # Horovod: after the warmup reduce learning rate by 10 on the 4th and 5th epochs.
     hvd.callbacks.LearningRateScheduleCallback(
         initial_lr=initial_lr,
         multiplier=1.0,
@@ -87,10 +87,13 @@ callbacks = [
         end_epoch=3,
     ),
     hvd.callbacks.LearningRateScheduleCallback(
-        initial_lr=initial_lr, multiplier=1e-1, start_epoch=3, end_epoch=4
+        initial_lr=initial_lr,
+        multiplier=lambda epoch: 1e-1,
+        start_epoch=3,
+        end_epoch=4,
     ),
     hvd.callbacks.LearningRateScheduleCallback(
-        initial_lr=initial_lr, multiplier=1e-2, start_epoch=4
+        initial_lr=initial_lr, multiplier=lambda epoch: 1e-2, start_epoch=4
     ),
 ]
 # Horovod: save checkpoints only on the first worker.

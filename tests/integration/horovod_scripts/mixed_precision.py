@@ -10,6 +10,7 @@ import tensorflow as tf
 parser = argparse.ArgumentParser()
 parser.add_argument("--batch-size", type=int, default=32)
 parser.add_argument("--base-lr", type=float, default=0.05)
+parser.add_argument("--batches", type=int, default=40)
 args = parser.parse_args()
 
 hvd.init()
@@ -50,7 +51,7 @@ def train_step(images, labels, first_batch):
 
 
 losses = []
-for batch, (x, y) in enumerate(dataset.take(40 // hvd.size())):
+for batch, (x, y) in enumerate(dataset.take(args.batches // hvd.size())):
     losses.append(float(hvd.allreduce(train_step(x, y, batch == 0), name="loss")))
 if hvd.rank() == 0:
     print("loss", losses[0], "->", losses[-1])

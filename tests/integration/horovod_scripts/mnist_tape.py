@@ -10,6 +10,7 @@ import tensorflow as tf
 parser = argparse.ArgumentParser()
 parser.add_argument("--batch-size", type=int, default=32)
 parser.add_argument("--base-lr", type=float, default=0.001)
+parser.add_argument("--batches", type=int, default=24)
 args = parser.parse_args()
 
 hvd.init()
@@ -60,7 +61,7 @@ def training_step(images, labels, first_batch):
 
 
 losses = []
-for batch, (images, labels) in enumerate(dataset.take(24 // hvd.size())):
+for batch, (images, labels) in enumerate(dataset.take(args.batches // hvd.size())):
     loss_value = training_step(images, labels, batch == 0)
     losses.append(float(loss_value))
     if batch % 5 == 0 and hvd.local_rank() == 0:

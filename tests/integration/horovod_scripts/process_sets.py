@@ -1,10 +1,9 @@
-"""Process sets: gradients over one set, statistics of the data over another."""
+"""Process sets: even and odd ranks train a model each, on halves of the data."""
 
 import argparse
 
 import digits
 import horovod.tensorflow as hvd
-import numpy as np
 import report
 import tensorflow as tf
 
@@ -13,22 +12,19 @@ parser.add_argument("--batch-size", type=int, default=32)
 parser.add_argument("--lr", type=float, default=0.1)
 args = parser.parse_args()
 
-first = hvd.ProcessSet([0])
+# Horovod: the number of processes is needed to define the sets.
 hvd.init(process_sets="dynamic")
-trainers = hvd.add_process_set(range(hvd.size())) if hvd.size() > 1 else None
-trainers = trainers or hvd.global_process_set
-first = hvd.add_process_set(first) if hvd.size() > 1 else hvd.global_process_set
+even_set = hvd.add_process_set(hvd.ProcessSet(range(0, hvd.size(), 2)))
+odd_set = hvd.add_process_set(hvd.ProcessSet(range(1, hvd.size(), 2)))
+for ps in [hvd.global_process_set, even_set, odd_set]:
+    print(ps)
+which = 0 if even_set.included() else 1
+own_set = [even_set, odd_set][which]
 
 images, labels = digits.load()
-# The first rank alone looks at the data; all are told.
-mean = np.zeros((), np.float32)
-if first.included():
-    mean = hvd.allreduce(
-        tf.constant(images.mean()), name="mean", process_set=first, op=hvd.Sum
-    ).numpy()
-mean = hvd.broadcast(tf.constant(mean), root_rank=0, name="mean.all").numpy()
-part = slice(trainers.rank(), None, trainers.size())
-images, labels = images[part] - mean, labels[part]
+images, labels = images[which::2], labels[which::2]
+part = slice(own_set.rank(), None, own_set.size())
+images, labels = images[part], labels[part]
 
 tf.keras.utils.set_random_seed(4 + hvd.rank())
 model = tf.keras.Sequential(
@@ -40,14 +36,15 @@ model = tf.keras.Sequential(
 )
 loss_object = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 opt = tf.keras.optimizers.SGD(args.lr)
-hvd.broadcast_variables(model.variables, root_rank=0, process_set=trainers)
+# Horovod: root_rank is a global rank, also with a process set.
+hvd.broadcast_variables(model.variables, root_rank=which, process_set=own_set)
 
 
 @tf.function
 def step(x, y):
     with tf.GradientTape() as tape:
         loss = loss_object(y, model(x, training=True))
-    tape = hvd.DistributedGradientTape(tape, process_set=trainers)
+    tape = hvd.DistributedGradientTape(tape, process_set=own_set)
     grads = tape.gradient(loss, model.trainable_variables)
     opt.apply_gradients(zip(grads, model.trainable_variables))
     return loss
@@ -55,8 +52,16 @@ def step(x, y):
 
 for number in range(12):
     batch = slice(number * args.batch_size, (number + 1) * args.batch_size)
-    step(tf.constant(images[batch]), tf.constant(labels[batch]))
-sizes = [first.size(), trainers.size()]
-if hvd.size() > 1:
-    hvd.remove_process_set(trainers)
-report.write(hvd, model.get_weights(), mean=float(mean), sizes=sizes)
+    loss = step(tf.constant(images[batch]), tf.constant(labels[batch]))
+own_loss = hvd.allreduce(loss, name="loss", process_set=own_set)
+losses = hvd.allgather(tf.reshape(own_loss, [1]), name="losses")
+
+# Both models, on all ranks.
+ensemble = [
+    hvd.broadcast(weight, root_rank=root, name=f"model{root}.{i}").numpy()
+    for root in (0, 1)
+    for i, weight in enumerate(model.get_weights())
+]
+sizes = [even_set.size(), odd_set.size()]
+hvd.remove_process_set(odd_set)
+report.write(hvd, ensemble, sizes=sizes, losses=[float(loss) for loss in losses])

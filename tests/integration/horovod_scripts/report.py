@@ -3,6 +3,7 @@
 import hashlib
 import json
 import sys
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -18,18 +19,28 @@ def write(hvd, weights, **facts):
     """
     weights = [np.asarray(w) for w in weights]
     digest = hashlib.sha256(b"".join(w.tobytes() for w in weights)).hexdigest()
-    facts |= {"hash": digest, "reductions": reductions()}
+    facts |= {"hash": digest, **_operations()}
     name = f"rank-{hvd.rank()}"
     np.savez(f"{name}.npz", *weights)
     Path(f"{name}.json").write_text(json.dumps(facts))
     print(f"weights of rank {hvd.rank()}: {digest[:12]}")
 
 
-def reductions():
-    """How many operations have reduced gradients; None under Horovod itself."""
+def _operations():
+    """How many operations the core has run, by kind, and those of gradients.
+
+    Nothing under Horovod itself, for which the scripts are written.
+    """
     if "tfdist" not in sys.modules:
-        return None
+        return {}
     from tfdist import _core
 
-    names = [r["name"].rpartition("/")[2] for r in _core.take_records()]
-    return sum(name.startswith("gradients.") for name in names)
+    rows = _core.take_records()
+    names = [row["name"].rpartition("/")[2] for row in rows]
+    kinds = {_core.ALLREDUCE: "allreduce", _core.ALLGATHER: "allgather"}
+    kinds |= {_core.BROADCAST: "broadcast"}
+    return {
+        "reductions": sum(name.startswith("gradients.") for name in names),
+        "operations": Counter(kinds.get(row["kind"], "other") for row in rows),
+        "names": names,
+    }

@@ -1,0 +1,109 @@
+"""Mistakes by which every rank would train on its own; each must be an error."""
+
+import digits
+import horovod.tensorflow as hvd_tf
+import horovod.tensorflow.keras as hvd
+import tensorflow as tf
+
+images, labels = digits.load(64)
+loss_object = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+def model_with(optimizer):
+    model = tf.keras.Sequential(
+        [
+            tf.keras.layers.Input((8, 8, 1)),
+            tf.keras.layers.Flatten(),
+            tf.keras.layers.Dense(10),
+        ]
+    )
+    model.compile(optimizer, loss_object)
+    return model
+
+
+def fit(model):
+    model.fit(images, labels, batch_size=32, verbose=0, shuffle=False)
+
+
+def told(name, act):
+    try:
+        act()
+    except Exception as error:
+        print(f"{name}: {type(error).__name__}: {' '.join(str(error).split())}")
+    else:
+        print(f"{name}: no error")
+
+
+def loop(gradients_of, function):
+    """Two steps of a loop of its own; one eager step proves nothing."""
+    model = model_with("sgd")
+    optimizer = tf.keras.optimizers.SGD(0.1)
+
+    def step(x, y):
+        grads = gradients_of(model, x, y)
+        optimizer.apply_gradients(zip(grads, model.trainable_variables))
+
+    step = tf.function(step) if function else step
+    for _ in range(2):
+        step(images, labels)
+
+
+def plain(model, x, y):
+    with tf.GradientTape() as tape:
+        loss = loss_object(y, model(x, training=True))
+    return tape.gradient(loss, model.trainable_variables)
+
+
+def too_late(model, x, y):
+    with tf.GradientTape() as tape:
+        loss = loss_object(y, model(x, training=True))
+    grads = tape.gradient(loss, model.trainable_variables)
+    hvd_tf.DistributedGradientTape(tape)
+    return grads
+
+
+def only_the_loss(model, x, y):
+    with tf.GradientTape() as tape:
+        loss = loss_object(y, model(x, training=True))
+    hvd_tf.allreduce(loss)
+    return tape.gradient(loss, model.trainable_variables)
+
+
+def wrapped(model, x, y):
+    with tf.GradientTape() as tape:
+        loss = loss_object(y, model(x, training=True))
+    tape = hvd_tf.DistributedGradientTape(tape)
+    return tape.gradient(loss, model.trainable_variables)
+
+
+def by_hand(model, x, y):
+    grads = [hvd_tf.allreduce(grad) for grad in plain(model, x, y)]
+    return [tf.clip_by_value(grad, -1.0, 1.0) for grad in grads]
+
+
+def nested(model, x, y):
+    return tf.function(wrapped)(model, x, y)
+
+
+def wrapped_after_compile():
+    optimizer = tf.keras.optimizers.SGD(0.1)
+    model = model_with(optimizer)
+    hvd.DistributedOptimizer(optimizer)
+    fit(model)
+
+
+told("before init", lambda: fit(model_with("sgd")))
+hvd.init()
+told("unwrapped", lambda: fit(model_with(tf.keras.optimizers.Adam())))
+for name, gradients_of in (
+    ("plain tape", plain),
+    ("tape too late", too_late),
+    ("only the loss", only_the_loss),
+    ("wrapped tape", wrapped),
+    ("by hand", by_hand),
+    ("nested", nested),
+):
+    told(f"{name}, function", lambda act=gradients_of: loop(act, True))
+    if gradients_of is not only_the_loss:
+        told(f"{name}, eager", lambda act=gradients_of: loop(act, False))
+told("wrapped after compile", wrapped_after_compile)
