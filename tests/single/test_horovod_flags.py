@@ -1,0 +1,273 @@
+"""horovodrun: every flag of Horovod's launcher becomes something, or a note."""
+
+import pytest
+
+from tfdist.launch import options as tfdistrun
+from tfdist.launch.horovod import command, config_file, flags, mode, variables
+from tfdist.launch.horovod.config_file import ConfigFileError
+from tfdist.launch.horovod.translation import FlagError, translate
+from tfdist.launch.hosts import Place
+
+TRAIN = ["python", "train.py", "--lr", "0.1", "-np", "7"]
+# Flag and value → what tfdistrun gets for it.
+HONOURED = [
+    (["-H", "a:2,b:2"], ["-H", "a:2,b:2"]),
+    (["--hosts", "a:4"], ["-H", "a:4"]),
+    (["-hostfile", "hosts"], ["--hostfile", "hosts"]),
+    (["--hostfile", "hosts"], ["--hostfile", "hosts"]),
+    (["--output-filename", "out"], ["--log-dir", "out"]),
+    (["-prefix-timestamp"], ["--timestamps"]),
+    (["--prefix-output-with-timestamp"], ["--timestamps"]),
+    (["--log-with-timestamp"], ["--timestamps"]),
+    (["--no-log-hide-timestamp"], ["--timestamps"]),
+    (["--log-without-timestamp"], []),
+    (["--log-hide-timestamp"], []),
+    (
+        ["--start-timeout", "60"],
+        ["--host-timeout-s", "60", "-x", "HOROVOD_START_TIMEOUT=60"],
+    ),
+    (["--network-interface", "eth1"], ["-x", "HOROVOD_GLOO_IFACE=eth1"]),
+    (["--fusion-threshold-mb", "32"], ["-x", f"HOROVOD_FUSION_THRESHOLD={32 << 20}"]),
+    (["--hierarchical-allreduce"], ["-x", "HOROVOD_HIERARCHICAL_ALLREDUCE=1"]),
+    (["--no-hierarchical-allreduce"], ["-x", "HOROVOD_HIERARCHICAL_ALLREDUCE=0"]),
+    (["--torus-allreduce"], ["-x", "HOROVOD_TORUS_ALLREDUCE=1"]),
+    (["--no-torus-allreduce"], ["-x", "HOROVOD_TORUS_ALLREDUCE=0"]),
+    (["--timeline-filename", "t.json"], ["-x", "HOROVOD_TIMELINE=t.json"]),
+    (["--no-stall-check"], ["-x", "HOROVOD_STALL_CHECK_DISABLE=1"]),
+    (["--stall-check"], ["-x", "HOROVOD_STALL_CHECK_DISABLE=0"]),
+    (
+        ["--stall-check-warning-time-seconds", "9"],
+        ["-x", "HOROVOD_STALL_CHECK_TIME_SECONDS=9"],
+    ),
+    (
+        ["--stall-check-shutdown-time-seconds", "9"],
+        ["-x", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS=9"],
+    ),
+    (["--log-level", "DEBUG"], ["-x", "HOROVOD_LOG_LEVEL=DEBUG"]),
+    (["--verbose"], ["-x", "HOROVOD_LOG_LEVEL=INFO"]),
+    (["--mpi-args=-x A=b -x C=d"], ["-x", "A=b", "-x", "C=d"]),
+    (["--no-autotune"], []),
+    (["--no-hierarchical-allgather"], []),
+    (["--no-timeline-mark-cycles"], []),
+    (["--no-mpi-threads-disable"], []),
+    (["--min-np", "4", "--max-np", "4"], []),
+]  # fmt: skip
+WITHOUT_MEANING = [
+    ["--disable-cache"],
+    ["--cycle-time-ms", "2.5"],
+    ["--cache-capacity", "2048"],
+    ["--hierarchical-allgather"],
+    ["--autotune"],
+    ["--autotune-log-file", "log.csv"],
+    ["--autotune-warmup-samples", "5"],
+    ["--autotune-steps-per-sample", "5"],
+    ["--autotune-bayes-opt-max-samples", "5"],
+    ["--autotune-gaussian-process-noise", "0.5"],
+    ["--slots-per-host", "2"],
+    ["--elastic-timeout", "60"],
+    ["--blacklist-cooldown-range", "60", "300"],
+    ["--timeline-mark-cycles"],
+    ["--mpi-threads-disable"],
+    ["--mpi-args=--oversubscribe"],
+    ["--tcp"],
+    ["--binding-args=--bind-to core"],
+    ["--num-nccl-streams", "2"],
+    ["--thread-affinity", "1"],
+    ["--gloo-timeout-seconds", "60"],
+    ["--gloo"],
+    ["--mpi"],
+]
+
+
+def parsed(*arguments):
+    return flags.parser().parse_args(["-np", "4", *arguments, *TRAIN])
+
+
+@pytest.mark.parametrize(("given", "expected"), HONOURED, ids=str)
+def test_a_flag_with_a_meaning_becomes_options_of_tfdistrun(given, expected):
+    made = translate(parsed(*given))
+    assert made.words == ["--horovod", "-np", "4", *expected, "--", *TRAIN]
+    assert made.notes == []
+    options = tfdistrun.parser().parse_args(made.words)  # which it takes
+    assert options.size == 4 and options.horovod
+
+
+@pytest.mark.parametrize("given", WITHOUT_MEANING, ids=str)
+def test_a_flag_without_meaning_is_named_with_what_is_used_instead(given):
+    made = translate(parsed(*given))
+    assert made.words == ["--horovod", "-np", "4", "--", *TRAIN]
+    (note,) = made.notes
+    assert note.startswith(given[0].partition("=")[0])
+    assert "has no meaning here: " in note
+
+
+def test_the_keys_of_ssh():
+    made = translate(parsed("-p", "2222", "-i", "my key"))
+    ssh = tfdistrun.parser().parse_args(made.words).ssh_command
+    assert ssh[0] == "ssh" and ssh[-4:] == ["-p", "2222", "-i", "my key"]
+
+
+def test_of_several_interfaces_the_first_is_used_and_that_is_said():
+    made = translate(parsed("--network-interfaces", "eth1,eth2"))
+    assert "HOROVOD_GLOO_IFACE=eth1" in made.words
+    assert "one interface, eth1" in made.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (["--host-discovery-script", "find.sh"], "elastic training is not supported"),
+        (["--min-np", "2"], "elastic training is not supported"),
+        (["--max-num-proc", "8"], "elastic training is not supported"),
+        (["--reset-limit", "3"], "elastic training is not supported"),
+        (["--jsrun"], "give them with -H"),
+        (["--fusion-threshold-mb", "-1"], "--fusion-threshold-mb: expected"),
+        (["--mpi-args=-x"], "-x needs NAME"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_honoured_is_an_error(given, says):
+    with pytest.raises(FlagError, match=says):
+        translate(parsed(*given))
+
+
+def test_the_number_of_ranks_is_needed():
+    with pytest.raises(FlagError, match="-np N is missing"):
+        translate(flags.parser().parse_args(TRAIN[:2]))
+
+
+@pytest.mark.parametrize(
+    "both",
+    [
+        ["--autotune", "--no-autotune"],
+        ["-H", "a", "--hostfile", "b"],
+        ["--gloo", "--mpi"],
+    ],
+    ids=str,
+)
+def test_flags_that_exclude_each_other_under_horovod_do_so_here(both, capsys):
+    with pytest.raises(SystemExit):
+        parsed(*both)
+    assert "not allowed with" in capsys.readouterr().err
+
+
+FILE = """
+controller: gloo
+params:
+  fusion_threshold_mb: 32
+  cycle_time_ms: 10
+  hierarchical_allreduce: true
+autotune: {enabled: true, log_file: log.csv}
+timeline: {filename: t.json, mark_cycles: false}
+stall_check: {enabled: false, shutdown_time_seconds: 240}
+library_options: {num_nccl_streams: 2, gloo_timeout_seconds: 60}
+logging: {level: INFO, hide_timestamp: false}
+"""
+
+
+def test_a_config_file_gives_what_flags_do_not(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text(FILE)
+    options = parsed("--fusion-threshold-mb", "8", "--no-autotune")
+    config_file.merge(options, config_file.read(str(path)))
+    made = translate(options)
+    given = made.words[: made.words.index("--")]
+    assert f"HOROVOD_FUSION_THRESHOLD={8 << 20}" in given  # the flag wins
+    for assigned in (
+        "HOROVOD_HIERARCHICAL_ALLREDUCE=1",
+        "HOROVOD_TIMELINE=t.json",
+        "HOROVOD_STALL_CHECK_DISABLE=1",
+        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS=240",
+        "HOROVOD_LOG_LEVEL=INFO",
+    ):
+        assert assigned in given
+    assert "--timestamps" in given
+    named = [note.partition(" has no")[0] for note in made.notes]
+    assert sorted(named) == sorted(
+        [
+            *("params: cycle_time_ms", "autotune: log_file"),
+            *("library_options: num_nccl_streams", "controller"),
+            "library_options: gloo_timeout_seconds",
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("a: [", "no YAML"),
+        ("- a", "expected sections"),
+        ("parms: {}", "unknown section 'parms'"),
+        ("params: {fusion: 1}", "params: unknown 'fusion'"),
+        ("params: 3", "expected parameters"),
+        ("controller: nccl", "expected gloo or mpi"),
+        ("a: !!python/object/apply:os.getpid []", "no YAML"),
+    ],
+)
+def test_a_wrong_config_file_is_explained(tmp_path, text, says):
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigFileError, match=says):
+        config_file.merge(parsed(), config_file.read(str(path)))
+    with pytest.raises(ConfigFileError, match="No such file"):
+        config_file.read(str(tmp_path / "none"))
+
+
+def test_check_build_tells_what_is_there(capsys):
+    assert command.main(["--check-build"]) == 0
+    text = capsys.readouterr().out
+    assert "[X] TensorFlow" in text and "[ ] PyTorch" in text and "[ ] NCCL" in text
+    assert "[ ] tfdist" in command.build_report(tensorflow=True, core=False)
+
+
+def test_errors_of_the_command_line_end_with_2(capsys):
+    assert command.main(["-np", "2", "--max-np", "3", "true"]) == 2
+    assert command.main(["-np", "2", "--config-file", "none", "true"]) == 2
+    assert "No such file" in capsys.readouterr().err
+
+
+# ---- tfdistrun --horovod ----
+
+
+def test_a_script_gets_the_interpreter_and_anything_else_stays(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / "run.py").write_text("#!/bin/sh\n")
+    (tmp_path / "run.py").chmod(0o755)
+    first, *rest = mode.as_python(["--", "train.py", "-x"])
+    assert first.endswith("python") or "python3" in first
+    assert rest == ["train.py", "-x"]
+    for command_ in (["python", "train.py"], ["./run.py"], ["sh", "train.py"], []):
+        assert mode.as_python(command_) == command_
+
+
+def test_the_job_gets_the_folder_once_and_horovods_variables_everywhere():
+    options = tfdistrun.parser().parse_args(
+        ["--horovod", "-np", "2", "-x", "HOROVOD_CYCLE_TIME=1", "true"]
+    )
+    environ = {"PYTHONPATH": "/a", "HOROVOD_LOG_LEVEL": "info", "HOME": "/root"}
+    notes = mode.prepare(options, environ)
+    made = dict(options.env)
+    assert made["PYTHONPATH"] == f"{mode.FOLDER}:/a"
+    assert mode.with_folder(made["PYTHONPATH"]) == made["PYTHONPATH"]
+    assert made["TFDIST_LOG_LEVEL"] == "info" and made["HOROVOD_LOG_LEVEL"] == "info"
+    assert "HOME" not in made
+    assert [note.partition(" ")[0] for note in notes] == ["HOROVOD_CYCLE_TIME"]
+    assert variables.update({**environ, **made}).notes == []  # not told again
+    assert (mode.FOLDER / "sitecustomize.py").is_file()
+
+
+def test_legacy_keras_is_refused():
+    options = tfdistrun.parser().parse_args(["--horovod", "-np", "2", "true"])
+    with pytest.raises(variables.VariableError, match="TF_USE_LEGACY_KERAS"):
+        mode.prepare(options, {"TF_USE_LEGACY_KERAS": "1"})
+
+
+def test_each_rank_is_told_its_place_as_by_horovod():
+    place = Place(
+        rank=3, host=1, local_rank=1, local_size=2, cross_rank=1, cross_size=2
+    )
+    told = mode.variables_of(place, 4)
+    assert told["HOROVOD_RANK"] == "3" and told["HOROVOD_SIZE"] == "4"
+    assert told["HOROVOD_LOCAL_RANK"] == "1" and told["HOROVOD_CROSS_SIZE"] == "2"
+    assert variables.translate(told).notes == []

@@ -1,0 +1,118 @@
+"""HOROVOD_* variables: what each becomes, and what is said about the others. Pure."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tfdist import _core
+from tfdist.launch.horovod import variables
+from tfdist.launch.horovod.variables import STATE, VariableError, translate, update
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("FUSION_THRESHOLD", "1048576", {"TFDIST_FUSION_BYTES": "1048576"}),
+        ("FUSION_THRESHOLD", "0", {"TFDIST_FUSION_BYTES": "0"}),
+        ("FUSION_THRESHOLD", str(1 << 40), {"TFDIST_FUSION_BYTES": str(4 << 30)}),
+        ("STALL_CHECK_TIME_SECONDS", "90", {"TFDIST_STALL_WARNING_S": "90"}),
+        ("STALL_CHECK_DISABLE", "1", {"TFDIST_STALL_WARNING_S": "86400"}),
+        ("STALL_CHECK_DISABLE", "0", {}),
+        ("STALL_SHUTDOWN_TIME_SECONDS", "60", {"TFDIST_TIMEOUT_S": "60"}),
+        ("START_TIMEOUT", "45", {"TFDIST_START_TIMEOUT_S": "45"}),
+        ("TIMELINE", "/tmp/t.json", {"TFDIST_TIMELINE": "/tmp/t.json.d"}),
+        ("TIMELINE", "DYNAMIC", {}),
+        ("LOG_LEVEL", "TRACE", {"TFDIST_LOG_LEVEL": "debug"}),
+        ("LOG_LEVEL", "fatal", {"TFDIST_LOG_LEVEL": "error"}),
+        ("GLOO_IFACE", "eth1", {"TFDIST_ADDRESS": "eth1"}),
+        (
+            "HIERARCHICAL_ALLREDUCE",
+            "1",
+            {"TFDIST_ALLREDUCE_ALGORITHM": "two_level"},
+        ),
+        ("TORUS_ALLREDUCE", "1", {"TFDIST_ALLREDUCE_ALGORITHM": "torus"}),
+        ("TORUS_ALLREDUCE", "0", {}),
+        ("RANK", "3", {}),
+        ("DYNAMIC_PROCESS_SETS", "1", {}),
+    ],
+)
+def test_what_has_a_meaning_is_translated(name, text, expected):
+    found = translate({f"HOROVOD_{name}": text, "HOME": "/root"})
+    assert found.settings == expected
+    assert found.notes == [] or name == "TIMELINE"
+
+
+@pytest.mark.parametrize("name", [n for n, m in variables.TABLE.items() if m.note])
+def test_what_has_no_meaning_is_named_with_what_is_used_instead(name):
+    (note,) = translate({f"HOROVOD_{name}": "3"}).notes
+    assert note.startswith(f"HOROVOD_{name} has no meaning here: ")
+    assert len(note) > len(f"HOROVOD_{name} has no meaning here: ") + 10
+    assert translate({f"HOROVOD_{name}": "0"}).notes == []  # off, as it is here
+
+
+@pytest.mark.parametrize("name", ["NCCL_HOME", "WITH_TENSORFLOW", "GPU_OPERATIONS"])
+def test_variables_of_the_build_are_named_as_such(name):
+    assert "building Horovod" in translate({f"HOROVOD_{name}": "x"}).notes[0]
+
+
+def test_a_misspelled_variable_is_named():
+    (note,) = translate({"HOROVOD_FUSION_TRESHOLD": "1"}).notes
+    assert "HOROVOD_FUSION_TRESHOLD" in note and "no such variable" in note
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("FUSION_THRESHOLD", "64MB", "expected a number of bytes"),
+        ("FUSION_THRESHOLD", "-1", "expected a number of bytes"),
+        ("FUSION_THRESHOLD", "nan", "expected a number of bytes"),
+        ("LOG_LEVEL", "loud", "expected one of trace, debug"),
+        ("START_TIMEOUT", "soon", "expected a number of seconds"),
+    ],
+)
+def test_a_value_that_means_nothing_is_an_error(name, text, says):
+    with pytest.raises(VariableError, match=says) as caught:
+        translate({f"HOROVOD_{name}": text})
+    assert f"HOROVOD_{name}='{text}'" in str(caught.value)
+
+
+def test_variables_that_contradict_each_other():
+    both = {"HOROVOD_TORUS_ALLREDUCE": "1", "HOROVOD_HIERARCHICAL_ALLREDUCE": "1"}
+    with pytest.raises(VariableError, match="name two algorithms"):
+        translate(both)
+    off = {"HOROVOD_STALL_CHECK_DISABLE": "1", "HOROVOD_STALL_CHECK_TIME_SECONDS": "9"}
+    assert translate(off).settings == {"TFDIST_STALL_WARNING_S": "86400"}
+    never = translate({"HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "0"})
+    assert never.settings == {} and "every wait ends here" in never.notes[0]
+
+
+def test_a_variable_of_tfdist_wins_over_that_of_horovod():
+    environ = {"HOROVOD_LOG_LEVEL": "debug", "TFDIST_LOG_LEVEL": "error"}
+    assert update(environ).settings == {}
+
+
+def test_a_rank_is_told_what_is_new_and_nothing_twice():
+    environ = {"HOROVOD_LOG_LEVEL": "debug", "HOROVOD_CYCLE_TIME": "2"}
+    first = update(environ)
+    assert first.settings == {"TFDIST_LOG_LEVEL": "debug"} and len(first.notes) == 1
+    environ |= first.settings | {STATE: first.state}
+    again = update(environ)
+    assert (again.settings, again.notes) == ({}, [])
+    # The program sets variables itself: also one that the launcher has translated.
+    environ |= {"HOROVOD_LOG_LEVEL": "info", "HOROVOD_FUSION_THRESHOLD": "0"}
+    later = update(environ)
+    assert later.settings == {"TFDIST_LOG_LEVEL": "info", "TFDIST_FUSION_BYTES": "0"}
+    assert later.notes == []
+
+
+@pytest.mark.skipif(not _core.LIBRARY_PATH.is_file(), reason="no core library")
+@given(st.sampled_from(sorted(variables.TABLE)), st.floats(0, 1e7) | st.integers(0, 99))
+def test_whatever_comes_out_is_a_variable_of_tfdist_with_a_value_it_takes(name, value):
+    text = "debug" if name == "LOG_LEVEL" else f"{value:g}"
+    settings = translate({f"HOROVOD_{name}": text}).settings
+    rows = _core.config()
+    assert set(settings) <= set(rows)
+    with pytest.MonkeyPatch.context() as patch:
+        for becomes, translated in settings.items():
+            patch.setenv(becomes, translated)
+        _core.config()  # raises what it does not take
