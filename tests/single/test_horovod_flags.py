@@ -217,7 +217,8 @@ def test_check_build_tells_what_is_there(capsys):
     assert command.main(["--check-build"]) == 0
     text = capsys.readouterr().out
     assert "[X] TensorFlow" in text and "[ ] PyTorch" in text and "[ ] NCCL" in text
-    assert "[ ] tfdist" in command.build_report(tensorflow=True, core=False)
+    assert "[X] Gloo" in text
+    assert "[X] Gloo" not in command.build_report(tensorflow=True, core=False)
 
 
 def test_errors_of_the_command_line_end_with_2(capsys):

@@ -37,6 +37,8 @@ def adopt_variables() -> None:
 def tell_place() -> None:
     """Sets HOROVOD_RANK and its like where another launcher has started the ranks."""
     place = detect(os.environ)
+    if place.source == "single":
+        return  # Horovod does not set them either, where nothing has started ranks
     told = {
         "HOROVOD_RANK": place.rank,
         "HOROVOD_SIZE": place.size,

@@ -30,20 +30,18 @@ def build_report(*, tensorflow: bool, core: bool) -> str:
 
     return "\n".join(
         [
-            f"tfdist v{__version__}, in the place of Horovod:",
+            f"tfdist v{__version__}, in the place of Horovod. Gloo stands for its own "
+            "rendezvous, shared memory and TCP, as in hvd.gloo_built().",
             *rows(
                 "Available Frameworks",
                 {"TensorFlow": tensorflow, "PyTorch": False, "MXNet": False},
             ),
-            *rows(
-                "Available Controllers",
-                {"tfdist": core, "MPI": False, "Gloo": False},
-            ),
+            *rows("Available Controllers", {"MPI": False, "Gloo": core}),
             *rows(
                 "Available Tensor Operations",
                 {
-                    "tfdist (shared memory, TCP)": core,
-                    **dict.fromkeys(("NCCL", "DDL", "CCL", "MPI", "Gloo"), False),
+                    **dict.fromkeys(("NCCL", "DDL", "CCL", "MPI"), False),
+                    "Gloo": core,
                 },
             ),
         ]
