@@ -92,6 +92,17 @@ def wrapped_after_compile():
     fit(model)
 
 
+def graph_of_tensorflow_1(wrap):
+    tf1 = tf.compat.v1
+    with tf.Graph().as_default(), tf1.Session() as session:
+        weight = tf1.get_variable("weight", initializer=tf.ones([3, 1]))
+        optimizer = tf1.train.GradientDescentOptimizer(0.1)
+        optimizer = hvd_tf.DistributedOptimizer(optimizer) if wrap else optimizer
+        train = optimizer.minimize(tf.reduce_mean(tf.square(weight)))
+        session.run(tf1.global_variables_initializer())
+        session.run(train)
+
+
 told("before init", lambda: fit(model_with("sgd")))
 hvd.init()
 told("unwrapped", lambda: fit(model_with(tf.keras.optimizers.Adam())))
@@ -107,3 +118,5 @@ for name, gradients_of in (
     if gradients_of is not only_the_loss:
         told(f"{name}, eager", lambda act=gradients_of: loop(act, False))
 told("wrapped after compile", wrapped_after_compile)
+told("TensorFlow 1, unwrapped", lambda: graph_of_tensorflow_1(False))
+told("TensorFlow 1, wrapped", lambda: graph_of_tensorflow_1(True))
