@@ -1,7 +1,7 @@
 """HOROVOD_* variables: what each becomes, and what is said about the others. Pure."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tfdist import _core
@@ -106,13 +106,13 @@ def test_a_rank_is_told_what_is_new_and_nothing_twice():
 
 
 @pytest.mark.skipif(not _core.LIBRARY_PATH.is_file(), reason="no core library")
+@settings(max_examples=60, deadline=None)
 @given(st.sampled_from(sorted(variables.TABLE)), st.floats(0, 1e7) | st.integers(0, 99))
 def test_whatever_comes_out_is_a_variable_of_tfdist_with_a_value_it_takes(name, value):
     text = "debug" if name == "LOG_LEVEL" else f"{value:g}"
-    settings = translate({f"HOROVOD_{name}": text}).settings
-    rows = _core.config()
-    assert set(settings) <= set(rows)
+    found = translate({f"HOROVOD_{name}": text}).settings
+    assert set(found) <= set(_core.config())
     with pytest.MonkeyPatch.context() as patch:
-        for becomes, translated in settings.items():
+        for becomes, translated in found.items():
             patch.setenv(becomes, translated)
         _core.config()  # raises what it does not take

@@ -9,10 +9,11 @@ images, labels = digits.load(64)
 loss_object = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
-def model_with(optimizer):
+def model_with(optimizer, *layers):
     model = tf.keras.Sequential(
         [
             tf.keras.layers.Input((8, 8, 1)),
+            *layers,
             tf.keras.layers.Flatten(),
             tf.keras.layers.Dense(10),
         ]
@@ -34,10 +35,10 @@ def told(name, act):
         print(f"{name}: no error")
 
 
-def loop(gradients_of, function):
+def loop(gradients_of, function, optimizer=None):
     """Two steps of a loop of its own; one eager step proves nothing."""
     model = model_with("sgd")
-    optimizer = tf.keras.optimizers.SGD(0.1)
+    optimizer = optimizer or tf.keras.optimizers.SGD(0.1)
 
     def step(x, y):
         grads = gradients_of(model, x, y)
@@ -85,6 +86,15 @@ def nested(model, x, y):
     return tf.function(wrapped)(model, x, y)
 
 
+def scaled():
+    inner = tf.keras.optimizers.SGD(0.1)
+    loop(wrapped, True, tf.keras.mixed_precision.LossScaleOptimizer(inner))
+
+
+def statistics_alone():
+    fit(model_with(tf.keras.optimizers.SGD(0.1), hvd_tf.SyncBatchNormalization()))
+
+
 def wrapped_after_compile():
     optimizer = tf.keras.optimizers.SGD(0.1)
     model = model_with(optimizer)
@@ -118,5 +128,7 @@ for name, gradients_of in (
     if gradients_of is not only_the_loss:
         told(f"{name}, eager", lambda act=gradients_of: loop(act, False))
 told("wrapped after compile", wrapped_after_compile)
+told("loss scale, wrapped tape", scaled)
+told("statistics alone", statistics_alone)
 told("TensorFlow 1, unwrapped", lambda: graph_of_tensorflow_1(False))
 told("TensorFlow 1, wrapped", lambda: graph_of_tensorflow_1(True))
