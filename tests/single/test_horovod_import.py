@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -140,6 +141,27 @@ def test_a_script_is_started_as_it_always_was(tmp_path, command):
         for r in range(2)
     ]
     assert done.stderr.count("HOROVOD_CYCLE_TIME has no meaning here") == 1
+
+
+@deadline(60)
+def test_horovodrun_does_the_same(tmp_path):
+    (tmp_path / "train.py").write_text(PRINT)
+    flags = ["-np", "2", "--fusion-threshold-mb", "1", "--cycle-time-ms", "3", "--gloo"]
+    done = subprocess.run(
+        [sys.executable, "-m", "tfdist.launch.horovod", *flags, "train.py", "-np", "7"],
+        cwd=tmp_path,
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [
+        f"[rank {r}] __main__ ['-np', '7'] tfdist.horovod {r} 2 {1 << 20} False"
+        for r in range(2)
+    ]
+    named = re.findall(r"warning: (--[\w-]+) has no meaning here", done.stderr)
+    assert named == ["--cycle-time-ms", "--gloo"]
 
 
 @deadline(60)
