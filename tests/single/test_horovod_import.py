@@ -173,6 +173,18 @@ def test_without_it_horovod_is_what_it_ever_was(tmp_path, real):
 
 
 @deadline(60)
+def test_who_forgets_it_is_told(tmp_path):
+    (tmp_path / "train.py").write_text("import horovod.tensorflow as hvd")
+    done = run(tmp_path, "-np", "1", sys.executable, "train.py")
+    assert done.code == 1
+    assert "hint: a program that was written for Horovod is started" in done.stderr
+    (tmp_path / "train.py").write_text("import horovod.torch as hvd")
+    done = run(tmp_path, "--horovod", "-np", "1", "train.py")
+    assert done.code == 1
+    assert "for PyTorch keep Horovod" in done.stderr and "hint:" not in done.stderr
+
+
+@deadline(60)
 def test_a_variable_that_means_nothing_ends_it_before_anything_starts(tmp_path):
     done = run(tmp_path, "--horovod", "-np", "2", "true", HOROVOD_LOG_LEVEL="loud")
     assert done.code == 2

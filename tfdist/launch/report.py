@@ -94,6 +94,11 @@ _SIGNAL_HINTS = {
 _TEXT_HINTS = (
     ("command not found", "give the program's path, or activate its environment"),
     (
+        "No module named 'horovod'",
+        "a program that was written for Horovod is started with `tfdistrun --horovod`",
+    ),
+    ("in tfdist's place of Horovod", ""),  # which says it all
+    (
         "ModuleNotFoundError",
         "is the right environment active? tfdistrun starts COMMAND as it is, e.g. "
         "`.venv/bin/python train.py`",
