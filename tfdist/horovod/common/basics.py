@@ -9,6 +9,7 @@ from typing import Any
 
 import tfdist
 from tfdist import _runtime
+from tfdist.horovod._environment import adopt_variables
 from tfdist.horovod.common import process_sets as _sets
 from tfdist.horovod.common import timeline as _timeline
 from tfdist.horovod.common.process_sets import ProcessSet, check_initialized
@@ -44,11 +45,13 @@ class HorovodBasics:
                 needs no setting here.
 
         Raises:
-            ValueError: `comm` names some of the ranks only, or a set is given twice.
+            ValueError: `comm` names some of the ranks only, a set is given twice, or a
+                HOROVOD_* variable has a value that means nothing.
             TypeError: something in `process_sets` is no `ProcessSet`.
             tf.errors.FailedPreconditionError: the ranks run different versions.
             tf.errors.DeadlineExceededError: a rank is missing.
         """
+        adopt_variables()
         tfdist.init()
         _check_communicator(comm)
         _sets.bind(_listed(process_sets))
