@@ -75,10 +75,10 @@ def env(**kwargs: str | None) -> Iterator[None]:
 
     Example:
         >>> import os
-        >>> with env(TFDIST_EXAMPLE="1"):
-        ...     os.environ["TFDIST_EXAMPLE"]
+        >>> with env(AN_EXAMPLE="1"):
+        ...     os.environ["AN_EXAMPLE"]
         '1'
-        >>> "TFDIST_EXAMPLE" in os.environ
+        >>> "AN_EXAMPLE" in os.environ
         False
     """
     given = {name: value for name, value in kwargs.items() if value is not None}
