@@ -114,6 +114,17 @@ TEST(another_count_of_steps_is_a_mismatch_too) {
   CHECK_EQ_IN(Contains(status.message(), "rank 1: submission 6"), true, status.message());
 }
 
+// It is done with this one, and has changed the bucket since, as the others will.
+TEST(a_rank_that_is_a_step_ahead_with_another_bucket_has_taken_part) {
+  Negotiator negotiator(2, 0);
+  Waits waits({0, 1});
+  waits.Add(0, kTicket, Info(), 0);
+  RequestInfo later = Info(5);
+  later.predicted = PredictedTicket(1, 0, 8);
+  CHECK_OK(negotiator.Add(1, later, 0));
+  CHECK_OK(waits.FindMismatch(negotiator, kSecond));
+}
+
 TEST(the_registration_of_another_list_is_a_mismatch_when_it_lasts) {
   Negotiator negotiator(2, 0);
   for (int rank : {0, 1}) CHECK_OK(negotiator.Add(rank, List("old", "w float32 [4]\nop"), 0));

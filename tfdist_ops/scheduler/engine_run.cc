@@ -159,9 +159,19 @@ bool Engine::EmptyFullLanes(int64_t now_us) {
       set->copied.insert(ticket);
       emptied = true;
     };
+    // Only for the sake of others: what waits alone loses nothing when its peer waits too.
+    std::vector<const Operation*> waiting;
+    for (const auto& [id, set] : sets_) {
+      for (const auto& [turn, active] : set->active) {
+        if (active.operation->Awaits(peer)) waiting.push_back(active.operation.get());
+      }
+    }
+    if (waiting.empty()) continue;
     for (auto& [id, set] : sets_) {
       for (auto& [turn, active] : set->active) {
-        if (is_stuck(active.moved_us) && active.operation->CopyHeld(peer, link, &held_[p])) {
+        const bool alone = waiting.size() == 1 && waiting[0] == active.operation.get();
+        if (!alone && is_stuck(active.moved_us) &&
+            active.operation->CopyHeld(peer, link, &held_[p])) {
           note(set.get(), active.operation->ticket());
         }
       }

@@ -279,6 +279,17 @@ bool Operation::RunReceive(size_t index, const Links& links, uint32_t generation
   return true;
 }
 
+bool Operation::Awaits(int peer) const {
+  for (size_t i = 0; i < running_.size(); ++i) {
+    const Running& run = running_[i];
+    for (size_t p = 0; p < run.inbox.size(); ++p) {
+      if (Global(memory_.steps()[i].peers[p]) != static_cast<size_t>(peer)) continue;
+      if (run.done + static_cast<int64_t>(run.inbox[p].size()) < run.total) return true;
+    }
+  }
+  return false;
+}
+
 bool Operation::CopyHeld(int peer, Link* link, size_t* held) {
   bool copied = false;
   for (size_t i = 0; i < running_.size(); ++i) {

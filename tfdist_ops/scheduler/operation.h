@@ -91,6 +91,8 @@ class Operation {
   bool complete() const { return open_steps_ == 0; }
   // A rank is found to have joined; before its contribution comes.
   void SetContributors(int count);
+  // Whether more is to come from (global) rank `peer`.
+  bool Awaits(int peer) const;
   // Copies out the frames of a peer that are held, so that others can follow. False: none is.
   bool CopyHeld(int peer, Link* link, size_t* held);
   // Hands back every frame that is still held (after a failure).

@@ -67,6 +67,19 @@ Status Waits::FindMismatch(const Negotiator& negotiator, int64_t now_us) {
   return Status();
 }
 
+namespace {
+
+// What a rank asks for instead of `ticket`; null when it is a later step of the same bucket: then
+// it has taken part in this one.
+const RequestInfo* Instead(const RequestInfo* announced, uint64_t ticket) {
+  if (announced == nullptr || BucketKey(announced->predicted) != BucketKey(ticket)) {
+    return announced;
+  }
+  return TicketSequence(announced->predicted) > TicketSequence(ticket) ? nullptr : announced;
+}
+
+}  // namespace
+
 Status Waits::MismatchOf(uint64_t ticket, Wait* wait, const Negotiator& negotiator,
                          int64_t now_us) {
   std::vector<RequestInfo> infos;
@@ -79,7 +92,7 @@ Status Waits::MismatchOf(uint64_t ticket, Wait* wait, const Negotiator& negotiat
     if (place.info.has_value()) key = &place.info->key;
   }
   for (auto& [rank, place] : wait->by_rank) {
-    const RequestInfo* announced = negotiator.Announced(rank, *key);
+    const RequestInfo* announced = Instead(negotiator.Announced(rank, *key), ticket);
     const RequestInfo* registers = negotiator.Registration(rank);
     if (place.info.has_value()) {
       RequestInfo list;
