@@ -1,5 +1,6 @@
 #include "runtime/c_process.h"
 
+#include <pthread.h>
 #include <unistd.h>
 
 #include <string>
@@ -10,23 +11,35 @@ namespace {
 
 thread_local Status last_error;
 
+// getpid() is a system call, a tenth of what an allreduce of few bytes takes; the number changes
+// only in a fork.
+std::atomic<pid_t> own_pid{0};
+
+void NotePid() { own_pid = getpid(); }
+
 }  // namespace
 
 Process& TheProcess() {
-  static auto* process = new Process;
+  static Process* const process = [] {
+    NotePid();
+    pthread_atfork(nullptr, nullptr, NotePid);
+    return new Process;
+  }();
   return *process;
 }
 
+pid_t OwnPid() { return own_pid.load(std::memory_order_relaxed); }
+
 std::shared_ptr<Runtime> Current() {
   Process& process = TheProcess();
-  if (process.pid.load() != getpid()) return nullptr;  // a forked child has none of the threads
+  if (process.pid.load() != OwnPid()) return nullptr;  // a forked child has none of the threads
   std::lock_guard<std::mutex> lock(process.mutex);
   return process.runtime;
 }
 
 Status NotInitialized() {
   const Process& process = TheProcess();
-  const bool forked = process.pid != 0 && process.pid != getpid();
+  const bool forked = process.pid != 0 && process.pid != OwnPid();
   const std::string text =
       forked
           ? "this process was forked from one that called tfdist.init(); it has no engine. Start "

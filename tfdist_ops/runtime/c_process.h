@@ -25,6 +25,8 @@ struct Process {
 
 // Never destroyed by exit handlers: threads of TensorFlow may still run.
 Process& TheProcess();
+// The number of this process, after the first call of TheProcess.
+pid_t OwnPid();
 
 // The runtime of this process; null before init, after shutdown and in a forked child.
 std::shared_ptr<Runtime> Current();

@@ -29,6 +29,7 @@ using tfdist::Config;
 using tfdist::Current;
 using tfdist::Fail;
 using tfdist::NotInitialized;
+using tfdist::OwnPid;
 using tfdist::Process;
 using tfdist::Runtime;
 using tfdist::Status;
@@ -153,7 +154,7 @@ int32_t tfdist_init(const tfdist_world* in) {
   if (!order.ok()) return FailInit(*in, order);
   Process& process = TheProcess();
   std::lock_guard<std::mutex> lock(process.mutex);
-  if (process.runtime != nullptr && process.pid == getpid()) {
+  if (process.runtime != nullptr && process.pid == OwnPid()) {
     return FailInit(*in,
                     BadArgument("tfdist is already initialized; call tfdist.shutdown() first"));
   }
@@ -189,7 +190,7 @@ int32_t tfdist_init(const tfdist_world* in) {
                                                 config.value(), doorbell);
   }
   process.window = std::move(window);
-  process.pid = getpid();
+  process.pid = OwnPid();
   return 0;
 }
 
@@ -197,7 +198,7 @@ void tfdist_shutdown(double timeout_s) {
   Process& process = TheProcess();
   std::shared_ptr<Runtime> runtime;
   {
-    if (process.pid.load() != getpid()) return;
+    if (process.pid.load() != OwnPid()) return;
     std::lock_guard<std::mutex> lock(process.mutex);
     runtime = std::move(process.runtime);
     process.runtime = nullptr;
