@@ -210,7 +210,7 @@ def test_a_python_without_tfdist_runs_and_is_told_where_it_needs_horovod(tmp_pat
     (tmp_path / "bare").mkdir()
     (tmp_path / "train.py").write_text("print('fine')\nimport horovod")
     (tmp_path / "tfdist").mkdir()  # hides the real one: it stands first on the path
-    (tmp_path / "tfdist" / "__init__.py").write_text("")
+    (tmp_path / "tfdist" / "__init__.py").write_text("raise ImportError")
     folder = Path(__file__).resolve().parents[2] / "tfdist" / "horovod" / "_path"
     done = subprocess.run(
         [sys.executable, "train.py"],
