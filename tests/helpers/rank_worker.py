@@ -17,7 +17,6 @@ from typing import Any
 
 from helpers import wire
 
-CLEAR_S = 5.0
 _modules: dict[str, ModuleType] = {}
 
 
@@ -47,6 +46,8 @@ def main() -> None:
 
 
 def _serve(request: dict[str, Any]) -> dict[str, Any]:
+    if "clear" in request:
+        return _clear()
     os.environ.update(request["environ"])
     try:
         return _answer(request)
@@ -55,18 +56,24 @@ def _serve(request: dict[str, Any]) -> dict[str, Any]:
             os.environ.pop(name, None)
 
 
-def _answer(request: dict[str, Any]) -> dict[str, Any]:
+def _clear() -> dict[str, Any]:
+    """Ends what an earlier call left behind.
+
+    Mostly at once; but an iterator of tf.data that lives no more may wait for its
+    thread that tunes it, which sleeps for up to a minute.
+    """
     import keras
 
+    # Ranks number their layers alike only if they have made equally many.
+    keras.utils.clear_session()
+    gc.freeze()  # what TensorFlow has kept of earlier calls, it keeps
+    return {"cleared": True}
+
+
+def _answer(request: dict[str, Any]) -> dict[str, Any]:
     import tfdist
     from tfdist import _runtime
 
-    # Ranks number their layers alike only if they have made equally many. What an
-    # earlier call left behind ends here, and must not take long.
-    faulthandler.dump_traceback_later(CLEAR_S)
-    keras.utils.clear_session()
-    faulthandler.cancel_dump_traceback_later()
-    gc.freeze()  # what TensorFlow has kept of earlier calls, it keeps
     # Workers have been in different numbers of worlds; the ranks of one must agree.
     _runtime._state.generation = request["generation"]
     try:

@@ -36,6 +36,7 @@ from helpers import wire
 TESTS = Path(__file__).resolve().parent.parent
 ROOT = TESTS.parent
 START_TIMEOUT_S = 120.0
+CLEAR_TIMEOUT_S = 90.0
 DUMP_S = 1.0
 LOG_TAIL_BYTES = 6000
 
@@ -135,6 +136,7 @@ class Pool:
             RanksHungError: not all ranks ended in time.
         """
         self._start(size)
+        self._clear(size)
         self._calls += 1
         deadline = time.monotonic() + timeout_s
         job = f"tests {os.getpid()} {id(self)} {self._calls}"
@@ -189,6 +191,18 @@ class Pool:
                     f"worker {rank} did not start:\n{self._workers[rank].tail()}"
                 )
             self._workers[rank].ready = True
+
+    def _clear(self, size: int) -> None:
+        """Before the ranks' time runs: none keeps the others waiting for it."""
+        for rank in range(size):
+            wire.send(self._workers[rank].channel, {"clear": True})
+        try:
+            self._collect(
+                range(size), time.monotonic() + CLEAR_TIMEOUT_S, {}, CLEAR_TIMEOUT_S
+            )
+        except BaseException:
+            self._kill_all()
+            raise
 
     def _collect(
         self,
@@ -246,7 +260,7 @@ class Pool:
             if "failed" in answer:
                 failed.append((answer["time"], rank, answer["failed"]))
             elif "died" in answer and rank not in may_die:
-                tail = self._workers[rank].tail(marks[rank])
+                tail = self._workers[rank].tail(marks.get(rank, 0))
                 failed.append((0.0, rank, f"exit code {answer['died']}\n{tail}"))
         if failed:
             failed.sort()
