@@ -146,6 +146,40 @@ def test_classes_of_the_users_own_take_them_too():
     assert float(Mine(lr=0.5, own=2).learning_rate) == 0.5
 
 
+@pytest.mark.parametrize("by_name", [False, True])
+def test_lr_wins_over_a_default_that_a_class_passes_on(by_name):
+    class Mine(keras.optimizers.SGD):
+        def __init__(self, learning_rate=0.25, **kwargs):
+            given = {"learning_rate": learning_rate} if by_name else {}
+            super().__init__(*([] if by_name else [learning_rate]), **given, **kwargs)
+
+    assert float(Mine(lr=0.5).learning_rate) == 0.5
+    assert float(Mine().learning_rate) == 0.25
+
+
+def test_a_schedule_with_a_type_of_its_own_is_no_number():
+    class Constant(keras.optimizers.schedules.LearningRateSchedule):
+        dtype = "float32"
+
+        def __call__(self, step):
+            return 0.125
+
+    assert step_of(linear_model(keras.optimizers.SGD(Constant()))) == 0.125
+
+
+def test_values_of_an_optimizer_are_taken_over():
+    first, second = (linear_model(keras.optimizers.Adam(rate)) for rate in (0.5, 0.25))
+    step_of(first)
+    values = first.optimizer.get_weights()
+    second.optimizer.build(second.trainable_variables)
+    _, (text,) = told(lambda: second.optimizer.set_weights(values))
+    assert "v.assign(value)" in text
+    taken = second.optimizer.get_weights()
+    assert all(map(np.array_equal, taken, values)) and len(taken) == 4
+    with pytest.raises(ValueError, match="Build the optimizer first"):
+        keras.optimizers.Adam().set_weights(values)
+
+
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_variables_may_be_called(wrapped):
     optimizer = keras.optimizers.Adam(0.5)

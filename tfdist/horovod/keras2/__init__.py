@@ -13,6 +13,7 @@ Keras 2                                               Keras 3
 `SGD(0.1, decay=d)`                                   `SGD(InverseTimeDecay(0.1, 1, d))`
 `Adam(epsilon=None)`, `jit_compile=`                  leave them out
 `optimizer.variables()`, `.weights`, `.get_weights()` `optimizer.variables`
+`optimizer.set_weights(values)`                       `v.assign(value)` for each
 `apply_gradients(pairs, name=...)`                    `apply_gradients(pairs)`
 `LossScaleOptimizer.get_scaled_loss(loss)`            `scale_loss(loss)`
 `LossScaleOptimizer.get_unscaled_gradients(grads)`    `apply` unscales by itself

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import numbers
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
+import numpy as np
 
 from tfdist._reducing_optimizer import Reducing
 from tfdist.horovod._keras.variables import CallableList
@@ -33,6 +35,7 @@ def install(patches: Patches) -> None:
     patches.put(base, "lr", property(_get_lr, _set_lr))
     patches.put(base, "weights", property(_weights))
     patches.put(base, "get_weights", _get_weights)
+    patches.put(base, "set_weights", _set_weights)
     patches.put(base, "get_gradients", _no_symbolic_gradients("get_gradients"))
     patches.put(base, "get_updates", _no_symbolic_gradients("get_updates"))
     _install_names(patches)
@@ -57,8 +60,7 @@ def _constructor(original: Callable[..., None]) -> Callable[..., None]:
         name = type(self).__name__
         if "lr" in kwargs:
             tell(f"{name}(lr=...)", f"{name}(learning_rate=...)")
-            kwargs.setdefault("learning_rate", kwargs["lr"])
-            del kwargs["lr"]
+            args, kwargs = _with_rate(original, args, kwargs)
         for dropped in _WITHOUT_EFFECT:
             if dropped in kwargs:
                 tell(f"{name}({dropped}=...)", f"{name}(...) without it")
@@ -77,11 +79,24 @@ def _constructor(original: Callable[..., None]) -> Callable[..., None]:
     return __init__
 
 
+def _with_rate(constructor: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """`lr` in the place of the rate: as in Keras 2 it wins over `learning_rate`.
+
+    Which classes of the user's own rely on: they pass a default on, and `**kwargs`.
+    """
+    rate = kwargs.pop("lr")
+    parameters = list(inspect.signature(constructor).parameters)
+    if args and parameters[1:2] == ["learning_rate"]:
+        return (rate, *args[1:]), kwargs
+    return args, {**kwargs, "learning_rate": rate}
+
+
 def _with_float_rate(args: Any, kwargs: Any) -> tuple[Any, Any]:
     """Keras 3 takes nothing but floats as rate: no integers, no NumPy scalars."""
 
     def as_float(value: Any) -> Any:
-        is_number = isinstance(value, numbers.Number) or hasattr(value, "dtype")
+        is_array = hasattr(value, "dtype") and hasattr(value, "shape")
+        is_number = isinstance(value, numbers.Number) or is_array
         scalar = is_number and getattr(value, "shape", ()) == ()
         if isinstance(value, bool | float) or not scalar or hasattr(value, "assign"):
             return value
@@ -154,6 +169,21 @@ def _weights(self: Any) -> list[Any]:
 def _get_weights(self: Any) -> list[Any]:
     tell("optimizer.get_weights()", "[v.numpy() for v in optimizer.variables]")
     return [keras.ops.convert_to_numpy(v) for v in self.variables]
+
+
+def _set_weights(self: Any, weights: Any) -> None:
+    tell("optimizer.set_weights(values)", "v.assign(value) for optimizer.variables")
+    given, variables = list(weights), list(self.variables)
+    shapes = [np.shape(value) for value in given]
+    expected = [tuple(v.shape) for v in variables]
+    if shapes != expected:
+        raise ValueError(
+            f"Expected {len(expected)} values for the variables of {self.name!r}, of "
+            f"the shapes {expected}, got {len(shapes)} of {shapes}. Build the "
+            "optimizer first, with optimizer.build(model.trainable_variables)."
+        )
+    for variable, value in zip(variables, given, strict=True):
+        variable.assign(value)
 
 
 def _no_symbolic_gradients(name: str) -> Callable[..., Any]:
