@@ -13,8 +13,16 @@ Example:
     True
 """
 
-from tfdist.horovod._alias import activate
+from typing import NoReturn
+
+from tfdist.horovod._alias import activate, advice_for
 
 __version__ = "0.28.1"  # of the Horovod whose names these are
 
 __all__ = ["__version__", "activate"]
+
+
+def __getattr__(name: str) -> NoReturn:
+    """Of `horovod.run(...)` and its like: says what to do without them."""
+    text = f"module 'horovod' has no attribute {name!r}"
+    raise AttributeError(": ".join(filter(None, (text, advice_for(name)))))

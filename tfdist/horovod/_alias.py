@@ -23,6 +23,20 @@ _ABSENT = {
 }
 
 
+def advice_for(part: str) -> str:
+    """What to do without a part of Horovod that has no counterpart; "" for others."""
+    return _ABSENT.get(part.partition(".")[0], "")
+
+
+def _missing(part: str) -> ModuleNotFoundError:
+    name, advice = f"{NAME}.{part}", advice_for(part)
+    return ModuleNotFoundError(
+        f"No module named {name!r} in tfdist's place of Horovod"
+        + (f": {advice}" if advice else " (docs/from-horovod.md)"),
+        name=name,
+    )
+
+
 class _AliasLoader(Loader):
     """Gives out the module of another name; it is imported under that name alone."""
 
@@ -55,18 +69,17 @@ class AliasFinder(MetaPathFinder):
         Raises:
             ModuleNotFoundError: tfdist has no such part.
         """
+        inside = fullname.removeprefix(f"{_REAL}.")
+        if inside != fullname and advice_for(inside):
+            # `from horovod import torch` asks so, and would end without a reason.
+            raise _missing(inside)
         head, _, rest = fullname.partition(".")
         if head != NAME:
             return None
         real = f"{_REAL}.{rest}" if rest else _REAL
         spec = importlib.util.find_spec(real)
         if spec is None or rest.startswith("_"):
-            advice = _ABSENT.get(rest.partition(".")[0])
-            raise ModuleNotFoundError(
-                f"No module named {fullname!r} in tfdist's place of Horovod"
-                + (f": {advice}" if advice else " (docs/from-horovod.md)"),
-                name=fullname,
-            )
+            raise _missing(rest)
         return ModuleSpec(
             fullname,
             _AliasLoader(real),
