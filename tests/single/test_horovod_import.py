@@ -106,6 +106,21 @@ def test_a_part_that_does_not_exist_says_so(real, name, says):
     assert says in said
 
 
+@deadline(70)
+@pytest.mark.parametrize(
+    ("code", "starts"),
+    [
+        ("from horovod import torch", "ModuleNotFoundError: "),
+        ("from horovod import run", "ModuleNotFoundError: "),
+        ("import horovod; horovod.run(print, np=2)", "AttributeError: "),
+    ],
+)
+def test_a_part_that_does_not_exist_says_so_however_it_is_asked_for(code, starts):
+    said = python(HOROVOD + code)
+    assert said.startswith(starts) and "horovod" in said
+    assert ("keep Horovod" if "torch" in code else "tfdistrun, or its alias") in said
+
+
 # ---- tfdistrun --horovod ----
 
 PRINT = (
@@ -206,11 +221,21 @@ def test_a_sitecustomize_of_the_users_own_runs_first(tmp_path):
 
 
 @deadline(60)
+def test_a_sitecustomize_of_the_users_own_that_fails_takes_nothing_away(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text("raise ValueError('mine')")
+    (tmp_path / "train.py").write_text("import horovod; print(horovod.__name__)")
+    path = os.pathsep.join([str(tmp_path), clean_environment()["PYTHONPATH"]])
+    done = run(tmp_path, "--horovod", "-np", "1", "train.py", PYTHONPATH=path)
+    assert done.stdout.split("] ")[-1] == "tfdist.horovod\n"
+    assert "ValueError: mine" in done.stderr
+
+
+@deadline(60)
 def test_a_python_without_tfdist_runs_and_is_told_where_it_needs_horovod(tmp_path):
     (tmp_path / "bare").mkdir()
     (tmp_path / "train.py").write_text("print('fine')\nimport horovod")
     (tmp_path / "tfdist").mkdir()  # hides the real one: it stands first on the path
-    (tmp_path / "tfdist" / "__init__.py").write_text("raise ImportError")
+    (tmp_path / "tfdist" / "__init__.py").write_text("raise ImportError('no numpy')")
     folder = Path(__file__).resolve().parents[2] / "tfdist" / "horovod" / "_path"
     done = subprocess.run(
         [sys.executable, "train.py"],
@@ -222,6 +247,7 @@ def test_a_python_without_tfdist_runs_and_is_told_where_it_needs_horovod(tmp_pat
     )
     assert done.stdout == "fine\n"
     assert "tfdist cannot be imported by" in done.stderr
+    assert "ImportError('no numpy')" in done.stderr
 
 
 @deadline(60)

@@ -13,13 +13,19 @@ _FOLDER = os.path.dirname(os.path.abspath(__file__))
 class _Missing:
     """Says what is wrong where a program without tfdist imports Horovod."""
 
+    def __init__(self, cause: Exception) -> None:
+        self._cause = cause
+
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
         if name.partition(".")[0] != "horovod":
             return None
         raise ImportError(
-            "tfdistrun --horovod: tfdist cannot be imported by " + sys.executable + ". "
-            "Start the program with the Python in which tfdist is installed."
-        )
+            "tfdistrun --horovod: tfdist cannot be imported by "
+            + sys.executable
+            + " ("
+            + repr(self._cause)
+            + "). Start the program with the Python in which tfdist is installed."
+        ) from self._cause
 
 
 def _run_the_users() -> None:
@@ -37,8 +43,8 @@ def _run_the_users() -> None:
 def _start() -> None:
     try:
         from tfdist.horovod._start import start
-    except (ImportError, SyntaxError):
-        sys.meta_path.insert(0, _Missing())
+    except (ImportError, SyntaxError) as error:
+        sys.meta_path.insert(0, _Missing(error))
         return
     try:
         start()
@@ -50,5 +56,7 @@ def _start() -> None:
 
 
 if __name__ == "sitecustomize":
-    _run_the_users()
-    _start()
+    try:
+        _run_the_users()
+    finally:  # Python says what it raised, and goes on
+        _start()
