@@ -120,6 +120,7 @@ def test_of_several_interfaces_the_first_is_used_and_that_is_said():
         (["--min-np", "2"], "elastic training is not supported"),
         (["--max-num-proc", "8"], "elastic training is not supported"),
         (["--reset-limit", "3"], "elastic training is not supported"),
+        (["--reset-limit", "4"], "elastic training is not supported"),
         (["--jsrun"], "give them with -H"),
         (["--fusion-threshold-mb", "-1"], "--fusion-threshold-mb: expected"),
         (["--mpi-args=-x"], "-x needs NAME"),

@@ -64,7 +64,6 @@ _VARIABLES: dict[str, tuple[str, Callable[[Any], str]]] = {
 _MEANINGLESS = {
     "disable_cache": "hosts are checked each time, and nothing is kept",
     "elastic_timeout": "the number of ranks is fixed",
-    "cooldown_range": "a host that fails ends the job",
     "blacklist_cooldown_range": "a host that fails ends the job",
     "slots_per_host": "-H host1:2,host2:2 says how many ranks each host takes",
     "tcp_flag": "hosts are joined by TCP alone; TFDIST_TRANSPORT=tcp: ranks of one too",
@@ -121,7 +120,9 @@ def _refuse(options: argparse.Namespace, given: Mapping[str, str]) -> None:
     if options.num_proc is None:
         raise FlagError("-np N is missing: the number of ranks")
     for name in _ELASTIC:
-        if name not in given or getattr(options, name) == options.num_proc:
+        is_size = name in ("min_num_proc", "max_num_proc")
+        is_fixed = is_size and getattr(options, name) == options.num_proc
+        if name not in given or is_fixed:
             continue
         raise FlagError(
             f"{given[name]}: elastic training is not supported yet, the number of "
