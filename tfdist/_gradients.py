@@ -33,12 +33,16 @@ from tfdist._names import operation_name
 from tfdist._operations import ReduceOp
 from tfdist._process_sets import size_of
 
+# Attribute of an operation in a graph: a collective that is differentiated, or its
+# gradient. Neither reduces the gradients of what is computed around it.
+DIFFERENTIATED = "_tfdist_differentiated"
+
 
 @tf.RegisterGradient("TfdistAllreduce")
 def _allreduce_gradient(node: Any, *grads: Any) -> list[tf.Tensor]:
     """Sum and average are linear and the same on all ranks: reduce the gradients so."""
     op = _linear_op(node)
-    return _operations.allreduce(
+    found = _operations.allreduce(
         _dense(node, grads),
         _name(node),
         op,
@@ -48,6 +52,7 @@ def _allreduce_gradient(node: Any, *grads: Any) -> list[tf.Tensor]:
         hints=node.get_attr("hints"),
         process_set=_set(node),
     )
+    return _marked(node, found)
 
 
 @tf.RegisterGradient("TfdistAllgather")
@@ -64,7 +69,7 @@ def _allgather_gradient(node: Any, grad: Any, _splits_grad: Any) -> tf.Tensor:
         _timeout_s(node),
         process_set=_set(node),
     )
-    return _shaped_like_input(node, own)
+    return _shaped_like_input(node, *_marked(node, [own]))
 
 
 @tf.RegisterGradient("TfdistBroadcast")
@@ -81,7 +86,7 @@ def _broadcast_gradient(node: Any, *grads: Any) -> list[tf.Tensor]:
         process_set=_set(node),
     )
     is_root = _is_root(node)
-    return [tf.where(is_root, g, tf.zeros_like(g)) for g in summed]
+    return [tf.where(is_root, g, tf.zeros_like(g)) for g in _marked(node, summed)]
 
 
 @tf.RegisterGradient("TfdistReduce")
@@ -122,6 +127,7 @@ def _reduce_scatter_gradient(
     factor = _factor(node)
     if op is ReduceOp.AVERAGE:
         factor /= tf.cast(tf.size(splits), tf.float64)
+    _marked(node, [whole])
     return [_shaped_like_input(node, whole * tf.cast(factor, whole.dtype)), None]
 
 
@@ -199,6 +205,13 @@ def _recv_gradient(node: Any, grad: Any) -> list[tf.Tensor | None]:
     )
     _, *after = node.inputs
     return [None, *(tf.zeros_like(tensor) for tensor in after)]
+
+
+def _marked(node: Any, found: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    for tensor in (*node.outputs, *found):
+        if tf.is_symbolic_tensor(tensor):
+            tensor.op._set_attr(DIFFERENTIATED, tf.compat.v1.AttrValue(b=True))
+    return list(found)
 
 
 def _linear_op(node: Any) -> ReduceOp:

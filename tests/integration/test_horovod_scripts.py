@@ -172,7 +172,9 @@ def test_gradients_that_are_not_reduced_are_an_error(tmp_path):
         assert told["before init"].startswith("RuntimeError: SGD takes a step before")
         wrong = ["plain tape", "tape too late"]
         wrong = [f"{w}, {kind}" for w in wrong for kind in ("function", "eager")]
-        wrong += ["only the loss, function", "TensorFlow 1, unwrapped"]
+        forward = ["only the loss", "loss of all", "outputs of all", "loss beside"]
+        wrong += [f"{w}, function" for w in forward]
+        wrong += ["TensorFlow 1, unwrapped"]
         wrong += ["statistics alone"]
         for name in ["unwrapped", *wrong]:
             assert "gradients that were not reduced over the 2 ranks" in told[name], (
@@ -182,5 +184,5 @@ def test_gradients_that_are_not_reduced_are_an_error(tmp_path):
         right = ["wrapped tape", "by hand", "nested"]
         right = [f"{r}, {kind}" for r in right for kind in ("function", "eager")]
         right += ["wrapped after compile", "loss scale, wrapped tape"]
-        for name in [*right, "TensorFlow 1, wrapped"]:
+        for name in [*right, "TensorFlow 1, wrapped", "TensorFlow 1, wrapped tape"]:
             assert told[name] == "no error", name

@@ -10,6 +10,7 @@ between two steps of an optimizer the engine must have finished something.
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -19,6 +20,7 @@ import keras
 import tensorflow as tf
 
 from tfdist import _core, _runtime
+from tfdist._gradients import DIFFERENTIATED
 from tfdist._reducing_optimizer import ReducesUpdates
 from tfdist.rendezvous.environment import detect
 
@@ -39,32 +41,35 @@ _MARK = "_tfdist_guarded"
 
 def guard() -> None:
     """From now on checks every step of Keras's optimizers, and of TensorFlow 1's."""
-    _wrap(keras.optimizers.Optimizer, "apply", _gradients)
-    _wrap(tf.compat.v1.train.Optimizer, "apply_gradients", _of_pairs)
+    _wrap(keras.optimizers.Optimizer, "apply", lambda grads: grads)
+    _wrap(
+        *(tf.compat.v1.train.Optimizer, "apply_gradients"),
+        lambda pairs: [grad for grad, _ in pairs],
+    )
 
 
-def _wrap(owner: Any, name: str, gradients_of: Callable[..., list[Any]]) -> None:
+def _wrap(
+    owner: Any, name: str, gradients_of: Callable[[list[Any]], list[Any]]
+) -> None:
     original = getattr(owner, name)
     if hasattr(original, _MARK):
         return
+    signature = inspect.signature(original)
+    _, first, *_ = signature.parameters
 
     @tf.autograph.experimental.do_not_convert
     @functools.wraps(original)
     def checked(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not isinstance(self, ReducesUpdates):
-            check_reduced(self, gradients_of(*args, **kwargs))
-        return original(self, *args, **kwargs)
+        if isinstance(self, ReducesUpdates):
+            return original(self, *args, **kwargs)
+        given = signature.bind(self, *args, **kwargs)
+        # A zip() can be looked at once.
+        given.arguments[first] = list(given.arguments[first])
+        check_reduced(self, gradients_of(given.arguments[first]))
+        return original(*given.args, **given.kwargs)
 
     setattr(checked, _MARK, True)
     setattr(owner, name, checked)
-
-
-def _gradients(grads: Iterable[Any], *args: Any, **kwargs: Any) -> list[Any]:
-    return list(grads)
-
-
-def _of_pairs(grads_and_vars: Iterable[Any], *args: Any, **kwargs: Any) -> list[Any]:
-    return [grad for grad, _ in grads_and_vars]
 
 
 def check_reduced(optimizer: Any, grads: Iterable[Any]) -> None:
@@ -141,15 +146,15 @@ def reaches_reduction(tensors: Iterable[Any]) -> bool:
     while waiting:
         tensor = waiting.pop()
         operation = tensor.op
-        key = (id(operation.graph), operation.name)
+        key = (id(operation.graph), tensor.name)
         if key in seen:
             continue
         seen.add(key)
-        if _is_reduction(operation) or any(
-            _calls_reduction(graph, seen) for graph in _called(operation)
-        ):
+        if _is_reduction(operation):
             return True
         waiting += operation.inputs
+        for graph in _called(operation):
+            waiting += _inside(graph, tensor)
         if operation.type == "Placeholder":
             waiting += _captured(tensor)
     return False
@@ -160,6 +165,8 @@ def _is_reduction(operation: Any) -> bool:
         return False
     if operation.type == "TfdistReduceGroup":
         return True
+    if DIFFERENTIATED in operation.node_def.attr:
+        return False
     name = operation.get_attr("tensor_name").decode().rpartition("/")[2]
     return not name.startswith(_MOMENTS)
 
@@ -195,12 +202,9 @@ def _function_of(graph: Any, name: str) -> Any:
     return None
 
 
-def _calls_reduction(graph: Any, seen: set[tuple[int, str]]) -> bool:
-    if (id(graph), "") in seen:
-        return False
-    seen.add((id(graph), ""))
-    return any(
-        _is_reduction(operation)
-        or any(_calls_reduction(inner, seen) for inner in _called(operation))
-        for operation in graph.get_operations()
-    )
+def _inside(graph: Any, tensor: Any) -> list[Any]:
+    """What a function returns as this result of its call; in a loop, all it returns."""
+    outputs = list(graph.outputs)
+    if tensor.op.type.endswith("While") or len(outputs) != len(tensor.op.outputs):
+        return outputs
+    return [outputs[tensor.value_index]]

@@ -70,6 +70,27 @@ def only_the_loss(model, x, y):
     return tape.gradient(loss, model.trainable_variables)
 
 
+def loss_of_all(model, x, y):
+    with tf.GradientTape() as tape:
+        loss = hvd_tf.allreduce(loss_object(y, model(x, training=True)))
+    return tape.gradient(loss, model.trainable_variables)
+
+
+def outputs_of_all(model, x, y):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(hvd_tf.allgather(model(x, training=True)) ** 2)
+    return tape.gradient(loss, model.trainable_variables)
+
+
+def loss_beside(model, x, y):
+    def both():
+        with tf.GradientTape() as tape:
+            loss = loss_object(y, model(x, training=True))
+        return hvd_tf.allreduce(loss), tape.gradient(loss, model.trainable_variables)
+
+    return tf.function(both)()[1]
+
+
 def wrapped(model, x, y):
     with tf.GradientTape() as tape:
         loss = loss_object(y, model(x, training=True))
@@ -113,6 +134,16 @@ def graph_of_tensorflow_1(wrap):
         session.run(train)
 
 
+def tape_for_tensorflow_1():
+    weight = tf.Variable(1.0)
+    with tf.GradientTape() as tape:
+        loss = 2.0 * weight * (1 + hvd.rank())
+    tape = hvd_tf.DistributedGradientTape(tape)
+    optimizer = tf.compat.v1.train.GradientDescentOptimizer(0.5)
+    optimizer.apply_gradients(zip(tape.gradient(loss, [weight]), [weight]))
+    assert float(weight) == 1.0 - 0.5 * 3.0, float(weight)
+
+
 told("before init", lambda: fit(model_with("sgd")))
 hvd.init()
 told("unwrapped", lambda: fit(model_with(tf.keras.optimizers.Adam())))
@@ -120,15 +151,19 @@ for name, gradients_of in (
     ("plain tape", plain),
     ("tape too late", too_late),
     ("only the loss", only_the_loss),
+    ("loss of all", loss_of_all),
+    ("outputs of all", outputs_of_all),
+    ("loss beside", loss_beside),
     ("wrapped tape", wrapped),
     ("by hand", by_hand),
     ("nested", nested),
 ):
     told(f"{name}, function", lambda act=gradients_of: loop(act, True))
-    if gradients_of is not only_the_loss:
+    if gradients_of in (plain, too_late, wrapped, by_hand, nested):
         told(f"{name}, eager", lambda act=gradients_of: loop(act, False))
 told("wrapped after compile", wrapped_after_compile)
 told("loss scale, wrapped tape", scaled)
 told("statistics alone", statistics_alone)
 told("TensorFlow 1, unwrapped", lambda: graph_of_tensorflow_1(False))
 told("TensorFlow 1, wrapped", lambda: graph_of_tensorflow_1(True))
+told("TensorFlow 1, wrapped tape", tape_for_tensorflow_1)

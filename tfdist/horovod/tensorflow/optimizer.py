@@ -42,8 +42,9 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         use_locking: of the optimizer of TensorFlow 1; must be False for Keras's.
         device_dense: device for the operations of dense gradients.
         device_sparse: device for those of sparse gradients.
-        compression: `Compression.none` (default), `Compression.fp16`, or a class of
-            your own, with which all gradients are reduced as dense tensors.
+        compression: `Compression.none` (default) or `Compression.fp16`; around an
+            optimizer of TensorFlow 1 also a class of your own, with which all gradients
+            are reduced as dense tensors.
         sparse_as_dense: whether `tf.IndexedSlices` are reduced as dense tensors.
         backward_passes_per_step: how many gradients are added up before they are
             reduced and applied. In TensorFlow 1 for graphs only.
