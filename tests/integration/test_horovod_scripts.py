@@ -181,6 +181,7 @@ def test_gradients_that_are_not_reduced_are_an_error(tmp_path):
                 name
             )
         assert "hvd.DistributedOptimizer(keras.optimizers.Adam(" in told["unwrapped"]
+        assert "arguments, or out of variables, are not recog" in told["arguments"]
         right = ["wrapped tape", "by hand", "nested"]
         right = [f"{r}, {kind}" for r in right for kind in ("function", "eager")]
         right += ["wrapped after compile", "loss scale, wrapped tape"]

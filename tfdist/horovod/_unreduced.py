@@ -111,9 +111,11 @@ def _text(optimizer: Any, size: int, *, early: bool = False) -> str:
         "ranks: each would train on its own. Write hvd.DistributedOptimizer("
         f"keras.optimizers.{name}(...)) before model.compile(...), or take the "
         "gradients from hvd.DistributedGradientTape(tape).gradient(...), wrapped "
-        "before they are computed. An optimizer of variables that shall differ between "
-        "the ranks: tfdist.DistributedOptimizer(optimizer, local_variables=lambda "
-        "variable: True)."
+        "before they are computed. Reduced gradients that come into a tf.function as "
+        "arguments, or out of variables, are not recognised: apply them in the "
+        "function that reduces them. An optimizer of variables that shall differ "
+        "between the ranks: tfdist.DistributedOptimizer(optimizer, "
+        "local_variables=lambda variable: True)."
     )
 
 

@@ -134,6 +134,17 @@ def graph_of_tensorflow_1(wrap):
         session.run(train)
 
 
+def arguments():
+    model = model_with("sgd")
+    optimizer = tf.keras.optimizers.SGD(0.1)
+
+    @tf.function
+    def apply(grads):
+        optimizer.apply_gradients(zip(grads, model.trainable_variables))
+
+    apply(wrapped(model, images, labels))
+
+
 def tape_for_tensorflow_1():
     weight = tf.Variable(1.0)
     with tf.GradientTape() as tape:
@@ -166,4 +177,5 @@ told("loss scale, wrapped tape", scaled)
 told("statistics alone", statistics_alone)
 told("TensorFlow 1, unwrapped", lambda: graph_of_tensorflow_1(False))
 told("TensorFlow 1, wrapped", lambda: graph_of_tensorflow_1(True))
+told("arguments", arguments)
 told("TensorFlow 1, wrapped tape", tape_for_tensorflow_1)
