@@ -16,6 +16,7 @@ PAGE = (DOCS / "from-horovod.md").read_text(encoding="utf-8")
 @pytest.fixture(autouse=True)
 def clean():
     yield
+    tfdist.shutdown()
     sys.meta_path[:] = [f for f in sys.meta_path if not isinstance(f, AliasFinder)]
     for name in [name for name in sys.modules if name.split(".")[0] == "horovod"]:
         del sys.modules[name]
