@@ -57,8 +57,15 @@ def commands(
     peer: Peer, worker: str, ranks: int, task: Path, ports: list[int]
 ) -> list[tuple[list[str], dict[str, str]]]:
     """The processes to start: arguments and what is added to their environment."""
+    own = [str(peer.python), str(WORKERS / worker), str(task)]
+    return launched(peer, own, ranks, ports)
+
+
+def launched(
+    peer: Peer, own: list[str], ranks: int, ports: list[int]
+) -> list[tuple[list[str], dict[str, str]]]:
+    """The processes that start `own`, a command line, once for each rank."""
     python = str(peer.python)
-    own = [python, str(WORKERS / worker), str(task)]
     count = ["-np", str(ranks)]
     if peer.launcher == "tfdistrun":
         start = [python, "-m", "tfdist.launch"]
@@ -91,34 +98,48 @@ def free_ports(count: int) -> list[int]:
 
 def run(peer: Peer, ranks: int, task: dict[str, Any], timeout_s: float) -> Outcome:
     """Starts a peer's ranks, waits for what they leave, and ends all of them."""
-    identity = uuid.uuid4().hex
     with tempfile.TemporaryDirectory(prefix="tfdist-peer-") as folder:
         path = Path(folder, "task.json")
         own = {"folder": folder, "loops": str(loops()), **peer.settings}
         path.write_text(json.dumps({**task, **own}))
         worker = peer.workers[task["task"]]
         with open(Path(folder, "log"), "w+") as log:
-            try:
-                code = _run(peer, worker, ranks, path, identity, log, timeout_s)
-            finally:
-                _end(identity)
+            starts = commands(peer, worker, ranks, path, free_ports(ranks))
+            code = ended(peer, starts, Path(folder), log, timeout_s)
             found = [Path(folder, f"rank{rank}.json") for rank in range(ranks)]
             if code is None or not all(one.exists() for one in found):
-                return Outcome(error=_failure(log, code, timeout_s))
+                return Outcome(error=failure(log, code, timeout_s))
             left = [json.loads(one.read_text()) for one in found]
     return merged(task["task"], left)
 
 
+def ended(
+    peer: Peer,
+    starts: list[tuple[list[str], dict[str, str]]],
+    folder: Path,
+    log: TextIO,
+    timeout_s: float,
+) -> int | None:
+    """Starts processes in `folder`, waits for them, and ends all that they started.
+
+    Returns:
+        The exit code, of the first process that has failed; None: the time is over.
+    """
+    identity = uuid.uuid4().hex
+    try:
+        return _run(peer, starts, folder, identity, log, timeout_s)
+    finally:
+        _end(identity)
+
+
 def _run(
     peer: Peer,
-    worker: str,
-    ranks: int,
-    task: Path,
+    starts: list[tuple[list[str], dict[str, str]]],
+    folder: Path,
     identity: str,
     log: TextIO,
     timeout_s: float,
 ) -> int | None:
-    """The exit code, of the first process that has failed; None: the time is over."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(FOREIGN)}
     kept["PATH"] = os.pathsep.join([str(peer.folder), kept["PATH"]])
     deadline_s = time.monotonic() + timeout_s
@@ -131,11 +152,9 @@ def _run(
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                cwd=task.parent,
+                cwd=folder,
             )
-            for arguments, added in commands(
-                peer, worker, ranks, task, free_ports(ranks)
-            )
+            for arguments, added in starts
         ]
     except OSError as error:
         log.write(f"{error}\n")
@@ -172,7 +191,8 @@ def _belongs(process: psutil.Process, identity: str) -> bool:
         return False
 
 
-def _failure(log: TextIO, code: int | None, timeout_s: float) -> str:
+def failure(log: TextIO, code: int | None, timeout_s: float) -> str:
+    """What to report of a run that has failed: the last lines of its log."""
     log.seek(0)
     lines = [line.rstrip() for line in log if line.strip() and not CHATTER.match(line)]
     what = f"not within {timeout_s:g} s" if code is None else f"exit code {code}"

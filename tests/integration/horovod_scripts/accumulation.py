@@ -4,6 +4,7 @@ import argparse
 
 import digits
 import horovod.tensorflow.keras as hvd
+import initial
 import report
 import tensorflow as tf
 
@@ -11,10 +12,10 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--batch-size", type=int, default=16)
 parser.add_argument("--base-lr", type=float, default=0.05)
 parser.add_argument("--batches-per-allreduce", type=int, default=4)
+parser.add_argument("--seed", type=int, help="default: another one on each rank")
 args = parser.parse_args()
 
 hvd.init()
-tf.keras.utils.set_random_seed(2 + hvd.rank())
 images, labels = digits.load()
 part = slice(hvd.rank(), None, hvd.size())
 dataset = tf.data.Dataset.from_tensor_slices((images[part], labels[part]))
@@ -28,6 +29,7 @@ model = tf.keras.Sequential(
         tf.keras.layers.Dense(10),
     ]
 )
+initial.set_weights(model, 2 + hvd.rank() if args.seed is None else args.seed)
 opt = tf.keras.optimizers.SGD(args.base_lr, momentum=0.9)
 opt = hvd.DistributedOptimizer(
     opt,

@@ -4,6 +4,7 @@ import argparse
 
 import digits
 import horovod.tensorflow as hvd
+import initial
 import numpy as np
 import report
 import tensorflow as tf
@@ -22,7 +23,6 @@ train = slice(hvd.rank(), 768, hvd.size())
 # The last rank has fewer samples to look at: 255 have no equal halves.
 test = slice(768 + hvd.rank(), 1023, hvd.size())
 
-tf.keras.utils.set_random_seed(9 + hvd.rank())
 model = tf.keras.Sequential(
     [
         tf.keras.layers.Input((8, 8, 1)),
@@ -31,10 +31,12 @@ model = tf.keras.Sequential(
         tf.keras.layers.Dense(len(config["classes"])),
     ]
 )
+initial.set_weights(model, 9 + hvd.rank())
 loss_object = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 opt = tf.keras.optimizers.Adam(args.lr)
 hvd.broadcast_variables(model.variables, root_rank=0)
 
+losses = []
 dataset = tf.data.Dataset.from_tensor_slices((images[train], labels[train]))
 for x, y in dataset.batch(args.batch_size):  # not in a tf.function: every step is eager
     with tf.GradientTape() as tape:
@@ -42,6 +44,7 @@ for x, y in dataset.batch(args.batch_size):  # not in a tf.function: every step 
     grads = tape.gradient(loss, model.trainable_variables)
     grads = hvd.grouped_allreduce(grads, op=hvd.Average)
     opt.apply_gradients(zip(grads, model.trainable_variables))
+    losses.append(float(loss))
 
 logits = model.predict(images[test], verbose=0)
 right = int(np.sum(logits.argmax(axis=1) == labels[test]))
@@ -55,6 +58,7 @@ if hvd.rank() == 0:
 report.write(
     hvd,
     model.get_weights(),
+    loss=losses,
     accuracy=accuracy,
     counts=[int(c) for c in counts],
     gathered=int(gathered.shape[0]),

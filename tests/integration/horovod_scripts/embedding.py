@@ -3,6 +3,7 @@
 import argparse
 
 import horovod.tensorflow as hvd
+import initial
 import numpy as np
 import report
 import tensorflow as tf
@@ -23,8 +24,7 @@ pairs = np.stack([words[:-1], words[1:]], axis=1)
 negatives = rng.integers(VOCABULARY, size=(len(pairs), NEGATIVES))
 pairs, negatives = pairs[hvd.rank() :: hvd.size()], negatives[hvd.rank() :: hvd.size()]
 
-tf.random.set_seed(hvd.rank())
-start = tf.random.uniform([VOCABULARY, SIZE], -0.1, 0.1)
+start = initial.kernel(hvd.rank())([VOCABULARY, SIZE])
 vectors = tf.Variable(start, name="vectors")
 contexts = tf.Variable(tf.zeros([VOCABULARY, SIZE]), name="contexts")
 opt = tf.keras.optimizers.SGD(args.lr)

@@ -4,6 +4,7 @@ import argparse
 
 import digits
 import horovod.tensorflow as hvd
+import initial
 import numpy as np
 import report
 import tensorflow as tf
@@ -15,7 +16,6 @@ parser.add_argument("--lr", type=float, default=2e-4)
 args = parser.parse_args()
 
 hvd.init()
-tf.keras.utils.set_random_seed(11 + hvd.rank())
 NOISE, STEPS = 16, 10
 
 generator = tf.keras.Sequential(
@@ -36,6 +36,8 @@ discriminator = tf.keras.Sequential(
         layers.Dense(1),
     ]
 )
+initial.set_weights(generator, 11 + hvd.rank())
+initial.set_weights(discriminator, 12 + hvd.rank())
 cross_entropy = tf.keras.losses.BinaryCrossentropy(from_logits=True)
 generator_optimizer = tf.keras.optimizers.Adam(args.lr, beta_1=0.5)
 discriminator_optimizer = tf.keras.optimizers.Adam(args.lr, beta_1=0.5)
@@ -70,15 +72,17 @@ images, _ = digits.load()
 images = images[hvd.rank() :: hvd.size()]
 noise = np.random.default_rng(0).normal(size=(1024, NOISE)).astype(np.float32)
 noise = noise[hvd.rank() :: hvd.size()]
+losses = []
 for step in range(STEPS):
     part = slice(step * args.batch_size, (step + 1) * args.batch_size)
     gen_loss, disc_loss = train_step(
         tf.constant(images[part]), tf.constant(noise[part])
     )
+    losses += [float(gen_loss), float(disc_loss)]
     if step % 5 == 0 and hvd.rank() == 0:
         print(f"step {step}: {float(gen_loss):.4f} {float(disc_loss):.4f}")
 report.write(
     hvd,
     [v.numpy() for v in [*generator.variables, *discriminator.variables]],
-    steps=STEPS,
+    loss=losses,
 )

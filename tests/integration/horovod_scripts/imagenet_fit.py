@@ -5,6 +5,7 @@ import os
 
 import digits
 import horovod.keras as hvd
+import initial
 import keras
 import report
 
@@ -16,6 +17,7 @@ parser.add_argument("--epochs", type=int, default=5)
 parser.add_argument("--base-lr", type=float, default=0.0125)
 parser.add_argument("--warmup-epochs", type=float, default=2)
 parser.add_argument("--momentum", type=float, default=0.9)
+parser.add_argument("--seed", type=int, help="default: another one on each rank")
 args = parser.parse_args()
 
 hvd.init()
@@ -45,12 +47,12 @@ def residual(x, filters):
     return keras.layers.Activation("relu")(keras.layers.add([x, y]))
 
 
-keras.utils.set_random_seed(1 + hvd.rank())
 inputs = keras.layers.Input((8, 8, 1))
 x = keras.layers.Conv2D(8, 3, padding="same", activation="relu")(inputs)
 x = residual(residual(x, 8), 8)
 x = keras.layers.GlobalAveragePooling2D()(x)
 model = keras.models.Model(inputs, keras.layers.Dense(10, activation="softmax")(x))
+initial.set_weights(model, 1 + hvd.rank() if args.seed is None else args.seed)
 
 # Horovod: (optional) compression algorithm.
 compression = hvd.Compression.fp16 if args.fp16_allreduce else hvd.Compression.none
@@ -63,7 +65,8 @@ if resume_from_epoch > 0 and hvd.rank() == 0:
 else:
     # Horovod: adjust learning rate based on number of GPUs.
     initial_lr = args.base_lr * hvd.size()
-    opt = keras.optimizers.SGD(learning_rate=initial_lr, momentum=args.momentum)
+    # A legacy one: the callbacks set its momentum when they change its rate.
+    opt = keras.optimizers.legacy.SGD(learning_rate=initial_lr, momentum=args.momentum)
     # Horovod: add Horovod Distributed Optimizer.
     opt = hvd.DistributedOptimizer(opt, compression=compression)
     model.compile(

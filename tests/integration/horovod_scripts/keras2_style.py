@@ -4,6 +4,7 @@ import argparse
 
 import digits
 import horovod.tensorflow.keras as hvd
+import initial
 import report
 import tensorflow as tf
 from tensorflow import keras
@@ -15,7 +16,6 @@ args = parser.parse_args()
 
 hvd.init()
 tf.random.set_seed(13)
-keras.utils.set_random_seed(13)
 images, labels = digits.load()
 part = slice(hvd.rank(), None, hvd.size())
 images, labels = images[part], keras.utils.to_categorical(labels[part], 10)
@@ -24,6 +24,7 @@ model = keras.models.Sequential()
 model.add(keras.layers.Conv2D(8, (3, 3), activation="relu", input_shape=(8, 8, 1)))
 model.add(keras.layers.Flatten())
 model.add(keras.layers.Dense(10, activation="softmax"))
+initial.set_weights(model, 13)
 
 opt = keras.optimizers.SGD(lr=args.lr * hvd.size(), momentum=0.9)
 opt = hvd.DistributedOptimizer(opt)
@@ -52,7 +53,7 @@ callbacks = [
 ]
 if hvd.rank() == 0:
     callbacks.append(keras.callbacks.ModelCheckpoint("./checkpoint-{epoch}.h5"))
-model.fit(
+history = model.fit(
     images,
     labels,
     batch_size=args.batch_size,
@@ -62,4 +63,5 @@ model.fit(
     verbose=1 if hvd.rank() == 0 else 0,
 )
 slots = len(opt.variables())
-report.write(hvd, model.get_weights(), rates=rates, slots=slots)
+loss = history.history["loss"]
+report.write(hvd, model.get_weights(), loss=loss, rates=rates, slots=slots)

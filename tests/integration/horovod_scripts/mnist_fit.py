@@ -4,12 +4,14 @@ import argparse
 
 import digits
 import horovod.tensorflow.keras as hvd
+import initial
 import report
 import tensorflow as tf
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--batch-size", type=int, default=32)
 parser.add_argument("--base-lr", type=float, default=0.001)
+parser.add_argument("--seed", type=int, help="default: another one on each rank")
 args = parser.parse_args()
 
 # Horovod: initialize Horovod.
@@ -22,8 +24,8 @@ for gpu in gpus:
 if gpus:
     tf.config.experimental.set_visible_devices(gpus[hvd.local_rank()], "GPU")
 
-tf.random.set_seed(7 + hvd.rank())
-tf.keras.utils.set_random_seed(7 + hvd.rank())
+seed = 7 + hvd.rank() if args.seed is None else args.seed
+kernel = initial.kernel(seed)
 images, labels = digits.load()
 dataset = (
     tf.data.Dataset.from_tensor_slices((images, labels))
@@ -34,11 +36,11 @@ dataset = (
 
 model = tf.keras.Sequential(
     [
-        tf.keras.layers.Conv2D(8, [3, 3], activation="relu"),
+        tf.keras.layers.Conv2D(8, [3, 3], activation="relu", kernel_initializer=kernel),
         tf.keras.layers.MaxPooling2D(pool_size=(2, 2)),
         tf.keras.layers.Flatten(),
-        tf.keras.layers.Dense(32, activation="relu"),
-        tf.keras.layers.Dense(10, activation="softmax"),
+        tf.keras.layers.Dense(32, activation="relu", kernel_initializer=kernel),
+        tf.keras.layers.Dense(10, activation="softmax", kernel_initializer=kernel),
     ]
 )
 

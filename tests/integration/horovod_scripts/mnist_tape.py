@@ -4,6 +4,7 @@ import argparse
 
 import digits
 import horovod.tensorflow as hvd
+import initial
 import report
 import tensorflow as tf
 
@@ -18,7 +19,7 @@ gpus = tf.config.experimental.list_physical_devices("GPU")
 if gpus:
     tf.config.experimental.set_visible_devices(gpus[hvd.local_rank()], "GPU")
 
-tf.keras.utils.set_random_seed(3)
+kernel = initial.kernel(3)
 images, labels = digits.load()
 dataset = (
     tf.data.Dataset.from_tensor_slices((images, labels))
@@ -28,10 +29,10 @@ dataset = (
 )
 mnist_model = tf.keras.Sequential(
     [
-        tf.keras.layers.Conv2D(8, [3, 3], activation="relu"),
+        tf.keras.layers.Conv2D(8, [3, 3], activation="relu", kernel_initializer=kernel),
         tf.keras.layers.Flatten(),
-        tf.keras.layers.Dense(32, activation="relu"),
-        tf.keras.layers.Dense(10, activation="softmax"),
+        tf.keras.layers.Dense(32, activation="relu", kernel_initializer=kernel),
+        tf.keras.layers.Dense(10, activation="softmax", kernel_initializer=kernel),
     ]
 )
 loss = tf.losses.SparseCategoricalCrossentropy()

@@ -4,6 +4,7 @@ import argparse
 
 import digits
 import horovod.tensorflow as hvd
+import initial
 import report
 import tensorflow as tf
 
@@ -26,7 +27,6 @@ images, labels = images[which::2], labels[which::2]
 part = slice(own_set.rank(), None, own_set.size())
 images, labels = images[part], labels[part]
 
-tf.keras.utils.set_random_seed(4 + hvd.rank())
 model = tf.keras.Sequential(
     [
         tf.keras.layers.Input((8, 8, 1)),
@@ -34,6 +34,7 @@ model = tf.keras.Sequential(
         tf.keras.layers.Dense(10),
     ]
 )
+initial.set_weights(model, 4 + hvd.rank())
 loss_object = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 opt = tf.keras.optimizers.SGD(args.lr)
 # Horovod: root_rank is a global rank, also with a process set.
@@ -50,9 +51,11 @@ def step(x, y):
     return loss
 
 
+curve = []
 for number in range(12):
     batch = slice(number * args.batch_size, (number + 1) * args.batch_size)
     loss = step(tf.constant(images[batch]), tf.constant(labels[batch]))
+    curve.append(float(loss))
 own_loss = hvd.allreduce(loss, name="loss", process_set=own_set)
 losses = hvd.allgather(tf.reshape(own_loss, [1]), name="losses")
 
@@ -64,4 +67,5 @@ ensemble = [
 ]
 sizes = [even_set.size(), odd_set.size()]
 hvd.remove_process_set(odd_set)
-report.write(hvd, ensemble, sizes=sizes, losses=[float(loss) for loss in losses])
+losses = [float(loss) for loss in losses]
+report.write(hvd, ensemble, sizes=sizes, loss=curve, losses=losses)

@@ -22,7 +22,7 @@ def write(hvd, weights, **facts):
     facts |= {"hash": digest, **_operations()}
     name = f"rank-{hvd.rank()}"
     np.savez(f"{name}.npz", *weights)
-    Path(f"{name}.json").write_text(json.dumps(facts))
+    Path(f"{name}.json").write_text(json.dumps(facts, default=float))
     print(f"weights of rank {hvd.rank()}: {digest[:12]}")
 
 
