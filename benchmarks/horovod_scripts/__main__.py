@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import io
 import json
 import sys
 import tempfile
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import TextIO
 
 from benchmarks.horovod_scripts import curves
 from benchmarks.horovod_scripts.curves import Case, Curves, Result
@@ -59,8 +61,15 @@ def losses(peer: Peer, case: Case, timeout_s: float) -> Curves:
             starts = trial.launched(peer, own, RANKS, trial.free_ports(RANKS))
             code = trial.ended(peer, starts, folder, log, timeout_s)
             if code != 0 or not all(path.exists() for path in left):
-                raise RunError(trial.failure(log, code, timeout_s))
+                raise RunError(trial.failure(_by_ranks(log), code, timeout_s))
         return [json.loads(path.read_text())["loss"] for path in left]
+
+
+def _by_ranks(log: TextIO) -> TextIO:
+    """The errors of the ranks alone, without horovodrun's own after them."""
+    log.seek(0)
+    errors = [line for line in log if "<stderr>:" in line]
+    return io.StringIO("".join(errors)) if errors else log
 
 
 def _result(

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from benchmarks.peers.text import table
 
 # The same float32 operations, in other orders: the kernels of two TensorFlows, and sums
-# over ranks. One is off by some 1e-7; 80 steps do not make more than 100 times that of
-# it. A learning rate that is 1 % off makes 1e-3 and more.
+# over ranks. That makes 1e-7; a learning rate that is 1 % off makes 1e-4 to 2e-3.
 FLOAT32 = 1e-5
-# Gradients and activations are rounded to 11 bits, 5e-4, in each step.
-FLOAT16 = 5e-3
+# Activations and gradients are rounded to 11 bits, 5e-4, in each step.
+FLOAT16 = 3e-3
+# TensorFlow 2.15 normalises batches to 1e-5; with floatx float64 both agree to 1e-9.
+BATCH_NORM = 1e-4
 
 SAME, DIFFERS, FAILED = "same", "differs", "failed"
 
@@ -45,6 +46,7 @@ CASES = (
     Case(
         "imagenet_fit",
         ("--seed", "1", "--base-lr", "0.001"),
+        BATCH_NORM,
         remark="at the script's rate weights that are 1e-7 off make losses 1e-3 off",
     ),
     Case("gan"),
