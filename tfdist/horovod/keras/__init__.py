@@ -17,103 +17,14 @@ import tensorflow as tf
 
 from tfdist.horovod._keras import loading, values
 from tfdist.horovod._keras.options import wire_type
-from tfdist.horovod.keras import callbacks, elastic
-from tfdist.horovod.tensorflow.keras import (
-    Adasum,
-    Average,
-    Compression,
-    DistributedOptimizer,
-    Max,
-    Min,
-    PartialDistributedOptimizer,
-    ProcessSet,
-    Product,
-    Sum,
-    add_process_set,
-    allgather,
-    allgather_object,
-    broadcast,
-    broadcast_global_variables,
-    broadcast_object,
-    broadcast_variables,
-    ccl_built,
-    cross_rank,
-    cross_size,
-    cuda_built,
-    ddl_built,
-    global_process_set,
-    gloo_built,
-    gloo_enabled,
-    init,
-    is_homogeneous,
-    is_initialized,
-    local_rank,
-    local_size,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rank,
-    reducescatter,
-    remove_process_set,
-    rocm_built,
-    shutdown,
-    size,
-    start_timeline,
-    stop_timeline,
-)
+from tfdist.horovod.tensorflow import keras as _with_tensorflow
+from tfdist.horovod.tensorflow.keras import *  # noqa: F403
+from tfdist.horovod.tensorflow.keras import Average, Compression, Sum
 
-__all__ = [
-    "Adasum",
-    "Average",
-    "Compression",
-    "DistributedOptimizer",
-    "Max",
-    "Min",
-    "PartialDistributedOptimizer",
-    "ProcessSet",
-    "Product",
-    "Sum",
-    "add_process_set",
-    "allgather",
-    "allgather_object",
-    "allreduce",
-    "broadcast",
-    "broadcast_global_variables",
-    "broadcast_object",
-    "broadcast_variables",
-    "callbacks",
-    "ccl_built",
-    "cross_rank",
-    "cross_size",
-    "cuda_built",
-    "ddl_built",
-    "elastic",
-    "global_process_set",
-    "gloo_built",
-    "gloo_enabled",
-    "init",
-    "is_homogeneous",
-    "is_initialized",
-    "load_model",
-    "local_rank",
-    "local_size",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
-    "nccl_built",
-    "rank",
-    "reducescatter",
-    "remove_process_set",
-    "rocm_built",
-    "shutdown",
-    "size",
-    "start_timeline",
-    "stop_timeline",
-]
+__all__ = list(_with_tensorflow.__all__)
 
 
-def allreduce(
+def allreduce(  # type: ignore[no-redef]
     value: Any,
     name: str | None = None,
     average: bool = True,
@@ -146,7 +57,7 @@ def allreduce(
     )
 
 
-def load_model(
+def load_model(  # type: ignore[no-redef]
     filepath: Any,
     custom_optimizers: Iterable[type] | None = None,
     custom_objects: dict[str, Any] | None = None,

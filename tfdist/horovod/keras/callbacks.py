@@ -1,19 +1,4 @@
 """Horovod's callbacks for `model.fit`; the same as in `horovod.tensorflow.keras`."""
 
-from tfdist.horovod._keras.callbacks import (
-    BestModelCheckpoint,
-    BroadcastGlobalVariablesCallback,
-    MetricAverageCallback,
-)
-from tfdist.horovod._keras.rates import (
-    LearningRateScheduleCallback,
-    LearningRateWarmupCallback,
-)
-
-__all__ = [
-    "BestModelCheckpoint",
-    "BroadcastGlobalVariablesCallback",
-    "LearningRateScheduleCallback",
-    "LearningRateWarmupCallback",
-    "MetricAverageCallback",
-]
+from tfdist.horovod.tensorflow.keras.callbacks import *  # noqa: F403
+from tfdist.horovod.tensorflow.keras.callbacks import __all__ as __all__

@@ -1,17 +1,4 @@
-"""Horovod's elastic names for Keras, in a world of fixed size."""
+"""Horovod's elastic names for Keras, in a world of fixed size; the same likewise."""
 
-from tfdist.horovod._keras.elastic import (
-    CommitStateCallback,
-    KerasState,
-    UpdateBatchStateCallback,
-    UpdateEpochStateCallback,
-    run,
-)
-
-__all__ = [
-    "CommitStateCallback",
-    "KerasState",
-    "UpdateBatchStateCallback",
-    "UpdateEpochStateCallback",
-    "run",
-]
+from tfdist.horovod.tensorflow.keras.elastic import *  # noqa: F403
+from tfdist.horovod.tensorflow.keras.elastic import __all__ as __all__

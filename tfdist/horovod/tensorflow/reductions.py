@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -89,15 +89,28 @@ def allreduce(
     with tf.device(device_dense):
         sent, context = compression.compress(tf.convert_to_tensor(tensor))
         one = scaled(sent, chosen, prescale_factor, postscale_factor)
-        reduced = tfdist.allreduce(
+        name = scoped(name, ignore_name_scope)
+        reduced = _reduced_by(tfdist.allreduce, one, chosen, name, members)
+        return compression.decompress(reduced, context)
+
+
+def _reduced_by(
+    reduce: Callable[..., tf.Tensor],
+    one: Scaled,
+    op: tfdist.ReduceOp,
+    name: str | None,
+    members: tfdist.ProcessSet | None,
+) -> tf.Tensor:
+    return one.finish(
+        reduce(
             one.value,
-            op=chosen,
-            name=scoped(name, ignore_name_scope),
+            op=op,
+            name=name,
             prescale=one.prescale,
             postscale=one.postscale,
             process_set=members,
         )
-        return compression.decompress(one.finish(reduced), context)
+    )
 
 
 def _allreduce_rows(
@@ -254,15 +267,9 @@ def reducescatter(
                 "a scalar. Use hvd.allreduce."
             )
         one = scaled(sent, chosen, prescale_factor, postscale_factor)
-        reduced = tfdist.reduce_scatter(
-            one.value,
-            op=chosen,
-            name=scoped(name, ignore_name_scope),
-            prescale=one.prescale,
-            postscale=one.postscale,
-            process_set=members,
-        )
-        return compression.decompress(one.finish(reduced), context)
+        name = scoped(name, ignore_name_scope)
+        reduced = _reduced_by(tfdist.reduce_scatter, one, chosen, name, members)
+        return compression.decompress(reduced, context)
 
 
 def grouped_reducescatter(
