@@ -112,6 +112,7 @@ class Planned {
     options.reduction.finish = {s_.op == ReduceOp::kAverage ? s_.size : 1, s_.postscale};
     options.segment_bytes = s_.segment_bytes;
     options.seed = s_.seed;
+    if (s_.seed % 2 == 0) options.streamed_bytes = 0;
     // Ranks that overwrite what they exchange rely on links that copy when they send.
     const std::string name = s_.entry->name;
     options.read_late = s_.read_late && name != "butterfly" && name != "one_shot";
@@ -173,6 +174,14 @@ class Planned {
     const std::vector<int64_t> lengths = OutputLengths(rank);
     const uint8_t* begin = ResultAt(rank, tensor, inputs_, outputs_);
     return Bytes(begin, begin + static_cast<size_t>(lengths[tensor]) * DTypeSize(s_.dtype));
+  }
+  Bytes AllOutput(int rank) {
+    Bytes all;
+    for (size_t t = 0; t < s_.lengths.size(); ++t) {
+      const Bytes one = Output(rank, t);
+      all.insert(all.end(), one.begin(), one.end());
+    }
+    return all;
   }
 
  private:
@@ -378,15 +387,6 @@ class Planned {
                      at + static_cast<size_t>(i) * DTypeSize(s_.dtype));
       }
     }
-  }
-
-  Bytes AllOutput(int rank) {
-    Bytes all;
-    for (size_t t = 0; t < s_.lengths.size(); ++t) {
-      const Bytes one = Output(rank, t);
-      all.insert(all.end(), one.begin(), one.end());
-    }
-    return all;
   }
 
   // The sign of a zero part of a complex product follows from the order of multiplications: not

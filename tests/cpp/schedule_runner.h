@@ -101,6 +101,7 @@ struct RunnerOptions {
   // false: a send copies its bytes. true: the receiver reads them from the sender's memory when it
   // takes the segment, as through shared memory: whatever was overwritten by then shows.
   bool read_late = false;
+  size_t streamed_bytes = StepMemory::kStreamedBytes;
 };
 
 class ScheduleRunner {
@@ -120,9 +121,9 @@ class ScheduleRunner {
       return numbers.insert({key, numbers.size()}).first->second;
     };
     for (size_t rank = 0; rank < schedules_.size(); ++rank) {
-      memories_.push_back(std::make_unique<StepMemory>(schedules_[rank], std::move(slices[rank]),
-                                                       options.reduction, static_cast<int>(rank),
-                                                       options.segment_bytes));
+      memories_.push_back(std::make_unique<StepMemory>(
+          schedules_[rank], std::move(slices[rank]), options.reduction, static_cast<int>(rank),
+          options.segment_bytes, options.streamed_bytes));
       if (error_.empty()) error_ = memories_.back()->Check();
       std::vector<Running>& running = running_.emplace_back();
       for (size_t i = 0; i < schedules_[rank].steps.size(); ++i) {

@@ -4,9 +4,11 @@
 #include <cstring>
 #include <utility>
 
+#include "collective/streaming_copy.h"
+
 namespace tfdist {
 StepMemory::StepMemory(Schedule schedule, std::vector<Slice> slices, const Reduction& reduction,
-                       int rank, int64_t segment_bytes)
+                       int rank, int64_t segment_bytes, size_t streamed_bytes)
     : schedule_(std::move(schedule)),
       slices_(std::move(slices)),
       reduction_(reduction),
@@ -18,6 +20,7 @@ StepMemory::StepMemory(Schedule schedule, std::vector<Slice> slices, const Reduc
   AppendJoined(schedule_.joined, &slices_);
   LayOutScratch(base_slices);
   SetCursors();
+  streams_ = bytes() >= streamed_bytes;
 }
 
 void StepMemory::SetCursors() {
@@ -109,6 +112,14 @@ void StepMemory::ForEachSent(size_t step, int64_t segment, Fn fn) {
       });
 }
 
+// Whether this rank sends what the step writes, and so reads it again.
+bool StepMemory::SentLater(size_t step) const {
+  const Step& writer = schedule_.steps[step];
+  return std::any_of(schedule_.steps.begin(), schedule_.steps.end(), [&writer](const Step& other) {
+    return other.kind == StepKind::kSend && other.own == writer.to && other.slice == writer.slice;
+  });
+}
+
 void StepMemory::Pack(size_t step, int64_t segment, uint8_t* wire) {
   ForEachSent(step, segment, [&](const uint8_t* source, size_t bytes) {
     std::memcpy(wire, source, bytes);
@@ -126,6 +137,7 @@ void StepMemory::Take(size_t step, int64_t segment, const std::vector<const uint
                       uint8_t* also) {
   const Step& s = schedule_.steps[step];
   if (s.kind == StepKind::kReduce) return Reduce(step, segment, wire, also);
+  const bool streams = streams_ && !InScratch(s.to) && !SentLater(step);
   const int64_t begin = Begin(segment);
   cursors_[step].ForEachRun(
       begin, Count(step, segment), element_bytes_,
@@ -133,7 +145,13 @@ void StepMemory::Take(size_t step, int64_t segment, const std::vector<const uint
         const uint8_t* source =
             wire.empty() ? input : wire[0] + static_cast<size_t>(offset) * element_bytes_;
         uint8_t* target = At(s.to, s.slice, output, begin + offset);
-        if (source != target) std::memcpy(target, source, static_cast<size_t>(n) * element_bytes_);
+        const size_t bytes = static_cast<size_t>(n) * element_bytes_;
+        if (source == target) return;
+        if (streams && input != output) {
+          StreamingCopy(target, source, bytes);
+        } else {
+          std::memcpy(target, source, bytes);
+        }
       });
 }
 
@@ -168,10 +186,16 @@ void StepMemory::Reduce(size_t step, int64_t segment, const std::vector<const ui
                 wire[c < own_place ? c : c - 1] + static_cast<size_t>(offset) * wire_bytes;
           }
         }
-        tfdist::Reduce(
-            reduction, contributions.data(), static_cast<int>(contributions.size()),
-            At(s.to, s.slice, output, begin + offset), n,
-            also != nullptr ? also + static_cast<size_t>(offset) * element_bytes_ : nullptr);
+        const int count = static_cast<int>(contributions.size());
+        uint8_t* out = At(s.to, s.slice, output, begin + offset);
+        uint8_t* sent =
+            also != nullptr ? also + static_cast<size_t>(offset) * element_bytes_ : nullptr;
+        if (streams_ && sent != nullptr && input != output) {
+          tfdist::Reduce(reduction, contributions.data(), count, sent, n);
+          StreamingCopy(out, sent, static_cast<size_t>(n) * element_bytes_);
+        } else {
+          tfdist::Reduce(reduction, contributions.data(), count, out, n, sent);
+        }
       });
 }
 

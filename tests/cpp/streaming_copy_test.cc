@@ -1,0 +1,80 @@
+// Copies past the caches, and results that are written that way while they are sent.
+#include "collective/streaming_copy.h"
+
+#include <random>
+#include <string>
+
+#include "planned.h"
+
+namespace tfdist {
+namespace {
+
+TEST(every_length_from_every_address_to_every_address) {
+  std::mt19937_64 random(1);
+  Bytes source(400);
+  for (uint8_t& byte : source) byte = static_cast<uint8_t>(random());
+  for (size_t bytes : {0, 1, 63, 64, 65, 127, 128, 200, 300}) {
+    for (size_t from = 0; from < 65; from += 13) {
+      for (size_t to = 0; to < 65; ++to) {
+        Bytes target(500, kGuard);
+        Bytes expected = target;
+        std::copy_n(source.begin() + static_cast<int64_t>(from), bytes,
+                    expected.begin() + static_cast<int64_t>(to));
+        StreamingCopy(target.data() + to, source.data() + from, bytes);
+        CHECK_EQ_IN(target == expected, true,
+                    std::to_string(bytes) + " bytes, " + std::to_string(from) + " to " +
+                        std::to_string(to));
+      }
+    }
+  }
+}
+
+// The step of rank 0 of two that reduces its half, as when its result is sent on the way.
+void ExpectSameBits(DType dtype, bool in_place) {
+  Setting s;
+  s.entry = FindAlgorithm(CollectiveKind::kAllreduce, "pairwise", {0, 2, 0, {}}, dtype);
+  s.size = 2;
+  s.dtype = dtype;
+  s.op = ReduceOp::kAverage;
+  s.lengths = {5000, 301};
+  s.in_place = in_place;
+  s.segment_bytes = 4096;
+  Bytes outputs[2];
+  Bytes sent[2];
+  for (int streamed : {0, 1}) {
+    Planned planned(s);
+    const Plan& plan = planned.plan(0);
+    Reduction reduction;
+    reduction.dtype = dtype;
+    reduction.op = s.op;
+    reduction.finish = {2, 1.0};
+    StepMemory memory(plan.schedule, plan.slices, reduction, 0, s.segment_bytes,
+                      streamed == 1 ? 0 : StepMemory::kStreamedBytes);
+    for (size_t step = 0; step < memory.steps().size(); ++step) {
+      if (memory.steps()[step].kind != StepKind::kReduce) continue;
+      for (int64_t segment = 0; segment < memory.segments(step); ++segment) {
+        Bytes wire(memory.WireBytes(step, segment));
+        for (size_t i = 0; i < wire.size(); ++i) wire[i] = static_cast<uint8_t>(i % 50);
+        Bytes also(wire.size(), kGuard);
+        memory.Take(step, segment, {wire.data()}, also.data());
+        sent[streamed].insert(sent[streamed].end(), also.begin(), also.end());
+      }
+    }
+    outputs[streamed] = planned.AllOutput(0);
+  }
+  CHECK(!sent[0].empty());
+  CHECK_EQ_IN(sent[0] == sent[1], true, DTypeName(dtype));
+  CHECK_EQ_IN(outputs[0] == outputs[1], true, DTypeName(dtype));
+}
+
+TEST(a_result_that_is_sent_has_the_same_bits_in_both_places) {
+  for (DType dtype : {DType::kFloat32, DType::kFloat16, DType::kInt8, DType::kComplex64}) {
+    ExpectSameBits(dtype, false);
+    ExpectSameBits(dtype, true);
+  }
+}
+
+}  // namespace
+}  // namespace tfdist
+
+TEST_MAIN()
