@@ -19,7 +19,7 @@ struct Config {
   int64_t fusion_bytes = int64_t{64} << 20;
   std::string plan = "listed";
   int64_t segment_bytes = int64_t{128} << 10;
-  int64_t shm_slots = 4;
+  int64_t shm_slots = 6;
   int64_t max_active = 16;
   int64_t mesh_ranks = 16;
   int64_t spin_us = 20;

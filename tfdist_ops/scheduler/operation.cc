@@ -9,6 +9,8 @@ namespace {
 
 // Above it planning anew takes no time to speak of, beside what moving the data takes.
 constexpr size_t kMostKeptBytes = 1 << 20;
+// Segments of inputs that a rank sends before it reduces the first of its own slice.
+constexpr int64_t kAhead = 2;
 
 Reduction ReductionOf(const RequestInfo& info, int contributors) {
   Reduction reduction;
@@ -103,6 +105,7 @@ void Operation::FindSenders() {
       if (step.kind == StepKind::kReduce && step.finish && step.slice == steps[i].slice &&
           steps[i].after.size() == 1) {
         running_[static_cast<size_t>(after)].sender = i;
+        if (step.raw && step.after.empty()) first_reduction_ = after;
       }
     }
   }
@@ -170,6 +173,19 @@ void Operation::FindTwins(const Links& links) {
   }
 }
 
+// A rank that sends all its inputs at once fills the memory that it shares with them, and then
+// there is none to reduce its own slice into: that would be copied once more. So it stays close to
+// its own reduction. No rank waits for another in a circle: a send that waits here waits for a
+// reduction of an earlier segment, which needs inputs alone.
+bool Operation::LeavesRoom(size_t index, const Link* link) const {
+  const Step& step = memory_.steps()[index];
+  if (first_reduction_ < 0 || step.own != Place::kInput || link->SendMemory() == nullptr) {
+    return true;
+  }
+  const Running& reduction = running_[static_cast<size_t>(first_reduction_)];
+  return reduction.done == reduction.total || running_[index].done < reduction.done + kAhead;
+}
+
 bool Operation::Advance(const Links& links, uint32_t generation, std::vector<size_t>* held) {
   if (!knows_twins_) FindTwins(links);
   bool moved = false;
@@ -225,6 +241,7 @@ void Operation::CommitSend(size_t index, const Links& links, uint32_t generation
 
 bool Operation::RunSend(size_t index, const Links& links, uint32_t generation) {
   Link* link = LinkOf(index, links);
+  if (link != nullptr && !LeavesRoom(index, link)) return false;
   if (link != nullptr && link->MostPieces() > 0) {
     memory_.Locate(index, running_[index].done, &pieces_);
     if (pieces_.size() <= link->MostPieces()) {

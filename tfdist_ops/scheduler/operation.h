@@ -128,6 +128,7 @@ class Operation {
     return links[Global(memory_.steps()[step].peers[0])].get();
   }
   bool Ready(size_t step) const;
+  bool LeavesRoom(size_t step, const Link* link) const;
   bool RunSend(size_t step, const Links& links, uint32_t generation);
   bool RunReceive(size_t step, const Links& links, uint32_t generation, std::vector<size_t>* held);
   size_t Global(int32_t index) const {
@@ -149,6 +150,7 @@ class Operation {
   StepMemory memory_;
   std::vector<Running> running_;  // one a step
   size_t open_steps_ = 0;
+  int first_reduction_ = -1;  // a step that reduces inputs alone, into what is sent; -1: none
   bool knows_twins_ = false;
   std::unordered_map<uint64_t, std::pair<size_t, size_t>> receivers_;  // Tag → step, index of peer
   std::vector<const uint8_t*> payloads_;                               // of the segment in hand
