@@ -387,7 +387,9 @@ def _threads(threads: int | None) -> int:
     """Of this rank, for decoding."""
     if threads is None:
         ranks = tfdist.local_size() if tfdist.is_initialized() else 1
-        return max(1, len(os.sched_getaffinity(0)) // ranks)
+        # The launcher may use those of all; a rank that is bound fewer, but not shared.
+        of_all = len(os.sched_getaffinity(os.getppid()))
+        return max(1, min(len(os.sched_getaffinity(0)), of_all // ranks))
     if threads < 1:
         raise ValueError(f"Expected at least 1 thread, got {threads}.")
     return threads

@@ -8,6 +8,8 @@ import pytest
 from helpers.deadline import deadline
 from helpers.launcher import clean_environment, run
 
+from tfdist.launch import cli
+
 pytestmark = pytest.mark.faults
 
 
@@ -43,14 +45,21 @@ def python(code):
         (["--nnodes", "2", "true"], 2, "-H host1:2,host2:2"),
         (["--nproc_per_node", "2", "true"], 2, "-np N"),
         (["-np", "2", "-genv", "A", "1", "true"], 2, "use -x NAME=VALUE"),
+        (["-np", "2", "--map-by", "slot", "true"], 2, "which tfdistrun does not need"),
+        (["-np", "2", "--bind-to", "l3cache", "true"], 2, "choose from"),
+        (["-np", "4096", "--bind-to", "core", "true"], 2, "one rank for each core"),
         (["-np", "2", "--bogus", "true"], 2, "--bogus"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
-def test_wrong_use_is_refused_before_anything_starts(tmp_path, arguments, code, says):
-    done = run(tmp_path, *arguments)
-    assert done.code == code
-    assert says in done.stderr
+def test_wrong_use_is_refused_before_anything_starts(
+    tmp_path, monkeypatch, capsys, arguments, code, says
+):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        cli.main(arguments)
+    assert ended.value.code == code
+    assert says in capsys.readouterr().err
     assert not (tmp_path / "tfdist-logs").exists()
 
 

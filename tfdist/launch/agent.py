@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tfdist import __version__, _core
-from tfdist.launch import frames, limits, process, tree
+from tfdist.launch import binding, frames, limits, process, tree
 from tfdist.launch.supervisor import Signals
 from tfdist.rendezvous.address import split_address
 from tfdist.rendezvous.errors import RendezvousError
@@ -135,6 +135,7 @@ class Agent:
         self._running: set[int] = set()
         self._job: dict[str, Any] = {}
         self._environ: dict[str, str] = {}
+        self._bound: dict[int, tuple[int, ...]] = {}
         self._guard: tree.Guard | None = None
         self._heard_s = time.monotonic()
         self._told_s = 0.0
@@ -264,8 +265,10 @@ class Agent:
         environ = rank_environ(os.environ, job["environ"], job["path"])
         try:
             warnings = prepare(job, environ)
-        except PrepareError as error:
-            self._say(event="error", text=str(error), code=error.code)
+            ranks = [int(told["rank"]) for told in job["ranks"]]
+            self._bound = binding.here(ranks, job["bind_to"])
+        except (PrepareError, binding.BindingError) as error:
+            self._say(event="error", text=str(error), code=getattr(error, "code", 2))
             return
         _, path = keep_in_memory(bytes.fromhex(job["secret"]))
         self._environ = {
@@ -275,11 +278,12 @@ class Agent:
             "TFDIST_RENDEZVOUS": job["store"],
         }
         self._heard_s = time.monotonic()  # the checks may have taken a while
-        self._say(event="ready", warnings=warnings)
+        self._say(event="ready", warnings=warnings, bound=list(self._bound.items()))
 
     def _start(self) -> None:
         tree.adopt_orphans()
         self._guard = tree.Guard(self._job["mark"])
+        binds = self._job["bind_to"] != "none"
         for told in self._job["ranks"]:
             rank = int(told["rank"])
             try:
@@ -288,6 +292,7 @@ class Agent:
                     self._job["command"],
                     {**self._environ, **told["variables"]},
                     terminal_columns=told["terminal_columns"],
+                    processors=self._bound[rank] if binds else None,
                 )
             except OSError as error:
                 self._say(event="error", text=f"cannot start a rank: {error}", code=1)

@@ -9,10 +9,11 @@ import signal
 import time
 from argparse import Namespace
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from tfdist import _core
-from tfdist.launch import limits, output, report
+from tfdist.launch import binding, limits, output, report
 from tfdist.launch.horovod import mode, variables
 from tfdist.launch.hosts import Host, HostsError, mark_local, places
 from tfdist.launch.job import HostsFailedError, Job, Plan
@@ -48,7 +49,7 @@ def _checked_command(command: list[str], *, here: bool) -> list[str]:
 
 
 def _plan(options: Namespace) -> Plan:
-    """Deals the ranks out.
+    """Deals the ranks out to the hosts, and the processors of this one to its ranks.
 
     Raises:
         SystemExit: with 2.
@@ -57,8 +58,10 @@ def _plan(options: Namespace) -> Plan:
     try:
         if chosen := chosen_hosts(options):
             hosts = mark_local(chosen)
-        return Plan(hosts, places(hosts, options.size))
-    except HostsError as error:
+        plan = Plan(hosts, places(hosts, options.size))
+        ranks = [place.rank for place in plan.local]
+        return replace(plan, bound=binding.here(ranks, options.bind_to))
+    except (HostsError, binding.BindingError) as error:
         complain(str(error))
         raise SystemExit(_USAGE_ERROR) from None
 

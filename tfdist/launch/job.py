@@ -10,11 +10,11 @@ import secrets
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tfdist.launch import output, process, remote, tree
+from tfdist.launch import binding, output, process, remote, tree
 from tfdist.launch.horovod import mode
 from tfdist.launch.hosts import Host, Place
 from tfdist.launch.output import complain
@@ -51,10 +51,11 @@ class HostsFailedError(Exception):
 
 @dataclass(frozen=True)
 class Plan:
-    """Which rank runs where."""
+    """Which rank runs where; `bound`: processors of this host's ranks, by rank."""
 
     hosts: Sequence[Host]
     places: Sequence[Place]
+    bound: Mapping[int, Sequence[int]] = field(default_factory=dict)
 
     def on(self, host: int) -> list[Place]:
         """The ranks of one host."""
@@ -208,6 +209,7 @@ class Job:
         self.plan = plan
         self.folder = folder
         self.shm_bytes = shm_bytes
+        self.bound = dict(plan.bound)  # those of other hosts follow
         self.name = f"{LAUNCHER_JOB}{os.getpid()}:{secrets.token_hex(8)}"
         self.secret = auth.new_secret()
         self.streams = _Streams.own()
@@ -230,6 +232,7 @@ class Job:
                 number = self._prepare_remotes(store.address, signals)
                 if number is not None:
                     return Outcome(signal=number)
+                self._tell_bindings()
                 supervisor = Supervisor(
                     mark=self.name,
                     spare=guard.pid,
@@ -299,7 +302,18 @@ class Job:
         for one in self.remotes:
             for text in one.warnings:
                 complain(f"warning: {one.host.name}: {text}")
+            self.bound.update(one.bound)
         return number
+
+    def _tell_bindings(self) -> None:
+        places = {place.rank: self.plan.hosts[place.host] for place in self.plan.places}
+        there = crossing(os.environ, dict(self.options.env))
+        environs = {r: os.environ if h.is_local else there for r, h in places.items()}
+        for text in binding.warnings(self.bound, environs):
+            complain(f"warning: {text}")
+        if self.options.report_bindings:
+            names = {rank: host.name for rank, host in places.items()}
+            complain(*binding.lines(self.bound, names))
 
     def _remote_job(self, index: int, address: str) -> dict[str, Any]:
         """All that the agent of one host has to know."""
@@ -314,6 +328,7 @@ class Job:
             "secret": self.secret.hex(),
             "size": len(self.plan.places),
             "shm_bytes": self.shm_bytes,
+            "bind_to": self.options.bind_to,
             "ranks": [
                 {
                     "rank": place.rank,
@@ -360,6 +375,7 @@ class Job:
                 supervisor.add_remote_rank(one, own, *self.streams.mergers(own))
             supervisor.add_remote(one)
             one.go()
+        binds = self.options.bind_to != "none"
         for place in self.plan.local:
             own = outputs[place.rank]
             environ = {
@@ -369,9 +385,12 @@ class Job:
                 **common,
                 **self._variables(place),
             }
-            columns = self.streams.terminal_columns(own)
             started = process.start(
-                place.rank, self.options.command, environ, terminal_columns=columns
+                place.rank,
+                self.options.command,
+                environ,
+                terminal_columns=self.streams.terminal_columns(own),
+                processors=self.bound[place.rank] if binds else None,
             )
             supervisor.add(started, own, *self.streams.mergers(own))
 

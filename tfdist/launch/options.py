@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from tfdist import __version__
+from tfdist.launch.binding import KINDS
 from tfdist.launch.hosts import Host, HostsError, parse_list, read_file
 from tfdist.launch.remote import SSH_COMMAND
 
@@ -40,7 +41,7 @@ _FOREIGN = {
         "tfdistrun is started once; it starts the ranks of all hosts by itself: "
         "-H host1:2,host2:2"
     ),
-    ("--oversubscribe", "--allow-run-as-root", "--bind-to", "--map-by"): (
+    ("--oversubscribe", "--allow-run-as-root", "--map-by"): (
         "that is an option of Open MPI's mpirun, which tfdistrun does not need"
     ),
     ("-p", "--ssh-port", "-i", "--ssh-identity-file"): (
@@ -181,6 +182,21 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument(
         "--timestamps", action="store_true", help="the time in front of each line"
+    )
+    made.add_argument(
+        "--bind-to",
+        "-bind-to",
+        dest="bind_to",
+        choices=KINDS,
+        default=KINDS[0],
+        help="processors of each rank: all of its host (none, the default), one core, "
+        "those of one NUMA node or socket, or an equal share, which is best for "
+        "TensorFlow on processors (slice). See docs/binding.md",
+    )
+    made.add_argument(
+        "--report-bindings",
+        action="store_true",
+        help="print the processors of each rank at the start",
     )
     made.add_argument(
         "command",

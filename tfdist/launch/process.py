@@ -10,6 +10,7 @@ import struct
 import subprocess
 import sys
 import termios
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,6 +55,7 @@ def start(
     environ: dict[str, str],
     *,
     terminal_columns: int | None,
+    processors: Sequence[int] | None = None,
 ) -> RankProcess:
     """Starts one rank. Must be called by the main thread, which outlives it.
 
@@ -63,6 +65,7 @@ def start(
         environ: all variables of the rank.
         terminal_columns: gives the rank a terminal of this width as its standard
             output; None: a pipe.
+        processors: numbers of those that it may use; None: all that this process may.
 
     Raises:
         OSError: no process or descriptor left.
@@ -72,9 +75,11 @@ def start(
     else:
         stdout, their_stdout = _terminal(terminal_columns)
     stderr, their_stderr = os.pipe()
+    child = [sys.executable, "-I", "-S", str(_CHILD), str(os.getpid())]
+    bound = ",".join(map(str, processors or ()))
     try:
         process = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(_CHILD), str(os.getpid()), *command],
+            [*child, bound, *command],
             stdin=subprocess.DEVNULL,
             stdout=their_stdout,
             stderr=their_stderr,

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <map>
+#include <vector>
 
 #include "scheduler/engine.h"
 
@@ -19,6 +20,7 @@ class PeerProcesses {
  public:
   PeerProcesses(const World& world, const Links& links);
   ProcessState Look(int peer) const;
+  std::vector<int64_t> Numbers() const;  // of those that are known
 
  private:
   struct Process {

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "base/deadline.h"
+#include "runtime/crowding.h"
 #include "scheduler/check_request.h"
 #include "scheduler/join.h"
 
@@ -102,12 +103,17 @@ std::string GroupId(uint32_t set, const std::string& description) {
   return HashText(std::to_string(set) + "\n" + description);
 }
 
-// Whether the ranks of this host are more than the processors that this one may use.
-bool IsCrowded(const World& world) {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  if (sched_getaffinity(0, sizeof(set), &set) != 0) return false;
-  return world.local_size > CPU_COUNT(&set);
+bool IsCrowded(const World& world, const PeerProcesses& processes) {
+  cpu_set_t own;
+  if (sched_getaffinity(0, sizeof(own), &own) != 0) return false;
+  std::vector<cpu_set_t> others;
+  for (int64_t pid : processes.Numbers()) {
+    cpu_set_t other;
+    if (sched_getaffinity(static_cast<pid_t>(pid), sizeof(other), &other) == 0) {
+      others.push_back(other);
+    }
+  }
+  return tfdist::IsCrowded(world.local_size, own, others);
 }
 
 std::string OverlayJson(const Overlay& overlay) {
@@ -130,7 +136,8 @@ Runtime::Runtime(World world, Links links, const Config& config, int doorbell_fd
       wanted_(std::move(wanted)),
       processes_(world_, links),
       // Where ranks share a processor each waits for the others to have their turns.
-      patience_us_(IsCrowded(world_) ? kCrowdedPatienceUs : kPatienceUs),
+      is_crowded_(IsCrowded(world_, processes_)),
+      patience_us_(is_crowded_ ? kCrowdedPatienceUs : kPatienceUs),
       records_(kRecordCapacity) {
   Engine::Hooks hooks;
   hooks.process_state = [this](int peer) { return processes_.Look(peer); };
@@ -163,8 +170,7 @@ Runtime::Runtime(World world, Links links, const Config& config, int doorbell_fd
   };
   hooks.stepped = [this](int64_t count) { good_steps_ = count; };
   auto engine = std::make_unique<Engine>(world_, std::move(links), config_, std::move(hooks));
-  progress_ =
-      std::make_unique<Progress>(std::move(engine), doorbell_fd, config_, IsCrowded(world_));
+  progress_ = std::make_unique<Progress>(std::move(engine), doorbell_fd, config_, is_crowded_);
 }
 
 Runtime::~Runtime() {
@@ -451,7 +457,7 @@ const AlgorithmEntry* Runtime::AlgorithmFor(CollectiveKind kind, DType dtype, in
 std::string Runtime::CountersJson() {
   auto promise = std::make_shared<std::promise<std::string>>();
   std::future<std::string> future = promise->get_future();
-  if (!progress_->Push([promise, overlay = overlay_](Engine* engine, int64_t) {
+  if (!progress_->Push([this, promise, overlay = overlay_](Engine* engine, int64_t) {
         std::string text = engine->CountersJson();
         if (overlay != nullptr) {
           text.back() = ',';

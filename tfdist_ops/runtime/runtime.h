@@ -99,6 +99,7 @@ class Runtime {
   const std::shared_ptr<Overlay> overlay_;  // used by the progress thread
   const std::shared_ptr<WantedLinks> wanted_;
   const PeerProcesses processes_;
+  const bool is_crowded_;
   const int64_t patience_us_;  // how long Run drives an operation that does not move
   std::atomic<uint64_t> next_id_{1};
   std::atomic<int64_t> good_steps_{0};

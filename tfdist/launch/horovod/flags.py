@@ -227,10 +227,16 @@ def _library(made: argparse.ArgumentParser) -> None:
         group,
         "--mpi-args",
         metavar="TEXT",
-        help="of mpirun; its -x NAME[=VALUE] are honoured, the others have no meaning",
+        help="of mpirun; its -x NAME[=VALUE] and --bind-to are honoured, the others "
+        "have no meaning",
     )
     _switch(group, "--tcp", dest="tcp_flag", help="no meaning: between hosts always")
-    _value(group, "--binding-args", metavar="TEXT", help="no meaning")
+    _value(
+        group,
+        "--binding-args",
+        metavar="TEXT",
+        help="of mpirun; its --bind-to is honoured, the others have no meaning",
+    )
     _value(group, "--num-nccl-streams", type=int, metavar="N", help="no meaning")
     _value(group, "--thread-affinity", type=int, metavar="CORE", help="no meaning")
     _value(group, "--gloo-timeout-seconds", type=int, metavar="S", help="no meaning")

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from tfdist.launch import binding
 from tfdist.launch.horovod.variables import PREFIX, meaning_of
 from tfdist.launch.remote import SSH_COMMAND
 
@@ -67,12 +68,13 @@ _MEANINGLESS = {
     "blacklist_cooldown_range": "a host that fails ends the job",
     "slots_per_host": "-H host1:2,host2:2 says how many ranks each host takes",
     "tcp_flag": "hosts are joined by TCP alone; TFDIST_TRANSPORT=tcp: ranks of one too",
-    "binding_args": "bind whole ranks with taskset or numactl",
     "use_gloo": "tfdist brings the ranks together by itself",
     "use_mpi": "tfdist brings the ranks together by itself; a program may also be "
     "started with `mpirun -np N python -m tfdist.horovod SCRIPT`",
     "use_jsrun": "the ranks on the hosts of -H start through ssh",
 }
+# Open MPI's name of a binding → that of tfdistrun.
+_BIND_TO = {**{kind: kind for kind in binding.KINDS}, "package": "socket"}
 _ELASTIC = ("host_discovery_script", "min_num_proc", "max_num_proc", "reset_limit")
 
 
@@ -108,7 +110,9 @@ def translate(options: argparse.Namespace) -> Arguments:
     _add_ssh(made, options)
     _add_variables(made, options, given)
     _add_interface(made, options, given)
-    _add_mpi(made, options, given)
+    for name in ("mpi_args", "binding_args"):
+        if name in given:
+            _add_mpi(made, getattr(options, name), given[name])
     for name, note in _MEANINGLESS.items():
         if getattr(options, name, None):
             made.notes.append(f"{given[name]} has no meaning here: {note}")
@@ -178,27 +182,32 @@ def _add_interface(
         )
 
 
-def _add_mpi(
-    made: Arguments, options: argparse.Namespace, given: Mapping[str, str]
-) -> None:
-    """Honours the -x of --mpi-args: without these variables a result may differ."""
-    if "mpi_args" not in given:
-        return
+def _bind_to(words: list[str]) -> str | None:
+    """What tfdistrun calls the binding that comes first, None: it has none such."""
+    return _BIND_TO.get(words[0].partition(":")[0]) if words else None
+
+
+def _add_mpi(made: Arguments, text: str, flag: str) -> None:
+    """Honours -x of mpirun, without which a result may differ, and --bind-to."""
     try:
-        words = shlex.split(options.mpi_args)
+        words = shlex.split(text)
     except ValueError as error:
-        raise FlagError(f"{given['mpi_args']}: {error}") from None
+        raise FlagError(f"{flag}: {error}") from None
     others = []
     while words:
         word = words.pop(0)
         if word == "-x":
             if not words:
-                raise FlagError(f"{given['mpi_args']}: -x needs NAME or NAME=VALUE")
+                raise FlagError(f"{flag}: -x needs NAME or NAME=VALUE")
             made.words += ["-x", words.pop(0)]
+        elif word in ("--bind-to", "-bind-to") and _bind_to(words) is not None:
+            made.words += ["--bind-to", str(_bind_to(words))]
+            words.pop(0)
+        elif word in ("--map-by", "-map-by") and words[:1] == ["slot"]:
+            words.pop(0)  # as ever
         else:
             others.append(word)
     if others:
         made.notes.append(
-            f"{given['mpi_args']} {shlex.join(others)} has no meaning here: MPI is not "
-            "used"
+            f"{flag} {shlex.join(others)} has no meaning here: MPI is not used"
         )

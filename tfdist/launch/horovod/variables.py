@@ -189,7 +189,7 @@ TABLE: dict[str, Meaning] = {
     "DISABLE_GROUP_FUSION": Meaning(
         note="`groups=` of the optimizer says what is reduced together"
     ),
-    "THREAD_AFFINITY": Meaning(note="bind whole ranks with taskset or numactl"),
+    "THREAD_AFFINITY": Meaning(note="whole ranks are bound: `tfdistrun --bind-to`"),
     "MPI_THREADS_DISABLE": Meaning(note=_NO_MPI),
     "ADASUM_MPI_CHUNK_SIZE": Meaning(note=_NO_MPI),
     "CCL_CACHE": Meaning(note=_OWN_CORE),

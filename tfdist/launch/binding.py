@@ -1,0 +1,167 @@
+"""Which processors each rank of a host may use (--bind-to). Pure, but for `here`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+
+from tfdist.launch.topology import Processor, own, ranges
+
+KINDS = ("none", "core", "numa", "socket", "slice")
+THREADS = "TF_NUM_INTRAOP_THREADS"
+
+
+class BindingError(ValueError):
+    """The ranks of a host cannot be bound as was asked."""
+
+
+def divide(
+    processors: Sequence[Processor], ranks: int, kind: str
+) -> list[tuple[int, ...]]:
+    """Deals the processors of one host out to its ranks.
+
+    Args:
+        processors: that may be used, in the order of their places.
+        ranks: number of ranks on this host.
+        kind: one of `KINDS`. "none": all for all. "core": one core each, with all its
+            hardware threads. "numa", "socket": those of one NUMA node or socket; as
+            many ranks get it as its part of the processors is. "slice": equally many
+            each, neighbours; a remainder is used by nobody, since ranks with unequal
+            numbers of threads do not compute the same bits.
+
+    Returns:
+        Numbers of processors, ascending, by local rank.
+
+    Raises:
+        BindingError: there are more ranks than cores ("core") or processors ("slice").
+            Bound to the same one, ranks would wait for each other's turn even while
+            another is idle; unbound ones move there.
+
+    Example:
+        >>> from tfdist.launch.binding import divide
+        >>> from tfdist.launch.topology import Processor
+        >>> four = [Processor(socket=0, node=0, core=n, number=n) for n in range(4)]
+        >>> divide(four, 2, "slice")
+        [(0, 1), (2, 3)]
+    """
+    everything = [one.number for one in processors]
+    if kind == "none":
+        return [tuple(sorted(everything))] * ranks
+    if kind == "slice":
+        return _slices(processors, ranks)
+    if kind == "core":
+        cores = _cores(processors)
+        if ranks > len(cores):
+            raise _too_many(kind, ranks, len(cores), "core", everything)
+        return [tuple(sorted(core)) for core in cores[:ranks]]
+    by_place: dict[int, list[int]] = {}
+    for one in processors:
+        place = one.node if kind == "numa" else one.socket
+        by_place.setdefault(place, []).append(one.number)
+    firsts = [processors[rank * len(processors) // ranks] for rank in range(ranks)]
+    places = [one.node if kind == "numa" else one.socket for one in firsts]
+    return [tuple(sorted(by_place[place])) for place in places]
+
+
+def _cores(processors: Sequence[Processor]) -> list[list[int]]:
+    """Numbers of the processors of each core."""
+    grouped = groupby(processors, key=lambda one: (one.socket, one.node, one.core))
+    return [[one.number for one in core] for _, core in grouped]
+
+
+def _slices(processors: Sequence[Processor], ranks: int) -> list[tuple[int, ...]]:
+    cores = _cores(processors)
+    units = [[one.number] for one in processors]
+    if ranks > len(units):
+        numbers = [one.number for one in processors]
+        raise _too_many("slice", ranks, len(units), "processor", numbers)
+    # Whole cores, unless that would leave more of them idle.
+    threads = len(cores[0])
+    alike = all(len(core) == threads for core in cores)
+    if alike and len(cores) // ranks * threads == len(units) // ranks:
+        units = cores
+    each = len(units) // ranks
+    firsts = [rank * len(units) // ranks for rank in range(ranks)]
+    return [tuple(sorted(sum(units[f : f + each], []))) for f in firsts]
+
+
+def _too_many(
+    kind: str, ranks: int, there: int, what: str, numbers: Sequence[int]
+) -> BindingError:
+    some = f"{there} {what}{'s' if there > 1 else ''}"
+    return BindingError(
+        f"--bind-to {kind}: expected at most one rank for each {what}, got {ranks} "
+        f"ranks for {some} that they may use on this host (processors "
+        f"{ranges(numbers)}); start fewer ranks, or leave them unbound: --bind-to none"
+    )
+
+
+def here(ranks: Sequence[int], kind: str) -> dict[int, tuple[int, ...]]:
+    """Deals the processors that this process may use out to ranks of this host.
+
+    Returns:
+        Numbers of processors, by rank.
+
+    Raises:
+        BindingError: as `divide`.
+    """
+    if not ranks:
+        return {}
+    return dict(zip(ranks, divide(own(), len(ranks), kind), strict=True))
+
+
+def lines(bound: Mapping[int, Sequence[int]], host_of: Mapping[int, str]) -> list[str]:
+    """What --report-bindings prints.
+
+    Args:
+        bound: numbers of processors, by rank.
+        host_of: name of the host, by rank.
+
+    Example:
+        >>> from tfdist.launch import binding
+        >>> binding.lines({0: (0, 1, 2)}, {0: "a"})
+        ['rank 0 on a may use processors 0-2']
+    """
+    return [
+        f"rank {rank} on {host_of[rank]} may use processor"
+        f"{'s' if len(bound[rank]) > 1 else ''} {ranges(bound[rank])}"
+        for rank in sorted(bound)
+    ]
+
+
+def warnings(
+    bound: Mapping[int, Sequence[int]], environs: Mapping[int, Mapping[str, str]]
+) -> list[str]:
+    """What is wrong with the number of threads that TensorFlow will have.
+
+    Args:
+        bound: numbers of processors, by rank.
+        environs: variables, by rank.
+    """
+    threads, excess = {}, []
+    for rank in sorted(bound):
+        there = len(bound[rank])
+        text = environs[rank].get(THREADS, "")
+        # TensorFlow takes 0 and what is not a number for "as many as processors".
+        asked = int(text) if text.isdecimal() else 0
+        threads[rank] = asked or there
+        if asked > there:
+            excess.append(rank)
+    found = []
+    if excess:
+        rank = excess[0]
+        found.append(
+            f"{THREADS}={threads[rank]}, but rank {rank} may use "
+            f"{len(bound[rank])} of the processors: its threads wait for each other; "
+            "unset the variable, or lower it"
+        )
+    if len(set(threads.values())) > 1:
+        fewest = min(threads, key=lambda rank: threads[rank])
+        most = max(threads, key=lambda rank: threads[rank])
+        found.append(
+            f"rank {fewest} will have {threads[fewest]} threads of TensorFlow, rank "
+            f"{most} {threads[most]}: what both compute alike may then differ in its "
+            f"last bits, and the slowest sets the pace; -x {THREADS}="
+            f"{threads[fewest]} makes them equal"
+        )
+    return found

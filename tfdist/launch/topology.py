@@ -1,0 +1,112 @@
+"""The processors of this host, and what they share, as Linux tells it under /sys."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+_SYSTEM = Path("/sys/devices/system")
+
+
+@dataclass(frozen=True, order=True)
+class Processor:
+    """A hardware thread of a core. When sorted, neighbours share most.
+
+    Attributes:
+        socket: number of the package that it is in.
+        node: number of the NUMA node whose memory is near.
+        core: the lowest number of the processors of the same core.
+        number: as in `taskset` and /proc/cpuinfo.
+    """
+
+    socket: int
+    node: int
+    core: int
+    number: int
+
+
+def parse_ranges(text: str) -> set[int]:
+    """The numbers of a list as the kernel writes it.
+
+    Raises:
+        ValueError: it is not one.
+
+    Example:
+        >>> from tfdist.launch import topology
+        >>> sorted(topology.parse_ranges("0-2,8"))
+        [0, 1, 2, 8]
+    """
+    found: set[int] = set()
+    for part in filter(None, text.strip().split(",")):
+        first, _, last = part.partition("-")
+        found.update(range(int(first), int(last or first) + 1))
+    return found
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """The numbers as the kernel writes them.
+
+    Example:
+        >>> from tfdist.launch import topology
+        >>> topology.ranges([8, 0, 1, 2])
+        '0-2,8'
+    """
+    parts: list[list[int]] = []
+    for number in sorted(numbers):
+        if parts and parts[-1][-1] == number - 1:
+            parts[-1][1:] = [number]
+        else:
+            parts.append([number])
+    return ",".join("-".join(map(str, part)) for part in parts)
+
+
+def _numbers(path: Path) -> set[int]:
+    with contextlib.suppress(OSError, ValueError):
+        return parse_ranges(path.read_text())
+    return set()
+
+
+def _number(path: Path) -> int:
+    with contextlib.suppress(OSError, ValueError):
+        return int(path.read_text())
+    return 0
+
+
+def read(allowed: Collection[int], system: Path = _SYSTEM) -> list[Processor]:
+    """What the kernel knows of some processors, in the order of their places.
+
+    Where it tells nothing (a sandbox without /sys) each is a core of its own, and all
+    are in one socket and one NUMA node.
+
+    Args:
+        allowed: numbers of the processors.
+        system: the folder /sys/devices/system.
+    """
+    node_of = {}
+    for folder in system.glob("node/node[0-9]*"):
+        for number in _numbers(folder / "cpulist"):
+            node_of[number] = int(folder.name.removeprefix("node"))
+    found = []
+    for number in allowed:
+        folder = system / "cpu" / f"cpu{number}" / "topology"
+        # The second name is that of kernels before 5.2.
+        together = _numbers(folder / "core_cpus_list") or _numbers(
+            folder / "thread_siblings_list"
+        )
+        found.append(
+            Processor(
+                socket=_number(folder / "physical_package_id"),
+                node=node_of.get(number, 0),
+                core=min(together, default=number),
+                number=number,
+            )
+        )
+    return sorted(found)
+
+
+def own() -> list[Processor]:
+    """Those that this process may use, and what it starts."""
+    return read(os.sched_getaffinity(0))
