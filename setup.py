@@ -125,8 +125,11 @@ class BuildNative(build_ext):
             for flag in tensorflow["flags"]
             if not flag.startswith(("-I", "-std=", "--std="))
         ]
+        # Of other compilers too: what one warns of, nobody may have seen.
+        strict = ["-DTFDIST_WERROR=ON"] if os.environ.get("WERROR") == "1" else []
         run_tool(
             cmake,
+            *strict,
             *("-S", str(ROOT / "tfdist_ops"), "-B", str(build_folder()), *generator),
             "-DCMAKE_BUILD_TYPE=Release",
             f"-DTFDIST_TF_INCLUDE={tensorflow['include']}",

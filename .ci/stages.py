@@ -11,6 +11,7 @@ last line is pytest's own summary. Exit code 0 only when every stage passed.
 import os
 import subprocess
 import sys
+import sysconfig
 import threading
 import time
 from pathlib import Path
@@ -20,6 +21,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build" / "tests"
+# As in setup.py: what `make test` has built, and what the C++ tests are linked to.
+BUILT = ROOT / "build" / f"native-{sysconfig.get_platform()}-{sys.version_info[1]}"
 LOG = ROOT / "build" / "tests.log"
 STAGES = {
     "one process": ("tests/single", "tests/fuzz"),
@@ -55,6 +58,7 @@ class Cpp(threading.Thread):
             *(_tool("cmake"), "-S", str(ROOT / "tfdist_ops"), "-B", str(BUILD)),
             *("-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={_tool('ninja')}"),
             *("-DTFDIST_TESTS=ON", "-DTFDIST_WERROR=ON", "--log-level=WARNING"),
+            f"-DTFDIST_BUILT={BUILT}",
         ]
         cores = str(os.cpu_count() or 1)
         build = ["nice", _tool("cmake"), "--build", str(BUILD), "--parallel", cores]
@@ -160,7 +164,7 @@ def main() -> int:
     code = pytest.main(
         [
             *(folder for folder in folders if (ROOT / folder).is_dir()),
-            *("-q", "-rs", "-m", "slow" if slow else "not slow"),
+            *("-q", "-rfEs", "-m", "slow" if slow else "not slow"),
             *("--durations=10", "--durations-min=5"),
         ],
         plugins=[StageReport(cpp)],

@@ -36,10 +36,23 @@ def files_of_shared_memory():
     return {name for name in os.listdir("/dev/shm") if "tfdist" in name}  # noqa: S108
 
 
+def check_that_nothing_is_left(stdout, marker, files):
+    until(lambda: marked(marker) == [], timeout_s=5)
+    job = held(stdout)
+    # One for each pair of ranks, and the window of each rank.
+    assert job.ports and len(job.memory) == 6
+    until(lambda: left_over(job) == NOTHING, timeout_s=5)
+    assert files_of_shared_memory() == files
+
+
 @deadline(120)
 @pytest.mark.parametrize(
     ("action", "code", "first"),
-    [("kill", 137, "killed by SIGKILL"), ("raise", 1, "exit code 1")],
+    [
+        # Its names, times and clean end also behind the gate, below.
+        pytest.param("kill", 137, "killed by SIGKILL", marks=pytest.mark.slow),
+        ("raise", 1, "exit code 1"),
+    ],
 )
 def test_the_others_and_the_launcher_name_the_rank(tmp_path, action, code, first):
     marker = f"mark-{uuid.uuid4().hex}"
@@ -71,22 +84,21 @@ def test_the_others_and_the_launcher_name_the_rank(tmp_path, action, code, first
         assert refusal is not None
         assert "last good step is 2" in refusal[1]
         assert (tmp_path / f"good-{rank}.keras").read_text() == "saved before"
-    until(lambda: marked(marker) == [], timeout_s=5)
-    job = held(done.stdout)
-    # One for each pair of ranks, and the window of each rank.
-    assert job.ports and len(job.memory) == 6
-    until(lambda: left_over(job) == NOTHING, timeout_s=5)
-    assert files_of_shared_memory() == files
+    check_that_nothing_is_left(done.stdout, marker, files)
 
 
 @deadline(120)
 def test_behind_the_commit_gate_the_survivors_are_equal_and_can_save(tmp_path):
+    marker = f"mark-{uuid.uuid4().hex}"
+    files = files_of_shared_memory()
     done = run(
         tmp_path, "-np", "3", *program(tmp_path, "kill", 1),
-        timeout_s=100, TFDIST_COMMIT_GATE="1", TF_CPP_MIN_LOG_LEVEL="2",
+        timeout_s=100, MARK=marker, TFDIST_COMMIT_GATE="1", TF_CPP_MIN_LOG_LEVEL="2",
     )  # fmt: skip
     assert done.code == 137, done.stderr
+    assert re.match(r"rank 1 on \S+ failed first: killed by SIGKILL", done.report[0])
     seen = {int(found[0]): found[1:] for found in SAW.findall(done.stdout)}
+    assert all(float(seen[rank][2]) < 1.0 for rank in (0, 2)), done.stdout
     assert {rank: seen[rank][:2] for rank in (0, 2)} == {
         0: ("RankFailedError", "1"),
         2: ("RankFailedError", "1"),
@@ -98,6 +110,7 @@ def test_behind_the_commit_gate_the_survivors_are_equal_and_can_save(tmp_path):
     assert re.fullmatch(r"[0-9a-f]{64} step 2", saved["0"])
     for rank in (0, 2):
         assert (tmp_path / f"good-{rank}.keras").stat().st_size > 1000
+    check_that_nothing_is_left(done.stdout, marker, files)
 
 
 @deadline(120)

@@ -26,12 +26,13 @@ def main() -> None:
     _die_with_parent()
     channel = socket.socket(fileno=int(sys.argv[1]))
     channel.set_inheritable(False)
-    import keras  # noqa: F401
-    import tensorflow as tf
-
     import tfdist  # noqa: F401  a failure here is one of the start
 
-    tf.zeros([])  # starts TensorFlow's threads now
+    if sys.argv[2] == "tensorflow":
+        import keras  # noqa: F401
+        import tensorflow as tf
+
+        tf.zeros([])  # starts TensorFlow's threads now
     # The 300,000 objects of the libraries live on. Every clear_session() collects and
     # would look at all of them: 0.1 s, a quarter of what a small fit takes.
     gc.collect()
@@ -62,6 +63,8 @@ def _clear() -> dict[str, Any]:
     Mostly at once; but an iterator of tf.data that lives no more may wait for its
     thread that tunes it, which sleeps for up to a minute.
     """
+    if "keras" not in sys.modules:
+        return {"cleared": True}
     import keras
 
     # Ranks number their layers alike only if they have made equally many.

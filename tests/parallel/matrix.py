@@ -60,27 +60,21 @@ def cells() -> list[Cell]:
     return list(itertools.product(*FACTORS))
 
 
-def pairs_of(cell: Sequence[str]) -> set[tuple[int, str, int, str]]:
-    """The pairs of values of different factors that a cell has."""
-    return {
-        (i, cell[i], j, cell[j]) for i, j in itertools.combinations(range(len(cell)), 2)
-    }
+_OF_GRADIENTS = ("clipnorm", "global_clipnorm", "accumulation", "EMA")
 
 
-def pairwise(factors: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
-    """Cells that have every pair of values of two factors at least once.
+def quick() -> list[Cell]:
+    """24 cells: every model with every optimizer and with every option.
 
-    Greedy: always the first cell, in the order of the product, with the most pairs
-    that are still missing. At least as many as the two longest factors have pairs.
+    An option meets three of the six optimizers: what changes gradients or weights every
+    second one, how steps are run and in which precision the others.
     """
-    waiting = list(itertools.product(*factors))
-    missing = set().union(*map(pairs_of, waiting))
-    chosen = []
-    while missing:
-        best = max(waiting, key=lambda cell: len(pairs_of(cell) & missing))
-        chosen.append(best)
-        missing -= pairs_of(best)
-    return chosen
+    return [
+        (MODELS[(number // 2 + place) % len(MODELS)], optimizer, option)
+        for place, option in enumerate(OPTIONS)
+        for number, optimizer in enumerate(OPTIMIZERS)
+        if number % 2 == (option in _OF_GRADIENTS)
+    ]
 
 
 def same_result(option: str) -> str:

@@ -103,9 +103,11 @@ def train_ranked(names):
     return {name: train(name, True) for name in names}
 
 
-@pytest.mark.parametrize("half", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_ranks_end_where_one_process_with_all_data_ends(half):
-    names = NAMES[half::2] + sorted(OURS)[half::2]
+@pytest.mark.parametrize(
+    "part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in (1, 2))]
+)
+def test_ranks_end_where_one_process_with_all_data_ends(part):
+    names = (NAMES + sorted(OURS))[part::3]
     ranks = run_ranks(train_ranked, 2, names, timeout_s=100)
     for name in names:
         alone = train(name, False)

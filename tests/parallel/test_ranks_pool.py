@@ -1,10 +1,13 @@
 """The pool of worker processes itself: it must tell what happened, and recover."""
 
 import os
+import sys
 import time
+import types
 
 import numpy as np
 import pytest
+from helpers import ranks
 from helpers.ranks import Pool, RankError, RanksHungError, run_ranks
 
 import tfdist
@@ -60,13 +63,31 @@ def test_the_traceback_of_the_first_failing_rank_is_shown():
     assert [row[0] for row in run_ranks(place, 3)] == [0, 1, 2]
 
 
+def takes_long_to_clear():
+    if tfdist.rank() == 1:
+        utils = types.SimpleNamespace(clear_session=lambda: time.sleep(60))
+        sys.modules["keras"] = types.SimpleNamespace(utils=utils)
+    return os.getpid()
+
+
+def test_a_worker_that_takes_long_to_clear_is_replaced(monkeypatch):
+    monkeypatch.setattr(ranks, "CLEAR_TIMEOUT_S", 0.3)
+    pool = Pool(imports="core")
+    try:
+        before = pool.run(takes_long_to_clear, 2)
+        after = [row[2] for row in pool.run(place, 2)]
+        assert after[0] == before[0] and after[1] != before[1]
+    finally:
+        pool.close()
+
+
 def one_hangs():
     while tfdist.rank() == 1:
         time.sleep(0.05)
 
 
 def test_ranks_that_hang_are_killed_and_their_stacks_shown():
-    pool = Pool()
+    pool = Pool(imports="core")  # four starts of workers
     try:
         before = pool.run(place, 2)
         with pytest.raises(RanksHungError) as caught:

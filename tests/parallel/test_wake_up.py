@@ -8,7 +8,7 @@ from helpers.ranks import run_ranks
 import tfdist
 
 PAUSE_S = 0.2  # longer than the engine looks for work before it sleeps
-CALLS = 10
+CALLS = 4
 
 
 def answered_s():
