@@ -1,202 +1,26 @@
 """broadcast_object, allgather_object: small Python values between ranks.
 
-Values travel as msgpack with bounds on depth, items and bytes. No code travels:
-what is not plain data is refused with its place in the object.
+Plain data travel as such (`tfdist.plain_data`), and nothing else does, unless all ranks
+have set TFDIST_OBJECTS=pickle (`tfdist._pickled`).
 """
 
 from __future__ import annotations
 
-import math
-import re
 from typing import Any
 
-import msgpack
 import numpy as np
 import tensorflow as tf
 
-from tfdist import _runtime, collectives, errors
-from tfdist._process_sets import ProcessSet, check_root, members_of
+from tfdist import _pickled, _runtime, collectives, errors
+from tfdist._process_sets import ProcessSet, check_root, id_of, members_of
+from tfdist.plain_data import MAX_BYTES, decode, encode
 
-MAX_DEPTH = 16
-MAX_ITEMS = 100_000
-MAX_BYTES = 1 << 20
-
-# msgpack extension types.
-_TUPLE, _ARRAY, _SCALAR = 1, 2, 3
-_DTYPE = re.compile(r"[<>|=][biufc]\d{1,2}\Z|bfloat16\Z")
 _HEADER_WORDS = 3  # rank, status, length in bytes
-_OK, _REFUSED = 0, 1
-
-
-def encode(obj: Any, *, max_bytes: int = MAX_BYTES) -> bytes:
-    """Turns plain data into bytes.
-
-    Args:
-        obj: None, bool, int (64 bits), float, str, bytes, NumPy array or scalar of
-            numbers, or list, tuple, dict of such; at most 16 deep, 100,000 items.
-        max_bytes: bound on the result, in bytes; default 1 MiB.
-
-    Returns:
-        The bytes, for `decode`.
-
-    Raises:
-        TypeError: something else; the message names its place.
-        ValueError: too deep, too many items, or too many bytes.
-
-    Example:
-        >>> decode(encode({"step": 3, "shape": (2, 2)}))
-        {'step': 3, 'shape': (2, 2)}
-    """
-    data = msgpack.packb(_Packer().plain(obj, "object", 0), use_bin_type=True)
-    if len(data) > max_bytes:
-        raise ValueError(
-            f"Expected an object of at most {max_bytes} bytes, got {len(data)} bytes. "
-            "Raise max_bytes on all ranks, or send arrays with tfdist.broadcast() or "
-            "tfdist.allgather()."
-        )
-    return data
-
-
-def decode(data: bytes, *, max_bytes: int = MAX_BYTES) -> Any:
-    """Turns bytes of `encode` back into the value, with the same bounds.
-
-    Raises:
-        ValueError: the bytes are no such value, or exceed a bound.
-    """
-    if len(data) > max_bytes:
-        raise ValueError(f"Expected at most {max_bytes} bytes, got {len(data)} bytes.")
-    try:
-        return _Unpacker(max_bytes).value(data, 0)
-    except (msgpack.exceptions.UnpackException, RecursionError, TypeError) as error:
-        raise ValueError(f"Expected an encoded object, got: {error}") from None
-
-
-class _Packer:
-    """Replaces tuples and arrays by extension types and checks the bounds."""
-
-    def __init__(self) -> None:
-        self._items = 0
-
-    def plain(self, obj: Any, path: str, depth: int) -> Any:
-        self._items += 1
-        if depth > MAX_DEPTH:
-            raise ValueError(f"Expected at most {MAX_DEPTH} levels, got more: {path}.")
-        if self._items > MAX_ITEMS:
-            raise ValueError(f"Expected at most {MAX_ITEMS} items, got more: {path}.")
-        kind = type(obj)
-        if kind in (type(None), bool, float, bytes):
-            return obj
-        if kind is int:
-            return self._integer(obj, path)
-        if kind is str:
-            return self._text(obj, path)
-        if kind is list:
-            return [self.plain(v, f"{path}[{i}]", depth + 1) for i, v in enumerate(obj)]
-        if kind is tuple:
-            inner = [
-                self.plain(v, f"{path}[{i}]", depth + 1) for i, v in enumerate(obj)
-            ]
-            return msgpack.ExtType(_TUPLE, msgpack.packb(inner, use_bin_type=True))
-        if kind is dict:
-            return {
-                self._key(k, path): self.plain(v, f"{path}[{k!r}]", depth + 1)
-                for k, v in obj.items()
-            }
-        if isinstance(obj, np.ndarray):
-            return msgpack.ExtType(_ARRAY, _pack_array(obj, path))
-        if isinstance(obj, np.generic):
-            return msgpack.ExtType(_SCALAR, _pack_array(np.asarray(obj), path))
-        raise TypeError(_refusal(obj, path))
-
-    def _key(self, key: Any, path: str) -> Any:
-        if type(key) not in (str, bytes, int, float, bool, type(None)):
-            raise TypeError(
-                f"Expected keys of type str, bytes, int, float, bool or None in {path},"
-                f" got {type(key).__name__}: {key!r}."
-            )
-        return self.plain(key, f"the key {key!r} of {path}", 0)
-
-    def _integer(self, value: int, path: str) -> int:
-        if not -(1 << 63) <= value < 1 << 64:
-            raise ValueError(
-                f"Expected an integer of 64 bits at {path}, got {value}. Send it as a "
-                "string."
-            )
-        return value
-
-    def _text(self, value: str, path: str) -> str:
-        try:
-            value.encode()
-        except UnicodeEncodeError as error:
-            raise ValueError(
-                f"Expected valid Unicode at {path}, got: {error}."
-            ) from None
-        return value
-
-
-def _refusal(obj: Any, path: str) -> str:
-    if isinstance(obj, tf.Tensor | tf.Variable) or hasattr(obj, "numpy"):
-        advice = "use tfdist.broadcast() or allgather(), or pass its numpy()"
-    else:
-        advice = (
-            "send plain data (numbers, str, bytes, list, tuple, dict, NumPy arrays) and"
-            " build the object from it on the other side"
-        )
-    kind = f"{type(obj).__module__}.{type(obj).__qualname__}"
-    return f"Expected plain data at {path}, got {kind}: {advice}."
-
-
-def _pack_array(array: np.ndarray, path: str) -> bytes:
-    name = "bfloat16" if array.dtype.name == "bfloat16" else array.dtype.str
-    if not _DTYPE.match(name):
-        raise TypeError(
-            f"Expected an array of numbers at {path}, got dtype {array.dtype}. Use a "
-            "list for strings and objects."
-        )
-    return msgpack.packb([name, list(array.shape), array.tobytes()], use_bin_type=True)
-
-
-class _Unpacker:
-    """The way back, with the bounds checked again: peers may be of another version."""
-
-    def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
-
-    def value(self, data: bytes, depth: int) -> Any:
-        if depth > MAX_DEPTH:
-            raise ValueError(f"Expected at most {MAX_DEPTH} levels, got more.")
-        return msgpack.unpackb(
-            data,
-            raw=False,
-            strict_map_key=False,
-            ext_hook=lambda code, body: self._extension(code, body, depth),
-            max_array_len=MAX_ITEMS,
-            max_map_len=MAX_ITEMS,
-            max_str_len=self._max_bytes,
-            max_bin_len=self._max_bytes,
-            max_ext_len=self._max_bytes,
-        )
-
-    def _extension(self, code: int, body: bytes, depth: int) -> Any:
-        if code == _TUPLE:
-            return tuple(self.value(body, depth + 1))
-        if code in (_ARRAY, _SCALAR):
-            name, shape, raw = self.value(body, depth + 1)
-            array = _unpack_array(name, shape, raw)
-            return array if code == _ARRAY else array[()]
-        raise ValueError(f"Expected an extension type of 1..3, got {code}.")
-
-
-def _unpack_array(name: Any, shape: Any, raw: Any) -> np.ndarray:
-    if not isinstance(name, str) or not _DTYPE.match(name):
-        raise ValueError(f"Expected the dtype of an array of numbers, got {name!r}.")
-    dtype = tf.bfloat16.as_numpy_dtype if name == "bfloat16" else name
-    itemsize = np.dtype(dtype).itemsize
-    if any(type(dim) is not int or dim < 0 for dim in shape) or (
-        math.prod(shape) * itemsize != len(raw)
-    ):
-        raise ValueError(f"Expected {shape} items of {name}, got {len(raw)} bytes.")
-    return np.frombuffer(raw, dtype).reshape(shape).copy()
+_OK, _REFUSED, _PICKLED = 0, 1, 2
+_CHOICE = (
+    f"Or set {_pickled.VARIABLE}=pickle for all ranks, which then send each other any "
+    "object (docs/security.md)."
+)
 
 
 def broadcast_object(
@@ -211,7 +35,8 @@ def broadcast_object(
     """Gives every rank the object of rank `root`.
 
     Args:
-        obj: plain data, see `encode`; looked at on `root` only.
+        obj: plain data (`tfdist.plain_data.encode`); or, where all ranks have
+            `TFDIST_OBJECTS=pickle`, any object. Looked at on `root` only.
         root: rank whose object all ranks get; default 0.
         name: identifies the call across ranks; default: by its order.
         max_bytes: bound on the encoded object, in bytes; default 1 MiB.
@@ -222,10 +47,11 @@ def broadcast_object(
         The object, equal on all ranks; on `root` a copy.
 
     Raises:
-        TypeError: on `root`: the object is not plain data.
+        TypeError: on `root`: the object is not plain data, or cannot be pickled.
         ValueError: on `root`: a bound is exceeded; anywhere: `root` is not a rank, or
-            not one of `process_set`.
-        tfdist.RankFailedError: a rank failed, or `root` could not send its object.
+            not one of `process_set`; a pickled object cannot be loaded on this rank.
+        tfdist.RankFailedError: a rank failed, `root` could not send its object, or
+            another rank could not load it.
         tfdist.MismatchError: `root` has joined (`tfdist.join`).
 
     Example:
@@ -258,7 +84,8 @@ def allgather_object(
     """Gives every rank the objects of all ranks.
 
     Args:
-        obj: plain data, see `encode`; may differ between ranks.
+        obj: plain data (`tfdist.plain_data.encode`); or, where all ranks have
+            `TFDIST_OBJECTS=pickle`, any object. May differ between ranks.
         name: identifies the call across ranks; default: by its order.
         max_bytes: bound on each encoded object, in bytes; default 1 MiB.
         timeout_s: seconds to wait for the slowest rank; default `TFDIST_TIMEOUT_S`.
@@ -270,9 +97,11 @@ def allgather_object(
         that has joined (`tfdist.join`).
 
     Raises:
-        TypeError: this rank's object is not plain data.
-        ValueError: this rank's object exceeds a bound.
-        tfdist.RankFailedError: a rank failed, or could not send its object.
+        TypeError: this rank's object is not plain data, or cannot be pickled.
+        ValueError: this rank's object exceeds a bound; a pickled object cannot be
+            loaded on this rank.
+        tfdist.RankFailedError: a rank failed, or could not send its object or load
+            another one.
 
     Example:
         >>> import tfdist
@@ -296,36 +125,89 @@ def _exchange(
 ) -> dict[int, Any]:
     """One allgather of messages; a refusal travels too, so that nobody waits.
 
+    Where one was pickled, a second one says whether all ranks could load it.
+
     Returns:
         Rank → its object; without the ranks that have joined.
     """
+    call = f"{name} of process set {id_of(process_set)}"
+
+    def gather(
+        step: str, status: int, message: bytes, refusal: Exception | None
+    ) -> list[tuple[int, int, bytes]]:
+        if refusal is not None:
+            status, message = _REFUSED, str(refusal).encode("utf-8", "replace")[:4096]
+        words = collectives.allgather(
+            tf.constant(_to_words(_runtime.rank(), status, message)),
+            name=name + step,
+            timeout_s=timeout_s,
+            process_set=process_set,
+        ).numpy()
+        if refusal is not None:
+            raise refusal
+        return _messages(words)
+
     refusal: Exception | None = None
-    message = b""
-    status = _OK
+    status, message = _OK, b""
     if sends:
         try:
-            message = encode(obj, max_bytes=max_bytes)
-        except (TypeError, ValueError) as error:
-            refusal, status = error, _REFUSED
-            message = str(error).encode("utf-8", "replace")[:4096]
-    words = collectives.allgather(
-        tf.constant(_to_words(_runtime.rank(), status, message)),
-        name=name,
-        timeout_s=timeout_s,
-        process_set=process_set,
-    ).numpy()
-    if refusal is not None:
+            status, message = _message_of(obj, call, max_bytes)
+        except (TypeError, ValueError, RuntimeError) as error:
+            refusal = error
+    found = gather("", status, message, refusal)
+    _check(found, "send its object")
+    objects: dict[int, Any] = {}
+    try:
+        for rank, status, data in found:
+            objects[rank] = _object_of(rank, status, data, call, max_bytes)
+    except ValueError as error:
+        refusal = error
+    if any(status == _PICKLED for _, status, _ in found):
+        _check(gather(".loaded", _OK, b"", refusal), "load an object")
+    elif refusal is not None:
         raise refusal
-    objects = {}
-    for rank, status, data in _messages(words):
-        if status != _OK:
+    return objects
+
+
+def _message_of(obj: Any, call: str, max_bytes: int) -> tuple[int, bytes]:
+    """Plain data as such, also where other objects are pickled: status and bytes."""
+    try:
+        return _OK, encode(obj, max_bytes=max_bytes)
+    except (TypeError, ValueError) as refusal:
+        if not _pickled.chosen():
+            if isinstance(refusal, TypeError):
+                raise TypeError(f"{refusal} {_CHOICE}") from None
+            raise
+    about = f"rank {_runtime.rank()}: {call}"
+    return _PICKLED, _pickled.seal(obj, about, _pickled.key(), max_bytes=max_bytes)
+
+
+def _object_of(rank: int, status: int, data: bytes, call: str, max_bytes: int) -> Any:
+    """The object in a message of `rank`; ValueError when there is none."""
+    if status == _OK:
+        return decode(data, max_bytes=max_bytes) if data else None
+    if status != _PICKLED or not _pickled.chosen():
+        raise ValueError(
+            f"Expected plain data of rank {rank}, got an object of kind {status}; this "
+            f"job was not started with {_pickled.VARIABLE}=pickle."
+        )
+    try:
+        return _pickled.unseal(data, f"rank {rank}: {call}", _pickled.key())
+    except _pickled.NotLoadedError as error:
+        raise ValueError(
+            f"The object of rank {rank} was not loaded: {error}"
+        ) from error
+
+
+def _check(found: list[tuple[int, int, bytes]], what: str) -> None:
+    """Raises if a rank tells that it could not do `what`."""
+    for rank, status, data in found:
+        if status == _REFUSED:
             text = data.decode("utf-8", "replace")
             raise errors.RankFailedError(
-                f"rank {rank} could not send its object: {text}",
+                f"rank {rank} could not {what}: {text}",
                 errors.ErrorRecord(kind="rank_failed", rank=rank, cause=text),
             )
-        objects[rank] = decode(data, max_bytes=max_bytes) if data else None
-    return objects
 
 
 def _to_words(rank: int, status: int, message: bytes) -> np.ndarray:

@@ -205,6 +205,20 @@ TEST(rows_of_python_pass_the_text_through) {
   CheckHas(RowOf("TFDIST_RANK"), "\"value\": null");
 }
 
+TEST(rows_of_python_have_choices_and_defaults_too) {
+  CleanEnvironment environment;
+  CheckHas(RowOf("TFDIST_OBJECTS"), "\"default\": \"plain\", \"value\": \"plain\"");
+  CheckHas(RowOf("TFDIST_OBJECTS"), "\"choices\": [\"plain\", \"pickle\"], \"agreed\": true");
+  environment.Set("TFDIST_OBJECTS", "pickle");
+  Read();
+  CheckHas(RowOf("TFDIST_OBJECTS"), "\"value\": \"pickle\"");
+  environment.Set("TFDIST_OBJECTS", "");
+  Read();
+  CheckHas(RowOf("TFDIST_OBJECTS"), "\"value\": \"plain\"");
+  environment.Set("TFDIST_OBJECTS", "marshal");
+  CheckHas(Refusal(), "TFDIST_OBJECTS must be one of plain, pickle; got 'marshal'");
+}
+
 TEST(log_levels_by_name) {
   LogLevel level = LogLevel::kDebug;
   CHECK(ParseLogLevel("error", &level));

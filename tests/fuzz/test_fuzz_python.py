@@ -227,7 +227,7 @@ def test_a_meeting_file_of_any_content_is_read_or_ignored(tmp_path, data) -> Non
 @given(st.binary(max_size=400))
 @settings(max_examples=EXAMPLES, deadline=None)
 def test_an_object_of_any_bytes_is_plain_data_or_an_error(data: bytes) -> None:
-    objects = pytest.importorskip("tfdist.objects", reason="needs TensorFlow")
+    objects = pytest.importorskip("tfdist.plain_data", reason="needs TensorFlow")
     try:
         value = objects.decode(data)
     except ValueError:
@@ -240,7 +240,7 @@ def test_an_object_of_any_bytes_is_plain_data_or_an_error(data: bytes) -> None:
 def test_a_damaged_object_is_plain_data_or_an_error(
     value: Any, changes: list[tuple[int, int]]
 ) -> None:
-    objects = pytest.importorskip("tfdist.objects", reason="needs TensorFlow")
+    objects = pytest.importorskip("tfdist.plain_data", reason="needs TensorFlow")
     try:
         data = bytearray(objects.encode(value))
     except (TypeError, ValueError):

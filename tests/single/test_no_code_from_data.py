@@ -13,7 +13,7 @@ import pytest
 from helpers import launcher
 
 ROOT = Path(__file__).resolve().parents[2]
-PYTHON = ("tfdist", "tests", "recipes", "benchmarks", ".ci", "setup.py")
+PYTHON = ("tfdist", "tests", "recipes", "docs", "benchmarks", ".ci", "setup.py")
 NATIVE = ("tfdist_ops", "tests/cpp", "tests/fuzz", "benchmarks")
 
 # Modules whose loaders run what they read, or that hide one which does.
@@ -35,8 +35,11 @@ KEYWORDS = {"allow_pickle": False, "shell": False, "safe_mode": True}
 ADDRESSES = re.compile(r"(?<![\w.])0\.0\.0\.0(?![\w.])")
 SECRET_OPTIONS = re.compile(r"^--?\w*(secret|password|token|key)", re.I)
 
-# (file, what) that are right: tests that name what must be refused.
+# (file, what) that are right: tests that name what must be refused; and the one module
+# that unpickles where a job has chosen so.
 ALLOWED = {
+    ("tfdist/_pickled.py", "pickle"),
+    ("tfdist/_pickled.py", "cloudpickle"),
     ("tests/single/test_no_code_from_data.py", "0.0.0.0"),
     ("tests/single/test_launch_hosts.py", "0.0.0.0"),
     ("tests/single/test_rendezvous_secret.py", "0.0.0.0"),
@@ -139,6 +142,17 @@ def test_no_python_file_turns_bytes_into_code():
             if (name, what) not in ALLOWED
         ]
     assert wrong == []
+
+
+def test_one_module_unpickles_and_only_what_is_asked_for_uses_it():
+    assert {file for file, what in ALLOWED if what in MODULES} == {"tfdist/_pickled.py"}
+    users = [
+        str(path.relative_to(ROOT / "tfdist"))
+        for path in files(("tfdist",), {".py"})
+        if re.search(r"\b_pickled\b", path.read_text()) and path.name != "_pickled.py"
+    ]
+    of_run = ["horovod/runner/__init__.py", "horovod/runner/_call.py"]
+    assert users == [*of_run, "objects.py"]
 
 
 def test_no_native_file_opens_a_shell_or_all_interfaces():

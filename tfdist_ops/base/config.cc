@@ -62,6 +62,10 @@ Row PythonInt(const char* name, double minimum, const char* help) {
 Row PythonText(const char* name, const char* fallback, bool agreed, const char* help) {
   return {name, Type::kString, "", -kNoLimit, kNoLimit, 0, "", agreed, help, {}, fallback};
 }
+Row PythonChoice(const char* name, const char* choices, const char* fallback, bool agreed,
+                 const char* help) {
+  return {name, Type::kString, "", -kNoLimit, kNoLimit, 0, choices, agreed, help, {}, fallback};
+}
 
 const std::vector<Row>& Table() {
   static const std::vector<Row> table = {
@@ -158,6 +162,10 @@ const std::vector<Row>& Table() {
                  "Where this rank listens for its peers: an IP address of its host, a network "
                  "(10.1.0.0/16) or an interface (eth1); not set: the address that reaches the "
                  "rendezvous, loopback when all ranks are on one host."),
+      PythonChoice("TFDIST_OBJECTS", "plain|pickle", "plain", true,
+                   "What broadcast_object and allgather_object take: plain data; or any object, "
+                   "which is unpickled where it arrives. That runs code of any process that has "
+                   "the job's secret (docs/security.md)."),
       PythonText("TFDIST_TUNING_FILE", nullptr, false,
                  "File with the measured choice of algorithms, written by `tfdist bench --tune`. "
                  "Rank 0 reads it for all; what is not in it follows docs/algorithms.md."),

@@ -1,0 +1,143 @@
+"""What is pickled, and what has to be right before anything is unpickled."""
+
+import sys
+import types
+
+import pytest
+from helpers.unplain import Bomb, Point, Refusing, ran
+
+from tfdist import _pickled
+from tfdist.rendezvous.links import Bond
+
+KEY = b"k" * 32
+LIMIT = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def nothing_ran():
+    ran.clear()
+
+
+def sealed(obj, about="rank 0: call", key=KEY):
+    return _pickled.seal(obj, about, key, max_bytes=LIMIT)
+
+
+@pytest.mark.parametrize(
+    "obj", [Point([1, {2}]), {1: Point("a"), (2, 3): 1 << 200}, len, Point, range(3)]
+)
+def test_an_object_comes_back(obj):
+    assert _pickled.unseal(sealed(obj), "rank 0: call", KEY) == obj
+
+
+@pytest.mark.parametrize(
+    ("about", "key"),
+    [
+        ("rank 1: call", KEY),
+        ("rank 0: another call", KEY),
+        ("rank 0: call", b"K" * 32),
+        ("", KEY),
+    ],
+)
+def test_nothing_runs_that_was_made_for_something_else(about, key):
+    with pytest.raises(_pickled.NotLoadedError, match="Nothing was unpickled"):
+        _pickled.unseal(sealed(Bomb()), about, key)
+    assert ran == []
+
+
+def test_nothing_runs_of_bytes_that_were_changed_or_cut():
+    good = sealed(Bomb())
+    wrong = [
+        good[:place] + bytes([good[place] ^ 1]) + good[place + 1 :]
+        for place in range(len(good))
+    ]
+    for data in [*wrong, *(good[:end] for end in range(len(good))), good + b"\0"]:
+        with pytest.raises(_pickled.NotLoadedError, match="Nothing was unpickled"):
+            _pickled.unseal(data, "rank 0: call", KEY)
+    assert ran == []
+    _pickled.unseal(good, "rank 0: call", KEY)
+    assert ran == ["boom"]
+
+
+def test_what_raises_while_it_is_unpickled_says_so():
+    with pytest.raises(_pickled.NotLoadedError, match=r"ValueError: .*'no number'"):
+        _pickled.unseal(sealed(Refusing()), "rank 0: call", KEY)
+
+
+def test_too_many_bytes_are_refused():
+    size = len(sealed(Point("x" * 100)))
+    _pickled.seal(Point("x" * 100), "", KEY, max_bytes=size)
+    words = f"at most {size - 1} bytes, got {size} bytes, pickled. Raise max_bytes"
+    with pytest.raises(ValueError, match=words):
+        _pickled.seal(Point("x" * 100), "", KEY, max_bytes=size - 1)
+
+
+def without_cloudpickle(monkeypatch):
+    found = _pickled.importlib.util.find_spec
+    monkeypatch.setattr(
+        _pickled.importlib.util,
+        "find_spec",
+        lambda name: None if name == "cloudpickle" else found(name),
+    )
+
+
+def test_what_cannot_be_pickled_is_named(monkeypatch):
+    without_cloudpickle(monkeypatch)
+    with pytest.raises(TypeError, match="got builtins.generator: cannot pickle"):
+        sealed(x for x in [1])
+    with pytest.raises(TypeError, match="pip install cloudpickle"):
+        sealed(lambda: 1)
+
+
+def test_cloudpickle_is_used_where_it_is_installed(monkeypatch):
+    module = types.ModuleType("cloudpickle")
+    calls = []
+
+    def dumps(obj, protocol):
+        calls.append((obj, protocol))
+        return _pickled.pickle.dumps("by cloudpickle", protocol)
+
+    module.dumps = dumps
+    module.__spec__ = types.SimpleNamespace(name="cloudpickle")
+    monkeypatch.setitem(sys.modules, "cloudpickle", module)
+    obj = Point(1)
+    assert _pickled.unseal(sealed(obj), "rank 0: call", KEY) == "by cloudpickle"
+    assert calls == [(obj, 5)]
+
+
+def bond(**changes):
+    fields = {"secret": b"s" * 32, "job": "j 1", "generation": 3, "rank": 0}
+    return Bond(**{**fields, "frames": "control", "size": 2, **changes})
+
+
+def key_of(monkeypatch, of):
+    monkeypatch.setattr(_pickled._runtime, "bond", lambda: (of, ""))
+    return _pickled.key()
+
+
+def test_a_world_has_one_key_and_no_other_world_has_it(monkeypatch):
+    own = key_of(monkeypatch, bond())
+    assert own == key_of(monkeypatch, bond(rank=1))
+    others = [bond(secret=b"S" * 32), bond(job="j 2"), bond(generation=4)]
+    keys = {own, *(key_of(monkeypatch, other) for other in others)}
+    assert len(keys) == 4
+    assert all(len(key) == 32 for key in keys)
+    assert own not in bond().secret
+
+
+@pytest.mark.parametrize("value", ["plain", "pickle"])
+def test_the_choice_is_what_the_ranks_agreed_on(monkeypatch, value):
+    monkeypatch.setattr(_pickled._runtime, "bond", lambda: (bond(objects=value), ""))
+    for later in ("plain", "pickle"):
+        monkeypatch.setenv("TFDIST_OBJECTS", later)
+        assert _pickled.chosen() == (value == "pickle")
+
+
+def test_ranks_without_a_common_secret_do_not_unpickle(monkeypatch):
+    monkeypatch.setattr(_pickled._runtime, "bond", lambda: (None, ""))
+    monkeypatch.setattr(_pickled._runtime, "size", lambda: 2)
+    assert not _pickled.chosen()
+    monkeypatch.setenv("TFDIST_OBJECTS", "pickle")
+    with pytest.raises(RuntimeError, match="no secret in common"):
+        _pickled.chosen()
+    monkeypatch.setattr(_pickled._runtime, "size", lambda: 1)
+    assert _pickled.chosen()

@@ -1,0 +1,194 @@
+"""Plain data as bytes, and back: None, numbers, text, arrays, and structures of them.
+
+As msgpack, with bounds on depth, items and bytes. No code travels: what is not plain
+data is refused with its place in the object.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import msgpack
+import numpy as np
+import tensorflow as tf
+
+MAX_DEPTH = 16
+MAX_ITEMS = 100_000
+MAX_BYTES = 1 << 20
+
+# msgpack extension types.
+_TUPLE, _ARRAY, _SCALAR = 1, 2, 3
+_DTYPE = re.compile(r"[<>|=][biufc]\d{1,2}\Z|bfloat16\Z")
+
+
+def encode(obj: Any, *, max_bytes: int = MAX_BYTES) -> bytes:
+    """Turns plain data into bytes.
+
+    Args:
+        obj: None, bool, int (64 bits), float, str, bytes, NumPy array or scalar of
+            numbers, or list, tuple, dict of such; at most 16 deep, 100,000 items.
+        max_bytes: bound on the result, in bytes; default 1 MiB.
+
+    Returns:
+        The bytes, for `decode`.
+
+    Raises:
+        TypeError: something else; the message names its place.
+        ValueError: too deep, too many items, or too many bytes.
+
+    Example:
+        >>> decode(encode({"step": 3, "shape": (2, 2)}))
+        {'step': 3, 'shape': (2, 2)}
+    """
+    data = msgpack.packb(_Packer().plain(obj, "object", 0), use_bin_type=True)
+    if len(data) > max_bytes:
+        raise ValueError(
+            f"Expected an object of at most {max_bytes} bytes, got {len(data)} bytes. "
+            "Raise max_bytes on all ranks, or send arrays with tfdist.broadcast() or "
+            "tfdist.allgather()."
+        )
+    return data
+
+
+def decode(data: bytes, *, max_bytes: int = MAX_BYTES) -> Any:
+    """Turns bytes of `encode` back into the value, with the same bounds.
+
+    Raises:
+        ValueError: the bytes are no such value, or exceed a bound.
+    """
+    if len(data) > max_bytes:
+        raise ValueError(f"Expected at most {max_bytes} bytes, got {len(data)} bytes.")
+    try:
+        return _Unpacker(max_bytes).value(data, 0)
+    except (msgpack.exceptions.UnpackException, RecursionError, TypeError) as error:
+        raise ValueError(f"Expected an encoded object, got: {error}") from None
+
+
+class _Packer:
+    """Replaces tuples and arrays by extension types and checks the bounds."""
+
+    def __init__(self) -> None:
+        self._items = 0
+
+    def plain(self, obj: Any, path: str, depth: int) -> Any:
+        self._items += 1
+        if depth > MAX_DEPTH:
+            raise ValueError(f"Expected at most {MAX_DEPTH} levels, got more: {path}.")
+        if self._items > MAX_ITEMS:
+            raise ValueError(f"Expected at most {MAX_ITEMS} items, got more: {path}.")
+        kind = type(obj)
+        if kind in (type(None), bool, float, bytes):
+            return obj
+        if kind is int:
+            return self._integer(obj, path)
+        if kind is str:
+            return self._text(obj, path)
+        if kind is list:
+            return [self.plain(v, f"{path}[{i}]", depth + 1) for i, v in enumerate(obj)]
+        if kind is tuple:
+            inner = [
+                self.plain(v, f"{path}[{i}]", depth + 1) for i, v in enumerate(obj)
+            ]
+            return msgpack.ExtType(_TUPLE, msgpack.packb(inner, use_bin_type=True))
+        if kind is dict:
+            return {
+                self._key(k, path): self.plain(v, f"{path}[{k!r}]", depth + 1)
+                for k, v in obj.items()
+            }
+        if isinstance(obj, np.ndarray):
+            return msgpack.ExtType(_ARRAY, _pack_array(obj, path))
+        if isinstance(obj, np.generic):
+            return msgpack.ExtType(_SCALAR, _pack_array(np.asarray(obj), path))
+        raise TypeError(_refusal(obj, path))
+
+    def _key(self, key: Any, path: str) -> Any:
+        if type(key) not in (str, bytes, int, float, bool, type(None)):
+            raise TypeError(
+                f"Expected keys of type str, bytes, int, float, bool or None in {path},"
+                f" got {type(key).__name__}: {key!r}."
+            )
+        return self.plain(key, f"the key {key!r} of {path}", 0)
+
+    def _integer(self, value: int, path: str) -> int:
+        if not -(1 << 63) <= value < 1 << 64:
+            raise ValueError(
+                f"Expected an integer of 64 bits at {path}, got {value}. Send it as a "
+                "string."
+            )
+        return value
+
+    def _text(self, value: str, path: str) -> str:
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(
+                f"Expected valid Unicode at {path}, got: {error}."
+            ) from None
+        return value
+
+
+def _refusal(obj: Any, path: str) -> str:
+    if isinstance(obj, tf.Tensor | tf.Variable) or hasattr(obj, "numpy"):
+        advice = "use tfdist.broadcast() or allgather(), or pass its numpy()"
+    else:
+        advice = (
+            "send plain data (numbers, str, bytes, list, tuple, dict, NumPy arrays) and"
+            " build the object from it on the other side"
+        )
+    kind = f"{type(obj).__module__}.{type(obj).__qualname__}"
+    return f"Expected plain data at {path}, got {kind}: {advice}."
+
+
+def _pack_array(array: np.ndarray, path: str) -> bytes:
+    name = "bfloat16" if array.dtype.name == "bfloat16" else array.dtype.str
+    if not _DTYPE.match(name):
+        raise TypeError(
+            f"Expected an array of numbers at {path}, got dtype {array.dtype}. Use a "
+            "list for strings and objects."
+        )
+    return msgpack.packb([name, list(array.shape), array.tobytes()], use_bin_type=True)
+
+
+class _Unpacker:
+    """The way back, with the bounds checked again: peers may be of another version."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+
+    def value(self, data: bytes, depth: int) -> Any:
+        if depth > MAX_DEPTH:
+            raise ValueError(f"Expected at most {MAX_DEPTH} levels, got more.")
+        return msgpack.unpackb(
+            data,
+            raw=False,
+            strict_map_key=False,
+            ext_hook=lambda code, body: self._extension(code, body, depth),
+            max_array_len=MAX_ITEMS,
+            max_map_len=MAX_ITEMS,
+            max_str_len=self._max_bytes,
+            max_bin_len=self._max_bytes,
+            max_ext_len=self._max_bytes,
+        )
+
+    def _extension(self, code: int, body: bytes, depth: int) -> Any:
+        if code == _TUPLE:
+            return tuple(self.value(body, depth + 1))
+        if code in (_ARRAY, _SCALAR):
+            name, shape, raw = self.value(body, depth + 1)
+            array = _unpack_array(name, shape, raw)
+            return array if code == _ARRAY else array[()]
+        raise ValueError(f"Expected an extension type of 1..3, got {code}.")
+
+
+def _unpack_array(name: Any, shape: Any, raw: Any) -> np.ndarray:
+    if not isinstance(name, str) or not _DTYPE.match(name):
+        raise ValueError(f"Expected the dtype of an array of numbers, got {name!r}.")
+    dtype = tf.bfloat16.as_numpy_dtype if name == "bfloat16" else name
+    itemsize = np.dtype(dtype).itemsize
+    if any(type(dim) is not int or dim < 0 for dim in shape) or (
+        math.prod(shape) * itemsize != len(raw)
+    ):
+        raise ValueError(f"Expected {shape} items of {name}, got {len(raw)} bytes.")
+    return np.frombuffer(raw, dtype).reshape(shape).copy()
