@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tfdist import _core, _xla, collectives
 from tfdist._bucket_plan import planned
+from tfdist._operations import counted_as, counts
 from tfdist._process_sets import id_of
 from tfdist.agreement import path_of
 from tfdist.buckets import cut_groups
@@ -37,6 +38,7 @@ def reduce_buckets(
     *,
     made: Sequence[Any],
     in_xla: bool = False,
+    also_counted: int = 0,
 ) -> list[tf.Tensor | None]:
     """Emits one operation for each bucket of the tensors that are not `None`.
 
@@ -49,6 +51,8 @@ def reduce_buckets(
         variables: of the group, for buckets by hand.
         made: the gradients as this rank makes them, or `None`.
         in_xla: `_xla.reduced_by_xla()`: emits one operation for all buckets.
+        also_counted: elements of gradients that come with these and are not reduced:
+            one of the operations counts for them too (`_operations.counted_as`).
 
     Returns:
         The reduced tensors, `None` where `tensors` has `None`.
@@ -95,19 +99,21 @@ def reduce_buckets(
     def emit(*inputs: tf.Tensor) -> list[tf.Tensor]:
         outputs: list[Any] = list(inputs)
         for number, bucket in enumerate(buckets):
-            ends = collectives.allreduce_bucket(
-                [inputs[i] for i in bucket],
-                group_id=group_id,
-                bucket=number,
-                bucket_count=len(buckets),
-                hints=[indices[i] for i in bucket],
-                op=op,
-                prescale=prescale,
-                postscale=postscale,
-                name=f"{name}.{group_id[:8]}.{number}",
-                timeout_s=None,
-                process_set=process_set,
-            )
+            elements = sum(inputs[i].shape.num_elements() for i in bucket)
+            with counted_as(elements + (0 if number else also_counted)):
+                ends = collectives.allreduce_bucket(
+                    [inputs[i] for i in bucket],
+                    group_id=group_id,
+                    bucket=number,
+                    bucket_count=len(buckets),
+                    hints=[indices[i] for i in bucket],
+                    op=op,
+                    prescale=prescale,
+                    postscale=postscale,
+                    name=f"{name}.{group_id[:8]}.{number}",
+                    timeout_s=None,
+                    process_set=process_set,
+                )
             for i, end in zip(bucket, ends, strict=True):
                 outputs[i] = end
         return outputs
@@ -135,7 +141,8 @@ def reduce_buckets(
         # Called one by one, the first would wait for ever for the others of its step.
         # The cut too: after another init() other gradients of the list may be None.
         cut = (tuple(indices), tuple(map(tuple, buckets)))
-        key = (group_id, name, op, prescale, postscale, id_of(process_set), cut)
+        use = (op, prescale, postscale, id_of(process_set), also_counted, counts())
+        key = (group_id, name, *use, cut)
         emit = _FUNCTIONS.setdefault(key, tf.function(emit, jit_compile=False))
     reduced = list(tensors)
     for index, output in zip(indices, emit(*chosen), strict=True):

@@ -22,7 +22,8 @@ divided by the number of ranks):
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -33,12 +34,31 @@ from tfdist._names import operation_name
 from tfdist._operations import ReduceOp
 from tfdist._process_sets import size_of
 
-# Attribute of an operation in a graph: a collective that is differentiated, or its
-# gradient. Neither reduces the gradients of what is computed around it.
-DIFFERENTIATED = "_tfdist_differentiated"
+_Gradient = Callable[..., Any]
 
 
-@tf.RegisterGradient("TfdistAllreduce")
+def _gradient_of(kind: str) -> Callable[[_Gradient], _Gradient]:
+    """Registers the gradient of an operation.
+
+    A collective that is differentiated, and its gradient, reduce none of the gradients
+    of what is computed around it: they count for none.
+    """
+
+    def register(function: _Gradient) -> _Gradient:
+        @functools.wraps(function)
+        def gradient(node: Any, *grads: Any) -> Any:
+            if isinstance(node, tf.Operation) and "counted" in node.node_def.attr:
+                node._set_attr("counted", tf.compat.v1.AttrValue(i=0))
+            with _operations.counted_as(0):
+                return function(node, *grads)
+
+        tf.RegisterGradient(kind)(gradient)
+        return function
+
+    return register
+
+
+@_gradient_of("TfdistAllreduce")
 def _allreduce_gradient(node: Any, *grads: Any) -> list[tf.Tensor]:
     """Sum and average are linear and the same on all ranks: reduce the gradients so."""
     op = _linear_op(node)
@@ -52,10 +72,10 @@ def _allreduce_gradient(node: Any, *grads: Any) -> list[tf.Tensor]:
         hints=node.get_attr("hints"),
         process_set=_set(node),
     )
-    return _marked(node, found)
+    return found
 
 
-@tf.RegisterGradient("TfdistAllgather")
+@_gradient_of("TfdistAllgather")
 def _allgather_gradient(node: Any, grad: Any, _splits_grad: Any) -> tf.Tensor:
     """The own rows of the sum of all ranks' gradients."""
     rows, splits = node.outputs
@@ -69,10 +89,10 @@ def _allgather_gradient(node: Any, grad: Any, _splits_grad: Any) -> tf.Tensor:
         _timeout_s(node),
         process_set=_set(node),
     )
-    return _shaped_like_input(node, *_marked(node, [own]))
+    return _shaped_like_input(node, own)
 
 
-@tf.RegisterGradient("TfdistBroadcast")
+@_gradient_of("TfdistBroadcast")
 def _broadcast_gradient(node: Any, *grads: Any) -> list[tf.Tensor]:
     """The sum of all ranks' gradients on the root, zeros elsewhere."""
     summed = _operations.reduce(
@@ -86,10 +106,10 @@ def _broadcast_gradient(node: Any, *grads: Any) -> list[tf.Tensor]:
         process_set=_set(node),
     )
     is_root = _is_root(node)
-    return [tf.where(is_root, g, tf.zeros_like(g)) for g in _marked(node, summed)]
+    return [tf.where(is_root, g, tf.zeros_like(g)) for g in summed]
 
 
-@tf.RegisterGradient("TfdistReduce")
+@_gradient_of("TfdistReduce")
 def _reduce_gradient(node: Any, *grads: Any) -> list[tf.Tensor]:
     """The root's gradient, times the factors, on all ranks; elsewhere plus the own."""
     op = _linear_op(node)
@@ -111,7 +131,7 @@ def _reduce_gradient(node: Any, *grads: Any) -> list[tf.Tensor]:
     ]
 
 
-@tf.RegisterGradient("TfdistReduceScatter")
+@_gradient_of("TfdistReduceScatter")
 def _reduce_scatter_gradient(
     node: Any, grad: Any, _splits_grad: Any
 ) -> list[tf.Tensor | None]:
@@ -127,11 +147,10 @@ def _reduce_scatter_gradient(
     factor = _factor(node)
     if op is ReduceOp.AVERAGE:
         factor /= tf.cast(tf.size(splits), tf.float64)
-    _marked(node, [whole])
     return [_shaped_like_input(node, whole * tf.cast(factor, whole.dtype)), None]
 
 
-@tf.RegisterGradient("TfdistGather")
+@_gradient_of("TfdistGather")
 def _gather_gradient(node: Any, grad: Any, _splits_grad: Any) -> tf.Tensor:
     """The part of the root's gradient that belongs to the own rows."""
     rows, splits = node.outputs
@@ -146,7 +165,7 @@ def _gather_gradient(node: Any, grad: Any, _splits_grad: Any) -> tf.Tensor:
     return _shaped_like_input(node, own)
 
 
-@tf.RegisterGradient("TfdistScatter")
+@_gradient_of("TfdistScatter")
 def _scatter_gradient(node: Any, grad: Any) -> list[tf.Tensor | None]:
     """On the root the gradients of all parts, one after the other; zeros elsewhere."""
     gathered = _operations.gather(
@@ -163,7 +182,7 @@ def _scatter_gradient(node: Any, grad: Any) -> list[tf.Tensor | None]:
     return [_shaped_like_input(node, tf.concat([gathered, zeros], axis=0)), None]
 
 
-@tf.RegisterGradient("TfdistAlltoall")
+@_gradient_of("TfdistAlltoall")
 def _alltoall_gradient(
     node: Any, grad: Any, _splits_grad: Any
 ) -> list[tf.Tensor | None]:
@@ -179,7 +198,7 @@ def _alltoall_gradient(
     return [_shaped_like_input(node, back), None]
 
 
-@tf.RegisterGradient("TfdistSend")
+@_gradient_of("TfdistSend")
 def _send_gradient(node: Any, _grad: Any) -> tf.Tensor:
     """What the receiver sends back."""
     dst = node.get_attr("dst")
@@ -193,7 +212,7 @@ def _send_gradient(node: Any, _grad: Any) -> tf.Tensor:
     )
 
 
-@tf.RegisterGradient("TfdistRecv")
+@_gradient_of("TfdistRecv")
 def _recv_gradient(node: Any, grad: Any) -> list[tf.Tensor | None]:
     """Goes back to the sender; what was only waited for gets zeros."""
     src = node.get_attr("src")
@@ -205,13 +224,6 @@ def _recv_gradient(node: Any, grad: Any) -> list[tf.Tensor | None]:
     )
     _, *after = node.inputs
     return [None, *(tf.zeros_like(tensor) for tensor in after)]
-
-
-def _marked(node: Any, found: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    for tensor in (*node.outputs, *found):
-        if tf.is_symbolic_tensor(tensor):
-            tensor.op._set_attr(DIFFERENTIATED, tf.compat.v1.AttrValue(b=True))
-    return list(found)
 
 
 def _linear_op(node: Any) -> ReduceOp:

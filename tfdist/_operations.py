@@ -6,10 +6,12 @@ and scales as text (attributes of TensorFlow are float32, a scale must stay exac
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import enum
 import math
 import numbers
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -77,6 +79,41 @@ class ReduceOp(enum.IntEnum):
 
 
 _OPS = frozenset(ReduceOp)
+_COUNTED: contextvars.ContextVar[int | None] = contextvars.ContextVar(
+    "tfdist_counted", default=None
+)
+
+
+@contextlib.contextmanager
+def counted_as(elements: int) -> Iterator[None]:
+    """Says for how many elements of gradients the operations called within it count.
+
+    By itself a sum or average counts for as many as it has, everything else for none;
+    `_core.use_reduced` is what it is good for.
+
+    Args:
+        elements: of each of the operations; below 0: as many as it has; 0: they are
+            about something else, whatever is said further inside.
+    """
+    token = _COUNTED.set(0 if _COUNTED.get() == 0 else elements)
+    try:
+        yield
+    finally:
+        _COUNTED.reset(token)
+
+
+def counts() -> bool:
+    """Whether what is called here may be about gradients of a step (`counted_as`)."""
+    return _COUNTED.get() != 0
+
+
+def _counted(by_itself: int) -> int:
+    said = _COUNTED.get()
+    return by_itself if said is None else said
+
+
+def _counted_sum(op: Any) -> int:
+    return _counted(-1) if op in (ReduceOp.SUM, ReduceOp.AVERAGE) else 0
 
 
 def allreduce(
@@ -107,6 +144,7 @@ def allreduce(
         bucket=bucket,
         bucket_count=bucket_count,
         hints=list(hints),
+        counted=_counted_sum(op),
     )
 
 
@@ -120,6 +158,7 @@ def allgather(
         tensor_name=name,
         timeout_s=timeout_of(timeout_s),
         process_set=process_set,
+        counted=_counted(0),
     ).rows
 
 
@@ -164,6 +203,7 @@ def reduce(
         postscale=postscale,
         timeout_s=timeout_of(timeout_s),
         process_set=process_set,
+        counted=_counted_sum(op),
     )
 
 
@@ -189,6 +229,7 @@ def reduce_scatter(
         postscale=postscale,
         timeout_s=timeout_of(timeout_s),
         process_set=process_set,
+        counted=_counted_sum(op),
     ).rows
 
 

@@ -23,6 +23,7 @@ from tfdist import (
 )
 from tfdist._bucket_reduction import gated
 from tfdist._own_name import subclass_under_own_name
+from tfdist._reduced import check_reduced_once
 from tfdist.agreement import path_of
 from tfdist.local_variables import check_clips_each_alone
 from tfdist.reduce_options import ReduceOptions
@@ -51,12 +52,13 @@ class ReducesUpdates:
     def _clip_gradients(self, grads: Any) -> Any:
         if self.gradient_accumulation_steps:
             grads, total = _weighted_accumulation.means(self, grads)
-            grads = groups.reduce_gradients(
-                grads,
-                vars(self)["_tfdist_updated"],
-                self.tfdist_options,
-                weight=total,
-            )
+            with _operations.counted_as(0):  # no other optimizer is given them
+                grads = groups.reduce_gradients(
+                    grads,
+                    vars(self)["_tfdist_updated"],
+                    self.tfdist_options,
+                    weight=total,
+                )
             if gated():
                 # The count of steps, which Keras changes next, waits for whoever
                 # writes it here.
@@ -101,6 +103,7 @@ class Reducing(ReducesUpdates):
         if self.tfdist_nan_policy == "raise":  # XLA leaves assertions out
             _operations.check_not_xla("nan_policy='raise'")
         variables = self._variables_of(grads, trainable_variables)
+        check_reduced_once(grads, self.tfdist_options, self.name)
         if self.tfdist_options.local_variables:
             self._build_outside_of_branches(variables)  # or some are not known yet
             check_clips_each_alone(self)
@@ -109,9 +112,10 @@ class Reducing(ReducesUpdates):
         else:
             if weight is not None:
                 self._check_nothing_accumulates_means(variables)
-            grads = groups.reduce_gradients(
-                grads, variables, self.tfdist_options, weight=weight
-            )
+            with _operations.counted_as(0):  # no other optimizer is given them
+                grads = groups.reduce_gradients(
+                    grads, variables, self.tfdist_options, weight=weight
+                )
         return self._apply_if_finite(grads, variables)
 
     def apply_gradients(self, grads_and_vars: Any, *, weight: Any = None) -> Any:

@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from tfdist import _operations, _runtime
 from tfdist._bucket_reduction import gated, reduce_buckets
+from tfdist._reduced import settle, whole_elements_of
 from tfdist._xla import reduced_by_xla
 from tfdist.agreement import (
     BY_XLA,
@@ -101,6 +102,7 @@ def reduce_gradients(
     factor = options.gradient_predivide_factor
     is_sparse = [isinstance(g, tf.IndexedSlices) for g in full]
     dense = [None if sparse else g for g, sparse in zip(full, is_sparse, strict=True)]
+    has_buckets = any(g is not None for g in dense)
     reduced: list[Any] = reduce_buckets(
         [compress(divided(g, factor), options.compression) for g in dense],
         group_id,
@@ -110,6 +112,7 @@ def reduce_gradients(
         variables,
         made=made,
         in_xla=in_xla,
+        also_counted=whole_elements_of(local.values()),
     )
     reduced = [
         multiplied(restore(g, own), factor)
@@ -122,6 +125,8 @@ def reduce_gradients(
     part = options.local_factor()
     for i, grad in local.items():
         reduced[i] = grad if part == 1.0 else weighted(grad, part)
+    if not has_buckets:
+        settle(reduced[i] for i in local)
     return reduced
 
 

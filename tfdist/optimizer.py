@@ -31,7 +31,7 @@ def DistributedOptimizer(  # noqa: N802 - named like the class it stands for
     sparse_as_dense: bool | None = None,
     local_variables: Iterable[Any] | Callable[[Any], bool] | None = None,
     scale_local_gradients: bool = True,
-    groups: int | Sequence[Sequence[Any]] | None = None,
+    groups: int | Sequence[Sequence[Any]] | VariableGroups | None = None,
     gradient_predivide_factor: float = 1.0,
     nan_policy: str | None = None,
     xla: str = "auto",
@@ -116,7 +116,9 @@ def DistributedOptimizer(  # noqa: N802 - named like the class it stands for
         if local_variables is None
         else LocalVariables(local_variables),
         scale_local_gradients=scale_local_gradients,
-        groups=None if groups is None else VariableGroups(groups),
+        groups=groups
+        if groups is None or isinstance(groups, VariableGroups)
+        else VariableGroups(groups),
         gradient_predivide_factor=gradient_predivide_factor,
         xla=xla,
     )

@@ -14,6 +14,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist import collectives
+from tfdist._operations import counted_as
+from tfdist._reduced import table_elements_of
 from tfdist.collectives import ReduceOp
 from tfdist.compression import divided, multiplied, wire_type
 from tfdist.reduce_options import ReduceOptions
@@ -103,7 +105,12 @@ def reduce_rows(
     before = options.gradient_predivide_factor
     sent = tf.cast(divided(own.values, before), wire_type(dtype, options.compression))
     process_set = options.process_set
-    values = collectives.allgather(sent, name=f"{name}.values", process_set=process_set)
+    # They stand for a gradient of the whole table, which they may be made into.
+    table = table_elements_of(slices)
+    with counted_as(-1 if table is None else table):
+        values = collectives.allgather(
+            sent, name=f"{name}.values", process_set=process_set
+        )
     # Each rank that calls this sends a mark too: an average divides by their number,
     # which is less than the size when ranks have joined.
     marked = collectives.allgather(

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tfdist import groups
 from tfdist._process_sets import ProcessSet
+from tfdist._reduced import note_tape
 from tfdist.collectives import ReduceOp
 from tfdist.local_variables import LocalVariables
 from tfdist.reduce_options import ReduceOptions
@@ -207,6 +208,12 @@ class DistributedGradientTape:
                 self._options,
                 weight,
             )
+        own = set(self._options.local_places(variables))
+        note_tape(
+            [g for i, g in enumerate(reduced) if i not in own],
+            self._options.process_set,
+            self._options.op,
+        )
         return tf.nest.pack_sequence_as(sources, reduced)
 
     def jacobian(self, *args: Any, **kwargs: Any) -> NoReturn:

@@ -1,79 +1,135 @@
-"""Which functions of `horovod.tensorflow` tests on several ranks call, and how.
+"""Which functions of Horovod's interface tests on several ranks call, and how.
 
-`hvd` stands for the module and writes down the parameters that are given another value
-than their default; `on_ranks` collects that from the worker processes.
+`recorded` stands before a function that a test runs on ranks: while it runs, all that
+is in the table (`helpers.horovod_interface`) writes down with which parameters the test
+calls it. `on_ranks` collects that.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+from helpers import horovod_interface as interface
 from helpers.ranks import run_ranks
 
-import tfdist.horovod.tensorflow as horovod
-from tfdist.horovod.tensorflow import _signatures
+from tfdist.horovod import _telling
 
-USED: set[str] = set()  # "name" and "name(parameter)", of all calls of `on_ranks`
-_now: set[str] = set()  # the same, of this process
-
-
-class Recorder:
-    """A module or object of Horovod's, whose functions are written down."""
-
-    def __init__(self, wrapped: Any, prefix: str = "") -> None:
-        self._wrapped, self._prefix = wrapped, prefix
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self._wrapped, name)
-        if name == "elastic":
-            return Recorder(found, "elastic.")
-        name = f"{self._prefix}{name}"
-        return recording(name, found) if name in _signatures.SIGNATURES else found
+# "row", "row(parameter)", and either with " raises" or " warns" behind it.
+USED: set[str] = set()
+DONE: set[str] = set()  # names of the functions that `on_ranks` has run
+_TESTS = str(Path(__file__).resolve().parents[1])
 
 
-hvd = Recorder(horovod)
+def recorded(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, for `on_ranks`: returns what it has called beside its result."""
 
+    @functools.wraps(function)
+    def on_a_rank(*args: Any) -> dict[str, Any]:
+        used: set[str] = set()
+        with _watched(used):
+            result = function(*args)
+        return {"result": result, "used": sorted(used)}
 
-def recording(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, which writes down how it is called."""
-    known = inspect.signature(function)
-
-    @functools.wraps(function, updated=())
-    def call(*args: Any, **kwargs: Any) -> Any:
-        _now.add(name)
-        for parameter, value in known.bind(*args, **kwargs).arguments.items():
-            if value is not known.parameters[parameter].default:
-                _now.add(f"{name}({parameter})")
-        return function(*args, **kwargs)
-
-    return call
-
-
-def report(result: Any) -> dict[str, Any]:
-    """What a function that `on_ranks` runs returns: its result, and what it called."""
-    used = sorted(_now)
-    _now.clear()
-    return {"result": result, "used": used}
+    return on_a_rank
 
 
 def on_ranks(
     function: Callable[..., Any], size: int, *args: Any, **options: Any
-) -> Any:
-    """As `run_ranks`, of a function that returns `report(...)`."""
+) -> list[Any]:
+    """As `run_ranks`, of a function that is `recorded`."""
     answers = run_ranks(function, size, *args, **options)
-    for answer in answers:
-        USED.update(answer["used"])
+    if size > 1:
+        DONE.add(function.__qualname__)
+        for answer in answers:
+            USED.update(answer["used"])
     return [answer["result"] for answer in answers]
 
 
-def rows() -> set[str]:
-    """What `USED` has to have: every function, and each of its parameters."""
-    wanted = set()
-    for name, text in _signatures.SIGNATURES.items():
-        wanted.add(name)
-        parts = [part.partition("=")[0] for part in text.split(", ") if part]
-        wanted |= {f"{name}({part.strip('*')})" for part in parts}
-    return wanted
+@contextlib.contextmanager
+def _watched(used: set[str]) -> Iterator[None]:
+    """Inside, what is in the table writes down its calls."""
+    watchers: dict[int, Any] = {}
+    before = []
+    for row, first in interface.called_as().items():
+        owner, name = interface.place_of(row)
+        original = vars(owner)[name]
+        if id(original) not in watchers:
+            watchers[id(original)] = _watching(original, first, used)
+        before.append((owner, name, original))
+    for owner, name, original in before:
+        setattr(owner, name, watchers[id(original)])
+    try:
+        yield
+    finally:
+        for owner, name, original in before:
+            setattr(owner, name, original)
+
+
+def _watching(original: Any, row: str, used: set[str]) -> Any:
+    is_static = isinstance(original, staticmethod)
+    function = original.__func__ if is_static else original
+    known = inspect.signature(function)
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with _noted(row, known, used, args, kwargs):
+            return function(*args, **kwargs)
+
+    return staticmethod(call) if is_static else call
+
+
+class _noted:  # noqa: N801 - read as a function
+    def __init__(
+        self,
+        row: str,
+        known: inspect.Signature,
+        used: set[str],
+        args: Any,
+        kwargs: Any,
+    ) -> None:
+        self._used, self._keys = used, [row]
+        for name, value in known.bind(*args, **kwargs).arguments.items():
+            if (
+                name not in ("self", "cls")
+                and value is not known.parameters[name].default
+            ):
+                self._keys.append(f"{row}({name})")
+
+    def __enter__(self) -> None:
+        if not _is_called_by_a_test():
+            self._keys = []
+        self._used.update(self._keys)
+        self._warned = [
+            key
+            for key in self._keys
+            if interface.WITHOUT_MEANING.get(key) == interface.WARNS
+        ]
+        if self._warned:
+            _telling.forget()
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if kind is not None:
+            self._used.update(f"{key} raises" for key in self._keys)
+        for key in self._warned:
+            parameter = key.partition("(")[2].removesuffix(")")
+            if any(parameter in text.split("=")[0] for text in _telling._told):
+                self._used.add(f"{key} warns")
+
+
+def _is_called_by_a_test() -> bool:
+    """Not by another function of ours."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        name, file = frame.f_globals.get("__name__", ""), frame.f_code.co_filename
+        if name.startswith("tfdist."):
+            return False
+        if file.startswith(_TESTS) and file != __file__:
+            return True
+        frame = frame.f_back
+    return True

@@ -1,15 +1,13 @@
 """horovod.tensorflow on two ranks: tapes, optimizers, graphs with a session, layers."""
 
-import sys
-import types
-
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers.horovod_calls import hvd, on_ranks, report
+from helpers.horovod_calls import on_ranks, recorded
 
 import tfdist
+import tfdist.horovod.tensorflow as hvd
 from tfdist import _core
 from tfdist.horovod.tensorflow.compression import Compressor
 
@@ -37,6 +35,7 @@ class Halving(Compressor):
         return tf.cast(tensor * 2, ctx)
 
 
+@recorded
 def tapes(in_graph):
     rank, alone = hvd.rank(), last_alone()
     a = keras.Variable([1.0, 2.0], name="a")
@@ -120,7 +119,7 @@ def tapes(in_graph):
     tape = hvd.DistributedGradientTape(tape, scale_local_gradients=False)
     tape.register_local_source(b)
     found["kept"] = [tensors_of(tape.gradient(factor_loss, b)), 0]
-    return report(found)
+    return found
 
 
 def tensors_of(grad):
@@ -163,6 +162,7 @@ def test_tapes_reduce_by_their_options(in_graph):
         assert in_graph or found["two"][-1] == 2
 
 
+@recorded
 def other_variables():
     rank = hvd.rank()
     w = tf.Variable([1.0], name=f"name_on_{rank}")
@@ -171,14 +171,15 @@ def other_variables():
     try:
         hvd.DistributedGradientTape(tape).gradient(loss, [w])
     except tfdist.MismatchError as error:
-        return report("name_on_0" in str(error) and "name_on_1" in str(error))
-    return report(None)
+        return "name_on_0" in str(error) and "name_on_1" in str(error)
+    return None
 
 
 def test_variables_of_other_names_are_a_mismatch_without_generic_names():
     assert on_ranks(other_variables, 2) == [True, True]
 
 
+@recorded
 def adjoints():
     found = []
     for operation in (
@@ -197,7 +198,7 @@ def adjoints():
             weights = tf.range(1.0, tf.cast(tf.size(y), tf.float32) + 1)
             loss = tf.reduce_sum(y * weights) * (hvd.rank() + 1)
         found.append(tape.gradient(loss, x).numpy().tolist())
-    return report(found)
+    return found
 
 
 def test_gradients_are_those_of_the_sum_of_all_losses():
@@ -211,6 +212,7 @@ def test_gradients_are_those_of_the_sum_of_all_losses():
 # ---- optimizers of TensorFlow 1, and graphs ----
 
 
+@recorded
 def session_steps():
     rank, alone = hvd.rank(), last_alone()
     factor = float(2 * rank + 1)
@@ -259,7 +261,7 @@ def session_steps():
         ends = [e.tolist() for e in session.run(moved, {x: [rank + 1.0, 5.0]})]
         slots = [optimizer.get_slot_names(), len(optimizer.variables())]
         slots.append(optimizer.get_slot(w, "momentum") is not None)
-        return report([steps, values, ends, objects, slots])
+        return [steps, values, ends, objects, slots]
 
 
 def test_a_session_runs_all():
@@ -278,6 +280,7 @@ def test_a_session_runs_all():
         assert objects == [0, 1] and slots == [["momentum"], 2, True]
 
 
+@recorded
 def eager_legacy():
     rank, alone = hvd.rank(), last_alone()
     factor = float(2 * rank + 1)
@@ -302,22 +305,20 @@ def eager_legacy():
     local.register_local_var(w)
     w.assign([0.0])
     local.minimize(loss, var_list=[w, table])
-    return report(
-        [
-            old,
-            step(
-                device_dense="/cpu:0",
-                device_sparse="/cpu:0",
-                compression=hvd.Compression.fp16,
-                sparse_as_dense=True,
-                op=hvd.Sum,
-                groups=[[w, table]],
-            ),
-            step(gradient_predivide_factor=2.0),
-            step(process_set=alone),
-            w.numpy().tolist(),
-        ]
-    )
+    return [
+        old,
+        step(
+            device_dense="/cpu:0",
+            device_sparse="/cpu:0",
+            compression=hvd.Compression.fp16,
+            sparse_as_dense=True,
+            op=hvd.Sum,
+            groups=[[w, table]],
+        ),
+        step(gradient_predivide_factor=2.0),
+        step(process_set=alone),
+        w.numpy().tolist(),
+    ]
 
 
 def test_optimizers_of_tensorflow_1_in_eager_mode():
@@ -329,30 +330,10 @@ def test_optimizers_of_tensorflow_1_in_eager_mode():
         assert found[4] == [own]
 
 
-def keras_options():
-    """What reaches horovod.tensorflow.keras, which is put aside for it."""
-    module = types.ModuleType("tfdist.horovod.tensorflow.keras")
-    module.DistributedOptimizer = lambda optimizer, **options: options
-    name = module.__name__
-    before = sys.modules.get(name)
-    sys.modules[name] = module
-    try:
-        return hvd.DistributedOptimizer(keras.optimizers.SGD(), "mine", groups=3)
-    finally:
-        sys.modules.pop(name)
-        if before is not None:
-            sys.modules[name] = before
-
-
-def test_an_optimizer_of_keras_gets_all_options():
-    found = keras_options()
-    assert found["name"] == "mine" and found["groups"] == 3
-    assert found["op"] == hvd.Average and len(found) == 12
-
-
 # ---- layers, states ----
 
 
+@recorded
 def layers_and_states():
     rank = hvd.rank()
     with pytest.raises(ValueError, match="fused"):
@@ -382,7 +363,7 @@ def layers_and_states():
     with pytest.raises(NotImplementedError, match="session"):
         hvd.BroadcastGlobalVariablesHook(0, device="/cpu:0")
     ends = [outputs.numpy()[:, 0].tolist(), mean, results, of_model.epoch, kernel]
-    return report(ends)
+    return ends
 
 
 def test_layers_and_states_are_those_of_all_ranks():

@@ -5,11 +5,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from helpers.float64 import assert_like_one_process, in_float64
+from helpers.horovod_calls import on_ranks, recorded
 from helpers.outcome import outcome
-from helpers.ranks import run_ranks
 
 import tfdist
-import tfdist.horovod.keras as hvd_keras
 import tfdist.horovod.tensorflow.keras as hvd
 from tfdist import _core
 
@@ -46,6 +45,7 @@ def linear_model(start):
 EPOCHS, STEPS, RATE, MOMENTUM = 4, 4, 0.125, 0.5
 
 
+@recorded
 @in_float64
 def fit_with_callbacks():
     rank = tfdist.rank()
@@ -88,7 +88,7 @@ def rates_by_the_formula():
 
 
 def test_fit_with_all_callbacks_is_the_run_of_one_process_with_horovods_formulas():
-    results = run_ranks(fit_with_callbacks, SIZE)
+    results = on_ranks(fit_with_callbacks, SIZE)
     rates = rates_by_the_formula()
     w, velocity, before, losses = np.full((WIDTH, 1), 1.0), 0.0, RATE, []
     parts = [data_of(rank, STEPS) for rank in range(SIZE)]
@@ -115,6 +115,7 @@ def test_fit_with_all_callbacks_is_the_run_of_one_process_with_horovods_formulas
 PASSES, UPDATES = 3, 3
 
 
+@recorded
 @in_float64
 def accumulate(kind, average, how):
     rank = tfdist.rank()
@@ -175,7 +176,7 @@ def accumulated_alone(kind, average):
     ],
 )
 def test_backward_passes_are_added_up_and_reduced_once(kind, average, how):
-    results = run_ranks(accumulate, SIZE, kind, average, how)
+    results = on_ranks(accumulate, SIZE, kind, average, how)
     alone = accumulated_alone(kind, average)
     assert_like_one_process([r[0] for r in results], alone, f"{kind} {average} {how}")
     for _, reductions, counted in results:
@@ -185,6 +186,7 @@ def test_backward_passes_are_added_up_and_reduced_once(kind, average, how):
 PARTS = [np.float32(11 * (n + 1) / 10) for n in range(7)]
 
 
+@recorded
 def sums_exactly():
     """A sum that its mean times 7 is not."""
     w = keras.Variable([0.0], name="w")
@@ -201,139 +203,11 @@ def test_the_sum_of_backward_passes_has_the_bits_of_adding_up():
     for part in PARTS:
         own = part + own
     assert own / np.float32(7) * np.float32(7) != own
-    for found in run_ranks(sums_exactly, SIZE):
+    for found in on_ranks(sums_exactly, SIZE):
         np.testing.assert_array_equal(found, [-(own + own)])
 
 
-# ---- options
-
-
-def reduced_with(options):
-    """What a step of SGD(1) subtracts, for [rank + 1, 2**17] and a table's."""
-    w, table = tf.Variable([0.0, 0.0]), tf.Variable(tf.zeros((3, 2)))
-    named = {"Sum": hvd.Sum, "fp16": hvd.Compression.fp16, "lists": [[w], [table]]}
-    given = {k: named[v] if v in named else v for k, v in options.items()}
-    package = hvd_keras if hvd.rank() == 0 else hvd  # both are the same
-    optimizer = package.DistributedOptimizer(keras.optimizers.SGD(1.0), **given)
-    rows = tf.constant([hvd.rank(), 2])
-    slices = tf.IndexedSlices(tf.ones((2, 2)), rows, tf.constant([3, 2]))
-    grads = [tf.constant([hvd.rank() + 1.0, 2.0**17]), slices]  # too large for fp16
-    _core.take_records()
-    optimizer.apply_gradients(zip(grads, [w, table], strict=True))
-    count = len([r for r in _core.take_records() if "." in r["name"]])
-    return (-w).numpy().tolist(), (-table).numpy()[:, 0].tolist(), count
-
-
-DENSE = {"sparse_as_dense": True}
-
-
-@pytest.mark.parametrize(
-    ("options", "dense", "rows", "operations"),
-    [
-        ({}, [1.5, 2.0**17], [0.5, 0.5, 1.0], 0),
-        ({"op": "Sum", **DENSE, "name": "mine"}, [3.0, 2.0**18], [1.0, 1.0, 2.0], 1),
-        (
-            {"compression": "fp16", "gradient_predivide_factor": 4.0},
-            *([1.5, 2.0**17], [0.5, 0.5, 1.0], 0),
-        ),
-        ({"groups": "lists", **DENSE}, [1.5, 2.0**17], [0.5, 0.5, 1.0], 2),
-        ({"num_groups": 2, **DENSE}, [1.5, 2.0**17], [0.5, 0.5, 1.0], 2),
-    ],
-)
-@pytest.mark.filterwarnings("ignore:Parameter `num_groups`")
-def test_options_of_the_optimizer_reach_the_reduction(options, dense, rows, operations):
-    for found in run_ranks(reduced_with, SIZE, options):
-        assert found[:2] == [dense, rows]
-        assert found[2] == operations or not operations
-
-
-def own_set():
-    """Gradients of a set of one rank stay there."""
-    sets = [hvd.add_process_set([rank]) for rank in range(SIZE)]
-    w = tf.Variable([0.0])
-    optimizer = hvd.DistributedOptimizer(
-        keras.optimizers.SGD(1.0), process_set=sets[hvd.rank()]
-    )
-    optimizer.apply_gradients([(tf.constant([hvd.rank() + 1.0]), w)])
-    return w.numpy().tolist()
-
-
-def test_an_optimizer_of_a_process_set_reduces_within_it():
-    assert run_ranks(own_set, SIZE) == [[-1.0], [-2.0]]
-
-
-# ---- local variables
-
-
-def local_steps(how, scale):
-    rank = hvd.rank()
-    shared = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
-    own = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
-    shared.build((None, 1))
-    own.build((None, rank + 1))  # another shape on each rank
-    if how == "partial":
-        optimizer = hvd_keras.PartialDistributedOptimizer(
-            keras.optimizers.SGD(1.0), local_layers=own, scale_local_gradients=scale
-        )
-    else:
-        optimizer = hvd.DistributedOptimizer(
-            keras.optimizers.SGD(1.0), scale_local_gradients=scale
-        )
-        optimizer.register_local_var(own.kernel)
-    variables = [shared.kernel, own.kernel]
-    grads = [tf.fill((1, 1), rank + 1.0), tf.fill((rank + 1, 1), 4.0)]
-    for _ in range(2):
-        optimizer.apply_gradients(zip(grads, variables, strict=True))
-    late = outcome(lambda: optimizer.register_local_var(shared.kernel))
-    return [v.numpy().ravel().tolist() for v in variables], late["class"]
-
-
-@pytest.mark.parametrize(
-    ("how", "scale", "subtracted"),
-    [("partial", True, 2.0), ("register", False, 4.0)],
-)
-def test_gradients_of_local_variables_stay_on_their_rank(how, scale, subtracted):
-    for rank, found in enumerate(run_ranks(local_steps, SIZE, how, scale)):
-        own = [1.0 - 2 * subtracted] * (rank + 1)
-        assert found == [[[1.0 - 2 * 1.5], own], "RuntimeError"]
-
-
-class OwnWidth(keras.layers.Layer):
-    """A layer whose weight has another shape on each rank."""
-
-    def build(self, shape):
-        self.own = self.add_weight((tfdist.rank() + 1,), "ones")
-
-    def call(self, x):
-        return x * tf.reduce_mean(self.own)
-
-
-def broadcast_but_the_local_ones():
-    rank = hvd.rank()
-    layer = OwnWidth()
-    model = keras.Sequential([keras.Input((1,)), layer, keras.layers.Dense(1)])
-    layer.own.assign(tf.fill((rank + 1,), 5.0 + rank))
-    optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(0.5))
-    optimizer.register_local_var(layer.own)
-    model.compile(optimizer, "mse")
-    before = model.layers[-1].kernel.numpy()
-    x = np.ones((4, 1), "float32")
-    start = hvd.callbacks.BroadcastGlobalVariablesCallback(0, local_variables=layer.own)
-    model.fit(x, x, epochs=0, verbose=0, callbacks=[start])
-    after = model.layers[-1].kernel.numpy()
-    return layer.own.numpy().tolist(), before, after
-
-
-def test_local_variables_are_not_broadcast_and_may_have_other_shapes():
-    (own0, before, after0), (own1, _, after1) = run_ranks(
-        broadcast_but_the_local_ones, SIZE
-    )
-    assert own0 == [5.0] and own1 == [6.0, 6.0]
-    np.testing.assert_array_equal(after0, before)
-    np.testing.assert_array_equal(after1, before)
-
-
-# ---- metrics, errors, values
+# ---- metrics, errors, checkpoints
 
 
 class Largest(keras.metrics.Metric):
@@ -350,6 +224,7 @@ class Largest(keras.metrics.Metric):
         return self.state + 0.0
 
 
+@recorded
 def own_metric():
     rank = hvd.rank()
     model = linear_model(1.0)
@@ -370,9 +245,10 @@ def own_metric():
 def test_a_metric_of_the_users_own_is_the_mean_of_the_ranks_numbers():
     expected = {"largest": [2.0], "loss": [5.0]}
     expected |= {"val_largest": [6.0], "val_loss": [(25 + 49) / 2]}
-    assert run_ranks(own_metric, SIZE) == [expected, expected]
+    assert on_ranks(own_metric, SIZE) == [expected, expected]
 
 
+@recorded
 def not_reduced(how):
     model = linear_model(1.0)
     optimizer = keras.optimizers.SGD(0.1)
@@ -393,10 +269,11 @@ def not_reduced(how):
     ],
 )
 def test_a_model_whose_gradients_are_not_reduced_is_an_error(how, kind, words):
-    for found in run_ranks(not_reduced, SIZE, how):
+    for found in on_ranks(not_reduced, SIZE, how):
         assert found["class"] == kind and words in found["message"]
 
 
+@recorded
 def resumed(path):
     """As Horovod's ImageNet script resumes: rank 0 loads, the others make a model.
 
@@ -439,41 +316,14 @@ def resumed(path):
 
 @pytest.mark.parametrize("end", [pytest.param(".keras", marks=pytest.mark.slow), ".h5"])
 def test_a_training_is_resumed_bit_by_bit_from_the_checkpoint_of_rank_0(tmp_path, end):
-    results = run_ranks(resumed, SIZE, str(tmp_path / f"checkpoint{end}"))
+    results = on_ranks(resumed, SIZE, str(tmp_path / f"checkpoint{end}"))
     straight, _ = results[0]
     for own, again in results:
         for a, b, c in zip(straight, own, again, strict=True):
             assert a.tobytes() == b.tobytes() == c.tobytes()
 
 
-def values():
-    rank = hvd.rank()
-    rows = np.arange(6.0).reshape(3, 2) + rank
-    return [
-        np.asarray(v).tolist()
-        for v in (
-            hvd.allreduce(rank + 1.0),
-            hvd.allreduce([rank, 2], op=hvd.Sum, name="named"),
-            hvd.allreduce(1.0, prescale_factor=2.0, postscale_factor=3.0, op=hvd.Max),
-            hvd.allreduce(rank + 1.0, compression=hvd.Compression.fp16, op=hvd.Min),
-            hvd_keras.allreduce(rank + 1.0, average=False),
-            hvd_keras.allreduce(rank + 1.0, "other", True, 2.0, 2.0),
-            hvd.allgather(rows[: rank + 1], name="rows"),
-            hvd.broadcast(rows, 1, name="from 1"),
-            hvd.reducescatter(rows, op=hvd.Sum, name="parts"),
-        )
-    ]
-
-
-def test_collectives_of_numbers_and_arrays():
-    first, second = run_ranks(values, SIZE)
-    expected = [1.5, [1, 4], 6.0, 1.0, 3.0, 6.0]
-    assert first[:6] == second[:6] == expected
-    assert first[6] == second[6] == [[0, 1], [1, 2], [3, 4]]
-    assert first[7] == second[7] == [[1, 2], [3, 4], [5, 6]]
-    assert (first[8], second[8]) == ([[1, 3], [5, 7]], [[9, 11]])
-
-
+@recorded
 def elastic_fit():
     model = linear_model(1.0 + hvd.rank())
     model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.125)), "mse")
@@ -503,7 +353,7 @@ def elastic_fit():
 
 
 def test_an_elastic_state_is_synchronised_committed_and_restored():
-    results = run_ranks(elastic_fit, SIZE)
+    results = on_ranks(elastic_fit, SIZE)
     for done, restored, seen, kept in results:
         assert (done, restored) == (2, True)
         assert seen == [[0, 2], [1, 0], [1, 2], [2, 0]]

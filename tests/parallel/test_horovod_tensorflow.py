@@ -1,14 +1,12 @@
-"""horovod.tensorflow on two ranks: every function with every parameter.
-
-The last test compares what the others have called with the table of the interface.
-"""
+"""horovod.tensorflow on two ranks: every function with every parameter."""
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import horovod_calls
-from helpers.horovod_calls import hvd, on_ranks, report
+from helpers.horovod_calls import on_ranks, recorded
+
+import tfdist.horovod.tensorflow as hvd
 
 
 def both_modes(step, *inputs):
@@ -28,6 +26,7 @@ def own_set():
 # ---- reductions ----
 
 
+@recorded
 def reductions():
     rank, alone = hvd.rank(), own_set()
     x = tf.constant([1.0, 2.0, 4.0]) * (rank + 1)
@@ -70,7 +69,7 @@ def reductions():
             hvd.allreduce(x, average=False).numpy(),
             hvd.grouped_allreduce([x], average=True)[0].numpy(),
         ]
-    return report([both_modes(step, x, n), old])
+    return [both_modes(step, x, n), old]
 
 
 def test_reductions_are_those_of_numpy():
@@ -100,6 +99,7 @@ def test_reductions_are_those_of_numpy():
         assert [value.tolist() for value in old] == [(3 * x).tolist(), [1.5, 3.0, 6.0]]
 
 
+@recorded
 def sparse_reductions():
     rank = hvd.rank()
     values = tf.constant([[1.0], [2.0], [4.0]]) * (rank + 1)
@@ -113,7 +113,7 @@ def sparse_reductions():
         ]
         return [(end.values, end.indices) for end in ends]
 
-    return report(both_modes(step, values))
+    return both_modes(step, values)
 
 
 def test_slices_come_with_every_index_once():
@@ -126,6 +126,7 @@ def test_slices_come_with_every_index_once():
 # ---- rows, one rank's values ----
 
 
+@recorded
 def movements():
     rank, alone = hvd.rank(), own_set()
     rows = tf.reshape(tf.range(2 * (rank + 1)), (-1, 2)) + 10 * rank
@@ -149,7 +150,7 @@ def movements():
             ],
         ]
 
-    return report(both_modes(step, rows))
+    return both_modes(step, rows)
 
 
 def test_rows_go_where_they_belong():
@@ -173,6 +174,7 @@ def test_rows_go_where_they_belong():
 # ---- variables and objects ----
 
 
+@recorded
 def variables_and_objects():
     rank, alone = hvd.rank(), own_set()
     own = float(rank + 1)
@@ -209,7 +211,7 @@ def variables_and_objects():
     objects[0]["big"] = objects[0]["big"].shape[0]
     objects[4] = [list(one) for one in objects[4]]
     ends = [one.numpy() for one in inside(0)] + [one.numpy() for one in values]
-    return report([first, second, ends, objects])
+    return [first, second, ends, objects]
 
 
 def test_variables_and_objects_of_one_rank_reach_all():
@@ -228,6 +230,7 @@ def test_variables_and_objects_of_one_rank_reach_all():
 # ---- start, end, who this process is ----
 
 
+@recorded
 def topology(folder):
     before = hvd.is_initialized()
     first, both = hvd.ProcessSet([1]), hvd.ProcessSet([0])
@@ -264,7 +267,7 @@ def topology(folder):
     found = [before, facts, [int(n) for n in numbers()], sets, float(mean)]
     found.append(hvd.remove_process_set(first))
     hvd.shutdown()
-    return report([*found, hvd.is_initialized()])
+    return [*found, hvd.is_initialized()]
 
 
 def test_every_rank_knows_its_place(tmp_path):
@@ -278,114 +281,15 @@ def test_every_rank_knows_its_place(tmp_path):
     assert (tmp_path / "trace.d" / "rank-0.jsonl").is_file()
 
 
+@recorded
 def uneven():
     rank = hvd.rank()
     totals = [
         float(hvd.allreduce(tf.constant(1.0 + rank), op=hvd.Sum))
         for _ in range(3 - 2 * rank)
     ]
-    return report([totals, int(hvd.join())])
+    return [totals, int(hvd.join())]
 
 
 def test_join_contributes_zeros_and_names_a_rank_with_all_steps():
     assert on_ranks(uneven, 2) == [[[3.0, 1.0, 1.0], 0], [[3.0], 0]]
-
-
-# ---- mismatches ----
-
-
-def mismatches():
-    rank = hvd.rank()
-    one = tf.zeros([2 + rank])
-    kind = tf.zeros([2], (tf.float32, tf.float64)[rank])
-    rows = tf.zeros([2, 2 + rank])
-    variable = tf.Variable(one)
-    calls = {
-        "allreduce shape": lambda: hvd.allreduce(one),
-        "allreduce type": lambda: hvd.allreduce(kind),
-        "allreduce op": lambda: hvd.allreduce(
-            tf.zeros([2]), op=(hvd.Sum, hvd.Max)[rank]
-        ),
-        "grouped": lambda: hvd.grouped_allreduce([one, one]),
-        "allgather shape": lambda: hvd.allgather(rows),
-        "allgather type": lambda: hvd.allgather(kind),
-        "broadcast shape": lambda: hvd.broadcast(one, 0),
-        "broadcast type": lambda: hvd.broadcast(kind, 0),
-        "broadcast root": lambda: hvd.broadcast(tf.zeros([2]), rank),
-        "broadcast_": lambda: hvd.broadcast_([variable], 0),
-        "broadcast_variables": lambda: hvd.broadcast_variables([variable], 0),
-        "alltoall shape": lambda: hvd.alltoall(rows),
-        "alltoall type": lambda: hvd.alltoall(kind),
-        "reducescatter shape": lambda: hvd.reducescatter(rows),
-        "reducescatter type": lambda: hvd.reducescatter(kind),
-        "bad splits": lambda: hvd.alltoall(tf.zeros([2]), splits=[1, 1 + rank]),
-    }
-    found = {}
-    for name, call in calls.items():
-        for mode, run in (("eager", call), ("graph", tf.function(call))):
-            try:
-                run()
-                found[f"{name} {mode}"] = "nothing"
-            except tf.errors.OpError as error:
-                code = error.error_code
-                kind_of = tf.compat.v1.errors.exception_type_from_error_code(code)
-                found[f"{name} {mode}"] = kind_of.__name__
-    return report(found)
-
-
-def test_a_mismatch_is_horovods_error_on_every_rank():
-    for found in on_ranks(mismatches, 2):
-        for name, error in found.items():
-            splits = name.startswith("bad splits")
-            wanted = "InvalidArgumentError" if splits else "FailedPreconditionError"
-            assert (name, error) == (name, wanted)
-
-
-def every_dtype():
-    rank = hvd.rank()
-    outer = hvd.add_process_set([0, 2])
-    found = {}
-    for dtype in (*REDUCED, *MOVED):
-        x = tf.cast([rank + 1, 2, 1], dtype)
-        ends = [
-            hvd.allgather(x[: rank + 1]),
-            hvd.broadcast(x, 2),
-            *hvd.alltoall(x, splits=[1, 0, 2]),
-        ]
-        if dtype in REDUCED:
-            ends += [
-                hvd.allreduce(x),
-                hvd.grouped_allreduce([x], op=hvd.Sum)[0],
-                hvd.reducescatter(x, op=hvd.Product),
-            ]
-            if rank != 1:
-                ends.append(hvd.allreduce(x, op=hvd.Sum, process_set=outer))
-        assert all(end.dtype == dtype for end in ends if end is not ends[3])
-        found[dtype] = [tf.cast(end, tf.int64).numpy().tolist() for end in ends]
-    return report(found)
-
-
-REDUCED = ("uint8", "int8", "int32", "int64", "float16", "float32", "float64")
-MOVED = ("uint16", "int16", "bool")
-
-
-def test_every_dtype_of_horovod_on_three_ranks():
-    for rank, found in enumerate(on_ranks(every_dtype, 3)):
-        for dtype, ends in found.items():
-            own, third = ([1, 1], 1) if dtype == "bool" else ([rank + 1, 2], 3)
-            two = own[1]
-            gathered = [1, min(2, third), two, third, two, 1]
-            received = [[1, min(2, third), third], [], [two, 1] * 3][rank]
-            splits = [[1, 1, 1], [0, 0, 0], [2, 2, 2]][rank]
-            assert ends[:4] == [gathered, [third, two, 1], received, splits]
-            if dtype in REDUCED:
-                assert ends[4:7] == [[2, 2, 1], [6, 6, 3], [[6], [8], [1]][rank]]
-                assert rank == 1 or ends[7] == [4, 4, 2]
-
-
-def test_all_that_horovod_has_is_called_with_other_values_than_the_defaults(request):
-    items = request.session.items
-    before = {item.originalname for item in items[: items.index(request.node)]}
-    if not {"test_tapes_reduce_by_their_options", "test_a_session_runs_all"} <= before:
-        pytest.skip("needs the calls of test_horovod_gradients.py before its own")
-    assert horovod_calls.rows() - horovod_calls.USED == set()

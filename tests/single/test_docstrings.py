@@ -18,26 +18,34 @@ MODULES = sorted(
 )
 
 
-@pytest.fixture(autouse=True)
+def examples_of(name):
+    """Names of what has examples in a module."""
+    finder = doctest.DocTestFinder(exclude_empty=True)
+    found = finder.find(importlib.import_module(name))
+    return [test.name for test in found if test.examples]
+
+
+@pytest.fixture
 def clean_world(tmp_path, monkeypatch):
     """An example may write files, start a world and change the names of layers."""
     monkeypatch.chdir(tmp_path)
-    keras.utils.clear_session()
+    keras.utils.clear_session()  # a tenth of a second, hence only where there are some
     yield
     tfdist.shutdown()
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_the_examples_run(name):
+def test_the_examples_run(name, request):
+    if not examples_of(name):  # it has been imported, at least
+        return
+    request.getfixturevalue("clean_world")
     module = importlib.import_module(name)
     failed, _ = doctest.testmod(module, extraglobs={"tfdist": tfdist, "tf": tf})
     assert failed == 0
 
 
 def test_examples_are_found():
-    finder = doctest.DocTestFinder(exclude_empty=True)
-    modules = map(importlib.import_module, MODULES)
-    with_examples = [t.name for m in modules for t in finder.find(m) if t.examples]
+    with_examples = [one for name in MODULES for one in examples_of(name)]
     assert len(with_examples) >= 25
     assert "tfdist.callbacks" in with_examples
     assert "tfdist.collectives._allreduce.allreduce" in with_examples

@@ -68,6 +68,14 @@ def test_one_object_has_two_names():
         assert module.__name__ == module.__spec__.name == f"tfdist.{name}"
 
 
+def test_not_in_place_of_a_horovod_that_carries_the_tensors(monkeypatch):
+    monkeypatch.setenv("TFDIST_ENGINE", "horovod")
+    before = list(sys.meta_path)
+    with pytest.raises(RuntimeError, match="Unset the variable, or start .* without"):
+        tfdist.horovod.activate()
+    assert sys.meta_path == before
+
+
 @deadline(70)
 def test_activate_and_the_package_load_no_tensorflow_and_may_come_twice():
     code = HOROVOD + HOROVOD + (
@@ -111,14 +119,15 @@ def test_a_part_that_does_not_exist_says_so(real, name, says):
     ("code", "starts"),
     [
         ("from horovod import torch", "ModuleNotFoundError: "),
-        ("from horovod import run", "ModuleNotFoundError: "),
-        ("import horovod; horovod.run(print, np=2)", "AttributeError: "),
+        ("import horovod; horovod.ray", "AttributeError: "),
+        ("import horovod.runner.launch", "ModuleNotFoundError: "),
+        ("import horovod.run.run", "ModuleNotFoundError: "),
     ],
 )
 def test_a_part_that_does_not_exist_says_so_however_it_is_asked_for(code, starts):
     said = python(HOROVOD + code)
     assert said.startswith(starts) and "horovod" in said
-    assert ("keep Horovod" if "torch" in code else "tfdistrun, or its alias") in said
+    assert ("keep Horovod" if "torch" in code else "the ranks with tfdistrun") in said
 
 
 # ---- tfdistrun --horovod ----

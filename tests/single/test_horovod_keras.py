@@ -1,6 +1,5 @@
 """What `horovod.keras` wraps, saves, loads and refuses, in one process."""
 
-import inspect
 import logging
 
 import h5py
@@ -12,10 +11,6 @@ import tensorflow as tf
 import tfdist
 import tfdist.horovod.keras as hvd_keras
 import tfdist.horovod.tensorflow.keras as hvd
-from tfdist.horovod._keras.callbacks import slots_of
-from tfdist.horovod._keras.options import note_device
-from tfdist.horovod._keras.rates import _warned, warmup_multiplier
-from tfdist.local_variables import identity
 from tfdist.optimizer import is_distributed
 
 X = np.ones((4, 2), "float32")
@@ -37,85 +32,6 @@ def trained(optimizer, loss="mse", epochs=1, **options):
     return model
 
 
-# ---- names, signatures, defaults
-
-
-DISTRIBUTED_OPTIMIZER = {
-    "optimizer": inspect.Parameter.empty,
-    "name": None,
-    "device_dense": "",
-    "device_sparse": "",
-    "compression": hvd.Compression.none,
-    "sparse_as_dense": False,
-    "gradient_predivide_factor": 1.0,
-    "op": hvd.Average,
-    "backward_passes_per_step": 1,
-    "average_aggregated_gradients": False,
-    "num_groups": 0,
-    "groups": None,
-    "process_set": hvd.global_process_set,
-    "scale_local_gradients": True,
-}
-WARMUP = {"warmup_epochs": 5, "momentum_correction": True, "steps_per_epoch": None}
-BEST = {"verbose": 0, "save_weights_only": False, "mode": "auto", "save_freq": "epoch"}
-NEEDED = inspect.Parameter.empty
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("DistributedOptimizer", DISTRIBUTED_OPTIMIZER),
-        (
-            "load_model",
-            {
-                **{"filepath": NEEDED, "custom_optimizers": None},
-                **{"custom_objects": None, "compression": hvd.Compression.none},
-                "legacy_opts": False,
-            },
-        ),
-        (
-            "allreduce",
-            {
-                **{"value": NEEDED, "name": None, "average": None},
-                **{"prescale_factor": 1.0, "postscale_factor": 1.0, "op": None},
-                "compression": hvd.Compression.none,
-            },
-        ),
-        ("allgather", {"value": NEEDED, "name": None}),
-        ("broadcast", {"value": NEEDED, "root_rank": NEEDED, "name": None}),
-        ("reducescatter", {"value": NEEDED, "name": None, "op": hvd.Average}),
-        (
-            "callbacks.BroadcastGlobalVariablesCallback",
-            {"root_rank": NEEDED, "device": "", "local_variables": None},
-        ),
-        ("callbacks.MetricAverageCallback", {"device": ""}),
-        (
-            "callbacks.LearningRateScheduleCallback",
-            {
-                **{"initial_lr": NEEDED, "multiplier": NEEDED, "start_epoch": 0},
-                **{"end_epoch": None, "staircase": True},
-                **{"momentum_correction": True, "steps_per_epoch": None},
-            },
-        ),
-        (
-            "callbacks.LearningRateWarmupCallback",
-            {"initial_lr": NEEDED, **WARMUP, "verbose": 0},
-        ),
-        ("callbacks.BestModelCheckpoint", {"monitor": "val_loss", **BEST}),
-        ("elastic.CommitStateCallback", {"state": NEEDED, "batches_per_commit": 1}),
-        ("elastic.UpdateBatchStateCallback", {"state": NEEDED}),
-        ("elastic.UpdateEpochStateCallback", {"state": NEEDED}),
-    ],
-)
-def test_signatures_are_horovods(name, expected):
-    found = hvd
-    for part in name.split("."):
-        found = getattr(found, part)
-    parameters = inspect.signature(found).parameters
-    assert {k: p.default for k, p in parameters.items()} == expected
-    assert list(parameters) == list(expected)
-
-
 def test_both_packages_have_the_same_names():
     assert hvd.__all__ == hvd_keras.__all__
     for module in (hvd, hvd_keras):
@@ -123,8 +39,6 @@ def test_both_packages_have_the_same_names():
     assert hvd_keras.DistributedOptimizer is hvd.DistributedOptimizer
     assert hvd_keras.callbacks.__all__ == hvd.callbacks.__all__
     assert hvd_keras.elastic.KerasState is hvd.elastic.KerasState
-    parameters = inspect.signature(hvd.PartialDistributedOptimizer).parameters
-    assert set(parameters) == {*DISTRIBUTED_OPTIMIZER, "local_layers"}
 
 
 # ---- the optimizer
@@ -287,34 +201,6 @@ def test_optimizers_that_keras_2_called_legacy_are_loaded(tmp_path, monkeypatch,
     assert int(optimizer.iterations) == 1
 
 
-@pytest.mark.parametrize(
-    ("options", "kind", "words"),
-    [
-        (
-            {"op": hvd.Adasum},
-            ValueError,
-            "op == Adasum is not supported yet with Keras",
-        ),
-        ({"op": hvd.Max}, ValueError, "only supports Average and Sum"),
-        (
-            {"op": hvd.Sum, "gradient_predivide_factor": 2.0},
-            *(ValueError, "not supported with op != Average"),
-        ),
-        ({"groups": -1}, ValueError, "non-negative integer"),
-        ({"groups": "all"}, ValueError, "list of list"),
-        ({"backward_passes_per_step": 0}, ValueError, "must be > 0, got 0"),
-        ({"backward_passes_per_step": 1.5}, TypeError, "an integer, got 1.5"),
-        ({"compression": object()}, ValueError, "Compression.fp16"),
-        ({"process_set": [0]}, TypeError, "ProcessSet"),
-    ],
-)
-def test_wrong_options_are_refused(options, kind, words):
-    optimizer = keras.optimizers.SGD(0.5)
-    with pytest.raises(kind, match=words):
-        hvd.DistributedOptimizer(optimizer, **options)
-    assert not is_distributed(optimizer)
-
-
 def test_optimizers_that_cannot_accumulate_are_refused():
     built = keras.optimizers.SGD(0.5)
     built.build([tf.Variable(1.0)])
@@ -348,15 +234,18 @@ def test_a_weight_is_for_means_alone(average):
             steps()
 
 
-def test_local_layers_and_variables_are_checked():
-    make = lambda: keras.optimizers.SGD(0.5)  # noqa: E731
-    with pytest.raises(TypeError, match="a layer or a list of layers"):
-        hvd_keras.PartialDistributedOptimizer(make(), local_layers=[1])
-    with pytest.raises(ValueError, match="has no weights yet"):
-        hvd_keras.PartialDistributedOptimizer(
-            make(), local_layers=keras.layers.Dense(1)
-        )
-    optimizer = hvd_keras.PartialDistributedOptimizer(make())
+def test_local_layers_may_get_their_weights_later():
+    layer, shared = keras.layers.Dense(1), tf.Variable([1.0])
+    optimizer = hvd_keras.PartialDistributedOptimizer(
+        keras.optimizers.SGD(0.5), local_layers=layer
+    )
+    layer.build((None, 1))
+    local = optimizer.tfdist_options.local_variables
+    assert local.places([shared, layer.kernel, layer.bias]) == [1, 2]
+
+
+def test_local_variables_are_checked():
+    optimizer = hvd_keras.PartialDistributedOptimizer(keras.optimizers.SGD(0.5))
     assert optimizer.tfdist_options.local_variables is None
     with pytest.raises(TypeError, match="variables and layers"):
         optimizer.register_local_var(3)
@@ -365,130 +254,3 @@ def test_local_layers_and_variables_are_checked():
         clips.register_local_var(tf.Variable(1.0))
     with pytest.raises(ValueError, match="must be variables"):
         hvd.callbacks.BroadcastGlobalVariablesCallback(0, local_variables=[3])
-
-
-def test_devices_are_told_once(caplog):
-    note_device.cache_clear()
-    with caplog.at_level(logging.WARNING, "tfdist"):
-        for _ in range(2):
-            hvd.DistributedOptimizer(keras.optimizers.SGD(0.5), device_dense="/gpu:0")
-            hvd.callbacks.MetricAverageCallback(device="/cpu:0")
-    assert [r.getMessage().split(" ")[0] for r in caplog.records] == [
-        "device_dense='/gpu:0'",
-        "device='/cpu:0'",
-    ]
-
-
-def test_slots_of_a_variable_are_found():
-    first, second = keras.Variable([1.0]), keras.Variable([1.0, 2.0])
-    optimizer = keras.optimizers.Adam(0.5, use_ema=True, gradient_accumulation_steps=2)
-    optimizer.build([first, second])
-    found = slots_of(optimizer, [identity(second)])
-    assert len(found) == 4 and {v.shape for v in found} == {(2,)}
-
-
-# ---- callbacks
-
-
-def test_the_warm_up_is_the_formula_of_the_documentation():
-    for size in (1, 2, 4, 8):
-        for warmup in (1, 3, 5):
-            assert warmup_multiplier(0, warmup, size) == pytest.approx(1 / size)
-            assert warmup_multiplier(warmup, warmup, size) == pytest.approx(1)
-            middle = (size - 1) / warmup * (warmup / 2) + 1
-            assert warmup_multiplier(warmup / 2, warmup, size) * size == middle
-
-
-def rates_with(callback, epochs=4):
-    model = trained(hvd.DistributedOptimizer(keras.optimizers.SGD(1.0)))
-    history = model.fit(X, Y, epochs=epochs, verbose=0, callbacks=[callback])
-    return history.history["lr"]
-
-
-def test_a_number_as_multiplier_decays_from_the_first_epoch_on(caplog):
-    _warned.clear()
-    schedule = hvd.callbacks.LearningRateScheduleCallback
-    with caplog.at_level(logging.WARNING, "tfdist"):
-        assert rates_with(schedule(2.0, 0.5, start_epoch=1)) == [1.0, 2.0, 1.0, 0.5]
-        assert rates_with(schedule(2.0, 1.0, start_epoch=1)) == [1.0, 2.0, 2.0, 2.0]
-        assert rates_with(schedule(2.0, 0.5, 1, 2)) == [1.0, 2.0, 2.0, 2.0]
-    texts = [r.getMessage() for r in caplog.records if "multiplier" in r.getMessage()]
-    assert len(texts) == 1 and "Write multiplier=lambda epoch: 0.5" in texts[0]
-
-
-def test_a_function_is_asked_per_epoch_or_per_batch():
-    schedule = hvd.callbacks.LearningRateScheduleCallback
-    asked = []
-
-    def multiplier(epoch):
-        asked.append(epoch)
-        return 0.5
-
-    model = trained(hvd.DistributedOptimizer(keras.optimizers.SGD(1.0)))
-    for staircase in (True, False):
-        model.fit(
-            *(X, Y),
-            batch_size=2,
-            epochs=2,
-            verbose=0,
-            callbacks=[schedule(1.0, multiplier, staircase=staircase)],
-        )
-    assert asked == [0, 1, 0.0, 0.5, 1.0, 1.5]
-
-
-def test_rates_that_cannot_be_set_are_refused():
-    schedule = hvd.callbacks.LearningRateScheduleCallback
-    with pytest.raises(ValueError, match="`initial_lr` is required"):
-        schedule(None, 1.0)
-    cosine = keras.optimizers.schedules.CosineDecay(0.5, 10)
-    model = trained(hvd.DistributedOptimizer(keras.optimizers.SGD(cosine)))
-    with pytest.raises(TypeError, match="Give the optimizer a number"):
-        model.fit(X, Y, verbose=0, callbacks=[schedule(0.5, 1.0)])
-    warmup = hvd.callbacks.LearningRateWarmupCallback(1.0)
-
-    def forever():
-        while True:
-            yield X, Y
-
-    model = trained(hvd.DistributedOptimizer(keras.optimizers.SGD(0.5)))
-    data = tf.data.Dataset.from_generator(
-        forever,
-        output_signature=(tf.TensorSpec((4, 2)), tf.TensorSpec((4, 1))),
-    )
-    with pytest.raises(ValueError, match="Could not autodetect"):
-        model.fit(data.take(2), verbose=0, callbacks=[warmup])
-
-
-@pytest.mark.slow
-def test_the_end_of_the_warm_up_is_said(capsys):
-    warmup = hvd.callbacks.LearningRateWarmupCallback(0.25, warmup_epochs=1, verbose=1)
-    rates_with(warmup, epochs=2)
-    told = capsys.readouterr().out
-    assert told.count("Epoch 1: finished gradual learning rate warmup to 0.25.") == 1
-
-
-def test_the_best_model_is_saved_where_it_is_said_later(tmp_path):
-    model = trained(hvd.DistributedOptimizer(keras.optimizers.SGD(0.125)))
-    best = hvd.callbacks.BestModelCheckpoint(monitor="loss")
-    with pytest.raises(ValueError, match="no file to write to"):
-        model.fit(X, Y, verbose=0, callbacks=[best])
-    best.filepath = str(tmp_path / "best.keras")
-    model.fit(X, Y, verbose=0, callbacks=[best])
-    assert is_distributed(hvd.load_model(best.filepath).optimizer)
-    weights = hvd.callbacks.BestModelCheckpoint("loss", save_weights_only=True)
-    weights.filepath = str(tmp_path / "best.weights.h5")
-    model.fit(X, Y, verbose=0, callbacks=[weights])
-    model.load_weights(weights.filepath)
-
-
-@pytest.mark.slow
-def test_commits_are_counted():
-    model = trained(hvd.DistributedOptimizer(keras.optimizers.SGD(0.125)))
-    state = hvd.elastic.KerasState(model, epoch=0, batch=0)
-    with pytest.raises(ValueError, match="at least 1, got 0"):
-        hvd.elastic.CommitStateCallback(state, batches_per_commit=0)
-    commits = []
-    state.commit = lambda: commits.append(int(model.optimizer.iterations))
-    callback = hvd.elastic.CommitStateCallback(state, batches_per_commit=3)
-    model.fit(X, Y, batch_size=1, epochs=2, verbose=0, callbacks=[callback])
-    assert commits == [1 + n for n in (3, 4, 7, 8)]

@@ -34,6 +34,7 @@ FOREIGN = {
 WITHOUT_TENSORFLOW = [
     *(
         "_core",
+        "_engine",
         "tuning",
         "buckets",
         "bucket_order",
@@ -41,16 +42,19 @@ WITHOUT_TENSORFLOW = [
         "_last_words",
         "_runtime",
     ),
-    *("_process_sets", "launch", "_own_name", "local_variables"),
+    *("_pickled", "_process_sets", "launch", "_own_name", "local_variables"),
     *("variable_groups", "progress", "timeline", "tools"),
 ]
 WITH_TENSORFLOW = [
     *("errors", "_library", "_names", "_operations", "_gradients", "collectives"),
+    "engines",
     *("compression", "_xla", "reduce_options", "agreement", "_ready_levels"),
+    *("_origins", "_reduced"),
     *("_bucket_plan", "_bucket_reduction", "sparse", "weights"),
     *("_weighted_accumulation", "groups", "finite", "torn"),
     *("split_step", "_reducing_optimizer"),
-    *("objects", "variables", "_together", "data", "device", "tape", "optimizer"),
+    *("plain_data", "objects", "variables", "_together", "data", "device"),
+    *("tape", "optimizer"),
     *("metric_states", "_dealing", "evaluation", "prediction"),
     "restoration",
     *("layers", "optimizers", "callbacks"),

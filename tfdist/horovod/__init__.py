@@ -13,7 +13,7 @@ Example:
     True
 """
 
-from typing import NoReturn
+from typing import Any
 
 from tfdist.horovod._alias import activate, advice_for
 
@@ -22,7 +22,11 @@ __version__ = "0.28.1"  # of the Horovod whose names these are
 __all__ = ["__version__", "activate"]
 
 
-def __getattr__(name: str) -> NoReturn:
-    """Of `horovod.run(...)` and its like: says what to do without them."""
+def __getattr__(name: str) -> Any:
+    """`horovod.run`; of what else is not there, says what to do without it."""
+    if name == "run":
+        from tfdist.horovod.runner import run
+
+        return run
     text = f"module 'horovod' has no attribute {name!r}"
     raise AttributeError(": ".join(filter(None, (text, advice_for(name)))))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import sys
 from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
@@ -13,13 +14,13 @@ from types import ModuleType
 NAME = "horovod"
 _REAL = "tfdist.horovod"
 # Parts of Horovod that have no counterpart, and what to do without them.
+_LAUNCHER = "start the ranks with tfdistrun, or its alias horovodrun"
 _ABSENT = {
     "torch": "tfdist trains Keras models on TensorFlow; for PyTorch keep Horovod",
     "mxnet": "tfdist trains Keras models on TensorFlow",
     "spark": "start the ranks with tfdistrun",
     "ray": "start the ranks with tfdistrun",
-    "runner": "start the ranks with tfdistrun, or its alias horovodrun",
-    "run": "start the ranks with tfdistrun, or its alias horovodrun",
+    "run": _LAUNCHER,
 }
 
 
@@ -30,6 +31,8 @@ def advice_for(part: str) -> str:
 
 def _missing(part: str) -> ModuleNotFoundError:
     name, advice = f"{NAME}.{part}", advice_for(part)
+    if part.startswith("runner."):  # there is of it what programs import
+        advice = _LAUNCHER
     return ModuleNotFoundError(
         f"No module named {name!r} in tfdist's place of Horovod"
         + (f": {advice}" if advice else " (docs/from-horovod.md)"),
@@ -95,12 +98,19 @@ def activate() -> None:
     not used. Does nothing the second time. Initializes nothing.
 
     Raises:
-        RuntimeError: Horovod itself has been imported in this process.
+        RuntimeError: Horovod itself has been imported in this process, or is wanted by
+            `TFDIST_ENGINE=horovod`.
 
     Example:
         >>> import tfdist.horovod
         >>> tfdist.horovod.activate()
     """
+    if os.environ.get("TFDIST_ENGINE") == NAME:
+        raise RuntimeError(
+            "TFDIST_ENGINE=horovod sends tensors through Horovod itself, in whose "
+            "place tfdist is put here: programs that import horovod run on tfdist's "
+            "own engine. Unset the variable, or start the program without --horovod."
+        )
     known = sys.modules.get(NAME)
     if known is not None and known is not sys.modules[_REAL]:
         raise RuntimeError(

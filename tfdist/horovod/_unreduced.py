@@ -2,101 +2,187 @@
 
 Of a script written for Horovod nothing is known but that its ranks shall train one
 model. What would let each train its own, a forgotten wrapper or one that comes too
-late, shows where an optimizer takes its step. While a step is traced the gradients are
-followed back through the graph until a reduction is found. Eagerly there is no graph:
-between two steps of an optimizer the engine must have finished something.
+late, shows where an optimizer takes its step.
+
+While a step is traced its gradients are followed back through the graph (`_found`).
+Where that ends without an answer (they are arguments of the function, or were kept in
+variables), and eagerly, where there is no graph, the engine's count decides: since the
+last step of these variables as many elements of gradients must have been reduced as
+the step is given, and no other step may have used them.
 """
 
 from __future__ import annotations
 
+import contextvars
 import functools
 import inspect
 import os
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tfdist import _core, _runtime
-from tfdist._gradients import DIFFERENTIATED
-from tfdist._reducing_optimizer import ReducesUpdates
+from tfdist import _core, _operations, _runtime
+from tfdist._library import ops
+from tfdist._reduced import (
+    elements_of,
+    table_elements_of,
+    values_of,
+    whole_elements_of,
+)
+from tfdist._reducing_optimizer import ReducesUpdates, Reducing
+from tfdist.horovod._found import Found, find, note_local
 from tfdist.rendezvous.environment import detect
 
-# What can give the gradients of all ranks; rows of tables are gathered.
-_REDUCTIONS = frozenset(
-    {
-        "TfdistAllreduce",
-        "TfdistReduceGroup",
-        "TfdistReduceScatter",
-        "TfdistReduce",
-        "TfdistAllgather",
-    }
-)
-_CALLS = ("PartitionedCall", "While", "If", "Case")  # ends of the types that call
-_MOMENTS = "batch_norm."  # a synchronized layer reduces them, and no gradients
 _MARK = "_tfdist_guarded"
+# Whether the optimizer at hand is part of one that has been looked at, or reduces.
+_inside: contextvars.ContextVar[bool] = contextvars.ContextVar(
+    "tfdist_guarded_step", default=False
+)
 
 
 def guard() -> None:
     """From now on checks every step of Keras's optimizers, and of TensorFlow 1's."""
-    _wrap(keras.optimizers.Optimizer, "apply", lambda grads: grads)
-    _wrap(
-        *(tf.compat.v1.train.Optimizer, "apply_gradients"),
-        lambda pairs: [grad for grad, _ in pairs],
+    _check_steps(
+        *(keras.optimizers.Optimizer, "apply"),
+        lambda given: (given["grads"], given.get("trainable_variables")),
     )
+    _check_steps(
+        *(tf.compat.v1.train.Optimizer, "apply_gradients"),
+        lambda given: tuple(zip(*given["grads_and_vars"], strict=True)),
+    )
+    _replace(Reducing, "apply", _unchecked)
+    _replace(tf.GradientTape, "gradient", _noted)
+    _replace(tf.compat.v1.train.Optimizer, "compute_gradients", _noted)
 
 
-def _wrap(
-    owner: Any, name: str, gradients_of: Callable[[list[Any]], list[Any]]
-) -> None:
+def _replace(owner: Any, name: str, replacement: Callable[[Any], Any]) -> None:
     original = getattr(owner, name)
     if hasattr(original, _MARK):
         return
-    signature = inspect.signature(original)
-    _, first, *_ = signature.parameters
-
-    @tf.autograph.experimental.do_not_convert
-    @functools.wraps(original)
-    def checked(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(self, ReducesUpdates):
-            return original(self, *args, **kwargs)
-        given = signature.bind(self, *args, **kwargs)
-        # A zip() can be looked at once.
-        given.arguments[first] = list(given.arguments[first])
-        check_reduced(self, gradients_of(given.arguments[first]))
-        return original(*given.args, **given.kwargs)
-
-    setattr(checked, _MARK, True)
-    setattr(owner, name, checked)
+    changed = tf.autograph.experimental.do_not_convert(
+        functools.wraps(original)(replacement(original))
+    )
+    setattr(changed, _MARK, True)
+    setattr(owner, name, changed)
 
 
-def check_reduced(optimizer: Any, grads: Iterable[Any]) -> None:
+def _unchecked(original: Callable[..., Any]) -> Callable[..., Any]:
+    """What is called inside reduces by itself."""
+
+    def apply(*args: Any, **kwargs: Any) -> Any:
+        token = _inside.set(True)
+        try:
+            return original(*args, **kwargs)
+        finally:
+            _inside.reset(token)
+
+    return apply
+
+
+def _noted(original: Callable[..., Any]) -> Callable[..., Any]:
+    """What it returns are gradients of this rank."""
+
+    def gradient(*args: Any, **kwargs: Any) -> Any:
+        found = original(*args, **kwargs)
+        note_local(tf.nest.flatten(found))
+        return found
+
+    return gradient
+
+
+def _check_steps(
+    owner: Any, name: str, grads_and_variables: Callable[[dict[str, Any]], Any]
+) -> None:
+    first = [*inspect.signature(getattr(owner, name)).parameters][1]
+
+    def checking(original: Callable[..., Any]) -> Callable[..., Any]:
+        signature = inspect.signature(original)
+        unchecked = _unchecked(original)
+
+        def checked(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if _inside.get() or isinstance(self, ReducesUpdates):
+                return original(self, *args, **kwargs)
+            given = signature.bind(self, *args, **kwargs)
+            # A zip() can be looked at once.
+            given.arguments[first] = list(given.arguments[first])
+            if not given.arguments[first]:
+                return original(*given.args, **given.kwargs)
+            grads, variables = grads_and_variables(given.arguments)
+            with tf.control_dependencies(check_reduced(self, grads, variables)):
+                return unchecked(*given.args, **given.kwargs)
+
+        return checked
+
+    _replace(owner, name, checking)
+
+
+def check_reduced(
+    optimizer: Any, grads: Sequence[Any], variables: Sequence[Any] | None = None
+) -> list[Any]:
     """Raises if a step of an optimizer that is not wrapped uses this rank's gradients.
 
     Args:
         optimizer: that takes the step.
         grads: its gradients; None and `tf.IndexedSlices` among them.
+        variables: of the gradients; None: all of the optimizer's.
+
+    Returns:
+        What has to run before the step: nothing, or an operation that raises
+        `tf.errors.FailedPreconditionError` where the graph does not tell.
 
     Raises:
         RuntimeError: none of them comes out of a reduction, in a job of several ranks.
     """
-    tensors = [getattr(g, "values", g) for g in grads if g is not None]
-    if not tensors:
-        return
+    given = [g for g in grads if g is not None]
+    if not given:
+        return []
     if not _runtime.is_initialized():
         if detect(os.environ).size > 1:
             raise RuntimeError(_text(optimizer, detect(os.environ).size, early=True))
-        return
+        return []
     if _runtime.size() == 1:
-        return
-    if any(map(tf.is_symbolic_tensor, tensors)):
-        is_reduced = reaches_reduction(tensors)
+        return []
+    text = _text(optimizer, _runtime.size())
+    values = [values_of(g) for g in given]
+    if not any(map(tf.is_symbolic_tensor, values)):
+        if tf.executing_eagerly():
+            if not _enough(optimizer, grads, variables):
+                raise RuntimeError(text)
+            return []
+        found = Found.UNKNOWN  # captured: of a step that is traced
     else:
-        is_reduced = _something_finished(optimizer)
-    if not is_reduced:
-        raise RuntimeError(_text(optimizer, _runtime.size()))
+        found = find(given)
+    if found is Found.LOCAL:
+        raise RuntimeError(text)
+    if found is Found.REDUCED and _operations.inside_xla():
+        return []
+    _operations.check_not_xla(
+        "whether the gradients of a step were reduced cannot be found out inside"
+    )
+    required = found is Found.UNKNOWN
+    with tf.control_dependencies([*filter(tf.is_symbolic_tensor, values)]):
+        use = ops().tfdist_check_reduced
+        return [use(_elements(given), required=required, message=text)]
+
+
+def _elements(grads: Sequence[Any]) -> tf.Tensor:
+    """Elements of gradients of which some may have shapes that are known later.
+
+    Those of tables first as the whole table, as which their reductions count, then as
+    rows, which the script may have reduced by itself.
+    """
+
+    def total(known: int, others: Iterable[Any]) -> tf.Tensor:
+        later = [v for v in map(values_of, others) if not v.shape.is_fully_defined()]
+        sizes = [tf.size(v, out_type=tf.int64) for v in later]
+        return tf.add_n([tf.constant(known, tf.int64), *sizes])
+
+    no_tables = [g for g in grads if table_elements_of(g) is None]
+    whole = total(whole_elements_of(grads), no_tables)
+    return tf.stack([whole, total(elements_of(grads), grads)])
 
 
 def _text(optimizer: Any, size: int, *, early: bool = False) -> str:
@@ -111,102 +197,33 @@ def _text(optimizer: Any, size: int, *, early: bool = False) -> str:
         "ranks: each would train on its own. Write hvd.DistributedOptimizer("
         f"keras.optimizers.{name}(...)) before model.compile(...), or take the "
         "gradients from hvd.DistributedGradientTape(tape).gradient(...), wrapped "
-        "before they are computed. Reduced gradients that come into a tf.function as "
-        "arguments, or out of variables, are not recognised: apply them in the "
-        "function that reduces them. An optimizer of variables that shall differ "
-        "between the ranks: tfdist.DistributedOptimizer(optimizer, "
-        "local_variables=lambda variable: True)."
+        "before they are computed, or reduce each of them by hvd.allreduce(gradient). "
+        "Each step needs gradients of its own, as many as it has variables. An "
+        "optimizer of variables that shall differ between the ranks: "
+        "tfdist.DistributedOptimizer(optimizer, local_variables=lambda variable: True, "
+        "scale_local_gradients=False)."
     )
 
 
 # ---- eagerly ----
 
-_finished_at: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+# Of each optimizer: id of a variable (which it holds) → the engine's count at the last
+# step.
+_counts: weakref.WeakKeyDictionary[Any, dict[int, int]] = weakref.WeakKeyDictionary()
 
 
-def _something_finished(optimizer: Any) -> bool:
-    now = int(_core.counters()["finished"])
-    before = _finished_at.get(optimizer, 0)
-    _finished_at[optimizer] = now
-    return now != before
-
-
-# ---- in a graph ----
-
-
-def reaches_reduction(tensors: Iterable[Any]) -> bool:
-    """Whether a reduction is among what symbolic tensors are computed from.
-
-    Followed are the inputs of operations, what functions have captured from outside,
-    and the functions that operations call.
-
-    Args:
-        tensors: of one graph or several.
-    """
-    seen: set[tuple[int, str]] = set()
-    waiting = [tensor for tensor in tensors if tf.is_symbolic_tensor(tensor)]
-    while waiting:
-        tensor = waiting.pop()
-        operation = tensor.op
-        key = (id(operation.graph), tensor.name)
-        if key in seen:
-            continue
-        seen.add(key)
-        if _is_reduction(operation):
-            return True
-        waiting += operation.inputs
-        for graph in _called(operation):
-            waiting += _inside(graph, tensor)
-        if operation.type == "Placeholder":
-            waiting += _captured(tensor)
-    return False
-
-
-def _is_reduction(operation: Any) -> bool:
-    if operation.type not in _REDUCTIONS:
+def _enough(
+    optimizer: Any, grads: Sequence[Any], variables: Sequence[Any] | None
+) -> bool:
+    if variables is None:
+        variables = getattr(optimizer, "_trainable_variables", ())
+    listed = list(variables)
+    pairs = zip(grads, listed, strict=False)  # the optimizer says what is wrong
+    stepped = [id(v) for g, v in pairs if g is not None]
+    counts = _counts.setdefault(optimizer, {})
+    since = max((counts.get(v, 0) for v in stepped), default=0)
+    ways = (whole_elements_of(grads), elements_of(grads))  # as in `_elements`
+    if not any(_core.use_reduced(elements, since) for elements in ways):
         return False
-    if operation.type == "TfdistReduceGroup":
-        return True
-    if DIFFERENTIATED in operation.node_def.attr:
-        return False
-    name = operation.get_attr("tensor_name").decode().rpartition("/")[2]
-    return not name.startswith(_MOMENTS)
-
-
-def _captured(placeholder: Any) -> list[Any]:
-    """The tensor of an outer graph that a placeholder stands for."""
-    captures = getattr(placeholder.graph, "captures", ())
-    return [
-        outer
-        for outer, inner in captures
-        if inner.name == placeholder.name and tf.is_symbolic_tensor(outer)
-    ]
-
-
-def _called(operation: Any) -> Iterator[Any]:
-    """The graphs of the functions that an operation calls."""
-    if not operation.type.endswith(_CALLS):
-        return  # attributes of others may be large
-    for attribute in operation.node_def.attr.values():
-        names = [attribute.func.name, *(f.name for f in attribute.list.func)]
-        for name in filter(None, names):
-            graph = getattr(_function_of(operation.graph, name), "graph", None)
-            if graph is not None:
-                yield graph
-
-
-def _function_of(graph: Any, name: str) -> Any:
-    while graph is not None:
-        found = graph._functions.get(name)
-        if found is not None:
-            return found
-        graph = getattr(graph, "outer_graph", None)
-    return None
-
-
-def _inside(graph: Any, tensor: Any) -> list[Any]:
-    """What a function returns as this result of its call; in a loop, all it returns."""
-    outputs = list(graph.outputs)
-    if tensor.op.type.endswith("While") or len(outputs) != len(tensor.op.outputs):
-        return outputs
-    return [outputs[tensor.value_index]]
+    counts.update(dict.fromkeys(stepped, _core.count_reduced(0)))
+    return True

@@ -153,6 +153,7 @@ Runtime::Runtime(World world, Links links, const Config& config, int doorbell_fd
     ended_ = true;
   };
   hooks.finished = [this](const Request& request, Code code, int64_t now_us) {
+    if (code == Code::kOk && request.counted != 0) reduced_.Count(request.counted);
     std::lock_guard<std::mutex> lock(mutex_);
     records_.Add(request, code, now_us);
   };
@@ -459,6 +460,8 @@ std::string Runtime::CountersJson() {
   std::future<std::string> future = promise->get_future();
   if (!progress_->Push([this, promise, overlay = overlay_](Engine* engine, int64_t) {
         std::string text = engine->CountersJson();
+        text.back() = ',';
+        text += " \"reduced_elements\": " + std::to_string(reduced_.Count(0)) + "}";
         if (overlay != nullptr) {
           text.back() = ',';
           text += " \"overlay\": " + OverlayJson(*overlay) + "}";

@@ -207,6 +207,12 @@ int32_t OwnRank() {
   return topology[0];
 }
 
+int32_t WorldSize() {
+  int32_t topology[6] = {-1, -1, -1, -1, -1, -1};
+  if (CoreApi() != nullptr) CoreApi()->topology(topology);
+  return topology[1];
+}
+
 void NamePair(Operation* op, int32_t sender, int32_t receiver) {
   op->request().root = sender;
   op->request().peer = receiver;
@@ -223,6 +229,7 @@ CollectiveOp::CollectiveOp(tensorflow::OpKernelConstruction* ctx, int32_t kind)
   }
   if (ctx->HasAttr("T")) OP_REQUIRES_OK(ctx, ctx->GetAttr("T", &dtype_));
   if (ctx->HasAttr("root")) OP_REQUIRES_OK(ctx, ctx->GetAttr("root", &root_));
+  if (ctx->HasAttr("counted")) OP_REQUIRES_OK(ctx, ctx->GetAttr("counted", &counted_));
 }
 
 void CollectiveOp::ComputeAsync(tensorflow::OpKernelContext* ctx, DoneCallback done) {
@@ -232,6 +239,7 @@ void CollectiveOp::ComputeAsync(tensorflow::OpKernelContext* ctx, DoneCallback d
   op->request().process_set = static_cast<uint32_t>(process_set_);
   op->request().dtype = dtype_;
   op->request().root = root_;
+  op->request().counted = counted_;
   absl::Status status;
   try {
     status = Prepare(ctx, op.get());

@@ -115,6 +115,8 @@ absl::Status AddInputs(tensorflow::OpKernelContext* ctx, Operation* op,
 
 // The rank of this process; -1 before tfdist.init(), which Submit refuses.
 int32_t OwnRank();
+// How many ranks there are; -1 likewise.
+int32_t WorldSize();
 
 // The request of a send and receive. Both ranks make the same name: neither can know it when its
 // function is traced, and each counts its calls for each partner apart.
@@ -139,6 +141,7 @@ class CollectiveOp : public tensorflow::AsyncOpKernel {
   int64_t process_set_ = 0;
   tensorflow::DataType dtype_ = tensorflow::DT_INVALID;
   int32_t root_ = 0;
+  int64_t counted_ = 0;
 };
 
 }  // namespace tfdist

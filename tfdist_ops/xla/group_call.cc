@@ -185,6 +185,7 @@ ffi::Error ReduceGroup(ffi::RemainingArgs args, ffi::RemainingRets rets, std::st
   for (size_t number = 0; number < buckets.size(); ++number) {
     Bucket& bucket = buckets[number];
     tfdist_request request{};
+    request.counted = -1;  // for a step outside of XLA; one inside uses none of it
     request.kind = TFDIST_ALLREDUCE;
     request.name = bucket.name.c_str();
     request.dtype = bucket.dtype;

@@ -134,7 +134,7 @@ def graph_of_tensorflow_1(wrap):
         session.run(train)
 
 
-def arguments():
+def arguments(gradients_of):
     model = model_with("sgd")
     optimizer = tf.keras.optimizers.SGD(0.1)
 
@@ -142,7 +142,7 @@ def arguments():
     def apply(grads):
         optimizer.apply_gradients(zip(grads, model.trainable_variables))
 
-    apply(wrapped(model, images, labels))
+    apply(gradients_of(model, images, labels))
 
 
 def tape_for_tensorflow_1():
@@ -170,12 +170,12 @@ for name, gradients_of in (
     ("nested", nested),
 ):
     told(f"{name}, function", lambda act=gradients_of: loop(act, True))
-    if gradients_of in (plain, too_late, wrapped, by_hand, nested):
-        told(f"{name}, eager", lambda act=gradients_of: loop(act, False))
+    told(f"{name}, eager", lambda act=gradients_of: loop(act, False))
 told("wrapped after compile", wrapped_after_compile)
 told("loss scale, wrapped tape", scaled)
 told("statistics alone", statistics_alone)
 told("TensorFlow 1, unwrapped", lambda: graph_of_tensorflow_1(False))
 told("TensorFlow 1, wrapped", lambda: graph_of_tensorflow_1(True))
-told("arguments", arguments)
+told("arguments", lambda: arguments(wrapped))
+told("plain arguments", lambda: arguments(plain))
 told("TensorFlow 1, wrapped tape", tape_for_tensorflow_1)

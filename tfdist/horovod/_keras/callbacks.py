@@ -14,19 +14,21 @@ from tfdist.callbacks import BroadcastInitialState, MetricAverage
 from tfdist.callbacks._base import RankCallback
 from tfdist.callbacks._optimizers import optimizers_of
 from tfdist.callbacks.metric_average import exchange_logs
-from tfdist.horovod._keras.options import note_device
+from tfdist.horovod._keras.all_ranks import OfAllRanks
+from tfdist.horovod._telling import note_device
 from tfdist.local_variables import identity, is_variable
 from tfdist.metric_states import check_metrics
 
 _logger = logging.getLogger("tfdist")
 
 
-class BroadcastGlobalVariablesCallback(BroadcastInitialState):
+class BroadcastGlobalVariablesCallback(OfAllRanks, BroadcastInitialState):
     """Sends the model's weights and the optimizer's state of one rank to all.
 
     Before the first step. (Horovod sends after it, so its first step is one of
-    different weights.) Random numbers of layers are drawn from another stream on each
-    rank; see `tfdist.callbacks.BroadcastInitialState`.
+    different weights.) Also to ranks outside of the optimizer's process set. Random
+    numbers of layers are drawn from another stream on each rank; see
+    `tfdist.callbacks.BroadcastInitialState`.
 
     Args:
         root_rank: rank whose state all others take.
@@ -104,7 +106,7 @@ def slots_of(optimizer: Any, identities: Iterable[int]) -> list[Any]:
     return found
 
 
-class MetricAverageCallback(MetricAverage):
+class MetricAverageCallback(OfAllRanks, MetricAverage):
     """Replaces the epoch's metrics by those of all ranks together.
 
     Every sample counts alike, and a metric that is no mean is that of all the data;

@@ -82,14 +82,15 @@ class CommitStateCallback(keras.callbacks.Callback):
         """Commits when it is time."""
         self.batches_remaining -= 1
         if self.batches_remaining == 0:
-            self._commit()
+            self.commit()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Commits what has come since."""
         if self.batches_remaining < self.batches_per_commit:
-            self._commit()
+            self.commit()
 
-    def _commit(self) -> None:
+    def commit(self) -> None:
+        """Commits now."""
         self.batches_remaining = self.batches_per_commit
         self.state.commit()
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import keras
 
-from tfdist.horovod._keras.optimizer import distributed_optimizer
+from tfdist.horovod._keras.optimizer import DistributedOptimizer
+from tfdist.horovod.tensorflow.compression import Compression
 from tfdist.optimizer import is_distributed
 
 _logger = logging.getLogger("tfdist")
@@ -24,26 +25,32 @@ _DROPPED = ("is_legacy_optimizer", "jit_compile", "decay")
 
 def load_model(
     filepath: Any,
-    custom_optimizers: Iterable[type] | None,
-    custom_objects: dict[str, Any] | None,
-    compression: str | None,
-    legacy_opts: bool,
+    custom_optimizers: Iterable[type] | None = None,
+    custom_objects: dict[str, Any] | None = None,
+    compression: Any = Compression.none,
+    legacy_opts: bool = False,
 ) -> keras.Model:
-    """Loads a model with all its state, and wraps its optimizer in place.
+    """Loads a saved model, with an optimizer that reduces its gradients.
+
+    The optimizer goes on with the state that was saved. One rank or all may read the
+    file; `BroadcastGlobalVariablesCallback` sends what one has read. (All have to, if
+    it is the `.keras` file of a `Sequential`: Keras gives its variables other paths
+    than those of a new one, and the ranks compare them.)
 
     Args:
         filepath: a `.keras` or `.h5` file.
-        custom_optimizers: classes of optimizers that are not Keras's.
+        custom_optimizers: optimizer classes that are not Keras's.
         custom_objects: names of other classes and functions of the model.
-        compression: as of `tfdist.DistributedOptimizer`.
+        compression: as of `DistributedOptimizer`.
         legacy_opts: whether the file names an optimizer of
-            `tf.keras.optimizers.legacy`.
+            `tf.keras.optimizers.legacy` (Keras 2).
 
     Returns:
-        The model. One that was saved without an optimizer has none.
+        The model; without an optimizer, if it was saved without.
 
     Raises:
-        ValueError: the optimizer accumulates batches, or had a `decay`.
+        ValueError: no such file, or the optimizer adds up batches: whether their sum
+            or mean is applied is not in the file; or it had a `decay`.
     """
     is_hdf5 = str(filepath).endswith((".h5", ".hdf5"))
     objects: dict[str, Any] = dict(_SHORT_NAMES) if is_hdf5 else {}
@@ -58,7 +65,7 @@ def load_model(
     _check_accumulates_nothing(optimizer, filepath)
     if is_hdf5:
         optimizer = _with_state(model, str(filepath), objects)
-    wrapped = distributed_optimizer(optimizer, compression=compression)
+    wrapped = DistributedOptimizer(optimizer, compression=compression)
     if wrapped is not model.optimizer:
         model.optimizer = wrapped
     return model

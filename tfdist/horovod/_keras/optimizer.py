@@ -1,20 +1,28 @@
-"""Horovod's `DistributedOptimizer` over tfdist's: the work behind the front modules."""
+"""Horovod's `DistributedOptimizer` for Keras, over tfdist's."""
 
 from __future__ import annotations
 
 import dataclasses
-import warnings
-from collections.abc import Iterable
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 import tfdist
-from tfdist._process_sets import ProcessSet
-from tfdist.collectives import ReduceOp
+from tfdist._reducing_optimizer import ReducesUpdates
 from tfdist.horovod._keras.passes import accumulate, check_passes, put_before
 from tfdist.horovod._keras.variables import CallableList
+from tfdist.horovod._telling import note_device
+from tfdist.horovod.common.process_sets import global_process_set
+from tfdist.horovod.common.reduce_ops import Average
+from tfdist.horovod.tensorflow._groups import groups_of
+from tfdist.horovod.tensorflow._partial import has_parameters_of, layers_of
+from tfdist.horovod.tensorflow.compression import Compression
+from tfdist.horovod.tensorflow.gradients import (
+    GradientOptions,
+    gradients_of_this_rank,
+    is_outside,
+)
 from tfdist.local_variables import LocalVariables, check_clips_each_alone
 from tfdist.reduce_options import ReduceOptions
 
@@ -22,7 +30,7 @@ from tfdist.reduce_options import ReduceOptions
 class Wrapped:
     """Mixin of what Horovod's `DistributedOptimizer` returns, before tfdist's class."""
 
-    # Of tfdist's class, and set by `distributed_optimizer`.
+    # Of tfdist's class, and set by `DistributedOptimizer`.
     tfdist_options: ReduceOptions
     horovod_scale_local_gradients: bool
 
@@ -30,11 +38,11 @@ class Wrapped:
         """Makes a variable one of this rank alone: its gradient is not reduced.
 
         Args:
-            var: a variable of Keras or TensorFlow. Call it on all ranks, before the
-                first step.
+            var: a variable of Keras or TensorFlow, or a layer for all that it has.
+                Call it on all ranks, before the first step.
 
         Raises:
-            TypeError: it is no variable.
+            TypeError: it is neither.
             RuntimeError: a step has been taken or traced.
             ValueError: the optimizer clips by the norm of all gradients.
         """
@@ -73,133 +81,161 @@ class Wrapped:
         return listed if isinstance(listed, CallableList) else CallableList(listed)
 
 
-def distributed_optimizer(
+class OwnSteps:
+    """Mixin of the optimizer that is held, on a rank outside of the process set.
+
+    Before tfdist's class, past whose methods it goes to those of Keras's: gradients
+    are not reduced, and what is decided is decided by this rank alone.
+    """
+
+    # Of tfdist's class.
+    tfdist_options: ReduceOptions
+
+    @tf.autograph.experimental.do_not_convert
+    def apply(
+        self, grads: Any, trainable_variables: Any = None, *, weight: Any = None
+    ) -> Any:
+        """Updates the variables; with a weight too, since no other rank counts."""
+        del weight
+        grads = list(grads)
+        variables = self._variables_of(grads, trainable_variables)  # type: ignore[attr-defined]
+        own = gradients_of_this_rank(grads, variables, self.tfdist_options)
+        return super(ReducesUpdates, self).apply(own, variables)  # type: ignore[misc]
+
+    def check_finite(self, grads: Any) -> Any:
+        """Of `LossScaleOptimizer`: whether a step is taken."""
+        return super(ReducesUpdates, self).check_finite(grads)  # type: ignore[misc]
+
+
+class OwnUpdates:
+    """The same, of the one that makes the updates: not even the sum of batches is."""
+
+    def _clip_gradients(self, grads: Any) -> Any:
+        return super(ReducesUpdates, self)._clip_gradients(grads)  # type: ignore[misc]
+
+
+def DistributedOptimizer(  # noqa: N802 - Horovod's name
     optimizer: keras.optimizers.Optimizer,
-    *,
     name: str | None = None,
-    compression: str | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
     sparse_as_dense: bool = False,
     gradient_predivide_factor: float = 1.0,
-    op: ReduceOp = ReduceOp.AVERAGE,
+    op: Any = Average,
     backward_passes_per_step: int = 1,
     average_aggregated_gradients: bool = False,
     num_groups: int = 0,
     groups: Any = None,
-    process_set: ProcessSet | None = None,
+    process_set: Any = global_process_set,
     scale_local_gradients: bool = True,
 ) -> keras.optimizers.Optimizer:
-    """Horovod's options, with tfdist's values for `op`, `compression`, `process_set`.
+    """Makes a Keras optimizer reduce its gradients over all ranks.
+
+    The optimizer given is changed in place and returned (Horovod returns a copy). It
+    keeps its class's name: a saved model names Keras's own, and loads without tfdist.
+    What it returns has `register_local_var(var)`: the gradient of that variable is not
+    reduced. See `tfdist.DistributedOptimizer`.
+
+    Args:
+        optimizer: a Keras optimizer; also a `LossScaleOptimizer` around one.
+        name: tells apart optimizers of equal lists of variables; default: their order.
+        device_dense: has no meaning here; a warning says so.
+        device_sparse: likewise.
+        compression: `Compression.none` (default) or `Compression.fp16`, also "bf16".
+        sparse_as_dense: True: gradients of embeddings are reduced as dense tensors;
+            False: those of tables of 8 MiB and more by the rows in use, smaller ones
+            dense, which is faster. The results are equal.
+        gradient_predivide_factor: f: gradients are multiplied by 1/f before they are
+            added up and by f/size after it; only with `Average`.
+        op: `Average` or `Sum`.
+        backward_passes_per_step: batches whose gradients are added up before they are
+            reduced and applied. `optimizer.iterations` counts batches.
+        average_aggregated_gradients: whether their mean is applied, else their sum.
+        num_groups: deprecated, `groups`.
+        groups: a number of groups of gradients, each reduced in one operation; or a
+            list of lists of variables; default: by `TFDIST_BUCKET_BYTES`. The same
+            bits come out.
+        process_set: the ranks over which gradients are reduced. On other ranks they
+            stay those of the rank (those of local variables are divided all the same).
+        scale_local_gradients: whether gradients of local variables are divided by the
+            number of ranks.
+
+    Returns:
+        The optimizer; under the policy `mixed_float16` a `LossScaleOptimizer` around
+        it.
 
     Raises:
-        TypeError, ValueError: an option is wrong; the message says what was expected.
+        TypeError: `optimizer` is no Keras optimizer.
+        ValueError: it is wrapped already, or an option is wrong; Adasum.
     """
-    if gradient_predivide_factor != 1.0 and op is not ReduceOp.AVERAGE:
-        raise ValueError("gradient_predivide_factor not supported with op != Average")
-    chosen = check_groups(num_groups, groups)
+    note_device("device_dense", device_dense)
+    note_device("device_sparse", device_sparse)
+    options = GradientOptions(
+        compression=compression,
+        sparse_as_dense=sparse_as_dense,
+        op=op,
+        gradient_predivide_factor=gradient_predivide_factor,
+        groups=groups_of(groups, num_groups),
+        process_set=process_set,
+        scale_local_gradients=scale_local_gradients,
+    )
+    if options.has_own_methods():
+        raise ValueError(
+            "Expected compression=hvd.Compression.none or hvd.Compression.fp16 (or "
+            f"'bf16'), got {compression!r}: the gradients of a Keras optimizer are "
+            "cast inside of the reduction, where a compressor's own methods are not "
+            "called. hvd.DistributedGradientTape calls them."
+        )
     check_passes(
         getattr(optimizer, "inner_optimizer", optimizer), backward_passes_per_step
     )
+    reduced = options.of_tfdist()
     wrapped = tfdist.DistributedOptimizer(
         optimizer,
-        op=op,
+        op=reduced.op,
         name=name,
-        process_set=process_set,
-        compression=compression,
+        process_set=reduced.process_set,
+        compression=reduced.compression,
         sparse_as_dense=True if sparse_as_dense else None,
-        groups=chosen,
-        gradient_predivide_factor=gradient_predivide_factor,
+        groups=reduced.groups,
+        gradient_predivide_factor=reduced.gradient_predivide_factor,
     )
+    stays_out = is_outside(reduced)
+    if stays_out:
+        put_before(wrapped, OwnSteps)
     put_before(wrapped, Wrapped)
     vars(wrapped)["horovod_scale_local_gradients"] = scale_local_gradients
     if backward_passes_per_step > 1:
         if hasattr(wrapped, "inner_optimizer"):
             wrapped._reduce_in_the_inner_one()
-        accumulate(
-            getattr(wrapped, "inner_optimizer", wrapped),
-            backward_passes_per_step,
-            average_aggregated_gradients,
-        )
+        updating = getattr(wrapped, "inner_optimizer", wrapped)
+        if stays_out:
+            put_before(updating, OwnUpdates)
+        accumulate(updating, backward_passes_per_step, average_aggregated_gradients)
     return wrapped
 
 
-def partial_optimizer(
-    optimizer: keras.optimizers.Optimizer,
-    local_layers: Any,
-    **options: Any,
+@has_parameters_of(DistributedOptimizer, local_layers=None)
+def PartialDistributedOptimizer(  # noqa: N802 - Horovod's name
+    *, local_layers: Any, **options: Any
 ) -> keras.optimizers.Optimizer:
-    """As `distributed_optimizer`; the weights of some layers stay on each rank.
+    """As `DistributedOptimizer`; the weights of some layers stay on their rank.
 
     Args:
-        optimizer: what to wrap.
-        local_layers: a layer, or several, that are built.
-        **options: of `distributed_optimizer`.
-
-    Raises:
-        TypeError: something is no layer.
-        ValueError: a layer is not built.
-    """
-    layers = local_layers_of(local_layers)
-    for layer in layers:
-        if not layer.built:
-            raise ValueError(
-                f"The layer {layer.name!r} of local_layers has no weights yet. Build "
-                "it, e.g. by calling the model once, before you wrap the optimizer."
-            )
-    wrapped = distributed_optimizer(optimizer, **options)
-    for layer in layers:
-        for variable in layer.trainable_weights:
-            wrapped.register_local_var(variable)
-    return wrapped
-
-
-def local_layers_of(given: Any) -> list[keras.layers.Layer]:
-    """A layer or several, as a list; None is none.
-
-    Raises:
-        TypeError: something is no layer.
-    """
-    if given is None:
-        return []
-    listed = [given] if isinstance(given, keras.layers.Layer) else given
-    if not isinstance(listed, Iterable) or isinstance(listed, str):
-        listed = [given]
-    listed = list(listed)
-    for layer in listed:
-        if not isinstance(layer, keras.layers.Layer):
-            raise TypeError(
-                "Expected local_layers to be a layer or a list of layers, got "
-                f"{type(layer).__name__}: {layer!r}."
-            )
-    return listed
-
-
-def check_groups(num_groups: int, groups: Any) -> Any:
-    """`groups` of tfdist from Horovod's two parameters.
-
-    Args:
-        num_groups: the older one; 0: not given.
-        groups: None, a number, or lists of variables.
+        local_layers: a layer, or a list of layers, the same ones on all ranks, whose
+            gradients are not reduced; also of weights that they make later.
+        **options: as there, in this order: `local_layers` is the last but one.
 
     Returns:
-        None, a number or lists.
+        The optimizer.
 
     Raises:
-        ValueError: it is none of these.
+        ValueError: something in `local_layers` is no layer; and as there.
+        TypeError: as there.
     """
-    if num_groups != 0:
-        warnings.warn(
-            "Parameter `num_groups` has been replaced by `groups`.",
-            DeprecationWarning,
-            stacklevel=4,
-        )
-        groups = num_groups if groups is None else groups
-    if groups is None or groups == 0:
-        return None
-    if isinstance(groups, list | tuple):
-        return groups
-    if isinstance(groups, bool) or not isinstance(groups, int) or groups < 0:
-        raise ValueError(
-            "groups should be a non-negative integer or a list of list of "
-            f"tf.Variable, got {groups!r}."
-        )
-    return groups
+    layers = layers_of(local_layers)
+    optimizer = DistributedOptimizer(**options)
+    for layer in layers:
+        optimizer.register_local_var(layer)
+    return optimizer

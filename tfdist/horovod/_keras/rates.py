@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -12,12 +11,11 @@ import keras
 from tfdist import _runtime
 from tfdist.callbacks._base import RankCallback, base_optimizer
 from tfdist.callbacks.learning_rate_warmup import longest_epoch, rescale_velocities
+from tfdist.horovod._keras.all_ranks import OfAllRanks
+from tfdist.horovod._telling import tell_once
 
-_logger = logging.getLogger("tfdist")
-_warned: set[str] = set()
 
-
-class LearningRateScheduleCallback(RankCallback):
+class LearningRateScheduleCallback(OfAllRanks, RankCallback):
     """Sets the learning rate to `initial_lr * multiplier(epoch)` in some epochs.
 
     With `staircase` at the beginning of each epoch from `start_epoch` until before
@@ -84,7 +82,7 @@ class LearningRateScheduleCallback(RankCallback):
         if factor != 1 and (
             self.end_epoch is None or self.end_epoch - 1 > self.start_epoch
         ):
-            _warn_once(
+            tell_once(
                 f"multiplier={factor:g} means {factor:g} ** (epoch - "
                 f"{self.start_epoch}) here, as in Horovod since 0.22.2, not a constant "
                 "factor, as its documentation says. Write multiplier=lambda epoch: "
@@ -241,9 +239,3 @@ def warmup_multiplier(epoch: float, warmup_epochs: float, size: int) -> float:
         [0.25, 0.625, 1.0]
     """
     return 1.0 / size * (epoch * (size - 1) / warmup_epochs + 1)
-
-
-def _warn_once(text: str) -> None:
-    if text not in _warned:
-        _warned.add(text)
-        _logger.warning("%s", text)

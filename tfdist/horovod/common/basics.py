@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import collections
-import logging
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import tfdist
 from tfdist import _runtime
 from tfdist.horovod._environment import adopt_variables
+from tfdist.horovod._telling import tell_once
 from tfdist.horovod.common import process_sets as _sets
 from tfdist.horovod.common import timeline as _timeline
 from tfdist.horovod.common.process_sets import ProcessSet, check_initialized
 from tfdist.horovod.common.reduce_ops import ReduceOps
-
-_log = logging.getLogger("tfdist")
 
 
 class HorovodBasics:
@@ -80,7 +78,7 @@ class HorovodBasics:
         """
         check_initialized()
         if mark_cycles:
-            _log.warning(
+            tell_once(
                 "start_timeline(mark_cycles=True): tfdist works when tensors come, not "
                 "in cycles, so there are none to mark."
             )

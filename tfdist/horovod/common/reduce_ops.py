@@ -6,6 +6,8 @@ import enum
 import warnings
 from typing import Any
 
+from tfdist.horovod._telling import outside
+
 
 class ReduceOps(enum.IntEnum):
     """How the values of the ranks are combined; `hvd.Sum` is `ReduceOps.Sum`."""
@@ -20,12 +22,18 @@ class ReduceOps(enum.IntEnum):
 
 Average, Sum, Adasum, Min, Max, Product = ReduceOps
 
-_NO_ADASUM = (
-    "Adasum is not part of tfdist. Use op=hvd.Average with a learning rate for the "
-    "global batch: hvd.size() times that of one process, reached by a warm-up "
-    "(hvd.callbacks.LearningRateWarmupCallback, or tfdist.callbacks.LearningRateWarmup)"
-    ", or tfdist.optimizers.LARS for very large batches."
-)
+
+class AdasumError(NotImplementedError, ValueError):
+    """Adasum was asked for. A ValueError too: Horovod raises one under Keras."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "Adasum is not part of tfdist. Use op=hvd.Average with a learning rate for "
+            "the global batch: hvd.size() times that of one process, reached by a "
+            "warm-up (hvd.callbacks.LearningRateWarmupCallback, or "
+            "tfdist.callbacks.LearningRateWarmup), or tfdist.optimizers.LARS for very "
+            "large batches."
+        )
 
 
 def handle_average_backwards_compatibility(op: Any, average: bool | None) -> Any:
@@ -56,7 +64,7 @@ def handle_average_backwards_compatibility(op: Any, average: bool | None) -> Any
     warnings.warn(
         f"average={average!r} is deprecated: write op=hvd.{wanted.name}.",
         DeprecationWarning,
-        stacklevel=3,
+        stacklevel=outside(),
     )
     return wanted
 
@@ -65,7 +73,7 @@ def name_of(op: Any) -> str:
     """The name of a reduction in `tfdist.ReduceOp`.
 
     Raises:
-        NotImplementedError: Adasum; names what to use instead.
+        AdasumError: names what to use instead.
         ValueError: `op` is no reduction.
 
     Example:
@@ -80,5 +88,5 @@ def name_of(op: Any) -> str:
         names = ", ".join(f"hvd.{one.name}" for one in ReduceOps)
         raise ValueError(f"Expected op to be one of {names}, got {op!r}.")
     if int(op) == Adasum:
-        raise NotImplementedError(_NO_ADASUM)
+        raise AdasumError
     return ReduceOps(int(op)).name.upper()

@@ -9,14 +9,10 @@ Example:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
-import keras
 import tensorflow as tf
 
-from tfdist.horovod._keras import loading, values
-from tfdist.horovod._keras.options import wire_type
 from tfdist.horovod.tensorflow import keras as _with_tensorflow
 from tfdist.horovod.tensorflow.keras import *  # noqa: F403
 from tfdist.horovod.tensorflow.keras import Average, Compression, Sum
@@ -27,57 +23,42 @@ __all__ = list(_with_tensorflow.__all__)
 def allreduce(  # type: ignore[no-redef]
     value: Any,
     name: str | None = None,
-    average: bool = True,
+    average: bool | None = True,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
+    op: Any = None,
+    compression: Any = Compression.none,
 ) -> tf.Tensor:
     """Reduces a number, array or tensor over all ranks.
 
     Args:
         value: of the same shape on all ranks.
         name: identifies the operation across ranks; default: its place in the program.
-        average: whether the mean is returned, else the sum.
+        average: whether the mean is returned, else the sum. (Horovod has this default,
+            and refuses an `op` unless `average=None` is given with it.)
         prescale_factor: factor before the sum.
         postscale_factor: factor after it.
+        op: `Average`, `Sum`, `Min`, `Max` or `Product`, in place of `average`.
+        compression: `Compression.none` or `Compression.fp16`.
 
     Returns:
         Tensor of the shape and type of `value`.
 
     Raises:
-        tf.errors.FailedPreconditionError: shapes or types differ; on every rank.
+        ValueError: `op` and `average=False` are given.
+        tf.errors.FailedPreconditionError: shapes, types or ops differ; on every rank.
     """
-    return values.allreduce(
+    if op is not None and average is False:
+        raise ValueError(
+            f"Expected op or average, got both: op={op!r}, average=False. op "
+            "supersedes average: leave average out."
+        )
+    by_average = Sum if average is False else Average
+    return _with_tensorflow.allreduce(
         value,
         name,
-        None,
-        prescale_factor,
-        postscale_factor,
-        Average if average else Sum,
-        Compression.none,
-    )
-
-
-def load_model(  # type: ignore[no-redef]
-    filepath: Any,
-    custom_optimizers: Iterable[type] | None = None,
-    custom_objects: dict[str, Any] | None = None,
-    compression: Any = Compression.none,
-) -> keras.Model:
-    """Loads a saved model, with an optimizer that reduces its gradients.
-
-    Args:
-        filepath: a `.keras` or `.h5` file.
-        custom_optimizers: optimizer classes that are not Keras's.
-        custom_objects: names of other classes and functions of the model.
-        compression: as of `DistributedOptimizer`.
-
-    Returns:
-        The model; without an optimizer, if it was saved without.
-
-    Raises:
-        ValueError: no such file, or the optimizer adds up batches: whether their sum
-            or mean is applied is not in the file.
-    """
-    return loading.load_model(
-        filepath, custom_optimizers, custom_objects, wire_type(compression), False
+        op=by_average if op is None else op,
+        prescale_factor=prescale_factor,
+        postscale_factor=postscale_factor,
+        compression=compression,
     )

@@ -46,7 +46,8 @@ Example:
 
 from __future__ import annotations
 
-from tfdist.horovod.keras2._spelling import Keras2SpellingWarning, Patches, forget
+from tfdist.horovod._telling import forget
+from tfdist.horovod.keras2._spelling import Keras2SpellingWarning, Patches
 
 __all__ = ["Keras2SpellingWarning", "activate", "deactivate", "is_active"]
 

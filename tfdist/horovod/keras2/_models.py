@@ -133,7 +133,12 @@ def _checkpoint(original: Callable[..., None]) -> Callable[..., None]:
                 f"ModelCheckpoint(period={period})",
                 f"Write ModelCheckpoint(save_freq={period} * steps_per_epoch).",
             )
-        named.pop("options", None)
+        if named.pop("options", None) is not None:
+            raise refuse(
+                "ModelCheckpoint(options=...)",
+                "A checkpoint is one file of Keras's; the options were those of "
+                "TensorFlow's formats. Leave them out.",
+            )
         given = signature.bind(self, filepath, *args, **named).arguments
         path = os.fspath(filepath)
         weights = given.get("save_weights_only", False)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Callable
 from typing import Any
 
-from tfdist import _runtime
+from tfdist.horovod._telling import is_new, outside
 
 _MISSING = object()
 
@@ -56,51 +55,18 @@ class Patches:
                 setattr(owner, name, value)
 
 
-_told: set[str] = set()
-
-
 def tell(old: str, new: str) -> None:
     """Warns, once in this process, that something has another spelling now.
-
-    Only rank 0 does: all ranks run the same program.
 
     Args:
         old: what was written.
         new: what to write.
     """
-    if old in _told:
-        return
-    _told.add(old)
-    if _rank() == 0:
-        text = f"{old} is a spelling of Keras 2. Write {new}."
-        warnings.warn(text, Keras2SpellingWarning, stacklevel=_outside())
+    text = f"{old} is a spelling of Keras 2. Write {new}."
+    if is_new(text):
+        warnings.warn(text, Keras2SpellingWarning, stacklevel=outside())
 
 
 def refuse(old: str, new: str) -> NotImplementedError:
     """The error for what cannot be had under Keras 3."""
     return NotImplementedError(f"{old} is not there in Keras 3. {new}")
-
-
-def forget() -> None:
-    """Lets every spelling be told again."""
-    _told.clear()
-
-
-def _rank() -> int:
-    if _runtime.is_initialized():
-        return _runtime.rank()
-    return int(os.environ.get("TFDIST_RANK") or 0)
-
-
-def _outside() -> int:
-    """How many frames up the user's own line is."""
-    import sys
-
-    level, frame = 2, sys._getframe(2)
-    while frame.f_back is not None and _is_inside(frame.f_globals.get("__name__", "")):
-        level, frame = level + 1, frame.f_back
-    return level
-
-
-def _is_inside(module: str) -> bool:
-    return module.startswith(("keras.", "tfdist.", "tensorflow."))

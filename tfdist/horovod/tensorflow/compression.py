@@ -11,6 +11,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.compression import check_compression
+
 
 class Compressor:
     """What a compression has to offer: two static methods."""
@@ -71,19 +73,28 @@ class Compression:
     fp16 = FP16Compressor
 
 
-def wire_name(compression: Any) -> str | None:
-    """What tfdist calls a compression: None or "fp16".
-
-    Raises:
-        TypeError: it is no compression.
-        LookupError: it is one that only its own methods know.
-    """
+def check_methods(compression: Any) -> None:
+    """Raises TypeError unless a compression has the two methods."""
     for method in ("compress", "decompress"):
         if not callable(getattr(compression, method, None)):
             raise TypeError(
                 "Expected hvd.Compression.none, hvd.Compression.fp16 or a class with "
                 f"compress and decompress, got {compression!r}."
             )
+
+
+def wire_name(compression: Any) -> str | None:
+    """What tfdist calls a compression: None, "fp16" or "bf16", which it may be itself.
+
+    Raises:
+        TypeError: it is no compression.
+        ValueError: tfdist has none of this name.
+        LookupError: it is one that only its own methods know.
+    """
+    if compression is None or isinstance(compression, str):
+        check_compression(compression)
+        return compression
+    check_methods(compression)
     kind = compression if isinstance(compression, type) else type(compression)
     if kind is NoneCompressor:
         return None

@@ -2,36 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from tfdist.horovod.common.elastic import ObjectState, run_fn
+from tfdist.horovod.common.elastic import ObjectState, run
 from tfdist.horovod.tensorflow.functions import broadcast_object, broadcast_variables
-from tfdist.horovod.tensorflow.mpi_ops import init, rank, shutdown
+from tfdist.horovod.tensorflow.mpi_ops import rank
 
 __all__ = ["TensorFlowKerasState", "TensorFlowState", "run"]
-
-
-def run(func: Callable[..., Any]) -> Callable[..., Any]:
-    """Synchronises the state, the first argument of `func`, and calls it once.
-
-    Example:
-        >>> import tfdist.horovod.tensorflow as hvd
-        >>> hvd.init()
-        >>> @hvd.elastic.run
-        ... def train(state):
-        ...     return state.epoch
-        >>> train(hvd.elastic.TensorFlowState([tf.Variable(1.0)], epoch=3))
-        3
-    """
-    return run_fn(func, _reset)
-
-
-def _reset() -> None:
-    shutdown()
-    init()
 
 
 class _VariablesState(ObjectState):
@@ -73,6 +53,15 @@ class TensorFlowState(_VariablesState):
 
     Raises:
         ValueError: no variables are given, or a session is.
+
+    Example:
+        >>> import tfdist.horovod.tensorflow as hvd
+        >>> hvd.init()
+        >>> @hvd.elastic.run
+        ... def train(state):
+        ...     return state.epoch
+        >>> train(hvd.elastic.TensorFlowState([tf.Variable(1.0)], epoch=3))
+        3
     """
 
     def __init__(

@@ -79,11 +79,12 @@ def broadcast_object(
 ) -> Any:
     """Gives every rank the object of rank `root_rank`.
 
-    Nothing is pickled: plain data goes (None, bool, int, float, str, bytes, NumPy
-    arrays and scalars, and lists, tuples and dicts of these), at most 256 MiB.
+    Plain data goes (None, bool, int, float, str, bytes, NumPy arrays and scalars, and
+    lists, tuples and dicts of these), at most 256 MiB. Other objects are pickled, but
+    only where the ranks were started with `TFDIST_OBJECTS=pickle`.
 
     Args:
-        obj: plain data; looked at on the root only.
+        obj: plain data, or what can be pickled; looked at on the root only.
         root_rank: the rank of the job whose object all get.
         session: not needed: also in a `tf.Graph` the object goes beside the graph.
         name: pairs the calls of the ranks; default: by their order.
@@ -93,10 +94,13 @@ def broadcast_object(
         The object; on the root a copy.
 
     Raises:
-        TypeError: on the root: the object is not plain data; says what to send.
+        TypeError: on the root: the object is not plain data, and the variable is not
+            set; or it cannot be pickled.
         ValueError: on the root: it is too large; anywhere: `root_rank` is not a rank
-            of the process set, or `hvd.init()` was not called.
-        tf.errors.AbortedError: the root could not send its object.
+            of the process set, or `hvd.init()` was not called; a pickled object cannot
+            be loaded here.
+        tf.errors.AbortedError: the root could not send its object, or another rank
+            could not load it.
         RuntimeError: in a `tf.function`.
 
     Example:
@@ -152,7 +156,7 @@ def allgather_object(
     """Gives every rank the objects of all ranks.
 
     Args:
-        obj: plain data, as in `broadcast_object`.
+        obj: plain data, or what can be pickled, as in `broadcast_object`.
         session: not needed, as there.
         name: pairs the calls of the ranks; default: by their order.
         process_set: the ranks that take part, which alone call it.
@@ -161,9 +165,11 @@ def allgather_object(
         The objects in rank order; None for a rank that has joined.
 
     Raises:
-        TypeError: this rank's object is not plain data; says what to send.
-        ValueError: it is too large, or `hvd.init()` was not called.
-        tf.errors.AbortedError: a rank could not send its object.
+        TypeError: this rank's object is not plain data, and the variable is not set;
+            or it cannot be pickled.
+        ValueError: it is too large, or `hvd.init()` was not called; a pickled object
+            cannot be loaded here.
+        tf.errors.AbortedError: a rank could not send its object, or load another one.
         RuntimeError: in a `tf.function`.
 
     Example:

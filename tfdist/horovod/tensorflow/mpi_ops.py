@@ -12,25 +12,13 @@ from typing import Any
 import tensorflow as tf
 
 import tfdist
-from tfdist.horovod.common.basics import basics as _basics
-from tfdist.horovod.common.process_sets import (
-    ProcessSet,
-    add_process_set,
-    global_process_set,
-    own,
-    remove_process_set,
-)
-from tfdist.horovod.common.reduce_ops import (
-    Adasum,
-    Average,
-    Max,
-    Min,
-    Product,
-    Sum,
-    handle_average_backwards_compatibility,
-)
-from tfdist.horovod.common.util import num_rank_is_power_2
+from tfdist.horovod.common.basics import basics as _basics  # noqa: F401 - scripts look
+from tfdist.horovod.common.process_sets import global_process_set, own
+from tfdist.horovod.common.reduce_ops import handle_average_backwards_compatibility
+from tfdist.horovod.common.util import gpu_available, num_rank_is_power_2
+from tfdist.horovod.tensorflow import _shared
 from tfdist.horovod.tensorflow._arguments import invalid, scoped
+from tfdist.horovod.tensorflow._shared import *  # noqa: F403
 from tfdist.horovod.tensorflow.place_ops import (
     local_rank_op,
     local_size_op,
@@ -38,100 +26,26 @@ from tfdist.horovod.tensorflow.place_ops import (
     rank_op,
     size_op,
 )
-from tfdist.horovod.tensorflow.reductions import allreduce as _whole_allreduce
 
 __all__ = [
-    "Adasum",
-    "Average",
-    "Max",
-    "Min",
-    "ProcessSet",
-    "Product",
-    "Sum",
-    "add_process_set",
     "allgather",
     "alltoall",
     "broadcast",
     "broadcast_",
-    "ccl_built",
     "check_num_rank_power_of_2",
-    "cross_rank",
-    "cross_size",
-    "cuda_built",
-    "ddl_built",
-    "global_process_set",
-    "gloo_built",
-    "gloo_enabled",
+    "gpu_available",
     "grouped_allgather",
     "handle_average_backwards_compatibility",
-    "init",
-    "is_homogeneous",
-    "is_initialized",
     "join",
-    "local_rank",
     "local_rank_op",
-    "local_size",
     "local_size_op",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
-    "nccl_built",
     "process_set_included_op",
-    "rank",
     "rank_op",
-    "remove_process_set",
-    "rocm_built",
-    "shutdown",
-    "size",
     "size_op",
-    "start_timeline",
-    "stop_timeline",
 ]
+__all__ += _shared.__all__
 
-init = _basics.init
-shutdown = _basics.shutdown
-is_initialized = _basics.is_initialized
-start_timeline = _basics.start_timeline
-stop_timeline = _basics.stop_timeline
-size = _basics.size
-local_size = _basics.local_size
-cross_size = _basics.cross_size
-rank = _basics.rank
-local_rank = _basics.local_rank
-cross_rank = _basics.cross_rank
-is_homogeneous = _basics.is_homogeneous
-mpi_threads_supported = _basics.mpi_threads_supported
-mpi_enabled = _basics.mpi_enabled
-mpi_built = _basics.mpi_built
-gloo_enabled = _basics.gloo_enabled
-gloo_built = _basics.gloo_built
-nccl_built = _basics.nccl_built
-ddl_built = _basics.ddl_built
-ccl_built = _basics.ccl_built
-cuda_built = _basics.cuda_built
-rocm_built = _basics.rocm_built
 check_num_rank_power_of_2 = num_rank_is_power_2
-
-
-def _allreduce(
-    tensor: Any,
-    name: str | None = None,
-    op: Any = Sum,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    ignore_name_scope: bool = False,
-    process_set: Any = global_process_set,
-) -> tf.Tensor:
-    """`hvd.allreduce` of a dense tensor, whose default is the sum."""
-    return _whole_allreduce(
-        tensor,
-        op=op,
-        prescale_factor=prescale_factor,
-        postscale_factor=postscale_factor,
-        name=name,
-        process_set=process_set,
-        ignore_name_scope=ignore_name_scope,
-    )
 
 
 def allgather(

@@ -8,10 +8,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.horovod._telling import note_device
 from tfdist.horovod.common.process_sets import global_process_set
 from tfdist.horovod.common.reduce_ops import Average
+from tfdist.horovod.tensorflow._groups import groups_of
 from tfdist.horovod.tensorflow.compression import Compression
-from tfdist.horovod.tensorflow.gradients import GradientOptions, groups_of
+from tfdist.horovod.tensorflow.gradients import GradientOptions
 from tfdist.horovod.tensorflow.legacy_optimizer import LegacyDistributedOptimizer
 
 
@@ -40,11 +42,11 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             `tf.compat.v1.train.Optimizer`.
         name: of the optimizer.
         use_locking: of the optimizer of TensorFlow 1; must be False for Keras's.
-        device_dense: device for the operations of dense gradients.
-        device_sparse: device for those of sparse gradients.
-        compression: `Compression.none` (default) or `Compression.fp16`; around an
-            optimizer of TensorFlow 1 also a class of your own, with which all gradients
-            are reduced as dense tensors.
+        device_dense: has no meaning here; a warning says so.
+        device_sparse: likewise.
+        compression: `Compression.none` (default), `Compression.fp16`, also "bf16";
+            around an optimizer of TensorFlow 1 also a class of your own, with which all
+            gradients are reduced as dense tensors.
         sparse_as_dense: whether `tf.IndexedSlices` are reduced as dense tensors.
         backward_passes_per_step: how many gradients are added up before they are
             reduced and applied. In TensorFlow 1 for graphs only.
@@ -56,7 +58,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         num_groups: deprecated: `groups`.
         groups: how many operations the gradients go in, or lists of variables that go
             together.
-        process_set: the ranks over which gradients are reduced.
+        process_set: the ranks over which gradients are reduced. On other ranks they
+            stay those of the rank.
         scale_local_gradients: whether gradients of local variables
             (`register_local_var`) are divided by the number of ranks.
 
@@ -76,16 +79,15 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         >>> float(w)
         0.0
     """
-    chosen = groups_of(groups, num_groups)
     if isinstance(optimizer, tf.compat.v1.train.Optimizer):
+        note_device("device_dense", device_dense)
+        note_device("device_sparse", device_sparse)
         options = GradientOptions(
-            device_dense=device_dense,
-            device_sparse=device_sparse,
             compression=compression,
             sparse_as_dense=sparse_as_dense,
             op=op,
             gradient_predivide_factor=gradient_predivide_factor,
-            groups=chosen,
+            groups=groups_of(groups, num_groups),
             process_set=process_set,
             scale_local_gradients=scale_local_gradients,
         )
@@ -120,7 +122,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         op=op,
         backward_passes_per_step=backward_passes_per_step,
         average_aggregated_gradients=average_aggregated_gradients,
-        groups=chosen,
+        num_groups=num_groups,
+        groups=groups,
         process_set=process_set,
         scale_local_gradients=scale_local_gradients,
     )

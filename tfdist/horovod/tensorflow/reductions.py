@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ import tensorflow as tf
 
 import tfdist
 from tfdist._names import operation_name
+from tfdist._operations import counted_as
 from tfdist.horovod.common.process_sets import global_process_set, own
 from tfdist.horovod.common.reduce_ops import (
     Average,
@@ -21,7 +23,7 @@ from tfdist.horovod.tensorflow._arguments import (
     scaled,
     scoped,
 )
-from tfdist.horovod.tensorflow.compression import Compression
+from tfdist.horovod.tensorflow.compression import Compression, check_methods
 from tfdist.reduce_options import ReduceOptions
 from tfdist.sparse import reduce_rows
 
@@ -64,6 +66,7 @@ def allreduce(
 
     Raises:
         ValueError: `op` and `average` are given, or `op` is no reduction.
+        TypeError: `compression` is none.
         NotImplementedError: Adasum, or `tf.IndexedSlices` with another reduction than
             `Sum` and `Average`.
         tf.errors.FailedPreconditionError: shapes, dtypes or options differ between the
@@ -77,6 +80,7 @@ def allreduce(
     """
     chosen = reduce_op(handle_average_backwards_compatibility(op, average))
     members = own(process_set)
+    check_methods(compression)
     if isinstance(tensor, tf.IndexedSlices):
         with tf.device(device_sparse):
             return _allreduce_rows(
@@ -90,8 +94,17 @@ def allreduce(
         sent, context = compression.compress(tf.convert_to_tensor(tensor))
         one = scaled(sent, chosen, prescale_factor, postscale_factor)
         name = scoped(name, ignore_name_scope)
-        reduced = _reduced_by(tfdist.allreduce, one, chosen, name, members)
+        with _counted([tensor], [sent]):
+            reduced = _reduced_by(tfdist.allreduce, one, chosen, name, members)
         return compression.decompress(reduced, context)
+
+
+def _counted(tensors: Sequence[Any], sent: Sequence[tf.Tensor]) -> Any:
+    """For how many elements a reduction counts: those there are before compression."""
+    before = [tf.convert_to_tensor(t).shape.num_elements() for t in tensors]
+    if before == [t.shape.num_elements() for t in sent] or None in before:
+        return contextlib.nullcontext()
+    return counted_as(sum(before))
 
 
 def _reduced_by(
@@ -168,6 +181,7 @@ def grouped_allreduce(
     """
     chosen = reduce_op(handle_average_backwards_compatibility(op, average))
     members = own(process_set)
+    check_methods(compression)
     base = scoped(name, ignore_name_scope)
     found: list[Any] = list(tensors)
     rows = [i for i, t in enumerate(tensors) if isinstance(t, tf.IndexedSlices)]
@@ -182,7 +196,8 @@ def grouped_allreduce(
         ready = [
             scaled(sent, chosen, prescale_factor, postscale_factor) for sent, _ in pairs
         ]
-        reduced = _grouped(ready, chosen, base, members)
+        with _counted([found[i] for i in dense], [sent for sent, _ in pairs]):
+            reduced = _grouped(ready, chosen, base, members)
         for i, (_, context), end in zip(dense, pairs, reduced, strict=True):
             found[i] = compression.decompress(end, context)
     return found
@@ -259,6 +274,7 @@ def reducescatter(
     """
     chosen = reduce_op(op)
     members = own(process_set)
+    check_methods(compression)
     with tf.device(device_dense):
         sent, context = compression.compress(tf.convert_to_tensor(tensor))
         if sent.shape.rank == 0:

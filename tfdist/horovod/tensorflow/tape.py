@@ -7,13 +7,17 @@ import functools
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-import keras
 import tensorflow as tf
 
-from tfdist.horovod.common.process_sets import global_process_set
+from tfdist._reduced import note_tape
+from tfdist.horovod._telling import note_device
+from tfdist.horovod.common.process_sets import global_process_set, own
 from tfdist.horovod.common.reduce_ops import Average
+from tfdist.horovod.tensorflow._arguments import reduce_op
+from tfdist.horovod.tensorflow._groups import groups_of
+from tfdist.horovod.tensorflow._partial import has_parameters_of, layers_of
 from tfdist.horovod.tensorflow.compression import Compression
-from tfdist.horovod.tensorflow.gradients import GradientOptions, groups_of
+from tfdist.horovod.tensorflow.gradients import GradientOptions
 from tfdist.local_variables import LocalVariables
 
 
@@ -68,6 +72,14 @@ class _Reducing:
         reduced = self._hvd_options.reduce(
             local, flat, self._hvd_local, generic_names=use_generic_names
         )
+        members = own(self._hvd_options.process_set)
+        if members is None or members.included():
+            places = LocalVariables(self._hvd_local).places(flat)
+            note_tape(
+                [g for i, g in enumerate(reduced) if i not in places],
+                members,
+                reduce_op(self._hvd_options.op),
+            )
         return tf.nest.pack_sequence_as(sources, reduced)
 
     def get_local_and_global_gradients(
@@ -128,11 +140,10 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
     Args:
         gradtape: a tape that has recorded the loss, or will. What comes out shares its
             record, which only a persistent tape gives the gradients of twice.
-        device_dense: device for the operations of dense gradients, default TensorFlow's
-            choice. The reduction itself runs on the CPU.
-        device_sparse: device for those of tensors' `tf.IndexedSlices`.
-        compression: `Compression.none` (default), `Compression.fp16`, or a class of
-            your own, with which all gradients are reduced as dense tensors.
+        device_dense: has no meaning here; a warning says so.
+        device_sparse: likewise.
+        compression: `Compression.none` (default), `Compression.fp16`, also "bf16"; or a
+            class of your own, with which all gradients are reduced as dense tensors.
         sparse_as_dense: whether `tf.IndexedSlices` are reduced as dense tensors.
         op: `Average` (default) or `Sum`.
         gradient_predivide_factor: divides gradients before the reduction and multiplies
@@ -141,7 +152,7 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
         groups: how many operations the gradients go in, or lists of variables that go
             together. Default: cut by bytes, as they become ready.
         process_set: the ranks over which gradients are reduced. On other ranks they
-            stay those of the rank.
+            stay those of the rank (those of local sources are divided all the same).
         scale_local_gradients: whether gradients of local sources are divided by the
             number of ranks; with `Sum` there is nothing to divide.
 
@@ -171,9 +182,9 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
             "The tape is wrapped already: its gradients would be reduced "
             "twice. Wrap it once."
         )
+    note_device("device_dense", device_dense)
+    note_device("device_sparse", device_sparse)
     options = GradientOptions(
-        device_dense=device_dense,
-        device_sparse=device_sparse,
         compression=compression,
         sparse_as_dense=sparse_as_dense,
         op=op,
@@ -190,36 +201,16 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
     return tape
 
 
+@has_parameters_of(DistributedGradientTape, local_layers=None)
 def PartialDistributedGradientTape(  # noqa: N802 - Horovod's name
-    gradtape: tf.GradientTape,
-    device_dense: str = "",
-    device_sparse: str = "",
-    compression: Any = Compression.none,
-    sparse_as_dense: bool = False,
-    op: Any = Average,
-    gradient_predivide_factor: float = 1.0,
-    num_groups: int = 0,
-    groups: int | Sequence[Sequence[Any]] | None = None,
-    process_set: Any = global_process_set,
-    local_layers: Any = None,
-    scale_local_gradients: bool = True,
+    *, local_layers: Any, **options: Any
 ) -> Any:
     """As `DistributedGradientTape`, without the variables of some layers.
 
     Args:
-        gradtape: as there, and so all but
-        device_dense: device of dense gradients.
-        device_sparse: device of sparse ones.
-        compression: of what is sent.
-        sparse_as_dense: whether sparse gradients are made dense.
-        op: `Average` or `Sum`.
-        gradient_predivide_factor: divides before, multiplies after.
-        num_groups: deprecated: `groups`.
-        groups: what goes together.
-        process_set: the ranks that reduce.
         local_layers: a layer or a list of layers, the same ones on all ranks, whose
             gradients stay those of the rank; also variables that they make later.
-        scale_local_gradients: whether these are divided by the number of ranks.
+        **options: as there, in this order: `local_layers` is the last but one.
 
     Returns:
         The tape.
@@ -229,30 +220,9 @@ def PartialDistributedGradientTape(  # noqa: N802 - Horovod's name
         TypeError: as there.
         NotImplementedError: as there.
     """
-    if local_layers is None:
-        local_layers = []
-    elif isinstance(local_layers, keras.layers.Layer):
-        local_layers = [local_layers]
-    for layer in local_layers:
-        if not isinstance(layer, keras.layers.Layer):
-            raise ValueError(
-                f"Expected Keras layers in local_layers, got {layer!r}. A variable: "
-                "tape.register_local_source(variable)."
-            )
-    tape = DistributedGradientTape(
-        gradtape,
-        device_dense,
-        device_sparse,
-        compression,
-        sparse_as_dense,
-        op,
-        gradient_predivide_factor,
-        num_groups,
-        groups,
-        process_set,
-        scale_local_gradients,
-    )
-    for layer in local_layers:
+    layers = layers_of(local_layers)
+    tape = DistributedGradientTape(**options)
+    for layer in layers:
         tape.register_local_source(layer)
     return tape
 

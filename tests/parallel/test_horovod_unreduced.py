@@ -1,0 +1,652 @@
+"""Steps whose gradients were not reduced are refused, and no others, on two ranks.
+
+Each case is two steps, in a world of its own as far as the check is concerned: what an
+earlier case has left uncounted is used up before it.
+"""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from helpers.guarded import guarded
+from helpers.ranks import run_ranks
+
+import tfdist
+import tfdist.horovod.tensorflow as hvd
+from tfdist import _core
+
+TAKEN = "taken"
+TRACED = "RuntimeError"  # eagerly, or while the step is traced
+RUN = "FailedPreconditionError"  # when the traced step runs
+BATCH = 64
+
+
+class Model:
+    """Two weights, one of them a table; gradients depend on the rank."""
+
+    def __init__(self, elements=40):
+        self.weight = keras.Variable(np.ones(elements, "float32"))
+        self.table = keras.Variable(np.ones((30, 2), "float32"))
+        self.optimizer = keras.optimizers.SGD(0.1)
+        self.data = tf.random.normal([BATCH])
+
+    def loss(self, variables=None, data=None):
+        data = self.data if data is None else data
+        loss = tf.reduce_sum(self.weight * self.weight) * tf.reduce_mean(data)
+        if variables is None or len(variables) == 1:
+            return loss
+        return loss + tf.reduce_sum(tf.gather(self.table.value, [3, hvd.rank(), 3]))
+
+    def grads(self, variables=None, data=None, wrap=None):
+        variables = variables or [self.weight]
+        with tf.GradientTape() as tape:
+            loss = self.loss(variables, data)
+        tape = wrap(tape) if wrap else tape
+        return tape.gradient(loss, variables)
+
+    def apply(self, grads, variables=None):
+        variables = variables or [self.weight]
+        self.optimizer.apply_gradients(zip(grads, variables, strict=True))
+
+
+def case(function):
+    CASES[function.__name__] = function
+    return function
+
+
+CASES = {}
+wrapped = hvd.DistributedGradientTape
+
+# ---- eagerly ----
+
+
+@case
+def eager_plain(model):
+    model.apply(model.grads())
+
+
+@case
+def eager_plain_beside_the_loss(model):
+    hvd.allreduce(model.loss())
+    model.apply(model.grads())
+
+
+@case
+def eager_plain_beside_labels(model):
+    hvd.allgather(tf.range(5 * BATCH))
+    model.apply(model.grads())
+
+
+@case
+def eager_plain_after_broadcast(model):
+    hvd.broadcast_variables([model.weight], root_rank=0)
+    model.apply(model.grads())
+
+
+@case
+def eager_plain_of_outputs_of_all(model):
+    with tf.GradientTape() as tape:
+        outputs = tf.reshape(model.weight.value * tf.ones([BATCH, 1]), [-1])
+        loss = tf.reduce_sum(hvd.allgather(outputs) ** 2)
+    model.apply(tape.gradient(loss, [model.weight]))
+
+
+@case
+def eager_plain_with_statistics_of_all(model):
+    layer = hvd.SyncBatchNormalization(axis=-1)
+    with tf.GradientTape() as tape:
+        inputs = tf.random.normal([4, 40]) * model.weight
+        loss = tf.reduce_sum(layer(inputs, training=True) ** 3)
+    model.apply(tape.gradient(loss, [model.weight]))
+
+
+@case
+def eager_wrapped(model):
+    model.apply(model.grads(wrap=wrapped))
+
+
+@case
+def eager_by_hand(model):
+    (grad,) = model.grads()
+    model.apply([tf.clip_by_norm(hvd.allreduce(grad), 1.0)])
+
+
+@case
+def eager_by_hand_in_halves(model):
+    (grad,) = model.grads()
+    model.apply([hvd.allreduce(grad, compression=hvd.Compression.fp16)])
+
+
+@case
+def eager_by_hand_scattered(model):
+    (grad,) = model.grads()
+    model.apply([hvd.allgather(hvd.reducescatter(grad))])
+
+
+class FirstHalf(hvd.Compression.none):
+    """A compression that sends less than the gradient has."""
+
+    @staticmethod
+    def compress(tensor):
+        return tensor[: len(tensor) // 2], tensor
+
+    @staticmethod
+    def decompress(tensor, ctx):
+        return tf.concat([tensor, tf.zeros_like(tensor)], axis=0)
+
+
+@case
+def eager_by_hand_compressed(model):
+    (grad,) = model.grads()
+    model.apply([hvd.allreduce(grad, compression=FirstHalf)])
+
+
+@case
+def eager_compressed_by_tape(model):
+    model.apply(model.grads(wrap=lambda t: wrapped(t, compression=FirstHalf)))
+
+
+@case
+def eager_rows(model):
+    both = [model.weight, model.table]
+    model.apply(model.grads(both, wrap=wrapped), both)
+
+
+@case
+def eager_rows_made_dense(model):
+    both = [model.weight, model.table]
+    grads = [hvd.allreduce(grad) for grad in model.grads(both)]
+    assert isinstance(grads[1], tf.IndexedSlices)
+    model.apply([tf.convert_to_tensor(g) for g in grads], both)
+
+
+@case
+def eager_partial(model):
+    def partial(tape):
+        tape = hvd.PartialDistributedGradientTape(tape)
+        tape.register_local_source(model.table)  # of more elements than the other
+        return tape
+
+    both = [model.weight, model.table]
+    grads = model.grads(both, wrap=partial)
+    model.apply([tf.convert_to_tensor(g) for g in grads], both)
+
+
+@case
+def eager_all_local(model):
+    def partial(tape):
+        tape = hvd.PartialDistributedGradientTape(tape)
+        tape.register_local_source(model.weight)
+        return tape
+
+    model.apply(model.grads(wrap=partial))
+
+
+@case
+def eager_not_in_the_set(model):
+    model.apply(model.grads(wrap=model.of_last_rank))
+
+
+@case
+def eager_added_up_then_reduced(model):
+    grads = [model.grads()[0] for _ in range(3)]
+    model.apply([hvd.allreduce(tf.add_n(grads))])
+
+
+@case
+def eager_reduced_then_added_up(model):
+    grads = [model.grads(wrap=wrapped)[0] for _ in range(3)]
+    model.apply([tf.add_n(grads)])
+
+
+@case
+def eager_accumulated_by_keras(model):
+    model.optimizer = keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)
+    for _ in range(4):
+        model.apply(model.grads(wrap=wrapped))
+
+
+@case
+def eager_loss_scale(model):
+    model.optimizer = keras.optimizers.LossScaleOptimizer(model.optimizer)
+    model.apply(model.grads(wrap=wrapped))
+
+
+@case
+def eager_one_variable_after_the_other(model):
+    both = [model.weight, model.table]
+    model.optimizer.build(both)
+    for grad, variable in zip(model.grads(both, wrap=wrapped), both, strict=True):
+        model.optimizer.apply([grad], [variable])
+
+
+@case
+def eager_same_gradients_again(model):
+    grads = model.grads(wrap=wrapped)
+    hvd.allreduce(tf.ones([100]))  # what is left over is of no use to a second step
+    model.apply(grads)
+    model.apply(grads)
+
+
+@case
+def eager_two_models(model):
+    other = Model()
+    ready = [m.grads(wrap=wrapped) for m in (model, other)]
+    for one, grads in zip((model, other), ready, strict=True):
+        one.apply(grads)
+
+
+@case
+def eager_two_models_one_plain(model):
+    other = Model()
+    ready = [model.grads(wrap=wrapped), other.grads()]
+    for one, grads in zip((model, other), ready, strict=True):
+        one.apply(grads)
+
+
+@case
+def eager_plain_beside_a_wrapped_optimizer(model):
+    other = Model()
+    other.optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
+    other.apply(other.grads())
+    model.apply(model.grads())
+
+
+@case
+def eager_plain_beside_a_traced_step(model):
+    other = Model()
+    tf.function(lambda: other.apply(other.grads(wrap=wrapped)))()
+    model.apply(model.grads())
+
+
+@case
+def eager_plain_beside_rows(model):
+    other = Model()
+    both = [other.weight, other.table]
+    other.apply(other.grads(both, wrap=wrapped), both)
+    model.apply(model.grads())
+
+
+@case
+def eager_step_of_a_function_that_reduces(model):
+    model.apply(tf.function(lambda: model.grads(wrap=wrapped))())
+
+
+@case
+def eager_step_of_a_function_with_local_gradients(model):
+    def partial(tape):
+        tape = hvd.PartialDistributedGradientTape(tape)
+        tape.register_local_source(model.table)
+        return tape
+
+    both = [model.weight, model.table]
+
+    @tf.function
+    def gradients():
+        grads = model.grads(both, wrap=partial)
+        return [tf.convert_to_tensor(g) for g in grads]
+
+    model.apply(gradients(), both)
+
+
+@case
+def eager_step_of_a_function_that_reduces_the_loss(model):
+    @tf.function
+    def gradients():
+        with tf.GradientTape() as tape:
+            loss = hvd.allreduce(model.loss())
+        return tape.gradient(loss, [model.weight])
+
+    model.apply(gradients())
+
+
+@case
+def eager_step_of_a_function_with_outputs_of_all(model):
+    @tf.function
+    def gradients():
+        with tf.GradientTape() as tape:
+            outputs = tf.reshape(model.weight * tf.ones([BATCH, 1]), [-1])
+            loss = tf.reduce_sum(hvd.allgather(outputs) ** 2)
+        return tape.gradient(loss, [model.weight])
+
+    model.apply(gradients())
+
+
+@case
+def eager_tensorflow_1(model):
+    model.optimizer = tf.compat.v1.train.GradientDescentOptimizer(0.1)
+    weight = tf.Variable(tf.ones([40]))
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(weight)
+    grads = wrapped(tape).gradient(loss, [weight])
+    model.optimizer.apply_gradients(zip(grads, [weight], strict=True))
+
+
+# ---- in a graph ----
+
+
+def function_of(model, gradients, **options):
+    """A function that takes a step, made once for a model."""
+    if not hasattr(model, "function"):
+        model.function = tf.function(
+            lambda *given: model.apply(gradients(*given)), **options
+        )
+    return model.function
+
+
+@case
+def graph_of_arguments(model):
+    function_of(model, lambda grad: [grad])(*model.grads(wrap=wrapped))
+
+
+@case
+def graph_of_plain_arguments(model):
+    function_of(model, lambda grad: [grad])(*model.grads())
+
+
+@case
+def graph_of_arguments_of_unknown_size(model):
+    rows = tf.TensorSpec([None], tf.float32)
+    step = function_of(model, lambda grad: [grad], input_signature=[rows])
+    step(*model.grads(wrap=wrapped))
+
+
+@case
+def graph_of_plain_arguments_of_unknown_size(model):
+    rows = tf.TensorSpec([None], tf.float32)
+    step = function_of(model, lambda grad: [grad], input_signature=[rows])
+    step(*model.grads())
+
+
+@case
+def graph_of_what_was_reduced_before(model):
+    grads = model.grads(wrap=wrapped)
+    tf.function(lambda: model.apply(grads))()
+
+
+@case
+def graph_of_arguments_under_xla(model):
+    step = function_of(model, lambda grad: [grad], jit_compile=True)
+    step(*model.grads(wrap=wrapped))
+
+
+def of_variables(model, wrap):
+    if not hasattr(model, "sum"):
+        model.sum = tf.Variable(tf.zeros([40]))
+
+        @tf.function
+        def step(last):
+            model.sum.assign_add(model.grads(wrap=wrap)[0])
+            if last:
+                model.apply([model.sum / 2.0])
+                model.sum.assign(tf.zeros([40]))
+
+        model.step = step
+    for last in (False, True):
+        model.step(tf.constant(last))
+
+
+@case
+def graph_of_variables(model):
+    of_variables(model, wrapped)
+
+
+@case
+def graph_of_plain_variables(model):
+    of_variables(model, None)
+
+
+@case
+def graph_by_a_formula(model):
+    def formula(x):
+        return [x * model.weight]
+
+    function_of(model, formula)(tf.random.normal([40]))
+
+
+@case
+def graph_plain_with_decay(model):
+    def decayed():
+        return [model.grads()[0] + 0.1 * model.weight]
+
+    function_of(model, decayed)()
+
+
+@case
+def graph_wrapped_with_decay(model):
+    def decayed():
+        return [model.grads(wrap=wrapped)[0] + 0.1 * model.weight]
+
+    function_of(model, decayed)()
+
+
+@case
+def graph_of_labels_of_all(model):
+    def gradients(labels):
+        return model.grads(data=hvd.allgather(labels))
+
+    function_of(model, gradients)(model.data)
+
+
+@case
+def graph_of_gathered_gradients(model):
+    def gradients():
+        (grad,) = model.grads()
+        return [tf.reduce_mean(hvd.allgather(grad[tf.newaxis]), axis=0)]
+
+    function_of(model, gradients)()
+
+
+@case
+def graph_of_gathered_rows(model):
+    @tf.function
+    def step():
+        both = [model.weight, model.table]
+        grad = model.grads(both)[1]
+        grad = tf.IndexedSlices(
+            hvd.allgather(grad.values) / hvd.size(), hvd.allgather(grad.indices)
+        )
+        model.apply([grad], [model.table])
+
+    step()
+
+
+@case
+def graph_of_rows(model):
+    both = [model.weight, model.table]
+    if not hasattr(model, "step"):
+        model.step = tf.function(
+            lambda: model.apply(model.grads(both, wrap=wrapped)[1:], [model.table])
+        )
+    model.step()
+
+
+@case
+def graph_not_in_the_set(model):
+    tf.function(lambda: model.apply(model.grads(wrap=model.of_last_rank)))()
+
+
+@case
+def graph_of_rows_of_a_function(model):
+    """In one function they are reduced, in another applied."""
+    both = [model.weight, model.table]
+    if not hasattr(model, "step"):
+        model.reduce = tf.function(lambda: model.grads(both, wrap=wrapped))
+        model.step = tf.function(lambda *grads: model.apply(grads, both))
+    model.step(*model.reduce())
+
+
+EXPECTED = {
+    "eager_plain": TRACED,
+    "eager_plain_beside_the_loss": TRACED,
+    "eager_plain_beside_labels": TRACED,
+    "eager_plain_after_broadcast": TRACED,
+    "eager_plain_of_outputs_of_all": TRACED,
+    "eager_plain_with_statistics_of_all": TRACED,
+    "eager_same_gradients_again": TRACED,
+    "eager_two_models_one_plain": TRACED,
+    "eager_plain_beside_a_wrapped_optimizer": TRACED,
+    "eager_plain_beside_a_traced_step": TRACED,
+    "eager_plain_beside_rows": TRACED,
+    "eager_step_of_a_function_that_reduces_the_loss": TRACED,
+    "eager_step_of_a_function_with_outputs_of_all": TRACED,
+    "graph_of_plain_arguments": RUN,
+    "graph_of_plain_arguments_of_unknown_size": RUN,
+    "graph_of_plain_variables": RUN,
+    "graph_by_a_formula": RUN,
+    "graph_plain_with_decay": TRACED,
+    "graph_of_labels_of_all": TRACED,
+    "graph_of_arguments_under_xla": "InsideXlaError",
+}
+
+
+def outcomes():
+    found = {}
+    last = hvd.add_process_set([1])
+    with guarded():
+        for name, steps in CASES.items():
+            use_up()
+            tf.random.set_seed(hvd.rank())
+            model = Model()
+            model.of_last_rank = lambda tape: wrapped(tape, process_set=last)
+            try:
+                for _ in range(2):
+                    steps(model)
+            except Exception as error:
+                found[name] = f"{type(error).__name__}: {error}"
+            else:
+                found[name] = TAKEN
+    return found
+
+
+def use_up():
+    while _core.use_reduced(1, 0):
+        pass
+
+
+@pytest.fixture(scope="module")
+def on_two_ranks():
+    return run_ranks(outcomes, 2, timeout_s=120)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_step_is_taken_or_refused(name, on_two_ranks):
+    for found in on_two_ranks:
+        expected = EXPECTED.get(name, TAKEN)
+        assert found[name].partition(":")[0] == expected, found[name]
+        if expected in (TRACED, RUN):
+            assert "gradients that were not reduced over the 2 ranks" in found[name]
+
+
+def counted():
+    """What the engine counts, of each kind of operation."""
+    before = _core.counters()["reduced_elements"]
+    counts = {}
+
+    def note(name):
+        nonlocal before
+        now = _core.counters()["reduced_elements"]
+        counts[name], before = now - before, now
+
+    hvd.allreduce(tf.ones([7]))
+    note("average")
+    hvd.allreduce(tf.ones([7]), op=hvd.Max)
+    note("max")
+    hvd.grouped_allreduce([tf.ones([7]), tf.ones([2, 2], tf.float64)])
+    note("grouped")
+    hvd.reducescatter(tf.ones([7, 3]))
+    note("reducescatter")
+    hvd.allgather(tf.ones([7]))
+    note("allgather")
+    hvd.broadcast(tf.ones([7]), root_rank=0)
+    note("broadcast")
+    hvd.allreduce(tf.IndexedSlices(tf.ones([2, 3]), tf.constant([0, 1]), (10, 3)))
+    note("rows of a table")
+    hvd.allreduce(tf.IndexedSlices(tf.ones([2, 3]), tf.constant([0, 1])))
+    note("rows of no known table")
+    assert _core.count_reduced(0) == before
+    return counts
+
+
+def test_the_engine_counts_elements_of_gradients():
+    for counts in run_ranks(counted, 2):
+        assert counts == {
+            "average": 7,
+            "max": 0,
+            "grouped": 11,
+            "reducescatter": 21,
+            "allgather": 0,
+            "broadcast": 0,
+            "rows of a table": 30,
+            "rows of no known table": 12,
+        }
+
+
+def joined():
+    """The second rank has two batches, the first one three."""
+    with guarded():
+        model = Model()
+        for _ in range(3 - hvd.rank()):
+            model.apply(model.grads(wrap=wrapped))
+        hvd.join()
+        try:
+            model.apply(model.grads())
+        except RuntimeError:
+            return "refused"
+    return "taken"
+
+
+def test_who_goes_on_alone_is_not_refused_and_a_joined_rank_has_nothing_to_spend():
+    assert run_ranks(joined, 2) == ["refused", "refused"]
+
+
+# ---- reduced twice ----
+
+
+def twice(tape_op, optimizer_op, in_graph, own_names, clipped):
+    """The weights after a step by both wrappers, or the error."""
+    weight = keras.Variable([8.0, 8.0])
+    api = tfdist if own_names else hvd
+    ops = {"sum": tfdist.ReduceOp.SUM, "average": tfdist.ReduceOp.AVERAGE}
+    if not own_names:
+        ops = {"sum": hvd.Sum, "average": hvd.Average}
+    optimizer = api.DistributedOptimizer(
+        keras.optimizers.SGD(1.0, name="twice"), op=ops[optimizer_op]
+    )
+
+    def step():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(weight * (1.0 + hvd.rank()))
+        tape = api.DistributedGradientTape(tape, op=ops[tape_op])
+        grads = tape.gradient(loss, [weight])
+        if clipped:
+            grads, _ = tf.clip_by_global_norm(grads, 100.0)
+        optimizer.apply_gradients(zip(grads, [weight], strict=True))
+
+    try:
+        (tf.function(step) if in_graph else step)()
+    except ValueError as error:
+        return str(error)
+    return weight.numpy()
+
+
+@pytest.mark.parametrize("own_names", [False, True])
+@pytest.mark.parametrize("in_graph", [False, True])
+def test_a_sum_of_what_a_tape_has_added_up_is_an_error(in_graph, own_names):
+    for text in run_ranks(twice, 2, "sum", "sum", in_graph, own_names, in_graph):
+        assert isinstance(text, str), text
+        assert "'twice' are reduced twice: by a DistributedGradientTape" in text
+        assert "DistributedOptimizer, both with op=Sum" in text
+        assert "Remove one of the two" in text
+
+
+@pytest.mark.parametrize("in_graph", [False, True])
+@pytest.mark.parametrize(
+    "tape_op, optimizer_op, expected",
+    [("average", "average", 6.5), ("sum", "average", 5.0), ("average", "sum", 5.0)],
+)
+def test_beside_an_average_the_other_reduction_changes_nothing(
+    tape_op, optimizer_op, expected, in_graph
+):
+    for found in run_ranks(twice, 2, tape_op, optimizer_op, in_graph, False, False):
+        np.testing.assert_array_equal(found, [expected, expected])

@@ -1,0 +1,163 @@
+"""horovod.run and what programs import from horovod.runner."""
+
+import os
+import sys
+import threading
+
+import pytest
+from helpers.launcher import clean_environment
+from helpers.unplain import Point
+
+from tfdist import _pickled
+from tfdist.horovod import runner
+from tfdist.horovod.runner import _call, words_of
+from tfdist.horovod.runner.common.util.env import get_env_rank_and_size
+from tfdist.horovod.runner.util.threads import in_thread
+
+
+@pytest.fixture
+def alone(monkeypatch):
+    """No launcher's variables."""
+    for name in set(os.environ) - set(clean_environment()):
+        monkeypatch.delenv(name)
+    return monkeypatch
+
+
+@pytest.mark.parametrize(
+    ("environ", "place"),
+    [
+        ({}, (0, 1)),
+        ({"HOROVOD_RANK": "2", "HOROVOD_SIZE": "4"}, (2, 4)),
+        ({"TFDIST_RANK": "1", "TFDIST_SIZE": "3"}, (1, 3)),
+        ({"PMI_RANK": "1", "PMI_SIZE": "3", "HOROVOD_RANK": "2"}, (1, 3)),
+        ({"OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_SIZE": "6"}, (5, 6)),
+    ],
+)
+def test_a_process_knows_its_place_before_init(alone, environ, place):
+    for name, value in environ.items():
+        alone.setenv(name, value)
+    assert get_env_rank_and_size() == place
+
+
+def test_a_place_that_is_no_number_is_an_error(alone):
+    alone.setenv("HOROVOD_RANK", "first")
+    alone.setenv("HOROVOD_SIZE", "2")
+    with pytest.raises(ValueError, match="numbers, got 'first' and '2'"):
+        get_env_rank_and_size()
+
+
+def test_a_function_runs_in_a_thread():
+    seen = []
+    thread = in_thread(
+        lambda *args: seen.append((threading.current_thread().name, args)),
+        (1, 2),
+        name="beside",
+        daemon=False,
+    )
+    thread.join(10)
+    assert seen == [("beside", (1, 2))]
+    assert not thread.daemon
+    assert in_thread(seen.clear).daemon
+
+
+@pytest.mark.parametrize("silent", [True, False])
+def test_what_a_thread_raises_is_told_unless_silent(silent, monkeypatch):
+    told = []
+    monkeypatch.setattr(threading, "excepthook", told.append)
+    in_thread(int, ("no number",), silent=silent).join(10)
+    assert [t.exc_type for t in told] == ([] if silent else [ValueError])
+
+
+def test_arguments_of_a_thread_are_a_tuple():
+    with pytest.raises(ValueError, match=r"got list: \[1\]. For one argument write"):
+        in_thread(print, [1])
+
+
+# ---- horovod.run ----
+
+
+def test_parameters_become_flags_of_horovodrun():
+    assert words_of(
+        {
+            "func": print,
+            "num_proc": 2,
+            "hosts": "localhost:2",
+            "mpi_args": "-x NAME",
+            "network_interfaces": ["eth0", "eth1"],
+            "cooldown_range": (1, 2),
+            "verbose": 2,
+            "use_gloo": True,
+            "use_mpi": False,
+        }
+    ) == [
+        *("--num-proc=2", "--hosts=localhost:2", "--mpi-args=-x NAME"),
+        *("--network-interfaces=eth0,eth1", "--blacklist-cooldown-range", "1", "2"),
+        *("--verbose", "--gloo"),
+    ]
+
+
+def test_it_has_to_be_asked_for(alone):
+    with pytest.raises(RuntimeError, match="set TFDIST_OBJECTS=pickle"):
+        runner.run(print, np=2)
+
+
+def test_other_hosts_are_refused_before_anything_starts(alone):
+    alone.setenv("TFDIST_OBJECTS", "pickle")
+    with pytest.raises(
+        NotImplementedError, match="on this host alone, got far.invalid"
+    ):
+        runner.run(print, np=2, hosts="localhost:1,far.invalid:1")
+    with pytest.raises(ValueError, match="expected a number of slots"):
+        runner.run(print, np=2, hosts="localhost:many")
+
+
+def test_a_function_of_the_program_needs_cloudpickle(alone):
+    alone.setenv("TFDIST_OBJECTS", "pickle")
+    alone.setattr(_pickled, "by_value", lambda: False)
+
+    def train():
+        return 1
+
+    train.__module__ = "__main__"
+    with pytest.raises(TypeError, match="pip install cloudpickle"):
+        runner.run(train, np=2)
+
+
+def test_every_rank_returns_its_result(alone, tmp_path, capfd):
+    (tmp_path / "program_of_mine.py").write_text(
+        "from helpers.unplain import Point\n"
+        "from tfdist import _runtime\n"
+        "def train(start, step=1):\n"
+        "    import horovod\n"
+        "    _runtime.start()\n"
+        "    print('at', _runtime.rank(), horovod.__name__)\n"
+        "    return Point(start.x + step * _runtime.rank()), _runtime.size()\n"
+        "def fail():\n"
+        "    raise OSError('broken')\n"
+    )
+    alone.chdir(tmp_path)
+    alone.syspath_prepend(str(tmp_path))
+    alone.setenv("TFDIST_OBJECTS", "pickle")
+    import program_of_mine
+
+    found = runner.run(
+        program_of_mine.train,
+        (Point(5),),
+        {"step": 10},
+        np=2,
+        executable=sys.executable,
+    )
+    assert found == [(Point(5), 2), (Point(15), 2)]
+    assert "[rank 1] at 1 tfdist.horovod" in capfd.readouterr().out
+    with pytest.raises(RuntimeError, match="exit code 1; the report"):
+        runner.run(program_of_mine.fail)
+    assert "OSError: broken" in capfd.readouterr().err
+
+
+def test_a_result_that_is_missing_or_was_changed_is_an_error(tmp_path):
+    with pytest.raises(RuntimeError, match="result of rank 1 cannot be read"):
+        _call.result_of(tmp_path, 1, b"k")
+    _call.write(tmp_path / "result.1", _call.seal(5, "result.0", b"k"))
+    assert (tmp_path / "result.1").stat().st_mode & 0o777 == 0o600
+    with pytest.raises(RuntimeError, match="Nothing was unpickled"):
+        _call.result_of(tmp_path, 1, b"k")

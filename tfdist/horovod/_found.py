@@ -1,0 +1,128 @@
+"""Where the gradients of a step that is traced come from."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist._origins import around, key_of, origins
+from tfdist._reduced import is_settled, values_of
+
+# What counts elements of gradients; with counted=0 it is about something else.
+_REDUCTIONS = frozenset(
+    {
+        *("TfdistAllreduce", "TfdistReduce", "TfdistReduceScatter"),
+        *("TfdistReduceGroup", "TfdistAllgather"),
+    }
+)
+_CONSTANT = frozenset({"Const", "NoOp", "TfdistTopology"})
+_LOCAL = "_tfdist_local_gradients"  # attribute of a graph: names of tensors
+
+
+class Found(enum.Enum):
+    """What the graph tells of gradients."""
+
+    REDUCED = enum.auto()  # a reduction is among what they are computed from
+    LOCAL = enum.auto()  # none is, and they are computed here
+    UNKNOWN = enum.auto()  # they come from elsewhere
+
+
+def note_local(grads: Iterable[Any]) -> None:
+    """Remembers of symbolic gradients that a tape or optimizer has computed them.
+
+    Args:
+        grads: tensors, `tf.IndexedSlices`, and others, which are left out.
+    """
+    for grad in grads:
+        values = values_of(grad)
+        if not tf.is_symbolic_tensor(values):
+            continue
+        names = getattr(values.graph, _LOCAL, None)
+        if names is None:
+            names = set()
+            setattr(values.graph, _LOCAL, names)
+        names.add(values.name)
+
+
+def find(grads: Iterable[Any]) -> Found:
+    """Whether gradients were reduced, as far as the graph tells.
+
+    They are followed back through the inputs of operations, what functions have
+    captured from outside, and the functions that operations call. What was gathered
+    is reduced where gradients consist of nothing else: labels of all ranks, of which a
+    loss is computed, reduce nothing.
+
+    Args:
+        grads: of one step: tensors and `tf.IndexedSlices`, some symbolic.
+    """
+    starts = [values_of(g) for g in grads]
+    symbolic = [t for t in starts if tf.is_symbolic_tensor(t)]
+    own_graphs = list(around(tf.compat.v1.get_default_graph()))
+    met: set[Found] = set()
+    gathers = False
+
+    def look(tensor: Any) -> bool:
+        nonlocal gathers
+        operation = tensor.op
+        if is_settled(tensor) or _is_reduction(operation):
+            met.add(Found.REDUCED)
+            return False
+        gathers |= operation.type == "TfdistAllgather"
+        if tensor.name in getattr(tensor.graph, _LOCAL, ()):
+            met.add(Found.LOCAL)
+            return False
+        if operation.type in ("ReadVariableOp", "ResourceGather", "VariableV2"):
+            met.add(Found.UNKNOWN)
+            return False
+        # Those of functions that are called are found among the inputs of the call.
+        if operation.type == "Placeholder" and tensor.graph in own_graphs:
+            if not any(tf.is_symbolic_tensor(t) for t in origins(tensor)):
+                met.add(Found.UNKNOWN)
+        return True
+
+    _walk(symbolic, look)
+    if len(symbolic) < len(starts):
+        met.add(Found.UNKNOWN)
+    if Found.REDUCED in met or (gathers and _all_gathered(symbolic)):
+        return Found.REDUCED
+    if Found.LOCAL in met or Found.UNKNOWN not in met:
+        return Found.LOCAL
+    return Found.UNKNOWN
+
+
+def _walk(tensors: Iterable[Any], look: Callable[[Any], bool]) -> None:
+    """Looks at each tensor once, and behind those of which `look` returns true."""
+    seen: set[tuple[int, str]] = set()
+    waiting = list(tensors)
+    while waiting:
+        tensor = waiting.pop()
+        if key_of(tensor) in seen:
+            continue
+        seen.add(key_of(tensor))
+        if look(tensor):
+            waiting += origins(tensor)
+
+
+def _is_reduction(operation: Any) -> bool:
+    if operation.type not in _REDUCTIONS:
+        return False
+    return operation.type == "TfdistReduceGroup" or operation.get_attr("counted") != 0
+
+
+def _all_gathered(tensors: Iterable[Any]) -> bool:
+    """Whether gradients are made of gathered values alone."""
+    others = False
+
+    def look(tensor: Any) -> bool:
+        nonlocal others
+        if tensor.op.type == "TfdistAllgather":
+            return False
+        before = origins(tensor)
+        others |= not before and tensor.op.type not in _CONSTANT
+        return True
+
+    _walk(tensors, look)
+    return not others

@@ -1,0 +1,219 @@
+"""`horovod.runner`, and `horovod.run`: a function on several ranks, from Python."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tfdist import _core, _pickled
+from tfdist.horovod.runner import _call
+from tfdist.launch.hosts import HostsError, mark_local, parse_file, parse_list
+
+__all__ = ["run"]
+
+_INSTEAD = (
+    "Or put the function's lines into a script of their own, and start that with "
+    "`tfdistrun --horovod -np N script.py`"
+)
+_END_S = 30.0
+# Parameter → flag of horovodrun, which says itself what has no meaning here.
+_FLAGS = {
+    "num_proc": "--num-proc",
+    "min_num_proc": "--min-num-proc",
+    "max_num_proc": "--max-num-proc",
+    "slots": "--slots-per-host",
+    "reset_limit": "--reset-limit",
+    "hosts": "--hosts",
+    "hostfile": "--hostfile",
+    "host_discovery_script": "--host-discovery-script",
+    "start_timeout": "--start-timeout",
+    "ssh_port": "--ssh-port",
+    "ssh_identity_file": "--ssh-identity-file",
+    "output_filename": "--output-filename",
+    "mpi_args": "--mpi-args",
+    "network_interfaces": "--network-interfaces",
+}
+_SWITCHES = {
+    "disable_cache": "--disable-cache",
+    "verbose": "--verbose",
+    "use_gloo": "--gloo",
+    "use_mpi": "--mpi",
+}
+
+
+def run(
+    func: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    num_proc: int | None = None,
+    min_num_proc: int | None = None,
+    max_num_proc: int | None = None,
+    slots: int | None = None,
+    reset_limit: int | None = None,
+    cooldown_range: tuple[int, int] | None = None,
+    hosts: str | None = None,
+    hostfile: str | None = None,
+    start_timeout: int | None = None,
+    ssh_port: int | None = None,
+    ssh_identity_file: str | None = None,
+    disable_cache: bool | None = None,
+    output_filename: str | None = None,
+    verbose: int | None = None,
+    use_gloo: bool | None = None,
+    use_mpi: bool | None = None,
+    mpi_args: str | None = None,
+    network_interfaces: str | Sequence[str] | None = None,
+    executable: str | None = None,
+    host_discovery_script: str | None = None,
+    np: int | None = None,
+) -> list[Any]:
+    """Calls a function on ranks that it starts on this host, and waits for their end.
+
+    Function, arguments and results go through files that only this user can read, by
+    pickle: so it needs `TFDIST_OBJECTS=pickle`. A function of the program itself, or
+    of a notebook, needs the package cloudpickle too. What the ranks print comes out
+    here, as with tfdistrun.
+
+    Args:
+        func: the function; it calls `hvd.init()`.
+        args: its arguments.
+        kwargs: its named arguments.
+        num_proc: number of ranks; default 1.
+        min_num_proc: as `--min-num-proc` of horovodrun: equal to `num_proc`.
+        max_num_proc: as `--max-num-proc`: equal to `num_proc`.
+        slots: as `--slots-per-host`.
+        reset_limit: as `--reset-limit`.
+        cooldown_range: as `--blacklist-cooldown-range`.
+        hosts: of this host alone, such as "localhost:4".
+        hostfile: a file with this host alone.
+        start_timeout: seconds until all ranks must have started.
+        ssh_port: as `--ssh-port`.
+        ssh_identity_file: as `--ssh-identity-file`.
+        disable_cache: as `--disable-cache`.
+        output_filename: folder for one file of output a rank.
+        verbose: as `--verbose`.
+        use_gloo: as `--gloo`.
+        use_mpi: as `--mpi`.
+        mpi_args: as `--mpi-args`.
+        network_interfaces: as `--network-interfaces`.
+        executable: the Python that runs the ranks; default this one.
+        host_discovery_script: as `--host-discovery-script`.
+        np: an older name of `num_proc`.
+
+    Returns:
+        What the function has returned on each rank, in their order.
+
+    Raises:
+        RuntimeError: without `TFDIST_OBJECTS=pickle`; or a rank failed, as the report
+            above it says.
+        NotImplementedError: other hosts than this one.
+        TypeError: function or arguments cannot be pickled.
+        ValueError: the hosts are malformed.
+
+    Example:
+        >>> from tfdist.horovod.runner import run
+        >>> run(max, args=(1, 2), np=2)  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        RuntimeError: horovod.run sends functions by pickle, which a job has to ask...
+    """
+    given = {name: value for name, value in locals().items() if value is not None}
+    if _core.value(_pickled.VARIABLE) != "pickle":
+        raise RuntimeError(
+            "horovod.run sends functions by pickle, which a job has to ask for: set "
+            f"{_pickled.VARIABLE}=pickle (docs/security.md). {_INSTEAD}."
+        )
+    _check_hosts(hosts, hostfile)
+    _check_module(func)
+    size = np or num_proc or 1
+    given["num_proc"] = size
+    with tempfile.TemporaryDirectory(prefix="tfdist-run-") as name:
+        folder = Path(name)
+        key = secrets.token_bytes(_pickled.MAC_BYTES)
+        _call.write(folder / _call.KEY, key)
+        call = (func, tuple(args), dict(kwargs or {}))
+        _call.write(folder / _call.CALL, _call.seal(call, _call.CALL, key))
+        python = executable or sys.executable
+        command = [python, "-m", __name__, name]
+        code = _finish([*words_of(given), "--", *command])
+        if code != 0:
+            raise RuntimeError(
+                f"horovod.run: the ranks ended with exit code {code}; the report of "
+                "the first failure stands above."
+            )
+        return [_call.result_of(folder, rank, key) for rank in range(size)]
+
+
+def words_of(given: Mapping[str, Any]) -> list[str]:
+    """The words for horovodrun.
+
+    Example:
+        >>> from tfdist.horovod.runner import words_of
+        >>> words_of({"num_proc": 2, "use_mpi": False, "verbose": 1, "func": print})
+        ['--num-proc=2', '--verbose']
+    """
+    words = []
+    for name, flag in _FLAGS.items():
+        if name in given:
+            value = given[name]
+            many = isinstance(value, Sequence) and not isinstance(value, str)
+            words.append(f"{flag}={','.join(map(str, value)) if many else value}")
+    if "cooldown_range" in given:
+        words.append("--blacklist-cooldown-range")
+        words += map(str, given["cooldown_range"])
+    return words + [flag for name, flag in _SWITCHES.items() if given.get(name)]
+
+
+def _check_hosts(hosts: str | None, hostfile: str | None) -> None:
+    found = []
+    try:
+        if hosts is not None:
+            found = parse_list(hosts)
+        elif hostfile is not None:
+            found = parse_file(Path(hostfile).read_text(encoding="utf-8"), hostfile)
+    except (HostsError, OSError) as error:
+        raise ValueError(f"horovod.run: {error}") from None
+    far = [host.name for host in mark_local(found) if not host.is_local]
+    if far:
+        raise NotImplementedError(
+            f"horovod.run starts ranks on this host alone, got {', '.join(far)}. "
+            "Put the function's lines into a script of their own, and start that with "
+            "`tfdistrun --horovod -np N -H HOST:SLOTS,... script.py`."
+        )
+
+
+def _check_module(func: Callable[..., Any]) -> None:
+    if getattr(func, "__module__", "") == "__main__" and not _pickled.by_value():
+        raise TypeError(
+            f"horovod.run: {func!r} belongs to the program itself, which the ranks do "
+            "not run. Sending it needs: pip install cloudpickle. Or import it from a "
+            f"module. {_INSTEAD}."
+        )
+
+
+def _own_path() -> list[str]:
+    """Where the program's own modules are found; the rest is the interpreter's."""
+    kinds = ("stdlib", "platstdlib", "purelib", "platlib")
+    python = tuple(sysconfig.get_path(kind) for kind in kinds)
+    found = [folder or os.getcwd() for folder in sys.path]
+    return [f for f in found if not f.startswith(python) and not f.endswith(".zip")]
+
+
+def _finish(words: list[str]) -> int:
+    """Runs horovodrun to its end; returns its exit code."""
+    job = subprocess.Popen(  # noqa: S603  a Python of the user's, no shell
+        [sys.executable, "-m", "tfdist.launch.horovod", *words],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(_own_path())},
+    )
+    try:
+        return job.wait()
+    except BaseException:  # Ctrl-C: tfdistrun ends its ranks before itself
+        job.terminate()
+        job.wait(_END_S)
+        raise

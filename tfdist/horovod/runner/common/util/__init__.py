@@ -1,0 +1,1 @@
+"""`horovod.runner.common.util`: what programs and their tests import from it."""

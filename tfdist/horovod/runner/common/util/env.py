@@ -1,0 +1,40 @@
+"""Who this process is, before `hvd.init()`."""
+
+from __future__ import annotations
+
+import os
+
+from tfdist.rendezvous.environment import detect
+
+__all__ = ["get_env_rank_and_size"]
+
+
+def get_env_rank_and_size() -> tuple[int, int]:
+    """The rank of this process and the number of all, as its launcher tells them.
+
+    Of HOROVOD_RANK and HOROVOD_SIZE where both are set, else what `hvd.init()` would
+    find: variables of tfdistrun, mpirun, srun.
+
+    Returns:
+        Rank and size; 0 and 1 without a launcher.
+
+    Raises:
+        ValueError: HOROVOD_RANK or HOROVOD_SIZE is no number.
+        tfdist._core.CoreError: a variable of another launcher is malformed, or two of
+            them contradict each other.
+
+    Example:
+        >>> from tfdist.horovod.runner.common.util.env import get_env_rank_and_size
+        >>> get_env_rank_and_size()
+        (0, 1)
+    """
+    rank, size = (os.environ.get(name) for name in ("HOROVOD_RANK", "HOROVOD_SIZE"))
+    if not (rank and size):
+        place = detect(os.environ)
+        return place.rank, place.size
+    if not (rank.isdecimal() and size.isdecimal()):
+        raise ValueError(
+            f"Expected HOROVOD_RANK and HOROVOD_SIZE to be numbers, got {rank!r} and "
+            f"{size!r}. Unset them, or start the program with tfdistrun --horovod."
+        )
+    return int(rank), int(size)
