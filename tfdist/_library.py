@@ -16,7 +16,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.framework import auto_control_deps
 
-from tfdist import _core
+from tfdist import _core, _engine
 
 _logger = logging.getLogger("tfdist")
 
@@ -39,11 +39,24 @@ _ORDER_FREE = "MUST_RUN_ORDER_INSENSITIVE_STATEFUL_OPS"
 
 
 @functools.cache
-def ops() -> ModuleType:
-    """The generated functions of the operations, e.g. `ops().tfdist_allreduce`.
+def ops() -> Any:
+    """The functions of the operations, e.g. `ops().tfdist_allreduce`.
+
+    They are those of `libtfdist_tf.so`, or of the engine that `TFDIST_ENGINE` names.
 
     Raises:
         ImportError: the libraries are not built, or for another TensorFlow.
+    """
+    engine = _engine.chosen()
+    return native_ops() if engine is None else engine.operations()
+
+
+@functools.cache
+def native_ops() -> ModuleType:
+    """The generated functions of `libtfdist_tf.so`, whatever the engine.
+
+    Raises:
+        ImportError: as `ops`.
     """
     _core.library()  # first, by absolute path: both libraries then share one state
     check_built_for(LIBRARY_PATH, tf.__version__)

@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.ops import control_flow_util
 
-from tfdist import _core, _runtime, errors
+from tfdist import _core, _engine, _runtime, errors
 from tfdist._library import ops
 
 
@@ -383,7 +383,11 @@ def check_reducible(dtype: tf.DType, op: Any, function: str) -> None:
         TypeError: the type does not take the operation; says which does, or what to
             cast to.
     """
-    refusal = _core.reduction_refusal(dtype.as_datatype_enum, _reduce_op(op))
+    number = dtype.as_datatype_enum
+    refusal = _core.reduction_refusal(number, _reduce_op(op))
+    engine = _engine.chosen()
+    if refusal is None and engine is not None:
+        refusal = engine.refusal(number, _reduce_op(op))
     if refusal is not None:
         raise TypeError(f"tfdist.{function}: {refusal}")
 

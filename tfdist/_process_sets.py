@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tfdist import _core, _runtime
+from tfdist import _core, _engine, _runtime
 
 __all__ = ["ProcessSet", "add_process_set", "process_sets", "remove_process_set"]
 
@@ -114,6 +114,9 @@ def add(ranks: Iterable[int], *, timeout_s: float | None = None) -> ProcessSet:
     made = ProcessSet(members, number, _runtime.generation())
     known = _runtime.live_sets()
     if made not in known:
+        engine = _engine.chosen()
+        if engine is not None:
+            engine.add_process_set(number, members)
         known.append(made)
     return made
 
@@ -146,6 +149,9 @@ def remove_process_set(
         _core.remove_process_set(number, timeout_s=timeout_s or 0.0)
     except _core.CoreError as error:
         _runtime.raise_public(error)
+    engine = _engine.chosen()
+    if engine is not None:
+        engine.remove_process_set(number)
     _runtime.live_sets().remove(process_set)
 
 

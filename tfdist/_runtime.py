@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn, Protocol, TypeVar
 
-from tfdist import _core, tuning
+from tfdist import _core, _engine, tuning
 from tfdist import _last_words as last_words
 from tfdist.rendezvous import agreement, report
 from tfdist.rendezvous.environment import detect
@@ -126,6 +126,7 @@ def _connect(timeout_s: float | None) -> None:
         rows = _core.config()
         limit_s = timeout_s or rows["TFDIST_START_TIMEOUT_S"]["value"]
         placement = detect(os.environ)
+        _engine.check_kept()
         _install_hooks()
         _state.generation += 1
         _log.debug("rank %d of %d by %s", placement.rank, placement.size, placement)
@@ -169,9 +170,23 @@ def _connect(timeout_s: float | None) -> None:
         _state.topology = mesh.topology
         _state.pid = os.getpid()
         _state.process_sets = []
+        engine = _engine.chosen()
+        if engine is not None:
+            _start_engine(engine, mesh, limit_s)
         folder = rows["TFDIST_TIMELINE"]["value"]
         if folder:
             _start_timeline(folder, mesh, limit_s)
+
+
+def _start_engine(engine: _engine.Engine, mesh: Mesh, timeout_s: float) -> None:
+    """Starts what carries the tensors; where it fails, every rank raises."""
+    _state.helpers["engine"] = engine
+    try:
+        engine.start(mesh, timeout_s)
+    except _core.CoreError as error:
+        _core.abort(error.message)
+        shutdown()
+        raise
 
 
 def _start_timeline(folder: str, mesh: Mesh, timeout_s: float) -> None:

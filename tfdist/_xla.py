@@ -25,7 +25,7 @@ from tensorflow.python.ops.control_flow_v2_func_graphs import (
     WhileBodyFuncGraph,
 )
 
-from tfdist import _core, errors
+from tfdist import _core, _engine, errors
 from tfdist._library import built_for, ops
 from tfdist._operations import InsideXlaError, inside_xla
 
@@ -63,6 +63,9 @@ def reduced_by_xla(refusals: Sequence[str | None] = ()) -> bool:
 
 def unusable() -> str | None:
     """Why no group can be reduced inside of XLA in this process, or None."""
+    engine = _engine.chosen()
+    if engine is not None:
+        return f"the engine {engine.name!r} has no operations for XLA"
     if not LIBRARY_PATH.is_file():
         return NOT_BUILT
     devices = {d.device_type for d in tf.config.list_logical_devices()} - {"CPU"}

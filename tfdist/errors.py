@@ -23,6 +23,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist import _engine
 from tfdist._core import CoreError
 
 __all__ = [
@@ -161,8 +162,15 @@ def from_tf(error: BaseException) -> Exception | None:
     record = _record(payload)
     cls = _CLASSES.get(record.kind)
     if cls is None:
-        return None
+        return _of_engine(error)
     return cls(str(payload.get("message") or error), record)  # type: ignore[return-value]
+
+
+def _of_engine(error: BaseException) -> Exception | None:
+    """Our error for one of another engine's operations."""
+    engine = _engine.chosen()
+    found = engine.told(error) if engine is not None else None
+    return from_core(found) if found is not None else None
 
 
 def from_core(error: CoreError) -> Exception:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from tfdist import _core
+from tfdist import _core, _engine
 
 _logger = logging.getLogger("tfdist")
 
@@ -25,9 +25,13 @@ def check_not_torn() -> None:
     if committed is not None:
         _logger.info("The weights are whole: those after step %d.", committed)
         return
+    good = ""
+    if _engine.chosen() is None:  # the core has not seen the steps of another engine
+        good = (
+            f"The last good step is {_core.good_steps()}, counted from tfdist.init()."
+        )
     raise RuntimeError(
         "The weights are torn: a step was aborted when some variables may already "
-        f"have been updated ({failure.message}). The last good step is "
-        f"{_core.good_steps()}, counted from tfdist.init(). Saving is refused: go back "
+        f"have been updated ({failure.message}). {good} Saving is refused: go back "
         "to the last checkpoint."
     )

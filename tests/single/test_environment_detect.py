@@ -47,6 +47,14 @@ PALS = {
     "PMI_LOCAL_SIZE": "2",
     "PALS_APID": "abc",
 }
+HOROVODRUN = {
+    "HOROVOD_RANK": "1",
+    "HOROVOD_SIZE": "2",
+    "HOROVOD_LOCAL_RANK": "1",
+    "HOROVOD_LOCAL_SIZE": "2",
+    "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1",
+    "HOROVOD_GLOO_RENDEZVOUS_PORT": "4711",
+}
 TFDIST = {"TFDIST_RANK": "0", "TFDIST_SIZE": "2", "TFDIST_RENDEZVOUS": "h:1"}
 
 
@@ -204,3 +212,13 @@ def test_ranks_of_one_job_share_its_name_and_other_jobs_have_another():
 def test_only_tfdistrun_serves_the_store():
     assert not detect({**TFDIST, "TFDIST_JOB_ID": "mine"}).served
     assert detect({**TFDIST, "TFDIST_JOB_ID": f"{LAUNCHER_JOB}1:2"}).served
+
+
+def test_horovods_own_launcher_is_recognised_by_its_store():
+    found = detect(HOROVODRUN)
+    assert (found.rank, found.size, found.local_rank, found.local_size) == (1, 2, 1, 2)
+    assert found.source == "horovodrun"
+    assert found.job == "horovodrun 127.0.0.1:4711"
+    # tfdistrun --horovod sets the place alone, beside its own variables.
+    place_only = {k: v for k, v in HOROVODRUN.items() if "GLOO" not in k}
+    assert detect(place_only).source == "single"

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist import _core, _runtime, split_step
+from tfdist import _core, _engine, _runtime, split_step
 from tfdist._process_sets import ProcessSet, members_of
 from tfdist.callbacks._listing import (
     agree_on_callbacks,
@@ -179,7 +179,8 @@ def _name_of(record: dict[str, Any]) -> str:
 
 def finished_operations() -> int:
     """How many operations the engine has finished in this world."""
-    return int(_core.counters()["finished"])
+    engine = _engine.chosen()
+    return engine.finished() if engine else int(_core.counters()["finished"])
 
 
 def _steps_with_an_update(model: keras.Model) -> int:

@@ -7,7 +7,7 @@ import sys
 import time
 from typing import Any, TextIO
 
-from tfdist import _core, _runtime
+from tfdist import _core, _engine, _runtime
 from tfdist._process_sets import members_of
 from tfdist.callbacks._base import RankCallback
 from tfdist.objects import allgather_object
@@ -236,6 +236,8 @@ class Progress(RankCallback):
         # Before the first update has been checked the records are not ours to take.
         if self._alone:
             watched_s = took_s
+        elif _engine.chosen() is not None:
+            pass  # it keeps no records: nothing is said about communication
         elif self._checked or not self._is_compiled:
             exposed_s = exposed_us(_core.take_records()) / 1e6
             watched_s, exposed_s = (took_s, exposed_s) if self._watches else (0.0, 0.0)
@@ -272,7 +274,7 @@ class Progress(RankCallback):
         rank, cost_s = slowest({r: n[5] for r, n in zip(ranks, shared, strict=True)})
         seconds = max(n[1] for n in shared)
         late = None
-        if rank is not None and seconds > 0:
+        if rank is not None and seconds > 0 and _engine.chosen() is None:
             late = rank, max(0.0, min(1.0, cost_s / seconds))
         return speed, exposed, max(n[4] for n in shared), late
 

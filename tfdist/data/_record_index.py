@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import tensorflow as tf
 
-from tfdist._library import ops
+from tfdist._library import native_ops
 
 # Of each record: length and checksum before the data, checksum after.
 HEADER_BYTES, FOOTER_BYTES = 12, 4
@@ -150,7 +150,7 @@ def index_file(path: str) -> np.ndarray:
     """The lengths of the records of one file, in bytes; int64 `[records]`."""
     try:
         with tf.device("/CPU:0"):
-            return ops().tfdist_index_records(path).numpy()
+            return native_ops().tfdist_index_records(path).numpy()
     except tf.errors.NotFoundError as error:
         raise FileNotFoundError(_FRAME.sub("", error.message)) from None
     except tf.errors.DataLossError as error:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from tfdist._library import ops
+from tfdist._library import native_ops
 from tfdist.data import _record_index as indexing
 from tfdist.data import _record_ranks as ranks
 from tfdist.data._record_cache import Cache
@@ -199,7 +199,7 @@ class Records:
             raise TypeError(
                 f"Expected integers as positions, got {positions.dtype.name}."
             )
-        return ops().tfdist_read_records(
+        return native_ops().tfdist_read_records(
             **self._tensors,
             positions=tf.cast(positions, tf.int64),
             whole_files=self._index is None,

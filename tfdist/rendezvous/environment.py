@@ -10,6 +10,7 @@ The rules are tried in a fixed order; the first complete one wins:
 | pals | PALS_RANKID, PMI_SIZE | PALS_LOCAL_RANKID, PMI_LOCAL_SIZE |
 | mpich | PMI_RANK, PMI_SIZE | MPI_LOCALRANKID, MPI_LOCALNRANKS, PMI_LOCAL_* |
 | slurm | SLURM_PROCID, SLURM_STEP_NUM_TASKS | SLURM_LOCALID, _STEP_TASKS_PER_NODE |
+| horovodrun | HOROVOD_RANK, HOROVOD_SIZE | HOROVOD_LOCAL_RANK, HOROVOD_LOCAL_SIZE |
 | single | none of them: rank 0 of 1 | |
 
 TFDIST_RENDEZVOUS, where it is set, is the address of every job of several ranks.
@@ -260,6 +261,22 @@ def _slurm_local_size(environ: Mapping[str, str]) -> int | None:
     )
 
 
+def _horovodrun(environ: Mapping[str, str]) -> Placement | None:
+    """Horovod's own launcher; the address of its store names the job."""
+    address = environ.get("HOROVOD_GLOO_RENDEZVOUS_ADDR")
+    if not address:
+        return None
+    return _build(
+        environ,
+        "horovodrun",
+        "HOROVOD_RANK",
+        "HOROVOD_SIZE",
+        local_rank=("HOROVOD_LOCAL_RANK",),
+        local_size=("HOROVOD_LOCAL_SIZE",),
+        job=f"horovodrun {address}:{environ.get('HOROVOD_GLOO_RENDEZVOUS_PORT')}",
+    )
+
+
 _RULES: tuple[Callable[[Mapping[str, str]], Placement | None], ...] = (
     _tfdist,
     _torchrun,
@@ -267,6 +284,7 @@ _RULES: tuple[Callable[[Mapping[str, str]], Placement | None], ...] = (
     _pals,
     _mpich,
     _slurm,
+    _horovodrun,
 )
 
 

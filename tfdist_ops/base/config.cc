@@ -172,6 +172,9 @@ const std::vector<Row>& Table() {
       PythonText("TFDIST_TIMELINE", nullptr, true,
                  "Folder in which a trace of all ranks is written, for ui.perfetto.dev "
                  "(docs/timeline.md); not set: none."),
+      PythonText("TFDIST_ENGINE", "native", true,
+                 "What carries the tensors: native; or horovod, an installed Horovod "
+                 "(docs/horovod-engine.md)."),
       PythonText("TFDIST_LOG_DIR", nullptr, false,
                  "Folder for the output of each rank, one file a rank; not set: "
                  "tfdist-logs/TIME-PID in the folder where tfdistrun is started."),

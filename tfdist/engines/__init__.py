@@ -1,0 +1,1 @@
+"""Engines beside the native one; `tfdist._engine` says what one is."""

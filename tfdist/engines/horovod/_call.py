@@ -1,0 +1,129 @@
+"""One call of an operation: what it is checked for, named, counted and ends with."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType, SimpleNamespace
+from typing import Any, Protocol
+
+import tensorflow as tf
+
+from tfdist import _engine, _runtime
+from tfdist._core import Topology
+from tfdist.engines._differentiable import differentiable
+from tfdist.engines.horovod import _waits
+
+_AGREED = ("reduce_op", "prescale", "postscale", "root")
+_MOMENTS = "batch_norm."  # names of what no gradients are
+
+
+class Owner(Protocol):
+    """What a call asks of the operations."""
+
+    sets: Mapping[int, int]  # number of a process set → Horovod's
+    counters: list[tf.Variable]  # started, ended, ended and no moments
+
+    def running(self) -> tuple[ModuleType, Topology]:
+        """Horovod and the place of this rank; raises unless it runs."""
+
+
+class Call:
+    """One call of one of the operations, with its arguments."""
+
+    def __init__(
+        self,
+        owner: Owner,
+        kind: str,
+        arguments: Mapping[str, Any],
+        *,
+        waits: bool,
+    ) -> None:
+        self.arguments = arguments
+        self._owner = owner
+        self._kind = kind
+        self._waits = waits
+
+    def check(self) -> None:
+        """Refuses what depends on where it is called."""
+        number = self.arguments["process_set"]
+        if number not in self._owner.sets:
+            raise ValueError(f"Expected a process set that lives, got number {number}.")
+        timeout_s = self.arguments["timeout_s"]
+        if timeout_s and self._waits:
+            if not tf.executing_eagerly():
+                _engine.unsupported(
+                    "horovod",
+                    "timeout_s of an operation in a tf.function; TFDIST_TIMEOUT_S "
+                    "holds for all of them",
+                )
+            _waits.for_all(f"{self.arguments['tensor_name']}.wait", number, timeout_s)
+
+    def run(
+        self,
+        inputs: Sequence[tf.Tensor],
+        forward: Callable[..., Sequence[tf.Tensor]],
+        outputs: Callable[[Sequence[tf.Tensor]], Sequence[tf.Tensor]] | None = None,
+    ) -> list[tf.Tensor]:
+        """Emits it, with its gradient, and counts when it ends."""
+        self.check()
+        given = [tf.convert_to_tensor(one) for one in inputs]
+        if not given:
+            return []
+        started, ended, counted = self._owner.counters
+        with tf.control_dependencies(given):
+            started.assign_add(1, read_value=False)
+        found = differentiable(self._kind, self.arguments, given, forward, outputs)
+        # Also keeps what nobody uses in the graph, as other ranks wait for it.
+        name = self.arguments["tensor_name"].rpartition("/")[2]
+        with tf.control_dependencies(found):
+            ended.assign_add(1, read_value=False)
+            if not name.startswith(_MOMENTS):
+                counted.assign_add(1, read_value=False)
+        return found
+
+    def options(self, more: str = "") -> dict[str, Any]:
+        """Name and process set, as Horovod wants them."""
+        made = self._owner.sets[self.arguments["process_set"]]
+        # Horovod compares shapes and types, and knows no more of what is made of its
+        # operations: so what else must be equal is part of what pairs them.
+        parts = ["tfdist", self._kind, self.arguments["tensor_name"]]
+        parts += [str(self.arguments[key]) for key in _AGREED if key in self.arguments]
+        name = re.sub(r"[^A-Za-z0-9_.]", "_", ".".join([*parts, more]).strip("."))
+        return {
+            "name": name,
+            # Inlining a function puts its caller's name before this one.
+            "ignore_name_scope": True,
+            "process_set": SimpleNamespace(process_set_id=made),
+        }
+
+    def size(self) -> tf.Tensor:
+        """Number of ranks that take part; int32."""
+        made = self._owner.sets[self.arguments["process_set"]]
+        found: tf.Tensor = self._owner.running()[0].size_op(process_set_id=made)
+        return found
+
+    def root(self) -> int:
+        """The root, as a rank of the job."""
+        root, members = self.arguments["root"], self._members()
+        if root not in members:
+            raise tf.errors.InvalidArgumentError(
+                None, None, f"Expected root to be one of {list(members)}, got {root}."
+            )
+        return int(root)
+
+    def place_of_root(self) -> int:
+        """Its index among those that take part."""
+        return list(self._members()).index(self.root())
+
+    def place(self) -> int:
+        """The index of this rank among those that take part."""
+        _, topology = self._owner.running()
+        return list(self._members()).index(topology.rank)
+
+    def _members(self) -> Sequence[int]:
+        number = self.arguments["process_set"]
+        for known in _runtime.live_sets():
+            if known.id == number:
+                return known.ranks
+        return range(self._owner.running()[1].size)

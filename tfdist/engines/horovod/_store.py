@@ -1,0 +1,100 @@
+"""The meeting point that Horovod's gloo controller asks for: keys and values by HTTP.
+
+Horovod's ranks leave there on which addresses they listen: `PUT /scope/key`, and
+`GET /scope/key` until it is there (404 before). Values are stored as they come and
+never looked into. The protocol knows no secret; so the store listens on loopback where
+all ranks are on one host, and else on the address of this rank alone.
+"""
+
+from __future__ import annotations
+
+import threading
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+MAX_VALUE_BYTES = 1 << 20
+MAX_KEYS = 1 << 20
+_REQUEST_S = 10.0
+
+
+class Store:
+    """Serves from threads of its own until `close`.
+
+    Args:
+        address: IP address to listen on.
+    """
+
+    def __init__(self, address: str) -> None:
+        self.values: dict[str, bytes] = {}
+        self._server = _Server((address, 0), _Handler)
+        self._server.store = self
+        self.lock = threading.Lock()
+        self._thread = threading.Thread(
+            target=self._server.serve_forever,
+            kwargs={"poll_interval": 0.05},
+            name="tfdist-horovod-store",
+            daemon=True,
+        )
+        self._thread.start()
+
+    @property
+    def port(self) -> int:
+        """On which it listens."""
+        return int(self._server.server_address[1])
+
+    def close(self) -> None:
+        """Ends it."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(1.0)
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 1024
+    store: Store
+
+
+class _Handler(BaseHTTPRequestHandler):
+    timeout = _REQUEST_S
+    server: _Server
+
+    def do_GET(self) -> None:  # noqa: N802 - names of http.server
+        """Gives a value."""
+        with self.server.store.lock:
+            value = self.server.store.values.get(self.path)
+        if value is None:
+            self._answer(HTTPStatus.NOT_FOUND)
+        else:
+            self._answer(HTTPStatus.OK, value)
+
+    def do_PUT(self) -> None:  # noqa: N802
+        """Takes a value."""
+        text = self.headers.get("Content-Length", "")
+        if not text.isdecimal() or int(text) > MAX_VALUE_BYTES:
+            self._answer(HTTPStatus.BAD_REQUEST)
+            return
+        value = self.rfile.read(int(text))
+        store = self.server.store
+        with store.lock:
+            fits = self.path in store.values or len(store.values) < MAX_KEYS
+            if fits:
+                store.values[self.path] = value
+        self._answer(HTTPStatus.OK if fits else HTTPStatus.INSUFFICIENT_STORAGE)
+
+    def do_DELETE(self) -> None:  # noqa: N802
+        """Forgets a value."""
+        with self.server.store.lock:
+            self.server.store.values.pop(self.path, None)
+        self._answer(HTTPStatus.OK)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Says nothing."""
+
+    def _answer(self, status: HTTPStatus, body: bytes = b"") -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
