@@ -97,9 +97,10 @@ class _Packer:
                 self._key(k, path): self.plain(v, f"{path}[{k!r}]", depth + 1)
                 for k, v in obj.items()
             }
-        if isinstance(obj, np.ndarray):
+        # Subclasses mean more than their numbers: a masked array has a mask.
+        if kind in (np.ndarray, np.memmap):
             return msgpack.ExtType(_ARRAY, _pack_array(obj, path))
-        if isinstance(obj, np.generic):
+        if isinstance(obj, np.generic) and kind is obj.dtype.type:
             return msgpack.ExtType(_SCALAR, _pack_array(np.asarray(obj), path))
         raise TypeError(_refusal(obj, path))
 
@@ -132,6 +133,11 @@ class _Packer:
 def _refusal(obj: Any, path: str) -> str:
     if isinstance(obj, tf.Tensor | tf.Variable) or hasattr(obj, "numpy"):
         advice = "use tfdist.broadcast() or allgather(), or pass its numpy()"
+    elif isinstance(obj, np.ndarray):
+        advice = (
+            "send np.asarray() of it, and what else it holds (a mask, names of fields)"
+            " beside that"
+        )
     else:
         advice = (
             "send plain data (numbers, str, bytes, list, tuple, dict, NumPy arrays) and"

@@ -43,6 +43,9 @@ def share():
         if pair.included():
             own = tfdist.allgather_object(Point(rank), process_set=pair)
             assert own == [Point(0), Point(size - 1)]
+    # The number under a mask is none: it stays behind.
+    masked = tfdist.broadcast_object(np.ma.array([1, 2, 3], mask=[0, 1, 0]))
+    assert masked.tolist() == [1, None, 3]
     tfdist.barrier()
     # Plain data travel as without the variable.
     before, _pickled.seal = _pickled.seal, None

@@ -70,6 +70,14 @@ def test_arrays_come_back_with_dtype_and_shape(array):
     back[...] = 0  # a copy that may be written
 
 
+def test_an_array_in_a_file_is_one_like_any_other(tmp_path):
+    there = np.memmap(tmp_path / "numbers", np.int32, "w+", shape=(3,))
+    there[:] = [4, 5, 6]
+    back = decode(encode(there))
+    assert type(back) is np.ndarray
+    assert back.tolist() == [4, 5, 6]
+
+
 @pytest.mark.parametrize("scalar", [np.float32(1.5), np.int64(-3), np.bool_(True)])
 def test_numpy_scalars_come_back(scalar):
     back = decode(encode(scalar))
@@ -81,12 +89,20 @@ class Money(float):
     pass
 
 
+class Share(np.float32):
+    pass
+
+
 @pytest.mark.parametrize(
     ("value", "words"),
     [
         ({"a": [1, object()]}, r"object\['a'\]\[1\].*builtins.object"),
         ((lambda: 0,), r"object\[0\].*function"),
         (Money(3), "Money"),
+        (Share(3), "Share"),
+        (np.ma.array([1, 2, 3], mask=[0, 1, 0]), r"MaskedArray: .*\(a mask"),
+        ([np.asmatrix([[1, 2]])], r"object\[0\].*numpy.matrix: send np.asarray"),
+        (np.rec.array([1, 2]), "recarray"),
         ({1, 2}, "set"),
         ({(1, 2): 3}, "keys"),
         (np.array(["a"]), "array of numbers"),
