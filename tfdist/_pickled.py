@@ -75,15 +75,15 @@ def seal(obj: Any, about: str, key: bytes, *, max_bytes: int) -> bytes:
         max_bytes: bound on the result, in bytes.
 
     Raises:
-        TypeError: it cannot be pickled.
+        TypeError: it cannot be pickled, or cloudpickle cannot be imported.
         ValueError: too many bytes.
     """
-    pickler = importlib.import_module("cloudpickle") if by_value() else pickle
+    pickler = _pickler()
     try:
         body = pickler.dumps(obj, protocol=_PROTOCOL)
     except Exception as error:  # its own methods may raise anything
         kind = f"{type(obj).__module__}.{type(obj).__qualname__}"
-        advice = "" if by_value() else _without_cloudpickle(error)
+        advice = _without_cloudpickle(error) if pickler is pickle else ""
         raise TypeError(
             f"Expected an object that can be pickled, got {kind}: {error}{advice}"
         ) from error
@@ -113,6 +113,18 @@ def unseal(data: bytes, about: str, key: bytes) -> Any:
         return pickle.loads(body)  # noqa: S301
     except Exception as error:  # the object's own methods may raise anything
         raise NotLoadedError(f"{type(error).__name__}: {error}") from error
+
+
+def _pickler() -> Any:
+    if not by_value():
+        return pickle
+    try:
+        return importlib.import_module("cloudpickle")
+    except Exception as error:  # it is the user's, and may be broken in any way
+        raise TypeError(
+            "cloudpickle is installed, but cannot be imported: "
+            f"{type(error).__name__}: {error}. Repair or remove it."
+        ) from error
 
 
 def _mac(body: bytes, about: str, key: bytes) -> bytes:

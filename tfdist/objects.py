@@ -136,7 +136,8 @@ def _exchange(
         step: str, status: int, message: bytes, refusal: Exception | None
     ) -> list[tuple[int, int, bytes]]:
         if refusal is not None:
-            status, message = _REFUSED, str(refusal).encode("utf-8", "replace")[:4096]
+            text = str(refusal) or type(refusal).__name__  # MemoryError says nothing
+            status, message = _REFUSED, text.encode("utf-8", "replace")[:4096]
         words = collectives.allgather(
             tf.constant(_to_words(_runtime.rank(), status, message)),
             name=name + step,
@@ -152,7 +153,7 @@ def _exchange(
     if sends:
         try:
             status, message = _message_of(obj, call, max_bytes)
-        except (TypeError, ValueError, RuntimeError) as error:
+        except Exception as error:  # whatever it is: the others wait
             refusal = error
     found = gather("", status, message, refusal)
     _check(found, "send its object")
@@ -160,7 +161,7 @@ def _exchange(
     try:
         for rank, status, data in found:
             objects[rank] = _object_of(rank, status, data, call, max_bytes)
-    except ValueError as error:
+    except Exception as error:  # as above
         refusal = error
     if any(status == _PICKLED for _, status, _ in found):
         _check(gather(".loaded", _OK, b"", refusal), "load an object")

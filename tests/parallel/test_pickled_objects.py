@@ -1,5 +1,6 @@
 """broadcast_object and allgather_object of any object, where all ranks ask for it."""
 
+import functools
 import os
 
 import numpy as np
@@ -168,6 +169,48 @@ def test_what_one_rank_cannot_load_or_send_is_an_error_on_all_ranks():
     assert there[2][0] == here[2][0] == "ValueError"
     assert "at most 99 bytes" in here[2][1]
     assert there[3] == here[3] == [0, 1]  # the world goes on
+
+
+def failing(error):
+    def fail(*args, **options):
+        raise error
+
+    return fail
+
+
+def all_that_fails():
+    """Whatever goes wrong on rank 0: pickling, making bytes, and the way back."""
+    rank = tfdist.rank()
+    found = []
+    for module, name, error, own in (
+        (_pickled, "seal", AttributeError("no attribute 'dumps'"), Point(rank)),
+        (objects, "encode", MemoryError(), rank),
+        (objects, "decode", MemoryError(), Point(1) if rank == 1 else 0),
+    ):
+        before = getattr(module, name)
+        if rank == 0:
+            setattr(module, name, failing(error))
+        try:
+            call = functools.partial(tfdist.allgather_object, own, timeout_s=20)
+            found.append(caught(call))
+        finally:
+            setattr(module, name, before)
+    return [found, tfdist.allgather_object(rank)]
+
+
+def test_whatever_fails_on_one_rank_nobody_waits():
+    (here, later), (there, _) = run_ranks(all_that_fails, 2, env=PICKLE)
+    causes = [
+        ("AttributeError", "no attribute 'dumps'", "send its object"),
+        ("MemoryError", "", "send its object"),
+        ("MemoryError", "", "load an object"),
+    ]
+    assert here == [[kind, text, None] for kind, text, _ in causes]
+    assert there == [
+        ["RankFailedError", f"rank 0 could not {what}: {text or kind}", 0]
+        for kind, text, what in causes
+    ]
+    assert later == [0, 1]
 
 
 def over_tcp_with_a_rank_that_has_joined():

@@ -104,6 +104,16 @@ def test_cloudpickle_is_used_where_it_is_installed(monkeypatch):
     assert calls == [(obj, 5)]
 
 
+def test_a_cloudpickle_that_is_broken_is_named(monkeypatch, tmp_path):
+    broken = "from cloudpickle import what_is_gone\n"
+    (tmp_path / "cloudpickle.py").write_text(broken)
+    monkeypatch.delitem(sys.modules, "cloudpickle", raising=False)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    words = "cannot be imported: ImportError: .*what_is_gone.*Repair or remove it"
+    with pytest.raises(TypeError, match=words):
+        sealed(Point(1))
+
+
 def bond(**changes):
     fields = {"secret": b"s" * 32, "job": "j 1", "generation": 3, "rank": 0}
     return Bond(**{**fields, "frames": "control", "size": 2, **changes})
