@@ -136,7 +136,8 @@ def _mac(body: bytes, about: str, key: bytes) -> bytes:
 
 def _without_cloudpickle(error: Exception) -> str:
     text = str(error)
-    if "local" in text or "lambda" in text or "<locals>" in text:
+    # Not "'_thread._local' object", which no pickler takes.
+    if any(word in text for word in ("local object", "lambda", "<locals>")):
         return (
             ". Functions and classes made inside others need: pip install cloudpickle"
         )

@@ -1,6 +1,7 @@
 """What is pickled, and what has to be right before anything is unpickled."""
 
 import sys
+import threading
 import types
 
 import pytest
@@ -86,6 +87,11 @@ def test_what_cannot_be_pickled_is_named(monkeypatch):
         sealed(x for x in [1])
     with pytest.raises(TypeError, match="pip install cloudpickle"):
         sealed(lambda: 1)
+    with pytest.raises(TypeError, match="pip install cloudpickle"):
+        sealed(type("Inner", (), {"__qualname__": "f.<locals>.Inner"}))
+    with pytest.raises(TypeError, match="_thread._local") as caught:
+        sealed(threading.local())
+    assert "cloudpickle" not in str(caught.value)
 
 
 def test_cloudpickle_is_used_where_it_is_installed(monkeypatch):
