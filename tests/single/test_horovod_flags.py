@@ -1,5 +1,7 @@
 """horovodrun: every flag of Horovod's launcher becomes something, or a note."""
 
+import re
+
 import pytest
 
 from tfdist.launch import options as tfdistrun
@@ -49,6 +51,8 @@ HONOURED = [
     (["--binding-args=--bind-to core"], ["--bind-to", "core"]),
     (["--binding-args=-bind-to none -map-by slot"], ["--bind-to", "none"]),
     (["--mpi-args=--bind-to package:if-supported"], ["--bind-to", "socket"]),
+    (["--binding-args=--bind-to=core --map-by=slot"], ["--bind-to", "core"]),
+    (["--binding-args=--bind-to slice"], ["--bind-to", "slice"]),
     (["--no-autotune"], []),
     (["--no-hierarchical-allgather"], []),
     (["--no-timeline-mark-cycles"], []),
@@ -73,9 +77,7 @@ WITHOUT_MEANING = [
     ["--mpi-threads-disable"],
     ["--mpi-args=--oversubscribe"],
     ["--tcp"],
-    ["--binding-args=--rankfile ranks"],
-    ["--binding-args=--bind-to l3cache"],
-    ["--binding-args=--bind-to"],
+    ["--binding-args=--map-by ppr:2:socket"],
     ["--num-nccl-streams", "2"],
     ["--thread-affinity", "1"],
     ["--gloo-timeout-seconds", "60"],
@@ -104,6 +106,41 @@ def test_a_flag_without_meaning_is_named_with_what_is_used_instead(given):
     (note,) = made.notes
     assert note.startswith(given[0].partition("=")[0])
     assert "has no meaning here: " in note
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "--bind-to core --map-by ppr:2:socket:pe=10",
+        "--map-by slot:PE=4",
+        "--map-by=socket:SPAN,PE=4",
+        "-bind-to core:4",
+        "--bind-to core:overload-allowed",
+        "--bind-to l3cache",
+        "--bind-to=hwthread",
+        "--bind-to",
+        "--bind-to core --cpus-per-proc 4",
+        "--bind-to core --rankfile ranks",
+        "-cpu-list 0,2",
+    ],
+)
+def test_a_binding_that_tfdistrun_has_not_leaves_ranks_unbound_and_says_so(given):
+    for flag in ("--mpi-args", "--binding-args"):
+        made = translate(parsed(f"{flag}={given} -x A=b"))
+        assert made.words == ["--horovod", "-np", "4", "-x", "A=b", "--", *TRAIN]
+        (note,) = made.notes
+        plain = re.sub(r"(-[a-z-]+)=", r" \1 ", f" {given}").replace("  ", " ")
+        words = [f"{flag} -{word}" for word in plain.split(" -")[1:]]
+        assert note.startswith(f"{', '.join(words)}: no rank is bound, since")
+        assert "tfdistrun --bind-to slice" in note
+
+
+def test_the_words_of_both_flags_for_mpi_are_one_binding():
+    flags = ["--mpi-args=--bind-to core", "--binding-args=--map-by slot:pe=4"]
+    made = translate(parsed(*flags))
+    assert "--bind-to" not in made.words
+    (note,) = made.notes
+    assert note.startswith(f"{', '.join(flags).replace('=-', ' -')}: no rank is bound")
 
 
 def test_the_keys_of_ssh():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -75,6 +76,12 @@ _MEANINGLESS = {
 }
 # Open MPI's name of a binding → that of tfdistrun.
 _BIND_TO = {**{kind: kind for kind in binding.KINDS}, "package": "socket"}
+# Words of mpirun, each with a value, that say which processors a rank gets.
+_BINDING = {
+    *("bind-to", "map-by", "rankfile", "rf", "cpu-set", "cpu-list"),
+    *("cpus-per-proc", "cpus-per-rank"),
+}
+_WIDTH = re.compile(r"\bpe\b", re.IGNORECASE)  # --map-by slot:PE=4
 _ELASTIC = ("host_discovery_script", "min_num_proc", "max_num_proc", "reset_limit")
 
 
@@ -110,9 +117,8 @@ def translate(options: argparse.Namespace) -> Arguments:
     _add_ssh(made, options)
     _add_variables(made, options, given)
     _add_interface(made, options, given)
-    for name in ("mpi_args", "binding_args"):
-        if name in given:
-            _add_mpi(made, getattr(options, name), given[name])
+    names = [name for name in ("mpi_args", "binding_args") if name in given]
+    _add_mpi(made, {given[name]: getattr(options, name) for name in names})
     for name, note in _MEANINGLESS.items():
         if getattr(options, name, None):
             made.notes.append(f"{given[name]} has no meaning here: {note}")
@@ -182,32 +188,67 @@ def _add_interface(
         )
 
 
-def _bind_to(words: list[str]) -> str | None:
-    """What tfdistrun calls the binding that comes first, None: it has none such."""
-    return _BIND_TO.get(words[0].partition(":")[0]) if words else None
-
-
-def _add_mpi(made: Arguments, text: str, flag: str) -> None:
-    """Honours -x of mpirun, without which a result may differ, and --bind-to."""
+def _split(text: str, flag: str) -> list[str]:
     try:
-        words = shlex.split(text)
+        return shlex.split(text)
     except ValueError as error:
         raise FlagError(f"{flag}: {error}") from None
-    others = []
-    while words:
-        word = words.pop(0)
-        if word == "-x":
-            if not words:
-                raise FlagError(f"{flag}: -x needs NAME or NAME=VALUE")
-            made.words += ["-x", words.pop(0)]
-        elif word in ("--bind-to", "-bind-to") and _bind_to(words) is not None:
-            made.words += ["--bind-to", str(_bind_to(words))]
-            words.pop(0)
-        elif word in ("--map-by", "-map-by") and words[:1] == ["slot"]:
-            words.pop(0)  # as ever
-        else:
-            others.append(word)
-    if others:
+
+
+def _add_mpi(made: Arguments, texts: Mapping[str, str]) -> None:
+    """Honours -x of mpirun, without which a result may differ, and --bind-to.
+
+    Args:
+        made: what is added to.
+        texts: flag → words for mpirun; those of all flags count together.
+    """
+    said: list[str] = []  # words that bind, as they were given
+    kinds: list[str | None] = []  # what they ask of tfdistrun, None: nothing it has
+    for flag, text in texts.items():
+        words = _split(text, flag)
+        others: list[str] = []
+        while words:
+            word = words.pop(0)
+            name, equals, value = word.partition("=")
+            if word == "-x":
+                if not words:
+                    raise FlagError(f"{flag}: -x needs NAME or NAME=VALUE")
+                made.words += ["-x", words.pop(0)]
+            elif name.startswith("-") and name.lstrip("-") in _BINDING:
+                if not equals and words and not words[0].startswith("-"):
+                    value = words.pop(0)
+                if name.lstrip("-") == "bind-to":
+                    kinds.append(_bind_to(value))
+                elif name.lstrip("-") != "map-by" or _WIDTH.search(value):
+                    kinds.append(None)
+                elif value == "slot":  # as ever
+                    continue
+                else:
+                    others += filter(None, [name, value])
+                    continue
+                said.append(f"{flag} {shlex.join(filter(None, [name, value]))}")
+            else:
+                others.append(word)
+        if others:
+            made.notes.append(
+                f"{flag} {shlex.join(others)} has no meaning here: MPI is not used"
+            )
+    if None in kinds:
         made.notes.append(
-            f"{flag} {shlex.join(others)} has no meaning here: MPI is not used"
+            f"{', '.join(said)}: no rank is bound, since tfdistrun has no such binding;"
+            " `tfdistrun --bind-to slice`, or --bind-to slice in these words, gives "
+            "each rank an equal share of its host (docs/binding.md)"
         )
+        return
+    for kind in kinds:
+        made.words += ["--bind-to", str(kind)]
+
+
+def _bind_to(value: str) -> str | None:
+    """What tfdistrun calls a binding of mpirun, None: it has none such.
+
+    Not core:4, which are four cores, and not core:overload-allowed, where tfdistrun
+    refuses more ranks than cores.
+    """
+    kind, _, qualifier = value.partition(":")
+    return _BIND_TO.get(kind) if qualifier in ("", "if-supported") else None
