@@ -3,6 +3,7 @@
 import os
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 from helpers.launcher import clean_environment
@@ -152,6 +153,21 @@ def test_every_rank_returns_its_result(alone, tmp_path, capfd):
     with pytest.raises(RuntimeError, match="exit code 1; the report"):
         runner.run(program_of_mine.fail)
     assert "OSError: broken" in capfd.readouterr().err
+
+
+def test_ranks_write_their_results_at_once(tmp_path, monkeypatch):
+    """Rank 1 writes while rank 0 has written, and has not given the file its name."""
+    rename = Path.rename
+
+    def later(part, path):
+        monkeypatch.setattr(Path, "rename", rename)
+        _call.write(tmp_path / "result.1", _call.seal(6, "result.1", b"k"))
+        return rename(part, path)
+
+    monkeypatch.setattr(Path, "rename", later)
+    _call.write(tmp_path / "result.0", _call.seal(5, "result.0", b"k"))
+    assert [_call.result_of(tmp_path, rank, b"k") for rank in range(2)] == [5, 6]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["result.0", "result.1"]
 
 
 def test_a_result_that_is_missing_or_was_changed_is_an_error(tmp_path):

@@ -19,7 +19,7 @@ MAX_BYTES = 1 << 30
 
 def write(path: Path, data: bytes) -> None:
     """Writes a file that only this user can read, whole or not at all."""
-    part = path.with_suffix(".part")
+    part = path.with_name(f"{path.name}.part")  # result.0 and result.1 at once
     fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with os.fdopen(fd, "wb") as file:
         file.write(data)
