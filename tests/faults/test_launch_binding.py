@@ -10,7 +10,7 @@ from helpers.hosts import plain_hosts
 from helpers.launcher import clean_environment, run
 
 from tfdist.launch import process, topology
-from tfdist.launch.binding import divide
+from tfdist.launch.binding import THREADS, divide
 
 pytestmark = pytest.mark.faults
 CORES = {(one.socket, one.core) for one in topology.own()}
@@ -78,6 +78,28 @@ def test_other_hosts_bind_by_their_own_processors(tmp_path):
         done = run(tmp_path, *words, TFDIST_ADDRESS=hosts.address)
         assert done.code == 2
         assert "host-b: --bind-to slice: expected at most one rank" in done.stderr
+
+
+@deadline(60)
+def test_warnings_know_the_threads_that_another_host_has_set_itself(tmp_path):
+    here = len(os.sched_getaffinity(0))
+    with plain_hosts(tmp_path, "host-a") as hosts:
+        login = tmp_path / "login"  # as the profile of that host's user would
+        there = f"export {THREADS}={here + 1}; "
+        login.write_text(f'#!/bin/sh\nexec {hosts.ssh[1]} "$1" "{there}$2"\n')
+        login.chmod(0o700)
+        words = ["-np", "2", "-H", "localhost,host-a", "--ssh-command", str(login)]
+        show = ["sh", "-c", f"echo has ${THREADS}."]
+        done = run(tmp_path, *words, *show, TFDIST_ADDRESS=hosts.address)
+        assert f"[rank 1] has {here + 1}." in done.stdout
+        assert f"warning: {THREADS}={here + 1}, but rank 1 may use" in done.stderr
+        unequal = f"warning: rank 0 will have {here} threads of TensorFlow, rank 1"
+        assert unequal in done.stderr
+        # What is given with -x counts there too.
+        words += ["-x", f"{THREADS}={here}"]
+        done = run(tmp_path, *words, *show, TFDIST_ADDRESS=hosts.address)
+        assert f"[rank 1] has {here}." in done.stdout
+        assert THREADS not in done.stderr
 
 
 def test_a_processor_that_is_gone_is_an_error_of_that_rank(tmp_path):

@@ -176,27 +176,24 @@ def test_lists_are_written_as_they_are_read(numbers):
 
 
 def test_equal_shares_need_no_words():
-    assert binding.warnings({0: (0, 1), 1: (2, 3)}, {0: {}, 1: {}}) == []
+    assert binding.warnings({0: (0, 1), 1: (2, 3)}, {0: "", 1: ""}) == []
     assert binding.warnings({}, {}) == []
 
 
 def test_more_threads_than_processors_are_told():
-    environ = {binding.THREADS: "8"}
-    (told,) = binding.warnings({0: (0, 1), 1: (2, 3)}, {0: environ, 1: environ})
+    (told,) = binding.warnings({0: (0, 1), 1: (2, 3)}, {0: "8", 1: "8"})
     assert told.startswith("TF_NUM_INTRAOP_THREADS=8, but rank 0 may use 2 of")
 
 
 @pytest.mark.parametrize("value", ["", "0", "many"])
 def test_unequal_numbers_of_threads_are_told(value):
-    environ = {binding.THREADS: value} if value else {}
     bound = {0: (0, 1), 1: (2,), 2: (3, 4, 5)}
-    (told,) = binding.warnings(bound, dict.fromkeys(bound, environ))
+    (told,) = binding.warnings(bound, dict.fromkeys(bound, value))
     assert told.startswith("rank 1 will have 1 threads of TensorFlow, rank 2 3: ")
     assert "-x TF_NUM_INTRAOP_THREADS=1" in told
 
 
 def test_a_variable_makes_them_equal_and_on_one_rank_alone_unequal():
-    one = {binding.THREADS: "1"}
-    assert binding.warnings({0: (0, 1), 1: (2,)}, {0: one, 1: one}) == []
-    (told,) = binding.warnings({0: (0, 1), 1: (0, 1)}, {0: {}, 1: one})
+    assert binding.warnings({0: (0, 1), 1: (2,)}, {0: "1", 1: "1"}) == []
+    (told,) = binding.warnings({0: (0, 1), 1: (0, 1)}, {0: "", 1: "1"})
     assert "rank 1 will have 1 threads" in told

@@ -278,7 +278,12 @@ class Agent:
             "TFDIST_RENDEZVOUS": job["store"],
         }
         self._heard_s = time.monotonic()  # the checks may have taken a while
-        self._say(event="ready", warnings=warnings, bound=list(self._bound.items()))
+        self._say(
+            event="ready",
+            warnings=warnings,
+            bound=list(self._bound.items()),
+            threads=environ.get(binding.THREADS, ""),
+        )
 
     def _start(self) -> None:
         tree.adopt_orphans()

@@ -129,23 +129,21 @@ def lines(bound: Mapping[int, Sequence[int]], host_of: Mapping[int, str]) -> lis
     ]
 
 
-def warnings(
-    bound: Mapping[int, Sequence[int]], environs: Mapping[int, Mapping[str, str]]
-) -> list[str]:
+def warnings(bound: Mapping[int, Sequence[int]], asked: Mapping[int, str]) -> list[str]:
     """What is wrong with the number of threads that TensorFlow will have.
 
     Args:
         bound: numbers of processors, by rank.
-        environs: variables, by rank.
+        asked: what `THREADS` is for each rank, "" where it is not set.
     """
     threads, excess = {}, []
     for rank in sorted(bound):
         there = len(bound[rank])
-        text = environs[rank].get(THREADS, "")
+        text = asked[rank]
         # TensorFlow takes 0 and what is not a number for "as many as processors".
-        asked = int(text) if text.isdecimal() else 0
-        threads[rank] = asked or there
-        if asked > there:
+        number = int(text) if text.isdecimal() else 0
+        threads[rank] = number or there
+        if number > there:
             excess.append(rank)
     found = []
     if excess:

@@ -307,9 +307,9 @@ class Job:
 
     def _tell_bindings(self) -> None:
         places = {place.rank: self.plan.hosts[place.host] for place in self.plan.places}
-        there = crossing(os.environ, dict(self.options.env))
-        environs = {r: os.environ if h.is_local else there for r, h in places.items()}
-        for text in binding.warnings(self.bound, environs):
+        asked = dict.fromkeys(places, os.environ.get(binding.THREADS, ""))
+        asked |= {rank: one.threads for one in self.remotes for rank in one.ranks}
+        for text in binding.warnings(self.bound, asked):
             complain(f"warning: {text}")
         if self.options.report_bindings:
             names = {rank: host.name for rank, host in places.items()}

@@ -104,6 +104,7 @@ class RemoteHost:
         self.failure_code = 1
         self.warnings: list[str] = []
         self.bound: dict[int, list[int]] = {}  # processors of that host, by rank
+        self.threads = ""  # what binding.THREADS is for its ranks
         self.clock_s = 0.0  # add it to a time of that host
         self._left = set(ranks)
         self._said: deque[str] = deque(maxlen=_SAID_LINES)
@@ -203,6 +204,7 @@ class RemoteHost:
         elif event == "ready":
             self.warnings = [str(text) for text in message["warnings"]]
             self.bound = {int(rank): list(them) for rank, them in message["bound"]}
+            self.threads = str(message["threads"])
             self.state = "ready"
         elif event == "error":
             self.failure = str(message["text"])
