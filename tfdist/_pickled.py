@@ -17,7 +17,7 @@ import pickle
 import secrets
 from typing import Any
 
-from tfdist import _core, _runtime
+from tfdist import _runtime
 from tfdist.rendezvous import auth
 
 VARIABLE = "TFDIST_OBJECTS"
@@ -36,13 +36,11 @@ def chosen() -> bool:
     What a program changes in its environment afterwards means nothing.
 
     Raises:
-        RuntimeError: the variable asks for it, but the ranks have no common secret.
+        RuntimeError: they have asked for it, but have no common secret.
     """
+    asked = _runtime.objects() == "pickle"
     bond, _ = _runtime.bond()
-    if bond is not None:
-        return bond.objects == "pickle"
-    asked = bool(_core.value(VARIABLE) == "pickle")
-    if asked and _runtime.size() > 1:
+    if asked and bond is None and _runtime.size() > 1:
         raise RuntimeError(
             f"{VARIABLE}=pickle needs ranks that prove to each other who they are, and "
             "these have no secret in common: they were not connected by tfdist. Send "

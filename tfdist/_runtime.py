@@ -57,6 +57,7 @@ class _State:
     late: LateLinks | None = None
     process_sets: list[ProcessSet] = field(default_factory=list)  # of this generation
     bond: Bond | None = None
+    objects: str = "plain"  # TFDIST_OBJECTS, as it was in init
     address: str = ""
     helpers: dict[str, Helper] = field(default_factory=dict)  # of this generation
     timeline: Path | None = None  # its folder
@@ -167,6 +168,7 @@ def _connect(timeout_s: float | None) -> None:
             mesh.window.close()
         _state.late = mesh.late
         _state.bond, _state.address = mesh.bond, mesh.address
+        _state.objects = rows["TFDIST_OBJECTS"]["value"]
         _state.topology = mesh.topology
         _state.pid = os.getpid()
         _state.process_sets = []
@@ -279,7 +281,7 @@ def shutdown() -> None:
         for helper in _state.helpers.values():
             helper.close()
         _state.helpers.clear()
-        _state.bond = None
+        _state.bond, _state.objects = None, "plain"
         _core.stop(_SHUTDOWN_TIMEOUT_S)
         if _state.late is not None:
             _state.late.stop()
@@ -317,6 +319,11 @@ def helper(name: str, make: Callable[[], _Helper]) -> _Helper:
 def bond() -> tuple[Bond | None, str]:
     """By what this rank proves who it is, None when it is alone; its IP address."""
     return _state.bond, _state.address
+
+
+def objects() -> str:
+    """What ranks send each other as objects, as all of them said in `init()`."""
+    return _state.objects
 
 
 def generation() -> int:

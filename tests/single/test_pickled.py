@@ -140,19 +140,29 @@ def test_a_world_has_one_key_and_no_other_world_has_it(monkeypatch):
     assert own not in bond().secret
 
 
+@pytest.fixture
+def no_world():
+    _pickled._runtime.shutdown()
+    yield
+    _pickled._runtime.shutdown()
+
+
 @pytest.mark.parametrize("value", ["plain", "pickle"])
-def test_the_choice_is_what_the_ranks_agreed_on(monkeypatch, value):
-    monkeypatch.setattr(_pickled._runtime, "bond", lambda: (bond(objects=value), ""))
+@pytest.mark.usefixtures("no_world")
+def test_the_choice_is_that_of_init(monkeypatch, value):
+    monkeypatch.setenv("TFDIST_OBJECTS", value)
+    _pickled._runtime.init()
     for later in ("plain", "pickle"):
         monkeypatch.setenv("TFDIST_OBJECTS", later)
         assert _pickled.chosen() == (value == "pickle")
 
 
+@pytest.mark.usefixtures("no_world")
 def test_ranks_without_a_common_secret_do_not_unpickle(monkeypatch):
     monkeypatch.setattr(_pickled._runtime, "bond", lambda: (None, ""))
     monkeypatch.setattr(_pickled._runtime, "size", lambda: 2)
     assert not _pickled.chosen()
-    monkeypatch.setenv("TFDIST_OBJECTS", "pickle")
+    monkeypatch.setattr(_pickled._runtime, "objects", lambda: "pickle")
     with pytest.raises(RuntimeError, match="no secret in common"):
         _pickled.chosen()
     monkeypatch.setattr(_pickled._runtime, "size", lambda: 1)

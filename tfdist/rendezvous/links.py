@@ -62,7 +62,6 @@ class Bond:
         rank: this one.
         frames: how the core authenticates frames (TFDIST_TCP_MAC).
         size: number of ranks.
-        objects: what ranks send each other as objects (TFDIST_OBJECTS), all alike.
     """
 
     secret: bytes = field(repr=False)
@@ -71,7 +70,6 @@ class Bond:
     rank: int
     frames: str
     size: int = 1
-    objects: str = "plain"
 
     @property
     def timeout_s(self) -> float:

@@ -106,7 +106,6 @@ class _Builder:
             rank=self.rank,
             frames=str(self.settings.settings.get("TFDIST_TCP_MAC", "")),
             size=self.size,
-            objects=str(self.settings.settings.get("TFDIST_OBJECTS", "plain")),
         )
         placement, generation = self.settings.placement, self.settings.generation
         record = {
