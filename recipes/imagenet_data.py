@@ -189,8 +189,8 @@ class Split:
             rank: default `tfdist.rank()`.
             size: default `tfdist.size()`.
             image_size: height and width in pixels. Default 224.
-            threads: that decode pictures. Default: the cores that this process may
-                use, divided by the ranks of this host.
+            threads: that decode pictures. Default: the processors that this process
+                may use; ranks that share them want `imagenet_examples.own_threads()`.
             skip_corrupt: a damaged record or picture becomes a black picture with
                 label and weight 0, and is counted in `skipped`; the others stay where
                 they are. Default False: it is an error.
@@ -386,10 +386,7 @@ def _check_division(global_batch: int, size: int, accumulation: int) -> None:
 def _threads(threads: int | None) -> int:
     """Of this rank, for decoding."""
     if threads is None:
-        ranks = tfdist.local_size() if tfdist.is_initialized() else 1
-        # The launcher may use those of all; a rank that is bound fewer, but not shared.
-        of_all = len(os.sched_getaffinity(os.getppid()))
-        return max(1, min(len(os.sched_getaffinity(0)), of_all // ranks))
+        return len(os.sched_getaffinity(0))
     if threads < 1:
         raise ValueError(f"Expected at least 1 thread, got {threads}.")
     return threads

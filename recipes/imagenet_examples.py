@@ -7,9 +7,13 @@ are named.
 from __future__ import annotations
 
 import collections
+import fractions
 import logging
+import os
+import platform
 import re
 from collections.abc import Callable
+from pathlib import Path
 
 import imagenet_formats
 import numpy as np
@@ -243,6 +247,30 @@ def read_rows(examples: Examples, rows: tf.data.Dataset) -> tf.data.Dataset:
         return _either(quick, slow).map(lambda serialized: (row, key, serialized))
 
     return _interleave(rows, read)
+
+
+def own_threads() -> int:
+    """This rank's share of the processors that it may use. All ranks call it together.
+
+    What several ranks of a machine may use they share; whoever started them, and
+    through whatever, may have bound them or not.
+    """
+    own = [_machine(), *sorted(os.sched_getaffinity(0))]
+    users = collections.Counter(
+        processor
+        for machine, *processors in tfdist.allgather_object(own)
+        for processor in processors
+        if machine == own[0]
+    )
+    return max(1, int(sum(fractions.Fraction(1, users[one]) for one in own[1:])))
+
+
+def _machine() -> str:
+    """The same in all its containers; where a sandbox hides it, the name must do."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text()
+    except OSError:
+        return platform.node()
 
 
 def batches(

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import imagenet_data
+import imagenet_examples
 import keras
 import resnet
 import run_folder
@@ -38,7 +39,7 @@ flags.DEFINE_integer("image_size", 224, "Pixels of height and width.", lower_bou
 flags.DEFINE_integer("synthetic", None, "So many made-up pictures.", lower_bound=1)
 flags.DEFINE_bool("skip_corrupt", False, "Leave out broken pictures, and count them.")
 flags.DEFINE_integer("readers", None, "Ranks that read for all.", lower_bound=1)
-flags.DEFINE_integer("data_threads", 0, "Of one rank; 0: its cores.", lower_bound=0)
+flags.DEFINE_integer("data_threads", 0, "Of one rank; 0: its share.", lower_bound=0)
 
 flags.DEFINE_enum("network", "resnet50", list(resnet.NETWORKS), "What learns.")
 flags.DEFINE_bool("sync_batch_norm", False, "Statistics of the batches of all ranks.")
@@ -206,7 +207,7 @@ def pipeline() -> dict[str, Any]:
     """What both have in common."""
     return {
         "image_size": FLAGS.image_size,
-        "threads": FLAGS.data_threads or None,
+        "threads": FLAGS.data_threads or imagenet_examples.own_threads(),
         "skip_corrupt": FLAGS.skip_corrupt,
         "readers": FLAGS.readers,
     }

@@ -1,5 +1,6 @@
 """The ImageNet recipe's batches on several ranks; few of them may read for all."""
 
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -7,13 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import pictures
+from helpers import pictures, recipe
 from helpers.ranks import run_ranks
 
 import tfdist
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "recipes"))
 import imagenet_data  # noqa: E402
+import imagenet_examples  # noqa: E402
 
 SMALL = {"image_size": 32, "threads": 1}
 
@@ -147,3 +149,32 @@ def test_a_wrong_label_is_the_same_error_on_all_ranks(tmp_path):
     first, second = run_ranks(look_at_labels, 2, str(tmp_path))
     assert first == second
     assert "record 9: expected a label of 0..9, found 10" in first
+
+
+def threads(processors, machines):
+    """What ranks take that may use these processors of these machines."""
+    rank = tfdist.rank()
+    before = os.sched_getaffinity, imagenet_examples._machine
+    os.sched_getaffinity = lambda pid: set(processors[rank])
+    imagenet_examples._machine = lambda: machines[rank]
+    script = recipe.script()
+    script.FLAGS["data_threads"].unparse()
+    script.FLAGS(["resnet50_imagenet.py"])
+    try:
+        return script.pipeline()["threads"]
+    finally:
+        os.sched_getaffinity, imagenet_examples._machine = before
+
+
+@pytest.mark.parametrize(
+    ("processors", "machines", "expected"),
+    [
+        ([[0, 1, 2, 3, 4, 5]] * 3, "aaa", [2, 2, 2]),
+        ([[0, 1, 2, 3, 4, 5]] * 3, "aba", [3, 6, 3]),
+        ([[0, 1, 2], [3, 4, 5], [6, 7]], "aaa", [3, 3, 2]),  # bound
+        ([[0, 1, 2, 3], [0, 1, 2, 3], [4, 5, 6, 7]], "aaa", [2, 2, 4]),
+        ([[0], [0], [0]], "aaa", [1, 1, 1]),
+    ],
+)
+def test_ranks_share_the_processors_that_they_may_use(processors, machines, expected):
+    assert run_ranks(threads, 3, processors, machines) == expected
