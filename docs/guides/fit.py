@@ -67,9 +67,10 @@ digits = rows[:, -1].astype("int32")
 """
 `tfdist.data.shard` gives each rank its share: every sample to one rank, in the same number
 of steps on all of them, shuffled anew in each epoch. `batch_size` is that of one rank.
-Here the *global* batch is fixed, so any number of ranks does the same training, with the
-same learning rate. If you would rather keep the batch of each rank, the global batch grows
-with the ranks, and the rate wants to grow too: see `docs/large-batches.md`.
+Here the *global* batch is fixed, so any number of ranks that divides 64 does the same
+training, with the same learning rate; 3 ranks take 21 samples each, a global batch of 63.
+If you would rather keep the batch of each rank, the global batch grows with the ranks, and
+the rate wants to grow too: see `docs/large-batches.md`.
 """
 
 batch_size = GLOBAL_BATCH // tfdist.size()
