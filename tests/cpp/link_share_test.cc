@@ -92,6 +92,49 @@ TEST(a_link_that_ends_gives_its_slots_back) {
   }
 }
 
+// Frames of kTimedBytes, with the stores that `stores` names.
+Config TimedConfig(const char* stores) {
+  Config config = SmallConfig();
+  config.segment_bytes = kTimedBytes;
+  config.shm_stores = stores;
+  return config;
+}
+
+TEST(a_link_says_which_payloads_go_past_the_caches) {
+  for (const char* stores : {"cached", "streamed"}) {
+    Pair pair(*FindTransport("shm"), TimedConfig(stores));
+    CHECK(pair.a->BeginSend(Lane::kData, kTimedBytes).data() != nullptr);
+    CHECK_EQ(pair.a->StreamsSend(), std::string(stores) == "streamed");
+    pair.a->CommitSend(Lane::kData, HeaderOf(1));
+    CHECK(pair.a->BeginSend(Lane::kData, kTimedBytes - 64).data() != nullptr);
+    CHECK(!pair.a->StreamsSend());
+    pair.a->CommitSend(Lane::kData, HeaderOf(2));
+  }
+}
+
+// The reader claims what cached payloads cost it; the sender's own times are nothing beside that.
+int Streamed(Pair* pair, int64_t cached_ns, int64_t streamed_ns, int frames) {
+  int streamed = 0;
+  for (int i = 0; i < frames; ++i) {
+    CHECK(pair->a->BeginSend(Lane::kData, kTimedBytes).data() != nullptr);
+    const bool streams = pair->a->StreamsSend();
+    pair->a->CommitSend(Lane::kData, FrameHeader());
+    InFrame frame;
+    CHECK(pair->b->Poll(Lane::kData, &frame));
+    pair->b->NoteRead(frame, streams ? streamed_ns : cached_ns);
+    pair->b->Release(Lane::kData, frame);
+    streamed += streams ? 1 : 0;
+  }
+  return streamed;
+}
+
+TEST(what_reading_took_decides_how_the_sender_writes) {
+  constexpr int64_t kLong = 900'000'000;
+  Pair pair(*FindTransport("shm"), TimedConfig("auto"));
+  CHECK(Streamed(&pair, kLong, kLong / 4, 2000) > 1600);
+  CHECK(Streamed(&pair, kLong / 4, kLong, 8000) < 4000);
+}
+
 }  // namespace
 }  // namespace tfdist
 

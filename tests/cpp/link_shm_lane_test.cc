@@ -26,7 +26,7 @@ struct Memory {
     payloads = ShmPayloads(data.get() + ShmLane::Bytes(handles), slots, kCapacity);
   }
   explicit Memory(size_t slots) : Memory(slots, slots) {}
-  ShmProducer Producer() const { return {lane, std::make_shared<SlotPool>(payloads)}; }
+  ShmProducer Producer() const { return {lane, std::make_shared<SlotPool>(payloads), {}}; }
   ShmConsumer Consumer() const { return {lane, payloads}; }
   struct Free {
     void operator()(uint8_t* p) const { std::free(p); }
@@ -39,7 +39,7 @@ struct Memory {
 
 bool Send(ShmProducer* producer, uint64_t ticket) {
   if (producer->Find() != Look::kReady) return false;
-  std::memset(producer->payload(), static_cast<int>(ticket % 251), kCapacity);
+  std::memset(producer->Begin(kCapacity), static_cast<int>(ticket % 251), kCapacity);
   FrameHeader header;
   header.ticket = ticket;
   producer->Publish(header);
@@ -68,18 +68,77 @@ TEST(layout_stays_inside_its_memory_and_parts_do_not_overlap) {
   }
 }
 
-TEST(a_consumer_that_keeps_up_sees_one_slot) {
+// Sends a payload of `bytes`, takes it and gives it back; returns where it lay in the window.
+size_t PlaceOfNext(ShmProducer* producer, ShmConsumer* consumer, const Memory& memory,
+                   size_t bytes) {
+  CHECK(producer->Find() == Look::kReady);
+  uint8_t* written = producer->Begin(bytes);
+  FrameHeader header;
+  header.payload_bytes = static_cast<uint32_t>(bytes);
+  producer->Publish(header);
+  ShmFrame frame;
+  CHECK(consumer->Take(&frame) == Look::kReady);
+  CHECK_EQ(frame.handle, size_t{0});
+  CHECK(frame.payload == written);
+  consumer->Release(frame.handle);
+  return static_cast<size_t>(written - memory.payloads.at(0));
+}
+
+TEST(slots_are_taken_in_turns_though_the_consumer_keeps_up) {
   Memory memory(8);
   ShmProducer producer = memory.Producer();
   ShmConsumer consumer = memory.Consumer();
-  for (uint64_t ticket = 0; ticket < 30; ++ticket) {
-    CHECK(Send(&producer, ticket));
+  const size_t stride = memory.payloads.stride();
+  for (size_t i = 0; i < 30; ++i) {
+    CHECK_EQ(PlaceOfNext(&producer, &consumer, memory, kCapacity), i % 8 * stride);
+  }
+}
+
+TEST(small_payloads_go_to_other_lines_of_a_slot_when_its_turn_comes_again) {
+  Memory memory(2);
+  ShmProducer producer = memory.Producer();
+  ShmConsumer consumer = memory.Consumer();
+  const size_t stride = memory.payloads.stride();
+  CHECK_EQ(stride, size_t{128});
+  for (size_t place : {size_t{0}, stride, kCacheLine, stride + kCacheLine, size_t{0}}) {
+    CHECK_EQ(PlaceOfNext(&producer, &consumer, memory, 40), place);
+  }
+  // What has no room behind the last one begins the slot anew, be it nothing.
+  CHECK_EQ(PlaceOfNext(&producer, &consumer, memory, 100), stride);
+  CHECK_EQ(PlaceOfNext(&producer, &consumer, memory, 0), kCacheLine);
+  CHECK_EQ(PlaceOfNext(&producer, &consumer, memory, 0), size_t{stride});
+}
+
+TEST(a_large_window_is_not_used_up_while_its_first_slots_are_free) {
+  constexpr size_t kLarge = size_t{1} << 20;
+  std::vector<uint8_t> memory(8 * kLarge);
+  SlotPool pool(ShmPayloads(memory.data(), 8, kLarge));
+  for (size_t slot : {0, 1, 0, 1}) {
+    CHECK_EQ(pool.Next(), slot);
+    pool.Out(slot);
+    pool.Back(slot);
+  }
+  for (size_t slot : {0, 1, 2, 3}) {
+    CHECK_EQ(pool.Next(), slot);
+    pool.Out(slot);
+  }
+  pool.Back(1);
+  CHECK_EQ(pool.Next(), size_t{1});
+}
+
+TEST(an_offset_outside_of_the_slot_is_refused) {
+  for (uint32_t offset : {64u, 128u, ~0u}) {
+    Memory memory(4);
+    ShmProducer producer = memory.Producer();
+    FrameHeader header;
+    header.payload_bytes = kCapacity;
+    CHECK(producer.Find() == Look::kReady);
+    producer.Begin(kCapacity);
+    producer.Publish(header);
+    memory.lane.entry(0).offset = offset;
+    ShmConsumer consumer = memory.Consumer();
     ShmFrame frame;
-    CHECK(consumer.Take(&frame) == Look::kReady);
-    CHECK_EQ(frame.header.ticket, ticket);
-    CHECK_EQ(frame.handle, size_t{0});
-    CHECK(frame.payload == memory.payloads.at(0));
-    consumer.Release(frame.handle);
+    CHECK(consumer.Take(&frame) == Look::kCorrupt);
   }
 }
 
@@ -87,7 +146,7 @@ TEST(a_consumer_that_keeps_up_sees_one_slot) {
 struct Shared {
   Shared() : one(4, 8), two(4, 8), pool(std::make_shared<SlotPool>(one.payloads)) {
     for (Memory* memory : {&one, &two}) {
-      producers.emplace_back(memory->lane, pool);
+      producers.emplace_back(memory->lane, pool, StoreChoice());
       consumers.emplace_back(memory->lane, one.payloads);
     }
   }
@@ -97,6 +156,16 @@ struct Shared {
   std::vector<ShmProducer> producers;
   std::vector<ShmConsumer> consumers;
 };
+
+// Whether the slot comes when all turns are taken once.
+bool IsFree(SlotPool pool, size_t slot) {
+  for (size_t i = 0; i < pool.payloads().slots(); ++i) {
+    const size_t next = pool.Next();
+    if (next == slot) return true;
+    if (next < pool.payloads().slots()) pool.Out(next);
+  }
+  return false;
+}
 
 TEST(a_slot_that_is_out_on_two_lanes_is_free_when_both_have_returned_it) {
   Shared shared;
@@ -117,19 +186,19 @@ TEST(a_slot_that_is_out_on_two_lanes_is_free_when_both_have_returned_it) {
   };
   shared.consumers[0].Release(frames[0].handle);
   reap();
-  CHECK(shared.pool->Lowest() != slot);
+  CHECK(!IsFree(*shared.pool, slot));
   shared.consumers[1].Release(frames[1].handle);
   reap();
-  CHECK_EQ(shared.pool->Lowest(), slot);
+  CHECK(IsFree(*shared.pool, slot));
 }
 
 TEST(a_lane_that_ends_gives_back_what_is_out_on_it) {
   Shared shared;
   CHECK(shared.producers[0].Find() == Look::kReady);
   const size_t slot = shared.producers[0].Publish(FrameHeader());
-  CHECK(shared.pool->Lowest() != slot);
+  CHECK(!IsFree(*shared.pool, slot));
   shared.producers[0].Drop();
-  CHECK_EQ(shared.pool->Lowest(), slot);
+  CHECK(IsFree(*shared.pool, slot));
 }
 
 TEST(each_lane_has_room_for_its_own_handles_whatever_the_others_hold) {

@@ -29,19 +29,22 @@ TEST(every_length_from_every_address_to_every_address) {
   }
 }
 
-// The step of rank 0 of two that reduces its half, as when its result is sent on the way.
+// The steps of rank 0 of two that send its inputs and reduce its half, as when its result is sent
+// on the way; the output or what is sent goes past the caches, or both.
 void ExpectSameBits(DType dtype, bool in_place) {
   Setting s;
   s.entry = FindAlgorithm(CollectiveKind::kAllreduce, "pairwise", {0, 2, 0, {}}, dtype);
   s.size = 2;
   s.dtype = dtype;
   s.op = ReduceOp::kAverage;
-  s.lengths = {5000, 301};
+  s.lengths = {50000, 301};
   s.in_place = in_place;
-  s.segment_bytes = 4096;
-  Bytes outputs[2];
-  Bytes sent[2];
-  for (int streamed : {0, 1}) {
+  s.segment_bytes = 40960;
+  Bytes outputs[4];
+  Bytes sent[4];
+  for (int streamed : {0, 1, 2, 3}) {
+    const bool streams_output = streamed % 2 == 1;
+    const bool streams_sent = streamed / 2 == 1;
     Planned planned(s);
     const Plan& plan = planned.plan(0);
     Reduction reduction;
@@ -49,22 +52,29 @@ void ExpectSameBits(DType dtype, bool in_place) {
     reduction.op = s.op;
     reduction.finish = {2, 1.0};
     StepMemory memory(plan.schedule, plan.slices, reduction, 0, s.segment_bytes,
-                      streamed == 1 ? 0 : StepMemory::kStreamedBytes);
+                      streams_output ? 0 : StepMemory::kStreamedBytes);
     for (size_t step = 0; step < memory.steps().size(); ++step) {
-      if (memory.steps()[step].kind != StepKind::kReduce) continue;
+      const bool sends = memory.steps()[step].kind == StepKind::kSend;
+      if (!sends && memory.steps()[step].kind != StepKind::kReduce) continue;
       for (int64_t segment = 0; segment < memory.segments(step); ++segment) {
         Bytes wire(memory.WireBytes(step, segment));
         for (size_t i = 0; i < wire.size(); ++i) wire[i] = static_cast<uint8_t>(i % 50);
         Bytes also(wire.size(), kGuard);
-        memory.Take(step, segment, {wire.data()}, also.data());
+        if (sends) {
+          memory.Pack(step, segment, also.data(), streams_sent);
+        } else {
+          memory.Take(step, segment, {wire.data()}, also.data(), streams_sent);
+        }
         sent[streamed].insert(sent[streamed].end(), also.begin(), also.end());
       }
     }
     outputs[streamed] = planned.AllOutput(0);
   }
   CHECK(!sent[0].empty());
-  CHECK_EQ_IN(sent[0] == sent[1], true, DTypeName(dtype));
-  CHECK_EQ_IN(outputs[0] == outputs[1], true, DTypeName(dtype));
+  for (int streamed : {1, 2, 3}) {
+    CHECK_EQ_IN(sent[0] == sent[streamed], true, DTypeName(dtype));
+    CHECK_EQ_IN(outputs[0] == outputs[streamed], true, DTypeName(dtype));
+  }
 }
 
 TEST(a_result_that_is_sent_has_the_same_bits_in_both_places) {

@@ -91,6 +91,11 @@ const std::vector<Row>& Table() {
       Int("TFDIST_SHM_SLOTS", &Config::shm_slots, "", 2, 1024, 0, true,
           "Number of segments in flight each way between two ranks of one host; few stay in the "
           "caches."),
+      Text(
+          "TFDIST_SHM_STORES", &Config::shm_stores, "auto|cached|streamed", false,
+          "How segments for other ranks of the host are written: by ordinary stores, which is best "
+          "where their processors share a cache, or past the caches, which is where they do not. "
+          "auto: what takes less time; the bits are the same (docs/design/0009-stores.md)."),
       Int("TFDIST_MAX_ACTIVE", &Config::max_active, "", 1, 1024, 0, true,
           "Most collectives that run at the same time; later ones wait for their turn."),
       Int("TFDIST_MESH_RANKS", &Config::mesh_ranks, "", 2, 65536, 0, true,

@@ -20,6 +20,7 @@ struct Config {
   std::string plan = "listed";
   int64_t segment_bytes = int64_t{128} << 10;
   int64_t shm_slots = 6;
+  std::string shm_stores = "auto";
   int64_t max_active = 16;
   int64_t mesh_ranks = 16;
   int64_t spin_us = 20;

@@ -7,6 +7,11 @@
 #include "collective/streaming_copy.h"
 
 namespace tfdist {
+namespace {
+// What is streamed at once: with less, the fence after it would cost more than it gains.
+constexpr size_t kLeastStreamed = size_t{8} << 10;
+}  // namespace
+
 StepMemory::StepMemory(Schedule schedule, std::vector<Slice> slices, const Reduction& reduction,
                        int rank, int64_t segment_bytes, size_t streamed_bytes)
     : schedule_(std::move(schedule)),
@@ -120,9 +125,13 @@ bool StepMemory::SentLater(size_t step) const {
   });
 }
 
-void StepMemory::Pack(size_t step, int64_t segment, uint8_t* wire) {
+void StepMemory::Pack(size_t step, int64_t segment, uint8_t* wire, bool streams) {
   ForEachSent(step, segment, [&](const uint8_t* source, size_t bytes) {
-    std::memcpy(wire, source, bytes);
+    if (streams && bytes >= kLeastStreamed) {
+      StreamingCopy(wire, source, bytes);
+    } else {
+      std::memcpy(wire, source, bytes);
+    }
     wire += bytes;
   });
 }
@@ -134,9 +143,9 @@ void StepMemory::Locate(size_t step, int64_t segment, std::vector<ByteSpan>* pie
 }
 
 void StepMemory::Take(size_t step, int64_t segment, const std::vector<const uint8_t*>& wire,
-                      uint8_t* also) {
+                      uint8_t* also, bool streams_also) {
   const Step& s = schedule_.steps[step];
-  if (s.kind == StepKind::kReduce) return Reduce(step, segment, wire, also);
+  if (s.kind == StepKind::kReduce) return Reduce(step, segment, wire, also, streams_also);
   const bool streams = streams_ && !InScratch(s.to) && !SentLater(step);
   const int64_t begin = Begin(segment);
   cursors_[step].ForEachRun(
@@ -158,7 +167,7 @@ void StepMemory::Take(size_t step, int64_t segment, const std::vector<const uint
 // Partial results come before inputs, as the kernels want it; both in the order of ranks. Two ranks
 // that reduce the same two operands do it in the same order.
 void StepMemory::Reduce(size_t step, int64_t segment, const std::vector<const uint8_t*>& wire,
-                        uint8_t* also) {
+                        uint8_t* also, bool streams_also) {
   const Step& s = schedule_.steps[step];
   const bool own_partial = s.own == Place::kPartial;
   const bool peers_partial = CarriesPartials(s);
@@ -190,13 +199,39 @@ void StepMemory::Reduce(size_t step, int64_t segment, const std::vector<const ui
         uint8_t* out = At(s.to, s.slice, output, begin + offset);
         uint8_t* sent =
             also != nullptr ? also + static_cast<size_t>(offset) * element_bytes_ : nullptr;
-        if (streams_ && sent != nullptr && input != output) {
-          tfdist::Reduce(reduction, contributions.data(), count, sent, n);
-          StreamingCopy(out, sent, static_cast<size_t>(n) * element_bytes_);
+        const bool streams_out = streams_ && input != output;
+        const bool large = static_cast<size_t>(n) * element_bytes_ >= kLeastStreamed;
+        if (sent != nullptr && large && (streams_out || streams_also)) {
+          ReduceStreamed(reduction, contributions, out, streams_out, sent, streams_also, n);
         } else {
           tfdist::Reduce(reduction, contributions.data(), count, out, n, sent);
         }
       });
+}
+
+// In blocks that stay in the first-level cache, since results are copied on from where they were
+// computed: from the one of the two places that is not streamed.
+void StepMemory::ReduceStreamed(const Reduction& reduction,
+                                std::vector<const uint8_t*> contributions, uint8_t* out,
+                                bool streams_out, uint8_t* also, bool streams_also, int64_t n) {
+  alignas(64) uint8_t scratch[kLeastStreamed];
+  const auto most = static_cast<int64_t>(sizeof(scratch) / element_bytes_);
+  const int count = static_cast<int>(contributions.size());
+  while (n > 0) {
+    const int64_t now = std::min(n, most);
+    const size_t bytes = static_cast<size_t>(now) * element_bytes_;
+    uint8_t* computed = !streams_out ? out : !streams_also ? also : scratch;
+    tfdist::Reduce(reduction, contributions.data(), count, computed, now);
+    if (streams_out) StreamingCopy(out, computed, bytes);
+    if (streams_also) StreamingCopy(also, computed, bytes);
+    for (int c = 0; c < count; ++c) {
+      contributions[static_cast<size_t>(c)] +=
+          static_cast<size_t>(now) * (c < reduction.partials ? partial_bytes_ : element_bytes_);
+    }
+    out += bytes;
+    also += bytes;
+    n -= now;
+  }
 }
 
 std::string StepMemory::Check() const {

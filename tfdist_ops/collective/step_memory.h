@@ -34,15 +34,17 @@ class StepMemory {
   const std::vector<Step>& steps() const { return schedule_.steps; }
   // Finish::divide; before the last contribution comes.
   void SetDivide(int64_t divide) { reduction_.finish.divide = divide; }
-  int64_t segments(size_t step) const;                     // of the step's slice
-  size_t WireBytes(size_t step, int64_t segment) const;    // payload of a segment
-  void Pack(size_t step, int64_t segment, uint8_t* wire);  // kSend
+  int64_t segments(size_t step) const;                   // of the step's slice
+  size_t WireBytes(size_t step, int64_t segment) const;  // payload of a segment
+  // kSend. `streams`: past the caches.
+  void Pack(size_t step, int64_t segment, uint8_t* wire, bool streams = false);
   // Where what Pack would copy lies.
   void Locate(size_t step, int64_t segment, std::vector<ByteSpan>* pieces);
   // kReduce and kCopy; `wire`: one payload a peer. `also`, of a kReduce that finishes into the
-  // output: the payload of a send of the same segment, filled on the way.
+  // output: the payload of a send of the same segment, filled on the way; `streams`: that one past
+  // the caches.
   void Take(size_t step, int64_t segment, const std::vector<const uint8_t*>& wire,
-            uint8_t* also = nullptr);
+            uint8_t* also = nullptr, bool streams = false);
 
   // Whether every step has the memory that it names; "" or what is wrong. For tests: schedules and
   // slices of the table fit together.
@@ -61,7 +63,11 @@ class StepMemory {
   void SetCursors();
   bool SentLater(size_t step) const;
   uint8_t* At(Place place, int32_t slice, uint8_t* output, int64_t element);
-  void Reduce(size_t step, int64_t segment, const std::vector<const uint8_t*>& wire, uint8_t* also);
+  void Reduce(size_t step, int64_t segment, const std::vector<const uint8_t*>& wire, uint8_t* also,
+              bool streams);
+  // A reduction into `out` and `also`, one of them or both past the caches.
+  void ReduceStreamed(const Reduction& reduction, std::vector<const uint8_t*> contributions,
+                      uint8_t* out, bool streams_out, uint8_t* also, bool streams_also, int64_t n);
   template <typename Fn>  // fn(source, bytes), in the order of the payload
   void ForEachSent(size_t step, int64_t segment, Fn fn);
 

@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/deadline.h"
+#include "transport/store_choice.h"
+
 namespace tfdist {
 
 namespace {
@@ -257,7 +260,7 @@ bool Operation::RunSend(size_t index, const Links& links, uint32_t generation) {
   if (room.data() == nullptr) return false;
   {
     TraceScope packing(clock_, &trace_.pack);
-    memory_.Pack(index, running_[index].done, room.data());
+    memory_.Pack(index, running_[index].done, room.data(), link->StreamsSend());
   }
   CommitSend(index, links, generation);
   return true;
@@ -278,14 +281,19 @@ bool Operation::RunReceive(size_t index, const Links& links, uint32_t generation
   const bool sends =
       link != nullptr && link->MostPieces() == 0 && running_[run.sender].done == run.done;
   const MutableByteSpan room = sends ? BeginSend(run.sender, links) : MutableByteSpan();
+  const bool timed = memory_.WireBytes(index, run.done) >= kTimedBytes;
+  const int64_t begin_ns = timed ? NowNs() : 0;
   {
     TraceScope reducing(clock_, &trace_.reduce);
-    memory_.Take(index, run.done, payloads_, room.data());
+    memory_.Take(index, run.done, payloads_, room.data(),
+                 room.data() != nullptr && link->StreamsSend());
   }
+  const int64_t ns = timed ? NowNs() - begin_ns : 0;
   for (size_t p = 0; p < run.inbox.size(); ++p) {
     Arrived& arrived = run.inbox[p].front();
     const size_t peer = Global(step.peers[p]);
     if (arrived.held && links[peer] != nullptr) {
+      if (timed) links[peer]->NoteRead(arrived.frame, ns);
       links[peer]->Release(Lane::kData, arrived.frame);
       --(*held)[peer];
     }

@@ -68,6 +68,9 @@ class Link {
   virtual MutableByteSpan BeginSend(Lane lane, size_t bytes) = 0;
   // Publishes the open send; fills in header.payload_bytes and header.lane itself.
   virtual void CommitSend(Lane lane, FrameHeader header) = 0;
+  // Whether the payload of the open send of the data lane should be written past the caches
+  // (store_choice.h).
+  virtual bool StreamsSend() const { return false; }
 
   // The memory that the data lane sends from, where several links of this rank share it; else null.
   // ShareSend sends to this link's peer, without a copy, the payload that another link with the
@@ -83,6 +86,8 @@ class Link {
   // Next unread frame of the lane. False: none now.
   virtual bool Poll(Lane lane, InFrame* frame) = 0;
   virtual void Release(Lane lane, const InFrame& frame) = 0;
+  // Before its Release: how long it took to read a frame of the data lane, for its sender.
+  virtual void NoteRead(const InFrame& /*frame*/, int64_t /*ns*/) {}
 
   // Moves bytes where the transport has to (tcp), looks whether the peer is still there. Sets
   // *moved when anything happened. An error is final: the peer is lost (kAborted), or it sent

@@ -43,6 +43,8 @@ class OverlayLink : public Link {
     ++data_frames_sent_;
   }
 
+  bool StreamsSend() const override { return state().link->StreamsSend(); }
+
   size_t MostPieces() const override {
     return connection() != nullptr ? connection()->MostPieces() : 0;
   }
@@ -64,6 +66,8 @@ class OverlayLink : public Link {
       connection()->Release(lane, frame);
     }
   }
+
+  void NoteRead(const InFrame& frame, int64_t ns) override { connection()->NoteRead(frame, ns); }
 
   Status Pump(bool* moved) override { return overlay_->Pump(peer_, moved); }
   int fd() const override { return connection() != nullptr ? connection()->fd() : -1; }

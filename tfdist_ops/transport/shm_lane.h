@@ -3,8 +3,10 @@
 // Frames are announced in a ring of entries, in order. An entry names a handle, which the consumer
 // gives back when it is done, and a slot, where the payload lies. The producer takes any handle and
 // any slot that is free, so a frame that is held for long costs one of each and does not stop the
-// ring; and it takes the lowest, so that a consumer that keeps up sees the same few slots again and
-// again, still in the cache.
+// ring. It takes them in turns, and writes small payloads to different places in a slot: a line
+// that the consumer has read a moment ago is still in that processor's own cache, and to write it
+// again it must be taken away from there, which takes longer than to write a line that was pushed
+// out to the cache that both share (docs/design/0009).
 //
 // Slots belong to a lane alone, or to all lanes of a rank's window (SlotPool). Then one payload can
 // go out on several of them, and its slot is free when all have given it back.
@@ -29,7 +31,9 @@
 #include <utility>
 #include <vector>
 
+#include "base/deadline.h"
 #include "transport/link.h"
+#include "transport/store_choice.h"
 
 namespace tfdist {
 
@@ -40,9 +44,11 @@ struct alignas(kCacheLine) ShmEntry {
   FrameHeader header;
   uint32_t handle;
   uint32_t slot;
+  uint32_t offset;  // of the payload in the slot
 };
 struct alignas(kCacheLine) ShmReturned {
   std::atomic<uint64_t> count;
+  std::atomic<uint32_t> read_ns;  // what reading it took; 0: not known
 };
 static_assert(sizeof(ShmEntry) == kCacheLine, "an entry is one cache line");
 static_assert(std::atomic<uint64_t>::is_always_lock_free, "a lock would be private to a process");
@@ -56,6 +62,7 @@ class ShmPayloads {
 
   static size_t Bytes(size_t slots, size_t capacity) { return slots * Stride(capacity); }
   size_t slots() const { return slots_; }
+  size_t stride() const { return stride_; }
   uint8_t* at(size_t slot) const { return base_ + slot * stride_; }
 
  private:
@@ -91,18 +98,47 @@ class ShmLane {
 // Slots of which each may be out on several lanes. For one thread at a time.
 class SlotPool {
  public:
-  explicit SlotPool(const ShmPayloads& payloads) : payloads_(payloads), out_(payloads.slots(), 0) {}
+  explicit SlotPool(const ShmPayloads& payloads)
+      : payloads_(payloads),
+        out_(payloads.slots(), 0),
+        offsets_(payloads.slots(), 0),
+        ends_(payloads.slots(), 0),
+        turns_(std::clamp<size_t>(kSpreadBytes / payloads.stride(), 1, payloads.slots())) {}
   const ShmPayloads& payloads() const { return payloads_; }
-  // The lowest slot that is out on no lane; slots(): none.
-  size_t Lowest() const {
-    return static_cast<size_t>(std::find(out_.begin(), out_.end(), 0u) - out_.begin());
+  // The next slot that is out on no lane; slots(): none.
+  size_t Next() const {
+    for (size_t i = 0; i < turns_; ++i) {
+      const size_t slot = (turn_ + i) % turns_;
+      if (out_[slot] == 0) return slot;
+    }
+    const auto rest = out_.begin() + static_cast<ptrdiff_t>(turns_);
+    return static_cast<size_t>(std::find(rest, out_.end(), 0u) - out_.begin());
   }
-  void Out(size_t slot) { ++out_[slot]; }
+  // Where the next payload lies in a slot that is out on no lane: behind the one before, if there
+  // is room.
+  void Place(size_t slot, size_t bytes) {
+    const size_t behind = (ends_[slot] + kCacheLine - 1) / kCacheLine * kCacheLine;
+    offsets_[slot] = behind + std::max<size_t>(bytes, 1) <= payloads_.stride() ? behind : 0;
+    ends_[slot] = offsets_[slot] + bytes;
+  }
+  size_t offset(size_t slot) const { return offsets_[slot]; }
+  void Out(size_t slot) {
+    ++out_[slot];
+    if (slot < turns_) turn_ = slot + 1;
+  }
   void Back(size_t slot) { --out_[slot]; }
 
  private:
+  // More than a processor's own cache, less than what several share.
+  static constexpr size_t kSpreadBytes = size_t{2} << 20;
+
   ShmPayloads payloads_;
-  std::vector<uint32_t> out_;  // lanes, by slot
+  // By slot:
+  std::vector<uint32_t> out_;  // lanes
+  std::vector<size_t> offsets_;
+  std::vector<size_t> ends_;  // of the payload that was last there
+  size_t turns_ = 1;          // slots that are taken in turns; the others when all of these are out
+  size_t turn_ = 0;
 };
 
 enum class Look { kReady, kNotYet, kCorrupt };
@@ -110,26 +146,41 @@ enum class Look { kReady, kNotYet, kCorrupt };
 class ShmProducer {
  public:
   ShmProducer() = default;
-  ShmProducer(const ShmLane& lane, std::shared_ptr<SlotPool> pool)
+  ShmProducer(const ShmLane& lane, std::shared_ptr<SlotPool> pool, const StoreChoice& choice)
       : lane_(lane),
         pool_(std::move(pool)),
         uses_(lane.handles(), 0),
-        sent_(lane.handles(), kNone) {}
+        sent_(lane.handles(), kNone),
+        written_(lane.handles()),
+        choice_(choice) {}
 
   // Whether there is room for a frame; what was found stays the next one until Publish.
   Look Find() {
     const Look look = FindHandle();
     if (look != Look::kReady || slot_ != kNone) return look;
-    const size_t slot = pool_->Lowest();
+    const size_t slot = pool_->Next();
     if (slot == pool_->payloads().slots()) return Look::kNotYet;
     slot_ = slot;
     return Look::kReady;
   }
-  uint8_t* payload() const { return pool_->payloads().at(slot_); }
+  // Before the payload is written.
+  uint8_t* Begin(size_t bytes) {
+    pool_->Place(slot_, bytes);
+    writing_.streamed = choice_.Next(bytes);
+    writing_.begin_ns = bytes >= kTimedBytes ? NowNs() : 0;
+    return pool_->payloads().at(slot_) + pool_->offset(slot_);
+  }
+  // Whether it is to be written past the caches.
+  bool streams() const { return writing_.streamed; }
   // Returns the slot.
   size_t Publish(const FrameHeader& header) {
     const size_t slot = std::exchange(slot_, kNone);
-    Announce(header, slot);
+    if (header.payload_bytes >= kTimedBytes) {
+      writing_.phase = header.phase;
+      writing_.bytes = header.payload_bytes;
+      writing_.ns = NowNs() - writing_.begin_ns;
+    }
+    Announce(header, slot, std::exchange(writing_, {}));
     return slot;
   }
   // Whether there is a handle: then Announce sends what another lane of the pool has in a slot.
@@ -138,19 +189,7 @@ class ShmProducer {
     const bool free = std::find(sent_.begin(), sent_.end(), kNone) != sent_.end();
     return free ? Look::kReady : Look::kNotYet;
   }
-  void Announce(const FrameHeader& header, size_t slot) {
-    const auto handle =
-        static_cast<size_t>(std::find(sent_.begin(), sent_.end(), kNone) - sent_.begin());
-    ShmEntry& entry = lane_.entry(position_);
-    entry.header = header;
-    entry.handle = static_cast<uint32_t>(handle);
-    entry.slot = static_cast<uint32_t>(slot);
-    entry.laps.store(position_ / lane_.handles() + 1, std::memory_order_seq_cst);
-    ++position_;
-    ++uses_[handle];
-    sent_[handle] = slot;
-    pool_->Out(slot);
-  }
+  void Announce(const FrameHeader& header, size_t slot) { Announce(header, slot, {}); }
   // The consumer is gone: nothing comes back.
   void Drop() {
     for (size_t& slot : sent_) {
@@ -161,6 +200,40 @@ class ShmProducer {
  private:
   static constexpr size_t kNone = static_cast<size_t>(-1);
 
+  // How a payload was written; 0 bytes: nobody wants to know.
+  struct Written {
+    bool streamed = false;
+    uint16_t phase = 0;
+    uint32_t bytes = 0;
+    int64_t begin_ns = 0;
+    int64_t ns = 0;
+  };
+
+  void Announce(const FrameHeader& header, size_t slot, const Written& written) {
+    const auto handle =
+        static_cast<size_t>(std::find(sent_.begin(), sent_.end(), kNone) - sent_.begin());
+    ShmEntry& entry = lane_.entry(position_);
+    entry.header = header;
+    entry.handle = static_cast<uint32_t>(handle);
+    entry.slot = static_cast<uint32_t>(slot);
+    entry.offset = static_cast<uint32_t>(pool_->offset(slot));
+    entry.laps.store(position_ / lane_.handles() + 1, std::memory_order_seq_cst);
+    ++position_;
+    ++uses_[handle];
+    sent_[handle] = slot;
+    written_[handle] = written;
+    pool_->Out(slot);
+  }
+
+  // Tells the choice what a payload has cost both ranks.
+  void Weigh(size_t handle) {
+    const Written& written = written_[handle];
+    if (written.bytes == 0) return;
+    const uint32_t read_ns = lane_.returned(handle).read_ns.load(std::memory_order_relaxed);
+    choice_.Add(written.streamed, written.phase, written.bytes,
+                read_ns > 0 ? written.ns + read_ns : 0);
+  }
+
   // Takes back what was returned. False: what cannot have been.
   bool Reap() {
     for (size_t handle = 0; handle < sent_.size(); ++handle) {
@@ -168,6 +241,7 @@ class ShmProducer {
       const uint64_t count = lane_.returned(handle).count.load(std::memory_order_seq_cst);
       if (count == uses_[handle]) {
         pool_->Back(std::exchange(sent_[handle], kNone));
+        Weigh(handle);
       } else if (count + 1 != uses_[handle]) {
         return false;
       }
@@ -179,7 +253,10 @@ class ShmProducer {
   std::shared_ptr<SlotPool> pool_;
   std::vector<uint64_t> uses_;  // of each handle
   std::vector<size_t> sent_;    // slot of each handle; kNone: it is here
-  size_t slot_ = kNone;         // found and not yet published
+  std::vector<Written> written_;
+  Written writing_;      // the payload that is not yet published
+  size_t slot_ = kNone;  // found and not yet published
+  StoreChoice choice_;
   uint64_t position_ = 0;
 };
 
@@ -209,25 +286,42 @@ class ShmConsumer {
     frame->header = entry.header;
     frame->handle = entry.handle;
     const size_t slot = entry.slot;
+    const size_t offset = entry.offset;
     if (laps != before + 1 || frame->handle >= lane_.handles() || held_[frame->handle] ||
-        slot >= payloads_.slots()) {
+        slot >= payloads_.slots() || !Fits(offset, frame->header.payload_bytes)) {
       return Look::kCorrupt;
     }
-    frame->payload = payloads_.at(slot);
+    frame->payload = payloads_.at(slot) + offset;
     held_[frame->handle] = true;
     ++position_;
     return Look::kReady;
   }
+  // Before Release: how long it took to read the payload.
+  void NoteRead(size_t handle, int64_t ns) {
+    read_ns_ = static_cast<uint32_t>(std::clamp<int64_t>(ns, 0, kMostNs));
+    lane_.returned(handle).read_ns.store(read_ns_, std::memory_order_relaxed);
+  }
   void Release(size_t handle) {
+    ShmReturned& returned = lane_.returned(handle);
+    if (std::exchange(read_ns_, 0) == 0) returned.read_ns.store(0, std::memory_order_relaxed);
     held_[handle] = false;
-    lane_.returned(handle).count.store(++returns_[handle], std::memory_order_seq_cst);
+    returned.count.store(++returns_[handle], std::memory_order_seq_cst);
   }
 
  private:
+  static constexpr int64_t kMostNs = 1'000'000'000;
+
+  // A payload that is too long for any slot is the caller's to refuse.
+  bool Fits(size_t offset, size_t bytes) const {
+    const size_t stride = payloads_.stride();
+    return offset < stride && (bytes > stride || bytes <= stride - offset);
+  }
+
   ShmLane lane_;
   ShmPayloads payloads_;
   std::vector<uint64_t> returns_;  // of each handle
   std::vector<bool> held_;
+  uint32_t read_ns_ = 0;  // of the handle that is released next
   uint64_t position_ = 0;
 };
 

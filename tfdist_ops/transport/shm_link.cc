@@ -70,9 +70,10 @@ class ShmLink : public LinkBase {
     const int out = initiator ? 0 : 1;
     const int in = initiator ? 1 : 0;
     out_[0] = ShmProducer(MakeLane(out, Lane::kControl, config),
-                          std::make_shared<SlotPool>(ControlPayloads(out, config)));
+                          std::make_shared<SlotPool>(ControlPayloads(out, config)), StoreChoice());
     in_[0] = ShmConsumer(MakeLane(in, Lane::kControl, config), ControlPayloads(in, config));
-    out_[1] = ShmProducer(MakeLane(out, Lane::kData, config), window_->pool());
+    out_[1] = ShmProducer(MakeLane(out, Lane::kData, config), window_->pool(),
+                          StoreChoice(config.shm_stores));
     in_[1] = ShmConsumer(MakeLane(in, Lane::kData, config), payloads.value());
     return Status();
   }
@@ -81,7 +82,7 @@ class ShmLink : public LinkBase {
     if (!Open(lane, bytes)) return {};
     ShmProducer& out = out_[Index(lane)];
     if (!HasRoom(lane, out.Find(), [&out] { return out.Find(); })) return {};
-    return {out.payload(), bytes};
+    return {out.Begin(bytes), bytes};
   }
 
   void CommitSend(Lane lane, FrameHeader header) override {
@@ -90,6 +91,8 @@ class ShmLink : public LinkBase {
     if (lane == Lane::kData) window_->set_last(slot);
     WakePeer(lane == Lane::kData ? kForData : kForControl);
   }
+
+  bool StreamsSend() const override { return out_[Index(Lane::kData)].streams(); }
 
   const void* SendMemory() const override { return window_.get(); }
 
@@ -120,6 +123,10 @@ class ShmLink : public LinkBase {
   void Release(Lane lane, const InFrame& frame) override {
     in_[Index(lane)].Release(frame.token);
     WakePeer(kForRoom);
+  }
+
+  void NoteRead(const InFrame& frame, int64_t ns) override {
+    in_[Index(Lane::kData)].NoteRead(frame.token, ns);
   }
 
   Status Pump(bool* /*moved*/) override {

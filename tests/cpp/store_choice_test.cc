@@ -1,0 +1,125 @@
+// StoreChoice against machines that are formulas.
+#include "transport/store_choice.h"
+
+#include <random>
+#include <string>
+#include <vector>
+
+#include "check.h"
+
+namespace tfdist {
+namespace {
+
+constexpr size_t kBytes = size_t{128} << 10;
+
+// What a payload costs, in ns; one of the other phase costs ten times as much, as one that is
+// reduced does beside one that is copied.
+struct Machine {
+  double cached = 1;
+  double streamed = 1;
+  double disturbed = 0.3;  // part of the payloads that take up to ten times as long
+  std::mt19937 random{1};
+
+  int64_t Cost(bool is_streamed, uint16_t phase) {
+    double ns = 10000 * (is_streamed ? streamed : cached) * (phase == 0 ? 1 : 10);
+    if (std::uniform_real_distribution<>(0, 1)(random) < disturbed) {
+      ns *= std::uniform_real_distribution<>(1, 10)(random);
+    }
+    return static_cast<int64_t>(ns * std::uniform_real_distribution<>(1, 1.05)(random));
+  }
+};
+
+// Sends payloads of two phases in turns; the outcome of each is known `delay` payloads later.
+int Streamed(StoreChoice* choice, Machine* machine, int payloads) {
+  constexpr int kDelay = 5;
+  std::vector<bool> ways;
+  int streamed = 0;
+  for (int i = 0; i < payloads + kDelay; ++i) {
+    if (i < payloads) {
+      ways.push_back(choice->Next(kBytes));
+      streamed += ways.back() ? 1 : 0;
+    }
+    const int told = i - kDelay;
+    if (told < 0) continue;
+    const bool way = ways[static_cast<size_t>(told)];
+    const auto phase = static_cast<uint16_t>(told % 2);
+    choice->Add(way, phase, kBytes, machine->Cost(way, phase));
+  }
+  return streamed;
+}
+
+TEST(where_both_share_a_cache_nearly_nothing_is_streamed) {
+  StoreChoice choice;
+  Machine near{1, 2};
+  Streamed(&choice, &near, 20000);
+  CHECK(Streamed(&choice, &near, 100000) < 1000);
+}
+
+TEST(where_lines_travel_nearly_everything_is_streamed) {
+  StoreChoice choice;
+  Machine far{4, 1};
+  CHECK(Streamed(&choice, &far, 1000) > 500);
+  Streamed(&choice, &far, 20000);
+  CHECK(Streamed(&choice, &far, 100000) > 99000);
+}
+
+TEST(ranks_that_are_moved_are_noticed) {
+  StoreChoice choice;
+  Machine near{1, 2};
+  Machine far{4, 2};  // streaming stores cost the same: nothing gets slower when it is left
+  Streamed(&choice, &near, 50000);
+  CHECK(Streamed(&choice, &far, 2000) > 1500);  // everything rose: at once
+  Streamed(&choice, &far, 50000);
+  CHECK(Streamed(&choice, &near, 20000) < 5000);
+}
+
+TEST(ways_that_cost_about_the_same_end_in_ordinary_stores) {
+  StoreChoice choice("auto");
+  Machine alike{1, 1, 0};
+  Streamed(&choice, &alike, 10000);
+  CHECK(Streamed(&choice, &alike, 10000) < 200);
+}
+
+TEST(a_phase_that_comes_no_more_is_not_waited_for) {
+  StoreChoice choice;
+  for (int i = 0; i < 5000; ++i) {
+    const bool way = choice.Next(kBytes);
+    choice.Add(way, /*phase=*/3, kBytes, way ? 10000 : 40000);
+  }
+  CHECK(choice.Next(kBytes) || choice.Next(kBytes));
+}
+
+TEST(without_times_the_ordinary_way_stays) {
+  StoreChoice choice;
+  int streamed = 0;
+  for (int i = 0; i < 50000; ++i) {
+    const bool way = choice.Next(kBytes);
+    streamed += way ? 1 : 0;
+    choice.Add(way, 0, kBytes, 0);
+  }
+  CHECK(streamed > 0);
+  CHECK(streamed < 5000);
+}
+
+TEST(small_payloads_are_never_streamed) {
+  for (const char* wanted : {"auto", "streamed"}) {
+    StoreChoice choice{std::string(wanted)};
+    for (int i = 0; i < 1000; ++i) CHECK(!choice.Next(kTimedBytes - 1));
+  }
+}
+
+TEST(a_way_that_is_set_stays) {
+  StoreChoice cached("cached");
+  StoreChoice streamed("streamed");
+  for (int i = 0; i < 5000; ++i) {
+    CHECK(!cached.Next(kBytes));
+    CHECK(streamed.Next(kBytes));
+    cached.Add(false, 0, kBytes, 1000000);
+    streamed.Add(true, 0, kBytes, 1000000);
+  }
+}
+
+}  // namespace
+}  // namespace tfdist
+
+TEST_MAIN()

@@ -1,0 +1,120 @@
+// StoreChoice: whether what a rank writes for another to read goes past the caches.
+//
+// Two processors that share a cache hand lines over in it. Two that do not fetch every line that
+// the other one has changed out of its cache, and take it away from there to write it again:
+// several times as slow as memory, into which streaming stores bring it. Which of the two a rank
+// and its peer are is not known (virtual machines do not tell) and changes when they are moved, so
+// both ways are timed on payloads that are sent anyway: writing here plus reading there.
+//
+// Pure: no clock, no memory. The bytes that arrive are the same.
+#ifndef TFDIST_OPS_TRANSPORT_STORE_CHOICE_H_
+#define TFDIST_OPS_TRANSPORT_STORE_CHOICE_H_
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <string>
+
+namespace tfdist {
+
+// Of a payload that is timed, and that may go past the caches.
+constexpr size_t kTimedBytes = size_t{16} << 10;
+
+class StoreChoice {
+ public:
+  StoreChoice() = default;
+  // "auto", or the one way: "cached", "streamed".
+  explicit StoreChoice(const std::string& wanted)
+      : streams_(wanted == "streamed"), fixed_(wanted != "auto") {}
+
+  // Whether the next payload, of so many bytes, is to be streamed.
+  bool Next(size_t bytes) {
+    if (bytes < kTimedBytes) return false;
+    if (fixed_) return streams_;
+    if (!trying_ && --left_ <= 0) {
+      trying_ = true;
+      left_ = kTrialPayloads;
+      told_ = 0;
+      tried_ = kUnknown;
+    }
+    if (!trying_ || left_ <= 0) return streams_;
+    --left_;
+    return !streams_;
+  }
+
+  // What became of a payload. `phase`: of its step; costs of different phases, which do different
+  // things while they read and write, are not compared. `ns`: writing and reading; 0: not known.
+  void Add(bool streamed, uint16_t phase, size_t bytes, int64_t ns) {
+    if (fixed_) return;
+    const double cost = static_cast<double>(ns) / static_cast<double>(bytes);
+    const bool counts = ns > 0 && phase == phase_;
+    if (trying_ && streamed != streams_) {
+      if (counts) tried_ = std::min(tried_, cost);
+      if (++told_ == kTrialPayloads) Decide();
+      return;
+    }
+    if (streamed != streams_ || ns <= 0) return;
+    if (phase != phase_) {
+      if (++others_ < kOtherPhases) return;
+      phase_ = phase;
+      recent_count_ = 0;
+    }
+    others_ = 0;
+    recent_[recent_count_++ % kRecent] = cost;
+    // Everything is slower than it was: perhaps one of the two ranks has been moved.
+    const bool rose = Recent() > kRise * level_;
+    if (!trying_ && recent_count_ % kRecent == 0 && rose) {
+      left_ = 0;
+      level_ = kUnknown;
+    }
+  }
+
+ private:
+  // Enough to come to the same memory twice: at first it is in the caches as the other way left it.
+  static constexpr int kTrialPayloads = 24;
+  static constexpr int kRecent = 8;
+  static constexpr int kOtherPhases = 32;  // until these are the ones that are compared
+  static constexpr int kShortest = 256;    // payloads between two trials
+  static constexpr int kLongest = 4096;
+  // Of the cost of the way so far: what the other one may cost at most to be taken.
+  static constexpr double kToStreamed = 0.8;
+  static constexpr double kToCached = 1.05;
+  static constexpr double kRise = 1.5;
+  static constexpr double kUnknown = std::numeric_limits<double>::infinity();
+
+  // The least of the last few: whoever was interrupted took longer.
+  double Recent() const { return *std::min_element(recent_, recent_ + kRecent); }
+
+  void Decide() {
+    const bool knows = recent_count_ >= kRecent && tried_ < kUnknown;
+    const double recent = knows ? Recent() : kUnknown;
+    if (knows && tried_ < (streams_ ? kToCached : kToStreamed) * recent) {
+      streams_ = !streams_;
+      recent_count_ = 0;
+      level_ = tried_;
+    } else {
+      level_ = recent;
+    }
+    period_ = knows && recent_count_ > 0 ? std::min(2 * period_, kLongest) : kShortest;
+    left_ = period_;
+    trying_ = false;
+  }
+
+  bool streams_ = false;
+  bool fixed_ = false;
+  bool trying_ = false;
+  int left_ = kShortest;  // payloads until the next trial, or of the trial
+  int period_ = kShortest;
+  int told_ = 0;             // payloads of the trial that are known
+  double tried_ = kUnknown;  // least cost of the other way, ns a byte
+  double level_ = kUnknown;  // cost of this way when it was last compared
+  double recent_[kRecent] = {};
+  int recent_count_ = 0;
+  uint16_t phase_ = 0;
+  int others_ = 0;
+};
+
+}  // namespace tfdist
+
+#endif  // TFDIST_OPS_TRANSPORT_STORE_CHOICE_H_
