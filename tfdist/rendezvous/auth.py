@@ -28,7 +28,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-PROTOCOL = 2
+PROTOCOL = 3
 SECRET_BYTES = 32
 NONCE_BYTES = 32
 MAC_BYTES = 32
