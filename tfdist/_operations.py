@@ -79,7 +79,8 @@ class ReduceOp(enum.IntEnum):
 
 
 _OPS = frozenset(ReduceOp)
-_COUNTED: contextvars.ContextVar[int | None] = contextvars.ContextVar(
+# A list holds what the next operation counts for; empty: none does any more.
+_COUNTED: contextvars.ContextVar[int | list[int] | None] = contextvars.ContextVar(
     "tfdist_counted", default=None
 )
 
@@ -102,6 +103,20 @@ def counted_as(elements: int) -> Iterator[None]:
         _COUNTED.reset(token)
 
 
+@contextlib.contextmanager
+def counted_once(elements: int) -> Iterator[None]:
+    """As `counted_as`, for the first operation called within it; the others for none.
+
+    Args:
+        elements: of all of the operations together.
+    """
+    token = _COUNTED.set(0 if _COUNTED.get() == 0 else [elements])
+    try:
+        yield
+    finally:
+        _COUNTED.reset(token)
+
+
 def counts() -> bool:
     """Whether what is called here may be about gradients of a step (`counted_as`)."""
     return _COUNTED.get() != 0
@@ -109,6 +124,8 @@ def counts() -> bool:
 
 def _counted(by_itself: int) -> int:
     said = _COUNTED.get()
+    if isinstance(said, list):
+        return said.pop() if said else 0
     return by_itself if said is None else said
 
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import tfdist
 from tfdist._names import operation_name
-from tfdist._operations import counted_as
+from tfdist._operations import counted_once
 from tfdist.horovod.common.process_sets import global_process_set, own
 from tfdist.horovod.common.reduce_ops import (
     Average,
@@ -100,11 +100,14 @@ def allreduce(
 
 
 def _counted(tensors: Sequence[Any], sent: Sequence[tf.Tensor]) -> Any:
-    """For how many elements a reduction counts: those there are before compression."""
+    """For how many elements a reduction counts: those there are before compression.
+
+    It may take several operations, of which one counts for all.
+    """
     before = [tf.convert_to_tensor(t).shape.num_elements() for t in tensors]
     if before == [t.shape.num_elements() for t in sent] or None in before:
         return contextlib.nullcontext()
-    return counted_as(sum(before))
+    return counted_once(sum(before))
 
 
 def _reduced_by(
@@ -284,7 +287,8 @@ def reducescatter(
             )
         one = scaled(sent, chosen, prescale_factor, postscale_factor)
         name = scoped(name, ignore_name_scope)
-        reduced = _reduced_by(tfdist.reduce_scatter, one, chosen, name, members)
+        with _counted([tensor], [sent]):
+            reduced = _reduced_by(tfdist.reduce_scatter, one, chosen, name, members)
         return compression.decompress(reduced, context)
 
 
