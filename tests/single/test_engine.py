@@ -12,11 +12,13 @@ from collections import namedtuple
 from pathlib import Path
 from types import SimpleNamespace
 
+import keras
 import pytest
 import tensorflow as tf
 
 import tfdist
-from tfdist import _core, _engine, _library
+from tfdist import _core, _engine, _library, _runtime
+from tfdist.callbacks._base import RankCallback
 from tfdist.engines.horovod import _start, _types, _watch
 from tfdist.engines.horovod._store import MAX_VALUE_BYTES, Store
 
@@ -29,7 +31,7 @@ class Echo:
     name = "echo"
 
     def __init__(self):
-        self.calls = []
+        self.calls, self.done = [], 0
 
     def start(self, mesh, timeout_s):
         self.calls.append(("start", mesh.topology.size, timeout_s > 0))
@@ -53,7 +55,7 @@ class Echo:
         self.calls.append("remove")
 
     def finished(self):
-        return 0
+        return self.done
 
     def told(self, error):
         if "echo broke" not in str(error):
@@ -113,6 +115,27 @@ def test_join_is_refused_with_the_name_of_the_engine_that_can(echo):
     tfdist.init()
     with pytest.raises(NotImplementedError, match="native engine can"):
         tfdist.join()
+
+
+@pytest.mark.parametrize("reduced", [1, 0])
+def test_the_engines_count_shows_what_a_synchronized_model_reduced(
+    echo, monkeypatch, reduced
+):
+    tfdist.init()
+    layers = [tfdist.layers.SyncBatchNormalization(), keras.layers.Dense(1)]
+    model = keras.Sequential([keras.Input((3,)), *layers])
+    model.compile(tfdist.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    callback = RankCallback()
+    callback.set_model(model)
+    callback.on_train_batch_begin(0)
+    echo.done += reduced
+    with monkeypatch.context() as two_ranks:
+        two_ranks.setattr(_runtime, "size", lambda: 2)
+        if reduced:
+            callback.on_train_batch_end(0)
+        else:
+            with pytest.raises(RuntimeError, match="reduced no gradients"):
+                callback.on_train_batch_end(0)
 
 
 def test_errors_of_the_engine_become_ours_wherever_they_are_raised(echo, monkeypatch):

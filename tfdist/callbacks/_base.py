@@ -152,7 +152,7 @@ class RankCallback(keras.callbacks.Callback):
     def _note_operations(self) -> None:
         """What has been done so far does not count as a reduction of gradients."""
         self._finished_before = finished_operations()
-        if _synchronizes(self.model):
+        if _counts_moments(self.model):
             _core.take_records()
             object.__setattr__(self.model, _NAMES, [])  # Keras would track it
 
@@ -160,7 +160,7 @@ class RankCallback(keras.callbacks.Callback):
         """Whether anything was reduced but the moments of batch normalisations."""
         if finished_operations() == self._finished_before:
             return False
-        if not _synchronizes(self.model):
+        if not _counts_moments(self.model):
             return True
         # Records can be taken once, so the callbacks of a model share their names.
         names = [*getattr(self.model, _NAMES, []), *map(_name_of, _core.take_records())]
@@ -168,7 +168,13 @@ class RankCallback(keras.callbacks.Callback):
         return any(not name.startswith("batch_norm.") for name in names)
 
 
-def _synchronizes(model: keras.Model) -> bool:
+def _counts_moments(model: keras.Model) -> bool:
+    """Whether `finished_operations` has moments of batch normalisations in it.
+
+    Another engine leaves them out, and the core's records know nothing of what it does.
+    """
+    if _engine.chosen() is not None:
+        return False
     return any(map(is_synchronized, batch_normalizations(model)))
 
 
