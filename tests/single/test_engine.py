@@ -268,10 +268,11 @@ def test_what_waits_in_horovod_is_ended(stuck_s, lost_s, expected):
 
 
 def test_an_operation_that_waits_too_long_shuts_horovod_down(monkeypatch):
-    counts, released, aborted = [3, 2], threading.Event(), []
+    counts = SimpleNamespace(ended=lambda: 2, waits=lambda: True)
+    released, aborted = threading.Event(), []
     monkeypatch.setattr(_core, "failure", lambda: None)
     monkeypatch.setattr(_core, "abort", aborted.append)
-    watch = _watch.Watch(lambda: tuple(counts), released.set, 0.5)
+    watch = _watch.Watch(counts, released.set, 0.5)
     try:
         assert released.wait(20)
     finally:

@@ -13,6 +13,8 @@ from tfdist import _engine, _runtime
 from tfdist._core import Topology
 from tfdist.engines._differentiable import differentiable
 from tfdist.engines.horovod import _waits
+from tfdist.engines.horovod._counts import Counts
+from tfdist.engines.horovod._sets import Sets
 
 _AGREED = ("reduce_op", "prescale", "postscale", "root")
 _MOMENTS = "batch_norm."  # names of what no gradients are
@@ -21,8 +23,8 @@ _MOMENTS = "batch_norm."  # names of what no gradients are
 class Owner(Protocol):
     """What a call asks of the operations."""
 
-    sets: Mapping[int, int]  # number of a process set → Horovod's
-    counters: list[tf.Variable]  # started, ended, ended and no moments
+    sets: Sets
+    counts: Counts
 
     def running(self) -> tuple[ModuleType, Topology]:
         """Horovod and the place of this rank; raises unless it runs."""
@@ -70,17 +72,17 @@ class Call:
         given = [tf.convert_to_tensor(one) for one in inputs]
         if not given:
             return []
-        started, ended, counted = self._owner.counters
-        with tf.control_dependencies(given):
-            started.assign_add(1, read_value=False)
-        found = differentiable(self._kind, self.arguments, given, forward, outputs)
-        # Also keeps what nobody uses in the graph, as other ranks wait for it.
-        name = self.arguments["tensor_name"].rpartition("/")[2]
-        with tf.control_dependencies(found):
-            ended.assign_add(1, read_value=False)
-            if not name.startswith(_MOMENTS):
-                counted.assign_add(1, read_value=False)
-        return found
+        number, name = self.arguments["process_set"], self.arguments["tensor_name"]
+        checks = self._owner.sets.checks(number)
+        if checks:
+            with tf.control_dependencies(checks):
+                given = [tf.identity(one) for one in given]
+        return self._owner.counts.around(
+            f"{self._kind} {number} {name}",
+            given,
+            lambda: differentiable(self._kind, self.arguments, given, forward, outputs),
+            counts=not name.rpartition("/")[2].startswith(_MOMENTS),
+        )
 
     def options(self, more: str = "") -> dict[str, Any]:
         """Name and process set, as Horovod wants them."""

@@ -18,6 +18,7 @@ from tfdist import _core
 from tfdist._operations import ReduceOp
 from tfdist.engines.horovod import _errors, _start, _types, _waits
 from tfdist.engines.horovod._operations import Operations
+from tfdist.engines.horovod._sets import Sets
 from tfdist.engines.horovod._store import Store
 from tfdist.engines.horovod._watch import Watch
 from tfdist.rendezvous.environment import detect
@@ -43,7 +44,7 @@ class HorovodEngine:
         self._horovod: ModuleType | None = None
         self._watch: Watch | None = None
         self._is_connected = False
-        self._sets: dict[int, int] = {}  # number of a process set → Horovod's
+        self._sets = Sets()
         self._operations = Operations(self._sets)
 
     def start(self, mesh: Mesh, timeout_s: float) -> None:
@@ -84,13 +85,11 @@ class HorovodEngine:
                 f"is rank {topology.rank} of {topology.size} (by {source}); start it "
                 "by one launcher alone: tfdistrun, or Horovod's horovodrun, or mpirun"
             )
-        self._sets.clear()
-        self._sets[0] = 0
+        self._sets.start()
         self._operations.started(horovod, topology)
         self._is_connected = True
         limit_s = rows["TFDIST_TIMEOUT_S"]["value"]
-        counts, release = self._operations.counts, horovod.shutdown
-        self._watch = Watch(counts, release, limit_s)
+        self._watch = Watch(self._operations.counts, horovod.shutdown, limit_s)
 
     def close(self) -> None:
         """Leaves the others, when they leave too; one that is stuck is left behind.
@@ -116,6 +115,7 @@ class HorovodEngine:
             os.environ.pop(name, None)
         self._set.clear()
         self._operations.ended()
+        self._sets.clear()
 
     def operations(self) -> Operations:
         """Horovod's operations, by the names of ours."""
@@ -130,11 +130,11 @@ class HorovodEngine:
         horovod = self._started()
         everybody = len(ranks) == horovod.size()
         made = 0 if everybody else horovod.add_process_set(list(ranks)).process_set_id
-        self._sets[number] = made
+        self._sets.add(number, made)
 
     def remove_process_set(self, number: int) -> None:
         """Ends it there."""
-        made = self._sets.pop(number)
+        made = self._sets.remove(number)
         if made != 0:
             from horovod.common.process_sets import _temp_process_set_object
 
@@ -142,10 +142,12 @@ class HorovodEngine:
 
     def finished(self) -> int:
         """Operations that Horovod has ended in this process, but moments of batches."""
-        return self._operations.finished()
+        return self._operations.counts.counted()
 
     def told(self, error: BaseException) -> _core.CoreError | None:
         """What an error of Horovod means."""
+        if "{{node " in str(error):  # of a traced function
+            self._operations.counts.forget()
         late = self._watch.late if self._watch is not None else None
         return _errors.told(error, late)
 

@@ -8,7 +8,7 @@ to the root, a scatter one in which they come from there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -19,6 +19,7 @@ from tfdist._core import Topology
 from tfdist._operations import ReduceOp
 from tfdist.engines.horovod import _types, _waits
 from tfdist.engines.horovod._call import Call
+from tfdist.engines.horovod._counts import Counts
 from tfdist.engines.horovod._forms import (
     check_equal_parts,
     divided,
@@ -28,48 +29,32 @@ from tfdist.engines.horovod._forms import (
     rows_of,
     times,
 )
+from tfdist.engines.horovod._sets import Sets
 
 
 class Operations:
     """Emits them in the function that is traced, or runs them.
 
     Args:
-        sets: number of a process set → Horovod's; filled by the engine.
+        sets: filled by the engine.
     """
 
-    def __init__(self, sets: Mapping[int, int]) -> None:
+    def __init__(self, sets: Sets) -> None:
         self.sets = sets
         self._horovod: ModuleType | None = None
         self._topology: Topology | None = None
-        self.counters: list[tf.Variable] = []
+        self.counts = Counts()
 
     # ---- life ----
 
     def started(self, horovod: ModuleType, topology: Topology) -> None:
         """Horovod runs; from now on operations can be emitted."""
         self._horovod, self._topology = horovod, topology
-        if not self.counters:
-            with tf.init_scope(), tf.device("CPU:0"):
-                self.counters = [
-                    tf.Variable(0, dtype=tf.int64, trainable=False) for _ in range(3)
-                ]
-        for counter in self.counters:  # a failed world leaves some that never ended
-            counter.assign(0)
+        self.counts.reset()  # a failed world leaves some that never ended
 
     def ended(self) -> None:
         """Horovod does not run any more."""
         self._topology = None
-
-    def counts(self) -> tuple[int, int]:
-        """How many have started in this world, and how many ended."""
-        if not self.counters:
-            return 0, 0
-        ended = int(self.counters[1].numpy())  # first: it may be low, never high
-        return int(self.counters[0].numpy()), ended
-
-    def finished(self) -> int:
-        """How many have ended that are no moments of a batch normalisation."""
-        return int(self.counters[2].numpy()) if self.counters else 0
 
     # ---- the operations ----
 

@@ -2,10 +2,10 @@
 
 An operation of Horovod waits without any limit for a rank that does not come (its own,
 HOROVOD_STALL_SHUTDOWN_TIME_SECONDS, had no effect when tried with 0.28.1), and nothing
-can cancel it. So a thread looks how many have started and how many have ended. Where
-none has ended for TFDIST_TIMEOUT_S, or a rank is lost, it shuts Horovod down, which
-ends what is pending with an error on every rank that runs. Where even that does not
-return, as with a rank that is stopped, it ends this process.
+can cancel it. So a thread looks whether one runs, and how many have ended. Where one
+runs and none has ended for TFDIST_TIMEOUT_S, or a rank is lost, it shuts Horovod down,
+which ends what is pending with an error on every rank that runs. Where even that does
+not return, as with a rank that is stopped, it ends this process.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable
 
 from tfdist import _core
+from tfdist.engines.horovod._counts import Counts
 
 _LOOK_S = 0.25
 _RELEASE_S = 1.0  # after a rank was lost: Horovod mostly sees it itself
@@ -57,14 +58,14 @@ class Watch:
     """The thread, from the start of Horovod to its end.
 
     Args:
-        counts: gives how many operations have started, and how many ended.
+        counts: says what runs, and how many have ended.
         release: shuts Horovod down; may take for ever.
         limit_s: seconds that an operation may wait.
     """
 
     def __init__(
         self,
-        counts: Callable[[], tuple[int, int]],
+        counts: Counts,
         release: Callable[[], object],
         limit_s: float,
     ) -> None:
@@ -85,12 +86,12 @@ class Watch:
         self._thread.join(1.0)
 
     def _run(self) -> None:
-        before, since, lost_since = (0, 0), time.monotonic(), None
+        before, since, lost_since = 0, time.monotonic(), None
         while not self._ended.wait(_LOOK_S):
             now = time.monotonic()
-            started, finished = self._counts()
-            if started == finished or finished != before[1]:
-                before, since = (started, finished), now
+            ended = self._counts.ended()
+            if ended != before or not self._counts.waits():
+                before, since = ended, now
             failure = self.late or _core.failure()
             if failure is not None and lost_since is None:
                 lost_since = now

@@ -1,0 +1,166 @@
+"""Operations of the Horovod engine that fail or are stale, on a fake of Horovod.
+
+With a real one: tests/integration/test_horovod_engine.py.
+"""
+
+import time
+from types import SimpleNamespace
+
+import pytest
+import tensorflow as tf
+
+from tfdist import _core
+from tfdist._operations import ReduceOp
+from tfdist.engines.horovod._engine import HorovodEngine
+
+
+class Horovod:
+    """Adds 100 on one rank, or fails.
+
+    Attributes:
+        does: what an operation does with its tensor when it runs.
+        runs: how many have run.
+    """
+
+    Sum = 1
+
+    def __init__(self):
+        self.does, self.runs = (lambda tensor: tensor + 100), 0
+
+    def _run(self, tensor):
+        self.runs += 1
+        return self.does(tensor)
+
+    def _allreduce(self, tensor, *, op, **_options):
+        if tf.executing_eagerly():
+            return self._run(tensor)
+        found = tf.py_function(self._run, [tensor], tensor.dtype)
+        found.set_shape(tensor.shape)
+        return found
+
+
+def fails(tensor):
+    raise ValueError("Mismatched shapes")
+
+
+@pytest.fixture
+def engine():
+    alone = _core.Topology(
+        rank=0,
+        size=1,
+        local_rank=0,
+        local_size=1,
+        cross_rank=0,
+        cross_size=1,
+        host_of=(0,),
+    )
+    made = HorovodEngine()
+    made.fake = Horovod()
+    made._sets.start()
+    made.operations().started(made.fake, alone)
+    yield made
+    made.operations().ended()
+
+
+def reduced(engine, x, name="a", process_set=0):
+    (found,) = engine.operations().tfdist_allreduce(
+        tensors=[x],
+        tensor_name=name,
+        reduce_op=int(ReduceOp.SUM),
+        prescale="1",
+        postscale="1",
+        timeout_s=0.0,
+        process_set=process_set,
+    )
+    return found
+
+
+def test_an_eager_operation_that_fails_does_not_wait(engine):
+    counts = engine.operations().counts
+    assert float(reduced(engine, tf.constant(1.0))) == 101.0
+    engine.fake.does = fails
+    with pytest.raises(ValueError, match="Mismatched"):
+        reduced(engine, tf.constant(1.0))
+    assert not counts.waits()
+    assert counts.ended() == counts.counted() == 1
+
+
+def test_an_operation_waits_while_it_runs(engine):
+    counts, seen = engine.operations().counts, []
+
+    def note(tensor):
+        # In a graph beside what sets the mark, which may come a moment later.
+        deadline = time.monotonic() + 10.0
+        while not counts.waits() and time.monotonic() < deadline:
+            time.sleep(0.001)
+        seen.append(counts.waits())
+        return tensor
+
+    engine.fake.does = note
+    step = tf.function(lambda x: reduced(engine, x, "batch_norm.b"))
+    for call in (lambda x: reduced(engine, x), step, step):
+        call(tf.constant(1.0))
+        assert not counts.waits()
+    assert seen == [True] * 3
+    assert (counts.ended(), counts.counted()) == (3, 1)
+
+
+def test_a_step_that_failed_waits_for_nothing_when_it_has_run_again(engine):
+    counts = engine.operations().counts
+
+    @tf.function
+    def step(x):
+        return reduced(engine, reduced(engine, x, "a") * 2, "b")
+
+    engine.fake.does = fails
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        step(tf.constant(1.0))
+    assert counts.waits()
+    engine.fake.does = tf.identity
+    assert float(step(tf.constant(1.0))) == 2.0
+    assert not counts.waits()
+    assert counts.ended() == 2
+
+
+def test_who_asks_what_an_error_means_has_left_the_step_behind(engine):
+    step = tf.function(lambda x: reduced(engine, x))
+    engine.fake.does = fails
+    with pytest.raises(tf.errors.InvalidArgumentError) as raised:
+        step(tf.constant(1.0))
+    assert engine.operations().counts.waits()
+    engine.told(raised.value)
+    assert not engine.operations().counts.waits()
+
+
+@pytest.mark.parametrize("what", ["removed", "another world", "another of its number"])
+def test_a_function_of_a_set_that_has_ended_reduces_over_no_other(engine, what):
+    sets = engine._sets
+    sets.add(1, 7)
+    step = tf.function(lambda x: reduced(engine, x, process_set=1))
+    assert float(step(tf.constant(1.0))) == 101.0
+    if what == "another world":
+        sets.start()
+        sets.add(1, 7)
+    else:
+        assert sets.remove(1) == 7
+    if what == "another of its number":
+        sets.add(1, 7)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="set 1 .* was removed"):
+        step(tf.constant(1.0))
+    assert engine.fake.runs == 1
+    assert not engine.operations().counts.waits()
+
+
+def test_a_function_of_a_set_runs_while_others_come_and_go(engine, monkeypatch):
+    made = iter([SimpleNamespace(process_set_id=7), SimpleNamespace(process_set_id=8)])
+    engine._horovod = engine.fake
+    monkeypatch.setattr(engine.fake, "size", lambda: 4, raising=False)
+    monkeypatch.setattr(
+        engine.fake, "add_process_set", lambda _: next(made), raising=False
+    )
+    engine.add_process_set(1, [0, 1])
+    step = tf.function(lambda x: reduced(engine, x, process_set=1))
+    step(tf.constant(1.0))
+    engine.add_process_set(2, [0, 2])
+    engine._sets.remove(2)
+    assert float(step(tf.constant(1.0))) == 101.0

@@ -1,0 +1,74 @@
+"""Our process sets, as Horovod numbers them, and which of them live.
+
+Horovod gives the number of a set that was removed to the next one, and begins anew
+after the next init: a function that was traced for the one would reduce over the other.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import tensorflow as tf
+
+WORLD = 0
+
+
+class Sets:
+    """Of one process; number of a set → Horovod's."""
+
+    def __init__(self) -> None:
+        self._made: dict[int, int] = {}
+        self._births = itertools.count(1)
+        self._born: dict[int, int] = {}  # which of the sets of this number lives
+        self._lives: dict[int, tf.Variable] = {}  # the same, for traced functions
+
+    def start(self) -> None:
+        """A new world has the set of all ranks."""
+        self.clear()
+        self._made[WORLD] = WORLD
+
+    def clear(self) -> None:
+        """All of them have ended."""
+        for number in list(self._made):
+            self.remove(number)
+
+    def add(self, number: int, made: int) -> None:
+        """One more, which is `made` in Horovod."""
+        self._made[number] = made
+        self._tell(number, next(self._births))
+
+    def remove(self, number: int) -> int:
+        """One less; returns what it was in Horovod."""
+        self._tell(number, 0)
+        return self._made.pop(number)
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._made
+
+    def __getitem__(self, number: int) -> int:
+        return self._made[number]
+
+    def checks(self, number: int) -> list[tf.Operation]:
+        """Fail where the function that is traced runs without this set.
+
+        Without effect in eager mode, and for all ranks, which is no set of its own.
+        """
+        if number == WORLD or tf.executing_eagerly():
+            return []
+        if number not in self._lives:
+            with tf.init_scope(), tf.device("CPU:0"):
+                self._lives[number] = tf.Variable(
+                    self._born[number], dtype=tf.int64, trainable=False
+                )
+        check = tf.debugging.assert_equal(
+            self._lives[number].read_value(),
+            tf.constant(self._born[number], tf.int64),
+            f"The process set {number} that this tf.function was traced for was "
+            "removed. Expected a process set that lives: trace it anew.",
+        )
+        return [check] if check is not None else []
+
+    def _tell(self, number: int, birth: int) -> None:
+        self._born[number] = birth
+        if number in self._lives:
+            self._lives[number].assign(birth)
