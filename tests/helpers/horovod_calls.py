@@ -95,9 +95,8 @@ class _noted:  # noqa: N801 - read as a function
     ) -> None:
         self._used, self._keys = used, [row]
         for name, value in known.bind(*args, **kwargs).arguments.items():
-            if (
-                name not in ("self", "cls")
-                and value is not known.parameters[name].default
+            if name not in ("self", "cls") and not is_default(
+                value, known.parameters[name].default
             ):
                 self._keys.append(f"{row}({name})")
 
@@ -120,6 +119,18 @@ class _noted:  # noqa: N801 - read as a function
             parameter = key.partition("(")[2].removesuffix(")")
             if any(parameter in text.split("=")[0] for text in _telling._told):
                 self._used.add(f"{key} warns")
+
+
+def is_default(value: Any, default: Any) -> bool:
+    """Whether a call that gives `value` says no more than one that leaves it out.
+
+    Plain values are the same where they are equal: a 1.0 that a test writes is another
+    object than the 1.0 of the signature.
+    """
+    plain = bool | int | float | str
+    if isinstance(value, plain) and isinstance(default, plain):
+        return value == default
+    return value is default
 
 
 def _is_called_by_a_test() -> bool:

@@ -5,6 +5,7 @@ import importlib
 import pytest
 from helpers import horovod_interface as interface
 from helpers import horovod_reading
+from helpers.horovod_calls import is_default
 
 import tfdist.horovod.tensorflow as hvd
 
@@ -40,6 +41,15 @@ def test_the_comparison_sees_other_names_other_defaults_and_what_is_missing():
     ):
         assert differences({"tensorflow:size_op": text})
     assert differences({"tensorflow:nothing": ""})
+
+
+def test_a_value_that_says_what_the_default_says_is_not_given():
+    words = [hvd.Average, None]
+    for value, default in (("1.0", 1.0), ("1", 1.0), ("'ab' + 'c'", "abc"), ("0", 0)):
+        assert is_default(eval(value), default), value  # as a test's file would have it
+    assert is_default(words, words) and is_default(None, None)
+    for value, default in ((2.0, 1.0), (0, None), ("", None), ([], []), (1, words)):
+        assert not is_default(value, default)
 
 
 def test_constants_are_horovods_numbers():
