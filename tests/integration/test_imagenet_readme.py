@@ -1,6 +1,7 @@
-"""The README's way from tars to a training on two ranks: its commands, as they stand.
+"""The README's way from tars to a training on two ranks: its commands.
 
-This is the one run of the real ResNet-50 in the suite.
+In `make test` a small network learns, as tracing ResNet-50 takes most of the time; in
+`make test-slow` the commands run as they stand.
 """
 
 import csv
@@ -26,9 +27,17 @@ def commands():
 
 
 @pytest.mark.deadline(TIMEOUT_S + 20)
-def test_the_commands_of_the_readme_train_resnet50_on_two_ranks(tmp_path):
+@pytest.mark.parametrize(
+    ("option", "network"),
+    [
+        (" --network=resnet8", "resnet8, "),
+        pytest.param("", "resnet50, 25,", marks=pytest.mark.slow),
+    ],
+)
+def test_the_commands_of_the_readme_train_on_two_ranks(option, network, tmp_path):
     lines = commands()
     assert len(lines) <= 4
+    lines[-1] += option
     # As in a checkout: the same paths, but what is written stays out of it.
     (tmp_path / ".venv").symlink_to(sys.prefix)
     (tmp_path / "recipes").symlink_to(ROOT / "recipes")
@@ -42,7 +51,7 @@ def test_the_commands_of_the_readme_train_resnet50_on_two_ranks(tmp_path):
             env=clean_environment(),
         )
         assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"[-5000:]
-    assert "resnet50, 25," in done.stdout
+    assert network in done.stdout
     assert "160 pictures to learn from, 40 to be judged by" in done.stdout
     assert "global batch 16 = 2 ranks x 8; 1 epochs of 10 steps" in done.stdout
     run = tmp_path / "runs" / "latest"

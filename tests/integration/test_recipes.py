@@ -18,16 +18,25 @@ ALONE = Path(__file__).with_name("mnist_alone.py")
 
 
 @functools.cache
-def output_of(recipe: str, ranks: int) -> str:
-    """What the recipe prints; with one rank it runs without the launcher."""
-    return output_of_program(ROOT / "recipes" / f"{recipe}.py", ranks)
+def output_of(recipe: str, ranks: int, epochs: int = 0) -> str:
+    """What the recipe prints; with one rank it runs without the launcher.
+
+    Args:
+        recipe: its name.
+        ranks: how many.
+        epochs: 0: as many as it has itself.
+    """
+    if epochs:
+        short = f"import {recipe} as own; own.EPOCHS = {epochs}; own.main()"
+        return output_of_program("-c", short, ranks=ranks)
+    return output_of_program(str(ROOT / "recipes" / f"{recipe}.py"), ranks=ranks)
 
 
-def output_of_program(path: Path, ranks: int = 1) -> str:
+def output_of_program(*words: str, ranks: int = 1) -> str:
     bin_dir = Path(sys.executable).parent
     launcher = [str(bin_dir / "tfdistrun"), "-np", str(ranks)] if ranks > 1 else []
     done = subprocess.run(
-        [*launcher, sys.executable, str(path)],
+        [*launcher, sys.executable, *words],
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,
@@ -46,11 +55,16 @@ def accuracy_of(output: str) -> float:
 
 
 @pytest.mark.parametrize(
-    "recipe", ["mnist_fit", pytest.param("mnist_tape", marks=pytest.mark.slow)]
+    ("recipe", "epochs", "accuracy"),
+    [
+        ("mnist_fit", 3, 0.9),
+        pytest.param("mnist_fit", 0, 0.96, marks=pytest.mark.slow),
+        pytest.param("mnist_tape", 0, 0.96, marks=pytest.mark.slow),
+    ],
 )
-def test_two_ranks_learn_and_end_with_the_same_weights(recipe):
-    output = output_of(recipe, 2)
-    assert accuracy_of(output) >= 0.96
+def test_two_ranks_learn_and_end_with_the_same_weights(recipe, epochs, accuracy):
+    output = output_of(recipe, 2, epochs)
+    assert accuracy_of(output) >= accuracy
     assert "Warning" not in output
     assert re.search(r"same weights on all ranks: [0-9a-f]{12}$", output, re.MULTILINE)
     assert re.search(r"[1-9]\d* images/s on 2 ranks together", output)
@@ -62,7 +76,7 @@ def test_two_ranks_learn_and_end_with_the_same_weights(recipe):
 @pytest.mark.parametrize("with_tfdist", [True, False])
 def test_two_ranks_are_as_good_as_one_process_on_the_same_global_batch(with_tfdist):
     together = accuracy_of(output_of("mnist_fit", 2))
-    output = output_of("mnist_fit", 1) if with_tfdist else output_of_program(ALONE)
+    output = output_of("mnist_fit", 1) if with_tfdist else output_of_program(str(ALONE))
     assert accuracy_of(output) >= 0.96
     assert abs(together - accuracy_of(output)) <= 0.01
 

@@ -1,5 +1,7 @@
 """Keras's gradient accumulation: one reduction for each real update, on all ranks."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -51,11 +53,27 @@ def trained(optimizer, gradients_of, eager=False, scale=1.0):
     return [np.asarray(v) for v in state]
 
 
+@functools.cache
+def alone(kind, size):
+    """One process that is given the mean of the ranks' gradients."""
+
+    def mean(number):
+        parts = [gradients(rank, number) for rank in range(size)]
+        return [sum(tensors) / size for tensors in zip(*parts, strict=True)]
+
+    return trained(optimizer_of(kind), mean, scale=scale_of(kind))
+
+
+def scale_of(kind):
+    return 8.0 if kind == "loss scale" else 1.0
+
+
 def train_ranks(kind, eager):
     _core.take_records()
     optimizer = tfdist.DistributedOptimizer(optimizer_of(kind))
-    scale = 8.0 if kind == "loss scale" else 1.0
-    state = trained(optimizer, lambda n: gradients(tfdist.rank(), n), eager, scale)
+    state = trained(
+        optimizer, lambda n: gradients(tfdist.rank(), n), eager, scale_of(kind)
+    )
     names = [r["name"] for r in _core.take_records() if r["kind"] == _core.ALLREDUCE]
     return state, len([n for n in names if n.startswith("gradients.")])
 
@@ -65,17 +83,10 @@ def train_ranks(kind, eager):
 def test_the_mean_over_micro_batches_and_ranks_is_that_of_one_process(size, eager):
     for kind in KINDS:
         ranks = run_ranks(train_ranks, size, kind, eager)
-
-        def mean(number):
-            parts = [gradients(rank, number) for rank in range(size)]
-            return [sum(tensors) / size for tensors in zip(*parts, strict=True)]
-
-        scale = 8.0 if kind == "loss scale" else 1.0
-        alone = trained(optimizer_of(kind), mean, scale=scale)
         for state, reductions in ranks:
             assert reductions == UPDATES, kind
             # What the ranks have not reduced yet is each rank's own; here nothing is.
-            for a, b, first in zip(alone, state, ranks[0][0], strict=True):
+            for a, b, first in zip(alone(kind, size), state, ranks[0][0], strict=True):
                 assert b.tobytes() == first.tobytes(), kind
                 np.testing.assert_allclose(
                     b, a, rtol=1e-6 if a.dtype == "float32" else 1e-12, err_msg=kind

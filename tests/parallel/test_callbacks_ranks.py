@@ -102,7 +102,11 @@ def evaluated(run_eagerly, steps_per_execution):
 
 @pytest.mark.parametrize(
     ("run_eagerly", "steps_per_execution"),
-    [(False, 1), pytest.param(True, 1, marks=pytest.mark.slow), (False, 3)],
+    [
+        pytest.param(False, 1, marks=pytest.mark.slow),
+        pytest.param(True, 1, marks=pytest.mark.slow),
+        (False, 3),
+    ],
 )
 def test_evaluate_with_metric_average_is_that_of_all_samples(
     run_eagerly, steps_per_execution

@@ -104,10 +104,10 @@ def train_ranked(names):
 
 
 @pytest.mark.parametrize(
-    "part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in (1, 2))]
+    "part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in range(1, 6))]
 )
 def test_ranks_end_where_one_process_with_all_data_ends(part):
-    names = (NAMES + sorted(OURS))[part::3]
+    names = (NAMES + sorted(OURS))[part::6]
     ranks = run_ranks(train_ranked, 2, names, timeout_s=100)
     for name in names:
         alone = train(name, False)
