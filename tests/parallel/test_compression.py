@@ -130,7 +130,7 @@ def fitted(compression, gate):
     return [w.numpy() for w in model.weights], sent_bytes() - before
 
 
-@pytest.mark.parametrize("gate", [False, True])
+@pytest.mark.parametrize("gate", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_fit_learns_with_half_the_bytes_and_equal_ranks(gate):
     env = {"TFDIST_COMMIT_GATE": str(int(gate)), "TFDIST_FUSION_BYTES": "64"}
     whole = run_ranks(fitted, 2, None, gate, env=env)

@@ -111,7 +111,13 @@ def train_both_ways(kind):
     return [trained(kind, jit_compile) for jit_compile in (False, True)]
 
 
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("functional", "own step"),
+        pytest.param("steps_per_execution", marks=pytest.mark.slow),
+    ],
+)
 def test_fit_equals_that_without_xla(kind):
     ranks = run_ranks(train_both_ways, 2, kind, timeout_s=110)
     for plain, compiled in ranks:
