@@ -138,6 +138,7 @@ class ScheduleRunner {
         }
         running.push_back(std::move(run));
       }
+      FindSenders(rank);
     }
     streams_.resize(numbers.size());
     keys_.resize(numbers.size());
@@ -153,6 +154,8 @@ class ScheduleRunner {
   // What a rank sent.
   const SendCount& count(int rank) const { return counts_[static_cast<size_t>(rank)]; }
   const StepMemory& memory(int rank) const { return *memories_[static_cast<size_t>(rank)]; }
+  // Segments that were written past the caches, unless they lay in place.
+  int64_t streamed() const { return streamed_; }
 
  private:
   struct Message {
@@ -165,7 +168,24 @@ class ScheduleRunner {
     int64_t done = 0;  // segments
     int64_t total = 0;
     std::vector<size_t> streams;  // by peer
+    size_t sender = 0;            // of a kReduce: the step that sends its result; 0: none
   };
+
+  // As in Operation: only these results can go out while they are computed.
+  void FindSenders(size_t rank) {
+    const std::vector<Step>& steps = schedules_[rank].steps;
+    for (size_t i = steps.size(); i-- > 1;) {
+      const Step& send = steps[i];
+      if (send.kind != StepKind::kSend || send.own != Place::kOutput || send.after.size() != 1) {
+        continue;
+      }
+      const auto after = static_cast<size_t>(send.after[0]);
+      const Step& step = steps[after];
+      if (step.kind == StepKind::kReduce && step.finish && step.slice == send.slice) {
+        running_[rank][after].sender = i;
+      }
+    }
+  }
 
   bool CanRun(size_t rank, size_t index) const {
     const Step& step = schedules_[rank].steps[index];
@@ -212,12 +232,16 @@ class ScheduleRunner {
     Message message{segment, {}, rank, index};
     message.payload.resize(memories_[rank]->WireBytes(index, segment));
     memories_[rank]->Pack(index, segment, message.payload.data());
-    counts_[rank].bytes += message.payload.size();
-    ++counts_[rank].frames;
-    streams_[running_[rank][index].streams[0]].push_back(std::move(message));
+    Commit(std::move(message));
   }
 
-  // kReduce and kCopy.
+  void Commit(Message message) {
+    counts_[message.sender].bytes += message.payload.size();
+    ++counts_[message.sender].frames;
+    streams_[running_[message.sender][message.step].streams[0]].push_back(std::move(message));
+  }
+
+  // kReduce and kCopy. Half of the results that can go out while they are computed do.
   void Take(size_t rank, size_t index, int64_t segment) {
     std::vector<Message> messages;
     std::vector<const uint8_t*> payloads;
@@ -231,7 +255,17 @@ class ScheduleRunner {
     }
     if (!error_.empty()) return;
     for (const Message& m : messages) payloads.push_back(m.payload.data());
-    memories_[rank]->Take(index, segment, payloads);
+    const size_t sender = running_[rank][index].sender;
+    Message result{segment, {}, rank, sender};
+    if (sender != 0 && running_[rank][sender].done == segment && random_() % 2 == 0) {
+      result.payload.resize(memories_[rank]->WireBytes(sender, segment));
+    }
+    const bool sends = !result.payload.empty();
+    if (memories_[rank]->Streams(index, sends)) ++streamed_;
+    memories_[rank]->Take(index, segment, payloads, sends ? result.payload.data() : nullptr);
+    if (!sends) return;
+    ++running_[rank][sender].done;
+    Commit(std::move(result));
   }
 
   std::string CheckEnd() const {
@@ -255,6 +289,7 @@ class ScheduleRunner {
   std::string error_;
   std::vector<std::unique_ptr<StepMemory>> memories_;
   std::vector<SendCount> counts_;
+  int64_t streamed_ = 0;
   std::vector<std::vector<Running>> running_;  // by rank and step
   std::vector<std::deque<Message>> streams_;
   std::vector<StreamKey> keys_;  // of the streams

@@ -32,9 +32,17 @@ void ExpectAllCells(CollectiveKind kind) {
   });
 }
 
-TEST(every_allreduce_of_every_type_and_operation) { ExpectAllCells(CollectiveKind::kAllreduce); }
+TEST(every_allreduce_of_every_type_and_operation) {
+  Planned::streamed = 0;
+  ExpectAllCells(CollectiveKind::kAllreduce);
+  CHECK(Planned::streamed > 0);
+}
 
-TEST(every_reduce_of_every_type_and_operation) { ExpectAllCells(CollectiveKind::kReduce); }
+TEST(every_reduce_of_every_type_and_operation) {
+  Planned::streamed = 0;
+  ExpectAllCells(CollectiveKind::kReduce);
+  CHECK(Planned::streamed > 0);
+}
 
 // Alone, because a slice without elements in one tensor has some in another one of a bucket.
 TEST(every_allreduce_of_every_length_alone) {

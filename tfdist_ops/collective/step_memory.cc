@@ -20,7 +20,8 @@ StepMemory::StepMemory(Schedule schedule, std::vector<Slice> slices, const Reduc
       rank_(rank),
       element_bytes_(DTypeSize(reduction.dtype)),
       partial_bytes_(DTypeSize(AccumulationType(reduction.dtype))),
-      segment_elements_(ScheduleSegment(schedule_, reduction.dtype, segment_bytes)) {
+      segment_elements_(ScheduleSegment(schedule_, reduction.dtype, segment_bytes)),
+      least_streamed_(std::min(kLeastStreamed, streamed_bytes)) {
   const size_t base_slices = slices_.size();
   AppendJoined(schedule_.joined, &slices_);
   LayOutScratch(base_slices);
@@ -125,9 +126,15 @@ bool StepMemory::SentLater(size_t step) const {
   });
 }
 
+bool StepMemory::Streams(size_t step, bool also) const {
+  const Step& s = schedule_.steps[step];
+  if (!streams_ || s.kind == StepKind::kSend) return false;
+  return s.kind == StepKind::kReduce ? also : !InScratch(s.to) && !SentLater(step);
+}
+
 void StepMemory::Pack(size_t step, int64_t segment, uint8_t* wire, bool streams) {
   ForEachSent(step, segment, [&](const uint8_t* source, size_t bytes) {
-    if (streams && bytes >= kLeastStreamed) {
+    if (streams && bytes >= least_streamed_) {
       StreamingCopy(wire, source, bytes);
     } else {
       std::memcpy(wire, source, bytes);
@@ -146,7 +153,7 @@ void StepMemory::Take(size_t step, int64_t segment, const std::vector<const uint
                       uint8_t* also, bool streams_also) {
   const Step& s = schedule_.steps[step];
   if (s.kind == StepKind::kReduce) return Reduce(step, segment, wire, also, streams_also);
-  const bool streams = streams_ && !InScratch(s.to) && !SentLater(step);
+  const bool streams = Streams(step, false);
   const int64_t begin = Begin(segment);
   cursors_[step].ForEachRun(
       begin, Count(step, segment), element_bytes_,
@@ -182,6 +189,7 @@ void StepMemory::Reduce(size_t step, int64_t segment, const std::vector<const ui
     own_place = wire.size();
   }
   const size_t wire_bytes = peers_partial ? partial_bytes_ : element_bytes_;
+  const bool streams = Streams(step, also != nullptr);
   const int64_t begin = Begin(segment);
   std::vector<const uint8_t*> contributions(wire.size() + 1);
   cursors_[step].ForEachRun(
@@ -199,8 +207,8 @@ void StepMemory::Reduce(size_t step, int64_t segment, const std::vector<const ui
         uint8_t* out = At(s.to, s.slice, output, begin + offset);
         uint8_t* sent =
             also != nullptr ? also + static_cast<size_t>(offset) * element_bytes_ : nullptr;
-        const bool streams_out = streams_ && input != output;
-        const bool large = static_cast<size_t>(n) * element_bytes_ >= kLeastStreamed;
+        const bool streams_out = streams && input != output;
+        const bool large = static_cast<size_t>(n) * element_bytes_ >= least_streamed_;
         if (sent != nullptr && large && (streams_out || streams_also)) {
           ReduceStreamed(reduction, contributions, out, streams_out, sent, streams_also, n);
         } else {

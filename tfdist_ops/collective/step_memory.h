@@ -36,6 +36,8 @@ class StepMemory {
   void SetDivide(int64_t divide) { reduction_.finish.divide = divide; }
   int64_t segments(size_t step) const;                   // of the step's slice
   size_t WireBytes(size_t step, int64_t segment) const;  // payload of a segment
+  // Whether Take, with `also` or without, writes past the caches what is not in place.
+  bool Streams(size_t step, bool also) const;
   // kSend. `streams`: past the caches.
   void Pack(size_t step, int64_t segment, uint8_t* wire, bool streams = false);
   // Where what Pack would copy lies.
@@ -78,6 +80,7 @@ class StepMemory {
   const size_t element_bytes_;
   const size_t partial_bytes_;  // of an element of a partial result
   const int64_t segment_elements_;
+  const size_t least_streamed_;         // bytes of a run
   std::vector<SliceCursor> cursors_;    // one a step
   std::vector<size_t> scratch_begins_;  // by slice
   std::unique_ptr<uint8_t[]> scratch_;
