@@ -22,7 +22,7 @@ inline std::string TextOf(const Done& done) {
   return *done == nullptr ? "under way" : (*done)->ok() ? "ok" : (*done)->message();
 }
 
-// A link whose incoming frames of one lane can be held back.
+// A link whose incoming frames of one lane can be held back. Counts what it sends.
 class GatedLink : public Link {
  public:
   GatedLink(std::unique_ptr<Link> inner, Lane lane, const bool* open)
@@ -32,7 +32,10 @@ class GatedLink : public Link {
   MutableByteSpan BeginSend(Lane lane, size_t bytes) override {
     return inner_->BeginSend(lane, bytes);
   }
-  void CommitSend(Lane lane, FrameHeader header) override { inner_->CommitSend(lane, header); }
+  void CommitSend(Lane lane, FrameHeader header) override {
+    if (lane == Lane::kData) ++data_frames_sent_;
+    inner_->CommitSend(lane, header);
+  }
   bool Poll(Lane lane, InFrame* frame) override {
     return (lane != lane_ || *open_) && inner_->Poll(lane, frame);
   }
@@ -43,6 +46,12 @@ class GatedLink : public Link {
   void SetRest(Rest rest) override { inner_->SetRest(rest); }
   bool Flushed() const override { return inner_->Flushed(); }
   size_t MaxHeld() const override { return inner_->MaxHeld(); }
+  const void* SendMemory() const override { return inner_->SendMemory(); }
+  bool ShareSend(FrameHeader header, size_t bytes) override {
+    const bool sent = inner_->ShareSend(header, bytes);
+    if (sent) ++data_frames_sent_;
+    return sent;
+  }
 
  private:
   std::unique_ptr<Link> inner_;
@@ -52,9 +61,13 @@ class GatedLink : public Link {
 
 class HandDriven {
  public:
-  HandDriven(int size, const Config& config, std::map<int, ProcessState>* processes = nullptr) {
+  HandDriven(int size, const Config& config, std::map<int, ProcessState>* processes = nullptr,
+             const std::string& transport = "inproc") {
     const auto n = static_cast<size_t>(size);
-    const TransportEntry* entry = FindTransport("inproc");
+    const TransportEntry* entry = FindTransport(transport);
+    if (transport == "shm") {
+      for (size_t r = 0; r < n; ++r) windows_.push_back({config, size - 1});
+    }
     std::vector<Links> links(n);
     for (size_t r = 0; r < n; ++r) {
       links[r].resize(n);
@@ -66,6 +79,10 @@ class HandDriven {
         LinkEnds end_b;
         CHECK_OK(entry->make_pair(static_cast<int>(a), static_cast<int>(b), doorbells_[a],
                                   doorbells_[b], config, &end_a, &end_b));
+        if (!windows_.empty()) {
+          CHECK_OK(UseWindow(windows_[a].file.get(), windows_[a].window, &end_a, &end_b));
+          CHECK_OK(UseWindow(windows_[b].file.get(), windows_[b].window, &end_b, &end_a));
+        }
         links[a][b] = std::move(entry->make(end_a, config).value());
         links[b][a] = std::move(entry->make(end_b, config).value());
       }
@@ -167,6 +184,7 @@ class HandDriven {
     void Post(std::function<void()> callback) override { callback(); }
   };
   InlineSink sink_;
+  std::vector<RankWindow> windows_;
   std::vector<int> doorbells_;
   uint64_t last_id_ = 0;
 };

@@ -59,7 +59,7 @@ EngineWorld::EngineWorld(uint64_t seed, bool trace) : rng_(seed), tracing_(trace
             std::to_string(join.end));
     }
   }
-  Build();
+  Build(seed);
   Plan();
 }
 
@@ -69,7 +69,7 @@ EngineWorld::~EngineWorld() {
   for (auto& rank : ranks_) rank->engine.reset();
 }
 
-void EngineWorld::Build() {
+void EngineWorld::Build(uint64_t seed) {
   const auto n = static_cast<size_t>(size_);
   const int64_t slowest_us = rng_.Chance(30) ? 3 * kMs : 100;
   pipes_.resize(n * n);
@@ -86,6 +86,7 @@ void EngineWorld::Build() {
     }
   }
   const bool one_host = rng_.Chance(60);
+  const bool shares_memory = one_host && seed % 4 < 2;
   for (int r = 0; r < size_; ++r) {
     ranks_.push_back(std::make_unique<Rank>());
     Rank& rank = *ranks_.back();
@@ -102,11 +103,12 @@ void EngineWorld::Build() {
     world.hosts.assign(n, "simulated");
     world.pids.assign(n, 4242);
     Links links(n);
+    const auto memory = shares_memory ? std::make_shared<SimMemory>() : nullptr;
     for (int peer = 0; peer < size_; ++peer) {
       if (peer == r) continue;
       links[static_cast<size_t>(peer)] =
           std::make_unique<SimLink>(peer, pipes_[static_cast<size_t>(r * size_ + peer)],
-                                    pipes_[static_cast<size_t>(peer * size_ + r)]);
+                                    pipes_[static_cast<size_t>(peer * size_ + r)], memory);
     }
     Engine::Hooks hooks;
     hooks.completions = &rank;

@@ -86,7 +86,7 @@ class EngineWorld {
     int64_t leave_by_us = 0;
   };
 
-  void Build();
+  void Build(uint64_t seed);
   void Plan();
   void PlanFault();
   bool Asleep(const Rank& rank) const {

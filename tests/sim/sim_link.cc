@@ -62,13 +62,29 @@ void SimLink::CommitSend(Lane lane, FrameHeader header) {
   if (!is_open_[i]) misuse_ = "a send was committed that was not begun";
   is_open_[i] = false;
   open_[i].resize(open_bytes_[i]);
-  header.payload_bytes = static_cast<uint32_t>(open_bytes_[i]);
+  if (lane == Lane::kData && memory_ != nullptr) memory_->last = open_[i];
+  Send(lane, header, std::exchange(open_[i], {}));
+}
+
+bool SimLink::ShareSend(FrameHeader header, size_t bytes) {
+  const auto i = static_cast<size_t>(Lane::kData);
+  if (is_open_[i]) misuse_ = "a send was shared while another one was open";
+  if (memory_ == nullptr || memory_->last.size() != bytes) {
+    misuse_ = "a send was shared that was not the last one";
+  }
+  if (!misuse_.empty() || out_->used[i] >= out_->slots[i]) return false;
+  Send(Lane::kData, header, memory_->last);
+  return true;
+}
+
+void SimLink::Send(Lane lane, FrameHeader header, std::vector<uint8_t> bytes) {
+  header.payload_bytes = static_cast<uint32_t>(bytes.size());
   header.lane = static_cast<uint8_t>(lane);
   if (lane == Lane::kData) {
     ++data_frames_sent_;
     data_bytes_sent_ += header.payload_bytes;
   }
-  out_->Push(static_cast<int>(i), header, std::exchange(open_[i], {}));
+  out_->Push(static_cast<int>(lane), header, std::move(bytes));
 }
 
 bool SimLink::Poll(Lane lane, InFrame* frame) {

@@ -49,16 +49,25 @@ struct SimPipe {
   bool Ended() const;
 };
 
+// What the links of one rank send from, like the window of shm: what one of them has sent last.
+struct SimMemory {
+  std::vector<uint8_t> last;
+};
+
 class SimLink : public Link {
  public:
-  SimLink(int peer, std::shared_ptr<SimPipe> out, std::shared_ptr<SimPipe> in)
-      : peer_(peer), out_(std::move(out)), in_(std::move(in)) {}
+  // `memory`: null, or what this rank's links to the ranks of its host have in common.
+  SimLink(int peer, std::shared_ptr<SimPipe> out, std::shared_ptr<SimPipe> in,
+          std::shared_ptr<SimMemory> memory = nullptr)
+      : peer_(peer), out_(std::move(out)), in_(std::move(in)), memory_(std::move(memory)) {}
   ~SimLink() override { out_->Close(); }
 
   int peer() const override { return peer_; }
   const char* transport() const override { return "sim"; }
   MutableByteSpan BeginSend(Lane lane, size_t bytes) override;
   void CommitSend(Lane lane, FrameHeader header) override;
+  const void* SendMemory() const override { return memory_.get(); }
+  bool ShareSend(FrameHeader header, size_t bytes) override;
   bool Poll(Lane lane, InFrame* frame) override;
   void Release(Lane lane, const InFrame& frame) override;
   Status Pump(bool* moved) override;
@@ -73,9 +82,12 @@ class SimLink : public Link {
   const std::string& misuse() const { return misuse_; }
 
  private:
+  void Send(Lane lane, FrameHeader header, std::vector<uint8_t> bytes);
+
   const int peer_;
   std::shared_ptr<SimPipe> out_;
   std::shared_ptr<SimPipe> in_;
+  std::shared_ptr<SimMemory> memory_;
   std::vector<uint8_t> open_[2];
   bool is_open_[2] = {false, false};
   size_t open_bytes_[2] = {0, 0};
