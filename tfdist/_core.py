@@ -129,6 +129,7 @@ class World(ctypes.Structure):
         ("tuning", ctypes.POINTER(TuningLine)),
         ("tuning_count", ctypes.c_int32),
         ("tuning_hash", ctypes.c_char_p),
+        ("sharing", ctypes.c_int32),
     ]
 
 
@@ -460,6 +461,7 @@ def start(
     own_window_fd: int = -1,
     tuning: Sequence[TuningRule] = (),
     tuning_hash: str = "",
+    sharing: int = 0,
 ) -> None:
     """Starts the engine; it owns the descriptors of links and doorbell from here on.
 
@@ -475,6 +477,8 @@ def start(
         own_window_fd: memory from which the ranks of this host read.
         tuning: lines of the tuning file, the same on all ranks.
         tuning_hash: of the file, for `counters`.
+        sharing: ranks of this host, this one included, that may run on a processor
+            of this rank; 0: not known, then all of them.
 
     Raises:
         CoreError: the engine did not start.
@@ -500,6 +504,7 @@ def start(
         tuning=_tuning_lines(tuning),
         tuning_count=len(tuning),
         tuning_hash=tuning_hash.encode(),
+        sharing=sharing,
     )
     if hosts:
         names = [name.encode() for name in hosts]

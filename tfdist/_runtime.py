@@ -156,6 +156,7 @@ def _connect(timeout_s: float | None) -> None:
                 own_window_fd=mesh.window.fd if mesh.window else -1,
                 tuning=mesh.tuning.rules if mesh.tuning else (),
                 tuning_hash=mesh.tuning.hash if mesh.tuning else "",
+                sharing=mesh.sharing,
             )
         except _core.CoreError:
             if mesh.late:

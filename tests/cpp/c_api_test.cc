@@ -2,6 +2,7 @@
 #include "runtime/c_api.h"
 
 #include <fcntl.h>
+#include <sched.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -35,6 +36,22 @@ int32_t SubmitBarrier(std::promise<int32_t>* promise) {
     static_cast<std::promise<int32_t>*>(context)->set_value(status->code);
   };
   return tfdist_submit(&request, nullptr);
+}
+
+TEST(a_rank_is_crowded_by_those_that_share_its_processors_alone) {
+  cpu_set_t own;
+  CHECK_EQ(sched_getaffinity(0, sizeof(own), &own), 0);
+  const int32_t processors = CPU_COUNT(&own);
+  for (int32_t sharing : {0, 1, processors, processors + 1}) {
+    tfdist_world world = Alone();
+    world.local_size = sharing == 0 ? processors + 1 : 2 * processors + 2;
+    world.sharing = sharing;
+    CHECK_EQ(tfdist_init(&world), 0);
+    const std::string counters = tfdist_counters_json();
+    const bool crowded = counters.find("\"crowded\": true") != std::string::npos;
+    CHECK_EQ_IN(crowded, sharing == 0 || sharing > processors, std::to_string(sharing));
+    tfdist_shutdown(1);
+  }
 }
 
 TEST(calls_before_init_are_refused_with_a_record) {

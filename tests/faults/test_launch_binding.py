@@ -62,6 +62,22 @@ def test_only_what_the_launcher_itself_may_use_is_dealt_out(tmp_path):
     assert done.stdout.split() == ["Cpus_allowed_list:", str(kept)], done.stderr
 
 
+@two_cores
+@deadline(90)
+def test_ranks_are_crowded_where_they_share_a_processor_alone(tmp_path):
+    say = "import tfdist; from tfdist import _core; tfdist.init(); "
+    say += "print(_core.counters()['crowded']); tfdist.shutdown()"
+    first = topology.own()[0].number
+    meet = f"import os; os.sched_setaffinity(0, {{{first}}}); "
+    for code, word in ((say, "False"), (meet + say, "True")):
+        words = ["-np", "2", "--bind-to", "core", sys.executable, "-c", code]
+        done = run(tmp_path, *words)
+        assert done.code == 0, done.stderr
+        assert sorted(done.stdout.splitlines()) == [
+            f"[rank {rank}] {word}" for rank in range(2)
+        ]
+
+
 @deadline(60)
 def test_other_hosts_bind_by_their_own_processors(tmp_path):
     with plain_hosts(tmp_path, "host-a", "host-b") as hosts:

@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 from helpers.deadline import deadline
 
-from tfdist.rendezvous import agreement, links, mesh
+from tfdist.rendezvous import agreement, late_links, links, mesh
 from tfdist.rendezvous.address import bind
 from tfdist.rendezvous.environment import Placement
 from tfdist.rendezvous.errors import RendezvousError
@@ -474,3 +474,59 @@ def test_topology_told_by_the_launcher_wins():
 
 def test_topology_is_computed_when_one_rank_was_told_nothing():
     assert places("aa", local_rank=[5, None])[0][:2] == (0, 2)
+
+
+# ---- who shares processors ----
+
+
+def shared(processors, hosts=None, local_size=None):
+    """`sharing` of rank 0, where each rank may use a set of processors."""
+    records = [record() for _ in processors]
+    for own, numbers in zip(records, processors, strict=True):
+        own["processors"] = f"{sum(1 << number for number in numbers):x}"
+    hosts = hosts or "a" * len(processors)
+    topology = agreement.topology(
+        Placement(rank=0, size=len(hosts)),
+        records,
+        numbered([hosts.index(host) for host in hosts]),
+    )
+    if local_size is not None:
+        topology = replace(topology, local_size=local_size)
+    return agreement.sharing(topology, records)
+
+
+def test_ranks_that_may_use_all_processors_share_them():
+    assert shared([{0, 1}, {0, 1}, {0, 1}]) == 3
+    assert shared([{0}, {0, 1}, {1}]) == 2
+
+
+def test_ranks_with_processors_of_their_own_share_none_however_many():
+    assert shared([{number} for number in range(200)]) == 1
+    assert shared([{0, 1}, {2, 3}, {1, 2}]) == 2
+
+
+def test_processors_of_other_hosts_are_not_shared():
+    assert shared([{0}, {0}, {0}], hosts="aba") == 2
+
+
+def test_a_rank_whose_host_is_not_proved_may_use_any_processor():
+    # A launcher counts three ranks; one is in a network namespace of its own.
+    assert shared([{0}, {1}, {2}], hosts="aab", local_size=3) == 2
+
+
+@deadline(60)
+def test_ranks_without_a_link_know_each_others_processors_too(monkeypatch):
+    bound = iter(range(100))
+    monkeypatch.setattr(agreement, "processors", lambda: f"{1 << next(bound):x}")
+    monkeypatch.setattr(late_links, "_CLOSE_S", 0)  # all of them serve on one thread
+
+    async def go():
+        agreed = {"TFDIST_MESH_RANKS": 16}
+        async with job(20, settings=agreed, timeout_s=40.0) as settings:
+            meshes = await connected(settings)
+        assert all(len(own.links) < 19 for own in meshes)
+        assert [own.sharing for own in meshes] == [1] * 20
+        serving = [own.late.run() for own in meshes]
+        await asyncio.gather(asyncio.to_thread(close, meshes), *serving)
+
+    asyncio.run(go())

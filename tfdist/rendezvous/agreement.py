@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -133,3 +134,24 @@ def topology(
         cross_size=cross_size,
         host_of=host_of,
     )
+
+
+def processors() -> str:
+    """The processors that this rank may use: a bit for each, in hexadecimal."""
+    return f"{sum(1 << number for number in os.sched_getaffinity(0)):x}"
+
+
+def sharing(topology: _core.Topology, records: Sequence[Mapping[str, Any]]) -> int:
+    """How many ranks of this host may run on a processor of this rank, itself included.
+
+    Args:
+        topology: of this rank. A rank that it counts, but whose host was not proved to
+            be this one, may use any processor.
+        records: one a rank, in order, each with "processors".
+    """
+    rank, host_of = topology.rank, topology.host_of
+    here = [other for other, host in enumerate(host_of) if host == host_of[rank]]
+    masks = [int(records[other]["processors"], 16) for other in here]
+    own = int(records[rank]["processors"], 16)
+    apart = sum(mask & own == 0 for mask in masks)
+    return max(topology.local_size, len(here)) - apart

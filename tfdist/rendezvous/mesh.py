@@ -116,6 +116,7 @@ class _Builder:
             "claim": hosts.claim(),
             "local_rank": placement.local_rank,
             "local_size": placement.local_size,
+            "processors": agreement.processors(),
             "versions": agreement.versions(),
             "settings": self.settings.settings,
             "tuning": self.settings.tuning,
@@ -444,6 +445,7 @@ async def build(settings: Settings) -> Mesh:
             else:
                 membership.close()
     topology = agreement.topology(settings.placement, builder.records, builder.host_of)
+    sharing = agreement.sharing(topology, builder.records)
     builder.records.clear()  # late links keep the builder
     return Mesh(
         topology=topology,
@@ -453,6 +455,7 @@ async def build(settings: Settings) -> Mesh:
         links=[builder.made[rank] for rank in sorted(builder.made)],
         hosts=[peer.host for peer in builder.peers],
         pids=[peer.pid for peer in builder.peers],
+        sharing=sharing,
         late=builder.late,
         window=builder.window,
         bond=builder.bond,

@@ -70,6 +70,8 @@ class Mesh:
     Attributes:
         hosts: name of each rank's host.
         pids: process of each rank.
+        sharing: ranks of this host that may run on a processor of this rank, itself
+            included; 0: not known.
         window: of this rank, to be closed when the core has it and no link comes late.
         late: opens further links, None in a full mesh.
         bond: by which ranks prove to each other who they are; None for one rank.
@@ -84,6 +86,7 @@ class Mesh:
     links: list[_core.LinkEnd] = field(default_factory=list)
     hosts: list[str] = field(default_factory=list)
     pids: list[int] = field(default_factory=list)
+    sharing: int = 0
     late: LateLinks | None = None
     window: Window | None = None
     bond: Bond | None = None

@@ -68,6 +68,8 @@ typedef struct tfdist_world {
   const tfdist_tuning_rule* tuning; /* equal on all ranks */
   int32_t tuning_count;
   const char* tuning_hash; /* shown by tfdist_counters_json; null: none */
+  int32_t sharing;         /* ranks of this host, this one included, that may run on a processor of
+                              this rank; 0: not known, then local_size */
 } tfdist_world;
 
 /* ---- life ---- */

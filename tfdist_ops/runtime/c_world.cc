@@ -110,6 +110,7 @@ StatusOr<tfdist::World> MakeWorld(const tfdist_world& in) {
   world.local_size = in.local_size;
   world.cross_rank = in.cross_rank;
   world.cross_size = in.cross_size;
+  world.sharing = in.sharing;
   world.generation = in.generation;
   world.host_of = std::move(host_of.value());
   world.tuning = std::move(tuning.value());

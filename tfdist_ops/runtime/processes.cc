@@ -119,12 +119,6 @@ PeerProcesses::PeerProcesses(const World& world, const Links& links) {
   }
 }
 
-std::vector<int64_t> PeerProcesses::Numbers() const {
-  std::vector<int64_t> numbers;
-  for (const auto& [peer, process] : by_rank_) numbers.push_back(process.pid);
-  return numbers;
-}
-
 ProcessState PeerProcesses::Look(int peer) const {
   const auto known = by_rank_.find(peer);
   if (known == by_rank_.end()) return ProcessState::kUnknown;

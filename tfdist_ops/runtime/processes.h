@@ -7,7 +7,6 @@
 
 #include <cstdint>
 #include <map>
-#include <vector>
 
 #include "scheduler/engine.h"
 
@@ -20,7 +19,6 @@ class PeerProcesses {
  public:
   PeerProcesses(const World& world, const Links& links);
   ProcessState Look(int peer) const;
-  std::vector<int64_t> Numbers() const;  // of those that are known
 
  private:
   struct Process {

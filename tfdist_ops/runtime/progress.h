@@ -30,7 +30,7 @@ class Progress {
   using Command = std::function<void(Engine*, int64_t now_us)>;
 
   // `doorbell_fd`: a non-blocking eventfd; owned, closed at the end.
-  // `crowded`: this host has more ranks than processors.
+  // `crowded`: more ranks share this rank's processors than there are of them.
   Progress(std::unique_ptr<Engine> engine, int doorbell_fd, const Config& config, bool crowded);
   ~Progress();
 
@@ -62,7 +62,7 @@ class Progress {
   const int64_t idle_us_;                      // longest sleep without work
   std::unordered_map<int, uint32_t> watched_;  // descriptor → events asked for
   std::unordered_map<int, int> processes_;     // pidfd of a peer on this host → its rank
-  const bool crowded_;                         // more ranks than processors: let others run
+  const bool crowded_;                         // ranks wait for a processor: let others run
   std::mutex baton_;                           // held by who drives engine_; guards asleep_
   bool asleep_ = false;                        // the progress thread is at the doorbell
   std::atomic<int> helpers_{0};

@@ -11,7 +11,6 @@
 #include <utility>
 
 #include "base/deadline.h"
-#include "runtime/crowding.h"
 #include "scheduler/check_request.h"
 #include "scheduler/join.h"
 
@@ -103,17 +102,12 @@ std::string GroupId(uint32_t set, const std::string& description) {
   return HashText(std::to_string(set) + "\n" + description);
 }
 
-bool IsCrowded(const World& world, const PeerProcesses& processes) {
+// Whether more ranks than processors share this rank's: then a rank that waits gives its own away,
+// so that the others have their turns.
+bool IsCrowded(const World& world) {
   cpu_set_t own;
   if (sched_getaffinity(0, sizeof(own), &own) != 0) return false;
-  std::vector<cpu_set_t> others;
-  for (int64_t pid : processes.Numbers()) {
-    cpu_set_t other;
-    if (sched_getaffinity(static_cast<pid_t>(pid), sizeof(other), &other) == 0) {
-      others.push_back(other);
-    }
-  }
-  return tfdist::IsCrowded(world.local_size, own, others);
+  return (world.sharing > 0 ? world.sharing : world.local_size) > CPU_COUNT(&own);
 }
 
 std::string OverlayJson(const Overlay& overlay) {
@@ -136,7 +130,7 @@ Runtime::Runtime(World world, Links links, const Config& config, int doorbell_fd
       wanted_(std::move(wanted)),
       processes_(world_, links),
       // Where ranks share a processor each waits for the others to have their turns.
-      is_crowded_(IsCrowded(world_, processes_)),
+      is_crowded_(IsCrowded(world_)),
       patience_us_(is_crowded_ ? kCrowdedPatienceUs : kPatienceUs),
       records_(kRecordCapacity) {
   Engine::Hooks hooks;
@@ -461,7 +455,8 @@ std::string Runtime::CountersJson() {
   if (!progress_->Push([this, promise, overlay = overlay_](Engine* engine, int64_t) {
         std::string text = engine->CountersJson();
         text.back() = ',';
-        text += " \"reduced_elements\": " + std::to_string(reduced_.Count(0)) + "}";
+        text += " \"crowded\": " + std::string(is_crowded_ ? "true" : "false") +
+                ", \"reduced_elements\": " + std::to_string(reduced_.Count(0)) + "}";
         if (overlay != nullptr) {
           text.back() = ',';
           text += " \"overlay\": " + OverlayJson(*overlay) + "}";

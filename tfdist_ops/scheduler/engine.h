@@ -52,6 +52,8 @@ struct World {
   int local_size = 1;
   int cross_rank = 0;
   int cross_size = 1;
+  // Ranks of this host, this one included, that may run on a processor of this rank; 0: not known.
+  int sharing = 0;
   uint32_t generation = 0;
   std::vector<std::string> hosts;
   std::vector<int64_t> pids;
