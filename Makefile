@@ -10,7 +10,9 @@ SECONDS ?= 600
 CONNECTIONS ?= 100000
 BIN := .venv/bin
 INSTALLED := .venv/.installed
-BUILT := .venv/.built
+# The core is compiled by the set-up alone, with warnings as errors where WERROR=1.
+STRICT := .venv/.built-strict
+BUILT := $(if $(filter 1,$(WERROR)),$(STRICT),.venv/.built)
 NATIVE := $(shell find tfdist_ops \( -path tfdist_ops/cuda -o -path tfdist_ops/xla \) -prune -o \
   \( -name '*.cc' -o -name '*.h' -o -name CMakeLists.txt \) -print)
 CPP := $(shell find tfdist_ops tests/cpp tests/sim tests/fuzz benchmarks -name '*.cc' -o -name '*.h' -o -name '*.cu' -o -name '*.c')
@@ -25,7 +27,7 @@ $(INSTALLED): pyproject.toml .ci/setup
 
 $(BUILT): $(INSTALLED) setup.py $(NATIVE)
 	@.ci/setup build
-	@touch $@
+	@touch $@ .venv/.built
 
 setup: $(BUILT)  ## .venv with everything, native libraries built
 
@@ -97,7 +99,7 @@ xla: $(BUILT)  ## libtfdist_xla.so: jit_compile=True compiles whole steps (a min
 	@TF_CPP_MIN_LOG_LEVEL=3 nice $(BIN)/python .ci/xla.py
 
 clean:  ## removes what was built; .venv stays
-	rm -rf build dist *.egg-info tfdist/_native/*.so .venv/.built
+	rm -rf build dist *.egg-info tfdist/_native/*.so .venv/.built $(STRICT)
 	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
 
 distclean: clean  ## removes .venv too

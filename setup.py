@@ -125,13 +125,17 @@ class BuildNative(build_ext):
             for flag in tensorflow["flags"]
             if not flag.startswith(("-I", "-std=", "--std="))
         ]
-        # Of other compilers too: what one warns of, nobody may have seen.
-        strict = ["-DTFDIST_WERROR=ON"] if os.environ.get("WERROR") == "1" else []
+        # Not always: what another compiler warns of, nobody may have seen. Told each
+        # time, because CMake keeps what it was told.
+        strict = "ON" if os.environ.get("WERROR") == "1" else "OFF"
+        # What changes from here on is newer than the build (tfdist_ops/fresh.cmake).
+        begun = build_folder() / "begun"
+        begun.touch()
         run_tool(
             cmake,
-            *strict,
             *("-S", str(ROOT / "tfdist_ops"), "-B", str(build_folder()), *generator),
             "-DCMAKE_BUILD_TYPE=Release",
+            f"-DTFDIST_WERROR={strict}",
             f"-DTFDIST_TF_INCLUDE={tensorflow['include']}",
             f"-DTFDIST_TF_LIB={tensorflow['lib']}",
             f"-DTFDIST_TF_FLAGS={';'.join(flags)}",
@@ -142,6 +146,7 @@ class BuildNative(build_ext):
         run_tool(
             cmake, "--build", str(build_folder()), "--parallel", str(parallel_jobs())
         )
+        begun.replace(build_folder() / "built")
 
     def _output_folder(self) -> Path:
         in_source = self.inplace or getattr(self, "editable_mode", False)
@@ -160,7 +165,7 @@ class BuildNative(build_ext):
         return [
             str(path.relative_to(ROOT))
             for path in sorted(folder.rglob("*"))
-            if path.suffix in {".h", ".cc", ".cu", ".txt"}
+            if path.suffix in {".h", ".cc", ".cu", ".txt", ".cmake"}
         ]
 
 

@@ -4,6 +4,8 @@ import importlib.util
 import os
 import re
 import runpy
+import shutil
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -100,6 +102,91 @@ def test_ninja_or_make_is_used(script, programs, tool, generator):
 def test_a_failing_build_ends_with_what_to_do(script):
     with pytest.raises(SetupError, match="exit code 3"):
         script["run_tool"](sys.executable, "-c", "raise SystemExit(3)")
+
+
+@pytest.mark.parametrize("werror, told", [("1", "ON"), ("0", "OFF"), (None, "OFF")])
+def test_cmake_is_always_told_whether_warnings_are_errors(
+    script, monkeypatch, tmp_path, werror, told
+):
+    commands = []
+    build = script["BuildNative"]
+    tensorflow = {"flags": [], "include": "", "lib": "", "version": ""}
+    for name, replaced in {
+        "find_tensorflow": lambda: tensorflow,
+        "check_tools": lambda: ("cmake", []),
+        "build_folder": lambda: tmp_path,
+        "run_tool": lambda *command: commands.append(command),
+    }.items():
+        monkeypatch.setitem(build.run.__globals__, name, replaced)
+    monkeypatch.delenv("WERROR", raising=False)
+    if werror is not None:
+        monkeypatch.setenv("WERROR", werror)
+    command = build(setuptools.Distribution({"version": "1"}))
+    command.ensure_finalized()
+    command.inplace = True
+    command.run()
+    assert f"-DTFDIST_WERROR={told}" in commands[0]
+    assert (tmp_path / "built").exists()
+
+
+def test_the_core_is_built_anew_when_warnings_become_errors(tmp_path):
+    shutil.copy(SETUP.parent / "Makefile", tmp_path)
+    for name in ("pyproject.toml", "setup.py", ".ci/setup", "tfdist_ops/a.h"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / ".venv").mkdir()
+
+    def would_build(**variables):
+        told = {"PATH": os.environ["PATH"], **variables}
+        done = subprocess.run(
+            ["make", "-n", "setup"],
+            **{"cwd": tmp_path, "env": told, "capture_output": True, "text": True},
+            timeout=60,
+        )
+        assert done.returncode == 0, done.stderr
+        return ".ci/setup build" in done.stdout
+
+    (tmp_path / ".venv" / ".installed").touch()
+    assert would_build()
+    (tmp_path / ".venv" / ".built").touch()
+    assert not would_build()
+    assert would_build(WERROR="1")
+    (tmp_path / ".venv" / ".built-strict").touch()
+    assert not would_build(WERROR="1")
+    assert not would_build()
+
+
+def test_objects_that_are_older_than_a_source_are_not_tested(script, tmp_path):
+    core, build = tmp_path / "tfdist_ops", tmp_path / "build"
+    for folder in (core / "scheduler", build):
+        folder.mkdir(parents=True)
+    shutil.copy(SETUP.parent / "tfdist_ops" / "fresh.cmake", core)
+    (core / "CMakeLists.txt").touch()
+    header = core / "scheduler" / "a.h"
+    header.touch()
+
+    def refusal():
+        done = subprocess.run(
+            [
+                *(script["find_program"]("cmake"), f"-DBUILT={build}"),
+                *("-P", str(core / "fresh.cmake")),
+            ],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert (done.returncode == 0) == (done.stderr == "")
+        return " ".join(done.stderr.split())
+
+    assert "is not a complete build of the core" in refusal()
+    (build / "built").touch()
+    os.utime(header, ns=(0, 0))
+    os.utime(core / "CMakeLists.txt", ns=(0, 0))
+    assert refusal() == ""
+    os.utime(build / "built", ns=(1, 1))
+    header.touch()
+    assert f"{header} is newer than the core in" in refusal()
+    assert "make setup" in refusal()
 
 
 def test_each_package_of_the_recipes_is_installed_and_has_a_reason():
