@@ -84,6 +84,43 @@ TEST(a_result_that_is_sent_has_the_same_bits_in_both_places) {
   }
 }
 
+// Not what passes through a rank, nor what it sends: a scatter of 64 MiB to 8 ranks leaves 8 MiB on
+// each, which whoever reads them next can find in a cache.
+TEST(the_bound_is_of_what_a_rank_gets) {
+  for (CollectiveKind kind : {CollectiveKind::kScatter, CollectiveKind::kAlltoall,
+                              CollectiveKind::kAllgather, CollectiveKind::kBroadcast}) {
+    int streaming = 0;
+    for (const AlgorithmEntry& entry : Algorithms()) {
+      if (entry.kind != kind || !entry.supports({0, 4, 0, {}}, DType::kFloat32)) continue;
+      Setting s;
+      s.entry = &entry;
+      s.size = 4;
+      s.lengths = {100};
+      s.rows.assign(kind == CollectiveKind::kAlltoall ? 16 : 4, 0);
+      std::iota(s.rows.begin(), s.rows.end(), 3);
+      Planned planned(s);
+      Reduction reduction;
+      reduction.dtype = s.dtype;
+      for (int rank = 0; rank < s.size; ++rank) {
+        const Plan& plan = planned.plan(rank);
+        const auto streams = [&](size_t bound) {
+          const StepMemory memory(plan.schedule, plan.slices, reduction, rank, s.segment_bytes,
+                                  bound);
+          for (size_t step = 0; step < memory.steps().size(); ++step) {
+            if (memory.Streams(step, true)) return true;
+          }
+          return false;
+        };
+        const size_t bytes = planned.Output(rank, 0).size();
+        streaming += streams(0);
+        CHECK_EQ_IN(streams(bytes), streams(0), s.Name());
+        CHECK_EQ_IN(streams(bytes + 1), false, s.Name());
+      }
+    }
+    CHECK(streaming > 0);
+  }
+}
+
 }  // namespace
 }  // namespace tfdist
 

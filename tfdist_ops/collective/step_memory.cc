@@ -26,7 +26,7 @@ StepMemory::StepMemory(Schedule schedule, std::vector<Slice> slices, const Reduc
   AppendJoined(schedule_.joined, &slices_);
   LayOutScratch(base_slices);
   SetCursors();
-  streams_ = bytes() >= streamed_bytes;
+  streams_ = output_bytes() >= streamed_bytes;
 }
 
 void StepMemory::SetCursors() {
@@ -77,6 +77,14 @@ size_t StepMemory::bytes() const {
   int64_t elements = 0;
   for (size_t s = 0; s + schedule_.joined.size() < slices_.size(); ++s) {
     elements += slices_[s].elements;
+  }
+  return static_cast<size_t>(elements) * element_bytes_;
+}
+
+size_t StepMemory::output_bytes() const {
+  int64_t elements = 0;
+  for (size_t s = 0; s + schedule_.joined.size() < slices_.size(); ++s) {
+    for (const Extent& e : slices_[s].extents) elements += e.output != nullptr ? e.elements : 0;
   }
   return static_cast<size_t>(elements) * element_bytes_;
 }

@@ -52,7 +52,8 @@ class StepMemory {
   // slices of the table fit together.
   std::string Check() const;
   size_t scratch_bytes() const { return scratch_bytes_; }
-  size_t bytes() const;  // of all slices
+  size_t bytes() const;         // of all slices
+  size_t output_bytes() const;  // of those that this rank gets
 
  private:
   int64_t Begin(int64_t segment) const { return segment * segment_elements_; }
