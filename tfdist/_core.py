@@ -780,7 +780,7 @@ def count_reduced(elements: int) -> int:
             are none of gradients; 0: only asks.
 
     Returns:
-        The sum, since the world began.
+        The sum, in this world and those before it.
     """
     return int(library().tfdist_count_reduced(elements))
 

@@ -85,6 +85,9 @@ TEST(one_rank_needs_no_reduced_gradients_and_without_a_world_there_are_none) {
   CHECK_EQ(tfdist_count_reduced(5), int64_t{5});
   CHECK_EQ(tfdist_count_reduced(0), int64_t{5});
   tfdist_shutdown(1);
+  CHECK_EQ(tfdist_init(&world), 0);
+  CHECK_EQ(tfdist_count_reduced(2), int64_t{7});  // goes on
+  tfdist_shutdown(1);
 }
 
 TEST(a_forked_child_has_no_engine_and_says_so) {

@@ -28,7 +28,15 @@ TEST(what_was_counted_before_the_last_step_is_of_no_use) {
   reduced.Count(10);
   CHECK_EQ(reduced.Use(10, 100), true);
   CHECK_EQ(reduced.Use(1, 110), false);
-  CHECK_EQ(reduced.Use(1, 1000), true);  // a sum of a world before this one
+}
+
+TEST(the_sum_goes_on_in_the_next_world_and_nothing_is_left_of_the_last_one) {
+  ReducedElements reduced;
+  reduced.GoOn(100);
+  CHECK_EQ(reduced.Count(0), int64_t{100});
+  CHECK_EQ(reduced.Use(1, 0), false);
+  reduced.Count(10);
+  CHECK_EQ(reduced.Use(10, 100), true);
 }
 
 TEST(threads_use_no_element_twice) {

@@ -264,7 +264,8 @@ TFDIST_EXPORT const char* tfdist_counters_json(void);
 
 /* ---- gradients: what was reduced, and what of it steps of optimizers have used ---- */
 /* The sum of `counted` of all requests that have ended well, to which this adds `elements`: what is
- * known to need no reduction, or less than 0 for what turned out to be about something else. */
+ * known to need no reduction, or less than 0 for what turned out to be about something else. It
+ * goes on where the world before this one has ended. */
 TFDIST_EXPORT int64_t tfdist_count_reduced(int64_t elements);
 /* Whether a step may have been given so many elements of reduced gradients: 1 if as many, which no
  * other step has used, were counted since the sum was `since`; they are used from now on. In a

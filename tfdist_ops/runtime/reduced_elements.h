@@ -17,14 +17,20 @@ class ReducedElements {
     return reduced_.fetch_add(elements, std::memory_order_relaxed) + elements;
   }
 
+  // Goes on from the sum of the world before this one, of which nothing is left: so a sum that
+  // somebody remembers is never of another world. Before anything is counted.
+  void GoOn(int64_t sum) {
+    reduced_.store(sum, std::memory_order_relaxed);
+    used_.store(sum, std::memory_order_relaxed);
+  }
+
   // Takes `elements` that were counted since the sum was `since` and that no other call has taken,
-  // or none: false. A sum that has not been reached yet is of a world before this one.
+  // or none: false.
   bool Use(int64_t elements, int64_t since) {
     const int64_t reduced = Count(0);
-    const int64_t begin = since > reduced ? 0 : since;
     int64_t used = used_.load(std::memory_order_relaxed);
     do {
-      if (reduced - (used > begin ? used : begin) < elements) return false;
+      if (reduced - (used > since ? used : since) < elements) return false;
     } while (!used_.compare_exchange_weak(used, used + elements, std::memory_order_relaxed));
     return true;
   }
