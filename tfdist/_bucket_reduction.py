@@ -14,6 +14,7 @@ from tfdist import _core, _xla, collectives
 from tfdist._bucket_plan import planned
 from tfdist._operations import counted_as, counts
 from tfdist._process_sets import id_of
+from tfdist._reduced import elements_of
 from tfdist.agreement import path_of
 from tfdist.buckets import cut_groups
 from tfdist.collectives._arguments import scales_of
@@ -131,6 +132,7 @@ def reduce_buckets(
             prescale=scales[0][0],
             postscale=scales[0][1],
             process_set=id_of(process_set),
+            counted=elements_of(inputs) + also_counted if counts() else 0,
         )
         outputs = dict(zip(order, ends, strict=True))
         return [outputs[i] for i in range(len(inputs))]

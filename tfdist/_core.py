@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-API_VERSION = 4
+API_VERSION = 5
 LIBRARY_PATH = Path(__file__).resolve().parent / "_native" / "libtfdist_core.so"
 
 # Codes are TensorFlow's (tfdist_ops/base/status.h).

@@ -130,6 +130,7 @@ def emit_group(
     prescale: str,
     postscale: str,
     process_set: int,
+    counted: int,
 ) -> list[tf.Tensor]:
     """Emits the one operation of a group, where `reduced_by_xla()`.
 
@@ -143,6 +144,7 @@ def emit_group(
         prescale: factor before the reduction, `repr()` of a float.
         postscale: factor after it.
         process_set: id of the ranks that take part.
+        counted: for how many elements of gradients all of them count.
 
     Returns:
         The reduced tensors, in the order of `tensors`.
@@ -163,6 +165,7 @@ def emit_group(
             prescale=prescale,
             postscale=postscale,
             process_set=process_set,
+            counted=counted,
         )
     tokens.append(token)
     return list(reduced)

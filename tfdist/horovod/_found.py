@@ -109,7 +109,7 @@ def _walk(tensors: Iterable[Any], look: Callable[[Any], bool]) -> None:
 def _is_reduction(operation: Any) -> bool:
     if operation.type not in _REDUCTIONS:
         return False
-    return operation.type == "TfdistReduceGroup" or operation.get_attr("counted") != 0
+    return bool(operation.get_attr("counted") != 0)
 
 
 def _all_gathered(tensors: Iterable[Any]) -> bool:
