@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tfdist._reducing_optimizer import Reducing
 from tfdist.horovod import _unreduced
+from tfdist.horovod._keras.optimizer import OwnSteps
 
 _Optimizer = tf.compat.v1.train.Optimizer
 CHANGED = (
@@ -18,6 +19,7 @@ CHANGED = (
     (_Optimizer, "compute_gradients"),
     (tf.GradientTape, "gradient"),
     (Reducing, "apply"),
+    (OwnSteps, "apply"),
 )
 
 

@@ -84,3 +84,18 @@ def in_worlds(in_graph):
 @pytest.mark.parametrize("in_graph", [False, True])
 def test_what_was_counted_in_another_world_is_not_taken_for_a_step_of_this(in_graph):
     assert run_ranks(in_worlds, 2, in_graph) == ["refused", "refused"]
+
+
+def fit_outside_of_a_set():
+    pair = hvd.add_process_set([0, 2])
+    scaled = keras.optimizers.LossScaleOptimizer(sgd(), initial_scale=4.0)
+    optimizer = hvd_keras.DistributedOptimizer(scaled, process_set=pair)
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+    with guarded():
+        model.compile(optimizer, "mse")
+        model.fit(np.ones((24, 4)), np.ones((24, 2)), batch_size=8, verbose=0)
+    return int(optimizer.iterations)
+
+
+def test_a_loss_scale_outside_of_the_set_takes_its_own_steps():
+    assert run_ranks(fit_outside_of_a_set, 3, timeout_s=100) == [3, 3, 3]

@@ -34,6 +34,7 @@ from tfdist._reduced import (
 )
 from tfdist._reducing_optimizer import ReducesUpdates, Reducing
 from tfdist.horovod._found import Found, find, note_local
+from tfdist.horovod._keras.optimizer import OwnSteps
 from tfdist.rendezvous.environment import detect
 
 _MARK = "_tfdist_guarded"
@@ -54,6 +55,7 @@ def guard() -> None:
         lambda given: tuple(zip(*given["grads_and_vars"], strict=True)),
     )
     _replace(Reducing, "apply", _unchecked)
+    _replace(OwnSteps, "apply", _unchecked)
     _replace(tf.GradientTape, "gradient", _noted)
     _replace(tf.compat.v1.train.Optimizer, "compute_gradients", _noted)
 
