@@ -54,6 +54,109 @@ def sgd():
     return keras.optimizers.SGD(0.01)
 
 
+# ---- reduced numbers ----
+
+
+def divided_in_a_function(wrap, by):
+    weight, optimizer = variable(5), sgd()
+
+    @tf.function
+    def step():
+        grads = gradients(lambda: product(weight), [weight], wrap)
+        apply(optimizer, by(grads), [weight])
+
+    for _ in range(2):
+        step()
+
+
+def by_a_count(grads):
+    count = hvd.allreduce(tf.constant(8.0), op=hvd.Sum)
+    return [g / count for g in grads]
+
+
+def by_a_norm(grads):
+    norm = tf.sqrt(hvd.allreduce(tf.reduce_sum(grads[0] ** 2)))
+    return [g / tf.maximum(norm, 1.0) for g in grads]
+
+
+def where_finite(grads):
+    finite = hvd.allreduce(tf.cast(tf.math.is_finite(grads[0][0]), tf.float32)) == 1.0
+    return [tf.where(finite, g, tf.zeros_like(g)) for g in grads]
+
+
+for by in (by_a_count, by_a_norm, where_finite):
+    for wrap, expected in ((None, REFUSED), (wrapped, TAKEN)):
+        name = f"{by.__name__}_{'plain' if wrap is None else 'wrapped'}"
+        CASES[name] = lambda wrap=wrap, by=by: divided_in_a_function(wrap, by)
+        EXPECTED[name] = expected
+
+
+def partly(own):
+    def wrap(tape):
+        tape = wrapped(tape)
+        tape.register_local_source(own)
+        return tape
+
+    return wrap
+
+
+@case(TAKEN)
+def clipped_together_with_local_ones():
+    both, optimizer = [variable(5), variable(7)], sgd()
+
+    @tf.function
+    def step():
+        grads = gradients(lambda: product(*both), both, partly(both[1]))
+        apply(optimizer, tf.clip_by_global_norm(grads, 1.0)[0], both)
+
+    for _ in range(2):
+        step()
+
+
+@case(TAKEN)
+def reduced_by_hand_beside_local_ones():
+    both, optimizer = [variable(5), variable(7)], sgd()
+
+    @tf.function
+    def step():
+        grads = gradients(lambda: product(*both), both)
+        apply(optimizer, [hvd.allreduce(grads[0]), grads[1]], both)
+
+    for _ in range(2):
+        step()
+
+
+def outcomes():
+    found = {}
+    with guarded():
+        for name, train in CASES.items():
+            while _core.use_reduced(1, 0):  # what an earlier case has left
+                pass
+            tf.random.set_seed(hvd.rank())
+            try:
+                train()
+            except Exception as error:
+                found[name] = f"{type(error).__name__}: {error}"
+            else:
+                found[name] = TAKEN
+    return found
+
+
+@pytest.fixture(scope="module")
+def on_two_ranks():
+    return run_ranks(outcomes, 2, timeout_s=150)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_right_step_is_taken_and_its_wrong_neighbour_refused(name, on_two_ranks):
+    for found in on_two_ranks:
+        if EXPECTED[name] is TAKEN:
+            assert found[name] == TAKEN
+        else:
+            assert found[name].startswith(REFUSED), found[name]
+            assert "were not reduced over the 2 ranks" in found[name]
+
+
 def scaled(grads):
     return [0.5 * g for g in grads]
 

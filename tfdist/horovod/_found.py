@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -26,7 +26,8 @@ class Found(enum.Enum):
     """What the graph tells of gradients."""
 
     REDUCED = enum.auto()  # a reduction is among what they are computed from
-    LOCAL = enum.auto()  # none is, and they are computed here
+    MIXED = enum.auto()  # each from one, and from gradients that were not reduced
+    LOCAL = enum.auto()  # no reduction is there, and they are computed here
     UNKNOWN = enum.auto()  # they come from elsewhere
 
 
@@ -53,13 +54,35 @@ def find(grads: Iterable[Any]) -> Found:
     They are followed back through the inputs of operations, what functions have
     captured from outside, and the functions that operations call. What was gathered
     is reduced where gradients consist of nothing else: labels of all ranks, of which a
-    loss is computed, reduce nothing.
+    loss is computed, reduce nothing. Nor does a reduced number by which gradients are
+    divided: where reductions and gradients of this rank are found, one gradient must
+    be of reductions alone. (Others may be meant to differ between the ranks.)
 
     Args:
         grads: of one step: tensors and `tf.IndexedSlices`, some symbolic.
     """
     starts = [values_of(g) for g in grads]
     symbolic = [t for t in starts if tf.is_symbolic_tensor(t)]
+    met, gathers = _met(symbolic)
+    if len(symbolic) < len(starts):
+        met.add(Found.UNKNOWN)
+    if met >= {Found.REDUCED, Found.LOCAL}:
+        for tensor in symbolic:
+            if _met([tensor])[0] & {Found.REDUCED, Found.LOCAL} == {Found.REDUCED}:
+                return Found.REDUCED
+        return Found.MIXED
+    if Found.REDUCED in met or (gathers and _all_gathered(symbolic)):
+        return Found.REDUCED
+    if Found.LOCAL in met or Found.UNKNOWN not in met:
+        return Found.LOCAL
+    return Found.UNKNOWN
+
+
+def _met(tensors: Sequence[Any]) -> tuple[set[Found], bool]:
+    """What the ways back from symbolic tensors end at, and whether they pass a gather.
+
+    Reductions, gradients of this rank, and what comes from elsewhere.
+    """
     own_graphs = list(around(tf.compat.v1.get_default_graph()))
     met: set[Found] = set()
     gathers = False
@@ -83,14 +106,8 @@ def find(grads: Iterable[Any]) -> Found:
                 met.add(Found.UNKNOWN)
         return True
 
-    _walk(symbolic, look)
-    if len(symbolic) < len(starts):
-        met.add(Found.UNKNOWN)
-    if Found.REDUCED in met or (gathers and _all_gathered(symbolic)):
-        return Found.REDUCED
-    if Found.LOCAL in met or Found.UNKNOWN not in met:
-        return Found.LOCAL
-    return Found.UNKNOWN
+    _walk(tensors, look)
+    return met, gathers
 
 
 def _walk(tensors: Iterable[Any], look: Callable[[Any], bool]) -> None:

@@ -159,12 +159,12 @@ def check_reduced(
         found = find(given)
     if found is Found.LOCAL:
         raise RuntimeError(text)
-    if found is Found.REDUCED and _operations.inside_xla():
+    if found in (Found.REDUCED, Found.MIXED) and _operations.inside_xla():
         return []
     _operations.check_not_xla(
         "whether the gradients of a step were reduced cannot be found out inside"
     )
-    required = found is Found.UNKNOWN
+    required = found is not Found.REDUCED
     with tf.control_dependencies([*filter(tf.is_symbolic_tensor, values)]):
         use = ops().tfdist_check_reduced
         return [use(_elements(given), required=required, message=text)]
