@@ -33,6 +33,7 @@ UNORDERED_OPS = frozenset(
         *("TfdistAllreduce", "TfdistReduce", "TfdistReduceScatter"),
         *("TfdistAllgather", "TfdistGather", "TfdistScatter", "TfdistAlltoall"),
         *("TfdistBroadcast", "TfdistSend", "TfdistRecv", "TfdistTopology"),
+        "TfdistCountReduced",
     }
 )
 _ORDER_FREE = "MUST_RUN_ORDER_INSENSITIVE_STATEFUL_OPS"

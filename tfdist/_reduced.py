@@ -12,12 +12,13 @@ import functools
 import logging
 import math
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tfdist import _core, _operations
+from tfdist._library import native_ops
 from tfdist._origins import key_of, origins
 from tfdist._process_sets import ProcessSet, id_of
 from tfdist.collectives import ReduceOp
@@ -63,20 +64,54 @@ def values_of(grad: Any) -> Any:
     return grad.values if isinstance(grad, tf.IndexedSlices) else grad
 
 
-def settle(grads: Iterable[Any]) -> None:
+def elements_at_run(grads: Sequence[Any]) -> tf.Tensor:
+    """Elements of gradients of which some may have shapes that are known later.
+
+    Those of tables first as the whole table, as which their reductions count, then as
+    rows, which the script may have reduced by itself.
+    """
+
+    def total(known: int, others: Iterable[Any]) -> tf.Tensor:
+        later = [v for v in map(values_of, others) if not v.shape.is_fully_defined()]
+        sizes = [tf.size(v, out_type=tf.int64) for v in later]
+        return tf.add_n([tf.constant(known, tf.int64), *sizes])
+
+    no_tables = [g for g in grads if table_elements_of(g) is None]
+    whole = total(whole_elements_of(grads), no_tables)
+    return tf.stack([whole, total(elements_of(grads), grads)])
+
+
+def settle(grads: Iterable[Any], *, counted: bool = True) -> list[Any]:
     """Says of gradients that they shall stay those of this rank.
 
     Args:
         grads: None and `tf.IndexedSlices` among them.
+        counted: whether they count as reduced ones do; False: a reduction that they
+            come with counts for them too.
+
+    Returns:
+        The gradients, to be used in their place.
     """
-    for grad in grads:
-        if grad is None:
-            continue
-        values = values_of(grad)
-        if tf.is_symbolic_tensor(values):
-            _notes(values, _SETTLED)[values.name] = True
-        elif _operations.counts():
+    return [None if g is None else _settled(g, counted) for g in grads]
+
+
+def _settled(grad: Any, counted: bool) -> Any:
+    values = values_of(grad)
+    counted = counted and _operations.counts()
+    if not tf.is_symbolic_tensor(values):
+        if counted:
             _core.count_reduced(whole_elements_of([grad]))
+        return grad
+    if counted and not _operations.inside_xla():
+        # When the function runs; what takes its gradients comes after it.
+        with tf.control_dependencies(
+            [native_ops().tfdist_count_reduced(elements_at_run([grad])[0])]
+        ):
+            values = tf.identity(values)
+    _notes(values, _SETTLED)[values.name] = True
+    if isinstance(grad, tf.IndexedSlices):
+        return tf.IndexedSlices(values, grad.indices, grad.dense_shape)
+    return values
 
 
 def is_settled(tensor: Any) -> bool:
@@ -134,11 +169,12 @@ def check_reduced_once(grads: Iterable[Any], options: ReduceOptions, name: str) 
             f"{twice}, both with op=Sum, which makes them too large by the number of "
             f"ranks. {remove}."
         )
-    _warn_once(f"{twice}, of which one changes nothing and costs time. {remove}.")
+    warn_once(f"{twice}, of which one changes nothing and costs time. {remove}.")
 
 
 @functools.lru_cache(maxsize=256)
-def _warn_once(text: str) -> None:
+def warn_once(text: str) -> None:
+    """Logs a warning, unless it was logged before."""
     _logger.warning("%s", text)
 
 

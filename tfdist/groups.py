@@ -123,10 +123,9 @@ def reduce_gradients(
             name = f"{options.name or 'gradients'}.{group_id[:8]}.rows{i}"
             reduced[i] = reduce_rows(grad, options, name, prescale * postscale)
     part = options.local_factor()
-    for i, grad in local.items():
+    own = settle(local.values(), counted=not has_buckets)
+    for i, grad in zip(local, own, strict=True):
         reduced[i] = grad if part == 1.0 else weighted(grad, part)
-    if not has_buckets:
-        settle(reduced[i] for i in local)
     return reduced
 
 

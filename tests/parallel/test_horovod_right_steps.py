@@ -126,6 +126,82 @@ def reduced_by_hand_beside_local_ones():
         step()
 
 
+# ---- gradients that are right without a reduction ----
+
+
+@case(TAKEN)
+def local_and_shared_ones_to_two_optimizers():
+    both, optimizers = [variable(5), variable(7)], [sgd(), sgd()]
+
+    @tf.function
+    def step():
+        with tf.GradientTape() as tape:
+            loss = product(*both)
+        tape = partly(both[1])(tape)
+        local, shared = tape.get_local_and_global_gradients(loss, both)
+        for optimizer, pairs in zip(optimizers, (shared, local), strict=True):
+            optimizer.apply_gradients([(g, v) for v, g in pairs])
+
+    for _ in range(2):
+        step()
+
+
+def in_a_function(wrap, variables):
+    """They come out of a function, and are applied eagerly."""
+    optimizer = sgd()
+    found = tf.function(lambda: gradients(lambda: product(*variables), variables, wrap))
+    for _ in range(3):
+        apply(optimizer, found(), variables)
+
+
+@case(TAKEN)
+def all_local_in_a_function():
+    weight = variable(5)
+    in_a_function(partly(weight), [weight])
+
+
+@case(TAKEN)
+def outside_of_the_set_in_a_function():
+    last = hvd.add_process_set([1])
+    weight = variable(5)
+    in_a_function(lambda tape: wrapped(tape, process_set=last), [weight])
+
+
+class Halved(hvd.Compression.none):
+    """A compressor of the user's own."""
+
+    @staticmethod
+    def compress(tensor):
+        return tensor / 2.0, None
+
+    @staticmethod
+    def decompress(tensor, ctx):
+        return tensor * 2.0
+
+
+def own_compressor(own):
+    def wrap(tape):
+        tape = wrapped(tape, compression=Halved)
+        tape.register_local_source(own)
+        return tape
+
+    return wrap
+
+
+@case(TAKEN)
+def local_ones_with_a_compressor():
+    both, optimizer = [variable(5), variable(7)], sgd()
+    for _ in range(3):
+        grads = gradients(lambda: product(*both), both, own_compressor(both[1]))
+        apply(optimizer, grads, both)
+
+
+@case(TAKEN)
+def local_ones_with_a_compressor_in_a_function():
+    both = [variable(5), variable(7)]
+    in_a_function(own_compressor(both[1]), both)
+
+
 def outcomes():
     found = {}
     with guarded():

@@ -18,7 +18,7 @@ import functools
 import inspect
 import os
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -27,8 +27,8 @@ import tensorflow as tf
 from tfdist import _core, _operations, _runtime
 from tfdist._library import ops
 from tfdist._reduced import (
+    elements_at_run,
     elements_of,
-    table_elements_of,
     values_of,
     whole_elements_of,
 )
@@ -167,24 +167,7 @@ def check_reduced(
     required = found is not Found.REDUCED
     with tf.control_dependencies([*filter(tf.is_symbolic_tensor, values)]):
         use = ops().tfdist_check_reduced
-        return [use(_elements(given), required=required, message=text)]
-
-
-def _elements(grads: Sequence[Any]) -> tf.Tensor:
-    """Elements of gradients of which some may have shapes that are known later.
-
-    Those of tables first as the whole table, as which their reductions count, then as
-    rows, which the script may have reduced by itself.
-    """
-
-    def total(known: int, others: Iterable[Any]) -> tf.Tensor:
-        later = [v for v in map(values_of, others) if not v.shape.is_fully_defined()]
-        sizes = [tf.size(v, out_type=tf.int64) for v in later]
-        return tf.add_n([tf.constant(known, tf.int64), *sizes])
-
-    no_tables = [g for g in grads if table_elements_of(g) is None]
-    whole = total(whole_elements_of(grads), no_tables)
-    return tf.stack([whole, total(elements_of(grads), grads)])
+        return [use(elements_at_run(given), required=required, message=text)]
 
 
 def _text(optimizer: Any, size: int, *, early: bool = False) -> str:
@@ -224,7 +207,7 @@ def _enough(
     stepped = [id(v) for g, v in pairs if g is not None]
     counts = _counts.setdefault(optimizer, {})
     since = max((counts.get(v, 0) for v in stepped), default=0)
-    ways = (whole_elements_of(grads), elements_of(grads))  # as in `_elements`
+    ways = (whole_elements_of(grads), elements_of(grads))  # as in `elements_at_run`
     if not any(_core.use_reduced(elements, since) for elements in ways):
         return False
     counts.update(dict.fromkeys(stepped, _core.count_reduced(0)))

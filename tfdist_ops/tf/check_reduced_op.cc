@@ -1,6 +1,6 @@
 // TfdistCheckReduced: uses counted elements of reduced gradients before a step of an optimizer, and
 // fails where there are too few and the trace does not show where the step's gradients come from.
-// See reduced_elements.h.
+// TfdistCountReduced: adds elements of gradients that are right as they are. See reduced_elements.h.
 #include <atomic>
 
 #include "tf/tf_bridge.h"
@@ -18,6 +18,14 @@ REGISTER_OP("TfdistCheckReduced")
     .SetShapeFn([](tensorflow::shape_inference::InferenceContext* c) {
       tensorflow::shape_inference::ShapeHandle unused;
       return c->WithRank(c->input(0), 1, &unused);
+    });
+
+REGISTER_OP("TfdistCountReduced")
+    .Input("elements: int64")
+    .SetIsStateful()
+    .SetShapeFn([](tensorflow::shape_inference::InferenceContext* c) {
+      tensorflow::shape_inference::ShapeHandle unused;
+      return c->WithRank(c->input(0), 0, &unused);
     });
 
 class CheckReducedOp : public tensorflow::OpKernel {
@@ -47,7 +55,18 @@ class CheckReducedOp : public tensorflow::OpKernel {
   std::atomic<int64_t> since_{0};  // the sum at the last step that was taken here
 };
 
+class CountReducedOp : public tensorflow::OpKernel {
+ public:
+  explicit CountReducedOp(tensorflow::OpKernelConstruction* ctx) : OpKernel(ctx) {}
+
+  void Compute(tensorflow::OpKernelContext* ctx) override {
+    const tfdist_api_table* core = CoreApi();
+    if (core != nullptr) core->count_reduced(ctx->input(0).scalar<int64_t>()());
+  }
+};
+
 REGISTER_KERNEL_BUILDER(Name("TfdistCheckReduced").Device(tensorflow::DEVICE_CPU), CheckReducedOp);
+REGISTER_KERNEL_BUILDER(Name("TfdistCountReduced").Device(tensorflow::DEVICE_CPU), CountReducedOp);
 
 }  // namespace
 }  // namespace tfdist

@@ -116,9 +116,8 @@ class GradientOptions:
         check_initialized()
         options = self.of_tfdist(local)
         if is_outside(options):
-            settle(grads)
             return gradients_of_this_rank(
-                [self._dense_if_wanted(g) for g in grads], sources, options
+                [self._dense_if_wanted(g) for g in settle(grads)], sources, options
             )
         found = list(grads)
         places = [i for i, s in enumerate(sources) if is_variable(s)]
@@ -149,7 +148,9 @@ class GradientOptions:
         full: list[Any] = reduction.fill_missing(grads, variables, options)
         local = options.local_places(variables)
         for i, grad in enumerate(full):
-            if grad is not None and i not in local:
+            if i in local:
+                (full[i],) = settle([grad])
+            elif grad is not None:
                 full[i] = self._by_allreduce(grad)
         return _with_local_factor(full, local, options)
 
