@@ -32,6 +32,8 @@ _SETTLED, _BY_TAPE = "_tfdist_settled", "_tfdist_by_tape"
 _How = tuple[int, bool]
 # Of eager tensors: id → reference, and that.
 _eager_by_tape: dict[int, tuple[weakref.ref[Any], _How]] = {}
+# Ids of those of them that an optimizer was given.
+_used: set[int] = set()
 # How many tensors are looked at between a tape and an optimizer: clipping and scaling
 # make a few.
 _BETWEEN = 64
@@ -136,6 +138,25 @@ def note_tape(
             _eager_by_tape[key] = (weakref.ref(values, gone), how)
 
 
+def use_of_tape(grads: Iterable[Any]) -> bool | None:
+    """Notes of eager gradients that a step uses them.
+
+    Args:
+        grads: of one step; None and `tf.IndexedSlices` among them.
+
+    Returns:
+        True: all come as they are from a DistributedGradientTape, and no other step has
+        used one; False: all do, and another has; None: of some it is not known.
+    """
+    values = [values_of(g) for g in grads if g is not None]
+    if any(tf.is_symbolic_tensor(v) or _by_tape(v) is None for v in values):
+        return None
+    keys = set(map(id, values))
+    is_new = not keys & _used
+    _used.update(keys)
+    return is_new
+
+
 def check_reduced_once(grads: Iterable[Any], options: ReduceOptions, name: str) -> None:
     """Raises if an optimizer would add up what a tape has added up over the same ranks.
 
@@ -208,6 +229,7 @@ def _same_shape(one: Any, other: Any) -> bool:
 
 def _forget(key: int, _reference: Any) -> None:
     _eager_by_tape.pop(key, None)
+    _used.discard(key)
 
 
 def _notes(tensor: Any, attribute: str) -> dict[str, Any]:

@@ -54,6 +54,82 @@ def sgd():
     return keras.optimizers.SGD(0.01)
 
 
+# ---- the first step ----
+
+
+def mnist_elastic(later):
+    """Horovod's elastic example: a plain step makes the variables that are sent."""
+    keras.utils.clear_session()
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+    optimizer = keras.optimizers.Adam(0.001 * hvd.size())
+    x = tf.random.normal([8, 4])
+
+    @tf.function
+    def training_step(allreduce=True):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(model(x, training=True) ** 2)
+        if allreduce:
+            tape = wrapped(tape)
+        grads = tape.gradient(loss, model.trainable_variables)
+        apply(optimizer, grads, model.trainable_variables)
+        return loss
+
+    training_step(allreduce=False)
+    state = hvd.elastic.TensorFlowKerasState(model, optimizer, batch=0)
+
+    @hvd.elastic.run
+    def train(state):
+        for state.batch in range(3):
+            training_step(allreduce=later)
+            state.commit()
+
+    train(state)
+    same = hvd_keras.allreduce(model.get_weights()[0])
+    np.testing.assert_allclose(same, model.get_weights()[0])
+
+
+@case(TAKEN)
+def first_step_of_the_elastic_example():
+    mnist_elastic(True)
+
+
+@case(REFUSED)
+def first_step_of_the_elastic_example_and_all_others():
+    mnist_elastic(False)
+
+
+def of_zeros(steps):
+    weight, optimizer = variable(5), keras.optimizers.Adam(0.1)
+    for _ in range(steps):
+        apply(optimizer, [tf.zeros_like(weight)], [weight])
+
+
+@case(TAKEN)
+def zeros_make_the_variables():
+    of_zeros(1)
+
+
+@case(REFUSED)
+def zeros_and_zeros_again():
+    of_zeros(2)
+
+
+@case(REFUSED)
+def fit_without_a_wrapper():
+    keras.utils.clear_session()
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+    model.compile(keras.optimizers.Adam(), "mse")
+    model.fit(np.ones((16, 4)), np.ones((16, 2)), batch_size=8, verbose=0)
+
+
+@case(REFUSED)
+def micro_batches_without_a_wrapper():
+    weight = variable(5)
+    optimizer = keras.optimizers.SGD(0.1, gradient_accumulation_steps=8)
+    for _ in range(2):
+        apply(optimizer, gradients(lambda: product(weight), [weight]), [weight])
+
+
 # ---- reduced numbers ----
 
 
@@ -202,6 +278,85 @@ def local_ones_with_a_compressor_in_a_function():
     in_a_function(own_compressor(both[1]), both)
 
 
+# ---- several sets of gradients, then several steps ----
+
+
+def two_losses(changed, take, again=False):
+    encoder, heads = variable(50), [variable(5), variable(7)]
+    optimizer = sgd()
+    optimizer.build([encoder, *heads])
+    for _ in range(3):
+        with tf.GradientTape(persistent=True) as tape:
+            losses = [product(encoder, head) for head in heads]
+        tape = wrapped(tape)
+        ready = [
+            (changed(tape.gradient(loss, [encoder, head])), [encoder, head])
+            for loss, head in zip(losses, heads, strict=True)
+        ]
+        for grads, variables in ready:
+            take(optimizer, grads, variables)
+            hvd.allreduce(tf.ones([3]))  # a metric
+        if again:
+            take(optimizer, *ready[0])
+
+
+def scaled(grads):
+    return [0.5 * g for g in grads]
+
+
+def in_functions():
+    functions = {}
+
+    def take(optimizer, grads, variables):
+        key = tuple(map(id, variables))
+        if key not in functions:
+            functions[key] = tf.function(lambda g: apply(optimizer, g, variables))
+        functions[key](grads)
+
+    return take
+
+
+@case(TAKEN)
+def two_losses_of_one_tape():
+    two_losses(list, apply)
+
+
+@case(REFUSED)
+def two_losses_of_one_tape_one_used_twice():
+    hvd.allreduce(tf.ones([1000]))
+    two_losses(list, apply, again=True)
+
+
+@case(TAKEN)
+def two_losses_of_one_tape_scaled():
+    two_losses(scaled, apply)
+
+
+@case(TAKEN)
+def two_losses_of_one_tape_in_functions():
+    two_losses(list, in_functions())
+
+
+@case(TAKEN)
+def two_sets_for_one_function():
+    weight, optimizer = variable(50), sgd()
+    take = tf.function(lambda g: apply(optimizer, g, [weight]))
+    for _ in range(3):
+        ready = [gradients(lambda: product(weight), [weight], wrapped) for _ in "ab"]
+        for grads in ready:
+            take(grads)
+
+
+@case(REFUSED)
+def two_sets_for_one_function_one_used_twice():
+    weight, optimizer = variable(50), sgd()
+    take = tf.function(lambda g: apply(optimizer, g, [weight]))
+    for _ in range(3):
+        ready = [gradients(lambda: product(weight), [weight], wrapped) for _ in "ab"]
+        for grads in [*ready, ready[0]]:
+            take(grads)
+
+
 def outcomes():
     found = {}
     with guarded():
@@ -231,10 +386,7 @@ def test_a_right_step_is_taken_and_its_wrong_neighbour_refused(name, on_two_rank
         else:
             assert found[name].startswith(REFUSED), found[name]
             assert "were not reduced over the 2 ranks" in found[name]
-
-
-def scaled(grads):
-    return [0.5 * g for g in grads]
+            assert "optimizer.build(variables)" in found[name]
 
 
 def in_worlds(in_graph):

@@ -1,7 +1,9 @@
 """Steps whose gradients were not reduced are refused, and no others, on two ranks.
 
-Each case is two steps, in a world of its own as far as the check is concerned: what an
-earlier case has left uncounted is used up before it.
+Each case is two steps, of which the first may be there to make the optimizer's
+variables, in a world of its own as far as the check is concerned: what an earlier case
+has left uncounted is used up before it. What is hard to tell apart stands in
+test_horovod_right_steps.py.
 """
 
 import keras
@@ -238,9 +240,10 @@ def eager_two_models(model):
 
 @case
 def eager_two_models_one_plain(model):
-    other = Model()
-    ready = [model.grads(wrap=wrapped), other.grads()]
-    for one, grads in zip((model, other), ready, strict=True):
+    if not hasattr(model, "other"):
+        model.other = Model()
+    ready = [model.grads(wrap=wrapped), model.other.grads()]
+    for one, grads in zip((model, model.other), ready, strict=True):
         one.apply(grads)
 
 
@@ -494,8 +497,8 @@ EXPECTED = {
     "graph_of_plain_arguments_of_unknown_size": RUN,
     "graph_of_plain_variables": RUN,
     "graph_by_a_formula": RUN,
-    "graph_plain_with_decay": TRACED,
-    "graph_of_labels_of_all": TRACED,
+    "graph_plain_with_decay": RUN,
+    "graph_of_labels_of_all": RUN,
     "graph_of_arguments_under_xla": "InsideXlaError",
 }
 

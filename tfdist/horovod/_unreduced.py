@@ -6,9 +6,13 @@ late, shows where an optimizer takes its step.
 
 While a step is traced its gradients are followed back through the graph (`_found`).
 Where that ends without an answer (they are arguments of the function, or were kept in
-variables), and eagerly, where there is no graph, the engine's count decides: since the
-last step of these variables as many elements of gradients must have been reduced as
-the step is given, and no other step may have used them.
+variables), and eagerly, where there is no graph, the engine's count decides: as many
+elements of gradients must have been reduced as the step is given, and no other step may
+have used them. What was reduced before the last step of these variables is too old,
+unless the two had been reduced together: then less than one's was reduced in between.
+
+The first step of an optimizer may be there to make its variables, which are broadcast
+after it. It is taken, with a warning.
 """
 
 from __future__ import annotations
@@ -29,7 +33,9 @@ from tfdist._library import ops
 from tfdist._reduced import (
     elements_at_run,
     elements_of,
+    use_of_tape,
     values_of,
+    warn_once,
     whole_elements_of,
 )
 from tfdist._reducing_optimizer import ReducesUpdates, Reducing
@@ -152,22 +158,56 @@ def check_reduced(
     if not any(map(tf.is_symbolic_tensor, values)):
         if tf.executing_eagerly():
             if not _enough(optimizer, grads, variables):
-                raise RuntimeError(text)
+                if not _is_first_step(optimizer):
+                    raise RuntimeError(text)
+                warn_once(text)
             return []
         found = Found.UNKNOWN  # captured: of a step that is traced
     else:
         found = find(given)
-    if found is Found.LOCAL:
+    in_xla = _operations.inside_xla()
+    if found is Found.LOCAL and (in_xla or not _may_be_first_step(optimizer)):
         raise RuntimeError(text)
-    if found in (Found.REDUCED, Found.MIXED) and _operations.inside_xla():
+    if found in (Found.REDUCED, Found.MIXED) and in_xla:
         return []
     _operations.check_not_xla(
         "whether the gradients of a step were reduced cannot be found out inside"
     )
     required = found is not Found.REDUCED
-    with tf.control_dependencies([*filter(tf.is_symbolic_tensor, values)]):
-        use = ops().tfdist_check_reduced
-        return [use(elements_at_run(given), required=required, message=text)]
+    none = tf.zeros([0], tf.int64)
+    after = [*filter(tf.is_symbolic_tensor, values), *(_effects() if required else [])]
+    with tf.control_dependencies(after):
+        use = ops().tfdist_check_reduced(
+            none if found is Found.LOCAL else elements_at_run(given),
+            _is_first_step(optimizer),
+            required=required,
+            message=text,
+        )
+    return [use]
+
+
+def _effects() -> list[Any]:
+    """What the function being traced does before the step, collectives among it.
+
+    They would be cancelled if they ran when the step is refused: then another rank
+    ends with an error about this one, and does not learn of its own mistake.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    return [o for o in graph.get_operations() if o.op_def.is_stateful]
+
+
+def _is_first_step(optimizer: Any) -> Any:
+    """Whether it has taken none: a boolean, while a step is traced a tensor."""
+    # Not `iterations`, which counts updates where several steps make one.
+    steps = getattr(optimizer, "_iterations", None)
+    return tf.constant(False) if steps is None else tf.equal(steps.value, 0)
+
+
+def _may_be_first_step(optimizer: Any) -> bool:
+    """Whether a step that is traced may be the first when it runs."""
+    with tf.init_scope():
+        is_first = _is_first_step(optimizer)
+        return bool(is_first) if tf.executing_eagerly() else False
 
 
 def _text(optimizer: Any, size: int, *, early: bool = False) -> str:
@@ -186,15 +226,19 @@ def _text(optimizer: Any, size: int, *, early: bool = False) -> str:
         "Each step needs gradients of its own, as many as it has variables. An "
         "optimizer of variables that shall differ between the ranks: "
         "tfdist.DistributedOptimizer(optimizer, local_variables=lambda variable: True, "
-        "scale_local_gradients=False)."
+        "scale_local_gradients=False). Only the first step of an optimizer may be "
+        "without, to make the optimizer's variables, which are broadcast after it; "
+        "optimizer.build(variables) makes them without a step."
     )
 
 
 # ---- eagerly ----
 
-# Of each optimizer: id of a variable (which it holds) → the engine's count at the last
-# step.
-_counts: weakref.WeakKeyDictionary[Any, dict[int, int]] = weakref.WeakKeyDictionary()
+# Sums of the engine's count: at the last step but one, and at the last one, of those
+# before which new gradients were reduced.
+_Sums = tuple[int, int]
+# Of each optimizer: id of a variable (which it holds) → that.
+_counts: weakref.WeakKeyDictionary[Any, dict[int, _Sums]] = weakref.WeakKeyDictionary()
 
 
 def _enough(
@@ -206,9 +250,16 @@ def _enough(
     pairs = zip(grads, listed, strict=False)  # the optimizer says what is wrong
     stepped = [id(v) for g, v in pairs if g is not None]
     counts = _counts.setdefault(optimizer, {})
-    since = max((counts.get(v, 0) for v in stepped), default=0)
-    ways = (whole_elements_of(grads), elements_of(grads))  # as in `elements_at_run`
-    if not any(_core.use_reduced(elements, since) for elements in ways):
-        return False
-    counts.update(dict.fromkeys(stepped, _core.count_reduced(0)))
-    return True
+    now = _core.count_reduced(0)
+    of_tape = use_of_tape(grads)
+    for elements in (whole_elements_of(grads), elements_of(grads)):
+        # As in TfdistCheckReduced, for each variable.
+        sums = {v: counts.get(v, (0, 0)) for v in stepped}
+        for v, (_, last) in sums.items():
+            if now - last >= elements or of_tape is False:
+                sums[v] = last, now
+        since = 0 if of_tape else max((early for early, _ in sums.values()), default=0)
+        if _core.use_reduced(elements, since):
+            counts.update(sums)
+            return True
+    return bool(of_tape)

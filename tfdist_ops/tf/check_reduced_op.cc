@@ -1,7 +1,8 @@
 // TfdistCheckReduced: uses counted elements of reduced gradients before a step of an optimizer, and
 // fails where there are too few and the trace does not show where the step's gradients come from.
-// TfdistCountReduced: adds elements of gradients that are right as they are. See reduced_elements.h.
-#include <atomic>
+// TfdistCountReduced: adds elements of gradients that are right as they are. See
+// reduced_elements.h.
+#include <mutex>
 
 #include "tf/tf_bridge.h"
 
@@ -10,14 +11,18 @@ namespace {
 
 REGISTER_OP("TfdistCheckReduced")
     // Of all gradients of the step, in one way of counting or another: the first of which there are
-    // enough are used.
+    // enough are used. None: they are known not to be reduced.
     .Input("elements: int64")
+    // Whether the optimizer has taken no step yet. That one may be there to make its variables,
+    // which are broadcast after it: a warning.
+    .Input("is_first: bool")
     .Attr("required: bool")   // whether it fails where there are not enough
     .Attr("message: string")  // of the error
     .SetIsStateful()
     .SetShapeFn([](tensorflow::shape_inference::InferenceContext* c) {
       tensorflow::shape_inference::ShapeHandle unused;
-      return c->WithRank(c->input(0), 1, &unused);
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 1, &unused));
+      return c->WithRank(c->input(1), 0, &unused);
     });
 
 REGISTER_OP("TfdistCountReduced")
@@ -28,6 +33,14 @@ REGISTER_OP("TfdistCountReduced")
       return c->WithRank(c->input(0), 0, &unused);
     });
 
+const tfdist_api_table* CoreOr(tensorflow::OpKernelContext* ctx) {
+  const tfdist_api_table* core = CoreApi();
+  if (core == nullptr) {
+    ctx->SetStatus(absl::InternalError("libtfdist_core.so comes from another build of tfdist"));
+  }
+  return core;
+}
+
 class CheckReducedOp : public tensorflow::OpKernel {
  public:
   explicit CheckReducedOp(tensorflow::OpKernelConstruction* ctx) : OpKernel(ctx) {
@@ -36,23 +49,33 @@ class CheckReducedOp : public tensorflow::OpKernel {
   }
 
   void Compute(tensorflow::OpKernelContext* ctx) override {
-    const tfdist_api_table* core = CoreApi();
-    OP_REQUIRES(ctx, core != nullptr,
-                absl::InternalError("libtfdist_core.so comes from another build of tfdist"));
+    const tfdist_api_table* core = CoreOr(ctx);
+    if (core == nullptr) return;
     const auto elements = ctx->input(0).vec<int64_t>();
-    const int64_t since = required_ ? since_.load(std::memory_order_relaxed) : 0;
-    bool enough = false;
-    for (int64_t i = 0; i < elements.size() && !enough; ++i) {
-      enough = core->use_reduced(elements(i), since) != 0;
+    std::lock_guard<std::mutex> lock(mutex_);
+    const int64_t sum = core->count_reduced(0);
+    for (int64_t i = 0; i < elements.size(); ++i) {
+      // Steps between which less than one's gradients was reduced share what came before them.
+      const bool is_new = sum - last_ >= elements(i);
+      const int64_t since = is_new ? last_ : earlier_;
+      if (core->use_reduced(elements(i), required_ ? since : 0) == 0) continue;
+      earlier_ = since;
+      if (is_new) last_ = sum;
+      return;
     }
-    OP_REQUIRES(ctx, enough || !required_, absl::FailedPreconditionError(message_));
-    since_.store(core->count_reduced(0), std::memory_order_relaxed);
+    if (!required_) return;
+    OP_REQUIRES(ctx, ctx->input(1).scalar<bool>()(), absl::FailedPreconditionError(message_));
+    LOG(WARNING) << message_;
   }
 
  private:
   bool required_ = true;
   std::string message_;
-  std::atomic<int64_t> since_{0};  // the sum at the last step that was taken here
+  std::mutex mutex_;
+  // Sums of what was reduced, guarded by mutex_: at the last step that was taken here after new
+  // gradients were reduced, and at the one before it.
+  int64_t last_ = 0;
+  int64_t earlier_ = 0;
 };
 
 class CountReducedOp : public tensorflow::OpKernel {
@@ -60,7 +83,7 @@ class CountReducedOp : public tensorflow::OpKernel {
   explicit CountReducedOp(tensorflow::OpKernelConstruction* ctx) : OpKernel(ctx) {}
 
   void Compute(tensorflow::OpKernelContext* ctx) override {
-    const tfdist_api_table* core = CoreApi();
+    const tfdist_api_table* core = CoreOr(ctx);
     if (core != nullptr) core->count_reduced(ctx->input(0).scalar<int64_t>()());
   }
 };
