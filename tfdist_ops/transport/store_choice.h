@@ -32,14 +32,17 @@ class StoreChoice {
   bool Next(size_t bytes) {
     if (bytes < kTimedBytes) return false;
     if (fixed_) return streams_;
-    if (!trying_ && --left_ <= 0) {
+    const auto size = static_cast<int64_t>(bytes);
+    if (!trying_) left_ -= size;
+    if (!trying_ && left_ <= 0) {
       trying_ = true;
-      left_ = kTrialPayloads;
-      told_ = 0;
+      left_ = kTrial;
+      untold_ = 0;
       tried_ = kUnknown;
     }
     if (!trying_ || left_ <= 0) return streams_;
-    --left_;
+    left_ -= size;
+    ++untold_;
     return !streams_;
   }
 
@@ -51,7 +54,7 @@ class StoreChoice {
     const bool counts = ns > 0 && phase == phase_;
     if (trying_ && streamed != streams_) {
       if (counts) tried_ = std::min(tried_, cost);
-      if (++told_ == kTrialPayloads) Decide();
+      if (--untold_ == 0 && left_ <= 0) Decide();
       return;
     }
     if (streamed != streams_ || ns <= 0) return;
@@ -71,12 +74,13 @@ class StoreChoice {
   }
 
  private:
-  // Enough to come to the same memory twice: at first it is in the caches as the other way left it.
-  static constexpr int kTrialPayloads = 24;
   static constexpr int kRecent = 8;
   static constexpr int kOtherPhases = 32;  // until these are the ones that are compared
-  static constexpr int kShortest = 256;    // payloads between two trials
-  static constexpr int kLongest = 4096;
+  // Bytes of a trial: enough to come to the same memory more than once, since at first it is in the
+  // caches as the other way left it.
+  static constexpr int64_t kTrial = int64_t{3} << 20;
+  static constexpr int64_t kShortest = int64_t{32} << 20;  // bytes between two trials
+  static constexpr int64_t kLongest = int64_t{512} << 20;
   // Of the cost of the way so far: what the other one may cost at most to be taken.
   static constexpr double kToStreamed = 0.8;
   static constexpr double kToCached = 1.05;
@@ -104,9 +108,9 @@ class StoreChoice {
   bool streams_ = false;
   bool fixed_ = false;
   bool trying_ = false;
-  int left_ = kShortest;  // payloads until the next trial, or of the trial
-  int period_ = kShortest;
-  int told_ = 0;             // payloads of the trial that are known
+  int64_t left_ = kShortest;  // bytes until the next trial, or of the trial
+  int64_t period_ = kShortest;
+  int untold_ = 0;           // payloads of the trial whose costs are to come
   double tried_ = kUnknown;  // least cost of the other way, ns a byte
   double level_ = kUnknown;  // cost of this way when it was last compared
   double recent_[kRecent] = {};
