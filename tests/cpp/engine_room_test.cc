@@ -1,4 +1,5 @@
-// Links that send from one memory: a rank's inputs leave room there for its results.
+// Memory that ranks of a host share: a rank's inputs leave room there for its results, and large
+// operations for each other.
 #include "hand_driven.h"
 
 namespace tfdist {
@@ -63,6 +64,44 @@ TEST(where_no_memory_is_shared_all_inputs_go) {
   all.ranks.Settle(200);
   all.ExpectRight();
 }
+
+// Two allreduces of `bytes` at once, of which rank 0 receives nothing for `turns` turns of 10 us.
+// How many segments of inputs, of both, it has sent by then, as parts of those of one.
+double SentOfInputs(int64_t bytes, int turns, const std::vector<int32_t>& host_of) {
+  Config config = TestConfig();
+  config.allreduce_algorithm = "pairwise";
+  config.segment_bytes = 128 << 10;
+  config.shm_slots = 256;
+  config.fusion_bytes = 1;
+  HandDriven ranks(2, config, nullptr, "inproc", host_of);
+  const auto elements = static_cast<size_t>(bytes / 4);
+  std::vector<float> data[2][2];
+  std::vector<Done> done;
+  ranks.data_open[0] = false;
+  for (int r = 0; r < 2; ++r) {
+    for (int call = 0; call < 2; ++call) {
+      data[r][call].assign(elements, static_cast<float>(r + 1));
+      done.push_back(ranks.Allreduce(r, std::to_string(call), &data[r][call]));
+    }
+  }
+  ranks.Settle(turns / 2);
+  const auto sent = static_cast<double>(ranks[0].links()[1]->data_frames_sent());
+  ranks.data_open[0] = true;
+  ranks.Settle(200);
+  for (size_t i = 0; i < done.size(); ++i) {
+    CHECK_EQ(TextOf(done[i]), "ok");
+    CHECK(data[i / 2][i % 2] == std::vector<float>(elements, 3.0f));
+  }
+  return sent / (static_cast<double>(bytes) / 2 / static_cast<double>(config.segment_bytes));
+}
+
+TEST(inside_a_host_a_large_operation_runs_alone) {
+  CHECK_EQ(SentOfInputs(8 << 20, 40, {}), 1.0);
+  CHECK_EQ(SentOfInputs(2 << 20, 40, {}), 2.0);
+  CHECK_EQ(SentOfInputs(8 << 20, 40, {0, 1}), 2.0);
+}
+
+TEST(one_that_stands_still_keeps_no_other_out) { CHECK_EQ(SentOfInputs(8 << 20, 400, {}), 2.0); }
 
 }  // namespace
 }  // namespace tfdist

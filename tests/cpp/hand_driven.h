@@ -62,7 +62,7 @@ class GatedLink : public Link {
 class HandDriven {
  public:
   HandDriven(int size, const Config& config, std::map<int, ProcessState>* processes = nullptr,
-             const std::string& transport = "inproc") {
+             const std::string& transport = "inproc", const std::vector<int32_t>& host_of = {}) {
     const auto n = static_cast<size_t>(size);
     const TransportEntry* entry = FindTransport(transport);
     if (transport == "shm") {
@@ -102,6 +102,7 @@ class HandDriven {
       world.rank = r;
       world.size = world.local_size = size;
       world.hosts.assign(n, "testhost");
+      world.host_of = host_of;
       for (int pid = 0; pid < size; ++pid) world.pids.push_back(4000 + pid);
       Engine::Hooks hooks;
       hooks.completions = &sink_;

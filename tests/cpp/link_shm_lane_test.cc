@@ -78,7 +78,6 @@ size_t PlaceOfNext(ShmProducer* producer, ShmConsumer* consumer, const Memory& m
   producer->Publish(header);
   ShmFrame frame;
   CHECK(consumer->Take(&frame) == Look::kReady);
-  CHECK_EQ(frame.handle, size_t{0});
   CHECK(frame.payload == written);
   consumer->Release(frame.handle);
   return static_cast<size_t>(written - memory.payloads.at(0));
@@ -182,7 +181,7 @@ TEST(a_slot_that_is_out_on_two_lanes_is_free_when_both_have_returned_it) {
     CHECK(frames[i].payload == shared.one.payloads.at(slot));
   }
   const auto reap = [&] {
-    for (ShmProducer& producer : shared.producers) CHECK(producer.FindHandle() == Look::kReady);
+    for (ShmProducer& producer : shared.producers) CHECK(producer.Reap());
   };
   shared.consumers[0].Release(frames[0].handle);
   reap();
@@ -211,9 +210,40 @@ TEST(each_lane_has_room_for_its_own_handles_whatever_the_others_hold) {
 TEST(what_was_never_sent_cannot_come_back) {
   Memory memory(4);
   ShmProducer producer = memory.Producer();
-  CHECK(Send(&producer, 0));
-  memory.lane.returned(0).count.store(2);
+  for (uint64_t ticket = 0; ticket < 4; ++ticket) CHECK(Send(&producer, ticket));
+  memory.lane.returned(2).count.store(2);
   CHECK(producer.Find() == Look::kCorrupt);
+  CHECK(producer.FindHandle() == Look::kCorrupt);
+}
+
+TEST(what_came_back_is_not_looked_at_while_there_is_room) {
+  Memory memory(4);
+  ShmProducer producer = memory.Producer();
+  ShmConsumer consumer = memory.Consumer();
+  ShmFrame frame;
+  for (size_t i = 0; i < 4; ++i) {
+    CHECK(Send(&producer, i));
+    CHECK(consumer.Take(&frame) == Look::kReady);
+    CHECK_EQ(frame.handle, i);  // a new one, though the one before is back
+    consumer.Release(frame.handle);
+  }
+  CHECK(Send(&producer, 4));
+  CHECK(consumer.Take(&frame) == Look::kReady);
+  CHECK_EQ(frame.handle, size_t{0});
+}
+
+TEST(a_glance_tells_whether_there_is_a_frame) {
+  Memory memory(2);
+  ShmProducer producer = memory.Producer();
+  ShmConsumer consumer = memory.Consumer();
+  ShmFrame frame;
+  for (uint64_t ticket = 0; ticket < 5; ++ticket) {
+    CHECK(!consumer.Ready());
+    CHECK(Send(&producer, ticket));
+    CHECK(consumer.Ready());
+    CHECK(consumer.Take(&frame) == Look::kReady);
+    consumer.Release(frame.handle);
+  }
 }
 
 TEST(a_slot_outside_of_the_window_is_refused) {

@@ -137,6 +137,25 @@ TEST(a_rank_knows_what_it_has_taken_part_in) {
   CHECK(book.Submitted(PredictedTicket(1, 0, 3)) && !book.Submitted(PredictedTicket(1, 0, 4)));
 }
 
+TEST(the_bytes_of_a_group_are_those_of_its_agreed_buckets) {
+  BucketBook book;
+  const uint64_t ticket = PredictedTicket(2, 0, 1);
+  CHECK_EQ(book.GroupBytes(ticket), int64_t{0});
+  RequestInfo info = Info(4);
+  info.dtype = DType::kFloat32;
+  info.shapes = {{3, 5}, {}};
+  book.Agree(ticket, info);
+  book.Agree(PredictedTicket(1, 0, 1), info);
+  book.Agree(PredictedTicket(3, 0, 1), info);
+  CHECK_EQ(book.GroupBytes(ticket), int64_t{64});
+  info.dtype = DType::kFloat16;
+  info.shapes = {{7}};
+  book.Agree(PredictedTicket(2, 5, 1), info);
+  CHECK_EQ(book.GroupBytes(PredictedTicket(2, 5, 9)), int64_t{78});
+  book.Forget(ticket);
+  CHECK_EQ(book.GroupBytes(ticket), int64_t{14});
+}
+
 }  // namespace
 }  // namespace tfdist
 

@@ -103,9 +103,9 @@ TEST(the_bound_is_of_what_a_rank_gets) {
       reduction.dtype = s.dtype;
       for (int rank = 0; rank < s.size; ++rank) {
         const Plan& plan = planned.plan(rank);
-        const auto streams = [&](size_t bound) {
+        const auto streams = [&](size_t bound, int64_t step_bytes = 0) {
           const StepMemory memory(plan.schedule, plan.slices, reduction, rank, s.segment_bytes,
-                                  bound);
+                                  bound, step_bytes);
           for (size_t step = 0; step < memory.steps().size(); ++step) {
             if (memory.Streams(step, true)) return true;
           }
@@ -115,6 +115,9 @@ TEST(the_bound_is_of_what_a_rank_gets) {
         streaming += streams(0);
         CHECK_EQ_IN(streams(bytes), streams(0), s.Name());
         CHECK_EQ_IN(streams(bytes + 1), false, s.Name());
+        // Unless it comes together with others.
+        const auto more = static_cast<int64_t>(bytes + 1);
+        CHECK_EQ_IN(streams(bytes + 1, more), streams(0) && bytes > 0, s.Name());
       }
     }
     CHECK(streaming > 0);

@@ -13,7 +13,7 @@ constexpr size_t kLeastStreamed = size_t{8} << 10;
 }  // namespace
 
 StepMemory::StepMemory(Schedule schedule, std::vector<Slice> slices, const Reduction& reduction,
-                       int rank, int64_t segment_bytes, size_t streamed_bytes)
+                       int rank, int64_t segment_bytes, size_t streamed_bytes, int64_t step_bytes)
     : schedule_(std::move(schedule)),
       slices_(std::move(slices)),
       reduction_(reduction),
@@ -26,7 +26,9 @@ StepMemory::StepMemory(Schedule schedule, std::vector<Slice> slices, const Reduc
   AppendJoined(schedule_.joined, &slices_);
   LayOutScratch(base_slices);
   SetCursors();
-  streams_ = output_bytes() >= streamed_bytes;
+  const size_t own_bytes = output_bytes();
+  streams_ =
+      own_bytes > 0 && std::max(own_bytes, static_cast<size_t>(step_bytes)) >= streamed_bytes;
 }
 
 void StepMemory::SetCursors() {

@@ -25,8 +25,9 @@ class StepMemory {
   // `slices`: those of slicing.h, without the joined ones. `reduction`: of the whole collective;
   // `finish` is for the steps that finish. `rank`: index in the set. Outputs of `streamed_bytes` in
   // all are written past the caches; with less, whoever reads them next finds a part in a cache.
+  // `step_bytes`: of the results that come together with these, which count too.
   StepMemory(Schedule schedule, std::vector<Slice> slices, const Reduction& reduction, int rank,
-             int64_t segment_bytes, size_t streamed_bytes = kStreamedBytes);
+             int64_t segment_bytes, size_t streamed_bytes = kStreamedBytes, int64_t step_bytes = 0);
 
   // The same allreduce once more, of tensors of the same sizes that lie elsewhere.
   void MoveTo(const std::vector<TensorView>& tensors);

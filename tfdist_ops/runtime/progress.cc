@@ -19,7 +19,7 @@ namespace {
 constexpr int64_t kTickUs = 50 * 1000;
 constexpr int64_t kIdleUs = 1000 * 1000;
 constexpr int kDoubtMs = 2;
-constexpr int kPauses = 4;
+constexpr int kPauses = 8;
 constexpr int64_t kYieldAfterUs = 10;
 
 int64_t HeartbeatUs(const Config& config) { return static_cast<int64_t>(config.heartbeat_s * 1e6); }
@@ -130,12 +130,12 @@ bool Progress::Turn(int64_t now_us) {
   return moved;
 }
 
-// Whoever is waited for may need this very processor.
+// Whoever is waited for may need this very processor. What comes in shared memory ends it early.
 void Progress::Idle(int64_t idle_us) const {
   if (crowded_ || idle_us > kYieldAfterUs) {
     sched_yield();
   } else {
-    for (int i = 0; i < kPauses; ++i) Pause();
+    for (int i = 0; i < kPauses && !engine_->HasFrame(); ++i) Pause();
   }
 }
 

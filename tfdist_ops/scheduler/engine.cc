@@ -358,6 +358,11 @@ bool Engine::Poll(int64_t now_us) {
   return moved;
 }
 
+bool Engine::HasFrame() const {
+  return std::any_of(links_.begin(), links_.end(),
+                     [](const auto& link) { return link != nullptr && link->HasFrame(); });
+}
+
 void Engine::SetRest(Rest rest) {
   asleep_ = rest == Rest::kAsleep;
   for (const auto& link : links_) {

@@ -130,6 +130,9 @@ class Engine {
   // Runs what can run without a look at what has come.
   bool AdvanceAll(int64_t now_us);
 
+  // Whether a look at what has come would find something, where that can be told at once.
+  bool HasFrame() const;
+
   bool busy() const;
   // Data frames that came before their operation, copied out and waiting for it.
   size_t stashed() const;

@@ -1,4 +1,5 @@
 // Running the agreed operations, and reading the data that they wait for.
+#include <limits>
 #include <utility>
 
 #include "scheduler/engine.h"
@@ -12,6 +13,10 @@ constexpr int64_t kIdleUs = 1000;
 // A lane that is full of frames for operations that have not moved for so long is emptied by
 // copying.
 constexpr int64_t kStuckUs = 2000;
+// Inside a host no operation begins beside so many bytes: those of several would push each other
+// out of the caches through which ranks hand them over (docs/design/0010). Between hosts they fill
+// each other's gaps.
+constexpr int64_t kWindowBytes = int64_t{4} << 20;
 
 }  // namespace
 
@@ -34,8 +39,10 @@ void Engine::Start(ProcessSet* set, uint64_t ticket, std::vector<std::unique_ptr
     for (auto& member : members) Finish(std::move(member), plan.status(), now_us);
     return;
   }
-  auto operation = std::make_unique<Operation>(set->id, ticket, std::move(members),
-                                               std::move(plan.value()), *set, trace_clock());
+  const int64_t step_bytes = IsPredicted(ticket) ? set->book.GroupBytes(ticket) : 0;
+  auto operation =
+      std::make_unique<Operation>(set->id, ticket, std::move(members), std::move(plan.value()),
+                                  *set, trace_clock(), step_bytes);
   if (!DeliverEarly(set, operation.get(), now_us)) return;
   set->active[TurnOf(ticket)] = {std::move(operation), now_us};
 }
@@ -109,9 +116,12 @@ bool Engine::AdvanceAll(int64_t now_us) {
 bool Engine::AdvanceSet(ProcessSet* set, int64_t now_us) {
   bool moved = false;
   int64_t running = 0;
+  int64_t running_bytes = 0;
+  const int64_t most_bytes = set->local ? kWindowBytes : std::numeric_limits<int64_t>::max();
   std::vector<uint64_t> ended = std::move(ended_tickets_);
   std::vector<std::unique_ptr<Request>> members = std::move(ended_requests_);
-  for (auto it = set->active.begin(); it != set->active.end() && running < config_.max_active;) {
+  for (auto it = set->active.begin();
+       it != set->active.end() && running < config_.max_active && running_bytes < most_bytes;) {
     Operation& operation = *it->second.operation;
     if (operation.Advance(links_, world_.generation, &held_)) {
       it->second.moved_us = now_us;
@@ -121,7 +131,10 @@ bool Engine::AdvanceSet(ProcessSet* set, int64_t now_us) {
     if (!operation.complete()) {
       // One that stands still, maybe because a rank has yet to submit it, must not keep out others
       // (see order.h).
-      if (now_us - it->second.moved_us < kIdleUs) ++running;
+      if (now_us - it->second.moved_us < kIdleUs) {
+        ++running;
+        running_bytes += operation.bytes();
+      }
       ++it;
       continue;
     }

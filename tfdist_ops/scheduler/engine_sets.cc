@@ -63,6 +63,8 @@ void Engine::OpenSet(ProcessSet* set, std::vector<int32_t> ranks) {
   set->ranks = std::move(ranks);
   set->index = set->IndexOf(world_.rank);
   set->host_of = SetHosts(set->ranks, WorldHosts(world_));
+  set->local = std::all_of(set->host_of.begin(), set->host_of.end(),
+                           [set](int32_t host) { return host == set->host_of[0]; });
   set->rules = RulesFor(world_.tuning, {0, set->size(), 0, set->host_of});
   if (config_.commit_gate != 0 && set->index >= 0) {
     set->gate = std::make_unique<CommitGate>(

@@ -47,14 +47,15 @@ void Request::Clear() {
 
 Operation::Operation(uint32_t set_id, uint64_t ticket,
                      std::vector<std::unique_ptr<Request>> members, Plan plan, const SetView& set,
-                     TraceClock clock)
+                     TraceClock clock, int64_t step_bytes)
     : set_id_(set_id),
       ticket_(ticket),
       members_(std::move(members)),
       ranks_(set.ranks),
       memory_(std::move(plan.schedule), std::move(plan.slices),
               ReductionOf(members_[0]->info, members_[0]->contributors), set.index,
-              plan.segment_bytes),
+              plan.segment_bytes, StepMemory::kStreamedBytes, step_bytes),
+      bytes_(static_cast<int64_t>(memory_.bytes())),
       clock_(clock) {
   const std::vector<Step>& steps = memory_.steps();
   running_.reserve(steps.size());

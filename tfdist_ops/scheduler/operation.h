@@ -76,8 +76,9 @@ struct Arrived {
 
 class Operation {
  public:
+  // `step_bytes`: of all that is reduced together with it, as far as it is known.
   Operation(uint32_t set_id, uint64_t ticket, std::vector<std::unique_ptr<Request>> members,
-            Plan plan, const SetView& set, TraceClock clock = nullptr);
+            Plan plan, const SetView& set, TraceClock clock = nullptr, int64_t step_bytes = 0);
 
   // Begins anew, complete as it is, under another ticket: an allreduce of the same request
   // (SameRequest) with other memory.
@@ -100,6 +101,7 @@ class Operation {
   void ReleaseFrames(const Links& links, std::vector<size_t>* held);
 
   uint64_t ticket() const { return ticket_; }
+  int64_t bytes() const { return bytes_; }  // of all slices
   std::vector<std::unique_ptr<Request>>& members() { return members_; }
   OperationTrace& trace() { return trace_; }
 
@@ -149,6 +151,7 @@ class Operation {
   std::vector<std::unique_ptr<Request>> members_;
   const std::vector<int32_t> ranks_;  // of the process set, by index
   StepMemory memory_;
+  const int64_t bytes_;
   std::vector<Running> running_;  // one a step
   size_t open_steps_ = 0;
   int first_reduction_ = -1;  // a step that reduces inputs alone, into what is sent; -1: none

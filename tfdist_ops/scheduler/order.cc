@@ -87,6 +87,20 @@ uint64_t BucketBook::Agreements(uint64_t ticket) const {
   return it != buckets_.end() ? it->second.agreements : 0;
 }
 
+int64_t BucketBook::GroupBytes(uint64_t ticket) const {
+  const uint32_t group = TicketGroup(ticket);
+  int64_t bytes = 0;
+  for (auto it = buckets_.lower_bound({group, 0}); it != buckets_.end(); ++it) {
+    if (it->first.first != group) break;
+    if (!it->second.agreed.has_value()) continue;
+    const RequestInfo& info = *it->second.agreed;
+    for (const auto& shape : info.shapes) {
+      bytes += ElementCount(shape) * static_cast<int64_t>(DTypeSize(info.dtype));
+    }
+  }
+  return bytes;
+}
+
 bool BucketBook::Submitted(uint64_t ticket) const {
   const auto it = buckets_.find(BucketOf(ticket));
   return it != buckets_.end() && it->second.submitted >= TicketSequence(ticket);

@@ -15,14 +15,15 @@
 // else asks the leader (a deviation), and those who wait for it find out (waits.h).
 //
 // Which collective goes first must be one total order on all ranks: at most max_active run side by
-// side, and if two ranks filled their windows with different ones, each could wait for what the
-// other holds back. TurnOf orders announced tickets by number, before all predicted ones, and those
-// by (sequence, group, bucket). Take the collective that is first in this order among those that
-// every rank of its set has submitted and that are not complete: nothing that is complete
-// everywhere else stands before it, so it is inside the window of each of its ranks, unless the
-// places before it are taken by predicted ones that some rank has not submitted yet. Those can't
-// move for want of that rank's data; and an operation that has not moved for a while takes no
-// place in the window (Engine::AdvanceSet). So the first one runs, and after it the next.
+// side (inside a host fewer, by their bytes, but always one), and if two ranks filled their windows
+// with different ones, each could wait for what the other holds back. TurnOf orders announced
+// tickets by number, before all predicted ones, and those by (sequence, group, bucket). Take the
+// collective that is first in this order among those that every rank of its set has submitted and
+// that are not complete: nothing that is complete everywhere else stands before it, so it is inside
+// the window of each of its ranks, unless the places before it are taken by predicted ones that
+// some rank has not submitted yet. Those can't move for want of that rank's data; and an operation
+// that has not moved for a while takes no place in the window (Engine::AdvanceSet). So the first
+// one runs, and after it the next.
 #ifndef TFDIST_OPS_SCHEDULER_ORDER_H_
 #define TFDIST_OPS_SCHEDULER_ORDER_H_
 
@@ -69,6 +70,8 @@ class BucketBook {
   void Forget(uint64_t ticket);
   // How often Agree or Forget has been called for its bucket.
   uint64_t Agreements(uint64_t ticket) const;
+  // Of all buckets of the group that have been agreed on: what a step reduces.
+  int64_t GroupBytes(uint64_t ticket) const;
   // Whether this rank has submitted it.
   bool Submitted(uint64_t ticket) const;
   // The last ticket of every bucket: what a rank that leaves has taken part in.

@@ -66,6 +66,7 @@ struct ProcessSet : SetView {
 
   const uint32_t id;
   bool closing = false;  // this rank has asked to remove it
+  bool local = true;     // all of its ranks are on one host
 
   int leader() const { return ranks[0]; }
   int IndexOf(int rank) const;  // -1: not one of them

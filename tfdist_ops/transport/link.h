@@ -83,6 +83,8 @@ class Link {
   // returns: for transports that would copy a packed payload once more. False: the lane is full.
   virtual bool SendPieces(FrameHeader /*header*/, Pieces /*payload*/) { return false; }
 
+  // Whether there is an unread frame, where that can be told at once; else false.
+  virtual bool HasFrame() const { return false; }
   // Next unread frame of the lane. False: none now.
   virtual bool Poll(Lane lane, InFrame* frame) = 0;
   virtual void Release(Lane lane, const InFrame& frame) = 0;

@@ -158,8 +158,12 @@ class ShmProducer {
   Look Find() {
     const Look look = FindHandle();
     if (look != Look::kReady || slot_ != kNone) return look;
-    const size_t slot = pool_->Next();
-    if (slot == pool_->payloads().slots()) return Look::kNotYet;
+    size_t slot = pool_->Next();
+    if (slot == pool_->payloads().slots()) {
+      if (!Reap()) return Look::kCorrupt;
+      slot = pool_->Next();
+      if (slot == pool_->payloads().slots()) return Look::kNotYet;
+    }
     slot_ = slot;
     return Look::kReady;
   }
@@ -184,12 +188,28 @@ class ShmProducer {
     return slot;
   }
   // Whether there is a handle: then Announce sends what another lane of the pool has in a slot.
+  // What came back is only looked at when there is none left: each count is a line that must be
+  // fetched from the consumer's processor.
   Look FindHandle() {
+    if (HasHandle()) return Look::kReady;
     if (!Reap()) return Look::kCorrupt;
-    const bool free = std::find(sent_.begin(), sent_.end(), kNone) != sent_.end();
-    return free ? Look::kReady : Look::kNotYet;
+    return HasHandle() ? Look::kReady : Look::kNotYet;
   }
   void Announce(const FrameHeader& header, size_t slot) { Announce(header, slot, {}); }
+  // Takes back what was returned. False: what cannot have been.
+  bool Reap() {
+    for (size_t handle = 0; handle < sent_.size(); ++handle) {
+      if (sent_[handle] == kNone) continue;
+      const uint64_t count = lane_.returned(handle).count.load(std::memory_order_seq_cst);
+      if (count == uses_[handle]) {
+        pool_->Back(std::exchange(sent_[handle], kNone));
+        Weigh(handle);
+      } else if (count + 1 != uses_[handle]) {
+        return false;
+      }
+    }
+    return true;
+  }
   // The consumer is gone: nothing comes back.
   void Drop() {
     for (size_t& slot : sent_) {
@@ -225,6 +245,8 @@ class ShmProducer {
     pool_->Out(slot);
   }
 
+  bool HasHandle() const { return std::find(sent_.begin(), sent_.end(), kNone) != sent_.end(); }
+
   // Tells the choice what a payload has cost both ranks.
   void Weigh(size_t handle) {
     const Written& written = written_[handle];
@@ -232,21 +254,6 @@ class ShmProducer {
     const uint32_t read_ns = lane_.returned(handle).read_ns.load(std::memory_order_relaxed);
     choice_.Add(written.streamed, written.phase, written.bytes,
                 read_ns > 0 ? written.ns + read_ns : 0);
-  }
-
-  // Takes back what was returned. False: what cannot have been.
-  bool Reap() {
-    for (size_t handle = 0; handle < sent_.size(); ++handle) {
-      if (sent_[handle] == kNone) continue;
-      const uint64_t count = lane_.returned(handle).count.load(std::memory_order_seq_cst);
-      if (count == uses_[handle]) {
-        pool_->Back(std::exchange(sent_[handle], kNone));
-        Weigh(handle);
-      } else if (count + 1 != uses_[handle]) {
-        return false;
-      }
-    }
-    return true;
   }
 
   ShmLane lane_;
@@ -276,6 +283,11 @@ class ShmConsumer {
         returns_(lane.handles(), 0),
         held_(lane.handles(), false) {}
 
+  // Whether there is a next entry; a glance, which orders nothing.
+  bool Ready() const {
+    return lane_.entry(position_).laps.load(std::memory_order_relaxed) !=
+           position_ / lane_.handles();
+  }
   // Copies the next entry out, before anybody checks it: the peer could change it in between.
   // kCorrupt: what is there cannot have come from a sound peer.
   Look Take(ShmFrame* frame) {

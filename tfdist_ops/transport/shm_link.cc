@@ -106,6 +106,10 @@ class ShmLink : public LinkBase {
     return true;
   }
 
+  bool HasFrame() const override {
+    return in_[Index(Lane::kData)].Ready() || in_[Index(Lane::kControl)].Ready();
+  }
+
   bool Poll(Lane lane, InFrame* frame) override {
     if (corrupt_) return false;
     ShmFrame found;
