@@ -131,6 +131,9 @@ def _of_gradients(size_bytes: int) -> list[Mark]:
             _faster(f"Open MPI one by one, in place / {own}", 1.0, mine, one_by_one),
             _faster(f"{own} flat / {own}", 1 / 1.3, mine, at([(own, "flat")])),
         ]
+    (mine,) = at([(CORE, "buckets, in place")])
+    title = f"Open MPI one by one, in place / {CORE}, in place"
+    found.append(_faster(title, 1.0, mine, one_by_one))
     return found
 
 
