@@ -1,5 +1,11 @@
 // Threads that wait for an operation drive the engine themselves: Runtime::Run and SubmitAndHelp.
+#include <sched.h>
+
 #include <atomic>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -38,6 +44,52 @@ TEST(an_operation_runs_on_the_thread_that_waits_for_it) {
       }
     });
   }
+}
+
+// How often the progress thread that was started first has gone to sleep.
+int64_t Sleeps() {
+  std::map<int, std::filesystem::path> threads;
+  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+    std::string name;
+    std::getline(std::ifstream(task.path() / "comm"), name);
+    if (name == "tfdist-progress") threads[std::stoi(task.path().filename())] = task.path();
+  }
+  std::ifstream status(threads.begin()->second / "status");
+  const std::string field = "voluntary_ctxt_switches:";
+  for (std::string line; std::getline(status, line);) {
+    if (line.compare(0, field.size(), field) == 0) return std::stoll(line.substr(field.size()));
+  }
+  return -1;
+}
+
+// A named operation is agreed on by frames, each of which would wake a rank at rest.
+TEST(agreement_wakes_no_progress_thread_while_somebody_helps) {
+  constexpr int kRounds = 40;
+  cpu_set_t all;
+  CHECK_EQ(sched_getaffinity(0, sizeof(all), &all), 0);
+  cpu_set_t one;
+  CPU_ZERO(&one);
+  CPU_SET(static_cast<size_t>(sched_getcpu()), &one);
+  // Ranks that share a processor help for 20 ms before they leave the rest to that thread.
+  CHECK_EQ(sched_setaffinity(0, sizeof(one), &one), 0);
+  Ranks ranks(2, "shm");
+  CHECK_EQ(sched_setaffinity(0, sizeof(all), &all), 0);
+  const auto run = [&ranks](int rank) {
+    const std::vector<float> in(16, 1.0f);
+    std::vector<float> out(16);
+    auto request = Sum("x", in, &out);
+    request->done = [](const Status& status) { CHECK_OK(status); };
+    CHECK_OK(ranks[rank].Run(std::move(request)));
+  };
+  int64_t before = 0;
+  for (int round = 0; round < kRounds; ++round) {
+    if (round == 1) before = Sleeps();  // both have begun by now
+    std::thread leader([&run] { run(0); });
+    std::this_thread::sleep_for(std::chrono::milliseconds(3));
+    run(1);
+    leader.join();
+  }
+  CHECK(Sleeps() - before < kRounds / 2);
 }
 
 // Several threads of each rank, some help, some only submit, all at the same time.

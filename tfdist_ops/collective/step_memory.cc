@@ -201,7 +201,8 @@ void StepMemory::Reduce(size_t step, int64_t segment, const std::vector<const ui
   const size_t wire_bytes = peers_partial ? partial_bytes_ : element_bytes_;
   const bool streams = Streams(step, also != nullptr);
   const int64_t begin = Begin(segment);
-  std::vector<const uint8_t*> contributions(wire.size() + 1);
+  std::vector<const uint8_t*>& contributions = contributions_;
+  contributions.resize(wire.size() + 1);
   cursors_[step].ForEachRun(
       begin, Count(step, segment), element_bytes_,
       [&](const uint8_t* input, uint8_t* output, int64_t n, int64_t offset) {

@@ -88,6 +88,7 @@ class StepMemory {
   std::unique_ptr<uint8_t[]> scratch_;
   size_t scratch_bytes_ = 0;
   bool streams_ = false;
+  std::vector<const uint8_t*> contributions_;  // of the reduction in hand
 };
 
 }  // namespace tfdist

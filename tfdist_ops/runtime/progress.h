@@ -49,6 +49,7 @@ class Progress {
   void Sleep(std::unique_lock<std::mutex>* baton);
   void SetRest(Rest rest);
   void Idle(int64_t idle_us) const;
+  void GlanceAtData(const bool& ended, int64_t now_us);
   bool Unwritten() const;
   void Watch();
   void WatchProcesses();

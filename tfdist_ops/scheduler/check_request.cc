@@ -52,9 +52,9 @@ Status CheckRequest(const Request& request, int size) {
     return InvalidRequest(name,
                           "a bucket of a group is an allreduce with 0 <= bucket < bucket_count");
   }
-  const std::string kind = CollectiveKindName(info.kind);
+  const char* kind = CollectiveKindName(info.kind);
   if (!info.splits.empty() && !TakesSplits(info.kind)) {
-    return InvalidRequest(name, kind + " takes no splits");
+    return InvalidRequest(name, std::string(kind) + " takes no splits");
   }
   switch (info.kind) {
     case CollectiveKind::kBarrier:
@@ -71,16 +71,16 @@ Status CheckRequest(const Request& request, int size) {
                                     " is not supported; cast to a number or bool");
   }
   if (!info.algorithm.empty() && !IsAlgorithm(info.kind, info.algorithm)) {
-    return InvalidRequest(name, "the algorithm of " + kind + " must be one of " +
+    return InvalidRequest(name, std::string("the algorithm of ") + kind + " must be one of " +
                                     KnownAlgorithms(info.kind) + "; got \"" + info.algorithm +
                                     "\"");
   }
   const bool is_pair = info.kind == CollectiveKind::kSendRecv;
   if ((HasRows(info.kind) || is_pair) && request.tensors.size() != 1) {
-    return InvalidRequest(name, kind + " takes one tensor");
+    return InvalidRequest(name, std::string(kind) + " takes one tensor");
   }
   if (HasRows(info.kind) && !request.allocate) {
-    return InvalidRequest(name, kind + " needs a callback that allocates its output");
+    return InvalidRequest(name, std::string(kind) + " needs a callback that allocates its output");
   }
   if (is_pair) return CheckPair(info, size);
   return Reduces(info.kind) ? CheckReduction(info) : Status();

@@ -126,14 +126,17 @@ void Engine::Submit(std::unique_ptr<Request> request, int64_t now_us) {
 }
 
 void Engine::Enqueue(ProcessSet* set, std::unique_ptr<Request> request, int64_t now_us) {
-  const std::string key = request->info.key;
+  const RequestInfo& info = request->info;
+  const bool predictable = set->book.Predictable(info.predicted, info);
   // A later submission of a key never overtakes one that is still being agreed on.
-  if (set->entries.count(key) == 0 &&
-      set->book.Predictable(request->info.predicted, request->info)) {
+  if (predictable && set->entries.count(info.key) == 0) {
     StartPredicted(set, std::move(request), now_us);
     return;
   }
-  auto& queue = set->entries[key];
+  const bool repeats =
+      IsBucket(*request) && (info.predicted == 0 || set->book.Known(info.predicted));
+  if (repeats && !predictable) ++deviations_;
+  auto& queue = set->entries[info.key];
   queue.push_back(std::move(request));
   if (queue.size() == 1) Announce(set, RequestInfo(queue.front()->info), now_us);
   const int leader = set->leader();
@@ -358,9 +361,23 @@ bool Engine::Poll(int64_t now_us) {
   return moved;
 }
 
+bool Engine::PollData(int64_t now_us) {
+  bool moved = false;
+  for (size_t p = 0; p < links_.size(); ++p) {
+    if (links_[p] != nullptr && links_[p]->HasFrame())
+      moved |= ReadData(static_cast<int>(p), now_us);
+  }
+  return moved && AdvanceAll(now_us);
+}
+
 bool Engine::HasFrame() const {
   return std::any_of(links_.begin(), links_.end(),
                      [](const auto& link) { return link != nullptr && link->HasFrame(); });
+}
+
+bool Engine::agreeing() const {
+  return std::any_of(sets_.begin(), sets_.end(),
+                     [](const auto& item) { return !item.second->entries.empty(); });
 }
 
 void Engine::SetRest(Rest rest) {

@@ -132,8 +132,12 @@ class Engine {
 
   // Whether a look at what has come would find something, where that can be told at once.
   bool HasFrame() const;
+  // Of a turn, no more than the data that such a look finds. True: something moved.
+  bool PollData(int64_t now_us);
 
   bool busy() const;
+  // Whether an operation of this rank waits for all ranks to agree on it.
+  bool agreeing() const;
   // Data frames that came before their operation, copied out and waiting for it.
   size_t stashed() const;
   // Whether time matters to this rank: something waits here, or for its decision as a leader.

@@ -21,10 +21,7 @@ void Engine::NumberBucket(ProcessSet* set, Request* request) {
   request->info.bucket = true;
   const auto group = set->groups.find(request->group);
   const uint32_t number = group != set->groups.end() ? group->second : 0;
-  const uint64_t ticket = set->book.Count(number, request->bucket_index);
-  request->info.predicted = ticket;
-  const bool repeats = ticket == 0 || set->book.Known(ticket);
-  if (repeats && !set->book.Predictable(ticket, request->info)) ++deviations_;
+  request->info.predicted = set->book.Count(number, request->bucket_index);
 }
 
 void Engine::StartPredicted(ProcessSet* set, std::unique_ptr<Request> request, int64_t now_us) {

@@ -125,7 +125,7 @@ bool Engine::AdvanceSet(ProcessSet* set, int64_t now_us) {
     Operation& operation = *it->second.operation;
     if (operation.Advance(links_, world_.generation, &held_)) {
       it->second.moved_us = now_us;
-      set->copied.erase(operation.ticket());
+      if (!set->copied.empty()) set->copied.erase(operation.ticket());
       moved = true;
     }
     if (!operation.complete()) {
@@ -252,7 +252,7 @@ Status Engine::ReceiveData(int peer, const InFrame& frame, int64_t now_us) {
   }
   const auto it = set->active.find(TurnOf(header.ticket));
   const bool runs = it != set->active.end();
-  const bool may_hold = set->copied.count(header.ticket) == 0;
+  const bool may_hold = set->copied.empty() || set->copied.count(header.ticket) == 0;
   Arrived arrived{frame, {}, may_hold && held_[p] < links_[p]->MaxHeld()};
   const bool held = arrived.held;
   if (held) {

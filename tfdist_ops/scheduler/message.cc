@@ -45,6 +45,12 @@ int64_t ElementCount(const std::vector<int64_t>& shape) {
   return count;
 }
 
+int64_t ShapeBytes(const RequestInfo& info) {
+  int64_t elements = 0;
+  for (const auto& shape : info.shapes) elements += ElementCount(shape);
+  return elements * static_cast<int64_t>(DTypeSize(info.dtype));
+}
+
 std::string ShapeText(const std::vector<int64_t>& shape) {
   std::string text = "[";
   for (size_t i = 0; i < shape.size(); ++i) {

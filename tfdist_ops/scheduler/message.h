@@ -71,6 +71,7 @@ struct Response {
 bool SameRequest(const RequestInfo& a, const RequestInfo& b);
 
 int64_t ElementCount(const std::vector<int64_t>& shape);
+int64_t ShapeBytes(const RequestInfo& info);               // of all its shapes
 std::string ShapeText(const std::vector<int64_t>& shape);  // "[2,3]"
 
 }  // namespace tfdist

@@ -58,10 +58,7 @@ std::vector<int> FuseRequests(const std::vector<RequestInfo>& ready, int64_t fus
   int64_t bytes = 0;
   for (size_t i = 0; i < ready.size(); ++i) {
     const RequestInfo& info = ready[i];
-    int64_t own = 0;
-    for (const auto& shape : info.shapes) {
-      own += ElementCount(shape) * static_cast<int64_t>(DTypeSize(info.dtype));
-    }
+    const int64_t own = ShapeBytes(info);
     const bool fits =
         i > 0 && bytes + own <= fusion_bytes && Fuses(ready[i - 1], info, algorithm_of);
     if (fits) {

@@ -92,11 +92,7 @@ int64_t BucketBook::GroupBytes(uint64_t ticket) const {
   int64_t bytes = 0;
   for (auto it = buckets_.lower_bound({group, 0}); it != buckets_.end(); ++it) {
     if (it->first.first != group) break;
-    if (!it->second.agreed.has_value()) continue;
-    const RequestInfo& info = *it->second.agreed;
-    for (const auto& shape : info.shapes) {
-      bytes += ElementCount(shape) * static_cast<int64_t>(DTypeSize(info.dtype));
-    }
+    if (it->second.agreed.has_value()) bytes += ShapeBytes(*it->second.agreed);
   }
   return bytes;
 }

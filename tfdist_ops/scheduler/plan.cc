@@ -107,12 +107,15 @@ std::vector<Slice> CutFor(const PlanInput& input, const AlgorithmEntry& entry,
 }
 
 // Inside a host what is under way between ranks should stay in their caches: the more of them there
-// are, the shorter the pieces.
+// are, the shorter the pieces. But where ranks share a processor, each piece may cost a change of
+// processes.
 int64_t SegmentBytes(const ScheduleArgs& args, const Config& config) {
-  constexpr int64_t kOfAllRanks = 256 << 10;
+  constexpr int64_t kOfAllRanks = 512 << 10;
+  constexpr int64_t kMost = 128 << 10;
   constexpr int64_t kLeast = 16 << 10;
   if (!AllLocal(args)) return config.segment_bytes;
-  return std::min(config.segment_bytes, std::max(kLeast, kOfAllRanks / args.size / 64 * 64));
+  const int64_t share = kOfAllRanks / args.size / 64 * 64;
+  return std::min(config.segment_bytes, std::clamp(share, kLeast, kMost));
 }
 
 }  // namespace
@@ -130,12 +133,9 @@ StatusOr<Plan> PlanOperation(const PlanInput& input, const Config& config) {
 }
 
 int64_t DecidingBytes(const RequestInfo& info, const std::vector<int64_t>& rows) {
+  if (!HasRows(info.kind)) return ShapeBytes(info);
   int64_t elements = 0;
-  if (HasRows(info.kind)) {
-    for (int64_t count : rows) elements += count * RowElements(info.shapes[0]);
-  } else {
-    for (const auto& shape : info.shapes) elements += ElementCount(shape);
-  }
+  for (int64_t count : rows) elements += count * RowElements(info.shapes[0]);
   return elements * static_cast<int64_t>(DTypeSize(info.dtype));
 }
 
