@@ -33,6 +33,7 @@ class Tfdist:
         from tfdist import _core, _runtime
 
         self._core, self._client = _core, core_client
+        self._groups: dict[str, str] = {}
         _runtime.start()
         self.rank, self.size = _runtime.rank(), _runtime.size()
 
@@ -44,8 +45,15 @@ class Tfdist:
         return sum(x["data_bytes_sent"] for x in links if x["transport"] == "tcp")
 
     def allreduce(self, x: np.ndarray) -> np.ndarray:
-        # Without an array for the result a call: no page is touched for the first time.
-        self._client.submit([x], name=f"sum{x.size}", in_place=True).wait(120.0)
+        # As gradients go: of a registered group, which is agreed on once. In place, so
+        # that no page is touched for the first time.
+        name = f"sum{x.size}"
+        if name not in self._groups:
+            text = f"{name} float32 {list(x.shape)}\nop=sum"
+            self._groups[name], _ = self._core.register_group(text, [True])
+        self._client.submit(
+            [x], name=name, group=self._groups[name], in_place=True
+        ).wait(120.0)
         return x
 
 
