@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <ctime>
 #include <utility>
 
 #include "base/deadline.h"
@@ -21,6 +22,9 @@ constexpr int64_t kIdleUs = 1000 * 1000;
 constexpr int kDoubtMs = 2;
 constexpr int kPauses = 8;
 constexpr int64_t kYieldAfterUs = 10;
+// A processor that comes back so late was somebody else's meanwhile.
+constexpr int64_t kLostUs = 10;
+constexpr int64_t kMostBetweenMovesUs = 5 * 1000;
 // What a helper looks at the data alone before it takes its turns: about 2 us.
 constexpr int kGlances = 64;
 constexpr int kTakenGlances = 4;  // of which so many may find some
@@ -134,12 +138,30 @@ bool Progress::Turn(int64_t now_us) {
 }
 
 // Whoever is waited for may need this very processor. What comes in shared memory ends it early.
-void Progress::Idle(int64_t idle_us) const {
-  if (crowded_ || idle_us > kYieldAfterUs) {
+void Progress::Idle(int64_t idle_us) {
+  if (crowded_) {
     sched_yield();
+  } else if (idle_us > kYieldAfterUs) {
+    Yield();
   } else {
     for (int i = 0; i < kPauses && !engine_->HasFrame(); ++i) Pause();
   }
+}
+
+// Two ranks can hand one processor to and fro for long while another stands idle: the kernel looks
+// for a free one for who wakes up, hardly for who gives way. So who has lost the processor by
+// giving way sleeps for a moment, now and then.
+void Progress::Yield() {
+  const int64_t before_us = NowUs();
+  sched_yield();
+  const int64_t now_us = NowUs();
+  if (now_us - before_us < kLostUs || now_us < next_move_us_) return;
+  // Where no processor is free it is in vain.
+  const bool again = now_us - next_move_us_ < kMostBetweenMovesUs;
+  between_moves_us_ = again ? std::min(2 * between_moves_us_ + kLostUs, kMostBetweenMovesUs) : 0;
+  next_move_us_ = now_us + between_moves_us_;
+  const timespec moment{0, 1};
+  nanosleep(&moment, nullptr);
 }
 
 void Progress::SetRest(Rest rest) {

@@ -48,7 +48,8 @@ class Progress {
   bool Turn(int64_t now_us);
   void Sleep(std::unique_lock<std::mutex>* baton);
   void SetRest(Rest rest);
-  void Idle(int64_t idle_us) const;
+  void Idle(int64_t idle_us);
+  void Yield();
   void GlanceAtData(const bool& ended, int64_t now_us);
   bool Unwritten() const;
   void Watch();
@@ -74,6 +75,8 @@ class Progress {
   std::atomic<bool> sleeping_{false};
   std::atomic<bool> stopping_{false};
   int64_t next_tick_us_ = 0;
+  int64_t next_move_us_ = 0;  // to another processor, at the earliest
+  int64_t between_moves_us_ = 0;
   std::thread thread_;
 };
 
