@@ -35,6 +35,7 @@ _HERE = Path(__file__).resolve().parent
 _GLOO_PYTHON = Path("~/.cache/tfdist-peers/torch/bin/python").expanduser()
 _MIB = 1 << 20
 _ports = iter(range(29600, 30600))
+SELECTED = "selected"  # by tfdist
 ALGORITHMS = (
     "ring",
     "pairwise",
@@ -344,15 +345,46 @@ def placement(arguments: argparse.Namespace) -> None:
 
 
 def sweep(arguments: argparse.Namespace) -> None:
-    """All algorithms at all sizes, on networks of 4 hosts and of 2 hosts x 2 ranks."""
+    """The selected algorithm beside all of them, at all sizes.
+
+    On networks of 4 hosts and of 2 hosts x 2 ranks.
+    """
     sizes = [1 << power for power in range(10, 25, 2)]
     for mbit in (1000.0, 100.0):
         for hosts in ((0, 1, 2, 3), (0, 0, 1, 1)):
             with shaped_hosts(max(hosts) + 1, mbit) as network:
                 announce(network)
-                contenders = [Contender(x, hosts, algorithm(x)) for x in ALGORITHMS]
+                contenders = [
+                    Contender(SELECTED, hosts),
+                    *(Contender(x, hosts, algorithm(x)) for x in ALGORITHMS),
+                ]
                 few = [x for x in sizes if x <= mbit * 17e3]
-                measure(network, contenders, few, arguments.rounds)
+                rows = measure(network, contenders, few, arguments.rounds)
+            for row in selection(rows):
+                print(
+                    json.dumps({"mbit_s": mbit, "placement": hosts} | row), flush=True
+                )
+
+
+def selection(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """For each size how the selected algorithm compares with the fastest.
+
+    Example:
+        >>> rows = [{"contender": "selected", "bytes": 64, "ms": 3.0}]
+        >>> rows += [{"contender": "ring", "bytes": 64, "ms": 2.0}]
+        >>> selection(rows)
+        [{'bytes': 64, 'fastest': 'ring', 'selected_over_fastest': 1.5}]
+    """
+    found = []
+    for size in sorted({row["bytes"] for row in rows}):
+        times = {row["contender"]: row["ms"] for row in rows if row["bytes"] == size}
+        selected_ms = times.pop(SELECTED)
+        fastest = min(times, key=lambda name: times[name])
+        ratio = round(selected_ms / times[fastest], 3)
+        found.append(
+            {"bytes": size, "fastest": fastest, "selected_over_fastest": ratio}
+        )
+    return found
 
 
 def _sizes(text: str) -> list[int]:

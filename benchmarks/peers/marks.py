@@ -71,17 +71,24 @@ class Verdict:
     met: bool
 
 
-def limit_gb_s(add_gb_s: float, copy_gb_s: float) -> float:
+def limit_gb_s(add_gb_s: float, copy_gb_s: float, ranks: int = 2) -> float:
     """Bytes a second that an allreduce in one host can reach.
 
-    Each rank adds its half of the vector at the rate S and copies the other half at
-    the rate C: 1 / (1/2S + 1/2C).
+    Each of K ranks reduces its part of the vector, K parts read and one written, where
+    d = a + b at the rate S reads two and writes one, and copies the other parts at the
+    rate C: 1 / ((K + 1) / 3KS + (K - 1) / KC). For two ranks this is 1 / (1/2S + 1/2C).
+
+    Args:
+        add_gb_s: S of one process, all of them at work.
+        copy_gb_s: C, likewise.
+        ranks: K.
 
     Example:
         >>> limit_gb_s(2.0, 4.0)
         2.6666666666666665
     """
-    return 1 / (0.5 / add_gb_s + 0.5 / copy_gb_s)
+    reducing = (ranks + 1) / (3 * ranks) / add_gb_s
+    return 1 / (reducing + (ranks - 1) / ranks / copy_gb_s)
 
 
 def quantile(values: Sequence[float], part: float) -> float:

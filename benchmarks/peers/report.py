@@ -79,7 +79,7 @@ def _section(task: str, ranks: int, rows: Sequence[Row]) -> str:
     found = [(m, read(m, kept.values())) for m in required.marks(task, cases, ranks)]
     parts = [
         head,
-        _limit(kept.values()),
+        _limit(kept.values(), ranks),
         _times(task, ranks, kept.values()),
         _costs(rows, out),
         _marks(found),
@@ -117,15 +117,15 @@ def rounds_of(rows: Sequence[Row]) -> dict[int, Round]:
     }
 
 
-def _limit(rounds: Iterable[Round]) -> str:
+def _limit(rounds: Iterable[Round], ranks: int) -> str:
     adds, copies, limits = [], [], []
     for one in rounds:
         adds.append(one.add_gb_s)
         copies.append(one.copy_gb_s)
-        limits.append(limit_gb_s(one.add_gb_s, one.copy_gb_s))
+        limits.append(limit_gb_s(one.add_gb_s, one.copy_gb_s, ranks))
     return (
         f"Memory, each process: d=a+b {statistics.median(adds):.2f} GB/s, memcpy "
-        f"{statistics.median(copies):.2f} GB/s; limit 1/(1/2S + 1/2C) "
+        f"{statistics.median(copies):.2f} GB/s; limit of {ranks} ranks "
         f"{statistics.median(limits):.2f} GB/s."
     )
 

@@ -36,15 +36,28 @@ def _faster(title: str, required: float, own: Cell, others: Sequence[Cell]) -> M
     return Mark(title, required, lambda one: one.ratio(others, own))
 
 
-def _part_of_limit(size_bytes: int) -> Mark:
+def _limit_s(one: Round, size_bytes: int, ranks: int) -> float:
+    return size_bytes * 1e-9 / limit_gb_s(one.add_gb_s, one.copy_gb_s, ranks)
+
+
+def _part_of_limit(size_bytes: int, ranks: int) -> Mark:
     def ratio(one: Round) -> float | None:
         mine = one.times.get((CORE, f"allreduce/{size_bytes}"))
-        if mine is None:
-            return None
-        return size_bytes / mine * 1e-9 / limit_gb_s(one.add_gb_s, one.copy_gb_s)
+        return _limit_s(one, size_bytes, ranks) / mine if mine else None
 
     title = f"{size_text(size_bytes)}: {CORE} / limit of the memory"
     return Mark(title, PART_OF_LIMIT, ratio)
+
+
+def _bound(size_bytes: int, ranks: int, name: str, cells: Sequence[Cell]) -> Mark:
+    """How much faster than the fastest peer the memory lets anybody be."""
+
+    def ratio(one: Round) -> float | None:
+        best = one.fastest(cells)
+        return best / _limit_s(one, size_bytes, ranks) if best else None
+
+    required = _core_required(size_bytes, ranks) or 0.0
+    return Mark(f"{size_text(size_bytes)}: {name} / limit (the most)", required, ratio)
 
 
 def _core_required(size_bytes: int, ranks: int) -> float | None:
@@ -65,12 +78,13 @@ def _of_core(sizes: Iterable[int], ranks: int) -> list[Mark]:
     for size_bytes in sizes:
         case, text = f"allreduce/{size_bytes}", size_text(size_bytes)
         required = _core_required(size_bytes, ranks)
+        cells = [(peer, case) for peer in others]
         if required is not None:
-            cells = [(peer, case) for peer in others]
             title = f"{text}: {name} / {CORE}"
             found.append(_faster(title, required, (CORE, case), cells))
-        if ranks == 2 and size_bytes >= 16 * MIB:
-            found.append(_part_of_limit(size_bytes))
+        if size_bytes >= 16 * MIB:
+            found.append(_part_of_limit(size_bytes, ranks))
+            found.append(_bound(size_bytes, ranks, name, cells))
     return found
 
 

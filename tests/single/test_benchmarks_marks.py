@@ -53,6 +53,23 @@ def test_quantiles_lie_between_neighbours():
     assert marks.quantile([5.0], 0.9) == 5.0
 
 
+def test_the_limit_of_many_ranks_counts_what_each_reads_and_writes():
+    assert marks.limit_gb_s(2.0, 4.0) == pytest.approx(1 / (0.5 / 2 + 0.5 / 4))
+    # Of four parts one is reduced, four read and one written, and three are copied.
+    assert marks.limit_gb_s(2.0, 4.0, 4) == pytest.approx(
+        1 / (5 / 3 / 4 / 2 + 3 / 4 / 4)
+    )
+
+
+def test_the_report_says_how_much_faster_than_the_peers_memory_lets_anybody_be():
+    case = f"allreduce/{64 * MIB}"
+    limit_s = 64 * MIB * 1e-9 / marks.limit_gb_s(2.0, 4.0, 4)
+    one = Round({("impi", case): 1.5 * limit_s, (required.CORE, case): 2.0}, 2.0, 4.0)
+    found = required.marks("sizes", [case], 4)
+    bound = next(m for m in found if m.title.endswith("limit (the most)"))
+    assert (bound.required, bound.ratio(one)) == (2.0, pytest.approx(1.5))
+
+
 def test_the_round_in_which_the_machine_was_another_is_discarded():
     controls = {0: [10.0, 10.1], 1: [10.0, 7.9], 2: [9.9, 12.1], 3: [10.2, 10.0]}
     assert marks.discarded(controls) == {1, 2}
@@ -63,7 +80,7 @@ def test_the_core_is_compared_with_what_the_memory_allows():
     times = {("tfdist-core", f"allreduce/{16 * MIB}"): 16 * MIB / 2e9}
     one = Round(times, add_gb_s=2.0, copy_gb_s=4.0)
     found = required.marks("sizes", [f"allreduce/{16 * MIB}"], 2)
-    limit = next(m for m in found if "limit" in m.title)
+    limit = next(m for m in found if m.title.endswith("limit of the memory"))
     assert limit.required == 0.65
     assert limit.ratio(one) == pytest.approx(2.0 / (8.0 / 3.0))
 
