@@ -27,7 +27,8 @@ constexpr int64_t kLostUs = 10;
 constexpr int64_t kMostBetweenMovesUs = 5 * 1000;
 // What a helper looks at the data alone before it takes its turns: about 2 us.
 constexpr int kGlances = 64;
-constexpr int kTakenGlances = 4;  // of which so many may find some
+constexpr int kLastTurns = 4;
+constexpr int64_t kLongestGlanceUs = 20;  // with what there is to do
 
 int64_t HeartbeatUs(const Config& config) { return static_cast<int64_t>(config.heartbeat_s * 1e6); }
 
@@ -156,6 +157,7 @@ void Progress::Yield() {
   sched_yield();
   const int64_t now_us = NowUs();
   if (now_us - before_us < kLostUs || now_us < next_move_us_) return;
+  if (helpers_.load(std::memory_order_relaxed) > 0) return;  // one waits for the baton held here
   // Where no processor is free it is in vain.
   const bool again = now_us - next_move_us_ < kMostBetweenMovesUs;
   between_moves_us_ = again ? std::min(2 * between_moves_us_ + kLostUs, kMostBetweenMovesUs) : 0;
@@ -215,24 +217,28 @@ bool Progress::Help(std::unique_ptr<Request>* request, const bool& ended, int64_
       break;
     }
   }
+  bool moved = false;
   if (agrees) {
     engine_->SetRest(Rest::kIdle);
-    Turn(NowUs());  // what came before the peers could know
+    // What came before the peers could know.
+    for (int i = 0; i < kLastTurns && (i == 0 || moved); ++i) moved = Turn(NowUs());
   }
+  engine_->FlushAll();  // there may have been no turn since the operation began
   // What is left, to do or to write, is the progress thread's. It sleeps on: what comes for an idle
   // rank wakes it.
-  if (asleep_ && (engine_->waiting() || Unwritten())) Wake();
+  if (asleep_ && (moved || engine_->waiting() || Unwritten())) Wake();
   return true;
 }
 
 // A small operation inside a host takes less time than one whole turn.
 void Progress::GlanceAtData(const bool& ended, int64_t now_us) {
-  int taken = 0;
-  for (int i = 0; i < kGlances && taken < kTakenGlances && !ended; ++i) {
-    if (engine_->PollData(now_us)) {
-      ++taken;
-    } else {
+  const int64_t begin_us = now_us;
+  for (int i = 0; i < kGlances && !ended; ++i) {
+    if (!engine_->PollData(now_us)) {
       Pause();
+    } else if (!ended) {
+      now_us = NowUs();
+      if (now_us - begin_us > kLongestGlanceUs) return;
     }
   }
 }
@@ -247,7 +253,7 @@ void Progress::Sleep(std::unique_lock<std::mutex>* baton) {
   SetRest(engine_->busy() ? Rest::kAsleep : Rest::kIdle);
   // No fence: `pushed_` (see Push) and the links' words are stored and loaded in one order for all
   // (shm_lane.h) or guarded by a lock or the kernel.
-  if (!Turn(NowUs()) && !stopping_.load()) {
+  if (!Turn(NowUs()) && !engine_->HasFrame() && !stopping_.load()) {
     Watch();
     const int64_t longest_us = engine_->waiting() ? tick_us_ : idle_us_;
     const int timeout_ms =

@@ -136,6 +136,8 @@ class Engine {
   bool PollData(int64_t now_us);
 
   bool busy() const;
+  // Hands the links what they take of the control messages that wait.
+  bool FlushAll();
   // Whether an operation of this rank waits for all ranks to agree on it.
   bool agreeing() const;
   // Data frames that came before their operation, copied out and waiting for it.
@@ -175,7 +177,6 @@ class Engine {
   void TellAll(FrameType type, const std::string& bytes);
   void TellMembers(const ProcessSet& set, FrameType type, const std::string& bytes);
   bool FlushControl(int peer);
-  bool FlushAll();
   bool ReadControl(int peer, int64_t now_us);
   void HandleControl(int peer, FrameType type, uint32_t set, ByteSpan message, int64_t now_us);
   bool HandleSetMessage(int peer, FrameType type, ProcessSet* set, ByteSpan message,

@@ -55,6 +55,10 @@ class OverlayLink : public Link {
     return true;
   }
 
+  bool HasFrame() const override {
+    return !state().inbox.empty() || (connection() != nullptr && connection()->HasFrame());
+  }
+
   bool Poll(Lane lane, InFrame* frame) override {
     if (lane == Lane::kControl) return overlay_->PollControl(peer_, frame);
     return connection() != nullptr && connection()->Poll(lane, frame);
