@@ -27,8 +27,9 @@ constexpr int64_t kLostUs = 10;
 constexpr int64_t kMostBetweenMovesUs = 5 * 1000;
 // What a helper looks at the data alone before it takes its turns: about 2 us.
 constexpr int kGlances = 64;
-constexpr int kLastTurns = 4;
 constexpr int64_t kLongestGlanceUs = 20;  // with what there is to do
+// What a helper that leaves takes at most, while more keeps coming.
+constexpr int kLastTurns = 4;
 
 int64_t HeartbeatUs(const Config& config) { return static_cast<int64_t>(config.heartbeat_s * 1e6); }
 

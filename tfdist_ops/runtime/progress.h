@@ -9,7 +9,8 @@
 // Helping: a thread that waits for an operation may drive the engine itself (Help), so that a short
 // one costs no change of threads. Whoever drives holds `baton_`; the progress thread lets go of it
 // while it sleeps, and goes to sleep while somebody helps. Who helps says that the rank is idle
-// (Rest::kIdle), which it stays when the helper has gone, and rings for what is left to do.
+// (Rest::kIdle), which it stays when the helper has gone, and rings for what is left to do. While
+// operations of the rank wait for agreement it says that the rank is awake.
 #ifndef TFDIST_OPS_RUNTIME_PROGRESS_H_
 #define TFDIST_OPS_RUNTIME_PROGRESS_H_
 

@@ -364,10 +364,11 @@ bool Engine::Poll(int64_t now_us) {
 bool Engine::PollData(int64_t now_us) {
   bool moved = false;
   for (size_t p = 0; p < links_.size(); ++p) {
-    if (links_[p] != nullptr && links_[p]->HasFrame())
-      moved |= ReadData(static_cast<int>(p), now_us);
+    if (links_[p] == nullptr || !links_[p]->HasFrame()) continue;
+    moved |= ReadData(static_cast<int>(p), now_us);
   }
-  return moved && AdvanceAll(now_us);
+  if (moved) AdvanceAll(now_us);
+  return moved;
 }
 
 bool Engine::HasFrame() const {

@@ -130,14 +130,15 @@ class Engine {
   // Runs what can run without a look at what has come.
   bool AdvanceAll(int64_t now_us);
 
+  // Hands the links what they take of the control messages that wait.
+  bool FlushAll();
+
   // Whether a look at what has come would find something, where that can be told at once.
   bool HasFrame() const;
   // Of a turn, no more than the data that such a look finds. True: something moved.
   bool PollData(int64_t now_us);
 
   bool busy() const;
-  // Hands the links what they take of the control messages that wait.
-  bool FlushAll();
   // Whether an operation of this rank waits for all ranks to agree on it.
   bool agreeing() const;
   // Data frames that came before their operation, copied out and waiting for it.
