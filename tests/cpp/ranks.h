@@ -39,6 +39,7 @@ constexpr int kWaitSeconds = 20 * kSlowness;  // no test waits longer for anythi
 inline Config TestConfig() {
   Config config;
   config.timeout_s = 15 * kSlowness;
+  config.suspect_s = 2 * kSlowness;
   config.segment_bytes = 4096;
   config.shm_slots = 4;
   return config;

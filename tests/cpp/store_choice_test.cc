@@ -80,6 +80,24 @@ TEST(ways_that_cost_about_the_same_end_in_ordinary_stores) {
   CHECK(Streamed(&choice, &alike, 10000) < 200);
 }
 
+// Others use the processors for a while, now and then: what both ways cost rises and falls again.
+TEST(slow_moments_do_not_look_like_a_better_way) {
+  StoreChoice choice;
+  Machine near{1, 1.5};
+  Machine slow{2.5, 3.75};
+  std::mt19937 random(7);
+  int streamed = 0;
+  int payloads = 0;
+  while (payloads < 200000) {
+    for (Machine* machine : {&near, &slow}) {
+      const int some = std::uniform_int_distribution<>(10, machine == &near ? 500 : 60)(random);
+      payloads += some;
+      streamed += Streamed(&choice, machine, some);
+    }
+  }
+  CHECK(streamed < payloads / 50);
+}
+
 TEST(a_phase_that_comes_no_more_is_not_waited_for) {
   StoreChoice choice;
   for (int i = 0; i < 5000; ++i) {

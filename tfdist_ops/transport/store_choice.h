@@ -33,14 +33,12 @@ class StoreChoice {
     if (bytes < kTimedBytes) return false;
     if (fixed_) return streams_;
     const auto size = static_cast<int64_t>(bytes);
-    if (!trying_) left_ -= size;
-    if (!trying_ && left_ <= 0) {
-      trying_ = true;
-      left_ = kTrial;
-      untold_ = 0;
-      tried_ = kUnknown;
+    if (state_ == State::kUsual) {
+      left_ -= size;
+      if (left_ <= 0) BeginTrial();
     }
-    if (!trying_ || left_ <= 0) return streams_;
+    // At the end of a trial, until all its payloads are told, the usual way again.
+    if (state_ != State::kTrying || left_ <= 0) return streams_;
     left_ -= size;
     ++untold_;
     return !streams_;
@@ -51,10 +49,11 @@ class StoreChoice {
   void Add(bool streamed, uint16_t phase, size_t bytes, int64_t ns) {
     if (fixed_) return;
     const double cost = static_cast<double>(ns) / static_cast<double>(bytes);
-    const bool counts = ns > 0 && phase == phase_;
-    if (trying_ && streamed != streams_) {
-      if (counts) tried_ = std::min(tried_, cost);
-      if (--untold_ == 0 && left_ <= 0) Decide();
+    if (state_ == State::kTrying && streamed != streams_) {
+      if (ns > 0 && phase == phase_) tried_ = std::min(tried_, cost);
+      if (--untold_ > 0 || left_ > 0) return;
+      state_ = State::kComparing;
+      recent_count_ = 0;
       return;
     }
     if (streamed != streams_ || ns <= 0) return;
@@ -62,12 +61,16 @@ class StoreChoice {
       if (++others_ < kOtherPhases) return;
       phase_ = phase;
       recent_count_ = 0;
+      before_ = tried_ = kUnknown;
     }
     others_ = 0;
     recent_[recent_count_++ % kRecent] = cost;
-    // Everything is slower than it was: perhaps one of the two ranks has been moved.
-    const bool rose = Recent() > kRise * level_;
-    if (!trying_ && recent_count_ % kRecent == 0 && rose) {
+    if (recent_count_ % kRecent != 0) return;
+    if (state_ == State::kComparing) return Decide();
+    if (state_ != State::kUsual) return;
+    // Everything has become slower and stays so: perhaps one of the two ranks has been moved.
+    risen_ = Recent() > kRise * level_ ? risen_ + 1 : 0;
+    if (risen_ == kRisen) {
       left_ = 0;
       level_ = kUnknown;
     }
@@ -82,39 +85,56 @@ class StoreChoice {
   static constexpr int64_t kShortest = int64_t{32} << 20;  // bytes between two trials
   static constexpr int64_t kLongest = int64_t{512} << 20;
   // Of the cost of the way so far: what the other one may cost at most to be taken.
-  static constexpr double kToStreamed = 0.8;
+  static constexpr double kToStreamed = 0.9;
   static constexpr double kToCached = 1.05;
   static constexpr double kRise = 1.5;
+  static constexpr int kRisen = 4;  // times kRecent payloads
   static constexpr double kUnknown = std::numeric_limits<double>::infinity();
 
+  // A trial lies between two looks at the way so far, which both must be worse: one alone might
+  // have been taken while others slowed the machine down.
+  enum class State { kUsual, kTrying, kComparing };
+
   // The least of the last few: whoever was interrupted took longer.
-  double Recent() const { return *std::min_element(recent_, recent_ + kRecent); }
+  double Recent() const {
+    return recent_count_ < kRecent ? kUnknown : *std::min_element(recent_, recent_ + kRecent);
+  }
+
+  void BeginTrial() {
+    state_ = State::kTrying;
+    left_ = kTrial;
+    untold_ = 0;
+    tried_ = kUnknown;
+    before_ = Recent();
+    risen_ = 0;
+  }
 
   void Decide() {
-    const bool knows = recent_count_ >= kRecent && tried_ < kUnknown;
-    const double recent = knows ? Recent() : kUnknown;
-    if (knows && tried_ < (streams_ ? kToCached : kToStreamed) * recent) {
+    const bool knows = before_ < kUnknown && tried_ < kUnknown;
+    const double recent = knows ? std::min(before_, Recent()) : kUnknown;
+    const bool changes = knows && tried_ < (streams_ ? kToCached : kToStreamed) * recent;
+    if (changes) {
       streams_ = !streams_;
       recent_count_ = 0;
-      level_ = tried_;
-    } else {
-      level_ = recent;
     }
-    period_ = knows && recent_count_ > 0 ? std::min(2 * period_, kLongest) : kShortest;
+    level_ = changes ? tried_ : recent;
+    period_ = knows && !changes ? std::min(2 * period_, kLongest) : kShortest;
     left_ = period_;
-    trying_ = false;
+    state_ = State::kUsual;
   }
 
   bool streams_ = false;
   bool fixed_ = false;
-  bool trying_ = false;
+  State state_ = State::kUsual;
   int64_t left_ = kShortest;  // bytes until the next trial, or of the trial
   int64_t period_ = kShortest;
-  int untold_ = 0;           // payloads of the trial whose costs are to come
-  double tried_ = kUnknown;  // least cost of the other way, ns a byte
-  double level_ = kUnknown;  // cost of this way when it was last compared
+  int untold_ = 0;            // payloads of the trial whose costs are to come
+  double tried_ = kUnknown;   // least cost of the other way, ns a byte
+  double before_ = kUnknown;  // of this way, before the trial
+  double level_ = kUnknown;   // cost of this way when it was last compared
   double recent_[kRecent] = {};
   int recent_count_ = 0;
+  int risen_ = 0;
   uint16_t phase_ = 0;
   int others_ = 0;
 };
