@@ -95,7 +95,7 @@ TEST(held_slices_are_those_of_the_ranks_below) {
     const Plan& plan = planned.plan(rank);
     Reduction reduction;
     reduction.dtype = s.dtype;
-    const StepMemory memory(plan.schedule, plan.slices, reduction, rank, 256);
+    const StepMemory memory(plan.schedule, plan.slices, reduction, rank, 256, kNeverStreamed);
     const size_t below[] = {0, 0, 1, 0, 3, 0, 1, 0};
     CHECK_EQ(memory.scratch_bytes(), below[rank] * 10 * static_cast<size_t>(kRowWidth));
   }

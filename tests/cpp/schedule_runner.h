@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstring>
 #include <deque>
+#include <limits>
 #include <map>
 #include <memory>
 #include <random>
@@ -94,6 +95,8 @@ inline std::string CheckSchedules(const std::vector<Schedule>& schedules, int sl
   return "";
 }
 
+constexpr size_t kNeverStreamed = std::numeric_limits<size_t>::max();
+
 struct RunnerOptions {
   Reduction reduction;  // of the whole collective
   int64_t segment_bytes = 256;
@@ -101,7 +104,7 @@ struct RunnerOptions {
   // false: a send copies its bytes. true: the receiver reads them from the sender's memory when it
   // takes the segment, as through shared memory: whatever was overwritten by then shows.
   bool read_late = false;
-  size_t streamed_bytes = StepMemory::kStreamedBytes;
+  size_t streamed_bytes = kNeverStreamed;
 };
 
 class ScheduleRunner {

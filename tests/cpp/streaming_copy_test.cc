@@ -52,7 +52,7 @@ void ExpectSameBits(DType dtype, bool in_place) {
     reduction.op = s.op;
     reduction.finish = {2, 1.0};
     StepMemory memory(plan.schedule, plan.slices, reduction, 0, s.segment_bytes,
-                      streams_output ? 0 : StepMemory::kStreamedBytes);
+                      streams_output ? 0 : kNeverStreamed);
     for (size_t step = 0; step < memory.steps().size(); ++step) {
       const bool sends = memory.steps()[step].kind == StepKind::kSend;
       if (!sends && memory.steps()[step].kind != StepKind::kReduce) continue;
@@ -122,6 +122,16 @@ TEST(the_bound_is_of_what_a_rank_gets) {
     }
     CHECK(streaming > 0);
   }
+}
+
+TEST(the_bound_is_twice_the_caches_for_all_ranks_of_a_host) {
+  constexpr int64_t kMiB = 1 << 20;
+  CHECK_EQ(StreamedBytes(32 * kMiB, 2), size_t{32 * kMiB});
+  CHECK_EQ(StreamedBytes(32 * kMiB, 4), size_t{16 * kMiB});
+  CHECK_EQ(StreamedBytes(0, 4), size_t{16 * kMiB});
+  CHECK_EQ(StreamedBytes(8 * kMiB, 1), size_t{16 * kMiB});
+  CHECK_EQ(StreamedBytes(384 * kMiB, 1), size_t{64 * kMiB});
+  CHECK_EQ(StreamedBytes(384 * kMiB, 48), size_t{16 * kMiB});
 }
 
 }  // namespace

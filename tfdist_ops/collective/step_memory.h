@@ -17,17 +17,19 @@
 
 namespace tfdist {
 
+// From how many bytes of results on a rank writes them past the caches, where `ranks` of its host
+// take part and the host's last-level caches have `cache_bytes` in all (0: unknown): what whoever
+// reads them next would not find there anyway. Measured with a reader after it (docs/design/0007).
+size_t StreamedBytes(int64_t cache_bytes, int ranks);
+
 class StepMemory {
  public:
-  // Measured with a reader after it (docs/design/0007): 32 MiB lose by it, 64 MiB gain.
-  static constexpr size_t kStreamedBytes = size_t{64} << 20;
-
   // `slices`: those of slicing.h, without the joined ones. `reduction`: of the whole collective;
   // `finish` is for the steps that finish. `rank`: index in the set. Outputs of `streamed_bytes` in
   // all are written past the caches; with less, whoever reads them next finds a part in a cache.
   // `step_bytes`: of the results that come together with these, which count too.
   StepMemory(Schedule schedule, std::vector<Slice> slices, const Reduction& reduction, int rank,
-             int64_t segment_bytes, size_t streamed_bytes = kStreamedBytes, int64_t step_bytes = 0);
+             int64_t segment_bytes, size_t streamed_bytes, int64_t step_bytes = 0);
 
   // The same allreduce once more, of tensors of the same sizes that lie elsewhere.
   void MoveTo(const std::vector<TensorView>& tensors);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/caches.h"
 #include "base/deadline.h"
 #include "transport/store_choice.h"
 
@@ -23,6 +24,12 @@ Reduction ReductionOf(const RequestInfo& info, int contributors) {
   reduction.finish.divide = info.op == ReduceOp::kAverage ? contributors : 1;
   reduction.finish.multiply = info.postscale;
   return reduction;
+}
+
+int RanksOfThisHost(const SetView& set) {
+  if (set.host_of.empty()) return set.size();
+  const int32_t host = set.host_of[static_cast<size_t>(set.index)];
+  return static_cast<int>(std::count(set.host_of.begin(), set.host_of.end(), host));
 }
 
 }  // namespace
@@ -54,7 +61,8 @@ Operation::Operation(uint32_t set_id, uint64_t ticket,
       ranks_(set.ranks),
       memory_(std::move(plan.schedule), std::move(plan.slices),
               ReductionOf(members_[0]->info, members_[0]->contributors), set.index,
-              plan.segment_bytes, StepMemory::kStreamedBytes, step_bytes),
+              plan.segment_bytes, StreamedBytes(LastLevelCacheBytes(), RanksOfThisHost(set)),
+              step_bytes),
       bytes_(static_cast<int64_t>(memory_.bytes())),
       clock_(clock) {
   const std::vector<Step>& steps = memory_.steps();
