@@ -45,12 +45,13 @@ def check_that_nothing_is_left(stdout, marker, files):
     assert files_of_shared_memory() == files
 
 
+# Names, times and a clean end are in `make test` behind the gate, below.
+@pytest.mark.slow
 @deadline(120)
 @pytest.mark.parametrize(
     ("action", "code", "first"),
     [
-        # Its names, times and clean end also behind the gate, below.
-        pytest.param("kill", 137, "killed by SIGKILL", marks=pytest.mark.slow),
+        ("kill", 137, "killed by SIGKILL"),
         ("raise", 1, "exit code 1"),
     ],
 )
@@ -113,6 +114,8 @@ def test_behind_the_commit_gate_the_survivors_are_equal_and_can_save(tmp_path):
     check_that_nothing_is_left(done.stdout, marker, files)
 
 
+# In `make test` without TensorFlow: test_launch_end.py.
+@pytest.mark.slow
 @deadline(120)
 def test_an_interrupt_is_told_in_one_line_a_rank(tmp_path):
     process = start(

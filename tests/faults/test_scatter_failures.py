@@ -84,13 +84,13 @@ def with_strangers():
         bond, _ = _runtime.bond()
         job = Job([tuple(service.where["address"])], bond.secret, bond.job, b"x" * 99)
         attack = Attack(job, seed=1)
-        attack.run(300)
+        attack.run(100)
         claims(job)
         knocked = [sorted(attack.made), len(service._streams)]
         tfdist.barrier()
         return knocked
     total = 0
-    for _ in range(2000):
+    for _ in range(700):
         total += int(tf.size(next(iterator)))
     tfdist.barrier()
     return total
@@ -146,4 +146,4 @@ def test_strangers_at_a_reader_are_refused_and_do_no_harm():
     kinds, streams = found[0]
     assert set(kinds) == set(KINDS)
     assert streams <= 2  # of rank 1, and perhaps the one that has just hung up
-    assert found[1] == 2000 * 1000
+    assert found[1] == 700 * 1000

@@ -93,8 +93,9 @@ def why_no_networks() -> str:
     if os.geteuid() != 0:
         return "network namespaces need root"
     try:
-        _ip("netns", "add", "tfd-probe")
-        _ip("netns", "del", "tfd-probe")
+        probe = f"tfd-probe-{os.getpid()}"
+        _ip("netns", "add", probe)
+        _ip("netns", "del", probe)
     except FileNotFoundError:
         return "network namespaces need the program ip"
     except subprocess.CalledProcessError as error:

@@ -56,6 +56,8 @@ def copied(tmp_path_factory):
     )
 
 
+# In `make test` a recipe learns: test_recipes.py.
+@pytest.mark.slow
 def test_two_ranks_learn_and_leave_a_run_folder(copied):
     done = run(copied, "epochs=10", "lr_init=5e-3")
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]

@@ -131,9 +131,9 @@ def two_heads_alone(epochs, ranks):
 
 
 # The accuracy of the digit and of its parity after two epochs, and after all.
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("epochs", "digit", "parity"),
-    [(2, 0.6, 0.8), pytest.param(8, 0.88, 0.92, marks=pytest.mark.slow)],
+    ("epochs", "digit", "parity"), [(2, 0.6, 0.8), (8, 0.88, 0.92)]
 )
 def test_a_branch_of_one_rank_trains_as_in_one_process(
     epochs, digit, parity, tmp_path, in_float64

@@ -155,6 +155,8 @@ def test_what_the_scripts_report_is_what_their_texts_say():
     assert outcome("process_sets", 2).facts[0]["sizes"] == [1, 1]
 
 
+# In `make test`: tests/parallel/test_horovod_unreduced.py.
+@pytest.mark.slow
 @deadline(2 * TIMEOUT_S)
 def test_gradients_that_are_not_reduced_are_an_error(tmp_path):
     done = run(

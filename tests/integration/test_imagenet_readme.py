@@ -1,7 +1,7 @@
 """The README's way from tars to a training on two ranks: its commands.
 
-In `make test` a small network learns, as tracing ResNet-50 takes most of the time; in
-`make test-slow` the commands run as they stand.
+In `make test-slow` they run as they stand, and with a small network; `make test` trains
+with the recipe itself (tests/parallel/test_imagenet_recipe.py).
 """
 
 import csv
@@ -26,12 +26,20 @@ def commands():
     return block.strip().splitlines()
 
 
+def test_what_the_commands_name_is_there():
+    named = re.findall(r"\S+\.py\b", "\n".join(commands()))
+    assert len(named) >= 2
+    for name in named:
+        assert (ROOT / name).is_file(), name
+
+
+@pytest.mark.slow
 @pytest.mark.deadline(TIMEOUT_S + 20)
 @pytest.mark.parametrize(
     ("option", "network"),
     [
         (" --network=resnet8", "resnet8, "),
-        pytest.param("", "resnet50, 25,", marks=pytest.mark.slow),
+        ("", "resnet50, 25,"),
     ],
 )
 def test_the_commands_of_the_readme_train_on_two_ranks(option, network, tmp_path):

@@ -68,7 +68,9 @@ def averaged_history(run_eagerly):
     return history
 
 
-@pytest.mark.parametrize("run_eagerly", [False, True])
+@pytest.mark.parametrize(
+    "run_eagerly", [False, pytest.param(True, marks=pytest.mark.slow)]
+)
 def test_metrics_are_those_of_all_samples_and_equal_on_all_ranks(run_eagerly):
     x, y = binary_data()
     alone = frozen_model(keras.optimizers.SGD(0.0))

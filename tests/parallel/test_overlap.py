@@ -88,7 +88,14 @@ def measure(mode):
     return statistics.median(shares)
 
 
-@pytest.mark.parametrize("mode", ["function", "fit", "steps_per_execution"])
+@pytest.mark.parametrize(
+    "mode",
+    [
+        "fit",
+        pytest.param("function", marks=pytest.mark.slow),
+        pytest.param("steps_per_execution", marks=pytest.mark.slow),
+    ],
+)
 def test_half_of_the_bytes_are_reduced_when_the_last_gradient_is_ready(mode):
     for share in run_ranks(measure, 2, mode, timeout_s=120):
         assert share >= 0.5

@@ -11,6 +11,7 @@ from helpers.ranks import run_ranks
 import tfdist
 from tfdist.callbacks import StopTogether
 
+SLOW = pytest.mark.slow
 FEATURES = 4
 EPOCHS = 2
 STEPS = [5, 3, 0]  # batches of each rank in an epoch
@@ -118,8 +119,8 @@ def plain(history):
     [
         ("plain", "sgd", {}),
         ("lazy", "adam", {}),
-        ("plain", "adam", {"steps_per_execution": 2}),
-        ("plain", "sgd", {"run_eagerly": True}),
+        pytest.param("plain", "adam", {"steps_per_execution": 2}, marks=SLOW),
+        pytest.param("plain", "sgd", {"run_eagerly": True}, marks=SLOW),
         ("sync_bn", "adam", {}),
     ],
 )

@@ -192,6 +192,7 @@ except Exception as error:
 """
 
 
+@pytest.mark.slow  # its text: the next one
 def test_without_horovod_init_says_what_to_install_and_where_it_builds(tmp_path):
     (tmp_path / "horovod.py").write_text("raise ImportError('not here')\n")
     path = os.pathsep.join([str(tmp_path), str(ROOT)])

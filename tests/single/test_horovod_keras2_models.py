@@ -183,6 +183,7 @@ def run(code):
     )
 
 
+@pytest.mark.slow
 @deadline(110)
 def test_importing_tfdist_horovod_changes_nothing_of_keras():
     done = run(

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import keras
+import pytest
 from helpers.pages import blocks_of, run_page
 
 import tfdist
@@ -13,6 +14,7 @@ PAGE = ROOT / "docs" / "models-and-loops.md"
 TEXT = PAGE.read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_all_lines_of_the_page_run_one_after_the_other(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     keras.utils.clear_session()

@@ -146,10 +146,12 @@ Runtime::Runtime(World world, Links links, const Config& config, int doorbell_fd
     failure_ = status;
     ended_ = true;
   };
-  hooks.finished = [this](const Request& request, Code code, int64_t now_us) {
+  hooks.finished = [this](const Request& request, Code code) {
     if (code == Code::kOk && request.counted != 0) reduced_.Count(request.counted);
+    // Not the turn's time, in which more than this may have been reduced.
+    const int64_t done_us = NowUs();
     std::lock_guard<std::mutex> lock(mutex_);
-    records_.Add(request, code, now_us);
+    records_.Add(request, code, done_us);
   };
   hooks.spent = [this](std::unique_ptr<Request> request) {
     request->Clear();

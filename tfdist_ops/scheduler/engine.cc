@@ -95,7 +95,7 @@ void Engine::Submit(std::unique_ptr<Request> request, int64_t now_us) {
   }
   if (refused.ok()) refused = CheckSet(*request);
   if (!refused.ok()) {
-    Finish(std::move(request), refused, now_us);
+    Finish(std::move(request), refused);
     return;
   }
   request->deadline_us = now_us + static_cast<int64_t>(info.timeout_s * 1e6);
@@ -115,7 +115,7 @@ void Engine::Submit(std::unique_ptr<Request> request, int64_t now_us) {
   NumberBucket(set, request.get());
   refused = CheckGate(*request);
   if (!refused.ok()) {
-    Finish(std::move(request), refused, now_us);
+    Finish(std::move(request), refused);
     return;
   }
   if (!StepIsOpen(set, *request)) {
@@ -187,7 +187,7 @@ void Engine::Allocate(ProcessSet* set, std::unique_ptr<Request> request, const R
     Bug(TFDIST_INTERNAL(Describe(set->leader()) + " announced rows for \"" + info.key +
                         "\" that do not fit"),
         now_us);
-    EndRequest(std::move(request), now_us);
+    EndRequest(std::move(request));
     return;
   }
   request->rows = response.rows;
@@ -266,7 +266,7 @@ void Engine::HandleResponse(ProcessSet* set, const Response& response, int64_t n
     }
   }
   if (stopped_) {
-    for (auto& member : members) EndRequest(std::move(member), now_us);
+    for (auto& member : members) EndRequest(std::move(member));
     return;
   }
   if (members.empty()) return;
@@ -274,18 +274,18 @@ void Engine::HandleResponse(ProcessSet* set, const Response& response, int64_t n
   Request& first = *members[0];
   switch (first.info.kind) {
     case CollectiveKind::kBarrier:
-      Finish(std::move(members[0]), Status(), now_us);
+      Finish(std::move(members[0]), Status());
       return;
     case CollectiveKind::kRegister:
       set->groups[first.group] = static_cast<uint32_t>(response.number);
       first.agreed(response);
-      Finish(std::move(members[0]), Status(), now_us);
+      Finish(std::move(members[0]), Status());
       return;
     case CollectiveKind::kAddSet:
     case CollectiveKind::kRemoveSet:
       EndSetChange(first, response, now_us);
       first.agreed(response);
-      Finish(std::move(members[0]), Status(), now_us);
+      Finish(std::move(members[0]), Status());
       return;
     case CollectiveKind::kAllgather:
     case CollectiveKind::kGather:
@@ -305,10 +305,10 @@ void Engine::HandleResponse(ProcessSet* set, const Response& response, int64_t n
   }
 }
 
-void Engine::Finish(std::unique_ptr<Request> request, const Status& status, int64_t now_us) {
+void Engine::Finish(std::unique_ptr<Request> request, const Status& status) {
   ++finished_;
   if (status.ok()) CountStep(*request);
-  if (hooks_.finished) hooks_.finished(*request, status.code(), now_us);
+  if (hooks_.finished) hooks_.finished(*request, status.code());
   if (timeline_ != nullptr) RecordFinished(*request, status);
   if (request->direct) {
     request->done(status);

@@ -82,7 +82,7 @@ class Engine {
     // with the same arguments on the engine's thread.
     std::function<void(uint32_t set, uint64_t ticket, void* memory)> allocated;
     std::function<void(const Status&)> failed;  // once, when work ends
-    std::function<void(const Request& request, Code code, int64_t now_us)> finished;
+    std::function<void(const Request& request, Code code)> finished;
     // A request whose `done` has run where the engine runs: its memory can be used for another one.
     std::function<void(std::unique_ptr<Request>)> spent;
     // As a rank that has joined: of a group that the others have registered.
@@ -217,7 +217,7 @@ class Engine {
   void AddJoin(ProcessSet* set, JoinNote note, int64_t now_us);
   void HearJoin(ProcessSet* set, const JoinNote& note, int64_t now_us);
   void EndJoin(ProcessSet* set, const JoinNote& note, int64_t now_us);
-  void FinishJoin(ProcessSet* set, int64_t now_us);
+  void FinishJoin(ProcessSet* set);
   // Whether this rank has, and not all have.
   bool HasJoined(const ProcessSet& set) const { return set.joined.count(world_.rank) > 0; }
   void TellStarted(ProcessSet* set, uint64_t ticket, const RequestInfo& info, int64_t now_us);
@@ -247,7 +247,7 @@ class Engine {
   // Runs the operation that was kept of the request's bucket. False: there is none.
   bool StartKept(ProcessSet* set, std::unique_ptr<Request>* request, int64_t now_us);
   bool AdvanceSet(ProcessSet* set, int64_t now_us);
-  void Finish(std::unique_ptr<Request> request, const Status& status, int64_t now_us);
+  void Finish(std::unique_ptr<Request> request, const Status& status);
   void CountStep(const Request& request);
   // Observation.
   TraceClock trace_clock() const { return timeline_ != nullptr ? timeline_->clock() : nullptr; }
@@ -275,7 +275,7 @@ class Engine {
   // Evidence that the generation must end; kNoRank: without a failed rank. The work stops.
   void Suspect(int rank, bool certain, const Status& status);
   void StopWork();
-  void EndRequest(std::unique_ptr<Request> request, int64_t now_us);
+  void EndRequest(std::unique_ptr<Request> request);
   void EndAll(const Status& failure, const Status& pending, int64_t now_us);
   // Membership.
   std::vector<CommitPoint> Freeze();

@@ -221,11 +221,11 @@ void Engine::StopWork() {
 }
 
 // A request that was on its way when the work stopped.
-void Engine::EndRequest(std::unique_ptr<Request> request, int64_t now_us) {
+void Engine::EndRequest(std::unique_ptr<Request> request) {
   if (failure_.ok()) {
     stopped_requests_.push_back(std::move(request));
   } else {
-    Finish(std::move(request), failure_, now_us);
+    Finish(std::move(request), failure_);
   }
 }
 
@@ -244,7 +244,7 @@ void Engine::EndAll(const Status& failure, const Status& pending, int64_t now_us
     }
   }
   auto ended = std::exchange(stopped_requests_, {});
-  for (auto& request : ended) Finish(std::move(request), rest, now_us);
+  for (auto& request : ended) Finish(std::move(request), rest);
 }
 
 void Engine::AbortWith(const std::string& cause, int64_t now_us) {

@@ -43,11 +43,11 @@ bool Engine::StepIsOpen(ProcessSet* set, const Request& request) {
 void Engine::EndMember(ProcessSet* set, std::unique_ptr<Request> request, const Status& status,
                        int64_t now_us) {
   if (set->gate == nullptr || !IsBucket(*request)) {
-    Finish(std::move(request), status, now_us);
+    Finish(std::move(request), status);
     return;
   }
   if (!failure_.ok()) {
-    Finish(std::move(request), failure_, now_us);
+    Finish(std::move(request), failure_);
     return;
   }
   const uint32_t number = TicketGroup(request->info.predicted);
@@ -78,10 +78,10 @@ void Engine::ReleaseSteps(ProcessSet* set, int64_t now_us) {
     const Status status = std::exchange(group.error, Status());
     auto held = std::exchange(group.held, {});
     auto later = std::exchange(group.later, {});
-    for (auto& request : held) Finish(std::move(request), status, now_us);
+    for (auto& request : held) Finish(std::move(request), status);
     for (auto& request : later) {
       if (stopped_) {
-        EndRequest(std::move(request), now_us);
+        EndRequest(std::move(request));
       } else if (StepIsOpen(set, *request)) {
         Enqueue(set, std::move(request), now_us);
       } else {

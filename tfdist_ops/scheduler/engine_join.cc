@@ -13,7 +13,7 @@ namespace tfdist {
 void Engine::TurnJoin(ProcessSet* set, int64_t now_us) {
   if (set->joining == nullptr || stopped_ || !set->idle() || HasJoined(*set)) return;
   if (set->join_answer.has_value()) {
-    FinishJoin(set, now_us);
+    FinishJoin(set);
     return;
   }
   const JoinNote note{world_.rank, set->joining->info.timeout_s, set->book.LastTickets(), 0, 0};
@@ -21,7 +21,7 @@ void Engine::TurnJoin(ProcessSet* set, int64_t now_us) {
   ProlongJoin(set, now_us);
   if (set->joins != nullptr) {
     AddJoin(set, note, now_us);
-    if (set->join_answer.has_value()) FinishJoin(set, now_us);
+    if (set->join_answer.has_value()) FinishJoin(set);
     return;
   }
   Tell(set->leader(), FrameType::kJoin, set->id, EncodeJoin(note));
@@ -149,11 +149,11 @@ void Engine::EndJoin(ProcessSet* set, const JoinNote& note, int64_t now_us) {
   response.rows = {note.complete};
 }
 
-void Engine::FinishJoin(ProcessSet* set, int64_t now_us) {
+void Engine::FinishJoin(ProcessSet* set) {
   std::unique_ptr<Request> request = std::move(set->joining);
   request->agreed(*set->join_answer);
   set->join_answer.reset();
-  Finish(std::move(request), Status(), now_us);
+  Finish(std::move(request), Status());
 }
 
 // A predicted operation has started here, in which a rank that has joined is to take part. A rank

@@ -36,7 +36,7 @@ void Engine::Start(ProcessSet* set, uint64_t ticket, std::vector<std::unique_ptr
   StatusOr<Plan> plan = PlanOperation({members[0]->info, tensors, members[0]->rows, *set}, config_);
   if (!plan.ok()) {
     Bug(plan.status(), now_us);
-    for (auto& member : members) Finish(std::move(member), plan.status(), now_us);
+    for (auto& member : members) Finish(std::move(member), plan.status());
     return;
   }
   const int64_t step_bytes = IsPredicted(ticket) ? set->book.GroupBytes(ticket) : 0;
@@ -66,7 +66,7 @@ bool Engine::DeliverEarly(ProcessSet* set, Operation* operation, int64_t now_us)
   }
   if (!stopped_) return true;
   operation->ReleaseFrames(links_, &held_);
-  for (auto& member : operation->members()) EndRequest(std::move(member), now_us);
+  for (auto& member : operation->members()) EndRequest(std::move(member));
   return false;
 }
 
@@ -97,7 +97,7 @@ void Engine::Allocated(uint32_t id, uint64_t ticket, void* memory, int64_t now_u
     const Status status(Code::kInternal, std::string(CollectiveKindName(request->info.kind)) +
                                              " \"" + request->info.key +
                                              "\": no memory for its output");
-    Finish(std::move(request), status, now_us);
+    Finish(std::move(request), status);
     Bug(status, now_us);
     return;
   }
