@@ -35,7 +35,8 @@ _HERE = Path(__file__).resolve().parent
 _GLOO_PYTHON = Path("~/.cache/tfdist-peers/torch/bin/python").expanduser()
 _MIB = 1 << 20
 _ports = iter(range(29600, 30600))
-SELECTED = "selected"  # by tfdist
+TUNED = "tuned"  # selected by the file that `tfdist bench --tune` wrote there
+TABLE = "table"  # selected without a file
 ALGORITHMS = (
     "ring",
     "pairwise",
@@ -72,32 +73,11 @@ class Fleet:
 
     def __init__(self, network: ShapedHosts, contender: Contender, secret: str) -> None:
         self.contender = contender
-        port = str(next(_ports))
-        master = network.addresses[contender.hosts[0]]
-        self._processes = []
-        for rank, host in enumerate(contender.hosts):
-            environ = _environment(contender.peer)
-            if contender.peer == "tfdist":
-                environ |= {
-                    "TFDIST_RANK": str(rank),
-                    "TFDIST_SIZE": str(len(contender.hosts)),
-                    "TFDIST_JOB_ID": f"networks-{port}",
-                    "TFDIST_RENDEZVOUS": f"{master}:{port}",
-                    "TFDIST_SECRET_FILE": secret,
-                    # The worlds that wait for their turn are to be quiet.
-                    "TFDIST_HEARTBEAT_S": "1",
-                    "TFDIST_SUSPECT_S": "30",
-                    **contender.environ,
-                }
-            else:
-                environ |= {
-                    "RANK": str(rank),
-                    "WORLD_SIZE": str(len(contender.hosts)),
-                    "MASTER_ADDR": master,
-                    "MASTER_PORT": port,
-                    "GLOO_SOCKET_IFNAME": "cable",
-                }
-            self._processes.append(_start(network, host, contender.peer, environ))
+        worlds = _world(network, contender, secret)
+        self._processes = [
+            _start(network, host, contender.peer, environ)
+            for host, environ in zip(contender.hosts, worlds, strict=True)
+        ]
 
     def wait(self) -> None:
         """Until all ranks are connected."""
@@ -127,6 +107,34 @@ def _environment(peer: str) -> dict[str, str]:
         environ["PYTHONPATH"] = f"{_HERE.parent}:{_HERE.parent / 'tests'}"
     # numpy's own threads have nothing to do here.
     return environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+
+
+def _world(
+    network: ShapedHosts, contender: Contender, secret: str
+) -> list[dict[str, str]]:
+    """The environment of each rank."""
+    hosts, port = contender.hosts, str(next(_ports))
+    master = network.addresses[hosts[0]]
+    common = _environment(contender.peer)
+    if contender.peer == "gloo":
+        common |= {
+            "WORLD_SIZE": str(len(hosts)),
+            "MASTER_ADDR": master,
+            "MASTER_PORT": port,
+            "GLOO_SOCKET_IFNAME": "cable",
+        }
+        return [common | {"RANK": str(rank)} for rank in range(len(hosts))]
+    common |= {
+        "TFDIST_SIZE": str(len(hosts)),
+        "TFDIST_JOB_ID": f"networks-{port}",
+        "TFDIST_RENDEZVOUS": f"{master}:{port}",
+        "TFDIST_SECRET_FILE": secret,
+        # The worlds that wait for their turn are to be quiet.
+        "TFDIST_HEARTBEAT_S": "1",
+        "TFDIST_SUSPECT_S": "30",
+        **contender.environ,
+    }
+    return [common | {"TFDIST_RANK": str(rank)} for rank in range(len(hosts))]
 
 
 def _start(
@@ -174,16 +182,42 @@ def fleets(
     """All contenders, connected."""
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        secret = folder / "secret"
-        secret.touch(0o600)
-        secret.write_text(secrets.token_hex(32))
+        secret = _secret(folder)
         started = []
         for contender in contenders:
-            fleet = Fleet(network, contender, str(secret))
+            fleet = Fleet(network, contender, secret)
             stack.callback(fleet.close)
             fleet.wait()
             started.append(fleet)
         yield started
+
+
+def _secret(folder: Path) -> str:
+    file = folder / "secret"
+    file.touch(0o600)
+    file.write_text(secrets.token_hex(32))
+    return str(file)
+
+
+def tune(
+    network: ShapedHosts, hosts: tuple[int, ...], sizes: Sequence[int], file: Path
+) -> None:
+    """Writes the tuning file of these ranks, as a user would: `tfdist bench --tune`."""
+    command = [sys.executable, "-m", "tfdist.tools", "bench", "--tune", str(file)]
+    command += ["--sizes", ",".join(map(str, sizes))]
+    worlds = _world(network, Contender("", hosts), _secret(file.parent))
+    ranks = [
+        subprocess.Popen([*network.inside(host), *command], env=environ, stdout=2)
+        for host, environ in zip(hosts, worlds, strict=True)
+    ]
+    try:
+        codes = [rank.wait(timeout=600.0) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    if any(codes) or not file.exists():
+        raise RuntimeError(f"tfdist bench --tune ended with {codes}")
 
 
 def plain_streams(network: ShapedHosts, size: int = 64 * _MIB) -> float:
@@ -347,18 +381,24 @@ def placement(arguments: argparse.Namespace) -> None:
 def sweep(arguments: argparse.Namespace) -> None:
     """The selected algorithm beside all of them, at all sizes.
 
-    On networks of 4 hosts and of 2 hosts x 2 ranks.
+    On networks of 4 hosts and of 2 hosts x 2 ranks, each tuned before.
     """
     sizes = [1 << power for power in range(10, 25, 2)]
     for mbit in (1000.0, 100.0):
         for hosts in ((0, 1, 2, 3), (0, 0, 1, 1)):
-            with shaped_hosts(max(hosts) + 1, mbit) as network:
+            few = [x for x in sizes if x <= mbit * 17e3]
+            with (
+                shaped_hosts(max(hosts) + 1, mbit) as network,
+                tempfile.TemporaryDirectory() as folder,
+            ):
                 announce(network)
+                file = Path(folder, "tuning.json")
+                tune(network, hosts, few, file)
                 contenders = [
-                    Contender(SELECTED, hosts),
+                    Contender(TUNED, hosts, {"TFDIST_TUNING_FILE": str(file)}),
+                    Contender(TABLE, hosts),
                     *(Contender(x, hosts, algorithm(x)) for x in ALGORITHMS),
                 ]
-                few = [x for x in sizes if x <= mbit * 17e3]
                 rows = measure(network, contenders, few, arguments.rounds)
             for row in selection(rows):
                 print(
@@ -367,23 +407,22 @@ def sweep(arguments: argparse.Namespace) -> None:
 
 
 def selection(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """For each size how the selected algorithm compares with the fastest.
+    """For each size how the selected algorithms compare with the fastest.
 
     Example:
-        >>> rows = [{"contender": "selected", "bytes": 64, "ms": 3.0}]
+        >>> rows = [{"contender": "tuned", "bytes": 64, "ms": 3.0}]
+        >>> rows += [{"contender": "table", "bytes": 64, "ms": 5.0}]
         >>> rows += [{"contender": "ring", "bytes": 64, "ms": 2.0}]
         >>> selection(rows)
-        [{'bytes': 64, 'fastest': 'ring', 'selected_over_fastest': 1.5}]
+        [{'bytes': 64, 'fastest': 'ring', 'tuned': 1.5, 'table': 2.5}]
     """
     found = []
     for size in sorted({row["bytes"] for row in rows}):
         times = {row["contender"]: row["ms"] for row in rows if row["bytes"] == size}
-        selected_ms = times.pop(SELECTED)
+        ours = {name: times.pop(name) for name in (TUNED, TABLE)}
         fastest = min(times, key=lambda name: times[name])
-        ratio = round(selected_ms / times[fastest], 3)
-        found.append(
-            {"bytes": size, "fastest": fastest, "selected_over_fastest": ratio}
-        )
+        over = {name: round(ms / times[fastest], 3) for name, ms in ours.items()}
+        found.append({"bytes": size, "fastest": fastest, **over})
     return found
 
 

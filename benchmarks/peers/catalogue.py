@@ -62,6 +62,12 @@ class Peer:
             )
         if not self.python.exists():
             return f"{self.folder.parent} is not built: make peers"
+        inside = self.launcher in ("mpirun", "horovodrun") and not self.system
+        if inside and not (self.folder / self.launcher).exists():
+            return (
+                f"{self.folder.parent} has no {self.launcher}: "
+                f"rm -r {self.folder.parent}, make peers"
+            )
         return ""
 
 
@@ -96,7 +102,6 @@ _ALL = (
         "mpirun",
         _TENSORFLOW,
         OPEN_MPI,
-        system=("mpirun", "mpicxx"),
         settings=_BY_HOROVOD,
     ),
     Peer("tf-ring", "tf221", "env", _TENSORFLOW, settings={"by": "ring"}),

@@ -161,7 +161,9 @@ def test_how_each_launcher_is_called(tmp_path):
     assert line[0].endswith("tf215/bin/horovodrun")
     assert line[1:4] == ["--gloo", "-np", "2"]
     ((line, _),) = arguments("hvd-mpi")
-    assert line[0] == "mpirun"  # of the system, with which Horovod was built
+    assert line[0].endswith("tf215/bin/mpirun")  # with which Horovod was built
+    ((line, _),) = arguments("ompi4")
+    assert line[0] == "mpirun"  # of the system
     ((line, _),) = arguments("impi")
     assert line[0].endswith("impi/bin/mpirun")
     both = arguments("tf-ring")
@@ -182,6 +184,17 @@ def test_what_is_not_built_is_left_out_with_the_way_to_get_it(monkeypatch, tmp_p
     present, absent = catalogue.split(catalogue.chosen("tfdist-core,impi", "sizes"))
     assert [peer.name for peer in present] == ["tfdist-core"]
     assert absent["impi"].endswith("make peers")
+
+
+def test_an_environment_without_its_launcher_is_to_be_built_anew(monkeypatch, tmp_path):
+    monkeypatch.setattr(catalogue, "HOME", tmp_path)
+    programs = tmp_path / "tf215" / "bin"
+    programs.mkdir(parents=True)
+    programs.joinpath("python").touch()
+    programs.joinpath("horovodrun").touch()
+    present, absent = catalogue.split(catalogue.chosen("hvd-gloo,hvd-mpi", "sizes"))
+    assert [peer.name for peer in present] == ["hvd-gloo"]
+    assert "has no mpirun: rm -r" in absent["hvd-mpi"]
 
 
 def test_the_quick_set_asks_for_what_its_peers_can_do():
