@@ -87,6 +87,7 @@ _ALL = (
     Peer("tfdist", "", "tfdistrun", _TENSORFLOW, settings=_BY_TFDIST),
     Peer("tfdist-fit", "", "tfdistrun", _TRAIN, settings=_FIT),
     Peer("alone", "", "env", _TRAIN, settings=_BY_NOBODY),
+    Peer("in-step", "", "env", _TRAIN, settings={**_BY_NOBODY, "in_step": "1"}),
     Peer("alone-fit", "", "env", _TRAIN, settings={**_BY_NOBODY, "loop": "fit"}),
     Peer(
         "hvd-gloo",

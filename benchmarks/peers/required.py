@@ -20,6 +20,8 @@ IN_TENSORFLOW = ("hvd-gloo", "hvd-mpi", "tf-ring")
 TRAINERS = (*IN_TENSORFLOW, "torch-gloo")
 # How tfdist trains → the same by ranks that do not communicate.
 CONTROLS_OF_TRAINING = {OP: "alone", "tfdist-fit": "alone-fit"}
+# Ranks that only wait for each other after a step: of `alone`, the most there can be.
+IN_STEP = "in-step"
 PART_OF_LIMIT = 0.65
 EAGER_S = 150e-6
 LEAST_ABOVE_FLOOR_S = 1e-6
@@ -162,6 +164,9 @@ def _of_training(cases: Iterable[str]) -> list[Mark]:
             title = f"{name}: {alone} / {own}"
             part = OF_ALONE.get(name, 0.0)
             found.append(_faster(title, part, (own, case), [(alone, case)]))
+        most = (IN_STEP, case)
+        title = f"{name}: alone / {IN_STEP} (the most)"
+        found.append(_faster(title, part, most, [("alone", case)]))
     return found
 
 

@@ -118,6 +118,7 @@ def test_training_is_compared_with_every_peer_and_with_ranks_alone():
             ("hvd-gloo", "mlp/32"): 1.5,
             ("torch-gloo", "mlp/32"): 1.2,
             ("alone", "mlp/32"): 0.9,
+            ("in-step", "mlp/32"): 0.95,
         },
         1.0,
         1.0,
@@ -125,6 +126,7 @@ def test_training_is_compared_with_every_peer_and_with_ranks_alone():
     ratios = {m.title: m.ratio(one) for m in required.marks("training", ["mlp/32"], 2)}
     assert ratios["mlp: fastest peer / tfdist"] == 1.2
     assert ratios["mlp: alone / tfdist"] == 0.9
+    assert ratios["mlp: alone / in-step (the most)"] == 0.9 / 0.95
     assert ratios["mlp: fastest peer / tfdist-fit"] is None
 
 

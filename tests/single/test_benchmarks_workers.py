@@ -1,6 +1,7 @@
 """What the workers of benchmarks/peers share: exact sums, and how often they repeat."""
 
 import importlib.util
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ def loaded(name):
 
 
 exact, measuring = loaded("exact"), loaded("measuring")
+meeting = loaded("meeting")
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
@@ -75,3 +77,25 @@ def test_what_is_compared_takes_turns():
     }
     blocks = [entry for entry in order if entry[1] == 10]
     assert blocks == [("op", 10), ("floor", 10)] * measuring.BLOCKS
+
+
+def test_nobody_leaves_a_meeting_before_the_last_has_come(tmp_path):
+    told = []
+
+    def rank(number):
+        own = meeting.Meeting(tmp_path / "steps", number, 2, deadline_s=30.0)
+        for step in range(50):
+            told.append(step)
+            own.wait()
+
+    other = threading.Thread(target=rank, args=(1,))
+    other.start()
+    rank(0)
+    other.join(30.0)
+    assert told == [step for step in range(50) for _ in range(2)]
+
+
+def test_who_does_not_come_to_a_meeting_is_named(tmp_path):
+    own = meeting.Meeting(tmp_path / "steps", 0, 2, deadline_s=0.05)
+    with pytest.raises(TimeoutError, match=r"rank 1 did not come within 0\.05 s"):
+        own.wait()

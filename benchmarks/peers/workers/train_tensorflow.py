@@ -6,11 +6,13 @@ import hashlib
 import importlib
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import measuring
 import numpy as np
 import tensorflow as tf
+from meeting import Meeting
 
 tf.config.threading.set_intra_op_parallelism_threads(1)
 tf.config.threading.set_inter_op_parallelism_threads(2)
@@ -125,6 +127,16 @@ def _together(by: Any, what: str, folder: str, meanwhile: Callable[[], object]) 
         by.until_all_are(what, folder, meanwhile)
 
 
+def in_step(step: Callable[[], object], meeting: Meeting) -> Callable[[], object]:
+    """The step, and then waiting for all ranks."""
+
+    def both() -> None:
+        step()
+        meeting.wait()
+
+    return both
+
+
 def seconds_of_loop(
     step: Callable[[], object], by: Any, task: dict[str, Any], name: str
 ) -> tuple[list[float], dict[str, float]]:
@@ -132,7 +144,11 @@ def seconds_of_loop(
     measuring.repeated(step)(task["warm"])
     _together(by, f"{name} ready ", task["folder"], step)
     watch = _watch(by)
-    seconds = measuring.repeated(step)(task["steps"])
+    measured = step
+    if "in_step" in task:
+        path = Path(task["folder"], f"{name} steps")
+        measured = in_step(step, Meeting(path, by.RANK, by.SIZE))
+    seconds = measuring.repeated(measured)(task["steps"])
     facts = watch.facts(task["steps"]) if watch else {}
     # The others measure beside a rank that is at work.
     _together(by, f"{name} done ", task["folder"], step)
