@@ -30,6 +30,7 @@ def optimizer_of(kind):
 
 
 KINDS = ["momentum", "clipnorm", "decay", "global", "ema", "loss scale"]
+SOME = ["momentum", "global", "loss scale"]
 
 
 def gradients(rank, step):
@@ -78,10 +79,20 @@ def train_ranks(kind, eager):
     return state, len([n for n in names if n.startswith("gradients.")])
 
 
-@pytest.mark.parametrize("eager", [False, True])
-@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.slow)])
-def test_the_mean_over_micro_batches_and_ranks_is_that_of_one_process(size, eager):
-    for kind in KINDS:
+@pytest.mark.parametrize(
+    ("size", "eager", "kinds"),
+    [
+        pytest.param(2, True, KINDS, id="2-eager"),
+        pytest.param(2, False, SOME, id="2-function"),
+        pytest.param(2, False, KINDS, id="2-all", marks=pytest.mark.slow),
+        pytest.param(3, True, KINDS, id="3-eager", marks=pytest.mark.slow),
+        pytest.param(3, False, KINDS, id="3-all", marks=pytest.mark.slow),
+    ],
+)
+def test_the_mean_over_micro_batches_and_ranks_is_that_of_one_process(
+    size, eager, kinds
+):
+    for kind in kinds:
         ranks = run_ranks(train_ranks, size, kind, eager)
         for state, reductions in ranks:
             assert reductions == UPDATES, kind
