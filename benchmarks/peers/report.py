@@ -23,7 +23,7 @@ from benchmarks.peers.rounds import CONTROL, NO_TIME
 from benchmarks.peers.rounds import read as lines_of
 from benchmarks.peers.text import milliseconds, size_text, table
 
-ALONE = tuple(required.CONTROLS_OF_TRAINING.values())
+ALONE = (*required.CONTROLS_OF_TRAINING.values(), required.IN_STEP)
 Row = Mapping[str, Any]
 
 
