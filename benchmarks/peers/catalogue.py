@@ -52,6 +52,13 @@ class Peer:
         """Of its environment."""
         return Path(sys.executable) if not self.environment else self.folder / "python"
 
+    @property
+    def program(self) -> str:
+        """The launcher: the system's, or that of its environment."""
+        if self.launcher in self.system:
+            return self.launcher
+        return str(self.folder / self.launcher)
+
     def missing(self) -> str:
         """Why it cannot run here and what to do; empty when it can."""
         lacking = [name for name in self.system if not shutil.which(name)]
@@ -62,8 +69,8 @@ class Peer:
             )
         if not self.python.exists():
             return f"{self.folder.parent} is not built: make peers"
-        inside = self.launcher in ("mpirun", "horovodrun") and not self.system
-        if inside and not (self.folder / self.launcher).exists():
+        starts_itself = not self.environment or self.launcher == "env"
+        if not starts_itself and not shutil.which(self.program):
             return (
                 f"{self.folder.parent} has no {self.launcher}: "
                 f"rm -r {self.folder.parent}, make peers"

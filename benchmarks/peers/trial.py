@@ -82,9 +82,7 @@ def launched(
             (own, {**common, "RANK": str(r), "LOCAL_RANK": str(r)})
             for r in range(ranks)
         ]
-    by_system = peer.launcher in peer.system
-    program = peer.launcher if by_system else str(peer.folder / peer.launcher)
-    return [([program, *peer.options, *count, *own], {})]
+    return [([peer.program, *peer.options, *count, *own], {})]
 
 
 def free_ports(count: int) -> list[int]:

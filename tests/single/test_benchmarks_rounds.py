@@ -191,7 +191,7 @@ def test_an_environment_without_its_launcher_is_to_be_built_anew(monkeypatch, tm
     programs = tmp_path / "tf215" / "bin"
     programs.mkdir(parents=True)
     programs.joinpath("python").touch()
-    programs.joinpath("horovodrun").touch()
+    programs.joinpath("horovodrun").touch(0o755)
     present, absent = catalogue.split(catalogue.chosen("hvd-gloo,hvd-mpi", "sizes"))
     assert [peer.name for peer in present] == ["hvd-gloo"]
     assert "has no mpirun: rm -r" in absent["hvd-mpi"]
