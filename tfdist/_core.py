@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-API_VERSION = 5
+API_VERSION = 6
 LIBRARY_PATH = Path(__file__).resolve().parent / "_native" / "libtfdist_core.so"
 
 # Codes are TensorFlow's (tfdist_ops/base/status.h).
@@ -170,6 +170,7 @@ class Request(ctypes.Structure):
         ("prescale", ctypes.c_double),
         ("postscale", ctypes.c_double),
         ("timeout_s", ctypes.c_double),
+        ("repeats", ctypes.c_int32),
         ("group", ctypes.c_char_p),
         ("bucket", ctypes.c_int32),
         ("bucket_count", ctypes.c_int32),

@@ -157,6 +157,8 @@ def allreduce(
         postscale=postscale,
         timeout_s=timeout_of(timeout_s),
         process_set=process_set,
+        # The place in a function, with whatever name: ranks need not agree again.
+        repeats=not group and not tf.executing_eagerly(),
         group=group,
         bucket=bucket,
         bucket_count=bucket_count,

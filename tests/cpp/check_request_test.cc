@@ -83,6 +83,14 @@ TEST(every_mistake_is_an_invalid_argument_that_says_what_was_expected) {
          r->bucket_count = 1;
        },
        "a bucket of a group is an allreduce"},
+      {CollectiveKind::kBroadcast, [](Request* r) { r->info.repeats = true; }, "can repeat"},
+      {allreduce,
+       [](Request* r) {
+         r->group = "g";
+         r->bucket_count = 1;
+         r->info.repeats = true;
+       },
+       "no bucket of a group can repeat"},
       {allreduce,
        [](Request* r) {
          r->group = "g";

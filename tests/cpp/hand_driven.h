@@ -32,7 +32,7 @@ class GatedLink : public Link {
   MutableByteSpan BeginSend(Lane lane, size_t bytes) override {
     return inner_->BeginSend(lane, bytes);
   }
-  void CommitSend(Lane lane, FrameHeader header) override {
+  void CommitSend(Lane lane, const FrameHeader& header) override {
     if (lane == Lane::kData) ++data_frames_sent_;
     inner_->CommitSend(lane, header);
   }
@@ -47,7 +47,7 @@ class GatedLink : public Link {
   bool Flushed() const override { return inner_->Flushed(); }
   size_t MaxHeld() const override { return inner_->MaxHeld(); }
   const void* SendMemory() const override { return inner_->SendMemory(); }
-  bool ShareSend(FrameHeader header, size_t bytes) override {
+  bool ShareSend(const FrameHeader& header, size_t bytes) override {
     const bool sent = inner_->ShareSend(header, bytes);
     if (sent) ++data_frames_sent_;
     return sent;

@@ -267,11 +267,11 @@ TEST(a_rank_that_waits_alone_gives_up_after_its_timeout) {
 
 TEST(the_timeout_counts_from_the_last_collective) {
   Config config = TestConfig();
-  config.timeout_s = 2 * kSlowness;
+  config.timeout_s = 3 * kSlowness;
   Ranks ranks(2, "shm", config);
   ranks.Each([&](int rank) {
-    for (int step = 0; step < 5 && rank == 0; ++step) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(600 * kSlowness));
+    for (int step = 0; step < 12 && rank == 0; ++step) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(300 * kSlowness));
       std::vector<float> data(3, 1.0f);
       CHECK_OK(Reduce(ranks[rank], "x", &data, ReduceOp::kSum));
     }

@@ -42,7 +42,7 @@ bool Send(ShmProducer* producer, uint64_t ticket) {
   std::memset(producer->Begin(kCapacity), static_cast<int>(ticket % 251), kCapacity);
   FrameHeader header;
   header.ticket = ticket;
-  producer->Publish(header);
+  producer->Publish(header, Lane::kData, kCapacity);
   return true;
 }
 
@@ -73,9 +73,7 @@ size_t PlaceOfNext(ShmProducer* producer, ShmConsumer* consumer, const Memory& m
                    size_t bytes) {
   CHECK(producer->Find() == Look::kReady);
   uint8_t* written = producer->Begin(bytes);
-  FrameHeader header;
-  header.payload_bytes = static_cast<uint32_t>(bytes);
-  producer->Publish(header);
+  producer->Publish(FrameHeader(), Lane::kData, static_cast<uint32_t>(bytes));
   ShmFrame frame;
   CHECK(consumer->Take(&frame) == Look::kReady);
   CHECK(frame.payload == written);
@@ -129,11 +127,9 @@ TEST(an_offset_outside_of_the_slot_is_refused) {
   for (uint32_t offset : {64u, 128u, ~0u}) {
     Memory memory(4);
     ShmProducer producer = memory.Producer();
-    FrameHeader header;
-    header.payload_bytes = kCapacity;
     CHECK(producer.Find() == Look::kReady);
     producer.Begin(kCapacity);
-    producer.Publish(header);
+    producer.Publish(FrameHeader(), Lane::kData, kCapacity);
     memory.lane.entry(0).offset = offset;
     ShmConsumer consumer = memory.Consumer();
     ShmFrame frame;
@@ -171,9 +167,9 @@ TEST(a_slot_that_is_out_on_two_lanes_is_free_when_both_have_returned_it) {
   CHECK(shared.producers[0].Find() == Look::kReady);
   FrameHeader header;
   header.ticket = 7;
-  const size_t slot = shared.producers[0].Publish(header);
+  const size_t slot = shared.producers[0].Publish(header, Lane::kData, 0);
   CHECK(shared.producers[1].FindHandle() == Look::kReady);
-  shared.producers[1].Announce(header, slot);
+  shared.producers[1].Announce(header, Lane::kData, 0, slot);
   ShmFrame frames[2];
   for (int i = 0; i < 2; ++i) {
     CHECK(shared.consumers[static_cast<size_t>(i)].Take(&frames[i]) == Look::kReady);
@@ -194,7 +190,7 @@ TEST(a_slot_that_is_out_on_two_lanes_is_free_when_both_have_returned_it) {
 TEST(a_lane_that_ends_gives_back_what_is_out_on_it) {
   Shared shared;
   CHECK(shared.producers[0].Find() == Look::kReady);
-  const size_t slot = shared.producers[0].Publish(FrameHeader());
+  const size_t slot = shared.producers[0].Publish(FrameHeader(), Lane::kData, 0);
   CHECK(!IsFree(*shared.pool, slot));
   shared.producers[0].Drop();
   CHECK(IsFree(*shared.pool, slot));

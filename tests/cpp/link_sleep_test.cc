@@ -233,6 +233,80 @@ TEST(an_idle_rank_is_woken_for_control_frames_alone) {
   }
 }
 
+// Who expects an idle peer to come lets it rest for as long; nobody that waits is kept waiting.
+TEST(an_idle_rank_that_is_expected_is_woken_when_it_is_no_longer) {
+  for (Rest later : {Rest::kAwake, Rest::kIdle, Rest::kAsleep}) {
+    Pair pair(*FindTransport("shm"));
+    const auto take_rings = [&] {
+      uint64_t rings = 0;
+      (void)!::read(pair.doorbell_b.get(), &rings, sizeof(rings));
+      return rings;
+    };
+    pair.b->SetRest(Rest::kIdle);
+    pair.a->SetRest(Rest::kExpecting);
+    CHECK(TrySend(pair.a.get(), Lane::kControl, 8, 0));
+    CHECK(TrySend(pair.a.get(), Lane::kControl, 8, 1));
+    CHECK_EQ(take_rings(), uint64_t{0});
+    pair.a->SetRest(later);
+    CHECK_EQ(take_rings(), uint64_t{1});
+    pair.b->SetRest(Rest::kAsleep);
+    pair.a->SetRest(Rest::kExpecting);
+    CHECK(TrySend(pair.a.get(), Lane::kControl, 8, 2));
+    CHECK_EQ(take_rings(), uint64_t{1});
+    pair.b->SetRest(Rest::kIdle);
+    CHECK(TrySend(pair.a.get(), Lane::kControl, 8, 3));
+    pair.b->SetRest(Rest::kAwake);  // it has come
+    pair.a->SetRest(later);
+    CHECK_EQ(take_rings(), uint64_t{0});
+  }
+}
+
+// There the ring may be for a rank behind the peer, which relays.
+TEST(an_idle_rank_that_is_rung_by_its_socket_is_not_kept_waiting) {
+  const TransportEntry& shm = *FindTransport("shm");
+  const UniqueFd doorbell(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
+  LinkEnds end_a;
+  LinkEnds end_b;
+  CHECK_OK(shm.make_pair(3, 5, doorbell.get(), doorbell.get(), SmallConfig(), &end_a, &end_b));
+  for (LinkEnds* end : {&end_a, &end_b}) {
+    ::close(end->peer_doorbell_fd);
+    end->peer_doorbell_fd = -1;
+  }
+  auto a = shm.make(end_a, SmallConfig());
+  auto b = shm.make(end_b, SmallConfig());
+  CHECK_OK(a.status());
+  CHECK_OK(b.status());
+  b.value()->SetRest(Rest::kIdle);
+  a.value()->SetRest(Rest::kExpecting);
+  CHECK(TrySend(a.value().get(), Lane::kControl, 8, 0));
+  pollfd waiting{b.value()->fd(), POLLIN, 0};
+  CHECK_EQ(::poll(&waiting, 1, 0), 1);
+}
+
+TEST(an_idle_rank_that_has_come_and_gone_again_is_not_woken) {
+  Pair pair(*FindTransport("shm"));
+  pair.b->SetRest(Rest::kIdle);
+  pair.a->SetRest(Rest::kExpecting);
+  CHECK(TrySend(pair.a.get(), Lane::kControl, 8, 0));
+  pair.b->SetRest(Rest::kAwake);
+  pair.b->Release(Lane::kControl, Receive(&pair, pair.b.get(), Lane::kControl));
+  pair.b->SetRest(Rest::kIdle);
+  pair.a->SetRest(Rest::kIdle);
+  uint64_t rings = 0;
+  CHECK(::read(pair.doorbell_b.get(), &rings, sizeof(rings)) < 0);
+}
+
+TEST(an_idle_rank_that_is_expected_is_woken_when_no_more_room_is_left_for_it) {
+  Pair pair(*FindTransport("shm"));
+  pair.b->SetRest(Rest::kIdle);
+  pair.a->SetRest(Rest::kExpecting);
+  uint64_t sent = 0;
+  while (TrySend(pair.a.get(), Lane::kControl, 8, sent)) ++sent;
+  uint64_t rings = 0;
+  CHECK(::read(pair.doorbell_b.get(), &rings, sizeof(rings)) == sizeof(rings));
+  CHECK_EQ(rings, uint64_t{1});
+}
+
 TEST(release_wakes_a_sender_that_waits_for_room) {
   for (const char* name : {"inproc", "shm"}) {
     for (bool asleep_before_it_was_full : {false, true}) {

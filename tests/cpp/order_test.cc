@@ -37,7 +37,7 @@ TEST(a_predicted_ticket_holds_group_bucket_and_sequence) {
 
 TEST(numbers_that_do_not_fit_have_no_ticket) {
   CHECK_EQ(PredictedTicket(0, 0, 1), uint64_t{0});
-  CHECK_EQ(PredictedTicket(kMaxGroupNumber + 1, 0, 1), uint64_t{0});
+  CHECK_EQ(PredictedTicket(kRepeatedGroup + 1, 0, 1), uint64_t{0});
   CHECK_EQ(PredictedTicket(1, -1, 1), uint64_t{0});
   CHECK_EQ(PredictedTicket(1, 65536, 1), uint64_t{0});
   CHECK_EQ(PredictedTicket(1, 0, uint64_t{1} << 32), uint64_t{0});
@@ -80,6 +80,22 @@ TEST(a_bucket_is_predictable_from_its_first_agreement_on_while_it_stays_the_same
   CHECK(!book.Predictable(book.Count(1, 0), Info(4)));
 }
 
+TEST(what_repeats_is_counted_from_the_agreement_that_numbers_its_key) {
+  BucketBook book;
+  CHECK_EQ(book.CountRepeated("x"), uint64_t{0});
+  const uint64_t agreed = book.NumberKey("x", 3);
+  CHECK_EQ(agreed, PredictedTicket(kRepeatedGroup, 3, 0));
+  book.Agree(agreed, Info(4));
+  const uint64_t next = book.CountRepeated("x");
+  CHECK_EQ(next, PredictedTicket(kRepeatedGroup, 3, 1));
+  CHECK(book.Predictable(next, Info(4)) && !book.Predictable(next, Info(5)));
+  CHECK_EQ(book.CountRepeated("x"), next + 1);
+  CHECK_EQ(book.CountRepeated("y"), uint64_t{0});
+  CHECK_EQ(book.GroupBytes(next), int64_t{0});  // what else a step reduces is not known
+  CHECK(book.LastTickets() == std::vector<uint64_t>{next + 1});
+  CHECK_EQ(TicketText(next), std::string("submission 1 of repeated allreduce 3"));
+}
+
 // Every field of a request that ranks must agree on, changed alone.
 TEST(a_request_is_the_same_only_if_all_that_ranks_must_agree_on_is) {
   const std::vector<std::function<void(RequestInfo*)>> changes = {
@@ -114,14 +130,17 @@ TEST(a_request_is_the_same_only_if_all_that_ranks_must_agree_on_is) {
     other.timeout_s = 99;
     other.predicted = 7;
     other.set = 3;
+    other.repeats = true;
     other.Clear();
     RequestInfo fresh;
     fresh.shapes.resize(shapes);
     CHECK(SameRequest(other, fresh));
     CHECK_EQ(other.timeout_s + static_cast<double>(other.predicted + other.set), 0.0);
+    CHECK(!other.repeats);
   }
   RequestInfo other = Info(4);
   other.timeout_s = 99;
+  other.repeats = true;
   other.predicted = PredictedTicket(1, 0, 3);
   CHECK(SameRequest(other, Info(4)));
 }

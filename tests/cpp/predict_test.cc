@@ -1,5 +1,9 @@
 // Buckets that start without agreement: no message while all goes well, and the same errors as ever
 // when it does not.
+#include <algorithm>
+#include <numeric>
+#include <random>
+
 #include "base/deadline.h"
 #include "buckets.h"
 
@@ -151,6 +155,15 @@ struct Change {
   const char* text;
 };
 
+// The change is told to this rank, whose call began at `begin_us`, and soon.
+void CheckMismatch(const Change& change, const Status& status, int64_t begin_us) {
+  CHECK_EQ_IN(static_cast<int>(status.code()), static_cast<int>(Code::kFailedPrecondition),
+              std::string(change.what) + ": " + status.message());
+  CHECK_CONTAINS(status.message(), change.text);
+  CHECK_CONTAINS(status.payload(), "\"kind\": \"mismatch\"");
+  CHECK(NowUs() - begin_us < 5000000);  // the deadline is 15 s
+}
+
 // The other ranks are under way without a word when one rank does something else.
 TEST(what_one_rank_does_otherwise_is_a_mismatch_on_all_long_before_the_deadline) {
   const std::vector<Change> changes = {
@@ -180,13 +193,133 @@ TEST(what_one_rank_does_otherwise_is_a_mismatch_on_all_long_before_the_deadline)
       auto request = Bucket(group, 0, kBuckets, &data);
       if (rank == 2) change.apply(request.get());
       const Status status = Start(ranks[rank], std::move(request)).Wait();
-      CHECK_EQ_IN(static_cast<int>(status.code()), static_cast<int>(Code::kFailedPrecondition),
-                  std::string(change.what) + ": " + status.message());
-      CHECK_CONTAINS(status.message(), change.text);
-      CHECK_CONTAINS(status.payload(), "\"kind\": \"mismatch\"");
-      CHECK(NowUs() - begin < 5000000);  // the deadline is 15 s
+      CheckMismatch(change, status, begin);
     });
   }
+}
+
+// One allreduce outside of any group; `change` makes it another one.
+Status Repeat(Runtime& runtime, const std::string& name, int elements = 100,
+              const std::function<void(Request*)>& change = nullptr) {
+  const std::vector<float> in(static_cast<size_t>(elements), 1.0f);
+  std::vector<float> out(in.size());
+  auto request = MakeRequest(CollectiveKind::kAllreduce, name, DType::kFloat32);
+  AddTensor(request.get(), in.data(), out.data(), {elements});
+  request->info.repeats = true;
+  if (change) change(request.get());
+  const Status status = Start(runtime, std::move(request)).Wait();
+  if (!status.ok()) return status;
+  CHECK(out == std::vector<float>(in.size(), static_cast<float>(runtime.world().size)));
+  return Status();
+}
+
+TEST(what_repeats_is_predicted_from_the_tenth_time_on_if_few_take_turns) {
+  for (const TransportEntry& transport : Transports()) {
+    for (int in_turn : {1, 4, 5, 12}) {
+      Ranks ranks(3, transport.name);
+      constexpr int kTimes = 40;
+      ranks.Each([&](int rank) {
+        std::mt19937 rng(7);  // all ranks change the order alike
+        std::vector<int> keys(static_cast<size_t>(in_turn));
+        std::iota(keys.begin(), keys.end(), 0);
+        for (int i = 0; i < kTimes; ++i) {
+          const int elements = i < 20 ? 100 : i < 25 ? 7 : 9000;  // and what they reduce, twice
+          std::shuffle(keys.begin(), keys.end(), rng);
+          for (int key : keys) {
+            CHECK_OK(Repeat(ranks[rank], "k" + std::to_string(key), elements));
+          }
+        }
+        const std::string json = ranks[rank].CountersJson();
+        const int64_t predicted = in_turn <= 4 ? in_turn * (kTimes - 9 - 2) : 0;
+        CHECK_EQ_IN(Counter(json, "predicted"), predicted, json);
+        CHECK_EQ_IN(Counter(json, "deviations"), int64_t{in_turn <= 4 ? 2 * in_turn : 0}, json);
+      });
+    }
+  }
+}
+
+TEST(what_a_rank_does_not_call_repeated_has_no_number) {
+  Ranks ranks(2, "shm");
+  ranks.Each([&](int rank) {
+    const auto silent = [rank](Request* r) { r->info.repeats = rank == 0; };
+    for (int i = 0; i < 20; ++i) CHECK_OK(Repeat(ranks[rank], "x", 100, silent));
+    CHECK_EQ(Counter(ranks[rank].CountersJson(), "predicted"), int64_t{0});
+    // Once it has one, that does not matter any more.
+    for (int i = 0; i < 9; ++i) CHECK_OK(Repeat(ranks[rank], "x"));
+    for (int i = 0; i < 5; ++i) CHECK_OK(Repeat(ranks[rank], "x", 100, silent));
+    CHECK_EQ(Counter(ranks[rank].CountersJson(), "predicted"), int64_t{5});
+  });
+}
+
+TEST(what_one_rank_repeats_otherwise_is_a_mismatch_on_all_long_before_the_deadline) {
+  const std::vector<Change> changes = {
+      {"shape",
+       [](Request* r) {
+         r->info.shapes = {{99}};
+         --r->tensors[0].elements;
+       },
+       "rank 2: [99]"},
+      {"op", [](Request* r) { r->info.op = ReduceOp::kMax; }, "rank 2: max"},
+      {"kind", [](Request* r) { r->info.kind = CollectiveKind::kReduce; }, "rank 2: reduce"},
+      {"group",
+       [](Request* r) {
+         r->group = "g";
+         r->bucket_count = 1;
+         r->info.bucket = true;
+       },
+       "rank 2: a bucket"},
+  };
+  for (const Change& change : changes) {
+    Ranks ranks(3, "shm");
+    ranks.Each([&](int rank) {
+      for (int i = 0; i < 11; ++i) CHECK_OK(Repeat(ranks[rank], "x"));
+      const int64_t begin = NowUs();
+      const auto other = [&](Request* r) {
+        if (rank != 2) return;
+        r->info.repeats = false;
+        change.apply(r);
+      };
+      const Status status = Repeat(ranks[rank], "x", 100, other);
+      CheckMismatch(change, status, begin);
+    });
+  }
+}
+
+// Only one of them has counted: what comes after it could go together wrongly.
+TEST(what_all_ranks_repeat_otherwise_and_unlike_ends_the_work) {
+  Ranks ranks(3, "shm");
+  ranks.Each([&](int rank) {
+    for (int i = 0; i < 11; ++i) CHECK_OK(Repeat(ranks[rank], "x"));
+    const auto reduces = [](Request* r) {
+      r->info.repeats = false;
+      r->info.kind = CollectiveKind::kReduce;
+    };
+    const Status status =
+        rank == 0 ? Repeat(ranks[rank], "x", 7) : Repeat(ranks[rank], "x", 100, reduces);
+    CHECK_CONTAINS(status.message(), "ranks 1,2: reduce");
+    CHECK_CONTAINS(Repeat(ranks[rank], "x").message(), "ranks 1,2: reduce");
+  });
+}
+
+TEST(another_kind_of_operation_may_wait_behind_what_repeats) {
+  Ranks ranks(3, "shm");
+  ranks.Each([&](int rank) {
+    for (int i = 0; i < 11; ++i) CHECK_OK(Repeat(ranks[rank], "x"));
+    const int late_ms[] = {0, 150, 900};  // the first asks after 500 ms who is missing
+    std::this_thread::sleep_for(std::chrono::milliseconds(late_ms[rank]));
+    const std::vector<float> in(100, 1.0f);
+    std::vector<float> sum(100);
+    auto request = MakeRequest(CollectiveKind::kAllreduce, "x", DType::kFloat32);
+    AddTensor(request.get(), in.data(), sum.data(), {100});
+    Pending first = Start(ranks[rank], std::move(request));
+    std::vector<float> sent(100, static_cast<float>(rank));
+    auto other = MakeRequest(CollectiveKind::kBroadcast, "x", DType::kFloat32);
+    AddTensor(other.get(), sent.data(), sent.data(), {100});
+    Pending second = Start(ranks[rank], std::move(other));
+    CHECK_OK(first.Wait());
+    CHECK_OK(second.Wait());
+    CHECK(sum == std::vector<float>(100, 3.0f) && sent == std::vector<float>(100, 0.0f));
+  });
 }
 
 TEST(all_ranks_may_change_a_bucket_together) {

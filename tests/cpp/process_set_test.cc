@@ -232,7 +232,7 @@ TEST(overlapping_sets_in_any_order_neither_deadlock_nor_mix_up) {
     config.shm_slots = 2;
     config.fusion_bytes = 4096;
     Ranks ranks(4, transport, config);
-    ranks.Each([&](int rank) {
+    const auto all_rounds = [&](int rank) {
       std::vector<uint32_t> ids;
       std::vector<std::string> groups;
       for (const auto& set : sets) ids.push_back(AddSet(ranks[rank], set));
@@ -292,7 +292,8 @@ TEST(overlapping_sets_in_any_order_neither_deadlock_nor_mix_up) {
           }
         }
       }
-    });
+    };
+    ranks.Each(all_rounds, 3 * kWaitSeconds);
   }
 }
 

@@ -34,7 +34,7 @@ constexpr int kSlowness = 10;  // instrumented code, four ranks of it on two pro
 #else
 constexpr int kSlowness = 1;
 #endif
-constexpr int kWaitSeconds = 20 * kSlowness;  // no test waits longer for anything
+constexpr int kWaitSeconds = 20 * kSlowness;  // for anything, unless a test says more
 
 inline Config TestConfig() {
   Config config;
@@ -155,15 +155,15 @@ class Ranks {
   }
 
   // Runs `body(rank)` on a thread for every rank that is alive; rethrows the first failure.
-  void Each(const std::function<void(int)>& body) {
+  void Each(const std::function<void(int)>& body, int wait_s = kWaitSeconds) {
     std::vector<std::future<void>> futures;
     for (int r = 0; r < size(); ++r) {
       if (runtimes_[static_cast<size_t>(r)] == nullptr) continue;
       futures.push_back(std::async(std::launch::async, body, r));
     }
     for (auto& future : futures) {
-      if (future.wait_for(std::chrono::seconds(kWaitSeconds)) != std::future_status::ready) {
-        std::fprintf(stderr, "FAILED: a rank still waits after %d s\n", kWaitSeconds);
+      if (future.wait_for(std::chrono::seconds(wait_s)) != std::future_status::ready) {
+        std::fprintf(stderr, "FAILED: a rank still waits after %d s\n", wait_s);
         std::_Exit(1);
       }
     }

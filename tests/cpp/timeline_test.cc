@@ -125,7 +125,7 @@ TEST(a_late_rank_is_named_and_the_file_says_what_happened) {
         std::vector<float> out(in.size());
         for (int step = 0; step < 2; ++step) {
           CHECK_OK(Start(ranks[rank], MakeRequest(CollectiveKind::kBarrier, "meet")).Wait());
-          if (rank == 2) std::this_thread::sleep_for(std::chrono::milliseconds(60));
+          if (rank == 2) std::this_thread::sleep_for(std::chrono::milliseconds(150));
           CHECK_OK(StartAllreduce(ranks[rank], "x", in.data(), out.data(), 10000).Wait());
           CHECK_EQ(out[9999], 6.0f);
         }
@@ -180,7 +180,7 @@ TEST(the_rank_that_sleeps_waits_least_in_every_algorithm) {
       int64_t before = 0;
       for (int step = 0; step < 5; ++step) {
         if (step == 2) before = Counter(ranks[rank].CountersJson(), "waited_us");
-        if (rank == kLate) std::this_thread::sleep_for(std::chrono::milliseconds(15));
+        if (rank == kLate) std::this_thread::sleep_for(std::chrono::milliseconds(40));
         CHECK_OK(Start(ranks[rank], Bucket(group, 0, 1, &data)).Wait());
       }
       const std::string json = ranks[rank].CountersJson();

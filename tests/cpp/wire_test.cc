@@ -39,6 +39,7 @@ Response SampleResponse() {
   response.rows = {5, 0, -1};
   response.present = {1};
   response.number = 65537;
+  response.numbers = {0, kMaxRepeated};
   response.last = 3;
   return response;
 }
@@ -57,6 +58,19 @@ TEST(requests_come_back_as_they_were) {
   CHECK_EQ(out.algorithm, in.algorithm);
 }
 
+TEST(only_an_allreduce_outside_of_any_group_repeats) {
+  RequestInfo in = SampleRequest();
+  in.repeats = true;
+  RequestInfo out;
+  CHECK(!DecodeRequest(AsBytes(EncodeRequest(in)), &out));
+  in.bucket = false;
+  CHECK(DecodeRequest(AsBytes(EncodeRequest(in)), &out) && out.repeats);
+  in.kind = CollectiveKind::kReduce;
+  CHECK(!DecodeRequest(AsBytes(EncodeRequest(in)), &out));
+  in.repeats = false;
+  CHECK(DecodeRequest(AsBytes(EncodeRequest(in)), &out) && !out.repeats);
+}
+
 TEST(responses_come_back_as_they_were) {
   const Response in = SampleResponse();
   Response out;
@@ -65,6 +79,13 @@ TEST(responses_come_back_as_they_were) {
   CHECK(out.keys == in.keys && out.rows == in.rows && out.present == in.present);
   CHECK(out.error.code() == in.error.code());
   CHECK_EQ(out.number, in.number);
+  CHECK(out.numbers == in.numbers);
+  for (const std::vector<uint32_t>& wrong :
+       std::vector<std::vector<uint32_t>>{{1, 2, 3}, {kMaxRepeated + 1}}) {
+    Response other = SampleResponse();
+    other.numbers = wrong;
+    CHECK(!DecodeResponse(AsBytes(EncodeResponse(other)), &out));
+  }
   CHECK_EQ(out.last, 3);
   CHECK_EQ(out.error.message(), in.error.message());
   CHECK_EQ(out.error.payload(), in.error.payload());

@@ -100,6 +100,7 @@ std::vector<std::string> Seeds() {
   request.shapes = {{}, {3, 4}, {0}};
   request.description = "a\nb";
   request.present = {0, 1, 1};
+  request.repeats = true;
   RequestInfo gather;
   gather.key = "x";
   gather.kind = CollectiveKind::kAllgather;
@@ -109,6 +110,7 @@ std::vector<std::string> Seeds() {
   response.keys = {"x", "gradients 12/3"};
   response.rows = {5, 0, -1};
   response.present = {1};
+  response.numbers = {0, 3};
   // A bucket, and as a rank that has joined takes part in it and in a gather.
   RequestInfo bucket;
   bucket.key = "g.0";

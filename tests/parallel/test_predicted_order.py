@@ -11,8 +11,10 @@ from helpers.ranks import run_ranks
 import tfdist
 from tfdist import _core, errors
 
+SLOW = pytest.mark.slow
 STEPS = 12
 QUIET_FROM = 3  # steps after which no message is sent any more
+PREDICTED_FROM = 9  # the same, for a single allreduce
 
 
 class Messages(keras.callbacks.Callback):
@@ -59,14 +61,61 @@ def taped():
     return [counts, _core.counters()]
 
 
-@pytest.mark.parametrize("training", [fitted, taped])
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize(
+    ("training", "size"),
+    [
+        (fitted, 2),
+        (taped, 3),
+        pytest.param(fitted, 3, marks=SLOW),
+        pytest.param(taped, 2, marks=SLOW),
+    ],
+)
 def test_after_three_steps_no_message_is_sent_for_order(training, size):
     for counts, counters in run_ranks(training, size):
         assert len(counts) == STEPS and counts[QUIET_FROM - 1] > 0
         assert counts[QUIET_FROM:] == [counts[QUIET_FROM - 1]] * (STEPS - QUIET_FROM)
         assert counters["predicted"] > 0
         assert counters["deviations"] == counters["probes"] == 0
+
+
+def repeated(in_turn):
+    """Functions with so many allreduces; eager ones, of which one differs at last."""
+    size = tfdist.size()
+
+    @tf.function
+    def all_of(x):
+        return [tfdist.allreduce(x, op=tfdist.ReduceOp.SUM) for _ in range(in_turn)]
+
+    counts = []
+    for i in range(STEPS):
+        for found in all_of(tf.fill([3], float(i))):
+            assert found.numpy().tolist() == [size * float(i)] * 3
+        counts.append(_core.counters()["negotiation_messages"])
+    counters = _core.counters()
+
+    one = tf.ones([4])
+    for _ in range(4):
+        tfdist.allreduce(one, name="mine")
+    with pytest.raises(tfdist.MismatchError, match=r"rank 1: \[5\]"):
+        tfdist.allreduce(one if tfdist.rank() != 1 else tf.ones([5]), name="mine")
+    after = tfdist.allreduce(one, name="mine").numpy().tolist()
+    return [counts, counters, after]
+
+
+@pytest.mark.parametrize("in_turn", [1, pytest.param(4, marks=SLOW), 5])
+def test_few_allreduces_of_a_function_need_no_message(in_turn):
+    later = STEPS - PREDICTED_FROM
+    found = run_ranks(repeated, 2, in_turn)
+    nobody_stood_still = all(counters["probes"] == 0 for _, counters, _ in found)
+    for counts, counters, after in found:
+        if in_turn <= 4:
+            assert counters["predicted"] == in_turn * later
+            if nobody_stood_still:  # else the ranks have asked each other
+                assert counts[PREDICTED_FROM:] == [counts[PREDICTED_FROM - 1]] * later
+        else:  # they go together instead
+            assert len(set(counts)) > PREDICTED_FROM
+            assert counters["predicted"] == 0
+        assert after == [1.0] * 4  # what is called eagerly may differ, and go on
 
 
 def changed(what):
@@ -103,7 +152,10 @@ def other_operation(v):
     return tape.gradient(loss, v)
 
 
-@pytest.mark.parametrize("what", ["variables", "order", "operation"])
+@pytest.mark.parametrize(
+    "what",
+    ["variables", *(pytest.param(x, marks=SLOW) for x in ("order", "operation"))],
+)
 def test_a_graph_that_changes_on_one_rank_is_a_mismatch_on_all(what):
     for kind, message, seconds in run_ranks(
         changed, 3, what, env={"TFDIST_TIMEOUT_S": "30"}

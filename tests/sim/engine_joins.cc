@@ -27,12 +27,13 @@ void Overlap(Program* program, Rng* rng) {
 }
 
 void Average(Program* program, Rng* rng) {
-  std::map<std::string, bool> groups;
+  std::map<std::string, bool> groups;  // and what repeats
   for (Phase& phase : program->phases) {
     for (Call& call : phase.calls) {
       if (call.kind != CollectiveKind::kAllreduce || call.dtype == DType::kInt32) continue;
       const bool own = rng->Chance(50);
-      call.average = call.group.empty() ? own : groups.emplace(call.group, own).first->second;
+      const std::string& name = call.repeats ? call.key : call.group;
+      call.average = name.empty() ? own : groups.emplace(name, own).first->second;
     }
   }
 }

@@ -135,6 +135,19 @@ Program MakeProgram(int size, Rng* rng) {
     program.phases.push_back(phase);
     groups.push_back(std::move(group));
   }
+  std::vector<Call> loops;  // come again, mostly as they were
+  for (int64_t n = rng->Between(0, 6); n > 0; --n) {
+    const auto& [set, members] = sets[static_cast<size_t>(rng->Index(sets.size()))];
+    Call call;
+    call.kind = CollectiveKind::kAllreduce;
+    call.key = "loop" + std::to_string(n) + "/" + set;
+    call.set = set;
+    call.members = members;
+    call.dtype = rng->Chance(50) ? DType::kFloat64 : DType::kInt32;
+    call.rows = rng->Between(1, rng->Chance(30) ? 2000 : 20);
+    call.repeats = true;
+    loops.push_back(call);
+  }
   program.first_step = program.phases.size();
   for (int64_t steps = rng->Between(2, 6); steps > 0; --steps) {
     phase.calls.clear();
@@ -152,6 +165,16 @@ Program MakeProgram(int size, Rng* rng) {
         call.number = number++;
         call.rows = group.elements[static_cast<size_t>(b)];
         phase.calls.push_back(call);
+      }
+    }
+    for (Call& loop : loops) {
+      if (rng->Chance(15)) ++loop.rows;
+      if (rng->Chance(20)) continue;
+      loop.silent =
+          rng->Chance(10) ? loop.members[static_cast<size_t>(rng->Index(loop.members.size()))] : -1;
+      for (int64_t times = rng->Between(1, 5); times > 0; --times) {
+        loop.number = number++;
+        phase.calls.push_back(loop);
       }
     }
     for (int64_t n = rng->Between(0, 4); n > 0; --n) {

@@ -31,6 +31,8 @@ struct Call {
   int64_t row_elements = 1;
   bool ragged = false;   // a rank's rows differ
   bool average = false;  // kAllreduce: over the callers
+  bool repeats = false;  // kAllreduce: RequestInfo::repeats of its callers,
+  int silent = -1;       // but for this rank
   int root = 0;
   int peer = -1;
   int place = 0;  // in its phase

@@ -327,6 +327,7 @@ void EngineWorld::Submit(Rank* rank, const Call& call, int join) {
     info.shapes = {shape};
     request->bytes = static_cast<int64_t>(running->input.size());
     if (call.average) info.op = ReduceOp::kAverage;
+    info.repeats = call.repeats && call.silent != rank->rank;
     if (!call.group.empty()) {
       request->group = call.group;
       request->bucket_index = call.bucket;

@@ -57,7 +57,7 @@ MutableByteSpan SimLink::BeginSend(Lane lane, size_t bytes) {
   return {open_[i].data(), bytes};
 }
 
-void SimLink::CommitSend(Lane lane, FrameHeader header) {
+void SimLink::CommitSend(Lane lane, const FrameHeader& header) {
   const auto i = static_cast<size_t>(lane);
   if (!is_open_[i]) misuse_ = "a send was committed that was not begun";
   is_open_[i] = false;
@@ -66,7 +66,7 @@ void SimLink::CommitSend(Lane lane, FrameHeader header) {
   Send(lane, header, std::exchange(open_[i], {}));
 }
 
-bool SimLink::ShareSend(FrameHeader header, size_t bytes) {
+bool SimLink::ShareSend(const FrameHeader& header, size_t bytes) {
   const auto i = static_cast<size_t>(Lane::kData);
   if (is_open_[i]) misuse_ = "a send was shared while another one was open";
   if (memory_ == nullptr || memory_->last.size() != bytes) {

@@ -65,9 +65,9 @@ class SimLink : public Link {
   int peer() const override { return peer_; }
   const char* transport() const override { return "sim"; }
   MutableByteSpan BeginSend(Lane lane, size_t bytes) override;
-  void CommitSend(Lane lane, FrameHeader header) override;
+  void CommitSend(Lane lane, const FrameHeader& header) override;
   const void* SendMemory() const override { return memory_.get(); }
-  bool ShareSend(FrameHeader header, size_t bytes) override;
+  bool ShareSend(const FrameHeader& header, size_t bytes) override;
   bool Poll(Lane lane, InFrame* frame) override;
   void Release(Lane lane, const InFrame& frame) override;
   Status Pump(bool* moved) override;

@@ -47,6 +47,7 @@ void CopyRequest(const tfdist_request& in, tfdist::Request* out) {
   out->info.postscale = in.postscale;
   out->info.timeout_s = in.timeout_s;
   out->info.set = in.process_set;
+  out->info.repeats = in.repeats != 0;
   out->info.algorithm = in.algorithm != nullptr ? in.algorithm : "";
   if (in.group != nullptr && in.group[0] != '\0') {
     out->group = in.group;

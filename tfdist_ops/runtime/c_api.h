@@ -13,7 +13,7 @@
 extern "C" {
 #endif
 
-#define TFDIST_API_VERSION 5
+#define TFDIST_API_VERSION 6
 #define TFDIST_EXPORT __attribute__((visibility("default")))
 
 /* Codes are TensorFlow's: 0 ok, 1 cancelled, 3 invalid argument, 4 deadline exceeded, 9 failed
@@ -156,7 +156,12 @@ typedef struct tfdist_request {
   const int64_t* splits;
   int32_t split_count;
   double prescale, postscale;
-  double timeout_s;     /* <= 0: TFDIST_TIMEOUT_S */
+  double timeout_s; /* <= 0: TFDIST_TIMEOUT_S */
+  /* allreduce outside of a group, 0 or 1: the same will be called again and again under this name,
+   * as by a place in a graph. Once all ranks have said so and agreed several times, and few such
+   * names take turns, the next calls under it start without asking; a rank that calls it otherwise
+   * then ends the work of all, where it would have ended this operation alone. */
+  int32_t repeats;
   const char* group;    /* id from tfdist_register_group when this is a bucket of it, else null */
   int32_t bucket;       /* index of the bucket, and */
   int32_t bucket_count; /* how many buckets the group has */
@@ -187,8 +192,8 @@ typedef struct tfdist_request {
 TFDIST_EXPORT int32_t tfdist_submit(const tfdist_request* request, uint64_t* id);
 /* As tfdist_submit, but the calling thread drives the operation itself while it moves, for at most
  * `patience_us` without a step: a short one then costs no change of threads. If it has ended by
- * then, `done` has run here, before this returns; else it comes as after tfdist_submit. Not from
- * inside a callback. */
+ * then, `done` has run here, before this returns; else it comes as after tfdist_submit. While
+ * another thread helps, the operation is left to that one. Not from inside a callback. */
 TFDIST_EXPORT int32_t tfdist_submit_and_help(const tfdist_request* request, uint64_t* id,
                                              int64_t patience_us);
 /* As tfdist_submit_and_help, and blocks until `done` has run, on the calling thread. */
@@ -256,7 +261,7 @@ TFDIST_EXPORT void tfdist_timeline_forward(void);
 TFDIST_EXPORT void tfdist_timeline_span(const char* name, int64_t begin_us, int64_t end_us);
 /* JSON: counters of the engine: "tickets" (announced), "finished", "good_steps",
  * "negotiation_messages" (sent), "predicted" (operations that started without agreement),
- * "deviations" (buckets that needed agreement although they had run before), "probes" (questions
+ * "deviations" (operations that needed agreement although it was given before), "probes" (questions
  * sent about predicted operations that stood still), "tuning" (hash of the tuning file in force,
  * "" without), "waited_us" (for other ranks to be ready), "waited_for_us" (the same, by the rank
  * that was last), "reduced_elements" (tfdist_count_reduced), "links" (bytes and frames sent). */

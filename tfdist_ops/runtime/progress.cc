@@ -4,11 +4,13 @@
 #include <sched.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <ctime>
+#include <limits>
 #include <utility>
 
 #include "base/deadline.h"
@@ -25,9 +27,14 @@ constexpr int64_t kYieldAfterUs = 10;
 // A processor that comes back so late was somebody else's meanwhile.
 constexpr int64_t kLostUs = 10;
 constexpr int64_t kMostBetweenMovesUs = 5 * 1000;
+// Woken before it has left its processor, a thread stays there.
+constexpr int64_t kMoveNs = 10 * 1000;
 // What a helper looks at the data alone before it takes its turns: about 2 us.
 constexpr int kGlances = 64;
 constexpr int64_t kLongestGlanceUs = 20;  // with what there is to do
+// How long at most who needs agreement expects idle ranks to come by themselves: they do what it
+// does. Who leaves wakes them.
+constexpr int64_t kExpectUs = 20 * 1000;
 // What a helper that leaves takes at most, while more keeps coming.
 constexpr int kLastTurns = 4;
 
@@ -39,6 +46,22 @@ inline void Pause() {
 #elif defined(__aarch64__)
   asm volatile("yield");
 #endif
+}
+
+// The kernel adds to a sleep what the thread's timers may be late, 50 us unless told. Of a thread
+// that may be the caller's nothing stays changed.
+void SleepForMove() {
+  const int slack_ns = prctl(PR_GET_TIMERSLACK);
+  prctl(PR_SET_TIMERSLACK, 1UL);
+  const timespec moment{0, kMoveNs};
+  nanosleep(&moment, nullptr);
+  if (slack_ns > 0) prctl(PR_SET_TIMERSLACK, static_cast<unsigned long>(slack_ns));
+}
+
+// A std::function must be copyable, a request is not.
+Progress::Command Submission(std::unique_ptr<Request> request) {
+  return [shared = std::make_shared<std::unique_ptr<Request>>(std::move(request))](
+             Engine* engine, int64_t now_us) { engine->Submit(std::move(*shared), now_us); };
 }
 
 }  // namespace
@@ -88,16 +111,27 @@ void Progress::WatchProcesses() {
 }
 
 bool Progress::Push(Command command) {
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (!accepting_) return false;
-    commands_.push_back(std::move(command));
-    pushed_.store(true);
-  }
-  // No fence: the sleeper says that it sleeps and then looks at `pushed_` once more. All four are
-  // in one order for all: one of the two sees the other.
-  if (sleeping_.load() && sleeping_.exchange(false)) Wake();
+  if (!Enqueue(std::move(command))) return false;
+  Rouse();
   return true;
+}
+
+bool Progress::Submit(std::unique_ptr<Request> request) {
+  return Push(Submission(std::move(request)));
+}
+
+bool Progress::Enqueue(Command command) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!accepting_) return false;
+  commands_.push_back(std::move(command));
+  pushed_.store(true);
+  return true;
+}
+
+// No fence: the sleeper says that it sleeps and then looks at `pushed_` once more. All four are in
+// one order for all: one of the two sees the other.
+void Progress::Rouse() {
+  if (sleeping_.load() && sleeping_.exchange(false)) Wake();
 }
 
 void Progress::Stop() {
@@ -118,18 +152,20 @@ void Progress::Wake() const {
   [[maybe_unused]] const ssize_t written = write(doorbell_fd_, &one, sizeof(one));
 }
 
-bool Progress::Turn(int64_t now_us) {
-  bool moved = false;
-  if (pushed_.load()) {
-    std::vector<Command> commands;
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      commands.swap(commands_);
-      pushed_.store(false);
-    }
-    for (Command& command : commands) command(engine_.get(), now_us);
-    moved = !commands.empty();
+bool Progress::RunPushed(int64_t now_us) {
+  if (!pushed_.load()) return false;
+  std::vector<Command> commands;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    commands.swap(commands_);
+    pushed_.store(false);
   }
+  for (Command& command : commands) command(engine_.get(), now_us);
+  return !commands.empty();
+}
+
+bool Progress::Turn(int64_t now_us) {
+  bool moved = RunPushed(now_us);
   moved |= engine_->Poll(now_us);
   if (now_us >= next_tick_us_) {
     engine_->Tick(now_us);  // after what has come: no peer is silent whose word lies here
@@ -163,8 +199,7 @@ void Progress::Yield() {
   const bool again = now_us - next_move_us_ < kMostBetweenMovesUs;
   between_moves_us_ = again ? std::min(2 * between_moves_us_ + kLostUs, kMostBetweenMovesUs) : 0;
   next_move_us_ = now_us + between_moves_us_;
-  const timespec moment{0, 1};
-  nanosleep(&moment, nullptr);
+  SleepForMove();
 }
 
 void Progress::SetRest(Rest rest) {
@@ -195,23 +230,54 @@ void Progress::Run() {
 }
 
 bool Progress::Help(std::unique_ptr<Request>* request, const bool& ended, int64_t patience_us) {
+  // Who waited for the baton would hold back what the other ranks may be waiting for.
+  if (helping_.exchange(true)) {
+    if (!Enqueue(Submission(std::move(*request)))) return false;
+    if (!helping_.load()) Rouse();  // the helper may have gone without having seen it
+    return true;
+  }
+  struct Leave {
+    Progress* progress;
+    ~Leave() {
+      progress->helping_.store(false);
+      if (progress->pushed_.load()) progress->Rouse();
+    }
+  } leave{this};
+  return Drive(request, ended, patience_us);
+}
+
+bool Progress::Drive(std::unique_ptr<Request>* request, const bool& ended, int64_t patience_us) {
   helpers_.fetch_add(1, std::memory_order_relaxed);
   std::unique_lock<std::mutex> baton(baton_);
   helpers_.fetch_sub(1, std::memory_order_relaxed);
   if (!accepting_.load()) return false;
   if (asleep_) engine_->SetRest(Rest::kIdle);
   int64_t now_us = NowUs();
+  RunPushed(now_us);  // came before, maybe under the same key
   engine_->Submit(std::move(*request), now_us);
-  // Agreeing takes control frames, with each of which a peer would wake an idle rank.
-  const bool agrees = asleep_ && engine_->agreeing();
-  if (agrees) engine_->SetRest(Rest::kAwake);
+  // Agreeing takes control frames, with each of which a rank would wake an idle one. The progress
+  // thread would then be in the way of the one that comes.
+  bool agrees = false;
+  int64_t expects_until_us = std::numeric_limits<int64_t>::max();
+  const auto look_whether_it_agrees = [&] {
+    if (agrees || !asleep_ || !engine_->agreeing()) return;
+    agrees = true;
+    expects_until_us = now_us + kExpectUs;
+    engine_->SetRest(Rest::kExpecting);
+  };
+  look_whether_it_agrees();
   engine_->AdvanceAll(now_us);  // the peers may wait for it: before looking what they sent
   if (!crowded_ && !agrees) GlanceAtData(ended, now_us);
-  now_us = NowUs();
+  if (!ended) now_us = NowUs();
   int64_t last_move_us = now_us;
   for (; !ended && !stopping_.load(std::memory_order_relaxed); now_us = NowUs()) {
+    if (now_us >= expects_until_us) {
+      expects_until_us = std::numeric_limits<int64_t>::max();
+      engine_->SetRest(Rest::kAwake);
+    }
     if (Turn(now_us)) {
       last_move_us = now_us;
+      look_whether_it_agrees();  // what has been handed over
     } else if (now_us - last_move_us < patience_us) {
       Idle(now_us - last_move_us);
     } else {

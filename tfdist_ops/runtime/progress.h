@@ -10,7 +10,8 @@
 // one costs no change of threads. Whoever drives holds `baton_`; the progress thread lets go of it
 // while it sleeps, and goes to sleep while somebody helps. Who helps says that the rank is idle
 // (Rest::kIdle), which it stays when the helper has gone, and rings for what is left to do. While
-// operations of the rank wait for agreement it says that the rank is awake.
+// operations of the rank wait for agreement it says that the rank is awake, and rings for no idle
+// peer (Rest::kExpecting) until it goes.
 #ifndef TFDIST_OPS_RUNTIME_PROGRESS_H_
 #define TFDIST_OPS_RUNTIME_PROGRESS_H_
 
@@ -37,16 +38,22 @@ class Progress {
 
   // Runs `command` on the engine's thread, soon. Any thread. False: stopped, it will not run.
   bool Push(Command command);
+  bool Submit(std::unique_ptr<Request> request);
   // Submits `*request` and drives the engine on the calling thread until `ended`, which the engine
-  // sets, or until nothing has moved for `patience_us`. False: stopped, it was not submitted. Any
-  // thread that may wait a little.
+  // sets, or until nothing has moved for `patience_us`. While another thread does that, it hands
+  // the request to that one and returns. False: stopped, it was not submitted. Any thread that may
+  // wait a little.
   bool Help(std::unique_ptr<Request>* request, const bool& ended, int64_t patience_us);
   // Runs what was pushed, ends the thread; the engine and its links go with it.
   void Stop();
 
  private:
   void Run();
+  bool Enqueue(Command command);
+  void Rouse();
+  bool RunPushed(int64_t now_us);
   bool Turn(int64_t now_us);
+  bool Drive(std::unique_ptr<Request>* request, const bool& ended, int64_t patience_us);
   void Sleep(std::unique_lock<std::mutex>* baton);
   void SetRest(Rest rest);
   void Idle(int64_t idle_us);
@@ -69,7 +76,8 @@ class Progress {
   std::mutex baton_;                           // held by who drives engine_; guards asleep_
   bool asleep_ = false;                        // the progress thread is at the doorbell
   std::atomic<int> helpers_{0};
-  std::mutex mutex_;  // guards commands_, and changes of accepting_
+  std::atomic<bool> helping_{false};  // a helper looks at what is pushed until it goes
+  std::mutex mutex_;                  // guards commands_, and changes of accepting_
   std::vector<Command> commands_;
   std::atomic<bool> accepting_{true};
   std::atomic<bool> pushed_{false};  // there may be commands

@@ -197,14 +197,7 @@ Status Runtime::Admit(Request* request, uint64_t* id) {
 
 Status Runtime::Submit(std::unique_ptr<Request> request, uint64_t* id) {
   TFDIST_RETURN_IF_ERROR(Admit(request.get(), id));
-  // A std::function must be copyable, a request is not.
-  auto shared = std::make_shared<std::unique_ptr<Request>>(std::move(request));
-  if (!progress_->Push([shared](Engine* engine, int64_t now_us) {
-        engine->Submit(std::move(*shared), now_us);
-      })) {
-    return ShutDownError();
-  }
-  return Status();
+  return progress_->Submit(std::move(request)) ? Status() : ShutDownError();
 }
 
 Status Runtime::SubmitAndHelp(std::unique_ptr<Request> request, uint64_t* id, int64_t patience_us) {

@@ -42,7 +42,7 @@ class Runtime {
   Status Submit(std::unique_ptr<Request> request, uint64_t* id);
   // As Submit, and drives the operation on the calling thread while it moves: for at most
   // `patience_us` without a step. What has ended by then has run `done` here, before this returns;
-  // else `done` comes as after Submit.
+  // else `done` comes as after Submit. While another thread helps, that one is left to drive it.
   Status SubmitAndHelp(std::unique_ptr<Request> request, uint64_t* id, int64_t patience_us);
   // As SubmitAndHelp, but blocks until `done` has run, on this thread.
   Status Run(std::unique_ptr<Request> request);

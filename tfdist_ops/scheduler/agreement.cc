@@ -324,8 +324,8 @@ Status CheckAgreement(const Requests& by_index, const Members& members) {
                     "Cut the gradients into the same buckets on every rank.");
   }
   text = Differences(by_index, members, [](const RequestInfo& i) {
-    if (!i.bucket) return std::string("outside of any group of gradients");
-    return i.predicted == 0 ? std::string("a bucket") : TicketText(i.predicted);
+    if (i.predicted != 0) return TicketText(i.predicted);
+    return std::string(i.bucket ? "a bucket" : "outside of any group of gradients");
   });
   if (text.empty()) return Status();
   return Mismatch(key, "which step of which group it belongs to", text,

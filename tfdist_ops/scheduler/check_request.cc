@@ -52,6 +52,9 @@ Status CheckRequest(const Request& request, int size) {
     return InvalidRequest(name,
                           "a bucket of a group is an allreduce with 0 <= bucket < bucket_count");
   }
+  if (info.repeats && (info.kind != CollectiveKind::kAllreduce || !request.group.empty())) {
+    return InvalidRequest(name, "only an allreduce that is no bucket of a group can repeat");
+  }
   const char* kind = CollectiveKindName(info.kind);
   if (!info.splits.empty() && !TakesSplits(info.kind)) {
     return InvalidRequest(name, std::string(kind) + " takes no splits");

@@ -112,7 +112,7 @@ void Engine::Submit(std::unique_ptr<Request> request, int64_t now_us) {
     return;
   }
   BeginSetChange(request.get());
-  NumberBucket(set, request.get());
+  CountSubmission(set, request.get());
   refused = CheckGate(*request);
   if (!refused.ok()) {
     Finish(std::move(request), refused);
@@ -133,9 +133,9 @@ void Engine::Enqueue(ProcessSet* set, std::unique_ptr<Request> request, int64_t 
     StartPredicted(set, std::move(request), now_us);
     return;
   }
-  const bool repeats =
-      IsBucket(*request) && (info.predicted == 0 || set->book.Known(info.predicted));
-  if (repeats && !predictable) ++deviations_;
+  const bool is_known =
+      (IsBucket(*request) && info.predicted == 0) || set->book.Known(info.predicted);
+  if (is_known && !predictable) ++deviations_;
   auto& queue = set->entries[info.key];
   queue.push_back(std::move(request));
   if (queue.size() == 1) Announce(set, RequestInfo(queue.front()->info), now_us);
@@ -201,7 +201,7 @@ void Engine::Allocate(ProcessSet* set, std::unique_ptr<Request> request, const R
 }
 
 std::unique_ptr<Request> Engine::TakeEntry(ProcessSet* set, const std::string& key, bool agreed,
-                                           int64_t now_us) {
+                                           uint32_t number, int64_t now_us) {
   const auto it = set->entries.find(key);
   if (it == set->entries.end()) return nullptr;
   std::deque<std::unique_ptr<Request>>& queue = it->second;
@@ -209,10 +209,11 @@ std::unique_ptr<Request> Engine::TakeEntry(ProcessSet* set, const std::string& k
   queue.pop_front();
   set->stalls.erase(key);
   request->agreed_us = now_us;
-  if (agreed) {
-    set->book.Agree(request->info.predicted, request->info);
-  } else {
-    set->book.Forget(request->info.predicted);
+  NoteOutcome(set, *request, agreed, number);
+  if (number != 0) {
+    for (const auto& later : queue) {
+      if (!IsBucket(*later)) CountSubmission(set, later.get());
+    }
   }
   // What came after it may need no agreement any more.
   while (!queue.empty() &&
@@ -235,9 +236,11 @@ void Engine::HandleResponse(ProcessSet* set, const Response& response, int64_t n
   std::vector<std::unique_ptr<Request>> members;
   for (size_t i = 0; i < response.keys.size(); ++i) {
     const std::string& key = response.keys[i];
-    std::unique_ptr<Request> request = TakeEntry(set, key, response.error.ok(), now_us);
+    const bool agreed = response.error.ok();
+    const uint32_t number = i < response.numbers.size() ? response.numbers[i] : 0;
+    std::unique_ptr<Request> request = TakeEntry(set, key, agreed, number, now_us);
     if (request == nullptr && IsAsked(*set, response)) {
-      request = JoinIn(set, response.infos[i], response, now_us);
+      request = JoinIn(set, response.infos[i], number, response, now_us);
       if (request == nullptr) return;  // the work has ended
     }
     if (request == nullptr && !response.error.ok()) continue;  // refused before it came here

@@ -209,7 +209,7 @@ class Engine {
   void Allocate(ProcessSet* set, std::unique_ptr<Request> request, const Response& response,
                 int64_t now_us);
   std::unique_ptr<Request> TakeEntry(ProcessSet* set, const std::string& key, bool agreed,
-                                     int64_t now_us);
+                                     uint32_t number, int64_t now_us);
   // Joining.
   void TurnJoin(ProcessSet* set, int64_t now_us);
   bool HandleJoinMessage(int peer, FrameType type, ProcessSet* set, ByteSpan message,
@@ -226,10 +226,11 @@ class Engine {
   void TakePart(ProcessSet* set, const WaitNote& order, int64_t now_us);
   bool IsAsked(const ProcessSet& set, const Response& response) const;
   std::unique_ptr<Request> MakeJoined(ProcessSet* set, const RequestInfo& info, int64_t now_us);
-  std::unique_ptr<Request> JoinIn(ProcessSet* set, const RequestInfo& info,
+  std::unique_ptr<Request> JoinIn(ProcessSet* set, const RequestInfo& info, uint32_t number,
                                   const Response& response, int64_t now_us);
   // Predicted operations.
-  void NumberBucket(ProcessSet* set, Request* request);
+  void CountSubmission(ProcessSet* set, Request* request);
+  void NoteOutcome(ProcessSet* set, const Request& request, bool agreed, uint32_t number);
   void StartPredicted(ProcessSet* set, std::unique_ptr<Request> request, int64_t now_us);
   void NoteEnd(ProcessSet* set, uint64_t ticket, int64_t now_us);
   void TellWaits(ProcessSet* set, int64_t now_us);
@@ -319,8 +320,8 @@ class Engine {
   uint64_t last_ticket_ = 0;           // announced in the world
   uint64_t negotiation_messages_ = 0;  // sent
   uint64_t predicted_ = 0;             // operations that started without agreement
-  uint64_t deviations_ = 0;            // buckets that could not although they had run before
-  uint64_t probes_ = 0;                // sent
+  uint64_t deviations_ = 0;  // operations that could not although they were agreed on before
+  uint64_t probes_ = 0;      // sent
   uint64_t finished_ = 0;
   uint64_t gate_messages_ = 0;  // sent
   bool leaving_ = false;

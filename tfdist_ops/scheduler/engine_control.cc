@@ -45,13 +45,13 @@ bool Engine::FlushControl(int peer) {
     const size_t bytes = std::min(kMaxControlPayload, message.bytes.size() - out.offset);
     const MutableByteSpan room = links_[p]->BeginSend(Lane::kControl, bytes);
     if (room.data() == nullptr) break;
-    std::memcpy(room.data(), message.bytes.data() + out.offset, bytes);
-    out.offset += bytes;
     FrameHeader header;
     header.type = static_cast<uint8_t>(message.type);
     header.set = message.set;
     header.generation = world_.generation;
-    header.segment = out.offset < message.bytes.size() ? kMoreFragments : 0;
+    header.segment = out.offset + bytes < message.bytes.size() ? kMoreFragments : 0;
+    std::memcpy(room.data(), message.bytes.data() + out.offset, bytes);
+    out.offset += bytes;
     links_[p]->CommitSend(Lane::kControl, header);
     moved = true;
     if (header.segment == 0) {

@@ -192,7 +192,7 @@ bool Engine::IsAsked(const ProcessSet& set, const Response& response) const {
 }
 
 // As a rank that has joined, in an announced operation. Null: the work has ended.
-std::unique_ptr<Request> Engine::JoinIn(ProcessSet* set, const RequestInfo& info,
+std::unique_ptr<Request> Engine::JoinIn(ProcessSet* set, const RequestInfo& info, uint32_t number,
                                         const Response& response, int64_t now_us) {
   std::unique_ptr<Request> request = MakeJoined(set, info, now_us);
   if (request == nullptr) return nullptr;
@@ -201,12 +201,7 @@ std::unique_ptr<Request> Engine::JoinIn(ProcessSet* set, const RequestInfo& info
       if (hooks_.registered) hooks_.registered(info, agreed);
     };
   }
-  const uint64_t ticket = request->info.predicted;
-  if (!response.error.ok()) {
-    set->book.Forget(ticket);
-  } else {
-    set->book.Agree(ticket, request->info);
-  }
+  NoteOutcome(set, *request, response.error.ok(), number);
   return request;
 }
 
@@ -224,11 +219,11 @@ std::unique_ptr<Request> Engine::MakeJoined(ProcessSet* set, const RequestInfo& 
   request->info.set = set->id;
   // What others can't have called is not taken part in.
   Status wrong = CheckRequest(*request, world_.size);
-  if (!IsBucket(*request)) request->info.predicted = 0;
   request->submitted_us = request->agreed_us = now_us;
   request->deadline_us = now_us + static_cast<int64_t>(info.timeout_s * 1e6);
   if (wrong.ok()) {
-    NumberBucket(set, request.get());
+    request->info.predicted = 0;
+    CountSubmission(set, request.get());
     wrong = CheckGate(*request);
   }
   if (!wrong.ok()) {

@@ -16,12 +16,27 @@ int64_t PatienceUs(double timeout_s) {
 
 }  // namespace
 
-void Engine::NumberBucket(ProcessSet* set, Request* request) {
-  if (!IsBucket(*request)) return;
+void Engine::CountSubmission(ProcessSet* set, Request* request) {
+  if (request->info.kind != CollectiveKind::kAllreduce) return;
+  if (!IsBucket(*request)) {
+    request->info.predicted = set->book.CountRepeated(request->info.key);
+    return;
+  }
   request->info.bucket = true;
   const auto group = set->groups.find(request->group);
   const uint32_t number = group != set->groups.end() ? group->second : 0;
   request->info.predicted = set->book.Count(number, request->bucket_index);
+}
+
+// What the ranks have agreed on, or not, about a submission.
+void Engine::NoteOutcome(ProcessSet* set, const Request& request, bool agreed, uint32_t number) {
+  const uint64_t ticket =
+      number != 0 ? set->book.NumberKey(request.info.key, number) : request.info.predicted;
+  if (agreed) {
+    set->book.Agree(ticket, request.info);
+  } else {
+    set->book.Forget(ticket);
+  }
 }
 
 void Engine::StartPredicted(ProcessSet* set, std::unique_ptr<Request> request, int64_t now_us) {

@@ -25,7 +25,7 @@ void RequestInfo::Clear() {
   prescale = postscale = 1.0;
   timeout_s = 0;
   algorithm.clear();
-  bucket = false;
+  bucket = repeats = false;
   for (std::vector<int64_t>& shape : shapes) shape.clear();
   splits.clear();
   description.clear();

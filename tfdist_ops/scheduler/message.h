@@ -27,6 +27,8 @@ struct RequestInfo {
   // The name of an algorithm (collective/selection.h); "": the configured one.
   std::string algorithm;
   bool bucket = false;  // of a registered group: its shapes are agreed on, one total stands here
+  // allreduce outside of any group: the same will come again under this key (order.h)
+  bool repeats = false;
   std::vector<std::vector<int64_t>> shapes;
   // reduce_scatter, scatter, alltoall: rows by rank; empty = even
   std::vector<int64_t> splits;
@@ -36,7 +38,7 @@ struct RequestInfo {
   // kRegister: which variables have a gradient here; kRemoveSet: {1} when this rank still has
   // operations of the set in flight.
   std::vector<uint8_t> present;
-  uint64_t predicted = 0;  // bucket: the ticket it had if it were predicted (order.h)
+  uint64_t predicted = 0;  // the ticket it had if it were predicted (order.h); 0: it can't be
   // What a rank that has joined needs to take part (join.h). Of allreduce, reduce, broadcast: the
   // elements and the hint (slicing.h) of each tensor; of a bucket and kRegister: the group's id.
   std::vector<int64_t> sizes;
@@ -58,6 +60,8 @@ struct Response {
   std::vector<int64_t> rows;     // see AgreedRows in scheduler/rows.h
   std::vector<uint8_t> present;  // kRegister: which variables have a gradient on any rank
   uint64_t number = 0;           // kRegister: of the group (0: none is left); kAddSet: of the set
+  // For each key: by which it is predicted from now on; 0, or beyond the end: none.
+  std::vector<uint32_t> numbers;
   // The ranks that have joined, and did not ask for this; if there are any: for each key what they
   // take part in.
   std::vector<int32_t> joined;
@@ -67,7 +71,7 @@ struct Response {
 };
 
 // Whether two ranks, or one rank twice, ask for the same: in all but the timeout, which is each
-// rank's own, and the numbers of the set and the ticket.
+// rank's own, whether it repeats, and the numbers of the set and the ticket.
 bool SameRequest(const RequestInfo& a, const RequestInfo& b);
 
 int64_t ElementCount(const std::vector<int64_t>& shape);

@@ -20,10 +20,31 @@ std::vector<int32_t> WorldRanks(int size) {
   return ranks;
 }
 
+// Keys that repeat are predicted when at most kMostInTurn take turns: more of them come together,
+// and are better fused (docs/design/0003). Within kTimes agreements on one key the others may have
+// one turn more or less than it, in whatever order they come; even so five are not four.
+constexpr int kMostInTurn = 4;
+constexpr int kTimes = 8;
+constexpr uint64_t kMostRepetitions = kTimes * kMostInTurn + kMostInTurn - 1;
+static_assert(kMostRepetitions < kTimes * (kMostInTurn + 1) - kMostInTurn);
+// Of more it is not counted how often they come.
+constexpr size_t kMostRepeated = 4 * kMaxRepeated;
+
+// Whether some rank has counted it under the number of a key that repeats.
+bool IsCounted(const std::vector<RequestInfo>& by_rank) {
+  return std::any_of(by_rank.begin(), by_rank.end(), [](const RequestInfo& info) {
+    return info.predicted != 0 && TicketGroup(info.predicted) == kRepeatedGroup;
+  });
+}
+
 // One more collective that `response` is about.
 void AddKey(const std::vector<RequestInfo>& by_rank, const std::vector<int32_t>& joined,
-            Response* response) {
+            uint32_t number, Response* response) {
   response->keys.push_back(by_rank[0].key);
+  if (number != 0) {
+    response->numbers.resize(response->keys.size());
+    response->numbers.back() = number;
+  }
   response->joined = joined;
   if (joined.empty()) return;
   response->infos.push_back(JoinedInfo(by_rank[0], static_cast<int>(by_rank.size())));
@@ -203,6 +224,8 @@ std::vector<Response> Negotiator::TakeResponses() {
       response.error = CheckJoined(ready.by_rank[0], ready.joined);
       response.ends_work = !response.error.ok();
     }
+    // Where ranks do not even agree on what they call, they have counted differently.
+    response.ends_work |= !response.error.ok() && IsCounted(ready.by_rank);
     if (response.error.ok()) {
       for (int32_t rank : ready.joined) {
         RequestInfo& info = ready.by_rank[Index(rank)];
@@ -211,7 +234,7 @@ std::vector<Response> Negotiator::TakeResponses() {
       agreed.push_back(std::move(ready));
       continue;
     }
-    AddKey(ready.by_rank, ready.joined, &response);
+    AddKey(ready.by_rank, ready.joined, 0, &response);
     responses.push_back(std::move(response));
   }
   ready_.clear();
@@ -227,7 +250,7 @@ std::vector<Response> Negotiator::TakeResponses() {
       Response response = Answer(agreed[at].by_rank);
       response.ticket = next_ticket_++;
       for (; count > 0; --count, ++at) {
-        AddKey(agreed[at].by_rank, agreed[at].joined, &response);
+        AddKey(agreed[at].by_rank, agreed[at].joined, NumberFor(agreed[at].by_rank), &response);
         response.last = agreed[at].last;  // they stand in the order in which they were complete
       }
       responses.push_back(std::move(response));
@@ -256,6 +279,23 @@ Response Negotiator::Answer(const std::vector<RequestInfo>& by_rank) {
   }
   if (first.kind == CollectiveKind::kRemoveSet) response.error = sets_->Remove(first.description);
   return response;
+}
+
+uint32_t Negotiator::NumberFor(const std::vector<RequestInfo>& by_rank) {
+  const bool repeat = std::all_of(by_rank.begin(), by_rank.end(),
+                                  [](const RequestInfo& info) { return info.repeats; });
+  if (!repeat || (repeated_.size() == kMostRepeated && repeated_.count(by_rank[0].key) == 0)) {
+    return 0;
+  }
+  Repeated& repeated = repeated_[by_rank[0].key];
+  ++repetitions_;
+  if (repeated.has_number || ++repeated.times % kTimes != 0) return 0;
+  const uint64_t since = std::exchange(repeated.since, repetitions_);
+  const bool is_first = std::exchange(repeated.times, 0) == 0;
+  const bool is_in_crowd = repetitions_ - since > kMostRepetitions;
+  if (is_first || is_in_crowd || numbers_ == kMaxRepeated) return 0;
+  repeated.has_number = true;
+  return ++numbers_;
 }
 
 Stall Negotiator::Describe(const Pending& pending, int64_t now_us) const {

@@ -14,6 +14,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "base/status.h"
@@ -96,6 +97,7 @@ class Negotiator {
   bool IsComplete(const Pending& pending) const;
   void MoveToReady(const std::string& key, int last);
   Response Answer(const std::vector<RequestInfo>& by_rank);
+  uint32_t NumberFor(const std::vector<RequestInfo>& by_rank);  // of Response::numbers
   // Every rank waits for a group, and no two mean the same: they never will.
   void RefuseCrossedRegistrations();
 
@@ -107,6 +109,14 @@ class Negotiator {
   const AlgorithmOf algorithm_of_;
   const std::unique_ptr<SetTable> sets_;
   std::map<uint32_t, std::string> groups_;  // number → description
+  struct Repeated {
+    uint64_t since = 0;  // repetitions_ when it was begun to count
+    int times = -1;      // agreements since then; -1: the first is yet to come
+    bool has_number = false;
+  };
+  std::unordered_map<std::string, Repeated> repeated_;  // by key
+  uint64_t repetitions_ = 0;                            // agreements on all of them
+  uint32_t numbers_ = 0;                                // how many of them have one
   uint64_t next_ticket_ = 1;
   std::map<std::string, Pending> pending_;
   std::vector<Ready> ready_;  // by key in order of completion

@@ -235,16 +235,17 @@ MutableByteSpan Operation::BeginSend(size_t index, const Links& links) {
   return link->BeginSend(Lane::kData, memory_.WireBytes(index, running_[index].done));
 }
 
-// Sends the segment that lies in the room of BeginSend, to the peers of twins too.
-void Operation::CommitSend(size_t index, const Links& links, uint32_t generation) {
+// Sends the segment that lies in the room of BeginSend, to the peers of twins too. `header` is its
+// Header, made before the segment was written (Link::CommitSend says why).
+void Operation::CommitSend(size_t index, const Links& links, const FrameHeader& header) {
   Running& run = running_[index];
-  LinkOf(index, links)->CommitSend(Lane::kData, Header(index, generation));
+  LinkOf(index, links)->CommitSend(Lane::kData, header);
   const size_t bytes = memory_.WireBytes(index, run.done);
   NoteSent(bytes);
   for (size_t twin : run.twins) {
     Link* other = LinkOf(twin, links);
     if (running_[twin].done != run.done || other == nullptr || !Ready(twin)) continue;
-    if (!other->ShareSend(Header(twin, generation), bytes)) continue;
+    if (!other->ShareSend(Header(twin, header.generation), bytes)) continue;
     CountSegment(twin);
     NoteSent(bytes);
   }
@@ -254,12 +255,11 @@ void Operation::CommitSend(size_t index, const Links& links, uint32_t generation
 bool Operation::RunSend(size_t index, const Links& links, uint32_t generation) {
   Link* link = LinkOf(index, links);
   if (link != nullptr && !LeavesRoom(index, link)) return false;
+  const FrameHeader header = Header(index, generation);
   if (link != nullptr && link->MostPieces() > 0) {
     memory_.Locate(index, running_[index].done, &pieces_);
     if (pieces_.size() <= link->MostPieces()) {
-      if (!link->SendPieces(Header(index, generation), {pieces_.data(), pieces_.size()})) {
-        return false;
-      }
+      if (!link->SendPieces(header, {pieces_.data(), pieces_.size()})) return false;
       NoteSent(memory_.WireBytes(index, running_[index].done));
       CountSegment(index);
       return true;
@@ -271,7 +271,7 @@ bool Operation::RunSend(size_t index, const Links& links, uint32_t generation) {
     TraceScope packing(clock_, &trace_.pack);
     memory_.Pack(index, running_[index].done, room.data(), link->StreamsSend());
   }
-  CommitSend(index, links, generation);
+  CommitSend(index, links, header);
   return true;
 }
 
@@ -289,6 +289,7 @@ bool Operation::RunReceive(size_t index, const Links& links, uint32_t generation
   const Link* link = run.sender != 0 ? LinkOf(run.sender, links) : nullptr;
   const bool sends =
       link != nullptr && link->MostPieces() == 0 && running_[run.sender].done == run.done;
+  const FrameHeader header = sends ? Header(run.sender, generation) : FrameHeader();
   const MutableByteSpan room = sends ? BeginSend(run.sender, links) : MutableByteSpan();
   const bool timed = memory_.WireBytes(index, run.done) >= kTimedBytes;
   const int64_t begin_ns = timed ? NowNs() : 0;
@@ -309,7 +310,7 @@ bool Operation::RunReceive(size_t index, const Links& links, uint32_t generation
     run.inbox[p].pop_front();
   }
   CountSegment(index);
-  if (room.data() != nullptr) CommitSend(run.sender, links, generation);
+  if (room.data() != nullptr) CommitSend(run.sender, links, header);
   return true;
 }
 

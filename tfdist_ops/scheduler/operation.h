@@ -119,7 +119,7 @@ class Operation {
   void CountSegment(size_t step);
   void FindSenders();
   MutableByteSpan BeginSend(size_t step, const Links& links);
-  void CommitSend(size_t step, const Links& links, uint32_t generation);
+  void CommitSend(size_t step, const Links& links, const FrameHeader& header);
   // What is sent has just been written: that clock will do.
   void NoteSent(size_t bytes) {
     if (clock_ == nullptr) return;

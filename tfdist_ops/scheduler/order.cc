@@ -18,7 +18,7 @@ std::pair<uint32_t, int64_t> BucketOf(uint64_t ticket) {
 }  // namespace
 
 uint64_t PredictedTicket(uint32_t group, int64_t bucket, uint64_t sequence) {
-  if (group == 0 || group > kMaxGroupNumber || bucket < 0 || bucket > kMaxBucket ||
+  if (group == 0 || group > kRepeatedGroup || bucket < 0 || bucket > kMaxBucket ||
       sequence > std::numeric_limits<uint32_t>::max()) {
     return 0;
   }
@@ -29,7 +29,7 @@ uint64_t PredictedTicket(uint32_t group, int64_t bucket, uint64_t sequence) {
 bool IsPredicted(uint64_t ticket) { return (ticket & kPredicted) != 0; }
 
 uint32_t TicketGroup(uint64_t ticket) {
-  return static_cast<uint32_t>(ticket >> kGroupShift) & kMaxGroupNumber;
+  return static_cast<uint32_t>(ticket >> kGroupShift) & ((uint32_t{1} << 15) - 1);
 }
 
 uint32_t TicketBucket(uint64_t ticket) {
@@ -40,8 +40,12 @@ uint32_t TicketSequence(uint64_t ticket) { return static_cast<uint32_t>(ticket);
 
 std::string TicketText(uint64_t ticket) {
   if (!IsPredicted(ticket)) return "number " + std::to_string(ticket);
-  return "submission " + std::to_string(TicketSequence(ticket)) + " of bucket " +
-         std::to_string(TicketBucket(ticket)) + " of group " + std::to_string(TicketGroup(ticket));
+  const std::string which = "submission " + std::to_string(TicketSequence(ticket)) + " of ";
+  if (TicketGroup(ticket) == kRepeatedGroup) {
+    return which + "repeated allreduce " + std::to_string(TicketBucket(ticket));
+  }
+  return which + "bucket " + std::to_string(TicketBucket(ticket)) + " of group " +
+         std::to_string(TicketGroup(ticket));
 }
 
 Turn TurnOf(uint64_t ticket) {
@@ -52,8 +56,22 @@ Turn TurnOf(uint64_t ticket) {
 uint64_t BucketKey(uint64_t ticket) { return ticket >> kBucketShift; }
 
 uint64_t BucketBook::Count(uint32_t group, int64_t bucket) {
+  return group <= kMaxGroupNumber ? CountAny(group, bucket) : 0;
+}
+
+uint64_t BucketBook::CountAny(uint32_t group, int64_t bucket) {
   if (PredictedTicket(group, bucket, 0) == 0) return 0;
   return PredictedTicket(group, bucket, ++buckets_[{group, bucket}].submitted);
+}
+
+uint64_t BucketBook::CountRepeated(const std::string& key) {
+  const auto it = numbers_.find(key);
+  return it != numbers_.end() ? CountAny(kRepeatedGroup, it->second) : 0;
+}
+
+uint64_t BucketBook::NumberKey(const std::string& key, uint32_t number) {
+  numbers_[key] = number;
+  return PredictedTicket(kRepeatedGroup, number, 0);
 }
 
 bool BucketBook::Known(uint64_t ticket) const {
@@ -90,6 +108,7 @@ uint64_t BucketBook::Agreements(uint64_t ticket) const {
 int64_t BucketBook::GroupBytes(uint64_t ticket) const {
   const uint32_t group = TicketGroup(ticket);
   int64_t bytes = 0;
+  if (group == kRepeatedGroup) return bytes;
   for (auto it = buckets_.lower_bound({group, 0}); it != buckets_.end(); ++it) {
     if (it->first.first != group) break;
     if (it->second.agreed.has_value()) bytes += ShapeBytes(*it->second.agreed);

@@ -14,6 +14,11 @@
 // the same order, so ranks that submit the same things decide alike; one that submits something
 // else asks the leader (a deviation), and those who wait for it find out (waits.h).
 //
+// An allreduce outside of any group that all ranks call again and again under one key
+// (RequestInfo::repeats) is predicted too, if few such keys take turns: the leader numbers the key
+// with one of its answers (Negotiator::NumberFor), and what comes under it afterwards is counted
+// from there. Of many, those that come together are better fused.
+//
 // Which collective goes first must be one total order on all ranks: at most max_active run side by
 // side (inside a host fewer, by their bytes, but always one), and if two ranks filled their windows
 // with different ones, each could wait for what the other holds back. TurnOf orders announced
@@ -31,6 +36,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -38,7 +44,11 @@
 
 namespace tfdist {
 
-constexpr uint32_t kMaxGroupNumber = (uint32_t{1} << 15) - 1;
+constexpr uint32_t kMaxGroupNumber = (uint32_t{1} << 15) - 2;
+// The group of the allreduces that belong to none and come again under the same key; how many keys
+// of it have a number (from 1), which stands for the bucket.
+constexpr uint32_t kRepeatedGroup = kMaxGroupNumber + 1;
+constexpr uint32_t kMaxRepeated = 4096;
 
 // The ticket of the `sequence`-th (1, 2, ...) submission of a bucket; 0 when a number does not fit,
 // or the group has none (0).
@@ -47,7 +57,7 @@ bool IsPredicted(uint64_t ticket);
 uint32_t TicketGroup(uint64_t ticket);     // of a predicted one
 uint32_t TicketBucket(uint64_t ticket);    // likewise
 uint32_t TicketSequence(uint64_t ticket);  // likewise
-// "submission 7 of bucket 2 of group 5", or "number 12"
+// "submission 7 of bucket 2 of group 5", "submission 7 of repeated allreduce 3", or "number 12"
 std::string TicketText(uint64_t ticket);
 
 // The place of a ticket in the order of all of its set; one to one.
@@ -61,6 +71,10 @@ class BucketBook {
  public:
   // Counts a submission. Returns its predicted ticket, 0 when it can't have one.
   uint64_t Count(uint32_t group, int64_t bucket);
+  // The same for an allreduce outside of any group; 0 until its key has a number.
+  uint64_t CountRepeated(const std::string& key);
+  // From now on the key has this number. Returns the ticket of its submission that has it agreed.
+  uint64_t NumberKey(const std::string& key, uint32_t number);
   // Whether a submission needs no agreement.
   bool Predictable(uint64_t ticket, const RequestInfo& info) const;
   // Whether the bucket has been agreed on before.
@@ -70,7 +84,7 @@ class BucketBook {
   void Forget(uint64_t ticket);
   // How often Agree or Forget has been called for its bucket.
   uint64_t Agreements(uint64_t ticket) const;
-  // Of all buckets of the group that have been agreed on: what a step reduces.
+  // Of all buckets of the group that have been agreed on: what a step reduces. 0: not known.
   int64_t GroupBytes(uint64_t ticket) const;
   // Whether this rank has submitted it.
   bool Submitted(uint64_t ticket) const;
@@ -78,12 +92,14 @@ class BucketBook {
   std::vector<uint64_t> LastTickets() const;
 
  private:
+  uint64_t CountAny(uint32_t group, int64_t bucket);
   struct Bucket {
     uint64_t submitted = 0;
     uint64_t agreements = 0;
     std::optional<RequestInfo> agreed;  // what was agreed on last
   };
   std::map<std::pair<uint32_t, int64_t>, Bucket> buckets_;
+  std::unordered_map<std::string, uint32_t> numbers_;  // by key, in kRepeatedGroup
 };
 
 // Whether a rank whose last tickets were `last` has taken part, or will, in `ticket`.

@@ -93,7 +93,11 @@ Status Waits::MismatchOf(uint64_t ticket, Wait* wait, const Negotiator& negotiat
   }
   for (auto& [rank, place] : wait->by_rank) {
     const RequestInfo* announced = Instead(negotiator.Announced(rank, *key), ticket);
-    const RequestInfo* registers = negotiator.Registration(rank);
+    const bool repeats = TicketGroup(ticket) == kRepeatedGroup;
+    const RequestInfo* registers = repeats ? nullptr : negotiator.Registration(rank);
+    // Another kind of operation under the key: it may come after this one.
+    const bool may_be_later = repeats && announced != nullptr && announced->predicted == 0;
+    if (may_be_later && place.answer != Answer::kNotSubmitted) announced = nullptr;
     if (place.info.has_value()) {
       RequestInfo list;
       list.key = "gradients";

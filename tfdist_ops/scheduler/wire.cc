@@ -38,6 +38,7 @@ std::string EncodeRequest(const RequestInfo& info) {
   w.Number(info.postscale);
   w.Number(info.timeout_s);
   w.Number(static_cast<uint8_t>(info.bucket));
+  w.Number(static_cast<uint8_t>(info.repeats));
   w.Number(static_cast<uint32_t>(info.shapes.size()));
   for (const std::vector<int64_t>& shape : info.shapes) w.Numbers(shape);
   w.Numbers(info.splits);
@@ -65,6 +66,7 @@ bool DecodeRequest(ByteSpan bytes, RequestInfo* info) {
   info->postscale = r.Number<double>();
   info->timeout_s = r.Number<double>();
   info->bucket = r.Number<uint8_t>() != 0;
+  info->repeats = r.Number<uint8_t>() != 0;
   const auto count = r.Number<uint32_t>();
   info->shapes.clear();
   for (uint32_t i = 0; i < count && r.ok(); ++i) info->shapes.push_back(r.Numbers<int64_t>());
@@ -82,6 +84,7 @@ bool DecodeRequest(ByteSpan bytes, RequestInfo* info) {
   if (op < 0 || op > static_cast<int32_t>(kLastReduceOp)) return false;
   info->kind = static_cast<CollectiveKind>(kind);
   info->op = static_cast<ReduceOp>(op);
+  if (info->repeats && (info->kind != CollectiveKind::kAllreduce || info->bucket)) return false;
   if (HasRows(info->kind) && info->shapes.size() != 1) return false;
   if (info->sizes.size() != info->hints.size() || !IsSizes(info->sizes)) return false;
   const bool has_place = info->bucket_index == 0 || info->bucket_index < info->bucket_count;
@@ -139,6 +142,7 @@ std::string EncodeResponse(const Response& response) {
   w.Numbers(response.rows);
   w.Numbers(response.present);
   w.Number(response.number);
+  w.Numbers(response.numbers);
   w.Numbers(response.joined);
   w.Number(static_cast<uint32_t>(response.infos.size()));
   for (const RequestInfo& info : response.infos) w.Text(EncodeRequest(info));
@@ -156,6 +160,7 @@ bool DecodeResponse(ByteSpan bytes, Response* response) {
   response->rows = r.Numbers<int64_t>();
   response->present = r.Numbers<uint8_t>();
   response->number = r.Number<uint64_t>();
+  response->numbers = r.Numbers<uint32_t>();
   response->joined = r.Numbers<int32_t>();
   const auto infos = r.Number<uint32_t>();
   response->infos.clear();
@@ -164,8 +169,13 @@ bool DecodeResponse(ByteSpan bytes, Response* response) {
     if (!DecodeRequest(AsBytes(info), &response->infos.emplace_back())) return false;
   }
   response->last = r.Number<int32_t>();
-  const size_t expected = response->joined.empty() ? 0 : response->keys.size();
-  return r.Done() && !response->keys.empty() && response->infos.size() == expected;
+  const size_t count_of_keys = response->keys.size();
+  const size_t expected = response->joined.empty() ? 0 : count_of_keys;
+  const std::vector<uint32_t>& numbers = response->numbers;
+  const bool are_numbers = numbers.size() <= count_of_keys &&
+                           std::all_of(numbers.begin(), numbers.end(),
+                                       [](uint32_t number) { return number <= kMaxRepeated; });
+  return r.Done() && count_of_keys > 0 && are_numbers && response->infos.size() == expected;
 }
 
 std::string EncodeClock(const ClockNote& note) {

@@ -16,6 +16,7 @@ REGISTER_OP("TfdistAllreduce")
     .TFDIST_REDUCTION_ATTRS
     .Attr("timeout_s: float = 0.0")     // 0: TFDIST_TIMEOUT_S
     .Attr("process_set: int >= 0 = 0")  // 0: all ranks
+    .Attr("repeats: bool = false")      // of tfdist_request
     .Attr("group: string = ''")         // id of the gradient group that this is a bucket of
     .Attr("bucket: int = 0")
     .Attr("bucket_count: int = 0")
@@ -28,6 +29,7 @@ class AllreduceOp : public CollectiveOp {
   explicit AllreduceOp(tensorflow::OpKernelConstruction* ctx)
       : CollectiveOp(ctx, TFDIST_ALLREDUCE) {
     OP_REQUIRES_OK(ctx, reduction_.Read(ctx));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("repeats", &repeats_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("group", &group_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("bucket", &bucket_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("bucket_count", &bucket_count_));
@@ -40,6 +42,7 @@ class AllreduceOp : public CollectiveOp {
   absl::Status Prepare(tensorflow::OpKernelContext* ctx, Operation* op) const override {
     tfdist_request& request = op->request();
     reduction_.Set(&request);
+    request.repeats = repeats_ ? 1 : 0;
     request.group = group_.empty() ? nullptr : group_.c_str();
     request.bucket = bucket_;
     request.bucket_count = bucket_count_;
@@ -48,6 +51,7 @@ class AllreduceOp : public CollectiveOp {
 
  private:
   Reduction reduction_;
+  bool repeats_ = false;
   std::string group_;
   int32_t bucket_ = 0;
   int32_t bucket_count_ = 0;

@@ -61,10 +61,11 @@ class InprocLink : public LinkBase {
     return {open_[i].payload(), bytes};
   }
 
-  void CommitSend(Lane lane, FrameHeader header) override {
-    Close(lane, &header);
+  void CommitSend(Lane lane, const FrameHeader& header) override {
+    FrameHeader closed = header;
+    Close(lane, &closed);
     std::lock_guard<std::mutex> lock(pipe_->mutex);
-    other_.inbox[Index(lane)].push_back({header, std::move(open_[Index(lane)])});
+    other_.inbox[Index(lane)].push_back({closed, std::move(open_[Index(lane)])});
     ++other_.used[Index(lane)];
     if (lane == Lane::kControl || other_.rest == Rest::kAsleep) WakePeer();
   }
@@ -105,7 +106,7 @@ class InprocLink : public LinkBase {
  private:
   // With the lock held, so that a ring never comes after the peer's "I am awake".
   void WakePeer() {
-    if (other_.rest == Rest::kAwake) return;
+    if (Looks(other_.rest)) return;
     other_.rest = Rest::kAwake;
     RingDoorbell(peer_doorbell_.get());
   }

@@ -25,10 +25,14 @@ enum class Lane : uint8_t { kControl = 0, kData = 1 };
 
 // Whether this rank looks for frames by itself, and else for what it is to be woken.
 enum class Rest : uint8_t {
-  kAwake,   // it looks
+  kAwake,  // it looks
+  // It looks, and expects that idle peers soon do too: its control frames may let them rest until
+  // another word follows, as it has to.
+  kExpecting,
   kIdle,    // for control frames. Nothing that runs here waits for data, or who waits for it looks.
   kAsleep,  // for all frames, and for room in a lane that was full
 };
+inline bool Looks(Rest rest) { return rest == Rest::kAwake || rest == Rest::kExpecting; }
 
 // 32 bytes, host order (ranks of different byte order are refused in the handshake).
 struct FrameHeader {
@@ -66,8 +70,10 @@ class Link {
   // data() is null when the lane is full now. At most one BeginSend may be open on a lane.
   // With bytes == 0, data() is non-null when there is room.
   virtual MutableByteSpan BeginSend(Lane lane, size_t bytes) = 0;
-  // Publishes the open send; fills in header.payload_bytes and header.lane itself.
-  virtual void CommitSend(Lane lane, FrameHeader header) = 0;
+  // Publishes the open send; fills in payload_bytes and lane itself. The rest of `header` is best
+  // made before the payload is written: what a processor has written in parts it reads as a whole
+  // only when these parts, and all that it wrote before them, have left for its cache.
+  virtual void CommitSend(Lane lane, const FrameHeader& header) = 0;
   // Whether the payload of the open send of the data lane should be written past the caches
   // (store_choice.h).
   virtual bool StreamsSend() const { return false; }
@@ -76,12 +82,12 @@ class Link {
   // ShareSend sends to this link's peer, without a copy, the payload that another link with the
   // same memory has committed last. False: the lane is full now.
   virtual const void* SendMemory() const { return nullptr; }
-  virtual bool ShareSend(FrameHeader /*header*/, size_t /*bytes*/) { return false; }
+  virtual bool ShareSend(const FrameHeader& /*header*/, size_t /*bytes*/) { return false; }
   // Most pieces of a payload that SendPieces takes; 0: this link has only the way above.
   virtual size_t MostPieces() const { return 0; }
   // Sends a frame of the data lane from the caller's memory, which may change as soon as this
   // returns: for transports that would copy a packed payload once more. False: the lane is full.
-  virtual bool SendPieces(FrameHeader /*header*/, Pieces /*payload*/) { return false; }
+  virtual bool SendPieces(const FrameHeader& /*header*/, Pieces /*payload*/) { return false; }
 
   // Whether there is an unread frame, where that can be told at once; else false.
   virtual bool HasFrame() const { return false; }

@@ -79,12 +79,13 @@ bool LinkBase::Open(Lane lane, size_t bytes) {
   return true;
 }
 
-void LinkBase::Close(Lane lane, FrameHeader* header) {
-  header->payload_bytes = static_cast<uint32_t>(open_bytes_[Index(lane)]);
-  header->lane = static_cast<uint8_t>(lane);
-  if (lane != Lane::kData) return;
-  data_bytes_sent_ += header->payload_bytes;
-  ++data_frames_sent_;
+uint32_t LinkBase::Close(Lane lane) {
+  const auto bytes = static_cast<uint32_t>(open_bytes_[Index(lane)]);
+  if (lane == Lane::kData) {
+    data_bytes_sent_ += bytes;
+    ++data_frames_sent_;
+  }
+  return bytes;
 }
 
 }  // namespace tfdist

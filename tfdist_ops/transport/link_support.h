@@ -91,8 +91,13 @@ class LinkBase : public Link {
   }
   // Notes that a send of `bytes` is open. False when the caller may not send that much.
   bool Open(Lane lane, size_t bytes);
-  // Fills in the fields of the header that are the transport's, and counts.
-  void Close(Lane lane, FrameHeader* header);
+  // Counts the open send, which goes out now. Returns its bytes.
+  uint32_t Close(Lane lane);
+  // The same, and fills in the fields of the header that are the transport's.
+  void Close(Lane lane, FrameHeader* header) {
+    header->payload_bytes = Close(lane);
+    header->lane = static_cast<uint8_t>(lane);
+  }
 
  private:
   size_t capacity_[kLanes];

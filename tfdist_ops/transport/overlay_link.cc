@@ -30,7 +30,7 @@ class OverlayLink : public Link {
     return {open_, bytes};
   }
 
-  void CommitSend(Lane lane, FrameHeader header) override {
+  void CommitSend(Lane lane, const FrameHeader& header) override {
     Overlay::Peer& state = overlay_->At(peer_);
     if (lane == Lane::kData || state.neighbour) {
       state.link->CommitSend(lane, header);
@@ -48,7 +48,7 @@ class OverlayLink : public Link {
   size_t MostPieces() const override {
     return connection() != nullptr ? connection()->MostPieces() : 0;
   }
-  bool SendPieces(FrameHeader header, Pieces payload) override {
+  bool SendPieces(const FrameHeader& header, Pieces payload) override {
     if (!overlay_->At(peer_).link->SendPieces(header, payload)) return false;
     for (const ByteSpan& piece : payload) data_bytes_sent_ += piece.size();
     ++data_frames_sent_;

@@ -176,15 +176,15 @@ class ShmProducer {
   }
   // Whether it is to be written past the caches.
   bool streams() const { return writing_.streamed; }
-  // Returns the slot.
-  size_t Publish(const FrameHeader& header) {
+  // Returns the slot. In place of the header's payload_bytes and lane go `bytes` and `lane`.
+  size_t Publish(const FrameHeader& header, Lane lane, uint32_t bytes) {
     const size_t slot = std::exchange(slot_, kNone);
-    if (header.payload_bytes >= kTimedBytes) {
+    if (bytes >= kTimedBytes) {
       writing_.phase = header.phase;
-      writing_.bytes = header.payload_bytes;
+      writing_.bytes = bytes;
       writing_.ns = NowNs() - writing_.begin_ns;
     }
-    Announce(header, slot, std::exchange(writing_, {}));
+    Announce(header, lane, bytes, slot, std::exchange(writing_, {}));
     return slot;
   }
   // Whether there is a handle: then Announce sends what another lane of the pool has in a slot.
@@ -195,7 +195,9 @@ class ShmProducer {
     if (!Reap()) return Look::kCorrupt;
     return HasHandle() ? Look::kReady : Look::kNotYet;
   }
-  void Announce(const FrameHeader& header, size_t slot) { Announce(header, slot, {}); }
+  void Announce(const FrameHeader& header, Lane lane, uint32_t bytes, size_t slot) {
+    Announce(header, lane, bytes, slot, {});
+  }
   // Takes back what was returned. False: what cannot have been.
   bool Reap() {
     for (size_t handle = 0; handle < sent_.size(); ++handle) {
@@ -209,6 +211,11 @@ class ShmProducer {
       }
     }
     return true;
+  }
+  // Whether the consumer still has what was announced last.
+  bool Unread() const {
+    return announced_ != kNone &&
+           lane_.returned(announced_).count.load(std::memory_order_relaxed) != uses_[announced_];
   }
   // The consumer is gone: nothing comes back.
   void Drop() {
@@ -229,17 +236,21 @@ class ShmProducer {
     int64_t ns = 0;
   };
 
-  void Announce(const FrameHeader& header, size_t slot, const Written& written) {
+  void Announce(const FrameHeader& header, Lane lane, uint32_t bytes, size_t slot,
+                const Written& written) {
     const auto handle =
         static_cast<size_t>(std::find(sent_.begin(), sent_.end(), kNone) - sent_.begin());
     ShmEntry& entry = lane_.entry(position_);
     entry.header = header;
+    entry.header.payload_bytes = bytes;
+    entry.header.lane = static_cast<uint8_t>(lane);
     entry.handle = static_cast<uint32_t>(handle);
     entry.slot = static_cast<uint32_t>(slot);
     entry.offset = static_cast<uint32_t>(pool_->offset(slot));
     entry.laps.store(position_ / lane_.handles() + 1, std::memory_order_seq_cst);
     ++position_;
     ++uses_[handle];
+    announced_ = handle;
     sent_[handle] = slot;
     written_[handle] = written;
     pool_->Out(slot);
@@ -261,8 +272,9 @@ class ShmProducer {
   std::vector<uint64_t> uses_;  // of each handle
   std::vector<size_t> sent_;    // slot of each handle; kNone: it is here
   std::vector<Written> written_;
-  Written writing_;      // the payload that is not yet published
-  size_t slot_ = kNone;  // found and not yet published
+  Written writing_;           // the payload that is not yet published
+  size_t slot_ = kNone;       // found and not yet published
+  size_t announced_ = kNone;  // the handle that was announced last
   StoreChoice choice_;
   uint64_t position_ = 0;
 };

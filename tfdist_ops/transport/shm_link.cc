@@ -11,6 +11,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 #include "base/deadline.h"
 #include "transport/link_socket.h"
@@ -85,9 +86,8 @@ class ShmLink : public LinkBase {
     return {out.Begin(bytes), bytes};
   }
 
-  void CommitSend(Lane lane, FrameHeader header) override {
-    Close(lane, &header);
-    const size_t slot = out_[Index(lane)].Publish(header);
+  void CommitSend(Lane lane, const FrameHeader& header) override {
+    const size_t slot = out_[Index(lane)].Publish(header, lane, Close(lane));
     if (lane == Lane::kData) window_->set_last(slot);
     WakePeer(lane == Lane::kData ? kForData : kForControl);
   }
@@ -96,12 +96,11 @@ class ShmLink : public LinkBase {
 
   const void* SendMemory() const override { return window_.get(); }
 
-  bool ShareSend(FrameHeader header, size_t bytes) override {
+  bool ShareSend(const FrameHeader& header, size_t bytes) override {
     if (!Open(Lane::kData, bytes)) return false;
     ShmProducer& out = out_[Index(Lane::kData)];
     if (!HasRoom(Lane::kData, out.FindHandle(), [&out] { return out.FindHandle(); })) return false;
-    Close(Lane::kData, &header);
-    out.Announce(header, window_->last());
+    out.Announce(header, Lane::kData, Close(Lane::kData), window_->last());
     WakePeer(kForData);
     return true;
   }
@@ -155,8 +154,9 @@ class ShmLink : public LinkBase {
   void SetRest(Rest rest) override {
     // Whether room is wanted is found out anew by the BeginSend calls of every waking period.
     if (rest != Rest::kAsleep) wants_room_ = false;
-    if (rest_ != Rest::kAwake && rest == Rest::kAwake) woke_ = true;
+    if (!Looks(rest_) && Looks(rest)) woke_ = true;
     rest_ = rest;
+    if (rest != Rest::kExpecting && owes_ring_) PayRing();
     // The peer looks at the word with every frame, and would have to fetch it anew. It takes the
     // word away when it rings.
     if (rest == Rest::kIdle && own_word_->load(std::memory_order_relaxed) == Word()) return;
@@ -198,13 +198,14 @@ class ShmLink : public LinkBase {
   // Whether there is room after a `look`, which `again` repeats.
   template <typename Again>
   bool HasRoom(Lane lane, Look look, Again again) {
+    if (look == Look::kNotYet && lane == Lane::kControl && owes_ring_) PayRing();
     // Who drives a rank that is idle, and leaves work behind, wakes another for it.
     const bool matters = lane == Lane::kControl || rest_ != Rest::kIdle;
     if (look == Look::kNotYet && !wants_room_ && matters) {
       wants_room_ = true;
       // Asleep already (this is the last look before the wait): the peer must learn of it, and may
       // have made room in between.
-      if (rest_ != Rest::kAwake) {
+      if (!Looks(rest_)) {
         own_word_->store(Word(), std::memory_order_seq_cst);
         look = again();
       }
@@ -214,13 +215,28 @@ class ShmLink : public LinkBase {
   }
 
   uint32_t Word() const {
-    if (rest_ == Rest::kAwake) return 0;
+    if (Looks(rest_)) return 0;
     return kForControl | (rest_ == Rest::kAsleep ? kForData : 0) | (wants_room_ ? kForRoom : 0);
   }
 
   // Rings once when the peer is to be woken for that.
   void WakePeer(uint32_t reason) {
-    if ((peer_word_->load(std::memory_order_seq_cst) & reason) == 0) return;
+    const uint32_t word = peer_word_->load(std::memory_order_seq_cst);
+    if ((word & reason) == 0) return;
+    // Not where the ring may be for a rank behind this peer, which relays.
+    if (rest_ == Rest::kExpecting && word == kForControl && !RingsSocket()) {
+      owes_ring_ = true;
+      return;
+    }
+    Ring();
+  }
+  // Unless the peer has come by itself.
+  void PayRing() {
+    owes_ring_ = false;
+    const bool waits = (peer_word_->load(std::memory_order_seq_cst) & kForControl) != 0;
+    if (waits && out_[Index(Lane::kControl)].Unread()) Ring();
+  }
+  void Ring() {
     if (peer_word_->exchange(0, std::memory_order_seq_cst) == 0) return;
     if (RingsSocket()) {
       // A full socket is one that rings already; of a broken one LookAtSocket tells.
@@ -264,6 +280,7 @@ class ShmLink : public LinkBase {
   size_t data_slots_ = 0;
   Rest rest_ = Rest::kAwake;
   bool wants_room_ = false;
+  bool owes_ring_ = false;  // to an idle peer
   bool corrupt_ = false;
   bool woke_ = true;  // the first Pump looks at the socket
   int pumps_ = 0;

@@ -112,7 +112,7 @@ class TcpLink : public LinkBase {
     return {open.payload(), bytes};
   }
 
-  void CommitSend(Lane lane, FrameHeader header) override {
+  void CommitSend(Lane lane, const FrameHeader& header) override {
     WireHeader wire{};
     wire.frame = header;
     Close(lane, &wire.frame);
@@ -125,7 +125,7 @@ class TcpLink : public LinkBase {
 
   size_t MostPieces() const override { return kMostParts - 1; }
 
-  bool SendPieces(FrameHeader header, Pieces payload) override {
+  bool SendPieces(const FrameHeader& header, Pieces payload) override {
     size_t bytes = 0;
     for (const ByteSpan& piece : payload) bytes += piece.size();
     bool moved = false;
