@@ -152,16 +152,32 @@ def test_settings_that_differ_are_an_error_on_every_rank():
 @deadline(30)
 def test_a_missing_rank_is_named_at_the_deadline_by_every_other_one():
     async def go():
-        async with job(4, timeout_s=0.5) as settings:
+        async with job(4, timeout_s=1.0) as settings:
             return await build_all([settings[0], settings[2]])
 
     before = time.monotonic()
     errors = asyncio.run(go())
-    assert 0.5 <= time.monotonic() - before < 3.0
+    assert 1.0 <= time.monotonic() - before < 8.0
     for error in errors:
         assert error.payload["kind"] == "timeout"
         assert "ranks 1 and 3 of 4 did not call tfdist.init()" in error.message
         assert "TFDIST_START_TIMEOUT_S" in error.message
+
+
+@deadline(30)
+def test_who_waited_in_vain_first_is_not_what_the_others_say_has_failed():
+    async def go():
+        async with job(3, timeout_s=20.0) as settings:
+            impatient = replace(
+                settings[2], timeout_s=0.5, deadline=time.monotonic() + 0.5
+            )
+            return await build_all([settings[0], impatient])
+
+    patient, impatient = asyncio.run(go())
+    assert "rank 1 of 3 did not call tfdist.init() within 0.5 s" in impatient.message
+    assert patient.message == impatient.message
+    assert patient.payload == impatient.payload
+    assert patient.payload["kind"] == "timeout"
 
 
 @deadline(30)
@@ -176,13 +192,14 @@ def test_a_link_that_is_never_made_names_the_rank_behind_it(monkeypatch):
     monkeypatch.setattr(mesh._Builder, "_connect", hangs)
 
     async def go():
-        async with job(3, timeout_s=0.5) as settings:
+        async with job(3, timeout_s=1.0) as settings:
             return await build_all(settings)
 
     errors = asyncio.run(go())
-    named = [error.message for error in errors]
-    assert "rank 0 has no link to rank 2 after 0.5 s" in named[0] + named[1], named
     assert all(isinstance(error, RendezvousError) for error in errors)
+    ends = ("rank 0 has no link to rank 2", "rank 2 has no link to rank 0")
+    for error in errors:  # whichever end gives up first
+        assert any(f"{words} after 1 s" in error.message for words in ends), errors
 
 
 @deadline(30)

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import socket
 import stat
 import subprocess
 import sys
@@ -12,6 +11,7 @@ import time
 
 import pytest
 from helpers.deadline import deadline
+from helpers.ports import free_ports
 
 from tfdist.rendezvous import secret as secrets_module
 from tfdist.rendezvous.environment import Placement, detect
@@ -303,9 +303,7 @@ def as_one_rank_a_host_of_openmpi(rank):
 @deadline(40)
 @pytest.mark.parametrize("place", [as_tfdist, as_one_rank_a_host_of_openmpi])
 def test_ranks_meet_at_a_given_address_with_a_given_secret(tmp_path, place):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    [port] = free_ports(1)
     common = {
         "TFDIST_RENDEZVOUS": f"127.0.0.1:{port}",
         "TFDIST_SECRET_FILE": write(tmp_path / "secret", SECRET),
@@ -396,7 +394,7 @@ def test_connect_works_inside_a_running_loop():
                 Placement(rank=0, size=2, job="lonely"),
                 Options(
                     generation=1,
-                    timeout_s=0.2,
+                    timeout_s=1.0,
                     transport="auto",
                     shm_bytes=4096,
                     window_bytes=4096,

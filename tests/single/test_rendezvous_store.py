@@ -4,13 +4,15 @@ import asyncio
 import inspect
 import socket
 import time
+import types
 from contextlib import asynccontextmanager
 
 import pytest
 from helpers.deadline import deadline
+from helpers.ports import free_ports
 
 from tfdist import __version__
-from tfdist.rendezvous import auth, channel, listener
+from tfdist.rendezvous import address, auth, channel, listener, store
 from tfdist.rendezvous.address import bind, is_loopback, join_address, split_address
 from tfdist.rendezvous.auth import AuthenticationError, Sealer
 from tfdist.rendezvous.errors import RendezvousError
@@ -465,6 +467,49 @@ async def test_a_malformed_request_ends_its_connection_only():
             raw.close()
         assert await client.add("n") == 1
         client.close()
+
+
+@deadline(20)
+@run
+async def test_who_reaches_itself_instead_of_the_server_tries_again(monkeypatch):
+    [port] = free_ports(1)
+
+    class Calling(socket.socket):
+        """The first one calls from the port that it calls."""
+
+        bound = 0
+
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            if not Calling.bound:
+                self.bind(("127.0.0.1", port))
+            Calling.bound += 1
+
+    seen = []
+
+    def connected_to_itself(sock):
+        seen.append(address.connected_to_itself(sock))
+        return seen[-1]
+
+    ours = types.SimpleNamespace(**{**vars(socket), "socket": Calling})
+    monkeypatch.setattr(store, "socket", ours)
+    monkeypatch.setattr(store, "connected_to_itself", connected_to_itself)
+    connecting = asyncio.ensure_future(
+        StoreClient.connect(
+            ("127.0.0.1", port), SECRET, deadline=time.monotonic() + 5.0
+        )
+    )
+    while Calling.bound < 2 and not connecting.done():  # then the port is free
+        await asyncio.sleep(0.005)
+    server = StoreServer(bind("127.0.0.1", port), SECRET)
+    server.start()
+    try:
+        client = await connecting
+        assert await client.add("n") == 1
+        client.close()
+    finally:
+        await server.close()
+    assert seen == [True, False]
 
 
 # ---- addresses ----

@@ -65,6 +65,17 @@ def bind(host: str, port: int) -> socket.socket:
     return sock
 
 
+def connected_to_itself(sock: socket.socket) -> bool:
+    """Whether a TCP socket reached nobody but itself.
+
+    Who tries an address of its own machine again and again, at a port that nobody
+    listens on yet, is at last given that very port to call from: TCP then joins both
+    ends of the one socket (RFC 9293, section 3.5, simultaneous open), and whoever wants
+    to listen there finds the port taken.
+    """
+    return bool(sock.getsockname() == sock.getpeername())
+
+
 def _own_addresses() -> dict[str, list[str]]:
     """The addresses of this machine by interface, IPv4 first; none of a single link."""
     import psutil  # here: a rank that needs no choice does not need it

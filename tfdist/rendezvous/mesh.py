@@ -387,10 +387,11 @@ class _Builder:
         if error.payload.get("kind") == "mismatch" or error.known_to_all:
             return
         who = {"rank": self.rank, "host": self.host, "pid": os.getpid()}
+        told = {**error.payload, **who, "cause": error.message}
         try:
             key = failure_key(self.settings.generation)
             if await store.add(f"{key}/count") == 1:
-                await store.set(key, {**who, "cause": error.message}, timeout_s=2.0)
+                await store.set(key, told, timeout_s=2.0)
         except RendezvousError as lost:
             _log.debug("the others could not be told: %s", lost)
 
@@ -474,6 +475,8 @@ async def _race(running: Any, membership: Membership) -> None:
             work.result()
             return
         failed = watch.result()
+        if failed.get("kind") == "timeout":  # who waited in vain has not failed itself
+            raise timeout(str(failed["cause"]), str(failed.get("detail", "")))
         raise rank_failed(
             f"rank {failed['rank']} ({failed['host']}, process {failed['pid']}) failed "
             f"while the ranks were connecting: {failed['cause']}",

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tfdist.rendezvous import auth
-from tfdist.rendezvous.address import bind, join_address
+from tfdist.rendezvous.address import bind, connected_to_itself, join_address
 from tfdist.rendezvous.auth import AuthenticationError
 from tfdist.rendezvous.channel import Channel
 from tfdist.rendezvous.errors import RendezvousError, invalid, timeout
@@ -203,12 +203,17 @@ async def _connect(
             family, kind, proto, _, resolved = (
                 await loop.getaddrinfo(*address, type=socket.SOCK_STREAM)
             )[0]
-            channel = Channel(socket.socket(family, kind, proto), size=size)
+            sock = socket.socket(family, kind, proto)
+            # Should it reach itself below, it must not keep the server from its port.
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            channel = Channel(sock, size=size)
         except OSError as error:
             raise invalid(f"the rendezvous {where} has no address: {error}") from error
         try:
             async with asyncio.timeout_at(loop.time() + deadline - time.monotonic()):
                 await loop.sock_connect(channel.sock, resolved)
+                if connected_to_itself(channel.sock):
+                    raise ConnectionRefusedError("nobody listens there")
                 channel.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 await channel.handshake_as_client(secret, claims)
             return channel
