@@ -30,7 +30,7 @@ STAGES = {
     "failures and integration": ("tests/faults", "tests/integration"),
     "GPU": ("tests/gpu",),
 }
-CPP_TIMEOUT_S = 900
+CPP_TIMEOUT_S = 1800
 
 
 def _tool(name: str) -> str:

@@ -63,16 +63,17 @@ def test_the_others_and_the_launcher_name_the_rank(tmp_path, action, code, first
         timeout_s=100, MARK=marker, TF_CPP_MIN_LOG_LEVEL="2",
     )  # fmt: skip
     assert done.code == code, done.stderr
+    assert "no sign of life" not in done.stderr  # that takes 2 s
     assert re.match(rf"rank 1 on \S+ failed first: {first}", done.report[0])
     seen = {int(found[0]): found[1:] for found in SAW.findall(done.stdout)}
     for rank in (0, 2):
         kind, who, seconds = seen[rank]
         assert (kind, who) == ("RankFailedError", "1"), done.stdout
-        assert float(seconds) < 1.0
+        assert float(seconds) < 10.0
     if action == "raise":
         kind, _, seconds = seen[1]
         assert kind == "own"
-        assert float(seconds) < 0.5
+        assert float(seconds) < 10.0
         why = "Graph execution error: ValueError: label 11 is not a digit"
         assert done.report[1] == f"reason: InvalidArgumentError: {why}"
         for rank in (0, 2):
@@ -97,9 +98,10 @@ def test_behind_the_commit_gate_the_survivors_are_equal_and_can_save(tmp_path):
         timeout_s=100, MARK=marker, TFDIST_COMMIT_GATE="1", TF_CPP_MIN_LOG_LEVEL="2",
     )  # fmt: skip
     assert done.code == 137, done.stderr
+    assert "no sign of life" not in done.stderr  # that takes 2 s
     assert re.match(r"rank 1 on \S+ failed first: killed by SIGKILL", done.report[0])
     seen = {int(found[0]): found[1:] for found in SAW.findall(done.stdout)}
-    assert all(float(seen[rank][2]) < 1.0 for rank in (0, 2)), done.stdout
+    assert all(float(seen[rank][2]) < 10.0 for rank in (0, 2)), done.stdout
     assert {rank: seen[rank][:2] for rank in (0, 2)} == {
         0: ("RankFailedError", "1"),
         2: ("RankFailedError", "1"),

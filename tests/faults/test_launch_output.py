@@ -97,8 +97,8 @@ def test_on_a_terminal_rank_0_has_one_and_its_bar_stays_at_the_bottom(tmp_path):
         "import os, sys, time\n"
         "print('tty', sys.stdout.isatty(), flush=True)\n"
         "if os.environ['TFDIST_RANK'] == '1':\n"
-        "    time.sleep(0.3); print('one'); sys.exit()\n"
-        "print('\\rbar 1', end='', flush=True); time.sleep(0.7)\n"
+        "    time.sleep(0.5); print('one'); sys.exit()\n"
+        "print('\\rbar 1', end='', flush=True); time.sleep(2)\n"
         "print('\\rbar 2', end='', flush=True); print()\n"
     )
     ours, theirs = pty.openpty()

@@ -138,10 +138,10 @@ def test_a_rank_that_never_calls_init_is_named_by_the_others(tmp_path):
             _runtime.start()
             """
         ),
-        TFDIST_START_TIMEOUT_S="1",
+        TFDIST_START_TIMEOUT_S="3",
     )
     assert done.code == 1
-    text = "rank 1 of 3 did not call tfdist.init() within 1 s"
+    text = "rank 1 of 3 did not call tfdist.init() within 3 s"
     assert len(last_words(done, text)) == 2
 
 
@@ -298,7 +298,7 @@ def test_a_stopped_rank_cannot_hold_up_the_end(tmp_path):
     done = run(tmp_path, "-np", "3", "--grace-s", "1", *python(code), MARK=marker)
     assert done.code == 1
     assert done.report[0].startswith("rank 1 ")
-    assert done.seconds < 6.0
+    assert done.seconds < 20.0
     assert marked(marker) == []
 
 

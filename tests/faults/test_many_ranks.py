@@ -5,6 +5,7 @@ import signal
 import time
 
 import pytest
+from campaign import rank as rank_program
 from campaign.trial import Job
 from helpers.alone import alone
 from helpers.deadline import deadline
@@ -24,6 +25,23 @@ def descriptors(pid):
     folder = f"/proc/{pid}/fd"
     found = [os.readlink(f"{folder}/{name}") for name in os.listdir(folder)]
     return sum(not name.startswith("pipe:") for name in found)
+
+
+def until_told(go):
+    """Ranks stand still after their first steps until there is this file."""
+
+    def enter(rank):
+        del rank
+        step = rank_program.Rank._step
+
+        def held(self, group):
+            while self.applied == rank_program.WARM_STEPS and not go.exists():
+                time.sleep(0.01)
+            step(self, group)
+
+        rank_program.Rank._step = held  # of this process, which is the rank's
+
+    return enter
 
 
 def ends_of(job):
@@ -54,12 +72,14 @@ def test_data_opens_the_links_that_it_needs_and_no_other():
 
 @alone(120)
 @deadline(90)
-def test_a_rank_has_a_constant_and_one_descriptor_a_link():
+def test_a_rank_has_a_constant_and_one_descriptor_a_link(tmp_path):
     found = {}
     for size in (12, 24):
-        with Job(size, 1, ENVIRON, steps=8) as job:
+        go = tmp_path / str(size)
+        with Job(size, 1, ENVIRON, steps=8, enter=until_told(go)) as job:
             job.ready()
             found[size] = max(descriptors(child.pid) for child in job.children)
+            go.touch()
             ends = ends_of(job)
         assert [end["message"] for end in ends if end["code"]] == []
         assert {end["counters"]["overlay"]["adopted"] for end in ends} == {0}
@@ -68,7 +88,8 @@ def test_a_rank_has_a_constant_and_one_descriptor_a_link():
     assert found[24] <= links[24] + 24
 
 
-@pytest.mark.parametrize("victim", [0, 8, 13])  # the leader, a relay to it, a leaf
+# The leader, a relay to it, a leaf.
+@pytest.mark.parametrize("victim", [0, 8, pytest.param(13, marks=pytest.mark.slow)])
 @alone(120)
 @deadline(90)
 def test_every_rank_names_the_one_that_was_killed(victim):

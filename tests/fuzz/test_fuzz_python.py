@@ -108,7 +108,7 @@ async def talk(
 
 
 @given(hellos() | st.binary(max_size=300))
-@settings(max_examples=EXAMPLES, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None, derandomize=False)
 def test_a_server_answers_no_hello_with_more_than_one_proof(data: bytes) -> None:
     error, sent = run(talk(data, lambda c: c.handshake_as_server(SECRET)))
     assert error is not None
@@ -116,7 +116,7 @@ def test_a_server_answers_no_hello_with_more_than_one_proof(data: bytes) -> None
 
 
 @given(st.binary(max_size=300) | hellos())
-@settings(max_examples=EXAMPLES, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None, derandomize=False)
 def test_a_client_believes_no_answer(data: bytes) -> None:
     error, sent = run(talk(data, lambda c: c.handshake_as_client(SECRET, CLAIMS)))
     assert error is not None
@@ -125,7 +125,7 @@ def test_a_client_believes_no_answer(data: bytes) -> None:
 
 
 @given(st.lists(st.binary(max_size=80), max_size=4), st.binary(max_size=80))
-@settings(max_examples=EXAMPLES, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None, derandomize=False)
 def test_an_opener_takes_what_was_sealed_in_its_order_only(
     bodies: list[bytes], forged: bytes
 ) -> None:
@@ -140,7 +140,7 @@ def test_an_opener_takes_what_was_sealed_in_its_order_only(
 
 
 @given(st.binary(max_size=200) | json_values.map(lambda v: json.dumps(v).encode()))
-@settings(max_examples=EXAMPLES, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None, derandomize=False)
 def test_a_message_is_an_object_or_an_error(body: bytes) -> None:
     try:
         message = auth.decode(body)
@@ -160,7 +160,12 @@ def sealed_frames(messages: list[Any], key: bytes) -> bytes:
 
 
 @given(st.lists(requests | json_values, min_size=1, max_size=4))
-@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(
+    max_examples=EXAMPLES,
+    deadline=None,
+    derandomize=False,
+    suppress_health_check=list(HealthCheck),
+)
 def test_a_member_of_the_job_cannot_bring_the_store_down(messages: list[Any]) -> None:
     """Authenticated requests of any form: an answer or the end of that connection."""
 
@@ -181,7 +186,7 @@ def test_a_member_of_the_job_cannot_bring_the_store_down(messages: list[Any]) ->
 
 
 @given(requests | json_values)
-@settings(max_examples=EXAMPLES, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None, derandomize=False)
 def test_claims_are_refused_or_exactly_right(claims: Any) -> None:
     if not isinstance(claims, dict):
         return
@@ -197,7 +202,7 @@ def test_claims_are_refused_or_exactly_right(claims: Any) -> None:
 
 
 @given(st.text(max_size=40) | st.from_regex(r"\[?[\w.:]*\]?:\d*", fullmatch=True))
-@settings(max_examples=EXAMPLES, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None, derandomize=False)
 def test_an_address_is_split_or_refused(text: str) -> None:
     try:
         host, port = split_address(text)
@@ -211,6 +216,7 @@ def test_an_address_is_split_or_refused(text: str) -> None:
 @settings(
     max_examples=EXAMPLES,
     deadline=None,
+    derandomize=False,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 def test_a_meeting_file_of_any_content_is_read_or_ignored(tmp_path, data) -> None:
@@ -225,7 +231,7 @@ def test_a_meeting_file_of_any_content_is_read_or_ignored(tmp_path, data) -> Non
 
 
 @given(st.binary(max_size=400))
-@settings(max_examples=EXAMPLES, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None, derandomize=False)
 def test_an_object_of_any_bytes_is_plain_data_or_an_error(data: bytes) -> None:
     objects = pytest.importorskip("tfdist.plain_data", reason="needs TensorFlow")
     try:
@@ -236,7 +242,7 @@ def test_an_object_of_any_bytes_is_plain_data_or_an_error(data: bytes) -> None:
 
 
 @given(json_values, st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255))))
-@settings(max_examples=EXAMPLES, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None, derandomize=False)
 def test_a_damaged_object_is_plain_data_or_an_error(
     value: Any, changes: list[tuple[int, int]]
 ) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import itertools
 import os
+import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -103,8 +106,25 @@ def why_no_networks() -> str:
     return ""
 
 
-def _ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
+def _ip(*words: str) -> str:
+    done = subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
+    return done.stdout
+
+
+@contextlib.contextmanager
+def _one_at_a_time() -> Iterator[None]:
+    with Path(tempfile.gettempdir(), "tfdist-test-networks").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _free_names(first: int) -> tuple[str, str]:
+    """A tag and a network that nothing has: runs that were killed leave theirs."""
+    taken = _ip("-o", "addr") + _ip("-o", "link") + _ip("netns")
+    tags = (f"{(first + i) % 1000000}" for i in range(1000))
+    tag = next(tag for tag in tags if not re.search(rf"\bt[bno]{tag}\b", taken))
+    nets = (f"10.213.{(int(tag) * 7 + i) % 250}" for i in range(250))
+    return tag, next(net for net in nets if f" {net}." not in taken)
 
 
 @contextlib.contextmanager
@@ -117,16 +137,15 @@ def networked_hosts(
     of some.
     """
     # Several at a time, also of several test runs.
-    tag = f"{os.getpid() % 100000}{next(_nets) % 10}"
-    net = (int(tag) * 7) % 250
-    bridge = f"tb{tag}"
-    made = Hosts(folder, [f"10.213.{net}.{i + 2}" for i in range(count)], "")
-    made.address = f"10.213.{net}.1"
     with contextlib.ExitStack() as stack:
-        _ip("link", "add", bridge, "type", "bridge")
-        stack.callback(_ip, "link", "del", bridge)
-        _ip("addr", "add", f"{made.address}/24", "dev", bridge)
+        with _one_at_a_time():
+            tag, net = _free_names(os.getpid() * 10 + next(_nets))
+            bridge = f"tb{tag}"
+            _ip("link", "add", bridge, "type", "bridge")
+            stack.callback(_ip, "link", "del", bridge)
+            _ip("addr", "add", f"{net}.1/24", "dev", bridge)
         _ip("link", "set", bridge, "up")
+        made = Hosts(folder, [f"{net}.{i + 2}" for i in range(count)], f"{net}.1")
         for index, name in enumerate(made.names):
             space, outer, inner = (f"{c}{tag}-{index}" for c in ("tn", "to", "ti"))
             _ip("netns", "add", space)

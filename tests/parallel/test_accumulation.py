@@ -82,8 +82,9 @@ def train_ranks(kind, eager):
 @pytest.mark.parametrize(
     ("size", "eager", "kinds"),
     [
-        pytest.param(2, True, KINDS, id="2-eager"),
+        pytest.param(2, True, SOME, id="2-eager"),
         pytest.param(2, False, SOME, id="2-function"),
+        pytest.param(2, True, KINDS, id="2-eager-all", marks=pytest.mark.slow),
         pytest.param(2, False, KINDS, id="2-all", marks=pytest.mark.slow),
         pytest.param(3, True, KINDS, id="3-eager", marks=pytest.mark.slow),
         pytest.param(3, False, KINDS, id="3-all", marks=pytest.mark.slow),

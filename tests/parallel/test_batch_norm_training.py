@@ -116,7 +116,10 @@ MODES = {
 }
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    "mode",
+    [pytest.param(x, marks=[pytest.mark.slow] * (x == "eager")) for x in MODES],
+)
 def test_fit_of_a_converted_model_is_that_of_one_process(mode):
     expected = fitted_alone("float64")
     ranks = run_ranks(fitted, 2, "float64", MODES[mode], timeout_s=100)

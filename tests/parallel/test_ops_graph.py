@@ -94,7 +94,7 @@ def trace_in_own_order():
     return values
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_ranks_that_trace_in_different_orders_do_not_deadlock(size):
     for values in run_ranks(trace_in_own_order, size):
         for i, value in enumerate(values):

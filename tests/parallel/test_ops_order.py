@@ -83,7 +83,7 @@ def submit_in_random_order(tensors, orders, repeats):
     return failures
 
 
-@pytest.mark.parametrize("inter_op", [1, 2])
+@pytest.mark.parametrize("inter_op", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_tensors_of_four_threads_in_random_order_get_their_own_sums(pools, inter_op):
     size = RANKS[inter_op]
     results = pools[inter_op](submit_in_random_order, size, 100, 1, 10, timeout_s=100.0)

@@ -44,7 +44,7 @@ def digests(tmp_path, ranks, stores):
     return {line.split()[-1] for line in lines}
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_all_ways_have_the_same_bits_on_all_ranks(tmp_path, ranks):
     found = {way: digests(tmp_path, ranks, way) for way in ("cached", "streamed")}
     assert len(found["cached"]) == 1

@@ -61,8 +61,15 @@ def train(sparse_as_dense, dtype, eager):
     return found, "indices" in names
 
 
-@pytest.mark.parametrize("eager", [False, True])
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize(
+    ("size", "eager"),
+    [
+        (2, False),
+        (3, True),
+        pytest.param(2, True, marks=pytest.mark.slow),
+        pytest.param(3, False, marks=pytest.mark.slow),
+    ],
+)
 def test_optimizers_give_what_they_give_on_dense_gradients(size, eager):
     sparse = run_ranks(train, size, False, "float64", eager)
     dense = run_ranks(train, size, True, "float64", eager)

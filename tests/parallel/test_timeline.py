@@ -10,7 +10,7 @@ from helpers.ranks import run_ranks
 import tfdist
 
 STEPS, EPOCHS = 6, 2
-SLEEP_S = 0.04
+SLEEP_S = 0.1
 
 
 class Sleep(keras.callbacks.Callback):

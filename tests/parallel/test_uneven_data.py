@@ -117,8 +117,8 @@ def plain(history):
 @pytest.mark.parametrize(
     ("kind", "name", "compiled"),
     [
-        ("plain", "sgd", {}),
         ("lazy", "adam", {}),
+        pytest.param("plain", "sgd", {}, marks=SLOW),
         pytest.param("plain", "adam", {"steps_per_execution": 2}, marks=SLOW),
         pytest.param("plain", "sgd", {"run_eagerly": True}, marks=SLOW),
         ("sync_bn", "adam", {}),

@@ -74,7 +74,9 @@ def train(sizes, mode, sparse_as_dense=None):
         *(("apply_gradients", True), ("eager", False)),
     ],
 )
-@pytest.mark.parametrize("sizes", [(8, 24), (5, 11, 16), (7, 0)])
+@pytest.mark.parametrize(
+    "sizes", [pytest.param((8, 24), marks=pytest.mark.slow), (5, 11, 16), (7, 0)]
+)
 def test_unequal_batches_train_as_one_process_does(sizes, mode, sparse_as_dense):
     alone = train(sizes, "alone")
     ranks = run_ranks(train, len(sizes), list(sizes), mode, sparse_as_dense)

@@ -155,7 +155,7 @@ def test_the_border_lies_where_the_lines_cross():
     assert [choice.at(n) for n in (1, border, border + 1)] == ["quick", "quick", "wide"]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     st.integers(1, 5),
     st.lists(st.integers(1, 1 << 40), min_size=1, max_size=12, unique=True),

@@ -172,3 +172,16 @@ def test_a_report_leaves_discarded_rounds_out():
     assert ratios in text
     assert "ompi5 failed in round 0:\n\n    exit code 1\n    no such thing" in text
     assert "| impi | v 1 |" in text
+
+
+def test_a_report_has_the_latest_set_of_every_file():
+    def measured(key, seconds):
+        case = {"case": "allreduce/1048576", "median_s": seconds, "key": key}
+        one = row("tfdist-core", 0, versions={"v": "1"}, **case)
+        return [{**control(0, 4.0), "key": key}, {**control(0, 4.0), "key": key}, one]
+
+    old_and_new = [*measured("old", 5e-3), *measured("new", 1e-3)]
+    text = report.text_of(old_and_new, measured("other", 3e-3))
+    assert text.count("## sizes, 2 ranks") == 2
+    assert "| tfdist-core | 1 |" in text and "| tfdist-core | 3 |" in text
+    assert "| tfdist-core | 5 |" not in text

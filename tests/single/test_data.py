@@ -43,7 +43,7 @@ def epoch(batches):
     return [batch.tolist() for batch in batches.as_numpy_iterator()]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     st.integers(1, 40),
     st.integers(1, 5),

@@ -105,7 +105,7 @@ def test_a_rank_is_told_what_is_new_and_nothing_twice():
     assert later.notes == []
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.sampled_from(sorted(variables.TABLE)), st.floats(0, 1e7) | st.integers(0, 99))
 def test_whatever_comes_out_is_a_variable_of_tfdist_with_a_value_it_takes(name, value):
     text = "debug" if name == "LOG_LEVEL" else f"{value:g}"

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 from helpers.deadline import deadline
 from helpers.pages import run_page
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import tfdist
@@ -112,7 +112,6 @@ def over_the_wire(elements, dtypes):
     return _elements.decode(description, room, dtypes)
 
 
-@settings(deadline=None)
 @given(
     st.lists(
         st.tuples(

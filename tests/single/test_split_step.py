@@ -218,9 +218,13 @@ def test_a_layer_without_xla_support_turns_it_off_as_in_keras():
     ("cls", "reason"),
     [
         (LooksAfter, "kernel after its call of the optimizer"),
-        (SetsRateAfter, "learning_rate after its call of the optimizer"),
         (InBranch, "tf.cond"),
-        (WithTape, "DistributedGradientTape"),
+        pytest.param(
+            SetsRateAfter,
+            "learning_rate after its call of the optimizer",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(WithTape, "DistributedGradientTape", marks=pytest.mark.slow),
     ],
 )
 def test_a_step_that_cannot_be_cut_runs_whole_with_a_warning(cls, reason, caplog):
@@ -268,7 +272,9 @@ class Weighted(Net):
         return {"loss": loss}
 
 
-@pytest.mark.parametrize("computed", [False, True])
+@pytest.mark.parametrize(
+    "computed", [False, pytest.param(True, marks=pytest.mark.slow)]
+)
 def test_weights_of_batches_cross_the_cut(computed, monkeypatch):
     seen = []
 

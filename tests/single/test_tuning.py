@@ -133,7 +133,7 @@ _values = st.recursive(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(_values, _values)
 def test_nothing_else_is_raised(rows, part):
     for text in (

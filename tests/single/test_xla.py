@@ -69,7 +69,13 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("what", REFUSED)
+SLOW = ("accumulation", "nan policy")
+
+
+@pytest.mark.parametrize(
+    "what",
+    [pytest.param(x, marks=[pytest.mark.slow] * (x in SLOW)) for x in REFUSED],
+)
 def test_what_has_no_place_inside_takes_the_split_step(what, monkeypatch, caplog):
     monkeypatch.setattr(_xla, "unusable", lambda: None)
     caplog.set_level(logging.INFO, logger="tfdist")
