@@ -33,29 +33,35 @@ def text(paths: Sequence[Path]) -> str:
     Raises:
         ValueError: nothing was measured into them.
     """
-    rows = [row for path in paths for row in lines_of(path)]
-    if not rows:
+    files = [rows for path in paths if (rows := lines_of(path))]
+    if not files:
         names = ", ".join(map(str, paths))
         raise ValueError(f"Expected files of measured rounds; no line in {names}.")
-    return text_of(rows)
+    return text_of(*files)
 
 
-def text_of(rows: Sequence[Row]) -> str:
-    """The report of some lines; of each task and number of ranks the latest key."""
-    latest = {(row["kind"], row["np"]): row["key"] for row in rows}
-    parts = []
-    for (task, ranks), key in sorted(latest.items(), key=_place):
-        own = [row for row in rows if row["key"] == key]
-        parts.append(_section(task, ranks, own))
-    return "\n\n".join([*parts, _versions(rows)])
+def text_of(*files: Sequence[Row]) -> str:
+    """The report of the lines of some files.
+
+    Of each file, task and number of ranks the latest key.
+    """
+    sets = [one for rows in files for one in _latest(rows)]
+    sets.sort(key=_place)
+    shown = [row for rows in sets for row in rows]
+    return "\n\n".join([*map(_section, sets), _versions(shown)])
 
 
-def _place(item: tuple[tuple[str, int], str]) -> tuple[int, int]:
-    (task, ranks), _ = item
-    return (SIZES, GRADIENTS, TRAINING).index(task), ranks
+def _latest(rows: Sequence[Row]) -> list[list[Row]]:
+    keys = {(row["kind"], row["np"]): row["key"] for row in rows}
+    return [[row for row in rows if row["key"] == key] for key in keys.values()]
 
 
-def _section(task: str, ranks: int, rows: Sequence[Row]) -> str:
+def _place(rows: Sequence[Row]) -> tuple[int, int]:
+    return (SIZES, GRADIENTS, TRAINING).index(rows[0]["kind"]), rows[0]["np"]
+
+
+def _section(rows: Sequence[Row]) -> str:
+    task, ranks = rows[0]["kind"], rows[0]["np"]
     controls = controls_of(rows)
     out: set[int] = set()
     for place in (0, 1):  # rates of one kind are compared with each other

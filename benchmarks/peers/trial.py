@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
-import socket
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
 import uuid
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
@@ -20,6 +19,10 @@ import psutil
 
 from benchmarks.peers.catalogue import TRAINING, WORKERS, Peer
 from benchmarks.peers.machine import ROOT, loops
+
+sys.path.append(str(ROOT / "tests"))
+
+from helpers.ports import free_ports  # noqa: E402
 
 MARK = "PEERS_TRIAL"  # in the environment of all that a trial starts
 LAST_LINES = 15
@@ -83,15 +86,6 @@ def launched(
             for r in range(ranks)
         ]
     return [([peer.program, *peer.options, *count, *own], {})]
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on at the moment."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
 
 
 def run(peer: Peer, ranks: int, task: dict[str, Any], timeout_s: float) -> Outcome:

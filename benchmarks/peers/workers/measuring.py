@@ -19,7 +19,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-LEAST, MOST, MOST_IN_C = 4, 200, 5000
+# At 1 KiB this is a quarter of a second in TensorFlow and a tenth of one in C: dozens
+# of the 4 ms for which a scheduler leaves things as they are. Fewer would show one
+# placement of the threads.
+LEAST, MOST, MOST_IN_C = 4, 1000, 100_000
 BLOCKS = 5
 LONG_S = 0.2  # one warm-up is enough for what takes so long
 

@@ -21,6 +21,11 @@ def _timed(call: Callable[[], object], by: Any, task: dict[str, Any]) -> list[fl
     return measuring.measure(measuring.repeated(call), by.agree, task["cap_s"])
 
 
+def _reduction(by: Any, name: str) -> Callable[[tf.Tensor], tf.Tensor]:
+    # Of one argument, as the floor: each default costs a call of a tf.function 50 us.
+    return lambda x: by.reduce(x, name)
+
+
 def sizes(task: dict[str, Any], by: Any) -> dict[str, list[float]]:
     """One allreduce of each size in one call of a tf.function; small ones beside it.
 
@@ -29,11 +34,11 @@ def sizes(task: dict[str, Any], by: Any) -> dict[str, list[float]]:
     seconds = {}
     for size_bytes in task["sizes"]:
         x = tf.constant(brought(size_bytes // 4, by.RANK))
-        call = by.function(lambda x, name=f"of{size_bytes}": by.reduce(x, name))
+        call = by.function(_reduction(by, f"of{size_bytes}"))
         check(call(x).numpy(), by.SIZE, f"{size_bytes} bytes")
         calls = {"allreduce": lambda c=call, x=x: c(x)}
         if size_bytes <= FLOOR_BYTES:
-            empty = tf.function(tf.negative)
+            empty = tf.function(lambda x: -x)
             calls["floor"] = lambda f=empty, x=x: f(x)
             if eager := getattr(by, "eager", None):
                 name = f"eager{size_bytes}"
