@@ -81,7 +81,8 @@ bench: $(BUILT)  ## tfdist beside the peers that are built: the quick set, 5 min
 lint: $(INSTALLED)  ## style, format and types, Python and C++
 	$(BIN)/ruff check $(PYTHON_CODE)
 	$(BIN)/ruff format --check $(PYTHON_CODE)
-	$(BIN)/clang-format --dry-run -Werror $(CPP)
+	@echo "clang-format --dry-run -Werror, $(words $(CPP)) files"
+	@$(BIN)/clang-format --dry-run -Werror $(CPP)
 	$(BIN)/mypy tfdist
 
 format: $(INSTALLED)  ## rewrites the code in the house format

@@ -3,6 +3,7 @@
     sudo python benchmarks/networks.py scaling          # the ring at 2, 4, 8 hosts
     sudo python benchmarks/networks.py placement        # two hosts with two ranks each
     sudo python benchmarks/networks.py sweep            # all algorithms and sizes
+    sudo python benchmarks/networks.py sockets          # lines of several lanes
 
 Each host is a network namespace (shaped_hosts.py). All contenders of a network live at
 the same time and take turns within each round; a round's time is that of the slowest
@@ -378,6 +379,19 @@ def placement(arguments: argparse.Namespace) -> None:
         measure(network, contenders, arguments.sizes, arguments.rounds)
 
 
+def sockets(arguments: argparse.Namespace) -> None:
+    """The ring over more and more sockets, on lines that give each of them a part."""
+    hosts = (0, 1)
+    with shaped_hosts(2, arguments.mbit, bundled=True) as network:
+        announce(network)
+        contenders = [
+            Contender(f"{n} sockets", hosts, algorithm("ring", TFDIST_TCP_SOCKETS=n))
+            for n in ("1", "2", "4", "8")
+        ]
+        contenders += gloo(hosts)
+        measure(network, contenders, arguments.sizes, arguments.rounds)
+
+
 def sweep(arguments: argparse.Namespace) -> None:
     """The selected algorithm beside all of them, at all sizes.
 
@@ -436,8 +450,10 @@ def _sizes(text: str) -> list[int]:
 
 def main() -> None:
     """Measures and prints one line of JSON a result."""
+    made = (scaling, placement, sweep, sockets)
+    commands = {command.__name__: command for command in made}
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("what", choices=("scaling", "placement", "sweep"))
+    parser.add_argument("what", choices=commands)
     parser.add_argument(
         "--mbit", type=float, default=1000.0, help="of each line, each way"
     )
@@ -454,9 +470,7 @@ def main() -> None:
     if reason := why_not():
         print(json.dumps({"skipped": reason}))
         return
-    {"scaling": scaling, "placement": placement, "sweep": sweep}[arguments.what](
-        arguments
-    )
+    commands[arguments.what](arguments)
 
 
 if __name__ == "__main__":

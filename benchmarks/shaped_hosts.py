@@ -2,7 +2,9 @@
 
 A host is a network namespace with one cable (a veth pair) to a bridge, which has a
 namespace of its own. Both ends of a cable are shaped: what a host sends at its end,
-what it receives at the bridge's. So a host has a full-duplex line of the given rate.
+what it receives at the bridge's. So a host has a full-duplex line of the given rate. Or
+the line is a bundle (`tc htb`): each connection stays on one of its lanes, which its
+ports choose, as where switches spread connections over cables, or a cloud limits each.
 
 The rate counts Ethernet, IP and TCP headers: of a packet of 1514 bytes 1448 are the
 program's, 95.6 %.
@@ -25,6 +27,7 @@ from dataclasses import dataclass
 _BURST_S = 4e-3
 _LEAST_BURST_BYTES = 128 << 10
 _LIMIT_BYTES = 4 << 20
+LANES = 4  # of a bundle
 PAYLOAD_SHARE = 1448 / 1514
 _made = itertools.count()
 
@@ -62,8 +65,16 @@ def why_not() -> str:
 
 
 @contextlib.contextmanager
-def shaped_hosts(count: int, mbit_s: float) -> Iterator[ShapedHosts]:
-    """Makes `count` hosts with a line of `mbit_s` each; removes them at the end."""
+def shaped_hosts(
+    count: int, mbit_s: float, *, bundled: bool = False
+) -> Iterator[ShapedHosts]:
+    """Makes `count` hosts with a line of `mbit_s` each; removes them at the end.
+
+    Args:
+        count: how many.
+        mbit_s: rate of each line, each way.
+        bundled: whether it is the sum of `LANES` lanes, of which a connection gets one.
+    """
     tag = f"{os.getpid() % 100000}{next(_made) % 10}"
     middle = f"bm{tag}"
     hosts = ShapedHosts(
@@ -90,15 +101,37 @@ def shaped_hosts(count: int, mbit_s: float) -> Iterator[ShapedHosts]:
             _run("ip", "-n", name, "addr", "add", address, "dev", "cable")
             for device in ("cable", "lo"):
                 _run("ip", "-n", name, "link", "set", device, "up")
-            _shape(name, "cable", mbit_s)
+            (_bundle if bundled else _shape)(name, "cable", mbit_s)
             _shape(middle, port, mbit_s)
         yield hosts
 
 
+def _burst(mbit_s: float) -> int:
+    return max(_LEAST_BURST_BYTES, round(mbit_s * 1e6 / 8 * _BURST_S))
+
+
 def _shape(space: str, device: str, mbit_s: float) -> None:
-    burst = max(_LEAST_BURST_BYTES, round(mbit_s * 1e6 / 8 * _BURST_S))
-    words = f"root tbf rate {mbit_s:g}mbit burst {burst} limit {_LIMIT_BYTES}"
+    words = f"root tbf rate {mbit_s:g}mbit burst {_burst(mbit_s)} limit {_LIMIT_BYTES}"
     _run("tc", "-n", space, "qdisc", "add", "dev", device, *words.split())
+
+
+def _bundle(space: str, device: str, mbit_s: float) -> None:
+    def tc(what: str, words: str) -> None:
+        _run("tc", "-n", space, what, "add", "dev", device, *words.split())
+
+    tc("qdisc", "root handle 1: htb default 10 r2q 1000")
+    rate = mbit_s / LANES
+    for lane in range(LANES):
+        most = f"burst {_burst(rate)} cburst {_burst(rate)}"
+        tc("class", f"parent 1: classid 1:1{lane} htb rate {rate:g}mbit {most}")
+        tc("qdisc", f"parent 1:1{lane} bfifo limit {_LIMIT_BYTES}")
+    # Bits 1 and 2 of both ports (bytes 20 to 23 of a packet without IP options), so
+    # that both ways of a connection are on the same lane. Linux gives out ports in
+    # steps of two.
+    for source, target in itertools.product(range(LANES), repeat=2):
+        ports = f"match u32 {source << 17 | target << 1:#x} 0x00060006 at 20"
+        lane = (source + target) % LANES
+        tc("filter", f"parent 1: protocol ip prio 1 u32 {ports} flowid 1:1{lane}")
 
 
 def _run(*words: str) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-API_VERSION = 6
+API_VERSION = 7
 LIBRARY_PATH = Path(__file__).resolve().parent / "_native" / "libtfdist_core.so"
 
 # Codes are TensorFlow's (tfdist_ops/base/status.h).
@@ -90,6 +90,8 @@ class Link(ctypes.Structure):
         ("window_fd", ctypes.c_int32),
         ("key", ctypes.c_char_p),
         ("key_bytes", ctypes.c_int32),
+        ("more_socket_fds", ctypes.POINTER(ctypes.c_int32)),
+        ("more_sockets", ctypes.c_int32),
     ]
 
 
@@ -203,7 +205,8 @@ class Record(ctypes.Structure):
 class LinkEnd:
     """One connected and authenticated link, as `start` hands it to the core.
 
-    `key` is the link's session key: 64 bytes for tcp, empty for shared memory.
+    `key` is the link's session key: 64 bytes for each socket of tcp, empty for shared
+    memory. `more_socket_fds` are the sockets of tcp after the first one.
     """
 
     peer: int
@@ -216,6 +219,7 @@ class LinkEnd:
     peer_doorbell_fd: int = -1
     window_fd: int = -1
     key: bytes = field(default=b"", repr=False)
+    more_socket_fds: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -539,6 +543,9 @@ def _fill(slot: Link, end: LinkEnd) -> None:
     slot.window_fd = end.window_fd
     slot.key = end.key
     slot.key_bytes = len(end.key)
+    more = end.more_socket_fds
+    slot.more_socket_fds = (ctypes.c_int32 * len(more))(*more)
+    slot.more_sockets = len(more)
 
 
 def take_wanted() -> list[int]:

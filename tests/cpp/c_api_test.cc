@@ -118,6 +118,11 @@ TEST(a_failed_init_closes_every_descriptor_it_was_given) {
     links[i].socket_fd = sockets[i][0];
     links[i].memory_fd = links[i].peer_doorbell_fd = -1;
   }
+  int more[2];
+  CHECK_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, more), 0);
+  const int32_t more_fds[] = {more[0]};
+  links[1].more_socket_fds = more_fds;
+  links[1].more_sockets = 1;
   tfdist_world world = Alone();
   const int32_t host_of[3] = {0, 0, 1};
   world.size = world.local_size = 3;
@@ -127,7 +132,9 @@ TEST(a_failed_init_closes_every_descriptor_it_was_given) {
   world.own_doorbell_fd = eventfd(0, EFD_NONBLOCK);
   CHECK(tfdist_init(&world) != 0);
   CHECK(!IsOpen(sockets[0][0]) && !IsOpen(sockets[1][0]) && !IsOpen(world.own_doorbell_fd));
+  CHECK(!IsOpen(more[0]));
   for (auto& pair : sockets) close(pair[1]);
+  close(more[1]);
 }
 
 TEST(hosts_are_numbered_by_their_lowest_rank_or_refused) {

@@ -142,14 +142,18 @@ TEST(a_cancelled_operation_ends_here_and_names_this_rank_elsewhere) {
 }
 
 TEST(an_abort_carries_its_cause) {
-  Ranks ranks(2, "tcp");
-  std::vector<float> data(10);
-  Pending p0 = StartAllreduce(ranks[0], "x", data.data(), data.data(), 10);
-  ranks[1].Abort("ValueError: bad label 11");
-  const Status status = p0.Wait();
-  CHECK(status.code() == Code::kAborted);
-  CHECK_CONTAINS(status.message(), "ValueError: bad label 11");
-  CHECK_CONTAINS(status.message(), "rank 1");
+  for (int64_t sockets : {1, 5}) {
+    Config config = TestConfig();
+    config.tcp_sockets = sockets;
+    Ranks ranks(2, "tcp", config);
+    std::vector<float> data(10);
+    Pending p0 = StartAllreduce(ranks[0], "x", data.data(), data.data(), 10);
+    ranks[1].Abort("ValueError: bad label 11");
+    const Status status = p0.Wait();
+    CHECK(status.code() == Code::kAborted);
+    CHECK_CONTAINS(status.message(), "ValueError: bad label 11");
+    CHECK_CONTAINS(status.message(), "rank 1");
+  }
 }
 
 TEST(a_deadline_names_the_ranks_that_did_not_come) {

@@ -42,6 +42,7 @@ class GatedLink : public Link {
   void Release(Lane lane, const InFrame& frame) override { inner_->Release(lane, frame); }
   Status Pump(bool* moved) override { return inner_->Pump(moved); }
   int fd() const override { return inner_->fd(); }
+  void Watch(std::vector<Watched>* watched) const override { inner_->Watch(watched); }
   bool WantsWrite() const override { return inner_->WantsWrite(); }
   void SetRest(Rest rest) override { inner_->SetRest(rest); }
   bool Flushed() const override { return inner_->Flushed(); }

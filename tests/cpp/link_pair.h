@@ -47,14 +47,28 @@ struct Pair {
   std::unique_ptr<Link> b;
 };
 
+// tcp whose links have three sockets, whatever the configuration says.
+inline TransportEntry TcpOfThreeSockets() {
+  TransportEntry entry = *FindTransport("tcp");
+  entry.make_pair = [](int a, int b, int doorbell_a, int doorbell_b, const Config& config,
+                       LinkEnds* end_a, LinkEnds* end_b) {
+    Config three = config;
+    three.tcp_sockets = 3;
+    return FindTransport("tcp")->make_pair(a, b, doorbell_a, doorbell_b, three, end_a, end_b);
+  };
+  return entry;
+}
+
 inline void ForEachTransport(const std::function<void(const TransportEntry&)>& body) {
-  for (const TransportEntry& entry : Transports()) {
+  const auto run = [&](const TransportEntry& entry, const std::string& name) {
     try {
       body(entry);
     } catch (const check::Failure& failure) {
-      throw check::Failure(std::string(entry.name) + ": " + failure.what());
+      throw check::Failure(name + ": " + failure.what());
     }
-  }
+  };
+  for (const TransportEntry& entry : Transports()) run(entry, entry.name);
+  run(TcpOfThreeSockets(), "tcp, three sockets");
 }
 
 // Byte i of the payload of frame `ticket`.

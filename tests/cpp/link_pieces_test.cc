@@ -86,7 +86,11 @@ TEST(what_the_kernel_does_not_take_is_kept) {
   config.segment_bytes = kLong;
   const auto body = [](Pair* pair) {
     const int least = 1;
-    CHECK(::setsockopt(pair->a->fd(), SOL_SOCKET, SO_SNDBUF, &least, sizeof(least)) == 0);
+    std::vector<Watched> sockets;
+    pair->a->Watch(&sockets);
+    for (const Watched& one : sockets) {
+      CHECK(::setsockopt(one.fd, SOL_SOCKET, SO_SNDBUF, &least, sizeof(least)) == 0);
+    }
     std::mt19937 random(19);
     for (uint64_t ticket = 0; ticket < 20; ++ticket) {
       CHECK(TrySendPieces(pair->a.get(), kLong - ticket, 4, ticket, &random));

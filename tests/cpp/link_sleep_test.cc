@@ -17,10 +17,13 @@ namespace {
 // Sleeps until the doorbell or the link has something, as the progress thread does. False: ten
 // seconds passed, which is a lost wake-up.
 bool Sleep(Link* link, int doorbell) {
-  pollfd fds[2] = {
-      {doorbell, POLLIN, 0},
-      {link->fd(), static_cast<short>(POLLIN | (link->WantsWrite() ? POLLOUT : 0)), 0}};
-  const bool woken = ::poll(fds, 2, 10000) > 0;
+  std::vector<Watched> watched;
+  link->Watch(&watched);
+  std::vector<pollfd> fds = {{doorbell, POLLIN, 0}};
+  for (const Watched& one : watched) {
+    fds.push_back({one.fd, static_cast<short>(POLLIN | (one.write ? POLLOUT : 0)), 0});
+  }
+  const bool woken = ::poll(fds.data(), fds.size(), 10000) > 0;
   uint64_t count;
   while (::read(doorbell, &count, sizeof(count)) > 0) {
   }

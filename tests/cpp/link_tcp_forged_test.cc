@@ -225,7 +225,7 @@ TEST(a_link_without_a_key_is_refused) {
     end_a.key.resize(bytes);
     const auto link = FindTransport("tcp")->make(end_a, SmallConfig());
     CHECK_EQ(static_cast<int>(link.status().code()), static_cast<int>(Code::kInvalidArgument));
-    CHECK(link.status().message().find("session key of 64 bytes") != std::string::npos);
+    CHECK(link.status().message().find("session keys of 64 bytes") != std::string::npos);
     ::close(end_b.socket_fd);
   }
 }

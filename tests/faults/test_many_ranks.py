@@ -70,6 +70,14 @@ def test_data_opens_the_links_that_it_needs_and_no_other():
         assert {link["transport"] for link in sent} == {"shm"}
 
 
+@deadline(60)
+def test_a_world_above_the_limit_may_be_all_neighbours():
+    with Job(3, 1, {**ENVIRON, "TFDIST_MESH_RANKS": "2"}, steps=8) as job:
+        job.ready()
+        ends = ends_of(job)
+    assert [end["message"] for end in ends if end["code"]] == []
+
+
 @alone(120)
 @deadline(90)
 def test_a_rank_has_a_constant_and_one_descriptor_a_link(tmp_path):

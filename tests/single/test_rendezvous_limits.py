@@ -33,6 +33,13 @@ def test_the_soft_limit_is_raised_to_the_hard_one(limit):
     assert limit == [4096, 4096]
 
 
+def test_links_that_may_follow_raise_it_as_far_as_it_goes(limit):
+    limits.make_room(15, later=100)
+    assert limit == [1024, 4096]
+    limits.make_room(15, 16, later=2000)
+    assert limit == [4096, 4096]
+
+
 def test_a_hard_limit_that_is_too_low_is_an_error_with_both_numbers(limit):
     with pytest.raises(RendezvousError) as error:
         limits.make_room(2000)

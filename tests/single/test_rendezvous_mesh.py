@@ -5,6 +5,7 @@ import fcntl
 import logging
 import mmap
 import os
+import socket
 import time
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -390,6 +391,7 @@ def test_a_peer_of_another_generation_pair_job_or_secret_is_refused_and_told_why
                 ({"rank": 2}, "rank 2 does not connect to rank 0"),
                 ({"job": " other"}, f"job ' {session}' here, ' other' at the side"),
                 ({"frames": "none"}, "'hmac-sha256 none' at the side that connects"),
+                ({"sockets": 2}, "sockets 1 here, 2 at the side that connects"),
             ):
                 with pytest.raises(links.auth.RefusedError) as caught:
                     await links.connect_tcp(replace(good, **change), peer)
@@ -424,6 +426,80 @@ def test_every_tcp_link_has_its_own_key_at_both_ends():
         close(meshes)
 
     asyncio.run(go())
+
+
+def names(end):
+    """Both addresses of each socket of a link, as this end has them."""
+    found = []
+    for fd in (end.socket_fd, *end.more_socket_fds):
+        with socket.socket(fileno=os.dup(fd)) as sock:
+            found.append((sock.getsockname(), sock.getpeername()))
+    return found
+
+
+@deadline(30)
+def test_a_tcp_link_of_several_sockets_has_them_in_the_same_order_at_both_ends():
+    async def go():
+        before = open_fds()
+        changes = {"transport": "tcp", "settings": {"TFDIST_TCP_SOCKETS": 4}}
+        async with job(3, **changes) as settings:
+            meshes = await connected(settings)
+        for low, high in ((0, 1), (0, 2), (1, 2)):
+            one, two = end_of(meshes, low, high), end_of(meshes, high, low)
+            assert len(set(names(one))) == 4
+            assert names(one) == [(theirs, own) for own, theirs in names(two)]
+            assert one.key == two.key
+            assert len({one.key[i : i + 64] for i in range(0, 256, 64)}) == 4
+        close(meshes)
+        assert open_fds() <= before
+
+    asyncio.run(go())
+
+
+@deadline(30)
+def test_a_link_that_broke_half_way_is_made_anew(monkeypatch):
+    before = open_fds()
+    original = links.Channel.handshake_as_client
+    failing = [2]  # the third socket of rank 1's link, once
+
+    async def breaks(self, secret, claims):
+        if claims.get("transport") == "tcp" and claims["socket"] in failing:
+            failing.clear()
+            raise ConnectionResetError("a firewall")
+        return await original(self, secret, claims)
+
+    monkeypatch.setattr(links.Channel, "handshake_as_client", breaks)
+
+    async def go():
+        changes = {"transport": "tcp", "settings": {"TFDIST_TCP_SOCKETS": 3}}
+        async with job(2, **changes) as settings:
+            meshes = await connected(settings)
+        assert not failing
+        one, two = end_of(meshes, 0, 1), end_of(meshes, 1, 0)
+        assert names(one) == [(theirs, own) for own, theirs in names(two)]
+        assert one.key == two.key
+        close(meshes)
+
+    asyncio.run(go())
+    assert open_fds() <= before
+
+
+def test_sockets_of_an_earlier_try_do_not_disturb_the_later_one():
+    class Told:
+        def __init__(self, link, socket):
+            self.claims = {"link": link, "socket": socket}
+            self.closed = False
+
+        def close(self):
+            self.closed = True
+
+    gathering = links.Gathering(3)
+    early, late = [Told(7, i) for i in range(3)], [Told(8, i) for i in range(3)]
+    for one in (early[0], late[0], late[2], early[1], early[2]):
+        assert gathering.add(one) is None
+    assert all(one.closed for one in early)
+    assert gathering.add(late[1]) == late
+    assert not any(one.closed for one in late)
 
 
 @deadline(60)

@@ -13,6 +13,7 @@ import array
 import asyncio
 import os
 import socket
+from collections.abc import Sequence
 from typing import Any
 
 from tfdist import __version__
@@ -37,6 +38,12 @@ def patience(size: int) -> float:
         (1.0, 4.0)
     """
     return max(1.0, size / 64)
+
+
+def close_channels(channels: Sequence[Channel]) -> None:
+    """Closes connections that nobody took."""
+    for channel in channels:
+        channel.close()
 
 
 class ChannelClosed(ConnectionError):

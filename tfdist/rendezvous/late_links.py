@@ -19,7 +19,7 @@ from typing import Any
 
 from tfdist import _core
 from tfdist.rendezvous.errors import RendezvousError
-from tfdist.rendezvous.links import Window
+from tfdist.rendezvous.links import Gathering, Window
 from tfdist.rendezvous.listener import Listener
 from tfdist.rendezvous.world import close_ends
 
@@ -34,6 +34,7 @@ class LateLinks:
     Args:
         rank: this one.
         listeners: of this rank; owned from here on.
+        gathering: what has come of links by several sockets.
         connect: makes a link to a lower rank.
         describe: a rank, for messages.
         timeout_s: seconds until a link that is wanted must be there.
@@ -45,6 +46,7 @@ class LateLinks:
         *,
         rank: int,
         listeners: list[Listener],
+        gathering: dict[int, Gathering],
         connect: Callable[[int], Awaitable[_core.LinkEnd]],
         describe: Callable[[int], str],
         timeout_s: float,
@@ -53,6 +55,7 @@ class LateLinks:
         self.wanted_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._rank = rank
         self._listeners = listeners
+        self._gathering = gathering
         self._connect = connect
         self._describe = describe
         self._timeout_s = timeout_s
@@ -81,9 +84,11 @@ class LateLinks:
         self._thread.join(_CLOSE_S)
 
     def abandon(self) -> None:
-        """Closes the listeners in a forked child, which would keep them open."""
+        """Closes what listens in a forked child, which would keep it open."""
         for listener in self._listeners:
             listener.abandon()
+        for gathering in self._gathering.values():
+            gathering.close()
 
     async def run(self) -> None:
         """Serves until `stop`."""
@@ -97,6 +102,8 @@ class LateLinks:
             await asyncio.gather(*self._tasks, return_exceptions=True)
             for listener in self._listeners:
                 await listener.close()
+            for gathering in self._gathering.values():
+                gathering.close()
             self._window.close()
             os.close(self.wanted_fd)
 

@@ -15,36 +15,42 @@ _OTHERS = 64
 _FILES_A_LINK = 4
 
 
-def need(links: int) -> int:
+def need(links: int, sockets: int = 1) -> int:
     """Descriptors that this process has open when it has `links` links.
+
+    Args:
+        links: how many.
+        sockets: connections of each, where it is TCP.
 
     Example:
         >>> from tfdist.rendezvous import limits
         >>> limits.need(15) - limits.need(0)
         60
     """
-    return len(os.listdir("/proc/self/fd")) + _OTHERS + _FILES_A_LINK * links
+    each = max(_FILES_A_LINK, sockets)
+    return len(os.listdir("/proc/self/fd")) + _OTHERS + each * links
 
 
-def make_room(links: int) -> None:
+def make_room(links: int, sockets: int = 1, later: int = 0) -> None:
     """Raises the soft limit on open files up to the hard one, if it must be.
 
     Args:
         links: that this rank is about to make.
+        sockets: connections of each, where it is TCP.
+        later: links that may follow, as far as the hard limit allows.
 
     Raises:
         RendezvousError: the hard limit is too low as well.
     """
-    wanted = need(links)
+    wanted, most = need(links, sockets), need(links + later, sockets)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or wanted <= soft:
+    if soft == resource.RLIM_INFINITY or most <= soft:
         return
     if hard != resource.RLIM_INFINITY and wanted > hard:
         raise invalid(
             f"{links} links need {wanted} open files, but the limit of this process is "
             f"{hard}; raise it (ulimit -Hn {wanted}, as the administrator), or lower "
-            "TFDIST_MESH_RANKS"
+            "TFDIST_MESH_RANKS" + (" or TFDIST_TCP_SOCKETS" if sockets > 1 else "")
         )
-    # All of it: links for data may come later.
-    target = wanted if hard == resource.RLIM_INFINITY else hard
+    target = most if hard == resource.RLIM_INFINITY else hard
     resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard))

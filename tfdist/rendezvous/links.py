@@ -3,24 +3,27 @@
 On one host (`hosts`) the two try an AF_UNIX socket with shared memory first. That they
 share memory is proved, not guessed: the higher rank makes a sealed memory file, writes
 a nonce into it and passes the file; the lower one must find the nonce there, erase it
-and repeat it. Everything else, and what fails, is a TCP connection.
+and repeat it. Everything else, and what fails, is a TCP connection, or several
+(TFDIST_TCP_SOCKETS).
 """
 
 from __future__ import annotations
 
 import asyncio
 import fcntl
+import itertools
 import mmap
 import os
 import secrets
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from tfdist import _core
 from tfdist.rendezvous import auth
 from tfdist.rendezvous.auth import AuthenticationError
-from tfdist.rendezvous.channel import Channel, close_all, patience
+from tfdist.rendezvous.channel import Channel, close_all, close_channels, patience
 
 SHM = "shm"
 TCP = "tcp"
@@ -29,6 +32,7 @@ PROOF = "host"  # that they share a host, see `tfdist.rendezvous.hosts`
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _NONCE_BYTES = 16
 _LINK_TIMEOUT_S = 10.0
+_tries = itertools.count()  # of links by TCP, of this process
 
 
 class ShmFailedError(Exception):
@@ -62,6 +66,7 @@ class Bond:
         rank: this one.
         frames: how the core authenticates frames (TFDIST_TCP_MAC).
         size: number of ranks.
+        sockets: connections of one TCP link (TFDIST_TCP_SOCKETS).
     """
 
     secret: bytes = field(repr=False)
@@ -70,6 +75,7 @@ class Bond:
     rank: int
     frames: str
     size: int = 1
+    sockets: int = 1
 
     @property
     def timeout_s(self) -> float:
@@ -89,6 +95,7 @@ class Bond:
             "generation": self.generation,
             "transport": transport,
             "frames": f"hmac-sha256 {self.frames}",
+            "sockets": self.sockets,
         }
 
     def refusal(
@@ -102,17 +109,26 @@ class Bond:
             type(initiator) is not int or not self.rank < initiator < size
         ):
             found = f"rank {initiator!r:.20} does not connect to rank {self.rank}"
+        index, link = claims.get("socket", 0), claims.get("link", 0)
+        if not found and not (type(index) is int and 0 <= index < self.sockets):
+            found = f"socket {index!r:.20} of {self.sockets}"
+        if not found and type(link) is not int:
+            found = f"link {link!r:.20}"
         return found and f"rank {self.rank} refused a link: {found}"
 
 
 def link_end(
-    peer: Peer, channel: Channel, *, initiator: bool, shared: list[int] | None = None
+    peer: Peer,
+    channels: Sequence[Channel],
+    *,
+    initiator: bool,
+    shared: list[int] | None = None,
 ) -> _core.LinkEnd:
-    """Turns a connected channel into what the core takes; detaches its socket.
+    """Turns connected channels into what the core takes; detaches their sockets.
 
     Args:
         peer: the rank at the other end.
-        channel: connected and authenticated.
+        channels: connected and authenticated; more than one: TCP.
         initiator: whether this rank has connected.
         shared: memory of the link, window of the peer, perhaps its doorbell; None: TCP.
     """
@@ -122,12 +138,13 @@ def link_end(
         transport=SHM if shared else TCP,
         host=peer.host,
         pid=peer.pid,
-        socket_fd=channel.detach(),
+        socket_fd=channels[0].detach(),
+        more_socket_fds=tuple(channel.detach() for channel in channels[1:]),
         memory_fd=memory,
         peer_doorbell_fd=doorbell,
         window_fd=window,
         initiator=initiator,
-        key=b"" if shared else channel.link_key,
+        key=b"" if shared else b"".join(channel.link_key for channel in channels),
     )
 
 
@@ -239,7 +256,7 @@ async def connect_shm(
             _check_answer(answer, len(fds) - len(bells) - 1, nonce, left)
             check_memory(fds[0], window.size)
             await channel.send({"ready": True})
-        return link_end(peer, channel, initiator=True, shared=[memory, *fds])
+        return link_end(peer, [channel], initiator=True, shared=[memory, *fds])
     except (OSError, AuthenticationError, TimeoutError, ShmFailedError) as error:
         channel.close()
         close_all([*fds, *([memory] if memory >= 0 else [])])
@@ -300,7 +317,7 @@ async def accept_shm(
                 raise
             await channel.send({"nonce": nonce.hex()}, (own, *bells))
             await channel.receive()
-        return link_end(peer, channel, initiator=False, shared=fds)
+        return link_end(peer, [channel], initiator=False, shared=fds)
     except (OSError, ValueError, AuthenticationError, TimeoutError) as error:
         channel.close()
         close_all(fds)
@@ -320,16 +337,60 @@ async def connect_tcp(bond: Bond, peer: Peer) -> _core.LinkEnd:
     loop = asyncio.get_running_loop()
     host, port = peer.address
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    channel = Channel(socket.socket(family, socket.SOCK_STREAM), size=bond.size)
+    link = next(_tries)
+    channels: list[Channel] = []
     try:
-        async with asyncio.timeout(bond.timeout_s):
-            await loop.sock_connect(channel.sock, (host, port))
-            channel.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            await channel.handshake_as_client(bond.secret, bond.claims(TCP, peer.rank))
-        return link_end(peer, channel, initiator=True)
+        for index in range(bond.sockets):
+            sock = socket.socket(family, socket.SOCK_STREAM)
+            channel = Channel(sock, size=bond.size)
+            channels.append(channel)
+            async with asyncio.timeout(bond.timeout_s):
+                await loop.sock_connect(sock, (host, port))
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                own = {"link": link, "socket": index}
+                claims = {**bond.claims(TCP, peer.rank), **own}
+                await channel.handshake_as_client(bond.secret, claims)
+        return link_end(peer, channels, initiator=True)
     except BaseException:
-        channel.close()
+        close_channels(channels)
         raise
+
+
+class Gathering:
+    """The connections of one TCP link, as they come from a higher rank.
+
+    Args:
+        sockets: how many they are.
+    """
+
+    def __init__(self, sockets: int) -> None:
+        self._sockets = sockets
+        self._link = -1
+        self._channels: dict[int, Channel] = {}
+
+    def add(self, channel: Channel) -> list[Channel] | None:
+        """Takes a connection; returns all of its link with the last one, in order.
+
+        What comes of an earlier try, which the peer has given up, is closed.
+        """
+        link, index = channel.claims.get("link", 0), channel.claims.get("socket", 0)
+        if link > self._link:
+            self.close()
+            self._link = link
+        if link < self._link or index in self._channels:
+            channel.close()
+            return None
+        self._channels[index] = channel
+        if len(self._channels) < self._sockets:
+            return None
+        found = [self._channels[index] for index in range(self._sockets)]
+        self._channels.clear()
+        return found
+
+    def close(self) -> None:
+        """Closes what has not become a link."""
+        close_channels([*self._channels.values()])
+        self._channels.clear()
 
 
 def unix_listener() -> tuple[socket.socket, str]:

@@ -17,7 +17,7 @@ from tfdist import _core, tuning
 from tfdist.rendezvous import agreement, hosts, limits, links, overlay
 from tfdist.rendezvous.address import bind
 from tfdist.rendezvous.auth import AuthenticationError, RefusedError
-from tfdist.rendezvous.channel import Channel
+from tfdist.rendezvous.channel import Channel, close_channels
 from tfdist.rendezvous.errors import (
     RendezvousError,
     invalid,
@@ -59,6 +59,7 @@ class _Builder:
         self.host_of: tuple[int, ...] = ()
         self.made: dict[int, _core.LinkEnd] = {}
         self.accepting: set[int] = set()
+        self.gathering: dict[int, links.Gathering] = {}
         self.changed = asyncio.Event()
         self.listeners: list[Listener] = []
         self.compared = asyncio.Event()  # who the others are
@@ -85,10 +86,11 @@ class _Builder:
             )
             listener.start()
             self.listeners.append(listener)
-        if len(self.first) < self.size - 1:
+        if self.size > self.settings.mesh_ranks:
             self.late = LateLinks(
                 rank=self.rank,
                 listeners=self.listeners,
+                gathering=self.gathering,
                 connect=self._connect_late,
                 describe=lambda rank: self.peers[rank].described,
                 timeout_s=self.settings.timeout_s,
@@ -106,6 +108,7 @@ class _Builder:
             rank=self.rank,
             frames=str(self.settings.settings.get("TFDIST_TCP_MAC", "")),
             size=self.size,
+            sockets=self.settings.sockets,
         )
         placement, generation = self.settings.placement, self.settings.generation
         record = {
@@ -209,12 +212,20 @@ class _Builder:
             channel.close()
             return
         transport, rank = channel.claims["transport"], channel.claims["from"]
+        channels = [channel]
+        if transport == TCP:
+            gathering = self.gathering.setdefault(
+                rank, links.Gathering(self._bond.sockets)
+            )
+            channels = gathering.add(channel) or []
+            if not channels:  # more are to come
+                return
         if rank in self.accepting:  # a second one, just now
-            channel.close()
+            close_channels(channels)
             return
         if rank in self.made:
             if self.complete:  # the core has it
-                channel.close()
+                close_channels(channels)
                 return
             # It gave up the first one, at the very end of its handshake.
             close_ends([self.made.pop(rank)])
@@ -233,8 +244,9 @@ class _Builder:
                     timeout_s=self._bond.timeout_s,
                 )
             else:
-                channel.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                end = links.link_end(peer, channel, initiator=False)
+                for one in channels:
+                    one.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                end = links.link_end(peer, channels, initiator=False)
             if self.late is not None and rank not in self.first:
                 await self.late.accepted(end)
                 return
@@ -243,7 +255,7 @@ class _Builder:
         except ShmFailedError as error:
             _log.debug("no shared memory with rank %d: %s", rank, error)
         except asyncio.CancelledError:
-            channel.close()
+            close_channels(channels)
             raise
         finally:
             self.accepting.discard(rank)
@@ -400,6 +412,8 @@ class _Builder:
         if self.late is None or not keep_links:
             for listener in self.listeners:
                 await listener.close()
+            for gathering in self.gathering.values():
+                gathering.close()
         if not keep_links:
             if self.late is not None:
                 os.close(self.late.wanted_fd)
@@ -418,7 +432,7 @@ async def build(settings: Settings) -> Mesh:
     """
     size = settings.placement.size
     first = overlay.first_peers(settings.placement.rank, size, settings.mesh_ranks)
-    limits.make_room(len(first))
+    limits.make_room(len(first), settings.sockets, later=size - 1 - len(first))
     builder = _Builder(settings, first)
     membership: Membership | None = None
     keep = False

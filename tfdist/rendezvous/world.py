@@ -58,6 +58,11 @@ class Settings:
         return int(self.settings.get("TFDIST_MESH_RANKS", 16))
 
     @property
+    def sockets(self) -> int:
+        """Connections of one TCP link (TFDIST_TCP_SOCKETS), the same on all ranks."""
+        return int(self.settings.get("TFDIST_TCP_SOCKETS", 1))
+
+    @property
     def left_s(self) -> float:
         """Seconds left until the deadline."""
         return max(0.0, self.deadline - time.monotonic())
@@ -96,12 +101,12 @@ class Mesh:
     def close(self) -> None:
         """Closes all descriptors."""
         if self.late is not None:
-            self.late.stop()
+            self.late.stop()  # and closes the window, on its own thread
             self.late = None
+        elif self.window is not None:
+            self.window.close()
         close_ends(self.links)
         self.links.clear()
-        if self.window is not None:
-            self.window.close()
         if self.own_doorbell_fd >= 0:
             os.close(self.own_doorbell_fd)
             self.own_doorbell_fd = -1
@@ -115,6 +120,7 @@ def close_ends(ends: list[_core.LinkEnd]) -> None:
             end.memory_fd,
             end.peer_doorbell_fd,
             end.window_fd,
+            *end.more_socket_fds,
         ):
             if fd >= 0:
                 os.close(fd)

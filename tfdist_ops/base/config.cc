@@ -140,6 +140,9 @@ const std::vector<Row>& Table() {
       Text("TFDIST_TCP_MAC", &Config::tcp_mac, "control|all", true,
            "What is authenticated between ranks joined by TCP: control messages and the headers of "
            "data, whose contents have a checksum; or all, contents of data too."),
+      Int("TFDIST_TCP_SOCKETS", &Config::tcp_sockets, "", 1, 16, 0, true,
+          "Connections between two ranks joined by TCP, each of which carries what it can: for a "
+          "network that does not give one connection all of its rate."),
       Int("TFDIST_TIMELINE_BYTES", &Config::timeline_bytes, "bytes", 64 * kKiB, 64 * kGiB, 0, false,
           "Most bytes of each rank's part of the timeline; the oldest are dropped."),
       Text("TFDIST_LOG_LEVEL", &Config::log_level, "debug|info|warning|error|silent", false,

@@ -39,6 +39,7 @@ struct Config {
   std::string ring_order = "topology";
   std::string transport = "auto";
   std::string tcp_mac = "control";
+  int64_t tcp_sockets = 1;
   std::string log_level = "warning";
 };
 

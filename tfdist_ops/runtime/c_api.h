@@ -13,7 +13,7 @@
 extern "C" {
 #endif
 
-#define TFDIST_API_VERSION 6
+#define TFDIST_API_VERSION 7
 #define TFDIST_EXPORT __attribute__((visibility("default")))
 
 /* Codes are TensorFlow's: 0 ok, 1 cancelled, 3 invalid argument, 4 deadline exceeded, 9 failed
@@ -36,7 +36,11 @@ typedef struct tfdist_link {
   int32_t initiator;
   int32_t window_fd;  /* shm, else -1: the peer's window */
   const uint8_t* key; /* tcp: session key of the link (transport/frame_mac.h), copied */
-  int32_t key_bytes;  /* tcp: 64; shm: 0 */
+  int32_t key_bytes;  /* tcp: 64 for each socket; shm: 0 */
+  /* tcp: further sockets to the peer, in the same order at both ends; their keys follow the first
+   * one's */
+  const int32_t* more_socket_fds;
+  int32_t more_sockets;
 } tfdist_link;
 
 /* One line of a tuning file (docs/algorithms.md): on so many ranks on each host, up to so many

@@ -49,6 +49,7 @@ void CloseLinks(const tfdist_link* links, int32_t count) {
          {links[i].socket_fd, links[i].memory_fd, links[i].peer_doorbell_fd, links[i].window_fd}) {
       if (fd >= 0) close(fd);
     }
+    for (int32_t k = 0; k < links[i].more_sockets; ++k) close(links[i].more_socket_fds[k]);
   }
 }
 
@@ -64,6 +65,7 @@ StatusOr<std::unique_ptr<Link>> MakeLink(const tfdist_link& link, const World& w
   ends.self = world.rank;
   ends.peer = link.peer;
   ends.socket_fd = link.socket_fd;
+  ends.more_sockets.assign(link.more_socket_fds, link.more_socket_fds + link.more_sockets);
   ends.memory_fd = link.memory_fd;
   ends.own_doorbell_fd = own.doorbell_fd;
   ends.window_fd = link.window_fd;

@@ -347,10 +347,13 @@ void Progress::Sleep(std::unique_lock<std::mutex>* baton) {
 }
 
 void Progress::Watch() {
-  std::unordered_map<int, uint32_t> wanted;
+  std::vector<Watched> descriptors;
   for (const auto& link : engine_->links()) {
-    if (link == nullptr || link->fd() < 0) continue;
-    wanted[link->fd()] = EPOLLIN | EPOLLRDHUP | (link->WantsWrite() ? EPOLLOUT : 0u);
+    if (link != nullptr) link->Watch(&descriptors);
+  }
+  std::unordered_map<int, uint32_t> wanted;
+  for (const Watched& one : descriptors) {
+    wanted[one.fd] = EPOLLIN | EPOLLRDHUP | (one.write ? EPOLLOUT : 0u);
   }
   for (auto it = watched_.begin(); it != watched_.end();) {
     if (wanted.count(it->first) == 0) {

@@ -44,6 +44,8 @@ class Progress {
   // the request to that one and returns. False: stopped, it was not submitted. Any thread that may
   // wait a little.
   bool Help(std::unique_ptr<Request>* request, const bool& ended, int64_t patience_us);
+  // For commands: there is a new link, whose descriptors may have the numbers of earlier ones.
+  void ForgetWatched() { watched_.clear(); }
   // Runs what was pushed, ends the thread; the engine and its links go with it.
   void Stop();
 

@@ -344,8 +344,9 @@ bool Runtime::Adopt(int peer, std::unique_ptr<Link> link) {
   if (overlay_ == nullptr) return false;
   // A std::function must be copyable, a link is not.
   auto shared = std::make_shared<std::unique_ptr<Link>>(std::move(link));
-  return progress_->Push([overlay = overlay_, peer, shared](Engine*, int64_t) {
-    overlay->Adopt(peer, std::move(*shared));
+  return progress_->Push([this, peer, shared](Engine*, int64_t) {
+    overlay_->Adopt(peer, std::move(*shared));
+    progress_->ForgetWatched();
   });
 }
 

@@ -15,6 +15,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "base/span.h"
 #include "base/status.h"
@@ -57,6 +58,12 @@ struct InFrame {
   FrameHeader header;
   ByteSpan payload;
   uint64_t token = 0;  // the transport's own handle, for Release
+};
+
+// A descriptor that a sleeping rank watches: for reading, and for writing too.
+struct Watched {
+  int fd;
+  bool write;
 };
 
 class Link {
@@ -106,6 +113,10 @@ class Link {
   // whether it must be watched for writing too.
   virtual int fd() const = 0;
   virtual bool WantsWrite() const = 0;
+  // Adds all such descriptors, where there may be several.
+  virtual void Watch(std::vector<Watched>* watched) const {
+    if (fd() >= 0) watched->push_back({fd(), WantsWrite()});
+  }
 
   // Tells the peer whether this rank needs its doorbell rung after a CommitSend or a Release. The
   // caller polls once more before it really sleeps. Cheap when nothing changes.

@@ -44,12 +44,15 @@ struct OwnedFds {
       : socket(ends.socket_fd),
         memory(ends.memory_fd),
         window(ends.window_fd),
-        peer_doorbell(ends.peer_doorbell_fd) {}
+        peer_doorbell(ends.peer_doorbell_fd) {
+    for (int fd : ends.more_sockets) more_sockets.emplace_back(fd);
+  }
 
   UniqueFd socket;
   UniqueFd memory;
   UniqueFd window;
   UniqueFd peer_doorbell;
+  std::vector<UniqueFd> more_sockets;
 };
 
 // A second descriptor of the same open file, closed on exec.

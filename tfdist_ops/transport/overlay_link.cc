@@ -76,6 +76,9 @@ class OverlayLink : public Link {
   Status Pump(bool* moved) override { return overlay_->Pump(peer_, moved); }
   int fd() const override { return connection() != nullptr ? connection()->fd() : -1; }
   bool WantsWrite() const override { return connection() != nullptr && connection()->WantsWrite(); }
+  void Watch(std::vector<Watched>* watched) const override {
+    if (connection() != nullptr) connection()->Watch(watched);
+  }
   void SetRest(Rest rest) override {
     if (connection() != nullptr) connection()->SetRest(rest);
   }

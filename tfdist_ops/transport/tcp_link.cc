@@ -1,4 +1,4 @@
-// tcp: two ranks over one connected stream socket.
+// tcp: two ranks over one connected stream socket, or several (striped_link.h).
 //
 // Sending: data goes from the caller's memory into the kernel at once (SendPieces) while nothing
 // waits; what the kernel does not take is copied. Frames that wait queue per lane in pooled buffers
@@ -20,14 +20,17 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cmath>
 #include <cstring>
 #include <deque>
+#include <utility>
 
 #include "base/deadline.h"
 #include "transport/frame_mac.h"
 #include "transport/frame_pool.h"
 #include "transport/link_socket.h"
 #include "transport/link_support.h"
+#include "transport/striped_link.h"
 #include "transport/tcp_pair.h"
 
 namespace tfdist {
@@ -45,6 +48,8 @@ constexpr int kMostUnsentBytes = 512 << 10;
 // How often a rank that is awake looks into an empty socket, which costs a system call. In the
 // middle of a frame the kernel wakes it when much of the rest has come (SO_RCVLOWAT).
 constexpr int64_t kLookUs = 5;
+// Longer than the engine's own patience, whose error says more.
+constexpr double kSilences = 5;
 constexpr int64_t kLookInFrameUs = 50;
 constexpr size_t kWorthWakingBytes = 64 << 10;
 
@@ -60,6 +65,12 @@ struct Arrived {
   const FrameHeader& header() const { return wire.frame; }
 };
 
+// Of one socket of several half as much: what the slowest has not sent is waited for at the end.
+int MostUnsent(const Config& config, size_t sockets) {
+  const int most = std::max<int>(kMostUnsentBytes, 4 * static_cast<int>(config.segment_bytes));
+  return sockets > 1 ? most / 2 : most;
+}
+
 // The key of what one end sends: the initiator's is the first of the link's two.
 ByteSpan SendKey(const std::vector<uint8_t>& key, bool initiator) {
   return {key.data() + (initiator ? 0 : kDirectionKeyBytes), kDirectionKeyBytes};
@@ -67,12 +78,14 @@ ByteSpan SendKey(const std::vector<uint8_t>& key, bool initiator) {
 
 class TcpLink : public LinkBase {
  public:
-  TcpLink(const LinkEnds& ends, const Config& config, UniqueFd socket)
+  TcpLink(const LinkEnds& ends, const std::vector<uint8_t>& key, const Config& config,
+          UniqueFd socket)
       : LinkBase(ends, config, "tcp"),
         socket_(std::move(socket)),
-        most_unsent_(std::max<int>(kMostUnsentBytes, 4 * static_cast<int>(config.segment_bytes))),
-        sealer_(SendKey(ends.key, ends.initiator), config.tcp_mac == "all"),
-        opener_(SendKey(ends.key, !ends.initiator), config.tcp_mac == "all"),
+        most_unsent_(MostUnsent(config, ends.more_sockets.size() + 1)),
+        silence_s_(static_cast<int>(std::ceil(kSilences * config.suspect_s))),
+        sealer_(SendKey(key, ends.initiator), config.tcp_mac == "all"),
+        opener_(SendKey(key, !ends.initiator), config.tcp_mac == "all"),
         pools_{FramePool(capacity(Lane::kControl)), FramePool(capacity(Lane::kData))} {}
 
   // Closing with unread bytes makes the kernel reset the connection and throw away what it has not
@@ -94,6 +107,20 @@ class TcpLink : public LinkBase {
     }
     (void)::setsockopt(socket_.get(), IPPROTO_TCP, TCP_NOTSENT_LOWAT, &most_unsent_,
                        sizeof(most_unsent_));
+    // Heartbeats go over one socket of several; of the others the kernel must tell, and keep them
+    // alive on the way while they are not used.
+    const int interval_s = std::max(silence_s_ / 4, 1);
+    const int silence_ms = silence_s_ * 1000;
+    for (const auto& [option, value] :
+         {std::pair(TCP_KEEPIDLE, &interval_s), std::pair(TCP_KEEPINTVL, &interval_s),
+          std::pair(TCP_USER_TIMEOUT, &silence_ms)}) {
+      if (::setsockopt(socket_.get(), IPPROTO_TCP, option, value, sizeof(*value)) != 0) {
+        return SystemError("an option of TCP");
+      }
+    }
+    if (::setsockopt(socket_.get(), SOL_SOCKET, SO_KEEPALIVE, &one, sizeof(one)) != 0) {
+      return SystemError("SO_KEEPALIVE");
+    }
     // The kernel caps these at its own limits; less is slower, not wrong.
     const int bytes = kSocketBufferBytes;
     (void)::setsockopt(socket_.get(), SOL_SOCKET, SO_SNDBUF, &bytes, sizeof(bytes));
@@ -355,6 +382,7 @@ class TcpLink : public LinkBase {
 
   LinkSocket socket_;
   const int most_unsent_;
+  const int silence_s_;  // after which the kernel takes the other host for lost
   FrameMac sealer_;
   FrameMac opener_;
   FramePool pools_[kLanes];
@@ -382,15 +410,27 @@ class TcpLink : public LinkBase {
 
 StatusOr<std::unique_ptr<Link>> Make(const LinkEnds& ends, const Config& config) {
   OwnedFds owned(ends);
-  if (ends.key.size() != kLinkKeyBytes) {
-    return Status(Code::kInvalidArgument, "a tcp link needs a session key of " +
-                                              std::to_string(kLinkKeyBytes) + " bytes, got " +
+  std::vector<UniqueFd> sockets = std::move(owned.more_sockets);
+  sockets.insert(sockets.begin(), std::move(owned.socket));
+  const size_t key_bytes = sockets.size() * kLinkKeyBytes;
+  if (ends.key.size() != key_bytes) {
+    return Status(Code::kInvalidArgument, "a tcp link of " + std::to_string(sockets.size()) +
+                                              " sockets needs session keys of " +
+                                              std::to_string(key_bytes) + " bytes, got " +
                                               std::to_string(ends.key.size()) +
                                               "; its frames would not be authenticated");
   }
-  auto link = std::make_unique<TcpLink>(ends, config, std::move(owned.socket));
-  TFDIST_RETURN_IF_ERROR(link->Prepare());
-  return std::unique_ptr<Link>(std::move(link));
+  Config own_config = config;
+  if (sockets.size() > 1) own_config.segment_bytes += kStripeTrailerBytes;
+  std::vector<std::unique_ptr<Link>> made;
+  for (size_t i = 0; i < sockets.size(); ++i) {
+    const auto key = ends.key.begin() + static_cast<ptrdiff_t>(i * kLinkKeyBytes);
+    const std::vector<uint8_t> own_key(key, key + kLinkKeyBytes);
+    auto link = std::make_unique<TcpLink>(ends, own_key, own_config, std::move(sockets[i]));
+    TFDIST_RETURN_IF_ERROR(link->Prepare());
+    made.push_back(std::move(link));
+  }
+  return made.size() == 1 ? std::move(made[0]) : MakeStripedLink(std::move(made));
 }
 
 }  // namespace

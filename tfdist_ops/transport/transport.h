@@ -31,6 +31,8 @@ struct LinkEnds {
                                // used for another link
   int window_fd = -1;          // shm: the peer's window, a memfd of WindowBytes()
   std::shared_ptr<class ShmWindow> window{};  // shm: this rank's own, the same for all its links
+  std::vector<int> more_sockets{};            // tcp: further sockets to the peer, in the same order
+                                              // at both ends; `key` is then one after the other
 };
 
 struct TransportEntry {
