@@ -105,7 +105,6 @@ class StripedLink : public Link {
 
   Status Pump(bool* moved) override {
     if (!garbage_.ok()) return garbage_;
-    const int64_t now_us = error_.ok() ? 0 : NowUs();
     for (size_t i = 0; i < stripes_.size(); ++i) {
       if (lost_[i]) continue;
       const Status status = stripes_[i]->Pump(moved);
@@ -113,9 +112,10 @@ class StripedLink : public Link {
       if (status.code() != Code::kAborted) return status;  // not the peer's doing
       lost_[i] = true;
       if (error_.ok()) error_ = status;
-      last_data_us_ = NowUs();
+      received_before_ = received_ - 1;  // from now on
     }
     if (error_.ok()) return Status();
+    const int64_t now_us = NowUs();
     if (received_ != received_before_) last_data_us_ = now_us;
     received_before_ = received_;
     const bool all = std::all_of(lost_.begin(), lost_.end(), [](bool lost) { return lost; });
