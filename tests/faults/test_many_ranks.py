@@ -70,6 +70,7 @@ def test_data_opens_the_links_that_it_needs_and_no_other():
         assert {link["transport"] for link in sent} == {"shm"}
 
 
+@alone(90)
 @deadline(60)
 def test_a_world_above_the_limit_may_be_all_neighbours():
     with Job(3, 1, {**ENVIRON, "TFDIST_MESH_RANKS": "2"}, steps=8) as job:

@@ -89,14 +89,16 @@ class Bond:
         return {**self._common(transport, purpose), "from": self.rank, "to": acceptor}
 
     def _common(self, transport: str, purpose: str) -> dict[str, Any]:
-        return {
+        found: dict[str, Any] = {
             "purpose": purpose,
             "job": self.job,
             "generation": self.generation,
             "transport": transport,
             "frames": f"hmac-sha256 {self.frames}",
-            "sockets": self.sockets,
         }
+        if (transport, purpose) == (TCP, LINK):
+            found["sockets"] = self.sockets
+        return found
 
     def refusal(
         self, transport: str, size: int, claims: dict[str, Any], purpose: str = LINK
