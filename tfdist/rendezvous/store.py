@@ -364,7 +364,12 @@ class Membership:
         return cls(channel)
 
     async def first_failure(self) -> dict[str, Any]:
-        """Waits until some rank fails; "rank", "host", "pid" and "cause" of it."""
+        """Waits until some rank fails, or gives up.
+
+        Returns:
+            "rank", "host", "pid" and "cause"; where the rank has told it itself, what
+            else its error says too: "kind", perhaps "detail".
+        """
         try:
             failed = (await self._channel.receive())["values"][0]
             return dict(failed)
