@@ -105,6 +105,8 @@ class StripedLink : public Link {
 
   Status Pump(bool* moved) override {
     if (!garbage_.ok()) return garbage_;
+    bool begins_again = received_ != received_before_;  // the patience with other stripes
+    received_before_ = received_;
     for (size_t i = 0; i < stripes_.size(); ++i) {
       if (lost_[i]) continue;
       const Status status = stripes_[i]->Pump(moved);
@@ -112,14 +114,13 @@ class StripedLink : public Link {
       if (status.code() != Code::kAborted) return status;  // not the peer's doing
       lost_[i] = true;
       if (error_.ok()) error_ = status;
-      received_before_ = received_ - 1;  // from now on
+      begins_again = true;
     }
     if (error_.ok()) return Status();
     const int64_t now_us = NowUs();
-    if (received_ != received_before_) last_data_us_ = now_us;
-    received_before_ = received_;
+    if (begins_again) patient_since_us_ = now_us;
     const bool all = std::all_of(lost_.begin(), lost_.end(), [](bool lost) { return lost; });
-    return all || now_us - last_data_us_ > kLastWordsUs ? error_ : Status();
+    return all || now_us - patient_since_us_ > kLastWordsUs ? error_ : Status();
   }
 
   int fd() const override { return first().fd(); }
@@ -201,9 +202,9 @@ class StripedLink : public Link {
   std::vector<Head> heads_;
   std::vector<bool> lost_;
   Status garbage_;
-  Status error_;                  // the first loss,
+  Status error_;                  // the first loss
   uint64_t received_before_ = 0;  // when it was looked at last
-  int64_t last_data_us_ = 0;
+  int64_t patient_since_us_ = 0;
 };
 
 }  // namespace
