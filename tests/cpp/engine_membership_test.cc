@@ -6,6 +6,14 @@
 namespace tfdist {
 namespace {
 
+// Time passes by hand here: limits are the same on a slow machine.
+Config Limits() {
+  Config config = TestConfig();
+  config.timeout_s = 15;
+  config.suspect_s = 2;
+  return config;
+}
+
 // All ranks but the last wait for one allreduce.
 struct Waiting {
   explicit Waiting(HandDriven* world) : data(static_cast<size_t>(world->size())) {
@@ -25,7 +33,7 @@ std::string Error(const Done& done) {
 }
 
 TEST(two_deaths_at_once_are_one_verdict) {
-  HandDriven world(5, TestConfig());
+  HandDriven world(5, Limits());
   Waiting waiting(&world);
   world.Kill(1);
   world.Kill(3);
@@ -38,7 +46,7 @@ TEST(two_deaths_at_once_are_one_verdict) {
 }
 
 TEST(the_death_of_the_leader_names_it_everywhere) {
-  HandDriven world(4, TestConfig());
+  HandDriven world(4, Limits());
   Waiting waiting(&world);
   world.Kill(0);
   world.Settle();
@@ -48,7 +56,7 @@ TEST(the_death_of_the_leader_names_it_everywhere) {
 }
 
 TEST(nobody_raises_before_all_have_agreed) {
-  HandDriven world(4, TestConfig());
+  HandDriven world(4, Limits());
   Waiting waiting(&world);
   world.Kill(3);
   for (int i = 0; i < 10; ++i) world.Poll(1);
@@ -63,7 +71,7 @@ TEST(nobody_raises_before_all_have_agreed) {
 }
 
 TEST(an_own_failure_and_a_death_at_once) {
-  HandDriven world(5, TestConfig());
+  HandDriven world(5, Limits());
   Waiting waiting(&world);
   world[1].AbortWith("ValueError: a bad label", world.now_us);
   world.Kill(3);
@@ -77,7 +85,7 @@ TEST(an_own_failure_and_a_death_at_once) {
 }
 
 TEST(a_deadline_is_one_verdict_with_the_leaders_words) {
-  HandDriven world(4, TestConfig());
+  HandDriven world(4, Limits());
   Waiting waiting(&world);
   world.Pass(16 * 1000 * 1000);
   CHECK_CONTAINS(Error(waiting.done[0]), "for rank 3");
@@ -86,7 +94,7 @@ TEST(a_deadline_is_one_verdict_with_the_leaders_words) {
 }
 
 TEST(who_has_left_properly_is_no_culprit_and_holds_up_no_verdict) {
-  HandDriven world(4, TestConfig());
+  HandDriven world(4, Limits());
   world[0].Leave(world.now_us);
   world.Settle();
   world.Kill(0);
@@ -101,7 +109,7 @@ TEST(who_has_left_properly_is_no_culprit_and_holds_up_no_verdict) {
 TEST(a_stopped_process_is_suspected_and_finds_itself_out) {
   std::map<int, ProcessState> processes;
   for (int r = 0; r < 4; ++r) processes[r] = ProcessState::kRunning;
-  HandDriven world(4, TestConfig(), &processes);
+  HandDriven world(4, Limits(), &processes);
   Waiting waiting(&world);
   // Stopped: it does not run, its links stand.
   processes[3] = ProcessState::kStopped;
@@ -121,7 +129,7 @@ TEST(a_stopped_process_is_suspected_and_finds_itself_out) {
 TEST(a_process_that_runs_is_never_suspected) {
   std::map<int, ProcessState> processes;
   for (int r = 0; r < 3; ++r) processes[r] = ProcessState::kRunning;
-  HandDriven world(3, TestConfig(), &processes);
+  HandDriven world(3, Limits(), &processes);
   std::unique_ptr<Engine> starved = std::move(world.engines[2]);
   world.Pass(10 * 1000 * 1000);
   CHECK_OK(world[0].failure());
@@ -131,7 +139,7 @@ TEST(a_process_that_runs_is_never_suspected) {
 }
 
 TEST(a_rank_that_loses_touch_says_with_whom) {
-  HandDriven world(2, TestConfig());
+  HandDriven world(2, Limits());
   std::vector<float> data(10);
   const Done done = world.Allreduce(1, "x", &data);
   std::unique_ptr<Engine> silent = std::move(world.engines[0]);
@@ -145,7 +153,7 @@ TEST(a_rank_that_loses_touch_says_with_whom) {
 TEST(a_connection_that_ended_is_no_death_while_the_process_is_there) {
   std::map<int, ProcessState> processes = {{0, ProcessState::kRunning},
                                            {1, ProcessState::kRunning}};
-  HandDriven world(2, TestConfig(), &processes);
+  HandDriven world(2, Limits(), &processes);
   std::vector<float> data(10);
   const Done done = world.Allreduce(1, "x", &data);
   world.Kill(0);
@@ -159,7 +167,7 @@ TEST(a_connection_that_ended_is_no_death_while_the_process_is_there) {
 TEST(a_process_that_is_seen_to_be_gone_is_a_death) {
   std::map<int, ProcessState> processes = {{0, ProcessState::kRunning},
                                            {1, ProcessState::kRunning}};
-  HandDriven world(2, TestConfig(), &processes);
+  HandDriven world(2, Limits(), &processes);
   std::vector<float> data(10);
   const Done done = world.Allreduce(1, "x", &data);
   world.Kill(0);
