@@ -144,3 +144,12 @@ def test_shared_memory_that_is_not_there_is_an_error(monkeypatch):
     (error,) = limits.check(4, shm_bytes=17 << 20).errors
     assert "4 ranks need 102 MiB of shared memory, but only 100 MiB" in error
     assert limits.check(4, shm_bytes=0).errors == []
+
+
+def test_files_that_were_read_take_no_memory_from_a_control_group(tmp_path):
+    from tfdist.launch import limits
+
+    (tmp_path / "memory.current").write_text("9000\n")
+    stat = "anon 500\nfile 8000\ninactive_file 6000\nactive_file 2000\n"
+    (tmp_path / "memory.stat").write_text(stat)
+    assert limits._used(tmp_path) == 1000

@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import socket
+import subprocess
 import sys
 import time
 import uuid
@@ -12,6 +13,7 @@ import psutil
 import pytest
 from helpers.deadline import deadline
 from helpers.launcher import (
+    clean_environment,
     finish,
     marked,
     run,
@@ -45,6 +47,7 @@ def marker():
         ("kill -9 $$", 137, "killed by SIGKILL"),
         ("kill -SEGV $$", 139, "killed by SIGSEGV"),
         ("kill -TERM $$", 143, "killed by SIGTERM"),
+        ("kill -35 $$", 163, "killed by signal 35"),
     ],
 )
 def test_the_exit_code_is_that_of_the_first_failure(tmp_path, script, code, says):
@@ -69,6 +72,13 @@ def test_the_last_twenty_lines_are_shown(tmp_path):
     done = run(tmp_path, "-np", "2", *shell("seq 1 50; exit $TFDIST_RANK"))
     shown = [x for x in done.report if x.startswith("  | ")]
     assert shown == [f"  | {i}" for i in range(31, 51)]
+
+
+@deadline(40)
+def test_last_lines_are_shown_as_they_are(tmp_path):
+    line = "IndexError: x[0:100:2] at /a:x:b [bold]"
+    done = run(tmp_path, "-np", "1", *shell(f"echo '{line}'; exit 1"))
+    assert f"  | {line}" in done.report
 
 
 @deadline(40)
@@ -251,6 +261,20 @@ def test_nothing_secret_is_in_arguments_or_environment(tmp_path):
             assert form not in text
 
 
+@deadline(40)
+def test_who_was_there_before_the_job_is_not_of_it(tmp_path):
+    """A shell that becomes tfdistrun leaves it its children."""
+    words = "-m tfdist.launch -np 2 sh -c 'echo hello; exit 3'"
+    script = f"sleep 602 & exec {sys.executable} {words} > out 2>&1"
+    done = subprocess.run(
+        ["sh", "-c", script], cwd=tmp_path, env=clean_environment(), timeout=30
+    )
+    (stranger,) = sleepers("602")
+    os.kill(stranger, signal.SIGKILL)
+    assert done.returncode == 3
+    assert "failed first" in (tmp_path / "out").read_text()
+
+
 # ---- signals ----
 
 
@@ -273,6 +297,46 @@ def test_signals_reach_the_ranks_and_a_clean_end_is_success(tmp_path, number):
     assert done.stdout.count(f"got {int(number)}") == 2
     assert done.code == 0
     assert f"ended by {number.name}" in done.report[0]
+
+
+@deadline(40)
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
+def test_a_users_signal_reaches_the_ranks_and_ends_nothing(tmp_path, number):
+    code = (
+        "import signal, time\n"
+        "got = []\n"
+        f"signal.signal({int(number)}, lambda *_: got.append(1))\n"
+        "print('ready', flush=True)\n"
+        "while not got: time.sleep(0.01)\n"
+        "time.sleep(0.5); print('on')\n"
+    )
+    process = start(tmp_path, "-np", "2", *python(code))
+    for _ in range(2):
+        assert "ready" in process.stdout.readline()
+    process.send_signal(number)
+    done = finish(process)
+    assert (done.code, done.report) == (0, [])
+    assert done.stdout.count("on") == 2
+
+
+@deadline(40)
+def test_nohup_is_respected(tmp_path):
+    words = "-m tfdist.launch -np 2 sh -c 'echo ready; sleep 1; echo on'"
+    process = subprocess.Popen(
+        ["sh", "-c", f"trap '' HUP; exec {sys.executable} {words}"],
+        cwd=tmp_path,
+        env=clean_environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    for _ in range(2):
+        assert "ready" in process.stdout.readline()
+    for pid in [process.pid, *(p.pid for p in psutil.Process(process.pid).children())]:
+        os.kill(pid, signal.SIGHUP)
+    done = finish(process)
+    assert (done.code, done.report) == (0, [])
+    assert done.stdout.count("on") == 2
 
 
 @deadline(40)

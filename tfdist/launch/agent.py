@@ -23,7 +23,7 @@ from typing import Any
 
 from tfdist import __version__, _core
 from tfdist.launch import binding, frames, limits, process, tree
-from tfdist.launch.supervisor import Signals
+from tfdist.launch.supervisor import PASSED_ON, Signals
 from tfdist.rendezvous.address import split_address
 from tfdist.rendezvous.errors import RendezvousError
 from tfdist.rendezvous.secret import keep_in_memory
@@ -149,7 +149,7 @@ class Agent:
         signals = Signals()
         self._selector.register(self._commands, selectors.EVENT_READ, self._read)
         self._selector.register(
-            signals, selectors.EVENT_READ, lambda: self._end_if(bool(signals.take()))
+            signals, selectors.EVENT_READ, lambda: self._on_signals(signals.take())
         )
         self._say(
             event="hello",
@@ -196,13 +196,22 @@ class Agent:
         elif order == "go":
             self._start()
         elif order == "signal":
-            for rank in self._running:
-                pid = self._ranks[rank].process.pid
-                tree.send_to_group(pid, int(message["number"]))
+            self._signal_ranks(int(message["number"]))
         elif order == "kill":
             self._kill()
         elif order == "finish":
             self._finished = self._ended = True
+
+    def _on_signals(self, numbers: list[int]) -> None:
+        for number in numbers:
+            if number in PASSED_ON:
+                self._signal_ranks(number)
+            else:
+                self._ended = True
+
+    def _signal_ranks(self, number: int) -> None:
+        for rank in self._running:
+            tree.send_to_group(self._ranks[rank].process.pid, number)
 
     def _end_if(self, ended: bool) -> None:
         self._ended = self._ended or ended

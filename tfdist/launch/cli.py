@@ -160,7 +160,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         complain(error.message)
         return _USAGE_ERROR
     except OSError as error:
-        complain(f"cannot start the ranks: {error}")
+        complain(f"cannot start the ranks, or watch them: {error}")
         return 1
     except KeyboardInterrupt:
         return 128 + signal.SIGINT

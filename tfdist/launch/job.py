@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from tfdist.launch import binding, output, process, remote, tree
 from tfdist.launch.horovod import mode
@@ -159,6 +159,13 @@ def store_host(plan: Plan, environ: Mapping[str, str]) -> str:
 # ---- the job ----
 
 
+def _sink(stream: TextIO | None) -> output.Sink:
+    if stream is None:  # it was closed when this process started
+        return output.Sink(None, is_terminal=False)
+    stream.flush()
+    return output.Sink(stream.fileno(), is_terminal=stream.isatty())
+
+
 @dataclass
 class _Streams:
     """This process's own standard output and error."""
@@ -168,11 +175,13 @@ class _Streams:
 
     @classmethod
     def own(cls) -> _Streams:
-        out = output.Sink(sys.stdout.buffer, is_terminal=sys.stdout.isatty())
-        err = output.Sink(sys.stderr.buffer, is_terminal=sys.stderr.isatty())
+        out, err = _sink(sys.stdout), _sink(sys.stderr)
         screen = output.Screen(out)
-        # On one terminal both share the line at the bottom.
+        # Two that write to one file at the same time would break each other's lines; on
+        # one terminal both share the line at the bottom.
         shared = out.is_terminal and err.is_terminal
+        if not shared and sys.stdout and sys.stderr:
+            shared = os.path.sameopenfile(sys.stdout.fileno(), sys.stderr.fileno())
         return cls(screen, screen if shared else output.Screen(err))
 
     def terminal_columns(self, own: output.RankOutput) -> int | None:

@@ -7,7 +7,10 @@ once, in its last state, when it goes to a file. A lone rank's output passes unc
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
+import threading
 import time
 from collections import deque
 from dataclasses import dataclass, field
@@ -16,6 +19,8 @@ from typing import BinaryIO
 
 TAIL_LINES = 20
 _LONGEST_LINE = 64 << 10
+_WRITE_BYTES = 64 << 10
+_TRY_AGAIN_S = 1.0
 _ERASE = b"\r\x1b[K"
 _COLORS = (36, 33, 32, 35, 34, 31)
 
@@ -29,25 +34,72 @@ def visible(line: bytes) -> bytes:
 class Sink:
     """Where merged lines go: one of this process's own streams.
 
+    A thread writes, so that a reader that pauses (`| less`, Ctrl-S) holds up nothing
+    else. Who writes on when the sink is `full` fills the memory.
+
     Args:
-        file: standard output or error, binary.
+        fd: of standard output or error; None: closed, what is written is dropped.
         is_terminal: whether somebody watches it live.
     """
 
-    def __init__(self, file: BinaryIO, *, is_terminal: bool) -> None:
-        self._file = file
+    MOST_BYTES = 1 << 20
+
+    def __init__(self, fd: int | None, *, is_terminal: bool) -> None:
+        self._fd = fd
         self.is_terminal = is_terminal
-        self.broken = False
+        self.error: OSError | None = None  # nothing more can be written
+        self.drops = False  # what comes when it is full
+        self._waiting = bytearray()
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
 
     def write(self, data: bytes) -> None:
-        """Writes and flushes; a reader that is gone sets `broken`."""
-        if self.broken:
+        """Has it written; what cannot be sets `error`."""
+        if self._fd is None or self.error or (self.drops and self.full):
             return
-        try:
-            self._file.write(data)
-            self._file.flush()
-        except (BrokenPipeError, ValueError):
-            self.broken = True
+        with self._changed:
+            self._waiting += data
+            self._changed.notify()
+        if self._thread is None:
+            self._thread = threading.Thread(
+                target=self._write_all, args=(self._fd,), name="screen", daemon=True
+            )
+            self._thread.start()
+
+    @property
+    def full(self) -> bool:
+        """Whether ranks had better wait."""
+        return len(self._waiting) >= self.MOST_BYTES and not self.error
+
+    @property
+    def empty(self) -> bool:
+        """Whether all has been written, or cannot be."""
+        return not self._waiting or self.error is not None
+
+    def flush(self, limit_s: float) -> None:
+        """Waits until it is empty, so long at most."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.empty, limit_s)
+
+    def _write_all(self, fd: int) -> None:
+        """As long as the process lives."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting)
+                data = bytes(self._waiting[:_WRITE_BYTES])
+            try:
+                written = os.write(fd, data)
+            except BlockingIOError:  # who made the pipe wants it so
+                select.select([], [fd], [], _TRY_AGAIN_S)
+                continue
+            except OSError as error:
+                with self._changed:
+                    self.error = error
+                    self._changed.notify()
+                return
+            with self._changed:
+                del self._waiting[:written]
+                self._changed.notify()
 
 
 @dataclass
@@ -113,8 +165,7 @@ class StreamMerger:
 
     def feed(self, data: bytes) -> None:
         """Takes what the rank printed."""
-        if self._output.log is not None:
-            self._output.log.write(data)
+        self._keep(data)
         if self._output.size == 1:
             self._screen.sink.write(data)
         *lines, self._partial = (self._partial + data).split(b"\n")
@@ -130,6 +181,20 @@ class StreamMerger:
         if self._partial:
             self._line(self._partial)
             self._partial = b""
+
+    def _keep(self, data: bytes) -> None:
+        """Writes to the log file; a job does not end for the want of one."""
+        log = self._output.log
+        if log is None:
+            return
+        rest = memoryview(data)
+        try:
+            while rest:
+                rest = rest[log.write(rest) :]
+        except OSError as error:
+            self._output.log = None
+            text = f"cannot write to {log.name}: {error.strerror}; it ends here"
+            self._screen.print(f"tfdistrun: warning: {text}".encode())
 
     def _line(self, line: bytes) -> None:
         text = visible(line)
@@ -168,10 +233,19 @@ def log_folder(chosen: str | None) -> Path:
 
 
 def complain(*lines: str) -> None:
-    """Writes to standard error, in the name of tfdistrun."""
+    """Writes to standard error, in the name of tfdistrun, if anybody reads it."""
     from rich.console import Console
 
-    console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
+    class Unread(Console):
+        def on_broken_pipe(self) -> None:
+            """No reason to end with another exit code than the job's."""
+
+    console = Unread(
+        stderr=True, highlight=False, soft_wrap=True, markup=False, emoji=False
+    )
     for line in lines:
         style = "" if line.startswith("  ") else "bold red"
-        console.print(f"tfdistrun: {line}", style=style if console.is_terminal else "")
+        with contextlib.suppress(OSError):
+            console.print(
+                f"tfdistrun: {line}", style=style if console.is_terminal else ""
+            )

@@ -33,6 +33,7 @@ SSH_COMMAND = (
 _READ_BYTES = 256 << 10
 _SAID_LINES = 10
 _EXIT_S = 0.5
+_ROUND_S = 1.0
 _HINTS = (
     (
         "Host key verification failed",
@@ -158,6 +159,10 @@ class RemoteHost:
         except OSError:
             self._out.clear()
 
+    def heard(self) -> None:
+        """It is there, as far as anybody can say who does not read."""
+        self._heard_s = time.monotonic()
+
     def mind_the_time(self) -> list[End]:
         """Sends a sign of life; notices when the agent sends none."""
         now = time.monotonic()
@@ -242,7 +247,7 @@ class RemoteHost:
             self.process.kill()
             self.process.wait(2.0)
         self.read_said()
-        started = self.state in ("running", "ready")
+        started = self.state == "running"
         self.state = "closed"
         for fd in (self.stdin, self.stdout, self.stderr):
             os.close(fd)
@@ -321,7 +326,10 @@ def prepare_all(
                 for remote in waiting:
                     _give_up(remote, timeout_s)
                 return None
-            _round(selector, left_s)
+            _round(selector, min(left_s, _ROUND_S))
+            for remote in remotes:  # those that are ready wait for the others
+                remote.mind_the_time()
+                remote.write()
             if numbers := signals.take():
                 return numbers[0]
             if any(remote.failure for remote in remotes):

@@ -80,7 +80,7 @@ def describe_code(code: int) -> str:
     return f"exit code {code}" if code >= 0 else f"killed by {signal_name(-code)}"
 
 
-_SIGNAL_HINTS = {
+_SIGNAL_HINTS: dict[int, str] = {
     signal.SIGKILL: "somebody killed it; without a user's `kill -9` that is often the "
     "kernel, short of memory (see `dmesg`), or a limit of the batch system",
     signal.SIGSEGV: "it crashed in native code; `tfdistrun --env PYTHONFAULTHANDLER=1` "
@@ -131,7 +131,7 @@ def hint(end: RankEnd, ends: Sequence[RankEnd]) -> str:
     if end.lost:
         return end.lost.partition("\n")[2].strip()
     if end.code < 0:
-        return _SIGNAL_HINTS.get(signal.Signals(-end.code), "")
+        return _SIGNAL_HINTS.get(-end.code, "")
     blamed = end.told.get("blamed")
     others = {other.rank: other for other in ends}
     if blamed in others and others[blamed].code == 0 and blamed != end.rank:

@@ -17,20 +17,29 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tfdist.launch import frames, tree
-from tfdist.launch.output import RankOutput, Screen, Sink, StreamMerger
+from tfdist.launch.output import (
+    RankOutput,
+    Screen,
+    Sink,
+    StreamMerger,
+    complain,
+)
 from tfdist.launch.process import RankProcess
 from tfdist.launch.report import RankEnd
 
 if TYPE_CHECKING:
     from tfdist.launch.remote import End, RemoteHost
 
-FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)  # their meaning is the program's
 _READ_BYTES = 64 << 10
 _TERM_S = 1.0  # from SIGTERM to SIGKILL
 _SIGNAL_S = 25.0  # from a forwarded signal to SIGTERM and SIGKILL
 _DRAIN_S = 0.5  # for output that comes after the last rank's end
 _REAP_EVERY_S = 1.0
 _FINISH_S = 5.0  # for agents, to end what is left on their hosts
+_LAST_WORDS_S = 1.0  # for a reader, to take what is left when the user ended the job
+_PAUSED_STEP_S = 0.05
 
 
 class _Phase(enum.Enum):
@@ -55,15 +64,25 @@ class Outcome:
 
 
 class Signals:
-    """Turns signals into bytes on a pipe, which a selector can wait for."""
+    """Turns signals into bytes on a pipe, which a selector can wait for.
+
+    A SIGHUP that this process was started to ignore (`nohup`) stays ignored, by the
+    ranks too.
+    """
 
     def __init__(self) -> None:
+        ignores_hangup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        self._numbers = [
+            number
+            for number in ENDING + PASSED_ON
+            if not (number == signal.SIGHUP and ignores_hangup)
+        ]
         self._read, self._write = os.pipe()
         for fd in (self._read, self._write):
             os.set_blocking(fd, False)
         self._previous_fd = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         self._previous = {
-            number: signal.signal(number, lambda *_: None) for number in FORWARDED
+            number: signal.signal(number, lambda *_: None) for number in self._numbers
         }
 
     def fileno(self) -> int:
@@ -73,7 +92,7 @@ class Signals:
     def take(self) -> list[int]:
         """Numbers of the signals that came."""
         try:
-            return [n for n in os.read(self._read, 64) if n in FORWARDED]
+            return [n for n in os.read(self._read, 64) if n in self._numbers]
         except BlockingIOError:
             return []
 
@@ -94,8 +113,8 @@ class Supervisor:
         spare: process id of the guard.
         grace_s: seconds from the first failure to the end of the other ranks.
         told: returns what the ranks reported: rank → report.
-        stdout, stderr: this process's own; to notice that their reader left, and for
-            what ssh says.
+        stdout, stderr: this process's own. When their reader pauses the ranks have to
+            wait; when it leaves the job ends.
     """
 
     def __init__(
@@ -112,7 +131,8 @@ class Supervisor:
         self._spare = spare
         self._grace_s = grace_s
         self._told = told
-        self._sinks: list[Sink] = [stdout.sink, stderr.sink]
+        self._sinks: list[Sink] = list({stdout.sink, stderr.sink})
+        self._paused = False  # nothing is read that a sink could not take
         self._stderr = stderr
         self._selector = selectors.DefaultSelector()
         self._ranks: dict[int, RankProcess] = {}
@@ -143,16 +163,12 @@ class Supervisor:
         )
         for fd, merger in ((process.stdout, stdout), (process.stderr, stderr)):
             self._open_streams[fd] = merger
-            self._selector.register(
-                fd, selectors.EVENT_READ, lambda fd=fd: self._on_output(fd)
-            )
+            self._watch(fd)
 
     def add_remote(self, remote: RemoteHost) -> None:
         """Watches one more host; `add_remote_rank` its ranks before."""
         self._remotes.append(remote)
-        self._selector.register(
-            remote.stdout, selectors.EVENT_READ, lambda: self._on_remote(remote)
-        )
+        self._watch_remote(remote)
         self._selector.register(
             remote.stderr, selectors.EVENT_READ, lambda: self._on_said(remote)
         )
@@ -172,6 +188,14 @@ class Supervisor:
         self._mergers[rank, frames.STDERR] = stderr
         self._running.add(rank)
 
+    def _watch(self, fd: int) -> None:
+        self._selector.register(fd, selectors.EVENT_READ, lambda: self._on_output(fd))
+
+    def _watch_remote(self, remote: RemoteHost) -> None:
+        self._selector.register(
+            remote.stdout, selectors.EVENT_READ, lambda: self._on_remote(remote)
+        )
+
     def run(self, signals: Signals) -> Outcome:
         """Watches until the end."""
         self._selector.register(
@@ -181,20 +205,22 @@ class Supervisor:
             self._step(min(self._phase_ends_s, time.monotonic() + _REAP_EVERY_S))
             if time.monotonic() >= self._phase_ends_s:
                 self._next_phase()
-            if self._sinks and any(sink.broken for sink in self._sinks):
-                self._sinks = []  # once: what comes now has no reader anyway
-                self._on_signals([signal.SIGTERM])
+            self._mind_the_readers()
             self._mind_the_time()
         self._drain()
         self._finish_remotes()
         self._end_leftovers()
-        self._selector.unregister(signals)
-        self._close()
+        self._end_streams()
+        self._flush()
+        self._selector.close()
         self._add_reports()
         return self._outcome
 
     def _step(self, until_s: float) -> None:
         """Waits for events until then, handles those that came."""
+        self._pause_if(any(sink.full and not sink.drops for sink in self._sinks))
+        if self._paused:
+            until_s = min(until_s, time.monotonic() + _PAUSED_STEP_S)
         timeout_s = max(0.0, until_s - time.monotonic())
         writers = [remote for remote in self._remotes if remote.wants_write]
         for remote in writers:
@@ -205,11 +231,39 @@ class Supervisor:
         for key, _ in events:
             key.data()
 
+    def _pause_if(self, paused: bool) -> None:
+        """Reads nothing from ranks and agents, or reads again."""
+        if paused == self._paused:
+            return
+        self._paused = paused
+        for fd in self._open_streams:
+            self._selector.unregister(fd) if paused else self._watch(fd)
+        for remote in self._remotes:
+            if remote.state == "closed":
+                continue
+            if paused:
+                self._selector.unregister(remote.stdout)
+            else:
+                self._watch_remote(remote)
+
+    def _mind_the_readers(self) -> None:
+        """Ends the job when what it prints cannot be written."""
+        errors = [sink.error for sink in self._sinks if sink.error]
+        if not errors:
+            return
+        self._sinks = []  # once: what comes now has no reader anyway
+        if not isinstance(errors[0], BrokenPipeError):
+            complain(f"the job ends: nothing can be written any more: {errors[0]}")
+        if self._running and self._phase in (_Phase.RUNNING, _Phase.GRACE):
+            self._on_signals([signal.SIGTERM])
+
     def _mind_the_time(self) -> None:
         """Now and then: looking through all processes takes a while."""
         if time.monotonic() >= self._reap_at_s:
             tree.reap_orphans(self._own_children())
             for remote in self._remotes:
+                if self._paused:
+                    remote.heard()  # for all that is known
                 self._on_remote_ends(remote, remote.mind_the_time())
             self._reap_at_s = time.monotonic() + _REAP_EVERY_S
 
@@ -288,18 +342,20 @@ class Supervisor:
         """Lets the agents end what is left on their hosts; those that do not, go."""
         for remote in self._remotes:
             remote.send(do="finish")
-        deadline = time.monotonic() + _FINISH_S
-        while any(remote.state != "closed" for remote in self._remotes):
-            if time.monotonic() >= deadline:
-                break
-            self._step(deadline)
+        self._go_on(
+            _FINISH_S, lambda: any(one.state != "closed" for one in self._remotes)
+        )
         for remote in self._remotes:
             remote.kill()
             self._on_remote_ends(remote, remote.close("it did not end in time"))
 
     def _on_signals(self, numbers: list[int]) -> None:
         for number in numbers:
-            if self._phase in (_Phase.RUNNING, _Phase.GRACE):
+            if number in PASSED_ON:
+                self._signal_ranks(number)
+            elif self._phase in (_Phase.RUNNING, _Phase.GRACE):
+                for sink in self._sinks:
+                    sink.drops = True  # whatever its reader does, the ranks can save
                 self._outcome.signal = self._outcome.signal or number
                 self._signal_ranks(number)
                 self._enter(_Phase.SIGNALLED, _SIGNAL_S)
@@ -335,11 +391,34 @@ class Supervisor:
         spare = {self._spare, *(remote.process.pid for remote in self._remotes)}
         tree.send(tree.living(self._mark, spare=spare), signal.SIGKILL)
 
+    def _go_on(self, limit_s: float, unfinished: Callable[[], bool]) -> None:
+        """Steps while `unfinished`, for `limit_s` seconds at most.
+
+        Time in which the reader of the output pauses does not count: a signal ends it.
+        """
+        deadline = time.monotonic() + limit_s
+        while unfinished() and (begin_s := time.monotonic()) < deadline:
+            self._step(deadline)
+            self._mind_the_readers()
+            if self._paused:
+                deadline += time.monotonic() - begin_s
+
     def _drain(self) -> None:
         """Reads what is still in the pipes; helpers may hold them open for ever."""
-        deadline = time.monotonic() + _DRAIN_S
-        while self._open_streams and time.monotonic() < deadline:
-            self._step(deadline)
+        self._go_on(_DRAIN_S, lambda: bool(self._open_streams))
+
+    def _flush(self) -> None:
+        """Lets the reader of the output take all of it, or the user end that too."""
+        ends_s = float("inf")
+        while not all(sink.empty for sink in self._sinks):
+            if self._outcome.signal is not None:
+                ends_s = min(ends_s, time.monotonic() + _LAST_WORDS_S)
+            if time.monotonic() >= ends_s:
+                return
+            for sink in self._sinks:
+                sink.flush(_PAUSED_STEP_S)
+            self._step(time.monotonic())
+            self._mind_the_readers()
 
     def _end_leftovers(self) -> None:
         """Ends what the ranks left behind: helpers, daemons."""
@@ -355,15 +434,14 @@ class Supervisor:
         tree.kill_all(self._mark, spare=self._spare)
         tree.reap_orphans(self._own_children())
 
-    def _close(self) -> None:
+    def _end_streams(self) -> None:
         for remote_merger in self._mergers.values():
             remote_merger.end()
+        self._pause_if(True)
         for fd, merger in self._open_streams.items():
-            self._selector.unregister(fd)
             merger.end()
             os.close(fd)
         self._open_streams.clear()
-        self._selector.close()
 
     def _add_reports(self) -> None:
         told = self._told()

@@ -20,8 +20,17 @@ _KILL_LIMIT_S = 3.0
 _PAUSE_S = 0.01
 
 
+# Children from before adopt_orphans: a shell that becomes this program may have started
+# some (`> >(tee log)`, `service & exec tfdistrun`).
+_strangers: set[psutil.Process] = set()
+
+
 def adopt_orphans() -> None:
-    """Makes this process the parent of descendants whose own parents end."""
+    """Makes this process the parent of descendants whose own parents end.
+
+    Children that it has already, and all below them, are not of the job.
+    """
+    _strangers.update(psutil.Process().children())
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
@@ -63,7 +72,7 @@ def living(mark: str, *, spare: int | Collection[int]) -> list[int]:
     spared = {spare} if isinstance(spare, int) else set(spare)
     found = set(marked_processes(mark))
     for child in psutil.Process().children():
-        if child.pid not in spared:
+        if child.pid not in spared and child not in _strangers:
             found.add(child.pid)
             found |= {below.pid for below in _below(child)}
     return [pid for pid in sorted(found - spared) if _runs(pid)]

@@ -1,0 +1,83 @@
+"""The connections to other hosts, before their ranks start."""
+
+import sys
+
+import pytest
+
+from tfdist.launch import frames, remote
+from tfdist.launch.hosts import Host
+from tfdist.launch.supervisor import Signals
+
+# Says "ready" at once, or after `slow_s` on the slow host, and ends when nothing comes
+# for `silence_s` from then on, as agents do.
+AGENT = """
+import os, select, sys, time
+from tfdist.launch import frames
+slow_s, silence_s, host = float(sys.argv[1]), float(sys.argv[2]), sys.argv[3]
+say = lambda **fields: os.write(1, bytes(frames.message(**fields)))
+os.write(1, frames.GREETING)
+ready_s = time.monotonic() + (slow_s if host == "slow" else 0.0)
+heard_s = None
+while True:
+    now = time.monotonic()
+    if ready_s is not None and now >= ready_s:
+        say(event="ready", warnings=[], bound=[], threads="")
+        ready_s, heard_s = None, now
+    if ready_s is None and now - heard_s > silence_s:
+        sys.exit(9)
+    if select.select([0], [], [], 0.02)[0]:
+        data = os.read(0, 65536)
+        if not data:
+            break
+        heard_s = now
+"""
+
+
+def hosts(tmp_path, slow_s, silence_s):
+    program = tmp_path / "agent.py"
+    program.write_text(AGENT)
+    words = [sys.executable, str(program), str(slow_s), str(silence_s)]
+    return [
+        remote.RemoteHost(Host(name, 1), [rank], words)
+        for rank, name in enumerate(["fast", "slow"])
+    ]
+
+
+def prepared(connections, timeout_s):
+    signals = Signals()
+    try:
+        jobs = [{}] * len(connections)
+        return remote.prepare_all(connections, jobs, signals, timeout_s=timeout_s)
+    finally:
+        signals.close()
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Signs of life ten times a second."""
+    monkeypatch.setattr(frames, "SIGN_OF_LIFE_S", 0.1)
+    monkeypatch.setattr(remote, "_ROUND_S", 0.05)
+
+
+def test_hosts_that_are_ready_hear_from_us_until_all_are(tmp_path, quick):
+    connections = hosts(tmp_path, slow_s=1.5, silence_s=0.7)
+    try:
+        assert prepared(connections, 20.0) is None
+        assert [one.failure for one in connections] == ["", ""]
+        assert [one.state for one in connections] == ["ready", "ready"]
+    finally:
+        for one in connections:
+            one.kill()
+            one.close("the test is over")
+
+
+def test_a_host_that_is_lost_after_it_was_ready_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(frames, "SIGN_OF_LIFE_S", 1000.0)  # so that it goes
+    connections = hosts(tmp_path, slow_s=30.0, silence_s=0.3)
+    try:
+        assert prepared(connections, 20.0) is None
+        assert "with exit code 9" in connections[0].failure
+    finally:
+        for one in connections:
+            one.kill()
+            one.close("the test is over")
