@@ -144,6 +144,28 @@ async def test_no_server_is_an_error_at_the_deadline():
 
 
 @deadline(20)
+@run
+async def test_a_name_that_is_not_known_yet_is_asked_for_again(monkeypatch):
+    loop = asyncio.get_running_loop()
+    known = loop.getaddrinfo
+    asked = []
+
+    async def learning(host, port, **options):
+        asked.append(host)
+        if len(asked) < 4:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return await known("127.0.0.1", port, **options)
+
+    async with serving() as server:
+        monkeypatch.setattr(loop, "getaddrinfo", learning)
+        address = ("rank-0.train", server.address[1])
+        deadline_s = time.monotonic() + 5
+        client = await StoreClient.connect(address, SECRET, deadline=deadline_s)
+        client.close()
+    assert asked == ["rank-0.train"] * 4
+
+
+@deadline(20)
 def test_the_thread_of_the_launcher_serves_and_stops():
     thread = StoreThread(SECRET)
     thread.start()

@@ -187,6 +187,29 @@ class StoreServer:
         await channel.send({"values": [self.values[key]]})
 
 
+async def _try_to_connect(
+    address: tuple[str, int], secret: bytes, claims: dict[str, Any], size: int
+) -> Channel:
+    """Connects and authenticates."""
+    loop = asyncio.get_running_loop()
+    family, kind, proto, _, resolved = (
+        await loop.getaddrinfo(*address, type=socket.SOCK_STREAM)
+    )[0]
+    channel = Channel(socket.socket(family, kind, proto), size=size)
+    try:
+        # Should it reach itself below, it must not keep the server from its port.
+        channel.sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        await loop.sock_connect(channel.sock, resolved)
+        if connected_to_itself(channel.sock):
+            raise ConnectionRefusedError("nobody listens there")
+        channel.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        await channel.handshake_as_client(secret, claims)
+    except BaseException:
+        channel.close()
+        raise
+    return channel
+
+
 async def _connect(
     address: tuple[str, int],
     secret: bytes,
@@ -194,43 +217,28 @@ async def _connect(
     deadline: float,
     size: int,
 ) -> Channel:
-    """Connects and authenticates; tries again until the server is there."""
+    """Connects and authenticates; tries again until the server is there.
+
+    Its name too: a name server may learn it with the start of the server.
+    """
     loop = asyncio.get_running_loop()
     where = join_address(*address)
     pause_s = 0.01
     while True:
         try:
-            family, kind, proto, _, resolved = (
-                await loop.getaddrinfo(*address, type=socket.SOCK_STREAM)
-            )[0]
-            sock = socket.socket(family, kind, proto)
-            # Should it reach itself below, it must not keep the server from its port.
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            channel = Channel(sock, size=size)
-        except OSError as error:
-            raise invalid(f"the rendezvous {where} has no address: {error}") from error
-        try:
             async with asyncio.timeout_at(loop.time() + deadline - time.monotonic()):
-                await loop.sock_connect(channel.sock, resolved)
-                if connected_to_itself(channel.sock):
-                    raise ConnectionRefusedError("nobody listens there")
-                channel.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                await channel.handshake_as_client(secret, claims)
-            return channel
+                return await _try_to_connect(address, secret, claims, size)
         except auth.RefusedError as error:
-            channel.close()
             raise invalid(
                 f"{error}; give all ranks of a job the same TFDIST_JOB_ID, and start "
                 "them anew together"
             ) from error
         except AuthenticationError as error:
-            channel.close()
             raise invalid(
                 f"the rendezvous {where} and this rank do not belong together: "
                 f"{error}; give all ranks of a job the same TFDIST_SECRET_FILE"
             ) from error
         except (OSError, TimeoutError) as error:
-            channel.close()
             if time.monotonic() + pause_s >= deadline:
                 reason = str(error) or type(error).__name__
                 raise timeout(
@@ -238,9 +246,6 @@ async def _connect(
                     "process that serves it (tfdistrun, or rank 0) running there, and "
                     "does every rank have the job's secret?"
                 ) from error
-        except BaseException:
-            channel.close()
-            raise
         await asyncio.sleep(pause_s)
         pause_s = min(2 * pause_s, 0.5)
 
