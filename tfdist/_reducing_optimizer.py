@@ -8,7 +8,9 @@ reduced once for each real update: `_clip_gradients` is where Keras has it in ha
 
 from __future__ import annotations
 
+import contextlib
 import functools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -29,6 +31,10 @@ from tfdist.local_variables import check_clips_each_alone
 from tfdist.reduce_options import ReduceOptions
 from tfdist.torn import check_not_torn
 from tfdist.weights import weighted
+
+# Attributes of an optimizer while an `apply_gradients` of its own class is running.
+_REDUCED = "_tfdist_reduced"  # the gradients are, so `apply` does not
+_WEIGHT = "_tfdist_weight"  # for `apply`, which does
 
 
 class ReducesUpdates:
@@ -96,13 +102,49 @@ class Reducing(ReducesUpdates):
                 the samples of all micro-batches of all ranks.
         """
         grads = list(grads)
+        if vars(self).get(_REDUCED):
+            return super().apply(grads, trainable_variables)  # type: ignore[misc]
+        weight = vars(self).get(_WEIGHT, weight)
         if split_step.deferred(self, grads, trainable_variables, weight):
             return None
         if not grads:
             return super().apply(grads, trainable_variables)  # type: ignore[misc]
+        variables = self._variables_of(grads, trainable_variables)
+        grads = self._reduced(grads, variables, weight)
+        return self._update_if_finite(super().apply, grads, variables)  # type: ignore[misc]
+
+    @tf.autograph.experimental.do_not_convert
+    def apply_gradients(self, grads_and_vars: Any, *, weight: Any = None) -> Any:
+        """As `apply`, from pairs; returns the count of steps.
+
+        If the optimizer's class has an `apply_gradients` of its own, that is given the
+        reduced gradients; with `gradient_accumulation_steps`, where the sum is reduced
+        later, those of this rank's batch.
+        """
+        pairs = list(grads_and_vars)
+        grads, variables = map(list, zip(*pairs, strict=True))
+        own = super().apply_gradients  # type: ignore[misc]
+        if getattr(own, "__func__", None) is keras.optimizers.Optimizer.apply_gradients:
+            self.apply(grads, variables, weight=weight)
+        elif _accumulation_steps(self):
+            with _noted(self, _WEIGHT, weight):
+                own(pairs)
+        elif not split_step.deferred(
+            self, grads, variables, weight, entry="apply_gradients"
+        ):
+            grads = self._reduced(grads, variables, weight)
+            with _noted(self, _REDUCED, True):
+                self._update_if_finite(
+                    lambda g, v: own(list(zip(g, v, strict=True))), grads, variables
+                )
+        return self._iterations
+
+    def _reduced(
+        self, grads: list[Any], variables: list[Any], weight: Any
+    ) -> list[Any]:
+        """The gradients with which the class's own method is called."""
         if self.tfdist_nan_policy == "raise":  # XLA leaves assertions out
             _operations.check_not_xla("nan_policy='raise'")
-        variables = self._variables_of(grads, trainable_variables)
         check_reduced_once(grads, self.tfdist_options, self.name)
         if self.tfdist_options.local_variables:
             self._build_outside_of_branches(variables)  # or some are not known yet
@@ -116,28 +158,23 @@ class Reducing(ReducesUpdates):
                 grads = groups.reduce_gradients(
                     grads, variables, self.tfdist_options, weight=weight
                 )
-        return self._apply_if_finite(grads, variables)
-
-    def apply_gradients(self, grads_and_vars: Any, *, weight: Any = None) -> Any:
-        """As `apply`, from pairs; returns the count of steps."""
-        grads, variables = zip(*grads_and_vars, strict=True)
-        self.apply(grads, variables, weight=weight)
-        return self._iterations
+        return grads
 
     def check_finite(self, grads: Any) -> Any:
         """Of `LossScaleOptimizer`: whether a step is taken; the same on all ranks."""
         found = super().check_finite(grads)  # type: ignore[misc]
         return self._on_all_ranks(found)
 
-    def _apply_if_finite(self, grads: list[Any], variables: list[Any]) -> Any:
-        apply = super().apply  # type: ignore[misc]
+    def _update_if_finite(
+        self, update: Callable[..., Any], grads: list[Any], variables: list[Any]
+    ) -> Any:
         present = [g for g in grads if g is not None]
         if self.tfdist_nan_policy == "skip_step":
             self._build_outside_of_branches(variables)
             is_finite = self._on_all_ranks(finite.all_finite(present))
 
             def take() -> tf.Tensor:
-                apply(grads, variables)
+                update(grads, variables)
                 return tf.constant(True)
 
             return tf.cond(is_finite, take, lambda: tf.constant(False))
@@ -148,7 +185,7 @@ class Reducing(ReducesUpdates):
             # Not even the count of steps may change in a step that fails.
             waits_for = present
         with tf.control_dependencies(waits_for):
-            return apply(grads, variables)
+            return update(grads, variables)
 
     def _check_all_finite(self, grads: list[Any], variables: list[Any]) -> Any:
         pairs = [
@@ -265,3 +302,13 @@ def _accumulation_steps(optimizer: Any) -> int | None:
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     steps: int | None = inner.gradient_accumulation_steps
     return steps
+
+
+@contextlib.contextmanager
+def _noted(optimizer: Any, name: str, value: Any) -> Iterator[None]:
+    """Gives the optimizer an attribute for a while."""
+    vars(optimizer)[name] = value  # past Keras's __setattr__
+    try:
+        yield
+    finally:
+        del vars(optimizer)[name]

@@ -87,6 +87,10 @@ def DistributedOptimizer(  # noqa: N802 - named like the class it stands for
     With `gradient_accumulation_steps=n` each rank adds up the gradients of n batches,
     and their sum is reduced once, in the n-th step.
 
+    What a class of your own overrides (`apply`, `apply_gradients`, `update_step`) is
+    given the reduced gradients. (With `gradient_accumulation_steps` the first two are
+    given those of each batch of this rank, as by Keras.)
+
     Returns:
         The optimizer, for `model.compile(optimizer=...)` or a custom loop.
 

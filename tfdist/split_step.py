@@ -47,6 +47,7 @@ class _Call:
     grads: list[Any]
     variables: list[Any] | None
     weight: Any
+    entry: str
     operations_before: int
 
     def of_the_trace(self) -> tuple[list[Any], Any]:
@@ -54,10 +55,14 @@ class _Call:
         return self.grads, self.weight if tf.is_tensor(self.weight) else None
 
     def run(self, grads: list[Any], weight: Any) -> None:
-        """Calls `apply` with what came out."""
+        """Calls the optimizer with what came out."""
         weight = self.weight if weight is None else weight
         options = {} if weight is None else {"weight": weight}
-        self.optimizer.apply(grads, self.variables, **options)
+        if self.entry == "apply_gradients" and self.variables is not None:
+            pairs = zip(grads, self.variables, strict=True)
+            self.optimizer.apply_gradients(pairs, **options)
+        else:
+            self.optimizer.apply(grads, self.variables, **options)
 
 
 class _Recorder:
@@ -73,7 +78,7 @@ class _Recorder:
         self._graph = tf.compat.v1.get_default_graph()
 
     def add(
-        self, optimizer: Any, grads: list[Any], variables: Any, weight: Any
+        self, optimizer: Any, grads: list[Any], variables: Any, weight: Any, entry: str
     ) -> None:
         if tf.compat.v1.get_default_graph() is not self._graph:
             raise _CannotSplitError(
@@ -82,7 +87,8 @@ class _Recorder:
             )
         listed = None if variables is None else list(variables)
         position = len(self._graph.get_operations())
-        self.calls.append(_Call(optimizer, grads, listed, weight, position))
+        call = _Call(optimizer, grads, listed, weight, entry, position)
+        self.calls.append(call)
 
     def check_unused(self) -> None:
         """Raises if the step uses what a noted `apply` updates or reads.
@@ -113,7 +119,12 @@ _ACTIVE: contextvars.ContextVar[_Recorder | None] = contextvars.ContextVar(
 
 
 def deferred(
-    optimizer: Any, grads: list[Any], variables: Any, weight: Any = None
+    optimizer: Any,
+    grads: list[Any],
+    variables: Any,
+    weight: Any = None,
+    *,
+    entry: str = "apply",
 ) -> bool:
     """Whether this call of `optimizer.apply` was noted, to run after the step.
 
@@ -122,6 +133,7 @@ def deferred(
         grads: its gradients.
         variables: its variables, or None for those it was built with.
         weight: its weight of this rank: a number, a scalar tensor, or None.
+        entry: the method that is called, "apply" or "apply_gradients".
 
     Returns:
         True while the part of a step is traced that XLA compiles; then the caller has
@@ -130,7 +142,7 @@ def deferred(
     recorder = _ACTIVE.get()
     if recorder is None:
         return False
-    recorder.add(optimizer, grads, variables, weight)
+    recorder.add(optimizer, grads, variables, weight, entry)
     return True
 
 

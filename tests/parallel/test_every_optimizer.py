@@ -112,3 +112,60 @@ def test_ranks_end_where_one_process_with_all_data_ends(part):
     for name in names:
         alone = train(name, False)
         assert_like_one_process([found[name] for found in ranks], alone, name)
+
+
+class Signs(keras.optimizers.SGD):
+    """Takes half the sign of a gradient, and halves the weights after the step."""
+
+    def apply_gradients(self, grads_and_vars):
+        pairs = [(0.5 * tf.sign(g), v) for g, v in grads_and_vars]
+        super().apply_gradients(pairs)
+        for _, v in pairs:
+            v.assign(0.5 * v)
+
+
+# Gradients of both ranks by steps; what becomes of a weight of 1.
+OWN_ENTRY = [
+    ({}, {}, [(3.0, -1.0)], None, (1 - 0.5) / 2),
+    ({}, {}, [(3.0, -1.0)], (1.0, 7.0), (1 + 0.5) / 2),
+    ({}, {"nan_policy": "skip_step"}, [(3.0, np.nan)], None, 1.0),
+    ({}, {"nan_policy": "raise"}, [(3.0, -1.0)], None, (1 - 0.5) / 2),
+    (
+        {"gradient_accumulation_steps": 2},
+        {},
+        [(3.0, 2.0), (1.0, -1.0)],
+        None,
+        (1 / 2 - 0.25) / 2,
+    ),
+    (
+        {"gradient_accumulation_steps": 2},
+        {},
+        [(3.0, 2.0), (1.0, -1.0)],
+        (1.0, 3.0),
+        (1 / 2 - 0.125) / 2,
+    ),
+]
+
+
+def own_entries(in_graph):
+    found = []
+    for options, ours, steps, weights, _ in OWN_ENTRY:
+        optimizer = tfdist.DistributedOptimizer(Signs(1.0, **options), **ours)
+        v = tf.Variable(1.0)
+        own = {} if weights is None else {"weight": weights[tfdist.rank()]}
+
+        def step(grad, optimizer=optimizer, v=v, own=own):
+            optimizer.apply_gradients([(grad, v)], **own)
+
+        optimizer.build([v])
+        run = tf.function(step) if in_graph else step
+        for grads in steps:
+            run(tf.constant(grads[tfdist.rank()]))
+        found.append(float(v))
+    return found
+
+
+@pytest.mark.parametrize("in_graph", [True, False])
+def test_an_apply_gradients_of_the_class_is_given_reduced_gradients(in_graph):
+    expected = [after for *_, after in OWN_ENTRY]
+    assert run_ranks(own_entries, 2, in_graph) == [expected] * 2

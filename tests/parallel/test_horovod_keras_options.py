@@ -78,6 +78,11 @@ def test_an_optimizer_of_a_process_set_reduces_within_it():
 FACTORS = (1.0, 10.0, 3.0)  # of the loss on each rank; the set has the average 2
 
 
+class Doubles(keras.optimizers.SGD):
+    def apply_gradients(self, grads_and_vars):
+        super().apply_gradients([(2.0 * g, v) for g, v in grads_and_vars])
+
+
 @recorded
 def outside_of_a_set(in_graph):
     """What a tape gives and a step of SGD(1) subtracts, for two variables."""
@@ -103,7 +108,7 @@ def outside_of_a_set(in_graph):
         grads = [tf.constant([factor * scale])] * 2
 
         def apply():
-            optimizer.apply(grads, [shared, own])
+            optimizer.apply_gradients(zip(grads, [shared, own], strict=True))
 
         for _ in range(passes):
             (tf.function(apply) if in_graph else apply)()
@@ -131,6 +136,7 @@ def outside_of_a_set(in_graph):
         "tape": (tf.function(gradients) if in_graph else gradients)(*variables),
         "optimizer": step(kind(1.0), 1),
         "passes": step(kind(1.0), 2),
+        "doubled": step(Doubles(1.0), 1),
         "scaled": step(scaled[0], 1),
         "scaled passes": step(scaled[1], 2),
     }
@@ -147,8 +153,8 @@ def test_outside_of_a_process_set_gradients_stay_those_of_the_rank(in_graph):
         shared = 10.0 if rank == 1 else 2.0
         own = FACTORS[rank] / 2  # of two members, also on the rank outside
         for name, ends in found.items():
-            passes = 2 if "passes" in name else 1
-            assert (name, ends) == (name, [passes * shared, passes * own])
+            times = 2 if "passes" in name or name == "doubled" else 1
+            assert (name, ends) == (name, [times * shared, times * own])
 
 
 # ---- local variables

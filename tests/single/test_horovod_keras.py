@@ -207,6 +207,13 @@ def test_optimizers_that_cannot_accumulate_are_refused():
     with pytest.raises(ValueError, match="is built, without room"):
         hvd.DistributedOptimizer(built, backward_passes_per_step=2)
     other = keras.optimizers.SGD(0.5, gradient_accumulation_steps=3)
+
+    class Own(keras.optimizers.SGD):
+        def apply_gradients(self, grads_and_vars):
+            return super().apply_gradients(grads_and_vars)
+
+    with pytest.raises(ValueError, match="apply_gradients of its own"):
+        hvd.DistributedOptimizer(Own(), backward_passes_per_step=2)
     with pytest.raises(ValueError, match="Expected backward_passes_per_step=3"):
         hvd.DistributedOptimizer(other, backward_passes_per_step=2)
     with pytest.raises(ValueError, match="already wrapped"):

@@ -73,6 +73,28 @@ def test_one_rank_trains_as_the_plain_optimizer_does(name):
         np.testing.assert_array_equal(a.numpy(), b.numpy())
 
 
+class Halves(keras.optimizers.LossScaleOptimizer):
+    """Changes the gradients before the step, and the weights after it."""
+
+    def apply_gradients(self, grads_and_vars):
+        pairs = [(tf.clip_by_norm(g, 0.5), v) for g, v in grads_and_vars]
+        super().apply_gradients(pairs)
+        for _, v in pairs:
+            v.assign(v * 0.5)
+        return self._iterations
+
+
+def test_an_apply_gradients_of_the_class_is_called_in_fit_under_a_loss_scale():
+    def weights(wrap):
+        inner = keras.optimizers.SGD(0.1, momentum=0.5)
+        return fitted(wrap(Halves(inner, initial_scale=4.0))).get_weights()
+
+    wrapped = weights(tfdist.DistributedOptimizer)
+    for a, b in zip(weights(lambda plain: plain), wrapped, strict=True):
+        np.testing.assert_array_equal(a, b)
+        assert np.abs(b).max() < 0.2  # halved eight times
+
+
 @pytest.mark.parametrize("run_eagerly", [False, True])
 def test_every_step_reduces_one_group(run_eagerly):
     _core.take_records()

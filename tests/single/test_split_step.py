@@ -82,6 +82,16 @@ class LooksAfter(Net):
         return {"loss": loss, "norm": norm()}
 
 
+class Halving(Noting):
+    """Halves the weights after each step."""
+
+    def apply_gradients(self, grads_and_vars):
+        pairs = list(grads_and_vars)
+        super().apply_gradients(pairs)
+        for _, v in pairs:
+            v.assign(v * 0.5)
+
+
 class SetsRateAfter(OwnStep):
     def train_step(self, data):
         logs = super().train_step(data)
@@ -298,3 +308,19 @@ def test_without_a_callback_both_ways_out_are_named():
     with pytest.raises(NotImplementedError, match=words):
         fit(model, keras.callbacks.Callback())
     assert int(model.optimizer.iterations) == 0
+
+
+def test_an_apply_gradients_of_the_class_runs_after_what_is_compiled():
+    weights = []
+    for how in ({"jit_compile": True}, {"run_eagerly": True}):
+        keras.utils.set_random_seed(2)
+        model, optimizer = built(Net), tfdist.DistributedOptimizer(Halving(0.05))
+        model.drop.rate = 0.0  # XLA has other random numbers
+        model.compile(optimizer, "mse", **how)
+        fit(model, BroadcastInitialState())
+        assert all(in_xla for _, in_xla in model.traces)
+        assert set(optimizer.inside) == {False}
+        weights.append([w.numpy() for w in model.trainable_weights])
+    for a, b in zip(*weights, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
+    assert np.abs(weights[0][0]).max() < 0.3  # halved three times

@@ -102,6 +102,12 @@ class OwnSteps:
         own = gradients_of_this_rank(grads, variables, self.tfdist_options)
         return super(ReducesUpdates, self).apply(own, variables)  # type: ignore[misc]
 
+    def apply_gradients(self, grads_and_vars: Any, *, weight: Any = None) -> Any:
+        """As `apply`, from pairs; returns the count of steps."""
+        del weight
+        super(ReducesUpdates, self).apply_gradients(grads_and_vars)  # type: ignore[misc]
+        return self._iterations  # type: ignore[attr-defined]
+
     def check_finite(self, grads: Any) -> Any:
         """Of `LossScaleOptimizer`: whether a step is taken."""
         return super(ReducesUpdates, self).check_finite(grads)  # type: ignore[misc]
@@ -167,7 +173,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 
     Raises:
         TypeError: `optimizer` is no Keras optimizer.
-        ValueError: it is wrapped already, or an option is wrong; Adasum.
+        ValueError: it is wrapped already, or an option is wrong; Adasum;
+            `backward_passes_per_step` with a class that overrides `apply_gradients`.
     """
     note_device("device_dense", device_dense)
     note_device("device_sparse", device_sparse)

@@ -71,7 +71,8 @@ def check_passes(optimizer: Any, passes: int) -> None:
     Raises:
         TypeError: `passes` is no integer.
         ValueError: it is below 1, or the optimizer accumulates another number, or is
-            one of several, or is built without accumulators.
+            one of several, or is built without accumulators, or its class has an
+            `apply_gradients` of its own.
     """
     if isinstance(passes, bool) or not hasattr(passes, "__index__"):
         raise TypeError(
@@ -85,6 +86,15 @@ def check_passes(optimizer: Any, passes: int) -> None:
         raise ValueError(
             "backward_passes_per_step cannot be used with a MultiOptimizer. Give each "
             "of its optimizers gradient_accumulation_steps."
+        )
+    of_keras = keras.optimizers.Optimizer.apply_gradients
+    is_wrapped = isinstance(optimizer, ReducesUpdates)  # refused by whoever wraps
+    if not is_wrapped and type(optimizer).apply_gradients is not of_keras:
+        raise ValueError(
+            f"The class of the optimizer {optimizer.name!r} has an apply_gradients of "
+            "its own, which Horovod calls once for each update, but Keras once for "
+            "each batch: backward_passes_per_step cannot be used with it. Put what it "
+            "does into update_step, or leave backward_passes_per_step out."
         )
     own = optimizer.gradient_accumulation_steps
     if own not in (None, passes):
