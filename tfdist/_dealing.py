@@ -77,7 +77,8 @@ def deal(
 
     Raises:
         TypeError: the data are of a kind that cannot be dealt out.
-        ValueError: they have no samples, no fixed order, no end, or unequal lengths.
+        ValueError: they have no samples, no fixed order, no end, or unequal lengths,
+            or are dealt out already.
     """
     if batch_size is not None and (
         isinstance(batch_size, bool)
@@ -175,7 +176,7 @@ def _of_dataset(
     place: int,
     size: int,
 ) -> Part:
-    sharding.check_order(dataset, function)
+    sharding.check_order(dataset, function, size)
     if batch_size is not None:
         sharding.check_single_samples(dataset, function)
     batched = dataset if batch_size is None else dataset.batch(batch_size)

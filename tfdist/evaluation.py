@@ -63,9 +63,9 @@ def evaluate(
 
     Raises:
         TypeError: the data cannot be dealt out.
-        ValueError: there are no samples; a metric of your own does not say how its
-            states are combined (see `docs/evaluation.md`); a layer has states that go
-            on from batch to batch.
+        ValueError: there are no samples, or the data are shuffled or sharded; a metric
+            of your own does not say how its states are combined (see
+            `docs/evaluation.md`); a layer has states that go on from batch to batch.
         NotImplementedError: a `test_step` returns other numbers than the metrics'.
         tfdist.MismatchError: the ranks' data, metrics or weights differ.
         tfdist.RankFailedError: another rank raised, or failed.

@@ -69,8 +69,8 @@ def predict(
     Raises:
         TypeError: the data cannot be dealt out; outputs of this dtype, or ragged
             ones, cannot be sent.
-        ValueError: there are no samples; an option is none of those listed; a layer
-            has states that go on from batch to batch.
+        ValueError: there are no samples, or the data are shuffled or sharded; an option
+            is none of those listed; a layer has states that go on from batch to batch.
         tfdist.MismatchError: the ranks' data, weights or shapes of outputs differ.
         tfdist.RankFailedError: another rank raised, or failed.
         tfdist.TimeoutError: a rank was not done within `timeout_s`.

@@ -114,6 +114,8 @@ ten = tf.data.Dataset.range(10)
         (ten.shuffle(10).map(lambda x: x + 1).cache(), "tfdist.data.shard"),
         (tf.data.Dataset.zip((ten, ten.shuffle(3))), "tfdist.data.shard"),
         (ten.shuffle(10).batch(2), "tfdist.data.shard"),
+        (ten.shard(2, 0), r"Remove .shard\(...\)"),
+        (ten.shard(2, 1).map(lambda x: x + 1).prefetch(1), r"Remove .shard\(...\)"),
         (ten.batch(2), "batch_size="),
         (ten.padded_batch(2).prefetch(1), "batch_size="),
         (ten.repeat(), "repeat"),
@@ -127,6 +129,13 @@ ten = tf.data.Dataset.range(10)
 def test_datasets_that_cannot_be_dealt_out_are_refused(dataset, words):
     with pytest.raises(ValueError, match=words):
         data.shard(dataset, batch_size=2, rank=0, size=2)
+
+
+def test_a_part_of_the_data_that_is_not_the_ranks_may_be_dealt_out():
+    shard = data.shard(ten.shard(5, 0), batch_size=2, rank=1, size=2)
+    assert epoch(shard) == [[5]]
+    shard = data.shard(ten.shard(1, 0), batch_size=5, rank=0, size=1)
+    assert epoch(shard) == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
 
 
 def test_the_message_about_a_shuffle_holds_the_two_lines_to_write():
@@ -158,6 +167,16 @@ def test_unbatched_again_is_accepted_with_a_known_number():
     ("arguments", "error", "words"),
     [
         ({"data": [1, 2, 3], "batch_size": 1}, TypeError, "arrays"),
+        (
+            {"data": [np.zeros(4), np.ones(4)], "batch_size": 1},
+            TypeError,
+            r"got a list.* Write \(a, b\)",
+        ),
+        (
+            {"data": ({"a": [np.zeros(4), np.ones(4)]}, np.ones(4)), "batch_size": 1},
+            TypeError,
+            "got a list",
+        ),
         (
             {"data": (np.zeros(3), np.zeros(4)), "batch_size": 1},
             ValueError,

@@ -253,6 +253,13 @@ def test_what_cannot_be_dealt_out_is_refused(data, options, error, text):
         tfdist.predict(compiled(), data, **options)
 
 
+def test_what_was_dealt_out_before_is_refused():
+    own = SOURCE.shard(2, 1).map(lambda x: x)
+    for data, batch_size in ((own, 2), (own.batch(2), None)):
+        with pytest.raises(ValueError, match="before tfdist.evaluate, which deals it"):
+            deal("tfdist.evaluate", data, None, None, batch_size, 1, 2)
+
+
 def test_targets_of_another_length_or_beside_a_dataset_are_refused():
     with pytest.raises(ValueError, match=r"lengths 5 \(y\), 6 \(x\)"):
         tfdist.evaluate(compiled(), ONES, ONES[:5, :1])

@@ -56,7 +56,7 @@ def scatter(
 
     Raises:
         ValueError: `readers` or `buffer_bytes` is out of range, or the dataset is
-            shuffled.
+            shuffled or sharded.
         TypeError: `dataset` is neither of the two, or its elements cannot be sent.
         tfdist.MismatchError: the ranks call it with different arguments.
         tfdist.RankFailedError: a reader could not make the dataset of a rank.
@@ -161,8 +161,8 @@ def _check_arguments(dataset: Any, readers: Any, buffer_bytes: Any) -> None:
 
 def _datasets(dataset: Any, group: list[int]) -> dict[int, tf.data.Dataset]:
     if isinstance(dataset, tf.data.Dataset):
-        check_order(dataset, _NAME)
         size = _runtime.size()
+        check_order(dataset, _NAME, size)
         return {rank: dataset.shard(size, rank) for rank in group}
     found = {rank: dataset(rank) for rank in group}
     for rank, one in found.items():

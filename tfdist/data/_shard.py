@@ -36,8 +36,8 @@ def shard(
 
     Args:
         data: a `tf.data.Dataset` of single samples (not shuffled, not batched, not
-            repeated) of known cardinality; or an array, or a tuple or dict of arrays
-            with the samples along the first axis.
+            repeated, not sharded) of known cardinality; or an array, or a tuple or
+            dict of arrays with the samples along the first axis.
         batch_size: samples of one rank in one step, at least 1. The last batches may
             be smaller; with `batch_size=1` and data that do not divide, the last
             batch of some ranks has two.
@@ -54,9 +54,10 @@ def shard(
         `model.fit` or a loop.
 
     Raises:
-        TypeError: `data` is neither a dataset nor arrays.
-        ValueError: the data are shuffled, batched, endless or of unknown cardinality,
-            or there are fewer samples than ranks; the message says what to write.
+        TypeError: `data` is neither a dataset nor arrays, or is a list.
+        ValueError: the data are shuffled, sharded, batched, endless or of unknown
+            cardinality, or there are fewer samples than ranks; the message says what
+            to write.
 
     Example:
         >>> import numpy as np, tfdist
@@ -72,7 +73,7 @@ def shard(
     if batch_size < 1:
         raise ValueError(f"Expected batch_size of at least 1, got {batch_size}.")
     if isinstance(data, tf.data.Dataset):
-        check_order(data, "tfdist.data.shard")
+        check_order(data, "tfdist.data.shard", size)
         check_single_samples(data, "tfdist.data.shard")
         total = _cardinality(data)
         own = data.shard(size, rank)
@@ -159,18 +160,19 @@ def _rank_seed(base: int, rank: int) -> int:
     return (start + rank) * _ODD % modulus
 
 
-def check_order(dataset: tf.data.Dataset, function: str) -> None:
-    """Raises if the samples do not come in the same order on all ranks.
+def check_order(dataset: tf.data.Dataset, function: str, size: int) -> None:
+    """Raises if the samples are not the same, in the same order, on all ranks.
 
-    Dealing out by position needs that: whatever makes the order random upstream would
-    let ranks share samples and miss others.
+    Dealing out by position needs that: whatever makes the order random upstream, or
+    leaves a rank a part of the samples, would let ranks share samples and miss others.
 
     Args:
         dataset: what will be dealt out.
         function: the function that deals it out, for messages.
+        size: among how many ranks.
 
     Raises:
-        ValueError: it is shuffled, or not deterministic.
+        ValueError: it is shuffled, sharded among so many, or not deterministic.
     """
     for node in _upstream(dataset):
         kind = type(node).__name__
@@ -186,6 +188,13 @@ def check_order(dataset: tf.data.Dataset, function: str) -> None:
                 f"{message} and write\n"
                 "    dataset = ...  # without .shuffle()\n"
                 "    dataset = tfdist.data.shard(dataset, batch_size=..., shuffle=True)"
+            )
+        if kind == "_ShardDataset" and _shards(node) == size > 1:
+            raise ValueError(
+                f"The dataset has a .shard({size}, ...) before {function}, which deals "
+                "it out itself: of the rank's part each rank would get a part again, "
+                "and most samples would be left out. Remove .shard(...) (or "
+                "tfdist.data.shard) from the dataset."
             )
         if getattr(node, "_deterministic", None) in ("false", False):
             raise ValueError(
@@ -231,6 +240,12 @@ def _upstream(dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:
         waiting.extend(node._inputs())
 
 
+def _shards(node: Any) -> int | None:
+    """Among how many a `.shard(...)` deals out; None if that is not known yet."""
+    count = tf.get_static_value(node._num_shards)
+    return None if count is None else int(count)
+
+
 def _cardinality(dataset: tf.data.Dataset) -> int:
     count = int(dataset.cardinality())
     if count == tf.data.INFINITE_CARDINALITY:
@@ -249,6 +264,12 @@ def _cardinality(dataset: tf.data.Dataset) -> int:
 
 def _part_of_arrays(data: Any, rank: int, size: int) -> tuple[int, Any]:
     """The number of samples, and this rank's rows of every array."""
+    if _has_list(data):
+        raise TypeError(
+            "Expected a tuple or dict of arrays, got a list, which tf.data makes one "
+            "array of, whose first axis is the list. Write (a, b) for [a, b], or "
+            "numpy.asarray(...) for the samples of one array."
+        )
     arrays = tf.nest.flatten(data)
     if not arrays or not all(hasattr(a, "shape") and len(a.shape) for a in arrays):
         raise TypeError(
@@ -261,6 +282,14 @@ def _part_of_arrays(data: Any, rank: int, size: int) -> tuple[int, Any]:
             f"Expected arrays with equal first axes, got lengths {sorted(lengths)}."
         )
     return lengths.pop(), tf.nest.map_structure(lambda a: a[rank::size], data)
+
+
+def _has_list(data: Any) -> bool:
+    if isinstance(data, dict):
+        data = tuple(data.values())
+    return isinstance(data, list) or (
+        isinstance(data, tuple) and any(map(_has_list, data))
+    )
 
 
 def _batch(
