@@ -1,5 +1,6 @@
 """StopOnSignal: a signal to one rank ends all ranks at one step, with a checkpoint."""
 
+import contextlib
 import os
 import signal
 
@@ -154,6 +155,83 @@ def told_at_the_end():
 
 def test_a_signal_that_came_too_late_has_the_effect_it_had_before():
     assert run_ranks(told_at_the_end, 1) == [[signal.SIGUSR1]]
+
+
+def told_after_an_error(kinds):
+    """A fit that raises, or the second one of the same model; who gets the signal."""
+    keras.utils.clear_session()
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile(
+        tfdist.DistributedOptimizer(keras.optimizers.Adam()), "mse", jit_compile=False
+    )
+    found = {}
+
+    def fit(stop, at_step):
+        acts = keras.callbacks.LambdaCallback(
+            on_train_batch_end=lambda batch, logs: at_step()
+        )
+        model.fit(np.ones((2, 2)), np.ones(2), verbose=0, callbacks=[stop, acts])
+
+    def fails():
+        raise ZeroDivisionError
+
+    def tell():
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    def tell_twice():
+        tell()
+        received.append("once")
+        tell()
+
+    def stop_of():
+        made = StopOnSignal(Checkpoint("none.keras"))
+        made.checkpoint.save_now = lambda logs, batch: None
+        return made
+
+    received = []
+
+    def mine(number, frame):
+        received.append(int(number))
+
+    for kind in kinds:
+        received.clear()
+        before = signal.signal(signal.SIGUSR1, mine)
+        stop, code = stop_of(), None
+        try:
+            with contextlib.suppress(ZeroDivisionError):
+                fit(stop, fails)
+            if kind != "outside":
+                try:
+                    fit(stop if kind == "again" else stop_of(), tell_twice)
+                except SystemExit as exit:
+                    code = exit.code
+            tell()
+            back = signal.getsignal(signal.SIGUSR1) is mine
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+        found[kind] = [code, list(received), back]
+
+    # What is set after such a fit is there again after the next one.
+    before, stop = signal.getsignal(signal.SIGUSR1), stop_of()
+    try:
+        with contextlib.suppress(ZeroDivisionError):
+            fit(stop, fails)
+        signal.signal(signal.SIGUSR1, mine)
+        fit(stop, lambda: None)
+        found["kept"] = signal.getsignal(signal.SIGUSR1) is mine
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    return found
+
+
+def test_after_a_fit_that_raised_signals_have_their_former_effect():
+    number = int(signal.SIGUSR1)
+    [found] = run_ranks(told_after_an_error, 1, ["outside", "again", "anew"])
+    assert found["outside"] == [None, [number], True]
+    # The first signal is the callback's; the second, and those after fit, are not.
+    expected = [128 + number, ["once", number, number], True]
+    assert found["again"] == found["anew"] == expected
+    assert found["kept"]
 
 
 def wrong(folder):

@@ -224,11 +224,11 @@ def test_a_fit_after_one_that_failed_weights_once_or_not_at_all(next_one):
     assert run_ranks(again, 2, next_one) == [[False, True]] * 2
 
 
-def sums_up():
+def not_a_mean(reduction):
     model = make_model(tfdist.DistributedOptimizer)
-    loss = keras.losses.MeanSquaredError(reduction="sum")
+    loss = keras.losses.MeanSquaredError(reduction=reduction)
     model.compile(model.optimizer, loss=loss)
-    with pytest.raises(ValueError, match="loss with reduction='sum'"):
+    with pytest.raises(ValueError, match=f"loss with reduction='{reduction}'"):
         model.fit(
             **data_of(batches_of(0, 1), "counted"),
             verbose=0,
@@ -237,8 +237,9 @@ def sums_up():
     return int(model.optimizer.iterations)
 
 
-def test_losses_that_are_sums_are_not_weighted():
-    assert run_ranks(sums_up, 2) == [0, 0]
+@pytest.mark.parametrize("reduction", ["sum", "mean_with_sample_weight"])
+def test_losses_that_are_no_means_over_samples_are_not_weighted(reduction):
+    assert run_ranks(not_a_mean, 2, reduction) == [0, 0]
 
 
 @pytest.mark.parametrize(

@@ -260,6 +260,68 @@ def test_the_rate_is_scaled_once_per_optimizer(monkeypatch):
     assert rate_of(model.optimizer) == pytest.approx(0.4)
 
 
+class Fails(keras.callbacks.Callback):
+    """Ends a training within its second epoch."""
+
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == 1:
+            raise ZeroDivisionError
+
+
+@pytest.mark.parametrize(
+    ("scale_first", "scheduled"), [(False, False), (True, False), (False, True)]
+)
+def test_a_restarted_training_has_the_rate_of_the_first(
+    scale_first, scheduled, tmp_path
+):
+    def rates(*more):
+        rate = 0.25
+        if scheduled:
+            rate = keras.optimizers.schedules.PiecewiseConstantDecay([99], [rate, 0.0])
+        model = compiled(
+            optimizer=tfdist.DistributedOptimizer(keras.optimizers.SGD(rate))
+        )
+        backup = keras.callbacks.BackupAndRestore(tmp_path / "backup")
+        both = [RankZeroOnly(backup), LearningRateScale(2.0)]
+        watch = Watch(lambda: rate_of(model.optimizer))
+        listed = [BroadcastInitialState(), *both[:: -1 if scale_first else 1]]
+        try:
+            for epochs in (2, 3):
+                fit(model, *listed, watch, *more, epochs=epochs)
+        except ZeroDivisionError:
+            pass
+        return watch.seen
+
+    assert rates(Fails()) == [0.5] * STEPS
+    assert set(rates()) == {0.5}  # the restart, and a second fit
+
+
+def test_a_restored_rate_is_not_scaled_again_and_that_is_said(tmp_path, caplog):
+    path = tmp_path / "m.keras"
+    model = compiled()
+    fit(model, LearningRateScale(2.0))
+    model.save(path)
+    model = compiled()
+    tfdist.restore(model, path)
+    for _ in range(2):
+        fit(model, LearningRateScale(2.0))
+    assert rate_of(model.optimizer) == pytest.approx(0.2)
+    [said] = [r.getMessage() for r in caplog.records if "LearningRateScale" in r.msg]
+    assert "has taken 4 steps, so its learning rate, 0.2," in said
+
+
+def test_rates_follow_the_ranks_of_the_optimizers_process_set(monkeypatch):
+    alone = tfdist.add_process_set([0])
+    optimizer = tfdist.DistributedOptimizer(
+        keras.optimizers.SGD(0.25), process_set=alone
+    )
+    model = compiled(optimizer=optimizer)
+    watch = Watch(lambda: rate_of(optimizer))
+    monkeypatch.setattr(_runtime, "size", lambda: SIZE)
+    fit(model, LearningRateScale(), LearningRateWarmup(1), watch)
+    assert watch.seen == [0.25] * STEPS
+
+
 def test_a_multiplier_of_zero_is_refused():
     with pytest.raises(ValueError, match="above 0"):
         LearningRateScale(0)
@@ -380,6 +442,21 @@ def test_a_training_resumed_inside_the_warm_up_goes_on(monkeypatch):
     fit(model, LearningRateWarmup(2, target=0.4), watch, initial_epoch=1, epochs=2)
     expected = [0.1 * (1 + 3 * step / 8) for step in range(4, 8)]
     np.testing.assert_allclose(watch.seen, expected, rtol=1e-6)
+
+
+def test_one_warm_up_warms_up_every_optimizer_once(monkeypatch):
+    monkeypatch.setattr(_runtime, "size", lambda: SIZE)
+    warmup = LearningRateWarmup(1)
+    for rate in (0.4, 0.8):
+        model = compiled(
+            optimizer=tfdist.DistributedOptimizer(keras.optimizers.SGD(rate))
+        )
+        watch = Watch(lambda model=model: rate_of(model.optimizer))
+        for _ in range(2):
+            fit(model, warmup, watch, epochs=2)
+        expected = [rate / 4 * (1 + 3 * min(1, step / 4)) for step in range(8)]
+        np.testing.assert_allclose(watch.seen, expected + [rate] * 8, rtol=1e-6)
+        assert warmup.target is None
 
 
 def test_an_unknown_number_of_steps_is_asked_for():

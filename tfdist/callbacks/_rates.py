@@ -54,6 +54,15 @@ class ScalableRate:
             )
         self.base = self.get()
 
+    @property
+    def is_saved(self) -> bool:
+        """Whether it is part of the optimizer's state; the factor of a schedule not."""
+        return self._factor is None
+
+    def is_of(self, optimizer: keras.optimizers.Optimizer) -> bool:
+        """Whether this is the rate of that very optimizer."""
+        return self._optimizer is optimizer
+
     def get(self) -> float:
         """The rate now; of a schedule: its factor."""
         if self._factor is not None:

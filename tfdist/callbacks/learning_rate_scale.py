@@ -6,6 +6,7 @@ import logging
 from typing import Any
 
 from tfdist import _runtime
+from tfdist._process_sets import members_of
 from tfdist.callbacks._base import RankCallback, base_optimizer
 from tfdist.callbacks._rates import ScalableRate
 
@@ -19,11 +20,16 @@ class LearningRateScale(RankCallback):
     The linear scaling rule: with k times the global batch, k times the rate. Keep the
     rate that is right for one process in the script and let this callback scale it. A
     schedule is scaled as a whole. An optimizer is scaled once only, also over several
-    calls of `fit`; after loading a saved model leave the callback out, because the
-    saved rate is the scaled one (a saved schedule is the unscaled one).
+    calls of `fit`.
+
+    A saved rate is the scaled one. So the rate of an optimizer that has taken steps
+    already (restored by `tfdist.restore`, `BackupAndRestore` or Keras, or trained
+    without this callback) is left as it is, and rank 0 says so. A saved schedule is
+    the unscaled one, and is scaled.
 
     Args:
-        multiplier: factor of the rate, above 0; default: `tfdist.size()`.
+        multiplier: factor of the rate, above 0; default: the number of ranks that
+            train the model: `tfdist.size()`, or that of the optimizer's process set.
 
     Raises:
         ValueError: `multiplier` is not above 0.
@@ -51,9 +57,19 @@ class LearningRateScale(RankCallback):
         if getattr(optimizer, _SCALED, False):
             _logger.info("The learning rate was scaled already; it stays as it is.")
             return
-        factor = self.multiplier or float(_runtime.size())
         rate = ScalableRate(optimizer)
-        rate.set(rate.get() * factor)
         setattr(optimizer, _SCALED, True)
+        steps = int(optimizer._iterations)  # batches, where gradients accumulate
+        if steps and rate.is_saved:
+            if _runtime.rank() == self._first:
+                _logger.warning(
+                    "LearningRateScale: the optimizer has taken %d steps, so its "
+                    "learning rate, %g, is taken for the scaled one of an earlier "
+                    "training, and stays as it is.",
+                    steps,
+                    rate.base,
+                )
+            return
+        rate.set(rate.get() * (self.multiplier or len(members_of(self._ranks))))
         if rate.needs_retrace:
             self.model.make_train_function(force=True)

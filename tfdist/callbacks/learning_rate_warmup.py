@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from tfdist import _runtime, collectives
-from tfdist._process_sets import ProcessSet
+from tfdist._process_sets import ProcessSet, members_of
 from tfdist.callbacks._base import RankCallback, base_optimizer
 from tfdist.callbacks._rates import ScalableRate
 from tfdist.optimizers import MomentumSGD, warmup_factor
@@ -18,8 +18,9 @@ from tfdist.optimizers import MomentumSGD, warmup_factor
 class LearningRateWarmup(RankCallback):
     """Raises the learning rate linearly, per step, during the first epochs.
 
-    The optimizer's rate is the target, i.e. already scaled for `size()` ranks (see
-    `LearningRateScale`). Step i of the W = warmup_epochs * steps_per_epoch steps uses
+    The optimizer's rate is the target, i.e. already scaled for `size` ranks, those that
+    train the model (see `LearningRateScale`). Step i of the W = warmup_epochs *
+    steps_per_epoch steps uses
 
         rate(i) = target / size * (1 + (size - 1) * i / W),    i = 0 ... W,
 
@@ -33,6 +34,9 @@ class LearningRateWarmup(RankCallback):
     callback scales the velocity variables, of SGD and of RMSprop with momentum, and of
     `tfdist.optimizers.MomentumSGD` and `LARS` unless they correct by themselves; other
     optimizers keep the rate outside of their momentum and need no correction.
+
+    An optimizer is warmed up once, also over several calls of `fit`; another one, given
+    to the same callback, anew.
 
     With `steps_per_execution=n` the rate changes every n steps, to the value of the
     first of them.
@@ -83,6 +87,8 @@ class LearningRateWarmup(RankCallback):
         self.target = target
         self.verbose = verbose
         self._rate: Any = None
+        self._target = target
+        self._size = 1
         self._acted = False
         self._done = False
 
@@ -106,7 +112,12 @@ class LearningRateWarmup(RankCallback):
                 "LearningRateWarmup(steps_per_epoch=...)."
             )
         self._steps = steps
-        self._rate = ScalableRate(base_optimizer(self.model))
+        self._size = len(members_of(self._ranks))
+        optimizer = base_optimizer(self.model)
+        if self._rate is None or not self._rate.is_of(optimizer):
+            self._target = self.target
+            self._acted = self._done = False
+        self._rate = ScalableRate(optimizer)
         if self._rate.needs_retrace:
             self.model.make_train_function(force=True)
 
@@ -122,10 +133,10 @@ class LearningRateWarmup(RankCallback):
         if not self._acted and step > total:  # resumed after the warm-up
             self._done = True
             return
-        if self.target is None:  # here, after all on_train_begin: whatever the order
-            self.target = self._rate.get()
+        if self._target is None:  # here, after all on_train_begin: whatever the order
+            self._target = self._rate.get()
         self._acted = True
-        rate = self.rate_at(step, total, self.target, _runtime.size())
+        rate = self.rate_at(step, total, self._target, self._size)
         self._change_rate(rate)
         if step >= total:
             self._done = True

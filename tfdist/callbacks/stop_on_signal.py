@@ -11,6 +11,7 @@ from typing import Any
 
 from tfdist import _runtime
 from tfdist.callbacks._base import RankCallback
+from tfdist.callbacks._listing import is_in_fit
 from tfdist.callbacks.checkpoint import Checkpoint, between_updates
 
 _logger = logging.getLogger("tfdist")
@@ -34,7 +35,8 @@ class StopOnSignal(RankCallback):
         checkpoint: saves; it need not be in the list of callbacks itself. Its
             `save_best_only` has to be False: a stop is not a choice.
         signals: numbers of the signals; default SIGTERM, SIGINT and SIGUSR1 (Slurm's
-            `--signal=USR1@60` sends that one). They are handled during `fit` only.
+            `--signal=USR1@60` sends that one). They are handled during `fit` only,
+            also when it ends with an error; a loop of your own calls `on_train_end`.
         timeout_s: seconds to wait for the slowest rank; default `TFDIST_TIMEOUT_S`.
 
     Raises:
@@ -66,6 +68,7 @@ class StopOnSignal(RankCallback):
         self.timeout_s = timeout_s
         self._received = 0
         self._before: dict[int, Any] = {}
+        self._is_of_fit = False
 
     def settings_of_all_ranks(self) -> dict[str, Any]:
         """Which signals are waited for."""
@@ -83,6 +86,7 @@ class StopOnSignal(RankCallback):
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Begins to listen."""
+        self._give_back()  # a fit that raised has not
         super().on_train_begin(logs)
         if threading.current_thread() is not threading.main_thread():
             raise ValueError(
@@ -90,7 +94,9 @@ class StopOnSignal(RankCallback):
                 "handles signals in Python. Call fit there, or leave it out."
             )
         self._received = 0
+        self._is_of_fit = is_in_fit(self.model)
         for number in self.signals:
+            self._give_back_of_another(number)
             # None: a handler that was not set by Python, and cannot be set again.
             self._before[number] = signal.getsignal(number) or signal.SIG_DFL
             signal.signal(number, self._note)
@@ -138,10 +144,26 @@ class StopOnSignal(RankCallback):
         raise SystemExit(128 + received)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self._received = number
         signal.signal(number, self._before[number])
+        if self._still_runs():
+            self._received = number
+        else:  # fit has raised, and nobody would ask
+            self._give_back()
+            signal.raise_signal(number)
+
+    def _still_runs(self) -> bool:
+        """Whether the training goes on, asked in the main thread, which trains."""
+        return not self._is_of_fit or is_in_fit(self.model)
 
     def _give_back(self) -> None:
         for number, handler in self._before.items():
-            signal.signal(number, handler)
-        self._before = {}
+            if signal.getsignal(number) == self._note:  # not what was set since
+                signal.signal(number, handler)
+
+    def _give_back_of_another(self, number: int) -> None:
+        """Makes one give a signal back whose fit of this model, or any, has raised."""
+        other = getattr(signal.getsignal(number), "__self__", None)
+        if isinstance(other, StopOnSignal) and (
+            other.model is self.model or not other._still_runs()
+        ):
+            other._give_back()

@@ -53,7 +53,8 @@ class UnevenData(RankCallback):
     Raises:
         ValueError: an argument is none of these. At the start of `fit`: another tfdist
             callback comes before it; or `weighted`, and the optimizer adds the
-            gradients up instead of averaging, or a loss adds up its samples.
+            gradients up instead of averaging, or a loss adds up its samples or divides
+            by the sum of their weights.
         NotImplementedError: at the start of `fit`: the optimizer accumulates gradients
             (a rank whose data end in between would lose some) or has local variables;
             `steps_per_execution` is above 1 with a callback in which the ranks meet
@@ -228,12 +229,20 @@ def _check_model(model: keras.Model, weighted: bool) -> None:
             "UnevenData(weighted=False)."
         )
     losses = keras.tree.flatten(getattr(model._compile_loss, "_user_loss", None))
-    if weighted and any(getattr(one, "reduction", None) == "sum" for one in losses):
+    reductions = {getattr(one, "reduction", None) for one in losses}
+    if weighted and "sum" in reductions:
         raise ValueError(
             "UnevenData weights the means of the ranks' batches, but the model has a "
             "loss with reduction='sum'. Write UnevenData(weighted=False) and "
             "DistributedOptimizer(optimizer, op=tfdist.ReduceOp.SUM); or leave out "
             "reduction."
+        )
+    if weighted and "mean_with_sample_weight" in reductions:
+        raise ValueError(
+            "UnevenData weights the ranks' batches by their numbers of samples, but "
+            "the model has a loss with reduction='mean_with_sample_weight', whose "
+            "batches count by the sums of their sample weights. Leave out reduction: "
+            "the loss is then divided by the number of samples."
         )
 
 
