@@ -329,6 +329,7 @@ def make_callbacks(plan: Plan, folder: Path) -> list[keras.callbacks.Callback]:
         ours.Checkpoint(
             folder / "best.keras",
             monitor="val_top_1",
+            mode="max",
             save_best_only=True,
             initial_value_threshold=summary.best(folder, "val_top_1"),
         ),

@@ -86,6 +86,11 @@ def means(optimizer: Any, grads: Any) -> tuple[Any, tf.Tensor | None]:
     return [weighted(g, factor) for g in grads], total
 
 
+def totals(optimizer: Any) -> list[tf.Variable]:
+    """The variable of W; none where no batch had a weight."""
+    return [vars(optimizer)[_TOTAL]] if _TOTAL in vars(optimizer) else []
+
+
 def loaded(optimizer: Any) -> None:
     """After the optimizer's variables have got other values: W is not among them."""
     if _TOTAL in vars(optimizer):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import zipfile
 from collections import Counter
 from typing import Any
@@ -14,6 +15,8 @@ import keras
 from tfdist import _runtime
 from tfdist._process_sets import ProcessSet, members_of
 from tfdist._together import Together
+from tfdist.callbacks._first_call import is_built
+from tfdist.callbacks._optimizers import members_of_attribute, optimizers_of
 from tfdist.torn import check_not_torn
 from tfdist.variables import broadcast_variables
 
@@ -28,23 +31,26 @@ def restore(
     timeout_s: float | None = None,
     process_set: ProcessSet | None = None,
 ) -> int:
-    """Gives a compiled model, on all ranks, the weights and optimizer of a checkpoint.
+    """Gives a compiled model, on all ranks, the weights and optimizers of a checkpoint.
 
     The lowest rank reads the file, the others get everything from it, so it need not
     be visible to them. The number of ranks may be another than when it was saved. What
     has been trained since then goes on as if it had not been interrupted: the optimizer
-    has its slots and its count of steps, from which schedules take the learning rate.
-    (Random number generators of layers are those of the lowest rank until
+    has its slots and its count of steps, from which schedules take the learning rate;
+    so have optimizers that are other attributes of the model (a GAN has two). (Random
+    number generators of layers are those of the lowest rank until
     `BroadcastInitialState` makes them distinct.)
 
     Args:
-        model: built and compiled as the saved one was, on all ranks.
+        model: built and compiled as the saved one was, on all ranks. Its own optimizer
+            is built here; others have to be built if they were when it was saved.
         path: a ".keras" file that `tfdist.callbacks.Checkpoint` or `model.save` wrote.
         timeout_s: seconds to wait for the rank that reads; default `TFDIST_TIMEOUT_S`.
         process_set: the ranks that train the model, which alone call it; default all.
 
     Returns:
-        How many updates the optimizer has done: its `iterations`.
+        How many updates the optimizer has done: its `iterations`. Of a model whose
+        own optimizer is None those of the first of the others.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -72,18 +78,27 @@ def restore(
     check_not_torn()
     ranks = Together("restore", timeout_s, process_set)
     root = members_of(process_set)[0]
+    reads = _runtime.rank() == root
+
+    def check() -> tuple[None, dict[str, Any]]:
+        prepare(model)
+        if reads:
+            check_fits(model, os.fspath(path))
+        return None, {"built": _built(model)}
 
     def read() -> tuple[None, dict[str, Any]]:
-        prepare(model)
-        if _runtime.rank() == root:
-            load(model, os.fspath(path))
+        if reads:
+            _load(model, os.fspath(path))
         return None, {}
 
+    _, facts = ranks.run("check", check)
+    what = "which optimizers of the model are built"
+    ranks.agree(facts, "built", what, "Build the same on all ranks.")
     ranks.run("read", read)
-    broadcast_variables(
-        model.weights + model.optimizer.variables, root, process_set=process_set
-    )
-    return int(keras.ops.convert_to_numpy(model.optimizer.iterations))
+    optimizers = optimizers_of(model)
+    slots = [v for one in optimizers for v in one.variables]
+    broadcast_variables(model.weights + slots, root, process_set=process_set)
+    return int(keras.ops.convert_to_numpy(optimizers[0].iterations))
 
 
 def prepare(model: keras.Model) -> None:
@@ -92,31 +107,34 @@ def prepare(model: keras.Model) -> None:
     Raises:
         ValueError: the model has no weights yet, or no optimizer.
     """
-    if not model.built or not model.weights:
+    if not is_built(model) or not model.weights:
         raise ValueError(
             f"Expected a built model, got {model.name!r} without weights. Give it "
             "data of the right shape once, or call model.build(shape), before "
             "tfdist.restore."
         )
-    if getattr(model, "optimizer", None) is None:
+    if not optimizers_of(model):
         raise ValueError(
             f"Expected a compiled model, got {model.name!r} without an optimizer. "
             "Call model.compile(...) before tfdist.restore."
         )
-    if not model.optimizer.built:
-        model.optimizer.build(model.trainable_variables)
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is not None and not optimizer.built:
+        optimizer.build(model.trainable_variables)
 
 
-def load(model: keras.Model, path: str) -> None:
-    """Reads a checkpoint into a compiled model of this process; as `restore` raises."""
+def check_fits(model: keras.Model, path: str) -> None:
+    """Whether a compiled model can go on from a checkpoint; as `restore` raises."""
     if not os.path.exists(path):
         raise FileNotFoundError(f"There is no checkpoint {path!r}.")
     config, saved = _contents(path)
-    # The name of Keras's own class, not that of the reducing one.
-    own = {"optimizer": keras.optimizers.serialize(model.optimizer)}
-    own_name = optimizer_name({"compile_config": own})
+    own_name = None
+    if getattr(model, "optimizer", None) is not None:
+        # The name of Keras's own class, not that of the reducing one.
+        own = {"optimizer": keras.optimizers.serialize(model.optimizer)}
+        own_name = optimizer_name({"compile_config": own})
     saved_name = optimizer_name(config)
-    if saved_name is None:
+    if saved_name is None and own_name is not None:
         raise ValueError(
             f"{path} was saved without an optimizer (or before compile), so training "
             "cannot go on from it. Read its weights alone: model.load_weights(path)."
@@ -127,16 +145,24 @@ def load(model: keras.Model, path: str) -> None:
             f"compiled with {own_name}. Compile it as it was."
         )
     # Keras would only warn, and go on with an optimizer that starts anew.
-    difference = shapes_difference(
-        [tuple(v.shape) for v in model.optimizer.variables], saved["optimizer"]
-    )
-    problem = _difference_of_weights(model, saved["weights"], path) or difference
+    slots, weights = _divide(model, saved)
+    optimizers = optimizers_of(model)
+    own_slots = [tuple(v.shape) for one in optimizers for v in one.variables]
+    unbuilt = [type(one).__name__ for one in optimizers if not one.built]
+    if unbuilt and len(slots) > len(own_slots):
+        raise ValueError(
+            f"{path} has the state of optimizers that are not built: "
+            f"{', '.join(unbuilt)} of the model {model.name!r}. Call "
+            "optimizer.build(variables) with the variables that each trains, in the "
+            "same order as ever, before tfdist.restore."
+        )
+    difference = shapes_difference(own_slots, slots)
+    problem = _difference_of_weights(model, weights, path) or difference
     if problem:
         raise ValueError(
             f"{path} is a checkpoint of another model than {model.name!r}: {problem}. "
             "Build and compile the model as it was when it was saved."
         )
-    model.load_weights(path)
 
 
 def optimizer_name(config: dict[str, Any]) -> str | None:
@@ -185,25 +211,30 @@ def shapes_difference(
     )
 
 
-def _contents(path: str) -> tuple[dict[str, Any], dict[str, list[tuple[int, ...]]]]:
-    """The saved model's config, and the shapes of its variables by kind."""
+def _load(model: keras.Model, path: str) -> None:
+    was_built = model.built
+    # Keras asks for it, and a model without a `call` of its own never is (a GAN).
+    model.built = True
+    try:
+        model.load_weights(path)
+    finally:
+        model.built = was_built
+
+
+def _contents(path: str) -> tuple[dict[str, Any], dict[str, tuple[int, ...]]]:
+    """The saved model's config, and the shapes of its variables by their places."""
     import h5py  # comes with Keras
 
+    shapes: dict[str, tuple[int, ...]] = {}
     try:
         with zipfile.ZipFile(path) as archive:
             config = json.loads(archive.read(_CONFIG))
             weights = io.BytesIO(archive.read(_WEIGHTS))
-        shapes: dict[str, list[tuple[int, ...]]] = {"optimizer": [], "weights": []}
         with h5py.File(weights, "r") as file:
 
             def note(name: str, item: Any) -> None:
-                if not isinstance(item, h5py.Dataset):
-                    return
-                # A loss scale has all variables, those of the inner optimizer too.
-                if name.startswith("optimizer/vars/"):
-                    shapes["optimizer"].append(tuple(item.shape))
-                elif not name.startswith("optimizer/"):
-                    shapes["weights"].append(tuple(item.shape))
+                if isinstance(item, h5py.Dataset):
+                    shapes[name] = tuple(item.shape)
 
             file.visititems(note)
     except (zipfile.BadZipFile, KeyError, OSError, ValueError) as error:
@@ -213,6 +244,40 @@ def _contents(path: str) -> tuple[dict[str, Any], dict[str, list[tuple[int, ...]
             "checkpoint."
         ) from None
     return config, shapes
+
+
+def _divide(
+    model: keras.Model, saved: dict[str, tuple[int, ...]]
+) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
+    """Which of the saved shapes are of the model's optimizers, and which of weights.
+
+    Keras saves an optimizer under the attribute that holds it: "second/vars/0", or
+    "several/adam_1/vars/0" in a list or dict. (A loss scale has all variables, those
+    of the inner optimizer too, which are saved again under "second/inner_optimizer".)
+    """
+    attributes = {"optimizer": {""}}
+    for name, value in vars(model).items():
+        is_many = isinstance(value, list | tuple | dict)
+        for one in members_of_attribute(value):
+            if isinstance(one, keras.optimizers.Optimizer):
+                name_of_class = type(one).__name__.lower().replace("_", "")
+                kind = name_of_class if is_many else ""
+                attributes.setdefault(name, set()).add(kind)
+    slots, weights = [], []
+    for place, shape in saved.items():
+        first, *between = place.split("/")[:-1]
+        kind = re.sub(r"_\d+$|_", "", "/".join(between[:-1]))
+        if between[-1:] == ["vars"] and kind in attributes.get(first, ()):
+            slots.append(shape)
+        elif first != "optimizer":
+            weights.append(shape)
+    return slots, weights
+
+
+def _built(model: keras.Model) -> list[str]:
+    """The optimizers that have their variables, in the same order on all ranks."""
+    optimizers = enumerate(optimizers_of(model))
+    return [f"{type(one).__name__} {i}" for i, one in optimizers if one.built]
 
 
 def _difference_of_weights(

@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import keras
 import numpy as np
@@ -128,6 +129,89 @@ def test_a_file_that_does_not_fit_is_an_error_on_all_ranks(kind, words, tmp_path
     assert results[1]["class"] == "RankFailedError"
     for result in results:
         assert re.search(words, result["message"], re.DOTALL), result
+
+
+class Pair(keras.Model):
+    """Two parts, each with an optimizer, which an attribute or a list holds."""
+
+    def __init__(self, own, in_list, built):
+        super().__init__()
+        self.options = {"own": own, "in_list": in_list, "built": built}
+        self.parts = [
+            keras.Sequential([keras.Input((2,)), keras.layers.Dense(units)])
+            for units in (1, 3)
+        ]
+        made = [keras.optimizers.Adam(0.25), keras.optimizers.SGD(0.5, momentum=0.5)]
+        made = list(map(tfdist.DistributedOptimizer, made))
+        for one, part, is_built in zip(made, self.parts, built, strict=True):
+            if is_built:
+                one.build(part.trainable_variables)
+        first, second = made
+        self.compile(first if own else None, jit_compile=False)
+        if in_list:
+            self.several = [second] if own else [first, second]
+        else:
+            self.of_first, self.of_second = first, second
+        self.made = SimpleNamespace(optimizers=made)  # Keras does not look into it
+
+    def get_config(self):
+        return dict(self.options)
+
+
+def pair(own, in_list, built=(True, True)):
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(10 + tfdist.rank())
+    return Pair(own, in_list, built)
+
+
+def restored_pairs(folder):
+    """Rank 0 alone has the file; both optimizers have a state of rank 0."""
+    found = []
+    for own in (True, False):
+        for in_list in (True, False):
+            path = f"{folder}/{own}-{in_list}.keras"
+            model = pair(own, in_list)
+            slots = [v for one in model.made.optimizers for v in one.variables]
+            for number, v in enumerate(slots):
+                v.assign(np.full(v.shape, number + 1.0))
+            expected = [np.array(v) for v in model.weights + slots]
+            if tfdist.rank() == 0:
+                model.save(path)
+            other = pair(own, in_list)
+            step = tfdist.restore(other, path)
+            slots = [v for one in other.made.optimizers for v in one.variables]
+            found.append([step, expected, [np.array(v) for v in other.weights + slots]])
+    return found
+
+
+def test_all_optimizers_of_a_model_are_restored(tmp_path):
+    first, second = run_ranks(restored_pairs, 2, str(tmp_path))
+    for (step, expected, values), (also, _, others) in zip(first, second, strict=True):
+        assert step == also == 1
+        for a, b, c in zip(expected, values, others, strict=True):
+            np.testing.assert_array_equal(a, b)
+            np.testing.assert_array_equal(a, c)
+
+
+def unbuilt(path):
+    """The second optimizer is not built: on all ranks; on rank 1."""
+    if tfdist.rank() == 0:
+        pair(True, False).save(path)
+    found = []
+    for is_built in (False, tfdist.rank() == 0):
+        model = pair(True, False, (True, is_built))
+        before = [np.array(v) for v in model.weights]
+        found.append(outcome(lambda model=model: tfdist.restore(model, path)))
+        assert all(map(np.array_equal, before, model.weights))
+    return found
+
+
+def test_an_optimizer_that_is_not_built_is_an_error_on_all_ranks(tmp_path):
+    for nowhere, on_rank_0 in run_ranks(unbuilt, 2, str(tmp_path / "pair.keras")):
+        assert "optimizers that are not built: SGD" in nowhere["message"]
+        assert "optimizer.build(variables)" in nowhere["message"]
+        assert on_rank_0["class"] == "MismatchError"
+        assert "which optimizers of the model are built" in on_rank_0["message"]
 
 
 def half(path):

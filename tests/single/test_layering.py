@@ -56,8 +56,8 @@ WITH_TENSORFLOW = [
     *("plain_data", "objects", "variables", "_together", "data", "device"),
     *("tape", "optimizer"),
     *("metric_states", "_dealing", "evaluation", "prediction"),
-    "restoration",
     *("layers", "optimizers", "callbacks"),
+    "restoration",
     "horovod",
 ]
 ORDER = WITHOUT_TENSORFLOW + WITH_TENSORFLOW

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterable
 from typing import Any
 
 import keras
 
 from tfdist._process_sets import ProcessSet
+from tfdist.local_variables import identity, is_variable
 from tfdist.objects import broadcast_object
 from tfdist.optimizer import is_distributed
 
@@ -18,15 +20,44 @@ def optimizers_of(model: keras.Model) -> list[keras.optimizers.Optimizer]:
     These are attributes, or stand in lists or dicts that are. In the order in which
     they were assigned, which is the same on all ranks that run the same program.
     """
-    held: list[Any] = [model.optimizer]
+    held: list[Any] = [getattr(model, "optimizer", None)]
     for value in vars(model).values():
-        if isinstance(value, dict):
-            held += value.values()
-        else:
-            held += value if isinstance(value, list | tuple) else [value]
+        held += members_of_attribute(value)
     kind = keras.optimizers.Optimizer
     by_id = {id(one): one for one in held if isinstance(one, kind)}
     return list(by_id.values())
+
+
+def members_of_attribute(value: Any) -> list[Any]:
+    """What an attribute holds: the members of a list or dict, else the value itself."""
+    if isinstance(value, dict):
+        return list(value.values())
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def slots_of(optimizer: Any, identities: Iterable[int]) -> list[Any]:
+    """What a built Keras optimizer holds for some of its variables.
+
+    Slots are in lists with one member for each variable that is trained.
+
+    Args:
+        optimizer: of Keras, or a loss scale around one, or one of several.
+        identities: of the variables, see `local_variables.identity`.
+    """
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    wanted = set(identities)
+    found: list[Any] = []
+    for one in [inner, *getattr(inner, "_inner_optimizers", ())]:
+        trained = one._trainable_variables
+        places = [i for i, v in enumerate(trained) if identity(v) in wanted]
+        no_slots = set(map(identity, trained))  # also in other lists, in other orders
+        for value in vars(one).values():
+            if not isinstance(value, list | tuple) or len(value) != len(trained):
+                continue
+            if all(v is None or is_variable(v) for v in value):
+                slots = [value[i] for i in places if value[i] is not None]
+                found += [v for v in slots if identity(v) not in no_slots]
+    return found
 
 
 def build_alike(model: keras.Model, root: int, process_set: ProcessSet | None) -> None:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
+from tfdist import _runtime
 from tfdist._process_sets import members_of
 from tfdist.callbacks._base import RankCallback
 from tfdist.callbacks._first_call import at_first_call, is_built
 from tfdist.callbacks._optimizers import optimizers_of
+from tfdist.callbacks._own_state import mark_of, own_variables
 from tfdist.layers.seed_generators import broadcast_seed_generators, check_choice
+from tfdist.local_variables import identity
+from tfdist.objects import allgather_object
 from tfdist.variables import broadcast_variables
+
+_logger = logging.getLogger("tfdist")
 
 
 class BroadcastInitialState(RankCallback):
@@ -19,6 +26,12 @@ class BroadcastInitialState(RankCallback):
     in graphs, with `run_eagerly=True` and with `steps_per_execution`. Weights that
     only one rank has loaded from a file reach the others this way. Optimizers that are
     attributes of the model (a GAN has two) are sent with what they hold.
+
+    In a later `fit`, when all ranks have trained equally long and have equal weights,
+    what is each rank's own stays as it is: variables that are not reduced
+    (`local_variables`) with their slots, and gradients that wait for their update
+    (`gradient_accumulation_steps`). Where the ranks differ, because one of them has
+    loaded another state, they get these from `root` too.
 
     The random number generators of the layers (dropout, noise, augmentation) follow
     from those of `root` as well: by default each rank gets another seed, so that the
@@ -77,10 +90,30 @@ class BroadcastInitialState(RankCallback):
             optimizer.build(model.trainable_variables)
         ranks = self._ranks
         root = members_of(ranks)[0] if self.root is None else self.root
-        broadcast_variables(self._variables(), root, process_set=ranks)
+        variables = self._variables()
+        own = set(map(identity, own_variables(model)))
+        shared = [v for v in variables if identity(v) not in own]
+        if self._all_go_on(mark_of(model, shared) if own else "", root):
+            variables = shared
+        broadcast_variables(variables, root, process_set=ranks)
         broadcast_seed_generators(
             model, self.seed_generators, root=root, process_set=ranks
         )
+
+    def _all_go_on(self, mark: str, root: int) -> bool:
+        """Whether all ranks have been training together, and have kept something."""
+        told = allgather_object(
+            mark, name="broadcast_initial_state", process_set=self._ranks
+        )
+        if not all(told):
+            return False
+        if len(set(told)) > 1 and _runtime.rank() == root:
+            _logger.warning(
+                "The ranks begin fit with different weights: all take the state of "
+                "rank %d, also local variables and accumulated gradients.",
+                root,
+            )
+        return len(set(told)) == 1
 
     def _variables(self) -> list[Any]:
         """What is sent, in the same order on every rank."""

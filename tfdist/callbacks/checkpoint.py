@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import operator
 import os
 import secrets
 import sys
@@ -15,7 +14,8 @@ from typing import Any
 import keras
 
 from tfdist import _runtime, errors
-from tfdist.callbacks._base import RankCallback, base_optimizer
+from tfdist.callbacks._base import RankCallback
+from tfdist.callbacks._own_state import average_accumulated, is_between_updates
 from tfdist.layers.statistics import combine_at
 from tfdist.objects import broadcast_object
 from tfdist.torn import check_not_torn
@@ -33,6 +33,9 @@ class Checkpoint(RankCallback):
     The moving statistics of batch normalisation are combined over the ranks before a
     save, as by `tfdist.layers.combine_moving_statistics`. A `monitor` that is evaluated
     before needs `CombineMovingStatistics` too, to be that of the model that is saved.
+    Gradients that wait for their update (`gradient_accumulation_steps`) are averaged
+    over the ranks before a save: all ranks go on with the mean, which leads to the same
+    update, and so does a training that goes on from the file.
 
     Args:
         filepath: name of the file, ending in ".keras", or in ".weights.h5" with
@@ -43,8 +46,9 @@ class Checkpoint(RankCallback):
             Put `MetricAverage` first, else it is rank 0's own value.
         save_best_only: save only when `monitor` improved; default False.
         save_weights_only: default False: the whole model with its optimizer.
-        mode: "min", "max" or "auto" (max for names with acc, auc, precision, recall or
-            f1; else min); default "auto".
+        mode: "min", "max" or "auto" (default), as in Keras: what the model's metric of
+            that name says of itself; min for losses. For other names that have acc,
+            auc, precision, recall or f1 in them it is max.
         save_freq: "epoch" (default), or a number of steps; with gradient accumulation
             it waits for the update that the step is part of.
         initial_value_threshold: with `save_best_only`, what `monitor` has to be better
@@ -56,8 +60,9 @@ class Checkpoint(RankCallback):
         timeout_s: seconds that the others wait; default `TFDIST_TIMEOUT_S`.
 
     Raises:
-        ValueError: an argument is out of range, or at the first save if `monitor` is
-            not in the logs.
+        ValueError: an argument is out of range; after the first step, on all ranks, if
+            `mode` is "auto" and nothing says what is best; or at the first save if
+            `monitor` is not in the logs.
         RuntimeError: the weights are torn; names the last good step.
         tfdist.RankFailedError: on the other ranks, if rank 0 could not save.
 
@@ -99,16 +104,17 @@ class Checkpoint(RankCallback):
             )
         if keep is not None and (not isinstance(keep, int) or keep < 1):
             raise ValueError(f"Expected keep of at least 1 or None, got {keep!r}.")
+        if mode not in ("auto", "min", "max"):
+            raise ValueError(f"Expected mode 'auto', 'min' or 'max', got {mode!r}.")
         self.monitor = monitor
+        self.mode = mode
         self.save_best_only = save_best_only
         self.save_weights_only = save_weights_only
         self.save_freq = save_freq
         self.verbose = verbose
         self.timeout_s = timeout_s
         self.keep = keep
-        self._better, self._best = _comparison(mode, monitor)
-        if initial_value_threshold is not None:
-            self._best = float(initial_value_threshold)
+        self._best = initial_value_threshold
         self._saved: list[Path] = []
         self._steps = 0
 
@@ -126,6 +132,7 @@ class Checkpoint(RankCallback):
     ) -> None:
         """Saves every `save_freq` steps, if that is a number."""
         super().on_train_batch_end(batch, logs)
+        self._choose_mode()  # metrics are there once a batch is
         if not isinstance(self.save_freq, int):
             return
         # With steps_per_execution a call stands for several steps.
@@ -148,7 +155,9 @@ class Checkpoint(RankCallback):
             batch: the step in the epoch, from 0; None at the end of an epoch.
         """
         check_not_torn()
+        self._choose_mode()
         combine_at("to save a checkpoint", self.model, process_set=self._ranks)
+        average_accumulated(self.model)
         failure: Exception | None = None
         text = ""
         if _runtime.rank() == self._first:
@@ -181,7 +190,7 @@ class Checkpoint(RankCallback):
                     f"{self.monitor!r}."
                 )
             value = float(logs[self.monitor])
-            if not self._better(value, self._best):
+            if not self._is_better(value):
                 return
         path = self._path(logs, batch)
         write_whole_file(path, self._write)
@@ -190,6 +199,16 @@ class Checkpoint(RankCallback):
             self._best = value
         if self.verbose:
             sys.stdout.write(f"\nEpoch {self._epoch + 1}: saved {path}\n")
+
+    def _is_better(self, value: float) -> bool:
+        sign = 1.0 if self.mode == "max" else -1.0
+        best = -sign * math.inf if self._best is None else float(self._best)
+        return sign * value > sign * best
+
+    def _choose_mode(self) -> None:
+        """On every rank: at a save rank 0 alone looks at the value."""
+        if self.save_best_only and self.mode == "auto":
+            self.mode = _mode_of(self.monitor, self.model)
 
     def _remove_old_files(self, newest: Path) -> None:
         self._saved = [path for path in self._saved if path != newest] + [newest]
@@ -220,16 +239,8 @@ class Checkpoint(RankCallback):
 
 
 def between_updates(model: keras.Model) -> bool:
-    """Whether gradients of some batches wait for an update, different on each rank.
-
-    A checkpoint has those of one rank only.
-    """
-    optimizer = base_optimizer(model)
-    batches = getattr(optimizer, "gradient_accumulation_steps", None)
-    if not batches:
-        return False
-    seen = int(keras.ops.convert_to_numpy(optimizer._iterations))
-    return seen % int(batches) != 0
+    """Whether gradients of some batches wait for an update, different on each rank."""
+    return is_between_updates(model.optimizer)
 
 
 def write_whole_file(path: Path, write: Callable[[Path], None]) -> None:
@@ -268,15 +279,28 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _comparison(
-    mode: str, monitor: str
-) -> tuple[Callable[[float, float], bool], float]:
-    """Whether a value is better than another, and the worst value."""
-    if mode == "auto":
-        bigger_is_better = ("acc", "auc", "precision", "recall", "f1")
-        mode = "max" if any(w in monitor for w in bigger_is_better) else "min"
-    if mode == "max":
-        return operator.gt, -math.inf
-    if mode == "min":
-        return operator.lt, math.inf
-    raise ValueError(f"Expected mode 'auto', 'min' or 'max', got {mode!r}.")
+def _mode_of(monitor: str, model: keras.Model) -> str:
+    """Whether the largest ("max") or the smallest ("min") of a metric is the best.
+
+    Raises:
+        ValueError: nothing says so.
+    """
+    modes = {"loss": "min"}
+    for metric in model.metrics:
+        for one in getattr(metric, "metrics", None) or [metric]:
+            if hasattr(one, "_direction"):  # as Keras's callbacks do
+                modes[one.name] = "max" if one._direction == "up" else "min"
+    name = monitor.removeprefix("val_")
+    outputs = getattr(model, "output_names", None) or ()
+    for known in (name, *(name.removeprefix(f"{output}_") for output in outputs)):
+        if known in modes:
+            return modes[known]
+    if any(word in name for word in ("acc", "auc", "precision", "recall", "f1")):
+        return "max"
+    if name.endswith("loss"):
+        return "min"
+    raise ValueError(
+        "Expected a monitor of which the model says whether more of it is better, one "
+        f"of {sorted(modes)}, got {monitor!r}. Pass mode='max' to keep the model with "
+        "the largest value, mode='min' for the smallest."
+    )

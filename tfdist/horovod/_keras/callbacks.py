@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
 from typing import Any
 
 import keras
@@ -12,7 +11,7 @@ import numpy as np
 from tfdist import _runtime
 from tfdist.callbacks import BroadcastInitialState, MetricAverage
 from tfdist.callbacks._base import RankCallback
-from tfdist.callbacks._optimizers import optimizers_of
+from tfdist.callbacks._optimizers import optimizers_of, slots_of
 from tfdist.callbacks.metric_average import exchange_logs
 from tfdist.horovod._keras.all_ranks import OfAllRanks
 from tfdist.horovod._telling import note_device
@@ -80,30 +79,6 @@ class BroadcastGlobalVariablesCallback(OfAllRanks, BroadcastInitialState):
         for optimizer in optimizers_of(self.model):
             kept |= {identity(v) for v in slots_of(optimizer, kept)}
         return [v for v in everything if identity(v) not in kept]
-
-
-def slots_of(optimizer: Any, identities: Iterable[int]) -> list[Any]:
-    """What a built Keras optimizer holds for some of its variables.
-
-    Slots are in lists with one member for each variable that is trained.
-
-    Args:
-        optimizer: of Keras, or a loss scale around one.
-        identities: of the variables, see `local_variables.identity`.
-    """
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    wanted = set(identities)
-    trained = inner._trainable_variables
-    places = [i for i, v in enumerate(trained) if identity(v) in wanted]
-    found = []
-    for value in vars(inner).values():
-        if value is trained or not isinstance(value, list | tuple):
-            continue
-        if len(value) == len(trained) and all(
-            v is None or is_variable(v) for v in value
-        ):
-            found += [value[i] for i in places if value[i] is not None]
-    return found
 
 
 class MetricAverageCallback(OfAllRanks, MetricAverage):
