@@ -51,8 +51,9 @@ def DistributedOptimizer(  # noqa: N802 - named like the class it stands for
         process_set: the ranks over which gradients are reduced; default all.
         compression: `"fp16"` or `"bf16"`: float32 and float64 gradients are rounded to
             that type, added in float32, and the result is rounded once more: half the
-            bytes between the ranks, for 11 (fp16) or 8 (bf16) significant bits. fp16
-            ends at 65504: a larger gradient becomes infinite. Default: exact.
+            bytes (three quarters between hosts with several ranks each), for 11 (fp16)
+            or 8 (bf16) significant bits. fp16 ends at 65504: a larger gradient becomes
+            infinite. Default: exact.
         sparse_as_dense: how gradients of embeddings (`tf.IndexedSlices`) are reduced:
             `False`: by the rows that a step has used, `True`: as dense tensors.
             Default: by rows for tables of 8 MiB and more. With
@@ -85,7 +86,9 @@ def DistributedOptimizer(  # noqa: N802 - named like the class it stands for
             of which only some reduce inside get a `MismatchError`.
 
     With `gradient_accumulation_steps=n` each rank adds up the gradients of n batches,
-    and their sum is reduced once, in the n-th step.
+    and their sum is reduced once, in the n-th step. Where batches differ in size,
+    `optimizer.apply(grads, variables, weight=count)` lets each count by its number of
+    samples; `apply_gradients` takes `weight` too.
 
     What a class of your own overrides (`apply`, `apply_gradients`, `update_step`) is
     given the reduced gradients. (With `gradient_accumulation_steps` the first two are

@@ -54,8 +54,9 @@ def restore(
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it is no checkpoint, or one of another model or optimizer; names
-            what was expected and found. Nothing has been changed then.
+        ValueError: the model is not built or not compiled; or the file is no
+            checkpoint, or one of another model or optimizer. Names what was expected
+            and found. Nothing has been changed then.
         tfdist.RankFailedError: on the ranks that do not read, with the words of the one
             that does.
 

@@ -34,8 +34,9 @@ class DistributedGradientTape:
         process_set: the ranks over which gradients are reduced; default all.
         compression: `"fp16"` or `"bf16"`: float32 and float64 gradients are rounded to
             that type, added in float32, and the result is rounded once more: half the
-            bytes between the ranks, for 11 (fp16) or 8 (bf16) significant bits. fp16
-            ends at 65504: a larger gradient becomes infinite. Default: exact.
+            bytes (three quarters between hosts with several ranks each), for 11 (fp16)
+            or 8 (bf16) significant bits. fp16 ends at 65504: a larger gradient becomes
+            infinite. Default: exact.
         sparse_as_dense: how gradients of embeddings (`tf.IndexedSlices`) are reduced:
             `False`: by the rows that a step has used, `True`: as dense tensors.
             Default: by rows for tables of 8 MiB and more. With

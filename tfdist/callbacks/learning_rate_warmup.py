@@ -140,7 +140,7 @@ class LearningRateWarmup(RankCallback):
         self._change_rate(rate)
         if step >= total:
             self._done = True
-            if self.verbose and _runtime.rank() == 0:
+            if self.verbose and _runtime.rank() == self._first:
                 sys.stdout.write(f"\nWarm-up is over: learning rate {rate:.6g}.\n")
 
     @staticmethod

@@ -25,9 +25,9 @@ class StopOnSignal(RankCallback):
     finished, all ranks agree on it, the checkpoint is saved, and every rank leaves
     `fit` by `SystemExit` with 128 + the signal's number, as a shell would say it. No
     validation, no end of the epoch: seconds count. A signal while validation is running
-    ends the job when that is done and the epoch with it: put this callback last, after
-    those that save and write at the end of an epoch. A second signal has the effect
-    that it had before this callback.
+    ends the job when that is done and the epoch with it: put this callback last (or
+    before `StopTogether`), after those that save and write at the end of an epoch. A
+    second signal has the effect that it had before this callback.
 
     It costs one reduction of a single number after each step and each epoch.
 

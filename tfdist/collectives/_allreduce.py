@@ -48,12 +48,15 @@ def allreduce(
 
     Raises:
         TypeError: the dtype does not take the operation; says what to do.
+        ValueError: `prescale` or `postscale` is not 1 for integers or bool;
+            `timeout_s` is not above 0.
         tfdist.MismatchError: shapes, dtypes or options differ between the ranks.
         tfdist.RankFailedError: a rank died or failed.
         tfdist.TimeoutError: a rank did not come within `timeout_s`.
         tfdist.NotInitializedError: before `tfdist.init()`.
 
     Example:
+        >>> import tensorflow as tf, tfdist
         >>> tfdist.init()
         >>> x = tf.constant([1.0, 2.0, 3.0])
         >>> tfdist.allreduce(x, op=tfdist.ReduceOp.SUM).numpy().tolist()
@@ -105,12 +108,15 @@ def grouped_allreduce(
 
     Raises:
         TypeError: a dtype does not take the operation; says what to do.
+        ValueError: `prescale` or `postscale` is not 1 for integers or bool;
+            `timeout_s` is not above 0.
         tfdist.MismatchError: shapes, dtypes or options differ between the ranks.
         tfdist.RankFailedError: a rank died or failed.
         tfdist.TimeoutError: a rank did not come within `timeout_s`.
         tfdist.NotInitializedError: before `tfdist.init()`.
 
     Example:
+        >>> import tensorflow as tf, tfdist
         >>> tfdist.init()
         >>> a, b = tfdist.grouped_allreduce([tf.constant(2.0), tf.constant([3.0])])
         >>> float(a), b.numpy().tolist()

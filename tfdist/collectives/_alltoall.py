@@ -48,6 +48,7 @@ def alltoall(
         tfdist.NotInitializedError: before `tfdist.init()`.
 
     Example:
+        >>> import tensorflow as tf, tfdist
         >>> tfdist.init()
         >>> rows, received = tfdist.alltoall(tf.constant([1, 2, 3]))
         >>> rows.numpy().tolist(), received.numpy().tolist()

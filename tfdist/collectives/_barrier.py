@@ -23,11 +23,13 @@ def barrier(
         process_set: the ranks that take part, which alone call it; default all.
 
     Raises:
+        ValueError: `timeout_s` is not above 0.
         tfdist.RankFailedError: a rank died or failed.
         tfdist.TimeoutError: a rank did not come within `timeout_s`.
         tfdist.NotInitializedError: before `tfdist.init()`.
 
     Example:
+        >>> import tfdist
         >>> tfdist.init()
         >>> tfdist.barrier()
     """

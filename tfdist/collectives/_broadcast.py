@@ -36,6 +36,8 @@ def broadcast(
         gradients, the others zeros.
 
     Raises:
+        TypeError: it holds no numbers (texts: `tfdist.broadcast_object`).
+        ValueError: `timeout_s` is not above 0.
         tfdist.MismatchError: shapes, dtypes or roots differ between the ranks.
         tf.errors.InvalidArgumentError: there is no rank `root`.
         tfdist.RankFailedError: a rank died or failed.
@@ -43,6 +45,7 @@ def broadcast(
         tfdist.NotInitializedError: before `tfdist.init()`.
 
     Example:
+        >>> import tensorflow as tf, tfdist
         >>> tfdist.init()
         >>> int(tfdist.broadcast(tf.constant(7)))
         7
@@ -78,6 +81,8 @@ def grouped_broadcast(
         The root's values, in the order of `tensors`.
 
     Raises:
+        TypeError: it holds no numbers (texts: `tfdist.broadcast_object`).
+        ValueError: `timeout_s` is not above 0.
         tfdist.MismatchError: shapes, dtypes or roots differ between the ranks.
         tf.errors.InvalidArgumentError: there is no rank `root`.
     """

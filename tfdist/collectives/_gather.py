@@ -34,12 +34,15 @@ def allgather(
         all ranks' gradients of its own rows.
 
     Raises:
+        TypeError: it holds no numbers (texts: `tfdist.allgather_object`).
+        ValueError: `timeout_s` is not above 0.
         tfdist.MismatchError: dtypes or the shapes of a row differ between the ranks.
         tfdist.RankFailedError: a rank died or failed.
         tfdist.TimeoutError: a rank did not come within `timeout_s`.
         tfdist.NotInitializedError: before `tfdist.init()`.
 
     Example:
+        >>> import tensorflow as tf, tfdist
         >>> tfdist.init()
         >>> tfdist.allgather(tf.constant([[1, 2]])).numpy().tolist()
         [[1, 2]]
@@ -77,6 +80,8 @@ def gather(
         part of the root's gradient that belongs to its own rows.
 
     Raises:
+        TypeError: it holds no numbers (texts: `tfdist.allgather_object`).
+        ValueError: `timeout_s` is not above 0.
         tfdist.MismatchError: dtypes, the shapes of a row or roots differ between the
             ranks.
         tf.errors.InvalidArgumentError: there is no rank `root`.
@@ -85,6 +90,7 @@ def gather(
         tfdist.NotInitializedError: before `tfdist.init()`.
 
     Example:
+        >>> import tensorflow as tf, tfdist
         >>> tfdist.init()
         >>> tfdist.gather(tf.constant([[1, 2]])).numpy().tolist()
         [[1, 2]]

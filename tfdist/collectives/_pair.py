@@ -49,6 +49,7 @@ def send(
         tfdist.NotInitializedError: before `tfdist.init()`.
 
     Example:
+        >>> import tensorflow as tf, tfdist
         >>> tfdist.init()
         >>> if tfdist.rank() == 0 and tfdist.size() > 1:
         ...     sent = tfdist.send(tf.constant([1.0, 2.0]), 1)
@@ -103,6 +104,7 @@ def recv(
         tfdist.NotInitializedError: before `tfdist.init()`.
 
     Example:
+        >>> import tensorflow as tf, tfdist
         >>> tfdist.init()
         >>> if tfdist.rank() == 0 and tfdist.size() > 1:
         ...     sent = tfdist.send(tf.constant([1.0, 2.0]), 1)

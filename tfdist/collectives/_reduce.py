@@ -55,6 +55,7 @@ def reduce(
         tfdist.NotInitializedError: before `tfdist.init()`.
 
     Example:
+        >>> import tensorflow as tf, tfdist
         >>> tfdist.init()
         >>> x = tf.constant([1.0, 2.0])
         >>> tfdist.reduce(x, op=tfdist.ReduceOp.SUM).numpy().tolist()
@@ -122,6 +123,7 @@ def reduce_scatter(
         tfdist.NotInitializedError: before `tfdist.init()`.
 
     Example:
+        >>> import tensorflow as tf, tfdist
         >>> tfdist.init()
         >>> x = tf.constant([1.0, 2.0, 3.0])
         >>> tfdist.reduce_scatter(x, op=tfdist.ReduceOp.SUM).numpy().tolist()

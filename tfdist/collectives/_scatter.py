@@ -51,6 +51,7 @@ def scatter(
         tfdist.NotInitializedError: before `tfdist.init()`.
 
     Example:
+        >>> import tensorflow as tf, tfdist
         >>> tfdist.init()
         >>> tfdist.scatter(tf.constant([1, 2, 3])).numpy().tolist()
         [1, 2, 3]

@@ -99,7 +99,7 @@ def SyncBatchNormalization(  # noqa: N802 - named like the class it stands for
         ValueError: this rank is not in `process_set`, or an argument is out of range.
 
     Example:
-        >>> import keras, tfdist
+        >>> import tensorflow as tf, tfdist
         >>> tfdist.init()
         >>> layer = tfdist.layers.SyncBatchNormalization(momentum=0.5, center=False)
         >>> y = layer(tf.constant([[1.0], [3.0]]), training=True)

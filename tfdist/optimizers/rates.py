@@ -21,6 +21,7 @@ def scaled_rate(rate: float, *, global_batch: int, base_batch: int = 256) -> flo
         ValueError: something is not above 0.
 
     Example:
+        >>> from tfdist.optimizers import scaled_rate
         >>> scaled_rate(0.1, global_batch=8192)
         3.2
 
@@ -46,6 +47,7 @@ def warmup_factor(step: float, warmup_steps: float, start: float) -> float:
         start + (1 - start) * step / W before step W, 1 from there on.
 
     Example:
+        >>> from tfdist.optimizers import warmup_factor
         >>> [warmup_factor(step, 4, 0.5) for step in (0, 2, 4, 9)]
         [0.5, 0.75, 1.0, 1.0]
 

@@ -24,8 +24,8 @@ class Warmup(_Schedule):
     with `delay=True` schedule(max(i - W, 0)): the schedule begins when the warm-up is
     over, so it rises to schedule(0). In both forms nothing jumps at step W.
 
-    Steps are what the optimizer counts (`optimizer.iterations`): batches of one rank,
-    also with `gradient_accumulation_steps`. A schedule knows nothing of momentum: see
+    Steps are batches of one rank, also with `gradient_accumulation_steps`, where
+    `optimizer.iterations` counts updates. A schedule knows nothing of momentum: see
     `momentum_correction` of `tfdist.optimizers.MomentumSGD`.
 
     Args:
@@ -43,6 +43,7 @@ class Warmup(_Schedule):
 
     Example:
         >>> import keras
+        >>> from tfdist.optimizers import Warmup
         >>> steps = keras.optimizers.schedules.PiecewiseConstantDecay([8], [0.4, 0.04])
         >>> rate = Warmup(steps, warmup_steps=4, start=0.25)
         >>> [round(float(rate(i)), 3) for i in (0, 2, 4, 8, 9)]
