@@ -278,6 +278,12 @@ def test_who_was_there_before_the_job_is_not_of_it(tmp_path):
 # ---- signals ----
 
 
+def until_ready(process):
+    """Until both ranks have said so."""
+    for _ in range(2):
+        assert "ready" in process.stdout.readline()
+
+
 @deadline(40)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_signals_reach_the_ranks_and_a_clean_end_is_success(tmp_path, number):
@@ -290,8 +296,7 @@ def test_signals_reach_the_ranks_and_a_clean_end_is_success(tmp_path, number):
         "time.sleep(60)\n"
     )
     process = start(tmp_path, "-np", "2", *python(code))
-    for _ in range(2):
-        assert "ready" in process.stdout.readline()
+    until_ready(process)
     process.send_signal(number)
     done = finish(process)
     assert done.stdout.count(f"got {int(number)}") == 2
@@ -311,8 +316,7 @@ def test_a_users_signal_reaches_the_ranks_and_ends_nothing(tmp_path, number):
         "time.sleep(0.5); print('on')\n"
     )
     process = start(tmp_path, "-np", "2", *python(code))
-    for _ in range(2):
-        assert "ready" in process.stdout.readline()
+    until_ready(process)
     process.send_signal(number)
     done = finish(process)
     assert (done.code, done.report) == (0, [])
@@ -330,8 +334,7 @@ def test_nohup_is_respected(tmp_path):
         stderr=subprocess.PIPE,
         text=True,
     )
-    for _ in range(2):
-        assert "ready" in process.stdout.readline()
+    until_ready(process)
     for pid in [process.pid, *(p.pid for p in psutil.Process(process.pid).children())]:
         os.kill(pid, signal.SIGHUP)
     done = finish(process)
