@@ -134,6 +134,17 @@ def _of_op(sizes: Iterable[int]) -> list[Mark]:
     return found
 
 
+def _flat_and_floor(size_bytes: int) -> Mark:
+    """What an empty function of the same signature leaves of the flat allreduce."""
+
+    def ratio(one: Round) -> float | None:
+        flat = one.times.get((OP, f"flat/{size_bytes}"))
+        floor = one.times.get((OP, f"floor/{size_bytes}"))
+        return flat / (flat + floor) if flat and floor else None
+
+    return Mark(f"{OP} flat / {OP} flat and floor (the most)", 1 / 1.3, ratio)
+
+
 def _of_gradients(size_bytes: int) -> list[Mark]:
     def at(cells: Iterable[Cell]) -> list[Cell]:
         return [(peer, f"{way}/{size_bytes}") for peer, way in cells]
@@ -148,6 +159,7 @@ def _of_gradients(size_bytes: int) -> list[Mark]:
             _faster(f"{own} flat / {own}", 1 / 1.3, mine, at([(own, "flat")])),
         ]
     (mine,) = at([(CORE, "buckets, in place")])
+    found.append(_flat_and_floor(size_bytes))
     title = f"Open MPI one by one, in place / {CORE}, in place"
     found.append(_faster(title, 1.0, mine, one_by_one))
     return found

@@ -99,6 +99,15 @@ def test_small_messages_are_compared_above_their_floors():
     assert above.ratio(Round(times, 1.0, 1.0)) == pytest.approx(1000.0)
 
 
+def test_a_list_of_gradients_pays_for_the_call_of_its_function_too():
+    times = {("tfdist", "flat/4096"): 3.0, ("tfdist", "floor/4096"): 1.0}
+    found = required.marks("gradients", ["flat/4096", "floor/4096"], 2)
+    most = next(m for m in found if m.title.endswith("(the most)"))
+    assert (most.required, most.ratio(Round(times, 1.0, 1.0))) == (1 / 1.3, 0.75)
+    older = Round({("tfdist", "flat/4096"): 3.0}, 1.0, 1.0)
+    assert most.ratio(older) is None
+
+
 @pytest.mark.parametrize(
     ("size_bytes", "ranks", "wanted"),
     [(1024, 2, 0.5), (256 << 10, 2, 1.0), (4 * MIB, 2, 1.3), (16 * MIB, 4, 2.0)],

@@ -52,7 +52,10 @@ def sizes(task: dict[str, Any], by: Any) -> dict[str, list[float]]:
 
 
 def gradients(task: dict[str, Any], by: Any) -> dict[str, list[float]]:
-    """The whole list in one call of a tf.function, in each of the library's ways."""
+    """The whole list in one call of a tf.function, in each of the library's ways.
+
+    The floor is a tf.function of the same signature that reduces nothing.
+    """
     shapes = task["shapes"]
     counts = [int(np.prod(shape)) for shape in shapes]
     lists = [
@@ -67,6 +70,8 @@ def gradients(task: dict[str, Any], by: Any) -> dict[str, list[float]]:
         case = f"{name}/{4 * sum(counts)}"
         seconds[case] = _timed(lambda c=call: c(*lists), by, task)
     size_bytes = 4 * sum(counts)
+    empty = tf.function(lambda *x: [tf.identity(one) for one in x])
+    seconds[f"floor/{size_bytes}"] = _timed(lambda: empty(*lists), by, task)
     flat = tf.constant(brought(sum(counts), by.RANK))
     call = by.function(lambda x: by.reduce(x, "flat"))
     check(call(flat).numpy(), by.SIZE, "flat")
