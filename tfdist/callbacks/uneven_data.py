@@ -33,20 +33,24 @@ class UnevenData(RankCallback):
 
     The gradient of each step is that of the mean over all samples of all ranks' batches
     of this step, as it would be in one process: also where the batches of the ranks
-    differ in size, as last batches do. The metrics of `MetricAverage` weight every
-    sample alike. Moving statistics of batch normalisation stay each rank's own
-    (`CombineMovingStatistics`), unless the layer is synchronised; a rank without any
-    batch in an epoch takes over those of one that has taken every step.
+    differ in size, as last batches do. A loss with a mask (`Masking`, `mask_zero`,
+    `ignore_class`) is the mean over what the masks of all ranks leave. The metrics of
+    `MetricAverage` weight every sample alike. Moving statistics of batch normalisation
+    stay each rank's own (`CombineMovingStatistics`), unless the layer is synchronised;
+    a rank without any batch in an epoch takes over those of one that has taken every
+    step.
 
     It has to be the first tfdist callback in the list. Data from `tfdist.data.shard`
     have the same number of batches on all ranks and do not need it.
 
     Args:
         weighted: whether batches count by their numbers of samples, default True. It
-            costs one message of 16 bytes a step, and with `jit_compile=True` the use
-            of XLA in training. False: every batch of a step counts alike; for batches
-            of equal sizes, and for a `train_step` of your own that does not call
-            `self.compute_loss`.
+            costs one message of 16 bytes a step, another one for each loss with a
+            mask, and with `jit_compile=True` the use of XLA in training. False: every
+            batch of a step counts alike; for batches of equal sizes, and for a
+            `train_step` of your own that does not call `self.compute_loss`. In a
+            `compute_loss` of your own the losses of `compile` count so; what it
+            calculates itself is taken for a mean over samples.
         timeout_s: seconds for which ranks that still have data may reduce nothing;
             default `TFDIST_TIMEOUT_S`.
 
@@ -54,7 +58,8 @@ class UnevenData(RankCallback):
         ValueError: an argument is none of these. At the start of `fit`: another tfdist
             callback comes before it; or `weighted`, and the optimizer adds the
             gradients up instead of averaging, or a loss adds up its samples or divides
-            by the sum of their weights.
+            by the sum of their weights (any `reduction` but "sum_over_batch_size" and
+            "mean").
         NotImplementedError: at the start of `fit`: the optimizer accumulates gradients
             (a rank whose data end in between would lose some) or has local variables;
             `steps_per_execution` is above 1 with a callback in which the ranks meet
@@ -229,11 +234,12 @@ def _check_model(model: keras.Model, weighted: bool) -> None:
             "UnevenData(weighted=False)."
         )
     losses = keras.tree.flatten(getattr(model._compile_loss, "_user_loss", None))
-    reductions = {getattr(one, "reduction", None) for one in losses}
-    if weighted and "sum" in reductions:
+    reductions = {one.reduction for one in losses if isinstance(one, keras.losses.Loss)}
+    sums = [one for one in ("sum", "none", None) if one in reductions]
+    if weighted and sums:
         raise ValueError(
             "UnevenData weights the means of the ranks' batches, but the model has a "
-            "loss with reduction='sum'. Write UnevenData(weighted=False) and "
+            f"loss with reduction={sums[0]!r}. Write UnevenData(weighted=False) and "
             "DistributedOptimizer(optimizer, op=tfdist.ReduceOp.SUM); or leave out "
             "reduction."
         )
