@@ -4,13 +4,10 @@
 #ifndef TFDIST_TESTS_CPP_CHECK_H_
 #define TFDIST_TESTS_CPP_CHECK_H_
 
-#include <chrono>
-#include <cstdio>
-#include <cstring>
-#include <sstream>
 #include <stdexcept>
 #include <string>
-#include <vector>
+#include <string_view>
+#include <type_traits>
 
 namespace check {
 
@@ -18,77 +15,63 @@ struct Failure : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-struct Test {
-  const char* name;
-  void (*body)();
-};
-
-inline std::vector<Test>& Tests() {
-  static std::vector<Test> tests;
-  return tests;
-}
-
-inline bool& Full() {
-  static bool full = false;
-  return full;
-}
+bool& Full();
 
 struct Register {
-  Register(const char* name, void (*body)()) { Tests().push_back({name, body}); }
+  Register(const char* name, void (*body)());
 };
 
-[[noreturn]] inline void Fail(const char* file, int line, const std::string& what) {
-  const char* slash = std::strrchr(file, '/');
-  std::ostringstream out;
-  out << (slash != nullptr ? slash + 1 : file) << ":" << line << ": " << what;
-  throw Failure(out.str());
+[[noreturn]] void Fail(const char* file, int line, std::string_view what);
+
+// A value as a failure shows it.
+std::string TextOf(std::string_view value);
+std::string TextOf(const void* value);
+std::string TextOf(double value);
+std::string TextOf(long long value);
+std::string TextOf(unsigned long long value);
+
+template <typename T>
+std::string Text(const T& value) {
+  if constexpr (std::is_convertible_v<const T&, std::string_view>) {
+    return TextOf(std::string_view(value));
+  } else if constexpr (std::is_convertible_v<const T&, const void*>) {
+    return TextOf(static_cast<const void*>(value));
+  } else if constexpr (std::is_floating_point_v<T>) {
+    return TextOf(static_cast<double>(value));
+  } else if constexpr (std::is_signed_v<T>) {
+    return TextOf(static_cast<long long>(value));
+  } else if constexpr (std::is_integral_v<T>) {
+    return TextOf(static_cast<unsigned long long>(value));
+  } else {  // complex
+    return "(" + TextOf(static_cast<double>(value.real())) + "," +
+           TextOf(static_cast<double>(value.imag())) + ")";
+  }
 }
+
+// A comparison in the source, and what it is about.
+struct Comparison {
+  const char* text_a;
+  const char* text_b;
+  const char* file;
+  int line;
+  std::string_view context;
+};
+
+[[noreturn]] void FailEqual(const std::string& a, const std::string& b, const Comparison& where);
 
 template <typename A, typename B>
-void Equal(const A& a, const B& b, const char* text_a, const char* text_b, const char* file,
-           int line, const std::string& context) {
-  if (a == b) return;
-  std::ostringstream out;
-  out << text_a << " == " << text_b << ": " << a << " != " << b;
-  if (!context.empty()) out << " (" << context << ")";
-  Fail(file, line, out.str());
+void Equal(const A& a, const B& b, const Comparison& where) {
+  if (!(a == b)) FailEqual(Text(a), Text(b), where);
 }
 
-inline int Main(int argc, char** argv) {
-  int failed = 0;
-  int run = 0;
-  const char* part = "";
-  bool stop_early = false;
-  for (int i = 1; i < argc; ++i) {
-    if (std::strcmp(argv[i], "-x") == 0) {
-      stop_early = true;
-    } else if (std::strcmp(argv[i], "--full") == 0) {
-      Full() = true;
-    } else {
-      part = argv[i];
-    }
-  }
-  for (const Test& test : Tests()) {
-    if (std::strstr(test.name, part) == nullptr) continue;
-    if (stop_early && failed > 0) break;
-    const auto begin = std::chrono::steady_clock::now();
-    std::string error;
-    try {
-      test.body();
-    } catch (const std::exception& e) {
-      error = e.what();
-    }
-    const double ms =
-        std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count();
-    ++run;
-    if (!error.empty()) ++failed;
-    std::printf("%s %s (%.0f ms)%s%s\n", error.empty() ? "ok    " : "FAILED", test.name, ms,
-                error.empty() ? "" : "\n       ", error.c_str());
-    std::fflush(stdout);
-  }
-  std::printf("%d passed, %d failed\n", run - failed, failed);
-  return failed == 0 && run > 0 ? 0 : 1;
+[[noreturn]] void FailOk(const char* text, const std::string& message, const char* file, int line);
+
+template <typename Status>
+void Ok(const Status& status, const char* text, const char* file, int line) {
+  if (!status.ok()) FailOk(text, status.message(), file, line);
 }
+
+int Main(int argc, char** argv);
 
 }  // namespace check
 
@@ -100,14 +83,9 @@ inline int Main(int argc, char** argv) {
   do {                                                                      \
     if (!(condition)) check::Fail(__FILE__, __LINE__, "CHECK " #condition); \
   } while (false)
-#define CHECK_EQ(a, b) check::Equal((a), (b), #a, #b, __FILE__, __LINE__, "")
-#define CHECK_EQ_IN(a, b, context) check::Equal((a), (b), #a, #b, __FILE__, __LINE__, (context))
-#define CHECK_OK(expr)                                                       \
-  do {                                                                       \
-    const auto& check_status_ = (expr);                                      \
-    if (!check_status_.ok())                                                 \
-      check::Fail(__FILE__, __LINE__, #expr ": " + check_status_.message()); \
-  } while (false)
+#define CHECK_EQ(a, b) check::Equal((a), (b), {#a, #b, __FILE__, __LINE__, ""})
+#define CHECK_EQ_IN(a, b, context) check::Equal((a), (b), {#a, #b, __FILE__, __LINE__, (context)})
+#define CHECK_OK(expr) check::Ok((expr), #expr, __FILE__, __LINE__)
 #define TEST_MAIN() \
   int main(int argc, char** argv) { return check::Main(argc, argv); }
 

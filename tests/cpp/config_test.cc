@@ -5,6 +5,8 @@
 
 #include <clocale>
 #include <cstdlib>
+#include <string>
+#include <vector>
 
 #include "base/logging.h"
 #include "check.h"

@@ -2,12 +2,16 @@
 // names the peer, never a crash, never a wrong frame.
 #include <dirent.h>
 #include <fcntl.h>
+#include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cstring>
 #include <fstream>
+#include <memory>
+#include <string>
 
 #include "link_pair.h"
 #include "tcp_peer.h"

@@ -2,11 +2,10 @@
 #ifndef TFDIST_TESTS_CPP_LINK_PAIR_H_
 #define TFDIST_TESTS_CPP_LINK_PAIR_H_
 
-#include <sys/eventfd.h>
-
+#include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <memory>
-#include <string>
 
 #include "base/config.h"
 #include "base/deadline.h"
@@ -18,28 +17,11 @@ namespace tfdist {
 
 constexpr int64_t kSecondUs = 1000000;
 
-inline Config SmallConfig() {
-  Config config;
-  config.segment_bytes = 4096;
-  config.shm_slots = 4;
-  return config;
-}
+Config SmallConfig();
 
 // Both ends of a link between ranks 3 and 5, and the doorbells of these ranks.
 struct Pair {
-  explicit Pair(const TransportEntry& entry, const Config& config = SmallConfig())
-      : doorbell_a(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)),
-        doorbell_b(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
-    LinkEnds end_a;
-    LinkEnds end_b;
-    CHECK_OK(entry.make_pair(3, 5, doorbell_a.get(), doorbell_b.get(), config, &end_a, &end_b));
-    auto made_a = entry.make(end_a, config);
-    CHECK_OK(made_a.status());
-    auto made_b = entry.make(end_b, config);
-    CHECK_OK(made_b.status());
-    a = std::move(made_a.value());
-    b = std::move(made_b.value());
-  }
+  explicit Pair(const TransportEntry& entry, const Config& config = SmallConfig());
 
   UniqueFd doorbell_a;
   UniqueFd doorbell_b;
@@ -48,28 +30,9 @@ struct Pair {
 };
 
 // tcp whose links have three sockets, whatever the configuration says.
-inline TransportEntry TcpOfThreeSockets() {
-  TransportEntry entry = *FindTransport("tcp");
-  entry.make_pair = [](int a, int b, int doorbell_a, int doorbell_b, const Config& config,
-                       LinkEnds* end_a, LinkEnds* end_b) {
-    Config three = config;
-    three.tcp_sockets = 3;
-    return FindTransport("tcp")->make_pair(a, b, doorbell_a, doorbell_b, three, end_a, end_b);
-  };
-  return entry;
-}
+TransportEntry TcpOfThreeSockets();
 
-inline void ForEachTransport(const std::function<void(const TransportEntry&)>& body) {
-  const auto run = [&](const TransportEntry& entry, const std::string& name) {
-    try {
-      body(entry);
-    } catch (const check::Failure& failure) {
-      throw check::Failure(name + ": " + failure.what());
-    }
-  };
-  for (const TransportEntry& entry : Transports()) run(entry, entry.name);
-  run(TcpOfThreeSockets(), "tcp, three sockets");
-}
+void ForEachTransport(const std::function<void(const TransportEntry&)>& body);
 
 // Byte i of the payload of frame `ticket`.
 inline uint8_t Pattern(uint64_t ticket, size_t i) {
@@ -77,55 +40,16 @@ inline uint8_t Pattern(uint64_t ticket, size_t i) {
 }
 
 // The header of frame `ticket`, as CheckFrame expects it.
-inline FrameHeader HeaderOf(uint64_t ticket) {
-  FrameHeader header;
-  header.ticket = ticket;
-  header.phase = static_cast<uint16_t>(ticket + 1);
-  header.slice = static_cast<uint32_t>(ticket + 2);
-  header.segment = static_cast<uint32_t>(ticket + 3);
-  header.type = static_cast<uint8_t>(ticket + 4);
-  header.generation = 9;
-  return header;
-}
+FrameHeader HeaderOf(uint64_t ticket);
 
-inline bool TrySend(Link* link, Lane lane, size_t bytes, uint64_t ticket) {
-  MutableByteSpan room = link->BeginSend(lane, bytes);
-  if (room.data() == nullptr) return false;
-  CHECK_EQ(room.size(), bytes);
-  for (size_t i = 0; i < bytes; ++i) room[i] = Pattern(ticket, i);
-  link->CommitSend(lane, HeaderOf(ticket));
-  return true;
-}
+bool TrySend(Link* link, Lane lane, size_t bytes, uint64_t ticket);
 
-inline void CheckFrame(const InFrame& frame, Lane lane, size_t bytes, uint64_t ticket) {
-  CHECK_EQ(frame.header.ticket, ticket);
-  CHECK_EQ(frame.header.lane, static_cast<uint8_t>(lane));
-  CHECK_EQ(frame.header.phase, static_cast<uint16_t>(ticket + 1));
-  CHECK_EQ(frame.header.slice, static_cast<uint32_t>(ticket + 2));
-  CHECK_EQ(frame.header.segment, static_cast<uint32_t>(ticket + 3));
-  CHECK_EQ(frame.header.type, static_cast<uint8_t>(ticket + 4));
-  CHECK_EQ(frame.header.generation, 9u);
-  CHECK_EQ(frame.header.payload_bytes, static_cast<uint32_t>(bytes));
-  CHECK_EQ(frame.payload.size(), bytes);
-  for (size_t i = 0; i < bytes; ++i) CHECK_EQ(frame.payload[i], Pattern(ticket, i));
-}
+void CheckFrame(const InFrame& frame, Lane lane, size_t bytes, uint64_t ticket);
 
 // Pumps both ends until `done` holds. Fails after ten seconds.
-inline void PumpUntil(Pair* pair, const std::function<bool()>& done) {
-  const int64_t deadline = NowUs() + 10 * kSecondUs;
-  while (!done()) {
-    bool moved = false;
-    CHECK_OK(pair->a->Pump(&moved));
-    CHECK_OK(pair->b->Pump(&moved));
-    CHECK(NowUs() < deadline);
-  }
-}
+void PumpUntil(Pair* pair, const std::function<bool()>& done);
 
-inline InFrame Receive(Pair* pair, Link* link, Lane lane) {
-  InFrame frame;
-  PumpUntil(pair, [&] { return link->Poll(lane, &frame); });
-  return frame;
-}
+InFrame Receive(Pair* pair, Link* link, Lane lane);
 
 }  // namespace tfdist
 

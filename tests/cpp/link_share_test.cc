@@ -1,9 +1,15 @@
 // Links of one rank that share a window: one payload for several peers.
+#include <sys/eventfd.h>
+
+#include <memory>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "check.h"
 #include "link_pair.h"
 #include "ranks.h"
+#include "transport/store_choice.h"
 
 namespace tfdist {
 namespace {

@@ -2,9 +2,11 @@
 // so that ThreadSanitizer, blind between two mappings of one file, checks the ordering.
 #include <algorithm>
 #include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <random>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "base/deadline.h"

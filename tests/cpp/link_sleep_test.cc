@@ -1,10 +1,12 @@
 // Every transport of the table: a rank that sleeps is woken by all that concerns it, and by nothing
 // else.
 #include <poll.h>
+#include <sys/eventfd.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>

@@ -1,10 +1,12 @@
 // Somebody between two ranks who can change, drop, repeat, reorder and reflect what they send, but
 // does not have the key: no frame that was not sent is delivered, and none out of turn.
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tcp_peer.h"

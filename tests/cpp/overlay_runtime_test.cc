@@ -1,7 +1,13 @@
 // Complete runtimes above TFDIST_MESH_RANKS: collectives, later links, failure, goodbyes.
+#include <chrono>
 #include <cstring>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
 
 #include "ranks.h"
+#include "transport/routes.h"
 
 namespace tfdist {
 namespace {

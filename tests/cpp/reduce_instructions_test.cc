@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "base/reducible.h"
 #include "check.h"
 #include "collective/reduce_kernels.h"
 #include "collective/reduce_table.h"

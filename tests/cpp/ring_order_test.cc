@@ -2,8 +2,12 @@
 // that sends round a ring is right, and has its bits, in any order.
 #include "collective/ring_order.h"
 
+#include <algorithm>
 #include <random>
+#include <string>
+#include <vector>
 
+#include "check.h"
 #include "settings.h"
 
 namespace tfdist {

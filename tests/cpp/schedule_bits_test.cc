@@ -2,7 +2,10 @@
 // which things happen, not on segments, not on what else is in the bucket; and half types are
 // rounded once.
 #include <cmath>
+#include <cstring>
+#include <string>
 
+#include "check.h"
 #include "settings.h"
 
 namespace tfdist {

@@ -3,9 +3,15 @@
 // K ranks; N bytes of data as they are, W bytes as partial results (float32 where the type is a
 // half type, else N). Formulas of ring, recursive doubling and halving, trees: R. Thakur, R.
 // Rabenseifner, W. Gropp, Int. J. High Perform. Comput. Appl. 19 (2005), sections 3 and 4.
+#include <algorithm>
 #include <map>
 #include <set>
+#include <string>
+#include <utility>
+#include <vector>
 
+#include "check.h"
+#include "scheduler/rows.h"
 #include "settings.h"
 
 namespace tfdist {

@@ -1,5 +1,11 @@
 // Schedules that move data without computing: every row of the algorithm table, all ranks in one
 // thread in random order.
+#include <vector>
+
+#include "check.h"
+#include "collective/reduce_kernels.h"
+#include "collective/step_memory.h"
+#include "schedule_runner.h"
 #include "settings.h"
 
 namespace tfdist {

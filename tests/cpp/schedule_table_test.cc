@@ -7,6 +7,7 @@
 #include "check.h"
 #include "collective/schedule.h"
 #include "planned.h"
+#include "ranks.h"
 #include "schedule_runner.h"
 
 namespace tfdist {

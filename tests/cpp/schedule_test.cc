@@ -1,4 +1,5 @@
 // Schedules that reduce: every row of the algorithm table, all ranks in one thread in random order.
+#include "check.h"
 #include "settings.h"
 
 namespace tfdist {

@@ -1,10 +1,16 @@
 // Copies past the caches, and results that are written that way while they are sent.
 #include "collective/streaming_copy.h"
 
+#include <numeric>
 #include <random>
 #include <string>
+#include <vector>
 
+#include "check.h"
+#include "collective/reduce_kernels.h"
+#include "collective/step_memory.h"
 #include "planned.h"
+#include "schedule_runner.h"
 
 namespace tfdist {
 namespace {

@@ -2,69 +2,32 @@
 #ifndef TFDIST_TESTS_CPP_TCP_PEER_H_
 #define TFDIST_TESTS_CPP_TCP_PEER_H_
 
-#include <sys/socket.h>
-
+#include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "link_pair.h"
 #include "transport/frame_mac.h"
 
 namespace tfdist {
 
-inline std::unique_ptr<Link> MakeLink(const char* transport, const LinkEnds& ends,
-                                      const Config& config = SmallConfig()) {
-  auto link = FindTransport(transport)->make(ends, config);
-  CHECK_OK(link.status());
-  return std::move(link.value());
-}
+std::unique_ptr<Link> MakeLink(const char* transport, const LinkEnds& ends,
+                               const Config& config = SmallConfig());
 
 // The link must fail, naming `peer`, with `what` in the message, and deliver no frame before.
-inline void CheckRefused(Link* link, int peer, const std::string& what) {
-  const int64_t deadline = NowUs() + 5 * kSecondUs;
-  Status status;
-  while (status.ok()) {
-    InFrame frame;
-    CHECK(!link->Poll(Lane::kControl, &frame));
-    CHECK(!link->Poll(Lane::kData, &frame));
-    bool moved = false;
-    status = link->Pump(&moved);
-    CHECK(NowUs() < deadline);
-  }
-  CHECK_EQ(static_cast<int>(status.code()), static_cast<int>(Code::kAborted));
-  CHECK(status.payload().find("\"rank\": " + std::to_string(peer)) != std::string::npos);
-  const std::string begin = "rank " + std::to_string(peer) + " ";
-  if (status.message().find(begin) != 0 || status.message().find(what) == std::string::npos) {
-    check::Fail(__FILE__, __LINE__, "expected '" + what + "', got: " + status.message());
-  }
-}
+void CheckRefused(Link* link, int peer, const std::string& what);
 
 // The test is rank 0; `link` is that of rank 1.
 struct TcpPeer {
-  explicit TcpPeer(const Config& config = SmallConfig())
-      : ends(Ends(config)), sealer(SendKey(), config.tcp_mac == "all") {
-    socket.reset(ends[0].socket_fd);
-    key = ends[0].key;
-    link = MakeLink("tcp", ends[1], config);
-  }
+  explicit TcpPeer(const Config& config = SmallConfig());
 
-  void Write(const void* data, size_t bytes) {
-    CHECK(::send(socket.get(), data, bytes, MSG_NOSIGNAL) == static_cast<ssize_t>(bytes));
-  }
+  void Write(const void* data, size_t bytes);
   // The header of the next frame, whose length is that of the payload.
-  WireHeader Sealed(FrameHeader header, ByteSpan payload) {
-    WireHeader wire{};
-    wire.frame = header;
-    wire.frame.payload_bytes = static_cast<uint32_t>(payload.size());
-    sealer.Seal(&wire, payload);
-    return wire;
-  }
+  WireHeader Sealed(FrameHeader header, ByteSpan payload);
   // The whole frame.
-  std::string Frame(FrameHeader header, ByteSpan payload) {
-    const WireHeader wire = Sealed(header, payload);
-    std::string bytes(reinterpret_cast<const char*>(&wire), sizeof(wire));
-    return bytes.append(reinterpret_cast<const char*>(payload.data()), payload.size());
-  }
+  std::string Frame(FrameHeader header, ByteSpan payload);
   ByteSpan SendKey() const { return {ends[0].key.data(), kDirectionKeyBytes}; }
   ByteSpan ReceiveKey() const {
     return {ends[0].key.data() + kDirectionKeyBytes, kDirectionKeyBytes};
@@ -75,13 +38,6 @@ struct TcpPeer {
   std::vector<uint8_t> key;
   UniqueFd socket;
   std::unique_ptr<Link> link;
-
- private:
-  static std::vector<LinkEnds> Ends(const Config& config) {
-    std::vector<LinkEnds> made(2);
-    CHECK_OK(FindTransport("tcp")->make_pair(0, 1, -1, -1, config, &made[0], &made[1]));
-    return made;
-  }
 };
 
 }  // namespace tfdist

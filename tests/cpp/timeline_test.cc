@@ -4,9 +4,16 @@
 
 #include <unistd.h>
 
+#include <chrono>
+#include <cmath>
 #include <cstdlib>
+#include <cstring>
 #include <fstream>
+#include <memory>
 #include <sstream>
+#include <string>
+#include <thread>
+#include <vector>
 
 #include "buckets.h"
 #include "check.h"
