@@ -42,7 +42,11 @@ void WithEachMethod(Body body) {
     UsePortableSha256(portable);
     body();
   }
-  std::printf("       SHA-256 by %s, CRC-32C by %s\n", Sha256Method(), Crc32cMethod());
+  std::printf("       SHA-256 by %s\n", Sha256Method());
+}
+
+uint32_t CrcBy(const Crc32cMethod& method, ByteSpan bytes) {
+  return ~method.extend(~uint32_t{0}, bytes.data(), bytes.size());
 }
 
 TEST(crc_of_the_standards_examples) {
@@ -51,7 +55,9 @@ TEST(crc_of_the_standards_examples) {
   for (size_t i = 0; i < 32; ++i) ascending[i] = static_cast<uint8_t>(i);
   const std::vector<uint8_t> descending(ascending.rbegin(), ascending.rend());
   const std::string digits = "123456789";
-  for (const auto crc : {Crc32c, Crc32cByTable}) {
+  for (const Crc32cMethod& method : Crc32cMethods()) {
+    std::printf("       CRC-32C by %s\n", method.name);
+    const auto crc = [&method](ByteSpan bytes) { return CrcBy(method, bytes); };
     CHECK_EQ(crc(View(std::vector<uint8_t>(32, 0))), 0x8a9136aau);
     CHECK_EQ(crc(View(std::vector<uint8_t>(32, 0xff))), 0x62a8ab43u);
     CHECK_EQ(crc(View(ascending)), 0x46dd794eu);
@@ -59,15 +65,31 @@ TEST(crc_of_the_standards_examples) {
     CHECK_EQ(crc(AsBytes(digits)), 0xe3069283u);
     CHECK_EQ(crc({}), 0u);
   }
+  CHECK_EQ(Crc32c(AsBytes(digits)), 0xe3069283u);
 }
 
-TEST(crc_is_the_same_by_instruction_and_by_table) {
+TEST(crc_is_the_same_by_every_method) {
   const std::vector<uint8_t> bytes = RandomBytes(20000, 1);
-  for (size_t size : {0, 1, 7, 8, 9, 1023, 3071, 3072, 3073, 6144, 9216 + 17, 19990}) {
-    for (size_t offset : {0, 1, 3}) {
-      const ByteSpan part(bytes.data() + offset, size);
-      CHECK_EQ_IN(Crc32c(part), Crc32cByTable(part), std::to_string(size));
+  const Crc32cMethod& table = Crc32cMethods().back();
+  CHECK_EQ(std::string(table.name), "table");
+  std::vector<size_t> sizes = {3071, 3072, 3073, 6144, 9216 + 17, 19990};
+  for (size_t size = 0; size <= 1100; ++size) sizes.push_back(size);
+  for (const Crc32cMethod& method : Crc32cMethods()) {
+    for (size_t size : sizes) {
+      for (size_t offset : {0, 1, 3}) {
+        const ByteSpan part(bytes.data() + offset, size);
+        const std::string what = std::string(method.name) + ", " + std::to_string(size);
+        CHECK_EQ_IN(CrcBy(method, part), CrcBy(table, part), what);
+      }
     }
+  }
+}
+
+TEST(crc_of_parts_is_that_of_the_whole) {
+  const std::vector<uint8_t> bytes = RandomBytes(5000, 4);
+  for (size_t cut : {0, 1, 511, 512, 700, 4999, 5000}) {
+    const uint32_t first = Crc32c({bytes.data(), cut});
+    CHECK_EQ(ExtendCrc32c(first, {bytes.data() + cut, bytes.size() - cut}), Crc32c(View(bytes)));
   }
 }
 

@@ -6,23 +6,27 @@
 #ifndef TFDIST_OPS_TRANSPORT_CRC32C_H_
 #define TFDIST_OPS_TRANSPORT_CRC32C_H_
 
+#include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "base/span.h"
 
 namespace tfdist {
 
-// By the processor's instruction where it has one (x86: SSE4.2, Arm: the CRC extension), else by
-// table.
+// By the first of Crc32cMethods().
 uint32_t Crc32c(ByteSpan bytes);
 // Of what `crc` is of and then `bytes`; 0 is that of nothing.
 uint32_t ExtendCrc32c(uint32_t crc, ByteSpan bytes);
 
-// The table method, for comparison.
-uint32_t Crc32cByTable(ByteSpan bytes);
-
-// "sse4.2", "arm" or "table": what Crc32c uses on this machine.
-const char* Crc32cMethod();
+// A way to calculate it. `extend` continues a register, without the first and last inversion.
+struct Crc32cMethod {
+  const char* name;
+  uint32_t (*extend)(uint32_t crc, const uint8_t* data, size_t bytes);
+};
+// Those of this machine, the fastest first: "vpclmulqdq" (x86 with AVX-512), the instruction for
+// eight bytes ("sse4.2", or "arm": the CRC extension), "table" everywhere.
+const std::vector<Crc32cMethod>& Crc32cMethods();
 
 }  // namespace tfdist
 
