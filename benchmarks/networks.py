@@ -74,7 +74,7 @@ class Fleet:
 
     def __init__(self, network: ShapedHosts, contender: Contender, secret: str) -> None:
         self.contender = contender
-        worlds = _world(network, contender, secret)
+        worlds = environments(network, contender, secret)
         self._processes = [
             _start(network, host, contender.peer, environ)
             for host, environ in zip(contender.hosts, worlds, strict=True)
@@ -110,7 +110,7 @@ def _environment(peer: str) -> dict[str, str]:
     return environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
-def _world(
+def environments(
     network: ShapedHosts, contender: Contender, secret: str
 ) -> list[dict[str, str]]:
     """The environment of each rank."""
@@ -183,7 +183,7 @@ def fleets(
     """All contenders, connected."""
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        secret = _secret(folder)
+        secret = secret_file(folder)
         started = []
         for contender in contenders:
             fleet = Fleet(network, contender, secret)
@@ -193,7 +193,7 @@ def fleets(
         yield started
 
 
-def _secret(folder: Path) -> str:
+def secret_file(folder: Path) -> str:
     file = folder / "secret"
     file.touch(0o600)
     file.write_text(secrets.token_hex(32))
@@ -206,7 +206,7 @@ def tune(
     """Writes the tuning file of these ranks, as a user would: `tfdist bench --tune`."""
     command = [sys.executable, "-m", "tfdist.tools", "bench", "--tune", str(file)]
     command += ["--sizes", ",".join(map(str, sizes))]
-    worlds = _world(network, Contender("", hosts), _secret(file.parent))
+    worlds = environments(network, Contender("", hosts), secret_file(file.parent))
     ranks = [
         subprocess.Popen([*network.inside(host), *command], env=environ, stdout=2)
         for host, environ in zip(hosts, worlds, strict=True)
