@@ -139,12 +139,36 @@ constexpr uint64_t PowerOfX(int exponent) {
 constexpr uint64_t FactorOfL(int bits) { return PowerOfX(64 + bits - 1); }
 constexpr uint64_t FactorOfH(int bits) { return PowerOfX(bits - 1); }
 
-#define TFDIST_FOLDING_TARGET __attribute__((target("avx512f,vpclmulqdq,pclmul,sse4.2")))
-constexpr size_t kFoldedBytes = 256;  // in four registers, whose products take turns
+#define TFDIST_FOLD_TARGET __attribute__((target("pclmul,sse4.2")))
+#define TFDIST_FOLD_AVX2_TARGET __attribute__((target("avx2,vpclmulqdq,pclmul,sse4.2")))
+#define TFDIST_FOLD_AVX512_TARGET __attribute__((target("avx512f,vpclmulqdq,pclmul,sse4.2")))
+constexpr int kLanes = 4;  // registers whose products take turns
 
-// Four times 16 bytes at once, over the bits between them and those of `next`.
+// 16 bytes over the `kBits` bits between them and those of `next`.
 template <int kBits>
-TFDIST_FOLDING_TARGET inline __m512i Fold(__m512i x, __m512i next) {
+TFDIST_FOLD_TARGET inline __m128i Fold(__m128i x, __m128i next) {
+  constexpr auto l = static_cast<int64_t>(FactorOfL(kBits));
+  constexpr auto h = static_cast<int64_t>(FactorOfH(kBits));
+  const __m128i factors = _mm_set_epi64x(h, l);
+  const __m128i of_l = _mm_clmulepi64_si128(x, factors, 0x00);
+  const __m128i of_h = _mm_clmulepi64_si128(x, factors, 0x11);
+  return _mm_xor_si128(_mm_xor_si128(of_l, next), of_h);
+}
+
+// Twice 16 bytes at once.
+template <int kBits>
+TFDIST_FOLD_AVX2_TARGET inline __m256i Fold(__m256i x, __m256i next) {
+  constexpr auto l = static_cast<int64_t>(FactorOfL(kBits));
+  constexpr auto h = static_cast<int64_t>(FactorOfH(kBits));
+  const __m256i factors = _mm256_set_epi64x(h, l, h, l);
+  const __m256i of_l = _mm256_clmulepi64_epi128(x, factors, 0x00);
+  const __m256i of_h = _mm256_clmulepi64_epi128(x, factors, 0x11);
+  return _mm256_xor_si256(_mm256_xor_si256(of_l, next), of_h);
+}
+
+// Four times.
+template <int kBits>
+TFDIST_FOLD_AVX512_TARGET inline __m512i Fold(__m512i x, __m512i next) {
   constexpr auto l = static_cast<int64_t>(FactorOfL(kBits));
   constexpr auto h = static_cast<int64_t>(FactorOfH(kBits));
   const __m512i factors = _mm512_set_epi64(h, l, h, l, h, l, h, l);
@@ -153,53 +177,68 @@ TFDIST_FOLDING_TARGET inline __m512i Fold(__m512i x, __m512i next) {
                                    _mm512_clmulepi64_epi128(x, factors, 0x11), next, kXor);
 }
 
-TFDIST_FOLDING_TARGET inline __m128i FoldOver16Bytes(__m128i x, __m128i next) {
-  constexpr auto l = static_cast<int64_t>(FactorOfL(128));
-  constexpr auto h = static_cast<int64_t>(FactorOfH(128));
-  const __m128i factors = _mm_set_epi64x(h, l);
-  const __m128i sum =
-      _mm_xor_si128(_mm_clmulepi64_si128(x, factors, 0x00), _mm_clmulepi64_si128(x, factors, 0x11));
-  return _mm_xor_si128(sum, next);
+// The register after the 16 bytes that all before were folded into.
+TFDIST_FOLD_TARGET inline uint32_t RegisterAfter(__m128i x) {
+  const auto first = static_cast<uint64_t>(_mm_extract_epi64(x, 0));
+  const auto second = static_cast<uint64_t>(_mm_extract_epi64(x, 1));
+  return static_cast<uint32_t>(_mm_crc32_u64(_mm_crc32_u64(0, first), second));
 }
 
-TFDIST_FOLDING_TARGET uint32_t ExtendByFolding(uint32_t crc, const uint8_t* data, size_t bytes) {
-  if (bytes >= 2 * kFoldedBytes) {
-    __m512i a = _mm512_loadu_si512(data);
-    __m512i b = _mm512_loadu_si512(data + 64);
-    __m512i c = _mm512_loadu_si512(data + 128);
-    __m512i d = _mm512_loadu_si512(data + 192);
-    a = _mm512_xor_si512(a, _mm512_zextsi128_si512(_mm_cvtsi32_si128(static_cast<int>(crc))));
-    data += kFoldedBytes;
-    bytes -= kFoldedBytes;
-    for (; bytes >= kFoldedBytes; data += kFoldedBytes, bytes -= kFoldedBytes) {
-      a = Fold<8 * kFoldedBytes>(a, _mm512_loadu_si512(data));
-      b = Fold<8 * kFoldedBytes>(b, _mm512_loadu_si512(data + 64));
-      c = Fold<8 * kFoldedBytes>(c, _mm512_loadu_si512(data + 128));
-      d = Fold<8 * kFoldedBytes>(d, _mm512_loadu_si512(data + 192));
+TFDIST_FOLD_AVX2_TARGET uint32_t ExtendByAvx2(uint32_t crc, const uint8_t* data, size_t bytes) {
+  constexpr size_t kFolded = kLanes * sizeof(__m256i);
+  if (bytes >= 2 * kFolded) {
+    __m256i x[kLanes];
+    std::memcpy(x, data, kFolded);
+    x[0] = _mm256_xor_si256(x[0], _mm256_set_epi32(0, 0, 0, 0, 0, 0, 0, static_cast<int>(crc)));
+    for (data += kFolded, bytes -= kFolded; bytes >= kFolded; data += kFolded, bytes -= kFolded) {
+      const auto* next = reinterpret_cast<const __m256i*>(data);
+      for (int i = 0; i < kLanes; ++i) {
+        x[i] = Fold<8 * kFolded>(x[i], _mm256_loadu_si256(next + i));
+      }
     }
-    d = Fold<512>(Fold<512>(Fold<512>(a, b), c), d);
-    alignas(64) __m128i parts[4];
-    _mm512_store_si512(parts, d);
-    __m128i x = parts[0];
-    for (int i = 1; i < 4; ++i) x = FoldOver16Bytes(x, parts[i]);
-    const auto first = static_cast<uint64_t>(_mm_extract_epi64(x, 0));
-    const auto second = static_cast<uint64_t>(_mm_extract_epi64(x, 1));
-    crc = static_cast<uint32_t>(_mm_crc32_u64(_mm_crc32_u64(0, first), second));
+    for (int i = 1; i < kLanes; ++i) x[i] = Fold<256>(x[i - 1], x[i]);
+    __m128i halves[2];
+    std::memcpy(halves, &x[kLanes - 1], sizeof(halves));
+    crc = RegisterAfter(Fold<128>(halves[0], halves[1]));
   }
   return ExtendByInstruction(crc, data, bytes);
 }
 
-bool HasFolding() {
-  return HasInstruction() && __builtin_cpu_supports("pclmul") != 0 &&
-         __builtin_cpu_supports("avx512f") != 0 && __builtin_cpu_supports("vpclmulqdq") != 0;
+TFDIST_FOLD_AVX512_TARGET uint32_t ExtendByAvx512(uint32_t crc, const uint8_t* data, size_t bytes) {
+  constexpr size_t kFolded = kLanes * sizeof(__m512i);
+  if (bytes >= 2 * kFolded) {
+    __m512i x[kLanes];
+    std::memcpy(x, data, kFolded);
+    const __m128i before = _mm_cvtsi32_si128(static_cast<int>(crc));
+    x[0] = _mm512_xor_si512(x[0], _mm512_zextsi128_si512(before));
+    for (data += kFolded, bytes -= kFolded; bytes >= kFolded; data += kFolded, bytes -= kFolded) {
+      for (int i = 0; i < kLanes; ++i) {
+        x[i] = Fold<8 * kFolded>(x[i], _mm512_loadu_si512(data + i * sizeof(__m512i)));
+      }
+    }
+    for (int i = 1; i < kLanes; ++i) x[i] = Fold<512>(x[i - 1], x[i]);
+    __m128i parts[4];
+    std::memcpy(parts, &x[kLanes - 1], sizeof(parts));
+    for (int i = 1; i < 4; ++i) parts[i] = Fold<128>(parts[i - 1], parts[i]);
+    crc = RegisterAfter(parts[3]);
+  }
+  return ExtendByInstruction(crc, data, bytes);
 }
+
+bool HasProducts() {
+  return HasInstruction() && __builtin_cpu_supports("pclmul") != 0 &&
+         __builtin_cpu_supports("vpclmulqdq") != 0;
+}
+bool HasAvx2() { return HasProducts() && __builtin_cpu_supports("avx2") != 0; }
+bool HasAvx512() { return HasProducts() && __builtin_cpu_supports("avx512f") != 0; }
 
 #endif
 
 std::vector<Crc32cMethod> Methods() {
   std::vector<Crc32cMethod> methods;
 #if defined(__x86_64__)
-  if (HasFolding()) methods.push_back({"vpclmulqdq", ExtendByFolding});
+  if (HasAvx512()) methods.push_back({"avx512", ExtendByAvx512});
+  if (HasAvx2()) methods.push_back({"avx2", ExtendByAvx2});
 #endif
 #if defined(__x86_64__) || (defined(__aarch64__) && defined(__linux__))
   if (HasInstruction()) methods.push_back({kInstruction, ExtendByInstruction});
