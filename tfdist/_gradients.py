@@ -268,7 +268,8 @@ def _dense(node: Any, grads: Sequence[Any]) -> list[tf.Tensor]:
 
 def _name(node: Any, *, partner: str = "") -> str:
     name = f"{_text(node, 'tensor_name')}.gradient"
-    return operation_name("gradient", name, partner=partner)
+    process_set = 0 if partner else _set(node)  # send and recv are of all ranks
+    return operation_name("gradient", name, process_set=process_set, partner=partner)
 
 
 def _set(node: Any) -> int:

@@ -17,6 +17,7 @@ import tensorflow as tf
 from tensorflow.python.framework import auto_control_deps
 
 from tfdist import _core, _engine
+from tfdist._call_order import chain_calls
 
 _logger = logging.getLogger("tfdist")
 
@@ -63,6 +64,7 @@ def native_ops() -> ModuleType:
     check_built_for(LIBRARY_PATH, tf.__version__)
     module = _load(LIBRARY_PATH)
     release_from_order(auto_control_deps)
+    chain_calls(auto_control_deps)
     return module
 
 

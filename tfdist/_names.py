@@ -21,12 +21,16 @@ _COUNTS = "_tfdist_name_counts"  # attribute of a graph: base name → uses so f
 _LABEL = "_tfdist_label"  # attribute of a graph: its place, e.g. "train_step/cond_true"
 
 
-def operation_name(kind: str, name: str | None, *, partner: str = "") -> str:
+def operation_name(
+    kind: str, name: str | None, *, process_set: int = 0, partner: str = ""
+) -> str:
     """The name of an operation that is called here.
 
     Args:
         kind: "allreduce", "broadcast", ...
         name: the user's name; None picks one.
+        process_set: number of the set of ranks that call it; default all. Calls of
+            other sets are counted apart, which not all ranks make.
         partner: counts the calls with different partners apart.
 
     Returns:
@@ -36,10 +40,21 @@ def operation_name(kind: str, name: str | None, *, partner: str = "") -> str:
     if tf.executing_eagerly():
         return name or f"{kind}.eager"
     graph = tf.compat.v1.get_default_graph()
+    uses = _count(graph, f"{process_set} {name or kind}{partner}")
     if name is None:
-        return f"{_label(graph)}/{kind}.{_count(graph, kind + partner)}"
-    uses = _count(graph, name + partner)
+        return f"{_label(graph)}/{kind}.{uses}"
     return name if uses == 0 else f"{name}.{uses}"
+
+
+def place_of(graph: Any) -> str:
+    """The traced functions around a call, e.g. "train_step/cond_true".
+
+    The same however often they are traced, unlike what names begin with.
+    """
+    outer = getattr(graph, "outer_graph", None)
+    if outer is None or not getattr(outer, "name", None):
+        return _own_name(graph)
+    return f"{place_of(outer)}/{_own_name(graph)}"
 
 
 def _label(graph: Any) -> str:

@@ -21,6 +21,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist import _core, _runtime, collectives, errors
+from tfdist._names import place_of
 from tfdist._process_sets import ProcessSet, id_of, members_of
 from tfdist.bucket_order import bits_of, order_from
 
@@ -140,7 +141,7 @@ def _agree_on_trace(
     Where all ranks trace it, they meet there. A rank that does it alone meets buckets
     of the others, which ends on all ranks with an error that shows both lists.
     """
-    options = f"{options} {_call_number(options, lines)}"
+    options = f"{options} {_call_number(options, lines, process_set)}"
     for number in itertools.count():
         own = f"{options} late_gradients={number}" if number else options
         seen = _seen(lines, own, len(lines), process_set)
@@ -266,14 +267,20 @@ def path_of(variable: Any) -> str:
     return str(getattr(variable, "path", None) or variable.name)
 
 
-def _call_number(options: str, lines: Sequence[str]) -> str:
-    """Tells apart equal groups of one graph, which may run at the same time.
+def _call_number(
+    options: str, lines: Sequence[str], process_set: ProcessSet | None
+) -> str:
+    """Tells apart equal groups of a traced function, which may run at the same time.
 
-    Eager calls follow each other, so they need none. A retrace starts again at 0, so
-    it finds the groups of the first trace.
+    Other sets count for themselves: not all ranks make their calls. The function that
+    is traced is named, as what it calls may run beside it. Eager calls follow each
+    other, so they need none. A retrace starts again at 0, so it finds the groups of
+    the first trace.
     """
-    key = "\n".join([*lines, options])
-    calls = tf.compat.v1.get_default_graph().get_collection_ref(_CALLS)
+    graph = tf.compat.v1.get_default_graph()
+    where = place_of(graph)
+    key = "\n".join([*lines, options, where, str(id_of(process_set))])
+    calls = graph.get_collection_ref(_CALLS)
     number = calls.count(key)
     calls.append(key)
-    return f"call={number}"
+    return f"call={number} in={where}"

@@ -46,7 +46,15 @@ WITHOUT_TENSORFLOW = [
     *("variable_groups", "progress", "timeline", "tools"),
 ]
 WITH_TENSORFLOW = [
-    *("errors", "_library", "_names", "_operations", "_gradients", "collectives"),
+    *(
+        "errors",
+        "_call_order",
+        "_library",
+        "_names",
+        "_operations",
+        "_gradients",
+        "collectives",
+    ),
     "engines",
     *("compression", "_xla", "reduce_options", "agreement", "_ready_levels"),
     *("_origins", "_reduced"),

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import tfdist
-from tfdist import _library, _names, _operations, errors
+from tfdist import _call_order, _library, _names, _operations, errors
 from tfdist.collectives import ReduceOp, _arguments
 
 REDUCIBLE = ["float16", "bfloat16", "float32", "float64", "int32", "int64"]
@@ -423,6 +423,33 @@ def test_tensorflow_still_has_the_list_of_unordered_stateful_operations():
     # It stays before the step that it is about.
     ours -= {"TfdistCheckReduced"}
     assert ours - _library.UNORDERED_OPS == {"TfdistBarrier"}
+
+
+def test_tensorflow_still_chains_calls_by_their_scopes_of_collectives():
+    from tensorflow.python.framework import auto_control_deps
+
+    _library.ops()
+
+    @tf.function
+    def reduces(x):
+        return tfdist.allreduce(x)
+
+    @tf.function
+    def train(x):
+        return tf.cond(x[0] > 0, lambda: reduces(x), lambda: x)
+
+    outer = tf.function(lambda x: (train(x), train(x)))
+    graph = outer.get_concrete_function(tf.TensorSpec([1])).graph
+    calls = [op for op in graph.get_operations() if "PartitionedCall" in op.type]
+    scopes = [set(auto_control_deps.collective_manager_ids_from_op(op)) for op in calls]
+    assert len(calls) == 2 and scopes[0] == scopes[1] != set()
+
+
+def test_without_scopes_of_collectives_there_is_one_warning(caplog):
+    with caplog.at_level(logging.WARNING, logger="tfdist"):
+        _call_order.chain_calls(types.SimpleNamespace())
+    (record,) = caplog.records
+    assert "or one twice" in record.getMessage()
 
 
 def test_without_that_list_there_is_one_warning(caplog):

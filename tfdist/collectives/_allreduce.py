@@ -68,7 +68,7 @@ def allreduce(
     value = _arguments.reducible(tensor, op, "allreduce")
     reduced = _operations.allreduce(
         [value],
-        operation_name("allreduce", name),
+        operation_name("allreduce", name, process_set=id_of(process_set)),
         op,
         *_arguments.scales_of(prescale, postscale, value.dtype),
         timeout_s,
@@ -124,7 +124,7 @@ def grouped_allreduce(
     """
     values = [_arguments.reducible(t, op, "grouped_allreduce") for t in tensors]
     scales = [_arguments.scales_of(prescale, postscale, v.dtype) for v in values]
-    base = operation_name("grouped_allreduce", name)
+    base = operation_name("grouped_allreduce", name, process_set=id_of(process_set))
     reduced: list[tf.Tensor | None] = [None] * len(values)
     for number, batch in enumerate(_arguments.batches_of(values)):
         outputs = _operations.allreduce(

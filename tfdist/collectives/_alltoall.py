@@ -62,7 +62,7 @@ def alltoall(
     return _operations.alltoall(
         value,
         _arguments.splits_of(splits, "alltoall"),
-        operation_name("alltoall", name),
+        operation_name("alltoall", name, process_set=id_of(process_set)),
         timeout_s,
         process_set=id_of(process_set),
     )

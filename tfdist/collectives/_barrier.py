@@ -34,5 +34,7 @@ def barrier(
         >>> tfdist.barrier()
     """
     _operations.barrier(
-        operation_name("barrier", name), timeout_s, process_set=id_of(process_set)
+        operation_name("barrier", name, process_set=id_of(process_set)),
+        timeout_s,
+        process_set=id_of(process_set),
     )

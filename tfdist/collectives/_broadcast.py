@@ -54,7 +54,7 @@ def broadcast(
     return _operations.broadcast(
         [value],
         root,
-        operation_name("broadcast", name),
+        operation_name("broadcast", name, process_set=id_of(process_set)),
         timeout_s,
         process_set=id_of(process_set),
     )[0]
@@ -87,7 +87,7 @@ def grouped_broadcast(
         tf.errors.InvalidArgumentError: there is no rank `root`.
     """
     values = [_arguments.tensor_of(t, "grouped_broadcast") for t in tensors]
-    base = operation_name("grouped_broadcast", name)
+    base = operation_name("grouped_broadcast", name, process_set=id_of(process_set))
     received: list[tf.Tensor | None] = [None] * len(values)
     for number, batch in enumerate(_arguments.batches_of(values)):
         outputs = _operations.broadcast(

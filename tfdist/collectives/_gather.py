@@ -50,7 +50,7 @@ def allgather(
     value = _arguments.tensor_of(tensor, "allgather")
     return _operations.allgather(
         value,
-        operation_name("allgather", name),
+        operation_name("allgather", name, process_set=id_of(process_set)),
         timeout_s,
         process_set=id_of(process_set),
     )
@@ -102,7 +102,7 @@ def gather(
     return _operations.gather(
         value,
         root,
-        operation_name("gather", name),
+        operation_name("gather", name, process_set=id_of(process_set)),
         timeout_s,
         process_set=id_of(process_set),
     )

@@ -68,7 +68,7 @@ def reduce(
     return _operations.reduce(
         [value],
         root,
-        operation_name("reduce", name),
+        operation_name("reduce", name, process_set=id_of(process_set)),
         op,
         *_arguments.scales_of(prescale, postscale, value.dtype),
         timeout_s,
@@ -136,7 +136,7 @@ def reduce_scatter(
     return _operations.reduce_scatter(
         value,
         _arguments.splits_of(splits, "reduce_scatter"),
-        operation_name("reduce_scatter", name),
+        operation_name("reduce_scatter", name, process_set=id_of(process_set)),
         op,
         *_arguments.scales_of(prescale, postscale, value.dtype),
         timeout_s,

@@ -64,7 +64,7 @@ def scatter(
         value,
         root,
         _arguments.splits_of(splits, "scatter"),
-        operation_name("scatter", name),
+        operation_name("scatter", name, process_set=id_of(process_set)),
         timeout_s,
         process_set=id_of(process_set),
     )

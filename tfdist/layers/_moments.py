@@ -54,7 +54,7 @@ def synchronized_moments(
         Two tensors of shape `[C]`, equal on all ranks. Differentiable, twice too.
     """
     channels = inputs.shape[axis]
-    name = operation_name("batch_norm", None)
+    name = operation_name("batch_norm", None, process_set=process_set)
 
     @tf.custom_gradient
     def moments(x: tf.Tensor) -> Any:
@@ -75,7 +75,9 @@ def synchronized_moments(
             with _operations.counted_as(0):  # no gradients of weights
                 [summed] = _operations.allreduce(
                     [tf.concat([d_mean, d_variance], axis=0)],
-                    operation_name("batch_norm", f"{name}.gradient"),
+                    operation_name(
+                        "batch_norm", f"{name}.gradient", process_set=process_set
+                    ),
                     ReduceOp.SUM,
                     "1.0",
                     "1.0",

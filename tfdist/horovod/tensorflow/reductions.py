@@ -11,6 +11,7 @@ import tensorflow as tf
 import tfdist
 from tfdist._names import operation_name
 from tfdist._operations import counted_once
+from tfdist._process_sets import id_of
 from tfdist.horovod.common.process_sets import global_process_set, own
 from tfdist.horovod.common.reduce_ops import (
     Average,
@@ -141,7 +142,7 @@ def _allreduce_rows(
             f"Expected op=hvd.Sum or hvd.Average for tf.IndexedSlices, got {op.name}. "
             "Make it dense first: tf.convert_to_tensor(value)."
         )
-    base = name or operation_name("allreduce_rows", None)
+    base = name or operation_name("allreduce_rows", None, process_set=id_of(members))
     options = ReduceOptions(op, process_set=members)
     return reduce_rows(slices, options, base, factor)
 

@@ -1,0 +1,148 @@
+"""Functions that reduce, called from one function, and several sets in one."""
+
+import time
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from helpers.ranks import run_ranks
+
+import tfdist
+
+
+def late(x, rank):
+    """The same tensor, later on one rank."""
+
+    def wait(value):
+        if tfdist.rank() == rank:
+            time.sleep(0.3)
+        return value
+
+    return tf.ensure_shape(tf.numpy_function(wait, [x], x.dtype, False), x.shape)
+
+
+def gradient_of(weights, loss):
+    with tfdist.DistributedGradientTape() as tape:
+        value = loss(weights)
+    return tape.gradient(value, [weights])[0]
+
+
+def two_functions():
+    weights = tf.Variable([1.0, 2.0])
+
+    @tf.function
+    def linear(x):
+        return gradient_of(weights, lambda w: tf.reduce_sum(w * x))
+
+    @tf.function
+    def tenfold(x):
+        return gradient_of(weights, lambda w: tf.reduce_sum(10.0 * w * x))
+
+    @tf.function
+    def train(x):
+        return linear(late(x, 0)), tenfold(late(x, 1))
+
+    x = tf.constant([1.0 + tfdist.rank(), 4.0])
+    return [[g.numpy().tolist() for g in train(x)] for _ in range(3)]
+
+
+def one_function_twice():
+    weights = tf.Variable([1.0, 2.0])
+
+    @tf.function
+    def gradient(x):
+        return gradient_of(weights, lambda w: tf.reduce_sum(w * x))
+
+    @tf.function
+    def middle(x):  # the call is found through a branch
+        return tf.cond(tf.size(x) > 1, lambda: gradient(x), lambda: x)
+
+    @tf.function
+    def train(x):
+        return middle(late(x, 0)), middle(late(10.0 * x, 1))
+
+    x = tf.constant([1.0 + tfdist.rank(), 4.0])
+    return [[g.numpy().tolist() for g in train(x)] for _ in range(3)]
+
+
+def a_function_beside_a_tape():
+    weights = tf.Variable([1.0, 2.0])
+
+    @tf.function
+    def gradient(x):
+        return gradient_of(weights, lambda w: tf.reduce_sum(w * x))
+
+    @tf.function
+    def train(x):
+        inner = gradient(late(x, 0))
+        y = late(10.0 * x, 1)
+        return inner, gradient_of(weights, lambda w: tf.reduce_sum(w * y))
+
+    x = tf.constant([1.0 + tfdist.rank(), 4.0])
+    return [[g.numpy().tolist() for g in train(x)] for _ in range(3)]
+
+
+def plain_operations():
+    weights = tf.Variable([1.0, 4.0])
+
+    @tf.function
+    def total(x):
+        return tfdist.allreduce(x * weights, op=tfdist.ReduceOp.AVERAGE)
+
+    @tf.function
+    def train(x):
+        return total(late(x, 0)), total(late(10.0 * x, 1))
+
+    x = tf.constant([1.0 + tfdist.rank(), 1.0])
+    return [[g.numpy().tolist() for g in train(x)] for _ in range(3)]
+
+
+@pytest.mark.parametrize(
+    "program",
+    [two_functions, one_function_twice, a_function_beside_a_tape, plain_operations],
+)
+def test_calls_that_only_read_variables_are_paired_in_the_order_of_the_program(program):
+    for results in run_ranks(program, 2):
+        assert results == [[[1.5, 4.0], [15.0, 40.0]]] * 3
+
+
+def a_set_and_all():
+    pair = tfdist.add_process_set([0, 1])
+
+    @tf.function
+    def step(x):
+        own = tfdist.allreduce(x, process_set=pair) if pair.included() else x
+        again = (
+            tfdist.allreduce(x, name="mine", process_set=pair) if pair.included() else x
+        )
+        return tfdist.allreduce(own), tfdist.allreduce(again, name="mine")
+
+    x = tf.constant([3.0 * tfdist.rank()])
+    return [float(y[0]) for y in step(x)]
+
+
+def test_the_calls_of_a_set_do_not_move_the_names_of_the_others_calls():
+    assert run_ranks(a_set_and_all, 3) == [[3.0, 3.0]] * 3
+
+
+def overlapping_sets():
+    left, right = tfdist.add_process_set([0, 1]), tfdist.add_process_set([1, 2])
+    weights = tf.Variable([1.0, 2.0])
+
+    @tf.function
+    def step(x):
+        gradients = []
+        for one in (left, right):
+            if not one.included():
+                continue
+            with tfdist.DistributedGradientTape(process_set=one) as tape:
+                loss = tf.reduce_sum(weights * x)
+            gradients.append(tape.gradient(loss, [weights])[0])
+        return gradients
+
+    x = tf.constant([2.0 * tfdist.rank(), 0.0])
+    return [float(np.asarray(g)[0]) for g in step(x)]
+
+
+def test_tapes_of_overlapping_sets_share_a_function():
+    assert run_ranks(overlapping_sets, 3) == [[1.0], [1.0, 3.0], [3.0]]
