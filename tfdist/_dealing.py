@@ -14,7 +14,7 @@ import keras
 import tensorflow as tf
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 
-from tfdist.data import _shard as sharding
+from tfdist.data import _dealt
 
 _BATCH_SIZE = 32  # of Keras, where none is given
 
@@ -176,9 +176,9 @@ def _of_dataset(
     place: int,
     size: int,
 ) -> Part:
-    sharding.check_order(dataset, function, size)
+    _dealt.check_order(dataset, function, size)
     if batch_size is not None:
-        sharding.check_single_samples(dataset, function)
+        _dealt.check_single_samples(dataset, function)
     batched = dataset if batch_size is None else dataset.batch(batch_size)
     count = _counted(function, batched)
     begin, end = run_of(count, place, size)

@@ -132,7 +132,10 @@ def _keras_class(metric: keras.metrics.Metric) -> type | None:
 
 
 def _rules(metric: keras.metrics.Metric) -> dict[Any, str]:
-    """The rule of each variable by its id; that of all others at "all"."""
+    """The rule of each variable by its id; that of all others at "all".
+
+    An attribute may hold a list or a dict of variables.
+    """
     cls = _keras_class(metric)
     names = _SUMS[cls] if cls else ()
     found: dict[Any, str] = {id(getattr(metric, name, None)): "sum" for name in names}
@@ -147,7 +150,11 @@ def _rules(metric: keras.metrics.Metric) -> dict[Any, str]:
                 f"{list(RULES)}, or a dict from the names of its attributes to these, "
                 f"got {declared!r}."
             )
-        found[id(getattr(metric, name, None)) if name else "all"] = rule
+        if name:
+            states = keras.tree.flatten(getattr(metric, name, None))
+            found.update((id(variable), rule) for variable in states)
+        else:
+            found["all"] = rule
     return found
 
 

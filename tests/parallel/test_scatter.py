@@ -115,6 +115,34 @@ def one_dataset():
     return shuffled
 
 
+def dealt_out_again():
+    numbers = np.arange(12)
+    whole = tf.data.Dataset.from_tensor_slices(numbers)
+    one_part = tfdist.data.scatter(whole)
+    by_function = tfdist.data.scatter(
+        lambda rank: tfdist.data.shard(numbers, batch_size=2, rank=rank).unbatch()
+    )
+    found = [
+        outcome(lambda part=part: tfdist.data.shard(part, batch_size=2))
+        for part in (one_part, by_function.map(lambda n: n + 1))
+    ]
+    tfdist.barrier()
+    same_for_all = tfdist.data.scatter(lambda _: whole)
+    deal = tfdist.data.shard(same_for_all, batch_size=12).unbatch()
+    own = [int(n) for n in deal]
+    tfdist.barrier()
+    return found, own
+
+
+def test_a_part_is_not_dealt_out_again_on_any_rank():
+    results = run_ranks(dealt_out_again, 2)
+    for found, _ in results:
+        for one in found:
+            assert one["class"] == "ValueError"
+            assert "dealt out among 2 ranks before" in one["message"]
+    assert [own for _, own in results] == [[*range(0, 12, 2)], [*range(1, 12, 2)]]
+
+
 def test_a_dataset_is_dealt_out_by_position_and_must_not_be_shuffled():
     found = run_ranks(one_dataset, 3)
     assert found[0]["class"] == "ValueError"

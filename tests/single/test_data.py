@@ -7,6 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tfdist import data
+from tfdist.data import _dealt
 
 
 @given(st.integers(1, 3000), st.integers(1, 64), st.integers(1, 100))
@@ -107,6 +108,14 @@ def test_structures_of_arrays_keep_their_structure():
 ten = tf.data.Dataset.range(10)
 
 
+def shuffled(batch):
+    return tf.data.Dataset.from_tensor_slices(batch).shuffle(5, seed=1)
+
+
+def mixed(**options):
+    return tf.data.Dataset.sample_from_datasets([ten, ten], [0.5, 0.5], **options)
+
+
 @pytest.mark.parametrize(
     ("dataset", "words"),
     [
@@ -114,8 +123,8 @@ ten = tf.data.Dataset.range(10)
         (ten.shuffle(10).map(lambda x: x + 1).cache(), "tfdist.data.shard"),
         (tf.data.Dataset.zip((ten, ten.shuffle(3))), "tfdist.data.shard"),
         (ten.shuffle(10).batch(2), "tfdist.data.shard"),
-        (ten.shard(2, 0), r"Remove .shard\(...\)"),
-        (ten.shard(2, 1).map(lambda x: x + 1).prefetch(1), r"Remove .shard\(...\)"),
+        (ten.shard(2, 0), r"Remove .shard\(2, ...\)"),
+        (ten.shard(2, 1).map(lambda x: x + 1).prefetch(1), r"Remove .shard\(2, ...\)"),
         (ten.batch(2), "batch_size="),
         (ten.padded_batch(2).prefetch(1), "batch_size="),
         (ten.repeat(), "repeat"),
@@ -124,11 +133,56 @@ ten = tf.data.Dataset.range(10)
             ten.map(lambda x: x * 2, num_parallel_calls=2, deterministic=False),
             "deterministic=True",
         ),
+        (ten.batch(5).flat_map(shuffled), "shuffle=True"),
+        (ten.batch(5).interleave(shuffled), "shuffle=True"),
+        (ten.map(lambda x: shuffled(x[None]).get_single_element()), "shuffle=True"),
+        (mixed(), "choose_from_datasets"),
+        (mixed().map(lambda x: x + 1), "choose_from_datasets"),
+        (data.shard(np.arange(10), batch_size=2, rank=0, size=2), "dealt out among 2"),
+        (
+            data.shard(np.arange(10), batch_size=2, rank=0, size=2).unbatch(),
+            "dealt out among 2 ranks before tfdist.data.shard",
+        ),
     ],
 )
 def test_datasets_that_cannot_be_dealt_out_are_refused(dataset, words):
     with pytest.raises(ValueError, match=words):
         data.shard(dataset, batch_size=2, rank=0, size=2)
+
+
+def counted(dataset, count):
+    return dataset.apply(tf.data.experimental.assert_cardinality(count))
+
+
+def test_datasets_in_the_same_order_on_all_ranks_are_dealt_out():
+    read = ten.batch(2).interleave(tf.data.Dataset.from_tensor_slices, cycle_length=2)
+    shards = [
+        data.shard(counted(read, 10), batch_size=2, rank=rank, size=2)
+        for rank in range(2)
+    ]
+    assert sorted(sum(epoch(shards[0]) + epoch(shards[1]), [])) == list(range(10))
+    drawn = data.shard(counted(mixed(seed=3), 20), batch_size=2, rank=0, size=1)
+    assert sorted(sum(epoch(drawn), [])) == sorted([*range(10)] * 2)
+    with pytest.raises(ValueError, match="tfdist.data.scatter .sample_from_datasets."):
+        anew = mixed(seed=3, rerandomize_each_iteration=True)
+        _dealt.check_order(anew, "tfdist.data.scatter", 2)
+    _dealt.check_order(mixed(seed=3), "tfdist.data.scatter", 2)
+
+
+def test_one_rank_deals_out_again_what_it_has_whole():
+    whole = data.shard(np.arange(4), batch_size=2, rank=0, size=1).unbatch()
+    assert epoch(data.shard(counted(whole, 4), batch_size=2, rank=0, size=1)) == [
+        [0, 1],
+        [2, 3],
+    ]
+
+
+def test_a_flag_of_numpy_shuffles():
+    shards = [
+        data.shard(np.arange(64), batch_size=64, shuffle=flag, rank=0, size=1)
+        for flag in (np.True_, True, np.False_)
+    ]
+    assert epoch(shards[0]) == epoch(shards[1]) != epoch(shards[2]) == [list(range(64))]
 
 
 def test_a_part_of_the_data_that_is_not_the_ranks_may_be_dealt_out():

@@ -9,7 +9,12 @@ import tensorflow as tf
 
 import tfdist
 from tfdist._dealing import deal, run_of
-from tfdist.metric_states import Snapshot, _states_of_metric, check_metrics
+from tfdist.metric_states import (
+    Snapshot,
+    _states_of_metric,
+    check_metrics,
+    states_of,
+)
 
 ROWS = 29
 CLASSES = 4
@@ -135,6 +140,27 @@ def test_a_metric_that_says_so_is_accepted(declared):
     check_metrics(compiled(metrics=[Own(tfdist_merge=declared)]))
 
 
+def test_a_rule_may_name_lists_and_dicts_of_states():
+    class Parts(keras.metrics.Metric):
+        tfdist_merge = {"parts": "sum", "ends": "max"}
+
+        def __init__(self):
+            super().__init__(name="parts")
+            self.parts = [self.add_variable((), "zeros", name="a")]
+            self.ends = {"b": self.add_variable((), "zeros", name="b")}
+
+        def update_state(self, *_, **__):
+            self.parts[0].assign_add(1.0)
+
+        def result(self):
+            return self.parts[0] + 0.0
+
+    model = compiled(metrics=[Parts()])
+    model.evaluate(np.zeros((2, 3)), np.zeros((2, 1)), verbose=0)
+    rules = {state.name: state.rule for state in states_of(model)}
+    assert (rules["parts/a"], rules["parts/b"]) == ("sum", "max")
+
+
 def test_a_mean_with_a_state_more_is_refused_and_one_of_metrics_is_accepted():
     class More(keras.metrics.Mean):
         def __init__(self):
@@ -256,7 +282,7 @@ def test_what_cannot_be_dealt_out_is_refused(data, options, error, text):
 def test_what_was_dealt_out_before_is_refused():
     own = SOURCE.shard(2, 1).map(lambda x: x)
     for data, batch_size in ((own, 2), (own.batch(2), None)):
-        with pytest.raises(ValueError, match="before tfdist.evaluate, which deals it"):
+        with pytest.raises(ValueError, match="before tfdist.evaluate, which deals"):
             deal("tfdist.evaluate", data, None, None, batch_size, 1, 2)
 
 

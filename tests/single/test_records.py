@@ -4,6 +4,7 @@ import concurrent.futures
 import gzip
 import os
 import re
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -342,13 +343,43 @@ def test_a_second_start_takes_the_index_that_was_kept(monkeypatch, caplog):
     assert counter.take() == names[:2]
     assert start() == names
     # What is no index.
-    for content in (b"", b"garbage", cache.read_bytes()[:300]):
+    good = cache.read_bytes()
+    at = good.rindex(b"counts.npy") - 46 + 10  # the method of compression
+    damaged = good[:at] + b"\x63" + good[at + 1 :]
+    for content in (b"", good[:300], damaged, good[:-9]):
         cache.write_bytes(content)
         caplog.clear()
         assert start() == names
         assert "index.npz: expected a kept index" in caplog.text
     assert start() == []
     assert [p.name for p in Path().iterdir() if "npz" in p.name] == ["index.npz"]
+
+
+@pytest.mark.parametrize("kind", ["npz", "npy", "zip", "tfrecord"])
+def test_another_file_is_not_written_over_by_the_index(kind):
+    names, _ = shards(SIZES)
+    name = f"mine.{kind}"
+    if kind == "npz":
+        np.savez(name, features=np.arange(3))
+    elif kind == "npy":
+        np.save(name, np.arange(3))
+    elif kind == "zip":
+        with zipfile.ZipFile(name, "w") as archive:
+            archive.writestr("a.txt", "mine")
+    else:
+        Path(name).write_bytes(Path(names[0]).read_bytes())
+    before = Path(name).read_bytes()
+    with pytest.raises(ValueError, match=rf"mine.{kind}: expected .* Give cache="):
+        Records.from_tfrecords(names, cache=name)
+    assert Path(name).read_bytes() == before
+
+
+def test_names_of_files_may_be_bytes_and_must_be_utf_8():
+    names, _ = shards(SIZES)
+    records = Records.from_tfrecords([name.encode() for name in names])
+    assert len(records) == len(Records.from_tfrecords(names))
+    with pytest.raises(ValueError, match=r"in UTF-8, got 'a\\udcff'"):
+        Records.from_files([b"a\xff"])
 
 
 def test_an_index_that_cannot_be_the_one_of_the_files_is_not_taken(monkeypatch):

@@ -16,6 +16,10 @@ import tensorflow as tf
 from tfdist.data import _record_index as indexing
 
 _FORMAT = 1
+_ZIP = b"PK\x03\x04"
+_MEMBERS = {
+    f"{name}.npy" for name in ("format", "files", "stamps", "counts", "lengths")
+}
 _logger = logging.getLogger("tfdist")
 
 
@@ -37,6 +41,7 @@ class Cache:
 
         Raises:
             FileNotFoundError: one of the files is missing.
+            ValueError: the cache is another file.
         """
         self._stamps = stamps_of(self._paths)
         try:
@@ -46,6 +51,7 @@ class Cache:
             return None
         except tf.errors.OpError as error:
             raise OSError(f"{self._name}: cannot be read: {error.message}") from None
+        self._check_is_index(data)
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as kept:
                 same = (
@@ -54,7 +60,7 @@ class Cache:
                     and np.array_equal(kept["stamps"], self._stamps)
                 )
                 index = indexing.Index(kept["counts"], kept["lengths"])
-        except (ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile) as error:
+        except Exception as error:  # what damage makes of a zip file is open-ended
             _logger.warning(
                 "%s: expected a kept index of records, found something else (%s); the "
                 "index is made anew.",
@@ -63,6 +69,23 @@ class Cache:
             )
             return None
         return index if same and index.fits(self._stamps[:, 0]) else None
+
+    def _check_is_index(self, data: bytes) -> None:
+        """Raises where the file is somebody's, which must not be written over."""
+        ours = not data  # or what is left of ours
+        if data.startswith(_ZIP):
+            try:
+                names = set(zipfile.ZipFile(io.BytesIO(data)).namelist())
+            except Exception:
+                ours = True
+            else:
+                ours = bool(names & _MEMBERS)
+        if not ours:
+            raise ValueError(
+                f"{self._name}: expected a name for the index of records, or an index "
+                "that an earlier start has kept, found another file, which would be "
+                "lost. Give cache= another name, or remove the file."
+            )
 
     def write(self, index: indexing.Index) -> None:
         """Keeps the index; who reads meanwhile finds the old file or the new one.

@@ -68,14 +68,19 @@ def paths_of(files: Sequence[str | os.PathLike[str]]) -> tuple[str, ...]:
 
     Raises:
         TypeError: one name instead of a list of them.
-        ValueError: none, or one twice.
+        ValueError: none, or one twice, or a name that is not UTF-8.
     """
     if isinstance(files, str | bytes | os.PathLike):
         raise TypeError(
             f"Expected a list of files, got one name, {os.fspath(files)!r}. For a "
             "pattern write sorted(tf.io.gfile.glob(pattern)); for one file [name]."
         )
-    paths = tuple(os.fspath(file) for file in files)
+    paths = tuple(os.fsdecode(file) for file in files)
+    for path in paths:
+        if any("\ud800" <= character <= "\udfff" for character in path):
+            raise ValueError(
+                f"Expected names of files in UTF-8, got {path!r}. Rename it."
+            )
     if not paths:
         raise ValueError("Expected at least one file, got an empty list.")
     if len(set(paths)) < len(paths):

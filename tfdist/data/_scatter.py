@@ -8,11 +8,10 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist import _core, _runtime, errors
-from tfdist.data import _elements, _received
+from tfdist.data import _dealt, _elements, _received
 from tfdist.data._readers import reader_of
 from tfdist.data._reading_service import ReadingService, Share
 from tfdist.data._receiving import Source
-from tfdist.data._shard import check_order
 from tfdist.objects import allgather_object
 
 _NAME = "tfdist.data.scatter"
@@ -162,7 +161,7 @@ def _check_arguments(dataset: Any, readers: Any, buffer_bytes: Any) -> None:
 def _datasets(dataset: Any, group: list[int]) -> dict[int, tf.data.Dataset]:
     if isinstance(dataset, tf.data.Dataset):
         size = _runtime.size()
-        check_order(dataset, _NAME, size)
+        _dealt.check_order(dataset, _NAME, size)
         return {rank: dataset.shard(size, rank) for rank in group}
     found = {rank: dataset(rank) for rank in group}
     for rank, one in found.items():
@@ -182,7 +181,8 @@ def _told(datasets: dict[int, tf.data.Dataset]) -> dict[str, Any]:
         spec = _elements.describe(one.element_spec)
         if spec not in specs:
             specs.append(spec)
-        which[rank] = [specs.index(spec), int(one.cardinality())]
+        is_part = _dealt.is_part(one, _runtime.size())
+        which[rank] = [specs.index(spec), int(one.cardinality()), is_part]
     return {"specs": specs, "which": which}
 
 
@@ -211,7 +211,7 @@ def _receive(
     bond, _ = _runtime.bond()
     if bond is None:
         raise RuntimeError("several ranks without a bond (this is a bug in tfdist)")
-    index, cardinality = told["which"][topology.rank]
+    index, cardinality, is_part = told["which"][topology.rank]
     host, port = told["where"]["address"]
     same_host = topology.host_of[reader] == topology.host_of[topology.rank]
     source = Source(
@@ -226,7 +226,8 @@ def _receive(
         generation=_runtime.generation(),
     )
     spec = _elements.restore(told["specs"][index])
-    return _received.dataset(source, spec, cardinality, prefetch=_prefetch(spec))
+    found = _received.dataset(source, spec, cardinality, prefetch=_prefetch(spec))
+    return _dealt.mark(found, topology.size) if is_part else found
 
 
 def _prefetch(spec: Any) -> int:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tfdist import _runtime
+from tfdist.data import _dealt
 
 _SEED_BITS = 31
 _ODD = 0x9E3779B1  # odd, so multiplying by it modulo a power of two is a bijection
@@ -73,16 +74,17 @@ def shard(
     if batch_size < 1:
         raise ValueError(f"Expected batch_size of at least 1, got {batch_size}.")
     if isinstance(data, tf.data.Dataset):
-        check_order(data, "tfdist.data.shard", size)
-        check_single_samples(data, "tfdist.data.shard")
+        _dealt.check_order(data, "tfdist.data.shard", size)
+        _dealt.check_single_samples(data, "tfdist.data.shard")
         total = _cardinality(data)
         own = data.shard(size, rank)
     else:
         total, part = _part_of_arrays(data, rank, size)
-        own = tf.data.Dataset.from_tensor_slices(part)
+        own = _dealt.mark(tf.data.Dataset.from_tensor_slices(part), size)
     sizes = batch_sizes(total, batch_size=batch_size, rank=rank, size=size)
     if shuffle:
-        buffer_size = sum(sizes) if shuffle is True else int(shuffle)
+        whole = isinstance(shuffle, bool | np.bool_)
+        buffer_size = sum(sizes) if whole else int(shuffle)
         own = own.shuffle(buffer_size, seed=_rank_seed(seed, rank))
     if map_fn is not None:
         own = own.map(map_fn, num_parallel_calls=tf.data.AUTOTUNE)
@@ -158,92 +160,6 @@ def _rank_seed(base: int, rank: int) -> int:
     modulus = 1 << _SEED_BITS
     start = int(np.random.SeedSequence(base).generate_state(1)[0])
     return (start + rank) * _ODD % modulus
-
-
-def check_order(dataset: tf.data.Dataset, function: str, size: int) -> None:
-    """Raises if the samples are not the same, in the same order, on all ranks.
-
-    Dealing out by position needs that: whatever makes the order random upstream, or
-    leaves a rank a part of the samples, would let ranks share samples and miss others.
-
-    Args:
-        dataset: what will be dealt out.
-        function: the function that deals it out, for messages.
-        size: among how many ranks.
-
-    Raises:
-        ValueError: it is shuffled, sharded among so many, or not deterministic.
-    """
-    for node in _upstream(dataset):
-        kind = type(node).__name__
-        if "Shuffle" in kind:
-            message = (
-                f"The dataset is shuffled before {function}: each rank would pick from "
-                "another order, so some samples would be seen twice and others never. "
-                "Remove .shuffle(...) from the dataset"
-            )
-            if function != "tfdist.data.shard":
-                raise ValueError(f"{message}.")
-            raise ValueError(
-                f"{message} and write\n"
-                "    dataset = ...  # without .shuffle()\n"
-                "    dataset = tfdist.data.shard(dataset, batch_size=..., shuffle=True)"
-            )
-        if kind == "_ShardDataset" and _shards(node) == size > 1:
-            raise ValueError(
-                f"The dataset has a .shard({size}, ...) before {function}, which deals "
-                "it out itself: of the rank's part each rank would get a part again, "
-                "and most samples would be left out. Remove .shard(...) (or "
-                "tfdist.data.shard) from the dataset."
-            )
-        if getattr(node, "_deterministic", None) in ("false", False):
-            raise ValueError(
-                f"The dataset has a step ({kind}) with deterministic=False before "
-                f"{function}, so its order differs between ranks. Write "
-                "deterministic=True there."
-            )
-    if dataset.options().deterministic is False:
-        raise ValueError(
-            "The dataset has the option deterministic=False, so its order differs "
-            f"between ranks. Set it to True before {function}."
-        )
-
-
-def check_single_samples(dataset: tf.data.Dataset, function: str) -> None:
-    """Raises if a dataset is batched that should not be.
-
-    Args:
-        dataset: what will be batched.
-        function: the function that batches it, for messages.
-
-    Raises:
-        ValueError: it is batched.
-    """
-    for node in _upstream(dataset):
-        kind = type(node).__name__
-        if "Unbatch" in kind or "FlatMap" in kind:
-            return
-        if "Batch" in kind:
-            raise ValueError(
-                f"The dataset is batched before {function}, which was to deal out "
-                "single samples. Remove .batch(...) and give batch_size= to "
-                f"{function}, or add .unbatch() before it."
-            )
-
-
-def _upstream(dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:
-    """The dataset and all it is made of, from the end to the sources."""
-    waiting = [dataset]
-    while waiting:
-        node = waiting.pop(0)
-        yield node
-        waiting.extend(node._inputs())
-
-
-def _shards(node: Any) -> int | None:
-    """Among how many a `.shard(...)` deals out; None if that is not known yet."""
-    count = tf.get_static_value(node._num_shards)
-    return None if count is None else int(count)
 
 
 def _cardinality(dataset: tf.data.Dataset) -> int:
