@@ -355,15 +355,13 @@ class Split:
 
 
 def _place(rank: int | None, size: int | None, readers: int | None) -> tuple[int, int]:
-    if readers is not None:
-        own = tfdist.rank(), tfdist.size()
-        if (rank or own[0], size or own[1]) != own:
-            raise ValueError(
-                f"Expected the rank and size of this process, {own}, with readers, got "
-                f"{rank} and {size}."
-            )
     rank = tfdist.rank() if rank is None else rank
     size = tfdist.size() if size is None else size
+    if readers is not None and (rank, size) != (tfdist.rank(), tfdist.size()):
+        raise ValueError(
+            f"Expected the rank and size of this process, {tfdist.rank()} and "
+            f"{tfdist.size()}, with readers, got {rank} and {size}."
+        )
     if not 0 <= rank < size:
         raise ValueError(f"Expected a rank of 0..{size - 1}, got {rank}.")
     return rank, size

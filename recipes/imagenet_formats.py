@@ -194,7 +194,7 @@ def open_folder(data_dir: Path, split: str, classes: int) -> Source:
         (entry.name, entry.path, label_of[name])
         for name in _class_folders(folder)
         for entry in os.scandir(folder / name)
-        if entry.name.lower().endswith(PICTURES)
+        if _is_picture(entry)
     )
     if not found:
         raise FileNotFoundError(
@@ -209,6 +209,12 @@ def open_folder(data_dir: Path, split: str, classes: int) -> Source:
         return serialized, tf.gather(labels, position)
 
     return Source(records, parse, labels_in_records=False)
+
+
+def _is_picture(entry: os.DirEntry[str]) -> bool:
+    """By its name; `._x.jpg` is what macOS notes about `x.jpg`."""
+    name = entry.name.lower()
+    return name.endswith(PICTURES) and not name.startswith(".") and entry.is_file()
 
 
 def _split_folder(data_dir: Path, split: str) -> Path | None:

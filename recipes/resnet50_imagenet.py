@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import imagenet_data
 import imagenet_examples
 import keras
+import numpy as np
 import resnet
 import run_folder
 import schedules
@@ -110,6 +111,8 @@ def main(argv: Sequence[str]) -> None:
     keras.config.set_dtype_policy(FLAGS.precision)
 
     train, validation = open_data()
+    if FLAGS.resume and not FLAGS.evaluate_only:
+        run_folder.check_pictures(Path(FLAGS.resume), len(train))
     plan = make_plan(len(train))
     model = build_model(plan)
     folder = open_folder()
@@ -121,6 +124,7 @@ def main(argv: Sequence[str]) -> None:
         if not FLAGS.evaluate_only:
             if tfdist.rank() == 0:
                 run_folder.save(folder, config)
+                run_folder.save(folder, {"train": len(train)}, run_folder.PICTURES)
                 epochs_done = plan.first_step / plan.steps_per_epoch
                 run_folder.tidy(folder, int(epochs_done), FLAGS.keep)
                 summary.note_run(folder, epochs_done, tfdist.size())
@@ -227,9 +231,11 @@ def naming_pictures(*splits: imagenet_data.Split) -> Iterator[None]:
 
 def count_skipped(split: imagenet_data.Split) -> int:
     """How many broken pictures were left out, by all ranks together; says which."""
-    shares = tfdist.allgather_object(sorted(split.skipped))
-    positions = sorted({position for share in shares for position in share})
-    for position in positions[:10]:
+    skipped = np.zeros(len(split), bool)  # not a list, which may get too long to send
+    skipped[list(split.skipped)] = True
+    by_any = tfdist.allreduce(skipped, op=tfdist.ReduceOp.LOGICAL_OR)
+    positions = np.flatnonzero(by_any)
+    for position in positions[:10].tolist():
         say(f"left out, because it is broken: {split.locate(position)}")
     return len(positions)
 

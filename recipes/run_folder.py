@@ -21,6 +21,7 @@ CONFIG = "config.yaml"
 CHECKPOINTS = "checkpoints"
 LATEST = "latest"
 LOG = "log.csv"
+PICTURES = "pictures.yaml"
 
 
 def configuration(
@@ -61,7 +62,9 @@ def configuration(
         _check_known(name, known, "the command line")
         if name in given:
             raise ValueError(f"{name} is given twice: as --{name} and as {word!r}.")
-        _set(values, name, yaml.safe_load(value), "the command line")
+        if not value:
+            raise ValueError(f"Expected a value after {name}=, got none.")
+        _set(values, name, _of_word(values[name], value), "the command line")
     return {name: values[name].value for name in known}
 
 
@@ -108,6 +111,26 @@ def check_same(
                 f"The run began with {name}={before[name]!r}, and cannot go on with "
                 f"{name}={config[name]!r}. Leave it out, or begin a new run."
             )
+
+
+def check_pictures(path: Path, count: int) -> None:
+    """Raises if a run goes on with more or fewer pictures: its steps would be others.
+
+    Args:
+        path: the run's folder. One that does not say how many it began with is fine.
+        count: how many pictures there are to learn from.
+
+    Raises:
+        ValueError: it began with another number.
+    """
+    if not (path / PICTURES).is_file():
+        return
+    before = read(path / PICTURES)["train"]
+    if count != before:
+        raise ValueError(
+            f"The run began with {before} pictures to learn from, and cannot go on "
+            f"with {count}. Give it the same data again, or begin a new run."
+        )
 
 
 def new(folder: str | os.PathLike[str], name: str) -> Path:
@@ -193,20 +216,20 @@ def tidy(path: Path, epochs: int, keep: int) -> None:
     log = path / LOG
     if not log.exists():
         return
-    head, *rows = log.read_text(encoding="utf-8").splitlines(keepends=True) or [""]
-    kept = [row for row in rows if _is_of(row, head, epochs)]
-    if kept != rows:
+    lines = log.read_text(encoding="utf-8").splitlines(keepends=True)
+    whole = [line for line in lines if line.endswith("\n")]
+    kept = whole[:1] + [row for row in whole[1:] if _is_of(row, whole[0], epochs)]
+    if kept != lines:
         partial = path / f".{LOG}"
-        partial.write_text("".join([head, *kept]), encoding="utf-8")
+        partial.write_text("".join(kept), encoding="utf-8")
         partial.replace(log)
 
 
 def _is_of(row: str, head: str, epochs: int) -> bool:
-    """Whether a line of the log is whole, and of one of the first epochs."""
+    """Whether a line of the log lacks nothing, and is of one of the first epochs."""
     number = row.partition(",")[0]
     return (
-        row.endswith("\n")
-        and row.count(",") == head.count(",")
+        row.count(",") >= head.count(",")
         and number.isdecimal()
         and int(number) < epochs
     )
@@ -220,12 +243,32 @@ def _check_known(name: str, known: list[str], place: str) -> None:
     raise ValueError(f"Unknown name {name!r} in {place}.{hint} See --help.")
 
 
+def _of_word(flag: flags.Flag, text: str) -> Any:
+    """What a word means, as YAML would; text stays as it is written."""
+    if _is_text(flag):
+        return text
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text  # the flag's parser says what it expects
+
+
+def _is_text(flag: flags.Flag) -> bool:
+    return flag.flag_type() == "string"
+
+
 def _set(values: flags.FlagValues, name: str, value: Any, place: str) -> None:
     """Gives a flag a value of YAML, through the flag's own parser and checks."""
     flag = values[name]
-    if value is None:
+    if value is None and flag.default is None:
         flag.value = None
         return
+    if value is None:
+        raise ValueError(f"{name}: expected a value, got none in {place}.")
+    if _is_text(flag) and not isinstance(value, str):
+        raise ValueError(
+            f"{name}: expected text, got {value!r} in {place}. Write it in quotes."
+        )
     try:
         # A number written as text is a mistake in YAML, and fine on a command line.
         setattr(values, name, flag.parser.parse(value if flag.boolean else str(value)))

@@ -76,10 +76,8 @@ def note_run(folder: Path, epoch: float, ranks: int) -> None:
 
 def best(folder: Path, column: str) -> float | None:
     """The largest value in a column of log.csv; None where there is none yet."""
-    path = Path(folder, LOG)
-    if not path.is_file() or not path.stat().st_size:  # ended in its first epoch
-        return None
-    return max(_known(read_history(path).columns.get(column, [])), default=None)
+    columns = read_history(Path(folder, LOG)).columns
+    return max(_known(columns.get(column, [])), default=None)
 
 
 def write_summary(
@@ -103,7 +101,6 @@ def write_summary(
         A table in words, to be printed.
 
     Raises:
-        FileNotFoundError: there is no log.
         ValueError: the log is none.
     """
     folder = Path(folder)
@@ -121,17 +118,15 @@ def write_summary(
 def read_history(path: Path) -> History:
     """Reads a CSV log, and runs.csv beside it.
 
+    A run that ended in its first epoch has no log, or one without a whole first line:
+    no epoch.
+
     Raises:
-        FileNotFoundError: there is no such file.
         ValueError: it is no log of epochs.
     """
     path = Path(path)
-    if not path.is_file():
-        raise FileNotFoundError(
-            f"Expected the log of a run, {path}, and found no such file. It is written "
-            "by tfdist.callbacks.RankZeroOnly(keras.callbacks.CSVLogger(..., "
-            "append=True))."
-        )
+    if not _has_header(path):
+        return History([], {}, [], math.nan, [])
     with path.open(newline="", encoding="utf-8") as file:
         lines = csv.reader(file)
         names = next(lines, [])
@@ -163,6 +158,13 @@ def read_history(path: Path) -> History:
         seconds=sum(_known(seconds)) if _known(seconds) else math.nan,
         left_out=left_out,
     )
+
+
+def _has_header(path: Path) -> bool:
+    if not path.is_file():
+        return False
+    with path.open(encoding="utf-8") as file:
+        return file.readline().endswith("\n")
 
 
 def _noted(path: Path) -> list[float] | None:

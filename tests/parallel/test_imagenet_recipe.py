@@ -10,6 +10,8 @@ from helpers import pictures, recipe
 from helpers.outcome import outcome
 from helpers.ranks import run_ranks
 
+import tfdist
+
 SMALL = ("--network=resnet8", "--image_size=32", "--classes=1000", "--notensorboard")
 STEPS = 200 // 24  # of an epoch of the 200 pictures
 
@@ -194,7 +196,7 @@ def test_the_loop_by_hand_ends_with_the_weights_of_fit(words, tmp_path):
         log = (tmp_path / "runs/latest/log.csv").read_text().splitlines()
         ends[-1].append(np.array([float(x) for x in log[-1].split(",")]))
         names = log[0].split(",")
-    speed = [names.index(n) for n in names if re.search("_s$|communication", n)]
+    speed = [names.index(n) for n in names if re.search("_s$|communication|slowest", n)]
     for a, b in zip(*ends, strict=True):
         if a.shape == (len(names),):
             a, b = np.delete(a, speed), np.delete(b, speed)
@@ -373,3 +375,64 @@ def test_a_run_does_not_go_on_as_another(words, tmp_path):
         resumed = [f"--resume={tmp_path / 'runs/latest'}", option]
         for result in run_ranks(refused, 2, resumed):
             assert "cannot go on with" in result["message"]
+
+
+@pytest.fixture
+def made_up(tmp_path):
+    """Words for two epochs of two steps."""
+    data = ["--data_format=synthetic", "--synthetic=48", "--classes=10"]
+    small = [w for w in SMALL if not w.startswith("--classes")]
+    folder = f"--output_dir={tmp_path / 'runs'}"
+    return [*data, *small, folder, "global_batch=24", "epochs=2"]
+
+
+def test_a_run_that_was_stopped_in_its_first_epoch_is_judged_and_goes_on(
+    made_up, tmp_path
+):
+    run_ranks(trained, 2, made_up, 1, timeout_s=110)
+    run = tmp_path / "runs/latest"
+    assert not (run / "log.csv").read_text()
+    resumed = [f"--resume={run}"]
+    other = [*resumed, "--synthetic=72"]
+    [(printed, *_), _] = run_ranks(trained, 2, [*other, "--evaluate_only"])
+    assert "none has ended" in printed and "evaluation" in printed
+    for result in run_ranks(refused, 2, other):
+        assert result["class"] == "ValueError"
+        assert (
+            "with 48 pictures to learn from, and cannot go on with 72"
+            in (result["message"])
+        )
+    (run / "pictures.yaml").unlink()  # as of a run from before there was one
+    [(printed, code, _), _] = run_ranks(trained, 2, resumed, timeout_s=110)
+    assert code == 0 and "from step 1 on" in printed
+    assert len((run / "log.csv").read_text().splitlines()) == 1 + 2
+
+
+class Damaged:
+    """A split of which each rank has left out many pictures, some as others have."""
+
+    def __init__(self):
+        begin = 100_000 * tfdist.rank()
+        self.skipped = dict.fromkeys(range(begin, begin + 150_000), 1)
+
+    def __len__(self):
+        return 300_000
+
+    def locate(self, position):
+        return f"picture {position}"
+
+
+def damaged():
+    import contextlib
+    import io
+
+    module = recipe.script()
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        count = module.count_skipped(Damaged())
+    return [count, printed.getvalue().splitlines()]
+
+
+def test_any_number_of_pictures_that_were_left_out_is_counted():
+    (count, said), (other, silent) = run_ranks(damaged, 2)
+    assert count == other == 250_000 and not silent
+    assert len(said) == 10 and said[-1].endswith("it is broken: picture 9")

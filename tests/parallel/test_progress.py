@@ -106,6 +106,34 @@ def test_the_line_the_logs_and_the_files_tell_the_same(tmp_path):
     assert b"epoch_samples_per_s" in text and b"epoch_exposed_communication" in text
 
 
+def stopped_and_resumed(path, steps):
+    """An epoch of so many steps; the rest of it, if there is only one left."""
+    x, y = samples(steps)
+    shown = io.StringIO()
+    callbacks = [
+        MetricAverage(),
+        Progress(GLOBAL, file=shown),
+        RankZeroOnly(keras.callbacks.CSVLogger(path, append=True)),
+    ]
+    build_model().fit(x, y, batch_size=BATCH, verbose=0, callbacks=callbacks)
+    return shown.getvalue()
+
+
+def test_a_file_that_goes_on_keeps_its_columns(tmp_path):
+    path = str(tmp_path / "log.csv")
+    shown = [
+        run_ranks(stopped_and_resumed, ranks, path, steps)[0]
+        for ranks, steps in ((1, 6), (2, 6), (2, 1), (1, 1))
+    ]
+    assert "nan" not in "".join(shown)
+    with open(path) as file:
+        alone, together, rest, _ = rows = list(csv.DictReader(file))
+    assert all(None not in row and None not in row.values() for row in rows)
+    assert (alone["slowest_rank"], alone["waited_for_slowest"]) == ("0", "0.0")
+    assert together["slowest_rank"] in "01" and float(together[EXPOSED]) > 0
+    assert rest[EXPOSED] == "nan" and float(rest["samples_per_s"]) > 0
+
+
 class Late(keras.callbacks.Callback):
     """Rank 1 comes late to every step."""
 

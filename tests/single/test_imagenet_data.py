@@ -386,6 +386,15 @@ def test_a_class_that_validation_has_not_does_not_move_labels(tmp_path):
     assert arrays(validation(split))[1].argmax(axis=1).tolist() == [0, 2]
 
 
+def test_only_files_that_are_not_hidden_are_pictures(tmp_path):
+    folder = folder_with(tmp_path, "train/a/folder.jpg", "train/b")
+    for name in ("a/._1.jpg", "a/1.jpg", "b/2.PNG", "b/.3.png"):
+        (folder / "train" / name).write_bytes(b"a picture")
+    split = imagenet_data.open_split("folder", folder, "train", classes=2)
+    found = [Path(split.locate(position)).name for position in range(len(split))]
+    assert found == ["1.jpg", "2.PNG"]
+
+
 def test_a_missing_shard_is_named(stored, tmp_path):
     shutil.copytree(stored["tfrecord"][0], tmp_path / "copy")
     (tmp_path / "copy" / "train-00002-of-00004").unlink()

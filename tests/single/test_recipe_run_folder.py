@@ -6,6 +6,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from absl import flags
 
 RECIPES = Path(__file__).resolve().parents[2] / "recipes"
 SPEC = importlib.util.spec_from_file_location("run_folder", RECIPES / "run_folder.py")
@@ -63,6 +64,7 @@ def test_old_checkpoints_and_parts_of_files_are_removed(tmp_path):
         (["0,6.5\n", "1,6.2\n", "2,6.0\n"], ["0,6.5\n", "1,6.2\n"]),  # comes again
         (["0,6.5\n", "1,6."], ["0,6.5\n"]),
         (["0,6.5\n", "1\n"], ["0,6.5\n"]),
+        (["0,6.5\n", "1,6.2,7\n"], ["0,6.5\n", "1,6.2,7\n"]),  # of other columns
         ([], []),
     ],
 )
@@ -88,3 +90,76 @@ def test_two_runs_of_the_same_second_have_folders_of_their_own(tmp_path, monkeyp
     first, second = (run_folder.new(tmp_path, "resnet8") for _ in range(2))
     assert first != second
     assert (tmp_path / "latest").resolve() == second
+
+
+def test_a_log_whose_first_line_is_torn_begins_again(tmp_path):
+    (tmp_path / "log.csv").write_text("epoch,lo")
+    run_folder.tidy(tmp_path, 2, keep=3)
+    assert (tmp_path / "log.csv").read_text() == ""  # so it gets a first line
+
+
+def test_a_run_goes_on_with_as_many_pictures_as_it_began_with(tmp_path):
+    run_folder.check_pictures(tmp_path, 64)  # it does not say how many there were
+    run_folder.save(tmp_path, {"train": 64}, run_folder.PICTURES)
+    run_folder.check_pictures(tmp_path, 64)
+    with pytest.raises(ValueError, match="began with 64 .* go on with 32. Give it the"):
+        run_folder.check_pictures(tmp_path, 32)
+
+
+@pytest.fixture
+def values():
+    made = flags.FlagValues()
+    flags.DEFINE_string("output_dir", "runs", "", made)
+    flags.DEFINE_integer("keep", 3, "", flag_values=made)
+    flags.DEFINE_integer("epochs", None, "", flag_values=made)
+    flags.DEFINE_bool("tensorboard", True, "", made)
+    made(["script.py"])
+    return made
+
+
+def configured(values, *words, file=None):
+    files = [] if file is None else [file]
+    return run_folder.configuration(values, list(values), words, *files)
+
+
+@pytest.mark.parametrize("text", ["no", "null", "2026", "a: b", "x=1", "'"])
+def test_a_name_is_what_was_written(text, values, tmp_path):
+    config = configured(values, f"output_dir={text}")
+    assert config["output_dir"] == text
+    run_folder.save(tmp_path, config)
+    assert configured(values, file=tmp_path / "config.yaml") == config
+
+
+def test_words_that_are_no_text_mean_what_yaml_says(values):
+    config = configured(values, "tensorboard=no", "keep=5", "epochs=null")
+    expected = {"epochs": None, "keep": 5, "output_dir": "runs", "tensorboard": False}
+    assert {name: config[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("output_dir: no", "output_dir: expected text, got False .*Write it in quotes"),
+        ("output_dir: [a]", r"expected text, got \['a'\]"),
+        ("keep: null", "keep: expected a value, got none in .*my.yaml"),
+        ("keep: two", "keep: 'two' in .*my.yaml"),
+    ],
+)
+def test_what_a_file_cannot_say_is_refused(line, message, values, tmp_path):
+    (tmp_path / "my.yaml").write_text(line)
+    with pytest.raises(ValueError, match=message):
+        configured(values, file=tmp_path / "my.yaml")
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("epochs=", "Expected a value after epochs=, got none"),
+        ("output_dir=", "Expected a value after output_dir="),
+        ("keep=null", "keep: expected a value, got none in the command line"),
+        ("tensorboard=[", r"tensorboard: '\[' in the command line"),
+    ],
+)
+def test_words_without_a_value_are_refused(word, message, values):
+    with pytest.raises(ValueError, match=message):
+        configured(values, word)

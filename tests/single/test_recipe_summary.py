@@ -116,9 +116,17 @@ def test_a_run_without_an_epoch_has_no_picture(tmp_path):
     assert not (tmp_path / "curves.png").exists()
 
 
+@pytest.mark.parametrize("text", [None, "", "epo"])
+def test_a_run_that_ended_in_its_first_epoch_has_no_history(text, tmp_path):
+    if text is not None:
+        (tmp_path / "log.csv").write_text(text)
+    rows = rows_of(summary.write_summary(tmp_path, {"top_1": 0.5}))
+    assert rows["epochs"].endswith("none has ended")
+    assert rows["evaluation"].endswith("top_1 0.5000")
+    assert summary.best(tmp_path, "val_top_1") is None
+
+
 def test_a_log_that_is_none_is_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match=f"{tmp_path}/log.csv, and found no"):
-        summary.write_summary(tmp_path)
     write(tmp_path, "step,loss", "0,2.5")
     with pytest.raises(ValueError, match="a column 'epoch', got .*log.csv with step, "):
         summary.write_summary(tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import sys
 import time
@@ -47,8 +48,10 @@ class Progress(RankCallback):
       mean of the ranks; 0 where one rank trains;
     - `slowest_rank`: the rank for which the others waited (`tfdist.progress.slowest`),
       and `waited_for_slowest`: the share (0..1) of the time of the steps in which they
-      did, more than it waited itself; not where one rank trains;
+      did, more than it waited itself; where one rank trains, this rank and 0;
     - `epoch_s`: seconds from the epoch's begin to its end, validation included.
+
+    What could not be measured in an epoch is NaN.
 
     It takes the core's records of finished operations after every step, so nobody else
     finds any (`_core.take_records`).
@@ -211,13 +214,11 @@ class Progress(RankCallback):
         took_s = time.monotonic() - self._epoch_began_s
         speed, exposed, took_s, late = self._of_all_ranks(took_s)
         logs = {} if logs is None else logs
+        # Always all of them: a CSVLogger that goes on writes no new header.
         logs[EPOCH_S] = took_s
-        if speed is not None:
-            logs[SAMPLES_PER_S] = speed
-        if exposed is not None:
-            logs[EXPOSED] = exposed
-        if late is not None:
-            logs[SLOWEST], logs[WAITED] = late
+        logs[SAMPLES_PER_S] = math.nan if speed is None else speed
+        logs[EXPOSED] = math.nan if exposed is None else exposed
+        logs[SLOWEST], logs[WAITED] = late
         self._known_steps = self._done_before + self._step
         if self._last_step_s is not None:  # the rest of it comes with the next epoch
             self._pauses_s.append(time.monotonic() - self._last_step_s)
@@ -256,7 +257,7 @@ class Progress(RankCallback):
 
     def _of_all_ranks(
         self, took_s: float
-    ) -> tuple[float | None, float | None, float, tuple[int, float] | None]:
+    ) -> tuple[float | None, float | None, float, tuple[float, float]]:
         """Samples per second, exposed communication, duration, slowest rank."""
         own = self._epoch_totals
         if own.steps == 0:  # the epoch has no other step
@@ -270,13 +271,18 @@ class Progress(RankCallback):
                 numbers, name="progress.epoch", process_set=self._ranks
             )
         speed, exposed = pace.of_all_ranks([n[:4] for n in shared])
-        ranks = members_of(self._ranks)
-        rank, cost_s = slowest({r: n[5] for r, n in zip(ranks, shared, strict=True)})
-        seconds = max(n[1] for n in shared)
-        late = None
-        if rank is not None and seconds > 0 and _engine.chosen() is None:
-            late = rank, max(0.0, min(1.0, cost_s / seconds))
+        late = self._late([n[5] for n in shared], max(n[1] for n in shared))
         return speed, exposed, max(n[4] for n in shared), late
+
+    def _late(self, waited_s: list[float], seconds: float) -> tuple[float, float]:
+        """The slowest rank, and the share of the time in which the others waited."""
+        ranks = members_of(self._ranks)
+        rank, cost_s = slowest(dict(zip(ranks, waited_s, strict=True)))
+        if rank is None:
+            return self._first, 0.0
+        if seconds <= 0 or _engine.chosen() is not None:
+            return math.nan, math.nan
+        return rank, max(0.0, min(1.0, cost_s / seconds))
 
     # ---- what is known ----
 
@@ -341,7 +347,7 @@ class Progress(RankCallback):
         speed: float | None,
         exposed: float | None,
         took_s: float,
-        late: tuple[int, float] | None,
+        late: tuple[float, float],
     ) -> None:
         if self._screen is None:
             return
@@ -359,14 +365,14 @@ class Progress(RankCallback):
             exposed=None if self._alone else exposed,
             left_s=None if is_last else left_s,
             took_s=took_s,
-            slowest=late if late is not None and late[1] >= _WORTH_A_WORD else None,
+            slowest=(int(late[0]), late[1]) if late[1] >= _WORTH_A_WORD else None,
         )
         self._screen.finish(text.closing_line(status, self._screen.width))
 
 
 def _ordered(logs: dict[str, Any]) -> dict[str, float]:
     """The numbers that are metrics: the loss, then the others."""
-    own = (SAMPLES_PER_S, EXPOSED, EPOCH_S, WAITED)
+    own = (SAMPLES_PER_S, EXPOSED, EPOCH_S, SLOWEST, WAITED)
     names = [n for n, v in logs.items() if isinstance(v, float) and n not in own]
     return {name: logs[name] for name in sorted(names, key=lambda n: n != "loss")}
 
