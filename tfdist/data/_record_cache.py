@@ -51,7 +51,12 @@ class Cache:
             return None
         except tf.errors.OpError as error:
             raise OSError(f"{self._name}: cannot be read: {error.message}") from None
-        self._check_is_index(data)
+        if not _is_index(data):
+            raise ValueError(
+                f"{self._name}: expected a name for the index of records, or an index "
+                "that an earlier start has kept, found another file, which would be "
+                "lost. Give cache= another name, or remove the file."
+            )
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as kept:
                 same = (
@@ -69,23 +74,6 @@ class Cache:
             )
             return None
         return index if same and index.fits(self._stamps[:, 0]) else None
-
-    def _check_is_index(self, data: bytes) -> None:
-        """Raises where the file is somebody's, which must not be written over."""
-        ours = not data  # or what is left of ours
-        if data.startswith(_ZIP):
-            try:
-                names = set(zipfile.ZipFile(io.BytesIO(data)).namelist())
-            except Exception:
-                ours = True
-            else:
-                ours = bool(names & _MEMBERS)
-        if not ours:
-            raise ValueError(
-                f"{self._name}: expected a name for the index of records, or an index "
-                "that an earlier start has kept, found another file, which would be "
-                "lost. Give cache= another name, or remove the file."
-            )
 
     def write(self, index: indexing.Index) -> None:
         """Keeps the index; who reads meanwhile finds the old file or the new one.
@@ -114,6 +102,17 @@ class Cache:
                 f"{self._name}: the index cannot be kept there: {error.message}. Give "
                 "cache= the name of a file in a folder that exists and may be written."
             ) from None
+
+
+def _is_index(data: bytes) -> bool:
+    """Whether a file is an index or the rest of one, so that it may be replaced."""
+    if not data.startswith(_ZIP):
+        return not data
+    try:
+        names = zipfile.ZipFile(io.BytesIO(data)).namelist()
+    except Exception:  # a zip file that is damaged raises many kinds: most likely ours
+        return True
+    return bool(_MEMBERS.intersection(names))
 
 
 def stamps_of(paths: Sequence[str]) -> np.ndarray:
