@@ -1,7 +1,9 @@
 """tfdist bench on two ranks: what it prints, and what it writes."""
 
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 
@@ -77,3 +79,35 @@ def test_a_tuned_choice_is_taken_by_the_next_job(tmp_path):
         for size in (1 << 10, 1 << 14)
     ]
     assert taken == [f"auto:{name}" for name in at]
+
+
+def test_where_nothing_can_be_measured_nothing_is_written(tmp_path):
+    words = ("--algorithms", "torus", "--sizes", "1K", "--tune", "t", "--json", "j")
+    done = bench(tmp_path, "-np", "2", *words)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "nothing was measured and nothing is written" in done.stdout
+    assert not (tmp_path / "t").exists() and not (tmp_path / "j").exists()
+
+
+def test_an_interrupt_ends_all_ranks_without_a_traceback(tmp_path):
+    words = ("-np", "2", "--sizes", "4,32M,64M", "--cap-s", "60", "--json", "all.json")
+    with subprocess.Popen(
+        [*BENCH, *words],
+        cwd=tmp_path,
+        env=launcher.clean_environment(TMPDIR=str(tmp_path)),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as running:
+        try:
+            for line in running.stdout:  # as Ctrl-C: to all processes of the terminal
+                if rows(line):
+                    os.killpg(running.pid, signal.SIGINT)
+                    break
+            said, _ = running.communicate(timeout=60)
+        finally:
+            running.kill()
+    assert running.returncode == 128 + signal.SIGINT, said
+    assert "ended by SIGINT" in said and "Traceback" not in said
+    assert not (tmp_path / "all.json").exists()

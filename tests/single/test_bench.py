@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tfdist import tuning
-from tfdist.tools.bench import options, tune
+from tfdist.tools.bench import command, options, picture, report, tune
 from tfdist.tools.bench.limits import Limits
 from tfdist.tools.bench.operations import DTYPES, OPERATIONS, Place, pattern
 from tfdist.tools.cli import main
@@ -32,7 +32,6 @@ def test_sizes_are_ranges_or_lists():
         (["--dtypes", "float8"], "expected all or some of float32"),
         (["-np", "1"], "expected a number of ranks from 2 to 4096"),
         (["--cap-s", "0"], "expected a number above 0"),
-        (["--json", "/no/such/folder/f"], "there is no folder /no/such/folder"),
         (["--tune", "t", "--dtypes", "float32,int32"], "at most one half type"),
         (["--tune", "t", "--algorithms", "auto"], "got auto"),
     ],
@@ -42,6 +41,55 @@ def test_wrong_options_end_at_once(words, says, capsys):
         options.parse(words)
     assert caught.value.code == 2
     assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--json", "no/f"], "--json: expected a file that can be written, got no/f: "),
+        (["--json", "no/f"], "there is no folder no"),
+        (["--json", "."], "got .: this is a folder; name a file"),
+        (["--tune", ""], "--tune: expected a file that can be written, got .: this is"),
+        (["--picture", "a.png"], "--picture: expected a file that can be written, got"),
+        (["--json", "/dev/null"], "got /dev/null: this is no file"),
+        (["--tune", "/proc/t.json"], "No such file or directory; name a file where"),
+        (["--json", 255 * "x"], "File name too long; name a file where"),
+        (["--json", "f", "--tune", "./f"], "--tune: expected a file of its own, got"),
+    ],
+)
+def test_files_are_tried_out_before_ranks_start(
+    words, says, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(command, "_start_ranks", lambda *_: pytest.fail("started"))
+    monkeypatch.setattr(picture, "is_possible", lambda: True)
+    monkeypatch.setattr(picture, "kinds", lambda: ["png"])
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.png").mkdir()
+    assert main(["bench", "-np", "2", *words]) == 2
+    assert says in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["a.png"]
+
+
+def test_only_the_rank_that_writes_tries_files_out(monkeypatch, capsys):
+    monkeypatch.setattr(command, "_refusal", lambda *_: "went on")
+    monkeypatch.setenv("TFDIST_SIZE", "2")
+    for rank, says in (("0", "there is no folder /no"), ("1", "went on")):
+        monkeypatch.setenv("TFDIST_RANK", rank)
+        assert main(["bench", "--json", "/no/f"]) == 2
+        assert says in capsys.readouterr().err
+
+
+def test_a_file_that_is_there_stays_until_the_new_one_is_complete(tmp_path):
+    path = tmp_path / "all.json"
+    path.write_text("before")
+    assert options.unwritable(options.parse(["--json", str(path)])) == ""
+    assert path.read_text() == "before"
+    with pytest.raises(TypeError):
+        report.write(path, {"a": object()})
+    assert path.read_text() == "before"
+    report.write(path, {"a": 1})
+    assert json.loads(path.read_text()) == {"a": 1}
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_lone_process_is_told_how_to_start_ranks(monkeypatch, capsys):
@@ -139,6 +187,8 @@ def test_a_fit_gives_back_its_line_and_ignores_an_outlier():
     assert math.isclose(line.alpha, 5e-6, rel_tol=1e-9)
     assert math.isclose(line.beta, 2e-10, rel_tol=1e-9)
     assert tune.fit({100: 2.0}).at(100) == pytest.approx(2.0)
+    alone = tune.explain("allreduce", "float32", tune.choose({"tree": times}))
+    assert "#   chosen: tree at every size" in alone
 
 
 def test_the_border_lies_where_the_lines_cross():
@@ -181,14 +231,23 @@ def test_every_choice_is_within_the_mark_and_is_a_tuning_file(names, sizes, rand
 @pytest.mark.slow
 def test_a_picture_shows_the_crossovers(tmp_path):
     pytest.importorskip("matplotlib")
-    from tfdist.tools.bench import picture
-
     assert picture.is_possible()
     times = {"tree": {1: 1e-6, 1000: 9e-6}, "star": {1: 2e-6, 1000: 3e-6}}
     choices = {("allreduce", "float32"): tune.choose(times)}
     path = tmp_path / "times.svg"
     picture.draw(path, "4 ranks", {("allreduce", "float32"): times}, choices)
     assert path.read_text().startswith("<?xml")
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_picture_of_an_unknown_kind_is_refused_at_once(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    for name in ("times", "times.bmx"):
+        with pytest.raises(SystemExit):
+            options.parse(["--picture", str(tmp_path / name)])
+        err = capsys.readouterr().err
+        assert "expected a name that ends in one of" in err and ".svg" in err
+    assert options.parse(["--picture", str(tmp_path / "times.PNG")]).picture
 
 
 def test_without_matplotlib_a_picture_is_refused_at_once(monkeypatch, capsys):

@@ -321,7 +321,10 @@ def test_the_tool_refuses_what_is_no_timeline(tmp_path, capsys):
     assert tool.main([str(tmp_path)]) == 1
     assert "Expected files rank-N.jsonl" in capsys.readouterr().err
     assert tool.main([str(tmp_path / "none")]) == 1
-    assert "No such file" in capsys.readouterr().err
+    assert f"got {tmp_path / 'none'}: no such folder" in capsys.readouterr().err
+    (tmp_path / "file").write_text("")
+    assert tool.main([str(tmp_path / "file")]) == 1
+    assert f"got {tmp_path / 'file'}: a file" in capsys.readouterr().err
     (tmp_path / "rank-0.jsonl").write_text("hello\n")
     assert tool.main([str(tmp_path)]) == 1
     assert "to begin with a line about its rank" in capsys.readouterr().err
@@ -330,3 +333,98 @@ def test_the_tool_refuses_what_is_no_timeline(tmp_path, capsys):
     assert tool.main([str(tmp_path)]) == 1
     assert "of one job, got those of 2: ranks [0] and [1]" in capsys.readouterr().err
     assert not (tmp_path / "trace.json").exists()
+
+
+# ---- damaged and foreign parts ----
+
+
+def without(row, *names):
+    return {name: value for name, value in row.items() if name not in names}
+
+
+def test_lines_that_are_none_of_a_timeline_are_named_and_left_out(tmp_path, capsys):
+    whole = operation("x", 10, 90)
+    write(
+        tmp_path,
+        0,
+        whole,
+        without(whole, "done"),
+        {**whole, "name": 7},
+        {**whole, "pack": [1, 2]},
+        {**whole, "peers": [[1, 2, 3]]},
+        {**whole, "bytes": True},
+        without(wait(1, 5, 9), "until"),
+        {**trip(0), "back": 10**400},
+        {"type": "span", "name": "step", "begin": 1.5, "end": 9},
+        {"type": "dropped"},
+        {"type": "new"},
+        {"ph": "X"},
+        [1],
+        wait(1, 20, 30),
+    )
+    path = tmp_path / "rank-1.jsonl"
+    path.write_bytes(
+        json.dumps(head(1)).encode()
+        + b'\n{"type":"op","na\n'
+        + json.dumps(operation("y", 10, 90, peer=0))
+        .encode()
+        .replace(b'"y"', b'"y\xff"')
+        + b'\n{"type":"op","na'
+    )
+    assert cli.main(["timeline", str(tmp_path)]) == 0
+    told = capsys.readouterr().out
+    assert f"{tmp_path / 'trace.json'}: 2 of 2 ranks" in told
+    assert "left out: 13 files or lines of files" in told
+    assert '  rank-0.jsonl, line 3: op without a number "done"\n' in told
+    assert '  rank-0.jsonl, line 4: op without a text "name"\n' in told
+    assert "  and 8 more\n" in told
+    summary = merging.merge(tmp_path)
+    lines = [int(one.split("line ")[1].split(":")[0]) for one in summary.left_out]
+    assert lines == [*range(3, 15), 2]
+    assert summary.left_out[-1] == "rank-1.jsonl, line 2: no JSON"
+    assert summary.waited_us == {0: {1: 10}, 1: {}}
+    found = slices(json.loads(summary.path.read_text())["traceEvents"])
+    assert {(e["pid"], e["name"]) for e in found} >= {(0, "x"), (1, "y\ufffd")}
+
+
+def test_a_head_that_lacks_something_is_none(tmp_path, capsys):
+    for wrong in (
+        *(without(head(0), name) for name in ("rank", "size", "run", "monotonic_us")),
+        head(0, host_index="0"),
+        {**head(0), "rank": 2},
+    ):
+        (tmp_path / "rank-0.jsonl").write_text(json.dumps(wrong) + "\n")
+        assert tool.main([str(tmp_path)]) == 1
+        assert "to begin with a line about its rank" in capsys.readouterr().err
+
+
+def test_copies_are_no_ranks_of_their_own(tmp_path, capsys):
+    for rank in (0, 1):
+        write(tmp_path, rank, operation("x", 10, 90, peer=1 - rank))
+    text = (tmp_path / "rank-1.jsonl").read_text()
+    for name in ("rank-2.jsonl", "rank-01.jsonl", "rank-1 copy.jsonl"):
+        (tmp_path / name).write_text(text)
+    assert tool.main([str(tmp_path)]) == 0
+    told = capsys.readouterr().out
+    assert "2 of 2 ranks" in told and "left out: 3 files" in told
+    assert "rank-01.jsonl: not a name like rank-0.jsonl" in told
+    assert "rank-1 copy.jsonl: not a name like rank-0.jsonl" in told
+    assert "rank-2.jsonl: the part of rank 1; rename it to rank-1.jsonl, or" in told
+    # A part alone, under another rank's name, is not lost in silence.
+    for path in tmp_path.glob("*.jsonl"):
+        path.unlink()
+    write(tmp_path, 1, name="rank-0.jsonl")
+    assert tool.main([str(tmp_path)]) == 1
+    assert "got none; rank-0.jsonl: the part of rank 1" in capsys.readouterr().err
+
+
+def test_of_two_parts_in_one_file_the_first_counts(tmp_path, capsys):
+    path = write(tmp_path, 0, wait(1, 10, 20), operation("x", 10, 90))
+    other = write(tmp_path, 1, operation("y", 10, 90, peer=0), wait(0, 30, 90))
+    path.write_text(path.read_text() + other.read_text())
+    assert tool.main([str(tmp_path)]) == 0
+    told = capsys.readouterr().out
+    assert "rank-0.jsonl, line 5: another part begins here; left out with all" in told
+    trace = json.loads((tmp_path / "trace.json").read_text())
+    assert [e["pid"] for e in slices(trace["traceEvents"], "y")] == [1]
+    assert trace["otherData"]["waited_for_us"] == {"0": {"1": 10}, "1": {"0": 60}}

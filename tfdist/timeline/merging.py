@@ -29,6 +29,7 @@ class Summary:
         waited_us: how long each rank has waited for each other one, after the first
             step of `fit` where there is one.
         dropped: records that were lost.
+        left_out: files, and lines of files, that are no part of it, and why.
     """
 
     path: Path
@@ -38,6 +39,7 @@ class Summary:
     error_us: float | None
     waited_us: dict[int, dict[int, int]]
     dropped: int
+    left_out: list[str]
 
     @property
     def slowest(self) -> tuple[int | None, float]:
@@ -59,16 +61,17 @@ def merge(folder: Path) -> Summary:
             into one folder.
 
     Raises:
-        ValueError: there are no parts, or those of two jobs.
+        ValueError: there are no parts, something else with their name, or those of
+            two jobs.
         OSError: a file cannot be read or written.
     """
-    paths = parts.found(folder)
-    if not paths:
+    found, left_out = _read(folder)
+    if not found:
         raise ValueError(
-            f"Expected files rank-N.jsonl in {folder}, got none. Name the folder that "
-            "TFDIST_TIMELINE had when the job ran."
+            f"Expected files rank-N.jsonl in {folder}, got none"
+            + "".join(f"; {one}" for one in left_out)
+            + ". Name the folder that TFDIST_TIMELINE had when the job ran."
         )
-    found = {rank: parts.read(path) for rank, path in paths.items()}
     heads = {rank: part.head for rank, part in found.items()}
     _check_run(folder, heads)
     base = found[min(found)]
@@ -88,9 +91,31 @@ def merge(folder: Path) -> Summary:
         error_us=sum(sorted(known)[-2:]) if len(known) == len(errors) else None,
         waited_us=waited,
         dropped=sum(part.dropped for part in found.values()),
+        left_out=left_out,
     )
     _write(summary, found, converts)
     return summary
+
+
+def _read(folder: Path) -> tuple[dict[int, parts.Part], list[str]]:
+    """The parts by rank, and what is left out."""
+    found: dict[int, parts.Part] = {}
+    left_out = [
+        f"{path.name}: not a name like rank-0.jsonl; rename it if it is that rank's "
+        "part, remove it if it is a copy"
+        for path in parts.strays(folder)
+    ]
+    for rank, path in parts.found(folder).items():
+        part = parts.read(path)
+        if part.rank == rank:
+            found[rank] = part
+            left_out += part.left_out
+        else:
+            left_out.append(
+                f"{path.name}: the part of rank {part.rank}; rename it to "
+                f"{parts.path_of(folder, part.rank).name}, or remove it if it is a copy"
+            )
+    return found, left_out
 
 
 def _check_run(folder: Path, heads: Mapping[int, Mapping[str, Any]]) -> None:
@@ -129,6 +154,7 @@ def _write(
         "incomplete": summary.incomplete,
         "clock_error_us": summary.error_us,
         "dropped": summary.dropped,
+        "left_out": len(summary.left_out),
         "started_wall_us": min(part.head["wall_us"] for part in found.values()),
         "slowest_rank": late,
         "others_waited_for_it_ms": cost_us / 1000,

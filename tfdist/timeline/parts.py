@@ -5,13 +5,34 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 VERSION = 1  # of the format of a part
-_NAME = re.compile(r"rank-(\d+)\.jsonl")
+_NAME = re.compile(r"rank-(0|[1-9][0-9]{0,8})\.jsonl")
 _END = b'{"type":"end"}\n'
+_MOST = 1 << 63  # a number is less
+# What a line of each type has (scheduler/timeline.cc, `recording`): texts, numbers, and
+# lists of so many numbers.
+_TEXTS = {
+    "rank": ("host", "run"),
+    "op": ("name", "kind", "ticket"),
+    "span": ("name",),
+}
+_NUMBERS = {
+    "rank": ("rank", "size", "host_index", "wall_us", "monotonic_us"),
+    "op": (
+        *("set", "code", "last_ready", "bytes", "submitted", "agreed", "started"),
+        *("ended", "done", "first_sent", "last_sent", "sent_bytes", "waited_for"),
+        *("waited_since", "waited_until"),
+    ),
+    "wait": ("rank", "since", "until"),
+    "clock": ("asked", "heard", "answered", "back"),
+    "span": ("begin", "end"),
+    "dropped": ("count",),
+    "end": (),
+}
+_LISTS = {"op": (("pack", 3), ("reduce", 3))}
 
 
 @dataclasses.dataclass
@@ -28,6 +49,7 @@ class Part:
         spans: of the program: "name", "begin", "end".
         dropped: how many of them were lost, because too much happened at once.
         complete: whether the rank has left, and not just ended.
+        left_out: the file and line of all that is none of these, and what is wrong.
     """
 
     head: dict[str, Any]
@@ -37,6 +59,7 @@ class Part:
     spans: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     dropped: int = 0
     complete: bool = False
+    left_out: list[str] = dataclasses.field(default_factory=list)
 
     @property
     def rank(self) -> int:
@@ -61,6 +84,12 @@ def found(folder: Path) -> dict[int, Path]:
     return dict(sorted(ranks.items()))
 
 
+def strays(folder: Path) -> list[Path]:
+    """Files that look like parts, but have no name of one: copies, for example."""
+    paths = (p for p in folder.glob("rank-*.jsonl") if not _NAME.fullmatch(p.name))
+    return sorted(paths)
+
+
 def head_of(path: Path) -> dict[str, Any] | None:
     """The first line of a part; None where it is no part."""
     try:
@@ -69,7 +98,9 @@ def head_of(path: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     is_head = isinstance(head, dict) and head.get("type") == "rank"
-    return head if is_head and head.get("version") == VERSION else None
+    if not is_head or head.get("version") != VERSION or _wrong_with(head):
+        return None
+    return head if 0 <= head["rank"] < head["size"] else None
 
 
 def has_ended(path: Path) -> bool:
@@ -101,34 +132,78 @@ def read(path: Path) -> Part:
     part = Part(head)
     before = head_of(older(path))
     if before is not None and before["run"] == head["run"]:
-        _add(part, _lines(older(path)))
-    _add(part, _lines(path))
+        _add(part, older(path))
+    _add(part, path)
     return part
 
 
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
+def _add(part: Part, path: Path) -> None:
+    """Adds all lines of a file but the first, up to where another part begins."""
     with path.open("rb") as file:
-        for line in file:
-            try:
-                row = json.loads(line)
-            except ValueError:  # torn, by the end of the process or of the disk
-                continue
-            if isinstance(row, dict):
-                yield row
+        for number, line in enumerate(file, 1):
+            row, wrong = _row(line)
+            another = number > 1 and row.get("type") == "rank"
+            if another:
+                wrong = "another part begins here; left out with all that follows"
+            if not wrong:
+                _take(part, row)
+            elif line.endswith(b"\n"):  # else torn, by the end of the process
+                part.left_out.append(f"{path.name}, line {number}: {wrong}")
+            if another:
+                return
 
 
-def _add(part: Part, rows: Iterable[dict[str, Any]]) -> None:
-    for row in rows:
-        kind = row.get("type")
-        if kind == "op":
+def _row(line: bytes) -> tuple[dict[str, Any], str]:
+    """A line, and what is wrong with it, "" when nothing is."""
+    try:
+        row = json.loads(line.decode("utf-8", "replace"))  # a name may be cut short
+    except (ValueError, RecursionError):
+        return {}, "no JSON"
+    if not isinstance(row, dict):
+        return {}, "not a JSON object"
+    return row, _wrong_with(row)
+
+
+def _wrong_with(row: dict[str, Any]) -> str:
+    """What a line of a timeline should have, and this one has not; "" when nothing."""
+    kind = row.get("type")
+    if type(kind) is not str or kind not in _NUMBERS:
+        return f'no "type" of a timeline, but {kind!r:.40}'
+    for name in _TEXTS.get(kind, ()):
+        if type(row.get(name)) is not str:
+            return f'{kind} without a text "{name}"'
+    for name in _NUMBERS[kind]:
+        if not _is_number(row.get(name)):
+            return f'{kind} without a number "{name}"'
+    for name, count in _LISTS.get(kind, ()):
+        if not _are_numbers(row.get(name), count):
+            return f'{kind} without {count} numbers "{name}"'
+    if kind == "op":
+        peers = row.get("peers")
+        if type(peers) is not list or not all(_are_numbers(peer, 4) for peer in peers):
+            return 'op without a list "peers" of 4 numbers each'
+    return ""
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) is int and -_MOST <= value < _MOST
+
+
+def _are_numbers(value: Any, count: int) -> bool:
+    return type(value) is list and len(value) == count and all(map(_is_number, value))
+
+
+def _take(part: Part, row: dict[str, Any]) -> None:
+    match row["type"]:
+        case "op":
             part.operations.append(row)
-        elif kind == "wait":
+        case "wait":
             part.waits.append(row)
-        elif kind == "clock":
+        case "clock":
             part.clocks.append(row)
-        elif kind == "span":
+        case "span":
             part.spans.append(row)
-        elif kind == "dropped":
-            part.dropped = max(part.dropped, int(row["count"]))
-        elif kind == "end":
+        case "dropped":
+            part.dropped = max(part.dropped, row["count"])
+        case "end":
             part.complete = True

@@ -10,6 +10,7 @@ from pathlib import Path
 from tfdist.timeline import merging
 
 HELP = "merge what TFDIST_TIMELINE has left into one trace"
+_MOST_TOLD = 5  # of what is left out
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -27,6 +28,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("folder", type=Path, metavar="DIR")
     options = parser.parse_args(arguments)
+    if not options.folder.is_dir():
+        what = "a file" if options.folder.exists() else "no such folder"
+        sys.stderr.write(
+            f"Expected the folder that TFDIST_TIMELINE had when the job ran, got "
+            f"{options.folder}: {what}.\n"
+        )
+        return 1
     try:
         summary = merging.merge(options.folder)
     except (OSError, ValueError) as error:
@@ -50,6 +58,11 @@ def report(summary: merging.Summary) -> str:
         lines.append(f"clocks: aligned within {summary.error_us / 1000:.3f} ms")
     if summary.dropped:
         lines.append(f"{summary.dropped} records were lost: too much at once")
+    if summary.left_out:
+        lines.append(f"left out: {len(summary.left_out)} files or lines of files")
+        lines += [f"  {one}" for one in summary.left_out[:_MOST_TOLD]]
+        more = len(summary.left_out) - _MOST_TOLD
+        lines += [f"  and {more} more"] if more > 0 else []
     rank, cost_us = summary.slowest
     if rank is not None:
         lines.append(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from argparse import Namespace
@@ -17,6 +18,7 @@ from tfdist.tools.bench.sweep import Sweep, unknown
 
 HELP = "time the collectives of a job, check them, and tune their choice"
 _USAGE_ERROR = 2
+_INTERRUPTED = 128 + signal.SIGINT
 
 
 def _complain(message: str) -> int:
@@ -57,6 +59,8 @@ def main(words: Sequence[str]) -> int:
         if why := unknown(options.operations, options.algorithms):
             return _complain(why)
         placement = detect(os.environ)
+        if placement.rank == 0 and (why := bench_options.unwritable(options)):
+            return _complain(why)
         if placement.size == 1 and options.size is not None:
             return _start_ranks(options.size, words)
         if why := _refusal(options, placement.size):
@@ -66,5 +70,9 @@ def main(words: Sequence[str]) -> int:
             return Sweep(options).run()
         finally:
             _runtime.shutdown()
+    except KeyboardInterrupt:  # tfdistrun says so
+        return _INTERRUPTED
     except _core.CoreError as error:
         return _complain(error.message)
+    except OSError as error:  # a disk that is full by now
+        return _complain(str(error))

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import re
 from pathlib import Path
 
-from tfdist.tools.bench import picture
+from tfdist.tools.bench import output, picture
 from tfdist.tools.bench.measure import AUTO
 from tfdist.tools.bench.operations import DTYPES, OPERATIONS
 
 ALL = "all"
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _MOST_BYTES = 16 << 30
+_FILES = ("json", "picture", "tune")
 _DESCRIPTION = """\
 Times collectives on the ranks of a job, through the core alone, and prints the columns
 of nccl-tests: algbw is size / time, busbw what each link carries at least (allreduce:
@@ -97,11 +99,35 @@ def _positive(text: str) -> float:
     return value
 
 
-def _file(text: str) -> Path:
-    path = Path(text)
+def unwritable(options: argparse.Namespace) -> str:
+    """What is wrong with the files to write, "" when nothing is.
+
+    For the rank that writes them, or who starts it: it is better known before all is
+    measured.
+    """
+    given = {f"--{name}": getattr(options, name) for name in _FILES}
+    files = {name: path for name, path in given.items() if path is not None}
+    for name, path in files.items():
+        try:
+            wrong = _wrong_with(path)
+        except OSError as error:
+            wrong = f"{error.strerror}; name a file where you may write"
+        if wrong:
+            return f"{name}: expected a file that can be written, got {path}: {wrong}"
+    for one, other in itertools.combinations(files, 2):
+        if files[one].resolve() == files[other].resolve():
+            return f"{other}: expected a file of its own, got that of {one}"
+    return ""
+
+
+def _wrong_with(path: Path) -> str:
     if not path.parent.is_dir():
-        raise argparse.ArgumentTypeError(f"there is no folder {path.parent}")
-    return path
+        return f"there is no folder {path.parent}"
+    if path.exists() and not path.is_file():
+        what = "a folder" if path.is_dir() else "no file"
+        return f"this is {what}; name a file"
+    output.try_out(path)
+    return ""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -162,16 +188,16 @@ def parser() -> argparse.ArgumentParser:
         metavar="GBIT/S",
         help="of the line between hosts (default: measured by a ping-pong)",
     )
-    made.add_argument("--json", type=_file, metavar="FILE", help="writes all figures")
+    made.add_argument("--json", type=Path, metavar="FILE", help="writes all figures")
     made.add_argument(
         "--picture",
-        type=_file,
+        type=Path,
         metavar="FILE",
         help="draws times over sizes, and crossovers (needs matplotlib)",
     )
     made.add_argument(
         "--tune",
-        type=_file,
+        type=Path,
         metavar="FILE",
         help="writes what is best at each size, for TFDIST_TUNING_FILE",
     )
@@ -190,6 +216,12 @@ def parse(words: list[str]) -> argparse.Namespace:
         options.algorithms = ALL if options.tune else AUTO
     if options.picture and not picture.is_possible():
         made.error(f"--picture: {picture.MISSING}")
+    if options.picture and picture.kind(options.picture) not in picture.kinds():
+        kinds = ", ".join(f".{kind}" for kind in picture.kinds())
+        made.error(
+            f"--picture: expected a name that ends in one of {kinds}; got "
+            f"{str(options.picture)!r}"
+        )
     if options.tune:
         halves = [DTYPES[name].half for name in options.dtypes]
         if len(set(halves)) < len(halves):

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tfdist.tools.bench import output
 from tfdist.tools.bench.tune import Choice, Times
 
 MISSING = "it needs matplotlib, which is not installed: pip install matplotlib"
@@ -15,6 +16,18 @@ MISSING = "it needs matplotlib, which is not installed: pip install matplotlib"
 def is_possible() -> bool:
     """Whether there is what it takes to draw."""
     return importlib.util.find_spec("matplotlib") is not None
+
+
+def kinds() -> list[str]:
+    """What a picture can be: png, svg, pdf and others."""
+    from matplotlib.figure import Figure
+
+    return sorted(Figure().canvas.get_supported_filetypes())
+
+
+def kind(path: Path) -> str:
+    """What a picture is, by the end of its name."""
+    return path.suffix.removeprefix(".").lower()
 
 
 def draw(
@@ -26,7 +39,7 @@ def draw(
     """Writes a picture with a panel for each operation and type.
 
     Args:
-        path: of the picture; its suffix says what kind (.png, .svg, .pdf).
+        path: of the picture; its suffix says what kind, one of `kinds`.
         title: above it.
         series: (operation, type) → the measured times.
         choices: likewise, where the borders are; may be empty.
@@ -38,7 +51,8 @@ def draw(
     panels: Sequence[Any] = figure.subplots(len(series), 1, squeeze=False)[:, 0]
     for panel, (what, times) in zip(panels, series.items(), strict=True):
         _draw_one(panel, " ".join(what), times, choices.get(what))
-    figure.savefig(path, dpi=120)
+    with output.whole(path) as part:
+        figure.savefig(part, dpi=120, format=kind(path))
 
 
 def _draw_one(panel: Any, title: str, times: Times, choice: Choice | None) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdist import __version__, _core
+from tfdist.tools.bench import output
 from tfdist.tools.bench.limits import Limits
 from tfdist.tools.bench.measure import Result
 from tfdist.tools.bench.operations import OPERATIONS
@@ -117,6 +118,5 @@ def as_json(results: Sequence[Result], limits: Limits) -> dict[str, Any]:
 
 def write(path: Path, value: Mapping[str, Any]) -> None:
     """Writes JSON, the whole file or nothing."""
-    part = path.with_name(path.name + ".part")
-    part.write_text(json.dumps(value, indent=2) + "\n")
-    part.replace(path)
+    with output.whole(path) as part:
+        part.write_text(json.dumps(value, indent=2) + "\n")

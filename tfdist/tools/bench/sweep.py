@@ -53,7 +53,7 @@ class Sweep:
             print(*lines, sep="\n", flush=True)
 
     def run(self) -> int:
-        """Measures; returns 1 when a result was wrong.
+        """Measures; returns 1 when a result was wrong, or there is none.
 
         Raises:
             CoreError: the ranks failed.
@@ -67,6 +67,13 @@ class Sweep:
         for operation in options.operations:
             for dtype in options.dtypes:
                 self._measure(OPERATIONS[operation], dtype)
+        if not self._results:
+            self._say(
+                f"# nothing was measured and nothing is written: --algorithms "
+                f"{options.algorithms} has none for these ranks; take all, or others "
+                "of docs/algorithms.md"
+            )
+            return 1
         self._check_drift()
         if self._place.rank == 0:
             self._conclude()

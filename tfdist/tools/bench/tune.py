@@ -184,6 +184,8 @@ def explain(operation: str, dtype: str, choice: Choice) -> list[str]:
         rate = f"{1e-9 / line.beta:.3f} GB/s" if line.beta > 0 else "-"
         lines.append(f"#   {name:<18} alpha {line.alpha * 1e6:>9.1f} us, {rate:>12}")
     served = ", ".join(f"{_size_text(limit)}: {name}" for limit, name in choice.sizes)
+    if len(choice.sizes) == 1:
+        served = f"{choice.sizes[0][1]} at every size"
     ratio, size = choice.worst
     verdict = "within" if ratio <= GOOD else "NOT within"
     lines.append(f"#   chosen: {served}")
