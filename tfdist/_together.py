@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from tfdist import _runtime, errors
 from tfdist._process_sets import ProcessSet, members_of
-from tfdist.objects import allgather_object
+from tfdist.objects import gather_from_all
 
 T = TypeVar("T")
 MAX_BYTES = 16 << 20
@@ -53,7 +53,7 @@ class Together:
         Raises:
             Exception: what `work` raised, on the rank where it did.
             tfdist.RankFailedError: it raised on another rank.
-            tfdist.MismatchError: another rank is in another function.
+            tfdist.MismatchError: another rank is in another function, or has joined.
         """
         failure: Exception | None = None
         told: dict[str, Any] = {}
@@ -67,8 +67,9 @@ class Together:
             "told": told,
         }
         try:
-            shared = allgather_object(
+            shared = gather_from_all(
                 own,
+                f"tfdist.{self.function}",
                 name="together",
                 max_bytes=MAX_BYTES,
                 timeout_s=self.timeout_s,

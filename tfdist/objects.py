@@ -115,6 +115,47 @@ def allgather_object(
     return [objects.get(rank) for rank in members_of(process_set)]
 
 
+def gather_from_all(
+    obj: Any,
+    function: str,
+    *,
+    name: str,
+    max_bytes: int = MAX_BYTES,
+    timeout_s: float | None = None,
+    process_set: ProcessSet | None = None,
+) -> list[Any]:
+    """As `allgather_object`, for what needs an object of every rank.
+
+    Args:
+        obj: plain data.
+        function: what the ranks have called, for the message.
+        name: as there, and so are the others.
+        max_bytes: of each encoded object.
+        timeout_s: seconds to wait for the slowest rank.
+        process_set: the ranks that take part.
+
+    Returns:
+        The objects, in the order of the ranks.
+
+    Raises:
+        tfdist.MismatchError: a rank has joined (`tfdist.join`); on all ranks that
+            call it.
+    """
+    objects = _exchange(obj, True, name, max_bytes, timeout_s, process_set)
+    for rank in members_of(process_set):
+        if rank not in objects:
+            text = (
+                f"{function}: it needs every rank, and rank {rank} has joined. Call "
+                "tfdist.join() on the other ranks too, then this on all of them; or "
+                "call it on all ranks before the first of them joins."
+            )
+            raise errors.MismatchError(
+                text,
+                errors.ErrorRecord(kind="mismatch", rank=rank, tensor=name, cause=text),
+            )
+    return [objects[rank] for rank in members_of(process_set)]
+
+
 def _exchange(
     obj: Any,
     sends: bool,

@@ -20,7 +20,20 @@ MAX_BYTES = 1 << 20
 
 # msgpack extension types.
 _TUPLE, _ARRAY, _SCALAR = 1, 2, 3
-_DTYPE = re.compile(r"[<>|=][biufc]\d{1,2}\Z|bfloat16\Z")
+_DTYPE = re.compile(r"[<>|=](b1|[iu][1248]|f(2|4|8|12|16)|c(8|16|24|32))\Z")
+# Types of TensorFlow that NumPy writes in letters which say nothing, as "<V1", or which
+# it cannot read, as "<f1": they go by name. Those that all its versions have.
+_BY_NAME = {
+    dtype.name: np.dtype(dtype.as_numpy_dtype)
+    for dtype in (
+        tf.bfloat16,
+        tf.dtypes.experimental.float8_e5m2,
+        tf.dtypes.experimental.float8_e4m3fn,
+        tf.dtypes.experimental.int4,
+        tf.dtypes.experimental.uint4,
+    )
+}
+_NAMES = {dtype: name for name, dtype in _BY_NAME.items()}
 
 
 def encode(obj: Any, *, max_bytes: int = MAX_BYTES) -> bytes:
@@ -28,7 +41,8 @@ def encode(obj: Any, *, max_bytes: int = MAX_BYTES) -> bytes:
 
     Args:
         obj: None, bool, int (64 bits), float, str, bytes, NumPy array or scalar of
-            numbers, or list, tuple, dict of such; at most 16 deep, 100,000 items.
+            numbers (also bfloat16, float8_e5m2, float8_e4m3fn, int4, uint4), or list,
+            tuple, dict of such; at most 16 deep, 100,000 items.
         max_bytes: bound on the result, in bytes; default 1 MiB.
 
     Returns:
@@ -148,13 +162,18 @@ def _refusal(obj: Any, path: str) -> str:
 
 
 def _pack_array(array: np.ndarray, path: str) -> bytes:
-    name = "bfloat16" if array.dtype.name == "bfloat16" else array.dtype.str
-    if not _DTYPE.match(name):
+    name = _NAMES.get(array.dtype) or array.dtype.str
+    if not _is_known(name):
         raise TypeError(
             f"Expected an array of numbers at {path}, got dtype {array.dtype}. Use a "
-            "list for strings and objects."
+            "list for strings and objects; cast numbers to a type of NumPy, bfloat16, "
+            "float8_e5m2, float8_e4m3fn, int4 or uint4."
         )
     return msgpack.packb([name, list(array.shape), array.tobytes()], use_bin_type=True)
+
+
+def _is_known(name: str) -> bool:
+    return name in _BY_NAME or bool(_DTYPE.match(name))
 
 
 class _Unpacker:
@@ -189,12 +208,11 @@ class _Unpacker:
 
 
 def _unpack_array(name: Any, shape: Any, raw: Any) -> np.ndarray:
-    if not isinstance(name, str) or not _DTYPE.match(name):
+    if not isinstance(name, str) or not _is_known(name):
         raise ValueError(f"Expected the dtype of an array of numbers, got {name!r}.")
-    dtype = tf.bfloat16.as_numpy_dtype if name == "bfloat16" else name
-    itemsize = np.dtype(dtype).itemsize
+    dtype = _BY_NAME[name] if name in _BY_NAME else np.dtype(name)
     if any(type(dim) is not int or dim < 0 for dim in shape) or (
-        math.prod(shape) * itemsize != len(raw)
+        math.prod(shape) * dtype.itemsize != len(raw)
     ):
         raise ValueError(f"Expected {shape} items of {name}, got {len(raw)} bytes.")
     return np.frombuffer(raw, dtype).reshape(shape).copy()

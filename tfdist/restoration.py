@@ -59,6 +59,7 @@ def restore(
             and found. Nothing has been changed then.
         tfdist.RankFailedError: on the ranks that do not read, with the words of the one
             that does.
+        tfdist.MismatchError: a rank has joined (`tfdist.join`).
 
     Example:
         >>> import keras, tfdist

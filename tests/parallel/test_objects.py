@@ -131,3 +131,56 @@ def unsendable(kind):
 def test_what_is_no_numeric_variable_is_refused():
     assert "dtype string" in run_ranks(unsendable, 1, "string")[0]
     assert "EagerTensor" in run_ranks(unsendable, 1, "tensor")[0]
+
+
+def model_of(dropout):
+    keras.utils.set_random_seed(5)
+    layers = [keras.layers.BatchNormalization(), keras.layers.Dropout(dropout)]
+    model = keras.Sequential([keras.Input((2,)), *layers, keras.layers.Dense(1)])
+    model.compile(tfdist.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    return model
+
+
+def while_one_has_joined(names):
+    """The errors while rank 1 is in join(); then the same calls on all ranks."""
+    x, model = np.ones((6, 2), "float32"), model_of(0.5)
+    start = tfdist.callbacks.BroadcastInitialState()
+    calls = {
+        "combine_moving_statistics": lambda: tfdist.layers.combine_moving_statistics(
+            model
+        ),
+        "broadcast_seed_generators": lambda: tfdist.layers.broadcast_seed_generators(
+            model
+        ),
+        "tfdist.evaluate": lambda: tfdist.evaluate(model, x, x[:, :1], verbose=0),
+        "tfdist.predict": lambda: tfdist.predict(model, x, verbose=0),
+        "tfdist.data.scatter": lambda: tfdist.data.scatter(
+            tf.data.Dataset.range(6), readers=1
+        ),
+        "model.fit": lambda: model.fit(x, x[:, :1], verbose=0, callbacks=[start]),
+    }
+    found = []
+    for name in names if tfdist.rank() != 1 else []:
+        try:
+            calls[name]()
+        except tfdist.MismatchError as error:
+            found.append([str(error), error.record.rank])
+    latest = tfdist.join()
+    for name in names:
+        calls[name]()
+    return found, latest
+
+
+JOINED = ["combine_moving_statistics", "broadcast_seed_generators", "tfdist.evaluate"]
+JOINED += ["tfdist.predict", "tfdist.data.scatter", "model.fit"]
+
+
+def test_what_needs_all_ranks_says_at_once_that_one_has_joined():
+    results = run_ranks(while_one_has_joined, 3, JOINED)
+    for rank, (found, latest) in enumerate(results):
+        assert latest == 0
+        assert len(found) == (0 if rank == 1 else len(JOINED))
+        for name, (message, culprit) in zip(JOINED, found, strict=False):
+            assert message.startswith(f"{name}: it needs every rank, and rank 1 has")
+            assert "Call tfdist.join() on the other ranks too" in message
+            assert culprit == 1

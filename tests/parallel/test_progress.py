@@ -194,8 +194,10 @@ def test_ranks_log_the_same_numbers_however_they_train(style):
         assert 0 < share < 1
 
 
-def looped():
+def looped(joined=False):
     """A loop of the user's own; the model is not compiled."""
+    if joined and tfdist.rank() == 1:
+        return tfdist.join()
     keras.utils.set_random_seed(3)
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
     optimizer = keras.optimizers.SGD(0.01)
@@ -222,6 +224,8 @@ def looped():
         callbacks.on_train_batch_end(number, {"loss": loss})
     callbacks.on_epoch_end(0, {"loss": loss})
     callbacks.on_train_end()
+    if joined:
+        tfdist.join()
     return [logs[EXPOSED], logs["samples_per_s"], shown.getvalue()]
 
 
@@ -231,6 +235,13 @@ def test_a_loop_with_a_tape_has_the_same_line():
     assert 0 < share < 1 and speed > 0
     assert shown.startswith("epoch 1/1  6 steps in ")
     assert f"exposed comm. {share:.0%}" in shown
+
+
+def test_a_rank_that_has_joined_is_left_out():
+    (share, speed, shown), latest, (*others, silent) = run_ranks(looped, 3, True)
+    assert [share, speed] == others and silent == "" and latest == 0
+    assert 0 < share < 1 and speed > 0
+    assert shown.startswith("epoch 1/1  6 steps in ")
 
 
 def in_a_set():

@@ -2,6 +2,7 @@
 
 import math
 
+import ml_dtypes
 import msgpack
 import numpy as np
 import pytest
@@ -68,6 +69,38 @@ def test_arrays_come_back_with_dtype_and_shape(array):
     assert back.shape == array.shape
     assert back.tobytes() == array.tobytes()
     back[...] = 0  # a copy that may be written
+
+
+SMALL = ["bfloat16", "float8_e5m2", "float8_e4m3fn", "int4", "uint4"]
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_small_types_come_back_bit_for_bit(name):
+    dtype = np.dtype(getattr(ml_dtypes, name))
+    # Every number of the type, NaN and infinities among them.
+    if name in ("int4", "uint4"):
+        array = (np.arange(16) - (8 if name == "int4" else 0)).astype(dtype)
+    else:
+        bits = f"u{dtype.itemsize}"
+        array = np.arange(1 << 8 * dtype.itemsize, dtype=bits).view(dtype)
+    back, scalar = decode(encode([array, array[3]]))
+    assert back.dtype == dtype
+    assert back.tobytes() == array.tobytes()
+    assert type(scalar) is dtype.type
+    assert scalar.tobytes() == array[3].tobytes()
+
+
+KINDS = [k for k in vars(ml_dtypes).values() if np.generic in getattr(k, "__mro__", ())]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_can_be_sent_can_be_received(kind):
+    array = np.array([1]).astype(kind)
+    if kind.__name__ in SMALL:
+        assert decode(encode(array)).dtype == array.dtype
+    else:  # not of all versions of TensorFlow
+        with pytest.raises(TypeError, match="array of numbers at object, got dtype"):
+            encode(array)
 
 
 def test_an_array_in_a_file_is_one_like_any_other(tmp_path):

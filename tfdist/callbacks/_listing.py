@@ -20,7 +20,7 @@ from tfdist import _runtime, errors
 from tfdist._process_sets import ProcessSet, members_of
 from tfdist.callbacks._rules import EVERYWHERE, WRITES, Entry, find_problem
 from tfdist.collectives import ReduceOp, allreduce
-from tfdist.objects import allgather_object
+from tfdist.objects import allgather_object, gather_from_all
 
 _KNOWN = (*EVERYWHERE, *WRITES, "BackupAndRestore", "History", "ProgbarLogger")
 _OURS = "tfdist.callbacks."  # the rules know these, also by those of Horovod's names
@@ -61,13 +61,14 @@ def agree_on_callbacks(
     Raises:
         ValueError: on all ranks, if these callbacks cannot train several ranks.
         tfdist.MismatchError: on all ranks, if the ranks' lists differ where they must
-            not.
+            not, or a rank has joined (`tfdist.join`).
     """
     if _runtime.size() == 1:
         return
     own = [dataclasses.asdict(describe(callback)) for callback in callbacks]
-    shared = allgather_object(
+    shared = gather_from_all(
         {"epochs": epochs, "callbacks": own},
+        "model.fit",
         name="callbacks.lists",
         process_set=process_set,
     )
@@ -156,6 +157,7 @@ def agree_on_epoch(
     shown = "; ".join(
         f"rank {rank}: epoch {own[0] + 1}, learning rate {own[1]}"
         for rank, own in zip(members_of(process_set), shared, strict=True)
+        if own is not None  # it has joined
     )
     raise errors.MismatchError(
         f"The ranks do not begin the same epoch with the same learning rate ({shown}). "

@@ -13,7 +13,7 @@ from tfdist.callbacks._optimizers import optimizers_of
 from tfdist.callbacks._own_state import mark_of, own_variables
 from tfdist.layers.seed_generators import broadcast_seed_generators, check_choice
 from tfdist.local_variables import identity
-from tfdist.objects import allgather_object
+from tfdist.objects import gather_from_all
 from tfdist.variables import broadcast_variables
 
 _logger = logging.getLogger("tfdist")
@@ -102,8 +102,11 @@ class BroadcastInitialState(RankCallback):
 
     def _all_go_on(self, mark: str, root: int) -> bool:
         """Whether all ranks have been training together, and have kept something."""
-        told = allgather_object(
-            mark, name="broadcast_initial_state", process_set=self._ranks
+        told = gather_from_all(
+            mark,
+            "BroadcastInitialState",
+            name="broadcast_initial_state",
+            process_set=self._ranks,
         )
         if not all(told):
             return False

@@ -12,7 +12,7 @@ from tfdist import _runtime, errors
 from tfdist._process_sets import ProcessSet, members_of
 from tfdist.callbacks._base import RankCallback
 from tfdist.metric_states import Snapshot, check_metrics, combine, results_of
-from tfdist.objects import allgather_object
+from tfdist.objects import gather_from_all
 
 _logger = logging.getLogger("tfdist")
 _VALIDATION = "val_"
@@ -181,7 +181,9 @@ def exchange_logs(
         "numbers": {k: v for k, v in logs.items() if isinstance(v, float)},
         "samples": {prefix: part.samples for prefix, part in parts.items()},
     }
-    shared = allgather_object(own, name="metric_average.logs", process_set=process_set)
+    shared = gather_from_all(
+        own, "MetricAverage", name="metric_average.logs", process_set=process_set
+    )
     ranks = members_of(process_set)
     for rank, other in zip(ranks, shared, strict=True):
         for what in ("names", "states"):

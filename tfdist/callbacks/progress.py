@@ -270,14 +270,18 @@ class Progress(RankCallback):
             shared = allgather_object(
                 numbers, name="progress.epoch", process_set=self._ranks
             )
-        speed, exposed = pace.of_all_ranks([n[:4] for n in shared])
-        late = self._late([n[5] for n in shared], max(n[1] for n in shared))
-        return speed, exposed, max(n[4] for n in shared), late
+        told = zip(members_of(self._ranks), shared, strict=True)
+        found = {rank: n for rank, n in told if n is not None}  # who has not joined
+        speed, exposed = pace.of_all_ranks([n[:4] for n in found.values()])
+        late = self._late(
+            {rank: n[5] for rank, n in found.items()},
+            max(n[1] for n in found.values()),
+        )
+        return speed, exposed, max(n[4] for n in found.values()), late
 
-    def _late(self, waited_s: list[float], seconds: float) -> tuple[float, float]:
+    def _late(self, waited_s: dict[int, float], seconds: float) -> tuple[float, float]:
         """The slowest rank, and the share of the time in which the others waited."""
-        ranks = members_of(self._ranks)
-        rank, cost_s = slowest(dict(zip(ranks, waited_s, strict=True)))
+        rank, cost_s = slowest(waited_s)
         if rank is None:
             return self._first, 0.0
         if seconds <= 0 or _engine.chosen() is not None:

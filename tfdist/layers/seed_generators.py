@@ -8,7 +8,7 @@ import keras
 
 from tfdist import _runtime, errors
 from tfdist._process_sets import ProcessSet, check_root
-from tfdist.objects import allgather_object
+from tfdist.objects import gather_from_all
 
 CHOICES = ("distinct", "equal")
 _NAME = "seed_generator_state"
@@ -51,7 +51,8 @@ def broadcast_seed_generators(
     Raises:
         TypeError: `model` is no Keras layer.
         ValueError: `seeds` is something else; `root` is not a rank that takes part.
-        tfdist.MismatchError: the ranks have different numbers of generators.
+        tfdist.MismatchError: the ranks have different numbers of generators, or a
+            rank has joined (`tfdist.join`); on all ranks that call it.
 
     Example:
         >>> import keras, tfdist
@@ -68,7 +69,12 @@ def broadcast_seed_generators(
     members = list(check_root(root, process_set))
     states = states_of_generators(model)
     own = [[int(n) for n in keras.ops.convert_to_numpy(state)] for state in states]
-    shared = allgather_object(own, name="seed_generators", process_set=process_set)
+    shared = gather_from_all(
+        own,
+        "broadcast_seed_generators",
+        name="seed_generators",
+        process_set=process_set,
+    )
     for rank, other in zip(members, shared, strict=True):
         if len(other) != len(shared[0]):
             raise errors.MismatchError(

@@ -17,7 +17,7 @@ from tfdist import collectives, errors
 from tfdist._process_sets import ProcessSet, members_of
 from tfdist.collectives import ReduceOp
 from tfdist.layers.synchronized import batch_normalizations
-from tfdist.objects import allgather_object
+from tfdist.objects import gather_from_all
 
 
 def combine_moving_statistics(
@@ -53,7 +53,8 @@ def combine_moving_statistics(
         TypeError: `model` is no Keras layer.
         ValueError: a rank's weight is not finite or negative, or all are 0; on all
             ranks.
-        tfdist.MismatchError: the ranks' layers differ; on all ranks.
+        tfdist.MismatchError: the ranks' layers differ, or a rank has joined
+            (`tfdist.join`); on all ranks that call it.
 
     Example:
         >>> import keras, tfdist
@@ -86,7 +87,12 @@ def combine_at(
         ],
         "weight": float(weight),
     }
-    shared = allgather_object(own, name="moving_statistics", process_set=process_set)
+    shared = gather_from_all(
+        own,
+        "combine_moving_statistics",
+        name="moving_statistics",
+        process_set=process_set,
+    )
     share = _share(own, shared, list(members_of(process_set)))
     if not layers:
         return 0
