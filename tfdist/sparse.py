@@ -23,7 +23,9 @@ from tfdist.reduce_options import ReduceOptions
 # A table of at least so many bytes is reduced by rows unless the user says otherwise:
 # below it, one message of a bucket is cheaper than two gathers.
 TABLE_BYTES = 8 << 20
-_MARK = -1  # among indices: of no row
+# Among indices: of no row. Not -1, which a lookup on a GPU lets through, and answers
+# with zeros: an index that is out of range goes its way like every other.
+_MARK = tf.int64.min
 
 
 def by_rows(shape: Any, itemsize: int, sparse_as_dense: bool | None) -> bool:

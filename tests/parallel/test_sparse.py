@@ -95,6 +95,9 @@ def reduced(kinds, compression=None, dtype="float32", op=tfdist.ReduceOp.AVERAGE
         "none": None,
         "empty": tf.IndexedSlices(tf.zeros((0, 1), dtype), tf.zeros((0,), tf.int32)),
         "dense": tf.constant([[8.0], [0.0], [0.0], [16.0]], dtype),
+        "below": tf.IndexedSlices(
+            tf.constant([[1.0], [2.0], [4.0]], dtype), tf.constant([-1, 1, -1])
+        ),
     }[kind]
     options = ReduceOptions(op, compression=compression, sparse_as_dense=False)
     [found] = groups.reduce_gradients([grad], [table], options)
@@ -116,6 +119,9 @@ def reduced(kinds, compression=None, dtype="float32", op=tfdist.ReduceOp.AVERAGE
         (["none", "none"], None),
         (["rows", "dense"], [4.0, 1.0, 0.0, 10.5]),
         (["dense", "none"], [4.0, 0.0, 0.0, 8.0]),
+        # -1, which GPUs look up without a word, is an index and nothing else.
+        (["below", "below"], [[-1, 1], [5.0, 2.0]]),
+        (["below", "rows"], [[-1, 1, 3], [2.5, 2.0, 2.5]]),
     ],
 )
 def test_a_rank_may_lack_the_gradient_or_have_a_dense_one(kinds, expected):

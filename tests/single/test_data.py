@@ -105,6 +105,58 @@ def test_structures_of_arrays_keep_their_structure():
     assert y.tolist() == [1.0, 3.0]
 
 
+def plain(part):
+    """A batch as lists."""
+    if isinstance(part, tf.SparseTensor):
+        part = tf.sparse.to_dense(part)
+    return (
+        part.to_list() if isinstance(part, tf.RaggedTensor) else part.numpy().tolist()
+    )
+
+
+sparse = tf.sparse.from_dense([[1, 0], [0, 2], [3, 0], [0, 0], [5, 6]])
+
+
+@pytest.mark.parametrize(
+    ("arrays", "found"),
+    [
+        (sparse, "got SparseTensor."),
+        ((sparse, np.arange(5)), "got SparseTensor in a tuple."),
+        ({"x": sparse, "y": np.arange(5)}, "got SparseTensor in a dict."),
+        ((np.arange(5), None), "got NoneType in a tuple."),
+        (iter([1]), "got list_iterator."),
+        (tf.IndexedSlices(tf.ones([5, 1]), tf.range(5), [5, 1]), "got IndexedSlices."),
+    ],
+)
+def test_what_has_no_rows_to_take_is_refused(arrays, found):
+    with pytest.raises(TypeError) as refusal:
+        data.shard(arrays, batch_size=2, rank=0, size=2)
+    assert found in str(refusal.value)
+    assert ("Dataset.from_tensor_slices" in str(refusal.value)) == ("Sparse" in found)
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 3])
+def test_sparse_rows_are_dealt_out_as_their_refusal_says(batch_size):
+    rows = tf.sparse.to_dense(sparse).numpy().tolist()
+    dataset = tf.data.Dataset.from_tensor_slices((sparse, np.arange(5)))
+    for rank in range(2):
+        part = list(data.shard(dataset, batch_size=batch_size, rank=rank, size=2))
+        assert sum((plain(x) for x, _ in part), []) == rows[rank::2]
+        assert sum((plain(y) for _, y in part), []) == [*range(5)][rank::2]
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 3])
+@pytest.mark.parametrize("rows", [[[1], [2, 3], [], [4, 5, 6], [7]], [[[1], [2]]] * 5])
+def test_ragged_rows_stay_ragged(rows, batch_size):
+    ragged = tf.ragged.constant(rows)
+    slices = tf.data.Dataset.from_tensor_slices((ragged, np.arange(5)))
+    for rank in range(2):
+        for samples in ((ragged, np.arange(5)), slices):
+            part = list(data.shard(samples, batch_size=batch_size, rank=rank, size=2))
+            assert all(isinstance(x, tf.RaggedTensor) for x, _ in part)
+            assert sum((plain(x) for x, _ in part), []) == rows[rank::2]
+
+
 ten = tf.data.Dataset.range(10)
 
 

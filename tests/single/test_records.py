@@ -207,6 +207,9 @@ def test_the_files_of_a_split_are_complete():
     others, _ = shards([[1], [2]])
     with pytest.raises(ValueError, match="of two: -of-00002 and -of-00006"):
         Records.from_tfrecords(names + others)
+    Path("d-00007-of-00002").write_bytes(Path(others[0]).read_bytes())
+    with pytest.raises(ValueError, match="numbered from 0 to 1, got number 7. Leave"):
+        Records.from_tfrecords([*others, "d-00007-of-00002"])
     more, _ = shards([[1], [2]], stem="e")  # the families are told apart
     assert len(Records.from_tfrecords(others + more)) == 4
 

@@ -3,6 +3,7 @@
 import asyncio
 import collections
 import itertools
+import pathlib
 import socket
 import threading
 
@@ -15,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tfdist
-from tfdist.data import _elements
+from tfdist.data import _elements, _reading_service
 from tfdist.data._readers import reader_of
 from tfdist.rendezvous.auth import AuthenticationError, new_secret
 from tfdist.rendezvous.channel import Channel, ChannelClosed
@@ -49,6 +50,29 @@ def test_one_reader_a_host_is_the_first_rank_of_each():
     assert reader_of([0, 0, 0, 1, 1, 1], 2) == [0, 0, 0, 3, 3, 3]
     assert reader_of([0, 1, 0, 1], 2) == [0, 1, 0, 1]  # dealt out to the hosts in turn
     assert reader_of([0, 0, 0, 0, 0], 2) == [0, 0, 0, 3, 3]
+
+
+# ---- iterators that wait ----
+
+
+def test_a_reader_keeps_the_newest_iterators_that_wait_and_says_so():
+    share = _reading_service.Share(tf.data.Dataset.range(3))
+    most = _reading_service._MOST_UNREAD
+    last = most + 1  # so that one more waits than is kept
+    assert [int(one) for one in share.iterator(last)] == [0, 1, 2]
+    with pytest.raises(ValueError, match=f"keeps the newest {most} .* make a new one"):
+        share.iterator(0)
+    for number in range(1, last):
+        assert [int(one) for one in share.iterator(number)] == [0, 1, 2]
+    # In the order in which they are made there is no limit.
+    for number in range(last + 1, last + 100):
+        share.iterator(number)
+    with pytest.raises(ValueError, match="make an iterator only where it is read"):
+        share.iterator(last + 101 + _reading_service._MOST_SKIPPED)
+    words = f"newest {most}"
+    assert words in " ".join(tfdist.data.scatter.__doc__.split())
+    page = pathlib.Path(__file__).parents[2] / "docs" / "scatter.md"
+    assert words in page.read_text()
 
 
 # ---- structure ----

@@ -78,7 +78,8 @@ class Share:
             if number - self._made > _MOST_SKIPPED:
                 raise ValueError(
                     f"iterator {number} follows {self._made}: more than "
-                    f"{_MOST_SKIPPED} in between were never read from"
+                    f"{_MOST_SKIPPED} in between were never read from; make an "
+                    "iterator only where it is read from"
                 )
             while self._made <= number:
                 self._unread[self._made] = iter(self._dataset)
@@ -88,8 +89,10 @@ class Share:
                 del self._unread[min(self._unread)]
         if found is None:
             raise ValueError(
-                f"iterator {number} is read already, or was made more than "
-                f"{_MOST_UNREAD} iterators ago and never read from"
+                f"iterator {number} is read already, or too many that were made after "
+                "it, and before one that is read from, wait as well: the reader keeps "
+                f"the newest {_MOST_UNREAD} of those; read from an iterator before you "
+                "make so many others, or make a new one"
             )
         return found
 

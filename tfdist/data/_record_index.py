@@ -102,12 +102,12 @@ def digest(paths: Sequence[str]) -> str:
 
 
 def check_families(paths: Sequence[str]) -> None:
-    """Raises if shards of a family `...-00003-of-00008` are missing.
+    """Raises if shards of a family `...-00003-of-00008` are missing, or one is of none.
 
     A list made by a pattern does not notice that a file was not copied.
 
     Raises:
-        ValueError: names the files that are missing.
+        ValueError: names the files that are missing, or a number that cannot be.
     """
     families: dict[tuple[str, str], dict[str, set[int]]] = {}
     for path in paths:
@@ -132,6 +132,13 @@ def check_families(paths: Sequence[str]) -> None:
                 f"Expected all {int(total)} files of {stem}*-of-{total}{end}, got "
                 f"{len(indices)}. Missing: {', '.join(names)}{more}. Copy what is "
                 "missing; if a part of the data is meant, write all_shards=False."
+            )
+        beyond = max(indices)
+        if beyond >= int(total):
+            raise ValueError(
+                f"Expected files of {stem}*-of-{total}{end} numbered from 0 to "
+                f"{int(total) - 1}, got number {beyond}. Leave out what is none of "
+                "them; if a part of the data is meant, write all_shards=False."
             )
 
 

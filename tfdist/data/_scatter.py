@@ -12,7 +12,7 @@ from tfdist.data import _dealt, _elements, _received
 from tfdist.data._readers import reader_of
 from tfdist.data._reading_service import ReadingService, Share
 from tfdist.data._receiving import Source
-from tfdist.objects import allgather_object
+from tfdist.objects import allgather_object, gather_from_all
 
 _NAME = "tfdist.data.scatter"
 _ERROR_CHARACTERS = 2000
@@ -35,7 +35,9 @@ def scatter(
     All ranks call this, in the same order as other collectives. `readers` ranks read:
     one of each host, as far as that goes. Each reads its own part as it would alone,
     and those of its neighbours in threads, ahead of need. An iterator that is thrown
-    away before the end (a `break`, `steps_per_epoch`) is not read any further.
+    away before the end (a `break`, `steps_per_epoch`) is not read any further. Of the
+    iterators that were made before one that is read from, and not read from themselves,
+    the newest 16 can still be; an older one raises an error.
 
     Args:
         dataset: a function that takes a rank and returns the `tf.data.Dataset` of that
@@ -134,14 +136,13 @@ def _check_arguments(dataset: Any, readers: Any, buffer_bytes: Any) -> None:
         "readers": f"{readers!r:.80}",
         "buffer_bytes": f"{buffer_bytes!r:.80}",
     }
-    told = allgather_object(own, name=f"{_NAME} arguments")
+    told = gather_from_all(own, _NAME, name=f"{_NAME} arguments")
     for rank, one in enumerate(told):
-        wrong = [name for name in own if one is None or one[name] != told[0][name]]
+        wrong = [name for name in own if one[name] != told[0][name]]
         if wrong:
-            found = one and one[wrong[0]]
             raise errors.MismatchError(
                 f"{_NAME}: the ranks call it with different arguments: {wrong[0]} is "
-                f"{told[0][wrong[0]]} on rank 0, {found} on rank {rank}",
+                f"{told[0][wrong[0]]} on rank 0, {one[wrong[0]]} on rank {rank}",
                 errors.ErrorRecord(kind="mismatch", rank=rank, tensor=_NAME),
             )
     if kind not in ("a tf.data.Dataset", "a function"):

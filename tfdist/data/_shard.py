@@ -38,7 +38,8 @@ def shard(
     Args:
         data: a `tf.data.Dataset` of single samples (not shuffled, not batched, not
             repeated, not sharded) of known cardinality; or an array, or a tuple or
-            dict of arrays with the samples along the first axis.
+            dict of arrays with the samples along the first axis. A `tf.SparseTensor`
+            has to be made a dataset (`tf.data.Dataset.from_tensor_slices`).
         batch_size: samples of one rank in one step, at least 1. The last batches may
             be smaller; with `batch_size=1` and data that do not divide, the last
             batch of some ranks has two.
@@ -187,10 +188,20 @@ def _part_of_arrays(data: Any, rank: int, size: int) -> tuple[int, Any]:
             "numpy.asarray(...) for the samples of one array."
         )
     arrays = tf.nest.flatten(data)
-    if not arrays or not all(hasattr(a, "shape") and len(a.shape) for a in arrays):
+    wrong = [a for a in arrays if not _has_rows(a)]
+    if wrong or not arrays:
+        found = type(data).__name__
+        if wrong and wrong[0] is not data:
+            found = f"{type(wrong[0]).__name__} in a {found}"
+        advice = ""
+        if wrong and isinstance(wrong[0], tf.SparseTensor):
+            advice = (
+                " Write tf.data.Dataset.from_tensor_slices(...) around the data, which "
+                "gives one row of them after the other."
+            )
         raise TypeError(
             "Expected a tf.data.Dataset, or arrays with the samples along the first "
-            f"axis, got {type(data).__name__}."
+            f"axis, got {found}.{advice}"
         )
     lengths = {int(a.shape[0]) for a in arrays}
     if len(lengths) != 1:
@@ -198,6 +209,12 @@ def _part_of_arrays(data: Any, rank: int, size: int) -> tuple[int, Any]:
             f"Expected arrays with equal first axes, got lengths {sorted(lengths)}."
         )
     return lengths.pop(), tf.nest.map_structure(lambda a: a[rank::size], data)
+
+
+def _has_rows(array: Any) -> bool:
+    """Whether every n-th row can be taken of it."""
+    has_axes = hasattr(array, "shape") and len(array.shape) > 0
+    return has_axes and hasattr(array, "__getitem__")
 
 
 def _has_list(data: Any) -> bool:
@@ -220,7 +237,8 @@ def _batch(
         key_func=lambda i, _: tf.searchsorted(
             ends, [i], side="right", out_type="int64"
         )[0],
-        reduce_func=lambda _, window: window.map(lambda _, x: x).batch(batch_size + 1),
+        # Not batched after the map, which makes tensors of rows of a RaggedTensor.
+        reduce_func=lambda _, window: window.batch(batch_size + 1).map(lambda _, x: x),
         window_size_func=lambda step: lengths[step],
     )
     return windows.apply(tf.data.experimental.assert_cardinality(len(sizes)))
