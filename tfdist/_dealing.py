@@ -14,6 +14,7 @@ import keras
 import tensorflow as tf
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 
+from tfdist import _runtime
 from tfdist.data import _dealt
 
 _BATCH_SIZE = 32  # of Keras, where none is given
@@ -176,7 +177,9 @@ def _of_dataset(
     place: int,
     size: int,
 ) -> Part:
-    _dealt.check_order(dataset, function, size)
+    # A process set deals out among fewer ranks than the data may have been dealt among.
+    for among in {size, _runtime.size()}:
+        _dealt.check_order(dataset, function, among)
     if batch_size is not None:
         _dealt.check_single_samples(dataset, function)
     batched = dataset if batch_size is None else dataset.batch(batch_size)

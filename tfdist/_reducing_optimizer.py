@@ -268,7 +268,10 @@ class Reducing(ReducesUpdates):
         rebuild: Any
         rebuild, arguments = tuple(self.__reduce__())[:2]
         copied = rebuild(*arguments)
-        copied.__class__ = type(self)
+        _reduce_likewise(copied, self)
+        inner = getattr(self, "inner_optimizer", None)
+        if inner is not None:
+            _reduce_likewise(copied.inner_optimizer, inner)
         return copied
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -295,6 +298,13 @@ def reducing_class(
     """The reducing subclass of an optimizer class, under the class's own name."""
     attributes = {"tfdist_options": options, "tfdist_nan_policy": nan_policy}
     return subclass_under_own_name(cls, mixin, keras.optimizers, attributes)
+
+
+def _reduce_likewise(copied: Any, original: Any) -> None:
+    """Gives a copy the class, and options that are of the original object alone."""
+    copied.__class__ = type(original)
+    if "tfdist_options" in vars(original):
+        vars(copied)["tfdist_options"] = vars(original)["tfdist_options"]
 
 
 def _accumulation_steps(optimizer: Any) -> int | None:

@@ -15,6 +15,7 @@ there are two kinds of lists of eager calls:
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,6 +27,7 @@ from tfdist._process_sets import ProcessSet, id_of, members_of
 from tfdist.bucket_order import bits_of, order_from
 
 BY_XLA = " by=xla"  # in the options of a group that is reduced in what XLA compiles
+_PLACE = re.compile(r' call=\d+ in=([^\s"]+)')  # of what was traced, in the options
 _CALLS = "tfdist/group_calls"  # graph collection: options of the groups traced there
 
 # (generation of the world, process set, description) → what the ranks have agreed on:
@@ -221,6 +223,14 @@ def _public_error(error: _core.CoreError, options: str, late: bool) -> Exception
             "Keras numbers the names of layers: where only the numbers differ, call "
             "keras.utils.clear_session() on all ranks before the model is made."
         )
+        places = set(_PLACE.findall(error.message))
+        if len(places) > 1:
+            hint = (
+                f"The ranks have traced them in {' and in '.join(sorted(places))}: call"
+                " the same functions in the same order on all ranks. A function that "
+                "one rank calls or traces by itself first (get_concrete_function), all "
+                "have to."
+            )
         if late:
             hint = (
                 "This rank has traced a function with a gradient that was None on all "

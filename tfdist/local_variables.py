@@ -55,6 +55,15 @@ class LocalVariables:
         return [i for i, v in enumerate(variables) if identity(v) in local]
 
 
+def with_one_more(known: LocalVariables | None, one: Any) -> LocalVariables:
+    """What is listed already, and a variable or layer besides.
+
+    Raises:
+        TypeError: it is neither.
+    """
+    return LocalVariables([*(known._listed if known else ()), one])
+
+
 def check_clips_each_alone(optimizer: Any) -> None:
     """Raises ValueError if an optimizer clips by the norm over several variables.
 

@@ -13,6 +13,8 @@ from tfdist._process_sets import ProcessSet
 
 # Attribute of the variables of a layer whose backward pass adds up over the ranks.
 SYNCHRONIZED = "_tfdist_synchronized"
+# In the error where only some ranks give one: the others do not come to this sum.
+EAGER_NAME = "weight= (of all ranks or of none)"
 
 
 def share_of(weight: Any, process_set: ProcessSet | None = None) -> tf.Tensor:
@@ -52,6 +54,8 @@ def share_of(weight: Any, process_set: ProcessSet | None = None) -> tf.Tensor:
         collectives.allreduce(
             tf.stack([valid, bad]),
             op=collectives.ReduceOp.SUM,
+            # Eager calls of one kind have one name, which says nothing in an error.
+            name=EAGER_NAME if tf.executing_eagerly() else None,
             process_set=process_set,
         )
     )

@@ -108,6 +108,33 @@ def test_calls_that_only_read_variables_are_paired_in_the_order_of_the_program(p
         assert results == [[[1.5, 4.0], [15.0, 40.0]]] * 3
 
 
+def traced_by_one_rank_first():
+    """The error of a function that another one calls, which rank 0 has traced alone."""
+    weights = tf.Variable([1.0, 2.0])
+
+    @tf.function
+    def inner(x):
+        return gradient_of(weights, lambda w: tf.reduce_sum(w * x))
+
+    @tf.function
+    def outer(x):
+        return inner(x)
+
+    x = tf.constant([1.0, 2.0])
+    try:
+        if tfdist.rank() == 0:
+            inner.get_concrete_function(x)
+        outer(x)
+    except tfdist.MismatchError as error:
+        return str(error)
+    return ""
+
+
+def test_a_function_that_one_rank_traces_first_is_named():
+    for message in run_ranks(traced_by_one_rank_first, 2):
+        assert "have traced them in inner and in outer/inner: call the same" in message
+
+
 def a_set_and_all():
     pair = tfdist.add_process_set([0, 1])
 

@@ -287,6 +287,27 @@ def in_a_set():
 
 
 @pytest.mark.slow
+def dealt_among_all():
+    """Data of which each rank has the part that is its own among all three."""
+    members = tfdist.add_process_set([0, 2])
+    x = np.arange(12.0, dtype="float32").reshape(12, 1)
+    data = tf.data.Dataset.from_tensor_slices((x, x)).shard(3, tfdist.rank()).batch(2)
+    if not members.included():
+        return ""
+    try:
+        tfdist.evaluate(late_model(), data, process_set=members)
+    except ValueError as error:
+        return str(error)
+    return "none"
+
+
+def test_data_dealt_among_all_ranks_are_refused_in_a_process_set_too():
+    first, none, last = run_ranks(dealt_among_all, 3)
+    assert none == ""
+    for message in (first, last):
+        assert "dealt out among 3 ranks before tfdist.evaluate" in message
+
+
 def test_the_ranks_of_a_process_set():
     x, y = few()
     expected = late_model().evaluate(x, y, batch_size=1, verbose=0)

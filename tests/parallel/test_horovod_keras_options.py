@@ -1,5 +1,7 @@
 """Options of Horovod's Keras optimizers, and collectives of values, on two ranks."""
 
+import copy
+
 import keras
 import numpy as np
 import pytest
@@ -176,6 +178,13 @@ def local_steps(how, scale):
             keras.optimizers.SGD(1.0), scale_local_gradients=scale
         )
         optimizer.register_local_var(own.kernel)
+    if how == "copied":
+        optimizer = copy.deepcopy(optimizer)
+    elif how == "from_config":
+        optimizer = type(optimizer).from_config(optimizer.get_config())
+        with pytest.raises(RuntimeError, match="Call register_local_var"):
+            optimizer.apply([tf.ones((1, 1))], [shared.kernel])
+        optimizer.register_local_var(own.kernel)
     variables = [shared.kernel, own.kernel]
     grads = [tf.fill((1, 1), rank + 1.0), tf.fill((rank + 1, 1), 4.0)]
     for _ in range(2):
@@ -186,7 +195,12 @@ def local_steps(how, scale):
 
 @pytest.mark.parametrize(
     ("how", "scale", "subtracted"),
-    [("partial", True, 2.0), ("register", False, 4.0)],
+    [
+        ("partial", True, 2.0),
+        ("register", False, 4.0),
+        ("copied", False, 4.0),
+        ("from_config", False, 4.0),
+    ],
 )
 def test_gradients_of_local_variables_stay_on_their_rank(how, scale, subtracted):
     for rank, found in enumerate(on_ranks(local_steps, SIZE, how, scale)):

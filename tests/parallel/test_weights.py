@@ -117,6 +117,30 @@ def test_a_weight_on_one_rank_only_is_an_error_on_all():
         assert "weighted" in message
 
 
+def later_without(how):
+    """Steps without weights and with them, then one where only rank 0 gives one."""
+    v = tf.Variable(1.0)
+    optimizer = tfdist.DistributedOptimizer(keras.optimizers.SGD(0.1))
+    for weight in (None, 2.0, 2.0 if tfdist.rank() == 0 else None):
+        try:
+            if how == "tape":
+                with tfdist.DistributedGradientTape() as tape:
+                    loss = v * v
+                tape.gradient(loss, v, weight=weight)
+            else:
+                optimizer.apply([tf.constant(1.0)], [v], weight=weight)
+        except tfdist.TimeoutError as error:
+            return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("how", ["tape", "optimizer"])
+def test_a_later_eager_step_that_one_rank_takes_without_a_weight_is_named(how):
+    for message in run_ranks(later_without, 2, how, env={"TFDIST_TIMEOUT_S": "2"}):
+        assert 'allreduce "weight= (of all ranks or of none)" has waited' in message
+        assert "for rank 1" in message
+
+
 def test_what_a_weight_cannot_be_combined_with_is_refused():
     tfdist.init()
     v = tf.Variable([1.0])

@@ -1,5 +1,6 @@
 """What `horovod.keras` wraps, saves, loads and refuses, in one process."""
 
+import copy
 import logging
 
 import h5py
@@ -249,6 +250,38 @@ def test_local_layers_may_get_their_weights_later():
     layer.build((None, 1))
     local = optimizer.tfdist_options.local_variables
     assert local.places([shared, layer.kernel, layer.bias]) == [1, 2]
+
+
+def test_copies_keep_local_variables_or_ask_for_them():
+    own, shared, later = (tf.Variable([1.0]) for _ in range(3))
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.5))
+    before = type(optimizer).from_config(optimizer.get_config())
+    optimizer.register_local_var(own)
+    kept = copy.deepcopy(optimizer)
+    kept.register_local_var(later)
+    places = kept.tfdist_options.local_variables.places
+    assert places([shared, own, later]) == [1, 2]
+    assert optimizer.tfdist_options.local_variables.places([own, later]) == [0]
+    before.apply([tf.constant([1.0])], [shared])  # it never had any
+    for again in (type(optimizer).from_config(kept.get_config()) for _ in range(2)):
+        for step in (again.apply, lambda g, v, o=again: o.apply_gradients([(*g, *v)])):
+            with pytest.raises(RuntimeError, match="which a configuration does not"):
+                step([tf.constant([1.0])], [shared])
+        again.register_local_var(own)
+        again.apply([tf.constant([1.0])], [shared])
+    assert shared.numpy() == [-0.5]
+
+
+def test_a_copy_of_what_scales_the_loss_adds_batches_up_likewise():
+    scaled = keras.optimizers.LossScaleOptimizer(
+        keras.optimizers.SGD(1.0), initial_scale=1.0
+    )
+    optimizer = hvd.DistributedOptimizer(scaled, backward_passes_per_step=2)
+    copied, v = copy.deepcopy(optimizer), tf.Variable([0.0])
+    assert copied.inner_optimizer is not optimizer.inner_optimizer
+    for gradient in (2.0, 6.0):
+        copied.apply([tf.constant([gradient])], [v])
+    assert v.numpy() == [-8.0]
 
 
 def test_local_variables_are_checked():

@@ -23,16 +23,18 @@ from tfdist.horovod.tensorflow.gradients import (
     gradients_of_this_rank,
     is_outside,
 )
-from tfdist.local_variables import LocalVariables, check_clips_each_alone
+from tfdist.local_variables import check_clips_each_alone, with_one_more
 from tfdist.reduce_options import ReduceOptions
 
 
 class Wrapped:
     """Mixin of what Horovod's `DistributedOptimizer` returns, before tfdist's class."""
 
-    # Of tfdist's class, and set by `DistributedOptimizer`.
+    # Of tfdist's class, and of the one that `DistributedOptimizer` makes for this
+    # optimizer and its copies; the last: one of them has local variables.
     tfdist_options: ReduceOptions
     horovod_scale_local_gradients: bool
+    horovod_has_local: bool = False
 
     def register_local_var(self, var: Any) -> None:
         """Makes a variable one of this rank alone: its gradient is not reduced.
@@ -53,24 +55,54 @@ class Wrapped:
                 "reduces the gradient. Call it right after DistributedOptimizer(...)."
             )
         check_clips_each_alone(self)
-        listed = [*attributes.get("_horovod_local", ()), var]
         options = dataclasses.replace(
             self.tfdist_options,
-            local_variables=LocalVariables(listed),
+            local_variables=with_one_more(self.tfdist_options.local_variables, var),
             scale_local_gradients=self.horovod_scale_local_gradients,
         )
+        type(self).horovod_has_local = True
         # Past Keras's __setattr__, which would track them.
-        attributes["_horovod_local"] = listed
         attributes["tfdist_options"] = options
         inner = getattr(self, "inner_optimizer", None)
         if inner is not None:
             vars(inner)["tfdist_options"] = options
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], *args: Any, **named: Any) -> Any:
+        """A new optimizer; a configuration knows of no local variables."""
+        made = super().from_config(config, *args, **named)  # type: ignore[misc]
+        vars(made)["_horovod_asks"] = cls.horovod_has_local
+        return made
+
+    def _check_local(self) -> None:
+        """Raises if local variables were left behind, which would be averaged.
+
+        Raises:
+            RuntimeError: says what to write.
+        """
+        asks = vars(self).get("_horovod_asks", False)
+        if asks and self.tfdist_options.local_variables is None:
+            raise RuntimeError(
+                f"The optimizer {self.name!r} was made by from_config() of one "  # type: ignore[attr-defined]
+                "that has local variables, which a configuration does not hold: their "
+                "gradients would be averaged. Call register_local_var(variable) for "
+                "each of them on the new optimizer, before the first step; "
+                "copy.deepcopy(optimizer) keeps them. If none is to be local, wrap a "
+                "new optimizer."
+            )
+
+    def _reduced(
+        self, grads: list[Any], variables: list[Any], weight: Any
+    ) -> list[Any]:
+        self._check_local()
+        return super()._reduced(grads, variables, weight)  # type: ignore[misc,no-any-return]
 
     @tf.autograph.experimental.do_not_convert
     def apply(
         self, grads: Any, trainable_variables: Any = None, *, weight: Any = None
     ) -> Any:
         """Reduces the gradients, then updates the variables."""
+        self._check_local()
         vars(self)["_horovod_applied"] = True
         return super().apply(grads, trainable_variables, weight=weight)  # type: ignore[misc]
 
@@ -212,7 +244,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     if stays_out:
         put_before(wrapped, OwnSteps)
     put_before(wrapped, Wrapped)
-    vars(wrapped)["horovod_scale_local_gradients"] = scale_local_gradients
+    type(wrapped).horovod_scale_local_gradients = scale_local_gradients
     if backward_passes_per_step > 1:
         if hasattr(wrapped, "inner_optimizer"):
             wrapped._reduce_in_the_inner_one()
