@@ -23,9 +23,6 @@ from tfdist.reduce_options import ReduceOptions
 # A table of at least so many bytes is reduced by rows unless the user says otherwise:
 # below it, one message of a bucket is cheaper than two gathers.
 TABLE_BYTES = 8 << 20
-# Among indices: of no row. Not -1, which a lookup on a GPU lets through, and answers
-# with zeros: an index that is out of range goes its way like every other.
-_MARK = tf.int64.min
 
 
 def by_rows(shape: Any, itemsize: int, sparse_as_dense: bool | None) -> bool:
@@ -114,13 +111,15 @@ def reduce_rows(
             sent, name=f"{name}.values", process_set=process_set
         )
     # Each rank that calls this sends a mark too: an average divides by their number,
-    # which is less than the size when ranks have joined.
+    # which is less than the size when ranks have joined. It is not -1, which a lookup
+    # on a GPU answers with zeros: an index out of range goes its way like every other.
+    mark = tf.constant(own.indices.dtype.min, own.indices.dtype)
     marked = collectives.allgather(
-        tf.concat([own.indices, [_MARK]], axis=0),
+        tf.concat([own.indices, [mark]], axis=0),
         name=f"{name}.indices",
         process_set=process_set,
     )
-    is_mark = tf.equal(marked, _MARK)  # under disable_v2_behavior() == is identity
+    is_mark = tf.equal(marked, mark)  # under disable_v2_behavior() == is identity
     indices = tf.boolean_mask(marked, tf.logical_not(is_mark))
     if sent.dtype != dtype or dtype in (tf.float16, tf.bfloat16):
         values = tf.cast(values, tf.float32)
