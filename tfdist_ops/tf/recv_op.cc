@@ -1,4 +1,5 @@
 // TfdistRecv: a tensor from one other rank, which calls TfdistSend.
+#include "tf/large_pages.h"
 #include "tf/tf_bridge.h"
 
 namespace tfdist {
@@ -34,6 +35,7 @@ class RecvOp : public CollectiveOp {
         ctx->input(0).flat<int64_t>().data(), ctx->input(0).NumElements(), &shape));
     tensorflow::Tensor* value = nullptr;
     TF_RETURN_IF_ERROR(ctx->allocate_output(0, shape, &value));
+    AskForLargePages(*value);
     op->AddTensor(*value, value->data(), 0);
     NamePair(op, src_, OwnRank());
     return absl::OkStatus();

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "tf/large_pages.h"
+
 namespace tfdist {
 namespace {
 
@@ -22,6 +24,7 @@ absl::Status AllocateRows(Operation* op, const int64_t* rows, int32_t size, int6
   }
   tensorflow::Tensor* output = nullptr;
   TF_RETURN_IF_ERROR(ctx->allocate_output(0, shape, &output));
+  AskForLargePages(*output);
   if (ctx->num_outputs() > 1) {
     tensorflow::Tensor* by_rank = nullptr;
     TF_RETURN_IF_ERROR(ctx->allocate_output(1, tensorflow::TensorShape({size}), &by_rank));

@@ -7,6 +7,7 @@
 #include "absl/strings/cord.h"
 #include "absl/strings/numbers.h"
 #include "base/status.h"
+#include "tf/large_pages.h"
 
 // Python reads this text in the file before it loads the library: a library of another TensorFlow
 // is refused before any of its code runs.
@@ -197,7 +198,11 @@ absl::Status AddInputs(tensorflow::OpKernelContext* ctx, Operation* op,
     TF_RETURN_IF_ERROR(
         ctx->forward_input_or_allocate_output({i}, i, ctx->input(i).shape(), &output, &forwarded));
     outputs_total.fetch_add(1, std::memory_order_relaxed);
-    if (forwarded >= 0) outputs_in_place.fetch_add(1, std::memory_order_relaxed);
+    if (forwarded >= 0) {
+      outputs_in_place.fetch_add(1, std::memory_order_relaxed);
+    } else {
+      AskForLargePages(*output);
+    }
     op->AddTensor(ctx->input(i), output->data(), hints.empty() ? i : hints[i]);
   }
   return absl::OkStatus();
