@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tfdist import tuning
-from tfdist.tools.bench import command, options, picture, report, tune
+from tfdist.tools.bench import command, measure, options, picture, report, tune
 from tfdist.tools.bench.limits import Limits
 from tfdist.tools.bench.operations import DTYPES, OPERATIONS, Place, pattern
 from tfdist.tools.cli import main
@@ -23,6 +23,18 @@ def test_sizes_are_ranges_or_lists():
     for wrong in ("", "0", "1T", "4K:1K", "1:2:1", "1:2:3:4", "1:2:x", "-1", "32G"):
         with pytest.raises(argparse.ArgumentTypeError):
             options.sizes(wrong)
+
+
+@pytest.mark.parametrize("name", sorted(DTYPES))
+@pytest.mark.parametrize("size_bytes", [64, 1000, 1 << 20])
+def test_memory_begins_where_tensors_do(name, size_bytes):
+    operation, dtype, place = OPERATIONS["allreduce"], DTYPES[name], Place(0, 2)
+    cell = measure.Cell(operation, dtype, size_bytes, place)
+    for memory in (cell._given, cell._taken):
+        assert memory.ctypes.data % 64 == 0
+        assert memory.nbytes == cell.size_bytes
+    expected = dtype.array(operation.given(place, cell.count))
+    assert cell._given.tobytes() == expected.tobytes()
 
 
 @pytest.mark.parametrize(

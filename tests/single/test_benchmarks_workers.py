@@ -28,6 +28,14 @@ def test_the_sum_of_what_all_ranks_bring_is_right(size):
     exact.check(np.sum(parts, axis=0, dtype=np.float32), size, "sum", shift=3)
 
 
+@pytest.mark.parametrize("elements", [1, 1000, 1 << 20, (1 << 20) + 1])
+def test_memory_begins_as_that_of_tensors_does(elements):
+    for array in (exact.zeros(elements), exact.brought(elements, 1)):
+        assert array.ctypes.data % 64 == 0
+        assert (array.size, array.dtype) == (elements, np.float32)
+    assert not exact.zeros(elements).any()
+
+
 def test_one_wrong_bit_ends_the_rank_with_its_place():
     found = exact.total(100, 2)
     found.view(np.uint32)[41] ^= 1

@@ -8,7 +8,7 @@ from typing import Any
 
 import measuring
 import numpy as np
-from exact import brought, check
+from exact import brought, check, zeros
 from helpers import core_client
 from native import looped
 
@@ -99,7 +99,7 @@ def sizes(task: dict[str, Any]) -> dict[str, list[float]]:
     seconds = {}
     for size_bytes in task["sizes"]:
         source = brought(size_bytes // 4, rank)
-        target = np.zeros_like(source)
+        target = zeros(source.size)
         for series, output in (("allreduce", target), ("in place", source)):
             name = f"{series.replace(' ', '_')}.{size_bytes}"
             repeat = Group(name, [([source], [output], [0])]).repeat(task["loops"])
@@ -133,7 +133,9 @@ def gradients(task: dict[str, Any]) -> dict[str, list[float]]:
     )
     seconds = {}
     for series in ("buckets", "buckets, in place"):
-        outputs = [np.zeros_like(x) for x in inputs] if series == "buckets" else inputs
+        outputs = inputs
+        if series == "buckets":
+            outputs = [zeros(x.size).reshape(x.shape) for x in inputs]
         lists = [([inputs[i] for i in b], [outputs[i] for i in b], b) for b in cut]
         repeat = Group(series, lists).repeat(task["loops"])
         repeat(1)
@@ -145,7 +147,7 @@ def gradients(task: dict[str, Any]) -> dict[str, list[float]]:
             repeat, agree, task["cap_s"]
         )
     source = brought(size_bytes // 4, rank)
-    target = np.zeros_like(source)
+    target = zeros(source.size)
     repeat = Group("flat", [([source], [target], [0])]).repeat(task["loops"])
     repeat(1)
     check(target, size, "flat")

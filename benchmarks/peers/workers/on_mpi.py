@@ -7,7 +7,7 @@ from typing import Any
 
 import measuring
 import numpy as np
-from exact import brought, check
+from exact import brought, check, zeros
 from mpi4py import MPI
 from native import looped
 
@@ -59,7 +59,7 @@ def sizes(task: dict[str, Any]) -> dict[str, list[float]]:
     seconds = {}
     for size_bytes in task["sizes"]:
         elements = size_bytes // 4
-        source, target = brought(elements, RANK), np.zeros(elements, np.float32)
+        source, target = brought(elements, RANK), zeros(elements)
         repeat = calls(task, [source.ctypes.data], [target.ctypes.data], [elements])
         repeat(1)
         check(target, SIZE, f"{size_bytes} bytes")
@@ -73,7 +73,7 @@ def sizes(task: dict[str, Any]) -> dict[str, list[float]]:
 def gradients(task: dict[str, Any]) -> dict[str, list[float]]:
     """The whole list in place: one tensor after the other, and as one vector."""
     counts = [int(np.prod(shape)) for shape in task["shapes"]]
-    flat = np.zeros(sum(counts), np.float32)
+    flat = zeros(sum(counts))
     ways = {
         "one by one, in place": np.split(flat, np.cumsum(counts)[:-1]),
         "flat, in place": [flat],
