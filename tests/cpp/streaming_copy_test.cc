@@ -132,12 +132,12 @@ TEST(the_bound_is_of_what_a_rank_gets) {
 
 TEST(the_bound_is_twice_the_caches_for_all_ranks_of_a_host) {
   constexpr int64_t kMiB = 1 << 20;
-  CHECK_EQ(StreamedBytes(32 * kMiB, 2), size_t{32 * kMiB});
-  CHECK_EQ(StreamedBytes(32 * kMiB, 4), size_t{16 * kMiB});
+  CHECK_EQ(StreamedBytes(32 * kMiB, 2), size_t{16 * kMiB});
+  CHECK_EQ(StreamedBytes(32 * kMiB, 4), size_t{8 * kMiB});
   CHECK_EQ(StreamedBytes(0, 4), size_t{16 * kMiB});
-  CHECK_EQ(StreamedBytes(8 * kMiB, 1), size_t{16 * kMiB});
+  CHECK_EQ(StreamedBytes(8 * kMiB, 1), size_t{8 * kMiB});
   CHECK_EQ(StreamedBytes(384 * kMiB, 1), size_t{64 * kMiB});
-  CHECK_EQ(StreamedBytes(384 * kMiB, 48), size_t{16 * kMiB});
+  CHECK_EQ(StreamedBytes(384 * kMiB, 48), size_t{8 * kMiB});
 }
 
 }  // namespace

@@ -15,7 +15,7 @@ constexpr size_t kLeastStreamed = size_t{8} << 10;
 size_t StreamedBytes(int64_t cache_bytes, int ranks) {
   constexpr int64_t kMost = int64_t{64} << 20;
   // Other ranks' results, inputs and what is under way come between a result and its reader.
-  const int64_t of_all = cache_bytes > 0 ? 2 * cache_bytes : kMost;
+  const int64_t of_all = cache_bytes > 0 ? cache_bytes : kMost;
   return static_cast<size_t>(std::min(kMost, of_all / std::max(ranks, 1)));
 }
 
