@@ -130,7 +130,7 @@ TEST(the_bound_is_of_what_a_rank_gets) {
   }
 }
 
-TEST(the_bound_is_twice_the_caches_for_all_ranks_of_a_host) {
+TEST(the_bound_is_the_caches_for_all_ranks_of_a_host) {
   constexpr int64_t kMiB = 1 << 20;
   CHECK_EQ(StreamedBytes(32 * kMiB, 2), size_t{16 * kMiB});
   CHECK_EQ(StreamedBytes(32 * kMiB, 4), size_t{8 * kMiB});
