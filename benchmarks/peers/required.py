@@ -90,13 +90,16 @@ def _of_core(sizes: Iterable[int], ranks: int) -> list[Mark]:
     return found
 
 
+def _above(one: Round, peer: str, case: str, floor: str) -> float | None:
+    whole, least = one.times.get((peer, case)), one.times.get((peer, floor))
+    if whole is None or least is None:
+        return None
+    return max(whole - least, LEAST_ABOVE_FLOOR_S)
+
+
 def above_floor(one: Round, peer: str, what: str) -> float | None:
     """What an allreduce adds to an empty function of the same signature."""
-    whole = one.times.get((peer, f"allreduce/{what}"))
-    floor = one.times.get((peer, f"floor/{what}"))
-    if whole is None or floor is None:
-        return None
-    return max(whole - floor, LEAST_ABOVE_FLOOR_S)
+    return _above(one, peer, f"allreduce/{what}", f"floor/{what}")
 
 
 def _floor_ratio(what: str) -> Callable[[Round], float | None]:
@@ -134,6 +137,32 @@ def _of_op(sizes: Iterable[int]) -> list[Mark]:
     return found
 
 
+def _of_making(size_bytes: int, one_by_one: Sequence[Cell]) -> list[Mark]:
+    """What a reduction adds to a function that makes the list, as a backward pass."""
+
+    def added(one: Round, peer: str, way: str) -> float | None:
+        cases = [f"{way}, {what}/{size_bytes}" for what in ("made", "made floor")]
+        return _above(one, peer, *cases)
+
+    def ratio(one: Round, others_s: Iterable[float | None]) -> float | None:
+        best = min((s for s in others_s if s is not None), default=None)
+        mine = added(one, OP, "buckets")
+        return best / mine if best and mine else None
+
+    def of_tensorflow(one: Round) -> float | None:
+        ways = [cell for cell in LISTS if cell[0] in IN_TENSORFLOW]
+        return ratio(one, [added(one, *cell) for cell in ways])
+
+    def of_open_mpi(one: Round) -> float | None:
+        return ratio(one, [one.fastest(one_by_one)])
+
+    mine = f"what {OP} adds to the making of the list"
+    return [
+        Mark(f"what Horovod, ring add / {mine}", 3.0, of_tensorflow),
+        Mark(f"Open MPI one by one, in place / {mine}", 1.0, of_open_mpi),
+    ]
+
+
 def _flat_and_floor(size_bytes: int) -> Mark:
     """What an empty function of the same signature leaves of the flat allreduce."""
 
@@ -160,6 +189,7 @@ def _of_gradients(size_bytes: int) -> list[Mark]:
         ]
     (mine,) = at([(CORE, "buckets, in place")])
     found.append(_flat_and_floor(size_bytes))
+    found += _of_making(size_bytes, one_by_one)
     title = f"Open MPI one by one, in place / {CORE}, in place"
     found.append(_faster(title, 1.0, mine, one_by_one))
     return found

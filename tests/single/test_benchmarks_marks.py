@@ -108,6 +108,22 @@ def test_a_list_of_gradients_pays_for_the_call_of_its_function_too():
     assert most.ratio(older) is None
 
 
+def test_of_a_list_that_is_made_what_the_reduction_adds_is_compared():
+    times = {
+        ("tfdist", "buckets, made/4096"): 5.0,
+        ("tfdist", "buckets, made floor/4096"): 3.0,
+        ("hvd-mpi", "grouped, made/4096"): 9.0,
+        ("hvd-mpi", "grouped, made floor/4096"): 2.0,
+        ("ompi5", "one by one, in place/4096"): 3.0,
+    }
+    found = required.marks("gradients", [case for _, case in times], 2)
+    added = [m for m in found if "making of the list" in m.title]
+    one = Round(times, 1.0, 1.0)
+    assert [m.ratio(one) for m in added] == [pytest.approx(3.5), pytest.approx(1.5)]
+    del times["tfdist", "buckets, made floor/4096"]
+    assert [m.ratio(Round(times, 1.0, 1.0)) for m in added] == [None, None]
+
+
 @pytest.mark.parametrize(
     ("size_bytes", "ranks", "wanted"),
     [(1024, 2, 0.5), (256 << 10, 2, 1.0), (4 * MIB, 2, 1.3), (16 * MIB, 4, 2.0)],

@@ -51,25 +51,41 @@ def sizes(task: dict[str, Any], by: Any) -> dict[str, list[float]]:
     return seconds
 
 
+def _made(reduce_list: Callable[..., Any]) -> Callable[..., Any]:
+    # As a backward pass does: memory of what it makes may become that of the results.
+    return lambda *x: reduce_list(*[-one for one in x])
+
+
 def gradients(task: dict[str, Any], by: Any) -> dict[str, list[float]]:
     """The whole list in one call of a tf.function, in each of the library's ways.
 
-    The floor is a tf.function of the same signature that reduces nothing.
+    The floor is a tf.function of the same signature that reduces nothing. "made": the
+    function makes what it reduces; "made floor", in turns with it, only makes it.
     """
     shapes = task["shapes"]
     counts = [int(np.prod(shape)) for shape in shapes]
+    size_bytes = 4 * sum(counts)
     lists = [
         tf.constant(brought(count, by.RANK, shift=i).reshape(shape))
         for i, (count, shape) in enumerate(zip(counts, shapes, strict=True))
     ]
+    negative = [-one for one in lists]
+    making = tf.function(lambda *x: [-one for one in x])
+    making(*negative)
     seconds = {}
     for name, make in by.LISTS.items():
         call = by.function(make(shapes))
-        for i, found in enumerate(call(*lists)):
-            check(found.numpy(), by.SIZE, f"{name}, tensor {i}", shift=i)
-        case = f"{name}/{4 * sum(counts)}"
-        seconds[case] = _timed(lambda c=call: c(*lists), by, task)
-    size_bytes = 4 * sum(counts)
+        made = by.function(_made(make(shapes)))
+        for what, results in ((name, call(*lists)), (f"{name}, made", made(*negative))):
+            for i, found in enumerate(results):
+                check(found.numpy(), by.SIZE, f"{what}, tensor {i}", shift=i)
+        seconds[f"{name}/{size_bytes}"] = _timed(lambda c=call: c(*lists), by, task)
+        repeats = {
+            f"{name}, made": measuring.repeated(lambda c=made: c(*negative)),
+            f"{name}, made floor": measuring.repeated(lambda: making(*negative)),
+        }
+        in_turns = measuring.in_turns(repeats, by.agree, task["cap_s"])
+        seconds |= {f"{case}/{size_bytes}": s for case, s in in_turns.items()}
     empty = tf.function(lambda *x: [tf.identity(one) for one in x])
     seconds[f"floor/{size_bytes}"] = _timed(lambda: empty(*lists), by, task)
     flat = tf.constant(brought(sum(counts), by.RANK))
