@@ -102,12 +102,16 @@ def above_floor(one: Round, peer: str, what: str) -> float | None:
     return _above(one, peer, f"allreduce/{what}", f"floor/{what}")
 
 
+def _of_least(others_s: Iterable[float | None], mine_s: float | None) -> float | None:
+    """The least of the others over mine; None where there is nothing to compare."""
+    best = min((s for s in others_s if s is not None), default=None)
+    return best / mine_s if best and mine_s else None
+
+
 def _floor_ratio(what: str) -> Callable[[Round], float | None]:
     def ratio(one: Round) -> float | None:
-        found = [above_floor(one, peer, what) for peer in IN_TENSORFLOW]
-        best = min((s for s in found if s is not None), default=None)
-        mine = above_floor(one, OP, what)
-        return best / mine if best and mine else None
+        others = [above_floor(one, peer, what) for peer in IN_TENSORFLOW]
+        return _of_least(others, above_floor(one, OP, what))
 
     return ratio
 
@@ -139,22 +143,17 @@ def _of_op(sizes: Iterable[int]) -> list[Mark]:
 
 def _of_making(size_bytes: int, one_by_one: Sequence[Cell]) -> list[Mark]:
     """What a reduction adds to a function that makes the list, as a backward pass."""
+    ways = [cell for cell in LISTS if cell[0] in IN_TENSORFLOW]
 
     def added(one: Round, peer: str, way: str) -> float | None:
         cases = [f"{way}, {what}/{size_bytes}" for what in ("made", "made floor")]
         return _above(one, peer, *cases)
 
-    def ratio(one: Round, others_s: Iterable[float | None]) -> float | None:
-        best = min((s for s in others_s if s is not None), default=None)
-        mine = added(one, OP, "buckets")
-        return best / mine if best and mine else None
-
     def of_tensorflow(one: Round) -> float | None:
-        ways = [cell for cell in LISTS if cell[0] in IN_TENSORFLOW]
-        return ratio(one, [added(one, *cell) for cell in ways])
+        return _of_least([added(one, *way) for way in ways], added(one, OP, "buckets"))
 
     def of_open_mpi(one: Round) -> float | None:
-        return ratio(one, [one.fastest(one_by_one)])
+        return _of_least([one.fastest(one_by_one)], added(one, OP, "buckets"))
 
     mine = f"what {OP} adds to the making of the list"
     return [
