@@ -9,9 +9,10 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import enum
+import functools
 import math
 import numbers
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from tensorflow.python.ops import control_flow_util
 
 from tfdist import _core, _engine, _runtime, errors
 from tfdist._library import ops
+from tfdist._names import operation_name
 
 
 class InsideXlaError(NotImplementedError):
@@ -165,6 +167,35 @@ def allreduce(
         hints=list(hints),
         counted=_counted_sum(op),
     )
+
+
+@functools.lru_cache(maxsize=1024, typed=True)
+def eager_allreduce(
+    dtype: tf.DType, name: str | None, op: ReduceOp, timeout_s: float | None
+) -> Callable[[tf.Tensor], tf.Tensor]:
+    """What reduces a tensor of `dtype` over all ranks, called eagerly.
+
+    Made once for calls that come again, as each iteration's do: behind the kernel,
+    whose code has filled the processor's caches, checking takes as long as reducing.
+
+    Raises:
+        TypeError, ValueError: an argument is not valid; `allreduce` of `tfdist` says
+            which. Here one that can't be hashed is not valid either.
+    """
+    check_reducible(dtype, op, "allreduce")
+    arguments = {
+        "tensor_name": operation_name("allreduce", name),
+        "reduce_op": _reduce_op(op),
+        "timeout_s": timeout_of(timeout_s),
+    }
+    run = ops().tfdist_allreduce
+
+    def reduce_again(tensor: tf.Tensor) -> tf.Tensor:
+        _runtime.check_initialized()
+        with errors.translate():
+            return run(tensors=[tensor], counted=_counted_sum(op), **arguments)[0]
+
+    return reduce_again
 
 
 def allgather(
@@ -377,9 +408,10 @@ def check_not_xla(why: str | None = None) -> None:
 
 def _emit(operation: str, **arguments: Any) -> Any:
     """Runs an operation, or adds it to the graph, with our errors for its own."""
-    check_not_xla()
     if tf.executing_eagerly():
         _runtime.check_initialized()  # a fork, too, has no engine
+    else:
+        check_not_xla()
     with errors.translate():
         return getattr(ops(), operation)(**arguments)
 
@@ -413,6 +445,8 @@ def check_reducible(dtype: tf.DType, op: Any, function: str) -> None:
 
 def _reduce_op(op: Any) -> int:
     # By value only: a text or a bool that happens to fit is a mistake.
+    if type(op) is ReduceOp:
+        return int(op)
     if isinstance(op, bool) or not isinstance(op, int | np.integer) or op not in _OPS:
         expected = ", ".join(f"tfdist.ReduceOp.{known.name}" for known in ReduceOp)
         raise ValueError(f"Expected op to be one of {expected}, got {op!r}.")

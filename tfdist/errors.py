@@ -18,7 +18,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -183,18 +182,20 @@ def from_core(error: CoreError) -> Exception:
     return tf_cls(None, None, error.message)
 
 
-@contextlib.contextmanager
-def translate() -> Iterator[None]:
+class translate:  # noqa: N801 - reads as a function, and is entered by every eager call
     """Raises our classes for errors of the core and of operations inside the block."""
-    try:
-        yield
-    except CoreError as error:
-        raise from_core(error) from None
-    except tf.errors.OpError as error:
-        ours = from_tf(error) or _bare(error)
-        if ours is None or ours is error:
-            raise
-        raise ours from None
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: Any, error: BaseException | None, _trace: Any) -> None:
+        ours: Exception | None = None
+        if isinstance(error, CoreError):
+            ours = from_core(error)
+        elif isinstance(error, tf.errors.OpError):
+            ours = from_tf(error) or _bare(error)
+        if ours is not None and ours is not error:
+            raise ours from None
 
 
 def _bare(error: tf.errors.OpError) -> Exception | None:

@@ -4,6 +4,7 @@
 #include <functional>
 
 #include "check.h"
+#include "scheduler/order.h"
 
 namespace tfdist {
 namespace {
@@ -148,6 +149,28 @@ TEST(buckets_must_be_made_of_the_same_tensors_in_the_same_order) {
   other = bucket;
   other.sizes = {5, 3};
   CheckMismatch(CheckAgreement({bucket, other}), "the tensors of the bucket", "rank 1: 2 tensors");
+}
+
+// Also on the last of the ranks, and where all else is alike.
+TEST(allreduces_must_agree_on_what_else_decides_how_they_run) {
+  const RequestInfo alike = Valid(CollectiveKind::kAllreduce);
+  const auto check = [&](const RequestInfo& other, const char* what, const char* values) {
+    CheckMismatch(CheckAgreement({alike, alike, other}), what, values);
+    CheckMismatch(CheckAgreement({other, alike, alike}), what, values);
+  };
+  RequestInfo other = alike;
+  other.postscale = 2;
+  check(other, "the factors", "postscale 2");
+  other = alike;
+  other.algorithm = "ring";
+  check(other, "the algorithm", "ring");
+  other = alike;
+  other.predicted = PredictedTicket(5, 2, 7);
+  check(other, "which step of which group", "submission 7 of bucket 2 of group 5");
+  other = alike;
+  other.timeout_s = 1;
+  other.repeats = true;
+  CHECK_OK(CheckAgreement({alike, other, alike}));
 }
 
 TEST(splits_of_a_reduce_scatter_must_agree_and_the_default_counts_as_its_numbers) {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -65,6 +65,10 @@ def allreduce(
         On two ranks, `[1, 2, 3]` on one and `[1, 0, 1]` on the other sum up to
         `[2, 2, 4]` on both.
     """
+    if process_set is None:
+        again = _known(tensor, op, name, prescale, postscale, timeout_s)
+        if again is not None:
+            return again(tensor)
     value = _arguments.reducible(tensor, op, "allreduce")
     reduced = _operations.allreduce(
         [value],
@@ -75,6 +79,22 @@ def allreduce(
         process_set=id_of(process_set),
     )
     return reduced[0]
+
+
+def _known(
+    tensor: Any, op: Any, name: Any, prescale: Any, postscale: Any, timeout_s: Any
+) -> Callable[[tf.Tensor], tf.Tensor] | None:
+    """What reduces it, if that is an eager call without factors, and a valid one."""
+    if type(prescale) is not float or type(postscale) is not float:
+        return None
+    if prescale != 1.0 or postscale != 1.0 or not isinstance(tensor, tf.Tensor):
+        return None
+    if not tf.executing_eagerly():
+        return None
+    try:
+        return _operations.eager_allreduce(tensor.dtype, name, op, timeout_s)
+    except (TypeError, ValueError):
+        return None
 
 
 def grouped_allreduce(

@@ -1,0 +1,114 @@
+"""Eager allreduces that come again: what one call was checked for holds for no other."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import tfdist
+from tfdist import _operations
+from tfdist.collectives import ReduceOp
+
+X = tf.constant([1.0, -2.0, 0.5])
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _initialized():
+    tfdist.init()
+    for _ in range(2):
+        tfdist.allreduce(X)
+    yield
+    if tfdist.is_initialized():
+        tfdist.shutdown()
+
+
+def bits(tensor):
+    return tensor.dtype, np.asarray(tensor.numpy()).tobytes()
+
+
+def test_a_call_that_comes_again_is_not_checked_again(monkeypatch):
+    tfdist.allreduce(X, op=ReduceOp.MAX, name="again", timeout_s=30.0)
+    monkeypatch.setattr(_operations, "check_reducible", None)
+    again = tfdist.allreduce(X, op=ReduceOp.MAX, name="again", timeout_s=30.0)
+    assert bits(again) == bits(X)
+    with pytest.raises(TypeError):  # nobody can check it now
+        tfdist.allreduce(X, op=ReduceOp.MAX, name="another", timeout_s=30.0)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "words"),
+    [
+        ({"op": True}, ValueError, "Expected op to be one of"),
+        ({"op": 1.0}, ValueError, "Expected op to be one of"),
+        ({"op": "AVERAGE"}, ValueError, "Expected op to be one of"),
+        ({"op": [ReduceOp.AVERAGE]}, ValueError, "Expected op to be one of"),
+        ({"op": ReduceOp.LOGICAL_OR}, TypeError, "tfdist.allreduce: .*float32"),
+        ({"timeout_s": 0}, ValueError, "Expected timeout_s to be a number"),
+        ({"timeout_s": True}, ValueError, "Expected timeout_s to be a number"),
+        ({"timeout_s": [1.0]}, ValueError, "Expected timeout_s to be a number"),
+        ({"prescale": float("nan")}, ValueError, "Expected a finite prescale"),
+        ({"postscale": float("inf")}, ValueError, "Expected a finite postscale"),
+        ({"process_set": 0}, TypeError, "Expected process_set to be a"),
+    ],
+)
+def test_what_equals_a_known_call_is_still_refused(wrong, error, words):
+    tfdist.allreduce(X, timeout_s=1.0)
+    for _ in range(2):
+        with pytest.raises(error, match=words):
+            tfdist.allreduce(X, **wrong)
+
+
+def test_factors_are_never_those_of_another_call():
+    assert tfdist.allreduce(X, prescale=2.0).numpy().tolist() == [2.0, -4.0, 1.0]
+    assert tfdist.allreduce(X, postscale=0.5).numpy().tolist() == [0.5, -1.0, 0.25]
+    for zero in (-0.0, 0.0):  # by NumPy: TensorFlow keeps one constant for both
+        found = tfdist.allreduce(X, prescale=zero).numpy()
+        assert found.tobytes() == (X.numpy() * np.float32(zero)).tobytes()
+    assert bits(tfdist.allreduce(X, prescale=1, postscale=True)) == bits(X)
+
+
+def test_dtypes_and_shapes_are_told_apart():
+    for dtype in (tf.float32, tf.float64, tf.int32, tf.bfloat16):
+        for shape in ((), (3,), (2, 2)):
+            x = tf.ones(shape, dtype)
+            assert bits(tfdist.allreduce(x, op=ReduceOp.SUM)) == bits(x)
+            assert tfdist.allreduce(x, op=ReduceOp.SUM).shape == shape
+
+
+def test_a_tape_records_a_call_that_comes_again():
+    x = tf.constant([3.0])
+    for _ in range(2):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            loss = tfdist.allreduce(x * x, op=ReduceOp.SUM)
+        assert tape.gradient(loss, x).numpy().tolist() == [6.0]
+
+
+def test_within_a_function_the_same_call_is_traced():
+    @tf.function
+    def function(x):
+        return tfdist.allreduce(x) + tfdist.allreduce(X)  # an eager tensor, captured
+
+    graph = function.get_concrete_function(X).graph
+    names = [n for n in graph.get_operations() if n.type == "TfdistAllreduce"]
+    assert [n.get_attr("tensor_name") for n in names] == [
+        b"function/allreduce.0",
+        b"function/allreduce.1",
+    ]
+    assert function(X).numpy().tolist() == [2.0, -4.0, 1.0]
+
+
+def test_what_is_no_tensor_is_converted_each_time():
+    for value in ([1.0, 2.0], np.float32([1.0, 2.0]), tf.Variable([1.0, 2.0])):
+        for _ in range(2):
+            assert tfdist.allreduce(value).numpy().tolist() == [1.0, 2.0]
+
+
+# ---- last: it ends the world ----
+
+
+def test_after_the_end_a_known_call_says_that_init_is_missing():
+    tfdist.shutdown()
+    with pytest.raises(tfdist.NotInitializedError):
+        tfdist.allreduce(X)
+    tfdist.init()
+    assert bits(tfdist.allreduce(X)) == bits(X)
