@@ -8,8 +8,9 @@
 namespace tfdist {
 namespace {
 
-// Smaller ones glibc's malloc keeps, once it has had some back, and hands out again with the pages
-// that they have.
+// Smaller ones glibc's malloc keeps, once it has had some back, and hands out again, mostly with
+// the pages that they have: now and then it gives the end of its heap back to the kernel, which
+// costs no time that shows (docs/benchmarks.md).
 constexpr uintptr_t kLeastBytes = uintptr_t{32} << 20;
 
 }  // namespace
