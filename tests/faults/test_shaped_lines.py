@@ -1,4 +1,4 @@
-"""Lines between hosts that are shaped to a rate: what the kernel does with our packets."""
+"""Lines between hosts that are shaped to a rate: what the kernel does there."""
 
 import subprocess
 import sys

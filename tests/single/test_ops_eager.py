@@ -1,4 +1,4 @@
-"""Eager allreduces that come again: what one call was checked for holds for no other."""
+"""Eager allreduces that come again: what was checked for one holds for no other."""
 
 import numpy as np
 import pytest
