@@ -175,8 +175,8 @@ def eager_allreduce(
 ) -> Callable[[tf.Tensor], tf.Tensor]:
     """What reduces a tensor of `dtype` over all ranks, called eagerly.
 
-    Made once for calls that come again, as each iteration's do: behind the kernel,
-    whose code has filled the processor's caches, checking takes as long as reducing.
+    Made once for calls that come again, as each iteration's do: checking anew takes
+    almost as long as reducing, since TensorFlow's code has filled the caches meanwhile.
 
     Raises:
         TypeError, ValueError: an argument is not valid; `allreduce` of `tfdist` says
@@ -445,8 +445,6 @@ def check_reducible(dtype: tf.DType, op: Any, function: str) -> None:
 
 def _reduce_op(op: Any) -> int:
     # By value only: a text or a bool that happens to fit is a mistake.
-    if type(op) is ReduceOp:
-        return int(op)
     if isinstance(op, bool) or not isinstance(op, int | np.integer) or op not in _OPS:
         expected = ", ".join(f"tfdist.ReduceOp.{known.name}" for known in ReduceOp)
         raise ValueError(f"Expected op to be one of {expected}, got {op!r}.")

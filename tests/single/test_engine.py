@@ -17,7 +17,7 @@ import pytest
 import tensorflow as tf
 
 import tfdist
-from tfdist import _core, _engine, _library, _runtime
+from tfdist import _core, _engine, _library, _operations, _runtime
 from tfdist.callbacks._base import RankCallback
 from tfdist.engines.horovod import _start, _types, _watch
 from tfdist.engines.horovod._store import MAX_VALUE_BYTES, Store
@@ -81,6 +81,7 @@ def echo(monkeypatch):
 def _forget():
     _engine.chosen.cache_clear()
     _library.ops.cache_clear()
+    _operations.eager_allreduce.cache_clear()
 
 
 def test_an_engine_starts_with_the_world_and_ends_with_it(echo):
