@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn, Protocol, TypeVar
 
 from tfdist import _core, _engine, tuning
+from tfdist import _host_memory as host_memory
 from tfdist import _last_words as last_words
 from tfdist.rendezvous import agreement, report
 from tfdist.rendezvous.environment import detect
@@ -134,6 +135,7 @@ def _connect(timeout_s: float | None) -> None:
         if placement.size == 1:
             mesh = _alone(_state.generation)
         else:
+            os.environ.update(host_memory.settings(os.environ))  # unless by tfdistrun
             options = Options(
                 generation=_state.generation,
                 timeout_s=limit_s,

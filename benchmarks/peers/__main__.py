@@ -21,6 +21,9 @@ def _measured(parser: argparse.ArgumentParser, ranks: str, cap_s: float) -> None
     parser.add_argument("--rounds", type=int, default=7)
     if cap_s:
         parser.add_argument("--cap", type=float, default=cap_s, help="s for a case")
+    parser.add_argument(
+        "--environ", action="append", default=[], metavar="NAME=VALUE", help="of all"
+    )
     parser.add_argument("--timeout", type=float, default=240, help="s, peer and round")
     parser.add_argument("--out", type=Path, required=True, help="file of JSON lines")
 
@@ -48,8 +51,16 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _pairs(given: list[str]) -> dict[str, str]:
+    if wrong := [one for one in given if not one.partition("=")[1]]:
+        raise ValueError(f"--environ takes NAME=VALUE, not {wrong[0]!r}")
+    return dict(one.split("=", 1) for one in given)
+
+
 def _task(options: argparse.Namespace) -> dict[str, Any]:
     task: dict[str, Any] = {"task": options.command}
+    if options.environ:
+        task["environ"] = _pairs(options.environ)
     if options.command == catalogue.TRAINING:
         models = options.models.split(",")
         steps = {"warm": WARM_STEPS, "steps": options.steps, "batch": BATCH}

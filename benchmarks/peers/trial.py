@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 import uuid
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -90,6 +90,7 @@ def launched(
 
 def run(peer: Peer, ranks: int, task: dict[str, Any], timeout_s: float) -> Outcome:
     """Starts a peer's ranks, waits for what they leave, and ends all of them."""
+    peer = replace(peer, environ={**peer.environ, **task.get("environ", {})})
     with tempfile.TemporaryDirectory(prefix="tfdist-peer-") as folder:
         path = Path(folder, "task.json")
         own = {"folder": folder, "loops": str(loops()), **peer.settings}

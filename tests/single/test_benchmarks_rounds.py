@@ -66,6 +66,12 @@ def test_the_slowest_rank_of_each_repetition_counts(made):
     assert outcome.seconds == {"allreduce/1024": [0.002, 0.004, 0.005]}
 
 
+def test_variables_for_all_peers_reach_the_ranks(made):
+    peer, _ = made("asks", "import os; exit(os.environ['TF_OF_ALL'])")
+    outcome = trial.run(peer, 1, {**TASK, "environ": {"TF_OF_ALL": "here"}}, 30.0)
+    assert "here" in outcome.error
+
+
 def test_steps_of_a_training_are_those_of_the_mean_rate():
     ranks = [{"seconds": {"mlp/32": [1.0, 1.0, 9.0]}, "facts": {"mlp/32": {"a_s": 1}}}]
     ranks += [{"seconds": {"mlp/32": [3.0, 3.0]}, "facts": {"mlp/32": {"a_s": 2}}}]

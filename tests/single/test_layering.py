@@ -39,6 +39,7 @@ WITHOUT_TENSORFLOW = [
         "buckets",
         "bucket_order",
         "rendezvous",
+        "_host_memory",
         "_last_words",
         "_runtime",
     ),

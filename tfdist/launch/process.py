@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tfdist import _host_memory as host_memory
+
 _CHILD = Path(__file__).with_name("_child.py")
 
 
@@ -62,7 +64,7 @@ def start(
     Args:
         rank: its index.
         command: program and arguments.
-        environ: all variables of the rank.
+        environ: all variables of the rank, but for those of `_host_memory`.
         terminal_columns: gives the rank a terminal of this width as its standard
             output; None: a pipe.
         processors: numbers of those that it may use; None: all that this process may.
@@ -83,7 +85,7 @@ def start(
             stdin=subprocess.DEVNULL,
             stdout=their_stdout,
             stderr=their_stderr,
-            env=environ,
+            env={**environ, **host_memory.settings(environ)},
             process_group=0,
         )
     except OSError:

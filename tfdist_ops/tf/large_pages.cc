@@ -9,8 +9,7 @@ namespace tfdist {
 namespace {
 
 // Smaller ones glibc's malloc keeps, once it has had some back, and hands out again, mostly with
-// the pages that they have: now and then it gives the end of its heap back to the kernel, which
-// costs no time that shows (docs/benchmarks.md).
+// the pages that they have.
 constexpr uintptr_t kLeastBytes = uintptr_t{32} << 20;
 
 }  // namespace
