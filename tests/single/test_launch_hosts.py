@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tfdist import _host_memory
 from tfdist.launch import agent, frames, hosts, job, remote
 from tfdist.launch.hosts import Host, HostsError, Place, mark_local, places
 from tfdist.rendezvous.address import own_address, route_to
@@ -167,6 +168,11 @@ def test_only_what_is_needed_crosses():
         "TF_NUM_INTEROP_THREADS": "2",
     }
     assert job.missed(here, crossed) == ["OMP_NUM_THREADS"]
+    everywhere = _host_memory.settings({})
+    assert job.missed({**here, **everywhere}, crossed) == ["OMP_NUM_THREADS"]
+    changed = {**here, **everywhere, _host_memory.KEEPS: "false"}
+    expected = ["OMP_NUM_THREADS", _host_memory.KEEPS]
+    assert job.missed(changed, crossed) == expected
 
 
 @pytest.mark.parametrize("choice", ["10.0.0.0/8", "eth1"])

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
+from tfdist import _host_memory as host_memory
 from tfdist.launch import binding, output, process, remote, tree
 from tfdist.launch.horovod import mode
 from tfdist.launch.hosts import Host, Place
@@ -115,10 +116,13 @@ def crossing(environ: Mapping[str, str], exported: Mapping[str, str]) -> dict[st
 
 def missed(environ: Mapping[str, str], crossed: Mapping[str, str]) -> list[str]:
     """Variables that are set here and that a user would expect on all hosts."""
+    everywhere = host_memory.settings({})
     return sorted(
         name
         for name in environ.keys() - crossed.keys()
-        if name.startswith(_MISSED) and not name.startswith(_TERRAFORM)
+        if name.startswith(_MISSED)
+        and not name.startswith(_TERRAFORM)
+        and environ[name] != everywhere.get(name)
     )
 
 
