@@ -1,4 +1,4 @@
-"""Which of its allocators TensorFlow takes the memory of tensors from. Pure."""
+"""Which of its allocators TensorFlow takes the memory of tensors from."""
 
 from __future__ import annotations
 
@@ -35,4 +35,4 @@ def settings(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in wanted.items() if name not in environ}
 
 
-__all__ = ["settings"]
+__all__ = ["KEEPS", "MOST_MIB", "settings"]

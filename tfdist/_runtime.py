@@ -79,6 +79,10 @@ def init(
     torchrun); without a launcher it is rank 0 of 1. Does nothing when tfdist is
     initialized already. After `shutdown()` all ranks may call it again.
 
+    One of several ranks also asks TensorFlow to keep the memory of tensors, by two
+    variables of the environment (docs/memory.md). `tfdistrun` has set them already;
+    under another launcher they have an effect if no tensor has been made before.
+
     Args:
         timeout_s: seconds to wait for all ranks; default `TFDIST_START_TIMEOUT_S`
             (120).

@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tfdist import _host_memory
+
 WORKERS = Path(__file__).parent / "workers"
 HOME = Path(os.environ.get("PEERS_HOME", Path.home() / ".cache" / "tfdist-peers"))
 SIZES, GRADIENTS, TRAINING = "sizes", "gradients", "training"
@@ -86,32 +88,28 @@ _TORCH = {SIZES: "on_gloo.py", GRADIENTS: "on_gloo.py", TRAINING: "train_torch.p
 _INTEL = {"I_MPI_PIN": "0", "I_MPI_FABRICS": "shm"}
 _LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}
 _BY_TFDIST, _BY_HOROVOD = {"by": "tfdist"}, {"by": "horovod"}
-_BY_NOBODY = {"by": "nobody"}
-# What ranks of tfdist have by themselves: the rest of a difference is communication.
-_AS_RANKS = {"TF_CPU_ALLOCATOR_USE_BFC": "true"}
 _FIT = {**_BY_TFDIST, "loop": "fit"}
 _TRAIN = {TRAINING: "train_tensorflow.py"}
+
+
+def _control(name: str, **settings: str) -> Peer:
+    """Ranks that exchange nothing, with the memory that ranks of tfdist have."""
+    return Peer(
+        name,
+        "",
+        "env",
+        _TRAIN,
+        environ=_host_memory.settings({}),
+        settings={"by": "nobody", **settings},
+    )
+
 
 _ALL = (
     Peer("tfdist", "", "tfdistrun", _TENSORFLOW, settings=_BY_TFDIST),
     Peer("tfdist-fit", "", "tfdistrun", _TRAIN, settings=_FIT),
-    Peer("alone", "", "env", _TRAIN, environ=_AS_RANKS, settings=_BY_NOBODY),
-    Peer(
-        "in-step",
-        "",
-        "env",
-        _TRAIN,
-        environ=_AS_RANKS,
-        settings={**_BY_NOBODY, "in_step": "1"},
-    ),
-    Peer(
-        "alone-fit",
-        "",
-        "env",
-        _TRAIN,
-        environ=_AS_RANKS,
-        settings={**_BY_NOBODY, "loop": "fit"},
-    ),
+    _control("alone"),
+    _control("in-step", in_step="1"),
+    _control("alone-fit", loop="fit"),
     Peer(
         "hvd-gloo",
         "tf215",

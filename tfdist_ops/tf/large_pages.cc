@@ -8,8 +8,8 @@
 namespace tfdist {
 namespace {
 
-// Smaller ones glibc's malloc keeps, once it has had some back, and hands out again, mostly with
-// the pages that they have.
+// Smaller ones glibc's malloc takes from heaps, of which it gives parts back to the system now and
+// then. Ranks avoid that for tensors of any size (tfdist/_host_memory.py).
 constexpr uintptr_t kLeastBytes = uintptr_t{32} << 20;
 
 }  // namespace
