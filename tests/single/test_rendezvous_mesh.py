@@ -1,13 +1,13 @@
 """Ranks that come together. All ranks of a test live on one loop in this process."""
 
 import asyncio
+import contextlib
 import fcntl
 import logging
 import mmap
 import os
 import socket
 import time
-from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
@@ -25,7 +25,7 @@ SECRET = bytes(range(32))
 SHM_BYTES = 1 << 16
 
 
-@asynccontextmanager
+@contextlib.asynccontextmanager
 async def job(size, *, timeout_s=10.0, generation=1, **changes):
     """Settings of all ranks of a job, with a store that runs."""
     server = StoreServer(bind("127.0.0.1", 0), SECRET)
@@ -72,7 +72,14 @@ def close(meshes):
 
 
 def open_fds():
-    return len(os.listdir("/proc/self/fd"))
+    """What is open, as (number, what it is). Another test's leftover may close later
+    than that test, so a leak is what is here now and was not before: `now <= before`.
+    """
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # the listing's own
+            found.add((name, os.readlink(f"/proc/self/fd/{name}")))
+    return found
 
 
 def end_of(meshes, rank, peer):
@@ -102,7 +109,7 @@ def test_every_pair_of_ranks_gets_one_link(size, transport):
 
     before = open_fds()
     asyncio.run(go())
-    assert open_fds() == before
+    assert open_fds() <= before
 
 
 @deadline(30)
@@ -147,7 +154,7 @@ def test_settings_that_differ_are_an_error_on_every_rank():
             "TFDIST_SEGMENT_BYTES: 4096 on ranks 0 and 2; 8192 on rank 1"
             in error.message
         )
-    assert open_fds() == before
+    assert open_fds() <= before
 
 
 @deadline(30)
@@ -276,7 +283,7 @@ def test_failing_shared_memory_falls_back_to_tcp_with_one_warning(monkeypatch, c
     told = [r.message for r in caplog.records if "no shared memory" in r.message]
     assert len(told) == 2  # ranks 1 and 2, one each: rank 0 connects to nobody
     assert "using TCP" in told[0]
-    assert open_fds() == before
+    assert open_fds() <= before
 
 
 @deadline(30)
