@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peers import catalogue, quick, report, rounds
+from benchmarks.peers.marks import TOLERANCE
 from benchmarks.peers.text import parsed_sizes
 from benchmarks.resnet50 import gradient_shapes
 
@@ -46,9 +47,19 @@ def _parser() -> argparse.ArgumentParser:
     training.add_argument("--steps", type=int, default=30)
     report = commands.add_parser("report", help="tables and marks of such files")
     report.add_argument("files", type=Path, nargs="+")
+    report.add_argument(
+        "--tolerance", type=_tolerance, default=TOLERANCE, help="of the controls, 0.2"
+    )
     commands.add_parser("quick", help="a sample of everything in five minutes")
     commands.add_parser("peers", help="who is built here")
     return parser
+
+
+def _tolerance(given: str) -> float:
+    value = float(given)
+    if not value > 0:
+        raise argparse.ArgumentTypeError(f"{value:g} is not above 0; 0.2 is 20 %")
+    return value
 
 
 def _pairs(given: list[str]) -> dict[str, str]:
@@ -87,7 +98,7 @@ def main() -> None:
     options = parser.parse_args()
     try:
         if options.command == "report":
-            print(report.text(options.files))
+            print(report.text(options.files, options.tolerance))
         elif options.command == "quick":
             print(quick.run(gradient_shapes()))
         elif options.command == "peers":

@@ -100,14 +100,17 @@ def quantile(values: Sequence[float], part: float) -> float:
     return ordered[low] + (place - low) * (ordered[high] - ordered[low])
 
 
-def discarded(controls: Mapping[int, Sequence[float]]) -> set[int]:
+def discarded(
+    controls: Mapping[int, Sequence[float]], tolerance: float = TOLERANCE
+) -> set[int]:
     """The rounds in which the machine was another one.
 
     Args:
         controls: by round, all rates that its controls have measured.
+        tolerance: 0.2 is 20 %.
 
     Returns:
-        Rounds of which a rate is more than 20 % off the median of all rounds.
+        Rounds of which a rate is further than that off the median of all rounds.
     """
     every = [rate for rates in controls.values() for rate in rates]
     if not every:
@@ -116,7 +119,7 @@ def discarded(controls: Mapping[int, Sequence[float]]) -> set[int]:
     return {
         number
         for number, rates in controls.items()
-        if any(abs(rate / middle - 1) > TOLERANCE for rate in rates)
+        if any(abs(rate / middle - 1) > tolerance for rate in rates)
     }
 
 

@@ -11,6 +11,7 @@ from benchmarks.peers import required
 from benchmarks.peers.catalogue import GRADIENTS, SIZES, TRAINING
 from benchmarks.peers.marks import (
     ENOUGH_ROUNDS,
+    TOLERANCE,
     Cell,
     Mark,
     Round,
@@ -27,8 +28,12 @@ ALONE = (*required.CONTROLS_OF_TRAINING.values(), required.IN_STEP)
 Row = Mapping[str, Any]
 
 
-def text(paths: Sequence[Path]) -> str:
+def text(paths: Sequence[Path], tolerance: float = TOLERANCE) -> str:
     """The report of some files.
+
+    Args:
+        paths: of lines that `rounds` has written.
+        tolerance: how far a control of a round that counts is off, at most; 0.2: 20 %.
 
     Raises:
         ValueError: nothing was measured into them.
@@ -37,10 +42,10 @@ def text(paths: Sequence[Path]) -> str:
     if not files:
         names = ", ".join(map(str, paths))
         raise ValueError(f"Expected files of measured rounds; no line in {names}.")
-    return text_of(*files)
+    return text_of(*files, tolerance=tolerance)
 
 
-def text_of(*files: Sequence[Row]) -> str:
+def text_of(*files: Sequence[Row], tolerance: float = TOLERANCE) -> str:
     """The report of the lines of some files.
 
     Of each file, task and number of ranks the latest key.
@@ -48,7 +53,8 @@ def text_of(*files: Sequence[Row]) -> str:
     sets = [one for rows in files for one in _latest(rows)]
     sets.sort(key=_place)
     shown = [row for rows in sets for row in rows]
-    return "\n\n".join([*map(_section, sets), _versions(shown)])
+    sections = [_section(rows, tolerance) for rows in sets]
+    return "\n\n".join([*sections, _versions(shown)])
 
 
 def _latest(rows: Sequence[Row]) -> list[list[Row]]:
@@ -60,20 +66,21 @@ def _place(rows: Sequence[Row]) -> tuple[int, int]:
     return (SIZES, GRADIENTS, TRAINING).index(rows[0]["kind"]), rows[0]["np"]
 
 
-def _section(rows: Sequence[Row]) -> str:
+def _section(rows: Sequence[Row], tolerance: float) -> str:
     task, ranks = rows[0]["kind"], rows[0]["np"]
     controls = controls_of(rows)
     out: set[int] = set()
     for place in (0, 1):  # rates of one kind are compared with each other
-        out |= discarded({n: pair[place] for n, pair in controls.items()})
+        out |= discarded({n: pair[place] for n, pair in controls.items()}, tolerance)
     kept = {n: one for n, one in rounds_of(rows).items() if n not in out}
     control = next(row for row in rows if row["peer"] == CONTROL)
+    names = ", ".join(map(str, sorted(out)))
     head = (
         f"## {task}, {ranks} ranks\n\n{control['cpu']}, {control['cores']} cores, "
         f"Linux {control['kernel']}; tree {control['tree']}"
         f"{_settings(control)}.\n"
-        f"{len(kept) + len(out)} rounds, {len(out)} discarded (control more than 20 % "
-        f"off{': ' + ', '.join(map(str, sorted(out))) if out else ''})."
+        f"{len(kept) + len(out)} rounds, {len(out)} discarded (control more than "
+        f"{100 * tolerance:g} % off{names and ': ' + names})."
     )
     if not kept:
         every = rounds_of(rows).values()

@@ -197,6 +197,9 @@ def test_a_report_leaves_discarded_rounds_out():
     assert ratios in text
     assert "ompi5 failed in round 0:\n\n    exit code 1\n    no such thing" in text
     assert "| impi | v 1 |" in text
+    every = report.text_of(rows, tolerance=10)
+    assert "3 rounds, 0 discarded (control more than 1000 % off)" in every
+    assert "| tfdist-core | 3 |" in every
 
 
 def test_a_report_has_the_latest_set_of_every_file():
