@@ -95,7 +95,7 @@ def _section(rows: Sequence[Row], tolerance: float) -> str:
         _limit(kept.values(), ranks),
         _times(task, ranks, kept.values()),
         _costs(rows, out),
-        _marks(found),
+        _marks(found, tolerance <= TOLERANCE),
         *_failures(rows),
     ]
     return "\n\n".join(part for part in parts if part)
@@ -206,13 +206,14 @@ def _costs(rows: Iterable[Row], out: set[int]) -> str:
     return table(head, lines) if lines else ""
 
 
-def _marks(found: Sequence[tuple[Mark, Verdict | None]]) -> str:
+def _marks(found: Sequence[tuple[Mark, Verdict | None]], by_the_rule: bool) -> str:
+    """A mark is met, or not, by rounds whose controls are within TOLERANCE only."""
     rows = []
     for mark, verdict in found:
         if verdict is None:
             rows.append([mark.title, f"{mark.required:g}", *[""] * 4, "not measured"])
             continue
-        met = "yes" if verdict.met else "no"
+        met = ("yes" if verdict.met else "no") if by_the_rule else "not by the rule"
         few = "" if verdict.rounds >= ENOUGH_ROUNDS else " (few rounds)"
         rows.append(
             [
