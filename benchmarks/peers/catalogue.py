@@ -90,6 +90,7 @@ _LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}
 _BY_TFDIST, _BY_HOROVOD = {"by": "tfdist"}, {"by": "horovod"}
 _FIT = {**_BY_TFDIST, "loop": "fit"}
 _TRAIN = {TRAINING: "train_tensorflow.py"}
+_SLICE = ("--bind-to", "slice")
 
 
 def _control(name: str, **settings: str) -> Peer:
@@ -107,6 +108,7 @@ def _control(name: str, **settings: str) -> Peer:
 _ALL = (
     Peer("tfdist", "", "tfdistrun", _TENSORFLOW, settings=_BY_TFDIST),
     Peer("tfdist-fit", "", "tfdistrun", _TRAIN, settings=_FIT),
+    Peer("tfdist-slice", "", "tfdistrun", _TRAIN, _SLICE, settings=_BY_TFDIST),
     _control("alone"),
     _control("in-step", in_step="1"),
     _control("alone-fit", loop="fit"),

@@ -19,7 +19,11 @@ BELOW_TENSORFLOW = (*MPI, "torch-gloo")
 IN_TENSORFLOW = ("hvd-gloo", "hvd-mpi", "tf-ring")
 TRAINERS = (*IN_TENSORFLOW, "torch-gloo")
 # How tfdist trains → the same by ranks that do not communicate.
-CONTROLS_OF_TRAINING = {OP: "alone", "tfdist-fit": "alone-fit"}
+CONTROLS_OF_TRAINING = {
+    OP: "alone",
+    "tfdist-slice": "alone",  # each rank on processors of its own
+    "tfdist-fit": "alone-fit",
+}
 # Ranks that only wait for each other after a step: of `alone`, the most there can be.
 IN_STEP = "in-step"
 PART_OF_LIMIT = 0.65
