@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstring>
 #include <functional>
@@ -195,6 +196,45 @@ TEST(a_world_may_end_while_an_allgather_waits_for_memory) {
   std::this_thread::sleep_for(std::chrono::milliseconds(50));
   ranks.Kill(0);
   CHECK(pending.Wait().code() == Code::kAborted);
+}
+
+// The memory behind `allocate` is TensorFlow's until `done`, on whichever thread that runs.
+TEST(memory_is_asked_for_before_done_or_not_at_all) {
+  for (const bool helps : {false, true}) {
+    Ranks ranks(1, "inproc");
+    auto in_done = std::make_shared<std::promise<void>>();
+    auto slow = MakeRequest(CollectiveKind::kBarrier, "slow");
+    slow->done = [in_done](const Status&) {
+      in_done->set_value();
+      std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    };
+    CHECK_OK(ranks[0].Submit(std::move(slow), nullptr));
+    in_done->get_future().wait();
+    std::vector<float> data(10);
+    std::vector<float> out(10);
+    std::atomic<bool> ended{false};
+    std::atomic<bool> asked_too_late{false};
+    std::promise<Status> promise;
+    std::thread waits([&] {
+      auto request = MakeRequest(CollectiveKind::kAllgather, "x", DType::kFloat32);
+      AddTensor(request.get(), data.data(), nullptr, {10});
+      request->allocate = [&](const std::vector<int64_t>&, int64_t) -> void* {
+        if (ended) asked_too_late = true;
+        return out.data();
+      };
+      request->done = [&](const Status& status) {
+        ended = true;
+        promise.set_value(status);
+      };
+      CHECK_OK(helps ? ranks[0].SubmitAndHelp(std::move(request), nullptr, 1000000)
+                     : ranks[0].Run(std::move(request)));
+    });
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    ranks.Kill(0);
+    waits.join();
+    CHECK(promise.get_future().get().code() == Code::kAborted);
+    CHECK(!asked_too_late);
+  }
 }
 
 TEST(waiting_for_memory_has_a_deadline_too) {

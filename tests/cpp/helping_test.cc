@@ -1,9 +1,13 @@
 // Threads that wait for an operation drive the engine themselves: Runtime::Run and SubmitAndHelp.
 #include <sched.h>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
 
 #include <atomic>
 #include <chrono>
 #include <cstdio>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <future>
@@ -217,6 +221,62 @@ TEST(who_helps_in_vain_leaves_and_hears_later) {
   CHECK_OK(future.get());
   CHECK(out == std::vector<float>(10, 2.0f));
 }
+
+// A short operation has its turn after a long one: nobody helps with that for so long. Who loses
+// the processor for longer than its patience leaves anyway, so it has to do so most of the time.
+TEST(who_helps_leaves_where_only_other_operations_move) {
+  constexpr int kAttempts = 8;
+  constexpr size_t kLong = size_t{16} << 20;
+  const std::vector<float> in(kLong, 1.0f);
+  std::vector<std::vector<float>> out(2, std::vector<float>(kLong));
+  std::atomic<int> left{0};
+  Ranks ranks(2, "shm");
+  ranks.Each([&](int rank) {
+    for (int attempt = 0; attempt < kAttempts; ++attempt) {
+      const std::vector<float> few(10, 1.0f);
+      std::vector<float> few_out(10);
+      Pending all = Start(ranks[rank], Sum("long", in, &out[static_cast<size_t>(rank)]));
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      auto request = Sum("short", few, &few_out);
+      std::promise<Status> promise;
+      request->done = [&promise](const Status& status) { promise.set_value(status); };
+      CHECK_OK(ranks[rank].SubmitAndHelp(std::move(request), nullptr, 2000));
+      auto future = promise.get_future();
+      if (future.wait_for(std::chrono::seconds(0)) == std::future_status::timeout) ++left;
+      CHECK_OK(future.get());
+      CHECK_OK(all.Wait());
+      CHECK(few_out == std::vector<float>(10, 2.0f));
+    }
+  });
+  CHECK(left > kAttempts);
+}
+
+#if defined(__x86_64__)
+// TensorFlow's threads take what is below the normal range for zero; they help, others do not.
+TEST(the_bits_of_a_sum_do_not_depend_on_the_thread_that_waits) {
+  constexpr unsigned int kFlushes = 1u << 15 | 1u << 6;
+  Ranks ranks(2, "shm");
+  ranks.Each([&](int rank) {
+    if (rank == 0) _mm_setcsr(_mm_getcsr() | kFlushes);
+    const std::vector<float> in(10, 1e-40f);
+    for (const bool helps : {false, true}) {
+      std::vector<float> out(10);
+      auto request = Sum("x", in, &out);
+      std::promise<Status> promise;
+      request->done = [&promise](const Status& status) { promise.set_value(status); };
+      CHECK_OK(helps ? ranks[rank].SubmitAndHelp(std::move(request), nullptr, 1000000)
+                     : ranks[rank].Run(std::move(request)));
+      CHECK_OK(promise.get_future().get());
+      for (float sum : out) {
+        uint32_t bits = 0;
+        std::memcpy(&bits, &sum, sizeof(bits));
+        CHECK_EQ(bits, 2u * 0x116c2u);  // 1e-40 is 0x116c2 of the smallest number
+      }
+    }
+    CHECK_EQ((_mm_getcsr() & kFlushes), rank == 0 ? kFlushes : 0u);
+  });
+}
+#endif
 
 TEST(a_peer_that_dies_ends_the_wait) {
   Ranks ranks(2, "shm");

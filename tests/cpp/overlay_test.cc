@@ -90,6 +90,37 @@ TEST(who_ends_because_another_one_died_is_not_blamed) {
   }
 }
 
+// Of two living ranks the connection ends, or one that was opened later: nobody who has a link to
+// either of them lets go of it, so it costs no more than the two.
+TEST(a_cut_between_living_ranks_ends_no_other_link) {
+  const int size = 24;
+  for (const auto& [one, two] : {OverlayWorld::Ends{9, 10}, {9, 12}}) {
+    OverlayWorld world(size);
+    const bool neighbours = world.At(one, two)->Direct();
+    CHECK_EQ(neighbours, two == 10);
+    if (!neighbours) {
+      auto [low, high] = world.Connect(one, two);
+      world.overlays[static_cast<size_t>(one)]->Adopt(two, std::move(low));
+      world.overlays[static_cast<size_t>(two)]->Adopt(one, std::move(high));
+    }
+    world.ranks[static_cast<size_t>(one)][static_cast<size_t>(two)].reset();
+    world.Settle();
+    for (const auto& [ends, why] : world.lost) {
+      const auto [rank, peer] = ends;
+      CHECK(peer == one || peer == two);
+      if (rank == one || rank == two) continue;
+      CHECK(neighbours);  // of a link that was opened later nobody else hears
+      CHECK(!world.At(rank, peer));
+    }
+    CHECK_EQ(world.lost.count({two, one}), 1u);
+    // Who kept its link hears of a death that comes after.
+    const int third = one - 1;
+    world.Kill(one);
+    world.Settle();
+    CHECK_EQ(world.lost.count({third, one}), 1u);
+  }
+}
+
 TEST(nothing_between_survivors_is_lost_with_a_relay) {
   std::mt19937 random(11);
   for (int trial = 0; trial < 20; ++trial) {

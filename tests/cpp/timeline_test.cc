@@ -2,10 +2,12 @@
 // clocks are compared, and what the file holds.
 #include "scheduler/timeline.h"
 
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <chrono>
 #include <cmath>
+#include <csignal>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
@@ -290,6 +292,23 @@ TEST(a_file_that_can_not_be_written_is_an_error) {
   CHECK(!writer.ok());
   CHECK(writer.status().message().find("/nonexistent/rank-0.jsonl: No such file") !=
         std::string::npos);
+}
+
+// Not even for its first line, by which the file is known.
+TEST(a_disk_without_room_at_the_start_is_an_error) {
+  const std::string folder = TemporaryFolder();
+  auto timeline = std::make_shared<Timeline>(NowNs);
+  rlimit before{};
+  CHECK_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+  rlimit none = before;
+  none.rlim_cur = 0;
+  const auto handler = std::signal(SIGXFSZ, SIG_IGN);
+  CHECK_EQ(setrlimit(RLIMIT_FSIZE, &none), 0);
+  const auto writer = TimelineWriter::Open(timeline, folder, 0, "{}", 1 << 20);
+  CHECK_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
+  std::signal(SIGXFSZ, handler);
+  CHECK(!writer.ok());
+  CHECK(writer.status().message().find("rank-0.jsonl: File too large") != std::string::npos);
 }
 
 }  // namespace

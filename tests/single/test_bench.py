@@ -120,6 +120,16 @@ def test_an_algorithm_that_nothing_has_is_refused_before_ranks_start(capsys):
     )
 
 
+@pytest.mark.parametrize("names", ["auto,star", "star,all"])
+def test_auto_and_all_stand_alone(names, capsys):
+    # What auto takes would be counted under the name of it, at some of the sizes.
+    with pytest.raises(SystemExit) as caught:
+        main(["bench", "-np", "2", "--operations", "reduce", "--algorithms", names])
+    assert caught.value.code == 2
+    expected = f"expected auto alone, all alone, or names; got {names}"
+    assert expected in capsys.readouterr().err
+
+
 def test_the_command_lists_its_commands(capsys):
     with pytest.raises(SystemExit) as caught:
         main(["--help"])

@@ -13,13 +13,14 @@ from dataclasses import replace
 import pytest
 from helpers.deadline import deadline
 
+from tfdist import _core
 from tfdist.rendezvous import agreement, late_links, links, mesh
 from tfdist.rendezvous.address import bind
 from tfdist.rendezvous.environment import Placement
-from tfdist.rendezvous.errors import RendezvousError
+from tfdist.rendezvous.errors import RendezvousError, timeout
 from tfdist.rendezvous.hosts import numbered
 from tfdist.rendezvous.store import Membership, StoreClient, StoreServer
-from tfdist.rendezvous.world import Mesh, Settings
+from tfdist.rendezvous.world import Mesh, Settings, close_ends
 
 SECRET = bytes(range(32))
 SHM_BYTES = 1 << 16
@@ -632,3 +633,55 @@ def test_ranks_without_a_link_know_each_others_processors_too(monkeypatch):
         await asyncio.gather(asyncio.to_thread(close, meshes), *serving)
 
     asyncio.run(go())
+
+
+@deadline(60)
+def test_a_late_link_that_was_given_up_does_not_reach_the_core(monkeypatch):
+    handed = []
+    monkeypatch.setattr(late_links, "_CLOSE_S", 0)  # all of them serve on one thread
+    monkeypatch.setattr(_core, "add_link", handed.append)
+    low, high = 0, 3  # no neighbours among six
+
+    async def handed_over():
+        while not handed:
+            await asyncio.sleep(0.01)
+
+    async def go():
+        agreed = {"TFDIST_MESH_RANKS": 2}
+        async with job(6, settings=agreed, transport="tcp") as settings:
+            meshes = await connected(settings)
+        for own in meshes:
+            own.late.started()
+        serving = [asyncio.ensure_future(own.late.run()) for own in meshes]
+        maker = meshes[high].late._connect.__self__
+        # Its handshake is complete, and its time was over.
+        close_ends([await links.connect_tcp(maker._bond, maker.peers[low])])
+        await asyncio.sleep(0.3)
+        assert handed == []
+        made = await meshes[high].late._connect(low)
+        await asyncio.wait_for(handed_over(), 10.0)
+        assert [end.peer for end in handed] == [high]
+        close_ends([made, *handed])
+        await asyncio.gather(asyncio.to_thread(close, meshes), *serving)
+
+    asyncio.run(go())
+
+
+@deadline(30)
+def test_a_rank_whose_store_is_silent_says_so_before_its_caller_gives_up():
+    waits = []
+
+    class Silent:
+        async def add(self, key, amount=1, *, timeout_s=10.0):
+            waits.append(timeout_s)
+            raise timeout("no answer")
+
+    async def go():
+        async with job(2) as settings:
+            own = mesh._Builder(settings[1], [0])
+            await own._tell_failure(Silent(), timeout("rank 0 is missing"))
+            os.close(own.doorbell_fd)
+
+    asyncio.run(go())
+    # `wait` has gone on for up to 5 s by then, and the caller for 10 (start.py).
+    assert waits == [2.0]

@@ -330,8 +330,15 @@ async def accept_shm(
         raise
 
 
-async def connect_tcp(bond: Bond, peer: Peer) -> _core.LinkEnd:
+async def connect_tcp(
+    bond: Bond, peer: Peer, *, confirms: bool = False
+) -> _core.LinkEnd:
     """Makes the TCP link to a lower rank.
+
+    Args:
+        bond: of this rank.
+        peer: the lower rank.
+        confirms: whether the last word is this rank's, see `confirm_tcp`.
 
     Raises:
         OSError, AuthenticationError, TimeoutError: no connection.
@@ -352,10 +359,28 @@ async def connect_tcp(bond: Bond, peer: Peer) -> _core.LinkEnd:
                 own = {"link": link, "socket": index}
                 claims = {**bond.claims(TCP, peer.rank), **own}
                 await channel.handshake_as_client(bond.secret, claims)
+        if confirms:
+            async with asyncio.timeout(bond.timeout_s):
+                await channels[0].send({"ready": True})
         return link_end(peer, channels, initiator=True)
     except BaseException:
         close_channels(channels)
         raise
+
+
+async def confirm_tcp(channels: Sequence[Channel], timeout_s: float) -> bool:
+    """Whether the higher rank has not given up the connections of a link meanwhile.
+
+    Its handshake has a deadline, which may have passed before this rank saw the end of
+    it. Closes the connections if so.
+    """
+    try:
+        async with asyncio.timeout(timeout_s):
+            await channels[0].receive()
+    except (OSError, AuthenticationError, TimeoutError):
+        close_channels(channels)
+        return False
+    return True
 
 
 class Gathering:

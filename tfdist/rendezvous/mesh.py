@@ -244,10 +244,16 @@ class _Builder:
                     timeout_s=self._bond.timeout_s,
                 )
             else:
+                # A first link that was given up is replaced by the next, see above. A
+                # late one is the core's as soon as it is made.
+                if self._is_late(rank) and not await links.confirm_tcp(
+                    channels, self._bond.timeout_s
+                ):
+                    return
                 for one in channels:
                     one.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 end = links.link_end(peer, channels, initiator=False)
-            if self.late is not None and rank not in self.first:
+            if self.late is not None and self._is_late(rank):
                 await self.late.accepted(end)
                 return
             self.made[rank] = end
@@ -308,10 +314,15 @@ class _Builder:
             raise RuntimeError("a link before the store was asked (a bug in tfdist)")
         return self.bond
 
+    def _is_late(self, rank: int) -> bool:
+        return self.late is not None and rank not in self.first
+
     async def _connect_tcp(self, peer: Peer) -> _core.LinkEnd:
         while True:
             try:
-                return await links.connect_tcp(self._bond, peer)
+                return await links.connect_tcp(
+                    self._bond, peer, confirms=self._is_late(peer.rank)
+                )
             except RefusedError as error:
                 raise invalid(f"no link with {peer.described}: {error}") from error
             except (OSError, AuthenticationError, TimeoutError) as error:
@@ -402,7 +413,7 @@ class _Builder:
         told = {**error.payload, **who, "cause": error.message}
         try:
             key = failure_key(self.settings.generation)
-            if await store.add(f"{key}/count") == 1:
+            if await store.add(f"{key}/count", timeout_s=2.0) == 1:
                 await store.set(key, told, timeout_s=2.0)
         except RendezvousError as lost:
             _log.debug("the others could not be told: %s", lost)

@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "base/deadline.h"
+#include "base/plain_arithmetic.h"
 #include "runtime/processes.h"
 
 namespace tfdist {
@@ -209,6 +210,7 @@ void Progress::SetRest(Rest rest) {
 
 void Progress::Run() {
   pthread_setname_np(pthread_self(), "tfdist-progress");
+  const PlainArithmetic plain;
   std::unique_lock<std::mutex> baton(baton_);
   int64_t last_move_us = NowUs();
   while (!stopping_.load()) {
@@ -229,7 +231,8 @@ void Progress::Run() {
   engine_->Stop(NowUs());
 }
 
-bool Progress::Help(std::unique_ptr<Request>* request, const bool& ended, int64_t patience_us) {
+bool Progress::Help(std::unique_ptr<Request>* request, const std::atomic<bool>& ended,
+                    int64_t patience_us, int64_t most_us) {
   // Who waited for the baton would hold back what the other ranks may be waiting for.
   if (helping_.exchange(true)) {
     if (!Enqueue(Submission(std::move(*request)))) return false;
@@ -243,16 +246,19 @@ bool Progress::Help(std::unique_ptr<Request>* request, const bool& ended, int64_
       if (progress->pushed_.load()) progress->Rouse();
     }
   } leave{this};
-  return Drive(request, ended, patience_us);
+  return Drive(request, ended, patience_us, most_us);
 }
 
-bool Progress::Drive(std::unique_ptr<Request>* request, const bool& ended, int64_t patience_us) {
+bool Progress::Drive(std::unique_ptr<Request>* request, const std::atomic<bool>& ended,
+                     int64_t patience_us, int64_t most_us) {
+  const PlainArithmetic plain;
   helpers_.fetch_add(1, std::memory_order_relaxed);
   std::unique_lock<std::mutex> baton(baton_);
   helpers_.fetch_sub(1, std::memory_order_relaxed);
   if (!accepting_.load()) return false;
   if (asleep_) engine_->SetRest(Rest::kIdle);
   int64_t now_us = NowUs();
+  const int64_t begin_us = now_us;
   RunPushed(now_us);  // came before, maybe under the same key
   engine_->Submit(std::move(*request), now_us);
   // Agreeing takes control frames, with each of which a rank would wake an idle one. The progress
@@ -271,6 +277,7 @@ bool Progress::Drive(std::unique_ptr<Request>* request, const bool& ended, int64
   if (!ended) now_us = NowUs();
   int64_t last_move_us = now_us;
   for (; !ended && !stopping_.load(std::memory_order_relaxed); now_us = NowUs()) {
+    if (now_us - begin_us >= most_us) break;
     if (now_us >= expects_until_us) {
       expects_until_us = std::numeric_limits<int64_t>::max();
       engine_->SetRest(Rest::kAwake);
@@ -298,7 +305,7 @@ bool Progress::Drive(std::unique_ptr<Request>* request, const bool& ended, int64
 }
 
 // A small operation inside a host takes less time than one whole turn.
-void Progress::GlanceAtData(const bool& ended, int64_t now_us) {
+void Progress::GlanceAtData(const std::atomic<bool>& ended, int64_t now_us) {
   const int64_t begin_us = now_us;
   for (int i = 0; i < kGlances && !ended; ++i) {
     if (!engine_->PollData(now_us)) {

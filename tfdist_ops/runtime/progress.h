@@ -39,11 +39,13 @@ class Progress {
   // Runs `command` on the engine's thread, soon. Any thread. False: stopped, it will not run.
   bool Push(Command command);
   bool Submit(std::unique_ptr<Request> request);
-  // Submits `*request` and drives the engine on the calling thread until `ended`, which the engine
-  // sets, or until nothing has moved for `patience_us`. While another thread does that, it hands
+  // Submits `*request` and drives the engine on the calling thread until `ended`, which `done`
+  // sets, until nothing has moved for `patience_us`, or for `most_us` in all: what moves may be
+  // another operation, before which this one has no turn. While another thread does that, it hands
   // the request to that one and returns. False: stopped, it was not submitted. Any thread that may
   // wait a little.
-  bool Help(std::unique_ptr<Request>* request, const bool& ended, int64_t patience_us);
+  bool Help(std::unique_ptr<Request>* request, const std::atomic<bool>& ended, int64_t patience_us,
+            int64_t most_us);
   // For commands: there is a new link, whose descriptors may have the numbers of earlier ones.
   void ForgetWatched() { watched_.clear(); }
   // Runs what was pushed, ends the thread; the engine and its links go with it.
@@ -55,12 +57,13 @@ class Progress {
   void Rouse();
   bool RunPushed(int64_t now_us);
   bool Turn(int64_t now_us);
-  bool Drive(std::unique_ptr<Request>* request, const bool& ended, int64_t patience_us);
+  bool Drive(std::unique_ptr<Request>* request, const std::atomic<bool>& ended, int64_t patience_us,
+             int64_t most_us);
   void Sleep(std::unique_lock<std::mutex>* baton);
   void SetRest(Rest rest);
   void Idle(int64_t idle_us);
   void Yield();
-  void GlanceAtData(const bool& ended, int64_t now_us);
+  void GlanceAtData(const std::atomic<bool>& ended, int64_t now_us);
   bool Unwritten() const;
   void Watch();
   void WatchProcesses();

@@ -7,6 +7,7 @@
 #include <condition_variable>
 #include <cstdio>
 #include <future>
+#include <limits>
 #include <thread>
 #include <utility>
 
@@ -29,6 +30,8 @@ Status ShutDownError() {
 // How long a blocking call drives an operation that does not move.
 constexpr int64_t kPatienceUs = 200;
 constexpr int64_t kCrowdedPatienceUs = 20000;
+// A kernel's thread helps for so many times its patience at most, while other operations move.
+constexpr int64_t kMostPatiences = 5;
 
 // An operation that the thread which submitted it drives for a while. Either that thread runs
 // `done`, or it has left by then.
@@ -47,7 +50,7 @@ struct Helped {
   enum Stage { kHelping, kEnded, kLeft };
   const std::function<void(const Status&)> done;
   Status status;
-  bool ended = false;  // read and written by who drives the engine
+  std::atomic<bool> ended{false};  // for who drives the engine
   std::atomic<Stage> stage{kHelping};
 };
 
@@ -72,7 +75,7 @@ struct Awaited {
   }
 
   enum Stage { kRunning, kWaiting, kEnded };
-  bool ended = false;  // read and written by who drives the engine
+  std::atomic<bool> ended{false};  // for who drives the engine
   std::atomic<Stage> stage{kRunning};
   Status status;
   std::mutex mutex;  // guards is_known
@@ -210,7 +213,9 @@ Status Runtime::SubmitAndHelp(std::unique_ptr<Request> request, uint64_t* id, in
       completions_.Post([helped, status] { helped->done(status); });
     }
   };
-  if (!progress_->Help(&request, helped->ended, patience_us)) return ShutDownError();
+  if (!progress_->Help(&request, helped->ended, patience_us, kMostPatiences * patience_us)) {
+    return ShutDownError();
+  }
   if (helped->Leave()) helped->done(helped->status);
   return Status();
 }
@@ -221,7 +226,10 @@ Status Runtime::Run(std::unique_ptr<Request> request) {
   Awaited awaited;
   request->direct = true;
   request->done = [&awaited](const Status& status) { awaited.End(status); };
-  if (!progress_->Help(&request, awaited.ended, patience_us_)) return ShutDownError();
+  if (!progress_->Help(&request, awaited.ended, patience_us_,
+                       std::numeric_limits<int64_t>::max())) {
+    return ShutDownError();
+  }
   done(awaited.Wait());  // bounded: the engine ends every request by its deadline
   return Status();
 }

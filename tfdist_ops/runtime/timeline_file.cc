@@ -42,14 +42,15 @@ Status TimelineFile::Begin() {
   // Not O_TRUNC: what is there may be a link; a new file takes its place.
   unlink(path_.c_str());
   fd_ = open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0644);
-  if (fd_ < 0) {
-    const std::string text = "cannot write the timeline " + path_ + ": " + std::strerror(errno);
-    return Status(Code::kInvalidArgument, text,
-                  ErrorRecord{"invalid_argument", -1, "", 0, "", text, ""});
+  int error = errno;
+  if (fd_ >= 0) {
+    written_bytes_ = 0;
+    error = Write(head_ + "\n");
+    if (fd_ >= 0) return Status();
   }
-  written_bytes_ = 0;
-  Write(head_ + "\n");
-  return Status();
+  const std::string text = "cannot write the timeline " + path_ + ": " + std::strerror(error);
+  return Status(Code::kInvalidArgument, text,
+                ErrorRecord{"invalid_argument", -1, "", 0, "", text, ""});
 }
 
 void TimelineFile::Add(const std::string& lines) {
@@ -87,18 +88,21 @@ void TimelineFile::Turn() {
   if (!status.ok()) TFDIST_LOG(kWarning, -1, "TIMELINE", status.message());
 }
 
-// A disk that is full ends the timeline, not the training.
-void TimelineFile::Write(const std::string& text) {
+// A disk that is full ends the timeline, not the training. Returns the error, 0 for none.
+int TimelineFile::Write(const std::string& text) {
   for (size_t done = 0; done < text.size() && fd_ >= 0;) {
     const ssize_t count = write(fd_, text.data() + done, text.size() - done);
     if (count > 0) {
       done += static_cast<size_t>(count);
       written_bytes_ += count;
     } else if (errno != EINTR) {
-      TFDIST_LOG(kWarning, -1, "TIMELINE", path_ << " ends here: " << std::strerror(errno));
+      const int error = errno;
+      TFDIST_LOG(kWarning, -1, "TIMELINE", path_ << " ends here: " << std::strerror(error));
       close(std::exchange(fd_, -1));
+      return error;
     }
   }
+  return 0;
 }
 
 }  // namespace tfdist

@@ -34,7 +34,7 @@ class TimelineFile {
   TimelineFile(std::string path, std::string head, int64_t limit_bytes);
   Status Begin();
   void Turn();
-  void Write(const std::string& text);
+  int Write(const std::string& text);
 
   const std::string path_;
   const std::string head_;

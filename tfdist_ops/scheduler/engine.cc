@@ -313,7 +313,9 @@ void Engine::Finish(std::unique_ptr<Request> request, const Status& status) {
   if (status.ok()) CountStep(*request);
   if (hooks_.finished) hooks_.finished(*request, status.code());
   if (timeline_ != nullptr) RecordFinished(*request, status);
-  if (request->direct) {
+  // An output may be about to be allocated for a request that fails: its memory goes with `done`,
+  // which takes its turn after that.
+  if (request->direct && (status.ok() || !request->allocate)) {
     request->done(status);
     if (hooks_.spent) hooks_.spent(std::move(request));
     return;

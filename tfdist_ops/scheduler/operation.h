@@ -41,7 +41,8 @@ struct Request {
   uint64_t ticket = 0;      // with a timeline, as the next: what it ran under
   std::shared_ptr<const OperationTrace> trace;
   std::function<void(const Status&)> done;
-  bool direct = false;  // `done` is quick, and is called where the engine runs
+  // `done` is quick: called where the engine runs, unless an `allocate` may still be queued.
+  bool direct = false;
   // Where HasRows(kind): the memory for SourceRows and OutputRows of scheduler/rows.h.
   std::function<void*(const std::vector<int64_t>& rows, int64_t output_rows)> allocate;
   std::function<void(const Response&)> agreed;  // kRegister, kAddSet: the answer

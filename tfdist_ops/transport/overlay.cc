@@ -286,11 +286,13 @@ void Overlay::Leaves(int leaving) {
   if (peer.neighbour) FindRoutes();
 }
 
-// A link has ended under our hands.
+// A link has ended under our hands. That of a rank that is no neighbour is no news for others: of
+// its death they hear from its neighbours.
 void Overlay::EndedLink(int to, const Status& reason) {
   Peer& peer = At(to);
   if (!peer.left) {
-    Lose(to, reason, -1);
+    if (peer.neighbour) Lose(to, reason, -1);
+    NoteLoss(to, reason);
     peer.error = reason;  // better than what others may have told
   } else if (peer.error.ok()) {
     NoteLoss(to, reason);
@@ -309,19 +311,36 @@ void Overlay::NoteLoss(int lost, const Status& reason) {
 void Overlay::Lose(int lost, const Status& reason, int told_by) {
   Peer& peer = At(lost);
   if (peer.gone || peer.left) return;
-  peer.gone = true;
-  NoteLoss(lost, reason);
-  peer.unacknowledged.clear();
-  FindRoutes();
+  const bool believed = told_by < 0 || !HasLink(lost);
+  if (believed) {
+    peer.gone = true;
+    NoteLoss(lost, reason);
+    peer.unacknowledged.clear();
+    FindRoutes();
+  }
+  if (std::exchange(peer.told, true)) return;
   FrameHeader header;
   header.type = kGone;
   header.generation = generation_;
   header.slice = static_cast<uint32_t>(lost);
   for (int neighbour : neighbours_) {
     const Peer& other = At(neighbour);
-    if (neighbour != told_by && !other.gone && !other.closed) Queue(neighbour, {header, ""});
+    const bool knows = neighbour == told_by || neighbour == lost;
+    if (!knows && !other.gone && !other.closed) Queue(neighbour, {header, ""});
   }
   DoubtDelivery();
+}
+
+// Whether a rank of which others say that it is gone still holds its link to this one: then only a
+// connection between two living ranks may have been cut. Looks now: a rank that ends because of
+// this one must not be taken for the first.
+bool Overlay::HasLink(int to) {
+  Peer& peer = At(to);
+  if (peer.link == nullptr || peer.ending) return false;
+  bool moved = false;
+  peer.ending = !peer.link->Pump(&moved).ok();
+  arrived_ |= moved;
+  return !peer.ending;
 }
 
 void Overlay::DoubtDelivery() {

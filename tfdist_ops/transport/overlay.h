@@ -18,7 +18,9 @@
 //     queue, is what bounds memory.
 //   - Loss. A neighbour whose link ends without a goodbye is gone; that is told to all ranks by
 //     flooding, each telling its neighbours once. Its Link's Pump then fails on every rank, as in a
-//     full mesh; after a second death it fails for the first one first. A rank that said goodbye
+//     full mesh; after a second death it fails for the first one first. Who has a link of its own
+//     to the rank passes the news on and waits for the end of that link: the two may both be alive,
+//     and to close what is left between the living would end them all. A rank that said goodbye
 //     (Link::PeerLeaves) relays nothing new; its end is told to nobody. A frame for which there is
 //     no route is dropped, and its destination's Link fails.
 //
@@ -83,6 +85,7 @@ class Overlay : public std::enable_shared_from_this<Overlay> {
     bool neighbour = false;
     bool left = false;        // said goodbye
     bool gone = false;        // ended without one
+    bool told = false;        // and the neighbours know that it is said to have
     bool closed = false;      // its link has ended, or nobody listens to it here any more
     bool wanted = false;      // a link for data
     bool ending = false;      // its link has ended; what came before is being read
@@ -119,6 +122,7 @@ class Overlay : public std::enable_shared_from_this<Overlay> {
   void Acknowledge(int source);
   void HearAcknowledgement(int source, uint64_t next);
   void Lose(int peer, const Status& reason, int told_by);
+  bool HasLink(int peer);
   void NoteLoss(int peer, const Status& reason);
   void EndedLink(int peer, const Status& reason);
   void DoubtDelivery();

@@ -214,6 +214,12 @@ def parse(words: list[str]) -> argparse.Namespace:
     options = made.parse_args(words)
     if options.algorithms is None:
         options.algorithms = ALL if options.tune else AUTO
+    names = options.algorithms.split(",")
+    if len(names) > 1 and {AUTO, ALL} & set(names):
+        made.error(
+            f"--algorithms: expected {AUTO} alone, {ALL} alone, or names; got "
+            f"{options.algorithms}"
+        )
     if options.picture and not picture.is_possible():
         made.error(f"--picture: {picture.MISSING}")
     if options.picture and picture.kind(options.picture) not in picture.kinds():
