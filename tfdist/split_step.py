@@ -13,6 +13,9 @@ of a reducing optimizer only notes its gradients; they become outputs of the com
 function, and `apply` runs after it. That changes nothing as long as the rest of the
 step does not look at what `apply` updates. Whether it does is read off the traced
 graph; such a step (a GAN's, for example) is not compiled, with a warning.
+
+So a step may be traced several times, and traces be abandoned. The variables that they
+create, of metrics for example, are kept, and get their first values all the same.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from tfdist import _operations, _runtime, _xla
@@ -113,6 +117,45 @@ class _Recorder:
                         )
 
 
+class _FirstValues:
+    """The variables that are created in a trace, and their values at the start.
+
+    A `tf.function` gives them their values when its trace is complete. Where that is
+    abandoned the step is traced anew, and does not create again what exists.
+    """
+
+    def __init__(self) -> None:
+        self._created: list[tuple[tf.Variable, Any]] = []
+
+    def noting(self, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """The same step, whose variables are noted."""
+
+        @functools.wraps(step)
+        def noted(data: Any) -> Any:
+            with tf.variable_creator_scope(self._create):
+                return step(data)
+
+        return noted
+
+    def _create(self, create: Callable[..., tf.Variable], **options: Any) -> Any:
+        variable = create(**options)
+        self._created.append((variable, options.get("initial_value")))
+        return variable
+
+    def assign(self) -> None:
+        """Makes up for an abandoned trace; what has a value keeps it."""
+        with tf.init_scope():
+            for variable, value in self._created:
+                if variable.is_initialized():
+                    continue
+                value = value() if callable(value) else value
+                if tf.is_symbolic_tensor(value):  # of the trace; may be a constant
+                    value = tf.get_static_value(value)
+                if value is not None:
+                    variable.assign(value)
+        self._created.clear()
+
+
 _ACTIVE: contextvars.ContextVar[_Recorder | None] = contextvars.ContextVar(
     "tfdist_recorder", default=None
 )
@@ -164,12 +207,15 @@ def split(step: Callable[[Any], Any]) -> Callable[[Any], Any]:
         nonlocal told
         if tf.executing_eagerly():
             return step(data)
+        first_values = _FirstValues()
+        noted_step = first_values.noting(step)
         why_split = _xla.unusable()
         if why_split is None:
             try:
-                logs = tf.function(step, jit_compile=True, autograph=False)(data)
+                logs = tf.function(noted_step, jit_compile=True, autograph=False)(data)
             except _operations.InsideXlaError as reason:
                 why_split = reason.why
+                first_values.assign()
             else:
                 if not told:
                     told = True
@@ -181,9 +227,11 @@ def split(step: Callable[[Any], Any]) -> Callable[[Any], Any]:
             recorder.begin()
             token = _ACTIVE.set(recorder)
             try:
-                logs = step(data)
+                logs = noted_step(data)
             finally:
                 _ACTIVE.reset(token)
+            # TensorFlow would read them too, but where that is not seen any more.
+            logs = tf.nest.map_structure(_value_of_variable, logs)
             recorder.check_unused()
             return [call.of_the_trace() for call in recorder.calls], logs
 
@@ -191,6 +239,7 @@ def split(step: Callable[[Any], Any]) -> Callable[[Any], Any]:
         try:
             results, logs = compiled(data)
         except (_CannotSplitError, _operations.InsideXlaError) as reason:
+            first_values.assign()
             if not told:
                 told = True
                 _tell_whole(step, reason)
@@ -261,6 +310,11 @@ def _maker(model: Any, original: Callable[..., Any]) -> Callable[..., Any]:
 
     setattr(make_train_function, _OWN, True)
     return make_train_function
+
+
+def _value_of_variable(value: Any) -> Any:
+    is_variable = isinstance(value, tf.Variable | keras.Variable)
+    return tf.convert_to_tensor(value) if is_variable else value
 
 
 def _variables_of(call: _Call) -> tuple[list[Any], list[Any]]:

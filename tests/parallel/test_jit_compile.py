@@ -133,3 +133,60 @@ def test_fit_equals_that_without_xla(kind):
         assert a.tobytes() == b.tobytes() or a.shape == (9,)
     assert [len(first[3]), len(second[3])] == [1, 0]
     assert "compiles forward and backward" in first[3][0]
+
+
+class LogsOfTheUpdate(keras.Sequential):
+    """Its logs are those of Keras, and something that the optimizer has updated."""
+
+    def train_step(self, data):
+        logs = super().train_step(data)
+        return {**logs, "after": self.after(self)}
+
+
+AFTER = {
+    "scheduled rate": lambda model: model.optimizer.learning_rate,
+    "iterations": lambda model: model.optimizer.iterations,
+    "bias": lambda model: model.layers[-1].bias,
+}
+
+
+def log_both_ways(kind):
+    return [logged(kind, jit_compile) for jit_compile in (False, True)]
+
+
+def logged(kind, jit_compile):
+    """Logs of two epochs, weights, and warnings."""
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(tfdist.rank())
+    model = LogsOfTheUpdate([keras.Input((6,)), *layers()])
+    model.after = AFTER[kind]
+    rate = keras.optimizers.schedules.ExponentialDecay(0.02, 2, 0.9)
+    optimizer = tfdist.DistributedOptimizer(keras.optimizers.Adam(rate), xla="off")
+    # The metrics are first built by the trace that finds that it cannot be cut.
+    model.compile(optimizer, "mse", metrics=["mae"], jit_compile=jit_compile)
+    data = tfdist.data.shard(samples(), batch_size=BATCH // tfdist.size())
+    handler, logger = Lines(), logging.getLogger("tfdist")
+    logger.addHandler(handler)
+    callbacks = [
+        tfdist.callbacks.BroadcastInitialState(),
+        tfdist.callbacks.MetricAverage(),
+    ]
+    try:
+        history = model.fit(data, verbose=0, epochs=EPOCHS, callbacks=callbacks).history
+    finally:
+        logger.removeHandler(handler)
+    return history, [v.numpy() for v in model.weights], handler.lines
+
+
+@pytest.mark.parametrize("kind", AFTER)
+def test_a_step_that_logs_what_was_updated_logs_the_same(kind):
+    for rank, found in enumerate(run_ranks(log_both_ways, 2, kind, timeout_s=110)):
+        plain, compiled = found
+        assert compiled[0] == plain[0]
+        assert set(plain[0]) == {"loss", "mae", "after"}
+        if kind == "iterations":
+            assert plain[0]["after"] == [STEPS, 2 * STEPS]
+        for a, b in zip(plain[1], compiled[1], strict=True):
+            np.testing.assert_array_equal(a, b)
+        assert plain[2] == []
+        assert ["has no effect" in line for line in compiled[2]] == [True][rank:]

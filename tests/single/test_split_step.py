@@ -92,6 +92,16 @@ class Halving(Noting):
             v.assign(v * 0.5)
 
 
+class LogsAVariable(Net):
+    """Returns a variable, which is read when the step has ended."""
+
+    def train_step(self, data):
+        loss, gradients = self.forward(data)
+        logs = {"loss": loss, "bias": self.out.bias}
+        self.optimizer.apply(gradients, self.trainable_variables)
+        return logs
+
+
 class SetsRateAfter(OwnStep):
     def train_step(self, data):
         logs = super().train_step(data)
@@ -228,6 +238,7 @@ def test_a_layer_without_xla_support_turns_it_off_as_in_keras():
     ("cls", "reason"),
     [
         (LooksAfter, "kernel after its call of the optimizer"),
+        (LogsAVariable, "bias after its call of the optimizer"),
         (InBranch, "tf.cond"),
         pytest.param(
             SetsRateAfter,
@@ -250,6 +261,71 @@ def test_a_step_that_cannot_be_cut_runs_whole_with_a_warning(cls, reason, caplog
     assert record.levelname == "WARNING"
     assert reason in record.message
     assert f"{cls.__name__}.train_step" in record.message
+
+
+class MakesVariables(keras.Model):
+    """Its first step builds layers, a metric, the optimizer and a variable."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = keras.Sequential([keras.layers.Dense(3), keras.layers.Dense(1)])
+        self.scale = self.shift = None
+
+    def call(self, x):
+        return self.body(x) * self.scale + self.shift
+
+    def train_step(self, data):
+        x, y = data
+        if self.scale is None:
+            self.scale = tf.Variable(0.5)
+            self.shift = tf.Variable(tf.ones([1]))  # a tensor of the trace
+        with tf.GradientTape() as tape:
+            y_pred = self(x, training=True)
+            loss = self.compute_loss(x, y, y_pred)
+        logs = self.compute_metrics(x, y, y_pred)
+        variables = self.body.trainable_variables
+        gradients = tape.gradient(loss, variables)
+        self.optimizer.apply(gradients, variables, weight=1)
+        return {**logs, **self.after()}
+
+    def after(self):
+        return {"rate": self.optimizer.learning_rate}
+
+
+class MakesVariablesOnly(MakesVariables):
+    def after(self):
+        return {}
+
+
+@pytest.mark.parametrize(
+    ("cls", "library", "line"),
+    [
+        (MakesVariables, False, "has no effect"),
+        pytest.param(MakesVariables, True, "has no effect", marks=pytest.mark.slow),
+        (MakesVariablesOnly, True, "run outside of it, because"),
+    ],
+)
+def test_variables_of_an_abandoned_trace_have_values(
+    cls, library, line, monkeypatch, caplog
+):
+    if library:  # the weight is refused; what was traced for XLA until then is lost
+        monkeypatch.setattr(_xla, "unusable", lambda: None)
+    caplog.set_level(logging.INFO, logger="tfdist")
+    found = []
+    for jit_compile in (False, True):
+        keras.utils.clear_session()
+        keras.utils.set_random_seed(5)
+        model = cls()
+        rate = keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.9)
+        optimizer = tfdist.DistributedOptimizer(keras.optimizers.Adam(rate))
+        model.compile(optimizer, "mse", metrics=["mae"], jit_compile=jit_compile)
+        history = fit(model, MetricAverage(), epochs=2)
+        found.append([*history.values(), *[w.numpy() for w in model.weights]])
+        assert {"loss", "mae"} <= set(history)
+    for a, b in zip(*found, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+    [record] = [r for r in caplog.records if "jit_compile=True" in r.message]
+    assert line in record.message
 
 
 def test_sparse_gradients_and_weights_of_samples_cross_the_cut():
