@@ -11,14 +11,15 @@ import tensorflow as tf
 
 from tfdist import _core, _engine, _runtime, split_step
 from tfdist._process_sets import ProcessSet, members_of
+from tfdist.callbacks._epochs import agree_on_epoch
 from tfdist.callbacks._listing import (
     agree_on_callbacks,
-    agree_on_epoch,
     callbacks_of_the_call,
     is_in_fit,
 )
 from tfdist.callbacks._optimizers import check_all_reduce
 from tfdist.callbacks._saving import guard_saving
+from tfdist.callbacks._state import common_rates_of, other_optimizers
 from tfdist.callbacks._weighing import take_back
 from tfdist.collectives import ReduceOp, allreduce
 from tfdist.layers.synchronized import batch_normalizations, is_synchronized
@@ -35,7 +36,7 @@ class RankCallback(keras.callbacks.Callback):
     list of callbacks that would let the ranks drift apart. After the first update it
     looks whether a reduction really took place, which is all that can be said about a
     custom `train_step`. Before the first step of each epoch the ranks compare the epoch
-    and the learning rate; the first of these callbacks in the list does that for all.
+    and the learning rates; the first of these callbacks in the list does that for all.
     Of a model with `jit_compile=True` XLA compiles the forward and backward pass, not
     the reduction and the update.
     """
@@ -95,8 +96,8 @@ class RankCallback(keras.callbacks.Callback):
         """First step of an epoch: compares the ranks, notes the engine's count."""
         if self._compares:
             self._compares = False
-            rate = learning_rate_of(self.model)
-            agree_on_epoch(self._epoch, rate, self._ranks)
+            rates = common_rates_of(self.model, self._ranks)
+            agree_on_epoch(self._epoch, rates, self._ranks)
         if self._steps_seen == 0:
             self._note_operations()
         if self._traces:
@@ -248,9 +249,36 @@ def base_optimizer(model: keras.Model) -> keras.optimizers.Optimizer:
     return getattr(model.optimizer, "inner_optimizer", model.optimizer)
 
 
-def learning_rate_of(model: keras.Model) -> float | None:
-    """The learning rate where it is a number that callbacks can set; else None."""
-    rate = getattr(base_optimizer(model), "_learning_rate", None)
-    if not hasattr(rate, "assign"):
-        return None
-    return float(keras.ops.convert_to_numpy(rate))
+def optimizer_of_one_rate(
+    model: keras.Model, callback: str
+) -> keras.optimizers.Optimizer:
+    """The optimizer whose learning rate a callback changes.
+
+    Args:
+        model: the model in `fit`.
+        callback: the name of its class, for errors.
+
+    Raises:
+        ValueError: there is none, or there are other rates, which would silently stay
+            as they are.
+    """
+    optimizer = base_optimizer(model)
+    others = other_optimizers(model)
+    if optimizer is None:
+        problem = "the model is compiled with optimizer=None"
+    elif others:
+        problem = "the model has others, whose rates would stay as they are"
+    elif hasattr(optimizer, "_inner_optimizers"):
+        others = list(optimizer._inner_optimizers)
+        problem = "a MultiOptimizer has no rate of its own, only those inside of it"
+    else:
+        return optimizer
+    names = ", ".join(f"{type(one).__name__} {one.name!r}" for one in others)
+    raise ValueError(
+        f"{callback} changes the learning rate of the one optimizer that model.compile "
+        f"is given, but {problem}{f' ({names})' if names else ''}. Leave {callback} "
+        "out, and give each optimizer its rate when it is made: multiply the rate of "
+        "one process by tfdist.size(), and let "
+        "tfdist.optimizers.Warmup(rate, warmup_steps) be the learning_rate where it "
+        "shall be warmed up."
+    )

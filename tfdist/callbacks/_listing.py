@@ -9,18 +9,15 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import os
-import struct
 import sys
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from tfdist import _runtime, errors
-from tfdist._process_sets import ProcessSet, members_of
+from tfdist._process_sets import ProcessSet
 from tfdist.callbacks._rules import EVERYWHERE, WRITES, Entry, find_problem
-from tfdist.collectives import ReduceOp, allreduce
-from tfdist.objects import allgather_object, gather_from_all
+from tfdist.objects import gather_from_all
 
 _KNOWN = (*EVERYWHERE, *WRITES, "BackupAndRestore", "History", "ProgbarLogger")
 _OURS = "tfdist.callbacks."  # the rules know these, also by those of Horovod's names
@@ -122,45 +119,3 @@ def _arguments(callback: keras.callbacks.Callback) -> dict[str, Any]:
     names = inspect.signature(type(callback).__init__).parameters
     values = {name: getattr(callback, name, None) for name in names}
     return {k: v for k, v in values.items() if type(v) in _PLAIN and k != "verbose"}
-
-
-def agree_on_epoch(
-    epoch: int, rate: float | None, process_set: ProcessSet | None
-) -> None:
-    """Checks that all ranks begin the same epoch with the same learning rate.
-
-    One small reduction, by MAX: what is equal everywhere has the same largest value
-    and the same largest complement (which turns the order round).
-
-    Args:
-        epoch: indexed from 0.
-        rate: the learning rate; None where it is no number.
-        process_set: the ranks that train; None for all.
-
-    Raises:
-        tfdist.MismatchError: on all ranks, with the values of each.
-    """
-    if _runtime.size() == 1:
-        return
-    bits = 0 if rate is None else struct.unpack("<q", struct.pack("<d", rate))[0]
-    largest = allreduce(
-        tf.constant([epoch, ~epoch, bits, ~bits], tf.int64),
-        op=ReduceOp.MAX,
-        name="callbacks.epoch",
-        process_set=process_set,
-    ).numpy()
-    if largest[0] == ~largest[1] and largest[2] == ~largest[3]:
-        return
-    shared = allgather_object(
-        [epoch, rate], name="callbacks.epochs", process_set=process_set
-    )
-    shown = "; ".join(
-        f"rank {rank}: epoch {own[0] + 1}, learning rate {own[1]}"
-        for rank, own in zip(members_of(process_set), shared, strict=True)
-        if own is not None  # it has joined
-    )
-    raise errors.MismatchError(
-        f"The ranks do not begin the same epoch with the same learning rate ({shown}). "
-        "A callback has changed it on some ranks only: let it decide on what is equal "
-        "on all ranks, or put it into tfdist.callbacks.RankZeroOnly."
-    )

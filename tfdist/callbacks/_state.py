@@ -28,7 +28,7 @@ class TrainingState:
         self._initial_epoch = model._initial_epoch
         self._weights = len(model.weights) if with_values else 0
         self._built = _built(model)
-        self._rates = _rate_objects(model)
+        self._rates = _rate_objects(optimizers_of(model))
         self._prints = _fingerprints(model) if with_values else []
 
     def changes(self, where: str, *, all_or_none: bool = False) -> dict[str, Any]:
@@ -60,8 +60,8 @@ class TrainingState:
                 "model.compile was given: the others do not know its variables. Build "
                 "it on every rank before fit."
             )
-        rates = _rate_objects(model)
-        if any(new is not old for new, old in zip(rates, self._rates, strict=True)):
+        rates = _rate_objects(optimizers_of(model))
+        if any(rates.get(one) is not old for one, old in self._rates.items()):
             raise RuntimeError(
                 f"{where} replaced the learning rate by another object on rank 0 only. "
                 "Let the callback run on every rank, without RankZeroOnly."
@@ -122,8 +122,43 @@ def variables_of(model: keras.Model) -> list[Any]:
 
 def rates_of(model: keras.Model) -> list[float]:
     """The learning rates that are numbers which callbacks can set."""
-    variables = [rate for rate in _rate_objects(model) if hasattr(rate, "assign")]
-    return [float(keras.ops.convert_to_numpy(rate)) for rate in variables]
+    return _numbers(_rate_objects(optimizers_of(model)))
+
+
+def common_rates_of(model: keras.Model, process_set: ProcessSet | None) -> list[float]:
+    """Those of `rates_of` that have to be equal on the ranks that train the model.
+
+    Optimizers besides the model's own that have local variables, or reduce over other
+    ranks, may have rates of their own.
+
+    Args:
+        model: the model in `fit`.
+        process_set: the ranks that train it; None for all.
+    """
+    common = []
+    for one in optimizers_of(model):
+        options = getattr(one, "tfdist_options", None)
+        if one is model.optimizer or options is None:
+            common.append(one)
+        elif options.local_variables is None and options.process_set == process_set:
+            common.append(one)
+    return _numbers(_rate_objects(common))
+
+
+def other_optimizers(model: keras.Model) -> list[keras.optimizers.Optimizer]:
+    """Those besides the model's own whose gradients are those of all ranks.
+
+    Parts of others are not among them, nor those that have local variables.
+    """
+    found = optimizers_of(model)
+    parts = {id(p) for one in found for p in _with_rates(one) if p is not one}
+    others = [one for one in found if one is not model.optimizer]
+    options = [getattr(one, "tfdist_options", None) for one in others]
+    return [
+        one
+        for one, option in zip(others, options, strict=True)
+        if id(one) not in parts and getattr(option, "local_variables", None) is None
+    ]
 
 
 def _built(model: keras.Model) -> list[bool]:
@@ -133,9 +168,25 @@ def _built(model: keras.Model) -> list[bool]:
     return [bool(own is not None and own.built), *others]
 
 
-def _rate_objects(model: keras.Model) -> list[Any]:
-    inner = (getattr(one, "inner_optimizer", one) for one in optimizers_of(model))
-    return [getattr(one, "_learning_rate", None) for one in inner]
+def _with_rates(optimizer: Any) -> list[Any]:
+    """The inner one of a loss scale, and those inside of a `MultiOptimizer`."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    return [inner, *getattr(inner, "_inner_optimizers", ())]
+
+
+def _rate_objects(optimizers: list[keras.optimizers.Optimizer]) -> dict[int, Any]:
+    """The learning rate of each, and of each inside of it, by the optimizer's id."""
+    inner = [part for one in optimizers for part in _with_rates(one)]
+    return {
+        id(one): getattr(one, "_learning_rate", None)
+        for one in inner
+        if not hasattr(one, "_inner_optimizers")  # a MultiOptimizer's own is unused
+    }
+
+
+def _numbers(rates: dict[int, Any]) -> list[float]:
+    variables = [rate for rate in rates.values() if hasattr(rate, "assign")]
+    return [float(keras.ops.convert_to_numpy(rate)) for rate in variables]
 
 
 def _fingerprints(model: keras.Model) -> list[bytes]:

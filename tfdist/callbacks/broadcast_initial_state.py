@@ -8,7 +8,13 @@ from typing import Any
 from tfdist import _runtime
 from tfdist._process_sets import members_of
 from tfdist.callbacks._base import RankCallback
-from tfdist.callbacks._first_call import at_first_call, is_built
+from tfdist.callbacks._first_call import (
+    UnsentWeights,
+    at_first_call,
+    build_by,
+    unbuilt_layers,
+)
+from tfdist.callbacks._listing import is_in_fit
 from tfdist.callbacks._optimizers import optimizers_of
 from tfdist.callbacks._own_state import mark_of, own_variables
 from tfdist.layers.seed_generators import broadcast_seed_generators, check_choice
@@ -25,7 +31,9 @@ class BroadcastInitialState(RankCallback):
     Works for models that are built and for those that are built by their first batch,
     in graphs, with `run_eagerly=True` and with `steps_per_execution`. Weights that
     only one rank has loaded from a file reach the others this way. Optimizers that are
-    attributes of the model (a GAN has two) are sent with what they hold.
+    attributes of the model (a GAN has two) are sent with what they hold. Layers that
+    the model's `call` does not use, or all of a model without one, have to be built
+    before `fit`, if they have weights.
 
     In a later `fit`, when all ranks have trained equally long and have equal weights,
     what is each rank's own stays as it is: variables that are not reduced
@@ -47,6 +55,7 @@ class BroadcastInitialState(RankCallback):
     Raises:
         ValueError: `seed_generators` is something else; at the start of `fit`, if the
             model's optimizer does not reduce gradients, or `root` does not train it.
+        RuntimeError: after a step, if it has made weights, which were not sent.
         tfdist.MismatchError: at the start of `fit`, if the ranks' variables differ.
 
     Example:
@@ -62,6 +71,7 @@ class BroadcastInitialState(RankCallback):
         self.root = root
         self.seed_generators = seed_generators
         self._waits_for_batch = False
+        self._unsent: UnsentWeights | None = None
 
     def settings_of_all_ranks(self) -> dict[str, Any]:
         """Whose state it is, and what becomes of random numbers."""
@@ -70,7 +80,10 @@ class BroadcastInitialState(RankCallback):
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Broadcasts now, or arranges it for the first batch."""
         super().on_train_begin(logs)
-        self._waits_for_batch = not is_built(self.model)
+        self._unsent = None
+        unbuilt = unbuilt_layers(self.model)
+        # A loop of the user's own never calls the train function.
+        self._waits_for_batch = bool(unbuilt) and is_in_fit(self.model)
         if not self._waits_for_batch:
             self._broadcast()
 
@@ -81,13 +94,25 @@ class BroadcastInitialState(RankCallback):
         super().on_train_batch_begin(batch, logs)
         if self._waits_for_batch:
             self._waits_for_batch = False
-            at_first_call(self.model, self._build_and_broadcast)
+            at_first_call(self.model, self._build_and_broadcast, self._check_sent)
 
-    def _broadcast(self) -> None:
+    def on_train_batch_end(
+        self, batch: int, logs: dict[str, Any] | None = None
+    ) -> None:
+        """Looks whether the step has made weights, which differ between the ranks."""
+        self._check_sent()
+        super().on_train_batch_end(batch, logs)
+
+    def _check_sent(self, error: Exception | None = None) -> None:
+        if self._unsent is not None:
+            self._unsent.check(error)
+
+    def _broadcast(self, why_unbuilt: Exception | None = None) -> None:
         model = self.model
         optimizer = model.optimizer
-        if optimizer is not None and not optimizer.built:
-            optimizer.build(model.trainable_variables)
+        trained = model.trainable_variables
+        if optimizer is not None and not optimizer.built and trained:
+            optimizer.build(trained)
         ranks = self._ranks
         root = members_of(ranks)[0] if self.root is None else self.root
         variables = self._variables()
@@ -99,6 +124,8 @@ class BroadcastInitialState(RankCallback):
         broadcast_seed_generators(
             model, self.seed_generators, root=root, process_set=ranks
         )
+        if len(members_of(ranks)) > 1:
+            self._unsent = UnsentWeights(model, why_unbuilt)
 
     def _all_go_on(self, mark: str, root: int) -> bool:
         """Whether all ranks have been training together, and have kept something."""
@@ -124,6 +151,5 @@ class BroadcastInitialState(RankCallback):
         return self.model.weights + slots
 
     def _build_and_broadcast(self, batch: Any) -> None:
-        self.model._symbolic_build(data_batch=batch)
-        self._broadcast()
+        self._broadcast(build_by(self.model, batch))
         self._note_operations()  # without this broadcast

@@ -7,7 +7,7 @@ from typing import Any
 
 from tfdist import _runtime
 from tfdist._process_sets import members_of
-from tfdist.callbacks._base import RankCallback, base_optimizer
+from tfdist.callbacks._base import RankCallback, optimizer_of_one_rate
 from tfdist.callbacks._rates import ScalableRate
 
 _logger = logging.getLogger("tfdist")
@@ -32,7 +32,9 @@ class LearningRateScale(RankCallback):
             train the model: `tfdist.size()`, or that of the optimizer's process set.
 
     Raises:
-        ValueError: `multiplier` is not above 0.
+        ValueError: `multiplier` is not above 0; at the start of `fit`, if the model has
+            no optimizer, or several that train with the gradients of all ranks.
+        tfdist.MismatchError: at the start of `fit`, if the ranks' multipliers differ.
         TypeError: at the start of `fit`, if the rate is a function.
 
     Example:
@@ -50,10 +52,15 @@ class LearningRateScale(RankCallback):
             raise ValueError(f"Expected a multiplier above 0, got {multiplier}.")
         self.multiplier = multiplier
 
+    def settings_of_all_ranks(self) -> dict[str, Any]:
+        """By what the rate is multiplied: that of a schedule is not compared later."""
+        own = self.multiplier
+        return {"multiplier": None if own is None else float(own)}
+
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Scales the rate, unless this optimizer's rate was scaled before."""
         super().on_train_begin(logs)
-        optimizer = base_optimizer(self.model)
+        optimizer = optimizer_of_one_rate(self.model, type(self).__name__)
         if getattr(optimizer, _SCALED, False):
             _logger.info("The learning rate was scaled already; it stays as it is.")
             return

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfdist import _runtime, collectives
 from tfdist._process_sets import ProcessSet, members_of
-from tfdist.callbacks._base import RankCallback, base_optimizer
-from tfdist.callbacks._rates import ScalableRate
+from tfdist.callbacks._base import (
+    RankCallback,
+    base_optimizer,
+    optimizer_of_one_rate,
+)
+from tfdist.callbacks._rates import ScalableRate, Schedule
 from tfdist.optimizers import MomentumSGD, warmup_factor
+
+_logger = logging.getLogger("tfdist")
+_RISES = "_tfdist_rate_rises"  # attribute of an optimizer: its rate, and the target
 
 
 class LearningRateWarmup(RankCallback):
@@ -25,7 +34,8 @@ class LearningRateWarmup(RankCallback):
         rate(i) = target / size * (1 + (size - 1) * i / W),    i = 0 ... W,
 
     the rate of one process at first, the target from step W on; after that the
-    callback leaves the rate alone. A schedule is multiplied by rate(i) / target.
+    callback leaves the rate alone. A schedule is multiplied by rate(i) / target, and
+    needs no `target`: the rate at the end is its own.
 
     Momentum correction: Keras SGD keeps the learning rate inside its velocity,
     v <- m v - rate g, the form for which section 3, remark 2 of the paper asks to
@@ -41,18 +51,28 @@ class LearningRateWarmup(RankCallback):
     With `steps_per_execution=n` the rate changes every n steps, to the value of the
     first of them.
 
+    A training that is resumed at the beginning of an epoch goes on where it was. A rate
+    that is a number is saved as it is on the way, so the target follows from it, and
+    from the number of ranks and of steps: rank 0 says which. The rate is rounded, and
+    sometimes two neighbouring targets give the same; then rank 0 says so too, and
+    `target` tells which one it is. It is needed, too, where the training is resumed
+    within an epoch, with another number of ranks or other warm-up steps. Where a
+    `LearningRateScheduler` is in the list its rate is the target.
+
     Args:
         warmup_epochs: epochs of warm-up, may be a fraction; default 5.
         steps_per_epoch: default: what `fit` says, on the rank that has most; needed
             where it cannot know.
         momentum_correction: default True.
-        target: rate at the end; default: the optimizer's when training starts. Needed
-            when training resumes inside the warm-up.
+        target: rate at the end; default: the optimizer's when training starts, or what
+            follows from it in a training that is resumed. Not for a schedule.
         verbose: 1: rank 0 says when the warm-up is over; default 0.
 
     Raises:
         ValueError: `warmup_epochs` or `steps_per_epoch` is not above 0, or the latter
-            is needed (on any rank: an error on all).
+            is needed (on any rank: an error on all); at the start of `fit`, if there is
+            a `target` for a schedule, or the model has no optimizer, or several that
+            train with the gradients of all ranks.
         TypeError: at the start of `fit`, if the rate is a function.
 
     Example:
@@ -87,7 +107,7 @@ class LearningRateWarmup(RankCallback):
         self.target = target
         self.verbose = verbose
         self._rate: Any = None
-        self._target = target
+        self._target: float | None = None
         self._size = 1
         self._acted = False
         self._done = False
@@ -104,6 +124,8 @@ class LearningRateWarmup(RankCallback):
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Finds the number of steps and takes over the rate."""
         super().on_train_begin(logs)
+        optimizer = optimizer_of_one_rate(self.model, type(self).__name__)
+        self._check_target(optimizer)
         own = self.steps_per_epoch or self.params.get("steps")
         steps = longest_epoch(own, "warmup.steps", self._ranks)
         if steps is None:
@@ -113,9 +135,8 @@ class LearningRateWarmup(RankCallback):
             )
         self._steps = steps
         self._size = len(members_of(self._ranks))
-        optimizer = base_optimizer(self.model)
         if self._rate is None or not self._rate.is_of(optimizer):
-            self._target = self.target
+            self._target = None
             self._acted = self._done = False
         self._rate = ScalableRate(optimizer)
         if self._rate.needs_retrace:
@@ -130,14 +151,15 @@ class LearningRateWarmup(RankCallback):
             return
         step = self._epoch * self._steps + batch
         total = self.warmup_epochs * self._steps
-        if not self._acted and step > total:  # resumed after the warm-up
+        if not self._acted:  # here, after all on_train_begin: whatever the order
+            self._acted = True
+            self._target = self._take_over(step, total)
+        if self._target is None:  # resumed after the warm-up
             self._done = True
             return
-        if self._target is None:  # here, after all on_train_begin: whatever the order
-            self._target = self._rate.get()
-        self._acted = True
         rate = self.rate_at(step, total, self._target, self._size)
         self._change_rate(rate)
+        vars(base_optimizer(self.model))[_RISES] = (self._rate.get(), self._target)
         if step >= total:
             self._done = True
             if self.verbose and _runtime.rank() == self._first:
@@ -161,6 +183,77 @@ class LearningRateWarmup(RankCallback):
             0.25
         """
         return target * warmup_factor(step, total, 1 / size)
+
+    def _check_target(self, optimizer: keras.optimizers.Optimizer) -> None:
+        rate = optimizer._learning_rate
+        if self.target is not None and isinstance(rate, Schedule):
+            raise ValueError(
+                f"{type(self).__name__}(target={self.target!r}) was given for a "
+                f"learning rate that is a schedule ({type(rate).__name__}). A schedule "
+                "says itself which rate it reaches: the warm-up multiplies it by what "
+                "rises to 1. Leave target out, also where a training is resumed."
+            )
+
+    def _take_over(self, step: int, total: float) -> float | None:
+        """Finds the target; in a resumed training also the rate of the last step.
+
+        Returns:
+            The target; None if the warm-up was over before.
+        """
+        optimizer = base_optimizer(self.model)
+        taken = int(optimizer._iterations)
+        resumed = step > 0 and taken > 0
+        last = self._step_before(step) if resumed else step - 1
+        if last >= total:
+            return None
+        if self.target is not None:  # rounded, as if the optimizer had it
+            return float(type(self._rate_number())(self.target))
+        now = self._rate.get()
+        risen_to, rises_to = vars(optimizer).get(_RISES, (None, None))
+        if risen_to == now:  # by another of these callbacks, in another fit
+            return rises_to
+        if not resumed or self._is_set_elsewhere():
+            return now
+        if self._rate.is_saved:
+            return self._target_after(last, total, taken)
+        # The factor of a schedule is not saved, but the velocities are.
+        self._rate.set(self.rate_at(last, total, now, self._size))
+        return now
+
+    def _step_before(self, step: int) -> int:
+        """The first step of the execution before the one that begins with `step`."""
+        epoch, batch = divmod(step - 1, self._steps)
+        return epoch * self._steps + batch - batch % int(self.model.steps_per_execution)
+
+    def _is_set_elsewhere(self) -> bool:
+        """Whether another callback has set the rate when this epoch began."""
+        kind = keras.callbacks.LearningRateScheduler
+        inner = [getattr(one, "callback", one) for one in self._listed]
+        return any(isinstance(one, kind) for one in inner)
+
+    def _rate_number(self) -> Any:
+        """The rate that is a variable, as a NumPy number of the variable's type."""
+        rate = base_optimizer(self.model)._learning_rate
+        return keras.ops.convert_to_numpy(rate)[()]
+
+    def _target_after(self, last: int, total: float, taken: int) -> float:
+        factor = self.rate_at(last, total, 1.0, self._size)
+        target, is_exact = target_of(self._rate_number(), factor)
+        if factor < 1 and _runtime.rank() == self._first:
+            _logger.warning(
+                "LearningRateWarmup: the optimizer has taken %d steps, so its learning "
+                "rate, %g, is taken for that of step %d of this warm-up, which rises "
+                "to %g.%s If that is wrong, give it target=.",
+                taken,
+                self._rate.get(),
+                last,
+                target,
+                ""
+                if is_exact
+                else " A rate beside that one fits as well, because rates are rounded: "
+                "for the bits of a training that was not interrupted give it target=.",
+            )
+        return target
 
     def _change_rate(self, rate: float) -> None:
         previous = self._rate.get()
@@ -195,6 +288,34 @@ def longest_epoch(
             process_set=process_set,
         ).numpy()
     return None if unknown else int(steps)
+
+
+def target_of(rate: Any, factor: float) -> tuple[float, bool]:
+    """The rate at the end of a warm-up, from one on the way.
+
+    Args:
+        rate: what `target * factor` was rounded to, a NumPy number of that type.
+        factor: of the step with that rate, above 0 and at most 1.
+
+    Returns:
+        The target, a number of the same type; whether it is the only one. Otherwise
+        it is that with the fewest digits, which is most likely what somebody wrote.
+
+    Example:
+        >>> import numpy as np
+        >>> target_of(np.float32(0.1) * np.float32(0.5), 0.5)
+        (0.10000000149011612, True)
+    """
+    kind = type(rate)
+    middle = kind(float(rate) / factor)
+    near = [middle]
+    for limit in (-np.inf, np.inf):
+        one = middle
+        for _ in range(3):  # the interval that is rounded to `rate` has at most three
+            one = np.nextafter(one, kind(limit))
+            near.append(one)
+    fitting = [one for one in near if kind(float(one) * factor) == rate] or [middle]
+    return float(min(fitting, key=lambda one: len(str(one)))), len(fitting) == 1
 
 
 def rescale_velocities(optimizer: Any, before: float, now: float) -> None:
