@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from helpers.ranks import run_ranks
+from helpers.two_parts import TwoParts
 
 import tfdist
 from tfdist import _core
@@ -437,29 +438,6 @@ def unwrapped():
     except ValueError as error:
         return str(error)
     return ""
-
-
-class TwoParts(keras.Model):
-    """Two layers, each with an optimizer of its own."""
-
-    def __init__(self):
-        super().__init__()
-        self.parts = [keras.layers.Dense(1, name=name) for name in "ab"]
-
-    def build(self, shape):
-        for part in self.parts:
-            part.build(shape)
-
-    def call(self, x):
-        return self.parts[0](x) + self.parts[1](x)
-
-    def train_step(self, data):
-        with tf.GradientTape(persistent=True) as tape:
-            loss = tf.reduce_mean((self(data[0]) - data[1]) ** 2)
-        for part, optimizer in zip(self.parts, self.both, strict=True):
-            variables = part.trainable_variables
-            optimizer.apply(tape.gradient(loss, variables), variables)
-        return {"loss": loss}
 
 
 def two_optimizers(kind):

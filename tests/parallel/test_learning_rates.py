@@ -2,8 +2,8 @@
 
 import keras
 import numpy as np
-import tensorflow as tf
 from helpers.ranks import run_ranks
+from helpers.two_parts import TwoParts
 
 import tfdist
 from tfdist.callbacks import (
@@ -174,40 +174,21 @@ def test_a_rate_that_a_scheduler_sets_is_the_target_also_when_resumed():
 # ---- rates that callbacks would leave wrong on all ranks, or different
 
 
-class Gan(keras.Model):
-    """Two optimizers that are attributes."""
-
-    def __init__(self, second=None, **options):
-        super().__init__()
-        self.parts = [keras.layers.Dense(1, name=name) for name in "gd"]
-        self.both = [
-            tfdist.DistributedOptimizer(keras.optimizers.SGD(0.125)),
-            tfdist.DistributedOptimizer(
-                second or keras.optimizers.SGD(0.25), **options
-            ),
-        ]
-
-    def build(self, shape):
-        for part in self.parts:
-            part.build(shape)
-
-    def call(self, x):
-        return self.parts[0](x) + self.parts[1](x)
-
-    def train_step(self, data):
-        with tf.GradientTape(persistent=True) as tape:
-            loss = tf.reduce_mean((self(data[0]) - data[1]) ** 2)
-        for part, optimizer in zip(self.parts, self.both, strict=True):
-            variables = part.trainable_variables
-            optimizer.apply(tape.gradient(loss, variables), variables)
-        return {"loss": loss}
+def two_rates(second=None, **options):
+    """A model with two optimizers; `options` are of the second one."""
+    model = TwoParts()
+    model.both = [
+        tfdist.DistributedOptimizer(keras.optimizers.SGD(0.125)),
+        tfdist.DistributedOptimizer(second or keras.optimizers.SGD(0.25), **options),
+    ]
+    model.build((None, 3))
+    return model
 
 
 def gan(*callbacks, own=None, default=False, **options):
     keras.utils.clear_session()
     keras.utils.set_random_seed(1)
-    model = Gan(**options)
-    model.build((None, 3))
+    model = two_rates(**options)
     if default:
         model.compile(jit_compile=False)
     else:
@@ -315,8 +296,7 @@ def own_rates():
     keras.utils.clear_session()
     local = {"local_variables": lambda variable: True}
     rates = gan(SetsIt(), **local)
-    model = Gan(**local)
-    model.build((None, 3))
+    model = two_rates(**local)
     model.compile(model.both[0], jit_compile=False)
     x = np.ones((8, 3), "float32")
     model.fit(x, x[:, :1], verbose=0, callbacks=[LearningRateScale()])

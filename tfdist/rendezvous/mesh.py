@@ -233,7 +233,7 @@ class _Builder:
         try:
             # The peer may have read the records before this rank did.
             await (self.placed if transport == SHM else self.compared).wait()
-            peer = self.peers[rank]
+            peer, late = self.peers[rank], self._late_for(rank)
             if transport == SHM:
                 end = await links.accept_shm(
                     channel,
@@ -246,15 +246,15 @@ class _Builder:
             else:
                 # A first link that was given up is replaced by the next, see above. A
                 # late one is the core's as soon as it is made.
-                if self._is_late(rank) and not await links.confirm_tcp(
+                if late is not None and not await links.confirm_tcp(
                     channels, self._bond.timeout_s
                 ):
                     return
                 for one in channels:
                     one.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 end = links.link_end(peer, channels, initiator=False)
-            if self.late is not None and self._is_late(rank):
-                await self.late.accepted(end)
+            if late is not None:
+                await late.accepted(end)
                 return
             self.made[rank] = end
             self.changed.set()
@@ -314,14 +314,15 @@ class _Builder:
             raise RuntimeError("a link before the store was asked (a bug in tfdist)")
         return self.bond
 
-    def _is_late(self, rank: int) -> bool:
-        return self.late is not None and rank not in self.first
+    def _late_for(self, rank: int) -> LateLinks | None:
+        """What takes a link with a rank that this one did not start with."""
+        return None if rank in self.first else self.late
 
     async def _connect_tcp(self, peer: Peer) -> _core.LinkEnd:
         while True:
             try:
                 return await links.connect_tcp(
-                    self._bond, peer, confirms=self._is_late(peer.rank)
+                    self._bond, peer, confirms=self._late_for(peer.rank) is not None
                 )
             except RefusedError as error:
                 raise invalid(f"no link with {peer.described}: {error}") from error
