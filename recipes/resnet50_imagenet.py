@@ -318,7 +318,8 @@ def make_callbacks(plan: Plan, folder: Path) -> list[keras.callbacks.Callback]:
     """The same on all ranks; those that write do it on rank 0."""
     ours, kerass = tfdist.callbacks, keras.callbacks
     steps = FLAGS.checkpoint_steps * plan.accumulation
-    path = str(folder / run_folder.CHECKPOINTS / "step-{steps:08d}.keras")
+    within = run_folder.as_template(folder / run_folder.CHECKPOINTS)
+    path = f"{within}/step-{{steps:08d}}.keras"
     checkpoint = ours.Checkpoint(path, keep=FLAGS.keep)
     listed = [
         ours.BroadcastInitialState(),
@@ -333,7 +334,7 @@ def make_callbacks(plan: Plan, folder: Path) -> list[keras.callbacks.Callback]:
             first_step=plan.first_step % plan.steps_per_epoch * plan.accumulation,
         ),
         ours.Checkpoint(
-            folder / "best.keras",
+            run_folder.as_template(folder / "best.keras"),
             monitor="val_top_1",
             mode="max",
             save_best_only=True,

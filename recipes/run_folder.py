@@ -192,6 +192,11 @@ def last_checkpoint(path: Path) -> Path:
     return found[-1]
 
 
+def as_template(path: Path) -> str:
+    """A path for something that fills in `{names}`, of which it has none."""
+    return str(path).replace("{", "{{").replace("}", "}}")
+
+
 def steps_of(checkpoint: Path) -> int:
     """How many steps were done when it was saved, by its name."""
     return int(checkpoint.stem.removeprefix("step-"))

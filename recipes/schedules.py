@@ -10,9 +10,10 @@ In both forms step s belongs to epoch s / steps_per_epoch, from 0. A warm-up is 
 long, the whole training T steps.
 """
 
+import argparse
 import dataclasses
 import math
-import sys
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -359,17 +360,31 @@ def _decay_schedule(
     raise TypeError(f"Expected a decay of this file, got {decay!r}.")
 
 
-def main(name: str, global_batch: int) -> None:
-    """Prints the learning rate at the start of each epoch."""
+def main(words: Sequence[str] | None = None) -> None:
+    """Prints the learning rate at the start of each epoch.
+
+    Args:
+        words: of the command line; None: of this process.
+    """
+    parser = argparse.ArgumentParser(description="The learning rates of a preset.")
+    parser.add_argument("preset", choices=PRESETS)
+    parser.add_argument("global_batch", type=int, help="images in a step, all ranks'")
+    flags = parser.parse_args(words)
+    name, global_batch = flags.preset, flags.global_batch
+    if not 1 <= global_batch <= IMAGENET:
+        parser.error(
+            f"expected a global_batch of 1 to {IMAGENET} (the images of ImageNet), got "
+            f"{global_batch}."
+        )
     preset = PRESETS[name]
     steps = IMAGENET // global_batch
-    sys.stdout.write(f"{name}, {global_batch} images in a step, {steps} in an epoch\n")
+    print(f"{name}, {global_batch} images in a step, {steps} in an epoch")
     for epoch in range(math.ceil(preset.epochs)):
         rate = rate_at(
             preset, epoch * steps, steps_per_epoch=steps, global_batch=global_batch
         )
-        sys.stdout.write(f"{epoch:4d}  {rate:.6g}\n")
+        print(f"{epoch:4d}  {rate:.6g}")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main()

@@ -145,6 +145,19 @@ def _rows_of(array: Any, rows: slice) -> Any:
     return None if array is None else getattr(array, "iloc", array)[rows]
 
 
+def _instead_of(array: Any) -> str:
+    """What to write for data that are no arrays."""
+    if isinstance(array, tf.SparseTensor):
+        return (
+            "tf.data.Dataset.from_tensor_slices(...) around all the data, and a "
+            "batch_size"
+        )
+    return (
+        "numpy.asarray(...) for a list, tf.data.Dataset.from_generator(...) for a "
+        "generator"
+    )
+
+
 def _rows(function: str, given: dict[str, Any]) -> int:
     """The number of samples, the same in all arrays."""
     lengths: dict[int, str] = {}
@@ -155,8 +168,7 @@ def _rows(function: str, given: dict[str, Any]) -> int:
                 raise TypeError(
                     f"Expected {name} in {function} to be a tf.data.Dataset, a "
                     "keras.utils.PyDataset, or arrays with the samples along the first "
-                    f"axis, got {type(array).__name__}. Write numpy.asarray(...) for a "
-                    "list, tf.data.Dataset.from_generator(...) for a generator."
+                    f"axis, got {type(array).__name__}. Write {_instead_of(array)}."
                 )
             lengths[int(array.shape[0])] = name
     if len(lengths) > 1:
@@ -234,6 +246,12 @@ class _Run(keras.utils.PyDataset):
 
     def __getitem__(self, index: int) -> Any:
         return self._whole[self._begin + index]
+
+    def on_epoch_begin(self) -> None:
+        self._whole.on_epoch_begin()
+
+    def on_epoch_end(self) -> None:
+        self._whole.on_epoch_end()
 
 
 def _of_sequence(

@@ -44,7 +44,8 @@ def evaluate(
             `steps_per_execution`) and its precision are as they are.
         x: the whole data, on every rank: arrays or a structure of arrays with the
             samples along the first axis; or a `tf.data.Dataset`, not shuffled, of known
-            or unknown length; or a `keras.utils.PyDataset` of batches.
+            or unknown length; or a `keras.utils.PyDataset` of batches, in an order that
+            its `on_epoch_begin` and `on_epoch_end` leave equal on all ranks.
         y: the targets, if `x` is arrays.
         batch_size: samples in a batch, at least 1; default 32 for arrays. A dataset
             is of batches, unless `batch_size` is given: then of single samples.

@@ -21,6 +21,8 @@ from tfdist._process_sets import ProcessSet, members_of
 from tfdist.collectives import ReduceOp
 
 _OPERATIONS = {"sum": ReduceOp.SUM, "max": ReduceOp.MAX, "min": ReduceOp.MIN}
+# Kind of NumPy dtype → the dtype in which all values of it can be combined.
+_WIDE = {"b": "int64", "i": "int64", "u": "uint64"}
 RULES = tuple(_OPERATIONS)
 ATTRIBUTE = "tfdist_merge"
 _CONFUSION = (
@@ -215,8 +217,9 @@ def combine(
 ) -> list[list[np.ndarray]]:
     """The states of all ranks' samples, with the same bits on every rank.
 
-    Sums are taken in float64, so that they are exact for counts below 2**53 and depend
-    on no order there; the result is rounded once, to the dtype of the state.
+    Integers stay integers, in 64 bits. Floating-point numbers are combined in float64,
+    so that sums are exact for counts below 2**53 and depend on no order there; the
+    result is rounded once, to the dtype of the state.
 
     Args:
         parts: snapshots that describe the same on all ranks.
@@ -228,32 +231,35 @@ def combine(
     """
     if len(members_of(process_set)) == 1:
         return [list(part.values) for part in parts]
-    listed = [
-        (state.rule, np.asarray(value, np.float64))
-        for part in parts
-        for state, value in zip(part.states, part.values, strict=True)
-    ]
-    reduced: dict[str, Iterator[np.ndarray]] = {}
-    for rule, op in _OPERATIONS.items():
-        values = [value for other, value in listed if other == rule]
-        if not values:
-            continue
+    groups: dict[tuple[str, str], list[np.ndarray]] = {}
+    for part in parts:
+        for state, value in zip(part.states, part.values, strict=True):
+            groups.setdefault(_group_of(state, value), []).append(value)
+    reduced: dict[tuple[str, str], Iterator[np.ndarray]] = {}
+    for (rule, dtype), values in groups.items():
         whole = collectives.allreduce(
-            tf.constant(np.concatenate([v.ravel() for v in values])),
-            op=op,
-            name=f"metric_states.{rule}",
+            tf.constant(np.concatenate([v.ravel().astype(dtype) for v in values])),
+            op=_OPERATIONS[rule],
+            name=f"metric_states.{rule}.{dtype}",
             timeout_s=timeout_s,
             process_set=process_set,
         ).numpy()
         ends = np.cumsum([v.size for v in values])
-        reduced[rule] = iter(np.split(whole, ends[:-1]))
+        reduced[rule, dtype] = iter(np.split(whole, ends[:-1]))
     return [
         [
-            next(reduced[state.rule]).reshape(value.shape).astype(value.dtype)
+            next(reduced[_group_of(state, value)])
+            .reshape(value.shape)
+            .astype(value.dtype)
             for state, value in zip(part.states, part.values, strict=True)
         ]
         for part in parts
     ]
+
+
+def _group_of(state: State, value: np.ndarray) -> tuple[str, str]:
+    """The rule and the dtype by which a state is combined with others in one go."""
+    return state.rule, _WIDE.get(value.dtype.kind, "float64")
 
 
 def results_of(model: keras.Model) -> dict[str, Any]:

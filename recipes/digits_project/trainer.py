@@ -54,10 +54,11 @@ def train(model: keras.Model, data: Data, config: Config, folder: Path) -> dict:
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
     )
+    literal = str(folder).replace("{", "{{").replace("}", "}}")  # names no metric
     callbacks = [
         tfdist.callbacks.BroadcastInitialState(),
         tfdist.callbacks.MetricAverage(),
-        tfdist.callbacks.Checkpoint(folder / "model.keras"),
+        tfdist.callbacks.Checkpoint(f"{literal}/model.keras"),
         tfdist.callbacks.RankZeroOnly(keras.callbacks.CSVLogger(folder / "log.csv")),
         LogEpochs(),
     ]

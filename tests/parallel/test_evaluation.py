@@ -213,6 +213,47 @@ def test_ranks_without_samples_and_a_model_built_by_its_first_batch():
         assert predicted.tobytes() == outputs.tobytes()
 
 
+class Integers(keras.metrics.Metric):
+    """States that float64 cannot hold; of the rank whose samples are largest."""
+
+    tfdist_merge = {"latest": "max", "most": "max", "sum": "sum", "seen": "max"}
+
+    def __init__(self, name="integers"):
+        super().__init__(name=name)
+        kinds = {"latest": "int64", "most": "uint64", "sum": "int64", "seen": "bool"}
+        for state, dtype in kinds.items():
+            variable = self.add_variable((), "zeros", dtype=dtype, name=state)
+            setattr(self, state, variable)
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        largest = tf.cast(tf.reduce_max(y_true), tf.int64)
+        odd = 2**62 + 1 + largest
+        self.latest.assign(tf.maximum(self.latest.value, odd))
+        most = tf.cast(odd, tf.uint64) + tf.constant(2**63, tf.uint64)
+        self.most.assign(tf.maximum(self.most.value, most))
+        self.sum.assign_add(2**55 + largest)
+        self.seen.assign(tf.logical_or(self.seen.value, largest > 2))
+
+    def result(self):
+        return self.latest
+
+
+def states_in_64_bits():
+    keras.utils.clear_session()
+    layer = keras.layers.Dense(1, kernel_initializer="ones")
+    model = keras.Sequential([keras.Input((1,)), layer])
+    integers = Integers()
+    model.compile(None, "mse", metrics=[integers], jit_compile=False)
+    y = np.arange(4.0, dtype="float32").reshape(4, 1)
+    tfdist.evaluate(model, y, y, batch_size=1)
+    return [v.numpy().item() for v in integers.variables]
+
+
+def test_integers_are_combined_as_they_are():
+    expected = [2**62 + 4, 2**63 + 2**62 + 4, 4 * 2**55 + 6, True]
+    assert run_ranks(states_in_64_bits, 3) == [expected] * 3
+
+
 def outputs_of_all_kinds():
     """A nested structure of outputs, of many dtypes."""
     keras.utils.clear_session()
@@ -286,7 +327,6 @@ def in_a_set():
     return [*found, tfdist.predict(late_model(), x, batch_size=1, process_set=members)]
 
 
-@pytest.mark.slow
 def dealt_among_all():
     """Data of which each rank has the part that is its own among all three."""
     members = tfdist.add_process_set([0, 2])

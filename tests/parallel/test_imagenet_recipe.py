@@ -379,10 +379,10 @@ def test_a_run_does_not_go_on_as_another(words, tmp_path):
 
 @pytest.fixture
 def made_up(tmp_path):
-    """Words for two epochs of two steps."""
+    """Words for two epochs of two steps, in a folder with braces in its name."""
     data = ["--data_format=synthetic", "--synthetic=48", "--classes=10"]
     small = [w for w in SMALL if not w.startswith("--classes")]
-    folder = f"--output_dir={tmp_path / 'runs'}"
+    folder = f"--output_dir={tmp_path / 'runs {epoch}'}"
     return [*data, *small, folder, "global_batch=24", "epochs=2"]
 
 
@@ -390,7 +390,7 @@ def test_a_run_that_was_stopped_in_its_first_epoch_is_judged_and_goes_on(
     made_up, tmp_path
 ):
     run_ranks(trained, 2, made_up, 1, timeout_s=110)
-    run = tmp_path / "runs/latest"
+    run = tmp_path / "runs {epoch}/latest"
     assert not (run / "log.csv").read_text()
     resumed = [f"--resume={run}"]
     other = [*resumed, "--synthetic=72"]
@@ -406,6 +406,7 @@ def test_a_run_that_was_stopped_in_its_first_epoch_is_judged_and_goes_on(
     [(printed, code, _), _] = run_ranks(trained, 2, resumed, timeout_s=110)
     assert code == 0 and "from step 1 on" in printed
     assert len((run / "log.csv").read_text().splitlines()) == 1 + 2
+    assert (run / "best.keras").exists()
 
 
 class Damaged:

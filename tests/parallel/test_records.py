@@ -79,7 +79,7 @@ def told(call):
     found = None
     try:
         call()
-    except (ValueError, OSError, tfdist.RankFailedError, tfdist.MismatchError) as error:
+    except (TypeError, ValueError, OSError, tf.errors.OpError) as error:
         record = getattr(error, "record", None)
         found = [type(error).__name__, str(error), record and record.rank]
     assert tfdist.allgather_object(tfdist.rank()) == list(range(tfdist.size()))
@@ -144,15 +144,26 @@ def test_lists_in_another_order_are_an_error_on_all(files):
         assert "sort what a folder" in message
 
 
-def other_arguments(names, folder):
-    own = {"cache": folder + "/index.npz"} if tfdist.rank() == 0 else {}
-    return refused(names, own)
+def cached_on_one(names, folder, owner):
+    own = {"cache": f"{folder}/index.npz"} if tfdist.rank() == owner else {}
+    return [len(indexed(names, **own)[1]) for _ in range(2)]
 
 
-def test_a_cache_on_some_ranks_only_is_an_error_on_all(files, tmp_path):
-    for name, message, _ in run_ranks(other_arguments, 2, files, str(tmp_path)):
-        assert name == "MismatchError"
-        assert "the cache of the index" in message
+@pytest.mark.parametrize(("owner", "again"), [(0, 0), (1, 4)])
+def test_the_cache_of_rank_0_alone_counts(files, tmp_path, owner, again):
+    found = run_ranks(cached_on_one, 2, files, str(tmp_path), owner)
+    assert found[0] == [4, again]
+    assert bool(list(tmp_path.glob("*.npz"))) == (owner == 0)
+
+
+def wrong_cache_on_one(names):
+    return told(lambda: Records.from_tfrecords(names, cache=[None, 5][tfdist.rank()]))
+
+
+def test_a_cache_that_is_no_name_is_an_error_on_all(files):
+    for rank, (name, message, _) in enumerate(run_ranks(wrong_cache_on_one, 2, files)):
+        assert name == ("TypeError" if rank == 1 else "RankFailedError")
+        assert "not int" in message
 
 
 def cached(names, folder):

@@ -272,6 +272,7 @@ SOURCE = tf.data.Dataset.from_tensor_slices(ONES)
         (ONES, {"gather": "some"}, ValueError, "one of"),
         ([1.0, 2.0], {}, TypeError, "numpy.asarray"),
         (generator(), {}, TypeError, "from_generator"),
+        (tf.sparse.from_dense(ONES), {}, TypeError, r"SparseTensor. .*_tensor_slices"),
     ],
 )
 def test_what_cannot_be_dealt_out_is_refused(data, options, error, text):
@@ -331,3 +332,32 @@ def test_the_batches_of_a_sequence_in_order():
     model = keras.Sequential([keras.Input((3,)), keras.layers.Rescaling(1.0)])
     found = tfdist.predict(model, Finite(5), verbose=0)
     assert found[:, 0].tolist() == [float(i // 2) for i in range(10)]
+
+
+class Watched(Finite):
+    """Its batches are known when an epoch begins."""
+
+    def __init__(self):
+        super().__init__(5)
+        self.seen = []
+
+    def on_epoch_begin(self):
+        self.seen.append("begin")
+
+    def on_epoch_end(self):
+        self.seen.append("end")
+
+    def __getitem__(self, index):
+        x = super().__getitem__(index) * self.seen.count("begin")
+        return x, x[:, :1]
+
+
+def test_a_sequence_is_told_of_epochs_as_by_keras():
+    model = compiled()
+    ours, kerass = Watched(), Watched()
+    found = tfdist.evaluate(model, ours, verbose=0)
+    assert found == model.evaluate(kerass, verbose=0) > 0.0
+    tfdist.predict(model, ours, verbose=0)
+    model.predict(kerass, verbose=0)
+    assert ours.seen == kerass.seen
+    assert ours.seen.count("begin") == 2

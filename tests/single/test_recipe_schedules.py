@@ -131,10 +131,31 @@ def test_more_warm_up_than_epochs_is_refused():
 
 
 def test_the_table_is_printed(capsys):
-    recipe.main("lars_32k", 32768)
+    recipe.main(["lars_32k", "32768"])
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 91
     assert re.fullmatch(r" +12  34", lines[13])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "required: preset, global_batch"),
+        (["goyal", "256"], "invalid choice: 'goyal'.*goyal_2017"),
+        (["goyal_2017", "many"], "global_batch: invalid int value: 'many'"),
+        (["goyal_2017", "0"], "of 1 to 1281167 .*, got 0"),
+        (["goyal_2017", "9999999"], "of 1 to 1281167 .*, got 9999999"),
+    ],
+)
+def test_a_table_that_cannot_be_is_refused(words, message, capsys):
+    with pytest.raises(SystemExit):
+        recipe.main(words)
+    assert re.search(message, capsys.readouterr().err)
+
+
+def test_the_largest_batch_has_a_table(capsys):
+    recipe.main(["lars_64k", "1281167"])
+    assert " 1 in an epoch" in capsys.readouterr().out
 
 
 def test_accumulated_batches_have_the_rate_of_their_update():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -11,6 +12,7 @@ import numpy as np
 from tfdist import _runtime, errors
 from tfdist._process_sets import ProcessSet, members_of
 from tfdist.callbacks._base import RankCallback
+from tfdist.callbacks._listing import is_in_fit
 from tfdist.metric_states import Snapshot, check_metrics, combine, results_of
 from tfdist.objects import gather_from_all
 
@@ -36,10 +38,15 @@ class MetricAverage(RankCallback):
     of `tfdist.data.shard` are; and all ranks have to call it.
 
     Put it before callbacks that look at the metrics: it changes the logs in place, so
-    these, the history and the progress bar see equal numbers on all ranks.
+    these, the history and the progress bar see equal numbers on all ranks. A callback
+    before it may evaluate the model at the end of an epoch, which uses the same
+    metrics, if the number of steps is known (as `tfdist.data.shard`'s is) and all are
+    taken, or the epoch has a validation; it is an error otherwise.
 
     Raises:
         ValueError: at the start, if a metric does not say how its states are combined.
+            On all ranks, at the end of an epoch: a callback before it has changed the
+            metrics or the logs, and what they were is not known any more.
         tfdist.MismatchError: at the end of an epoch, if the ranks' logs have
             different names.
         NotImplementedError: in `evaluate`, if the number of steps is unknown, or a
@@ -54,7 +61,10 @@ class MetricAverage(RankCallback):
     def __init__(self) -> None:
         super().__init__()
         self._training: Snapshot | None = None
+        self._validation: Snapshot | None = None
+        self._combines_states = True
         self._in_epoch = False
+        self._has_steps = False
         self._combined = False
         self._warned: set[str] = set()
 
@@ -71,14 +81,25 @@ class MetricAverage(RankCallback):
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Forgets the epoch before."""
         super().on_epoch_begin(epoch, logs)
-        self._training = None
+        self._training = self._validation = None
         self._in_epoch = True
+        self._has_steps = False
+
+    def on_train_batch_end(
+        self, batch: int, logs: dict[str, Any] | None = None
+    ) -> None:
+        """At the last step: keeps the training metrics, which may be reset next."""
+        super().on_train_batch_end(batch, logs)
+        self._has_steps = True
+        steps = (self.params or {}).get("steps")
+        is_last = steps is not None and batch + 1 >= steps
+        self._training = self._kept() if is_last else None
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Keeps the training metrics: validation inside `fit` resets them next."""
         self._combined = False
         if self._in_epoch:
-            self._training = self._training or Snapshot(self.model)
+            self._training = self._training or self._kept()
         else:
             _check_can_evaluate(self.params)
             check_metrics(self.model)
@@ -104,8 +125,10 @@ class MetricAverage(RankCallback):
         self._combined = True
 
     def on_test_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Refuses to let `evaluate` return the numbers of this rank alone."""
-        if not self._in_epoch and not self._combined:
+        """Keeps those of the validation, or refuses to return those of one rank."""
+        if self._in_epoch:
+            self._validation = self._kept()
+        elif not self._combined:
             raise NotImplementedError(
                 f"MetricAverage: model.evaluate ended before step "
                 f"{self.params['steps']}, so the metrics were not averaged. Let every "
@@ -118,14 +141,15 @@ class MetricAverage(RankCallback):
         if logs is None:
             return
         now = Snapshot(self.model)
-        parts = {"": now}
-        if self._training is not None:
-            parts = {"": self._training, _VALIDATION: now}
-        shared = exchange_logs(logs, parts, self._ranks)
+        parts = {"": self._training or now}
+        if self._validation is not None:
+            parts[_VALIDATION] = self._validation
+        changed = [] if self._training is not None else self._changed(logs)
+        shared = exchange_logs(logs, parts, self._ranks, changed)
         totals = combine(list(parts.values()), process_set=self._ranks)
         results: dict[str, Any] = {}
-        for prefix, total in zip(parts, totals, strict=True):
-            now.assign(total)
+        for (prefix, part), total in zip(parts.items(), totals, strict=True):
+            part.assign(total)
             for key, value in results_of(self.model).items():
                 results[prefix + key] = value
         now.restore()
@@ -134,6 +158,24 @@ class MetricAverage(RankCallback):
                 logs[key] = results[key]
             elif isinstance(logs[key], float):
                 logs[key] = self._weighted_mean(key, shared)
+
+    def _kept(self) -> Snapshot | None:
+        return Snapshot(self.model) if self._combines_states else None
+
+    def _changed(self, logs: dict[str, Any]) -> list[str]:
+        """The metrics that are not as they were when Keras put them into `logs`.
+
+        Only Keras's own steps and loop put them there for certain, and a rank without
+        any step has the logs of another one.
+        """
+        own_step = type(self.model).train_step is not keras.Model.train_step
+        if own_step or not self._has_steps or not is_in_fit(self.model):
+            return []
+        return [
+            key
+            for key, value in results_of(self.model).items()
+            if not np.allclose(value, logs.get(key, value), atol=0, equal_nan=True)
+        ]
 
     def _weighted_mean(self, key: str, shared: list[dict[str, Any]]) -> float:
         numbers = [other["numbers"].get(key, float("nan")) for other in shared]
@@ -169,17 +211,29 @@ def exchange_logs(
     logs: dict[str, Any],
     parts: dict[str, Snapshot],
     process_set: ProcessSet | None,
+    changed: Sequence[str] = (),
 ) -> list[dict[str, Any]]:
     """All ranks' names, numbers and sample counts; an error if the names differ.
 
     Without this a rank whose logs have one name more would wait for the others in an
     operation of another shape, or for ever.
+
+    Args:
+        logs: those of the epoch on this rank.
+        parts: the states of the metrics behind them, by the prefix of the names.
+        process_set: the ranks that take part; None for all.
+        changed: metrics that do not fit the logs any more.
+
+    Raises:
+        tfdist.MismatchError: on all ranks, if the names or the states differ.
+        ValueError: on all ranks, if there is something in `changed` on one.
     """
     own = {
         "names": sorted(logs),
         "states": [part.describe() for part in parts.values()],
         "numbers": {k: v for k, v in logs.items() if isinstance(v, float)},
         "samples": {prefix: part.samples for prefix, part in parts.items()},
+        "changed": list(changed),
     }
     shared = gather_from_all(
         own, "MetricAverage", name="metric_average.logs", process_set=process_set
@@ -195,4 +249,11 @@ def exchange_logs(
                     "Compile the model with the same metrics on every rank, and "
                     "validate on all ranks or on none."
                 )
+        if other["changed"]:
+            raise ValueError(
+                f"Expected the metrics of the epoch in MetricAverage, got others for "
+                f"{other['changed']} on rank {rank}: a callback before it has "
+                "evaluated the model, reset its metrics or changed the logs in "
+                "on_epoch_end. Put MetricAverage before it in the list of callbacks."
+            )
     return shared

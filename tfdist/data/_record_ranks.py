@@ -66,7 +66,7 @@ def build(
     group: Together | None,
     paths: tuple[str, ...],
     counts: Sequence[int] | None,
-    cache: Cache | None,
+    cache: str | os.PathLike[str] | None,
 ) -> indexing.Index:
     """The index of the files, the same on all ranks.
 
@@ -74,21 +74,21 @@ def build(
         group: all ranks, or None: this one alone.
         paths: the files, the same on all ranks.
         counts: records that each should hold, if that is known.
-        cache: where the first rank keeps the index, if anywhere.
+        cache: the file in which the first rank keeps the index, if anywhere; that of
+            another rank is not used.
     """
     place, size = 0, 1
     if group is not None:
         place, size = group.ranks.index(_runtime.rank()), len(group.ranks)
-    known: indexing.Index | None = None
-    kept = False
-    if cache is not None:
 
-        def look() -> tuple[indexing.Index | None, dict[str, Any]]:
-            found = cache.read() if place == 0 else None
-            return found, {"kept": found is not None}
+    def look() -> tuple[tuple[Cache | None, indexing.Index | None], dict[str, Any]]:
+        given = None if cache is None else Cache(os.fsdecode(cache), paths)
+        store = given if place == 0 else None
+        found = None if store is None else store.read()
+        return (store, found), {"keeps": store is not None, "kept": found is not None}
 
-        known, facts = _stage(group, "the cache of the index", look)
-        kept = facts[0]["kept"]
+    (store, known), facts = _stage(group, "the cache of the index", look)
+    keeps, kept = facts[0]["keeps"], facts[0]["kept"]
     # Whose part which files are: the first rank gives what it has kept, else all work.
     shares = [range(r, len(paths), size) for r in range(size)]
     if kept:
@@ -110,11 +110,11 @@ def build(
             lengths, name="data.Records", timeout_s=group.timeout_s
         ).numpy()
     index = merge(shares, [fact["counts"] for fact in facts], lengths)
-    if cache is not None and not kept:
+    if keeps and not kept:
 
         def keep() -> tuple[None, dict[str, Any]]:
-            if place == 0:
-                cache.write(index)
+            if store is not None:
+                store.write(index)
             return None, {}
 
         _stage(group, "writing the cache of the index", keep)

@@ -13,7 +13,6 @@ import tensorflow as tf
 from tfdist._library import native_ops
 from tfdist.data import _record_index as indexing
 from tfdist.data import _record_ranks as ranks
-from tfdist.data._record_cache import Cache
 
 
 class Records:
@@ -72,7 +71,7 @@ class Records:
                 part of them is meant. Default True.
             cache: file (`.npz`) in which rank 0 keeps the index, so that the next
                 start need not make it; used as long as the files keep their sizes and
-                times of change. Default: none.
+                times of change. Default: none. The others' names are not used.
             together: False: this rank does all the work, and may have files of its
                 own. Default True.
             timeout_s: seconds to wait for the slowest rank; default
@@ -82,6 +81,7 @@ class Records:
             The records.
 
         Raises:
+            TypeError: `cache` is no name.
             FileNotFoundError: a file is missing.
             OSError: a file cannot be read, or `cache` not written.
             ValueError: a file is cut off, damaged or no TFRecord file, holds another
@@ -103,8 +103,7 @@ class Records:
             return paths
 
         paths = ranks.agreed_paths(group, look)
-        kept = None if cache is None else Cache(os.fspath(cache), paths)
-        index = ranks.build(group, paths, counts, kept)
+        index = ranks.build(group, paths, counts, cache)
         if len(index.lengths) == 0:
             raise ValueError(
                 f"Expected records, found none in all {len(paths)} files: {paths[0]}..."

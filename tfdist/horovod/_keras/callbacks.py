@@ -88,6 +88,7 @@ class MetricAverageCallback(OfAllRanks, MetricAverage):
     see `tfdist.callbacks.MetricAverage`. (Horovod takes the mean of the ranks'
     numbers.) If a metric of the user's own does not say how it is combined, all
     metrics are the means of the ranks' numbers, as in Horovod, and a warning says so.
+    In `evaluate`, where Horovod's does nothing, they then stay those of each rank.
 
     Args:
         device: has no meaning here; a warning says so.
@@ -106,31 +107,44 @@ class MetricAverageCallback(OfAllRanks, MetricAverage):
     def __init__(self, device: str = "") -> None:
         super().__init__()
         note_device("device", device)
-        self._plain = False
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Looks whether the metrics can be combined exactly."""
         RankCallback.on_train_begin(self, logs)
-        self._plain = False
+        self._look_at_metrics("of the epoch are the plain means of the ranks' numbers")
+
+    def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """As there; in `evaluate` those that cannot be combined stay each rank's."""
+        if not self._in_epoch:
+            self._look_at_metrics("of model.evaluate stay those of each rank")
+            if not self._combines_states:
+                return
+        super().on_test_begin(logs)
+
+    def on_test_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Combines them at the last step of `evaluate`."""
+        if self._combines_states:
+            super().on_test_batch_end(batch, logs)
+
+    def on_test_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Looks whether that step came."""
+        if self._combines_states:
+            super().on_test_end(logs)
+
+    def _look_at_metrics(self, otherwise: str) -> None:
+        self._combines_states = True
         try:
             check_metrics(self.model)
         except ValueError as error:
-            self._plain = True
+            self._combines_states = False
             if _runtime.rank() == 0:
                 _logger.warning(
-                    "MetricAverageCallback: the metrics of the epoch are the plain "
-                    "means of the ranks' numbers. %s",
-                    error,
+                    "MetricAverageCallback: the metrics %s. %s", otherwise, error
                 )
-
-    def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Keeps the training metrics."""
-        if not (self._plain and self._in_epoch):
-            super().on_test_begin(logs)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Replaces the numbers in `logs`."""
-        if not self._plain:
+        if self._combines_states:
             super().on_epoch_end(epoch, logs)
             return
         self._in_epoch = False
