@@ -414,7 +414,9 @@ def config() -> dict[str, dict[str, Any]]:
     text = library().tfdist_config_json()
     if text is None:
         raise last_error()
-    return {row["name"]: row for row in json.loads(text)}
+    # A path may be no UTF-8; it then reads as in os.environ.
+    rows = json.loads(text.decode("utf-8", "surrogateescape"))
+    return {row["name"]: row for row in rows}
 
 
 def value(name: str) -> Any:

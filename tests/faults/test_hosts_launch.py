@@ -18,6 +18,7 @@ from helpers.launcher import (
     finish,
     marked,
     run,
+    signal_until_it_ends,
     start,
     until,
 )
@@ -273,11 +274,35 @@ def test_a_second_signal_kills_on_all_hosts(started):
     script = "trap '' INT; echo ready; while :; do sleep 1; done"
     options = ["-x", "MARK"]
     process = started((1, 2), *shell(script), options=options, MARK=marker)
-    process.send_signal(signal.SIGINT)
-    with pytest.raises(subprocess.TimeoutExpired):
-        process.wait(0.5)
-    process.send_signal(signal.SIGINT)
+    assert signal_until_it_ends(process, signal.SIGINT) > 1
     assert finish(process, 8.0).code == 130
+    assert marked(marker) == []
+
+
+@deadline(40)
+def test_a_program_that_a_script_has_started_there_has_its_time_too(started, tmp_path):
+    """The shell ends at once; what the rest of its group does counts."""
+    code = (
+        "import os, signal, sys, time\n"
+        "def save(number, frame):\n"
+        "    time.sleep(1.5)\n"
+        "    open(f'saved{os.environ[\"TFDIST_RANK\"]}', 'w').close()\n"
+        "    sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, save)\n"
+        "print('ready', flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    (tmp_path / "saves.py").write_text(code)
+    marker = f"mark-{uuid.uuid4().hex}"
+    process = started(
+        (1, 1),
+        *shell(f"{sys.executable} saves.py; true"),
+        options=["-x", "MARK"],
+        MARK=marker,
+    )
+    process.send_signal(signal.SIGTERM)
+    assert finish(process).code == 143
+    assert sorted(file.name for file in tmp_path.glob("saved*")) == ["saved0", "saved1"]
     assert marked(marker) == []
 
 

@@ -1,5 +1,6 @@
 """The command line of tfdistrun, and what it checks before anything starts."""
 
+import os
 import resource
 import subprocess
 import sys
@@ -92,6 +93,18 @@ def test_variables_are_passed(tmp_path):
     given = ["--env", "A=b=c", "-x", "B=", "-x", "C"]
     done = run(tmp_path, "-np", "1", *given, *shell("echo $A-$B-$C"), C="here")
     assert done.stdout == "b=c--here\n"
+
+
+@deadline(40)
+@pytest.mark.parametrize("options", [[], ["--horovod"]])
+def test_the_command_is_looked_for_where_the_ranks_will(tmp_path, options):
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    (tools / "only-there.py").write_text("#!/bin/sh\necho found\n")
+    (tools / "only-there.py").chmod(0o755)
+    path = f"PATH={tools}:{os.environ['PATH']}"
+    done = run(tmp_path, "-np", "1", *options, "-x", path, "only-there.py")
+    assert (done.code, done.stdout) == (0, "found\n"), done.stderr
 
 
 @deadline(40)

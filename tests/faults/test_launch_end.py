@@ -1,4 +1,4 @@
-"""Exit codes, the first failure, signals, and what tfdistrun leaves behind: nothing."""
+"""Exit codes, the first failure, and what tfdistrun leaves behind: nothing."""
 
 import os
 import re
@@ -6,7 +6,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import uuid
 
 import psutil
@@ -20,6 +19,8 @@ from helpers.launcher import (
     start,
     until,
 )
+
+from tfdist.launch import _guard
 
 pytestmark = pytest.mark.faults
 
@@ -224,6 +225,37 @@ def test_a_killed_launcher_leaves_nothing(tmp_path, marker, wrapped):
         socket.create_connection(("127.0.0.1", port), timeout=2.0)
 
 
+@deadline(40)
+def test_a_killed_launcher_leaves_no_helper_with_an_environment_of_its_own(tmp_path):
+    helper = str(604_000_000 + os.getpid())
+    script = f"env -i sleep {helper} & sleep 600; true"
+    process = start(tmp_path, "-np", "2", *shell(script))
+    until(lambda: len(list(sleepers(helper))) == 2, 10.0)
+    process.kill()
+    process.wait(5)
+    process.stdout.close()
+    process.stderr.close()
+    until(lambda: not list(sleepers(helper)), 5.0)
+
+
+@deadline(40)
+def test_the_guard_forgets_a_group_that_is_empty(monkeypatch):
+    """Its number may be that of somebody else's group tomorrow."""
+    with subprocess.Popen(["sleep", "600"], process_group=0) as one:
+        ended = subprocess.Popen(["true"], process_group=0)
+        ended.wait(10)
+        groups = _guard.Groups()
+        text = b"%d\n%d\n" % (ended.pid, one.pid)
+        groups.read(text[:3])
+        groups.read(text[3:])
+        groups.forget_the_empty()
+        kill, killed = os.killpg, []
+        monkeypatch.setattr(os, "killpg", lambda *words: killed.append(words))
+        groups.kill()
+        kill(one.pid, signal.SIGKILL)
+    assert killed == [(one.pid, signal.SIGKILL)]
+
+
 def until_rendezvous(launcher):
     """The port of the launcher's store, from the environment of a rank."""
     found = []
@@ -273,96 +305,3 @@ def test_who_was_there_before_the_job_is_not_of_it(tmp_path):
     os.kill(stranger, signal.SIGKILL)
     assert done.returncode == 3
     assert "failed first" in (tmp_path / "out").read_text()
-
-
-# ---- signals ----
-
-
-def until_ready(process):
-    """Until both ranks have said so."""
-    for _ in range(2):
-        assert "ready" in process.stdout.readline()
-
-
-@deadline(40)
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_signals_reach_the_ranks_and_a_clean_end_is_success(tmp_path, number):
-    code = (
-        "import os, signal, sys, time\n"
-        "def stop(number, frame):\n"
-        "    print('got', number, flush=True); time.sleep(0.3); sys.exit(0)\n"
-        f"signal.signal({int(number)}, stop)\n"
-        "print('ready', flush=True)\n"
-        "time.sleep(60)\n"
-    )
-    process = start(tmp_path, "-np", "2", *python(code))
-    until_ready(process)
-    process.send_signal(number)
-    done = finish(process)
-    assert done.stdout.count(f"got {int(number)}") == 2
-    assert done.code == 0
-    assert f"ended by {number.name}" in done.report[0]
-
-
-@deadline(40)
-@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
-def test_a_users_signal_reaches_the_ranks_and_ends_nothing(tmp_path, number):
-    code = (
-        "import signal, time\n"
-        "got = []\n"
-        f"signal.signal({int(number)}, lambda *_: got.append(1))\n"
-        "print('ready', flush=True)\n"
-        "while not got: time.sleep(0.01)\n"
-        "time.sleep(0.5); print('on')\n"
-    )
-    process = start(tmp_path, "-np", "2", *python(code))
-    until_ready(process)
-    process.send_signal(number)
-    done = finish(process)
-    assert (done.code, done.report) == (0, [])
-    assert done.stdout.count("on") == 2
-
-
-@deadline(40)
-def test_nohup_is_respected(tmp_path):
-    words = "-m tfdist.launch -np 2 sh -c 'echo ready; sleep 1; echo on'"
-    process = subprocess.Popen(
-        ["sh", "-c", f"trap '' HUP; exec {sys.executable} {words}"],
-        cwd=tmp_path,
-        env=clean_environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    until_ready(process)
-    for pid in [process.pid, *(p.pid for p in psutil.Process(process.pid).children())]:
-        os.kill(pid, signal.SIGHUP)
-    done = finish(process)
-    assert (done.code, done.report) == (0, [])
-    assert done.stdout.count("on") == 2
-
-
-@deadline(40)
-def test_ranks_that_die_of_the_signal_give_its_exit_code(tmp_path):
-    process = start(tmp_path, "-np", "2", *shell("echo ready; exec sleep 60"))
-    for _ in range(2):
-        process.stdout.readline()
-    process.send_signal(signal.SIGTERM)
-    done = finish(process)
-    assert done.code == 143
-    assert not any("failed first" in line for line in done.report)
-
-
-@deadline(40)
-def test_a_second_signal_kills(tmp_path, marker):
-    script = "trap '' INT; echo ready; while :; do sleep 1; done"
-    process = start(tmp_path, "-np", "2", *shell(script), MARK=marker)
-    for _ in range(2):
-        process.stdout.readline()
-    process.send_signal(signal.SIGINT)
-    time.sleep(0.3)
-    assert process.poll() is None
-    process.send_signal(signal.SIGINT)
-    done = finish(process, 5.0)
-    assert done.code == 130
-    assert marked(marker) == []

@@ -85,6 +85,26 @@ def test_a_rewritten_line_appears_once_in_a_file(tmp_path):
 
 
 @deadline(40)
+def test_a_line_that_is_rewritten_for_long_appears_once_in_a_file(tmp_path):
+    code = (
+        "import sys\n"
+        "for i in range(3000): sys.stdout.write(f'{i:05d} ' + 'é' * 50 + '\\r')\n"
+        "sys.stdout.write('\\n')\n"
+    )
+    done = run(tmp_path, "-np", "2", *python(code), PYTHONUTF8="1")
+    last = "02999 " + "é" * 50
+    assert sorted(done.stdout.splitlines()) == [f"[rank {r}] {last}" for r in range(2)]
+
+
+@deadline(40)
+def test_a_very_long_line_is_not_cut_inside_a_character(tmp_path):
+    code = "print('x' + 'é' * 50000 + '€' * 50000)"
+    done = run(tmp_path, "-np", "2", *python(code), PYTHONUTF8="1")
+    lines = [x.partition("[rank 0] ")[2] for x in done.stdout.splitlines()]
+    assert "".join(lines) == "x" + "é" * 50000 + "€" * 50000
+
+
+@deadline(40)
 def test_timestamps(tmp_path):
     done = run(tmp_path, "-np", "2", "--timestamps", *shell("echo x"))
     for line in done.stdout.splitlines():
@@ -92,10 +112,17 @@ def test_timestamps(tmp_path):
 
 
 @deadline(40)
+def test_a_lone_rank_gets_its_timestamps_too(tmp_path):
+    done = run(tmp_path, "-np", "1", "--timestamps", *shell("echo x; echo y"))
+    stamp = r"\[rank 0 \d\d:\d\d:\d\d\.\d{3}\]"
+    assert re.fullmatch(rf"{stamp} x\n{stamp} y\n", done.stdout)
+
+
+@deadline(40)
 def test_on_a_terminal_rank_0_has_one_and_its_bar_stays_at_the_bottom(tmp_path):
     code = (
         "import os, sys, time\n"
-        "print('tty', sys.stdout.isatty(), flush=True)\n"
+        "sys.stdout.write(f'tty {sys.stdout.isatty()}\\n')\n"  # whole
         "if os.environ['TFDIST_RANK'] == '1':\n"
         "    time.sleep(0.5); print('one'); sys.exit()\n"
         "print('\\rbar 1', end='', flush=True); time.sleep(2)\n"
@@ -114,14 +141,14 @@ def test_on_a_terminal_rank_0_has_one_and_its_bar_stays_at_the_bottom(tmp_path):
     assert plain.endswith("\r\x1b[K[rank 0] bar 2\r\n")
 
 
-def start_on(terminal, cwd, *arguments):
+def start_on(terminal, cwd, *arguments, stderr=subprocess.DEVNULL, **environ):
     return subprocess.Popen(
         [*TFDISTRUN, *arguments],
         cwd=cwd,
-        env=clean_environment(TERM="xterm"),
+        env=clean_environment(TERM="xterm", **environ),
         stdin=subprocess.DEVNULL,
         stdout=terminal,
-        stderr=subprocess.DEVNULL,
+        stderr=stderr,
     )
 
 
@@ -134,6 +161,37 @@ def read_terminal(fd):
             os.close(fd)
             return data.decode()
         data += part
+
+
+@deadline(40)
+def test_colours_go_to_terminals_alone(tmp_path):
+    ours, theirs = pty.openpty()
+    with (tmp_path / "errors").open("wb") as errors:
+        process = start_on(
+            theirs,
+            tmp_path,
+            "-np",
+            "2",
+            *shell("echo out; echo err >&2"),
+            stderr=errors,
+        )
+    os.close(theirs)
+    assert "\x1b[36m[rank 0]\x1b[0m out" in read_terminal(ours)
+    assert process.wait(10) == 0
+    said = sorted((tmp_path / "errors").read_text().splitlines())
+    assert said == ["[rank 0] err", "[rank 1] err"]
+
+
+@deadline(40)
+def test_a_terminal_has_no_more_than_it_can(tmp_path):
+    ours, theirs = pty.openpty()
+    code = "import os, sys; print('has', *os.get_terminal_size(1))"
+    process = start_on(
+        theirs, tmp_path, "-np", "1", *python(code), COLUMNS="100000", LINES="70000"
+    )
+    os.close(theirs)
+    assert "has 65535 65535" in read_terminal(ours)
+    assert process.wait(10) == 0
 
 
 @deadline(40)

@@ -86,6 +86,22 @@ def run(cwd: Path, *arguments: str, timeout_s: float = 30.0, **environ: str) -> 
     return finish(start(cwd, *arguments, **environ), timeout_s)
 
 
+def signal_until_it_ends(process: subprocess.Popen[str], number: int) -> int:
+    """Sends a signal, and again after longer than what counts as one signal.
+
+    Returns:
+        How often it took.
+    """
+    for count in range(1, 6):
+        process.send_signal(number)
+        try:
+            process.wait(1.5)
+            return count
+        except subprocess.TimeoutExpired:
+            continue
+    raise AssertionError("it does not end")
+
+
 def marked(marker: str) -> list[int]:
     """Living processes whose command line or environment holds `marker`."""
     found = []

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tfdist.rendezvous import auth, links
 from tfdist.rendezvous.environment import LAUNCHER_JOB, Placement, detect
 from tfdist.rendezvous.errors import RendezvousError
 
@@ -207,6 +208,24 @@ def test_ranks_of_one_job_share_its_name_and_other_jobs_have_another():
     assert job(SLURM) != job(SLURM, SLURM_STEP_ID="1")
     assert job(TORCHRUN) != job(TORCHRUN, MASTER_PORT="29501")
     assert job(MPICH) is None  # MPICH gives none: the parent process serves
+
+
+def test_a_name_that_no_handshake_takes_is_refused_on_every_rank():
+    for rank in "01":
+        with pytest.raises(RendezvousError, match="TFDIST_JOB_ID has 1200 bytes"):
+            detect({**TFDIST, "TFDIST_RANK": rank, "TFDIST_JOB_ID": "é" * 200})
+    longest = detect({**TFDIST, "TFDIST_JOB_ID": "x" * 512}).job
+    bond = links.Bond(
+        secret=bytes(32),
+        job=f"{longest} 0123456789abcdef",
+        generation=1 << 30,
+        rank=0,
+        frames="hmac-sha256",
+        size=1 << 20,
+        sockets=16,
+    )
+    claims = bond.claims(links.TCP, (1 << 20) - 1)
+    auth.hello("0.1.0", bytes(auth.NONCE_BYTES), claims)
 
 
 def test_only_tfdistrun_serves_the_store():

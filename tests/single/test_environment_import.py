@@ -184,6 +184,12 @@ def test_configuration_is_read_anew(monkeypatch):
 
 
 @built
+def test_a_value_that_is_no_utf_8_reads_as_in_the_environment(monkeypatch):
+    monkeypatch.setenv("TFDIST_LOG_DIR", os.fsdecode(b"caf\xe9"))
+    assert os.fsencode(_core.value("TFDIST_LOG_DIR")) == b"caf\xe9"
+
+
+@built
 def test_every_variable_that_python_reads_is_in_the_table():
     """Else the core would refuse, as unknown, what tfdistrun sets."""
     names = set()

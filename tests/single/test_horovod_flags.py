@@ -3,6 +3,7 @@
 import re
 
 import pytest
+import yaml
 
 from tfdist.launch import options as tfdistrun
 from tfdist.launch.horovod import command, config_file, flags, mode, variables
@@ -235,6 +236,13 @@ def test_a_config_file_gives_what_flags_do_not(tmp_path):
     )
 
 
+def test_a_key_without_a_value_changes_nothing():
+    for text in ("stall_check: {enabled: }", "logging: {hide_timestamp: }"):
+        options = parsed()
+        config_file.merge(options, yaml.safe_load(text))
+        assert options == parsed()
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -254,6 +262,23 @@ def test_a_wrong_config_file_is_explained(tmp_path, text, says):
         config_file.merge(parsed(), config_file.read(str(path)))
     with pytest.raises(ConfigFileError, match="No such file"):
         config_file.read(str(tmp_path / "none"))
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("params: {fusion_threshold_mb: .inf}", "a number of MiB, 0 or more; got inf"),
+        ("params: {fusion_threshold_mb: .nan}", "a number of MiB, 0 or more; got nan"),
+        ("params: {fusion_threshold_mb: yes}", "a number of MiB, 0 or more; got True"),
+        ("library_options: {mpi_args: 5}", r"mpi_args: expected words .*; got 5"),
+        ("library_options: {mpi_args: [a]}", r"mpi_args: expected .*; got \['a'\]"),
+    ],
+)
+def test_a_wrong_value_of_a_config_file_is_explained(text, says):
+    options = parsed()
+    config_file.merge(options, yaml.safe_load(text))
+    with pytest.raises(FlagError, match=says):
+        translate(options)
 
 
 def test_check_build_tells_what_is_there(capsys):

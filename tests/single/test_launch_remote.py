@@ -6,7 +6,7 @@ import pytest
 
 from tfdist.launch import frames, remote
 from tfdist.launch.hosts import Host
-from tfdist.launch.supervisor import Signals
+from tfdist.launch.signals import Signals
 
 # Says "ready" at once, or after `slow_s` on the slow host, and ends when nothing comes
 # for `silence_s` from then on, as agents do.

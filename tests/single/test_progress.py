@@ -280,6 +280,14 @@ def test_a_terminal_without_a_width_counts_as_a_file(monkeypatch):
         terminal.close()
 
 
+def test_what_the_stream_cannot_encode_is_replaced():
+    raw = io.BytesIO()
+    screen = Screen(io.TextIOWrapper(raw, encoding="ascii"), every_s=0.0)
+    screen.show("12 échantillons", 0.0)
+    screen.finish("done")
+    assert raw.getvalue() == b"12 ?chantillons\ndone\n"
+
+
 def test_training_goes_on_when_the_reader_has_gone():
     end, file = os.pipe()
     os.close(end)

@@ -95,6 +95,28 @@ async def test_wait_ends_at_its_deadline_and_names_the_missing_keys():
 
 @deadline(20)
 @run
+async def test_a_late_answer_is_not_taken_for_that_to_another_request(monkeypatch):
+    """As from a tfdistrun that was stopped for a while."""
+    goes_on = asyncio.Event()
+    answer = StoreServer._answer
+
+    async def late(self, request):
+        await goes_on.wait()
+        return await answer(self, request)
+
+    monkeypatch.setattr(StoreServer, "_answer", late)
+    async with serving() as server:
+        client = await client_of(server)
+        with pytest.raises(RendezvousError, match="no answer within 0.1 s"):
+            await client.set("a", 1, timeout_s=0.1)
+        goes_on.set()
+        with pytest.raises(RendezvousError, match="lost the rendezvous store"):
+            await client.add("n", timeout_s=5.0)
+        client.close()
+
+
+@deadline(20)
+@run
 async def test_a_member_that_dies_is_the_failure_that_others_are_told():
     async with serving() as server:
         members = [

@@ -21,9 +21,11 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+import psutil
+
 from tfdist import __version__, _core
-from tfdist.launch import binding, frames, limits, process, tree
-from tfdist.launch.supervisor import PASSED_ON, Signals
+from tfdist.launch import binding, frames, groups, limits, process, tree
+from tfdist.launch.signals import ENDING, PASSED_ON, Signals
 from tfdist.rendezvous.address import split_address
 from tfdist.rendezvous.errors import RendezvousError
 from tfdist.rendezvous.secret import keep_in_memory
@@ -34,6 +36,7 @@ _MOST_WAITING_BYTES = 1 << 20  # for the network; then the ranks have to wait
 _TERM_S = 1.0  # from SIGTERM to SIGKILL
 _DRAIN_S = 0.5
 _FLUSH_S = 2.0
+_HELPERS_STEP_S = 0.05
 _STORE_S = 5.0
 
 
@@ -140,6 +143,8 @@ class Agent:
         self._heard_s = time.monotonic()
         self._told_s = 0.0
         self._finished = False  # tfdistrun said so; else it, or the connection, is gone
+        self._heeding: list[psutil.Process] = []  # have got the user's signal
+        self._helpers_end_s = 0.0  # how long they have, when all is finished
         self._ended = False
 
     def run(self) -> int:
@@ -160,8 +165,11 @@ class Agent:
         )
         try:
             while not self._ended:
-                self._step(frames.SIGN_OF_LIFE_S / 2)
+                self._step(
+                    _HELPERS_STEP_S if self._finished else frames.SIGN_OF_LIFE_S / 2
+                )
                 self._mind_the_time()
+                self._end_if(self._finished and not self._helpers_finish())
         finally:
             self._end_all()
         if self._finished:
@@ -200,7 +208,8 @@ class Agent:
         elif order == "kill":
             self._kill()
         elif order == "finish":
-            self._finished = self._ended = True
+            self._finished = True
+            self._helpers_end_s = time.monotonic() + float(message["helpers_s"])
 
     def _on_signals(self, numbers: list[int]) -> None:
         for number in numbers:
@@ -210,8 +219,19 @@ class Agent:
                 self._ended = True
 
     def _signal_ranks(self, number: int) -> None:
-        for rank in self._running:
-            tree.send_to_group(self._ranks[rank].process.pid, number)
+        own = {self._ranks[rank].process.pid for rank in self._running}
+        if number in PASSED_ON:
+            groups.pass_on(own, number)
+            return
+        if number in ENDING:
+            self._heeding = groups.heeding(own, number)
+        for group in own:
+            groups.send(group, number)
+
+    def _helpers_finish(self) -> bool:
+        """Whether what a rank has started still does what it began at the signal."""
+        self._heeding = [one for one in self._heeding if groups.runs(one)]
+        return bool(self._heeding) and time.monotonic() < self._helpers_end_s
 
     def _end_if(self, ended: bool) -> None:
         self._ended = self._ended or ended
@@ -311,6 +331,7 @@ class Agent:
             except OSError as error:
                 self._say(event="error", text=f"cannot start a rank: {error}", code=1)
                 return
+            self._guard.watch(started.process.pid)
             self._ranks[rank] = started
             self._running.add(rank)
             self._selector.register(
@@ -352,7 +373,7 @@ class Agent:
 
     def _kill(self) -> None:
         for rank in self._running:
-            tree.send_to_group(self._ranks[rank].process.pid, signal.SIGKILL)
+            groups.send(self._ranks[rank].process.pid, signal.SIGKILL)
         if self._guard is not None:
             tree.send(
                 tree.living(self._job["mark"], spare=self._guard.pid), signal.SIGKILL

@@ -67,7 +67,9 @@ def _plan(options: Namespace) -> Plan:
 
 
 def _prepare_horovod(options: Namespace) -> None:
-    """Changes the options for programs written for Horovod; says what has no meaning.
+    """Changes the options, and the environment, for programs written for Horovod.
+
+    Says what has no meaning.
 
     Raises:
         SystemExit: with 2.
@@ -77,6 +79,7 @@ def _prepare_horovod(options: Namespace) -> None:
     except variables.VariableError as error:
         complain(str(error))
         raise SystemExit(_USAGE_ERROR) from None
+    os.environ.update(options.env)
     for note in notes:
         complain(f"warning: {note}")
 
@@ -144,10 +147,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(format="tfdistrun: warning: %(message)s")
     options = parser().parse_args(arguments)
     plan = _plan(options)
+    os.environ.update(options.env)  # first: PATH tells which command is meant
     if options.horovod:
         _prepare_horovod(options)
     options.command = _checked_command(options.command, here=bool(plan.local))
-    os.environ.update(options.env)
     shm_bytes = _check_machine(plan)
     started_s = time.monotonic()
     try:

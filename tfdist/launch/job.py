@@ -19,7 +19,8 @@ from tfdist.launch import binding, output, process, remote, tree
 from tfdist.launch.horovod import mode
 from tfdist.launch.hosts import Host, Place
 from tfdist.launch.output import complain
-from tfdist.launch.supervisor import Outcome, Signals, Supervisor
+from tfdist.launch.signals import Signals
+from tfdist.launch.supervisor import Outcome, Supervisor
 from tfdist.rendezvous import auth
 from tfdist.rendezvous.address import own_address, route_to
 from tfdist.rendezvous.environment import LAUNCHER_JOB
@@ -198,11 +199,12 @@ class _Streams:
         self, own: output.RankOutput
     ) -> tuple[output.StreamMerger, output.StreamMerger]:
         """Of the two streams of one rank."""
-        color = self.stdout.sink.is_terminal and "NO_COLOR" not in os.environ
-        return (
-            output.StreamMerger(own, self.stdout, color=color),
-            output.StreamMerger(own, self.stderr, color=color),
-        )
+        return _merger(own, self.stdout), _merger(own, self.stderr)
+
+
+def _merger(own: output.RankOutput, screen: output.Screen) -> output.StreamMerger:
+    color = screen.sink.is_terminal and "NO_COLOR" not in os.environ
+    return output.StreamMerger(own, screen, color=color)
 
 
 class Job:
@@ -254,7 +256,7 @@ class Job:
                     stdout=self.streams.stdout,
                     stderr=self.streams.stderr,
                 )
-                self._start(supervisor, store.address, path, stack)
+                self._start(supervisor, guard, store.address, path, stack)
                 return supervisor.run(signals)
         finally:
             for one in self.remotes:
@@ -368,6 +370,7 @@ class Job:
     def _start(
         self,
         supervisor: Supervisor,
+        guard: tree.Guard,
         address: str,
         secret_path: str,
         stack: contextlib.ExitStack,
@@ -405,6 +408,7 @@ class Job:
                 terminal_columns=self.streams.terminal_columns(own),
                 processors=self.bound[place.rank] if binds else None,
             )
+            guard.watch(started.process.pid)
             supervisor.add(started, own, *self.streams.mergers(own))
 
 

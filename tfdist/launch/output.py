@@ -2,7 +2,8 @@
 
 Each line gets the rank's name in front. A line that a rank rewrites with carriage
 returns (a progress bar) is shown as it stands when the output goes to a terminal, and
-once, in its last state, when it goes to a file. A lone rank's output passes unchanged.
+once, in its last state, when it goes to a file. A lone rank's output passes unchanged,
+unless it is to have timestamps.
 """
 
 from __future__ import annotations
@@ -27,8 +28,23 @@ _COLORS = (36, 33, 32, 35, 34, 31)
 
 def visible(line: bytes) -> bytes:
     """What a terminal shows of a line that was rewritten by carriage returns."""
-    line = line.rstrip(b"\r\b")
-    return line[line.rfind(b"\r") + 1 :].rstrip(b"\b")
+    return last_state(line).rstrip(b"\r\b")
+
+
+def last_state(line: bytes) -> bytes:
+    """What is left of a line that is rewritten by carriage returns, for the time being.
+
+    Those at its end stay: only what comes next tells whether it is rewritten.
+    """
+    return line[line.rfind(b"\r", 0, len(line.rstrip(b"\r\b"))) + 1 :]
+
+
+def _end_of_character(text: bytes, end: int) -> int:
+    """Where to cut: there, or at the beginning of the UTF-8 character there."""
+    for back in range(4):
+        if text[end - back] & 0xC0 != 0x80:
+            return end - back
+    return end
 
 
 class Sink:
@@ -138,9 +154,14 @@ class RankOutput:
     timestamps: bool = False
     tail: deque[bytes] = field(default_factory=lambda: deque(maxlen=TAIL_LINES))
 
+    @property
+    def passes_unchanged(self) -> bool:
+        """Whether the screen gets what the rank prints as it is."""
+        return self.size == 1 and not self.timestamps
+
     def prefix(self, *, color: bool) -> bytes:
         """What stands in front of its lines."""
-        if self.size == 1:
+        if self.passes_unchanged:
             return b""
         stamp = ""
         if self.timestamps:
@@ -166,14 +187,16 @@ class StreamMerger:
     def feed(self, data: bytes) -> None:
         """Takes what the rank printed."""
         self._keep(data)
-        if self._output.size == 1:
+        if self._output.passes_unchanged:
             self._screen.sink.write(data)
-        *lines, self._partial = (self._partial + data).split(b"\n")
+        *lines, partial = (self._partial + data).split(b"\n")
         for line in lines:
             self._line(line)
+        self._partial = last_state(partial)
         while len(self._partial) > _LONGEST_LINE:
-            self._line(self._partial[:_LONGEST_LINE])
-            self._partial = self._partial[_LONGEST_LINE:]
+            end = _end_of_character(self._partial, _LONGEST_LINE)
+            self._line(self._partial[:end])
+            self._partial = self._partial[end:]
         self._show_partial()
 
     def end(self) -> None:
@@ -199,7 +222,7 @@ class StreamMerger:
     def _line(self, line: bytes) -> None:
         text = visible(line)
         self._output.tail.append(text)
-        if self._output.size == 1:
+        if self._output.passes_unchanged:
             return
         text = self._output.prefix(color=self._color) + text
         if self._is_open and self._screen.open_line:
@@ -209,7 +232,7 @@ class StreamMerger:
         self._is_open = False
 
     def _show_partial(self) -> None:
-        if self._output.size == 1 or not self._screen.sink.is_terminal:
+        if self._output.passes_unchanged or not self._screen.sink.is_terminal:
             return
         text = visible(self._partial)
         if text and (self._is_open or not self._screen.open_line):

@@ -16,6 +16,8 @@ from pathlib import Path
 
 from tfdist import _host_memory as host_memory
 
+_FEWEST_COLUMNS = 20
+_MOST_CELLS = (1 << 16) - 1  # of a line, or lines, that a terminal can have
 _CHILD = Path(__file__).with_name("_child.py")
 
 
@@ -45,8 +47,9 @@ def _terminal(columns: int) -> tuple[int, int]:
     attributes[1] &= ~termios.OPOST  # no "\n" → "\r\n"
     attributes[3] &= ~termios.ECHO
     termios.tcsetattr(theirs, termios.TCSANOW, attributes)
-    lines = shutil.get_terminal_size().lines
-    size = struct.pack("HHHH", lines, max(20, columns), 0, 0)
+    lines = min(shutil.get_terminal_size().lines, _MOST_CELLS)
+    columns = min(max(_FEWEST_COLUMNS, columns), _MOST_CELLS)
+    size = struct.pack("HHHH", lines, columns, 0, 0)
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, size)
     return ours, theirs
 

@@ -22,7 +22,7 @@ from typing import Any
 from tfdist import __version__
 from tfdist.launch import frames
 from tfdist.launch.hosts import Host
-from tfdist.launch.supervisor import Signals
+from tfdist.launch.signals import Signals
 
 # Whose key ssh does not know is refused, as the user's own configuration says; nothing
 # is asked, since nobody could answer. A dead connection ends after 15 s.

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from tfdist.launch import frames, tree
+from tfdist.launch import frames, groups, tree
 from tfdist.launch.output import (
     RankOutput,
     Screen,
@@ -26,15 +26,19 @@ from tfdist.launch.output import (
 )
 from tfdist.launch.process import RankProcess
 from tfdist.launch.report import RankEnd
+from tfdist.launch.signals import PASSED_ON, Signals
 
 if TYPE_CHECKING:
+    import psutil
+
     from tfdist.launch.remote import End, RemoteHost
 
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)  # their meaning is the program's
 _READ_BYTES = 64 << 10
 _TERM_S = 1.0  # from SIGTERM to SIGKILL
 _SIGNAL_S = 25.0  # from a forwarded signal to SIGTERM and SIGKILL
+# One act of the user may bring several: a terminal that is closed, `timeout`.
+_SAME_SIGNAL_S = 1.0
+_HELPERS_STEP_S = 0.05
 _DRAIN_S = 0.5  # for output that comes after the last rank's end
 _REAP_EVERY_S = 1.0
 _FINISH_S = 5.0  # for agents, to end what is left on their hosts
@@ -61,48 +65,6 @@ class Outcome:
 
     ends: list[RankEnd] = field(default_factory=list)
     signal: int | None = None
-
-
-class Signals:
-    """Turns signals into bytes on a pipe, which a selector can wait for.
-
-    A SIGHUP that this process was started to ignore (`nohup`) stays ignored, by the
-    ranks too.
-    """
-
-    def __init__(self) -> None:
-        ignores_hangup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-        self._numbers = [
-            number
-            for number in ENDING + PASSED_ON
-            if not (number == signal.SIGHUP and ignores_hangup)
-        ]
-        self._read, self._write = os.pipe()
-        for fd in (self._read, self._write):
-            os.set_blocking(fd, False)
-        self._previous_fd = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
-        self._previous = {
-            number: signal.signal(number, lambda *_: None) for number in self._numbers
-        }
-
-    def fileno(self) -> int:
-        """For the selector."""
-        return self._read
-
-    def take(self) -> list[int]:
-        """Numbers of the signals that came."""
-        try:
-            return [n for n in os.read(self._read, 64) if n in self._numbers]
-        except BlockingIOError:
-            return []
-
-    def close(self) -> None:
-        """Puts the previous handlers back."""
-        signal.set_wakeup_fd(self._previous_fd)
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
-        os.close(self._read)
-        os.close(self._write)
 
 
 class Supervisor:
@@ -143,6 +105,7 @@ class Supervisor:
         self._running: set[int] = set()
         self._phase = _Phase.RUNNING
         self._phase_ends_s = float("inf")
+        self._heeding: list[psutil.Process] = []  # of this host: have got the signal
         self._reap_at_s = time.monotonic() + _REAP_EVERY_S
         self._outcome = Outcome()
         self._open_streams: dict[int, StreamMerger] = {}
@@ -201,8 +164,9 @@ class Supervisor:
         self._selector.register(
             signals, selectors.EVENT_READ, lambda: self._on_signals(signals.take())
         )
-        while self._running:
-            self._step(min(self._phase_ends_s, time.monotonic() + _REAP_EVERY_S))
+        while self._running or self._helpers_finish():
+            pause_s = _REAP_EVERY_S if self._running else _HELPERS_STEP_S
+            self._step(min(self._phase_ends_s, time.monotonic() + pause_s))
             if time.monotonic() >= self._phase_ends_s:
                 self._next_phase()
             self._mind_the_readers()
@@ -215,6 +179,14 @@ class Supervisor:
         self._selector.close()
         self._add_reports()
         return self._outcome
+
+    def _helpers_finish(self) -> bool:
+        """Whether what a rank has started still does what it began at the signal.
+
+        Where COMMAND is a shell script the rank may be the shell, which ends at once.
+        """
+        self._heeding = [one for one in self._heeding if groups.runs(one)]
+        return self._phase is _Phase.SIGNALLED and bool(self._heeding)
 
     def _step(self, until_s: float) -> None:
         """Waits for events until then, handles those that came."""
@@ -340,10 +312,14 @@ class Supervisor:
 
     def _finish_remotes(self) -> None:
         """Lets the agents end what is left on their hosts; those that do not, go."""
+        left_s = 0.0
+        if self._phase is _Phase.SIGNALLED:
+            left_s = max(0.0, self._phase_ends_s - time.monotonic())
         for remote in self._remotes:
-            remote.send(do="finish")
+            remote.send(do="finish", helpers_s=left_s)
         self._go_on(
-            _FINISH_S, lambda: any(one.state != "closed" for one in self._remotes)
+            left_s + _FINISH_S,
+            lambda: any(one.state != "closed" for one in self._remotes),
         )
         for remote in self._remotes:
             remote.kill()
@@ -352,16 +328,27 @@ class Supervisor:
     def _on_signals(self, numbers: list[int]) -> None:
         for number in numbers:
             if number in PASSED_ON:
-                self._signal_ranks(number)
+                groups.pass_on(self._own_groups(), number)
+                self._signal_remotes(number)
             elif self._phase in (_Phase.RUNNING, _Phase.GRACE):
                 for sink in self._sinks:
                     sink.drops = True  # whatever its reader does, the ranks can save
                 self._outcome.signal = self._outcome.signal or number
+                self._heeding = groups.heeding(self._own_groups(), number)
                 self._signal_ranks(number)
                 self._enter(_Phase.SIGNALLED, _SIGNAL_S)
+            elif self._is_the_same_signal():
+                continue
             else:  # the second one: at once
                 self._enter(_Phase.KILLING, 1.0)
                 self._kill()
+
+    def _is_the_same_signal(self) -> bool:
+        """Whether another one so soon after the first means nothing more."""
+        if self._phase is not _Phase.SIGNALLED:
+            return False
+        signalled_s = self._phase_ends_s - _SIGNAL_S
+        return time.monotonic() < signalled_s + _SAME_SIGNAL_S
 
     def _enter(self, phase: _Phase, limit_s: float) -> None:
         self._phase = phase
@@ -377,17 +364,24 @@ class Supervisor:
             self._kill()
 
     def _signal_ranks(self, number: int) -> None:
-        for rank in self._running & self._ranks.keys():
-            tree.send_to_group(self._ranks[rank].process.pid, number)
+        for group in self._own_groups():
+            groups.send(group, number)
+        self._signal_remotes(number)
+
+    def _own_groups(self) -> set[int]:
+        """The process groups of this host's ranks that run."""
+        running = self._running & self._ranks.keys()
+        return {self._ranks[rank].process.pid for rank in running}
+
+    def _signal_remotes(self, number: int) -> None:
         for remote in self._remotes:
             remote.send(do="signal", number=int(number))
 
     def _kill(self) -> None:
         for remote in self._remotes:
             remote.send(do="kill")
-        for process in self._ranks.values():
-            if process.rank in self._running:
-                tree.send_to_group(process.process.pid, signal.SIGKILL)
+        for group in self._own_groups():
+            groups.send(group, signal.SIGKILL)
         spare = {self._spare, *(remote.process.pid for remote in self._remotes)}
         tree.send(tree.living(self._mark, spare=spare), signal.SIGKILL)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -10,6 +11,7 @@ import sys
 import time
 from collections.abc import Collection
 from pathlib import Path
+from typing import IO, cast
 
 import psutil
 
@@ -42,6 +44,7 @@ class Guard:
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", str(script), mark],
             stdin=subprocess.PIPE,
+            bufsize=0,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
@@ -52,6 +55,12 @@ class Guard:
     def pid(self) -> int:
         """Of the helper."""
         return self._process.pid
+
+    def watch(self, group: int) -> None:
+        """Has it look after a process group, too, which was just made for a rank."""
+        stdin = cast(IO[bytes], self._process.stdin)
+        with contextlib.suppress(BrokenPipeError):  # it was killed
+            stdin.write(b"%d\n" % group)
 
     def dismiss(self) -> None:
         """Everything has been ended; the helper goes."""
@@ -101,14 +110,6 @@ def send(pids: list[int], number: signal.Signals) -> None:
             continue
 
 
-def send_to_group(group: int, number: int) -> None:
-    """Sends a signal to a process group, if any of it is left."""
-    try:
-        os.killpg(group, number)
-    except (ProcessLookupError, PermissionError):
-        return
-
-
 def kill_all(mark: str, *, spare: int) -> list[int]:
     """Kills until nothing is left; returns what withstood (in the kernel) for 3 s."""
     deadline = time.monotonic() + _KILL_LIMIT_S
@@ -138,5 +139,4 @@ __all__ = [
     "living",
     "reap_orphans",
     "send",
-    "send_to_group",
 ]

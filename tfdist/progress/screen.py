@@ -83,6 +83,8 @@ class Screen:
         self._next_s = None
 
     def _write(self, text: str) -> None:
+        if encoding := getattr(self._file, "encoding", None):
+            text = text.encode(encoding, "replace").decode(encoding)
         try:
             self._file.write(text)
             self._file.flush()

@@ -100,7 +100,7 @@ def hello(version: str, nonce: bytes, claims: dict[str, Any]) -> bytes:
     if len(body) > MAX_CLAIMS_BYTES:
         raise ValueError(
             f"the claims of a handshake have {len(body)} bytes, at most "
-            f"{MAX_CLAIMS_BYTES} are allowed (a long TFDIST_JOB_ID?)"
+            f"{MAX_CLAIMS_BYTES} are allowed"
         )
     return preamble(version) + nonce + len(body).to_bytes(2, "big") + body
 

@@ -21,6 +21,7 @@ of a batch script, which would wait for ranks that nobody starts.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -28,6 +29,7 @@ from dataclasses import dataclass, replace
 from tfdist.rendezvous.errors import RendezvousError, invalid
 
 MAX_SIZE = 1 << 20
+_MAX_JOB_BYTES = 512  # half of what a handshake takes (auth.MAX_CLAIMS_BYTES)
 LAUNCHER_JOB = "tfdistrun:"  # TFDIST_JOB_ID of a job whose store tfdistrun runs
 
 
@@ -135,6 +137,19 @@ def _checked_local(
     return placement
 
 
+def _job(environ: Mapping[str, str]) -> str | None:
+    job = environ.get("TFDIST_JOB_ID")
+    if not job:
+        return None
+    length = len(json.dumps(job)) - len('""')
+    if length > _MAX_JOB_BYTES:
+        raise invalid(
+            f"TFDIST_JOB_ID has {length} bytes (as JSON, in ASCII), at most "
+            f"{_MAX_JOB_BYTES} are allowed; give the job a shorter name"
+        )
+    return job
+
+
 def _tfdist(environ: Mapping[str, str]) -> Placement | None:
     found = _build(
         environ,
@@ -143,7 +158,7 @@ def _tfdist(environ: Mapping[str, str]) -> Placement | None:
         "TFDIST_SIZE",
         local_rank=("TFDIST_LOCAL_RANK",),
         local_size=("TFDIST_LOCAL_SIZE",),
-        job=environ.get("TFDIST_JOB_ID") or None,
+        job=_job(environ),
     )
     names = [name for name in ("TFDIST_RANK", "TFDIST_SIZE") if environ.get(name)]
     if found is None:

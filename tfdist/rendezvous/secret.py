@@ -131,7 +131,7 @@ class MeetingPoint:
     def __init__(self, job: str, generation: int, environ: Mapping[str, str]) -> None:
         self.folder = self._folder(environ)
         text = f"{os.geteuid()}\n{boot_id()}\n{job}\n{generation}"
-        self.name = hashlib.sha256(text.encode()).hexdigest()[:32]
+        self.name = hashlib.sha256(os.fsencode(text)).hexdigest()[:32]
 
     @staticmethod
     def _folder(environ: Mapping[str, str]) -> Path:

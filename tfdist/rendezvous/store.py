@@ -296,11 +296,21 @@ class StoreClient:
     async def _ask(self, request: dict[str, Any], limit_s: float) -> dict[str, Any]:
         try:
             async with self._lock, asyncio.timeout(limit_s):
-                await self._channel.send(request)
-                return await self._channel.receive()
+                return await self._exchange(request)
         except (OSError, AuthenticationError, TimeoutError) as error:
             reason = str(error) or f"no answer within {limit_s:g} s"
             raise timeout(f"lost the rendezvous store: {reason}") from error
+
+    async def _exchange(self, request: dict[str, Any]) -> dict[str, Any]:
+        try:
+            await self._channel.send(request)
+            return await self._channel.receive()
+        except ValueError:  # it is too long: nothing was sent
+            raise
+        except BaseException:
+            # What is still to come would be taken for the answer to another request.
+            self._channel.close()
+            raise
 
     async def set(self, key: str, value: Any, *, timeout_s: float = 10.0) -> None:
         """Sets a key to a JSON value."""

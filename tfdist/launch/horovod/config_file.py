@@ -103,7 +103,7 @@ def merge(options: argparse.Namespace, config: Mapping[str, Any]) -> None:
             if key not in known:
                 names = ", ".join(known)
                 raise ConfigFileError(f"{section}: unknown {key!r}; expected {names}")
-            if (section, key) in _INVERTED:
+            if (section, key) in _INVERTED and value is not None:
                 value = not value
             _set(options, known[key], value, f"{section}: {key}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import re
 import shlex
 from collections.abc import Callable, Mapping
@@ -31,7 +32,8 @@ def _switch(value: Any) -> str:
 
 
 def _mib(value: Any) -> str:
-    if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not 0 <= value < math.inf:  # a file may also give .nan
         raise FlagError(f"expected a number of MiB, 0 or more; got {value!r}")
     return str(int(value * (1 << 20)))
 
@@ -188,19 +190,23 @@ def _add_interface(
         )
 
 
-def _split(text: str, flag: str) -> list[str]:
+def _split(text: Any, flag: str) -> list[str]:
+    if not isinstance(text, str):
+        raise FlagError(
+            f'{flag}: expected words in one text, e.g. "-x NAME=VALUE"; got {text!r}'
+        )
     try:
         return shlex.split(text)
     except ValueError as error:
         raise FlagError(f"{flag}: {error}") from None
 
 
-def _add_mpi(made: Arguments, texts: Mapping[str, str]) -> None:
+def _add_mpi(made: Arguments, texts: Mapping[str, Any]) -> None:
     """Honours -x of mpirun, without which a result may differ, and --bind-to.
 
     Args:
         made: what is added to.
-        texts: flag → words for mpirun; those of all flags count together.
+        texts: flag → words for mpirun, a text; those of all flags count together.
     """
     said: list[str] = []  # words that bind, as they were given
     kinds: list[str | None] = []  # what they ask of tfdistrun, None: nothing it has

@@ -1,0 +1,246 @@
+"""Signals to tfdistrun: what it passes on, to whom, and how long the ranks have."""
+
+import os
+import signal
+import subprocess
+import sys
+import uuid
+
+import psutil
+import pytest
+from helpers.deadline import deadline
+from helpers.launcher import (
+    clean_environment,
+    finish,
+    marked,
+    signal_until_it_ends,
+    start,
+)
+
+pytestmark = pytest.mark.faults
+
+
+def shell(script):
+    return ["sh", "-c", script]
+
+
+def python(code):
+    return [sys.executable, "-c", code]
+
+
+@pytest.fixture
+def marker():
+    """A word that every process of the test's job carries in its environment."""
+    return f"mark-{uuid.uuid4().hex}"
+
+
+def until_ready(process):
+    """Until both ranks have said so."""
+    for _ in range(2):
+        assert "ready" in process.stdout.readline()
+
+
+@deadline(40)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signals_reach_the_ranks_and_a_clean_end_is_success(tmp_path, number):
+    code = (
+        "import os, signal, sys, time\n"
+        "def stop(number, frame):\n"
+        "    print('got', number, flush=True); time.sleep(0.3); sys.exit(0)\n"
+        f"signal.signal({int(number)}, stop)\n"
+        "print('ready', flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    process = start(tmp_path, "-np", "2", *python(code))
+    until_ready(process)
+    process.send_signal(number)
+    done = finish(process)
+    assert done.stdout.count(f"got {int(number)}") == 2
+    assert done.code == 0
+    assert f"ended by {number.name}" in done.report[0]
+
+
+@deadline(40)
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
+def test_a_users_signal_reaches_the_ranks_and_ends_nothing(tmp_path, number):
+    code = (
+        "import signal, time\n"
+        "got = []\n"
+        f"signal.signal({int(number)}, lambda *_: got.append(1))\n"
+        "print('ready', flush=True)\n"
+        "while not got: time.sleep(0.01)\n"
+        "time.sleep(0.5); print('on')\n"
+    )
+    process = start(tmp_path, "-np", "2", *python(code))
+    until_ready(process)
+    process.send_signal(number)
+    done = finish(process)
+    assert (done.code, done.report) == (0, [])
+    assert done.stdout.count("on") == 2
+
+
+@deadline(40)
+def test_nohup_is_respected(tmp_path):
+    words = "-m tfdist.launch -np 2 sh -c 'echo ready; sleep 1; echo on'"
+    process = subprocess.Popen(
+        ["sh", "-c", f"trap '' HUP; exec {sys.executable} {words}"],
+        cwd=tmp_path,
+        env=clean_environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    until_ready(process)
+    for pid in [process.pid, *(p.pid for p in psutil.Process(process.pid).children())]:
+        os.kill(pid, signal.SIGHUP)
+    done = finish(process)
+    assert (done.code, done.report) == (0, [])
+    assert done.stdout.count("on") == 2
+
+
+@deadline(40)
+def test_ranks_that_die_of_the_signal_give_its_exit_code(tmp_path):
+    process = start(tmp_path, "-np", "2", *shell("echo ready; exec sleep 60"))
+    for _ in range(2):
+        process.stdout.readline()
+    process.send_signal(signal.SIGTERM)
+    done = finish(process)
+    assert done.code == 143
+    assert not any("failed first" in line for line in done.report)
+
+
+@deadline(40)
+def test_a_second_signal_kills(tmp_path, marker):
+    script = "trap '' INT; echo ready; while :; do sleep 1; done"
+    process = start(tmp_path, "-np", "2", *shell(script), MARK=marker)
+    until_ready(process)
+    assert signal_until_it_ends(process, signal.SIGINT) > 1
+    done = finish(process, 5.0)
+    assert done.code == 130
+    assert marked(marker) == []
+
+
+# The rank's part of the tests below: takes its time when it is told to end.
+SAVES = """
+import os, signal, sys, time
+def save(number, frame):
+    time.sleep(1.5)
+    open(f"saved{os.environ['TFDIST_RANK']}", "w").close()
+    sys.exit(0)
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    signal.signal(number, save)
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+
+def saved(folder):
+    return sorted(file.name for file in folder.glob("saved*"))
+
+
+@deadline(40)
+def test_two_signals_of_one_act_are_one(tmp_path):
+    """A terminal that is closed sends two, so does `timeout`."""
+    process = start(tmp_path, "-np", "2", *python(SAVES))
+    until_ready(process)
+    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGTERM)
+    done = finish(process)
+    assert done.code == 0, done.stderr
+    assert saved(tmp_path) == ["saved0", "saved1"]
+
+
+@deadline(40)
+def test_a_program_that_a_script_has_started_has_its_time_too(tmp_path, marker):
+    """The shell ends at once; what the rest of its group does counts."""
+    (tmp_path / "saves.py").write_text(SAVES)
+    script = f"{sys.executable} saves.py; true"
+    process = start(tmp_path, "-np", "2", *shell(script), MARK=marker)
+    until_ready(process)
+    process.send_signal(signal.SIGTERM)
+    done = finish(process)
+    assert done.code == 143
+    assert done.report[0].startswith("ended by SIGTERM")
+    assert saved(tmp_path) == ["saved0", "saved1"]
+    assert marked(marker) == []
+
+
+@deadline(40)
+def test_helpers_that_ignore_the_signal_are_not_waited_for(tmp_path, marker):
+    """As the background jobs of a shell ignore SIGINT."""
+    process = start(
+        tmp_path, "-np", "2", *shell("sleep 600 & echo ready; wait"), MARK=marker
+    )
+    until_ready(process)
+    process.send_signal(signal.SIGINT)
+    done = finish(process, 15.0)
+    assert done.code == 130
+    assert marked(marker) == []
+
+
+@deadline(40)
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
+def test_a_users_signal_reaches_only_those_who_expect_it(tmp_path, number):
+    """The shell around the program, and a helper, would end by it."""
+    code = (
+        "import signal, subprocess, threading\n"
+        "blocked = [signal.SIGUSR1, signal.SIGUSR2]\n"
+        "helper = subprocess.Popen(['sleep', '600'])\n"
+        "signal.pthread_sigmask(signal.SIG_BLOCK, blocked)\n"
+        "def wait(): print('got', int(signal.sigwait(blocked)), flush=True)\n"
+        "waiting = threading.Thread(target=wait); waiting.start()\n"
+        "print('ready', flush=True)\n"
+        "waiting.join()\n"
+        "print('helper', helper.poll(), flush=True)\n"
+        "helper.kill(); helper.wait()\n"
+    )
+    (tmp_path / "waits.py").write_text(code)
+    process = start(
+        tmp_path, "-np", "2", *shell(f"{sys.executable} waits.py; echo after")
+    )
+    until_ready(process)
+    process.send_signal(number)
+    done = finish(process)
+    assert (done.code, done.report) == (0, [])
+    assert done.stdout.count(f"got {int(number)}\n") == 2
+    assert done.stdout.count("helper None") == 2
+    assert done.stdout.count("after") == 2
+
+
+# ---- what a program inherits ----
+
+
+def started_with(preparation, cwd, *arguments):
+    """tfdistrun, started by a program that first did `preparation`."""
+    words = [sys.executable, "-m", "tfdist.launch", *arguments]
+    code = f"import os, signal; {preparation}; os.execv({words[0]!r}, {words!r})"
+    return subprocess.Popen(
+        [sys.executable, "-c", code],
+        cwd=cwd,
+        env=clean_environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@deadline(40)
+def test_a_failure_is_one_where_sigchld_is_ignored(tmp_path):
+    ignored = "signal.signal(signal.SIGCHLD, signal.SIG_IGN)"
+    script = "if [ $TFDIST_RANK = 1 ]; then exit 7; fi; sleep 600"
+    words = ["-np", "2", "--grace-s", "0.1", *shell(script)]
+    done = finish(started_with(ignored, tmp_path, *words))
+    assert done.code == 7
+    assert "0: ended by tfdistrun" in " ".join(done.report)
+
+
+@deadline(40)
+def test_signals_that_are_blocked_at_the_start_are_not_for_the_job(tmp_path):
+    blocked = "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])"
+    process = started_with(
+        blocked, tmp_path, "-np", "2", *shell("echo ready; exec sleep 600")
+    )
+    until_ready(process)
+    process.send_signal(signal.SIGTERM)
+    assert finish(process, 15.0).code == 143
