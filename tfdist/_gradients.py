@@ -7,7 +7,8 @@ A collective is linear in the tensors of all ranks together (where it is not, as
 collective again (J. Utke, L. Hascoet, P. Heimbach, C. Hill, P. Hovland, U. Naumann,
 "Toward Adjoinable MPI", IPDPS 2009). With `x[r]`, `y[r]` the input and output of rank
 `r`, `dx[r]`, `dy[r]` their gradients, `f` the product of the factors (for AVERAGE
-divided by the number of ranks):
+divided by the number of ranks that call it; what a rank that has joined would have
+given is 0):
 
     y[r] = f sum(x)                            dx[r] = f sum(dy)
     allgather: y[r] = concat(x)                dx = reduce_scatter(SUM, dy)
@@ -32,7 +33,6 @@ from tfdist import _operations
 from tfdist._library import ops
 from tfdist._names import operation_name
 from tfdist._operations import ReduceOp
-from tfdist._process_sets import size_of
 
 _Gradient = Callable[..., Any]
 
@@ -114,19 +114,19 @@ def _reduce_gradient(node: Any, *grads: Any) -> list[tf.Tensor]:
     """The root's gradient, times the factors, on all ranks; elsewhere plus the own."""
     op = _linear_op(node)
     own = _dense(node, grads)
-    of_root = _operations.broadcast(
-        own,
-        node.get_attr("root"),
+    is_root = _is_root(node)
+    # Reduced with zeros, so that an average is over the ranks that call it here too.
+    of_root = _operations.allreduce(
+        [tf.where(is_root, g, tf.zeros_like(g)) for g in own],
         _name(node),
+        op,
+        _text(node, "prescale"),
+        _text(node, "postscale"),
         _timeout_s(node),
         process_set=_set(node),
     )
-    factor = _factor(node)
-    if op is ReduceOp.AVERAGE:
-        factor /= _size(node)
-    is_root = _is_root(node)
     return [
-        tf.where(is_root, tf.zeros_like(g), g) + r * tf.cast(factor, r.dtype)
+        tf.where(is_root, tf.zeros_like(g), g) + r
         for g, r in zip(own, of_root, strict=True)
     ]
 
@@ -138,15 +138,16 @@ def _reduce_scatter_gradient(
     """The gradients of all parts, one after the other, times the factors."""
     op = _linear_op(node)
     rows, splits = node.outputs
-    whole = _operations.allgather(
+    gathered = _operations.allgather(
         tf.zeros_like(rows) if grad is None else tf.convert_to_tensor(grad),
         _name(node),
         _timeout_s(node),
         process_set=_set(node),
     )
+    whole = _in_their_places(gathered.rows, gathered.splits, splits)
     factor = _factor(node)
     if op is ReduceOp.AVERAGE:
-        factor /= tf.cast(tf.size(splits), tf.float64)
+        factor /= _callers(node)
     return [_shaped_like_input(node, whole * tf.cast(factor, whole.dtype)), None]
 
 
@@ -175,11 +176,15 @@ def _scatter_gradient(node: Any, grad: Any) -> list[tf.Tensor | None]:
         _timeout_s(node),
         process_set=_set(node),
     )
-    # As many rows as the input has: on the root they are all there, elsewhere none is.
-    missing = tf.reduce_prod(tf.shape(node.inputs[0])[:1]) - tf.shape(gathered)[0]
-    row_shape = tf.shape(gathered)[1:]
-    zeros = tf.zeros(tf.concat([[missing], row_shape], axis=0), gathered.dtype)
-    return [_shaped_like_input(node, tf.concat([gathered, zeros], axis=0)), None]
+    counts = gathered.splits
+
+    def on_root() -> tf.Tensor:
+        splits = _splits_of_input(node, counts)
+        whole = _in_their_places(gathered.rows, counts, splits)
+        return _shaped_like_input(node, whole)
+
+    own = tf.cond(_is_root(node), on_root, lambda: tf.zeros_like(node.inputs[0]))
+    return [own, None]
 
 
 @_gradient_of("TfdistAlltoall")
@@ -188,14 +193,15 @@ def _alltoall_gradient(
 ) -> list[tf.Tensor | None]:
     """The gradients of the rows that were sent, back from where they went."""
     rows, received_splits = node.outputs
-    back, _ = _operations.alltoall(
+    back, counts = _operations.alltoall(
         tf.zeros_like(rows) if grad is None else tf.convert_to_tensor(grad),
         received_splits,
         _name(node),
         _timeout_s(node),
         process_set=_set(node),
     )
-    return [_shaped_like_input(node, back), None]
+    whole = _in_their_places(back, counts, _splits_of_input(node, counts))
+    return [_shaped_like_input(node, whole), None]
 
 
 @_gradient_of("TfdistSend")
@@ -250,8 +256,52 @@ def _factor(node: Any) -> tf.Tensor:
     return tf.constant(product, tf.float64)
 
 
+def _callers(node: Any) -> tf.Tensor:
+    """How many ranks call this: those of the set that have not joined."""
+    [count] = _operations.allreduce(
+        [tf.constant(1.0, tf.float64)],
+        _name(node, of="callers"),
+        ReduceOp.SUM,
+        "1.0",
+        "1.0",
+        _timeout_s(node),
+        process_set=_set(node),
+    )
+    return count
+
+
 def _is_root(node: Any) -> tf.Tensor:
     return tf.equal(ops().tfdist_topology()[0], node.get_attr("root"))
+
+
+def _splits_of_input(node: Any, counts: tf.Tensor) -> tf.Tensor:
+    """How many rows of the input are for each rank, by default as even as possible."""
+    tensor, given = node.inputs
+    rows = tf.reduce_prod(tf.shape(tensor, out_type=tf.int64)[:1])  # 1 of a scalar
+    size = tf.size(counts, out_type=tf.int64)
+    even = rows // size + tf.cast(tf.range(size) < rows % size, tf.int64)
+    return tf.cond(tf.size(given) > 0, lambda: given, lambda: even)
+
+
+def _in_their_places(
+    rows: tf.Tensor, counts: tf.Tensor, splits: tf.Tensor
+) -> tf.Tensor:
+    """The rows of all ranks, where a rank that has joined sent none: zeros for those.
+
+    Args:
+        rows: what came, in the order of the ranks.
+        counts: how many rows came from each rank.
+        splits: how many rows each rank has there.
+    """
+    total = tf.reduce_sum(splits)
+    shape = tf.shape(rows, out_type=tf.int64)
+
+    def spread() -> tf.Tensor:
+        ranks = tf.searchsorted(tf.cumsum(splits), tf.range(total), side="right")
+        places = tf.where(tf.gather(counts > 0, ranks))
+        return tf.scatter_nd(places, rows, tf.concat([[total], shape[1:]], axis=0))
+
+    return tf.cond(tf.equal(shape[0], total), lambda: rows, spread)
 
 
 def _shaped_like_input(node: Any, rows: tf.Tensor) -> tf.Tensor:
@@ -266,22 +316,14 @@ def _dense(node: Any, grads: Sequence[Any]) -> list[tf.Tensor]:
     ]
 
 
-def _name(node: Any, *, partner: str = "") -> str:
-    name = f"{_text(node, 'tensor_name')}.gradient"
+def _name(node: Any, *, partner: str = "", of: str = "gradient") -> str:
+    name = f"{_text(node, 'tensor_name')}.{of}"
     process_set = 0 if partner else _set(node)  # send and recv are of all ranks
-    return operation_name("gradient", name, process_set=process_set, partner=partner)
+    return operation_name(of, name, process_set=process_set, partner=partner)
 
 
 def _set(node: Any) -> int:
     return int(node.get_attr("process_set"))
-
-
-def _size(node: Any) -> tf.Tensor:
-    """How many ranks take part: of the job when the graph runs, of a set always."""
-    members = size_of(_set(node))
-    if members is not None:
-        return tf.constant(members, tf.float64)
-    return tf.cast(ops().tfdist_topology()[1], tf.float64)
 
 
 def _timeout_s(node: Any) -> float | None:

@@ -13,7 +13,7 @@ import functools
 import math
 import numbers
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -22,6 +22,7 @@ from tensorflow.python.ops import control_flow_util
 from tfdist import _core, _engine, _runtime, errors
 from tfdist._library import ops
 from tfdist._names import operation_name
+from tfdist._parallel_maps import check_not_parallel
 
 
 class InsideXlaError(NotImplementedError):
@@ -198,18 +199,35 @@ def eager_allreduce(
     return reduce_again
 
 
+class Gathered(Protocol):
+    """What an allgather or a gather gives.
+
+    Attributes:
+        rows: in the order of the ranks.
+        splits: how many of them came from each rank. An engine may need an exchange of
+            its own for it, so all ranks ask for it or none.
+    """
+
+    @property
+    def rows(self) -> tf.Tensor: ...
+
+    @property
+    def splits(self) -> tf.Tensor: ...
+
+
 def allgather(
     value: tf.Tensor, name: str, timeout_s: float | None, *, process_set: int = 0
-) -> tf.Tensor:
+) -> Gathered:
     """Concatenates the rows of all ranks."""
-    return _emit(
+    gathered: Gathered = _emit(
         "tfdist_allgather",
         tensor=value,
         tensor_name=name,
         timeout_s=timeout_of(timeout_s),
         process_set=process_set,
         counted=_counted(0),
-    ).rows
+    )
+    return gathered
 
 
 def broadcast(
@@ -290,16 +308,17 @@ def gather(
     timeout_s: float | None,
     *,
     process_set: int = 0,
-) -> tf.Tensor:
-    """Concatenates the rows of all ranks on the root."""
-    return _emit(
+) -> Gathered:
+    """Concatenates the rows of all ranks on the root; no rows elsewhere."""
+    gathered: Gathered = _emit(
         "tfdist_gather",
         tensor=value,
         tensor_name=name,
         root=_rank(root, "root"),
         timeout_s=timeout_of(timeout_s),
         process_set=process_set,
-    ).rows
+    )
+    return gathered
 
 
 def scatter(
@@ -412,6 +431,7 @@ def _emit(operation: str, **arguments: Any) -> Any:
         _runtime.check_initialized()  # a fork, too, has no engine
     else:
         check_not_xla()
+        check_not_parallel()
     with errors.translate():
         return getattr(ops(), operation)(**arguments)
 

@@ -218,11 +218,3 @@ def check_root(root: int, process_set: ProcessSet | None) -> Sequence[int]:
         )
         raise ValueError(f"Expected {expected}, got {root}.")
     return members
-
-
-def size_of(number: int) -> int | None:
-    """How many members the set of this number has; None: it is not known."""
-    for known in _runtime.live_sets():
-        if known.id == number:
-            return known.size()
-    return None

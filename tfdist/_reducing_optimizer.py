@@ -88,7 +88,12 @@ class Reducing(ReducesUpdates):
 
     @tf.autograph.experimental.do_not_convert
     def apply(
-        self, grads: Any, trainable_variables: Any = None, *, weight: Any = None
+        self,
+        grads: Any,
+        trainable_variables: Any = None,
+        *,
+        weight: Any = None,
+        **own: Any,
     ) -> Any:
         """Reduces `grads` over all ranks, then updates the variables.
 
@@ -100,21 +105,26 @@ class Reducing(ReducesUpdates):
                 With `gradient_accumulation_steps` that of this micro-batch, given
                 for all of them or for none: the update is then that of the mean over
                 the samples of all micro-batches of all ranks.
+            **own: arguments that the `apply` of the optimizer's class has, by name.
         """
         grads = list(grads)
+        update = functools.partial(super().apply, **own)  # type: ignore[misc]
         if vars(self).get(_REDUCED):
-            return super().apply(grads, trainable_variables)  # type: ignore[misc]
+            return update(grads, trainable_variables)
         weight = vars(self).get(_WEIGHT, weight)
-        if split_step.deferred(self, grads, trainable_variables, weight):
+        options = {"weight": weight, **own}
+        if split_step.deferred(self, grads, trainable_variables, options):
             return None
         if not grads:
-            return super().apply(grads, trainable_variables)  # type: ignore[misc]
+            return update(grads, trainable_variables)
         variables = self._variables_of(grads, trainable_variables)
         grads = self._reduced(grads, variables, weight)
-        return self._update_if_finite(super().apply, grads, variables)  # type: ignore[misc]
+        return self._update_if_finite(update, grads, variables)
 
     @tf.autograph.experimental.do_not_convert
-    def apply_gradients(self, grads_and_vars: Any, *, weight: Any = None) -> Any:
+    def apply_gradients(
+        self, grads_and_vars: Any, *, weight: Any = None, **own: Any
+    ) -> Any:
         """As `apply`, from pairs; returns the count of steps.
 
         If the optimizer's class has an `apply_gradients` of its own, that is given the
@@ -123,19 +133,22 @@ class Reducing(ReducesUpdates):
         """
         pairs = list(grads_and_vars)
         grads, variables = map(list, zip(*pairs, strict=True))
-        own = super().apply_gradients  # type: ignore[misc]
-        if getattr(own, "__func__", None) is keras.optimizers.Optimizer.apply_gradients:
-            self.apply(grads, variables, weight=weight)
+        method = super().apply_gradients  # type: ignore[misc]
+        kerass = keras.optimizers.Optimizer.apply_gradients
+        if getattr(method, "__func__", None) is kerass:
+            self.apply(grads, variables, weight=weight, **own)
         elif _accumulation_steps(self):
             with _noted(self, _WEIGHT, weight):
-                own(pairs)
+                method(pairs, **own)
         elif not split_step.deferred(
-            self, grads, variables, weight, entry="apply_gradients"
+            self, grads, variables, {"weight": weight, **own}, entry="apply_gradients"
         ):
             grads = self._reduced(grads, variables, weight)
             with _noted(self, _REDUCED, True):
                 self._update_if_finite(
-                    lambda g, v: own(list(zip(g, v, strict=True))), grads, variables
+                    lambda g, v: method(list(zip(g, v, strict=True)), **own),
+                    grads,
+                    variables,
                 )
         return self._iterations
 
@@ -280,13 +293,15 @@ class Reducing(ReducesUpdates):
         # that the others wait for. (`built` is set by the constructor, after it.)
         if name == "loss_scale_factor" and value is None and "built" in vars(self):
             raise ValueError(
-                "A LossScaleOptimizer was put around a tfdist optimizer (model.compile "
-                "does it for a model of the mixed_float16 policy), or a "
-                "MultiOptimizer. The reduction has to be outside: write "
+                "loss_scale_factor of a tfdist optimizer was set to None. A "
+                "LossScaleOptimizer that is put around one does so (model.compile puts "
+                "one around the optimizer of a model of the mixed_float16 policy), and "
+                "a MultiOptimizer. The reduction has to be outside: write "
                 "tfdist.DistributedOptimizer(keras.optimizers.MultiOptimizer(...)), or "
                 "tfdist.DistributedOptimizer("
                 "keras.optimizers.LossScaleOptimizer(optimizer)), or set the policy "
-                "with keras.config.set_dtype_policy('mixed_float16') before you wrap."
+                "with keras.config.set_dtype_policy('mixed_float16') before you wrap. "
+                "(A factor of your own is taken away by 1.0.)"
             )
         super().__setattr__(name, value)
 

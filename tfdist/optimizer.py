@@ -12,6 +12,7 @@ from typing import Any
 
 import keras
 
+from tfdist._added_scale import ReducingWithAddedScale
 from tfdist._process_sets import ProcessSet
 from tfdist._reducing_optimizer import Reducing, reducing_class
 from tfdist.collectives import ReduceOp
@@ -19,6 +20,8 @@ from tfdist.finite import check_nan_policy
 from tfdist.local_variables import LocalVariables, check_clips_each_alone
 from tfdist.reduce_options import ReduceOptions
 from tfdist.variable_groups import VariableGroups
+
+_WAS_BUILT = "_tfdist_was_built"  # attribute: whether it was when it was wrapped
 
 
 def DistributedOptimizer(  # noqa: N802 - named like the class it stands for
@@ -39,8 +42,13 @@ def DistributedOptimizer(  # noqa: N802 - named like the class it stands for
     """Makes a Keras optimizer reduce its gradients over all ranks.
 
     The optimizer given is changed in place and returned; a built one keeps its slots.
+    Wrap it before the first step: what was traced before goes on without a reduction.
+    A model that has been trained with the plain optimizer takes notice of the change in
+    `fit` with a callback of tfdist, or when it is compiled anew.
     Under the global policy `mixed_float16` it is put into a `LossScaleOptimizer`
-    first, because the reduction has to be outside of the loss scale.
+    first, because the reduction has to be outside of the loss scale. `fit` uses it; in
+    a loop of your own it counts from the first `optimizer.scale_loss(loss)` on, and
+    without one gradients are taken as they are.
 
     Args:
         optimizer: a Keras optimizer, e.g. `keras.optimizers.Adam(1e-3)`.
@@ -92,7 +100,8 @@ def DistributedOptimizer(  # noqa: N802 - named like the class it stands for
 
     What a class of your own overrides (`apply`, `apply_gradients`, `update_step`) is
     given the reduced gradients. (With `gradient_accumulation_steps` the first two are
-    given those of each batch of this rank, as by Keras.)
+    given those of each batch of this rank, as by Keras.) Arguments of their own are
+    passed on, by name.
 
     Returns:
         The optimizer, for `model.compile(optimizer=...)` or a custom loop.
@@ -132,12 +141,14 @@ def DistributedOptimizer(  # noqa: N802 - named like the class it stands for
     if options.local_variables is not None:
         check_clips_each_alone(optimizer)
     check_nan_policy(nan_policy)
+    mixin: Any = Reducing
     if keras.config.dtype_policy().name == "mixed_float16" and not isinstance(
         optimizer, keras.optimizers.LossScaleOptimizer
     ):
         optimizer = keras.optimizers.LossScaleOptimizer(
             optimizer, name="loss_scale_optimizer"
         )
+        mixin = ReducingWithAddedScale
     if nan_policy and isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         raise ValueError(
             f"nan_policy={nan_policy!r} was given with a LossScaleOptimizer "
@@ -145,13 +156,19 @@ def DistributedOptimizer(  # noqa: N802 - named like the class it stands for
             "finite and halves its scale, on all ranks together. Leave nan_policy out."
         )
     own_class: Any = type(optimizer)
-    optimizer.__class__ = reducing_class(own_class, Reducing, options, nan_policy)
+    optimizer.__class__ = reducing_class(own_class, mixin, options, nan_policy)
+    vars(optimizer)[_WAS_BUILT] = optimizer.built  # past Keras's __setattr__
     return optimizer
 
 
 def is_distributed(optimizer: Any) -> bool:
     """Whether `optimizer` came out of `DistributedOptimizer`."""
     return isinstance(optimizer, Reducing)
+
+
+def may_be_traced_unwrapped(optimizer: Any) -> bool:
+    """Whether there may be functions that have it as it was before; asked once."""
+    return bool(vars(optimizer).pop(_WAS_BUILT, False))
 
 
 def _check_wrappable(optimizer: Any) -> None:

@@ -66,6 +66,8 @@ class ReduceOptions:
                 "Expected sparse_as_dense=None, True or False, got "
                 f"{self.sparse_as_dense!r}."
             )
+        if self.sparse_as_dense is not None:  # 0 is False, and not None
+            object.__setattr__(self, "sparse_as_dense", bool(self.sparse_as_dense))
         check_choice(self.xla)
         if self.scale_local_gradients not in (True, False):
             raise ValueError(

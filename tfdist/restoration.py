@@ -12,7 +12,7 @@ from typing import Any
 
 import keras
 
-from tfdist import _runtime
+from tfdist import _runtime, _weighted_accumulation
 from tfdist._process_sets import ProcessSet, members_of
 from tfdist._together import Together
 from tfdist.callbacks._first_call import is_built
@@ -100,6 +100,9 @@ def restore(
     optimizers = optimizers_of(model)
     slots = [v for one in optimizers for v in one.variables]
     broadcast_variables(model.weights + slots, root, process_set=process_set)
+    if not reads:  # where they are read this is known
+        for one in optimizers:
+            _weighted_accumulation.loaded(getattr(one, "inner_optimizer", one))
     return int(keras.ops.convert_to_numpy(optimizers[0].iterations))
 
 
@@ -214,13 +217,34 @@ def shapes_difference(
 
 
 def _load(model: keras.Model, path: str) -> None:
+    """Reads everything, or changes nothing: Keras stops at the first layer it lacks."""
+    before = [(v, keras.ops.convert_to_numpy(v)) for v in _state(model)]
     was_built = model.built
     # Keras asks for it, and a model without a `call` of its own never is (a GAN).
     model.built = True
     try:
         model.load_weights(path)
+    except BaseException as error:
+        for variable, value in before:
+            variable.assign(value)
+        if not isinstance(error, ValueError | KeyError | TypeError):
+            raise
+        raise ValueError(
+            f"{path} is a checkpoint of another model than {model.name!r}, with other "
+            "layers or other attributes that hold them. Build and compile the model "
+            f"as it was when it was saved. Keras says: {error}"
+        ) from error
     finally:
         model.built = was_built
+
+
+def _state(model: keras.Model) -> list[Any]:
+    """What reading may change."""
+    state = [*model.variables, *(v for one in model.metrics for v in one.variables)]
+    for one in optimizers_of(model):
+        inner = getattr(one, "inner_optimizer", one)
+        state += [*one.variables, *_weighted_accumulation.totals(inner)]
+    return list({id(v): v for v in state}.values())
 
 
 def _contents(path: str) -> tuple[dict[str, Any], dict[str, tuple[int, ...]]]:
@@ -289,9 +313,15 @@ def _difference_of_weights(
     own = Counter(tuple(v.shape) for v in model.weights)
     # Generators of random numbers and metrics may be saved too: only what is missing
     # is certain to be wrong.
-    if not own - Counter(saved):
+    missing = own - Counter(saved)
+    if not missing:
         return None
-    other = keras.saving.load_model(path, compile=False)
+    try:
+        other = keras.saving.load_model(path, compile=False)
+    except Exception:  # noqa: BLE001 - of a class of the user's own that is not found
+        found = sorted(Counter(saved) - own)
+        but = f", but one of {found[0]}" if found else ""
+        return f"the file has no variable of shape {min(missing)}{but}"
     ours = [(v.path.removeprefix(f"{model.name}/"), v.shape) for v in model.weights]
     theirs = [v.shape for v in other.weights]
     for (name, expected), found in zip(ours, theirs, strict=False):

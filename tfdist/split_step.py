@@ -50,18 +50,18 @@ class _Call:
     optimizer: Any
     grads: list[Any]
     variables: list[Any] | None
-    weight: Any
+    options: dict[str, Any]
     entry: str
     operations_before: int
 
-    def of_the_trace(self) -> tuple[list[Any], Any]:
+    def of_the_trace(self) -> tuple[list[Any], dict[str, Any]]:
         """What was computed there and has to come out of the compiled function."""
-        return self.grads, self.weight if tf.is_tensor(self.weight) else None
+        computed = {k: v for k, v in self.options.items() if tf.is_tensor(v)}
+        return self.grads, computed
 
-    def run(self, grads: list[Any], weight: Any) -> None:
+    def run(self, grads: list[Any], computed: dict[str, Any]) -> None:
         """Calls the optimizer with what came out."""
-        weight = self.weight if weight is None else weight
-        options = {} if weight is None else {"weight": weight}
+        options = {**self.options, **computed}
         if self.entry == "apply_gradients" and self.variables is not None:
             pairs = zip(grads, self.variables, strict=True)
             self.optimizer.apply_gradients(pairs, **options)
@@ -82,7 +82,12 @@ class _Recorder:
         self._graph = tf.compat.v1.get_default_graph()
 
     def add(
-        self, optimizer: Any, grads: list[Any], variables: Any, weight: Any, entry: str
+        self,
+        optimizer: Any,
+        grads: list[Any],
+        variables: Any,
+        options: dict[str, Any],
+        entry: str,
     ) -> None:
         if tf.compat.v1.get_default_graph() is not self._graph:
             raise _CannotSplitError(
@@ -91,7 +96,7 @@ class _Recorder:
             )
         listed = None if variables is None else list(variables)
         position = len(self._graph.get_operations())
-        call = _Call(optimizer, grads, listed, weight, entry, position)
+        call = _Call(optimizer, grads, listed, options, entry, position)
         self.calls.append(call)
 
     def check_unused(self) -> None:
@@ -165,7 +170,7 @@ def deferred(
     optimizer: Any,
     grads: list[Any],
     variables: Any,
-    weight: Any = None,
+    options: dict[str, Any],
     *,
     entry: str = "apply",
 ) -> bool:
@@ -175,7 +180,7 @@ def deferred(
         optimizer: a reducing optimizer whose `apply` is called.
         grads: its gradients.
         variables: its variables, or None for those it was built with.
-        weight: its weight of this rank: a number, a scalar tensor, or None.
+        options: what else it is given, by name: numbers, or tensors of the trace.
         entry: the method that is called, "apply" or "apply_gradients".
 
     Returns:
@@ -185,7 +190,8 @@ def deferred(
     recorder = _ACTIVE.get()
     if recorder is None:
         return False
-    recorder.add(optimizer, grads, variables, weight, entry)
+    given = {k: v for k, v in options.items() if v is not None}
+    recorder.add(optimizer, grads, variables, given, entry)
     return True
 
 
@@ -244,8 +250,8 @@ def split(step: Callable[[Any], Any]) -> Callable[[Any], Any]:
                 told = True
                 _tell_whole(step, reason)
             return step(data)
-        for call, (grads, weight) in zip(recorder.calls, results, strict=True):
-            call.run(grads, weight)
+        for call, (grads, computed) in zip(recorder.calls, results, strict=True):
+            call.run(grads, computed)
         if not told:
             told = True
             _tell_split(why_split)

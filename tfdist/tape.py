@@ -15,7 +15,7 @@ from tfdist.collectives import ReduceOp
 from tfdist.local_variables import LocalVariables
 from tfdist.reduce_options import ReduceOptions
 from tfdist.variable_groups import VariableGroups
-from tfdist.weights import weighted_outputs
+from tfdist.weights import as_targets_hold, weighted, weighted_outputs
 
 
 class DistributedGradientTape:
@@ -198,16 +198,20 @@ class DistributedGradientTape:
                 target, variables, begin_with, unconnected_gradients
             )
 
+        def of_share(share: tf.Tensor) -> Any:
+            begun = as_targets_hold(share, target)
+            found = local(weighted_outputs(target, output_gradients, begun))
+            if begun is share:
+                return found
+            return [weighted(g, tf.math.divide_no_nan(share, begun)) for g in found]
+
         if weight is None:
             reduced = groups.reduce_gradients(
                 local(output_gradients), variables, self._options
             )
         else:
             reduced = groups.weighted_gradients(
-                lambda share: local(weighted_outputs(target, output_gradients, share)),
-                variables,
-                self._options,
-                weight,
+                of_share, variables, self._options, weight
             )
         own = set(self._options.local_places(variables))
         note_tape(

@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfdist import collectives
 from tfdist._process_sets import ProcessSet
 
-# Attribute of the variables of a layer whose backward pass adds up over the ranks.
+# Attribute of the variables of a model whose backward pass adds up over the ranks.
 SYNCHRONIZED = "_tfdist_synchronized"
 # In the error where only some ranks give one: the others do not come to this sum.
 EAGER_NAME = "weight= (of all ranks or of none)"
@@ -107,6 +107,23 @@ def weighted_outputs(target: Any, output_gradients: Any, share: tf.Tensor) -> An
     return tf.nest.map_structure(lambda g: weighted(g, share), output_gradients)
 
 
+def as_targets_hold(share: tf.Tensor, target: Any) -> tf.Tensor:
+    """The share, rounded to the half types among the types of the targets.
+
+    A backward pass that begins with it loses nothing; what is missing to the share
+    itself can be multiplied by the gradients, whose types may hold more.
+
+    Args:
+        share: of `share_of`.
+        target: tensor or structure of tensors, to be differentiated.
+    """
+    held = share
+    for dtype in (tf.bfloat16, tf.float16):
+        if any(getattr(t, "dtype", None) == dtype for t in tf.nest.flatten(target)):
+            held = tf.cast(tf.cast(held, dtype), share.dtype)
+    return held
+
+
 def check_weightable(variables: Iterable[Any]) -> None:
     """Raises if gradients of these variables cannot be weighted when they are there.
 
@@ -114,7 +131,7 @@ def check_weightable(variables: Iterable[Any]) -> None:
     ranks' losses, so by then it is too late to weight them.
 
     Raises:
-        ValueError: a variable belongs to such a layer; says what to write.
+        ValueError: a variable belongs to a model with such a layer; says what to write.
     """
     for variable in variables:
         if getattr(variable, SYNCHRONIZED, False):

@@ -66,7 +66,7 @@ DIFFERENT = {
     "tensorflow:init": _OF_INIT,
     "tensorflow.mpi_ops:gpu_available": _OF_GPU,
     "tensorflow.mpi_ops:init": _OF_INIT,
-    "tensorflow.keras:DistributedOptimizer().apply_gradients": "grads_and_vars",
+    "tensorflow.keras:DistributedOptimizer().apply_gradients": "grads_and_vars, **own",
     "tensorflow.keras:init": _OF_INIT,
     "keras:DistributedOptimizer": _OF_KERAS,
     "keras:PartialDistributedOptimizer": _OF_KERAS.replace(

@@ -170,7 +170,7 @@ def cells():
             yield pytest.param(name, size, marks=marks)
 
 
-@pytest.mark.parametrize(("name", "size"), cells())
+@pytest.mark.parametrize(("name", "size"), list(cells()))
 def test_it_equals_the_layer_on_the_concatenated_batch(name, size):
     batches = BATCHES[size]
     ends = np.cumsum(batches)[:-1]

@@ -331,27 +331,45 @@ def test_a_call_costs_one_operation_forward_and_one_backward():
     assert run_ranks(counted, 2) == [expected] * 2
 
 
-def weighted_too_late(use):
+def weighted_too_late(options):
     """Gradients are added up over the ranks before they could be weighted."""
     keras.utils.clear_session()
-    layer = keras.layers.BatchNormalization(scale=use != "beta")
-    tfdist.layers.synchronize_batch_normalization(layer)  # before it is built
+    keras.utils.set_random_seed(1)
+    layer = keras.layers.BatchNormalization(**options)
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2), layer])
+    tfdist.layers.synchronize_batch_normalization(model)
+    kernel = model.trainable_variables[:1]  # is before the layer
     with tf.GradientTape() as tape:
-        y = layer(tf.ones((3, 2)), training=True)
-    variables = layer.trainable_variables
+        y = model(tf.ones((3, 2)), training=True)
     optimizer = tfdist.DistributedOptimizer(keras.optimizers.SGD(0.1))
     try:
-        optimizer.apply(tape.gradient(y, variables), variables, weight=3)
+        optimizer.apply(tape.gradient(y, kernel), kernel, weight=3)
     except ValueError as error:
         return str(error)
     return ""
 
 
-@pytest.mark.parametrize("use", ["gamma", "beta"])
-def test_a_weight_is_refused_after_the_backward_pass(use):
-    for message in run_ranks(weighted_too_late, 2, use):
+@pytest.mark.parametrize("options", [{}, {"center": False, "scale": False}])
+def test_a_weight_is_refused_after_the_backward_pass(options):
+    for message in run_ranks(weighted_too_late, 2, options):
         assert "DistributedGradientTape.gradient()" in message
-        assert "batch_normalization/" in message
+        assert "dense/kernel" in message
+
+
+def layer_alone():
+    """A layer that is called by itself, in a loop of the user's own."""
+    layer = tfdist.layers.SyncBatchNormalization(center=False)
+    layer.build((None, 2))
+    with tf.GradientTape() as tape:
+        y = layer(tf.ones((3, 2)), training=True)
+    optimizer = tfdist.DistributedOptimizer(keras.optimizers.SGD(0.1))
+    variables = layer.trainable_variables
+    with pytest.raises(ValueError, match="batch_normalization.*/gamma"):
+        optimizer.apply(tape.gradient(y, variables), variables, weight=3)
+
+
+def test_so_is_one_for_a_layer_that_is_no_part_of_a_model():
+    run_ranks(layer_alone, 1)
 
 
 def weighted_gradients(sizes):

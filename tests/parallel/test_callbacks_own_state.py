@@ -143,6 +143,29 @@ def test_weighted_gradients_that_were_averaged_make_the_same_update():
     assert run_ranks(weighted, 2) == [-(2 * 3.0 + 4 * 6.0) / 6] * 2
 
 
+def taken_half_way():
+    """Weighted batches wait when all take the weights of rank 0."""
+    model = new_model()
+    variables = model.trainable_variables
+
+    def take(grad, weight):
+        grads = [tf.fill(v.shape, grad) for v in variables]
+        model.optimizer.apply(grads, variables, weight=weight)
+
+    take(16.0 * (1 + tfdist.rank()), 3 + tfdist.rank())
+    if tfdist.rank() == 0:
+        model.get_layer("shared").kernel.assign([[3.0]])
+    begin = BroadcastInitialState()
+    begin.set_model(model)
+    begin.on_train_begin()
+    take(4.0 * (1 + tfdist.rank()), 1)
+    return shared(model)
+
+
+def test_weighted_gradients_that_waited_are_left_out_when_all_begin_anew():
+    assert run_ranks(taken_half_way, 2) == [3.0 - (4.0 + 8.0) / 2] * 2
+
+
 def of_unknown_direction(folder):
     """How many steps were taken before the error."""
     steps = []

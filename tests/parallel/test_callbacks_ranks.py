@@ -440,6 +440,27 @@ def unwrapped():
     return ""
 
 
+def wrapped_after_a_fit(jit_compile):
+    keras.utils.clear_session()
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(0.25), "mse", jit_compile=jit_compile)
+    x = np.full((4, 2), 1.0 + tfdist.rank(), "float32")
+    model.fit(x, x[:, :1], verbose=0)
+    tfdist.DistributedOptimizer(model.optimizer)
+    callbacks = [tfdist.callbacks.BroadcastInitialState()]
+    model.fit(x, x[:, :1], epochs=2, verbose=0, callbacks=callbacks)
+    function = model.train_function
+    model.fit(x, x[:, :1], verbose=0, callbacks=callbacks)
+    return [w.tolist() for w in model.get_weights()], function is model.train_function
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_an_optimizer_that_is_wrapped_after_a_fit_reduces_in_the_next(jit_compile):
+    first, second = run_ranks(wrapped_after_a_fit, 2, jit_compile)
+    assert first == second
+    assert first[1]  # what the second fit has traced is used again
+
+
 def two_optimizers(kind):
     keras.utils.clear_session()
     model = TwoParts()

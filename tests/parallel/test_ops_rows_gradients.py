@@ -24,7 +24,7 @@ SHAPES = {
 }
 SPLITS = {
     "alltoall": [[1, 0, 2], [3, 3, 0], [0, 1, 0]],
-    "scatter": [0, 5, 2],
+    "scatter": [2, 5, 0],
     "reduce_scatter": [3, 0, 4],
 }
 ROOT = 1
@@ -55,8 +55,11 @@ def call(kind, x, op, scales):
     return tfdist.reduce_scatter(x, SPLITS[kind], op=op, **scales)
 
 
-def gradient(kind, op, scales, compiled):
+def gradient(kind, op, scales, compiled, joined=None):
     rank = tfdist.rank()
+    if rank == joined:
+        tfdist.join()
+        return None
 
     def run(x):
         with tf.GradientTape() as tape:
@@ -65,22 +68,31 @@ def gradient(kind, op, scales, compiled):
         return tape.gradient(loss, x)
 
     x = tf.constant(values(rank, SHAPES[kind][rank]))
-    return (tf.function(run) if compiled else run)(x).numpy()
+    found = (tf.function(run) if compiled else run)(x).numpy()
+    if joined is not None:
+        tfdist.join()
+    return found
 
 
-def expected_gradients(kind, scale):
+def expected_gradients(kind, scale, joined=None):
     xs = [tf.constant(values(r, shape)) for r, shape in enumerate(SHAPES[kind])]
+    splits = SPLITS.get(kind)
+    if joined is not None:  # it gives no rows, or zeros
+        has_rows = kind in ("allgather", "gather", "alltoall")
+        xs[joined] = xs[joined][:0] if has_rows else tf.zeros_like(xs[joined])
+        if kind == "alltoall":
+            splits = [[0] * SIZE if r == joined else s for r, s in enumerate(splits)]
     with tf.GradientTape() as tape:
         tape.watch(xs)
         ys = outputs(
             kind,
             xs,
             lambda parts: tf.concat(parts, axis=0),
-            splits=SPLITS.get(kind),
+            splits=splits,
             root=ROOT,
             scale=scale,
         )
-        loss = tf.add_n([loss_of(r, y) for r, y in enumerate(ys)])
+        loss = tf.add_n([loss_of(r, y) for r, y in enumerate(ys) if r != joined])
     gradients = tape.gradient(loss, xs, unconnected_gradients="zero")
     return [g.numpy() for g in gradients]
 
@@ -100,6 +112,19 @@ def test_the_average_and_factors_count(kind):
     expected = expected_gradients(kind, 0.5 * 3.0 / SIZE)
     for got, want in zip(results, expected, strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-12)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("kind", SHAPES)
+def test_a_rank_that_has_joined_gives_nothing_and_does_not_count(kind, compiled):
+    for joined in (0, 2):
+        op, scale = ReduceOp.SUM, 1.0
+        if kind in ("reduce", "reduce_scatter"):
+            op, scale = ReduceOp.AVERAGE, 1 / (SIZE - 1)
+        results = run_ranks(gradient, SIZE, kind, int(op), {}, compiled, joined)
+        expected = expected_gradients(kind, scale, joined)
+        for rank in {0, 1, 2} - {joined}:
+            np.testing.assert_allclose(results[rank], expected[rank], rtol=1e-12)
 
 
 def scalars():

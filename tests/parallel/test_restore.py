@@ -7,10 +7,12 @@ from types import SimpleNamespace
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from helpers.outcome import outcome
 from helpers.ranks import run_ranks
 
 import tfdist
+from tfdist._weighted_accumulation import totals
 
 EPOCHS, STEPS = 2, 4
 
@@ -129,6 +131,98 @@ def test_a_file_that_does_not_fit_is_an_error_on_all_ranks(kind, words, tmp_path
     assert results[1]["class"] == "RankFailedError"
     for result in results:
         assert re.search(words, result["message"], re.DOTALL), result
+
+
+class Parts(keras.Model):
+    """Two layers; of a class that Keras cannot make from a file."""
+
+    def __init__(self, units, name_of_last):
+        super().__init__()
+        self.first = keras.layers.Dense(units)
+        setattr(self, name_of_last, keras.layers.Dense(1))
+        self.build((None, 2))
+
+    def build(self, shape):
+        first, last = self.layers
+        first.build(shape)
+        last.build((None, first.units))
+        self.built = True
+
+    def get_config(self):
+        return {}
+
+
+def parts(units, name_of_last):
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(10 + tfdist.rank())
+    model = Parts(units, name_of_last)
+    adam = keras.optimizers.Adam(0.5, gradient_accumulation_steps=2)
+    model.compile(tfdist.DistributedOptimizer(adam), "mse", jit_compile=False)
+    return model
+
+
+def take_weighted(model, batches):
+    """Half an update for each batch."""
+    variables = model.trainable_variables
+    for batch in batches:
+        value = 1.0 + batch + tfdist.rank()
+        grads = [tf.fill(v.shape, value) for v in variables]
+        model.optimizer.apply(grads, variables, weight=2 * batch + 1)
+
+
+def whole_state(model):
+    return state(model) + [np.array(v) for v in totals(model.optimizer)]
+
+
+def refused_whole(path, units, name_of_last):
+    """Both models wait for their second update, and have the sum of weights."""
+    saved = parts(3, "head")
+    take_weighted(saved, range(3))
+    if tfdist.rank() == 0:
+        saved.save(path)
+    model = parts(units, name_of_last)
+    take_weighted(model, [4])
+    before = whole_state(model)
+    result = outcome(lambda: tfdist.restore(model, path))
+    after = whole_state(model)
+    assert all(map(np.array_equal, before, after)), result
+    return result
+
+
+@pytest.mark.parametrize(
+    ("units", "name_of_last", "words"),
+    [
+        (3, "end", r"another model than 'parts', .*other attributes .*Keras says: "),
+        (5, "head", r"no variable of shape \(2, 5\), but one of \(2, 3\)"),
+    ],
+)
+def test_what_does_not_fit_is_not_read_in_part(units, name_of_last, words, tmp_path):
+    path = str(tmp_path / "parts.keras")
+    results = run_ranks(refused_whole, 2, path, units, name_of_last)
+    assert [r["class"] for r in results] == ["ValueError", "RankFailedError"]
+    for result in results:
+        assert re.search(words, result["message"], re.DOTALL), result
+
+
+def rolled_back(path):
+    """Whether the update after a restore is the same half way to another update."""
+    model = parts(3, "head")
+    take_weighted(model, [0, 1])
+    if tfdist.rank() == 0:
+        model.save(path)
+    found = []
+    for _ in range(2):
+        tfdist.restore(model, path)
+        take_weighted(model, [5, 2])
+        found.append(whole_state(model))
+        take_weighted(model, [9])  # waits for an update, which never comes
+    return [np.array_equal(a, b) for a, b in zip(*found, strict=True)]
+
+
+def test_a_restore_forgets_the_weights_of_batches_that_waited(tmp_path):
+    for same in run_ranks(rolled_back, 2, str(tmp_path / "parts.keras")):
+        assert len(same) > 10
+        assert all(same)
 
 
 class Pair(keras.Model):

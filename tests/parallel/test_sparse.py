@@ -171,6 +171,11 @@ def differing_options():
     return "accepted"
 
 
+def test_0_is_false_and_not_the_default():
+    assert ReduceOptions(sparse_as_dense=0).sparse_as_dense is False
+    assert ReduceOptions(sparse_as_dense=np.True_).sparse_as_dense is True
+
+
 def test_ranks_with_other_options_are_refused():
     for message in run_ranks(differing_options, 2):
         assert "sparse_as_dense" in message

@@ -105,6 +105,22 @@ def test_the_mean_is_weighted():
     assert run_ranks(one_step, 2, [0, 0]) == [0.0, 0.0]
 
 
+def half_losses(names):
+    """The gradient of each loss is 1, which a mean of any weights leaves."""
+    v = tf.Variable(1.0)
+    with tfdist.DistributedGradientTape() as tape:
+        losses = [tf.cast(v, name) for name in names]
+    return float(tape.gradient(losses, v, weight=1 + tfdist.rank())) / len(losses)
+
+
+@pytest.mark.parametrize(
+    "names", [["bfloat16"], ["float16"], ["float16", "float32", "bfloat16"]]
+)
+def test_a_loss_of_a_half_type_rounds_no_weight(names):
+    for gradient in run_ranks(half_losses, 2, names):
+        assert gradient == pytest.approx(1.0, rel=2**-22)
+
+
 @pytest.mark.parametrize("bad", [-1.0, float("nan"), float("inf")])
 def test_a_bad_weight_of_one_rank_is_an_error_on_all(bad):
     for message in run_ranks(one_step, 2, [4.0, bad]):

@@ -1,6 +1,8 @@
 """The callbacks at size 1: the guards, and what can be seen in one process."""
 
 import os
+import re
+import time
 
 import keras
 import numpy as np
@@ -21,7 +23,7 @@ from tfdist.callbacks import (
     _base,
     broadcast_initial_state,
 )
-from tfdist.callbacks.checkpoint import write_whole_file
+from tfdist.callbacks._whole_file import write_whole_file
 
 X = np.random.default_rng(1).normal(size=(32, 4)).astype("float32")
 Y = X.sum(axis=1, keepdims=True)
@@ -519,9 +521,11 @@ def test_a_monitor_that_is_not_in_the_logs_is_an_error(tmp_path):
         fit(compiled(), best)
 
 
-def test_a_name_that_is_not_in_the_logs_is_an_error(tmp_path):
-    with pytest.raises(ValueError, match="lossy"):
-        fit(compiled(), Checkpoint(tmp_path / "{lossy}.keras"))
+@pytest.mark.parametrize("name", ["{lossy}", "{loss:d}", "{loss.lossy}", "{epoch[0]}"])
+def test_a_name_that_is_not_in_the_logs_is_an_error(name, tmp_path):
+    words = rf"Expected names of \['epoch', 'loss', 'step'\] .*{re.escape(name)}"
+    with pytest.raises(ValueError, match=words):
+        fit(compiled(), Checkpoint(tmp_path / f"{name}.keras"))
 
 
 def test_a_failed_save_keeps_what_was_saved_before(tmp_path, monkeypatch):
@@ -569,6 +573,28 @@ def test_content_is_on_disk_before_the_name_and_the_name_after(tmp_path, monkeyp
     assert path.read_bytes() == b"whole"
 
 
+def test_what_a_killed_save_has_left_is_removed_and_not_what_is_being_written(tmp_path):
+    left = tmp_path / ".partial-0123abcd-m-01.keras"
+    written = tmp_path / ".partial-4567cdef-m-02.keras"
+    other = tmp_path / ".partial-of-the-users-own"
+    for path in (left, written, other):
+        path.write_bytes(b"part")
+    long_ago = time.time() - 7200
+    for path in (left, other):
+        os.utime(path, (long_ago, long_ago))
+    write_whole_file(tmp_path / "m-02.keras", lambda p: p.write_bytes(b"whole"))
+    assert files(tmp_path) == [written.name, other.name, "m-02.keras"]
+
+
+def test_a_link_stays_and_the_file_behind_it_is_written(tmp_path):
+    real, link = tmp_path / "disk" / "model", tmp_path / "latest.keras"
+    link.symlink_to(real)
+    fit(compiled(), Checkpoint(link))
+    assert link.readlink() == real
+    assert files(real.parent) == ["model"]
+    keras.models.load_model(link)
+
+
 def test_torn_weights_are_not_saved(tmp_path, monkeypatch):
     model = own_step_model(True)  # its plain optimizer would not refuse
     callback = Checkpoint(tmp_path / "m.keras")
@@ -589,6 +615,10 @@ def test_torn_weights_are_not_saved(tmp_path, monkeypatch):
         ("m.keras", {"save_freq": 0}),
         ("m.keras", {"save_freq": "batch"}),
         ("m.keras", {"mode": "best"}),
+        ("{}.keras", {}),
+        ("{0}.keras", {}),
+        ("m-{epoch.keras", {}),
+        ("m-}.keras", {}),
     ],
 )
 def test_wrong_arguments_of_checkpoint_are_refused(path, options):

@@ -1,10 +1,12 @@
 """Elastic and compute-service names: what works, and what says that it does not."""
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 
 import tfdist.horovod.tensorflow as hvd
+import tfdist.horovod.tensorflow.keras as hvd_keras
 from tfdist.horovod.common.elastic import ObjectState
 from tfdist.horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt
 from tfdist.horovod.tensorflow.data import compute_service, compute_worker
@@ -43,6 +45,45 @@ def test_elastic_in_a_world_of_fixed_size(world):
 
         with pytest.raises(NotImplementedError, match="checkpoint"):
             fails(state)
+
+
+def one_weight(optimizer):
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False)])
+    model.compile(optimizer, "mse", jit_compile=False)
+    return model
+
+
+@pytest.mark.parametrize("batches", [1, 2, 3])
+def test_the_end_of_an_epoch_is_committed(world, batches):
+    model = one_weight(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)))
+    state = hvd_keras.elastic.KerasState(model, epoch=0, batch=0)
+    e = hvd_keras.elastic
+    callbacks = [
+        e.UpdateBatchStateCallback(state),
+        e.UpdateEpochStateCallback(state),
+        e.CommitStateCallback(state, batches_per_commit=batches),
+    ]
+    ones = np.ones((2, 1), "float32")
+    model.fit(ones, ones, batch_size=1, epochs=2, verbose=0, callbacks=callbacks)
+    state.restore()
+    assert (state.epoch, state.batch) == (2, 0)
+
+
+def test_a_state_takes_back_what_an_optimizer_makes_in_its_first_step(world):
+    adam = keras.optimizers.Adam(0.5)
+    scaled = keras.optimizers.LossScaleOptimizer(adam, initial_scale=8.0)
+    model = one_weight(hvd.DistributedOptimizer(scaled))
+    state = hvd_keras.elastic.KerasState(model)
+    kernel = model.layers[-1].kernel
+    kept = [v.numpy() for v in model.weights]
+    model.optimizer.apply([tf.constant([[16.0]])], [kernel])
+    assert kernel.numpy() != kept[0]
+    state.restore()
+    assert [v.numpy() for v in model.weights] == kept
+    found = {v.path.rpartition("/")[2]: v.numpy().max() for v in adam.variables}
+    rate = found.pop("learning_rate")
+    assert rate == 0.5 and len(found) == 3 and not any(found.values())
+    assert model.optimizer.dynamic_scale.numpy() == 8.0
 
 
 def test_elastic_states_say_what_they_need(world):

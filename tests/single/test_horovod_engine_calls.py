@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import tensorflow as tf
 
-from tfdist import _core
+from tfdist import _core, _operations
 from tfdist._operations import ReduceOp
 from tfdist.engines.horovod._engine import HorovodEngine
 
@@ -20,12 +20,14 @@ class Horovod:
     Attributes:
         does: what an operation does with its tensor when it runs.
         runs: how many have run.
+        gathered: name and tensor of each allgather.
     """
 
     Sum = 1
 
     def __init__(self):
         self.does, self.runs = (lambda tensor: tensor + 100), 0
+        self.gathered = []
 
     def _run(self, tensor):
         self.runs += 1
@@ -37,6 +39,13 @@ class Horovod:
         found = tf.py_function(self._run, [tensor], tensor.dtype)
         found.set_shape(tensor.shape)
         return found
+
+    def allgather(self, tensor, *, name, **_options):
+        self.gathered.append((name, tensor))
+        return tf.reshape(tensor, tf.shape(tensor))  # TensorFlow may fold it
+
+    def rank_op(self):
+        return tf.constant(0)
 
 
 def fails(tensor):
@@ -73,6 +82,13 @@ def reduced(engine, x, name="a", process_set=0):
         process_set=process_set,
     )
     return found
+
+
+def gathered(engine, x):
+    found = engine.operations().tfdist_allgather(
+        tensor=x, tensor_name="a", timeout_s=0.0, process_set=0
+    )
+    return found.rows
 
 
 def test_an_eager_operation_that_fails_does_not_wait(engine):
@@ -164,3 +180,25 @@ def test_a_function_of_a_set_runs_while_others_come_and_go(engine, monkeypatch):
     engine.add_process_set(2, [0, 2])
     engine._sets.remove(2)
     assert float(step(tf.constant(1.0))) == 101.0
+
+
+def test_the_gradient_of_an_allgather_sends_no_constants(engine, monkeypatch):
+    monkeypatch.setattr(_operations, "ops", engine.operations)
+    engine.fake.does = tf.identity
+
+    @tf.function
+    def gradients(x):
+        with tf.GradientTape(persistent=True) as tape:
+            tape.watch(x)
+            rows = gathered(engine, x)
+            first, second = tf.reduce_sum(rows * 2.0), tf.reduce_sum(rows * rows)
+        return tape.gradient(first, x), tape.gradient(second, x)
+
+    first, second = gradients(tf.constant([[3.0], [4.0]]))
+    assert first.numpy().tolist() == [[2.0], [2.0]]
+    assert second.numpy().tolist() == [[6.0], [8.0]]
+    last = engine.fake.gathered[-3:]  # a function that makes variables is traced twice
+    assert len({name for name, _ in last}) == 3
+    assert [sent.op.type for _, sent in last] == ["DebugIdentityV2"] * 3
+    counts = engine.operations().counts
+    assert counts.ended() == 5 and not counts.waits()

@@ -73,6 +73,32 @@ def test_decay_divides_the_rate_by_one_plus_decay_times_steps():
     np.testing.assert_allclose(step_of(model), 0.25 / 2.5, rtol=1e-6)
 
 
+def test_callbacks_set_the_rate_that_decays():
+    hvd.init()
+    callbacks = [
+        hvd.callbacks.LearningRateScheduleCallback(0.5, lambda epoch: 0.5, end_epoch=1),
+        hvd.callbacks.LearningRateScheduleCallback(0.5, lambda e: 0.25, start_epoch=1),
+    ]
+    sgd = keras.optimizers.SGD(0.0625, decay=0.5, momentum=0.5)
+    model = linear_model(hvd.DistributedOptimizer(sgd))
+    kernel, weights = model.layers[-1].kernel, []
+    noted = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: weights.append(
+            float(kernel.numpy()[0, 0])
+        )
+    )
+    told = model.fit(X, Y, epochs=2, verbose=0, callbacks=[*callbacks, noted]).history
+    assert told["lr"] == [0.25, 0.125]
+    # The gradient is 4 w. Momentum is corrected by 0.25 / 0.0625, then 0.125 / 0.25.
+    first = -0.25 * 4
+    assert weights[0] == 1.0 + first
+    second = 0.5 * (first * 0.5) - 0.125 / 1.5 * 4 * weights[0]
+    np.testing.assert_allclose(weights[1], weights[0] + second, rtol=1e-6)
+    warmup = hvd.callbacks.LearningRateWarmupCallback(0.5, warmup_epochs=1)
+    again = model.fit(X, Y, verbose=0, callbacks=[warmup])
+    assert again.history["lr"] == [0.5]
+
+
 def test_a_decaying_optimizer_is_saved_as_one_of_keras(tmp_path):
     model = linear_model(keras.optimizers.SGD(0.25, decay=0.5))
     step_of(model)
@@ -226,6 +252,39 @@ def test_scaled_losses_and_unscaled_gradients(wrapped, traced):
     assert seen[0] == [[16.0, 32.0], [2.0, 4.0]]
     assert seen[1] == [[16.0, 32.0], [1.0, 2.0]]
     assert float(optimizer.loss_scale) == 32.0
+
+
+@pytest.fixture
+def mixed_float16():
+    keras.config.set_dtype_policy("mixed_float16")
+    yield
+    keras.config.set_dtype_policy("float32")
+
+
+def test_a_wrapped_optimizer_in_a_loop_is_what_it_was_in_mixed_float16(mixed_float16):
+    hvd.init()
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.25))
+    w = keras.Variable([1.0, 2.0])
+
+    @tf.function
+    def step():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(w.value**2)
+        grads = tape.gradient(loss, [w.value])
+        optimizer.apply_gradients(zip(grads, [w], strict=True))
+
+    step()
+    assert w.numpy().tolist() == [0.5, 1.0]
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_the_scale_of_mixed_float16_counts_for_scaled_losses(mixed_float16, traced):
+    hvd.init()
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.25))
+    w, seen = scaled_loop(optimizer, 1e9, traced)
+    assert w == [0.25, 0.5]
+    assert seen[0] == [[2.0**16, 2.0**17], [2.0, 4.0]]
+    assert int(optimizer.step_counter) == 2
 
 
 def test_a_step_that_overflows_is_left_out_and_halves_the_scale():

@@ -67,6 +67,19 @@ def test_before_init_other_functions_say_so_too():
     assert hvd.global_process_set.ranks == []
 
 
+def test_a_second_timeline_goes_on_in_the_first_ones_folder(tmp_path, caplog):
+    hvd.init()
+    try:
+        for name in ("first", "first", "second"):
+            assert "start_timeline" not in caplog.text
+            hvd.start_timeline(str(tmp_path / name))
+            hvd.stop_timeline()
+    finally:
+        hvd.shutdown()
+    assert f"written to {tmp_path}/first.d already" in caplog.text
+    assert [one.name for one in tmp_path.iterdir()] == ["first.d"]
+
+
 def test_what_was_built(capsys):
     assert not hvd.mpi_built() and not hvd.mpi_enabled()
     assert hvd.gloo_built() is True and hvd.gloo_enabled() is True

@@ -548,3 +548,40 @@ def test_a_function_compiled_by_xla_is_refused_when_it_is_traced():
 
     with pytest.raises(NotImplementedError, match="jit_compile=False"):
         step(tf.ones([2]))
+
+
+def summed(i):
+    return tfdist.allreduce(tf.cast(i, tf.float32))
+
+
+@tf.function
+def summed_if_even(i):
+    return tf.cond(i % 2 == 0, lambda: summed(i), lambda: 0.0)
+
+
+@pytest.mark.parametrize("calls", [2, tf.data.AUTOTUNE])
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda data, calls: data.map(summed, num_parallel_calls=calls),
+        lambda data, calls: data.map(
+            lambda i: summed_if_even(i + 1), num_parallel_calls=calls
+        ),
+        lambda data, calls: data.interleave(
+            lambda i: tf.data.Dataset.from_tensors(summed(i)), num_parallel_calls=calls
+        ),
+        lambda data, calls: data.interleave(
+            lambda i: tf.data.Dataset.range(i).map(summed), num_parallel_calls=calls
+        ),
+    ],
+)
+def test_functions_that_are_called_for_several_elements_at_once_are_refused(use, calls):
+    with pytest.raises(ValueError, match="Leave num_parallel_calls out"):
+        use(tf.data.Dataset.range(4), calls)
+
+
+def test_functions_that_are_called_one_after_the_other_are_not():
+    data = tf.data.Dataset.range(4).map(summed).map(summed, num_parallel_calls=1)
+    data = data.filter(lambda x: summed(x) > 0.0).batch(3)
+    data = data.map(lambda x: 2.0 * x, num_parallel_calls=2)
+    assert [x.numpy().tolist() for x in data] == [[2.0, 4.0, 6.0]]

@@ -172,12 +172,68 @@ def test_mixed_float16_puts_the_reduction_outside_of_the_loss_scale(mixed_float1
     assert not is_distributed(wrapped.inner_optimizer)
     model = fitted(wrapped)
     assert model.optimizer is wrapped
+    assert int(wrapped.step_counter) == 8  # of fit, which scales
+
+
+def minimized(optimizer, *, scales, traced):
+    """What two steps of a loop on w squared, from 1, come to."""
+    w = keras.Variable([1.0])
+
+    def step():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(w.value**2)
+            loss = optimizer.scale_loss(loss) if scales else loss
+        optimizer.apply(tape.gradient(loss, [w.value]), [w])
+
+    run = tf.function(step) if traced else step
+    run()
+    run()
+    return w.numpy().tolist()
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_an_added_loss_scale_counts_where_the_loss_is_scaled(
+    mixed_float16, traced, caplog
+):
+    wrapped = tfdist.DistributedOptimizer(keras.optimizers.SGD(0.25))
+    copied = type(wrapped).from_config(wrapped.get_config())
+    for optimizer in (wrapped, copied, copy.deepcopy(wrapped)):
+        caplog.clear()
+        assert minimized(optimizer, scales=False, traced=traced) == [0.25]
+        (told,) = [r.getMessage() for r in caplog.records if r.name == "tfdist"]
+        assert "optimizer.scale_loss(loss)" in told
+    assert int(wrapped.step_counter) == 0 and int(wrapped.iterations) == 2
+    scaled = tfdist.DistributedOptimizer(keras.optimizers.SGD(0.25))
+    assert minimized(scaled, scales=True, traced=traced) == [0.25]
+    assert int(scaled.step_counter) == 2
+
+
+def test_a_loss_scale_of_the_users_own_unscales_as_keras_does(mixed_float16):
+    sgd = keras.optimizers.SGD(0.25)
+    own = keras.optimizers.LossScaleOptimizer(sgd, initial_scale=0.5)
+    w = keras.Variable([1.0])
+    tfdist.DistributedOptimizer(own).apply([tf.constant([1.0])], [w])
+    assert w.numpy() == [0.5]
+
+
+def test_batches_are_added_up_without_the_added_loss_scale(mixed_float16):
+    sgd = keras.optimizers.SGD(0.25, gradient_accumulation_steps=2)
+    optimizer = tfdist.DistributedOptimizer(sgd)
+    assert minimized(optimizer, scales=False, traced=False) == [0.5]
 
 
 def test_a_loss_scale_around_it_is_refused():
     wrapped = tfdist.DistributedOptimizer(keras.optimizers.Adam())
     with pytest.raises(ValueError, match="has to be outside"):
         keras.optimizers.LossScaleOptimizer(wrapped)
+
+
+def test_a_factor_that_is_taken_away_is_told_how():
+    sgd = keras.optimizers.SGD(0.1, loss_scale_factor=8.0)
+    wrapped = tfdist.DistributedOptimizer(sgd)
+    with pytest.raises(ValueError, match="loss_scale_factor .* set to None.* by 1.0"):
+        wrapped.loss_scale_factor = None
+    wrapped.loss_scale_factor = 1.0
 
 
 def test_compile_of_a_mixed_float16_model_is_refused_if_it_would_wrap():

@@ -27,17 +27,20 @@ def started() -> dict[str, Any]:
     return {"keras": keras, "tf": tf, "tfdist": tfdist, "model": model, "x": x, "y": y}
 
 
-@pytest.mark.parametrize("number", range(3))
+@pytest.mark.parametrize("number", range(4))
 def test_the_lines_about_gradients_run(number):
     names = started()
     variables = names["model"].trainable_variables
     names["loss_fn"] = keras.losses.SparseCategoricalCrossentropy()
     names["grads"] = [tf.ones(v.shape) for v in variables]
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy("mixed_float16" if number == 3 else before)
     names["optimizer"] = tfdist.DistributedOptimizer(keras.optimizers.SGD(0.1))
-    assert len(blocks_of("gradients.md")) == 3
+    keras.config.set_dtype_policy(before)
+    assert len(blocks_of("gradients.md")) == 4
     run_page("gradients.md", names, only=number)
     updates = int(names["optimizer"].iterations)  # the first of four batches makes none
-    assert updates == [0, 1, 0][number]
+    assert updates == [0, 1, 0, 1][number]
 
 
 def test_the_lines_about_batch_normalisation_run(tmp_path, monkeypatch):

@@ -400,3 +400,51 @@ def test_an_apply_gradients_of_the_class_runs_after_what_is_compiled():
     for a, b in zip(*weights, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
     assert np.abs(weights[0][0]).max() < 0.3  # halved three times
+
+
+class Scaling(keras.optimizers.SGD):
+    """Its methods take an argument of their own, which Keras's do not know."""
+
+    def apply(self, grads, trainable_variables=None, scale=1.0):
+        super().apply([g * scale for g in grads], trainable_variables)
+
+
+class ScalingPairs(keras.optimizers.SGD):
+    """The same of pairs."""
+
+    def apply_gradients(self, grads_and_vars, scale=1.0):
+        super().apply_gradients([(g * scale, v) for g, v in grads_and_vars])
+
+
+class Scaled(Net):
+    """Gives it in the step: a number, or what is computed there."""
+
+    def train_step(self, data):
+        loss, gradients = self.forward(data)
+        scale = 0.5 + 0.0 * loss if self.computed else 0.5
+        pairs = zip(gradients, self.trainable_variables, strict=True)
+        if isinstance(self.optimizer, ScalingPairs):
+            self.optimizer.apply_gradients(pairs, scale=scale)
+        else:
+            self.optimizer.apply(*zip(*pairs, strict=True), scale=scale)
+        return {"loss": loss}
+
+
+@pytest.mark.parametrize("own_class", [Scaling, ScalingPairs])
+def test_arguments_of_the_class_reach_its_methods(own_class):
+    weights = []
+    eager, reducing = {"run_eagerly": True}, tfdist.DistributedOptimizer
+    for computed, wrap, callback, how in (
+        (False, lambda plain: plain, keras.callbacks.Callback, eager),
+        (False, reducing, BroadcastInitialState, eager),
+        (True, reducing, BroadcastInitialState, {"jit_compile": True}),
+    ):
+        keras.utils.set_random_seed(2)
+        model = built(Scaled)
+        model.computed, model.drop.rate = computed, 0.0
+        model.compile(wrap(own_class(0.05)), "mse", **how)
+        fit(model, callback())
+        weights.append([w.numpy() for w in model.trainable_weights])
+    for a, b, c in zip(*weights, strict=True):
+        np.testing.assert_array_equal(a, b)
+        np.testing.assert_allclose(a, c, rtol=1e-5, atol=1e-6)

@@ -17,13 +17,17 @@ from tfdist.callbacks._listing import (
     callbacks_of_the_call,
     is_in_fit,
 )
-from tfdist.callbacks._optimizers import check_all_reduce
+from tfdist.callbacks._optimizers import check_all_reduce, optimizers_of
 from tfdist.callbacks._saving import guard_saving
 from tfdist.callbacks._state import common_rates_of, other_optimizers
 from tfdist.callbacks._weighing import take_back
 from tfdist.collectives import ReduceOp, allreduce
 from tfdist.layers.synchronized import batch_normalizations, is_synchronized
-from tfdist.optimizer import is_distributed, unwrapped_message
+from tfdist.optimizer import (
+    is_distributed,
+    may_be_traced_unwrapped,
+    unwrapped_message,
+)
 
 _logger = logging.getLogger("tfdist")
 _NAMES = "_tfdist_first_step"  # attribute of a model: what its first step has done
@@ -76,7 +80,7 @@ class RankCallback(keras.callbacks.Callback):
         self._compares = self._leads
         self._traces = self._leads and bool(_core.value("TFDIST_TIMELINE"))
         if self._leads:
-            if take_back(self.model):  # an earlier fit ended with an error
+            if _is_traced_otherwise(self.model):
                 self.model.make_train_function(force=True)
             epochs = (self.params or {}).get("epochs")  # a loop of the user's has none
             agree_on_callbacks(self._listed, epochs, self._ranks)
@@ -121,7 +125,9 @@ class RankCallback(keras.callbacks.Callback):
                 "The first step reduced no gradients: every rank trains on its own. "
                 "A custom train_step has to call self.optimizer.apply(gradients, "
                 "variables) with a tfdist.DistributedOptimizer, or take its "
-                "gradients from a tfdist.DistributedGradientTape."
+                "gradients from a tfdist.DistributedGradientTape. (A function that was "
+                "traced before its optimizer was wrapped does not reduce: compile the "
+                "model, or make the tf.function, after that.)"
             )
 
     @property
@@ -167,6 +173,13 @@ class RankCallback(keras.callbacks.Callback):
         names = [*getattr(self.model, _NAMES, []), *map(_name_of, _core.take_records())]
         object.__setattr__(self.model, _NAMES, names)
         return any(not name.startswith("batch_norm.") for name in names)
+
+
+def _is_traced_otherwise(model: keras.Model) -> bool:
+    """Whether an earlier fit has left a step that is not that of the model now."""
+    failed = take_back(model)  # it ended with an error
+    was_plain = [may_be_traced_unwrapped(one) for one in optimizers_of(model)]
+    return failed or any(was_plain)
 
 
 def _counts_moments(model: keras.Model) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from tfdist import _runtime
+from tfdist import _runtime, _weighted_accumulation
 from tfdist._process_sets import members_of
 from tfdist.callbacks._base import RankCallback
 from tfdist.callbacks._first_call import (
@@ -39,7 +39,8 @@ class BroadcastInitialState(RankCallback):
     what is each rank's own stays as it is: variables that are not reduced
     (`local_variables`) with their slots, and gradients that wait for their update
     (`gradient_accumulation_steps`). Where the ranks differ, because one of them has
-    loaded another state, they get these from `root` too.
+    loaded another state, they get these from `root` too. (Gradients that were given a
+    `weight` are then left out, with a warning.)
 
     The random number generators of the layers (dropout, noise, augmentation) follow
     from those of `root` as well: by default each rank gets another seed, so that the
@@ -118,9 +119,13 @@ class BroadcastInitialState(RankCallback):
         variables = self._variables()
         own = set(map(identity, own_variables(model)))
         shared = [v for v in variables if identity(v) not in own]
-        if self._all_go_on(mark_of(model, shared) if own else "", root):
+        go_on = self._all_go_on(mark_of(model, shared) if own else "", root)
+        if go_on:
             variables = shared
         broadcast_variables(variables, root, process_set=ranks)
+        if not go_on:
+            for one in optimizers_of(model):
+                _weighted_accumulation.loaded(getattr(one, "inner_optimizer", one))
         broadcast_seed_generators(
             model, self.seed_generators, root=root, process_set=ranks
         )

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
-import secrets
+import re
+import string
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import keras
 from tfdist import _runtime, errors
 from tfdist.callbacks._base import RankCallback
 from tfdist.callbacks._own_state import average_accumulated, is_between_updates
+from tfdist.callbacks._whole_file import write_whole_file
 from tfdist.layers.statistics import combine_at
 from tfdist.objects import broadcast_object
 from tfdist.torn import check_not_torn
@@ -25,8 +25,9 @@ class Checkpoint(RankCallback):
     """Saves the model, or its weights, from rank 0, or the lowest of its process set.
 
     A file appears under its name only when it is complete and on disk: it is written
-    under another name in the same folder, flushed, and renamed. If that fails, what
-    was saved before is still there, and the error is raised on all ranks. The others
+    under another name in the same folder (".partial-..."), flushed, and renamed. If
+    that fails, what was saved before is still there, and the error is raised on all
+    ranks. What a killed process has left is removed by a save an hour later. The others
     wait for rank 0, at most `timeout_s`. After an aborted step nothing is saved,
     since some weights may already have been changed.
 
@@ -97,6 +98,7 @@ class Checkpoint(RankCallback):
                 f"Expected a filepath that ends in {endings[0]!r}, got "
                 f"{self.filepath!r}.{hint}"
             )
+        _check_names(self.filepath)
         if save_freq != "epoch" and (not isinstance(save_freq, int) or save_freq < 1):
             raise ValueError(
                 "Expected save_freq='epoch' or a number of steps of at least 1, got "
@@ -225,7 +227,7 @@ class Checkpoint(RankCallback):
             names["batch"] = batch + 1
         try:
             return Path(self.filepath.format(**names))
-        except KeyError as error:
+        except (LookupError, ValueError, TypeError, AttributeError) as error:
             raise ValueError(
                 f"Expected names of {sorted(names)} in filepath, got {error} in "
                 f"{self.filepath!r}."
@@ -243,40 +245,21 @@ def between_updates(model: keras.Model) -> bool:
     return is_between_updates(model.optimizer)
 
 
-def write_whole_file(path: Path, write: Callable[[Path], None]) -> None:
-    """Lets `write` make a file, which gets its name only when it is complete.
-
-    After a crash of the process or the machine the name stands for the old content
-    or the new one, never for a part.
-
-    Args:
-        path: name of the file; its folder is made if needed.
-        write: writes the file to the path it is given.
-
-    Raises:
-        OSError: the disk refused.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # Keras chooses the format by the ending, so the marks come first.
-    partial = path.with_name(f".partial-{secrets.token_hex(4)}-{path.name}")
+def _check_names(filepath: str) -> None:
+    """Raises ValueError if a text cannot be formatted with names, whichever."""
+    problem = None
     try:
-        write(partial)
-        _sync(partial)
-        os.replace(partial, path)
-        _sync(path.parent)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            partial.unlink()
-        raise
-
-
-def _sync(path: Path) -> None:
-    """Waits until a file, or the names in a folder, are on disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        fields = [field for _, field, _, _ in string.Formatter().parse(filepath)]
+    except ValueError as error:
+        problem = f"{error}"
+    else:
+        if any(f is not None and not re.match(r"[^\W\d]", f) for f in fields):
+            problem = "a field without a name"
+    if problem is not None:
+        raise ValueError(
+            "Expected a filepath with names in braces, e.g. 'model-{epoch:03d}.keras', "
+            f"got {filepath!r}: {problem}. Write '{{{{' and '}}}}' for braces."
+        )
 
 
 def _mode_of(monitor: str, model: keras.Model) -> str:

@@ -2,7 +2,8 @@
 
 All of them work eagerly, in a `tf.function` and in a `tf.while_loop`, and without a
 launcher at size 1. In a function, operations overlap with computation and with each
-other, and ranks may reach them in any order: they are paired by name.
+other, and ranks may reach them in any order: they are paired by name. In `Dataset.map`
+they need calls that follow each other, so no `num_parallel_calls`.
 """
 
 from tfdist import _gradients as _gradients  # registers them

@@ -53,7 +53,7 @@ def allgather(
         operation_name("allgather", name, process_set=id_of(process_set)),
         timeout_s,
         process_set=id_of(process_set),
-    )
+    ).rows
 
 
 def gather(
@@ -105,4 +105,4 @@ def gather(
         operation_name("gather", name, process_set=id_of(process_set)),
         timeout_s,
         process_set=id_of(process_set),
-    )
+    ).rows

@@ -63,7 +63,7 @@ def synchronized_moments(
             name,
             None,
             process_set=process_set,
-        )
+        ).rows
         count, true_mean, true_variance = combine_rows(rows, channels)
         # Keras divides by count + slack, and looks at the deviations from that mean.
         share = tf.math.divide_no_nan(count, count + slack)

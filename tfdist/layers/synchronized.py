@@ -12,6 +12,7 @@ from typing import Any
 
 import keras
 import tensorflow as tf
+from keras.src.backend.common import global_state
 
 from tfdist._own_name import subclass_under_own_name
 from tfdist._process_sets import ProcessSet, id_of
@@ -37,9 +38,8 @@ class _Synchronized:
 
     def _moments(self, inputs: Any, mask: Any) -> tuple[tf.Tensor, tf.Tensor]:
         """Mean and variance of a batch; Keras calls it in training only."""
-        for variable in (self.gamma, self.beta):
-            if variable is not None:
-                setattr(variable, SYNCHRONIZED, True)
+        for variable in self._weighted_too_late():
+            setattr(variable, SYNCHRONIZED, True)
         slack = 0.0
         if mask is not None:
             mask = tf.broadcast_to(mask[..., tf.newaxis], tf.shape(inputs))
@@ -52,6 +52,19 @@ class _Synchronized:
             slack=slack,
             process_set=id_of(self._tfdist_set),
         )
+
+    def _weighted_too_late(self) -> list[Any]:
+        """Variables by which an optimizer knows that a step has used this layer.
+
+        Wrong are the gradients of all that comes before it, and it may have no
+        variables of its own (center=False, scale=False), or they may be left out.
+        """
+        own = [v for v in (self.gamma, self.beta) if v is not None]
+        context = global_state.get_global_attribute("current_call_ctx")
+        if context is None or getattr(context, SYNCHRONIZED, False):
+            return own
+        setattr(context, SYNCHRONIZED, True)  # once for all layers of a model
+        return [*own, *context.entry_layer.trainable_variables]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         # Keras copies by saving and loading, which gives the plain class.
@@ -78,7 +91,8 @@ def SyncBatchNormalization(  # noqa: N802 - named like the class it stands for
     then average them. With batches of equal size that is the gradient of the mean loss
     of the concatenated batch; with others, give this rank's number of samples to
     `DistributedGradientTape.gradient(..., weight=...)`. (The `weight` of an optimizer
-    comes too late, after the backward pass, and is refused.)
+    comes too late, after the backward pass, and is refused for all variables of the
+    model.)
 
     All ranks have to call the layer, forward and backward, equally often and in the
     same order. Each call in training costs one operation forward, in which every rank

@@ -84,14 +84,14 @@ class Call:
             counts=not name.rpartition("/")[2].startswith(_MOMENTS),
         )
 
-    def options(self, more: str = "") -> dict[str, Any]:
+    def options(self) -> dict[str, Any]:
         """Name and process set, as Horovod wants them."""
         made = self._owner.sets[self.arguments["process_set"]]
         # Horovod compares shapes and types, and knows no more of what is made of its
         # operations: so what else must be equal is part of what pairs them.
         parts = ["tfdist", self._kind, self.arguments["tensor_name"]]
         parts += [str(self.arguments[key]) for key in _AGREED if key in self.arguments]
-        name = re.sub(r"[^A-Za-z0-9_.]", "_", ".".join([*parts, more]).strip("."))
+        name = re.sub(r"[^A-Za-z0-9_.]", "_", ".".join(parts).strip("."))
         return {
             "name": name,
             # Inlining a function puts its caller's name before this one.

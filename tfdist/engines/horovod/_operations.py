@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from tfdist import _engine, _runtime
 from tfdist._core import Topology
+from tfdist._names import operation_name
 from tfdist._operations import ReduceOp
 from tfdist.engines.horovod import _types, _waits
 from tfdist.engines.horovod._call import Call
@@ -30,6 +31,18 @@ from tfdist.engines.horovod._forms import (
     times,
 )
 from tfdist.engines.horovod._sets import Sets
+
+
+class _Gathered:
+    """Rows, and how many came from each rank where somebody asks for that."""
+
+    def __init__(self, rows: tf.Tensor, splits: Callable[[], tf.Tensor]) -> None:
+        self.rows = rows
+        self._splits = splits
+
+    @property
+    def splits(self) -> tf.Tensor:
+        return self._splits()
 
 
 class Operations:
@@ -118,12 +131,21 @@ class Operations:
                 lambda sent: [self._hvd.allgather(sent, **call.options())],
             )
 
-        def outputs(found: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
+        def splits() -> tf.Tensor:
             own = tf.shape(rows_of(arguments["tensor"]), out_type=tf.int64)[:1]
-            return *found, self._hvd.allgather(own, **call.options("splits"))
+            number = arguments["process_set"]
+            name = operation_name(
+                "splits", f"{arguments['tensor_name']}.splits", process_set=number
+            )
+            lengths = self.tfdist_allgather(
+                tensor=own, tensor_name=name, timeout_s=0.0, process_set=number
+            )
+            return lengths.rows
 
-        (rows,) = call.run([arguments["tensor"]], forward, outputs)
-        return SimpleNamespace(rows=rows)
+        (rows,) = call.run(
+            [arguments["tensor"]], forward, lambda found: (*found, splits())
+        )
+        return _Gathered(rows, splits)
 
     def tfdist_gather(self, **arguments: Any) -> Any:
         """Concatenates them on the root."""
@@ -141,7 +163,7 @@ class Operations:
         (rows,) = call.run(
             [arguments["tensor"]], forward, lambda found: (*found, *kept)
         )
-        return SimpleNamespace(rows=rows)
+        return _Gathered(rows, lambda: kept[0])
 
     def tfdist_scatter(self, **arguments: Any) -> tf.Tensor:
         """Gives each rank its part of the root's rows."""

@@ -26,7 +26,7 @@ class KerasState(TensorFlowKerasState):
 
     Args:
         model: built.
-        optimizer: default that of the model.
+        optimizer: default that of the model; built here, if it is not.
         **kwargs: name and value of each attribute, e.g. `epoch=0, batch=0`.
 
     Raises:
@@ -85,9 +85,8 @@ class CommitStateCallback(keras.callbacks.Callback):
             self.commit()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Commits what has come since."""
-        if self.batches_remaining < self.batches_per_commit:
-            self.commit()
+        """Commits also what has changed since the last batch: the epoch's number."""
+        self.commit()
 
     def commit(self) -> None:
         """Commits now."""

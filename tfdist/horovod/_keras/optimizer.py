@@ -99,12 +99,17 @@ class Wrapped:
 
     @tf.autograph.experimental.do_not_convert
     def apply(
-        self, grads: Any, trainable_variables: Any = None, *, weight: Any = None
+        self,
+        grads: Any,
+        trainable_variables: Any = None,
+        *,
+        weight: Any = None,
+        **own: Any,
     ) -> Any:
         """Reduces the gradients, then updates the variables."""
         self._check_local()
         vars(self)["_horovod_applied"] = True
-        return super().apply(grads, trainable_variables, weight=weight)  # type: ignore[misc]
+        return super().apply(grads, trainable_variables, weight=weight, **own)  # type: ignore[misc]
 
     @property
     def variables(self) -> CallableList:
@@ -125,19 +130,26 @@ class OwnSteps:
 
     @tf.autograph.experimental.do_not_convert
     def apply(
-        self, grads: Any, trainable_variables: Any = None, *, weight: Any = None
+        self,
+        grads: Any,
+        trainable_variables: Any = None,
+        *,
+        weight: Any = None,
+        **own: Any,
     ) -> Any:
         """Updates the variables; with a weight too, since no other rank counts."""
         del weight
         grads = list(grads)
         variables = self._variables_of(grads, trainable_variables)  # type: ignore[attr-defined]
-        own = gradients_of_this_rank(grads, variables, self.tfdist_options)
-        return super(ReducesUpdates, self).apply(own, variables)  # type: ignore[misc]
+        grads = gradients_of_this_rank(grads, variables, self.tfdist_options)
+        return super(ReducesUpdates, self).apply(grads, variables, **own)  # type: ignore[misc]
 
-    def apply_gradients(self, grads_and_vars: Any, *, weight: Any = None) -> Any:
+    def apply_gradients(
+        self, grads_and_vars: Any, *, weight: Any = None, **own: Any
+    ) -> Any:
         """As `apply`, from pairs; returns the count of steps."""
         del weight
-        super(ReducesUpdates, self).apply_gradients(grads_and_vars)  # type: ignore[misc]
+        super(ReducesUpdates, self).apply_gradients(grads_and_vars, **own)  # type: ignore[misc]
         return self._iterations  # type: ignore[attr-defined]
 
     def check_finite(self, grads: Any) -> Any:
@@ -201,7 +213,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 
     Returns:
         The optimizer; under the policy `mixed_float16` a `LossScaleOptimizer` around
-        it.
+        it, which scales in `fit`, and in loops that scale their loss by it.
 
     Raises:
         TypeError: `optimizer` is no Keras optimizer.

@@ -13,6 +13,7 @@ from tfdist.callbacks._base import RankCallback, base_optimizer
 from tfdist.callbacks.learning_rate_warmup import longest_epoch, rescale_velocities
 from tfdist.horovod._keras.all_ranks import OfAllRanks
 from tfdist.horovod._telling import tell_once
+from tfdist.horovod.keras2._decay import settable_rate
 
 
 class LearningRateScheduleCallback(OfAllRanks, RankCallback):
@@ -32,7 +33,8 @@ class LearningRateScheduleCallback(OfAllRanks, RankCallback):
     in the one step after it (Goyal et al., arXiv:1706.02677, remark 2). Under Keras 3 a
     new value of `optimizer.momentum` would have none.
 
-    The rate is in the epoch's logs as "lr".
+    The rate is in the epoch's logs as "lr". With `decay=` of Keras 2 it is the one that
+    decays.
 
     Args:
         initial_lr: the rate that is multiplied.
@@ -105,9 +107,7 @@ class LearningRateScheduleCallback(OfAllRanks, RankCallback):
         """Finds the number of steps."""
         super().on_train_begin(logs)
         optimizer = base_optimizer(self.model)
-        if isinstance(
-            optimizer._learning_rate, keras.optimizers.schedules.LearningRateSchedule
-        ) or not hasattr(optimizer._learning_rate, "assign"):
+        if not hasattr(settable_rate(optimizer), "assign"):
             raise TypeError(
                 f"{type(self).__name__} sets the learning rate, but that of "
                 f"{optimizer.name!r} is {optimizer._learning_rate!r}. Give the "
@@ -144,14 +144,13 @@ class LearningRateScheduleCallback(OfAllRanks, RankCallback):
             logs["lr"] = self._rate()
 
     def _rate(self) -> float:
-        return float(
-            keras.ops.convert_to_numpy(base_optimizer(self.model).learning_rate)
-        )
+        rate = settable_rate(base_optimizer(self.model))
+        return float(keras.ops.convert_to_numpy(rate))
 
     def _set(self, epoch: float) -> None:
         before = self._rate()
         optimizer = base_optimizer(self.model)
-        optimizer.learning_rate = float(self.initial_lr * self.multiplier(epoch))
+        settable_rate(optimizer).assign(float(self.initial_lr * self.multiplier(epoch)))
         if self.momentum_correction:
             rescale_velocities(optimizer, before, self._rate())
 

@@ -68,8 +68,9 @@ class HorovodBasics:
         Every rank calls it. The trace is put together when the last rank ends.
 
         Args:
-            file_path: the folder `file_path` + ".d" gets the parts and the trace. With
-                `TFDIST_TIMELINE=<folder>` all of the run is in that folder already.
+            file_path: the folder `file_path` + ".d" gets the parts and the trace. A run
+                has one: with `TFDIST_TIMELINE=<folder>`, or after another
+                `start_timeline`, it goes on in that, and a warning says so.
             mark_cycles: there are no cycles to mark: True warns.
 
         Raises:

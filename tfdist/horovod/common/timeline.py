@@ -4,19 +4,30 @@ from __future__ import annotations
 
 import logging
 import time
+from pathlib import Path
 
 from tfdist import _core, _runtime
+from tfdist.horovod._telling import tell_once
 
 _log = logging.getLogger("tfdist")
 _begins_us: list[int] = []  # of the part that was asked for, while it lasts
 
 
 def start(file_path: str) -> None:
-    """Begins this rank's part, in the folder `file_path` + ".d"; once in a world."""
+    """Begins this rank's part, in the folder `file_path` + ".d"; once in a world.
+
+    Later calls mark another part of it; a warning names the folder if it is another.
+    """
     try:
         folder = _runtime.start_timeline(f"{file_path}.d")
     except _core.CoreError as error:
         _runtime.raise_public(error)
+    if folder != Path(f"{file_path}.d").absolute():
+        tell_once(
+            f"start_timeline({str(file_path)!r}): the timeline of this run is written "
+            f"to {folder} already, and goes on there. A run has one folder; what is "
+            "between start_timeline and stop_timeline is marked in it."
+        )
     _log.info("timeline of this rank: %s", folder)
     _begins_us[:] = [time.monotonic_ns() // 1000]
 

@@ -14,6 +14,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist._added_scale import note_scaled
 from tfdist.horovod.keras2._spelling import Patches, tell
 
 _UNSCALED = "_keras2_takes_unscaled"  # attribute: the loop unscales by itself
@@ -34,6 +35,7 @@ def install(patches: Patches) -> None:
 def _get_scaled_loss(self: Any, loss: Any) -> Any:
     """The loss times the scale of this step."""
     tell("optimizer.get_scaled_loss(loss)", "optimizer.scale_loss(loss)")
+    note_scaled(self)
     if callable(loss):
         return lambda: _combined(tf.math.multiply, loss(), _scale_of(self))
     return _combined(tf.math.multiply, loss, _scale_of(self))
@@ -46,6 +48,7 @@ def _get_unscaled_gradients(self: Any, grads: Any) -> list[Any]:
         "optimizer.apply_gradients(...) with the scaled gradients, which it unscales",
     )
     vars(self)[_UNSCALED] = True
+    note_scaled(self)
     # Not times its inverse, which may be too small for a float32.
     scale = _scale_of(self)
     return [_combined(tf.math.divide, g, scale) for g in grads]

@@ -18,7 +18,7 @@ class _VariablesState(ObjectState):
     """Variables, and plain values as attributes."""
 
     def __init__(self, **kwargs: Any) -> None:
-        self._values: list[Any] = []
+        self._values: list[tuple[Any, tf.Tensor]] = []  # variable, what was saved
         super().__init__(broadcast_object, rank, **kwargs)
         self.save()
 
@@ -27,19 +27,19 @@ class _VariablesState(ObjectState):
 
     def save(self) -> None:
         """Copies the variables and remembers the attributes."""
-        self._values = [tf.identity(v) for v in self._tracked()]
+        self._values = [(v, tf.identity(v)) for v in self._tracked()]
         super().save()
 
     def restore(self) -> None:
         """Goes back to what was saved last."""
-        for variable, value in zip(self._tracked(), self._values, strict=False):
+        for variable, value in self._values:
             variable.assign(value)
         super().restore()
 
     def sync(self) -> None:
         """Gives all ranks the variables and saved attributes of rank 0."""
         broadcast_variables(self._tracked(), root_rank=0)
-        self._values = [tf.identity(v) for v in self._tracked()]
+        self._values = [(v, tf.identity(v)) for v in self._tracked()]
         super().sync()
 
 
@@ -90,7 +90,7 @@ class TensorFlowKerasState(_VariablesState):
 
     Args:
         model: built.
-        optimizer: default that of the model.
+        optimizer: default that of the model; built here, if it is not.
         backend: must be None: it was for the sessions of TensorFlow 1.
         **kwargs: name and value of each attribute.
 
@@ -112,14 +112,11 @@ class TensorFlowKerasState(_VariablesState):
             )
         self.model = model
         self.optimizer = optimizer or getattr(model, "optimizer", None)
+        if self.optimizer is not None and not self.optimizer.built:
+            # Slots that come later could not be taken back to what they were here.
+            self.optimizer.build(model.trainable_variables)
         super().__init__(**kwargs)
 
     def _tracked(self) -> list[Any]:
         of_optimizer = self.optimizer.variables if self.optimizer is not None else []
         return [*self.model.weights, *of_optimizer]
-
-    def sync(self) -> None:
-        """Gives all ranks the weights, slots and saved attributes of rank 0."""
-        if self.optimizer is not None and not self.optimizer.built:
-            self.optimizer.build(self.model.trainable_variables)
-        super().sync()

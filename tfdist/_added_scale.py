@@ -1,0 +1,72 @@
+"""The loss scale that `DistributedOptimizer` adds under the policy `mixed_float16`.
+
+Keras adds one when a model is compiled, whose steps scale their loss; an optimizer in a
+loop of the user's own has none. Where the optimizer is wrapped it is not known yet
+which of them it is for. So the scale counts from the first `scale_loss` on, which comes
+before the gradients in every step that scales.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist import _runtime
+from tfdist._reducing_optimizer import Reducing
+
+_logger = logging.getLogger("tfdist")
+# Attributes of an optimizer, past Keras's __setattr__.
+_SCALES = "_tfdist_scales"
+_TOLD = "_tfdist_told_unscaled"
+
+
+def note_scaled(optimizer: Any) -> None:
+    """From now on the gradients that an optimizer is given are those of scaled losses.
+
+    Args:
+        optimizer: any one; only those with an added scale look at it.
+    """
+    vars(optimizer)[_SCALES] = True
+
+
+class _CountsWhenUsed:
+    """Mixin directly before `LossScaleOptimizer`: is given reduced gradients."""
+
+    # Of the optimizer's own class.
+    name: str
+    built: bool
+    inner_optimizer: Any
+
+    @tf.autograph.experimental.do_not_convert
+    def scale_loss(self, loss: Any) -> Any:
+        """The loss times the scale of this step."""
+        note_scaled(self)
+        return super().scale_loss(loss)  # type: ignore[misc]
+
+    def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
+        """Updates the variables: by gradients of a scaled loss, if there was one."""
+        if vars(self).get(_SCALES):
+            return super().apply(grads, trainable_variables)  # type: ignore[misc]
+        if not self.built:
+            with keras.name_scope(self.name):
+                self.build(trainable_variables)  # type: ignore[attr-defined]
+        self._tell_unscaled()
+        return self.inner_optimizer.apply(grads, trainable_variables)
+
+    def _tell_unscaled(self) -> None:
+        if not vars(self).get(_TOLD) and _runtime.rank() == 0:
+            _logger.warning(
+                "The gradients that %r is given are taken as they are: scale_loss was "
+                "not called. In mixed_float16 small gradients of a loss that is not "
+                "scaled become zeros. Write loss = optimizer.scale_loss(loss) inside "
+                "of the tape; the optimizer unscales the gradients.",
+                self.inner_optimizer.name,
+            )
+        vars(self)[_TOLD] = True
+
+
+class ReducingWithAddedScale(Reducing, _CountsWhenUsed):
+    """Mixin of a `LossScaleOptimizer` that the user has not asked for by name."""
