@@ -7,10 +7,12 @@ has it: the batches are cut into runs, one for each rank, in the order of the ra
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import math
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 
@@ -18,6 +20,7 @@ from tfdist import _runtime
 from tfdist.data import _dealt
 
 _BATCH_SIZE = 32  # of Keras, where none is given
+_LOOKED_AT = 16  # rows of each array that are compared with those of other ranks
 
 
 @dataclasses.dataclass
@@ -28,7 +31,8 @@ class Part:
         inputs: arguments for `evaluate` or `predict` of a Keras model; None if this
             rank has no batches.
         first: the same for the first batch of all, which every rank can have.
-        whole: the data in words, equal on all ranks that have the same.
+        whole: the data in words, equal on all ranks that have the same. Arrays are
+            told apart by some of their rows, batches by their number and form.
     """
 
     inputs: dict[str, Any] | None
@@ -126,10 +130,11 @@ def _of_arrays(
         count = tf.data.experimental.assert_cardinality(end - begin)
         return {"x": found.apply(count)}
 
+    listed = keras.tree.map_structure(lambda a: _in_words(a, total), given)
     return Part(
         batches(begin, end) if begin < end else None,
         batches(0, 1),
-        f"arrays of {total} samples in batches of {batch_size}",
+        f"arrays of {total} samples in batches of {batch_size}: {listed}",
     )
 
 
@@ -143,6 +148,32 @@ def _as_keras(given: dict[str, Any], rows: slice, batch_size: int) -> tf.data.Da
 def _rows_of(array: Any, rows: slice) -> Any:
     # Of a pandas Series a slice may mean its labels.
     return None if array is None else getattr(array, "iloc", array)[rows]
+
+
+def _in_words(array: Any, total: int) -> str:
+    """Row shape, dtype, and a hash of some rows: the first, the last, some between.
+
+    An array with the same rows in another order has other ones there.
+    """
+    if array is None:
+        return "none"
+    last = _LOOKED_AT - 1
+    places = sorted({i * (total - 1) // last for i in range(_LOOKED_AT)})
+    digest = hashlib.blake2b(digest_size=8)
+    for place in places:
+        digest.update(_bytes_of(_rows_of(array, slice(place, place + 1))))
+    dtype = getattr(getattr(array, "dtype", None), "name", "mixed")
+    return f"{dtype} {list(array.shape)[1:]} with rows {digest.hexdigest()}"
+
+
+def _bytes_of(rows: Any) -> bytes:
+    if isinstance(rows, tf.RaggedTensor):
+        return repr(rows.to_list()).encode()
+    values = np.asarray(rows)
+    if not values.dtype.hasobject:
+        return values.tobytes()
+    # Of other objects two ranks may have different words.
+    return repr([v for v in values.flat if isinstance(v, str | bytes)]).encode()
 
 
 def _instead_of(array: Any) -> str:

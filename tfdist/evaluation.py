@@ -68,8 +68,8 @@ def evaluate(
             of your own does not say how its states are combined (see
             `docs/evaluation.md`); a layer has states that go on from batch to batch.
         NotImplementedError: a `test_step` returns other numbers than the metrics'.
-        tfdist.MismatchError: the ranks' data, metrics or weights differ, or a rank has
-            joined (`tfdist.join`).
+        tfdist.MismatchError: the ranks' data (of arrays some rows are compared),
+            metrics or weights differ, or a rank has joined (`tfdist.join`).
         tfdist.RankFailedError: another rank raised, or failed.
         tfdist.TimeoutError: a rank was not done within `timeout_s`.
 

@@ -24,6 +24,8 @@ ERRORS = [
     ("metric", ("RankFailedError", "KeyError"), "no such label"),
     ("undeclared", ("ValueError",), 'tfdist_merge = "sum"'),
     ("data", ("MismatchError",), "arrays of 36 samples"),
+    ("order", ("MismatchError",), "with rows"),
+    ("sample weights", ("MismatchError",), "'sample_weight'"),
     ("weights", ("MismatchError",), "dense/bias' is not that of rank 0"),
     ("statistics", ("MismatchError",), "combine_moving_statistics(model)"),
     ("function", ("MismatchError",), "before the first batch"),
@@ -37,6 +39,7 @@ def errors():
     rank = tfdist.rank()
     x = np.ones((ROWS, 3), "float32")
     y = x[:, :1]
+    mixed = np.arange(3.0 * ROWS, dtype="float32").reshape(ROWS, 3)
 
     class Fails(keras.metrics.Mean):
         def update_state(self, y_true, y_pred, sample_weight=None):
@@ -61,6 +64,10 @@ def errors():
         "metric": lambda: tfdist.evaluate(model(Fails()), x, y),
         "undeclared": lambda: tfdist.evaluate(model(Undeclared()), x, y),
         "data": lambda: tfdist.evaluate(model(), x[: ROWS - rank], y[: ROWS - rank]),
+        "order": lambda: tfdist.predict(model(), np.roll(mixed, rank, axis=0)),
+        "sample weights": lambda: tfdist.evaluate(
+            model(), x, y, sample_weight=y[:, 0] if rank == 1 else None
+        ),
         "weights": lambda: tfdist.predict(model(add=float(rank == 2)), x),
         "statistics": lambda: tfdist.predict(moved(), x),
         "function": lambda: (

@@ -220,6 +220,27 @@ def test_the_ranks_together_have_the_batches_of_one_process(total, size):
         assert known == counts
 
 
+ROWS_OF_MANY_KINDS = {
+    "array": lambda order: np.arange(40.0, dtype="float32").reshape(20, 2)[order],
+    "tensor": lambda order: tf.constant(np.arange(20, dtype="int64")[order]),
+    "bfloat16": lambda order: tf.cast(np.arange(20.0)[order], tf.bfloat16),
+    "text": lambda order: np.array([f"row {i}" for i in order], dtype=object),
+    "tensor of text": lambda order: tf.constant([f"row {i}" for i in order]),
+    "ragged": lambda order: tf.ragged.constant([[int(i)] * (i % 3 + 1) for i in order]),
+}
+
+
+@pytest.mark.parametrize("kind", ROWS_OF_MANY_KINDS)
+def test_arrays_in_another_order_are_other_data(kind):
+    def whole(order):
+        x = ROWS_OF_MANY_KINDS[kind](order)
+        return deal("f", {"a": x}, None, None, 4, 0, 2).whole
+
+    order = np.arange(20)
+    assert whole(order) == whole(order.copy())
+    assert whole(order) != whole(np.roll(order, 1))
+
+
 def test_runs_cover_all_batches():
     for count in range(9):
         for size in range(1, 6):
