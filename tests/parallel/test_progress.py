@@ -12,6 +12,7 @@ import tensorflow as tf
 from helpers.ranks import RankError, run_ranks
 
 import tfdist
+from tfdist import _core
 from tfdist.callbacks import MetricAverage, Progress, RankZeroOnly, UnevenData
 
 BATCH, STEPS, EPOCHS = 8, 6, 5
@@ -131,7 +132,8 @@ def test_a_file_that_goes_on_keeps_its_columns(tmp_path):
     assert all(None not in row and None not in row.values() for row in rows)
     assert (alone["slowest_rank"], alone["waited_for_slowest"]) == ("0", "0.0")
     assert together["slowest_rank"] in "01" and float(together[EXPOSED]) > 0
-    assert rest[EXPOSED] == "nan" and float(rest["samples_per_s"]) > 0
+    assert rest[EXPOSED] == rest["slowest_rank"] == rest["waited_for_slowest"] == "nan"
+    assert float(rest["samples_per_s"]) > 0
 
 
 class Late(keras.callbacks.Callback):
@@ -155,6 +157,54 @@ def test_waiting_for_a_rank_that_is_late_is_exposed():
     assert waits > 0.5  # nearly all of a step
     assert late < waits / 2
     assert told == also_told and late < told < waits
+
+
+def waited_s():
+    return _core.counters()["waited_us"] / 1e6
+
+
+class Saves(keras.callbacks.Callback):
+    """Rank 0 is late at the end of an epoch, and the other one waits for it there."""
+
+    def on_train_batch_begin(self, batch, logs=None):
+        time.sleep(LATE_S)  # on both ranks: the steps take longer than they wait
+
+    def on_epoch_end(self, epoch, logs=None):
+        time.sleep(10 * LATE_S * (tfdist.rank() == 0))
+        tfdist.barrier()
+
+
+def waited_between_epochs():
+    """The numbers of the second epoch, and at most how long its steps have waited."""
+    begins_s, ends_s = [], []
+    history = (
+        build_model()
+        .fit(
+            *samples(),
+            batch_size=BATCH,
+            epochs=2,
+            verbose=0,
+            callbacks=[
+                Saves(),
+                keras.callbacks.LambdaCallback(
+                    on_train_batch_begin=lambda _, logs: begins_s.append(waited_s())
+                ),
+                Progress(GLOBAL, file=io.StringIO()),
+                keras.callbacks.LambdaCallback(
+                    on_train_batch_end=lambda _, logs: ends_s.append(waited_s())
+                ),
+            ],
+        )
+        .history
+    )
+    steps_s = GLOBAL * STEPS / history["samples_per_s"][1]
+    told_s = history["waited_for_slowest"][1] * steps_s
+    return [told_s, ends_s[-1] - begins_s[STEPS]]
+
+
+def test_waiting_between_two_epochs_is_no_waiting_of_their_steps():
+    (told_s, saving_s), (also_told_s, waiting_s) = run_ranks(waited_between_epochs, 2)
+    assert told_s == also_told_s <= max(saving_s, waiting_s) + 1e-6
 
 
 def styled(style):

@@ -247,18 +247,41 @@ def test_a_fit_that_raised_leaves_no_weighting_behind():
         assert first.tobytes() == second.tobytes()
 
 
-def from_a_joined_root():
-    try:
-        if tfdist.rank() == 1:
-            return tfdist.join()
-        return tfdist.broadcast(tf.constant(1.0), 1).numpy()
-    except tfdist.MismatchError as error:
-        return str(error)
+WITHOUT_A_JOINED_RANK = {
+    "broadcast": lambda: tfdist.broadcast(tf.constant(1.0), 1),
+    "broadcast_variables": lambda: tfdist.broadcast_variables([tf.Variable(1.0)], 1),
+    "scatter": lambda: tfdist.scatter(tf.ones([3]), 1),
+    "add_process_set": lambda: tfdist.add_process_set([0, 2]),
+}
 
 
-def test_a_broadcast_from_a_rank_that_has_joined_is_an_error_on_all():
-    for text in run_ranks(from_a_joined_root, 3):
-        assert "its root, rank 1, has joined and has nothing to broadcast" in text
+def after_a_join(call):
+    """What `call` says while rank 1 has joined, and what is said of a later one."""
+    said = []
+    for ask in (WITHOUT_A_JOINED_RANK[call], lambda: tfdist.allreduce(tf.ones([2]))):
+        try:
+            if tfdist.rank() == 1:
+                tfdist.join()
+            else:
+                ask()
+        except tfdist.MismatchError as error:
+            said.append(str(error))
+    return said
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        ("broadcast", "its root, rank 1, has joined and has nothing to broadcast"),
+        ("broadcast_variables", "its root, rank 1, has joined and has nothing to br"),
+        ("scatter", "its root, rank 1, has joined and has nothing to"),
+        ("add_process_set", "process sets can't change while rank 1 has joined"),
+    ],
+)
+def test_what_a_joined_rank_would_have_to_call_ends_the_work_of_all(call, words):
+    for text, later in run_ranks(after_a_join, 3, call):
+        assert words in text
+        assert later == text
 
 
 def fit_once(callbacks, optimizer=None, train_step=None, executions=1):

@@ -24,6 +24,7 @@ STOP = ours("StopTogether")
 EARLY = kerass("EarlyStopping", patience=1)
 NAN = kerass("TerminateOnNaN")
 LOG = kerass("CSVLogger", place="/log.csv")
+SHOWS = ours("Progress", global_batch=8)
 
 
 @pytest.mark.parametrize(
@@ -39,6 +40,8 @@ LOG = kerass("CSVLogger", place="/log.csv")
         [[*START, LOG], [*START, kerass("CSVLogger", place="/other.csv")]],
         [[*START, LOG], [*START, kerass("TensorBoard", place="/log.csv")]],
         [[*START, Entry("Mine")], START],
+        [[*START, SHOWS, LOG], [*START, SHOWS]],
+        [[SHOWS], [SHOWS]],  # each rank's own metrics are what is wanted
         [[kerass("LearningRateScheduler")], [kerass("LearningRateScheduler")]],
         [[kerass("CSVLogger", place="/a"), kerass("CSVLogger", place="/a")], []],
     ],
@@ -68,6 +71,8 @@ def test_lists_that_are_right(lists):
         ([[STOP, NAN], [STOP]], False, "move it behind TerminateOnNaN"),
         ([[LOG], [Entry("Mine")], [LOG]], False, "on rank 0 and on rank 2"),
         ([[], [kerass("BackupAndRestore")]], False, "RankZeroOnly(keras.callbacks.B"),
+        ([[SHOWS, *START]] * 2, False, "Move tfdist.callbacks.Progress behind"),
+        ([[*START, LOG, SHOWS], [*START, SHOWS]], False, "CSVLogger writes the logs"),
     ],
 )
 def test_lists_that_are_refused(lists, mismatch, words):

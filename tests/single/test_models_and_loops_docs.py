@@ -8,6 +8,7 @@ import pytest
 from helpers.pages import blocks_of, run_page
 
 import tfdist
+from tfdist.optimizer import is_distributed
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "models-and-loops.md"
@@ -21,6 +22,7 @@ def test_all_lines_of_the_page_run_one_after_the_other(tmp_path, monkeypatch):
     assert len(blocks_of("models-and-loops.md")) >= 14
     names = run_page("models-and-loops.md")
     assert type(names["model"].optimizer).__name__ == "Adam"
+    assert not is_distributed(names["adam"])  # a tape reduces what it applies
 
     class Own(keras.Sequential):
         train_step = names["train_step"]

@@ -81,6 +81,7 @@ def find_problem(lists: Sequence[Sequence[Entry]]) -> Problem | None:
         _not_last,
         _stops_alone,
         _same_place,
+        _averaged_too_late,
         _written_too_early,
     ):
         found = check(lists)
@@ -216,6 +217,18 @@ def _same_place(lists: Sequence[Sequence[Entry]]) -> Problem | None:
                 f"{rank}: they would spoil each other's files. Write {advice}, on "
                 "every rank; or a place for each rank, with tfdist.rank() in it."
             )
+    return None
+
+
+def _averaged_too_late(lists: Sequence[Sequence[Entry]]) -> Problem | None:
+    kinds = [entry.kind for entry in lists[0] if entry.ours]  # on all ranks by now
+    after = kinds[kinds.index("Progress") :] if "Progress" in kinds else []
+    if "MetricAverage" in after and kinds.count("MetricAverage") == 1:
+        return Problem(
+            "Progress shows the metrics of rank 0 alone, before MetricAverage has put "
+            "those of all ranks into the logs. Move tfdist.callbacks.Progress behind "
+            "tfdist.callbacks.MetricAverage in the list of callbacks."
+        )
     return None
 
 

@@ -130,7 +130,7 @@ class Progress(RankCallback):
         self._epoch_totals = pace.Totals()
         self._epoch_cold = pace.Totals()
         self._epoch_began_s = time.monotonic()
-        self._waited_before_s = 0.0
+        self._waited_from_s = self._waited_until_s = 0.0  # the core's count
         self._metrics: dict[str, float] = {}
 
     def settings_of_all_ranks(self) -> dict[str, Any]:
@@ -166,6 +166,7 @@ class Progress(RankCallback):
         self._step = 0
         self._epoch_totals = pace.Totals()
         self._epoch_cold = pace.Totals()
+        self._waited_from_s = self._waited_until_s = 0.0
         self._metrics = {}
         self._in_epoch = True
         self._epoch_began_s = time.monotonic()
@@ -184,7 +185,7 @@ class Progress(RankCallback):
         self._last_step_s = now_s
         if not self._alone:
             _core.take_records()  # of validation, of the callbacks: not of a step
-            self._waited_before_s = _waited_s()
+            self._waited_from_s = self._waited_until_s = _waited_s()
         if self._screen is not None and self._screen.is_terminal:
             self._show("" if self._is_warm else "first step", now_s)
 
@@ -249,8 +250,10 @@ class Progress(RankCallback):
             self._epoch_totals += totals
         else:
             self._epoch_cold += totals
-            if not self._alone:
-                self._waited_before_s = _waited_s()  # for the graphs of other ranks
+        if not self._alone:
+            self._waited_until_s = _waited_s()
+            if not self._is_warm:  # it has waited for the graphs of other ranks
+                self._waited_from_s = self._waited_until_s
         self._is_warm = True
         self._step = done
         self._last_step_s = now_s
@@ -264,7 +267,10 @@ class Progress(RankCallback):
             own = self._epoch_cold
         share = self.global_batch / len(members_of(self._ranks))
         numbers = [own.steps * share, own.seconds, own.watched_s, own.exposed_s, took_s]
-        numbers.append(0.0 if self._alone else _waited_s() - self._waited_before_s)
+        numbers += [
+            self._epoch_totals.seconds,
+            self._waited_until_s - self._waited_from_s,
+        ]
         shared = [numbers]
         if not self._alone:
             shared = allgather_object(
@@ -274,19 +280,21 @@ class Progress(RankCallback):
         found = {rank: n for rank, n in told if n is not None}  # who has not joined
         speed, exposed = pace.of_all_ranks([n[:4] for n in found.values()])
         late = self._late(
-            {rank: n[5] for rank, n in found.items()},
-            max(n[1] for n in found.values()),
+            {rank: n[6] for rank, n in found.items() if n[5] > 0},  # who has data
+            max(n[5] for n in found.values()),
         )
         return speed, exposed, max(n[4] for n in found.values()), late
 
     def _late(self, waited_s: dict[int, float], seconds: float) -> tuple[float, float]:
         """The slowest rank, and the share of the time in which the others waited."""
-        rank, cost_s = slowest(waited_s)
-        if rank is None:
+        if self._alone:
             return self._first, 0.0
         if seconds <= 0 or _engine.chosen() is not None:
             return math.nan, math.nan
-        return rank, max(0.0, min(1.0, cost_s / seconds))
+        rank, cost_s = slowest(waited_s)
+        if rank is None:  # only one has data
+            return min(waited_s), 0.0
+        return rank, min(1.0, cost_s / seconds)
 
     # ---- what is known ----
 
