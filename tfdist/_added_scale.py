@@ -8,7 +8,9 @@ before the gradients in every step that scales.
 
 from __future__ import annotations
 
+import gc
 import logging
+import weakref
 from typing import Any
 
 import keras
@@ -21,6 +23,7 @@ _logger = logging.getLogger("tfdist")
 # Attributes of an optimizer, past Keras's __setattr__.
 _SCALES = "_tfdist_scales"
 _TOLD = "_tfdist_told_unscaled"
+_SCALED_BY: weakref.WeakSet[Any] = weakref.WeakSet()  # whose scale_loss was called
 
 
 def note_scaled(optimizer: Any) -> None:
@@ -30,6 +33,13 @@ def note_scaled(optimizer: Any) -> None:
         optimizer: any one; only those with an added scale look at it.
     """
     vars(optimizer)[_SCALES] = True
+
+
+def _another_scales() -> bool:
+    """Whether the scale_loss of some optimizer was called that is still in use."""
+    if _SCALED_BY:
+        gc.collect()  # Keras's models hold themselves
+    return bool(_SCALED_BY)
 
 
 class _CountsWhenUsed:
@@ -44,12 +54,26 @@ class _CountsWhenUsed:
     def scale_loss(self, loss: Any) -> Any:
         """The loss times the scale of this step."""
         note_scaled(self)
+        _SCALED_BY.add(self)
         return super().scale_loss(loss)  # type: ignore[misc]
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
-        """Updates the variables: by gradients of a scaled loss, if there was one."""
+        """Updates the variables: by gradients of a scaled loss, if there was one.
+
+        Raises:
+            ValueError: `scale_loss` of another optimizer was called, not of this one.
+        """
         if vars(self).get(_SCALES):
             return super().apply(grads, trainable_variables)  # type: ignore[misc]
+        if _another_scales():
+            raise ValueError(
+                f"{self.inner_optimizer.name!r} was given gradients, but the loss was "
+                "scaled by another optimizer, or not at all, which cannot be told. "
+                "Call scale_loss of this one on the loss that its gradients are of. "
+                "For one scaled loss of several optimizers wrap "
+                "keras.optimizers.LossScaleOptimizer(optimizer) for each: these always "
+                "unscale."
+            )
         if not self.built:
             with keras.name_scope(self.name):
                 self.build(trainable_variables)  # type: ignore[attr-defined]

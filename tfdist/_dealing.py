@@ -130,7 +130,7 @@ def _of_arrays(
         count = tf.data.experimental.assert_cardinality(end - begin)
         return {"x": found.apply(count)}
 
-    listed = keras.tree.map_structure(lambda a: _in_words(a, total), given)
+    listed = _listed(keras.tree.map_structure(lambda a: _in_words(a, total), given))
     return Part(
         batches(begin, end) if begin < end else None,
         batches(0, 1),
@@ -148,6 +148,16 @@ def _as_keras(given: dict[str, Any], rows: slice, batch_size: int) -> tf.data.Da
 def _rows_of(array: Any, rows: slice) -> Any:
     # Of a pandas Series a slice may mean its labels.
     return None if array is None else getattr(array, "iloc", array)[rows]
+
+
+def _listed(structure: Any) -> Any:
+    """The same in plain lists; entries of dicts, which have no order, by key."""
+    if isinstance(structure, dict):
+        items = sorted(structure.items(), key=lambda item: str(item[0]))
+        return {key: _listed(value) for key, value in items}
+    if isinstance(structure, list | tuple):
+        return [_listed(value) for value in structure]
+    return structure
 
 
 def _in_words(array: Any, total: int) -> str:

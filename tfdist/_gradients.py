@@ -183,8 +183,15 @@ def _scatter_gradient(node: Any, grad: Any) -> list[tf.Tensor | None]:
         whole = _in_their_places(gathered.rows, counts, splits)
         return _shaped_like_input(node, whole)
 
-    own = tf.cond(_is_root(node), on_root, lambda: tf.zeros_like(node.inputs[0]))
-    return [own, None]
+    def elsewhere() -> tf.Tensor:
+        # Of the gathered rows, of which there are none here, all the same: or else a
+        # rank that is asked for the gradient of this would not take part in it.
+        shape = tf.shape(gathered.rows)
+        count = tf.reduce_prod(tf.shape(node.inputs[0])[:1])
+        zeros = tf.zeros(tf.concat([[count], shape[1:]], axis=0), gathered.rows.dtype)
+        return _shaped_like_input(node, tf.concat([gathered.rows, zeros], axis=0))
+
+    return [tf.cond(_is_root(node), on_root, elsewhere), None]
 
 
 @_gradient_of("TfdistAlltoall")

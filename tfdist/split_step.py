@@ -276,7 +276,8 @@ def install(model: Any) -> None:
         # Not by setattr: Keras would track it as a part of the model.
         object.__setattr__(model, "make_train_function", make)
     if not hasattr(model.train_function, _MARK):  # of an earlier fit: compiled already
-        model.make_train_function(force=True)
+        model.train_function = None  # a class may make its own, without `force`
+        model.make_train_function()
 
 
 def remove(model: Any) -> None:
@@ -297,15 +298,17 @@ def _maker(model: Any, original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def make_train_function(force: bool = False) -> Any:
+        if force:
+            model.train_function = None
         if not _uses_xla(model):
-            return original(force=force)
-        if model.train_function is not None and not force:
+            return original()
+        if model.train_function is not None:
             return model.train_function
         step, own = model.train_step, vars(model).get("train_step")
         object.__setattr__(model, "train_step", split(step))
         model.jit_compile = False
         try:
-            original(force=True)
+            original()
         finally:
             model.jit_compile = True
             object.__delattr__(model, "train_step")

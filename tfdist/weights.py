@@ -11,7 +11,8 @@ import tensorflow as tf
 from tfdist import collectives
 from tfdist._process_sets import ProcessSet
 
-# Attribute of the variables of a model whose backward pass adds up over the ranks.
+# Attribute of the variables of a model whose backward pass adds up over the ranks: a
+# weak reference to the layer that does it, as long as it is trained.
 SYNCHRONIZED = "_tfdist_synchronized"
 # In the error where only some ranks give one: the others do not come to this sum.
 EAGER_NAME = "weight= (of all ranks or of none)"
@@ -134,7 +135,8 @@ def check_weightable(variables: Iterable[Any]) -> None:
         ValueError: a variable belongs to a model with such a layer; says what to write.
     """
     for variable in variables:
-        if getattr(variable, SYNCHRONIZED, False):
+        layer = getattr(variable, SYNCHRONIZED, lambda: None)()
+        if layer is not None and layer.trainable:
             raise ValueError(
                 f"weight cannot be used for {getattr(variable, 'path', variable.name)}"
                 ": a synchronised batch normalisation adds up the ranks' gradients "

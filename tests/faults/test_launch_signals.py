@@ -61,6 +61,28 @@ def test_signals_reach_the_ranks_and_a_clean_end_is_success(tmp_path, number):
 
 
 @deadline(40)
+def test_helpers_of_a_rank_that_has_ended_by_itself_are_not_waited_for(
+    tmp_path, marker
+):
+    """They may have its handler, which ends nothing."""
+    code = (
+        "import os, signal, time\n"
+        "stops = []\n"
+        "signal.signal(signal.SIGTERM, lambda *_: stops.append(1))\n"
+        "if os.fork() == 0: time.sleep(600); os._exit(0)\n"
+        "print('ready', flush=True)\n"
+        "while not stops: time.sleep(0.01)\n"
+        "print('saved', flush=True)\n"
+    )
+    process = start(tmp_path, "-np", "2", sys.executable, "-c", code, MARK=marker)
+    until_ready(process)
+    process.send_signal(signal.SIGTERM)
+    done = finish(process, 15.0)
+    assert done.stdout.count("saved") == 2
+    assert marked(marker) == []
+
+
+@deadline(40)
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
 def test_a_users_signal_reaches_the_ranks_and_ends_nothing(tmp_path, number):
     code = (

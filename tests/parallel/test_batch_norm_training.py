@@ -356,6 +356,33 @@ def test_a_weight_is_refused_after_the_backward_pass(options):
         assert "dense/kernel" in message
 
 
+def frozen_later():
+    """What is not trained any more takes the statistics that it has."""
+    model = keras.Sequential(
+        [
+            keras.Input((2,)),
+            tfdist.layers.SyncBatchNormalization(),
+            keras.layers.Dense(1),
+        ]
+    )
+    optimizer = tfdist.DistributedOptimizer(keras.optimizers.SGD(0.1))
+    for trainable in (True, False):
+        model.layers[0].trainable = trainable
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(model(tf.ones((3, 2)), training=True))
+        variables = model.layers[1].trainable_variables
+        gradients = tape.gradient(loss, variables)
+        if trainable:
+            with pytest.raises(ValueError, match="weight cannot be used"):
+                optimizer.apply(gradients, variables, weight=3)
+        else:
+            optimizer.apply(gradients, variables, weight=3)
+
+
+def test_a_weight_is_taken_where_the_layer_is_frozen():
+    run_ranks(frozen_later, 1)
+
+
 def layer_alone():
     """A layer that is called by itself, in a loop of the user's own."""
     layer = tfdist.layers.SyncBatchNormalization(center=False)

@@ -127,6 +127,35 @@ def test_a_rank_that_has_joined_gives_nothing_and_does_not_count(kind, compiled)
             np.testing.assert_allclose(results[rank], expected[rank], rtol=1e-12)
 
 
+def second_gradient(kind):
+    """Of the sum of squares of a gradient: every rank takes part in each of the two."""
+    x = tf.random.stateless_normal([SIZE * 2, 2], (5, tfdist.rank()), dtype=tf.float64)
+    rooted = {"root": ROOT} if kind == "scatter" else {}
+    with tf.GradientTape() as outer:
+        outer.watch(x)
+        with tf.GradientTape() as inner:
+            inner.watch(x)
+            y = getattr(tfdist, kind)(x * x, **rooted)
+            y = y[0] if isinstance(y, tuple) else y
+            loss = tf.reduce_sum(y * y)
+        first = inner.gradient(loss, x)
+        second = tf.reduce_sum(first * first)
+    return outer.gradient(second, x).numpy()
+
+
+@pytest.mark.parametrize("kind", ["scatter", "alltoall"])
+def test_a_gradient_of_a_gradient_waits_for_nobody(kind):
+    xs = [
+        tf.random.stateless_normal([SIZE * 2, 2], (5, rank), dtype=tf.float64).numpy()
+        for rank in range(SIZE)
+    ]
+    found = run_ranks(second_gradient, SIZE, kind, timeout_s=40)
+    for rank, (got, x) in enumerate(zip(found, xs, strict=True)):
+        # Rows keep their values wherever they go: x^4, then (4 x^3)^2.
+        want = 96.0 * x**5 if kind == "alltoall" or rank == ROOT else 0.0 * x
+        np.testing.assert_allclose(got, want, rtol=1e-12)
+
+
 def scalars():
     """A scalar is one row; its gradient is a scalar again."""
     rank = tfdist.rank()

@@ -248,6 +248,13 @@ def test_runs_cover_all_batches():
             assert [n for b, e in runs for n in range(b, e)] == list(range(count))
 
 
+def test_entries_of_a_dict_have_no_order():
+    x, y = np.arange(4.0), np.zeros(4)
+    first, second = {"a": x, "b": [y, x]}, {"b": [y, x], "a": x}
+    parts = [deal("f", data, None, None, 2, 0, 2).whole for data in (first, second)]
+    assert parts[0] == parts[1]
+
+
 class Sequence(keras.utils.PyDataset):
     def __init__(self, length):
         super().__init__()

@@ -208,6 +208,18 @@ def test_an_added_loss_scale_counts_where_the_loss_is_scaled(
     assert int(scaled.step_counter) == 2
 
 
+def test_one_scaled_loss_of_two_optimizers_is_refused(mixed_float16):
+    first, second = (
+        tfdist.DistributedOptimizer(keras.optimizers.SGD(0.25)) for _ in range(2)
+    )
+    w = keras.Variable([1.0])
+    gradients = [first.scale_loss(tf.constant([1.0]))]
+    first.apply(gradients, [w])
+    with pytest.raises(ValueError, match="wrap keras.optimizers.LossScaleOptimizer"):
+        second.apply(gradients, [w])
+    assert w.numpy() == [0.75]
+
+
 def test_a_loss_scale_of_the_users_own_unscales_as_keras_does(mixed_float16):
     sgd = keras.optimizers.SGD(0.25)
     own = keras.optimizers.LossScaleOptimizer(sgd, initial_scale=0.5)

@@ -81,7 +81,8 @@ class RankCallback(keras.callbacks.Callback):
         self._traces = self._leads and bool(_core.value("TFDIST_TIMELINE"))
         if self._leads:
             if _is_traced_otherwise(self.model):
-                self.model.make_train_function(force=True)
+                self.model.train_function = None
+                self.model.make_train_function()
             epochs = (self.params or {}).get("epochs")  # a loop of the user's has none
             agree_on_callbacks(self._listed, epochs, self._ranks)
 

@@ -21,8 +21,6 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-import psutil
-
 from tfdist import __version__, _core
 from tfdist.launch import binding, frames, groups, limits, process, tree
 from tfdist.launch.signals import ENDING, PASSED_ON, Signals
@@ -143,7 +141,7 @@ class Agent:
         self._heard_s = time.monotonic()
         self._told_s = 0.0
         self._finished = False  # tfdistrun said so; else it, or the connection, is gone
-        self._heeding: list[psutil.Process] = []  # have got the user's signal
+        self._helpers = groups.Helpers()
         self._helpers_end_s = 0.0  # how long they have, when all is finished
         self._ended = False
 
@@ -169,7 +167,7 @@ class Agent:
                     _HELPERS_STEP_S if self._finished else frames.SIGN_OF_LIFE_S / 2
                 )
                 self._mind_the_time()
-                self._end_if(self._finished and not self._helpers_finish())
+                self._end_if(self._finished and not self._helpers_go_on())
         finally:
             self._end_all()
         if self._finished:
@@ -224,14 +222,12 @@ class Agent:
             groups.pass_on(own, number)
             return
         if number in ENDING:
-            self._heeding = groups.heeding(own, number)
+            self._helpers.note(own, number)
         for group in own:
             groups.send(group, number)
 
-    def _helpers_finish(self) -> bool:
-        """Whether what a rank has started still does what it began at the signal."""
-        self._heeding = [one for one in self._heeding if groups.runs(one)]
-        return bool(self._heeding) and time.monotonic() < self._helpers_end_s
+    def _helpers_go_on(self) -> bool:
+        return self._helpers.are_left() and time.monotonic() < self._helpers_end_s
 
     def _end_if(self, ended: bool) -> None:
         self._ended = self._ended or ended
@@ -368,6 +364,7 @@ class Agent:
         code = ended.process.wait(5.0)
         self._selector.unregister(ended.pidfd)
         os.close(ended.pidfd)
+        self._helpers.rank_ended(ended.process.pid, code)
         self._running.discard(ended.rank)
         self._say(event="end", rank=ended.rank, code=code, time_s=time.monotonic())
 

@@ -7,6 +7,7 @@ they leave it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -39,23 +40,44 @@ def pass_on(groups: Collection[int], number: int) -> None:
                 continue
 
 
-def heeding(groups: Collection[int], number: int) -> list[psutil.Process]:
-    """Members of these groups that do not ignore a signal.
+class Helpers:
+    """Processes that ranks have started, and that still do what they began at a signal.
 
-    Most of the others never end by themselves: a shell has its background jobs ignore
-    SIGINT.
+    Where COMMAND is a shell script the rank may be the shell, which dies of the signal
+    at once while the program saves. A rank that ends by itself is not followed by
+    anybody: it could have waited for its helpers.
     """
-    found = []
-    for pid in _members(groups):
-        if (treatment := _treatment(pid, number)) and not treatment.ignores:
-            try:
-                found.append(psutil.Process(pid))
-            except psutil.NoSuchProcess:
-                continue
-    return found
+
+    def __init__(self) -> None:
+        self._left: dict[int, list[psutil.Process]] = {}  # by the rank's group
+
+    def note(self, groups: Collection[int], number: int) -> None:
+        """The members that do not ignore the signal, which they are about to get.
+
+        Most of the others never end by themselves: a shell has its background jobs
+        ignore SIGINT.
+        """
+        self._left = {group: [] for group in groups}
+        for pid, group in _members(groups).items():
+            if (treatment := _treatment(pid, number)) and not treatment.ignores:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    self._left[group].append(psutil.Process(pid))
+
+    def rank_ended(self, group: int, code: int) -> None:
+        """Forgets them where the rank did not die of a signal."""
+        if code >= 0:
+            self._left.pop(group, None)
+
+    def are_left(self) -> bool:
+        """Whether some of them run."""
+        self._left = {
+            group: [one for one in listed if _runs(one)]
+            for group, listed in self._left.items()
+        }
+        return any(self._left.values())
 
 
-def runs(process: psutil.Process) -> bool:
+def _runs(process: psutil.Process) -> bool:
     """Whether it has not ended; another one with its id does not count."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
@@ -63,14 +85,13 @@ def runs(process: psutil.Process) -> bool:
         return False
 
 
-def _members(groups: Collection[int]) -> list[int]:
-    found = []
+def _members(groups: Collection[int]) -> dict[int, int]:
+    """Ids of processes, and which of the groups they are in."""
+    found = {}
     for pid in psutil.pids():
-        try:
-            if os.getpgid(pid) in groups:
-                found.append(pid)
-        except (ProcessLookupError, PermissionError):
-            continue
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if (group := os.getpgid(pid)) in groups:
+                found[pid] = group
     return found
 
 
@@ -101,4 +122,4 @@ def _treatment(pid: int, number: int) -> _Treatment | None:
     )
 
 
-__all__ = ["heeding", "pass_on", "runs", "send"]
+__all__ = ["Helpers", "pass_on", "send"]

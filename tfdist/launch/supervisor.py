@@ -29,8 +29,6 @@ from tfdist.launch.report import RankEnd
 from tfdist.launch.signals import PASSED_ON, Signals
 
 if TYPE_CHECKING:
-    import psutil
-
     from tfdist.launch.remote import End, RemoteHost
 
 _READ_BYTES = 64 << 10
@@ -105,7 +103,7 @@ class Supervisor:
         self._running: set[int] = set()
         self._phase = _Phase.RUNNING
         self._phase_ends_s = float("inf")
-        self._heeding: list[psutil.Process] = []  # of this host: have got the signal
+        self._helpers = groups.Helpers()  # of this host
         self._reap_at_s = time.monotonic() + _REAP_EVERY_S
         self._outcome = Outcome()
         self._open_streams: dict[int, StreamMerger] = {}
@@ -164,7 +162,7 @@ class Supervisor:
         self._selector.register(
             signals, selectors.EVENT_READ, lambda: self._on_signals(signals.take())
         )
-        while self._running or self._helpers_finish():
+        while self._running or self._helpers_go_on():
             pause_s = _REAP_EVERY_S if self._running else _HELPERS_STEP_S
             self._step(min(self._phase_ends_s, time.monotonic() + pause_s))
             if time.monotonic() >= self._phase_ends_s:
@@ -180,13 +178,8 @@ class Supervisor:
         self._add_reports()
         return self._outcome
 
-    def _helpers_finish(self) -> bool:
-        """Whether what a rank has started still does what it began at the signal.
-
-        Where COMMAND is a shell script the rank may be the shell, which ends at once.
-        """
-        self._heeding = [one for one in self._heeding if groups.runs(one)]
-        return self._phase is _Phase.SIGNALLED and bool(self._heeding)
+    def _helpers_go_on(self) -> bool:
+        return self._phase is _Phase.SIGNALLED and self._helpers.are_left()
 
     def _step(self, until_s: float) -> None:
         """Waits for events until then, handles those that came."""
@@ -262,6 +255,7 @@ class Supervisor:
         code = process.process.wait(5.0)
         self._selector.unregister(process.pidfd)
         os.close(process.pidfd)
+        self._helpers.rank_ended(process.process.pid, code)
         self._ended(process.rank, code, time.monotonic())
 
     def _ended(self, rank: int, code: int, time_s: float, lost: str = "") -> None:
@@ -334,7 +328,7 @@ class Supervisor:
                 for sink in self._sinks:
                     sink.drops = True  # whatever its reader does, the ranks can save
                 self._outcome.signal = self._outcome.signal or number
-                self._heeding = groups.heeding(self._own_groups(), number)
+                self._helpers.note(self._own_groups(), number)
                 self._signal_ranks(number)
                 self._enter(_Phase.SIGNALLED, _SIGNAL_S)
             elif self._is_the_same_signal():

@@ -8,6 +8,7 @@ the plain `keras.layers.BatchNormalization` and loads without tfdist.
 from __future__ import annotations
 
 import functools
+import weakref
 from typing import Any
 
 import keras
@@ -39,7 +40,7 @@ class _Synchronized:
     def _moments(self, inputs: Any, mask: Any) -> tuple[tf.Tensor, tf.Tensor]:
         """Mean and variance of a batch; Keras calls it in training only."""
         for variable in self._weighted_too_late():
-            setattr(variable, SYNCHRONIZED, True)
+            setattr(variable, SYNCHRONIZED, weakref.ref(self))
         slack = 0.0
         if mask is not None:
             mask = tf.broadcast_to(mask[..., tf.newaxis], tf.shape(inputs))
