@@ -204,13 +204,15 @@ def called_as() -> dict[str, str]:
 def wanted() -> set[str]:
     """What tests have to call: every row, and each of its parameters.
 
-    But what only passes on what it is given, by `*args, **kwargs`.
+    But what only passes on what it is given, by `*args, **kwargs`; and `**own`, which
+    are arguments of a class of the user's own.
     """
     found = set()
     for row, first in called_as().items():
         found.add(first)
         if rows()[row] == "*args, **kwargs":
             continue
-        names = [part.partition("=")[0].strip("*") for part in rows()[row].split(", ")]
+        parts = [part for part in rows()[row].split(", ") if part != "**own"]
+        names = [part.partition("=")[0].strip("*") for part in parts]
         found |= {f"{first}({name})" for name in names if name}
     return found

@@ -46,7 +46,7 @@ class MetricAverage(RankCallback):
     Raises:
         ValueError: at the start, if a metric does not say how its states are combined.
             On all ranks, at the end of an epoch: a callback before it has changed the
-            metrics, and what they were is not known any more.
+            metrics or the logs, and what they were is not known any more.
         tfdist.MismatchError: at the end of an epoch, if the ranks' logs have
             different names.
         NotImplementedError: in `evaluate`, if the number of steps is unknown, or a
@@ -64,7 +64,7 @@ class MetricAverage(RankCallback):
         self._validation: Snapshot | None = None
         self._combines_states = True
         self._in_epoch = False
-        self._of_last_step: dict[str, Any] = {}
+        self._has_steps = False
         self._combined = False
         self._warned: set[str] = set()
 
@@ -83,14 +83,14 @@ class MetricAverage(RankCallback):
         super().on_epoch_begin(epoch, logs)
         self._training = self._validation = None
         self._in_epoch = True
-        self._of_last_step = {}
+        self._has_steps = False
 
     def on_train_batch_end(
         self, batch: int, logs: dict[str, Any] | None = None
     ) -> None:
         """At the last step: keeps the training metrics, which may be reset next."""
         super().on_train_batch_end(batch, logs)
-        self._of_last_step = dict(logs or {})
+        self._has_steps = True
         steps = (self.params or {}).get("steps")
         is_last = steps is not None and batch + 1 >= steps
         self._training = self._kept() if is_last else None
@@ -144,7 +144,7 @@ class MetricAverage(RankCallback):
         parts = {"": self._training or now}
         if self._validation is not None:
             parts[_VALIDATION] = self._validation
-        changed = [] if self._training is not None else self._changed()
+        changed = [] if self._training is not None else self._changed(logs)
         shared = exchange_logs(logs, parts, self._ranks, changed)
         totals = combine(list(parts.values()), process_set=self._ranks)
         results: dict[str, Any] = {}
@@ -162,19 +162,19 @@ class MetricAverage(RankCallback):
     def _kept(self) -> Snapshot | None:
         return Snapshot(self.model) if self._combines_states else None
 
-    def _changed(self) -> list[str]:
-        """The metrics that are not as they were after the last step.
+    def _changed(self, logs: dict[str, Any]) -> list[str]:
+        """The metrics that are not as they were when Keras put them into `logs`.
 
-        Only Keras's own steps and loop have put them into that step's logs for certain.
+        Only Keras's own steps and loop put them there for certain, and a rank without
+        any step has the logs of another one.
         """
         own_step = type(self.model).train_step is not keras.Model.train_step
-        if own_step or not is_in_fit(self.model):
+        if own_step or not self._has_steps or not is_in_fit(self.model):
             return []
-        last = self._of_last_step
         return [
             key
             for key, value in results_of(self.model).items()
-            if not np.allclose(value, last.get(key, value), atol=0, equal_nan=True)
+            if not np.allclose(value, logs.get(key, value), atol=0, equal_nan=True)
         ]
 
     def _weighted_mean(self, key: str, shared: list[dict[str, Any]]) -> float:
@@ -253,7 +253,7 @@ def exchange_logs(
             raise ValueError(
                 f"Expected the metrics of the epoch in MetricAverage, got others for "
                 f"{other['changed']} on rank {rank}: a callback before it has "
-                "evaluated the model or reset its metrics in "
+                "evaluated the model, reset its metrics or changed the logs in "
                 "on_epoch_end. Put MetricAverage before it in the list of callbacks."
             )
     return shared
