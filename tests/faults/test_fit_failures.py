@@ -6,7 +6,6 @@ import pathlib
 import re
 import signal
 import sys
-import uuid
 
 import pytest
 from helpers.deadline import deadline
@@ -55,8 +54,9 @@ def check_that_nothing_is_left(stdout, marker, files):
         ("raise", 1, "exit code 1"),
     ],
 )
-def test_the_others_and_the_launcher_name_the_rank(tmp_path, action, code, first):
-    marker = f"mark-{uuid.uuid4().hex}"
+def test_the_others_and_the_launcher_name_the_rank(
+    tmp_path, action, code, first, marker
+):
     files = files_of_shared_memory()
     done = run(
         tmp_path, "-np", "3", *program(tmp_path, action, 1),
@@ -90,8 +90,7 @@ def test_the_others_and_the_launcher_name_the_rank(tmp_path, action, code, first
 
 
 @deadline(120)
-def test_behind_the_commit_gate_the_survivors_are_equal_and_can_save(tmp_path):
-    marker = f"mark-{uuid.uuid4().hex}"
+def test_behind_the_commit_gate_the_survivors_are_equal_and_can_save(tmp_path, marker):
     files = files_of_shared_memory()
     done = run(
         tmp_path, "-np", "3", *program(tmp_path, "kill", 1),

@@ -6,18 +6,21 @@ import re
 import signal
 import subprocess
 import sys
-import uuid
 
 import psutil
 import pytest
 from helpers.deadline import deadline
 from helpers.hosts import plain_hosts
 from helpers.launcher import (
+    SAVES,
     TFDISTRUN,
     clean_environment,
     finish,
     marked,
+    python,
     run,
+    saved,
+    shell,
     signal_until_it_ends,
     start,
     until,
@@ -28,14 +31,6 @@ from tfdist.launch import frames
 
 pytestmark = pytest.mark.faults
 GONE_S = 5.0  # no process of a job is left so long after its launcher or its host
-
-
-def shell(script):
-    return ["sh", "-c", script]
-
-
-def python(code):
-    return [sys.executable, "-c", code]
 
 
 @pytest.fixture(scope="module")
@@ -191,8 +186,7 @@ def test_much_output_arrives_whole_and_in_order(job):
 
 
 @deadline(40)
-def test_helpers_that_outlive_their_ranks_are_ended(job):
-    marker = f"mark-{uuid.uuid4().hex}"
+def test_helpers_that_outlive_their_ranks_are_ended(job, marker):
     script = "setsid sleep 600 & echo started"
     done = job((1, 1), "-x", "MARK", *shell(script), MARK=marker)
     assert done.code == 0, done.stderr
@@ -269,8 +263,7 @@ def test_signals_reach_remote_ranks_and_a_clean_end_is_success(started, number):
 
 
 @deadline(40)
-def test_a_second_signal_kills_on_all_hosts(started):
-    marker = f"mark-{uuid.uuid4().hex}"
+def test_a_second_signal_kills_on_all_hosts(started, marker):
     script = "trap '' INT; echo ready; while :; do sleep 1; done"
     options = ["-x", "MARK"]
     process = started((1, 2), *shell(script), options=options, MARK=marker)
@@ -280,20 +273,11 @@ def test_a_second_signal_kills_on_all_hosts(started):
 
 
 @deadline(40)
-def test_a_program_that_a_script_has_started_there_has_its_time_too(started, tmp_path):
+def test_a_program_that_a_script_has_started_there_has_its_time_too(
+    started, tmp_path, marker
+):
     """The shell ends at once; what the rest of its group does counts."""
-    code = (
-        "import os, signal, sys, time\n"
-        "def save(number, frame):\n"
-        "    time.sleep(1.5)\n"
-        "    open(f'saved{os.environ[\"TFDIST_RANK\"]}', 'w').close()\n"
-        "    sys.exit(0)\n"
-        "signal.signal(signal.SIGTERM, save)\n"
-        "print('ready', flush=True)\n"
-        "time.sleep(60)\n"
-    )
-    (tmp_path / "saves.py").write_text(code)
-    marker = f"mark-{uuid.uuid4().hex}"
+    (tmp_path / "saves.py").write_text(SAVES)
     process = started(
         (1, 1),
         *shell(f"{sys.executable} saves.py; true"),
@@ -302,7 +286,7 @@ def test_a_program_that_a_script_has_started_there_has_its_time_too(started, tmp
     )
     process.send_signal(signal.SIGTERM)
     assert finish(process).code == 143
-    assert sorted(file.name for file in tmp_path.glob("saved*")) == ["saved0", "saved1"]
+    assert saved(tmp_path) == ["saved0", "saved1"]
     assert marked(marker) == []
 
 
@@ -310,8 +294,7 @@ DAEMON = "setsid sleep 600 & echo ready; exec sleep 600"
 
 
 @deadline(40)
-def test_a_killed_launcher_leaves_nothing_on_other_hosts(started):
-    marker = f"mark-{uuid.uuid4().hex}"
+def test_a_killed_launcher_leaves_nothing_on_other_hosts(started, marker):
     process = started((1, 2), *shell(DAEMON), options=["-x", "MARK"], MARK=marker)
     until(lambda: len(marked(marker)) > 6)
     process.kill()
@@ -322,8 +305,7 @@ def test_a_killed_launcher_leaves_nothing_on_other_hosts(started):
 
 
 @deadline(40)
-def test_a_dead_connection_ends_its_ranks_and_is_named(hosts, started):
-    marker = f"mark-{uuid.uuid4().hex}"
+def test_a_dead_connection_ends_its_ranks_and_is_named(hosts, started, marker):
     options = ["-x", "MARK", "--grace-s", "30"]
     script = f"export HOST_MARK={marker}-$TFDIST_CROSS_RANK; {DAEMON}"
     process = started((1, 1), *shell(script), options=options, MARK=marker)
@@ -349,8 +331,7 @@ def command_line(pid):
 
 
 @deadline(40)
-def test_a_killed_agent_leaves_nothing(started):
-    marker = f"mark-{uuid.uuid4().hex}"
+def test_a_killed_agent_leaves_nothing(started, marker):
     process = started((2,), *shell(DAEMON), options=["-x", "MARK"], MARK=marker)
     over = parents(marker)
     agents = [pid for pid in over if "tfdist.launch.agent" in command_line(pid)]
@@ -362,9 +343,10 @@ def test_a_killed_agent_leaves_nothing(started):
 
 @pytest.mark.slow
 @deadline(90)
-def test_a_connection_that_says_nothing_ends_its_ranks_on_both_sides(hosts, started):
+def test_a_connection_that_says_nothing_ends_its_ranks_on_both_sides(
+    hosts, started, marker
+):
     """Half-open: neither side sees an end, ssh itself notices nothing."""
-    marker = f"mark-{uuid.uuid4().hex}"
     options = ["-x", "MARK"]
     process = started((1, 1), *shell(DAEMON), options=options, MARK=marker)
     before = len(marked(marker))

@@ -5,12 +5,19 @@ import re
 import subprocess
 import sys
 import time
-import uuid
 
 import pytest
 from helpers.deadline import deadline
 from helpers.hosts import networked_hosts, why_no_networks
-from helpers.launcher import clean_environment, finish, marked, run, start, until
+from helpers.launcher import (
+    clean_environment,
+    finish,
+    marked,
+    python,
+    run,
+    start,
+    until,
+)
 
 from tfdist import _core
 
@@ -22,10 +29,6 @@ pytestmark = [
         not _core.LIBRARY_PATH.is_file(), reason="the core library is not built"
     ),
 ]
-
-
-def python(code):
-    return [sys.executable, "-c", code]
 
 
 @pytest.fixture(scope="module")
@@ -205,9 +208,8 @@ def test_the_first_failure_is_found_although_clocks_differ(tmp_path):
 
 @pytest.mark.slow
 @deadline(120)
-def test_a_pulled_cable_ends_the_job_and_leaves_nothing(hosts, tmp_path):
+def test_a_pulled_cable_ends_the_job_and_leaves_nothing(hosts, tmp_path, marker):
     """Ranks notice the missing heartbeats; ssh (not over the cable here) stays."""
-    marker = f"mark-{uuid.uuid4().hex}"
     client = [sys.executable, "-m", "helpers.core_client", "wait", "99"]
     words = [*on(hosts, 1, 1), "-x", "MARK", *client]
     process = start(tmp_path, *words, MARK=marker, TFDIST_TIMEOUT_S="4")

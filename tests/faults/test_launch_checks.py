@@ -7,19 +7,11 @@ import sys
 
 import pytest
 from helpers.deadline import deadline
-from helpers.launcher import clean_environment, run
+from helpers.launcher import clean_environment, run, shell
 
 from tfdist.launch import cli
 
 pytestmark = pytest.mark.faults
-
-
-def shell(script):
-    return ["sh", "-c", script]
-
-
-def python(code):
-    return [sys.executable, "-c", code]
 
 
 @deadline(60)

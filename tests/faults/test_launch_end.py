@@ -6,7 +6,6 @@ import signal
 import socket
 import subprocess
 import sys
-import uuid
 
 import psutil
 import pytest
@@ -15,7 +14,9 @@ from helpers.launcher import (
     clean_environment,
     finish,
     marked,
+    python,
     run,
+    shell,
     start,
     until,
 )
@@ -23,20 +24,6 @@ from helpers.launcher import (
 from tfdist.launch import _guard
 
 pytestmark = pytest.mark.faults
-
-
-def shell(script):
-    return ["sh", "-c", script]
-
-
-def python(code):
-    return [sys.executable, "-c", code]
-
-
-@pytest.fixture
-def marker():
-    """A word that every process of the test's job carries in its environment."""
-    return f"mark-{uuid.uuid4().hex}"
 
 
 @deadline(40)

@@ -4,8 +4,6 @@ import os
 import pty
 import re
 import subprocess
-import sys
-import uuid
 
 import pytest
 from helpers.deadline import deadline
@@ -13,25 +11,13 @@ from helpers.launcher import (
     TFDISTRUN,
     clean_environment,
     marked,
+    python,
     run,
+    shell,
     start,
 )
 
 pytestmark = pytest.mark.faults
-
-
-def shell(script):
-    return ["sh", "-c", script]
-
-
-def python(code):
-    return [sys.executable, "-c", code]
-
-
-@pytest.fixture
-def marker():
-    """A word that every process of the test's job carries in its environment."""
-    return f"mark-{uuid.uuid4().hex}"
 
 
 @deadline(40)

@@ -3,31 +3,24 @@
 import os
 import signal
 import subprocess
-import sys
-import uuid
 
 import pytest
 from helpers.deadline import deadline
-from helpers.launcher import TFDISTRUN, clean_environment, marked, run, start, until
+from helpers.launcher import (
+    TFDISTRUN,
+    clean_environment,
+    marked,
+    python,
+    run,
+    shell,
+    start,
+    until,
+)
 
 pytestmark = pytest.mark.faults
 
 LINES = 60_000  # more than pipes and tfdistrun hold
 MUCH = f"for i in range({LINES}): print(i, 'x' * 60)\n"
-
-
-def python(code):
-    return [sys.executable, "-c", code]
-
-
-def shell(script):
-    return ["sh", "-c", script]
-
-
-@pytest.fixture
-def marker():
-    """A word that every process of the test's job carries in its environment."""
-    return f"mark-{uuid.uuid4().hex}"
 
 
 # ---- a reader that pauses ----

@@ -4,34 +4,23 @@ import os
 import signal
 import subprocess
 import sys
-import uuid
 
 import psutil
 import pytest
 from helpers.deadline import deadline
 from helpers.launcher import (
+    SAVES,
     clean_environment,
     finish,
     marked,
+    python,
+    saved,
+    shell,
     signal_until_it_ends,
     start,
 )
 
 pytestmark = pytest.mark.faults
-
-
-def shell(script):
-    return ["sh", "-c", script]
-
-
-def python(code):
-    return [sys.executable, "-c", code]
-
-
-@pytest.fixture
-def marker():
-    """A word that every process of the test's job carries in its environment."""
-    return f"mark-{uuid.uuid4().hex}"
 
 
 def until_ready(process):
@@ -74,7 +63,7 @@ def test_helpers_of_a_rank_that_has_ended_by_itself_are_not_waited_for(
         "while not stops: time.sleep(0.01)\n"
         "print('saved', flush=True)\n"
     )
-    process = start(tmp_path, "-np", "2", sys.executable, "-c", code, MARK=marker)
+    process = start(tmp_path, "-np", "2", *python(code), MARK=marker)
     until_ready(process)
     process.send_signal(signal.SIGTERM)
     done = finish(process, 15.0)
@@ -140,24 +129,6 @@ def test_a_second_signal_kills(tmp_path, marker):
     done = finish(process, 5.0)
     assert done.code == 130
     assert marked(marker) == []
-
-
-# The rank's part of the tests below: takes its time when it is told to end.
-SAVES = """
-import os, signal, sys, time
-def save(number, frame):
-    time.sleep(1.5)
-    open(f"saved{os.environ['TFDIST_RANK']}", "w").close()
-    sys.exit(0)
-for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-    signal.signal(number, save)
-print("ready", flush=True)
-time.sleep(60)
-"""
-
-
-def saved(folder):
-    return sorted(file.name for file in folder.glob("saved*"))
 
 
 @deadline(40)

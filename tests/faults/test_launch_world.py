@@ -6,7 +6,6 @@ import signal
 import sys
 import textwrap
 import time
-import uuid
 
 import psutil
 import pytest
@@ -76,9 +75,8 @@ def test_shutdown_and_init_again_in_one_job(tmp_path):
     ],
 )
 def test_the_rank_at_fault_is_named_first_and_by_all_others(
-    tmp_path, action, victim, code, says
+    tmp_path, action, victim, code, says, marker
 ):
-    marker = f"mark-{uuid.uuid4().hex}"
     done = run(tmp_path, "-np", "4", *CLIENT, action, str(victim), MARK=marker)
     assert done.code == code
     assert re.match(rf"rank {victim} on \S+ failed first: {says}", done.report[0])
@@ -264,8 +262,7 @@ def test_an_interrupted_rank_is_a_failure_of_that_rank(tmp_path, error, code):
 
 @deadline(60)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_the_end_of_the_launcher_is_the_end_of_all(tmp_path, number):
-    marker = f"mark-{uuid.uuid4().hex}"
+def test_the_end_of_the_launcher_is_the_end_of_all(tmp_path, number, marker):
     process = start(tmp_path, "-np", "3", *CLIENT, "wait", "99", MARK=marker)
     for _ in range(3):
         assert "init took" in process.stdout.readline()
@@ -283,8 +280,7 @@ def test_the_end_of_the_launcher_is_the_end_of_all(tmp_path, number):
 
 
 @deadline(60)
-def test_a_stopped_rank_cannot_hold_up_the_end(tmp_path):
-    marker = f"mark-{uuid.uuid4().hex}"
+def test_a_stopped_rank_cannot_hold_up_the_end(tmp_path, marker):
     code = """
         import os, signal
         from helpers import core_client as c

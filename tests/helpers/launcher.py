@@ -15,6 +15,33 @@ from pathlib import Path
 import psutil
 
 TFDISTRUN = [sys.executable, "-m", "tfdist.launch"]
+# A rank's program that takes its time when it is told to end.
+SAVES = """
+import os, signal, sys, time
+def save(number, frame):
+    time.sleep(1.5)
+    open(f"saved{os.environ['TFDIST_RANK']}", "w").close()
+    sys.exit(0)
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    signal.signal(number, save)
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+
+def shell(script: str) -> list[str]:
+    """A command of tfdistrun."""
+    return ["sh", "-c", script]
+
+
+def python(code: str) -> list[str]:
+    """A command of tfdistrun."""
+    return [sys.executable, "-c", code]
+
+
+def saved(folder: Path) -> list[str]:
+    """What ranks that run `SAVES` in this folder have left there."""
+    return sorted(file.name for file in folder.glob("saved*"))
 
 
 @dataclass

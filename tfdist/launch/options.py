@@ -29,9 +29,10 @@ examples:
 
 The ranks get no standard input. Standard output of rank 0 is a terminal when that of
 tfdistrun is one, so that its progress bar moves; the other ranks write to pipes.
-SIGINT, SIGTERM and SIGHUP are passed on; the ranks, and what they have started, then
-have 25 s. A second one, at least a second later, kills. SIGUSR1 and SIGUSR2 are passed
-on to the processes that have a handler for them, and end nothing by themselves.
+SIGINT, SIGTERM and SIGHUP are passed on; the ranks, and what a shell that dies of it
+has started, then have 25 s. A second one, at least a second later, kills. SIGUSR1 and
+SIGUSR2 are passed on to the processes that have a handler for them, and end nothing by
+themselves.
 
 On other hosts ranks are started through ssh, which must work without a password, in
 the same folder, with the same python. Of the environment TFDIST_*, PYTHONPATH and PATH
