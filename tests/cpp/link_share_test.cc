@@ -16,18 +16,18 @@ namespace {
 
 // Rank 0 and its links to ranks 1 and 2.
 struct Fan {
-  Fan() : window(SmallConfig(), 2) {
+  explicit Fan(const Config& config = SmallConfig()) : window(config, 2) {
     for (int peer = 1; peer <= 2; ++peer) {
       bells.emplace_back(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
       bells.emplace_back(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
       LinkEnds own;
       LinkEnds other;
       const TransportEntry* shm = FindTransport("shm");
-      CHECK_OK(shm->make_pair(0, peer, bells[bells.size() - 2].get(), bells.back().get(),
-                              SmallConfig(), &own, &other));
+      CHECK_OK(shm->make_pair(0, peer, bells[bells.size() - 2].get(), bells.back().get(), config,
+                              &own, &other));
       CHECK_OK(UseWindow(window.file.get(), window.window, &own, &other));
-      auto near = shm->make(own, SmallConfig());
-      auto far = shm->make(other, SmallConfig());
+      auto near = shm->make(own, config);
+      auto far = shm->make(other, config);
       CHECK_OK(near.status());
       CHECK_OK(far.status());
       links.push_back(std::move(near.value()));
@@ -110,11 +110,28 @@ TEST(a_link_says_which_payloads_go_past_the_caches) {
   for (const char* stores : {"cached", "streamed"}) {
     Pair pair(*FindTransport("shm"), TimedConfig(stores));
     CHECK(pair.a->BeginSend(Lane::kData, kTimedBytes).data() != nullptr);
-    CHECK_EQ(pair.a->StreamsSend(), std::string(stores) == "streamed");
+    const bool streams = std::string(stores) == "streamed";
+    CHECK_EQ(pair.a->StreamsSend(), streams);
     pair.a->CommitSend(Lane::kData, HeaderOf(1));
     CHECK(pair.a->BeginSend(Lane::kData, kTimedBytes - 64).data() != nullptr);
     CHECK(!pair.a->StreamsSend());
     pair.a->CommitSend(Lane::kData, HeaderOf(2));
+    InFrame frame;
+    CHECK(pair.b->Poll(Lane::kData, &frame));
+    CHECK_EQ(frame.streamed, streams);
+    CHECK(pair.b->Poll(Lane::kData, &frame));
+    CHECK(!frame.streamed);
+  }
+}
+
+TEST(who_shares_a_payload_learns_too_that_it_went_past_the_caches) {
+  Fan fan(TimedConfig("streamed"));
+  for (size_t bytes : {kTimedBytes, kTimedBytes - 64}) {
+    CHECK(TrySend(fan.links[0].get(), Lane::kData, bytes, 7));
+    CHECK(fan.links[1]->ShareSend(HeaderOf(7), bytes));
+    InFrame frame;
+    CHECK(fan.peers[1]->Poll(Lane::kData, &frame));
+    CHECK_EQ(frame.streamed, bytes == kTimedBytes);
   }
 }
 

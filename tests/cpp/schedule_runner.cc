@@ -205,7 +205,8 @@ void ScheduleRunner::Take(size_t rank, size_t index, int64_t segment) {
   }
   const bool sends = !result.payload.empty();
   if (memories_[rank]->Streams(index, sends)) ++streamed_;
-  memories_[rank]->Take(index, segment, payloads, sends ? result.payload.data() : nullptr);
+  memories_[rank]->Take(index, segment, payloads, /*streamed=*/random_() % 2 == 0,
+                        sends ? result.payload.data() : nullptr);
   if (!sends) return;
   ++running_[rank][sender].done;
   Commit(std::move(result));

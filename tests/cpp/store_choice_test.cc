@@ -63,6 +63,25 @@ TEST(where_lines_travel_nearly_everything_is_streamed) {
   CHECK(Streamed(&choice, &far, 100000) > 99000);
 }
 
+// The first payloads after a change go to lines that lie where the other way has left them.
+TEST(what_the_first_payloads_after_a_change_cost_does_not_count) {
+  Machine far{1.5, 1, 0};
+  StoreChoice choice;
+  std::vector<bool> ways;
+  int streamed = 0;
+  int since_change = 0;
+  for (int i = 0; i < 60000; ++i) {
+    const bool way = choice.Next(kBytes);
+    since_change = !ways.empty() && way == ways.back() ? since_change + 1 : 0;
+    ways.push_back(way);
+    const bool first = since_change < 6;
+    const auto phase = static_cast<uint16_t>(i % 2);
+    choice.Add(way, phase, kBytes, first && !way ? 5000 : far.Cost(way, phase));
+    streamed += i >= 10000 && way ? 1 : 0;
+  }
+  CHECK(streamed > 49000);
+}
+
 TEST(ranks_that_are_moved_are_noticed) {
   StoreChoice choice;
   Machine near{1, 2};

@@ -35,41 +35,46 @@ TEST(every_length_from_every_address_to_every_address) {
   }
 }
 
-// The steps of rank 0 of two that send its inputs and reduce its half, as when its result is sent
-// on the way; the output or what is sent goes past the caches, or both.
-void ExpectSameBits(DType dtype, bool in_place) {
+// The steps of rank 0 that send its inputs and reduce its part, as when its result is sent on the
+// way, and that take the others; what comes, the output or what is sent goes past the caches, or
+// any of them together.
+void ExpectSameBits(const char* algorithm, int size, DType dtype, bool in_place) {
   Setting s;
-  s.entry = FindAlgorithm(CollectiveKind::kAllreduce, "pairwise", {0, 2, 0, {}}, dtype);
-  s.size = 2;
+  s.entry = FindAlgorithm(CollectiveKind::kAllreduce, algorithm, {0, size, 0, {}}, dtype);
+  s.size = size;
   s.dtype = dtype;
   s.op = ReduceOp::kAverage;
   s.lengths = {50000, 301};
   s.in_place = in_place;
   s.segment_bytes = 40960;
-  Bytes outputs[4];
-  Bytes sent[4];
-  for (int streamed : {0, 1, 2, 3}) {
+  constexpr int kWays = 8;
+  Bytes outputs[kWays];
+  Bytes sent[kWays];
+  for (int streamed = 0; streamed < kWays; ++streamed) {
     const bool streams_output = streamed % 2 == 1;
-    const bool streams_sent = streamed / 2 == 1;
+    const bool streams_sent = streamed / 2 % 2 == 1;
+    const bool streamed_wire = streamed / 4 == 1;
     Planned planned(s);
     const Plan& plan = planned.plan(0);
     Reduction reduction;
     reduction.dtype = dtype;
     reduction.op = s.op;
-    reduction.finish = {2, 1.0};
+    reduction.finish = {size, 1.0};
     StepMemory memory(plan.schedule, plan.slices, reduction, 0, s.segment_bytes,
                       streams_output ? 0 : kNeverStreamed);
     for (size_t step = 0; step < memory.steps().size(); ++step) {
       const bool sends = memory.steps()[step].kind == StepKind::kSend;
-      if (!sends && memory.steps()[step].kind != StepKind::kReduce) continue;
+      const bool reduces = memory.steps()[step].finish;
       for (int64_t segment = 0; segment < memory.segments(step); ++segment) {
         Bytes wire(memory.WireBytes(step, segment));
-        for (size_t i = 0; i < wire.size(); ++i) wire[i] = static_cast<uint8_t>(i % 50);
-        Bytes also(wire.size(), kGuard);
+        // Numbers of every type that change a sum.
+        for (size_t i = 0; i < wire.size(); ++i) wire[i] = static_cast<uint8_t>(i % 67);
+        Bytes also(sends || reduces ? wire.size() : 0, kGuard);
         if (sends) {
           memory.Pack(step, segment, also.data(), streams_sent);
         } else {
-          memory.Take(step, segment, {wire.data()}, also.data(), streams_sent);
+          memory.Take(step, segment, {wire.data()}, streamed_wire, reduces ? also.data() : nullptr,
+                      reduces && streams_sent);
         }
         sent[streamed].insert(sent[streamed].end(), also.begin(), also.end());
       }
@@ -77,7 +82,7 @@ void ExpectSameBits(DType dtype, bool in_place) {
     outputs[streamed] = planned.AllOutput(0);
   }
   CHECK(!sent[0].empty());
-  for (int streamed : {1, 2, 3}) {
+  for (int streamed = 1; streamed < kWays; ++streamed) {
     CHECK_EQ_IN(sent[0] == sent[streamed], true, DTypeName(dtype));
     CHECK_EQ_IN(outputs[0] == outputs[streamed], true, DTypeName(dtype));
   }
@@ -85,8 +90,10 @@ void ExpectSameBits(DType dtype, bool in_place) {
 
 TEST(a_result_that_is_sent_has_the_same_bits_in_both_places) {
   for (DType dtype : {DType::kFloat32, DType::kFloat16, DType::kInt8, DType::kComplex64}) {
-    ExpectSameBits(dtype, false);
-    ExpectSameBits(dtype, true);
+    for (bool in_place : {false, true}) {
+      ExpectSameBits("pairwise", 2, dtype, in_place);
+      ExpectSameBits("ring", 3, dtype, in_place);  // partial results come
+    }
   }
 }
 

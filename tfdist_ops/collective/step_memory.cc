@@ -10,6 +10,28 @@ namespace tfdist {
 namespace {
 // What is streamed at once: with less, the fence after it would cost more than it gains.
 constexpr size_t kLeastStreamed = size_t{8} << 10;
+// What is computed before it is copied on: stays in the first-level cache.
+constexpr size_t kBlockBytes = size_t{8} << 10;
+// What is fetched while as much is computed: hides the way to memory, and a processor has not many
+// more lines under way at once.
+constexpr size_t kAheadBytes = size_t{2} << 10;
+
+// A copy of what was written past the caches.
+void CopyAhead(uint8_t* target, const uint8_t* source, size_t bytes, bool streams) {
+  while (bytes > 0) {
+    const size_t now = std::min(bytes, kAheadBytes);
+    FetchAhead(source + now, std::min(bytes - now, kAheadBytes));
+    if (streams) {
+      StreamingCopy(target, source, now);
+    } else {
+      std::memcpy(target, source, now);
+    }
+    target += now;
+    source += now;
+    bytes -= now;
+  }
+}
+
 }  // namespace
 
 size_t StreamedBytes(int64_t cache_bytes, int ranks) {
@@ -158,6 +180,7 @@ void StepMemory::Pack(size_t step, int64_t segment, uint8_t* wire, bool streams)
     }
     wire += bytes;
   });
+  if (streams) StreamingFence();
 }
 
 void StepMemory::Locate(size_t step, int64_t segment, std::vector<ByteSpan>* pieces) {
@@ -167,9 +190,12 @@ void StepMemory::Locate(size_t step, int64_t segment, std::vector<ByteSpan>* pie
 }
 
 void StepMemory::Take(size_t step, int64_t segment, const std::vector<const uint8_t*>& wire,
-                      uint8_t* also, bool streams_also) {
+                      bool streamed, uint8_t* also, bool streams_also) {
   const Step& s = schedule_.steps[step];
-  if (s.kind == StepKind::kReduce) return Reduce(step, segment, wire, also, streams_also);
+  if (s.kind == StepKind::kReduce) {
+    Reduce(step, segment, wire, streamed, {also, streams_also});
+    return;
+  }
   const bool streams = Streams(step, false);
   const int64_t begin = Begin(segment);
   cursors_[step].ForEachRun(
@@ -180,18 +206,22 @@ void StepMemory::Take(size_t step, int64_t segment, const std::vector<const uint
         uint8_t* target = At(s.to, s.slice, output, begin + offset);
         const size_t bytes = static_cast<size_t>(n) * element_bytes_;
         if (source == target) return;
-        if (streams && input != output) {
+        const bool streams_out = streams && input != output;
+        if (streamed) {
+          CopyAhead(target, source, bytes, streams_out);
+        } else if (streams_out) {
           StreamingCopy(target, source, bytes);
         } else {
           std::memcpy(target, source, bytes);
         }
       });
+  if (streams) StreamingFence();
 }
 
 // Partial results come before inputs, as the kernels want it; both in the order of ranks. Two ranks
 // that reduce the same two operands do it in the same order.
 void StepMemory::Reduce(size_t step, int64_t segment, const std::vector<const uint8_t*>& wire,
-                        uint8_t* also, bool streams_also) {
+                        bool streamed, Target also) {
   const Step& s = schedule_.steps[step];
   const bool own_partial = s.own == Place::kPartial;
   const bool peers_partial = CarriesPartials(s);
@@ -206,7 +236,7 @@ void StepMemory::Reduce(size_t step, int64_t segment, const std::vector<const ui
     own_place = wire.size();
   }
   const size_t wire_bytes = peers_partial ? partial_bytes_ : element_bytes_;
-  const bool streams = Streams(step, also != nullptr);
+  const bool streams = Streams(step, also.at != nullptr);
   const int64_t begin = Begin(segment);
   std::vector<const uint8_t*>& contributions = contributions_;
   contributions.resize(wire.size() + 1);
@@ -222,40 +252,48 @@ void StepMemory::Reduce(size_t step, int64_t segment, const std::vector<const ui
           }
         }
         const int count = static_cast<int>(contributions.size());
-        uint8_t* out = At(s.to, s.slice, output, begin + offset);
-        uint8_t* sent =
-            also != nullptr ? also + static_cast<size_t>(offset) * element_bytes_ : nullptr;
-        const bool streams_out = streams && input != output;
+        const Target out{At(s.to, s.slice, output, begin + offset), streams && input != output};
+        Target sent = also;
+        if (sent.at != nullptr) sent.at += static_cast<size_t>(offset) * element_bytes_;
         const bool large = static_cast<size_t>(n) * element_bytes_ >= least_streamed_;
-        if (sent != nullptr && large && (streams_out || streams_also)) {
-          ReduceStreamed(reduction, contributions, out, streams_out, sent, streams_also, n);
+        if (large && (streamed || out.streams || sent.streams)) {
+          ReduceInBlocks(reduction, contributions, own_place, streamed, out, sent, n);
         } else {
-          tfdist::Reduce(reduction, contributions.data(), count, out, n, sent);
+          tfdist::Reduce(reduction, contributions.data(), count, out.at, n, sent.at);
         }
       });
+  if (streams || also.streams) StreamingFence();
 }
 
-// In blocks that stay in the first-level cache, since results are copied on from where they were
-// computed: from the one of the two places that is not streamed.
-void StepMemory::ReduceStreamed(const Reduction& reduction,
-                                std::vector<const uint8_t*> contributions, uint8_t* out,
-                                bool streams_out, uint8_t* also, bool streams_also, int64_t n) {
-  alignas(64) uint8_t scratch[kLeastStreamed];
-  const auto most = static_cast<int64_t>(sizeof(scratch) / element_bytes_);
-  const int count = static_cast<int>(contributions.size());
+// What goes past the caches is copied on from where it was computed: from the one of the two places
+// that is not streamed.
+void StepMemory::ReduceInBlocks(const Reduction& reduction,
+                                std::vector<const uint8_t*> contributions, size_t own,
+                                bool streamed, Target out, Target also, int64_t n) const {
+  alignas(64) uint8_t scratch[kBlockBytes];
+  const bool wants_also = also.at != nullptr;
+  const size_t out_bytes = reduction.to_partial ? partial_bytes_ : element_bytes_;
+  const auto most = static_cast<int64_t>((streamed ? kAheadBytes : kBlockBytes) / out_bytes);
   while (n > 0) {
     const int64_t now = std::min(n, most);
-    const size_t bytes = static_cast<size_t>(now) * element_bytes_;
-    uint8_t* computed = !streams_out ? out : !streams_also ? also : scratch;
-    tfdist::Reduce(reduction, contributions.data(), count, computed, now);
-    if (streams_out) StreamingCopy(out, computed, bytes);
-    if (streams_also) StreamingCopy(also, computed, bytes);
-    for (int c = 0; c < count; ++c) {
-      contributions[static_cast<size_t>(c)] +=
-          static_cast<size_t>(now) * (c < reduction.partials ? partial_bytes_ : element_bytes_);
+    const int64_t next = std::min(n - now, most);
+    for (size_t c = 0; c < contributions.size(); ++c) {
+      const size_t bytes = BytesOf(reduction, c);
+      const uint8_t* behind = contributions[c] + static_cast<size_t>(now) * bytes;
+      if (streamed && c != own) FetchAhead(behind, static_cast<size_t>(next) * bytes);
     }
-    out += bytes;
-    also += bytes;
+    uint8_t* computed = !out.streams ? out.at : wants_also && !also.streams ? also.at : scratch;
+    uint8_t* second = wants_also && computed == out.at && !also.streams ? also.at : nullptr;
+    tfdist::Reduce(reduction, contributions.data(), static_cast<int>(contributions.size()),
+                   computed, now, second);
+    const size_t bytes = static_cast<size_t>(now) * out_bytes;
+    if (out.streams) StreamingCopy(out.at, computed, bytes);
+    if (also.streams) StreamingCopy(also.at, computed, bytes);
+    out.at += bytes;
+    if (wants_also) also.at += bytes;
+    for (size_t c = 0; c < contributions.size(); ++c) {
+      contributions[c] += static_cast<size_t>(now) * BytesOf(reduction, c);
+    }
     n -= now;
   }
 }

@@ -45,10 +45,10 @@ class StepMemory {
   void Pack(size_t step, int64_t segment, uint8_t* wire, bool streams = false);
   // Where what Pack would copy lies.
   void Locate(size_t step, int64_t segment, std::vector<ByteSpan>* pieces);
-  // kReduce and kCopy; `wire`: one payload a peer. `also`, of a kReduce that finishes into the
-  // output: the payload of a send of the same segment, filled on the way; `streams`: that one past
-  // the caches.
-  void Take(size_t step, int64_t segment, const std::vector<const uint8_t*>& wire,
+  // kReduce and kCopy; `wire`: one payload a peer; `streamed`: they were written past the caches.
+  // `also`, of a kReduce that finishes into the output: the payload of a send of the same segment,
+  // filled on the way; `streams`: that one past the caches.
+  void Take(size_t step, int64_t segment, const std::vector<const uint8_t*>& wire, bool streamed,
             uint8_t* also = nullptr, bool streams = false);
 
   // Whether every step has the memory that it names; "" or what is wrong. For tests: schedules and
@@ -65,15 +65,25 @@ class StepMemory {
   size_t BytesIn(Place place) const {
     return place == Place::kPartial ? partial_bytes_ : element_bytes_;
   }
+  // Of an element of contribution `c`.
+  size_t BytesOf(const Reduction& reduction, size_t c) const {
+    return c < static_cast<size_t>(reduction.partials) ? partial_bytes_ : element_bytes_;
+  }
   void LayOutScratch(size_t base_slices);
   void SetCursors();
   bool SentLater(size_t step) const;
   uint8_t* At(Place place, int32_t slice, uint8_t* output, int64_t element);
-  void Reduce(size_t step, int64_t segment, const std::vector<const uint8_t*>& wire, uint8_t* also,
-              bool streams);
-  // A reduction into `out` and `also`, one of them or both past the caches.
-  void ReduceStreamed(const Reduction& reduction, std::vector<const uint8_t*> contributions,
-                      uint8_t* out, bool streams_out, uint8_t* also, bool streams_also, int64_t n);
+  // Where a result goes.
+  struct Target {
+    uint8_t* at = nullptr;
+    bool streams = false;  // past the caches
+  };
+  void Reduce(size_t step, int64_t segment, const std::vector<const uint8_t*>& wire, bool streamed,
+              Target also);
+  // A reduction some of whose contributions or results go past the caches. `own`: the contribution
+  // that is not from the wire.
+  void ReduceInBlocks(const Reduction& reduction, std::vector<const uint8_t*> contributions,
+                      size_t own, bool streamed, Target out, Target also, int64_t n) const;
   template <typename Fn>  // fn(source, bytes), in the order of the payload
   void ForEachSent(size_t step, int64_t segment, Fn fn);
 

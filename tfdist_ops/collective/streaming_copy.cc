@@ -30,12 +30,15 @@ void StreamingCopy(uint8_t* target, const uint8_t* source, size_t bytes) {
     _mm_stream_si128(to + 3, d);
   }
   std::memcpy(target + done, source + done, bytes - done);
-  _mm_sfence();  // before whatever tells others that the result is there
 }
+
+void StreamingFence() { _mm_sfence(); }
 #else
 void StreamingCopy(uint8_t* target, const uint8_t* source, size_t bytes) {
   std::memcpy(target, source, bytes);
 }
+
+void StreamingFence() {}
 #endif
 
 }  // namespace tfdist

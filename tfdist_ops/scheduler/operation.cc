@@ -280,9 +280,11 @@ bool Operation::RunReceive(size_t index, const Links& links, uint32_t generation
   const Step& step = memory_.steps()[index];
   Running& run = running_[index];
   payloads_.clear();
+  bool streamed = false;
   for (const std::deque<Arrived>& inbox : run.inbox) {
     if (inbox.empty()) return false;
     payloads_.push_back(inbox.front().data());
+    streamed |= inbox.front().held && inbox.front().frame.streamed;
   }
   // A result that others wait for goes out while it is computed, if there is room for it.
   // (What goes out from where it lies has no room to fill.)
@@ -295,7 +297,7 @@ bool Operation::RunReceive(size_t index, const Links& links, uint32_t generation
   const int64_t begin_ns = timed ? NowNs() : 0;
   {
     TraceScope reducing(clock_, &trace_.reduce);
-    memory_.Take(index, run.done, payloads_, room.data(),
+    memory_.Take(index, run.done, payloads_, streamed, room.data(),
                  room.data() != nullptr && link->StreamsSend());
   }
   const int64_t ns = timed ? NowNs() - begin_ns : 0;

@@ -57,7 +57,8 @@ using Pieces = Span<const ByteSpan>;
 struct InFrame {
   FrameHeader header;
   ByteSpan payload;
-  uint64_t token = 0;  // the transport's own handle, for Release
+  uint64_t token = 0;     // the transport's own handle, for Release
+  bool streamed = false;  // the payload was written past the caches (store_choice.h)
 };
 
 // A descriptor that a sleeping rank watches: for reading, and for writing too.

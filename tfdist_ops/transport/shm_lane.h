@@ -44,7 +44,8 @@ struct alignas(kCacheLine) ShmEntry {
   FrameHeader header;
   uint32_t handle;
   uint32_t slot;
-  uint32_t offset;  // of the payload in the slot
+  uint32_t offset;    // of the payload in the slot
+  uint32_t streamed;  // 1: the payload was written past the caches
 };
 struct alignas(kCacheLine) ShmReturned {
   std::atomic<uint64_t> count;
@@ -103,6 +104,7 @@ class SlotPool {
         out_(payloads.slots(), 0),
         offsets_(payloads.slots(), 0),
         ends_(payloads.slots(), 0),
+        streamed_(payloads.slots(), false),
         turns_(std::clamp<size_t>(kSpreadBytes / payloads.stride(), 1, payloads.slots())) {}
   const ShmPayloads& payloads() const { return payloads_; }
   // The next slot that is out on no lane; slots(): none.
@@ -115,12 +117,14 @@ class SlotPool {
     return static_cast<size_t>(std::find(rest, out_.end(), 0u) - out_.begin());
   }
   // Where the next payload lies in a slot that is out on no lane: behind the one before, if there
-  // is room.
-  void Place(size_t slot, size_t bytes) {
+  // is room. `streamed`: it is written past the caches.
+  void Place(size_t slot, size_t bytes, bool streamed) {
     const size_t behind = (ends_[slot] + kCacheLine - 1) / kCacheLine * kCacheLine;
     offsets_[slot] = behind + std::max<size_t>(bytes, 1) <= payloads_.stride() ? behind : 0;
     ends_[slot] = offsets_[slot] + bytes;
+    streamed_[slot] = streamed;
   }
+  bool streamed(size_t slot) const { return streamed_[slot]; }
   size_t offset(size_t slot) const { return offsets_[slot]; }
   void Out(size_t slot) {
     ++out_[slot];
@@ -137,7 +141,8 @@ class SlotPool {
   std::vector<uint32_t> out_;  // lanes
   std::vector<size_t> offsets_;
   std::vector<size_t> ends_;  // of the payload that was last there
-  size_t turns_ = 1;          // slots that are taken in turns; the others when all of these are out
+  std::vector<bool> streamed_;
+  size_t turns_ = 1;  // slots that are taken in turns; the others when all of these are out
   size_t turn_ = 0;
 };
 
@@ -169,8 +174,8 @@ class ShmProducer {
   }
   // Before the payload is written.
   uint8_t* Begin(size_t bytes) {
-    pool_->Place(slot_, bytes);
     writing_.streamed = choice_.Next(bytes);
+    pool_->Place(slot_, bytes, writing_.streamed);
     writing_.begin_ns = bytes >= kTimedBytes ? NowNs() : 0;
     return pool_->payloads().at(slot_) + pool_->offset(slot_);
   }
@@ -247,6 +252,7 @@ class ShmProducer {
     entry.handle = static_cast<uint32_t>(handle);
     entry.slot = static_cast<uint32_t>(slot);
     entry.offset = static_cast<uint32_t>(pool_->offset(slot));
+    entry.streamed = pool_->streamed(slot) ? 1 : 0;
     entry.laps.store(position_ / lane_.handles() + 1, std::memory_order_seq_cst);
     ++position_;
     ++uses_[handle];
@@ -284,6 +290,7 @@ struct ShmFrame {
   FrameHeader header;
   size_t handle = 0;
   const uint8_t* payload = nullptr;
+  bool streamed = false;
 };
 
 class ShmConsumer {
@@ -316,6 +323,7 @@ class ShmConsumer {
       return Look::kCorrupt;
     }
     frame->payload = payloads_.at(slot) + offset;
+    frame->streamed = entry.streamed != 0;
     held_[frame->handle] = true;
     ++position_;
     return Look::kReady;

@@ -120,6 +120,7 @@ class ShmLink : public LinkBase {
     frame->header = found.header;
     frame->payload = {found.payload, found.header.payload_bytes};
     frame->token = found.handle;
+    frame->streamed = found.streamed;
     return true;
   }
 

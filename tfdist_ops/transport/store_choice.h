@@ -11,9 +11,9 @@
 #define TFDIST_OPS_TRANSPORT_STORE_CHOICE_H_
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 #include <string>
 
 namespace tfdist {
@@ -44,80 +44,128 @@ class StoreChoice {
     return !streams_;
   }
 
-  // What became of a payload. `phase`: of its step; costs of different phases, which do different
-  // things while they read and write, are not compared. `ns`: writing and reading; 0: not known.
+  // What became of a payload. `phase`: of its step; different phases do different things while they
+  // read and write, so each is compared with itself. `ns`: writing and reading; 0: not known.
   void Add(bool streamed, uint16_t phase, size_t bytes, int64_t ns) {
     if (fixed_) return;
     const double cost = static_cast<double>(ns) / static_cast<double>(bytes);
     if (state_ == State::kTrying && streamed != streams_) {
-      if (ns > 0 && phase == phase_) tried_ = std::min(tried_, cost);
+      if (ns > 0) tried_.Add(phase, cost);
       if (--untold_ > 0 || left_ > 0) return;
       state_ = State::kComparing;
-      recent_count_ = 0;
+      recent_ = Costs();
+      left_ = kLap;
       return;
     }
-    if (streamed != streams_ || ns <= 0) return;
-    if (phase != phase_) {
-      if (++others_ < kOtherPhases) return;
-      phase_ = phase;
-      recent_count_ = 0;
-      before_ = tried_ = kUnknown;
+    if (streamed != streams_) return;
+    if (state_ == State::kComparing && left_ > 0) {
+      left_ -= static_cast<int64_t>(bytes);
+      return;
     }
-    others_ = 0;
-    recent_[recent_count_++ % kRecent] = cost;
-    if (recent_count_ % kRecent != 0) return;
+    if (ns <= 0) return;
+    recent_.Add(phase, cost);
+    if (recent_.count() % kLook != 0) return;
     if (state_ == State::kComparing) return Decide();
     if (state_ != State::kUsual) return;
     // Everything has become slower and stays so: perhaps one of the two ranks has been moved.
-    risen_ = Recent() > kRise * level_ ? risen_ + 1 : 0;
+    const Sums sums = Compare(level_, recent_);
+    risen_ = sums.phases > 0 && kRise * sums.typical < sums.least ? risen_ + 1 : 0;
     if (risen_ == kRisen) {
       left_ = 0;
-      level_ = kUnknown;
+      level_ = Costs();
     }
   }
 
  private:
-  static constexpr int kRecent = 8;
-  static constexpr int kOtherPhases = 32;  // until these are the ones that are compared
-  // Bytes of a trial: enough to come to the same memory more than once, since at first it is in the
-  // caches as the other way left it.
+  static constexpr int kLook = 16;  // payloads between two looks
+  // Bytes. At first memory is in the caches as the other way left it, which makes the first
+  // payloads cheaper or dearer than all that follow: of a trial the last ones count, and after it
+  // none of a lap.
   static constexpr int64_t kTrial = int64_t{3} << 20;
+  static constexpr int64_t kLap = int64_t{1} << 20;
   static constexpr int64_t kShortest = int64_t{32} << 20;  // bytes between two trials
   static constexpr int64_t kLongest = int64_t{512} << 20;
   // Of the cost of the way so far: what the other one may cost at most to be taken.
   static constexpr double kToStreamed = 0.9;
   static constexpr double kToCached = 1.05;
   static constexpr double kRise = 1.5;
-  static constexpr int kRisen = 4;  // times kRecent payloads
-  static constexpr double kUnknown = std::numeric_limits<double>::infinity();
+  static constexpr int kRisen = 4;  // looks
 
-  // A trial lies between two looks at the way so far, which both must be worse: one alone might
-  // have been taken while others slowed the machine down.
-  enum class State { kUsual, kTrying, kComparing };
+  // ns a byte of the last payloads.
+  class Costs {
+   public:
+    // Phases so far apart are taken for one.
+    static constexpr size_t kPhases = 4;
 
-  // The least of the last few: whoever was interrupted took longer.
-  double Recent() const {
-    return recent_count_ < kRecent ? kUnknown : *std::min_element(recent_, recent_ + kRecent);
+    void Add(uint16_t phase, double cost) {
+      const size_t p = phase % kPhases;
+      last_[p][static_cast<size_t>(counts_[p]++) % kLast] = cost;
+      ++count_;
+    }
+    int count() const { return count_; }
+    bool Knows(size_t phase) const { return counts_[phase] >= kLeast; }
+    double Least(size_t phase) const { return Sorted(phase, 0); }
+    // The lower quartile: many are interrupted, and a few find what they read in a cache by luck.
+    double Typical(size_t phase) const { return Sorted(phase, 4); }
+
+   private:
+    // The n-th part of the last ones costs no more than this.
+    double Sorted(size_t phase, size_t part) const {
+      const size_t n = std::min(static_cast<size_t>(counts_[phase]), kLast);
+      std::array<double, kLast> sorted = last_[phase];
+      std::sort(sorted.begin(), sorted.begin() + static_cast<ptrdiff_t>(n));
+      return sorted[part == 0 ? 0 : n / part];
+    }
+    static constexpr size_t kLast = 8;
+    static constexpr int kLeast = 4;
+
+    std::array<std::array<double, kLast>, kPhases> last_ = {};
+    std::array<int, kPhases> counts_ = {};
+    int count_ = 0;
+  };
+
+  // What one way, or time, typically costs and another at least, in all phases that both know.
+  struct Sums {
+    double typical = 0;
+    double least = 0;
+    int phases = 0;
+  };
+  static Sums Compare(const Costs& typical, const Costs& least) {
+    Sums sums;
+    for (size_t phase = 0; phase < Costs::kPhases; ++phase) {
+      if (!typical.Knows(phase) || !least.Knows(phase)) continue;
+      sums.typical += typical.Typical(phase);
+      sums.least += least.Least(phase);
+      ++sums.phases;
+    }
+    return sums;
   }
+
+  // A trial lies between two looks at the way so far, in which even the least must be worse: one
+  // alone might have been taken while others slowed the machine down.
+  enum class State { kUsual, kTrying, kComparing };
 
   void BeginTrial() {
     state_ = State::kTrying;
     left_ = kTrial;
     untold_ = 0;
-    tried_ = kUnknown;
-    before_ = Recent();
+    tried_ = Costs();
+    before_ = recent_;
     risen_ = 0;
   }
 
   void Decide() {
-    const bool knows = before_ < kUnknown && tried_ < kUnknown;
-    const double recent = knows ? std::min(before_, Recent()) : kUnknown;
-    const bool changes = knows && tried_ < (streams_ ? kToCached : kToStreamed) * recent;
+    const double most = streams_ ? kToCached : kToStreamed;
+    const Sums before = Compare(tried_, before_);
+    const Sums after = Compare(tried_, recent_);
+    const bool knows = before.phases > 0 && after.phases > 0;
+    const bool changes =
+        knows && before.typical < most * before.least && after.typical < most * after.least;
+    level_ = changes ? tried_ : recent_;
     if (changes) {
       streams_ = !streams_;
-      recent_count_ = 0;
+      recent_ = Costs();
     }
-    level_ = changes ? tried_ : recent;
     period_ = knows && !changes ? std::min(2 * period_, kLongest) : kShortest;
     left_ = period_;
     state_ = State::kUsual;
@@ -126,17 +174,14 @@ class StoreChoice {
   bool streams_ = false;
   bool fixed_ = false;
   State state_ = State::kUsual;
-  int64_t left_ = kShortest;  // bytes until the next trial, or of the trial
+  int64_t left_ = kShortest;  // bytes until the next trial, of the trial, or of the lap after it
   int64_t period_ = kShortest;
-  int untold_ = 0;            // payloads of the trial whose costs are to come
-  double tried_ = kUnknown;   // least cost of the other way, ns a byte
-  double before_ = kUnknown;  // of this way, before the trial
-  double level_ = kUnknown;   // cost of this way when it was last compared
-  double recent_[kRecent] = {};
-  int recent_count_ = 0;
+  int untold_ = 0;  // payloads of the trial whose costs are to come
+  Costs recent_;    // of this way
+  Costs before_;    // of this way, before the trial
+  Costs tried_;     // of the other way
+  Costs level_;     // of this way, when it was last compared
   int risen_ = 0;
-  uint16_t phase_ = 0;
-  int others_ = 0;
 };
 
 }  // namespace tfdist
