@@ -102,7 +102,10 @@ def pause(seed: int) -> dict[str, Any]:
 def overload(seed: int, seconds: float) -> dict[str, Any]:
     """Four busy processes for each core beside the ranks: nobody may be suspected."""
     burners = [
-        subprocess.Popen(["sh", "-c", "while :; do :; done"])
+        # Busy as long as this process is there: it may be killed.
+        subprocess.Popen(
+            ["sh", "-c", "while kill -0 $PPID; do :; done"], stderr=subprocess.DEVNULL
+        )
         for _ in range(4 * (os.cpu_count() or 1))
     ]
     try:

@@ -333,12 +333,63 @@ def command_line(pid):
 @deadline(40)
 def test_a_killed_agent_leaves_nothing(started, marker):
     process = started((2,), *shell(DAEMON), options=["-x", "MARK"], MARK=marker)
-    over = parents(marker)
-    agents = [pid for pid in over if "tfdist.launch.agent" in command_line(pid)]
-    assert len(agents) == 1
-    psutil.Process(agents[0]).kill()
+    psutil.Process(agent_of(marker)).kill()
     until(lambda: not [p for p in marked(marker) if p != process.pid], GONE_S)
     assert finish(process).code == 255
+
+
+@deadline(40)
+def test_an_agent_that_a_signal_ends_says_which(started, marker):
+    process = started((1,), *shell(DAEMON), options=["-x", "MARK"], MARK=marker)
+    psutil.Process(agent_of(marker)).terminate()
+    done = finish(process)
+    assert done.code == 255
+    assert "it said: tfdist agent: ended by SIGTERM" in done.report[0]
+    assert marked(marker) == []
+
+
+# Rank 0 sees that rank 2 is gone; rank 1, beside it, tells when it is asked to end.
+SEES = """
+import os, signal, sys, time
+from tfdist.rendezvous import report
+rank = int(os.environ["TFDIST_RANK"])
+if rank == 2:
+    os.environ["HOST_MARK"] = os.environ["MARK"] + "-2"
+    os.execvp(sys.executable, [sys.executable, "-c", "print('ready', flush=True)\\n"
+        "import time; time.sleep(60)"])
+def asked(number, frame):
+    open("asked", "w").close()
+    sys.exit(0)
+signal.signal(signal.SIGTERM, asked)
+print("ready", flush=True)
+while rank == 1 or not os.path.exists("gone"):
+    time.sleep(0.01)
+told = {"error": "rank 2 failed: no sign of life for 2.0 s", "blamed": 2}
+assert report.send(os.environ, told)
+sys.exit(1)
+"""
+
+
+@deadline(40)
+def test_a_host_that_is_off_is_lost_also_when_the_survivors_have_ended(
+    hosts, started, tmp_path, marker
+):
+    """They see it after two seconds, ssh after fifteen: tfdistrun ends all by then."""
+    options = ["-x", "MARK", "--grace-s", "0.1"]
+    process = started((2, 1), *python(SEES), options=options, MARK=marker)
+    agent = psutil.Process(agent_of(f"{marker}-2"))
+    agent.suspend()
+    try:
+        (tmp_path / "gone").touch()
+        until(lambda: (tmp_path / "asked").exists(), 10.0)
+        hosts.clients(process.pid)["host-b"].kill()
+        done = finish(process)
+    finally:
+        agent.resume()
+    assert done.code == 255
+    lost = "rank 2 on host-b failed first: host-b was lost: its connection ended"
+    assert done.report[0].startswith(lost), done.report
+    until(lambda: not marked(marker), GONE_S)
 
 
 @pytest.mark.slow
@@ -358,6 +409,14 @@ def test_a_connection_that_says_nothing_ends_its_ranks_on_both_sides(
     assert done.code == 255
     assert "host-b was lost: nothing came from it for 30 s" in done.report[0]
     until(lambda: not marked(marker), GONE_S)
+
+
+def agent_of(marker):
+    """The one agent that has started the marked processes."""
+    over = parents(marker)
+    agents = [pid for pid in over if "tfdist.launch.agent" in command_line(pid)]
+    assert len(agents) == 1
+    return agents[0]
 
 
 def parents(marker):
@@ -406,8 +465,26 @@ def ssh_script(tmp_path, text):
             "install the same tfdist on that host",
         ),
         ("exec cat /dev/zero", "what came from it is not of tfdist", ""),
+        (
+            'exec sh -c "$2" < /dev/null',
+            "tfdist agent: nothing can be read from its standard input",
+            "docker exec -i",
+        ),
+        (
+            'true | sh -c "$2"',
+            "tfdist agent: nothing can be read from its standard input",
+            "docker exec -i",
+        ),
     ],
-    ids=["denied", "host key", "no python", "no tfdist", "garbage"],
+    ids=[
+        "denied",
+        "host key",
+        "no python",
+        "no tfdist",
+        "garbage",
+        "no input",
+        "an input that ends",
+    ],
 )
 @deadline(40)
 def test_a_host_that_cannot_start_ranks_is_named(tmp_path, script, says, advice):
@@ -418,6 +495,43 @@ def test_a_host_that_cannot_start_ranks_is_named(tmp_path, script, says, advice)
     assert says in done.report[0]
     assert advice in "\n".join(done.report)
     assert done.stdout == ""  # no rank was started anywhere
+
+
+# What `docker exec -it` or `ssh -tt` do: COMMAND HOST LINE in a terminal, which echoes.
+IN_A_TERMINAL = """
+import pty, sys
+sys.exit(pty.spawn(["sh", "-c", sys.argv[2]]))
+"""
+
+
+@deadline(40)
+def test_a_terminal_between_is_named_and_shows_no_secret(tmp_path):
+    program = tmp_path / "terminal.py"
+    program.write_text(IN_A_TERMINAL)
+    words = ["--ssh-command", f"{sys.executable} -I -S {program}"]
+    done = run(
+        tmp_path, "-np", "1", "-H", "far:1", *words, "true", TFDIST_ADDRESS="127.0.0.1"
+    )
+    assert done.code == 1
+    assert "it came through a terminal" in done.report[0]
+    assert "secret" not in done.stderr
+    assert done.seconds < 20.0  # not --host-timeout-s
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
+@deadline(40)
+def test_a_users_signal_while_a_host_logs_in_ends_nothing(hosts, tmp_path, number):
+    again = " ".join(hosts.ssh[1:])
+    script = f'touch on; while ! test -e go; do sleep 0.02; done; exec {again} "$@"'
+    words = ["-np", "1", "-H", "host-a:1", *ssh_script(tmp_path, script)]
+    process = start(tmp_path, *words, *shell("echo ran"), TFDIST_ADDRESS=hosts.address)
+    until(lambda: (tmp_path / "on").exists(), 10.0)
+    process.send_signal(number)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(1.5)  # longer than a round of waiting
+    (tmp_path / "go").touch()
+    done = finish(process)
+    assert (done.code, done.stdout.strip()) == (0, "ran")
 
 
 @deadline(40)

@@ -57,6 +57,17 @@ def test_wrong_use_is_refused_before_anything_starts(
 
 
 @deadline(40)
+def test_a_folder_that_takes_no_output_is_named_before_anything_starts(tmp_path):
+    (tmp_path / "file").touch()
+    for folder in ("file", "/proc/logs"):
+        done = run(tmp_path, "-np", "1", "--log-dir", folder, *shell("echo ran"))
+        assert done.code == 2
+        assert "the folder for the output of the ranks cannot be used" in done.stderr
+        assert f"{folder!r}; choose another with --log-dir" in done.stderr
+        assert done.stdout == ""
+
+
+@deadline(40)
 def test_a_script_without_its_interpreter_gets_the_right_advice(tmp_path):
     (tmp_path / "train.py").write_text("")
     done = run(tmp_path, "-np", "2", "./train.py")

@@ -86,6 +86,8 @@ def place(found: Placement) -> tuple[object, ...]:
             {**TORCHRUN, "TORCHELASTIC_RUN_ID": "none"},
             ("torchrun", 1, 2, 1, 2, None),
         ),
+        # Other programs set RANK and WORLD_SIZE, too.
+        ({"RANK": "1", "WORLD_SIZE": "2"}, ("single", 0, 1, 0, 1, None)),
         # An empty variable is not set.
         ({"TFDIST_RANK": "", "TFDIST_SIZE": ""}, ("single", 0, 1, 0, 1, None)),
     ],
@@ -126,6 +128,13 @@ def test_a_batch_script_of_slurm_is_one_process():
 )
 def test_slurm_local_size_comes_from_the_list_of_nodes(node, expected):
     environ = {**SLURM, "SLURM_NODEID": node, "SLURM_LOCALID": "0"}
+    assert detect(environ).local_size == expected
+
+
+@pytest.mark.parametrize(("node", "expected"), [("0", 1), ("1", 3), ("2", 2)])
+def test_a_number_without_times_is_of_one_node(node, expected):
+    environ = {**SLURM, "SLURM_NODEID": node, "SLURM_LOCALID": "0"}
+    environ["SLURM_STEP_TASKS_PER_NODE"] = "1,3,2"
     assert detect(environ).local_size == expected
 
 
@@ -193,8 +202,10 @@ def test_a_malformed_variable_is_named(change, named):
 def test_other_launchers_malformed_variables_are_named():
     with pytest.raises(RendezvousError, match="PMI_SIZE='many'"):
         detect({"PMI_RANK": "0", "PMI_SIZE": "many"})
-    with pytest.raises(RendezvousError, match="SLURM_STEP_TASKS_PER_NODE='2x'"):
-        detect({**SLURM, "SLURM_STEP_TASKS_PER_NODE": "2x"})
+    for wrong in ("2x", "2(x2", "2,,1", "2 1", "many"):
+        with pytest.raises(RendezvousError, match="is not a list such as") as caught:
+            detect({**SLURM, "SLURM_STEP_TASKS_PER_NODE": wrong})
+        assert f"SLURM_STEP_TASKS_PER_NODE={wrong!r}" in caught.value.message
     with pytest.raises(RendezvousError, match="SLURM_NODEID=9"):
         detect({**SLURM, "SLURM_NODEID": "9"})
 
@@ -208,6 +219,14 @@ def test_ranks_of_one_job_share_its_name_and_other_jobs_have_another():
     assert job(SLURM) != job(SLURM, SLURM_STEP_ID="1")
     assert job(TORCHRUN) != job(TORCHRUN, MASTER_PORT="29501")
     assert job(MPICH) is None  # MPICH gives none: the parent process serves
+    # So it does for one that has not told its name, as for any job of the host.
+    for environ, name in (
+        (OPENMPI, "PMIX_NAMESPACE"),
+        (PALS, "PALS_APID"),
+        (SLURM, "SLURM_JOB_ID"),
+        (SLURM, "SLURM_STEP_ID"),
+    ):
+        assert job({k: v for k, v in environ.items() if k != name}) is None
 
 
 def test_a_name_that_no_handshake_takes_is_refused_on_every_rank():

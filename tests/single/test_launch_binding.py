@@ -76,6 +76,10 @@ def test_processors_are_dealt_out(processors, ranks, kind, expected):
     assert [topology.ranges(one) for one in found] == expected
 
 
+def test_a_host_without_ranks_has_nothing_to_deal_out():
+    assert binding.here([], "slice") == {}
+
+
 @pytest.mark.parametrize(
     ("ranks", "kind", "says"),
     [

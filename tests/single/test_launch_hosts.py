@@ -4,13 +4,14 @@ import json
 import shlex
 import socket
 import subprocess
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tfdist import _host_memory
-from tfdist.launch import agent, frames, hosts, job, remote
+from tfdist.launch import agent, frames, hosts, job, options, remote
 from tfdist.launch.hosts import Host, HostsError, Place, mark_local, places
 from tfdist.rendezvous.address import own_address, route_to
 from tfdist.rendezvous.errors import RendezvousError
@@ -71,6 +72,7 @@ def test_files_of_hosts():
         ("# nothing\n", "no host in it"),
         ("a\nb slots=two\n", "f, line 2: expected a number of slots"),
         ("a 2\n", "f, line 1: expected slots=N after the host, got '2'"),
+        ("a slots\n", "f, line 1: expected slots=N after the host, got 'slots'"),
         ("a:2 slots=2\n", "told twice"),
         ("a slots=1 slots=2\n", "told twice"),
         ("a slots=3 max_slots=2\n", "max_slots=2 is below 3"),
@@ -108,6 +110,40 @@ def test_this_machine_is_known_by_all_its_names():
 
 
 @pytest.mark.parametrize(
+    ("name", "is_local"),
+    [
+        ("10.9.8.7", True),
+        ("10.9.8.6", False),
+        ("fe80::1%eth7", True),
+        ("ours", True),
+        ("ours-and-loopback", True),
+        ("shared", False),
+        ("theirs", False),
+    ],
+)
+def test_a_host_is_this_machine_if_nothing_else_has_its_name(
+    monkeypatch, name, is_local
+):
+    addresses = {
+        "ours": ["10.9.8.7"],
+        "ours-and-loopback": ["127.0.1.1", "10.9.8.7"],
+        "shared": ["10.9.8.7", "10.9.8.6"],
+        "theirs": ["10.9.8.6"],
+    }
+
+    def resolved(host, port, **named):
+        return [(None, None, 6, "", (one, 0)) for one in addresses[host]]
+
+    interface = [
+        SimpleNamespace(address="10.9.8.7"),
+        SimpleNamespace(address="FE80::1%eth7"),
+    ]
+    monkeypatch.setattr(hosts.psutil, "net_if_addrs", lambda: {"eth7": interface})
+    monkeypatch.setattr(socket, "getaddrinfo", resolved)
+    assert [one.is_local for one in mark_local([Host(name, 1)])] == [is_local]
+
+
+@pytest.mark.parametrize(
     ("slots", "size", "expected"),
     [
         ((2, 2), 4, ["0:0/2 0/2", "0:1/2 0/2", "1:0/2 1/2", "1:1/2 1/2"]),
@@ -142,6 +178,38 @@ def test_a_place_as_variables():
         "TFDIST_CROSS_RANK": "0",
         "TFDIST_CROSS_SIZE": "1",
     }
+
+
+# ---- options ----
+
+
+def test_the_hosts_are_those_of_the_list_or_of_the_file(tmp_path):
+    path = tmp_path / "hosts"
+    path.write_text("b slots=2\n")
+
+    def chosen(*words):
+        parsed = options.parser().parse_args(["-np", "1", *words, "true"])
+        return pairs(options.chosen_hosts(parsed))
+
+    assert chosen() == []
+    assert chosen("-H", "a:3") == [("a", 3)]
+    assert chosen("--hostfile", str(path)) == [("b", 2)]
+    with pytest.raises(HostsError, match="not both"):
+        chosen("-H", "a", "--hostfile", str(path))
+
+
+def test_a_variable_without_a_value_has_the_one_it_has_here(monkeypatch, capsys):
+    monkeypatch.setenv("HERE", "a=b")
+    monkeypatch.delenv("NOT_HERE", raising=False)
+    words = ["-np", "1", "-x", "HERE", "-x", "SET=c=d", "-x", "EMPTY=", "true"]
+    assert options.parser().parse_args(words).env == [
+        ("HERE", "a=b"),
+        ("SET", "c=d"),
+        ("EMPTY", ""),
+    ]
+    with pytest.raises(SystemExit):
+        options.parser().parse_args(["-np", "1", "-x", "NOT_HERE", "true"])
+    assert "NOT_HERE is not set here" in capsys.readouterr().err
 
 
 # ---- what crosses ----
@@ -220,7 +288,7 @@ def test_a_real_shell_agrees_about_quoting():
     parts=st.lists(
         st.tuples(st.sampled_from([frames.STDOUT, frames.STDERR]), st.binary())
     ),
-    cut=st.integers(1, 64),
+    cut=st.one_of(st.integers(1, 64), st.just(1 << 20)),
     noise=st.binary(max_size=50).filter(lambda b: frames.GREETING not in b),
 )
 def test_frames_survive_any_cutting(parts, cut, noise):
@@ -231,6 +299,7 @@ def test_frames_survive_any_cutting(parts, cut, noise):
     data += b"".join(frames.output(kind, 3, body) for kind, body in parts)
     data += frames.message(event="x", text="é\n")
     decoder = frames.Decoder(frames.GREETING)
+    assert not decoder.greeted
     found = []
     for start in range(0, len(data), cut):
         found += decoder.feed(data[start : start + cut])
@@ -239,6 +308,14 @@ def test_frames_survive_any_cutting(parts, cut, noise):
     ]
     assert found[-1].message == {"event": "x", "text": "é\n"}
     assert decoder.noise == noise
+    assert decoder.greeted
+
+
+def test_what_was_said_is_known_also_where_no_greeting_comes():
+    decoder = frames.Decoder(frames.GREETING)
+    for part in (b"Permission ", b"denied\n"):
+        assert decoder.feed(part) == []
+    assert decoder.noise == b"Permission denied\n"
 
 
 def test_what_is_no_frame_is_refused():

@@ -3,9 +3,11 @@
 import asyncio
 import contextlib
 import fcntl
+import itertools
 import logging
 import mmap
 import os
+import re
 import socket
 import time
 from dataclasses import replace
@@ -14,7 +16,7 @@ import pytest
 from helpers.deadline import deadline
 
 from tfdist import _core
-from tfdist.rendezvous import agreement, late_links, links, mesh
+from tfdist.rendezvous import agreement, hosts, late_links, links, mesh
 from tfdist.rendezvous.address import bind
 from tfdist.rendezvous.environment import Placement
 from tfdist.rendezvous.errors import RendezvousError, timeout
@@ -209,6 +211,66 @@ def test_a_link_that_is_never_made_names_the_rank_behind_it(monkeypatch):
     ends = ("rank 0 has no link to rank 2", "rank 2 has no link to rank 0")
     for error in errors:  # whichever end gives up first
         assert any(f"{words} after 1 s" in error.message for words in ends), errors
+
+
+@deadline(30)
+def test_a_way_between_hosts_that_is_closed_is_told_from_both_ends(monkeypatch):
+    """A firewall that drops what comes: nobody answers, nobody refuses."""
+    original, claims = links.connect_tcp, itertools.count()
+
+    async def dropped(bond, peer, **more):
+        if (bond.rank, peer.rank) == (2, 0):
+            await asyncio.sleep(60)
+        return await original(bond, peer, **more)
+
+    monkeypatch.setattr(links, "connect_tcp", dropped)
+    monkeypatch.setattr(hosts, "claim", lambda: f"host {next(claims)}")
+
+    async def go():
+        async with job(3, timeout_s=2.0) as settings:
+            return await build_all(settings)
+
+    where = r"at 127\.0\.0\.1:\d+"
+    within = r"within 2 s \(TFDIST_START_TIMEOUT_S\)"
+    ends = (
+        rf"rank 2 cannot connect to rank 0 \(.*\) {where}: no answer {within}",
+        rf"rank 2 did not connect to rank 0 {where} {within}",
+    )
+    for error in asyncio.run(go()):  # whichever end gives up first
+        assert any(re.match(words, error.message) for words in ends), error
+        assert error.message.endswith("and is there a firewall?")
+
+
+@pytest.mark.parametrize("served", [False, True])
+@deadline(30)
+def test_the_end_of_the_store_is_that_of_rank_0_where_no_launcher_runs_it(served):
+    async def go():
+        async with job(3) as settings:
+            server = StoreServer(bind("127.0.0.1", 0), SECRET)
+            server.start()
+            others = [
+                replace(
+                    own,
+                    store=server.address,
+                    placement=replace(own.placement, served=served),
+                )
+                for own in settings[1:]
+            ]
+            waiting = asyncio.create_task(build_all(others))
+            while not {"1/rank/1", "1/rank/2"} <= server.values.keys():
+                await asyncio.sleep(0.01)
+            await server.close()
+            return await waiting, server.address[1]
+
+    errors, port = asyncio.run(go())
+    for error in errors:
+        assert "lost the rendezvous store" in error.message
+        if served:
+            assert error.payload["kind"] == "timeout"
+            continue
+        assert (error.payload["kind"], error.payload["rank"]) == ("rank_failed", 0)
+        runs = f"rank 0, which runs the store at 127.0.0.1:{port}, failed while"
+        assert error.message.startswith(runs)
 
 
 @deadline(30)

@@ -191,8 +191,51 @@ def test_files_of_dead_processes_are_ignored_and_replaced():
         point.publish("127.0.0.1:81", SECRET)
         assert find(point)[0] == "127.0.0.1:81"
     left = stale(meeting(job="old"), pid=dead.pid)
+    torn = point.folder / f"{'0' * 32}.{dead.pid}"  # it was killed while it wrote
+    torn.touch()
     point.publish("127.0.0.1:82", SECRET)
     assert not left.exists()  # swept, as nobody will ask for it again
+    assert not torn.exists()
+
+
+def test_what_may_be_of_a_living_process_stays():
+    point, parent = meeting(), os.getppid()
+    point.publish("127.0.0.1:80", SECRET)
+    other = stale(meeting(job="k"), pid=parent, started=start_time(parent))
+    writing = point.folder / f"{other.name}.{parent}"
+    strange = point.folder / "notes"
+    for path in (writing, strange):
+        path.touch()
+    point.publish("127.0.0.1:81", SECRET)
+    meeting(job="k").remove()
+    assert {other, writing, strange} <= set(point.folder.iterdir())
+
+
+def test_no_descriptor_stays_open():
+    point = meeting()
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        point.publish("127.0.0.1:80", SECRET)
+        find(point)
+        point.remove()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_part_that_a_process_of_the_same_number_left_is_replaced():
+    point = meeting()
+    point.publish("127.0.0.1:80", SECRET)
+    (point.folder / f"{point.name}.{os.getpid()}").write_text("{")
+    point.publish("127.0.0.1:81", SECRET)
+    assert find(point)[0] == "127.0.0.1:81"
+
+
+@deadline(20)
+def test_a_process_that_nobody_has_waited_for_is_dead():
+    with subprocess.Popen(["sleep", "60"]) as child:
+        assert start_time(child.pid) is not None
+        child.kill()
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        assert start_time(child.pid) is None
 
 
 def test_a_living_job_of_the_same_name_is_an_error():
@@ -239,6 +282,9 @@ def test_the_folder_without_a_runtime_folder_is_the_users_own(monkeypatch, tmp_p
     monkeypatch.setattr(secrets_module.tempfile, "gettempdir", lambda: str(tmp_path))
     point = MeetingPoint("j", 1, {})
     assert point.folder == tmp_path / f"tfdist-{os.geteuid()}"
+    # One that is not there may come from another login, by su or ssh.
+    gone = MeetingPoint("j", 1, {"XDG_RUNTIME_DIR": str(tmp_path / "gone")})
+    assert gone.folder == point.folder
 
 
 @deadline(20)

@@ -63,6 +63,19 @@ def run(test):
 
 @deadline(20)
 @run
+async def test_a_key_that_is_set_again_has_its_new_value_for_all():
+    async with serving() as server:
+        one, two = await client_of(server), await client_of(server)
+        for value in (1, 2):
+            await one.set("a", value)
+            for client in (one, two):
+                assert await client.wait(["a"], 5.0) == [value]
+        one.close()
+        two.close()
+
+
+@deadline(20)
+@run
 async def test_set_wait_and_add():
     async with serving() as server:
         one, two = await client_of(server), await client_of(server)
@@ -163,6 +176,20 @@ async def test_no_server_is_an_error_at_the_deadline():
         await StoreClient.connect(address, SECRET, deadline=before + 0.3)
     assert time.monotonic() - before < 2.0
     assert caught.value.payload["kind"] == "timeout"
+
+
+@deadline(20)
+@run
+async def test_a_server_that_never_answers_is_an_error_at_the_deadline(monkeypatch):
+    async def silent(*arguments):
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(store, "_try_to_connect", silent)
+    before = time.monotonic()
+    connecting = StoreClient.connect(("127.0.0.1", 1), SECRET, deadline=before + 0.2)
+    with pytest.raises(RendezvousError, match="no rendezvous at 127.0.0.1:1 within"):
+        await asyncio.wait_for(connecting, 10.0)
+    assert time.monotonic() - before >= 0.2
 
 
 @deadline(20)
@@ -402,6 +429,57 @@ async def test_silent_strangers_delay_nobody_and_the_oldest_are_dropped():
         assert await client.add("n") == 1
         client.close()
         for _, writer in strangers:
+            writer.close()
+
+
+@deadline(30)
+@run
+async def test_a_store_that_ends_lets_its_clients_leave_first():
+    async with serving() as server:
+        client = await client_of(server)
+        ending = asyncio.create_task(server.close(drain_s=60.0))
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(asyncio.shield(ending), 0.1)
+        await client.set("last words", 1)
+        client.close()
+        await asyncio.wait_for(ending, 10.0)
+    async with serving() as server:
+        staying = await client_of(server)
+        await asyncio.wait_for(server.close(drain_s=0.1), 10.0)
+        staying.close()
+
+
+@deadline(30)
+@run
+async def test_strangers_push_out_nobody_who_has_proved_itself():
+    async with serving() as server:
+        client = await client_of(server)
+        await client.set("a", 1)
+        strangers = [
+            await asyncio.open_connection(*server.address)
+            for _ in range(2 * listener.MAX_UNAUTHENTICATED)
+        ]
+        assert await asyncio.wait_for(strangers[0][0].read(), 10.0) == b""
+        assert await client.wait(["a"], 10.0) == [1]
+        client.close()
+        for _, writer in strangers:
+            writer.close()
+
+
+@deadline(30)
+@run
+async def test_many_ranks_have_more_room(monkeypatch):
+    monkeypatch.setattr(channel, "HANDSHAKE_TIMEOUT_S", 60.0)
+    size = listener.MAX_UNAUTHENTICATED
+    async with serving(size=size) as server:
+        ranks = [
+            await asyncio.open_connection(*server.address) for _ in range(2 * size)
+        ]
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(ranks[0][0].read(), 0.2)
+        ranks.append(await asyncio.open_connection(*server.address))
+        assert await asyncio.wait_for(ranks[0][0].read(), 10.0) == b""
+        for _, writer in ranks:
             writer.close()
 
 

@@ -11,6 +11,7 @@ the ranks if the agent itself is killed.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import selectors
 import shutil
@@ -23,6 +24,7 @@ from typing import Any
 
 from tfdist import __version__, _core
 from tfdist.launch import binding, frames, groups, limits, process, tree
+from tfdist.launch.report import signal_name
 from tfdist.launch.signals import ENDING, PASSED_ON, Signals
 from tfdist.rendezvous.address import split_address
 from tfdist.rendezvous.errors import RendezvousError
@@ -36,6 +38,10 @@ _DRAIN_S = 0.5
 _FLUSH_S = 2.0
 _HELPERS_STEP_S = 0.05
 _STORE_S = 5.0
+_NO_INPUT = (
+    "nothing can be read from its standard input; the command that starts it there "
+    "must pass that on (docker exec -i, kubectl exec -i)"
+)
 
 
 class PrepareError(Exception):
@@ -116,6 +122,12 @@ async def _reach_store(job: Mapping[str, Any]) -> None:
     client.close()
 
 
+def _explain(text: str) -> None:
+    """Writes to standard error, through ssh: tfdistrun shows it."""
+    with contextlib.suppress(OSError):
+        print(f"tfdist agent: {text}", file=sys.stderr, flush=True)
+
+
 class Agent:
     """The loop of the agent: one thread, nothing in it blocks once ranks run.
 
@@ -149,8 +161,12 @@ class Agent:
         """Serves until tfdistrun says that the job is over, or is gone."""
         for fd in (self._commands, self._answers):
             os.set_blocking(fd, False)
+        try:
+            self._selector.register(self._commands, selectors.EVENT_READ, self._read)
+        except PermissionError:  # a file, or /dev/null
+            _explain(_NO_INPUT)
+            return 1
         signals = Signals()
-        self._selector.register(self._commands, selectors.EVENT_READ, self._read)
         self._selector.register(
             signals, selectors.EVENT_READ, lambda: self._on_signals(signals.take())
         )
@@ -188,6 +204,8 @@ class Agent:
         except OSError:
             data = b""
         self._heard_s = time.monotonic()
+        if not data and not self._job:
+            _explain(_NO_INPUT)
         try:
             for frame in self._decoder.feed(data):
                 self._obey(frame.message)
@@ -214,6 +232,7 @@ class Agent:
             if number in PASSED_ON:
                 self._signal_ranks(number)
             else:
+                _explain(f"ended by {signal_name(number)}")
                 self._ended = True
 
     def _signal_ranks(self, number: int) -> None:
@@ -403,7 +422,7 @@ def main() -> int:
     try:
         return Agent(0, answers).run()
     except (OSError, _core.CoreError) as error:
-        print(f"tfdist agent: {error}", file=sys.stderr)
+        _explain(str(error))
         return 1
 
 

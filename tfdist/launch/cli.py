@@ -155,6 +155,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     started_s = time.monotonic()
     try:
         folder = output.log_folder(options.log_dir or os.environ.get("TFDIST_LOG_DIR"))
+    except OSError as error:
+        complain(
+            f"the folder for the output of the ranks cannot be used: {error}; choose "
+            "another with --log-dir"
+        )
+        return _USAGE_ERROR
+    try:
         outcome = Job(options, plan, folder, shm_bytes).run()
     except HostsFailedError as error:
         complain(*error.lines)

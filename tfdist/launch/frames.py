@@ -56,6 +56,11 @@ def message(**fields: Any) -> bytes:
     return _HEADER.pack(MESSAGE, 0, len(body)) + body
 
 
+def _of_terminal(line: bytes) -> bytes:
+    """A line as a terminal passes it on."""
+    return line.replace(b"\n", b"\r\n")
+
+
 class Decoder:
     """Makes frames of what arrives.
 
@@ -97,6 +102,13 @@ class Decoder:
     def _skip_noise(self) -> bool:
         before, greeting, after = self._data.partition(self.greeting)
         if not greeting:
+            before, greeting, _ = self._data.partition(_of_terminal(self.greeting))
+            if greeting:
+                self.noise = bytes(before)
+                raise FrameError(
+                    "it came through a terminal, which changes it; the command must "
+                    "make none (ssh without -t, docker exec -i, kubectl exec -i)"
+                )
             if len(before) > MAX_NOISE_BYTES:
                 raise FrameError(f"{len(before)} bytes came, but no greeting")
             self.noise = bytes(before)

@@ -9,6 +9,7 @@ unless it is to have timestamps.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import select
 import threading
@@ -247,11 +248,13 @@ def log_folder(chosen: str | None) -> Path:
         chosen: by the user; None: tfdist-logs/<time>-<process> in the current folder.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: it cannot be made, or written to.
     """
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     folder = Path(chosen) if chosen else Path("tfdist-logs") / name
     folder.mkdir(parents=True, exist_ok=True)
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
     return folder
 
 

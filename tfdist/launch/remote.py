@@ -22,7 +22,7 @@ from typing import Any
 from tfdist import __version__
 from tfdist.launch import frames
 from tfdist.launch.hosts import Host
-from tfdist.launch.signals import Signals
+from tfdist.launch.signals import PASSED_ON, Signals
 
 # Whose key ssh does not know is refused, as the user's own configuration says; nothing
 # is asked, since nobody could answer. A dead connection ends after 15 s.
@@ -107,6 +107,7 @@ class RemoteHost:
         self.bound: dict[int, list[int]] = {}  # processors of that host, by rank
         self.threads = ""  # what binding.THREADS is for its ranks
         self.clock_s = 0.0  # add it to a time of that host
+        self._job: dict[str, Any] = {}
         self._left = set(ranks)
         self._said: deque[str] = deque(maxlen=_SAID_LINES)
         self._decoder = frames.Decoder(frames.GREETING)
@@ -135,6 +136,14 @@ class RemoteHost:
             self._out += frames.message(**fields)
             self._told_s = time.monotonic()
             self.write()
+
+    def prepare(self, job: dict[str, Any]) -> None:
+        """Has the agent prepare for the job once it has greeted.
+
+        Before, whoever is at the other end may be no agent, or a terminal: that would
+        show the secret.
+        """
+        self._job = job
 
     def go(self) -> None:
         """Lets the agent start the ranks."""
@@ -206,6 +215,8 @@ class RemoteHost:
                     f"tfdist {message['version']} is installed there, {__version__} "
                     "here; install the same version on all hosts"
                 )
+            else:
+                self.send(do="prepare", job=self._job)
         elif event == "ready":
             self.warnings = [str(text) for text in message["warnings"]]
             self.bound = {int(rank): list(them) for rank, them in message["bound"]}
@@ -311,13 +322,12 @@ def prepare_all(
     selector = selectors.DefaultSelector()
     try:
         for remote, job in zip(remotes, jobs, strict=True):
-            remote.send(do="prepare", job=job)
-            for fd, events, act in (
-                (remote.stdout, selectors.EVENT_READ, remote.read),
-                (remote.stderr, selectors.EVENT_READ, remote.read_said),
-                (remote.stdin, selectors.EVENT_WRITE, remote.write),
+            remote.prepare(job)
+            for fd, act in (
+                (remote.stdout, remote.read),
+                (remote.stderr, remote.read_said),
             ):
-                selector.register(fd, events, (remote, act))
+                selector.register(fd, selectors.EVENT_READ, (remote, act))
         selector.register(signals, selectors.EVENT_READ)
         waiting = list(remotes)
         while waiting:
@@ -326,11 +336,14 @@ def prepare_all(
                 for remote in waiting:
                     _give_up(remote, timeout_s)
                 return None
-            _round(selector, min(left_s, _ROUND_S))
             for remote in remotes:  # those that are ready wait for the others
                 remote.mind_the_time()
-                remote.write()
-            if numbers := signals.take():
+                if remote.wants_write and remote.stdin not in selector.get_map():
+                    waits = (remote, remote.write)
+                    selector.register(remote.stdin, selectors.EVENT_WRITE, waits)
+            _round(selector, min(left_s, _ROUND_S))
+            # There is nobody yet to pass a user's signal on to, and it ends nothing.
+            if numbers := [n for n in signals.take() if n not in PASSED_ON]:
                 return numbers[0]
             if any(remote.failure for remote in remotes):
                 _collect(waiting, selector)

@@ -265,7 +265,9 @@ class Supervisor:
             rank=rank,
             code=code,
             time_s=time_s,
-            ended_by_us=self._phase in (_Phase.TERMINATING, _Phase.KILLING),
+            # A host that is off hears nothing: what was sent to it has ended no rank.
+            ended_by_us=not lost
+            and self._phase in (_Phase.TERMINATING, _Phase.KILLING),
             lost=lost,
             host=remote.host.name if remote else socket.gethostname(),
         )

@@ -15,7 +15,7 @@ from typing import Any
 
 from tfdist import _core, tuning
 from tfdist.rendezvous import agreement, hosts, limits, links, overlay
-from tfdist.rendezvous.address import bind
+from tfdist.rendezvous.address import bind, join_address
 from tfdist.rendezvous.auth import AuthenticationError, RefusedError
 from tfdist.rendezvous.channel import Channel, close_channels
 from tfdist.rendezvous.errors import (
@@ -34,6 +34,7 @@ from tfdist.rendezvous.store import (
     Membership,
     MissingKeysError,
     StoreClient,
+    StoreLostError,
     failure_key,
 )
 from tfdist.rendezvous.world import Mesh, Settings, close_ends
@@ -41,6 +42,7 @@ from tfdist.rendezvous.world import Mesh, Settings, close_ends
 _log = logging.getLogger("tfdist")
 _RETRY_S = 0.05
 _LAST_WORDS_S = 2.0
+_IS_THE_WAY_OPEN = "is the address right (TFDIST_ADDRESS), and is there a firewall?"
 
 
 class _Builder:
@@ -329,13 +331,7 @@ class _Builder:
             except (OSError, AuthenticationError, TimeoutError) as error:
                 # A late link has a deadline of its own (late_links).
                 if peer.rank in self.first and self.settings.left_s <= _RETRY_S:
-                    where = ":".join(map(str, peer.address))
-                    raise timeout(
-                        f"rank {self.rank} cannot connect to {peer.described} at "
-                        f"{where}: {error or 'no answer'}; is the address right "
-                        "(TFDIST_ADDRESS), and is there a firewall?",
-                        f"missing link: {self.rank} to {peer.rank}",
-                    ) from error
+                    raise self._unreachable(peer, str(error)) from error
                 await asyncio.sleep(_RETRY_S)
 
     async def link(self) -> None:
@@ -353,12 +349,7 @@ class _Builder:
                     await self.changed.wait()
                     self.changed.clear()
         except TimeoutError:
-            rest = sorted(set(self.first) - set(self.made))
-            raise timeout(
-                f"rank {self.rank} has no link to {numbers(rest)} after "
-                f"{self.settings.timeout_s:g} s (TFDIST_START_TIMEOUT_S)",
-                f"missing ranks: {', '.join(map(str, rest))}",
-            ) from None
+            raise self._missing_links() from None
         failed = [reason for reason in reasons if reason]
         if failed:
             _log.warning(
@@ -366,6 +357,33 @@ class _Builder:
                 failed[0],
                 f" (and with {len(failed) - 1} more ranks)" if len(failed) > 1 else "",
             )
+
+    def _missing_links(self) -> RendezvousError:
+        rest = sorted(set(self.first) - set(self.made))
+        within = f"{self.settings.timeout_s:g} s (TFDIST_START_TIMEOUT_S)"
+        detail = f"missing ranks: {', '.join(map(str, rest))}"
+        far = [r for r in rest if self.host_of[r] != self.host_of[self.rank]]
+        if not far:
+            return timeout(
+                f"rank {self.rank} has no link to {numbers(rest)} after {within}",
+                detail,
+            )
+        if far[0] < self.rank:
+            return self._unreachable(self.peers[far[0]], f"no answer within {within}")
+        where = join_address(*self.peers[self.rank].address)
+        return timeout(
+            f"{numbers(far)} did not connect to rank {self.rank} at {where} within "
+            f"{within}; {_IS_THE_WAY_OPEN}",
+            detail,
+        )
+
+    def _unreachable(self, peer: Peer, reason: str) -> RendezvousError:
+        where = join_address(*peer.address)
+        return timeout(
+            f"rank {self.rank} cannot connect to {peer.described} at {where}: "
+            f"{reason or 'no answer'}; {_IS_THE_WAY_OPEN}",
+            f"missing link: {self.rank} to {peer.rank}",
+        )
 
     async def await_others(self, store: StoreClient) -> None:
         """Waits until all ranks have all their links."""
@@ -461,6 +479,16 @@ async def build(settings: Settings) -> Mesh:
         )
         await _race(builder.run(), membership)
         keep = left = True
+    except StoreLostError as lost:
+        left = True
+        if settings.placement.served or builder.rank == 0:
+            raise
+        raise rank_failed(
+            f"rank 0, which runs the store at {join_address(*settings.store)}, failed "
+            f"while the ranks were connecting: {lost.message}",
+            rank=0,
+            cause=lost.message,
+        ) from lost
     except RendezvousError:
         left = True
         raise

@@ -299,7 +299,7 @@ class StoreClient:
                 return await self._exchange(request)
         except (OSError, AuthenticationError, TimeoutError) as error:
             reason = str(error) or f"no answer within {limit_s:g} s"
-            raise timeout(f"lost the rendezvous store: {reason}") from error
+            raise _lost(reason) from error
 
     async def _exchange(self, request: dict[str, Any]) -> dict[str, Any]:
         try:
@@ -346,6 +346,15 @@ class StoreClient:
         return values
 
 
+class StoreLostError(RendezvousError):
+    """The store has ended, or does not answer."""
+
+
+def _lost(reason: str) -> StoreLostError:
+    error = timeout(f"lost the rendezvous store: {reason}")
+    return StoreLostError(error.code, error.message, error.payload)
+
+
 class MissingKeysError(Exception):
     """Keys that nobody set within the time; `keys` lists them."""
 
@@ -375,7 +384,11 @@ class Membership:
         """Joins as `member`: "rank", "host", "pid"."""
         claims = {"purpose": MEMBER, "job": job, "generation": generation}
         channel = await _connect(address, secret, claims, deadline, size)
-        await channel.send(member)
+        try:
+            await channel.send(member)
+        except OSError as error:
+            channel.close()
+            raise _lost(str(error)) from error
         return cls(channel)
 
     async def first_failure(self) -> dict[str, Any]:
@@ -389,7 +402,7 @@ class Membership:
             failed = (await self._channel.receive())["values"][0]
             return dict(failed)
         except (OSError, AuthenticationError, KeyError, IndexError) as error:
-            raise timeout(f"lost the rendezvous store: {error}") from error
+            raise _lost(str(error)) from error
 
     async def leave(self) -> None:
         """Leaves; from here on the end of this process is nobody's failure."""
