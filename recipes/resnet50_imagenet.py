@@ -317,7 +317,6 @@ def run(
 def make_callbacks(plan: Plan, folder: Path) -> list[keras.callbacks.Callback]:
     """The same on all ranks; those that write do it on rank 0."""
     ours, kerass = tfdist.callbacks, keras.callbacks
-    steps = FLAGS.checkpoint_steps * plan.accumulation
     within = run_folder.as_template(folder / run_folder.CHECKPOINTS)
     path = f"{within}/step-{{steps:08d}}.keras"
     checkpoint = ours.Checkpoint(path, keep=FLAGS.keep)
@@ -325,7 +324,7 @@ def make_callbacks(plan: Plan, folder: Path) -> list[keras.callbacks.Callback]:
         ours.BroadcastInitialState(),
         ours.CombineMovingStatistics(),
         ours.MetricAverage(),
-        CountSteps(plan, checkpoint),
+        CountSteps(plan, checkpoint, ours.Checkpoint(path, keep=FLAGS.keep)),
         ours.Progress(
             plan.global_batch // plan.accumulation,
             unit="images",
@@ -342,8 +341,6 @@ def make_callbacks(plan: Plan, folder: Path) -> list[keras.callbacks.Callback]:
         ),
         ours.RankZeroOnly(kerass.CSVLogger(folder / run_folder.LOG, append=True)),
     ]
-    if steps:
-        listed.insert(-2, ours.Checkpoint(path, keep=FLAGS.keep, save_freq=steps))
     if FLAGS.tensorboard:
         board = kerass.TensorBoard(folder / "tensorboard", write_graph=False)
         listed.append(ours.RankZeroOnly(board))
@@ -357,13 +354,29 @@ class CountSteps(keras.callbacks.Callback):
     The optimizer does not count those that a loss scale skips, but their pictures have
     been seen. An epoch is saved before its validation, which may end badly. At its end
     the logs get the learning rate of the last step.
+
+    Args:
+        plan: the numbers of the training.
+        of_epochs: saves the last step of each epoch, and keeps some of them.
+        within: saves the others of every `--checkpoint_steps`, and keeps some of those.
     """
 
-    def __init__(self, plan: Plan, checkpoint: tfdist.callbacks.Checkpoint) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        of_epochs: tfdist.callbacks.Checkpoint,
+        within: tfdist.callbacks.Checkpoint,
+    ) -> None:
         super().__init__()
         self._plan, self._preset = plan, make_preset()
-        self._checkpoint = checkpoint
+        self._of_epochs, self._within = of_epochs, within
         self._end = 0  # of the epoch, in batches
+
+    def set_model(self, model: keras.Model) -> None:
+        """Those that save are in no list."""
+        super().set_model(model)
+        self._of_epochs.set_model(model)
+        self._within.set_model(model)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         """A run that was resumed may have begun the epoch before."""
@@ -372,9 +385,12 @@ class CountSteps(keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: dict[str, float]) -> None:
         """Before the callbacks that save."""
         left = self.params["steps"] - (batch + 1)
-        logs["steps"] = (self._end - left) // self._plan.accumulation
+        logs["steps"], rest = divmod(self._end - left, self._plan.accumulation)
+        every = FLAGS.checkpoint_steps
         if not left:
-            self._checkpoint.save_now(logs, batch)
+            self._of_epochs.save_now(logs, batch)
+        elif every and not rest and logs["steps"] % every == 0:
+            self._within.save_now(logs, batch)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float]) -> None:
         """Before the callbacks that show the logs, and save."""

@@ -138,7 +138,13 @@ def new(folder: str | os.PathLike[str], name: str) -> Path:
 
     Raises:
         OSError: it cannot be made; says where.
+        ValueError: it is the address of a remote file system.
     """
+    if "://" in os.fspath(folder):
+        raise ValueError(
+            f"Expected --output_dir as a folder of this machine, got {folder}. Mount "
+            "it, or copy the run when it has ended."
+        )
     stem = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     for attempt in range(100):
         path = Path(folder, stem + (f"-{attempt}" if attempt else ""))

@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist import _core, _runtime, bucket_order
+from tfdist import _runtime, bucket_order
 from tfdist._process_sets import ProcessSet, members_of
 from tfdist._ready_levels import levels_of
 from tfdist.agreement import agree_on_order
@@ -44,7 +44,7 @@ def planned(
     listed = cut(None)
     if tf.executing_eagerly() or len(made) < 2:
         return listed  # all are there before the first bucket is
-    is_observed = _core.config()["TFDIST_PLAN"]["value"] == "observed"
+    is_observed = _runtime.setting("TFDIST_PLAN") == "observed"
     is_lowest = members_of(process_set)[0] == _runtime.rank()
     if not (is_observed or is_lowest):
         return listed

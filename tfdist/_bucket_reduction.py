@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist import _core, _xla, collectives
+from tfdist import _runtime, _xla, collectives, errors
 from tfdist._bucket_plan import planned
 from tfdist._operations import counted_as, counts
 from tfdist._process_sets import id_of
@@ -26,7 +26,7 @@ _FUNCTIONS: dict[tuple[Any, ...], Any] = {}
 
 def gated() -> bool:
     """Whether the buckets of a step end together (`TFDIST_COMMIT_GATE=1`)."""
-    return bool(_core.config()["TFDIST_COMMIT_GATE"]["value"])
+    return bool(_runtime.setting("TFDIST_COMMIT_GATE"))
 
 
 def reduce_buckets(
@@ -63,7 +63,6 @@ def reduce_buckets(
     pairs = [(i, tensor) for i, tensor in enumerate(tensors) if tensor is not None]
     indices = [i for i, _ in pairs]
     chosen = [tensor for _, tensor in pairs]
-    rows = _core.config()
     sizes = [t.shape.num_elements() * t.dtype.size for t in chosen]
     by_hand: list[list[int]] = []
     if options.groups is not None:
@@ -78,9 +77,9 @@ def reduce_buckets(
             sizes,
             [t.dtype for t in chosen],
             by_hand,
-            first_bytes=rows["TFDIST_FIRST_BUCKET_BYTES"]["value"],
-            bucket_bytes=rows["TFDIST_BUCKET_BYTES"]["value"],
-            fusion_bytes=rows["TFDIST_FUSION_BYTES"]["value"],
+            first_bytes=_runtime.setting("TFDIST_FIRST_BUCKET_BYTES"),
+            bucket_bytes=_runtime.setting("TFDIST_BUCKET_BYTES"),
+            fusion_bytes=_runtime.setting("TFDIST_FUSION_BYTES"),
             order=order,
         )
 
@@ -147,6 +146,8 @@ def reduce_buckets(
         key = (group_id, name, *use, cut)
         emit = _FUNCTIONS.setdefault(key, tf.function(emit, jit_compile=False))
     reduced = list(tensors)
-    for index, output in zip(indices, emit(*chosen), strict=True):
+    with errors.translate():  # those of a function of our own, in an eager call
+        outputs = emit(*chosen)
+    for index, output in zip(indices, outputs, strict=True):
         reduced[index] = output
     return reduced

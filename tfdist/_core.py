@@ -402,7 +402,9 @@ def check(code: int) -> None:
 
 
 def config() -> dict[str, dict[str, Any]]:
-    """The configuration in force: name of the variable → its row of the table.
+    """What the environment says now: name of the variable → its row of the table.
+
+    In a job what it said in `init()` counts (`tfdist._runtime.setting`).
 
     Returns:
         For each variable "name", "type", "default", "value", "unit", "minimum",
@@ -420,7 +422,7 @@ def config() -> dict[str, dict[str, Any]]:
 
 
 def value(name: str) -> Any:
-    """The value in force of one variable, such as TFDIST_TIMEOUT_S."""
+    """What the environment says now of one variable, such as TFDIST_TIMEOUT_S."""
     rows = config()
     if name not in rows:
         raise KeyError(f"{name} is not in the table of variables: {sorted(rows)}")
@@ -630,7 +632,9 @@ def add_process_set(ranks: Sequence[int], *, timeout_s: float = 0.0) -> int:
     Raises:
         CoreError: the lists differ or are not valid, a rank failed, the time is over.
     """
-    array = (ctypes.c_int32 * max(1, len(ranks)))(*ranks)
+    # What has more bits is no rank either; ctypes would leave them out.
+    bounded = (min(max(rank, -(1 << 31)), (1 << 31) - 1) for rank in ranks)
+    array = (ctypes.c_int32 * max(1, len(ranks)))(*bounded)
     number = ctypes.c_uint32()
     check(
         library().tfdist_process_set_add(

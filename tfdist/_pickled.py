@@ -33,12 +33,10 @@ class NotLoadedError(ValueError):
 def chosen() -> bool:
     """Whether this job unpickles: the ranks have agreed on it in `tfdist.init()`.
 
-    What a program changes in its environment afterwards means nothing.
-
     Raises:
         RuntimeError: they have asked for it, but have no common secret.
     """
-    asked = _runtime.objects() == "pickle"
+    asked = _runtime.setting(VARIABLE) == "pickle"
     bond, _ = _runtime.bond()
     if asked and bond is None and _runtime.size() > 1:
         raise RuntimeError(

@@ -187,7 +187,9 @@ class Reducing(ReducesUpdates):
             is_finite = self._on_all_ranks(finite.all_finite(present))
 
             def take() -> tf.Tensor:
-                update(grads, variables)
+                # All of this branch: Keras does not mix tensors of two graphs, and a
+                # method of the class may have made others of some gradients.
+                update([_identity(g) for g in grads], variables)
                 return tf.constant(True)
 
             return tf.cond(is_finite, take, lambda: tf.constant(False))
@@ -327,6 +329,12 @@ def _accumulation_steps(optimizer: Any) -> int | None:
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     steps: int | None = inner.gradient_accumulation_steps
     return steps
+
+
+def _identity(grad: Any) -> Any:
+    if grad is None:
+        return None
+    return tf.nest.map_structure(tf.identity, grad, expand_composites=True)
 
 
 @contextlib.contextmanager

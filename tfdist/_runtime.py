@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
 from tfdist import _core, _engine, tuning
 from tfdist import _host_memory as host_memory
@@ -58,7 +58,7 @@ class _State:
     late: LateLinks | None = None
     process_sets: list[ProcessSet] = field(default_factory=list)  # of this generation
     bond: Bond | None = None
-    objects: str = "plain"  # TFDIST_OBJECTS, as it was in init
+    settings: dict[str, dict[str, Any]] | None = None  # as they were in init
     address: str = ""
     helpers: dict[str, Helper] = field(default_factory=dict)  # of this generation
     timeline: Path | None = None  # its folder
@@ -175,7 +175,7 @@ def _connect(timeout_s: float | None) -> None:
             mesh.window.close()
         _state.late = mesh.late
         _state.bond, _state.address = mesh.bond, mesh.address
-        _state.objects = rows["TFDIST_OBJECTS"]["value"]
+        _state.settings = rows
         _state.topology = mesh.topology
         _state.pid = os.getpid()
         _state.process_sets = []
@@ -288,7 +288,7 @@ def shutdown() -> None:
         for helper in _state.helpers.values():
             helper.close()
         _state.helpers.clear()
-        _state.bond, _state.objects = None, "plain"
+        _state.bond, _state.settings = None, None
         _core.stop(_SHUTDOWN_TIMEOUT_S)
         if _state.late is not None:
             _state.late.stop()
@@ -328,9 +328,17 @@ def bond() -> tuple[Bond | None, str]:
     return _state.bond, _state.address
 
 
-def objects() -> str:
-    """What ranks send each other as objects, as all of them said in `init()`."""
-    return _state.objects
+def setting(name: str) -> Any:
+    """The value of a TFDIST_* variable as it was in `init()`, before that as it is.
+
+    What a program changes in its environment afterwards means nothing: the ranks have
+    compared what was there in `init()`.
+
+    Raises:
+        _core.CoreError: before `init()`: a variable of the environment is malformed.
+    """
+    rows = _state.settings
+    return _core.value(name) if rows is None else rows[name]["value"]
 
 
 def generation() -> int:

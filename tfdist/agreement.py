@@ -268,7 +268,9 @@ def _about_variables(error: _core.CoreError) -> _core.CoreError:
 def describe_variable(variable: Any, dtype: Any = None) -> str:
     """One line for a variable: path, dtype, shape; for `agree`."""
     path = " ".join(path_of(variable).split())
-    dims = ",".join(str(dim) for dim in variable.shape)
+    shape = variable.shape  # of a tf.Variable even its rank may be unknown
+    is_open = isinstance(shape, tf.TensorShape) and shape.rank is None
+    dims = "unknown" if is_open else ",".join(str(dim) for dim in shape)
     return f"{path} {tf.as_dtype(dtype or variable.dtype).name} [{dims}]"
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import keras
 
 from tfdist import _runtime, errors
+from tfdist._adapted import check_prints, prints_of_adapted
 from tfdist._dealing import Part, deal
 from tfdist._process_sets import ProcessSet
 from tfdist._together import Together
@@ -69,7 +70,8 @@ def evaluate(
             `docs/evaluation.md`); a layer has states that go on from batch to batch.
         NotImplementedError: a `test_step` returns other numbers than the metrics'.
         tfdist.MismatchError: the ranks' data (of arrays some rows are compared),
-            metrics or weights differ, or a rank has joined (`tfdist.join`).
+            metrics, weights or what preprocessing layers have learnt differ, or a rank
+            has joined (`tfdist.join`).
         tfdist.RankFailedError: another rank raised, or failed.
         tfdist.TimeoutError: a rank was not done within `timeout_s`.
 
@@ -151,7 +153,8 @@ def start(
     place = ranks.ranks.index(_runtime.rank())
     function = f"tfdist.{ranks.function}"
     part = deal(function, x, y, sample_weight, batch_size, place, len(ranks.ranks))
-    return part, {"data": part.whole, "weights": prints_of(model)}
+    facts = {"data": part.whole, "weights": prints_of(model)}
+    return part, {**facts, "adapted": prints_of_adapted(model)}
 
 
 def agree_on_start(
@@ -167,6 +170,8 @@ def agree_on_start(
     part, told = ranks.run("before the first batch", prepare)
     ranks.agree(told, "data", "the data", "Give all ranks the whole data.")
     agree_on_weights(model, ranks, told)
+    adapted = [facts["adapted"] for facts in told]
+    check_prints(adapted, f"tfdist.{ranks.function}", ranks.ranks)
     return part, told
 
 

@@ -278,4 +278,7 @@ def _flat(results: dict[str, Any]) -> Iterator[tuple[str, Any]]:
             yield from _flat(value)
         else:
             array = keras.ops.convert_to_numpy(value)
-            yield key, float(array.item()) if array.size == 1 else array
+            try:
+                yield key, float(array)  # older NumPy: also of an array of one element
+            except TypeError:
+                yield key, array

@@ -16,6 +16,7 @@ from tfdist._process_sets import ProcessSet, check_root, id_of, members_of
 from tfdist.plain_data import MAX_BYTES, decode, encode
 
 _HEADER_WORDS = 3  # rank, status, length in bytes
+_MOST_BYTES = (1 << 31) - 1  # that the header can say
 _OK, _REFUSED, _PICKLED = 0, 1, 2
 _CHOICE = (
     f"Or set {_pickled.VARIABLE}=pickle for all ranks, which then send each other any "
@@ -39,7 +40,8 @@ def broadcast_object(
             `TFDIST_OBJECTS=pickle`, any object. Looked at on `root` only.
         root: rank whose object all ranks get; default 0.
         name: identifies the call across ranks; default: by its order.
-        max_bytes: bound on the encoded object, in bytes; default 1 MiB.
+        max_bytes: bound on the encoded object, in bytes; default 1 MiB, at
+            most 2 GiB.
         timeout_s: seconds to wait for the slowest rank; default `TFDIST_TIMEOUT_S`.
         process_set: the ranks that take part, which alone call it; default all.
 
@@ -53,6 +55,7 @@ def broadcast_object(
         tfdist.RankFailedError: a rank failed, `root` could not send its object, or
             another rank could not load it.
         tfdist.MismatchError: `root` has joined (`tfdist.join`).
+        RuntimeError: in a `tf.function`.
 
     Example:
         >>> import tfdist
@@ -87,7 +90,8 @@ def allgather_object(
         obj: plain data (`tfdist.plain_data.encode`); or, where all ranks have
             `TFDIST_OBJECTS=pickle`, any object. May differ between ranks.
         name: identifies the call across ranks; default: by its order.
-        max_bytes: bound on each encoded object, in bytes; default 1 MiB.
+        max_bytes: bound on each encoded object, in bytes; default 1 MiB, at
+            most 2 GiB.
         timeout_s: seconds to wait for the slowest rank; default `TFDIST_TIMEOUT_S`.
         process_set: the ranks that take part, which alone call it; default all.
 
@@ -102,6 +106,7 @@ def allgather_object(
             loaded on this rank.
         tfdist.RankFailedError: a rank failed, or could not send its object or load
             another one.
+        RuntimeError: in a `tf.function`.
 
     Example:
         >>> import tfdist
@@ -171,6 +176,12 @@ def _exchange(
     Returns:
         Rank → its object; without the ranks that have joined.
     """
+    if not tf.executing_eagerly():
+        raise RuntimeError(
+            f"{name}: Python objects cannot be sent in a tf.function, whose values are "
+            "not known while it is traced. Call it outside of the function, or send "
+            "tensors with tfdist.broadcast() or tfdist.allgather()."
+        )
     call = f"{name} of process set {id_of(process_set)}"
 
     def gather(
@@ -194,6 +205,12 @@ def _exchange(
     if sends:
         try:
             status, message = _message_of(obj, call, max_bytes)
+            if len(message) > _MOST_BYTES:
+                raise ValueError(
+                    f"Expected an object of at most {_MOST_BYTES} bytes, whatever "
+                    f"max_bytes is, got {len(message)} bytes. Send arrays with "
+                    "tfdist.broadcast() or tfdist.allgather()."
+                )
         except Exception as error:  # whatever it is: the others wait
             refusal = error
     found = gather("", status, message, refusal)

@@ -183,7 +183,7 @@ class _Unpacker:
         self._max_bytes = max_bytes
 
     def value(self, data: bytes, depth: int) -> Any:
-        if depth > MAX_DEPTH:
+        if depth > MAX_DEPTH + 1:  # what a tuple or array of the last level holds
             raise ValueError(f"Expected at most {MAX_DEPTH} levels, got more.")
         return msgpack.unpackb(
             data,

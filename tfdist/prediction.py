@@ -72,7 +72,8 @@ def predict(
         ValueError: there are no samples, or the data are shuffled or sharded; an option
             is none of those listed; a layer has states that go on from batch to batch.
         tfdist.MismatchError: the ranks' data (of arrays some rows are compared),
-            weights or shapes of outputs differ, or a rank has joined (`tfdist.join`).
+            weights, what preprocessing layers have learnt or shapes of outputs differ,
+            or a rank has joined (`tfdist.join`).
         tfdist.RankFailedError: another rank raised, or failed.
         tfdist.TimeoutError: a rank was not done within `timeout_s`.
 

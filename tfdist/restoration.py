@@ -13,10 +13,13 @@ from typing import Any
 import keras
 
 from tfdist import _runtime, _weighted_accumulation
+from tfdist._adapted import check_alike, follow_variables
 from tfdist._process_sets import ProcessSet, members_of
 from tfdist._together import Together
 from tfdist.callbacks._first_call import is_built
 from tfdist.callbacks._optimizers import members_of_attribute, optimizers_of
+from tfdist.layers.saved_generators import read_states, set_states
+from tfdist.layers.seed_generators import broadcast_seed_generators
 from tfdist.torn import check_not_torn
 from tfdist.variables import broadcast_variables
 
@@ -37,9 +40,10 @@ def restore(
     be visible to them. The number of ranks may be another than when it was saved. What
     has been trained since then goes on as if it had not been interrupted: the optimizer
     has its slots and its count of steps, from which schedules take the learning rate;
-    so have optimizers that are other attributes of the model (a GAN has two). (Random
-    number generators of layers are those of the lowest rank until
-    `BroadcastInitialState` makes them distinct.)
+    so have optimizers that are other attributes of the model (a GAN has two). The
+    random number generators of layers (dropout) go on too, if `Checkpoint` has saved
+    the file: each rank has a stream of its own, as by
+    `tfdist.layers.broadcast_seed_generators`. `model.save` leaves them out.
 
     Args:
         model: built and compiled as the saved one was, on all ranks. Its own optimizer
@@ -59,7 +63,9 @@ def restore(
             and found. Nothing has been changed then.
         tfdist.RankFailedError: on the ranks that do not read, with the words of the one
             that does.
-        tfdist.MismatchError: a rank has joined (`tfdist.join`).
+        tfdist.MismatchError: a rank has joined (`tfdist.join`); or the preprocessing
+            layers of the ranks have learnt something else, which is in no checkpoint's
+            variables (vocabularies, boundaries of bins).
 
     Example:
         >>> import keras, tfdist
@@ -89,17 +95,23 @@ def restore(
         return None, {"built": _built(model)}
 
     def read() -> tuple[None, dict[str, Any]]:
-        if reads:
-            _load(model, os.fspath(path))
-        return None, {}
+        if not reads:
+            return None, {}
+        states = read_states(path)
+        _load(model, os.fspath(path))
+        return None, {"generators": set_states(model, states)}
 
     _, facts = ranks.run("check", check)
     what = "which optimizers of the model are built"
     ranks.agree(facts, "built", what, "Build the same on all ranks.")
-    ranks.run("read", read)
+    _, facts = ranks.run("read", read)
     optimizers = optimizers_of(model)
     slots = [v for one in optimizers for v in one.variables]
     broadcast_variables(model.weights + slots, root, process_set=process_set)
+    follow_variables(model)
+    check_alike(model, "tfdist.restore", process_set)
+    if facts[0]["generators"]:  # of the rank that reads
+        broadcast_seed_generators(model, root=root, process_set=process_set)
     if not reads:  # where they are read this is known
         for one in optimizers:
             _weighted_accumulation.loaded(getattr(one, "inner_optimizer", one))
@@ -131,7 +143,8 @@ def prepare(model: keras.Model) -> None:
 def check_fits(model: keras.Model, path: str) -> None:
     """Whether a compiled model can go on from a checkpoint; as `restore` raises."""
     if not os.path.exists(path):
-        raise FileNotFoundError(f"There is no checkpoint {path!r}.")
+        hint = " Copy it to this machine first." if "://" in path else ""
+        raise FileNotFoundError(f"There is no checkpoint {path!r}.{hint}")
     config, saved = _contents(path)
     own_name = None
     if getattr(model, "optimizer", None) is not None:
@@ -227,6 +240,7 @@ def _load(model: keras.Model, path: str) -> None:
     except BaseException as error:
         for variable, value in before:
             variable.assign(value)
+        follow_variables(model)
         if not isinstance(error, ValueError | KeyError | TypeError):
             raise
         raise ValueError(

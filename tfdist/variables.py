@@ -24,6 +24,9 @@ def broadcast_variables(
     dtypes is an error before anything is changed. Then few operations carry all the
     values.
 
+    A `keras.layers.Normalization` computes with what it has made of its variables
+    before: call its `finalize_state()` afterwards. (`BroadcastInitialState` does.)
+
     Args:
         variables: Keras variables, `tf.Variable`s, or both; in the same order on
             every rank; e.g. `model.weights + model.optimizer.variables`.

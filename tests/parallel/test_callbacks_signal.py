@@ -17,11 +17,11 @@ STEPS = 6
 
 
 class Kill(keras.callbacks.Callback):
-    """Sends this process a signal after one step of the second epoch."""
+    """Sends this process a signal after one step of the second epoch, or another."""
 
-    def __init__(self, step, number):
+    def __init__(self, step, number, epoch=1):
         super().__init__()
-        self.step, self.number = step, number
+        self.step, self.number, self.of_epoch = step, number, epoch
         self.seen = 0
 
     def on_epoch_begin(self, epoch, logs=None):
@@ -29,7 +29,7 @@ class Kill(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch, logs=None):
         self.seen += 1
-        if (self.epoch, batch) == (1, self.step):
+        if (self.epoch, batch) == (self.of_epoch, self.step):
             os.kill(os.getpid(), self.number)
 
 
@@ -66,6 +66,44 @@ def ended(folder, number, accumulation=None):
         same = signal.getsignal(number) is before
         return [exit.code, kill.seen, validated, same, *state]
     return "went on"
+
+
+def ended_while_data_have(folder, without):
+    """Each rank is told to end at its step 5, when `without` has no more data."""
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(4)
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    adam = tfdist.DistributedOptimizer(keras.optimizers.Adam(0.25))
+    model.compile(adam, "mse", jit_compile=False)
+    x = np.ones((2 * (3 if tfdist.rank() == without else 9), 2))
+    kill = Kill(4, signal.SIGTERM, epoch=0)
+    checkpoint = Checkpoint(folder + "/{epoch}-{step}-{val_loss:.3f}.keras")
+    try:
+        model.fit(
+            x,
+            x[:, :1],
+            batch_size=2,
+            epochs=3,
+            shuffle=False,
+            verbose=0,
+            callbacks=[tfdist.callbacks.UnevenData(), kill, StopOnSignal(checkpoint)],
+        )
+    except SystemExit as exit:
+        return [exit.code, kill.seen, *[np.array(v) for v in model.weights]]
+    return "went on"
+
+
+@pytest.mark.parametrize("without", [0, 1])
+def test_a_signal_when_the_data_of_a_rank_have_ended_saves_and_ends_all(
+    without, tmp_path
+):
+    results = run_ranks(ended_while_data_have, 2, str(tmp_path), without)
+    steps = [3 if rank == without else 5 for rank in range(2)]
+    assert [own[:2] for own in results] == [[128 + signal.SIGTERM, n] for n in steps]
+    for a, b in zip(results[0][2:], results[1][2:], strict=True):
+        np.testing.assert_array_equal(a, b)
+    # What nobody knows yet is no reason to lose the work.
+    assert [path.name for path in tmp_path.iterdir()] == ["1-5-none.keras"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])

@@ -28,6 +28,8 @@ ERRORS = [
     ("sample weights", ("MismatchError",), "'sample_weight'"),
     ("weights", ("MismatchError",), "dense/bias' is not that of rank 0"),
     ("statistics", ("MismatchError",), "combine_moving_statistics(model)"),
+    ("made by evaluate", ("MismatchError",), "kernel' is not that of rank 0"),
+    ("made by predict", ("MismatchError",), "kernel' is not that of rank 0"),
     ("function", ("MismatchError",), "before the first batch"),
     ("kind", ("RankFailedError", "ValueError"), "at least one sample"),
     ("gather", ("MismatchError",), "'root' on rank 0"),
@@ -60,6 +62,13 @@ def errors():
         layer.moving_mean.assign([float(rank == 2)] * 3)
         return normalized
 
+    def unbuilt():
+        keras.utils.clear_session()
+        keras.utils.set_random_seed(rank)  # of the weights that the first batch makes
+        model = keras.Sequential([keras.layers.Dense(1)])
+        model.compile(None, "mse", run_eagerly=True)
+        return model
+
     calls = {
         "metric": lambda: tfdist.evaluate(model(Fails()), x, y),
         "undeclared": lambda: tfdist.evaluate(model(Undeclared()), x, y),
@@ -70,6 +79,8 @@ def errors():
         ),
         "weights": lambda: tfdist.predict(model(add=float(rank == 2)), x),
         "statistics": lambda: tfdist.predict(moved(), x),
+        "made by evaluate": lambda: tfdist.evaluate(unbuilt(), x, y),
+        "made by predict": lambda: tfdist.predict(unbuilt(), x),
         "function": lambda: (
             tfdist.predict(model(), x) if rank else tfdist.evaluate(model(), x, y)
         ),

@@ -93,3 +93,37 @@ def test_a_policy_has_to_be_known_and_a_loss_scale_has_its_own():
     scaled = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())
     with pytest.raises(ValueError, match="Leave nan_policy out"):
         tfdist.DistributedOptimizer(scaled, nan_policy="skip_step")
+
+
+def lars(in_graph, nan_policy):
+    """The gradient of `table` has rows, which LARS makes dense within its `apply`."""
+    table = tf.Variable(np.ones((6, 2)), name="table")
+    bias = tf.Variable(np.ones(2), name="bias")
+    optimizer = tfdist.DistributedOptimizer(
+        tfdist.optimizers.LARS(0.1, weight_decay=0.01),
+        sparse_as_dense=False,
+        nan_policy=nan_policy,
+    )
+
+    def step(rows, factor):
+        with tf.GradientTape() as tape:
+            loss = factor * tf.reduce_sum(tf.gather(table, rows) ** 2 + bias)
+        optimizer.apply(tape.gradient(loss, [table, bias]), [table, bias])
+
+    run = tf.function(step) if in_graph else step
+    optimizer.build([table, bias])
+    for number in range(4):
+        if number == 1 and nan_policy is None:
+            continue
+        factor = np.nan if number == 1 and tfdist.rank() == 1 else 1.0
+        rows = tf.constant([number, number + 1 + tfdist.rank()])
+        run(rows, tf.constant(factor, tf.float64))
+    return [table.numpy(), bias.numpy()]
+
+
+@pytest.mark.parametrize("in_graph", [False, True])
+def test_skip_step_with_rows_of_a_table_and_an_apply_of_the_optimizers_own(in_graph):
+    expected = run_ranks(lars, 2, False, None)[0]
+    for found in run_ranks(lars, 2, in_graph, "skip_step"):
+        for a, b in zip(found, expected, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-12)

@@ -7,6 +7,7 @@ import tensorflow as tf
 from helpers.ranks import run_ranks
 
 import tfdist
+from tfdist import objects
 
 
 def share():
@@ -29,8 +30,11 @@ def test_objects_reach_all_ranks(size):
 
 
 def refused_object(kind):
-    own = {"kind": [1, {2}], "bytes": b"x" * 100}[kind]
+    own = [1, {2}] if kind == "kind" else b"x" * 100
     limits = {"max_bytes": 50} if kind == "bytes" else {}
+    most = objects._MOST_BYTES
+    if kind == "header":
+        objects._MOST_BYTES = 60  # a small one, for those of 2 GiB
     obj = own if tfdist.rank() == 1 else 5
     errors = []
     for call in (
@@ -42,13 +46,18 @@ def refused_object(kind):
         except (TypeError, ValueError, tfdist.RankFailedError) as error:
             record = getattr(error, "record", None)
             errors.append([type(error).__name__, str(error), record and record.rank])
+    objects._MOST_BYTES = most
     # The world goes on.
     return [errors, tfdist.allgather_object(tfdist.rank())]
 
 
 @pytest.mark.parametrize(
     ("kind", "own", "words"),
-    [("kind", "TypeError", "object[1]"), ("bytes", "ValueError", "at most 50 bytes")],
+    [
+        ("kind", "TypeError", "object[1]"),
+        ("bytes", "ValueError", "at most 50 bytes"),
+        ("header", "ValueError", "at most 60 bytes, whatever max_bytes is"),
+    ],
 )
 def test_an_object_that_cannot_be_sent_is_an_error_on_all_ranks(kind, own, words):
     for rank, (errors, later) in enumerate(run_ranks(refused_object, 2, kind)):
@@ -57,6 +66,19 @@ def test_an_object_that_cannot_be_sent_is_an_error_on_all_ranks(kind, own, words
             assert words in message
             assert culprit == (None if rank == 1 else 1)
         assert later == [0, 1]
+
+
+def in_a_function():
+    found = []
+    for send in (tfdist.broadcast_object, tfdist.allgather_object):
+        with pytest.raises(RuntimeError, match="Call it outside of the func") as error:
+            tf.function(lambda: send(1))()  # noqa: B023 - called at once
+        found.append(send.__name__ in str(error.value))
+    return [found, tfdist.allgather_object(tfdist.rank())]
+
+
+def test_in_a_function_objects_are_refused():
+    assert run_ranks(in_a_function, 2) == [[[True, True], [0, 1]]] * 2
 
 
 def wrong_root():
@@ -102,6 +124,17 @@ def test_variables_of_all_dtypes_get_the_roots_values(root):
     for values, scalar in run_ranks(send_variables, 2, root):
         assert values == [[root, 1 - root, 1]] * len(DTYPES)
         assert scalar == root
+
+
+def variables_of_open_shapes():
+    own = [float(tfdist.rank()), 7.0]
+    v = [tf.Variable(own, shape=tf.TensorShape(shape)) for shape in ([None], None)]
+    tfdist.broadcast_variables(v, root=1)
+    return [one.numpy().tolist() for one in v]
+
+
+def test_variables_whose_shape_is_not_known_get_the_roots_values():
+    assert run_ranks(variables_of_open_shapes, 2) == [[[1.0, 7.0]] * 2] * 2
 
 
 def differing_variables():

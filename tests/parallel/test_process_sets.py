@@ -132,6 +132,7 @@ def mistakes():
     found = {}
     found["differ"] = refused(lambda: tfdist.add_process_set([0, 1 + rank]))
     found["invalid"] = refused(lambda: tfdist.add_process_set([1, 0]))
+    found["wide"] = refused(lambda: tfdist.add_process_set([0, (1 << 32) + 1]))
     found["types"] = refused(lambda: tfdist.add_process_set(["0"]))
     pair = tfdist.add_process_set([0, 1])
     x = tf.ones([2])
@@ -166,6 +167,7 @@ def test_mistakes_say_what_to_do():
         assert "rank 0: [0,1]; rank 1: [0,2]; rank 2: [0,3]" in found["differ"][1]
         assert found["invalid"][0] == "InvalidArgumentError"
         assert "ascending" in found["invalid"][1]
+        assert found["wide"][0] == "InvalidArgumentError"
         assert found["types"][0] == "TypeError"
         assert found["no set"][0] == "TypeError"
         assert "tfdist.add_process_set(ranks)" in found["no set"][1]

@@ -13,16 +13,22 @@ from helpers.ranks import run_ranks
 
 import tfdist
 from tfdist._weighted_accumulation import totals
+from tfdist.layers.seed_generators import states_of_generators
 
 EPOCHS, STEPS = 2, 4
 
 
-def compiled(units=3, optimizer=None, **options):
+def compiled(units=3, optimizer=None, noisy=False, **options):
     keras.utils.clear_session()
     keras.utils.set_random_seed(10 + tfdist.rank())
+    noise = [
+        keras.Sequential([keras.Input((2,)), keras.layers.GaussianNoise(0.5)]),
+        keras.layers.Dropout(0.5),
+    ]
     model = keras.Sequential(
         [
             keras.Input((2,)),
+            *(noise if noisy else []),
             keras.layers.Dense(units, name="first"),
             keras.layers.BatchNormalization(),
             keras.layers.Dense(1),
@@ -55,15 +61,16 @@ def fit(model, begin, path=None):
 
 
 def state(model):
-    return [np.array(v) for v in model.weights + model.optimizer.variables]
+    kept = [*model.weights, *states_of_generators(model), *model.optimizer.variables]
+    return [np.array(v) for v in kept]
 
 
-def interrupted(folder):
+def interrupted(folder, noisy=False):
     """A whole training; then one that begins with the first one's first epoch."""
-    whole = compiled()
+    whole = compiled(noisy=noisy)
     fit(whole, 0, folder + "/step-{step:03d}.keras")
     before = state(whole)
-    resumed = compiled()
+    resumed = compiled(noisy=noisy)
     path = folder + f"/step-{STEPS:03d}.keras"
     # Only rank 0 has the file.
     step = tfdist.restore(resumed, path if tfdist.rank() == 0 else "nowhere.keras")
@@ -72,9 +79,11 @@ def interrupted(folder):
     return [step, all(same), len(same)]
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_a_resumed_training_ends_with_the_bits_of_an_uninterrupted_one(ranks, tmp_path):
-    for step, same, count in run_ranks(interrupted, ranks, str(tmp_path)):
+@pytest.mark.parametrize(("ranks", "noisy"), [(1, False), (2, False), (2, True)])
+def test_a_resumed_training_ends_with_the_bits_of_an_uninterrupted_one(
+    ranks, noisy, tmp_path
+):
+    for step, same, count in run_ranks(interrupted, ranks, str(tmp_path), noisy):
         assert (step, same) == (STEPS, True)
         assert count > 10
 

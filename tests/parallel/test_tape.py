@@ -1,5 +1,7 @@
 """DistributedGradientTape and groups on several ranks."""
 
+import os
+
 import keras
 import numpy as np
 import pytest
@@ -7,7 +9,7 @@ import tensorflow as tf
 from helpers.ranks import run_ranks
 
 import tfdist
-from tfdist import groups
+from tfdist import _core, groups
 from tfdist.reduce_options import ReduceOptions
 
 
@@ -115,6 +117,59 @@ def test_another_start_may_have_other_gradients_behind_the_gate():
     env["TFDIST_FUSION_BYTES"] = "16"
     for found in run_ranks(behind_the_gate_again_and_again, 2, env=env):
         assert found == [[3.0, 3.0, None], [3.0, 3.0, 3.0]]
+
+
+SMALL_BUCKETS = dict.fromkeys(
+    ("TFDIST_FIRST_BUCKET_BYTES", "TFDIST_BUCKET_BYTES", "TFDIST_FUSION_BYTES"), "16"
+)
+
+
+def after_another_environment():
+    """Rank 0 removes its variables, as before it starts a program that is no rank."""
+    v = [tf.Variable(tf.ones([4])) for _ in range(4)]
+    before = dict(os.environ)
+    if tfdist.rank() == 0:
+        for name in [name for name in os.environ if name.startswith("TFDIST_")]:
+            del os.environ[name]
+        os.environ["TFDIST_NOTHING"] = "1"
+    try:
+        with tfdist.DistributedGradientTape() as tape:
+            loss = tf.add_n([tf.reduce_sum(x) * (tfdist.rank() + 1) for x in v])
+        found = [*tape.gradient(loss, v), *tfdist.grouped_allreduce([*v])]
+        return [float(g[0]) for g in found]
+    finally:
+        os.environ.pop("TFDIST_NOTHING", None)
+        os.environ.update(before)
+
+
+@pytest.mark.parametrize("gate", ["0", "1"])
+def test_what_the_environment_says_after_init_means_nothing(gate):
+    env = {**SMALL_BUCKETS, "TFDIST_COMMIT_GATE": gate, "TFDIST_TIMEOUT_S": "30"}
+    for found in run_ranks(after_another_environment, 2, env=env):
+        assert found == [1.5] * 4 + [1.0] * 4
+
+
+def an_error_in_an_eager_step():
+    v = [tf.Variable(tf.ones([4])) for _ in range(4)]
+    with tfdist.DistributedGradientTape(persistent=True) as tape:
+        loss = tf.add_n([tf.reduce_sum(x) for x in v])
+    tape.gradient(loss, v)
+    if tfdist.rank() == 1:
+        _core.abort("a reason of its own")
+    try:
+        tape.gradient(loss, v)
+    except tf.errors.OpError as error:
+        record = getattr(error, "record", None)
+        return [type(error).__name__, error.message, record and record.rank]
+
+
+@pytest.mark.parametrize("gate", ["0", "1"])
+def test_an_eager_step_raises_the_errors_of_tfdist(gate):
+    env = {**SMALL_BUCKETS, "TFDIST_COMMIT_GATE": gate, "TFDIST_TIMEOUT_S": "30"}
+    for kind, message, rank in run_ranks(an_error_in_an_eager_step, 2, env=env):
+        assert (kind, rank) == ("RankFailedError", 1)
+        assert message.startswith("rank 1 (")
+        assert "a reason of its own" in message
 
 
 def embedding(dense):

@@ -87,8 +87,32 @@ def test_a_late_gradient_in_an_early_bucket_is_named():
     assert (found.held, found.early, found.late) == (3, 1, 2)
 
 
+def test_a_bucket_of_late_gradients_holds_nothing_back():
+    buckets = [[3, 2], [1, 0]]
+    found = bucket_order.compare(buckets, buckets, [40, 10, 100, 100], [MIB] * 4)
+    assert (found.held, found.early, found.late) == (1, 1, 0)
+
+
 def test_few_bytes_never_matter():
     assert not compared([80, 10, 70, 20], [1000] * 4).matters
+
+
+@pytest.mark.parametrize(
+    ("total", "gain", "matters"),
+    [
+        (4 * MIB, MIB, True),
+        (4 * MIB, MIB - 1, False),
+        (20 * MIB, 2 * MIB, True),
+        (20 * MIB, 2 * MIB - 1, False),
+    ],
+)
+def test_a_tenth_of_the_bytes_matters_from_one_mib_on(total, gain, matters):
+    found = bucket_order.Comparison(total, 3.0 * MIB, 3.0 * MIB - gain, 0, 0, 0)
+    assert found.matters == matters
+
+
+def test_gradients_that_are_made_at_the_same_time_are_all_left():
+    assert bucket_order.bytes_left([[1], [0]], [5, 5], [10, 30]) == 40.0
 
 
 def test_levels_of_a_graph_follow_the_backward_pass_not_the_list():

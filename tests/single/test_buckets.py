@@ -44,6 +44,11 @@ def test_a_bucket_holds_one_dtype():
     assert buckets == [[3, 1], [2, 0]]
 
 
+def test_of_several_dtypes_only_one_bucket_is_first():
+    buckets = cut([4] * 6, dtypes=["f", "h"] * 3, first=8, bucket=12)
+    assert buckets == [[5, 3], [4, 2, 0], [1]]
+
+
 @pytest.mark.parametrize("name", ["first", "bucket", "fusion"])
 def test_negative_limits_are_refused(name):
     with pytest.raises(ValueError, match=f"{name}_bytes"):
@@ -97,6 +102,9 @@ def test_a_bucket_closes_as_soon_as_it_is_full(sizes, first, bucket, fusion):
         ([4, 4, 4, 12], 2, [[3], [2, 1, 0]]),
         ([100, 1, 1], 3, [[2], [1], [0]]),
         ([100, 1, 1], 2, [[2, 1], [0]]),
+        ([1] * 6, 3, [[5, 4], [3, 2], [1, 0]]),
+        ([2] * 9, 3, [[8, 7, 6], [5, 4, 3], [2, 1, 0]]),
+        ([3, 3, 3, 3, 12], 3, [[4], [3, 2], [1, 0]]),
         ([0, 0, 0], 2, [[2], [1, 0]]),
     ],
 )

@@ -24,6 +24,7 @@ from tfdist.callbacks import (
     broadcast_initial_state,
 )
 from tfdist.callbacks._whole_file import write_whole_file
+from tfdist.callbacks.learning_rate_warmup import rescale_velocities, velocities_of
 
 X = np.random.default_rng(1).normal(size=(32, 4)).astype("float32")
 Y = X.sum(axis=1, keepdims=True)
@@ -183,6 +184,7 @@ def test_the_broadcast_of_an_unbuilt_model_is_no_reduction(monkeypatch):
     monkeypatch.setattr(
         broadcast_initial_state, "gather_from_all", lambda mark, *_, **__: [mark] * 2
     )
+    monkeypatch.setattr(broadcast_initial_state, "check_alike", lambda *_: None)
     with pytest.raises(RuntimeError, match="DistributedGradientTape"):
         fit(model, BroadcastInitialState())
 
@@ -420,8 +422,6 @@ def test_momentum_correction_is_equation_10(correction, nesterov, monkeypatch):
 
 
 def test_rmsprop_with_momentum_is_corrected_and_adam_left_alone():
-    from tfdist.callbacks.learning_rate_warmup import velocities_of
-
     v = keras.Variable(np.ones(3, "float32"))
     rmsprop = keras.optimizers.RMSprop(0.1, momentum=0.9)
     for optimizer in (rmsprop, keras.optimizers.Adam()):
@@ -462,6 +462,25 @@ def test_one_warm_up_warms_up_every_optimizer_once(monkeypatch):
         expected = [rate / 4 * (1 + 3 * min(1, step / 4)) for step in range(8)]
         np.testing.assert_allclose(watch.seen, expected + [rate] * 8, rtol=1e-6)
         assert warmup.target is None
+
+
+def test_a_warm_up_of_another_fit_goes_to_the_target_of_the_first(monkeypatch):
+    monkeypatch.setattr(_runtime, "size", lambda: SIZE)
+    model = compiled()  # its rate, 0.1, is the target
+    watch = Watch(lambda: rate_of(model.optimizer))
+    fit(model, LearningRateWarmup(2), watch, epochs=1)
+    fit(model, LearningRateWarmup(1), watch, epochs=2)
+    rises = [[0.025 * (1 + 3 * step / n) for step in range(4)] for n in (8, 4)]
+    np.testing.assert_allclose(watch.seen, [*sum(rises, []), *[0.1] * 4], rtol=1e-6)
+
+
+def test_velocities_of_a_rate_of_0_stay_as_they_are():
+    v = keras.Variable(np.ones(3, "float32"))
+    optimizer = keras.optimizers.SGD(0.0, momentum=0.9)
+    optimizer.build([v])
+    optimizer.momentums[0].assign(np.full(3, 2.0))
+    rescale_velocities(optimizer, 0.0, 0.1)
+    np.testing.assert_array_equal(optimizer.momentums[0].numpy(), [2.0] * 3)
 
 
 def test_an_unknown_number_of_steps_is_asked_for():
@@ -544,6 +563,22 @@ def test_a_failed_save_keeps_what_was_saved_before(tmp_path, monkeypatch):
         fit(model, Checkpoint(path))
     assert path.read_bytes() == good
     assert files(tmp_path) == ["m.keras"]
+
+
+def test_an_older_file_stays_until_a_newer_one_is_whole(tmp_path, monkeypatch):
+    model = compiled()
+    last = Checkpoint(tmp_path / "m-{epoch}.keras", keep=1)
+    same = Checkpoint(tmp_path / "latest.keras", keep=1)
+    fit(model, last, same, epochs=3)
+    assert files(tmp_path) == ["latest.keras", "m-3.keras"]
+
+    def fails(target, **options):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(model, "save", fails)
+    with pytest.raises(OSError, match="No space left"):
+        fit(model, last, initial_epoch=3, epochs=4)
+    assert files(tmp_path) == ["latest.keras", "m-3.keras"]
 
 
 def test_content_is_on_disk_before_the_name_and_the_name_after(tmp_path, monkeypatch):

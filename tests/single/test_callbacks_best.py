@@ -54,6 +54,36 @@ def test_the_mode_that_was_given_counts_most(tmp_path):
     assert saved("top_1", metrics, tmp_path, **options) == [5]
 
 
+def validated(folder, validation_freq, monitor="val_loss"):
+    keras.utils.clear_session()
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    optimizer = tfdist.DistributedOptimizer(keras.optimizers.SGD(0.1))
+    model.compile(optimizer, "mse", jit_compile=False)
+    ones = np.ones((1, 1))
+    best = Checkpoint(
+        folder / "{epoch}.keras", monitor=monitor, save_best_only=True, mode="min"
+    )
+    model.fit(
+        *(ones, ones),
+        epochs=4,
+        verbose=0,
+        validation_data=(ones, ones),
+        validation_freq=validation_freq,
+        callbacks=[best],
+    )
+    return sorted(path.stem for path in folder.iterdir())
+
+
+@pytest.mark.parametrize("validation_freq", [2, [2, 4]])
+def test_an_epoch_that_is_not_validated_saves_nothing(validation_freq, tmp_path):
+    assert validated(tmp_path, validation_freq) == ["2", "4"]
+
+
+def test_a_wrong_name_is_found_at_the_first_validation(tmp_path):
+    with pytest.raises(ValueError, match=r"'val_loss'\], got 'val_los'"):
+        validated(tmp_path, 2, "val_los")
+
+
 @pytest.mark.parametrize(
     ("monitor", "mode"),
     [

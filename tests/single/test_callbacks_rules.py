@@ -3,10 +3,11 @@
 import os
 
 import keras
+import numpy as np
 import pytest
 
 import tfdist
-from tfdist.callbacks._listing import callbacks_of_the_call, describe
+from tfdist.callbacks._listing import callbacks_of_the_call, describe, is_in_fit
 from tfdist.callbacks._rules import Entry, find_problem
 from tfdist.callbacks.rank_zero_only import overridden_hooks
 
@@ -69,7 +70,14 @@ def test_lists_that_are_right(lists):
         ([START, [*START, NAN]], False, "StopTogether() at the end"),
         ([[*START, NAN], [*START, NAN]], False, "StopTogether() at the end"),
         ([[STOP, NAN], [STOP]], False, "move it behind TerminateOnNaN"),
+        ([[*START, ours("UnevenData")]] * 2, False, "UnevenData has to be the first"),
         ([[LOG], [Entry("Mine")], [LOG]], False, "on rank 0 and on rank 2"),
+        ([[Entry("Mine"), LOG]] * 2, False, "on rank 0 and on rank 1"),
+        (
+            [[LOG, LOG, kerass("TensorBoard", "/t")], [kerass("TensorBoard", "/t")]],
+            False,
+            "TensorBoard writes to '/t' on rank 0 and on rank 1",
+        ),
         ([[], [kerass("BackupAndRestore")]], False, "RankZeroOnly(keras.callbacks.B"),
         ([[SHOWS, *START]] * 2, False, "Move tfdist.callbacks.Progress behind"),
         ([[*START, LOG, SHOWS], [*START, SHOWS]], False, "CSVLogger writes the logs"),
@@ -128,6 +136,18 @@ def test_the_list_is_found_from_inside_a_hook_of_keras():
     assert found == [[looks, later]]
     looks.on_train_begin()  # a loop of the user's own has no list
     assert found[1] == []
+
+
+def test_a_model_is_in_its_own_fit_alone():
+    models = [keras.Sequential([keras.layers.Dense(1)]) for _ in range(2)]
+    found = []
+    looks = keras.callbacks.LambdaCallback(
+        on_train_begin=lambda logs: found.append([is_in_fit(one) for one in models])
+    )
+    models[0].compile("sgd", "mse")
+    models[0].fit(np.ones((2, 1)), np.ones((2, 1)), verbose=0, callbacks=[looks])
+    assert found == [[True, False]]
+    assert not is_in_fit(models[0])
 
 
 def test_a_loop_of_the_users_own_may_call_the_callbacks():

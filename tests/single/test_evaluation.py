@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 import tfdist
+from tfdist import _together
 from tfdist._dealing import deal, run_of
 from tfdist.metric_states import (
     Snapshot,
@@ -190,6 +191,16 @@ def test_evaluate_of_one_rank_is_that_of_keras():
     assert found.tobytes() == model.predict(x, batch_size=3, verbose=0).tobytes()
 
 
+def test_a_result_of_one_element_has_the_shape_that_keras_gives_it():
+    x = np.linspace(-1, 1, 12, dtype="float32").reshape(4, 3)
+    y = np.array([[0.0], [1.0], [0.0], [1.0]], "float32")
+    model = compiled(metrics=[keras.metrics.F1Score(threshold=0.5)])
+    found = tfdist.evaluate(model, x, y, return_dict=True, verbose=0)["f1_score"]
+    expected = model.evaluate(x, y, return_dict=True, verbose=0)["f1_score"]
+    assert np.shape(found) == np.shape(expected)
+    np.testing.assert_array_equal(found, expected)
+
+
 def rows_of(part):
     if part.inputs is None:
         return []
@@ -239,6 +250,56 @@ def test_arrays_in_another_order_are_other_data(kind):
     order = np.arange(20)
     assert whole(order) == whole(order.copy())
     assert whole(order) != whole(np.roll(order, 1))
+
+
+@pytest.mark.parametrize("total", [1, 2, 16, 17, 100])
+def test_the_first_and_the_last_row_are_looked_at(total):
+    def whole(changed):
+        x = np.arange(float(total))
+        x[changed] = -1.0
+        return deal("f", x, None, None, 4, 0, 2).whole
+
+    same = slice(0, 0)
+    assert whole(same) == whole(same)
+    assert whole(same) not in (whole(0), whole(-1))
+
+
+def test_the_own_error_is_raised_also_where_the_others_cannot_be_told(monkeypatch):
+    tfdist.init()
+    lost = ConnectionError("the others are gone")
+
+    def gather(*arguments, **options):
+        raise lost
+
+    def work():
+        raise ArithmeticError("mine")
+
+    monkeypatch.setattr(_together, "gather_from_all", gather)
+    ranks = _together.Together("evaluate", None, None)
+    with pytest.raises(ArithmeticError, match="mine") as caught:
+        ranks.run("before the first batch", work)
+    assert caught.value.__cause__ is lost
+    with pytest.raises(ConnectionError, match="are gone"):
+        ranks.run("before the first batch", lambda: (None, {}))
+
+
+class Labelled:
+    """As a Series of pandas: what is in brackets are labels, places are `iloc`."""
+
+    def __init__(self, values):
+        self.iloc, self.shape, self.dtype = values, values.shape, values.dtype
+
+    def __getitem__(self, label):
+        raise KeyError(label)
+
+
+def test_rows_are_taken_by_their_places():
+    values = np.arange(7.0)
+    parts = [deal("f", Labelled(values), None, None, 2, r, 2) for r in range(2)]
+    found = [b.tolist() for part in parts for b in rows_of(part)]
+    plain = [deal("f", values, None, None, 2, r, 2) for r in range(2)]
+    assert found == [b.tolist() for part in plain for b in rows_of(part)]
+    assert parts[0].whole == plain[0].whole
 
 
 def test_runs_cover_all_batches():

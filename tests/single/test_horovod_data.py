@@ -2,10 +2,15 @@
 
 import logging
 import threading
+import time
 
 import pytest
 
-from tfdist.horovod.data import AsyncDataLoaderMixin, BaseDataLoader
+from tfdist.horovod.data import (
+    AsyncDataLoaderMixin,
+    BaseDataLoader,
+    data_loader_base,
+)
 
 
 class Numbers(BaseDataLoader):
@@ -55,9 +60,24 @@ def test_it_reads_no_further_ahead_than_told_and_ends_with_the_pass():
     for number in loader:
         if number == 20:
             break
-    del number
-    loader.close_async_loader()
     assert threads() == []
+
+
+def test_a_slow_side_is_waited_for(monkeypatch):
+    monkeypatch.setattr(data_loader_base, "_LOOK_S", 0.001)
+
+    class Slow(ReadAhead):
+        def _iterate(self):
+            for number in super()._iterate():
+                time.sleep(0.02)
+                yield number
+
+    assert list(Slow(1, False, 3)) == [0, 10, 20]
+    found = []
+    for number in ReadAhead(1, False, 5):
+        time.sleep(0.02)
+        found.append(number)
+    assert found == [0, 10, 20, 30, 40]
 
 
 def test_what_reading_raises_is_raised_where_the_batches_are_taken():

@@ -48,6 +48,7 @@ HONOURED = [
     ),
     (["--log-level", "DEBUG"], ["-x", "HOROVOD_LOG_LEVEL=DEBUG"]),
     (["--verbose"], ["-x", "HOROVOD_LOG_LEVEL=INFO"]),
+    (["--fusion-threshold-mb", "0"], ["-x", "HOROVOD_FUSION_THRESHOLD=0"]),
     (["--mpi-args=-x A=b -x C=d"], ["-x", "A=b", "-x", "C=d"]),
     (["--binding-args=--bind-to core"], ["--bind-to", "core"]),
     (["--binding-args=-bind-to none -map-by slot"], ["--bind-to", "none"]),
@@ -144,6 +145,13 @@ def test_the_words_of_both_flags_for_mpi_are_one_binding():
     assert note.startswith(f"{', '.join(flags).replace('=-', ' -')}: no rank is bound")
 
 
+@pytest.mark.parametrize("hosts", [["-H", "a:2"], ["--hostfile", "hosts"]])
+def test_hosts_that_are_named_need_no_lsf(hosts):
+    made = translate(parsed("--jsrun", *hosts))
+    assert hosts[1] in made.words
+    assert "the ranks on the hosts of -H start through ssh" in made.notes[0]
+
+
 def test_the_keys_of_ssh():
     made = translate(parsed("-p", "2222", "-i", "my key"))
     ssh = tfdistrun.parser().parse_args(made.words).ssh_command
@@ -196,6 +204,7 @@ def test_flags_that_exclude_each_other_under_horovod_do_so_here(both, capsys):
 
 
 FILE = """
+verbose: true
 controller: gloo
 params:
   fusion_threshold_mb: 32
@@ -216,6 +225,7 @@ def test_a_config_file_gives_what_flags_do_not(tmp_path):
     config_file.merge(options, config_file.read(str(path)))
     made = translate(options)
     given = made.words[: made.words.index("--")]
+    assert options.verbose is True
     assert f"HOROVOD_FUSION_THRESHOLD={8 << 20}" in given  # the flag wins
     for assigned in (
         "HOROVOD_HIERARCHICAL_ALLREDUCE=1",
@@ -270,6 +280,7 @@ def test_a_wrong_config_file_is_explained(tmp_path, text, says):
         ("params: {fusion_threshold_mb: .inf}", "a number of MiB, 0 or more; got inf"),
         ("params: {fusion_threshold_mb: .nan}", "a number of MiB, 0 or more; got nan"),
         ("params: {fusion_threshold_mb: yes}", "a number of MiB, 0 or more; got True"),
+        ("params: {fusion_threshold_mb: many}", "0 or more; got 'many'"),
         ("library_options: {mpi_args: 5}", r"mpi_args: expected words .*; got 5"),
         ("library_options: {mpi_args: [a]}", r"mpi_args: expected .*; got \['a'\]"),
     ],

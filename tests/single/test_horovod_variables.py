@@ -16,6 +16,7 @@ from tfdist.launch.horovod.variables import STATE, VariableError, translate, upd
         ("FUSION_THRESHOLD", "0", {"TFDIST_FUSION_BYTES": "0"}),
         ("FUSION_THRESHOLD", str(1 << 40), {"TFDIST_FUSION_BYTES": str(4 << 30)}),
         ("STALL_CHECK_TIME_SECONDS", "90", {"TFDIST_STALL_WARNING_S": "90"}),
+        ("STALL_CHECK_TIME_SECONDS", "0", {"TFDIST_STALL_WARNING_S": "86400"}),
         ("STALL_CHECK_DISABLE", "1", {"TFDIST_STALL_WARNING_S": "86400"}),
         ("STALL_CHECK_DISABLE", "0", {}),
         ("STALL_SHUTDOWN_TIME_SECONDS", "60", {"TFDIST_TIMEOUT_S": "60"}),
@@ -39,7 +40,9 @@ from tfdist.launch.horovod.variables import STATE, VariableError, translate, upd
 def test_what_has_a_meaning_is_translated(name, text, expected):
     found = translate({f"HOROVOD_{name}": text, "HOME": "/root"})
     assert found.settings == expected
-    assert found.notes == [] or name == "TIMELINE"
+    places = [f"into the folder {path}" for path in expected.values()]
+    assert len(found.notes) == (1 if expected and name == "TIMELINE" else 0)
+    assert all(note.endswith(places[0]) for note in found.notes)
 
 
 @pytest.mark.parametrize("name", [n for n, m in variables.TABLE.items() if m.note])
@@ -82,8 +85,10 @@ def test_variables_that_contradict_each_other():
         translate(both)
     off = {"HOROVOD_STALL_CHECK_DISABLE": "1", "HOROVOD_STALL_CHECK_TIME_SECONDS": "9"}
     assert translate(off).settings == {"TFDIST_STALL_WARNING_S": "86400"}
-    never = translate({"HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "0"})
-    assert never.settings == {} and "every wait ends here" in never.notes[0]
+    environ = {"HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "0", "HOROVOD_TIMELINE": "t"}
+    never = translate(environ)
+    assert never.settings == {"TFDIST_TIMELINE": "t.d"}
+    assert "every wait ends here" in never.notes[0]
 
 
 def test_a_variable_of_tfdist_wins_over_that_of_horovod():

@@ -63,7 +63,7 @@ WITH_TENSORFLOW = [
     *("_bucket_plan", "_bucket_reduction", "sparse", "weights"),
     *("_weighted_accumulation", "groups", "finite", "torn"),
     *("split_step", "_reducing_optimizer", "_added_scale"),
-    *("plain_data", "objects", "variables", "_together", "data", "device"),
+    *("plain_data", "objects", "_adapted", "variables", "_together", "data", "device"),
     *("tape", "optimizer"),
     *("metric_states", "_dealing", "evaluation", "prediction"),
     *("layers", "optimizers", "callbacks"),

@@ -71,6 +71,21 @@ def test_arrays_come_back_with_dtype_and_shape(array):
     back[...] = 0  # a copy that may be written
 
 
+@pytest.mark.parametrize("last", [(), [], {}, np.arange(3), np.float32(2)])
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_the_deepest_that_can_be_sent_can_be_received(kind, last):
+    value = last
+    for _ in range(MAX_DEPTH):
+        value = kind([value])
+    back = decode(encode(value))
+    for _ in range(MAX_DEPTH):
+        assert type(back) is kind
+        [back] = back
+    assert type(back) is type(last)
+    with pytest.raises(ValueError, match="at most 16 levels"):
+        encode(kind([value]))
+
+
 SMALL = ["bfloat16", "float8_e5m2", "float8_e4m3fn", "int4", "uint4"]
 
 

@@ -103,6 +103,16 @@ def test_the_input_keeps_its_value():
             TypeError,
             "tf.convert_to_tensor",
         ),
+        (
+            lambda x: tfdist.allgather(tf.RaggedTensor.from_row_lengths(x, [2, 0])),
+            TypeError,
+            r"got tf.RaggedTensor. Make it dense first \(value.to_tensor\(\)\)",
+        ),
+        (
+            lambda x: tfdist.allreduce(tf.sparse.from_dense(x)),
+            TypeError,
+            "got tf.SparseTensor.*tf.sparse.to_dense",
+        ),
         (lambda x: tfdist.allreduce("hello"), TypeError, "allgather_object"),
         (lambda x: tfdist.allgather(["a", "b"]), TypeError, "got string"),
         (
@@ -220,11 +230,18 @@ def test_grouped_allreduce_keeps_order_and_splits_by_dtype(monkeypatch):
     [("0", [[0], [1], [2], [3]]), ("8", [[0, 1], [2], [3]]), ("400", [[0, 1, 2, 3]])],
 )
 def test_a_group_is_cut_at_the_fusion_threshold(monkeypatch, limit, expected):
-    monkeypatch.setenv("TFDIST_FUSION_BYTES", limit)
     xs = [tf.zeros([1]), tf.zeros([1]), tf.zeros([3]), tf.zeros([0])]
-    if limit == "8":
-        expected = [[0, 1], [2], [3]]
-    assert _arguments.batches_of(xs) == expected
+    whole = _arguments.batches_of(xs)
+    monkeypatch.setenv("TFDIST_FUSION_BYTES", limit)
+    assert _arguments.batches_of(xs) == whole  # the other ranks do not know of it
+    tfdist.shutdown()
+    try:
+        tfdist.init()
+        assert _arguments.batches_of(xs) == expected
+    finally:
+        monkeypatch.undo()
+        tfdist.shutdown()
+        tfdist.init()
 
 
 # ---- in a tf.function ----

@@ -162,7 +162,7 @@ def test_ranks_without_a_common_secret_do_not_unpickle(monkeypatch):
     monkeypatch.setattr(_pickled._runtime, "bond", lambda: (None, ""))
     monkeypatch.setattr(_pickled._runtime, "size", lambda: 2)
     assert not _pickled.chosen()
-    monkeypatch.setattr(_pickled._runtime, "objects", lambda: "pickle")
+    monkeypatch.setattr(_pickled._runtime, "setting", lambda _: "pickle")
     with pytest.raises(RuntimeError, match="no secret in common"):
         _pickled.chosen()
     monkeypatch.setattr(_pickled._runtime, "size", lambda: 1)

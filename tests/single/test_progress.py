@@ -58,6 +58,10 @@ def test_two_lists_at_a_time_are_waited_for_once():
     assert exposure.exposed_us(one + other) == 120
     apart = step((200, 210), group="train/gradients.89abcdef")
     assert exposure.exposed_us(one + apart) == 110
+    within = step((20, 60), group="train/gradients.89abcdef")
+    assert exposure.exposed_us(one + within) == 100
+    names = [name for name, _ in exposure.lists(one + within)]
+    assert sorted(names) == ["train/gradients.0123abcd", "train/gradients.89abcdef"]
 
 
 def test_rows_of_tables_belong_to_their_list():

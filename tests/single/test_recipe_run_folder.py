@@ -74,6 +74,20 @@ def test_the_log_has_whole_lines_of_epochs_that_are_done(rows, kept, tmp_path):
     assert (tmp_path / "log.csv").read_text() == "".join([HEAD, *kept])
 
 
+def test_a_line_that_lacks_columns_is_no_line(tmp_path):
+    text = "epoch,loss,accuracy\n0,6.5,0.1\n"
+    (tmp_path / "log.csv").write_text(text + "1,6.2\n")
+    run_folder.tidy(tmp_path, 2, keep=3)
+    assert (tmp_path / "log.csv").read_text() == text
+
+
+def test_a_remote_folder_is_refused_and_not_made_here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=r"got gs://bucket/runs\. Mount it"):
+        run_folder.new("gs://bucket/runs", "resnet8")
+    assert not list(tmp_path.iterdir())
+
+
 def test_errors_name_the_option_that_helps(tmp_path):
     with pytest.raises(FileNotFoundError, match="--resume takes the folder of a run"):
         run_folder.read(tmp_path / "config.yaml")

@@ -108,12 +108,33 @@ def test_goyal_2017_has_the_numbers_of_the_paper():
     assert recipe.momentum_at(preset, 301, **setting) == pytest.approx(0.9)
 
 
+@pytest.mark.parametrize(
+    ("name", "global_batch", "peak", "last_epoch_of_warmup"),
+    [
+        ("cosine_2018", 1024, 0.4, 5),
+        ("lars_16k", 16384, 25.0, 5),
+        ("lars_32k", 32768, 34.0, 12),
+        ("lars_64k", 65536, 41.0, 16),
+    ],
+)
+def test_the_others_rise_from_0_to_the_published_rate(
+    name, global_batch, peak, last_epoch_of_warmup
+):
+    setting = {"steps_per_epoch": 10, "global_batch": global_batch}
+    preset = recipe.PRESETS[name]
+    steps = range(round(preset.epochs * 10))
+    rates = [recipe.rate_at(preset, s, **setting) for s in steps]
+    assert rates[0] == 0.0
+    assert max(rates) == rates[last_epoch_of_warmup * 10] == pytest.approx(peak)
+
+
 def test_a_preset_is_stretched_as_a_whole():
     preset = recipe.changed("goyal_2017", epochs=9)
     assert (preset.epochs, preset.warmup_epochs) == (9, 0.5)
     assert preset.decay == recipe.Steps((3, 6, 8), 0.1)
     assert recipe.changed("goyal_2017") == recipe.PRESETS["goyal_2017"]
     assert recipe.changed("cosine_2018", warmup_epochs=0).warmup_epochs == 0
+    assert recipe.changed("cosine_2018", rate=0.2).rate == 0.2
     exponential = recipe.changed("cosine_2018", epochs=45, decay="exponential")
     assert exponential.decay == recipe.Exponential(0.94, 1.0)
 

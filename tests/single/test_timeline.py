@@ -38,8 +38,9 @@ def test_the_shortest_round_trip_of_each_window_counts():
     slow = trip(1_000, offset_us=500, there_us=4000, back_us=100)
     quick = trip(9_000_000, offset_us=500, there_us=20, back_us=30)
     later = trip(12_000_000, offset_us=900)
-    found = clocks.best([later, slow, quick])
-    assert [p.offset_us for p in found] == [495, 900]
+    for samples in itertools.permutations([later, slow, quick]):
+        found = clocks.best(samples)
+        assert [p.offset_us for p in found] == [495, 900]
 
 
 def test_drift_is_a_straight_line_between_two_measurements():
@@ -49,6 +50,10 @@ def test_drift_is_a_straight_line_between_two_measurements():
     assert convert(10_000_000) == pytest.approx(10_001_200, abs=1)
     assert convert(-5) == 995
     assert convert(30_000_000) == 30_001_400
+    # Also where the clock has run for long before the first one.
+    samples = [trip(at, offset_us=at // 10**6) for at in (10**12, 10**12 + 10**9)]
+    convert, _ = clocks.to_rank_zero(samples, same_host=False)
+    assert convert(10**12 + 5 * 10**8) == pytest.approx(10**12 + 501_000_500, abs=1)
 
 
 def test_ranks_of_one_host_have_one_clock():
@@ -58,6 +63,10 @@ def test_ranks_of_one_host_have_one_clock():
     # Unless it is not: a container may have a clock of its own.
     convert, _ = clocks.to_rank_zero([trip(0, offset_us=9000)], same_host=True)
     assert convert(0) == 9000
+    # One measurement that says so is enough.
+    apart = [trip(0), trip(20_000_000, offset_us=9000)]
+    convert, _ = clocks.to_rank_zero(apart, same_host=True)
+    assert convert(30_000_000) == 30_009_000
 
 
 def test_without_a_round_trip_nothing_is_known():
@@ -177,6 +186,27 @@ def test_a_step_has_its_backward_pass_and_what_is_exposed():
     ]
 
 
+def test_tracks_have_names_and_what_was_before_the_steps_is_of_none_of_them():
+    gradients = "gradients.0123abcd"
+    found = drawn(
+        part(
+            operation(f"{gradients}.0", 10, 20),
+            operation(f"train/{gradients}.0", 100, 160),
+            operation("x", 200, 300),
+            spans=[{"name": "step", "begin": 50, "end": 195}],
+        )
+    )
+    tracks = {e["tid"]: e["args"]["name"] for e in found if e["name"] == "thread_name"}
+    assert list(tracks.values()) == [
+        *("steps", "gradients", "gradients", "operations"),
+        *("send", "receive", "reduce"),
+    ]
+    by_name = {name: tracks[slices(found, name)[0]["tid"]] for name in ("step", "x")}
+    assert by_name == {"step": "steps", "x": "operations"}
+    exposed = [e for e in found if e["name"].startswith("exposed communication")]
+    assert [(e["ts"], *e["args"].values()) for e in exposed] == [(195, 0.06)]
+
+
 def test_a_list_says_in_which_order_its_buckets_were_handed_over():
     group = "gradients.0123abcd"
     first = [operation(f"{group}.{i}", 100 + 10 * i, 160) for i in range(3)]
@@ -222,6 +252,10 @@ def test_an_operation_says_for_whom_it_waited():
     assert [(e["ts"], e["dur"]) for e in slices(found, "agree: rank 1 last")] == [
         (300, 50)
     ]
+    assert [(e["ts"], e["dur"]) for e in slices(found, "agree: rank 0 last")] == [
+        (500, 50)
+    ]
+    assert not slices(found, "wait for rank -1")
     totals = [e["args"] for e in found if e["name"].startswith("waited for")]
     assert totals == [
         {"rank 1": 0.079},
@@ -257,7 +291,10 @@ def write(folder, rank, *rows, ended=True, name="", **more):
 
 
 def test_a_torn_line_and_a_file_that_was_turned_are_read(tmp_path):
+    path = write(tmp_path, 1, operation("b", 30, 40))
+    assert parts.has_ended(path)
     path = write(tmp_path, 1, operation("b", 30, 40), ended=False)
+    assert not parts.has_ended(path)
     with path.open("a") as file:
         file.write('{"type":"op","na')
     write(tmp_path, 1, operation("a", 10, 20), ended=False, name="rank-1.jsonl.old")
@@ -291,6 +328,46 @@ def test_clocks_of_two_hosts_are_aligned(tmp_path):
         e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "process_name"
     ]
     assert names == ["rank 0 (n0)", "rank 1 (n1), slowest: 0.2 ms were waited for it"]
+
+
+def test_a_trace_begins_with_the_first_rank(tmp_path):
+    """Whatever their clocks have counted before."""
+    since = {0: 700_000_000, 1: 700_000_400}
+    for rank, start in since.items():
+        op = operation("x", start + 100, start + 300, peer=1 - rank)
+        wall_us = 10**15 + start
+        write(tmp_path, rank, op, monotonic_us=start, wall_us=wall_us)
+    summary = merging.merge(tmp_path)
+    trace = json.loads(summary.path.read_text())
+    begins = {e["pid"]: e["ts"] for e in slices(trace["traceEvents"], "x")}
+    assert begins == {0: 100, 1: 500}
+    assert trace["otherData"]["started_wall_us"] == 10**15 + since[0]
+    # Nobody has waited, so nobody is called slow.
+    events_of_names = [e for e in trace["traceEvents"] if e["name"] == "process_name"]
+    names = [e["args"]["name"] for e in events_of_names]
+    assert names == ["rank 0 (n0)", "rank 1 (n1)"]
+
+
+def test_of_three_hosts_the_two_worst_clocks_tell_how_far_two_are_apart(tmp_path):
+    write(tmp_path, 0, size=5)
+    for rank, way_us in ((1, 300), (2, 20), (3, 100)):
+        clock = trip(500, there_us=way_us, back_us=way_us)
+        write(tmp_path, rank, clock, host_index=rank, size=5)
+    assert merging.merge(tmp_path).error_us == 300 + 100
+    write(tmp_path, 4, host_index=4, size=5)  # nothing was measured
+    assert merging.merge(tmp_path).error_us is None
+
+
+def test_a_trace_that_cannot_be_written_leaves_nothing(tmp_path, monkeypatch):
+    path = write(tmp_path, 0, operation("x", 10, 90))
+
+    def full(*args, **named):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(events, "events_of", full)
+    with pytest.raises(OSError, match="no space left"):
+        merging.merge(tmp_path)
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_the_first_step_does_not_make_a_rank_slow(tmp_path):
@@ -351,6 +428,7 @@ def test_lines_that_are_none_of_a_timeline_are_named_and_left_out(tmp_path, caps
         without(whole, "done"),
         {**whole, "name": 7},
         {**whole, "pack": [1, 2]},
+        {**whole, "pack": 7},
         {**whole, "peers": [[1, 2, 3]]},
         {**whole, "bytes": True},
         without(wait(1, 5, 9), "until"),
@@ -374,13 +452,13 @@ def test_lines_that_are_none_of_a_timeline_are_named_and_left_out(tmp_path, caps
     assert cli.main(["timeline", str(tmp_path)]) == 0
     told = capsys.readouterr().out
     assert f"{tmp_path / 'trace.json'}: 2 of 2 ranks" in told
-    assert "left out: 13 files or lines of files" in told
+    assert "left out: 14 files or lines of files" in told
     assert '  rank-0.jsonl, line 3: op without a number "done"\n' in told
     assert '  rank-0.jsonl, line 4: op without a text "name"\n' in told
-    assert "  and 8 more\n" in told
+    assert "  and 9 more\n" in told
     summary = merging.merge(tmp_path)
     lines = [int(one.split("line ")[1].split(":")[0]) for one in summary.left_out]
-    assert lines == [*range(3, 15), 2]
+    assert lines == [*range(3, 16), 2]
     assert summary.left_out[-1] == "rank-1.jsonl, line 2: no JSON"
     assert summary.waited_us == {0: {1: 10}, 1: {}}
     found = slices(json.loads(summary.path.read_text())["traceEvents"])
@@ -392,6 +470,8 @@ def test_a_head_that_lacks_something_is_none(tmp_path, capsys):
         *(without(head(0), name) for name in ("rank", "size", "run", "monotonic_us")),
         head(0, host_index="0"),
         {**head(0), "rank": 2},
+        head(0, version=parts.VERSION + 1),
+        [1],
     ):
         (tmp_path / "rank-0.jsonl").write_text(json.dumps(wrong) + "\n")
         assert tool.main([str(tmp_path)]) == 1

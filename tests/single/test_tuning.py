@@ -87,6 +87,7 @@ def test_lines_keep_their_order_and_say_what_they_are_for():
         (document(row(operation=[])), "rows[0].operation: expected one of"),
         (document(row(hosts=[])), "rows[0].hosts: expected at least one host"),
         (document(row(hosts=[2, 0])), "expected 1 to 65536 ranks, got 0"),
+        (document(row(hosts=[1 << 16, (1 << 16) + 1])), "got 65537"),
         (document(row(hosts=[True])), "rows[0].hosts: expected numbers of ranks"),
         (document(row(half_types=1)), "half_types: expected true or false, got 1"),
         (document(row(sizes=[])), "rows[0].sizes: expected 1 to 64 entries, got 0"),
@@ -175,6 +176,23 @@ def test_what_rank_0_tells_is_what_all_make_of_it(tmp_path):
     path.write_text("{}")
     with pytest.raises(tuning.TuningError, match="'format' is missing"):
         tuning.agreed(tuning.record({tuning.VARIABLE: str(path)}))
+
+
+def test_a_file_of_another_rank_than_0_is_told_to_be_without_effect(caplog):
+    told = {tuning.VARIABLE: "mine.json"}
+    found = tuning.parse(document(row(sizes=sizes((5, "ring")))), "t.json", KNOWN)
+    with caplog.at_level("INFO", logger="tfdist"):
+        tuning.log(None, 3, {})
+        tuning.log(found, 3, told)
+        tuning.log(None, 3, told)
+    assert [(r.levelname, r.getMessage()) for r in caplog.records] == [
+        ("INFO", f"tuning file t.json ({found.hash})"),
+        (
+            "WARNING",
+            "TFDIST_TUNING_FILE is set on rank 3, but not on rank 0, which alone reads "
+            "it; nothing is tuned",
+        ),
+    ]
 
 
 def test_one_rank_alone_refuses_a_bad_file_too(tmp_path):

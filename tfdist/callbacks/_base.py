@@ -78,7 +78,7 @@ class RankCallback(keras.callbacks.Callback):
         ours = (c for c in self._listed if isinstance(c, RankCallback))
         self._leads = next(ours, None) is self
         self._compares = self._leads
-        self._traces = self._leads and bool(_core.value("TFDIST_TIMELINE"))
+        self._traces = self._leads and bool(_runtime.setting("TFDIST_TIMELINE"))
         if self._leads:
             if _is_traced_otherwise(self.model):
                 self.model.train_function = None

@@ -35,12 +35,33 @@ def callbacks_of_the_call() -> list[keras.callbacks.Callback]:
 
 def is_in_fit(model: keras.Model) -> bool:
     """Whether the `fit` of this model is running, not a loop of the user's own."""
+    return _variables_of_fit(model) is not None
+
+
+def leaves_out_validation(model: keras.Model, epoch: int) -> bool:
+    """Whether the `fit` of this model validates, and by `validation_freq` not now.
+
+    Args:
+        model: the model.
+        epoch: indexed from 0.
+    """
+    found = _variables_of_fit(model) or {}
+    if found.get("validation_data") is None:
+        return False
+    how_often = found.get("validation_freq", 1)
+    if isinstance(how_often, int):
+        return (epoch + 1) % how_often != 0
+    return epoch + 1 not in how_often
+
+
+def _variables_of_fit(model: keras.Model) -> dict[str, Any] | None:
+    """The local variables of the `fit` of this model; None if it is not running."""
     frame = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_name == "fit" and frame.f_locals.get("self") is model:
-            return True
+            return frame.f_locals
         frame = frame.f_back  # type: ignore[assignment]
-    return False
+    return None
 
 
 def agree_on_callbacks(

@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 
+from tfdist._adapted import follow_variables
 from tfdist._process_sets import ProcessSet
 from tfdist.callbacks._optimizers import optimizers_of
 from tfdist.variables import broadcast_variables
@@ -108,6 +109,7 @@ def share(
         broadcast_variables(
             [variables[i] for i in changes["changed"]], root, process_set=process_set
         )
+        follow_variables(model)
 
 
 def wants_to_stop(model: keras.Model) -> bool:

@@ -26,7 +26,7 @@ def write_whole_file(path: Path, write: Callable[[Path], None]) -> None:
         write: writes the file to the path it is given.
 
     Raises:
-        OSError: the disk refused.
+        OSError: the disk refused; with the name of the file.
     """
     target = Path(os.path.realpath(path))
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -38,9 +38,12 @@ def write_whole_file(path: Path, write: Callable[[Path], None]) -> None:
         _sync(partial)
         os.replace(partial, target)
         _sync(target.parent)
-    except BaseException:
+    except BaseException as error:
         with contextlib.suppress(FileNotFoundError):
             partial.unlink()
+        if isinstance(error, OSError) and error.errno and error.filename is None:
+            # A write to a full disk does not say where.
+            raise OSError(error.errno, error.strerror, os.fspath(path)) from error
         raise
 
 

@@ -6,6 +6,7 @@ import logging
 from typing import Any
 
 from tfdist import _runtime, _weighted_accumulation
+from tfdist._adapted import check_alike, follow_variables
 from tfdist._process_sets import members_of
 from tfdist.callbacks._base import RankCallback
 from tfdist.callbacks._first_call import (
@@ -47,6 +48,10 @@ class BroadcastInitialState(RankCallback):
     samples of all ranks have independent masks, as in one process
     (`tfdist.layers.broadcast_seed_generators`).
 
+    A `Normalization` that was adapted on `root` alone is so on all ranks. What other
+    preprocessing layers of the model have learnt (a vocabulary, the boundaries of bins)
+    is not sent, but has to be the same.
+
     Args:
         root: rank whose state all others take; default: the lowest that trains the
             model, which is 0 unless its optimizer has a `process_set`.
@@ -57,7 +62,8 @@ class BroadcastInitialState(RankCallback):
         ValueError: `seed_generators` is something else; at the start of `fit`, if the
             model's optimizer does not reduce gradients, or `root` does not train it.
         RuntimeError: after a step, if it has made weights, which were not sent.
-        tfdist.MismatchError: at the start of `fit`, if the ranks' variables differ.
+        tfdist.MismatchError: at the start of `fit`, if the ranks' variables differ, or
+            what their preprocessing layers have learnt.
 
     Example:
         >>> import tfdist
@@ -123,6 +129,8 @@ class BroadcastInitialState(RankCallback):
         if go_on:
             variables = shared
         broadcast_variables(variables, root, process_set=ranks)
+        follow_variables(model)
+        check_alike(model, type(self).__name__, ranks)
         if not go_on:
             for one in optimizers_of(model):
                 _weighted_accumulation.loaded(getattr(one, "inner_optimizer", one))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 import re
@@ -14,8 +15,10 @@ import keras
 
 from tfdist import _runtime, errors
 from tfdist.callbacks._base import RankCallback
+from tfdist.callbacks._listing import leaves_out_validation
 from tfdist.callbacks._own_state import average_accumulated, is_between_updates
 from tfdist.callbacks._whole_file import write_whole_file
+from tfdist.layers.saved_generators import add_states
 from tfdist.layers.statistics import combine_at
 from tfdist.objects import broadcast_object
 from tfdist.torn import check_not_torn
@@ -36,16 +39,20 @@ class Checkpoint(RankCallback):
     before needs `CombineMovingStatistics` too, to be that of the model that is saved.
     Gradients that wait for their update (`gradient_accumulation_steps`) are averaged
     over the ranks before a save: all ranks go on with the mean, which leads to the same
-    update, and so does a training that goes on from the file.
+    update, and so does a training that goes on from the file. Whole models are saved
+    with the states of their random number generators (dropout), which Keras leaves out.
 
     Args:
         filepath: name of the file, ending in ".keras", or in ".weights.h5" with
             `save_weights_only`; may hold `{epoch}`, `{batch}`, `{step}` (updates since
             the very first, also over resumed trainings) and names of the logs, e.g.
-            "model-{step:07d}-{val_loss:.3f}.keras".
+            "model-{step:07d}-{val_loss:.3f}.keras". `StopOnSignal`, which cannot wait
+            for a name that comes later, writes "none" in its place. Not on a remote
+            file system ("gs://...").
         monitor: name in the logs that says which model is best; default "val_loss".
             Put `MetricAverage` first, else it is rank 0's own value.
-        save_best_only: save only when `monitor` improved; default False.
+        save_best_only: save only when `monitor` improved; default False. An epoch that
+            `validation_freq` leaves without validation has no "val_..." and no save.
         save_weights_only: default False: the whole model with its optimizer.
         mode: "min", "max" or "auto" (default), as in Keras: what the model's metric of
             that name says of itself; min for losses. For other names that have acc,
@@ -97,6 +104,13 @@ class Checkpoint(RankCallback):
             raise ValueError(
                 f"Expected a filepath that ends in {endings[0]!r}, got "
                 f"{self.filepath!r}.{hint}"
+            )
+        if "://" in self.filepath:
+            raise ValueError(
+                "Expected a filepath in a folder of this machine, or mounted there, "
+                f"got {self.filepath!r}: a whole file is renamed at the end, which "
+                "remote file systems cannot do. Copy what is saved, or write "
+                "RankZeroOnly(keras.callbacks.ModelCheckpoint(...))."
             )
         _check_names(self.filepath)
         if save_freq != "epoch" and (not isinstance(save_freq, int) or save_freq < 1):
@@ -168,13 +182,18 @@ class Checkpoint(RankCallback):
             except Exception as error:  # noqa: BLE001 - told to all ranks, then raised
                 failure = error
                 text = f"{type(error).__name__}: {error}"[:4096]
-        told = broadcast_object(
-            text,
-            self._first,
-            name="checkpoint",
-            timeout_s=self.timeout_s,
-            process_set=self._ranks,
-        )
+        try:
+            told = broadcast_object(
+                text,
+                self._first,
+                name="checkpoint",
+                timeout_s=self.timeout_s,
+                process_set=self._ranks,
+            )
+        except Exception as lost:
+            if failure is None:
+                raise
+            raise failure from lost  # a rank that was told has ended already
         if failure is not None:
             raise failure
         if told:
@@ -187,6 +206,8 @@ class Checkpoint(RankCallback):
         value = math.nan
         if self.save_best_only:
             if self.monitor not in logs:
+                if batch is None and self._is_not_validated():
+                    return
                 raise ValueError(
                     f"Expected monitor to be one of {sorted(logs)}, got "
                     f"{self.monitor!r}."
@@ -201,6 +222,12 @@ class Checkpoint(RankCallback):
             self._best = value
         if self.verbose:
             sys.stdout.write(f"\nEpoch {self._epoch + 1}: saved {path}\n")
+
+    def _is_not_validated(self) -> bool:
+        """Whether `monitor` is of a validation that this epoch leaves out."""
+        return self.monitor.startswith("val_") and leaves_out_validation(
+            self.model, self._epoch
+        )
 
     def _is_better(self, value: float) -> bool:
         sign = 1.0 if self.mode == "max" else -1.0
@@ -218,7 +245,8 @@ class Checkpoint(RankCallback):
             self._saved.pop(0).unlink(missing_ok=True)
 
     def _path(self, logs: dict[str, Any], batch: int | None) -> Path:
-        names = {"epoch": self._epoch + 1, **logs}
+        names = copy.copy(logs)
+        names.setdefault("epoch", self._epoch + 1)
         if getattr(self.model, "optimizer", None) is not None:
             names["step"] = int(
                 keras.ops.convert_to_numpy(self.model.optimizer.iterations)
@@ -226,7 +254,7 @@ class Checkpoint(RankCallback):
         if batch is not None:
             names["batch"] = batch + 1
         try:
-            return Path(self.filepath.format(**names))
+            return Path(self.filepath.format_map(names))
         except (LookupError, ValueError, TypeError, AttributeError) as error:
             raise ValueError(
                 f"Expected names of {sorted(names)} in filepath, got {error} in "
@@ -238,6 +266,19 @@ class Checkpoint(RankCallback):
             self.model.save_weights(str(path), overwrite=True)
         else:
             self.model.save(str(path), overwrite=True)
+            add_states(path, self.model)
+
+
+class LastLogs(dict[str, Any]):
+    """The logs when a job ends; what has no value by then is "none" in a name."""
+
+    def __missing__(self, name: str) -> _Nothing:
+        return _Nothing()
+
+
+class _Nothing:
+    def __format__(self, how: str) -> str:
+        return "none"
 
 
 def between_updates(model: keras.Model) -> bool:

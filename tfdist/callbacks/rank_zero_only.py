@@ -153,13 +153,18 @@ class RankZeroOnly(RankCallback):
             except Exception as error:  # noqa: BLE001 - told to all, then raised
                 failure = error
                 outcome = {"error": f"{type(error).__name__}: {error}"[:4096]}
-        told = broadcast_object(
-            outcome,
-            self._first,
-            name="rank_zero_only",
-            timeout_s=self.timeout_s,
-            process_set=self._ranks,
-        )
+        try:
+            told = broadcast_object(
+                outcome,
+                self._first,
+                name="rank_zero_only",
+                timeout_s=self.timeout_s,
+                process_set=self._ranks,
+            )
+        except Exception as lost:
+            if failure is None:
+                raise
+            raise failure from lost  # a rank that was told has ended already
         if failure is not None:
             raise failure
         if "error" in told:

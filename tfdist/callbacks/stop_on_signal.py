@@ -9,10 +9,14 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
+import tensorflow as tf
+
 from tfdist import _runtime
+from tfdist._process_sets import members_of
 from tfdist.callbacks._base import RankCallback
 from tfdist.callbacks._listing import is_in_fit
-from tfdist.callbacks.checkpoint import Checkpoint, between_updates
+from tfdist.callbacks.checkpoint import Checkpoint, LastLogs, between_updates
+from tfdist.collectives import ReduceOp, allreduce
 
 _logger = logging.getLogger("tfdist")
 
@@ -26,14 +30,17 @@ class StopOnSignal(RankCallback):
     `fit` by `SystemExit` with 128 + the signal's number, as a shell would say it. No
     validation, no end of the epoch: seconds count. A signal while validation is running
     ends the job when that is done and the epoch with it: put this callback last (or
-    before `StopTogether`), after those that save and write at the end of an epoch. A
-    second signal has the effect that it had before this callback.
+    before `StopTogether`), after those that save and write at the end of an epoch. When
+    the data of a rank have ended (`UnevenData`) it cannot save with the others: then a
+    signal ends the epoch on all ranks, and the job with it. A second signal has the
+    effect that it had before this callback.
 
     It costs one reduction of a single number after each step and each epoch.
 
     Args:
         checkpoint: saves; it need not be in the list of callbacks itself. Its
-            `save_best_only` has to be False: a stop is not a choice.
+            `save_best_only` has to be False: a stop is not a choice. What has no value
+            at that step, as `{val_loss}`, is "none" in the name of the file.
         signals: numbers of the signals; default SIGTERM, SIGINT and SIGUSR1 (Slurm's
             `--signal=USR1@60` sends that one). They are handled during `fit` only,
             also when it ends with an error; a loop of your own calls `on_train_end`.
@@ -132,6 +139,10 @@ class StopOnSignal(RankCallback):
         )
         if not received:
             return
+        if batch is not None and not self._are_all_here():
+            self._received = received
+            self.model.stop_training = True  # all ranks meet at the end of the epoch
+            return
         if _runtime.rank() == self._first:
             _logger.warning(
                 "%s: saving after %sepoch %d, then the job ends.",
@@ -139,9 +150,22 @@ class StopOnSignal(RankCallback):
                 "" if batch is None else f"step {batch + 1} of ",
                 self._epoch + 1,
             )
-        self.checkpoint.save_now(logs, batch)
+        self.checkpoint.save_now(LastLogs(logs), batch)
         self._give_back()
         raise SystemExit(128 + received)
+
+    def _are_all_here(self) -> bool:
+        """Whether no rank has joined, which would count 0, and cannot save."""
+        if _runtime.size() == 1:
+            return True
+        here = allreduce(
+            tf.constant(1, tf.int32),
+            op=ReduceOp.SUM,
+            name="stop_on_signal.here",
+            timeout_s=self.timeout_s,
+            process_set=self._ranks,
+        )
+        return int(here) == len(members_of(self._ranks))
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         signal.signal(number, self._before[number])

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import math
-import os
 from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from tfdist import _core, _operations
+from tfdist import _operations, _runtime
 
 # What the operations carry; which of them can be reduced, and how, the core says.
 _MOVABLE = frozenset(
@@ -29,6 +27,14 @@ def tensor_of(value: Any, function: str) -> tf.Tensor:
             f"Expected a dense tensor in tfdist.{function}, got tf.IndexedSlices. "
             "Make it dense first: tf.convert_to_tensor(value), which sums slices of "
             "the same index."
+        )
+    if isinstance(value, tf.RaggedTensor | tf.SparseTensor):
+        is_ragged = isinstance(value, tf.RaggedTensor)
+        remedy = "value.to_tensor()" if is_ragged else "tf.sparse.to_dense(value)"
+        raise TypeError(
+            f"Expected a dense tensor in tfdist.{function}, got "
+            f"tf.{type(value).__name__}. Make it dense first ({remedy}), or send the "
+            "tensors that it consists of one after the other."
         )
     try:
         tensor = tf.convert_to_tensor(value)
@@ -141,7 +147,7 @@ def batches_of(values: Sequence[tf.Tensor]) -> list[list[int]]:
 
     Every rank cuts in the same way, because dtypes and static shapes are the same.
     """
-    limit = _fusion_bytes(os.environ.get("TFDIST_FUSION_BYTES"))
+    limit = int(_runtime.setting("TFDIST_FUSION_BYTES"))
     batches: list[list[int]] = []
     open_batches: dict[tf.DType, tuple[list[int], int]] = {}
     for index, value in enumerate(values):
@@ -153,9 +159,3 @@ def batches_of(values: Sequence[tf.Tensor]) -> list[list[int]]:
         batch.append(index)
         open_batches[value.dtype] = (batch, size_before + size)
     return batches
-
-
-@functools.lru_cache(maxsize=1)
-def _fusion_bytes(_text: str | None) -> int:
-    """TFDIST_FUSION_BYTES, parsed again only when its text changes."""
-    return int(_core.value("TFDIST_FUSION_BYTES"))

@@ -218,7 +218,7 @@ def _receive(
     source = Source(
         bond=bond,
         reader=reader,
-        same_host=same_host and _core.value("TFDIST_TRANSPORT") != "tcp",
+        same_host=same_host and _runtime.setting("TFDIST_TRANSPORT") != "tcp",
         address=(str(host), int(port)),
         unix_name=str(told["where"]["unix_name"]),
         dataset=number,
@@ -242,7 +242,7 @@ def _prefetch(spec: Any) -> int:
 
 
 def _timeout_s() -> float:
-    return float(_core.value("TFDIST_TIMEOUT_S"))
+    return float(_runtime.setting("TFDIST_TIMEOUT_S"))
 
 
 def _short(error: Exception) -> str:

@@ -79,8 +79,6 @@ def merge(folder: Path) -> Summary:
     for rank, part in found.items():
         same = part.head["host_index"] == 0  # that of rank 0
         converts[rank], errors[rank] = clocks.to_rank_zero(part.clocks, same_host=same)
-        if rank == 0:
-            converts[rank], errors[rank] = (lambda us: us), 0.0
     waited = {rank: _waited_us(part) for rank, part in found.items()}
     known = [e for e in errors.values() if e is not None]
     summary = Summary(

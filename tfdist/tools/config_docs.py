@@ -33,8 +33,9 @@ tfdistrun -np 4 --env TFDIST_TIMEOUT_S=60 --env TFDIST_LOG_LEVEL=info python tra
 ```
 
 *Same on all ranks*: `tfdist.init()` compares the value over the ranks and refuses to
-start where they differ. `tfdist._core.config()` returns the table with the values in
-force.
+start where they differ. What a program changes in its environment afterwards counts for
+its next `tfdist.init()`. `tfdist._core.config()` returns the table with the values of
+the environment.
 """
 
 _SECTIONS = (
