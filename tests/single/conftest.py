@@ -1,5 +1,11 @@
-"""How examples are made: the same ones in every run, however slow the machine is."""
+"""What tests of one process share.
 
+Examples are the same ones in every run, however slow the machine is.
+"""
+
+from collections.abc import Callable, Iterator
+
+import pytest
 from hypothesis import HealthCheck, settings
 
 settings.register_profile(
@@ -9,3 +15,19 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("tests")
+
+
+@pytest.fixture
+def init_with(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """Begins a world anew with variables of the environment, for one test."""
+    import tfdist  # not every test needs TensorFlow
+
+    def begin(**variables: str) -> None:
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        tfdist.shutdown()
+        tfdist.init()
+
+    yield begin
+    monkeypatch.undo()
+    begin()

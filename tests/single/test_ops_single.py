@@ -229,19 +229,15 @@ def test_grouped_allreduce_keeps_order_and_splits_by_dtype(monkeypatch):
     "limit, expected",
     [("0", [[0], [1], [2], [3]]), ("8", [[0, 1], [2], [3]]), ("400", [[0, 1, 2, 3]])],
 )
-def test_a_group_is_cut_at_the_fusion_threshold(monkeypatch, limit, expected):
+def test_a_group_is_cut_at_the_fusion_threshold(
+    monkeypatch, init_with, limit, expected
+):
     xs = [tf.zeros([1]), tf.zeros([1]), tf.zeros([3]), tf.zeros([0])]
     whole = _arguments.batches_of(xs)
     monkeypatch.setenv("TFDIST_FUSION_BYTES", limit)
     assert _arguments.batches_of(xs) == whole  # the other ranks do not know of it
-    tfdist.shutdown()
-    try:
-        tfdist.init()
-        assert _arguments.batches_of(xs) == expected
-    finally:
-        monkeypatch.undo()
-        tfdist.shutdown()
-        tfdist.init()
+    init_with(TFDIST_FUSION_BYTES=limit)
+    assert _arguments.batches_of(xs) == expected
 
 
 # ---- in a tf.function ----

@@ -87,7 +87,7 @@ def test_sparse_gradients_are_made_dense_with_duplicates_summed(in_graph, caplog
     assert "sparse" in record.getMessage()
 
 
-def test_one_operation_for_each_bucket_with_indices_of_the_list(monkeypatch):
+def test_one_operation_for_each_bucket_with_indices_of_the_list(monkeypatch, init_with):
     calls = []
     original = collectives.allreduce_bucket
 
@@ -96,8 +96,7 @@ def test_one_operation_for_each_bucket_with_indices_of_the_list(monkeypatch):
         return original(tensors, **options)
 
     monkeypatch.setattr(collectives, "allreduce_bucket", note)
-    monkeypatch.setenv("TFDIST_FIRST_BUCKET_BYTES", "8192")
-    monkeypatch.setenv("TFDIST_BUCKET_BYTES", "16384")
+    init_with(TFDIST_FIRST_BUCKET_BYTES="8192", TFDIST_BUCKET_BYTES="16384")
     variables = [tf.Variable(tf.fill([2048], float(i))) for i in range(5)]
     grads = [v * 2 for v in variables]
     grads[2] = None
