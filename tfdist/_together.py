@@ -1,4 +1,4 @@
-"""Something that all ranks do, each on its own part: an error of one is one of all."""
+"""Something that all ranks do together, or one for all: its error is one of all."""
 
 from __future__ import annotations
 
@@ -7,10 +7,62 @@ from typing import Any, TypeVar
 
 from tfdist import _runtime, errors
 from tfdist._process_sets import ProcessSet, members_of
-from tfdist.objects import gather_from_all
+from tfdist.objects import broadcast_object, gather_from_all
 
 T = TypeVar("T")
 MAX_BYTES = 16 << 20
+
+
+def on_one_rank(
+    rank: int,
+    work: Callable[[], Any],
+    failed: str,
+    *,
+    name: str,
+    timeout_s: float | None,
+    process_set: ProcessSet | None,
+) -> Any:
+    """One rank works, and the others wait for it.
+
+    Args:
+        rank: the one that works.
+        work: gives plain data for all ranks.
+        failed: what it means when it raises, for the message on the other ranks.
+        name: identifies the call across ranks.
+        timeout_s: seconds to wait.
+        process_set: the ranks that take part, which alone call it.
+
+    Returns:
+        What `work` gave, on all ranks.
+
+    Raises:
+        Exception: what `work` raised, on `rank`.
+        tfdist.RankFailedError: it raised, on the others; or a rank failed.
+    """
+    failure: Exception | None = None
+    own: dict[str, Any] = {}
+    if _runtime.rank() == rank:
+        try:
+            own = {"failure": "", "told": work()}
+        except Exception as error:  # noqa: BLE001 - told to all ranks, then raised
+            failure = error
+            own = {"failure": _in_words(error), "told": None}
+    try:
+        shared = broadcast_object(
+            own, rank, name=name, timeout_s=timeout_s, process_set=process_set
+        )
+    except Exception as lost:
+        if failure is None:
+            raise
+        raise failure from lost  # a rank that was told has ended already
+    if failure is not None:
+        raise failure
+    if shared["failure"]:
+        raise errors.RankFailedError(
+            f"{failed}: {shared['failure']}",
+            errors.ErrorRecord(kind="rank_failed", rank=rank, cause=shared["failure"]),
+        )
+    return shared["told"]
 
 
 class Together:
@@ -111,4 +163,4 @@ class Together:
 
 
 def _in_words(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"[:2000]
+    return f"{type(error).__name__}: {error}"[:4096]

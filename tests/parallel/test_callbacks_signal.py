@@ -33,13 +33,18 @@ class Kill(keras.callbacks.Callback):
             os.kill(os.getpid(), self.number)
 
 
-def ended(folder, number, accumulation=None):
-    """Trains until rank 1 is told to end in step 3 of epoch 2."""
+def compiled(accumulation=None):
     keras.utils.clear_session()
     keras.utils.set_random_seed(4)
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     adam = keras.optimizers.Adam(0.25, gradient_accumulation_steps=accumulation)
     model.compile(tfdist.DistributedOptimizer(adam), "mse", jit_compile=False)
+    return model
+
+
+def ended(folder, number, accumulation=None):
+    """Trains until rank 1 is told to end in step 3 of epoch 2."""
+    model = compiled(accumulation)
     x = np.random.default_rng(tfdist.rank()).normal(size=(STEPS * 2, 2))
     kill = Kill(2 if tfdist.rank() == 1 else None, number)
     before = signal.getsignal(number)
@@ -70,11 +75,7 @@ def ended(folder, number, accumulation=None):
 
 def ended_while_data_have(folder, without):
     """Each rank is told to end at its step 5, when `without` has no more data."""
-    keras.utils.clear_session()
-    keras.utils.set_random_seed(4)
-    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    adam = tfdist.DistributedOptimizer(keras.optimizers.Adam(0.25))
-    model.compile(adam, "mse", jit_compile=False)
+    model = compiled()
     x = np.ones((2 * (3 if tfdist.rank() == without else 9), 2))
     kill = Kill(4, signal.SIGTERM, epoch=0)
     checkpoint = Checkpoint(folder + "/{epoch}-{step}-{val_loss:.3f}.keras")

@@ -1,6 +1,5 @@
 """What is in the files of Checkpoint, and where they may be."""
 
-import importlib
 import json
 import re
 import zipfile
@@ -12,6 +11,7 @@ from absl import flags
 from helpers import recipe
 
 import tfdist
+from tfdist import _together
 from tfdist.callbacks import Checkpoint
 from tfdist.callbacks._whole_file import write_whole_file
 from tfdist.layers.seed_generators import states_of_generators
@@ -111,8 +111,7 @@ def test_the_first_error_stays_when_a_rank_that_was_told_ends(name, monkeypatch)
     def is_full(*unused, **also_unused):
         raise OSError(28, "No space left on device")
 
-    module = importlib.import_module(f"tfdist.callbacks.{name}")
-    monkeypatch.setattr(module, "broadcast_object", has_ended)
+    monkeypatch.setattr(_together, "broadcast_object", has_ended)
     model = noisy(0.5)
     if name == "checkpoint":
         callback = Checkpoint("none.keras")

@@ -46,6 +46,11 @@ async def client_of(server, secret=SECRET, timeout_s=5.0, **more):
     )
 
 
+async def connections(server, count):
+    """That say nothing."""
+    return [await asyncio.open_connection(*server.address) for _ in range(count)]
+
+
 def run(test):
     """Runs an async test on a loop of its own."""
 
@@ -414,10 +419,7 @@ async def test_another_protocol_is_refused_with_both_versions(caplog):
 @run
 async def test_silent_strangers_delay_nobody_and_the_oldest_are_dropped():
     async with serving() as server:
-        strangers = [
-            await asyncio.open_connection(*server.address)
-            for _ in range(3 * listener.MAX_UNAUTHENTICATED)
-        ]
+        strangers = await connections(server, 3 * listener.MAX_UNAUTHENTICATED)
         before = time.monotonic()
         client = await client_of(server)
         await client.set("a", 1)
@@ -455,10 +457,7 @@ async def test_strangers_push_out_nobody_who_has_proved_itself():
     async with serving() as server:
         client = await client_of(server)
         await client.set("a", 1)
-        strangers = [
-            await asyncio.open_connection(*server.address)
-            for _ in range(2 * listener.MAX_UNAUTHENTICATED)
-        ]
+        strangers = await connections(server, 2 * listener.MAX_UNAUTHENTICATED)
         assert await asyncio.wait_for(strangers[0][0].read(), 10.0) == b""
         assert await client.wait(["a"], 10.0) == [1]
         client.close()
@@ -472,9 +471,7 @@ async def test_many_ranks_have_more_room(monkeypatch):
     monkeypatch.setattr(channel, "HANDSHAKE_TIMEOUT_S", 60.0)
     size = listener.MAX_UNAUTHENTICATED
     async with serving(size=size) as server:
-        ranks = [
-            await asyncio.open_connection(*server.address) for _ in range(2 * size)
-        ]
+        ranks = await connections(server, 2 * size)
         with pytest.raises(asyncio.TimeoutError):
             await asyncio.wait_for(ranks[0][0].read(), 0.2)
         ranks.append(await asyncio.open_connection(*server.address))
@@ -490,10 +487,7 @@ async def test_a_flood_from_one_address_keeps_no_other_out(caplog):
         quiet, _ = await asyncio.open_connection(
             *server.address, local_addr=("127.0.0.2", 0)
         )
-        flood = [
-            await asyncio.open_connection(*server.address)
-            for _ in range(2 * listener.MAX_UNAUTHENTICATED)
-        ]
+        flood = await connections(server, 2 * listener.MAX_UNAUTHENTICATED)
         assert await asyncio.wait_for(flood[0][0].read(), 0.5) == b""
         with pytest.raises(asyncio.TimeoutError):  # the oldest of all is still there
             await asyncio.wait_for(quiet.read(), 0.2)

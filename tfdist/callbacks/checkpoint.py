@@ -13,14 +13,13 @@ from typing import Any
 
 import keras
 
-from tfdist import _runtime, errors
+from tfdist._together import on_one_rank
 from tfdist.callbacks._base import RankCallback
 from tfdist.callbacks._listing import leaves_out_validation
 from tfdist.callbacks._own_state import average_accumulated, is_between_updates
 from tfdist.callbacks._whole_file import write_whole_file
 from tfdist.layers.saved_generators import add_states
 from tfdist.layers.statistics import combine_at
-from tfdist.objects import broadcast_object
 from tfdist.torn import check_not_torn
 
 
@@ -174,33 +173,14 @@ class Checkpoint(RankCallback):
         self._choose_mode()
         combine_at("to save a checkpoint", self.model, process_set=self._ranks)
         average_accumulated(self.model)
-        failure: Exception | None = None
-        text = ""
-        if _runtime.rank() == self._first:
-            try:
-                self._save_if_better(logs, batch)
-            except Exception as error:  # noqa: BLE001 - told to all ranks, then raised
-                failure = error
-                text = f"{type(error).__name__}: {error}"[:4096]
-        try:
-            told = broadcast_object(
-                text,
-                self._first,
-                name="checkpoint",
-                timeout_s=self.timeout_s,
-                process_set=self._ranks,
-            )
-        except Exception as lost:
-            if failure is None:
-                raise
-            raise failure from lost  # a rank that was told has ended already
-        if failure is not None:
-            raise failure
-        if told:
-            raise errors.RankFailedError(
-                f"rank {self._first} could not save the checkpoint: {told}",
-                errors.ErrorRecord(kind="rank_failed", rank=self._first, cause=told),
-            )
+        on_one_rank(
+            self._first,
+            lambda: self._save_if_better(logs, batch),
+            f"rank {self._first} could not save the checkpoint",
+            name="checkpoint",
+            timeout_s=self.timeout_s,
+            process_set=self._ranks,
+        )
 
     def _save_if_better(self, logs: dict[str, Any], batch: int | None) -> None:
         value = math.nan

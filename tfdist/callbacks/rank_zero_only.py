@@ -7,13 +7,13 @@ from typing import Any
 
 import keras
 
-from tfdist import _core, _runtime, errors
+from tfdist import _core, _runtime
+from tfdist._together import on_one_rank
 from tfdist.callbacks._base import RankCallback
 from tfdist.callbacks._listing import kind_of
 from tfdist.callbacks._rules import WRITES
 from tfdist.callbacks._state import TrainingState, rates_of, share
 from tfdist.callbacks.stop_together import StopTogether
-from tfdist.objects import broadcast_object
 
 _ALL_HOOKS = [n for n in dir(keras.callbacks.Callback) if n.startswith("on_")]
 # Keras's, and none derived from them: they change nothing but files.
@@ -141,39 +141,22 @@ class RankZeroOnly(RankCallback):
         """Rank 0 calls the hook; all ranks return, or raise, when it has."""
         if hook not in self._hooks:
             return
-        outcome: dict[str, Any] = {}
-        failure: Exception | None = None
-        if _runtime.rank() == self._first:
-            try:
-                before = TrainingState(self.model, with_values=self._looks())
-                getattr(self.callback, hook)(*arguments)
-                outcome = before.changes(
-                    f"{self._name}.{hook}", all_or_none=hook == "on_train_begin"
-                )
-            except Exception as error:  # noqa: BLE001 - told to all, then raised
-                failure = error
-                outcome = {"error": f"{type(error).__name__}: {error}"[:4096]}
-        try:
-            told = broadcast_object(
-                outcome,
-                self._first,
-                name="rank_zero_only",
-                timeout_s=self.timeout_s,
-                process_set=self._ranks,
+
+        def run() -> dict[str, Any]:
+            before = TrainingState(self.model, with_values=self._looks())
+            getattr(self.callback, hook)(*arguments)
+            return before.changes(
+                f"{self._name}.{hook}", all_or_none=hook == "on_train_begin"
             )
-        except Exception as lost:
-            if failure is None:
-                raise
-            raise failure from lost  # a rank that was told has ended already
-        if failure is not None:
-            raise failure
-        if "error" in told:
-            raise errors.RankFailedError(
-                f"{self._name}.{hook} failed on rank {self._first}: {told['error']}",
-                errors.ErrorRecord(
-                    kind="rank_failed", rank=self._first, cause=told["error"]
-                ),
-            )
+
+        told = on_one_rank(
+            self._first,
+            run,
+            f"{self._name}.{hook} failed on rank {self._first}",
+            name="rank_zero_only",
+            timeout_s=self.timeout_s,
+            process_set=self._ranks,
+        )
         share(self.model, told, self._first, self._ranks)
 
     def _alone(self, hook: str, *arguments: Any, **named: Any) -> None:
