@@ -6,6 +6,7 @@ command line. The result is saved as config.yaml in the run's folder, and can be
 to `--config` again.
 """
 
+import contextlib
 import difflib
 import os
 import time
@@ -22,6 +23,7 @@ CHECKPOINTS = "checkpoints"
 LATEST = "latest"
 LOG = "log.csv"
 PICTURES = "pictures.yaml"
+ABANDONED_S = 3600.0  # a part of a file that nobody has written to for so long
 
 
 def configuration(
@@ -212,8 +214,9 @@ def tidy(path: Path, epochs: int, keep: int) -> None:
     """Removes what a run does not need when it goes on.
 
     Old checkpoints, which nobody else will remove; parts of files that were being saved
-    when it was killed; and lines of the log that are torn, or of epochs that come again
-    because it goes on from an older checkpoint.
+    when it was killed, once they are an hour old: younger ones may be of another job
+    that goes on with the same run; and lines of the log that are torn, or of epochs
+    that come again because it goes on from an older checkpoint.
 
     Args:
         path: the run's folder.
@@ -221,9 +224,11 @@ def tidy(path: Path, epochs: int, keep: int) -> None:
         keep: how many checkpoints stay.
     """
     for file in checkpoints(path, whole=True)[:-keep]:
-        file.unlink()
+        file.unlink(missing_ok=True)
     for file in (*path.glob(".partial-*"), *(path / CHECKPOINTS).glob(".partial-*")):
-        file.unlink()
+        with contextlib.suppress(FileNotFoundError):  # it is whole meanwhile
+            if time.time() - file.stat().st_mtime > ABANDONED_S:
+                file.unlink()
     log = path / LOG
     if not log.exists():
         return

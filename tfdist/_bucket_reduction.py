@@ -17,7 +17,6 @@ from tfdist._process_sets import id_of
 from tfdist._reduced import elements_of
 from tfdist.agreement import path_of
 from tfdist.buckets import cut_groups
-from tfdist.collectives._arguments import scales_of
 from tfdist.reduce_options import ReduceOptions
 
 # With the gate: what an eager call of a group runs, by group and options.
@@ -33,8 +32,6 @@ def reduce_buckets(
     tensors: list[tf.Tensor | None],
     group_id: str,
     options: ReduceOptions,
-    prescale: float,
-    postscale: float,
     variables: Sequence[Any],
     *,
     made: Sequence[Any],
@@ -47,8 +44,6 @@ def reduce_buckets(
         tensors: one for each variable of the group, as it is sent, or `None`.
         group_id: of `agreement`.
         options: operation, name and process set.
-        prescale: factor before the reduction.
-        postscale: factor after it.
         variables: of the group, for buckets by hand.
         made: the gradients as this rank makes them, or `None`.
         in_xla: `_xla.reduced_by_xla()`: emits one operation for all buckets.
@@ -108,8 +103,6 @@ def reduce_buckets(
                     bucket_count=len(buckets),
                     hints=[indices[i] for i in bucket],
                     op=op,
-                    prescale=prescale,
-                    postscale=postscale,
                     name=f"{name}.{group_id[:8]}.{number}",
                     timeout_s=None,
                     process_set=process_set,
@@ -119,7 +112,6 @@ def reduce_buckets(
         return outputs
 
     def emit_at_once(*inputs: tf.Tensor) -> list[tf.Tensor]:
-        scales = [scales_of(prescale, postscale, t.dtype) for t in inputs]
         order = [i for bucket in buckets for i in bucket]
         ends = _xla.emit_group(
             [inputs[i] for i in order],
@@ -128,8 +120,6 @@ def reduce_buckets(
             group_id=group_id,
             name=f"{name}.{group_id[:8]}",
             op=op,
-            prescale=scales[0][0],
-            postscale=scales[0][1],
             process_set=id_of(process_set),
             counted=elements_of(inputs) + also_counted if counts() else 0,
         )
@@ -142,7 +132,7 @@ def reduce_buckets(
         # Called one by one, the first would wait for ever for the others of its step.
         # The cut too: after another init() other gradients of the list may be None.
         cut = (tuple(indices), tuple(map(tuple, buckets)))
-        use = (op, prescale, postscale, id_of(process_set), also_counted, counts())
+        use = (op, id_of(process_set), also_counted, counts())
         key = (group_id, name, *use, cut)
         emit = _FUNCTIONS.setdefault(key, tf.function(emit, jit_compile=False))
     reduced = list(tensors)

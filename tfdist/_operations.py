@@ -10,8 +10,6 @@ import contextlib
 import contextvars
 import enum
 import functools
-import math
-import numbers
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
@@ -471,17 +469,4 @@ def _reduce_op(op: Any) -> int:
     return int(op)
 
 
-def timeout_of(timeout_s: float | None) -> float:
-    """The attribute of the operation; 0 stands for `TFDIST_TIMEOUT_S`.
-
-    Raises:
-        ValueError: it is neither None nor a number above 0.
-    """
-    if timeout_s is None:
-        return 0.0
-    is_number = isinstance(timeout_s, numbers.Real) and not isinstance(timeout_s, bool)
-    if not (is_number and timeout_s > 0 and math.isfinite(timeout_s)):
-        raise ValueError(
-            f"Expected timeout_s to be a number of seconds > 0, got {timeout_s!r}."
-        )
-    return float(timeout_s)
+timeout_of = _core.timeout_of  # the attribute of the operation

@@ -81,6 +81,7 @@ def add_process_set(
 
     Raises:
         TypeError: something in the list is not an integer.
+        ValueError: `timeout_s` is not above 0.
         tf.errors.InvalidArgumentError: the list is empty, not ascending, or names a
             rank that there is not; on every rank.
         tfdist.MismatchError: the ranks' lists differ; the message names who said what.
@@ -110,7 +111,7 @@ def add(ranks: Iterable[int], *, timeout_s: float | None = None) -> ProcessSet:
                 f"{listed!r}."
             )
     members = tuple(int(rank) for rank in listed)
-    number = _core.add_process_set(members, timeout_s=timeout_s or 0.0)
+    number = _core.add_process_set(members, timeout_s=_core.timeout_of(timeout_s))
     made = ProcessSet(members, number, _runtime.generation())
     known = _runtime.live_sets()
     if made not in known:
@@ -132,7 +133,8 @@ def remove_process_set(
 
     Raises:
         TypeError: `process_set` is not a `ProcessSet`.
-        ValueError: it was removed before, or belongs to a job before `shutdown()`.
+        ValueError: it was removed before, or belongs to a job before `shutdown()`;
+            or `timeout_s` is not above 0.
         tfdist.MismatchError: a rank still has operations of the set in flight, or
             removes another one; on every rank.
         tfdist.TimeoutError: a rank did not call it in time.
@@ -145,8 +147,9 @@ def remove_process_set(
     number = id_of(process_set)
     if number == 0:
         raise TypeError("Expected a tfdist.ProcessSet, got None: all ranks stay a set.")
+    wait_s = _core.timeout_of(timeout_s)
     try:
-        _core.remove_process_set(number, timeout_s=timeout_s or 0.0)
+        _core.remove_process_set(number, timeout_s=wait_s)
     except _core.CoreError as error:
         _runtime.raise_public(error)
     engine = _engine.chosen()

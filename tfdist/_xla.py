@@ -127,8 +127,6 @@ def emit_group(
     group_id: str,
     name: str,
     op: int,
-    prescale: str,
-    postscale: str,
     process_set: int,
     counted: int,
 ) -> list[tf.Tensor]:
@@ -141,8 +139,6 @@ def emit_group(
         group_id: of `groups.agree`.
         name: the same on all ranks; a bucket's is this, a dot and its number.
         op: a `ReduceOp`.
-        prescale: factor before the reduction, `repr()` of a float.
-        postscale: factor after it.
         process_set: id of the ranks that take part.
         counted: for how many elements of gradients all of them count.
 
@@ -162,8 +158,8 @@ def emit_group(
             sizes=list(sizes),
             hints=list(hints),
             reduce_op=int(op),
-            prescale=prescale,
-            postscale=postscale,
+            prescale="1.0",
+            postscale="1.0",
             process_set=process_set,
             counted=counted,
         )

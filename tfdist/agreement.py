@@ -26,7 +26,9 @@ from tfdist._names import place_of
 from tfdist._process_sets import ProcessSet, id_of, members_of
 from tfdist.bucket_order import bits_of, order_from
 
-BY_XLA = " by=xla"  # in the options of a group that is reduced in what XLA compiles
+# What reduces a group, in its options: what XLA compiles, or an operation per bucket.
+BY_XLA = "by=xla"
+BY_OPERATIONS = "by=operations"
 _PLACE = re.compile(r' call=\d+ in=([^\s"]+)')  # of what was traced, in the options
 _CALLS = "tfdist/group_calls"  # graph collection: options of the groups traced there
 
@@ -238,7 +240,7 @@ def _public_error(error: _core.CoreError, options: str, late: bool) -> Exception
                 "zeros from the first step on: tape.gradient(..., "
                 "unconnected_gradients=tf.UnconnectedGradients.ZERO)."
             )
-        if 0 < error.message.count(BY_XLA) < error.message.count(" prescale="):
+        if BY_XLA in error.message and BY_OPERATIONS in error.message:
             hint = (
                 "Only the ranks with by=xla reduce inside of what XLA compiles: run "
                 "make xla on all hosts, or give DistributedOptimizer xla='off' on all "

@@ -21,6 +21,7 @@ from tfdist._bucket_reduction import gated, reduce_buckets
 from tfdist._reduced import settle, whole_elements_of
 from tfdist._xla import reduced_by_xla
 from tfdist.agreement import (
+    BY_OPERATIONS,
     BY_XLA,
     agree,
     agree_on_gradients,
@@ -43,8 +44,6 @@ def reduce_gradients(
     variables: Sequence[Any],
     options: ReduceOptions | None = None,
     *,
-    prescale: float = 1.0,
-    postscale: float = 1.0,
     weight: Any = None,
 ) -> list[Any]:
     """Reduces the gradients of `variables` over all ranks.
@@ -59,8 +58,6 @@ def reduce_gradients(
             `tf.IndexedSlices`, or `None`.
         variables: Keras or TensorFlow variables, the same on every rank.
         options: how; default the average over all ranks, exact.
-        prescale: factor before the reduction.
-        postscale: factor after it.
         weight: this rank's count of samples (`weights.share_of`), given by all ranks
             or by none: the average is then that over all samples. Default: every rank
             counts the same.
@@ -78,7 +75,6 @@ def reduce_gradients(
             or for the variables of a synchronised batch normalisation.
     """
     options = options or ReduceOptions()
-    use = f"prescale={prescale!r} postscale={postscale!r}"
     in_xla = reduced_by_xla(
         [
             "xla='off' was given" if options.xla == "off" else None,
@@ -86,8 +82,7 @@ def reduce_gradients(
             "TFDIST_COMMIT_GATE=1" if gated() else None,
         ]
     )
-    if in_xla:
-        use += BY_XLA
+    use = BY_XLA if in_xla else BY_OPERATIONS
     if weight is not None:
         check_weights(variables, options)
         use += " weighted"
@@ -107,8 +102,6 @@ def reduce_gradients(
         [compress(divided(g, factor), options.compression) for g in dense],
         group_id,
         options,
-        prescale,
-        postscale,
         variables,
         made=made,
         in_xla=in_xla,
@@ -121,7 +114,7 @@ def reduce_gradients(
     for i, grad in enumerate(full):
         if is_sparse[i]:
             name = f"{options.name or 'gradients'}.{group_id[:8]}.rows{i}"
-            reduced[i] = reduce_rows(grad, options, name, prescale * postscale)
+            reduced[i] = reduce_rows(grad, options, name)
     part = options.local_factor()
     own = settle(local.values(), counted=not has_buckets)
     for i, grad in zip(local, own, strict=True):

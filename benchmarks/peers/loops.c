@@ -31,6 +31,7 @@ static void done(void* context, const tfdist_status* status) {
 }
 
 static int32_t await_done(void) {
+  if (sem_trywait(&ended) == 0) return 0; /* else a clock would be asked that no peer asks */
   struct timespec deadline;
   clock_gettime(CLOCK_REALTIME, &deadline);
   deadline.tv_sec += DEADLINE_S;

@@ -158,6 +158,25 @@ TEST(what_reading_took_decides_how_the_sender_writes) {
   CHECK(Streamed(&pair, kLong / 4, kLong, 4000) < 1000);
 }
 
+TEST(a_peer_that_tries_the_other_way_is_followed) {
+  Pair pair(*FindTransport("shm"), TimedConfig("auto"));
+  const auto send = [](Link* from, Link* to) {
+    CHECK(from->BeginSend(Lane::kData, kTimedBytes).data() != nullptr);
+    const bool streams = from->StreamsSend();
+    from->CommitSend(Lane::kData, FrameHeader());
+    InFrame frame;
+    CHECK(to->Poll(Lane::kData, &frame));
+    to->Release(Lane::kData, frame);
+    return streams;
+  };
+  int sent = 0;
+  while (!send(pair.a.get(), pair.b.get())) {
+    CHECK(++sent < 10000);
+    if (sent % 2 == 0) CHECK(!send(pair.b.get(), pair.a.get()));
+  }
+  CHECK(send(pair.b.get(), pair.a.get()));
+}
+
 }  // namespace
 }  // namespace tfdist
 

@@ -1,6 +1,7 @@
 // StoreChoice against machines that are formulas.
 #include "transport/store_choice.h"
 
+#include <array>
 #include <random>
 #include <string>
 #include <vector>
@@ -115,6 +116,69 @@ TEST(slow_moments_do_not_look_like_a_better_way) {
     }
   }
   CHECK(streamed < payloads / 50);
+}
+
+// Two ranks that send each other payloads; what each costs, in ns, is of its way, the other's and
+// the phase. Returns how many of each rank's payloads were streamed.
+template <typename Cost>
+std::array<int, 2> Exchange(std::array<StoreChoice, 2>* ranks, int payloads, int phases,
+                            Cost cost) {
+  std::array<int, 2> streamed = {};
+  for (int i = 0; i < payloads; ++i) {
+    const std::array<bool, 2> ways = {(*ranks)[0].Next(kBytes), (*ranks)[1].Next(kBytes)};
+    const auto phase = static_cast<uint16_t>(i % phases);
+    for (size_t r : {0, 1}) {
+      streamed[r] += ways[r] ? 1 : 0;
+      (*ranks)[r].Saw(ways[1 - r], kBytes);
+      (*ranks)[r].Add(ways[r], phase, kBytes, cost(r, ways[r], ways[1 - r], phase));
+    }
+  }
+  return streamed;
+}
+
+// Measured where ranks share no cache (docs/design/0009): who streams alone gains nothing.
+int64_t Far(bool own, bool other, uint16_t phase) {
+  if (own && other) return phase == 0 ? 6200 : 7500;
+  if (own) return phase == 0 ? 14000 : 10000;
+  return phase == 0 ? 12300 : 12600;
+}
+
+TEST(ranks_that_try_at_different_times_find_what_is_cheaper_for_both) {
+  std::array<StoreChoice, 2> ranks;
+  for (int i = 0; i < 80; ++i) ranks[0].Add(ranks[0].Next(kBytes), 0, kBytes, 10000);
+  // Of one phase, both ways alike: trials become rare.
+  Exchange(&ranks, 20000, 1, [](size_t, bool, bool, uint16_t) { return 10000; });
+  const std::array<int, 2> streamed =
+      Exchange(&ranks, 10000, 2,
+               [](size_t, bool own, bool other, uint16_t phase) { return Far(own, other, phase); });
+  CHECK(streamed[0] > 5000);
+  CHECK(streamed[1] > 5000);
+}
+
+TEST(a_rank_that_missed_what_its_peer_found_tries_again_soon) {
+  std::array<StoreChoice, 2> ranks;
+  int times = 0;
+  while (Exchange(&ranks, 100, 2, [](size_t rank, bool own, bool, uint16_t) {
+           return own == (rank == 0) ? 10000 : 20000;
+         })[0] < 90) {
+    CHECK(++times < 1000);
+  }
+  const auto cost = [](size_t, bool own, bool other, uint16_t phase) {
+    return Far(own, other, phase);
+  };
+  Exchange(&ranks, 300, 2, cost);
+  CHECK(Exchange(&ranks, 100, 2, cost)[1] > 60);
+}
+
+TEST(the_end_of_a_peers_trial_starts_none) {
+  std::array<StoreChoice, 2> ranks;
+  const auto cost = [](size_t rank, bool own, bool, uint16_t) {
+    return own == (rank == 1) ? 10000 : 20000;
+  };
+  Exchange(&ranks, 20000, 2, cost);
+  const std::array<int, 2> streamed = Exchange(&ranks, 100000, 2, cost);
+  CHECK(streamed[0] < 1000);
+  CHECK(streamed[1] > 99000);
 }
 
 TEST(a_phase_that_comes_no_more_is_not_waited_for) {

@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 
 import psutil
 import pytest
@@ -346,6 +347,50 @@ def test_an_agent_that_a_signal_ends_says_which(started, marker):
     assert done.code == 255
     assert "it said: tfdist agent: ended by SIGTERM" in done.report[0]
     assert marked(marker) == []
+
+
+# It saves, and prints more than a pipe holds.
+SAVES_AND_TELLS = SAVES.replace(
+    "    time.sleep(1.5)\n", "    time.sleep(1.5)\n    print('x' * 99 * 1024)\n"
+)
+
+
+@pytest.mark.parametrize("by_a_script", [False, True])
+@deadline(40)
+def test_ranks_whose_agent_a_signal_ends_have_their_time_to_save(
+    started, tmp_path, marker, by_a_script
+):
+    (tmp_path / "saves.py").write_text(SAVES_AND_TELLS)
+    script = f"{sys.executable} saves.py"
+    command = shell(f"{script}; true" if by_a_script else f"exec {script}")
+    process = started((2,), *command, options=["-x", "MARK"], MARK=marker)
+    psutil.Process(agent_of(marker)).terminate()
+    done = finish(process)
+    assert saved(tmp_path) == ["saved0", "saved1"]
+    assert done.stdout.count("x") == 2 * 99 * 1024
+    # Nobody has asked the job to end.
+    assert done.code == 255
+    assert "it said: tfdist agent: ended by SIGTERM" in done.report[0]
+    assert marked(marker) == []
+
+
+@pytest.mark.parametrize("second_to", ["agent", "tfdistrun"])
+@deadline(40)
+def test_ranks_that_do_not_end_with_their_agent_can_be_killed(
+    started, marker, second_to
+):
+    script = "trap '' TERM INT; echo ready; while :; do sleep 1; done"
+    process = started((2,), *shell(script), options=["-x", "MARK"], MARK=marker)
+    agent = psutil.Process(agent_of(marker))
+    agent.terminate()
+    time.sleep(1.5)
+    assert len(marked(marker)) > 2
+    if second_to == "agent":
+        agent.terminate()
+    else:
+        assert signal_until_it_ends(process, signal.SIGINT) > 1
+    assert finish(process, 8.0).code == 255
+    until(lambda: not marked(marker), GONE_S)
 
 
 # Rank 0 sees that rank 2 is gone; rank 1, beside it, tells when it is asked to end.

@@ -154,6 +154,21 @@ def test_the_input_keeps_its_value():
             "tfdist.ReduceOp.SUM, .*tfdist.ReduceOp.LOGICAL_XOR, got 'sum'",
         ),
         (lambda x: tfdist.allreduce(x, timeout_s=0), ValueError, "timeout_s"),
+        *(
+            (
+                lambda x, wrong=wrong: tfdist.add_process_set([0], timeout_s=wrong),
+                ValueError,
+                f"Expected timeout_s to be a number of seconds > 0, got {wrong!r}",
+            )
+            for wrong in ("x", True, np.nan, np.inf, -1.0, 0)
+        ),
+        (
+            lambda x: tfdist.remove_process_set(
+                tfdist.add_process_set([0]), timeout_s="x"
+            ),
+            ValueError,
+            "Expected timeout_s to be a number of seconds > 0, got 'x'",
+        ),
         (lambda x: tfdist.broadcast(x, -1), ValueError, "root"),
         (lambda x: tfdist.broadcast(x, True), ValueError, "root"),
         (

@@ -36,13 +36,12 @@ def test_the_description_names_path_dtype_shape_and_options(registered):
         [tf.ones((2, 3)), None],
         [kernel, bias],
         ReduceOptions(name="tower"),
-        postscale=0.5,
     )
     assert registered[0].splitlines() == [
         f"{kernel.path} float32 [2,3]",
         "bias:0 float64 [3]",
-        "op=average compression=none sparse_as_dense=None name=tower prescale=1.0 "
-        "postscale=0.5 eager",
+        "op=average compression=none sparse_as_dense=None name=tower "
+        "by=operations eager",
     ]
 
 

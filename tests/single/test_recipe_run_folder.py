@@ -1,6 +1,7 @@
 """recipes/run_folder.py: what a run that goes on finds, and removes."""
 
 import importlib.util
+import os
 import re
 import zipfile
 from pathlib import Path
@@ -49,12 +50,22 @@ def test_the_newest_whole_checkpoint_counts(tmp_path):
 
 def test_old_checkpoints_and_parts_of_files_are_removed(tmp_path):
     folder = saved(tmp_path, 8, 16, 24, 32)
-    (folder / "checkpoints" / ".partial-1f-step-00000040.keras").write_bytes(b"x")
-    (folder / ".partial-1f-best.keras").write_bytes(b"x")
+    for name in ("checkpoints/.partial-1f-step-00000040.keras", ".partial-1f-best"):
+        (folder / name).write_bytes(b"x")
+        os.utime(folder / name, (1e9, 1e9))
     path_of(folder, 32).write_bytes(b"broken")
     run_folder.tidy(folder, 3, keep=2)
     assert names(folder) == [path_of(folder, step).name for step in (16, 24, 32)]
     assert [path.name for path in folder.iterdir()] == ["checkpoints"]
+
+
+def test_what_another_job_is_saving_in_the_same_folder_stays(tmp_path):
+    """It was not killed: it goes on with the same run, by mistake or not."""
+    folder = saved(tmp_path, 8)
+    saving = folder / "checkpoints" / ".partial-1f-step-00000016.keras"
+    saving.write_bytes(b"x")
+    run_folder.tidy(folder, 3, keep=2)
+    assert names(folder) == [saving.name, path_of(folder, 8).name]
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,9 @@
 """The timeline without a job: clocks, events, merging, and who was slowest."""
 
+import errno
 import itertools
 import json
+import os
 
 import pytest
 
@@ -368,6 +370,27 @@ def test_a_trace_that_cannot_be_written_leaves_nothing(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="no space left"):
         merging.merge(tmp_path)
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_full_disk_is_one_line_and_keeps_the_trace_of_before(
+    tmp_path, monkeypatch, capsys
+):
+    write(tmp_path, 0, operation("x", 10, 90))
+    assert tool.main([str(tmp_path)]) == 0
+    trace = tmp_path / "trace.json"
+    before = trace.read_text()
+    capsys.readouterr()
+
+    def full(*args, **named):
+        # As a write does: without the name of the file.
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(events, "events_of", full)
+    assert tool.main([str(tmp_path)]) == 1
+    told = capsys.readouterr().err
+    assert told == f"{trace} cannot be written: No space left on device\n"
+    assert trace.read_text() == before
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["rank-0.jsonl", trace.name]
 
 
 def test_the_first_step_does_not_make_a_rank_slow(tmp_path):

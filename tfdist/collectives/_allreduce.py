@@ -170,8 +170,6 @@ def allreduce_bucket(
     hints: Sequence[int],
     op: ReduceOp,
     name: str,
-    prescale: float = 1.0,
-    postscale: float = 1.0,
     timeout_s: float | None = None,
     process_set: ProcessSet | None = None,
 ) -> list[tf.Tensor]:
@@ -185,8 +183,6 @@ def allreduce_bucket(
         hints: for each tensor its index in the whole list.
         op: how the values are combined.
         name: the same on all ranks, and different for each bucket.
-        prescale: factor before the reduction.
-        postscale: factor after it.
         timeout_s: seconds to wait for the slowest rank; default `TFDIST_TIMEOUT_S`.
         process_set: the ranks that take part, which alone call it; default all.
 
@@ -197,7 +193,8 @@ def allreduce_bucket(
         list(tensors),
         name,
         op,
-        *_arguments.scales_of(prescale, postscale, tensors[0].dtype),
+        "1.0",
+        "1.0",
         timeout_s,
         hints=hints,
         group=group_id,

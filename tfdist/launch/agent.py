@@ -4,7 +4,8 @@
 standard input (the secret is in no argument), sends what the ranks print and how they
 end through its standard output (`frames`), and ends all it has started when its input
 ends: tfdistrun was killed, or the connection. When nothing comes at all for 30 s, not
-even tfdistrun's sign of life, the connection is taken for dead. A guard process ends
+even tfdistrun's sign of life, the connection is taken for dead. At a signal to the
+agent itself the ranks have as long to save as at one to tfdistrun. A guard process ends
 the ranks if the agent itself is killed.
 """
 
@@ -25,7 +26,13 @@ from typing import Any
 from tfdist import __version__, _core
 from tfdist.launch import binding, frames, groups, limits, process, tree
 from tfdist.launch.report import signal_name
-from tfdist.launch.signals import ENDING, PASSED_ON, Signals
+from tfdist.launch.signals import (
+    ENDING,
+    PASSED_ON,
+    SAME_SIGNAL_S,
+    SIGNAL_S,
+    Signals,
+)
 from tfdist.rendezvous.address import split_address
 from tfdist.rendezvous.errors import RendezvousError
 from tfdist.rendezvous.secret import keep_in_memory
@@ -155,6 +162,8 @@ class Agent:
         self._finished = False  # tfdistrun said so; else it, or the connection, is gone
         self._helpers = groups.Helpers()
         self._helpers_end_s = 0.0  # how long they have, when all is finished
+        self._signalled_s = 0.0  # when a signal came that ends this process; 0: none
+        self._asked_s = 0.0  # when the ranks first got one, also from tfdistrun
         self._ended = False
 
     def run(self) -> int:
@@ -179,14 +188,14 @@ class Agent:
         )
         try:
             while not self._ended:
-                self._step(
-                    _HELPERS_STEP_S if self._finished else frames.SIGN_OF_LIFE_S / 2
-                )
+                ending = self._finished or self._signalled_s
+                self._step(_HELPERS_STEP_S if ending else frames.SIGN_OF_LIFE_S / 2)
                 self._mind_the_time()
                 self._end_if(self._finished and not self._helpers_go_on())
+                self._end_if(self._signalled_s > 0 and not self._ranks_save())
         finally:
             self._end_all()
-        if self._finished:
+        if self._finished or self._signalled_s:
             self._drain(_DRAIN_S)
             self._flush(_FLUSH_S)
         return 0 if self._finished else 1
@@ -231,9 +240,13 @@ class Agent:
         for number in numbers:
             if number in PASSED_ON:
                 self._signal_ranks(number)
-            else:
+            elif not self._signalled_s:
                 _explain(f"ended by {signal_name(number)}")
-                self._ended = True
+                self._signalled_s = time.monotonic()
+                if not self._asked_s:  # else tfdistrun has
+                    self._signal_ranks(number)
+            elif time.monotonic() > self._signalled_s + SAME_SIGNAL_S:
+                self._ended = True  # the second one: at once
 
     def _signal_ranks(self, number: int) -> None:
         own = {self._ranks[rank].process.pid for rank in self._running}
@@ -241,9 +254,24 @@ class Agent:
             groups.pass_on(own, number)
             return
         if number in ENDING:
+            if self._is_the_same_signal():
+                return
+            self._asked_s = self._asked_s or time.monotonic()
             self._helpers.note(own, number)
         for group in own:
             groups.send(group, number)
+
+    def _is_the_same_signal(self) -> bool:
+        """Whether tfdistrun sends what has just come here too, from a batch system."""
+        return (
+            self._signalled_s > 0 and time.monotonic() < self._asked_s + SAME_SIGNAL_S
+        )
+
+    def _ranks_save(self) -> bool:
+        """Whether something of them runs that the signal gave time to."""
+        if time.monotonic() >= self._asked_s + SIGNAL_S:
+            return False
+        return bool(self._running) or self._helpers.are_left()
 
     def _helpers_go_on(self) -> bool:
         return self._helpers.are_left() and time.monotonic() < self._helpers_end_s
@@ -385,6 +413,8 @@ class Agent:
         os.close(ended.pidfd)
         self._helpers.rank_ended(ended.process.pid, code)
         self._running.discard(ended.rank)
+        if self._signalled_s:
+            return  # this host's ranks are lost together, with what ended the agent
         self._say(event="end", rank=ended.rank, code=code, time_s=time.monotonic())
 
     def _kill(self) -> None:

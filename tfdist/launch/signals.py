@@ -7,6 +7,9 @@ import signal
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)  # their meaning is the program's
+SIGNAL_S = 25.0  # for the ranks to save, from an ending signal to SIGTERM and SIGKILL
+# One act of the user may bring several: a terminal that is closed, `timeout`.
+SAME_SIGNAL_S = 1.0
 
 
 class Signals:

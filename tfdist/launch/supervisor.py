@@ -26,16 +26,13 @@ from tfdist.launch.output import (
 )
 from tfdist.launch.process import RankProcess
 from tfdist.launch.report import RankEnd
-from tfdist.launch.signals import PASSED_ON, Signals
+from tfdist.launch.signals import PASSED_ON, SAME_SIGNAL_S, SIGNAL_S, Signals
 
 if TYPE_CHECKING:
     from tfdist.launch.remote import End, RemoteHost
 
 _READ_BYTES = 64 << 10
 _TERM_S = 1.0  # from SIGTERM to SIGKILL
-_SIGNAL_S = 25.0  # from a forwarded signal to SIGTERM and SIGKILL
-# One act of the user may bring several: a terminal that is closed, `timeout`.
-_SAME_SIGNAL_S = 1.0
 _HELPERS_STEP_S = 0.05
 _DRAIN_S = 0.5  # for output that comes after the last rank's end
 _REAP_EVERY_S = 1.0
@@ -332,7 +329,7 @@ class Supervisor:
                 self._outcome.signal = self._outcome.signal or number
                 self._helpers.note(self._own_groups(), number)
                 self._signal_ranks(number)
-                self._enter(_Phase.SIGNALLED, _SIGNAL_S)
+                self._enter(_Phase.SIGNALLED, SIGNAL_S)
             elif self._is_the_same_signal():
                 continue
             else:  # the second one: at once
@@ -343,8 +340,8 @@ class Supervisor:
         """Whether another one so soon after the first means nothing more."""
         if self._phase is not _Phase.SIGNALLED:
             return False
-        signalled_s = self._phase_ends_s - _SIGNAL_S
-        return time.monotonic() < signalled_s + _SAME_SIGNAL_S
+        signalled_s = self._phase_ends_s - SIGNAL_S
+        return time.monotonic() < signalled_s + SAME_SIGNAL_S
 
     def _enter(self, phase: _Phase, limit_s: float) -> None:
         self._phase = phase

@@ -63,7 +63,7 @@ def merge(folder: Path) -> Summary:
     Raises:
         ValueError: there are no parts, something else with their name, or those of
             two jobs.
-        OSError: a file cannot be read or written.
+        OSError: a file cannot be read or written; an older trace stays as it was.
     """
     found, left_out = _read(folder)
     if not found:
@@ -91,7 +91,11 @@ def merge(folder: Path) -> Summary:
         dropped=sum(part.dropped for part in found.values()),
         left_out=left_out,
     )
-    _write(summary, found, converts)
+    try:
+        _write(summary, found, converts)
+    except OSError as error:  # a write to a full disk does not say where
+        why = error.strerror or error
+        raise OSError(f"{summary.path} cannot be written: {why}") from error
     return summary
 
 

@@ -311,7 +311,7 @@ void Overlay::NoteLoss(int lost, const Status& reason) {
 void Overlay::Lose(int lost, const Status& reason, int told_by) {
   Peer& peer = At(lost);
   if (peer.gone || peer.left) return;
-  const bool believed = told_by < 0 || !HasLink(lost);
+  const bool believed = told_by < 0 || !StillHasLink(lost);
   if (believed) {
     peer.gone = true;
     NoteLoss(lost, reason);
@@ -334,7 +334,7 @@ void Overlay::Lose(int lost, const Status& reason, int told_by) {
 // Whether a rank of which others say that it is gone still holds its link to this one: then only a
 // connection between two living ranks may have been cut. Looks now: a rank that ends because of
 // this one must not be taken for the first.
-bool Overlay::HasLink(int to) {
+bool Overlay::StillHasLink(int to) {
   Peer& peer = At(to);
   if (peer.link == nullptr || peer.ending) return false;
   bool moved = false;

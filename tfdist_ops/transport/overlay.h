@@ -85,7 +85,7 @@ class Overlay : public std::enable_shared_from_this<Overlay> {
     bool neighbour = false;
     bool left = false;        // said goodbye
     bool gone = false;        // ended without one
-    bool told = false;        // and the neighbours know that it is said to have
+    bool told = false;        // that it is gone has been told on
     bool closed = false;      // its link has ended, or nobody listens to it here any more
     bool wanted = false;      // a link for data
     bool ending = false;      // its link has ended; what came before is being read
@@ -122,7 +122,7 @@ class Overlay : public std::enable_shared_from_this<Overlay> {
   void Acknowledge(int source);
   void HearAcknowledgement(int source, uint64_t next);
   void Lose(int peer, const Status& reason, int told_by);
-  bool HasLink(int peer);
+  bool StillHasLink(int peer);
   void NoteLoss(int peer, const Status& reason);
   void EndedLink(int peer, const Status& reason);
   void DoubtDelivery();

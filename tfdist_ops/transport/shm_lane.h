@@ -179,6 +179,8 @@ class ShmProducer {
     writing_.begin_ns = bytes >= kTimedBytes ? NowNs() : 0;
     return pool_->payloads().at(slot_) + pool_->offset(slot_);
   }
+  // A payload of the consumer's own lane has come.
+  void Saw(bool streamed, size_t bytes) { choice_.Saw(streamed, bytes); }
   // Whether it is to be written past the caches.
   bool streams() const { return writing_.streamed; }
   // Returns the slot. In place of the header's payload_bytes and lane go `bytes` and `lane`.

@@ -121,6 +121,7 @@ class ShmLink : public LinkBase {
     frame->payload = {found.payload, found.header.payload_bytes};
     frame->token = found.handle;
     frame->streamed = found.streamed;
+    if (lane == Lane::kData) out_[Index(lane)].Saw(found.streamed, found.header.payload_bytes);
     return true;
   }
 

@@ -44,6 +44,20 @@ class StoreChoice {
     return !streams_;
   }
 
+  // A payload of the peer has come. What one rank's way costs depends on the other's: of two that
+  // could both gain by streaming, who streams alone gains nothing. So this rank tries when the peer
+  // begins to, and when it streams for good and this one does not.
+  void Saw(bool streamed, size_t bytes) {
+    if (bytes < kTimedBytes) return;
+    const bool was_settled = peer_sent_ > kSettled;
+    const bool begins = streamed != peer_streams_ && was_settled;
+    if (streamed != peer_streams_) peer_sent_ = 0;
+    peer_streams_ = streamed;
+    peer_sent_ += static_cast<int64_t>(bytes);
+    const bool settles = streamed && !was_settled && peer_sent_ > kSettled;
+    if ((begins || settles) && streamed != streams_ && state_ == State::kUsual) left_ = 0;
+  }
+
   // What became of a payload. `phase`: of its step; different phases do different things while they
   // read and write, so each is compared with itself. `ns`: writing and reading; 0: not known.
   void Add(bool streamed, uint16_t phase, size_t bytes, int64_t ns) {
@@ -83,6 +97,7 @@ class StoreChoice {
   // none of a lap.
   static constexpr int64_t kTrial = int64_t{3} << 20;
   static constexpr int64_t kLap = int64_t{1} << 20;
+  static constexpr int64_t kSettled = int64_t{16} << 20;   // of a peer's way: more than a trial
   static constexpr int64_t kShortest = int64_t{32} << 20;  // bytes between two trials
   static constexpr int64_t kLongest = int64_t{512} << 20;
   // Of the cost of the way so far: what the other one may cost at most to be taken.
@@ -104,17 +119,17 @@ class StoreChoice {
     }
     int count() const { return count_; }
     bool Knows(size_t phase) const { return counts_[phase] >= kLeast; }
-    double Least(size_t phase) const { return Sorted(phase, 0); }
+    double Least(size_t phase) const { return Dearer(phase, 0); }
     // The lower quartile: many are interrupted, and a few find what they read in a cache by luck.
-    double Typical(size_t phase) const { return Sorted(phase, 4); }
+    double Typical(size_t phase) const { return Dearer(phase, Kept(phase) / 4); }
 
    private:
-    // The n-th part of the last ones costs no more than this.
-    double Sorted(size_t phase, size_t part) const {
-      const size_t n = std::min(static_cast<size_t>(counts_[phase]), kLast);
+    size_t Kept(size_t phase) const { return std::min(static_cast<size_t>(counts_[phase]), kLast); }
+    // What the cheapest of the kept ones costs but so many.
+    double Dearer(size_t phase, size_t cheaper) const {
       std::array<double, kLast> sorted = last_[phase];
-      std::sort(sorted.begin(), sorted.begin() + static_cast<ptrdiff_t>(n));
-      return sorted[part == 0 ? 0 : n / part];
+      std::sort(sorted.begin(), sorted.begin() + static_cast<ptrdiff_t>(Kept(phase)));
+      return sorted[cheaper];
     }
     static constexpr size_t kLast = 8;
     static constexpr int kLeast = 4;
@@ -176,11 +191,13 @@ class StoreChoice {
   State state_ = State::kUsual;
   int64_t left_ = kShortest;  // bytes until the next trial, of the trial, or of the lap after it
   int64_t period_ = kShortest;
-  int untold_ = 0;  // payloads of the trial whose costs are to come
-  Costs recent_;    // of this way
-  Costs before_;    // of this way, before the trial
-  Costs tried_;     // of the other way
-  Costs level_;     // of this way, when it was last compared
+  bool peer_streams_ = false;
+  int64_t peer_sent_ = 0;  // bytes, since the peer changed its way
+  int untold_ = 0;         // payloads of the trial whose costs are to come
+  Costs recent_;           // of this way
+  Costs before_;           // of this way, before the trial
+  Costs tried_;            // of the other way
+  Costs level_;            // of this way, when it was last compared
   int risen_ = 0;
 };
 
