@@ -757,6 +757,9 @@ def join(*, timeout_s: float = 0.0, process_set: int = 0) -> tuple[int, int]:
 def take_records() -> list[dict[str, Any]]:
     """The finished operations since the last call, oldest first.
 
+    The core keeps none before the first call in this process, which returns nothing
+    and may come before `init`.
+
     Returns:
         For each: "name", "bytes", "submitted_us", "agreed_us", "done_us"
         (monotonic microseconds, 0 = never got there), "code", "kind".

@@ -313,6 +313,9 @@ TEST(many_tensors_in_random_order_from_four_threads) {
 
 TEST(records_tell_when_an_operation_came_agreed_and_ended) {
   Ranks ranks(2, "shm");
+  CheckWorks(ranks, "before");  // nobody in this process has asked
+  CHECK(ranks[0].TakeRecords(10).empty());
+  Runtime::WantRecords();
   CheckWorks(ranks, "seen");
   const auto records = ranks[0].TakeRecords(10);
   CHECK_EQ(records.size(), size_t{1});

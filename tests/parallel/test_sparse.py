@@ -51,6 +51,7 @@ def trained(optimizer, dtype, eager):
 
 
 def train(sparse_as_dense, dtype, eager):
+    _core.take_records()
     found = {}
     for name, optimizer in optimizers().items():
         wrapped = tfdist.DistributedOptimizer(

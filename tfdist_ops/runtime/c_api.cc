@@ -264,6 +264,7 @@ int32_t tfdist_join(uint32_t process_set, double timeout_s, int32_t* latest, int
 }
 
 int32_t tfdist_take_records(tfdist_record* out, int32_t capacity) {
+  Runtime::WantRecords();
   const std::shared_ptr<Runtime> runtime = Current();
   if (runtime == nullptr || capacity <= 0) return 0;
   const auto records = runtime->TakeRecords(static_cast<size_t>(capacity));

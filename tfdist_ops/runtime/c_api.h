@@ -250,7 +250,8 @@ typedef struct tfdist_record {
   int32_t code;
   int32_t kind;
 } tfdist_record;
-/* Copies up to `capacity` records, oldest first, and forgets them. Returns how many. */
+/* Copies up to `capacity` records, oldest first, and forgets them. Returns how many. None are kept
+ * before the first call in this process, for which there need be no world. */
 TFDIST_EXPORT int32_t tfdist_take_records(tfdist_record* out, int32_t capacity);
 /* Writes what happens on this rank from now on to FOLDER/rank-N.jsonl, until tfdist_shutdown: lines
  * of JSON, the first of which is `head` (tfdist/timeline/ reads them). The file, and the one into

@@ -18,6 +18,8 @@
 namespace tfdist {
 namespace {
 
+std::atomic<bool> records_wanted{false};
+
 constexpr size_t kRecordCapacity = 4096;
 // One key for adding and removing, so that ranks that call different things find out.
 constexpr char kSetKey[] = "process set";
@@ -151,6 +153,7 @@ Runtime::Runtime(World world, Links links, const Config& config, int doorbell_fd
   };
   hooks.finished = [this](const Request& request, Code code) {
     if (code == Code::kOk && request.counted != 0) reduced_.Count(request.counted);
+    if (!records_wanted.load(std::memory_order_relaxed)) return;
     // Not the turn's time, in which more than this may have been reduced.
     const int64_t done_us = NowUs();
     std::lock_guard<std::mutex> lock(mutex_);
@@ -436,6 +439,8 @@ Status Runtime::failure() const {
   std::lock_guard<std::mutex> lock(mutex_);
   return failure_;
 }
+
+void Runtime::WantRecords() { records_wanted.store(true, std::memory_order_relaxed); }
 
 std::vector<FinishedRecord> Runtime::TakeRecords(size_t capacity) {
   std::lock_guard<std::mutex> lock(mutex_);

@@ -8,6 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
+if "tfdist" in sys.modules:
+    from tfdist import _core
+
+    _core.take_records()  # from now on they are kept
+
 
 def write(hvd, weights, **facts):
     """Writes `rank-<rank>.npz` and `.json` into the working directory.
@@ -33,8 +38,6 @@ def _operations():
     """
     if "tfdist" not in sys.modules:
         return {}
-    from tfdist import _core
-
     rows = _core.take_records()
     names = [row["name"].rpartition("/")[2] for row in rows]
     kinds = {_core.ALLREDUCE: "allreduce", _core.ALLGATHER: "allgather"}
