@@ -170,6 +170,23 @@ TEST(a_rank_that_missed_what_its_peer_found_tries_again_soon) {
   CHECK(Exchange(&ranks, 100, 2, cost)[1] > 60);
 }
 
+TEST(two_that_send_in_turns_do_not_answer_each_others_trials_for_ever) {
+  std::array<StoreChoice, 2> ranks;
+  constexpr int kBurst = 300;  // payloads; more than there is between two trials at first
+  constexpr int kBursts = 300;
+  int streamed = 0;
+  for (int burst = 0; burst < kBursts; ++burst) {
+    StoreChoice& sender = ranks[static_cast<size_t>(burst % 2)];
+    for (int i = 0; i < kBurst; ++i) {
+      const bool way = sender.Next(kBytes);
+      ranks[static_cast<size_t>(1 - burst % 2)].Saw(way, kBytes);
+      sender.Add(way, static_cast<uint16_t>(i % 2), kBytes, way ? 20000 : 10000);
+      streamed += way ? 1 : 0;
+    }
+  }
+  CHECK(streamed < kBursts * kBurst / 50);
+}
+
 TEST(the_end_of_a_peers_trial_starts_none) {
   std::array<StoreChoice, 2> ranks;
   const auto cost = [](size_t rank, bool own, bool, uint16_t) {

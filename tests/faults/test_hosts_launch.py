@@ -374,6 +374,68 @@ def test_ranks_whose_agent_a_signal_ends_have_their_time_to_save(
     assert marked(marker) == []
 
 
+# It says when it is asked to, and takes longer than two signals count as the same.
+SAVES_SLOWLY = SAVES.replace(
+    "    time.sleep(1.5)\n", "    open('asked', 'w').close(); time.sleep(3)\n"
+)
+
+
+@deadline(40)
+def test_ranks_whose_agent_a_signal_ends_have_their_time_when_another_host_fails(
+    started, tmp_path, marker
+):
+    (tmp_path / "saves.py").write_text(SAVES_SLOWLY)
+    script = f"export HOST_MARK={marker}-$TFDIST_CROSS_RANK; "
+    script += f"[ $TFDIST_RANK = 0 ] || exec {sys.executable} saves.py; "
+    script += "echo ready; while [ ! -e asked ]; do sleep 0.1; done; exit 1"
+    options = ["-x", "MARK", "--grace-s", "0.2"]
+    process = started((1, 1), *shell(script), options=options, MARK=marker)
+    psutil.Process(agent_of(f"{marker}-1")).terminate()
+    done = finish(process)
+    assert saved(tmp_path) == ["saved1"]
+    assert done.code == 1
+    assert done.report[0].startswith("rank 0 on host-a failed first: exit code 1")
+    assert "1: host-b was lost" in "\n".join(done.report)
+    assert marked(marker) == []
+
+
+@deadline(40)
+def test_tfdistruns_signal_after_the_agents_takes_no_time_from_a_scripts_program(
+    started, tmp_path, marker
+):
+    (tmp_path / "saves.py").write_text(SAVES_SLOWLY)
+    command = shell(f"{sys.executable} saves.py; true")
+    process = started((2,), *command, options=["-x", "MARK"], MARK=marker)
+    psutil.Process(agent_of(marker)).terminate()
+    until((tmp_path / "asked").exists, 10.0)
+    time.sleep(1.2)
+    process.send_signal(signal.SIGTERM)
+    done = finish(process)
+    assert saved(tmp_path) == ["saved0", "saved1"]
+    assert done.code == 255
+    assert marked(marker) == []
+
+
+@pytest.mark.parametrize("first_to", ["agent", "tfdistrun"])
+@deadline(40)
+def test_ranks_that_save_when_a_batch_system_signals_all_are_not_lost(
+    started, tmp_path, marker, first_to
+):
+    (tmp_path / "saves.py").write_text(SAVES_SLOWLY)
+    command = shell(f"exec {sys.executable} saves.py")
+    process = started((2,), *command, options=["-x", "MARK"], MARK=marker)
+    both = [psutil.Process(agent_of(marker)), process]
+    first, second = both if first_to == "agent" else reversed(both)
+    first.terminate()
+    until((tmp_path / "asked").exists, 10.0)
+    second.terminate()
+    done = finish(process)
+    assert saved(tmp_path) == ["saved0", "saved1"]
+    assert done.code == 0, done.stderr
+    assert "was lost" not in done.stderr
+    assert marked(marker) == []
+
+
 @pytest.mark.parametrize("second_to", ["agent", "tfdistrun"])
 @deadline(40)
 def test_ranks_that_do_not_end_with_their_agent_can_be_killed(

@@ -168,10 +168,11 @@ class RankCallback(keras.callbacks.Callback):
         """Whether anything was reduced but the moments of batch normalisations."""
         if finished_operations() == self._finished_before:
             return False
-        if not _counts_moments(self.model):
+        # Of layers that were made in this step nobody has asked for records.
+        if not (_counts_moments(self.model) and hasattr(self.model, _NAMES)):
             return True
         # Records can be taken once, so the callbacks of a model share their names.
-        names = [*getattr(self.model, _NAMES, []), *map(_name_of, _core.take_records())]
+        names = [*getattr(self.model, _NAMES), *map(_name_of, _core.take_records())]
         object.__setattr__(self.model, _NAMES, names)
         return any(not name.startswith("batch_norm.") for name in names)
 

@@ -164,6 +164,7 @@ class Agent:
         self._helpers_end_s = 0.0  # how long they have, when all is finished
         self._signalled_s = 0.0  # when a signal came that ends this process; 0: none
         self._asked_s = 0.0  # when the ranks first got one, also from tfdistrun
+        self._silent = False  # tfdistrun did not ask: the host is lost, with its ranks
         self._ended = False
 
     def run(self) -> int:
@@ -243,7 +244,9 @@ class Agent:
             elif not self._signalled_s:
                 _explain(f"ended by {signal_name(number)}")
                 self._signalled_s = time.monotonic()
+                self._say(event="signalled", number=number)
                 if not self._asked_s:  # else tfdistrun has
+                    self._silent = True
                     self._signal_ranks(number)
             elif time.monotonic() > self._signalled_s + SAME_SIGNAL_S:
                 self._ended = True  # the second one: at once
@@ -255,9 +258,11 @@ class Agent:
             return
         if number in ENDING:
             if self._is_the_same_signal():
+                self._silent = False
                 return
-            self._asked_s = self._asked_s or time.monotonic()
-            self._helpers.note(own, number)
+            if not self._asked_s:  # once: a rank may be dead while its helpers save
+                self._asked_s = time.monotonic()
+                self._helpers.note(own, number)
         for group in own:
             groups.send(group, number)
 
@@ -358,6 +363,8 @@ class Agent:
         )
 
     def _start(self) -> None:
+        if self._signalled_s:
+            return  # they would not get that signal any more
         tree.adopt_orphans()
         self._guard = tree.Guard(self._job["mark"])
         binds = self._job["bind_to"] != "none"
@@ -413,9 +420,9 @@ class Agent:
         os.close(ended.pidfd)
         self._helpers.rank_ended(ended.process.pid, code)
         self._running.discard(ended.rank)
-        if self._signalled_s:
-            return  # this host's ranks are lost together, with what ended the agent
-        self._say(event="end", rank=ended.rank, code=code, time_s=time.monotonic())
+        if not self._silent:
+            at_s = time.monotonic()
+            self._say(event="end", rank=ended.rank, code=code, time_s=at_s)
 
     def _kill(self) -> None:
         for rank in self._running:

@@ -22,7 +22,7 @@ from typing import Any
 from tfdist import __version__
 from tfdist.launch import frames
 from tfdist.launch.hosts import Host
-from tfdist.launch.signals import PASSED_ON, Signals
+from tfdist.launch.signals import PASSED_ON, SIGNAL_S, Signals
 
 # Whose key ssh does not know is refused, as the user's own configuration says; nothing
 # is asked, since nobody could answer. A dead connection ends after 15 s.
@@ -109,6 +109,7 @@ class RemoteHost:
         self.clock_s = 0.0  # add it to a time of that host
         self._job: dict[str, Any] = {}
         self._left = set(ranks)
+        self._save_ends_s = 0.0  # later than now: a signal ends the agent
         self._said: deque[str] = deque(maxlen=_SAID_LINES)
         self._decoder = frames.Decoder(frames.GREETING)
         self._out = bytearray()
@@ -167,6 +168,11 @@ class RemoteHost:
             return
         except OSError:
             self._out.clear()
+
+    @property
+    def saves(self) -> bool:
+        """Whether its agent got a signal and gives its ranks time to save."""
+        return self.state != "closed" and time.monotonic() < self._save_ends_s
 
     def heard(self) -> None:
         """It is there, as far as anybody can say who does not read."""
@@ -227,6 +233,8 @@ class RemoteHost:
             self.failure_code = int(message["code"])
             if self.state == "running":
                 return self.close(self.failure)
+        elif event == "signalled":
+            self._save_ends_s = time.monotonic() + SIGNAL_S
         elif event == "end":
             rank = int(message["rank"])
             if rank in self._left:

@@ -348,7 +348,9 @@ class Supervisor:
         self._phase_ends_s = time.monotonic() + limit_s
 
     def _next_phase(self) -> None:
-        if self._phase in (_Phase.GRACE, _Phase.SIGNALLED):
+        if self._phase is _Phase.GRACE and any(one.saves for one in self._remotes):
+            self._enter(_Phase.GRACE, _REAP_EVERY_S)  # asks again then
+        elif self._phase in (_Phase.GRACE, _Phase.SIGNALLED):
             self._signal_ranks(signal.SIGTERM)
             self._signal_ranks(signal.SIGCONT)  # a stopped process does not end
             self._enter(_Phase.TERMINATING, _TERM_S)

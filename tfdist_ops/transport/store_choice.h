@@ -46,11 +46,12 @@ class StoreChoice {
 
   // A payload of the peer has come. What one rank's way costs depends on the other's: of two that
   // could both gain by streaming, who streams alone gains nothing. So this rank tries when the peer
-  // begins to, and when it streams for good and this one does not.
+  // begins to, unless it has tried lately (or two that send in turns would answer each other for
+  // ever), and when the peer streams for good and this one does not.
   void Saw(bool streamed, size_t bytes) {
     if (bytes < kTimedBytes) return;
     const bool was_settled = peer_sent_ > kSettled;
-    const bool begins = streamed != peer_streams_ && was_settled;
+    const bool begins = streamed != peer_streams_ && was_settled && left_ <= period_ / 2;
     if (streamed != peer_streams_) peer_sent_ = 0;
     peer_streams_ = streamed;
     peer_sent_ += static_cast<int64_t>(bytes);
