@@ -156,7 +156,7 @@ def allreduce(
         reduce_op=_reduce_op(op),
         prescale=prescale,
         postscale=postscale,
-        timeout_s=timeout_of(timeout_s),
+        timeout_s=_core.timeout_of(timeout_s),
         process_set=process_set,
         # The place in a function, with whatever name: ranks need not agree again.
         repeats=not group and not tf.executing_eagerly(),
@@ -185,7 +185,7 @@ def eager_allreduce(
     arguments = {
         "tensor_name": operation_name("allreduce", name),
         "reduce_op": _reduce_op(op),
-        "timeout_s": timeout_of(timeout_s),
+        "timeout_s": _core.timeout_of(timeout_s),
     }
     run = ops().tfdist_allreduce
 
@@ -221,7 +221,7 @@ def allgather(
         "tfdist_allgather",
         tensor=value,
         tensor_name=name,
-        timeout_s=timeout_of(timeout_s),
+        timeout_s=_core.timeout_of(timeout_s),
         process_set=process_set,
         counted=_counted(0),
     )
@@ -242,7 +242,7 @@ def broadcast(
         tensors=values,
         tensor_name=name,
         root=_rank(root, "root"),
-        timeout_s=timeout_of(timeout_s),
+        timeout_s=_core.timeout_of(timeout_s),
         process_set=process_set,
     )
 
@@ -267,7 +267,7 @@ def reduce(
         reduce_op=_reduce_op(op),
         prescale=prescale,
         postscale=postscale,
-        timeout_s=timeout_of(timeout_s),
+        timeout_s=_core.timeout_of(timeout_s),
         process_set=process_set,
         counted=_counted_sum(op),
     )
@@ -293,7 +293,7 @@ def reduce_scatter(
         reduce_op=_reduce_op(op),
         prescale=prescale,
         postscale=postscale,
-        timeout_s=timeout_of(timeout_s),
+        timeout_s=_core.timeout_of(timeout_s),
         process_set=process_set,
         counted=_counted_sum(op),
     ).rows
@@ -313,7 +313,7 @@ def gather(
         tensor=value,
         tensor_name=name,
         root=_rank(root, "root"),
-        timeout_s=timeout_of(timeout_s),
+        timeout_s=_core.timeout_of(timeout_s),
         process_set=process_set,
     )
     return gathered
@@ -335,7 +335,7 @@ def scatter(
         splits=splits,
         tensor_name=name,
         root=_rank(root, "root"),
-        timeout_s=timeout_of(timeout_s),
+        timeout_s=_core.timeout_of(timeout_s),
         process_set=process_set,
     )
 
@@ -354,7 +354,7 @@ def alltoall(
         tensor=value,
         splits=splits,
         tensor_name=name,
-        timeout_s=timeout_of(timeout_s),
+        timeout_s=_core.timeout_of(timeout_s),
         process_set=process_set,
     )
     return outputs.rows, outputs.received_splits
@@ -367,7 +367,7 @@ def send(value: tf.Tensor, dst: int, name: str, timeout_s: float | None) -> tf.T
         tensor=value,
         tensor_name=name,
         dst=_rank(dst, "dst"),
-        timeout_s=timeout_of(timeout_s),
+        timeout_s=_core.timeout_of(timeout_s),
     )
 
 
@@ -388,7 +388,7 @@ def recv(
         T=dtype,
         tensor_name=name,
         src=_rank(src, "src"),
-        timeout_s=timeout_of(timeout_s),
+        timeout_s=_core.timeout_of(timeout_s),
     )
 
 
@@ -397,7 +397,7 @@ def barrier(name: str, timeout_s: float | None, *, process_set: int = 0) -> None
     _emit(
         "tfdist_barrier",
         tensor_name=name,
-        timeout_s=timeout_of(timeout_s),
+        timeout_s=_core.timeout_of(timeout_s),
         process_set=process_set,
     )
 
@@ -467,6 +467,3 @@ def _reduce_op(op: Any) -> int:
         expected = ", ".join(f"tfdist.ReduceOp.{known.name}" for known in ReduceOp)
         raise ValueError(f"Expected op to be one of {expected}, got {op!r}.")
     return int(op)
-
-
-timeout_of = _core.timeout_of  # the attribute of the operation

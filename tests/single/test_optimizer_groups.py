@@ -130,3 +130,18 @@ def test_before_init_the_error_says_what_to_call():
             groups.reduce_gradients([tf.constant(1.0)], [tf.Variable(1.0)])
     finally:
         tfdist.init()
+
+
+@pytest.mark.parametrize("others", ["by=operations", "by=xla"])
+def test_ranks_of_which_some_reduce_in_xla_are_told_so(monkeypatch, others):
+    def differ(*_, **__):
+        message = f"rank 0 says op=average by=xla, rank 1 says op=sum {others}"
+        raise _core.CoreError(3, message, {"kind": "mismatch"})
+
+    monkeypatch.setattr(_core, "register_group", differ)
+    kernel = keras.Variable(np.zeros(3, "float32"), name=f"kernel_{others[3:]}")
+    with pytest.raises(tfdist.MismatchError) as caught:
+        groups.reduce_gradients([tf.ones(3)], [kernel])
+    assert ("Only the ranks with by=xla" in str(caught.value)) == (
+        others == "by=operations"
+    )

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist import _operations, _runtime, collectives
+from tfdist import _core, _runtime, collectives
 from tfdist._process_sets import members_of
 from tfdist.callbacks._base import RankCallback, base_optimizer
 from tfdist.callbacks._first_call import at_first_call, is_built
@@ -82,7 +82,7 @@ class UnevenData(RankCallback):
         super().__init__()
         if weighted not in (True, False):
             raise ValueError(f"Expected weighted=True or False, got {weighted!r}.")
-        _operations.timeout_of(timeout_s)  # refuses what is none
+        _core.timeout_of(timeout_s)  # refuses what is none
         self.weighted = weighted
         self.timeout_s = timeout_s
         self._steps = 0

@@ -7,7 +7,7 @@ import threading
 
 import tensorflow as tf
 
-from tfdist import _core, _engine, _operations, _runtime, errors
+from tfdist import _core, _engine, _runtime, errors
 from tfdist._process_sets import ProcessSet, id_of
 
 
@@ -80,7 +80,7 @@ def join_all(
         )
     _runtime.check_initialized()
     _engine.refuse("tfdist.join, and with it callbacks.UnevenData")
-    wait = _operations.timeout_of(timeout_s)
+    wait = _core.timeout_of(timeout_s)
     # In a thread of its own, so that Ctrl-C gets through.
     ended: concurrent.futures.Future[tuple[int, int]] = concurrent.futures.Future()
 

@@ -244,7 +244,7 @@ class Agent:
             elif not self._signalled_s:
                 _explain(f"ended by {signal_name(number)}")
                 self._signalled_s = time.monotonic()
-                self._say(event="signalled", number=number)
+                self._say(event="signalled")
                 if not self._asked_s:  # else tfdistrun has
                     self._silent = True
                     self._signal_ranks(number)

@@ -36,6 +36,7 @@ _TERM_S = 1.0  # from SIGTERM to SIGKILL
 _HELPERS_STEP_S = 0.05
 _DRAIN_S = 0.5  # for output that comes after the last rank's end
 _REAP_EVERY_S = 1.0
+_SAVING_STEP_S = 1.0  # between two looks whether a host still saves
 _FINISH_S = 5.0  # for agents, to end what is left on their hosts
 _LAST_WORDS_S = 1.0  # for a reader, to take what is left when the user ended the job
 _PAUSED_STEP_S = 0.05
@@ -349,7 +350,7 @@ class Supervisor:
 
     def _next_phase(self) -> None:
         if self._phase is _Phase.GRACE and any(one.saves for one in self._remotes):
-            self._enter(_Phase.GRACE, _REAP_EVERY_S)  # asks again then
+            self._enter(_Phase.GRACE, _SAVING_STEP_S)
         elif self._phase in (_Phase.GRACE, _Phase.SIGNALLED):
             self._signal_ranks(signal.SIGTERM)
             self._signal_ranks(signal.SIGCONT)  # a stopped process does not end
