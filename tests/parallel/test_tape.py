@@ -153,10 +153,10 @@ def an_error_in_an_eager_step():
     v = [tf.Variable(tf.ones([4])) for _ in range(4)]
     with tfdist.DistributedGradientTape(persistent=True) as tape:
         loss = tf.add_n([tf.reduce_sum(x) for x in v])
-    tape.gradient(loss, v)
-    if tfdist.rank() == 1:
-        _core.abort("a reason of its own")
     try:
+        tape.gradient(loss, v)  # the abort may come before it has ended on rank 0, too
+        if tfdist.rank() == 1:
+            _core.abort("a reason of its own")
         tape.gradient(loss, v)
     except tf.errors.OpError as error:
         record = getattr(error, "record", None)
