@@ -4,8 +4,9 @@
 
 Builds `libtfdist_cuda.so` with nvcc where there is one, calls it through ctypes,
 compares every pair of types bitwise with NumPy (and with PyTorch where it sees the
-GPU), then prints bandwidths beside that of a device-to-device copy. Without nvcc or
-without a GPU it says what it skipped, and exits with 0.
+GPU), then prints bandwidths beside that of a device-to-device copy, and the time that
+PyTorch takes to pack the same tensors. Without nvcc or without a GPU it says what it
+skipped, and exits with 0.
 """
 
 import argparse
@@ -26,6 +27,7 @@ except ImportError:
     ml_dtypes = None
 
 import gpu_library
+import gpu_torch
 from gpu_library import DTYPES, Batch, CudaError, Library, Tensor
 
 # Pairs (type of the tensors, type of the buffer) that have a kernel.
@@ -202,30 +204,6 @@ def check_refusals(library: Library) -> list[str]:
     return wrong
 
 
-def check_torch(library: Library) -> str:
-    """Compares one large bfloat16 pack with PyTorch's own on the GPU."""
-    try:
-        import torch
-    except ImportError:
-        return "skipped: PyTorch is not installed"
-    if not torch.cuda.is_available():
-        return "skipped: PyTorch sees no CUDA device"
-    sizes = [100_003, 4096, 1, 77_777]
-    tensors = [torch.randn(n, device="cuda") for n in sizes]
-    buffer = torch.empty(sum(sizes), dtype=torch.bfloat16, device="cuda")
-    torch.cuda.synchronize()
-    offsets = [sum(sizes[:i]) for i in range(len(sizes))]
-    rows = zip(tensors, sizes, offsets, strict=True)
-    table = (Tensor * 4)(*(Tensor(t.data_ptr(), n, o) for t, n, o in rows))
-    pair = ("float32", "bfloat16")
-    batch = Batch.of(table, pair, buffer.data_ptr(), sum(sizes), 0.125)
-    library.pack(batch)
-    torch.cuda.synchronize()
-    reference = (torch.cat(tensors) * 0.125).to(torch.bfloat16)
-    equal = torch.equal(reference.view(torch.int16), buffer.view(torch.int16))
-    return "equal, bit by bit" if equal else "DIFFERENT from PyTorch"
-
-
 # name → sizes in elements
 MEASURED = {
     "1 tensor": [16 << 20],
@@ -248,7 +226,10 @@ MEASURED_PAIRS = [
 
 
 def measure(library: Library, runs: int) -> list[dict[str, Any]]:
-    """Bandwidths of pack, unpack and a plain copy: bytes read and written per time."""
+    """Bandwidths of pack, unpack, a plain copy and PyTorch's pack.
+
+    Bytes read and written per time.
+    """
     rows = []
     for (name, sizes), pair in itertools.product(MEASURED.items(), MEASURED_PAIRS):
         layout = Layout(sizes, pair[0], shift=0)
@@ -274,6 +255,9 @@ def measure(library: Library, runs: int) -> list[dict[str, Any]]:
                 "unpack": library.time(gpu_library.TIME_UNPACK, batch, runs),
                 "copy": library.time(gpu_library.TIME_MEMCPY, copy, runs),
             }
+        in_torch = gpu_torch.pack_times(sizes, pair, runs)
+        if in_torch is not None:
+            times["torch"] = in_torch
         row: dict[str, Any] = {
             "case": name,
             "tensors": len(sizes),
@@ -295,6 +279,7 @@ def print_table(rows: list[dict[str, Any]]) -> None:
     print(
         f"{'case':16}{'tensors':>8} {'tensor':>9} {'buffer':>9}{'MiB moved':>11}"
         f"{'pack GB/s':>11}{'unpack GB/s':>13}{'copy GB/s':>11}{'pack us':>10}"
+        f"{'PyTorch us':>12}"
     )
     for row in rows:
         print(
@@ -302,6 +287,7 @@ def print_table(rows: list[dict[str, Any]]) -> None:
             f"{row['buffer_dtype']:>9}{row['bytes_moved'] / 2**20:>11.1f}"
             f"{row['pack_gb_s']:>11.0f}{row['unpack_gb_s']:>13.0f}"
             f"{row['copy_gb_s']:>11.0f}{row['pack_us']:>10.1f}"
+            f"{row.get('torch_us', float('nan')):>12.1f}"
         )
 
 
@@ -320,7 +306,7 @@ def main() -> int:
     print(f"device: {device['name']}, compute capability {device['capability']}")
     count, failed = check_all(library)
     failed += check_refusals(library)
-    torch_says = check_torch(library)
+    torch_says = gpu_torch.check(library)
     print(f"checks: {count} cases against NumPy, {len(failed)} wrong")
     print(f"PyTorch: {torch_says}")
     print("".join(f"  WRONG {line}\n" for line in failed), end="")

@@ -31,8 +31,7 @@ bool SameBits(const T& a, const T& b) {
 
 template <typename Tensor, typename Buffer, bool kPack, bool kScaled>
 void RunOnHost(const std::vector<PackTensor>& tensors, void* buffer, double scale) {
-  constexpr int64_t kTile =
-      tfdist::PackTileElements(tfdist::PackVectorElements(sizeof(Tensor), sizeof(Buffer)));
+  constexpr int64_t kTile = tfdist::PackTileElements(sizeof(Tensor), sizeof(Buffer));
   for (const PackTable& table : tfdist::PlanPack(
            tensors.data(), static_cast<int64_t>(tensors.size()), buffer, sizeof(Tensor), kTile)) {
     for (int32_t block = 0; block < table.first_block[table.count]; ++block) {

@@ -45,9 +45,9 @@ def test_bad_batches_are_refused_with_words(library):
 
 
 def test_equals_pytorch_where_it_sees_the_gpu(library):
-    import gpu_pack
+    import gpu_torch
 
-    says = gpu_pack.check_torch(library)
+    says = gpu_torch.check(library)
     if says.startswith("skipped"):
         pytest.skip(says)
     assert says == "equal, bit by bit"

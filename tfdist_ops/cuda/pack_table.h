@@ -18,7 +18,7 @@ namespace tfdist {
 // kernel has run. Arguments are limited to 4 KiB on every architecture, hence 128 tensors a launch.
 constexpr int kPackMaxTensors = 128;
 constexpr int kPackThreads = 256;  // of a block
-constexpr int kPackUnroll = 4;     // 16-byte loads a thread has in flight
+constexpr int kPackUnroll = 4;     // accesses of 16 bytes of the narrower type a thread makes
 constexpr int64_t kPackVectorBytes = 16;
 
 // One tensor and its place in the buffer.
@@ -38,15 +38,17 @@ struct PackTable {
 };
 static_assert(sizeof(PackTable) <= 4096 - 64, "the table must fit into the kernel's arguments");
 
-// Elements that a thread moves at once: one 16-byte access of the narrower type, and as many
-// accesses of 16 bytes as the wider type then needs.
+// Elements that a thread moves at once: one 16-byte access of the wider type, so that neighbouring
+// threads touch neighbouring bytes on both sides.
 TFDIST_HOST_DEVICE constexpr int PackVectorElements(int64_t tensor_bytes, int64_t buffer_bytes) {
   return static_cast<int>(kPackVectorBytes /
-                          (tensor_bytes < buffer_bytes ? tensor_bytes : buffer_bytes));
+                          (tensor_bytes > buffer_bytes ? tensor_bytes : buffer_bytes));
 }
 
-TFDIST_HOST_DEVICE constexpr int64_t PackTileElements(int vector_elements) {
-  return int64_t{kPackThreads} * kPackUnroll * vector_elements;
+// Elements of a whole block: 16 KiB of the narrower type.
+TFDIST_HOST_DEVICE constexpr int64_t PackTileElements(int64_t tensor_bytes, int64_t buffer_bytes) {
+  return int64_t{kPackThreads} * kPackUnroll * kPackVectorBytes /
+         (tensor_bytes < buffer_bytes ? tensor_bytes : buffer_bytes);
 }
 
 // Cuts `tensors` into launches of at most kPackMaxTensors tensors and fewer than 2^31 blocks. Empty

@@ -73,15 +73,15 @@ struct Convert {
   }
 };
 
-// Aligned so that the compiler moves it with 16-byte accesses.
+// Aligned so that the compiler moves it with one access, of at most 16 bytes.
 template <typename T, int kElements>
-struct alignas(kPackVectorBytes) Vector {
+struct alignas(sizeof(T) * kElements) Vector {
   T element[kElements];
 };
 
-template <typename T>
+template <int kElements, typename T>
 TFDIST_HOST_DEVICE inline bool IsVectorAligned(const T* pointer) {
-  return reinterpret_cast<uintptr_t>(pointer) % static_cast<uintptr_t>(kPackVectorBytes) == 0;
+  return reinterpret_cast<uintptr_t>(pointer) % sizeof(Vector<T, kElements>) == 0;
 }
 
 template <int kElements, typename From, typename To, typename Converter>
@@ -92,27 +92,28 @@ TFDIST_HOST_DEVICE inline Vector<To, kElements> ConvertVector(const Vector<From,
   return to;
 }
 
-// Moves `count` <= PackTileElements(kElements) elements; `thread` is one of kPackThreads.
+// Moves `count` <= kTile elements, kElements at once; `thread` is one of kPackThreads.
 // Neighbouring threads touch neighbouring addresses. In a whole, aligned tile each thread first
 // issues all its loads, then converts and stores.
-template <int kElements, typename From, typename To, typename Converter>
+template <int kElements, int64_t kTile, typename From, typename To, typename Converter>
 TFDIST_HOST_DEVICE inline void MoveTile(const From* from, To* to, int64_t count, int thread,
                                         const Converter& convert) {
   int64_t done = 0;
-  if (IsVectorAligned(from) && IsVectorAligned(to)) {
+  if (IsVectorAligned<kElements>(from) && IsVectorAligned<kElements>(to)) {
     const auto* source = reinterpret_cast<const Vector<From, kElements>*>(from);
     auto* target = reinterpret_cast<Vector<To, kElements>*>(to);
     const int64_t vectors = count / kElements;
-    if (count == PackTileElements(kElements)) {
-      Vector<From, kElements> loaded[kPackUnroll];
+    if (count == kTile) {
+      constexpr int kUnroll = static_cast<int>(kTile / (kPackThreads * kElements));
+      Vector<From, kElements> loaded[kUnroll];
 #ifdef __CUDA_ARCH__
 #pragma unroll
 #endif
-      for (int i = 0; i < kPackUnroll; ++i) loaded[i] = source[i * kPackThreads + thread];
+      for (int i = 0; i < kUnroll; ++i) loaded[i] = source[i * kPackThreads + thread];
 #ifdef __CUDA_ARCH__
 #pragma unroll
 #endif
-      for (int i = 0; i < kPackUnroll; ++i) {
+      for (int i = 0; i < kUnroll; ++i) {
         target[i * kPackThreads + thread] = ConvertVector<kElements, From, To>(loaded[i], convert);
       }
     } else {
@@ -130,7 +131,7 @@ template <typename Tensor, typename Buffer, bool kPack, bool kScaled>
 TFDIST_HOST_DEVICE inline void RunPackBlock(const PackTable& table, int32_t block, int thread,
                                             double scale) {
   constexpr int kElements = PackVectorElements(sizeof(Tensor), sizeof(Buffer));
-  constexpr int64_t kTile = PackTileElements(kElements);
+  constexpr int64_t kTile = PackTileElements(sizeof(Tensor), sizeof(Buffer));
   const int t = FindPackTensor(table, block);
   const int64_t begin = (block - table.first_block[t]) * kTile;
   const int64_t left = table.elements[t] - begin;
@@ -138,9 +139,11 @@ TFDIST_HOST_DEVICE inline void RunPackBlock(const PackTable& table, int32_t bloc
   Tensor* tensor = reinterpret_cast<Tensor*>(table.data[t]) + begin;
   Buffer* buffer = reinterpret_cast<Buffer*>(table.buffer) + table.offset[t] + begin;
   if constexpr (kPack) {
-    MoveTile<kElements>(tensor, buffer, count, thread, Convert<Tensor, Buffer, kScaled>{scale});
+    MoveTile<kElements, kTile>(tensor, buffer, count, thread,
+                               Convert<Tensor, Buffer, kScaled>{scale});
   } else {
-    MoveTile<kElements>(buffer, tensor, count, thread, Convert<Buffer, Tensor, kScaled>{scale});
+    MoveTile<kElements, kTile>(buffer, tensor, count, thread,
+                               Convert<Buffer, Tensor, kScaled>{scale});
   }
 }
 
