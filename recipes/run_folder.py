@@ -9,6 +9,7 @@ to `--config` again.
 import contextlib
 import difflib
 import os
+import secrets
 import time
 import zipfile
 from collections.abc import Iterable, Mapping
@@ -170,9 +171,14 @@ def new(folder: str | os.PathLike[str], name: str) -> Path:
 
 def save(path: Path, content: Mapping[str, Any], name: str = CONFIG) -> None:
     """Writes names and values to a YAML file in a run's folder, in one piece."""
-    partial = path / f".{name}"
-    partial.write_text(yaml.safe_dump(dict(content)), encoding="utf-8")
-    partial.replace(path / name)
+    _write(path / name, yaml.safe_dump(dict(content)))
+
+
+def _write(file: Path, text: str) -> None:
+    """Replaces a file in one piece; the part has a name that no other job takes."""
+    partial = file.with_name(f".partial-{secrets.token_hex(4)}-{file.name}")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(file)
 
 
 def checkpoints(path: Path, *, whole: bool) -> list[Path]:
@@ -236,9 +242,7 @@ def tidy(path: Path, epochs: int, keep: int) -> None:
     whole = [line for line in lines if line.endswith("\n")]
     kept = whole[:1] + [row for row in whole[1:] if _is_of(row, whole[0], epochs)]
     if kept != lines:
-        partial = path / f".{LOG}"
-        partial.write_text("".join(kept), encoding="utf-8")
-        partial.replace(log)
+        _write(log, "".join(kept))
 
 
 def _is_of(row: str, head: str, epochs: int) -> bool:

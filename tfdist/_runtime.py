@@ -95,6 +95,7 @@ def init(
         tfdist.TimeoutError: a rank is missing; the message names it.
         tensorflow.errors.InvalidArgumentError: a variable is malformed, or two
             launchers contradict each other.
+        ValueError: `timeout_s` is not a number above 0 and at most 86400.
 
     Example:
         >>> import tfdist
@@ -116,11 +117,9 @@ def start(
     """As `init`, but raises `_core.CoreError`, which needs no TensorFlow."""
     with _lock:
         _refuse_fork()
-        if timeout_s is not None and not 0.0 < timeout_s <= 86400.0:
-            raise _core.CoreError(
-                _core.INVALID_ARGUMENT,
-                f"timeout_s must be above 0 and at most 86400; got {timeout_s}",
-                {"kind": "invalid_argument"},
+        if _core.timeout_of(timeout_s) > 86400.0:
+            raise ValueError(
+                f"Expected timeout_s to be at most 86400 seconds, got {timeout_s!r}."
             )
         if _state.topology is None:
             _connect(timeout_s)

@@ -7,6 +7,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import yaml
 from absl import flags
 
 RECIPES = Path(__file__).resolve().parents[2] / "recipes"
@@ -188,3 +189,18 @@ def test_what_a_file_cannot_say_is_refused(line, message, values, tmp_path):
 def test_words_without_a_value_are_refused(word, message, values):
     with pytest.raises(ValueError, match=message):
         configured(values, word)
+
+
+def test_jobs_that_save_at_once_do_not_take_each_others_part(tmp_path, monkeypatch):
+    replace = Path.replace
+
+    def while_another_saves(self, target):
+        monkeypatch.setattr(Path, "replace", replace)
+        run_folder.save(tmp_path, {"of": "another job"})
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", while_another_saves)
+    run_folder.save(tmp_path, {"of": "this job"})
+    assert [path.name for path in tmp_path.iterdir()] == [run_folder.CONFIG]
+    saved = yaml.safe_load((tmp_path / run_folder.CONFIG).read_text())
+    assert saved == {"of": "this job"}

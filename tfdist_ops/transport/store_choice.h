@@ -120,17 +120,17 @@ class StoreChoice {
     }
     int count() const { return count_; }
     bool Knows(size_t phase) const { return counts_[phase] >= kLeast; }
-    double Least(size_t phase) const { return Dearer(phase, 0); }
+    double Least(size_t phase) const { return Sorted(phase, 0); }
     // The lower quartile: many are interrupted, and a few find what they read in a cache by luck.
-    double Typical(size_t phase) const { return Dearer(phase, Kept(phase) / 4); }
+    double Typical(size_t phase) const { return Sorted(phase, Kept(phase) / 4); }
 
    private:
     size_t Kept(size_t phase) const { return std::min(static_cast<size_t>(counts_[phase]), kLast); }
-    // What the cheapest of the kept ones costs but so many.
-    double Dearer(size_t phase, size_t cheaper) const {
+    // The cost at this place among the kept ones, from the least on.
+    double Sorted(size_t phase, size_t place) const {
       std::array<double, kLast> sorted = last_[phase];
       std::sort(sorted.begin(), sorted.begin() + static_cast<ptrdiff_t>(Kept(phase)));
-      return sorted[cheaper];
+      return sorted[place];
     }
     static constexpr size_t kLast = 8;
     static constexpr int kLeast = 4;
