@@ -34,7 +34,7 @@ UNORDERED_OPS = frozenset(
         *("TfdistAllreduce", "TfdistReduce", "TfdistReduceScatter"),
         *("TfdistAllgather", "TfdistGather", "TfdistScatter", "TfdistAlltoall"),
         *("TfdistBroadcast", "TfdistSend", "TfdistRecv", "TfdistTopology"),
-        "TfdistCountReduced",
+        *("TfdistCountReduced", "TfdistFail"),
     }
 )
 _ORDER_FREE = "MUST_RUN_ORDER_INSENSITIVE_STATEFUL_OPS"

@@ -53,6 +53,7 @@ class _State:
 
     topology: _core.Topology | None = None
     pid: int = 0  # process that called init; another one is its fork
+    reduces_gradients: bool = False  # whether a list of them was, in this generation
     generation: int = 0
     hooked: bool = False
     late: LateLinks | None = None
@@ -178,6 +179,7 @@ def _connect(timeout_s: float | None) -> None:
         _state.topology = mesh.topology
         _state.pid = os.getpid()
         _state.process_sets = []
+        _state.reduces_gradients = False
         engine = _engine.chosen()
         if engine is not None:
             _start_engine(engine, mesh, limit_s)
@@ -283,6 +285,7 @@ def shutdown() -> None:
     with _lock:
         if _state.topology is None or _state.pid != os.getpid():
             return
+        _warn_if_nothing_was_reduced()
         topology, _state.topology = _state.topology, None
         for helper in _state.helpers.values():
             helper.close()
@@ -295,6 +298,21 @@ def shutdown() -> None:
         if _state.timeline is not None:
             _finish_timeline(_state.timeline, topology)
             _state.timeline = None
+
+
+def note_gradients() -> None:
+    """Notes that this rank takes part in a reduction of gradients."""
+    _state.reduces_gradients = True
+
+
+def _warn_if_nothing_was_reduced() -> None:
+    topology = check_initialized()
+    if _state.reduces_gradients or topology.rank != 0 or _core.failure() is not None:
+        return
+    finished = int(_core.counters()["finished"])
+    text = last_words.unreduced_training(topology.size, finished)
+    if text is not None:
+        _log.warning("%s", text)
 
 
 def _finish_timeline(folder: Path, topology: _core.Topology) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +12,7 @@ from tfdist._adapted import check_prints, prints_of_adapted
 from tfdist._dealing import Part, deal
 from tfdist._process_sets import ProcessSet
 from tfdist._together import Together
+from tfdist.consistency.fingerprint import fingerprints
 from tfdist.metric_states import Snapshot, check_metrics, combine, results_of
 
 
@@ -113,7 +113,7 @@ def evaluate(
         if part.inputs is None:  # that batch made the states; another rank counts it
             model.reset_metrics()
         now = Snapshot(model)
-        return now, {"metrics": now.describe(), "weights": prints_of(model)}
+        return now, {"metrics": now.describe(), "weights": fingerprints(model.weights)}
 
     now, told = ranks.run("after the last batch", work)
     ranks.agree(told, "metrics", "the metrics", "Compile alike on all ranks.")
@@ -153,7 +153,7 @@ def start(
     place = ranks.ranks.index(_runtime.rank())
     function = f"tfdist.{ranks.function}"
     part = deal(function, x, y, sample_weight, batch_size, place, len(ranks.ranks))
-    facts = {"data": part.whole, "weights": prints_of(model)}
+    facts = {"data": part.whole, "weights": fingerprints(model.weights)}
     return part, {**facts, "adapted": prints_of_adapted(model)}
 
 
@@ -180,16 +180,6 @@ def bar_of(verbose: str | int, ranks: Together) -> str | int:
     if verbose != "auto" or _runtime.rank() == ranks.ranks[0]:
         return verbose
     return 0
-
-
-def prints_of(model: keras.Model) -> list[bytes]:
-    """A cryptographic hash of each weight's bytes: equal only if these are."""
-    return [
-        hashlib.blake2b(
-            keras.ops.convert_to_numpy(v).tobytes(), digest_size=16
-        ).digest()
-        for v in model.weights
-    ]
 
 
 def agree_on_weights(

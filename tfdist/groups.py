@@ -30,6 +30,8 @@ from tfdist.agreement import (
 )
 from tfdist.collectives import ReduceOp
 from tfdist.compression import compress, divided, multiplied, restore
+from tfdist.consistency.in_step import compare_in_step
+from tfdist.consistency.per_rank import declare
 from tfdist.reduce_options import ReduceOptions
 from tfdist.sparse import by_rows, reduce_rows, rows_of
 from tfdist.weights import check_weightable, share_of, weighted
@@ -74,6 +76,8 @@ def reduce_gradients(
         ValueError: the lists differ in length, or a weight is given for a sum,
             or for the variables of a synchronised batch normalisation.
     """
+    _runtime.check_initialized()
+    _runtime.note_gradients()
     options = options or ReduceOptions()
     in_xla = reduced_by_xla(
         [
@@ -119,6 +123,15 @@ def reduce_gradients(
     own = settle(local.values(), counted=not has_buckets)
     for i, grad in zip(local, own, strict=True):
         reduced[i] = grad if part == 1.0 else weighted(grad, part)
+    declare(options.local_members(variables))
+    if not in_xla:
+        shared = [i for i in range(len(variables)) if i not in local]
+        compare_in_step(
+            [variables[i] for i in shared],
+            [reduced[i] for i in shared],
+            group_id,
+            options.process_set,
+        )
     return reduced
 
 

@@ -48,11 +48,15 @@ class LocalVariables:
         """The places in `variables` of those that are local, ascending."""
         if self._asks is not None:
             return [i for i, v in enumerate(variables) if self._asks(v)]
-        local: set[int] = set()
-        for one in self._listed:
-            members = one.weights if is_layer(one) else [one]
-            local.update(map(identity, members))
+        local = set(map(identity, self.listed()))
         return [i for i, v in enumerate(variables) if identity(v) in local]
+
+    def listed(self) -> list[Any]:
+        """The variables that are listed, and those of listed layers; of none asked."""
+        if self._asks is not None:
+            return []
+        members = (one.weights if is_layer(one) else [one] for one in self._listed)
+        return [variable for some in members for variable in some]
 
 
 def with_one_more(known: LocalVariables | None, one: Any) -> LocalVariables:

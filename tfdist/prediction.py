@@ -13,11 +13,11 @@ from tfdist._dealing import Part
 from tfdist._process_sets import ProcessSet
 from tfdist._together import Together
 from tfdist.collectives._arguments import dtype_of
+from tfdist.consistency.fingerprint import fingerprints
 from tfdist.evaluation import (
     agree_on_start,
     agree_on_weights,
     bar_of,
-    prints_of,
     start,
 )
 
@@ -110,7 +110,10 @@ def predict(
             outputs = keras.tree.map_structure(lambda a: a[:0], outputs)
         else:
             outputs = model.predict(**part.inputs, verbose=shown)
-        return outputs, {**_facts(outputs, gather), "weights": prints_of(model)}
+        return outputs, {
+            **_facts(outputs, gather),
+            "weights": fingerprints(model.weights),
+        }
 
     outputs, told = ranks.run("after the last batch", work)
     agree_on_weights(model, ranks, told)  # now also those that the first batch made

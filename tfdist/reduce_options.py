@@ -100,6 +100,13 @@ class ReduceOptions:
             return []
         return self.local_variables.places(variables)
 
+    def local_members(self, variables: Sequence[Any]) -> list[Any]:
+        """All that is known of the variables that are not reduced, trained or not."""
+        if self.local_variables is None:
+            return []
+        places = self.local_variables.places(variables)
+        return [*(variables[i] for i in places), *self.local_variables.listed()]
+
     def local_factor(self) -> float:
         """What a gradient that is not reduced is multiplied by.
 

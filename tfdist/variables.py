@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfdist import agreement, collectives
 from tfdist._process_sets import ProcessSet, check_root
+from tfdist.consistency.per_rank import note_broadcast
 
 
 @tf.autograph.experimental.do_not_convert
@@ -61,6 +62,7 @@ def broadcast_variables(
     )
     for variable, value in zip(listed, received, strict=True):
         variable.assign(value)
+    note_broadcast(listed)
 
 
 def _check_variable(variable: Any) -> None:

@@ -14,10 +14,11 @@ from tfdist._process_sets import ProcessSet, members_of
 from tfdist.callbacks._epochs import agree_on_epoch
 from tfdist.callbacks._listing import (
     agree_on_callbacks,
-    callbacks_of_the_call,
+    callback_list_of_the_call,
     is_in_fit,
 )
 from tfdist.callbacks._optimizers import check_all_reduce, optimizers_of
+from tfdist.callbacks._rank_comparison import RankComparison
 from tfdist.callbacks._saving import guard_saving
 from tfdist.callbacks._state import common_rates_of, other_optimizers
 from tfdist.callbacks._weighing import take_back
@@ -39,8 +40,10 @@ class RankCallback(keras.callbacks.Callback):
     Before the first step it refuses a model whose gradients would not be reduced, and a
     list of callbacks that would let the ranks drift apart. After the first update it
     looks whether a reduction really took place, which is all that can be said about a
-    custom `train_step`. Before the first step of each epoch the ranks compare the epoch
-    and the learning rates; the first of these callbacks in the list does that for all.
+    custom `train_step`. After that update, at the end of each epoch and of training the
+    ranks compare their weights (`RankComparison`). Before the first step of each epoch
+    the ranks compare the epoch and the learning rates; the first of these callbacks in
+    the list does that for all.
     Of a model with `jit_compile=True` XLA compiles the forward and backward pass, not
     the reduction and the update.
     """
@@ -74,7 +77,8 @@ class RankCallback(keras.callbacks.Callback):
         split_step.install(self.model)
         self._checked = False
         self._steps_seen = 0
-        self._listed = callbacks_of_the_call()
+        running = callback_list_of_the_call()
+        self._listed = _without_comparison(running)
         ours = (c for c in self._listed if isinstance(c, RankCallback))
         self._leads = next(ours, None) is self
         self._compares = self._leads
@@ -85,6 +89,9 @@ class RankCallback(keras.callbacks.Callback):
                 self.model.make_train_function()
             epochs = (self.params or {}).get("epochs")  # a loop of the user's has none
             agree_on_callbacks(self._listed, epochs, self._ranks)
+            _warn_of_own_statistics(self.model, self._listed, self._first)
+            if running is not None and _runtime.size() > 1:
+                RankComparison.append_to(running, self._ranks)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Remembers the epoch, also that of a resumed training."""
@@ -177,6 +184,14 @@ class RankCallback(keras.callbacks.Callback):
         return any(not name.startswith("batch_norm.") for name in names)
 
 
+def _without_comparison(
+    running: keras.callbacks.CallbackList | None,
+) -> list[keras.callbacks.Callback]:
+    """The callbacks of the user and of Keras in a running list; [] without a list."""
+    listed = [] if running is None else running.callbacks
+    return [one for one in listed if not isinstance(one, RankComparison)]
+
+
 def _is_traced_otherwise(model: keras.Model) -> bool:
     """Whether an earlier fit has left a step that is not that of the model now."""
     failed = take_back(model)  # it ended with an error
@@ -257,6 +272,37 @@ def _check_batch_normalization(model: keras.Model) -> None:
                 "batch alone. Write tfdist.layers.synchronize_batch_normalization("
                 "model), or leave synchronized out."
             )
+
+
+def _warn_of_own_statistics(
+    model: keras.Model, callbacks: list[keras.callbacks.Callback], first: int
+) -> None:
+    """Says at the start that batch normalisations will differ between the ranks.
+
+    Args:
+        model: about to be trained.
+        callbacks: those of its training.
+        first: the rank that says so.
+    """
+    if _runtime.size() == 1 or _runtime.rank() != first:
+        return
+    plain = [
+        layer
+        for layer in batch_normalizations(model)
+        if layer.trainable and not is_synchronized(layer)
+    ]
+    combining = ("CombineMovingStatistics", "Checkpoint")
+    if plain and not any(type(one).__name__ in combining for one in callbacks):
+        _logger.warning(
+            "Each rank keeps moving statistics of its own batches in %d batch "
+            "normalisation layers, such as %r: the ranks' models differ in evaluation, "
+            "and what rank %d saves is not that of all data. Put "
+            "tfdist.callbacks.CombineMovingStatistics() into the callbacks, or call "
+            "tfdist.layers.synchronize_batch_normalization(model) before fit.",
+            len(plain),
+            plain[0].name,
+            first,
+        )
 
 
 def base_optimizer(model: keras.Model) -> keras.optimizers.Optimizer:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import struct
 from collections.abc import Sequence
 
-import tensorflow as tf
-
 from tfdist import _runtime, errors
 from tfdist._process_sets import ProcessSet, members_of
-from tfdist.collectives import ReduceOp, allreduce
+from tfdist.consistency.comparison import equal_on_all_ranks
+from tfdist.consistency.fingerprint import digest
 from tfdist.objects import allgather_object
 
 
@@ -19,9 +17,7 @@ def agree_on_epoch(
 ) -> None:
     """Checks that all ranks begin the same epoch with the same learning rates.
 
-    One small reduction, by MAX: what is equal everywhere has the same largest value
-    and the same largest complement (which turns the order round). Of the rates, whose
-    number may differ, a hash is compared.
+    One small reduction. Of the rates, whose number may differ, a hash is compared.
 
     Args:
         epoch: indexed from 0.
@@ -34,15 +30,8 @@ def agree_on_epoch(
     if _runtime.size() == 1:
         return
     packed = struct.pack(f"<{len(rates)}d", *rates)
-    digest = hashlib.blake2b(packed, digest_size=8).digest()
-    bits = int.from_bytes(digest, "little", signed=True)
-    largest = allreduce(
-        tf.constant([epoch, ~epoch, bits, ~bits], tf.int64),
-        op=ReduceOp.MAX,
-        name="callbacks.epoch",
-        process_set=process_set,
-    ).numpy()
-    if largest[0] == ~largest[1] and largest[2] == ~largest[3]:
+    bits = digest(packed)
+    if equal_on_all_ranks([epoch, bits], "callbacks.epoch", process_set):
         return
     shared = allgather_object(
         [epoch, list(rates)], name="callbacks.epochs", process_set=process_set

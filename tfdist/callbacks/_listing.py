@@ -24,18 +24,18 @@ _OURS = "tfdist.callbacks."  # the rules know these, also by those of Horovod's 
 _PLAIN = (bool, int, float, str, type(None))
 
 
-def callbacks_of_the_call() -> list[keras.callbacks.Callback]:
-    """All callbacks of the `fit` whose `on_train_begin` is running; [] without one."""
+def callback_list_of_the_call() -> keras.callbacks.CallbackList | None:
+    """The list of callbacks whose `on_train_begin` is running; None without one."""
     code = keras.callbacks.CallbackList.on_train_begin.__code__
     frame = sys._getframe(1)
     while frame is not None and frame.f_code is not code:
         frame = frame.f_back  # type: ignore[assignment]
-    return [] if frame is None else list(frame.f_locals["self"].callbacks)
+    return None if frame is None else frame.f_locals["self"]
 
 
 def is_in_fit(model: keras.Model) -> bool:
     """Whether the `fit` of this model is running, not a loop of the user's own."""
-    return _variables_of_fit(model) is not None
+    return variables_of_fit(model) is not None
 
 
 def leaves_out_validation(model: keras.Model, epoch: int) -> bool:
@@ -45,7 +45,7 @@ def leaves_out_validation(model: keras.Model, epoch: int) -> bool:
         model: the model.
         epoch: indexed from 0.
     """
-    found = _variables_of_fit(model) or {}
+    found = variables_of_fit(model) or {}
     if found.get("validation_data") is None:
         return False
     how_often = found.get("validation_freq", 1)
@@ -54,7 +54,7 @@ def leaves_out_validation(model: keras.Model, epoch: int) -> bool:
     return epoch + 1 not in how_often
 
 
-def _variables_of_fit(model: keras.Model) -> dict[str, Any] | None:
+def variables_of_fit(model: keras.Model) -> dict[str, Any] | None:
     """The local variables of the `fit` of this model; None if it is not running."""
     frame = sys._getframe(1)
     while frame is not None:

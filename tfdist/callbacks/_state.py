@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import Any
 
 import keras
@@ -10,6 +9,7 @@ import keras
 from tfdist._adapted import follow_variables
 from tfdist._process_sets import ProcessSet
 from tfdist.callbacks._optimizers import optimizers_of
+from tfdist.consistency.fingerprint import fingerprints
 from tfdist.variables import broadcast_variables
 
 
@@ -30,7 +30,7 @@ class TrainingState:
         self._weights = len(model.weights) if with_values else 0
         self._built = _built(model)
         self._rates = _rate_objects(optimizers_of(model))
-        self._prints = _fingerprints(model) if with_values else []
+        self._prints = fingerprints(variables_of(model)) if with_values else []
 
     def changes(self, where: str, *, all_or_none: bool = False) -> dict[str, Any]:
         """What has changed since, as plain values.
@@ -69,7 +69,7 @@ class TrainingState:
             )
         changed: list[int] = []
         if self._with_values:
-            now = _fingerprints(model)
+            now = fingerprints(variables_of(model))
             restored = (
                 model._initial_epoch != self._initial_epoch or now != self._prints
             )
@@ -189,13 +189,3 @@ def _rate_objects(optimizers: list[keras.optimizers.Optimizer]) -> dict[int, Any
 def _numbers(rates: dict[int, Any]) -> list[float]:
     variables = [rate for rate in rates.values() if hasattr(rate, "assign")]
     return [float(keras.ops.convert_to_numpy(rate)) for rate in variables]
-
-
-def _fingerprints(model: keras.Model) -> list[bytes]:
-    """A cryptographic hash of each variable's bytes: equal only if these are."""
-    return [
-        hashlib.blake2b(
-            keras.ops.convert_to_numpy(v).tobytes(), digest_size=16
-        ).digest()
-        for v in variables_of(model)
-    ]

@@ -17,6 +17,7 @@ from tfdist._together import on_one_rank
 from tfdist.callbacks._base import RankCallback
 from tfdist.callbacks._listing import leaves_out_validation
 from tfdist.callbacks._own_state import average_accumulated, is_between_updates
+from tfdist.callbacks._rank_comparison import compare_model
 from tfdist.callbacks._whole_file import write_whole_file
 from tfdist.layers.saved_generators import add_states
 from tfdist.layers.statistics import combine_at
@@ -173,6 +174,7 @@ class Checkpoint(RankCallback):
         self._choose_mode()
         combine_at("to save a checkpoint", self.model, process_set=self._ranks)
         average_accumulated(self.model)
+        compare_model(self.model, "when a checkpoint is to be saved", self._ranks)
         on_one_rank(
             self._first,
             lambda: self._save_if_better(logs, batch),

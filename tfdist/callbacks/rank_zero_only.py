@@ -11,6 +11,7 @@ from tfdist import _core, _runtime
 from tfdist._together import on_one_rank
 from tfdist.callbacks._base import RankCallback
 from tfdist.callbacks._listing import kind_of
+from tfdist.callbacks._rank_comparison import compare_model
 from tfdist.callbacks._rules import WRITES
 from tfdist.callbacks._state import TrainingState, rates_of, share
 from tfdist.callbacks.stop_together import StopTogether
@@ -20,6 +21,7 @@ _ALL_HOOKS = [n for n in dir(keras.callbacks.Callback) if n.startswith("on_")]
 _READS_ONLY = tuple(
     getattr(keras.callbacks, name) for name in WRITES if hasattr(keras.callbacks, name)
 )
+_SAVES_WEIGHTS = ("ModelCheckpoint", "OrbaxCheckpoint", "BackupAndRestore")
 _REFUSED = {
     "TerminateOnNaN": "it has to look at every rank's loss",
     "SwapEMAWeights": "every rank has the averages and swaps them alike",
@@ -141,6 +143,9 @@ class RankZeroOnly(RankCallback):
         """Rank 0 calls the hook; all ranks return, or raise, when it has."""
         if hook not in self._hooks:
             return
+
+        if hook == "on_epoch_end" and kind_of(self.callback) in _SAVES_WEIGHTS:
+            compare_model(self.model, f"when {self._name} is to save", self._ranks)
 
         def run() -> dict[str, Any]:
             before = TrainingState(self.model, with_values=self._looks())

@@ -17,13 +17,14 @@ from tfdist.collectives._alltoall import alltoall
 from tfdist.collectives._barrier import barrier
 from tfdist.collectives._broadcast import broadcast, grouped_broadcast
 from tfdist.collectives._gather import allgather, gather
-from tfdist.collectives._join import join, join_all
+from tfdist.collectives._join import after_join, join, join_all
 from tfdist.collectives._pair import recv, send
 from tfdist.collectives._reduce import reduce, reduce_scatter
 from tfdist.collectives._scatter import scatter
 
 __all__ = [
     "ReduceOp",
+    "after_join",
     "allgather",
     "allreduce",
     "allreduce_bucket",

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import concurrent.futures
 import threading
+from collections.abc import Callable
 
 import tensorflow as tf
 
 from tfdist import _core, _engine, _runtime, errors
 from tfdist._process_sets import ProcessSet, id_of
+
+# Called on every rank when a join has ended, with the id of its process set.
+after_join: list[Callable[[int], None]] = []
 
 
 def join(
@@ -92,4 +96,7 @@ def join_all(
 
     threading.Thread(target=run, name="tfdist-join", daemon=True).start()
     with errors.translate():
-        return ended.result()
+        result = ended.result()
+    for notify in after_join:
+        notify(id_of(process_set))
+    return result

@@ -174,6 +174,10 @@ const std::vector<Row>& Table() {
                    "What broadcast_object and allgather_object take: plain data; or any object, "
                    "which is unpickled where it arrives. That runs code of any process that has "
                    "the job's secret (docs/security.md)."),
+      PythonChoice("TFDIST_WEIGHT_CHECK", "error|warn|off", "error", true,
+                   "What happens when ranks that train one model have other weights, or callbacks "
+                   "that would decide differently: an error on all ranks, a warning, or no "
+                   "comparison (docs/callbacks.md)."),
       PythonText("TFDIST_TUNING_FILE", nullptr, false,
                  "File with the measured choice of algorithms, written by `tfdist bench --tune`. "
                  "Rank 0 reads it for all; what is not in it follows docs/algorithms.md."),

@@ -75,6 +75,11 @@ absl::Status InvalidArgument(const std::string& tensor_name, const std::string& 
                     ErrorRecord{"invalid_argument", -1, "", 0, tensor_name, message, ""}.ToJson());
 }
 
+absl::Status Mismatch(const std::string& message) {
+  return MakeStatus(absl::StatusCode::kFailedPrecondition, message,
+                    ErrorRecord{"mismatch", -1, "", 0, "", message, ""}.ToJson());
+}
+
 absl::Status ParseScale(const std::string& text, double* value) {
   if (absl::SimpleAtod(text, value) && std::isfinite(*value)) return absl::OkStatus();
   return absl::InvalidArgumentError("a scale is a finite number, got \"" + text + "\"");

@@ -30,6 +30,8 @@ absl::Status StatusFromCore(const tfdist_status& status);
 
 // An error of this library's own, with the payload of kind "invalid_argument".
 absl::Status InvalidArgument(const std::string& tensor_name, const std::string& message);
+// Likewise, of kind "mismatch": the ranks differ.
+absl::Status Mismatch(const std::string& message);
 
 // A finite float64 from the text that Python's repr() made of it: attributes of TensorFlow are
 // float32, a scale must arrive exactly.

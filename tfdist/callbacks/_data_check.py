@@ -1,0 +1,79 @@
+"""Warns when the ranks of a `fit` train on the same samples."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist import _runtime
+from tfdist._process_sets import ProcessSet, members_of
+from tfdist.callbacks._listing import variables_of_fit
+from tfdist.collectives import allgather
+from tfdist.consistency.shared_samples import (
+    SampleTap,
+    are_shared,
+    can_be_looked_at,
+    common_samples,
+    samples_to_keep,
+)
+
+_logger = logging.getLogger("tfdist")
+_DATASET = "_distributed_dataset"  # of Keras's iterator over the batches of an epoch
+
+
+class DataCheck:
+    """Looks at the samples of the first epoch of a `fit`.
+
+    Args:
+        model: the model in `fit`; in a loop of the user's own nothing is looked at.
+        process_set: the ranks that train; None for all.
+    """
+
+    def __init__(self, model: keras.Model, process_set: ProcessSet | None) -> None:
+        self._ranks = process_set
+        self._iterator: Any = None
+        self._original: Any = None
+        self._tap: SampleTap | None = None
+        running = variables_of_fit(model)
+        iterator = running.get("epoch_iterator") if running else None
+        dataset = getattr(iterator, _DATASET, None)
+        if can_be_looked_at(dataset):
+            self._tap = SampleTap(samples_to_keep(len(members_of(process_set))))
+            self._iterator, self._original = iterator, dataset
+            setattr(iterator, _DATASET, self._tap.on(dataset))
+
+    def finish(self) -> None:
+        """Compares the samples of all ranks, which have to call it, and ends looking.
+
+        Logs a warning on the lowest rank if the data have not been sharded.
+        """
+        own = tf.zeros([0], tf.int64)
+        if self._tap is not None:
+            own = tf.constant(self._tap.hashes())
+            setattr(self._iterator, _DATASET, self._original)
+        ranks = tf.fill([tf.size(own)], tf.constant(_runtime.rank(), tf.int64))
+        rows = allgather(
+            tf.stack([ranks, own], 1), name="data_check", process_set=self._ranks
+        ).numpy()
+        members = members_of(self._ranks)
+        if _runtime.rank() != members[0]:
+            return
+        hashes = [rows[rows[:, 0] == rank, 1] for rank in members]
+        if not are_shared(hashes):
+            return
+        place, count = common_samples(hashes)
+        _logger.warning(
+            "The ranks train on the same data: of the first %d samples of rank %d in "
+            "this epoch %d were also among those of other ranks, so a sample is used "
+            "up to %d times in an epoch. Give each rank its part: "
+            "tfdist.data.shard((x, y), batch_size=..., shuffle=True), or of a dataset "
+            "dataset.shard(tfdist.size(), tfdist.rank()) before it is shuffled and "
+            "batched.",
+            len(hashes[place]),
+            members[place],
+            count,
+            len(members),
+        )

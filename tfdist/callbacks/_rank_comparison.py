@@ -1,0 +1,179 @@
+"""The last callback of a list: compares the state of all ranks, after all others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from tfdist import _runtime
+from tfdist._process_sets import ProcessSet, members_of
+from tfdist.agreement import path_of
+from tfdist.callbacks._data_check import DataCheck
+from tfdist.callbacks._listing import kind_of
+from tfdist.callbacks._optimizers import optimizers_of, slots_of
+from tfdist.callbacks._own_state import own_variables
+from tfdist.consistency.comparison import compare, is_on, plain
+from tfdist.consistency.explanation import SLOT, STATE, TRAINED, RankState
+from tfdist.consistency.fingerprint import fingerprints
+from tfdist.consistency.per_rank import is_declared, shared_weights, were_sent
+from tfdist.local_variables import identity
+
+# Attributes by which Keras's callbacks decide; they follow from the logs.
+_DECIDES_BY = {
+    "EarlyStopping": ("best", "wait", "stopped_epoch"),
+    "ReduceLROnPlateau": ("best", "wait", "cooldown_counter"),
+}
+
+
+class RankComparison(keras.callbacks.Callback):
+    """Raises when the ranks of a `fit` differ in what has to be equal.
+
+    Compares weights, optimizer variables, and what callbacks decide by: after the first
+    update, at the end of each epoch and at the end of training. The first callback of
+    tfdist appends it to the list when training begins, so that it sees what all others
+    have changed.
+
+    Args:
+        process_set: the ranks that train; None for all.
+    """
+
+    def __init__(self, process_set: ProcessSet | None) -> None:
+        super().__init__()
+        self._ranks = process_set
+        self._listed: list[keras.callbacks.Callback] = []
+        self._steps_until_update = 0
+        self._data_check: DataCheck | None = None
+
+    @classmethod
+    def append_to(
+        cls, callbacks: keras.callbacks.CallbackList, process_set: ProcessSet | None
+    ) -> None:
+        """Adds one to the end of a list, in place of that of an earlier `fit`."""
+        listed = [one for one in callbacks.callbacks if not isinstance(one, cls)]
+        own = cls(process_set)
+        own.set_model(callbacks.model)
+        own.set_params(callbacks.params)
+        own._listed = listed
+        callbacks.callbacks[:] = [*listed, own]
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Nothing has been compared in this training yet; begins to look at data."""
+        inner = getattr(self.model.optimizer, "inner_optimizer", self.model.optimizer)
+        steps = getattr(inner, "gradient_accumulation_steps", None)
+        self._steps_until_update = steps or 1
+        if is_on():
+            self._data_check = DataCheck(self.model, self._ranks)
+
+    def on_train_batch_end(
+        self, batch: int, logs: dict[str, Any] | None = None
+    ) -> None:
+        """Compares after the first update."""
+        if self._steps_until_update == 0:
+            return
+        self._steps_until_update -= 1
+        if self._steps_until_update == 0:
+            self._compare("after the first step", is_first=True)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Compares the models; at the end of the first epoch also the samples."""
+        self._compare(f"at the end of epoch {epoch + 1}")
+        if self._data_check is not None:
+            self._data_check.finish()
+            self._data_check = None
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Compares what callbacks have restored at the end."""
+        self._compare("at the end of fit")
+
+    def _compare(self, when: str, *, is_first: bool = False) -> None:
+        compare_model(
+            self.model, when, self._ranks, callbacks=self._listed, is_first=is_first
+        )
+
+
+def compare_model(
+    model: keras.Model,
+    when: str,
+    process_set: ProcessSet | None,
+    *,
+    callbacks: list[keras.callbacks.Callback] | None = None,
+    is_first: bool = False,
+) -> None:
+    """Compares a model, its optimizers and the callbacks of all ranks.
+
+    Args:
+        model: in training.
+        when: the moment, for messages.
+        process_set: the ranks that train; None for all. Each has to call it.
+        callbacks: those whose decisions are compared; default none.
+        is_first: whether the ranks may have begun with different weights.
+
+    Raises:
+        tfdist.MismatchError: on all ranks, if they differ.
+    """
+    if len(members_of(process_set)) == 1 or not is_on():
+        return
+    pairs = compared_variables(model)
+    variables = [variable for variable, _ in pairs]
+    state = RankState(
+        rank=_runtime.rank(),
+        names=list(map(path_of, variables)),
+        kinds=[kind for _, kind in pairs],
+        fingerprints=fingerprints(variables),
+        were_sent=were_sent(variables),
+        decisions=decisions_of(callbacks or []),
+        monitors=monitors_of(callbacks or []),
+    )
+    compare(state, when, process_set, is_first=is_first)
+
+
+def compared_variables(model: keras.Model) -> list[tuple[Any, str]]:
+    """What has to be equal on all ranks that train a model, with its kind.
+
+    Left out are local variables and their slots, moving statistics of each rank's own
+    batches, states of stateful layers, gradients that wait for their update, and what
+    an optimizer over other ranks trains.
+    """
+    optimizers = optimizers_of(model)
+    own = set(map(identity, own_variables(model)))
+    ranks = getattr(
+        getattr(model.optimizer, "tfdist_options", None), "process_set", None
+    )
+    for optimizer in optimizers:
+        inner = getattr(optimizer, "inner_optimizer", optimizer)
+        trained = inner._trainable_variables if inner.built else []
+        local = [v for v in trained if is_declared(v)]
+        own.update(map(identity, slots_of(optimizer, map(identity, local))))
+        options = getattr(optimizer, "tfdist_options", None)
+        if options is not None and options.process_set != ranks:
+            own.update(map(identity, [*trained, *optimizer.variables]))
+    pairs = [(v, TRAINED if v.trainable else STATE) for v in shared_weights(model)]
+    pairs += [(v, SLOT) for one in optimizers for v in one.variables]
+    return [(v, kind) for v, kind in pairs if identity(v) not in own]
+
+
+def decisions_of(callbacks: list[keras.callbacks.Callback]) -> dict[str, Any]:
+    """By what the callbacks decide, as plain values by names such as "X.best"."""
+    return {
+        f"{name}.{attribute}": plain(getattr(callback, attribute, None))
+        for name, callback, kind in _deciding(callbacks)
+        for attribute in _DECIDES_BY[kind]
+    }
+
+
+def monitors_of(callbacks: list[keras.callbacks.Callback]) -> dict[str, str]:
+    """The names in the logs at which the callbacks look, by the callback's name."""
+    return {name: str(cb.monitor) for name, cb, _ in _deciding(callbacks)}
+
+
+def _deciding(
+    callbacks: list[keras.callbacks.Callback],
+) -> list[tuple[str, Any, str]]:
+    kinds = [(one, kind_of(one)) for one in callbacks]
+    found = [(one, kind) for one, kind in kinds if kind in _DECIDES_BY]
+    names = [type(one).__name__ for one, _ in found]
+    return [
+        (f"{name} {number}" if names.count(name) > 1 else name, one, kind)
+        for number, (name, (one, kind)) in enumerate(zip(names, found, strict=True), 1)
+    ]

@@ -1,0 +1,1 @@
+"""Checks at run time that all ranks train the same model, and on different data."""

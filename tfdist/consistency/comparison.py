@@ -1,0 +1,115 @@
+"""The comparison of the ranks' states in eager mode: one small reduction if equal."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist import _runtime, errors
+from tfdist._process_sets import ProcessSet, members_of
+from tfdist.collectives import ReduceOp, allreduce
+from tfdist.consistency.explanation import SETTING, RankState, explain
+from tfdist.consistency.fingerprint import digest, digest_of_fingerprints
+from tfdist.objects import allgather_object
+
+_logger = logging.getLogger("tfdist")
+# Names of variables and hashes: 32,000 variables with paths of 200 characters.
+_MAX_BYTES = 8 << 20
+
+
+def is_on() -> bool:
+    """Whether weights are compared at all (`TFDIST_WEIGHT_CHECK`)."""
+    return bool(_runtime.setting(SETTING) != "off")
+
+
+def only_warns(text: str) -> bool:
+    """Logs a difference and returns True if `TFDIST_WEIGHT_CHECK=warn`, else False."""
+    warns = bool(_runtime.setting(SETTING) == "warn")
+    if warns:
+        _logger.warning("%s", text)
+    return warns
+
+
+def equal_on_all_ranks(
+    numbers: Sequence[int], name: str, process_set: ProcessSet | None
+) -> bool:
+    """Whether all ranks have the same 64-bit integers; a rank that has joined has none.
+
+    One reduction by MAX: what is equal everywhere has the same largest value and the
+    same largest complement, which turns the order round.
+
+    Args:
+        numbers: as many on every rank, each of -2**63 to 2**63 - 1.
+        name: identifies the call across ranks.
+        process_set: the ranks that call it; None for all.
+    """
+    own = np.asarray(numbers, np.int64)
+    largest = allreduce(
+        tf.constant(np.concatenate([own, ~own])),
+        op=ReduceOp.MAX,
+        name=name,
+        process_set=process_set,
+    ).numpy()
+    return bool(np.array_equal(largest[: len(own)], ~largest[len(own) :]))
+
+
+def compare(
+    state: RankState,
+    when: str,
+    process_set: ProcessSet | None,
+    *,
+    is_first: bool,
+    name: str = "weight_check",
+) -> None:
+    """Compares the states of all ranks; every rank of the set calls it.
+
+    Args:
+        state: this rank's.
+        when: the moment, for the message, e.g. "at the end of epoch 1".
+        process_set: the ranks that train together; None for all.
+        is_first: whether the ranks may have begun with different weights.
+        name: identifies the call across ranks.
+
+    Raises:
+        tfdist.MismatchError: on all ranks: they differ. Names the first variable, or
+            the callback that would decide differently.
+    """
+    if len(members_of(process_set)) == 1:
+        return
+    numbers = [
+        digest_of_fingerprints(state.fingerprints),
+        digest(repr((list(state.names), state.decisions)).encode()),
+    ]
+    if equal_on_all_ranks(numbers, name, process_set):
+        return
+    shared = allgather_object(
+        {
+            "names": list(state.names),
+            "kinds": list(state.kinds),
+            "fingerprints": list(state.fingerprints),
+            "were_sent": state.were_sent,
+            "decisions": state.decisions,
+            "monitors": state.monitors,
+        },
+        name=f"{name}.states",
+        max_bytes=_MAX_BYTES,
+        process_set=process_set,
+    )
+    states = [
+        RankState(rank=rank, **other)
+        for rank, other in zip(members_of(process_set), shared, strict=True)
+        if other is not None  # it has joined
+    ]
+    text = explain(states, when, is_first=is_first)
+    if not only_warns(text):
+        record = errors.ErrorRecord(kind="mismatch", cause=text)
+        raise errors.MismatchError(text, record)
+
+
+def plain(value: Any) -> Any:
+    """A number as Python has it, so that it can be sent and compared."""
+    return value.item() if isinstance(value, np.generic) else value

@@ -1,0 +1,211 @@
+"""The error that ranks with different states get: which variable, and the likely cause.
+
+Pure functions on values, the same on every rank, so that all ranks raise one message.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+# The kinds of variables, in the order in which they are named.
+TRAINED, STATE, SLOT = "trained", "state", "slot"
+_NOUNS = {
+    TRAINED: "the trainable weight",
+    STATE: "the non-trainable weight",
+    SLOT: "the optimizer variable",
+}
+SETTING = "TFDIST_WEIGHT_CHECK"
+
+
+@dataclasses.dataclass(frozen=True)
+class RankState:
+    """The state of a training on one rank, as the ranks exchange it.
+
+    Attributes:
+        rank: the rank.
+        names: paths of the variables that are compared.
+        kinds: TRAINED, STATE or SLOT, for each of them.
+        fingerprints: the hash of each one's value.
+        were_sent: whether the values of one rank were sent to all before, by
+            `broadcast_variables` or `BroadcastInitialState`.
+        decisions: plain values that callbacks decide on, by name, e.g.
+            {"EarlyStopping.best": 0.25}.
+        monitors: for each callback in `decisions` the name in the logs it looks at.
+    """
+
+    rank: int
+    names: Sequence[str]
+    kinds: Sequence[str]
+    fingerprints: Sequence[int]
+    were_sent: bool = False
+    decisions: dict[str, Any] = dataclasses.field(default_factory=dict)
+    monitors: dict[str, str] = dataclasses.field(default_factory=dict)
+
+
+def explain(states: Sequence[RankState], when: str, *, is_first: bool) -> str:
+    """The message for ranks whose states differ.
+
+    Args:
+        states: of all ranks that were compared, at least two, not all equal.
+        when: the moment, e.g. "at the end of epoch 1".
+        is_first: whether the ranks have not been compared before, so that they may
+            have begun with different values.
+
+    Returns:
+        Several sentences: what differs between which ranks, the likely cause, and what
+        to write.
+
+    Example:
+        >>> states = [RankState(rank, ["dense/kernel"], [TRAINED], [rank])
+        ...           for rank in range(2)]
+        >>> explain(states, "after the first step", is_first=True).split(":")[0]
+        'The ranks differ after the first step'
+    """
+    first = states[0]
+    for other in states[1:]:
+        if list(other.names) != list(first.names):
+            found = _different_lists(first, other)
+        elif list(other.fingerprints) != list(first.fingerprints):
+            found = _different_values(states, first, other, is_first=is_first)
+        elif not _equal(other.decisions, first.decisions):
+            found = _different_decisions(first, other)
+        else:
+            continue
+        return f"The ranks differ {when}: {found}"
+    raise ValueError("Expected states that differ, got equal ones.")
+
+
+def _different_lists(first: RankState, other: RankState) -> str:
+    for own, theirs in zip(first.names, other.names, strict=False):
+        if own != theirs:
+            what = (
+                f"the weight {own!r} on rank {first.rank} is {theirs!r} on rank "
+                f"{other.rank}"
+            )
+            break
+    else:
+        what = (
+            f"there are {len(first.names)} variables on rank {first.rank} and "
+            f"{len(other.names)} on rank {other.rank}"
+        )
+    return (
+        f"{what}. Build the same model on all ranks. (Keras numbers the names of "
+        "layers: where only the numbers differ, call keras.utils.clear_session() on "
+        "all ranks before the model is made.)"
+    )
+
+
+def _different_values(
+    states: Sequence[RankState], first: RankState, other: RankState, *, is_first: bool
+) -> str:
+    different = [
+        place
+        for place, number in enumerate(first.fingerprints)
+        if any(state.fingerprints[place] != number for state in states)
+    ]
+    kinds = [first.kinds[place] for place in different]
+    # The first of the most telling kind: states change weights, which change slots.
+    leading = next(kind for kind in (STATE, TRAINED, SLOT) if kind in kinds)
+    began_apart = is_first and not first.were_sent
+    if began_apart and TRAINED in kinds:
+        leading = TRAINED
+    place = next(p for p in different if first.kinds[p] == leading)
+    holder = next(
+        s for s in states if s.fingerprints[place] != first.fingerprints[place]
+    )
+    noun = _NOUNS[leading]
+    return (
+        f"{noun} {first.names[place]!r} has other values on rank {holder.rank} than on "
+        f"rank {first.rank} ({_counts(first, kinds)}). "
+        f"{_cause(first, place, kinds, began_apart=began_apart)} A variable that each "
+        "rank shall keep for itself belongs into local_variables=[...] of the "
+        f"DistributedOptimizer or DistributedGradientTape. ({SETTING}=warn goes on "
+        "with a warning.)"
+    )
+
+
+def _differ_mostly(first: RankState, kinds: Sequence[str]) -> bool:
+    """Whether it is more than a layer or two."""
+    trained = list(first.kinds).count(TRAINED)
+    return list(kinds).count(TRAINED) > trained / 2
+
+
+def _counts(first: RankState, kinds: Sequence[str]) -> str:
+    nouns = {TRAINED: "trainable", STATE: "non-trainable", SLOT: "optimizer"}
+    parts = []
+    for kind, noun in nouns.items():
+        total = list(first.kinds).count(kind)
+        if total:
+            parts.append(f"{list(kinds).count(kind)} of {total} {noun}")
+    return f"{', '.join(parts)} variables differ"
+
+
+def _cause(
+    first: RankState, place: int, kinds: Sequence[str], *, began_apart: bool
+) -> str:
+    name, kind = first.names[place], first.kinds[place]
+    layer = name.rpartition("/")[0] or name
+    if began_apart:
+        return (
+            "The ranks have begun with different weights: put "
+            "tfdist.callbacks.BroadcastInitialState() into the callbacks of fit, or "
+            "call tfdist.broadcast_variables(model.weights) on all ranks before the "
+            "first step."
+        )
+    if kind == STATE:
+        return (
+            f"The layer {layer!r} sets it from this rank's own batches. Combine the "
+            "values of all ranks before it is assigned: value = "
+            "tfdist.allreduce(value)."
+        )
+    if kind == SLOT:
+        return (
+            "The optimizer has been restored, built or changed on some of the ranks "
+            "only. Send its state to all: tfdist.broadcast_variables("
+            "optimizer.variables)."
+        )
+    if not _differ_mostly(first, kinds):
+        return (
+            f"The layer {layer!r}, or a callback, sets it on each rank by itself, for "
+            "example from this rank's first batch. Send the values of one rank after "
+            "that, tfdist.broadcast_variables([...]), or combine those of all, "
+            "tfdist.allreduce(value)."
+        )
+    return (
+        "A callback or the training step has changed the weights on some of the ranks "
+        "only, or has updated them with gradients that were not reduced. Let callbacks "
+        "decide on values that are equal on all ranks."
+    )
+
+
+def _different_decisions(first: RankState, other: RankState) -> str:
+    key = next(
+        key
+        for key in sorted({*first.decisions, *other.decisions})
+        if not _equal(first.decisions.get(key), other.decisions.get(key))
+    )
+    callback, _, attribute = key.partition(".")
+    monitor = other.monitors.get(callback) or first.monitors.get(callback)
+    looks_at = f" It monitors {monitor!r}," if monitor else " It decides on something"
+    return (
+        f"{callback} has {attribute}={first.decisions.get(key)!r} on rank "
+        f"{first.rank} and {attribute}={other.decisions.get(key)!r} on rank "
+        f"{other.rank}, so it would act at different times.{looks_at} which is not "
+        "equal on all ranks, or is in the logs of some of them only: a callback behind "
+        "MetricAverage has put it there. Let that callback run on all ranks, without "
+        "RankZeroOnly, and before tfdist.callbacks.MetricAverage, which averages the "
+        "logs of all ranks; or give all ranks one value: logs[name] = "
+        "float(tfdist.allreduce(value))."
+    )
+
+
+def _equal(own: Any, other: Any) -> bool:
+    """Equality of plain values, where NaN equals NaN."""
+    if isinstance(own, dict) and isinstance(other, dict):
+        return own.keys() == other.keys() and all(_equal(own[k], other[k]) for k in own)
+    if isinstance(own, float) and isinstance(other, float):
+        return own == other or (math.isnan(own) and math.isnan(other))
+    return bool(own == other)

@@ -1,0 +1,248 @@
+"""The comparison of weights within training steps, where no callback of tfdist does it.
+
+In the steps number 2, 4, 8, ..., 1024 in which a list of gradients is reduced, and then
+in each 1024th, the ranks compare the weights that the step updates, and what belongs
+to the same model. In a `tf.function` this is a branch of the graph. All ranks count the
+reductions of a list alike, so all take the branch in the same step. The first step is
+left out: programs may send the initial weights after it, when the optimizer has made
+its variables.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist import _runtime
+from tfdist._library import native_ops
+from tfdist._process_sets import ProcessSet, id_of, members_of
+from tfdist.agreement import path_of
+from tfdist.collectives import ReduceOp, after_join, allgather, allreduce
+from tfdist.consistency.comparison import compare, is_on, only_warns
+from tfdist.consistency.explanation import STATE, TRAINED, RankState, explain
+from tfdist.consistency.fingerprint import (
+    combine_in_graph,
+    fingerprints,
+    fingerprints_in_graph,
+)
+from tfdist.consistency.per_rank import (
+    is_declared,
+    sent_with,
+    shared_weights,
+    were_sent,
+)
+from tfdist.local_variables import identity
+
+FIRST_CHECK = 2
+_DENSE_UP_TO = 1024
+# Of larger variables this many bytes are hashed, so that a step stays quick.
+_LIMIT_BYTES = 64 << 20
+
+# (generation of the world, process set, gradient list) → number of its reductions: in
+# eager mode an integer, in graphs a variable.
+_eager_counts: dict[tuple[int, int, str], int] = {}
+_graph_counts: dict[tuple[int, int, str], tf.Variable] = {}
+
+
+def is_due(count: int) -> bool:
+    """Whether the ranks compare their weights in this reduction of a list.
+
+    Args:
+        count: number of the reduction, from 1.
+
+    Example:
+        >>> [n for n in range(1, 100) if is_due(n)]
+        [2, 4, 8, 16, 32, 64]
+    """
+    if count > _DENSE_UP_TO:
+        return count % _DENSE_UP_TO == 0
+    return count > 1 and count & (count - 1) == 0
+
+
+def compare_in_step(
+    variables: Sequence[Any],
+    reduced: Sequence[Any],
+    group_id: str,
+    process_set: ProcessSet | None,
+) -> None:
+    """Compares weights in some of the steps; called in each, or when one is traced.
+
+    Args:
+        variables: whose gradients are reduced; without local ones.
+        reduced: the reduced gradients, or None. In a graph the step fails after these,
+            so that no rank has cancelled what others wait for.
+        group_id: of the list, as the ranks have agreed on it.
+        process_set: the ranks that reduce; None for all.
+
+    Raises:
+        tfdist.MismatchError: on all ranks, in eager mode: the weights differ. In a
+            graph the error comes from the step, as `tf.errors.FailedPreconditionError`.
+    """
+    if len(members_of(process_set)) == 1 or not variables or not is_on():
+        return
+    key = (_runtime.generation(), id_of(process_set), group_id)
+    if tf.executing_eagerly():
+        count = _eager_counts[key] = _eager_counts.get(key, 0) + 1
+        if is_due(count) and not _callbacks_compare():
+            _compare_now(_compared(variables, process_set), count, key, process_set)
+        return
+    graph = tf.compat.v1.get_default_graph()
+    if graph.building_function and not _callbacks_compare():
+        compared = _compared(variables, process_set)
+        _compare_when_run(compared, reduced, key, process_set)
+
+
+def _compare_now(
+    compared: list[tuple[Any, str]],
+    count: int,
+    key: tuple[int, int, str],
+    process_set: ProcessSet | None,
+) -> None:
+    state = RankState(
+        rank=_runtime.rank(),
+        names=[path_of(v) for v, _ in compared],
+        kinds=[kind for _, kind in compared],
+        fingerprints=fingerprints([v for v, _ in compared]),
+        were_sent=were_sent([v for v, _ in compared]),
+    )
+    compare(
+        state,
+        _moment(count),
+        process_set,
+        is_first=count == FIRST_CHECK,
+        name=_name(key),
+    )
+
+
+def _compare_when_run(
+    compared: list[tuple[Any, str]],
+    reduced: Sequence[Any],
+    key: tuple[int, int, str],
+    process_set: ProcessSet | None,
+) -> None:
+    names = [path_of(v) for v, _ in compared]
+    kinds = [kind for _, kind in compared]
+    count = _graph_count(key).assign_add(1)
+
+    def explained(rows: np.ndarray, number: np.ndarray) -> bytes:
+        sent = were_sent([v for v, _ in compared])
+        states = [
+            RankState(
+                int(rank), names, kinds, [int(one) for one in own], were_sent=sent
+            )
+            for rank, *own in rows
+        ]
+        is_first = int(number) == FIRST_CHECK
+        text = explain(states, _moment(int(number)), is_first=is_first)
+        return b"" if only_warns(text) else text.encode()
+
+    def differ(hashes: tf.Tensor) -> tf.Tensor:
+        own_rank = tf.numpy_function(
+            lambda: np.int64(_runtime.rank()), [], tf.int64, stateful=True
+        )
+        row = tf.concat([[tf.reshape(own_rank, [])], hashes], 0)
+        rows = allgather(
+            row[tf.newaxis], name=f"{_name(key)}.states", process_set=process_set
+        )
+        return tf.ensure_shape(
+            tf.numpy_function(explained, [rows, count], tf.string), []
+        )
+
+    def check() -> tf.Tensor:
+        hashes = fingerprints_in_graph([v for v, _ in compared], _LIMIT_BYTES)
+        own = combine_in_graph(hashes)
+        largest = allreduce(
+            tf.stack([own, tf.bitwise.invert(own)]),
+            op=ReduceOp.MAX,
+            name=_name(key),
+            process_set=process_set,
+        )
+        is_equal = tf.equal(largest[0], tf.bitwise.invert(largest[1]))
+        return tf.cond(is_equal, lambda: tf.constant(""), lambda: differ(hashes))
+
+    message = tf.cond(_is_due_in_graph(count), check, lambda: tf.constant(""))
+    with tf.control_dependencies([g for g in reduced if g is not None]):
+        native_ops().tfdist_fail(message=message)
+
+
+def _compared(
+    variables: Sequence[Any], process_set: ProcessSet | None
+) -> list[tuple[Any, str]]:
+    """The variables to compare and their kinds, in the same order on all ranks."""
+    found = {identity(v): (v, TRAINED) for v in variables}
+    if process_set is None:  # a subset of the ranks may train a part of a model
+        model = _model_in_step()
+        others = sent_with(variables) if model is None else shared_weights(model)
+        for v in others:
+            kind = TRAINED if getattr(v, "trainable", False) else STATE
+            found.setdefault(identity(v), (v, kind))
+    return [(v, kind) for v, kind in found.values() if not is_declared(v)]
+
+
+def _frames() -> Iterator[Any]:
+    frame = sys._getframe(1)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back  # type: ignore[assignment]
+
+
+def _model_in_step() -> keras.Model | None:
+    """The model whose `train_step` is running or traced; None outside of one."""
+    for frame in _frames():
+        if frame.f_code.co_name == "train_step":
+            model = frame.f_locals.get("self")
+            if isinstance(model, keras.Model):
+                return model
+    return None
+
+
+def _callbacks_compare() -> bool:
+    """Whether this is within a `fit` that has a callback of tfdist, which compares."""
+    for frame in _frames():
+        if frame.f_code.co_name != "fit":
+            continue
+        listed = getattr(frame.f_locals.get("callbacks"), "callbacks", ())
+        if any(hasattr(one, "settings_of_all_ranks") for one in listed):
+            return True
+    return False
+
+
+def _is_due_in_graph(count: tf.Tensor) -> tf.Tensor:
+    is_power = tf.equal(tf.bitwise.bitwise_and(count, count - 1), 0)
+    in_beginning = (count > 1) & (count <= _DENSE_UP_TO) & is_power
+    return in_beginning | ((count > _DENSE_UP_TO) & tf.equal(count % _DENSE_UP_TO, 0))
+
+
+def _graph_count(key: tuple[int, int, str]) -> tf.Variable:
+    """The count of a list's reductions, shared by all traces of a function."""
+    if key not in _graph_counts:
+        for old in [known for known in _graph_counts if known[0] != key[0]]:
+            del _graph_counts[old]
+        with tf.init_scope():
+            _graph_counts[key] = tf.Variable(0, dtype=tf.int64, trainable=False)
+    return _graph_counts[key]
+
+
+def _begin_counts_anew(set_id: int) -> None:
+    """After a join, during which ranks without data have not counted."""
+    for key in [known for known in _eager_counts if known[1] == set_id]:
+        del _eager_counts[key]
+    for key, count in _graph_counts.items():
+        if key[:2] == (_runtime.generation(), set_id):
+            count.assign(0)
+
+
+after_join.append(_begin_counts_anew)
+
+
+def _name(key: tuple[int, int, str]) -> str:
+    return f"weight_check.{key[2][:8]}"
+
+
+def _moment(count: int) -> str:
+    return f"before the update of step {count}"
