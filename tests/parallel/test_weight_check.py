@@ -285,6 +285,24 @@ def _third_differs():
     return ["", "nothing"]
 
 
+def _checkpoint(folder):
+    path = f"{folder}/model.keras"
+    saved = CB.RankZeroOnly(keras.callbacks.ModelCheckpoint(f"{folder}/keras.keras"))
+    texts = []
+    for saves in (CB.Checkpoint(path), saved):
+        with pytest.raises(tfdist.MismatchError) as caught:
+            _fit(_model(), *_ours(NoisyWeights(), saves))
+        texts.append(str(caught.value))
+    return texts
+
+
+def test_weights_that_differ_are_not_saved(tmp_path):
+    for first, second in run_ranks(_checkpoint, 2, str(tmp_path), timeout_s=60):
+        assert "when a checkpoint is to be saved" in first
+        assert "when ModelCheckpoint is to save" in second
+    assert list(tmp_path.iterdir()) == []
+
+
 class _Messages(logging.Handler):
     """Collects warnings of tfdist while it is open."""
 
@@ -399,6 +417,60 @@ def test_what_differs_by_design_is_no_error():
     assert "batch_normalization" in text
     assert "CombineMovingStatistics" in text
     assert second == []
+
+
+def _without_callbacks(kind):
+    """Trains in 2 epochs of 6 steps with nothing of tfdist but the optimizer."""
+    steps = 3 if kind == "executions" else 1
+    model = _model(steps_per_execution=steps)
+    if kind == "accumulation":
+        inner = keras.optimizers.Adam(0.01, gradient_accumulation_steps=2)
+        model.compile(tfdist.DistributedOptimizer(inner), "mse")
+    if kind == "loss scale":
+        inner = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.01))
+        model.compile(tfdist.DistributedOptimizer(inner), "mse")
+    if kind == "eager":
+        model.compile(model.optimizer, "mse", run_eagerly=True)
+    _fit(model)
+    return [v.numpy() for v in model.weights]
+
+
+@pytest.mark.parametrize(
+    "kind", ["plain", "executions", "accumulation", "loss scale", "eager"]
+)
+def test_steps_without_callbacks_are_compared_and_go_on(kind):
+    first, second = run_ranks(_without_callbacks, 2, kind, timeout_s=60)
+    for own, other in zip(first, second, strict=True):
+        np.testing.assert_array_equal(own, other)
+
+
+def _uneven_loops():
+    """In each epoch rank 1 has 3 steps and rank 0 has 5; then all go on equal."""
+    model = _model(wrapped=False)
+    variables = model.trainable_variables
+    optimizer = keras.optimizers.SGD(0.01)
+    optimizer.build(variables)
+    tfdist.broadcast_variables(model.weights + optimizer.variables)
+
+    @tf.function
+    def step(x, y):
+        with tfdist.DistributedGradientTape() as tape:
+            loss = tf.reduce_mean((model(x, training=True) - y) ** 2)
+        optimizer.apply(tape.gradient(loss, variables), variables)
+
+    x, y = _data()
+    for _ in range(3):
+        for _ in range(3 if tfdist.rank() else 5):
+            step(x[:4], y[:4])
+        last = tfdist.join()
+        tfdist.broadcast_variables(model.weights + optimizer.variables, last)
+    return [v.numpy() for v in model.weights]
+
+
+def test_after_a_join_all_ranks_compare_in_the_same_steps():
+    first, second = run_ranks(_uneven_loops, 2, timeout_s=60)
+    for own, other in zip(first, second, strict=True):
+        np.testing.assert_array_equal(own, other)
 
 
 def _trained_without_wrapper():

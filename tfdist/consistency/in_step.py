@@ -18,7 +18,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist import _runtime
+from tfdist import _engine, _runtime
 from tfdist._library import native_ops
 from tfdist._process_sets import ProcessSet, id_of, members_of
 from tfdist.agreement import path_of
@@ -87,12 +87,16 @@ def compare_in_step(
         return
     key = (_runtime.generation(), id_of(process_set), group_id)
     if tf.executing_eagerly():
+        if key not in _eager_counts:
+            _drop_earlier_worlds(_eager_counts, key[0])
         count = _eager_counts[key] = _eager_counts.get(key, 0) + 1
         if is_due(count) and not _callbacks_compare():
             _compare_now(_compared(variables, process_set), count, key, process_set)
         return
     graph = tf.compat.v1.get_default_graph()
-    if graph.building_function and not _callbacks_compare():
+    # Another engine has no operation that fails a step.
+    can_fail = graph.building_function and _engine.chosen() is None
+    if can_fail and not _callbacks_compare():
         compared = _compared(variables, process_set)
         _compare_when_run(compared, reduced, key, process_set)
 
@@ -221,11 +225,17 @@ def _is_due_in_graph(count: tf.Tensor) -> tf.Tensor:
 def _graph_count(key: tuple[int, int, str]) -> tf.Variable:
     """The count of a list's reductions, shared by all traces of a function."""
     if key not in _graph_counts:
-        for old in [known for known in _graph_counts if known[0] != key[0]]:
-            del _graph_counts[old]
+        _drop_earlier_worlds(_graph_counts, key[0])
         with tf.init_scope():
             _graph_counts[key] = tf.Variable(0, dtype=tf.int64, trainable=False)
     return _graph_counts[key]
+
+
+def _drop_earlier_worlds(
+    counts: dict[tuple[int, int, str], Any], generation: int
+) -> None:
+    for key in [known for known in counts if known[0] != generation]:
+        del counts[key]
 
 
 def _begin_counts_anew(set_id: int) -> None:
