@@ -126,6 +126,7 @@ TEST(wrong_values_name_the_variable_what_is_allowed_and_what_came) {
       {"TFDIST_LOG_LEVEL", "loud", "one of debug, info, warning, error, silent"},
       {"TFDIST_RANK", "one", "an integer from 0"},
       {"TFDIST_SIZE", "0", "an integer from 1"},
+      {"TFDIST_SIGNAL_GRACE_S", "-1", "a number from 0 to 3600, in s; got '-1'"},
   };
   for (const auto& [name, value, expected] : cases) {
     CleanEnvironment environment;
@@ -202,6 +203,9 @@ TEST(rows_of_python_pass_the_text_through) {
   CheckHas(RowOf("TFDIST_RANK"), "\"value\": \"3\"");
   CheckHas(RowOf("TFDIST_JOB_ID"), "\"value\": \"a \\\"job\\\"\"");
   Read();
+  CheckHas(RowOf("TFDIST_SIGNAL_GRACE_S"), "\"default\": null, \"value\": null");
+  environment.Set("TFDIST_SIGNAL_GRACE_S", "7.5");
+  CheckHas(RowOf("TFDIST_SIGNAL_GRACE_S"), "\"value\": \"7.5\"");
   environment.Set("TFDIST_RANK", "");
   Read();
   CheckHas(RowOf("TFDIST_RANK"), "\"value\": null");

@@ -374,6 +374,20 @@ def test_ranks_whose_agent_a_signal_ends_have_their_time_to_save(
     assert marked(marker) == []
 
 
+@deadline(40)
+def test_the_time_to_save_is_that_of_the_option_on_other_hosts_too(started, marker):
+    script = "trap 'echo has $TFDIST_SIGNAL_GRACE_S' TERM; echo ready; "
+    script += "while :; do sleep 0.1; done"
+    options = ["-x", "MARK", "--signal-grace-s", "1.5"]
+    process = started((2,), *shell(script), options=options, MARK=marker)
+    psutil.Process(agent_of(marker)).terminate()
+    done = finish(process, 15.0)
+    assert done.code == 255
+    assert done.seconds >= 1.4
+    assert done.stdout.count("has 1.5") >= 2
+    until(lambda: not marked(marker), GONE_S)
+
+
 # It says when it is asked to, and takes longer than two signals count as the same.
 SAVES_SLOWLY = SAVES.replace(
     "    time.sleep(1.5)\n", "    open('asked', 'w').close(); time.sleep(3)\n"

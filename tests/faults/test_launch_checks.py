@@ -34,6 +34,7 @@ pytestmark = pytest.mark.faults
             "-H or --hostfile, not both",
         ),
         (["-np", "2", "--ssh-command", "'", "true"], 2, "No closing quotation"),
+        (["-np", "2", "--signal-grace-s", "-1", "true"], 2, "seconds from 0 to 3600"),
         (["-np", "2", "--ssh-port", "22", "true"], 2, "--ssh-command 'ssh -p PORT"),
         (["--nnodes", "2", "true"], 2, "-H host1:2,host2:2"),
         (["--nproc_per_node", "2", "true"], 2, "-np N"),

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from argparse import Namespace
 
 import psutil
 import pytest
@@ -19,6 +20,8 @@ from helpers.launcher import (
     signal_until_it_ends,
     start,
 )
+
+from tfdist.launch.options import signal_grace_s
 
 pytestmark = pytest.mark.faults
 
@@ -198,6 +201,39 @@ def test_a_users_signal_reaches_only_those_who_expect_it(tmp_path, number):
     assert done.stdout.count(f"got {int(number)}\n") == 2
     assert done.stdout.count("helper None") == 2
     assert done.stdout.count("after") == 2
+
+
+IGNORES = "trap '' TERM; echo ready $TFDIST_SIGNAL_GRACE_S; while :; do sleep 0.1; done"
+
+
+@deadline(40)
+def test_how_long_the_ranks_have_is_an_option_which_they_know(tmp_path, marker):
+    process = start(
+        tmp_path,
+        *("-np", "2", "--signal-grace-s", "1.5", *shell(IGNORES)),
+        MARK=marker,
+        TFDIST_SIGNAL_GRACE_S="60",
+    )
+    for _ in range(2):
+        assert process.stdout.readline().endswith("ready 1.5\n")
+    process.send_signal(signal.SIGTERM)
+    done = finish(process, 15.0)
+    assert done.code == 143
+    assert done.seconds >= 1.5
+    assert (
+        "not ended within 1.5 s of the signal, and killed now: ranks 0 and 1; what "
+        "they had not saved is lost. Give them more time with --signal-grace-s"
+    ) in done.report
+    assert marked(marker) == []
+
+
+@pytest.mark.parametrize(
+    ("option", "variable", "expected"), [(None, "", 25), (None, "7", 7), (0.0, "7", 0)]
+)
+def test_the_option_is_stronger_than_the_variable(option, variable, expected):
+    options = Namespace(signal_grace_s=option)
+    environ = {"TFDIST_SIGNAL_GRACE_S": variable}
+    assert signal_grace_s(options, environ) == expected
 
 
 # ---- what a program inherits ----

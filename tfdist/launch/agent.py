@@ -30,7 +30,6 @@ from tfdist.launch.signals import (
     ENDING,
     PASSED_ON,
     SAME_SIGNAL_S,
-    SIGNAL_S,
     Signals,
 )
 from tfdist.rendezvous.address import split_address
@@ -274,7 +273,7 @@ class Agent:
 
     def _ranks_save(self) -> bool:
         """Whether something of them runs that the signal gave time to."""
-        if time.monotonic() >= self._asked_s + SIGNAL_S:
+        if time.monotonic() >= self._asked_s + float(self._job["signal_grace_s"]):
             return False
         return bool(self._running) or self._helpers.are_left()
 

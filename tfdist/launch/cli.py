@@ -17,7 +17,7 @@ from tfdist.launch import binding, limits, output, report
 from tfdist.launch.horovod import mode, variables
 from tfdist.launch.hosts import Host, HostsError, mark_local, places
 from tfdist.launch.job import HostsFailedError, Job, Plan
-from tfdist.launch.options import chosen_hosts, parser
+from tfdist.launch.options import chosen_hosts, parser, signal_grace_s
 from tfdist.launch.output import complain
 from tfdist.launch.supervisor import Outcome
 from tfdist.rendezvous.environment import detect
@@ -152,6 +152,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _prepare_horovod(options)
     options.command = _checked_command(options.command, here=bool(plan.local))
     shm_bytes = _check_machine(plan)
+    options.signal_grace_s = signal_grace_s(options, os.environ)
+    os.environ["TFDIST_SIGNAL_GRACE_S"] = f"{options.signal_grace_s:g}"  # of the ranks
     started_s = time.monotonic()
     try:
         folder = output.log_folder(options.log_dir or os.environ.get("TFDIST_LOG_DIR"))

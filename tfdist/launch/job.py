@@ -252,6 +252,7 @@ class Job:
                     mark=self.name,
                     spare=guard.pid,
                     grace_s=self.options.grace_s,
+                    signal_grace_s=self.options.signal_grace_s,
                     told=lambda: _told(store),
                     stdout=self.streams.stdout,
                     stderr=self.streams.stderr,
@@ -344,6 +345,7 @@ class Job:
             "size": len(self.plan.places),
             "shm_bytes": self.shm_bytes,
             "bind_to": self.options.bind_to,
+            "signal_grace_s": self.options.signal_grace_s,
             "ranks": [
                 {
                     "rank": place.rank,

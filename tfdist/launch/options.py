@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from tfdist import __version__
 from tfdist.launch.binding import KINDS
 from tfdist.launch.hosts import Host, HostsError, parse_list, read_file
 from tfdist.launch.remote import SSH_COMMAND
+from tfdist.launch.signals import SIGNAL_GRACE_S
 
 _DESCRIPTION = """\
 Starts COMMAND N times, on this host or on several, as the N ranks of one job.
@@ -30,7 +31,8 @@ examples:
 The ranks get no standard input. Standard output of rank 0 is a terminal when that of
 tfdistrun is one, so that its progress bar moves; the other ranks write to pipes.
 SIGINT, SIGTERM and SIGHUP are passed on; the ranks, and what a shell that dies of it
-has started, then have 25 s. A second one, at least a second later, kills. SIGUSR1 and
+has started, then have the time of --signal-grace-s. A second one, at least a second
+later, kills. SIGUSR1 and
 SIGUSR2 are passed on to the processes that have a handler for them, and end nothing by
 themselves.
 
@@ -129,6 +131,24 @@ def chosen_hosts(options: argparse.Namespace) -> list[Host]:
     return [] if options.hosts is None else parse_list(options.hosts)
 
 
+def signal_grace_s(options: argparse.Namespace, environ: Mapping[str, str]) -> float:
+    """Seconds that the ranks have after a signal that ends the job.
+
+    Args:
+        options: of the command line.
+        environ: with TFDIST_SIGNAL_GRACE_S, which has been checked, if it is set.
+
+    Example:
+        >>> from argparse import Namespace
+        >>> from tfdist.launch.options import signal_grace_s
+        >>> signal_grace_s(Namespace(signal_grace_s=None), {})
+        25.0
+    """
+    if options.signal_grace_s is not None:
+        return float(options.signal_grace_s)
+    return float(environ.get("TFDIST_SIGNAL_GRACE_S") or SIGNAL_GRACE_S)
+
+
 def parser() -> argparse.ArgumentParser:
     """The options of tfdistrun."""
     made = argparse.ArgumentParser(
@@ -182,6 +202,15 @@ def parser() -> argparse.ArgumentParser:
         metavar="S",
         help="seconds from the first failure until the other ranks are ended "
         "(default: %(default)s)",
+    )
+    made.add_argument(
+        "--signal-grace-s",
+        type=_seconds,
+        metavar="S",
+        help="seconds from SIGINT, SIGTERM or SIGHUP until ranks that still run are "
+        "killed; 0: at once. Has to cover what StopOnSignal waits for (a step, the "
+        "tracing of a function) and the save (default: TFDIST_SIGNAL_GRACE_S, or "
+        f"{SIGNAL_GRACE_S:g})",
     )
     made.add_argument(
         "--timestamps", action="store_true", help="the time in front of each line"

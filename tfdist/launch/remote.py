@@ -22,7 +22,7 @@ from typing import Any
 from tfdist import __version__
 from tfdist.launch import frames
 from tfdist.launch.hosts import Host
-from tfdist.launch.signals import PASSED_ON, SIGNAL_S, Signals
+from tfdist.launch.signals import PASSED_ON, Signals
 
 # Whose key ssh does not know is refused, as the user's own configuration says; nothing
 # is asked, since nobody could answer. A dead connection ends after 15 s.
@@ -234,7 +234,7 @@ class RemoteHost:
             if self.state == "running":
                 return self.close(self.failure)
         elif event == "signalled":
-            self._save_ends_s = time.monotonic() + SIGNAL_S
+            self._save_ends_s = time.monotonic() + self._job["signal_grace_s"]
         elif event == "end":
             rank = int(message["rank"])
             if rank in self._left:

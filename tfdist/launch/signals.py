@@ -7,7 +7,9 @@ import signal
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)  # their meaning is the program's
-SIGNAL_S = 25.0  # for the ranks to save, from an ending signal to SIGTERM and SIGKILL
+# Default of --signal-grace-s: for the ranks to save, from an ending signal to SIGTERM
+# and SIGKILL.
+SIGNAL_GRACE_S = 25.0
 # One act of the user may bring several: a terminal that is closed, `timeout`.
 SAME_SIGNAL_S = 1.0
 

@@ -26,7 +26,8 @@ from tfdist.launch.output import (
 )
 from tfdist.launch.process import RankProcess
 from tfdist.launch.report import RankEnd
-from tfdist.launch.signals import PASSED_ON, SAME_SIGNAL_S, SIGNAL_S, Signals
+from tfdist.launch.signals import PASSED_ON, SAME_SIGNAL_S, Signals
+from tfdist.rendezvous.errors import numbers
 
 if TYPE_CHECKING:
     from tfdist.launch.remote import End, RemoteHost
@@ -70,6 +71,7 @@ class Supervisor:
         mark: value of tree.MARK in the environment of this host's ranks.
         spare: process id of the guard.
         grace_s: seconds from the first failure to the end of the other ranks.
+        signal_grace_s: seconds from a signal that ends the job to that of the ranks.
         told: returns what the ranks reported: rank → report.
         stdout, stderr: this process's own. When their reader pauses the ranks have to
             wait; when it leaves the job ends.
@@ -81,6 +83,7 @@ class Supervisor:
         mark: str,
         spare: int,
         grace_s: float,
+        signal_grace_s: float,
         told: Callable[[], dict[int, dict[str, Any]]],
         stdout: Screen,
         stderr: Screen,
@@ -88,6 +91,7 @@ class Supervisor:
         self._mark = mark
         self._spare = spare
         self._grace_s = grace_s
+        self._signal_grace_s = signal_grace_s
         self._told = told
         self._sinks: list[Sink] = list({stdout.sink, stderr.sink})
         self._paused = False  # nothing is read that a sink could not take
@@ -330,7 +334,7 @@ class Supervisor:
                 self._outcome.signal = self._outcome.signal or number
                 self._helpers.note(self._own_groups(), number)
                 self._signal_ranks(number)
-                self._enter(_Phase.SIGNALLED, SIGNAL_S)
+                self._enter(_Phase.SIGNALLED, self._signal_grace_s)
             elif self._is_the_same_signal():
                 continue
             else:  # the second one: at once
@@ -341,7 +345,7 @@ class Supervisor:
         """Whether another one so soon after the first means nothing more."""
         if self._phase is not _Phase.SIGNALLED:
             return False
-        signalled_s = self._phase_ends_s - SIGNAL_S
+        signalled_s = self._phase_ends_s - self._signal_grace_s
         return time.monotonic() < signalled_s + SAME_SIGNAL_S
 
     def _enter(self, phase: _Phase, limit_s: float) -> None:
@@ -352,12 +356,23 @@ class Supervisor:
         if self._phase is _Phase.GRACE and any(one.saves for one in self._remotes):
             self._enter(_Phase.GRACE, _SAVING_STEP_S)
         elif self._phase in (_Phase.GRACE, _Phase.SIGNALLED):
+            if self._phase is _Phase.SIGNALLED:
+                self._tell_too_short()
             self._signal_ranks(signal.SIGTERM)
             self._signal_ranks(signal.SIGCONT)  # a stopped process does not end
             self._enter(_Phase.TERMINATING, _TERM_S)
         else:
             self._enter(_Phase.KILLING, 1.0)
             self._kill()
+
+    def _tell_too_short(self) -> None:
+        """Says which ranks are killed before they have ended by themselves."""
+        if self._running:
+            complain(
+                f"not ended within {self._signal_grace_s:g} s of the signal, and "
+                f"killed now: {numbers(sorted(self._running))}; what they had not "
+                "saved is lost. Give them more time with --signal-grace-s"
+            )
 
     def _signal_ranks(self, number: int) -> None:
         for group in self._own_groups():

@@ -59,6 +59,10 @@ Row Text(const char* name, std::string Config::* field, const char* choices, boo
 Row PythonInt(const char* name, double minimum, const char* help) {
   return {name, Type::kInt, "", minimum, 1 << 20, 0, "", false, help, {}, nullptr};
 }
+Row PythonFloat(const char* name, const char* unit, double minimum, double maximum,
+                const char* help) {
+  return {name, Type::kFloat, unit, minimum, maximum, 0, "", false, help, {}, nullptr};
+}
 Row PythonText(const char* name, const char* fallback, bool agreed, const char* help) {
   return {name, Type::kString, "", -kNoLimit, kNoLimit, 0, "", agreed, help, {}, fallback};
 }
@@ -190,6 +194,10 @@ const std::vector<Row>& Table() {
       PythonText("TFDIST_LOG_DIR", nullptr, false,
                  "Folder for the output of each rank, one file a rank; not set: "
                  "tfdist-logs/TIME-PID in the folder where tfdistrun is started."),
+      PythonFloat("TFDIST_SIGNAL_GRACE_S", "s", 0, 3600,
+                  "Time from a signal that ends the job until the launcher kills the ranks. "
+                  "tfdistrun takes it for --signal-grace-s (not set: 25), and sets it for the "
+                  "ranks; set it under a launcher with a limit of its own."),
   };
   return table;
 }
