@@ -382,15 +382,24 @@ class CountSteps(keras.callbacks.Callback):
         """A run that was resumed may have begun the epoch before."""
         self._end = (epoch + 1) * self._plan.steps_per_epoch * self._plan.accumulation
 
+    def on_train_batch_begin(self, batch: int, logs: dict[str, float]) -> None:
+        """For `StopOnSignal`, which may save before the first step."""
+        logs["steps"], _ = self._done(batch)
+
     def on_train_batch_end(self, batch: int, logs: dict[str, float]) -> None:
         """Before the callbacks that save."""
         left = self.params["steps"] - (batch + 1)
-        logs["steps"], rest = divmod(self._end - left, self._plan.accumulation)
+        logs["steps"], rest = self._done(batch + 1)
         every = FLAGS.checkpoint_steps
         if not left:
             self._of_epochs.save_now(logs, batch)
         elif every and not rest and logs["steps"] % every == 0:
             self._within.save_now(logs, batch)
+
+    def _done(self, batches: int) -> tuple[int, int]:
+        """Steps after so many batches of this `fit`, and batches of the next one."""
+        left = self.params["steps"] - batches
+        return divmod(self._end - left, self._plan.accumulation)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float]) -> None:
         """Before the callbacks that show the logs, and save."""

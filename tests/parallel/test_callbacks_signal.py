@@ -127,49 +127,150 @@ def test_batches_that_wait_for_their_update_are_finished_first(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["step-5.keras"]
 
 
-def ended_in_validation(folder, in_last_epoch):
-    """Rank 1 is told to end while the first, or last, of 2 epochs is validated."""
-    keras.utils.clear_session()
-    keras.utils.set_random_seed(4)
-    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    model.compile(
-        tfdist.DistributedOptimizer(keras.optimizers.Adam()), "mse", jit_compile=False
-    )
-    x = np.ones((STEPS * 2, 2))
-    epochs = []
+class Signals(keras.layers.Layer):
+    """Sends its process a signal while TensorFlow traces it, or its config is saved."""
 
-    def validates(batch, logs):
-        if len(epochs) == in_last_epoch and batch == 0 and tfdist.rank() == 1:
+    where = ""  # where to send it the next time
+
+    def call(self, x, training=False):
+        self.send("tracing of the step" if training else "tracing of the validation")
+        return x
+
+    def get_config(self):
+        self.send("save")
+        return super().get_config()
+
+    @classmethod
+    def send(cls, where):
+        if cls.where == where:
+            cls.where = ""
             os.kill(os.getpid(), signal.SIGTERM)
 
+
+class MeetsInTest(keras.Model):
+    """A model whose test step is an operation of all ranks."""
+
+    def test_step(self, data):
+        loss = tfdist.allreduce(super().test_step(data)["loss"])
+        return {"loss": loss}
+
+
+def ended_in_each(folder, cases):
+    """Training in epochs of `STEPS` steps, and where it ended.
+
+    Args:
+        folder: of the checkpoints.
+        cases: for each training its name, the first epoch, and for each rank where it
+            gets the signal: a name that `Signals` knows; a hook, perhaps with a batch;
+            or nothing.
+    """
+    found = []
+    for name, initial_epoch, of_ranks in cases:
+        where, _, batch = of_ranks[tfdist.rank()].partition(" at batch ")
+        found.append(ended_in(f"{folder}/{name}", initial_epoch, where, batch or "0"))
+    return found
+
+
+def ended_in(path, epoch, where, at_batch):
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(4)
+    inputs = keras.Input((2,))
+    outputs = keras.layers.Dense(1)(Signals()(inputs))
+    meets = "meets" in path
+    model = (MeetsInTest if meets else keras.Model)(inputs, outputs)
+    sgd = tfdist.DistributedOptimizer(keras.optimizers.SGD(0.25))
+    model.compile(sgd, "mse", jit_compile=False)
+    x = np.random.default_rng(tfdist.rank()).normal(size=(STEPS * 2, 2))
+    batches = 4 if meets else 3 + 2 * tfdist.rank()  # not alike
+    held = np.ones((2 * batches, 2))
+    seen = {"steps": 0, "tested": 0, "ended": 0}
+
+    def at(hook, batch=0):
+        if where == hook and str(batch) == at_batch:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def count(kind, hook, batch):
+        seen[kind] += 1
+        at(hook, batch)
+
+    watch = keras.callbacks.LambdaCallback(
+        on_train_begin=lambda logs: at("on_train_begin"),
+        on_epoch_end=lambda epoch, logs: count("ended", "on_epoch_end", 0),
+        on_train_end=lambda logs: None,
+    )
+    watch.on_train_batch_end = lambda b, logs: count("steps", "on_train_batch_end", b)
+    watch.on_test_begin = lambda logs: at("on_test_begin")
+    watch.on_test_batch_end = lambda b, logs: count("tested", "on_test_batch_end", b)
+    watch.on_test_end = lambda logs: at("on_test_end")
+    checkpoint = Checkpoint(path + "-{step}-{val_loss:.1f}.keras")
+    Signals.where = where
     try:
         model.fit(
-            x,
-            x[:, :1],
+            *(x, x[:, :1]),
             batch_size=2,
-            epochs=2,
+            initial_epoch=epoch,
+            epochs=epoch + 2,
             shuffle=False,
             verbose=0,
-            validation_data=(x, x[:, :1]),
+            validation_data=(held, held[:, :1]),
+            validation_batch_size=2,
             callbacks=[
-                keras.callbacks.LambdaCallback(
-                    on_test_batch_end=validates,
-                    on_epoch_end=lambda epoch, logs: epochs.append(logs["val_loss"]),
-                ),
-                StopOnSignal(Checkpoint(folder + "/step-{step}.keras")),
+                tfdist.callbacks.BroadcastInitialState(),
+                watch,
+                tfdist.callbacks.MetricAverage(),
+                *([checkpoint] if where == "save" or "save" in path else []),
+                StopOnSignal(checkpoint),
             ],
         )
     except SystemExit as exit:
-        return [exit.code, len(epochs)]
-    return ["went on", len(epochs)]
+        weights = [np.array(v) for v in model.weights]
+        return [exit.code, int(sgd.iterations), list(seen.values()), weights]
+    finally:
+        Signals.where = ""
+    return ["went on", *seen.values()]
 
 
-@pytest.mark.parametrize("in_last_epoch", [0, 1])
-def test_a_signal_during_validation_ends_all_with_the_epoch(in_last_epoch, tmp_path):
-    results = run_ranks(ended_in_validation, 2, str(tmp_path), in_last_epoch)
-    assert results == [[128 + signal.SIGTERM, in_last_epoch + 1]] * 2
-    step = STEPS * (in_last_epoch + 1)
-    assert [path.name for path in tmp_path.iterdir()] == [f"step-{step}.keras"]
+NO = ""
+# name: [where each rank gets its signal, steps that are saved, validated batches of
+# each rank, epochs that ended, what stands for the result of the validation]
+PHASES = {
+    "start": [["on_train_begin", NO], 0, [0, 0], 0, "none"],
+    "tracing": [["tracing of the step"] * 2, 1, [0, 0], 0, "none"],
+    "step": [[NO, "on_train_batch_end at batch 2"], 3, [0, 0], 0, "none"],
+    "last_step": [[NO, "on_train_batch_end at batch 5"], 6, [0, 0], 0, "none"],
+    "before": [["on_test_begin"] * 2, 6, [0, 0], 0, "none"],
+    "traced": [["tracing of the validation"] * 2, 6, [1, 1], 0, "none"],
+    "apart": [
+        *[["on_test_batch_end at batch 0", "on_test_batch_end at batch 3"], 6],
+        *[[1, 4], 0, "none"],
+    ],
+    "alone": [["on_test_batch_end at batch 1", NO], 6, [2, 5], 0, "none"],
+    "meets": [["on_test_batch_end at batch 1", NO], 6, [4, 4], 0, "none"],
+    "ended": [[NO, "on_test_end"], 6, [3, 5], 0, "none"],
+    "save": [["save", NO], 6, [3, 5], 1, "1.0"],
+}
+
+
+def test_a_signal_in_each_phase_saves_what_is_done(tmp_path):
+    cases = [[name, 0, row[0]] for name, row in PHASES.items()]
+    results = run_ranks(ended_in_each, 2, str(tmp_path), cases, timeout_s=120)
+    for index, (name, row) in enumerate(PHASES.items()):
+        _, steps, tested, ended, _ = row
+        for rank in range(2):
+            code, updates, seen, weights = results[rank][index]
+            assert code == 128 + signal.SIGTERM, name
+            assert [updates, *seen] == [steps, steps, tested[rank], ended], name
+            for a, b in zip(weights, results[0][index][3], strict=True):
+                np.testing.assert_array_equal(a, b, err_msg=name)
+        files = sorted(path.name for path in tmp_path.glob(f"{name}-*"))
+        assert f"{name}-{steps}" in files[0] and len(files) == 1, (name, files)
+        saved = keras.saving.load_model(
+            tmp_path / files[0],
+            custom_objects={"Signals": Signals, "MeetsInTest": MeetsInTest},
+        )
+        for a, b in zip(saved.weights, results[0][index][3], strict=True):
+            np.testing.assert_array_equal(a, b, err_msg=name)
+        assert int(saved.optimizer.iterations) == steps
 
 
 def told_at_the_end():

@@ -41,11 +41,14 @@ def trained(words, kill_after=None, loss_scale=None):
 
         def at(batch, logs):
             steps.append(batch)
-            if len(steps) == kill_after:
+            if len(steps) == max(kill_after, 1):
                 os.kill(os.getpid(), signal.SIGTERM)
 
         steps = []
-        kill = keras.callbacks.LambdaCallback(on_train_batch_end=at)
+        kill = keras.callbacks.LambdaCallback(
+            on_train_batch_end=at,
+            on_epoch_begin=lambda epoch, logs: None if kill_after else at(0, logs),
+        )
         module.make_callbacks = lambda plan, folder: [kill, *make(plan, folder)]
     code = 0
     printed = ""
@@ -223,6 +226,21 @@ def test_options_go_together(options, words, tmp_path):
     log = (tmp_path / "runs/latest/log.csv").read_text().splitlines()
     values = [float(x) for line in log[1:] for x in line.split(",")]
     assert np.isfinite(values).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loop", ["fit", "custom"])
+def test_interrupted_before_the_first_step_and_resumed(loop, words, tmp_path):
+    words = [*words, f"loop={loop}", "epochs=1"]
+    words.remove("--sync_batch_norm")  # takes long to build
+    before = run_ranks(trained, 2, words, 0, timeout_s=110)
+    assert [code for _, code, _ in before] == [128 + 15] * 2
+    [file] = (tmp_path / "runs/latest/checkpoints").iterdir()
+    assert file.name == "step-00000000.keras"
+    resumed = [f"--resume={tmp_path / 'runs/latest'}"]
+    after = run_ranks(trained, 2, resumed, timeout_s=110)
+    assert [code for _, code, _ in after] == [0, 0]
+    assert results_of(tmp_path)
 
 
 def rates(words, kill_after=None):

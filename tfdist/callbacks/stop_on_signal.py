@@ -13,7 +13,8 @@ import tensorflow as tf
 
 from tfdist import _runtime
 from tfdist._process_sets import members_of
-from tfdist.callbacks._base import RankCallback
+from tfdist.callbacks._base import RankCallback, finished_operations
+from tfdist.callbacks._first_call import unbuilt_layers
 from tfdist.callbacks._listing import is_in_fit
 from tfdist.callbacks.checkpoint import Checkpoint, LastLogs, between_updates
 from tfdist.collectives import ReduceOp, allreduce
@@ -22,20 +23,32 @@ _logger = logging.getLogger("tfdist")
 
 
 class StopOnSignal(RankCallback):
-    """Saves a checkpoint at the current step when the job is asked to end, and exits.
+    """Saves a checkpoint when the job is asked to end; then all ranks exit.
 
     Batch systems and clouds send a signal some seconds before they take a machine away;
-    Ctrl-C in `tfdistrun` reaches all ranks likewise. The step that is running is
-    finished, all ranks agree on it, the checkpoint is saved, and every rank leaves
-    `fit` by `SystemExit` with 128 + the signal's number, as a shell would say it. No
-    validation, no end of the epoch: seconds count. A signal while validation is running
-    ends the job when that is done and the epoch with it: put this callback last (or
-    before `StopTogether`), after those that save and write at the end of an epoch. When
-    the data of a rank have ended (`UnevenData`) it cannot save with the others: then a
-    signal ends the epoch on all ranks, and the job with it. A second signal has the
-    effect that it had before this callback.
+    Ctrl-C in `tfdistrun` reaches all ranks likewise. The ranks agree where they stop,
+    save the checkpoint there, and leave `fit` by `SystemExit` with 128 + the signal's
+    number, as a shell would say it. Callbacks do not get the end of the epoch:
 
-    It costs one reduction of a single number after each step and each epoch.
+    - A step, and the accumulation of gradients that it is part of, is finished first.
+    - A validation is broken off after the batch that is running, and has no result.
+      Where its batches contain operations of all ranks it is finished first.
+    - Before the first step the initial state is saved, if the model is built. While
+      TensorFlow traces a function, and while a checkpoint is written, that is finished
+      first.
+
+    When the signal comes, the lowest rank logs what has to end before the save, and how
+    long the launcher waits (`tfdistrun --signal-grace-s`, 25 s by default; under other
+    launchers set `TFDIST_SIGNAL_GRACE_S` if you want it in the message). A rank that
+    alone receives the signal in a validation waits for the validation of the others.
+
+    When the data of a rank have ended (`UnevenData`) it cannot save with the others:
+    then a signal ends the training of the epoch on all ranks, and the job before the
+    validation. If the model has validation data, all ranks have to have some. A second
+    signal has the effect that it had before this callback.
+
+    It costs one reduction of a single number before the first step, after each step,
+    before and after each validation, and after each epoch.
 
     Args:
         checkpoint: saves; it need not be in the list of callbacks itself. Its
@@ -76,6 +89,12 @@ class StopOnSignal(RankCallback):
         self._received = 0
         self._before: dict[int, Any] = {}
         self._is_of_fit = False
+        self._listens = False  # for the fit that is about to start
+        self._training = False  # not a `model.evaluate` that was given this callback
+        self._at_start = False  # no step has been begun
+        self._doing = ""  # for the message when a signal comes
+        self._logs: dict[str, Any] = {}  # the last ones, for the checkpoint's name
+        self._operations: int | None = None  # finished at the first batch of validation
 
     def settings_of_all_ranks(self) -> dict[str, Any]:
         """Which signals are waited for."""
@@ -90,90 +109,169 @@ class StopOnSignal(RankCallback):
         """Gives the model to the checkpoint too, which may not be in the list."""
         super().set_model(model)
         self.checkpoint.set_model(model)
+        # The callbacks before this one may take a while in `on_train_begin`.
+        if is_in_fit(model) and _is_main_thread():
+            self._listen()
+
+    # ---- where the ranks agree ----
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Begins to listen."""
-        self._give_back()  # a fit that raised has not
         super().on_train_begin(logs)
-        if threading.current_thread() is not threading.main_thread():
+        if not _is_main_thread():
             raise ValueError(
                 "tfdist.callbacks.StopOnSignal needs the main thread, which alone "
                 "handles signals in Python. Call fit there, or leave it out."
             )
-        self._received = 0
-        self._is_of_fit = is_in_fit(self.model)
-        for number in self.signals:
-            self._give_back_of_another(number)
-            # None: a handler that was not set by Python, and cannot be set again.
-            self._before[number] = signal.getsignal(number) or signal.SIG_DFL
-            signal.signal(number, self._note)
+        if not (self._listens and is_in_fit(self.model)):
+            self._listen()
+        self._listens = False  # the next fit begins anew
+        self._training = self._at_start = True
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Remembers the epoch, for the checkpoint's name too."""
         super().on_epoch_begin(epoch, logs)
         self.checkpoint.on_epoch_begin(epoch, logs)
 
+    def on_train_batch_begin(
+        self, batch: int, logs: dict[str, Any] | None = None
+    ) -> None:
+        """Before the very first step, which may take minutes: asks all ranks."""
+        super().on_train_batch_begin(batch, logs)
+        if self._at_start:
+            self._at_start = False
+            self._logs = logs or {}
+            self._end_before_first_step(batch)
+        self._doing = f"step {batch + 1} of epoch {self._epoch + 1}"
+
     def on_train_batch_end(
         self, batch: int, logs: dict[str, Any] | None = None
     ) -> None:
         """Asks all ranks whether one of them received a signal; if so, all end."""
         super().on_train_batch_end(batch, logs)
-        if not between_updates(self.model):  # on all ranks alike
-            self._end_if_asked(logs or {}, batch)
+        self._logs = logs or {}
+        if between_updates(self.model):  # on all ranks alike
+            return
+        received = self._asked("stop_on_signal")
+        if received and self._can_all_save(True):
+            self._end(received, f"after step {batch + 1} of", batch)
+        elif received:
+            self.model.stop_training = True  # all ranks meet before the validation
+
+    def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Before a validation: asks all ranks."""
+        if self._training:
+            self._doing = f"the validation of epoch {self._epoch + 1}"
+            self._operations = None
+            if received := self._asked("stop_on_signal.validation"):
+                self._end(received, "after", None)
+
+    def on_test_batch_begin(
+        self, batch: int, logs: dict[str, Any] | None = None
+    ) -> None:
+        """Notes at the first batch which operations are not of the validation."""
+        if self._training and self._operations is None:
+            self._operations = finished_operations()
+
+    def on_test_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """After a signal to this rank: leaves the validation, if it can do so alone."""
+        if self._training and self._received:
+            if finished_operations() == self._operations:
+                self.model.stop_evaluating = True
+
+    def on_test_end(self, logs: dict[str, Any] | None = None) -> None:
+        """After a validation, or the part of it that was done: asks all ranks."""
+        if self._training:
+            self._doing = f"the end of epoch {self._epoch + 1}"
+            if received := self._asked("stop_on_signal.validation"):
+                self._end(received, "after", None)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """The same, for a signal that came during validation."""
+        """Asks all ranks once more: other callbacks came in between, and may save."""
         super().on_epoch_end(epoch, logs)
-        self._end_if_asked(logs or {}, None)
+        if received := self._asked("stop_on_signal"):
+            self._logs = logs or self._logs
+            self._end(received, "after", None)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Gives the signals back; one that came too late has its former effect."""
         super().on_train_end(logs)
+        self._training = False
         self._give_back()
         if self._received:
             signal.raise_signal(self._received)
 
-    def _end_if_asked(self, logs: dict[str, Any], batch: int | None) -> None:
-        received = self._largest_of_all(
-            self._received, "stop_on_signal", self.timeout_s
-        )
-        if not received:
-            return
-        if batch is not None and not self._are_all_here():
+    def _end_before_first_step(self, batch: int) -> None:
+        received = self._asked("stop_on_signal.start")
+        if received and self._can_all_save(not unbuilt_layers(self.model)):
+            self._end(received, "at the start of", batch - 1)
+
+    def _asked(self, name: str) -> int:
+        """The signal that one of the ranks received, known to all from now on; or 0."""
+        received = self._largest_of_all(self._received, name, self.timeout_s)
+        if received:  # else this rank may have received one meanwhile
             self._received = received
-            self.model.stop_training = True  # all ranks meet at the end of the epoch
-            return
+        return received
+
+    def _end(self, received: int, where: str, batch: int | None) -> None:
         if _runtime.rank() == self._first:
             _logger.warning(
-                "%s: saving after %sepoch %d, then the job ends.",
+                "%s: saving %s epoch %d, then the job ends.",
                 signal.Signals(received).name,
-                "" if batch is None else f"step {batch + 1} of ",
+                where,
                 self._epoch + 1,
             )
-        self.checkpoint.save_now(LastLogs(logs), batch)
+        self.checkpoint.save_now(LastLogs(self._logs), batch)
+        self._training = False
         self._give_back()
         raise SystemExit(128 + received)
 
-    def _are_all_here(self) -> bool:
-        """Whether no rank has joined, which would count 0, and cannot save."""
+    def _can_all_save(self, own: bool) -> bool:
+        """Whether all ranks can: one that has joined, which counts 0, cannot."""
         if _runtime.size() == 1:
-            return True
-        here = allreduce(
-            tf.constant(1, tf.int32),
+            return own
+        able = allreduce(
+            tf.constant(int(own), tf.int32),
             op=ReduceOp.SUM,
             name="stop_on_signal.here",
             timeout_s=self.timeout_s,
             process_set=self._ranks,
         )
-        return int(here) == len(members_of(self._ranks))
+        return int(able) == len(members_of(self._ranks))
+
+    # ---- signals of this process ----
+
+    def _listen(self) -> None:
+        self._give_back()  # a fit that raised has not
+        self._listens = True
+        self._received = 0
+        self._is_of_fit = is_in_fit(self.model)
+        self._doing = "the start of fit"
+        for number in self.signals:
+            self._give_back_of_another(number)
+            # None: a handler that was not set by Python, and cannot be set again.
+            self._before[number] = signal.getsignal(number) or signal.SIG_DFL
+            signal.signal(number, self._note)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         signal.signal(number, self._before[number])
         if self._still_runs():
             self._received = number
+            self._announce(number)
         else:  # fit has raised, and nobody would ask
             self._give_back()
             signal.raise_signal(number)
+
+    def _announce(self, number: int) -> None:
+        if _runtime.is_initialized() and _runtime.rank() != self._first:
+            return
+        grace_s = _runtime.setting("TFDIST_SIGNAL_GRACE_S")
+        _logger.warning(
+            "%s during %s: a checkpoint is saved as soon as the ranks can%s.",
+            signal.Signals(number).name,
+            self._doing,
+            f"; the launcher gives them {float(grace_s):g} s" if grace_s else "",
+        )
 
     def _still_runs(self) -> bool:
         """Whether the training goes on, asked in the main thread, which trains."""
@@ -191,3 +289,7 @@ class StopOnSignal(RankCallback):
             other.model is self.model or not other._still_runs()
         ):
             other._give_back()
+
+
+def _is_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
