@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 from tfdist import _core, _engine, tuning
 from tfdist import _host_memory as host_memory
 from tfdist import _last_words as last_words
-from tfdist.rendezvous import agreement, report
+from tfdist.rendezvous import agreement, children, report
 from tfdist.rendezvous.environment import detect
 from tfdist.rendezvous.start import Options, connect
 from tfdist.rendezvous.world import Mesh
@@ -132,6 +132,7 @@ def _connect(timeout_s: float | None) -> None:
         rows = _core.config()
         limit_s = timeout_s or rows["TFDIST_START_TIMEOUT_S"]["value"]
         placement = detect(os.environ)
+        children.refuse_child(os.environ)
         _engine.check_kept()
         _install_hooks()
         _state.generation += 1
@@ -139,6 +140,7 @@ def _connect(timeout_s: float | None) -> None:
         if placement.size == 1:
             mesh = _alone(_state.generation)
         else:
+            children.note_rank(os.environ, placement)
             os.environ.update(host_memory.settings(os.environ))  # unless by tfdistrun
             options = Options(
                 generation=_state.generation,
@@ -462,6 +464,8 @@ def _raise_not_initialized() -> NoReturn:
     message = "tfdist is not initialized; call tfdist.init() first"
     if _state.topology is not None:
         message = _fork_message()
+    elif is_child := children.refusal(os.environ):
+        message = is_child
     raise_public(
         _core.CoreError(
             _core.FAILED_PRECONDITION,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import shutil
@@ -20,6 +21,7 @@ from tfdist.launch.job import HostsFailedError, Job, Plan
 from tfdist.launch.options import chosen_hosts, parser, signal_grace_s
 from tfdist.launch.output import complain
 from tfdist.launch.supervisor import Outcome
+from tfdist.rendezvous.children import rank_above, without_rank
 from tfdist.rendezvous.environment import detect
 
 _USAGE_ERROR = 2
@@ -64,6 +66,14 @@ def _plan(options: Namespace) -> Plan:
     except (HostsError, binding.BindingError) as error:
         complain(str(error))
         raise SystemExit(_USAGE_ERROR) from None
+
+
+def _leave_outer_job() -> None:
+    """In a program that a rank has started: this is a job of its own."""
+    with contextlib.suppress(_core.CoreError):  # a malformed variable is reported later
+        if rank_above(os.environ):
+            for name in os.environ.keys() - without_rank(os.environ).keys():
+                del os.environ[name]
 
 
 def _prepare_horovod(options: Namespace) -> None:
@@ -145,6 +155,7 @@ def _conclude(outcome: Outcome, started_s: float, folder: Path) -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs tfdistrun; returns its exit code."""
     logging.basicConfig(format="tfdistrun: warning: %(message)s")
+    _leave_outer_job()
     options = parser().parse_args(arguments)
     plan = _plan(options)
     os.environ.update(options.env)  # first: PATH tells which command is meant
