@@ -23,6 +23,8 @@ pytestmark = pytest.mark.faults
         (["-np", "2"], 2, "COMMAND is missing"),
         (["-np", "2", "--env", "NOT_SET", "true"], 2, "NOT_SET=VALUE"),
         (["-np", "2", "-x", "=x", "true"], 2, "expected NAME=VALUE"),
+        (["-np", "2", "python3", "-"], 2, "reads its program from standard input"),
+        (["-np", "2", "sh"], 2, "Write the program to a file: `sh FILE`"),
         (["-np", "2", "nosuchprogram"], 127, "command not found"),
         (["-np", "3", "-H", "a:1,b:1", "true"], 2, "-np 3, but the hosts have 2 slots"),
         (["-np", "2", "-H", "a:x", "true"], 2, "number of slots from 1 to"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import shlex
 import shutil
 import signal
 import time
@@ -15,6 +16,7 @@ from pathlib import Path
 
 from tfdist import _core
 from tfdist.launch import binding, limits, output, report
+from tfdist.launch.command import program_from_stdin
 from tfdist.launch.horovod import mode, variables
 from tfdist.launch.hosts import Host, HostsError, mark_local, places
 from tfdist.launch.job import HostsFailedError, Job, Plan
@@ -28,14 +30,14 @@ _USAGE_ERROR = 2
 
 
 def _checked_command(command: list[str], *, here: bool) -> list[str]:
-    """The command without a leading "--", when it can be started.
+    """The command without a leading "--", when it can be started and do something.
 
     Args:
         command: what follows the options.
         here: whether a rank of this host runs it.
 
     Raises:
-        SystemExit: with 127, as a shell would.
+        SystemExit: with 127, as a shell would, if it is not found; else with 2.
     """
     command = command[1:] if command[:1] == ["--"] else command
     if not command:
@@ -47,6 +49,14 @@ def _checked_command(command: list[str], *, here: bool) -> list[str]:
             advice = f"did you mean `python {command[0]}`?"
         complain(f"{command[0]}: command not found; {advice}")
         raise SystemExit(127)
+    if interpreter := program_from_stdin(command):
+        name = Path(interpreter).name
+        complain(
+            f"`{shlex.join(command)}` reads its program from standard input, which "
+            f"ranks do not have. Write the program to a file: `{name} FILE`; or pass "
+            f"it on the command line: `{name} -c 'PROGRAM'`"
+        )
+        raise SystemExit(_USAGE_ERROR)
     return command
 
 
