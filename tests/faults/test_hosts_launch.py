@@ -177,6 +177,14 @@ def test_the_secret_is_in_no_argument_and_no_environment(job):
 
 
 @deadline(40)
+def test_processes_of_other_hosts_that_train_alone_are_told_of(job):
+    done = job((1, 1), *python("memory = b'1' * (300 << 20)"))
+    assert done.code == 0
+    assert "2 processes ended without calling tfdist.init()" in done.stderr
+    assert "without calling" not in job((1, 1), "hostname").stderr
+
+
+@deadline(40)
 def test_much_output_arrives_whole_and_in_order(job):
     code = "for i in range(20000): print(f'{i:08d} ' + 'x' * 20)"
     done = job((1, 1), *python(code))

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 from helpers.deadline import deadline
-from helpers.launcher import clean_environment, run, shell
+from helpers.launcher import clean_environment, python, run, shell
 
 from tfdist.launch import cli
 
@@ -83,6 +83,29 @@ def test_inside_a_rank_of_another_job_it_refuses(tmp_path):
     done = run(tmp_path, "-np", "2", "true", PMI_RANK="1", PMI_SIZE="2")
     assert done.code == 2
     assert "already rank 1 of 2 (PMI_RANK=1 and PMI_SIZE=2)" in done.stderr
+
+
+USES_MEMORY = "memory = b'1' * (300 << 20)"
+ALONE = "2 processes ended without calling tfdist.init(): each ran on its own"
+
+
+@deadline(40)
+def test_processes_that_train_alone_are_told_of(tmp_path):
+    """What uses as much memory as TensorFlow is taken for a training."""
+    done = run(tmp_path, "-np", "2", *python(USES_MEMORY))
+    assert done.code == 0 and ALONE in done.stderr
+
+
+@deadline(60)
+def test_no_word_about_init_where_it_was_called_or_nothing_was_trained(tmp_path):
+    calls = f"{USES_MEMORY}; from tfdist import _runtime; _runtime.start()"
+    for words in (
+        ["-np", "2", *python(calls)],
+        ["-np", "1", *python(USES_MEMORY)],
+        ["-np", "2", "hostname"],
+        ["-np", "2", *python(f"{USES_MEMORY}; raise SystemExit(1)")],
+    ):
+        assert "without calling" not in run(tmp_path, *words).stderr, words
 
 
 @deadline(40)

@@ -421,7 +421,13 @@ class Agent:
         self._running.discard(ended.rank)
         if not self._silent:
             at_s = time.monotonic()
-            self._say(event="end", rank=ended.rank, code=code, time_s=at_s)
+            self._say(
+                event="end",
+                rank=ended.rank,
+                code=code,
+                time_s=at_s,
+                memory_bytes=tree.memory_of_children(),
+            )
 
     def _kill(self) -> None:
         for rank in self._running:

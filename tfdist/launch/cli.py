@@ -27,6 +27,7 @@ from tfdist.rendezvous.children import rank_above, without_rank
 from tfdist.rendezvous.environment import detect
 
 _USAGE_ERROR = 2
+_TENSORFLOW_BYTES = 200 << 20  # a process has at least so many with TensorFlow
 
 
 def _checked_command(command: list[str], *, here: bool) -> list[str]:
@@ -139,6 +140,19 @@ def _check_machine(plan: Plan) -> int:
     return shm_bytes
 
 
+def _warn_if_alone(outcome: Outcome) -> None:
+    """Tells of a training program that does not know of the other ranks."""
+    ranks = len(outcome.ends)
+    # Alone a rank does not ask for others; what loads no TensorFlow trains nothing.
+    if ranks > 1 and not outcome.joined and outcome.memory_bytes > _TENSORFLOW_BYTES:
+        complain(
+            f"warning: {ranks} processes ended without calling tfdist.init(): each ran "
+            "on its own, and nothing was reduced. If they were to train together, call "
+            "tfdist.init() and wrap the optimizer; for programs written for Horovod, "
+            "use --horovod"
+        )
+
+
 def _conclude(outcome: Outcome, started_s: float, folder: Path) -> int:
     """Explains a failure; returns the exit code of tfdistrun."""
     first = report.first_failure(outcome.ends)
@@ -150,6 +164,7 @@ def _conclude(outcome: Outcome, started_s: float, folder: Path) -> int:
             clean = outcome.ends and all(end.code == 0 for end in outcome.ends)
             return 0 if clean else 128 + outcome.signal
     if first is None:
+        _warn_if_alone(outcome)
         return 0
     complain(
         *report.explain(

@@ -258,7 +258,11 @@ class Job:
                     stderr=self.streams.stderr,
                 )
                 self._start(supervisor, guard, store.address, path, stack)
-                return supervisor.run(signals)
+                outcome = supervisor.run(signals)
+                outcome.joined = store.joined
+                used = [one.memory_bytes for one in self.remotes]
+                outcome.memory_bytes = max([tree.memory_of_children(), *used])
+                return outcome
         finally:
             for one in self.remotes:
                 one.kill()

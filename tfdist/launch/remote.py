@@ -106,6 +106,7 @@ class RemoteHost:
         self.warnings: list[str] = []
         self.bound: dict[int, list[int]] = {}  # processors of that host, by rank
         self.threads = ""  # what binding.THREADS is for its ranks
+        self.memory_bytes = 0  # most that a process of a rank there has used
         self.clock_s = 0.0  # add it to a time of that host
         self._job: dict[str, Any] = {}
         self._left = set(ranks)
@@ -239,6 +240,7 @@ class RemoteHost:
             rank = int(message["rank"])
             if rank in self._left:
                 self._left.discard(rank)
+                self.memory_bytes = int(message["memory_bytes"])
                 at_s = float(message["time_s"]) + self.clock_s
                 return [End(rank, int(message["code"]), at_s)]
         return []

@@ -58,10 +58,14 @@ class Outcome:
     Attributes:
         ends: one a rank, in the order of their ends.
         signal: the first signal that this process got, None for none.
+        joined: whether a rank has called `tfdist.init()`.
+        memory_bytes: most that a process of the ranks has used.
     """
 
     ends: list[RankEnd] = field(default_factory=list)
     signal: int | None = None
+    joined: bool = False
+    memory_bytes: int = 0
 
 
 class Supervisor:

@@ -60,6 +60,7 @@ class StoreServer:
     ) -> None:
         self.address: tuple[str, int] = sock.getsockname()[:2]
         self.values: dict[str, Any] = {SESSION: secrets.token_hex(8)}
+        self.joined = False  # whether a rank has ever come
         self._job = job
         self._newest_generation = 0
         self._waiting: dict[str, list[_Waiter]] = {}
@@ -167,6 +168,7 @@ class StoreServer:
     async def _serve_member(self, channel: Channel) -> None:
         """Watches one rank while the ranks connect; tells it the first failure."""
         member = await channel.receive()
+        self.joined = True
         generation = int(channel.claims["generation"])
         self._newest_generation = max(self._newest_generation, generation)
         key = failure_key(generation)
@@ -468,6 +470,11 @@ class StoreThread:
             for key, value in self._server.values.copy().items()
             if key.startswith(prefix)
         }
+
+    @property
+    def joined(self) -> bool:
+        """Whether a rank has ever called `tfdist.init()`."""
+        return self._server is not None and self._server.joined
 
     def close(self) -> None:
         """Ends the server and its thread; at most 2 s."""
