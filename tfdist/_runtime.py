@@ -23,7 +23,7 @@ from tfdist import _core, _engine, tuning
 from tfdist import _host_memory as host_memory
 from tfdist import _last_words as last_words
 from tfdist.rendezvous import agreement, children, report
-from tfdist.rendezvous.environment import detect
+from tfdist.rendezvous.environment import check_working_folder, detect
 from tfdist.rendezvous.start import Options, connect
 from tfdist.rendezvous.world import Mesh
 
@@ -131,6 +131,7 @@ def _connect(timeout_s: float | None) -> None:
     with _lock:
         rows = _core.config()
         limit_s = timeout_s or rows["TFDIST_START_TIMEOUT_S"]["value"]
+        check_working_folder()
         placement = detect(os.environ)
         children.refuse_child(os.environ)
         _engine.check_kept()

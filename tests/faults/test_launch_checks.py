@@ -4,10 +4,11 @@ import os
 import resource
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from helpers.deadline import deadline
-from helpers.launcher import clean_environment, python, run, shell
+from helpers.launcher import clean_environment, finish, python, run, shell, start
 
 from tfdist.launch import cli
 
@@ -68,6 +69,36 @@ def test_a_folder_that_takes_no_output_is_named_before_anything_starts(tmp_path)
         assert "the folder for the output of the ranks cannot be used" in done.stderr
         assert f"{folder!r}; choose another with --log-dir" in done.stderr
         assert done.stdout == ""
+
+
+@deadline(40)
+def test_a_folder_that_another_job_writes_to_is_not_shared(tmp_path):
+    words = ["-np", "1", "--log-dir", "logs"]
+    script = "echo first; while [ ! -e end ]; do sleep 0.05; done"
+    first = start(tmp_path, *words, *shell(script))
+    assert first.stdout.readline() == "first\n"
+    second = run(tmp_path, *words, *shell("echo second"))
+    (tmp_path / "end").touch()
+    assert finish(first).code == 0
+    assert second.code == 2
+    says = "another tfdistrun that is running writes its output to logs; choose another"
+    assert says in second.stderr
+    assert (tmp_path / "logs/rank-0.log").read_text() == "first\n"
+    assert run(tmp_path, *words, *shell("echo third")).code == 0  # it is free again
+
+
+@deadline(40)
+def test_a_working_folder_that_was_deleted_is_named(tmp_path):
+    gone = tmp_path / "gone"
+    (tmp_path / "init.py").write_text("from tfdist import _runtime; _runtime.start()")
+    for words in ("-m tfdist.launch -np 1 true", "-c 'import init'"):
+        gone.mkdir(exist_ok=True)
+        # Python itself does not start with a relative folder in PYTHONPATH.
+        paths = f"{Path(cli.__file__).parents[2]}:{tmp_path}"
+        script = f"rmdir {gone}; PYTHONPATH={paths} exec {sys.executable} -P {words}"
+        done = in_shell(gone, script)
+        assert done.returncode != 0
+        assert f"the working folder {gone} was deleted while" in done.stderr
 
 
 @deadline(40)

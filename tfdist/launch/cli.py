@@ -24,7 +24,7 @@ from tfdist.launch.options import chosen_hosts, parser, signal_grace_s
 from tfdist.launch.output import complain
 from tfdist.launch.supervisor import Outcome
 from tfdist.rendezvous.children import rank_above, without_rank
-from tfdist.rendezvous.environment import detect
+from tfdist.rendezvous.environment import check_working_folder, detect
 
 _USAGE_ERROR = 2
 _TENSORFLOW_BYTES = 200 << 20  # a process has at least so many with TensorFlow
@@ -76,6 +76,15 @@ def _plan(options: Namespace) -> Plan:
         return replace(plan, bound=binding.here(ranks, options.bind_to))
     except (HostsError, binding.BindingError) as error:
         complain(str(error))
+        raise SystemExit(_USAGE_ERROR) from None
+
+
+def _check_working_folder() -> None:
+    """Raises SystemExit(2) if it was deleted."""
+    try:
+        check_working_folder()
+    except _core.CoreError as error:
+        complain(error.message)
         raise SystemExit(_USAGE_ERROR) from None
 
 
@@ -181,6 +190,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs tfdistrun; returns its exit code."""
     logging.basicConfig(format="tfdistrun: warning: %(message)s")
     _leave_outer_job()
+    _check_working_folder()
     options = parser().parse_args(arguments)
     plan = _plan(options)
     os.environ.update(options.env)  # first: PATH tells which command is meant
@@ -200,7 +210,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         return _USAGE_ERROR
     try:
-        outcome = Job(options, plan, folder, shm_bytes).run()
+        with output.reserved(folder):
+            outcome = Job(options, plan, folder, shm_bytes).run()
+    except output.FolderInUseError:
+        complain(
+            f"another tfdistrun that is running writes its output to {folder}; choose "
+            "another folder with --log-dir"
+        )
+        return _USAGE_ERROR
     except HostsFailedError as error:
         complain(*error.lines)
         return error.code

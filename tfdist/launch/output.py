@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import select
 import threading
 import time
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
@@ -241,6 +243,10 @@ class StreamMerger:
             self._is_open = True
 
 
+class FolderInUseError(Exception):
+    """Another job writes its output to this folder."""
+
+
 def log_folder(chosen: str | None) -> Path:
     """Makes the folder of the log files.
 
@@ -256,6 +262,25 @@ def log_folder(chosen: str | None) -> Path:
     if not os.access(folder, os.W_OK | os.X_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
     return folder
+
+
+@contextlib.contextmanager
+def reserved(folder: Path) -> Iterator[None]:
+    """Locks the log folder against other jobs, until this process ends at the latest.
+
+    Raises:
+        FolderInUseError: another tfdistrun has it.
+    """
+    with contextlib.ExitStack() as stack:
+        # No permission to read it, or a file system without locks: nobody can tell.
+        with contextlib.suppress(OSError):
+            fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+            stack.callback(os.close, fd)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise FolderInUseError from None
+        yield
 
 
 def complain(*lines: str) -> None:

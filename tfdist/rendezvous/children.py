@@ -26,6 +26,7 @@ RANK_PROCESS = "_TFDIST_RANK_PROCESS"  # not TFDIST_...: it is no setting
 _OF_A_RANK = (
     *("TFDIST_RANK", "TFDIST_SIZE", "TFDIST_LOCAL_", "TFDIST_CROSS_"),
     *("TFDIST_RENDEZVOUS", "TFDIST_SECRET_FILE", "TFDIST_JOB_ID"),
+    "TFDIST_LOG_DIR",  # in use, by the job of that rank
     *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
     *("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID"),
     *("OMPI_", "PMIX_", "PMI_", "PALS_", "MPI_LOCAL"),

@@ -22,6 +22,7 @@ of a batch script, which would wait for ranks that nobody starts.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -63,6 +64,22 @@ class Placement:
     job: str | None = None
     served: bool = False
     variables: str = ""
+
+
+def check_working_folder() -> None:
+    """Raises if this process's working folder does not exist any more.
+
+    Raises:
+        RendezvousError: somebody has deleted it.
+    """
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        folder = os.readlink("/proc/self/cwd").removesuffix(" (deleted)")
+        raise invalid(
+            f"the working folder {folder} was deleted while this process was in it; "
+            "go to one that exists (cd) and start again"
+        ) from None
 
 
 def _integer(
