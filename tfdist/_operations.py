@@ -21,6 +21,7 @@ from tfdist import _core, _engine, _runtime, errors
 from tfdist._library import ops
 from tfdist._names import operation_name
 from tfdist._parallel_maps import check_not_parallel
+from tfdist.waits import _one_rank
 
 
 class InsideXlaError(NotImplementedError):
@@ -191,6 +192,9 @@ def eager_allreduce(
 
     def reduce_again(tensor: tf.Tensor) -> tf.Tensor:
         _runtime.check_initialized()
+        place = _one_rank.PLACE.get()
+        if place is not None:
+            _one_rank.refuse_collective(place, "tfdist_allreduce", arguments)
         with errors.translate():
             return run(tensors=[tensor], counted=_counted_sum(op), **arguments)[0]
 
@@ -430,6 +434,9 @@ def _emit(operation: str, **arguments: Any) -> Any:
     else:
         check_not_xla()
         check_not_parallel()
+    place = _one_rank.PLACE.get()
+    if place is not None:
+        _one_rank.refuse_collective(place, operation, arguments)
     with errors.translate():
         return getattr(ops(), operation)(**arguments)
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tfdist import _core, _engine, _runtime
+from tfdist.waits import _one_rank
 
 __all__ = ["ProcessSet", "add_process_set", "process_sets", "remove_process_set"]
 
@@ -111,6 +112,7 @@ def add(ranks: Iterable[int], *, timeout_s: float | None = None) -> ProcessSet:
                 f"{listed!r}."
             )
     members = tuple(int(rank) for rank in listed)
+    _one_rank.check_not_alone("tfdist.add_process_set")
     number = _core.add_process_set(members, timeout_s=_core.timeout_of(timeout_s))
     made = ProcessSet(members, number, _runtime.generation())
     known = _runtime.live_sets()
@@ -148,6 +150,7 @@ def remove_process_set(
     if number == 0:
         raise TypeError("Expected a tfdist.ProcessSet, got None: all ranks stay a set.")
     wait_s = _core.timeout_of(timeout_s)
+    _one_rank.check_not_alone("tfdist.remove_process_set")
     try:
         _core.remove_process_set(number, timeout_s=wait_s)
     except _core.CoreError as error:

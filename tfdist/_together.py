@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from tfdist import _runtime, errors
 from tfdist._process_sets import ProcessSet, members_of
 from tfdist.objects import broadcast_object, gather_from_all
+from tfdist.waits._one_rank import on_this_rank_alone
 
 T = TypeVar("T")
 MAX_BYTES = 16 << 20
@@ -18,6 +19,7 @@ def on_one_rank(
     work: Callable[[], Any],
     failed: str,
     *,
+    place: str,
     name: str,
     timeout_s: float | None,
     process_set: ProcessSet | None,
@@ -28,6 +30,7 @@ def on_one_rank(
         rank: the one that works.
         work: gives plain data for all ranks.
         failed: what it means when it raises, for the message on the other ranks.
+        place: what `work` is, for the message of a collective that is called in it.
         name: identifies the call across ranks.
         timeout_s: seconds to wait.
         process_set: the ranks that take part, which alone call it.
@@ -43,7 +46,8 @@ def on_one_rank(
     own: dict[str, Any] = {}
     if _runtime.rank() == rank:
         try:
-            own = {"failure": "", "told": work()}
+            with on_this_rank_alone(place, members_of(process_set), others_wait=True):
+                own = {"failure": "", "told": work()}
         except Exception as error:  # noqa: BLE001 - told to all ranks, then raised
             failure = error
             own = {"failure": _in_words(error), "told": None}

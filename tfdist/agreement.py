@@ -25,6 +25,7 @@ from tfdist import _core, _runtime, collectives, errors
 from tfdist._names import place_of
 from tfdist._process_sets import ProcessSet, id_of, members_of
 from tfdist.bucket_order import bits_of, order_from
+from tfdist.waits import _one_rank
 
 # What reduces a group, in its options: what XLA compiles, or an operation per bucket.
 BY_XLA = "by=xla"
@@ -207,6 +208,7 @@ def _register(
     """The id of the group and its gradients; asks the ranks once in a world."""
     key = _key(lines, options, process_set)
     if key not in _AGREED:
+        _one_rank.check_not_alone("The reduction of gradients", key[1])
         try:
             found = _core.register_group(key[2], list(present), process_set=key[1])
         except _core.CoreError as error:

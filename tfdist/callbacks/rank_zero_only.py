@@ -8,6 +8,7 @@ from typing import Any
 import keras
 
 from tfdist import _core, _runtime
+from tfdist._process_sets import members_of
 from tfdist._together import on_one_rank
 from tfdist.callbacks._base import RankCallback
 from tfdist.callbacks._listing import kind_of
@@ -15,6 +16,7 @@ from tfdist.callbacks._rank_comparison import compare_model
 from tfdist.callbacks._rules import WRITES
 from tfdist.callbacks._state import TrainingState, rates_of, share
 from tfdist.callbacks.stop_together import StopTogether
+from tfdist.waits._one_rank import on_this_rank_alone
 
 _ALL_HOOKS = [n for n in dir(keras.callbacks.Callback) if n.startswith("on_")]
 # Keras's, and none derived from them: they change nothing but files.
@@ -62,6 +64,8 @@ class RankZeroOnly(RankCallback):
         TypeError: `callback` is no Keras callback.
         ValueError: it is one of tfdist's, or one that has to run on all ranks.
         RuntimeError: in `fit`, on all ranks: it changed what cannot reach the others.
+        tfdist.MismatchError: in `fit`, on rank 0: it called a collective operation,
+            e.g. `tfdist.evaluate` or the `fit` of a distributed model.
         tfdist.RankFailedError: in `fit`, on the other ranks: it failed on rank 0.
 
     Example:
@@ -158,6 +162,7 @@ class RankZeroOnly(RankCallback):
             self._first,
             run,
             f"{self._name}.{hook} failed on rank {self._first}",
+            place=f"RankZeroOnly({self._name}).{hook}",
             name="rank_zero_only",
             timeout_s=self.timeout_s,
             process_set=self._ranks,
@@ -168,11 +173,14 @@ class RankZeroOnly(RankCallback):
         """Rank 0 calls the method; nobody waits, so a failure ends the job."""
         if _runtime.rank() != self._first:
             return
+        place = f"RankZeroOnly({self._name}).{hook}"
+        ranks = members_of(self._ranks)
         try:
-            if self._training and _runtime.size() > 1:
-                self._call_watched(hook, *arguments, **named)
-            else:
-                getattr(self.callback, hook)(*arguments, **named)
+            with on_this_rank_alone(place, ranks, others_wait=False):
+                if self._training and _runtime.size() > 1:
+                    self._call_watched(hook, *arguments, **named)
+                else:
+                    getattr(self.callback, hook)(*arguments, **named)
         except Exception as error:
             if _runtime.size() > 1:
                 cause = f"{type(error).__name__}: {error}"

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tfdist import _core, _engine, _runtime, errors
 from tfdist._process_sets import ProcessSet, id_of
+from tfdist.waits import _one_rank
 
 # Called on every rank when a join has ended, with the id of its process set.
 after_join: list[Callable[[int], None]] = []
@@ -85,6 +86,7 @@ def join_all(
     _runtime.check_initialized()
     _engine.refuse("tfdist.join, and with it callbacks.UnevenData")
     wait = _core.timeout_of(timeout_s)
+    _one_rank.check_not_alone("tfdist.join", id_of(process_set))
     # In a thread of its own, so that Ctrl-C gets through.
     ended: concurrent.futures.Future[tuple[int, int]] = concurrent.futures.Future()
 
