@@ -76,6 +76,14 @@ DIFFERENT = {
     "keras.callbacks:BestModelCheckpoint": HOROVOD["tensorflow.keras.callbacks"][
         "BestModelCheckpoint"
     ],
+    # Before Horovod 0.21 they were called without `initial_lr`.
+    **{
+        f"{module}:{name}": HOROVOD[module][name]
+        .replace("initial_lr", "initial_lr=(not given)")
+        .replace("multiplier", "multiplier=(not given)")
+        for module in ("keras.callbacks", "tensorflow.keras.callbacks")
+        for name in ("LearningRateScheduleCallback", "LearningRateWarmupCallback")
+    },
     "common.basics:HorovodBasics": "",  # there is no library to be found
     "common.util:ccl_built": _VERBOSE,
     "common.util:ddl_built": _VERBOSE,

@@ -69,6 +69,38 @@ def rates_with(callback, epochs=4):
     return history.history["lr"]
 
 
+def test_calls_of_horovod_before_0_21_take_the_rate_of_the_optimizer(caplog):
+    """As most scripts for ImageNet have them; a number is a constant factor there."""
+    _telling.forget()
+    schedule = hvd.callbacks.LearningRateScheduleCallback
+    warmup = hvd.callbacks.LearningRateWarmupCallback
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.5))
+    callbacks = [
+        warmup(warmup_epochs=1, verbose=0),
+        schedule(start_epoch=1, end_epoch=2, multiplier=1.0),
+        schedule(start_epoch=2, end_epoch=4, multiplier=0.5),
+        schedule(lambda epoch: 0.25, start_epoch=4),
+    ]
+    model = trained(optimizer)
+    with caplog.at_level(logging.WARNING, "tfdist"):
+        found = model.fit(X, Y, epochs=5, verbose=0, callbacks=callbacks).history["lr"]
+        assert found == [0.5, 0.5, 0.25, 0.25, 0.125]
+        # A second fit goes on from the same rate, and not from what is left of it.
+        assert model.fit(X, Y, verbose=0, callbacks=callbacks).history["lr"] == [0.5]
+        warmup(5)
+    texts = [r.getMessage() for r in caplog.records]
+    assert [text.split("(")[0] for text in texts] == [
+        "LearningRateWarmupCallback",
+        "LearningRateScheduleCallback",
+        "LearningRateWarmupCallback",
+    ]
+    assert "Write initial_lr=" in texts[0] and "write warmup_epochs=5" in texts[2]
+    with pytest.raises(ValueError, match="warmup_epochs=5, momentum_correction=True"):
+        warmup(5, True)
+    with pytest.raises(TypeError, match="multiplier"):
+        schedule(0.5)
+
+
 def test_a_number_as_multiplier_decays_from_the_first_epoch_on(caplog):
     _telling.forget()
     schedule = hvd.callbacks.LearningRateScheduleCallback

@@ -16,6 +16,14 @@ from tfdist.horovod._telling import tell_once
 from tfdist.horovod.keras2._decay import settable_rate
 
 
+class _NotGiven:
+    def __repr__(self) -> str:
+        return "(not given)"
+
+
+_NOT_GIVEN: Any = _NotGiven()
+
+
 class LearningRateScheduleCallback(OfAllRanks, RankCallback):
     """Sets the learning rate to `initial_lr * multiplier(epoch)` in some epochs.
 
@@ -36,6 +44,11 @@ class LearningRateScheduleCallback(OfAllRanks, RankCallback):
     The rate is in the epoch's logs as "lr". With `decay=` of Keras 2 it is the one that
     decays.
 
+    Before Horovod 0.21 there was no `initial_lr`, and `multiplier` came first: a call
+    without `initial_lr` means what it meant there, with a warning. The rate that is
+    multiplied is then the optimizer's at the start of `fit`, and a number as multiplier
+    is a constant factor.
+
     Args:
         initial_lr: the rate that is multiplied.
         multiplier: a number, or a function of the epoch.
@@ -47,9 +60,10 @@ class LearningRateScheduleCallback(OfAllRanks, RankCallback):
             has most.
 
     Raises:
-        ValueError: `initial_lr` is None; at the start of `fit`: the number of steps is
-            not known, or the model's optimizer does not reduce gradients.
-        TypeError: at the start of `fit`: the optimizer's rate is a schedule.
+        ValueError: `initial_lr=None` is given; at the start of `fit`: the number of
+            steps is not known, or the model's optimizer does not reduce gradients.
+        TypeError: there is no `multiplier`; at the start of `fit`: the optimizer's rate
+            is a schedule.
 
     Example:
         >>> import tfdist.horovod.keras as hvd
@@ -59,8 +73,8 @@ class LearningRateScheduleCallback(OfAllRanks, RankCallback):
 
     def __init__(
         self,
-        initial_lr: float,
-        multiplier: float | Callable[[Any], float],
+        initial_lr: Any = _NOT_GIVEN,
+        multiplier: float | Callable[[Any], float] = _NOT_GIVEN,
         start_epoch: int = 0,
         end_epoch: int | None = None,
         staircase: bool = True,
@@ -68,9 +82,22 @@ class LearningRateScheduleCallback(OfAllRanks, RankCallback):
         steps_per_epoch: int | None = None,
     ) -> None:
         super().__init__()
+        if callable(initial_lr) and multiplier is _NOT_GIVEN:
+            multiplier, initial_lr = initial_lr, _NOT_GIVEN
+        if multiplier is _NOT_GIVEN:
+            raise TypeError(
+                f"{type(self).__name__}() needs a multiplier: a function of the epoch, "
+                "or a number."
+            )
         if initial_lr is None:
             raise ValueError("Parameter `initial_lr` is required")
-        self.initial_lr = initial_lr
+        self._rate_of_fit = initial_lr is _NOT_GIVEN
+        if self._rate_of_fit:
+            self._tell_old_call()
+            if not callable(multiplier):
+                factor = float(multiplier)
+                multiplier = lambda epoch: factor  # noqa: E731
+        self.initial_lr: Any = None if self._rate_of_fit else initial_lr
         self.start_epoch = start_epoch
         self.end_epoch = end_epoch
         self.staircase = staircase
@@ -78,6 +105,13 @@ class LearningRateScheduleCallback(OfAllRanks, RankCallback):
         self.steps_per_epoch = steps_per_epoch
         self.multiplier = (
             multiplier if callable(multiplier) else self._power(float(multiplier))
+        )
+
+    def _tell_old_call(self) -> None:
+        tell_once(
+            f"{type(self).__name__}(...) without initial_lr is a call of Horovod "
+            "before 0.21: the optimizer's learning rate at the start of the first fit "
+            "is taken. Write initial_lr=<that rate>."
         )
 
     def _power(self, factor: float) -> Callable[[Any], float]:
@@ -96,7 +130,7 @@ class LearningRateScheduleCallback(OfAllRanks, RankCallback):
     def settings_of_all_ranks(self) -> dict[str, Any]:
         """What the rates follow from; the rates themselves are compared per epoch."""
         return {
-            "initial_lr": float(self.initial_lr),
+            "initial_lr": None if self._rate_of_fit else float(self.initial_lr),
             "start_epoch": self.start_epoch,
             "end_epoch": self.end_epoch,
             "staircase": bool(self.staircase),
@@ -104,7 +138,7 @@ class LearningRateScheduleCallback(OfAllRanks, RankCallback):
         }
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Finds the number of steps."""
+        """Finds the number of steps, and the rate if it was not given."""
         super().on_train_begin(logs)
         optimizer = base_optimizer(self.model)
         if not hasattr(settable_rate(optimizer), "assign"):
@@ -113,6 +147,8 @@ class LearningRateScheduleCallback(OfAllRanks, RankCallback):
                 f"{optimizer.name!r} is {optimizer._learning_rate!r}. Give the "
                 "optimizer a number, or leave the callback out."
             )
+        if self.initial_lr is None:  # of the first fit
+            self.initial_lr = self._rate()
         if self.staircase:
             return
         own = self.steps_per_epoch or self.params.get("steps")
@@ -169,6 +205,9 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
     "Math recap"); there epoch is e + b / S, and its code (`_keras/callbacks.py`) adds
     1 / S, so that the last batch of the warm-up has the full rate.
 
+    A call without `initial_lr`, as before Horovod 0.21, takes the optimizer's rate at
+    the start of `fit`, with a warning.
+
     Args:
         initial_lr: the rate at the end: that of one process times the number of ranks.
         warmup_epochs: epochs of warm-up; default 5, 0: none.
@@ -177,7 +216,8 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         verbose: 1: rank 0 says when the warm-up is over; default 0.
 
     Raises:
-        ValueError, TypeError: as `LearningRateScheduleCallback`.
+        ValueError, TypeError: as `LearningRateScheduleCallback`; or the values are in
+            the order of Horovod before 0.21, where `warmup_epochs` came first.
 
     Example:
         >>> import tfdist.horovod.keras as hvd
@@ -190,12 +230,25 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
 
     def __init__(
         self,
-        initial_lr: float,
+        initial_lr: float = _NOT_GIVEN,
         warmup_epochs: int = 5,
         momentum_correction: bool = True,
         steps_per_epoch: int | None = None,
         verbose: int = 0,
     ) -> None:
+        if isinstance(warmup_epochs, bool):
+            raise ValueError(
+                "Expected warmup_epochs to be a number of epochs, got "
+                f"{warmup_epochs}. Before Horovod 0.21 momentum_correction was the "
+                "second parameter. Write LearningRateWarmupCallback(initial_lr=..., "
+                f"warmup_epochs={initial_lr}, momentum_correction={warmup_epochs})."
+            )
+        if isinstance(initial_lr, int) and initial_lr > 1:
+            tell_once(
+                f"LearningRateWarmupCallback({initial_lr}): this is the learning rate "
+                "initial_lr. If it is meant to be a number of epochs, which Horovod "
+                f"before 0.21 had first, write warmup_epochs={initial_lr}."
+            )
         super().__init__(
             initial_lr,
             self._multiplier,
