@@ -86,7 +86,7 @@ def sum_duplicates(slices: tf.IndexedSlices) -> tf.IndexedSlices:
 
 
 def reduce_rows(
-    slices: tf.IndexedSlices, options: ReduceOptions, name: str, factor: float = 1.0
+    slices: tf.IndexedSlices, options: ReduceOptions, name: str
 ) -> tf.IndexedSlices:
     """The rows of all ranks, every index once.
 
@@ -94,7 +94,6 @@ def reduce_rows(
         slices: this rank's rows (`rows_of`).
         options: average or sum, the ranks, the type that is sent.
         name: pairs the calls of the ranks; of its own for every gradient of a step.
-        factor: what the result is multiplied by.
 
     Returns:
         The same on every rank, in the type of `slices`.
@@ -127,7 +126,5 @@ def reduce_rows(
     values = total.values
     if options.op == ReduceOp.AVERAGE:
         values /= tf.cast(tf.math.count_nonzero(is_mark), values.dtype)
-    if factor != 1.0:
-        values *= tf.constant(factor, values.dtype)
     values = multiplied(tf.cast(values, dtype), before)
     return tf.IndexedSlices(values, total.indices, slices.dense_shape)

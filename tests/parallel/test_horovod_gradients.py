@@ -181,7 +181,8 @@ def test_variables_of_other_names_are_a_mismatch_without_generic_names():
 
 @recorded
 def adjoints():
-    found = []
+    found, sets = [], [hvd.add_process_set([rank]) for rank in range(hvd.size())]
+    alone = sets[hvd.rank()]
     for operation in (
         hvd.allreduce,
         lambda x: hvd.grouped_allreduce([x], op=hvd.Sum, prescale_factor=3.0)[0],
@@ -191,6 +192,15 @@ def adjoints():
         hvd.alltoall,
         hvd.reducescatter,
         lambda x: hvd.grouped_reducescatter([x], op=hvd.Sum)[0],
+        lambda x: hvd.reducescatter(x, op=hvd.Sum, prescale_factor=0.5),
+        # Of one rank alone: as those of two, but for the number of ranks.
+        *(
+            lambda x, f=f: f(x, process_set=alone)
+            for f in (hvd.allgather, hvd.reducescatter)
+        ),
+        tfdist.allgather,
+        lambda x: tfdist.broadcast(x, 1),
+        tfdist.reduce_scatter,
     ):
         x = tf.Variable([1.0, 2.0])
         with tf.GradientTape() as tape:
@@ -201,12 +211,19 @@ def adjoints():
     return found
 
 
-def test_gradients_are_those_of_the_sum_of_all_losses():
+def test_gradients_of_collectives_are_horovods():
+    """As `_allreduce_grad` and its like in horovod/tensorflow/mpi_ops.py."""
     both = [[1.5, 3.0], [9.0, 18.0]]
-    parts = [[0.5, 1.0], [1.0, 2.0]]  # of reducescatter: an average and a sum
+    # Of reducescatter: an average, a sum, and a sum of halves.
+    parts = [[1.0, 2.0], [2.0, 4.0], [1.0, 2.0]]
+    native = [[0.0, 0.0], [0.5, 1.0]]  # sums, and an average of two
     first, second = on_ranks(adjoints, 2)
-    assert first == [*both, *[[3.0, 6.0]] * 2, [0.0, 0.0], [1.0, 2.0], *parts]
-    assert second == [*both, *[[9.0, 12.0]] * 2, [3.0, 6.0], [2.0, 4.0], *parts]
+    own = [[1.0, 2.0]] * 2
+    means = [*[[1.5, 3.0]] * 2, [0.0, 0.0], [1.0, 2.0]]
+    assert first == [*both, *means, *parts, *own, [3.0, 6.0], *native]
+    own, native = [[2.0, 4.0]] * 2, [[3.0, 6.0], [0.5, 1.0]]
+    means = [*[[4.5, 6.0]] * 2, [1.5, 3.0], [2.0, 4.0]]
+    assert second == [*both, *means, *parts, *own, [9.0, 12.0], *native]
 
 
 # ---- optimizers of TensorFlow 1, and graphs ----

@@ -7,6 +7,7 @@ import tensorflow as tf
 from helpers.horovod_calls import on_ranks, recorded
 
 import tfdist.horovod.tensorflow as hvd
+from tfdist.horovod.tensorflow import mpi_ops
 
 
 def both_modes(step, *inputs):
@@ -108,19 +109,37 @@ def sparse_reductions():
     def step(values):
         mine = tf.IndexedSlices(values, slices.indices, slices.dense_shape)
         ends = [
-            hvd.allreduce(mine, device_sparse="/cpu:0", postscale_factor=2.0),
+            hvd.allreduce(mine, device_sparse="/cpu:0"),
             *hvd.grouped_allreduce([values, mine], device_sparse="/cpu:0")[1:],
         ]
         return [(end.values, end.indices) for end in ends]
 
-    return both_modes(step, values)
+    for function, given in ((hvd.allreduce, slices), (hvd.grouped_allreduce, [slices])):
+        for option in ("prescale_factor", "postscale_factor"):
+            with pytest.raises(NotImplementedError, match="slices.values [*] factor"):
+                function(given, **{option: 2.0})
+    integers = [
+        hvd.allreduce(
+            tf.IndexedSlices(tf.cast([1, 2 + rank], dtype), tf.constant([0, 1])), op=op
+        ).values
+        for dtype in (tf.int32, tf.uint8, tf.float16)
+        for op in (hvd.Average, hvd.Sum)
+    ]
+    exact = [[one.dtype.name, one.numpy().tolist()] for one in integers]
+    return [both_modes(step, values), exact]
 
 
 def test_slices_come_with_every_index_once():
-    for found in sum(on_ranks(sparse_reductions, 2), []):
-        for values, factor in ((found[0], 2), (found[2], 1)):
-            assert (values[:, 0] / factor).tolist() == [7.5, 1.0, 2.0]
-        assert found[1].tolist() == found[3].tolist() == [7, 0, 1]
+    for modes, exact in on_ranks(sparse_reductions, 2):
+        for found in modes:
+            for values in (found[0], found[2]):
+                assert values[:, 0].tolist() == [7.5, 1.0, 2.0]
+            assert found[1].tolist() == found[3].tolist() == [7, 0, 1]
+        averages, sums = exact[::2], exact[1::2]
+        # Of integers a true division, as Horovod's.
+        kinds = ["float64", "float32", "float16"]
+        assert averages == [[kind, [1.0, 2.5]] for kind in kinds]
+        assert sums == [[kind, [2, 5]] for kind in ("int32", "uint8", "float16")]
 
 
 # ---- rows, one rank's values ----
@@ -234,7 +253,12 @@ def test_variables_and_objects_of_one_rank_reach_all():
 def topology(folder):
     before = hvd.is_initialized()
     first, both = hvd.ProcessSet([1]), hvd.ProcessSet([0])
+    with pytest.raises(tf.errors.InvalidArgumentError, match="rank"):
+        hvd.init(process_sets=[both, first, hvd.ProcessSet([5])])
+    refused = [first.process_set_id, both.process_set_id]
+    refused.append(str(mpi_ops._basics._get_process_set_ids_and_ranks()))
     hvd.init(comm=[0, 1], process_sets=[first, both])
+    ids = [first.process_set_id, both.process_set_id]
     rank = hvd.rank()
     asked = [
         *(hvd.size, hvd.local_rank, hvd.local_size, hvd.cross_rank, hvd.cross_size),
@@ -266,17 +290,22 @@ def topology(folder):
     hvd.stop_timeline()
     found = [before, facts, [int(n) for n in numbers()], sets, float(mean)]
     found.append(hvd.remove_process_set(first))
+    ids.append(hvd.add_process_set([1]).process_set_id)
     hvd.shutdown()
-    return [*found, hvd.is_initialized()]
+    found.append(hvd.is_initialized())
+    hvd.init(process_sets=[both])
+    return [*found, refused, [*ids, both.process_set_id]]
 
 
 def test_every_rank_knows_its_place(tmp_path):
     for rank, found in enumerate(on_ranks(topology, 2, str(tmp_path), init=False)):
-        before, facts, numbers, sets, mean, removed, after = found
+        before, facts, numbers, sets, mean, removed, after, refused, ids = found
         assert (before, after, removed) == (False, False, True)
         assert facts == [2, rank, 2, 0, 1, *[0, 0, 1, 1], *[0] * 5, 1, 0, 0, 4]
         assert numbers == [rank, 2, rank, 2, 1, rank, -3]
         assert sets == [1, rank == 1, [[1], [0]]]
+        # After an init that was refused, 1 and 2; that of a removed set once more.
+        assert refused == [None, None, "{0: [0, 1]}"] and ids == [1, 2, 1, 1]
         assert mean == rank
     assert (tmp_path / "trace.d" / "rank-0.jsonl").is_file()
 

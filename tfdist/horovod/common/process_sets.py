@@ -6,10 +6,47 @@ A `ProcessSet` is made first and bound to the ranks later, by `hvd.init` or
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import tfdist
+from tfdist import _runtime
+
+
+class _Numbers:
+    """Horovod's ids of the process sets: 1, 2, ... in the order in which they are made.
+
+    The id of a set that was removed is given to the next new one, oldest first.
+    `tfdist.ProcessSet.id` is another number, which is never used twice.
+    """
+
+    def __init__(self) -> None:
+        self._generation = 0
+        self._of: dict[tfdist.ProcessSet, int] = {}
+        self._free: collections.deque[int] = collections.deque()
+
+    def all(self) -> dict[tfdist.ProcessSet, int]:
+        """The sets that exist now, with their ids."""
+        live = tfdist.process_sets()
+        if self._generation != _runtime.generation():  # a new job after `shutdown`
+            self._generation = _runtime.generation()
+            self._of.clear()
+            self._free.clear()
+        for gone in [one for one in self._of if one not in live]:
+            self._free.append(self._of.pop(gone))
+        for one in live:
+            if one not in self._of:
+                next_id = len(self._of) + 1
+                self._of[one] = self._free.popleft() if self._free else next_id
+        return self._of
+
+    def of(self, process_set: tfdist.ProcessSet) -> int:
+        """The id of a set that exists."""
+        return self.all()[process_set]
+
+
+_numbers = _Numbers()
 
 
 class ProcessSet:
@@ -19,8 +56,9 @@ class ProcessSet:
         ranks_or_comm: the ranks, in any order.
 
     Attributes:
-        process_set_id: number of the set; None until it is bound, and after
-            `remove_process_set`.
+        process_set_id: 1, 2, ... in the order in which sets are bound, the same on all
+            ranks; None until it is bound, and after `remove_process_set`, which frees
+            the number for the next set.
         ranks: the members, ascending.
         mpi_comm: None: there are no MPI communicators here.
 
@@ -77,7 +115,7 @@ class ProcessSet:
         return None if self.ranks is None else tfdist.rank() in self.ranks
 
     def _bind(self, made: tfdist.ProcessSet) -> None:
-        self._made, self.process_set_id = made, made.id
+        self._made, self.process_set_id = made, _numbers.of(made)
 
     def _invalidate(self) -> None:
         self._made = self.process_set_id = None
@@ -165,12 +203,22 @@ def own(process_set: Any) -> tfdist.ProcessSet | None:
     return process_set._made
 
 
+def size_of(process_set: tfdist.ProcessSet | None) -> int:
+    """Number of ranks of what `own` returns; 1 before `hvd.init()`."""
+    if process_set is not None:
+        return process_set.size()
+    return tfdist.size() if tfdist.is_initialized() else 1
+
+
 def bind(process_sets: Sequence[ProcessSet]) -> None:
     """Makes the sets of `hvd.init`; every rank calls it, with the same list.
 
     Raises:
         TypeError: something in the list is no `ProcessSet`.
         ValueError: two sets have the same ranks, or one has all.
+        tf.errors.InvalidArgumentError: a set names a rank that there is not.
+        tfdist.MismatchError: the ranks' lists differ. After either error, which all
+            ranks raise, none of the sets is bound.
     """
     seen = {_everybody()}
     for place, one in enumerate(process_sets):
@@ -185,8 +233,18 @@ def bind(process_sets: Sequence[ProcessSet]) -> None:
                 "other one (hvd.global_process_set has all ranks)."
             )
         seen.add(tuple(one.ranks))
-    for one in process_sets:
-        one._bind(tfdist.add_process_set(one.ranks or ()))
+    before = tfdist.process_sets()
+    try:
+        for one in process_sets:
+            one._bind(tfdist.add_process_set(one.ranks or ()))
+    except Exception as error:
+        import tensorflow as tf  # has been imported to raise it
+
+        if isinstance(error, tf.errors.InvalidArgumentError | tfdist.MismatchError):
+            for one in process_sets:  # on every rank
+                if one._made is not None and one._made not in before:
+                    remove_process_set(one)
+        raise
 
 
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
@@ -260,5 +318,5 @@ def _everybody() -> tuple[int, ...]:
 
 def ids_and_ranks() -> dict[int, list[int]]:
     """Number of each process set → its ranks; 0 is that of all."""
-    known = {one.id: list(one.ranks) for one in tfdist.process_sets()}
+    known = {number: list(one.ranks) for one, number in _numbers.all().items()}
     return {0: list(range(tfdist.size())), **known}

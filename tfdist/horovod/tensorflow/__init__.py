@@ -5,9 +5,8 @@ A script's `import horovod.tensorflow as hvd` becomes this module with
 
 Where Horovod's behaviour under Keras 3 is missing or wrong, this is right instead:
 tapes and `broadcast_variables` take Keras variables, sparse gradients come with every
-index once, an average counts the ranks that call it, gradients of allgather and
-broadcast are sums. Nothing is pickled, unless all ranks ask for it
-(`TFDIST_OBJECTS=pickle`).
+index once, an average counts the ranks that call it. Nothing is pickled, unless all
+ranks ask for it (`TFDIST_OBJECTS=pickle`).
 
 Example:
     >>> import tfdist.horovod.tensorflow as hvd

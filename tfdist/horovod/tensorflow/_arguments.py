@@ -76,6 +76,24 @@ def _times(tensor: tf.Tensor, factor: float) -> tf.Tensor:
     return tf.cast(tf.cast(tensor, tf.float64) * factor, tensor.dtype)
 
 
+def scale_gradient(value: Any, factor: float) -> tf.Tensor:
+    """The same tensor, whose gradient is multiplied by `factor`.
+
+    Args:
+        value: tensor, NumPy array or variable; integers are returned as they are.
+        factor: of the gradient.
+    """
+    tensor = tf.convert_to_tensor(value)
+    if factor == 1 or not (tensor.dtype.is_floating or tensor.dtype.is_complex):
+        return tensor
+
+    @tf.custom_gradient
+    def scaled_back(x: tf.Tensor) -> Any:
+        return tf.identity(x), lambda dy: dy * tf.cast(factor, dy.dtype)
+
+    return scaled_back(tensor)
+
+
 def invalid(message: str) -> tf.errors.InvalidArgumentError:
     """Horovod's error for an argument that does not fit."""
     error = tf.errors.InvalidArgumentError(None, None, message)

@@ -13,11 +13,11 @@ import tensorflow as tf
 
 import tfdist
 from tfdist.horovod.common.basics import basics as _basics  # noqa: F401 - scripts look
-from tfdist.horovod.common.process_sets import global_process_set, own
+from tfdist.horovod.common.process_sets import global_process_set, own, size_of
 from tfdist.horovod.common.reduce_ops import handle_average_backwards_compatibility
 from tfdist.horovod.common.util import gpu_available, num_rank_is_power_2
 from tfdist.horovod.tensorflow import _shared
-from tfdist.horovod.tensorflow._arguments import invalid, scoped
+from tfdist.horovod.tensorflow._arguments import invalid, scale_gradient, scoped
 from tfdist.horovod.tensorflow._shared import *  # noqa: F403
 from tfdist.horovod.tensorflow.place_ops import (
     local_rank_op,
@@ -64,8 +64,9 @@ def allgather(
         process_set: the ranks that take part, which alone call it.
 
     Returns:
-        Tensor of shape `[sum of n, ...]`. Its gradient is the sum of all ranks'
-        gradients of the own rows.
+        Tensor of shape `[sum of n, ...]`. Its gradient is, as Horovod's, the mean over
+        the ranks of the gradients of this rank's rows; that of `tfdist.allgather` is
+        their sum.
 
     Raises:
         tf.errors.FailedPreconditionError: dtypes or the shapes of a row differ between
@@ -77,9 +78,24 @@ def allgather(
         >>> hvd.allgather(tf.constant([[1, 2]])).numpy().tolist()
         [[1, 2]]
     """
+    return _allgather(tensor, scoped(name, ignore_name_scope), own(process_set))
+
+
+def _allgather(
+    tensor: Any, name: str | None, members: tfdist.ProcessSet | None
+) -> tf.Tensor:
     return tfdist.allgather(
-        tensor, name=scoped(name, ignore_name_scope), process_set=own(process_set)
+        _with_mean_gradient(tensor, members), name=name, process_set=members
     )
+
+
+def _with_mean_gradient(tensor: Any, members: tfdist.ProcessSet | None) -> tf.Tensor:
+    """What is sent, where tfdist sums the gradients of the ranks and Horovod averages.
+
+    That is, `_allgather_grad` and `_broadcast_grad` of horovod/tensorflow/mpi_ops.py
+    reduce with `op=Average`.
+    """
+    return scale_gradient(tensor, 1 / size_of(members))
 
 
 def grouped_allgather(
@@ -97,18 +113,15 @@ def grouped_allgather(
         process_set: the ranks that take part, which alone call it.
 
     Returns:
-        The gathered tensors, in the order of `tensors`.
+        The gathered tensors, in the order of `tensors`; gradients as of `allgather`.
 
     Raises:
         tf.errors.FailedPreconditionError: as `allgather`.
     """
     base = scoped(name, ignore_name_scope)
+    members = own(process_set)
     return [
-        tfdist.allgather(
-            tensor,
-            name=f"{base}.{number}" if base else None,
-            process_set=own(process_set),
-        )
+        _allgather(tensor, f"{base}.{number}" if base else None, members)
         for number, tensor in enumerate(tensors)
     ]
 
@@ -130,8 +143,9 @@ def broadcast(
         process_set: the ranks that take part, which alone call it.
 
     Returns:
-        Tensor like `tensor`. The root's gradient is the sum of all ranks' gradients,
-        that of the others is 0.
+        Tensor like `tensor`. The root's gradient is, as Horovod's, the mean of all
+        ranks' gradients (that of `tfdist.broadcast` is their sum); that of the others
+        is 0.
 
     Raises:
         tf.errors.FailedPreconditionError: shapes, dtypes or roots differ between the
@@ -144,11 +158,12 @@ def broadcast(
         >>> int(hvd.broadcast(tf.constant(7), root_rank=0))
         7
     """
+    members = own(process_set)
     return tfdist.broadcast(
-        tensor,
+        _with_mean_gradient(tensor, members),
         root_rank,
         name=scoped(name, ignore_name_scope),
-        process_set=own(process_set),
+        process_set=members,
     )
 
 

@@ -32,10 +32,10 @@ def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
     """
     if process_set_id == 0:
         return _place(1, name)
-    for known in tfdist.process_sets():
-        if known.id == process_set_id:
-            return tf.constant(known.size(), tf.int32, name=name)
-    raise ValueError(f"There is no process set with the id {process_set_id}.")
+    ranks = basics._get_process_set_ids_and_ranks().get(process_set_id)
+    if ranks is None:
+        raise ValueError(f"There is no process set with the id {process_set_id}.")
+    return tf.constant(len(ranks), tf.int32, name=name)
 
 
 def local_rank_op(name: str | None = None) -> tf.Tensor:

@@ -12,7 +12,7 @@ import tfdist
 from tfdist._names import operation_name
 from tfdist._operations import counted_once
 from tfdist._process_sets import id_of
-from tfdist.horovod.common.process_sets import global_process_set, own
+from tfdist.horovod.common.process_sets import global_process_set, own, size_of
 from tfdist.horovod.common.reduce_ops import (
     Average,
     handle_average_backwards_compatibility,
@@ -21,6 +21,7 @@ from tfdist.horovod.tensorflow._arguments import (
     Scaled,
     invalid,
     reduce_op,
+    scale_gradient,
     scaled,
     scoped,
 )
@@ -63,13 +64,15 @@ def allreduce(
             out of `name`. Default names have none.
 
     Returns:
-        Tensor like `tensor`, or `tf.IndexedSlices` that have every index once.
+        Tensor like `tensor`, or `tf.IndexedSlices` that have every index once. The
+        average of integer `tf.IndexedSlices` is of floating-point numbers (float64, of
+        8 and 16 bits float32), that of integer tensors is cut towards zero.
 
     Raises:
         ValueError: `op` and `average` are given, or `op` is no reduction.
         TypeError: `compression` is none.
         NotImplementedError: Adasum, or `tf.IndexedSlices` with another reduction than
-            `Sum` and `Average`.
+            `Sum` and `Average`, or with a factor other than 1.
         tf.errors.FailedPreconditionError: shapes, dtypes or options differ between the
             ranks (on every rank), or `hvd.init()` was not called.
 
@@ -84,13 +87,9 @@ def allreduce(
     check_methods(compression)
     if isinstance(tensor, tf.IndexedSlices):
         with tf.device(device_sparse):
-            return _allreduce_rows(
-                tensor,
-                chosen,
-                prescale_factor * postscale_factor,
-                scoped(name, ignore_name_scope),
-                members,
-            )
+            _refuse_scales_of_rows(prescale_factor, postscale_factor)
+            name = scoped(name, ignore_name_scope)
+            return _allreduce_rows(tensor, chosen, name, members)
     with tf.device(device_dense):
         sent, context = compression.compress(tf.convert_to_tensor(tensor))
         one = scaled(sent, chosen, prescale_factor, postscale_factor)
@@ -133,7 +132,6 @@ def _reduced_by(
 def _allreduce_rows(
     slices: tf.IndexedSlices,
     op: tfdist.ReduceOp,
-    factor: float,
     name: str | None,
     members: tfdist.ProcessSet | None,
 ) -> tf.IndexedSlices:
@@ -144,7 +142,21 @@ def _allreduce_rows(
         )
     base = name or operation_name("allreduce_rows", None, process_set=id_of(members))
     options = ReduceOptions(op, process_set=members)
-    return reduce_rows(slices, options, base, factor)
+    if op is tfdist.ReduceOp.AVERAGE and slices.values.dtype.is_integer:
+        # Horovod divides with `/`, which makes floating-point numbers of integers.
+        values = slices.values / tf.ones([], slices.values.dtype)
+        slices = tf.IndexedSlices(values, slices.indices, slices.dense_shape)
+    return reduce_rows(slices, options, base)
+
+
+def _refuse_scales_of_rows(prescale: float, postscale: float) -> None:
+    if prescale != 1 or postscale != 1:
+        raise NotImplementedError(
+            "Expected prescale_factor=1 and postscale_factor=1 for tf.IndexedSlices, "
+            f"got {prescale} and {postscale}: Horovod does not scale them either. "
+            "Multiply the values: tf.IndexedSlices(slices.values * factor, "
+            "slices.indices, slices.dense_shape)."
+        )
 
 
 def grouped_allreduce(
@@ -191,10 +203,11 @@ def grouped_allreduce(
     rows = [i for i, t in enumerate(tensors) if isinstance(t, tf.IndexedSlices)]
     dense = [i for i in range(len(found)) if i not in rows]
     with tf.device(device_sparse):
+        if rows:
+            _refuse_scales_of_rows(prescale_factor, postscale_factor)
         for i in rows:
             named = f"{base}.rows{i}" if base else None
-            factor = prescale_factor * postscale_factor
-            found[i] = _allreduce_rows(found[i], chosen, factor, named, members)
+            found[i] = _allreduce_rows(found[i], chosen, named, members)
     with tf.device(device_dense):
         pairs = [compression.compress(tf.convert_to_tensor(found[i])) for i in dense]
         ready = [
@@ -261,7 +274,9 @@ def reducescatter(
         postscale_factor: factor after it.
 
     Returns:
-        The reduced rows of this rank.
+        The reduced rows of this rank. Gradients are Horovod's: those of all parts, one
+        after the other, for `Sum` times the number of ranks, for `Average` as they are.
+        `tfdist.reduce_scatter` has those divided by the number of ranks.
 
     Raises:
         tf.errors.InvalidArgumentError: the tensor is a scalar.
@@ -280,7 +295,8 @@ def reducescatter(
     members = own(process_set)
     check_methods(compression)
     with tf.device(device_dense):
-        sent, context = compression.compress(tf.convert_to_tensor(tensor))
+        # Horovod's gradient (_reducescatter_grad) is tfdist's times the size.
+        sent, context = compression.compress(scale_gradient(tensor, size_of(members)))
         if sent.shape.rank == 0:
             raise invalid(
                 "Expected a tensor of at least one dimension in hvd.reducescatter, got "
