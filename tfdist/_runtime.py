@@ -210,7 +210,12 @@ def _start_timeline(folder: str, mesh: Mesh, timeout_s: float) -> None:
     job = mesh.bond.job if mesh.bond else f"{os.getpid()} {time.time_ns()}"
     try:
         _state.timeline = recording.begin(
-            folder, topology, host=mesh.host, job=job, generation=mesh.generation
+            folder,
+            topology,
+            host=mesh.host,
+            job=job,
+            generation=mesh.generation,
+            commit_gate=setting("TFDIST_COMMIT_GATE"),
         )
         if topology.size > 1:  # where all have come this far, all can write
             _core.register_group("timeline\n", [True], timeout_s=timeout_s)
@@ -244,6 +249,7 @@ def start_timeline(folder: str) -> Path:
                 host=os.uname().nodename,
                 job=_state.bond.job if _state.bond else f"{os.getpid()}",
                 generation=_state.generation,
+                commit_gate=setting("TFDIST_COMMIT_GATE"),
             )
         return _state.timeline
 

@@ -65,6 +65,10 @@ def test_the_trace_of_a_fit_shows_the_overlap_and_names_the_sleeping_rank(tmp_pa
     assert trace["otherData"]["slowest_rank"] == 1
     waited_ms = trace["otherData"]["others_waited_for_it_ms"]
     assert waited_ms > (STEPS * EPOCHS - 2) * SLEEP_S * 1000 / 4
+    exposed = trace["otherData"]["exposed_communication"]
+    assert [exposed[r]["steps"] for r in "01"] == [STEPS * EPOCHS - 1] * 2
+    assert exposed["0"]["mean_ms"] > exposed["1"]["mean_ms"]
+    assert trace["otherData"]["longest_waits"][0]["rank"] == 1
     for rank in range(2):
         _check_rank([e for e in trace["traceEvents"] if e["pid"] == rank])
 
@@ -74,6 +78,7 @@ def _check_rank(events):
     named = {"steps", "gradients", "operations", "send", "receive", "reduce"}
     assert tracks == named
     slices = [e for e in events if e["ph"] == "X"]
+    assert not [e for e in slices if e["name"] == "commit gate"]  # it is off
     steps = [e for e in slices if e["name"] == "step"]
     assert len(steps) == STEPS * EPOCHS
     backward = sorted(_interval(e) for e in slices if e["name"] == "backward")

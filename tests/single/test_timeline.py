@@ -1,5 +1,6 @@
 """The timeline without a job: clocks, events, merging, and who was slowest."""
 
+import dataclasses
 import errno
 import itertools
 import json
@@ -8,7 +9,7 @@ import os
 import pytest
 
 from tfdist.progress.slowest import slowest
-from tfdist.timeline import clocks, events, merging, parts
+from tfdist.timeline import clocks, communication, events, merging, parts
 from tfdist.tools import cli
 from tfdist.tools import timeline as tool
 
@@ -145,6 +146,7 @@ def head(rank, **more):
         "pid": 10 + rank,
         "run": "a",
         "generation": 1,
+        "commit_gate": 0,
         "wall_us": 10**15,
         "monotonic_us": 0,
     }
@@ -279,6 +281,18 @@ def test_a_failed_operation_that_never_ran_is_shown():
     row |= {"pack": [0, 0, 0], "reduce": [0, 0, 0]}
     found = slices(drawn(part(row)))
     assert [(e["name"], e["args"].get("error")) for e in found] == [("x", 10)]
+
+
+@pytest.mark.parametrize(("gate", "shown"), [(0, []), (1, ["gradients.0123abcd.0"])])
+def test_the_commit_gate_is_shown_where_it_is_on_and_only_of_gradients(gate, shown):
+    own = part(
+        operation("gradients.0123abcd.0", 100, 200, ended=150),
+        operation("x", 100, 200, ended=150),
+    )
+    own.head["commit_gate"] = gate
+    found = slices(drawn(own))
+    of = {e["tid"]: e["name"] for e in found if e["dur"] == 100 and e["tid"] >= 1000}
+    assert [of[e["tid"]] for e in found if e["name"] == "commit gate"] == shown
 
 
 # ---- parts and merging ----
@@ -433,6 +447,62 @@ def test_the_tool_refuses_what_is_no_timeline(tmp_path, capsys):
     assert tool.main([str(tmp_path)]) == 1
     assert "of one job, got those of 2: ranks [0] and [1]" in capsys.readouterr().err
     assert not (tmp_path / "trace.json").exists()
+
+
+def with_steps(rank, exposed_us, *, spans=True):
+    """Lines of steps of 1 ms, each exposed for so long; the first one for 0.9 ms."""
+    for number, us in enumerate([900, *exposed_us]):
+        begin = 1000 * number
+        name = "train/gradients.0123abcd.0"
+        wait_us = us // 2 if rank == 0 else 2
+        yield operation(
+            f"{name}#{number}",
+            *(begin + 50, begin + 50 + us),
+            peer=1 - rank,
+            first=begin + 50 + wait_us,
+        )
+        if spans:
+            yield {"type": "span", "name": "step", "begin": begin, "end": begin + 1000}
+
+
+def test_the_tool_tells_exposed_communication_and_the_longest_waits(tmp_path, capsys):
+    write(tmp_path, 0, *with_steps(0, [100, 200, 600]), operation("x", 9000, 9040))
+    write(tmp_path, 1, *with_steps(1, [50, 50, 50]))
+    assert tool.main([str(tmp_path)]) == 0
+    told = capsys.readouterr().out
+    assert (
+        "exposed communication of a step, without the first one:\n"
+        "  rank 0: mean 0.30 ms, median 0.20 ms, 30.0% of 1.00 ms (3 steps of fit)\n"
+        "  rank 1: mean 0.05 ms, median 0.05 ms, 5.0% of 1.00 ms (3 steps of fit)\n"
+        "longest waits, sums over all ranks and steps but the first:\n"
+        "  0.4 ms for rank 1 in train/gradients.0123abcd.0\n"
+    ) in told
+    about = json.loads((tmp_path / "trace.json").read_text())["otherData"]
+    assert about["exposed_communication"]["0"]["mean_ms"] == pytest.approx(0.3)
+    assert [wait["rank"] for wait in about["longest_waits"]] == [1]
+
+
+def test_a_loop_of_the_users_own_has_steps_from_reduction_to_reduction(
+    tmp_path, capsys
+):
+    write(tmp_path, 0, *with_steps(0, [100, 100, 100], spans=False), size=1)
+    assert tool.main([str(tmp_path)]) == 0
+    told = capsys.readouterr().out
+    # From 950, where the first reduction ended, to 3150 in three steps.
+    line = "mean 0.10 ms, median 0.10 ms, 13.6% of 0.73 ms (3 reductions of gradients)"
+    assert line in told
+
+
+def test_of_many_ranks_those_with_most_exposed_communication_have_a_line(tmp_path):
+    exposed = {
+        rank: communication.Exposure(9, float(rank), float(rank), 100.0, of_fit=True)
+        for rank in range(12)
+    }
+    write(tmp_path, 0)
+    summary = dataclasses.replace(merging.merge(tmp_path), exposed=exposed)
+    told = tool.report(summary)
+    assert "rank 4: mean 4.00 ms" in told and "rank 3:" not in told
+    assert told.endswith("  4 other ranks have less\n")
 
 
 # ---- damaged and foreign parts ----

@@ -9,7 +9,8 @@ operations that overlap need several):
 - "operations": each from hand-over to result, and in it what it did: "agree" (waits
   until all ranks are ready, which the leader tells), "prepare" (makes its plan, gets
   memory; where that takes long), "wait for rank r" (where it stood still longest, until
-  data of that rank came), "move and reduce", "commit gate";
+  data of that rank came), "move and reduce", and with TFDIST_COMMIT_GATE=1
+  "commit gate" (until all ranks have the gradients of the step);
 - "send", "receive", "reduce": from the first piece to the last; how much of that time
   was work is in "busy_us" ("pack_us" of a send).
 
@@ -26,6 +27,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from tfdist.progress import exposure
+from tfdist.timeline import communication
 from tfdist.timeline.parts import Part
 
 Event = dict[str, Any]
@@ -88,11 +90,10 @@ def _all(part: Part) -> Iterator[Event]:
     for span in part.spans:
         yield _slice(_STEPS, span["name"], span["begin"], span["end"])
     operations = sorted(part.operations, key=lambda op: int(op["submitted"]))
-    good = _records(operations)
-    yield from _gradient_events(good)
-    yield from _counters(good, part)
+    yield from _gradient_events(communication.records_of(operations))
+    yield from _counters(part)
     yield from _waits(part)
-    yield from _operation_events(operations, part.rank)
+    yield from _operation_events(operations, part)
 
 
 def _slice(tid: int, name: str, begin_us: float, end_us: float, **args: Any) -> Event:
@@ -107,19 +108,6 @@ def _slice(tid: int, name: str, begin_us: float, end_us: float, **args: Any) -> 
 
 
 # ---- gradients, exposed communication ----
-
-
-def _records(operations: Sequence[Event]) -> list[dict[str, Any]]:
-    """As `_core.take_records` gives them."""
-    return [
-        {
-            "name": op["name"],
-            "code": op["code"],
-            "submitted_us": op["submitted"],
-            "done_us": op["done"],
-        }
-        for op in operations
-    ]
 
 
 def _gradient_events(records: Sequence[dict[str, Any]]) -> Iterator[Event]:
@@ -138,42 +126,15 @@ def _gradient_events(records: Sequence[dict[str, Any]]) -> Iterator[Event]:
         yield _slice(tid, "exposed", handed_over_us, reduced_us)
 
 
-def _counters(records: Sequence[dict[str, Any]], part: Part) -> Iterator[Event]:
+def _counters(part: Part) -> Iterator[Event]:
     """Exposed communication: of each step of `fit`, else of each list of gradients."""
-    tails = exposure.tails(records)
-    steps = sorted((s["begin"], s["end"]) for s in part.spans if s["name"] == "step")
-    if not steps:
-        steps = [(0, reduced_us) for _, reduced_us in tails]
-    at = 0
-    for begin_us, end_us in steps:
-        own = []
-        while at < len(tails) and tails[at][0] <= end_us:
-            if tails[at][0] >= begin_us:
-                own.append(tails[at])
-            at += 1
-        ms = exposure.union_us(own) / 1000
-        yield _counter("exposed communication (ms)", end_us, {"of the step": ms})
+    for step in communication.steps_of(part):
+        values = {"of the step": step.exposed_us / 1000}
+        yield _counter("exposed communication (ms)", step.end_us, values)
 
 
 def _counter(name: str, at_us: float, values: dict[str, float]) -> Event:
     return {"ph": "C", "tid": 0, "name": name, "ts": at_us, "args": values}
-
-
-def wait_of(op: Event, own: int) -> tuple[int, int, int] | None:
-    """For which rank an operation has stood still longest, from when until when.
-
-    Args:
-        op: as the core wrote it.
-        own: the rank that waits.
-
-    Returns:
-        The rank, begin and end in microseconds; None: for none.
-    """
-    if op["waited_for"] >= 0:
-        return op["waited_for"], op["waited_since"], op["waited_until"]
-    if op["last_ready"] not in (-1, own) and op["agreed"] > op["submitted"]:
-        return op["last_ready"], op["submitted"], op["agreed"]
-    return None
 
 
 def _waits(part: Part) -> Iterator[Event]:
@@ -204,12 +165,12 @@ class _Lanes:
         return self._first + len(self._ends) - 1
 
 
-def _operation_events(operations: Sequence[Event], own: int) -> Iterator[Event]:
+def _operation_events(operations: Sequence[Event], part: Part) -> Iterator[Event]:
     lanes = {first: _Lanes(first) for first in _LANES}
     ran: set[tuple[int, str]] = set()
     moves: list[Event] = []
     for op in operations:
-        yield from _phases(op, lanes[_OPERATIONS], own)
+        yield from _phases(op, lanes[_OPERATIONS], part)
         key = (op["set"], op["ticket"])
         if op["started"] and key not in ran:  # else it ran as a part of another
             ran.add(key)
@@ -219,7 +180,7 @@ def _operation_events(operations: Sequence[Event], own: int) -> Iterator[Event]:
         yield {**event, "tid": tid}
 
 
-def _phases(op: Event, lanes: _Lanes, own: int) -> Iterator[Event]:
+def _phases(op: Event, lanes: _Lanes, part: Part) -> Iterator[Event]:
     end_us = max(op["submitted"], op["done"])
     tid = lanes.place(op["submitted"], end_us)
     args = {"bytes": op["bytes"], "kind": op["kind"], "process_set": op["set"]}
@@ -227,7 +188,7 @@ def _phases(op: Event, lanes: _Lanes, own: int) -> Iterator[Event]:
         args["error"] = op["code"]
     yield _slice(tid, op["name"], op["submitted"], end_us, **args)
     at_us = op["submitted"]
-    for name, until_us in _ends_of_phases(op, own):
+    for name, until_us in _ends_of_phases(op, part):
         until_us = min(until_us, end_us)
         if until_us > at_us:
             if name != "prepare" or until_us - at_us >= _WORTH_A_SLICE_US:
@@ -235,17 +196,17 @@ def _phases(op: Event, lanes: _Lanes, own: int) -> Iterator[Event]:
             at_us = until_us
 
 
-def _ends_of_phases(op: Event, own: int) -> Iterator[tuple[str, int]]:
+def _ends_of_phases(op: Event, part: Part) -> Iterator[tuple[str, int]]:
     agree = "agree" if op["last_ready"] < 0 else f"agree: rank {op['last_ready']} last"
     yield agree, op["agreed"]
     yield "prepare", op["started"]
-    wait = wait_of(op, own)
+    wait = communication.wait_of(op, part.rank)
     if wait is not None and wait[1] >= op["started"] > 0:
         yield "move and reduce", wait[1]
         yield f"wait for rank {wait[0]}", wait[2]
     yield "move and reduce", op["ended"]
-    if op["ended"]:
-        yield "commit gate", op["done"]
+    if op["ended"] and part.head["commit_gate"] and exposure.part_of(op["name"]):
+        yield "commit gate", op["done"]  # only buckets of gradients go through it
 
 
 def _moves(op: Event) -> Iterator[Event]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdist.progress.slowest import slowest
-from tfdist.timeline import clocks, events, parts
+from tfdist.timeline import clocks, communication, events, parts
 
 TRACE = "trace.json"
 
@@ -28,6 +28,8 @@ class Summary:
             nothing is known.
         waited_us: how long each rank has waited for each other one, after the first
             step of `fit` where there is one.
+        exposed: exposed communication by rank; without ranks of fewer than two steps.
+        waits: the operations in which the ranks waited longest, and for whom.
         dropped: records that were lost.
         left_out: files, and lines of files, that are no part of it, and why.
     """
@@ -38,6 +40,8 @@ class Summary:
     incomplete: list[int]
     error_us: float | None
     waited_us: dict[int, dict[int, int]]
+    exposed: dict[int, communication.Exposure]
+    waits: list[communication.Wait]
     dropped: int
     left_out: list[str]
 
@@ -80,6 +84,7 @@ def merge(folder: Path) -> Summary:
         same = part.head["host_index"] == 0  # that of rank 0
         converts[rank], errors[rank] = clocks.to_rank_zero(part.clocks, same_host=same)
     waited = {rank: _waited_us(part) for rank, part in found.items()}
+    exposed = {r: communication.exposure_of(part) for r, part in found.items()}
     known = [e for e in errors.values() if e is not None]
     summary = Summary(
         path=folder / TRACE,
@@ -88,6 +93,8 @@ def merge(folder: Path) -> Summary:
         incomplete=sorted(r for r, part in found.items() if not part.complete),
         error_us=sum(sorted(known)[-2:]) if len(known) == len(errors) else None,
         waited_us=waited,
+        exposed={r: e for r, e in exposed.items() if e is not None},
+        waits=communication.longest_waits(list(found.values())),
         dropped=sum(part.dropped for part in found.values()),
         left_out=left_out,
     )
@@ -134,8 +141,7 @@ def _check_run(folder: Path, heads: Mapping[int, Mapping[str, Any]]) -> None:
 
 def _waited_us(part: parts.Part) -> dict[int, int]:
     """Without what was before the end of the first step of `fit`: it builds graphs."""
-    ends = [span["end"] for span in part.spans if span["name"] == "step"]
-    first_us = min(ends, default=0)
+    first_us = communication.first_step_end_us(part)
     total: dict[int, int] = {}
     for wait in part.waits:
         us = wait["until"] - max(wait["since"], first_us)
@@ -161,6 +167,8 @@ def _write(
         "slowest_rank": late,
         "others_waited_for_it_ms": cost_us / 1000,
         "waited_for_us": summary.waited_us,
+        "exposed_communication": {r: e._asdict() for r, e in summary.exposed.items()},
+        "longest_waits": [wait._asdict() for wait in summary.waits],
     }
     temporary = summary.path.with_name(f"{TRACE}.{os.getpid()}")
     try:

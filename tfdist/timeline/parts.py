@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-VERSION = 1  # of the format of a part
+VERSION = 2  # of the format of a part
 _NAME = re.compile(r"rank-(0|[1-9][0-9]{0,8})\.jsonl")
 _END = b'{"type":"end"}\n'
 _MOST = 1 << 63  # a number is less
@@ -20,7 +20,9 @@ _TEXTS = {
     "span": ("name",),
 }
 _NUMBERS = {
-    "rank": ("rank", "size", "host_index", "wall_us", "monotonic_us"),
+    "rank": (
+        *("rank", "size", "host_index", "commit_gate", "wall_us", "monotonic_us"),
+    ),
     "op": (
         *("set", "code", "last_ready", "bytes", "submitted", "agreed", "started"),
         *("ended", "done", "first_sent", "last_sent", "sent_bytes", "waited_for"),
@@ -41,7 +43,8 @@ class Part:
 
     Attributes:
         head: "rank", "size", "host", "host_index", "pid", "run", "generation",
-            "wall_us" and "monotonic_us" (the same moment by two clocks), "version".
+            "commit_gate" (TFDIST_COMMIT_GATE), "wall_us" and "monotonic_us" (the same
+            moment by two clocks), "version".
         operations: finished ones, as the core writes them (scheduler/timeline.cc).
         waits: for which "rank" it waited, "since" when, "until" when; by time, and each
             moment once.

@@ -18,7 +18,13 @@ _MOST_BYTES_AT_EXIT = 16 << 20
 
 
 def begin(
-    folder: str, topology: _core.Topology, *, host: str, job: str, generation: int
+    folder: str,
+    topology: _core.Topology,
+    *,
+    host: str,
+    job: str,
+    generation: int,
+    commit_gate: int,
 ) -> Path:
     """Makes the folder and begins this rank's part.
 
@@ -28,6 +34,7 @@ def begin(
         host: of this rank.
         job: what only the ranks of this job know alike.
         generation: number of the initialization.
+        commit_gate: TFDIST_COMMIT_GATE.
 
     Returns:
         The folder, absolute.
@@ -46,6 +53,7 @@ def begin(
         "pid": os.getpid(),
         "run": _run(job, generation),
         "generation": generation,
+        "commit_gate": commit_gate,
         "wall_us": time.time_ns() // 1000,
         "monotonic_us": time.monotonic_ns() // 1000,
     }

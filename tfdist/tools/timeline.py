@@ -11,6 +11,7 @@ from tfdist.timeline import merging
 
 HELP = "merge what TFDIST_TIMELINE has left into one trace"
 _MOST_TOLD = 5  # of what is left out
+_MOST_RANKS = 8  # that have a line of their own
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -68,7 +69,35 @@ def report(summary: merging.Summary) -> str:
         lines.append(
             f"slowest: rank {rank}; the others waited {cost_us / 1000:.1f} ms for it"
         )
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *_exposure(summary), *_waits(summary)]) + "\n"
+
+
+def _exposure(summary: merging.Summary) -> list[str]:
+    """Exposed communication a step: the ranks with the most of it, in their order."""
+    if not summary.exposed:
+        return []
+    most = sorted(summary.exposed, key=lambda r: -summary.exposed[r].mean_ms)
+    shown = sorted(most[:_MOST_RANKS])
+    left_out = len(most) - len(shown)
+    lines = ["exposed communication of a step, without the first one:"]
+    for rank in shown:
+        one = summary.exposed[rank]
+        kind = "steps of fit" if one.of_fit else "reductions of gradients"
+        lines.append(
+            f"  rank {rank}: mean {one.mean_ms:.2f} ms, median {one.median_ms:.2f} ms, "
+            f"{one.share:.1%} of {one.step_ms:.2f} ms ({one.steps} {kind})"
+        )
+    return [*lines, f"  {left_out} other ranks have less"] if left_out else lines
+
+
+def _waits(summary: merging.Summary) -> list[str]:
+    if not summary.waits:
+        return []
+    lines = ["longest waits, sums over all ranks and steps but the first:"]
+    return lines + [
+        f"  {wait.ms:.1f} ms for rank {wait.rank} in {wait.name}"
+        for wait in summary.waits
+    ]
 
 
 if __name__ == "__main__":
