@@ -9,6 +9,7 @@ trainer, evaluation, save.
 """
 
 import contextlib
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any, NamedTuple
 
 import imagenet_data
 import imagenet_examples
+import interrupted_epoch
 import keras
 import numpy as np
 import resnet
@@ -120,13 +122,13 @@ def main(argv: Sequence[str]) -> None:
         plan = plan._replace(first_step=resume(model, folder))
     say(describe(plan, model, train, validation, folder))
 
-    with naming_pictures(train, validation):
+    with naming_pictures(train, validation), telling_how_to_resume(argv[0], folder):
         if not FLAGS.evaluate_only:
             if tfdist.rank() == 0:
                 run_folder.save(folder, config)
                 run_folder.save(folder, {"train": len(train)}, run_folder.PICTURES)
                 epochs_done = plan.first_step / plan.steps_per_epoch
-                run_folder.tidy(folder, int(epochs_done), FLAGS.keep)
+                run_folder.tidy(folder, int(epochs_done))
                 summary.note_run(folder, epochs_done, tfdist.size())
             fit = fit_by_hand if FLAGS.loop == "custom" else keras.Model.fit
             run(fit, model, plan, train, validation, folder)
@@ -317,21 +319,25 @@ def run(
 def make_callbacks(plan: Plan, folder: Path) -> list[keras.callbacks.Callback]:
     """The same on all ranks; those that write do it on rank 0."""
     ours, kerass = tfdist.callbacks, keras.callbacks
-    within = run_folder.as_template(folder / run_folder.CHECKPOINTS)
-    path = f"{within}/step-{{steps:08d}}.keras"
-    checkpoint = ours.Checkpoint(path, keep=FLAGS.keep)
+    images = plan.global_batch // plan.accumulation
+    resumed = plan.first_step % plan.steps_per_epoch > 0
+    part = interrupted_epoch.load_part(folder, plan.first_step) if resumed else None
+    whole_epoch = interrupted_epoch.WholeEpoch(part, resumed=resumed, images=images)
+    checkpoint = RunCheckpoint(folder, plan, whole_epoch)
     listed = [
         ours.BroadcastInitialState(),
         ours.CombineMovingStatistics(),
+        whole_epoch,
         ours.MetricAverage(),
-        CountSteps(plan, checkpoint, ours.Checkpoint(path, keep=FLAGS.keep)),
+        CountSteps(plan, checkpoint),
         ours.Progress(
-            plan.global_batch // plan.accumulation,
+            images,
             unit="images",
             total_epochs=plan.epochs,
             steps_per_epoch=plan.steps_per_epoch * plan.accumulation,
             first_step=plan.first_step % plan.steps_per_epoch * plan.accumulation,
         ),
+        kerass.LambdaCallback(on_epoch_end=whole_epoch.complete),
         ours.Checkpoint(
             run_folder.as_template(folder / "best.keras"),
             monitor="val_top_1",
@@ -348,6 +354,39 @@ def make_callbacks(plan: Plan, folder: Path) -> list[keras.callbacks.Callback]:
     return [*listed, ours.StopOnSignal(checkpoint)]
 
 
+class RunCheckpoint(tfdist.callbacks.Checkpoint):
+    """Saves under the number of steps that are done; keeps the last few.
+
+    Args:
+        folder: of the run.
+        plan: the numbers of the training.
+        whole_epoch: knows what was measured in the epoch.
+
+    Attributes:
+        steps: how many are done.
+    """
+
+    def __init__(
+        self, folder: Path, plan: Plan, whole_epoch: interrupted_epoch.WholeEpoch
+    ) -> None:
+        within = run_folder.as_template(folder / run_folder.CHECKPOINTS)
+        super().__init__(f"{within}/step-{{steps:08d}}.keras")
+        self._folder, self._plan, self._whole_epoch = folder, plan, whole_epoch
+        self.steps = plan.first_step
+
+    def save_now(self, logs: dict[str, Any], batch: int | None) -> None:
+        """What belongs to a checkpoint is there before it, or not needed without it."""
+        logs["steps"] = self.steps
+        in_epoch = self.steps % self._plan.steps_per_epoch
+        part = self._whole_epoch.part() if in_epoch else None
+        if part and tfdist.rank() == 0:
+            interrupted_epoch.save_part(self._folder, self.steps, part)
+        super().save_now(logs, batch)
+        if tfdist.rank() == 0:
+            steps = self._plan.steps_per_epoch
+            run_folder.remove_old_checkpoints(self._folder, FLAGS.keep, steps)
+
+
 class CountSteps(keras.callbacks.Callback):
     """Counts the steps in the logs, for names of files; saves the last of an epoch.
 
@@ -357,49 +396,32 @@ class CountSteps(keras.callbacks.Callback):
 
     Args:
         plan: the numbers of the training.
-        of_epochs: saves the last step of each epoch, and keeps some of them.
-        within: saves the others of every `--checkpoint_steps`, and keeps some of those.
+        checkpoint: saves the last step of each epoch, and every `--checkpoint_steps`.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        of_epochs: tfdist.callbacks.Checkpoint,
-        within: tfdist.callbacks.Checkpoint,
-    ) -> None:
+    def __init__(self, plan: Plan, checkpoint: RunCheckpoint) -> None:
         super().__init__()
         self._plan, self._preset = plan, make_preset()
-        self._of_epochs, self._within = of_epochs, within
+        self._checkpoint = checkpoint
         self._end = 0  # of the epoch, in batches
 
     def set_model(self, model: keras.Model) -> None:
-        """Those that save are in no list."""
+        """The checkpoint is in no list."""
         super().set_model(model)
-        self._of_epochs.set_model(model)
-        self._within.set_model(model)
+        self._checkpoint.set_model(model)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         """A run that was resumed may have begun the epoch before."""
         self._end = (epoch + 1) * self._plan.steps_per_epoch * self._plan.accumulation
 
-    def on_train_batch_begin(self, batch: int, logs: dict[str, float]) -> None:
-        """For `StopOnSignal`, which may save before the first step."""
-        logs["steps"], _ = self._done(batch)
-
     def on_train_batch_end(self, batch: int, logs: dict[str, float]) -> None:
         """Before the callbacks that save."""
         left = self.params["steps"] - (batch + 1)
-        logs["steps"], rest = self._done(batch + 1)
+        steps, rest = divmod(self._end - left, self._plan.accumulation)
+        logs["steps"] = self._checkpoint.steps = steps
         every = FLAGS.checkpoint_steps
-        if not left:
-            self._of_epochs.save_now(logs, batch)
-        elif every and not rest and logs["steps"] % every == 0:
-            self._within.save_now(logs, batch)
-
-    def _done(self, batches: int) -> tuple[int, int]:
-        """Steps after so many batches of this `fit`, and batches of the next one."""
-        left = self.params["steps"] - batches
-        return divmod(self._end - left, self._plan.accumulation)
+        if not left or (every and not rest and steps % every == 0):
+            self._checkpoint.save_now(logs, batch)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float]) -> None:
         """Before the callbacks that show the logs, and save."""
@@ -502,6 +524,30 @@ def configure(words: Sequence[str]) -> dict[str, Any]:
             f"{FLAGS.accumulation}. Write --loop=fit."
         )
     return config
+
+
+@contextlib.contextmanager
+def telling_how_to_resume(script: str, folder: Path) -> Iterator[None]:
+    """When a signal ends the run, the command that goes on with it is printed.
+
+    Args:
+        script: this file, as it was called.
+        folder: of the run.
+    """
+    try:
+        yield
+    except (SystemExit, KeyboardInterrupt):
+        saved = run_folder.checkpoints(folder, whole=True)
+        if saved and not FLAGS.evaluate_only:
+            command = ["python", script, f"--resume={folder}"]
+            if tfdist.size() > 1:
+                command = ["tfdistrun", "-np", str(tfdist.size()), *command]
+            say(
+                f"saved at step {run_folder.steps_of(saved[-1])}; to resume, with this "
+                "or another number of ranks:\n"
+                f"  {shlex.join(command)}"
+            )
+        raise
 
 
 def open_folder() -> Path:

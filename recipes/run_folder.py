@@ -216,10 +216,28 @@ def steps_of(checkpoint: Path) -> int:
     return int(checkpoint.stem.removeprefix("step-"))
 
 
-def tidy(path: Path, epochs: int, keep: int) -> None:
+def remove_old_checkpoints(path: Path, keep: int, steps_per_epoch: int) -> None:
+    """Removes all but the newest checkpoints, also those of an earlier run.
+
+    Args:
+        path: the run's folder.
+        keep: how many to keep of those at the end of an epoch; and of the others, where
+            they are newer than these.
+        steps_per_epoch: number of steps of an epoch.
+    """
+    ends, others = [], []
+    for file in checkpoints(path, whole=True):
+        (others if steps_of(file) % steps_per_epoch else ends).append(file)
+    oldest = steps_of(ends[-keep:][0]) if ends else 0
+    newer = [file for file in others if steps_of(file) > oldest]
+    for file in {*ends, *others} - {*ends[-keep:], *newer[-keep:]}:
+        file.unlink(missing_ok=True)
+
+
+def tidy(path: Path, epochs: int) -> None:
     """Removes what a run does not need when it goes on.
 
-    Old checkpoints, which nobody else will remove; parts of files that were being saved
+    Parts of files that were being saved
     when it was killed, once they are an hour old: younger ones may be of another job
     that goes on with the same run; and lines of the log that are torn, or of epochs
     that come again because it goes on from an older checkpoint.
@@ -227,10 +245,7 @@ def tidy(path: Path, epochs: int, keep: int) -> None:
     Args:
         path: the run's folder.
         epochs: how many are done.
-        keep: how many checkpoints stay.
     """
-    for file in checkpoints(path, whole=True)[:-keep]:
-        file.unlink(missing_ok=True)
     for file in (*path.glob(".partial-*"), *(path / CHECKPOINTS).glob(".partial-*")):
         with contextlib.suppress(FileNotFoundError):  # it is whole meanwhile
             if time.time() - file.stat().st_mtime > ABANDONED_S:

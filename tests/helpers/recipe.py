@@ -20,13 +20,18 @@ def script() -> ModuleType:
     return importlib.import_module("resnet50_imagenet")
 
 
-def run(*words: str, seen: list[tuple[int, str]] | None = None) -> str:
+def run(
+    *words: str,
+    seen: list[tuple[int, str]] | None = None,
+    printed: list[str] | None = None,
+) -> str:
     """Calls `main` with the command line `words`; returns what it prints.
 
     Args:
         words: flags and name=value.
         seen: filled with (step, hash of a picture) for every picture this rank has been
             given to learn from.
+        printed: gets what it prints, also when it raises.
     """
     from absl import flags
 
@@ -39,16 +44,18 @@ def run(*words: str, seen: list[tuple[int, str]] | None = None) -> str:
         module.training_batches = lambda train, plan: _watched(
             plain(train, plan), plan.first_step, seen
         )
-    printed = io.StringIO()
+    output = io.StringIO()
     try:
-        with contextlib.redirect_stdout(printed):
+        with contextlib.redirect_stdout(output):
             module.main(argv)
     finally:
         import keras
 
         module.training_batches = plain
         keras.config.set_dtype_policy("float32")
-    return printed.getvalue()
+        if printed is not None:
+            printed.append(output.getvalue())
+    return output.getvalue()
 
 
 def _watched(dataset: Any, first_step: int, seen: list[tuple[int, str]]) -> Any:

@@ -51,18 +51,22 @@ def trained(words, kill_after=None, loss_scale=None):
         )
         module.make_callbacks = lambda plan, folder: [kill, *make(plan, folder)]
     code = 0
-    printed = ""
+    printed = []
     try:
-        printed = recipe.run(*words, seen=seen)
+        recipe.run(*words, seen=seen, printed=printed)
     except SystemExit as exit:
         code = exit.code
     finally:
         module.make_callbacks, module.build_model = make, build
-    return [printed, code, [list(one) for one in seen]]
+    return [printed[0], code, [list(one) for one in seen]]
 
 
 def weights_of(path):
     return [np.array(w) for w in keras.saving.load_model(path, compile=False).weights]
+
+
+def summary_of(run):
+    return recipe.script().summary.read_history(run / "log.csv")
 
 
 def results_of(folder):
@@ -100,16 +104,25 @@ def test_interrupted_in_mid_epoch_and_resumed_with_one_rank_more(
     if compares:
         whole = run_ranks(trained, ranks[0], words, timeout_s=110)
         expected = weights_of(tmp_path / "runs/latest/final.keras")
+        whole_log = summary_of(tmp_path / "runs/latest")
 
     stop = STEPS + 3  # in the second epoch
     before = run_ranks(trained, ranks[0], words, stop, timeout_s=110)
     assert [code for _, code, _ in before] == [128 + 15] * ranks[0]
     files = sorted((tmp_path / "runs/latest/checkpoints").iterdir())
     assert files[-1].name == f"step-{stop:08d}.keras"
+    how = rf"saved at step {stop}; to resume.*\n  (tfdistrun -np \d )?python resnet50_"
+    assert re.search(how + r"imagenet.py --resume=/.*/runs/resnet8-", before[0][0])
+    parts = yaml.safe_load((tmp_path / "runs/latest/interrupted.yaml").read_text())
+    assert parts[str(stop)]["batches"] == stop - STEPS - 1
+    assert parts[str(stop)]["sums"]["top_1/count"] == (stop - STEPS) * 24
 
     resumed = [f"--resume={tmp_path / 'runs/latest'}"]
     after = run_ranks(trained, ranks[1], resumed, timeout_s=110)
     assert f"from step {stop} on" in after[0][0]
+    log = summary_of(tmp_path / "runs/latest")
+    assert log.epochs == [1, 2]
+    assert log.columns["epoch_s"][1] > parts[str(stop)]["epoch_s"]
     shares = f"{ranks[1]} ranks x {24 // ranks[1]}"
     assert f"global batch 24 = {shares}" in after[0][0]
     # Crops are another one in each epoch, so equal hashes are the same picture in it.
@@ -122,6 +135,9 @@ def test_interrupted_in_mid_epoch_and_resumed_with_one_rank_more(
         return
     assert {*taken, *rest} == {tuple(one) for _, _, seen in whole for one in seen}
     # Statistics of all ranks: the number of ranks only changes how sums are rounded.
+    for name in ("loss", "top_1", "top_5", "val_loss", "learning_rate", "steps"):
+        one = whole_log.columns[name]
+        np.testing.assert_allclose(log.columns[name], one, rtol=2e-3, atol=5e-3)
     for a, b in zip(
         weights_of(tmp_path / "runs/latest/final.keras"), expected, strict=True
     ):
@@ -397,11 +413,11 @@ def test_a_run_does_not_go_on_as_another(words, tmp_path):
 
 @pytest.fixture
 def made_up(tmp_path):
-    """Words for two epochs of two steps, in a folder with braces in its name."""
+    """Words for three epochs of two steps, in a folder with braces in its name."""
     data = ["--data_format=synthetic", "--synthetic=48", "--classes=10"]
     small = [w for w in SMALL if not w.startswith("--classes")]
     folder = f"--output_dir={tmp_path / 'runs {epoch}'}"
-    return [*data, *small, folder, "global_batch=24", "epochs=2"]
+    return [*data, *small, folder, "global_batch=24", "epochs=3", "keep=1"]
 
 
 def test_a_run_that_was_stopped_in_its_first_epoch_is_judged_and_goes_on(
@@ -423,8 +439,61 @@ def test_a_run_that_was_stopped_in_its_first_epoch_is_judged_and_goes_on(
     (run / "pictures.yaml").unlink()  # as of a run from before there was one
     [(printed, code, _), _] = run_ranks(trained, 2, resumed, timeout_s=110)
     assert code == 0 and "from step 1 on" in printed
-    assert len((run / "log.csv").read_text().splitlines()) == 1 + 2
+    log = summary_of(run)
+    assert log.epochs == [1, 2, 3]
+    # One batch, which built the graph, says nothing about the speed.
+    assert np.isnan(log.columns["samples_per_s"]).tolist() == [True, False, False]
+    assert [path.name for path in (run / "checkpoints").iterdir()] == [
+        "step-00000006.keras"
+    ]
     assert (run / "best.keras").exists()
+
+
+def measured(first, count, earlier):
+    """Batches `first` to `first + count` of an epoch of six, on a model that stays."""
+    recipe.script()  # finds the recipe's modules
+    import interrupted_epoch
+
+    earlier = earlier and interrupted_epoch.Part(**earlier)
+    whole = interrupted_epoch.WholeEpoch(earlier, resumed=first > 0, images=4)
+    keras.utils.set_random_seed(1)
+    layers = [keras.Input((3,)), keras.layers.Dense(2, activation="softmax")]
+    model = keras.Sequential(layers)
+    optimizer = tfdist.DistributedOptimizer(keras.optimizers.SGD(0.0))
+    model.compile(
+        optimizer, "sparse_categorical_crossentropy", weighted_metrics=["accuracy"]
+    )
+    x = np.random.default_rng(2).normal(size=(24, 3)).astype("float32")
+    y, weights = np.arange(24) % 2, (np.arange(24) % 3 > 0).astype("float32")
+    rows = np.arange(4 * first, 4 * (first + count)).reshape(count, 4)
+    rows = rows[:, tfdist.rank() :: tfdist.size()].ravel()
+    parts = []
+    note = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: parts.append(whole.part())
+    )
+    history = model.fit(
+        *(x[rows], y[rows]),
+        sample_weight=weights[rows],
+        batch_size=4 // tfdist.size(),
+        shuffle=False,
+        epochs=2,
+        verbose=0,
+        callbacks=[whole, tfdist.callbacks.MetricAverage(), note],
+    ).history
+    return [history["loss"], history["accuracy"], parts[count - 1]._asdict()]
+
+
+def test_an_epoch_in_three_runs_has_the_metrics_of_one():
+    [(loss, accuracy, _)] = run_ranks(measured, 1, 0, 6, None)
+    [(_, _, part)] = run_ranks(measured, 1, 0, 3, None)
+    (_, _, part), other = run_ranks(measured, 2, 3, 2, part)
+    assert other[2]["sums"] == part["sums"] and part["batches"] == 2 + 1
+    rest = run_ranks(measured, 2, 5, 1, part)
+    for found in rest:
+        assert found[0][0] == pytest.approx(loss[0], rel=1e-6)
+        assert found[1][0] == pytest.approx(accuracy[0], rel=1e-6)
+        # The next epoch is on its own: that of one batch.
+        assert found[0][1] != pytest.approx(loss[1], rel=1e-3)
 
 
 class Damaged:

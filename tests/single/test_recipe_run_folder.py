@@ -49,14 +49,28 @@ def test_the_newest_whole_checkpoint_counts(tmp_path):
         run_folder.last_checkpoint(folder)
 
 
-def test_old_checkpoints_and_parts_of_files_are_removed(tmp_path):
-    folder = saved(tmp_path, 8, 16, 24, 32)
+def test_the_newest_checkpoints_of_epochs_and_of_steps_are_kept(tmp_path):
+    folder = saved(tmp_path, 4, 8, 12, 16, 20, 24, 28, 32)
+    path_of(folder, 32).write_bytes(b"broken")  # it does not count, and stays
+    run_folder.remove_old_checkpoints(folder, keep=2, steps_per_epoch=8)
+    kept = (16, 20, 24, 28, 32)
+    assert names(folder) == [path_of(folder, step).name for step in kept]
+    run_folder.remove_old_checkpoints(folder, keep=1, steps_per_epoch=8)
+    kept = (24, 28, 32)
+    assert names(folder) == [path_of(folder, step).name for step in kept]
+    path_of(folder, 28).rename(path_of(folder, 22))  # older than the last epoch
+    run_folder.remove_old_checkpoints(folder, keep=1, steps_per_epoch=8)
+    kept = (24, 32)
+    assert names(folder) == [path_of(folder, step).name for step in kept]
+
+
+def test_parts_of_files_are_removed(tmp_path):
+    folder = saved(tmp_path, 8, 16)
     for name in ("checkpoints/.partial-1f-step-00000040.keras", ".partial-1f-best"):
         (folder / name).write_bytes(b"x")
         os.utime(folder / name, (1e9, 1e9))
-    path_of(folder, 32).write_bytes(b"broken")
-    run_folder.tidy(folder, 3, keep=2)
-    assert names(folder) == [path_of(folder, step).name for step in (16, 24, 32)]
+    run_folder.tidy(folder, 3)
+    assert names(folder) == [path_of(folder, step).name for step in (8, 16)]
     assert [path.name for path in folder.iterdir()] == ["checkpoints"]
 
 
@@ -65,7 +79,7 @@ def test_what_another_job_is_saving_in_the_same_folder_stays(tmp_path):
     folder = saved(tmp_path, 8)
     saving = folder / "checkpoints" / ".partial-1f-step-00000016.keras"
     saving.write_bytes(b"x")
-    run_folder.tidy(folder, 3, keep=2)
+    run_folder.tidy(folder, 3)
     assert names(folder) == [saving.name, path_of(folder, 8).name]
 
 
@@ -82,14 +96,14 @@ def test_what_another_job_is_saving_in_the_same_folder_stays(tmp_path):
 )
 def test_the_log_has_whole_lines_of_epochs_that_are_done(rows, kept, tmp_path):
     (tmp_path / "log.csv").write_text("".join([HEAD, *rows]))
-    run_folder.tidy(tmp_path, 2, keep=3)
+    run_folder.tidy(tmp_path, 2)
     assert (tmp_path / "log.csv").read_text() == "".join([HEAD, *kept])
 
 
 def test_a_line_that_lacks_columns_is_no_line(tmp_path):
     text = "epoch,loss,accuracy\n0,6.5,0.1\n"
     (tmp_path / "log.csv").write_text(text + "1,6.2\n")
-    run_folder.tidy(tmp_path, 2, keep=3)
+    run_folder.tidy(tmp_path, 2)
     assert (tmp_path / "log.csv").read_text() == text
 
 
@@ -120,7 +134,7 @@ def test_two_runs_of_the_same_second_have_folders_of_their_own(tmp_path, monkeyp
 
 def test_a_log_whose_first_line_is_torn_begins_again(tmp_path):
     (tmp_path / "log.csv").write_text("epoch,lo")
-    run_folder.tidy(tmp_path, 2, keep=3)
+    run_folder.tidy(tmp_path, 2)
     assert (tmp_path / "log.csv").read_text() == ""  # so it gets a first line
 
 
