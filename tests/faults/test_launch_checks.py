@@ -140,6 +140,13 @@ def test_no_word_about_init_where_it_was_called_or_nothing_was_trained(tmp_path)
 
 
 @deadline(40)
+def test_options_for_other_hosts_are_told_of_where_there_are_none(tmp_path):
+    done = run(tmp_path, "-np", "1", "--ssh-command", "ssh", "true")
+    assert done.code == 0
+    assert "warning: no effect, as all ranks run here: --ssh-command" in done.stderr
+
+
+@deadline(40)
 def test_help_and_version(tmp_path):
     import tfdist
 

@@ -154,7 +154,7 @@ def test_hosts_that_are_named_need_no_lsf(hosts):
 
 def test_the_keys_of_ssh():
     made = translate(parsed("-p", "2222", "-i", "my key"))
-    ssh = tfdistrun.parser().parse_args(made.words).ssh_command
+    ssh = tfdistrun.ssh_command(tfdistrun.parser().parse_args(made.words))
     assert ssh[0] == "ssh" and ssh[-4:] == ["-p", "2222", "-i", "my key"]
 
 

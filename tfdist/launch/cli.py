@@ -20,7 +20,12 @@ from tfdist.launch.command import program_from_stdin
 from tfdist.launch.horovod import mode, variables
 from tfdist.launch.hosts import Host, HostsError, mark_local, places
 from tfdist.launch.job import HostsFailedError, Job, Plan
-from tfdist.launch.options import chosen_hosts, parser, signal_grace_s
+from tfdist.launch.options import (
+    chosen_hosts,
+    parser,
+    signal_grace_s,
+    without_effect,
+)
 from tfdist.launch.output import complain
 from tfdist.launch.supervisor import Outcome
 from tfdist.rendezvous.children import rank_above, without_rank
@@ -198,6 +203,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _prepare_horovod(options)
     options.command = _checked_command(options.command, here=bool(plan.local))
     shm_bytes = _check_machine(plan)
+    if not plan.remote and (names := without_effect(options)):
+        complain(f"warning: no effect, as all ranks run here: {', '.join(names)}")
     options.signal_grace_s = signal_grace_s(options, os.environ)
     os.environ["TFDIST_SIGNAL_GRACE_S"] = f"{options.signal_grace_s:g}"  # of the ranks
     started_s = time.monotonic()

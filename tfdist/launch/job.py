@@ -18,6 +18,7 @@ from tfdist import _host_memory as host_memory
 from tfdist.launch import binding, output, process, remote, tree
 from tfdist.launch.horovod import mode
 from tfdist.launch.hosts import Host, Place
+from tfdist.launch.options import host_timeout_s, ssh_command
 from tfdist.launch.output import complain
 from tfdist.launch.signals import Signals
 from tfdist.launch.supervisor import Outcome, Supervisor
@@ -300,7 +301,7 @@ class Job:
             ranks = [place.rank for place in self.plan.on(index)]
             host = self.plan.hosts[index]
             self.remotes.append(
-                remote.RemoteHost(host, ranks, self.options.ssh_command)
+                remote.RemoteHost(host, ranks, ssh_command(self.options))
             )
         if not jobs:
             return None
@@ -309,8 +310,9 @@ class Job:
                 "warning: set here, but not for the ranks on other hosts: "
                 f"{', '.join(names)}; pass them on with -x NAME"
             )
-        timeout_s = self.options.host_timeout_s
-        number = remote.prepare_all(self.remotes, jobs, signals, timeout_s=timeout_s)
+        number = remote.prepare_all(
+            self.remotes, jobs, signals, timeout_s=host_timeout_s(self.options)
+        )
         failed = [one for one in self.remotes if one.failure]
         if failed and number is None:
             lines = [

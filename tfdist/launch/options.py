@@ -39,6 +39,7 @@ themselves.
 On other hosts ranks are started through ssh, which must work without a password, in
 the same folder, with the same python. Of the environment TFDIST_*, PYTHONPATH and PATH
 cross by themselves, other variables with -x. See docs/hosts.md."""
+_HOST_TIMEOUT_S = 30.0
 _FOREIGN = {
     ("-genv", "-env"): "to set a variable for all ranks use -x NAME=VALUE",
     ("--nproc_per_node", "--nproc-per-node"): "the number of ranks is -np N",
@@ -129,6 +130,32 @@ def chosen_hosts(options: argparse.Namespace) -> list[Host]:
     if options.hostfile is not None:
         return read_file(options.hostfile)
     return [] if options.hosts is None else parse_list(options.hosts)
+
+
+def ssh_command(options: argparse.Namespace) -> list[str]:
+    """What runs a line on another host: of --ssh-command, or the default."""
+    return options.ssh_command or _command(SSH_COMMAND)
+
+
+def host_timeout_s(options: argparse.Namespace) -> float:
+    """Seconds for all hosts to be ready: of --host-timeout-s, or the default."""
+    given = options.host_timeout_s
+    return _HOST_TIMEOUT_S if given is None else float(given)
+
+
+def without_effect(options: argparse.Namespace) -> list[str]:
+    """The options that mean nothing where all ranks run on this host.
+
+    Example:
+        >>> from tfdist.launch.options import parser, without_effect
+        >>> without_effect(parser().parse_args(["-np", "2", "--host-timeout-s", "9"]))
+        ['--host-timeout-s']
+    """
+    given = {
+        "--ssh-command": options.ssh_command,
+        "--host-timeout-s": options.host_timeout_s,
+    }
+    return [name for name, value in given.items() if value is not None]
 
 
 def signal_grace_s(options: argparse.Namespace, environ: Mapping[str, str]) -> float:
@@ -263,7 +290,6 @@ def _add_hosts(made: argparse.ArgumentParser) -> None:
     made.add_argument(
         "--ssh-command",
         type=_command,
-        default=_command(SSH_COMMAND),
         metavar="COMMAND",
         help="runs a line on another host, as COMMAND HOST LINE (default: "
         f"{SSH_COMMAND})",
@@ -271,8 +297,7 @@ def _add_hosts(made: argparse.ArgumentParser) -> None:
     made.add_argument(
         "--host-timeout-s",
         type=_seconds,
-        default=30.0,
         metavar="S",
         help="seconds until every host must be ready to start its ranks "
-        "(default: %(default)s)",
+        f"(default: {_HOST_TIMEOUT_S:g})",
     )
