@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
 
+from tfdist import _runtime
+from tfdist.data._loaders import is_of_loader
+
+_SHARD_THE_LOADER = (
+    "It comes from a loader of Keras, whose files tfdist.data.shard deals out if it "
+    "gets what the loader returned. Put .map(...) and other steps behind it:\n"
+    "    dataset = keras.utils...._dataset_from_directory(...)\n"
+    "    dataset = tfdist.data.shard(dataset, batch_size=...).map(...)"
+)
+_EVALUATE_THE_LOADER = (
+    "It comes from a loader of Keras, which shuffles by default. Write shuffle=False "
+    "there; but with validation_split this would choose other files, so write\n"
+    "    share = tfdist.data.shard(loaded, batch_size=...)  # what it returned\n"
+    "    model.evaluate(share, callbacks=[tfdist.callbacks.MetricAverage()])"
+)
 _AMONG = "_tfdist_dealt_among"  # attribute of a dataset: its `mark`
 
 
@@ -46,18 +62,12 @@ def check_order(dataset: tf.data.Dataset, function: str, size: int) -> None:
     for node in _upstream(dataset):
         kind = type(node).__name__
         if "Shuffle" in kind or _shuffles_inside(node):
-            message = (
+            raise ValueError(
                 f"The dataset is shuffled before {function}: each rank would pick from "
                 "another order, so some samples would be seen twice and others never. "
-                "Remove .shuffle(...) from the dataset"
+                + _instead_of_shuffle(dataset, function)
             )
-            if function != "tfdist.data.shard":
-                raise ValueError(f"{message}.")
-            raise ValueError(
-                f"{message} and write\n"
-                "    dataset = ...  # without .shuffle()\n"
-                "    dataset = tfdist.data.shard(dataset, batch_size=..., shuffle=True)"
-            )
+        _check_cache(node, function, size)
         if _picks_at_random(node, same_iterator=function != "tfdist.data.scatter"):
             raise ValueError(
                 f"The dataset picks at random among others before {function} "
@@ -103,9 +113,60 @@ def check_single_samples(dataset: tf.data.Dataset, function: str) -> None:
         if "Batch" in kind:
             raise ValueError(
                 f"The dataset is batched before {function}, which was to deal out "
-                "single samples. Remove .batch(...) and give batch_size= to "
-                f"{function}, or add .unbatch() before it."
+                "single samples. "
+                + (
+                    _SHARD_THE_LOADER
+                    if _has_loader(dataset)
+                    else "Remove .batch(...), or write batch_size=None in the loader "
+                    "of Keras that made the dataset, and give batch_size= to "
+                    f"{function}; or add .unbatch() before it."
+                )
             )
+
+
+def _instead_of_shuffle(dataset: tf.data.Dataset, function: str) -> str:
+    """What to write for a dataset that is shuffled."""
+    shards = function == "tfdist.data.shard"
+    if _has_loader(dataset):
+        return _SHARD_THE_LOADER if shards else _EVALUATE_THE_LOADER
+    remove = (
+        "Remove .shuffle(...) from the dataset, or write shuffle=False in list_files "
+        "or the loader of Keras that made it"
+    )
+    if not shards:
+        return f"{remove}."
+    return (
+        f"{remove}, and write\n"
+        "    dataset = ...  # without .shuffle()\n"
+        "    dataset = tfdist.data.shard(dataset, batch_size=..., shuffle=True)"
+    )
+
+
+def _has_loader(dataset: tf.data.Dataset) -> bool:
+    return any(map(is_of_loader, _upstream(dataset)))
+
+
+def _check_cache(node: Any, function: str, size: int) -> None:
+    """Raises if several ranks of this host would write a cache to the same file.
+
+    A file that is complete can be read by all of them. Names that differ between ranks
+    are known by the number of the rank in the last part of the path.
+    """
+    if not type(node).__name__.endswith("CacheDataset") or size == 1:
+        return
+    if not _runtime.is_initialized() or _runtime.local_size() == 1:
+        return
+    name = (tf.get_static_value(node._filename) or b"").decode()
+    if not name or tf.io.gfile.exists(f"{name}.index"):
+        return
+    numbers = {int(n) for n in re.findall(r"\d+", name.rpartition("/")[2])}
+    if not numbers & {_runtime.rank(), _runtime.local_rank()}:
+        raise ValueError(
+            f"Expected .cache(...) before {function} with a file of its own for each "
+            f"rank, got {name!r}, which all ranks of this host would write. Put the "
+            'rank into the name of the file: .cache(f"...-{tfdist.rank()}"). Or cache '
+            "only the rank's own part, what tfdist.data.shard returns, in such a file."
+        )
 
 
 def _upstream(dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import _runtime
-from tfdist.data import _dealt
+from tfdist.data import _dealt, _loaders
 
 _SEED_BITS = 31
 _ODD = 0x9E3779B1  # odd, so multiplying by it modulo a power of two is a bijection
@@ -20,7 +20,7 @@ def shard(
     data: Any,
     *,
     batch_size: int,
-    shuffle: bool | int = False,
+    shuffle: bool | int | None = None,
     seed: int = 0,
     map_fn: Callable[..., Any] | None = None,
     rank: int | None = None,
@@ -37,14 +37,18 @@ def shard(
 
     Args:
         data: a `tf.data.Dataset` of single samples (not shuffled, not batched, not
-            repeated, not sharded) of known cardinality; or an array, or a tuple or
-            dict of arrays with the samples along the first axis. A `tf.SparseTensor`
-            has to be made a dataset (`tf.data.Dataset.from_tensor_slices`).
+            repeated, not sharded) of known cardinality; what a loader of Keras has
+            returned (`keras.utils.image_dataset_from_directory` and those of texts and
+            audio), whose files are dealt out and each decoded by one rank; or an array,
+            or a tuple or dict of arrays with the samples along the first axis. A
+            `tf.SparseTensor` has to be made a dataset
+            (`tf.data.Dataset.from_tensor_slices`).
         batch_size: samples of one rank in one step, at least 1. The last batches may
             be smaller; with `batch_size=1` and data that do not divide, the last
             batch of some ranks has two.
         shuffle: True: shuffle this rank's samples anew in every epoch; an integer: do
-            it with a buffer of that many samples; default False.
+            it with a buffer of that many samples. Default None: as a loader of Keras
+            does, where `data` is from one, whose files are shuffled; else False.
         seed: base of the shuffle's seed, see `tfdist.data.seed`; default 0.
         map_fn: applied to each sample of this rank only, in parallel, after the
             shuffle and before batching; takes the components of a sample.
@@ -74,7 +78,13 @@ def shard(
         raise ValueError(f"Expected rank of 0..{size - 1}, got {rank}.")
     if batch_size < 1:
         raise ValueError(f"Expected batch_size of at least 1, got {batch_size}.")
-    if isinstance(data, tf.data.Dataset):
+    decode, pads = None, False
+    loader = _loaders.take_apart(data) if isinstance(data, tf.data.Dataset) else None
+    if loader is not None:
+        total, decode, pads = len(loader.paths), loader.decoded, loader.pads
+        own = _dealt.mark(loader.own_files(rank, size), size)
+        shuffle = loader.shuffles if shuffle is None else shuffle
+    elif isinstance(data, tf.data.Dataset):
         _dealt.check_order(data, "tfdist.data.shard", size)
         _dealt.check_single_samples(data, "tfdist.data.shard")
         total = _cardinality(data)
@@ -87,9 +97,11 @@ def shard(
         whole = isinstance(shuffle, bool | np.bool_)
         buffer_size = sum(sizes) if whole else int(shuffle)
         own = own.shuffle(buffer_size, seed=_rank_seed(seed, rank))
+    if decode is not None:
+        own = decode(own)
     if map_fn is not None:
         own = own.map(map_fn, num_parallel_calls=tf.data.AUTOTUNE)
-    return _batch(own, sizes, batch_size).prefetch(tf.data.AUTOTUNE)
+    return _batch(own, sizes, batch_size, pads=pads).prefetch(tf.data.AUTOTUNE)
 
 
 def batch_sizes(total: int, *, batch_size: int, rank: int, size: int) -> list[int]:
@@ -199,6 +211,11 @@ def _part_of_arrays(data: Any, rank: int, size: int) -> tuple[int, Any]:
                 " Write tf.data.Dataset.from_tensor_slices(...) around the data, which "
                 "gives one row of them after the other."
             )
+        elif wrong and hasattr(wrong[0], "num_batches"):  # a PyDataset of Keras
+            advice = (
+                " A PyDataset makes batches itself: let its __getitem__ make those of "
+                "this rank, tfdist.data.batch_sizes(...) says how large."
+            )
         raise TypeError(
             "Expected a tf.data.Dataset, or arrays with the samples along the first "
             f"axis, got {found}.{advice}"
@@ -226,19 +243,25 @@ def _has_list(data: Any) -> bool:
 
 
 def _batch(
-    dataset: tf.data.Dataset, sizes: list[int], batch_size: int
+    dataset: tf.data.Dataset, sizes: list[int], batch_size: int, *, pads: bool
 ) -> tf.data.Dataset:
     """Cuts `dataset` into batches of the given sizes."""
     if all(n == batch_size for n in sizes[:-1]) and sizes[-1] <= batch_size:
-        return dataset.batch(batch_size)
+        return dataset.padded_batch(batch_size) if pads else dataset.batch(batch_size)
     ends = tf.constant(np.cumsum(sizes), tf.int64)
     lengths = tf.constant(sizes, tf.int64)
+
+    def one_batch(_: Any, window: tf.data.Dataset) -> tf.data.Dataset:
+        if pads:
+            return window.map(lambda _, x: x).padded_batch(batch_size + 1)
+        # Not batched after the map, which makes tensors of rows of a RaggedTensor.
+        return window.batch(batch_size + 1).map(lambda _, x: x)
+
     windows = dataset.enumerate().group_by_window(
         key_func=lambda i, _: tf.searchsorted(
             ends, [i], side="right", out_type="int64"
         )[0],
-        # Not batched after the map, which makes tensors of rows of a RaggedTensor.
-        reduce_func=lambda _, window: window.batch(batch_size + 1).map(lambda _, x: x),
+        reduce_func=one_batch,
         window_size_func=lambda step: lengths[step],
     )
     return windows.apply(tf.data.experimental.assert_cardinality(len(sizes)))

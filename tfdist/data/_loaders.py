@@ -1,0 +1,126 @@
+"""Takes the datasets of Keras's `..._dataset_from_directory` apart, to shard them.
+
+Such a dataset is a list of files and labels, shuffled, decoded and batched. Dealt out
+as it is, every rank would decode all files, in an order that depends on the seed. So
+the files are dealt out before anything else, and each rank decodes its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+_MARK = "class_names"  # attribute that the loaders give to what they return
+_MAPS = ("_MapDataset", "_ParallelMapDataset")
+_BATCHES = ("_BatchDataset", "_ParallelBatchDataset", "_PaddedBatchDataset")
+
+
+@dataclasses.dataclass
+class Loader:
+    """The parts of a loader's dataset.
+
+    Attributes:
+        source: the file names, or pairs of file name and label.
+        paths: the file names in this order.
+        decode: functions that are applied to each element of the source in turn.
+        shuffles: whether the loader shuffles.
+        pads: whether samples have to be padded to the same length in a batch.
+    """
+
+    source: tf.data.Dataset
+    paths: list[bytes]
+    decode: list[Callable[..., Any]]
+    shuffles: bool
+    pads: bool
+
+    def own_files(self, rank: int, size: int) -> tf.data.Dataset:
+        """The elements of the source that belong to a rank.
+
+        The files are dealt out by their place in the sorted list: the loader's own
+        order depends on its seed, which may differ between ranks.
+        """
+        is_own = np.zeros(len(self.paths), bool)
+        by_name = sorted(range(len(self.paths)), key=self.paths.__getitem__)
+        is_own[by_name[rank::size]] = True
+        belongs = tf.constant(is_own)
+        own = self.source.enumerate().filter(lambda i, _: belongs[i])
+        own = own.map(lambda _, element: element)
+        count = tf.data.experimental.assert_cardinality(int(is_own.sum()))
+        return own.apply(count)
+
+    def decoded(self, files: tf.data.Dataset) -> tf.data.Dataset:
+        """Single samples from elements of the source."""
+        for function in self.decode:
+            files = files.map(function, num_parallel_calls=tf.data.AUTOTUNE)
+        return files
+
+
+def is_of_loader(dataset: tf.data.Dataset) -> bool:
+    """Whether a loader has returned this very dataset."""
+    return hasattr(dataset, _MARK)
+
+
+def take_apart(dataset: tf.data.Dataset) -> Loader | None:
+    """The parts of what a loader has returned; None of any other dataset.
+
+    Also None if it has another form than that of the loaders, for instance because a
+    step was added behind it and the attribute `class_names` set again.
+    """
+    if not is_of_loader(dataset):
+        return None
+    nodes = _chain(dataset)
+    node, batch = next(nodes), ""
+    while _kind(node) in (*_BATCHES, "_PrefetchDataset"):
+        batch = _kind(node) if _kind(node) in _BATCHES else batch
+        node = next(nodes)
+    pads = batch == "_PaddedBatchDataset" or (not batch and _varies(dataset))
+    decode: list[Callable[..., Any]] = []
+    while _kind(node) in _MAPS:
+        decode.insert(0, node._map_func._func)
+        node = next(nodes)
+    shuffles = _kind(node) == "_ShuffleDataset"
+    if shuffles:
+        node = next(nodes)
+    paths = _paths(node)
+    if paths is None or not decode:
+        return None
+    return Loader(node, paths, decode, shuffles, pads)
+
+
+def _varies(samples: tf.data.Dataset) -> bool:
+    """Whether the samples are tensors of different shapes."""
+    specs = tf.nest.flatten(samples.element_spec)
+    return any(
+        isinstance(spec, tf.TensorSpec) and not spec.shape.is_fully_defined()
+        for spec in specs
+    )
+
+
+def _kind(node: Any) -> str:
+    return type(node).__name__
+
+
+def _chain(dataset: Any) -> Iterator[Any]:
+    """A dataset and what is before it; ends with None."""
+    node = dataset
+    while node is not None:
+        yield node
+        inputs = node._inputs()
+        node = inputs[0] if len(inputs) == 1 else None
+    yield None
+
+
+def _paths(source: Any) -> list[bytes] | None:
+    """The texts of `from_tensor_slices(texts)`, which may be zipped with others."""
+    if _kind(source) == "_ZipDataset":
+        source = source._inputs()[0]
+    if _kind(source) != "_TensorSliceDataset" or len(source._tensors) != 1:
+        return None
+    [texts] = source._tensors
+    if texts.dtype != tf.string or texts.shape.rank != 1:
+        return None
+    return list(texts.numpy())
