@@ -262,7 +262,7 @@ def build_model(plan: Plan) -> keras.Model:
         FLAGS.network, image_size=FLAGS.image_size, classes=FLAGS.classes
     )
     if FLAGS.sync_batch_norm:
-        tfdist.layers.synchronize_batch_normalization(model)
+        model = tfdist.layers.synchronize_batch_normalization(model)
     optimizer = schedules.optimizer(
         make_preset(),
         steps_per_epoch=plan.steps_per_epoch,

@@ -83,8 +83,8 @@ def weights_of(model):
 
 def fitted(policy, options):
     def run():
-        model = network()
-        assert tfdist.layers.synchronize_batch_normalization(model) == 2
+        model = tfdist.layers.synchronize_batch_normalization(network())
+        assert sum(map(tfdist.layers.is_synchronized, model._flatten_layers())) == 2
         optimizer = tfdist.DistributedOptimizer(keras.optimizers.SGD(0.05, 0.9))
         model.compile(optimizer, "mse", jit_compile=False, **options)
         share = tfdist.data.shard(images(), batch_size=GLOBAL_BATCH // tfdist.size())

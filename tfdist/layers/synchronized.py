@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from typing import Any
+from typing import Any, TypeVar
 
 import keras
 import tensorflow as tf
@@ -19,6 +19,8 @@ from tfdist._own_name import subclass_under_own_name
 from tfdist._process_sets import ProcessSet, id_of
 from tfdist.layers._moments import synchronized_moments
 from tfdist.weights import SYNCHRONIZED
+
+_Layer = TypeVar("_Layer", bound=keras.layers.Layer)
 
 
 class _Synchronized:
@@ -139,8 +141,8 @@ def SyncBatchNormalization(  # noqa: N802 - named like the class it stands for
 
 
 def synchronize_batch_normalization(
-    model: keras.layers.Layer, *, process_set: ProcessSet | None = None
-) -> int:
+    model: _Layer, *, process_set: ProcessSet | None = None
+) -> _Layer:
     """Makes the batch normalisation layers of a model take all ranks' batches.
 
     The layers stay the same objects, with their weights and names: only their class
@@ -156,7 +158,8 @@ def synchronize_batch_normalization(
             them; default all. Layers that were converted before get this one.
 
     Returns:
-        Number of layers that now take the statistics of all ranks.
+        The same model or layer. `is_synchronized` tells which of its layers take the
+        statistics of all ranks.
 
     Raises:
         TypeError: `model` is no Keras layer, or one of its batch normalisations has a
@@ -168,8 +171,9 @@ def synchronize_batch_normalization(
         >>> tfdist.init()
         >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3),
         ...                           keras.layers.BatchNormalization()])
-        >>> tfdist.layers.synchronize_batch_normalization(model)
-        1
+        >>> model = tfdist.layers.synchronize_batch_normalization(model)
+        >>> [tfdist.layers.is_synchronized(layer) for layer in model.layers]
+        [False, True]
     """
     if not isinstance(model, keras.layers.Layer):
         raise TypeError(
@@ -189,7 +193,7 @@ def synchronize_batch_normalization(
     for part in model._flatten_layers():
         if isinstance(part, keras.Model):
             part.train_function = None  # it has been traced with the plain layers
-    return len(found)
+    return model
 
 
 def is_synchronized(layer: Any) -> bool:
