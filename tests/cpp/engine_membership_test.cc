@@ -126,6 +126,48 @@ TEST(a_stopped_process_is_suspected_and_finds_itself_out) {
   CHECK_CONTAINS(world[3].failure().payload(), "\"kind\": \"evicted\"");
 }
 
+// Half of the ranks are out, rank 0 among them: without the certainty that a stopped rank of this
+// host can be barred, the other half could not decide.
+TEST(a_killed_and_a_stopped_rank_of_a_host_are_one_verdict) {
+  std::map<int, ProcessState> processes;
+  for (int r = 0; r < 4; ++r) processes[r] = ProcessState::kRunning;
+  HandDriven world(4, Limits(), &processes, "shm");
+  Waiting waiting(&world);
+  world.Kill(0);
+  processes[0] = ProcessState::kGone;
+  processes[3] = ProcessState::kStopped;
+  std::unique_ptr<Engine> stopped = std::move(world.engines[3]);
+  world.Pass(2500 * 1000);
+  CHECK_CONTAINS(Error(waiting.done[1]), "rank 0 (host testhost, pid 4000) failed: its process");
+  CHECK_CONTAINS(Error(waiting.done[1]), "; also: rank 3 (host testhost, pid 4003) failed");
+  CHECK_CONTAINS(Error(waiting.done[1]), "has been stopped");
+  CHECK_CONTAINS(Error(waiting.done[1]), "\"kind\": \"rank_failed\", \"rank\": 0");
+  CHECK_EQ(Error(waiting.done[2]), Error(waiting.done[1]));
+  processes[3] = ProcessState::kRunning;
+  world.engines[3] = std::move(stopped);
+  world.Settle();
+  CHECK_CONTAINS(world[3].failure().payload(), "\"kind\": \"evicted\"");
+}
+
+// All that it hears of the others is that they are dead: alone it would decide about them.
+TEST(a_rank_that_was_barred_while_it_was_stopped_decides_nothing) {
+  std::map<int, ProcessState> processes = {{0, ProcessState::kRunning},
+                                           {1, ProcessState::kStopped}};
+  HandDriven world(2, Limits(), &processes, "shm");
+  std::vector<float> data(10);
+  const Done done = world.Allreduce(0, "x", &data);
+  std::unique_ptr<Engine> stopped = std::move(world.engines[1]);
+  world.control_open[1] = false;
+  world.Pass(2500 * 1000);
+  CHECK_CONTAINS(Error(done), "has been stopped");
+  world.Kill(0);
+  processes = {{0, ProcessState::kGone}, {1, ProcessState::kRunning}};
+  world.engines[1] = std::move(stopped);
+  world.Pass(1000 * 1000);
+  CHECK_CONTAINS(world[1].failure().payload(), "\"kind\": \"evicted\"");
+  CHECK_CONTAINS(world[1].failure().message(), "while it was stopped");
+}
+
 TEST(a_process_that_runs_is_never_suspected) {
   std::map<int, ProcessState> processes;
   for (int r = 0; r < 3; ++r) processes[r] = ProcessState::kRunning;

@@ -40,6 +40,8 @@ class GatedLink : public Link {
   bool Flushed() const override { return inner_->Flushed(); }
   size_t MaxHeld() const override { return inner_->MaxHeld(); }
   const void* SendMemory() const override { return inner_->SendMemory(); }
+  bool BarPeer() override { return inner_->BarPeer(); }
+  bool ClaimVerdict() override { return inner_->ClaimVerdict(); }
   bool ShareSend(const FrameHeader& header, size_t bytes) override;
 
  private:

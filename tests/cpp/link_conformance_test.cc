@@ -49,6 +49,22 @@ TEST(names_of_the_ends) {
   });
 }
 
+TEST(a_rank_is_barred_or_has_decided_never_both) {
+  ForEachTransport([](const TransportEntry& entry) {
+    const bool can_bar = std::string(entry.name) == "shm";
+    Pair barred(entry);
+    CHECK_EQ(barred.a->BarPeer(), can_bar);
+    CHECK_EQ(barred.a->BarPeer(), can_bar);
+    CHECK_EQ(barred.b->ClaimVerdict(), !can_bar);
+    CHECK(barred.a->ClaimVerdict());  // the other direction is another matter
+    Pair decided(entry);
+    CHECK(decided.b->ClaimVerdict());
+    CHECK(decided.b->ClaimVerdict());
+    CHECK(!decided.a->BarPeer());
+    CHECK_EQ(decided.b->BarPeer(), can_bar);
+  });
+}
+
 TEST(sizes_arrive_whole_and_in_order_on_both_lanes) {
   ForEachTransport([](const TransportEntry& entry) {
     Pair pair(entry);

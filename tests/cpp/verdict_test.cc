@@ -70,6 +70,22 @@ struct Members {
   int64_t now_us = 0;
 };
 
+TEST(a_rank_that_has_been_barred_is_out_instead_of_deciding) {
+  bool barred = false;
+  Agreement agreement(
+      0, {0, 1, 2}, 5, [] { return std::vector<CommitPoint>(); }, {}, [&] { return !barred; });
+  barred = true;
+  agreement.AddEvidence({{1, true, "it is gone"}, {2, true, "it is gone"}});
+  CHECK(agreement.outcome() == Outcome::kEvicted);
+  Agreement free(
+      0, {0, 1, 2}, 5, [] { return std::vector<CommitPoint>(); }, {}, [] { return true; });
+  free.AddEvidence({{1, true, "it is gone"}, {2, true, "it is stopped"}, {kNoRank, true, "late"}});
+  CHECK(free.outcome() == Outcome::kDecided);
+  CHECK_EQ(free.verdict().culprit.rank, 1);
+  CHECK_EQ(free.verdict().others.size(), size_t{1});
+  CHECK_EQ(free.verdict().others[0].cause, std::string("it is stopped"));
+}
+
 TEST(survivors_of_a_death_decide_the_same) {
   for (int dead : {0, 1, 3}) {
     for (int times : {1, 3}) {

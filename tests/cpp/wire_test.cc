@@ -132,6 +132,7 @@ AgreementMessage SampleAgreement(AgreementMessage::Kind kind) {
     verdict.generation = 7;
     verdict.next_generation = 8;
     verdict.culprit = message.evidence[1];
+    verdict.others = {{2, true, "rank 2 has been stopped"}, {3, false, "no sign of life"}};
     verdict.failed = {kNoRank, 3};
     verdict.survivors = {0, 1, 2};
     verdict.commits = message.commits;

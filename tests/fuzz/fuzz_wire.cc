@@ -139,6 +139,7 @@ std::vector<std::string> Seeds() {
   verdict.generation = 7;
   verdict.next_generation = 8;
   verdict.culprit = {3, false, "no sign of life for 2.0 s", EncodeStatus(refused.error)};
+  verdict.others = {{4, true, "its process has been stopped for 1.0 s"}};
   verdict.failed = {3};
   verdict.survivors = {0, 1, 2};
   verdict.commits = {{5, 12}};

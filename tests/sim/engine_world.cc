@@ -86,6 +86,7 @@ void EngineWorld::Build(uint64_t seed) {
     }
   }
   const bool one_host = rng_.Chance(60);
+  for (const auto& pipe : pipes_) pipe->one_host = one_host;
   const bool shares_memory = one_host && seed % 4 < 2;
   for (int r = 0; r < size_; ++r) {
     ranks_.push_back(std::make_unique<Rank>());

@@ -70,6 +70,14 @@ void MembershipSim::CheckOutcome(const Node& node) {
   const Outcome outcome = node.now.agreement->outcome();
   if (outcome == Outcome::kWithdrawn) return;
   if (slow_only_) Violation("rank " + std::to_string(node.rank) + " ended although nothing failed");
+  // On one host every failure is certain: a stopped rank is barred, unless it has decided.
+  const bool all_certain = std::none_of(nodes_.begin(), nodes_.end(), [&node](const Node& other) {
+    const auto claim = other.barred.find(node.now.id);
+    return claim != other.barred.end() && !claim->second;
+  });
+  if (outcome == Outcome::kNoMajority && hosts_ == 1 && all_certain) {
+    Violation("rank " + std::to_string(node.rank) + " is without a majority on one host");
+  }
   if (undisturbed_ && outcome == Outcome::kNotAgreed) {
     Violation("rank " + std::to_string(node.rank) + " came to no agreement in an orderly world");
   }

@@ -188,8 +188,8 @@ void MembershipSim::PlanSingle() {
       break;
     case 1:
       result_.single_fault = one_host ? "stop, one host" : "stop, several hosts";
-      uncertain_ = true;
-      certain = false;
+      uncertain_ = !one_host;  // there it is barred
+      certain = one_host;
       StopAt(rank, at_us, rng_.Chance(50) ? at_us + rng_.Between(4 * kSecond, 8 * kSecond) : -1);
       break;
     case 2:
@@ -346,7 +346,7 @@ void MembershipSim::AddFault(int64_t at_us) {
       queue_.At(at_us, [this, rank] { Kill(&At(rank), false); });
       break;
     case 2:
-      uncertain_ = true;
+      if (hosts_ > 1) uncertain_ = true;
       StopAt(rank, at_us, end_us);
       break;
     case 3:

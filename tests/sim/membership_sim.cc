@@ -81,8 +81,9 @@ void MembershipSim::Enter(Node* node, uint32_t id, const std::vector<int>& membe
   next.monitor = std::make_unique<HeartbeatMonitor>(node->rank, members, same_host);
   next.gate = std::make_unique<CommitGate>(node->rank, members);
   CommitGate* gate = next.gate.get();
-  next.agreement =
-      std::make_unique<Agreement>(node->rank, members, id, [gate] { return gate->Freeze(); });
+  next.agreement = std::make_unique<Agreement>(
+      node->rank, members, id, [gate] { return gate->Freeze(); }, AgreementOptions(),
+      [node, id] { return !node->barred.emplace(id, false).first->second; });
   std::vector<Evidence> known;
   for (const auto& [peer, certain] : node->ended) known.push_back({peer, certain, "link ended"});
   if (id > 1) {
@@ -342,8 +343,12 @@ void MembershipSim::Tick(Node* node) {
   Flow(node);
 }
 
-void MembershipSim::Suspect(Node* node, const std::vector<Evidence>& evidence) {
-  for (const Evidence& item : evidence) {
+void MembershipSim::Suspect(Node* node, std::vector<Evidence> evidence) {
+  for (Evidence& item : evidence) {
+    Node& other = At(item.rank);
+    if (other.host == node->host && other.state == State::kStopped) {
+      item.certain |= other.barred.emplace(node->now.id, true).first->second;
+    }
     Trace("rank " + std::to_string(node->rank) + " sees of rank " + std::to_string(item.rank) +
           ": " + item.cause);
     CheckSuspicion(*node, item.rank);

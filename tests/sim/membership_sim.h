@@ -78,7 +78,8 @@ class MembershipSim {
     std::vector<std::pair<int, Letter>> early;   // of a generation that this rank has not reached
     Generation now;
     std::map<uint32_t, std::shared_ptr<const Verdict>> decided;
-    std::map<int, bool> ended;                      // links: rank → certain
+    std::map<uint32_t, bool> barred;  // by generation; false: it has claimed its verdict
+    std::map<int, bool> ended;        // links: rank → certain
     std::map<uint64_t, std::vector<Step>> applied;  // by group
     int64_t last_applied_us = 0;
     int64_t outcome_us = -1;  // of the first generation
@@ -125,7 +126,7 @@ class MembershipSim {
   void StartStep(Node* node, uint64_t group);
   void Contribute(Node* node, uint64_t group, int64_t step);
   void NoteContribution(Node* node, int from, uint64_t group, int64_t step);
-  void Suspect(Node* node, const std::vector<Evidence>& evidence);
+  void Suspect(Node* node, std::vector<Evidence> evidence);
   void CheckDeadlines(Node* node);
   ProcessState StateOf(const Node& node) const;
 

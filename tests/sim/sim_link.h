@@ -35,6 +35,9 @@ struct SimPipe {
   size_t used[2] = {0, 0};       // not yet released
   size_t returning[2] = {0, 0};  // released while the way back was cut
   int64_t last_us[2] = {0, 0};
+  bool one_host = false;
+  enum class Verdict : uint8_t { kUndecided, kBarred, kClaimed };
+  Verdict verdict = Verdict::kUndecided;  // of the receiver, where both are on one host
   bool cut = false;
   bool closed = false;  // the sender's end is gone: its end follows its last frame
   bool silent = false;  // ... and nobody says so
@@ -42,6 +45,10 @@ struct SimPipe {
   int64_t end_us = 0;
 
   void Push(int lane, FrameHeader header, std::vector<uint8_t> bytes);
+  bool Settle(Verdict wanted) {
+    if (verdict == Verdict::kUndecided) verdict = wanted;
+    return verdict == wanted;
+  }
   void Heal();
   void Close();
   void Reset();
@@ -76,6 +83,8 @@ class SimLink : public Link {
   void SetRest(Rest /*rest*/) override {}
   bool Flushed() const override { return true; }
   size_t MaxHeld() const override { return in_->slots[1]; }
+  bool BarPeer() override { return out_->one_host && out_->Settle(SimPipe::Verdict::kBarred); }
+  bool ClaimVerdict() override { return in_->Settle(SimPipe::Verdict::kClaimed); }
 
   size_t held() const { return held_[0].size() + held_[1].size(); }
   // What the caller did wrong, if anything: a send that was not opened, a frame released twice.

@@ -29,8 +29,9 @@ namespace tfdist {
 struct Evidence {
   int rank = -1;  // kNoRank: the generation must end although no rank is out
   // True only where the rank can never act again in this generation: its process is gone (seen by
-  // the system of its host, or by the launcher there), or it said so itself. The end or reset of a
-  // connection to another host is NOT certain: both ends can see it while both live.
+  // the system of its host, or by the launcher there), it said so itself, or it was barred from
+  // deciding while it was stopped (Link::BarPeer). The end or reset of a connection to another host
+  // is NOT certain: both ends can see it while both live.
   bool certain = false;
   std::string cause;
   // What the caller wants to tell its user about it, as the first who saw it put it. Opaque here.

@@ -47,6 +47,10 @@ bool operator==(const Verdict& a, const Verdict& b) {
   return a.generation == b.generation && a.next_generation == b.next_generation &&
          a.culprit.rank == b.culprit.rank && a.culprit.certain == b.culprit.certain &&
          a.culprit.cause == b.culprit.cause && a.culprit.record == b.culprit.record &&
+         std::equal(a.others.begin(), a.others.end(), b.others.begin(), b.others.end(),
+                    [](const Evidence& x, const Evidence& y) {
+                      return x.rank == y.rank && x.certain == y.certain && x.cause == y.cause;
+                    }) &&
          a.failed == b.failed && a.survivors == b.survivors && a.commits == b.commits;
 }
 
@@ -63,11 +67,12 @@ bool MayDecide(const std::vector<int>& members, const std::vector<Evidence>& evi
 }
 
 Agreement::Agreement(int rank, std::vector<int> members, uint32_t generation, Freeze freeze,
-                     const AgreementOptions& options)
+                     const AgreementOptions& options, Claim claim)
     : rank_(rank),
       members_(std::move(members)),
       generation_(generation),
       freeze_(std::move(freeze)),
+      claim_(std::move(claim)),
       options_(options),
       own_(options.period_us) {}
 
@@ -261,6 +266,10 @@ std::shared_ptr<const Verdict> Agreement::MakeVerdict() const {
   verdict->generation = generation_;
   verdict->next_generation = generation_ + 1;
   verdict->culprit = failed_.at(order_.front());
+  for (const auto& [rank, evidence] : failed_) {
+    if (rank == kNoRank || rank == verdict->culprit.rank) continue;
+    verdict->others.push_back({rank, evidence.certain, evidence.cause});
+  }
   verdict->failed = Failed();
   verdict->survivors = Without(members_, verdict->failed);
   std::map<uint64_t, int64_t> last;
@@ -283,6 +292,10 @@ void Agreement::TryDecide() {
 }
 
 void Agreement::Decide(std::shared_ptr<const Verdict> verdict) {
+  if (claim_ && !claim_()) {
+    End(Outcome::kEvicted, "the others decided without this rank while it was stopped");
+    return;
+  }
   FreezeOnce();
   outcome_ = Outcome::kDecided;
   decided_ = std::move(verdict);

@@ -19,6 +19,8 @@
 //   - Withdraw(cause) when this rank's own step fails: the others see certain evidence;
 //   - give `freeze`: called once, when F stops being empty; it must stop the commit gate
 //     (CommitGate::Freeze) and return its report;
+//   - give `claim`, where ranks can be barred from deciding (Link::BarPeer): called before this
+//     rank decides; false when it has been barred;
 //   - send TakeMessages() on the control lanes (reliable and in order within a pair), hand what
 //     arrives to Receive, and Tick(now_us) about every period; messages first, Tick after them;
 //   - hold back every error of a pending operation until outcome() is set, then raise:
@@ -53,6 +55,7 @@ struct Verdict {
   uint32_t generation = 0;       // the one that ended
   uint32_t next_generation = 0;  // of the survivors
   Evidence culprit;              // the first failure
+  std::vector<Evidence> others;  // the other failures, in the order of their ranks, without records
   std::vector<int> failed;       // sorted; kNoRank stands for a failure without a failed rank
   std::vector<int> survivors;    // sorted; the first is the next leader
   std::vector<CommitPoint> commits;
@@ -86,10 +89,11 @@ class Agreement {
  public:
   using Message = std::shared_ptr<const AgreementMessage>;
   using Freeze = std::function<std::vector<CommitPoint>()>;
+  using Claim = std::function<bool()>;
 
   // `members`: sorted, this rank included.
   Agreement(int rank, std::vector<int> members, uint32_t generation, Freeze freeze,
-            const AgreementOptions& options = {});
+            const AgreementOptions& options = {}, Claim claim = nullptr);
 
   // What was seen in one turn, together: F as a whole decides who is in the minority.
   void AddEvidence(const std::vector<Evidence>& evidence);
@@ -130,6 +134,7 @@ class Agreement {
   const std::vector<int> members_;
   const uint32_t generation_;
   const Freeze freeze_;
+  const Claim claim_;
   const AgreementOptions options_;
 
   std::map<int, Evidence> failed_;  // F

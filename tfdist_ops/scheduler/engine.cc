@@ -55,7 +55,7 @@ Engine::Engine(World world, Links links, const Config& config, Hooks hooks)
       monitor_(MakeMonitor(world_, config_, hooks_)),
       agreement_(
           world_.rank, Members(world_.size), world_.generation, [this] { return Freeze(); },
-          AgreementTimes(config_)) {
+          AgreementTimes(config_), [this] { return ClaimVerdict(); }) {
   OpenSet(Room(kWorldSet), Members(world_.size));
 }
 

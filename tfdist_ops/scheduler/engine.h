@@ -298,6 +298,8 @@ class Engine {
                  int64_t now_us);
   void TellGate(ProcessSet* set);
   void ReleaseSteps(ProcessSet* set, int64_t now_us);
+  bool ClaimVerdict();
+  bool BarIfStopped(int peer);
   Status ResolveGates(int64_t now_us);
   std::optional<Stall> ExpiredStep(const ProcessSet& set, int64_t limit_us, int64_t now_us) const;
   Status PeerView(const Status& own) const;  // how the others see a failure of this rank
@@ -349,3 +351,4 @@ class Engine {
 }  // namespace tfdist
 
 #endif  // TFDIST_OPS_SCHEDULER_ENGINE_H_
+  bool barred_ = false;  // by a rank whose link is gone

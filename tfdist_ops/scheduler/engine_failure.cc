@@ -286,6 +286,7 @@ void Engine::LosePeer(int peer, const Status& reason, int64_t now_us) {
   outbound_[p] = Outbound{};
   links_[p].reset();
   monitor_.Forget(peer);
+  barred_ |= !links_[p]->ClaimVerdict();  // from now on the peer cannot
 }
 
 void Engine::HandleLeave(int peer) {

@@ -11,10 +11,25 @@ namespace {
 // The end of a connection comes a moment before the end of the process can be seen. After this long
 // a process that still runs has lost its connection only.
 constexpr int64_t kDoubtUs = 300 * 1000;
+constexpr char kHasLeft[] = "it has shut down";  // no failure
+constexpr size_t kMostOthers = 3;                // in a message
+
 // A JSON object with one more field.
 std::string WithField(const std::string& object, const std::string& name, int64_t value) {
   if (object.empty() || object.back() != '}') return object;
   return object.substr(0, object.size() - 1) + ", \"" + name + "\": " + std::to_string(value) + "}";
+}
+
+// The other failures of a verdict, for the end of its message.
+std::string Others(const Verdict& verdict) {
+  std::string text;
+  size_t count = 0;
+  for (const Evidence& other : verdict.others) {
+    if (other.cause == kHasLeft || ++count > kMostOthers) continue;
+    text += "; also: " + other.cause;
+  }
+  return count > kMostOthers ? text + "; and " + std::to_string(count - kMostOthers) + " more"
+                             : text;
 }
 
 }  // namespace
@@ -49,6 +64,20 @@ void Engine::Suspect(int rank, bool certain, const Status& status) {
   if (!failure_.ok() || leaving_) return;
   seen_.push_back({rank, certain, status.message().substr(0, kMaxCause), EncodeRecord(status)});
   StopWork();
+}
+
+// A process that was stopped may go on later. Where it can be barred from deciding, it is as
+// certainly out as one that is gone.
+bool Engine::BarIfStopped(int peer) {
+  const auto& link = links_[static_cast<size_t>(peer)];
+  return link != nullptr && LookAt(peer) == ProcessState::kStopped && link->BarPeer();
+}
+
+bool Engine::ClaimVerdict() {
+  for (const auto& link : links_) {
+    if (link != nullptr) barred_ |= !link->ClaimVerdict();
+  }
+  return !barred_;
 }
 
 // A process that was killed leaves its connections a moment before it is seen to be gone.
@@ -86,7 +115,7 @@ void Engine::TickMembership(int64_t now_us) {
       Tell(peer, FrameType::kBeat, kWorldSet, EncodeBeat(beat));
     }
     for (const Evidence& evidence : turn.evidence) {
-      Suspect(evidence.rank, evidence.certain,
+      Suspect(evidence.rank, evidence.certain || BarIfStopped(evidence.rank),
               evidence.certain
                   ? RankFailed(evidence.rank, "its process ended or was killed", evidence.cause)
                   : RankFailed(evidence.rank, evidence.cause, ""));
@@ -104,7 +133,7 @@ void Engine::CountOutLeavers() {
   for (size_t p = 0; p < inbound_.size(); ++p) {
     if (!inbound_[p].said_goodbye || inbound_[p].counted_out) continue;
     inbound_[p].counted_out = true;
-    leavers.push_back({static_cast<int>(p), true, "it has shut down", ""});
+    leavers.push_back({static_cast<int>(p), true, kHasLeft, ""});
   }
   if (!leavers.empty()) agreement_.AddEvidence(leavers);
 }
@@ -186,6 +215,7 @@ Status Engine::OutcomeStatus() const {
   if (agreement_.outcome() == Outcome::kDecided) {
     const Verdict& verdict = agreement_.verdict();
     Status status = VerdictStatus(verdict.culprit);
+    status = Status(status.code(), status.message() + Others(verdict), status.payload());
     // With one group, a step that counts is applied by every survivor and no later one by any.
     if (config_.commit_gate == 0 || verdict.commits.size() > 1) return status;
     const int64_t step = verdict.commits.empty() ? 0 : verdict.commits[0].step;

@@ -357,6 +357,24 @@ bool ReadCommits(WireReader* r, std::vector<CommitPoint>* commits) {
   return r->ok();
 }
 
+void WriteAllEvidence(WireWriter* w, const std::vector<Evidence>& all) {
+  w->Number(static_cast<uint32_t>(all.size()));
+  for (const Evidence& evidence : all) WriteEvidence(w, evidence);
+}
+
+// In ascending order of the ranks.
+bool ReadAllEvidence(WireReader* r, std::vector<Evidence>* all) {
+  const auto count = r->Number<uint32_t>();
+  all->clear();
+  for (uint32_t i = 0; i < count && r->ok(); ++i) {
+    Evidence evidence;
+    if (!ReadEvidence(r, &evidence)) return false;
+    if (i > 0 && evidence.rank <= all->back().rank) return false;
+    all->push_back(std::move(evidence));
+  }
+  return r->ok();
+}
+
 // Ranks as they stand in a verdict: ascending.
 bool ReadRanks(WireReader* r, std::vector<int>* ranks) {
   *ranks = r->Numbers<int>();
@@ -372,8 +390,7 @@ std::string EncodeAgreement(const AgreementMessage& message) {
   WireWriter w;
   w.Number(static_cast<uint8_t>(message.kind));
   w.Number(message.generation);
-  w.Number(static_cast<uint32_t>(message.evidence.size()));
-  for (const Evidence& evidence : message.evidence) WriteEvidence(&w, evidence);
+  WriteAllEvidence(&w, message.evidence);
   WriteCommits(&w, message.commits);
   w.Number(static_cast<uint8_t>(message.verdict != nullptr));
   if (message.verdict != nullptr) {
@@ -381,6 +398,7 @@ std::string EncodeAgreement(const AgreementMessage& message) {
     w.Number(verdict.generation);
     w.Number(verdict.next_generation);
     WriteEvidence(&w, verdict.culprit);
+    WriteAllEvidence(&w, verdict.others);
     w.Numbers(verdict.failed);
     w.Numbers(verdict.survivors);
     WriteCommits(&w, verdict.commits);
@@ -393,23 +411,16 @@ bool DecodeAgreement(ByteSpan bytes, AgreementMessage* message) {
   const auto kind = r.Number<uint8_t>();
   message->kind = static_cast<AgreementMessage::Kind>(kind);
   message->generation = r.Number<uint32_t>();
-  const auto count = r.Number<uint32_t>();
-  message->evidence.clear();
-  for (uint32_t i = 0; i < count && r.ok(); ++i) {
-    Evidence evidence;
-    if (!ReadEvidence(&r, &evidence)) return false;
-    if (i > 0 && evidence.rank <= message->evidence.back().rank) return false;
-    message->evidence.push_back(std::move(evidence));
-  }
-  if (!ReadCommits(&r, &message->commits)) return false;
+  if (!ReadAllEvidence(&r, &message->evidence) || !ReadCommits(&r, &message->commits)) return false;
   const auto has_verdict = r.Number<uint8_t>();
   message->verdict.reset();
   if (has_verdict == 1) {
     auto verdict = std::make_shared<Verdict>();
     verdict->generation = r.Number<uint32_t>();
     verdict->next_generation = r.Number<uint32_t>();
-    if (!ReadEvidence(&r, &verdict->culprit) || !ReadRanks(&r, &verdict->failed) ||
-        !ReadRanks(&r, &verdict->survivors) || !ReadCommits(&r, &verdict->commits)) {
+    if (!ReadEvidence(&r, &verdict->culprit) || !ReadAllEvidence(&r, &verdict->others) ||
+        !ReadRanks(&r, &verdict->failed) || !ReadRanks(&r, &verdict->survivors) ||
+        !ReadCommits(&r, &verdict->commits)) {
       return false;
     }
     message->verdict = std::move(verdict);

@@ -134,6 +134,12 @@ class Link {
   virtual bool Direct() const { return true; }
   // The peer has said goodbye: it is not to relay anything any more.
   virtual void PeerLeaves() {}
+  // Two ranks of a host share a word for each of them, so that a stopped process can be left behind
+  // for certain. BarPeer: whether the peer can no longer decide on a verdict in this world; false
+  // where it already has, or where the link has no such word. ClaimVerdict: called by a rank before
+  // it decides; false when the peer has barred it.
+  virtual bool BarPeer() { return false; }
+  virtual bool ClaimVerdict() { return true; }
   // Whether the peer's process is on this host and is to be watched beside the connection.
   virtual bool WatchProcess() const { return false; }
 

@@ -88,6 +88,8 @@ class OverlayLink : public Link {
   size_t MaxHeld() const override { return connection() != nullptr ? connection()->MaxHeld() : 1; }
   bool Direct() const override { return connection() != nullptr; }
   void PeerLeaves() override { overlay_->Leaves(peer_); }
+  bool BarPeer() override { return connection() != nullptr && connection()->BarPeer(); }
+  bool ClaimVerdict() override { return connection() == nullptr || connection()->ClaimVerdict(); }
 
  private:
   const Overlay::Peer& state() const { return overlay_->At(peer_); }

@@ -1,10 +1,11 @@
 // shm: two ranks of one host over a memfd that both map.
 //
-// Layout: the sleeping word of each side, then for each direction a control lane with its payloads
-// and a data lane (shm_lane.h), whose payloads lie in the sender's window (shm_window.h). The
-// initiator sends through the first direction. The kernel closes the socket when
-// the peer dies, whatever the way. A rank with many links has no eventfd for each peer: without
-// `peer_doorbell_fd`, on both ends, a byte on the socket is the doorbell; else it carries none.
+// Layout: the sleeping word and the verdict word of each side, then for each direction a control
+// lane with its payloads and a data lane (shm_lane.h), whose payloads lie in the sender's window
+// (shm_window.h). The initiator sends through the first direction. The kernel closes the socket
+// when the peer dies, whatever the way. A rank with many links has no eventfd for each peer:
+// without `peer_doorbell_fd`, on both ends, a byte on the socket is the doorbell; else it carries
+// none.
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -23,7 +24,8 @@ namespace tfdist {
 namespace {
 
 constexpr size_t kControlSlots = 64;
-constexpr size_t kRestStride = 128;  // neighbouring lines are fetched in pairs
+constexpr size_t kRestStride = 128;    // neighbouring lines are fetched in pairs
+constexpr size_t kVerdictOffset = 64;  // of a side's verdict word from its sleeping word
 constexpr size_t kLanesOffset = 2 * kRestStride;
 constexpr int kPumpsPerLook = 64;
 constexpr int64_t kLookIntervalUs = 1000;
@@ -32,6 +34,11 @@ constexpr int64_t kLookIntervalUs = 1000;
 constexpr uint32_t kForControl = 1;  // a frame of the control lane
 constexpr uint32_t kForData = 2;     // one of the data lane
 constexpr uint32_t kForRoom = 4;     // a released slot: a lane was full
+
+// The verdict word of a rank: who was first, itself or the peer. It changes once.
+constexpr uint32_t kUndecided = 0;
+constexpr uint32_t kBarred = 1;
+constexpr uint32_t kClaimed = 2;
 
 const size_t kControlBytes =
     ShmLane::Bytes(kControlSlots) + ShmPayloads::Bytes(kControlSlots, kMaxControlPayload);
@@ -67,6 +74,8 @@ class ShmLink : public LinkBase {
     const bool initiator = ends.initiator;
     own_word_ = RestWord(initiator ? 0 : 1);
     peer_word_ = RestWord(initiator ? 1 : 0);
+    own_verdict_ = VerdictWord(initiator ? 0 : 1);
+    peer_verdict_ = VerdictWord(initiator ? 1 : 0);
     data_slots_ = static_cast<size_t>(config.shm_slots);
     const int out = initiator ? 0 : 1;
     const int in = initiator ? 1 : 0;
@@ -168,13 +177,23 @@ class ShmLink : public LinkBase {
   bool Flushed() const override { return true; }
   size_t MaxHeld() const override { return data_slots_; }
   bool WatchProcess() const override { return !RingsSocket(); }
+  bool BarPeer() override { return Settle(peer_verdict_, kBarred); }
+  bool ClaimVerdict() override { return Settle(own_verdict_, kClaimed); }
 
  private:
-  using RestWordType = std::atomic<uint32_t>;
-  static_assert(RestWordType::is_always_lock_free, "a lock would be private to a process");
+  using Word32 = std::atomic<uint32_t>;
+  static_assert(Word32::is_always_lock_free, "a lock would be private to a process");
 
-  RestWordType* RestWord(size_t side) const {
-    return reinterpret_cast<RestWordType*>(memory_.data() + side * kRestStride);
+  Word32* RestWord(size_t side) const {
+    return reinterpret_cast<Word32*>(memory_.data() + side * kRestStride);
+  }
+  Word32* VerdictWord(size_t side) const {
+    return reinterpret_cast<Word32*>(memory_.data() + side * kRestStride + kVerdictOffset);
+  }
+  // Whether a verdict word is now `wanted`.
+  static bool Settle(Word32* word, uint32_t wanted) {
+    uint32_t found = kUndecided;
+    return word->compare_exchange_strong(found, wanted) || found == wanted;
   }
 
   uint8_t* Direction(int direction, const Config& config) const {
@@ -275,8 +294,10 @@ class ShmLink : public LinkBase {
   SharedMemory memory_;
   std::shared_ptr<ShmWindow> window_;
   SharedMemory peer_window_;
-  RestWordType* own_word_ = nullptr;
-  RestWordType* peer_word_ = nullptr;
+  Word32* own_word_ = nullptr;
+  Word32* peer_word_ = nullptr;
+  Word32* own_verdict_ = nullptr;
+  Word32* peer_verdict_ = nullptr;
   ShmProducer out_[kLanes];
   ShmConsumer in_[kLanes];
   size_t data_slots_ = 0;
