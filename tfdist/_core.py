@@ -272,7 +272,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "tfdist_is_initialized": (ctypes.c_int32, []),
     "tfdist_last_error": (Status, []),
     "tfdist_topology": (None, [ctypes.POINTER(ctypes.c_int32)]),
-    "tfdist_abort": (None, [ctypes.c_char_p]),
+    "tfdist_abort": (None, [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int32]),
     "tfdist_failure": (Status, []),
     "tfdist_good_steps": (ctypes.c_int64, []),
     "tfdist_config_json": (ctypes.c_char_p, []),
@@ -589,9 +589,19 @@ def is_running() -> bool:
     return bool(library().tfdist_is_initialized())
 
 
-def abort(cause: str) -> None:
-    """Ends the work of all ranks, naming this one and `cause`."""
-    library().tfdist_abort(cause.encode("utf-8", "replace"))
+def abort(cause: str, *, detail: str = "", culprit: int | None = None) -> None:
+    """Ends the work of all ranks with an error.
+
+    Args:
+        cause: why, for the error's message.
+        detail: more, for its record: a traceback.
+        culprit: the rank that it names; None: this one.
+    """
+    library().tfdist_abort(
+        cause.encode("utf-8", "replace"),
+        detail.encode("utf-8", "replace"),
+        -1 if culprit is None else culprit,
+    )
 
 
 def failure() -> CoreError | None:

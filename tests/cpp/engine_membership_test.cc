@@ -73,7 +73,7 @@ TEST(nobody_raises_before_all_have_agreed) {
 TEST(an_own_failure_and_a_death_at_once) {
   HandDriven world(5, Limits());
   Waiting waiting(&world);
-  world[1].AbortWith("ValueError: a bad label", world.now_us);
+  world[1].AbortWith({"ValueError: a bad label", "", -1}, world.now_us);
   world.Kill(3);
   CHECK_CONTAINS(Error(waiting.done[1]), "ValueError: a bad label");  // at once
   world.Settle();
@@ -166,6 +166,18 @@ TEST(a_rank_that_was_barred_while_it_was_stopped_decides_nothing) {
   world.Pass(1000 * 1000);
   CHECK_CONTAINS(world[1].failure().payload(), "\"kind\": \"evicted\"");
   CHECK_CONTAINS(world[1].failure().message(), "while it was stopped");
+}
+
+TEST(a_rank_can_name_another_one_as_the_culprit) {
+  HandDriven world(3, Limits());
+  Waiting waiting(&world);
+  world[1].AbortWith({"OSError: the disk of rank 2 is full", "line 7", 2}, world.now_us);
+  world.Settle();
+  CHECK_CONTAINS(Error(waiting.done[0]), "rank 2 (host testhost, pid 4002) failed");
+  CHECK_CONTAINS(Error(waiting.done[0]), "OSError: the disk of rank 2 is full");
+  CHECK_CONTAINS(Error(waiting.done[0]), "\"rank\": 2");
+  CHECK_CONTAINS(Error(waiting.done[0]), "\"detail\": \"line 7\"");
+  CHECK_CONTAINS(Error(waiting.done[1]), "rank 2 (host testhost, pid 4002) failed");
 }
 
 TEST(a_process_that_runs_is_never_suspected) {

@@ -148,7 +148,7 @@ TEST(an_abort_carries_its_cause) {
     Ranks ranks(2, "tcp", config);
     std::vector<float> data(10);
     Pending p0 = StartAllreduce(ranks[0], "x", data.data(), data.data(), 10);
-    ranks[1].Abort("ValueError: bad label 11");
+    ranks[1].Abort({"ValueError: bad label 11", "", -1});
     const Status status = p0.Wait();
     CHECK(status.code() == Code::kAborted);
     CHECK_CONTAINS(status.message(), "ValueError: bad label 11");

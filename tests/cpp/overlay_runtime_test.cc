@@ -132,7 +132,7 @@ TEST(a_rank_that_fails_by_itself_ends_the_work_of_all) {
   ranks.Each([&](int rank) {
     if (rank == 11) {
       CHECK_OK(RunSteps(ranks[rank], 3));
-      ranks[rank].Abort("a long story: " + std::string(2000, 'x'));
+      ranks[rank].Abort({"a long story: " + std::string(2000, 'x'), "", -1});
       return;
     }
     const Status status = RunSteps(ranks[rank], 1 << 20);

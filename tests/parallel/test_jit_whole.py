@@ -302,7 +302,7 @@ def the_other_rank(how):
     before = [w.numpy() for w in model.weights]
     if tfdist.rank() == 1:
         if how == "fails":
-            _core.library().tfdist_abort(b"a reason of its own")
+            _core.abort("a reason of its own")
         else:
             failure_of(lambda: tfdist.barrier(timeout_s=40))  # the other gives up
         return None

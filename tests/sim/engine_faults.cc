@@ -125,7 +125,7 @@ void EngineWorld::PlanFault() {
         } else {
           Trace("rank " + std::to_string(own->rank) + " fails in its own program");
           own->commands.push_back(
-              [this](Engine* e) { e->AbortWith("ValueError: a bug", queue_.now_us()); });
+              [this](Engine* e) { e->AbortWith({"ValueError: a bug", "", -1}, queue_.now_us()); });
         }
         WakeRank(own->rank);
       });

@@ -105,9 +105,9 @@ extern "C" {
 
 tfdist_status tfdist_last_error(void) { return View(tfdist::LastError()); }
 
-void tfdist_abort(const char* cause) {
+void tfdist_abort(const char* cause, const char* detail, int32_t culprit) {
   const std::shared_ptr<Runtime> runtime = Current();
-  if (runtime != nullptr) runtime->Abort(cause);
+  if (runtime != nullptr) runtime->Abort({cause, detail, culprit});
 }
 
 tfdist_status tfdist_failure(void) {

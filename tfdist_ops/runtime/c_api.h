@@ -94,9 +94,10 @@ TFDIST_EXPORT int32_t tfdist_add_link(const tfdist_link* link);
 TFDIST_EXPORT tfdist_status tfdist_last_error(void);
 /* rank, size, local_rank, local_size, cross_rank, cross_size; -1 each when not initialized. */
 TFDIST_EXPORT void tfdist_topology(int32_t out[6]);
-/* Ends the world's work: every pending and later operation of every rank fails with ABORTED, naming
- * this rank and `cause`. For a rank whose own program failed. No effect when not initialized. */
-TFDIST_EXPORT void tfdist_abort(const char* cause);
+/* Ends the world's work: every pending and later operation of every rank fails with ABORTED, with
+ * `cause` in its message and `detail` in its record. For a rank whose own program failed.
+ * `culprit`: the rank that is named; -1: this one. No effect when not initialized. */
+TFDIST_EXPORT void tfdist_abort(const char* cause, const char* detail, int32_t culprit);
 /* The error that ended the engine's work (code 0: none). After one, weights may be torn. */
 TFDIST_EXPORT tfdist_status tfdist_failure(void);
 /* Number of complete steps (all buckets of a group done on this rank, in a row) before a failure.

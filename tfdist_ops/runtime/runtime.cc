@@ -241,8 +241,8 @@ void Runtime::Cancel(uint64_t id) {
   progress_->Push([id](Engine* engine, int64_t now_us) { engine->Cancel(id, now_us); });
 }
 
-void Runtime::Abort(const std::string& cause) {
-  progress_->Push([cause](Engine* engine, int64_t now_us) { engine->AbortWith(cause, now_us); });
+void Runtime::Abort(const AbortReason& reason) {
+  progress_->Push([reason](Engine* engine, int64_t now_us) { engine->AbortWith(reason, now_us); });
 }
 
 Status Runtime::Agree(std::unique_ptr<Request> request, Response* response) {

@@ -47,7 +47,7 @@ class Runtime {
   // As SubmitAndHelp, but blocks until `done` has run, on this thread.
   Status Run(std::unique_ptr<Request> request);
   void Cancel(uint64_t id);
-  void Abort(const std::string& cause);
+  void Abort(const AbortReason& reason);
   // Blocks until all ranks have registered the same description, or an error.
   Status RegisterGroup(uint32_t set, const std::string& description, std::vector<uint8_t>* present,
                        double timeout_s, std::string* id);

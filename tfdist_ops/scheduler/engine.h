@@ -68,6 +68,13 @@ struct World {
 // The host of each rank, as schedules see it: where it is not known, each on its own.
 std::vector<int32_t> WorldHosts(const World& world);
 
+// Why a rank's own program ends.
+struct AbortReason {
+  std::string cause;   // in one line
+  std::string detail;  // more, e.g. a traceback
+  int culprit = -1;    // the rank at whose fault it is, where that is known; -1: itself
+};
+
 class CompletionSink {
  public:
   virtual ~CompletionSink() = default;
@@ -103,8 +110,8 @@ class Engine {
   // ---- commands; all on the engine's thread ----
   void Submit(std::unique_ptr<Request> request, int64_t now_us);
   void Cancel(uint64_t id, int64_t now_us);
-  // This rank's own program failed, for `cause`: ends all work, here and everywhere.
-  void AbortWith(const std::string& cause, int64_t now_us);
+  // This rank's own program failed: ends all work, here and everywhere.
+  void AbortWith(const AbortReason& reason, int64_t now_us);
   // Ends what is pending here and tells nobody: the last call before the engine goes.
   void Stop(int64_t now_us);
   // The peer's process is known to have ended, although its connection may look open (a child of it
@@ -269,7 +276,9 @@ class Engine {
   void ForEachRequest(const std::function<void(const ProcessSet&, const Request&)>& visit) const;
   // Failure.
   void LosePeer(int peer, const Status& reason, int64_t now_us);
-  void Bug(const Status& status, int64_t now_us) { Withdraw(status, PeerView(status), now_us); }
+  void Bug(const Status& status, int64_t now_us) {
+    Withdraw(status, FailureOf(world_.rank, status.message(), ""), now_us);
+  }
   Status ShutDown() const;
   // This rank's own failure: its operations end with `mine` now, the others hear `theirs`.
   void Withdraw(const Status& mine, const Status& theirs, int64_t now_us);
@@ -289,6 +298,8 @@ class Engine {
   void CheckOutcome(int64_t now_us);
   Status OutcomeStatus() const;
   Status VerdictStatus(const Evidence& culprit) const;
+  bool ClaimVerdict();
+  bool BarIfStopped(int peer);
   Status RankFailed(int rank, const std::string& cause, const std::string& detail) const;
   ProcessState LookAt(int peer) const;
   // The commit gate.
@@ -298,11 +309,10 @@ class Engine {
                  int64_t now_us);
   void TellGate(ProcessSet* set);
   void ReleaseSteps(ProcessSet* set, int64_t now_us);
-  bool ClaimVerdict();
-  bool BarIfStopped(int peer);
   Status ResolveGates(int64_t now_us);
   std::optional<Stall> ExpiredStep(const ProcessSet& set, int64_t limit_us, int64_t now_us) const;
-  Status PeerView(const Status& own) const;  // how the others see a failure of this rank
+  // How the other ranks see the failure of a rank's own program.
+  Status FailureOf(int rank, const std::string& cause, const std::string& detail) const;
   std::string OldestKey() const;
   std::string Describe(int rank) const;  // "rank 2 (host n1, pid 4242)"
 
@@ -341,6 +351,7 @@ class Engine {
   std::vector<Evidence> seen_;  // in this turn
   HeartbeatMonitor monitor_;
   Agreement agreement_;
+  bool barred_ = false;  // by a rank whose link is gone
   Status failure_;
   WaitedFor waited_for_;
   Timeline* timeline_ = nullptr;
@@ -351,4 +362,3 @@ class Engine {
 }  // namespace tfdist
 
 #endif  // TFDIST_OPS_SCHEDULER_ENGINE_H_
-  bool barred_ = false;  // by a rank whose link is gone

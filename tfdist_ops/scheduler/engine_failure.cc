@@ -156,18 +156,18 @@ std::string Engine::OldestKey() const {
   return oldest == nullptr ? "" : oldest->info.key;
 }
 
-Status Engine::PeerView(const Status& own) const {
-  const auto r = static_cast<size_t>(world_.rank);
+Status Engine::FailureOf(int rank, const std::string& cause, const std::string& detail) const {
+  const auto r = static_cast<size_t>(rank);
   ErrorRecord record{"rank_failed",
-                     world_.rank,
+                     rank,
                      r < world_.hosts.size() ? world_.hosts[r] : "",
                      r < world_.pids.size() ? world_.pids[r] : 0,
                      OldestKey(),
-                     own.message(),
-                     ""};
-  std::string message = Describe(world_.rank) + " failed";
+                     cause,
+                     detail};
+  std::string message = Describe(rank) + " failed";
   if (!record.tensor.empty()) message += " while \"" + record.tensor + "\" was in progress";
-  return Status(Code::kAborted, message + ": " + own.message(), record);
+  return Status(Code::kAborted, message + ": " + cause, record);
 }
 
 void Engine::Withdraw(const Status& mine, const Status& theirs, int64_t now_us) {
@@ -247,8 +247,10 @@ void Engine::EndAll(const Status& failure, const Status& pending, int64_t now_us
   for (auto& request : ended) Finish(std::move(request), rest);
 }
 
-void Engine::AbortWith(const std::string& cause, int64_t now_us) {
-  const Status theirs = PeerView(Status(Code::kAborted, cause));
+void Engine::AbortWith(const AbortReason& reason, int64_t now_us) {
+  const bool other = reason.culprit >= 0 && reason.culprit < world_.size;
+  const int culprit = other ? reason.culprit : world_.rank;
+  const Status theirs = FailureOf(culprit, reason.cause, reason.detail);
   Withdraw(theirs, theirs, now_us);
 }
 
@@ -265,7 +267,7 @@ void Engine::Cancel(uint64_t id, int64_t now_us) {
   const std::string cause = "its own step failed or was cancelled, and left \"" + key + "\"";
   const Status mine(Code::kCancelled, "\"" + key + "\" was cancelled: this rank's step failed",
                     ErrorRecord{"cancelled", world_.rank, "", 0, key, cause, ""});
-  Withdraw(mine, PeerView(Status(Code::kAborted, cause)), now_us);
+  Withdraw(mine, FailureOf(world_.rank, cause, ""), now_us);
 }
 
 void Engine::LosePeer(int peer, const Status& reason, int64_t now_us) {
@@ -284,9 +286,9 @@ void Engine::LosePeer(int peer, const Status& reason, int64_t now_us) {
   inbound_[p].left = true;
   inbound_[p].acknowledged = true;
   outbound_[p] = Outbound{};
+  barred_ |= !links_[p]->ClaimVerdict();  // from now on the peer cannot
   links_[p].reset();
   monitor_.Forget(peer);
-  barred_ |= !links_[p]->ClaimVerdict();  // from now on the peer cannot
 }
 
 void Engine::HandleLeave(int peer) {
@@ -345,7 +347,7 @@ Status Engine::ShutDown() const {
 
 void Engine::Stop(int64_t now_us) {
   leaving_ = true;
-  const Status status = PeerView(Status(Code::kAborted, "tfdist was shut down on this rank"));
+  const Status status = FailureOf(world_.rank, "tfdist was shut down on this rank", "");
   Withdraw(status, status, now_us);
 }
 
@@ -353,7 +355,7 @@ void Engine::Leave(int64_t now_us) {
   if (leaving_) return;
   const bool gives_up = failure_.ok() && busy();
   leaving_ = true;
-  if (gives_up) Withdraw(ShutDown(), PeerView(ShutDown()), now_us);
+  if (gives_up) Withdraw(ShutDown(), FailureOf(world_.rank, ShutDown().message(), ""), now_us);
   LeaveNote note;
   for (const auto& [id, set] : sets_) note[id] = set->book.LastTickets();
   TellAll(FrameType::kLeave, EncodeLeave(note));
