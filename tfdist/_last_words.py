@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import sys
 from typing import Any
@@ -55,9 +56,12 @@ def unreduced_training(size: int, finished: int) -> str | None:
         return None
     updates, was_in_fit = 0, False
     for one in gc.get_objects():
-        if isinstance(one, keras.optimizers.Optimizer):
-            updates = max(updates, int(one.iterations))
-        elif isinstance(one, keras.Model):
+        # Not isinstance, which asks the object itself; a weak proxy raises then.
+        if issubclass(type(one), keras.optimizers.Optimizer):
+            # The variables of a graph of TensorFlow 1 have no value here.
+            with contextlib.suppress(AttributeError, TypeError, NotImplementedError):
+                updates = max(updates, int(one.iterations))
+        elif issubclass(type(one), keras.Model):
             was_in_fit |= bool(getattr(getattr(one, "history", None), "epoch", None))
     # The optimizer of a model that was loaded has updates of another program.
     trained = updates > 0 and (was_in_fit or finished == 0)
