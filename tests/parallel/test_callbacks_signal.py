@@ -388,6 +388,7 @@ def test_a_checkpoint_that_may_not_save_is_refused(tmp_path):
 def kept(folder):
     """Two fits of the same callbacks, files by steps: 2, 4, 6, ... updates."""
     keras.utils.clear_session()
+    keras.utils.set_random_seed(1)
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     model.compile(
         tfdist.DistributedOptimizer(keras.optimizers.SGD(0.25)),
