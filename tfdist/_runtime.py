@@ -12,7 +12,6 @@ import os
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,9 +34,6 @@ if TYPE_CHECKING:
 _Helper = TypeVar("_Helper", bound="Helper")
 _log = logging.getLogger("tfdist")
 _SHUTDOWN_TIMEOUT_S = 2.0
-_TRACEBACK_LINES = 20
-_CAUSE_CHARACTERS = 16 << 10
-_ERROR_CHARACTERS = 2000
 
 
 class Helper(Protocol):
@@ -56,6 +52,9 @@ class _State:
     reduces_gradients: bool = False  # whether a list of them was, in this generation
     generation: int = 0
     hooked: bool = False
+    reported: bool = False  # why this program ends
+    # A rank that has failed, and why, as an error says that was raised in this process.
+    culprit: tuple[int, str] | None = None
     late: LateLinks | None = None
     process_sets: list[ProcessSet] = field(default_factory=list)  # of this generation
     bond: Bond | None = None
@@ -118,6 +117,7 @@ def start(
     """As `init`, but raises `_core.CoreError`, which needs no TensorFlow."""
     with _lock:
         _refuse_fork()
+        _install_hooks()
         if _core.timeout_of(timeout_s) > 86400.0:
             raise ValueError(
                 f"Expected timeout_s to be at most 86400 seconds, got {timeout_s!r}."
@@ -135,8 +135,8 @@ def _connect(timeout_s: float | None) -> None:
         placement = detect(os.environ)
         children.refuse_child(os.environ)
         _engine.check_kept()
-        _install_hooks()
         _state.generation += 1
+        _state.culprit = None
         _log.debug("rank %d of %d by %s", placement.rank, placement.size, placement)
         if placement.size == 1:
             mesh = _alone(_state.generation)
@@ -493,11 +493,11 @@ def raise_public(error: _core.CoreError) -> NoReturn:
 
 
 def _install_hooks() -> None:
-    """Once: leave at exit, tell the others about an exception nobody catches."""
+    """Once: leaves at exit, reports an exception that nobody catches."""
     if _state.hooked:
         return
     _state.hooked = True
-    atexit.register(shutdown)
+    atexit.register(_leave)
     previous = sys.excepthook
 
     def hook(
@@ -505,41 +505,38 @@ def _install_hooks() -> None:
         error: BaseException,
         trace: TracebackType | None,
     ) -> None:
-        interruption = _tell(kind, error, trace)
-        if interruption is None or _log.isEnabledFor(logging.DEBUG):
+        said = last_words.tell(error, rank() if is_initialized() else None)
+        _state.reported = True
+        whole = _log.isEnabledFor(logging.DEBUG)
+        if whole or (not said.line and not said.traceback):
             previous(kind, error, trace)
-        if interruption is not None:
-            print(f"[tfdist] {interruption}", file=sys.stderr, flush=True)
+        elif said.traceback and previous is not sys.__excepthook__:
+            previous(kind, error, trace)  # somebody else's way to show it
+        elif said.traceback:
+            print(said.traceback, end="", file=sys.stderr, flush=True)
+        if said.line:
+            print(f"[tfdist] {said.line}", file=sys.stderr, flush=True)
 
     sys.excepthook = hook
 
 
-def _tell(
-    kind: type[BaseException], error: BaseException, trace: TracebackType | None
-) -> str | None:
-    """Tells the other ranks, and the launcher, why this rank's program ends.
+def note_failure(rank: int, reason: str) -> None:
+    """Remembers that an error was raised here because of another rank.
 
-    Returns:
-        In a job that is interrupted, what to print instead of the traceback.
+    A program that catches it may end with `sys.exit(1)`, of which no hook is told.
     """
-    told = last_words.ours(error) or error
-    blamed = last_words.blamed(told)
-    reason = report.reason(told)
-    interruption = None
-    if is_initialized():
-        known = _core.failure()
-        if known is None:
-            lines = "".join(traceback.format_exception(kind, error, trace)).splitlines()
-            last = "\n".join(lines[-_TRACEBACK_LINES:])
-            text = f"{reason}\n(traceback of rank {rank()})\n{last}"
-            _core.abort(text[:_CAUSE_CHARACTERS])
-        else:
-            blamed = known.payload.get("rank", blamed)
-        if last_words.interrupted(error, reason):
-            interruption = f"rank {rank()} was interrupted"
-            if blamed not in (None, rank()) and not isinstance(
-                error, KeyboardInterrupt
-            ):
-                interruption = f"rank {rank()} ends: rank {blamed} was interrupted"
-    report.send(os.environ, {"error": reason[:_ERROR_CHARACTERS], "blamed": blamed})
-    return interruption
+    if is_initialized() and rank != _state.topology.rank:  # type: ignore[union-attr]
+        _state.culprit = (rank, reason)
+
+
+def _leave() -> None:
+    """At exit: says which rank is at fault, if the program has not, and leaves."""
+    if _state.culprit is None and is_initialized():
+        failure = _core.failure()
+        culprit = last_words.blamed(failure, rank()) if failure else None
+        if failure and culprit is not None:
+            _state.culprit = (culprit, failure.message)
+    if _state.culprit is not None and not _state.reported:
+        culprit, reason = _state.culprit
+        report.send(os.environ, {"error": reason, "blamed": culprit})
+    shutdown()

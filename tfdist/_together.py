@@ -55,12 +55,11 @@ def on_one_rank(
         shared = broadcast_object(
             own, rank, name=name, timeout_s=timeout_s, process_set=process_set
         )
-    except Exception as lost:
+    except Exception:
         if failure is None:
-            raise
-        raise failure from lost  # a rank that was told has ended already
+            raise  # else: a rank that was told has ended already
     if failure is not None:
-        raise failure
+        raise failure  # outside of the handler: it is not the other ranks' fault
     if shared["failure"]:
         raise errors.RankFailedError(
             f"{failed}: {shared['failure']}",
@@ -131,10 +130,9 @@ class Together:
                 timeout_s=self.timeout_s,
                 process_set=self.process_set,
             )
-        except Exception as lost:
+        except Exception:
             if failure is None:
                 raise
-            raise failure from lost
         if failure is not None:
             raise failure
         for rank, other in zip(self.ranks, shared, strict=True):

@@ -22,7 +22,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist import _engine
+from tfdist import _engine, _runtime
 from tfdist._core import CoreError
 
 __all__ = [
@@ -78,6 +78,10 @@ class _WithRecord:
         # node_def and op: a graph's node says nothing to the reader of this error.
         super().__init__(None, None, message)  # type: ignore[call-arg]
         self.record = record or ErrorRecord(kind=self.KIND, cause=message)
+        rank = self.record.rank
+        if self.record.kind in ("rank_failed", "shutdown") and rank is not None:
+            first_line = message.partition("\n")[0]
+            _runtime.note_failure(rank, f"{type(self).__name__}: {first_line}")
 
     def __repr__(self) -> str:
         # TensorFlow's errors show nothing but their class here.

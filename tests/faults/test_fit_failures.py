@@ -75,12 +75,15 @@ def test_the_others_and_the_launcher_name_the_rank(
         assert kind == "own"
         assert float(seconds) < 10.0
         why = "Graph execution error: ValueError: label 11 is not a digit"
-        assert done.report[1] == f"reason: InvalidArgumentError: {why}"
+        assert done.report[-1] == f"reason: InvalidArgumentError: {why}"
         for rank in (0, 2):
-            told = (
-                rf"^\[rank {rank}\] rank 1 \(.*\) failed: InvalidArgumentError: {why}"
+            line = (
+                rf"^\[rank {rank}\] \[tfdist\] rank {rank} ends with .* of rank 1, at"
             )
-            assert re.search(told, done.stderr, re.MULTILINE), done.stderr
+            assert re.search(line, done.stderr, re.MULTILINE), done.stderr
+            log = next(tmp_path.glob(f"tfdist-logs/*/rank-{rank}.log")).read_text()
+            told = rf"rank 1 \(.*\) failed.*: InvalidArgumentError: {why}"
+            assert re.search(told, log), log
     for rank in (0, 2):
         refusal = re.search(rf"\[rank {rank}\] SAVE (.*)", done.stdout)
         assert refusal is not None
@@ -139,3 +142,45 @@ def test_an_interrupt_is_told_in_one_line_a_rank(tmp_path):
         assert "was interrupted" in lines[0]
     assert "Traceback" not in done.stderr
     assert "pybind11" not in done.stderr
+
+
+FULL = """
+import time, numpy as np, keras, tfdist
+tfdist.init()
+x = np.ones((48, 3), "float32")
+class Full(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        raise OSError(28, "No space left on device", "c.keras")
+model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+model.compile(tfdist.DistributedOptimizer(keras.optimizers.SGD(0.01)), "mse")
+data = tfdist.data.shard((x, x[:, :1]), batch_size=4)
+calls = [tfdist.callbacks.BroadcastInitialState(), tfdist.callbacks.MetricAverage()]
+calls.append(tfdist.callbacks.RankZeroOnly(Full()))
+try:
+    model.fit(data, epochs=1, verbose=0, shuffle=False, callbacks=calls)
+except Exception:
+    if tfdist.rank() == 0: time.sleep(0.3)  # as a long `finally` block does
+    raise
+"""
+
+
+# In `make test` without TensorFlow: test_first_failure.py.
+@pytest.mark.slow
+@deadline(120)
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_callback_that_fails_on_rank_zero_is_the_reason_whoever_ends_first(
+    tmp_path, size
+):
+    done = run(
+        tmp_path, "-np", str(size), sys.executable, "-c", FULL,
+        timeout_s=100, TF_CPP_MIN_LOG_LEVEL="2",
+    )  # fmt: skip
+    assert done.code == 1
+    assert done.report[0].startswith("rank 0 ")
+    reason = "reason: OSError: [Errno 28] No space left on device: 'c.keras'"
+    assert done.report[-2] == reason
+    assert done.stderr.count("Traceback") == 1
+    line = (
+        r"^\[rank (\d)\] \[tfdist\] rank \1 ends with RankFailedError because of rank 0"
+    )
+    assert len(re.findall(line, done.stderr, re.MULTILINE)) == size - 1

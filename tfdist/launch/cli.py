@@ -188,7 +188,7 @@ def _conclude(outcome: Outcome, started_s: float, folder: Path) -> int:
             log=folder / f"rank-{first.rank}.log",
         )
     )
-    return first.exit_code
+    return report.exit_code(first, outcome.ends)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -127,6 +127,7 @@ class Screen:
 
     sink: Sink
     open_line: bytes = b""
+    lines: int = 0  # that ranks have printed here
 
     def print(self, line: bytes) -> None:
         """A finished line, above the open one."""
@@ -156,6 +157,18 @@ class RankOutput:
     log: BinaryIO | None = None
     timestamps: bool = False
     tail: deque[bytes] = field(default_factory=lambda: deque(maxlen=TAIL_LINES))
+    tail_on: Screen | None = None  # where the last line went
+    tail_at: int = 0  # number of that line there
+
+    def tail_is_shown(self, screen: Screen) -> bool:
+        """Whether the last lines are among the last lines of a screen."""
+        return self.tail_on is screen and screen.lines - self.tail_at < TAIL_LINES
+
+    def note(self, text: str) -> None:
+        """Adds to the log file what is not shown on the screen."""
+        if self.log is not None:
+            with contextlib.suppress(OSError):
+                self.log.write(text.encode("utf-8", "replace"))
 
     @property
     def passes_unchanged(self) -> bool:
@@ -225,6 +238,8 @@ class StreamMerger:
     def _line(self, line: bytes) -> None:
         text = visible(line)
         self._output.tail.append(text)
+        self._screen.lines += 1
+        self._output.tail_on, self._output.tail_at = self._screen, self._screen.lines
         if self._output.passes_unchanged:
             return
         text = self._output.prefix(color=self._color) + text

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+_REASON_CHARACTERS = 1000
+
 
 @dataclass
 class RankEnd:
@@ -21,6 +23,7 @@ class RankEnd:
         ended_by_us: it was ended because another one had failed before.
         told: what it reported before its end: "error", "blamed", "time_s".
         tail: last lines of its output.
+        tail_is_shown: they are among the last lines on the screen.
         host: where it ran.
         lost: how its host was lost, when that is why its end is not known.
     """
@@ -31,6 +34,7 @@ class RankEnd:
     ended_by_us: bool = False
     told: Mapping[str, Any] = field(default_factory=dict)
     tail: Sequence[bytes] = ()
+    tail_is_shown: bool = False
     host: str = field(default_factory=socket.gethostname)
     lost: str = ""
 
@@ -54,17 +58,48 @@ def first_failure(ends: Sequence[RankEnd]) -> RankEnd | None:
     """The root cause: the first rank that failed without blaming another one.
 
     A rank that only suffered (its peer was killed, it got RankFailedError) can end
-    before the one at fault; it names that one in its report.
+    before the one at fault; it names that one in its report. The one at fault may not
+    have ended by itself at all.
     """
     failed = [end for end in ends if end.failed]
-    numbers = {end.rank for end in failed}
-    guilty = [
-        end
-        for end in failed
-        if end.told.get("blamed") in (None, end.rank)
-        or end.told["blamed"] not in numbers
-    ]
-    return min(guilty or failed, key=lambda end: end.failed_at_s, default=None)
+    by_rank = {end.rank: end for end in ends if end.code != 0}
+    roots = [_root(end, by_rank) for end in failed]
+    guilty = [end for end in roots if not _blames_other(end, by_rank)]
+    candidates = [end for end in guilty if end.failed] or guilty
+    # Who said nothing, and is blamed by nobody, may have caught the error of another.
+    blamed = {end.told.get("blamed") for end in failed}
+    spoke = [end for end in candidates if end.told or end.rank in blamed]
+    if len(blamed) > 1:
+        candidates = spoke or candidates
+    found = min(candidates or failed, key=lambda end: end.failed_at_s, default=None)
+    if (
+        found and not candidates
+    ):  # they blame each other: after a link between them broke
+        return by_rank[found.told["blamed"]]
+    return found
+
+
+def exit_code(first: RankEnd, ends: Sequence[RankEnd]) -> int:
+    """The exit code of tfdistrun: that of the first rank that ended by itself."""
+    if first.failed:
+        return first.exit_code
+    failed = [end for end in ends if end.failed]
+    return min(failed, key=lambda end: end.failed_at_s, default=first).exit_code
+
+
+def _blames_other(end: RankEnd, by_rank: Mapping[int, RankEnd]) -> bool:
+    return end.told.get("blamed") in by_rank.keys() - {end.rank}
+
+
+def _root(end: RankEnd, by_rank: Mapping[int, RankEnd]) -> RankEnd:
+    """The end of the chain of blame; the rank itself where the chain is a circle."""
+    found, seen = end, {end.rank}
+    while _blames_other(found, by_rank):
+        found = by_rank[found.told["blamed"]]
+        if found.rank in seen:
+            return end
+        seen.add(found.rank)
+    return found
 
 
 def signal_name(number: int) -> str:
@@ -116,6 +151,11 @@ _TEXT_HINTS = (
         "the memory is used up: use a smaller batch, or fewer ranks on this host",
     ),
     (
+        "although its process is there",
+        "a connection between two ranks was cut: look at the network between their "
+        "hosts",
+    ),
+    (
         "No space left on device",
         "a disk is full: see `df -h`",
     ),
@@ -130,7 +170,7 @@ def hint(end: RankEnd, ends: Sequence[RankEnd]) -> str:
     """What to look at, "" when the output says it all."""
     if end.lost:
         return end.lost.partition("\n")[2].strip()
-    if end.code < 0:
+    if end.code < 0 and not end.ended_by_us:
         return _SIGNAL_HINTS.get(-end.code, "")
     blamed = end.told.get("blamed")
     others = {other.rank: other for other in ends}
@@ -139,7 +179,7 @@ def hint(end: RankEnd, ends: Sequence[RankEnd]) -> str:
             f"rank {blamed} had ended without an error: all ranks must do the same "
             "number of steps (tfdist.data.shard sees to that)"
         )
-    text = b"\n".join(end.tail).decode("utf-8", "replace")
+    text = b"\n".join(end.tail).decode("utf-8", "replace") + _reason(end, ends)
     for part, advice in _TEXT_HINTS:
         if part in text:
             return advice
@@ -161,25 +201,37 @@ def explain(
         f"rank {first.rank} on {first.host} failed first: {_describe(first)} "
         f"after {after:.1f} s"
     ]
-    if first.told.get("error"):
-        lines.append(f"reason: {str(first.told['error']).splitlines()[0][:500]}")
-    if advice := hint(first, ends):
-        lines.append(f"hint: {advice}")
-    if first.tail:
+    # A reported error stands above, or in the log; what a rank printed before it died
+    # may be far up.
+    if first.tail and not first.told.get("error") and not first.tail_is_shown:
         lines.append(f"last lines of rank {first.rank}:")
         lines += [f"  | {line.decode('utf-8', 'replace')}" for line in first.tail]
     others = [end for end in ends if end is not first]
     if others:
-        told = ", ".join(f"{end.rank}: {_describe_other(end)}" for end in others)
+        told = ", ".join(f"{end.rank}: {_describe(end)}" for end in others)
         lines.append(f"other ranks: {told}")
     if log is not None:
         lines.append(f"all output: {log}")
+    if reason := _reason(first, others):
+        lines.append(reason)
+    if advice := hint(first, ends):
+        lines.append(f"hint: {advice}")
     return lines
 
 
-def _describe_other(end: RankEnd) -> str:
-    return "ended by tfdistrun" if end.ended_by_us else _describe(end)
+def _reason(first: RankEnd, others: Sequence[RankEnd]) -> str:
+    """Its own; where it said none, or blames another, that of who blamed it first."""
+    witnesses = [end for end in others if end.told.get("blamed") == first.rank]
+    witnesses.sort(key=lambda end: end.failed_at_s)
+    own_fault = first.told.get("blamed") in (None, first.rank)
+    for end in (first, *witnesses) if own_fault else (*witnesses, first):
+        if error := str(end.told.get("error", "")):
+            by = "" if end is first else f" (as rank {end.rank} saw it)"
+            return f"reason{by}: {error.splitlines()[0][:_REASON_CHARACTERS]}"
+    return ""
 
 
 def _describe(end: RankEnd) -> str:
+    if end.ended_by_us:
+        return "ended by tfdistrun"
     return end.lost.partition("\n")[0] or describe_code(end.code)

@@ -460,4 +460,8 @@ class Supervisor:
             if remote and "time_s" in end.told:  # by that host's clock
                 time_s = float(end.told["time_s"]) + remote.clock_s
                 end.told = {**end.told, "time_s": time_s}
-            end.tail = list(self._outputs[end.rank].tail)
+            output = self._outputs[end.rank]
+            end.tail = list(output.tail)
+            end.tail_is_shown = output.tail_is_shown(self._stderr)
+            if full := end.told.get("traceback"):
+                output.note(f"tfdistrun: the whole traceback:\n{full}")

@@ -7,6 +7,7 @@ the one that ends first.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import re
 import time
 import traceback
@@ -20,8 +21,11 @@ from tfdist.rendezvous.secret import read_secret_file
 from tfdist.rendezvous.store import StoreClient
 
 PREFIX = "report/"
-_TIMEOUT_S = 1.0
-_MODULES = re.compile(r"(tensorflow\.python\.framework\.errors_impl|tfdist\.errors)\.")
+_COUNTS = "reports of/"  # how many ranks have reported an error
+_TIMEOUT_S = 3.0  # for each step: ranks that fail together are busy
+_MODULES = re.compile(
+    r"(tensorflow\.python\.framework\.errors_impl|tfdist(\.[a-z_]+)+)\."
+)
 # Lines of TensorFlow's and Keras's messages that say where, not what. What follows
 # "Arguments received by" are the arguments of a layer.
 _PLACES = re.compile(
@@ -57,33 +61,39 @@ def reason(error: BaseException) -> str:
     return f"{first} {telling[-1]}" if first.endswith(":") and telling else first
 
 
-def send(environ: Mapping[str, str], text: dict[str, Any]) -> bool:
-    """Leaves a rank's report at tfdistrun's store; False when there is none.
+def send(environ: Mapping[str, str], text: dict[str, Any]) -> int:
+    """Leaves a rank's report at tfdistrun's store.
 
     Args:
         environ: variables of the launcher.
-        text: "error" and "blamed" (the rank at whose fault it was, or None). Rank
-            and time are added: time.monotonic(), which all processes of a host share.
+        text: "error" and "blamed" (the rank at whose fault it was, or None), perhaps
+            "traceback". Rank and time are added: time.monotonic(), which all processes
+            of a host share.
+
+    Returns:
+        How many ranks have reported this error so far, this one included; 0 when there
+        is no launcher that takes reports.
     """
     try:
         placement = detect(environ)
         if not placement.served or placement.rendezvous is None:
-            return False
+            return 0
         address = split_address(placement.rendezvous)
         secret = read_secret_file(environ.get("TFDIST_SECRET_FILE", ""))
         told = {**text, "rank": placement.rank, "time_s": time.monotonic()}
-        asyncio.run(_send(address, secret, placement.job or "", told))
-        return True
+        return asyncio.run(_send(address, secret, placement.job or "", told))
     except (RendezvousError, OSError, RuntimeError):
-        return False  # the launcher is gone, or this is inside a running loop
+        return 0  # the launcher is gone, or this is inside a running loop
 
 
 async def _send(
     address: tuple[str, int], secret: bytes, job: str, text: dict[str, Any]
-) -> None:
+) -> int:
     deadline = time.monotonic() + _TIMEOUT_S
     store = await StoreClient.connect(address, secret, deadline=deadline, job=job)
     try:
         await store.set(f"{PREFIX}{text['rank']}", text, timeout_s=_TIMEOUT_S)
+        digest = hashlib.sha256(str(text.get("error")).encode()).hexdigest()[:16]
+        return await store.add(f"{_COUNTS}{digest}", timeout_s=_TIMEOUT_S)
     finally:
         store.close()

@@ -1,0 +1,124 @@
+"""What a rank says about the exception that ends its program: whose fault, how long."""
+
+import pytest
+
+from tfdist import _core, _last_words
+
+LOST = {"kind": "rank_failed", "rank": 0, "cause": "OSError: the disk is full"}
+
+
+def lost(**more):
+    return _core.CoreError(_core.ABORTED, "rank 0 failed", {**LOST, **more})
+
+
+def raised(program):
+    """The exception that ends a program, as its hook gets it."""
+    try:
+        program()
+    except BaseException as error:
+        return error
+    raise AssertionError("it did not raise")
+
+
+def again():
+    try:
+        raise lost()
+    except _core.CoreError:
+        raise
+
+
+def wrapped():
+    try:
+        raise lost()
+    except _core.CoreError as error:
+        raise RuntimeError("training failed") from error
+
+
+def while_handled():
+    try:
+        raise lost()
+    except _core.CoreError:
+        try:
+            raise KeyError("clean-up")
+        except KeyError as error:
+            raise ValueError("of the clean-up") from error
+
+
+def circle():
+    error = lost()
+    error.__cause__ = error  # a circle, as some libraries make
+    raise error
+
+
+@pytest.mark.parametrize("program", [again, wrapped, while_handled, circle])
+def test_who_raises_because_of_another_rank_blames_it(program):
+    error = raised(program)
+    assert _last_words.blamed(error, 1) == 0
+    rank, found = _last_words.accusation(error, 1)
+    assert rank == 0 and found.payload["rank"] == 0
+
+
+def handled():
+    try:
+        raise lost()
+    except _core.CoreError:
+        pass
+    raise ValueError("its own")
+
+
+def hidden():
+    try:
+        raise lost()
+    except _core.CoreError:
+        raise ValueError("says that it is another matter") from None
+
+
+def evicted():
+    raise lost(kind="no_majority")
+
+
+@pytest.mark.parametrize("program", [handled, hidden, evicted])
+def test_who_fails_itself_blames_nobody(program):
+    assert _last_words.blamed(raised(program), 1) is None
+
+
+def test_a_rank_that_others_blame_does_not_blame_itself():
+    assert _last_words.blamed(lost(), 0) is None
+    assert _last_words.blamed(lost(rank=-1), 1) is None
+
+
+TRACEBACK = """Traceback (most recent call last):
+  File "/job/train.py", line 9, in <module>
+    model.fit(
+    ^^^^^^^^^^
+  File "/site/keras/src/utils/traceback_utils.py", line 122, in error_handler
+    raise e.with_traceback(filtered_tb) from None
+  File "/site/tfdist/_together.py", line 59, in on_one_rank
+    raise failure
+  File "/job/train.py", line 6, in on_epoch_end
+    raise OSError("full")
+OSError: full
+"""
+SHORT = """Traceback (most recent call last):
+  File "/job/train.py", line 9, in <module>
+    model.fit(
+    ^^^^^^^^^^
+  File "/job/train.py", line 6, in on_epoch_end
+    raise OSError("full")
+OSError: full
+"""
+
+
+def test_frames_of_libraries_are_left_out():
+    folders = ["/site/keras", "/site/tfdist"]
+    assert _last_words.without_libraries(TRACEBACK, folders) == SHORT
+    assert _last_words.without_libraries(SHORT, folders) == SHORT
+    assert _last_words.without_libraries(TRACEBACK, []) == TRACEBACK
+    assert _last_words.without_libraries(TRACEBACK, ["/site/ker"]) == TRACEBACK
+
+
+def test_the_place_is_where_the_program_was():
+    error = raised(again)
+    assert _last_words.place(error, []).startswith(", at test_last_words.py:")
+    assert _last_words.place(error, [""]) == ""  # all is a library's
+    assert _last_words.place(ValueError("never raised"), []) == ""
