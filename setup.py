@@ -188,6 +188,7 @@ def parallel_jobs() -> int:
 
 
 setup(
+    license="Apache-2.0",
     # No sources: BuildNative knows them. It makes the wheel one for this platform.
     ext_modules=[Extension("tfdist._native", sources=[])],
     cmdclass={"build_ext": BuildNative},

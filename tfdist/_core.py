@@ -12,6 +12,7 @@ import json
 import math
 import numbers
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -347,6 +348,13 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
 }
 
 
+def _installed_elsewhere(folders: Sequence[str]) -> Path | None:
+    """The first folder of sys.path that has a tfdist whose libraries are built."""
+    built = Path(*LIBRARY_PATH.parts[-3:])
+    found = (Path(folder) for folder in folders if (Path(folder) / built).is_file())
+    return next(found, None)
+
+
 @functools.cache
 def library() -> ctypes.CDLL:
     """Loads `libtfdist_core.so` once and declares its functions.
@@ -360,6 +368,14 @@ def library() -> ctypes.CDLL:
         "or install a tfdist wheel for this machine"
     )
     if not LIBRARY_PATH.is_file():
+        source = LIBRARY_PATH.parents[2]
+        if installed := _installed_elsewhere(sys.path):
+            raise ImportError(
+                f"Python found tfdist in its source folder {source}, which is not "
+                f"built, before the one that is installed in {installed}. Start "
+                "Python, or tfdistrun, in another folder; or install the source "
+                "folder itself: `pip install --no-build-isolation -e .`"
+            )
         raise ImportError(
             f"the core library of tfdist is not built: expected {LIBRARY_PATH}; "
             f"{remedy}"

@@ -40,6 +40,18 @@ def programs(monkeypatch, tmp_path):
     return add
 
 
+def test_the_setuptools_of_a_fresh_environment_can_read_the_settings(monkeypatch):
+    """Of Python 3.11: 65.5, which refuses a license that is a text."""
+    settings = tomllib.loads(SETUP.with_name("pyproject.toml").read_text())
+    assert "setuptools>=65.5" in settings["build-system"]["requires"]
+    assert not isinstance(settings["project"].get("license"), str)
+    assert settings["project"]["dynamic"] == ["license"]
+    told = {}
+    monkeypatch.setattr(setuptools, "setup", lambda **more: told.update(more))
+    runpy.run_path(str(SETUP))
+    assert told["license"] == "Apache-2.0"
+
+
 def test_without_tensorflow_it_names_no_build_isolation(script, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(SetupError, match="pip install --no-build-isolation"):

@@ -94,6 +94,24 @@ def test_a_library_that_is_not_built_is_explained(monkeypatch, tmp_path):
     _core.library.cache_clear()
 
 
+def test_a_source_folder_that_hides_the_installed_package_is_named(
+    monkeypatch, tmp_path
+):
+    library = Path("tfdist", "_native", "libtfdist_core.so")
+    source, installed = tmp_path / "clone", tmp_path / "site-packages"
+    (installed / library).parent.mkdir(parents=True)
+    (installed / library).touch()
+    monkeypatch.setattr(_core, "LIBRARY_PATH", source / library)
+    monkeypatch.setattr(sys, "path", [str(source), str(tmp_path), str(installed)])
+    _core.library.cache_clear()
+    with pytest.raises(ImportError) as caught:
+        _core.library()
+    text = str(caught.value)
+    assert f"in its source folder {source}, which is not built" in text
+    assert f"installed in {installed}. Start Python, or tfdistrun, in another" in text
+    assert "pip install --no-build-isolation -e ." in text
+
+
 _KINDS = {
     "int32_t": ctypes.c_int32,
     "uint32_t": ctypes.c_uint32,
