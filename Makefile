@@ -57,8 +57,9 @@ sim: $(INSTALLED)  ## SEEDS=1000 worlds from FIRST=1 on, simulated with faults i
 mutants: $(BUILT)  ## breaks the code line by line: each break must be caught
 	@$(BIN)/python tests/mutants/run.py
 
-campaign: $(BUILT)  ## kills, stops, cuts and starves jobs by the hundred (half an hour, resumable)
+campaign: $(BUILT)  ## kills, stops, cuts and starves jobs by the hundred (an hour, resumable)
 	@$(BIN)/python tests/campaign/run.py
+	@$(BIN)/python tests/campaign/signals.py
 
 sanitize: $(INSTALLED)  ## the C++ tests under AddressSanitizer, UBSan and ThreadSanitizer
 	@$(BIN)/python .ci/sanitize.py
