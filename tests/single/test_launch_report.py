@@ -165,3 +165,5 @@ def test_advice_fits_the_way_it_failed():
     assert "python FILE" in hint(end(0, 126), [])
     assert "dmesg" in hint(end(0, -signal.SIGKILL, tail=[b"MemoryError"]), [])
     assert hint(end(0, -50), []) == ""
+    assert "batch system" in hint(end(0, -signal.SIGTERM), [])
+    assert hint(end(0, -signal.SIGTERM, told={"error": "a child of a rank"}), []) == ""

@@ -170,6 +170,8 @@ def hint(end: RankEnd, ends: Sequence[RankEnd]) -> str:
     """What to look at, "" when the output says it all."""
     if end.lost:
         return end.lost.partition("\n")[2].strip()
+    if end.code == -signal.SIGTERM and end.told.get("error"):
+        return ""  # a child process that told the reason has ended it
     if end.code < 0 and not end.ended_by_us:
         return _SIGNAL_HINTS.get(-end.code, "")
     blamed = end.told.get("blamed")
