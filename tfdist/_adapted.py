@@ -81,7 +81,10 @@ def check_alike(
         tfdist.MismatchError: on all ranks: they do not, or a rank has joined.
     """
     told = gather_from_all(
-        prints_of_adapted(model), function, name="adapted", process_set=process_set
+        prints_of_adapted(model),
+        function,
+        name="comparison of preprocessing layers",
+        process_set=process_set,
     )
     check_prints(told, function, members_of(process_set))
 

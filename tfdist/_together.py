@@ -125,7 +125,7 @@ class Together:
             shared = gather_from_all(
                 own,
                 f"tfdist.{self.function}",
-                name="together",
+                name="tfdist.evaluate, predict or restore",
                 max_bytes=MAX_BYTES,
                 timeout_s=self.timeout_s,
                 process_set=self.process_set,

@@ -130,7 +130,9 @@ def _agree_on_call(
     if not gaps:
         return group_id, found
     if seen:  # or the ranks have just told each other
-        found = _any_rank(present, f"present.{group_id[:8]}", process_set)
+        found = _any_rank(
+            present, f"gradients that are not None, list {group_id[:8]}", process_set
+        )
     chosen = f"{options} gradients={_hexadecimal(found)}"
     return _register(lines, chosen, found, process_set)
 

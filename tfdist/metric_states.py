@@ -240,7 +240,7 @@ def combine(
         whole = collectives.allreduce(
             tf.constant(np.concatenate([v.ravel().astype(dtype) for v in values])),
             op=_OPERATIONS[rule],
-            name=f"metric_states.{rule}.{dtype}",
+            name=f"metrics of all ranks, {rule} of {dtype}",
             timeout_s=timeout_s,
             process_set=process_set,
         ).numpy()

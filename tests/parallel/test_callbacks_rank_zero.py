@@ -359,7 +359,10 @@ def slow_callback():
 
 
 def test_the_others_wait_for_the_callback_with_a_deadline():
-    assert "rank_zero_only" in run_ranks(slow_callback, 2, timeout_s=40)[1]
+    assert (
+        "RankZeroOnly, what rank 0 has changed"
+        in run_ranks(slow_callback, 2, timeout_s=40)[1]
+    )
 
 
 def unlike_callbacks():

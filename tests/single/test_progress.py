@@ -77,7 +77,7 @@ def test_rows_of_tables_belong_to_their_list():
 
 
 def test_other_operations_and_failed_ones_do_not_count():
-    others = ["stop_together", "batch_norm.3", "gradients.12.0", "allreduce.eager"]
+    others = ["StopTogether", "batch_norm.3", "gradients.12.0", "allreduce.eager"]
     records = [record(name, 0, 1000) for name in others]
     assert exposure.tails(records) == []
     assert exposure.exposed_us(records) == 0

@@ -56,7 +56,9 @@ class DataCheck:
             setattr(self._iterator, _DATASET, self._original)
         ranks = tf.fill([tf.size(own)], tf.constant(_runtime.rank(), tf.int64))
         rows = allgather(
-            tf.stack([ranks, own], 1), name="data_check", process_set=self._ranks
+            tf.stack([ranks, own], 1),
+            name="check of the first batches",
+            process_set=self._ranks,
         ).numpy()
         members = members_of(self._ranks)
         if _runtime.rank() != members[0]:

@@ -31,10 +31,10 @@ def agree_on_epoch(
         return
     packed = struct.pack(f"<{len(rates)}d", *rates)
     bits = digest(packed)
-    if equal_on_all_ranks([epoch, bits], "callbacks.epoch", process_set):
+    if equal_on_all_ranks([epoch, bits], "comparison of learning rates", process_set):
         return
     shared = allgather_object(
-        [epoch, list(rates)], name="callbacks.epochs", process_set=process_set
+        [epoch, list(rates)], name="epochs and learning rates", process_set=process_set
     )
     shown = "; ".join(
         f"rank {rank}: epoch {own[0] + 1}, {_shown(own[1])}"

@@ -79,7 +79,7 @@ def build_alike(model: keras.Model, root: int, process_set: ProcessSet | None) -
         for one in optimizers
     ]
     told = broadcast_object(
-        own, root, name="callbacks.optimizers", process_set=process_set
+        own, root, name="build of the optimizers", process_set=process_set
     )
     for optimizer, listed in zip(optimizers, told, strict=True):
         if optimizer.built or -1 in listed:  # the latter shows when they are compared

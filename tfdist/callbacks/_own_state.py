@@ -81,7 +81,11 @@ def average_accumulated(model: keras.Model) -> None:
             continue
         sums += _weighted_accumulation.totals(inner)
         values = [tf.convert_to_tensor(v) for v in sums]
-        means = grouped_allreduce(values, name="accumulated", process_set=ranks)
+        means = grouped_allreduce(
+            values,
+            name="mean of accumulated gradients before a save",
+            process_set=ranks,
+        )
         for variable, mean in zip(sums, means, strict=True):
             variable.assign(mean)
 

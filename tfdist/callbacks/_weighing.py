@@ -105,7 +105,7 @@ def weighted(
             collectives.allreduce(
                 tf.stack([own, tf.ones_like(own)]),
                 op=ReduceOp.SUM,
-                name="uneven_data.weight",
+                name="UnevenData, samples of a step",
                 process_set=process_set,
             )
         )
@@ -138,7 +138,10 @@ def weighted_by_elements(
     def factor() -> tf.Tensor:
         own = tf.stack([tf.cast(n, tf.float64) for n in (elements, samples)])
         total = collectives.allreduce(
-            own, op=ReduceOp.SUM, name="uneven_data.elements", process_set=process_set
+            own,
+            op=ReduceOp.SUM,
+            name="UnevenData, elements of a step",
+            process_set=process_set,
         )
         return tf.math.divide_no_nan(own[0] * total[1], own[1] * total[0])
 

@@ -145,7 +145,7 @@ class BroadcastInitialState(RankCallback):
         told = gather_from_all(
             mark,
             "BroadcastInitialState",
-            name="broadcast_initial_state",
+            name="BroadcastInitialState",
             process_set=self._ranks,
         )
         if not all(told):

@@ -180,7 +180,7 @@ class Checkpoint(RankCallback):
             lambda: self._save_if_better(logs, batch),
             f"rank {self._first} could not save the checkpoint",
             place="the save of tfdist.callbacks.Checkpoint",
-            name="checkpoint",
+            name="save of Checkpoint",
             timeout_s=self.timeout_s,
             process_set=self._ranks,
         )

@@ -236,7 +236,10 @@ def exchange_logs(
         "changed": list(changed),
     }
     shared = gather_from_all(
-        own, "MetricAverage", name="metric_average.logs", process_set=process_set
+        own,
+        "MetricAverage",
+        name="MetricAverage at the end of an epoch",
+        process_set=process_set,
     )
     ranks = members_of(process_set)
     for rank, other in zip(ranks, shared, strict=True):

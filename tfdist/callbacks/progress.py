@@ -274,7 +274,7 @@ class Progress(RankCallback):
         shared = [numbers]
         if not self._alone:
             shared = allgather_object(
-                numbers, name="progress.epoch", process_set=self._ranks
+                numbers, name="Progress at the end of an epoch", process_set=self._ranks
             )
         told = zip(members_of(self._ranks), shared, strict=True)
         found = {rank: n for rank, n in told if n is not None}  # who has not joined

@@ -163,7 +163,7 @@ class RankZeroOnly(RankCallback):
             run,
             f"{self._name}.{hook} failed on rank {self._first}",
             place=f"RankZeroOnly({self._name}).{hook}",
-            name="rank_zero_only",
+            name="RankZeroOnly, what rank 0 has changed",
             timeout_s=self.timeout_s,
             process_set=self._ranks,
         )

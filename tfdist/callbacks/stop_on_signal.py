@@ -152,7 +152,7 @@ class StopOnSignal(RankCallback):
         self._logs = logs or {}
         if between_updates(self.model):  # on all ranks alike
             return
-        received = self._asked("stop_on_signal")
+        received = self._asked("StopOnSignal")
         if received and self._can_all_save(True):
             self._end(received, f"after step {batch + 1} of", batch)
         elif received:
@@ -163,7 +163,7 @@ class StopOnSignal(RankCallback):
         if self._training:
             self._doing = f"the validation of epoch {self._epoch + 1}"
             self._operations = None
-            if received := self._asked("stop_on_signal.validation"):
+            if received := self._asked("StopOnSignal in validation"):
                 self._end(received, "after", None)
 
     def on_test_batch_begin(
@@ -183,13 +183,13 @@ class StopOnSignal(RankCallback):
         """After a validation, or the part of it that was done: asks all ranks."""
         if self._training:
             self._doing = f"the end of epoch {self._epoch + 1}"
-            if received := self._asked("stop_on_signal.validation"):
+            if received := self._asked("StopOnSignal in validation"):
                 self._end(received, "after", None)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Asks all ranks once more: other callbacks came in between, and may save."""
         super().on_epoch_end(epoch, logs)
-        if received := self._asked("stop_on_signal"):
+        if received := self._asked("StopOnSignal"):
             self._logs = logs or self._logs
             self._end(received, "after", None)
 
@@ -202,7 +202,7 @@ class StopOnSignal(RankCallback):
             signal.raise_signal(self._received)
 
     def _end_before_first_step(self, batch: int) -> None:
-        received = self._asked("stop_on_signal.start")
+        received = self._asked("StopOnSignal before the first step")
         if received and self._can_all_save(not unbuilt_layers(self.model)):
             self._end(received, "at the start of", batch - 1)
 
@@ -233,7 +233,7 @@ class StopOnSignal(RankCallback):
         able = allreduce(
             tf.constant(int(own), tf.int32),
             op=ReduceOp.SUM,
-            name="stop_on_signal.here",
+            name="StopOnSignal, ranks with data",
             timeout_s=self.timeout_s,
             process_set=self._ranks,
         )

@@ -63,7 +63,7 @@ class StopTogether(RankCallback):
         was_set = wants_to_stop(self.model)
         wish = _runtime.rank() + 1 if was_set else 0
         # The answer names a rank.
-        wish = self._largest_of_all(wish, "stop_together", self.timeout_s)
+        wish = self._largest_of_all(wish, "StopTogether", self.timeout_s)
         if wish and not was_set:
             self.model.stop_training = True
             _logger.info("Training stops at %s, as rank %d wants.", when, wish - 1)

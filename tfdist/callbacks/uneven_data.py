@@ -155,7 +155,10 @@ class UnevenData(RankCallback):
             return
         numbers = {k: v for k, v in (logs or {}).items() if isinstance(v, float)}
         told = broadcast_object(
-            numbers, self._latest, name="uneven_data.logs", process_set=self._ranks
+            numbers,
+            self._latest,
+            name="UnevenData at the end of an epoch",
+            process_set=self._ranks,
         )
         if self._steps == 0 and logs is not None:
             for key, value in told.items():
@@ -181,7 +184,7 @@ class UnevenData(RankCallback):
         most, least, is_empty, is_unsure, is_unbuilt = collectives.allreduce(
             tf.constant(own, tf.int64),
             op=ReduceOp.MAX,
-            name="uneven_data.steps",
+            name="UnevenData, steps of an epoch",
             process_set=self._ranks,
         ).numpy()
         self._fills_logs = bool(is_empty)
@@ -204,7 +207,7 @@ class UnevenData(RankCallback):
         received = collectives.grouped_broadcast(
             [tf.convert_to_tensor(variable) for variable in variables],
             self._latest,
-            name="uneven_data.statistics",
+            name="UnevenData, moving statistics",
             process_set=self._ranks,
         )
         if self._steps == 0:

@@ -63,7 +63,7 @@ def compare(
     process_set: ProcessSet | None,
     *,
     is_first: bool,
-    name: str = "weight_check",
+    name: str = "comparison of weights",
 ) -> None:
     """Compares the states of all ranks; every rank of the set calls it.
 

@@ -251,7 +251,7 @@ after_join.append(_begin_counts_anew)
 
 
 def _name(key: tuple[int, int, str]) -> str:
-    return f"weight_check.{key[2][:8]}"
+    return f"comparison of weights.{key[2][:8]}"
 
 
 def _moment(count: int) -> str:

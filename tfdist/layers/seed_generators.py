@@ -72,7 +72,7 @@ def broadcast_seed_generators(
     shared = gather_from_all(
         own,
         "broadcast_seed_generators",
-        name="seed_generators",
+        name="broadcast_seed_generators",
         process_set=process_set,
     )
     for rank, other in zip(members, shared, strict=True):

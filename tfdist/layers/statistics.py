@@ -90,7 +90,7 @@ def combine_at(
     shared = gather_from_all(
         own,
         "combine_moving_statistics",
-        name="moving_statistics",
+        name="combine_moving_statistics",
         process_set=process_set,
     )
     share = _share(own, shared, list(members_of(process_set)))
@@ -149,7 +149,7 @@ def _sum(vector: np.ndarray, process_set: ProcessSet | None) -> np.ndarray:
     summed = collectives.allreduce(
         tf.constant(vector),
         op=ReduceOp.SUM,
-        name="moving_statistics.sum",
+        name="combine_moving_statistics, sums",
         process_set=process_set,
     )
     return np.array(summed)
