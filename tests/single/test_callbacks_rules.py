@@ -89,6 +89,53 @@ def test_lists_that_are_refused(lists, mismatch, words):
     assert problem.mismatch == mismatch
 
 
+def test_all_mistakes_are_told_at_once():
+    plateau = kerass("ReduceLROnPlateau")
+    problem = find_problem([[EARLY, plateau, NAN, LOG]] * 8)
+    assert problem.text.startswith("4 things are wrong with the call of fit:\n1. ")
+    lines = problem.text.splitlines()[1:]
+    assert [line.split()[1] for line in lines] == [
+        "TerminateOnNaN",
+        "CSVLogger",
+        "EarlyStopping",
+        "ReduceLROnPlateau",
+    ]
+    assert not problem.mismatch
+
+
+def test_a_mismatch_among_the_mistakes_makes_a_mismatch_of_all():
+    problem = find_problem([[*START, NAN], START[:1]], [{"epochs": "2"}] * 2)
+    assert problem.mismatch
+    assert "1. The ranks' callbacks differ" in problem.text
+    assert "2. TerminateOnNaN stops its own rank" in problem.text
+
+
+ARGUMENTS = {
+    "epochs": "3",
+    "steps_per_epoch": "5",
+    "validation_data": "given",
+    "validation_freq": "1",
+    "class_weight": "None",
+}
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_arguments_of_fit_that_differ_are_refused(name):
+    other = {**ARGUMENTS, name: "other"}
+    problem = find_problem([START] * 3, [ARGUMENTS, ARGUMENTS, other])
+    assert problem.mismatch
+    assert f"Expected the same {name} in fit on every rank, got " in problem.text
+    assert f"rank 1: {ARGUMENTS[name]}; rank 2: other" in problem.text
+
+
+def test_arguments_that_may_differ():
+    uneven = [ours("UnevenData"), *START]
+    steps = {**ARGUMENTS, "steps_per_epoch": "4"}
+    assert find_problem([uneven] * 2, [ARGUMENTS, steps]) is None
+    alone = {**ARGUMENTS, "validation_data": "none", "validation_freq": "-"}
+    assert find_problem([START[:1]] * 2, [ARGUMENTS, alone]) is None
+
+
 class Mine(keras.callbacks.EarlyStopping):
     """A class of the user's own."""
 

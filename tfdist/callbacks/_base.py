@@ -88,7 +88,7 @@ class RankCallback(keras.callbacks.Callback):
                 self.model.train_function = None
                 self.model.make_train_function()
             epochs = (self.params or {}).get("epochs")  # a loop of the user's has none
-            agree_on_callbacks(self._listed, epochs, self._ranks)
+            agree_on_callbacks(self._listed, epochs, self._ranks, self.model)
             _warn_of_own_statistics(self.model, self._listed, self._first)
             if running is not None and _runtime.size() > 1:
                 RankComparison.append_to(running, self._ranks)

@@ -68,42 +68,55 @@ def agree_on_callbacks(
     callbacks: list[keras.callbacks.Callback],
     epochs: int | None,
     process_set: ProcessSet | None,
+    model: keras.Model,
 ) -> None:
-    """Checks the callbacks of all ranks; every rank that trains has to call it.
+    """Checks the call of `fit` of all ranks; every rank that trains has to call it.
 
     Args:
         callbacks: this rank's list.
         epochs: the epoch at which its training ends; None if nobody knows.
         process_set: the ranks that train; None for all.
+        model: the model, by which the arguments of its `fit` are found.
 
     Raises:
         ValueError: on all ranks, if these callbacks cannot train several ranks.
-        tfdist.MismatchError: on all ranks, if the ranks' lists differ where they must
-            not, or a rank has joined (`tfdist.join`).
+        tfdist.MismatchError: on all ranks, if the ranks' lists or arguments differ
+            where they must not, or a rank has joined (`tfdist.join`).
     """
     if _runtime.size() == 1:
         return
     own = [dataclasses.asdict(describe(callback)) for callback in callbacks]
     shared = gather_from_all(
-        {"epochs": epochs, "callbacks": own},
+        {"arguments": _compared_arguments(model, epochs), "callbacks": own},
         "model.fit",
-        name="callbacks.lists",
+        name="check of the callbacks at the start of fit",
         process_set=process_set,
     )
-    ends = [other["epochs"] for other in shared]
-    if len(set(ends)) > 1:
-        raise errors.MismatchError(
-            f"Expected the same number of epochs on every rank, got {ends}. Call fit "
-            "with the same epochs=... everywhere; StopTogether ends it early."
-        )
     problem = find_problem(
-        [[Entry(**entry) for entry in other["callbacks"]] for other in shared]
+        [[Entry(**entry) for entry in other["callbacks"]] for other in shared],
+        [other["arguments"] for other in shared],
     )
     if problem is None:
         return
     if problem.mismatch:
         raise errors.MismatchError(problem.text)
     raise ValueError(problem.text)
+
+
+def _compared_arguments(model: keras.Model, epochs: int | None) -> dict[str, str]:
+    """The arguments of the running `fit` that have to be equal, as texts."""
+    compared = {"epochs": str(epochs)}
+    found = variables_of_fit(model)
+    if found is None or "validation_freq" not in found:  # not the fit of Keras
+        return compared
+    has_validation = found.get("validation_data") is not None
+    weights = found.get("class_weight")
+    return compared | {
+        "steps_per_epoch": str(found.get("steps_per_epoch")),
+        "validation_data": "given" if has_validation else "none",
+        "validation_freq": str(found["validation_freq"]) if has_validation else "-",
+        "class_weight": str(sorted(weights.items(), key=str) if weights else None),
+    }
 
 
 def describe(callback: keras.callbacks.Callback) -> Entry:

@@ -7,7 +7,7 @@ refusal is the same error everywhere, before anything is trained.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any
 
 # What they decide on has to be equal on all ranks.
@@ -21,6 +21,17 @@ WRITES = {
     "OrbaxCheckpoint": "directory",
     "RemoteMonitor": "root",
     "TensorBoard": "log_dir",
+}
+# Arguments of `fit` that have to be the same on all ranks, and what to do about it.
+_ADVICE = {
+    "epochs": "StopTogether ends the training early on all ranks.",
+    "steps_per_epoch": "tfdist.data.shard gives every rank the same number of steps. "
+    "For data of different lengths leave it out and use tfdist.callbacks.UnevenData.",
+    "validation_data": "MetricAverage and CombineMovingStatistics need what all ranks "
+    "have: give every rank its share, as tfdist.data.shard makes it, or none.",
+    "validation_freq": "All ranks have to validate after the same epochs.",
+    "class_weight": "The gradients of all ranks have to be of the same loss: compute "
+    "the weights from all samples, not from those of one rank.",
 }
 # Keras puts them behind the user's callbacks; they decide nothing.
 _SHOWS = ("History", "ProgbarLogger")
@@ -58,40 +69,71 @@ class Problem:
     mismatch: bool = False
 
 
-def find_problem(lists: Sequence[Sequence[Entry]]) -> Problem | None:
-    """The first thing that is wrong with the callbacks of a `fit`.
+def find_problem(
+    lists: Sequence[Sequence[Entry]], arguments: Sequence[Mapping[str, Any]] = ()
+) -> Problem | None:
+    """Everything that is wrong with the callbacks of a `fit`.
 
     Args:
         lists: the callbacks of every rank, in the order of the list.
+        arguments: those of `fit` on every rank that are compared, as texts, by name.
 
     Returns:
-        What to say, the same on every rank; None if all is right.
+        What to say, the same on every rank, as a numbered list if it is more than one
+        thing; None if all is right. It is a mismatch if one of them is.
 
     Example:
         >>> stop = Entry("EarlyStopping", "EarlyStopping")
         >>> find_problem([[stop], [stop]]).text.split(":")[0]
         'EarlyStopping decides on the metrics of one rank'
     """
-    for check in (
-        _ours_differ,
-        _missing_somewhere,
-        _backup,
-        _local_metrics,
-        _not_first,
-        _not_last,
-        _stops_alone,
-        _same_place,
-        _averaged_too_late,
-        _written_too_early,
-    ):
-        found = check(lists)
-        if found is not None:
-            return found
-    return None
+    differ = [*_ours_differ(lists), *_missing_somewhere(lists)]
+    kinds = {entry.kind for own in lists for entry in own}
+    found = [*_arguments_differ(arguments, kinds), *differ]
+    for check in (_backup, _not_last, _stops_alone, _same_place, _written_too_early):
+        found += check(lists)
+    if not differ:  # these look at rank 0's list alone
+        for check in (_local_metrics, _not_first, _averaged_too_late):
+            found += check(lists)
+    return combine(found)
 
 
-def _ours_differ(lists: Sequence[Sequence[Entry]]) -> Problem | None:
-    return _difference(
+def combine(found: Sequence[Problem]) -> Problem | None:
+    """One problem that tells several, each once; None for none."""
+    texts = list(dict.fromkeys(problem.text for problem in found))
+    if not texts:
+        return None
+    mismatch = any(problem.mismatch for problem in found)
+    if len(texts) == 1:
+        return Problem(texts[0], mismatch)
+    numbered = "\n".join(f"{n}. {text}" for n, text in enumerate(texts, start=1))
+    return Problem(
+        f"{len(texts)} things are wrong with the call of fit:\n{numbered}", mismatch
+    )
+
+
+def _arguments_differ(
+    arguments: Sequence[Mapping[str, Any]], kinds: Set[str]
+) -> Iterator[Problem]:
+    allowed = set()
+    if "UnevenData" in kinds:
+        allowed.add("steps_per_epoch")
+    if not kinds & {"MetricAverage", "CombineMovingStatistics"}:
+        allowed |= {"validation_data", "validation_freq"}  # one rank may validate alone
+    for name in dict.fromkeys(name for own in arguments for name in own):
+        values = [own.get(name) for own in arguments]
+        if len(set(values)) == 1 or name in allowed:
+            continue
+        shown = "; ".join(f"rank {r}: {value}" for r, value in enumerate(values))
+        yield Problem(
+            f"Expected the same {name} in fit on every rank, got {shown}. "
+            f"{_ADVICE[name]}",
+            mismatch=True,
+        )
+
+
+def _ours_differ(lists: Sequence[Sequence[Entry]]) -> Iterator[Problem]:
+    yield from _difference(
         [[entry for entry in own if entry.ours] for own in lists],
         "the tfdist callbacks",
         "The callbacks of tfdist wait for each other: give every rank the same, in "
@@ -99,8 +141,8 @@ def _ours_differ(lists: Sequence[Sequence[Entry]]) -> Problem | None:
     )
 
 
-def _missing_somewhere(lists: Sequence[Sequence[Entry]]) -> Problem | None:
-    return _difference(
+def _missing_somewhere(lists: Sequence[Sequence[Entry]]) -> Iterator[Problem]:
+    yield from _difference(
         [[entry for entry in own if entry.kind in EVERYWHERE] for own in lists],
         "the callbacks that change the training",
         "What they change on one rank has to be changed on all: give every rank the "
@@ -111,17 +153,17 @@ def _missing_somewhere(lists: Sequence[Sequence[Entry]]) -> Problem | None:
 
 def _difference(
     lists: Sequence[Sequence[Entry]], what: str, advice: str
-) -> Problem | None:
+) -> Iterator[Problem]:
     for rank, own in enumerate(lists):
         if own == lists[0]:
             continue
         shown = [", ".join(_shown(e, lists) for e in some) for some in (lists[0], own)]
-        return Problem(
+        yield Problem(
             f"The ranks' callbacks differ: {what} are [{shown[0]}] on rank 0 and "
             f"[{shown[1]}] on rank {rank}. {advice}",
             mismatch=True,
         )
-    return None
+        return  # one is enough to look at
 
 
 def _shown(entry: Entry, lists: Sequence[Sequence[Entry]]) -> str:
@@ -135,112 +177,106 @@ def _shown(entry: Entry, lists: Sequence[Sequence[Entry]]) -> str:
     return entry.name + (f"({', '.join(differing)})" if differing else "")
 
 
-def _backup(lists: Sequence[Sequence[Entry]]) -> Problem | None:
+def _backup(lists: Sequence[Sequence[Entry]]) -> Iterator[Problem]:
     for own in lists:
         for entry in own:
             if entry.kind == "BackupAndRestore":
-                return Problem(
+                yield Problem(
                     f"{entry.name} restores weights and the epoch on its own rank "
                     "alone, and each rank would write the backup. Write "
                     "tfdist.callbacks.RankZeroOnly(keras.callbacks.BackupAndRestore("
                     "...)) on every rank: rank 0 writes and reads, and what it "
                     "restored is sent to all."
                 )
-    return None
 
 
-def _local_metrics(lists: Sequence[Sequence[Entry]]) -> Problem | None:
+def _local_metrics(lists: Sequence[Sequence[Entry]]) -> Iterator[Problem]:
     averaged = False
     for entry in lists[0]:  # these are the same on all ranks by now
         averaged = averaged or entry.kind == "MetricAverage"
         if entry.kind in DECIDES_ON_LOGS and not averaged:
-            return Problem(
+            yield Problem(
                 f"{entry.name} decides on the metrics of one rank: the ranks would "
                 "decide differently. Put tfdist.callbacks.MetricAverage() before it "
                 "in the list of callbacks."
             )
-    return None
 
 
-def _not_first(lists: Sequence[Sequence[Entry]]) -> Problem | None:
+def _not_first(lists: Sequence[Sequence[Entry]]) -> Iterator[Problem]:
     ours = [entry for entry in lists[0] if entry.ours]  # the same on all ranks by now
     if any(entry.kind == "UnevenData" for entry in ours[1:]):
-        return Problem(
+        yield Problem(
             "tfdist.callbacks.UnevenData has to be the first tfdist callback: the "
             "others meet at the end of an epoch, where it lets all ranks arrive. Move "
             f"it before {ours[0].name}."
         )
-    return None
 
 
-def _not_last(lists: Sequence[Sequence[Entry]]) -> Problem | None:
+def _not_last(lists: Sequence[Sequence[Entry]]) -> Iterator[Problem]:
     for own in lists:
         names = [entry for entry in own if entry.kind not in _SHOWS]
         for place, entry in enumerate(names[:-1]):
             if entry.kind == "StopTogether":
-                return Problem(
+                yield Problem(
                     "tfdist.callbacks.StopTogether has to be the last callback, so "
                     "that it sees what the others decide: move it behind "
                     f"{', '.join(e.name for e in names[place + 1 :])}."
                 )
-    return None
 
 
-def _stops_alone(lists: Sequence[Sequence[Entry]]) -> Problem | None:
+def _stops_alone(lists: Sequence[Sequence[Entry]]) -> Iterator[Problem]:
     for own in lists:
         for entry in own:
             if entry.kind == "TerminateOnNaN" and not any(
                 other.kind == "StopTogether" for other in own
             ):
-                return Problem(
+                yield Problem(
                     f"{entry.name} stops its own rank at once, while the others wait "
                     "for it in the next step. Put tfdist.callbacks.StopTogether() at "
                     "the end of the list of callbacks."
                 )
-    return None
 
 
-def _same_place(lists: Sequence[Sequence[Entry]]) -> Problem | None:
+def _same_place(lists: Sequence[Sequence[Entry]]) -> Iterator[Problem]:
     seen: dict[tuple[str, str], int] = {}
+    told: set[tuple[str, str]] = set()
     for rank, own in enumerate(lists):
         for entry in own:
             if not entry.place:
                 continue
             first = seen.setdefault((entry.kind, entry.place), rank)
-            if first == rank:
+            if first == rank or (entry.kind, entry.place) in told:
                 continue
+            told.add((entry.kind, entry.place))
             advice = f"tfdist.callbacks.RankZeroOnly({entry.name}(...))"
             if entry.kind == "ModelCheckpoint":
                 advice = f"tfdist.callbacks.Checkpoint(...), or {advice}"
-            return Problem(
+            yield Problem(
                 f"{entry.name} writes to {entry.place!r} on rank {first} and on rank "
                 f"{rank}: they would spoil each other's files. Write {advice}, on "
                 "every rank; or a place for each rank, with tfdist.rank() in it."
             )
-    return None
 
 
-def _averaged_too_late(lists: Sequence[Sequence[Entry]]) -> Problem | None:
+def _averaged_too_late(lists: Sequence[Sequence[Entry]]) -> Iterator[Problem]:
     kinds = [entry.kind for entry in lists[0] if entry.ours]  # on all ranks by now
     after = kinds[kinds.index("Progress") :] if "Progress" in kinds else []
     if "MetricAverage" in after and kinds.count("MetricAverage") == 1:
-        return Problem(
+        yield Problem(
             "Progress shows the metrics of rank 0 alone, before MetricAverage has put "
             "those of all ranks into the logs. Move tfdist.callbacks.Progress behind "
             "tfdist.callbacks.MetricAverage in the list of callbacks."
         )
-    return None
 
 
-def _written_too_early(lists: Sequence[Sequence[Entry]]) -> Problem | None:
+def _written_too_early(lists: Sequence[Sequence[Entry]]) -> Iterator[Problem]:
     for own in lists:
         names = [entry.name for entry in own]
         ends = [i for i, entry in enumerate(own) if entry.kind == "Progress"]
         for name in names[: ends[-1]] if ends else []:
             if any(kind in name for kind in ("CSVLogger", "TensorBoard")):
-                return Problem(
+                yield Problem(
                     f"{name} writes the logs before Progress has put the speed and the "
                     "exposed communication into them. Move it behind "
                     "tfdist.callbacks.Progress in the list of callbacks."
                 )
-    return None
