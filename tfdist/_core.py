@@ -334,6 +334,11 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
         ctypes.c_int32,
         [ctypes.c_uint32, ctypes.c_double, *[ctypes.POINTER(ctypes.c_int32)] * 2],
     ),
+    "tfdist_still_us": (ctypes.c_int64, [ctypes.POINTER(ctypes.c_uint64)]),
+    "tfdist_report_blocked": (
+        None,
+        [ctypes.c_uint64, ctypes.c_int32, ctypes.c_char_p],
+    ),
     "tfdist_take_records": (ctypes.c_int32, [ctypes.POINTER(Record), ctypes.c_int32]),
     "tfdist_timeline_start": (
         ctypes.c_int32,
@@ -778,6 +783,28 @@ def join(*, timeout_s: float = 0.0, process_set: int = 0) -> tuple[int, int]:
         )
     )
     return latest.value, complete.value
+
+
+def still() -> tuple[float, int]:
+    """For how long nothing has moved in this rank's engine, while operations wait.
+
+    Returns:
+        Seconds, 0.0 where none waits; and how often something had moved before.
+    """
+    moves = ctypes.c_uint64()
+    still_us = library().tfdist_still_us(ctypes.byref(moves))
+    return still_us / 1e6, moves.value
+
+
+def report_blocked(moves: int, how: int, place: str) -> None:
+    """Says that the program waits in collectives, for the search for a deadlock.
+
+    Args:
+        moves: as `still` gave it before the stacks were looked at.
+        how: 0: in eager calls; 1: in functions; 2: in such for long.
+        place: where, in the user's words.
+    """
+    library().tfdist_report_blocked(moves, how, place.encode("utf-8", "replace"))
 
 
 def take_records() -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ import contextlib
 import contextvars
 import enum
 import functools
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
@@ -21,7 +22,7 @@ from tfdist import _core, _engine, _runtime, errors
 from tfdist._library import ops
 from tfdist._names import operation_name
 from tfdist._parallel_maps import check_not_parallel
-from tfdist.waits import _one_rank
+from tfdist.waits import _one_rank, _watch
 
 
 class InsideXlaError(NotImplementedError):
@@ -192,6 +193,7 @@ def eager_allreduce(
 
     def reduce_again(tensor: tf.Tensor) -> tf.Tensor:
         _runtime.check_initialized()
+        _watch.callers.add(threading.get_ident())
         place = _one_rank.PLACE.get()
         if place is not None:
             _one_rank.refuse_collective(place, "tfdist_allreduce", arguments)
@@ -434,6 +436,7 @@ def _emit(operation: str, **arguments: Any) -> Any:
     else:
         check_not_xla()
         check_not_parallel()
+    _watch.callers.add(threading.get_ident())
     place = _one_rank.PLACE.get()
     if place is not None:
         _one_rank.refuse_collective(place, operation, arguments)

@@ -25,6 +25,7 @@ from tfdist.rendezvous import agreement, children, report
 from tfdist.rendezvous.environment import check_working_folder, detect
 from tfdist.rendezvous.start import Options, connect
 from tfdist.rendezvous.world import Mesh
+from tfdist.waits._watch import Watch
 
 if TYPE_CHECKING:
     from tfdist._process_sets import ProcessSet
@@ -183,6 +184,8 @@ def _connect(timeout_s: float | None) -> None:
         _state.pid = os.getpid()
         _state.process_sets = []
         _state.reduces_gradients = False
+        if mesh.topology.size > 1:
+            _state.helpers["waits"] = Watch(rows["TFDIST_TIMEOUT_S"]["value"])
         engine = _engine.chosen()
         if engine is not None:
             _start_engine(engine, mesh, limit_s)

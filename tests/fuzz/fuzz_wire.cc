@@ -148,6 +148,11 @@ std::vector<std::string> Seeds() {
   decided.generation = 7;
   decided.evidence = {verdict.culprit};
   decided.verdict = std::make_shared<Verdict>(verdict);
+  BlockedNote blocked;
+  blocked.place = "tfdist.evaluate (a.py:1)";
+  blocked.waits = {{0, {0, 1}, 0, "x"}, {0, {0, 1}, bucket.predicted, "g.0"}};
+  blocked.took_part = {{0, {bucket.predicted}}};
+  blocked.led = {{0, "x", {1}}};
   return {zero + EncodeRequest(request),
           zero + EncodeRequest(gather),
           zero + EncodeRequest(bucket),
@@ -165,6 +170,7 @@ std::vector<std::string> Seeds() {
           "\x09" + EncodeGate({GateMessage::Kind::kCommit, uint64_t{3} << 32, 12}),
           "\x0b" + EncodeJoin(joined),
           "\x0b" + EncodeJoin({1, 0, {}, 2, 0}),
+          "\x0c" + EncodeBlocked(blocked),
           "\x0a" + EncodeClock({1000, 2000, 2001})};
 }
 
@@ -176,7 +182,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace tfdist;
   if (size == 0) return 0;
   const ByteSpan bytes(data + 1, size - 1);
-  switch (data[0] % 12) {
+  switch (data[0] % 13) {
     case 0:
       CheckRoundTrip<RequestInfo>(bytes, DecodeRequest, EncodeRequest);
       CheckShapes(bytes);
@@ -208,6 +214,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       break;
     case 9:
       CheckRoundTrip<GateMessage>(bytes, DecodeGate, EncodeGate);
+      break;
+    case 12:
+      CheckRoundTrip<BlockedNote>(bytes, DecodeBlocked, EncodeBlocked);
       break;
     case 10:
       CheckRoundTrip<ClockNote>(bytes, DecodeClock, EncodeClock);

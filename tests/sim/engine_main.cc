@@ -18,6 +18,7 @@ int main(int argc, char** argv) {
   std::vector<int64_t> detections;
   int64_t operations = 0;
   int64_t failed = 0;
+  int64_t knots = 0;
   const auto run = [](uint64_t seed, bool trace) {
     EngineResult result = EngineWorld(seed, trace).Run();
     const bool twice = result.violation.empty() && seed % 100 == 0;
@@ -30,6 +31,7 @@ int main(int argc, char** argv) {
     auto& [count, unlike] = faults[result.fault.empty() ? "none" : result.fault];
     ++count;
     if (result.culprits_differ) ++unlike;
+    if (result.knot) ++knots;
     operations += result.operations;
     failed += result.failed;
     if (result.detection_us >= 0) detections.push_back(result.detection_us);
@@ -37,6 +39,8 @@ int main(int argc, char** argv) {
   if (!tfdist::sim::RunSeeds(argc, argv, run, note)) return 1;
   std::printf("operations: %lld ended OK, %lld failed\n", static_cast<long long>(operations),
               static_cast<long long>(failed));
+  std::printf("ranks that wait for each other, found in %lld seeds\n",
+              static_cast<long long>(knots));
   for (const auto& [name, counts] : faults) {
     std::printf("  %-16s %5lld seeds, in %lld ranks that live blame different ranks\n",
                 name.c_str(), static_cast<long long>(counts.first),

@@ -193,6 +193,7 @@ void EngineWorld::Turn(Rank* rank) {
   if (now_us >= rank->next_tick_us) {
     rank->engine->Tick(now_us);
     rank->next_tick_us = now_us + kTickUs;
+    ReportBlocked(rank);
     moved |= rank->engine->Poll(now_us);
   }
   if (rank->finished && rank->leave_by_us > 0 &&
@@ -264,9 +265,7 @@ void EngineWorld::StartPhase(Rank* rank) {
       continue;
     }
     at_us += rng_.Between(0, rng_.Chance(10) ? 5 * kMs : 200);
-    OnRank(rank->rank, at_us, [this, call](Rank* own) {
-      if (!own->finished) Submit(own, call);
-    });
+    SubmitAt(rank, at_us, call);
   }
   // Some join while what they have called before is under way.
   for (size_t place = 0; place < program_.joins.size(); ++place) {
@@ -277,9 +276,7 @@ void EngineWorld::StartPhase(Rank* rank) {
                          program_.joins[place - 1].end <= rank->phase;
     if (!is_last || !is_next || !rank->after.empty() || !rng_.Chance(50)) continue;
     rank->joins[place] = JoinState::kCalled;
-    OnRank(rank->rank, at_us + rng_.Between(0, 100), [this, place](Rank* own) {
-      if (!own->finished) Submit(own, program_.joins[place].call, static_cast<int>(place));
-    });
+    SubmitAt(rank, at_us + rng_.Between(0, 100), join.call, static_cast<int>(place));
   }
 }
 
@@ -289,6 +286,22 @@ void EngineWorld::EndPhase(Rank* rank) {
   // Some leave as soon as they can: others may still need what these sent.
   if (rank->phase == program_.phases.size() && rng_.Chance(60)) pause_us = 0;
   OnRank(rank->rank, queue_.now_us() + pause_us, [this](Rank* own) { StartPhase(own); });
+}
+
+void EngineWorld::SubmitAt(Rank* rank, int64_t at_us, const Call& call, int join) {
+  ++rank->due;
+  OnRank(rank->rank, at_us, [this, call, join](Rank* own) {
+    --own->due;
+    if (!own->finished) Submit(own, call, join);
+  });
+}
+
+void EngineWorld::ReportBlocked(Rank* rank) {
+  const bool waits = !rank->running.empty() && rank->due == 0 && rank->commands.empty() &&
+                     rank->completions.empty() && !rank->finished;
+  if (!waits || !rng_.Chance(50)) return;
+  rank->engine->ReportBlocked(rank->engine->moves(), BlockedNote::How::kEager,
+                              "phase " + std::to_string(rank->phase), queue_.now_us());
 }
 
 void EngineWorld::Submit(Rank* rank, const Call& call, int join) {
@@ -412,9 +425,7 @@ void EngineWorld::Done(Rank* rank, const std::shared_ptr<Running>& running, cons
   for (const Call& next : std::exchange(rank->after[call.place], {})) {
     int64_t& at_us = last_us[next.key];
     at_us = std::max(at_us, queue_.now_us() + rng_.Between(0, 100));
-    OnRank(rank->rank, at_us, [this, next](Rank* own) {
-      if (!own->finished) Submit(own, next);
-    });
+    SubmitAt(rank, at_us, next);
   }
   if (--rank->open == 0 && !rank->finished) EndPhase(rank);
 }
@@ -480,6 +491,7 @@ void EngineWorld::CheckEnd() {
     }
     if (own->failed_us < 0) continue;
     last_us = std::max(last_us, own->failed_us);
+    result_.knot |= own->failure.message().find("wait for each other") != std::string::npos;
     const std::string& record = own->failure.payload();
     const size_t at = record.find("\"rank\": ");
     if (at != std::string::npos) culprits.insert(std::atoi(record.c_str() + at + 8));

@@ -3,6 +3,9 @@
 // rank, named operations of every kind, process sets, barriers; in every second seed with ranks
 // that run out of data and join; and with faults. One seed decides everything.
 //
+// A rank that has nothing to do but wait says so now and then, as the thread of `tfdist.waits`
+// does.
+//
 // What must hold: whatever ends OK has the right result; whatever was submitted ends, once, within
 // its deadline; where nothing failed, everything ends OK; at the end nothing is held.
 #ifndef TFDIST_TESTS_SIM_ENGINE_WORLD_H_
@@ -32,6 +35,7 @@ struct EngineResult {
   int64_t operations = 0;  // that ended OK, on all ranks
   int64_t failed = 0;
   bool culprits_differ = false;  // ranks that live blame different ranks
+  bool knot = false;             // ranks ended because they waited for each other
   int64_t detection_us = -1;     // from a rank's death to the last rank that knows
 };
 
@@ -70,6 +74,7 @@ class EngineWorld {
     // The program.
     size_t phase = 0;
     size_t open = 0;                         // operations of the phase that have not ended
+    int due = 0;                             // calls that it makes later, whatever ends
     std::vector<JoinState> joins;            // by place in the program
     bool held_up = false;                    // before a phase, by one of them
     std::map<int, std::vector<Call>> after;  // place → calls to make when that one has ended
@@ -101,7 +106,9 @@ class EngineWorld {
   bool CallJoins(Rank* rank);  // before a phase; false: one holds it up
   void EndJoin(Rank* rank, const Running& running);
   void EndPhase(Rank* rank);
+  void SubmitAt(Rank* rank, int64_t at_us, const Call& call, int join = -1);
   void Submit(Rank* rank, const Call& call, int join = -1);
+  void ReportBlocked(Rank* rank);
   void Done(Rank* rank, const std::shared_ptr<Running>& running, const Status& status);
   void EndProgram(Rank* rank);
   void Kill(int rank, bool silent);

@@ -38,6 +38,8 @@ class RankComparison(keras.callbacks.Callback):
         process_set: the ranks that train; None for all.
     """
 
+    described_as = "the comparison of weights"  # in messages: no user has made one
+
     def __init__(self, process_set: ProcessSet | None) -> None:
         super().__init__()
         self._ranks = process_set

@@ -263,6 +263,18 @@ int32_t tfdist_join(uint32_t process_set, double timeout_s, int32_t* latest, int
   return status.ok() ? 0 : Fail(std::move(status));
 }
 
+int64_t tfdist_still_us(uint64_t* moves) {
+  const std::shared_ptr<Runtime> runtime = Current();
+  *moves = 0;
+  return runtime != nullptr ? runtime->StillUs(moves) : 0;
+}
+
+void tfdist_report_blocked(uint64_t moves, int32_t how, const char* place) {
+  const std::shared_ptr<Runtime> runtime = Current();
+  if (runtime == nullptr || how < 0 || how > 2) return;
+  runtime->ReportBlocked(moves, static_cast<tfdist::BlockedNote::How>(how), place);
+}
+
 int32_t tfdist_take_records(tfdist_record* out, int32_t capacity) {
   Runtime::WantRecords();
   const std::shared_ptr<Runtime> runtime = Current();

@@ -239,6 +239,17 @@ TFDIST_EXPORT int32_t tfdist_find_group(uint32_t process_set, const char* descri
 TFDIST_EXPORT int32_t tfdist_join(uint32_t process_set, double timeout_s, int32_t* latest,
                                   int32_t* complete);
 
+/* ---- ranks that wait for each other ---- */
+/* For how many microseconds nothing has moved on this rank while operations of it wait; 0: none
+ * does, or there is no world. `*moves`: how often something had moved before. */
+TFDIST_EXPORT int64_t tfdist_still_us(uint64_t* moves);
+/* The threads of the program that call collectives all stand inside of one, at `place` (in the
+ * user's words), which was so when `moves` was what tfdist_still_us gave. `how`: 0 in calls that
+ * last until their operation ends, 1 in functions that may still submit others, 2 in such for so
+ * long that nothing more is expected. Ranks that report it and of which none can go on end with
+ * FAILED_PRECONDITION, all of them. No effect when something has moved since. */
+TFDIST_EXPORT void tfdist_report_blocked(uint64_t moves, int32_t how, const char* place);
+
 /* ---- observation ---- */
 /* One finished operation, from the ring buffer of the last 4096. Times: monotonic microseconds;
  * 0 = never got there. */

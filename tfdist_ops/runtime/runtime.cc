@@ -152,6 +152,7 @@ Runtime::Runtime(World world, Links links, const Config& config, int doorbell_fd
     ended_ = true;
   };
   hooks.finished = [this](const Request& request, Code code) {
+    still_us_.store(0, std::memory_order_relaxed);
     if (code == Code::kOk && request.counted != 0) reduced_.Count(request.counted);
     if (!records_wanted.load(std::memory_order_relaxed)) return;
     // Not the turn's time, in which more than this may have been reduced.
@@ -170,6 +171,10 @@ Runtime::Runtime(World world, Links links, const Config& config, int doorbell_fd
   hooks.timeline_lines = [this](int peer, std::string lines) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (writer_ != nullptr) writer_->Receive(peer, std::move(lines));
+  };
+  hooks.still = [this](uint64_t moves, int64_t still_us) {
+    moves_.store(moves, std::memory_order_relaxed);
+    still_us_.store(still_us, std::memory_order_relaxed);
   };
   hooks.stepped = [this](int64_t count) { good_steps_ = count; };
   auto engine = std::make_unique<Engine>(world_, std::move(links), config_, std::move(hooks));
@@ -349,6 +354,17 @@ Status Runtime::Join(uint32_t set, double timeout_s, int32_t* latest, int32_t* c
   *latest = static_cast<int32_t>(response.number);
   *complete = static_cast<int32_t>(response.rows[0]);
   return Status();
+}
+
+int64_t Runtime::StillUs(uint64_t* moves) const {
+  *moves = moves_.load(std::memory_order_relaxed);
+  return still_us_.load(std::memory_order_relaxed);
+}
+
+void Runtime::ReportBlocked(uint64_t moves, BlockedNote::How how, const std::string& place) {
+  progress_->Push([moves, how, place](Engine* engine, int64_t now_us) {
+    engine->ReportBlocked(moves, how, place, now_us);
+  });
 }
 
 bool Runtime::Adopt(int peer, std::unique_ptr<Link> link) {

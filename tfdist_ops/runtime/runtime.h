@@ -60,6 +60,11 @@ class Runtime {
   // This rank has no more data: blocks until all ranks of the set have joined. `*complete`: how
   // many ranks have called every collective themselves, `*latest`: the lowest of them.
   Status Join(uint32_t set, double timeout_s, int32_t* latest, int32_t* complete);
+  // For how long nothing has moved while operations of this rank wait; 0: none does. `*moves`: how
+  // often something had moved before.
+  int64_t StillUs(uint64_t* moves) const;
+  // Engine::ReportBlocked, soon.
+  void ReportBlocked(uint64_t moves, BlockedNote::How how, const std::string& place);
   // A link that the overlay wanted is there. False: there is no overlay, or no engine any more.
   bool Adopt(int peer, std::unique_ptr<Link> link);
   // Ranks to which the overlay wants links, each once.
@@ -109,6 +114,8 @@ class Runtime {
   const int64_t patience_us_;  // how long Run drives an operation that does not move
   std::atomic<uint64_t> next_id_{1};
   std::atomic<int64_t> good_steps_{0};
+  std::atomic<uint64_t> moves_{0};
+  std::atomic<int64_t> still_us_{0};
   ReducedElements reduced_;
   std::atomic<bool> ended_{false};                // by a failure, or shut down
   std::atomic<Request*> spare_request_{nullptr};  // owned

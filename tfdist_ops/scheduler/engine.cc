@@ -86,6 +86,7 @@ void DescribeTensors(Request* request) {
 }  // namespace
 
 void Engine::Submit(std::unique_ptr<Request> request, int64_t now_us) {
+  ++moves_;
   request->submitted_us = now_us;
   Status refused = failure_;
   if (refused.ok() && leaving_) refused = ShutDown();
@@ -154,6 +155,7 @@ void Engine::Announce(ProcessSet* set, const RequestInfo& info, int64_t now_us) 
 }
 
 void Engine::AddReady(ProcessSet* set, int rank, RequestInfo info, int64_t now_us) {
+  ++moves_;
   info.set = set->id;
   const Status status = set->negotiator->Add(rank, std::move(info), now_us);
   if (!status.ok()) Bug(status, now_us);
@@ -233,6 +235,7 @@ std::unique_ptr<Request> Engine::TakeEntry(ProcessSet* set, const std::string& k
 
 void Engine::HandleResponse(ProcessSet* set, const Response& response, int64_t now_us) {
   if (stopped_) return;
+  ++moves_;
   std::vector<std::unique_ptr<Request>> members;
   for (size_t i = 0; i < response.keys.size(); ++i) {
     const std::string& key = response.keys[i];
@@ -310,6 +313,7 @@ void Engine::HandleResponse(ProcessSet* set, const Response& response, int64_t n
 
 void Engine::Finish(std::unique_ptr<Request> request, const Status& status) {
   ++finished_;
+  ++moves_;
   if (status.ok()) CountStep(*request);
   if (hooks_.finished) hooks_.finished(*request, status.code());
   if (timeline_ != nullptr) RecordFinished(*request, status);

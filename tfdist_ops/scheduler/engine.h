@@ -15,8 +15,8 @@
 // engine_order.cc: predicted operations, and what to do when they stand still; engine_sets.cc:
 // process sets; engine_join.cc: ranks without data; engine_control.cc: the control lane;
 // engine_failure.cc: deadlines, failures and leaving; engine_membership.cc: evidence, the verdict;
-// engine_gate.cc: steps that are held back; engine_timeline.cc: what happened when, and who was
-// late.
+// engine_gate.cc: steps that are held back; engine_blocked.cc: ranks that wait for each other;
+// engine_timeline.cc: what happened when, and who was late.
 //
 // A failure, from the first evidence on: the work stops (StopWork), but nothing ends; the ranks
 // agree (membership/verdict.h); then all that was pending ends with one error, the same on every
@@ -29,6 +29,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -95,6 +96,9 @@ class Engine {
     // As a rank that has joined: of a group that the others have registered.
     std::function<void(const RequestInfo& info, const Response& response)> registered;
     std::function<void(int64_t count)> stepped;  // complete steps of a group so far
+    // At every tick: moves(), and for how long they have been as many while operations of this
+    // rank wait; 0: none does.
+    std::function<void(uint64_t moves, int64_t still_us)> still;
     // Lines of a peer's timeline; on rank 0.
     std::function<void(int peer, std::string lines)> timeline_lines;
     // The state of a peer's process now; kUnknown where it cannot be seen for certain. Null: of no
@@ -146,6 +150,11 @@ class Engine {
   bool PollData(int64_t now_us);
 
   bool busy() const;
+  // How often something has moved on this rank: submitted, ended, or heard of as a leader.
+  uint64_t moves() const { return moves_; }
+  // The threads of this rank's program that call collectives stand at `place`, which was so when
+  // `moves` was what moves() gave. No effect when something has moved since.
+  void ReportBlocked(uint64_t moves, BlockedNote::How how, std::string place, int64_t now_us);
   // Whether an operation of this rank waits for all ranks to agree on it.
   bool agreeing() const;
   // Data frames that came before their operation, copied out and waiting for it.
@@ -257,6 +266,14 @@ class Engine {
   bool AdvanceSet(ProcessSet* set, int64_t now_us);
   void Finish(std::unique_ptr<Request> request, const Status& status);
   void CountStep(const Request& request);
+  // Ranks that wait for each other.
+  void NoteStill(int64_t now_us);
+  std::vector<BlockedWait> Waiting() const;
+  std::vector<LedWait> LedWaits() const;
+  void TellBlocked(uint32_t round, int64_t now_us);
+  void HearBlocked(int rank, BlockedNote note, int64_t now_us);
+  void AskKnot(int64_t now_us);
+  void EndKnot();
   // Observation.
   TraceClock trace_clock() const { return timeline_ != nullptr ? timeline_->clock() : nullptr; }
   int64_t TraceNow(int64_t now_us) const {
@@ -353,6 +370,15 @@ class Engine {
   Agreement agreement_;
   bool barred_ = false;  // by a rank whose link is gone
   Status failure_;
+  uint64_t moves_ = 0;
+  uint64_t noted_moves_ = 0;  // at the last tick
+  int64_t still_since_us_ = 0;
+  std::optional<BlockedNote> blocked_;  // of this rank's program; holds while `moves` does
+  // On rank 0, as the next: the last note of each rank.
+  std::map<int, BlockedNote> blocked_notes_;
+  uint32_t knot_round_ = 0;
+  std::set<int> unanswered_;  // ranks that were asked whether they are still blocked
+  bool knot_holds_ = false;   // all that have answered are
   WaitedFor waited_for_;
   Timeline* timeline_ = nullptr;
   int64_t next_clock_us_ = 0;

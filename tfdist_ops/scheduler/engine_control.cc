@@ -21,7 +21,7 @@ void Engine::Tell(int peer, FrameType type, uint32_t set, std::string bytes) {
   if (links_[p] == nullptr) return;
   const bool agrees_on_work = type != FrameType::kLeave && type != FrameType::kLeaveAck &&
                               (type < FrameType::kBeat || type > FrameType::kGate) &&
-                              type != FrameType::kClock && type != FrameType::kTimeline;
+                              type != FrameType::kClock && type < FrameType::kTimeline;
   if (agrees_on_work) ++negotiation_messages_;
   outbound_[p].messages.push_back({type, set, std::move(bytes)});
 }
@@ -151,6 +151,18 @@ void Engine::HandleControl(int peer, FrameType type, uint32_t set, ByteSpan mess
         hooks_.timeline_lines(peer, AsText(message));
       }
       return;
+    case FrameType::kBlocked: {
+      BlockedNote note;
+      parsed = world_.rank == 0 && DecodeBlocked(message, &note);
+      if (parsed) HearBlocked(peer, std::move(note), now_us);
+      break;
+    }
+    case FrameType::kBlockedAsk: {
+      uint32_t round = 0;
+      parsed = peer == 0 && DecodeRound(message, &round);
+      if (parsed) TellBlocked(round, now_us);
+      break;
+    }
     case FrameType::kLeaveAck:
       inbound_[p].acknowledged = true;
       return;

@@ -37,6 +37,7 @@ void Engine::Tick(int64_t now_us) {
     if (!stopped_) EndExpired(set.get(), now_us);
   }
   if (!stopped_) EndLate(now_us);
+  NoteStill(now_us);
   TickMembership(now_us);
   AskForTime(now_us);
 }

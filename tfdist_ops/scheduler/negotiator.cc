@@ -318,6 +318,16 @@ std::vector<Stall> Negotiator::TakeStalls(int64_t now_us, int64_t warning_us) {
   return stalls;
 }
 
+std::map<std::string, std::vector<int32_t>> Negotiator::Missing() const {
+  std::map<std::string, std::vector<int32_t>> missing;
+  for (const auto& [key, pending] : pending_) {
+    for (size_t i = 0; i < ranks_.size(); ++i) {
+      if (Waits(pending, i)) missing[key].push_back(ranks_[i]);
+    }
+  }
+  return missing;
+}
+
 bool Negotiator::WaitsFor(int rank) const {
   const size_t index = Index(rank);
   return index < ranks_.size() && std::any_of(

@@ -71,6 +71,8 @@ class Negotiator {
   std::optional<Stall> Expired(int64_t now_us) const;
 
   bool empty() const { return pending_.empty(); }
+  // By key that is not agreed on yet: the ranks that it waits for.
+  std::map<std::string, std::vector<int32_t>> Missing() const;
   // Whether some key waits for `rank`.
   bool WaitsFor(int rank) const;
   // What `rank` has announced under a key that is not agreed on yet; null: nothing.

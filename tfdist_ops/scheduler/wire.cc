@@ -270,25 +270,100 @@ bool DecodeProbe(ByteSpan bytes, ProbeNote* note) {
   return r.Done() && IsPredicted(note->ticket) && note->answer <= 2;
 }
 
+namespace {
+
+void WriteTickets(WireWriter* w, const LeaveNote& note) {
+  w->Number(static_cast<uint32_t>(note.size()));
+  for (const auto& [set, tickets] : note) {
+    w->Number(set);
+    w->Numbers(tickets);
+  }
+}
+
+void ReadTickets(WireReader* r, LeaveNote* note) {
+  const auto count = r->Number<uint32_t>();
+  note->clear();
+  for (uint32_t i = 0; i < count && r->ok(); ++i) {
+    const auto set = r->Number<uint32_t>();
+    (*note)[set] = r->Numbers<uint64_t>();
+  }
+}
+
+}  // namespace
+
 std::string EncodeLeave(const LeaveNote& note) {
   WireWriter w;
-  w.Number(static_cast<uint32_t>(note.size()));
-  for (const auto& [set, tickets] : note) {
-    w.Number(set);
-    w.Numbers(tickets);
-  }
+  WriteTickets(&w, note);
   return w.Take();
 }
 
 bool DecodeLeave(ByteSpan bytes, LeaveNote* note) {
   WireReader r(bytes);
-  const auto count = r.Number<uint32_t>();
-  note->clear();
-  for (uint32_t i = 0; i < count && r.ok(); ++i) {
-    const auto set = r.Number<uint32_t>();
-    (*note)[set] = r.Numbers<uint64_t>();
-  }
+  ReadTickets(&r, note);
   return r.Done();
+}
+
+std::string EncodeBlocked(const BlockedNote& note) {
+  WireWriter w;
+  w.Number(note.round);
+  w.Number(note.moves);
+  w.Number(static_cast<uint8_t>(note.how));
+  w.Text(note.place);
+  w.Number(static_cast<uint32_t>(note.waits.size()));
+  for (const BlockedWait& wait : note.waits) {
+    w.Number(wait.set);
+    w.Numbers(wait.ranks);
+    w.Number(wait.ticket);
+    w.Text(wait.key);
+  }
+  WriteTickets(&w, note.took_part);
+  w.Number(static_cast<uint32_t>(note.led.size()));
+  for (const LedWait& led : note.led) {
+    w.Number(led.set);
+    w.Text(led.key);
+    w.Numbers(led.missing);
+  }
+  return w.Take();
+}
+
+bool DecodeBlocked(ByteSpan bytes, BlockedNote* note) {
+  WireReader r(bytes);
+  *note = BlockedNote();
+  note->round = r.Number<uint32_t>();
+  note->moves = r.Number<uint64_t>();
+  const auto how = r.Number<uint8_t>();
+  note->how = static_cast<BlockedNote::How>(how);
+  note->place = r.Text();
+  const auto waits = r.Number<uint32_t>();
+  for (uint32_t i = 0; i < waits && r.ok(); ++i) {
+    BlockedWait& wait = note->waits.emplace_back();
+    wait.set = r.Number<uint32_t>();
+    wait.ranks = r.Numbers<int32_t>();
+    wait.ticket = r.Number<uint64_t>();
+    wait.key = r.Text();
+    if (wait.ranks.empty() || (wait.ticket != 0 && !IsPredicted(wait.ticket))) return false;
+  }
+  ReadTickets(&r, &note->took_part);
+  const auto led = r.Number<uint32_t>();
+  for (uint32_t i = 0; i < led && r.ok(); ++i) {
+    LedWait& one = note->led.emplace_back();
+    one.set = r.Number<uint32_t>();
+    one.key = r.Text();
+    one.missing = r.Numbers<int32_t>();
+  }
+  return r.Done() && how <= static_cast<uint8_t>(BlockedNote::How::kPatient);
+}
+
+std::string EncodeRound(uint32_t round) {
+  WireWriter w;
+  w.Number(round);
+  return w.Take();
+}
+
+bool DecodeRound(ByteSpan bytes, uint32_t* round) {
+  WireReader r(bytes);
+  *round = r.Number<uint32_t>();
+  return r.Done() && *round > 0;
 }
 
 std::string EncodeRecord(const Status& status) {

@@ -36,6 +36,8 @@ enum class FrameType : uint8_t {
   kJoinEnd = 17,   // leader -> member: all have joined; `rank` called everything (JoinNote)
   kClock = 18,     // rank -> rank 0 and back, while timelines are written: ClockNote
   kTimeline = 19,  // rank -> rank 0: lines of its timeline
+  kBlocked = 20,   // rank -> rank 0: its program waits in collectives (BlockedNote)
+  kBlockedAsk = 21,  // rank 0 -> rank: does it still
 };
 
 // The set that these belong to stands in the header of the frame.
@@ -64,6 +66,35 @@ struct ClockNote {
 };
 // By set: the last predicted ticket of every bucket.
 using LeaveNote = std::map<uint32_t, std::vector<uint64_t>>;
+// See blocked.h. An operation that a rank waits for: a predicted one by its ticket, one that waits
+// for agreement by its key.
+struct BlockedWait {
+  uint32_t set = 0;
+  std::vector<int32_t> ranks;  // of the set
+  uint64_t ticket = 0;
+  std::string key;
+};
+// An operation that waits for agreement, by the leader of its set.
+struct LedWait {
+  uint32_t set = 0;
+  std::string key;
+  std::vector<int32_t> missing;  // ranks that have not submitted it
+};
+struct BlockedNote {
+  // Where the threads of the program that call collectives stand.
+  enum class How : uint8_t {
+    kEager = 0,   // inside of calls that last until their operation ends
+    kGraph = 1,   // inside of functions, which may still submit something
+    kPatient = 2  // for so long that nothing more is expected
+  };
+  uint32_t round = 0;  // of the question that it answers; 0: of none
+  uint64_t moves = 0;  // how often something has moved on this rank
+  How how = How::kEager;
+  std::string place;               // of the program, in the user's words
+  std::vector<BlockedWait> waits;  // all that it waits for; none: it may go on by itself
+  LeaveNote took_part;
+  std::vector<LedWait> led;
+};
 
 class WireWriter {
  public:
@@ -151,6 +182,10 @@ std::string EncodeLeave(const LeaveNote& note);
 bool DecodeLeave(ByteSpan bytes, LeaveNote* note);
 std::string EncodeClock(const ClockNote& note);
 bool DecodeClock(ByteSpan bytes, ClockNote* note);
+std::string EncodeBlocked(const BlockedNote& note);
+bool DecodeBlocked(ByteSpan bytes, BlockedNote* note);
+std::string EncodeRound(uint32_t round);
+bool DecodeRound(ByteSpan bytes, uint32_t* round);
 // An error as it travels in evidence: one that is too long is told in part.
 std::string EncodeRecord(const Status& status);
 std::string EncodeBeat(const Heartbeat& beat);

@@ -1,0 +1,122 @@
+#include "scheduler/blocked.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "scheduler/order.h"
+
+namespace tfdist {
+namespace {
+
+constexpr size_t kMostPlaces = 8;  // in a message
+
+// Whether a rank that waits the one way may count on the other not to submit anything meanwhile.
+// Only what runs in a graph can: it may still compute something else. What a program calls eagerly,
+// a graph does not submit.
+bool StaysOut(const BlockedNote& waiting, const BlockedNote& missing) {
+  return missing.how != BlockedNote::How::kGraph || waiting.how == BlockedNote::How::kEager;
+}
+
+bool HasTakenPart(const BlockedNote& note, const BlockedWait& wait) {
+  const auto last = note.took_part.find(wait.set);
+  return last != note.took_part.end() && TookPart(last->second, wait.ticket);
+}
+
+// The blocked ranks that have not submitted what `rank` waits for.
+std::set<int> Missing(int rank, const BlockedWait& wait, const std::map<int, BlockedNote>& notes,
+                      const std::vector<LedWait>& led) {
+  std::set<int> missing;
+  if (wait.ticket != 0) {
+    for (int32_t member : wait.ranks) {
+      const auto note = notes.find(member);
+      if (member == rank || note == notes.end()) continue;
+      if (!HasTakenPart(note->second, wait)) missing.insert(member);
+    }
+    return missing;
+  }
+  const std::vector<LedWait>* known = nullptr;
+  if (wait.ranks[0] == 0) {
+    known = &led;
+  } else if (const auto leader = notes.find(wait.ranks[0]); leader != notes.end()) {
+    known = &leader->second.led;
+  }
+  if (known == nullptr) return missing;
+  for (const LedWait& one : *known) {
+    if (one.set != wait.set || one.key != wait.key) continue;
+    for (int32_t member : one.missing) {
+      if (member != rank && notes.count(member) > 0) missing.insert(member);
+    }
+  }
+  return missing;
+}
+
+std::string RanksText(const std::set<int>& ranks) {
+  std::string text = ranks.size() > 1 ? "ranks " : "rank ";
+  for (int rank : ranks) {
+    if (text.back() != ' ') text += ",";
+    text += std::to_string(rank);
+  }
+  return text;
+}
+
+}  // namespace
+
+Knot FindKnot(const std::map<int, BlockedNote>& notes, const std::vector<LedWait>& led) {
+  std::map<int, std::vector<std::set<int>>> missing;  // of every wait
+  for (const auto& [rank, note] : notes) {
+    for (const BlockedWait& wait : note.waits) {
+      std::set<int> ranks = Missing(rank, wait, notes, led);
+      for (auto it = ranks.begin(); it != ranks.end();) {
+        it = StaysOut(note, notes.at(*it)) ? std::next(it) : ranks.erase(it);
+      }
+      missing[rank].push_back(std::move(ranks));
+    }
+  }
+  const auto can_go_on = [&missing](const std::vector<std::set<int>>& waits) {
+    return std::any_of(waits.begin(), waits.end(), [&missing](const std::set<int>& ranks) {
+      return std::none_of(ranks.begin(), ranks.end(),
+                          [&missing](int rank) { return missing.count(rank) > 0; });
+    });
+  };
+  for (bool changed = true; changed;) {
+    changed = false;
+    for (auto it = missing.begin(); it != missing.end();) {
+      const bool goes = can_go_on(it->second);
+      it = goes ? missing.erase(it) : std::next(it);
+      changed |= goes;
+    }
+  }
+  Knot knot;
+  for (const auto& [rank, waits] : missing) {
+    for (const std::set<int>& ranks : waits) {
+      for (int other : ranks) {
+        if (missing.count(other) > 0) knot[rank].insert(other);
+      }
+    }
+  }
+  return knot;
+}
+
+std::string KnotText(const Knot& knot, const std::map<int, BlockedNote>& notes) {
+  // Ranks at one place that wait for the same ones are told together.
+  std::map<std::pair<std::string, std::set<int>>, std::set<int>> together;
+  for (const auto& [rank, others] : knot) {
+    const BlockedNote& note = notes.at(rank);
+    std::string place = note.place;
+    if (place.empty()) place = "\"" + note.waits[0].key + "\"";
+    together[{place, others}].insert(rank);
+  }
+  std::vector<std::pair<std::set<int>, std::string>> parts;
+  for (const auto& [where, ranks] : together) {
+    parts.emplace_back(ranks, RanksText(ranks) + (ranks.size() > 1 ? " wait" : " waits") + " in " +
+                                  where.first + " for " + RanksText(where.second));
+  }
+  std::sort(parts.begin(), parts.end());
+  std::string text;
+  for (size_t i = 0; i < parts.size() && i < kMostPlaces; ++i) {
+    text += (i > 0 ? "; " : "") + parts[i].second;
+  }
+  return parts.size() > kMostPlaces ? text + "; ..." : text;
+}
+
+}  // namespace tfdist
