@@ -46,7 +46,8 @@ def on_one_rank(
     own: dict[str, Any] = {}
     if _runtime.rank() == rank:
         try:
-            with on_this_rank_alone(place, members_of(process_set), others_wait=True):
+            ranks = members_of(process_set)
+            with errors.translate(), on_this_rank_alone(place, ranks, others_wait=True):
                 own = {"failure": "", "told": work()}
         except Exception as error:  # noqa: BLE001 - told to all ranks, then raised
             failure = error

@@ -18,6 +18,7 @@ from tfdist.callbacks._listing import (
     is_in_fit,
 )
 from tfdist.callbacks._optimizers import check_all_reduce, optimizers_of
+from tfdist.callbacks._raised import restore_train_function, translate_errors
 from tfdist.callbacks._rank_comparison import RankComparison
 from tfdist.callbacks._saving import guard_saving
 from tfdist.callbacks._state import common_rates_of, other_optimizers
@@ -100,6 +101,7 @@ class RankCallback(keras.callbacks.Callback):
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Gives the model back as it was."""
+        restore_train_function(self.model)
         split_step.remove(self.model)
 
     def on_train_batch_begin(
@@ -112,6 +114,7 @@ class RankCallback(keras.callbacks.Callback):
             agree_on_epoch(self._epoch, rates, self._ranks)
         if self._steps_seen == 0:
             self._note_operations()
+            translate_errors(self.model)
         if self._traces:
             self._step_began_us = time.monotonic_ns() // 1000
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from tfdist import _core, _runtime
+from tfdist import _core, _runtime, errors
 from tfdist._process_sets import members_of
 from tfdist._together import on_one_rank
 from tfdist.callbacks._base import RankCallback
@@ -176,7 +176,10 @@ class RankZeroOnly(RankCallback):
         place = f"RankZeroOnly({self._name}).{hook}"
         ranks = members_of(self._ranks)
         try:
-            with on_this_rank_alone(place, ranks, others_wait=False):
+            with (
+                errors.translate(),
+                on_this_rank_alone(place, ranks, others_wait=False),
+            ):
                 if self._training and _runtime.size() > 1:
                     self._call_watched(hook, *arguments, **named)
                 else:
