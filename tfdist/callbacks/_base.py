@@ -100,7 +100,9 @@ class RankCallback(keras.callbacks.Callback):
         self._compares = self._leads
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Gives the model back as it was."""
+        """Waits for the end of the other ranks' fit; gives the model back as it was."""
+        if self._leads:  # a rank that ends alone is found while it waits here
+            self._largest_of_all(self._epoch + 1, "end of fit", None)
         restore_train_function(self.model)
         split_step.remove(self.model)
 

@@ -294,6 +294,12 @@ void Engine::LosePeer(int peer, const Status& reason, int64_t now_us) {
 
 void Engine::HandleLeave(int peer) {
   const std::string key = OldestKey();
+  uint32_t steps = 0;
+  for (const auto& [set, tickets] : inbound_[static_cast<size_t>(peer)].took_part) {
+    for (uint64_t ticket : tickets) {
+      if (TicketGroup(ticket) != kRepeatedGroup) steps = std::max(steps, TicketSequence(ticket));
+    }
+  }
   ErrorRecord record{"shutdown",
                      peer,
                      world_.hosts[static_cast<size_t>(peer)],
@@ -303,6 +309,7 @@ void Engine::HandleLeave(int peer) {
                      ""};
   const Status status(Code::kAborted,
                       Describe(peer) + " has shut down (called tfdist.shutdown() or ended)" +
+                          (steps > 0 ? " after " + std::to_string(steps) + " training steps" : "") +
                           (key.empty() ? "" : " and will not take part in \"" + key + "\"") +
                           ". Every rank must make the same calls: check that all have the same "
                           "number of steps.",
