@@ -27,10 +27,20 @@ Keras 2                                               Keras 3
 `ModelCheckpoint("model.hdf5")`                       `"model.keras"`
 `K.get_value(v)`, `K.set_value(v, x)`                 `v.numpy()`, `v.assign(x)`
 `K.set_session(tf.Session(config=config))`            `tf.config.set_visible_devices`
+`keras.losses.mse`, `tf.keras.losses.mean_squared_..` `keras.losses.mean_squared_error`
+`layers.experimental.preprocessing.Rescaling`         `layers.Rescaling`
+`BatchNormalization(fused=True)`                      `BatchNormalization()`
+`Dense(1, batch_input_shape=(8, 2))`                  `keras.Input(batch_shape=(8, 2))`
+`add_weight("name", shape=(1,))`                      `add_weight(name="name", ...)`
+`layer.output_shape`, `layer.get_output_at(0)`        `layer.output.shape`, `.output`
+`variable.ref()`, `variable.read_value()`             `id(variable)`, `variable.value`
+`optimizer.minimize(loss, variables)`                 `optimizer.apply_gradients(pairs)`
 ====================================================  =================================
 
-What cannot work is a `NotImplementedError` that names both spellings:
-`get_session`, `optimizer.get_gradients`, `optimizer.get_updates`.
+docs/horovod-names.md has them all. What cannot work is an error that names both
+spellings: a `NotImplementedError` for a call (`get_session`, `optimizer.get_updates`,
+an optimizer with `_resource_apply_dense`, an argument with a value that has no
+counterpart), an `AttributeError` or `ImportError` for a name.
 
 Example:
     >>> import keras, warnings
@@ -62,11 +72,21 @@ def activate() -> None:
     """
     if _active:
         return
-    from tfdist.horovod.keras2 import _backend, _loss_scale, _models, _optimizers
+    from tfdist.horovod.keras2 import (
+        _arguments,
+        _attributes,
+        _backend,
+        _loss_scale,
+        _models,
+        _names,
+        _optimizers,
+    )
 
     patches = Patches()
     _active.append(patches)
-    for part in (_optimizers, _loss_scale, _models, _backend):
+    of_optimizers = (_optimizers, _loss_scale)
+    of_models = (_models, _attributes)
+    for part in (*of_optimizers, *of_models, _backend, _names, _arguments):
         part.install(patches)
 
 

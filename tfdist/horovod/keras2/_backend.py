@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import types
 from collections.abc import Callable
 from typing import Any
 
@@ -22,7 +21,6 @@ def install(patches: Patches) -> None:
         patches.put(module, "set_value", _set_value)
         patches.put(module, "set_session", _set_session)
         patches.put(module, "get_session", _get_session)
-    patches.put(keras.backend, "__getattr__", _of(of_tf_keras))
     for name in ("ConfigProto", "Session"):
         if not hasattr(tf, name):
             patches.put(tf, name, _from_v1(name))
@@ -76,19 +74,6 @@ def _get_session() -> Any:
         "There is no session: tensors and variables have their values at once "
         "(v.numpy()), and hvd's functions return them.",
     )
-
-
-def _of(legacy: types.ModuleType) -> Callable[[str], Any]:
-    """The functions that `tf.keras.backend` still has, for `keras.backend`."""
-
-    def __getattr__(name: str) -> Any:  # noqa: N807
-        if name.startswith("_") or name not in vars(legacy):
-            raise AttributeError(f"module 'keras.backend' has no attribute {name!r}")
-        new = f"keras.ops.{name}" if hasattr(keras.ops, name) else "keras.ops"
-        tell(f"keras.backend.{name}", new)
-        return vars(legacy)[name]
-
-    return __getattr__
 
 
 def _from_v1(name: str) -> Callable[..., Any]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import keras
 
+from tfdist.horovod.keras2._dropped import MODEL, translated
 from tfdist.horovod.keras2._spelling import Patches, refuse, tell
 
 # They said how Keras 2 reads a generator; now its PyDataset says it.
@@ -20,7 +21,10 @@ _HDF5 = (".h5", ".hdf5")
 
 def install(patches: Patches) -> None:
     """Changes `keras.Model` and `ModelCheckpoint`."""
-    _wrap(patches, "compile", _compile)
+    for name in MODEL:
+        _wrap(patches, name, _dropping(name))
+    for name in ("train_on_batch", "test_on_batch"):
+        _wrap(patches, name, _on_batch)
     for name in ("fit", "evaluate", "predict"):
         _wrap(patches, name, _reads)
         patches.put(keras.Model, f"{name}_generator", _from_generator(name))
@@ -34,19 +38,35 @@ def _wrap(patches: Patches, name: str, make: Callable[[Any], Any]) -> None:
     patches.wrap(owner, name, make)
 
 
-def _compile(original: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(original)
-    def compile(self: Any, *args: Any, **named: Any) -> None:
-        if "experimental_run_tf_function" in named:
-            tell("compile(experimental_run_tf_function=...)", "compile(...) without it")
-            del named["experimental_run_tf_function"]
-        if "experimental_steps_per_execution" in named:
-            old = "experimental_steps_per_execution"
-            tell(f"compile({old}=n)", "compile(steps_per_execution=n)")
-            named["steps_per_execution"] = named.pop(old)
-        original(self, *args, **named)
+def _dropping(name: str) -> Callable[..., Any]:
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def method(self: Any, *args: Any, **named: Any) -> Any:
+            return original(self, *args, **translated(name, MODEL[name], named))
 
-    return compile
+        return method
+
+    return make
+
+
+def _on_batch(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`reset_metrics=False` goes on from the batches before; Keras 3 always resets."""
+
+    @functools.wraps(original)
+    def on_batch(
+        self: Any, *args: Any, reset_metrics: bool = True, **named: Any
+    ) -> Any:
+        if reset_metrics:
+            return original(self, *args, **named)
+        new = "a loop with metric.update_state"
+        tell(f"{original.__name__}(reset_metrics=False)", new)
+        vars(self)["reset_metrics"] = lambda: None  # in place of the method
+        try:
+            return original(self, *args, **named)
+        finally:
+            del vars(self)["reset_metrics"]
+
+    return on_batch
 
 
 def _reads(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import numbers
+import sys
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,6 +15,7 @@ import numpy as np
 
 from tfdist._reducing_optimizer import Reducing
 from tfdist.horovod._keras.variables import CallableList
+from tfdist.horovod.keras2 import _steps
 from tfdist.horovod.keras2._decay import decayed, settable_rate
 from tfdist.horovod.keras2._spelling import Patches, refuse, tell
 
@@ -27,6 +29,8 @@ def install(patches: Patches) -> None:
     for cls in _classes(base):
         if "__init__" in vars(cls):
             patches.wrap(cls, "__init__", _constructor)
+        if "build" in vars(cls):
+            patches.wrap(cls, "build", _steps.takes_var_list)
         if isinstance(vars(cls).get("variables"), property):
             patches.wrap(cls, "variables", _callable_variables)
         if "apply_gradients" in vars(cls):
@@ -36,8 +40,7 @@ def install(patches: Patches) -> None:
     patches.put(base, "weights", property(_weights))
     patches.put(base, "get_weights", _get_weights)
     patches.put(base, "set_weights", _set_weights)
-    patches.put(base, "get_gradients", _no_symbolic_gradients("get_gradients"))
-    patches.put(base, "get_updates", _no_symbolic_gradients("get_updates"))
+    _steps.install(patches)
     _install_names(patches)
 
 
@@ -58,6 +61,7 @@ def _constructor(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
         name = type(self).__name__
+        _steps.check_class(type(self))
         if "lr" in kwargs:
             tell(f"{name}(lr=...)", f"{name}(learning_rate=...)")
             args, kwargs = _with_rate(original, args, kwargs)
@@ -186,18 +190,6 @@ def _set_weights(self: Any, weights: Any) -> None:
         variable.assign(value)
 
 
-def _no_symbolic_gradients(name: str) -> Callable[..., Any]:
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        raise refuse(
-            f"optimizer.{name}(loss, params)",
-            "Take gradients with a tf.GradientTape (hvd.DistributedGradientTape) and "
-            "write optimizer.apply_gradients(zip(gradients, variables)).",
-        )
-
-    method.__name__ = name
-    return method
-
-
 def _install_names(patches: Patches) -> None:
     """`legacy` and `experimental` give the optimizers that there are."""
     from keras import optimizers
@@ -206,7 +198,9 @@ def _install_names(patches: Patches) -> None:
         for part in ("legacy", "experimental"):
             stand_in = types.ModuleType(f"{module.__name__}.{part}")
             stand_in.__getattr__ = _current(part)  # type: ignore[method-assign]
+            stand_in.__path__ = []
             patches.put(module, part, stand_in)
+            patches.put(sys.modules, stand_in.__name__, stand_in)
 
 
 def _faces_of(optimizers: types.ModuleType) -> list[types.ModuleType]:

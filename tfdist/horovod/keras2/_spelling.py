@@ -29,30 +29,37 @@ class Patches:
     """
 
     def __init__(self) -> None:
-        self._before: list[tuple[Any, str, Any]] = []
+        self._undo: list[Callable[[], Any]] = []
 
     def put(self, owner: Any, name: str, value: Any) -> None:
-        """Gives a class or module an attribute of its own."""
-        self._before.append((owner, name, vars(owner).get(name, _MISSING)))
-        setattr(owner, name, value)
+        """Gives a class or module an attribute of its own, or a dictionary an item."""
+        items = owner if isinstance(owner, dict) else vars(owner)
+        before = items.get(name, _MISSING)
+        self._undo.append(lambda: _set(owner, name, before))
+        _set(owner, name, value)
 
     def wrap(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
         """Replaces an attribute that a class or module has by what `make` makes."""
         self.put(owner, name, make(vars(owner)[name]))
 
-    def remove(self, owner: Any, name: str) -> None:
-        """Takes an attribute away."""
-        self._before.append((owner, name, vars(owner)[name]))
-        delattr(owner, name)
+    def on_take_back(self, act: Callable[[], Any]) -> None:
+        """Lets `take_back` call `act` as well."""
+        self._undo.append(act)
 
     def take_back(self) -> None:
         """Puts everything back as it was."""
-        while self._before:
-            owner, name, value = self._before.pop()
-            if value is _MISSING:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, value)
+        while self._undo:
+            self._undo.pop()()
+
+
+def _set(owner: Any, name: str, value: Any) -> None:
+    is_dict = isinstance(owner, dict)
+    if value is not _MISSING:
+        owner.__setitem__(name, value) if is_dict else setattr(owner, name, value)
+    elif is_dict:
+        del owner[name]
+    else:
+        delattr(owner, name)
 
 
 def tell(old: str, new: str) -> None:
