@@ -12,6 +12,7 @@ import functools
 import importlib
 import inspect
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,76 @@ WITHOUT_MEANING = {
     "tensorflow.data.compute_worker:main": RAISES,
 }
 
+# Names that differ from Horovod's → how, and the test. All others do the same.
+# docs/from-horovod.md says why.
+DIFFERS = {
+    "tensorflow:join": (
+        "as in Horovod, but an average is over the ranks that still call it; not in "
+        "allreduce alone",
+        "test_horovod_tensorflow",
+    ),
+    "tensorflow:allreduce": (
+        "as in Horovod; `tf.IndexedSlices` have every index once",
+        "test_horovod_tensorflow",
+    ),
+    "tensorflow:grouped_allreduce": (
+        "as in Horovod; `tf.IndexedSlices` have every index once",
+        "test_horovod_tensorflow",
+    ),
+    "tensorflow:broadcast_object": (
+        "as in Horovod, of plain data; other objects with `TFDIST_OBJECTS=pickle`",
+        "test_pickled_objects",
+    ),
+    "tensorflow:allgather_object": (
+        "as in Horovod, of plain data; other objects with `TFDIST_OBJECTS=pickle`",
+        "test_pickled_objects",
+    ),
+    "tensorflow:DistributedOptimizer": (
+        "as in Horovod; the same object comes back",
+        "test_horovod_keras",
+    ),
+    "tensorflow:SyncBatchNormalization": (
+        "as in Horovod, weighted by the sizes of the batches",
+        "test_horovod_gradients",
+    ),
+    "tensorflow:init": (
+        "as in Horovod; a list of some ranks is a ValueError",
+        "test_horovod_tensorflow",
+    ),
+    "tensorflow.keras.callbacks:BroadcastGlobalVariablesCallback": (
+        "before the first step, not after it",
+        "test_horovod_callbacks",
+    ),
+    "tensorflow.keras.callbacks:MetricAverageCallback": (
+        "of all samples, not the mean of the ranks' numbers",
+        "test_horovod_callbacks",
+    ),
+    **{
+        f"tensorflow.keras.callbacks:{name}": (
+            "as in Horovod; without `initial_lr` as before 0.21, with a warning",
+            "test_horovod_keras_callbacks",
+        )
+        for name in ("LearningRateScheduleCallback", "LearningRateWarmupCallback")
+    },
+    "tensorflow.elastic:run": (
+        "runs once, with the ranks there are",
+        "test_horovod_elastic",
+    ),
+    **{
+        f"tensorflow:{name}": (f"always {answer}", "test_horovod_tensorflow")
+        for names, answer in (
+            (
+                "mpi_built mpi_enabled ddl_built ccl_built cuda_built rocm_built",
+                "False",
+            ),
+            ("gloo_built gloo_enabled", "True"),
+            ("nccl_built", "0"),
+            ("mpi_threads_supported", "a ValueError: there is no MPI"),
+        )
+        for name in names.split()
+    },
+}
+
 
 @functools.cache
 def rows() -> dict[str, str]:
@@ -224,3 +295,19 @@ def wanted() -> set[str]:
         names = [part.partition("=")[0].strip("*") for part in parts]
         found |= {f"{first}({name})" for name in names if name}
     return found
+
+
+def table() -> Iterator[tuple[str, str, str]]:
+    """Name with its parameters, effect, test: of all that Horovod has."""
+    same, uses = "as in Horovod", "test_horovod_uses"
+    for row, text in rows().items():
+        if called_as().get(row, row) != row:
+            continue  # the same function under another name
+        yield f"{row}({text})", *DIFFERS.get(row, (same, uses))
+    for row, value in constants().items():
+        yield row, f"{same}: {value}", "test_horovod_interface"
+    for use, what in WITHOUT_MEANING.items():
+        effect = {WARNS: "no effect: a warning", RAISES: "an error"}[what]
+        yield use, effect, uses
+    for row, reason in LEFT_OUT.items():
+        yield row, f"an AttributeError: {reason}", "test_horovod_interface"

@@ -78,6 +78,8 @@ def test_what_is_left_out_or_different_is_horovods_and_still_so():
         assert text != known[row], row
     for use in interface.WITHOUT_MEANING:
         assert use.partition("(")[0] in known
+    assert set(interface.DIFFERS) <= set(interface.rows())
+    assert all(interface.called_as()[row] == row for row in interface.DIFFERS)
 
 
 def test_what_horovod_keras_has_more_can_be_left_out():
