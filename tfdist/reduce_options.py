@@ -6,6 +6,7 @@ import copy
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
+from urllib.parse import quote
 
 from tfdist._process_sets import ProcessSet, id_of, members_of
 from tfdist._xla import check_choice
@@ -124,7 +125,8 @@ class ReduceOptions:
             more += f"groups={self.groups.describe(variables)} "
         if self.gradient_predivide_factor != 1:
             more += f"gradient_predivide_factor={self.gradient_predivide_factor!r} "
+        name = quote(self.name or "")  # no space: the core reads it
         return (
             f"op={self.op.name.lower()} compression={self.compression or 'none'} "
-            f"sparse_as_dense={self.sparse_as_dense} {more}name={self.name or ''}"
+            f"sparse_as_dense={self.sparse_as_dense} {more}name={name}"
         )

@@ -129,6 +129,23 @@ TEST(registrations_that_can_never_meet_are_refused_at_once) {
   }
 }
 
+TEST(registrations_of_lists_of_different_names_may_cross) {
+  const std::string options = "op=average name=";
+  Negotiator n(2, 0);
+  CHECK_OK(n.Add(0, Register("g1", "a float32 [2]\n" + options + "one eager", {1}), 0));
+  CHECK_OK(n.Add(1, Register("g2", "a float32 [3]\n" + options + "two eager", {1}), 0));
+  CHECK(n.TakeResponses().empty());
+  CHECK_OK(n.Add(1, Register("g1", "a float32 [2]\n" + options + "one eager", {1}), 0));
+  CHECK_OK(n.Add(0, Register("g2", "a float32 [3]\n" + options + "two eager", {1}), 0));
+  for (const Response& response : n.TakeResponses()) CHECK_OK(response.error);
+  // Of one name, nothing but a mismatch can come of it.
+  CHECK_OK(n.Add(0, Register("g3", "a float32 [4]\n" + options + "one eager", {1}), 0));
+  CHECK_OK(n.Add(1, Register("g4", "a float32 [5]\n" + options + "one eager", {1}), 0));
+  const auto responses = n.TakeResponses();
+  CHECK_EQ(responses.size(), size_t{2});
+  for (const Response& response : responses) CHECK(!response.error.ok());
+}
+
 TEST(stalls_name_the_missing_ranks_and_repeat) {
   Negotiator n(4, 0);
   CHECK_OK(n.Add(0, Allreduce("late"), 1000));

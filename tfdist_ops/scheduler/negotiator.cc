@@ -37,6 +37,16 @@ bool IsCounted(const std::vector<RequestInfo>& by_rank) {
   });
 }
 
+// The name that the user gave a list of gradients, among the options in its last line; "": none.
+std::string ListName(const std::string& description) {
+  constexpr char kName[] = " name=";
+  const size_t options = description.rfind('\n') + 1;
+  const size_t found = description.find(kName, options);
+  if (found == std::string::npos) return "";
+  const size_t begin = found + sizeof(kName) - 1;
+  return description.substr(begin, description.find(' ', begin) - begin);
+}
+
 // One more collective that `response` is about.
 void AddKey(const std::vector<RequestInfo>& by_rank, const std::vector<int32_t>& joined,
             uint32_t number, Response* response) {
@@ -183,22 +193,33 @@ void Negotiator::Join(int rank) {
 }
 
 void Negotiator::RefuseCrossedRegistrations() {
-  std::map<int32_t, RequestInfo> first;  // by rank
-  std::vector<std::string> keys;
+  struct Crossed {
+    std::map<int32_t, RequestInfo> first;  // by rank
+    std::vector<std::string> keys;
+  };
+  // Threads of a rank may register lists of different names in any order.
+  std::map<std::string, Crossed> by_name;
   for (const auto& [key, pending] : pending_) {
-    bool is_register = false;
+    Crossed* crossed = nullptr;
     for (size_t i = 0; i < pending.by_rank.size(); ++i) {
       const auto& entry = pending.by_rank[i];
       if (!entry.has_value() || entry->kind != CollectiveKind::kRegister) continue;
-      is_register = true;
-      first.emplace(ranks_[i], *entry);
+      crossed = &by_name[ListName(entry->description)];
+      crossed->first.emplace(ranks_[i], *entry);
     }
-    if (is_register) keys.push_back(key);
+    if (crossed != nullptr) crossed->keys.push_back(key);
   }
-  if (first.empty() || first.size() + joined_.size() < ranks_.size()) return;
+  for (auto& [name, crossed] : by_name) {
+    if (crossed.first.size() + joined_.size() < ranks_.size()) continue;
+    RefuseRegistrations(std::move(crossed.first), crossed.keys);
+  }
+}
+
+void Negotiator::RefuseRegistrations(std::map<int32_t, RequestInfo> by_rank,
+                                     const std::vector<std::string>& keys) {
   std::vector<int32_t> members;
   std::vector<RequestInfo> lists;
-  for (auto& [rank, info] : first) {
+  for (auto& [rank, info] : by_rank) {
     members.push_back(rank);
     lists.push_back(std::move(info));
   }

@@ -100,8 +100,10 @@ class Negotiator {
   void MoveToReady(const std::string& key, int last);
   Response Answer(const std::vector<RequestInfo>& by_rank);
   uint32_t NumberFor(const std::vector<RequestInfo>& by_rank);  // of Response::numbers
-  // Every rank waits for a group, and no two mean the same: they never will.
+  // Every rank waits for a list of one name, and no two mean the same: they never will.
   void RefuseCrossedRegistrations();
+  void RefuseRegistrations(std::map<int32_t, RequestInfo> by_rank,
+                           const std::vector<std::string>& keys);
 
   std::vector<int32_t> Members() const;  // for CheckAgreement: empty when they are 0, 1, 2, ...
   size_t Index(int rank) const;          // ranks_.size(): not one of them
