@@ -50,7 +50,9 @@ def _gradient_of(kind: str) -> Callable[[_Gradient], _Gradient]:
             if isinstance(node, tf.Operation) and "counted" in node.node_def.attr:
                 node._set_attr("counted", tf.compat.v1.AttrValue(i=0))
             with _operations.counted_as(0):
-                return function(node, *grads)
+                found = function(_Node(node), *grads)
+            found = list(found) if isinstance(found, list | tuple) else [found]
+            return [*found, *([None] * (len(node.inputs) - len(found)))]
 
         tf.RegisterGradient(kind)(gradient)
         return function
@@ -237,6 +239,29 @@ def _recv_gradient(node: Any, grad: Any) -> list[tf.Tensor | None]:
     )
     _, *after = node.inputs
     return [None, *(tf.zeros_like(tensor) for tensor in after)]
+
+
+class _Node:
+    """An operation without its input `call`, whose values look like attributes.
+
+    Args:
+        node: as TensorFlow gives it to the gradient of an operation.
+    """
+
+    def __init__(self, node: Any) -> None:
+        inputs = list(node.inputs)
+        self._node = node
+        self._in_call: dict[str, Any] = {}
+        if inputs and inputs[-1].dtype == tf.string:
+            self._in_call = _operations.in_call(inputs.pop())
+        self.inputs = inputs
+        self.outputs = node.outputs
+        self.type = node.type
+
+    def get_attr(self, name: str) -> Any:
+        if name in self._in_call:
+            return self._in_call[name]
+        return self._node.get_attr(name)
 
 
 def _linear_op(node: Any) -> ReduceOp:

@@ -16,6 +16,8 @@ from typing import Any, Protocol
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.eager import record as _record
+from tensorflow.python.eager.forwardprop_util import pack_tangents as _pack_tangents
 from tensorflow.python.ops import control_flow_util
 
 from tfdist import _core, _engine, _runtime, errors
@@ -190,15 +192,23 @@ def eager_allreduce(
         "timeout_s": _core.timeout_of(timeout_s),
     }
     run = ops().tfdist_allreduce
+    again = _as_eager_call(dict(arguments))
 
     def reduce_again(tensor: tf.Tensor) -> tf.Tensor:
+        if _record.could_possibly_record():
+            return _emit(
+                "tfdist_allreduce",
+                tensors=[tensor],
+                counted=_counted_sum(op),
+                **arguments,
+            )[0]
         _runtime.check_initialized()
         _watch.callers.add(threading.get_ident())
         place = _one_rank.PLACE.get()
         if place is not None:
             _one_rank.refuse_collective(place, "tfdist_allreduce", arguments)
         with errors.translate():
-            return run(tensors=[tensor], counted=_counted_sum(op), **arguments)[0]
+            return run(tensors=[tensor], counted=_counted_sum(op), **again)[0]
 
     return reduce_again
 
@@ -431,7 +441,8 @@ def check_not_xla(why: str | None = None) -> None:
 
 def _emit(operation: str, **arguments: Any) -> Any:
     """Runs an operation, or adds it to the graph, with our errors for its own."""
-    if tf.executing_eagerly():
+    is_eager = tf.executing_eagerly()
+    if is_eager:
         _runtime.check_initialized()  # a fork, too, has no engine
     else:
         check_not_xla()
@@ -440,8 +451,65 @@ def _emit(operation: str, **arguments: Any) -> Any:
     place = _one_rank.PLACE.get()
     if place is not None:
         _one_rank.refuse_collective(place, operation, arguments)
+    if is_eager:
+        arguments = _as_eager_call(arguments)
+    elif _engine.chosen() is None:
+        arguments["call"] = []
     with errors.translate():
         return getattr(ops(), operation)(**arguments)
+
+
+def _as_eager_call(arguments: dict[str, Any]) -> dict[str, Any]:
+    """The arguments with which an operation is called eagerly; changes `arguments`.
+
+    TensorFlow keeps a kernel for every value of an attribute, and never frees it. So
+    values that may differ in every call are passed as a tensor instead, `call`; its
+    form is in `tfdist_ops/tf/call_text.h`.
+    """
+    if _engine.chosen() is not None:
+        return arguments
+    if _record.could_possibly_record() and _has_tangent(arguments):
+        # TensorFlow traces the derivative (ForwardAccumulator), and a trace does not
+        # know the value of a tensor.
+        arguments["call"] = []
+        return arguments
+    take = arguments.pop
+    text = (
+        f"{take('process_set', 0)} {take('timeout_s')} {take('prescale', 1.0)} "
+        f"{take('postscale', 1.0)} {take('group', '') or '-'} "
+        f"{tf.compat.as_str(take('tensor_name'))}"
+    )
+    # Without a timeout, the generated function takes the integer 0, and a slower way.
+    arguments.update(tensor_name="", timeout_s=0.0, call=[_string_tensor(text)])
+    return arguments
+
+
+def _has_tangent(arguments: dict[str, Any]) -> bool:
+    tensors = [*arguments.get("tensors", ()), *arguments.get("after", ())]
+    if "tensor" in arguments:
+        tensors.append(arguments["tensor"])
+    return any(_pack_tangents(tensors).indices)
+
+
+def in_call(call: tf.Tensor) -> dict[str, Any]:
+    """The values that an eager call has passed as a tensor, by attribute."""
+    number, timeout_s, prescale, postscale, group, name = (
+        call.numpy().decode().split(" ", maxsplit=5)
+    )
+    return {
+        "tensor_name": name,
+        "process_set": int(number),
+        "timeout_s": float(timeout_s),
+        "prescale": prescale,
+        "postscale": postscale,
+        "group": "" if group == "-" else group,
+    }
+
+
+@functools.lru_cache(maxsize=1024)
+def _string_tensor(text: str) -> tf.Tensor:
+    with tf.device("CPU:0"):
+        return tf.constant(text)
 
 
 def _rank(rank: Any, what: str) -> int:

@@ -83,6 +83,40 @@ def test_a_tape_records_a_call_that_comes_again():
         assert tape.gradient(loss, x).numpy().tolist() == [6.0]
 
 
+def test_derivatives_of_a_call_with_a_name_and_factors():
+    x = tf.constant([3.0])
+    options = {"op": ReduceOp.SUM, "name": "of two words", "prescale": 0.5}
+
+    def half_square():
+        return tfdist.allreduce(x * x, **options)
+
+    with tf.autodiff.ForwardAccumulator(x, tf.constant([1.0])) as forward:
+        y = half_square()
+    assert forward.jvp(y).numpy().tolist() == [3.0]
+    with tf.GradientTape() as outer:
+        outer.watch(x)
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = half_square()
+        slope = tape.gradient(y, x)
+    assert slope.numpy().tolist() == [3.0]
+    assert outer.gradient(slope, x).numpy().tolist() == [1.0]
+
+    @tf.function
+    def slope_of_an_eager_call():
+        return tape.gradient(y, x)
+
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = half_square()
+    assert slope_of_an_eager_call().numpy().tolist() == [3.0]
+
+
+def test_a_name_is_a_text():
+    with pytest.raises(TypeError):
+        tfdist.allreduce(X, name=5)
+
+
 def test_within_a_function_the_same_call_is_traced():
     @tf.function
     def function(x):

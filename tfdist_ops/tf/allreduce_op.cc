@@ -9,9 +9,11 @@ namespace {
 // the automatic order of stateful ops, so that operations overlap and ranks may trace in any order.
 REGISTER_OP("TfdistAllreduce")
     .Input("tensors: N * T")
+    .Input(kCallInput)
     .Output("reduced: N * T")
     .Attr("N: int >= 1")
     .Attr("T: {" TFDIST_REDUCED_TYPES "}")
+    .Attr(kCallCount)
     .Attr("tensor_name: string")
     .TFDIST_REDUCTION_ATTRS
     .Attr("timeout_s: float = 0.0")     // 0: TFDIST_TIMEOUT_S
@@ -34,7 +36,7 @@ class AllreduceOp : public CollectiveOp {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("bucket", &bucket_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("bucket_count", &bucket_count_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("hints", &hints_));
-    OP_REQUIRES(ctx, hints_.empty() || static_cast<int>(hints_.size()) == ctx->num_inputs(),
+    OP_REQUIRES(ctx, hints_.empty() || static_cast<int>(hints_.size()) == ctx->num_outputs(),
                 InvalidArgument(tensor_name(), "hints must be one for each tensor, or none"));
   }
 

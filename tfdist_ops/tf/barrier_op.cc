@@ -5,6 +5,8 @@ namespace tfdist {
 namespace {
 
 REGISTER_OP("TfdistBarrier")
+    .Input(kCallInput)
+    .Attr(kCallCount)
     .Attr("tensor_name: string")
     .Attr("timeout_s: float = 0.0")     // 0: TFDIST_TIMEOUT_S
     .Attr("process_set: int >= 0 = 0")  // 0: all ranks

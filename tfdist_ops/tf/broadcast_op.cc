@@ -6,9 +6,11 @@ namespace {
 
 REGISTER_OP("TfdistBroadcast")
     .Input("tensors: N * T")
+    .Input(kCallInput)
     .Output("values: N * T")
     .Attr("N: int >= 1")
     .Attr("T: type")  // what DTypeSize knows; a list here could not name the float8 types
+    .Attr(kCallCount)
     .Attr("tensor_name: string")
     .Attr("root: int >= 0")
     .Attr("timeout_s: float = 0.0")     // 0: TFDIST_TIMEOUT_S

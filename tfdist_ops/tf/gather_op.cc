@@ -6,9 +6,11 @@ namespace {
 
 REGISTER_OP("TfdistGather")
     .Input("tensor: T")
+    .Input(kCallInput)
     .Output("rows: T")
     .Output("splits: int64")  // the rows of each rank, on every rank; for the gradient
     .Attr("T: type")          // what DTypeSize knows; a list here could not name the float8 types
+    .Attr(kCallCount)
     .Attr("tensor_name: string")
     .Attr("root: int >= 0")
     .Attr("timeout_s: float = 0.0")     // 0: TFDIST_TIMEOUT_S

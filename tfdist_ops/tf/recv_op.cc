@@ -8,9 +8,11 @@ namespace {
 REGISTER_OP("TfdistRecv")
     .Input("shape: int64")
     .Input("after: After")  // nothing of them is read; they tie the operation to the rank's graph
+    .Input(kCallInput)
     .Output("value: T")
     .Attr("T: type")  // what DTypeSize knows; a list here could not name the float8 types
     .Attr("After: list(type) >= 0")
+    .Attr(kCallCount)
     .Attr("tensor_name: string")
     .Attr("src: int >= 0")
     .Attr("timeout_s: float = 0.0")  // 0: TFDIST_TIMEOUT_S

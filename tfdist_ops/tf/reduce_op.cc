@@ -8,9 +8,11 @@ namespace {
 
 REGISTER_OP("TfdistReduce")
     .Input("tensors: N * T")
+    .Input(kCallInput)
     .Output("values: N * T")
     .Attr("N: int >= 1")
     .Attr("T: {" TFDIST_REDUCED_TYPES "}")
+    .Attr(kCallCount)
     .Attr("tensor_name: string")
     .Attr("root: int >= 0")
     .TFDIST_REDUCTION_ATTRS

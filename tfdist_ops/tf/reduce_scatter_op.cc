@@ -8,9 +8,11 @@ namespace {
 REGISTER_OP("TfdistReduceScatter")
     .Input("tensor: T")
     .Input("splits: int64")  // the rows that each rank gets; empty: the default
+    .Input(kCallInput)
     .Output("rows: T")
     .Output("agreed_splits: int64")  // never empty
     .Attr("T: {" TFDIST_REDUCED_TYPES "}")
+    .Attr(kCallCount)
     .Attr("tensor_name: string")
     .TFDIST_REDUCTION_ATTRS
     .Attr("timeout_s: float = 0.0")     // 0: TFDIST_TIMEOUT_S

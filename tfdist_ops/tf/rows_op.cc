@@ -53,7 +53,7 @@ void* Allocate(void* context, const int64_t* rows, int32_t size, int64_t output_
 
 absl::Status RowsShape(InferenceContext* c) {
   if (c->num_outputs() > 1) c->set_output(1, c->Vector(InferenceContext::kUnknownDim));
-  if (c->num_inputs() > kSplitsInput) {
+  if (InputsBeforeCall(c) > kSplitsInput) {
     ShapeHandle splits;
     TF_RETURN_IF_ERROR(c->WithRank(c->input(kSplitsInput), 1, &splits));
   }
@@ -79,7 +79,7 @@ absl::Status RowsOp::Prepare(tensorflow::OpKernelContext* ctx, Operation* op) co
   if (op->request().kind == TFDIST_ALLGATHER && op->request().counted < 0) {
     op->request().counted = ctx->input(0).NumElements() * std::max(1, WorldSize());
   }
-  if (ctx->num_inputs() > kSplitsInput) {
+  if (ctx->num_inputs() > kSplitsInput && ctx->input_dtype(kSplitsInput) == tensorflow::DT_INT64) {
     const tensorflow::Tensor& splits = ctx->input(kSplitsInput);
     if (splits.dims() != 1) {
       return InvalidArgument(

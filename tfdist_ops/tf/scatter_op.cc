@@ -8,8 +8,10 @@ namespace {
 REGISTER_OP("TfdistScatter")
     .Input("tensor: T")
     .Input("splits: int64")  // the rows that each rank gets, on the root; empty: the default
+    .Input(kCallInput)
     .Output("rows: T")
     .Attr("T: type")  // what DTypeSize knows; a list here could not name the float8 types
+    .Attr(kCallCount)
     .Attr("tensor_name: string")
     .Attr("root: int >= 0")
     .Attr("timeout_s: float = 0.0")     // 0: TFDIST_TIMEOUT_S

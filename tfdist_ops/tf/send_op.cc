@@ -8,8 +8,10 @@ namespace {
 
 REGISTER_OP("TfdistSend")
     .Input("tensor: T")
+    .Input(kCallInput)
     .Output("sent: T")  // a scalar 0; what backpropagation comes in by
     .Attr("T: type")    // what DTypeSize knows; a list here could not name the float8 types
+    .Attr(kCallCount)
     .Attr("tensor_name: string")
     .Attr("dst: int >= 0")
     .Attr("timeout_s: float = 0.0")  // 0: TFDIST_TIMEOUT_S

@@ -7,6 +7,7 @@
 #include "absl/strings/cord.h"
 #include "absl/strings/numbers.h"
 #include "base/status.h"
+#include "tf/call_text.h"
 #include "tf/large_pages.h"
 
 // Python reads this text in the file before it loads the library: a library of another TensorFlow
@@ -85,8 +86,13 @@ absl::Status ParseScale(const std::string& text, double* value) {
   return absl::InvalidArgumentError("a scale is a finite number, got \"" + text + "\"");
 }
 
+int InputsBeforeCall(tensorflow::shape_inference::InferenceContext* c) {
+  int calls = 0;
+  return c->GetAttr("calls", &calls).ok() ? c->num_inputs() - calls : c->num_inputs();
+}
+
 absl::Status SameShapes(tensorflow::shape_inference::InferenceContext* c) {
-  for (int i = 0; i < c->num_inputs(); ++i) c->set_output(i, c->input(i));
+  for (int i = 0; i < c->num_outputs(); ++i) c->set_output(i, c->input(i));
   return absl::OkStatus();
 }
 
@@ -197,7 +203,7 @@ void Operation::SetId(uint64_t id) {
 
 absl::Status AddInputs(tensorflow::OpKernelContext* ctx, Operation* op,
                        const std::vector<int64_t>& hints) {
-  for (int i = 0; i < ctx->num_inputs(); ++i) {
+  for (int i = 0; i < ctx->num_outputs(); ++i) {
     tensorflow::Tensor* output = nullptr;
     int forwarded = -1;
     TF_RETURN_IF_ERROR(
@@ -239,6 +245,9 @@ CollectiveOp::CollectiveOp(tensorflow::OpKernelConstruction* ctx, int32_t kind)
   if (ctx->HasAttr("process_set")) {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("process_set", &process_set_));
   }
+  int calls = 0;
+  OP_REQUIRES_OK(ctx, ctx->GetAttr("calls", &calls));
+  has_call_ = calls > 0;
   if (ctx->HasAttr("T")) OP_REQUIRES_OK(ctx, ctx->GetAttr("T", &dtype_));
   if (ctx->HasAttr("root")) OP_REQUIRES_OK(ctx, ctx->GetAttr("root", &root_));
   if (ctx->HasAttr("counted")) OP_REQUIRES_OK(ctx, ctx->GetAttr("counted", &counted_));
@@ -254,12 +263,28 @@ void CollectiveOp::ComputeAsync(tensorflow::OpKernelContext* ctx, DoneCallback d
   op->request().counted = counted_;
   absl::Status status;
   try {
-    status = Prepare(ctx, op.get());
+    status = has_call_ ? PrepareCall(ctx, op.get()) : Prepare(ctx, op.get());
     if (status.ok()) return Operation::Submit(op);
   } catch (const std::exception& e) {
-    status = absl::InternalError(tensor_name_ + ": " + e.what());
+    status = absl::InternalError(op->name() + ": " + e.what());
   }
   op->Finish(status);
+}
+
+absl::Status CollectiveOp::PrepareCall(tensorflow::OpKernelContext* ctx, Operation* op) const {
+  const tensorflow::Tensor& input = ctx->input(ctx->num_inputs() - 1);
+  CallText call;
+  if (input.dims() != 0 || !ParseCallText(input.scalar<tensorflow::tstring>()(), &call)) {
+    return absl::InternalError("the text of a call has an unknown form");
+  }
+  op->set_name(call.name);
+  op->request().timeout_s = call.timeout_s;
+  op->request().process_set = call.process_set;
+  TF_RETURN_IF_ERROR(Prepare(ctx, op));
+  op->request().prescale *= call.prescale;  // 1 so far, or 0 where nothing is reduced
+  op->request().postscale *= call.postscale;
+  if (!call.group.empty()) op->set_group(call.group);
+  return absl::OkStatus();
 }
 
 }  // namespace tfdist

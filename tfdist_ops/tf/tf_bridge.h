@@ -37,6 +37,15 @@ absl::Status Mismatch(const std::string& message);
 // float32, a scale must arrive exactly.
 absl::Status ParseScale(const std::string& text, double* value);
 
+// The last input of a collective. TensorFlow keeps an eager kernel for every value of an attribute,
+// 37 KiB each and for good. So an eager call passes what may differ in every call as a scalar
+// string (call_text.h), which takes the place of the attributes. In a graph the list is empty.
+constexpr char kCallInput[] = "call: calls * string";
+constexpr char kCallCount[] = "calls: int >= 0";
+
+// How many inputs there are before `call`.
+int InputsBeforeCall(tensorflow::shape_inference::InferenceContext* c);
+
 // Shape function: output i has the shape of input i.
 absl::Status SameShapes(tensorflow::shape_inference::InferenceContext* c);
 
@@ -68,8 +77,12 @@ class Operation {
   // Valid until `done`.
   tensorflow::OpKernelContext* ctx() const { return ctx_; }
   const std::string& name() const { return name_; }
-  // For what is known only when the kernel runs; before Submit.
+  // For values that are known only when the kernel runs; before Submit.
   void set_name(const std::string& name) { name_ = name; }
+  void set_group(const std::string& group) {
+    group_ = group;
+    request_.group = group_.c_str();
+  }
   // What is submitted; the tensors and callbacks are filled in by Submit.
   tfdist_request& request() { return request_; }
 
@@ -93,6 +106,7 @@ class Operation {
   tensorflow::OpKernelContext* const ctx_;
   tensorflow::CancellationManager* const cancellation_;  // null: the caller cannot cancel
   std::string name_;
+  std::string group_;
   DoneOnce done_;
   tfdist_request request_{};
   std::vector<tfdist_tensor> tensors_;
@@ -110,8 +124,8 @@ class Operation {
   uint64_t id_ = 0;                // guarded by mutex_
 };
 
-// Adds every input to `op`, with an output of its shape: in the input's own buffer when nobody else
-// needs it, else in a new one. `hints`: one for each input; empty: its index.
+// Adds an input to `op` for every output, which gets its shape: in the input's own buffer when
+// nobody else needs it, else in a new one. `hints`: one for each input; empty: its index.
 absl::Status AddInputs(tensorflow::OpKernelContext* ctx, Operation* op,
                        const std::vector<int64_t>& hints = {});
 
@@ -137,7 +151,11 @@ class CollectiveOp : public tensorflow::AsyncOpKernel {
   const std::string& tensor_name() const { return tensor_name_; }
 
  private:
+  // Likewise, with the values of the input `call`.
+  absl::Status PrepareCall(tensorflow::OpKernelContext* ctx, Operation* op) const;
+
   const int32_t kind_;
+  bool has_call_ = false;
   std::string tensor_name_;
   float timeout_s_ = 0;
   int64_t process_set_ = 0;
