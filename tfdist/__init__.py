@@ -58,6 +58,7 @@ _HOME = {
     "MismatchError": "errors",
     "RankFailedError": "errors",
     "EvictedError": "errors",
+    "ThreadError": "errors",
     "TimeoutError": "errors",
     "NotInitializedError": "errors",
 }
@@ -72,6 +73,7 @@ __all__ = [
     "ProcessSet",
     "RankFailedError",
     "ReduceOp",
+    "ThreadError",
     "TimeoutError",
     "__version__",
     "add_process_set",
@@ -154,6 +156,7 @@ if TYPE_CHECKING:
         MismatchError,
         NotInitializedError,
         RankFailedError,
+        ThreadError,
         TimeoutError,
     )
     from tfdist.evaluation import evaluate

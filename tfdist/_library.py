@@ -14,10 +14,11 @@ from types import ModuleType
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.eager.polymorphic_function.atomic_function import AtomicFunction
 from tensorflow.python.framework import auto_control_deps
 
 from tfdist import _core, _engine
-from tfdist._call_order import chain_calls
+from tfdist._call_order import chain_calls, claim_when_called
 
 _logger = logging.getLogger("tfdist")
 
@@ -65,6 +66,7 @@ def native_ops() -> ModuleType:
     module = _load(LIBRARY_PATH)
     release_from_order(auto_control_deps)
     chain_calls(auto_control_deps)
+    claim_when_called(AtomicFunction)
     return module
 
 

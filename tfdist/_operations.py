@@ -20,9 +20,9 @@ from tensorflow.python.eager import record as _record
 from tensorflow.python.eager.forwardprop_util import pack_tangents as _pack_tangents
 from tensorflow.python.ops import control_flow_util
 
-from tfdist import _core, _engine, _runtime, errors
+from tfdist import _core, _engine, errors
 from tfdist._library import ops
-from tfdist._names import operation_name
+from tfdist._names import claim, key_of, operation_name
 from tfdist._parallel_maps import check_not_parallel
 from tfdist.waits import _one_rank, _watch
 
@@ -186,12 +186,14 @@ def eager_allreduce(
             which. Here one that can't be hashed is not valid either.
     """
     check_reducible(dtype, op, "allreduce")
+    named = operation_name("allreduce", name)
     arguments = {
-        "tensor_name": operation_name("allreduce", name),
+        "tensor_name": named,
         "reduce_op": _reduce_op(op),
         "timeout_s": _core.timeout_of(timeout_s),
     }
     run = ops().tfdist_allreduce
+    keys = [key_of(named)]
     again = _as_eager_call(dict(arguments))
 
     def reduce_again(tensor: tf.Tensor) -> tf.Tensor:
@@ -202,7 +204,7 @@ def eager_allreduce(
                 counted=_counted_sum(op),
                 **arguments,
             )[0]
-        _runtime.check_initialized()
+        claim(keys)
         _watch.callers.add(threading.get_ident())
         place = _one_rank.PLACE.get()
         if place is not None:
@@ -443,7 +445,14 @@ def _emit(operation: str, **arguments: Any) -> Any:
     """Runs an operation, or adds it to the graph, with our errors for its own."""
     is_eager = tf.executing_eagerly()
     if is_eager:
-        _runtime.check_initialized()  # a fork, too, has no engine
+        get = arguments.get
+        key = key_of(
+            arguments["tensor_name"],
+            process_set=get("process_set", 0),
+            src=get("src"),
+            dst=get("dst"),
+        )
+        claim([key])
     else:
         check_not_xla()
         check_not_parallel()

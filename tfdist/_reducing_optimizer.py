@@ -215,7 +215,8 @@ class Reducing(ReducesUpdates):
         """What was found of gradients that are reduced already is so everywhere."""
         if not (_accumulation_steps(self) or self.tfdist_options.local_variables):
             return found
-        return finite.agreed(found, self.tfdist_options.process_set)
+        options = self.tfdist_options
+        return finite.agreed(found, options.process_set, options.name)
 
     def _to_accumulate(
         self, grads: list[Any], variables: list[Any], weight: Any

@@ -56,6 +56,7 @@ class _State:
     reported: bool = False  # why this program ends
     # A rank that has failed, and why, as an error says that was raised in this process.
     culprit: tuple[int, str] | None = None
+    thread_failed: bool = False  # an error of tfdist that a thread did not catch
     late: LateLinks | None = None
     process_sets: list[ProcessSet] = field(default_factory=list)  # of this generation
     bond: Bond | None = None
@@ -521,6 +522,25 @@ def _install_hooks() -> None:
             print(f"[tfdist] {said.line}", file=sys.stderr, flush=True)
 
     sys.excepthook = hook
+    previous_in_thread = threading.excepthook
+
+    def thread_hook(args: threading.ExceptHookArgs) -> None:
+        previous_in_thread(args)
+        _note_failed_thread(args)
+
+    threading.excepthook = thread_hook
+
+
+def _note_failed_thread(args: threading.ExceptHookArgs) -> None:
+    """A thread that an error of tfdist has ended counts as the end of the program.
+
+    Other errors are the program's own business: its other threads go on.
+    """
+    error = args.exc_value
+    if error is not None and last_words.ours(error) is not None:
+        _state.thread_failed = True
+        last_words.tell(error, rank() if is_initialized() else None)
+        _state.reported = True
 
 
 def note_failure(rank: int, reason: str) -> None:
@@ -533,7 +553,11 @@ def note_failure(rank: int, reason: str) -> None:
 
 
 def _leave() -> None:
-    """At exit: says which rank is at fault, if the program has not, and leaves."""
+    """At exit: says which rank is at fault, if the program has not, and leaves.
+
+    Python ends with code 0 whatever threads have raised. A rank that an error of tfdist
+    has taken out of the job must not look as if it had finished.
+    """
     if _state.culprit is None and is_initialized():
         failure = _core.failure()
         culprit = last_words.blamed(failure, rank()) if failure else None
@@ -543,3 +567,8 @@ def _leave() -> None:
         culprit, reason = _state.culprit
         report.send(os.environ, {"error": reason, "blamed": culprit})
     shutdown()
+    if _state.thread_failed:
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)

@@ -15,6 +15,7 @@ there are two kinds of lists of eager calls:
 from __future__ import annotations
 
 import itertools
+import logging
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -22,15 +23,18 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist import _core, _runtime, collectives, errors
-from tfdist._names import place_of
+from tfdist._names import claim, place_of
 from tfdist._process_sets import ProcessSet, id_of, members_of
 from tfdist.bucket_order import bits_of, order_from
 from tfdist.waits import _one_rank
+
+_logger = logging.getLogger("tfdist")
 
 # What reduces a group, in its options: what XLA compiles, or an operation per bucket.
 BY_XLA = "by=xla"
 BY_OPERATIONS = "by=operations"
 _PLACE = re.compile(r' call=\d+ in=([^\s"]+)')  # of what was traced, in the options
+_MANY_LISTS = 1000  # that one program hardly has
 _CALLS = "tfdist/group_calls"  # graph collection: options of the groups traced there
 
 # (generation of the world, process set, description) → what the ranks have agreed on:
@@ -211,6 +215,7 @@ def _register(
     key = _key(lines, options, process_set)
     if key not in _AGREED:
         _one_rank.check_not_alone("The reduction of gradients", key[1])
+        claim([(key[1], _list_name(options))])
         try:
             found = _core.register_group(key[2], list(present), process_set=key[1])
         except _core.CoreError as error:
@@ -218,7 +223,25 @@ def _register(
         for old in [known for known in _AGREED if known[0] != key[0]]:
             del _AGREED[old]
         _AGREED[key] = found
+        if len(_AGREED) == _MANY_LISTS:
+            _logger.warning(
+                "%d lists of gradients or variables are registered, each of which is "
+                "kept. Give a tape or an optimizer the same name in every step.",
+                _MANY_LISTS,
+            )
     return _AGREED[key]
+
+
+def _list_name(options: str) -> str:
+    """By what lists are told apart that several threads register; the core does so too.
+
+    Example:
+        >>> from tfdist.agreement import _list_name
+        >>> _list_name("op=sum name=encoder by=operations")
+        'list of gradients or variables encoder'
+    """
+    name = options.partition(" name=")[2].partition(" ")[0]
+    return f"list of gradients or variables {name}".rstrip()
 
 
 def _public_error(error: _core.CoreError, options: str, late: bool) -> Exception:

@@ -31,6 +31,7 @@ __all__ = [
     "MismatchError",
     "NotInitializedError",
     "RankFailedError",
+    "ThreadError",
     "TimeoutError",
     "from_core",
     "from_tf",
@@ -46,8 +47,8 @@ class ErrorRecord:
 
     Attributes:
         kind: "mismatch", "rank_failed", "shutdown", "evicted", "no_majority",
-            "timeout", "not_initialized", "cancelled", "invalid_argument" or
-            "internal".
+            "threads", "timeout", "not_initialized", "cancelled", "invalid_argument"
+            or "internal".
         rank: the rank at fault; None when there is none.
         host: its host; "" when unknown.
         pid: its process; None when unknown.
@@ -121,6 +122,16 @@ class EvictedError(RankFailedError):
     KIND = "evicted"
 
 
+class ThreadError(_WithRecord, tf.errors.FailedPreconditionError):
+    """Two threads of this rank use operations of the same name.
+
+    The ranks pair calls of one name by their order, which is only the same on all ranks
+    if one thread makes them. The job ends.
+    """
+
+    KIND = "threads"
+
+
 class TimeoutError(_WithRecord, tf.errors.DeadlineExceededError):  # noqa: A001
     """A living rank did not come in time; the message names it and the tensor."""
 
@@ -141,6 +152,7 @@ _CLASSES: dict[str, type[_WithRecord]] = {
     "shutdown": RankFailedError,
     "evicted": EvictedError,
     "no_majority": EvictedError,
+    "threads": ThreadError,
     "timeout": TimeoutError,
     "not_initialized": NotInitializedError,
 }
@@ -153,9 +165,10 @@ def from_tf(error: BaseException) -> Exception | None:
         error: what a `tf.function`, `model.fit` or an operation raised.
 
     Returns:
-        `MismatchError`, `RankFailedError`, `EvictedError`, `TimeoutError` or
-        `NotInitializedError` with its `record`; `error` itself if it is one of these;
-        None if the error does not come from tfdist or has no class of ours.
+        `MismatchError`, `RankFailedError`, `EvictedError`, `ThreadError`,
+        `TimeoutError` or `NotInitializedError` with its `record`; `error` itself if it
+        is one of these; None if the error does not come from tfdist or has no class of
+        ours.
     """
     if isinstance(error, _WithRecord):
         return error  # type: ignore[return-value]

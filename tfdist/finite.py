@@ -34,10 +34,21 @@ def all_finite(grads: Sequence[Any]) -> tf.Tensor:
     return tf.reduce_all(tf.stack([tf.constant(True), *map(_is_finite, grads)]))
 
 
-def agreed(found: tf.Tensor, process_set: ProcessSet | None) -> tf.Tensor:
-    """True on every rank if `found` is True on every rank, else False on every rank."""
+def agreed(
+    found: tf.Tensor, process_set: ProcessSet | None, name: str | None = None
+) -> tf.Tensor:
+    """True on every rank if `found` is True on every rank, else False on every rank.
+
+    Args:
+        found: scalar bool.
+        process_set: the ranks that take part; None: all.
+        name: of the list of gradients that it is about (`ReduceOptions.name`).
+    """
     return collectives.allreduce(
-        found, op=collectives.ReduceOp.LOGICAL_AND, process_set=process_set
+        found,
+        op=collectives.ReduceOp.LOGICAL_AND,
+        name=None if name is None else f"{name}.finite",
+        process_set=process_set,
     )
 
 

@@ -94,7 +94,7 @@ def reduce_gradients(
     made = [None if own is None else g for own, g in zip(grads, full, strict=True)]
     local = {i: grads[i] for i in options.local_places(variables)}
     if weight is not None:
-        share = share_of(weight, options.process_set)
+        share = share_of(weight, options.process_set, options.name)
         full = [weighted(g, share) for g in full]
         local = {i: weighted(g, share) for i, g in local.items()}
         options = options.summing()
@@ -161,7 +161,7 @@ def weighted_gradients(
         f"{options.describe(variables)} weighted",
         process_set=options.process_set,
     )
-    share = share_of(weight, options.process_set)
+    share = share_of(weight, options.process_set, options.name)
     # A mean over no samples may be NaN: a share of 0 counts for nothing all the same.
     counts = tf.cast(share > 0, share.dtype)
     local = [weighted(g, counts) for g in gradient(share)]

@@ -55,7 +55,8 @@ def DistributedOptimizer(  # noqa: N802 - named like the class it stands for
         op: `ReduceOp.AVERAGE` (default): the gradient of the mean over all ranks;
             `ReduceOp.SUM`.
         name: tells apart two optimizers that reduce equal lists of variables in one
-            graph; default: they are told apart by their order.
+            graph; default: they are told apart by their order. Optimizers that are used
+            in different threads need different names.
         process_set: the ranks over which gradients are reduced; default all.
         compression: `"fp16"` or `"bf16"`: float32 and float64 gradients are rounded to
             that type, added in float32, and the result is rounded once more: half the

@@ -30,7 +30,8 @@ class DistributedGradientTape:
             default: a new one.
         op: `ReduceOp.AVERAGE` (default) or `ReduceOp.SUM`.
         name: tells apart two tapes that reduce equal lists of variables in one
-            graph; default: they are told apart by their order.
+            graph; default: they are told apart by their order. Tapes that are used in
+            different threads need different names.
         process_set: the ranks over which gradients are reduced; default all.
         compression: `"fp16"` or `"bf16"`: float32 and float64 gradients are rounded to
             that type, added in float32, and the result is rounded once more: half the

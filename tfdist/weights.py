@@ -18,7 +18,9 @@ SYNCHRONIZED = "_tfdist_synchronized"
 EAGER_NAME = "weight= (of all ranks or of none)"
 
 
-def share_of(weight: Any, process_set: ProcessSet | None = None) -> tf.Tensor:
+def share_of(
+    weight: Any, process_set: ProcessSet | None = None, name: str | None = None
+) -> tf.Tensor:
     """This rank's part of all ranks' weights: w_r / (w_0 + w_1 + ...).
 
     With g_r the gradient of the mean over the w_r samples of rank r, the sum of
@@ -30,6 +32,7 @@ def share_of(weight: Any, process_set: ProcessSet | None = None) -> tf.Tensor:
         weight: this rank's number of samples or sum of sample weights: a number or a
             scalar tensor, finite and >= 0. 0 for a rank without data.
         process_set: the ranks that take part; default all.
+        name: of the list of gradients (`ReduceOptions.name`); default none.
 
     Returns:
         Scalar float64 tensor between 0 and 1; 0 on all ranks where all weights are 0.
@@ -51,12 +54,13 @@ def share_of(weight: Any, process_set: ProcessSet | None = None) -> tf.Tensor:
     valid = tf.where(is_valid, own, 0.0)
     # Told to all with the sum, so that no rank waits for one that has raised.
     bad = tf.where(is_valid, tf.constant(0.0, tf.float64), 1.0)
+    # Eager calls of one kind have one name, which says nothing in an error.
+    unnamed = EAGER_NAME if tf.executing_eagerly() else None
     total, bad_ranks = tf.unstack(
         collectives.allreduce(
             tf.stack([valid, bad]),
             op=collectives.ReduceOp.SUM,
-            # Eager calls of one kind have one name, which says nothing in an error.
-            name=EAGER_NAME if tf.executing_eagerly() else None,
+            name=unnamed if name is None else f"{name}.weight",
             process_set=process_set,
         )
     )

@@ -49,9 +49,9 @@ WITHOUT_TENSORFLOW = [
 WITH_TENSORFLOW = [
     *(
         "errors",
+        "_names",
         "_call_order",
         "_library",
-        "_names",
         "_parallel_maps",
         "_operations",
         "_gradients",

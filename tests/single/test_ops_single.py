@@ -546,6 +546,7 @@ def test_an_error_that_is_not_ours_has_no_class_of_ours():
         ("mismatch", "MismatchError", tf.errors.FailedPreconditionError),
         ("rank_failed", "RankFailedError", tf.errors.AbortedError),
         ("shutdown", "RankFailedError", tf.errors.AbortedError),
+        ("threads", "ThreadError", tf.errors.FailedPreconditionError),
         ("timeout", "TimeoutError", tf.errors.DeadlineExceededError),
         ("not_initialized", "NotInitializedError", tf.errors.FailedPreconditionError),
     ],

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import tfdist
-from tfdist import _core, collectives, groups
+from tfdist import _core, agreement, collectives, groups
 from tfdist.reduce_options import ReduceOptions
 
 
@@ -84,6 +84,20 @@ def test_sparse_gradients_are_made_dense_with_duplicates_summed(in_graph, caplog
     assert dense.numpy().tolist() == [[0, 0], [2, 2], [0, 0], [1, 1]]
     [record] = [r for r in caplog.records if table.path in r.getMessage()]
     assert "sparse" in record.getMessage()
+
+
+def test_a_list_that_gets_another_name_in_each_step_is_warned_of_once(
+    monkeypatch, caplog, init_with
+):
+    init_with()  # nothing is registered yet
+    monkeypatch.setattr(agreement, "_MANY_LISTS", 5)
+    w = tf.Variable(1.0, name="w")
+    for step in range(8):
+        options = ReduceOptions(name=f"step {step}")
+        groups.reduce_gradients([tf.constant(2.0)], [w], options)
+        groups.reduce_gradients([tf.constant(2.0)], [w], options)
+        said = [r.getMessage() for r in caplog.records if "is kept" in r.getMessage()]
+        assert len(said) == (step >= 4)
 
 
 def test_one_operation_for_each_bucket_with_indices_of_the_list(monkeypatch, init_with):

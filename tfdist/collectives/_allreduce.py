@@ -35,7 +35,8 @@ def allreduce(
             complex types SUM, AVERAGE and PRODUCT; bool LOGICAL_AND, LOGICAL_OR,
             LOGICAL_XOR, MIN and MAX. See `ReduceOp` for overflow, NaN and rounding.
         name: pairs the calls of the ranks; default the place in the traced function.
-            Needed where ranks may trace several calls in different orders.
+            Needed where ranks may trace several calls in different orders, and where
+            several threads call operations: each thread needs names of its own.
         prescale: factor before the reduction, default 1; must be 1 for integers and
             bool.
         postscale: factor after it, default 1; must be 1 for integers and bool.
@@ -53,6 +54,7 @@ def allreduce(
         tfdist.MismatchError: shapes, dtypes or options differ between the ranks.
         tfdist.RankFailedError: a rank died or failed.
         tfdist.TimeoutError: a rank did not come within `timeout_s`.
+        tfdist.ThreadError: another thread uses the name.
         tfdist.NotInitializedError: before `tfdist.init()`.
 
     Example:

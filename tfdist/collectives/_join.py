@@ -9,6 +9,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from tfdist import _core, _engine, _runtime, errors
+from tfdist._names import claim, key_of
 from tfdist._process_sets import ProcessSet, id_of
 from tfdist.waits import _one_rank
 
@@ -87,6 +88,7 @@ def join_all(
     _engine.refuse("tfdist.join, and with it callbacks.UnevenData")
     wait = _core.timeout_of(timeout_s)
     _one_rank.check_not_alone("tfdist.join", id_of(process_set))
+    claim([key_of("join", process_set=id_of(process_set))])
     # In a thread of its own, so that Ctrl-C gets through.
     ended: concurrent.futures.Future[tuple[int, int]] = concurrent.futures.Future()
 
