@@ -179,8 +179,8 @@ def in_mode(path: str) -> str:
 
 def _in_mode(path: str, face: str) -> str:
     owner, _, name = path.rpartition(".")
-    if is_method(path) and name in _steps._GONE:
-        return f"an error: {_steps._GONE[name]}"
+    if name in ("get_gradients", "get_updates"):  # methods that raise when called
+        return f"an error: {_steps._TAPE}"
     _telling.forget()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -1,7 +1,12 @@
-"""Attributes and methods that Keras 3 lacks: of layers, models, metrics, variables."""
+"""Attributes that Keras 3 lacks: of layers, models, metrics, variables, optimizers.
+
+They are answered by `__getattr__`, and to the user's code alone: TensorFlow and Keras
+ask objects what they have, and take other ways then.
+"""
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -11,161 +16,125 @@ import tensorflow as tf
 from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 from tensorflow.python.util.object_identity import Reference
 
+from tfdist.horovod.keras2 import _steps
 from tfdist.horovod.keras2._spelling import Patches, tell
 
-# What a layer or model lacks → what to do without it.
-_LAYER = {
-    "compute_output_signature": "Write layer.compute_output_spec(inputs).",
-    "get_input_mask_at": "Pass masks to layer.call(mask=...).",
-    "get_output_mask_at": "Write layer.compute_mask(inputs, mask).",
-    "input_mask": "Pass masks to layer.call(mask=...).",
-    "output_mask": "Write layer.compute_mask(inputs, mask).",
+_Get = Callable[[Any], Any]
+# What there is no counterpart of → what to do without it.
+_GONE = {
+    "layer": {
+        "compute_output_signature": "Write layer.compute_output_spec(inputs).",
+        "get_input_mask_at": "Pass masks to layer.call(mask=...).",
+        "get_output_mask_at": "Write layer.compute_mask(inputs, mask).",
+        "input_mask": "Pass masks to layer.call(mask=...).",
+        "output_mask": "Write layer.compute_mask(inputs, mask).",
+    },
+    "model": {
+        "autotune_steps_per_execution": "Write compile(steps_per_execution=n).",
+        "distribute_reduction_method": "Write hvd.DistributedOptimizer(op=...).",
+        "get_weight_paths": "Write {v.path: v for v in model.weights}.",
+        "save_spec": "Write model.input_shape and model.inputs.",
+        "to_yaml": "Write model.to_json().",
+    },
+    "metric": {"merge_state": "Add up the variables of the metrics."},
+    "optimizer": _steps.GONE,
 }
-_MODEL = {
-    "autotune_steps_per_execution": "Write compile(steps_per_execution=n).",
-    "distribute_reduction_method": "Write hvd.DistributedOptimizer(op=...).",
-    "get_weight_paths": "Write {v.path: v for v in model.weights}.",
-    "save_spec": "Write model.input_shape and model.inputs.",
-    "to_yaml": "Write model.to_json().",
-}
-_METRIC = {"merge_state": "Add up the variables of the metrics."}
-# Methods of a `tf.Variable` that a Keras variable leaves to its value.
-_OF_VALUE = sorted(
-    name
-    for name in dir(ResourceVariable)
-    if not name.startswith("_") and not hasattr(keras.Variable, name)
-)
 
 
 def install(patches: Patches) -> None:
     """Adds the attributes."""
-    layer, model = keras.layers.Layer, keras.Model
-    for cls, table in (
-        (layer, _LAYER),
-        (model, _MODEL),
-        (keras.metrics.Metric, _METRIC),
+    of_layer = _refusing("layer") | _of_layers()
+    of_model = of_layer | _refusing("model")
+    of_model["reset_states"] = _method(_reset_states)
+    of_metric = _refusing("metric") | {
+        "non_trainable_weights": lambda metric: list(metric.variables),
+        "trainable_weights": lambda metric: [],
+    }
+    for cls, answers in (
+        (keras.layers.Layer, of_layer),
+        (keras.Model, of_model),
+        (keras.metrics.Metric, of_metric),
+        (keras.Variable, _of_variables()),
+        (keras.optimizers.Optimizer, _refusing("optimizer")),
     ):
-        for name, advice in table.items():
-            patches.put(cls, name, _refusing(cls.__name__.lower(), name, advice))
-    for kind in ("input", "output"):
-        tensors = _tensors_of(kind)
-        patches.put(layer, f"get_{kind}_at", _method(f"get_{kind}_at", kind, tensors))
-        name = f"get_{kind}_shape_at"
-        patches.put(layer, name, _method(name, f"{kind}.shape", _shapes_of(tensors)))
-        name = f"{kind}_shape"
-        patches.put(layer, name, _Attribute(_first_shape(name, tensors)))
-    patches.put(layer, "add_update", _add_update)
-    patches.put(layer, "add_variable", _renamed("layer.add_variable", "add_weight"))
-    patches.put(layer, "finalize_state", _nothing("layer.finalize_state()"))
-    for name in ("updates", "state_updates"):
-        patches.put(layer, name, _Attribute(_none_of(f"layer.{name}")))
-    for name in ("inbound_nodes", "outbound_nodes"):
-        patches.put(layer, name, _Attribute(_hidden(name)))
-    patches.put(layer, "dynamic", False)
-    patches.put(layer, "stateful", False)
-    patches.put(model, "reset_states", _reset_states)
+        patches.put(cls, "__getattr__", _answering(answers))
     patches.wrap(keras.layers.RNN, "reset_states", _reset_to)
-    patches.put(
-        keras.metrics.Metric,
-        "reset_states",
-        _renamed("metric.reset_states", "reset_state"),
-    )
-    weights = _Attribute(lambda self: list(self.variables))
-    patches.put(keras.metrics.Metric, "non_trainable_weights", weights)
-    patches.put(keras.metrics.Metric, "trainable_weights", _Attribute(lambda _: []))
-    patches.put(keras.Variable, "ref", _ref)
-    patches.put(keras.Variable, "experimental_ref", _ref)
-    patches.put(keras.Variable, "read_value", _read_value)
-    for name in _OF_VALUE:
-        if name not in vars(keras.Variable):
-            patches.put(keras.Variable, name, property(_of_value(name)))
+    patches.put(keras.metrics.Metric, "reset_states", _reset_metric)
+    for cls in _with_subclasses(keras.metrics.Metric):
+        if "reset_state" in vars(cls):
+            patches.wrap(cls, "reset_state", _reset_by_old_name)
 
 
-class _Attribute:
-    """An attribute that a user's class may set, and that Keras itself does not see."""
-
-    def __init__(self, get: Callable[[Any], Any]) -> None:
-        self._get = get
-
-    def __get__(self, owner: Any, cls: type) -> Any:
+def _answering(answers: dict[str, _Get]) -> Callable[[Any, str], Any]:
+    def __getattr__(self: Any, name: str) -> Any:  # noqa: N807
         caller = sys._getframe(1).f_globals.get("__name__", "")
-        if owner is None or caller.startswith("keras.src."):
-            raise AttributeError("not an attribute of Keras 3")
-        return self._get(owner)
+        get = answers.get(name)
+        if get is None or caller.startswith(("keras.src.", "tensorflow.")):
+            return object.__getattribute__(self, name)  # raises what it raised before
+        return get(self)
+
+    return __getattr__
 
 
-def _first_shape(name: str, tensors: Callable[[Any, int], Any]) -> Callable[[Any], Any]:
-    def get(layer: Any) -> Any:
-        shapes = _shapes_of(tensors)(layer, 0)
-        tell(f"layer.{name}", f"layer.{name.replace('_', '.')}")
-        return shapes
-
-    return get
-
-
-def _tensors_of(kind: str) -> Callable[[Any, int], Any]:
-    def tensors(layer: Any, node_index: int) -> Any:
-        return layer._get_node_attribute_at_index(node_index, f"{kind}_tensors", kind)
-
-    return tensors
-
-
-def _shapes_of(tensors: Callable[[Any, int], Any]) -> Callable[[Any, int], Any]:
-    def shapes(layer: Any, node_index: int) -> Any:
-        found = tensors(layer, node_index)
-        return keras.tree.map_structure(lambda one: tuple(one.shape), found)
-
-    return shapes
-
-
-def _method(name: str, new: str, find: Callable[[Any, int], Any]) -> Callable[..., Any]:
-    def method(self: Any, node_index: int) -> Any:
-        tell(f"layer.{name}(0)", f"layer.{new}")
-        return find(self, node_index)
-
-    method.__name__ = name
-    return method
-
-
-def _refusing(kind: str, name: str, advice: str) -> _Attribute:
-    def get(self: Any) -> Any:
+def _refusing(kind: str) -> dict[str, _Get]:
+    def refuse(name: str, advice: str, owner: Any) -> Any:
         raise AttributeError(f"{kind}.{name} is not there in Keras 3. {advice}")
 
-    return _Attribute(get)
+    return {
+        name: functools.partial(refuse, name, advice)
+        for name, advice in _GONE[kind].items()
+    }
 
 
-def _renamed(old: str, new: str) -> Callable[..., Any]:
-    def method(self: Any, *args: Any, **named: Any) -> Any:
-        tell(f"{old}()", f"{old.partition('.')[0]}.{new}()")
-        return getattr(self, new)(*args, **named)
-
-    return method
+def _method(function: Callable[..., Any]) -> _Get:
+    return lambda owner: functools.partial(function, owner)
 
 
-def _nothing(old: str) -> Callable[[Any], None]:
-    def method(self: Any) -> None:
-        tell(old, "nothing: adapt() completes it")
-
-    return method
+# ---- layers and models
 
 
-def _none_of(old: str) -> Callable[[Any], list[Any]]:
-    def get(self: Any) -> list[Any]:
-        tell(old, "nothing: layers update their variables in call()")
-        return []
+def _of_layers() -> dict[str, _Get]:
+    found: dict[str, _Get] = {
+        "add_update": _method(_add_update),
+        "dynamic": lambda layer: False,
+        "finalize_state": lambda layer: lambda: None,  # adapt() completes it
+        "stateful": lambda layer: False,
+        "updates": _no_updates,
+        "state_updates": _no_updates,
+        "inbound_nodes": functools.partial(_hidden, "inbound_nodes"),
+        "outbound_nodes": functools.partial(_hidden, "outbound_nodes"),
+    }
+    for kind in ("input", "output"):
+        tensors = functools.partial(_tensors, kind)
+        shapes = functools.partial(_shapes, kind)
+        found[f"get_{kind}_at"] = _method(tensors)
+        found[f"get_{kind}_shape_at"] = _method(shapes)
+        found[f"{kind}_shape"] = functools.partial(shapes, node_index=0)
+    return found
 
-    return get
+
+def _tensors(kind: str, layer: Any, node_index: int) -> Any:
+    tell(f"layer.get_{kind}_at(0)", f"layer.{kind}")
+    return layer._get_node_attribute_at_index(node_index, f"{kind}_tensors", kind)
 
 
-def _hidden(name: str) -> Callable[[Any], Any]:
-    def get(self: Any) -> Any:
-        tell(f"layer.{name}", f"layer._{name}")
-        return getattr(self, f"_{name}")
-
-    return get
+def _shapes(kind: str, layer: Any, node_index: int) -> Any:
+    found = layer._get_node_attribute_at_index(node_index, f"{kind}_tensors", kind)
+    tell(f"layer.{kind}_shape", f"layer.{kind}.shape")
+    return keras.tree.map_structure(lambda one: tuple(one.shape), found)
 
 
-def _add_update(self: Any, updates: Any) -> None:
+def _no_updates(layer: Any) -> list[Any]:
+    tell("layer.updates", "layers that assign to their variables in call()")
+    return []
+
+
+def _hidden(name: str, layer: Any) -> Any:
+    tell(f"layer.{name}", f"layer._{name}")
+    return getattr(layer, f"_{name}")
+
+
+def _add_update(layer: Any, updates: Any) -> None:
     """Calls those that are functions; others have been done already."""
     tell("layer.add_update(...)", "the assignments themselves, in call()")
     for one in updates if isinstance(updates, list | tuple) else [updates]:
@@ -173,14 +142,15 @@ def _add_update(self: Any, updates: Any) -> None:
             one()
 
 
-def _reset_states(self: Any) -> None:
+def _reset_states(model: Any) -> None:
     tell("model.reset_states()", "layer.reset_state() for stateful layers")
-    for layer in self._flatten_layers(include_self=False):
+    for layer in model._flatten_layers(include_self=False):
         if getattr(layer, "stateful", False) and hasattr(layer, "reset_state"):
             layer.reset_state()
 
 
 def _reset_to(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
     def reset_states(self: Any, states: Any = None) -> None:
         if states is None:
             original(self)
@@ -193,20 +163,62 @@ def _reset_to(original: Callable[..., None]) -> Callable[..., None]:
     return reset_states
 
 
-def _ref(self: Any) -> Any:
+# ---- metrics
+
+
+def _with_subclasses(cls: Any) -> set[Any]:
+    """A class of Keras and all of Keras's that are derived from it."""
+    of_keras = [c for c in cls.__subclasses__() if c.__module__.startswith("keras.")]
+    return {cls}.union(*map(_with_subclasses, of_keras))
+
+
+def _reset_metric(self: Any) -> None:
+    tell("metric.reset_states()", "metric.reset_state()")
+    if type(self).reset_states is _reset_metric:
+        self.reset_state()
+    else:  # of a class that calls super().reset_states()
+        keras.metrics.Metric.reset_state.__wrapped__(self)
+
+
+def _reset_by_old_name(original: Callable[..., None]) -> Callable[..., None]:
+    """Calls `reset_states` of a class that has it, and not the new name."""
+
+    @functools.wraps(original)
+    def reset_state(self: Any) -> None:
+        if type(self).reset_states is _reset_metric:
+            original(self)
+            return
+        tell("def reset_states(self) of a metric", "def reset_state(self)")
+        self.reset_states()
+
+    return reset_state
+
+
+# ---- variables
+
+
+def _of_variables() -> dict[str, _Get]:
+    """Those of their own, and all that a `tf.Variable` has, of their value."""
+    names = [name for name in dir(ResourceVariable) if not name.startswith("_")]
+    found: dict[str, _Get] = {n: functools.partial(_of_value, n) for n in names}
+    return found | {
+        "ref": _method(_ref),
+        "experimental_ref": _method(_ref),
+        "read_value": _method(_read_value),
+    }
+
+
+def _of_value(name: str, variable: Any) -> Any:
+    tell(f"variable.{name}", f"variable.value.{name}")
+    return getattr(variable.value, name)
+
+
+def _ref(variable: Any) -> Any:
     """Equal for the same variable alone; its `deref()` is the variable."""
     tell("variable.ref()", "id(variable)")
-    return Reference(self)
+    return Reference(variable)
 
 
-def _read_value(self: Any) -> tf.Tensor:
+def _read_value(variable: Any) -> tf.Tensor:
     tell("variable.read_value()", "keras.ops.convert_to_tensor(variable)")
-    return tf.convert_to_tensor(self)
-
-
-def _of_value(name: str) -> Callable[[Any], Any]:
-    def get(self: Any) -> Any:
-        tell(f"variable.{name}", f"variable.value.{name}")
-        return getattr(self.value, name)
-
-    return get
+    return tf.convert_to_tensor(variable)

@@ -25,14 +25,13 @@ _TAPE = (
 )
 _BUILD = "Write self.add_variable_from_reference(v, name) in build(self, variables)."
 _HYPER = "Keep the number as an attribute; the learning rate comes to update_step."
-_GONE = {
+# What an optimizer lacks → what to do without it.
+GONE = {
     "add_slot": _BUILD,
     "add_weight": "Write self.add_variable(shape, name=...).",
     "aggregate_gradients": "hvd.DistributedOptimizer reduces in apply_gradients.",
-    "get_gradients": _TAPE,
     "get_slot": _SLOTS,
     "get_slot_names": _SLOTS,
-    "get_updates": _TAPE,
     "_build_learning_rate": "Pass learning_rate to super().__init__().",
     "_get_hyper": _HYPER,
     "_set_hyper": _HYPER,
@@ -50,8 +49,8 @@ def install(patches: Patches) -> None:
     base = keras.optimizers.Optimizer
     patches.put(base, "minimize", _minimize)
     patches.put(base, "compute_gradients", _compute_gradients)
-    for name, advice in _GONE.items():
-        patches.put(base, name, _refusing(name, advice))
+    for name in ("get_gradients", "get_updates"):
+        patches.put(base, name, _no_symbolic_gradients(name))
     owner = next(c for c in base.__mro__ if "add_variable_from_reference" in vars(c))
     patches.wrap(owner, "add_variable_from_reference", _from_reference)
 
@@ -140,9 +139,9 @@ def _from_reference(original: Callable[..., Any]) -> Callable[..., Any]:
     return add_variable_from_reference
 
 
-def _refusing(name: str, advice: str) -> Callable[..., Any]:
+def _no_symbolic_gradients(name: str) -> Callable[..., Any]:
     def method(self: Any, *args: Any, **named: Any) -> Any:
-        raise refuse(f"optimizer.{name}(...)", advice)
+        raise refuse(f"optimizer.{name}(loss, params)", _TAPE)
 
     method.__name__ = name
     return method
