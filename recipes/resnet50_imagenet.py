@@ -278,7 +278,10 @@ def build_model(plan: Plan) -> keras.Model:
         keras.losses.CategoricalCrossentropy(
             from_logits=True,
             label_smoothing=FLAGS.label_smoothing,
-            reduction="mean_with_sample_weight",  # of those that are not left out
+            # Of the pictures that are not left out.
+            reduction="mean_with_sample_weight"
+            if FLAGS.skip_corrupt
+            else "sum_over_batch_size",
         ),
         weighted_metrics=[
             keras.metrics.CategoricalAccuracy("top_1"),

@@ -17,6 +17,7 @@ from tfdist.callbacks._listing import (
     callback_list_of_the_call,
     is_in_fit,
 )
+from tfdist.callbacks._loss_reductions import warn_of_reductions
 from tfdist.callbacks._optimizers import check_all_reduce, optimizers_of
 from tfdist.callbacks._raised import restore_train_function, translate_errors
 from tfdist.callbacks._rank_comparison import RankComparison
@@ -91,6 +92,7 @@ class RankCallback(keras.callbacks.Callback):
             epochs = (self.params or {}).get("epochs")  # a loop of the user's has none
             agree_on_callbacks(self._listed, epochs, self._ranks, self.model)
             _warn_of_own_statistics(self.model, self._listed, self._first)
+            warn_of_reductions(self.model, self._first)
             if running is not None and _runtime.size() > 1:
                 RankComparison.append_to(running, self._ranks)
 

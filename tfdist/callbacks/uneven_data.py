@@ -12,6 +12,7 @@ from tfdist import _core, _runtime, collectives
 from tfdist._process_sets import members_of
 from tfdist.callbacks._base import RankCallback, base_optimizer
 from tfdist.callbacks._first_call import at_first_call, is_built
+from tfdist.callbacks._loss_reductions import SUMS, reductions_of
 from tfdist.callbacks._optimizers import build_alike, optimizers_of
 from tfdist.callbacks._rates import factors_of
 from tfdist.callbacks._weighing import take_back, weigh_losses
@@ -236,9 +237,8 @@ def _check_model(model: keras.Model, weighted: bool) -> None:
             "reduces with op=SUM. Write DistributedOptimizer(optimizer), or "
             "UnevenData(weighted=False)."
         )
-    losses = keras.tree.flatten(getattr(model._compile_loss, "_user_loss", None))
-    reductions = {one.reduction for one in losses if isinstance(one, keras.losses.Loss)}
-    sums = [one for one in ("sum", "none", None) if one in reductions]
+    reductions = reductions_of(model)
+    sums = [one for one in SUMS if one in reductions]
     if weighted and sums:
         raise ValueError(
             "UnevenData weights the means of the ranks' batches, but the model has a "

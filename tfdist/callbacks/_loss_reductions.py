@@ -1,0 +1,53 @@
+"""How the losses of a model are reduced over a batch, and what that means on ranks."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import keras
+
+from tfdist import _runtime
+from tfdist.collectives import ReduceOp
+
+_logger = logging.getLogger("tfdist")
+SUMS = ("sum", "none", None)  # of the samples, which are not divided by their number
+
+
+def reductions_of(model: keras.Model) -> set[Any]:
+    """The `reduction` of the losses given to `compile` as objects."""
+    compiled = getattr(model, "_compile_loss", None)
+    losses = keras.tree.flatten(getattr(compiled, "_user_loss", None))
+    return {one.reduction for one in losses if isinstance(one, keras.losses.Loss)}
+
+
+def warn_of_reductions(model: keras.Model, first: int) -> None:
+    """Warns of a loss whose gradient, averaged over ranks, is not that of one process.
+
+    Args:
+        model: in `fit`.
+        first: the rank that warns.
+    """
+    optimizer = getattr(model, "optimizer", None)
+    options = getattr(optimizer, "tfdist_options", None)
+    if options is None or options.op != ReduceOp.AVERAGE:
+        return
+    if _runtime.size() == 1 or _runtime.rank() != first:
+        return
+    reductions = reductions_of(model)
+    for reduction in (one for one in SUMS if one in reductions):
+        _logger.warning(
+            "The model has a loss with reduction=%r, a sum over the samples, but the "
+            "gradients of the ranks are averaged: a step is as large as that of one "
+            "rank's batch. Write DistributedOptimizer(optimizer, "
+            "op=tfdist.ReduceOp.SUM) for the sum over all ranks, or leave out "
+            "reduction for the mean.",
+            reduction,
+        )
+    if "mean_with_sample_weight" in reductions:
+        _logger.warning(
+            "The model has a loss with reduction='mean_with_sample_weight'. The ranks "
+            "count alike in a step, whatever the sums of their sample weights are, so "
+            "with sample_weight or class_weight it is not quite that of one process. "
+            "Leave out reduction: the loss is then divided by the number of samples."
+        )
