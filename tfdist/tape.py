@@ -103,6 +103,11 @@ class DistributedGradientTape:
                 f"Expected a tf.GradientTape or None, got {type(tape).__name__}: "
                 f"{tape!r}. Write tfdist.DistributedGradientTape() for a new tape."
             )
+        elif persistent or not watch_accessed_variables:
+            raise ValueError(
+                "Expected persistent and watch_accessed_variables for a new tape only, "
+                "got them with a tape that exists. Give them to the tf.GradientTape."
+            )
         self._tape = tape
         self._options = ReduceOptions(
             op,

@@ -226,6 +226,14 @@ def test_what_is_not_reduced_is_refused():
     assert op.startswith("ValueError") and "AVERAGE or SUM" in op
 
 
+@pytest.mark.parametrize("option", ["persistent", "watch_accessed_variables"])
+def test_options_of_a_new_tape_are_refused_for_one_that_exists(option):
+    value = option == "persistent"  # not the default
+    with pytest.raises(ValueError, match="Give them to the tf.GradientTape"):
+        tfdist.DistributedGradientTape(tf.GradientTape(), **{option: value})
+    tfdist.DistributedGradientTape(**{option: value})
+
+
 def mismatched(kind):
     rank = tfdist.rank()
     shape = [2 + rank] if kind == "shape" else [2]

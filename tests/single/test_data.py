@@ -291,11 +291,41 @@ def test_unbatched_again_is_accepted_with_a_known_number():
         ({"data": np.zeros(3), "batch_size": 0}, ValueError, "batch_size"),
         ({"data": np.zeros(3), "batch_size": 1, "rank": 2}, ValueError, "rank"),
         ({"data": np.zeros(1), "batch_size": 1}, ValueError, "1 samples"),
+        ({"data": np.zeros(3), "batch_size": 2.5}, TypeError, "batch_size as an int"),
+        ({"data": np.zeros(3), "batch_size": True}, TypeError, "batch_size as an int"),
+        ({"data": np.zeros(3), "batch_size": 1, "rank": 0.5}, TypeError, "rank"),
+        ({"data": np.zeros(3), "batch_size": 1, "shuffle": -3}, ValueError, "shuffle"),
+        ({"data": np.zeros(3), "batch_size": 1, "shuffle": 2.5}, TypeError, "shuffle"),
+        ({"data": np.zeros(3), "batch_size": 1, "seed": -1}, ValueError, "seed"),
     ],
 )
 def test_wrong_arguments_are_refused(arguments, error, words):
     with pytest.raises(error, match=words):
         data.shard(**{"rank": 0, "size": 2, **arguments})
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error"),
+    [
+        ({"rank": 5}, ValueError),
+        ({"rank": -1}, ValueError),
+        ({"batch_size": 0}, ValueError),
+        ({"batch_size": 2.5}, TypeError),
+        ({"size": 0}, ValueError),
+        ({"total": -3}, ValueError),
+    ],
+)
+def test_sizes_of_batches_that_cannot_be_are_refused(wrong, error):
+    right = {"total": 10, "batch_size": 4, "rank": 0, "size": 2}
+    [name] = wrong
+    with pytest.raises(error, match=f"Expected {name}"):
+        data.batch_sizes(**{**right, **wrong})
+
+
+@pytest.mark.parametrize("wrong", [{"rank": -1}, {"rank": 1.5}, {"base": 1.5}])
+def test_seeds_of_what_is_no_rank_or_base_are_refused(wrong):
+    with pytest.raises((TypeError, ValueError), match="Expected"):
+        data.seed(**{"base": 1, "rank": 0, **wrong})
 
 
 @given(st.integers(0, 2**40))
@@ -311,5 +341,5 @@ def test_seeds_of_different_bases_differ():
 
 
 def test_negative_base_is_refused():
-    with pytest.raises(ValueError, match="at least 0"):
+    with pytest.raises(ValueError, match="Expected base of 0"):
         data.seed(-1, rank=0)

@@ -113,13 +113,22 @@ class Checkpoint(RankCallback):
                 "RankZeroOnly(keras.callbacks.ModelCheckpoint(...))."
             )
         _check_names(self.filepath)
-        if save_freq != "epoch" and (not isinstance(save_freq, int) or save_freq < 1):
+        if save_freq != "epoch" and (
+            not isinstance(save_freq, int)
+            or isinstance(save_freq, bool)
+            or save_freq < 1
+        ):
             raise ValueError(
                 "Expected save_freq='epoch' or a number of steps of at least 1, got "
                 f"{save_freq!r}."
             )
         if keep is not None and (not isinstance(keep, int) or keep < 1):
             raise ValueError(f"Expected keep of at least 1 or None, got {keep!r}.")
+        if initial_value_threshold is not None and not save_best_only:
+            raise ValueError(
+                "Expected initial_value_threshold with save_best_only=True only, which "
+                f"compares with it, got {initial_value_threshold!r}."
+            )
         if mode not in ("auto", "min", "max"):
             raise ValueError(f"Expected mode 'auto', 'min' or 'max', got {mode!r}.")
         self.monitor = monitor

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tfdist import _runtime
 from tfdist.data import _dealt, _loaders
+from tfdist.data._order import checked_integer
 
 _SEED_BITS = 31
 _ODD = 0x9E3779B1  # odd, so multiplying by it modulo a power of two is a bijection
@@ -60,7 +61,8 @@ def shard(
         `model.fit` or a loop.
 
     Raises:
-        TypeError: `data` is neither a dataset nor arrays, or is a list.
+        TypeError: `data` is neither a dataset nor arrays, or is a list; or a number is
+            no integer.
         ValueError: the data are shuffled, sharded, batched, endless or of unknown
             cardinality, or there are fewer samples than ranks; the message says what
             to write.
@@ -74,10 +76,10 @@ def shard(
     """
     rank = _runtime.rank() if rank is None else rank
     size = _runtime.size() if size is None else size
-    if not 0 <= rank < size:
-        raise ValueError(f"Expected rank of 0..{size - 1}, got {rank}.")
-    if batch_size < 1:
-        raise ValueError(f"Expected batch_size of at least 1, got {batch_size}.")
+    _check_place(batch_size, rank, size)
+    if not isinstance(shuffle, bool | np.bool_ | None):
+        shuffle = checked_integer("shuffle", shuffle, 0)
+    seed = checked_integer("seed", seed, 0)
     decode, pads = None, False
     loader = _loaders.take_apart(data) if isinstance(data, tf.data.Dataset) else None
     if loader is not None:
@@ -118,12 +120,15 @@ def batch_sizes(total: int, *, batch_size: int, rank: int, size: int) -> list[in
         step the numbers of two ranks differ by one at most.
 
     Raises:
-        ValueError: there are fewer samples than ranks.
+        TypeError: an argument is no integer.
+        ValueError: there are fewer samples than ranks, or an argument is out of range.
 
     Example:
         >>> [batch_sizes(9, batch_size=2, rank=r, size=2) for r in range(2)]
         [[2, 2, 1], [2, 1, 1]]
     """
+    _check_place(batch_size, rank, size)
+    total = checked_integer("total", total, 0)
     if total < size:
         ranks = "one rank" if total == 1 else f"at most {total} ranks"
         advice = f"Start {ranks}, or use more data." if total else "Check the data."
@@ -157,16 +162,24 @@ def seed(base: int = 0, *, rank: int | None = None) -> int:
         An integer of 0..2**31 - 1, for `keras.utils.set_random_seed` and the like.
 
     Raises:
-        ValueError: `base` is negative.
+        TypeError: a number is no integer.
+        ValueError: one is negative.
 
     Example:
         >>> import tfdist
         >>> tfdist.data.seed(7, rank=0) != tfdist.data.seed(7, rank=1)
         True
     """
-    if base < 0:
-        raise ValueError(f"Expected a base of at least 0, got {base}.")
-    return _rank_seed(base, _runtime.rank() if rank is None else rank)
+    base = checked_integer("base", base, 0)
+    rank = _runtime.rank() if rank is None else checked_integer("rank", rank, 0)
+    return _rank_seed(base, rank)
+
+
+def _check_place(batch_size: int, rank: int, size: int) -> None:
+    checked_integer("batch_size", batch_size, 1)
+    checked_integer("size", size, 1)
+    if checked_integer("rank", rank, 0) >= size:
+        raise ValueError(f"Expected rank of 0..{size - 1}, got {rank}.")
 
 
 def _rank_seed(base: int, rank: int) -> int:
