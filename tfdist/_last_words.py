@@ -104,6 +104,8 @@ def accusation(
 def without_libraries(text: str, folders: Sequence[str]) -> str:
     r"""A traceback, or a message that holds one, without the frames of libraries.
 
+    Of several empty lines one stays.
+
     Args:
         text: lines `File "PATH", line N` may be followed by deeper indented ones.
         folders: of the libraries.
@@ -114,7 +116,7 @@ def without_libraries(text: str, folders: Sequence[str]) -> str:
         >>> _last_words.without_libraries(text, ["/lib"])
         'ValueError: x\n'
     """
-    kept = []
+    kept: list[str] = []
     cut_at: int | None = None  # indentation of the frame that is left out
     for line in text.splitlines(keepends=True):
         place = _PLACE.match(line)
@@ -122,9 +124,10 @@ def without_libraries(text: str, folders: Sequence[str]) -> str:
         if place:
             inside = any(place[2].startswith(f"{folder}/") for folder in folders)
             cut_at = indentation if inside else None
-        elif cut_at is not None and indentation <= cut_at:
-            cut_at = None
-        if cut_at is None:
+        elif cut_at is not None and line.strip() and indentation <= cut_at:
+            cut_at = None  # TensorFlow has empty lines between frames
+        again_empty = not line.strip() and kept and not kept[-1].strip()
+        if cut_at is None and not again_empty:
             kept.append(line)
     return "".join(kept)
 

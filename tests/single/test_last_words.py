@@ -115,6 +115,17 @@ def test_frames_of_libraries_are_left_out():
     assert _last_words.without_libraries(SHORT, folders) == SHORT
     assert _last_words.without_libraries(TRACEBACK, []) == TRACEBACK
     assert _last_words.without_libraries(TRACEBACK, ["/site/ker"]) == TRACEBACK
+    graph = (
+        "Detected at node f defined at (most recent call last):\n"
+        '  File "/site/keras/a.py", line 1, in fit\n\n'
+        '  File "/site/keras/b.py", line 2, in step\n\n'
+        '  File "/job/train.py", line 15, in loss\n\nValueError: 11\n'
+    )
+    assert _last_words.without_libraries("a\n\n\nb\n\nc", []) == "a\n\nb\n\nc"
+    assert _last_words.without_libraries(graph, folders) == (
+        "Detected at node f defined at (most recent call last):\n"
+        '  File "/job/train.py", line 15, in loss\n\nValueError: 11\n'
+    )
 
 
 def test_the_place_is_where_the_program_was():
