@@ -82,7 +82,7 @@ def test_names(path: Path) -> set[str]:
 
 
 def problems(sections: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """What is wrong with the table; empty if nothing is.
+    """Finds faults of the table; empty if there are none.
 
     Args:
         sections: content of docs/arguments.yaml.

@@ -20,7 +20,7 @@ PARTS = "interrupted.yaml"
 
 
 class Part(NamedTuple):
-    """What was measured in the first steps of an epoch.
+    """Measurements of the first steps of an epoch.
 
     Attributes:
         sums: states of the metrics by name, added over all ranks. The metrics are
@@ -124,7 +124,7 @@ class WholeEpoch(keras.callbacks.Callback):
                 state.assign_add(self._earlier.sums.get(name, 0.0))
 
     def part(self) -> Part | None:
-        """What was measured in this epoch so far; to be called by all ranks."""
+        """The measurements of this epoch so far; all ranks have to call it."""
         if not self._batches:
             return self._earlier
         states = self._states()

@@ -378,7 +378,7 @@ class RunCheckpoint(tfdist.callbacks.Checkpoint):
         self.steps = plan.first_step
 
     def save_now(self, logs: dict[str, Any], batch: int | None) -> None:
-        """What belongs to a checkpoint is there before it, or not needed without it."""
+        """Saves; measurements of a part of an epoch are written before the model."""
         logs["steps"] = self.steps
         in_epoch = self.steps % self._plan.steps_per_epoch
         part = self._whole_epoch.part() if in_epoch else None

@@ -1,4 +1,4 @@
-"""What a rank prints and reports about the exception that ends its program.
+"""The report of a rank about the exception that ends its program.
 
 A rank whose own code failed prints its traceback. A rank that only suffers from the
 failure of another one prints one line, and names that rank to the launcher: its
@@ -155,7 +155,7 @@ def place(error: BaseException, folders: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Notice:
-    """What to print of an exception that ends the program; neither: its traceback.
+    """The text to print for an exception that ends the program; neither: its traceback.
 
     Attributes:
         line: in place of a traceback.

@@ -102,7 +102,7 @@ def send(
 
 
 def wrong_with(folder: Path, codes: Sequence[Any]) -> str:
-    """What is wrong with the end of a training; "" for nothing."""
+    """The fault in the end of a training; "" if there is none."""
     if list(codes) != [EXIT_CODE] * SIZE:
         return f"exit codes {codes}"
     if left := list(folder.glob(".partial-*")):

@@ -95,7 +95,7 @@ def test_the_rank_at_fault_is_named_whoever_ends_first(tmp_path, others):
         assert re.fullmatch(
             rf"rank {rank} ends with \w+ because of rank 0, at \S+:\d+", text
         )
-    # What was not shown stands in the log files.
+    # The log files hold the lines that were not shown.
     for rank, _ in said:
         log = next(tmp_path.glob(f"tfdist-logs/*/rank-{rank}.log")).read_text()
         assert "tfdistrun: the whole traceback:\nTraceback" in log

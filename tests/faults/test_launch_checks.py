@@ -122,7 +122,7 @@ ALONE = "2 processes ended without calling tfdist.init(): each ran on its own"
 
 @deadline(40)
 def test_processes_that_train_alone_are_told_of(tmp_path):
-    """What uses as much memory as TensorFlow is taken for a training."""
+    """A command that uses as much memory as TensorFlow counts as a training."""
     done = run(tmp_path, "-np", "2", *python(USES_MEMORY))
     assert done.code == 0 and ALONE in done.stderr
 

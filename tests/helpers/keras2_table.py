@@ -105,7 +105,7 @@ _TAKEN = {
 
 
 def find(path: str, face: str) -> Any:
-    """What a path below a face of Keras means.
+    """The meaning of a path below a face of Keras.
 
     Raises:
         AttributeError: nothing.
@@ -170,7 +170,7 @@ def natural(path: str) -> bool:
 
 
 def in_mode(path: str) -> str:
-    """What the mode makes of a name; "" if it is missing without a word."""
+    """The effect of the mode on a name; "" if it is missing without a word."""
     found = {_in_mode(path, face) for face in FACES}
     if "" in found:
         return ""
@@ -222,7 +222,7 @@ def lacking(path: str) -> list[str]:
 
 
 def effect_of(path: str, parameter: str) -> tuple[str, str]:
-    """What a parameter of Keras 2 does, and the test that keeps it; "" for nothing."""
+    """The effect of a parameter of Keras 2 and its test; "" for nothing."""
     for table in (PARAMETERS, _TAKEN):
         for key, value in table.items():
             called, _, names = key.rstrip(")").partition("(")

@@ -11,7 +11,7 @@ import pytest
 from helpers.launcher import clean_environment
 from helpers.tree import ROOT, tracked_files
 
-# What the environment would install first, in its place: hundreds of MB.
+# Stands in for packages of hundreds of MB, which would be installed first.
 TENSORFLOW = sysconfig.get_path("purelib")
 FRESH = ["pip==23.2.1", "setuptools==65.5.0"]  # what Python 3.11 brings
 SOURCES = ("tfdist", "tfdist_ops", "setup.py", "pyproject.toml", "README.md", "LICENSE")

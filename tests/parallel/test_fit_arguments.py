@@ -205,7 +205,7 @@ def test_one_rank_prints_unless_told_otherwise(tmp_path):
 
 
 def told_of_losses(reduction, op):
-    """What the first rank warns of."""
+    """The warnings of the first rank."""
     loss = keras.losses.SparseCategoricalCrossentropy(reduction=reduction)
     model = classifier(loss=loss, jit_compile=False)
     if op == "sum":

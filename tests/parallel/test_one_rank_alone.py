@@ -57,7 +57,7 @@ def saved(path):
 
 
 def chosen_set(model, x, y):
-    """What the other ranks do not wait for is allowed: a set of this rank alone."""
+    """A process set of this rank alone is allowed: nobody waits for it."""
     tfdist.allreduce(tf.constant(1.0), process_set=tfdist.process_sets()[0])
 
 

@@ -22,7 +22,7 @@ THREADS = 8
 
 
 def mine(thread, call):
-    """What this thread of rank r contributes: no other thread has the same sum."""
+    """The contribution of a thread of rank r; no other thread has the same sum."""
     return 100.0 * thread + call % 7 + tfdist.rank()
 
 

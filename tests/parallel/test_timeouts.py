@@ -38,7 +38,7 @@ def at_a_hook(callback, hook, *arguments):
 
 
 def calls(folder):
-    """What waits for the other rank, by name."""
+    """Calls that wait for the other rank, by name."""
     records, rows = tfdist.data.Records, np.ones((4, 1))
     callbacks = tfdist.callbacks
     checkpoint = callbacks.Checkpoint(f"{folder}/m.keras")

@@ -40,7 +40,7 @@ def branch():
 
 
 def traced_before():
-    """What was traced before cannot be refused where it is called."""
+    """A function that was traced before cannot be refused where it is called."""
     model, x, y = made()
     total = tf.function(lambda: tfdist.allreduce(tf.ones(2)))
     total()

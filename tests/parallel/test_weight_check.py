@@ -230,7 +230,7 @@ def _no_callback():
     _fit(_model(same=False), epochs=1)
 
 
-# What is wrong, and pieces of the message in their order.
+# Programs that are wrong, and pieces of the message in their order.
 WRONG = {
     "data-dependent initialisation": (_act_norm, ["first step", "act_norm/scale"]),
     "codebook, executions of 3 steps": (_codebook, ["non-trainable", "codebook/codes"]),
@@ -354,7 +354,7 @@ def test_data_that_were_not_sharded_are_a_warning_and_others_are_not():
 
 
 def _shuffled_epochs(looked_at):
-    """What a rank has trained on, by its loss in each epoch."""
+    """The weights after three epochs of shuffled data."""
     data = tf.data.Dataset.from_tensor_slices(_data()).shuffle(SAMPLES, seed=5)
     model = _model()
     model.fit(
@@ -391,7 +391,7 @@ def test_the_check_can_warn_or_be_off(mode, count):
 
 
 def _declared():
-    """What a rank keeps for itself, as it is declared, and what Keras knows."""
+    """Trains models with variables that each rank keeps for itself."""
     layers = [SampleCounter(), keras.layers.BatchNormalization()]
     model = _model(*layers, wrapped=False)
     inner = keras.optimizers.Adam(0.01)

@@ -1,4 +1,4 @@
-"""What a rank says about the exception that ends its program: whose fault, how long."""
+"""The notice about an exception that ends a rank: whose fault it is, and its length."""
 
 import pytest
 

@@ -42,7 +42,7 @@ LAUNCHERS = {
 
 
 def of_parent(environ):
-    """What a child inherits from a rank with these variables."""
+    """The environment that a child inherits from a rank with these variables."""
     inherited = dict(environ)
     note_rank(inherited, detect(environ))
     inherited[RANK_PROCESS] = inherited[RANK_PROCESS].replace(str(os.getpid()), "1", 1)

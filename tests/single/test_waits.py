@@ -14,7 +14,7 @@ ME = threading.get_ident
 
 
 def described_in_hooks(**options):
-    """What a callback's hooks are described as, by name of the hook."""
+    """The descriptions of a callback's hooks, by name of the hook."""
     found = {}
 
     class Looks(keras.callbacks.Callback):

@@ -131,7 +131,7 @@ def compare_model(
 
 
 def compared_variables(model: keras.Model) -> list[tuple[Any, str]]:
-    """What has to be equal on all ranks that train a model, with its kind.
+    """The variables of a model that have to be equal on all ranks, with their kinds.
 
     Left out are local variables and their slots, moving statistics of each rank's own
     batches, states of stateful layers, gradients that wait for their update, and what

@@ -133,7 +133,7 @@ def chosen_hosts(options: argparse.Namespace) -> list[Host]:
 
 
 def ssh_command(options: argparse.Namespace) -> list[str]:
-    """What runs a line on another host: of --ssh-command, or the default."""
+    """The command that runs a line on another host: --ssh-command, or the default."""
     return options.ssh_command or _command(SSH_COMMAND)
 
 

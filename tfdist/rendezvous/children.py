@@ -22,7 +22,7 @@ from tfdist.rendezvous.environment import Placement, detect
 from tfdist.rendezvous.errors import RendezvousError
 
 RANK_PROCESS = "_TFDIST_RANK_PROCESS"  # not TFDIST_...: it is no setting
-# What launchers set for one process; detect() reads some of it.
+# Variables that launchers set for one process; detect() reads some of them.
 _OF_A_RANK = (
     *("TFDIST_RANK", "TFDIST_SIZE", "TFDIST_LOCAL_", "TFDIST_CROSS_"),
     *("TFDIST_RENDEZVOUS", "TFDIST_SECRET_FILE", "TFDIST_JOB_ID"),

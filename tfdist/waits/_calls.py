@@ -34,7 +34,7 @@ _ON_ONE_RANK = ("on_one_rank", "_alone")
 
 
 def describe_call(frame: FrameType | None) -> str:
-    """What the program called, and at which line, e.g. "tfdist.evaluate (train.py:9)".
+    """The program's call and its line, e.g. "tfdist.evaluate (train.py:9)".
 
     Args:
         frame: the innermost frame of the thread.
@@ -96,7 +96,7 @@ def name_of_callback(callback: Any) -> str:
 
 
 def _name_of(frame: FrameType, segment: list[FrameType]) -> str:
-    """What the user calls the function of a frame; "" if it is none of interest."""
+    """The user's name for the function of a frame; "" if it is none of interest."""
     owner = owner_of(frame)
     function = frame.f_code.co_name
     own = frame.f_locals.get("self") if owner in ("tfdist", "keras") else None

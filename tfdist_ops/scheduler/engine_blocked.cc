@@ -26,7 +26,7 @@ void Engine::ReportBlocked(uint64_t moves, BlockedNote::How how, std::string pla
   TellBlocked(0, now_us);
 }
 
-// What this rank waits for; nothing, if it may go on by itself.
+// The operations that this rank waits for; none, if it may go on by itself.
 std::vector<BlockedWait> Engine::Waiting() const {
   std::vector<BlockedWait> waits;
   for (const auto& [id, set] : sets_) {

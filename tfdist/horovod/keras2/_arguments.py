@@ -18,7 +18,7 @@ _WEIGHTS = "_keras2_weights"  # attribute: values that a layer starts from
 # The order of the arguments of `add_weight` in Keras 2.
 _OF_LAYER = ("name", "shape", "dtype", "initializer", "regularizer", "trainable")
 _OF_METRIC = ("name", "shape", "aggregation", "synchronization", "initializer", "dtype")
-# What `tf.Variable` takes and a Keras variable does without.
+# Arguments of `tf.Variable` that a Keras variable does without.
 _OUT = "add_weight(...) without it"
 _OF_VARIABLE: dict[str, _dropped.Dropped | _dropped.Renamed] = {
     "caching_device": _dropped.Dropped(_OUT, None),

@@ -20,7 +20,7 @@ from tfdist.horovod.keras2 import _steps
 from tfdist.horovod.keras2._spelling import Patches, tell
 
 _Get = Callable[[Any], Any]
-# What there is no counterpart of → what to do without it.
+# Names without a counterpart → the advice.
 _GONE = {
     "layer": {
         "compute_output_signature": "Write layer.compute_output_spec(inputs).",

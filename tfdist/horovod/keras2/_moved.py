@@ -123,7 +123,7 @@ GONE = {
 
 
 def advice_for(path: str) -> str:
-    """What to do without a name; "" for others.
+    """The advice for a name that is gone; "" for others.
 
     Args:
         path: below `keras`; what is in a module that is gone is gone too.

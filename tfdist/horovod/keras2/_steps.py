@@ -25,7 +25,7 @@ _TAPE = (
 )
 _BUILD = "Write self.add_variable_from_reference(v, name) in build(self, variables)."
 _HYPER = "Keep the number as an attribute; the learning rate comes to update_step."
-# What an optimizer lacks → what to do without it.
+# Attributes that an optimizer lacks → the advice.
 GONE = {
     "add_slot": _BUILD,
     "add_weight": "Write self.add_variable(shape, name=...).",

@@ -90,7 +90,7 @@ def _allgather(
 
 
 def _with_mean_gradient(tensor: Any, members: tfdist.ProcessSet | None) -> tf.Tensor:
-    """What is sent, where tfdist sums the gradients of the ranks and Horovod averages.
+    """The tensor to send, where tfdist sums the ranks' gradients and Horovod averages.
 
     That is, `_allgather_grad` and `_broadcast_grad` of horovod/tensorflow/mpi_ops.py
     reduce with `op=Average`.
