@@ -195,6 +195,11 @@ def eager_allreduce(
     run = ops().tfdist_allreduce
     keys = [key_of(named)]
     again = _as_eager_call(dict(arguments))
+    if (name, timeout_s) == (None, None) and _engine.chosen() is None:
+        again = {
+            **arguments,
+            "call": [],
+        }  # of such calls there are few kinds: 1 us less
 
     def reduce_again(tensor: tf.Tensor) -> tf.Tensor:
         if _record.could_possibly_record():
