@@ -138,7 +138,7 @@ def allgather_object(thread, name):
 
 
 def in_a_function(thread, name):
-    @tf.function
+    @tf.function(autograph=False)  # which several threads cannot use at once
     def step(x):
         return tfdist.allreduce(x, op=SUM, name=name)
 
@@ -162,7 +162,7 @@ def eager_tape(thread, name):
 def tape_in_a_function(thread, name):
     w = tf.Variable([0.0, 0.0], name="w")
 
-    @tf.function
+    @tf.function(autograph=False)  # which several threads cannot use at once
     def step(x):
         with tfdist.DistributedGradientTape(op=SUM, name=name) as tape:
             loss = tf.reduce_sum(w) * x
@@ -351,8 +351,9 @@ def test_eight_threads_with_default_names_are_right_or_refused(kind):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", UNNAMED)
 def test_twenty_runs_of_eight_threads_are_right_or_refused(kind):
+    pairs = kind == "send_and_recv"  # a third rank takes no part
     for seed in range(20):
-        check_right_or_refused(kind, 200, seed, size=2 + seed % 2)
+        check_right_or_refused(kind, 200, seed, size=2 if pairs else 2 + seed % 2)
 
 
 def test_threads_with_names_of_their_own_are_right():
