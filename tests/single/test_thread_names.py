@@ -7,6 +7,7 @@ import threading
 import pytest
 
 import tfdist
+from tfdist import _last_words as last_words
 from tfdist import _runtime
 from tfdist._names import NameOwners, key_of
 
@@ -144,8 +145,8 @@ def test_no_more_names_are_remembered_than_have_room(owners):
 
 def test_an_error_that_a_thread_does_not_catch_makes_the_process_fail(monkeypatch):
     told, codes = [], []
-    monkeypatch.setattr(_runtime, "_tell", lambda *error: told.append(error[1]))
-    monkeypatch.setattr(_runtime._state, "thread_failed", False)
+    monkeypatch.setattr(last_words, "tell", lambda error, _rank: told.append(error))
+    monkeypatch.setattr(_runtime, "_state", _runtime._State())
     monkeypatch.setattr(_runtime, "shutdown", lambda: None)
     monkeypatch.setattr(os, "_exit", codes.append)
 
