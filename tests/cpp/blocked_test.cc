@@ -37,7 +37,8 @@ TEST(one_rank_in_a_step_and_the_others_in_another_call_are_a_knot) {
   const Knot knot = FindKnot(notes, led);
   CHECK(knot == (Knot{{0, {1}}, {1, {0, 2}}, {2, {1}}}));
   CHECK_EQ(KnotText(knot, notes),
-           "ranks 0,2 wait in f (a.py:1) for rank 1; rank 1 waits in f (a.py:1) for ranks 0,2");
+           "ranks 0,2 wait in f (a.py:1) for rank 1 (\"x\"); rank 1 waits in f (a.py:1) for ranks "
+           "0,2");
 }
 
 TEST(what_all_have_submitted_comes_to_an_end) {
@@ -81,9 +82,9 @@ TEST(a_set_is_judged_by_what_its_leader_tells) {
 }
 
 TEST(operations_are_told_by_name_where_no_place_is_known) {
-  Notes notes = {{0, Note({ForKey("x")}, 6)}, {1, Note({ForKey("y")}, 6)}};
+  Notes notes = {{0, Note({ForKey("x")}, 6)}, {1, Note({ForKey("y.eager")}, 6)}};
   notes[0].place = "";
-  const Knot knot = FindKnot(notes, {{0, "x", {1}}, {0, "y", {0}}});
+  const Knot knot = FindKnot(notes, {{0, "x", {1}}, {0, "y.eager", {0}}});
   CHECK_EQ(KnotText(knot, notes),
            "rank 0 waits in \"x\" for rank 1; rank 1 waits in f (a.py:1) for rank 0");
 }

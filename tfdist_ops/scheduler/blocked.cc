@@ -50,6 +50,15 @@ std::set<int> Missing(int rank, const BlockedWait& wait, const std::map<int, Blo
   return missing;
 }
 
+// Whether the name of an operation says more than the place: a bucket's does not, nor a default.
+bool IsTelling(const BlockedWait& wait) {
+  const std::string kind = ".eager";
+  const std::string& key = wait.key;
+  const bool is_default =
+      key.size() >= kind.size() && key.compare(key.size() - kind.size(), kind.size(), kind) == 0;
+  return wait.ticket == 0 && !is_default;
+}
+
 std::string RanksText(const std::set<int>& ranks) {
   std::string text = ranks.size() > 1 ? "ranks " : "rank ";
   for (int rank : ranks) {
@@ -99,17 +108,18 @@ Knot FindKnot(const std::map<int, BlockedNote>& notes, const std::vector<LedWait
 
 std::string KnotText(const Knot& knot, const std::map<int, BlockedNote>& notes) {
   // Ranks at one place that wait for the same ones are told together.
-  std::map<std::pair<std::string, std::set<int>>, std::set<int>> together;
+  std::map<std::string, std::set<int>> together;
   for (const auto& [rank, others] : knot) {
     const BlockedNote& note = notes.at(rank);
-    std::string place = note.place;
-    if (place.empty()) place = "\"" + note.waits[0].key + "\"";
-    together[{place, others}].insert(rank);
+    const std::string name = "\"" + note.waits[0].key + "\"";
+    std::string where = (note.place.empty() ? name : note.place) + " for " + RanksText(others);
+    if (!note.place.empty() && IsTelling(note.waits[0])) where += " (" + name + ")";
+    together[where].insert(rank);
   }
   std::vector<std::pair<std::set<int>, std::string>> parts;
   for (const auto& [where, ranks] : together) {
-    parts.emplace_back(ranks, RanksText(ranks) + (ranks.size() > 1 ? " wait" : " waits") + " in " +
-                                  where.first + " for " + RanksText(where.second));
+    parts.emplace_back(ranks,
+                       RanksText(ranks) + (ranks.size() > 1 ? " wait" : " waits") + " in " + where);
   }
   std::sort(parts.begin(), parts.end());
   std::string text;

@@ -27,7 +27,7 @@ using Knot = std::map<int, std::set<int>>;
 // only when it is among the blocked ones.
 Knot FindKnot(const std::map<int, BlockedNote>& notes, const std::vector<LedWait>& led);
 
-// "ranks 0,2 in tfdist.evaluate (a.py:3) wait for rank 1, and rank 1 in ..."
+// "ranks 0,2 wait in tfdist.allreduce (a.py:3) for rank 1 ("loss"); rank 1 waits in ..."
 std::string KnotText(const Knot& knot, const std::map<int, BlockedNote>& notes);
 
 }  // namespace tfdist
