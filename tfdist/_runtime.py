@@ -381,6 +381,14 @@ def live_sets() -> list[ProcessSet]:
     return _state.process_sets
 
 
+def ranks_of_set(number: int) -> frozenset[int]:
+    """The ranks of a process set, by its number; 0 is that of all ranks."""
+    for known in _state.process_sets:
+        if known.id == number:
+            return frozenset(known.ranks)
+    return frozenset(range(size()))
+
+
 def is_initialized() -> bool:
     """Whether `init()` has been called in this process, and `shutdown()` not since."""
     return _state.topology is not None and _state.pid == os.getpid()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from tfdist import _runtime, errors
@@ -46,8 +47,7 @@ def on_one_rank(
     own: dict[str, Any] = {}
     if _runtime.rank() == rank:
         try:
-            ranks = members_of(process_set)
-            with errors.translate(), on_this_rank_alone(place, ranks, others_wait=True):
+            with alone(place, process_set, others_wait=True):
                 own = {"failure": "", "told": work()}
         except Exception as error:  # noqa: BLE001 - told to all ranks, then raised
             failure = error
@@ -67,6 +67,31 @@ def on_one_rank(
             errors.ErrorRecord(kind="rank_failed", rank=rank, cause=shared["failure"]),
         )
     return shared["told"]
+
+
+@contextlib.contextmanager
+def alone(
+    place: str, process_set: ProcessSet | None, *, others_wait: bool
+) -> Iterator[None]:
+    """Marks code that only this rank runs: a collective in it is an error at once.
+
+    Args:
+        place: the name of the code, for messages.
+        process_set: this rank and those that do not run it; None for all.
+        others_wait: whether these wait until it has ended.
+    """
+    ranks = members_of(process_set)
+    with (
+        errors.translate(),
+        on_this_rank_alone(
+            place,
+            ranks,
+            rank=_runtime.rank(),
+            others_wait=others_wait,
+            ranks_of_set=_runtime.ranks_of_set,
+        ),
+    ):
+        yield
 
 
 class Together:

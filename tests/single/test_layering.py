@@ -41,6 +41,7 @@ WITHOUT_TENSORFLOW = [
         "rendezvous",
         "_host_memory",
         "_last_words",
+        "waits",
         "_runtime",
     ),
     *("_pickled", "_process_sets", "launch", "_own_name", "local_variables"),

@@ -7,16 +7,14 @@ from typing import Any
 
 import keras
 
-from tfdist import _core, _runtime, errors
-from tfdist._process_sets import members_of
-from tfdist._together import on_one_rank
+from tfdist import _core, _runtime
+from tfdist._together import alone, on_one_rank
 from tfdist.callbacks._base import RankCallback
 from tfdist.callbacks._listing import kind_of
 from tfdist.callbacks._rank_comparison import compare_model
 from tfdist.callbacks._rules import WRITES
 from tfdist.callbacks._state import TrainingState, rates_of, share
 from tfdist.callbacks.stop_together import StopTogether
-from tfdist.waits._one_rank import on_this_rank_alone
 
 _ALL_HOOKS = [n for n in dir(keras.callbacks.Callback) if n.startswith("on_")]
 # Keras's, and none derived from them: they change nothing but files.
@@ -174,12 +172,8 @@ class RankZeroOnly(RankCallback):
         if _runtime.rank() != self._first:
             return
         place = f"RankZeroOnly({self._name}).{hook}"
-        ranks = members_of(self._ranks)
         try:
-            with (
-                errors.translate(),
-                on_this_rank_alone(place, ranks, others_wait=False),
-            ):
+            with alone(place, self._ranks, others_wait=False):
                 if self._training and _runtime.size() > 1:
                     self._call_watched(hook, *arguments, **named)
                 else:

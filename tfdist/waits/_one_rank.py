@@ -9,11 +9,9 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
-
-from tfdist import _runtime
 
 
 @dataclass(frozen=True)
@@ -22,13 +20,17 @@ class Place:
 
     Attributes:
         name: for messages, e.g. "RankZeroOnly(CSVLogger).on_epoch_end".
+        rank: the one that runs it.
         others: the ranks that do not run it.
         others_wait: whether they wait until it has ended.
+        ranks_of_set: the ranks of a process set, by its number.
     """
 
     name: str
+    rank: int
     others: frozenset[int]
     others_wait: bool
+    ranks_of_set: Callable[[int], frozenset[int]]
 
 
 PLACE: contextvars.ContextVar[Place | None] = contextvars.ContextVar(
@@ -38,7 +40,12 @@ PLACE: contextvars.ContextVar[Place | None] = contextvars.ContextVar(
 
 @contextlib.contextmanager
 def on_this_rank_alone(
-    name: str, ranks: Collection[int], *, others_wait: bool
+    name: str,
+    ranks: Collection[int],
+    *,
+    rank: int,
+    others_wait: bool,
+    ranks_of_set: Callable[[int], frozenset[int]],
 ) -> Iterator[None]:
     """Refuses the collectives that are called inside, in this thread.
 
@@ -48,11 +55,13 @@ def on_this_rank_alone(
     Args:
         name: of the place, as the user knows it.
         ranks: this one and those that do not run what is inside.
+        rank: this one.
         others_wait: whether they wait until it has ended. If not, they may call what
             belongs to a send or a receive, which are then allowed.
+        ranks_of_set: the ranks of a process set, by its number.
     """
-    others = frozenset(ranks) - {_runtime.rank()}
-    token = PLACE.set(Place(name, others, others_wait))
+    others = frozenset(ranks) - {rank}
+    token = PLACE.set(Place(name, rank, others, others_wait, ranks_of_set))
     try:
         yield
     finally:
@@ -73,9 +82,9 @@ def refuse_collective(place: Place, operation: str, arguments: dict[str, Any]) -
     if operation in ("tfdist_send", "tfdist_recv"):
         if not place.others_wait:
             return
-        needed = {int(arguments.get("dst", arguments.get("src", -1)))}
+        needed = frozenset([int(arguments.get("dst", arguments.get("src", -1)))])
     else:
-        needed = _members(arguments.get("process_set", 0))
+        needed = place.ranks_of_set(arguments.get("process_set", 0))
     if needed & place.others:
         _refuse(place, operation.replace("tfdist_", "tfdist.", 1))
 
@@ -83,15 +92,8 @@ def refuse_collective(place: Place, operation: str, arguments: dict[str, Any]) -
 def check_not_alone(function: str, process_set: int = 0) -> None:
     """The same for what is no operation, by the name of its function."""
     place = PLACE.get()
-    if place is not None and _members(process_set) & place.others:
+    if place is not None and place.ranks_of_set(process_set) & place.others:
         _refuse(place, function)
-
-
-def _members(process_set: int) -> set[int]:
-    for known in _runtime.live_sets():
-        if known.id == process_set:
-            return set(known.ranks)
-    return set(range(_runtime.size()))
 
 
 def _refuse(place: Place, operation: str) -> None:
@@ -99,12 +101,11 @@ def _refuse(place: Place, operation: str) -> None:
     from tfdist.waits._calls import describe_call  # needs Keras
 
     called = describe_call(sys._getframe(1)) or operation
-    own = _runtime.rank()
     ranks = ", ".join(map(str, sorted(place.others)))
     rank = f"rank{'s' if len(place.others) > 1 else ''} {ranks}"
     raise errors.MismatchError(
-        f"{called} was called inside {place.name}, which only rank {own} runs. It is a "
-        f"collective operation: it needs every rank, and {rank} would not call it. "
-        "Call it where all ranks come: before or after this, or in a callback of your "
-        "own that every rank has without RankZeroOnly."
+        f"{called} was called inside {place.name}, which only rank {place.rank} runs. "
+        f"It is a collective operation: it needs every rank, and {rank} would not call "
+        "it. Call it where all ranks come: before or after this, or in a callback of "
+        "your own that every rank has without RankZeroOnly."
     )
