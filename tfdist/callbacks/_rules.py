@@ -22,13 +22,15 @@ WRITES = {
     "RemoteMonitor": "root",
     "TensorBoard": "log_dir",
 }
+# At these callbacks the ranks meet before or after a validation.
+_MEET_IN_VALIDATION = {"MetricAverage", "CombineMovingStatistics", "StopOnSignal"}
 # Arguments of `fit` that have to be the same on all ranks, and what to do about it.
 _ADVICE = {
     "epochs": "StopTogether ends the training early on all ranks.",
     "steps_per_epoch": "tfdist.data.shard gives every rank the same number of steps. "
     "For data of different lengths leave it out and use tfdist.callbacks.UnevenData.",
-    "validation_data": "MetricAverage and CombineMovingStatistics need what all ranks "
-    "have: give every rank its share, as tfdist.data.shard makes it, or none.",
+    "validation_data": "In MetricAverage, CombineMovingStatistics and StopOnSignal all "
+    "ranks meet: give each its share, as tfdist.data.shard makes it, or none.",
     "validation_freq": "All ranks have to validate after the same epochs.",
     "class_weight": "The gradients of all ranks have to be of the same loss: compute "
     "the weights from all samples, not from those of one rank.",
@@ -118,7 +120,7 @@ def _arguments_differ(
     allowed = set()
     if "UnevenData" in kinds:
         allowed.add("steps_per_epoch")
-    if not kinds & {"MetricAverage", "CombineMovingStatistics"}:
+    if not kinds & _MEET_IN_VALIDATION:
         allowed |= {"validation_data", "validation_freq"}  # one rank may validate alone
     for name in dict.fromkeys(name for own in arguments for name in own):
         values = [own.get(name) for own in arguments]
