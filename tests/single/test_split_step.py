@@ -364,7 +364,7 @@ class Weighted(Net):
 def test_weights_of_batches_cross_the_cut(computed, monkeypatch):
     seen = []
 
-    def share_of(weight, process_set):
+    def share_of(weight, process_set, name):
         assert not traced_for_xla()
         seen.append(weight)
         return tf.constant(1.0, tf.float64)

@@ -213,3 +213,7 @@ class _Named:
         held = getattr(variable, "value", variable)
         self.value = variable if callable(held) else held  # for `identity`
         self.assign = variable.assign
+
+    def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> tf.Tensor:
+        """The variable's value, as TensorFlow asks for it: the ranks compare it."""
+        return tf.convert_to_tensor(self.value, dtype, name=name)
