@@ -20,7 +20,7 @@ from tfdist.callbacks._listing import (
 from tfdist.callbacks._loss_reductions import warn_of_reductions
 from tfdist.callbacks._optimizers import check_all_reduce, optimizers_of
 from tfdist.callbacks._raised import restore_train_function, translate_errors
-from tfdist.callbacks._rank_comparison import RankComparison
+from tfdist.callbacks._rank_comparison import RankComparison, ranks_that_train
 from tfdist.callbacks._saving import guard_saving
 from tfdist.callbacks._state import common_rates_of, other_optimizers
 from tfdist.callbacks._weighing import take_back
@@ -93,8 +93,8 @@ class RankCallback(keras.callbacks.Callback):
             agree_on_callbacks(self._listed, epochs, self._ranks, self.model)
             _warn_of_own_statistics(self.model, self._listed, self._first)
             warn_of_reductions(self.model, self._first)
-            if running is not None and _runtime.size() > 1:
-                RankComparison.append_to(running, self._ranks)
+            if running is not None and _runtime.rank() in ranks_that_train(self.model):
+                RankComparison.append_to(running)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Remembers the epoch, also that of a resumed training."""

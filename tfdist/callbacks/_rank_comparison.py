@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -33,27 +34,21 @@ class RankComparison(keras.callbacks.Callback):
     update, at the end of each epoch and at the end of training. The first callback of
     tfdist appends it to the list when training begins, so that it sees what all others
     have changed.
-
-    Args:
-        process_set: the ranks that train; None for all.
     """
 
     described_as = "the comparison of weights"  # in messages: no user has made one
 
-    def __init__(self, process_set: ProcessSet | None) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._ranks = process_set
         self._listed: list[keras.callbacks.Callback] = []
         self._steps_until_update = 0
         self._data_check: DataCheck | None = None
 
     @classmethod
-    def append_to(
-        cls, callbacks: keras.callbacks.CallbackList, process_set: ProcessSet | None
-    ) -> None:
+    def append_to(cls, callbacks: keras.callbacks.CallbackList) -> None:
         """Adds one to the end of a list, in place of that of an earlier `fit`."""
         listed = [one for one in callbacks.callbacks if not isinstance(one, cls)]
-        own = cls(process_set)
+        own = cls()
         own.set_model(callbacks.model)
         own.set_params(callbacks.params)
         own._listed = listed
@@ -65,7 +60,7 @@ class RankComparison(keras.callbacks.Callback):
         steps = getattr(inner, "gradient_accumulation_steps", None)
         self._steps_until_update = steps or 1
         if is_on():
-            self._data_check = DataCheck(self.model, self._ranks)
+            self._data_check = DataCheck(self.model, process_set_of(self.model))
 
     def on_train_batch_end(
         self, batch: int, logs: dict[str, Any] | None = None
@@ -89,32 +84,31 @@ class RankComparison(keras.callbacks.Callback):
         self._compare("at the end of fit")
 
     def _compare(self, when: str, *, is_first: bool = False) -> None:
-        compare_model(
-            self.model, when, self._ranks, callbacks=self._listed, is_first=is_first
-        )
+        compare_model(self.model, when, callbacks=self._listed, is_first=is_first)
 
 
 def compare_model(
     model: keras.Model,
     when: str,
-    process_set: ProcessSet | None,
     *,
     callbacks: list[keras.callbacks.Callback] | None = None,
     is_first: bool = False,
 ) -> None:
-    """Compares a model, its optimizers and the callbacks of all ranks.
+    """Compares a model, its optimizers and the callbacks of the ranks that train it.
+
+    Each of them has to call it; on others it has no effect.
 
     Args:
         model: in training.
         when: the moment, for messages.
-        process_set: the ranks that train; None for all. Each has to call it.
         callbacks: those whose decisions are compared; default none.
         is_first: whether the ranks may have begun with different weights.
 
     Raises:
         tfdist.MismatchError: on all ranks, if they differ.
     """
-    if len(members_of(process_set)) == 1 or not is_on():
+    process_set = process_set_of(model)
+    if _runtime.rank() not in ranks_that_train(model) or not is_on():
         return
     pairs = compared_variables(model)
     variables = [variable for variable, _ in pairs]
@@ -130,6 +124,18 @@ def compare_model(
     compare(state, when, process_set, is_first=is_first)
 
 
+def process_set_of(model: keras.Model) -> ProcessSet | None:
+    """The ranks over which a model's own optimizer reduces; None for all."""
+    options = getattr(model.optimizer, "tfdist_options", None)
+    return options.process_set if options is not None else None
+
+
+def ranks_that_train(model: keras.Model) -> Sequence[int]:
+    """The ranks whose models have to be equal: more than one, or none."""
+    ranks = members_of(process_set_of(model))
+    return ranks if len(ranks) > 1 else ()
+
+
 def compared_variables(model: keras.Model) -> list[tuple[Any, str]]:
     """The variables of a model that have to be equal on all ranks, with their kinds.
 
@@ -139,9 +145,7 @@ def compared_variables(model: keras.Model) -> list[tuple[Any, str]]:
     """
     optimizers = optimizers_of(model)
     own = set(map(identity, own_variables(model)))
-    ranks = getattr(
-        getattr(model.optimizer, "tfdist_options", None), "process_set", None
-    )
+    ranks = process_set_of(model)
     for optimizer in optimizers:
         inner = getattr(optimizer, "inner_optimizer", optimizer)
         trained = inner._trainable_variables if inner.built else []

@@ -183,7 +183,7 @@ class Checkpoint(RankCallback):
         self._choose_mode()
         combine_at("to save a checkpoint", self.model, process_set=self._ranks)
         average_accumulated(self.model)
-        compare_model(self.model, "when a checkpoint is to be saved", self._ranks)
+        compare_model(self.model, "when a checkpoint is to be saved")
         on_one_rank(
             self._first,
             lambda: self._save_if_better(logs, batch),

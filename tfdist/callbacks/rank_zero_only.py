@@ -147,7 +147,7 @@ class RankZeroOnly(RankCallback):
             return
 
         if hook == "on_epoch_end" and kind_of(self.callback) in _SAVES_WEIGHTS:
-            compare_model(self.model, f"when {self._name} is to save", self._ranks)
+            compare_model(self.model, f"when {self._name} is to save")
 
         def run() -> dict[str, Any]:
             before = TrainingState(self.model, with_values=self._looks())

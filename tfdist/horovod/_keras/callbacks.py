@@ -13,6 +13,7 @@ from tfdist.callbacks import BroadcastInitialState, MetricAverage
 from tfdist.callbacks._base import RankCallback
 from tfdist.callbacks._optimizers import optimizers_of, slots_of
 from tfdist.callbacks.metric_average import exchange_logs
+from tfdist.consistency.per_rank import declare
 from tfdist.horovod._keras.all_ranks import OfAllRanks
 from tfdist.horovod._telling import note_device
 from tfdist.local_variables import identity, is_variable
@@ -70,6 +71,7 @@ class BroadcastGlobalVariablesCallback(OfAllRanks, BroadcastInitialState):
                 f"{type(var).__name__}: {var!r}."
             )
         self._local.append(var)
+        declare([var])
 
     def _variables(self) -> list[Any]:
         everything = super()._variables()
