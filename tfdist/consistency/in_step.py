@@ -17,6 +17,7 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
 from tfdist import _engine, _runtime
 from tfdist._library import native_ops
@@ -226,8 +227,9 @@ def _graph_count(key: tuple[int, int, str]) -> tf.Variable:
     """The count of a list's reductions, shared by all traces of a function."""
     if key not in _graph_counts:
         _drop_earlier_worlds(_graph_counts, key[0])
+        # Not tf.Variable, which a later trace of a tf.function must not make.
         with tf.init_scope():
-            _graph_counts[key] = tf.Variable(0, dtype=tf.int64, trainable=False)
+            _graph_counts[key] = ResourceVariable(0, dtype=tf.int64, trainable=False)
     return _graph_counts[key]
 
 
