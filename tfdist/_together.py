@@ -45,13 +45,15 @@ def on_one_rank(
     """
     failure: Exception | None = None
     own: dict[str, Any] = {}
-    if _runtime.rank() == rank:
+    works = _runtime.rank() == rank  # also read by tfdist.waits
+    if works:
         try:
             with alone(place, process_set, others_wait=True):
                 own = {"failure": "", "told": work()}
         except Exception as error:  # noqa: BLE001 - told to all ranks, then raised
             failure = error
             own = {"failure": _in_words(error), "told": None}
+        works = False
     try:
         shared = broadcast_object(
             own, rank, name=name, timeout_s=timeout_s, process_set=process_set

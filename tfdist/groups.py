@@ -126,12 +126,14 @@ def reduce_gradients(
     declare(options.local_members(variables))
     if not in_xla:
         shared = [i for i in range(len(variables)) if i not in local]
-        compare_in_step(
+        compared = compare_in_step(
             [variables[i] for i in shared],
             [reduced[i] for i in shared],
             group_id,
             options.process_set,
         )
+        for i, grad in zip(shared, compared, strict=True):
+            reduced[i] = grad
     return reduced
 
 

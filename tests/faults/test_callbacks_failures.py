@@ -97,8 +97,9 @@ def test_a_killed_training_goes_on_from_the_backup_with_the_same_bits(tmp_path):
 def dies_in_a_callback():
     began = time.monotonic()
     model, data = model_and_data()
+    callbacks = [BroadcastInitialState(), RankZeroOnly(Dies(0, 1))]
     try:
-        model.fit(data, epochs=3, verbose=0, callbacks=[RankZeroOnly(Dies(0, 1))])
+        model.fit(data, epochs=3, verbose=0, callbacks=callbacks)
     except Exception as error:
         known = tfdist.errors.from_tf(error)
         return [type(known).__name__, known.record.rank, time.monotonic() - began]

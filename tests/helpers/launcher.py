@@ -66,7 +66,9 @@ class Run:
 
 def clean_environment(**more: str) -> dict[str, str]:
     """The environment of this process without any launcher's variables."""
-    foreign = re.compile(r"(TFDIST_|OMPI_|PMI_|PMIX_|SLURM_|PALS_)|(RANK|WORLD_SIZE)$")
+    foreign = re.compile(
+        r"(_?TFDIST_|OMPI_|PMI_|PMIX_|SLURM_|PALS_)|(RANK|WORLD_SIZE)$"
+    )
     environ = {k: v for k, v in os.environ.items() if not foreign.match(k)}
     root = str(Path(__file__).resolve().parents[2])
     environ["PYTHONPATH"] = os.pathsep.join(

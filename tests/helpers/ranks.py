@@ -295,7 +295,7 @@ class Pool:
 
 def clean_environment() -> dict[str, str]:
     """This environment without what a launcher or a test has set."""
-    prefixes = ("TFDIST_", "OMPI_", "PMI", "PALS_", "SLURM_", "MPI_")
+    prefixes = ("TFDIST_", "_TFDIST_", "OMPI_", "PMI", "PALS_", "SLURM_", "MPI_")
     names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     kept = {
         name: value

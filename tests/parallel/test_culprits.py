@@ -15,6 +15,7 @@ class Full(keras.callbacks.Callback):
 def save():
     """Who is to blame by the exception, and by what was noted when it was made."""
     keras.utils.clear_session()
+    keras.utils.set_random_seed(1)
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     model.compile(tfdist.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
     x = keras.ops.ones((8, 2))

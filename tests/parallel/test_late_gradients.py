@@ -1,5 +1,7 @@
 """Gradients that are `None` at first and come later, or come and go, on some ranks."""
 
+import re
+
 import keras
 import numpy as np
 import pytest
@@ -180,7 +182,8 @@ def test_a_trace_of_one_rank_alone_is_an_error_on_all_ranks():
     env = {"TFDIST_TIMEOUT_S": "20"}
     for late in run_ranks(traces_alone, 2, ["one", "two"], env=env):
         assert late["class"] == "MismatchError", late
-        assert "late_gradients=1" in late["message"]
+        # Which of the two is seen first is chance.
+        assert re.search("late_gradients=1|wait for each other", late["message"])
         assert late["seconds"] < 5
 
 

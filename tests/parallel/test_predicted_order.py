@@ -1,5 +1,6 @@
 """Gradients whose order needs no message, and a graph that changes on one rank."""
 
+import re
 import time
 
 import keras
@@ -71,7 +72,8 @@ def taped():
     ],
 )
 def test_after_three_steps_no_message_is_sent_for_order(training, size):
-    for counts, counters in run_ranks(training, size):
+    env = {"TFDIST_WEIGHT_CHECK": "off"}  # its messages are not about order
+    for counts, counters in run_ranks(training, size, env=env):
         assert len(counts) == STEPS and counts[QUIET_FROM - 1] > 0
         assert counts[QUIET_FROM:] == [counts[QUIET_FROM - 1]] * (STEPS - QUIET_FROM)
         assert counters["predicted"] > 0
@@ -161,7 +163,8 @@ def test_a_graph_that_changes_on_one_rank_is_a_mismatch_on_all(what):
         changed, 3, what, env={"TFDIST_TIMEOUT_S": "30"}
     ):
         assert kind == "MismatchError", message
-        assert "list of gradients" in message
+        # Which of the two is seen first is chance.
+        assert re.search("list of gradients|wait for each other", message)
         assert "rank 1: " in message and "ranks 0,2: " in message
         assert seconds < 15
 

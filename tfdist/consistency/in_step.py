@@ -67,10 +67,10 @@ def is_due(count: int) -> bool:
 
 def compare_in_step(
     variables: Sequence[Any],
-    reduced: Sequence[Any],
+    reduced: list[Any],
     group_id: str,
     process_set: ProcessSet | None,
-) -> None:
+) -> list[Any]:
     """Compares weights in some of the steps; called in each, or when one is traced.
 
     Args:
@@ -80,12 +80,16 @@ def compare_in_step(
         group_id: of the list, as the ranks have agreed on it.
         process_set: the ranks that reduce; None for all.
 
+    Returns:
+        `reduced`. In a graph one of them waits for the comparison: what fails a step
+        by its gradients then fails it when no rank waits for this one any more.
+
     Raises:
         tfdist.MismatchError: on all ranks, in eager mode: the weights differ. In a
             graph the error comes from the step, as `tf.errors.FailedPreconditionError`.
     """
     if len(members_of(process_set)) == 1 or not variables or not is_on():
-        return
+        return reduced
     key = (_runtime.generation(), id_of(process_set), group_id)
     if tf.executing_eagerly():
         if key not in _eager_counts:
@@ -93,13 +97,14 @@ def compare_in_step(
         count = _eager_counts[key] = _eager_counts.get(key, 0) + 1
         if is_due(count) and not _callbacks_compare():
             _compare_now(_compared(variables, process_set), count, key, process_set)
-        return
+        return reduced
     graph = tf.compat.v1.get_default_graph()
     # Another engine has no operation that fails a step.
     can_fail = graph.building_function and _engine.chosen() is None
     if can_fail and not _callbacks_compare():
         compared = _compared(variables, process_set)
-        _compare_when_run(compared, reduced, key, process_set)
+        return _compare_when_run(compared, reduced, key, process_set)
+    return reduced
 
 
 def _compare_now(
@@ -126,10 +131,10 @@ def _compare_now(
 
 def _compare_when_run(
     compared: list[tuple[Any, str]],
-    reduced: Sequence[Any],
+    reduced: list[Any],
     key: tuple[int, int, str],
     process_set: ProcessSet | None,
-) -> None:
+) -> list[Any]:
     names = [path_of(v) for v, _ in compared]
     kinds = [kind for _, kind in compared]
     count = _graph_count(key).assign_add(1)
@@ -173,6 +178,12 @@ def _compare_when_run(
     message = tf.cond(_is_due_in_graph(count), check, lambda: tf.constant(""))
     with tf.control_dependencies([g for g in reduced if g is not None]):
         native_ops().tfdist_fail(message=message)
+    for place, gradient in enumerate(reduced):
+        if isinstance(gradient, tf.Tensor):
+            with tf.control_dependencies([message]):
+                waiting = tf.identity(gradient)
+            return [*reduced[:place], waiting, *reduced[place + 1 :]]
+    return reduced
 
 
 def _compared(

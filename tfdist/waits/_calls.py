@@ -29,7 +29,8 @@ _HOOKS = {
 }
 _LOOPS = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch")
 _PACKAGES = ("tfdist", "keras", "tensorflow")
-# Functions that run something on one rank, in a variable `place`.
+# Functions that run something on one rank, in a variable `place`; a variable `works`,
+# where there is one, says whether this rank is the one, and still runs it.
 _ON_ONE_RANK = ("on_one_rank", "_alone")
 
 
@@ -56,8 +57,9 @@ def describe_place(frame: FrameType | None) -> str:
     called = describe_call(frame)
     for one in outwards(frame):
         if one.f_code.co_name in _ON_ONE_RANK and owner_of(one) == "tfdist":
-            place = one.f_locals.get("place")
-            return f"{called} inside {place}, which only this rank runs,"
+            if one.f_locals.get("works", True):
+                place = one.f_locals.get("place")
+                return f"{called} inside {place}, which only this rank runs,"
     return called
 
 
@@ -109,7 +111,8 @@ def _name_of(frame: FrameType, segment: list[FrameType]) -> str:
     if _is_callback(own):  # outside of `fit`, which describes its hooks
         return f"{name_of_callback(own)}.{function}"
     if own is not None:
-        is_public = not type(own).__name__.startswith("_")
+        of_ours = type(own).__module__.startswith("tfdist.")  # not one that we wrap
+        is_public = of_ours and not type(own).__name__.startswith("_")
         return f"{type(own).__name__}.{function}" if is_public else ""
     return f"tfdist.{function}" if function in tfdist.__all__ else ""
 
