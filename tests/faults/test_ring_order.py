@@ -80,7 +80,7 @@ def test_an_order_that_is_none_is_refused_on_every_rank(tmp_path):
     words = ["-np", "2", sys.executable, "-c", code]
     done = run(tmp_path, *words, TFDIST_RING_ORDER="0,0")
     assert done.code != 0
-    ends = r"\[rank [01]\] \[tfdist\] rank [01] ends with the same CoreError"
+    ends = r"\[rank [01]\] \[tfdist\] this rank ends with the same CoreError"
     message = (
         r"\[rank [01]\] .*TFDIST_RING_ORDER: expected topology, rank, or each of the "
         r'ranks 0 to 1 once.*; got "0,0"'

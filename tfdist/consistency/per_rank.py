@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -53,7 +53,7 @@ def note_broadcast(variables: Sequence[Any]) -> None:
 def were_sent(variables: Sequence[Any]) -> bool:
     """Whether some of these have been in a list given to `note_broadcast`."""
     wanted = set(map(identity, variables))
-    return any(not wanted.isdisjoint(sent) for sent in _sent_together)
+    return any(not wanted.isdisjoint(map(identity, sent)) for sent in _lists_sent())
 
 
 def sent_with(variables: Sequence[Any]) -> list[Any]:
@@ -64,14 +64,17 @@ def sent_with(variables: Sequence[Any]) -> list[Any]:
     """
     wanted = set(map(identity, variables))
     found: dict[int, Any] = {}
-    for identities, references in _sent_together.items():
-        if wanted.isdisjoint(identities):
-            continue
-        for reference in references:
-            variable = reference()
-            if variable is not None and not _is_own_by_name(variable):
-                found[identity(variable)] = variable
+    for sent in _lists_sent():
+        if not wanted.isdisjoint(map(identity, sent)):
+            found.update((identity(v), v) for v in sent if not _is_own_by_name(v))
     return list(found.values())
+
+
+def _lists_sent() -> Iterator[list[Any]]:
+    """The variables of each list that still exist; identities may have been reused."""
+    for references in _sent_together.values():
+        alive = (reference() for reference in references)
+        yield [variable for variable in alive if variable is not None]
 
 
 def shared_weights(model: keras.Model) -> list[Any]:
