@@ -261,7 +261,7 @@ def unreduced_training(size: int, finished: int) -> str | None:
     if not trained or finished >= updates:
         return None
     return (
-        f"{size} ranks, and no gradient was reduced: every rank has trained a model of "
-        "its own. Write model.compile(optimizer=tfdist.DistributedOptimizer(...), ...)"
-        ", or take the gradients from a tfdist.DistributedGradientTape."
+        f"{size} ranks, and no gradient was reduced: each rank trained a separate "
+        "model. Use model.compile(optimizer=tfdist.DistributedOptimizer(...), ...), or "
+        "compute the gradients with a tfdist.DistributedGradientTape."
     )

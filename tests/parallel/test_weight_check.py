@@ -267,11 +267,8 @@ def test_ranks_that_differ_are_an_error_that_names_the_variable(name):
 
 
 def test_three_ranks_name_the_one_that_differs():
-    def third(rank):
-        return "on rank 2 than on rank 0"
-
     for _, text in run_ranks(_third_differs, 3, timeout_s=60):
-        assert third(2) in text
+        assert "on rank 0 and rank 2" in text
 
 
 def _third_differs():
@@ -347,7 +344,7 @@ def test_data_that_were_not_sharded_are_a_warning_and_others_are_not():
     for name in ("shuffled", "arrays"):
         [text] = first.pop(name)
         assert "train on the same data" in text
-        assert "96 of other ranks" not in text
+        assert "samples are used up to 2 times" in text
         assert "tfdist.data.shard" in text
     assert set(map(tuple, first.values())) == {()}
     assert set(map(tuple, second.values())) == {()}

@@ -34,7 +34,7 @@ def states(*different, sent=True):
     [
         ((0, 1, 3), False, True, ["'dense/kernel'", "BroadcastInitialState"]),
         ((0, 2), False, True, ["'dense/kernel'", "BroadcastInitialState"]),
-        ((0, 1, 2, 3), True, True, ["'norm/seen'", "this rank's own batches"]),
+        ((0, 1, 2, 3), True, True, ["'norm/seen'", "each rank's own batches"]),
         ((1,), True, True, ["'dense/bias'", "layer 'dense'", "first batch"]),
         ((3,), True, False, ["'adam/kernel_momentum'", "optimizer.variables"]),
         ((0, 1, 3), False, False, ["'dense/kernel'", "callback or the training step"]),
@@ -44,7 +44,7 @@ def test_the_message_names_the_variable_and_the_likely_cause(
     different, sent, is_first, words
 ):
     text = explain(states(*different, sent=sent), "after", is_first=is_first)
-    assert "on rank 1 than on rank 0" in text
+    assert "different values on rank 0 and rank 1" in text
     for word in words:
         assert word in text
 

@@ -68,14 +68,13 @@ class DataCheck:
             return
         place, count = common_samples(hashes)
         _logger.warning(
-            "The ranks train on the same data: of the first %d samples of rank %d in "
-            "this epoch %d were also among those of other ranks, so a sample is used "
-            "up to %d times in an epoch. Give each rank its part: "
-            "tfdist.data.shard((x, y), batch_size=..., shuffle=True), or of a dataset "
-            "dataset.shard(tfdist.size(), tfdist.rank()) before it is shuffled and "
-            "batched.",
-            len(hashes[place]),
-            members[place],
+            "The ranks train on the same data: %d of rank %d's first %d samples in "
+            "this epoch were also seen by other ranks, so samples are used up to %d "
+            "times per epoch. Give each rank its own shard: tfdist.data.shard((x, y), "
+            "batch_size=..., shuffle=True); or, for a tf.data.Dataset, call "
+            "dataset.shard(tfdist.size(), tfdist.rank()) before you shuffle and batch.",
             count,
+            members[place],
+            len(hashes[place]),
             len(members),
         )

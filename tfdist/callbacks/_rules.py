@@ -29,8 +29,8 @@ _ADVICE = {
     "epochs": "StopTogether ends the training early on all ranks.",
     "steps_per_epoch": "tfdist.data.shard gives every rank the same number of steps. "
     "For data of different lengths leave it out and use tfdist.callbacks.UnevenData.",
-    "validation_data": "In MetricAverage, CombineMovingStatistics and StopOnSignal all "
-    "ranks meet: give each its share, as tfdist.data.shard makes it, or none.",
+    "validation_data": "MetricAverage, CombineMovingStatistics and StopOnSignal wait "
+    "for all ranks: pass each its shard (tfdist.data.shard), or pass none on any rank.",
     "validation_freq": "All ranks have to validate after the same epochs.",
     "class_weight": "The gradients of all ranks have to be of the same loss: compute "
     "the weights from all samples, not from those of one rank.",

@@ -118,12 +118,12 @@ def _different_values(
     )
     noun = _NOUNS[leading]
     return (
-        f"{noun} {first.names[place]!r} has other values on rank {holder.rank} than on "
-        f"rank {first.rank} ({_counts(first, kinds)}). "
-        f"{_cause(first, place, kinds, began_apart=began_apart)} A variable that each "
-        "rank shall keep for itself belongs into local_variables=[...] of the "
-        f"DistributedOptimizer or DistributedGradientTape. ({SETTING}=warn goes on "
-        "with a warning.)"
+        f"{noun} {first.names[place]!r} has different values on rank {first.rank} and "
+        f"rank {holder.rank} ({_counts(first, kinds)}). "
+        f"{_cause(first, place, kinds, began_apart=began_apart)} If a variable is "
+        "meant to differ between ranks, list it in local_variables=[...] of the "
+        "DistributedOptimizer or DistributedGradientTape. (Set the environment "
+        f"variable {SETTING}=warn to get a warning instead of this error.)"
     )
 
 
@@ -150,34 +150,34 @@ def _cause(
     layer = name.rpartition("/")[0] or name
     if began_apart:
         return (
-            "The ranks have begun with different weights: put "
+            "The ranks probably started with different weights: put "
             "tfdist.callbacks.BroadcastInitialState() into the callbacks of fit, or "
             "call tfdist.broadcast_variables(model.weights) on all ranks before the "
             "first step."
         )
     if kind == STATE:
         return (
-            f"The layer {layer!r} sets it from this rank's own batches. Combine the "
-            "values of all ranks before it is assigned: value = "
+            f"The layer {layer!r} probably updates it from each rank's own batches. "
+            "Average the value over the ranks before assigning it: value = "
             "tfdist.allreduce(value)."
         )
     if kind == SLOT:
         return (
-            "The optimizer has been restored, built or changed on some of the ranks "
-            "only. Send its state to all: tfdist.broadcast_variables("
+            "The optimizer was probably restored, built or changed on only some of the "
+            "ranks. Send its state to all: tfdist.broadcast_variables("
             "optimizer.variables)."
         )
     if not _differ_mostly(first, kinds):
         return (
-            f"The layer {layer!r}, or a callback, sets it on each rank by itself, for "
-            "example from this rank's first batch. Send the values of one rank after "
-            "that, tfdist.broadcast_variables([...]), or combine those of all, "
-            "tfdist.allreduce(value)."
+            f"The layer {layer!r}, or a callback, probably sets it on each rank "
+            "separately, for example from the rank's first batch. Afterwards send the "
+            "values of one rank to all, tfdist.broadcast_variables([...]), or average "
+            "them before assigning, tfdist.allreduce(value)."
         )
     return (
-        "A callback or the training step has changed the weights on some of the ranks "
-        "only, or has updated them with gradients that were not reduced. Let callbacks "
-        "decide on values that are equal on all ranks."
+        "A callback or the training step probably changed the weights on only some of "
+        "the ranks, or updated them with gradients that were not reduced. Callbacks "
+        "have to decide on values that are equal on all ranks."
     )
 
 
@@ -189,15 +189,15 @@ def _different_decisions(first: RankState, other: RankState) -> str:
     )
     callback, _, attribute = key.partition(".")
     monitor = other.monitors.get(callback) or first.monitors.get(callback)
-    looks_at = f" It monitors {monitor!r}," if monitor else " It decides on something"
+    looks_at = f"It monitors {monitor!r}," if monitor else "It depends on a value"
     return (
         f"{callback} has {attribute}={first.decisions.get(key)!r} on rank "
         f"{first.rank} and {attribute}={other.decisions.get(key)!r} on rank "
-        f"{other.rank}, so it would act at different times.{looks_at} which is not "
-        "equal on all ranks, or is in the logs of some of them only: a callback behind "
-        "MetricAverage has put it there. Let that callback run on all ranks, without "
-        "RankZeroOnly, and before tfdist.callbacks.MetricAverage, which averages the "
-        "logs of all ranks; or give all ranks one value: logs[name] = "
+        f"{other.rank}, so it could act on one rank and not on the other. {looks_at} "
+        "which differs between ranks or is missing on some. It was probably added to "
+        "the logs by a callback that runs after MetricAverage. Run that callback on "
+        "every rank (not wrapped in RankZeroOnly) and list it before "
+        "tfdist.callbacks.MetricAverage, or average the value yourself: logs[name] = "
         "float(tfdist.allreduce(value))."
     )
 

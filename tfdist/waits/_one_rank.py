@@ -106,6 +106,6 @@ def _refuse(place: Place, operation: str) -> None:
     raise errors.MismatchError(
         f"{called} was called inside {place.name}, which only rank {place.rank} runs. "
         f"It is a collective operation: it needs every rank, and {rank} would not call "
-        "it. Call it where all ranks come: before or after this, or in a callback of "
-        "your own that every rank has without RankZeroOnly."
+        "it. Call it where every rank runs it: before or after this, or in a callback "
+        "that is not wrapped in RankZeroOnly."
     )
