@@ -126,7 +126,8 @@ def compare_model(
 
 def process_set_of(model: keras.Model) -> ProcessSet | None:
     """The ranks over which a model's own optimizer reduces; None for all."""
-    options = getattr(model.optimizer, "tfdist_options", None)
+    optimizer = getattr(model, "optimizer", None)  # a model may not be compiled
+    options = getattr(optimizer, "tfdist_options", None)
     return options.process_set if options is not None else None
 
 
