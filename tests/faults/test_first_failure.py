@@ -57,6 +57,7 @@ except Exception as error:
         except _core.CoreError:
             sys.exit(1)
     if how == "vanishes":
+        time.sleep(0.2)  # the others have left the barrier by then
         os._exit(1)
     if how == "handles":
         sys.exit(0)

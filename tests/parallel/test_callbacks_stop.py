@@ -69,6 +69,7 @@ def hundred_fits():
     return ended, [v.numpy() for v in model.variables]
 
 
+@pytest.mark.slow
 def test_a_stop_on_one_rank_stops_all_at_the_same_step_in_100_of_100_fits():
     ranks = run_ranks(hundred_fits, 2, env={"TFDIST_TIMEOUT_S": "20"}, timeout_s=100)
     for ended, weights in ranks:
