@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import time
 
 import keras
@@ -19,6 +20,7 @@ from tfdist.callbacks import (
     LearningRateWarmup,
     MetricAverage,
     RankZeroOnly,
+    StopOnSignal,
     StopTogether,
     _base,
     broadcast_initial_state,
@@ -492,7 +494,8 @@ def test_an_unknown_number_of_steps_is_asked_for():
 
 
 @pytest.mark.parametrize(
-    "options", [{"warmup_epochs": 0}, {"warmup_epochs": 1, "steps_per_epoch": 0}]
+    "options",
+    [{"warmup_epochs": 0}, {"steps_per_epoch": 0}, {"target": 0.0}, {"target": -1}],
 )
 def test_wrong_arguments_of_the_warm_up_are_refused(options):
     with pytest.raises(ValueError, match="Expected"):
@@ -661,6 +664,12 @@ def test_torn_weights_are_not_saved(tmp_path, monkeypatch):
 def test_wrong_arguments_of_checkpoint_are_refused(path, options):
     with pytest.raises(ValueError, match="Expected"):
         Checkpoint(path, **options)
+
+
+@pytest.mark.parametrize("signals", [[], [signal.SIGKILL], [0], [signal.SIGTERM, 999]])
+def test_signals_that_cannot_be_handled_are_refused_at_once(signals):
+    with pytest.raises(ValueError, match="Expected signals that a program can handle"):
+        StopOnSignal(Checkpoint("latest.keras"), signals=signals)
 
 
 def test_another_choice_of_seed_generators_is_refused_at_once():

@@ -69,10 +69,10 @@ class LearningRateWarmup(RankCallback):
         verbose: 1: rank 0 says when the warm-up is over; default 0.
 
     Raises:
-        ValueError: `warmup_epochs` or `steps_per_epoch` is not above 0, or the latter
-            is needed (on any rank: an error on all); at the start of `fit`, if there is
-            a `target` for a schedule, or the model has no optimizer, or several that
-            train with the gradients of all ranks.
+        ValueError: `warmup_epochs`, `steps_per_epoch` or `target` is not above 0, or
+            `steps_per_epoch` is needed (on any rank: an error on all); at the start of
+            `fit`, if there is a `target` for a schedule, or the model has no optimizer,
+            or several that train with the gradients of all ranks.
         TypeError: at the start of `fit`, if the rate is a function.
 
     Example:
@@ -101,6 +101,8 @@ class LearningRateWarmup(RankCallback):
             raise ValueError(
                 f"Expected steps_per_epoch of at least 1, got {steps_per_epoch}."
             )
+        if target is not None and not target > 0:
+            raise ValueError(f"Expected target above 0, got {target}.")
         self.warmup_epochs = warmup_epochs
         self.steps_per_epoch = steps_per_epoch
         self.momentum_correction = momentum_correction

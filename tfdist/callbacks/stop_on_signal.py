@@ -20,6 +20,7 @@ from tfdist.callbacks.checkpoint import Checkpoint, LastLogs, between_updates
 from tfdist.collectives import ReduceOp, allreduce
 
 _logger = logging.getLogger("tfdist")
+_HANDLED = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
 
 
 class StopOnSignal(RankCallback):
@@ -60,8 +61,9 @@ class StopOnSignal(RankCallback):
         timeout_s: seconds to wait for the slowest rank; default `TFDIST_TIMEOUT_S`.
 
     Raises:
-        ValueError: `checkpoint` keeps the best only; or, at the start of `fit`, this is
-            not the main thread, which alone can handle signals.
+        ValueError: `checkpoint` keeps the best only; `signals` is empty or has one that
+            a program cannot handle; or, at the start of `fit`, this is not the main
+            thread, which alone can handle signals.
         SystemExit: on all ranks, after the checkpoint is saved.
 
     Example:
@@ -85,6 +87,11 @@ class StopOnSignal(RankCallback):
             )
         self.checkpoint = checkpoint
         self.signals = tuple(signals)
+        if not self.signals or not set(self.signals) <= _HANDLED:
+            raise ValueError(
+                "Expected signals that a program can handle, such as "
+                f"(signal.SIGTERM, signal.SIGUSR1), got {signals!r}."
+            )
         self.timeout_s = timeout_s
         self._received = 0
         self._before: dict[int, Any] = {}
