@@ -218,12 +218,11 @@ def claim(keys: Iterable[Key]) -> None:
     of_set = f" of process set {process_set}" if process_set else ""
     text = (
         f"threads {user!r} and {threading.current_thread().name!r} both call {name!r}"
-        f"{of_set}. The ranks pair calls of one name in the order in which they are "
-        "made, and with two threads this order may differ between ranks. Call tfdist "
-        "from one thread, or give the operations, tapes and optimizers of each thread "
-        "names of their own (name=..., the same on all ranks). Callbacks of tfdist, "
-        "tfdist.evaluate and tfdist.predict have no names: run fit, evaluate and "
-        "predict in one thread."
+        f"{of_set}. Ranks match calls of the same name by their order, and two threads "
+        "may call in a different order on each rank. Call tfdist from one thread, or "
+        "pass a different name= to the operations, tapes and optimizers of each thread "
+        "(the same names on all ranks). The callbacks of tfdist, tfdist.evaluate and "
+        "tfdist.predict take no name: run fit, evaluate and predict in one thread."
     )
     _core.abort(text)
     raise errors.ThreadError(

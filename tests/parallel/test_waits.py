@@ -89,7 +89,7 @@ def check(results, *parts, raised="MismatchError"):
     for own in results:
         assert own["class"] == "MismatchError", own
         assert own["raised"] == raised
-        assert "The ranks wait for each other" in own["message"]
+        assert "Deadlock: no rank can continue" in own["message"]
         for part in parts:
             assert part in own["message"], own["message"]
         assert own["seconds"] < SECONDS

@@ -30,10 +30,11 @@ _ADVICE = {
     "steps_per_epoch": "tfdist.data.shard gives every rank the same number of steps. "
     "For data of different lengths leave it out and use tfdist.callbacks.UnevenData.",
     "validation_data": "MetricAverage, CombineMovingStatistics and StopOnSignal wait "
-    "for all ranks: pass each its shard (tfdist.data.shard), or pass none on any rank.",
-    "validation_freq": "All ranks have to validate after the same epochs.",
-    "class_weight": "The gradients of all ranks have to be of the same loss: compute "
-    "the weights from all samples, not from those of one rank.",
+    "for all ranks in validation. Pass every rank its own shard of the validation data "
+    "(tfdist.data.shard), or pass validation_data on no rank.",
+    "validation_freq": "All ranks must validate after the same epochs.",
+    "class_weight": "All ranks must minimize the same loss: compute the weights from "
+    "all samples, not from those of one rank.",
 }
 # Keras puts them behind the user's callbacks; they decide nothing.
 _SHOWS = ("History", "ProgbarLogger")

@@ -92,7 +92,7 @@ def refuse_child(environ: Mapping[str, str]) -> None:
 
 
 def _end_rank(environ: Mapping[str, str], pid: int, rank: int, message: str) -> None:
-    message += "; the pool would start its workers again and again: the rank ends"
+    message += ". The rank ends, because the pool would restart its workers endlessly"
     print(f"[tfdist] {message}", file=sys.stderr, flush=True)
     report.send(environ, {"error": message, "blamed": rank})
     with contextlib.suppress(ProcessLookupError):
@@ -107,18 +107,18 @@ def refusal(environ: Mapping[str, str]) -> str | None:
     pid, placement = above
     if _is_of_multiprocessing():
         advice = (
-            "multiprocessing's 'spawn' and 'forkserver' run the main script again in "
-            "each child: put tfdist.init(), and all that only ranks do, under "
-            '`if __name__ == "__main__":`'
+            "The start methods 'spawn' and 'forkserver' of multiprocessing run the "
+            "main script again in each child: put tfdist.init(), and everything else "
+            'that only ranks do, under `if __name__ == "__main__":`'
         )
     else:
         advice = (
-            "to run a tfdist program of its own from a rank, start it with "
+            "To start a separate tfdist program from a rank, run "
             "`tfdistrun -np 1 python FILE`"
         )
     return (
         f"process {os.getpid()} is a child of rank {placement.rank} (process {pid}), "
-        f"not a rank itself, so tfdist cannot be used in it; {advice}"
+        f"not a rank itself, and cannot use tfdist. {advice}"
     )
 
 

@@ -119,12 +119,12 @@ void Engine::EndKnot() {
   const Knot knot = FindKnot(blocked_notes_, LedWaits());
   if (knot.empty()) return;
   const std::string text =
-      "The ranks wait for each other, and none can go on: " + KnotText(knot, blocked_notes_) +
-      ". All ranks have to make the same collective calls in the same order. Usual causes: "
-      "different numbers of batches (give fit the same steps_per_epoch on all ranks, or use "
-      "tfdist.callbacks.UnevenData, in a loop of your own tfdist.join); a fit that stops on some "
-      "ranks alone (tfdist.callbacks.StopTogether as the last callback stops all); a call that "
-      "only some ranks reach, for example after `if tfdist.rank() == 0:`";
+      "Deadlock: no rank can continue. " + KnotText(knot, blocked_notes_) +
+      ". All ranks must make the same collective calls in the same order. Usual causes: different "
+      "numbers of batches or epochs (pass the same steps_per_epoch and epochs to fit on all ranks, "
+      "or use tfdist.callbacks.UnevenData; in a custom loop, tfdist.join); fit stopped on some "
+      "ranks only (put tfdist.callbacks.StopTogether last in the list of callbacks); a call that "
+      "only some ranks reach, for example under `if tfdist.rank() == 0:`";
   const std::string& key = blocked_notes_.at(knot.begin()->first).waits[0].key;
   Suspect(kNoRank, true,
           Status(Code::kFailedPrecondition, text + ".",
