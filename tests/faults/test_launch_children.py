@@ -88,6 +88,9 @@ def test_only_the_process_that_connects_is_a_rank(tmp_path):
         assert f"is a child of rank {rank} (process " in worker
         assert 'under `if __name__ == "__main__":`' in worker
         assert program.startswith("a program: ") and "is a child of rank" in program
-        assert "start it with `tfdistrun -np 1 python FILE`" in program
+        assert (
+            "To start a separate tfdist program from a rank, run `tfdistrun -np 1"
+            in program
+        )
         assert given == "with another place: 0 size 1"
         assert job.startswith("a job: 0 ") and job.count("] size 2") == 2

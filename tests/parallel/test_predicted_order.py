@@ -166,7 +166,8 @@ def test_a_graph_that_changes_on_one_rank_is_a_mismatch_on_all(what):
         # Which of the two is seen first is chance.
         assert re.search("list of gradients|Deadlock", message)
         assert re.search("rank 1: |rank 1 waits", message)
-        assert re.search("ranks 0,2: |rank 0 waits|ranks 0,2 wait", message)
+        # Of the other two, a deadlock may hold one or both.
+        assert re.search("ranks 0,2: |ranks? (0|2|0,2) waits? in", message)
         assert seconds < 15
 
 
