@@ -2,6 +2,7 @@
 
 import keras
 import numpy as np
+import pytest
 from helpers.ranks import run_ranks
 from helpers.two_parts import TwoParts
 
@@ -80,9 +81,13 @@ RESUMED = {
 }
 
 
-def resumed():
+# The others are slow.
+USUAL = ["within", "right after", "executions of three", "schedule within"]
+
+
+def resumed(names):
     """By name: whether a training ends with the same bits, and its rates."""
-    return {name: resume(**case) for name, case in RESUMED.items()}
+    return {name: resume(**RESUMED[name]) for name in names}
 
 
 def resume(
@@ -123,8 +128,15 @@ def resume(
     return [same, seen == rates, seen]
 
 
-def test_a_resumed_warm_up_ends_with_the_bits_of_one_that_was_not_interrupted():
-    results = run_ranks(resumed, 2)
+@pytest.mark.parametrize(
+    "names",
+    [
+        pytest.param(USUAL, id="usual"),
+        pytest.param(sorted(RESUMED), id="all", marks=pytest.mark.slow),
+    ],
+)
+def test_a_resumed_warm_up_ends_with_the_bits_of_one_that_was_not_interrupted(names):
+    results = run_ranks(resumed, 2, names, timeout_s=100.0)
     for name, (same, same_rates, rates) in results[0].items():
         assert same_rates, (name, rates)
         assert same, name

@@ -86,7 +86,7 @@ def submit_in_random_order(tensors, orders, repeats):
 @pytest.mark.parametrize("inter_op", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_tensors_of_four_threads_in_random_order_get_their_own_sums(pools, inter_op):
     size = RANKS[inter_op]
-    results = pools[inter_op](submit_in_random_order, size, 100, 1, 10, timeout_s=100.0)
+    results = pools[inter_op](submit_in_random_order, size, 40, 1, 10, timeout_s=100.0)
     assert results == [[]] * size
 
 

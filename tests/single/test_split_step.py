@@ -238,8 +238,12 @@ def test_a_layer_without_xla_support_turns_it_off_as_in_keras():
     ("cls", "reason"),
     [
         (LooksAfter, "kernel after its call of the optimizer"),
-        (LogsAVariable, "bias after its call of the optimizer"),
-        (InBranch, "tf.cond"),
+        pytest.param(
+            LogsAVariable,
+            "bias after its call of the optimizer",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(InBranch, "tf.cond", marks=pytest.mark.slow),
         pytest.param(
             SetsRateAfter,
             "learning_rate after its call of the optimizer",
