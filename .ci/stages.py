@@ -1,11 +1,12 @@
-"""Runs the test suite in stages and tells what each took (`make test`).
+"""Runs the test suite (`make test`) and prints a table of its stages.
 
-With --slow those tests that the suite leaves out (`make test-slow`).
+With --slow it runs the tests that the suite leaves out (`make test-slow`), one by one.
 
-One pytest run goes over the folders of `tests/`, so that the worker processes with
-TensorFlow are started once. The C++ tests (CMake, Ninja, ctest) run beside it, since
-neither of the two always keeps all cores busy; their outcome is shown at the end. The
-last line is pytest's own summary. Exit code 0 only when every stage passed.
+One pytest run covers the folders of `tests/`. pytest-xdist deals the test files out to
+several workers: a test with several ranks often waits, and then leaves a core to the
+tests of the other worker. The C++ tests (CMake, Ninja, ctest) run beside pytest; their
+outcome is printed at the end. The last line is pytest's own summary. The exit code is 0
+only if every stage passed.
 """
 
 import os
@@ -17,6 +18,7 @@ import time
 from pathlib import Path
 from typing import TextIO
 
+import psutil
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -31,6 +33,8 @@ STAGES = {
     "GPU": ("tests/gpu",),
 }
 CPP_TIMEOUT_S = 1800
+MOST_WORKERS = 8
+WORKER_BYTES = 6 << 30  # pytest and up to six ranks, each with TensorFlow
 
 
 def _tool(name: str) -> str:
@@ -93,65 +97,52 @@ def _runs(command: list[str], log: TextIO) -> bool:
 
 
 class StageReport:
-    """A pytest plugin: a headline where a stage begins, a table at the end."""
+    """A pytest plugin that prints the results and the test time of each stage."""
 
     def __init__(self, cpp: Cpp) -> None:
         self._cpp = cpp
-        self._finished: list[tuple[str, str, float]] = []
-        self._current: str | None = None
-        self._begin = 0.0
         self._counts: dict[str, dict[str, int]] = {}
-
-    def _close(self) -> None:
-        if self._current is None:
-            return
-        counts = self._counts[self._current]
-        words = ", ".join(f"{counts[word]} {word}" for word in sorted(counts))
-        elapsed_s = time.monotonic() - self._begin
-        self._finished.append((self._current, words, elapsed_s))
-        self._current = None
-
-    def pytest_runtest_logstart(self, nodeid: str) -> None:
-        """Begins a stage when the first test of its folders starts."""
-        stage = next(
-            (
-                name
-                for name, folders in STAGES.items()
-                if nodeid.startswith(tuple(f"{folder}/" for folder in folders))
-            ),
-            "others",
-        )
-        if stage != self._current:
-            self._close()
-            self._current, self._begin = stage, time.monotonic()
-            self._counts.setdefault(stage, {})
-            headline(stage, ", ".join(STAGES.get(stage, ())))
+        self._seconds: dict[str, float] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Counts a test once: by its call, or by a set-up or tear-down that failed."""
-        if self._current and (report.when == "call" or report.outcome != "passed"):
-            counts = self._counts[self._current]
+        """Counts a test once: by its call, or by a failed set-up or tear-down."""
+        stage = stage_of(report.nodeid)
+        self._seconds[stage] = self._seconds.get(stage, 0.0) + report.duration
+        if report.when == "call" or report.outcome != "passed":
+            counts = self._counts.setdefault(stage, {})
             counts[report.outcome] = counts.get(report.outcome, 0) + 1
 
     def pytest_terminal_summary(
         self, terminalreporter: pytest.TerminalReporter
     ) -> None:
-        """Prints the table of stages."""
-        self._close()
+        """Prints the end of the C++ tests and the table."""
         self._cpp.join()
         terminalreporter.section(f"C++: tests/cpp under ctest, all of it in {LOG}")
         for line in self._cpp.ending():
             terminalreporter.write_line(line)
-        words = "passed" if self._cpp.passed else "FAILED"
-        self._finished.insert(0, ("C++, beside them", words, self._cpp.elapsed_s))
-        terminalreporter.section("stages")
-        for name, words, elapsed_s in self._finished:
-            terminalreporter.write_line(f"{name:26} {words:40} {elapsed_s:7.1f} s")
+        terminalreporter.section("stages, and the seconds of their tests")
+        cpp = "passed" if self._cpp.passed else "FAILED"
+        rows = [("C++", cpp, self._cpp.elapsed_s)]
+        for stage in filter(self._counts.get, [*STAGES, "others"]):
+            counts = self._counts[stage]
+            words = ", ".join(f"{counts[word]} {word}" for word in sorted(counts))
+            rows.append((stage, words, self._seconds[stage]))
+        for stage, words, seconds in rows:
+            terminalreporter.write_line(f"{stage:26} {words:40} {seconds:7.1f} s")
 
 
-def headline(stage: str, what: str) -> None:
-    """Announces a stage."""
-    print(f"\n======== {stage}: {what}", flush=True)
+def stage_of(test: str) -> str:
+    """The stage of a test by its id, which begins with its file."""
+    for stage, folders in STAGES.items():
+        if test.startswith(tuple(f"{folder}/" for folder in folders)):
+            return stage
+    return "others"
+
+
+def workers() -> int:
+    """Number of pytest workers: one for each core, as far as the memory allows."""
+    room = psutil.virtual_memory().available // WORKER_BYTES
+    return max(1, min(os.cpu_count() or 1, room, MOST_WORKERS))
 
 
 def main() -> int:
@@ -166,6 +157,8 @@ def main() -> int:
             *(folder for folder in folders if (ROOT / folder).is_dir()),
             *("-q", "-rfEs", "-m", "slow" if slow else "not slow"),
             *("--durations=10", "--durations-min=5"),
+            *("-n", "0" if slow or workers() == 1 else str(workers())),
+            *("--dist", "loadfile"),
         ],
         plugins=[StageReport(cpp)],
     )
