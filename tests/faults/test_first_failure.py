@@ -33,8 +33,11 @@ def lost():
     payload = {"kind": "rank_failed", "rank": 0, "cause": "FULL"}
     return _core.CoreError(_core.ABORTED, "save failed on rank 0: FULL", payload)
 
-c.barrier()
 try:
+    try:
+        c.barrier()
+    except _core.CoreError:
+        pass  # another rank has left it and failed already
     if rank == 0:
         raise OSError(28, "No space left on device")
     raise lost()
