@@ -55,8 +55,8 @@ def measure(sizes: list[int], rounds: int, steps: int) -> None:
     import tensorflow as tf
 
     import tfdist
-    from tfdist import _core
-    from tfdist.progress import exposure
+    from tfdist.core import native
+    from tfdist.core.timeline import exposed_communication
 
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(2)
@@ -73,12 +73,14 @@ def measure(sizes: list[int], rounds: int, steps: int) -> None:
             call()
             call()
             tfdist.barrier(name="begin")
-            _core.take_records()
+            native.take_records()
             begin_s = time.perf_counter()
             for _ in range(steps):
                 call()
             step_s = (time.perf_counter() - begin_s) / steps
-            exposed_s = 1e-6 * exposure.exposed_us(_core.take_records()) / steps
+            exposed_s = (
+                1e-6 * exposed_communication.exposed_us(native.take_records()) / steps
+            )
             found.setdefault(size_bytes, []).append((step_s, exposed_s))
             tfdist.shutdown()
     for size_bytes, times in found.items() if rank == 0 else ():

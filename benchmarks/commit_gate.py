@@ -38,8 +38,8 @@ from control import Copier  # noqa: E402
 from helpers import core_client  # noqa: E402
 from resnet50 import gradient_shapes  # noqa: E402
 
-from tfdist import _core, _runtime  # noqa: E402
-from tfdist.buckets import cut_buckets  # noqa: E402
+from tfdist.core import native, world  # noqa: E402
+from tfdist.gradients.bucketing import cut_buckets  # noqa: E402
 
 TIMEOUT_S = 120.0
 WARM_STEPS = 3
@@ -49,10 +49,10 @@ class Rank:
     """One rank's gradients and how it reduces them."""
 
     def __init__(self) -> None:
-        _runtime.start()
+        world.start()
         shapes = gradient_shapes()
         self._gradients = [np.ones(shape, np.float32) for shape in shapes]
-        rows = _core.config()
+        rows = native.config()
         self._buckets = cut_buckets(
             [gradient.nbytes for gradient in self._gradients],
             ["float32"] * len(shapes),
@@ -62,7 +62,7 @@ class Rank:
         )
         lines = [f"w{i} float32 {list(shape)}" for i, shape in enumerate(shapes)]
         text = "\n".join([*lines, "op=average"]).replace(", ", ",")
-        self._group, _ = _core.register_group(text, [True] * len(shapes))
+        self._group, _ = native.register_group(text, [True] * len(shapes))
 
     def step(self) -> None:
         """Hands over all buckets, then waits for all."""
@@ -136,7 +136,7 @@ def _serve(hear: int, say: int) -> None:
             for _ in range(order[0]):
                 rank.step()
             os.write(say, repr(time.monotonic() - begin_s).encode())
-        _runtime.shutdown()
+        world.shutdown()
         code = 0
     except BaseException as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)

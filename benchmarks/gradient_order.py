@@ -81,8 +81,9 @@ def times_of(
     """When each gradient was ready in each step, in microseconds after the first."""
     import tensorflow as tf
 
-    from tfdist import _core, groups
-    from tfdist._ready_levels import levels_of
+    from tfdist.core import native
+    from tfdist.gradients import reduction
+    from tfdist.gradients.ready_levels import levels_of
 
     levels: list[Any] = []
 
@@ -92,17 +93,17 @@ def times_of(
             loss = tf.reduce_mean(tf.square(call(x)))
         grads = tape.gradient(loss, v)
         levels[:] = levels_of(grads)
-        return [tf.reduce_sum(g) for g in groups.reduce_gradients(grads, v)]
+        return [tf.reduce_sum(g) for g in reduction.reduce_gradients(grads, v)]
 
     for _ in range(3):
         step(batch)
     runs = []
     for _ in range(steps):
-        _core.take_records()
+        native.take_records()
         step(batch)
         at_us = {
             int(row["name"].split("#")[0].split(".")[2]): row["submitted_us"]
-            for row in _core.take_records()
+            for row in native.take_records()
             if row["name"].startswith("gradients.")
         }
         first_us = min(at_us.values())
@@ -125,7 +126,7 @@ def exposed(
     order: Sequence[int], sizes: Sequence[int], runs: Sequence[Sequence[int]]
 ) -> float:
     """Percent of the communication that a step waits for; the median of the steps."""
-    from tfdist.buckets import cut_buckets
+    from tfdist.gradients.bucketing import cut_buckets
 
     limits = {"first_bytes": 1 << 20, "bucket_bytes": 8 << 20, "fusion_bytes": 64 << 20}
     buckets = cut_buckets(sizes, ["f"] * len(sizes), order=order, **limits)
@@ -149,7 +150,7 @@ def learned(runs: Sequence[Sequence[int]]) -> list[int]:
 
 def report(found: Sequence[dict[str, Any]]) -> None:
     """Prints for each model and order the range over the processes."""
-    from tfdist.bucket_order import order_of
+    from tfdist.gradients.ready_order import order_of
 
     for name, first in found[0].items():
         sizes = first["sizes"]

@@ -24,7 +24,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfdist
-from tfdist import _xla
+from tfdist.gradients import xla as gradient_xla
 
 WAYS: dict[str, tuple[bool, str]] = {
     "jit_compile=False": (False, "off"),
@@ -100,7 +100,7 @@ def main() -> None:
     parser.add_argument("--model", choices=MODELS, nargs="+", default=MODELS)
     options = parser.parse_args()
     tfdist.init()
-    refusal = _xla.unusable()
+    refusal = gradient_xla.unusable()
     if refusal is not None:
         raise SystemExit(f"No whole step to measure: {refusal}.")
     rng = np.random.default_rng(tfdist.rank())

@@ -30,12 +30,12 @@ class Tfdist:
     def __init__(self) -> None:
         from helpers import core_client
 
-        from tfdist import _core, _runtime
+        from tfdist.core import native, runtime, world
 
-        self._core, self._client = _core, core_client
+        self._core, self._client = native, core_client
         self._groups: dict[str, str] = {}
-        _runtime.start()
-        self.rank, self.size = _runtime.rank(), _runtime.size()
+        world.start()
+        self.rank, self.size = runtime.rank(), runtime.size()
 
     def barrier(self) -> None:
         self._client.barrier()

@@ -30,7 +30,7 @@ from campaign.rank import Rank  # noqa: E402
 from campaign.trial import Job  # noqa: E402
 from helpers import core_client  # noqa: E402
 
-from tfdist import _core, _runtime  # noqa: E402
+from tfdist.core import native, runtime, world  # noqa: E402
 
 BARRIERS = 100
 STEPS = 2
@@ -86,22 +86,22 @@ def _program(pipe: int, seed: int, steps: int) -> None:
 
     base_kib = _memory_kib()
     lap()
-    _runtime.start()
+    world.start()
     start_s, start_cpu_s = lap()
     rank.say("ready")
     core_client.barrier()  # all are there
-    before = _core.counters()
+    before = native.counters()
     lap()
     for _ in range(BARRIERS):
         core_client.barrier()
     barriers_s, barriers_cpu_s = lap()
-    after = _core.counters()
+    after = native.counters()
     for _ in range(steps):
         x = np.ones(ELEMENTS, dtype=np.float32)
         total = core_client.allreduce(x, name="x", timeout_s=LIMIT_S)
-        if total[0] != _runtime.size():
+        if total[0] != runtime.size():
             raise ValueError("a wrong sum")
-    links = _core.counters()["links"]
+    links = native.counters()["links"]
     row = {
         "start_s": start_s,
         "start_cpu_s": start_cpu_s,
@@ -117,7 +117,7 @@ def _program(pipe: int, seed: int, steps: int) -> None:
     }
     core_client.barrier()
     lap()
-    _runtime.shutdown()
+    world.shutdown()
     rank.say("end", **row, leave_s=lap()[0])
 
 

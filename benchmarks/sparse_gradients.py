@@ -20,7 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfdist
-from tfdist import _core
+from tfdist.core import native
 
 WIDTH = 64
 TABLE_ROWS = (1_000, 32_768, 100_000, 1_000_000)  # 32,768: 8 MiB
@@ -29,7 +29,7 @@ STEPS = 5
 
 def sent_bytes() -> int:
     """Data bytes that this rank has sent since it started."""
-    return sum(int(link["data_bytes_sent"]) for link in _core.counters()["links"])
+    return sum(int(link["data_bytes_sent"]) for link in native.counters()["links"])
 
 
 def peak_mib() -> float:

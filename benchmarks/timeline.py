@@ -20,7 +20,7 @@ from pathlib import Path
 from commit_gate import WARM_STEPS, jobs
 from control import Copier
 
-from tfdist.timeline import merging
+from tfdist.core.timeline import merging
 
 
 def measure(size: int, rounds: int, steps: int, folder: str) -> list[float]:

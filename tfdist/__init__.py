@@ -15,125 +15,66 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from tfdist.core.version import __version__
 
-# Public name → module that defines it.
-_HOME = {
-    "init": "_runtime",
-    "shutdown": "_runtime",
-    "is_initialized": "_runtime",
-    "rank": "_runtime",
-    "size": "_runtime",
-    "local_rank": "_runtime",
-    "local_size": "_runtime",
-    "cross_rank": "_runtime",
-    "cross_size": "_runtime",
-    "ProcessSet": "_process_sets",
-    "add_process_set": "_process_sets",
-    "remove_process_set": "_process_sets",
-    "process_sets": "_process_sets",
-    "ReduceOp": "collectives",
-    "allreduce": "collectives",
-    "grouped_allreduce": "collectives",
-    "allgather": "collectives",
-    "broadcast": "collectives",
-    "barrier": "collectives",
-    "join": "collectives",
-    "reduce": "collectives",
-    "reduce_scatter": "collectives",
-    "gather": "collectives",
-    "scatter": "collectives",
-    "alltoall": "collectives",
-    "send": "collectives",
-    "recv": "collectives",
-    "broadcast_variables": "variables",
-    "broadcast_object": "objects",
-    "allgather_object": "objects",
-    "evaluate": "evaluation",
-    "predict": "prediction",
-    "restore": "restoration",
-    "DistributedGradientTape": "tape",
-    "DistributedOptimizer": "optimizer",
-    "pin_gpu": "device",
-    "MismatchError": "errors",
-    "RankFailedError": "errors",
-    "EvictedError": "errors",
-    "ThreadError": "errors",
-    "TimeoutError": "errors",
-    "NotInitializedError": "errors",
+# Module that defines them → public names.
+_PUBLIC = {
+    "core.world": ("init", "shutdown"),
+    "core.runtime": (
+        "is_initialized",
+        "rank",
+        "size",
+        "local_rank",
+        "local_size",
+        "cross_rank",
+        "cross_size",
+    ),
+    "core.process_sets": (
+        "ProcessSet",
+        "add_process_set",
+        "remove_process_set",
+        "process_sets",
+    ),
+    "collectives": (
+        "ReduceOp",
+        "allreduce",
+        "grouped_allreduce",
+        "allgather",
+        "broadcast",
+        "barrier",
+        "join",
+        "reduce",
+        "reduce_scatter",
+        "gather",
+        "scatter",
+        "alltoall",
+        "send",
+        "recv",
+    ),
+    "collectives.variables": ("broadcast_variables",),
+    "collectives.objects": ("broadcast_object", "allgather_object"),
+    "gradients.tape": ("DistributedGradientTape",),
+    "training.optimizer": ("DistributedOptimizer",),
+    "training.evaluate": ("evaluate",),
+    "training.predict": ("predict",),
+    "training.restore": ("restore",),
+    "training.device": ("pin_gpu",),
+    "errors": (
+        "MismatchError",
+        "RankFailedError",
+        "EvictedError",
+        "ThreadError",
+        "TimeoutError",
+        "NotInitializedError",
+    ),
 }
 _SUBMODULES = ("callbacks", "data", "errors", "layers", "optimizers")
+_HOME = {name: module for module, names in _PUBLIC.items() for name in names}
 
-__all__ = [
-    "DistributedGradientTape",
-    "DistributedOptimizer",
-    "EvictedError",
-    "MismatchError",
-    "NotInitializedError",
-    "ProcessSet",
-    "RankFailedError",
-    "ReduceOp",
-    "ThreadError",
-    "TimeoutError",
-    "__version__",
-    "add_process_set",
-    "allgather",
-    "allgather_object",
-    "allreduce",
-    "alltoall",
-    "barrier",
-    "broadcast",
-    "broadcast_object",
-    "broadcast_variables",
-    "callbacks",
-    "cross_rank",
-    "cross_size",
-    "data",
-    "errors",
-    "evaluate",
-    "gather",
-    "grouped_allreduce",
-    "init",
-    "is_initialized",
-    "join",
-    "layers",
-    "local_rank",
-    "local_size",
-    "optimizers",
-    "pin_gpu",
-    "predict",
-    "process_sets",
-    "rank",
-    "recv",
-    "reduce",
-    "reduce_scatter",
-    "remove_process_set",
-    "restore",
-    "scatter",
-    "send",
-    "shutdown",
-    "size",
-]
+__all__ = sorted(["__version__", *_HOME, *_SUBMODULES])
 
 if TYPE_CHECKING:
     from tfdist import callbacks, data, errors, layers, optimizers
-    from tfdist._process_sets import (
-        ProcessSet,
-        add_process_set,
-        process_sets,
-        remove_process_set,
-    )
-    from tfdist._runtime import (
-        cross_rank,
-        cross_size,
-        init,
-        is_initialized,
-        local_rank,
-        local_size,
-        rank,
-        shutdown,
-        size,
-    )
     from tfdist.collectives import (
         ReduceOp,
         allgather,
@@ -150,7 +91,24 @@ if TYPE_CHECKING:
         scatter,
         send,
     )
-    from tfdist.device import pin_gpu
+    from tfdist.collectives.objects import allgather_object, broadcast_object
+    from tfdist.collectives.variables import broadcast_variables
+    from tfdist.core.process_sets import (
+        ProcessSet,
+        add_process_set,
+        process_sets,
+        remove_process_set,
+    )
+    from tfdist.core.runtime import (
+        cross_rank,
+        cross_size,
+        is_initialized,
+        local_rank,
+        local_size,
+        rank,
+        size,
+    )
+    from tfdist.core.world import init, shutdown
     from tfdist.errors import (
         EvictedError,
         MismatchError,
@@ -159,13 +117,12 @@ if TYPE_CHECKING:
         ThreadError,
         TimeoutError,
     )
-    from tfdist.evaluation import evaluate
-    from tfdist.objects import allgather_object, broadcast_object
-    from tfdist.optimizer import DistributedOptimizer
-    from tfdist.prediction import predict
-    from tfdist.restoration import restore
-    from tfdist.tape import DistributedGradientTape
-    from tfdist.variables import broadcast_variables
+    from tfdist.gradients.tape import DistributedGradientTape
+    from tfdist.training.device import pin_gpu
+    from tfdist.training.evaluate import evaluate
+    from tfdist.training.optimizer import DistributedOptimizer
+    from tfdist.training.predict import predict
+    from tfdist.training.restore import restore
 
 
 def __getattr__(name: str) -> Any:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tfdist import _host_memory
+from tfdist.core import allocator
 
 WORKERS = Path(__file__).parent / "workers"
 HOME = Path(os.environ.get("PEERS_HOME", Path.home() / ".cache" / "tfdist-peers"))
@@ -100,7 +100,7 @@ def _control(name: str, **settings: str) -> Peer:
         "",
         "env",
         _TRAIN,
-        environ=_host_memory.settings({}),
+        environ=allocator.settings({}),
         settings={"by": "nobody", **settings},
     )
 

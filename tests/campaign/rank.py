@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from helpers import core_client
 
-from tfdist import _core, _runtime
+from tfdist.core import native, runtime, world
 
 BUCKETS = 4
 ELEMENTS = 3000
@@ -55,18 +55,18 @@ class Rank:
 
     def run(self) -> None:
         """Starts, steps until an error or the limit, says how it ended."""
-        error: _core.CoreError | None = None
+        error: native.CoreError | None = None
         counters: dict[str, Any] = {}
         try:
-            _runtime.start()
-            group, _ = _core.register_group(DESCRIPTION, [True] * BUCKETS)
+            world.start()
+            group, _ = native.register_group(DESCRIPTION, [True] * BUCKETS)
             while self.applied < self._limit:
                 self._step(group)
                 if self.applied == WARM_STEPS:
                     self.say("ready")
-            counters = _core.counters()
-            _runtime.shutdown()  # others may still be in their last step
-        except _core.CoreError as found:
+            counters = native.counters()
+            world.shutdown()  # others may still be in their last step
+        except native.CoreError as found:
             error = found
         self.say(
             "end",
@@ -78,7 +78,7 @@ class Rank:
         )
 
     def _step(self, group: str) -> None:
-        rank, size = _runtime.rank(), _runtime.size()
+        rank, size = runtime.rank(), runtime.size()
         order = list(range(BUCKETS))
         self._random.shuffle(order)
         pending = {

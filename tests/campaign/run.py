@@ -30,7 +30,7 @@ from helpers.record import Record  # noqa: E402
 
 RECORD = HERE / "results.json"
 CODE = (
-    "tfdist/_core.py", "tfdist/_runtime.py", "tfdist/rendezvous", "tfdist_ops",
+    "tfdist/core", "tfdist_ops",
     *(f"tests/campaign/{name}.py" for name in ("faults", "rank", "run", "trial")),
     "tests/helpers/core_client.py",
 )  # fmt: skip

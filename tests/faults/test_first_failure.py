@@ -11,12 +11,12 @@ import pytest
 from helpers.deadline import deadline
 from helpers.launcher import run
 
-from tfdist import _core
+from tfdist.core import native
 
 pytestmark = [
     pytest.mark.faults,
     pytest.mark.skipif(
-        not _core.LIBRARY_PATH.is_file(), reason="the core library is not built"
+        not native.LIBRARY_PATH.is_file(), reason="the core library is not built"
     ),
 ]
 FULL = "OSError: [Errno 28] No space left on device"
@@ -25,18 +25,18 @@ FULL = "OSError: [Errno 28] No space left on device"
 PROGRAM = """
 import os, sys, time
 from helpers import core_client as c
-from tfdist import _core
-c._runtime.start()
-rank = c._runtime.rank()
+from tfdist.core import native
+c.world.start()
+rank = c.runtime.rank()
 
 def lost():
     payload = {"kind": "rank_failed", "rank": 0, "cause": "FULL"}
-    return _core.CoreError(_core.ABORTED, "save failed on rank 0: FULL", payload)
+    return native.CoreError(native.ABORTED, "save failed on rank 0: FULL", payload)
 
 try:
     try:
         c.barrier()
-    except _core.CoreError:
+    except native.CoreError:
         pass  # another rank has left it and failed already
     if rank == 0:
         raise OSError(28, "No space left on device")
@@ -57,7 +57,7 @@ except Exception as error:
     if how == "exits":
         try:
             c.barrier("more")
-        except _core.CoreError:
+        except native.CoreError:
             sys.exit(1)
     if how == "vanishes":
         time.sleep(0.2)  # the others have left the barrier by then
@@ -128,7 +128,7 @@ def test_a_rank_that_does_not_end_is_named_by_those_that_wait_for_it(tmp_path):
 def test_the_same_error_of_all_ranks_is_printed_once(tmp_path):
     code = """
         from helpers import core_client as c
-        c._runtime.start()
+        c.world.start()
         c.barrier()
         raise ValueError("the learning rate is negative")
         """
@@ -150,9 +150,9 @@ def test_a_killed_and_a_stopped_rank_are_both_named_by_all_others(tmp_path):
     code = """
         import os, signal
         from helpers import core_client as c
-        c._runtime.start()
+        c.world.start()
         c.steps(3)
-        rank = c._runtime.rank()
+        rank = c.runtime.rank()
         if rank == 0: os.kill(os.getpid(), signal.SIGKILL)
         if rank == 2: os.kill(os.getpid(), signal.SIGSTOP)
         try:
@@ -180,11 +180,11 @@ def test_a_cut_link_is_the_failure_of_the_rank_that_is_out(tmp_path):
     code = """
         import os, socket, psutil
         from helpers import core_client as c
-        c._runtime.start()
+        c.world.start()
         c.steps(3)
         store = int(os.environ["TFDIST_RENDEZVOUS"].rpartition(":")[2])
         mine = psutil.Process().net_connections("tcp")
-        for one in mine if c._runtime.rank() == 1 else ():
+        for one in mine if c.runtime.rank() == 1 else ():
             if one.status == "ESTABLISHED" and one.raddr.port != store:
                 link = socket.socket(fileno=os.dup(one.fd))
                 link.shutdown(socket.SHUT_RDWR)

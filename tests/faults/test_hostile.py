@@ -7,9 +7,9 @@ import pytest
 from helpers import hostile
 from helpers.strangers import KINDS, AcceptedError, Attack, Job
 
-from tfdist.rendezvous import auth
-from tfdist.rendezvous.address import split_address
-from tfdist.rendezvous.store import StoreThread
+from tfdist.core.rendezvous import auth
+from tfdist.core.rendezvous.address import split_address
+from tfdist.core.rendezvous.store import StoreThread
 
 SAMPLE = 2000
 
@@ -32,9 +32,9 @@ def test_a_job_survives_strangers_while_it_starts_and_while_it_runs(tmp_path):
 @pytest.mark.parametrize(
     ("place", "broken", "kind"),
     [
-        ("tfdist.rendezvous.auth.check_proof", lambda *_: None, "wrong secret"),
+        ("tfdist.core.rendezvous.auth.check_proof", lambda *_: None, "wrong secret"),
         (
-            "tfdist.rendezvous.store.StoreServer._refusal",
+            "tfdist.core.rendezvous.store.StoreServer._refusal",
             lambda self, claims: "",
             "wrong member",
         ),

@@ -27,8 +27,8 @@ from helpers.launcher import (
     until,
 )
 
-from tfdist import _core
-from tfdist.launch import frames
+from tfdist.core import native
+from tfdist.launch import agent_protocol
 
 pytestmark = pytest.mark.faults
 GONE_S = 5.0  # no process of a job is left so long after its launcher or its host
@@ -112,7 +112,7 @@ def test_this_host_takes_part_without_ssh(hosts, tmp_path):
 
 
 @pytest.mark.skipif(
-    not _core.LIBRARY_PATH.is_file(), reason="the core library is not built"
+    not native.LIBRARY_PATH.is_file(), reason="the core library is not built"
 )
 @pytest.mark.parametrize(
     "counts", [(2, 1), pytest.param((1, 3), marks=pytest.mark.slow)]
@@ -159,7 +159,7 @@ def test_only_the_needed_environment_crosses(job):
 def test_the_secret_is_in_no_argument_and_no_environment(job):
     code = (
         "import os, pathlib\n"
-        "from tfdist.rendezvous.secret import read_secret_file\n"
+        "from tfdist.core.rendezvous.secret import read_secret_file\n"
         "path = os.environ['TFDIST_SECRET_FILE']\n"
         "secret = read_secret_file(path)\n"
         "forms = [secret, secret.hex().encode(), secret.hex().upper().encode()]\n"
@@ -480,7 +480,7 @@ def test_ranks_that_do_not_end_with_their_agent_can_be_killed(
 # Rank 0 sees that rank 2 is gone; rank 1, beside it, tells when it is asked to end.
 SEES = """
 import os, signal, sys, time
-from tfdist.rendezvous import report
+from tfdist.core.rendezvous import failure_report
 rank = int(os.environ["TFDIST_RANK"])
 if rank == 2:
     os.environ["HOST_MARK"] = os.environ["MARK"] + "-2"
@@ -494,7 +494,7 @@ print("ready", flush=True)
 while rank == 1 or not os.path.exists("gone"):
     time.sleep(0.01)
 told = {"error": "rank 2 failed: no sign of life for 2.0 s", "blamed": 2}
-assert report.send(os.environ, told)
+assert failure_report.send(os.environ, told)
 sys.exit(1)
 """
 
@@ -532,7 +532,7 @@ def test_a_connection_that_says_nothing_ends_its_ranks_on_both_sides(
     before = len(marked(marker))
     hosts.clients(process.pid)["host-b"].suspend()
     with pytest.raises(subprocess.TimeoutExpired):
-        process.wait(frames.SILENCE_S - 10)
+        process.wait(agent_protocol.SILENCE_S - 10)
     assert len(marked(marker)) == before
     done = finish(process, 40.0)
     assert done.code == 255

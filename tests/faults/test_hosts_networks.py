@@ -19,14 +19,14 @@ from helpers.launcher import (
     until,
 )
 
-from tfdist import _core
+from tfdist.core import native
 
 WHY_NOT = why_no_networks()
 pytestmark = [
     pytest.mark.faults,
     pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT),
     pytest.mark.skipif(
-        not _core.LIBRARY_PATH.is_file(), reason="the core library is not built"
+        not native.LIBRARY_PATH.is_file(), reason="the core library is not built"
     ),
 ]
 
@@ -43,18 +43,18 @@ def on(hosts, *counts):
 
 STEP = """
 import json, numpy as np
-from tfdist import _core, _runtime
+from tfdist.core import native, runtime, world
 from helpers import core_client as c
-_runtime.start()
+world.start()
 c.steps(10, pause_s=0.0)
-rank = _runtime.rank()
+rank = runtime.rank()
 # Not exact sums: what all ranks must have alike are the bits.
 x = np.random.default_rng(rank).standard_normal(100_001).astype(np.float32)
 total = c.allreduce(x, name="weights")
-place = _runtime._state.topology
+place = runtime.state.topology
 print(json.dumps({
     "rank": rank, "bits": int(total.view(np.uint32).astype(np.uint64).sum()),
-    "peers": [link["peer"] for link in _core.counters()["links"]
+    "peers": [link["peer"] for link in native.counters()["links"]
               if link["transport"] == "tcp" and link["data_bytes_sent"] > 0],
     "host_of": place.host_of, "local": [place.local_rank, place.local_size],
 }), flush=True)
@@ -125,7 +125,7 @@ def test_this_host_and_another_one(hosts, tmp_path, transport):
 @deadline(20)
 def test_another_network_is_another_claim():
     """So that nobody tries to share memory across it, and is refused."""
-    code = "from tfdist.rendezvous import hosts; print(hosts.claim())"
+    code = "from tfdist.core.rendezvous import same_host; print(same_host.claim())"
     commands = ([], [], ["unshare", "--net"])
     claims = [
         subprocess.run(
@@ -190,10 +190,11 @@ def test_the_first_failure_is_found_although_clocks_differ(tmp_path):
         pytest.skip("time namespaces cannot be made here")
     code = (
         "import os, sys, time\n"
-        "from tfdist.rendezvous import report\n"
+        "from tfdist.core.rendezvous import failure_report\n"
         "rank = int(os.environ['TFDIST_RANK'])\n"
         "time.sleep([0.8, 0.1][rank])\n"
-        "assert report.send(os.environ, {'error': f'E{rank}', 'blamed': None})\n"
+        "text = {'error': f'E{rank}', 'blamed': None}\n"
+        "assert failure_report.send(os.environ, text)\n"
         "time.sleep([0.1, 1.4][rank])\n"
         "sys.exit(10 + rank)\n"
     )

@@ -65,8 +65,8 @@ def test_only_what_the_launcher_itself_may_use_is_dealt_out(tmp_path):
 @two_cores
 @deadline(90)
 def test_ranks_are_crowded_where_they_share_a_processor_alone(tmp_path):
-    say = "import tfdist; from tfdist import _core; tfdist.init(); "
-    say += "print(_core.counters()['crowded']); tfdist.shutdown()"
+    say = "import tfdist; from tfdist.core import native; tfdist.init(); "
+    say += "print(native.counters()['crowded']); tfdist.shutdown()"
     first = topology.own()[0].number
     meet = f"import os; os.sched_setaffinity(0, {{{first}}}); "
     for code, word in ((say, "False"), (meet + say, "True")):

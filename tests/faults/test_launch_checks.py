@@ -90,7 +90,7 @@ def test_a_folder_that_another_job_writes_to_is_not_shared(tmp_path):
 @deadline(40)
 def test_a_working_folder_that_was_deleted_is_named(tmp_path):
     gone = tmp_path / "gone"
-    (tmp_path / "init.py").write_text("from tfdist import _runtime; _runtime.start()")
+    (tmp_path / "init.py").write_text("from tfdist.core import world; world.start()")
     for words in ("-m tfdist.launch -np 1 true", "-c 'import init'"):
         gone.mkdir(exist_ok=True)
         # Python itself does not start with a relative folder in PYTHONPATH.
@@ -129,7 +129,7 @@ def test_processes_that_train_alone_are_told_of(tmp_path):
 
 @deadline(60)
 def test_no_word_about_init_where_it_was_called_or_nothing_was_trained(tmp_path):
-    calls = f"{USES_MEMORY}; from tfdist import _runtime; _runtime.start()"
+    calls = f"{USES_MEMORY}; from tfdist.core import world; world.start()"
     for words in (
         ["-np", "2", *python(calls)],
         ["-np", "1", *python(USES_MEMORY)],
@@ -205,31 +205,31 @@ def in_shell(cwd, script):
 
 
 def test_a_host_of_a_large_world_needs_files_for_its_own_ranks_only(monkeypatch):
-    from tfdist.launch import limits
+    from tfdist.launch import preflight
 
     def limit(kind, need, wish):
         return 4096 if kind == resource.RLIMIT_NOFILE else need
 
-    monkeypatch.setattr(limits, "raised_limit", limit)
-    assert limits.check(8, shm_bytes=0, world=1024, served=8).errors == []
-    (error,) = limits.check(8, shm_bytes=0, world=1024).errors
+    monkeypatch.setattr(preflight, "raised_limit", limit)
+    assert preflight.check(8, shm_bytes=0, world=1024, served=8).errors == []
+    (error,) = preflight.check(8, shm_bytes=0, world=1024).errors
     assert "1024 ranks need 6208 open files each, but the limit is 4096" in error
 
 
 def test_shared_memory_that_is_not_there_is_an_error(monkeypatch):
-    from tfdist.launch import limits
+    from tfdist.launch import preflight
 
-    monkeypatch.setattr(limits, "available_memory", lambda: 100 << 20)
-    assert limits.check(4, shm_bytes=16 << 20).errors == []
-    (error,) = limits.check(4, shm_bytes=17 << 20).errors
+    monkeypatch.setattr(preflight, "available_memory", lambda: 100 << 20)
+    assert preflight.check(4, shm_bytes=16 << 20).errors == []
+    (error,) = preflight.check(4, shm_bytes=17 << 20).errors
     assert "4 ranks need 102 MiB of shared memory, but only 100 MiB" in error
-    assert limits.check(4, shm_bytes=0).errors == []
+    assert preflight.check(4, shm_bytes=0).errors == []
 
 
 def test_files_that_were_read_take_no_memory_from_a_control_group(tmp_path):
-    from tfdist.launch import limits
+    from tfdist.launch import preflight
 
     (tmp_path / "memory.current").write_text("9000\n")
     stat = "anon 500\nfile 8000\ninactive_file 6000\nactive_file 2000\n"
     (tmp_path / "memory.stat").write_text(stat)
-    assert limits._used(tmp_path) == 1000
+    assert preflight._used(tmp_path) == 1000

@@ -10,8 +10,8 @@ pytestmark = pytest.mark.faults
 
 POOL = """
 import multiprocessing, sys
-from tfdist import _runtime
-_runtime.start()
+from tfdist.core import runtime, world
+world.start()
 def work(number): return number * number
 if __name__ == "__main__":
     with multiprocessing.get_context(sys.argv[1]).Pool(2) as pool:
@@ -38,14 +38,14 @@ def test_a_pool_whose_workers_would_be_ranks_ends_with_the_reason(
 
 CHILDREN = """
 import multiprocessing, os, subprocess, sys
-from tfdist import _core, _runtime
-START = "from tfdist import _runtime; _runtime.start(); "
-SAYS = START + "print('size', _runtime.size(), flush=True)"
+from tfdist.core import native, runtime, world
+START = "from tfdist.core import runtime, world; world.start(); "
+SAYS = START + "print('size', runtime.size(), flush=True)"
 
 def refused():
     try:
-        _runtime.start()
-    except _core.CoreError as error:
+        world.start()
+    except native.CoreError as error:
         return error.message
 
 def said(*command, **variables):
@@ -55,9 +55,9 @@ def said(*command, **variables):
     return f"{ended.returncode} {ended.stdout}{ended.stderr}"
 
 if __name__ == "__main__":
-    _runtime.start()
-    _runtime.shutdown()
-    _runtime.start()  # the same process is a rank again
+    world.start()
+    world.shutdown()
+    world.start()  # the same process is a rank again
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         print("in a worker:", pool.apply(refused), flush=True)
     print("a program:", said(sys.executable, "-c", START).splitlines()[-1], flush=True)

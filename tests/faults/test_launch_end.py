@@ -107,11 +107,11 @@ def test_the_root_cause_wins_over_a_victim_that_ended_earlier(tmp_path):
     """Rank 1 failed first, but takes longer to end than rank 0, its victim."""
     code = (
         "import os, sys, time\n"
-        "from tfdist.rendezvous import report\n"
+        "from tfdist.core.rendezvous import failure_report\n"
         "rank = int(os.environ['TFDIST_RANK'])\n"
         "text = {'error': f'E{rank}', 'blamed': [1, None, 1][rank]}\n"
         "time.sleep([0.4, 0.1, 0.5][rank])\n"
-        "assert report.send(os.environ, text)\n"
+        "assert failure_report.send(os.environ, text)\n"
         "time.sleep([0.1, 1.0, 0.1][rank])\n"
         "sys.exit(10 + rank)\n"
     )
@@ -125,10 +125,11 @@ def test_the_root_cause_wins_over_a_victim_that_ended_earlier(tmp_path):
 def test_a_rank_that_others_blame_is_the_cause_even_if_it_ends_last(tmp_path):
     code = (
         "import os, sys, time\n"
-        "from tfdist.rendezvous import report\n"
+        "from tfdist.core.rendezvous import failure_report\n"
         "rank = int(os.environ['TFDIST_RANK'])\n"
         "if rank == 2: time.sleep(1.0); sys.exit(12)\n"  # says nothing
-        "assert report.send(os.environ, {'error': 'lost rank 2', 'blamed': 2})\n"
+        "text = {'error': 'lost rank 2', 'blamed': 2}\n"
+        "assert failure_report.send(os.environ, text)\n"
         "sys.exit(1)\n"
     )
     done = run(tmp_path, "-np", "3", *python(code))
@@ -265,7 +266,7 @@ def until_rendezvous(launcher):
 def test_nothing_secret_is_in_arguments_or_environment(tmp_path):
     code = (
         "import os, sys\n"
-        "from tfdist.rendezvous.secret import read_secret_file\n"
+        "from tfdist.core.rendezvous.secret import read_secret_file\n"
         "print(read_secret_file(os.environ['TFDIST_SECRET_FILE']).hex())\n"
         "for pid in ('self', os.getppid()):\n"
         "    for name in ('cmdline', 'environ'):\n"

@@ -12,12 +12,12 @@ import pytest
 from helpers.deadline import deadline
 from helpers.launcher import finish, marked, run, start, until
 
-from tfdist import _core
+from tfdist.core import native
 
 pytestmark = [
     pytest.mark.faults,
     pytest.mark.skipif(
-        not _core.LIBRARY_PATH.is_file(), reason="the core library is not built"
+        not native.LIBRARY_PATH.is_file(), reason="the core library is not built"
     ),
 ]
 CLIENT = [sys.executable, "-m", "helpers.core_client"]
@@ -112,8 +112,8 @@ def test_a_rank_that_leaves_without_an_error_is_the_hint(tmp_path):
         *python(
             """
             from helpers import core_client as c
-            c._runtime.start()
-            c.steps(20 if c._runtime.rank() == 0 else 40)
+            c.world.start()
+            c.steps(20 if c.runtime.rank() == 0 else 40)
             """
         ),
     )
@@ -133,10 +133,10 @@ def test_a_rank_that_never_calls_init_is_named_by_the_others(tmp_path):
         *python(
             """
             import time
-            from tfdist import _runtime
+            from tfdist.core import runtime, world
             import os
             if os.environ["TFDIST_RANK"] == "1": time.sleep(60)
-            _runtime.start()
+            world.start()
             """
         ),
         TFDIST_START_TIMEOUT_S="3",
@@ -157,10 +157,10 @@ def test_a_rank_that_dies_before_init_ends_the_job_at_once(tmp_path):
         "0.5",
         *python(
             """
-            from tfdist import _runtime
+            from tfdist.core import runtime, world
             import os
             if os.environ["TFDIST_RANK"] == "1": raise SystemExit(4)
-            _runtime.start()
+            world.start()
             """
         ),
     )
@@ -180,8 +180,8 @@ def test_settings_that_differ_are_named_on_every_rank(tmp_path):
             import os
             if os.environ["TFDIST_RANK"] == "2":
                 os.environ["TFDIST_SEGMENT_BYTES"] = "8192"
-            from tfdist import _runtime
-            _runtime.start()
+            from tfdist.core import runtime, world
+            world.start()
             """
         ),
         TFDIST_SEGMENT_BYTES="4096",
@@ -207,16 +207,16 @@ def test_a_fork_after_init_is_told_so(tmp_path):
         *python(
             """
             import os, sys
-            from tfdist import _core, _runtime
+            from tfdist.core import native, runtime, world
             from helpers import core_client
-            _runtime.start()
+            world.start()
             core_client.barrier("one")
             pid = os.fork()
             if pid == 0:
-                assert not _runtime.is_initialized()
+                assert not runtime.is_initialized()
                 try:
-                    _runtime.start()
-                except _core.CoreError as error:
+                    world.start()
+                except native.CoreError as error:
                     print(error.payload["kind"], error.message)
                 sys.exit(0)  # and atexit leaves the parent's engine alone
             assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
@@ -247,8 +247,8 @@ def test_an_interrupted_rank_is_a_failure_of_that_rank(tmp_path, error, code):
         *python(
             f"""
             from helpers import core_client as c
-            c._runtime.start()
-            if c._runtime.rank() == 1:
+            c.world.start()
+            if c.runtime.rank() == 1:
                 c.steps(3)
                 raise {error}
             c.steps(10_000)
@@ -289,9 +289,9 @@ def test_a_stopped_rank_cannot_hold_up_the_end(tmp_path, marker):
     code = """
         import os, signal
         from helpers import core_client as c
-        c._runtime.start()
+        c.world.start()
         c.steps(3)
-        rank = c._runtime.rank()
+        rank = c.runtime.rank()
         if rank == 0: os.kill(os.getpid(), signal.SIGSTOP)
         if rank == 1: raise ValueError("mine")
         c.steps(10_000)
@@ -311,10 +311,10 @@ def test_descriptors_do_not_pile_up_over_generations(tmp_path):
         count = lambda: len(os.listdir("/proc/self/fd"))
         found = []
         for _ in range(6):
-            c._runtime.start()
+            c.world.start()
             c.steps(1)
             c.barrier()
-            c._runtime.shutdown()
+            c.world.shutdown()
             found.append(count())
         assert found[-1] <= found[1], found
         print("flat")

@@ -10,7 +10,7 @@ from campaign.trial import Job
 from helpers.alone import alone
 from helpers.deadline import deadline
 
-from tfdist.rendezvous.overlay import neighbours
+from tfdist.core.rendezvous.overlay import neighbours
 
 ENVIRON = {
     "TFDIST_MESH_RANKS": "8",
@@ -125,7 +125,7 @@ def test_a_link_that_does_not_come_names_the_peer():
     def enter(rank):
         if rank != 5:
             return
-        from tfdist.rendezvous import late_links
+        from tfdist.core.rendezvous import late_links
 
         async def never(self, peer):
             raise OSError("out of order")

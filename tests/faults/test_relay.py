@@ -7,12 +7,12 @@ from helpers.deadline import deadline
 from helpers.relay import drop_some, flip_one_bit, once, repeat_some
 from helpers.relayed import Fault, Relay, RelayedJob, set_faults
 
-from tfdist import _core
+from tfdist.core import native
 
 pytestmark = [
     pytest.mark.faults,
     pytest.mark.skipif(
-        not _core.LIBRARY_PATH.is_file(), reason="the core library is not built"
+        not native.LIBRARY_PATH.is_file(), reason="the core library is not built"
     ),
 ]
 # A link that says nothing although it is open is found out by the missing heartbeats,
@@ -79,7 +79,7 @@ def test_a_cut_connection_is_an_error_on_every_rank_at_once(size, pair):
         ranks.relay.cut(*pair)
         ends = ranks.ends(20.0)
     assert max(end["time_s"] for end in ends.values()) - before < CUT_S
-    assert {end["code"] for end in ends.values()} == {_core.ABORTED}
+    assert {end["code"] for end in ends.values()} == {native.ABORTED}
     assert blamed(ends) <= set(pair)
     for rank in pair:
         assert "rank" in ends[rank]["message"]

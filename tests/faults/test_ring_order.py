@@ -9,12 +9,12 @@ from helpers.deadline import deadline
 from helpers.hosts import networked_hosts, why_no_networks
 from helpers.launcher import run
 
-from tfdist import _core
+from tfdist.core import native
 
 pytestmark = [
     pytest.mark.faults,
     pytest.mark.skipif(
-        not _core.LIBRARY_PATH.is_file(), reason="the core library is not built"
+        not native.LIBRARY_PATH.is_file(), reason="the core library is not built"
     ),
 ]
 WHY_NOT = why_no_networks()
@@ -28,16 +28,16 @@ os.environ["TFDIST_RANK"] = str(rank)
 for which in ("LOCAL", "CROSS"):
     for what in ("RANK", "SIZE"):
         os.environ.pop(f"TFDIST_{which}_{what}")
-from tfdist import _core, _runtime
+from tfdist.core import native, runtime, world
 from helpers import core_client as c
-_runtime.start()
+world.start()
 x = np.random.default_rng(rank).standard_normal(16384).astype(np.float32)
 bits = int(c.allreduce(x, name="weights").view(np.uint32).astype(np.uint64).sum())
 c.barrier("summed")
 sent = {"tcp": 0, "shm": 0}
-for link in _core.counters()["links"]:
+for link in native.counters()["links"]:
     sent[link["transport"]] += link["data_bytes_sent"]
-print(json.dumps({"bits": bits, "host_of": _runtime._state.topology.host_of, **sent}))
+print(json.dumps({"bits": bits, "host_of": runtime.state.topology.host_of, **sent}))
 """
 
 
@@ -76,7 +76,7 @@ def test_what_a_badly_numbered_world_sends_between_hosts(
 
 @deadline(30)
 def test_an_order_that_is_none_is_refused_on_every_rank(tmp_path):
-    code = "from tfdist import _runtime; _runtime.start()"
+    code = "from tfdist.core import world; world.start()"
     words = ["-np", "2", sys.executable, "-c", code]
     done = run(tmp_path, *words, TFDIST_RING_ORDER="0,0")
     assert done.code != 0

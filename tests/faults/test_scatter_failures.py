@@ -12,8 +12,8 @@ from helpers.ranks import run_ranks
 from helpers.strangers import KINDS, Attack, Job
 
 import tfdist
-from tfdist import _runtime
-from tfdist.rendezvous import auth
+from tfdist.core import runtime
+from tfdist.core.rendezvous import auth
 
 pytestmark = pytest.mark.faults
 WAITS_S = 30.0
@@ -80,8 +80,8 @@ def with_strangers():
     scattered = tfdist.data.scatter(endless, buffer_bytes=20_000)
     iterator = iter(scattered)
     if tfdist.rank() == 0:
-        service = _runtime._state.helpers["data/reading"]
-        bond, _ = _runtime.bond()
+        service = runtime.state.helpers["data/reading"]
+        bond, _ = runtime.bond()
         job = Job([tuple(service.where["address"])], bond.secret, bond.job, b"x" * 99)
         attack = Attack(job, seed=1)
         attack.run(100)
@@ -101,7 +101,7 @@ def claims(job):
     right = {
         "purpose": "read",
         "job": job.job,
-        "generation": _runtime.generation(),
+        "generation": runtime.generation(),
         "transport": "tcp",
         "frames": "hmac-sha256 control",
         **{"from": 1, "to": 0, "dataset": 1, "iteration": 1},
@@ -128,7 +128,7 @@ def ask(job, claimed):
     import asyncio
     import socket
 
-    from tfdist.rendezvous.channel import Channel
+    from tfdist.core.rendezvous.channel import Channel
 
     async def go():
         channel = Channel(socket.create_connection(job.ports[0]))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from helpers.deadline import deadline
 
-from tfdist import _core
+from tfdist.core import native
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
@@ -18,7 +18,7 @@ WHY_NOT = why_not()
 pytestmark = [
     pytest.mark.faults,
     pytest.mark.skipif(
-        not _core.LIBRARY_PATH.is_file(), reason="the core library is not built"
+        not native.LIBRARY_PATH.is_file(), reason="the core library is not built"
     ),
     pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT),
 ]

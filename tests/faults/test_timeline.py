@@ -137,9 +137,9 @@ def test_a_later_job_replaces_what_an_earlier_one_left(tmp_path):
 def test_without_the_variable_there_is_no_file_and_no_thread(tmp_path):
     program = (
         "import os, pathlib\n"
-        "from tfdist import _runtime\n"
+        "from tfdist.core import world\n"
         "from helpers.core_client import steps\n"
-        "_runtime.start()\n"
+        "world.start()\n"
         "steps(3)\n"
         "tasks = pathlib.Path('/proc/self/task').iterdir()\n"
         "names = sorted((t / 'comm').read_text().strip() for t in tasks)\n"

@@ -28,7 +28,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 from helpers.record import Record  # noqa: E402
 
-CODE = ("tfdist_ops", "tfdist/rendezvous", "tests/fuzz")
+CODE = ("tfdist_ops", "tfdist/core/rendezvous", "tests/fuzz")
 CORPUS = HERE / "corpus"
 FOLDER = ROOT / "build" / "fuzz"
 CLANG_FOLDER = ROOT / "build" / "fuzz-clang"

@@ -26,14 +26,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tfdist.rendezvous import auth
-from tfdist.rendezvous.address import split_address
-from tfdist.rendezvous.auth import AuthenticationError, Sealer
-from tfdist.rendezvous.channel import Channel, ChannelClosed
-from tfdist.rendezvous.errors import RendezvousError
-from tfdist.rendezvous.links import Bond
-from tfdist.rendezvous.secret import MeetingPoint
-from tfdist.rendezvous.store import StoreServer
+from tfdist.core.rendezvous import auth
+from tfdist.core.rendezvous.address import split_address
+from tfdist.core.rendezvous.auth import AuthenticationError, Sealer
+from tfdist.core.rendezvous.channel import Channel, ChannelClosed
+from tfdist.core.rendezvous.errors import RendezvousError
+from tfdist.core.rendezvous.links import Bond
+from tfdist.core.rendezvous.secret import MeetingPoint
+from tfdist.core.rendezvous.store import StoreServer
 
 SECRET = bytes(range(32))
 CLAIMS = {"purpose": "store", "job": "", "generation": 0}
@@ -233,7 +233,9 @@ def test_a_meeting_file_of_any_content_is_read_or_ignored(tmp_path, data) -> Non
 @given(st.binary(max_size=400))
 @settings(max_examples=EXAMPLES, deadline=None, derandomize=False)
 def test_an_object_of_any_bytes_is_plain_data_or_an_error(data: bytes) -> None:
-    objects = pytest.importorskip("tfdist.plain_data", reason="needs TensorFlow")
+    objects = pytest.importorskip(
+        "tfdist.collectives.object_codec", reason="needs TensorFlow"
+    )
     try:
         value = objects.decode(data)
     except ValueError:
@@ -246,7 +248,9 @@ def test_an_object_of_any_bytes_is_plain_data_or_an_error(data: bytes) -> None:
 def test_a_damaged_object_is_plain_data_or_an_error(
     value: Any, changes: list[tuple[int, int]]
 ) -> None:
-    objects = pytest.importorskip("tfdist.plain_data", reason="needs TensorFlow")
+    objects = pytest.importorskip(
+        "tfdist.collectives.object_codec", reason="needs TensorFlow"
+    )
     try:
         data = bytearray(objects.encode(value))
     except (TypeError, ValueError):

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from tfdist import _core, _runtime
+from tfdist.core import native, runtime, world
 
 SUM, AVERAGE, MIN, MAX = range(4)
 # TensorFlow's numbers of the types.
@@ -29,11 +29,11 @@ DTYPES = {np.float32: 1, np.float64: 2, np.int32: 3, np.int64: 9, np.float16: 19
 class Pending:
     """An operation that was handed over. Keeps its buffers alive."""
 
-    request: _core.Request
+    request: native.Request
     outputs: list[np.ndarray]
     keep: list[Any]
     ended: threading.Event = field(default_factory=threading.Event)
-    error: _core.CoreError | None = None
+    error: native.CoreError | None = None
     done_count: int = 0
 
     def wait(self, timeout_s: float = 60.0) -> list[np.ndarray]:
@@ -49,7 +49,7 @@ def submit(
     inputs: list[np.ndarray],
     *,
     name: str,
-    kind: int = _core.ALLREDUCE,
+    kind: int = native.ALLREDUCE,
     op: int = SUM,
     root: int = 0,
     prescale: float = 1.0,
@@ -64,16 +64,16 @@ def submit(
     inputs = [np.ascontiguousarray(x) for x in inputs]
     outputs = inputs if in_place else [np.empty_like(x) for x in inputs]
     dims = [(ctypes.c_int64 * max(1, x.ndim))(*x.shape) for x in inputs]
-    tensors = (_core.Tensor * max(1, len(inputs)))()
+    tensors = (native.Tensor * max(1, len(inputs)))()
     for i, (x, y) in enumerate(zip(inputs, outputs, strict=True)):
-        tensors[i] = _core.Tensor(
+        tensors[i] = native.Tensor(
             input=x.ctypes.data,
             output=y.ctypes.data,
             rank=x.ndim,
             dims=dims[i],
             hint=i,
         )
-    request = _core.Request(
+    request = native.Request(
         kind=kind,
         name=name.encode(),
         dtype=DTYPES[inputs[0].dtype.type] if inputs else 1,
@@ -95,11 +95,11 @@ def submit(
         found = status.contents
         pending.done_count += 1
         if found.code != 0:
-            pending.error = _core._error_of(found)
+            pending.error = native._error_of(found)
         pending.ended.set()
 
-    request.done = _core.DoneCallback(done)
-    _core.check(_core.library().tfdist_submit(ctypes.byref(request), None))
+    request.done = native.DoneCallback(done)
+    native.check(native.library().tfdist_submit(ctypes.byref(request), None))
     return pending
 
 
@@ -110,7 +110,7 @@ def allreduce(x: np.ndarray, *, name: str, op: int = SUM, **more: Any) -> np.nda
 
 def barrier(name: str = "barrier") -> None:
     """Waits until all ranks are here."""
-    submit([], name=name, kind=_core.BARRIER).wait()
+    submit([], name=name, kind=native.BARRIER).wait()
 
 
 # ---- as a program ----
@@ -118,7 +118,7 @@ def barrier(name: str = "barrier") -> None:
 
 def steps(count: int, *, pause_s: float = 0.01) -> None:
     """Training, as far as the core can tell: sums of changing arrays, checked."""
-    rank, size = _runtime.rank(), _runtime.size()
+    rank, size = runtime.rank(), runtime.size()
     for step in range(count):
         x = np.arange(1000, dtype=np.float32) % 17 + rank + step % 5
         total = allreduce(x, name="gradients")
@@ -131,7 +131,7 @@ def steps(count: int, *, pause_s: float = 0.01) -> None:
 
 def _fault(action: str, victim: int) -> None:
     """What goes wrong on one rank in the middle of its steps."""
-    if _runtime.rank() != victim:
+    if runtime.rank() != victim:
         steps(10_000)
         return
     steps(5)
@@ -146,15 +146,15 @@ def _fault(action: str, victim: int) -> None:
 def main(action: str, *numbers: str) -> None:
     """One rank of a job."""
     before = time.monotonic()
-    _runtime.start()
+    world.start()
     print(f"init took {(time.monotonic() - before) * 1e3:.0f} ms", flush=True)
     if action == "steps":
         steps(int(numbers[0]), pause_s=0.0)
-        print(f"rank {_runtime.rank()} of {_runtime.size()}: all sums are right")
+        print(f"rank {runtime.rank()} of {runtime.size()}: all sums are right")
     elif action == "again":
         for _ in range(int(numbers[0])):
-            _runtime.shutdown()
-            _runtime.start()
+            world.shutdown()
+            world.start()
             steps(3, pause_s=0.0)
         print("again and again")
     elif action == "wait":

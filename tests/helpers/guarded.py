@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import keras
 import tensorflow as tf
 
-from tfdist._reducing_optimizer import Reducing
 from tfdist.horovod import _unreduced
 from tfdist.horovod._keras.optimizer import OwnSteps
+from tfdist.training.optimizer_mixins import Reducing
 
 _Optimizer = tf.compat.v1.train.Optimizer
 CHANGED = (

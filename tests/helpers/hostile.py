@@ -32,14 +32,13 @@ from helpers import launcher  # noqa: E402
 from helpers.record import Record  # noqa: E402
 from helpers.strangers import Attack, Job, record  # noqa: E402
 
-from tfdist.rendezvous.address import split_address  # noqa: E402
-from tfdist.rendezvous.secret import read_secret_file  # noqa: E402
-from tfdist.rendezvous.store import StoreClient  # noqa: E402
+from tfdist.core.rendezvous.address import split_address  # noqa: E402
+from tfdist.core.rendezvous.secret import read_secret_file  # noqa: E402
+from tfdist.core.rendezvous.store import StoreClient  # noqa: E402
 
 STATE = ROOT / "build" / "hostile.json"
 CODE = (
-    "tfdist/_core.py", "tfdist/_runtime.py", "tfdist/rendezvous", "tfdist/launch",
-    "tfdist_ops", "tests/helpers",
+    "tfdist/core", "tfdist/launch", "tfdist_ops", "tests/helpers",
 )  # fmt: skip
 PER_ROUND = 5000
 SIZE = 3
@@ -50,7 +49,7 @@ RANK = """
 import json, os, sys, time
 import numpy as np
 from helpers.core_client import allreduce
-from tfdist import _runtime
+from tfdist.core import world
 folder, last = sys.argv[1], int(os.environ["TFDIST_SIZE"]) - 1
 rank = int(os.environ["TFDIST_RANK"])
 def wait_for(name):
@@ -63,7 +62,7 @@ if rank == last:
     os.rename(os.path.join(folder, "environ"), os.path.join(folder, "environ.json"))
     wait_for("go")
 before = time.monotonic()
-_runtime.start()
+world.start()
 start_s = time.monotonic() - before
 open(os.path.join(folder, "running." + str(rank)), "w").close()
 slowest_s, count, going = 0.0, 0, np.ones(1, np.float32)

@@ -75,10 +75,10 @@ def _clear() -> dict[str, Any]:
 
 def _answer(request: dict[str, Any]) -> dict[str, Any]:
     import tfdist
-    from tfdist import _runtime
+    from tfdist.core import runtime
 
     # Workers have been in different numbers of worlds; the ranks of one must agree.
-    _runtime._state.generation = request["generation"]
+    runtime.state.generation = request["generation"]
     try:
         if request["init"]:
             tfdist.init(timeout_s=30)

@@ -21,8 +21,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from tfdist.rendezvous import auth
-from tfdist.rendezvous.store import StoreServer, StoreThread
+from tfdist.core.rendezvous import auth
+from tfdist.core.rendezvous.store import StoreServer, StoreThread
 
 _RECORD = re.compile(r"\d+/rank/(\d+)")
 _PART_BYTES = 64 << 10

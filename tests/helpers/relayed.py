@@ -17,9 +17,9 @@ from typing import Any
 from helpers.launcher import clean_environment
 from helpers.relay import Fault, Relay, RelayedStore
 
-from tfdist.rendezvous import auth
-from tfdist.rendezvous.environment import LAUNCHER_JOB
-from tfdist.rendezvous.secret import keep_in_memory
+from tfdist.core.rendezvous import auth
+from tfdist.core.rendezvous.environment import LAUNCHER_JOB
+from tfdist.core.rendezvous.secret import keep_in_memory
 
 _PROGRAM = (
     "import os, sys\n"

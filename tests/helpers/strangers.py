@@ -16,8 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tfdist import __version__
-from tfdist.rendezvous import auth
-from tfdist.rendezvous.channel import Channel
+from tfdist.core.rendezvous import auth
+from tfdist.core.rendezvous.channel import Channel
 
 _PATIENCE_S = 5.0  # longer than the 2 s that a stranger is given
 _MOST_HELD = 150  # silent connections that are open at the same time

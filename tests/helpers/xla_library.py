@@ -3,14 +3,14 @@
 import pytest
 import tensorflow as tf
 
-from tfdist import _xla
-from tfdist._library import built_for
+from tfdist.collectives.tf_ops.op_library import built_for
+from tfdist.gradients import xla
 
 
 def _missing() -> str:
-    if not _xla.LIBRARY_PATH.is_file():
-        return _xla.NOT_BUILT
-    built = built_for(_xla.LIBRARY_PATH)
+    if not xla.LIBRARY_PATH.is_file():
+        return xla.NOT_BUILT
+    built = built_for(xla.LIBRARY_PATH)
     return "" if built == tf.__version__ else f"libtfdist_xla.so is for {built}"
 
 

@@ -14,14 +14,14 @@ from pathlib import Path
 import pytest
 from helpers.launcher import clean_environment, marked
 
-from tfdist import _core
+from tfdist.core import native
 
 ROOT = Path(__file__).resolve().parents[2]
 CLIENT = [sys.executable, "-m", "helpers.core_client"]
 OPTIONS = {"mpich": [], "openmpi": ["--oversubscribe"]}
 
 pytestmark = pytest.mark.skipif(
-    not _core.LIBRARY_PATH.is_file(), reason="the core library is not built"
+    not native.LIBRARY_PATH.is_file(), reason="the core library is not built"
 )
 
 

@@ -18,8 +18,8 @@ import numpy as np
 import tensorflow as tf
 
 import tfdist
-from tfdist import _core
-from tfdist.buckets import cut_buckets
+from tfdist.core import native
+from tfdist.gradients.bucketing import cut_buckets
 
 STEPS, EPOCHS, GLOBAL_BATCH = 8, 3, 16
 ACCUMULATION = 4
@@ -209,9 +209,9 @@ def train(cell: Cell, *, alone: bool) -> dict[str, Any]:
                 tfdist.callbacks.BroadcastInitialState(),
                 tfdist.callbacks.MetricAverage(),
             ]
-            _core.take_records()
+            native.take_records()
         history = model.fit(epochs=EPOCHS, shuffle=False, verbose=0, **options).history
-    rows = [] if alone else _core.take_records()
+    rows = [] if alone else native.take_records()
     state = [*model.weights, *model.optimizer.variables]
     return {
         "state": [v.numpy() for v in state if not v.path.endswith("learning_rate")],

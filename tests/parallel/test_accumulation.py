@@ -9,7 +9,7 @@ import tensorflow as tf
 from helpers.ranks import run_ranks
 
 import tfdist
-from tfdist import _core
+from tfdist.core import native
 
 STEPS, UPDATES = 4, 3
 SHAPES = [(3, 5), (5,), (2,)]
@@ -70,12 +70,12 @@ def scale_of(kind):
 
 
 def train_ranks(kind, eager):
-    _core.take_records()
+    native.take_records()
     optimizer = tfdist.DistributedOptimizer(optimizer_of(kind))
     state = trained(
         optimizer, lambda n: gradients(tfdist.rank(), n), eager, scale_of(kind)
     )
-    names = [r["name"] for r in _core.take_records() if r["kind"] == _core.ALLREDUCE]
+    names = [r["name"] for r in native.take_records() if r["kind"] == native.ALLREDUCE]
     return state, len([n for n in names if n.startswith("gradients.")])
 
 

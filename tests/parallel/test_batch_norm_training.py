@@ -7,7 +7,7 @@ import tensorflow as tf
 from helpers.ranks import run_ranks
 
 import tfdist
-from tfdist import _core
+from tfdist.core import native
 
 STEPS, GLOBAL_BATCH = 4, 12
 
@@ -315,11 +315,11 @@ def counted():
     x = tf.ones((4, 10))
     step(x)
     tfdist.barrier()
-    _core.take_records()
+    native.take_records()
     step(x)
     tfdist.barrier()
-    kinds = {_core.ALLGATHER: "allgather", _core.ALLREDUCE: "allreduce"}
-    records = _core.take_records()
+    kinds = {native.ALLGATHER: "allgather", native.ALLREDUCE: "allreduce"}
+    records = native.take_records()
     return [[kinds[r["kind"]], r["name"]] for r in records if r["kind"] in kinds]
 
 

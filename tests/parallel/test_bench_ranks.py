@@ -9,7 +9,7 @@ import sys
 
 from helpers import launcher
 
-from tfdist import tuning
+from tfdist.core import tuning
 from tfdist.tools.bench.operations import OPERATIONS
 
 BENCH = [sys.executable, "-m", "tfdist.tools", "bench"]

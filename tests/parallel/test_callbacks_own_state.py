@@ -15,7 +15,7 @@ from helpers.ranks import run_ranks
 
 import tfdist
 from tfdist.callbacks import BroadcastInitialState, Checkpoint
-from tfdist.callbacks._own_state import average_accumulated
+from tfdist.callbacks._per_rank_state import average_accumulated
 
 STEPS = 6
 

@@ -130,7 +130,9 @@ def nan_on_rank_1(raises):
             callbacks=[tfdist.callbacks.BroadcastInitialState(), callback, *together],
         )
     except RuntimeError as error:
-        tfdist._core.abort(f"RuntimeError: {error}")  # as the hook of a program does
+        tfdist.core.native.abort(
+            f"RuntimeError: {error}"
+        )  # as the hook of a program does
         return [str(error)[:30], int(model.optimizer.iterations)]
     except tf.errors.OpError as error:
         return [str(tfdist.errors.from_tf(error).record.cause)[:44]]

@@ -7,8 +7,9 @@ import tensorflow as tf
 from helpers.ranks import run_ranks
 
 import tfdist
-from tfdist import _core, groups
-from tfdist.reduce_options import ReduceOptions
+from tfdist.core import native
+from tfdist.gradients import reduction
+from tfdist.gradients.options import ReduceOptions
 
 NUMPY = {"fp16": np.float16, "bf16": tf.bfloat16.as_numpy_dtype}
 SHAPES = [(33, 65), (1,), (1000,), (4, 4, 4)]
@@ -21,7 +22,7 @@ def gradients_of(rank, dtype="float32"):
 
 def sent_bytes():
     """Data bytes that this rank has sent. A rank that leaves takes its link along."""
-    sent = sum(link["data_bytes_sent"] for link in _core.counters()["links"])
+    sent = sum(link["data_bytes_sent"] for link in native.counters()["links"])
     tfdist.barrier()
     return sent
 
@@ -33,7 +34,7 @@ def reduced(compression, dtype, in_graph):
     options = ReduceOptions(compression=compression)
 
     def step(*grads):
-        return groups.reduce_gradients(grads, variables, options)
+        return reduction.reduce_gradients(grads, variables, options)
 
     before = sent_bytes()
     found = (tf.function(step) if in_graph else step)(*own)
@@ -74,12 +75,12 @@ def mixed():
     options = ReduceOptions(compression="bf16")
     wide = tf.Variable([1.0, 2.0])
     half = tf.Variable(tf.constant([1.0, 2.0], tf.float16))
-    found = groups.reduce_gradients(
+    found = reduction.reduce_gradients(
         [tf.constant([1 / 3, 1.0]), tf.constant([1e-3, 2.0], tf.float16)],
         [wide, half],
         options,
     )
-    assert groups.reduce_gradients([None], [wide], options) == [None]
+    assert reduction.reduce_gradients([None], [wide], options) == [None]
     return [[g.dtype.name, g.numpy().astype(np.float64).tolist()] for g in found]
 
 

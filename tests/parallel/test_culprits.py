@@ -4,7 +4,7 @@ import keras
 from helpers.ranks import run_ranks
 
 import tfdist
-from tfdist import _last_words, _runtime
+from tfdist.core import exit_report, failed_rank
 
 
 class Full(keras.callbacks.Callback):
@@ -23,8 +23,8 @@ def save():
     try:
         model.fit(x, x[:, :1], batch_size=4, verbose=0, callbacks=[saving])
     except Exception as error:
-        blamed = _last_words.blamed(error, tfdist.rank())
-        noted = _runtime._state.culprit
+        blamed = exit_report.blamed(error, tfdist.rank())
+        noted = failed_rank.noted()
         return [blamed, noted[0] if noted else None]
 
 

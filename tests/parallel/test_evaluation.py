@@ -7,7 +7,7 @@ import tensorflow as tf
 from helpers.ranks import run_ranks
 
 import tfdist
-from tfdist.metric_states import Snapshot
+from tfdist.training.metric_states import Snapshot
 
 MORE = ["unknown length", "batches", "sequence"]
 ROWS = 37  # divides by none of the numbers of ranks; 10 batches of 4, the last of 1

@@ -7,7 +7,7 @@ from helpers.outcome import outcome
 from helpers.ranks import run_ranks
 
 import tfdist
-from tfdist import _core
+from tfdist.core import native
 
 SIZES = [700, 3, 300, 1, 40]
 
@@ -38,9 +38,9 @@ def reduced(groups, in_graph, compression=None):
             loss = tf.add_n([parts[i] for i in (0, 1, 2, 3, 4)])
         return tape.gradient(loss, v)
 
-    _core.take_records()
+    native.take_records()
     found = [g.numpy() for g in (tf.function(step) if in_graph else step)()]
-    rows = [r for r in _core.take_records() if r["name"].startswith("gradients.")]
+    rows = [r for r in native.take_records() if r["name"].startswith("gradients.")]
     return [b"".join(g.tobytes() for g in found), sorted(row["bytes"] for row in rows)]
 
 

@@ -8,7 +8,7 @@ from helpers.horovod_calls import on_ranks, recorded
 
 import tfdist.horovod.keras as hvd_keras
 import tfdist.horovod.tensorflow.keras as hvd
-from tfdist.optimizer import is_distributed
+from tfdist.training.optimizer import is_distributed
 
 STEPS, EPOCHS, MOMENTUM = 2, 3, 0.5
 X = np.ones((2 * STEPS, 1), "float32")

@@ -8,7 +8,7 @@ from helpers.horovod_calls import on_ranks, recorded
 
 import tfdist
 import tfdist.horovod.tensorflow as hvd
-from tfdist import _core
+from tfdist.core import native as native_library
 from tfdist.horovod.tensorflow.compression import Compressor
 
 
@@ -105,9 +105,12 @@ def tapes(in_graph):
     for name, call in plan.items():
         if in_graph and name not in IN_GRAPH:
             continue
-        _core.take_records()
+        native_library.take_records()
         ends = (tf.function(call) if in_graph else call)()
-        reductions = sum(row["kind"] == _core.ALLREDUCE for row in _core.take_records())
+        reductions = sum(
+            row["kind"] == native_library.ALLREDUCE
+            for row in native_library.take_records()
+        )
         found[name] = [tensors_of(end) for end in tf.nest.flatten(ends)]
         found[name].append(reductions)
     with pytest.warns(DeprecationWarning, match="groups=1"):

@@ -10,7 +10,7 @@ from helpers.outcome import outcome
 
 import tfdist
 import tfdist.horovod.tensorflow.keras as hvd
-from tfdist import _core
+from tfdist.core import native
 
 SIZE, BATCH, WIDTH = 2, 4, 3
 
@@ -136,11 +136,13 @@ def accumulate(kind, average, how):
 
     if how != "eager":
         step = tf.function(step)
-    _core.take_records()
+    native.take_records()
     for number in range(PASSES * UPDATES):
         rows = slice(number * BATCH, (number + 1) * BATCH)
         step(tf.constant(xs[rows]), tf.constant(ys[rows]))
-    reductions = [r for r in _core.take_records() if r["name"].startswith("gradients.")]
+    reductions = [
+        r for r in native.take_records() if r["name"].startswith("gradients.")
+    ]
     return [w.numpy()], len(reductions), int(optimizer.iterations)
 
 

@@ -14,7 +14,7 @@ from helpers.ranks import run_ranks
 import tfdist
 import tfdist.horovod.tensorflow as hvd
 import tfdist.horovod.tensorflow.keras as hvd_keras
-from tfdist import _core
+from tfdist.core import native
 
 wrapped = hvd.DistributedGradientTape
 TAKEN = "taken"
@@ -361,7 +361,7 @@ def outcomes():
     found = {}
     with guarded():
         for name, train in CASES.items():
-            while _core.use_reduced(1, 0):  # what an earlier case has left
+            while native.use_reduced(1, 0):  # what an earlier case has left
                 pass
             tf.random.set_seed(hvd.rank())
             try:

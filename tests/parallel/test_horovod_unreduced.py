@@ -15,7 +15,7 @@ from helpers.ranks import run_ranks
 
 import tfdist
 import tfdist.horovod.tensorflow as hvd
-from tfdist import _core
+from tfdist.core import native
 
 TAKEN = "taken"
 TRACED = "RuntimeError"  # eagerly, or while the step is traced
@@ -523,7 +523,7 @@ def outcomes():
 
 
 def use_up():
-    while _core.use_reduced(1, 0):
+    while native.use_reduced(1, 0):
         pass
 
 
@@ -543,12 +543,12 @@ def test_a_step_is_taken_or_refused(name, on_two_ranks):
 
 def counted():
     """What the engine counts, of each kind of operation."""
-    before = _core.counters()["reduced_elements"]
+    before = native.counters()["reduced_elements"]
     counts = {}
 
     def note(name):
         nonlocal before
-        now = _core.counters()["reduced_elements"]
+        now = native.counters()["reduced_elements"]
         counts[name], before = now - before, now
 
     hvd.allreduce(tf.ones([7]))
@@ -567,7 +567,7 @@ def counted():
     note("rows of a table")
     hvd.allreduce(tf.IndexedSlices(tf.ones([2, 3]), tf.constant([0, 1])))
     note("rows of no known table")
-    assert _core.count_reduced(0) == before
+    assert native.count_reduced(0) == before
     return counts
 
 

@@ -15,7 +15,7 @@ import tensorflow as tf
 from helpers.ranks import run_ranks
 
 import tfdist
-from tfdist import _core
+from tfdist.core import native
 
 STEPS, BATCH, EPOCHS, FITS = 5, 6, 2, 2
 TOLERANCE = 1e-5
@@ -103,7 +103,7 @@ def trained(kind, jit_compile):
 
 def reductions():
     """How many buckets of gradients were reduced since the last call."""
-    rows = _core.take_records()
+    rows = native.take_records()
     return sum(row["name"].startswith("gradients.") for row in rows)
 
 

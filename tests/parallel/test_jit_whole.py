@@ -14,7 +14,8 @@ from helpers.ranks import run_ranks
 from helpers.xla_library import needs_xla_library
 
 import tfdist
-from tfdist import _core, _xla
+from tfdist.core import native
+from tfdist.gradients import xla
 
 pytestmark = needs_xla_library
 
@@ -74,7 +75,7 @@ MODELS = {"functional": small_model, "two optimizers": TwoOptimizers}
 
 
 def records():
-    rows = _core.take_records()
+    rows = native.take_records()
     return [r for r in rows if r["name"].startswith("gradients.")]
 
 
@@ -91,17 +92,17 @@ def trained(kind, jit_compile):
     data = tfdist.data.shard(samples(), batch_size=BATCH // tfdist.size())
     callbacks = [tfdist.callbacks.BroadcastInitialState()]
     records()
-    groups, emit = [], _xla.emit_group
+    groups, emit = [], xla.emit_group
 
     def counted(tensors, **options):
         groups.append(len(options["sizes"]))
         return emit(tensors, **options)
 
-    _xla.emit_group = counted
+    xla.emit_group = counted
     try:
         history = model.fit(data, verbose=0, epochs=EPOCHS, callbacks=callbacks).history
     finally:
-        _xla.emit_group = emit
+        xla.emit_group = emit
     rows = records()
     return {
         "state": [v.numpy() for v in [*model.weights, *optimizer.variables]],
@@ -260,15 +261,15 @@ def failure_of(step):
 
 
 def one_rank_has_no_library():
-    usable = _xla.unusable
+    usable = xla.unusable
     if tfdist.rank() == 1:
-        _xla.unusable = lambda: _xla.NOT_BUILT
+        xla.unusable = lambda: xla.NOT_BUILT
     model = compiled_model()
     callbacks = [tfdist.callbacks.BroadcastInitialState()]
     try:
         found = failure_of(lambda: model.fit(*samples(), 6, 1, 0, callbacks))
     finally:
-        _xla.unusable = usable
+        xla.unusable = usable
     return [*found, int(model.optimizer.iterations)]
 
 
@@ -302,7 +303,7 @@ def the_other_rank(how):
     before = [w.numpy() for w in model.weights]
     if tfdist.rank() == 1:
         if how == "fails":
-            _core.abort("a reason of its own")
+            native.abort("a reason of its own")
         else:
             time.sleep(4.0)  # the other gives up
         return None
@@ -350,9 +351,9 @@ def elements_counted():
 
     counts = []
     for step in (by_tape, by_optimizer):
-        before = _core.count_reduced(0)
+        before = native.count_reduced(0)
         step()
-        counts.append(_core.count_reduced(0) - before)
+        counts.append(native.count_reduced(0) - before)
     return counts
 
 

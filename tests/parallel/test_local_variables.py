@@ -9,7 +9,7 @@ from helpers.outcome import outcome
 from helpers.ranks import run_ranks
 
 import tfdist
-from tfdist import _core
+from tfdist.core import native
 
 STEPS = 4
 COUNTS = [3, 5]  # samples of each rank; rank r's own variable has r + 2 elements
@@ -76,10 +76,10 @@ def train(mode):
         else:
             optimizer.apply(tape.gradient(loss, variables), variables, **options)
 
-    _core.take_records()
+    native.take_records()
     for number in range(STEPS):
         (step if "eager" in mode else tf.function(step))(number)
-    rows = [r for r in _core.take_records() if r["name"].startswith("gradients.")]
+    rows = [r for r in native.take_records() if r["name"].startswith("gradients.")]
     return [shared.numpy()], own.numpy(), sum(row["bytes"] for row in rows)
 
 

@@ -7,7 +7,7 @@ import tensorflow as tf
 from helpers.ranks import run_ranks
 
 import tfdist
-from tfdist import objects
+from tfdist.collectives import objects
 
 
 def share():

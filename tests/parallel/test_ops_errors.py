@@ -11,8 +11,8 @@ from helpers.outcome import outcome
 from helpers.ranks import RankError, run_ranks
 
 import tfdist
-from tfdist import _core
 from tfdist.collectives import ReduceOp
+from tfdist.core import native
 
 # ---- mismatches ----
 
@@ -200,10 +200,10 @@ def starts_in_a_cancelled_step():
 
     step.get_concrete_function(tf.ones([2]))
     tfdist.barrier()
-    _core.take_records()
+    native.take_records()
     sleep_s.assign(0.3 if rank == 1 else 3.0)
     result = outcome(lambda: step(tf.ones([2])))
-    result["ran"] = [row["name"] for row in _core.take_records()]
+    result["ran"] = [row["name"] for row in native.take_records()]
     return result
 
 
@@ -268,7 +268,7 @@ def own_exception():
     begin = time.monotonic()
     if tfdist.rank() == 1:
         time.sleep(0.2)  # an abort may overtake the announcement of the barrier
-        _core.abort("ValueError: no such file")
+        native.abort("ValueError: no such file")
         return None
     result = outcome(lambda: tfdist.allreduce(tf.ones([2]), name="x"))
     result["seconds"] = time.monotonic() - begin

@@ -12,15 +12,15 @@ import tensorflow as tf
 from helpers.ranks import run_ranks
 
 import tfdist
-from tfdist import _core
 from tfdist.collectives import ReduceOp
+from tfdist.core import native
 
 
 def ran(function, *args):
     """Names of the operations that `function` ran, and what it returned."""
-    _core.take_records()
+    native.take_records()
     result = function(*args)
-    return [row["name"] for row in _core.take_records()], result
+    return [row["name"] for row in native.take_records()], result
 
 
 def call_with_constant_input():
@@ -155,11 +155,11 @@ def pending_together():
     xs = [tf.ones([10])] * 6
     f(xs)
     tfdist.barrier()
-    _core.take_records()
+    native.take_records()
     if tfdist.rank() == 1:
         time.sleep(0.3)
     f(xs)
-    rows = [row for row in _core.take_records() if row["name"].startswith("t")]
+    rows = [row for row in native.take_records() if row["name"].startswith("t")]
     first_done = min(row["done_us"] for row in rows)
     return sum(row["submitted_us"] < first_done for row in rows)
 

@@ -9,8 +9,8 @@ from helpers.outcome import outcome
 from helpers.ranks import run_ranks
 
 import tfdist
-from tfdist import _core
 from tfdist.collectives import ReduceOp
+from tfdist.core import native
 
 DTYPES = [
     *("float16", "bfloat16", "float32", "float64", "complex64", "complex128", "bool"),
@@ -245,7 +245,7 @@ def bytes_of_a_pair():
     if tfdist.rank() < 2:
         step(tf.ones([1000]))
     tfdist.barrier()
-    sent = {str(k["peer"]): k["data_bytes_sent"] for k in _core.counters()["links"]}
+    sent = {str(k["peer"]): k["data_bytes_sent"] for k in native.counters()["links"]}
     tfdist.barrier()  # the link to a rank that has left is gone, and its count
     return sent
 

@@ -16,7 +16,7 @@ import tensorflow as tf
 from helpers.ranks import run_ranks
 
 import tfdist
-from tfdist import _core
+from tfdist.core import native
 
 STEPS = 20
 BATCH = 512  # a backward pass of some 60 ms, against 5 for the bytes
@@ -55,7 +55,7 @@ def reduced_before_last(records):
 
 
 def measure(mode):
-    _core.take_records()
+    native.take_records()
     keras.utils.set_random_seed(1)
     x = np.random.default_rng(tfdist.rank()).normal(size=(BATCH, 512))
     x = x.astype("float32")
@@ -83,7 +83,7 @@ def measure(mode):
         )
         data = tf.data.Dataset.from_tensors((x, x)).repeat(STEPS + 4)
         model.fit(data, verbose=0)
-    records = _core.take_records()
+    records = native.take_records()
     shares = reduced_before_last(records)[4:]
     assert len(shares) == STEPS
     return statistics.median(shares)

@@ -10,7 +10,9 @@ from helpers.ranks import run_ranks
 from helpers.unplain import Bomb, NotOn, Point, ran
 
 import tfdist
-from tfdist import _pickled, collectives, objects
+from tfdist import collectives
+from tfdist.collectives import objects
+from tfdist.core import pickling
 
 PICKLE = {"TFDIST_OBJECTS": "pickle"}
 
@@ -49,12 +51,12 @@ def share():
     assert masked.tolist() == [1, None, 3]
     tfdist.barrier()
     # Plain data travel as without the variable.
-    before, _pickled.seal = _pickled.seal, None
+    before, pickling.seal = pickling.seal, None
     try:
         array = tfdist.broadcast_object({"a": np.arange(3), "b": (1, None)})
         assert array["a"].tolist() == [0, 1, 2]
     finally:
-        _pickled.seal = before
+        pickling.seal = before
     return True
 
 
@@ -132,7 +134,7 @@ def test_bytes_that_were_changed_are_not_unpickled_and_all_ranks_say_so():
 
 
 def test_a_job_that_did_not_ask_for_it_unpickles_nothing():
-    data = _pickled.seal(Bomb(), "rank 0: call", _pickled.key(), max_bytes=1000)
+    data = pickling.seal(Bomb(), "rank 0: call", pickling.key(), max_bytes=1000)
     ran.clear()
     with pytest.raises(ValueError, match="not started with TFDIST_OBJECTS=pickle"):
         objects._object_of(0, objects._PICKLED, data, "call", 1000)
@@ -183,7 +185,7 @@ def all_that_fails():
     rank = tfdist.rank()
     found = []
     for module, name, error, own in (
-        (_pickled, "seal", AttributeError("no attribute 'dumps'"), Point(rank)),
+        (pickling, "seal", AttributeError("no attribute 'dumps'"), Point(rank)),
         (objects, "encode", MemoryError(), rank),
         (objects, "decode", MemoryError(), Point(1) if rank == 1 else 0),
     ):

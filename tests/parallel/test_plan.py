@@ -12,7 +12,7 @@ import tensorflow as tf
 from helpers.ranks import run_ranks
 
 import tfdist
-from tfdist import _core
+from tfdist.core import native
 
 OBSERVED = {"TFDIST_PLAN": "observed"}
 # Two gradients fill a bucket.
@@ -60,10 +60,10 @@ def trained(kind):
         optimizer.apply(grads, v, weight=weight)
 
     step = step if kind == "eager" else tf.function(step)
-    _core.take_records()
+    native.take_records()
     for x in batches:
         step(x)
-    rows = [r for r in _core.take_records() if r["name"].startswith("gradients.")]
+    rows = [r for r in native.take_records() if r["name"].startswith("gradients.")]
     sizes = {int(r["name"].split(".")[2].split("#")[0]): r["bytes"] for r in rows}
     return {
         "bits": b"".join(w.numpy().tobytes() for w in v),
@@ -128,10 +128,10 @@ def apart():
                     loss = tf.sin(loss) * tf.reduce_sum(w)
         return tape.gradient(loss, v)
 
-    _core.take_records()
+    native.take_records()
     for _ in range(3):
         found = step(tf.ones([3]))
-    rows = [r for r in _core.take_records() if r["name"].startswith("gradients.")]
+    rows = [r for r in native.take_records() if r["name"].startswith("gradients.")]
     numbers = [r["name"].split("#")[0].split(".")[-1] for r in rows]
     return sorted(numbers), [float(g[0, 0]) for g in found]
 
@@ -246,10 +246,10 @@ def lead(steps):
         step(x)
     found = []
     for _ in range(steps):
-        _core.take_records()
+        native.take_records()
         begin_us = time.monotonic_ns() / 1000
         step(x)
-        rows = [r for r in _core.take_records() if r["name"].startswith("gradients.")]
+        rows = [r for r in native.take_records() if r["name"].startswith("gradients.")]
         last_us = max(r["submitted_us"] for r in rows)
         total = sum(r["bytes"] for r in rows)
         early = sum((last_us - r["submitted_us"]) * r["bytes"] for r in rows)

@@ -10,7 +10,8 @@ import tensorflow as tf
 from helpers.ranks import run_ranks
 
 import tfdist
-from tfdist import _core, errors
+from tfdist import errors
+from tfdist.core import native
 
 SLOW = pytest.mark.slow
 STEPS = 12
@@ -26,7 +27,7 @@ class Messages(keras.callbacks.Callback):
         self.counts = []
 
     def on_train_batch_end(self, batch, logs=None):
-        self.counts.append(_core.counters()["negotiation_messages"])
+        self.counts.append(native.counters()["negotiation_messages"])
 
 
 def fitted():
@@ -42,7 +43,7 @@ def fitted():
     x = np.random.default_rng(tfdist.rank()).normal(size=(STEPS * 4, 8))
     messages = Messages()
     model.fit(x, x[:, :1], batch_size=4, verbose=0, callbacks=[messages])
-    return [messages.counts, _core.counters()]
+    return [messages.counts, native.counters()]
 
 
 def taped():
@@ -58,8 +59,8 @@ def taped():
     counts = []
     for _ in range(STEPS):
         step()
-        counts.append(_core.counters()["negotiation_messages"])
-    return [counts, _core.counters()]
+        counts.append(native.counters()["negotiation_messages"])
+    return [counts, native.counters()]
 
 
 @pytest.mark.parametrize(
@@ -92,8 +93,8 @@ def repeated(in_turn):
     for i in range(STEPS):
         for found in all_of(tf.fill([3], float(i))):
             assert found.numpy().tolist() == [size * float(i)] * 3
-        counts.append(_core.counters()["negotiation_messages"])
-    counters = _core.counters()
+        counts.append(native.counters()["negotiation_messages"])
+    counters = native.counters()
 
     one = tf.ones([4])
     for _ in range(4):
@@ -176,7 +177,7 @@ def other_shape(what):
     from tfdist import collectives
 
     description = "w float32 [4]\nop=sum"
-    group, _ = _core.register_group(description, [True])
+    group, _ = native.register_group(description, [True])
 
     def reduce(elements, dtype=tf.float32, op=tfdist.ReduceOp.SUM):
         return collectives.allreduce_bucket(

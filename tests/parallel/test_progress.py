@@ -12,8 +12,8 @@ import tensorflow as tf
 from helpers.ranks import RankError, run_ranks
 
 import tfdist
-from tfdist import _core
 from tfdist.callbacks import MetricAverage, Progress, RankZeroOnly, UnevenData
+from tfdist.core import native
 
 BATCH, STEPS, EPOCHS = 8, 6, 5
 GLOBAL = 2 * BATCH
@@ -160,7 +160,7 @@ def test_waiting_for_a_rank_that_is_late_is_exposed():
 
 
 def waited_s():
-    return _core.counters()["waited_us"] / 1e6
+    return native.counters()["waited_us"] / 1e6
 
 
 class Saves(keras.callbacks.Callback):

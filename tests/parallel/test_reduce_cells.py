@@ -10,8 +10,9 @@ import tensorflow as tf
 from helpers.ranks import run_ranks
 
 import tfdist
-from tfdist import _core, _operations
 from tfdist.collectives import ReduceOp
+from tfdist.collectives.tf_ops import emit
+from tfdist.core import native
 
 INTEGERS = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
 FLOATS = ["float16", "bfloat16", "float32", "float64"]
@@ -173,7 +174,7 @@ def refusals():
         if dtype in FLOAT8:  # the operation has no such kernel
             continue
         try:
-            _operations.allreduce([x], "past the check", op, "1.0", "1.0", None)
+            emit.allreduce([x], "past the check", op, "1.0", "1.0", None)
         except tf.errors.InvalidArgumentError as error:
             said[-1][1] = error.message
     after = tfdist.allreduce(1.0, op=ReduceOp.SUM)  # the world goes on
@@ -200,9 +201,9 @@ def test_python_and_the_core_refuse_the_same_cells_in_the_same_words():
 
 def test_python_and_the_core_have_the_same_operations():
     for op in ReduceOp:
-        refusal = _core.reduction_refusal(
+        refusal = native.reduction_refusal(
             tf.as_dtype("float8_e5m2").as_datatype_enum, op
         )
         assert refusal is not None and refusal.startswith("Expected a dtype")
-    with pytest.raises(_core.CoreError, match="op is not valid"):
-        _core.check(_core.library().tfdist_check_reducible(1, len(ReduceOp)))
+    with pytest.raises(native.CoreError, match="op is not valid"):
+        native.check(native.library().tfdist_check_reducible(1, len(ReduceOp)))

@@ -12,7 +12,7 @@ from helpers.outcome import outcome
 from helpers.ranks import run_ranks
 
 import tfdist
-from tfdist._weighted_accumulation import totals
+from tfdist.gradients.accumulation import totals
 from tfdist.layers.seed_generators import states_of_generators
 
 EPOCHS, STEPS = 2, 4

@@ -11,7 +11,7 @@ from helpers.ranks import run_ranks
 from helpers.scattered import elements, equal, open_threads, read, same
 
 import tfdist
-from tfdist import _runtime
+from tfdist.core import runtime
 
 
 def stalls(rank):
@@ -176,7 +176,7 @@ def forked():
     tfdist.barrier()
     child = os.fork()
     if child == 0:
-        helpers = _runtime._state.helpers.values()
+        helpers = runtime.state.helpers.values()
         for one in helpers:
             one.close()  # what an atexit hook might do; ends nothing of the parent's
         os._exit(descriptors() > 3)

@@ -10,10 +10,10 @@ from helpers import launcher
 PROGRAM = """
 import hashlib
 import numpy as np
-from tfdist import _runtime
+from tfdist.core import runtime, world
 from helpers import core_client
-_runtime.start(timeout_s=20)
-numbers = np.random.default_rng(_runtime.rank())
+world.start(timeout_s=20)
+numbers = np.random.default_rng(runtime.rank())
 digest = hashlib.sha256()
 for dtype in (np.float32, np.float16):
     for count in (301, 40_000, 1_000_003):
@@ -23,7 +23,7 @@ for dtype in (np.float32, np.float16):
             total = core_client.allreduce(values, name=name, op=core_client.AVERAGE)
             digest.update(total.tobytes())
 print("digest", digest.hexdigest())
-_runtime.shutdown()
+world.shutdown()
 """
 
 

@@ -7,8 +7,9 @@ import tensorflow as tf
 from helpers.ranks import run_ranks
 
 import tfdist
-from tfdist import _core, groups
-from tfdist.reduce_options import ReduceOptions
+from tfdist.core import native
+from tfdist.gradients import reduction
+from tfdist.gradients.options import ReduceOptions
 
 ROWS, WIDTH, STEPS = 40, 3, 5
 
@@ -51,14 +52,14 @@ def trained(optimizer, dtype, eager):
 
 
 def train(sparse_as_dense, dtype, eager):
-    _core.take_records()
+    native.take_records()
     found = {}
     for name, optimizer in optimizers().items():
         wrapped = tfdist.DistributedOptimizer(
             optimizer, sparse_as_dense=sparse_as_dense
         )
         found[name] = trained(wrapped, dtype, eager)
-    names = {r["name"].rpartition(".")[2] for r in _core.take_records()}
+    names = {r["name"].rpartition(".")[2] for r in native.take_records()}
     return found, "indices" in names
 
 
@@ -101,7 +102,7 @@ def reduced(kinds, compression=None, dtype="float32", op=tfdist.ReduceOp.AVERAGE
         ),
     }[kind]
     options = ReduceOptions(op, compression=compression, sparse_as_dense=False)
-    [found] = groups.reduce_gradients([grad], [table], options)
+    [found] = reduction.reduce_gradients([grad], [table], options)
     if found is None:
         return None
     if isinstance(found, tf.IndexedSlices):
@@ -142,7 +143,7 @@ def chosen(rows, sparse_as_dense, gate):
     table = tf.Variable(tf.zeros((rows, 1024)), name="table")
     slices = tf.IndexedSlices(tf.ones((1, 1024)), tf.constant([2]))
     options = ReduceOptions(sparse_as_dense=sparse_as_dense)
-    [found] = groups.reduce_gradients([slices], [table], options)
+    [found] = reduction.reduce_gradients([slices], [table], options)
     return isinstance(found, tf.IndexedSlices)
 
 
@@ -166,7 +167,7 @@ def differing_options():
     table = tf.Variable(tf.zeros((4, 1)), name="table")
     options = ReduceOptions(sparse_as_dense=tfdist.rank() == 0)
     try:
-        groups.reduce_gradients([tf.zeros((4, 1))], [table], options)
+        reduction.reduce_gradients([tf.zeros((4, 1))], [table], options)
     except tfdist.MismatchError as error:
         return str(error)
     return "accepted"
@@ -192,7 +193,7 @@ def many_duplicates():
     options = ReduceOptions(sparse_as_dense=False)
     found = []
     for _ in range(20):
-        [total] = groups.reduce_gradients([slices], [table], options)
+        [total] = reduction.reduce_gradients([slices], [table], options)
         found.append(total.values.numpy().tobytes() + total.indices.numpy().tobytes())
     return len(set(found)), found[0]
 

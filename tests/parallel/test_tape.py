@@ -9,8 +9,9 @@ import tensorflow as tf
 from helpers.ranks import run_ranks
 
 import tfdist
-from tfdist import _core, groups
-from tfdist.reduce_options import ReduceOptions
+from tfdist.core import native
+from tfdist.gradients import reduction
+from tfdist.gradients.options import ReduceOptions
 
 
 def structures(in_graph):
@@ -106,7 +107,7 @@ def behind_the_gate_again_and_again():
         tfdist.init()
         v = [tf.Variable(tf.zeros([4])) for _ in range(3)]
         own = [tf.fill([4], float(tfdist.rank() + 1))] * count + [None] * (3 - count)
-        reduced = groups.reduce_gradients(own, v, ReduceOptions(tfdist.ReduceOp.SUM))
+        reduced = reduction.reduce_gradients(own, v, ReduceOptions(tfdist.ReduceOp.SUM))
         found.append([None if g is None else g.numpy()[0] for g in reduced])
     return found
 
@@ -156,7 +157,7 @@ def an_error_in_an_eager_step():
     try:
         tape.gradient(loss, v)  # the abort may come before it has ended on rank 0, too
         if tfdist.rank() == 1:
-            _core.abort("a reason of its own")
+            native.abort("a reason of its own")
         tape.gradient(loss, v)
     except tf.errors.OpError as error:
         record = getattr(error, "record", None)
@@ -245,7 +246,7 @@ def mismatched(kind):
 
     @tf.function
     def step():
-        groups.reduce_gradients(
+        reduction.reduce_gradients(
             [v * 1 for v in variables], variables, ReduceOptions(op)
         )
         variables[0].assign_add(tf.ones_like(variables[0]))
@@ -278,8 +279,8 @@ def dropout_of_a_branch():
 
     @tf.function
     def step():
-        first = groups.reduce_gradients([a * rank], [a])
-        second = groups.reduce_gradients([b * (rank + 10)], [b])
+        first = reduction.reduce_gradients([a * rank], [a])
+        second = reduction.reduce_gradients([b * (rank + 10)], [b])
         return first[0], second[0]
 
     return [np.stack([g.numpy() for g in step()]) for _ in range(20)]

@@ -9,10 +9,10 @@ from helpers import launcher
 PROGRAM = """
 import hashlib
 import numpy as np
-from tfdist import _core, _runtime
+from tfdist.core import native, runtime, world
 from helpers import core_client
-_runtime.start(timeout_s=20)
-numbers = np.random.default_rng(_runtime.rank())
+world.start(timeout_s=20)
+numbers = np.random.default_rng(runtime.rank())
 digest = hashlib.sha256()
 for count in (1, 301, 40_000, 1_000_003):
     values = numbers.normal(size=count).astype(np.float32)
@@ -20,9 +20,9 @@ for count in (1, 301, 40_000, 1_000_003):
         name = f"{count}/{turn}"
         total = core_client.allreduce(values, name=name, op=core_client.AVERAGE)
         digest.update(total.tobytes())
-late = _core.counters().get("overlay", {"adopted": 0})["adopted"]
+late = native.counters().get("overlay", {"adopted": 0})["adopted"]
 print("late links", late, "digest", digest.hexdigest())
-_runtime.shutdown()
+world.shutdown()
 """
 
 
@@ -66,7 +66,7 @@ def test_several_sockets_have_the_bits_of_one_on_all_ranks(tmp_path, ranks, sett
 def test_another_number_of_sockets_on_one_rank_is_named(tmp_path):
     program = (
         "import os; os.environ['TFDIST_TCP_SOCKETS'] = os.environ['TFDIST_RANK'] + '1';"
-        "from tfdist import _runtime; _runtime.start(timeout_s=20)"
+        "from tfdist.core import world; world.start(timeout_s=20)"
     )
     done = launcher.run(
         tmp_path, "-np", "2", sys.executable, "-c", program, timeout_s=60

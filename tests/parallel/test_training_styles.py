@@ -13,7 +13,7 @@ from helpers.float64 import assert_like_one_process, in_float64, state_of
 from helpers.ranks import run_ranks
 
 import tfdist
-from tfdist.callbacks._optimizers import optimizers_of
+from tfdist.training.model_optimizers import optimizers_of
 
 STEPS, GLOBAL_BATCH = 6, 12
 

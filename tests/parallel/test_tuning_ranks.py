@@ -6,7 +6,7 @@ import sys
 import pytest
 from helpers import launcher
 
-from tfdist import tuning
+from tfdist.core import tuning
 
 # Each rank of 2: reads TUNING_<rank>, starts, sums 100 floats; prints what it chose.
 PROGRAM = """
@@ -14,17 +14,17 @@ import os, sys
 import numpy as np
 rank = os.environ["TFDIST_RANK"]
 os.environ["TFDIST_TUNING_FILE"] = os.environ["TUNING_" + rank]
-from tfdist import _core, _runtime
+from tfdist.core import native, runtime, world
 from helpers import core_client
 try:
-    _runtime.start(timeout_s=20)
-except _core.CoreError as error:
+    world.start(timeout_s=20)
+except native.CoreError as error:
     print("refused", error.code, error.message)
     sys.exit(3)
-chosen = [_core.algorithm(_core.ALLREDUCE, 1, size) for size in (400, 401, 9 << 20)]
+chosen = [native.algorithm(native.ALLREDUCE, 1, size) for size in (400, 401, 9 << 20)]
 total = core_client.allreduce(np.full(100, 1 + int(rank), np.float32), name="x")
 assert total[99] == 3.0
-print("chose", *chosen, _core.counters()["tuning"])
+print("chose", *chosen, native.counters()["tuning"])
 """
 
 
@@ -94,10 +94,10 @@ def test_ranks_that_name_different_algorithms_all_get_a_mismatch(tmp_path):
     program = """
 import os
 import numpy as np
-from tfdist import _core, _runtime
+from tfdist.core import native, runtime, world
 from tfdist.tools.bench.calls import Call
 from tfdist.tools.bench.operations import DTYPES, OPERATIONS
-_runtime.start(timeout_s=20)
+world.start(timeout_s=20)
 x, y = np.ones(8, np.float32), np.zeros(8, np.float32)
 def ask(name, algorithm):
     call = Call(OPERATIONS["allreduce"], DTYPES["float32"], x, y, name=name,
@@ -107,8 +107,8 @@ def ask(name, algorithm):
 try:
     ask("same", "tree")
     assert y[7] == 2.0
-    ask("other", "tree" if _runtime.rank() == 1 else "")
-except _core.CoreError as error:
+    ask("other", "tree" if runtime.rank() == 1 else "")
+except native.CoreError as error:
     print("refused", error.payload["kind"], error.message)
 """
     done = run(tmp_path, None, None, program=program)

@@ -10,7 +10,7 @@ import tensorflow as tf
 from helpers.ranks import run_ranks
 
 import tfdist
-from tfdist import _last_words
+from tfdist.core import exit_report
 
 CB = tfdist.callbacks
 SAMPLES = 48
@@ -474,7 +474,7 @@ def _trained_without_wrapper():
     model = _model(wrapped=False)
     _fit(model, data=tfdist.data.shard(_data(), batch_size=4))
     assert int(model.optimizer.iterations) > 0
-    return _last_words.unreduced_training(tfdist.size(), 0) or ""
+    return exit_report.unreduced_training(tfdist.size(), 0) or ""
 
 
 def test_training_without_a_wrapper_is_said_at_the_end():

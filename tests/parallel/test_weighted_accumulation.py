@@ -9,7 +9,7 @@ from helpers.outcome import outcome
 from helpers.ranks import run_ranks
 
 import tfdist
-from tfdist import _core
+from tfdist.core import native
 
 STEPS, UPDATES = 3, 2
 # Samples of each rank in each micro-batch.
@@ -82,11 +82,11 @@ def train(sizes, kind, eager):
             lambda x, y, w: inner(x, y, tf.shape(x)[0]),
             input_signature=[*signature, tf.TensorSpec([], tf.int32)],
         )
-    _core.take_records()
+    native.take_records()
     for update in range(UPDATES):
         for x, y in batches(sizes, update, tfdist.rank()):
             run(tf.constant(x), tf.constant(y), len(x))
-    rows = [r for r in _core.take_records() if r["name"].startswith("gradients.")]
+    rows = [r for r in native.take_records() if r["name"].startswith("gradients.")]
     return [v.numpy() for v in variables], len(rows)
 
 

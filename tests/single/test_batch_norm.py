@@ -10,8 +10,8 @@ import pytest
 import tensorflow as tf
 
 import tfdist
-from tfdist import _runtime
 from tfdist.callbacks._base import check_model
+from tfdist.core import runtime
 from tfdist.layers import (
     SyncBatchNormalization,
     combine_moving_statistics,
@@ -104,7 +104,7 @@ def test_a_model_of_which_a_part_is_synchronised_is_told_of(caplog, monkeypatch)
     assert [is_synchronized(layer) for layer in norms(model)] == [True, False]
     optimizer = tfdist.DistributedOptimizer(keras.optimizers.SGD(0.1))
     model.compile(optimizer, "mse", jit_compile=False)
-    monkeypatch.setattr(_runtime, "size", lambda: 2)
+    monkeypatch.setattr(runtime, "size", lambda: 2)
     check_model(model)
     [record] = caplog.records
     assert "1 of 2 batch normalisation layers" in record.message

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfdist import tuning
+from tfdist.core import tuning
 from tfdist.tools.bench import command, measure, options, picture, report, tune
 from tfdist.tools.bench.limits import Limits
 from tfdist.tools.bench.operations import DTYPES, OPERATIONS, Place, pattern

@@ -5,9 +5,9 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfdist import bucket_order
-from tfdist._ready_levels import levels_of
-from tfdist.buckets import cut_buckets, cut_groups
+from tfdist.gradients import ready_order
+from tfdist.gradients.bucketing import cut_buckets, cut_groups
+from tfdist.gradients.ready_levels import levels_of
 
 MIB = 1 << 20
 LIMITS = {"first_bytes": MIB, "bucket_bytes": 8 * MIB, "fusion_bytes": 64 * MIB}
@@ -16,23 +16,23 @@ LIMITS = {"first_bytes": MIB, "bucket_bytes": 8 * MIB, "fusion_bytes": 64 * MIB}
 @given(st.permutations(range(40)), st.integers(1, 40))
 def test_an_order_survives_its_flags(order, count):
     order = [index for index in order if index < count]
-    found = bucket_order.order_from(bucket_order.bits_of(order), count)
+    found = ready_order.order_from(ready_order.bits_of(order), count)
     assert found == (order if count > 1 else None)
 
 
 def test_flags_that_nobody_has_set_are_no_order_and_others_are_refused():
-    assert bucket_order.order_from([False] * 6, 3) is None
+    assert ready_order.order_from([False] * 6, 3) is None
     with pytest.raises(ValueError, match="order of 3 gradients"):
-        bucket_order.order_from([True] * 6, 3)
+        ready_order.order_from([True] * 6, 3)
 
 
 def test_equal_levels_keep_the_order_of_the_list():
-    assert bucket_order.order_of([4, 4, 2, 2]) == [3, 2, 1, 0]
+    assert ready_order.order_of([4, 4, 2, 2]) == [3, 2, 1, 0]
 
 
 def test_a_gradient_that_is_not_known_goes_with_its_neighbour():
-    assert bucket_order.filled([None, 9, None, 3, None]) == [9, 9, 3, 3, 3]
-    assert bucket_order.filled([None, None]) == [0, 0]
+    assert ready_order.filled([None, 9, None, 3, None]) == [9, 9, 3, 3, 3]
+    assert ready_order.filled([None, None]) == [0, 0]
 
 
 @given(
@@ -63,8 +63,8 @@ def test_buckets_by_hand_stay_and_are_ready_with_their_last_gradient():
 
 def compared(levels, sizes):
     dtypes = ["f"] * len(sizes)
-    order = bucket_order.order_of(levels)
-    return bucket_order.compare(
+    order = ready_order.order_of(levels)
+    return ready_order.compare(
         cut_buckets(sizes, dtypes, **LIMITS),
         cut_buckets(sizes, dtypes, order=order, **LIMITS),
         levels,
@@ -89,7 +89,7 @@ def test_a_late_gradient_in_an_early_bucket_is_named():
 
 def test_a_bucket_of_late_gradients_holds_nothing_back():
     buckets = [[3, 2], [1, 0]]
-    found = bucket_order.compare(buckets, buckets, [40, 10, 100, 100], [MIB] * 4)
+    found = ready_order.compare(buckets, buckets, [40, 10, 100, 100], [MIB] * 4)
     assert (found.held, found.early, found.late) == (1, 1, 0)
 
 
@@ -107,12 +107,12 @@ def test_few_bytes_never_matter():
     ],
 )
 def test_a_tenth_of_the_bytes_matters_from_one_mib_on(total, gain, matters):
-    found = bucket_order.Comparison(total, 3.0 * MIB, 3.0 * MIB - gain, 0, 0, 0)
+    found = ready_order.Comparison(total, 3.0 * MIB, 3.0 * MIB - gain, 0, 0, 0)
     assert found.matters == matters
 
 
 def test_gradients_that_are_made_at_the_same_time_are_all_left():
-    assert bucket_order.bytes_left([[1], [0]], [5, 5], [10, 30]) == 40.0
+    assert ready_order.bytes_left([[1], [0]], [5, 5], [10, 30]) == 40.0
 
 
 def test_levels_of_a_graph_follow_the_backward_pass_not_the_list():

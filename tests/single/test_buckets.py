@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfdist.buckets import cut_buckets, cut_groups, split_evenly
+from tfdist.gradients.bucketing import cut_buckets, cut_groups, split_evenly
 
 MIB = 1 << 20
 

@@ -11,7 +11,6 @@ import pytest
 import tensorflow as tf
 
 import tfdist
-from tfdist import _core, _runtime
 from tfdist.callbacks import (
     BroadcastInitialState,
     Checkpoint,
@@ -25,8 +24,9 @@ from tfdist.callbacks import (
     _base,
     broadcast_initial_state,
 )
-from tfdist.callbacks._whole_file import write_whole_file
+from tfdist.callbacks._atomic_file import write_whole_file
 from tfdist.callbacks.learning_rate_warmup import rescale_velocities, velocities_of
+from tfdist.core import native, runtime
 
 X = np.random.default_rng(1).normal(size=(32, 4)).astype("float32")
 Y = X.sum(axis=1, keepdims=True)
@@ -153,12 +153,12 @@ def own_step_model(reduces):
 
 
 def test_a_train_step_with_our_tape_needs_no_wrapped_optimizer(monkeypatch):
-    monkeypatch.setattr(_runtime, "size", lambda: 2)
+    monkeypatch.setattr(runtime, "size", lambda: 2)
     fit(own_step_model(True), LearningRateScale(1.0))
 
 
 def test_a_first_step_without_a_reduction_is_an_error(monkeypatch):
-    monkeypatch.setattr(_runtime, "size", lambda: 2)
+    monkeypatch.setattr(runtime, "size", lambda: 2)
     with pytest.raises(RuntimeError, match="DistributedGradientTape"):
         fit(own_step_model(False), LearningRateScale(1.0))
 
@@ -166,7 +166,7 @@ def test_a_first_step_without_a_reduction_is_an_error(monkeypatch):
 def test_accumulated_gradients_are_looked_for_when_they_are_reduced(monkeypatch):
     sgd = keras.optimizers.SGD(0.1, gradient_accumulation_steps=3)
     model = compiled(optimizer=tfdist.DistributedOptimizer(sgd))
-    monkeypatch.setattr(_runtime, "size", lambda: 2)
+    monkeypatch.setattr(runtime, "size", lambda: 2)
     fit(model, LearningRateScale(1.0))  # 4 steps: one update
     fit(model, LearningRateScale(1.0))  # at its second step, and no later one
     model = own_step_model(False)
@@ -179,7 +179,7 @@ def test_the_broadcast_of_an_unbuilt_model_is_no_reduction(monkeypatch):
     model = OwnStep([keras.layers.Dense(1)])
     model.reduces = False
     compiled(model, optimizer=keras.optimizers.SGD(0.1))
-    monkeypatch.setattr(_runtime, "size", lambda: 2)
+    monkeypatch.setattr(runtime, "size", lambda: 2)
     monkeypatch.setattr(
         broadcast_initial_state, "broadcast_seed_generators", lambda *_, **__: 0
     )
@@ -262,7 +262,7 @@ def rate_of(optimizer):
 
 
 def test_the_rate_is_scaled_once_per_optimizer(monkeypatch):
-    monkeypatch.setattr(_runtime, "size", lambda: 4)
+    monkeypatch.setattr(runtime, "size", lambda: 4)
     model = compiled()
     fit(model, LearningRateScale())
     fit(model, LearningRateScale())
@@ -326,7 +326,7 @@ def test_rates_follow_the_ranks_of_the_optimizers_process_set(monkeypatch):
     )
     model = compiled(optimizer=optimizer)
     watch = Watch(lambda: rate_of(optimizer))
-    monkeypatch.setattr(_runtime, "size", lambda: SIZE)
+    monkeypatch.setattr(runtime, "size", lambda: SIZE)
     fit(model, LearningRateScale(), LearningRateWarmup(1), watch)
     assert watch.seen == [0.25] * STEPS
 
@@ -372,7 +372,7 @@ SIZE, STEPS = 4, 4  # ranks, steps in an epoch
 @pytest.mark.parametrize("scheduled", [False, True])
 @pytest.mark.parametrize("warmup_epochs", [2, 1.5])
 def test_the_rate_of_every_step_of_the_warm_up(scheduled, warmup_epochs, monkeypatch):
-    monkeypatch.setattr(_runtime, "size", lambda: SIZE)
+    monkeypatch.setattr(runtime, "size", lambda: SIZE)
     rate = 0.1
     if scheduled:
         rate = keras.optimizers.schedules.PiecewiseConstantDecay([10**6], [0.1, 0.0])
@@ -398,7 +398,7 @@ def test_the_rate_of_every_step_of_the_warm_up(scheduled, warmup_epochs, monkeyp
 @pytest.mark.parametrize("correction", [True, False])
 @pytest.mark.parametrize("nesterov", [True, False])
 def test_momentum_correction_is_equation_10(correction, nesterov, monkeypatch):
-    monkeypatch.setattr(_runtime, "size", lambda: SIZE)
+    monkeypatch.setattr(runtime, "size", lambda: SIZE)
     momentum, target = 0.9, 0.02
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, use_bias=False)])
     start = np.array([[3.0], [-1.0], [0.5], [0.0]], "float32")
@@ -435,7 +435,7 @@ def test_rmsprop_with_momentum_is_corrected_and_adam_left_alone():
 
 
 def test_a_training_resumed_after_the_warm_up_keeps_its_rate(monkeypatch):
-    monkeypatch.setattr(_runtime, "size", lambda: SIZE)
+    monkeypatch.setattr(runtime, "size", lambda: SIZE)
     model = compiled()
     model.optimizer.learning_rate = 0.004  # as decayed later
     fit(model, LearningRateWarmup(2, target=0.4), initial_epoch=3, epochs=4)
@@ -443,7 +443,7 @@ def test_a_training_resumed_after_the_warm_up_keeps_its_rate(monkeypatch):
 
 
 def test_a_training_resumed_inside_the_warm_up_goes_on(monkeypatch):
-    monkeypatch.setattr(_runtime, "size", lambda: SIZE)
+    monkeypatch.setattr(runtime, "size", lambda: SIZE)
     model = compiled()
     watch = Watch(lambda: rate_of(model.optimizer))
     fit(model, LearningRateWarmup(2, target=0.4), watch, initial_epoch=1, epochs=2)
@@ -452,7 +452,7 @@ def test_a_training_resumed_inside_the_warm_up_goes_on(monkeypatch):
 
 
 def test_one_warm_up_warms_up_every_optimizer_once(monkeypatch):
-    monkeypatch.setattr(_runtime, "size", lambda: SIZE)
+    monkeypatch.setattr(runtime, "size", lambda: SIZE)
     warmup = LearningRateWarmup(1)
     for rate in (0.4, 0.8):
         model = compiled(
@@ -467,7 +467,7 @@ def test_one_warm_up_warms_up_every_optimizer_once(monkeypatch):
 
 
 def test_a_warm_up_of_another_fit_goes_to_the_target_of_the_first(monkeypatch):
-    monkeypatch.setattr(_runtime, "size", lambda: SIZE)
+    monkeypatch.setattr(runtime, "size", lambda: SIZE)
     model = compiled()  # its rate, 0.1, is the target
     watch = Watch(lambda: rate_of(model.optimizer))
     fit(model, LearningRateWarmup(2), watch, epochs=1)
@@ -638,8 +638,8 @@ def test_torn_weights_are_not_saved(tmp_path, monkeypatch):
     callback = Checkpoint(tmp_path / "m.keras")
     fit(model, callback)
     good = (tmp_path / "m.keras").read_bytes()
-    monkeypatch.setattr(_core, "failure", lambda: _core.CoreError(10, "rank 1 died"))
-    monkeypatch.setattr(_core, "good_steps", lambda: 7)
+    monkeypatch.setattr(native, "failure", lambda: native.CoreError(10, "rank 1 died"))
+    monkeypatch.setattr(native, "good_steps", lambda: 7)
     with pytest.raises(RuntimeError, match="last good step is 7"):
         callback.on_epoch_end(1, {})
     assert (tmp_path / "m.keras").read_bytes() == good

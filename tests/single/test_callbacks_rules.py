@@ -7,8 +7,12 @@ import numpy as np
 import pytest
 
 import tfdist
-from tfdist.callbacks._listing import callback_list_of_the_call, describe, is_in_fit
-from tfdist.callbacks._rules import Entry, find_problem
+from tfdist.callbacks._callback_list import (
+    callback_list_of_the_call,
+    describe,
+    is_in_fit,
+)
+from tfdist.callbacks._list_rules import Entry, find_problem
 from tfdist.callbacks.rank_zero_only import overridden_hooks
 
 

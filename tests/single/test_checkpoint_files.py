@@ -11,9 +11,9 @@ from absl import flags
 from helpers import recipe
 
 import tfdist
-from tfdist import _together
 from tfdist.callbacks import Checkpoint
-from tfdist.callbacks._whole_file import write_whole_file
+from tfdist.callbacks._atomic_file import write_whole_file
+from tfdist.collectives import all_ranks
 from tfdist.layers.seed_generators import states_of_generators
 
 MEMBER = "tfdist/seed_generators.json"
@@ -111,7 +111,7 @@ def test_the_first_error_stays_when_a_rank_that_was_told_ends(name, monkeypatch)
     def is_full(*unused, **also_unused):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(_together, "broadcast_object", has_ended)
+    monkeypatch.setattr(all_ranks, "broadcast_object", has_ended)
     model = noisy(0.5)
     if name == "checkpoint":
         callback = Checkpoint("none.keras")

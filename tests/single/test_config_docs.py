@@ -1,24 +1,24 @@
 """docs/config.md is what the table in the core says."""
 
-from tfdist import _core
+from tfdist.core import native
 from tfdist.tools import config_docs
 
 
 def test_the_committed_page_is_current():
-    text = config_docs.render(_core.config().values())
+    text = config_docs.render(native.config().values())
     assert config_docs.PAGE.read_text(encoding="utf-8") == text, "run: make docs"
 
 
 def test_the_page_does_not_depend_on_the_environment(monkeypatch):
-    before = config_docs.render(_core.config().values())
+    before = config_docs.render(native.config().values())
     monkeypatch.setenv("TFDIST_TIMEOUT_S", "7")
-    assert _core.value("TFDIST_TIMEOUT_S") == 7
-    assert config_docs.render(_core.config().values()) == before
+    assert native.value("TFDIST_TIMEOUT_S") == 7
+    assert config_docs.render(native.config().values()) == before
 
 
 def test_every_variable_has_one_line_with_default_and_meaning():
-    text = config_docs.render(_core.config().values())
-    for name, row in _core.config().items():
+    text = config_docs.render(native.config().values())
+    for name, row in native.config().items():
         lines = [line for line in text.splitlines() if line.startswith(f"| `{name}` |")]
         assert len(lines) == 1
         assert lines[0].endswith(f"| {row['help']} |")

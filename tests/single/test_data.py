@@ -7,7 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tfdist import data
-from tfdist.data import _dealt
+from tfdist.data import _dataset_checks
 
 
 @given(st.integers(1, 3000), st.integers(1, 64), st.integers(1, 100))
@@ -217,8 +217,8 @@ def test_datasets_in_the_same_order_on_all_ranks_are_dealt_out():
     assert sorted(sum(epoch(drawn), [])) == sorted([*range(10)] * 2)
     with pytest.raises(ValueError, match="tfdist.data.scatter .sample_from_datasets."):
         anew = mixed(seed=3, rerandomize_each_iteration=True)
-        _dealt.check_order(anew, "tfdist.data.scatter", 2)
-    _dealt.check_order(mixed(seed=3), "tfdist.data.scatter", 2)
+        _dataset_checks.check_order(anew, "tfdist.data.scatter", 2)
+    _dataset_checks.check_order(mixed(seed=3), "tfdist.data.scatter", 2)
 
 
 def test_one_rank_deals_out_again_what_it_has_whole():

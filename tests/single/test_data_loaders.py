@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tfdist import data
-from tfdist.data import _dealt
+from tfdist.data import _dataset_checks
 
 FILES = 23
 
@@ -99,7 +99,7 @@ def test_the_files_are_shuffled_as_the_loader_does_and_decoded_after_that(folder
         first, second = epochs("text", batches, 2)
         assert first == second
     # The buffer holds names of files, not what is in them.
-    nodes = list(_dealt._upstream(shard()))
+    nodes = list(_dataset_checks._upstream(shard()))
     kinds = [type(node).__name__ for node in nodes]
     shuffle = kinds.index("_ShuffleDataset")
     assert kinds.index("_ParallelMapDataset") < shuffle
@@ -123,8 +123,10 @@ def test_a_mapped_loader_is_refused_with_what_to_write(folder):
 def test_a_shuffled_loader_in_evaluate_is_told_what_to_write(folder):
     for function in ("tfdist.evaluate", "tfdist.predict"):
         with pytest.raises(ValueError, match="with validation_split this would choose"):
-            _dealt.check_order(loaded(folder, "image"), function, 2)
-    _dealt.check_order(loaded(folder, "image", shuffle=False), "tfdist.evaluate", 2)
+            _dataset_checks.check_order(loaded(folder, "image"), function, 2)
+    _dataset_checks.check_order(
+        loaded(folder, "image", shuffle=False), "tfdist.evaluate", 2
+    )
 
 
 def test_a_sequence_of_batches_is_told_to_make_those_of_the_rank():

@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 
 import tfdist
-from tfdist import _runtime
+from tfdist.core import runtime
 
 
 @pytest.fixture
@@ -23,8 +23,8 @@ def host(monkeypatch):
         monkeypatch.setattr(
             tf.config, "set_visible_devices", lambda d, kind: visible.append((d, kind))
         )
-        monkeypatch.setattr(_runtime, "local_rank", lambda: local_rank)
-        monkeypatch.setattr(_runtime, "local_size", lambda: local_size)
+        monkeypatch.setattr(runtime, "local_rank", lambda: local_rank)
+        monkeypatch.setattr(runtime, "local_size", lambda: local_size)
         return visible
 
     return make

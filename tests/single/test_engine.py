@@ -17,10 +17,12 @@ import pytest
 import tensorflow as tf
 
 import tfdist
-from tfdist import _core, _engine, _library, _operations, _runtime
 from tfdist.callbacks._base import RankCallback
-from tfdist.engines.horovod import _start, _types, _watch
-from tfdist.engines.horovod._store import MAX_VALUE_BYTES, Store
+from tfdist.collectives.engines.horovod import _start, _types, _watch
+from tfdist.collectives.engines.horovod._store import MAX_VALUE_BYTES, Store
+from tfdist.collectives.tf_ops import emit, op_library
+from tfdist.core import engines as engines_module
+from tfdist.core import native, runtime
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -60,7 +62,7 @@ class Echo:
     def told(self, error):
         if "echo broke" not in str(error):
             return None
-        return _core.CoreError(_core.ABORTED, "it broke", {"kind": "rank_failed"})
+        return native.CoreError(native.ABORTED, "it broke", {"kind": "rank_failed"})
 
 
 @pytest.fixture
@@ -68,9 +70,9 @@ def echo(monkeypatch):
     """Chosen, and forgotten afterwards."""
     made = Echo()
     monkeypatch.setenv("TFDIST_ENGINE", "echo")
-    monkeypatch.setattr(_engine, "names", lambda: ["native", "echo"])
+    monkeypatch.setattr(engines_module, "names", lambda: ["native", "echo"])
     module = SimpleNamespace(make=lambda: made)
-    monkeypatch.setitem(sys.modules, "tfdist.engines.echo", module)
+    monkeypatch.setitem(sys.modules, "tfdist.collectives.engines.echo", module)
     tfdist.shutdown()
     _forget()
     yield made
@@ -79,9 +81,9 @@ def echo(monkeypatch):
 
 
 def _forget():
-    _engine.chosen.cache_clear()
-    _library.ops.cache_clear()
-    _operations.eager_allreduce.cache_clear()
+    engines_module.chosen.cache_clear()
+    op_library.ops.cache_clear()
+    emit.eager_allreduce.cache_clear()
 
 
 def test_an_engine_starts_with_the_world_and_ends_with_it(echo):
@@ -131,7 +133,7 @@ def test_the_engines_count_shows_what_a_synchronized_model_reduced(
     callback.on_train_batch_begin(0)
     echo.done += reduced
     with monkeypatch.context() as two_ranks:
-        two_ranks.setattr(_runtime, "size", lambda: 2)
+        two_ranks.setattr(runtime, "size", lambda: 2)
         if reduced:
             callback.on_train_batch_end(0)
         else:
@@ -157,7 +159,7 @@ def test_errors_of_the_engine_become_ours_wherever_they_are_raised(echo, monkeyp
 
 def test_an_engine_that_does_not_start_leaves_nothing(echo, monkeypatch):
     def fail(mesh, timeout_s):
-        raise _core.CoreError(_core.ABORTED, "no network", {"kind": "rank_failed"})
+        raise native.CoreError(native.ABORTED, "no network", {"kind": "rank_failed"})
 
     monkeypatch.setattr(echo, "start", fail)
     with pytest.raises(tfdist.RankFailedError, match="no network"):
@@ -175,13 +177,13 @@ def test_a_process_keeps_its_engine(echo, monkeypatch):
 
 
 def test_engines_are_the_modules_of_the_package():
-    assert _engine.names() == ["native", "horovod"]
+    assert engines_module.names() == ["native", "horovod"]
 
 
 def test_an_unknown_engine_is_refused_with_the_known_ones(monkeypatch):
     monkeypatch.setenv("TFDIST_ENGINE", "gloo")
-    with pytest.raises(_core.CoreError, match="'gloo' is not one of native, horovod"):
-        _engine.wanted()
+    with pytest.raises(native.CoreError, match="'gloo' is not one of native, horovod"):
+        engines_module.wanted()
 
 
 PROGRAM = """
@@ -226,13 +228,13 @@ def test_an_installed_horovod_that_does_not_load_is_named():
     [("TFDIST_COMMIT_GATE", "1"), ("TFDIST_ALLREDUCE_ALGORITHM", "ring")],
 )
 def test_settings_of_the_native_engine_are_refused(monkeypatch, name, value):
-    assert _start.refused_setting(_core.config()) is None
+    assert _start.refused_setting(native.config()) is None
     monkeypatch.setenv(name, value)
-    assert name in _start.refused_setting(_core.config())
+    assert name in _start.refused_setting(native.config())
 
 
 def test_horovod_is_told_the_place_of_the_rank():
-    topology = _core.Topology(
+    topology = native.Topology(
         rank=3,
         size=4,
         local_rank=1,
@@ -272,8 +274,8 @@ def test_what_waits_in_horovod_is_ended(stuck_s, lost_s, expected):
 def test_an_operation_that_waits_too_long_shuts_horovod_down(monkeypatch):
     counts = SimpleNamespace(ended=lambda: 2, waits=lambda: True)
     released, aborted = threading.Event(), []
-    monkeypatch.setattr(_core, "failure", lambda: None)
-    monkeypatch.setattr(_core, "abort", aborted.append)
+    monkeypatch.setattr(native, "failure", lambda: None)
+    monkeypatch.setattr(native, "abort", aborted.append)
     watch = _watch.Watch(counts, released.set, 0.5)
     try:
         assert released.wait(20)
@@ -329,7 +331,7 @@ def test_a_type_is_reduced_or_refused_with_the_engine_that_does(name, op):
     of_bool = logical or op.name in ("MIN", "MAX")
     expected = {"bool": of_bool, "int32": True, "float32": True}.get(name, False)
     if name == "bool" and not of_bool:
-        assert _core.reduction_refusal(dtype.as_datatype_enum, op) is not None
+        assert native.reduction_refusal(dtype.as_datatype_enum, op) is not None
         return
     assert (_types.way_of(dtype, op) is not None) == expected
     if not expected:

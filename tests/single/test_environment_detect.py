@@ -2,9 +2,9 @@
 
 import pytest
 
-from tfdist.rendezvous import auth, links
-from tfdist.rendezvous.environment import LAUNCHER_JOB, Placement, detect
-from tfdist.rendezvous.errors import RendezvousError
+from tfdist.core.rendezvous import auth, links
+from tfdist.core.rendezvous.environment import LAUNCHER_JOB, Placement, detect
+from tfdist.core.rendezvous.errors import RendezvousError
 
 OPENMPI = {
     "OMPI_COMM_WORLD_RANK": "1",

@@ -12,11 +12,11 @@ from helpers.deadline import deadline
 from helpers.launcher import clean_environment
 
 import tfdist
-from tfdist import _core, _runtime
+from tfdist.core import native, runtime, world
 
 ROOT = Path(__file__).resolve().parents[2]
 built = pytest.mark.skipif(
-    not _core.LIBRARY_PATH.is_file(), reason="the core library is not built"
+    not native.LIBRARY_PATH.is_file(), reason="the core library is not built"
 )
 
 
@@ -35,10 +35,10 @@ def run_python(code, **environ):
     "module",
     [
         "tfdist",
-        "tfdist._core",
-        "tfdist._runtime",
+        "tfdist.core.native",
+        "tfdist.core.world",
         "tfdist.launch.cli",
-        "tfdist.rendezvous.start",
+        "tfdist.core.rendezvous.connect",
     ],
 )
 def test_the_launcher_and_the_rendezvous_start_without_tensorflow(module):
@@ -84,14 +84,14 @@ def test_the_version_is_the_one_of_the_package():
 
 
 def test_a_library_that_is_not_built_is_explained(monkeypatch, tmp_path):
-    monkeypatch.setattr(_core, "LIBRARY_PATH", tmp_path / "none.so")
-    _core.library.cache_clear()
+    monkeypatch.setattr(native, "LIBRARY_PATH", tmp_path / "none.so")
+    native.library.cache_clear()
     with pytest.raises(ImportError, match="pip install -e . --no-build-isolation"):
-        _core.library()
+        native.library()
     (tmp_path / "none.so").write_bytes(b"no library")
     with pytest.raises(ImportError, match="does not load"):
-        _core.library()
-    _core.library.cache_clear()
+        native.library()
+    native.library.cache_clear()
 
 
 def test_a_source_folder_that_hides_the_installed_package_is_named(
@@ -101,11 +101,11 @@ def test_a_source_folder_that_hides_the_installed_package_is_named(
     source, installed = tmp_path / "clone", tmp_path / "site-packages"
     (installed / library).parent.mkdir(parents=True)
     (installed / library).touch()
-    monkeypatch.setattr(_core, "LIBRARY_PATH", source / library)
+    monkeypatch.setattr(native, "LIBRARY_PATH", source / library)
     monkeypatch.setattr(sys, "path", [str(source), str(tmp_path), str(installed)])
-    _core.library.cache_clear()
+    native.library.cache_clear()
     with pytest.raises(ImportError) as caught:
-        _core.library()
+        native.library()
     text = str(caught.value)
     assert f"in its source folder {source}, which is not built" in text
     assert f"installed in {installed}. Start Python, or tfdistrun, in another" in text
@@ -125,18 +125,18 @@ _KINDS = {
     "const int32_t*": ctypes.POINTER(ctypes.c_int32),
     "const int64_t*": ctypes.POINTER(ctypes.c_int64),
     "const char* const*": ctypes.POINTER(ctypes.c_char_p),
-    "const tfdist_tensor*": ctypes.POINTER(_core.Tensor),
-    "const tfdist_link*": ctypes.POINTER(_core.Link),
-    "const tfdist_tuning_rule*": ctypes.POINTER(_core.TuningLine),
+    "const tfdist_tensor*": ctypes.POINTER(native.Tensor),
+    "const tfdist_link*": ctypes.POINTER(native.Link),
+    "const tfdist_tuning_rule*": ctypes.POINTER(native.TuningLine),
 }
 _STRUCTS = {
-    "tfdist_status": _core.Status,
-    "tfdist_link": _core.Link,
-    "tfdist_world": _core.World,
-    "tfdist_tuning_rule": _core.TuningLine,
-    "tfdist_tensor": _core.Tensor,
-    "tfdist_request": _core.Request,
-    "tfdist_record": _core.Record,
+    "tfdist_status": native.Status,
+    "tfdist_link": native.Link,
+    "tfdist_world": native.World,
+    "tfdist_tuning_rule": native.TuningLine,
+    "tfdist_tensor": native.Tensor,
+    "tfdist_request": native.Request,
+    "tfdist_record": native.Record,
 }
 
 
@@ -167,7 +167,7 @@ def test_structures_mirror_the_header(name):
     assert [field for field, _ in mirrored] == [field for field, _ in declared]
     for (field, kind), (_, c_kind) in zip(mirrored, declared, strict=True):
         if c_kind == "function":
-            assert kind in (_core.DoneCallback, _core.AllocateCallback), field
+            assert kind in (native.DoneCallback, native.AllocateCallback), field
         elif c_kind.startswith("char "):
             assert kind is ctypes.c_char * int(c_kind[5:]), field
         else:
@@ -176,17 +176,17 @@ def test_structures_mirror_the_header(name):
 
 def test_every_function_of_the_header_is_declared():
     names = set(re.findall(r"TFDIST_EXPORT [^;]*?(tfdist_\w+)\(", header()))
-    assert names == set(_core._SIGNATURES)
+    assert names == set(native._SIGNATURES)
     version = re.search(r"#define TFDIST_API_VERSION (\d+)", header())
-    assert int(version[1]) == _core.API_VERSION
+    assert int(version[1]) == native.API_VERSION
 
 
 @built
 def test_errors_of_the_core_carry_code_message_and_record(monkeypatch):
     monkeypatch.setenv("TFDIST_TIMEOUT_S", "soon")
-    with pytest.raises(_core.CoreError) as caught:
-        _core.config()
-    assert caught.value.code == _core.INVALID_ARGUMENT
+    with pytest.raises(native.CoreError) as caught:
+        native.config()
+    assert caught.value.code == native.INVALID_ARGUMENT
     assert "TFDIST_TIMEOUT_S" in caught.value.message
     assert caught.value.payload["kind"] == "invalid_argument"
 
@@ -194,17 +194,17 @@ def test_errors_of_the_core_carry_code_message_and_record(monkeypatch):
 @built
 def test_configuration_is_read_anew(monkeypatch):
     monkeypatch.setenv("TFDIST_TIMEOUT_S", "12.5")
-    assert _core.value("TFDIST_TIMEOUT_S") == 12.5
+    assert native.value("TFDIST_TIMEOUT_S") == 12.5
     monkeypatch.delenv("TFDIST_TIMEOUT_S")
-    assert _core.value("TFDIST_TIMEOUT_S") == 300
+    assert native.value("TFDIST_TIMEOUT_S") == 300
     with pytest.raises(KeyError, match="TFDIST_NOTHING is not in the table"):
-        _core.value("TFDIST_NOTHING")
+        native.value("TFDIST_NOTHING")
 
 
 @built
 def test_a_value_that_is_no_utf_8_reads_as_in_the_environment(monkeypatch):
     monkeypatch.setenv("TFDIST_LOG_DIR", os.fsdecode(b"caf\xe9"))
-    assert os.fsencode(_core.value("TFDIST_LOG_DIR")) == b"caf\xe9"
+    assert os.fsencode(native.value("TFDIST_LOG_DIR")) == b"caf\xe9"
 
 
 @built
@@ -214,17 +214,17 @@ def test_every_variable_that_python_reads_is_in_the_table():
     for path in (ROOT / "tfdist").rglob("*.py"):
         names |= set(re.findall(r"\bTFDIST_[A-Z_]+[A-Z]\b", path.read_text()))
     macros = {"TFDIST_EXPORT", "TFDIST_API_VERSION", "TFDIST_LOCAL", "TFDIST_CROSS"}
-    assert names - macros <= set(_core.config())
+    assert names - macros <= set(native.config())
 
 
 @built
 @deadline(70)
 def test_bad_arguments_of_init_are_refused():
-    _runtime.shutdown()  # of an earlier test in this process
+    world.shutdown()  # of an earlier test in this process
     for value in (0.0, -1.0, float("nan"), 1e9, "30", True):
         with pytest.raises(ValueError, match=f"Expected timeout_s .* got {value!r}"):
-            _runtime.start(timeout_s=value)
-    assert not _runtime.is_initialized()
+            world.start(timeout_s=value)
+    assert not runtime.is_initialized()
 
 
 @built
@@ -232,7 +232,7 @@ def test_bad_arguments_of_init_are_refused():
 def test_errors_of_init_are_the_public_classes(monkeypatch):
     import tensorflow as tf
 
-    _runtime.shutdown()  # of an earlier test in this process
+    world.shutdown()  # of an earlier test in this process
     for name in os.environ.keys() - clean_environment().keys():
         monkeypatch.delenv(name)
 

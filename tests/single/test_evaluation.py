@@ -8,9 +8,9 @@ import pytest
 import tensorflow as tf
 
 import tfdist
-from tfdist import _together
-from tfdist._dealing import deal, run_of
-from tfdist.metric_states import (
+from tfdist.collectives import all_ranks
+from tfdist.training.batch_partition import deal, run_of
+from tfdist.training.metric_states import (
     Snapshot,
     _states_of_metric,
     check_metrics,
@@ -274,8 +274,8 @@ def test_the_own_error_is_raised_also_where_the_others_cannot_be_told(monkeypatc
     def work():
         raise ArithmeticError("mine")
 
-    monkeypatch.setattr(_together, "gather_from_all", gather)
-    ranks = _together.Together("evaluate", None, None)
+    monkeypatch.setattr(all_ranks, "gather_from_all", gather)
+    ranks = all_ranks.Together("evaluate", None, None)
     with pytest.raises(ArithmeticError, match="mine") as caught:
         ranks.run("before the first batch", work)
     assert caught.value.__cause__ is None  # not the fault of the other ranks

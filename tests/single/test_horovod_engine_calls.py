@@ -9,9 +9,10 @@ from types import SimpleNamespace
 import pytest
 import tensorflow as tf
 
-from tfdist import _core, _operations
-from tfdist._operations import ReduceOp
-from tfdist.engines.horovod._engine import HorovodEngine
+from tfdist.collectives.engines.horovod._engine import HorovodEngine
+from tfdist.collectives.tf_ops import emit
+from tfdist.collectives.tf_ops.emit import ReduceOp
+from tfdist.core import native
 
 
 class Horovod:
@@ -54,7 +55,7 @@ def fails(tensor):
 
 @pytest.fixture
 def engine():
-    alone = _core.Topology(
+    alone = native.Topology(
         rank=0,
         size=1,
         local_rank=0,
@@ -183,7 +184,7 @@ def test_a_function_of_a_set_runs_while_others_come_and_go(engine, monkeypatch):
 
 
 def test_the_gradient_of_an_allgather_sends_no_constants(engine, monkeypatch):
-    monkeypatch.setattr(_operations, "ops", engine.operations)
+    monkeypatch.setattr(emit, "ops", engine.operations)
     engine.fake.does = tf.identity
 
     @tf.function

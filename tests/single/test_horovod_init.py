@@ -5,7 +5,7 @@ import os
 import pytest
 
 import tfdist
-from tfdist import _core
+from tfdist.core import native
 from tfdist.horovod import tensorflow as hvd
 from tfdist.launch.horovod.variables import STATE
 
@@ -24,11 +24,11 @@ def clean():
 def test_they_are_translated_before_the_ranks_connect():
     os.environ[NAMES[0]] = "77"
     hvd.init()
-    assert _core.value("TFDIST_STALL_WARNING_S") == 77
+    assert native.value("TFDIST_STALL_WARNING_S") == 77
     os.environ[NAMES[0]] = "78"  # a later world
     hvd.shutdown()
     hvd.init()
-    assert _core.value("TFDIST_STALL_WARNING_S") == 78
+    assert native.value("TFDIST_STALL_WARNING_S") == 78
 
 
 def test_a_value_that_means_nothing_is_an_error():

@@ -12,7 +12,7 @@ import tensorflow as tf
 import tfdist
 import tfdist.horovod.keras as hvd_keras
 import tfdist.horovod.tensorflow.keras as hvd
-from tfdist.optimizer import is_distributed
+from tfdist.training.optimizer import is_distributed
 
 X = np.ones((4, 2), "float32")
 Y = np.zeros((4, 1), "float32")

@@ -9,11 +9,11 @@ import tensorflow as tf
 
 import tfdist
 import tfdist.horovod.tensorflow.keras as hvd
+from tfdist.collectives.local_variables import identity
 from tfdist.horovod import _telling
 from tfdist.horovod._keras.callbacks import slots_of
 from tfdist.horovod._keras.rates import warmup_multiplier
-from tfdist.local_variables import identity
-from tfdist.optimizer import is_distributed
+from tfdist.training.optimizer import is_distributed
 
 X = np.ones((4, 2), "float32")
 Y = np.zeros((4, 1), "float32")

@@ -9,7 +9,7 @@ import pytest
 from helpers.launcher import clean_environment
 from helpers.unplain import Point
 
-from tfdist import _pickled
+from tfdist.core import pickling
 from tfdist.horovod import runner
 from tfdist.horovod.runner import _call, words_of
 from tfdist.horovod.runner.common.util.env import get_env_rank_and_size
@@ -114,7 +114,7 @@ def test_other_hosts_are_refused_before_anything_starts(alone):
 
 def test_a_function_of_the_program_needs_cloudpickle(alone):
     alone.setenv("TFDIST_OBJECTS", "pickle")
-    alone.setattr(_pickled, "by_value", lambda: False)
+    alone.setattr(pickling, "by_value", lambda: False)
 
     def train():
         return 1
@@ -127,12 +127,12 @@ def test_a_function_of_the_program_needs_cloudpickle(alone):
 def test_every_rank_returns_its_result(alone, tmp_path, capfd):
     (tmp_path / "program_of_mine.py").write_text(
         "from helpers.unplain import Point\n"
-        "from tfdist import _runtime\n"
+        "from tfdist.core import runtime, world\n"
         "def train(start, step=1):\n"
         "    import horovod\n"
-        "    _runtime.start()\n"
-        "    print('at', _runtime.rank(), horovod.__name__)\n"
-        "    return Point(start.x + step * _runtime.rank()), _runtime.size()\n"
+        "    world.start()\n"
+        "    print('at', runtime.rank(), horovod.__name__)\n"
+        "    return Point(start.x + step * runtime.rank()), runtime.size()\n"
         "def fail():\n"
         "    raise OSError('broken')\n"
     )

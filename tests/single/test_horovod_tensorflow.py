@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import tfdist
 import tfdist.horovod.tensorflow as hvd
-from tfdist import _core
+from tfdist.core import native
 from tfdist.horovod.common import basics, process_sets, reduce_ops, util
 from tfdist.horovod.common.exceptions import (
     HorovodVersionMismatchError,
@@ -198,9 +198,9 @@ def test_a_list_counts_as_reduced_once_however_it_is_sent(world, monkeypatch):
     for run in (lambda call: call(), lambda call: tf.function(call)()):
         counts = []
         for call in calls.values():
-            before = _core.counters()["reduced_elements"]
+            before = native.counters()["reduced_elements"]
             run(call)
-            counts.append(_core.counters()["reduced_elements"] - before)
+            counts.append(native.counters()["reduced_elements"] - before)
         assert counts == expected
 
 

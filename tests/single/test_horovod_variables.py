@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfdist import _core
+from tfdist.core import native
 from tfdist.launch.horovod import variables
 from tfdist.launch.horovod.variables import STATE, VariableError, translate, update
 
@@ -115,8 +115,8 @@ def test_a_rank_is_told_what_is_new_and_nothing_twice():
 def test_whatever_comes_out_is_a_variable_of_tfdist_with_a_value_it_takes(name, value):
     text = "debug" if name == "LOG_LEVEL" else f"{value:g}"
     found = translate({f"HOROVOD_{name}": text}).settings
-    assert set(found) <= set(_core.config())
+    assert set(found) <= set(native.config())
     with pytest.MonkeyPatch.context() as patch:
         for becomes, translated in found.items():
             patch.setenv(becomes, translated)
-        _core.config()  # raises what it does not take
+        native.config()  # raises what it does not take

@@ -2,13 +2,13 @@
 
 import pytest
 
-from tfdist import _core, _last_words
+from tfdist.core import exit_report, native
 
 LOST = {"kind": "rank_failed", "rank": 0, "cause": "OSError: the disk is full"}
 
 
 def lost(**more):
-    return _core.CoreError(_core.ABORTED, "rank 0 failed", {**LOST, **more})
+    return native.CoreError(native.ABORTED, "rank 0 failed", {**LOST, **more})
 
 
 def raised(program):
@@ -23,21 +23,21 @@ def raised(program):
 def again():
     try:
         raise lost()
-    except _core.CoreError:
+    except native.CoreError:
         raise
 
 
 def wrapped():
     try:
         raise lost()
-    except _core.CoreError as error:
+    except native.CoreError as error:
         raise RuntimeError("training failed") from error
 
 
 def while_handled():
     try:
         raise lost()
-    except _core.CoreError:
+    except native.CoreError:
         try:
             raise KeyError("clean-up")
         except KeyError as error:
@@ -53,15 +53,15 @@ def circle():
 @pytest.mark.parametrize("program", [again, wrapped, while_handled, circle])
 def test_who_raises_because_of_another_rank_blames_it(program):
     error = raised(program)
-    assert _last_words.blamed(error, 1) == 0
-    rank, found = _last_words.accusation(error, 1)
+    assert exit_report.blamed(error, 1) == 0
+    rank, found = exit_report.accusation(error, 1)
     assert rank == 0 and found.payload["rank"] == 0
 
 
 def handled():
     try:
         raise lost()
-    except _core.CoreError:
+    except native.CoreError:
         pass
     raise ValueError("its own")
 
@@ -69,7 +69,7 @@ def handled():
 def hidden():
     try:
         raise lost()
-    except _core.CoreError:
+    except native.CoreError:
         raise ValueError("says that it is another matter") from None
 
 
@@ -79,12 +79,12 @@ def evicted():
 
 @pytest.mark.parametrize("program", [handled, hidden, evicted])
 def test_who_fails_itself_blames_nobody(program):
-    assert _last_words.blamed(raised(program), 1) is None
+    assert exit_report.blamed(raised(program), 1) is None
 
 
 def test_a_rank_that_others_blame_does_not_blame_itself():
-    assert _last_words.blamed(lost(), 0) is None
-    assert _last_words.blamed(lost(rank=-1), 1) is None
+    assert exit_report.blamed(lost(), 0) is None
+    assert exit_report.blamed(lost(rank=-1), 1) is None
 
 
 TRACEBACK = """Traceback (most recent call last):
@@ -93,7 +93,7 @@ TRACEBACK = """Traceback (most recent call last):
     ^^^^^^^^^^
   File "/site/keras/src/utils/traceback_utils.py", line 122, in error_handler
     raise e.with_traceback(filtered_tb) from None
-  File "/site/tfdist/_together.py", line 59, in on_one_rank
+  File "/site/tfdist/collectives/all_ranks.py", line 59, in on_one_rank
     raise failure
   File "/job/train.py", line 6, in on_epoch_end
     raise OSError("full")
@@ -111,18 +111,18 @@ OSError: full
 
 def test_frames_of_libraries_are_left_out():
     folders = ["/site/keras", "/site/tfdist"]
-    assert _last_words.without_libraries(TRACEBACK, folders) == SHORT
-    assert _last_words.without_libraries(SHORT, folders) == SHORT
-    assert _last_words.without_libraries(TRACEBACK, []) == TRACEBACK
-    assert _last_words.without_libraries(TRACEBACK, ["/site/ker"]) == TRACEBACK
+    assert exit_report.without_libraries(TRACEBACK, folders) == SHORT
+    assert exit_report.without_libraries(SHORT, folders) == SHORT
+    assert exit_report.without_libraries(TRACEBACK, []) == TRACEBACK
+    assert exit_report.without_libraries(TRACEBACK, ["/site/ker"]) == TRACEBACK
     graph = (
         "Detected at node f defined at (most recent call last):\n"
         '  File "/site/keras/a.py", line 1, in fit\n\n'
         '  File "/site/keras/b.py", line 2, in step\n\n'
         '  File "/job/train.py", line 15, in loss\n\nValueError: 11\n'
     )
-    assert _last_words.without_libraries("a\n\n\nb\n\nc", []) == "a\n\nb\n\nc"
-    assert _last_words.without_libraries(graph, folders) == (
+    assert exit_report.without_libraries("a\n\n\nb\n\nc", []) == "a\n\nb\n\nc"
+    assert exit_report.without_libraries(graph, folders) == (
         "Detected at node f defined at (most recent call last):\n"
         '  File "/job/train.py", line 15, in loss\n\nValueError: 11\n'
     )
@@ -130,6 +130,6 @@ def test_frames_of_libraries_are_left_out():
 
 def test_the_place_is_where_the_program_was():
     error = raised(again)
-    assert _last_words.place(error, []).startswith(", at test_last_words.py:")
-    assert _last_words.place(error, [""]) == ""  # all is a library's
-    assert _last_words.place(ValueError("never raised"), []) == ""
+    assert exit_report.place(error, []).startswith(", at test_last_words.py:")
+    assert exit_report.place(error, [""]) == ""  # all is a library's
+    assert exit_report.place(ValueError("never raised"), []) == ""

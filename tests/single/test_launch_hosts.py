@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfdist import _host_memory
-from tfdist.launch import agent, frames, hosts, job, options, remote
+from tfdist.core import allocator
+from tfdist.core.rendezvous.address import own_address, route_to
+from tfdist.core.rendezvous.errors import RendezvousError
+from tfdist.launch import agent, agent_protocol, hosts, job, options, remote
 from tfdist.launch.hosts import Host, HostsError, Place, mark_local, places
-from tfdist.rendezvous.address import own_address, route_to
-from tfdist.rendezvous.errors import RendezvousError
 
 
 def pairs(found):
@@ -236,10 +236,10 @@ def test_only_what_is_needed_crosses():
         "TF_NUM_INTEROP_THREADS": "2",
     }
     assert job.missed(here, crossed) == ["OMP_NUM_THREADS"]
-    everywhere = _host_memory.settings({})
+    everywhere = allocator.settings({})
     assert job.missed({**here, **everywhere}, crossed) == ["OMP_NUM_THREADS"]
-    changed = {**here, **everywhere, _host_memory.KEEPS: "false"}
-    expected = ["OMP_NUM_THREADS", _host_memory.KEEPS]
+    changed = {**here, **everywhere, allocator.KEEPS: "false"}
+    expected = ["OMP_NUM_THREADS", allocator.KEEPS]
     assert job.missed(changed, crossed) == expected
 
 
@@ -286,19 +286,21 @@ def test_a_real_shell_agrees_about_quoting():
 
 @given(
     parts=st.lists(
-        st.tuples(st.sampled_from([frames.STDOUT, frames.STDERR]), st.binary())
+        st.tuples(
+            st.sampled_from([agent_protocol.STDOUT, agent_protocol.STDERR]), st.binary()
+        )
     ),
     cut=st.one_of(st.integers(1, 64), st.just(1 << 20)),
-    noise=st.binary(max_size=50).filter(lambda b: frames.GREETING not in b),
+    noise=st.binary(max_size=50).filter(lambda b: agent_protocol.GREETING not in b),
 )
 def test_frames_survive_any_cutting(parts, cut, noise):
     """After what a shell printed, in pieces of any size."""
-    if (noise + frames.GREETING).index(frames.GREETING) != len(noise):
+    if (noise + agent_protocol.GREETING).index(agent_protocol.GREETING) != len(noise):
         return
-    data = noise + frames.GREETING
-    data += b"".join(frames.output(kind, 3, body) for kind, body in parts)
-    data += frames.message(event="x", text="é\n")
-    decoder = frames.Decoder(frames.GREETING)
+    data = noise + agent_protocol.GREETING
+    data += b"".join(agent_protocol.output(kind, 3, body) for kind, body in parts)
+    data += agent_protocol.message(event="x", text="é\n")
+    decoder = agent_protocol.Decoder(agent_protocol.GREETING)
     assert not decoder.greeted
     found = []
     for start in range(0, len(data), cut):
@@ -312,22 +314,22 @@ def test_frames_survive_any_cutting(parts, cut, noise):
 
 
 def test_what_was_said_is_known_also_where_no_greeting_comes():
-    decoder = frames.Decoder(frames.GREETING)
+    decoder = agent_protocol.Decoder(agent_protocol.GREETING)
     for part in (b"Permission ", b"denied\n"):
         assert decoder.feed(part) == []
     assert decoder.noise == b"Permission denied\n"
 
 
 def test_what_is_no_frame_is_refused():
-    with pytest.raises(frames.FrameError):
-        frames.Decoder().feed(b"z" + bytes(8))
-    with pytest.raises(frames.FrameError):
-        frames.Decoder().feed(b"o" + bytes(4) + b"\xff" * 4)
-    with pytest.raises(frames.FrameError):
-        frames.Decoder(b"hello").feed(bytes(frames.MAX_NOISE_BYTES + 1))
+    with pytest.raises(agent_protocol.FrameError):
+        agent_protocol.Decoder().feed(b"z" + bytes(8))
+    with pytest.raises(agent_protocol.FrameError):
+        agent_protocol.Decoder().feed(b"o" + bytes(4) + b"\xff" * 4)
+    with pytest.raises(agent_protocol.FrameError):
+        agent_protocol.Decoder(b"hello").feed(bytes(agent_protocol.MAX_NOISE_BYTES + 1))
     for body in (b"{", b"[]", b"[" * 100_000):
-        with pytest.raises(frames.FrameError):
-            _ = frames.Frame(frames.MESSAGE, 0, body).message
+        with pytest.raises(agent_protocol.FrameError):
+            _ = agent_protocol.Frame(agent_protocol.MESSAGE, 0, body).message
 
 
 def test_bytes_of_the_environment_that_are_no_text_cross_too():

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from tfdist.launch import frames, remote
+from tfdist.launch import agent_protocol, remote
 from tfdist.launch.hosts import Host
 from tfdist.launch.signals import Signals
 
@@ -12,10 +12,10 @@ from tfdist.launch.signals import Signals
 # for `silence_s` from then on, as agents do.
 AGENT = """
 import os, select, sys, time
-from tfdist.launch import frames
+from tfdist.launch import agent_protocol
 slow_s, silence_s, host = float(sys.argv[1]), float(sys.argv[2]), sys.argv[3]
-say = lambda **fields: os.write(1, bytes(frames.message(**fields)))
-os.write(1, frames.GREETING)
+say = lambda **fields: os.write(1, bytes(agent_protocol.message(**fields)))
+os.write(1, agent_protocol.GREETING)
 ready_s = time.monotonic() + (slow_s if host == "slow" else 0.0)
 heard_s = None
 while True:
@@ -55,7 +55,7 @@ def prepared(connections, timeout_s):
 @pytest.fixture
 def quick(monkeypatch):
     """Signs of life ten times a second."""
-    monkeypatch.setattr(frames, "SIGN_OF_LIFE_S", 0.1)
+    monkeypatch.setattr(agent_protocol, "SIGN_OF_LIFE_S", 0.1)
     monkeypatch.setattr(remote, "_ROUND_S", 0.05)
 
 
@@ -72,7 +72,7 @@ def test_hosts_that_are_ready_hear_from_us_until_all_are(tmp_path, quick):
 
 
 def test_a_host_that_is_lost_after_it_was_ready_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(frames, "SIGN_OF_LIFE_S", 1000.0)  # so that it goes
+    monkeypatch.setattr(agent_protocol, "SIGN_OF_LIFE_S", 1000.0)  # so that it goes
     connections = hosts(tmp_path, slow_s=30.0, silence_s=0.3)
     try:
         assert prepared(connections, 20.0) is None

@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from tfdist.launch.report import (
+from tfdist.launch.failure_summary import (
     RankEnd,
     describe_code,
     exit_code,

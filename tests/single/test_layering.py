@@ -1,9 +1,11 @@
 """Who may include, import or read what (docs/architecture.md, dependency rule)."""
 
 import ast
+import graphlib
 import re
 import subprocess
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -29,49 +31,23 @@ FOREIGN = {
     r"(tensorflow|tsl|xla|absl|third_party|unsupported|Eigen|google)/": ("tf", "xla"),
     r"(cuda|cublas|nccl|nvml|driver_types|device_launch)": ("cuda",),
 }
-# A Python module or package imports what stands before it. Those of the first list
-# import no TensorFlow, so that the launcher and the start-up are quick.
-WITHOUT_TENSORFLOW = [
-    *(
-        "_core",
-        "_engine",
-        "tuning",
-        "buckets",
-        "bucket_order",
-        "rendezvous",
-        "_host_memory",
-        "_last_words",
-        "waits",
-        "_runtime",
-    ),
-    *("_pickled", "_process_sets", "launch", "_own_name", "local_variables"),
-    *("variable_groups", "progress", "timeline", "tools"),
-]
-WITH_TENSORFLOW = [
-    *(
-        "errors",
-        "_names",
-        "_call_order",
-        "_library",
-        "_parallel_maps",
-        "_operations",
-        "_gradients",
-        "collectives",
-    ),
-    "engines",
-    *("compression", "_xla", "reduce_options", "agreement", "_ready_levels"),
-    *("_origins", "_reduced", "plain_data", "objects", "consistency"),
-    *("_bucket_plan", "_bucket_reduction", "sparse", "weights"),
-    *("_weighted_accumulation", "groups", "finite", "torn"),
-    *("split_step", "_reducing_optimizer", "_added_scale"),
-    *("_adapted", "variables", "_together", "data", "device"),
-    *("tape", "optimizer"),
-    *("metric_states", "_dealing", "evaluation", "prediction"),
-    *("layers", "optimizers", "callbacks"),
-    "restoration",
-    "horovod",
-]
-ORDER = WITHOUT_TENSORFLOW + WITH_TENSORFLOW
+# What stands directly in tfdist/, by floors: each imports from lower floors only, also
+# inside functions. `errors` is a module, all others are packages.
+FLOORS = (
+    ("core", "optimizers"),
+    ("errors",),
+    ("collectives", "launch"),
+    ("consistency",),
+    ("gradients", "data", "tools"),
+    ("layers",),
+    ("training",),
+    ("callbacks",),
+    ("horovod",),
+)
+FLOOR_OF = {entry: n for n, floor in enumerate(FLOORS) for entry in floor}
+# So that the launcher and the start-up are quick, these packages need no TensorFlow.
+WITHOUT_TENSORFLOW = ("core", "launch", "tools")
+NEEDS_TENSORFLOW = "tfdist.core.exceptions"  # is imported where an error is raised
 
 
 def native_files() -> list[Path]:
@@ -102,31 +78,42 @@ def forbidden_includes(path: Path, names: list[str]) -> list[str]:
     return [f"{path.relative_to(ROOT)}: {line}" for line in wrong]
 
 
-def unit(module: str) -> str:
-    """`tfdist.callbacks.checkpoint` → `callbacks`."""
-    parts = module.split(".")
-    return parts[1] if len(parts) > 1 else ""
+def modules() -> dict[str, Path]:
+    """The modules of tfdist and their files."""
+    found = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        found[".".join(parts).removesuffix(".__init__")] = path
+    return found
 
 
-def imports_at_load(path: Path) -> list[str]:
-    """The tfdist modules a file imports when it is loaded, not later or for types."""
-    found = []
-    waiting: list[ast.AST] = [ast.parse(path.read_text())]
+def imports(source: str, known: Collection[str]) -> set[str]:
+    """The modules of tfdist that a file imports, also in functions, not for types."""
+    found = set()
+    waiting: list[ast.AST] = [ast.parse(source)]
     while waiting:
         node = waiting.pop()
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            continue
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
             waiting.extend(node.orelse)
             continue
         if isinstance(node, ast.Import):
-            found += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module == "tfdist":
-            found += [f"tfdist.{alias.name}" for alias in node.names]
+            found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found.append(node.module)
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= {name if name in known else node.module for name in names}
         waiting.extend(ast.iter_child_nodes(node))
-    return [name for name in found if name.split(".")[0] == "tfdist"]
+    return found & set(known)
+
+
+def entry(module: str) -> str:
+    """`tfdist.callbacks.checkpoint` → `callbacks`; "" of `tfdist` itself."""
+    return module.partition(".")[2].partition(".")[0]
+
+
+def climbs(module: str, target: str) -> bool:
+    """Whether an import goes to the same floor or up, out of its own package."""
+    own, other = entry(module), entry(target)
+    return own != other and other != "" and FLOOR_OF[other] >= FLOOR_OF[own]
 
 
 def test_every_folder_of_tfdist_ops_has_a_place_in_the_order():
@@ -170,19 +157,42 @@ def test_only_the_configuration_table_reads_the_environment():
     assert readers == ["base/config.cc"]
 
 
-def test_python_modules_import_what_stands_before_them():
-    wrong = []
-    for path in sorted(PACKAGE.rglob("*.py")):
-        module = ".".join(["tfdist", *path.relative_to(PACKAGE).with_suffix("").parts])
-        own = unit(module)
-        if own == "__init__":
-            continue
-        assert own in ORDER, f"{module}: give it its place in ORDER"
-        for name in imports_at_load(path):
-            target = unit(name)
-            if target in ORDER and ORDER.index(target) > ORDER.index(own):
-                wrong.append(f"{module} imports {name}")
+def test_every_module_stands_in_a_package_that_has_a_floor():
+    assert {entry(module) for module in modules()} - {""} == set(FLOOR_OF)
+
+
+def test_imports_of_python_modules_go_to_lower_floors():
+    known = modules()
+    wrong = [
+        f"{module} imports {target}"
+        for module, path in known.items()
+        for target in sorted(imports(path.read_text(), known))
+        if entry(module) and climbs(module, target)
+    ]
     assert wrong == []
+
+
+def test_python_modules_import_each_other_in_no_circle():
+    known = modules()
+    graph = {
+        module: imports(path.read_text(), known) - {module}
+        for module, path in known.items()
+    }
+    graphlib.TopologicalSorter(graph).prepare()  # raises CycleError, with the circle
+
+
+def test_the_rule_sees_an_import_that_climbs():
+    known = modules()
+    inside = "def f():\n    from tfdist.training import optimizer"
+    assert imports(inside, known) == {"tfdist.training.optimizer"}
+    assert imports("from tfdist.core import native, engines", known) == {
+        "tfdist.core.native",
+        "tfdist.core.engines",
+    }
+    assert climbs("tfdist.gradients.tape", "tfdist.training.optimizer")
+    assert climbs("tfdist.gradients.tape", "tfdist.data.shard")  # the same floor
+    assert not climbs("tfdist.training.optimizer", "tfdist.gradients.tape")
+    assert not climbs("tfdist.gradients.tape", "tfdist.gradients.options")
 
 
 def test_launcher_start_up_and_core_import_no_tensorflow():
@@ -191,9 +201,8 @@ import importlib, pkgutil, sys
 import tfdist
 for name in {WITHOUT_TENSORFLOW!r}:
     module = importlib.import_module("tfdist." + name)
-    inside = getattr(module, "__path__", ())
-    for info in pkgutil.walk_packages(inside, module.__name__ + "."):
-        if not info.name.endswith("__main__"):
+    for info in pkgutil.walk_packages(module.__path__, module.__name__ + "."):
+        if info.name != {NEEDS_TENSORFLOW!r} and not info.name.endswith("__main__"):
             importlib.import_module(info.name)
 print(sorted({{"tensorflow", "keras", "jax", "torch"}} & set(sys.modules)))
 """

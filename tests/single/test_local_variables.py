@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 import tfdist
-from tfdist.local_variables import LocalVariables
+from tfdist.collectives.local_variables import LocalVariables
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ import pytest
 from helpers.pages import blocks_of, run_page
 
 import tfdist
-from tfdist.optimizer import is_distributed
+from tfdist.training.optimizer import is_distributed
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "models-and-loops.md"

@@ -38,8 +38,8 @@ SECRET_OPTIONS = re.compile(r"^--?\w*(secret|password|token|key)", re.I)
 # (file, what) that are right: tests that name what must be refused; and the one module
 # that unpickles where a job has chosen so.
 ALLOWED = {
-    ("tfdist/_pickled.py", "pickle"),
-    ("tfdist/_pickled.py", "cloudpickle"),
+    ("tfdist/core/pickling.py", "pickle"),
+    ("tfdist/core/pickling.py", "cloudpickle"),
     ("tests/single/test_no_code_from_data.py", "0.0.0.0"),
     ("tests/single/test_launch_hosts.py", "0.0.0.0"),
     ("tests/single/test_rendezvous_secret.py", "0.0.0.0"),
@@ -148,14 +148,16 @@ def test_no_python_file_turns_bytes_into_code():
 
 
 def test_one_module_unpickles_and_only_what_is_asked_for_uses_it():
-    assert {file for file, what in ALLOWED if what in MODULES} == {"tfdist/_pickled.py"}
+    assert {file for file, what in ALLOWED if what in MODULES} == {
+        "tfdist/core/pickling.py"
+    }
     users = [
         str(path.relative_to(ROOT / "tfdist"))
         for path in files(("tfdist",), {".py"})
-        if re.search(r"\b_pickled\b", path.read_text()) and path.name != "_pickled.py"
+        if re.search("import .*pickling", path.read_text())
     ]
     of_run = ["horovod/runner/__init__.py", "horovod/runner/_call.py"]
-    assert users == [*of_run, "objects.py"]
+    assert users == ["collectives/objects.py", *of_run]
 
 
 def test_no_native_file_opens_a_shell_or_all_interfaces():
@@ -240,10 +242,10 @@ def test_the_native_rules_see_what_is_forbidden(line):
 LOOK = """
 import os, sys
 from pathlib import Path
-from tfdist import _runtime
-from tfdist.rendezvous.secret import read_secret_file
+from tfdist.core import world
+from tfdist.core.rendezvous.secret import read_secret_file
 secret = read_secret_file(os.environ["TFDIST_SECRET_FILE"])
-_runtime.start()
+world.start()
 forms = [secret, secret.hex().encode(), repr(secret)[2:-1].encode()]
 for path in Path("/proc").glob("[0-9]*"):
     for name in ("cmdline", "environ"):

@@ -10,7 +10,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfdist.plain_data import MAX_DEPTH, MAX_ITEMS, decode, encode
+from tfdist.collectives.object_codec import MAX_DEPTH, MAX_ITEMS, decode, encode
 
 scalars = (
     st.none()

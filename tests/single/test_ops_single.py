@@ -9,8 +9,10 @@ import pytest
 import tensorflow as tf
 
 import tfdist
-from tfdist import _call_order, _library, _names, _operations, errors
+from tfdist import errors
 from tfdist.collectives import ReduceOp, _arguments
+from tfdist.collectives.tf_ops import call_order, op_library, op_names
+from tfdist.collectives.tf_ops import emit as emit_module
 
 REDUCIBLE = ["float16", "bfloat16", "float32", "float64", "int32", "int64"]
 OTHERS = ["bool", "uint8", "int8", "uint16", "int16", "uint32", "uint64", "complex64"]
@@ -222,13 +224,13 @@ def test_a_bad_argument_is_an_error_that_names_it(call, error, words):
 
 def test_grouped_allreduce_keeps_order_and_splits_by_dtype(monkeypatch):
     seen = []
-    emit = _operations.allreduce
+    emit = emit_module.allreduce
 
     def spy(values, name, *args, **kwargs):
         seen.append((name, [v.dtype.name for v in values], list(kwargs["hints"])))
         return emit(values, name, *args, **kwargs)
 
-    monkeypatch.setattr(_operations, "allreduce", spy)
+    monkeypatch.setattr(emit_module, "allreduce", spy)
     xs = [tf.constant([1.0]), tf.constant(2), tf.constant([3.0]), tf.constant(4)]
     ys = tfdist.grouped_allreduce(xs, name="g")
     for x, y in zip(xs, ys, strict=True):
@@ -356,8 +358,8 @@ def test_in_a_while_loop_every_iteration_runs():
 
 def outputs():
     counted = (ctypes.c_int64 * 2)()
-    _library.ops()
-    library = ctypes.CDLL(str(_library.LIBRARY_PATH))
+    op_library.ops()
+    library = ctypes.CDLL(str(op_library.LIBRARY_PATH))
     library.tfdist_tf_outputs(counted)
     return list(counted)
 
@@ -429,8 +431,8 @@ def test_a_name_used_twice_in_a_function_is_made_unique():
 
 
 def test_eager_calls_share_one_name_for_each_kind():
-    assert _names.operation_name("allreduce", None) == "allreduce.eager"
-    assert _names.operation_name("allreduce", "mine") == "mine"
+    assert op_names.operation_name("allreduce", None) == "allreduce.eager"
+    assert op_names.operation_name("allreduce", "mine") == "mine"
 
 
 # ---- the list that keeps operations out of the automatic order ----
@@ -439,24 +441,24 @@ def test_eager_calls_share_one_name_for_each_kind():
 def test_tensorflow_still_has_the_list_of_unordered_stateful_operations():
     from tensorflow.python.framework import auto_control_deps
 
-    _library.ops()
+    op_library.ops()
     assert (
-        _library.UNORDERED_OPS
+        op_library.UNORDERED_OPS
         <= auto_control_deps.MUST_RUN_ORDER_INSENSITIVE_STATEFUL_OPS
     )
-    assert "TfdistBarrier" not in _library.UNORDERED_OPS
-    ours = {name for name in dir(_library.ops()) if name.startswith("Tfdist")}
+    assert "TfdistBarrier" not in op_library.UNORDERED_OPS
+    ours = {name for name in dir(op_library.ops()) if name.startswith("Tfdist")}
     # No collectives: these read files.
     ours -= {"TfdistIndexRecords", "TfdistReadRecords"}
     # It stays before the step that it is about.
     ours -= {"TfdistCheckReduced"}
-    assert ours - _library.UNORDERED_OPS == {"TfdistBarrier"}
+    assert ours - op_library.UNORDERED_OPS == {"TfdistBarrier"}
 
 
 def test_tensorflow_still_chains_calls_by_their_scopes_of_collectives():
     from tensorflow.python.framework import auto_control_deps
 
-    _library.ops()
+    op_library.ops()
 
     @tf.function
     def reduces(x):
@@ -475,14 +477,14 @@ def test_tensorflow_still_chains_calls_by_their_scopes_of_collectives():
 
 def test_without_scopes_of_collectives_there_is_one_warning(caplog):
     with caplog.at_level(logging.WARNING, logger="tfdist"):
-        _call_order.chain_calls(types.SimpleNamespace())
+        call_order.chain_calls(types.SimpleNamespace())
     (record,) = caplog.records
     assert "or one twice" in record.getMessage()
 
 
 def test_without_that_list_there_is_one_warning(caplog):
     with caplog.at_level(logging.WARNING, logger="tfdist"):
-        _library.release_from_order(types.SimpleNamespace())
+        op_library.release_from_order(types.SimpleNamespace())
     (record,) = caplog.records
     assert "do not overlap" in record.getMessage()
 
@@ -552,7 +554,7 @@ def test_an_error_that_is_not_ours_has_no_class_of_ours():
     ],
 )
 def test_the_kind_of_a_record_decides_the_class(kind, cls, base):
-    from tfdist._core import CoreError
+    from tfdist.core.native import CoreError
 
     payload = {"kind": kind, "rank": 3, "host": "h", "cause": "c", "later": 1}
     error = errors.from_core(CoreError(10, "rank 3 is gone", payload))
@@ -564,7 +566,7 @@ def test_the_kind_of_a_record_decides_the_class(kind, cls, base):
 
 
 def test_a_core_error_without_a_class_of_ours_is_tensorflows():
-    from tfdist._core import CoreError
+    from tfdist.core.native import CoreError
 
     error = errors.from_core(CoreError(3, "no rank 9", {"kind": "invalid_argument"}))
     assert type(error) is tf.errors.InvalidArgumentError

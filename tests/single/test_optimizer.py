@@ -11,9 +11,10 @@ import pytest
 import tensorflow as tf
 
 import tfdist
-from tfdist import _core, _xla
 from tfdist.collectives import ReduceOp
-from tfdist.optimizer import is_distributed
+from tfdist.core import native
+from tfdist.gradients import xla
+from tfdist.training.optimizer import is_distributed
 
 X = np.random.default_rng(1).normal(size=(32, 4)).astype("float32")
 Y = X.sum(axis=1, keepdims=True)
@@ -97,11 +98,11 @@ def test_an_apply_gradients_of_the_class_is_called_in_fit_under_a_loss_scale():
 
 @pytest.mark.parametrize("run_eagerly", [False, True])
 def test_every_step_reduces_one_group(run_eagerly):
-    _core.take_records()
+    native.take_records()
     fitted(
         tfdist.DistributedOptimizer(keras.optimizers.SGD(0.1)), run_eagerly=run_eagerly
     )
-    names = [r["name"] for r in _core.take_records() if r["kind"] == _core.ALLREDUCE]
+    names = [r["name"] for r in native.take_records() if r["kind"] == native.ALLREDUCE]
     assert len([n for n in names if n.startswith("gradients.")]) == 8
 
 
@@ -257,7 +258,7 @@ def test_compile_of_a_mixed_float16_model_is_refused_if_it_would_wrap():
 
 @pytest.mark.parametrize("nested", [False, True])
 def test_xla_is_refused_before_the_first_step(nested, monkeypatch):
-    monkeypatch.setattr(_xla, "unusable", lambda: _xla.NOT_BUILT)
+    monkeypatch.setattr(xla, "unusable", lambda: xla.NOT_BUILT)
     optimizer = tfdist.DistributedOptimizer(keras.optimizers.SGD(0.1))
     v = tf.Variable(1.0)
 
@@ -271,7 +272,7 @@ def test_xla_is_refused_before_the_first_step(nested, monkeypatch):
 
 
 def test_fit_with_xla_is_refused_before_the_first_step(monkeypatch):
-    monkeypatch.setattr(_xla, "unusable", lambda: _xla.NOT_BUILT)
+    monkeypatch.setattr(xla, "unusable", lambda: xla.NOT_BUILT)
     model = small_model()
     before = [w.numpy() for w in model.weights]
     optimizer = tfdist.DistributedOptimizer(keras.optimizers.SGD(0.1))
@@ -307,9 +308,9 @@ def test_gradients_without_variables_need_a_built_optimizer():
 def test_torn_weights_are_not_saved(method, name, tmp_path, monkeypatch):
     model = fitted(tfdist.DistributedOptimizer(keras.optimizers.Adam(0.01)))
     monkeypatch.setattr(
-        _core, "failure", lambda: _core.CoreError(10, "rank 3 on h7 died")
+        native, "failure", lambda: native.CoreError(10, "rank 3 on h7 died")
     )
-    monkeypatch.setattr(_core, "good_steps", lambda: 41)
+    monkeypatch.setattr(native, "good_steps", lambda: 41)
     with pytest.raises(RuntimeError, match=r"rank 3 on h7 died.*last good step is 41"):
         getattr(model, method)(tmp_path / name)
 

@@ -6,8 +6,11 @@ import pytest
 import tensorflow as tf
 
 import tfdist
-from tfdist import _core, agreement, collectives, groups
-from tfdist.reduce_options import ReduceOptions
+from tfdist import collectives
+from tfdist.collectives import signature
+from tfdist.core import native
+from tfdist.gradients import reduction
+from tfdist.gradients.options import ReduceOptions
 
 
 @pytest.fixture(autouse=True)
@@ -19,20 +22,20 @@ def world_of_one():
 def registered(monkeypatch):
     """Descriptions given to the core, in order."""
     seen = []
-    original = _core.register_group
+    original = native.register_group
 
     def note(description, present, **options):
         seen.append(description)
         return original(description, present, **options)
 
-    monkeypatch.setattr(_core, "register_group", note)
+    monkeypatch.setattr(native, "register_group", note)
     return seen
 
 
 def test_the_description_names_path_dtype_shape_and_options(registered):
     kernel = keras.Variable(np.zeros((2, 3), "float32"), name="kernel")
     bias = tf.Variable(np.zeros(3), name="bias")
-    groups.reduce_gradients(
+    reduction.reduce_gradients(
         [tf.ones((2, 3)), None],
         [kernel, bias],
         ReduceOptions(name="tower"),
@@ -51,7 +54,9 @@ def test_equal_groups_of_one_graph_are_told_apart_and_a_retrace_finds_them(regis
     @tf.function
     def step(x):
         g = v * x
-        return groups.reduce_gradients([g], [v]) + groups.reduce_gradients([2 * g], [v])
+        return reduction.reduce_gradients([g], [v]) + reduction.reduce_gradients(
+            [2 * g], [v]
+        )
 
     step(tf.constant(1.0))
     step(tf.constant([1.0, 1.0]))  # traces again
@@ -61,9 +66,9 @@ def test_equal_groups_of_one_graph_are_told_apart_and_a_retrace_finds_them(regis
 
 def test_gradients_that_no_rank_has_stay_none():
     v, w = tf.Variable(1.0), tf.Variable(2.0)
-    assert groups.reduce_gradients([None, None], [w, v]) == [None, None]
+    assert reduction.reduce_gradients([None, None], [w, v]) == [None, None]
     v, w = tf.Variable(1.0, name="v"), tf.Variable(2.0, name="w")
-    first, second = groups.reduce_gradients([None, tf.constant(3.0)], [v, w])
+    first, second = reduction.reduce_gradients([None, tf.constant(3.0)], [v, w])
     assert first is None
     assert float(second) == 3.0
 
@@ -76,7 +81,7 @@ def test_sparse_gradients_are_made_dense_with_duplicates_summed(in_graph, caplog
         slices = tf.IndexedSlices(
             tf.ones((3, 2)), tf.constant([1, 1, 3]), tf.constant([4, 2])
         )
-        return groups.reduce_gradients([slices], [table])[0]
+        return reduction.reduce_gradients([slices], [table])[0]
 
     with caplog.at_level("INFO", "tfdist"):
         dense = (tf.function(reduce) if in_graph else reduce)()
@@ -90,12 +95,12 @@ def test_a_list_that_gets_another_name_in_each_step_is_warned_of_once(
     monkeypatch, caplog, init_with
 ):
     init_with()  # nothing is registered yet
-    monkeypatch.setattr(agreement, "_MANY_LISTS", 5)
+    monkeypatch.setattr(signature, "_MANY_LISTS", 5)
     w = tf.Variable(1.0, name="w")
     for step in range(8):
         options = ReduceOptions(name=f"step {step}")
-        groups.reduce_gradients([tf.constant(2.0)], [w], options)
-        groups.reduce_gradients([tf.constant(2.0)], [w], options)
+        reduction.reduce_gradients([tf.constant(2.0)], [w], options)
+        reduction.reduce_gradients([tf.constant(2.0)], [w], options)
         said = [r.getMessage() for r in caplog.records if "is kept" in r.getMessage()]
         assert len(said) == (step >= 4)
 
@@ -113,7 +118,7 @@ def test_one_operation_for_each_bucket_with_indices_of_the_list(monkeypatch, ini
     variables = [tf.Variable(tf.fill([2048], float(i))) for i in range(5)]
     grads = [v * 2 for v in variables]
     grads[2] = None
-    reduced = groups.reduce_gradients(grads, variables)
+    reduced = reduction.reduce_gradients(grads, variables)
     assert [options["hints"] for _, options in calls] == [[4], [3, 1], [0]]
     assert [options["bucket"] for _, options in calls] == [0, 1, 2]
     assert {options["bucket_count"] for _, options in calls} == {3}
@@ -129,7 +134,7 @@ def test_one_operation_for_each_bucket_with_indices_of_the_list(monkeypatch, ini
 )
 def test_wrong_arguments_are_refused(grads, variables, words):
     with pytest.raises(ValueError, match=words):
-        groups.reduce_gradients(grads, variables)
+        reduction.reduce_gradients(grads, variables)
 
 
 def test_other_reductions_than_average_and_sum_are_refused():
@@ -141,7 +146,7 @@ def test_before_init_the_error_says_what_to_call():
     tfdist.shutdown()
     try:
         with pytest.raises(tfdist.NotInitializedError, match="init"):
-            groups.reduce_gradients([tf.constant(1.0)], [tf.Variable(1.0)])
+            reduction.reduce_gradients([tf.constant(1.0)], [tf.Variable(1.0)])
     finally:
         tfdist.init()
 
@@ -150,12 +155,12 @@ def test_before_init_the_error_says_what_to_call():
 def test_ranks_of_which_some_reduce_in_xla_are_told_so(monkeypatch, others):
     def differ(*_, **__):
         message = f"rank 0 says op=average by=xla, rank 1 says op=sum {others}"
-        raise _core.CoreError(3, message, {"kind": "mismatch"})
+        raise native.CoreError(3, message, {"kind": "mismatch"})
 
-    monkeypatch.setattr(_core, "register_group", differ)
+    monkeypatch.setattr(native, "register_group", differ)
     kernel = keras.Variable(np.zeros(3, "float32"), name=f"kernel_{others[3:]}")
     with pytest.raises(tfdist.MismatchError) as caught:
-        groups.reduce_gradients([tf.ones(3)], [kernel])
+        reduction.reduce_gradients([tf.ones(3)], [kernel])
     assert ("Only the ranks with by=xla" in str(caught.value)) == (
         others == "by=operations"
     )

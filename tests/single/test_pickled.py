@@ -7,8 +7,8 @@ import types
 import pytest
 from helpers.unplain import Bomb, Point, Refusing, ran
 
-from tfdist import _pickled
-from tfdist.rendezvous.links import Bond
+from tfdist.core import pickling, runtime, world
+from tfdist.core.rendezvous.links import Bond
 
 KEY = b"k" * 32
 LIMIT = 1 << 20
@@ -20,14 +20,14 @@ def nothing_ran():
 
 
 def sealed(obj, about="rank 0: call", key=KEY):
-    return _pickled.seal(obj, about, key, max_bytes=LIMIT)
+    return pickling.seal(obj, about, key, max_bytes=LIMIT)
 
 
 @pytest.mark.parametrize(
     "obj", [Point([1, {2}]), {1: Point("a"), (2, 3): 1 << 200}, len, Point, range(3)]
 )
 def test_an_object_comes_back(obj):
-    assert _pickled.unseal(sealed(obj), "rank 0: call", KEY) == obj
+    assert pickling.unseal(sealed(obj), "rank 0: call", KEY) == obj
 
 
 @pytest.mark.parametrize(
@@ -40,8 +40,8 @@ def test_an_object_comes_back(obj):
     ],
 )
 def test_nothing_runs_that_was_made_for_something_else(about, key):
-    with pytest.raises(_pickled.NotLoadedError, match="Nothing was unpickled"):
-        _pickled.unseal(sealed(Bomb()), about, key)
+    with pytest.raises(pickling.NotLoadedError, match="Nothing was unpickled"):
+        pickling.unseal(sealed(Bomb()), about, key)
     assert ran == []
 
 
@@ -52,30 +52,30 @@ def test_nothing_runs_of_bytes_that_were_changed_or_cut():
         for place in range(len(good))
     ]
     for data in [*wrong, *(good[:end] for end in range(len(good))), good + b"\0"]:
-        with pytest.raises(_pickled.NotLoadedError, match="Nothing was unpickled"):
-            _pickled.unseal(data, "rank 0: call", KEY)
+        with pytest.raises(pickling.NotLoadedError, match="Nothing was unpickled"):
+            pickling.unseal(data, "rank 0: call", KEY)
     assert ran == []
-    _pickled.unseal(good, "rank 0: call", KEY)
+    pickling.unseal(good, "rank 0: call", KEY)
     assert ran == ["boom"]
 
 
 def test_what_raises_while_it_is_unpickled_says_so():
-    with pytest.raises(_pickled.NotLoadedError, match=r"ValueError: .*'no number'"):
-        _pickled.unseal(sealed(Refusing()), "rank 0: call", KEY)
+    with pytest.raises(pickling.NotLoadedError, match=r"ValueError: .*'no number'"):
+        pickling.unseal(sealed(Refusing()), "rank 0: call", KEY)
 
 
 def test_too_many_bytes_are_refused():
     size = len(sealed(Point("x" * 100)))
-    _pickled.seal(Point("x" * 100), "", KEY, max_bytes=size)
+    pickling.seal(Point("x" * 100), "", KEY, max_bytes=size)
     words = f"at most {size - 1} bytes, got {size} bytes, pickled. Raise max_bytes"
     with pytest.raises(ValueError, match=words):
-        _pickled.seal(Point("x" * 100), "", KEY, max_bytes=size - 1)
+        pickling.seal(Point("x" * 100), "", KEY, max_bytes=size - 1)
 
 
 def without_cloudpickle(monkeypatch):
-    found = _pickled.importlib.util.find_spec
+    found = pickling.importlib.util.find_spec
     monkeypatch.setattr(
-        _pickled.importlib.util,
+        pickling.importlib.util,
         "find_spec",
         lambda name: None if name == "cloudpickle" else found(name),
     )
@@ -100,13 +100,13 @@ def test_cloudpickle_is_used_where_it_is_installed(monkeypatch):
 
     def dumps(obj, protocol):
         calls.append((obj, protocol))
-        return _pickled.pickle.dumps("by cloudpickle", protocol)
+        return pickling.pickle.dumps("by cloudpickle", protocol)
 
     module.dumps = dumps
     module.__spec__ = types.SimpleNamespace(name="cloudpickle")
     monkeypatch.setitem(sys.modules, "cloudpickle", module)
     obj = Point(1)
-    assert _pickled.unseal(sealed(obj), "rank 0: call", KEY) == "by cloudpickle"
+    assert pickling.unseal(sealed(obj), "rank 0: call", KEY) == "by cloudpickle"
     assert calls == [(obj, 5)]
 
 
@@ -126,8 +126,8 @@ def bond(**changes):
 
 
 def key_of(monkeypatch, of):
-    monkeypatch.setattr(_pickled._runtime, "bond", lambda: (of, ""))
-    return _pickled.key()
+    monkeypatch.setattr(runtime, "bond", lambda: (of, ""))
+    return pickling.key()
 
 
 def test_a_world_has_one_key_and_no_other_world_has_it(monkeypatch):
@@ -142,28 +142,28 @@ def test_a_world_has_one_key_and_no_other_world_has_it(monkeypatch):
 
 @pytest.fixture
 def no_world():
-    _pickled._runtime.shutdown()
+    world.shutdown()
     yield
-    _pickled._runtime.shutdown()
+    world.shutdown()
 
 
 @pytest.mark.parametrize("value", ["plain", "pickle"])
 @pytest.mark.usefixtures("no_world")
 def test_the_choice_is_that_of_init(monkeypatch, value):
     monkeypatch.setenv("TFDIST_OBJECTS", value)
-    _pickled._runtime.init()
+    world.init()
     for later in ("plain", "pickle"):
         monkeypatch.setenv("TFDIST_OBJECTS", later)
-        assert _pickled.chosen() == (value == "pickle")
+        assert pickling.chosen() == (value == "pickle")
 
 
 @pytest.mark.usefixtures("no_world")
 def test_ranks_without_a_common_secret_do_not_unpickle(monkeypatch):
-    monkeypatch.setattr(_pickled._runtime, "bond", lambda: (None, ""))
-    monkeypatch.setattr(_pickled._runtime, "size", lambda: 2)
-    assert not _pickled.chosen()
-    monkeypatch.setattr(_pickled._runtime, "setting", lambda _: "pickle")
+    monkeypatch.setattr(runtime, "bond", lambda: (None, ""))
+    monkeypatch.setattr(runtime, "size", lambda: 2)
+    assert not pickling.chosen()
+    monkeypatch.setattr(runtime, "setting", lambda _: "pickle")
     with pytest.raises(RuntimeError, match="no secret in common"):
-        _pickled.chosen()
-    monkeypatch.setattr(_pickled._runtime, "size", lambda: 1)
-    assert _pickled.chosen()
+        pickling.chosen()
+    monkeypatch.setattr(runtime, "size", lambda: 1)
+    assert pickling.chosen()

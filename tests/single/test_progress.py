@@ -15,9 +15,9 @@ import tensorflow as tf
 from helpers.pages import run_page
 
 import tfdist
-from tfdist.callbacks import Progress
-from tfdist.progress import exposure, pace, text
-from tfdist.progress.screen import Screen
+from tfdist.callbacks import Progress, _progress_rate, _progress_text
+from tfdist.callbacks._progress_terminal import Screen
+from tfdist.core.timeline import exposed_communication
 
 # ---- exposed communication ----
 
@@ -36,31 +36,31 @@ def step(*times, group="train/gradients.0123abcd", repeat=""):
 
 
 def test_what_overlaps_with_the_backward_pass_is_hidden():
-    assert exposure.exposed_us(step((0, 60), (50, 80), (100, 130))) == 30
-    assert exposure.exposed_us(step((0, 60), (50, 180), (100, 130))) == 80
+    assert exposed_communication.exposed_us(step((0, 60), (50, 80), (100, 130))) == 30
+    assert exposed_communication.exposed_us(step((0, 60), (50, 180), (100, 130))) == 80
     # Back before the last one was handed over: nothing but that one is waited for.
-    assert exposure.exposed_us(step((0, 1), (10, 11))) == 1
+    assert exposed_communication.exposed_us(step((0, 1), (10, 11))) == 1
 
 
 def test_steps_are_told_apart_by_their_buckets():
     first = step((0, 30), (20, 40))
     second = step((100, 130), (120, 145))
-    assert exposure.tails(second + first) == [(20, 40), (120, 145)]
-    assert exposure.exposed_us(first + second) == 45
+    assert exposed_communication.tails(second + first) == [(20, 40), (120, 145)]
+    assert exposed_communication.exposed_us(first + second) == 45
     # In one graph they are numbered, and may come before the one ahead has ended.
     numbered = step((35, 50), (60, 61), repeat="#1")
-    assert exposure.tails(first + numbered) == [(20, 40), (60, 61)]
+    assert exposed_communication.tails(first + numbered) == [(20, 40), (60, 61)]
 
 
 def test_two_lists_at_a_time_are_waited_for_once():
     one = step((0, 100))
     other = step((50, 120), group="train/gradients.89abcdef")
-    assert exposure.exposed_us(one + other) == 120
+    assert exposed_communication.exposed_us(one + other) == 120
     apart = step((200, 210), group="train/gradients.89abcdef")
-    assert exposure.exposed_us(one + apart) == 110
+    assert exposed_communication.exposed_us(one + apart) == 110
     within = step((20, 60), group="train/gradients.89abcdef")
-    assert exposure.exposed_us(one + within) == 100
-    names = [name for name, _ in exposure.lists(one + within)]
+    assert exposed_communication.exposed_us(one + within) == 100
+    names = [name for name, _ in exposed_communication.lists(one + within)]
     assert sorted(names) == ["train/gradients.0123abcd", "train/gradients.89abcdef"]
 
 
@@ -70,7 +70,9 @@ def test_rows_of_tables_belong_to_their_list():
         record("gradients.0123abcd.rows3.indices", 55, 70),
         record("gradients.0123abcd.rows3.values.1", 150, 190),
     ]
-    assert exposure.tails(step((0, 10), group="gradients.0123abcd") + rows) == [
+    assert exposed_communication.tails(
+        step((0, 10), group="gradients.0123abcd") + rows
+    ) == [
         (55, 90),
         (150, 190),
     ]
@@ -79,54 +81,59 @@ def test_rows_of_tables_belong_to_their_list():
 def test_other_operations_and_failed_ones_do_not_count():
     others = ["StopTogether", "batch_norm.3", "gradients.12.0", "allreduce.eager"]
     records = [record(name, 0, 1000) for name in others]
-    assert exposure.tails(records) == []
-    assert exposure.exposed_us(records) == 0
-    assert exposure.exposed_us([record("gradients.0123abcd.0", 0, 9, code=10)]) == 0
-    assert exposure.exposed_us([]) == 0
+    assert exposed_communication.tails(records) == []
+    assert exposed_communication.exposed_us(records) == 0
+    assert (
+        exposed_communication.exposed_us(
+            [record("gradients.0123abcd.0", 0, 9, code=10)]
+        )
+        == 0
+    )
+    assert exposed_communication.exposed_us([]) == 0
 
 
 # ---- speed and time ----
 
 
 def test_the_window_forgets_what_was_slow_before():
-    window = pace.Window(10.0)
+    window = _progress_rate.Window(10.0)
     for _ in range(30):
-        window.add(pace.Totals(1, 1.0, 1.0, 0.5))
+        window.add(_progress_rate.Totals(1, 1.0, 1.0, 0.5))
     for _ in range(200):
-        window.add(pace.Totals(1, 0.1, 0.1, 0.01))
+        window.add(_progress_rate.Totals(1, 0.1, 0.1, 0.01))
     assert window.recent.steps_per_s == pytest.approx(10.0)
     assert window.recent.exposed == pytest.approx(0.1)
-    assert pace.Window().recent.steps_per_s is None
-    assert pace.Window().recent.exposed is None
+    assert _progress_rate.Window().recent.steps_per_s is None
+    assert _progress_rate.Window().recent.exposed is None
 
 
 def test_a_long_training_keeps_few_points():
-    window = pace.Window(10.0)
+    window = _progress_rate.Window(10.0)
     for _ in range(100_000):
-        window.add(pace.Totals(1, 0.001))
+        window.add(_progress_rate.Totals(1, 0.001))
     assert len(window._points) < 60
     assert window.recent.steps_per_s == pytest.approx(1000)
 
 
 def test_time_left_needs_steps_and_speed():
     left = {"steps": 10, "steps_per_s": 2.0, "epoch_ends": 2, "pause_s": 3.0}
-    assert pace.seconds_left(**left) == 11.0
-    assert pace.seconds_left(**{**left, "steps": None}) is None
-    assert pace.seconds_left(**{**left, "steps_per_s": None}) is None
-    assert pace.seconds_left(**{**left, "steps": 0, "epoch_ends": 0}) == 0.0
+    assert _progress_rate.seconds_left(**left) == 11.0
+    assert _progress_rate.seconds_left(**{**left, "steps": None}) is None
+    assert _progress_rate.seconds_left(**{**left, "steps_per_s": None}) is None
+    assert _progress_rate.seconds_left(**{**left, "steps": 0, "epoch_ends": 0}) == 0.0
 
 
 def test_a_rank_without_data_adds_nothing():
     busy, idle = [100, 2.0, 2.0, 0.5], [0, 0.0, 0.0, 0.0]
-    assert pace.of_all_ranks([busy, idle]) == (50.0, 0.25)
-    assert pace.of_all_ranks([idle, idle]) == (None, None)
+    assert _progress_rate.of_all_ranks([busy, idle]) == (50.0, 0.25)
+    assert _progress_rate.of_all_ranks([idle, idle]) == (None, None)
     slower = [100, 4.0, 3.0, 0.75]
-    assert pace.of_all_ranks([busy, slower]) == (50.0, 0.25)
+    assert _progress_rate.of_all_ranks([busy, slower]) == (50.0, 0.25)
 
 
 # ---- the line ----
 
-FULL = text.Status(
+FULL = _progress_text.Status(
     epoch=3,
     epochs=90,
     step=120,
@@ -137,7 +144,7 @@ FULL = text.Status(
     exposed=0.04,
     left_s=42780.0,
 )
-CLOSED = text.Status(
+CLOSED = _progress_text.Status(
     **{
         **vars(FULL),
         "metrics": {
@@ -149,59 +156,70 @@ CLOSED = text.Status(
 )
 
 
-@pytest.mark.parametrize("status", [FULL, CLOSED, text.Status(1), text.Status(1, 2)])
+@pytest.mark.parametrize(
+    "status", [FULL, CLOSED, _progress_text.Status(1), _progress_text.Status(1, 2)]
+)
 def test_no_line_is_wider_than_the_terminal(status):
     for width in range(1, 200):
-        assert len(text.line(status, width, bar="━─")) <= width
-        assert len(text.closing_line(status, width)) <= width
+        assert len(_progress_text.line(status, width, bar="━─")) <= width
+        assert len(_progress_text.closing_line(status, width)) <= width
 
 
 def test_everything_that_matters_is_there_at_80_columns():
-    line = text.line(FULL, 79)
+    line = _progress_text.line(FULL, 79)
     for part in ("epoch 3/90", "loss 2.303", "acc 0.451", "1523/s", "exposed 4%"):
         assert part in line
     assert line.endswith("ETA 11h53m")
     # tfdistrun puts "[rank 0] " in front.
-    assert all(part in text.line(FULL, 70) for part in ("1523/s", "exposed 4%", "ETA"))
-    closing = text.closing_line(CLOSED, 70)
+    assert all(
+        part in _progress_text.line(FULL, 70)
+        for part in ("1523/s", "exposed 4%", "ETA")
+    )
+    closing = _progress_text.closing_line(CLOSED, 70)
     assert "loss 2.303 val 2.303" in closing and "acc 0.451 val 0.451" in closing
 
 
 def test_parts_go_in_the_order_of_their_worth():
     parts = ["top_5", "exposed", "acc", "/s", "ETA", "loss", "epoch"]
     gone = [
-        next(w for w in range(1, 200) if part in text.line(FULL, w)) for part in parts
+        next(w for w in range(1, 200) if part in _progress_text.line(FULL, w))
+        for part in parts
     ]
     assert gone == sorted(gone, reverse=True)
 
 
 def test_a_file_gets_everything_in_full():
-    assert text.line(FULL) == (
+    assert _progress_text.line(FULL) == (
         "epoch 3/90  step 120/5004  loss 2.3026  accuracy 0.4511  top_5 0.7500  "
         "1523 images/s  exposed comm. 4%  ETA 11h53m"
     )
-    assert text.closing_line(CLOSED).startswith(
+    assert _progress_text.closing_line(CLOSED).startswith(
         "epoch 3/90  120 steps in 54m45s  loss 2.3026  val_loss 2.3026  accuracy 0.4511"
     )
 
 
 def test_what_is_not_known_is_left_out():
-    assert text.line(text.Status(1, step=7), bar="━─") == "epoch 1  step 7"
-    assert text.line(text.Status(1, 2, 7, note="validation 3")) == (
+    assert (
+        _progress_text.line(_progress_text.Status(1, step=7), bar="━─")
+        == "epoch 1  step 7"
+    )
+    assert _progress_text.line(_progress_text.Status(1, 2, 7, note="validation 3")) == (
         "epoch 1/2  validation 3"
     )
-    assert text.closing_line(text.Status(1, metrics={"loss": math.nan})) == (
-        "epoch 1  loss nan"
-    )
+    assert _progress_text.closing_line(
+        _progress_text.Status(1, metrics={"loss": math.nan})
+    ) == ("epoch 1  loss nan")
     # A validation metric that has no counterpart stands alone.
-    alone = text.closing_line(text.Status(1, metrics={"val_auc": 0.5}))
+    alone = _progress_text.closing_line(
+        _progress_text.Status(1, metrics={"val_auc": 0.5})
+    )
     assert alone == "epoch 1  val_auc 0.5000"
 
 
 def test_the_bar_fills_with_the_epoch():
     def bar(step):
-        status = text.Status(1, 2, step, 40)
-        line = text.line(status, 79, bar="━─")
+        status = _progress_text.Status(1, 2, step, 40)
+        line = _progress_text.line(status, 79, bar="━─")
         return line.count("━"), line.count("─")
 
     assert [bar(0), bar(20), bar(40)] == [(0, 24), (12, 12), (24, 0)]

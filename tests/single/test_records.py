@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist._library import ops
+from tfdist.collectives.tf_ops.op_library import ops
 from tfdist.data import Records, _record_index, epoch_order
 
 

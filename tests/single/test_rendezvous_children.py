@@ -5,15 +5,15 @@ import os
 import pytest
 
 import tfdist
-from tfdist import _runtime
-from tfdist.rendezvous.children import (
+from tfdist.core import runtime
+from tfdist.core.rendezvous.children import (
     RANK_PROCESS,
     note_rank,
     rank_above,
     refusal,
     without_rank,
 )
-from tfdist.rendezvous.environment import detect
+from tfdist.core.rendezvous.environment import detect
 
 LAUNCHERS = {
     "tfdistrun": {
@@ -78,7 +78,7 @@ def test_a_child_that_is_given_another_place_is_no_childs_rank():
 def test_who_asks_for_the_rank_in_a_child_is_told_so(monkeypatch):
     for name, value in of_parent(LAUNCHERS["mpich"]).items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(_runtime, "_state", _runtime._State())
+    monkeypatch.setattr(runtime, "state", runtime.State())
     with pytest.raises(tfdist.NotInitializedError, match="is a child of rank 1"):
         tfdist.rank()
     with pytest.raises(tfdist.NotInitializedError, match="is a child of rank 1"):

@@ -8,14 +8,14 @@ from dataclasses import replace
 import pytest
 from helpers.deadline import deadline
 
-from tfdist.rendezvous import hosts, links, mesh
-from tfdist.rendezvous.address import bind
-from tfdist.rendezvous.auth import AuthenticationError
-from tfdist.rendezvous.environment import Placement
-from tfdist.rendezvous.errors import RendezvousError
-from tfdist.rendezvous.listener import Listener
-from tfdist.rendezvous.store import StoreServer
-from tfdist.rendezvous.world import Settings
+from tfdist.core.rendezvous import links, mesh, same_host
+from tfdist.core.rendezvous.address import bind
+from tfdist.core.rendezvous.auth import AuthenticationError
+from tfdist.core.rendezvous.environment import Placement
+from tfdist.core.rendezvous.errors import RendezvousError
+from tfdist.core.rendezvous.listener import Listener
+from tfdist.core.rendezvous.mesh_types import Settings
+from tfdist.core.rendezvous.store import StoreServer
 
 SECRET = bytes(range(32))
 
@@ -75,7 +75,7 @@ def test_ranks_of_one_machine_are_one_host_whatever_the_transport(transport):
 def test_equal_claims_without_a_proof_are_several_hosts(monkeypatch):
     """As of virtual machines that were cloned while they ran."""
     machine = [0, 1, 0, 1, 1]
-    listen, reaches = mesh._Builder._listen, hosts.reaches
+    listen, reaches = mesh._Builder._listen, same_host.reaches
     names = {}
 
     def listen_and_note(self, own_host):
@@ -89,7 +89,7 @@ def test_equal_claims_without_a_proof_are_several_hosts(monkeypatch):
         return await reaches(unix_name, claims=claims, **more)
 
     monkeypatch.setattr(mesh._Builder, "_listen", listen_and_note)
-    monkeypatch.setattr(hosts, "reaches", within_a_machine)
+    monkeypatch.setattr(same_host, "reaches", within_a_machine)
     host_of, kinds = found(5)
     assert host_of == (0, 1, 0, 1, 1)
     for (rank, peer), kind in kinds.items():
@@ -106,8 +106,8 @@ def test_different_claims_are_never_tried(monkeypatch):
         tried.append(claims)
         return True
 
-    monkeypatch.setattr(hosts, "claim", lambda: next(claims))
-    monkeypatch.setattr(hosts, "reaches", reaches)
+    monkeypatch.setattr(same_host, "claim", lambda: next(claims))
+    monkeypatch.setattr(same_host, "reaches", reaches)
     host_of, kinds = found(3)
     assert sorted(host_of) in ([0, 0, 1], [0, 1, 1])
     assert len(tried) == 1
@@ -132,12 +132,12 @@ def test_a_slow_proof_is_waited_for_and_a_missing_one_is_an_error():
         listener.start()
         ready = time.monotonic() + 0.3
         common = {"secret": SECRET, "described": "rank 0 (h, process 1)"}
-        assert await hosts.reaches(
+        assert await same_host.reaches(
             name, claims={"generation": 1}, deadline=ready + 5, **common
         )
         assert time.monotonic() >= ready
         with pytest.raises(RendezvousError, match="rank 0 .* is on this host but"):
-            await hosts.reaches(
+            await same_host.reaches(
                 name,
                 claims={"generation": 2},
                 deadline=time.monotonic() + 0.3,
@@ -145,12 +145,12 @@ def test_a_slow_proof_is_waited_for_and_a_missing_one_is_an_error():
             )
         before = time.monotonic()
         with pytest.raises(RendezvousError, match="generation 1 here"):
-            await hosts.reaches(
+            await same_host.reaches(
                 name, claims={"generation": 3}, deadline=before + 5, **common
             )
         assert time.monotonic() < before + 3
         await listener.close()
-        assert not await hosts.reaches(
+        assert not await same_host.reaches(
             name, claims={"generation": 1}, deadline=time.monotonic() + 5, **common
         )
 
@@ -161,6 +161,6 @@ def test_a_slow_proof_is_waited_for_and_a_missing_one_is_an_error():
 
 
 def test_hosts_are_numbered_by_their_lowest_rank():
-    assert hosts.numbered([0, 0, 2, 0, 2, 5]) == (0, 0, 1, 0, 1, 2)
-    assert hosts.numbered([0, 0, 1, 3, 2, 3, 6]) == (0, 0, 0, 1, 0, 1, 2)
-    assert hosts.candidates(3, ["a", "b", "a", "a"]) == [2, 0]
+    assert same_host.numbered([0, 0, 2, 0, 2, 5]) == (0, 0, 1, 0, 1, 2)
+    assert same_host.numbered([0, 0, 1, 3, 2, 3, 6]) == (0, 0, 0, 1, 0, 1, 2)
+    assert same_host.candidates(3, ["a", "b", "a", "a"]) == [2, 0]

@@ -5,8 +5,8 @@ import resource
 
 import pytest
 
-from tfdist.rendezvous import limits, overlay
-from tfdist.rendezvous.errors import RendezvousError
+from tfdist.core.rendezvous import limits, overlay
+from tfdist.core.rendezvous.errors import RendezvousError
 
 
 @pytest.fixture

@@ -15,14 +15,14 @@ from dataclasses import replace
 import pytest
 from helpers.deadline import deadline
 
-from tfdist import _core
-from tfdist.rendezvous import agreement, hosts, late_links, links, mesh
-from tfdist.rendezvous.address import bind
-from tfdist.rendezvous.environment import Placement
-from tfdist.rendezvous.errors import RendezvousError, timeout
-from tfdist.rendezvous.hosts import numbered
-from tfdist.rendezvous.store import Membership, StoreClient, StoreServer
-from tfdist.rendezvous.world import Mesh, Settings, close_ends
+from tfdist.core import native
+from tfdist.core.rendezvous import late_links, links, mesh, same_host, settings_check
+from tfdist.core.rendezvous.address import bind
+from tfdist.core.rendezvous.environment import Placement
+from tfdist.core.rendezvous.errors import RendezvousError, timeout
+from tfdist.core.rendezvous.mesh_types import Mesh, Settings, close_ends
+from tfdist.core.rendezvous.same_host import numbered
+from tfdist.core.rendezvous.store import Membership, StoreClient, StoreServer
 
 SECRET = bytes(range(32))
 SHM_BYTES = 1 << 16
@@ -224,7 +224,7 @@ def test_a_way_between_hosts_that_is_closed_is_told_from_both_ends(monkeypatch):
         return await original(bond, peer, **more)
 
     monkeypatch.setattr(links, "connect_tcp", dropped)
-    monkeypatch.setattr(hosts, "claim", lambda: f"host {next(claims)}")
+    monkeypatch.setattr(same_host, "claim", lambda: f"host {next(claims)}")
 
     async def go():
         async with job(3, timeout_s=2.0) as settings:
@@ -600,7 +600,7 @@ def record(local_rank=None, local_size=None, **versions):
 def test_versions_that_differ_are_named_with_ranks():
     records = [record(tensorflow="2.21"), record(tensorflow="2.20"), record()]
     with pytest.raises(RendezvousError) as caught:
-        agreement.check_agreement(records)
+        settings_check.check_agreement(records)
     assert (
         "tensorflow: 2.21 on rank 0; 2.20 on rank 1; not set on rank 2"
         in caught.value.message
@@ -615,7 +615,7 @@ def places(hosts, **told):
             own[name] = value
     size = len(hosts)
     found = [
-        agreement.topology(Placement(rank=rank, size=size), records, host_of)
+        settings_check.topology(Placement(rank=rank, size=size), records, host_of)
         for rank in range(size)
     ]
     return [(t.local_rank, t.local_size, t.cross_rank, t.cross_size) for t in found]
@@ -650,14 +650,14 @@ def shared(processors, hosts=None, local_size=None):
     for own, numbers in zip(records, processors, strict=True):
         own["processors"] = f"{sum(1 << number for number in numbers):x}"
     hosts = hosts or "a" * len(processors)
-    topology = agreement.topology(
+    topology = settings_check.topology(
         Placement(rank=0, size=len(hosts)),
         records,
         numbered([hosts.index(host) for host in hosts]),
     )
     if local_size is not None:
         topology = replace(topology, local_size=local_size)
-    return agreement.sharing(topology, records)
+    return settings_check.sharing(topology, records)
 
 
 def test_ranks_that_may_use_all_processors_share_them():
@@ -682,7 +682,7 @@ def test_a_rank_whose_host_is_not_proved_may_use_any_processor():
 @deadline(60)
 def test_ranks_without_a_link_know_each_others_processors_too(monkeypatch):
     bound = iter(range(100))
-    monkeypatch.setattr(agreement, "processors", lambda: f"{1 << next(bound):x}")
+    monkeypatch.setattr(settings_check, "processors", lambda: f"{1 << next(bound):x}")
     monkeypatch.setattr(late_links, "_CLOSE_S", 0)  # all of them serve on one thread
 
     async def go():
@@ -701,7 +701,7 @@ def test_ranks_without_a_link_know_each_others_processors_too(monkeypatch):
 def test_a_late_link_that_was_given_up_does_not_reach_the_core(monkeypatch):
     handed = []
     monkeypatch.setattr(late_links, "_CLOSE_S", 0)  # all of them serve on one thread
-    monkeypatch.setattr(_core, "add_link", handed.append)
+    monkeypatch.setattr(native, "add_link", handed.append)
     low, high = 0, 3  # no neighbours among six
 
     async def handed_over():
@@ -745,5 +745,5 @@ def test_a_rank_whose_store_is_silent_says_so_before_its_caller_gives_up():
             os.close(own.doorbell_fd)
 
     asyncio.run(go())
-    # `wait` has gone on for up to 5 s by then, and the caller for 10 (start.py).
+    # `wait` has gone on for up to 5 s by then, and the caller for 10 (connect.py).
     assert waits == [2.0]

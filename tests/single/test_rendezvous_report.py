@@ -2,7 +2,7 @@
 
 import pytest
 
-from tfdist.rendezvous.report import reason
+from tfdist.core.rendezvous.failure_report import reason
 
 GRAPH = """Graph execution error:
 

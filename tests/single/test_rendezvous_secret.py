@@ -13,17 +13,17 @@ import pytest
 from helpers.deadline import deadline
 from helpers.ports import free_ports
 
-from tfdist.rendezvous import secret as secrets_module
-from tfdist.rendezvous.environment import Placement, detect
-from tfdist.rendezvous.errors import RendezvousError
-from tfdist.rendezvous.secret import (
+from tfdist.core.rendezvous import secret as secret_module
+from tfdist.core.rendezvous.connect import Options, connect
+from tfdist.core.rendezvous.environment import Placement, detect
+from tfdist.core.rendezvous.errors import RendezvousError
+from tfdist.core.rendezvous.secret import (
     MeetingPoint,
     keep_in_memory,
     parent_job,
     read_secret_file,
     start_time,
 )
-from tfdist.rendezvous.start import Options, connect
 
 SECRET = bytes(range(32))
 OPTIONS = Options(
@@ -39,9 +39,9 @@ OPTIONS = Options(
 RANK = textwrap.dedent(
     """
     import json, os, sys
-    from tfdist.rendezvous.environment import detect
-    from tfdist.rendezvous.errors import RendezvousError
-    from tfdist.rendezvous.start import Options, connect
+    from tfdist.core.rendezvous.environment import detect
+    from tfdist.core.rendezvous.errors import RendezvousError
+    from tfdist.core.rendezvous.connect import Options, connect
     options = Options(
         generation=1, timeout_s=float(sys.argv[1]), transport="auto",
         shm_bytes=4096, window_bytes=4096, rows={},
@@ -132,8 +132,8 @@ def test_a_missing_secret_or_a_folder_is_refused(tmp_path):
 def test_a_secret_in_memory_can_be_read_by_a_child_as_long_as_we_live():
     fd, path = keep_in_memory(SECRET)
     try:
-        code = "import sys; from tfdist.rendezvous.secret import read_secret_file as r;"
-        code += "print(r(sys.argv[1]).hex())"
+        code = "import sys; from tfdist.core.rendezvous.secret import read_secret_file;"
+        code += "print(read_secret_file(sys.argv[1]).hex())"
         told = subprocess.run(
             [sys.executable, "-c", code, path],
             capture_output=True,
@@ -279,7 +279,7 @@ def test_a_folder_open_to_others_or_a_link_is_refused(tmp_path):
 
 
 def test_the_folder_without_a_runtime_folder_is_the_users_own(monkeypatch, tmp_path):
-    monkeypatch.setattr(secrets_module.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(secret_module.tempfile, "gettempdir", lambda: str(tmp_path))
     point = MeetingPoint("j", 1, {})
     assert point.folder == tmp_path / f"tfdist-{os.geteuid()}"
     # One that is not there may come from another login, by su or ssh.
@@ -289,7 +289,7 @@ def test_the_folder_without_a_runtime_folder_is_the_users_own(monkeypatch, tmp_p
 
 @deadline(20)
 def test_the_parent_job_skips_shells_between_launcher_and_rank():
-    code = "import os; from tfdist.rendezvous.secret import parent_job;"
+    code = "import os; from tfdist.core.rendezvous.secret import parent_job;"
     code += "print(parent_job(os.environ))"
     environ = {**os.environ, "PMI_RANK": "0", "PMI_FD": "9"}
     commands = (

@@ -12,11 +12,16 @@ from helpers.deadline import deadline
 from helpers.ports import free_ports
 
 from tfdist import __version__
-from tfdist.rendezvous import address, auth, channel, listener, store
-from tfdist.rendezvous.address import bind, is_loopback, join_address, split_address
-from tfdist.rendezvous.auth import AuthenticationError, Sealer
-from tfdist.rendezvous.errors import RendezvousError
-from tfdist.rendezvous.store import (
+from tfdist.core.rendezvous import address, auth, channel, listener, store
+from tfdist.core.rendezvous.address import (
+    bind,
+    is_loopback,
+    join_address,
+    split_address,
+)
+from tfdist.core.rendezvous.auth import AuthenticationError, Sealer
+from tfdist.core.rendezvous.errors import RendezvousError
+from tfdist.core.rendezvous.store import (
     Membership,
     MissingKeysError,
     StoreClient,

@@ -16,11 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tfdist
-from tfdist.data import _elements, _reading_service
-from tfdist.data._readers import reader_of
-from tfdist.rendezvous.auth import AuthenticationError, new_secret
-from tfdist.rendezvous.channel import Channel, ChannelClosed
-from tfdist.rendezvous.stream import Stream
+from tfdist.core.rendezvous.auth import AuthenticationError, new_secret
+from tfdist.core.rendezvous.channel import Channel, ChannelClosed
+from tfdist.core.rendezvous.stream import Stream
+from tfdist.data import _element_codec, _scatter_server
+from tfdist.data._reader_assignment import reader_of
 
 # ---- who reads ----
 
@@ -56,8 +56,8 @@ def test_one_reader_a_host_is_the_first_rank_of_each():
 
 
 def test_a_reader_keeps_the_newest_iterators_that_wait_and_says_so():
-    share = _reading_service.Share(tf.data.Dataset.range(3))
-    most = _reading_service._MOST_UNREAD
+    share = _scatter_server.Share(tf.data.Dataset.range(3))
+    most = _scatter_server._MOST_UNREAD
     last = most + 1  # so that one more waits than is kept
     assert [int(one) for one in share.iterator(last)] == [0, 1, 2]
     with pytest.raises(ValueError, match=f"keeps the newest {most} .* make a new one"):
@@ -68,7 +68,7 @@ def test_a_reader_keeps_the_newest_iterators_that_wait_and_says_so():
     for number in range(last + 1, last + 100):
         share.iterator(number)
     with pytest.raises(ValueError, match="make an iterator only where it is read"):
-        share.iterator(last + 101 + _reading_service._MOST_SKIPPED)
+        share.iterator(last + 101 + _scatter_server._MOST_SKIPPED)
     words = f"newest {most}"
     assert words in " ".join(tfdist.data.scatter.__doc__.split())
     page = pathlib.Path(__file__).parents[2] / "docs" / "scatter.md"
@@ -83,11 +83,11 @@ def test_a_spec_comes_back_as_it_was():
         "b": (tf.TensorSpec([None, 3], tf.bfloat16), tf.TensorSpec([], tf.string)),
         "a": collections.OrderedDict(z=tf.TensorSpec(None, tf.int8), y=()),
     }
-    found = _elements.restore(_elements.describe(spec))
+    found = _element_codec.restore(_element_codec.describe(spec))
     assert found == spec and list(found) == ["b", "a"]
     assert type(found["a"]) is collections.OrderedDict
     single = tf.TensorSpec([4], tf.bool)
-    assert _elements.restore(_elements.describe(single)) == single
+    assert _element_codec.restore(_element_codec.describe(single)) == single
 
 
 Pair = collections.namedtuple("Pair", "x y")
@@ -105,7 +105,7 @@ Pair = collections.namedtuple("Pair", "x y")
 )
 def test_what_cannot_be_sent_is_named_with_its_place(spec, words):
     with pytest.raises(TypeError, match=words):
-        _elements.describe(spec)
+        _element_codec.describe(spec)
 
 
 # ---- bytes ----
@@ -128,12 +128,12 @@ def element(shape, dtype, seed):
 
 
 def over_the_wire(elements, dtypes):
-    description, parts = _elements.encode(elements)
-    room = _elements.room_for(description, len(dtypes))
+    description, parts = _element_codec.encode(elements)
+    room = _element_codec.room_for(description, len(dtypes))
     sent = b"".join(parts)
     assert len(sent) == len(room)
     memoryview(room)[:] = sent
-    return _elements.decode(description, room, dtypes)
+    return _element_codec.decode(description, room, dtypes)
 
 
 @given(
@@ -160,7 +160,7 @@ def test_blocks_come_back_bit_for_bit_and_aligned(columns, count):
             assert column.shape[1:] == np.shape(part)
             np.testing.assert_array_equal(column[number], part)
             if dtype != tf.string and column.size:
-                assert column.ctypes.data % _elements.ALIGNMENT == 0
+                assert column.ctypes.data % _element_codec.ALIGNMENT == 0
 
 
 SENT = [[np.arange(3), [b"ab", b"c"]], [np.arange(3), [b"", b"def"]]]
@@ -168,7 +168,7 @@ SENT = [[np.arange(3), [b"ab", b"c"]], [np.arange(3), [b"", b"def"]]]
 
 def changed(**fields):
     elements = [[x, np.array(texts, object)] for x, texts in SENT]
-    description, parts = _elements.encode(elements)
+    description, parts = _element_codec.encode(elements)
     return {**description, **fields}, b"".join(parts)
 
 
@@ -200,20 +200,20 @@ def changed(**fields):
 def test_a_description_that_does_not_fit_is_refused(fields):
     description, sent = changed(**fields)
     with pytest.raises(ValueError, match="Expected"):
-        room = _elements.room_for(description, 2)
+        room = _element_codec.room_for(description, 2)
         memoryview(room)[: len(sent)] = sent[: len(room)]
-        _elements.decode(description, room, [tf.int64, tf.string])
+        _element_codec.decode(description, room, [tf.int64, tf.string])
 
 
 @pytest.mark.parametrize("lengths", [[2, 1, 0, 4], [-1, 4, 0, 3], [1 << 62] * 4])
 def test_lengths_of_strings_that_do_not_fit_are_refused(lengths):
     description, sent = changed()
-    room = _elements.room_for(description, 2)
+    room = _element_codec.room_for(description, 2)
     memoryview(room)[:] = sent
     start = 64 if description["bytes"][0] == 48 else 0
     room[start : start + 32] = np.array(lengths, "<i8").view(np.uint8)
     with pytest.raises(ValueError, match="that are none"):
-        _elements.decode(description, room, [tf.int64, tf.string])
+        _element_codec.decode(description, room, [tf.int64, tf.string])
 
 
 # ---- frames ----

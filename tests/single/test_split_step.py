@@ -12,8 +12,8 @@ import tensorflow as tf
 from tensorflow.python.ops import control_flow_util
 
 import tfdist
-from tfdist import _xla, groups
 from tfdist.callbacks import BroadcastInitialState, LearningRateScale, MetricAverage
+from tfdist.gradients import reduction, xla
 
 RNG = np.random.default_rng(1)
 X = RNG.normal(size=(20, 4)).astype("float32")
@@ -22,7 +22,7 @@ Y = X.sum(axis=1, keepdims=True)
 
 @pytest.fixture(autouse=True)
 def world_of_one(monkeypatch):
-    monkeypatch.setattr(_xla, "unusable", lambda: _xla.NOT_BUILT)
+    monkeypatch.setattr(xla, "unusable", lambda: xla.NOT_BUILT)
     tfdist.init()
     keras.utils.clear_session()
     keras.utils.set_random_seed(2)
@@ -313,7 +313,7 @@ def test_variables_of_an_abandoned_trace_have_values(
     cls, library, line, monkeypatch, caplog
 ):
     if library:  # the weight is refused; what was traced for XLA until then is lost
-        monkeypatch.setattr(_xla, "unusable", lambda: None)
+        monkeypatch.setattr(xla, "unusable", lambda: None)
     caplog.set_level(logging.INFO, logger="tfdist")
     found = []
     for jit_compile in (False, True):
@@ -373,7 +373,7 @@ def test_weights_of_batches_cross_the_cut(computed, monkeypatch):
         seen.append(weight)
         return tf.constant(1.0, tf.float64)
 
-    monkeypatch.setattr(groups, "share_of", share_of)
+    monkeypatch.setattr(reduction, "share_of", share_of)
     model = compiled(Weighted)
     model.computed = computed
     fit(model)

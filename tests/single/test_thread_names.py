@@ -7,9 +7,8 @@ import threading
 import pytest
 
 import tfdist
-from tfdist import _last_words as last_words
-from tfdist import _runtime
-from tfdist._names import NameOwners, key_of
+from tfdist.collectives.tf_ops.op_names import NameOwners, key_of
+from tfdist.core import exit_report, runtime, world
 
 X, Y = key_of("x"), key_of("y")
 
@@ -145,15 +144,16 @@ def test_no_more_names_are_remembered_than_have_room(owners):
 
 def test_an_error_that_a_thread_does_not_catch_makes_the_process_fail(monkeypatch):
     told, codes = [], []
-    monkeypatch.setattr(last_words, "tell", lambda error, _rank: told.append(error))
-    monkeypatch.setattr(_runtime, "_state", _runtime._State())
-    monkeypatch.setattr(_runtime, "shutdown", lambda: None)
+    monkeypatch.setattr(exit_report, "tell", lambda error, _rank: told.append(error))
+    monkeypatch.setattr(runtime, "state", runtime.State())
+    monkeypatch.setattr(world, "_program", world._Program())
+    monkeypatch.setattr(world, "shutdown", lambda: None)
     monkeypatch.setattr(os, "_exit", codes.append)
 
     def end_with(error):
         arguments = (type(error), error, None, threading.current_thread())
-        _runtime._note_failed_thread(threading.ExceptHookArgs(arguments))
-        _runtime._leave()
+        world._note_failed_thread(threading.ExceptHookArgs(arguments))
+        world._leave()
 
     end_with(ValueError("of the user's own code"))
     assert (told, codes) == ([], [])

@@ -8,8 +8,8 @@ import os
 
 import pytest
 
-from tfdist.progress.slowest import slowest
-from tfdist.timeline import clocks, communication, events, merging, parts
+from tfdist.core.timeline import clocks, communication, events, merging, parts
+from tfdist.core.timeline.slowest_rank import slowest
 from tfdist.tools import cli
 from tfdist.tools import timeline as tool
 

@@ -11,9 +11,9 @@ from helpers import launcher
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfdist import _core, tuning
-from tfdist.rendezvous import agreement
-from tfdist.rendezvous.errors import RendezvousError
+from tfdist.core import native, tuning
+from tfdist.core.rendezvous import settings_check
+from tfdist.core.rendezvous.errors import RendezvousError
 
 KNOWN = ("allreduce/ring", "allreduce/star", "broadcast/binomial", "broadcast/star")
 
@@ -54,11 +54,11 @@ def test_lines_keep_their_order_and_say_what_they_are_for():
         (rule.kind, rule.half, rule.hosts, rule.up_to_bytes, rule.algorithm)
         for rule in found.rules
     ] == [
-        (_core.ALLREDUCE, False, (2, 1), 1000, "star"),
-        (_core.ALLREDUCE, False, (2, 1), (1 << 63) - 1, "ring"),
-        (_core.ALLREDUCE, True, (2, 1), 7, "star"),
-        (_core.BROADCAST, False, (2, 1), 0, "star"),
-        (_core.BROADCAST, False, (2, 1), 9, "binomial"),
+        (native.ALLREDUCE, False, (2, 1), 1000, "star"),
+        (native.ALLREDUCE, False, (2, 1), (1 << 63) - 1, "ring"),
+        (native.ALLREDUCE, True, (2, 1), 7, "star"),
+        (native.BROADCAST, False, (2, 1), 0, "star"),
+        (native.BROADCAST, False, (2, 1), 9, "binomial"),
     ]
     assert found.hash == tuning.parse(text, "elsewhere.json", KNOWN).hash
     assert found.hash != tuning.parse(text + " ", "t.json", KNOWN).hash
@@ -166,7 +166,7 @@ def test_a_file_that_cannot_be_read_is_an_error(tmp_path):
 
 def test_what_rank_0_tells_is_what_all_make_of_it(tmp_path):
     path = tmp_path / "t.json"
-    names = [n for n in _core.build_info()["algorithms"] if n.startswith("allreduce/")]
+    names = [n for n in native.build_info()["algorithms"] if n.startswith("allreduce/")]
     name = names[0].partition("/")[2]
     path.write_text(document(row(sizes=sizes((5, name)))))
     told = tuning.record({tuning.VARIABLE: str(path)})
@@ -198,7 +198,7 @@ def test_a_file_of_another_rank_than_0_is_told_to_be_without_effect(caplog):
 def test_one_rank_alone_refuses_a_bad_file_too(tmp_path):
     path = tmp_path / "t.json"
     path.write_text("{}")
-    program = "from tfdist import _runtime; _runtime.start()"
+    program = "from tfdist.core import world; world.start()"
     env = {**launcher.clean_environment(), tuning.VARIABLE: str(path)}
     done = subprocess.run(
         [sys.executable, "-c", program],
@@ -223,8 +223,8 @@ def test_the_example_of_the_page_is_a_tuning_file():
 def test_the_rendezvous_error_is_one_that_every_rank_finds_by_itself():
     records = [{"tuning": {"error": "bad"}}, {"tuning": None}]
     with pytest.raises(RendezvousError, match="bad") as caught:
-        agreement.tuning_of(records)
+        settings_check.tuning_of(records)
     # Told to the others it would reach some as another error, before they find it.
     assert caught.value.known_to_all
-    assert caught.value.code == _core.INVALID_ARGUMENT
-    assert agreement.tuning_of(records[::-1]) is None
+    assert caught.value.code == native.INVALID_ARGUMENT
+    assert settings_check.tuning_of(records[::-1]) is None

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 import tfdist
-from tfdist.variable_groups import VariableGroups
+from tfdist.gradients.manual_buckets import VariableGroups
 
 
 def variables(count):

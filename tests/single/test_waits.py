@@ -7,8 +7,8 @@ import time
 import keras
 import numpy as np
 
-from tfdist.waits._calls import describe_call, describe_place
-from tfdist.waits._watch import EAGER, GRAPH, PATIENT, survey
+from tfdist.core.waits._calls import describe_call, describe_place
+from tfdist.core.waits._watch import EAGER, GRAPH, PATIENT, survey
 
 ME = threading.get_ident
 

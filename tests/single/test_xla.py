@@ -14,8 +14,11 @@ import tensorflow as tf
 from helpers.xla_library import needs_xla_library
 
 import tfdist
-from tfdist import _operations, _xla, errors, groups
-from tfdist.sparse import TABLE_BYTES
+from tfdist import errors
+from tfdist.collectives.tf_ops import emit
+from tfdist.gradients import reduction
+from tfdist.gradients import xla as gradient_xla
+from tfdist.gradients.sparse import TABLE_BYTES
 
 X = np.linspace(-1, 1, 24, dtype="float32").reshape(8, 3)
 Y = X.sum(axis=1, keepdims=True)
@@ -77,7 +80,7 @@ SLOW = ("accumulation", "nan policy")
     [pytest.param(x, marks=[pytest.mark.slow] * (x in SLOW)) for x in REFUSED],
 )
 def test_what_has_no_place_inside_takes_the_split_step(what, monkeypatch, caplog):
-    monkeypatch.setattr(_xla, "unusable", lambda: None)
+    monkeypatch.setattr(gradient_xla, "unusable", lambda: None)
     caplog.set_level(logging.INFO, logger="tfdist")
     options, reason = REFUSED[what]
     model = fitted(**options)
@@ -90,19 +93,19 @@ def test_what_has_no_place_inside_takes_the_split_step(what, monkeypatch, caplog
 
 
 def test_the_commit_gate_takes_the_split_step(monkeypatch):
-    monkeypatch.setattr(_xla, "unusable", lambda: None)
-    monkeypatch.setattr(groups, "gated", lambda: True)
-    with pytest.raises(_operations.InsideXlaError, match="TFDIST_COMMIT_GATE=1"):
+    monkeypatch.setattr(gradient_xla, "unusable", lambda: None)
+    monkeypatch.setattr(reduction, "gated", lambda: True)
+    with pytest.raises(emit.InsideXlaError, match="TFDIST_COMMIT_GATE=1"):
         compiled_gradients([tf.Variable([1.0])])
 
 
 @pytest.mark.parametrize("how", ["cond", "loop", "function"])
 def test_a_reduction_in_a_branch_a_loop_or_a_function_is_refused(how, monkeypatch):
-    monkeypatch.setattr(_xla, "unusable", lambda: None)
+    monkeypatch.setattr(gradient_xla, "unusable", lambda: None)
     v = tf.Variable(1.0)
 
     def reduce():
-        return groups.reduce_gradients([v * 2.0], [v])[0]
+        return reduction.reduce_gradients([v * 2.0], [v])[0]
 
     ways = {
         "cond": lambda: tf.cond(v > 0.0, reduce, lambda: v * 1.0),
@@ -111,7 +114,7 @@ def test_a_reduction_in_a_branch_a_loop_or_a_function_is_refused(how, monkeypatc
         ),
         "function": lambda: tf.function(reduce)(),
     }
-    with pytest.raises(_operations.InsideXlaError, match="tf.cond, tf.while_loop"):
+    with pytest.raises(emit.InsideXlaError, match="tf.cond, tf.while_loop"):
         tf.function(ways[how], jit_compile=True)()
 
 
@@ -126,7 +129,7 @@ def compiled_gradients(variables):
 
 
 def test_rows_of_a_large_table_are_refused(monkeypatch):
-    monkeypatch.setattr(_xla, "unusable", lambda: None)
+    monkeypatch.setattr(gradient_xla, "unusable", lambda: None)
     table = tf.Variable(tf.zeros([TABLE_BYTES // 16, 4]))
 
     @tf.function(jit_compile=True)
@@ -135,13 +138,13 @@ def test_rows_of_a_large_table_are_refused(monkeypatch):
             loss = tf.reduce_sum(tf.gather(table, [1, 1, 5]))
         return tape.gradient(loss, table)
 
-    with pytest.raises(_operations.InsideXlaError, match="by their rows"):
+    with pytest.raises(emit.InsideXlaError, match="by their rows"):
         step()
 
 
 def test_a_missing_library_is_named_with_what_to_do(monkeypatch, tmp_path):
-    monkeypatch.setattr(_xla, "LIBRARY_PATH", tmp_path / "none.so")
-    assert _xla.unusable() == _xla.NOT_BUILT
+    monkeypatch.setattr(gradient_xla, "LIBRARY_PATH", tmp_path / "none.so")
+    assert gradient_xla.unusable() == gradient_xla.NOT_BUILT
     with pytest.raises(NotImplementedError, match=r"(?s)make xla.*jit_compile=False"):
         compiled_gradients([tf.Variable([1.0])])
 
@@ -158,19 +161,19 @@ def test_a_library_of_another_tensorflow_is_not_loaded(
 ):
     path = tmp_path / "library.so"
     path.write_bytes(content)
-    monkeypatch.setattr(_xla, "LIBRARY_PATH", path)
-    monkeypatch.setattr(_xla, "_load", _xla._load.__wrapped__)
-    assert words in _xla.unusable()
-    assert "make xla" in _xla.unusable()
+    monkeypatch.setattr(gradient_xla, "LIBRARY_PATH", path)
+    monkeypatch.setattr(gradient_xla, "_load", gradient_xla._load.__wrapped__)
+    assert words in gradient_xla.unusable()
+    assert "make xla" in gradient_xla.unusable()
 
 
 def test_a_machine_with_a_gpu_takes_the_split_step(monkeypatch, tmp_path):
     path = tmp_path / "library.so"
     path.write_bytes(b"")
-    monkeypatch.setattr(_xla, "LIBRARY_PATH", path)
+    monkeypatch.setattr(gradient_xla, "LIBRARY_PATH", path)
     devices = [tf.config.LogicalDevice(f"/device:{d}:0", d) for d in ("CPU", "GPU")]
     monkeypatch.setattr(tf.config, "list_logical_devices", lambda: devices)
-    assert "CPUs only, and TensorFlow sees GPU here" in _xla.unusable()
+    assert "CPUs only, and TensorFlow sees GPU here" in gradient_xla.unusable()
 
 
 def test_make_xla_names_what_a_tensorflow_lacks(monkeypatch, tmp_path, capsys):

@@ -9,24 +9,25 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist import _core, _engine, _runtime, split_step
-from tfdist._process_sets import ProcessSet, members_of
-from tfdist.callbacks._epochs import agree_on_epoch
-from tfdist.callbacks._listing import (
+from tfdist.callbacks._callback_list import (
     agree_on_callbacks,
     callback_list_of_the_call,
     is_in_fit,
 )
+from tfdist.callbacks._epochs import agree_on_epoch
 from tfdist.callbacks._loss_reductions import warn_of_reductions
-from tfdist.callbacks._optimizers import check_all_reduce, optimizers_of
+from tfdist.callbacks._loss_weighting import take_back
 from tfdist.callbacks._raised import restore_train_function, translate_errors
 from tfdist.callbacks._rank_comparison import RankComparison, ranks_that_train
-from tfdist.callbacks._saving import guard_saving
-from tfdist.callbacks._state import common_rates_of, other_optimizers
-from tfdist.callbacks._weighing import take_back
+from tfdist.callbacks._save_guard import guard_saving
+from tfdist.callbacks._state_sync import common_rates_of, other_optimizers
 from tfdist.collectives import ReduceOp, allreduce
+from tfdist.core import engines, native, runtime
+from tfdist.core.process_sets import ProcessSet, members_of
 from tfdist.layers.synchronized import batch_normalizations, is_synchronized
-from tfdist.optimizer import (
+from tfdist.training import jit_compile
+from tfdist.training.model_optimizers import check_all_reduce, optimizers_of
+from tfdist.training.optimizer import (
     is_distributed,
     may_be_traced_unwrapped,
     unwrapped_message,
@@ -73,10 +74,10 @@ class RankCallback(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Checks the model, and the callbacks of all ranks."""
-        _runtime.check_initialized()
+        runtime.check_initialized()
         check_model(self.model)
         guard_saving(self.model)
-        split_step.install(self.model)
+        jit_compile.install(self.model)
         self._checked = False
         self._steps_seen = 0
         running = callback_list_of_the_call()
@@ -84,7 +85,7 @@ class RankCallback(keras.callbacks.Callback):
         ours = (c for c in self._listed if isinstance(c, RankCallback))
         self._leads = next(ours, None) is self
         self._compares = self._leads
-        self._traces = self._leads and bool(_runtime.setting("TFDIST_TIMELINE"))
+        self._traces = self._leads and bool(runtime.setting("TFDIST_TIMELINE"))
         if self._leads:
             if _is_traced_otherwise(self.model):
                 self.model.train_function = None
@@ -93,7 +94,7 @@ class RankCallback(keras.callbacks.Callback):
             agree_on_callbacks(self._listed, epochs, self._ranks, self.model)
             _warn_of_own_statistics(self.model, self._listed, self._first)
             warn_of_reductions(self.model, self._first)
-            if running is not None and _runtime.rank() in ranks_that_train(self.model):
+            if running is not None and runtime.rank() in ranks_that_train(self.model):
                 RankComparison.append_to(running)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -106,7 +107,7 @@ class RankCallback(keras.callbacks.Callback):
         if self._leads:  # a rank that ends alone is found while it waits here
             self._largest_of_all(self._epoch + 1, "end of fit", None)
         restore_train_function(self.model)
-        split_step.remove(self.model)
+        jit_compile.remove(self.model)
 
     def on_train_batch_begin(
         self, batch: int, logs: dict[str, Any] | None = None
@@ -128,14 +129,14 @@ class RankCallback(keras.callbacks.Callback):
         """After the first update: checks that gradients were reduced."""
         if self._traces:
             now_us = time.monotonic_ns() // 1000
-            _core.timeline_span("step", self._step_began_us or now_us, now_us)
+            native.timeline_span("step", self._step_began_us or now_us, now_us)
         if self._checked:
             return
         self._steps_seen += 1
         if self._steps_seen < _steps_with_an_update(self.model):
             return
         self._checked = True
-        if _runtime.size() > 1 and not self._has_reduced():
+        if runtime.size() > 1 and not self._has_reduced():
             raise RuntimeError(
                 "The first step reduced no gradients: every rank trains on its own. "
                 "A custom train_step has to call self.optimizer.apply(gradients, "
@@ -159,7 +160,7 @@ class RankCallback(keras.callbacks.Callback):
 
     def _largest_of_all(self, number: int, name: str, timeout_s: float | None) -> int:
         """The largest of the ranks' numbers; a rank without data has nothing to add."""
-        if _runtime.size() == 1:
+        if runtime.size() == 1:
             return number
         return int(
             allreduce(
@@ -175,7 +176,7 @@ class RankCallback(keras.callbacks.Callback):
         """What has been done so far does not count as a reduction of gradients."""
         self._finished_before = finished_operations()
         if _counts_moments(self.model):
-            _core.take_records()
+            native.take_records()
             object.__setattr__(self.model, _NAMES, [])  # Keras would track it
 
     def _has_reduced(self) -> bool:
@@ -186,7 +187,7 @@ class RankCallback(keras.callbacks.Callback):
         if not (_counts_moments(self.model) and hasattr(self.model, _NAMES)):
             return True
         # Records can be taken once, so the callbacks of a model share their names.
-        names = [*getattr(self.model, _NAMES), *map(_name_of, _core.take_records())]
+        names = [*getattr(self.model, _NAMES), *map(_name_of, native.take_records())]
         object.__setattr__(self.model, _NAMES, names)
         return any(not name.startswith("batch_norm.") for name in names)
 
@@ -211,7 +212,7 @@ def _counts_moments(model: keras.Model) -> bool:
 
     Another engine leaves them out, and the core's records know nothing of what it does.
     """
-    if _engine.chosen() is not None:
+    if engines.chosen() is not None:
         return False
     return any(map(is_synchronized, batch_normalizations(model)))
 
@@ -223,8 +224,8 @@ def _name_of(record: dict[str, Any]) -> str:
 
 def finished_operations() -> int:
     """How many operations the engine has finished in this world."""
-    engine = _engine.chosen()
-    return engine.finished() if engine else int(_core.counters()["finished"])
+    engine = engines.chosen()
+    return engine.finished() if engine else int(native.counters()["finished"])
 
 
 def _steps_with_an_update(model: keras.Model) -> int:
@@ -258,7 +259,7 @@ def check_model(model: keras.Model) -> None:
 
 
 def _check_batch_normalization(model: keras.Model) -> None:
-    if _runtime.size() == 1:
+    if runtime.size() == 1:
         return
     layers = batch_normalizations(model)
     plain = [layer for layer in layers if not is_synchronized(layer)]
@@ -291,7 +292,7 @@ def _warn_of_own_statistics(
         callbacks: those of its training.
         first: the rank that says so.
     """
-    if _runtime.size() == 1 or _runtime.rank() != first:
+    if runtime.size() == 1 or runtime.rank() != first:
         return
     plain = [
         layer

@@ -8,9 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist import _runtime
-from tfdist._process_sets import ProcessSet, members_of
-from tfdist.callbacks._listing import variables_of_fit
+from tfdist.callbacks._callback_list import variables_of_fit
 from tfdist.collectives import allgather
 from tfdist.consistency.shared_samples import (
     SampleTap,
@@ -19,6 +17,8 @@ from tfdist.consistency.shared_samples import (
     common_samples,
     samples_to_keep,
 )
+from tfdist.core import runtime
+from tfdist.core.process_sets import ProcessSet, members_of
 
 _logger = logging.getLogger("tfdist")
 _DATASET = "_distributed_dataset"  # of Keras's iterator over the batches of an epoch
@@ -54,14 +54,14 @@ class DataCheck:
         if self._tap is not None:
             own = tf.constant(self._tap.hashes())
             setattr(self._iterator, _DATASET, self._original)
-        ranks = tf.fill([tf.size(own)], tf.constant(_runtime.rank(), tf.int64))
+        ranks = tf.fill([tf.size(own)], tf.constant(runtime.rank(), tf.int64))
         rows = allgather(
             tf.stack([ranks, own], 1),
             name="check of the first batches",
             process_set=self._ranks,
         ).numpy()
         members = members_of(self._ranks)
-        if _runtime.rank() != members[0]:
+        if runtime.rank() != members[0]:
             return
         hashes = [rows[rows[:, 0] == rank, 1] for rank in members]
         if not are_shared(hashes):

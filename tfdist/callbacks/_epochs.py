@@ -5,11 +5,12 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 
-from tfdist import _runtime, errors
-from tfdist._process_sets import ProcessSet, members_of
+from tfdist import errors
+from tfdist.collectives.objects import allgather_object
 from tfdist.consistency.comparison import equal_on_all_ranks
 from tfdist.consistency.fingerprint import digest
-from tfdist.objects import allgather_object
+from tfdist.core import runtime
+from tfdist.core.process_sets import ProcessSet, members_of
 
 
 def agree_on_epoch(
@@ -27,7 +28,7 @@ def agree_on_epoch(
     Raises:
         tfdist.MismatchError: on all ranks, with the values of each.
     """
-    if _runtime.size() == 1:
+    if runtime.size() == 1:
         return
     packed = struct.pack(f"<{len(rates)}d", *rates)
     bits = digest(packed)

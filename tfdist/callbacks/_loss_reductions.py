@@ -7,8 +7,8 @@ from typing import Any
 
 import keras
 
-from tfdist import _runtime
 from tfdist.collectives import ReduceOp
+from tfdist.core import runtime
 
 _logger = logging.getLogger("tfdist")
 SUMS = ("sum", "none", None)  # of the samples, which are not divided by their number
@@ -32,7 +32,7 @@ def warn_of_reductions(model: keras.Model, first: int) -> None:
     options = getattr(optimizer, "tfdist_options", None)
     if options is None or options.op != ReduceOp.AVERAGE:
         return
-    if _runtime.size() == 1 or _runtime.rank() != first:
+    if runtime.size() == 1 or runtime.rank() != first:
         return
     reductions = reductions_of(model)
     for reduction in (one for one in SUMS if one in reductions):

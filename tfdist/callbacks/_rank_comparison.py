@@ -7,18 +7,18 @@ from typing import Any
 
 import keras
 
-from tfdist import _runtime
-from tfdist._process_sets import ProcessSet, members_of
-from tfdist.agreement import path_of
+from tfdist.callbacks._callback_list import kind_of
 from tfdist.callbacks._data_check import DataCheck
-from tfdist.callbacks._listing import kind_of
-from tfdist.callbacks._optimizers import optimizers_of, slots_of
-from tfdist.callbacks._own_state import own_variables
+from tfdist.callbacks._per_rank_state import own_variables
+from tfdist.collectives.local_variables import identity
+from tfdist.collectives.per_rank_variables import is_declared, shared_weights, were_sent
+from tfdist.collectives.signature import path_of
 from tfdist.consistency.comparison import compare, is_on, plain
 from tfdist.consistency.explanation import SLOT, STATE, TRAINED, RankState
 from tfdist.consistency.fingerprint import fingerprints
-from tfdist.consistency.per_rank import is_declared, shared_weights, were_sent
-from tfdist.local_variables import identity
+from tfdist.core import runtime
+from tfdist.core.process_sets import ProcessSet, members_of
+from tfdist.training.model_optimizers import optimizers_of, slots_of
 
 # Attributes by which Keras's callbacks decide; they follow from the logs.
 _DECIDES_BY = {
@@ -108,12 +108,12 @@ def compare_model(
         tfdist.MismatchError: on all ranks, if they differ.
     """
     process_set = process_set_of(model)
-    if _runtime.rank() not in ranks_that_train(model) or not is_on():
+    if runtime.rank() not in ranks_that_train(model) or not is_on():
         return
     pairs = compared_variables(model)
     variables = [variable for variable, _ in pairs]
     state = RankState(
-        rank=_runtime.rank(),
+        rank=runtime.rank(),
         names=list(map(path_of, variables)),
         kinds=[kind for _, kind in pairs],
         fingerprints=fingerprints(variables),

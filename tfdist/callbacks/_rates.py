@@ -14,7 +14,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist._own_name import subclass_under_own_name
+from tfdist.core.keras_subclass import subclass_under_own_name
 
 Schedule = keras.optimizers.schedules.LearningRateSchedule
 

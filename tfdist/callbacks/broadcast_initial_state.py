@@ -5,23 +5,24 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from tfdist import _runtime, _weighted_accumulation
-from tfdist._adapted import check_alike, follow_variables
-from tfdist._process_sets import members_of
 from tfdist.callbacks._base import RankCallback
-from tfdist.callbacks._first_call import (
+from tfdist.callbacks._callback_list import is_in_fit
+from tfdist.callbacks._per_rank_state import mark_of, own_variables
+from tfdist.collectives.local_variables import identity
+from tfdist.collectives.objects import gather_from_all
+from tfdist.collectives.variables import broadcast_variables
+from tfdist.core import runtime
+from tfdist.core.process_sets import members_of
+from tfdist.gradients import accumulation
+from tfdist.layers.seed_generators import broadcast_seed_generators, check_choice
+from tfdist.training.first_batch import (
     UnsentWeights,
     at_first_call,
     build_by,
     unbuilt_layers,
 )
-from tfdist.callbacks._listing import is_in_fit
-from tfdist.callbacks._optimizers import optimizers_of
-from tfdist.callbacks._own_state import mark_of, own_variables
-from tfdist.layers.seed_generators import broadcast_seed_generators, check_choice
-from tfdist.local_variables import identity
-from tfdist.objects import gather_from_all
-from tfdist.variables import broadcast_variables
+from tfdist.training.model_optimizers import optimizers_of
+from tfdist.training.preprocessing_layers import check_alike, follow_variables
 
 _logger = logging.getLogger("tfdist")
 
@@ -133,7 +134,7 @@ class BroadcastInitialState(RankCallback):
         check_alike(model, type(self).__name__, ranks)
         if not go_on:
             for one in optimizers_of(model):
-                _weighted_accumulation.loaded(getattr(one, "inner_optimizer", one))
+                accumulation.loaded(getattr(one, "inner_optimizer", one))
         broadcast_seed_generators(
             model, self.seed_generators, root=root, process_set=ranks
         )
@@ -150,7 +151,7 @@ class BroadcastInitialState(RankCallback):
         )
         if not all(told):
             return False
-        if len(set(told)) > 1 and _runtime.rank() == root:
+        if len(set(told)) > 1 and runtime.rank() == root:
             _logger.warning(
                 "The ranks begin fit with different weights: all take the state of "
                 "rank %d, also local variables and accumulated gradients.",

@@ -13,15 +13,15 @@ from typing import Any
 
 import keras
 
-from tfdist._together import on_one_rank
+from tfdist.callbacks._atomic_file import write_whole_file
 from tfdist.callbacks._base import RankCallback
-from tfdist.callbacks._listing import leaves_out_validation
-from tfdist.callbacks._own_state import average_accumulated, is_between_updates
+from tfdist.callbacks._callback_list import leaves_out_validation
+from tfdist.callbacks._per_rank_state import average_accumulated, is_between_updates
 from tfdist.callbacks._rank_comparison import compare_model
-from tfdist.callbacks._whole_file import write_whole_file
+from tfdist.collectives.all_ranks import on_one_rank
+from tfdist.core.weights_state import check_not_torn
 from tfdist.layers.saved_generators import add_states
 from tfdist.layers.statistics import combine_at
-from tfdist.torn import check_not_torn
 
 
 class Checkpoint(RankCallback):

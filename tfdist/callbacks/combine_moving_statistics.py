@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tfdist._process_sets import ProcessSet
 from tfdist.callbacks._base import RankCallback
+from tfdist.core.process_sets import ProcessSet
 from tfdist.layers.statistics import combine_at
 
 

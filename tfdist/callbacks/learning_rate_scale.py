@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from tfdist import _runtime
-from tfdist._process_sets import members_of
 from tfdist.callbacks._base import RankCallback, optimizer_of_one_rate
 from tfdist.callbacks._rates import ScalableRate
+from tfdist.core import runtime
+from tfdist.core.process_sets import members_of
 
 _logger = logging.getLogger("tfdist")
 _SCALED = "_tfdist_rate_scaled"
@@ -68,7 +68,7 @@ class LearningRateScale(RankCallback):
         setattr(optimizer, _SCALED, True)
         steps = int(optimizer._iterations)  # batches, where gradients accumulate
         if steps and rate.is_saved:
-            if _runtime.rank() == self._first:
+            if runtime.rank() == self._first:
                 _logger.warning(
                     "LearningRateScale: the optimizer has taken %d steps, so its "
                     "learning rate, %g, is taken for the scaled one of an earlier "

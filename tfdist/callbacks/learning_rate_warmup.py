@@ -10,14 +10,15 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist import _runtime, collectives
-from tfdist._process_sets import ProcessSet, members_of
+from tfdist import collectives
 from tfdist.callbacks._base import (
     RankCallback,
     base_optimizer,
     optimizer_of_one_rate,
 )
 from tfdist.callbacks._rates import ScalableRate, Schedule
+from tfdist.core import runtime
+from tfdist.core.process_sets import ProcessSet, members_of
 from tfdist.optimizers import MomentumSGD, warmup_factor
 
 _logger = logging.getLogger("tfdist")
@@ -164,7 +165,7 @@ class LearningRateWarmup(RankCallback):
         vars(base_optimizer(self.model))[_RISES] = (self._rate.get(), self._target)
         if step >= total:
             self._done = True
-            if self.verbose and _runtime.rank() == self._first:
+            if self.verbose and runtime.rank() == self._first:
                 sys.stdout.write(f"\nWarm-up is over: learning rate {rate:.6g}.\n")
 
     @staticmethod
@@ -241,7 +242,7 @@ class LearningRateWarmup(RankCallback):
     def _target_after(self, last: int, total: float, taken: int) -> float:
         factor = self.rate_at(last, total, 1.0, self._size)
         target, is_exact = target_of(self._rate_number(), factor)
-        if factor < 1 and _runtime.rank() == self._first:
+        if factor < 1 and runtime.rank() == self._first:
             _logger.warning(
                 "LearningRateWarmup: the optimizer has taken %d steps, so its learning "
                 "rate, %g, is taken for that of step %d of this warm-up, which rises "
@@ -282,7 +283,7 @@ def longest_epoch(
     """
     unknown = own is None
     steps = own or 0
-    if _runtime.size() > 1:
+    if runtime.size() > 1:
         steps, unknown = collectives.allreduce(
             tf.constant([steps, unknown], tf.int64),
             op=collectives.ReduceOp.MAX,

@@ -9,12 +9,13 @@ from typing import Any
 import keras
 import numpy as np
 
-from tfdist import _runtime, errors
-from tfdist._process_sets import ProcessSet, members_of
+from tfdist import errors
 from tfdist.callbacks._base import RankCallback
-from tfdist.callbacks._listing import is_in_fit
-from tfdist.metric_states import Snapshot, check_metrics, combine, results_of
-from tfdist.objects import gather_from_all
+from tfdist.callbacks._callback_list import is_in_fit
+from tfdist.collectives.objects import gather_from_all
+from tfdist.core import runtime
+from tfdist.core.process_sets import ProcessSet, members_of
+from tfdist.training.metric_states import Snapshot, check_metrics, combine, results_of
 
 _logger = logging.getLogger("tfdist")
 _VALIDATION = "val_"
@@ -185,7 +186,7 @@ class MetricAverage(RankCallback):
         samples = [other["samples"].get(prefix, 0.0) for other in shared]
         if sum(samples) <= 0:  # one rank alone may have had no data
             first = members_of(self._ranks)[0]
-            if key not in self._warned and _runtime.rank() == first:
+            if key not in self._warned and runtime.rank() == first:
                 _logger.warning(
                     "Cannot tell how many samples are behind %r; the ranks are "
                     "weighted alike. Return it from a keras.metrics.Metric of the "
@@ -198,7 +199,7 @@ class MetricAverage(RankCallback):
 
 
 def _check_can_evaluate(params: dict[str, Any]) -> None:
-    _runtime.check_initialized()
+    runtime.check_initialized()
     if params.get("steps") is None:
         raise NotImplementedError(
             "Expected data of a known number of steps for MetricAverage in "

@@ -8,14 +8,14 @@ import sys
 import time
 from typing import Any, TextIO
 
-from tfdist import _core, _engine, _runtime
-from tfdist._process_sets import members_of
+from tfdist.callbacks import _progress_rate, _progress_text
 from tfdist.callbacks._base import RankCallback
-from tfdist.objects import allgather_object
-from tfdist.progress import pace, text
-from tfdist.progress.exposure import exposed_us
-from tfdist.progress.screen import Screen
-from tfdist.progress.slowest import slowest
+from tfdist.callbacks._progress_terminal import Screen
+from tfdist.collectives.objects import allgather_object
+from tfdist.core import engines, native, runtime
+from tfdist.core.process_sets import members_of
+from tfdist.core.timeline.exposed_communication import exposed_us
+from tfdist.core.timeline.slowest_rank import slowest
 
 SAMPLES_PER_S = "samples_per_s"
 EXPOSED = "exposed_communication"
@@ -44,17 +44,17 @@ class Progress(RankCallback):
     - `samples_per_s`: samples of all ranks in a second of training, without validation
       and without the first step of the `fit`, which builds the graph;
     - `exposed_communication`: the share (0..1) of the time of the steps in which a rank
-      waited for the last of its gradients to be reduced (`tfdist.progress.exposure`),
-      mean of the ranks; 0 where one rank trains;
-    - `slowest_rank`: the rank for which the others waited (`tfdist.progress.slowest`),
-      and `waited_for_slowest`: the share (0..1) of the time of the steps in which they
-      did, more than it waited itself; where one rank trains, this rank and 0;
+      waited for the last of its gradients to be reduced, mean of the ranks; 0 where one
+      rank trains;
+    - `slowest_rank`: the rank for which the others waited, and `waited_for_slowest`:
+      the share (0..1) of the time of the steps in which they did, more than it waited
+      itself; where one rank trains, this rank and 0;
     - `epoch_s`: seconds from the epoch's begin to its end, validation included.
 
     What could not be measured in an epoch is NaN.
 
     It takes the core's records of finished operations after every step, so nobody else
-    finds any (`_core.take_records`).
+    finds any (`native.take_records`).
 
     Args:
         global_batch: samples of all ranks in one step as Keras counts them: with
@@ -126,9 +126,9 @@ class Progress(RankCallback):
         self._watches = False  # the records that come are those of whole steps
         self._last_step_s: float | None = None
         self._pauses_s: list[float] = []
-        self._window = pace.Window()
-        self._epoch_totals = pace.Totals()
-        self._epoch_cold = pace.Totals()
+        self._window = _progress_rate.Window()
+        self._epoch_totals = _progress_rate.Totals()
+        self._epoch_cold = _progress_rate.Totals()
         self._epoch_began_s = time.monotonic()
         self._waited_from_s = self._waited_until_s = 0.0  # the core's count
         self._metrics: dict[str, float] = {}
@@ -146,10 +146,10 @@ class Progress(RankCallback):
         """Checks the model, where it is in `fit`."""
         if self._is_compiled:
             super().on_train_begin(logs)
-        _runtime.check_initialized()
+        runtime.check_initialized()
         self._alone = len(members_of(self._ranks)) == 1
         self._screen = None
-        if _runtime.rank() == self._first:
+        if runtime.rank() == self._first:
             self._screen = Screen(self._file or sys.stdout, self.every_s)
         self._forget()
 
@@ -164,8 +164,8 @@ class Progress(RankCallback):
         """Counts from 0."""
         super().on_epoch_begin(epoch, logs)
         self._step = 0
-        self._epoch_totals = pace.Totals()
-        self._epoch_cold = pace.Totals()
+        self._epoch_totals = _progress_rate.Totals()
+        self._epoch_cold = _progress_rate.Totals()
         self._waited_from_s = self._waited_until_s = 0.0
         self._metrics = {}
         self._in_epoch = True
@@ -184,7 +184,7 @@ class Progress(RankCallback):
             self._pauses_s[-1:] = [now_s - self._last_step_s]
         self._last_step_s = now_s
         if not self._alone:
-            _core.take_records()  # of validation, of the callbacks: not of a step
+            native.take_records()  # of validation, of the callbacks: not of a step
             self._waited_from_s = self._waited_until_s = _waited_s()
         if self._screen is not None and self._screen.is_terminal:
             self._show("" if self._is_warm else "first step", now_s)
@@ -238,13 +238,13 @@ class Progress(RankCallback):
         # Before the first update has been checked the records are not ours to take.
         if self._alone:
             watched_s = took_s
-        elif _engine.chosen() is not None:
+        elif engines.chosen() is not None:
             pass  # it keeps no records: nothing is said about communication
         elif self._checked or not self._is_compiled:
-            exposed_s = exposed_us(_core.take_records()) / 1e6
+            exposed_s = exposed_us(native.take_records()) / 1e6
             watched_s, exposed_s = (took_s, exposed_s) if self._watches else (0.0, 0.0)
             self._watches = True
-        totals = pace.Totals(done - self._step, took_s, watched_s, exposed_s)
+        totals = _progress_rate.Totals(done - self._step, took_s, watched_s, exposed_s)
         if self._is_warm:
             self._window.add(totals)
             self._epoch_totals += totals
@@ -278,7 +278,7 @@ class Progress(RankCallback):
             )
         told = zip(members_of(self._ranks), shared, strict=True)
         found = {rank: n for rank, n in told if n is not None}  # who has not joined
-        speed, exposed = pace.of_all_ranks([n[:4] for n in found.values()])
+        speed, exposed = _progress_rate.of_all_ranks([n[:4] for n in found.values()])
         late = self._late(
             {rank: n[6] for rank, n in found.items() if n[5] > 0},  # who has data
             max(n[5] for n in found.values()),
@@ -289,7 +289,7 @@ class Progress(RankCallback):
         """The slowest rank, and the share of the time in which the others waited."""
         if self._alone:
             return self._first, 0.0
-        if seconds <= 0 or _engine.chosen() is not None:
+        if seconds <= 0 or engines.chosen() is not None:
             return math.nan, math.nan
         rank, cost_s = slowest(waited_s)
         if rank is None:  # only one has data
@@ -321,7 +321,7 @@ class Progress(RankCallback):
             return None
         later = max(0, epochs - self._epoch - 1)
         pause_s = sum(self._pauses_s) / len(self._pauses_s) if self._pauses_s else 0.0
-        return pace.seconds_left(
+        return _progress_rate.seconds_left(
             steps=later * steps + max(0, steps - step),
             steps_per_s=self._window.recent.steps_per_s,
             epoch_ends=later + self._in_epoch,
@@ -335,7 +335,7 @@ class Progress(RankCallback):
         recent = self._window.recent
         steps_per_s = recent.steps_per_s
         step = self._done_before + self._step
-        status = text.Status(
+        status = _progress_text.Status(
             epoch=self._epoch + 1,
             epochs=self._epochs,
             step=step,
@@ -350,7 +350,7 @@ class Progress(RankCallback):
         bar = ""
         if self._screen.is_terminal:
             bar = _BAR if self._screen.speaks_unicode else _PLAIN_BAR
-        line = text.line(status, self._screen.width, bar=bar)
+        line = _progress_text.line(status, self._screen.width, bar=bar)
         self._screen.show(line, now_s)
 
     def _show_epoch(
@@ -366,7 +366,7 @@ class Progress(RankCallback):
         step = self._done_before + self._step
         left_s = self._left_s(self._steps or step)
         is_last = self._epochs is not None and self._epoch + 1 >= self._epochs
-        status = text.Status(
+        status = _progress_text.Status(
             epoch=self._epoch + 1,
             epochs=self._epochs,
             step=self._step,
@@ -379,7 +379,7 @@ class Progress(RankCallback):
             took_s=took_s,
             slowest=(int(late[0]), late[1]) if late[1] >= _WORTH_A_WORD else None,
         )
-        self._screen.finish(text.closing_line(status, self._screen.width))
+        self._screen.finish(_progress_text.closing_line(status, self._screen.width))
 
 
 def _ordered(logs: dict[str, Any]) -> dict[str, float]:
@@ -391,7 +391,7 @@ def _ordered(logs: dict[str, Any]) -> dict[str, float]:
 
 def _waited_s() -> float:
     """How long this rank has waited for others to be ready, since `init`."""
-    return float(_core.counters()["waited_us"]) / 1e6
+    return float(native.counters()["waited_us"]) / 1e6
 
 
 def _count(name: str, value: Any, least: int) -> int:

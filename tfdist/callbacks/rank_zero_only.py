@@ -7,14 +7,14 @@ from typing import Any
 
 import keras
 
-from tfdist import _core, _runtime
-from tfdist._together import alone, on_one_rank
 from tfdist.callbacks._base import RankCallback
-from tfdist.callbacks._listing import kind_of
+from tfdist.callbacks._callback_list import kind_of
+from tfdist.callbacks._list_rules import WRITES
 from tfdist.callbacks._rank_comparison import compare_model
-from tfdist.callbacks._rules import WRITES
-from tfdist.callbacks._state import TrainingState, rates_of, share
+from tfdist.callbacks._state_sync import TrainingState, rates_of, share
 from tfdist.callbacks.stop_together import StopTogether
+from tfdist.collectives.all_ranks import alone, on_one_rank
+from tfdist.core import native, runtime
 
 _ALL_HOOKS = [n for n in dir(keras.callbacks.Callback) if n.startswith("on_")]
 # Keras's, and none derived from them: they change nothing but files.
@@ -169,20 +169,20 @@ class RankZeroOnly(RankCallback):
 
     def _alone(self, hook: str, *arguments: Any, **named: Any) -> None:
         """Rank 0 calls the method; nobody waits, so a failure ends the job."""
-        if _runtime.rank() != self._first:
+        if runtime.rank() != self._first:
             return
         place = f"RankZeroOnly({self._name}).{hook}"
         try:
             with alone(place, self._ranks, others_wait=False):
-                if self._training and _runtime.size() > 1:
+                if self._training and runtime.size() > 1:
                     self._call_watched(hook, *arguments, **named)
                 else:
                     getattr(self.callback, hook)(*arguments, **named)
         except Exception as error:
-            if _runtime.size() > 1:
+            if runtime.size() > 1:
                 cause = f"{type(error).__name__}: {error}"
                 where = f"{self._name}.{hook} failed on rank {self._first}"
-                _core.abort(f"{where}: {cause}"[:4096])
+                native.abort(f"{where}: {cause}"[:4096])
             raise
 
     def _call_watched(self, hook: str, *arguments: Any, **named: Any) -> None:
@@ -210,7 +210,7 @@ class RankZeroOnly(RankCallback):
         return type(self.callback).__name__
 
     def _looks(self) -> bool:
-        return not self._changes_nothing and _runtime.size() > 1
+        return not self._changes_nothing and runtime.size() > 1
 
     def _stops_together(self) -> bool:
         return any(isinstance(c, StopTogether) for c in self._listed)

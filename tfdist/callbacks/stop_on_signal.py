@@ -11,13 +11,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist import _runtime
-from tfdist._process_sets import members_of
 from tfdist.callbacks._base import RankCallback, finished_operations
-from tfdist.callbacks._first_call import unbuilt_layers
-from tfdist.callbacks._listing import is_in_fit
+from tfdist.callbacks._callback_list import is_in_fit
 from tfdist.callbacks.checkpoint import Checkpoint, LastLogs, between_updates
 from tfdist.collectives import ReduceOp, allreduce
+from tfdist.core import runtime
+from tfdist.core.process_sets import members_of
+from tfdist.training.first_batch import unbuilt_layers
 
 _logger = logging.getLogger("tfdist")
 _HANDLED = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
@@ -221,7 +221,7 @@ class StopOnSignal(RankCallback):
         return received
 
     def _end(self, received: int, where: str, batch: int | None) -> None:
-        if _runtime.rank() == self._first:
+        if runtime.rank() == self._first:
             _logger.warning(
                 "%s: saving %s epoch %d, then the job ends.",
                 signal.Signals(received).name,
@@ -235,7 +235,7 @@ class StopOnSignal(RankCallback):
 
     def _can_all_save(self, own: bool) -> bool:
         """Whether all ranks can: one that has joined, which counts 0, cannot."""
-        if _runtime.size() == 1:
+        if runtime.size() == 1:
             return own
         able = allreduce(
             tf.constant(int(own), tf.int32),
@@ -270,9 +270,9 @@ class StopOnSignal(RankCallback):
             signal.raise_signal(number)
 
     def _announce(self, number: int) -> None:
-        if _runtime.is_initialized() and _runtime.rank() != self._first:
+        if runtime.is_initialized() and runtime.rank() != self._first:
             return
-        grace_s = _runtime.setting("TFDIST_SIGNAL_GRACE_S")
+        grace_s = runtime.setting("TFDIST_SIGNAL_GRACE_S")
         _logger.warning(
             "%s during %s: a checkpoint is saved as soon as the ranks can%s.",
             signal.Signals(number).name,

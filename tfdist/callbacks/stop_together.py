@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from tfdist import _runtime
 from tfdist.callbacks._base import RankCallback
-from tfdist.callbacks._state import wants_to_stop
+from tfdist.callbacks._state_sync import wants_to_stop
+from tfdist.core import runtime
 
 _logger = logging.getLogger("tfdist")
 
@@ -58,10 +58,10 @@ class StopTogether(RankCallback):
         self._ask(f"the end of epoch {epoch + 1}")
 
     def _ask(self, when: str) -> None:
-        if _runtime.size() == 1:
+        if runtime.size() == 1:
             return
         was_set = wants_to_stop(self.model)
-        wish = _runtime.rank() + 1 if was_set else 0
+        wish = runtime.rank() + 1 if was_set else 0
         # The answer names a rank.
         wish = self._largest_of_all(wish, "StopTogether", self.timeout_s)
         if wish and not was_set:

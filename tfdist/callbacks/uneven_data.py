@@ -8,19 +8,20 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist import _core, _runtime, collectives
-from tfdist._process_sets import members_of
+from tfdist import collectives
 from tfdist.callbacks._base import RankCallback, base_optimizer
-from tfdist.callbacks._first_call import at_first_call, is_built
 from tfdist.callbacks._loss_reductions import SUMS, reductions_of
-from tfdist.callbacks._optimizers import build_alike, optimizers_of
+from tfdist.callbacks._loss_weighting import take_back, weigh_losses
 from tfdist.callbacks._rates import factors_of
-from tfdist.callbacks._weighing import take_back, weigh_losses
 from tfdist.callbacks.checkpoint import Checkpoint
 from tfdist.collectives import ReduceOp
+from tfdist.collectives.objects import broadcast_object
+from tfdist.collectives.variables import broadcast_variables
+from tfdist.core import native, runtime
+from tfdist.core.process_sets import members_of
 from tfdist.layers.synchronized import batch_normalizations, is_synchronized
-from tfdist.objects import broadcast_object
-from tfdist.variables import broadcast_variables
+from tfdist.training.first_batch import at_first_call, is_built
+from tfdist.training.model_optimizers import build_alike, optimizers_of
 
 
 class UnevenData(RankCallback):
@@ -83,7 +84,7 @@ class UnevenData(RankCallback):
         super().__init__()
         if weighted not in (True, False):
             raise ValueError(f"Expected weighted=True or False, got {weighted!r}.")
-        _core.timeout_of(timeout_s)  # refuses what is none
+        native.timeout_of(timeout_s)  # refuses what is none
         self.weighted = weighted
         self.timeout_s = timeout_s
         self._steps = 0
@@ -168,7 +169,7 @@ class UnevenData(RankCallback):
     def _end_of_data(self) -> None:
         """Waits for the ranks that have more, and takes over what they have learnt."""
         self._in_epoch = False
-        if _runtime.size() == 1:
+        if runtime.size() == 1:
             return
         self._latest, complete = collectives.join_all(
             timeout_s=self.timeout_s, process_set=self._ranks

@@ -6,8 +6,6 @@ other, and ranks may reach them in any order: they are paired by name. In `Datas
 they need calls that follow each other, so no `num_parallel_calls`.
 """
 
-from tfdist import _gradients as _gradients  # registers them
-from tfdist._operations import ReduceOp
 from tfdist.collectives._allreduce import (
     allreduce,
     allreduce_bucket,
@@ -21,6 +19,8 @@ from tfdist.collectives._join import after_join, join, join_all
 from tfdist.collectives._pair import recv, send
 from tfdist.collectives._reduce import reduce, reduce_scatter
 from tfdist.collectives._scatter import scatter
+from tfdist.collectives.tf_ops import adjoints as adjoints  # registers them
+from tfdist.collectives.tf_ops.emit import ReduceOp
 
 __all__ = [
     "ReduceOp",

@@ -7,11 +7,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist import _operations
-from tfdist._names import operation_name
-from tfdist._operations import ReduceOp
-from tfdist._process_sets import ProcessSet, id_of
 from tfdist.collectives import _arguments
+from tfdist.collectives.tf_ops import emit
+from tfdist.collectives.tf_ops.emit import ReduceOp
+from tfdist.collectives.tf_ops.op_names import operation_name
+from tfdist.core.process_sets import ProcessSet, id_of
 
 
 def allreduce(
@@ -72,7 +72,7 @@ def allreduce(
         if again is not None:
             return again(tensor)
     value = _arguments.reducible(tensor, op, "allreduce")
-    reduced = _operations.allreduce(
+    reduced = emit.allreduce(
         [value],
         operation_name("allreduce", name, process_set=id_of(process_set)),
         op,
@@ -94,7 +94,7 @@ def _known(
     if not tf.executing_eagerly():
         return None
     try:
-        return _operations.eager_allreduce(tensor.dtype, name, op, timeout_s)
+        return emit.eager_allreduce(tensor.dtype, name, op, timeout_s)
     except (TypeError, ValueError):
         return None
 
@@ -149,7 +149,7 @@ def grouped_allreduce(
     base = operation_name("grouped_allreduce", name, process_set=id_of(process_set))
     reduced: list[tf.Tensor | None] = [None] * len(values)
     for number, batch in enumerate(_arguments.batches_of(values)):
-        outputs = _operations.allreduce(
+        outputs = emit.allreduce(
             [values[i] for i in batch],
             f"{base}.{number}" if number else base,
             op,
@@ -179,7 +179,7 @@ def allreduce_bucket(
 
     Args:
         tensors: the gradients of the bucket, of one dtype.
-        group_id: what `_core.register_group` gave for the whole list.
+        group_id: what `native.register_group` gave for the whole list.
         bucket: index of this bucket, and
         bucket_count: how many the group has.
         hints: for each tensor its index in the whole list.
@@ -191,7 +191,7 @@ def allreduce_bucket(
     Returns:
         The reduced gradients.
     """
-    return _operations.allreduce(
+    return emit.allreduce(
         list(tensors),
         name,
         op,

@@ -6,10 +6,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist import _operations
-from tfdist._names import operation_name
-from tfdist._process_sets import ProcessSet, id_of
 from tfdist.collectives import _arguments
+from tfdist.collectives.tf_ops import emit
+from tfdist.collectives.tf_ops.op_names import operation_name
+from tfdist.core.process_sets import ProcessSet, id_of
 
 
 def alltoall(
@@ -59,7 +59,7 @@ def alltoall(
         gets `[2, 3]` and `[2, 0]`.
     """
     value = _arguments.tensor_of(tensor, "alltoall")
-    return _operations.alltoall(
+    return emit.alltoall(
         value,
         _arguments.splits_of(splits, "alltoall"),
         operation_name("alltoall", name, process_set=id_of(process_set)),

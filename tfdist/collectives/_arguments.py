@@ -8,7 +8,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist import _operations, _runtime
+from tfdist.collectives.tf_ops import emit
+from tfdist.core import runtime
 
 # What the operations carry; which of them can be reduced, and how, the core says.
 _MOVABLE = frozenset(
@@ -66,7 +67,7 @@ def tensor_of(value: Any, function: str) -> tf.Tensor:
 def reducible(value: Any, op: Any, function: str) -> tf.Tensor:
     """A tensor that can be reduced by `op`."""
     tensor = tensor_of(value, function)
-    _operations.check_reducible(tensor.dtype, op, function)
+    emit.check_reducible(tensor.dtype, op, function)
     return tensor
 
 
@@ -147,7 +148,7 @@ def batches_of(values: Sequence[tf.Tensor]) -> list[list[int]]:
 
     Every rank cuts in the same way, because dtypes and static shapes are the same.
     """
-    limit = int(_runtime.setting("TFDIST_FUSION_BYTES"))
+    limit = int(runtime.setting("TFDIST_FUSION_BYTES"))
     batches: list[list[int]] = []
     open_batches: dict[tf.DType, tuple[list[int], int]] = {}
     for index, value in enumerate(values):

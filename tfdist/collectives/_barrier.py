@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tfdist import _operations
-from tfdist._names import operation_name
-from tfdist._process_sets import ProcessSet, id_of
+from tfdist.collectives.tf_ops import emit
+from tfdist.collectives.tf_ops.op_names import operation_name
+from tfdist.core.process_sets import ProcessSet, id_of
 
 
 def barrier(
@@ -33,7 +33,7 @@ def barrier(
         >>> tfdist.init()
         >>> tfdist.barrier()
     """
-    _operations.barrier(
+    emit.barrier(
         operation_name("barrier", name, process_set=id_of(process_set)),
         timeout_s,
         process_set=id_of(process_set),

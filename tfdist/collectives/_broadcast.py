@@ -7,10 +7,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist import _operations
-from tfdist._names import operation_name
-from tfdist._process_sets import ProcessSet, id_of
 from tfdist.collectives import _arguments
+from tfdist.collectives.tf_ops import emit
+from tfdist.collectives.tf_ops.op_names import operation_name
+from tfdist.core.process_sets import ProcessSet, id_of
 
 
 def broadcast(
@@ -51,7 +51,7 @@ def broadcast(
         7
     """
     value = _arguments.tensor_of(tensor, "broadcast")
-    return _operations.broadcast(
+    return emit.broadcast(
         [value],
         root,
         operation_name("broadcast", name, process_set=id_of(process_set)),
@@ -90,7 +90,7 @@ def grouped_broadcast(
     base = operation_name("grouped_broadcast", name, process_set=id_of(process_set))
     received: list[tf.Tensor | None] = [None] * len(values)
     for number, batch in enumerate(_arguments.batches_of(values)):
-        outputs = _operations.broadcast(
+        outputs = emit.broadcast(
             [values[i] for i in batch],
             root,
             f"{base}.{number}" if number else base,

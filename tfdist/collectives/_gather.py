@@ -6,10 +6,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist import _operations
-from tfdist._names import operation_name
-from tfdist._process_sets import ProcessSet, id_of
 from tfdist.collectives import _arguments
+from tfdist.collectives.tf_ops import emit
+from tfdist.collectives.tf_ops.op_names import operation_name
+from tfdist.core.process_sets import ProcessSet, id_of
 
 
 def allgather(
@@ -48,7 +48,7 @@ def allgather(
         [[1, 2]]
     """
     value = _arguments.tensor_of(tensor, "allgather")
-    return _operations.allgather(
+    return emit.allgather(
         value,
         operation_name("allgather", name, process_set=id_of(process_set)),
         timeout_s,
@@ -99,7 +99,7 @@ def gather(
         0 and `[]` on rank 1.
     """
     value = _arguments.tensor_of(tensor, "gather")
-    return _operations.gather(
+    return emit.gather(
         value,
         root,
         operation_name("gather", name, process_set=id_of(process_set)),

@@ -8,10 +8,11 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from tfdist import _core, _engine, _runtime, errors
-from tfdist._names import claim, key_of
-from tfdist._process_sets import ProcessSet, id_of
-from tfdist.waits import _one_rank
+from tfdist import errors
+from tfdist.collectives.tf_ops.op_names import claim, key_of
+from tfdist.core import engines, native, runtime
+from tfdist.core.process_sets import ProcessSet, id_of
+from tfdist.core.waits import _one_rank
 
 # Called on every rank when a join has ended, with the id of its process set.
 after_join: list[Callable[[int], None]] = []
@@ -84,9 +85,9 @@ def join_all(
             "tfdist.join cannot be called in a tf.function: it lasts until all ranks "
             "have called it. Call it after the loop over the data."
         )
-    _runtime.check_initialized()
-    _engine.refuse("tfdist.join, and with it callbacks.UnevenData")
-    wait = _core.timeout_of(timeout_s)
+    runtime.check_initialized()
+    engines.refuse("tfdist.join, and with it callbacks.UnevenData")
+    wait = native.timeout_of(timeout_s)
     _one_rank.check_not_alone("tfdist.join", id_of(process_set))
     claim([key_of("join", process_set=id_of(process_set))])
     # In a thread of its own, so that Ctrl-C gets through.
@@ -94,7 +95,9 @@ def join_all(
 
     def run() -> None:
         try:
-            ended.set_result(_core.join(timeout_s=wait, process_set=id_of(process_set)))
+            ended.set_result(
+                native.join(timeout_s=wait, process_set=id_of(process_set))
+            )
         except BaseException as error:  # noqa: BLE001 - raised by the caller
             ended.set_exception(error)
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist import _operations
-from tfdist._names import operation_name
 from tfdist.collectives import _arguments
+from tfdist.collectives.tf_ops import emit
+from tfdist.collectives.tf_ops.op_names import operation_name
 
 
 def send(
@@ -59,7 +59,7 @@ def send(
         On two ranks, rank 1 prints `[1. 2.]`.
     """
     value = _arguments.tensor_of(tensor, "send")
-    return _operations.send(
+    return emit.send(
         value,
         dst,
         operation_name("sendrecv", name, partner=f"to {dst}"),
@@ -113,7 +113,7 @@ def recv(
 
         On two ranks, rank 1 prints `[1. 2.]`.
     """
-    return _operations.recv(
+    return emit.recv(
         _arguments.shape_of(shape, "recv"),
         _arguments.dtype_of(dtype, "recv"),
         src,

@@ -6,11 +6,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist import _operations
-from tfdist._names import operation_name
-from tfdist._operations import ReduceOp
-from tfdist._process_sets import ProcessSet, id_of
 from tfdist.collectives import _arguments
+from tfdist.collectives.tf_ops import emit
+from tfdist.collectives.tf_ops.emit import ReduceOp
+from tfdist.collectives.tf_ops.op_names import operation_name
+from tfdist.core.process_sets import ProcessSet, id_of
 
 
 def reduce(
@@ -65,7 +65,7 @@ def reduce(
         0, and rank 1 keeps `[1, 0]`.
     """
     value = _arguments.reducible(tensor, op, "reduce")
-    return _operations.reduce(
+    return emit.reduce(
         [value],
         root,
         operation_name("reduce", name, process_set=id_of(process_set)),
@@ -133,7 +133,7 @@ def reduce_scatter(
         rank 0 and `[4]` on rank 1; with `splits=[1, 2]`, `[2]` and `[2, 4]`.
     """
     value = _arguments.reducible(tensor, op, "reduce_scatter")
-    return _operations.reduce_scatter(
+    return emit.reduce_scatter(
         value,
         _arguments.splits_of(splits, "reduce_scatter"),
         operation_name("reduce_scatter", name, process_set=id_of(process_set)),

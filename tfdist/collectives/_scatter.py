@@ -6,10 +6,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist import _operations
-from tfdist._names import operation_name
-from tfdist._process_sets import ProcessSet, id_of
 from tfdist.collectives import _arguments
+from tfdist.collectives.tf_ops import emit
+from tfdist.collectives.tf_ops.op_names import operation_name
+from tfdist.core.process_sets import ProcessSet, id_of
 
 
 def scatter(
@@ -60,7 +60,7 @@ def scatter(
         gets `[3]`; with `splits=[0, 3]`, rank 1 gets everything.
     """
     value = _arguments.tensor_of(tensor, "scatter")
-    return _operations.scatter(
+    return emit.scatter(
         value,
         root,
         _arguments.splits_of(splits, "scatter"),

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist import _runtime, errors
-from tfdist._process_sets import ProcessSet, members_of
+from tfdist import errors
 from tfdist.collectives import ReduceOp, allreduce
+from tfdist.collectives.objects import allgather_object
 from tfdist.consistency.explanation import SETTING, RankState, explain
 from tfdist.consistency.fingerprint import digest, digest_of_fingerprints
-from tfdist.objects import allgather_object
+from tfdist.core import runtime
+from tfdist.core.process_sets import ProcessSet, members_of
 
 _logger = logging.getLogger("tfdist")
 # Names of variables and hashes: 32,000 variables with paths of 200 characters.
@@ -23,12 +24,12 @@ _MAX_BYTES = 8 << 20
 
 def is_on() -> bool:
     """Whether weights are compared at all (`TFDIST_WEIGHT_CHECK`)."""
-    return bool(_runtime.setting(SETTING) != "off")
+    return bool(runtime.setting(SETTING) != "off")
 
 
 def only_warns(text: str) -> bool:
     """Logs a difference and returns True if `TFDIST_WEIGHT_CHECK=warn`, else False."""
-    warns = bool(_runtime.setting(SETTING) == "warn")
+    warns = bool(runtime.setting(SETTING) == "warn")
     if warns:
         _logger.warning("%s", text)
     return warns

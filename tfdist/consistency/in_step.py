@@ -19,11 +19,16 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
-from tfdist import _engine, _runtime
-from tfdist._library import native_ops
-from tfdist._process_sets import ProcessSet, id_of, members_of
-from tfdist.agreement import path_of
 from tfdist.collectives import ReduceOp, after_join, allgather, allreduce
+from tfdist.collectives.local_variables import identity
+from tfdist.collectives.per_rank_variables import (
+    is_declared,
+    sent_with,
+    shared_weights,
+    were_sent,
+)
+from tfdist.collectives.signature import path_of
+from tfdist.collectives.tf_ops.op_library import native_ops
 from tfdist.consistency.comparison import compare, is_on, only_warns
 from tfdist.consistency.explanation import STATE, TRAINED, RankState, explain
 from tfdist.consistency.fingerprint import (
@@ -31,13 +36,8 @@ from tfdist.consistency.fingerprint import (
     fingerprints,
     fingerprints_in_graph,
 )
-from tfdist.consistency.per_rank import (
-    is_declared,
-    sent_with,
-    shared_weights,
-    were_sent,
-)
-from tfdist.local_variables import identity
+from tfdist.core import engines, runtime
+from tfdist.core.process_sets import ProcessSet, id_of, members_of
 
 FIRST_CHECK = 2
 _DENSE_UP_TO = 1024
@@ -90,7 +90,7 @@ def compare_in_step(
     """
     if len(members_of(process_set)) == 1 or not variables or not is_on():
         return reduced
-    key = (_runtime.generation(), id_of(process_set), group_id)
+    key = (runtime.generation(), id_of(process_set), group_id)
     if tf.executing_eagerly():
         if key not in _eager_counts:
             _drop_earlier_worlds(_eager_counts, key[0])
@@ -100,7 +100,7 @@ def compare_in_step(
         return reduced
     graph = tf.compat.v1.get_default_graph()
     # Another engine has no operation that fails a step.
-    can_fail = graph.building_function and _engine.chosen() is None
+    can_fail = graph.building_function and engines.chosen() is None
     if can_fail and not _callbacks_compare():
         compared = _compared(variables, process_set)
         return _compare_when_run(compared, reduced, key, process_set)
@@ -114,7 +114,7 @@ def _compare_now(
     process_set: ProcessSet | None,
 ) -> None:
     state = RankState(
-        rank=_runtime.rank(),
+        rank=runtime.rank(),
         names=[path_of(v) for v, _ in compared],
         kinds=[kind for _, kind in compared],
         fingerprints=fingerprints([v for v, _ in compared]),
@@ -153,7 +153,7 @@ def _compare_when_run(
 
     def differ(hashes: tf.Tensor) -> tf.Tensor:
         own_rank = tf.numpy_function(
-            lambda: np.int64(_runtime.rank()), [], tf.int64, stateful=True
+            lambda: np.int64(runtime.rank()), [], tf.int64, stateful=True
         )
         row = tf.concat([[tf.reshape(own_rank, [])], hashes], 0)
         rows = allgather(
@@ -256,7 +256,7 @@ def _begin_counts_anew(set_id: int) -> None:
     for key in [known for known in _eager_counts if known[1] == set_id]:
         del _eager_counts[key]
     for key, count in _graph_counts.items():
-        if key[:2] == (_runtime.generation(), set_id):
+        if key[:2] == (runtime.generation(), set_id):
             count.assign(0)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import tensorflow as tf
 
-from tfdist._library import native_ops
+from tfdist.collectives.tf_ops.op_library import native_ops
 
 # Of each record: length and checksum before the data, checksum after.
 HEADER_BYTES, FOOTER_BYTES = 12, 4

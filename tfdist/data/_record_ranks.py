@@ -12,8 +12,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from tfdist import _runtime, collectives
-from tfdist._together import Together
+from tfdist import collectives
+from tfdist.collectives.all_ranks import Together
+from tfdist.core import runtime
 from tfdist.data import _record_index as indexing
 from tfdist.data._record_cache import Cache
 
@@ -22,7 +23,7 @@ T = TypeVar("T")
 
 def group_of(function: str, together: bool, timeout_s: float | None) -> Together | None:
     """All ranks, where there are others and they are to take part."""
-    if not together or not _runtime.is_initialized() or _runtime.size() == 1:
+    if not together or not runtime.is_initialized() or runtime.size() == 1:
         return None
     return Together(function, timeout_s, None)
 
@@ -79,7 +80,7 @@ def build(
     """
     place, size = 0, 1
     if group is not None:
-        place, size = group.ranks.index(_runtime.rank()), len(group.ranks)
+        place, size = group.ranks.index(runtime.rank()), len(group.ranks)
 
     def look() -> tuple[tuple[Cache | None, indexing.Index | None], dict[str, Any]]:
         given = None if cache is None else Cache(os.fsdecode(cache), paths)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from tfdist._library import native_ops
+from tfdist.collectives.tf_ops.op_library import native_ops
 from tfdist.data import _record_index as indexing
 from tfdist.data import _record_ranks as ranks
 

@@ -7,12 +7,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist import _core, _runtime, errors
-from tfdist.data import _dealt, _elements, _received
-from tfdist.data._readers import reader_of
-from tfdist.data._reading_service import ReadingService, Share
-from tfdist.data._receiving import Source
-from tfdist.objects import allgather_object, gather_from_all
+from tfdist import errors
+from tfdist.collectives.objects import allgather_object, gather_from_all
+from tfdist.core import native, runtime
+from tfdist.data import _dataset_checks, _element_codec, _scatter_dataset
+from tfdist.data._reader_assignment import reader_of
+from tfdist.data._scatter_client import Source
+from tfdist.data._scatter_server import ReadingService, Share
 
 _NAME = "tfdist.data.scatter"
 _ERROR_CHARACTERS = 2000
@@ -77,10 +78,10 @@ def scatter(
         [4, 2]
     """
     _check_arguments(dataset, readers, buffer_bytes)
-    topology = _runtime.check_initialized()
+    topology = runtime.check_initialized()
     rank = topology.rank
     whose = reader_of(topology.host_of, readers)
-    number = _runtime.helper("data/calls", _Calls).next()
+    number = runtime.helper("data/calls", _Calls).next()
     own: dict[str, Any] = {}
     refusal: Exception | None = None
     datasets: dict[int, tf.data.Dataset] = {}
@@ -150,7 +151,7 @@ def _check_arguments(dataset: Any, readers: Any, buffer_bytes: Any) -> None:
             "Expected a tf.data.Dataset, or a function that takes a rank and returns "
             f"one, got {kind}."
         )
-    size = _runtime.size()
+    size = runtime.size()
     if type(readers) is not int or not 1 <= readers <= size:
         raise ValueError(
             f"Expected readers of 1 to {size}, the number of ranks, got {readers!r}."
@@ -161,8 +162,8 @@ def _check_arguments(dataset: Any, readers: Any, buffer_bytes: Any) -> None:
 
 def _datasets(dataset: Any, group: list[int]) -> dict[int, tf.data.Dataset]:
     if isinstance(dataset, tf.data.Dataset):
-        size = _runtime.size()
-        _dealt.check_order(dataset, _NAME, size)
+        size = runtime.size()
+        _dataset_checks.check_order(dataset, _NAME, size)
         return {rank: dataset.shard(size, rank) for rank in group}
     found = {rank: dataset(rank) for rank in group}
     for rank, one in found.items():
@@ -179,10 +180,10 @@ def _told(datasets: dict[int, tf.data.Dataset]) -> dict[str, Any]:
     specs: list[Any] = []
     which = {}
     for rank, one in datasets.items():
-        spec = _elements.describe(one.element_spec)
+        spec = _element_codec.describe(one.element_spec)
         if spec not in specs:
             specs.append(spec)
-        is_part = _dealt.is_part(one, _runtime.size())
+        is_part = _dataset_checks.is_part(one, runtime.size())
         which[rank] = [specs.index(spec), int(one.cardinality()), is_part]
     return {"specs": specs, "which": which}
 
@@ -190,10 +191,10 @@ def _told(datasets: dict[int, tf.data.Dataset]) -> dict[str, Any]:
 def _serve(
     number: int, rank: int, datasets: dict[int, tf.data.Dataset]
 ) -> dict[str, Any]:
-    bond, address = _runtime.bond()
+    bond, address = runtime.bond()
     if bond is None:
         raise RuntimeError("several ranks without a bond (this is a bug in tfdist)")
-    service = _runtime.helper(
+    service = runtime.helper(
         "data/reading", lambda: ReadingService(bond, address, _timeout_s())
     )
     for other, one in datasets.items():
@@ -206,10 +207,10 @@ def _receive(
     told: dict[str, Any],
     reader: int,
     number: int,
-    topology: _core.Topology,
+    topology: native.Topology,
     window: int,
 ) -> tf.data.Dataset:
-    bond, _ = _runtime.bond()
+    bond, _ = runtime.bond()
     if bond is None:
         raise RuntimeError("several ranks without a bond (this is a bug in tfdist)")
     index, cardinality, is_part = told["which"][topology.rank]
@@ -218,17 +219,19 @@ def _receive(
     source = Source(
         bond=bond,
         reader=reader,
-        same_host=same_host and _runtime.setting("TFDIST_TRANSPORT") != "tcp",
+        same_host=same_host and runtime.setting("TFDIST_TRANSPORT") != "tcp",
         address=(str(host), int(port)),
         unix_name=str(told["where"]["unix_name"]),
         dataset=number,
         window=window,
         timeout_s=_timeout_s(),
-        generation=_runtime.generation(),
+        generation=runtime.generation(),
     )
-    spec = _elements.restore(told["specs"][index])
-    found = _received.dataset(source, spec, cardinality, prefetch=_prefetch(spec))
-    return _dealt.mark(found, topology.size) if is_part else found
+    spec = _element_codec.restore(told["specs"][index])
+    found = _scatter_dataset.dataset(
+        source, spec, cardinality, prefetch=_prefetch(spec)
+    )
+    return _dataset_checks.mark(found, topology.size) if is_part else found
 
 
 def _prefetch(spec: Any) -> int:
@@ -242,7 +245,7 @@ def _prefetch(spec: Any) -> int:
 
 
 def _timeout_s() -> float:
-    return float(_runtime.setting("TFDIST_TIMEOUT_S"))
+    return float(runtime.setting("TFDIST_TIMEOUT_S"))
 
 
 def _short(error: Exception) -> str:

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist import _runtime
-from tfdist.data import _dealt, _loaders
-from tfdist.data._order import checked_integer
+from tfdist.core import runtime
+from tfdist.data import _dataset_checks, _loaders
+from tfdist.data._epoch_order import checked_integer
 
 _SEED_BITS = 31
 _ODD = 0x9E3779B1  # odd, so multiplying by it modulo a power of two is a bijection
@@ -74,8 +74,8 @@ def shard(
         >>> [b.tolist() for b in batches.as_numpy_iterator()]
         [[1, 4], [7]]
     """
-    rank = _runtime.rank() if rank is None else rank
-    size = _runtime.size() if size is None else size
+    rank = runtime.rank() if rank is None else rank
+    size = runtime.size() if size is None else size
     _check_place(batch_size, rank, size)
     if not isinstance(shuffle, bool | np.bool_ | None):
         shuffle = checked_integer("shuffle", shuffle, 0)
@@ -84,16 +84,16 @@ def shard(
     loader = _loaders.take_apart(data) if isinstance(data, tf.data.Dataset) else None
     if loader is not None:
         total, decode, pads = len(loader.paths), loader.decoded, loader.pads
-        own = _dealt.mark(loader.own_files(rank, size), size)
+        own = _dataset_checks.mark(loader.own_files(rank, size), size)
         shuffle = loader.shuffles if shuffle is None else shuffle
     elif isinstance(data, tf.data.Dataset):
-        _dealt.check_order(data, "tfdist.data.shard", size)
-        _dealt.check_single_samples(data, "tfdist.data.shard")
+        _dataset_checks.check_order(data, "tfdist.data.shard", size)
+        _dataset_checks.check_single_samples(data, "tfdist.data.shard")
         total = _cardinality(data)
         own = data.shard(size, rank)
     else:
         total, part = _part_of_arrays(data, rank, size)
-        own = _dealt.mark(tf.data.Dataset.from_tensor_slices(part), size)
+        own = _dataset_checks.mark(tf.data.Dataset.from_tensor_slices(part), size)
     sizes = batch_sizes(total, batch_size=batch_size, rank=rank, size=size)
     if shuffle:
         whole = isinstance(shuffle, bool | np.bool_)
@@ -171,7 +171,7 @@ def seed(base: int = 0, *, rank: int | None = None) -> int:
         True
     """
     base = checked_integer("base", base, 0)
-    rank = _runtime.rank() if rank is None else checked_integer("rank", rank, 0)
+    rank = runtime.rank() if rank is None else checked_integer("rank", rank, 0)
     return _rank_seed(base, rank)
 
 

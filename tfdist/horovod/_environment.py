@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import os
 
+from tfdist.core.rendezvous.environment import detect
 from tfdist.launch.horovod import variables
-from tfdist.rendezvous.environment import detect
 
 _logger = logging.getLogger("tfdist")
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist._origins import around, key_of, origins
-from tfdist._reduced import is_settled, values_of
+from tfdist.gradients.graph_walk import around, key_of, origins
+from tfdist.gradients.provenance import is_settled, values_of
 
 # What counts elements of gradients; with counted=0 it is about something else.
 _REDUCTIONS = frozenset(

@@ -6,8 +6,8 @@ import logging
 import os
 import sys
 
-from tfdist import _runtime
-from tfdist.rendezvous.environment import detect
+from tfdist.core import runtime
+from tfdist.core.rendezvous.environment import detect
 
 _logger = logging.getLogger("tfdist")
 _told: set[str] = set()
@@ -15,8 +15,8 @@ _told: set[str] = set()
 
 def is_first_rank() -> bool:
     """Whether this is rank 0, also before `hvd.init()`."""
-    if _runtime.is_initialized():
-        return _runtime.rank() == 0
+    if runtime.is_initialized():
+        return runtime.rank() == 0
     return detect(os.environ).rank == 0
 
 

@@ -28,9 +28,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist import _core, _operations, _runtime
-from tfdist._library import ops
-from tfdist._reduced import (
+from tfdist.collectives.tf_ops import emit
+from tfdist.collectives.tf_ops.op_library import ops
+from tfdist.core import native, runtime
+from tfdist.core.rendezvous.environment import detect
+from tfdist.gradients.provenance import (
     elements_at_run,
     elements_of,
     use_of_tape,
@@ -38,10 +40,9 @@ from tfdist._reduced import (
     warn_once,
     whole_elements_of,
 )
-from tfdist._reducing_optimizer import ReducesUpdates, Reducing
 from tfdist.horovod._found import Found, find, note_local
 from tfdist.horovod._keras.optimizer import OwnSteps
-from tfdist.rendezvous.environment import detect
+from tfdist.training.optimizer_mixins import ReducesUpdates, Reducing
 
 _MARK = "_tfdist_guarded"
 # Whether the optimizer at hand is part of one that has been looked at, or reduces.
@@ -147,13 +148,13 @@ def check_reduced(
     given = [g for g in grads if g is not None]
     if not given:
         return []
-    if not _runtime.is_initialized():
+    if not runtime.is_initialized():
         if detect(os.environ).size > 1:
             raise RuntimeError(_text(optimizer, detect(os.environ).size, early=True))
         return []
-    if _runtime.size() == 1:
+    if runtime.size() == 1:
         return []
-    text = _text(optimizer, _runtime.size())
+    text = _text(optimizer, runtime.size())
     values = [values_of(g) for g in given]
     if not any(map(tf.is_symbolic_tensor, values)):
         if tf.executing_eagerly():
@@ -165,12 +166,12 @@ def check_reduced(
         found = Found.UNKNOWN  # captured: of a step that is traced
     else:
         found = find(given)
-    in_xla = _operations.inside_xla()
+    in_xla = emit.inside_xla()
     if found is Found.LOCAL and (in_xla or not _may_be_first_step(optimizer)):
         raise RuntimeError(text)
     if found in (Found.REDUCED, Found.MIXED) and in_xla:
         return []
-    _operations.check_not_xla(
+    emit.check_not_xla(
         "whether the gradients of a step were reduced cannot be found out inside"
     )
     required = found is not Found.REDUCED
@@ -250,7 +251,7 @@ def _enough(
     pairs = zip(grads, listed, strict=False)  # the optimizer says what is wrong
     stepped = [id(v) for g, v in pairs if g is not None]
     counts = _counts.setdefault(optimizer, {})
-    now = _core.count_reduced(0)
+    now = native.count_reduced(0)
     of_tape = use_of_tape(grads)
     for elements in (whole_elements_of(grads), elements_of(grads)):
         # As in TfdistCheckReduced, for each variable.
@@ -259,7 +260,7 @@ def _enough(
             if now - last >= elements or of_tape is False:
                 sums[v] = last, now
         since = 0 if of_tape else max((early for early, _ in sums.values()), default=0)
-        if _core.use_reduced(elements, since):
+        if native.use_reduced(elements, since):
             counts.update(sums)
             return True
     return bool(of_tape)

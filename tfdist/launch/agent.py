@@ -2,9 +2,9 @@
 
 `python -m tfdist.launch.agent`, started through ssh. It gets everything through its
 standard input (the secret is in no argument), sends what the ranks print and how they
-end through its standard output (`frames`), and ends all it has started when its input
-ends: tfdistrun was killed, or the connection. When nothing comes at all for 30 s, not
-even tfdistrun's sign of life, the connection is taken for dead. At a signal to the
+end through its standard output (`agent_protocol`), and ends all it has started when its
+input ends: tfdistrun was killed, or the connection. When nothing comes at all for 30 s,
+not even tfdistrun's sign of life, the connection is taken for dead. At a signal to the
 agent itself the ranks have as long to save as at one to tfdistrun. A guard process ends
 the ranks if the agent itself is killed.
 """
@@ -23,19 +23,27 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from tfdist import __version__, _core
-from tfdist.launch import binding, frames, groups, limits, process, tree
-from tfdist.launch.report import signal_name
+from tfdist.core import native
+from tfdist.core.rendezvous.address import split_address
+from tfdist.core.rendezvous.errors import RendezvousError
+from tfdist.core.rendezvous.secret import keep_in_memory
+from tfdist.core.rendezvous.store import StoreClient
+from tfdist.core.version import __version__
+from tfdist.launch import (
+    agent_protocol,
+    binding,
+    preflight,
+    process,
+    process_groups,
+    process_tree,
+)
+from tfdist.launch.failure_summary import signal_name
 from tfdist.launch.signals import (
     ENDING,
     PASSED_ON,
     SAME_SIGNAL_S,
     Signals,
 )
-from tfdist.rendezvous.address import split_address
-from tfdist.rendezvous.errors import RendezvousError
-from tfdist.rendezvous.secret import keep_in_memory
-from tfdist.rendezvous.store import StoreClient
 
 _READ_BYTES = 64 << 10
 _MOST_WAITING_BYTES = 1 << 20  # for the network; then the ranks have to wait
@@ -104,7 +112,9 @@ def prepare(job: Mapping[str, Any], environ: Mapping[str, str]) -> list[str]:
             127,
         )
     own = len(job["ranks"])
-    found = limits.check(own, shm_bytes=job["shm_bytes"], world=job["size"], served=own)
+    found = preflight.check(
+        own, shm_bytes=job["shm_bytes"], world=job["size"], served=own
+    )
     if found.errors:
         raise PrepareError("; ".join(found.errors))
     try:
@@ -145,8 +155,8 @@ class Agent:
     def __init__(self, commands: int, answers: int) -> None:
         self._commands = commands
         self._answers = answers
-        self._decoder = frames.Decoder()
-        self._out = bytearray(frames.GREETING)
+        self._decoder = agent_protocol.Decoder()
+        self._out = bytearray(agent_protocol.GREETING)
         self._selector = selectors.DefaultSelector()
         self._streams: dict[int, tuple[bytes, int]] = {}  # read, while there is room
         self._reading = True
@@ -155,11 +165,11 @@ class Agent:
         self._job: dict[str, Any] = {}
         self._environ: dict[str, str] = {}
         self._bound: dict[int, tuple[int, ...]] = {}
-        self._guard: tree.Guard | None = None
+        self._guard: process_tree.Guard | None = None
         self._heard_s = time.monotonic()
         self._told_s = 0.0
         self._finished = False  # tfdistrun said so; else it, or the connection, is gone
-        self._helpers = groups.Helpers()
+        self._helpers = process_groups.Helpers()
         self._helpers_end_s = 0.0  # how long they have, when all is finished
         self._signalled_s = 0.0  # when a signal came that ends this process; 0: none
         self._asked_s = 0.0  # when the ranks first got one, also from tfdistrun
@@ -189,7 +199,9 @@ class Agent:
         try:
             while not self._ended:
                 ending = self._finished or self._signalled_s
-                self._step(_HELPERS_STEP_S if ending else frames.SIGN_OF_LIFE_S / 2)
+                self._step(
+                    _HELPERS_STEP_S if ending else agent_protocol.SIGN_OF_LIFE_S / 2
+                )
                 self._mind_the_time()
                 self._end_if(self._finished and not self._helpers_go_on())
                 self._end_if(self._signalled_s > 0 and not self._ranks_save())
@@ -203,7 +215,7 @@ class Agent:
     # ---- the connection ----
 
     def _say(self, **fields: Any) -> None:
-        self._out += frames.message(**fields)
+        self._out += agent_protocol.message(**fields)
 
     def _read(self) -> None:
         try:
@@ -218,7 +230,7 @@ class Agent:
         try:
             for frame in self._decoder.feed(data):
                 self._obey(frame.message)
-        except frames.FrameError:
+        except agent_protocol.FrameError:
             data = b""
         self._end_if(not data)
 
@@ -253,7 +265,7 @@ class Agent:
     def _signal_ranks(self, number: int) -> None:
         own = {self._ranks[rank].process.pid for rank in self._running}
         if number in PASSED_ON:
-            groups.pass_on(own, number)
+            process_groups.pass_on(own, number)
             return
         if number in ENDING:
             if self._is_the_same_signal():
@@ -263,7 +275,7 @@ class Agent:
                 self._asked_s = time.monotonic()
                 self._helpers.note(own, number)
         for group in own:
-            groups.send(group, number)
+            process_groups.send(group, number)
 
     def _is_the_same_signal(self) -> bool:
         """Whether tfdistrun sends what has just come here too, from a batch system."""
@@ -285,15 +297,15 @@ class Agent:
 
     def _mind_the_time(self) -> None:
         now = time.monotonic()
-        if now - self._heard_s > frames.SILENCE_S:
+        if now - self._heard_s > agent_protocol.SILENCE_S:
             self._ended = True
-        if now - self._told_s >= frames.SIGN_OF_LIFE_S:
+        if now - self._told_s >= agent_protocol.SIGN_OF_LIFE_S:
             self._told_s = now
             if len(self._out) < _MOST_WAITING_BYTES:
                 self._say(event="alive")
             if self._guard is not None:
                 own = {one.process.pid for one in self._ranks.values()}
-                tree.reap_orphans(own | {self._guard.pid})
+                process_tree.reap_orphans(own | {self._guard.pid})
 
     def _step(self, timeout_s: float) -> None:
         """Writes what waits, reads what comes, at most one round."""
@@ -349,7 +361,7 @@ class Agent:
         _, path = keep_in_memory(bytes.fromhex(job["secret"]))
         self._environ = {
             **environ,
-            tree.MARK: job["mark"],
+            process_tree.MARK: job["mark"],
             "TFDIST_SECRET_FILE": path,
             "TFDIST_RENDEZVOUS": job["store"],
         }
@@ -364,8 +376,8 @@ class Agent:
     def _start(self) -> None:
         if self._signalled_s:
             return  # they would not get that signal any more
-        tree.adopt_orphans()
-        self._guard = tree.Guard(self._job["mark"])
+        process_tree.adopt_orphans()
+        self._guard = process_tree.Guard(self._job["mark"])
         binds = self._job["bind_to"] != "none"
         for told in self._job["ranks"]:
             rank = int(told["rank"])
@@ -389,8 +401,8 @@ class Agent:
                 lambda started=started: self._on_end(started),
             )
             for fd, kind in (
-                (started.stdout, frames.STDOUT),
-                (started.stderr, frames.STDERR),
+                (started.stdout, agent_protocol.STDOUT),
+                (started.stderr, agent_protocol.STDERR),
             ):
                 self._streams[fd] = (kind, rank)
                 if self._reading:
@@ -407,7 +419,7 @@ class Agent:
         except OSError:  # EIO: the other end of a terminal was closed
             data = b""
         if data:
-            self._out += frames.output(*self._streams[fd], data)
+            self._out += agent_protocol.output(*self._streams[fd], data)
             return
         self._selector.unregister(fd)
         del self._streams[fd]
@@ -426,15 +438,16 @@ class Agent:
                 rank=ended.rank,
                 code=code,
                 time_s=at_s,
-                memory_bytes=tree.memory_of_children(),
+                memory_bytes=process_tree.memory_of_children(),
             )
 
     def _kill(self) -> None:
         for rank in self._running:
-            groups.send(self._ranks[rank].process.pid, signal.SIGKILL)
+            process_groups.send(self._ranks[rank].process.pid, signal.SIGKILL)
         if self._guard is not None:
-            tree.send(
-                tree.living(self._job["mark"], spare=self._guard.pid), signal.SIGKILL
+            process_tree.send(
+                process_tree.living(self._job["mark"], spare=self._guard.pid),
+                signal.SIGKILL,
             )
 
     def _end_all(self) -> None:
@@ -442,16 +455,16 @@ class Agent:
         if self._guard is None:
             return
         mark, spare = self._job["mark"], self._guard.pid
-        left = tree.living(mark, spare=spare)
+        left = process_tree.living(mark, spare=spare)
         if left:
-            tree.send(left, signal.SIGTERM)
-            tree.send(left, signal.SIGCONT)  # a stopped process does not end
+            process_tree.send(left, signal.SIGTERM)
+            process_tree.send(left, signal.SIGCONT)  # a stopped process does not end
         deadline = time.monotonic() + _TERM_S
         while left and time.monotonic() < deadline:
             time.sleep(0.02)
-            tree.reap_orphans({spare})
-            left = tree.living(mark, spare=spare)
-        tree.kill_all(mark, spare=spare)
+            process_tree.reap_orphans({spare})
+            left = process_tree.living(mark, spare=spare)
+        process_tree.kill_all(mark, spare=spare)
         self._guard.dismiss()
 
 
@@ -463,7 +476,7 @@ def main() -> int:
     os.set_inheritable(answers, False)
     try:
         return Agent(0, answers).run()
-    except (OSError, _core.CoreError) as error:
+    except (OSError, native.CoreError) as error:
         _explain(str(error))
         return 1
 

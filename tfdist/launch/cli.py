@@ -14,8 +14,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from tfdist import _core
-from tfdist.launch import binding, limits, output, report
+from tfdist.core import native
+from tfdist.core.rendezvous.children import rank_above, without_rank
+from tfdist.core.rendezvous.environment import check_working_folder, detect
+from tfdist.launch import binding, failure_summary, output, preflight
 from tfdist.launch.command import program_from_stdin
 from tfdist.launch.horovod import mode, variables
 from tfdist.launch.hosts import Host, HostsError, mark_local, places
@@ -28,8 +30,6 @@ from tfdist.launch.options import (
 )
 from tfdist.launch.output import complain
 from tfdist.launch.supervisor import Outcome
-from tfdist.rendezvous.children import rank_above, without_rank
-from tfdist.rendezvous.environment import check_working_folder, detect
 
 _USAGE_ERROR = 2
 _TENSORFLOW_BYTES = 200 << 20  # a process has at least so many with TensorFlow
@@ -88,14 +88,16 @@ def _check_working_folder() -> None:
     """Raises SystemExit(2) if it was deleted."""
     try:
         check_working_folder()
-    except _core.CoreError as error:
+    except native.CoreError as error:
         complain(error.message)
         raise SystemExit(_USAGE_ERROR) from None
 
 
 def _leave_outer_job() -> None:
     """In a program that a rank has started: this is a job of its own."""
-    with contextlib.suppress(_core.CoreError):  # a malformed variable is reported later
+    with contextlib.suppress(
+        native.CoreError
+    ):  # a malformed variable is reported later
         if rank_above(os.environ):
             for name in os.environ.keys() - without_rank(os.environ).keys():
                 del os.environ[name]
@@ -131,21 +133,23 @@ def _check_machine(plan: Plan) -> int:
     try:
         outer = detect(os.environ)
         if outer.size > 1:
-            raise _core.CoreError(
-                _core.INVALID_ARGUMENT,
+            raise native.CoreError(
+                native.INVALID_ARGUMENT,
                 f"this is already rank {outer.rank} of {outer.size} "
                 f"({outer.variables}); start tfdistrun once, outside of it, or unset "
                 "these variables",
             )
         shm_bytes = 0
-        if _core.LIBRARY_PATH.is_file():
-            transport = _core.config()["TFDIST_TRANSPORT"]["value"]
+        if native.LIBRARY_PATH.is_file():
+            transport = native.config()["TFDIST_TRANSPORT"]["value"]
             if transport != "tcp":
-                shm_bytes = _core.shm_bytes() + 2 * _core.window_bytes()
-    except _core.CoreError as error:
+                shm_bytes = native.shm_bytes() + 2 * native.window_bytes()
+    except native.CoreError as error:
         complain(error.message)
         raise SystemExit(_USAGE_ERROR) from None
-    found = limits.check(len(plan.local), shm_bytes=shm_bytes, world=len(plan.places))
+    found = preflight.check(
+        len(plan.local), shm_bytes=shm_bytes, world=len(plan.places)
+    )
     for warning in found.warnings:
         complain(f"warning: {warning}")
     if found.errors:
@@ -169,9 +173,9 @@ def _warn_if_alone(outcome: Outcome) -> None:
 
 def _conclude(outcome: Outcome, started_s: float, folder: Path) -> int:
     """Explains a failure; returns the exit code of tfdistrun."""
-    first = report.first_failure(outcome.ends)
+    first = failure_summary.first_failure(outcome.ends)
     if outcome.signal is not None:
-        name = report.signal_name(outcome.signal)
+        name = failure_summary.signal_name(outcome.signal)
         complain(f"ended by {name}; output: {folder}")
         forwarded = (0, -outcome.signal, 128 + outcome.signal)
         if first is None or first.code in forwarded:
@@ -181,14 +185,14 @@ def _conclude(outcome: Outcome, started_s: float, folder: Path) -> int:
         _warn_if_alone(outcome)
         return 0
     complain(
-        *report.explain(
+        *failure_summary.explain(
             first,
             outcome.ends,
             started_s=started_s,
             log=folder / f"rank-{first.rank}.log",
         )
     )
-    return report.exit_code(first, outcome.ends)
+    return failure_summary.exit_code(first, outcome.ends)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -228,7 +232,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except HostsFailedError as error:
         complain(*error.lines)
         return error.code
-    except _core.CoreError as error:
+    except native.CoreError as error:
         complain(error.message)
         return _USAGE_ERROR
     except OSError as error:

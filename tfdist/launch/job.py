@@ -14,21 +14,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
-from tfdist import _host_memory as host_memory
-from tfdist.launch import binding, output, process, remote, tree
+from tfdist.core import allocator
+from tfdist.core.rendezvous import auth
+from tfdist.core.rendezvous.address import own_address, route_to
+from tfdist.core.rendezvous.environment import LAUNCHER_JOB
+from tfdist.core.rendezvous.errors import invalid
+from tfdist.core.rendezvous.failure_report import PREFIX
+from tfdist.core.rendezvous.secret import keep_in_memory
+from tfdist.core.rendezvous.store import StoreThread
+from tfdist.launch import binding, output, process, process_tree, remote
 from tfdist.launch.horovod import mode
 from tfdist.launch.hosts import Host, Place
 from tfdist.launch.options import host_timeout_s, ssh_command
 from tfdist.launch.output import complain
 from tfdist.launch.signals import Signals
 from tfdist.launch.supervisor import Outcome, Supervisor
-from tfdist.rendezvous import auth
-from tfdist.rendezvous.address import own_address, route_to
-from tfdist.rendezvous.environment import LAUNCHER_JOB
-from tfdist.rendezvous.errors import invalid
-from tfdist.rendezvous.report import PREFIX
-from tfdist.rendezvous.secret import keep_in_memory
-from tfdist.rendezvous.store import StoreThread
 
 # Of one host, or of one rank, or made anew on each host.
 _STAYS_HERE = (
@@ -118,7 +118,7 @@ def crossing(environ: Mapping[str, str], exported: Mapping[str, str]) -> dict[st
 
 def missed(environ: Mapping[str, str], crossed: Mapping[str, str]) -> list[str]:
     """Variables that are set here and that a user would expect on all hosts."""
-    everywhere = host_memory.settings({})
+    everywhere = allocator.settings({})
     return sorted(
         name
         for name in environ.keys() - crossed.keys()
@@ -240,8 +240,8 @@ class Job:
             OSError: no process or descriptor left.
         """
         signals = Signals()
-        tree.adopt_orphans()
-        guard = tree.Guard(self.name)
+        process_tree.adopt_orphans()
+        guard = process_tree.Guard(self.name)
         try:
             with contextlib.ExitStack() as stack:
                 store, path = stack.enter_context(self._store())
@@ -262,14 +262,14 @@ class Job:
                 outcome = supervisor.run(signals)
                 outcome.joined = store.joined
                 used = [one.memory_bytes for one in self.remotes]
-                outcome.memory_bytes = max([tree.memory_of_children(), *used])
+                outcome.memory_bytes = max([process_tree.memory_of_children(), *used])
                 return outcome
         finally:
             for one in self.remotes:
                 one.kill()
             for one in self.remotes:
                 one.close("it is not needed any more")
-            left = tree.kill_all(self.name, spare=guard.pid)
+            left = process_tree.kill_all(self.name, spare=guard.pid)
             guard.dismiss()
             signals.close()
             if left:
@@ -378,7 +378,7 @@ class Job:
     def _start(
         self,
         supervisor: Supervisor,
-        guard: tree.Guard,
+        guard: process_tree.Guard,
         address: str,
         secret_path: str,
         stack: contextlib.ExitStack,
@@ -387,7 +387,7 @@ class Job:
             "TFDIST_RENDEZVOUS": address,
             "TFDIST_SECRET_FILE": secret_path,
             "TFDIST_JOB_ID": self.name,
-            tree.MARK: self.name,
+            process_tree.MARK: self.name,
         }
         outputs = {}
         for place in self.plan.places:

@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from tfdist import __version__
+from tfdist.core.version import __version__
 from tfdist.launch.binding import KINDS
 from tfdist.launch.hosts import Host, HostsError, parse_list, read_file
 from tfdist.launch.remote import SSH_COMMAND

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tfdist import _host_memory as host_memory
+from tfdist.core import allocator
 
 _FEWEST_COLUMNS = 20
 _MOST_CELLS = (1 << 16) - 1  # of a line, or lines, that a terminal can have
@@ -67,7 +67,7 @@ def start(
     Args:
         rank: its index.
         command: program and arguments.
-        environ: all variables of the rank, but for those of `_host_memory`.
+        environ: all variables of the rank, but for those of `allocator`.
         terminal_columns: gives the rank a terminal of this width as its standard
             output; None: a pipe.
         processors: numbers of those that it may use; None: all that this process may.
@@ -88,7 +88,7 @@ def start(
             stdin=subprocess.DEVNULL,
             stdout=their_stdout,
             stderr=their_stderr,
-            env={**environ, **host_memory.settings(environ)},
+            env={**environ, **allocator.settings(environ)},
             process_group=0,
         )
     except OSError:

@@ -19,8 +19,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tfdist import __version__
-from tfdist.launch import frames
+from tfdist.core.version import __version__
+from tfdist.launch import agent_protocol
 from tfdist.launch.hosts import Host
 from tfdist.launch.signals import PASSED_ON, Signals
 
@@ -112,7 +112,7 @@ class RemoteHost:
         self._left = set(ranks)
         self._save_ends_s = 0.0  # later than now: a signal ends the agent
         self._said: deque[str] = deque(maxlen=_SAID_LINES)
-        self._decoder = frames.Decoder(frames.GREETING)
+        self._decoder = agent_protocol.Decoder(agent_protocol.GREETING)
         self._out = bytearray()
         self._heard_s = time.monotonic()
         self._told_s = time.monotonic()
@@ -135,7 +135,7 @@ class RemoteHost:
     def send(self, **fields: Any) -> None:
         """Queues a message."""
         if self.state != "closed":
-            self._out += frames.message(**fields)
+            self._out += agent_protocol.message(**fields)
             self._told_s = time.monotonic()
             self.write()
 
@@ -184,15 +184,17 @@ class RemoteHost:
         now = time.monotonic()
         if self.state == "closed":
             return []
-        if now - self._told_s >= frames.SIGN_OF_LIFE_S and not self._out:
+        if now - self._told_s >= agent_protocol.SIGN_OF_LIFE_S and not self._out:
             self.send(do="ping")
-        if self.state == "running" and now - self._heard_s > frames.SILENCE_S:
-            return self.close(f"nothing came from it for {frames.SILENCE_S:g} s")
+        if self.state == "running" and now - self._heard_s > agent_protocol.SILENCE_S:
+            return self.close(
+                f"nothing came from it for {agent_protocol.SILENCE_S:g} s"
+            )
         return []
 
     # ---- from the agent ----
 
-    def read(self) -> list[frames.Frame | End]:
+    def read(self) -> list[agent_protocol.Frame | End]:
         """What came on its standard output."""
         try:
             data = os.read(self.stdout, _READ_BYTES)
@@ -201,14 +203,14 @@ class RemoteHost:
         if not data:
             return list(self.close())
         self._heard_s = time.monotonic()
-        found: list[frames.Frame | End] = []
+        found: list[agent_protocol.Frame | End] = []
         try:
             for frame in self._decoder.feed(data):
-                if frame.kind == frames.MESSAGE:
+                if frame.kind == agent_protocol.MESSAGE:
                     found += self._message(frame.message)
                 else:
                     found.append(frame)
-        except (frames.FrameError, KeyError, TypeError, ValueError) as error:
+        except (agent_protocol.FrameError, KeyError, TypeError, ValueError) as error:
             found += self.close(f"what came from it is not of tfdist: {error}")
         return found
 

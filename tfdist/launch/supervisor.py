@@ -16,7 +16,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from tfdist.launch import frames, groups, tree
+from tfdist.core.rendezvous.errors import numbers
+from tfdist.launch import agent_protocol, process_groups, process_tree
+from tfdist.launch.failure_summary import RankEnd
 from tfdist.launch.output import (
     RankOutput,
     Screen,
@@ -25,9 +27,7 @@ from tfdist.launch.output import (
     complain,
 )
 from tfdist.launch.process import RankProcess
-from tfdist.launch.report import RankEnd
 from tfdist.launch.signals import PASSED_ON, SAME_SIGNAL_S, Signals
-from tfdist.rendezvous.errors import numbers
 
 if TYPE_CHECKING:
     from tfdist.launch.remote import End, RemoteHost
@@ -109,7 +109,7 @@ class Supervisor:
         self._running: set[int] = set()
         self._phase = _Phase.RUNNING
         self._phase_ends_s = float("inf")
-        self._helpers = groups.Helpers()  # of this host
+        self._helpers = process_groups.Helpers()  # of this host
         self._reap_at_s = time.monotonic() + _REAP_EVERY_S
         self._outcome = Outcome()
         self._open_streams: dict[int, StreamMerger] = {}
@@ -151,8 +151,8 @@ class Supervisor:
         rank = output.rank
         self._outputs[rank] = output
         self._host_of[rank] = remote
-        self._mergers[rank, frames.STDOUT] = stdout
-        self._mergers[rank, frames.STDERR] = stderr
+        self._mergers[rank, agent_protocol.STDOUT] = stdout
+        self._mergers[rank, agent_protocol.STDERR] = stderr
         self._running.add(rank)
 
     def _watch(self, fd: int) -> None:
@@ -231,7 +231,7 @@ class Supervisor:
     def _mind_the_time(self) -> None:
         """Now and then: looking through all processes takes a while."""
         if time.monotonic() >= self._reap_at_s:
-            tree.reap_orphans(self._own_children())
+            process_tree.reap_orphans(self._own_children())
             for remote in self._remotes:
                 if self._paused:
                     remote.heard()  # for all that is known
@@ -288,7 +288,7 @@ class Supervisor:
             return
         ends = []
         for event in remote.read():
-            if isinstance(event, frames.Frame):
+            if isinstance(event, agent_protocol.Frame):
                 if merger := self._mergers.get((event.rank, event.kind)):
                     merger.feed(event.body)
             else:
@@ -330,7 +330,7 @@ class Supervisor:
     def _on_signals(self, numbers: list[int]) -> None:
         for number in numbers:
             if number in PASSED_ON:
-                groups.pass_on(self._own_groups(), number)
+                process_groups.pass_on(self._own_groups(), number)
                 self._signal_remotes(number)
             elif self._phase in (_Phase.RUNNING, _Phase.GRACE):
                 for sink in self._sinks:
@@ -380,7 +380,7 @@ class Supervisor:
 
     def _signal_ranks(self, number: int) -> None:
         for group in self._own_groups():
-            groups.send(group, number)
+            process_groups.send(group, number)
         self._signal_remotes(number)
 
     def _own_groups(self) -> set[int]:
@@ -396,9 +396,9 @@ class Supervisor:
         for remote in self._remotes:
             remote.send(do="kill")
         for group in self._own_groups():
-            groups.send(group, signal.SIGKILL)
+            process_groups.send(group, signal.SIGKILL)
         spare = {self._spare, *(remote.process.pid for remote in self._remotes)}
-        tree.send(tree.living(self._mark, spare=spare), signal.SIGKILL)
+        process_tree.send(process_tree.living(self._mark, spare=spare), signal.SIGKILL)
 
     def _go_on(self, limit_s: float, unfinished: Callable[[], bool]) -> None:
         """Steps while `unfinished`, for `limit_s` seconds at most.
@@ -431,17 +431,17 @@ class Supervisor:
 
     def _end_leftovers(self) -> None:
         """Ends what the ranks left behind: helpers, daemons."""
-        left = tree.living(self._mark, spare=self._spare)
+        left = process_tree.living(self._mark, spare=self._spare)
         if not left:
             return
-        tree.send(left, signal.SIGTERM)
+        process_tree.send(left, signal.SIGTERM)
         deadline = time.monotonic() + _TERM_S
         while left and time.monotonic() < deadline:
             self._step(min(deadline, time.monotonic() + 0.02))
-            tree.reap_orphans(self._own_children())
-            left = tree.living(self._mark, spare=self._spare)
-        tree.kill_all(self._mark, spare=self._spare)
-        tree.reap_orphans(self._own_children())
+            process_tree.reap_orphans(self._own_children())
+            left = process_tree.living(self._mark, spare=self._spare)
+        process_tree.kill_all(self._mark, spare=self._spare)
+        process_tree.reap_orphans(self._own_children())
 
     def _end_streams(self) -> None:
         for remote_merger in self._mergers.values():

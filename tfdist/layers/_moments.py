@@ -25,9 +25,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist import _operations
-from tfdist._names import operation_name
-from tfdist._operations import ReduceOp
+from tfdist.collectives.tf_ops import emit
+from tfdist.collectives.tf_ops.emit import ReduceOp
+from tfdist.collectives.tf_ops.op_names import operation_name
 
 
 @tf.autograph.experimental.do_not_convert
@@ -58,7 +58,7 @@ def synchronized_moments(
 
     @tf.custom_gradient
     def moments(x: tf.Tensor) -> Any:
-        rows = _operations.allgather(
+        rows = emit.allgather(
             tf.concat(_local_moments(x, axis, mask), axis=0)[tf.newaxis],
             name,
             None,
@@ -72,8 +72,8 @@ def synchronized_moments(
         variance = (true_variance + offset * offset) * share
 
         def gradient(d_mean: tf.Tensor, d_variance: tf.Tensor) -> tf.Tensor:
-            with _operations.counted_as(0):  # no gradients of weights
-                [summed] = _operations.allreduce(
+            with emit.counted_as(0):  # no gradients of weights
+                [summed] = emit.allreduce(
                     [tf.concat([d_mean, d_variance], axis=0)],
                     operation_name(
                         "batch_norm", f"{name}.gradient", process_set=process_set

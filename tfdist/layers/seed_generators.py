@@ -6,9 +6,10 @@ from typing import Any
 
 import keras
 
-from tfdist import _runtime, errors
-from tfdist._process_sets import ProcessSet, check_root
-from tfdist.objects import gather_from_all
+from tfdist import errors
+from tfdist.collectives.objects import gather_from_all
+from tfdist.core import runtime
+from tfdist.core.process_sets import ProcessSet, check_root
 
 CHOICES = ("distinct", "equal")
 _NAME = "seed_generator_state"
@@ -82,7 +83,7 @@ def broadcast_seed_generators(
                 f"{len(shared[0])} on rank {members[0]} and {len(other)} on rank "
                 f"{rank}. Make the same model on all ranks."
             )
-    place = members.index(_runtime.rank()) - members.index(root)
+    place = members.index(runtime.rank()) - members.index(root)
     distance = place % len(members) if seeds == "distinct" else 0
     for state, (seed, drawn) in zip(states, shared[members.index(root)], strict=True):
         state.assign([seed_at(seed, distance), drawn])

@@ -14,10 +14,10 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import collectives, errors
-from tfdist._process_sets import ProcessSet, members_of
 from tfdist.collectives import ReduceOp
+from tfdist.collectives.objects import gather_from_all
+from tfdist.core.process_sets import ProcessSet, members_of
 from tfdist.layers.synchronized import batch_normalizations
-from tfdist.objects import gather_from_all
 
 
 def combine_moving_statistics(

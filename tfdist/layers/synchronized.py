@@ -15,10 +15,10 @@ import keras
 import tensorflow as tf
 from keras.src.backend.common import global_state
 
-from tfdist._own_name import subclass_under_own_name
-from tfdist._process_sets import ProcessSet, id_of
+from tfdist.core.keras_subclass import subclass_under_own_name
+from tfdist.core.process_sets import ProcessSet, id_of
+from tfdist.gradients.sample_weights import SYNCHRONIZED
 from tfdist.layers._moments import synchronized_moments
-from tfdist.weights import SYNCHRONIZED
 
 _Layer = TypeVar("_Layer", bound=keras.layers.Layer)
 

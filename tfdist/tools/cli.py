@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 
-from tfdist import __version__
+from tfdist.core.version import __version__
 from tfdist.tools import timeline
 from tfdist.tools.bench import command as bench
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from tfdist import _core
+from tfdist.core import native
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "config.md"
 
@@ -34,8 +34,8 @@ tfdistrun -np 4 --env TFDIST_TIMEOUT_S=60 --env TFDIST_LOG_LEVEL=info python tra
 
 *Same on all ranks*: `tfdist.init()` compares the value over the ranks and refuses to
 start where they differ. What a program changes in its environment afterwards counts for
-its next `tfdist.init()`. `tfdist._core.config()` returns the table with the values of
-the environment.
+its next `tfdist.init()`. `tfdist.core.native.config()` returns the table with the
+values of the environment.
 """
 
 _SECTIONS = (
@@ -83,7 +83,7 @@ def render(rows: Iterable[dict[str, Any]]) -> str:
     """The page as Markdown.
 
     Args:
-        rows: the rows of `tfdist._core.config()`; their values in force are not used.
+        rows: the rows of `native.config()`; their values in force are not used.
 
     Returns:
         The text of docs/config.md, with a newline at its end.
@@ -112,7 +112,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tfdist.tools.config_docs")
     parser.add_argument("--check", action="store_true", help="write nothing, compare")
     options = parser.parse_args(arguments)
-    text = render(_core.config().values())
+    text = render(native.config().values())
     current = PAGE.read_text(encoding="utf-8") if PAGE.is_file() else None
     if current == text:
         sys.stdout.write(f"{PAGE} is current\n")

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tfdist.timeline import merging
+from tfdist.core.timeline import merging
 
 HELP = "merge what TFDIST_TIMELINE has left into one trace"
 _MOST_TOLD = 5  # of what is left out

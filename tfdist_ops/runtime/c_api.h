@@ -266,8 +266,8 @@ typedef struct tfdist_record {
  * before the first call in this process, for which there need be no world. */
 TFDIST_EXPORT int32_t tfdist_take_records(tfdist_record* out, int32_t capacity);
 /* Writes what happens on this rank from now on to FOLDER/rank-N.jsonl, until tfdist_shutdown: lines
- * of JSON, the first of which is `head` (tfdist/timeline/ reads them). The file, and the one into
- * which it turns when it is half as long as TFDIST_TIMELINE_BYTES (its name with .old), are no
+ * of JSON, the first of which is `head` (tfdist/core/timeline/ reads them). The file, and the one
+ * into which it turns when it is half as long as TFDIST_TIMELINE_BYTES (its name with .old), are no
  * longer than that. Returns 0, or a code with tfdist_last_error filled when it can't be written. */
 TFDIST_EXPORT int32_t tfdist_timeline_start(const char* folder, const char* head);
 /* Sends all of it to rank 0 too, which writes it into the folder of its own: for a rank that does

@@ -14,7 +14,7 @@ constexpr auto kPeriod = std::chrono::milliseconds(200);
 constexpr size_t kMostReceived = size_t{16} << 20;  // not yet written
 constexpr size_t kMostSent = size_t{32} << 10;      // as one message
 
-// As tfdist/timeline/parts.py.
+// As tfdist/core/timeline/parts.py.
 std::string PartPath(const std::string& folder, int rank) {
   return folder + "/rank-" + std::to_string(rank) + ".jsonl";
 }

@@ -5,8 +5,9 @@
 namespace tfdist {
 namespace {
 
-// Stateful, so that it is neither folded nor merged with a twin; tfdist/_library.py takes it out of
-// the automatic order of stateful ops, so that operations overlap and ranks may trace in any order.
+// Stateful, so that it is neither folded nor merged with a twin;
+// tfdist/collectives/tf_ops/op_library.py takes it out of the automatic order of stateful ops, so
+// that operations overlap and ranks may trace in any order.
 REGISTER_OP("TfdistAllreduce")
     .Input("tensors: N * T")
     .Input(kCallInput)

@@ -9,7 +9,7 @@ namespace tfdist {
 namespace {
 
 // Smaller ones glibc's malloc takes from heaps, of which it gives parts back to the system now and
-// then. Ranks avoid that for tensors of any size (tfdist/_host_memory.py).
+// then. Ranks avoid that for tensors of any size (tfdist/core/allocator.py).
 constexpr uintptr_t kLeastBytes = uintptr_t{32} << 20;
 
 }  // namespace

@@ -1,5 +1,5 @@
-// How links are made. Rendezvous and authentication happen before (tfdist/rendezvous/): a transport
-// gets descriptors that are already connected to the right peer.
+// How links are made. Rendezvous and authentication happen before (tfdist/core/rendezvous/): a
+// transport gets descriptors that are already connected to the right peer.
 //
 // To add a transport: one file that implements Link and a factory, one line in registry.cc. The
 // conformance tests (tests/cpp/link_conformance_test.cc) then run over it.

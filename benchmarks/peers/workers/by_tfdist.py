@@ -10,15 +10,15 @@ from typing import Any
 import tensorflow as tf
 
 import tfdist
-from tfdist import _core
-from tfdist.groups import reduce_gradients
-from tfdist.progress import exposure
-from tfdist.reduce_options import ReduceOptions
+from tfdist.core import native
+from tfdist.core.timeline import exposed_communication
+from tfdist.gradients.options import ReduceOptions
+from tfdist.gradients.reduction import reduce_gradients
 
 tfdist.init()
 RANK, SIZE = tfdist.rank(), tfdist.size()
 VERSIONS = {
-    "tfdist": str(_core.build_info()["version"]),
+    "tfdist": str(native.build_info()["version"]),
     "tensorflow": tf.__version__,
     "keras": tf.keras.__version__,
 }
@@ -77,12 +77,12 @@ class Watch:
     """What communication costs a step: its processor time, and the waiting for it."""
 
     def __init__(self) -> None:
-        _core.take_records()
+        native.take_records()
         self._begin_s = self._cpu_s()
 
     def facts(self, steps: int) -> dict[str, float]:
         """Means of so many steps."""
-        exposed_s = 1e-6 * exposure.exposed_us(_core.take_records())
+        exposed_s = 1e-6 * exposed_communication.exposed_us(native.take_records())
         cpu_s = self._cpu_s() - self._begin_s
         return {
             "communication_cpu_s": cpu_s / steps,

@@ -12,19 +12,20 @@ from exact import brought, check, zeros
 from helpers import core_client
 from native import looped
 
-from tfdist import _core, _runtime
-from tfdist.buckets import cut_buckets
+from tfdist.core import native as native_library
+from tfdist.core import runtime, world
+from tfdist.gradients.bucketing import cut_buckets
 
 
 def agree(value: float) -> float:
     """The mean over the ranks."""
     mean = core_client.allreduce(np.array([value]), name="agree")[0]
-    return float(mean) / _runtime.size()
+    return float(mean) / runtime.size()
 
 
 def function_of(name: str) -> ctypes.c_void_p:
     """Address of a function of the core."""
-    return ctypes.cast(getattr(_core.library(), name), ctypes.c_void_p)
+    return ctypes.cast(getattr(native_library.library(), name), ctypes.c_void_p)
 
 
 class Group:
@@ -44,12 +45,12 @@ class Group:
         shapes = [x.shape for inputs, _, _ in buckets for x in inputs]
         lines = [f"{name}/{i} float32 {list(s)}" for i, s in enumerate(shapes)]
         text = "\n".join([*lines, "op=sum"])
-        group, _ = _core.register_group(text, [True] * len(lines))
+        group, _ = native_library.register_group(text, [True] * len(lines))
         self._keep: list[Any] = [buckets]
-        self._requests = (_core.Request * len(buckets))()
+        self._requests = (native_library.Request * len(buckets))()
         for number, (inputs, outputs, places) in enumerate(buckets):
-            self._requests[number] = _core.Request(
-                kind=_core.ALLREDUCE,
+            self._requests[number] = native_library.Request(
+                kind=native_library.ALLREDUCE,
                 name=f"{name}.{number}".encode(),
                 dtype=core_client.DTYPES[np.float32],
                 op=core_client.SUM,
@@ -65,10 +66,10 @@ class Group:
     def _tensors(
         self, inputs: list[np.ndarray], outputs: list[np.ndarray], places: list[int]
     ) -> ctypes.Array[Any]:
-        tensors = (_core.Tensor * len(inputs))()
+        tensors = (native_library.Tensor * len(inputs))()
         for i, (x, y) in enumerate(zip(inputs, outputs, strict=True)):
             dims = (ctypes.c_int64 * max(1, x.ndim))(*x.shape)
-            tensors[i] = _core.Tensor(
+            tensors[i] = native_library.Tensor(
                 input=x.ctypes.data,
                 output=y.ctypes.data,
                 rank=x.ndim,
@@ -95,7 +96,7 @@ class Group:
 
 def sizes(task: dict[str, Any]) -> dict[str, list[float]]:
     """One allreduce of each size, out of place and in place."""
-    rank, size = _runtime.rank(), _runtime.size()
+    rank, size = runtime.rank(), runtime.size()
     seconds = {}
     for size_bytes in task["sizes"]:
         source = brought(size_bytes // 4, rank)
@@ -117,13 +118,13 @@ def sizes(task: dict[str, Any]) -> dict[str, list[float]]:
 
 def gradients(task: dict[str, Any]) -> dict[str, list[float]]:
     """The whole list in tfdist's buckets, also in place, and as one vector."""
-    rank, size = _runtime.rank(), _runtime.size()
+    rank, size = runtime.rank(), runtime.size()
     inputs = [
         brought(int(np.prod(shape)), rank, shift=i).reshape(shape)
         for i, shape in enumerate(task["shapes"])
     ]
     size_bytes = sum(x.nbytes for x in inputs)
-    rows = _core.config()
+    rows = native_library.config()
     cut = cut_buckets(
         [x.nbytes for x in inputs],
         ["float32"] * len(inputs),
@@ -158,12 +159,14 @@ def gradients(task: dict[str, Any]) -> dict[str, list[float]]:
 def main() -> None:
     """Measures."""
     task = measuring.task()
-    _runtime.start()
+    world.start()
     found = {"sizes": sizes, "gradients": gradients}[task["task"]](task)
-    versions = {"tfdist": str(_core.build_info()["version"])}
-    rank, size = _runtime.rank(), _runtime.size()
-    measuring.leave(task, rank, size, versions, found, counters=_core.counters())
-    _runtime.shutdown()
+    versions = {"tfdist": str(native_library.build_info()["version"])}
+    rank, size = runtime.rank(), runtime.size()
+    measuring.leave(
+        task, rank, size, versions, found, counters=native_library.counters()
+    )
+    world.shutdown()
 
 
 if __name__ == "__main__":

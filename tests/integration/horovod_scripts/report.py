@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 
 if "tfdist" in sys.modules:
-    from tfdist import _core
+    from tfdist.core import native
 
-    _core.take_records()  # from now on they are kept
+    native.take_records()  # from now on they are kept
 
 
 def write(hvd, weights, **facts):
@@ -38,10 +38,10 @@ def _operations():
     """
     if "tfdist" not in sys.modules:
         return {}
-    rows = _core.take_records()
+    rows = native.take_records()
     names = [row["name"].rpartition("/")[2] for row in rows]
-    kinds = {_core.ALLREDUCE: "allreduce", _core.ALLGATHER: "allgather"}
-    kinds |= {_core.BROADCAST: "broadcast"}
+    kinds = {native.ALLREDUCE: "allreduce", native.ALLGATHER: "allgather"}
+    kinds |= {native.BROADCAST: "broadcast"}
     return {
         "reductions": sum(name.startswith("gradients.") for name in names),
         "operations": Counter(kinds.get(row["kind"], "other") for row in rows),

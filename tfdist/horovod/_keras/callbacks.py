@@ -8,16 +8,16 @@ from typing import Any
 import keras
 import numpy as np
 
-from tfdist import _runtime
 from tfdist.callbacks import BroadcastInitialState, MetricAverage
 from tfdist.callbacks._base import RankCallback
-from tfdist.callbacks._optimizers import optimizers_of, slots_of
 from tfdist.callbacks.metric_average import exchange_logs
-from tfdist.consistency.per_rank import declare
+from tfdist.collectives.local_variables import identity, is_variable
+from tfdist.collectives.per_rank_variables import declare
+from tfdist.core import runtime
 from tfdist.horovod._keras.all_ranks import OfAllRanks
 from tfdist.horovod._telling import note_device
-from tfdist.local_variables import identity, is_variable
-from tfdist.metric_states import check_metrics
+from tfdist.training.metric_states import check_metrics
+from tfdist.training.model_optimizers import optimizers_of, slots_of
 
 _logger = logging.getLogger("tfdist")
 
@@ -139,7 +139,7 @@ class MetricAverageCallback(OfAllRanks, MetricAverage):
             check_metrics(self.model)
         except ValueError as error:
             self._combines_states = False
-            if _runtime.rank() == 0:
+            if runtime.rank() == 0:
                 _logger.warning(
                     "MetricAverageCallback: the metrics %s. %s", otherwise, error
                 )

@@ -11,7 +11,7 @@ import keras
 
 from tfdist.horovod._keras.optimizer import DistributedOptimizer
 from tfdist.horovod.tensorflow.compression import Compression
-from tfdist.optimizer import is_distributed
+from tfdist.training.optimizer import is_distributed
 
 _logger = logging.getLogger("tfdist")
 # Keras 3.15 writes these names into .h5 files, and does not find them again.

@@ -9,7 +9,8 @@ import keras
 import tensorflow as tf
 
 import tfdist
-from tfdist._reducing_optimizer import ReducesUpdates
+from tfdist.collectives.local_variables import check_clips_each_alone, with_one_more
+from tfdist.gradients.options import ReduceOptions
 from tfdist.horovod._keras.passes import accumulate, check_passes, put_before
 from tfdist.horovod._keras.variables import CallableList
 from tfdist.horovod._telling import note_device
@@ -23,8 +24,7 @@ from tfdist.horovod.tensorflow.gradients import (
     gradients_of_this_rank,
     is_outside,
 )
-from tfdist.local_variables import check_clips_each_alone, with_one_more
-from tfdist.reduce_options import ReduceOptions
+from tfdist.training.optimizer_mixins import ReducesUpdates
 
 
 class Wrapped:

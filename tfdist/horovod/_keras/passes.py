@@ -15,8 +15,8 @@ from typing import Any
 
 import keras
 
-from tfdist._own_name import subclass_under_own_name
-from tfdist._reducing_optimizer import ReducesUpdates
+from tfdist.core.keras_subclass import subclass_under_own_name
+from tfdist.training.optimizer_mixins import ReducesUpdates
 
 
 class CountsPasses:

@@ -8,9 +8,9 @@ from typing import Any
 
 import keras
 
-from tfdist import _runtime
 from tfdist.callbacks._base import RankCallback, base_optimizer
 from tfdist.callbacks.learning_rate_warmup import longest_epoch, rescale_velocities
+from tfdist.core import runtime
 from tfdist.horovod._keras.all_ranks import OfAllRanks
 from tfdist.horovod._telling import tell_once
 from tfdist.horovod.keras2._decay import settable_rate
@@ -263,12 +263,12 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
 
     def _multiplier(self, epoch: float) -> float:
         epoch += 1 / (self.steps_per_epoch or 1)
-        return warmup_multiplier(epoch, self.warmup_epochs, _runtime.size())
+        return warmup_multiplier(epoch, self.warmup_epochs, runtime.size())
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Puts the rate into the logs, and says that the warm-up is over."""
         super().on_epoch_end(epoch, logs)
-        if epoch == self.warmup_epochs - 1 and self.verbose and _runtime.rank() == 0:
+        if epoch == self.warmup_epochs - 1 and self.verbose and runtime.rank() == 0:
             sys.stdout.write(
                 f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to "
                 f"{self._rate():g}.\n"

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import tfdist
-from tfdist import _runtime
+from tfdist.core import runtime
 from tfdist.horovod._environment import adopt_variables
 from tfdist.horovod._telling import tell_once
 from tfdist.horovod.common import process_sets as _sets
@@ -129,7 +129,7 @@ class HorovodBasics:
     def is_homogeneous(self) -> bool:
         """Whether every host has as many ranks; ValueError before `init()`."""
         check_initialized()
-        hosts = _runtime.check_initialized().host_of
+        hosts = runtime.check_initialized().host_of
         return len(set(collections.Counter(hosts).values())) == 1
 
     # What was built. Scripts ask to choose how they start and whom they talk to: the

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import tfdist
-from tfdist import _runtime
+from tfdist.core import runtime
 
 
 class _Numbers:
@@ -29,8 +29,8 @@ class _Numbers:
     def all(self) -> dict[tfdist.ProcessSet, int]:
         """The sets that exist now, with their ids."""
         live = tfdist.process_sets()
-        if self._generation != _runtime.generation():  # a new job after `shutdown`
-            self._generation = _runtime.generation()
+        if self._generation != runtime.generation():  # a new job after `shutdown`
+            self._generation = runtime.generation()
             self._of.clear()
             self._free.clear()
         for gone in [one for one in self._of if one not in live]:

@@ -6,7 +6,7 @@ import logging
 import time
 from pathlib import Path
 
-from tfdist import _core, _runtime
+from tfdist.core import native, runtime, world
 from tfdist.horovod._telling import tell_once
 
 _log = logging.getLogger("tfdist")
@@ -19,9 +19,9 @@ def start(file_path: str) -> None:
     Later calls mark another part of it; a warning names the folder if it is another.
     """
     try:
-        folder = _runtime.start_timeline(f"{file_path}.d")
-    except _core.CoreError as error:
-        _runtime.raise_public(error)
+        folder = world.start_timeline(f"{file_path}.d")
+    except native.CoreError as error:
+        runtime.raise_public(error)
     if folder != Path(f"{file_path}.d").absolute():
         tell_once(
             f"start_timeline({str(file_path)!r}): the timeline of this run is written "
@@ -36,4 +36,4 @@ def stop() -> None:
     """Marks what was between `start` and now."""
     if _begins_us:
         begin_us = _begins_us.pop()
-        _core.timeline_span("timeline", begin_us, time.monotonic_ns() // 1000)
+        native.timeline_span("timeline", begin_us, time.monotonic_ns() // 1000)

@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from tfdist._own_name import subclass_under_own_name
+from tfdist.core.keras_subclass import subclass_under_own_name
 
 
 class _Settable:

@@ -14,8 +14,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist._added_scale import note_scaled
 from tfdist.horovod.keras2._spelling import Patches, tell
+from tfdist.training.loss_scale import note_scaled
 
 _UNSCALED = "_keras2_takes_unscaled"  # attribute: the loop unscales by itself
 _EARLY = "_keras2_scale_made"  # attribute: the scale was made before `build`

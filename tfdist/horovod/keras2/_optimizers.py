@@ -13,11 +13,11 @@ from typing import Any
 import keras
 import numpy as np
 
-from tfdist._reducing_optimizer import Reducing
 from tfdist.horovod._keras.variables import CallableList
 from tfdist.horovod.keras2 import _steps
 from tfdist.horovod.keras2._decay import decayed, settable_rate
 from tfdist.horovod.keras2._spelling import Patches, refuse, tell
+from tfdist.training.optimizer_mixins import Reducing
 
 # Arguments of Keras 2 that have no effect on the numbers.
 _WITHOUT_EFFECT = ("jit_compile", "is_legacy_optimizer")

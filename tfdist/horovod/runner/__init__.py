@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tfdist import _core, _pickled
+from tfdist.core import native, pickling
 from tfdist.horovod.runner import _call
 from tfdist.launch.hosts import HostsError, mark_local, parse_file, parse_list
 
@@ -124,10 +124,10 @@ def run(
         RuntimeError: horovod.run sends functions by pickle, which a job has to ask...
     """
     given = {name: value for name, value in locals().items() if value is not None}
-    if _core.value(_pickled.VARIABLE) != "pickle":
+    if native.value(pickling.VARIABLE) != "pickle":
         raise RuntimeError(
             "horovod.run sends functions by pickle, which a job has to ask for: set "
-            f"{_pickled.VARIABLE}=pickle (docs/security.md). {_INSTEAD}."
+            f"{pickling.VARIABLE}=pickle (docs/security.md). {_INSTEAD}."
         )
     _check_hosts(hosts, hostfile)
     _check_module(func)
@@ -135,7 +135,7 @@ def run(
     given["num_proc"] = size
     with tempfile.TemporaryDirectory(prefix="tfdist-run-") as name:
         folder = Path(name)
-        key = secrets.token_bytes(_pickled.MAC_BYTES)
+        key = secrets.token_bytes(pickling.MAC_BYTES)
         _call.write(folder / _call.KEY, key)
         call = (func, tuple(args), dict(kwargs or {}))
         _call.write(folder / _call.CALL, _call.seal(call, _call.CALL, key))
@@ -189,7 +189,7 @@ def _check_hosts(hosts: str | None, hostfile: str | None) -> None:
 
 
 def _check_module(func: Callable[..., Any]) -> None:
-    if getattr(func, "__module__", "") == "__main__" and not _pickled.by_value():
+    if getattr(func, "__module__", "") == "__main__" and not pickling.by_value():
         raise TypeError(
             f"horovod.run: {func!r} belongs to the program itself, which the ranks do "
             "not run. Sending it needs: pip install cloudpickle. Or import it from a "

@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from tfdist import _pickled
+from tfdist.core import pickling
 from tfdist.horovod.runner.common.util.env import get_env_rank_and_size
 
 KEY, CALL = "key", "call"
@@ -28,7 +28,7 @@ def write(path: Path, data: bytes) -> None:
 
 def seal(obj: Any, about: str, key: bytes) -> bytes:
     """An object as bytes of a file."""
-    return _pickled.seal(obj, about, key, max_bytes=MAX_BYTES)
+    return pickling.seal(obj, about, key, max_bytes=MAX_BYTES)
 
 
 def result_of(folder: Path, rank: int, key: bytes) -> Any:
@@ -39,8 +39,8 @@ def result_of(folder: Path, rank: int, key: bytes) -> Any:
     """
     name = f"result.{rank}"
     try:
-        return _pickled.unseal((folder / name).read_bytes(), name, key)
-    except (OSError, _pickled.NotLoadedError) as error:
+        return pickling.unseal((folder / name).read_bytes(), name, key)
+    except (OSError, pickling.NotLoadedError) as error:
         raise RuntimeError(
             f"horovod.run: the result of rank {rank} cannot be read: {error}"
         ) from error
@@ -50,7 +50,7 @@ def main(name: str) -> None:
     """Calls the function of the folder `name`, and leaves its result there."""
     folder = Path(name)
     key = (folder / KEY).read_bytes()
-    func, args, kwargs = _pickled.unseal((folder / CALL).read_bytes(), CALL, key)
+    func, args, kwargs = pickling.unseal((folder / CALL).read_bytes(), CALL, key)
     result = func(*args, **kwargs)
     name = f"result.{get_env_rank_and_size()[0]}"
     write(folder / name, seal(result, name, key))

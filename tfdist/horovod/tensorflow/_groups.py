@@ -6,9 +6,9 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
+from tfdist.collectives.local_variables import identity, is_layer
+from tfdist.gradients.manual_buckets import VariableGroups
 from tfdist.horovod._telling import outside
-from tfdist.local_variables import identity, is_layer
-from tfdist.variable_groups import VariableGroups
 
 
 class Groups(VariableGroups):

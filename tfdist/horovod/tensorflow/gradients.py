@@ -9,16 +9,16 @@ from typing import Any
 import tensorflow as tf
 
 import tfdist
-from tfdist import groups as reduction
-from tfdist._reduced import settle
+from tfdist.collectives.local_variables import LocalVariables, is_variable
+from tfdist.gradients import reduction
+from tfdist.gradients.options import ReduceOptions
+from tfdist.gradients.provenance import settle
+from tfdist.gradients.sample_weights import weighted
 from tfdist.horovod.common.process_sets import check_initialized, own
 from tfdist.horovod.tensorflow._arguments import reduce_op
 from tfdist.horovod.tensorflow._groups import Groups
 from tfdist.horovod.tensorflow.compression import wire_name
 from tfdist.horovod.tensorflow.reductions import allreduce
-from tfdist.local_variables import LocalVariables, is_variable
-from tfdist.reduce_options import ReduceOptions
-from tfdist.weights import weighted
 
 
 @dataclasses.dataclass(frozen=True)

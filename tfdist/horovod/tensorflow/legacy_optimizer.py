@@ -7,8 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.collectives.local_variables import LocalVariables
 from tfdist.horovod.tensorflow.gradients import GradientOptions
-from tfdist.local_variables import LocalVariables
 
 _Optimizer: Any = tf.compat.v1.train.Optimizer
 

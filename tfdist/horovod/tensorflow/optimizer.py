@@ -109,7 +109,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             "use_locking=True is for the optimizers of TensorFlow 1; those of Keras "
             "have no such option. Leave it out."
         )
-    from tfdist.horovod.tensorflow.keras import DistributedOptimizer as of_keras
+    from tfdist.horovod._keras.optimizer import DistributedOptimizer as of_keras
 
     return of_keras(
         optimizer,

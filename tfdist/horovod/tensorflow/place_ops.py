@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfdist
-from tfdist._library import ops
+from tfdist.collectives.tf_ops.op_library import ops
 from tfdist.horovod.common.basics import basics
 
 # Answers of process_set_included_op that are no answer.

@@ -9,9 +9,11 @@ from typing import Any
 import tensorflow as tf
 
 import tfdist
-from tfdist._names import operation_name
-from tfdist._operations import counted_once
-from tfdist._process_sets import id_of
+from tfdist.collectives.tf_ops.emit import counted_once
+from tfdist.collectives.tf_ops.op_names import operation_name
+from tfdist.core.process_sets import id_of
+from tfdist.gradients.options import ReduceOptions
+from tfdist.gradients.sparse import reduce_rows
 from tfdist.horovod.common.process_sets import global_process_set, own, size_of
 from tfdist.horovod.common.reduce_ops import (
     Average,
@@ -26,8 +28,6 @@ from tfdist.horovod.tensorflow._arguments import (
     scoped,
 )
 from tfdist.horovod.tensorflow.compression import Compression, check_methods
-from tfdist.reduce_options import ReduceOptions
-from tfdist.sparse import reduce_rows
 
 
 def allreduce(

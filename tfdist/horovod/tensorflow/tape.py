@@ -9,7 +9,8 @@ from typing import Any, NoReturn
 
 import tensorflow as tf
 
-from tfdist._reduced import note_tape
+from tfdist.collectives.local_variables import LocalVariables
+from tfdist.gradients.provenance import note_tape
 from tfdist.horovod._telling import note_device
 from tfdist.horovod.common.process_sets import global_process_set, own
 from tfdist.horovod.common.reduce_ops import Average
@@ -18,7 +19,6 @@ from tfdist.horovod.tensorflow._groups import groups_of
 from tfdist.horovod.tensorflow._partial import has_parameters_of, layers_of
 from tfdist.horovod.tensorflow.compression import Compression
 from tfdist.horovod.tensorflow.gradients import GradientOptions
-from tfdist.local_variables import LocalVariables
 
 
 class _Reducing:

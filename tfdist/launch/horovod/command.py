@@ -6,7 +6,8 @@ import importlib.util
 import sys
 from collections.abc import Sequence
 
-from tfdist import __version__, _core
+from tfdist.core import native
+from tfdist.core.version import __version__
 from tfdist.launch import cli
 from tfdist.launch.horovod import config_file, flags, translation
 from tfdist.launch.output import complain
@@ -53,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = flags.parser().parse_args(arguments)
     if options.check_build:
         found = importlib.util.find_spec("tensorflow") is not None
-        report = build_report(tensorflow=found, core=_core.LIBRARY_PATH.is_file())
+        report = build_report(tensorflow=found, core=native.LIBRARY_PATH.is_file())
         sys.stdout.write(report + "\n")
         return 0
     try:

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-from tfdist import __version__
+from tfdist.core.version import __version__
 from tfdist.launch.horovod.variables import LEVELS
 
 _DESCRIPTION = """\

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tfdist import _core
+from tfdist.core import native
 from tfdist.tools.bench.operations import DType, Operation, Place
 
 _SUM, _MAX = 0, 3
@@ -36,8 +36,8 @@ class Call:
     ) -> None:
         kind = operation if isinstance(operation, int) else operation.kind
         self._given, self._taken = given, taken
-        self._error: _core.CoreError | None = None
-        request = _core.Request(
+        self._error: native.CoreError | None = None
+        request = native.Request(
             kind=kind,
             name=name.encode(),
             dtype=dtype if isinstance(dtype, int) else dtype.number,
@@ -50,21 +50,21 @@ class Call:
         )
         if given is not None or taken is not None:
             self._add_tensor(request)
-        if not isinstance(operation, int) and kind == _core.ALLREDUCE:
+        if not isinstance(operation, int) and kind == native.ALLREDUCE:
             count = 0 if given is None else len(given)
-            group, _ = _core.register_group(f"{name} [{count}]\nbench", [True])
+            group, _ = native.register_group(f"{name} [{count}]\nbench", [True])
             request.group, request.bucket, request.bucket_count = group.encode(), 0, 1
-        request.done = _core.DoneCallback(self._done)
+        request.done = native.DoneCallback(self._done)
         if not isinstance(operation, int) and operation.rows:
-            request.allocate = _core.AllocateCallback(self._allocate)
+            request.allocate = native.AllocateCallback(self._allocate)
         self._request = request
 
-    def _add_tensor(self, request: _core.Request) -> None:
+    def _add_tensor(self, request: native.Request) -> None:
         shaped = self._given if self._given is not None else self._taken
         if shaped is None:
             return
         self._dims = (ctypes.c_int64 * 1)(len(shaped))
-        self._tensor = _core.Tensor(rank=1, dims=self._dims)
+        self._tensor = native.Tensor(rank=1, dims=self._dims)
         if self._given is not None:
             self._tensor.input = self._given.ctypes.data
         if self._taken is not None:
@@ -75,7 +75,7 @@ class Call:
     def _done(self, context: int | None, status: Any) -> None:
         del context
         found = status.contents
-        self._error = _core._error_of(found) if found.code != 0 else None
+        self._error = native._error_of(found) if found.code != 0 else None
 
     def _allocate(
         self, context: int | None, rows: Any, size: int, output_rows: int
@@ -91,7 +91,7 @@ class Call:
         Raises:
             CoreError: it failed.
         """
-        _core.check(_core.library().tfdist_run(ctypes.byref(self._request)))
+        native.check(native.library().tfdist_run(ctypes.byref(self._request)))
         if self._error is not None:
             raise self._error
 
@@ -101,13 +101,13 @@ class Agreement:
 
     def __init__(self, place: Place) -> None:
         self._size = place.size
-        self._barrier = Call(_core.BARRIER, 1, None, None, name="bench barrier")
+        self._barrier = Call(native.BARRIER, 1, None, None, name="bench barrier")
 
     def _reduced(self, numbers: np.ndarray, op: int) -> np.ndarray:
         given = np.ascontiguousarray(numbers, np.float64)
         taken = np.empty_like(given)
         name = "bench agreement"
-        Call(_core.ALLREDUCE, 2, given, taken, name=name, op=op).run()
+        Call(native.ALLREDUCE, 2, given, taken, name=name, op=op).run()
         return taken
 
     def largest(self, numbers: np.ndarray) -> np.ndarray:

@@ -10,9 +10,9 @@ import tempfile
 from argparse import Namespace
 from collections.abc import Sequence
 
-from tfdist import _core, _runtime
+from tfdist.core import native, world
+from tfdist.core.rendezvous.environment import detect
 from tfdist.launch import cli as tfdistrun
-from tfdist.rendezvous.environment import detect
 from tfdist.tools.bench import options as bench_options
 from tfdist.tools.bench.sweep import Sweep, unknown
 
@@ -65,14 +65,14 @@ def main(words: Sequence[str]) -> int:
             return _start_ranks(options.size, words)
         if why := _refusal(options, placement.size):
             return _complain(why)
-        _runtime.start()
+        world.start()
         try:
             return Sweep(options).run()
         finally:
-            _runtime.shutdown()
+            world.shutdown()
     except KeyboardInterrupt:  # tfdistrun says so
         return _INTERRUPTED
-    except _core.CoreError as error:
+    except native.CoreError as error:
         return _complain(error.message)
     except OSError as error:  # a disk that is full by now
         return _complain(str(error))

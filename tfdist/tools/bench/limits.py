@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tfdist import _core
+from tfdist.core import native
 from tfdist.tools.bench.calls import Agreement, Call
 from tfdist.tools.bench.operations import Place
 
@@ -116,7 +116,7 @@ def _pair(
     target: int,
 ) -> Call:
     return Call(
-        _core.SENDRECV,
+        native.SENDRECV,
         dtype,
         given,
         taken,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tfdist import _core
+from tfdist.core import native
 from tfdist.tools.bench.calls import Agreement, Call
 from tfdist.tools.bench.operations import DType, Operation, Place
 
@@ -94,7 +94,7 @@ class Cell:
         """What the core takes for `wanted`; None where it cannot do this."""
         decides = self._operation.deciding_bytes(self.size_bytes, self._place.size)
         kind, dtype = self._operation.kind, self._dtype.number
-        return _core.algorithm(kind, dtype, decides, wanted)
+        return native.algorithm(kind, dtype, decides, wanted)
 
     def _candidate(self, wanted: str) -> _Candidate | None:
         name = self.algorithm_of("" if wanted == AUTO else wanted)

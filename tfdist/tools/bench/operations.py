@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tfdist import _core
+from tfdist.core import native
 
 _PERIOD = 61
 
@@ -154,11 +154,11 @@ class Operation:
 
     def deciding_bytes(self, size_bytes: int, ranks: int) -> int:
         """The bytes by which the core chooses (scheduler/plan.h, DecidingBytes)."""
-        return size_bytes * ranks if self.kind == _core.ALLTOALL else size_bytes
+        return size_bytes * ranks if self.kind == native.ALLTOALL else size_bytes
 
     def algorithms(self) -> list[str]:
         """The names that the core has for it."""
-        names = [name.partition("/") for name in _core.build_info()["algorithms"]]
+        names = [name.partition("/") for name in native.build_info()["algorithms"]]
         return [name for kind, _, name in names if kind == self.name]
 
 
@@ -169,10 +169,10 @@ def _part(size: int) -> float:
 OPERATIONS = {
     row.name: row
     for row in (
-        Operation("allreduce", _core.ALLREDUCE, _summed, lambda size: 2 * _part(size)),
+        Operation("allreduce", native.ALLREDUCE, _summed, lambda size: 2 * _part(size)),
         Operation(
             "reduce_scatter",
-            _core.REDUCE_SCATTER,
+            native.REDUCE_SCATTER,
             lambda place, count: _own_part(_summed(place, count), place),
             _part,
             rows=True,
@@ -180,7 +180,7 @@ OPERATIONS = {
         ),
         Operation(
             "allgather",
-            _core.ALLGATHER,
+            native.ALLGATHER,
             _collected,
             _part,
             rows=True,
@@ -188,14 +188,14 @@ OPERATIONS = {
             gives_part=True,
         ),
         Operation(
-            "broadcast", _core.BROADCAST, _from_root, lambda size: 1.0, rooted=True
+            "broadcast", native.BROADCAST, _from_root, lambda size: 1.0, rooted=True
         ),
         Operation(
-            "reduce", _core.REDUCE, _on_root(_summed), lambda size: 1.0, rooted=True
+            "reduce", native.REDUCE, _on_root(_summed), lambda size: 1.0, rooted=True
         ),
         Operation(
             "gather",
-            _core.GATHER,
+            native.GATHER,
             _on_root(_collected),
             _part,
             rows=True,
@@ -205,7 +205,7 @@ OPERATIONS = {
         ),
         Operation(
             "scatter",
-            _core.SCATTER,
+            native.SCATTER,
             lambda place, count: _own_part(_from_root(place, count), place),
             _part,
             rows=True,
@@ -213,7 +213,7 @@ OPERATIONS = {
             rooted=True,
         ),
         Operation(
-            "alltoall", _core.ALLTOALL, _exchanged, _part, rows=True, splits=True
+            "alltoall", native.ALLTOALL, _exchanged, _part, rows=True, splits=True
         ),
     )
 }

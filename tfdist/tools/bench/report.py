@@ -10,7 +10,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from tfdist import __version__, _core
+from tfdist.core import native
+from tfdist.core.version import __version__
 from tfdist.tools.bench import output
 from tfdist.tools.bench.limits import Limits
 from tfdist.tools.bench.measure import Result
@@ -50,7 +51,7 @@ def line(result: Result, limits: Limits) -> str:
 
 def heading(limits: Limits, transports: Sequence[str]) -> list[str]:
     """What the figures below were measured on."""
-    counters = _core.counters()
+    counters = native.counters()
     hosts = ", ".join(map(str, limits.hosts))
     lines = [
         f"# tfdist {__version__}: {sum(limits.hosts)} ranks, on each host: {hosts}; "
@@ -101,7 +102,7 @@ def as_json(results: Sequence[Result], limits: Limits) -> dict[str, Any]:
         for result in results
     ]
     config = {
-        name: row["value"] for name, row in _core.config().items() if row["agreed"]
+        name: row["value"] for name, row in native.config().items() if row["agreed"]
     }
     return {
         "format": FORMAT,
@@ -110,7 +111,7 @@ def as_json(results: Sequence[Result], limits: Limits) -> dict[str, Any]:
         "ranks": sum(limits.hosts),
         "hosts": list(limits.hosts),
         "limits": {"add": limits.add, "copy": limits.copy, "line": limits.line},
-        "tuning": _core.counters().get("tuning", ""),
+        "tuning": native.counters().get("tuning", ""),
         "config": config,
         "rows": rows,
     }

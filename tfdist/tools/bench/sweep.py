@@ -6,7 +6,7 @@ from argparse import Namespace
 from collections import defaultdict
 from collections.abc import Sequence
 
-from tfdist import _core, _runtime, tuning
+from tfdist.core import native, runtime, tuning
 from tfdist.tools.bench import limits, picture, report, tune
 from tfdist.tools.bench.calls import Agreement
 from tfdist.tools.bench.measure import AUTO, Cell, Result
@@ -41,7 +41,7 @@ class Sweep:
 
     def __init__(self, options: Namespace) -> None:
         self._options = options
-        topology = _runtime.check_initialized()
+        topology = runtime.check_initialized()
         self._place = Place(topology.rank, topology.size)
         self._host_of = topology.host_of
         self._results: list[Result] = []
@@ -62,7 +62,7 @@ class Sweep:
         self._agreement = Agreement(self._place)
         line = options.link_rate * 1e9 / 8 if options.link_rate else None
         self._limits = limits.measure(self._place, self._host_of, self._agreement, line)
-        links = {link["transport"] for link in _core.counters()["links"]}
+        links = {link["transport"] for link in native.counters()["links"]}
         self._say(*report.heading(self._limits, sorted(links)))
         for operation in options.operations:
             for dtype in options.dtypes:

@@ -15,7 +15,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tfdist import tuning
+from tfdist.core import tuning
 
 # A change of algorithm must gain at least this much, in all. So no size is served worse
 # than by a factor of 1.1 twice (there and back), which is less than GOOD.
@@ -145,7 +145,7 @@ def choose(times: Times) -> Choice:
 def row(
     operation: str, hosts: Sequence[int], half: bool, choice: Choice
 ) -> dict[str, object]:
-    """A row of a tuning file (`tfdist.tuning`)."""
+    """A row of a tuning file (`tfdist.core.tuning`)."""
     return {
         "operation": operation,
         "hosts": list(hosts),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from tfdist.rendezvous.environment import detect
+from tfdist.core.rendezvous.environment import detect
 
 __all__ = ["get_env_rank_and_size"]
 
@@ -20,8 +20,8 @@ def get_env_rank_and_size() -> tuple[int, int]:
 
     Raises:
         ValueError: HOROVOD_RANK or HOROVOD_SIZE is no number.
-        tfdist._core.CoreError: a variable of another launcher is malformed, or two of
-            them contradict each other.
+        tfdist.core.native.CoreError: a variable of another launcher is malformed, or
+            two of them contradict each other.
 
     Example:
         >>> from tfdist.horovod.runner.common.util.env import get_env_rank_and_size

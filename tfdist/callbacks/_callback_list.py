@@ -1,0 +1,156 @@
+"""The list of callbacks that a callback is in, and its agreement with other ranks.
+
+Keras tells a callback nothing of the others. But it calls the hooks from a method of
+`keras.callbacks.CallbackList`, whose frame holds the list.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import os
+import sys
+from typing import Any
+
+import keras
+
+from tfdist import errors
+from tfdist.callbacks._list_rules import EVERYWHERE, WRITES, Entry, find_problem
+from tfdist.collectives.objects import gather_from_all
+from tfdist.core import runtime
+from tfdist.core.process_sets import ProcessSet
+
+_KNOWN = (*EVERYWHERE, *WRITES, "BackupAndRestore", "History", "ProgbarLogger")
+_OURS = "tfdist.callbacks."  # the rules know these, also by those of Horovod's names
+_PLAIN = (bool, int, float, str, type(None))
+
+
+def callback_list_of_the_call() -> keras.callbacks.CallbackList | None:
+    """The list of callbacks whose `on_train_begin` is running; None without one."""
+    code = keras.callbacks.CallbackList.on_train_begin.__code__
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code is not code:
+        frame = frame.f_back  # type: ignore[assignment]
+    return None if frame is None else frame.f_locals["self"]
+
+
+def is_in_fit(model: keras.Model) -> bool:
+    """Whether the `fit` of this model is running, not a loop of the user's own."""
+    return variables_of_fit(model) is not None
+
+
+def leaves_out_validation(model: keras.Model, epoch: int) -> bool:
+    """Whether the `fit` of this model validates, and by `validation_freq` not now.
+
+    Args:
+        model: the model.
+        epoch: indexed from 0.
+    """
+    found = variables_of_fit(model) or {}
+    if found.get("validation_data") is None:
+        return False
+    how_often = found.get("validation_freq", 1)
+    if isinstance(how_often, int):
+        return (epoch + 1) % how_often != 0
+    return epoch + 1 not in how_often
+
+
+def variables_of_fit(model: keras.Model) -> dict[str, Any] | None:
+    """The local variables of the `fit` of this model; None if it is not running."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "fit" and frame.f_locals.get("self") is model:
+            return frame.f_locals
+        frame = frame.f_back  # type: ignore[assignment]
+    return None
+
+
+def agree_on_callbacks(
+    callbacks: list[keras.callbacks.Callback],
+    epochs: int | None,
+    process_set: ProcessSet | None,
+    model: keras.Model,
+) -> None:
+    """Checks the call of `fit` of all ranks; every rank that trains has to call it.
+
+    Args:
+        callbacks: this rank's list.
+        epochs: the epoch at which its training ends; None if nobody knows.
+        process_set: the ranks that train; None for all.
+        model: the model, by which the arguments of its `fit` are found.
+
+    Raises:
+        ValueError: on all ranks, if these callbacks cannot train several ranks.
+        tfdist.MismatchError: on all ranks, if the ranks' lists or arguments differ
+            where they must not, or a rank has joined (`tfdist.join`).
+    """
+    if runtime.size() == 1:
+        return
+    own = [dataclasses.asdict(describe(callback)) for callback in callbacks]
+    shared = gather_from_all(
+        {"arguments": _compared_arguments(model, epochs), "callbacks": own},
+        "model.fit",
+        name="check of the callbacks at the start of fit",
+        process_set=process_set,
+    )
+    problem = find_problem(
+        [[Entry(**entry) for entry in other["callbacks"]] for other in shared],
+        [other["arguments"] for other in shared],
+    )
+    if problem is None:
+        return
+    if problem.mismatch:
+        raise errors.MismatchError(problem.text)
+    raise ValueError(problem.text)
+
+
+def _compared_arguments(model: keras.Model, epochs: int | None) -> dict[str, str]:
+    """The arguments of the running `fit` that have to be equal, as texts."""
+    compared = {"epochs": str(epochs)}
+    found = variables_of_fit(model)
+    if found is None or "validation_freq" not in found:  # not the fit of Keras
+        return compared
+    has_validation = found.get("validation_data") is not None
+    weights = found.get("class_weight")
+    return compared | {
+        "steps_per_epoch": str(found.get("steps_per_epoch")),
+        "validation_data": "given" if has_validation else "none",
+        "validation_freq": str(found["validation_freq"]) if has_validation else "-",
+        "class_weight": str(sorted(weights.items(), key=str) if weights else None),
+    }
+
+
+def describe(callback: keras.callbacks.Callback) -> Entry:
+    """What the rules have to know of a callback."""
+    cls = type(callback)
+    settings = getattr(callback, "settings_of_all_ranks", None)
+    if settings is not None:  # one of ours
+        inner = getattr(callback, "callback", None)
+        name = cls.__name__ + (f"({type(inner).__name__})" if inner else "")
+        kind = next(c.__name__ for c in cls.__mro__ if c.__module__.startswith(_OURS))
+        return Entry(name, kind, ours=True, settings=settings())
+    kind = kind_of(callback)
+    if kind == "TerminateOnNaN" and callback.raise_error:
+        kind = ""  # it ends the job, which all ranks learn
+    place = ""
+    if kind in WRITES:
+        place = str(getattr(callback, WRITES[kind], ""))
+        place = place if "://" in place else os.path.abspath(place)
+    settings = _arguments(callback) if kind in EVERYWHERE else {}
+    return Entry(cls.__name__, kind, place=place, settings=settings)
+
+
+def kind_of(callback: keras.callbacks.Callback) -> str:
+    """Which of Keras's callbacks this is, or is derived from; "" for none."""
+    for name in (*_KNOWN, "TerminateOnNaN"):
+        cls = getattr(keras.callbacks, name, None)
+        if cls is not None and isinstance(callback, cls):
+            return name
+    return ""
+
+
+def _arguments(callback: keras.callbacks.Callback) -> dict[str, Any]:
+    """The plain values it was made with; not what it has counted since."""
+    names = inspect.signature(type(callback).__init__).parameters
+    values = {name: getattr(callback, name, None) for name in names}
+    return {k: v for k, v in values.items() if type(v) in _PLAIN and k != "verbose"}

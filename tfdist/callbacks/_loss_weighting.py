@@ -1,0 +1,238 @@
+"""Losses whose gradients count by the number of samples behind them."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import operator
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist import collectives
+from tfdist.collectives import ReduceOp
+from tfdist.core.process_sets import ProcessSet
+
+_BEFORE = "_tfdist_before"  # attribute of a compute_loss that weights
+
+
+def weigh_losses(model: keras.Model, process_set: ProcessSet | None) -> list[bool]:
+    """From now on the gradients of `model.compute_loss` count by samples.
+
+    The value stays as it is; its gradient is multiplied by
+
+        n_r K / (n_1 + ... + n_K)
+
+    on rank r with n_r samples, K ranks that take part in the step. So the average over
+    these ranks is the gradient of the mean over all their samples, also where the
+    backward pass itself adds up over the ranks (synchronised batch normalisation). Only
+    a gradient asks the other ranks: an evaluation does not.
+
+    A loss of `compile` that has a mask is a mean over the elements that the mask
+    leaves. It counts by their number instead of n_r.
+
+    Args:
+        model: what is in `fit`; `take_back` when it ends.
+        process_set: the ranks that train; None for all.
+
+    Returns:
+        A list that is not empty any more when a gradient has been weighted.
+    """
+    take_back(model)
+    original = model.compute_loss
+    seen: list[bool] = []
+
+    @functools.wraps(original)
+    def compute_loss(
+        x: Any = None, y: Any = None, y_pred: Any = None, *rest: Any, **named: Any
+    ) -> Any:
+        batch = next(t for t in keras.tree.flatten([x, y, y_pred]) if t is not None)
+        samples = samples_of(batch)
+        by_elements = functools.partial(
+            weighted_by_elements, samples=samples, process_set=process_set
+        )
+        with _masks_counted(model._compile_loss, by_elements):
+            loss = original(x, y, y_pred, *rest, **named)
+        return weighted(loss, samples, process_set, seen)
+
+    setattr(compute_loss, _BEFORE, vars(model).get("compute_loss"))
+    # Not by setattr: Keras would track it as a part of the model.
+    object.__setattr__(model, "compute_loss", compute_loss)
+    return seen
+
+
+def take_back(model: keras.Model) -> bool:
+    """Gives a model its own `compute_loss` again, if it has another one.
+
+    Returns:
+        Whether it had, so that the train function has to be made anew.
+    """
+    found = vars(model).get("compute_loss")
+    if not hasattr(found, _BEFORE):
+        return False
+    object.__delattr__(model, "compute_loss")
+    before = getattr(found, _BEFORE)
+    if before is not None:  # the user had put one onto this very model
+        object.__setattr__(model, "compute_loss", before)
+    model.train_function = None
+    return True
+
+
+def samples_of(batch: Any) -> tf.Tensor:
+    """The length of the first axis, known when the batch is there and not before.
+
+    Where all batches have one length it would be a constant, and a rank that finds the
+    end of its data within a step would have told the others of a batch it has not got.
+    """
+    with tf.control_dependencies(tf.nest.flatten(batch, expand_composites=True)):
+        return tf.identity(tf.shape(batch)[0])
+
+
+def weighted(
+    loss: tf.Tensor,
+    samples: tf.Tensor,
+    process_set: ProcessSet | None,
+    seen: list[bool],
+) -> tf.Tensor:
+    """`loss`, with a gradient that counts by `samples`."""
+
+    def factor() -> tf.Tensor:
+        seen[:] = [True]
+        own = tf.cast(samples, tf.float64)
+        total, ranks = tf.unstack(
+            collectives.allreduce(
+                tf.stack([own, tf.ones_like(own)]),
+                op=ReduceOp.SUM,
+                name="UnevenData, samples of a step",
+                process_set=process_set,
+            )
+        )
+        return tf.math.divide_no_nan(own * ranks, total)
+
+    return _with_gradient_times(factor, loss)
+
+
+def weighted_by_elements(
+    loss: tf.Tensor,
+    elements: tf.Tensor,
+    samples: tf.Tensor,
+    process_set: ProcessSet | None,
+) -> tf.Tensor:
+    """`loss`, with a gradient that counts by `elements` in a sum that is `weighted`.
+
+    The factor, with e_r elements and n_r samples on rank r,
+
+        (e_r / (e_1 + ... + e_K)) / (n_r / (n_1 + ... + n_K))
+
+    and that of the sum make e_r K / (e_1 + ... + e_K).
+
+    Args:
+        loss: a scalar, the mean over the elements of this rank.
+        elements: what it was divided by, a scalar; may be 0.
+        samples: by what the sum counts, a scalar.
+        process_set: the ranks that train; None for all.
+    """
+
+    def factor() -> tf.Tensor:
+        own = tf.stack([tf.cast(n, tf.float64) for n in (elements, samples)])
+        total = collectives.allreduce(
+            own,
+            op=ReduceOp.SUM,
+            name="UnevenData, elements of a step",
+            process_set=process_set,
+        )
+        return tf.math.divide_no_nan(own[0] * total[1], own[1] * total[0])
+
+    return _with_gradient_times(factor, loss)
+
+
+def _with_gradient_times(factor: Callable[[], tf.Tensor], loss: tf.Tensor) -> tf.Tensor:
+    @tf.custom_gradient
+    def same(value: tf.Tensor) -> Any:
+        def gradient(upstream: tf.Tensor) -> tf.Tensor:
+            return upstream * tf.cast(factor(), upstream.dtype)
+
+        return tf.identity(value), gradient
+
+    return same(loss)
+
+
+@contextlib.contextmanager
+def _masks_counted(
+    compile_loss: Any, weigh: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+) -> Iterator[None]:
+    """Within it the losses of `compile` are `_MaskedLoss`, also those made there."""
+    if compile_loss is None:
+        yield
+        return
+    plain: list[Any] = []
+
+    def replace() -> None:
+        plain[:] = compile_loss._flat_losses
+        compile_loss._flat_losses = [
+            one._replace(loss=_MaskedLoss(one.loss, weigh))
+            # One that is called in a way of its own may divide by anything.
+            if type(one.loss).__call__ is keras.losses.Loss.__call__
+            else one
+            for one in plain
+        ]
+
+    def build(y_true: Any, y_pred: Any) -> None:
+        type(compile_loss).build(compile_loss, y_true, y_pred)
+        replace()
+
+    if compile_loss.built:
+        replace()
+    compile_loss.build = build
+    try:
+        yield
+    finally:
+        del compile_loss.build
+        if plain:
+            compile_loss._flat_losses = plain
+
+
+class _MaskedLoss(keras.losses.Loss):
+    """Another loss, weighed where Keras divides it by what a mask leaves.
+
+    That is the mask of the output, or one that the loss puts onto its values (the
+    classes that `ignore_class` leaves), or what both leave.
+
+    Args:
+        loss: what it calculates.
+        weigh: gets its value, and the number of elements; returns the value.
+    """
+
+    def __init__(
+        self,
+        loss: keras.losses.Loss,
+        weigh: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
+    ) -> None:
+        super().__init__(loss.name, loss.reduction, loss.dtype)
+        self._loss = loss
+        self._weigh = weigh
+        self._masks: list[Any] = []
+
+    def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        self._masks = _masks_of(y_pred)
+        value = super().__call__(y_true, y_pred, sample_weight)
+        if not self._masks:
+            return value
+        mask = functools.reduce(operator.and_, self._masks)
+        return self._weigh(value, tf.reduce_sum(tf.cast(mask, tf.float64)))
+
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        """The values of the loss, whose masks it notes."""
+        values = self._loss.call(y_true, y_pred)
+        if len(values.shape) == 0:  # a mean already, which masks do not change
+            self._masks = []
+        else:
+            self._masks = self._masks + _masks_of(values)
+        return values
+
+
+def _masks_of(tensor: Any) -> list[Any]:
+    mask = getattr(tensor, "_keras_mask", None)
+    return [] if mask is None else [mask]

@@ -1,0 +1,191 @@
+"""What a callback may change in a training, and how the change reaches all ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from tfdist.collectives.variables import broadcast_variables
+from tfdist.consistency.fingerprint import fingerprints
+from tfdist.core.process_sets import ProcessSet
+from tfdist.training.model_optimizers import optimizers_of
+from tfdist.training.preprocessing_layers import follow_variables
+
+
+class TrainingState:
+    """The state of a training at one moment, to be compared with a later one.
+
+    Args:
+        model: the model in `fit`.
+        with_values: whether to look at the values of the variables. They are not
+            kept: only a fingerprint of each.
+    """
+
+    def __init__(self, model: keras.Model, *, with_values: bool) -> None:
+        self._model = model
+        self._with_values = with_values
+        self._stop = wants_to_stop(model)
+        self._initial_epoch = model._initial_epoch
+        self._weights = len(model.weights) if with_values else 0
+        self._built = _built(model)
+        self._rates = _rate_objects(optimizers_of(model))
+        self._prints = fingerprints(variables_of(model)) if with_values else []
+
+    def changes(self, where: str, *, all_or_none: bool = False) -> dict[str, Any]:
+        """What has changed since, as plain values.
+
+        Args:
+            where: the callback and its hook, for errors.
+            all_or_none: a change of one variable, or of the epoch, counts as one of
+                all variables: the other ranks' need not have been equal before.
+
+        Returns:
+            "stop" (it asks to stop), "initial_epoch" (None or the new one), "built"
+            (the model's optimizer has its variables), "changed" (places of the
+            variables in `variables_of`).
+
+        Raises:
+            RuntimeError: a change that cannot be sent.
+        """
+        model = self._model
+        if self._with_values and len(model.weights) != self._weights:
+            raise RuntimeError(
+                f"{where} made variables of the model on rank 0 only. Build the model "
+                "on every rank before fit, e.g. with a keras.Input."
+            )
+        now_built = _built(model)
+        if now_built[1:] != self._built[1:]:
+            raise RuntimeError(
+                f"{where} built an optimizer on rank 0 only, which is not the one that "
+                "model.compile was given: the others do not know its variables. Build "
+                "it on every rank before fit."
+            )
+        rates = _rate_objects(optimizers_of(model))
+        if any(rates.get(one) is not old for one, old in self._rates.items()):
+            raise RuntimeError(
+                f"{where} replaced the learning rate by another object on rank 0 only. "
+                "Let the callback run on every rank, without RankZeroOnly."
+            )
+        changed: list[int] = []
+        if self._with_values:
+            now = fingerprints(variables_of(model))
+            restored = (
+                model._initial_epoch != self._initial_epoch or now != self._prints
+            )
+            if now_built != self._built or (all_or_none and restored):
+                changed = list(range(len(now)))
+            else:
+                pairs = zip(self._prints, now, strict=True)
+                changed = [i for i, (old, new) in enumerate(pairs) if old != new]
+        epoch = model._initial_epoch
+        return {
+            "stop": wants_to_stop(model) and not self._stop,
+            "initial_epoch": None if epoch == self._initial_epoch else epoch,
+            "built": now_built[0],
+            "changed": changed,
+        }
+
+
+def share(
+    model: keras.Model,
+    changes: dict[str, Any],
+    root: int = 0,
+    process_set: ProcessSet | None = None,
+) -> None:
+    """Makes the changes of rank `root` on all ranks of a set, `root` included.
+
+    Raises:
+        tfdist.MismatchError: the ranks' variables differ.
+    """
+    if changes["stop"]:
+        model.stop_training = True
+    if changes["initial_epoch"] is not None:
+        model._initial_epoch = changes["initial_epoch"]
+    if changes["built"] and not _built(model)[0]:
+        model.optimizer.build(model.trainable_variables)
+    if changes["changed"]:
+        variables = variables_of(model)
+        broadcast_variables(
+            [variables[i] for i in changes["changed"]], root, process_set=process_set
+        )
+        follow_variables(model)
+
+
+def wants_to_stop(model: keras.Model) -> bool:
+    """Whether a callback has stopped the training; before the first fit none has."""
+    return bool(getattr(model, "stop_training", False))
+
+
+def variables_of(model: keras.Model) -> list[Any]:
+    """The weights and the optimizers' states, in the same order on every rank."""
+    return model.weights + [v for one in optimizers_of(model) for v in one.variables]
+
+
+def rates_of(model: keras.Model) -> list[float]:
+    """The learning rates that are numbers which callbacks can set."""
+    return _numbers(_rate_objects(optimizers_of(model)))
+
+
+def common_rates_of(model: keras.Model, process_set: ProcessSet | None) -> list[float]:
+    """Those of `rates_of` that have to be equal on the ranks that train the model.
+
+    Optimizers besides the model's own that have local variables, or reduce over other
+    ranks, may have rates of their own.
+
+    Args:
+        model: the model in `fit`.
+        process_set: the ranks that train it; None for all.
+    """
+    common = []
+    for one in optimizers_of(model):
+        options = getattr(one, "tfdist_options", None)
+        if one is model.optimizer or options is None:
+            common.append(one)
+        elif options.local_variables is None and options.process_set == process_set:
+            common.append(one)
+    return _numbers(_rate_objects(common))
+
+
+def other_optimizers(model: keras.Model) -> list[keras.optimizers.Optimizer]:
+    """Those besides the model's own whose gradients are those of all ranks.
+
+    Parts of others are not among them, nor those that have local variables.
+    """
+    found = optimizers_of(model)
+    parts = {id(p) for one in found for p in _with_rates(one) if p is not one}
+    others = [one for one in found if one is not model.optimizer]
+    options = [getattr(one, "tfdist_options", None) for one in others]
+    return [
+        one
+        for one, option in zip(others, options, strict=True)
+        if id(one) not in parts and getattr(option, "local_variables", None) is None
+    ]
+
+
+def _built(model: keras.Model) -> list[bool]:
+    """Of the model's optimizer, then of the others."""
+    own = model.optimizer
+    others = [one.built for one in optimizers_of(model) if one is not own]
+    return [bool(own is not None and own.built), *others]
+
+
+def _with_rates(optimizer: Any) -> list[Any]:
+    """The inner one of a loss scale, and those inside of a `MultiOptimizer`."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    return [inner, *getattr(inner, "_inner_optimizers", ())]
+
+
+def _rate_objects(optimizers: list[keras.optimizers.Optimizer]) -> dict[int, Any]:
+    """The learning rate of each, and of each inside of it, by the optimizer's id."""
+    inner = [part for one in optimizers for part in _with_rates(one)]
+    return {
+        id(one): getattr(one, "_learning_rate", None)
+        for one in inner
+        if not hasattr(one, "_inner_optimizers")  # a MultiOptimizer's own is unused
+    }
+
+
+def _numbers(rates: dict[int, Any]) -> list[float]:
+    variables = [rate for rate in rates.values() if hasattr(rate, "assign")]
+    return [float(keras.ops.convert_to_numpy(rate)) for rate in variables]

@@ -1,0 +1,1 @@
+"""Engines beside the native one; `tfdist.core.engines` says what one is."""

@@ -1,0 +1,132 @@
+"""One call of an operation: what it is checked for, named, counted and ends with."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType, SimpleNamespace
+from typing import Any, Protocol
+
+import tensorflow as tf
+
+from tfdist.collectives.engines._differentiable import differentiable
+from tfdist.collectives.engines.horovod import _waits
+from tfdist.collectives.engines.horovod._counts import Counts
+from tfdist.collectives.engines.horovod._sets import Sets
+from tfdist.core import engines as engines_module
+from tfdist.core import runtime
+from tfdist.core.native import Topology
+
+_AGREED = ("reduce_op", "prescale", "postscale", "root")
+_MOMENTS = "batch_norm."  # names of what no gradients are
+
+
+class Owner(Protocol):
+    """What a call asks of the operations."""
+
+    sets: Sets
+    counts: Counts
+
+    def running(self) -> tuple[ModuleType, Topology]:
+        """Horovod and the place of this rank; raises unless it runs."""
+
+
+class Call:
+    """One call of one of the operations, with its arguments."""
+
+    def __init__(
+        self,
+        owner: Owner,
+        kind: str,
+        arguments: Mapping[str, Any],
+        *,
+        waits: bool,
+    ) -> None:
+        self.arguments = arguments
+        self._owner = owner
+        self._kind = kind
+        self._waits = waits
+
+    def check(self) -> None:
+        """Refuses what depends on where it is called."""
+        number = self.arguments["process_set"]
+        if number not in self._owner.sets:
+            raise ValueError(f"Expected a process set that lives, got number {number}.")
+        timeout_s = self.arguments["timeout_s"]
+        if timeout_s and self._waits:
+            if not tf.executing_eagerly():
+                engines_module.unsupported(
+                    "horovod",
+                    "timeout_s of an operation in a tf.function; TFDIST_TIMEOUT_S "
+                    "holds for all of them",
+                )
+            _waits.for_all(f"{self.arguments['tensor_name']}.wait", number, timeout_s)
+
+    def run(
+        self,
+        inputs: Sequence[tf.Tensor],
+        forward: Callable[..., Sequence[tf.Tensor]],
+        outputs: Callable[[Sequence[tf.Tensor]], Sequence[tf.Tensor]] | None = None,
+    ) -> list[tf.Tensor]:
+        """Emits it, with its gradient, and counts when it ends."""
+        self.check()
+        given = [tf.convert_to_tensor(one) for one in inputs]
+        if not given:
+            return []
+        number, name = self.arguments["process_set"], self.arguments["tensor_name"]
+        checks = self._owner.sets.checks(number)
+        if checks:
+            with tf.control_dependencies(checks):
+                given = [tf.identity(one) for one in given]
+        return self._owner.counts.around(
+            f"{self._kind} {number} {name}",
+            given,
+            lambda: differentiable(self._kind, self.arguments, given, forward, outputs),
+            counts=not name.rpartition("/")[2].startswith(_MOMENTS),
+        )
+
+    def options(self) -> dict[str, Any]:
+        """Name and process set, as Horovod wants them."""
+        made = self._owner.sets[self.arguments["process_set"]]
+        # Horovod compares shapes and types, and knows no more of what is made of its
+        # operations: so what else must be equal is part of what pairs them.
+        parts = ["tfdist", self._kind, self.arguments["tensor_name"]]
+        parts += [str(self.arguments[key]) for key in _AGREED if key in self.arguments]
+        name = re.sub(r"[^A-Za-z0-9_.]", "_", ".".join(parts).strip("."))
+        return {
+            "name": name,
+            # Inlining a function puts its caller's name before this one.
+            "ignore_name_scope": True,
+            "process_set": SimpleNamespace(process_set_id=made),
+        }
+
+    def size(self) -> tf.Tensor:
+        """Number of ranks that take part; int32."""
+        made = self._owner.sets[self.arguments["process_set"]]
+        found: tf.Tensor = self._owner.running()[0].size_op(process_set_id=made)
+        return found
+
+    def root(self) -> int:
+        """The root, as a rank of the job."""
+        root, members = self.arguments["root"], self._members()
+        if root not in members:
+            raise tf.errors.InvalidArgumentError(
+                None, None, f"Expected root to be one of {list(members)}, got {root}."
+            )
+        return int(root)
+
+    def place_of_root(self) -> int:
+        """Its index among those that take part."""
+        return list(self._members()).index(self.root())
+
+    def place(self) -> int:
+        """The index of this rank among those that take part."""
+        _, topology = self._owner.running()
+        return list(self._members()).index(topology.rank)
+
+    def _members(self) -> Sequence[int]:
+        number = self.arguments["process_set"]
+        for known in runtime.live_sets():
+            if known.id == number:
+                return known.ranks
+        return range(self._owner.running()[1].size)

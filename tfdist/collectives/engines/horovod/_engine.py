@@ -1,0 +1,225 @@
+"""Horovod's life in this process: where it is found, how it starts and how it ends."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import threading
+from collections.abc import Sequence
+from importlib import metadata
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+import psutil
+import tensorflow as tf
+
+from tfdist.collectives.engines.horovod import _errors, _start, _types, _waits
+from tfdist.collectives.engines.horovod._operations import Operations
+from tfdist.collectives.engines.horovod._sets import Sets
+from tfdist.collectives.engines.horovod._store import Store
+from tfdist.collectives.engines.horovod._watch import Watch
+from tfdist.collectives.tf_ops.emit import ReduceOp
+from tfdist.core import native
+from tfdist.core.rendezvous.environment import detect
+
+if TYPE_CHECKING:
+    from tfdist.core.rendezvous.mesh_types import Mesh
+
+_CLOSE_S = 1.5
+_DYNAMIC_SETS = "HOROVOD_DYNAMIC_PROCESS_SETS"
+_LOOPBACK = "127.0.0.1"
+# Their ranks have MPI, by which a Horovod that is built with it connects them itself.
+_MPI_LAUNCHERS = ("openmpi", "mpich", "pals")
+
+
+class HorovodEngine:
+    """See `tfdist.core.engines.Engine`."""
+
+    name = "horovod"
+
+    def __init__(self) -> None:
+        self._store: Store | None = None
+        self._set: list[str] = []  # variables that `start` has set
+        self._horovod: ModuleType | None = None
+        self._watch: Watch | None = None
+        self._is_connected = False
+        self._sets = Sets()
+        self._operations = Operations(self._sets)
+
+    def start(self, mesh: Mesh, timeout_s: float) -> None:
+        """Connects Horovod's ranks, over loopback where they are on one host."""
+        rows = native.config()
+        refused = _start.refused_setting(rows)
+        if refused is not None:
+            raise _invalid(refused)
+        horovod = self._load()
+        topology = mesh.topology
+        source = detect(os.environ).source
+        by_launcher = source == "horovodrun" or (
+            source in _MPI_LAUNCHERS
+            and horovod.mpi_built()
+            and os.environ.get("HOROVOD_CONTROLLER", "mpi") == "mpi"
+        )
+        if not by_launcher:
+            store = self._meet(mesh, timeout_s)
+            found = _start.variables(
+                topology,
+                store=store,
+                interface=_interface(mesh),
+                timeout_s=timeout_s,
+            )
+            self._export(found)
+        self._export({_DYNAMIC_SETS: "1"})
+        # Where all have come this far, none waits for Horovod in vain.
+        native.register_group("horovod starts\nengine", [True], timeout_s=timeout_s)
+        try:
+            horovod.init()
+        except Exception as error:  # what it raises is its own affair
+            raise _failed(f"Horovod did not start: {error}") from error
+        atexit.unregister(horovod.shutdown)  # it would run before `close`
+        place = horovod.rank(), horovod.size()
+        if place != (topology.rank, topology.size):
+            raise _failed(
+                f"Horovod takes this process for rank {place[0]} of {place[1]}, which "
+                f"is rank {topology.rank} of {topology.size} (by {source}); start it "
+                "by one launcher alone: tfdistrun, or Horovod's horovodrun, or mpirun"
+            )
+        self._sets.start()
+        self._operations.started(horovod, topology)
+        self._is_connected = True
+        limit_s = rows["TFDIST_TIMEOUT_S"]["value"]
+        self._watch = Watch(self._operations.counts, horovod.shutdown, limit_s)
+
+    def close(self) -> None:
+        """Leaves the others, when they leave too; one that is stuck is left behind.
+
+        The first rank that leaves Horovod ends the work of all. So the ranks wait for
+        each other here, for TFDIST_TIMEOUT_S, or until one of them has failed.
+        """
+        running = self._horovod is not None and self._horovod.is_initialized()
+        if running and self._is_connected and native.failure() is None:
+            _waits.unless_lost("horovod.shutdown")
+        self._is_connected = False
+        if self._watch is not None:
+            self._watch.close()
+            self._watch = None
+        if self._horovod is not None and running:
+            ending = threading.Thread(target=self._horovod.shutdown, daemon=True)
+            ending.start()
+            ending.join(_CLOSE_S)
+        if self._store is not None:
+            self._store.close()
+            self._store = None
+        for name in self._set:
+            os.environ.pop(name, None)
+        self._set.clear()
+        self._operations.ended()
+        self._sets.clear()
+
+    def operations(self) -> Operations:
+        """Horovod's operations, by the names of ours."""
+        return self._operations
+
+    def refusal(self, dtype: int, op: int) -> str | None:
+        """Why Horovod does not reduce this, if so."""
+        return _types.refusal(tf.dtypes.as_dtype(dtype), ReduceOp(op))
+
+    def add_process_set(self, number: int, ranks: Sequence[int]) -> None:
+        """Makes the set in Horovod too."""
+        horovod = self._started()
+        everybody = len(ranks) == horovod.size()
+        made = 0 if everybody else horovod.add_process_set(list(ranks)).process_set_id
+        self._sets.add(number, made)
+
+    def remove_process_set(self, number: int) -> None:
+        """Ends it there."""
+        made = self._sets.remove(number)
+        if made != 0:
+            from horovod.common.process_sets import _temp_process_set_object
+
+            self._started().remove_process_set(_temp_process_set_object(made))
+
+    def finished(self) -> int:
+        """Operations that Horovod has ended in this process, but moments of batches."""
+        return self._operations.counts.counted()
+
+    def told(self, error: BaseException) -> native.CoreError | None:
+        """What an error of Horovod means."""
+        if "{{node " in str(error):  # of a traced function
+            self._operations.counts.forget()
+        late = self._watch.late if self._watch is not None else None
+        return _errors.told(error, late)
+
+    def _started(self) -> ModuleType:
+        if self._horovod is None:
+            raise RuntimeError("the engine was used before it was started")
+        return self._horovod
+
+    def _load(self) -> ModuleType:
+        """`horovod.tensorflow.mpi_ops`, the one that is installed.
+
+        Raises:
+            native.CoreError: there is none, or it does not load here.
+        """
+        if self._horovod is None:
+            version = None
+            with contextlib.suppress(metadata.PackageNotFoundError):
+                version = metadata.version("horovod")
+            try:
+                from horovod.tensorflow import mpi_ops
+            except Exception as error:  # ImportError, NotFoundError of TensorFlow, ...
+                text = _start.missing(version, tf.__version__)
+                raise _invalid(f"{text} ({error})") from error
+            if "tfdist" in (mpi_ops.__name__ + str(mpi_ops.__file__)):
+                raise _invalid(
+                    "TFDIST_ENGINE=horovod needs the real Horovod, but `tfdistrun "
+                    "--horovod` puts tfdist in its place. Use one of them."
+                )
+            self._horovod = mpi_ops
+        return self._horovod
+
+    def _meet(self, mesh: Mesh, timeout_s: float) -> tuple[str, int]:
+        """Where rank 0 has its store; by the connections that there are already."""
+        here = ""
+        if mesh.topology.rank == 0:
+            address = _LOOPBACK if _is_one_host(mesh) else mesh.address
+            self._store = Store(address)
+            here = f"{address} {self._store.port}"
+        bits = _start.bits_of(here)
+        if mesh.topology.size > 1:
+            group = "horovod's store\nengine"
+            _, bits = native.register_group(group, bits, timeout_s=timeout_s)
+        address, port = _start.text_of(bits).split()
+        return address, int(port)
+
+    def _export(self, found: dict[str, str]) -> None:
+        """Sets variables; what the user has set stays."""
+        for name, value in found.items():
+            if name not in os.environ:
+                os.environ[name] = value
+                self._set.append(name)
+
+
+def _is_one_host(mesh: Mesh) -> bool:
+    return len(set(mesh.topology.host_of)) == 1
+
+
+def _interface(mesh: Mesh) -> str:
+    address = _LOOPBACK if _is_one_host(mesh) else mesh.address
+    found = _start.interface_of(address, psutil.net_if_addrs())
+    if found is None:
+        raise _failed(f"no network interface has the address {address} of this rank")
+    return found
+
+
+def _invalid(message: str) -> native.CoreError:
+    return native.CoreError(
+        native.INVALID_ARGUMENT, message, {"kind": "invalid_argument", "cause": message}
+    )
+
+
+def _failed(message: str) -> native.CoreError:
+    return native.CoreError(
+        native.ABORTED, message, {"kind": "rank_failed", "cause": message}
+    )

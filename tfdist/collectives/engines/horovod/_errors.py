@@ -1,0 +1,66 @@
+"""What Horovod's errors mean to us."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import tensorflow as tf
+
+from tfdist.core import native
+
+# Horovod fails at once where a connection ends. The core, whose connections end too,
+# then agrees with the other ranks on who it was: within its own limits.
+_VERDICT_S = 3.0
+_POLL_S = 0.02
+# Of its texts.
+_MISMATCH = re.compile(r"Mismatched? .*")
+_OURS = re.compile(r"Horovod(?! operation)|\bgloo\b|MPI_\w+ failed|stalled")
+
+
+def told(
+    error: BaseException, late: native.CoreError | None = None
+) -> native.CoreError | None:
+    """The error of the core that says the same; None: not an error of Horovod.
+
+    Args:
+        error: what an operation, a `tf.function` or `model.fit` has raised.
+        late: why this rank itself has ended Horovod's work, if so.
+    """
+    if not isinstance(error, tf.errors.OpError):
+        return None
+    text = str(error.message)
+    found = _MISMATCH.search(text)
+    if isinstance(error, tf.errors.FailedPreconditionError) and found:
+        cause = re.sub(r"\s*\[Op:.*", "", found.group(0))
+        message = f"Horovod says: {cause}"
+        payload = {"kind": "mismatch", "cause": message}
+        return native.CoreError(native.FAILED_PRECONDITION, message, payload)
+    if not _OURS.search(text):
+        return None
+    if late is not None:
+        return late
+    deadline = time.monotonic() + _VERDICT_S
+    while time.monotonic() < deadline:
+        known = native.failure()
+        if known is not None:
+            return known
+        time.sleep(_POLL_S)
+    message = (
+        "Horovod has ended its work, because a rank has left before an operation that "
+        f"this one has called, or on its own account. It says: {_last_words(text)}"
+    )
+    payload = {"kind": "rank_failed", "cause": message}
+    return native.CoreError(native.ABORTED, message, payload)
+
+
+def _last_words(text: str) -> str:
+    """The last line of an error of TensorFlow that is not about its graph.
+
+    Example:
+        >>> _last_words("{{node a}} It is gone. [Op:c]")
+        'It is gone.'
+    """
+    lines = [line.strip() for line in text.splitlines()]
+    said = [line for line in lines if line and not line.startswith("[[")] or [text]
+    return re.sub(r"\{\{.*?\}\}\s*|\s*\[Op:.*", "", said[-1])

@@ -1,0 +1,127 @@
+"""What Horovod is told before it starts, and what it is no good for. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tfdist.core.native import Topology
+
+LAST_VERSION = "0.28.1"
+WHERE = (
+    f"Horovod's last release, {LAST_VERSION}, builds with TensorFlow up to 2.15 and "
+    "Python up to 3.11, as docs/horovod-engine.md shows: pip install "
+    "'tensorflow-cpu==2.15.1' 'numpy<2' 'setuptools<70' wheel 'cmake<4' cffi "
+    "cloudpickle psutil pyyaml packaging; HOROVOD_WITH_TENSORFLOW=1 "
+    "HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITHOUT_MXNET=1 pip install "
+    f"--no-build-isolation --no-deps --no-binary horovod horovod=={LAST_VERSION}. Or "
+    "unset TFDIST_ENGINE, on all ranks: the native engine needs no Horovod."
+)
+# Variables of the native data path: set to anything else than their default, they ask
+# for something that Horovod does not do.
+_OF_THE_NATIVE_ENGINE = (
+    *("TFDIST_COMMIT_GATE", "TFDIST_TIMELINE", "TFDIST_TUNING_FILE"),
+    *("TFDIST_RING_ORDER", "TFDIST_SEGMENT_BYTES", "TFDIST_SHM_SLOTS"),
+    *("TFDIST_MAX_ACTIVE", "TFDIST_TCP_MAC", "TFDIST_TCP_SOCKETS"),
+)
+_MESSAGE_BYTES = 64
+
+
+def refused_setting(rows: Mapping[str, Mapping[str, Any]]) -> str | None:
+    """A variable that is set and means nothing to Horovod, in words; or None.
+
+    Args:
+        rows: of the configuration: name → "value", "default".
+    """
+    for name, row in rows.items():
+        ours = name in _OF_THE_NATIVE_ENGINE or name.endswith("_ALGORITHM")
+        if ours and row["value"] not in (row["default"], None, ""):
+            return (
+                f"{name}={row['value']} has no meaning for TFDIST_ENGINE=horovod: only "
+                "the native engine knows it. Unset one of the two, on all ranks."
+            )
+    return None
+
+
+def missing(version: str | None, tensorflow: str) -> str:
+    """Why Horovod cannot be imported, in words.
+
+    Args:
+        version: of the installed Horovod; None: there is none.
+        tensorflow: the version that runs.
+    """
+    found = (
+        "there is no Horovod in this environment"
+        if version is None
+        else f"Horovod {version} does not load"
+    )
+    return (
+        f"TFDIST_ENGINE=horovod needs an installed Horovod that was built for "
+        f"TensorFlow {tensorflow}, and {found}. {WHERE}"
+    )
+
+
+def variables(
+    topology: Topology,
+    *,
+    store: tuple[str, int],
+    interface: str,
+    timeout_s: float,
+) -> dict[str, str]:
+    """What `horovodrun` would set for this rank.
+
+    Args:
+        topology: place of this rank.
+        store: address and port of the store of rank 0.
+        interface: name of the network interface on which this rank listens.
+        timeout_s: seconds for connecting.
+    """
+    address, port = store
+    return {
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
+        "HOROVOD_RANK": str(topology.rank),
+        "HOROVOD_SIZE": str(topology.size),
+        "HOROVOD_LOCAL_RANK": str(topology.local_rank),
+        "HOROVOD_LOCAL_SIZE": str(topology.local_size),
+        "HOROVOD_CROSS_RANK": str(topology.cross_rank),
+        "HOROVOD_CROSS_SIZE": str(topology.cross_size),
+        "HOROVOD_HOSTNAME": f"host{topology.host_of[topology.rank]}",
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": address,
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
+        "HOROVOD_GLOO_IFACE": interface,
+        "HOROVOD_GLOO_TIMEOUT_SECONDS": str(max(1, round(timeout_s))),
+    }
+
+
+def interface_of(address: str, interfaces: Mapping[str, Sequence[Any]]) -> str | None:
+    """The network interface that has an address; None: none has.
+
+    Args:
+        address: IP address of this machine.
+        interfaces: as `psutil.net_if_addrs` gives them: name → entries with "address".
+    """
+    for name, entries in interfaces.items():
+        if any(entry.address == address for entry in entries):
+            return name
+    return None
+
+
+def bits_of(text: str) -> list[bool]:
+    """A short text as flags: what a rank tells all others when they agree on a group.
+
+    Example:
+        >>> text_of(bits_of("10.0.0.1 5000"))
+        '10.0.0.1 5000'
+    """
+    data = text.encode().ljust(_MESSAGE_BYTES, b"\0")
+    return [bool(byte >> place & 1) for byte in data for place in range(8)]
+
+
+def text_of(bits: Sequence[bool]) -> str:
+    """The text of `bits_of`; "" of flags of which none is set."""
+    groups = [bits[start : start + 8] for start in range(0, len(bits), 8)]
+    data = bytes(
+        sum(bit << place for place, bit in enumerate(group)) for group in groups
+    )
+    return data.rstrip(b"\0").decode()

@@ -1,0 +1,84 @@
+"""What Horovod's operations take, and by which of them a reduction is made. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import tensorflow as tf
+
+from tfdist.collectives.tf_ops.emit import ReduceOp
+
+# Registered for allreduce (horovod_allreduce, horovod_grouped_allreduce).
+REDUCED = frozenset(
+    (
+        *(tf.uint8, tf.int8, tf.int32, tf.int64),
+        *(tf.float16, tf.float32, tf.float64),
+    )
+)
+# Registered for reducescatter.
+SCATTERED = frozenset((tf.int32, tf.int64, tf.float16, tf.float32, tf.float64))
+# Registered for allgather, broadcast and alltoall; of others the bytes are sent.
+MOVED = REDUCED | {tf.uint16, tf.int16, tf.bool}
+
+_LOGICAL = {
+    ReduceOp.LOGICAL_AND: "Min",
+    ReduceOp.LOGICAL_OR: "Max",
+    ReduceOp.LOGICAL_XOR: "Sum",
+}
+_OF_BOOL = {
+    ReduceOp.MIN: ReduceOp.LOGICAL_AND,
+    ReduceOp.MAX: ReduceOp.LOGICAL_OR,
+}
+_PLAIN = {
+    ReduceOp.SUM: "Sum",
+    ReduceOp.AVERAGE: "Sum",
+    ReduceOp.MIN: "Min",
+    ReduceOp.MAX: "Max",
+    ReduceOp.PRODUCT: "Product",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Way:
+    """How a reduction is made of one that Horovod has.
+
+    Attributes:
+        op: Horovod's name: "Sum", "Min", "Max" or "Product".
+        truth: elements are sent as uint8, 1 for what is not 0, and come back so; of a
+            sum whether it is odd.
+        divides: the result is divided by the number of ranks.
+    """
+
+    op: str
+    truth: bool = False
+    divides: bool = False
+
+
+def way_of(dtype: tf.DType, op: ReduceOp) -> Way | None:
+    """How `dtype` is reduced by `op`; None: Horovod cannot.
+
+    Example:
+        >>> from tfdist.collectives.engines.horovod._types import way_of
+        >>> way_of(tf.bool, ReduceOp.LOGICAL_OR)
+        Way(op='Max', truth=True, divides=False)
+    """
+    if dtype == tf.bool:
+        op = _OF_BOOL.get(op, op)
+    if op in _LOGICAL:
+        fits = dtype in REDUCED or dtype == tf.bool
+        return Way(_LOGICAL[op], truth=True) if fits else None
+    if dtype not in REDUCED:
+        return None
+    return Way(_PLAIN[op], divides=op is ReduceOp.AVERAGE)
+
+
+def refusal(dtype: tf.DType, op: ReduceOp) -> str | None:
+    """Why Horovod does not reduce `dtype` by `op`; None: it does."""
+    if way_of(dtype, op) is not None:
+        return None
+    known = ", ".join(sorted(one.name for one in REDUCED))
+    return (
+        f"Horovod does not reduce {dtype.name} by {op.name}; expected one of {known} "
+        "(bool: MIN, MAX and LOGICAL_*). Cast it first, or use the native engine, "
+        "which does: unset TFDIST_ENGINE, on all ranks."
+    )

@@ -1,0 +1,126 @@
+"""Ends what waits in Horovod for ever.
+
+An operation of Horovod waits without any limit for a rank that does not come (its own,
+HOROVOD_STALL_SHUTDOWN_TIME_SECONDS, had no effect when tried with 0.28.1), and nothing
+can cancel it. So a thread looks whether one runs, and how many have ended. Where one
+runs and none has ended for TFDIST_TIMEOUT_S, or a rank is lost, it shuts Horovod down,
+which ends what is pending with an error on every rank that runs. Where even that does
+not return, as with a rank that is stopped, it ends this process.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+from tfdist.collectives.engines.horovod._counts import Counts
+from tfdist.core import native
+
+_LOOK_S = 0.25
+_RELEASE_S = 1.0  # after a rank was lost: Horovod mostly sees it itself
+_DIE_S = 10.0
+
+
+class Verdict(enum.Enum):
+    """What is to be done."""
+
+    WAIT = "wait"
+    LATE = "late"  # a rank has not come within the limit
+    RELEASE = "release"  # a rank is lost
+    DIE = "die"  # and Horovod does not let go
+
+
+def verdict(stuck_s: float, lost_s: float | None, limit_s: float) -> Verdict:
+    """Judges operations that have started and not ended.
+
+    Args:
+        stuck_s: seconds for which none has ended.
+        lost_s: seconds since the end of the world is known, None: it is not.
+        limit_s: seconds that an operation may wait.
+
+    Example:
+        >>> verdict(stuck_s=3.0, lost_s=None, limit_s=300.0)
+        <Verdict.WAIT: 'wait'>
+    """
+    if lost_s is None:
+        return Verdict.LATE if stuck_s > limit_s else Verdict.WAIT
+    waited_s = min(stuck_s, lost_s)
+    if waited_s > _DIE_S:
+        return Verdict.DIE
+    return Verdict.RELEASE if waited_s > _RELEASE_S else Verdict.WAIT
+
+
+class Watch:
+    """The thread, from the start of Horovod to its end.
+
+    Args:
+        counts: says what runs, and how many have ended.
+        release: shuts Horovod down; may take for ever.
+        limit_s: seconds that an operation may wait.
+    """
+
+    def __init__(
+        self,
+        counts: Counts,
+        release: Callable[[], object],
+        limit_s: float,
+    ) -> None:
+        self.late: native.CoreError | None = None
+        self._counts = counts
+        self._release = release
+        self._limit_s = limit_s
+        self._ended = threading.Event()
+        self._releasing: threading.Thread | None = None
+        self._thread = threading.Thread(
+            target=self._run, name="tfdist-horovod-watch", daemon=True
+        )
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ends it."""
+        self._ended.set()
+        self._thread.join(1.0)
+
+    def _run(self) -> None:
+        before, since, lost_since = 0, time.monotonic(), None
+        while not self._ended.wait(_LOOK_S):
+            now = time.monotonic()
+            ended = self._counts.ended()
+            if ended != before or not self._counts.waits():
+                before, since = ended, now
+            failure = self.late or native.failure()
+            if failure is not None and lost_since is None:
+                lost_since = now
+            lost_s = None if lost_since is None else now - lost_since
+            found = verdict(now - since, lost_s, self._limit_s)
+            if found is Verdict.LATE:
+                self.late = _late(self._limit_s)
+                native.abort(self.late.message)
+            elif found is not Verdict.WAIT and self._releasing is None:
+                self._releasing = threading.Thread(target=self._release, daemon=True)
+                self._releasing.start()
+            elif found is Verdict.DIE and self._is_held():
+                print(
+                    f"[tfdist] {failure}. Horovod does not let go of the operation "
+                    "that waits for it; this process ends.",
+                    file=sys.stderr,
+                    flush=True,
+                )
+                os._exit(1)
+
+    def _is_held(self) -> bool:
+        return self._releasing is not None and self._releasing.is_alive()
+
+
+def _late(limit_s: float) -> native.CoreError:
+    message = (
+        f"an operation has waited {limit_s:g} s in Horovod for ranks that are alive "
+        "but did not call it, which is its timeout: look for a step that only some "
+        "ranks take, or raise TFDIST_TIMEOUT_S"
+    )
+    payload = {"kind": "timeout", "cause": message}
+    return native.CoreError(native.DEADLINE_EXCEEDED, message, payload)

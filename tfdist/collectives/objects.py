@@ -1,0 +1,289 @@
+"""broadcast_object, allgather_object: small Python values between ranks.
+
+Plain data travel as such (`collectives.object_codec`), and nothing else does, unless
+all ranks have set TFDIST_OBJECTS=pickle (`core.pickling`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist import collectives, errors
+from tfdist.collectives.object_codec import MAX_BYTES, decode, encode
+from tfdist.core import pickling, runtime
+from tfdist.core.process_sets import ProcessSet, check_root, id_of, members_of
+
+_HEADER_WORDS = 3  # rank, status, length in bytes
+_MOST_BYTES = (1 << 31) - 1  # that the header can say
+_OK, _REFUSED, _PICKLED = 0, 1, 2
+_CHOICE = (
+    f"Or set {pickling.VARIABLE}=pickle for all ranks, which then send each other any "
+    "object (docs/security.md)."
+)
+
+
+def broadcast_object(
+    obj: Any = None,
+    root: int = 0,
+    *,
+    name: str | None = None,
+    max_bytes: int = MAX_BYTES,
+    timeout_s: float | None = None,
+    process_set: ProcessSet | None = None,
+) -> Any:
+    """Gives every rank the object of rank `root`.
+
+    Args:
+        obj: plain data (`collectives.object_codec.encode`); or, where all ranks have
+            `TFDIST_OBJECTS=pickle`, any object. Looked at on `root` only.
+        root: rank whose object all ranks get; default 0.
+        name: identifies the call across ranks; default: by its order.
+        max_bytes: bound on the encoded object, in bytes; default 1 MiB, at
+            most 2 GiB.
+        timeout_s: seconds to wait for the slowest rank; default `TFDIST_TIMEOUT_S`.
+        process_set: the ranks that take part, which alone call it; default all.
+
+    Returns:
+        The object, equal on all ranks; on `root` a copy.
+
+    Raises:
+        TypeError: on `root`: the object is not plain data, or cannot be pickled.
+        ValueError: on `root`: a bound is exceeded; anywhere: `root` is not a rank, or
+            not one of `process_set`; a pickled object cannot be loaded on this rank.
+        tfdist.RankFailedError: a rank failed, `root` could not send its object, or
+            another rank could not load it.
+        tfdist.MismatchError: `root` has joined (`tfdist.join`).
+        RuntimeError: in a `tf.function`.
+
+    Example:
+        >>> import tfdist
+        >>> tfdist.init()
+        >>> tfdist.broadcast_object({"run": "a7", "seed": 3})
+        {'run': 'a7', 'seed': 3}
+    """
+    check_root(root, process_set)
+    sends = runtime.rank() == root
+    objects = _exchange(
+        obj, sends, name or "broadcast_object", max_bytes, timeout_s, process_set
+    )
+    if root not in objects:
+        raise errors.MismatchError(
+            f"broadcast_object: its root, rank {root}, has joined and has nothing to "
+            "broadcast. Take the rank that tfdist.join() returns, when all have joined."
+        )
+    return objects[root]
+
+
+def allgather_object(
+    obj: Any,
+    *,
+    name: str | None = None,
+    max_bytes: int = MAX_BYTES,
+    timeout_s: float | None = None,
+    process_set: ProcessSet | None = None,
+) -> list[Any]:
+    """Gives every rank the objects of all ranks.
+
+    Args:
+        obj: plain data (`collectives.object_codec.encode`); or, where all ranks have
+            `TFDIST_OBJECTS=pickle`, any object. May differ between ranks.
+        name: identifies the call across ranks; default: by its order.
+        max_bytes: bound on each encoded object, in bytes; default 1 MiB, at
+            most 2 GiB.
+        timeout_s: seconds to wait for the slowest rank; default `TFDIST_TIMEOUT_S`.
+        process_set: the ranks that take part, which alone call it; default all.
+
+    Returns:
+        `size()` objects, that of rank r at index r; equal on all ranks. Of a process
+        set as many as it has members, in the order of their ranks. None for a rank
+        that has joined (`tfdist.join`).
+
+    Raises:
+        TypeError: this rank's object is not plain data, or cannot be pickled.
+        ValueError: this rank's object exceeds a bound; a pickled object cannot be
+            loaded on this rank.
+        tfdist.RankFailedError: a rank failed, or could not send its object or load
+            another one.
+        RuntimeError: in a `tf.function`.
+
+    Example:
+        >>> import tfdist
+        >>> tfdist.init()
+        >>> tfdist.allgather_object({"rank": tfdist.rank()})
+        [{'rank': 0}]
+    """
+    objects = _exchange(
+        obj, True, name or "allgather_object", max_bytes, timeout_s, process_set
+    )
+    return [objects.get(rank) for rank in members_of(process_set)]
+
+
+def gather_from_all(
+    obj: Any,
+    function: str,
+    *,
+    name: str,
+    max_bytes: int = MAX_BYTES,
+    timeout_s: float | None = None,
+    process_set: ProcessSet | None = None,
+) -> list[Any]:
+    """As `allgather_object`, for what needs an object of every rank.
+
+    Args:
+        obj: plain data.
+        function: what the ranks have called, for the message.
+        name: as there, and so are the others.
+        max_bytes: of each encoded object.
+        timeout_s: seconds to wait for the slowest rank.
+        process_set: the ranks that take part.
+
+    Returns:
+        The objects, in the order of the ranks.
+
+    Raises:
+        tfdist.MismatchError: a rank has joined (`tfdist.join`); on all ranks that
+            call it.
+    """
+    objects = _exchange(obj, True, name, max_bytes, timeout_s, process_set)
+    for rank in members_of(process_set):
+        if rank not in objects:
+            text = (
+                f"{function}: it needs every rank, and rank {rank} has joined. Call "
+                "tfdist.join() on the other ranks too, then this on all of them; or "
+                "call it on all ranks before the first of them joins."
+            )
+            raise errors.MismatchError(
+                text,
+                errors.ErrorRecord(kind="mismatch", rank=rank, tensor=name, cause=text),
+            )
+    return [objects[rank] for rank in members_of(process_set)]
+
+
+def _exchange(
+    obj: Any,
+    sends: bool,
+    name: str,
+    max_bytes: int,
+    timeout_s: float | None,
+    process_set: ProcessSet | None,
+) -> dict[int, Any]:
+    """One allgather of messages; a refusal travels too, so that nobody waits.
+
+    Where one was pickled, a second one says whether all ranks could load it.
+
+    Returns:
+        Rank → its object; without the ranks that have joined.
+    """
+    if not tf.executing_eagerly():
+        raise RuntimeError(
+            f"{name}: Python objects cannot be sent in a tf.function, whose values are "
+            "not known while it is traced. Call it outside of the function, or send "
+            "tensors with tfdist.broadcast() or tfdist.allgather()."
+        )
+    call = f"{name} of process set {id_of(process_set)}"
+
+    def gather(
+        step: str, status: int, message: bytes, refusal: Exception | None
+    ) -> list[tuple[int, int, bytes]]:
+        if refusal is not None:
+            text = str(refusal) or type(refusal).__name__  # MemoryError says nothing
+            status, message = _REFUSED, text.encode("utf-8", "replace")[:4096]
+        words = collectives.allgather(
+            tf.constant(_to_words(runtime.rank(), status, message)),
+            name=name + step,
+            timeout_s=timeout_s,
+            process_set=process_set,
+        ).numpy()
+        if refusal is not None:
+            raise refusal
+        return _messages(words)
+
+    refusal: Exception | None = None
+    status, message = _OK, b""
+    if sends:
+        try:
+            status, message = _message_of(obj, call, max_bytes)
+            if len(message) > _MOST_BYTES:
+                raise ValueError(
+                    f"Expected an object of at most {_MOST_BYTES} bytes, whatever "
+                    f"max_bytes is, got {len(message)} bytes. Send arrays with "
+                    "tfdist.broadcast() or tfdist.allgather()."
+                )
+        except Exception as error:  # whatever it is: the others wait
+            refusal = error
+    found = gather("", status, message, refusal)
+    _check(found, "send its object")
+    objects: dict[int, Any] = {}
+    try:
+        for rank, status, data in found:
+            objects[rank] = _object_of(rank, status, data, call, max_bytes)
+    except Exception as error:  # as above
+        refusal = error
+    if any(status == _PICKLED for _, status, _ in found):
+        _check(gather(".loaded", _OK, b"", refusal), "load an object")
+    elif refusal is not None:
+        raise refusal
+    return objects
+
+
+def _message_of(obj: Any, call: str, max_bytes: int) -> tuple[int, bytes]:
+    """Plain data as such, also where other objects are pickled: status and bytes."""
+    try:
+        return _OK, encode(obj, max_bytes=max_bytes)
+    except (TypeError, ValueError) as refusal:
+        if not pickling.chosen():
+            if isinstance(refusal, TypeError):
+                raise TypeError(f"{refusal} {_CHOICE}") from None
+            raise
+    about = f"rank {runtime.rank()}: {call}"
+    return _PICKLED, pickling.seal(obj, about, pickling.key(), max_bytes=max_bytes)
+
+
+def _object_of(rank: int, status: int, data: bytes, call: str, max_bytes: int) -> Any:
+    """The object in a message of `rank`; ValueError when there is none."""
+    if status == _OK:
+        return decode(data, max_bytes=max_bytes) if data else None
+    if status != _PICKLED or not pickling.chosen():
+        raise ValueError(
+            f"Expected plain data of rank {rank}, got an object of kind {status}; this "
+            f"job was not started with {pickling.VARIABLE}=pickle."
+        )
+    try:
+        return pickling.unseal(data, f"rank {rank}: {call}", pickling.key())
+    except pickling.NotLoadedError as error:
+        raise ValueError(
+            f"The object of rank {rank} was not loaded: {error}"
+        ) from error
+
+
+def _check(found: list[tuple[int, int, bytes]], what: str) -> None:
+    """Raises if a rank tells that it could not do `what`."""
+    for rank, status, data in found:
+        if status == _REFUSED:
+            text = data.decode("utf-8", "replace")
+            raise errors.RankFailedError(
+                f"rank {rank} could not {what}: {text}",
+                errors.ErrorRecord(kind="rank_failed", rank=rank, cause=text),
+            )
+
+
+def _to_words(rank: int, status: int, message: bytes) -> np.ndarray:
+    header = np.array([rank, status, len(message)], "<i4")
+    padded = message + b"\0" * (-len(message) % 4)
+    return np.concatenate([header, np.frombuffer(padded, "<i4")]).astype(np.int32)
+
+
+def _messages(words: np.ndarray) -> list[tuple[int, int, bytes]]:
+    """Splits the gathered words: each message says its own length."""
+    found = []
+    position = 0
+    while position < len(words):
+        start = position + _HEADER_WORDS
+        rank, status, length = (int(word) for word in words[position:start])
+        position = start + -(-length // 4)
+        data = words[start:position].astype("<i4").tobytes()[:length]
+        found.append((rank, status, data))
+    return found

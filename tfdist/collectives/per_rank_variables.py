@@ -1,0 +1,111 @@
+"""Variables that are meant to differ between the ranks, or to be equal."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import keras
+
+from tfdist.collectives.local_variables import identity
+
+# Keras's names of what each rank counts, draws or adds up by itself.
+_OWN_NAMES = (
+    "moving_mean",
+    "moving_variance",
+    "moving_stddev",
+    "renorm_mean",
+    "renorm_stddev",
+    "seed_generator_state",
+    "gradient_accumulator",
+)
+_MOST_LISTS = 64
+
+# Variables given as local_variables to a tape or optimizer, by identity.
+_declared: dict[int, weakref.ref[Any]] = {}
+# Lists given to broadcast_variables, by the identities of their variables.
+_sent_together: dict[tuple[int, ...], list[weakref.ref[Any]]] = {}
+
+
+def declare(variables: Iterable[Any]) -> None:
+    """Notes that these variables belong to each rank alone (`local_variables`)."""
+    for variable in variables:
+        held = _held(variable)
+        _declared[id(held)] = weakref.ref(held)
+
+
+def is_declared(variable: Any) -> bool:
+    """Whether a variable has been given to `declare`."""
+    held = _held(variable)
+    known = _declared.get(id(held))
+    return known is not None and known() is held
+
+
+def note_broadcast(variables: Sequence[Any]) -> None:
+    """Notes the variables of one `broadcast_variables`: the state of one model."""
+    key = tuple(map(identity, variables))
+    _sent_together[key] = [weakref.ref(variable) for variable in variables]
+    while len(_sent_together) > _MOST_LISTS:
+        del _sent_together[next(iter(_sent_together))]
+
+
+def were_sent(variables: Sequence[Any]) -> bool:
+    """Whether some of these have been in a list given to `note_broadcast`."""
+    wanted = set(map(identity, variables))
+    return any(not wanted.isdisjoint(map(identity, sent)) for sent in _lists_sent())
+
+
+def sent_with(variables: Sequence[Any]) -> list[Any]:
+    """Variables that were broadcast in one list with one of these, and still exist.
+
+    Those are left out which Keras changes by each rank's own batches: moving
+    statistics, states of metrics and of random number generators.
+    """
+    wanted = set(map(identity, variables))
+    found: dict[int, Any] = {}
+    for sent in _lists_sent():
+        if not wanted.isdisjoint(map(identity, sent)):
+            found.update((identity(v), v) for v in sent if not _is_own_by_name(v))
+    return list(found.values())
+
+
+def _lists_sent() -> Iterator[list[Any]]:
+    """The variables of each list that still exist; identities may have been reused."""
+    for references in _sent_together.values():
+        alive = (reference() for reference in references)
+        yield [variable for variable in alive if variable is not None]
+
+
+def shared_weights(model: keras.Model) -> list[Any]:
+    """The weights of a model that have to be equal on all ranks."""
+    own = set(map(identity, own_states(model)))
+    return [v for v in model.weights if identity(v) not in own and not is_declared(v)]
+
+
+def own_states(model: keras.Model) -> list[Any]:
+    """Non-trainable weights that follow each rank's own batches by design.
+
+    These are the moving statistics of batch normalisations that are not synchronised,
+    and the states that a stateful recurrent layer carries to the next batch.
+    """
+    own: list[Any] = []
+    for layer in model._flatten_layers():
+        if isinstance(layer, keras.layers.BatchNormalization):
+            if not hasattr(layer, "_tfdist_own"):  # the class of a synchronised one
+                own += layer.non_trainable_variables
+        elif getattr(layer, "stateful", False) is True:
+            own += layer.non_trainable_variables
+    return own
+
+
+def _is_own_by_name(variable: Any) -> bool:
+    name = str(getattr(variable, "path", variable.name)).rpartition("/")[2]
+    is_metric = getattr(variable, "aggregation", None) == "sum"
+    return is_metric or name.partition(":")[0].endswith(_OWN_NAMES)
+
+
+def _held(variable: Any) -> Any:
+    """The TensorFlow variable: the object that `identity` is of."""
+    held = getattr(variable, "value", variable)
+    return variable if callable(held) else held

@@ -1,0 +1,184 @@
+"""Checks that all ranks have the same list of variables or gradients.
+
+A list is described by lines of text (path, dtype, shape) and one line of options, which
+must be equal on all ranks. The ranks compare them once in a world; a list that was
+compared before costs no message.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist import errors
+from tfdist.collectives.tf_ops.op_names import claim
+from tfdist.core import native, runtime
+from tfdist.core.process_sets import ProcessSet, id_of
+from tfdist.core.waits import _one_rank
+
+_logger = logging.getLogger("tfdist")
+
+_MANY_LISTS = 1000  # that one program hardly has
+
+# (generation of the world, process set, description) → what the ranks have agreed on:
+# the id of the list, and which flags any rank had set.
+_AGREED: dict[tuple[int, int, str], tuple[str, list[bool]]] = {}
+
+
+def agree(
+    lines: Sequence[str],
+    options: str,
+    *,
+    process_set: ProcessSet | None = None,
+) -> None:
+    """Makes sure that all ranks have the same list of variables and options.
+
+    Blocks until every rank has asked, at most `TFDIST_TIMEOUT_S`. A list that was
+    agreed on before is answered at once.
+
+    Args:
+        lines: one line for each variable, see `describe_variable`.
+        options: one line: what is done with them.
+        process_set: the ranks that ask; default all.
+
+    Raises:
+        tfdist.MismatchError: the lists or the options differ; on all ranks.
+    """
+    register(lines, options, [False] * len(lines), process_set, renamed_layers)
+
+
+def known(
+    lines: Sequence[str], options: str, count: int, process_set: ProcessSet | None
+) -> tuple[str, list[bool]] | None:
+    """What `register` has returned before, also to others while this rank had joined.
+
+    Args:
+        lines: one line for each variable.
+        options: one line: what is done with them.
+        count: number of flags.
+        process_set: the ranks that have asked; default all.
+
+    Returns:
+        The id of the list and its flags; None if it is a new one.
+    """
+    key = _key(lines, options, process_set)
+    if key not in _AGREED:
+        found = native.find_group(key[2], count, process_set=key[1])
+        if found is None:
+            return None
+        _AGREED[key] = found
+    return _AGREED[key]
+
+
+def register(
+    lines: Sequence[str],
+    options: str,
+    flags: Sequence[bool],
+    process_set: ProcessSet | None,
+    hint: Callable[[native.CoreError], str],
+) -> tuple[str, list[bool]]:
+    """Compares a list over the ranks, once in a world, and combines flags of it.
+
+    Args:
+        lines: one line for each variable.
+        options: one line: what is done with them.
+        flags: may differ between ranks.
+        process_set: the ranks that ask; default all.
+        hint: makes the advice that ends the message of a mismatch.
+
+    Returns:
+        The id of the list, and for each flag whether any rank has set it.
+
+    Raises:
+        tfdist.MismatchError: the lists or the options differ; on all ranks.
+    """
+    key = _key(lines, options, process_set)
+    if key not in _AGREED:
+        _one_rank.check_not_alone("The reduction of gradients", key[1])
+        claim([(key[1], _list_name(options))])
+        try:
+            found = native.register_group(key[2], list(flags), process_set=key[1])
+        except native.CoreError as error:
+            raise _public_error(error, options, hint) from None
+        for old in [known for known in _AGREED if known[0] != key[0]]:
+            del _AGREED[old]
+        _AGREED[key] = found
+        if len(_AGREED) == _MANY_LISTS:
+            _logger.warning(
+                "%d lists of gradients or variables are registered, each of which is "
+                "kept. Give a tape or an optimizer the same name in every step.",
+                _MANY_LISTS,
+            )
+    return _AGREED[key]
+
+
+def describe_variable(variable: Any, dtype: Any = None) -> str:
+    """One line for a variable: path, dtype, shape; for `agree`."""
+    path = " ".join(path_of(variable).split())
+    shape = variable.shape  # of a tf.Variable even its rank may be unknown
+    is_open = isinstance(shape, tf.TensorShape) and shape.rank is None
+    dims = "unknown" if is_open else ",".join(str(dim) for dim in shape)
+    return f"{path} {tf.as_dtype(dtype or variable.dtype).name} [{dims}]"
+
+
+def path_of(variable: Any) -> str:
+    """The path of a Keras variable, or the name of a TensorFlow variable."""
+    return str(getattr(variable, "path", None) or variable.name)
+
+
+def _list_name(options: str) -> str:
+    """By what lists are told apart that several threads register; the core does so too.
+
+    Example:
+        >>> from tfdist.collectives.signature import _list_name
+        >>> _list_name("op=sum name=encoder by=operations")
+        'list of gradients or variables encoder'
+    """
+    name = options.partition(" name=")[2].partition(" ")[0]
+    return f"list of gradients or variables {name}".rstrip()
+
+
+def _key(
+    lines: Sequence[str], options: str, process_set: ProcessSet | None
+) -> tuple[int, int, str]:
+    description = "\n".join([*lines, options])
+    return runtime.generation(), id_of(process_set), description
+
+
+def renamed_layers(error: native.CoreError) -> str:
+    """Advice where the names of variables differ."""
+    del error
+    return (
+        "Keras numbers the names of layers: where only the numbers differ, call "
+        "keras.utils.clear_session() on all ranks before the model is made."
+    )
+
+
+def _public_error(
+    error: native.CoreError, options: str, hint: Callable[[native.CoreError], str]
+) -> Exception:
+    if error.payload.get("kind") == "mismatch":
+        if options.startswith("op=broadcast "):
+            error = _about_variables(error)
+        message = f"{error.message} ({hint(error)})"
+        error = native.CoreError(error.code, message, error.payload)
+    public = errors.from_core(error)
+    # Or AutoGraph would put a class of its own in the place of ours.
+    public.ag_pass_through = True  # type: ignore[attr-defined]
+    return public
+
+
+def _about_variables(error: native.CoreError) -> native.CoreError:
+    """The core takes every list for gradients; this one is sent, not reduced."""
+    message = error.message.removeprefix('"gradients": ')
+    cause = str(error.payload.get("cause", ""))
+    payload = {
+        **error.payload,
+        "tensor": "variables",
+        "cause": cause.replace("list of gradients", "list of variables"),
+    }
+    message = message.replace("list of gradients", "list of variables", 1)
+    return native.CoreError(error.code, f'"variables": {message}', payload)

@@ -1,0 +1,1 @@
+"""The TensorFlow operations of the native library: loading, emitting, gradients."""

@@ -1,0 +1,367 @@
+"""The gradients of the operations.
+
+What is differentiated is the sum of the losses of all ranks: the gradient that a rank
+gets for its tensor says how that sum changes with it, whichever ranks it has gone to.
+A collective is linear in the tensors of all ranks together (where it is not, as for
+`MIN`, its gradient is refused), so its gradient is the transposed matrix, which is a
+collective again (J. Utke, L. Hascoet, P. Heimbach, C. Hill, P. Hovland, U. Naumann,
+"Toward Adjoinable MPI", IPDPS 2009). With `x[r]`, `y[r]` the input and output of rank
+`r`, `dx[r]`, `dy[r]` their gradients, `f` the product of the factors (for AVERAGE
+divided by the number of ranks that call it; what a rank that has joined would have
+given is 0):
+
+    y[r] = f sum(x)                            dx[r] = f sum(dy)
+    allgather: y[r] = concat(x)                dx = reduce_scatter(SUM, dy)
+    broadcast: y[r] = x[root]                  dx = reduce(SUM, dy); 0 but on root
+    reduce: y[root] = f sum(x), y[r] = x[r]    dx[r] = f dy[root], + dy[r] but on root
+    reduce_scatter: y[r] = f sum(x)[part r]    dx[r] = f concat(dy)
+    gather: y[root] = concat(x)                dx[r] = dy[root][part r]
+    scatter: y[r] = x[root][part r]            dx[root] = concat(dy), 0 elsewhere
+    alltoall: y[r] = concat(x[s][part r])      dx[r] = concat(dy[s][part r])
+    send, recv: y[dst] = x[src]                dx[src] = dy[dst]
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.collectives.tf_ops import emit
+from tfdist.collectives.tf_ops.emit import ReduceOp
+from tfdist.collectives.tf_ops.op_library import ops
+from tfdist.collectives.tf_ops.op_names import operation_name
+
+_Gradient = Callable[..., Any]
+
+
+def _gradient_of(kind: str) -> Callable[[_Gradient], _Gradient]:
+    """Registers the gradient of an operation.
+
+    A collective that is differentiated, and its gradient, reduce none of the gradients
+    of what is computed around it: they count for none.
+    """
+
+    def register(function: _Gradient) -> _Gradient:
+        @functools.wraps(function)
+        def gradient(node: Any, *grads: Any) -> Any:
+            if isinstance(node, tf.Operation) and "counted" in node.node_def.attr:
+                node._set_attr("counted", tf.compat.v1.AttrValue(i=0))
+            with emit.counted_as(0):
+                found = function(_Node(node), *grads)
+            found = list(found) if isinstance(found, list | tuple) else [found]
+            return [*found, *([None] * (len(node.inputs) - len(found)))]
+
+        tf.RegisterGradient(kind)(gradient)
+        return function
+
+    return register
+
+
+@_gradient_of("TfdistAllreduce")
+def _allreduce_gradient(node: Any, *grads: Any) -> list[tf.Tensor]:
+    """Sum and average are linear and the same on all ranks: reduce the gradients so."""
+    op = _linear_op(node)
+    found = emit.allreduce(
+        _dense(node, grads),
+        _name(node),
+        op,
+        _text(node, "prescale"),
+        _text(node, "postscale"),
+        _timeout_s(node),
+        hints=node.get_attr("hints"),
+        process_set=_set(node),
+    )
+    return found
+
+
+@_gradient_of("TfdistAllgather")
+def _allgather_gradient(node: Any, grad: Any, _splits_grad: Any) -> tf.Tensor:
+    """The own rows of the sum of all ranks' gradients."""
+    rows, splits = node.outputs
+    own = emit.reduce_scatter(
+        tf.zeros_like(rows) if grad is None else tf.convert_to_tensor(grad),
+        splits,
+        _name(node),
+        ReduceOp.SUM,
+        "1.0",
+        "1.0",
+        _timeout_s(node),
+        process_set=_set(node),
+    )
+    return _shaped_like_input(node, own)
+
+
+@_gradient_of("TfdistBroadcast")
+def _broadcast_gradient(node: Any, *grads: Any) -> list[tf.Tensor]:
+    """The sum of all ranks' gradients on the root, zeros elsewhere."""
+    summed = emit.reduce(
+        _dense(node, grads),
+        node.get_attr("root"),
+        _name(node),
+        ReduceOp.SUM,
+        "1.0",
+        "1.0",
+        _timeout_s(node),
+        process_set=_set(node),
+    )
+    is_root = _is_root(node)
+    return [tf.where(is_root, g, tf.zeros_like(g)) for g in summed]
+
+
+@_gradient_of("TfdistReduce")
+def _reduce_gradient(node: Any, *grads: Any) -> list[tf.Tensor]:
+    """The root's gradient, times the factors, on all ranks; elsewhere plus the own."""
+    op = _linear_op(node)
+    own = _dense(node, grads)
+    is_root = _is_root(node)
+    # Reduced with zeros, so that an average is over the ranks that call it here too.
+    of_root = emit.allreduce(
+        [tf.where(is_root, g, tf.zeros_like(g)) for g in own],
+        _name(node),
+        op,
+        _text(node, "prescale"),
+        _text(node, "postscale"),
+        _timeout_s(node),
+        process_set=_set(node),
+    )
+    return [
+        tf.where(is_root, tf.zeros_like(g), g) + r
+        for g, r in zip(own, of_root, strict=True)
+    ]
+
+
+@_gradient_of("TfdistReduceScatter")
+def _reduce_scatter_gradient(
+    node: Any, grad: Any, _splits_grad: Any
+) -> list[tf.Tensor | None]:
+    """The gradients of all parts, one after the other, times the factors."""
+    op = _linear_op(node)
+    rows, splits = node.outputs
+    gathered = emit.allgather(
+        tf.zeros_like(rows) if grad is None else tf.convert_to_tensor(grad),
+        _name(node),
+        _timeout_s(node),
+        process_set=_set(node),
+    )
+    whole = _in_their_places(gathered.rows, gathered.splits, splits)
+    factor = _factor(node)
+    if op is ReduceOp.AVERAGE:
+        factor /= _callers(node)
+    return [_shaped_like_input(node, whole * tf.cast(factor, whole.dtype)), None]
+
+
+@_gradient_of("TfdistGather")
+def _gather_gradient(node: Any, grad: Any, _splits_grad: Any) -> tf.Tensor:
+    """The part of the root's gradient that belongs to the own rows."""
+    rows, splits = node.outputs
+    own = emit.scatter(
+        tf.zeros_like(rows) if grad is None else tf.convert_to_tensor(grad),
+        node.get_attr("root"),
+        splits,
+        _name(node),
+        _timeout_s(node),
+        process_set=_set(node),
+    )
+    return _shaped_like_input(node, own)
+
+
+@_gradient_of("TfdistScatter")
+def _scatter_gradient(node: Any, grad: Any) -> list[tf.Tensor | None]:
+    """On the root the gradients of all parts, one after the other; zeros elsewhere."""
+    gathered = emit.gather(
+        tf.convert_to_tensor(grad),
+        node.get_attr("root"),
+        _name(node),
+        _timeout_s(node),
+        process_set=_set(node),
+    )
+    counts = gathered.splits
+
+    def on_root() -> tf.Tensor:
+        splits = _splits_of_input(node, counts)
+        whole = _in_their_places(gathered.rows, counts, splits)
+        return _shaped_like_input(node, whole)
+
+    def elsewhere() -> tf.Tensor:
+        # Of the gathered rows, of which there are none here, all the same: or else a
+        # rank that is asked for the gradient of this would not take part in it.
+        shape = tf.shape(gathered.rows)
+        count = tf.reduce_prod(tf.shape(node.inputs[0])[:1])
+        zeros = tf.zeros(tf.concat([[count], shape[1:]], axis=0), gathered.rows.dtype)
+        return _shaped_like_input(node, tf.concat([gathered.rows, zeros], axis=0))
+
+    return [tf.cond(_is_root(node), on_root, elsewhere), None]
+
+
+@_gradient_of("TfdistAlltoall")
+def _alltoall_gradient(
+    node: Any, grad: Any, _splits_grad: Any
+) -> list[tf.Tensor | None]:
+    """The gradients of the rows that were sent, back from where they went."""
+    rows, received_splits = node.outputs
+    back, counts = emit.alltoall(
+        tf.zeros_like(rows) if grad is None else tf.convert_to_tensor(grad),
+        received_splits,
+        _name(node),
+        _timeout_s(node),
+        process_set=_set(node),
+    )
+    whole = _in_their_places(back, counts, _splits_of_input(node, counts))
+    return [_shaped_like_input(node, whole), None]
+
+
+@_gradient_of("TfdistSend")
+def _send_gradient(node: Any, _grad: Any) -> tf.Tensor:
+    """What the receiver sends back."""
+    dst = node.get_attr("dst")
+    (tensor,) = node.inputs
+    return emit.recv(
+        tf.shape(tensor, out_type=tf.int64),
+        tensor.dtype,
+        dst,
+        _name(node, partner=f"from {dst}"),
+        _timeout_s(node),
+    )
+
+
+@_gradient_of("TfdistRecv")
+def _recv_gradient(node: Any, grad: Any) -> list[tf.Tensor | None]:
+    """Goes back to the sender; what was only waited for gets zeros."""
+    src = node.get_attr("src")
+    emit.send(
+        tf.convert_to_tensor(grad),
+        src,
+        _name(node, partner=f"to {src}"),
+        _timeout_s(node),
+    )
+    _, *after = node.inputs
+    return [None, *(tf.zeros_like(tensor) for tensor in after)]
+
+
+class _Node:
+    """An operation without its input `call`, whose values look like attributes.
+
+    Args:
+        node: as TensorFlow gives it to the gradient of an operation.
+    """
+
+    def __init__(self, node: Any) -> None:
+        inputs = list(node.inputs)
+        self._node = node
+        self._in_call: dict[str, Any] = {}
+        if inputs and inputs[-1].dtype == tf.string:
+            self._in_call = emit.in_call(inputs.pop())
+        self.inputs = inputs
+        self.outputs = node.outputs
+        self.type = node.type
+
+    def get_attr(self, name: str) -> Any:
+        if name in self._in_call:
+            return self._in_call[name]
+        return self._node.get_attr(name)
+
+
+def _linear_op(node: Any) -> ReduceOp:
+    op = ReduceOp(node.get_attr("reduce_op"))
+    if op not in (ReduceOp.SUM, ReduceOp.AVERAGE):
+        raise ValueError(
+            f"The gradient of {_kind(node)} with ReduceOp.{op.name} "
+            f"({_text(node, 'tensor_name')}) is not defined: expected SUM or AVERAGE. "
+            "Use tf.stop_gradient on its input."
+        )
+    return op
+
+
+def _kind(node: Any) -> str:
+    return {
+        "TfdistAllreduce": "an allreduce",
+        "TfdistReduce": "a reduce",
+        "TfdistReduceScatter": "a reduce_scatter",
+    }[str(node.type)]
+
+
+def _factor(node: Any) -> tf.Tensor:
+    product = float(_text(node, "prescale")) * float(_text(node, "postscale"))
+    return tf.constant(product, tf.float64)
+
+
+def _callers(node: Any) -> tf.Tensor:
+    """How many ranks call this: those of the set that have not joined."""
+    [count] = emit.allreduce(
+        [tf.constant(1.0, tf.float64)],
+        _name(node, of="callers"),
+        ReduceOp.SUM,
+        "1.0",
+        "1.0",
+        _timeout_s(node),
+        process_set=_set(node),
+    )
+    return count
+
+
+def _is_root(node: Any) -> tf.Tensor:
+    return tf.equal(ops().tfdist_topology()[0], node.get_attr("root"))
+
+
+def _splits_of_input(node: Any, counts: tf.Tensor) -> tf.Tensor:
+    """How many rows of the input are for each rank, by default as even as possible."""
+    tensor, given = node.inputs
+    rows = tf.reduce_prod(tf.shape(tensor, out_type=tf.int64)[:1])  # 1 of a scalar
+    size = tf.size(counts, out_type=tf.int64)
+    even = rows // size + tf.cast(tf.range(size) < rows % size, tf.int64)
+    return tf.cond(tf.size(given) > 0, lambda: given, lambda: even)
+
+
+def _in_their_places(
+    rows: tf.Tensor, counts: tf.Tensor, splits: tf.Tensor
+) -> tf.Tensor:
+    """The rows of all ranks, where a rank that has joined sent none: zeros for those.
+
+    Args:
+        rows: what came, in the order of the ranks.
+        counts: how many rows came from each rank.
+        splits: how many rows each rank has there.
+    """
+    total = tf.reduce_sum(splits)
+    shape = tf.shape(rows, out_type=tf.int64)
+
+    def spread() -> tf.Tensor:
+        ranks = tf.searchsorted(tf.cumsum(splits), tf.range(total), side="right")
+        places = tf.where(tf.gather(counts > 0, ranks))
+        return tf.scatter_nd(places, rows, tf.concat([[total], shape[1:]], axis=0))
+
+    return tf.cond(tf.equal(shape[0], total), lambda: rows, spread)
+
+
+def _shaped_like_input(node: Any, rows: tf.Tensor) -> tf.Tensor:
+    """The same numbers; a scalar input was one row."""
+    return tf.reshape(rows, tf.shape(node.inputs[0], out_type=tf.int64))
+
+
+def _dense(node: Any, grads: Sequence[Any]) -> list[tf.Tensor]:
+    return [
+        tf.zeros_like(output) if grad is None else tf.convert_to_tensor(grad)
+        for grad, output in zip(grads, node.outputs, strict=True)
+    ]
+
+
+def _name(node: Any, *, partner: str = "", of: str = "gradient") -> str:
+    name = f"{_text(node, 'tensor_name')}.{of}"
+    process_set = 0 if partner else _set(node)  # send and recv are of all ranks
+    return operation_name(of, name, process_set=process_set, partner=partner)
+
+
+def _set(node: Any) -> int:
+    return int(node.get_attr("process_set"))
+
+
+def _timeout_s(node: Any) -> float | None:
+    return node.get_attr("timeout_s") or None
+
+
+def _text(node: Any, attribute: str) -> str:
+    value = node.get_attr(attribute)
+    return value.decode() if isinstance(value, bytes) else str(value)

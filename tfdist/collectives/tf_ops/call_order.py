@@ -1,0 +1,140 @@
+"""Calls of traced functions that reduce run in the order of the program, of one thread.
+
+TensorFlow runs two calls at the same time where both only read variables. The
+operations in them may have equal names, above all where it is one function that is
+called twice; which one a rank starts first is then chance, and the ranks would pair
+operations of different calls. So such calls are chained as TensorFlow chains those of
+functions with collectives of its own.
+
+There is no such order between two threads: the operations in a function belong to the
+thread that calls it (`op_names.claim`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.collectives.tf_ops.op_names import Key, claim, key_of
+
+_logger = logging.getLogger("tfdist")
+
+_SCOPES_OF = "collective_manager_ids_from_op"
+_CALL = "StatefulPartitionedCall"
+_PREFIX = "Tfdist"  # of the types of our operations
+_SCOPE = 0x7FD157  # number of ours among TensorFlow's scopes of collectives
+_CALL_FUNCTION = "call_flat"
+_MOST_FUNCTIONS = 4096  # whose operations are remembered
+
+
+def chain_calls(module: Any) -> None:
+    """Makes TensorFlow chain the calls of functions with operations of ours.
+
+    Args:
+        module: `tensorflow.python.framework.auto_control_deps`. The function in it
+            that says which calls are chained is private; without it none are.
+    """
+    scopes_of: Callable[[Any], list[int]] | None = getattr(module, _SCOPES_OF, None)
+    if scopes_of is None:
+        _logger.warning(
+            "TensorFlow %s has no auto_control_deps.%s: do not call two functions "
+            "that reduce, or one twice, from one tf.function.",
+            tf.__version__,
+            _SCOPES_OF,
+        )
+        return
+
+    def with_ours(op: Any) -> list[int]:
+        scopes = list(scopes_of(op))
+        if op.type == _CALL and _SCOPE not in scopes and _holds_ours(op):
+            scopes.append(_SCOPE)
+        return scopes
+
+    setattr(module, _SCOPES_OF, with_ours)
+
+
+def claim_when_called(cls: Any) -> None:
+    """Makes a thread that calls a function claim the names of our operations in it.
+
+    Args:
+        cls: TensorFlow's `AtomicFunction`. The method by which a function is called
+            is private; without it only eager calls of two threads are told apart.
+    """
+    call: Callable[..., Any] | None = getattr(cls, _CALL_FUNCTION, None)
+    if call is None:
+        _logger.warning(
+            "TensorFlow %s has no AtomicFunction.%s: do not call functions that reduce "
+            "from two threads.",
+            tf.__version__,
+            _CALL_FUNCTION,
+        )
+        return
+    known: dict[bytes, list[Key]] = {}  # by the function's name, which is used once
+
+    def claim_and_call(self: Any, *args: Any) -> Any:
+        if tf.executing_eagerly():
+            keys = known.get(self.name)
+            if keys is None:
+                keys = known[self.name] = list(_keys_in(self))
+                if len(known) > _MOST_FUNCTIONS:
+                    del known[next(iter(known))]
+            if keys:
+                claim(keys)
+        return call(self, *args)
+
+    setattr(cls, _CALL_FUNCTION, claim_and_call)
+
+
+def _keys_in(function: Any) -> set[Key]:
+    """The names and process sets of our operations in a function, and in what it calls.
+
+    Args:
+        function: an `AtomicFunction`; its children are all that it calls.
+    """
+    keys: set[Key] = set()
+    for one in (function, *function.children):
+        definition = getattr(one, "cached_definition", None)
+        for node in () if definition is None else definition.node_def:
+            if node.op.startswith(_PREFIX) and "tensor_name" in node.attr:
+                numbers = {
+                    name: node.attr[name].i
+                    for name in ("process_set", "src", "dst")
+                    if name in node.attr
+                }
+                keys.add(key_of(node.attr["tensor_name"].s.decode(), **numbers))
+    return keys
+
+
+def _holds_ours(call: Any) -> bool:
+    """Whether a called function, or one that it calls, has an operation of ours."""
+    waiting = [call.get_attr("f").name]
+    seen = set(waiting)
+    while waiting:
+        definition = _definition(call.graph, waiting.pop())
+        for node in () if definition is None else definition.node_def:
+            if node.op.startswith(_PREFIX):
+                return True
+            found = set(_functions_of(node)) - seen
+            seen |= found
+            waiting.extend(found)
+    return False
+
+
+def _functions_of(node: Any) -> Iterator[str]:
+    """The names of the functions that a node calls: bodies, branches."""
+    for value in node.attr.values():
+        for function in (value.func, *value.list.func):
+            if function.name:
+                yield function.name
+
+
+def _definition(graph: Any, name: str) -> Any:
+    """The FunctionDef of that name; None for what TensorFlow makes by itself."""
+    function = graph._get_function(name)
+    if function is None:
+        return None
+    known = getattr(function, "cached_definition", None)
+    return function.definition if known is None else known

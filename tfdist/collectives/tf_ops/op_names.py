@@ -1,0 +1,234 @@
+"""Default names of operations: the same on every rank, and at every retrace.
+
+The core pairs operations of different ranks by name, so a name must not hold what
+differs between ranks or traces (TensorFlow's node names do). A name is made of the
+traced functions around the call and a count inside each, for example
+"train_step/while_body/allreduce.2".
+
+Eager calls all have one name for each kind, "allreduce.eager": they follow each
+other in the order of the program.
+
+Calls of one name are paired in the order in which each rank makes them, which is only
+the same on all ranks if one thread makes them. So a name belongs to the thread that
+uses it (`NameOwners`), and a second thread is refused (`claim`).
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist import errors
+from tfdist.core import native, runtime
+
+_COUNTS = "_tfdist_name_counts"  # attribute of a graph: base name → uses so far
+_LABEL = "_tfdist_label"  # attribute of a graph: its place, e.g. "train_step/cond_true"
+_MOST_NAMES = 4096  # of which the thread is known; then the oldest is forgotten
+Key = tuple[int, str]  # number of the process set, name
+
+
+def operation_name(
+    kind: str, name: str | None, *, process_set: int = 0, partner: str = ""
+) -> str:
+    """The name of an operation that is called here.
+
+    Args:
+        kind: "allreduce", "broadcast", ...
+        name: the user's name; None picks one.
+        process_set: number of the set of ranks that call it; default all. Calls of
+            other sets are counted apart, which not all ranks make.
+        partner: counts the calls with different partners apart.
+
+    Returns:
+        In eager mode `name`, or "<kind>.eager". In a graph the name with the
+        function it is in, and with a count where it is used a second time.
+    """
+    if tf.executing_eagerly():
+        return name or f"{kind}.eager"
+    graph = tf.compat.v1.get_default_graph()
+    uses = _count(graph, f"{process_set} {name or kind}{partner}")
+    if name is None:
+        return f"{_label(graph)}/{kind}.{uses}"
+    return name if uses == 0 else f"{name}.{uses}"
+
+
+def place_of(graph: Any) -> str:
+    """The traced functions around a call, e.g. "train_step/cond_true".
+
+    The same however often they are traced, unlike what names begin with.
+    """
+    outer = getattr(graph, "outer_graph", None)
+    if outer is None or not getattr(outer, "name", None):
+        return _own_name(graph)
+    return f"{place_of(outer)}/{_own_name(graph)}"
+
+
+def _label(graph: Any) -> str:
+    known = getattr(graph, _LABEL, None)
+    if known is not None:
+        return str(known)
+    own = _own_name(graph)
+    outer = getattr(graph, "outer_graph", None)
+    label = own
+    if outer is not None and getattr(outer, "name", None):
+        uses = _count(outer, own + "/")
+        label = f"{_label(outer)}/{own}" + (f".{uses}" if uses else "")
+    setattr(graph, _LABEL, label)
+    return label
+
+
+def _own_name(graph: Any) -> str:
+    name = getattr(graph, "name", None) or "graph"
+    # Branches, loop bodies and backward functions are numbered by what TensorFlow has
+    # traced before, which differs between ranks; functions of the user are not.
+    if type(graph).__name__ != "FuncGraph" or name.startswith("__"):
+        name = re.sub(r"_\d+(?=_|$)", "", name)
+    return str(name).strip("_")
+
+
+def _count(graph: Any, key: str) -> int:
+    counts = getattr(graph, _COUNTS, None)
+    if counts is None:
+        counts = Counter()
+        setattr(graph, _COUNTS, counts)
+    counts[key] += 1
+    return int(counts[key] - 1)
+
+
+class NameOwners:
+    """Which thread uses which name.
+
+    Another thread may use a name as well if all ranks agree on the order of the two:
+
+    - It was started after the last use of the name. Whoever started it had come
+      further in the program then, on every rank.
+    - It is the main thread, and the thread that used the name has ended. (If on
+      another rank the main thread is first, the other thread is refused there.)
+
+    What would let ranks pair calls of different threads is therefore refused on one of
+    them at least. Threads that Python did not start, those of TensorFlow, count as one.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # a signal handler may call operations too
+        self._uses: dict[Key, tuple[weakref.ref[threading.Thread], int]] = {}
+        # Threads are counted when they are first seen, which a use does.
+        self._seen: list[threading.Thread] = []
+        self._turn = 0
+        self._first_turns: weakref.WeakKeyDictionary[threading.Thread, int] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    def use(self, keys: Iterable[Key]) -> tuple[Key, str] | None:
+        """Notes that the calling thread uses the names.
+
+        Returns:
+            None, or a name that another thread uses, and the name of that thread.
+        """
+        thread = threading.current_thread()
+        with self._lock:
+            turn = self._look()
+            for key in keys:
+                known = self._uses.get(key)
+                if known is not None:
+                    user, last_turn = known[0](), known[1]
+                    if user is thread and last_turn == turn:
+                        continue
+                    if not self._may_follow(thread, user, last_turn):
+                        return key, "(ended)" if user is None else user.name
+                self._uses[key] = (weakref.ref(thread), turn)
+                if len(self._uses) > _MOST_NAMES:
+                    del self._uses[next(iter(self._uses))]
+        return None
+
+    def close(self) -> None:
+        """Has nothing to end (`runtime.Helper`)."""
+
+    def _look(self) -> int:
+        """How often threads had been started when they were last looked at."""
+        running = threading.enumerate()
+        if running != self._seen:
+            self._turn += 1
+            self._seen = running
+            for thread in running:
+                self._first_turns.setdefault(thread, self._turn)
+        return self._turn
+
+    def _may_follow(
+        self, thread: threading.Thread, user: threading.Thread | None, last_turn: int
+    ) -> bool:
+        if user is thread:
+            return True
+        if isinstance(thread, threading._DummyThread):
+            return isinstance(user, threading._DummyThread)
+        if self._first_turns[thread] > last_turn:
+            return True
+        is_main = thread is threading.main_thread()
+        return is_main and (user is None or not user.is_alive())
+
+
+@functools.lru_cache(maxsize=1)
+def _owners(generation: int) -> NameOwners:
+    """Those of a world; the next one starts anew."""
+    return runtime.helper("names", NameOwners)
+
+
+def key_of(
+    name: str, *, process_set: int = 0, src: int | None = None, dst: int | None = None
+) -> Key:
+    """By what the calls of an operation are paired with those of other ranks.
+
+    Args:
+        name: of the operation.
+        process_set: number of the set of ranks that call it.
+        src: of a `recv`, which is paired with calls of this rank alone.
+        dst: likewise of a `send`.
+
+    Example:
+        >>> from tfdist.collectives.tf_ops.op_names import key_of
+        >>> key_of("a"), key_of("a", dst=1)
+        ((0, 'a'), (0, 'a to 1'))
+    """
+    partner = "" if src is None else f" from {src}"
+    partner += "" if dst is None else f" to {dst}"
+    return process_set, f"{tf.compat.as_str(name)}{partner}"
+
+
+def claim(keys: Iterable[Key]) -> None:
+    """Notes that this thread uses the names; every operation begins with it.
+
+    A rank that is alone has nobody to pair its calls with.
+
+    Raises:
+        tfdist.ThreadError: another thread uses one of them; the job ends.
+        tfdist.NotInitializedError: before `tfdist.init()`.
+    """
+    if runtime.check_initialized().size == 1:
+        return
+    found = _owners(runtime.generation()).use(keys)
+    if found is None:
+        return
+    (process_set, name), user = found
+    of_set = f" of process set {process_set}" if process_set else ""
+    text = (
+        f"threads {user!r} and {threading.current_thread().name!r} both call {name!r}"
+        f"{of_set}. Ranks match calls of the same name by their order, and two threads "
+        "may call in a different order on each rank. Call tfdist from one thread, or "
+        "pass a different name= to the operations, tapes and optimizers of each thread "
+        "(the same names on all ranks). The callbacks of tfdist, tfdist.evaluate and "
+        "tfdist.predict take no name: run fit, evaluate and predict in one thread."
+    )
+    native.abort(text)
+    raise errors.ThreadError(
+        f"rank {runtime.rank()}: {text}",
+        errors.ErrorRecord(
+            kind="threads", rank=runtime.rank(), tensor=name, cause=text
+        ),
+    )

@@ -1,0 +1,80 @@
+"""broadcast_variables: every rank starts from the same values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist import collectives
+from tfdist.collectives import signature
+from tfdist.collectives.per_rank_variables import note_broadcast
+from tfdist.core.process_sets import ProcessSet, check_root
+
+
+@tf.autograph.experimental.do_not_convert
+def broadcast_variables(
+    variables: Iterable[Any],
+    root: int = 0,
+    *,
+    process_set: ProcessSet | None = None,
+) -> None:
+    """Gives `variables` on every rank the values they have on rank `root`.
+
+    The ranks first agree on the list, so that a difference in paths, shapes or
+    dtypes is an error before anything is changed. Then few operations carry all the
+    values.
+
+    A `keras.layers.Normalization` computes with what it has made of its variables
+    before: call its `finalize_state()` afterwards. (`BroadcastInitialState` does.)
+
+    Args:
+        variables: Keras variables, `tf.Variable`s, or both; in the same order on
+            every rank; e.g. `model.weights + model.optimizer.variables`.
+        root: rank whose values all others take; default 0.
+        process_set: the ranks that take part, which alone call it; default all.
+
+    Raises:
+        TypeError: something is not a variable, or its dtype cannot be sent.
+        ValueError: `root` is not a rank, or not one of `process_set`.
+        tfdist.MismatchError: the ranks' variables differ.
+        tfdist.RankFailedError: a rank failed; the message names it.
+
+    Example:
+        >>> import tensorflow as tf, tfdist
+        >>> tfdist.init()
+        >>> w = tf.Variable([1.0, 2.0])
+        >>> tfdist.broadcast_variables([w], root=0)
+    """
+    check_root(root, process_set)
+    listed = list(variables)
+    for variable in listed:
+        _check_variable(variable)
+    lines = [signature.describe_variable(v) for v in listed]
+    signature.agree(
+        lines,
+        f"op=broadcast root={root}",
+        process_set=process_set,
+    )
+    values = [tf.convert_to_tensor(v) for v in listed]
+    received = collectives.grouped_broadcast(
+        values, root, name="broadcast_variables", process_set=process_set
+    )
+    for variable, value in zip(listed, received, strict=True):
+        variable.assign(value)
+    note_broadcast(listed)
+
+
+def _check_variable(variable: Any) -> None:
+    if not hasattr(variable, "assign") or not hasattr(variable, "dtype"):
+        raise TypeError(
+            "Expected Keras variables or tf.Variables, got "
+            f"{type(variable).__name__}: {variable!r}."
+        )
+    dtype = tf.as_dtype(variable.dtype)
+    if not (dtype.is_floating or dtype.is_integer or dtype.is_bool or dtype.is_complex):
+        raise TypeError(
+            f"Variable {signature.path_of(variable)} has dtype {dtype.name}, which "
+            "cannot be sent. Leave it out of the list."
+        )

@@ -1,0 +1,157 @@
+"""What carries the tensors of all collectives: the own core, or another library.
+
+`TFDIST_ENGINE` names it, the same on all ranks: "native", the default, or a module of
+`tfdist.collectives.engines`. How the ranks find each other, what they agree on and who
+of them lives is the core's business with every engine; an engine replaces the
+TensorFlow operations alone. This module needs no TensorFlow; loading an engine does.
+
+To add one: a module `collectives/engines/<name>.py` with a function
+`make() -> Engine`.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import pkgutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+
+from tfdist.core import native
+
+if TYPE_CHECKING:
+    from tfdist.core.rendezvous.mesh_types import Mesh
+
+NATIVE = "native"
+VARIABLE = "TFDIST_ENGINE"
+_FOLDER = Path(__file__).resolve().parents[1] / "collectives" / "engines"
+
+
+class Engine(Protocol):
+    """What a module of `tfdist.collectives.engines` makes."""
+
+    name: str
+
+    def start(self, mesh: Mesh, timeout_s: float) -> None:
+        """Connects this rank with the others; all are there, and call it now.
+
+        Args:
+            mesh: who and where this rank is.
+            timeout_s: seconds in which it must have ended.
+
+        Raises:
+            native.CoreError: it cannot; the message says what to do.
+        """
+
+    def close(self) -> None:
+        """Leaves the others; raises nothing. The core is connected until it returns."""
+
+    def operations(self) -> Any:
+        """Has the functions of `libtfdist_tf.so` that are collectives.
+
+        Their arguments and outputs are those of the registered operations, e.g.
+        `operations().tfdist_allreduce(tensors=..., tensor_name=..., ...)`; and
+        `tfdist_topology()`.
+        """
+
+    def refusal(self, dtype: int, op: int) -> str | None:
+        """Why it does not reduce `dtype` (TensorFlow's number) by `op`, if so."""
+
+    def add_process_set(self, number: int, ranks: Sequence[int]) -> None:
+        """All ranks have agreed on a set; they call this now."""
+
+    def remove_process_set(self, number: int) -> None:
+        """All ranks have agreed to end it; they call this now."""
+
+    def finished(self) -> int:
+        """How many operations this process has finished."""
+
+    def told(self, error: BaseException) -> native.CoreError | None:
+        """What an error of one of its operations means; None: it is none of them."""
+
+
+class UnsupportedError(NotImplementedError):
+    """Something that the chosen engine cannot do, and the native one can."""
+
+    ag_pass_through = True  # or AutoGraph would put a class of its own in its place
+
+
+def names() -> list[str]:
+    """What `TFDIST_ENGINE` may be.
+
+    Example:
+        >>> from tfdist.core import engines
+        >>> engines.names()
+        ['native', 'horovod']
+    """
+    found = [info.name for info in pkgutil.iter_modules([str(_FOLDER)])]
+    return [NATIVE, *sorted(name for name in found if not name.startswith("_"))]
+
+
+def wanted() -> str:
+    """The name in the environment, checked.
+
+    Raises:
+        native.CoreError: there is no such engine.
+    """
+    name = str(native.value(VARIABLE))
+    if name not in names():
+        message = f"{VARIABLE}={name!r} is not one of {', '.join(names())}"
+        raise native.CoreError(
+            native.INVALID_ARGUMENT,
+            message,
+            {"kind": "invalid_argument", "cause": message},
+        )
+    return name
+
+
+@functools.cache
+def chosen() -> Engine | None:
+    """The engine of this process; None: the native one.
+
+    A process keeps the one that it has used first: functions are traced for it.
+
+    Raises:
+        native.CoreError: there is no such engine.
+    """
+    name = wanted()
+    if name == NATIVE:
+        return None
+    made: Engine = importlib.import_module(f"tfdist.collectives.engines.{name}").make()
+    return made
+
+
+def check_kept() -> None:
+    """Raises native.CoreError if the variable has changed since `chosen`."""
+    engine = chosen()
+    before, now = engine.name if engine else NATIVE, wanted()
+    if before != now:
+        message = (
+            f"{VARIABLE} is {now!r} now, but this process has used {before!r}; start a "
+            "new process for another engine"
+        )
+        raise native.CoreError(
+            native.INVALID_ARGUMENT,
+            message,
+            {"kind": "invalid_argument", "cause": message},
+        )
+
+
+def refuse(what: str) -> None:
+    """Raises if the chosen engine is not the native one, which alone does `what`.
+
+    Raises:
+        UnsupportedError: names both.
+    """
+    engine = chosen()
+    if engine is not None:
+        unsupported(engine.name, what)
+
+
+def unsupported(name: str, what: str) -> NoReturn:
+    """Raises UnsupportedError: engine `name` does not do `what`."""
+    raise UnsupportedError(
+        f"The engine {name!r} cannot do this: {what}. The native engine can: unset "
+        f"{VARIABLE}, on all ranks."
+    )

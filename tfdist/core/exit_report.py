@@ -1,0 +1,269 @@
+"""The report of a rank about the exception that ends its program.
+
+A rank whose own code failed prints its traceback. A rank that only suffers from the
+failure of another one prints one line, and names that rank to the launcher: its
+exception hook may well run first. A program that ends well may still have trained as
+several jobs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import re
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tfdist.core import native
+from tfdist.core.rendezvous import failure_report
+
+_LIBRARIES = ("tfdist", "keras", "tensorflow", "tf_keras")
+_PLACE = re.compile(r'^(\s*)File "(.*?)", line (\d+)')
+_TRACEBACK_LINES = 20
+_TRACEBACK_CHARACTERS = 64 << 10
+_CAUSE_CHARACTERS = 4 << 10
+_ERROR_CHARACTERS = 2000
+
+
+def ours(error: BaseException) -> Exception | None:
+    """Our error inside one of TensorFlow, which alone has payloads."""
+    if not hasattr(error, "experimental_payloads"):
+        return None
+    from tfdist.core import exceptions
+
+    return exceptions.from_tf(error)
+
+
+def interrupted(error: BaseException, reason: str) -> bool:
+    """Whether it is Ctrl-C that ends the program, here or on the rank at fault."""
+    if isinstance(error, KeyboardInterrupt):
+        return True
+    # In the middle of a call of TensorFlow it becomes an error that mentions it.
+    wrapped = "pybind11::error_already_set" in str(error)
+    of_tensorflow = hasattr(error, "experimental_payloads")
+    if wrapped or of_tensorflow or isinstance(error, native.CoreError):
+        return "KeyboardInterrupt" in (str(error) if wrapped else reason)
+    return False
+
+
+# ---- who is at fault ----
+
+
+def chain(error: BaseException | None) -> Iterator[BaseException]:
+    """An exception and those that led to it, as its traceback shows them."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        before = error.__cause__
+        if before is None and not error.__suppress_context__:
+            before = error.__context__
+        error = before
+
+
+def blamed(error: BaseException, own: int | None) -> int | None:
+    """The other rank at whose fault an exception was raised, None for no other one."""
+    found = accusation(error, own)
+    return found[0] if found else None
+
+
+def accusation(
+    error: BaseException, own: int | None
+) -> tuple[int, BaseException] | None:
+    """The other rank at whose fault an exception was raised, and who says so.
+
+    Args:
+        error: any exception; one that was raised because of one of ours counts too.
+        own: this rank, None when it is not known.
+
+    Returns:
+        None when no other rank is at fault.
+    """
+    for one in chain(error):
+        found = ours(one) or one
+        if isinstance(found, native.CoreError):
+            kind, rank = found.payload.get("kind"), found.payload.get("rank")
+        else:
+            record = getattr(found, "record", None)
+            kind, rank = getattr(record, "kind", None), getattr(record, "rank", None)
+        if kind in ("evicted", "no_majority"):
+            return None  # the others go on: it is this rank that is out
+        if isinstance(rank, int) and rank >= 0:
+            return (rank, found) if rank != own else None
+    return None
+
+
+# ---- tracebacks ----
+
+
+def without_libraries(text: str, folders: Sequence[str]) -> str:
+    r"""A traceback, or a message that holds one, without the frames of libraries.
+
+    Of several empty lines one stays.
+
+    Args:
+        text: lines `File "PATH", line N` may be followed by deeper indented ones.
+        folders: of the libraries.
+
+    Example:
+        >>> from tfdist.core import exit_report
+        >>> text = '  File "/lib/a.py", line 1, in f\n    f()\nValueError: x\n'
+        >>> exit_report.without_libraries(text, ["/lib"])
+        'ValueError: x\n'
+    """
+    kept: list[str] = []
+    cut_at: int | None = None  # indentation of the frame that is left out
+    for line in text.splitlines(keepends=True):
+        place = _PLACE.match(line)
+        indentation = len(line) - len(line.lstrip())
+        if place:
+            inside = any(place[2].startswith(f"{folder}/") for folder in folders)
+            cut_at = indentation if inside else None
+        elif cut_at is not None and line.strip() and indentation <= cut_at:
+            cut_at = None  # TensorFlow has empty lines between frames
+        again_empty = not line.strip() and kept and not kept[-1].strip()
+        if cut_at is None and not again_empty:
+            kept.append(line)
+    return "".join(kept)
+
+
+def library_folders() -> list[str]:
+    """Where TensorFlow, Keras and tfdist are; [] if Keras is to show its frames."""
+    keras = sys.modules.get("keras")
+    with contextlib.suppress(AttributeError):
+        if keras and not keras.config.is_traceback_filtering_enabled():
+            return []
+    files = [getattr(sys.modules.get(name), "__file__", None) for name in _LIBRARIES]
+    return [str(Path(file).parent) for file in files if file]
+
+
+def place(error: BaseException, folders: Sequence[str]) -> str:
+    """Where the program was: its innermost frame outside of libraries."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not any(frame.filename.startswith(f"{folder}/") for folder in folders):
+            return f", at {os.path.basename(frame.filename)}:{frame.lineno}"
+    return ""
+
+
+# ---- the end ----
+
+
+@dataclass(frozen=True)
+class Notice:
+    """The text to print for an exception that ends the program; neither: its traceback.
+
+    Attributes:
+        line: in place of a traceback.
+        traceback: the traceback without the frames of libraries.
+    """
+
+    line: str = ""
+    traceback: str = ""
+
+
+def tell(error: BaseException, rank: int | None) -> Notice:
+    """Tells the other ranks, and the launcher, why this rank's program ends.
+
+    Args:
+        error: that nobody caught.
+        rank: this one; None when it is not in a world.
+
+    Returns:
+        What to print instead of Python's traceback.
+    """
+    culprit, found = accusation(error, rank) or (None, ours(error) or error)
+    reason = failure_report.reason(found)
+    folders = library_folders()
+    full = "".join(traceback.format_exception(error))
+    short = without_libraries(full, folders)
+    suffers = culprit is not None
+    if rank is not None:
+        known = native.failure()
+        if known is not None:
+            if not suffers and _of_an_operation(error):
+                culprit = blamed(known, rank)
+        else:
+            last = "\n".join(short.splitlines()[-_TRACEBACK_LINES:])
+            native.abort(
+                reason[:_CAUSE_CHARACTERS],
+                detail="" if suffers else last[-_CAUSE_CHARACTERS:],
+                culprit=culprit,
+            )
+    if interrupted(error, reason):
+        _report(reason, culprit, "")
+        if culprit is None or isinstance(error, KeyboardInterrupt):
+            return Notice(f"{_name(rank)} was interrupted")
+        return Notice(f"{_name(rank)} ends: rank {culprit} was interrupted")
+    same = _report(reason, culprit, full)
+    if same == 0:  # no launcher keeps what is not shown
+        return Notice()
+    ends = f"{_name(rank)} ends with"
+    kind, at = type(ours(error) or error).__name__, place(error, folders)
+    if suffers:
+        return Notice(f"{ends} {kind} because of rank {culprit}{at}")
+    if same > 1:
+        return Notice(f"{ends} the same {kind} as another rank{at}")
+    return Notice(traceback=short)
+
+
+def _of_an_operation(error: BaseException) -> bool:
+    """Whether an operation raised it: after a failure all of them do."""
+    return isinstance(error, native.CoreError) or hasattr(
+        error, "experimental_payloads"
+    )
+
+
+def _name(rank: int | None) -> str:
+    return "this rank" if rank is None else f"rank {rank}"
+
+
+def _report(reason: str, culprit: int | None, full: str) -> int:
+    text = {"error": reason[:_ERROR_CHARACTERS], "blamed": culprit}
+    if full:
+        text["traceback"] = full[-_TRACEBACK_CHARACTERS:]
+    return failure_report.send(os.environ, text)
+
+
+# ---- a program that ends well ----
+
+
+def unreduced_training(size: int, finished: int) -> str | None:
+    """The warning for a program that trained, but reduced no gradients.
+
+    Called at the end of a program in which no tape or optimizer of tfdist has reduced
+    anything. Whether it trained is read from Keras's objects.
+
+    Args:
+        size: number of ranks.
+        finished: operations that this rank has finished. A program that reduces its
+            gradients by hand has at least one for each update.
+
+    Returns:
+        The text; None if there is nothing to say.
+    """
+    keras: Any = sys.modules.get("keras")
+    if size == 1 or keras is None:
+        return None
+    updates, was_in_fit = 0, False
+    for one in gc.get_objects():
+        # Not isinstance, which asks the object itself; a weak proxy raises then.
+        if issubclass(type(one), keras.optimizers.Optimizer):
+            # The variables of a graph of TensorFlow 1 have no value here.
+            with contextlib.suppress(AttributeError, TypeError, NotImplementedError):
+                updates = max(updates, int(one.iterations))
+        elif issubclass(type(one), keras.Model):
+            was_in_fit |= bool(getattr(getattr(one, "history", None), "epoch", None))
+    # The optimizer of a model that was loaded has updates of another program.
+    trained = updates > 0 and (was_in_fit or finished == 0)
+    if not trained or finished >= updates:
+        return None
+    return (
+        f"{size} ranks, and no gradient was reduced: each rank trained a separate "
+        "model. Use model.compile(optimizer=tfdist.DistributedOptimizer(...), ...), or "
+        "compute the gradients with a tfdist.DistributedGradientTape."
+    )

@@ -1,0 +1,140 @@
+"""Any object between ranks, where the job has chosen so: TFDIST_OBJECTS=pickle.
+
+The only module of tfdist that unpickles. That runs whatever the bytes say, so they are
+looked at only after their MAC: it shows that a process with the job's secret has made
+them, as an object of this rank for this call. It goes from end to end, and holds on
+every link: those of shared memory have no MAC of their own, and those of TCP one over
+all contents only with TFDIST_TCP_MAC=all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import importlib
+import importlib.util
+import pickle
+import secrets
+from typing import Any
+
+from tfdist.core import runtime
+from tfdist.core.rendezvous import auth
+
+VARIABLE = "TFDIST_OBJECTS"
+MAC_BYTES = 32
+_PROTOCOL = 5  # every Python that tfdist runs on reads it
+_own_key = secrets.token_bytes(auth.SECRET_BYTES)  # of a world of one rank
+
+
+class NotLoadedError(ValueError):
+    """A pickled object was not made here; the reason is the text."""
+
+
+def chosen() -> bool:
+    """Whether this job unpickles: the ranks have agreed on it in `tfdist.init()`.
+
+    Raises:
+        RuntimeError: they have asked for it, but have no common secret.
+    """
+    asked = runtime.setting(VARIABLE) == "pickle"
+    bond, _ = runtime.bond()
+    if asked and bond is None and runtime.size() > 1:
+        raise RuntimeError(
+            f"{VARIABLE}=pickle needs ranks that prove to each other who they are, and "
+            "these have no secret in common: they were not connected by tfdist. Send "
+            "plain data, or start the ranks with tfdistrun."
+        )
+    return asked
+
+
+def key() -> bytes:
+    """The key of this world's objects, the same on all ranks and in no other world."""
+    bond, _ = runtime.bond()
+    if bond is None:
+        return _own_key
+    world = hashlib.sha256(f"{bond.generation}\n{bond.job}".encode()).digest()
+    return auth.expand(auth.extract(bond.secret, world), b"tfdist objects", MAC_BYTES)
+
+
+def by_value() -> bool:
+    """Whether functions and classes of the program itself can be sent."""
+    return importlib.util.find_spec("cloudpickle") is not None
+
+
+def seal(obj: Any, about: str, key: bytes, *, max_bytes: int) -> bytes:
+    """Pickles an object, by cloudpickle where that is installed, behind a MAC.
+
+    Args:
+        obj: any object that can be pickled.
+        about: what it is: of which rank, for which call.
+        key: of this world.
+        max_bytes: bound on the result, in bytes.
+
+    Raises:
+        TypeError: it cannot be pickled, or cloudpickle cannot be imported.
+        ValueError: too many bytes.
+    """
+    pickler = _pickler()
+    try:
+        body = pickler.dumps(obj, protocol=_PROTOCOL)
+    except Exception as error:  # its own methods may raise anything
+        kind = f"{type(obj).__module__}.{type(obj).__qualname__}"
+        advice = _without_cloudpickle(error) if pickler is pickle else ""
+        raise TypeError(
+            f"Expected an object that can be pickled, got {kind}: {error}{advice}"
+        ) from error
+    if len(body) + MAC_BYTES > max_bytes:
+        raise ValueError(
+            f"Expected an object of at most {max_bytes} bytes, got "
+            f"{len(body) + MAC_BYTES} bytes, pickled. Raise max_bytes on all ranks, or "
+            "send arrays with tfdist.broadcast() or tfdist.allgather()."
+        )
+    return _mac(body, about, key) + body
+
+
+def unseal(data: bytes, about: str, key: bytes) -> Any:
+    """The object in what `seal` has made, with the same `about` and `key`.
+
+    Raises:
+        NotLoadedError: the MAC is wrong, and nothing was unpickled; or what was
+            unpickled raised, for example because a module is not installed here.
+    """
+    body = data[MAC_BYTES:]
+    if not hmac.compare_digest(_mac(body, about, key), data[:MAC_BYTES]):
+        raise NotLoadedError(
+            "its MAC is wrong: the bytes are not those that a rank of this job has "
+            "sent. Nothing was unpickled."
+        )
+    try:
+        return pickle.loads(body)  # noqa: S301
+    except Exception as error:  # the object's own methods may raise anything
+        raise NotLoadedError(f"{type(error).__name__}: {error}") from error
+
+
+def _pickler() -> Any:
+    if not by_value():
+        return pickle
+    try:
+        return importlib.import_module("cloudpickle")
+    except Exception as error:  # it is the user's, and may be broken in any way
+        raise TypeError(
+            "cloudpickle is installed, but cannot be imported: "
+            f"{type(error).__name__}: {error}. Repair or remove it."
+        ) from error
+
+
+def _mac(body: bytes, about: str, key: bytes) -> bytes:
+    label = about.encode()
+    value = hmac.new(key, len(label).to_bytes(8, "big") + label, "sha256")
+    value.update(body)
+    return value.digest()
+
+
+def _without_cloudpickle(error: Exception) -> str:
+    text = str(error)
+    # Not "'_thread._local' object", which no pickler takes.
+    if any(word in text for word in ("local object", "lambda", "<locals>")):
+        return (
+            ". Functions and classes made inside others need: pip install cloudpickle"
+        )
+    return ""

@@ -1,0 +1,226 @@
+"""Process sets: collectives of some of the ranks.
+
+A set is made by all ranks of the job together, those outside of it included; from then
+on only its members call with `process_set=`. Sets may overlap, and operations of
+different sets never wait for each other. Needs no TensorFlow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tfdist.core import engines, native, runtime
+from tfdist.core.waits import _one_rank
+
+__all__ = ["ProcessSet", "add_process_set", "process_sets", "remove_process_set"]
+
+
+@dataclass(frozen=True)
+class ProcessSet:
+    """Some of the ranks of the job, made by `add_process_set` or `init`.
+
+    Equal on all ranks, and part of what a function is traced for. It ends with
+    `remove_process_set` or `shutdown`: a later use is an error.
+
+    Attributes:
+        ranks: the members, ascending, as ranks of the job.
+        id: number of the set, the same on all ranks.
+
+    Example:
+        >>> import tfdist
+        >>> tfdist.init()
+        >>> alone = tfdist.add_process_set([0])
+        >>> alone.ranks, alone.size(), alone.rank(), alone.included()
+        ((0,), 1, 0, True)
+    """
+
+    ranks: tuple[int, ...]
+    id: int
+    generation: int = field(repr=False)
+
+    def size(self) -> int:
+        """Number of members."""
+        return len(self.ranks)
+
+    def included(self) -> bool:
+        """Whether this process is a member.
+
+        Raises:
+            tfdist.NotInitializedError: call `tfdist.init()` first.
+        """
+        return runtime.rank() in self.ranks
+
+    def rank(self) -> int:
+        """Index of this process among the members: 0 <= rank < size().
+
+        Raises:
+            ValueError: this process is not a member.
+            tfdist.NotInitializedError: call `tfdist.init()` first.
+        """
+        own = runtime.rank()
+        if own not in self.ranks:
+            raise ValueError(
+                f"Expected a member of the process set of ranks {list(self.ranks)}, "
+                f"got rank {own}. Ask included() first."
+            )
+        return self.ranks.index(own)
+
+
+def add_process_set(
+    ranks: Iterable[int], *, timeout_s: float | None = None
+) -> ProcessSet:
+    """Makes a process set; every rank of the job calls it, with the same list.
+
+    Args:
+        ranks: the members, as ranks of the job, ascending, each once; at least one.
+        timeout_s: seconds to wait for the other ranks; default `TFDIST_TIMEOUT_S`.
+
+    Returns:
+        The set. The same list again gives an equal one.
+
+    Raises:
+        TypeError: something in the list is not an integer.
+        ValueError: `timeout_s` is not above 0.
+        tf.errors.InvalidArgumentError: the list is empty, not ascending, or names a
+            rank that there is not; on every rank.
+        tfdist.MismatchError: the ranks' lists differ; the message names who said what.
+        tfdist.TimeoutError: a rank did not call it in time.
+        tfdist.NotInitializedError: before `tfdist.init()`.
+
+    Example:
+        >>> import tfdist
+        >>> tfdist.init()
+        >>> tfdist.add_process_set([0]).size()
+        1
+    """
+    runtime.check_initialized()
+    try:
+        return add(ranks, timeout_s=timeout_s)
+    except native.CoreError as error:
+        runtime.raise_public(error)
+
+
+def add(ranks: Iterable[int], *, timeout_s: float | None = None) -> ProcessSet:
+    """As `add_process_set`, but raises `CoreError`, which needs no TensorFlow."""
+    listed = list(ranks)
+    for rank in listed:
+        if isinstance(rank, bool) or not hasattr(rank, "__index__"):
+            raise TypeError(
+                f"Expected a process set to be a list of ranks, got {rank!r} in "
+                f"{listed!r}."
+            )
+    members = tuple(int(rank) for rank in listed)
+    _one_rank.check_not_alone("tfdist.add_process_set")
+    number = native.add_process_set(members, timeout_s=native.timeout_of(timeout_s))
+    made = ProcessSet(members, number, runtime.generation())
+    known = runtime.live_sets()
+    if made not in known:
+        engine = engines.chosen()
+        if engine is not None:
+            engine.add_process_set(number, members)
+        known.append(made)
+    return made
+
+
+def remove_process_set(
+    process_set: ProcessSet, *, timeout_s: float | None = None
+) -> None:
+    """Ends a process set; every rank of the job calls it.
+
+    Args:
+        process_set: what `add_process_set` has returned.
+        timeout_s: seconds to wait for the other ranks; default `TFDIST_TIMEOUT_S`.
+
+    Raises:
+        TypeError: `process_set` is not a `ProcessSet`.
+        ValueError: it was removed before, or belongs to a job before `shutdown()`;
+            or `timeout_s` is not above 0.
+        tfdist.MismatchError: a rank still has operations of the set in flight, or
+            removes another one; on every rank.
+        tfdist.TimeoutError: a rank did not call it in time.
+
+    Example:
+        >>> import tfdist
+        >>> tfdist.init()
+        >>> tfdist.remove_process_set(tfdist.add_process_set([0]))
+    """
+    number = id_of(process_set)
+    if number == 0:
+        raise TypeError("Expected a tfdist.ProcessSet, got None: all ranks stay a set.")
+    wait_s = native.timeout_of(timeout_s)
+    _one_rank.check_not_alone("tfdist.remove_process_set")
+    try:
+        native.remove_process_set(number, timeout_s=wait_s)
+    except native.CoreError as error:
+        runtime.raise_public(error)
+    engine = engines.chosen()
+    if engine is not None:
+        engine.remove_process_set(number)
+    runtime.live_sets().remove(process_set)
+
+
+def process_sets() -> list[ProcessSet]:
+    """The sets that there are, in the order in which they were added.
+
+    Raises:
+        tfdist.NotInitializedError: before `tfdist.init()`.
+
+    Example:
+        >>> import tfdist
+        >>> tfdist.init(process_sets=[[0]])
+        >>> [s.ranks for s in tfdist.process_sets()]
+        [(0,)]
+    """
+    runtime.check_initialized()
+    return list(runtime.live_sets())
+
+
+def id_of(process_set: Any) -> int:
+    """The number of a set for the core; 0 stands for all ranks (`None`).
+
+    Raises:
+        TypeError: it is no `ProcessSet`.
+        ValueError: it is one that has ended.
+    """
+    if process_set is None:
+        return 0
+    if not isinstance(process_set, ProcessSet):
+        raise TypeError(
+            "Expected process_set to be a tfdist.ProcessSet or None, got "
+            f"{process_set!r}. Make one with tfdist.add_process_set(ranks)."
+        )
+    topology = runtime.check_initialized()
+    if process_set not in runtime.live_sets():
+        earlier = process_set.generation != runtime.generation()
+        why = "an earlier tfdist.init()" if earlier else "before it was removed"
+        raise ValueError(
+            f"The process set of ranks {list(process_set.ranks)} is from {why}. Make a "
+            "new one with tfdist.add_process_set(ranks) on every rank of "
+            f"{topology.size}."
+        )
+    return process_set.id
+
+
+def members_of(process_set: ProcessSet | None) -> Sequence[int]:
+    """The ranks of a set, as ranks of the job."""
+    id_of(process_set)
+    return range(runtime.size()) if process_set is None else process_set.ranks
+
+
+def check_root(root: int, process_set: ProcessSet | None) -> Sequence[int]:
+    """The ranks of a set, one of which is `root`.
+
+    Raises:
+        ValueError: it is not.
+    """
+    members = members_of(process_set)
+    if root not in members:
+        expected = (
+            f"root of 0..{len(members) - 1}"
+            if process_set is None
+            else f"root to be one of the ranks {list(members)} of the process set"
+        )
+        raise ValueError(f"Expected {expected}, got {root}.")
+    return members

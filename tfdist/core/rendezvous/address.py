@@ -1,0 +1,158 @@
+"""Addresses of stores and ranks: parsing, choosing, sockets bound to one of them."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+
+from tfdist.core.rendezvous.errors import invalid
+
+
+def split_address(text: str, variable: str = "TFDIST_RENDEZVOUS") -> tuple[str, int]:
+    """("host", port) of "host:port" or "[ipv6]:port".
+
+    Raises:
+        RendezvousError: it is neither; names `variable`.
+    """
+    host, colon, port = text.rpartition(":")
+    host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise invalid(f"{variable}={text!r} is not host:port with a port of 1 to 65535")
+    return host, int(port)
+
+
+def join_address(host: str, port: int) -> str:
+    """The inverse of `split_address`."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether `host` is a loopback address or "localhost"; asks no name server."""
+    try:
+        return ipaddress.ip_address(host.partition("%")[0]).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A TCP socket bound to one address; port 0 takes a free one.
+
+    Raises:
+        RendezvousError: the address is no address of this machine, is the address of
+            all interfaces, or the port is taken.
+    """
+    try:
+        family, kind, proto, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        if ipaddress.ip_address(str(address[0]).partition("%")[0]).is_unspecified:
+            raise invalid(
+                f"{host!r} means all network interfaces; name the address of the one "
+                "that the ranks shall use (TFDIST_ADDRESS)"
+            )
+        sock = socket.socket(family, kind, proto)
+    except OSError as error:
+        raise invalid(f"cannot listen on {host!r}: {error}") from error
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+    except OSError as error:
+        sock.close()
+        raise invalid(
+            f"cannot listen on {join_address(host, port)}: {error}; give an address "
+            "of this machine and a free port"
+        ) from error
+    return sock
+
+
+def connected_to_itself(sock: socket.socket) -> bool:
+    """Whether a TCP socket reached nobody but itself.
+
+    Who tries an address of its own machine again and again, at a port that nobody
+    listens on yet, is at last given that very port to call from: TCP then joins both
+    ends of the one socket (RFC 9293, section 3.5, simultaneous open), and whoever wants
+    to listen there finds the port taken.
+    """
+    return bool(sock.getsockname() == sock.getpeername())
+
+
+def _own_addresses() -> dict[str, list[str]]:
+    """The addresses of this machine by interface, IPv4 first; none of a single link."""
+    import psutil  # here: a rank that needs no choice does not need it
+
+    found: dict[str, list[str]] = {}
+    for name, addresses in psutil.net_if_addrs().items():
+        ours = [
+            one.address
+            for family in (socket.AF_INET, socket.AF_INET6)
+            for one in addresses
+            if one.family == family and not one.address.lower().startswith("fe80:")
+        ]
+        if ours:
+            found[name] = ours
+    return found
+
+
+def own_address(choice: str, variable: str = "TFDIST_ADDRESS") -> str:
+    """The address of this machine that a user chose.
+
+    Args:
+        choice: an IP address, a network ("10.1.0.0/16") or an interface ("eth1"). The
+            last two can be the same on all hosts.
+        variable: where the choice comes from, for messages.
+
+    Raises:
+        RendezvousError: it is none of these, means all interfaces, or this machine has
+            no address there.
+
+    Example:
+        >>> from tfdist.core.rendezvous.address import own_address
+        >>> own_address("127.0.0.0/8")
+        '127.0.0.1'
+    """
+    own = _own_addresses()
+    listed = "; ".join(f"{name}: {', '.join(ips)}" for name, ips in own.items())
+    try:
+        network = ipaddress.ip_network(choice, strict=False)
+    except ValueError:
+        if choice not in own:
+            raise invalid(
+                f"{variable}={choice!r} is not an IP address, a network (10.1.0.0/16) "
+                f"or an interface of this machine ({listed})"
+            ) from None
+        return own[choice][0]
+    if network.network_address.is_unspecified:
+        raise invalid(
+            f"{variable}={choice!r} means all network interfaces; give the address, "
+            "network or interface that leads to the other hosts"
+        )
+    if "/" not in choice:
+        return choice
+    for ips in own.values():
+        for ip in ips:
+            if ipaddress.ip_address(ip) in network:
+                return ip
+    raise invalid(
+        f"{variable}={choice}: this machine has no address in that network ({listed})"
+    )
+
+
+def route_to(host: str) -> str | None:
+    """The address of this machine from which packets to `host` go out.
+
+    Sends nothing. None: the name has no address here, or no way leads there.
+    """
+    try:
+        found = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)
+    except (OSError, UnicodeError):
+        return None
+    for family, kind, proto, _, address in found:
+        try:
+            with socket.socket(family, kind, proto) as sock:
+                sock.connect(address)
+                own = str(sock.getsockname()[0])
+        except OSError:
+            continue
+        if not is_loopback(own):
+            return own
+    return None

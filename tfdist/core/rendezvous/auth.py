@@ -1,0 +1,251 @@
+"""Who knows the job's secret? Pure functions of the handshake, no sockets.
+
+Both sides prove that they hold the 32-byte secret without showing it:
+
+    client → server   hello: preamble, own nonce, claims
+    server → client   answer: preamble, own nonce, proof
+    client → server   proof
+
+The preamble (magic, protocol, version of tfdist) keeps its form in all versions, so
+that two that differ can say so. The claims (JSON: job, generation, purpose, which two
+ranks, how frames are authenticated) are bytes that nobody parses before the client has
+proved itself.
+
+Everything is derived from the secret by HKDF-SHA-256 (RFC 5869), salted with the hash
+of the whole hello and answer: the two proofs, one key for each direction of the
+channel, and two for the frames of a link. So no message can be replayed in another
+connection, reflected to its sender, or used for another purpose; and whoever changes a
+version, a claim or a nonce on its way changes every key.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+PROTOCOL = 3
+SECRET_BYTES = 32
+NONCE_BYTES = 32
+MAC_BYTES = 32
+LINK_KEY_BYTES = 64  # kLinkKeyBytes of tfdist_ops/transport/frame_mac.h
+
+MAGIC = b"tfdist\r\n"
+_VERSION_BYTES = 20
+PREAMBLE_BYTES = len(MAGIC) + 4 + _VERSION_BYTES
+HELLO_BYTES = PREAMBLE_BYTES + NONCE_BYTES + 2  # what stands before the claims
+ANSWER_BYTES = PREAMBLE_BYTES + NONCE_BYTES + MAC_BYTES
+MAX_CLAIMS_BYTES = 1024
+
+
+class AuthenticationError(Exception):
+    """The other side did not prove that it belongs to this job."""
+
+
+class RefusedError(AuthenticationError):
+    """The other side has the secret and says why it does not want this connection."""
+
+
+def new_secret() -> bytes:
+    """A fresh secret for one job."""
+    return secrets.token_bytes(SECRET_BYTES)
+
+
+def new_nonce() -> bytes:
+    """A number that is used once, in one handshake."""
+    return secrets.token_bytes(NONCE_BYTES)
+
+
+# ---- hello and answer ----
+
+
+def preamble(version: str) -> bytes:
+    """What both sides send first: who speaks, and which protocol."""
+    text = version.encode("ascii", "replace")[:_VERSION_BYTES]
+    return MAGIC + PROTOCOL.to_bytes(4, "big") + text.ljust(_VERSION_BYTES, b"\0")
+
+
+def check_preamble(received: bytes, version: str) -> None:
+    """Raises AuthenticationError unless the other side speaks this protocol.
+
+    Args:
+        received: PREAMBLE_BYTES of the other side.
+        version: of this tfdist, for the message.
+    """
+    if received[: len(MAGIC)] != MAGIC:
+        raise AuthenticationError("what came is not a hello of tfdist")
+    end = len(MAGIC) + 4
+    protocol = int.from_bytes(received[len(MAGIC) : end], "big")
+    if protocol != PROTOCOL:
+        text = received[end:].rstrip(b"\0").decode("ascii", "replace")
+        printable = "".join(c if c.isprintable() else "?" for c in text)
+        raise AuthenticationError(
+            f"the other side runs tfdist {printable!r} with protocol {protocol}, this "
+            f"one tfdist {version!r} with protocol {PROTOCOL}; install the same "
+            "version on all hosts"
+        )
+
+
+def hello(version: str, nonce: bytes, claims: dict[str, Any]) -> bytes:
+    """The client's first message.
+
+    Raises:
+        ValueError: the claims are too long.
+    """
+    body = encode(claims)
+    if len(body) > MAX_CLAIMS_BYTES:
+        raise ValueError(
+            f"the claims of a handshake have {len(body)} bytes, at most "
+            f"{MAX_CLAIMS_BYTES} are allowed"
+        )
+    return preamble(version) + nonce + len(body).to_bytes(2, "big") + body
+
+
+# ---- keys ----
+
+
+def extract(secret: bytes, salt: bytes) -> bytes:
+    """HKDF-Extract of RFC 5869 with SHA-256: the key from which others come."""
+    return hmac.digest(salt, secret, "sha256")
+
+
+def expand(key: bytes, info: bytes, length: int) -> bytes:
+    """HKDF-Expand of RFC 5869 with SHA-256: `length` bytes for the use `info`."""
+    blocks = [b""]
+    while sum(map(len, blocks)) < length:
+        count = len(blocks).to_bytes(1, "big")
+        blocks.append(hmac.digest(key, blocks[-1] + info + count, "sha256"))
+    return b"".join(blocks)[:length]
+
+
+@dataclass(frozen=True)
+class Session:
+    """The keys of one connection; both sides derive the same."""
+
+    client_proof: bytes
+    server_proof: bytes
+    client_key: bytes  # of the messages from client to server
+    server_key: bytes
+    link_key: bytes  # frames of the core: client to server, then server to client
+
+    @classmethod
+    def derive(cls, secret: bytes, hello: bytes, answer: bytes) -> Session:
+        """Derives the keys.
+
+        Args:
+            secret: of the job.
+            hello: the client's first message, all of it.
+            answer: the server's preamble and nonce.
+        """
+        seen = hashlib.sha256(
+            b"tfdist handshake" + len(hello).to_bytes(4, "big") + hello + answer
+        ).digest()
+        key = extract(secret, seen)
+        return cls(
+            client_proof=expand(key, b"tfdist proof of the client", MAC_BYTES),
+            server_proof=expand(key, b"tfdist proof of the server", MAC_BYTES),
+            client_key=expand(key, b"tfdist channel client to server", MAC_BYTES),
+            server_key=expand(key, b"tfdist channel server to client", MAC_BYTES),
+            link_key=expand(key, b"tfdist frames of a link", LINK_KEY_BYTES),
+        )
+
+
+def check_proof(role: str, expected: bytes, received: bytes) -> None:
+    """Raises AuthenticationError unless the proof of `role` is the expected one."""
+    if not hmac.compare_digest(expected, received):
+        raise AuthenticationError(f"the {role} does not know the secret of this job")
+
+
+# ---- messages after the handshake ----
+
+
+@dataclass
+class Sealer:
+    """One direction of an authenticated connection: MACs with a counter."""
+
+    key: bytes
+    count: int = 0
+
+    def mac(self, body: bytes) -> bytes:
+        """The MAC of the next message."""
+        return self.mac_of([body])
+
+    def mac_of(self, parts: Sequence[bytes] | Sequence[memoryview]) -> bytes:
+        """The same of a message in parts, which are not copied."""
+        value = hmac.new(self.key, self.count.to_bytes(8, "big"), "sha256")
+        for part in parts:
+            value.update(part)
+        self.count += 1
+        return value.digest()
+
+    def seal(self, body: bytes) -> bytes:
+        """The next message as it goes over the wire."""
+        return self.mac(body) + body
+
+    def open(self, message: bytes) -> bytes:
+        """The body of the next message.
+
+        Raises:
+            AuthenticationError: it was changed, dropped, repeated or reordered.
+        """
+        received, body = message[:MAC_BYTES], message[MAC_BYTES:]
+        if not hmac.compare_digest(self.mac(body), received):
+            raise AuthenticationError("a message is forged, repeated or out of order")
+        return body
+
+
+def encode(message: dict[str, Any]) -> bytes:
+    """A message as compact JSON."""
+    return json.dumps(message, separators=(",", ":")).encode()
+
+
+def decode(body: bytes) -> dict[str, Any]:
+    """A message from JSON; AuthenticationError when it is not an object."""
+    try:
+        message = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise AuthenticationError("a message is not JSON") from error
+    if not isinstance(message, dict):
+        raise AuthenticationError("a message is not a JSON object")
+    return message
+
+
+def decode_bytes(message: dict[str, Any], name: str, length: int) -> bytes:
+    """A field of `length` bytes, given in hexadecimal."""
+    text = message.get(name)
+    if not isinstance(text, str) or len(text) != 2 * length:
+        raise AuthenticationError(f"the field {name!r} of a message is malformed")
+    try:
+        return bytes.fromhex(text)
+    except ValueError as error:
+        raise AuthenticationError(f"the field {name!r} is not hexadecimal") from error
+
+
+# ---- claims ----
+
+
+def difference(
+    expected: dict[str, Any], claims: dict[str, Any], names: dict[str, str]
+) -> str:
+    """Says where the claims of the other side differ; "" when they do not.
+
+    Args:
+        expected: name → value that this side holds right.
+        claims: of the other side; what is missing is told as None.
+        names: how the names are called in words.
+
+    Example:
+        >>> from tfdist.core.rendezvous import auth
+        >>> auth.difference({"generation": 2}, {"generation": 1}, {})
+        'generation 2 here, 1 at the side that connects'
+    """
+    return "; ".join(
+        f"{names.get(name, name)} {value!r} here, {claims.get(name)!r:.100} at the "
+        "side that connects"
+        for name, value in expected.items()
+        if claims.get(name) != value
+    )

@@ -1,0 +1,158 @@
+"""Tells child processes of a rank from ranks, although they inherit its variables.
+
+A rank notes its process in the environment when it connects. A process that finds the
+note of another process there, with the same rank of the same job, is a descendant of
+that one: a worker of a multiprocessing pool, or a program that the rank has started.
+Processes between the launcher and the rank (shells, `env`, `numactl`) come before the
+note, so they do not matter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Mapping, MutableMapping
+
+from tfdist.core import native
+from tfdist.core.rendezvous import failure_report
+from tfdist.core.rendezvous.environment import Placement, detect
+from tfdist.core.rendezvous.errors import RendezvousError
+
+RANK_PROCESS = "_TFDIST_RANK_PROCESS"  # not TFDIST_...: it is no setting
+# Variables that launchers set for one process; detect() reads some of them.
+_OF_A_RANK = (
+    *("TFDIST_RANK", "TFDIST_SIZE", "TFDIST_LOCAL_", "TFDIST_CROSS_"),
+    *("TFDIST_RENDEZVOUS", "TFDIST_SECRET_FILE", "TFDIST_JOB_ID"),
+    "TFDIST_LOG_DIR",  # in use, by the job of that rank
+    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    *("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID"),
+    *("OMPI_", "PMIX_", "PMI_", "PALS_", "MPI_LOCAL"),
+    *("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_"),
+    *("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_", "HOROVOD_CROSS_"),
+    *("HOROVOD_GLOO_", RANK_PROCESS),
+)
+
+
+def note_rank(environ: MutableMapping[str, str], placement: Placement) -> None:
+    """Notes that this process is the rank, for the processes that it starts."""
+    environ[RANK_PROCESS] = f"{os.getpid()} {_place(placement)}"
+
+
+def rank_above(environ: Mapping[str, str]) -> tuple[int, Placement] | None:
+    """The rank of which this process has inherited the variables.
+
+    Args:
+        environ: of this process.
+
+    Returns:
+        Process id and placement of that rank; None if this process is no child of a
+        rank, or was given another place than that rank's.
+
+    Example:
+        >>> from tfdist.core.rendezvous.children import RANK_PROCESS, rank_above
+        >>> own = {"PMI_RANK": "1", "PMI_SIZE": "4"}
+        >>> rank_above(own) is None
+        True
+        >>> rank_above({**own, RANK_PROCESS: "1 1/4 "})[0]
+        1
+    """
+    pid, _, place = environ.get(RANK_PROCESS, "").partition(" ")
+    if not pid.isdecimal() or int(pid) == os.getpid():
+        return None
+    placement = detect(environ)
+    return (int(pid), placement) if place == _place(placement) else None
+
+
+def refuse_child(environ: Mapping[str, str]) -> None:
+    """Raises if this process is a child of a rank, and no rank itself.
+
+    A multiprocessing pool starts a worker again that ends while it imports the main
+    script, without end: then the rank's process is ended too (SIGTERM).
+
+    Raises:
+        RendezvousError: it is a child.
+    """
+    message = refusal(environ)
+    above = rank_above(environ)
+    if message is None or above is None:
+        return
+    pid, placement = above
+    if _is_imported_by_pool():
+        if _is_ancestor(pid):  # else another worker has ended it
+            _end_rank(environ, pid, placement.rank, message)
+        os._exit(1)
+    raise RendezvousError(
+        native.FAILED_PRECONDITION,
+        message,
+        {"kind": "not_initialized", "cause": message},
+    )
+
+
+def _end_rank(environ: Mapping[str, str], pid: int, rank: int, message: str) -> None:
+    message += ". The rank ends, because the pool would restart its workers endlessly"
+    print(f"[tfdist] {message}", file=sys.stderr, flush=True)
+    failure_report.send(environ, {"error": message, "blamed": rank})
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGTERM)
+
+
+def refusal(environ: Mapping[str, str]) -> str | None:
+    """Why this process cannot be a rank; None if it is no child of one."""
+    above = rank_above(environ)
+    if above is None:
+        return None
+    pid, placement = above
+    if _is_of_multiprocessing():
+        advice = (
+            "The start methods 'spawn' and 'forkserver' of multiprocessing run the "
+            "main script again in each child: put tfdist.init(), and everything else "
+            'that only ranks do, under `if __name__ == "__main__":`'
+        )
+    else:
+        advice = (
+            "To start a separate tfdist program from a rank, run "
+            "`tfdistrun -np 1 python FILE`"
+        )
+    return (
+        f"process {os.getpid()} is a child of rank {placement.rank} (process {pid}), "
+        f"not a rank itself, and cannot use tfdist. {advice}"
+    )
+
+
+def without_rank(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment for a job of its own: without the variables of one rank."""
+    return {k: v for k, v in environ.items() if not _is_of_a_rank(k)}
+
+
+def _is_of_a_rank(name: str) -> bool:
+    """Whether it is one of the names, or begins with one that ends in "_"."""
+    return any(
+        name.startswith(one) if one.endswith(("_", "LOCAL")) else name == one
+        for one in _OF_A_RANK
+    )
+
+
+def _place(placement: Placement) -> str:
+    return f"{placement.rank}/{placement.size} {placement.job or ''}"
+
+
+def _is_importing() -> bool:
+    """Whether multiprocessing has started this process, and runs the main script."""
+    return bool(getattr(multiprocessing.current_process(), "_inheriting", False))
+
+
+def _is_of_multiprocessing() -> bool:
+    return _is_importing() or multiprocessing.parent_process() is not None
+
+
+def _is_imported_by_pool() -> bool:
+    return _is_importing() and "PoolWorker" in multiprocessing.current_process().name
+
+
+def _is_ancestor(pid: int) -> bool:
+    import psutil
+
+    return any(process.pid == pid for process in psutil.Process().parents())

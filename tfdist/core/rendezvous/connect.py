@@ -1,0 +1,208 @@
+"""From the environment to a connected mesh: the one entry of the rendezvous."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tfdist.core import tuning
+from tfdist.core.rendezvous import auth, settings_check
+from tfdist.core.rendezvous.address import (
+    bind,
+    is_loopback,
+    join_address,
+    own_address,
+    split_address,
+)
+from tfdist.core.rendezvous.environment import Placement, detect
+from tfdist.core.rendezvous.errors import invalid
+from tfdist.core.rendezvous.mesh import build
+from tfdist.core.rendezvous.mesh_types import Mesh, Settings
+from tfdist.core.rendezvous.secret import MeetingPoint, parent_job, read_secret_file
+from tfdist.core.rendezvous.store import StoreServer
+
+_DRAIN_S = 2.0
+_MARGIN_S = 10.0
+_NEEDED = (
+    "set TFDIST_RENDEZVOUS=host:port (an address of rank 0's host and a free port) and "
+    "TFDIST_SECRET_FILE (a file of mode 0600 with the same 32 random bytes on every "
+    "host) for all ranks"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What `connect` needs beside the environment.
+
+    Attributes:
+        generation: number of the initialization in this process, from 1.
+        timeout_s: seconds until all ranks must be connected.
+        transport: "auto", "shm" or "tcp".
+        shm_bytes: size of the memory of one shared-memory link.
+        window_bytes: size of a rank's window for each other rank of its host.
+        rows: table of the configuration: name → {"value", "agreed", ...}.
+    """
+
+    generation: int
+    timeout_s: float
+    transport: str
+    shm_bytes: int
+    window_bytes: int
+    rows: Mapping[str, Mapping[str, Any]]
+
+
+def connect(environ: Mapping[str, str], placement: Placement, options: Options) -> Mesh:
+    """Connects this process with all other ranks; size must be above 1.
+
+    The work is done by a loop on a thread of its own, so that this can be called
+    inside a running loop (a notebook).
+
+    Raises:
+        RendezvousError: see `tfdist.core.rendezvous.mesh.build`.
+    """
+    result: list[Mesh] = []
+    failure: list[BaseException] = []
+    done = threading.Event()
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(_connect(environ, placement, options))
+
+    def work() -> None:
+        asyncio.set_event_loop(loop)
+        late = None
+        try:
+            mesh = loop.run_until_complete(task)
+            result.append(mesh)
+            late = mesh.late
+        except BaseException as error:
+            failure.append(error)
+        try:
+            if late is not None:
+                done.set()
+                loop.run_until_complete(late.run())
+            loop.run_until_complete(loop.shutdown_asyncgens())
+        finally:
+            loop.close()
+            done.set()
+
+    thread = threading.Thread(target=work, name="tfdist-rendezvous", daemon=True)
+    thread.start()
+    try:
+        done.wait(options.timeout_s + _MARGIN_S)
+    except BaseException:
+        # Ctrl-C: the descriptors must not stay behind.
+        loop.call_soon_threadsafe(task.cancel)
+        thread.join(_MARGIN_S)
+        raise
+    if not done.is_set():
+        raise RuntimeError(
+            "the rendezvous outlived its own deadline (this is a bug in tfdist)"
+        )
+    if not result or result[0].late is None:
+        thread.join()  # a fork must not find it half way
+    if failure:
+        raise failure[0]
+    return result[0]
+
+
+def checked_address(environ: Mapping[str, str]) -> str | None:
+    """This machine's address by TFDIST_ADDRESS, None when it is not set.
+
+    Raises:
+        RendezvousError: it chooses no address of this machine.
+    """
+    choice = environ.get("TFDIST_ADDRESS")
+    return own_address(choice) if choice else None
+
+
+async def _connect(
+    environ: Mapping[str, str], placement: Placement, options: Options
+) -> Mesh:
+    deadline = time.monotonic() + options.timeout_s
+    secret_file = environ.get("TFDIST_SECRET_FILE")
+    address = checked_address(environ)
+    hosted = placement.rank == 0 and not placement.served
+    server: StoreServer | None = None
+    meeting: MeetingPoint | None = None
+    try:
+        if secret_file and placement.rendezvous:
+            secret = read_secret_file(secret_file)
+            store = split_address(placement.rendezvous)
+            if hosted:
+                server = _server(placement, secret, store)
+        else:
+            _check_one_host(placement, secret_file, address)
+            job = placement.job or parent_job(environ)
+            meeting = MeetingPoint(job, options.generation, environ)
+            if hosted:
+                secret = auth.new_secret()
+                server = _server(placement, secret, ("127.0.0.1", 0))
+                store = server.address
+            else:
+                where, secret = await meeting.find(deadline=deadline)
+                store = split_address(where)
+        if server is not None:
+            server.start()
+            if meeting is not None:
+                meeting.publish(join_address(*store), secret)
+        settings = Settings(
+            placement=placement,
+            generation=options.generation,
+            secret=secret,
+            store=store,
+            deadline=deadline,
+            timeout_s=options.timeout_s,
+            transport=options.transport,
+            shm_bytes=options.shm_bytes,
+            window_bytes=options.window_bytes,
+            settings=settings_check.agreed_settings(options.rows),
+            address=address,
+            tuning=tuning.record(environ) if placement.rank == 0 else None,
+        )
+        return await build(settings)
+    finally:
+        if server is not None:
+            await server.close(drain_s=_DRAIN_S)
+            if meeting is not None:
+                meeting.remove()
+
+
+def _server(placement: Placement, secret: bytes, where: tuple[str, int]) -> StoreServer:
+    return StoreServer(bind(*where), secret, placement.job or "", placement.size)
+
+
+def _check_one_host(
+    placement: Placement, secret_file: str | None, address: str | None
+) -> None:
+    """Without secret and address from outside, only ranks of one host can meet."""
+    told = f"{placement.variables}, read as {placement.source!r}"
+    if placement.served:
+        raise invalid(
+            "tfdistrun's TFDIST_RENDEZVOUS or TFDIST_SECRET_FILE is gone from the "
+            "environment of this rank; let them through"
+        )
+    if secret_file:
+        raise invalid(f"TFDIST_SECRET_FILE is set, but no address ({told}); {_NEEDED}")
+    if placement.rendezvous:
+        host = split_address(placement.rendezvous)[0]
+        if not is_loopback(host):
+            raise invalid(
+                f"the ranks shall meet at {placement.rendezvous} ({told}), but without "
+                f"a common secret only 127.0.0.1 is allowed; {_NEEDED}"
+            )
+    if placement.local_size is not None and placement.local_size < placement.size:
+        raise invalid(
+            f"only {placement.local_size} of {placement.size} ranks are on this host "
+            f"({told}), and nothing tells how to reach the others; {_NEEDED}"
+        )
+    if address is not None and not is_loopback(address):
+        raise invalid(
+            f"TFDIST_ADDRESS={address} is not a loopback address, but the ranks have "
+            f"no common secret; {_NEEDED}"
+        )
+
+
+__all__ = ["Options", "Placement", "checked_address", "connect", "detect"]

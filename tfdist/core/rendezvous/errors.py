@@ -1,0 +1,65 @@
+"""Errors of the rendezvous, with the codes and records that the core uses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tfdist.core import native
+
+
+class RendezvousError(native.CoreError):
+    """The ranks did not come together; `payload` says who and why.
+
+    Attributes:
+        known_to_all: whether every rank finds the same by itself.
+    """
+
+    known_to_all = False
+
+
+def invalid(message: str) -> RendezvousError:
+    """A setting that cannot work, known on this rank alone."""
+    return RendezvousError(
+        native.INVALID_ARGUMENT, message, {"kind": "invalid_argument", "cause": message}
+    )
+
+
+def mismatch(message: str, detail: str) -> RendezvousError:
+    """The ranks do not agree on something that must be equal."""
+    return RendezvousError(
+        native.FAILED_PRECONDITION,
+        message,
+        {"kind": "mismatch", "cause": message, "detail": detail},
+    )
+
+
+def timeout(message: str, detail: str = "") -> RendezvousError:
+    """Somebody did not come within the deadline."""
+    payload: dict[str, Any] = {"kind": "timeout", "cause": message}
+    if detail:
+        payload["detail"] = detail
+    return RendezvousError(native.DEADLINE_EXCEEDED, message, payload)
+
+
+def rank_failed(
+    message: str, *, rank: int = -1, host: str = "", pid: int = 0, cause: str = ""
+) -> RendezvousError:
+    """A rank was lost, or could not go on, while the ranks came together."""
+    payload: dict[str, Any] = {"kind": "rank_failed", "cause": cause or message}
+    if rank >= 0:
+        payload["rank"] = rank
+    if host:
+        payload["host"] = host
+    if pid > 0:
+        payload["pid"] = pid
+    return RendezvousError(native.ABORTED, message, payload)
+
+
+def numbers(ranks: list[int]) -> str:
+    """In words: rank 3; ranks 1 and 3; ranks 1, 2, 3 and 9 more."""
+    shown = [str(rank) for rank in ranks[:8]]
+    if len(ranks) > 8:
+        shown.append(f"{len(ranks) - 8} more")
+    if len(shown) == 1:
+        return f"rank {shown[0]}"
+    return f"ranks {', '.join(shown[:-1])} and {shown[-1]}"

@@ -1,0 +1,99 @@
+"""Tells the launcher why a rank fails, before its process ends.
+
+The launcher needs it to name the root cause: the process that failed first need not be
+the one that ends first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import re
+import time
+import traceback
+from collections.abc import Mapping
+from typing import Any
+
+from tfdist.core.rendezvous.address import split_address
+from tfdist.core.rendezvous.environment import detect
+from tfdist.core.rendezvous.errors import RendezvousError
+from tfdist.core.rendezvous.secret import read_secret_file
+from tfdist.core.rendezvous.store import StoreClient
+
+PREFIX = "report/"
+_COUNTS = "reports of/"  # how many ranks have reported an error
+_TIMEOUT_S = 3.0  # for each step: ranks that fail together are busy
+_MODULES = re.compile(
+    r"(tensorflow\.python\.framework\.errors_impl|tfdist(\.[a-z_]+)+)\."
+)
+# Lines of TensorFlow's and Keras's messages that say where, not what. What follows
+# "Arguments received by" are the arguments of a layer.
+_PLACES = re.compile(
+    r"\[\[|\[Op:|Detected at node|<stack traces|File \"|Traceback \(|"
+    r"\d+ root error|\d+ successful operations|\d+ derived errors"
+)
+_ARGUMENTS = "Arguments received by"
+
+
+def reason(error: BaseException) -> str:
+    r"""One line that says why an exception was raised.
+
+    An error inside a `tf.function` begins with a line that says nothing ("Graph
+    execution error:", "in user code:"); what went wrong stands at its end.
+
+    Args:
+        error: any exception.
+
+    Returns:
+        Its type and the first line of its message. When that ends in a colon, the
+        last line that is no place in a program follows.
+
+    Example:
+        >>> from tfdist.core.rendezvous import failure_report
+        >>> failure_report.reason(ValueError("in user code:\n\n  KeyError: 3\n"))
+        'ValueError: in user code: KeyError: 3'
+    """
+    text = "".join(traceback.format_exception_only(error)).strip()
+    text = text.partition(_ARGUMENTS)[0] or text
+    lines = [line.strip() for line in text.splitlines()]
+    telling = [line for line in lines[1:] if line and not _PLACES.match(line)]
+    first = _MODULES.sub("", lines[0], count=1)
+    return f"{first} {telling[-1]}" if first.endswith(":") and telling else first
+
+
+def send(environ: Mapping[str, str], text: dict[str, Any]) -> int:
+    """Leaves a rank's report at tfdistrun's store.
+
+    Args:
+        environ: variables of the launcher.
+        text: "error" and "blamed" (the rank at whose fault it was, or None), perhaps
+            "traceback". Rank and time are added: time.monotonic(), which all processes
+            of a host share.
+
+    Returns:
+        How many ranks have reported this error so far, this one included; 0 when there
+        is no launcher that takes reports.
+    """
+    try:
+        placement = detect(environ)
+        if not placement.served or placement.rendezvous is None:
+            return 0
+        address = split_address(placement.rendezvous)
+        secret = read_secret_file(environ.get("TFDIST_SECRET_FILE", ""))
+        told = {**text, "rank": placement.rank, "time_s": time.monotonic()}
+        return asyncio.run(_send(address, secret, placement.job or "", told))
+    except (RendezvousError, OSError, RuntimeError):
+        return 0  # the launcher is gone, or this is inside a running loop
+
+
+async def _send(
+    address: tuple[str, int], secret: bytes, job: str, text: dict[str, Any]
+) -> int:
+    deadline = time.monotonic() + _TIMEOUT_S
+    store = await StoreClient.connect(address, secret, deadline=deadline, job=job)
+    try:
+        await store.set(f"{PREFIX}{text['rank']}", text, timeout_s=_TIMEOUT_S)
+        digest = hashlib.sha256(str(text.get("error")).encode()).hexdigest()[:16]
+        return await store.add(f"{_COUNTS}{digest}", timeout_s=_TIMEOUT_S)
+    finally:
+        store.close()

@@ -1,0 +1,165 @@
+"""Links that open when data first needs them, in a world that is no full mesh.
+
+The thread of the rendezvous lives on, with its listeners, until `shutdown`. The core
+tells on an eventfd which links are wanted; of the two ranks the higher one connects,
+the lower one waits for it, each with a deadline. So there is nothing to settle when
+both want one at the same time: there is one side that connects. A link that does not
+come about ends the work of all ranks with an error that names the peer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+import weakref
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+from tfdist.core import native
+from tfdist.core.rendezvous.errors import RendezvousError
+from tfdist.core.rendezvous.links import Gathering, Window
+from tfdist.core.rendezvous.listener import Listener
+from tfdist.core.rendezvous.mesh_types import close_ends
+
+_log = logging.getLogger("tfdist")
+_CLOSE_S = 5.0
+_running: weakref.WeakSet[LateLinks] = weakref.WeakSet()
+
+
+class LateLinks:
+    """Opens links after the start; everything but `started` and `stop` on its loop.
+
+    Args:
+        rank: this one.
+        listeners: of this rank; owned from here on.
+        gathering: what has come of links by several sockets.
+        connect: makes a link to a lower rank.
+        describe: a rank, for messages.
+        timeout_s: seconds until a link that is wanted must be there.
+        window: of this rank; owned from here on.
+    """
+
+    def __init__(
+        self,
+        *,
+        rank: int,
+        listeners: list[Listener],
+        gathering: dict[int, Gathering],
+        connect: Callable[[int], Awaitable[native.LinkEnd]],
+        describe: Callable[[int], str],
+        timeout_s: float,
+        window: Window,
+    ) -> None:
+        self.wanted_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._rank = rank
+        self._listeners = listeners
+        self._gathering = gathering
+        self._connect = connect
+        self._describe = describe
+        self._timeout_s = timeout_s
+        self._window = window
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.current_thread()
+        self._started = asyncio.Event()
+        self._stopping = asyncio.Event()
+        self._linked: dict[int, asyncio.Event] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._pid = os.getpid()
+        _running.add(self)
+
+    def started(self) -> None:
+        """The core runs: it can be given links. From any thread."""
+        self._loop.call_soon_threadsafe(self._started.set)
+
+    def stop(self) -> None:
+        """Ends the thread and closes the listeners. From any thread but its own."""
+        if os.getpid() != self._pid:
+            return  # a fork has no such thread
+        try:
+            self._loop.call_soon_threadsafe(self._stopping.set)
+        except RuntimeError:
+            return  # the loop has ended
+        self._thread.join(_CLOSE_S)
+
+    def abandon(self) -> None:
+        """Closes what listens in a forked child, which would keep it open."""
+        for listener in self._listeners:
+            listener.abandon()
+        for gathering in self._gathering.values():
+            gathering.close()
+
+    async def run(self) -> None:
+        """Serves until `stop`."""
+        self._loop.add_reader(self.wanted_fd, self._look)
+        try:
+            await self._stopping.wait()
+        finally:
+            self._loop.remove_reader(self.wanted_fd)
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            for listener in self._listeners:
+                await listener.close()
+            for gathering in self._gathering.values():
+                gathering.close()
+            self._window.close()
+            os.close(self.wanted_fd)
+
+    async def accepted(self, end: native.LinkEnd) -> None:
+        """Takes a link that a higher rank has made."""
+        try:
+            await self._started.wait()
+        except BaseException:
+            close_ends([end])
+            raise
+        self._add(end)
+
+    def _add(self, end: native.LinkEnd) -> None:
+        self._arrival(end.peer).set()
+        try:
+            native.add_link(end)
+        except native.CoreError as error:
+            _log.debug("a late link to rank %d is not needed: %s", end.peer, error)
+
+    def _arrival(self, peer: int) -> asyncio.Event:
+        return self._linked.setdefault(peer, asyncio.Event())
+
+    def _look(self) -> None:
+        os.eventfd_read(self.wanted_fd)
+        for peer in native.take_wanted():
+            job = self._make(peer) if peer < self._rank else self._expect(peer)
+            task = self._loop.create_task(self._open(peer, job))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _make(self, peer: int) -> None:
+        self._add(await self._connect(peer))
+
+    async def _expect(self, peer: int) -> None:
+        await self._arrival(peer).wait()
+
+    async def _open(self, peer: int, job: Coroutine[Any, Any, None]) -> None:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await job
+        except TimeoutError:
+            self._give_up(peer, f"it did not come within {self._timeout_s:g} s")
+        except (OSError, RendezvousError) as error:
+            self._give_up(peer, str(error))
+
+    def _give_up(self, peer: int, why: str) -> None:
+        native.abort(
+            f"no link for data to {self._describe(peer)}: {why} "
+            "(TFDIST_START_TIMEOUT_S); is it reachable from this host (TFDIST_ADDRESS, "
+            "a firewall)?"
+        )
+
+
+def _abandon_all() -> None:
+    for late in list(_running):
+        late.abandon()
+
+
+os.register_at_fork(after_in_child=_abandon_all)

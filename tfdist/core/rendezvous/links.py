@@ -1,0 +1,428 @@
+"""One link between two ranks: the higher rank connects, the lower one listens.
+
+On one host (`same_host`) the two try an AF_UNIX socket with shared memory first. That
+they share memory is proved, not guessed: the higher rank makes a sealed memory file,
+writes a nonce into it and passes the file; the lower one must find the nonce there,
+erase it and repeat it. Everything else, and what fails, is a TCP connection, or several
+(TFDIST_TCP_SOCKETS).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import itertools
+import mmap
+import os
+import secrets
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tfdist.core import native
+from tfdist.core.rendezvous import auth
+from tfdist.core.rendezvous.auth import AuthenticationError
+from tfdist.core.rendezvous.channel import Channel, close_all, close_channels, patience
+
+SHM = "shm"
+TCP = "tcp"
+LINK = "link"  # purposes of a connection between two ranks
+PROOF = "host"  # that they share a host, see `tfdist.core.rendezvous.same_host`
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+_NONCE_BYTES = 16
+_LINK_TIMEOUT_S = 10.0
+_tries = itertools.count()  # of links by TCP, of this process
+
+
+class ShmFailedError(Exception):
+    """Shared memory does not work between two ranks; the reason is the text."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peer:
+    """What a rank told about itself in the store."""
+
+    rank: int
+    host: str
+    pid: int
+    address: tuple[str, int]
+    unix_name: str
+
+    @property
+    def described(self) -> str:
+        """For messages."""
+        return f"rank {self.rank} ({self.host}, process {self.pid})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bond:
+    """What every link of one start of one rank is bound to.
+
+    Attributes:
+        secret: of the job.
+        job: name of the job, and the random name of the store its ranks met at.
+        generation: number of the initialization.
+        rank: this one.
+        frames: how the core authenticates frames (TFDIST_TCP_MAC).
+        size: number of ranks.
+        sockets: connections of one TCP link (TFDIST_TCP_SOCKETS).
+    """
+
+    secret: bytes = field(repr=False)
+    job: str
+    generation: int
+    rank: int
+    frames: str
+    size: int = 1
+    sockets: int = 1
+
+    @property
+    def timeout_s(self) -> float:
+        """Seconds for making one link."""
+        return _LINK_TIMEOUT_S * patience(self.size)
+
+    def claims(
+        self, transport: str, acceptor: int, purpose: str = LINK
+    ) -> dict[str, Any]:
+        """What this rank claims when it connects to a lower one."""
+        return {**self._common(transport, purpose), "from": self.rank, "to": acceptor}
+
+    def _common(self, transport: str, purpose: str) -> dict[str, Any]:
+        found: dict[str, Any] = {
+            "purpose": purpose,
+            "job": self.job,
+            "generation": self.generation,
+            "transport": transport,
+            "frames": f"hmac-sha256 {self.frames}",
+        }
+        if (transport, purpose) == (TCP, LINK):
+            found["sockets"] = self.sockets
+        return found
+
+    def refusal(
+        self, transport: str, size: int, claims: dict[str, Any], purpose: str = LINK
+    ) -> str:
+        """Why a connection with these claims is not wanted here; "": it is."""
+        expected = {**self._common(transport, purpose), "to": self.rank}
+        found = auth.difference(expected, claims, {"to": "rank that is called"})
+        initiator = claims.get("from")
+        if not found and (
+            type(initiator) is not int or not self.rank < initiator < size
+        ):
+            found = f"rank {initiator!r:.20} does not connect to rank {self.rank}"
+        index, link = claims.get("socket", 0), claims.get("link", 0)
+        if not found and not (type(index) is int and 0 <= index < self.sockets):
+            found = f"socket {index!r:.20} of {self.sockets}"
+        if not found and type(link) is not int:
+            found = f"link {link!r:.20}"
+        return found and f"rank {self.rank} refused a link: {found}"
+
+
+def link_end(
+    peer: Peer,
+    channels: Sequence[Channel],
+    *,
+    initiator: bool,
+    shared: list[int] | None = None,
+) -> native.LinkEnd:
+    """Turns connected channels into what the core takes; detaches their sockets.
+
+    Args:
+        peer: the rank at the other end.
+        channels: connected and authenticated; more than one: TCP.
+        initiator: whether this rank has connected.
+        shared: memory of the link, window of the peer, perhaps its doorbell; None: TCP.
+    """
+    memory, window, doorbell = [*(shared or []), -1, -1, -1][:3]
+    return native.LinkEnd(
+        peer=peer.rank,
+        transport=SHM if shared else TCP,
+        host=peer.host,
+        pid=peer.pid,
+        socket_fd=channels[0].detach(),
+        more_socket_fds=tuple(channel.detach() for channel in channels[1:]),
+        memory_fd=memory,
+        peer_doorbell_fd=doorbell,
+        window_fd=window,
+        initiator=initiator,
+        key=b"" if shared else b"".join(channel.link_key for channel in channels),
+    )
+
+
+def create_memory(size: int) -> int:
+    """A zeroed memory file whose pages exist and whose size is final.
+
+    Raises:
+        ShmFailedError: there is not enough memory (a cgroup, or the machine).
+    """
+    try:
+        fd = os.memfd_create("tfdist-link", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    except OSError as error:
+        raise ShmFailedError(f"no memory file: {error.strerror}") from error
+    try:
+        os.posix_fallocate(fd, 0, size)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+    except OSError as error:
+        os.close(fd)
+        raise ShmFailedError(
+            f"no {size} bytes of shared memory: {error.strerror}"
+        ) from error
+    return fd
+
+
+def check_memory(fd: int, size: int) -> None:
+    """Refuses a memory file that its sender could shrink, or of another size."""
+    try:
+        seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+    except OSError as error:
+        raise ShmFailedError(f"no sealed memory file came: {error}") from error
+    found = os.fstat(fd).st_size
+    if seals & _SEALS != _SEALS or found != size:
+        raise ShmFailedError(
+            f"the memory file has {found} bytes and seals {seals:#x}; expected {size} "
+            f"bytes and {_SEALS:#x}"
+        )
+
+
+def exchange_nonce(fd: int, size: int, write: bytes | None) -> bytes:
+    """What stands at the start of the memory; `write` then goes there, or zeros."""
+    with mmap.mmap(fd, size) as memory:
+        found = memory[:_NONCE_BYTES]
+        memory[:_NONCE_BYTES] = write or bytes(_NONCE_BYTES)
+    return found
+
+
+class Window:
+    """The memory of this rank from which the others of its host read; made once.
+
+    Attributes:
+        size: bytes, the same for all ranks of the host.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.fd = -1
+
+    def take(self) -> int:
+        """The memory file, which stays the window's.
+
+        Raises:
+            ShmFailedError: there is not enough memory.
+        """
+        if self.size == 0:
+            raise ShmFailedError("the two ranks are on different hosts")
+        if self.fd < 0:
+            self.fd = create_memory(self.size)
+        return self.fd
+
+    def close(self) -> None:
+        """Closes the file; what is mapped stays."""
+        if self.fd >= 0:
+            os.close(self.fd)
+        self.fd = -1
+
+
+async def connect_shm(
+    bond: Bond, peer: Peer, *, shm_bytes: int, window: Window, doorbell_fd: int | None
+) -> native.LinkEnd:
+    """Makes the shared-memory link to a lower rank.
+
+    Args:
+        bond: of this rank.
+        peer: the lower rank.
+        shm_bytes: size of the memory.
+        window: of this rank.
+        doorbell_fd: what the peer rings; None, on both sides: the socket of the link.
+
+    Raises:
+        ShmFailedError: it does not work between the two; TCP may.
+    """
+    channel = Channel(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), size=bond.size)
+    memory = -1
+    fds: list[int] = []
+    try:
+        async with asyncio.timeout(bond.timeout_s):
+            await asyncio.get_running_loop().sock_connect(
+                channel.sock, "\0" + peer.unix_name
+            )
+            await channel.handshake_as_client(bond.secret, bond.claims(SHM, peer.rank))
+            own = window.take()
+            memory = create_memory(shm_bytes)
+            nonce = secrets.token_bytes(_NONCE_BYTES)
+            exchange_nonce(memory, shm_bytes, nonce)
+            bells = () if doorbell_fd is None else (doorbell_fd,)
+            await channel.send({"memory": shm_bytes}, (memory, own, *bells))
+            answer, fds = await channel.receive_with_fds(1 + len(bells))
+            left = exchange_nonce(memory, shm_bytes, None)
+            _check_answer(answer, len(fds) - len(bells) - 1, nonce, left)
+            check_memory(fds[0], window.size)
+            await channel.send({"ready": True})
+        return link_end(peer, [channel], initiator=True, shared=[memory, *fds])
+    except (OSError, AuthenticationError, TimeoutError, ShmFailedError) as error:
+        channel.close()
+        close_all([*fds, *([memory] if memory >= 0 else [])])
+        raise ShmFailedError(str(error) or "no answer in time") from error
+    except BaseException:
+        channel.close()
+        close_all([*fds, *([memory] if memory >= 0 else [])])
+        raise
+
+
+def _check_answer(
+    answer: dict[str, Any], surplus: int, nonce: bytes, left: bytes
+) -> None:
+    if "error" in answer:
+        raise ShmFailedError(f"{answer['error']!s:.200}")
+    if surplus != 0:
+        raise ShmFailedError("the peer passed no window, or no doorbell")
+    if auth.decode_bytes(answer, "nonce", _NONCE_BYTES) != nonce or any(left):
+        raise ShmFailedError("the two processes do not see the same memory")
+
+
+async def accept_shm(
+    channel: Channel,
+    peer: Peer,
+    *,
+    shm_bytes: int,
+    window: Window,
+    doorbell_fd: int | None,
+    timeout_s: float = _LINK_TIMEOUT_S,
+) -> native.LinkEnd:
+    """Takes the shared memory that a higher rank offers; owns the channel.
+
+    Args:
+        channel: what the higher rank has connected.
+        peer: that rank.
+        shm_bytes: size of the memory.
+        window: of this rank.
+        doorbell_fd: as for `connect_shm`.
+        timeout_s: seconds for all of it.
+
+    Raises:
+        ShmFailedError: it does not work; the peer was told, and comes by TCP.
+    """
+    fds: list[int] = []
+    try:
+        async with asyncio.timeout(timeout_s):
+            bells = () if doorbell_fd is None else (doorbell_fd,)
+            _, fds = await channel.receive_with_fds(2 + len(bells))
+            try:
+                if len(fds) != 2 + len(bells):
+                    raise ShmFailedError("the peer passed no memory")
+                check_memory(fds[0], shm_bytes)
+                check_memory(fds[1], window.size)
+                own = window.take()
+                nonce = exchange_nonce(fds[0], shm_bytes, None)
+            except (OSError, ValueError, ShmFailedError) as error:
+                await channel.send({"error": str(error)})
+                raise
+            await channel.send({"nonce": nonce.hex()}, (own, *bells))
+            await channel.receive()
+        return link_end(peer, [channel], initiator=False, shared=fds)
+    except (OSError, ValueError, AuthenticationError, TimeoutError) as error:
+        channel.close()
+        close_all(fds)
+        raise ShmFailedError(str(error) or "no answer in time") from error
+    except BaseException:
+        channel.close()
+        close_all(fds)
+        raise
+
+
+async def connect_tcp(
+    bond: Bond, peer: Peer, *, confirms: bool = False
+) -> native.LinkEnd:
+    """Makes the TCP link to a lower rank.
+
+    Args:
+        bond: of this rank.
+        peer: the lower rank.
+        confirms: whether the last word is this rank's, see `confirm_tcp`.
+
+    Raises:
+        OSError, AuthenticationError, TimeoutError: no connection.
+    """
+    loop = asyncio.get_running_loop()
+    host, port = peer.address
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    link = next(_tries)
+    channels: list[Channel] = []
+    try:
+        for index in range(bond.sockets):
+            sock = socket.socket(family, socket.SOCK_STREAM)
+            channel = Channel(sock, size=bond.size)
+            channels.append(channel)
+            async with asyncio.timeout(bond.timeout_s):
+                await loop.sock_connect(sock, (host, port))
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                own = {"link": link, "socket": index}
+                claims = {**bond.claims(TCP, peer.rank), **own}
+                await channel.handshake_as_client(bond.secret, claims)
+        if confirms:
+            async with asyncio.timeout(bond.timeout_s):
+                await channels[0].send({"ready": True})
+        return link_end(peer, channels, initiator=True)
+    except BaseException:
+        close_channels(channels)
+        raise
+
+
+async def confirm_tcp(channels: Sequence[Channel], timeout_s: float) -> bool:
+    """Whether the higher rank has not given up the connections of a link meanwhile.
+
+    Its handshake has a deadline, which may have passed before this rank saw the end of
+    it. Closes the connections if so.
+    """
+    try:
+        async with asyncio.timeout(timeout_s):
+            await channels[0].receive()
+    except (OSError, AuthenticationError, TimeoutError):
+        close_channels(channels)
+        return False
+    return True
+
+
+class Gathering:
+    """The connections of one TCP link, as they come from a higher rank.
+
+    Args:
+        sockets: how many they are.
+    """
+
+    def __init__(self, sockets: int) -> None:
+        self._sockets = sockets
+        self._link = -1
+        self._channels: dict[int, Channel] = {}
+
+    def add(self, channel: Channel) -> list[Channel] | None:
+        """Takes a connection; returns all of its link with the last one, in order.
+
+        What comes of an earlier try, which the peer has given up, is closed.
+        """
+        link, index = channel.claims.get("link", 0), channel.claims.get("socket", 0)
+        if link > self._link:
+            self.close()
+            self._link = link
+        if link < self._link or index in self._channels:
+            channel.close()
+            return None
+        self._channels[index] = channel
+        if len(self._channels) < self._sockets:
+            return None
+        found = [self._channels[index] for index in range(self._sockets)]
+        self._channels.clear()
+        return found
+
+    def close(self) -> None:
+        """Closes what has not become a link."""
+        close_channels([*self._channels.values()])
+        self._channels.clear()
+
+
+def unix_listener() -> tuple[socket.socket, str]:
+    """A socket with a random abstract name: no file, gone with the process."""
+    name = f"tfdist-{secrets.token_hex(16)}"
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock.bind("\0" + name)
+    return sock, name

@@ -1,0 +1,126 @@
+"""What goes into the rendezvous and what comes out of it."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from tfdist.core import native, tuning
+from tfdist.core.rendezvous.environment import Placement
+
+if TYPE_CHECKING:
+    from tfdist.core.rendezvous.late_links import LateLinks
+    from tfdist.core.rendezvous.links import Bond, Window
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """All that the mesh needs to know, read once.
+
+    Attributes:
+        placement: of this rank.
+        generation: number of the initialization; part of every key and handshake.
+        secret: of the job.
+        store: host and port of the store.
+        deadline: when all ranks must be connected, in time.monotonic() seconds.
+        timeout_s: the same as a duration, for messages.
+        transport: "auto", "shm" or "tcp".
+        shm_bytes: size of the memory of one shared-memory link.
+        window_bytes: size of a rank's window for each other rank of its host.
+        settings: variables that must be equal on all ranks, with their values.
+        address: IP address to listen on, None: the one that reaches the store.
+        tuning: of rank 0: what `tuning.record` gave.
+    """
+
+    placement: Placement
+    generation: int
+    secret: bytes = field(repr=False)
+    store: tuple[str, int]
+    deadline: float
+    timeout_s: float
+    transport: str
+    shm_bytes: int
+    window_bytes: int
+    settings: dict[str, Any]
+    address: str | None = None
+    tuning: dict[str, str] | None = None
+
+    @property
+    def job(self) -> str:
+        """Name of the job, "" when its launcher gave none."""
+        return self.placement.job or ""
+
+    @property
+    def mesh_ranks(self) -> int:
+        """Most ranks of a full mesh (TFDIST_MESH_RANKS), the same on all ranks."""
+        return int(self.settings.get("TFDIST_MESH_RANKS", 16))
+
+    @property
+    def sockets(self) -> int:
+        """Connections of one TCP link (TFDIST_TCP_SOCKETS), the same on all ranks."""
+        return int(self.settings.get("TFDIST_TCP_SOCKETS", 1))
+
+    @property
+    def left_s(self) -> float:
+        """Seconds left until the deadline."""
+        return max(0.0, self.deadline - time.monotonic())
+
+
+@dataclass
+class Mesh:
+    """What the core needs to start; owns the descriptors until it has them.
+
+    Attributes:
+        hosts: name of each rank's host.
+        pids: process of each rank.
+        sharing: ranks of this host that may run on a processor of this rank, itself
+            included; 0: not known.
+        window: of this rank, to be closed when the core has it and no link comes late.
+        late: opens further links, None in a full mesh.
+        bond: by which ranks prove to each other who they are; None for one rank.
+        address: IP address on which this rank listens; "" for one rank.
+        tuning: what rank 0's tuning file says, None without one.
+    """
+
+    topology: native.Topology
+    host: str
+    generation: int
+    own_doorbell_fd: int
+    links: list[native.LinkEnd] = field(default_factory=list)
+    hosts: list[str] = field(default_factory=list)
+    pids: list[int] = field(default_factory=list)
+    sharing: int = 0
+    late: LateLinks | None = None
+    window: Window | None = None
+    bond: Bond | None = None
+    address: str = ""
+    tuning: tuning.Tuning | None = None
+
+    def close(self) -> None:
+        """Closes all descriptors."""
+        if self.late is not None:
+            self.late.stop()  # and closes the window, on its own thread
+            self.late = None
+        elif self.window is not None:
+            self.window.close()
+        close_ends(self.links)
+        self.links.clear()
+        if self.own_doorbell_fd >= 0:
+            os.close(self.own_doorbell_fd)
+            self.own_doorbell_fd = -1
+
+
+def close_ends(ends: list[native.LinkEnd]) -> None:
+    """Closes the descriptors of links that the core did not take."""
+    for end in ends:
+        for fd in (
+            end.socket_fd,
+            end.memory_fd,
+            end.peer_doorbell_fd,
+            end.window_fd,
+            *end.more_socket_fds,
+        ):
+            if fd >= 0:
+                os.close(fd)

@@ -1,0 +1,37 @@
+"""Which ranks are connected from the start.
+
+A small world is a full mesh. Above TFDIST_MESH_RANKS a rank starts with links to the
+ranks at a distance of a power of two, both ways round; the core relays control messages
+to the others (tfdist_ops/transport/overlay.h), links for data open later
+(`late_links`).
+"""
+
+from __future__ import annotations
+
+
+def neighbours(rank: int, size: int) -> list[int]:
+    """The ranks that `rank` is connected with in an overlay, ascending.
+
+    Mirrors `OverlayNeighbours` of tfdist_ops/transport/routes.cc; the core refuses
+    other links.
+
+    Example:
+        >>> from tfdist.core.rendezvous import overlay
+        >>> overlay.neighbours(0, 32)
+        [1, 2, 4, 8, 16, 24, 28, 30, 31]
+    """
+    jumps = [1 << k for k in range((size - 1).bit_length())]
+    return sorted({(rank + jump * way) % size for jump in jumps for way in (1, -1)})
+
+
+def first_peers(rank: int, size: int, mesh_ranks: int) -> list[int]:
+    """The ranks that `rank` is connected with from the start, ascending.
+
+    Example:
+        >>> from tfdist.core.rendezvous import overlay
+        >>> overlay.first_peers(1, 4, 16)
+        [0, 2, 3]
+    """
+    if size > mesh_ranks:
+        return neighbours(rank, size)
+    return [other for other in range(size) if other != rank]

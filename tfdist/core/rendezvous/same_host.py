@@ -1,0 +1,125 @@
+"""Which ranks share a host? Claimed by names of the kernel, proved by a connection.
+
+A rank claims a host by the boot id of its kernel and its network namespace. That alone
+proves nothing: virtual machines that were cloned while running have equal ones. The
+proof is an authenticated connection to an abstract AF_UNIX name, which reaches neither
+another kernel nor another network namespace: exactly what shared memory needs as well
+(`links`). Each rank tries the lower ranks of the same claim, the nearest first; the
+first that it reaches is on its host. That is independent of TFDIST_TRANSPORT, so that
+the hosts, and with them the bits of a result, are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from tfdist.core.rendezvous.auth import AuthenticationError, RefusedError
+from tfdist.core.rendezvous.channel import Channel
+from tfdist.core.rendezvous.errors import invalid, timeout
+from tfdist.core.rendezvous.secret import boot_id
+
+_RETRY_S = 0.05
+
+
+def claim() -> str:
+    """What all processes that can share memory with this one claim as well.
+
+    Example:
+        >>> from tfdist.core.rendezvous import same_host
+        >>> same_host.claim() == same_host.claim()
+        True
+    """
+    try:
+        status = os.stat("/proc/self/ns/net")
+        namespace = f"{status.st_dev}:{status.st_ino}"
+    except OSError:  # a sandbox without it: its name must do
+        namespace = socket.gethostname()
+    return f"{boot_id()}/{namespace}"
+
+
+def candidates(rank: int, claims: Sequence[str]) -> list[int]:
+    """The lower ranks that claim the host of `rank`, in the order to try them.
+
+    The nearest first: of many ranks on a host each is tried by about one other.
+    """
+    return [other for other in reversed(range(rank)) if claims[other] == claims[rank]]
+
+
+def numbered(reached: Sequence[int]) -> tuple[int, ...]:
+    """Numbers the hosts by their lowest rank.
+
+    Args:
+        reached: for each rank a lower one of its host, itself when it is the lowest.
+
+    Returns:
+        For each rank the index of its host.
+
+    Example:
+        >>> from tfdist.core.rendezvous import same_host
+        >>> same_host.numbered([0, 1, 0, 1])
+        (0, 1, 0, 1)
+        >>> same_host.numbered([0, 0, 2, 1])
+        (0, 0, 1, 0)
+    """
+    numbers: list[int] = []
+    for rank, other in enumerate(reached):
+        numbers.append(
+            max(numbers, default=-1) + 1 if other == rank else numbers[other]
+        )
+    return tuple(numbers)
+
+
+async def reaches(
+    unix_name: str,
+    *,
+    secret: bytes,
+    claims: dict[str, Any],
+    described: str,
+    deadline: float,
+    size: int = 1,
+) -> bool:
+    """Whether the rank that listens on an abstract name is on this host.
+
+    Args:
+        unix_name: its name, from its record.
+        secret: of the job.
+        claims: of the handshake: both ranks, job and generation (`links.Bond`).
+        described: the rank, for the message.
+        deadline: in seconds of time.monotonic(). A busy rank is waited for that long:
+            the answer must not depend on how fast it comes.
+        size: number of ranks that come at once.
+
+    Raises:
+        RendezvousError: somebody listens there, but refuses these claims, or does not
+            answer in time.
+    """
+    loop = asyncio.get_running_loop()
+    while True:
+        channel = Channel(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), size=size)
+        try:
+            await loop.sock_connect(channel.sock, "\0" + unix_name)
+        except ConnectionRefusedError:  # nobody has that name in this namespace
+            channel.close()
+            return False
+        except BaseException:
+            channel.close()
+            raise
+        try:
+            await channel.handshake_as_client(secret, claims)
+            return True
+        except RefusedError as error:
+            raise invalid(f"no proof by {described}: {error}") from error
+        except (OSError, AuthenticationError, TimeoutError) as error:
+            if time.monotonic() + _RETRY_S >= deadline:
+                raise timeout(
+                    f"{described} is on this host but does not answer there: "
+                    f"{error or 'no answer'}"
+                ) from error
+        finally:
+            channel.close()
+        await asyncio.sleep(_RETRY_S)

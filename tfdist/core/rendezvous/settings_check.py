@@ -1,0 +1,158 @@
+"""What must be equal on all ranks, and where each rank stands. Pure functions."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from typing import Any
+
+from tfdist.core import native, tuning
+from tfdist.core.rendezvous import auth
+from tfdist.core.rendezvous.environment import Placement
+from tfdist.core.rendezvous.errors import RendezvousError, invalid, mismatch, numbers
+from tfdist.core.version import __version__
+
+_TENSORFLOW = ("tensorflow", "tensorflow-cpu", "tensorflow-gpu", "tf-nightly")
+
+
+def tensorflow_version() -> str:
+    """The version of the installed TensorFlow, without importing it; "" if none."""
+    module = sys.modules.get("tensorflow")
+    if module is not None and hasattr(module, "__version__"):
+        return str(module.__version__)
+    for name in _TENSORFLOW:
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return ""
+
+
+def versions() -> dict[str, str]:
+    """What this rank runs, by name."""
+    return {
+        "version of the protocol": str(auth.PROTOCOL),
+        "version of tfdist": __version__,
+        "byte order": sys.byteorder,
+        "version of TensorFlow": tensorflow_version(),
+    }
+
+
+def agreed_settings(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The variables that must be equal on all ranks, with their values here."""
+    return {name: row["value"] for name, row in rows.items() if row["agreed"]}
+
+
+def _differences(values: Sequence[Any]) -> str:
+    """E.g. "8 on ranks 0 and 2; 4 on rank 1"."""
+    groups: dict[str, list[int]] = defaultdict(list)
+    for rank, value in enumerate(values):
+        groups["not set" if value is None else f"{value!s:.100}"].append(rank)
+    return "; ".join(f"{text} on {numbers(ranks)}" for text, ranks in groups.items())
+
+
+def check_agreement(records: Sequence[Mapping[str, Any]]) -> None:
+    """Compares what the ranks published; every rank comes to the same verdict.
+
+    Args:
+        records: one a rank, in order, each with "versions" and "settings".
+
+    Raises:
+        RendezvousError: some differ; names each, the ranks and the values.
+    """
+    for field, remedy in (
+        ("versions", "install the same software on all hosts"),
+        ("settings", "set it alike on all ranks (tfdistrun --env NAME=VALUE)"),
+    ):
+        names = sorted({name for record in records for name in record[field]})
+        found = []
+        for name in names:
+            values = [record[field].get(name) for record in records]
+            if any(value != values[0] for value in values):
+                found.append(f"{name}: {_differences(values)}")
+        if found:
+            detail = "\n".join(found)
+            raise _mismatch(found, detail, remedy)
+
+
+def _mismatch(found: list[str], detail: str, remedy: str) -> RendezvousError:
+    more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+    return mismatch(f"the ranks do not agree on {found[0]}{more}; {remedy}", detail)
+
+
+def tuning_of(records: Sequence[Mapping[str, Any]]) -> tuning.Tuning | None:
+    """What the tuning file says that rank 0 has read; None without one.
+
+    Args:
+        records: one a rank, in order; of the first one "tuning".
+
+    Raises:
+        RendezvousError: it cannot be used; the same on every rank.
+    """
+    try:
+        return tuning.agreed(records[0].get("tuning"))
+    except tuning.TuningError as error:
+        refused = invalid(str(error))
+        refused.known_to_all = True
+        raise refused from None
+
+
+def topology(
+    placement: Placement,
+    records: Sequence[Mapping[str, Any]],
+    host_of: tuple[int, ...],
+) -> native.Topology:
+    """Local and cross ranks; from the hosts found where the launcher told none.
+
+    Args:
+        placement: of this rank.
+        records: one a rank, in order, each with "local_rank" and "local_size" (None:
+            not told).
+        host_of: for each rank the index of its host.
+    """
+    rank = placement.rank
+    told = all(record["local_rank"] is not None for record in records)
+    local_ranks = [
+        record["local_rank"] if told else host_of[:other].count(host_of[other])
+        for other, record in enumerate(records)
+    ]
+    column = [r for r, local in enumerate(local_ranks) if local == local_ranks[rank]]
+    cross_rank, cross_size = placement.cross_rank, placement.cross_size
+    if cross_rank is None or cross_size is None:
+        cross_rank, cross_size = column.index(rank), len(column)
+    local_size = records[rank]["local_size"] if told else None
+    return native.Topology(
+        rank=rank,
+        size=placement.size,
+        local_rank=local_ranks[rank],
+        local_size=(
+            local_size if local_size is not None else host_of.count(host_of[rank])
+        ),
+        cross_rank=cross_rank,
+        cross_size=cross_size,
+        host_of=host_of,
+    )
+
+
+def processors() -> str:
+    """The processors that this rank may use: a bit for each, in hexadecimal."""
+    return f"{sum(1 << number for number in os.sched_getaffinity(0)):x}"
+
+
+def sharing(topology: native.Topology, records: Sequence[Mapping[str, Any]]) -> int:
+    """How many ranks of this host may run on a processor of this rank, itself included.
+
+    Args:
+        topology: of this rank. A rank that it counts, but whose host was not proved to
+            be this one, may use any processor.
+        records: one a rank, in order, each with "processors".
+    """
+    rank, host_of = topology.rank, topology.host_of
+    here = [other for other, host in enumerate(host_of) if host == host_of[rank]]
+    masks = [int(records[other]["processors"], 16) for other in here]
+    own = int(records[rank]["processors"], 16)
+    apart = sum(mask & own == 0 for mask in masks)
+    return max(topology.local_size, len(here)) - apart

@@ -1,0 +1,489 @@
+"""The key/value store where ranks meet: a small authenticated TCP server, its client.
+
+tfdistrun runs the server; without it rank 0 does. Values are JSON. A client that has
+joined as a rank and whose connection ends before it left is taken for dead: the
+server then sets the generation's failure key, so that nobody waits for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import socket
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from tfdist.core.rendezvous import auth
+from tfdist.core.rendezvous.address import bind, connected_to_itself, join_address
+from tfdist.core.rendezvous.auth import AuthenticationError
+from tfdist.core.rendezvous.channel import Channel
+from tfdist.core.rendezvous.errors import RendezvousError, invalid, timeout
+from tfdist.core.rendezvous.listener import Listener
+
+PURPOSE = "store"
+MEMBER = "member"
+SESSION = (
+    "session"  # key of a random name of this store, part of every link's handshake
+)
+MAX_KEYS = 1 << 18
+_MAX_WAIT_S = 86400.0
+_KEYS_A_WAIT = 64
+
+
+def failure_key(generation: int) -> str:
+    """Where the first failure of a generation's start is told."""
+    return f"{generation}/failed"
+
+
+@dataclass(eq=False)
+class _Waiter:
+    """Who waits for keys: what is still missing of them."""
+
+    missing: set[str]
+    complete: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class StoreServer:
+    """The server; lives on one asyncio loop.
+
+    Args:
+        sock: bound TCP socket; the server owns it.
+        secret: the job's secret.
+        job: name of the job; its ranks must claim the same.
+        size: number of ranks that come.
+    """
+
+    def __init__(
+        self, sock: socket.socket, secret: bytes, job: str = "", size: int = 1
+    ) -> None:
+        self.address: tuple[str, int] = sock.getsockname()[:2]
+        self.values: dict[str, Any] = {SESSION: secrets.token_hex(8)}
+        self.joined = False  # whether a rank has ever come
+        self._job = job
+        self._newest_generation = 0
+        self._waiting: dict[str, list[_Waiter]] = {}
+        self._answers: dict[tuple[str, ...], bytes] = {}
+        self._listener = Listener(
+            sock,
+            secret=secret,
+            refusal=self._refusal,
+            serve=self._serve,
+            size=size,
+        )
+
+    def start(self) -> None:
+        """Starts to serve, on the running loop."""
+        self._listener.start()
+
+    def _refusal(self, claims: dict[str, Any]) -> str:
+        """Why a client is not welcome; "" when it is. It has proved itself."""
+        purpose, generation = claims.get("purpose"), claims.get("generation")
+        if purpose not in (PURPOSE, MEMBER) or type(generation) is not int:
+            return f"the store does not serve {claims!r:.100}"
+        found = auth.difference({"job": self._job}, claims, {})
+        # A rank that comes to start in a generation that the job has left behind.
+        if not found and purpose == MEMBER and generation < self._newest_generation:
+            expected = {"generation": self._newest_generation}
+            found = auth.difference(expected, claims, {})
+        return found and f"the rendezvous refused this rank: {found}"
+
+    async def close(self, drain_s: float = 0.0) -> None:
+        """Ends; gives the clients at most `drain_s` seconds to leave first."""
+        deadline = time.monotonic() + drain_s
+        while self._listener.open_connections and time.monotonic() < deadline:
+            await asyncio.sleep(0.002)
+        await self._listener.close()
+
+    def set(self, key: str, value: Any) -> None:
+        """Sets a key, wakes those who wait for it."""
+        if len(self.values) >= MAX_KEYS and key not in self.values:
+            raise ValueError(f"the store holds {MAX_KEYS} keys already")
+        if key in self.values:
+            self._answers.clear()
+        self.values[key] = value
+        for waiter in self._waiting.pop(key, ()):
+            waiter.missing.discard(key)
+            if not waiter.missing:
+                waiter.complete.set()
+
+    async def _wait(self, keys: list[str], timeout_s: float) -> list[str]:
+        """Waits until all keys are set; returns those that are not."""
+        missing = {key for key in keys if key not in self.values}
+        if not missing:
+            return []
+        waiter = _Waiter(missing)
+        for key in missing:
+            self._waiting.setdefault(key, []).append(waiter)
+        try:
+            async with asyncio.timeout(min(max(timeout_s, 0.0), _MAX_WAIT_S)):
+                await waiter.complete.wait()
+        except TimeoutError:
+            pass
+        finally:
+            for key in missing & self._waiting.keys():
+                self._waiting[key].remove(waiter)
+        return [key for key in keys if key in missing]
+
+    def _values_of(self, keys: list[str]) -> bytes:
+        """The answer to who waits for these keys: all ranks do, for the same ones."""
+        name = tuple(keys)
+        if name not in self._answers:
+            values = [self.values[key] for key in keys]
+            self._answers[name] = auth.encode({"values": values})
+        return self._answers[name]
+
+    async def _serve(self, channel: Channel) -> None:
+        try:
+            if channel.claims["purpose"] == MEMBER:
+                await self._serve_member(channel)
+            else:
+                while True:
+                    request = await channel.receive()
+                    await channel.send_encoded(await self._answer(request))
+        except (KeyError, TypeError, ValueError) as error:
+            raise AuthenticationError(f"a malformed request: {error!r:.80}") from error
+        finally:
+            channel.close()
+
+    async def _answer(self, request: dict[str, Any]) -> bytes:
+        operation = request["op"]
+        if operation == "set":
+            self.set(str(request["key"]), request["value"])
+            return auth.encode({})
+        if operation == "add":
+            key = str(request["key"])
+            total = int(self.values.get(key, 0)) + int(request["amount"])
+            self.set(key, total)
+            return auth.encode({"value": total})
+        if operation == "wait":
+            keys = [str(key) for key in request["keys"]]
+            missing = await self._wait(keys, float(request["timeout_s"]))
+            return (
+                auth.encode({"missing": missing}) if missing else self._values_of(keys)
+            )
+        raise ValueError(f"unknown operation {operation!r:.40}")
+
+    async def _serve_member(self, channel: Channel) -> None:
+        """Watches one rank while the ranks connect; tells it the first failure."""
+        member = await channel.receive()
+        self.joined = True
+        generation = int(channel.claims["generation"])
+        self._newest_generation = max(self._newest_generation, generation)
+        key = failure_key(generation)
+        pushing = asyncio.create_task(self._push(channel, key))
+        left = False
+        try:
+            left = (await channel.receive()).get("op") == "leave"
+        finally:
+            pushing.cancel()
+            await asyncio.gather(pushing, return_exceptions=True)
+            if not left and key not in self.values:
+                cause = "its process ended while the ranks were connecting"
+                who = {name: member[name] for name in ("rank", "host", "pid")}
+                self.set(key, {**who, "cause": cause})
+
+    async def _push(self, channel: Channel, key: str) -> None:
+        await self._wait([key], _MAX_WAIT_S)
+        await channel.send({"values": [self.values[key]]})
+
+
+async def _try_to_connect(
+    address: tuple[str, int], secret: bytes, claims: dict[str, Any], size: int
+) -> Channel:
+    """Connects and authenticates."""
+    loop = asyncio.get_running_loop()
+    family, kind, proto, _, resolved = (
+        await loop.getaddrinfo(*address, type=socket.SOCK_STREAM)
+    )[0]
+    channel = Channel(socket.socket(family, kind, proto), size=size)
+    try:
+        # Should it reach itself below, it must not keep the server from its port.
+        channel.sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        await loop.sock_connect(channel.sock, resolved)
+        if connected_to_itself(channel.sock):
+            raise ConnectionRefusedError("nobody listens there")
+        channel.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        await channel.handshake_as_client(secret, claims)
+    except BaseException:
+        channel.close()
+        raise
+    return channel
+
+
+async def _connect(
+    address: tuple[str, int],
+    secret: bytes,
+    claims: dict[str, Any],
+    deadline: float,
+    size: int,
+) -> Channel:
+    """Connects and authenticates; tries again until the server is there.
+
+    Its name too: a name server may learn it with the start of the server.
+    """
+    loop = asyncio.get_running_loop()
+    where = join_address(*address)
+    pause_s = 0.01
+    while True:
+        try:
+            async with asyncio.timeout_at(loop.time() + deadline - time.monotonic()):
+                return await _try_to_connect(address, secret, claims, size)
+        except auth.RefusedError as error:
+            raise invalid(
+                f"{error}; give all ranks of a job the same TFDIST_JOB_ID, and start "
+                "them anew together"
+            ) from error
+        except AuthenticationError as error:
+            raise invalid(
+                f"the rendezvous {where} and this rank do not belong together: "
+                f"{error}; give all ranks of a job the same TFDIST_SECRET_FILE"
+            ) from error
+        except (OSError, TimeoutError) as error:
+            if time.monotonic() + pause_s >= deadline:
+                reason = str(error) or type(error).__name__
+                raise timeout(
+                    f"no rendezvous at {where} within the deadline: {reason}; is the "
+                    "process that serves it (tfdistrun, or rank 0) running there, and "
+                    "does every rank have the job's secret?"
+                ) from error
+        await asyncio.sleep(pause_s)
+        pause_s = min(2 * pause_s, 0.5)
+
+
+class StoreClient:
+    """Requests to the store; one at a time."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._lock = asyncio.Lock()
+
+    @classmethod
+    async def connect(
+        cls,
+        address: tuple[str, int],
+        secret: bytes,
+        *,
+        deadline: float,
+        job: str = "",
+        generation: int = 0,
+        size: int = 1,
+    ) -> StoreClient:
+        """Connects.
+
+        Args:
+            address: host and port of the server.
+            secret: the job's secret.
+            deadline: in seconds of time.monotonic().
+            job: name of the job, as the server has it.
+            generation: number of the initialization; 0: outside of one.
+            size: number of ranks that come at once.
+
+        Raises:
+            RendezvousError: no server there before the deadline, or of another job.
+        """
+        claims = {"purpose": PURPOSE, "job": job, "generation": generation}
+        return cls(await _connect(address, secret, claims, deadline, size))
+
+    @property
+    def own_host(self) -> str:
+        """The address of this machine from which the store is reached."""
+        return str(self._channel.sock.getsockname()[0])
+
+    def close(self) -> None:
+        """Closes the connection."""
+        self._channel.close()
+
+    async def _ask(self, request: dict[str, Any], limit_s: float) -> dict[str, Any]:
+        try:
+            async with self._lock, asyncio.timeout(limit_s):
+                return await self._exchange(request)
+        except (OSError, AuthenticationError, TimeoutError) as error:
+            reason = str(error) or f"no answer within {limit_s:g} s"
+            raise _lost(reason) from error
+
+    async def _exchange(self, request: dict[str, Any]) -> dict[str, Any]:
+        try:
+            await self._channel.send(request)
+            return await self._channel.receive()
+        except ValueError:  # it is too long: nothing was sent
+            raise
+        except BaseException:
+            # What is still to come would be taken for the answer to another request.
+            self._channel.close()
+            raise
+
+    async def set(self, key: str, value: Any, *, timeout_s: float = 10.0) -> None:
+        """Sets a key to a JSON value."""
+        await self._ask({"op": "set", "key": key, "value": value}, timeout_s)
+
+    async def add(self, key: str, amount: int = 1, *, timeout_s: float = 10.0) -> int:
+        """Adds to a counter (0 when new); returns the sum."""
+        request = {"op": "add", "key": key, "amount": amount}
+        return int((await self._ask(request, timeout_s))["value"])
+
+    async def wait(self, keys: list[str], timeout_s: float) -> list[Any]:
+        """Waits until all keys are set; returns their values.
+
+        Raises:
+            MissingKeysError: some were not set in time.
+            RendezvousError: the store is gone.
+        """
+        deadline = time.monotonic() + timeout_s
+        values: list[Any] = []
+        missing: list[str] = []
+        for first in range(0, len(keys), _KEYS_A_WAIT):
+            left_s = max(0.0, deadline - time.monotonic())
+            request = {
+                "op": "wait",
+                "keys": keys[first : first + _KEYS_A_WAIT],
+                "timeout_s": left_s,
+            }
+            answer = await self._ask(request, left_s + 5.0)
+            missing += answer.get("missing", [])
+            values += answer.get("values", [])
+        if missing:
+            raise MissingKeysError(missing)
+        return values
+
+
+class StoreLostError(RendezvousError):
+    """The store has ended, or does not answer."""
+
+
+def _lost(reason: str) -> StoreLostError:
+    error = timeout(f"lost the rendezvous store: {reason}")
+    return StoreLostError(error.code, error.message, error.payload)
+
+
+class MissingKeysError(Exception):
+    """Keys that nobody set within the time; `keys` lists them."""
+
+    def __init__(self, keys: list[str]) -> None:
+        super().__init__(f"not set in time: {keys}")
+        self.keys = keys
+
+
+class Membership:
+    """This rank's presence at the store while the ranks connect."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+
+    @classmethod
+    async def join(
+        cls,
+        address: tuple[str, int],
+        secret: bytes,
+        *,
+        member: dict[str, Any],
+        deadline: float,
+        generation: int,
+        job: str = "",
+        size: int = 1,
+    ) -> Membership:
+        """Joins as `member`: "rank", "host", "pid"."""
+        claims = {"purpose": MEMBER, "job": job, "generation": generation}
+        channel = await _connect(address, secret, claims, deadline, size)
+        try:
+            await channel.send(member)
+        except OSError as error:
+            channel.close()
+            raise _lost(str(error)) from error
+        return cls(channel)
+
+    async def first_failure(self) -> dict[str, Any]:
+        """Waits until some rank fails, or gives up.
+
+        Returns:
+            "rank", "host", "pid" and "cause"; where the rank has told it itself, what
+            else its error says too: "kind", perhaps "detail".
+        """
+        try:
+            failed = (await self._channel.receive())["values"][0]
+            return dict(failed)
+        except (OSError, AuthenticationError, KeyError, IndexError) as error:
+            raise _lost(str(error)) from error
+
+    async def leave(self) -> None:
+        """Leaves; from here on the end of this process is nobody's failure."""
+        try:
+            async with asyncio.timeout(2.0):
+                await self._channel.send({"op": "leave"})
+        except (OSError, TimeoutError):
+            pass  # The store is gone, and with it everybody who could care.
+        finally:
+            self._channel.close()
+
+    def close(self) -> None:
+        """Drops the connection, which tells the store that this rank failed."""
+        self._channel.close()
+
+
+class StoreThread:
+    """A server on a thread of its own, for a process that has no loop (tfdistrun)."""
+
+    def __init__(
+        self,
+        secret: bytes,
+        *,
+        host: str = "127.0.0.1",
+        job: str = "",
+        size: int = 1,
+    ) -> None:
+        self._sock = bind(host, 0)
+        self._secret = secret
+        self._job = job
+        self._size = size
+        self._loop = asyncio.new_event_loop()
+        self._server: StoreServer | None = None
+        self._thread = threading.Thread(
+            target=self._run, name="tfdist-store", daemon=True
+        )
+        self.address = join_address(*self._sock.getsockname()[:2])
+
+    def start(self) -> None:
+        """Starts to serve; returns when the port listens."""
+        ready = threading.Event()
+        self._loop.call_soon(self._start, ready)
+        self._thread.start()
+        if not ready.wait(10.0):
+            raise RendezvousError(13, "the rendezvous store did not start in 10 s")
+
+    def _start(self, ready: threading.Event) -> None:
+        self._server = StoreServer(self._sock, self._secret, self._job, self._size)
+        self._server.start()
+        ready.set()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+        self._loop.close()
+
+    def values(self, prefix: str) -> dict[str, Any]:
+        """A copy of the keys that start with `prefix`."""
+        if self._server is None:
+            return {}
+        return {
+            key: value
+            for key, value in self._server.values.copy().items()
+            if key.startswith(prefix)
+        }
+
+    @property
+    def joined(self) -> bool:
+        """Whether a rank has ever called `tfdist.init()`."""
+        return self._server is not None and self._server.joined
+
+    def close(self) -> None:
+        """Ends the server and its thread; at most 2 s."""
+        if not self._thread.is_alive() or self._server is None:
+            return
+        closing = asyncio.run_coroutine_threadsafe(self._server.close(), self._loop)
+        try:
+            closing.result(2.0)
+        except TimeoutError:
+            closing.cancel()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(2.0)

@@ -1,0 +1,213 @@
+"""The world that this process is in: its rank, its settings, what lives in it.
+
+`core.world` starts and ends it. Needs no TensorFlow: the error classes, which do, are
+imported when one is raised.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
+
+from tfdist.core import native
+from tfdist.core.rendezvous import children
+
+if TYPE_CHECKING:
+    from tfdist.core.process_sets import ProcessSet
+    from tfdist.core.rendezvous.late_links import LateLinks
+    from tfdist.core.rendezvous.links import Bond
+
+_Helper = TypeVar("_Helper", bound="Helper")
+
+
+class Helper(Protocol):
+    """Something with threads or sockets that lives until `shutdown`."""
+
+    def close(self) -> None:
+        """Ends them; takes 2 s at most, raises nothing."""
+
+
+@dataclass
+class State:
+    """Everything this process remembers of tfdist."""
+
+    topology: native.Topology | None = None
+    pid: int = 0  # process that called init; another one is its fork
+    reduces_gradients: bool = False  # whether a list of them was, in this generation
+    generation: int = 0
+    late: LateLinks | None = None
+    process_sets: list[ProcessSet] = field(default_factory=list)  # of this generation
+    bond: Bond | None = None
+    settings: dict[str, dict[str, Any]] | None = None  # as they were in init
+    address: str = ""
+    helpers: dict[str, Helper] = field(default_factory=dict)  # of this generation
+    timeline: Path | None = None  # its folder
+
+
+state = State()
+lock = threading.RLock()  # of starting, ending and helpers
+
+
+def note_gradients() -> None:
+    """Notes that this rank takes part in a reduction of gradients."""
+    state.reduces_gradients = True
+
+
+def helper(name: str, make: Callable[[], _Helper]) -> _Helper:
+    """What `make` has made in this world; `shutdown` closes it.
+
+    Args:
+        name: of the helper; the same one is asked for with the same name.
+        make: makes it, the first time.
+
+    Raises:
+        tfdist.NotInitializedError: call `tfdist.init()` first.
+    """
+    with lock:
+        check_initialized()
+        if name not in state.helpers:
+            state.helpers[name] = make()
+        return state.helpers[name]  # type: ignore[return-value]
+
+
+def bond() -> tuple[Bond | None, str]:
+    """By what this rank proves who it is, None when it is alone; its IP address."""
+    return state.bond, state.address
+
+
+def setting(name: str) -> Any:
+    """The value of a TFDIST_* variable as it was in `init()`, before that as it is.
+
+    What a program changes in its environment afterwards means nothing: the ranks have
+    compared what was there in `init()`.
+
+    Raises:
+        native.CoreError: before `init()`: a variable of the environment is malformed.
+    """
+    rows = state.settings
+    return native.value(name) if rows is None else rows[name]["value"]
+
+
+def generation() -> int:
+    """How often this process has been connected; the same on all ranks."""
+    return state.generation
+
+
+def live_sets() -> list[ProcessSet]:
+    """The process sets that were added and not removed since `init()`."""
+    return state.process_sets
+
+
+def ranks_of_set(number: int) -> frozenset[int]:
+    """The ranks of a process set, by its number; 0 is that of all ranks."""
+    for known in state.process_sets:
+        if known.id == number:
+            return frozenset(known.ranks)
+    return frozenset(range(size()))
+
+
+def is_initialized() -> bool:
+    """Whether `init()` has been called in this process, and `shutdown()` not since."""
+    return state.topology is not None and state.pid == os.getpid()
+
+
+def check_initialized() -> native.Topology:
+    """The place of this rank.
+
+    Raises:
+        tfdist.NotInitializedError: `init()` has not been called, or this process is a
+            fork of one where it has.
+    """
+    topology = state.topology
+    if topology is None or state.pid != os.getpid():
+        _raise_not_initialized()
+    return topology
+
+
+def rank() -> int:
+    """Index of this process: 0 <= rank < size.
+
+    Raises:
+        tfdist.NotInitializedError: call `tfdist.init()` first.
+    """
+    return check_initialized().rank
+
+
+def size() -> int:
+    """Number of processes of the job.
+
+    Raises:
+        tfdist.NotInitializedError: call `tfdist.init()` first.
+    """
+    return check_initialized().size
+
+
+def local_rank() -> int:
+    """Index of this process among those of its host; chooses the GPU.
+
+    Raises:
+        tfdist.NotInitializedError: call `tfdist.init()` first.
+    """
+    return check_initialized().local_rank
+
+
+def local_size() -> int:
+    """Number of processes of the job on this host.
+
+    Raises:
+        tfdist.NotInitializedError: call `tfdist.init()` first.
+    """
+    return check_initialized().local_size
+
+
+def cross_rank() -> int:
+    """Index of this process among those of equal local rank, one a host.
+
+    Raises:
+        tfdist.NotInitializedError: call `tfdist.init()` first.
+    """
+    return check_initialized().cross_rank
+
+
+def cross_size() -> int:
+    """Number of processes of equal local rank, one a host.
+
+    Raises:
+        tfdist.NotInitializedError: call `tfdist.init()` first.
+    """
+    return check_initialized().cross_size
+
+
+def fork_message() -> str:
+    """The error of a process that is a fork of a rank."""
+    return (
+        f"process {os.getpid()} is a fork of process {state.pid}, which called "
+        "tfdist.init(), and has no engine; start helper processes before "
+        "tfdist.init(), or with multiprocessing's 'spawn' method"
+    )
+
+
+def _raise_not_initialized() -> NoReturn:
+    message = "tfdist is not initialized; call tfdist.init() first"
+    if state.topology is not None:
+        message = fork_message()
+    elif is_child := children.refusal(os.environ):
+        message = is_child
+    raise_public(
+        native.CoreError(
+            native.FAILED_PRECONDITION,
+            message,
+            {"kind": "not_initialized", "cause": message},
+        )
+    )
+
+
+def raise_public(error: native.CoreError) -> NoReturn:
+    """Raises the exception that users see for an error of the core."""
+    from tfdist.core import exceptions
+
+    raise exceptions.from_core(error) from None

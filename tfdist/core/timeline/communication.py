@@ -1,0 +1,173 @@
+"""Exposed communication of each step, and the longest waits, in numbers.
+
+The trace shows the same as slices and counters (`events.py`); this is the answer for
+those who only want to know how much of a step is communication, and who causes it.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from tfdist.core.timeline import exposed_communication
+from tfdist.core.timeline.parts import Part
+
+_REPEAT = re.compile(r"#\d+$")  # counts the uses of a name in one run
+
+
+class Step(NamedTuple):
+    """One step of one rank, in microseconds of its clock.
+
+    Attributes:
+        begin_us: start of the step.
+        end_us: end of the step.
+        exposed_us: time in it in which nothing hides the reduction of gradients.
+    """
+
+    begin_us: float
+    end_us: float
+    exposed_us: float
+
+
+class Exposure(NamedTuple):
+    """Exposed communication of one rank's steps, without the first one.
+
+    Attributes:
+        steps: number of steps.
+        mean_ms: mean exposed time of a step.
+        median_ms: median of it.
+        step_ms: mean duration of a step.
+        of_fit: whether these are steps of `fit`. In a loop of the user's own a step is
+            the time from the end of one reduction of gradients to the end of the next.
+    """
+
+    steps: int
+    mean_ms: float
+    median_ms: float
+    step_ms: float
+    of_fit: bool
+
+    @property
+    def share(self) -> float:
+        """Exposed time as a share of all time of the steps, 0 to 1."""
+        return self.mean_ms / self.step_ms if self.step_ms > 0 else 0.0
+
+
+class Wait(NamedTuple):
+    """How long the ranks stood still for one rank in all operations of one name.
+
+    Attributes:
+        name: name of the operation.
+        rank: the rank that they waited for.
+        ms: sum over the waiting ranks and all steps but the first.
+    """
+
+    name: str
+    rank: int
+    ms: float
+
+
+def records_of(operations: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Operations of a part as `native.take_records` would have returned them."""
+    return [
+        {
+            "name": op["name"],
+            "code": op["code"],
+            "submitted_us": op["submitted"],
+            "done_us": op["done"],
+        }
+        for op in operations
+    ]
+
+
+def steps_of(part: Part) -> list[Step]:
+    """The steps of `fit`, or where there are none, of a loop of the user's own.
+
+    A step of such a loop ends with each reduction of a list of gradients and begins
+    where the one before ended; the first one begins with the part.
+    """
+    tails = exposed_communication.tails(records_of(part.operations))
+    spans = _spans_of_fit(part)
+    if not spans:
+        ends = [reduced_us for _, reduced_us in tails]
+        spans = list(zip([part.head["monotonic_us"], *ends], ends, strict=False))
+    steps, at = [], 0
+    for begin_us, end_us in spans:
+        own = []
+        while at < len(tails) and tails[at][0] <= end_us:
+            if tails[at][0] >= begin_us:
+                own.append(tails[at])
+            at += 1
+        steps.append(Step(begin_us, end_us, exposed_communication.union_us(own)))
+    return steps
+
+
+def exposure_of(part: Part) -> Exposure | None:
+    """Exposed communication of a rank's steps; None with fewer than two steps.
+
+    The first step is left out: it traces the graph, and the ranks wait for each other.
+    """
+    steps = steps_of(part)[1:]
+    if not steps:
+        return None
+    exposed = [step.exposed_us / 1000 for step in steps]
+    return Exposure(
+        steps=len(steps),
+        mean_ms=statistics.fmean(exposed),
+        median_ms=statistics.median(exposed),
+        step_ms=statistics.fmean((s.end_us - s.begin_us) / 1000 for s in steps),
+        of_fit=bool(_spans_of_fit(part)),
+    )
+
+
+def wait_of(op: Mapping[str, Any], own: int) -> tuple[int, int, int] | None:
+    """For which rank an operation has stood still longest, from when until when.
+
+    Args:
+        op: as the core wrote it.
+        own: the rank that waits.
+
+    Returns:
+        The rank, begin and end in microseconds; None: for none.
+    """
+    if op["waited_for"] >= 0:
+        return op["waited_for"], op["waited_since"], op["waited_until"]
+    if op["last_ready"] not in (-1, own) and op["agreed"] > op["submitted"]:
+        return op["last_ready"], op["submitted"], op["agreed"]
+    return None
+
+
+def longest_waits(found: Sequence[Part], most: int = 3) -> list[Wait]:
+    """The operations in which the ranks waited longest, and for whom.
+
+    Args:
+        found: parts of all ranks.
+        most: length of the list.
+
+    Returns:
+        The longest first, without what took less than 0.05 ms.
+    """
+    total_us: dict[tuple[str, int], float] = {}
+    for part in found:
+        begin_us = first_step_end_us(part)
+        for op in part.operations:
+            wait = wait_of(op, part.rank)
+            if wait is None:
+                continue
+            rank, since_us, until_us = wait
+            key = _REPEAT.sub("", op["name"]), rank
+            us = max(0, until_us - max(since_us, begin_us))
+            total_us[key] = total_us.get(key, 0.0) + us
+    longest = sorted(total_us.items(), key=lambda item: (-item[1], item[0]))[:most]
+    return [Wait(*key, us / 1000) for key, us in longest if us >= 50]
+
+
+def first_step_end_us(part: Part) -> int:
+    """When the first step of `fit` ended; 0 where there is none."""
+    return min((end_us for _, end_us in _spans_of_fit(part)), default=0)
+
+
+def _spans_of_fit(part: Part) -> list[tuple[int, int]]:
+    return sorted((s["begin"], s["end"]) for s in part.spans if s["name"] == "step")

@@ -1,0 +1,141 @@
+"""Exposed communication: the part of a step in which it waits for its gradients.
+
+Buckets of gradients travel while the backward pass still runs. What is left when the
+last bucket has been handed over cannot be hidden any more: from then on the step waits.
+With t_j the time at which bucket j is handed over and e_j that at which it is reduced
+
+    exposed = max_j e_j - max_j t_j   (T_comm_end - T_backward_end, never below 0)
+
+A step that reduces several lists of gradients (two optimizers, several updates in one
+execution) waits for each of them: the exposed time of a step is the length of the union
+of these intervals, and its share is that length over the duration of the step.
+
+References:
+    Li et al., PyTorch Distributed: Experiences on Accelerating Data Parallel Training,
+    VLDB 2020, section 3.2.3 (buckets overlapped with the backward pass).
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+# "<name>.<8 digits of the group>.<bucket>", or ".rows<i>.values" and ".indices" for
+# the rows of a table; behind it a count for every further use in one graph or run.
+_GRADIENTS = re.compile(
+    r"(?P<group>.+\.[0-9a-f]{8})"
+    r"\.(?P<part>\d+|rows\d+\.(?:values|indices))"
+    r"(?P<repeat>(?:\.\d+)?(?:#\d+)?)"
+)
+
+
+def tails(records: Iterable[Mapping[str, Any]]) -> list[tuple[int, int]]:
+    """When each list of gradients was handed over completely, and when it was reduced.
+
+    Args:
+        records: of finished operations, as `native.take_records` gives them: "name",
+            "submitted_us", "done_us", "code". Operations that are no reduction of
+            gradients, or that failed, are left out.
+
+    Returns:
+        For each reduction of a list the pair (last handed over, last reduced), in
+        microseconds of the monotonic clock, ascending.
+
+    Example:
+        >>> def record(bucket, submitted_us, done_us):
+        ...     return {"name": f"gradients.0123abcd.{bucket}", "code": 0,
+        ...             "submitted_us": submitted_us, "done_us": done_us}
+        >>> tails([record(0, 10, 25), record(1, 30, 42)])
+        [(30, 42)]
+    """
+    return sorted(tail(parts) for _, parts in lists(records))
+
+
+def lists(
+    records: Iterable[Mapping[str, Any]],
+) -> list[tuple[str, list[Mapping[str, Any]]]]:
+    """The reductions of lists of gradients, each with the records of its parts.
+
+    Args:
+        records: as for `tails`.
+
+    Returns:
+        Pairs (name of the list, its records in the order in which they were handed
+        over), by their last hand-over.
+    """
+    running: dict[tuple[str, str], dict[str, Mapping[str, Any]]] = {}
+    found = []
+    for record in sorted(records, key=lambda r: int(r["submitted_us"])):
+        place = _place_of(record["name"])
+        if place is None or record["code"] != 0:
+            continue
+        group, part = place
+        if part in running.get(group, {}):  # this one is of the next step
+            found.append((group[0], list(running.pop(group).values())))
+        running.setdefault(group, {})[part] = record
+    found += [(group[0], list(parts.values())) for group, parts in running.items()]
+    return sorted(found, key=lambda pair: tail(pair[1]))
+
+
+@functools.lru_cache(maxsize=4096)  # they come again in every step
+def _place_of(name: str) -> tuple[tuple[str, str], str] | None:
+    """The list of gradients that an operation is of, and which part of it it is."""
+    found = _GRADIENTS.fullmatch(name)
+    if found is None:
+        return None
+    return (found["group"], found["repeat"]), found["part"]
+
+
+def part_of(name: str) -> str:
+    """Which part of its list an operation of `lists` is: the number of a bucket.
+
+    Example:
+        >>> part_of("gradients.0123abcd.2#1")
+        '2'
+    """
+    place = _place_of(name)
+    return place[1] if place else ""
+
+
+def tail(parts: Iterable[Mapping[str, Any]]) -> tuple[int, int]:
+    """When the parts of a list were handed over completely, and when reduced.
+
+    Example:
+        >>> tail([{"submitted_us": 10, "done_us": 25},
+        ...       {"submitted_us": 30, "done_us": 42}])
+        (30, 42)
+    """
+    parts = list(parts)
+    handed_over = max(int(record["submitted_us"]) for record in parts)
+    reduced = max(int(record["done_us"]) for record in parts)
+    return handed_over, max(handed_over, reduced)
+
+
+def union_us(intervals: Sequence[tuple[int, int]]) -> int:
+    """The length of what the intervals (begin, end) cover together.
+
+    Example:
+        >>> union_us([(0, 10), (5, 12), (20, 21)])
+        13
+    """
+    covered, end = 0, None
+    for begin, own_end in sorted(intervals):
+        if end is None or begin > end:
+            covered, end = covered + own_end - begin, own_end
+        elif own_end > end:
+            covered, end = covered + own_end - end, own_end
+    return covered
+
+
+def exposed_us(records: Iterable[Mapping[str, Any]]) -> int:
+    """How long the steps that left these records have waited for their gradients.
+
+    Args:
+        records: as for `tails`, of whole steps.
+
+    Returns:
+        Microseconds, 0 where nothing was reduced.
+    """
+    return union_us(tails(records))

@@ -1,0 +1,252 @@
+"""Tuning files: which algorithm moves how many bytes, as measured on a machine.
+
+Written by `tfdist bench --tune`, named by TFDIST_TUNING_FILE. Rank 0 reads it and the
+rendezvous gives its text to all ranks, so they choose alike. Imports no TensorFlow.
+
+A file is JSON:
+
+    {
+      "format": "tfdist tuning", "version": 1,
+      "measured": {...},                          what else there is to know; not read
+      "rows": [
+        {"operation": "allreduce", "hosts": [2, 2], "half_types": false,
+         "sizes": [{"up_to_bytes": 65536, "algorithm": "butterfly"},
+                   {"up_to_bytes": null, "algorithm": "two_level"}]}
+      ]
+    }
+
+`hosts`: how many ranks are on each host. `half_types`: whether the row is about float16
+and bfloat16, or about all other types. `up_to_bytes` ascends; null: without end. Where
+no row fits, the table of the core decides (docs/algorithms.md).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tfdist.core import native
+
+_log = logging.getLogger("tfdist")
+VARIABLE = "TFDIST_TUNING_FILE"
+FORMAT = "tfdist tuning"
+VERSION = 1
+MAX_BYTES = 64 << 10
+MAX_SIZES = 64
+OPERATIONS = {
+    "allreduce": native.ALLREDUCE,
+    "allgather": native.ALLGATHER,
+    "broadcast": native.BROADCAST,
+    "reduce_scatter": native.REDUCE_SCATTER,
+    "reduce": native.REDUCE,
+    "gather": native.GATHER,
+    "scatter": native.SCATTER,
+    "alltoall": native.ALLTOALL,
+}
+_NO_END = (1 << 63) - 1
+_REMEDY = "measure a new one with `tfdist bench --tune FILE`"
+
+
+class TuningError(ValueError):
+    """A tuning file that cannot be used; the message says where and why."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuning:
+    """What a tuning file says.
+
+    Attributes:
+        rules: its lines, in the order of the file.
+        hash: the first 16 hexadecimal digits of the SHA-256 of its text.
+        text: of the file.
+        source: its path.
+    """
+
+    rules: tuple[native.TuningRule, ...]
+    hash: str
+    text: str
+    source: str
+
+
+def _expect(value: object, kind: type, where: str, what: str) -> Any:
+    fits = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+    if not fits:
+        raise TuningError(f"{where}: expected {what}, got {json.dumps(value)[:60]}")
+    return value
+
+
+def _fields(value: object, where: str, names: Sequence[str]) -> Mapping[str, Any]:
+    found = _expect(value, dict, where, "an object")
+    for name in names:
+        if name not in found:
+            raise TuningError(f"{where}: {name!r} is missing")
+    for name in found:
+        if name not in names and not (where == "the file" and name == "measured"):
+            raise TuningError(
+                f"{where}: {name!r} is not known, expected {', '.join(names)}"
+            )
+    return found
+
+
+def _sizes(
+    value: object, where: str, operation: str, known: Collection[str]
+) -> list[tuple[int, str]]:
+    sizes = _expect(value, list, where, "a list")
+    if not 1 <= len(sizes) <= MAX_SIZES:
+        raise TuningError(
+            f"{where}: expected 1 to {MAX_SIZES} entries, got {len(sizes)}"
+        )
+    found: list[tuple[int, str]] = []
+    for index, entry in enumerate(sizes):
+        at = f"{where}[{index}]"
+        fields = _fields(entry, at, ("up_to_bytes", "algorithm"))
+        limit, name = fields["up_to_bytes"], fields["algorithm"]
+        if limit is None and index == len(sizes) - 1:
+            limit = _NO_END
+        _expect(limit, int, f"{at}.up_to_bytes", "a number (null in the last entry)")
+        if not (found[-1][0] if found else -1) < limit <= _NO_END:
+            raise TuningError(f"{at}.up_to_bytes: expected ascending numbers")
+        choices = [n.partition("/")[2] for n in known if n.startswith(operation + "/")]
+        if name not in choices:
+            raise TuningError(
+                f"{at}.algorithm: expected one of {', '.join(choices)}; "
+                f"got {json.dumps(name)[:60]}"
+            )
+        found.append((limit, name))
+    return found
+
+
+def _row(value: object, where: str, known: Collection[str]) -> list[native.TuningRule]:
+    row = _fields(value, where, ("operation", "hosts", "half_types", "sizes"))
+    operation = row["operation"]
+    if not isinstance(operation, str) or operation not in OPERATIONS:
+        raise TuningError(
+            f"{where}.operation: expected one of {', '.join(OPERATIONS)}; "
+            f"got {json.dumps(operation)[:60]}"
+        )
+    hosts = _expect(row["hosts"], list, f"{where}.hosts", "a list of numbers of ranks")
+    for ranks in hosts:
+        _expect(ranks, int, f"{where}.hosts", "numbers of ranks")
+        if not 1 <= ranks <= 1 << 16:
+            raise TuningError(f"{where}.hosts: expected 1 to 65536 ranks, got {ranks}")
+    if not hosts:
+        raise TuningError(f"{where}.hosts: expected at least one host")
+    half = _expect(row["half_types"], bool, f"{where}.half_types", "true or false")
+    return [
+        native.TuningRule(
+            kind=OPERATIONS[operation],
+            half=half,
+            hosts=tuple(hosts),
+            up_to_bytes=limit,
+            algorithm=name,
+        )
+        for limit, name in _sizes(row["sizes"], f"{where}.sizes", operation, known)
+    ]
+
+
+def parse(text: str, source: str, known: Collection[str] | None = None) -> Tuning:
+    """Checks the text of a tuning file.
+
+    Args:
+        text: JSON, at most 64 KiB.
+        source: path of the file, for messages.
+        known: "operation/algorithm" of all there are; None: those of the core.
+
+    Raises:
+        TuningError: names the place, what was expected, what came, what to do.
+    """
+    known = native.build_info()["algorithms"] if known is None else known
+    try:
+        if len(text.encode()) > MAX_BYTES:
+            raise TuningError(f"expected at most {MAX_BYTES} bytes")
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise TuningError(f"not JSON: {error}") from None
+        top = _fields(value, "the file", ("format", "version", "rows"))
+        if top["format"] != FORMAT:
+            raise TuningError(
+                f"format: expected {FORMAT!r}, got {json.dumps(top['format'])[:60]}"
+            )
+        if top["version"] != VERSION:
+            raise TuningError(
+                f"version: expected {VERSION}, got {json.dumps(top['version'])[:60]}"
+            )
+        rules: list[native.TuningRule] = []
+        seen = set()
+        for index, row in enumerate(_expect(top["rows"], list, "rows", "a list")):
+            lines = _row(row, f"rows[{index}]", known)
+            place = (lines[0].kind, lines[0].half, lines[0].hosts)
+            if place in seen:
+                raise TuningError(
+                    f"rows[{index}]: a second row of this operation, hosts and types"
+                )
+            seen.add(place)
+            rules += lines
+    except TuningError as error:
+        raise TuningError(f"{VARIABLE}={source}: {error}; {_REMEDY}") from None
+    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+    return Tuning(rules=tuple(rules), hash=digest, text=text, source=source)
+
+
+def read(path: str) -> Tuning:
+    """Reads a tuning file.
+
+    Raises:
+        TuningError: it cannot be read, or used.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+        text = data.decode()
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise TuningError(
+            f"{VARIABLE}={path}: cannot be read: {reason}; {_REMEDY}"
+        ) from None
+    except UnicodeDecodeError:
+        raise TuningError(f"{VARIABLE}={path}: not a text; {_REMEDY}") from None
+    return parse(text, path)
+
+
+def record(environ: Mapping[str, str]) -> dict[str, str] | None:
+    """What rank 0 tells the others: the text of its file, or what is wrong with it."""
+    path = environ.get(VARIABLE)
+    if not path:
+        return None
+    try:
+        found = read(path)
+    except TuningError as error:
+        return {"error": str(error)}
+    return {"text": found.text, "source": found.source}
+
+
+def agreed(told: Mapping[str, str] | None) -> Tuning | None:
+    """What all ranks make of what rank 0 told; None: there is no file.
+
+    Raises:
+        TuningError: the same on all ranks.
+    """
+    if told is None:
+        return None
+    if "error" in told:
+        raise TuningError(told["error"])
+    return parse(told["text"], told["source"])
+
+
+def log(found: Tuning | None, own_rank: int, environ: Mapping[str, str]) -> None:
+    """Says what is in force, or that this rank's variable is not."""
+    if found is not None:
+        _log.info("tuning file %s (%s)", found.source, found.hash)
+    elif environ.get(VARIABLE):
+        _log.warning(
+            "%s is set on rank %d, but not on rank 0, which alone reads it; nothing is "
+            "tuned",
+            VARIABLE,
+            own_rank,
+        )

@@ -1,0 +1,111 @@
+"""Refuses collectives in code that one rank runs alone.
+
+The other ranks would not call them, so the one would wait for them until the deadline,
+and they, where they wait for its result, for the one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import sys
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Place:
+    """Code that one rank runs alone.
+
+    Attributes:
+        name: for messages, e.g. "RankZeroOnly(CSVLogger).on_epoch_end".
+        rank: the one that runs it.
+        others: the ranks that do not run it.
+        others_wait: whether they wait until it has ended.
+        ranks_of_set: the ranks of a process set, by its number.
+    """
+
+    name: str
+    rank: int
+    others: frozenset[int]
+    others_wait: bool
+    ranks_of_set: Callable[[int], frozenset[int]]
+
+
+PLACE: contextvars.ContextVar[Place | None] = contextvars.ContextVar(
+    "tfdist_one_rank", default=None
+)
+
+
+@contextlib.contextmanager
+def on_this_rank_alone(
+    name: str,
+    ranks: Collection[int],
+    *,
+    rank: int,
+    others_wait: bool,
+    ranks_of_set: Callable[[int], frozenset[int]],
+) -> Iterator[None]:
+    """Refuses the collectives that are called inside, in this thread.
+
+    A function that was traced before is not looked into: `_watch` finds it when it
+    waits.
+
+    Args:
+        name: of the place, as the user knows it.
+        ranks: this one and those that do not run what is inside.
+        rank: this one.
+        others_wait: whether they wait until it has ended. If not, they may call what
+            belongs to a send or a receive, which are then allowed.
+        ranks_of_set: the ranks of a process set, by its number.
+    """
+    others = frozenset(ranks) - {rank}
+    token = PLACE.set(Place(name, rank, others, others_wait, ranks_of_set))
+    try:
+        yield
+    finally:
+        PLACE.reset(token)
+
+
+def refuse_collective(place: Place, operation: str, arguments: dict[str, Any]) -> None:
+    """Raises if an operation needs a rank that does not run this place.
+
+    Args:
+        place: where it is called.
+        operation: "tfdist_allreduce", ...
+        arguments: those of the operation.
+
+    Raises:
+        tfdist.MismatchError: names the call and the place.
+    """
+    if operation in ("tfdist_send", "tfdist_recv"):
+        if not place.others_wait:
+            return
+        needed = frozenset([int(arguments.get("dst", arguments.get("src", -1)))])
+    else:
+        needed = place.ranks_of_set(arguments.get("process_set", 0))
+    if needed & place.others:
+        _refuse(place, operation.replace("tfdist_", "tfdist.", 1))
+
+
+def check_not_alone(function: str, process_set: int = 0) -> None:
+    """The same for what is no operation, by the name of its function."""
+    place = PLACE.get()
+    if place is not None and place.ranks_of_set(process_set) & place.others:
+        _refuse(place, function)
+
+
+def _refuse(place: Place, operation: str) -> None:
+    from tfdist.core import exceptions  # needs TensorFlow
+    from tfdist.core.waits._calls import describe_call  # needs Keras
+
+    called = describe_call(sys._getframe(1)) or operation
+    ranks = ", ".join(map(str, sorted(place.others)))
+    rank = f"rank{'s' if len(place.others) > 1 else ''} {ranks}"
+    raise exceptions.MismatchError(
+        f"{called} was called inside {place.name}, which only rank {place.rank} runs. "
+        f"It is a collective operation: it needs every rank, and {rank} would not call "
+        "it. Call it where every rank runs it: before or after this, or in a callback "
+        "that is not wrapped in RankZeroOnly."
+    )

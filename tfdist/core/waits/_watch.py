@@ -1,0 +1,141 @@
+"""Reports a rank whose program waits in collectives, so that deadlocks are found early.
+
+While operations wait and nothing moves, a thread looks at the Python stacks of this
+process. If all threads that call collectives stand inside of one, it tells the core
+where. The core compares that with the other ranks, and raises on all of them when none
+can go on (docs/design/0011-ranks-that-wait-for-each-other.md).
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Set
+from types import FrameType
+
+from tfdist.core import native
+from tfdist.core.waits import _calls
+
+INTERVAL_S = 0.25
+# For how long nothing has moved: before eager calls are reported, and before functions.
+EAGER_S, GRAPH_S = 0.5, 1.0
+# The fraction of the timeout after which nothing more is expected of a function, and
+# its bounds in seconds.
+_PATIENCE, _LEAST_S, _MOST_S = 1 / 20, 1.0, 15.0
+EAGER, GRAPH, PATIENT = 0, 1, 2
+# Blocking calls of the core, by their functions in `native`.
+_BLOCKING = ("register_group", "add_process_set", "remove_process_set")
+# Threads that wait for others of this process: they do nothing by themselves.
+_IDLE = ("threading.py", "queue.py", "selectors.py", "socket.py", "connection.py")
+
+# Threads that have called a collective, or have traced one.
+callers: set[int] = set()
+
+
+class Watch:
+    """The thread; `tfdist.shutdown` closes it.
+
+    Args:
+        timeout_s: seconds that operations wait, TFDIST_TIMEOUT_S.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self._patience_s = min(max(timeout_s * _PATIENCE, _LEAST_S), _MOST_S)
+        self._ends = threading.Event()
+        self._reported: tuple[int, int] | None = None
+        callers.clear()
+        self._thread = threading.Thread(
+            target=self._run, name="tfdist-waits", daemon=True
+        )
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ends it."""
+        self._ends.set()
+        self._thread.join(timeout=2.0)
+
+    def _run(self) -> None:
+        while not self._ends.wait(INTERVAL_S):
+            still_s, moves = native.still()
+            if still_s >= EAGER_S:
+                self._report(still_s, moves)
+
+    def _report(self, still_s: float, moves: int) -> None:
+        frames = sys._current_frames()
+        frames.pop(threading.get_ident(), None)
+        main = threading.main_thread().ident
+        found = survey(frames, callers, main, _helpers())
+        if found is None:
+            return
+        how, frame = found
+        if how != EAGER and still_s >= self._patience_s:
+            how = PATIENT
+        is_early = how == PATIENT and still_s < self._patience_s
+        is_early = is_early or (how == GRAPH and still_s < GRAPH_S)
+        if is_early or self._reported == (moves, how):
+            return
+        self._reported = (moves, how)
+        native.report_blocked(moves, how, _calls.describe_place(frame))
+
+
+def survey(
+    frames: dict[int, FrameType],
+    callers: Set[int],
+    main: int | None,
+    helpers: Set[int] = frozenset(),
+) -> tuple[int, FrameType] | None:
+    """Whether the program waits in collectives.
+
+    Args:
+        frames: the innermost frame of each thread, by its identity.
+        callers: threads that have called collectives.
+        main: the main thread, which is described if it waits.
+        helpers: daemon threads: while the main thread waits in a collective, those that
+            have called none are not expected to.
+
+    Returns:
+        EAGER, GRAPH or PATIENT (see `native.report_blocked`; PATIENT here: only if it
+        lasts), and the innermost frame of a thread that waits; None if a thread that
+        calls collectives does something else.
+    """
+    standing = {thread: _how_it_stands(frame) for thread, frame in frames.items()}
+    waiting = {t: frames[t] for t, how in standing.items() if how is not None}
+    others = frames.keys() - waiting.keys()
+    if not waiting or others & callers:
+        return None
+    how = max(how for how in standing.values() if how is not None)
+    expected = others - helpers if main in waiting else others
+    if any(_may_call(frames[thread]) for thread in expected):
+        how = PATIENT
+    thread = main if main in waiting else next(iter(waiting))
+    return how, waiting[thread]  # type: ignore[index]
+
+
+def _helpers() -> set[int]:
+    """The daemon threads that Python has started."""
+    return {
+        one.ident
+        for one in threading.enumerate()
+        if one.ident is not None
+        and one.daemon
+        and not isinstance(one, threading._DummyThread)
+    }
+
+
+def _how_it_stands(frame: FrameType) -> int | None:
+    """EAGER in a collective, GRAPH in something of TensorFlow, else None."""
+    owner = _calls.owner_of(frame)
+    function = frame.f_code.co_name
+    if owner == "tfdist":
+        is_blocking = function.startswith("tfdist_") or (
+            function in _BLOCKING and frame.f_globals.get("__name__") == native.__name__
+        )
+        return EAGER if is_blocking else None
+    return GRAPH if owner == "tensorflow" else None
+
+
+def _may_call(frame: FrameType) -> bool:
+    """Whether a thread runs code of the user's, and does not wait for another one."""
+    if frame.f_code.co_filename.endswith(_IDLE):
+        return False
+    return any(_calls.owner_of(one) == "user" for one in _calls.outwards(frame))

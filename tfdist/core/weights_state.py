@@ -1,0 +1,37 @@
+"""Whether the weights may be half of one step and half of another."""
+
+from __future__ import annotations
+
+import logging
+
+from tfdist.core import engines, native
+
+_logger = logging.getLogger("tfdist")
+
+
+def check_not_torn() -> None:
+    """Raises if an aborted step may have changed some of the weights.
+
+    With `TFDIST_COMMIT_GATE=1` and a verdict of the ranks no step is torn: the weights
+    are those after the committed step, on every surviving rank.
+
+    Raises:
+        RuntimeError: names the last good step and the failure.
+    """
+    failure = native.failure()
+    if failure is None:
+        return
+    committed = failure.payload.get("committed_step")
+    if committed is not None:
+        _logger.info("The weights are whole: those after step %d.", committed)
+        return
+    good = ""
+    if engines.chosen() is None:  # the core has not seen the steps of another engine
+        good = (
+            f"The last good step is {native.good_steps()}, counted from tfdist.init()."
+        )
+    raise RuntimeError(
+        "The weights are torn: a step was aborted when some variables may already "
+        f"have been updated ({failure.message}). {good} Saving is refused: go back "
+        "to the last checkpoint."
+    )

@@ -1,0 +1,392 @@
+"""Life of the engine in this process: init, shutdown, and how the program ends.
+
+Imports no TensorFlow; the error classes, which do, are imported when one is raised.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from tfdist.core import (
+    allocator,
+    engines,
+    exit_report,
+    failed_rank,
+    native,
+    runtime,
+    tuning,
+)
+from tfdist.core.process_sets import add
+from tfdist.core.rendezvous import children, failure_report, settings_check
+from tfdist.core.rendezvous.connect import Options, connect
+from tfdist.core.rendezvous.environment import check_working_folder, detect
+from tfdist.core.rendezvous.mesh_types import Mesh
+from tfdist.core.timeline import recording
+from tfdist.core.waits._watch import Watch
+
+_log = logging.getLogger("tfdist")
+_SHUTDOWN_TIMEOUT_S = 2.0
+
+
+@dataclass
+class _Program:
+    """What this process remembers of its own end, over all worlds."""
+
+    hooked: bool = False
+    reported: bool = False  # why it ends
+    thread_failed: bool = False  # an error of tfdist that a thread did not catch
+
+
+_program = _Program()
+
+
+def init(
+    *,
+    timeout_s: float | None = None,
+    process_sets: Iterable[Iterable[int]] = (),
+) -> None:
+    """Connects this process with the other ranks of its job and starts the engine.
+
+    Who this process is comes from the launcher's variables (tfdistrun, mpirun, srun,
+    torchrun); without a launcher it is rank 0 of 1. Does nothing when tfdist is
+    initialized already. After `shutdown()` all ranks may call it again.
+
+    One of several ranks also asks TensorFlow to keep the memory of tensors, by two
+    variables of the environment (docs/memory.md). `tfdistrun` has set them already;
+    under another launcher they have an effect if no tensor has been made before.
+
+    Args:
+        timeout_s: seconds to wait for all ranks; default `TFDIST_START_TIMEOUT_S`
+            (120).
+        process_sets: lists of ranks, the same on every rank, each of which
+            `add_process_set` makes a set of; `process_sets()` returns them.
+
+    Raises:
+        tfdist.MismatchError: the ranks run different versions or settings.
+        tfdist.RankFailedError: a rank failed while the ranks were connecting.
+        tfdist.TimeoutError: a rank is missing; the message names it.
+        tensorflow.errors.InvalidArgumentError: a variable is malformed, or two
+            launchers contradict each other.
+        ValueError: `timeout_s` is not a number above 0 and at most 86400.
+
+    Example:
+        >>> import tfdist
+        >>> tfdist.init()
+        >>> tfdist.rank()
+        0
+    """
+    try:
+        start(timeout_s=timeout_s, process_sets=process_sets)
+    except native.CoreError as error:
+        runtime.raise_public(error)
+
+
+def start(
+    *,
+    timeout_s: float | None = None,
+    process_sets: Iterable[Iterable[int]] = (),
+) -> None:
+    """As `init`, but raises `native.CoreError`, which needs no TensorFlow."""
+    with runtime.lock:
+        _refuse_fork()
+        _install_hooks()
+        if native.timeout_of(timeout_s) > 86400.0:
+            raise ValueError(
+                f"Expected timeout_s to be at most 86400 seconds, got {timeout_s!r}."
+            )
+        if runtime.state.topology is None:
+            _connect(timeout_s)
+        _add_sets(process_sets)
+
+
+def _connect(timeout_s: float | None) -> None:
+    with runtime.lock:
+        rows = native.config()
+        limit_s = timeout_s or rows["TFDIST_START_TIMEOUT_S"]["value"]
+        check_working_folder()
+        placement = detect(os.environ)
+        children.refuse_child(os.environ)
+        engines.check_kept()
+        runtime.state.generation += 1
+        _log.debug("rank %d of %d by %s", placement.rank, placement.size, placement)
+        if placement.size == 1:
+            mesh = _alone(runtime.state.generation)
+        else:
+            children.note_rank(os.environ, placement)
+            os.environ.update(allocator.settings(os.environ))  # unless by tfdistrun
+            options = Options(
+                generation=runtime.state.generation,
+                timeout_s=limit_s,
+                transport=rows["TFDIST_TRANSPORT"]["value"],
+                shm_bytes=native.shm_bytes(),
+                window_bytes=native.window_bytes(),
+                rows=rows,
+            )
+            mesh = connect(os.environ, placement, options)
+        try:
+            native.start(
+                mesh.topology,
+                host=mesh.host,
+                generation=mesh.generation,
+                own_doorbell_fd=mesh.own_doorbell_fd,
+                links=mesh.links,
+                hosts=mesh.hosts,
+                pids=mesh.pids,
+                wanted_fd=mesh.late.wanted_fd if mesh.late else -1,
+                own_window_fd=mesh.window.fd if mesh.window else -1,
+                tuning=mesh.tuning.rules if mesh.tuning else (),
+                tuning_hash=mesh.tuning.hash if mesh.tuning else "",
+                sharing=mesh.sharing,
+            )
+        except native.CoreError:
+            if mesh.late:
+                mesh.late.stop()
+            raise
+        tuning.log(mesh.tuning, placement.rank, os.environ)
+        if mesh.late:
+            mesh.late.started()
+        elif mesh.window:
+            mesh.window.close()
+        runtime.state.late = mesh.late
+        runtime.state.bond, runtime.state.address = mesh.bond, mesh.address
+        runtime.state.settings = rows
+        runtime.state.topology = mesh.topology
+        failed_rank.begin(mesh.topology.rank)
+        runtime.state.pid = os.getpid()
+        runtime.state.process_sets = []
+        runtime.state.reduces_gradients = False
+        if mesh.topology.size > 1:
+            runtime.state.helpers["waits"] = Watch(rows["TFDIST_TIMEOUT_S"]["value"])
+        engine = engines.chosen()
+        if engine is not None:
+            _start_engine(engine, mesh, limit_s)
+        folder = rows["TFDIST_TIMELINE"]["value"]
+        if folder:
+            _start_timeline(folder, mesh, limit_s)
+
+
+def _start_engine(engine: engines.Engine, mesh: Mesh, timeout_s: float) -> None:
+    """Starts what carries the tensors; where it fails, every rank raises."""
+    runtime.state.helpers["engine"] = engine
+    try:
+        engine.start(mesh, timeout_s)
+    except native.CoreError as error:
+        native.abort(error.message)
+        shutdown()
+        raise
+
+
+def _start_timeline(folder: str, mesh: Mesh, timeout_s: float) -> None:
+    """Begins the timelines of all ranks, or of none: then every rank raises."""
+    topology = mesh.topology
+    job = mesh.bond.job if mesh.bond else f"{os.getpid()} {time.time_ns()}"
+    try:
+        runtime.state.timeline = recording.begin(
+            folder,
+            topology,
+            host=mesh.host,
+            job=job,
+            generation=mesh.generation,
+            commit_gate=runtime.setting("TFDIST_COMMIT_GATE"),
+        )
+        if topology.size > 1:  # where all have come this far, all can write
+            native.register_group("timeline\n", [True], timeout_s=timeout_s)
+            recording.share(runtime.state.timeline, topology.rank)
+    except native.CoreError as error:
+        native.abort(error.message)
+        runtime.state.timeline = None
+        shutdown()
+        raise
+
+
+def start_timeline(folder: str) -> Path:
+    """Begins this rank's timeline after `init`; the one that there is goes on.
+
+    Nothing tells the other ranks: each begins its own, in a folder that all see.
+
+    Returns:
+        The folder that is written to.
+
+    Raises:
+        native.CoreError: it cannot be written.
+    """
+    with runtime.lock:
+        topology = runtime.check_initialized()
+        if runtime.state.timeline is None:
+            runtime.state.timeline = recording.begin(
+                folder,
+                topology,
+                host=os.uname().nodename,
+                job=runtime.state.bond.job if runtime.state.bond else f"{os.getpid()}",
+                generation=runtime.state.generation,
+                commit_gate=runtime.setting("TFDIST_COMMIT_GATE"),
+            )
+        return runtime.state.timeline
+
+
+def _add_sets(process_sets: Iterable[Iterable[int]]) -> None:
+    if not process_sets:
+        return
+    for ranks in process_sets:
+        add(ranks)
+
+
+def _alone(generation: int) -> Mesh:
+    topology = native.Topology(
+        rank=0,
+        size=1,
+        local_rank=0,
+        local_size=1,
+        cross_rank=0,
+        cross_size=1,
+        host_of=(0,),
+    )
+    mesh = Mesh(topology, os.uname().nodename, generation, -1)
+    mesh.tuning = settings_check.tuning_of([{"tuning": tuning.record(os.environ)}])
+    return mesh
+
+
+def shutdown() -> None:
+    """Leaves the job: tells the other ranks, ends the engine.
+
+    Called by itself when the process exits. Pending operations end with an error.
+    Does nothing when tfdist is not initialized.
+
+    Example:
+        >>> import tfdist
+        >>> tfdist.init()
+        >>> tfdist.shutdown()
+        >>> tfdist.is_initialized()
+        False
+    """
+    with runtime.lock:
+        if runtime.state.topology is None or runtime.state.pid != os.getpid():
+            return
+        _warn_if_nothing_was_reduced()
+        topology, runtime.state.topology = runtime.state.topology, None
+        failed_rank.end()
+        for helper in runtime.state.helpers.values():
+            helper.close()
+        runtime.state.helpers.clear()
+        runtime.state.bond, runtime.state.settings = None, None
+        native.stop(_SHUTDOWN_TIMEOUT_S)
+        if runtime.state.late is not None:
+            runtime.state.late.stop()
+            runtime.state.late = None
+        if runtime.state.timeline is not None:
+            _finish_timeline(runtime.state.timeline, topology)
+            runtime.state.timeline = None
+
+
+def _warn_if_nothing_was_reduced() -> None:
+    topology = runtime.check_initialized()
+    if runtime.state.reduces_gradients or topology.rank != 0:
+        return
+    if native.failure() is not None:
+        return
+    finished = int(native.counters()["finished"])
+    text = exit_report.unreduced_training(topology.size, finished)
+    if text is not None:
+        _log.warning("%s", text)
+
+
+def _finish_timeline(folder: Path, topology: native.Topology) -> None:
+    trace = recording.finish(folder, topology.rank, topology.size)
+    if trace is not None:
+        _log.info("timeline of all ranks: %s", trace.path)
+
+
+def _refuse_fork() -> None:
+    if runtime.state.topology is not None and runtime.state.pid != os.getpid():
+        message = runtime.fork_message()
+        raise native.CoreError(
+            native.FAILED_PRECONDITION,
+            message,
+            {"kind": "not_initialized", "cause": message},
+        )
+
+
+# ---- the end of the process ----
+
+
+def _install_hooks() -> None:
+    """Once: leaves at exit, reports an exception that nobody catches."""
+    if _program.hooked:
+        return
+    _program.hooked = True
+    atexit.register(_leave)
+    previous = sys.excepthook
+
+    def hook(
+        kind: type[BaseException],
+        error: BaseException,
+        trace: TracebackType | None,
+    ) -> None:
+        said = exit_report.tell(error, _own_rank())
+        _program.reported = True
+        whole = _log.isEnabledFor(logging.DEBUG)
+        if whole or (not said.line and not said.traceback):
+            previous(kind, error, trace)
+        elif said.traceback and previous is not sys.__excepthook__:
+            previous(kind, error, trace)  # somebody else's way to show it
+        elif said.traceback:
+            print(said.traceback, end="", file=sys.stderr, flush=True)
+        if said.line:
+            print(f"[tfdist] {said.line}", file=sys.stderr, flush=True)
+
+    sys.excepthook = hook
+    previous_in_thread = threading.excepthook
+
+    def thread_hook(args: threading.ExceptHookArgs) -> None:
+        previous_in_thread(args)
+        _note_failed_thread(args)
+
+    threading.excepthook = thread_hook
+
+
+def _own_rank() -> int | None:
+    return runtime.rank() if runtime.is_initialized() else None
+
+
+def _note_failed_thread(args: threading.ExceptHookArgs) -> None:
+    """A thread that an error of tfdist has ended counts as the end of the program.
+
+    Other errors are the program's own business: its other threads go on.
+    """
+    error = args.exc_value
+    if error is not None and exit_report.ours(error) is not None:
+        _program.thread_failed = True
+        exit_report.tell(error, _own_rank())
+        _program.reported = True
+
+
+def _leave() -> None:
+    """At exit: says which rank is at fault, if the program has not, and leaves.
+
+    Python ends with code 0 whatever threads have raised. A rank that an error of tfdist
+    has taken out of the job must not look as if it had finished.
+    """
+    found = failed_rank.noted()
+    if found is None and runtime.is_initialized():
+        failure = native.failure()
+        culprit = exit_report.blamed(failure, runtime.rank()) if failure else None
+        if failure and culprit is not None:
+            found = (culprit, failure.message)
+    if found is not None and not _program.reported:
+        culprit, reason = found
+        failure_report.send(os.environ, {"error": reason, "blamed": culprit})
+    shutdown()
+    if _program.thread_failed:
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)

@@ -1,0 +1,306 @@
+"""The other side of `tfdist.data.scatter`: what a rank gets from its reader.
+
+Each iterator of the dataset that a rank is given opens a connection of its own, in a
+thread that receives ahead of need. TensorFlow asks for blocks through a generator.
+While there is none the generator gives an empty block from time to time: so an iterator
+that is thrown away is not waited for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import json
+import os
+import socket
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.core import native
+from tfdist.core.rendezvous.auth import AuthenticationError, RefusedError
+from tfdist.core.rendezvous.channel import Channel
+from tfdist.core.rendezvous.links import SHM, TCP, Bond
+from tfdist.core.rendezvous.stream import Stream
+from tfdist.data import _element_codec
+from tfdist.data._scatter_server import claims
+
+_POLL_S = 0.02
+_RETRY_S = 0.05
+_CLOSE_S = 2.0
+_VERDICT_S = 0.5  # the ranks agree on a failure meanwhile, and know its cause
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """Where a dataset comes from.
+
+    Attributes:
+        bond: of this rank.
+        reader: the rank that reads.
+        same_host: whether it is on this host.
+        address: where it listens for other hosts.
+        unix_name: where it listens for this one.
+        dataset: number of the call of scatter.
+        window: bytes that may be received ahead of need.
+        timeout_s: seconds to wait for an element.
+        generation: of the world.
+    """
+
+    bond: Bond = field(repr=False)
+    reader: int
+    same_host: bool
+    address: tuple[str, int]
+    unix_name: str
+    dataset: int
+    window: int
+    timeout_s: float
+    generation: int
+
+    @property
+    def described(self) -> str:
+        """The reader, for messages."""
+        return f"rank {self.reader}, which reads for rank {self.bond.rank}"
+
+
+class Receivers:
+    """The iterations of this process that are open; `shutdown` closes them."""
+
+    def __init__(self) -> None:
+        self._open: weakref.WeakSet[Iteration] = weakref.WeakSet()
+
+    def add(self, iteration: Iteration) -> None:
+        """To be closed."""
+        self._open.add(iteration)
+
+    def close(self) -> None:
+        """Closes all; 2 s at most."""
+        deadline = time.monotonic() + _CLOSE_S
+        iterations = list(self._open)
+        for iteration in iterations:
+            iteration.close()
+        for iteration in iterations:
+            iteration.join(max(0.0, deadline - time.monotonic()))
+
+
+class Iteration:
+    """One iterator over what a reader sends.
+
+    Args:
+        source: where from.
+        number: tells how many iterators were made before; called in the thread.
+        dtypes: of the tensors of an element.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        number: Callable[[], int],
+        dtypes: Sequence[tf.DType],
+    ) -> None:
+        self._source = source
+        self._number = number
+        self._dtypes = dtypes
+        self._blocks: collections.deque[list[np.ndarray]] = collections.deque()
+        self._changed = threading.Condition()  # guards what follows, and the blocks
+        self._stream: Stream | None = None
+        self._ended = False
+        self._failure: str | None = None
+        self._closed = False
+        self._asked_at: float | None = None
+        self._pid = os.getpid()
+        self._thread = threading.Thread(
+            target=self._run, name="tfdist-receiving", daemon=True
+        )
+        self._thread.start()
+
+    # ---- for the generator ----
+
+    def next_block(self) -> list[np.ndarray] | None:
+        """The next block; empty arrays while there is none; None at the end.
+
+        Raises:
+            RuntimeError: the reader failed, or its dataset did, or no element came
+                within `timeout_s`.
+        """
+        with self._changed:
+            if not self._blocks and not self._over():
+                self._changed.wait(_POLL_S)
+            if self._blocks:
+                self._asked_at = None
+                block = self._blocks.popleft()
+            elif self._failure is not None:
+                raise RuntimeError(self._failure)
+            elif self._closed:
+                raise RuntimeError(
+                    _public("shutdown", "tfdist.shutdown() ended the reading", None)
+                )
+            elif self._ended:
+                return None
+            else:
+                self._check_waiting()
+                return []
+        if self._stream is not None:
+            self._acknowledge(self._stream)
+        return block
+
+    def _over(self) -> bool:
+        return self._ended or self._closed or self._failure is not None
+
+    def _acknowledge(self, stream: Stream) -> None:
+        try:
+            stream.send({"taken": 1})
+        except OSError:
+            pass  # it has ended; what it sent before is good
+
+    def _check_waiting(self) -> None:
+        """Nothing has come yet: is there still hope?"""
+        known = native.failure()
+        if known is not None:
+            raise RuntimeError(_public_of(known))
+        now = time.monotonic()
+        self._asked_at = self._asked_at or now
+        limit_s = self._source.timeout_s
+        if now - self._asked_at > limit_s:
+            raise RuntimeError(
+                _public(
+                    "timeout",
+                    f"{self._source.described}, sent no element within {limit_s:g} s "
+                    "(TFDIST_TIMEOUT_S); look at what its dataset waits for, or allow "
+                    "more time",
+                    self._source.reader,
+                )
+            )
+
+    def close(self) -> None:
+        """Ends the iteration; what has come is dropped."""
+        if os.getpid() != self._pid:
+            return
+        with self._changed:
+            self._closed = True
+            self._blocks.clear()
+            self._changed.notify_all()
+            stream = self._stream
+        if stream is not None:
+            stream.hang_up()
+
+    def join(self, timeout_s: float) -> None:
+        """Waits for the end of the thread, after `close`."""
+        self._thread.join(timeout_s)
+
+    # ---- the thread ----
+
+    def _run(self) -> None:
+        try:
+            stream = asyncio.run(self._connect(self._number()))
+            with self._changed:
+                self._stream = stream
+                closed = self._closed
+            try:
+                if not closed:
+                    self._receive_all(stream)
+            finally:
+                stream.close()
+        except Exception as error:
+            self._fail(error)
+
+    async def _connect(self, number: int) -> Stream:
+        source = self._source
+        transport = SHM if source.same_host else TCP
+        claimed = claims(
+            source.bond,
+            transport,
+            reader=source.reader,
+            dataset=source.dataset,
+            iteration=number,
+        )
+        deadline = time.monotonic() + min(source.timeout_s, source.bond.timeout_s)
+        while True:
+            channel = Channel(_socket(source), size=source.bond.size)
+            try:
+                async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
+                    where: Any = source.address
+                    if source.same_host:
+                        where = "\0" + source.unix_name
+                    await asyncio.get_running_loop().sock_connect(channel.sock, where)
+                    await channel.handshake_as_client(source.bond.secret, claimed)
+                return Stream(channel, send_timeout_s=source.timeout_s)
+            except (RefusedError, ConnectionRefusedError):
+                channel.close()
+                raise
+            except (OSError, AuthenticationError, TimeoutError):
+                channel.close()
+                if self._closed or time.monotonic() + _RETRY_S >= deadline:
+                    raise
+            except BaseException:
+                channel.close()
+                raise
+            await asyncio.sleep(_RETRY_S)
+
+    def _receive_all(self, stream: Stream) -> None:
+        stream.send({"window": self._source.window})
+        while True:
+            message = stream.receive()
+            if "end" in message:
+                with self._changed:
+                    self._ended = True
+                    self._changed.notify_all()
+                return
+            if "error" in message:
+                self._set_failure(
+                    f"{self._source.described}, got an error from its dataset: "
+                    f"{message.get('class')}: {message['error']}"
+                )
+                return
+            room = _element_codec.room_for(message, len(self._dtypes))
+            stream.receive_data(memoryview(room))
+            block = _element_codec.decode(message, room, self._dtypes)
+            with self._changed:
+                if not self._closed:
+                    self._blocks.append(block)
+                    self._changed.notify_all()
+
+    def _fail(self, error: Exception) -> None:
+        """The connection did not come about, or has broken."""
+        until = time.monotonic() + _VERDICT_S
+        while not self._closed and time.monotonic() < until:
+            known = native.failure()
+            if known is not None:
+                self._set_failure(_public_of(known))
+                return
+            time.sleep(_POLL_S)
+        why = str(error) or type(error).__name__
+        if isinstance(error, OSError):
+            why = f"{why}; it has ended, or called tfdist.shutdown()"
+        text = f"{self._source.described}, sends nothing any more: {why}"
+        self._set_failure(_public("rank_failed", text, self._source.reader))
+
+    def _set_failure(self, text: str) -> None:
+        with self._changed:
+            self._failure = text
+            self._changed.notify_all()
+
+
+def _socket(source: Source) -> socket.socket:
+    if source.same_host:
+        return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    family = socket.AF_INET6 if ":" in source.address[0] else socket.AF_INET
+    return socket.socket(family, socket.SOCK_STREAM)
+
+
+def _public(kind: str, message: str, rank: int | None) -> str:
+    """The text of an error that `tfdist.errors.from_tf` recognises in TensorFlow's."""
+    record = {"kind": kind, "cause": message}
+    if rank is not None:
+        record["rank"] = rank  # type: ignore[assignment]
+    return f"tfdist: {message} [tfdist.error {json.dumps(record)}]"
+
+
+def _public_of(error: native.CoreError) -> str:
+    return f"tfdist: {error.message} [tfdist.error {json.dumps(error.payload)}]"

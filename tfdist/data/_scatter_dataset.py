@@ -1,0 +1,108 @@
+"""What a reader sends, as a dataset of TensorFlow."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.core import runtime
+from tfdist.data._scatter_client import Iteration, Receivers, Source
+
+
+def dataset(
+    source: Source, spec: Any, cardinality: int, *, prefetch: int
+) -> tf.data.Dataset:
+    """What a reader sends, as a dataset.
+
+    Args:
+        source: where from.
+        spec: element_spec.
+        cardinality: of the reader's dataset; also unknown or infinite.
+        prefetch: elements that TensorFlow holds ready.
+    """
+    flat = [one for one in tf.nest.flatten(spec)]
+    dtypes = [one.dtype for one in flat]
+    empty = [_empty(one) for one in flat]
+    receivers = runtime.helper("data/receivers", Receivers)
+    numbers = _Numbers()
+
+    def blocks(token: np.ndarray) -> Iterator[tuple[np.ndarray, ...]]:
+        if runtime.generation() != source.generation:
+            _raise_stale()
+        iteration = Iteration(source, lambda: numbers.of(int(token)), dtypes)
+        receivers.add(iteration)
+        try:
+            while (block := iteration.next_block()) is not None:
+                yield tuple(block or empty)
+        finally:
+            iteration.close()
+
+    signature = tuple(
+        tf.TensorSpec(tf.TensorShape([None]).concatenate(one.shape), one.dtype)
+        for one in flat
+    )
+
+    def one_by_one(*parts: tf.Tensor) -> tf.data.Dataset:
+        # Not unbatch(), which ends the process where elements have no bytes
+        # (TensorFlow 2.21). Slices share the memory of their block.
+        packed = tf.nest.pack_sequence_as(spec, parts)
+        return tf.data.Dataset.from_tensor_slices(packed)
+
+    found = (
+        numbers.tokens()
+        .flat_map(
+            lambda token: tf.data.Dataset.from_generator(
+                blocks, args=(token,), output_signature=signature
+            )
+        )
+        .flat_map(one_by_one)
+    )
+    if cardinality != tf.data.UNKNOWN_CARDINALITY:
+        found = found.apply(tf.data.experimental.assert_cardinality(cardinality))
+    return found.prefetch(prefetch)
+
+
+def _empty(spec: tf.TensorSpec) -> np.ndarray:
+    rank = spec.shape.rank
+    shape = [] if rank is None else [dim or 0 for dim in spec.shape.as_list()]
+    return np.empty([0, *shape], spec.dtype.as_numpy_dtype)
+
+
+def _raise_stale() -> NoReturn:
+    raise RuntimeError(
+        "this dataset was made by tfdist.data.scatter before tfdist.shutdown(); call "
+        "scatter again after tfdist.init(), on all ranks"
+    )
+
+
+class _Numbers:
+    """How many iterators of a dataset were made before an iterator.
+
+    It has to be known when the iterator is made, which calls nothing of ours. But
+    TensorFlow itself draws a new seed then, for whatever is random in the dataset, and
+    two equal generators draw equal seeds: one is part of the dataset, the other one
+    tells here which drawing gave which number.
+    """
+
+    def __init__(self) -> None:
+        self._twin = self.tokens()
+        self._drawn: dict[int, int] = {}
+        self._lock = threading.Lock()
+
+    @staticmethod
+    def tokens() -> tf.data.Dataset:
+        """One number for an iterator; for each another one."""
+        numbers = tf.data.Dataset.random(seed=1, rerandomize_each_iteration=True)
+        return numbers.take(1)
+
+    def of(self, token: int) -> int:
+        """The number of the iterator that has drawn `token`."""
+        with self._lock:
+            while token not in self._drawn:
+                drawn = int(next(iter(self._twin)))
+                self._drawn[drawn] = len(self._drawn)
+            return self._drawn[token]

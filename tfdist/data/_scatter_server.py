@@ -1,0 +1,257 @@
+"""The reader's side of `tfdist.data.scatter`: reads for other ranks, and sends.
+
+A connection is one iteration of one rank over one dataset. Listening, and the handshake
+of every connection, are done on one loop in a thread of its own; what is authenticated
+goes on in a thread of the connection, which reads an element, sends it, and reads on
+while the other side has room. When the connection ends, so does its iteration.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import os
+import threading
+import time
+import weakref
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.core.rendezvous import auth
+from tfdist.core.rendezvous.address import bind
+from tfdist.core.rendezvous.auth import AuthenticationError
+from tfdist.core.rendezvous.channel import Channel
+from tfdist.core.rendezvous.links import SHM, TCP, Bond, unix_listener
+from tfdist.core.rendezvous.listener import Listener
+from tfdist.core.rendezvous.stream import Stream
+from tfdist.data._scatter_stream import described, send_all
+
+PURPOSE = "read"
+
+_log = logging.getLogger("tfdist")
+_START_S = 10.0
+_CLOSE_S = 2.0
+_MOST_UNREAD = 16  # iterators of a rank that it has made and not read from
+_MOST_SKIPPED = 10_000  # of them in a row
+_running: weakref.WeakSet[ReadingService] = weakref.WeakSet()
+
+
+def claims(
+    bond: Bond, transport: str, *, reader: int, dataset: int, iteration: int
+) -> dict[str, Any]:
+    """What a rank claims when it connects to its reader.
+
+    Args:
+        bond: of the rank.
+        transport: "tcp" or "shm", which stands for a socket of the host.
+        reader: the rank that it connects to.
+        dataset: number of the call of scatter.
+        iteration: how many iterators of the dataset it has made before.
+    """
+    common = bond.claims(transport, reader, PURPOSE)
+    return {**common, "dataset": dataset, "iteration": iteration}
+
+
+class Share:
+    """The dataset of one rank, read by another.
+
+    An iterator is made for each that the rank makes, in that order, also for those it
+    never reads from: a dataset that is shuffled anew in every iteration draws its seed
+    when the iterator is made.
+    """
+
+    def __init__(self, dataset: tf.data.Dataset) -> None:
+        self._dataset = dataset
+        self._lock = threading.Lock()
+        self._made = 0
+        self._unread: dict[int, Any] = {}
+
+    def iterator(self, number: int) -> Any:
+        """The iterator that answers to iterator `number` of the rank.
+
+        Raises:
+            ValueError: it is being read already, or was given up.
+        """
+        with self._lock, tf.device("CPU:0"):
+            if number - self._made > _MOST_SKIPPED:
+                raise ValueError(
+                    f"iterator {number} follows {self._made}: more than "
+                    f"{_MOST_SKIPPED} in between were never read from; make an "
+                    "iterator only where it is read from"
+                )
+            while self._made <= number:
+                self._unread[self._made] = iter(self._dataset)
+                self._made += 1
+            found = self._unread.pop(number, None)
+            while len(self._unread) > _MOST_UNREAD:
+                del self._unread[min(self._unread)]
+        if found is None:
+            raise ValueError(
+                f"iterator {number} is read already, or too many that were made after "
+                "it, and before one that is read from, wait as well: the reader keeps "
+                f"the newest {_MOST_UNREAD} of those; read from an iterator before you "
+                "make so many others, or make a new one"
+            )
+        return found
+
+
+class ReadingService:
+    """Serves the ranks for which this one reads.
+
+    Args:
+        bond: of this rank.
+        address: IP address to listen on.
+        timeout_s: seconds for which a rank that is to receive may take nothing.
+    """
+
+    def __init__(self, bond: Bond, address: str, timeout_s: float) -> None:
+        self._bond = bond
+        self._timeout_s = timeout_s
+        self._shares: dict[tuple[int, int], Share] = {}  # by dataset and rank
+        self._streams: set[Stream] = set()
+        self._threads: set[threading.Thread] = set()
+        self._lock = threading.Lock()  # of the three above
+        self._closing = False
+        self._loop = asyncio.new_event_loop()
+        self._listeners: list[Listener] = []
+        tcp = bind(address, 0)
+        local, unix_name = unix_listener()
+        self._sockets = {TCP: tcp, SHM: local}
+        self.where = {"address": list(tcp.getsockname()[:2]), "unix_name": unix_name}
+        self._thread = threading.Thread(
+            target=self._run, name="tfdist-reading", daemon=True
+        )
+        self._pid = os.getpid()
+        _running.add(self)
+        ready = threading.Event()
+        self._loop.call_soon(self._listen, ready)
+        self._thread.start()
+        if not ready.wait(_START_S):
+            raise RuntimeError(f"the reading service did not start in {_START_S:g} s")
+
+    def add(self, dataset: int, rank: int, share: Share) -> None:
+        """Reads for `rank` when it asks for this dataset."""
+        with self._lock:
+            self._shares[dataset, rank] = share
+
+    def close(self) -> None:
+        """Ends all connections and threads; 2 s at most."""
+        if os.getpid() != self._pid:
+            return
+        with self._lock:
+            self._closing = True
+            streams, threads = list(self._streams), list(self._threads)
+            self._shares.clear()
+        for stream in streams:
+            stream.hang_up()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        deadline = time.monotonic() + _CLOSE_S
+        for thread in [self._thread, *threads]:
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+    def abandon(self) -> None:
+        """Closes the listeners in a forked child, which would keep them open."""
+        for listener in self._listeners:
+            listener.abandon()
+
+    # ---- the loop ----
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_forever()
+            ending = [listener.close() for listener in self._listeners]
+            self._loop.run_until_complete(asyncio.gather(*ending))
+        finally:
+            self._loop.close()
+
+    def _listen(self, ready: threading.Event) -> None:
+        for transport, sock in self._sockets.items():
+            listener = Listener(
+                sock,
+                secret=self._bond.secret,
+                refusal=functools.partial(self._refusal, transport),
+                serve=self._serve,
+                size=self._bond.size,
+            )
+            self._listeners.append(listener)
+        self._loop.create_task(self._start(ready))
+
+    async def _start(self, ready: threading.Event) -> None:
+        for listener in self._listeners:
+            listener.start()
+        ready.set()
+
+    def _refusal(self, transport: str, found: dict[str, Any]) -> str:
+        """Why a connection with these claims is not welcome; "" when it is."""
+        rank = self._bond.rank
+        expected = {**self._bond.claims(transport, rank, PURPOSE), "to": rank}
+        del expected["from"]
+        wrong = auth.difference(expected, found, {"to": "rank that is called"})
+        key = (found.get("dataset"), found.get("from"))
+        if not wrong and not all(type(one) is int for one in key):
+            wrong = f"no dataset {key[0]!r:.20} of rank {key[1]!r:.20}"
+        with self._lock:
+            if not wrong and key not in self._shares:
+                wrong = f"this rank does not read dataset {key[0]} for rank {key[1]}"
+        number = found.get("iteration")
+        if not wrong and (type(number) is not int or not 0 <= number < 1 << 53):
+            wrong = f"no iteration {number!r:.20}"
+        return wrong and f"rank {rank} refused to read: {wrong}"
+
+    async def _serve(self, channel: Channel) -> None:
+        """Goes on in a thread; the loop has nothing more to do with it."""
+        stream = Stream(channel, send_timeout_s=self._timeout_s)
+        found = channel.claims
+        thread = threading.Thread(
+            target=self._read_for,
+            args=(stream, found["dataset"], found["from"], found["iteration"]),
+            name=f"tfdist-reading-for-{found['from']}",
+            daemon=True,
+        )
+        with self._lock:
+            if self._closing:
+                stream.close()
+                return
+            self._streams.add(stream)
+            self._threads = {one for one in self._threads if one.is_alive()}
+            thread.start()
+            self._threads.add(thread)
+
+    # ---- the thread of a connection ----
+
+    def _read_for(self, stream: Stream, dataset: int, rank: int, number: int) -> None:
+        try:
+            window = stream.receive().get("window")
+            with self._lock:
+                share = self._shares.get((dataset, rank))
+            if share is not None and type(window) is int:
+                send_all(stream, share.iterator(number), window)
+        except (OSError, AuthenticationError) as error:
+            _log.debug("reading for rank %d ended: %s", rank, error)
+        except Exception as error:
+            _tell(stream, error)
+        finally:
+            stream.close()
+            with self._lock:
+                self._streams.discard(stream)
+
+
+def _tell(stream: Stream, error: Exception) -> None:
+    """Tells the rank for which there is no iterator; it raises the error."""
+    try:
+        stream.send(described(error))
+        while True:
+            stream.receive()
+    except (OSError, AuthenticationError) as lost:
+        _log.debug("told an error, until: %s", lost)
+
+
+def _abandon_all() -> None:
+    for service in list(_running):
+        service.abandon()
+
+
+os.register_at_fork(after_in_child=_abandon_all)

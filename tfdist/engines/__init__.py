@@ -1,1 +1,0 @@
-"""Engines beside the native one; `tfdist._engine` says what one is."""

@@ -1,0 +1,1 @@
+"""Averaging of gradients: the tape, lists of gradients, buckets, compression."""

@@ -1,0 +1,91 @@
+"""Whether gradients are finite, found by all ranks alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist import collectives
+from tfdist.core.process_sets import ProcessSet
+
+# What an optimizer does with a step whose gradient is not finite.
+NAN_POLICIES = ("raise", "skip_step")
+
+
+def check_nan_policy(nan_policy: str | None) -> None:
+    """Raises ValueError unless it is None or one of `NAN_POLICIES`."""
+    if nan_policy is None or nan_policy in NAN_POLICIES:
+        return
+    names = " or ".join(repr(name) for name in NAN_POLICIES)
+    raise ValueError(f"Expected nan_policy=None, {names}, got {nan_policy!r}.")
+
+
+def all_finite(grads: Sequence[Any]) -> tf.Tensor:
+    """A scalar bool: no infinity and no NaN in any of the gradients.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> from tfdist.gradients.finite import all_finite
+        >>> bool(all_finite([tf.constant([1.0]), tf.constant([2.0, float("nan")])]))
+        False
+    """
+    return tf.reduce_all(tf.stack([tf.constant(True), *map(_is_finite, grads)]))
+
+
+def agreed(
+    found: tf.Tensor, process_set: ProcessSet | None, name: str | None = None
+) -> tf.Tensor:
+    """True on every rank if `found` is True on every rank, else False on every rank.
+
+    Args:
+        found: scalar bool.
+        process_set: the ranks that take part; None: all.
+        name: of the list of gradients that it is about (`ReduceOptions.name`).
+    """
+    return collectives.allreduce(
+        found,
+        op=collectives.ReduceOp.LOGICAL_AND,
+        name=None if name is None else f"{name}.finite",
+        process_set=process_set,
+    )
+
+
+def assert_finite(
+    is_finite: tf.Tensor, grads: Sequence[tuple[Any, str]], optimizer: str
+) -> tf.Operation:
+    """An operation that fails unless `is_finite`.
+
+    Args:
+        is_finite: scalar bool, the same on all ranks.
+        grads: gradients with the paths of their variables, for the message.
+        optimizer: its name, for the message.
+
+    Raises:
+        tf.errors.InvalidArgumentError: when it runs, on every rank.
+    """
+
+    def fail() -> tf.Tensor:
+        paths = tf.constant([path for _, path in grads])
+        flags = tf.stack([_is_finite(g) for g, _ in grads])
+        what = (
+            f"the gradient of a step of optimizer {optimizer} is not finite; no "
+            "variable has been changed by it. Lower the learning rate or clip the "
+            "gradient, or leave such steps out with the policy skip_step. Variables "
+            "(none: on another rank):"
+        )
+        bad = tf.boolean_mask(paths, tf.logical_not(flags))
+        with tf.control_dependencies([tf.debugging.Assert(False, [what, bad], 10)]):
+            return tf.constant(False)
+
+    return tf.cond(is_finite, lambda: tf.constant(True), fail)
+
+
+def _is_finite(grad: Any) -> tf.Tensor:
+    values = grad.values if isinstance(grad, tf.IndexedSlices) else grad
+    if not (values.dtype.is_floating or values.dtype.is_complex):
+        return tf.constant(True)
+    if values.dtype.is_complex:
+        values = tf.stack([tf.math.real(values), tf.math.imag(values)])
+    return tf.reduce_all(tf.math.is_finite(values))

@@ -1,0 +1,132 @@
+"""How the gradients of a tape or an optimizer are reduced: what the user may choose."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import quote
+
+from tfdist.collectives import ReduceOp
+from tfdist.collectives.local_variables import LocalVariables
+from tfdist.core.process_sets import ProcessSet, id_of, members_of
+from tfdist.gradients.compression import check_compression, check_predivision
+from tfdist.gradients.manual_buckets import VariableGroups
+from tfdist.gradients.xla import check_choice
+
+
+@dataclasses.dataclass(frozen=True)
+class ReduceOptions:
+    """The options that `DistributedGradientTape` and `DistributedOptimizer` share.
+
+    Args:
+        op: how the ranks' gradients are combined: `AVERAGE` or `SUM`.
+        name: tells apart lists of gradients that are otherwise equal.
+        process_set: the ranks that take part; None: all.
+        compression: None or a name of `compression.WIRE_TYPES`.
+        sparse_as_dense: whether `tf.IndexedSlices` are reduced as dense tensors; None:
+            those of small tables are (`sparse.TABLE_BYTES`).
+        local_variables: variables that are not reduced; None: there are none.
+        scale_local_gradients: whether the gradients of local variables count as one
+            part of the average; `local_factor`.
+        groups: the buckets; None: they are cut by bytes.
+        gradient_predivide_factor: what gradients are divided by before they are
+            reduced, and multiplied by after it.
+        xla: one of `xla.CHOICES`: "off" never reduces inside of what XLA compiles.
+            Ranks that do and ranks that do not are told apart when they register.
+
+    Raises:
+        ValueError: `op`, `compression`, `xla` or the factor is not one of these,
+            `process_set` has ended, there are no local variables whose gradients are
+            not scaled, or a sum is divided before.
+        TypeError: `process_set` is no process set.
+    """
+
+    op: ReduceOp = ReduceOp.AVERAGE
+    name: str | None = None
+    process_set: ProcessSet | None = None
+    compression: str | None = None
+    sparse_as_dense: bool | None = None
+    local_variables: LocalVariables | None = None
+    scale_local_gradients: bool = True
+    groups: VariableGroups | None = None
+    gradient_predivide_factor: float = 1.0
+    xla: str = "auto"
+
+    def __post_init__(self) -> None:
+        if self.op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
+            raise ValueError(
+                "Expected op=tfdist.ReduceOp.AVERAGE or SUM for gradients, got "
+                f"{self.op!r}: other reductions of gradients do not train a model."
+            )
+        object.__setattr__(self, "op", ReduceOp(self.op))
+        check_compression(self.compression)
+        if self.sparse_as_dense not in (None, True, False):
+            raise ValueError(
+                "Expected sparse_as_dense=None, True or False, got "
+                f"{self.sparse_as_dense!r}."
+            )
+        if self.sparse_as_dense is not None:  # 0 is False, and not None
+            object.__setattr__(self, "sparse_as_dense", bool(self.sparse_as_dense))
+        check_choice(self.xla)
+        if self.scale_local_gradients not in (True, False):
+            raise ValueError(
+                "Expected scale_local_gradients=True or False, got "
+                f"{self.scale_local_gradients!r}."
+            )
+        if self.local_variables is None and not self.scale_local_gradients:
+            raise ValueError(
+                "scale_local_gradients=False was given without local_variables, whose "
+                "gradients it is about. Name them, or leave it out."
+            )
+        check_predivision(self.gradient_predivide_factor)
+        if self.gradient_predivide_factor != 1 and self.op is ReduceOp.SUM:
+            raise ValueError(
+                "Expected op=tfdist.ReduceOp.AVERAGE with gradient_predivide_factor, "
+                "got SUM: what has been divided is multiplied again after the average. "
+                "Leave one of them out."
+            )
+        id_of(self.process_set)  # one that has ended is refused here
+
+    def summing(self) -> ReduceOptions:
+        """The same, for gradients whose sum over the ranks is their average."""
+        summing = copy.copy(self)
+        object.__setattr__(summing, "op", ReduceOp.SUM)
+        return summing
+
+    def local_places(self, variables: Sequence[Any]) -> list[int]:
+        """The places of the variables that are not reduced."""
+        if self.local_variables is None:
+            return []
+        return self.local_variables.places(variables)
+
+    def local_members(self, variables: Sequence[Any]) -> list[Any]:
+        """All that is known of the variables that are not reduced, trained or not."""
+        if self.local_variables is None:
+            return []
+        places = self.local_variables.places(variables)
+        return [*(variables[i] for i in places), *self.local_variables.listed()]
+
+    def local_factor(self) -> float:
+        """What a gradient that is not reduced is multiplied by.
+
+        The gradient of the mean over the ranks' losses, of which only this rank's
+        depends on a variable of its own, is 1/size of the gradient of that loss.
+        """
+        if self.op is ReduceOp.SUM or not self.scale_local_gradients:
+            return 1.0
+        return 1.0 / len(members_of(self.process_set))
+
+    def describe(self, variables: Sequence[Any]) -> str:
+        """One line for `agreement`: ranks with other options are refused by it."""
+        more = "" if self.scale_local_gradients else "scale_local_gradients=False "
+        if self.groups is not None:
+            more += f"groups={self.groups.describe(variables)} "
+        if self.gradient_predivide_factor != 1:
+            more += f"gradient_predivide_factor={self.gradient_predivide_factor!r} "
+        name = quote(self.name or "")  # no space: the core reads it
+        return (
+            f"op={self.op.name.lower()} compression={self.compression or 'none'} "
+            f"sparse_as_dense={self.sparse_as_dense} {more}name={name}"
+        )

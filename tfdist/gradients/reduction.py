@@ -1,0 +1,333 @@
+"""From a list of gradients to one reduction operation per bucket.
+
+A gradient list is a *group*. It is agreed on once, when it is traced (or at the first
+eager call): every rank describes its variables, and a difference is an error on all
+ranks before anything is reduced. From then on each bucket of the group is one
+operation, and TensorFlow's executor starts it when its last gradient is ready.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.collectives import ReduceOp
+from tfdist.collectives.per_rank_variables import declare
+from tfdist.collectives.signature import agree, describe_variable, path_of
+from tfdist.collectives.tf_ops import emit
+from tfdist.consistency.in_step import compare_in_step
+from tfdist.core import runtime
+from tfdist.gradients.agreement import BY_OPERATIONS, BY_XLA, agree_on_gradients
+from tfdist.gradients.bucket_ops import gated, reduce_buckets
+from tfdist.gradients.compression import compress, divided, multiplied, restore
+from tfdist.gradients.options import ReduceOptions
+from tfdist.gradients.provenance import settle, whole_elements_of
+from tfdist.gradients.sample_weights import check_weightable, share_of, weighted
+from tfdist.gradients.sparse import by_rows, reduce_rows, rows_of
+from tfdist.gradients.xla import reduced_by_xla
+
+_logger = logging.getLogger("tfdist")
+_WEIGHTED = "a weight is given"
+
+
+@tf.autograph.experimental.do_not_convert
+def reduce_gradients(
+    grads: Sequence[Any],
+    variables: Sequence[Any],
+    options: ReduceOptions | None = None,
+    *,
+    weight: Any = None,
+) -> list[Any]:
+    """Reduces the gradients of `variables` over all ranks.
+
+    A gradient that is `None` here counts as zeros if any rank has one for that
+    variable; one that no rank has stays `None`. `tf.IndexedSlices` of a large table
+    are reduced by rows, unless a rank has a dense gradient for it; others are made
+    dense (their duplicates summed) before they are reduced.
+
+    Args:
+        grads: one gradient for each variable: a tensor of the variable's shape, a
+            `tf.IndexedSlices`, or `None`.
+        variables: Keras or TensorFlow variables, the same on every rank.
+        options: how; default the average over all ranks, exact.
+        weight: this rank's count of samples (`sample_weights.share_of`), given by all
+            ranks or by none: the average is then that over all samples. Default: every
+            rank counts the same.
+
+    Returns:
+        The reduced gradients, in the order of `variables`, equal on all ranks. Those
+        reduced by rows are `tf.IndexedSlices` that have every index once.
+
+    Raises:
+        tfdist.MismatchError: the ranks' variables or options differ.
+        tfdist.NotInitializedError: before `tfdist.init()`.
+        InsideXlaError: the graph is compiled by XLA, and cannot be with the reduction
+            in it (`xla.reduced_by_xla`).
+        ValueError: the lists differ in length, or a weight is given for a sum,
+            or for the variables of a synchronised batch normalisation.
+    """
+    runtime.check_initialized()
+    runtime.note_gradients()
+    options = options or ReduceOptions()
+    in_xla = reduced_by_xla(
+        [
+            "xla='off' was given" if options.xla == "off" else None,
+            _WEIGHTED if weight is not None else None,
+            "TFDIST_COMMIT_GATE=1" if gated() else None,
+        ]
+    )
+    use = BY_XLA if in_xla else BY_OPERATIONS
+    if weight is not None:
+        check_weights(variables, options)
+        use += " weighted"
+    full, group_id = _complete(grads, variables, options, use, in_xla=in_xla)
+    made = [None if own is None else g for own, g in zip(grads, full, strict=True)]
+    local = {i: grads[i] for i in options.local_places(variables)}
+    if weight is not None:
+        share = share_of(weight, options.process_set, options.name)
+        full = [weighted(g, share) for g in full]
+        local = {i: weighted(g, share) for i, g in local.items()}
+        options = options.summing()
+    factor = options.gradient_predivide_factor
+    is_sparse = [isinstance(g, tf.IndexedSlices) for g in full]
+    dense = [None if sparse else g for g, sparse in zip(full, is_sparse, strict=True)]
+    has_buckets = any(g is not None for g in dense)
+    reduced: list[Any] = reduce_buckets(
+        [compress(divided(g, factor), options.compression) for g in dense],
+        group_id,
+        options,
+        variables,
+        made=made,
+        in_xla=in_xla,
+        also_counted=whole_elements_of(local.values()),
+    )
+    reduced = [
+        multiplied(restore(g, own), factor)
+        for g, own in zip(reduced, dense, strict=True)
+    ]
+    for i, grad in enumerate(full):
+        if is_sparse[i]:
+            name = f"{options.name or 'gradients'}.{group_id[:8]}.rows{i}"
+            reduced[i] = reduce_rows(grad, options, name)
+    part = options.local_factor()
+    own = settle(local.values(), counted=not has_buckets)
+    for i, grad in zip(local, own, strict=True):
+        reduced[i] = grad if part == 1.0 else weighted(grad, part)
+    declare(options.local_members(variables))
+    if not in_xla:
+        shared = [i for i in range(len(variables)) if i not in local]
+        compared = compare_in_step(
+            [variables[i] for i in shared],
+            [reduced[i] for i in shared],
+            group_id,
+            options.process_set,
+        )
+        for i, grad in zip(shared, compared, strict=True):
+            reduced[i] = grad
+    return reduced
+
+
+@tf.autograph.experimental.do_not_convert
+def weighted_gradients(
+    gradient: Callable[[tf.Tensor], Sequence[Any]],
+    variables: Sequence[Any],
+    options: ReduceOptions,
+    weight: Any,
+) -> list[Any]:
+    """As `reduce_gradients` with a weight, which the backward pass begins with.
+
+    So it is right for layers too that add up the ranks' gradients within it.
+
+    Args:
+        gradient: makes the gradients, of a loss times the share that it is given.
+        variables: Keras or TensorFlow variables, the same on every rank.
+        options: how; the average over some ranks.
+        weight: this rank's count of samples.
+    """
+    runtime.check_initialized()
+    emit.check_not_xla(_WEIGHTED)
+    _check_average(options)
+    # Before the ranks tell each other their weights: a rank may have given none.
+    agree(
+        _lines(variables, [None for _ in variables], options.local_places(variables)),
+        f"{options.describe(variables)} weighted",
+        process_set=options.process_set,
+    )
+    share = share_of(weight, options.process_set, options.name)
+    # A mean over no samples may be NaN: a share of 0 counts for nothing all the same.
+    counts = tf.cast(share > 0, share.dtype)
+    local = [weighted(g, counts) for g in gradient(share)]
+    options = options.summing()
+    return reduce_gradients(local, variables, options)
+
+
+@tf.autograph.experimental.do_not_convert
+def fill_missing(
+    grads: Sequence[Any],
+    variables: Sequence[Any],
+    options: ReduceOptions,
+    *,
+    is_weighted: bool = False,
+) -> list[tf.Tensor | None]:
+    """Zeros in place of the gradients that this rank lacks and another has.
+
+    For gradients that each rank adds up by itself before they are reduced. Arguments
+    and errors are those of `reduce_gradients`; ranks with `is_weighted` and others do
+    not agree.
+
+    Returns:
+        Dense gradients, `None` for the variables that no rank has one for.
+    """
+    emit.check_not_xla("gradients are accumulated")
+    options = dataclasses.replace(options, sparse_as_dense=True)
+    use = "accumulated weighted" if is_weighted else "accumulated"
+    full: list[Any] = _complete(grads, variables, options, use)[0]
+    for i in options.local_places(variables):
+        full[i] = grads[i]
+    return full
+
+
+def _complete(
+    grads: Sequence[Any],
+    variables: Sequence[Any],
+    options: ReduceOptions,
+    use: str,
+    *,
+    in_xla: bool = False,
+) -> tuple[list[Any], str]:
+    """The gradients as they are reduced, without gaps, and the id of their group.
+
+    Where the variable is local there is `None`.
+    """
+    runtime.check_initialized()
+    local = set(options.local_places(variables))
+    _check_arguments(grads, variables, local)
+    # Behind the gate all rows would have to come in one step with the buckets.
+    tables = [
+        i
+        for i, v in enumerate(variables)
+        if i not in local
+        and not gated()
+        and by_rows(v.shape, _dtype(v).size, options.sparse_as_dense)
+    ]
+    if in_xla and any(isinstance(grads[i], tf.IndexedSlices) for i in tables):
+        raise emit.InsideXlaError(
+            "large tables are reduced by their rows (sparse_as_dense=True does not)"
+        )
+    shared = [None if i in local else g for i, g in enumerate(grads)]
+    known = [
+        g if i in tables and isinstance(g, tf.IndexedSlices) else _dense(g, v)
+        for i, (g, v) in enumerate(zip(shared, variables, strict=True))
+    ]
+    lines = _lines(variables, known, local)
+    group_id, found = agree_on_gradients(
+        lines + [f"{lines[i]} dense" for i in tables],
+        f"{options.describe(variables)} {use}",
+        [i in local or g is not None for i, g in enumerate(known)]
+        + [_is_dense(known[i]) for i in tables],
+        options.process_set,
+    )
+    dense_somewhere = dict(zip(tables, found[len(lines) :], strict=True))
+    full: list[Any] = []
+    for i, (grad, variable) in enumerate(zip(known, variables, strict=True)):
+        if i in local or (grad is None and not found[i]):
+            full.append(None)
+        elif not dense_somewhere.get(i, True):
+            full.append(rows_of(grad, variable))
+        elif grad is None:
+            full.append(tf.zeros(variable.shape, variable.dtype))
+        else:
+            full.append(_dense(grad, variable))
+    return full, group_id
+
+
+def check_weights(variables: Sequence[Any], options: ReduceOptions) -> None:
+    """Raises ValueError if the gradients of these variables cannot be weighted."""
+    _check_average(options)
+    check_weightable(variables)
+
+
+def _check_average(options: ReduceOptions) -> None:
+    if not options.scale_local_gradients:
+        raise ValueError(
+            "weight cannot be used with scale_local_gradients=False: what a rank "
+            "counts for would be in some of its gradients and not in others. Leave "
+            "one of them out."
+        )
+    if options.op is not ReduceOp.AVERAGE:
+        raise ValueError(
+            "Expected op=tfdist.ReduceOp.AVERAGE with weight, got SUM: a sum has no "
+            "weights. Multiply the loss of this rank by the weight instead."
+        )
+
+
+def _is_dense(grad: Any) -> bool:
+    return grad is not None and not isinstance(grad, tf.IndexedSlices)
+
+
+def _dtype(variable: Any) -> tf.DType:
+    return tf.as_dtype(variable.dtype)
+
+
+def _check_arguments(
+    grads: Sequence[Any], variables: Sequence[Any], local: Collection[int]
+) -> None:
+    if len(grads) != len(variables):
+        raise ValueError(
+            f"Expected one gradient for each of {len(variables)} variables, got "
+            f"{len(grads)} gradients."
+        )
+    for i, variable in enumerate(variables):
+        if i in local:
+            continue
+        if getattr(variable, "overwrite_with_gradient", False):
+            raise NotImplementedError(
+                f"Variable {path_of(variable)} is overwritten by its gradient "
+                "(float8 training), which must not be averaged: not supported in "
+                "this release. Use a float32, bfloat16 or float16 policy."
+            )
+        if not tf.TensorShape(variable.shape).is_fully_defined():
+            raise ValueError(
+                f"Expected a variable of known shape, got {path_of(variable)} with "
+                f"shape {variable.shape}. Give the variable a static shape."
+            )
+
+
+def _dense(grad: Any, variable: Any) -> tf.Tensor | None:
+    if grad is None:
+        return None
+    if isinstance(grad, tf.IndexedSlices):
+        _log_dense_once(path_of(variable))
+        grad = rows_of(grad, variable)  # with the shape, which it may lack
+    tensor = tf.convert_to_tensor(grad)
+    if tensor.shape.is_fully_defined():
+        return tensor
+    # Buckets are cut by static sizes, which some traced gradients do not carry.
+    return tf.ensure_shape(tensor, variable.shape)
+
+
+@functools.lru_cache(maxsize=4096)
+def _log_dense_once(path: str) -> None:
+    _logger.info(
+        "The gradient of %s is sparse (tf.IndexedSlices). It is reduced as a dense "
+        "tensor; sparse_as_dense=False reduces its rows instead, which is faster for a "
+        "large table of which a step uses few rows.",
+        path,
+    )
+
+
+def _lines(
+    variables: Sequence[Any], grads: Sequence[Any], local: Collection[int]
+) -> list[str]:
+    """What the ranks compare. A local variable may have another shape on each."""
+    return [
+        f"{path_of(v)} local"
+        if i in local
+        else describe_variable(v, None if g is None else g.dtype)
+        for i, (v, g) in enumerate(zip(variables, grads, strict=True))
+    ]

@@ -1,0 +1,170 @@
+"""Gradients of batches of unequal sizes: the mean over all samples of all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist import collectives
+from tfdist.core.process_sets import ProcessSet
+
+# Attribute of the variables of a model whose backward pass adds up over the ranks: a
+# weak reference to the layer that does it, as long as it is trained.
+SYNCHRONIZED = "_tfdist_synchronized"
+# In the error where only some ranks give one: the others do not come to this sum.
+EAGER_NAME = "weight= (of all ranks or of none)"
+
+
+def share_of(
+    weight: Any, process_set: ProcessSet | None = None, name: str | None = None
+) -> tf.Tensor:
+    """This rank's part of all ranks' weights: w_r / (w_0 + w_1 + ...).
+
+    With g_r the gradient of the mean over the w_r samples of rank r, the sum of
+    share_of(w_r) * g_r over the ranks is the gradient of the mean over all samples.
+    One small message, which does not depend on the gradients: it is over before the
+    backward pass is.
+
+    Args:
+        weight: this rank's number of samples or sum of sample weights: a number or a
+            scalar tensor, finite and >= 0. 0 for a rank without data.
+        process_set: the ranks that take part; default all.
+        name: of the list of gradients (`ReduceOptions.name`); default none.
+
+    Returns:
+        Scalar float64 tensor between 0 and 1; 0 on all ranks where all weights are 0.
+
+    Raises:
+        ValueError: `weight` is no scalar.
+        tf.errors.InvalidArgumentError: a rank's weight is negative or not finite; on
+            every rank.
+
+    Example:
+        >>> import tfdist
+        >>> from tfdist.gradients.sample_weights import share_of
+        >>> tfdist.init()
+        >>> float(share_of(8))
+        1.0
+    """
+    own = exact(weight)
+    is_valid = tf.logical_and(tf.math.is_finite(own), own >= 0)
+    valid = tf.where(is_valid, own, 0.0)
+    # Told to all with the sum, so that no rank waits for one that has raised.
+    bad = tf.where(is_valid, tf.constant(0.0, tf.float64), 1.0)
+    # Eager calls of one kind have one name, which says nothing in an error.
+    unnamed = EAGER_NAME if tf.executing_eagerly() else None
+    total, bad_ranks = tf.unstack(
+        collectives.allreduce(
+            tf.stack([valid, bad]),
+            op=collectives.ReduceOp.SUM,
+            name=unnamed if name is None else f"{name}.weight",
+            process_set=process_set,
+        )
+    )
+    check = tf.debugging.Assert(
+        bad_ranks == 0,
+        [
+            "the weight of a batch has to be finite and at least 0; ranks for which it "
+            "is not:",
+            bad_ranks,
+            "weight on this rank:",
+            own,
+        ],
+    )
+    with tf.control_dependencies([] if check is None else [check]):
+        return tf.math.divide_no_nan(valid, total)
+
+
+def exact(weight: Any) -> tf.Tensor:
+    """A weight as a float64 scalar.
+
+    Raises:
+        ValueError: `weight` is no scalar.
+    """
+    # A Python number must not become a float32 on the way.
+    number = weight if tf.is_tensor(weight) else np.asarray(weight, np.float64)
+    own = tf.cast(number, tf.float64)
+    if own.shape.rank != 0:
+        raise ValueError(
+            "Expected weight to be one number, this rank's count of samples, got a "
+            f"tensor of shape {own.shape}. Sample weights of a batch are added up "
+            "first: weight=tf.reduce_sum(sample_weight)."
+        )
+    return own
+
+
+def weighted_outputs(target: Any, output_gradients: Any, share: tf.Tensor) -> Any:
+    """What a backward pass has to begin with so that its gradients are weighted.
+
+    Args:
+        target: tensor or structure of tensors, to be differentiated.
+        output_gradients: one gradient for each target, or None for ones.
+        share: of `share_of`.
+
+    Returns:
+        `output_gradients` times the share, in the structure of `target`.
+    """
+    if output_gradients is None:
+        output_gradients = tf.nest.map_structure(tf.ones_like, target)
+    return tf.nest.map_structure(lambda g: weighted(g, share), output_gradients)
+
+
+def as_targets_hold(share: tf.Tensor, target: Any) -> tf.Tensor:
+    """The share, rounded to the half types among the types of the targets.
+
+    A backward pass that begins with it loses nothing; what is missing to the share
+    itself can be multiplied by the gradients, whose types may hold more.
+
+    Args:
+        share: of `share_of`.
+        target: tensor or structure of tensors, to be differentiated.
+    """
+    held = share
+    for dtype in (tf.bfloat16, tf.float16):
+        if any(getattr(t, "dtype", None) == dtype for t in tf.nest.flatten(target)):
+            held = tf.cast(tf.cast(held, dtype), share.dtype)
+    return held
+
+
+def check_weightable(variables: Iterable[Any]) -> None:
+    """Raises if gradients of these variables cannot be weighted when they are there.
+
+    The backward pass of a synchronised batch normalisation adds up what comes from all
+    ranks' losses, so by then it is too late to weight them.
+
+    Raises:
+        ValueError: a variable belongs to a model with such a layer; says what to write.
+    """
+    for variable in variables:
+        layer = getattr(variable, SYNCHRONIZED, lambda: None)()
+        if layer is not None and layer.trainable:
+            raise ValueError(
+                f"weight cannot be used for {getattr(variable, 'path', variable.name)}"
+                ": a synchronised batch normalisation adds up the ranks' gradients "
+                "within the backward pass, before they could be weighted. Let each "
+                "rank's loss be the sum over its samples divided by the number of all "
+                "ranks' samples, and reduce with op=tfdist.ReduceOp.SUM; or give the "
+                "weight to DistributedGradientTape.gradient()."
+            )
+
+
+def weighted(grad: Any, share: tf.Tensor) -> Any:
+    """A gradient times this rank's share; half types are multiplied in float32.
+
+    Args:
+        grad: tensor, `tf.IndexedSlices` or `None`.
+        share: of `share_of`.
+    """
+    if grad is None:
+        return None
+    if isinstance(grad, tf.IndexedSlices):
+        values = weighted(grad.values, share)
+        return tf.IndexedSlices(values, grad.indices, grad.dense_shape)
+    grad = tf.convert_to_tensor(grad)
+    wide = tf.float32 if grad.dtype in (tf.float16, tf.bfloat16) else grad.dtype
+    # The mean over no samples is NaN: a share of 0 counts for nothing all the same.
+    product = tf.math.multiply_no_nan(tf.cast(grad, wide), tf.cast(share, wide))
+    return tf.cast(product, grad.dtype)

@@ -1,0 +1,240 @@
+"""DistributedGradientTape: a gradient tape whose gradients are those of all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from types import TracebackType
+from typing import Any, NoReturn, Self
+
+import tensorflow as tf
+
+from tfdist.collectives import ReduceOp
+from tfdist.collectives.local_variables import LocalVariables
+from tfdist.core.process_sets import ProcessSet
+from tfdist.gradients import reduction
+from tfdist.gradients.manual_buckets import VariableGroups
+from tfdist.gradients.options import ReduceOptions
+from tfdist.gradients.provenance import note_tape
+from tfdist.gradients.sample_weights import as_targets_hold, weighted, weighted_outputs
+
+
+class DistributedGradientTape:
+    """A `tf.GradientTape` whose `gradient` is reduced over all ranks.
+
+    For custom training loops: every rank computes the loss of its own batch, and
+    gets the gradient of the mean over all ranks. With equal batches that is the
+    gradient of one process on the concatenated batch.
+
+    Args:
+        tape: a `tf.GradientTape` that has recorded, or will record, the loss;
+            default: a new one.
+        op: `ReduceOp.AVERAGE` (default) or `ReduceOp.SUM`.
+        name: tells apart two tapes that reduce equal lists of variables in one
+            graph; default: they are told apart by their order. Tapes that are used in
+            different threads need different names.
+        process_set: the ranks over which gradients are reduced; default all.
+        compression: `"fp16"` or `"bf16"`: float32 and float64 gradients are rounded to
+            that type, added in float32, and the result is rounded once more: half the
+            bytes (three quarters between hosts with several ranks each), for 11 (fp16)
+            or 8 (bf16) significant bits. fp16 ends at 65504: a larger gradient becomes
+            infinite. Default: exact.
+        sparse_as_dense: how gradients of embeddings (`tf.IndexedSlices`) are reduced:
+            `False`: by the rows that a step has used, `True`: as dense tensors.
+            Default: by rows for tables of 8 MiB and more. With
+            `TFDIST_COMMIT_GATE=1` always as dense tensors.
+        local_variables: variables and layers that belong to each rank alone (a list, or
+            a function that is given a variable and says whether it is one): their
+            gradients are not reduced, and they may have other shapes on other ranks.
+            The same ones on all ranks. Default: none.
+        scale_local_gradients: whether their gradients are those of the mean over the
+            ranks' losses, like all others, so 1/size of those of this rank's own loss
+            (with `weight`: times its part of it). Default True; with `ReduceOp.SUM`
+            there is nothing to scale.
+        groups: which gradients are reduced together, in one operation (for each
+            dtype): a number of groups of about equally many bytes, or a list of
+            lists of variables and layers; what is in none, and with a default of
+            None everything, is grouped by `TFDIST_BUCKET_BYTES`. The same bits come
+            out. Tables that are reduced by rows go alone.
+        gradient_predivide_factor: a number f > 0: float32 and float64 gradients are
+            divided by f before they are compressed and averaged, and multiplied by f
+            after it. With `compression="fp16"` the range then ends at f times 65504.
+            Default 1; for averages only.
+        persistent: of the new tape: whether `gradient` may be called repeatedly.
+        watch_accessed_variables: of the new tape: whether it watches trainable
+            variables by itself.
+
+    Raises:
+        TypeError: `tape` is no `tf.GradientTape`.
+        ValueError: `op` is neither sum nor average, or `compression` is not known.
+
+    Example:
+        >>> import tensorflow as tf, tfdist
+        >>> tfdist.init()
+        >>> w = tf.Variable(3.0)
+        >>> with tfdist.DistributedGradientTape() as tape:
+        ...     loss = w * w
+        >>> float(tape.gradient(loss, w))
+        6.0
+    """
+
+    def __init__(
+        self,
+        tape: tf.GradientTape | None = None,
+        *,
+        op: ReduceOp = ReduceOp.AVERAGE,
+        name: str | None = None,
+        process_set: ProcessSet | None = None,
+        compression: str | None = None,
+        sparse_as_dense: bool | None = None,
+        local_variables: Iterable[Any] | Callable[[Any], bool] | None = None,
+        scale_local_gradients: bool = True,
+        groups: int | Sequence[Sequence[Any]] | None = None,
+        gradient_predivide_factor: float = 1.0,
+        persistent: bool = False,
+        watch_accessed_variables: bool = True,
+    ) -> None:
+        if tape is None:
+            tape = tf.GradientTape(
+                persistent=persistent,
+                watch_accessed_variables=watch_accessed_variables,
+            )
+        elif not isinstance(tape, tf.GradientTape):
+            raise TypeError(
+                f"Expected a tf.GradientTape or None, got {type(tape).__name__}: "
+                f"{tape!r}. Write tfdist.DistributedGradientTape() for a new tape."
+            )
+        elif persistent or not watch_accessed_variables:
+            raise ValueError(
+                "Expected persistent and watch_accessed_variables for a new tape only, "
+                "got them with a tape that exists. Give them to the tf.GradientTape."
+            )
+        self._tape = tape
+        self._options = ReduceOptions(
+            op,
+            name=name,
+            process_set=process_set,
+            compression=compression,
+            sparse_as_dense=sparse_as_dense,
+            local_variables=None
+            if local_variables is None
+            else LocalVariables(local_variables),
+            scale_local_gradients=scale_local_gradients,
+            groups=None if groups is None else VariableGroups(groups),
+            gradient_predivide_factor=gradient_predivide_factor,
+        )
+
+    def __enter__(self) -> Self:
+        self._tape.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._tape.__exit__(kind, error, traceback)
+
+    def watch(self, tensor: Any) -> None:
+        """Records operations on `tensor`, as `tf.GradientTape.watch`."""
+        self._tape.watch(tensor)
+
+    def watched_variables(self) -> tuple[Any, ...]:
+        """The variables watched by the tape, in the order of their construction."""
+        return self._tape.watched_variables()
+
+    def stop_recording(self) -> Any:
+        """A context in which nothing is recorded."""
+        return self._tape.stop_recording()
+
+    def reset(self) -> None:
+        """Forgets what was recorded."""
+        self._tape.reset()
+
+    @tf.autograph.experimental.do_not_convert
+    def gradient(
+        self,
+        target: Any,
+        sources: Any,
+        output_gradients: Any = None,
+        unconnected_gradients: tf.UnconnectedGradients = tf.UnconnectedGradients.NONE,
+        *,
+        weight: Any = None,
+    ) -> Any:
+        """The gradient of `target`, reduced over all ranks.
+
+        Every rank has to call it, with the same variables in the same order.
+
+        Args:
+            target: the tensor or structure of tensors to differentiate.
+            sources: a Keras or TensorFlow variable, or a structure of them.
+            output_gradients: one gradient for each target; default ones.
+            unconnected_gradients: what a variable that no rank's target depends on
+                gets: `NONE` (default) or `ZERO`. A variable that some rank's target
+                depends on counts as zeros on the other ranks.
+            weight: for batches of unequal sizes: this rank's number of samples (or sum
+                of sample weights), a number or scalar tensor >= 0, given by all ranks
+                or by none. The result is then the gradient of the mean over all
+                ranks' samples, where `target` is the mean over this rank's: the sum
+                of w_r g_r divided by the sum of w_r. Default: every rank counts the
+                same.
+
+        Returns:
+            The reduced gradients in the structure of `sources`. Of a table reduced by
+            rows: `tf.IndexedSlices` that have every index once.
+
+        Raises:
+            TypeError: a source is not a variable.
+            ValueError: a weight with `op=SUM`, or one that is no scalar.
+            tfdist.MismatchError: the ranks' variables differ.
+            tfdist.RankFailedError: a rank failed; the message names it.
+        """
+        variables = tf.nest.flatten(sources)
+        for source in variables:
+            if not hasattr(source, "assign"):
+                raise TypeError(
+                    "Expected variables as sources, got "
+                    f"{type(source).__name__}: {source!r}. Gradients with respect to "
+                    "tensors belong to one rank's data and are not reduced: use "
+                    "tf.GradientTape for them."
+                )
+
+        def local(begin_with: Any) -> Any:
+            return self._tape.gradient(
+                target, variables, begin_with, unconnected_gradients
+            )
+
+        def of_share(share: tf.Tensor) -> Any:
+            begun = as_targets_hold(share, target)
+            found = local(weighted_outputs(target, output_gradients, begun))
+            if begun is share:
+                return found
+            return [weighted(g, tf.math.divide_no_nan(share, begun)) for g in found]
+
+        if weight is None:
+            reduced = reduction.reduce_gradients(
+                local(output_gradients), variables, self._options
+            )
+        else:
+            reduced = reduction.weighted_gradients(
+                of_share, variables, self._options, weight
+            )
+        own = set(self._options.local_places(variables))
+        note_tape(
+            [g for i, g in enumerate(reduced) if i not in own],
+            self._options.process_set,
+            self._options.op,
+        )
+        return tf.nest.pack_sequence_as(sources, reduced)
+
+    def jacobian(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Not reduced, so refused: use `tf.GradientTape.jacobian`."""
+        raise NotImplementedError(
+            "DistributedGradientTape reduces gradients, not Jacobians. Record with a "
+            "tf.GradientTape, call its jacobian(), and reduce what you need with "
+            "tfdist.allreduce()."
+        )
+
+    def batch_jacobian(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Not reduced, so refused: use `tf.GradientTape.batch_jacobian`."""
+        self.jacobian()

@@ -1,0 +1,173 @@
+"""Gradients that are reduced inside of a function that XLA compiles.
+
+That takes `libtfdist_xla.so`, which `make xla` builds and no installation brings. A
+group is one custom call there, whatever its buckets: XLA runs custom calls one after
+another in an order that it chooses for each rank by itself. Several groups of one
+function are chained: each call takes a token from the one before it.
+
+Without the library, and for what it does not do, `InsideXlaError` is raised while the
+function is traced; `training.jit_compile` then lets XLA compile the step up to its
+gradients.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.ops import control_flow_util
+from tensorflow.python.ops.control_flow_v2_func_graphs import (
+    CondBranchFuncGraph,
+    WhileBodyFuncGraph,
+)
+
+from tfdist import errors
+from tfdist.collectives.tf_ops.emit import InsideXlaError, inside_xla
+from tfdist.collectives.tf_ops.op_library import built_for, ops
+from tfdist.core import engines, native
+
+LIBRARY_PATH = native.LIBRARY_FOLDER / "libtfdist_xla.so"
+# What an optimizer may be told: use the library where there is one, or do not.
+CHOICES = ("auto", "off")
+_TOKENS = "tfdist/xla_tokens"  # graph collection: token of the last group traced there
+
+
+def check_choice(xla: str) -> None:
+    """Raises ValueError unless it is one of `CHOICES`."""
+    if xla not in CHOICES:
+        raise ValueError(f"Expected xla='auto' or 'off', got {xla!r}.")
+
+
+def reduced_by_xla(refusals: Sequence[str | None] = ()) -> bool:
+    """Whether a group of gradients traced here becomes a custom call.
+
+    Args:
+        refusals: what of the group has no place in one; None: nothing.
+
+    Returns:
+        True in a function that XLA compiles, False elsewhere.
+
+    Raises:
+        InsideXlaError: XLA compiles the function, and cannot reduce the group in it.
+    """
+    if not inside_xla():
+        return False
+    for why in (unusable(), _nested(), *refusals):
+        if why is not None:
+            raise InsideXlaError(why)
+    return True
+
+
+def unusable() -> str | None:
+    """Why no group can be reduced inside of XLA in this process, or None."""
+    engine = engines.chosen()
+    if engine is not None:
+        return f"the engine {engine.name!r} has no operations for XLA"
+    if not LIBRARY_PATH.is_file():
+        return NOT_BUILT
+    devices = {d.device_type for d in tf.config.list_logical_devices()} - {"CPU"}
+    if devices:
+        return (
+            f"libtfdist_xla.so reduces on CPUs only, and TensorFlow sees "
+            f"{', '.join(sorted(devices))} here"
+        )
+    return _load()[1]
+
+
+NOT_BUILT = "libtfdist_xla.so is not built (make xla)"
+
+
+@functools.cache
+def _load() -> tuple[ModuleType | None, str | None]:
+    """The library's operations; or what is wrong with it."""
+    built = built_for(LIBRARY_PATH)
+    if built != tf.__version__:
+        return None, (
+            f"libtfdist_xla.so was built for TensorFlow {built}, this is "
+            f"{tf.__version__} (make xla)"
+        )
+    try:
+        native.library()  # first, by absolute path: one core for all libraries
+        ops()
+        module = tf.load_op_library(str(LIBRARY_PATH))
+        register = ctypes.CDLL(str(LIBRARY_PATH)).tfdist_xla_register
+    except (tf.errors.OpError, OSError, AttributeError) as error:
+        reason = getattr(error, "message", None) or str(error)
+        return None, f"libtfdist_xla.so does not load: {reason} (make xla)"
+    register.restype = ctypes.c_char_p
+    refusal = register()
+    if refusal is not None:
+        return None, f"libtfdist_xla.so: {refusal.decode()} (make xla)"
+    return module, None
+
+
+def _nested() -> str | None:
+    """The calls of one graph can be chained, not those of a branch or a loop in it."""
+    graph = tf.compat.v1.get_default_graph()
+    in_branch = isinstance(graph, CondBranchFuncGraph | WhileBodyFuncGraph)
+    # TensorFlow notes it in the graph that calls the compiled one; or in that itself.
+    outer = getattr(graph, "outer_graph", None)
+    own = [g for g in (graph, outer) if g is not None]
+    if not in_branch and any(map(control_flow_util.InXlaContext, own)):
+        return None
+    return (
+        "gradients are reduced inside of a tf.cond, tf.while_loop or tf.function of "
+        "the compiled step"
+    )
+
+
+def emit_group(
+    tensors: Sequence[tf.Tensor],
+    *,
+    sizes: Sequence[int],
+    hints: Sequence[int],
+    group_id: str,
+    name: str,
+    op: int,
+    process_set: int,
+    counted: int,
+) -> list[tf.Tensor]:
+    """Emits the one operation of a group, where `reduced_by_xla()`.
+
+    Args:
+        tensors: the gradients, bucket by bucket.
+        sizes: how many of them each bucket has; those of a bucket have one dtype.
+        hints: for each tensor its index in the list of gradients.
+        group_id: of `agree_on_gradients`.
+        name: the same on all ranks; a bucket's is this, a dot and its number.
+        op: a `ReduceOp`.
+        process_set: id of the ranks that take part.
+        counted: for how many elements of gradients all of them count.
+
+    Returns:
+        The reduced tensors, in the order of `tensors`.
+    """
+    module, refusal = _load()
+    if module is None:
+        raise InsideXlaError(refusal)
+    tokens = tf.compat.v1.get_default_graph().get_collection_ref(_TOKENS)
+    with errors.translate():
+        token, reduced = module.tfdist_reduce_group(
+            after=tokens[-1] if tokens else tf.constant(0.0),
+            tensors=list(tensors),
+            tensor_name=name,
+            group=group_id,
+            sizes=list(sizes),
+            hints=list(hints),
+            reduce_op=int(op),
+            prescale="1.0",
+            postscale="1.0",
+            process_set=process_set,
+            counted=counted,
+        )
+    tokens.append(token)
+    return list(reduced)
+
+
+@tf.RegisterGradient("TfdistReduceGroup")
+def _no_gradient(_node: Any, *_grads: Any) -> None:
+    raise InsideXlaError("a reduced gradient is differentiated once more")

@@ -1,0 +1,122 @@
+"""Checks, before anything starts, what the ranks will need of this machine."""
+
+from __future__ import annotations
+
+import os
+import resource
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from tfdist.core import native
+from tfdist.core.rendezvous.overlay import first_peers
+
+_FILES_OF_A_PROGRAM = 256  # Python, TensorFlow, data files
+_FILES_A_PEER = 4  # socket, memory, window, doorbell
+_FILES_A_RANK = 6  # of the launcher: two pipes, log file, process, two of the store
+_STACK_BYTES = 1 << 20
+_GOOD_STACK_BYTES = 8 << 20
+
+
+@dataclass
+class Findings:
+    """What the checks found."""
+
+    errors: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+
+def raised_limit(kind: int, need: int, wish: int) -> int:
+    """Raises a soft limit of this process (ranks inherit it) towards `wish`.
+
+    Returns:
+        The limit in force, at least `need` where the hard limit allows it.
+    """
+    soft, hard = resource.getrlimit(kind)
+    if soft == resource.RLIM_INFINITY or soft >= need:
+        return need
+    target = wish if hard == resource.RLIM_INFINITY else min(wish, hard)
+    resource.setrlimit(kind, (target, hard))
+    return target
+
+
+def _used(folder: Path) -> int:
+    """Bytes of a control group that it cannot give back; files it has read it can."""
+    told = (folder / "memory.stat").read_text().splitlines()
+    stat = dict(line.split() for line in told)
+    files = int(stat.get("inactive_file", 0)) + int(stat.get("active_file", 0))
+    return int((folder / "memory.current").read_text()) - files
+
+
+def available_memory() -> int:
+    """Bytes that can be allocated now: of the machine, and of this control group."""
+    free = int(psutil.virtual_memory().available)
+    try:
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            number, _, path = line.split(":", 2)
+            folder = Path("/sys/fs/cgroup") / path.lstrip("/")
+            if number == "0":
+                limit = (folder / "memory.max").read_text().strip()
+                if limit != "max":
+                    free = min(free, max(0, int(limit) - _used(folder)))
+    except (OSError, ValueError):
+        pass  # no control group of version 2: the machine's figure stands
+    return free
+
+
+def links_a_rank(world: int) -> int:
+    """Links with which each of `world` ranks starts (TFDIST_MESH_RANKS)."""
+    try:
+        mesh_ranks = int(native.value("TFDIST_MESH_RANKS"))
+    except (ImportError, native.CoreError):
+        mesh_ranks = world  # reported elsewhere; here the most there can be
+    return len(first_peers(0, world, mesh_ranks))
+
+
+def check(
+    size: int, *, shm_bytes: int, world: int | None = None, served: int | None = None
+) -> Findings:
+    """Checks open files, stack, shared memory and cores for `size` ranks.
+
+    Args:
+        size: number of ranks on this host.
+        shm_bytes: of one link between two ranks, with what each has in its window for
+            the other; 0 when they use TCP.
+        world: number of ranks on all hosts; default `size`.
+        served: number of ranks whose output and words this process reads; default
+            `world`.
+    """
+    found = Findings()
+    world = size if world is None else world
+    need = max(
+        _FILES_OF_A_PROGRAM + _FILES_A_PEER * links_a_rank(world),
+        64 + _FILES_A_RANK * (world if served is None else served),
+    )
+    files = raised_limit(resource.RLIMIT_NOFILE, need, 2 * need)
+    if files < need:
+        found.errors.append(
+            f"{world} ranks need {need} open files each, but the limit is {files}; "
+            f"raise it (ulimit -Hn {need}, as the administrator), or start fewer ranks"
+        )
+    stack = raised_limit(resource.RLIMIT_STACK, _STACK_BYTES, _GOOD_STACK_BYTES)
+    if stack < _STACK_BYTES:
+        found.errors.append(
+            f"the stack is limited to {stack >> 10} KiB, but TensorFlow needs at least "
+            f"{_STACK_BYTES >> 10} KiB; raise it (ulimit -s {_GOOD_STACK_BYTES >> 10})"
+        )
+    shared = shm_bytes * size * links_a_rank(size) // 2
+    free = available_memory()
+    if shared > free:
+        found.errors.append(
+            f"{size} ranks need {shared >> 20} MiB of shared memory, but only "
+            f"{free >> 20} MiB of memory are free; start fewer ranks, lower "
+            "TFDIST_SHM_SLOTS or TFDIST_SEGMENT_BYTES, or set TFDIST_TRANSPORT=tcp"
+        )
+    cores = len(os.sched_getaffinity(0))
+    if size > cores:
+        found.warnings.append(
+            f"{size} ranks share {cores} core{'s' if cores > 1 else ''}; they will be "
+            "slower than fewer ranks"
+        )
+    return found

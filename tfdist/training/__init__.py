@@ -1,0 +1,1 @@
+"""The optimizer, evaluation, prediction, and what they share with the callbacks."""

@@ -1,0 +1,213 @@
+"""evaluate: the metrics of all the data, each rank working on its part of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from tfdist import errors
+from tfdist.collectives.all_ranks import Together
+from tfdist.consistency.fingerprint import fingerprints
+from tfdist.core import runtime
+from tfdist.core.process_sets import ProcessSet
+from tfdist.training.batch_partition import Part, deal
+from tfdist.training.metric_states import Snapshot, check_metrics, combine, results_of
+from tfdist.training.preprocessing_layers import check_prints, prints_of_adapted
+
+
+def evaluate(
+    model: keras.Model,
+    x: Any,
+    y: Any = None,
+    *,
+    batch_size: int | None = None,
+    sample_weight: Any = None,
+    verbose: str | int = "auto",
+    return_dict: bool = False,
+    timeout_s: float | None = None,
+    process_set: ProcessSet | None = None,
+) -> Any:
+    """The loss and metrics of all the data, computed by all ranks together.
+
+    As `model.evaluate(x, y, ...)` in one process: the data are cut into the same
+    batches, every rank looks at some of them, and the states of the metrics are
+    combined exactly, so that each sample counts once and with its weight, and a metric
+    that is no mean (AUC, F1, R2) is that of the whole data. Counts are those of one
+    process to the bit; sums of floating-point numbers are added in another order.
+
+    All ranks call it, with the same data and the same weights. They wait for each
+    other before and after their work, not in between, so that they may have
+    different numbers of batches; a rank may also have none.
+
+    Args:
+        model: a compiled model; how it was compiled (`jit_compile`, `run_eagerly`,
+            `steps_per_execution`) and its precision are as they are.
+        x: the whole data, on every rank: arrays or a structure of arrays with the
+            samples along the first axis; or a `tf.data.Dataset`, not shuffled, of known
+            or unknown length; or a `keras.utils.PyDataset` of batches, in an order that
+            its `on_epoch_begin` and `on_epoch_end` leave equal on all ranks.
+        y: the targets, if `x` is arrays.
+        batch_size: samples in a batch, at least 1; default 32 for arrays. A dataset
+            is of batches, unless `batch_size` is given: then of single samples.
+        sample_weight: a weight for each sample, if `x` is arrays; default 1.
+        verbose: as in Keras, for this rank; default "auto": a progress bar on the
+            first rank only.
+        return_dict: whether names come with the numbers; default False.
+        timeout_s: seconds to wait for the slowest rank when this one is done; default
+            `TFDIST_TIMEOUT_S`.
+        process_set: the ranks that take part, which alone call it; default all.
+
+    Returns:
+        What `model.evaluate` returns: the loss; a list of the loss and metrics; or a
+        dict of them. The same on all ranks. The states of the model's metrics are
+        those of all the data afterwards, bitwise equal on all ranks.
+
+    Raises:
+        TypeError: the data cannot be dealt out.
+        ValueError: there are no samples, or the data are shuffled or sharded; a metric
+            of your own does not say how its states are combined (see
+            `docs/evaluation.md`); a layer has states that go on from batch to batch.
+        NotImplementedError: a `test_step` returns other numbers than the metrics'.
+        tfdist.MismatchError: the ranks' data (of arrays some rows are compared),
+            metrics, weights or what preprocessing layers have learnt differ, or a rank
+            has joined (`tfdist.join`).
+        tfdist.RankFailedError: another rank raised, or failed.
+        tfdist.TimeoutError: a rank was not done within `timeout_s`.
+
+    Example:
+        >>> import keras, numpy as np, tfdist
+        >>> tfdist.init()
+        >>> model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(
+        ...     1, kernel_initializer="ones")])
+        >>> model.compile(loss="mse", metrics=["mae"])
+        >>> x = np.arange(4.0).reshape(4, 1)
+        >>> tfdist.evaluate(
+        ...     model, x, x + 2, batch_size=2, return_dict=True, verbose=0)
+        {'loss': 4.0, 'mae': 2.0}
+    """
+    runtime.check_initialized()
+    ranks = Together("evaluate", timeout_s, process_set)
+
+    def prepare() -> tuple[Part, dict[str, Any]]:
+        started = start(model, ranks, x, y, sample_weight, batch_size)
+        model._assert_compile_called("evaluate")
+        check_metrics(model)
+        return started
+
+    part, _ = agree_on_start(model, ranks, prepare)
+    shown = bar_of(verbose, ranks)
+
+    def work() -> tuple[Snapshot, dict[str, Any]]:
+        inputs = part.first if part.inputs is None else part.inputs
+        logs = model.evaluate(
+            **inputs, verbose=0 if part.inputs is None else shown, return_dict=True
+        )
+        names = sorted(results_of(model))
+        if sorted(logs) != names:
+            raise NotImplementedError(
+                "tfdist.evaluate combines the model's metrics, which are "
+                f"{names}, but its test_step returned {sorted(logs)}. Return the "
+                "results of metrics: self.get_metrics_result()."
+            )
+        if part.inputs is None:  # that batch made the states; another rank counts it
+            model.reset_metrics()
+        now = Snapshot(model)
+        return now, {"metrics": now.describe(), "weights": fingerprints(model.weights)}
+
+    now, told = ranks.run("after the last batch", work)
+    ranks.agree(told, "metrics", "the metrics", "Compile alike on all ranks.")
+    agree_on_weights(model, ranks, told)  # now also those that the first batch made
+    [total] = combine([now], timeout_s=timeout_s, process_set=process_set)
+    now.assign(total)
+    results = results_of(model)
+    return results if return_dict else model._flatten_metrics_in_order(results)
+
+
+def start(
+    model: keras.Model,
+    ranks: Together,
+    x: Any,
+    y: Any,
+    sample_weight: Any,
+    batch_size: int | None,
+) -> tuple[Part, dict[str, Any]]:
+    """This rank's part, and what has to be equal on all ranks before the work.
+
+    Raises:
+        TypeError: `model` is none; the data cannot be dealt out.
+        ValueError: they have no samples, or the model goes from batch to batch.
+    """
+    if not isinstance(model, keras.Model):
+        raise TypeError(
+            f"Expected a Keras model in tfdist.{ranks.function}, got "
+            f"{type(model).__name__}: {model!r}."
+        )
+    for layer in model._flatten_layers():
+        if getattr(layer, "stateful", False) is True:
+            raise ValueError(
+                f"The layer {layer.name!r} is stateful: what it gives for a batch "
+                "depends on the batches before it, which other ranks have. Call "
+                f"model.{ranks.function} on one rank instead."
+            )
+    place = ranks.ranks.index(runtime.rank())
+    function = f"tfdist.{ranks.function}"
+    part = deal(function, x, y, sample_weight, batch_size, place, len(ranks.ranks))
+    facts = {"data": part.whole, "weights": fingerprints(model.weights)}
+    return part, {**facts, "adapted": prints_of_adapted(model)}
+
+
+def agree_on_start(
+    model: keras.Model,
+    ranks: Together,
+    prepare: Callable[[], tuple[Part, dict[str, Any]]],
+) -> tuple[Part, list[dict[str, Any]]]:
+    """Checks that all ranks have the same before them.
+
+    Raises:
+        tfdist.MismatchError: they have not.
+    """
+    part, told = ranks.run("before the first batch", prepare)
+    ranks.agree(told, "data", "the data", "Give all ranks the whole data.")
+    agree_on_weights(model, ranks, told)
+    adapted = [facts["adapted"] for facts in told]
+    check_prints(adapted, f"tfdist.{ranks.function}", ranks.ranks)
+    return part, told
+
+
+def bar_of(verbose: str | int, ranks: Together) -> str | int:
+    """`verbose` for this rank: one progress bar, unless the user says otherwise."""
+    if verbose != "auto" or runtime.rank() == ranks.ranks[0]:
+        return verbose
+    return 0
+
+
+def agree_on_weights(
+    model: keras.Model, ranks: Together, told: list[dict[str, Any]]
+) -> None:
+    """Raises on all ranks if the models are not the same.
+
+    Raises:
+        tfdist.MismatchError: a weight differs.
+    """
+    first = told[0]["weights"]
+    for rank, other in zip(ranks.ranks, told, strict=True):
+        prints = other["weights"]
+        if prints == first:
+            continue
+        what = f"there are {len(prints)} weights, {len(first)} on rank {ranks.ranks[0]}"
+        advice = "Build the same model on all ranks."
+        if len(prints) == len(first):
+            index = next(i for i, p in enumerate(prints) if p != first[i])
+            path = model.weights[index].path
+            what = f"the weight {path!r} is not that of rank {ranks.ranks[0]}"
+            advice = "Call tfdist.broadcast_variables(model.weights) before it."
+            if path.rpartition("/")[2].startswith("moving_"):
+                advice = (
+                    "Call tfdist.layers.combine_moving_statistics(model) before it."
+                )
+        raise errors.MismatchError(
+            f"The ranks differ in tfdist.{ranks.function}: on rank {rank} {what}. "
+            f"{advice}"
+        )

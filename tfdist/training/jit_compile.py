@@ -1,0 +1,375 @@
+"""`jit_compile=True`: XLA compiles a training step, or the step up to its gradients.
+
+XLA cannot run the operations of tfdist, and compiles a function whole or not at all.
+With `libtfdist_xla.so` (`xla`) it can reduce gradients, which most steps need no more
+than; such a step is compiled whole. Any other is cut where the optimizer gets its
+gradients:
+
+    compiled by XLA      forward, loss, metrics, backward; states of layers
+    not compiled         reduction over the ranks, update of the weights
+
+The step itself, Keras's or the user's, is traced as it is. While it is traced, `apply`
+of a reducing optimizer only notes its gradients; they become outputs of the compiled
+function, and `apply` runs after it. That changes nothing as long as the rest of the
+step does not look at what `apply` updates. Whether it does is read off the traced
+graph; such a step (a GAN's, for example) is not compiled, with a warning.
+
+So a step may be traced several times, and traces be abandoned. The variables that they
+create, of metrics for example, are kept, and get their first values all the same.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import dataclasses
+import functools
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.collectives.tf_ops import emit
+from tfdist.core import runtime
+from tfdist.gradients import xla
+
+_logger = logging.getLogger("tfdist")
+_MARK = "_tfdist_split"  # attribute of a train function that splits its steps
+_OWN = "_tfdist_makes"  # attribute of a make_train_function that does
+
+
+class _CannotSplitError(Exception):
+    """Says why a step has to run whole."""
+
+    ag_pass_through = True  # or AutoGraph would put a class of its own in its place
+
+
+@dataclasses.dataclass
+class _Call:
+    """A call of `apply` that waits for the end of the compiled function."""
+
+    optimizer: Any
+    grads: list[Any]
+    variables: list[Any] | None
+    options: dict[str, Any]
+    entry: str
+    operations_before: int
+
+    def of_the_trace(self) -> tuple[list[Any], dict[str, Any]]:
+        """What was computed there and has to come out of the compiled function."""
+        computed = {k: v for k, v in self.options.items() if tf.is_tensor(v)}
+        return self.grads, computed
+
+    def run(self, grads: list[Any], computed: dict[str, Any]) -> None:
+        """Calls the optimizer with what came out."""
+        options = {**self.options, **computed}
+        if self.entry == "apply_gradients" and self.variables is not None:
+            pairs = zip(grads, self.variables, strict=True)
+            self.optimizer.apply_gradients(pairs, **options)
+        else:
+            self.optimizer.apply(grads, self.variables, **options)
+
+
+class _Recorder:
+    """The calls of `apply` in one trace."""
+
+    def __init__(self) -> None:
+        self.calls: list[_Call] = []
+        self._graph: Any = None
+
+    def begin(self) -> None:
+        """Starts anew: TensorFlow may trace a function twice."""
+        self.calls = []
+        self._graph = tf.compat.v1.get_default_graph()
+
+    def add(
+        self,
+        optimizer: Any,
+        grads: list[Any],
+        variables: Any,
+        options: dict[str, Any],
+        entry: str,
+    ) -> None:
+        if tf.compat.v1.get_default_graph() is not self._graph:
+            raise _CannotSplitError(
+                "it calls the optimizer inside of a tf.cond, tf.while_loop or "
+                "tf.function of its own"
+            )
+        listed = None if variables is None else list(variables)
+        position = len(self._graph.get_operations())
+        call = _Call(optimizer, grads, listed, options, entry, position)
+        self.calls.append(call)
+
+    def check_unused(self) -> None:
+        """Raises if the step uses what a noted `apply` updates or reads.
+
+        A use is an operation that was traced after the call and has the handle of a
+        variable among its inputs; nested functions and loops have it there as well.
+        """
+        handles = {id(own): inside.name for own, inside in self._graph.captures}
+        operations = self._graph.get_operations()
+        for call in self.calls:
+            state, rate = _variables_of(call)
+            names = {handles.get(id(v.handle)): v for v in [*state, *rate]}
+            constant = {handles.get(id(v.handle)) for v in rate}
+            for operation in operations[call.operations_before :]:
+                for value in operation.inputs:
+                    reads = operation.type == "ReadVariableOp"
+                    if value.name in names and not (reads and value.name in constant):
+                        path = getattr(names[value.name], "path", value.name)
+                        raise _CannotSplitError(
+                            f"it uses {path} after its call of the optimizer (which "
+                            "belongs at the end, where that is possible)"
+                        )
+
+
+class _FirstValues:
+    """The variables that are created in a trace, and their values at the start.
+
+    A `tf.function` gives them their values when its trace is complete. Where that is
+    abandoned the step is traced anew, and does not create again what exists.
+    """
+
+    def __init__(self) -> None:
+        self._created: list[tuple[tf.Variable, Any]] = []
+
+    def noting(self, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """The same step, whose variables are noted."""
+
+        @functools.wraps(step)
+        def noted(data: Any) -> Any:
+            with tf.variable_creator_scope(self._create):
+                return step(data)
+
+        return noted
+
+    def _create(self, create: Callable[..., tf.Variable], **options: Any) -> Any:
+        variable = create(**options)
+        self._created.append((variable, options.get("initial_value")))
+        return variable
+
+    def assign(self) -> None:
+        """Makes up for an abandoned trace; what has a value keeps it."""
+        with tf.init_scope():
+            for variable, value in self._created:
+                if variable.is_initialized():
+                    continue
+                value = value() if callable(value) else value
+                if tf.is_symbolic_tensor(value):  # of the trace; may be a constant
+                    value = tf.get_static_value(value)
+                if value is not None:
+                    variable.assign(value)
+        self._created.clear()
+
+
+_ACTIVE: contextvars.ContextVar[_Recorder | None] = contextvars.ContextVar(
+    "tfdist_recorder", default=None
+)
+
+
+def deferred(
+    optimizer: Any,
+    grads: list[Any],
+    variables: Any,
+    options: dict[str, Any],
+    *,
+    entry: str = "apply",
+) -> bool:
+    """Whether this call of `optimizer.apply` was noted, to run after the step.
+
+    Args:
+        optimizer: a reducing optimizer whose `apply` is called.
+        grads: its gradients.
+        variables: its variables, or None for those it was built with.
+        options: what else it is given, by name: numbers, or tensors of the trace.
+        entry: the method that is called, "apply" or "apply_gradients".
+
+    Returns:
+        True while the part of a step is traced that XLA compiles; then the caller has
+        nothing more to do.
+    """
+    recorder = _ACTIVE.get()
+    if recorder is None:
+        return False
+    given = {k: v for k, v in options.items() if v is not None}
+    recorder.add(optimizer, grads, variables, given, entry)
+    return True
+
+
+def split(step: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The same training step, with XLA up to the gradients.
+
+    Args:
+        step: `model.train_step` or the like: takes a batch, calls `apply` of reducing
+            optimizers, returns logs.
+
+    Returns:
+        A step to be traced by a `tf.function` that is not compiled itself. Called
+        eagerly it is `step`.
+    """
+    told = False
+
+    @functools.wraps(step)
+    def split_step(data: Any) -> Any:
+        nonlocal told
+        if tf.executing_eagerly():
+            return step(data)
+        first_values = _FirstValues()
+        noted_step = first_values.noting(step)
+        why_split = xla.unusable()
+        if why_split is None:
+            try:
+                logs = tf.function(noted_step, jit_compile=True, autograph=False)(data)
+            except emit.InsideXlaError as reason:
+                why_split = reason.why
+                first_values.assign()
+            else:
+                if not told:
+                    told = True
+                    _tell_inside()
+                return logs
+        recorder = _Recorder()
+
+        def gradients_and_logs(data: Any) -> Any:
+            recorder.begin()
+            token = _ACTIVE.set(recorder)
+            try:
+                logs = noted_step(data)
+            finally:
+                _ACTIVE.reset(token)
+            # TensorFlow would read them too, but where that is not seen any more.
+            logs = tf.nest.map_structure(_value_of_variable, logs)
+            recorder.check_unused()
+            return [call.of_the_trace() for call in recorder.calls], logs
+
+        compiled = tf.function(gradients_and_logs, jit_compile=True, autograph=False)
+        try:
+            results, logs = compiled(data)
+        except (_CannotSplitError, emit.InsideXlaError) as reason:
+            first_values.assign()
+            if not told:
+                told = True
+                _tell_whole(step, reason)
+            return step(data)
+        for call, (grads, computed) in zip(recorder.calls, results, strict=True):
+            call.run(grads, computed)
+        if not told:
+            told = True
+            _tell_split(why_split)
+        return logs
+
+    return split_step
+
+
+def install(model: Any) -> None:
+    """Makes `model.fit` split its steps, if the model is compiled by XLA.
+
+    Only the train function is made in another way: `model.jit_compile` keeps its
+    value, and `evaluate` and `predict` are compiled as before.
+
+    Args:
+        model: a compiled Keras model at the start of `fit`.
+    """
+    if not _uses_xla(model):
+        return
+    if not hasattr(model.make_train_function, _OWN):
+        make = _maker(model, model.make_train_function)
+        # Not by setattr: Keras would track it as a part of the model.
+        object.__setattr__(model, "make_train_function", make)
+    if not hasattr(model.train_function, _MARK):  # of an earlier fit: compiled already
+        model.train_function = None  # a class may make its own, without `force`
+        model.make_train_function()
+
+
+def remove(model: Any) -> None:
+    """Takes back what `install` changed; the compiled step is kept for another fit."""
+    if hasattr(vars(model).get("make_train_function"), _OWN):
+        object.__delattr__(model, "make_train_function")
+
+
+def _uses_xla(model: Any) -> bool:
+    return bool(model.jit_compile and not model.run_eagerly)
+
+
+def _maker(model: Any, original: Callable[..., Any]) -> Callable[..., Any]:
+    """A make_train_function that gives Keras's own a split step and no XLA.
+
+    It stays for the whole fit: callbacks make the train function anew.
+    """
+
+    @functools.wraps(original)
+    def make_train_function(force: bool = False) -> Any:
+        if force:
+            model.train_function = None
+        if not _uses_xla(model):
+            return original()
+        if model.train_function is not None:
+            return model.train_function
+        step, own = model.train_step, vars(model).get("train_step")
+        object.__setattr__(model, "train_step", split(step))
+        model.jit_compile = False
+        try:
+            original()
+        finally:
+            model.jit_compile = True
+            object.__delattr__(model, "train_step")
+            if own is not None:
+                object.__setattr__(model, "train_step", own)
+        setattr(model.train_function, _MARK, True)
+        return model.train_function
+
+    setattr(make_train_function, _OWN, True)
+    return make_train_function
+
+
+def _value_of_variable(value: Any) -> Any:
+    is_variable = isinstance(value, tf.Variable | keras.Variable)
+    return tf.convert_to_tensor(value) if is_variable else value
+
+
+def _variables_of(call: _Call) -> tuple[list[Any], list[Any]]:
+    """What an optimizer updates; and what it only reads, its learning rate."""
+    inner = getattr(call.optimizer, "inner_optimizer", call.optimizer)
+    rate = getattr(inner, "_learning_rate", None)
+    weights = call.variables
+    if weights is None:
+        weights = [v for v in inner._trainable_variables if v is not None]
+    state = {id(v): v for v in [*call.optimizer.variables, *inner.variables, *weights]}
+    read = [state.pop(id(rate))] if id(rate) in state else []
+    return list(state.values()), read
+
+
+def _tell_inside() -> None:
+    if runtime.rank() == 0:
+        _logger.info(
+            "jit_compile=True: XLA compiles each training step as a whole, with the "
+            "reduction of the gradients (libtfdist_xla.so) and the optimizer's update."
+        )
+
+
+def _tell_split(why: str | None) -> None:
+    if runtime.rank() == 0:
+        _logger.info(
+            "jit_compile=True: XLA compiles forward and backward of each training step "
+            "(with loss, metrics and states of layers). The reduction of the gradients "
+            "and the optimizer's update run outside of it%s.",
+            "" if why in (None, xla.NOT_BUILT) else f", because {why}",
+        )
+
+
+def _tell_whole(step: Any, reason: Exception) -> None:
+    if runtime.rank() == 0:
+        name = getattr(step, "__qualname__", "the training step")
+        why = (
+            "it uses operations of tfdist (a DistributedGradientTape, or UnevenData "
+            "without weighted=False, for example)"
+            if isinstance(reason, emit.InsideXlaError)
+            else str(reason)
+        )
+        _logger.warning(
+            "jit_compile=True has no effect on training: %s is not compiled by XLA, "
+            "because %s. It runs without, and gives the same result.",
+            name,
+            why,
+        )

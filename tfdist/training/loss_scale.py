@@ -1,0 +1,96 @@
+"""The loss scale that `DistributedOptimizer` adds under the policy `mixed_float16`.
+
+Keras adds one when a model is compiled, whose steps scale their loss; an optimizer in a
+loop of the user's own has none. Where the optimizer is wrapped it is not known yet
+which of them it is for. So the scale counts from the first `scale_loss` on, which comes
+before the gradients in every step that scales.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import weakref
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.core import runtime
+from tfdist.training.optimizer_mixins import Reducing
+
+_logger = logging.getLogger("tfdist")
+# Attributes of an optimizer, past Keras's __setattr__.
+_SCALES = "_tfdist_scales"
+_TOLD = "_tfdist_told_unscaled"
+_SCALED_BY: weakref.WeakSet[Any] = weakref.WeakSet()  # whose scale_loss was called
+
+
+def note_scaled(optimizer: Any) -> None:
+    """From now on the gradients that an optimizer is given are those of scaled losses.
+
+    Args:
+        optimizer: any one; only those with an added scale look at it.
+    """
+    vars(optimizer)[_SCALES] = True
+
+
+def _another_scales() -> bool:
+    """Whether the scale_loss of some optimizer was called that is still in use."""
+    if _SCALED_BY:
+        gc.collect()  # Keras's models hold themselves
+    return bool(_SCALED_BY)
+
+
+class _CountsWhenUsed:
+    """Mixin directly before `LossScaleOptimizer`: is given reduced gradients."""
+
+    # Of the optimizer's own class.
+    name: str
+    built: bool
+    inner_optimizer: Any
+
+    @tf.autograph.experimental.do_not_convert
+    def scale_loss(self, loss: Any) -> Any:
+        """The loss times the scale of this step."""
+        note_scaled(self)
+        _SCALED_BY.add(self)
+        return super().scale_loss(loss)  # type: ignore[misc]
+
+    def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
+        """Updates the variables: by gradients of a scaled loss, if there was one.
+
+        Raises:
+            ValueError: `scale_loss` of another optimizer was called, not of this one.
+        """
+        if vars(self).get(_SCALES):
+            return super().apply(grads, trainable_variables)  # type: ignore[misc]
+        if _another_scales():
+            raise ValueError(
+                f"{self.inner_optimizer.name!r} was given gradients, but the loss was "
+                "scaled by another optimizer, or not at all, which cannot be told. "
+                "Call scale_loss of this one on the loss that its gradients are of. "
+                "For one scaled loss of several optimizers wrap "
+                "keras.optimizers.LossScaleOptimizer(optimizer) for each: these always "
+                "unscale."
+            )
+        if not self.built:
+            with keras.name_scope(self.name):
+                self.build(trainable_variables)  # type: ignore[attr-defined]
+        self._tell_unscaled()
+        return self.inner_optimizer.apply(grads, trainable_variables)
+
+    def _tell_unscaled(self) -> None:
+        if not vars(self).get(_TOLD) and runtime.rank() == 0:
+            _logger.warning(
+                "The gradients that %r is given are taken as they are: scale_loss was "
+                "not called. In mixed_float16 small gradients of a loss that is not "
+                "scaled become zeros. Write loss = optimizer.scale_loss(loss) inside "
+                "of the tape; the optimizer unscales the gradients.",
+                self.inner_optimizer.name,
+            )
+        vars(self)[_TOLD] = True
+
+
+class ReducingWithAddedScale(Reducing, _CountsWhenUsed):
+    """Mixin of a `LossScaleOptimizer` that the user has not asked for by name."""

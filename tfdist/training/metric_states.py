@@ -1,0 +1,284 @@
+"""The states of a model's metrics, combined over the ranks exactly.
+
+A metric of Keras is a few numbers that grow with every batch (sums, counts, confusion
+matrices), and a result that is computed from them. Where these numbers only ever grow
+by addition, those of all ranks' samples are the sums of the ranks' numbers, and the
+result computed from the sums is that of one process. That is so for every class in
+`keras.metrics`; a metric of the user's own has to say how its states are combined.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist import collectives
+from tfdist.collectives import ReduceOp
+from tfdist.core.process_sets import ProcessSet, members_of
+
+_OPERATIONS = {"sum": ReduceOp.SUM, "max": ReduceOp.MAX, "min": ReduceOp.MIN}
+# Kind of NumPy dtype → the dtype in which all values of it can be combined.
+_WIDE = {"b": "int64", "i": "int64", "u": "uint64"}
+RULES = tuple(_OPERATIONS)
+ATTRIBUTE = "tfdist_merge"
+_CONFUSION = (
+    "true_positives",
+    "false_positives",
+    "true_negatives",
+    "false_negatives",
+)
+# Class of Keras → its states that are sums over batches. All of keras.metrics derive
+# from these, and so do most metrics of users.
+_SUMS: dict[type, tuple[str, ...]] = {
+    keras.metrics.Mean: ("total", "count"),
+    keras.metrics.Sum: ("total",),
+    keras.metrics.TruePositives: ("accumulator",),
+    keras.metrics.FalsePositives: ("accumulator",),
+    keras.metrics.TrueNegatives: ("accumulator",),
+    keras.metrics.FalseNegatives: ("accumulator",),
+    keras.metrics.Precision: _CONFUSION,
+    keras.metrics.Recall: _CONFUSION,
+    keras.metrics.SensitivityAtSpecificity: _CONFUSION,
+    keras.metrics.SpecificityAtSensitivity: _CONFUSION,
+    keras.metrics.PrecisionAtRecall: _CONFUSION,
+    keras.metrics.RecallAtPrecision: _CONFUSION,
+    keras.metrics.AUC: _CONFUSION,
+    keras.metrics.FBetaScore: (*_CONFUSION, "intermediate_weights"),
+    keras.metrics.IoU: ("total_cm",),
+    keras.metrics.R2Score: (
+        *("num_samples", "squared_sum", "sum", "total_mse", "count"),
+    ),
+}
+
+
+class State(NamedTuple):
+    """One variable of a metric.
+
+    Attributes:
+        variable: the Keras variable.
+        name: the metric's name and the variable's, for messages.
+        rule: how the ranks' values are combined: "sum", "max" or "min".
+    """
+
+    variable: Any
+    name: str
+    rule: str
+
+
+def check_metrics(model: keras.Model) -> None:
+    """Raises if the metrics of a model cannot be combined, as far as they are made.
+
+    Metrics given to `compile` are looked at before Keras has built them.
+
+    Raises:
+        ValueError: a metric does not say how its states are combined.
+    """
+    compiled = getattr(model, "_compile_metrics", None)
+    given = [
+        getattr(compiled, name, None)
+        for name in ("_user_metrics", "_user_weighted_metrics")
+    ]
+    for metric in [*keras.tree.flatten(given), *model.metrics]:
+        if isinstance(metric, keras.metrics.Metric):
+            list(_states_of_metric(metric))
+
+
+def states_of(model: keras.Model) -> list[State]:
+    """The states of all metrics, each once, in the model's order.
+
+    Raises:
+        ValueError: a metric does not say how its states are combined.
+    """
+    unique: dict[int, State] = {}
+    for metric in model.metrics:
+        for state in _states_of_metric(metric):
+            unique.setdefault(id(state.variable), state)
+    return list(unique.values())
+
+
+def _states_of_metric(metric: keras.metrics.Metric) -> Iterator[State]:
+    inner = _parts(metric)
+    rules = _rules(metric)
+    own = {id(v) for part in inner for v in part.variables}
+    for part in inner:
+        yield from _states_of_metric(part)
+    variables = [v for v in metric.variables if id(v) not in own]
+    known = inner or rules or _is_container(metric) or _keras_class(metric)
+    if not variables and not known:
+        raise ValueError(_refusal(metric, "its states, which are not made yet,"))
+    for variable in variables:
+        name = f"{metric.name}/{variable.name}"
+        rule = rules.get(id(variable), rules.get("all"))
+        if rule is None:
+            raise ValueError(_refusal(metric, f"its state {variable.name!r}"))
+        yield State(variable, name, rule)
+
+
+def _parts(metric: keras.metrics.Metric) -> list[keras.metrics.Metric]:
+    """The metrics that a metric is made of."""
+    # What compile was given comes as one metric, with a list of another name.
+    inner = metric.metrics if _is_container(metric) else metric._metrics
+    return [part for part in inner if part is not metric]
+
+
+def _is_container(metric: keras.metrics.Metric) -> bool:
+    return hasattr(metric, "_user_metrics")
+
+
+def _keras_class(metric: keras.metrics.Metric) -> type | None:
+    return next((cls for cls in _SUMS if isinstance(metric, cls)), None)
+
+
+def _rules(metric: keras.metrics.Metric) -> dict[Any, str]:
+    """The rule of each variable by its id; that of all others at "all".
+
+    An attribute may hold a list or a dict of variables.
+    """
+    cls = _keras_class(metric)
+    names = _SUMS[cls] if cls else ()
+    found: dict[Any, str] = {id(getattr(metric, name, None)): "sum" for name in names}
+    declared = getattr(metric, ATTRIBUTE, None)
+    if declared is None:
+        return found
+    by_name = declared if isinstance(declared, dict) else {"": declared}
+    for name, rule in by_name.items():
+        if rule not in RULES:
+            raise ValueError(
+                f"Expected {ATTRIBUTE} of the metric {metric.name!r} to be one of "
+                f"{list(RULES)}, or a dict from the names of its attributes to these, "
+                f"got {declared!r}."
+            )
+        if name:
+            states = keras.tree.flatten(getattr(metric, name, None))
+            found.update((id(variable), rule) for variable in states)
+        else:
+            found["all"] = rule
+    return found
+
+
+def _refusal(metric: keras.metrics.Metric, what: str) -> str:
+    kind = type(metric).__name__
+    return (
+        f"The metric {metric.name!r} ({kind}) does not say how {what} of several ranks "
+        "are combined: only those of the classes of Keras are known to be sums. Derive "
+        f"it from keras.metrics.Mean or Sum; or write in the class {kind}:\n"
+        f'    {ATTRIBUTE} = "sum"  # all its states start at 0 and are added to\n'
+        "or a rule for each state, by the attribute that holds it:\n"
+        f'    {ATTRIBUTE} = {{"total": "sum", "highest": "max", "lowest": "min"}}\n'
+        "A state that is none of these (a mean, a variance) has to be kept as sums "
+        "from which the result is computed."
+    )
+
+
+class Snapshot:
+    """The states of a model's metrics at one moment.
+
+    Attributes:
+        states: what was looked at.
+        values: a NumPy array for each.
+        samples: what the tracker of the loss has counted; 0.0 without one.
+    """
+
+    def __init__(self, model: keras.Model) -> None:
+        self.states = states_of(model)
+        self.values = [keras.ops.convert_to_numpy(s.variable) for s in self.states]
+        tracker = getattr(model, "_loss_tracker", None)
+        count = getattr(tracker, "count", None)
+        self.samples = (
+            0.0 if count is None else float(keras.ops.convert_to_numpy(count))
+        )
+
+    def describe(self) -> list[str]:
+        """What has to be equal on all ranks before anything is combined."""
+        return [
+            f"{state.name} {value.dtype.name}{list(value.shape)} {state.rule}"
+            for state, value in zip(self.states, self.values, strict=True)
+        ]
+
+    def restore(self) -> None:
+        """Puts the values back."""
+        self.assign(self.values)
+
+    def assign(self, values: Sequence[np.ndarray]) -> None:
+        """Gives the variables other values."""
+        for state, value in zip(self.states, values, strict=True):
+            state.variable.assign(value)
+
+
+def combine(
+    parts: Sequence[Snapshot],
+    *,
+    timeout_s: float | None = None,
+    process_set: ProcessSet | None = None,
+) -> list[list[np.ndarray]]:
+    """The states of all ranks' samples, with the same bits on every rank.
+
+    Integers stay integers, in 64 bits. Floating-point numbers are combined in float64,
+    so that sums are exact for counts below 2**53 and depend on no order there; the
+    result is rounded once, to the dtype of the state.
+
+    Args:
+        parts: snapshots that describe the same on all ranks.
+        timeout_s: seconds to wait for the slowest rank; default `TFDIST_TIMEOUT_S`.
+        process_set: the ranks that take part; default all.
+
+    Returns:
+        For each snapshot the combined values, in the order of its states.
+    """
+    if len(members_of(process_set)) == 1:
+        return [list(part.values) for part in parts]
+    groups: dict[tuple[str, str], list[np.ndarray]] = {}
+    for part in parts:
+        for state, value in zip(part.states, part.values, strict=True):
+            groups.setdefault(_group_of(state, value), []).append(value)
+    reduced: dict[tuple[str, str], Iterator[np.ndarray]] = {}
+    for (rule, dtype), values in groups.items():
+        whole = collectives.allreduce(
+            tf.constant(np.concatenate([v.ravel().astype(dtype) for v in values])),
+            op=_OPERATIONS[rule],
+            name=f"metrics of all ranks, {rule} of {dtype}",
+            timeout_s=timeout_s,
+            process_set=process_set,
+        ).numpy()
+        ends = np.cumsum([v.size for v in values])
+        reduced[rule, dtype] = iter(np.split(whole, ends[:-1]))
+    return [
+        [
+            next(reduced[_group_of(state, value)])
+            .reshape(value.shape)
+            .astype(value.dtype)
+            for state, value in zip(part.states, part.values, strict=True)
+        ]
+        for part in parts
+    ]
+
+
+def _group_of(state: State, value: np.ndarray) -> tuple[str, str]:
+    """The rule and the dtype by which a state is combined with others in one go."""
+    return state.rule, _WIDE.get(value.dtype.kind, "float64")
+
+
+def results_of(model: keras.Model) -> dict[str, Any]:
+    """The results of all metrics as they are now, as Keras returns them from evaluate.
+
+    Returns:
+        Names and numbers; metrics with several results have an entry for each, and a
+        result that is no scalar is an array.
+    """
+    return dict(_flat(model.get_metrics_result()))
+
+
+def _flat(results: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    for key, value in sorted(results.items()):
+        if isinstance(value, dict):
+            yield from _flat(value)
+        else:
+            array = keras.ops.convert_to_numpy(value)
+            try:
+                yield key, float(array)  # older NumPy: also of an array of one element
+            except TypeError:
+                yield key, array

@@ -1,0 +1,143 @@
+"""The optimizers of a model: its own, and those that a `train_step` of its own uses."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable
+from typing import Any
+
+import keras
+
+from tfdist.collectives.local_variables import identity, is_variable
+from tfdist.collectives.objects import broadcast_object
+from tfdist.core.process_sets import ProcessSet
+from tfdist.training.optimizer import is_distributed
+
+
+def optimizers_of(model: keras.Model) -> list[keras.optimizers.Optimizer]:
+    """The model's optimizer, and those that a `train_step` of its own may use.
+
+    These are attributes, or stand in lists or dicts that are. In the order in which
+    they were assigned, which is the same on all ranks that run the same program.
+    """
+    held: list[Any] = [getattr(model, "optimizer", None)]
+    for value in vars(model).values():
+        held += members_of_attribute(value)
+    kind = keras.optimizers.Optimizer
+    by_id = {id(one): one for one in held if isinstance(one, kind)}
+    return list(by_id.values())
+
+
+def members_of_attribute(value: Any) -> list[Any]:
+    """What an attribute holds: the members of a list or dict, else the value itself."""
+    if isinstance(value, dict):
+        return list(value.values())
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def slots_of(optimizer: Any, identities: Iterable[int]) -> list[Any]:
+    """What a built Keras optimizer holds for some of its variables.
+
+    Slots are in lists with one member for each variable that is trained.
+
+    Args:
+        optimizer: of Keras, or a loss scale around one, or one of several.
+        identities: of the variables, see `local_variables.identity`.
+    """
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    wanted = set(identities)
+    found: list[Any] = []
+    for one in [inner, *getattr(inner, "_inner_optimizers", ())]:
+        trained = one._trainable_variables
+        places = [i for i, v in enumerate(trained) if identity(v) in wanted]
+        no_slots = set(map(identity, trained))  # also in other lists, in other orders
+        for value in vars(one).values():
+            if not isinstance(value, list | tuple) or len(value) != len(trained):
+                continue
+            if all(v is None or is_variable(v) for v in value):
+                slots = [value[i] for i in places if value[i] is not None]
+                found += [v for v in slots if identity(v) not in no_slots]
+    return found
+
+
+def build_alike(model: keras.Model, root: int, process_set: ProcessSet | None) -> None:
+    """Builds what is not built on this rank for the variables that it has on another.
+
+    A step builds an optimizer when it is called; a rank without any step has not.
+    All ranks of the process set call it.
+
+    Args:
+        model: the model in `fit`.
+        root: the rank that has taken every step.
+        process_set: the ranks that train; None for all.
+    """
+    optimizers = optimizers_of(model)
+    weights = model.weights
+    places = {id(variable): place for place, variable in enumerate(weights)}
+    own = [
+        [places.get(id(v), -1) for v in one._trainable_variables] if one.built else []
+        for one in optimizers
+    ]
+    told = broadcast_object(
+        own, root, name="build of the optimizers", process_set=process_set
+    )
+    for optimizer, listed in zip(optimizers, told, strict=True):
+        if optimizer.built or -1 in listed:  # the latter shows when they are compared
+            continue
+        if listed:
+            optimizer.build([weights[place] for place in listed])
+
+
+def check_all_reduce(model: keras.Model) -> None:
+    """Raises if some of a model's optimizers reduce their gradients and others do not.
+
+    What the others train would go its own way on every rank. Where none is wrapped the
+    gradients may come from a tape that reduces, which the first step shows. Parts of
+    other optimizers do not count, nor does the one that `compile` makes where it is
+    given none: a model with a `train_step` of its own may leave it unused.
+
+    Raises:
+        ValueError: says which, and what to write.
+    """
+    found = optimizers_of(model)
+    parts = {id(part) for one in found for part in _parts_of(one)}
+    if _is_default(model.optimizer):
+        parts.add(id(model.optimizer))
+    used = [one for one in found if id(one) not in parts]
+    plain = [one for one in used if not is_distributed(one)]
+    if plain and len(plain) < len(used):
+        names = ", ".join(
+            f"{_place_of(one, model)} ({type(one).__name__} {one.name!r})"
+            for one in plain
+        )
+        raise ValueError(
+            f"Of the model's {len(used)} optimizers {names} does not reduce gradients: "
+            "what it trains would differ between the ranks. Write "
+            "tfdist.DistributedOptimizer(...) around each; or take all gradients from "
+            "a tfdist.DistributedGradientTape, and wrap none. Around one for variables "
+            "that shall differ: with local_variables=lambda variable: True."
+        )
+
+
+def _parts_of(optimizer: Any) -> list[Any]:
+    inner = getattr(optimizer, "inner_optimizer", None)
+    inside = [] if inner is None else [inner, *_parts_of(inner)]
+    return [*inside, *getattr(optimizer, "_inner_optimizers", ())]
+
+
+def _is_default(optimizer: Any) -> bool:
+    """Whether it may be what `compile` makes where it is given none, and is unused."""
+    signature = inspect.signature(keras.Model.compile)
+    default = keras.optimizers.get(signature.parameters["optimizer"].default)
+    if type(optimizer) is not type(default):
+        return False
+    numbered = {"name": optimizer.name}
+    made_alike = optimizer.get_config() == {**default.get_config(), **numbered}
+    return made_alike and int(optimizer.iterations) == 0
+
+
+def _place_of(optimizer: Any, model: keras.Model) -> str:
+    for name, value in vars(model).items():
+        if value is optimizer:
+            return name.removeprefix("_")
+    return "one in a list or dict"

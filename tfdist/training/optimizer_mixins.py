@@ -1,0 +1,342 @@
+"""The class that a Keras optimizer gets: it reduces gradients before it uses them.
+
+`apply` is the one entry for gradients in Keras 3, before unscaling, clipping and weight
+decay, so these all see what one process with the whole batch would see. With
+`gradient_accumulation_steps` each rank adds up its own gradients, and the sum is
+reduced once for each real update: `_clip_gradients` is where Keras has it in hand.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.collectives.local_variables import check_clips_each_alone
+from tfdist.collectives.signature import path_of
+from tfdist.collectives.tf_ops import emit
+from tfdist.core.keras_subclass import subclass_under_own_name
+from tfdist.core.weights_state import check_not_torn
+from tfdist.gradients import accumulation, finite, reduction
+from tfdist.gradients.bucket_ops import gated
+from tfdist.gradients.options import ReduceOptions
+from tfdist.gradients.provenance import check_reduced_once
+from tfdist.gradients.sample_weights import weighted
+from tfdist.training import jit_compile
+
+# Attributes of an optimizer while an `apply_gradients` of its own class is running.
+_REDUCED = "_tfdist_reduced"  # the gradients are, so `apply` does not
+_WEIGHT = "_tfdist_weight"  # for `apply`, which does
+
+
+class ReducesUpdates:
+    """Mixin before an optimizer's own class: reduces what it has accumulated."""
+
+    # Class attributes, so that a copy made by from_config() reduces likewise.
+    tfdist_options: ReduceOptions
+    tfdist_nan_policy: str | None
+
+    # Of the optimizer's own class.
+    gradient_accumulation_steps: int | None
+    _iterations: Any
+
+    def _backend_apply_gradients(self, grads: Any, trainable_variables: Any) -> None:
+        # `_clip_gradients` is not told the variables. Past Keras's __setattr__, which
+        # would take them for the optimizer's own.
+        vars(self)["_tfdist_updated"] = list(trainable_variables)
+        accumulation.count(self)
+        super()._backend_apply_gradients(grads, trainable_variables)  # type: ignore[misc]
+
+    def _clip_gradients(self, grads: Any) -> Any:
+        if self.gradient_accumulation_steps:
+            grads, total = accumulation.means(self, grads)
+            with emit.counted_as(0):  # no other optimizer is given them
+                grads = reduction.reduce_gradients(
+                    grads,
+                    vars(self)["_tfdist_updated"],
+                    self.tfdist_options,
+                    weight=total,
+                )
+            if gated():
+                # The count of steps, which Keras changes next, waits for whoever
+                # writes it here.
+                with tf.control_dependencies(grads):
+                    self._iterations.assign_add(0)
+        return super()._clip_gradients(grads)  # type: ignore[misc]
+
+    def load_own_variables(self, store: Any) -> None:
+        """Loads the state, of which the sum of weights is no part."""
+        super().load_own_variables(store)  # type: ignore[misc]
+        accumulation.loaded(self)
+
+
+class Reducing(ReducesUpdates):
+    """Mixin of the optimizer that the user holds: reduces, then applies."""
+
+    # Of the optimizer's own class.
+    name: str
+    built: bool
+    _trainable_variables: list[Any]
+
+    @tf.autograph.experimental.do_not_convert
+    def apply(
+        self,
+        grads: Any,
+        trainable_variables: Any = None,
+        *,
+        weight: Any = None,
+        **own: Any,
+    ) -> Any:
+        """Reduces `grads` over all ranks, then updates the variables.
+
+        Args:
+            grads: one gradient for each variable.
+            trainable_variables: the variables; default those it was built with.
+            weight: this rank's number of samples, for batches of unequal sizes; see
+                `DistributedGradientTape.gradient`. Default: all ranks count the same.
+                With `gradient_accumulation_steps` that of this micro-batch, given
+                for all of them or for none: the update is then that of the mean over
+                the samples of all micro-batches of all ranks.
+            **own: arguments that the `apply` of the optimizer's class has, by name.
+        """
+        grads = list(grads)
+        update = functools.partial(super().apply, **own)  # type: ignore[misc]
+        if vars(self).get(_REDUCED):
+            return update(grads, trainable_variables)
+        weight = vars(self).get(_WEIGHT, weight)
+        options = {"weight": weight, **own}
+        if jit_compile.deferred(self, grads, trainable_variables, options):
+            return None
+        if not grads:
+            return update(grads, trainable_variables)
+        variables = self._variables_of(grads, trainable_variables)
+        grads = self._reduced(grads, variables, weight)
+        return self._update_if_finite(update, grads, variables)
+
+    @tf.autograph.experimental.do_not_convert
+    def apply_gradients(
+        self, grads_and_vars: Any, *, weight: Any = None, **own: Any
+    ) -> Any:
+        """As `apply`, from pairs; returns the count of steps.
+
+        If the optimizer's class has an `apply_gradients` of its own, that is given the
+        reduced gradients; with `gradient_accumulation_steps`, where the sum is reduced
+        later, those of this rank's batch.
+        """
+        pairs = list(grads_and_vars)
+        grads, variables = map(list, zip(*pairs, strict=True))
+        method = super().apply_gradients  # type: ignore[misc]
+        kerass = keras.optimizers.Optimizer.apply_gradients
+        if getattr(method, "__func__", None) is kerass:
+            self.apply(grads, variables, weight=weight, **own)
+        elif _accumulation_steps(self):
+            with _noted(self, _WEIGHT, weight):
+                method(pairs, **own)
+        elif not jit_compile.deferred(
+            self, grads, variables, {"weight": weight, **own}, entry="apply_gradients"
+        ):
+            grads = self._reduced(grads, variables, weight)
+            with _noted(self, _REDUCED, True):
+                self._update_if_finite(
+                    lambda g, v: method(list(zip(g, v, strict=True)), **own),
+                    grads,
+                    variables,
+                )
+        return self._iterations
+
+    def _reduced(
+        self, grads: list[Any], variables: list[Any], weight: Any
+    ) -> list[Any]:
+        """The gradients with which the class's own method is called."""
+        if self.tfdist_nan_policy == "raise":  # XLA leaves assertions out
+            emit.check_not_xla("nan_policy='raise'")
+        check_reduced_once(grads, self.tfdist_options, self.name)
+        if self.tfdist_options.local_variables:
+            self._build_outside_of_branches(variables)  # or some are not known yet
+            check_clips_each_alone(self)
+        if _accumulation_steps(self):
+            grads = self._to_accumulate(grads, variables, weight)
+        else:
+            if weight is not None:
+                self._check_nothing_accumulates_means(variables)
+            with emit.counted_as(0):  # no other optimizer is given them
+                grads = reduction.reduce_gradients(
+                    grads, variables, self.tfdist_options, weight=weight
+                )
+        return grads
+
+    def check_finite(self, grads: Any) -> Any:
+        """Of `LossScaleOptimizer`: whether a step is taken; the same on all ranks."""
+        found = super().check_finite(grads)  # type: ignore[misc]
+        return self._on_all_ranks(found)
+
+    def _update_if_finite(
+        self, update: Callable[..., Any], grads: list[Any], variables: list[Any]
+    ) -> Any:
+        present = [g for g in grads if g is not None]
+        if self.tfdist_nan_policy == "skip_step":
+            self._build_outside_of_branches(variables)
+            is_finite = self._on_all_ranks(finite.all_finite(present))
+
+            def take() -> tf.Tensor:
+                # All of this branch: Keras does not mix tensors of two graphs, and a
+                # method of the class may have made others of some gradients.
+                update([_identity(g) for g in grads], variables)
+                return tf.constant(True)
+
+            return tf.cond(is_finite, take, lambda: tf.constant(False))
+        waits_for: list[Any] = []
+        if self.tfdist_nan_policy == "raise":
+            waits_for = [self._check_all_finite(grads, variables)]
+        elif gated():
+            # Not even the count of steps may change in a step that fails.
+            waits_for = present
+        with tf.control_dependencies(waits_for):
+            return update(grads, variables)
+
+    def _check_all_finite(self, grads: list[Any], variables: list[Any]) -> Any:
+        pairs = [
+            (g, path_of(v))
+            for g, v in zip(grads, variables, strict=True)
+            if g is not None
+        ]
+        is_finite = self._on_all_ranks(finite.all_finite([g for g, _ in pairs]))
+        return finite.assert_finite(is_finite, pairs, self.name)
+
+    def _on_all_ranks(self, found: Any) -> Any:
+        """What was found of gradients that are reduced already is so everywhere."""
+        if not (_accumulation_steps(self) or self.tfdist_options.local_variables):
+            return found
+        options = self.tfdist_options
+        return finite.agreed(found, options.process_set, options.name)
+
+    def _to_accumulate(
+        self, grads: list[Any], variables: list[Any], weight: Any
+    ) -> list[Any]:
+        self._reduce_in_the_inner_one()
+        if weight is not None:
+            reduction.check_weights(variables, self.tfdist_options)
+            self._build_outside_of_branches(variables)
+        own = accumulation.begin(getattr(self, "inner_optimizer", self), weight)
+        grads = reduction.fill_missing(
+            grads, variables, self.tfdist_options, is_weighted=own is not None
+        )
+        return grads if own is None else [weighted(g, own) for g in grads]
+
+    def _check_nothing_accumulates_means(self, variables: list[Any]) -> None:
+        if not hasattr(self, "_inner_optimizers"):
+            return
+        self._build_outside_of_branches(variables)  # or some are not known yet
+        for one in self._inner_optimizers:
+            if one.gradient_accumulation_steps:
+                raise ValueError(
+                    f"weight was given to a MultiOptimizer whose {one.name!r} has "
+                    "gradient_accumulation_steps: it would add up the means of steps "
+                    "of different weights. Leave one of them out."
+                )
+
+    def _reduce_in_the_inner_one(self) -> None:
+        inner = getattr(self, "inner_optimizer", None)
+        if inner is not None and not isinstance(inner, ReducesUpdates):
+            own_class: Any = type(inner)
+            inner.__class__ = reducing_class(
+                own_class, ReducesUpdates, self.tfdist_options, None
+            )
+
+    def _build_outside_of_branches(self, variables: list[Any]) -> None:
+        if not self.built:
+            with keras.name_scope(self.name):
+                self.build(variables)  # type: ignore[attr-defined]
+
+    def _variables_of(self, grads: list[Any], variables: Any) -> list[Any]:
+        if variables is not None:
+            return list(variables)
+        if not self.built:
+            raise ValueError(
+                "apply() was called with gradients but without variables on an "
+                "optimizer that is not built. Pass the variables, or call "
+                "optimizer.build(model.trainable_variables) first."
+            )
+        return list(self._trainable_variables)
+
+    def save_own_variables(self, store: Any) -> None:
+        """Saves the state; refused when the weights are torn."""
+        check_not_torn()
+        super().save_own_variables(store)  # type: ignore[misc]
+
+    def get_config(self) -> dict[str, Any]:
+        """The plain optimizer's configuration; refused when the weights are torn."""
+        check_not_torn()  # the HDF5 format saves by this and `variables` alone
+        return super().get_config()  # type: ignore[misc]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        # Keras copies by saving and loading, which gives the plain class.
+        rebuild: Any
+        rebuild, arguments = tuple(self.__reduce__())[:2]
+        copied = rebuild(*arguments)
+        _reduce_likewise(copied, self)
+        inner = getattr(self, "inner_optimizer", None)
+        if inner is not None:
+            _reduce_likewise(copied.inner_optimizer, inner)
+        return copied
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # LossScaleOptimizer(inner) sets inner.loss_scale_factor to None. If it wraps
+        # a reducing optimizer, a rank with a non-finite gradient skips the reduction
+        # that the others wait for. (`built` is set by the constructor, after it.)
+        if name == "loss_scale_factor" and value is None and "built" in vars(self):
+            raise ValueError(
+                "loss_scale_factor of a tfdist optimizer was set to None. A "
+                "LossScaleOptimizer that is put around one does so (model.compile puts "
+                "one around the optimizer of a model of the mixed_float16 policy), and "
+                "a MultiOptimizer. The reduction has to be outside: write "
+                "tfdist.DistributedOptimizer(keras.optimizers.MultiOptimizer(...)), or "
+                "tfdist.DistributedOptimizer("
+                "keras.optimizers.LossScaleOptimizer(optimizer)), or set the policy "
+                "with keras.config.set_dtype_policy('mixed_float16') before you wrap. "
+                "(A factor of your own is taken away by 1.0.)"
+            )
+        super().__setattr__(name, value)
+
+
+@functools.cache
+def reducing_class(
+    cls: Any, mixin: Any, options: ReduceOptions, nan_policy: str | None
+) -> Any:
+    """The reducing subclass of an optimizer class, under the class's own name."""
+    attributes = {"tfdist_options": options, "tfdist_nan_policy": nan_policy}
+    return subclass_under_own_name(cls, mixin, keras.optimizers, attributes)
+
+
+def _reduce_likewise(copied: Any, original: Any) -> None:
+    """Gives a copy the class, and options that are of the original object alone."""
+    copied.__class__ = type(original)
+    if "tfdist_options" in vars(original):
+        vars(copied)["tfdist_options"] = vars(original)["tfdist_options"]
+
+
+def _accumulation_steps(optimizer: Any) -> int | None:
+    """`gradient_accumulation_steps` of the optimizer that makes the updates."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    steps: int | None = inner.gradient_accumulation_steps
+    return steps
+
+
+def _identity(grad: Any) -> Any:
+    if grad is None:
+        return None
+    return tf.nest.map_structure(tf.identity, grad, expand_composites=True)
+
+
+@contextlib.contextmanager
+def _noted(optimizer: Any, name: str, value: Any) -> Iterator[None]:
+    """Gives the optimizer an attribute for a while."""
+    vars(optimizer)[name] = value  # past Keras's __setattr__
+    try:
+        yield
+    finally:
+        del vars(optimizer)[name]

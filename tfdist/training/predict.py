@@ -1,0 +1,171 @@
+"""predict: the outputs for all the data, each rank working on its part of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist import collectives
+from tfdist.collectives._arguments import dtype_of
+from tfdist.collectives.all_ranks import Together
+from tfdist.consistency.fingerprint import fingerprints
+from tfdist.core import runtime
+from tfdist.core.process_sets import ProcessSet
+from tfdist.training.batch_partition import Part
+from tfdist.training.evaluate import agree_on_start, agree_on_weights, bar_of, start
+
+GATHER = ("all", "root", "none")
+
+
+def predict(
+    model: keras.Model,
+    x: Any,
+    *,
+    batch_size: int | None = None,
+    gather: str = "all",
+    verbose: str | int = "auto",
+    timeout_s: float | None = None,
+    process_set: ProcessSet | None = None,
+) -> Any:
+    """The model's outputs for all the data, in their order, by all ranks together.
+
+    As `model.predict(x, ...)` in one process: the data are cut into the same batches,
+    every rank has some of them, and the outputs are put together in the order of the
+    data. A batch goes through the same program as in one process, so the outputs have
+    the same bits where this program gives the same bits again.
+
+    All ranks call it, with the same data and the same weights. They wait for each
+    other before and after their work, not in between, so that they may have
+    different numbers of batches; a rank may also have none.
+
+    Args:
+        model: a model; how it was compiled (`jit_compile`, `run_eagerly`,
+            `steps_per_execution`) and its precision are as they are.
+        x: the whole data, on every rank, as in `tfdist.evaluate`.
+        batch_size: samples in a batch, at least 1; default 32 for arrays. A dataset
+            is of batches, unless `batch_size` is given: then of single samples.
+        gather: who gets the outputs. "all" (default): every rank. "root": the first
+            rank; the others get None. "none": every rank its own part, as
+            `(outputs, indices)`, with the places of its samples in the data, int64;
+            nothing large is sent.
+        verbose: as in Keras, for this rank; default "auto": a progress bar on the
+            first rank only.
+        timeout_s: seconds to wait for the slowest rank when this one is done; default
+            `TFDIST_TIMEOUT_S`.
+        process_set: the ranks that take part, which alone call it; default all.
+
+    Returns:
+        What `model.predict` returns: a NumPy array of shape `[samples, ...]`, or a
+        structure of them as the model gives it, of the model's dtypes. With "all" the
+        same bits on all ranks.
+
+    Raises:
+        TypeError: the data cannot be dealt out; outputs of this dtype, or ragged
+            ones, cannot be sent.
+        ValueError: there are no samples, or the data are shuffled or sharded; an option
+            is none of those listed; a layer has states that go on from batch to batch.
+        tfdist.MismatchError: the ranks' data (of arrays some rows are compared),
+            weights, what preprocessing layers have learnt or shapes of outputs differ,
+            or a rank has joined (`tfdist.join`).
+        tfdist.RankFailedError: another rank raised, or failed.
+        tfdist.TimeoutError: a rank was not done within `timeout_s`.
+
+    Example:
+        >>> import keras, numpy as np, tfdist
+        >>> tfdist.init()
+        >>> model = keras.Sequential([keras.Input((1,)), keras.layers.Rescaling(3.0)])
+        >>> x = np.arange(5.0).reshape(5, 1)
+        >>> tfdist.predict(model, x, batch_size=2, verbose=0).tolist()
+        [[0.0], [3.0], [6.0], [9.0], [12.0]]
+        >>> own, indices = tfdist.predict(
+        ...     model, x, batch_size=2, gather="none", verbose=0)
+        >>> indices.tolist()  # on one rank; on the first of two: [0, 1]
+        [0, 1, 2, 3, 4]
+    """
+    runtime.check_initialized()
+    ranks = Together("predict", timeout_s, process_set)
+
+    def prepare() -> tuple[Part, dict[str, Any]]:
+        if gather not in GATHER:
+            raise ValueError(
+                f"Expected gather to be one of {list(GATHER)}, got {gather!r}."
+            )
+        part, facts = start(model, ranks, x, None, None, batch_size)
+        return part, {**facts, "gather": gather}
+
+    part, told = agree_on_start(model, ranks, prepare)
+    ranks.agree(told, "gather", "gather", "Give all ranks the same.")
+    shown = bar_of(verbose, ranks)
+
+    def work() -> tuple[Any, dict[str, Any]]:
+        if part.inputs is None:  # the structure and the shapes, without any rows
+            outputs = model.predict(**part.first, verbose=0)
+            outputs = keras.tree.map_structure(lambda a: a[:0], outputs)
+        else:
+            outputs = model.predict(**part.inputs, verbose=shown)
+        return outputs, {
+            **_facts(outputs, gather),
+            "weights": fingerprints(model.weights),
+        }
+
+    outputs, told = ranks.run("after the last batch", work)
+    agree_on_weights(model, ranks, told)  # now also those that the first batch made
+    rows = [facts["rows"] for facts in told]
+    if gather == "none":
+        own = ranks.ranks.index(runtime.rank())
+        begin = sum(rows[:own])
+        return outputs, np.arange(begin, begin + rows[own], dtype=np.int64)
+    advice = "Give outputs of the same shape for every batch."
+    ranks.agree(told, "outputs", "what the model gives", advice)
+    return _collect(outputs, gather, ranks)
+
+
+def _facts(outputs: Any, gather: str) -> dict[str, Any]:
+    """What the other ranks have to know about the outputs of this one.
+
+    Raises:
+        TypeError: they cannot be sent.
+    """
+    arrays = keras.tree.flatten(outputs)
+    described = []
+    for array in arrays if gather != "none" else []:
+        if isinstance(array, tf.RaggedTensor):
+            raise TypeError(
+                "Expected outputs that are arrays in tfdist.predict, got a ragged "
+                'tensor. Pad it in the model, or pass gather="none" and put the parts '
+                "together yourself."
+            )
+        dtype_of(array.dtype, 'predict (leave them where they are with gather="none")')
+        described.append(f"{array.dtype.name}{list(array.shape[1:])}")
+    numbers = keras.tree.pack_sequence_as(outputs, list(range(len(arrays))))
+    return {
+        "outputs": f"{numbers!r} {', '.join(described)}",
+        "rows": int(arrays[0].shape[0]) if arrays else 0,
+    }
+
+
+def _collect(outputs: Any, gather: str, ranks: Together) -> Any:
+    """The outputs of all ranks, one array after the other.
+
+    The ranks' runs of batches follow each other in the order of the ranks, so what
+    arrives is in the order of the data.
+    """
+    first = ranks.ranks[0]
+    receives = gather == "all" or runtime.rank() == first
+    found: list[Any] = []
+    for number, array in enumerate(keras.tree.flatten(outputs)):
+        options: dict[str, Any] = {
+            "name": f"predict.{number}",
+            "timeout_s": ranks.timeout_s,
+            "process_set": ranks.process_set,
+        }
+        if gather == "all":
+            rows = collectives.allgather(array, **options)
+        else:
+            rows = collectives.gather(array, first, **options)
+        if receives:
+            found.append(rows.numpy())
+    return keras.tree.pack_sequence_as(outputs, found) if receives else None

@@ -1,0 +1,348 @@
+"""restore: a checkpoint, read by one rank, on all ranks."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import zipfile
+from collections import Counter
+from typing import Any
+
+import keras
+
+from tfdist.collectives.all_ranks import Together
+from tfdist.collectives.variables import broadcast_variables
+from tfdist.core import runtime
+from tfdist.core.process_sets import ProcessSet, members_of
+from tfdist.core.weights_state import check_not_torn
+from tfdist.gradients import accumulation
+from tfdist.layers.saved_generators import read_states, set_states
+from tfdist.layers.seed_generators import broadcast_seed_generators
+from tfdist.training.first_batch import is_built
+from tfdist.training.model_optimizers import members_of_attribute, optimizers_of
+from tfdist.training.preprocessing_layers import check_alike, follow_variables
+
+_WEIGHTS = "model.weights.h5"
+_CONFIG = "config.json"
+
+
+def restore(
+    model: keras.Model,
+    path: str | os.PathLike[str],
+    *,
+    timeout_s: float | None = None,
+    process_set: ProcessSet | None = None,
+) -> int:
+    """Gives a compiled model, on all ranks, the weights and optimizers of a checkpoint.
+
+    The lowest rank reads the file, the others get everything from it, so it need not
+    be visible to them. The number of ranks may be another than when it was saved. What
+    has been trained since then goes on as if it had not been interrupted: the optimizer
+    has its slots and its count of steps, from which schedules take the learning rate;
+    so have optimizers that are other attributes of the model (a GAN has two). The
+    random number generators of layers (dropout) go on too, if `Checkpoint` has saved
+    the file: each rank has a stream of its own, as by
+    `tfdist.layers.broadcast_seed_generators`. `model.save` leaves them out.
+
+    Args:
+        model: built and compiled as the saved one was, on all ranks. Its own optimizer
+            is built here; others have to be built if they were when it was saved.
+        path: a ".keras" file that `tfdist.callbacks.Checkpoint` or `model.save` wrote.
+        timeout_s: seconds to wait for the rank that reads; default `TFDIST_TIMEOUT_S`.
+        process_set: the ranks that train the model, which alone call it; default all.
+
+    Returns:
+        How many updates the optimizer has done: its `iterations`. Of a model whose
+        own optimizer is None those of the first of the others.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: the model is not built or not compiled; or the file is no
+            checkpoint, or one of another model or optimizer. Names what was expected
+            and found. Nothing has been changed then.
+        tfdist.RankFailedError: on the ranks that do not read, with the words of the one
+            that does.
+        tfdist.MismatchError: a rank has joined (`tfdist.join`); or the preprocessing
+            layers of the ranks have learnt something else, which is in no checkpoint's
+            variables (vocabularies, boundaries of bins).
+
+    Example:
+        >>> import keras, tfdist
+        >>> tfdist.init()
+        >>> def compiled():
+        ...     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        ...     adam = tfdist.DistributedOptimizer(keras.optimizers.Adam())
+        ...     model.compile(adam, "mse")
+        ...     adam.build(model.trainable_variables)
+        ...     return model
+        >>> import tempfile
+        >>> path = tempfile.mkdtemp() + "/model.keras"
+        >>> compiled().save(path)
+        >>> tfdist.restore(compiled(), path)
+        0
+    """
+    runtime.check_initialized()
+    check_not_torn()
+    ranks = Together("restore", timeout_s, process_set)
+    root = members_of(process_set)[0]
+    reads = runtime.rank() == root
+
+    def check() -> tuple[None, dict[str, Any]]:
+        prepare(model)
+        if reads:
+            check_fits(model, os.fspath(path))
+        return None, {"built": _built(model)}
+
+    def read() -> tuple[None, dict[str, Any]]:
+        if not reads:
+            return None, {}
+        states = read_states(path)
+        _load(model, os.fspath(path))
+        return None, {"generators": set_states(model, states)}
+
+    _, facts = ranks.run("check", check)
+    what = "which optimizers of the model are built"
+    ranks.agree(facts, "built", what, "Build the same on all ranks.")
+    _, facts = ranks.run("read", read)
+    optimizers = optimizers_of(model)
+    slots = [v for one in optimizers for v in one.variables]
+    broadcast_variables(model.weights + slots, root, process_set=process_set)
+    follow_variables(model)
+    check_alike(model, "tfdist.restore", process_set)
+    if facts[0]["generators"]:  # of the rank that reads
+        broadcast_seed_generators(model, root=root, process_set=process_set)
+    if not reads:  # where they are read this is known
+        for one in optimizers:
+            accumulation.loaded(getattr(one, "inner_optimizer", one))
+    return int(keras.ops.convert_to_numpy(optimizers[0].iterations))
+
+
+def prepare(model: keras.Model) -> None:
+    """Builds the optimizer of a compiled model, if it is not built.
+
+    Raises:
+        ValueError: the model has no weights yet, or no optimizer.
+    """
+    if not is_built(model) or not model.weights:
+        raise ValueError(
+            f"Expected a built model, got {model.name!r} without weights. Give it "
+            "data of the right shape once, or call model.build(shape), before "
+            "tfdist.restore."
+        )
+    if not optimizers_of(model):
+        raise ValueError(
+            f"Expected a compiled model, got {model.name!r} without an optimizer. "
+            "Call model.compile(...) before tfdist.restore."
+        )
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is not None and not optimizer.built:
+        optimizer.build(model.trainable_variables)
+
+
+def check_fits(model: keras.Model, path: str) -> None:
+    """Whether a compiled model can go on from a checkpoint; as `restore` raises."""
+    if not os.path.exists(path):
+        hint = " Copy it to this machine first." if "://" in path else ""
+        raise FileNotFoundError(f"There is no checkpoint {path!r}.{hint}")
+    config, saved = _contents(path)
+    own_name = None
+    if getattr(model, "optimizer", None) is not None:
+        # The name of Keras's own class, not that of the reducing one.
+        own = {"optimizer": keras.optimizers.serialize(model.optimizer)}
+        own_name = optimizer_name({"compile_config": own})
+    saved_name = optimizer_name(config)
+    if saved_name is None and own_name is not None:
+        raise ValueError(
+            f"{path} was saved without an optimizer (or before compile), so training "
+            "cannot go on from it. Read its weights alone: model.load_weights(path)."
+        )
+    if saved_name != own_name:
+        raise ValueError(
+            f"{path} has the state of the optimizer {saved_name}, but this model is "
+            f"compiled with {own_name}. Compile it as it was."
+        )
+    # Keras would only warn, and go on with an optimizer that starts anew.
+    slots, weights = _divide(model, saved)
+    optimizers = optimizers_of(model)
+    own_slots = [tuple(v.shape) for one in optimizers for v in one.variables]
+    unbuilt = [type(one).__name__ for one in optimizers if not one.built]
+    if unbuilt and len(slots) > len(own_slots):
+        raise ValueError(
+            f"{path} has the state of optimizers that are not built: "
+            f"{', '.join(unbuilt)} of the model {model.name!r}. Call "
+            "optimizer.build(variables) with the variables that each trains, in the "
+            "same order as ever, before tfdist.restore."
+        )
+    difference = shapes_difference(own_slots, slots)
+    problem = _difference_of_weights(model, weights, path) or difference
+    if problem:
+        raise ValueError(
+            f"{path} is a checkpoint of another model than {model.name!r}: {problem}. "
+            "Build and compile the model as it was when it was saved."
+        )
+
+
+def optimizer_name(config: dict[str, Any]) -> str | None:
+    """The class of the optimizer a saved model was compiled with; None for none.
+
+    Of a loss scale it is that of the optimizer inside: one that `compile` has put
+    around the optimizer itself, in mixed_float16, is not in the config.
+
+    Args:
+        config: the content of the checkpoint's "config.json".
+    """
+    compiled = config.get("compile_config") or {}
+    optimizer = compiled.get("optimizer")
+    if isinstance(optimizer, dict):
+        inner = (optimizer.get("config") or {}).get("inner_optimizer")
+        optimizer = inner or optimizer
+        return str(optimizer.get("class_name"))
+    return None if optimizer is None else str(optimizer)
+
+
+def shapes_difference(
+    own: list[tuple[int, ...]], saved: list[tuple[int, ...]]
+) -> str | None:
+    """What differs between the optimizer's variables and the saved ones.
+
+    Args:
+        own: shapes of the variables that there are.
+        saved: shapes of those in the file, in any order.
+
+    Returns:
+        A clause for a message; None if they are alike.
+
+    Example:
+        >>> shapes_difference([(), (3, 4)], [(), (3, 5)])
+        'the optimizer has no variable of shape (3, 5), but one of (3, 4)'
+    """
+    expected, found = Counter(own), Counter(saved)
+    if expected == found:
+        return None
+    more, less = sorted(found - expected), sorted(expected - found)
+    if more and less:
+        return f"the optimizer has no variable of shape {more[0]}, but one of {less[0]}"
+    return (
+        f"expected {len(own)} variables of the optimizer, found {len(saved)} in the "
+        f"file, {'more' if more else 'less'} those of shape {(more or less)[0]}"
+    )
+
+
+def _load(model: keras.Model, path: str) -> None:
+    """Reads everything, or changes nothing: Keras stops at the first layer it lacks."""
+    before = [(v, keras.ops.convert_to_numpy(v)) for v in _state(model)]
+    was_built = model.built
+    # Keras asks for it, and a model without a `call` of its own never is (a GAN).
+    model.built = True
+    try:
+        model.load_weights(path)
+    except BaseException as error:
+        for variable, value in before:
+            variable.assign(value)
+        follow_variables(model)
+        if not isinstance(error, ValueError | KeyError | TypeError):
+            raise
+        raise ValueError(
+            f"{path} is a checkpoint of another model than {model.name!r}, with other "
+            "layers or other attributes that hold them. Build and compile the model "
+            f"as it was when it was saved. Keras says: {error}"
+        ) from error
+    finally:
+        model.built = was_built
+
+
+def _state(model: keras.Model) -> list[Any]:
+    """What reading may change."""
+    state = [*model.variables, *(v for one in model.metrics for v in one.variables)]
+    for one in optimizers_of(model):
+        inner = getattr(one, "inner_optimizer", one)
+        state += [*one.variables, *accumulation.totals(inner)]
+    return list({id(v): v for v in state}.values())
+
+
+def _contents(path: str) -> tuple[dict[str, Any], dict[str, tuple[int, ...]]]:
+    """The saved model's config, and the shapes of its variables by their places."""
+    import h5py  # comes with Keras
+
+    shapes: dict[str, tuple[int, ...]] = {}
+    try:
+        with zipfile.ZipFile(path) as archive:
+            config = json.loads(archive.read(_CONFIG))
+            weights = io.BytesIO(archive.read(_WEIGHTS))
+        with h5py.File(weights, "r") as file:
+
+            def note(name: str, item: Any) -> None:
+                if isinstance(item, h5py.Dataset):
+                    shapes[name] = tuple(item.shape)
+
+            file.visititems(note)
+    except (zipfile.BadZipFile, KeyError, OSError, ValueError) as error:
+        raise ValueError(
+            f"Expected {path} to be a whole .keras file, written by "
+            f"tfdist.callbacks.Checkpoint or model.save, got: {error}. Take an older "
+            "checkpoint."
+        ) from None
+    return config, shapes
+
+
+def _divide(
+    model: keras.Model, saved: dict[str, tuple[int, ...]]
+) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
+    """Which of the saved shapes are of the model's optimizers, and which of weights.
+
+    Keras saves an optimizer under the attribute that holds it: "second/vars/0", or
+    "several/adam_1/vars/0" in a list or dict. (A loss scale has all variables, those
+    of the inner optimizer too, which are saved again under "second/inner_optimizer".)
+    """
+    attributes = {"optimizer": {""}}
+    for name, value in vars(model).items():
+        is_many = isinstance(value, list | tuple | dict)
+        for one in members_of_attribute(value):
+            if isinstance(one, keras.optimizers.Optimizer):
+                name_of_class = type(one).__name__.lower().replace("_", "")
+                kind = name_of_class if is_many else ""
+                attributes.setdefault(name, set()).add(kind)
+    slots, weights = [], []
+    for place, shape in saved.items():
+        first, *between = place.split("/")[:-1]
+        kind = re.sub(r"_\d+$|_", "", "/".join(between[:-1]))
+        if between[-1:] == ["vars"] and kind in attributes.get(first, ()):
+            slots.append(shape)
+        elif first != "optimizer":
+            weights.append(shape)
+    return slots, weights
+
+
+def _built(model: keras.Model) -> list[str]:
+    """The optimizers that have their variables, in the same order on all ranks."""
+    optimizers = enumerate(optimizers_of(model))
+    return [f"{type(one).__name__} {i}" for i, one in optimizers if one.built]
+
+
+def _difference_of_weights(
+    model: keras.Model, saved: list[tuple[int, ...]], path: str
+) -> str | None:
+    """The first variable that the file has with another shape, or not at all."""
+    own = Counter(tuple(v.shape) for v in model.weights)
+    # Generators of random numbers and metrics may be saved too: only what is missing
+    # is certain to be wrong.
+    missing = own - Counter(saved)
+    if not missing:
+        return None
+    try:
+        other = keras.saving.load_model(path, compile=False)
+    except Exception:  # noqa: BLE001 - of a class of the user's own that is not found
+        found = sorted(Counter(saved) - own)
+        but = f", but one of {found[0]}" if found else ""
+        return f"the file has no variable of shape {min(missing)}{but}"
+    ours = [(v.path.removeprefix(f"{model.name}/"), v.shape) for v in model.weights]
+    theirs = [v.shape for v in other.weights]
+    for (name, expected), found in zip(ours, theirs, strict=False):
+        if tuple(expected) != tuple(found):
+            return (
+                f"expected {name} of shape {tuple(expected)}, found shape "
+                f"{tuple(found)} in its place"
+            )
+    return f"expected {len(ours)} variables, found {len(theirs)}"
