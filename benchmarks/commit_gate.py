@@ -3,10 +3,10 @@
     python benchmarks/commit_gate.py [--ranks 2] [--rounds 7] [--steps 30] [--free]
 
 Two jobs of core clients (no TensorFlow) live side by side, one with
-TFDIST_COMMIT_GATE=1, and make their steps in turn, `--steps` each in a round. A step is
-the reduction alone, without a backward pass to hide it: the gate's share of a real step
-is smaller. All ranks begin a step together, as the ranks of a training job come to the
-end of their backward passes together, and it lasts until the slowest has all of it.
+TFDIST_ATOMIC_STEPS=1, and make their steps in turn, `--steps` each in a round. A step
+is the reduction alone, without a backward pass to hide it: the gate's share of a real
+step is smaller. All ranks begin a step together, as the ranks of a training job come to
+the end of their backward passes together, and it lasts until the slowest has all of it.
 
 With `--free` nobody waits between two steps of a round. Without the gate a rank then
 reduces the next step while others still read the end of this one, which the gate
@@ -162,7 +162,7 @@ def measure(
     ratios, control = [], []
     copier = Copier()
     at_once = steps if free else 1
-    with jobs(size, {"TFDIST_COMMIT_GATE": "1"}) as (plain, gated):
+    with jobs(size, {"TFDIST_ATOMIC_STEPS": "1"}) as (plain, gated):
         plain.steps(WARM_STEPS)
         gated.steps(WARM_STEPS)
         for number in range(rounds):

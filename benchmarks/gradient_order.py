@@ -6,9 +6,9 @@ Each process trains the models below by itself, every gradient in a bucket of it
 (TFDIST_FUSION_BYTES=0), so that the core's records tell when each was ready. From these
 times follows, for buckets along an order, how much of the communication a step would
 wait for if reducing took as long as the backward pass, in percent of it. Orders: that
-of the list, that of the graph's levels (TFDIST_PLAN=observed), that in which gradients
-were ready in the first five steps of the same process, and of another process. The
-steps after these count. See docs/design/0008-observed-order.md.
+of the list, that of the graph's levels (TFDIST_BUCKET_ORDER=traced), that in which
+gradients were ready in the first five steps of the same process, and of another one.
+The steps after these count. See docs/design/0008-observed-order.md.
 """
 
 import argparse

@@ -132,7 +132,7 @@ def environments(
         "TFDIST_SECRET_FILE": secret,
         # The worlds that wait for their turn are to be quiet.
         "TFDIST_HEARTBEAT_S": "1",
-        "TFDIST_SUSPECT_S": "30",
+        "TFDIST_PEER_TIMEOUT_S": "30",
         **contender.environ,
     }
     return [common | {"TFDIST_RANK": str(rank)} for rank in range(len(hosts))]

@@ -52,7 +52,7 @@ def _judge(job: Job, victims: set[int], began_s: float) -> dict[str, Any]:
 def kill(seed: int, *, gate: bool = False) -> dict[str, Any]:
     """SIGKILL of a random rank at a random instant. With the gate: equal steps too."""
     random_ = random.Random(seed)
-    environ = {"TFDIST_COMMIT_GATE": "1"} if gate else {}
+    environ = {"TFDIST_ATOMIC_STEPS": "1"} if gate else {}
     with Job(SIZE, seed, environ) as job:
         job.ready()
         time.sleep(random_.uniform(0.0, MAX_WAIT_S))
@@ -64,7 +64,7 @@ def kill(seed: int, *, gate: bool = False) -> dict[str, Any]:
 
 
 def kill_gated(seed: int) -> dict[str, Any]:
-    """As `kill`, with TFDIST_COMMIT_GATE=1: no survivor is a step ahead."""
+    """As `kill`, with TFDIST_ATOMIC_STEPS=1: no survivor is a step ahead."""
     return kill(seed, gate=True)
 
 

@@ -76,7 +76,7 @@ TEST(every_core_variable_reaches_its_field) {
   environment.Set("TFDIST_FIRST_BUCKET_BYTES", "5");
   environment.Set("TFDIST_BUCKET_BYTES", "6");
   environment.Set("TFDIST_FUSION_BYTES", "0");
-  environment.Set("TFDIST_PLAN", "observed");
+  environment.Set("TFDIST_BUCKET_ORDER", "traced");
   environment.Set("TFDIST_SEGMENT_BYTES", "4160");
   environment.Set("TFDIST_SHM_SLOTS", "2");
   environment.Set("TFDIST_MAX_ACTIVE", "7");
@@ -91,7 +91,7 @@ TEST(every_core_variable_reaches_its_field) {
   CHECK_EQ(config.first_bucket_bytes, 5);
   CHECK_EQ(config.bucket_bytes, 6);
   CHECK_EQ(config.fusion_bytes, 0);
-  CHECK_EQ(config.plan, "observed");
+  CHECK_EQ(config.bucket_order, "traced");
   CHECK_EQ(config.segment_bytes, 4160);
   CHECK_EQ(config.shm_slots, 2);
   CHECK_EQ(config.max_active, 7);
@@ -122,7 +122,7 @@ TEST(wrong_values_name_the_variable_what_is_allowed_and_what_came) {
       {"TFDIST_TRANSPORT", "auto|shm", "one of auto, shm, tcp"},
       {"TFDIST_TRANSPORT", "", "got ''"},
       {"TFDIST_ALLREDUCE_ALGORITHM", "", "got ''"},
-      {"TFDIST_PLAN", "static", "one of listed, observed; got 'static'"},
+      {"TFDIST_BUCKET_ORDER", "static", "one of reverse, traced; got 'static'"},
       {"TFDIST_LOG_LEVEL", "loud", "one of debug, info, warning, error, silent"},
       {"TFDIST_RANK", "one", "an integer from 0"},
       {"TFDIST_SIZE", "0", "an integer from 1"},
@@ -153,10 +153,10 @@ TEST(unknown_variable_suggests_the_nearest_name) {
 TEST(silence_is_suspicious_after_ten_beats_at_the_soonest) {
   CleanEnvironment environment;
   environment.Set("TFDIST_HEARTBEAT_S", "0.07");
-  environment.Set("TFDIST_SUSPECT_S", "0.7");  // in float64 less than 10 * 0.07
+  environment.Set("TFDIST_PEER_TIMEOUT_S", "0.7");  // in float64 less than 10 * 0.07
   Read();
-  environment.Set("TFDIST_SUSPECT_S", "0.69");
-  CheckHas(Refusal(), "TFDIST_SUSPECT_S must be at least ten times TFDIST_HEARTBEAT_S (0.07 s)");
+  environment.Set("TFDIST_PEER_TIMEOUT_S", "0.69");
+  CheckHas(Refusal(), "TFDIST_PEER_TIMEOUT_S must be at least ten times TFDIST_HEARTBEAT_S (0.07 s)");
 }
 
 TEST(decimal_point_whatever_the_locale) {

@@ -12,7 +12,7 @@ constexpr int kBuckets = 2;
 
 Config Gated() {
   Config config = TestConfig();
-  config.commit_gate = 1;
+  config.atomic_steps = 1;
   config.allreduce_algorithm = "pairwise";  // of a small tensor: rank 0 adds up and tells
   return config;
 }
@@ -166,7 +166,7 @@ TEST(a_rank_that_does_not_complete_is_named) {
 TEST(a_group_without_a_number_is_refused) {
   HandDriven world(2, Gated());
   std::vector<float> data(10);
-  CHECK_CONTAINS(TextOf(world.Bucket(0, "unknown", 0, 1, &data)), "TFDIST_COMMIT_GATE=1 needs");
+  CHECK_CONTAINS(TextOf(world.Bucket(0, "unknown", 0, 1, &data)), "TFDIST_ATOMIC_STEPS=1 needs");
 }
 
 }  // namespace

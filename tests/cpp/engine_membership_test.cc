@@ -10,7 +10,7 @@ namespace {
 Config Limits() {
   Config config = TestConfig();
   config.timeout_s = 15;
-  config.suspect_s = 2;
+  config.peer_timeout_s = 2;
   return config;
 }
 

@@ -88,7 +88,7 @@ TEST(no_order_of_events_changes_what_comes_out) {
     std::mt19937 random(seed);
     const size_t size = 2 + random() % 3;
     Config config = TestConfig();
-    config.commit_gate = static_cast<int64_t>(seed % 3 == 0);
+    config.atomic_steps = static_cast<int64_t>(seed % 3 == 0);
     const size_t stays = seed % 5 < 2 ? 1 + seed % 5 : 100;  // steps of one length
     const uint32_t held_up = seed % 2 == 0 ? 7 : 2;          // of 8 times
     HandDriven ranks(static_cast<int>(size), config);

@@ -76,7 +76,7 @@ TEST(buckets_of_gradients_are_averaged_over_those_that_submit_them) {
   for (int gate : {0, 1}) {
     for (const char* transport : {"shm", "tcp"}) {
       Config config = TestConfig();
-      config.commit_gate = gate;
+      config.atomic_steps = gate;
       Ranks ranks(4, transport, config);
       const std::vector<int> steps = {6, 2, 9, 0};
       const auto run = [&] {

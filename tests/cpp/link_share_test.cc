@@ -9,7 +9,7 @@
 #include "check.h"
 #include "link_pair.h"
 #include "ranks.h"
-#include "transport/store_choice.h"
+#include "transport/write_policy.h"
 
 namespace tfdist {
 namespace {
@@ -102,15 +102,15 @@ TEST(a_link_that_ends_gives_its_slots_back) {
 Config TimedConfig(const char* stores) {
   Config config = SmallConfig();
   config.segment_bytes = kTimedBytes;
-  config.shm_stores = stores;
+  config.shm_writes = stores;
   return config;
 }
 
 TEST(a_link_says_which_payloads_go_past_the_caches) {
-  for (const char* stores : {"cached", "streamed"}) {
+  for (const char* stores : {"cached", "nontemporal"}) {
     Pair pair(*FindTransport("shm"), TimedConfig(stores));
     CHECK(pair.a->BeginSend(Lane::kData, kTimedBytes).data() != nullptr);
-    const bool streams = std::string(stores) == "streamed";
+    const bool streams = std::string(stores) == "nontemporal";
     CHECK_EQ(pair.a->StreamsSend(), streams);
     pair.a->CommitSend(Lane::kData, HeaderOf(1));
     CHECK(pair.a->BeginSend(Lane::kData, kTimedBytes - 64).data() != nullptr);
@@ -125,7 +125,7 @@ TEST(a_link_says_which_payloads_go_past_the_caches) {
 }
 
 TEST(who_shares_a_payload_learns_too_that_it_went_past_the_caches) {
-  Fan fan(TimedConfig("streamed"));
+  Fan fan(TimedConfig("nontemporal"));
   for (size_t bytes : {kTimedBytes, kTimedBytes - 64}) {
     CHECK(TrySend(fan.links[0].get(), Lane::kData, bytes, 7));
     CHECK(fan.links[1]->ShareSend(HeaderOf(7), bytes));

@@ -143,7 +143,7 @@ TEST(an_offset_outside_of_the_slot_is_refused) {
 struct Shared {
   Shared() : one(4, 8), two(4, 8), pool(std::make_shared<SlotPool>(one.payloads)) {
     for (Memory* memory : {&one, &two}) {
-      producers.emplace_back(memory->lane, pool, StoreChoice());
+      producers.emplace_back(memory->lane, pool, WritePolicy());
       consumers.emplace_back(memory->lane, one.payloads);
     }
   }

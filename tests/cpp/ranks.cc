@@ -29,7 +29,7 @@ void WaitFor(const std::future<T>& future, int seconds, const char* who) {
 Config TestConfig() {
   Config config;
   config.timeout_s = 15 * kSlowness;
-  config.suspect_s = 2 * kSlowness;
+  config.peer_timeout_s = 2 * kSlowness;
   config.segment_bytes = 4096;
   config.shm_slots = 4;
   return config;

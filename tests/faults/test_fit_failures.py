@@ -97,7 +97,7 @@ def test_behind_the_commit_gate_the_survivors_are_equal_and_can_save(tmp_path, m
     files = files_of_shared_memory()
     done = run(
         tmp_path, "-np", "3", *program(tmp_path, "kill", 1),
-        timeout_s=100, MARK=marker, TFDIST_COMMIT_GATE="1", TF_CPP_MIN_LOG_LEVEL="2",
+        timeout_s=100, MARK=marker, TFDIST_ATOMIC_STEPS="1", TF_CPP_MIN_LOG_LEVEL="2",
     )  # fmt: skip
     assert done.code == 137, done.stderr
     assert "no sign of life" not in done.stderr  # that takes 2 s

@@ -17,7 +17,7 @@ pytestmark = [
 ]
 # A link that says nothing although it is open is found out by the missing heartbeats,
 # long before the deadline of the operation that waits for it.
-SILENT_S = 2.0  # TFDIST_SUSPECT_S
+SILENT_S = 2.0  # TFDIST_PEER_TIMEOUT_S
 LIMITS = {"TFDIST_TIMEOUT_S": "60", "TFDIST_STALL_WARNING_S": "60"}
 CUT_S = 2.0  # from a reset connection to the last rank's error
 MARGIN_S = 4.0  # for a busy machine

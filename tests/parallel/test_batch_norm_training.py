@@ -143,7 +143,7 @@ def test_half_types_have_float32_statistics(policy):
 
 
 def test_it_trains_with_the_commit_gate():
-    env = {"TFDIST_COMMIT_GATE": "1", "TFDIST_FUSION_BYTES": "64"}
+    env = {"TFDIST_ATOMIC_STEPS": "1", "TFDIST_FUSION_BYTES": "64"}
     plain = run_ranks(fitted, 2, "float32", {})
     gated = run_ranks(fitted, 2, "float32", {}, env=env)
     for a, b in zip(plain[0][0], gated[1][0], strict=True):

@@ -134,7 +134,7 @@ def fitted(compression, gate):
 @pytest.mark.parametrize("gate", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_fit_learns_with_half_the_bytes_and_equal_ranks(gate):
     env = {
-        "TFDIST_COMMIT_GATE": str(int(gate)),
+        "TFDIST_ATOMIC_STEPS": str(int(gate)),
         "TFDIST_FUSION_BYTES": "64",
         "TFDIST_WEIGHT_CHECK": "off",  # its messages are not compressed
     }

@@ -67,7 +67,7 @@ def test_the_buckets_are_those_and_the_bits_the_same(groups, sent):
 
 @pytest.mark.slow
 def test_behind_the_gate_and_with_compression():
-    env = {"TFDIST_COMMIT_GATE": "1"}
+    env = {"TFDIST_ATOMIC_STEPS": "1"}
     plain = run_ranks(reduced, 2, None, False, "bf16")
     found = run_ranks(reduced, 2, [[0, 4], [2]], False, "bf16", env=env)
     assert [bits for bits, _ in found] == [bits for bits, _ in plain]

@@ -1,4 +1,4 @@
-"""TFDIST_PLAN: which gradients go together, and that the result keeps its bits."""
+"""Buckets along the traced graph (TFDIST_BUCKET_ORDER=traced): equal bits on ranks."""
 
 import logging
 import re
@@ -14,7 +14,7 @@ from helpers.ranks import run_ranks
 import tfdist
 from tfdist.core import native
 
-OBSERVED = {"TFDIST_PLAN": "observed"}
+OBSERVED = {"TFDIST_BUCKET_ORDER": "traced"}
 # Two gradients fill a bucket.
 SMALL = {"TFDIST_FIRST_BUCKET_BYTES": "6000", "TFDIST_BUCKET_BYTES": "6000"}
 STEPS = 12
@@ -94,7 +94,7 @@ BY_LIST = [(3, 2), (4, 1), (5, 0)]
 def test_buckets_follow_the_backward_pass_and_the_bits_stay(kind, ranks):
     env = dict(SMALL)
     if kind == "gated":
-        env["TFDIST_COMMIT_GATE"] = "1"
+        env["TFDIST_ATOMIC_STEPS"] = "1"
     if kind == "compressed":
         env = {name: "3000" for name in SMALL}
     listed = run_ranks(trained, ranks, kind, env=env)
@@ -208,7 +208,7 @@ def test_rank_zero_says_what_the_order_of_the_traced_function_would_gain():
     assert float(gain[1]) - float(gain[2]) >= 0.8
     assert line.startswith("WARNING gradients.")
     assert "in bucket 3, where p1:0 waits for p2:0" in line
-    assert "TFDIST_PLAN=observed" in line
+    assert "TFDIST_BUCKET_ORDER=traced" in line
 
 
 @pytest.mark.slow

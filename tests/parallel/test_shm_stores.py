@@ -36,7 +36,7 @@ def digests(tmp_path, ranks, stores):
         str(ranks),
         *program,
         timeout_s=60,
-        TFDIST_SHM_STORES=stores,
+        TFDIST_SHM_WRITES=stores,
     )
     assert done.code == 0, done.stdout + done.stderr
     lines = [line for line in done.stdout.splitlines() if "digest" in line]
@@ -46,9 +46,9 @@ def digests(tmp_path, ranks, stores):
 
 @pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_all_ways_have_the_same_bits_on_all_ranks(tmp_path, ranks):
-    found = {way: digests(tmp_path, ranks, way) for way in ("cached", "streamed")}
+    found = {way: digests(tmp_path, ranks, way) for way in ("cached", "nontemporal")}
     assert len(found["cached"]) == 1
-    assert found["streamed"] == found["cached"] == digests(tmp_path, ranks, "auto")
+    assert found["nontemporal"] == found["cached"] == digests(tmp_path, ranks, "auto")
 
 
 def test_another_way_is_refused(tmp_path):
@@ -60,8 +60,8 @@ def test_another_way_is_refused(tmp_path):
         "-c",
         PROGRAM,
         timeout_s=60,
-        TFDIST_SHM_STORES="slow",
+        TFDIST_SHM_WRITES="slow",
     )
     assert done.code != 0
-    assert "TFDIST_SHM_STORES" in done.stderr
-    assert "streamed" in done.stderr
+    assert "TFDIST_SHM_WRITES" in done.stderr
+    assert "nontemporal" in done.stderr

@@ -158,7 +158,7 @@ def chosen(rows, sparse_as_dense, gate):
     ],
 )
 def test_large_tables_are_reduced_by_rows(rows, sparse_as_dense, gate, expected):
-    env = {"TFDIST_COMMIT_GATE": gate}
+    env = {"TFDIST_ATOMIC_STEPS": gate}
     found = run_ranks(chosen, 2, rows, sparse_as_dense, gate, env=env)
     assert found == [expected, expected]
 

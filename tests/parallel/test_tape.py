@@ -113,7 +113,7 @@ def behind_the_gate_again_and_again():
 
 
 def test_another_start_may_have_other_gradients_behind_the_gate():
-    env = {"TFDIST_COMMIT_GATE": "1"}
+    env = {"TFDIST_ATOMIC_STEPS": "1"}
     env |= dict.fromkeys(("TFDIST_FIRST_BUCKET_BYTES", "TFDIST_BUCKET_BYTES"), "16")
     env["TFDIST_FUSION_BYTES"] = "16"
     for found in run_ranks(behind_the_gate_again_and_again, 2, env=env):
@@ -145,7 +145,7 @@ def after_another_environment():
 
 @pytest.mark.parametrize("gate", ["0", "1"])
 def test_what_the_environment_says_after_init_means_nothing(gate):
-    env = {**SMALL_BUCKETS, "TFDIST_COMMIT_GATE": gate, "TFDIST_TIMEOUT_S": "30"}
+    env = {**SMALL_BUCKETS, "TFDIST_ATOMIC_STEPS": gate, "TFDIST_TIMEOUT_S": "30"}
     for found in run_ranks(after_another_environment, 2, env=env):
         assert found == [1.5] * 4 + [1.0] * 4
 
@@ -166,7 +166,7 @@ def an_error_in_an_eager_step():
 
 @pytest.mark.parametrize("gate", ["0", "1"])
 def test_an_eager_step_raises_the_errors_of_tfdist(gate):
-    env = {**SMALL_BUCKETS, "TFDIST_COMMIT_GATE": gate, "TFDIST_TIMEOUT_S": "30"}
+    env = {**SMALL_BUCKETS, "TFDIST_ATOMIC_STEPS": gate, "TFDIST_TIMEOUT_S": "30"}
     for kind, message, rank in run_ranks(an_error_in_an_eager_step, 2, env=env):
         assert (kind, rank) == ("RankFailedError", 1)
         assert message.startswith("rank 1 (")

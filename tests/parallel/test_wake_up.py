@@ -28,6 +28,6 @@ def test_a_call_wakes_the_engine():
     # Without being woken the engine would look for work once in a heartbeat, so that
     # the ranks' calls would take a good part of one. The quickest call counts: the
     # others may have waited for the processor.
-    env = {"TFDIST_HEARTBEAT_S": "2", "TFDIST_SUSPECT_S": "20"}
+    env = {"TFDIST_HEARTBEAT_S": "2", "TFDIST_PEER_TIMEOUT_S": "20"}
     for taken in run_ranks(answered_s, 2, env=env):
         assert min(taken) < 0.1, taken

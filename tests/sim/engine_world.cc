@@ -48,7 +48,7 @@ EngineWorld::EngineWorld(uint64_t seed, bool trace) : rng_(seed), tracing_(trace
   config_.max_active = rng_.Chance(20) ? 1 : rng_.Between(2, 16);
   if (rng_.Chance(30)) config_.fusion_bytes = rng_.Between(0, 4000);
   if (rng_.Chance(30)) config_.allreduce_algorithm = rng_.Chance(50) ? "ring" : "pairwise";
-  config_.commit_gate = rng_.Chance(50) ? 1 : 0;
+  config_.atomic_steps = rng_.Chance(50) ? 1 : 0;
   program_ = MakeProgram(size_, &rng_);
   if (seed % 2 == 0) {
     AddJoins(&program_, &rng_);
@@ -258,7 +258,7 @@ void EngineWorld::StartPhase(Rank* rank) {
     }
     // Behind the gate a step is submitted as a whole.
     const bool whole =
-        config_.commit_gate != 0 && call.kind == CollectiveKind::kAllreduce && !call.group.empty();
+        config_.atomic_steps != 0 && call.kind == CollectiveKind::kAllreduce && !call.group.empty();
     if (is_first && other.place < call.place && !whole && rng_.Chance(50)) {
       rank->after[other.place].push_back(call);
       earlier->second = other.place;
@@ -413,7 +413,7 @@ void EngineWorld::Done(Rank* rank, const std::shared_ptr<Running>& running, cons
     if (!may_fail_) Violation(name + " failed although nothing was wrong: " + status.message());
     // A group whose registration was refused has no number for the gate to count by.
     const bool mismatch = (status.code() == Code::kFailedPrecondition ||
-                           (status.code() == Code::kInvalidArgument && config_.commit_gate != 0)) &&
+                           (status.code() == Code::kInvalidArgument && config_.atomic_steps != 0)) &&
                           rank->failure.ok();
     if (status.code() == Code::kInternal) Violation(name + ": " + status.message());
     if (!mismatch) {
@@ -517,7 +517,7 @@ void EngineWorld::CheckVerdict() {
       Violation(names + " raise differently: " + first->failure.message() + " | " +
                 own->failure.message());
     }
-    if (config_.commit_gate == 0) continue;
+    if (config_.atomic_steps == 0) continue;
     for (const auto& [group, buckets] : own->applied) {
       // What a rank takes part in after it has joined is not seen here.
       if (Joins(*own, group) || Joins(*first, group)) continue;

@@ -225,7 +225,7 @@ def test_an_installed_horovod_that_does_not_load_is_named():
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("TFDIST_COMMIT_GATE", "1"), ("TFDIST_ALLREDUCE_ALGORITHM", "ring")],
+    [("TFDIST_ATOMIC_STEPS", "1"), ("TFDIST_ALLREDUCE_ALGORITHM", "ring")],
 )
 def test_settings_of_the_native_engine_are_refused(monkeypatch, name, value):
     assert _start.refused_setting(native.config()) is None

@@ -95,7 +95,7 @@ def test_what_has_no_place_inside_takes_the_split_step(what, monkeypatch, caplog
 def test_the_commit_gate_takes_the_split_step(monkeypatch):
     monkeypatch.setattr(gradient_xla, "unusable", lambda: None)
     monkeypatch.setattr(reduction, "gated", lambda: True)
-    with pytest.raises(emit.InsideXlaError, match="TFDIST_COMMIT_GATE=1"):
+    with pytest.raises(emit.InsideXlaError, match="TFDIST_ATOMIC_STEPS=1"):
         compiled_gradients([tf.Variable([1.0])])
 
 

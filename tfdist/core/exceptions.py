@@ -43,7 +43,7 @@ class ErrorRecord:
         tensor: name of the tensor or group of gradients concerned; "" for none.
         cause: what happened, in words.
         detail: more: both values of a mismatch, the ranks that are missing.
-        committed_step: with `TFDIST_COMMIT_GATE=1`: the last step of gradients, which
+        committed_step: with `TFDIST_ATOMIC_STEPS=1`: the last step of gradients, which
             every surviving rank has applied as a whole; None when that is not known.
     """
 

@@ -12,7 +12,7 @@ _logger = logging.getLogger("tfdist")
 def check_not_torn() -> None:
     """Raises if an aborted step may have changed some of the weights.
 
-    With `TFDIST_COMMIT_GATE=1` and a verdict of the ranks no step is torn: the weights
+    With `TFDIST_ATOMIC_STEPS=1` and a verdict of the ranks no step is torn: the weights
     are those after the committed step, on every surviving rank.
 
     Raises:

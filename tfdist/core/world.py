@@ -196,7 +196,7 @@ def _start_timeline(folder: str, mesh: Mesh, timeout_s: float) -> None:
             host=mesh.host,
             job=job,
             generation=mesh.generation,
-            commit_gate=runtime.setting("TFDIST_COMMIT_GATE"),
+            commit_gate=runtime.setting("TFDIST_ATOMIC_STEPS"),
         )
         if topology.size > 1:  # where all have come this far, all can write
             native.register_group("timeline\n", [True], timeout_s=timeout_s)
@@ -228,7 +228,7 @@ def start_timeline(folder: str) -> Path:
                 host=os.uname().nodename,
                 job=runtime.state.bond.job if runtime.state.bond else f"{os.getpid()}",
                 generation=runtime.state.generation,
-                commit_gate=runtime.setting("TFDIST_COMMIT_GATE"),
+                commit_gate=runtime.setting("TFDIST_ATOMIC_STEPS"),
             )
         return runtime.state.timeline
 

@@ -26,8 +26,8 @@ _FUNCTIONS: dict[tuple[Any, ...], Any] = {}
 
 
 def gated() -> bool:
-    """Whether the buckets of a step end together (`TFDIST_COMMIT_GATE=1`)."""
-    return bool(runtime.setting("TFDIST_COMMIT_GATE"))
+    """Whether the buckets of a step end together (`TFDIST_ATOMIC_STEPS=1`)."""
+    return bool(runtime.setting("TFDIST_ATOMIC_STEPS"))
 
 
 def reduce_buckets(

@@ -1,4 +1,4 @@
-"""Which gradients of a traced function share a bucket (`TFDIST_PLAN`)."""
+"""Which gradients of a traced function share a bucket (`TFDIST_BUCKET_ORDER`)."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def planned(
 ) -> list[list[int]]:
     """The buckets of a group of gradients, the same on all ranks.
 
-    With `TFDIST_PLAN=listed` the lowest rank also says what the order in which the
-    gradients are made would gain, where that is much.
+    With `TFDIST_BUCKET_ORDER=reverse` the lowest rank also says what the order in which
+    the gradients are made would gain, where that is much.
 
     Args:
         cut: makes buckets along an order of the gradients; of None: along the list.
@@ -45,7 +45,7 @@ def planned(
     listed = cut(None)
     if tf.executing_eagerly() or len(made) < 2:
         return listed  # all are there before the first bucket is
-    is_observed = runtime.setting("TFDIST_PLAN") == "observed"
+    is_observed = runtime.setting("TFDIST_BUCKET_ORDER") == "traced"
     is_lowest = members_of(process_set)[0] == runtime.rank()
     if not (is_observed or is_lowest):
         return listed
@@ -54,7 +54,7 @@ def planned(
     if is_observed:
         buckets = cut(agree_on_order(order, group_id, process_set))
         if is_lowest:
-            _logger.debug("%s: %d buckets, as observed", group, len(buckets))
+            _logger.debug("%s: %d buckets, in traced order", group, len(buckets))
         return buckets
     found = ready_order.compare(listed, cut(order), levels, sizes_bytes)
     _report(found, group, paths[found.early], paths[found.late])
@@ -68,8 +68,9 @@ def _report(found: ready_order.Comparison, group: str, early: str, late: str) ->
         "%s: of %.1f MiB of gradients %.1f are left to be reduced when the last one is "
         "made; %.1f if buckets followed the order in which the traced function makes "
         "them, not that of the list (in a backward pass as long as the reduction). "
-        "Most is held back in bucket %d, where %s waits for %s. TFDIST_PLAN=observed "
-        "takes that order, with the same results (docs/gradients.md).",
+        "Most is held back in bucket %d, where %s waits for %s. "
+        "TFDIST_BUCKET_ORDER=traced takes that order, with the same results "
+        "(docs/gradients.md).",
         group,
         found.total_bytes / _MIB,
         found.listed_bytes / _MIB,

@@ -78,7 +78,7 @@ def reduce_gradients(
         [
             "xla='off' was given" if options.xla == "off" else None,
             _WEIGHTED if weight is not None else None,
-            "TFDIST_COMMIT_GATE=1" if gated() else None,
+            "TFDIST_ATOMIC_STEPS=1" if gated() else None,
         ]
     )
     use = BY_XLA if in_xla else BY_OPERATIONS

@@ -41,7 +41,7 @@ class DistributedGradientTape:
         sparse_as_dense: how gradients of embeddings (`tf.IndexedSlices`) are reduced:
             `False`: by the rows that a step has used, `True`: as dense tensors.
             Default: by rows for tables of 8 MiB and more. With
-            `TFDIST_COMMIT_GATE=1` always as dense tensors.
+            `TFDIST_ATOMIC_STEPS=1` always as dense tensors.
         local_variables: variables and layers that belong to each rank alone (a list, or
             a function that is given a variable and says whether it is one): their
             gradients are not reduced, and they may have other shapes on other ranks.

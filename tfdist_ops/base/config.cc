@@ -87,7 +87,7 @@ const std::vector<Row>& Table() {
       Int("TFDIST_FUSION_BYTES", &Config::fusion_bytes, "bytes", 0, 4 * kGiB, 0, true,
           "Most bytes reduced as one operation, a single larger tensor apart; 0 puts every tensor "
           "into a bucket of its own."),
-      Text("TFDIST_PLAN", &Config::plan, "listed|observed", true,
+      Text("TFDIST_BUCKET_ORDER", &Config::bucket_order, "reverse|traced", true,
            "In which order gradients are put into buckets: that of the list, backwards, or the one "
            "in which the traced function makes them, as rank 0 sees it (docs/gradients.md)."),
       Int("TFDIST_SEGMENT_BYTES", &Config::segment_bytes, "bytes", 4 * kKiB, 16 * kMiB, 64, true,
@@ -96,7 +96,7 @@ const std::vector<Row>& Table() {
           "Number of segments in flight each way between two ranks of one host; few stay in the "
           "caches."),
       Text(
-          "TFDIST_SHM_STORES", &Config::shm_stores, "auto|cached|streamed", false,
+          "TFDIST_SHM_WRITES", &Config::shm_writes, "auto|cached|nontemporal", false,
           "How segments for other ranks of the host are written: by ordinary stores, which is best "
           "where their processors share a cache, or past the caches, which is where they do not. "
           "auto: what takes less time; the bits are the same (docs/design/0009-stores.md)."),
@@ -110,10 +110,10 @@ const std::vector<Row>& Table() {
           "How long the progress thread looks for work before it sleeps."),
       Float("TFDIST_HEARTBEAT_S", &Config::heartbeat_s, "s", 0.02, 10, true,
             "Time between two signs of life of a rank."),
-      Float("TFDIST_SUSPECT_S", &Config::suspect_s, "s", 0.2, 3600, true,
+      Float("TFDIST_PEER_TIMEOUT_S", &Config::peer_timeout_s, "s", 0.2, 3600, true,
             "Silence after which a rank on another host is taken for lost, at least ten "
             "heartbeats; half of it is how long a process of the same host may be stopped."),
-      Int("TFDIST_COMMIT_GATE", &Config::commit_gate, "", 0, 1, 0, true,
+      Int("TFDIST_ATOMIC_STEPS", &Config::atomic_steps, "", 0, 1, 0, true,
           "1: a step of gradients is handed out on no rank before every rank has all of it, so "
           "that a failure leaves equal weights (docs/design/0004-verdict-and-gate.md)."),
       Text("TFDIST_ALLREDUCE_ALGORITHM", &Config::allreduce_algorithm, "", true,
@@ -382,10 +382,10 @@ StatusOr<Config> ConfigFromEnvironment() {
     return ConfigError(std::string(row.name) + " must be " + Allowed(row) + "; got '" + text + "'");
   }
   // 0.7 is ten times 0.07, although not in float64.
-  if (config.suspect_s * (1 + 1e-9) < 10 * config.heartbeat_s) {
-    return ConfigError("TFDIST_SUSPECT_S must be at least ten times TFDIST_HEARTBEAT_S (" +
+  if (config.peer_timeout_s * (1 + 1e-9) < 10 * config.heartbeat_s) {
+    return ConfigError("TFDIST_PEER_TIMEOUT_S must be at least ten times TFDIST_HEARTBEAT_S (" +
                        NumberText(config.heartbeat_s) + " s); got '" +
-                       NumberText(config.suspect_s) + "'");
+                       NumberText(config.peer_timeout_s) + "'");
   }
   return config;
 }

@@ -19,7 +19,7 @@ std::vector<int> Members(int size) {
 HeartbeatMonitor MakeMonitor(const World& world, const Config& config, const Engine::Hooks& hooks) {
   HeartbeatOptions options;
   options.period_us = static_cast<int64_t>(config.heartbeat_s * 1e6);
-  options.silence_us = static_cast<int64_t>(config.suspect_s * 1e6);
+  options.silence_us = static_cast<int64_t>(config.peer_timeout_s * 1e6);
   options.stopped_us = options.silence_us / 2;
   options.yield_us = 3 * options.period_us;
   options.gather_us = 5 * options.period_us;

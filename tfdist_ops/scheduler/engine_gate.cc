@@ -19,12 +19,12 @@ int64_t StepOf(const Request& request) { return TicketSequence(request.info.pred
 
 // Steps are counted by the numbers that the ranks have agreed on for groups.
 Status Engine::CheckGate(const Request& request) const {
-  if (config_.commit_gate == 0 || !IsBucket(request) || request.info.predicted != 0) {
+  if (config_.atomic_steps == 0 || !IsBucket(request) || request.info.predicted != 0) {
     return Status();
   }
   return InvalidRequest(
       request.info.key,
-      "TFDIST_COMMIT_GATE=1 needs a group of gradients that was registered, at most " +
+      "TFDIST_ATOMIC_STEPS=1 needs a group of gradients that was registered, at most " +
           std::to_string(kMaxGroupNumber) + " groups with at most 65536 buckets each");
 }
 
@@ -126,7 +126,7 @@ std::optional<Stall> Engine::ExpiredStep(const ProcessSet& set, int64_t limit_us
                    {},
                    step + " has waited " + waited + ": " + std::to_string(group.held.size()) +
                        " of its " + std::to_string(group.buckets) +
-                       " buckets were submitted here. With TFDIST_COMMIT_GATE=1 a step is handed "
+                       " buckets were submitted here. With TFDIST_ATOMIC_STEPS=1 a step is handed "
                        "out as a whole: submit all of its buckets before you wait for one"};
     }
     std::vector<int> missing = set.gate->Missing(GateGroup(set.id, number), group.released + 1);

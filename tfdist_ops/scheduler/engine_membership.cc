@@ -217,7 +217,7 @@ Status Engine::OutcomeStatus() const {
     Status status = VerdictStatus(verdict.culprit);
     status = Status(status.code(), status.message() + Others(verdict), status.payload());
     // With one group, a step that counts is applied by every survivor and no later one by any.
-    if (config_.commit_gate == 0 || verdict.commits.size() > 1) return status;
+    if (config_.atomic_steps == 0 || verdict.commits.size() > 1) return status;
     const int64_t step = verdict.commits.empty() ? 0 : verdict.commits[0].step;
     return Status(status.code(), status.message(),
                   WithField(status.payload(), "committed_step", step));

@@ -66,7 +66,7 @@ void Engine::OpenSet(ProcessSet* set, std::vector<int32_t> ranks) {
   set->local = std::all_of(set->host_of.begin(), set->host_of.end(),
                            [set](int32_t host) { return host == set->host_of[0]; });
   set->rules = RulesFor(world_.tuning, {0, set->size(), 0, set->host_of});
-  if (config_.commit_gate != 0 && set->index >= 0) {
+  if (config_.atomic_steps != 0 && set->index >= 0) {
     set->gate = std::make_unique<CommitGate>(
         world_.rank, std::vector<int>(set->ranks.begin(), set->ranks.end()));
   }

@@ -5,7 +5,7 @@
 
 #include "base/caches.h"
 #include "base/deadline.h"
-#include "transport/store_choice.h"
+#include "transport/write_policy.h"
 
 namespace tfdist {
 

@@ -113,7 +113,7 @@ struct ProcessSet : SetView {
   std::map<std::string, std::string> stalls;  // key → last warning
   std::map<std::string, uint32_t> groups;     // id → number
   BucketBook book;
-  std::unique_ptr<CommitGate> gate;      // with TFDIST_COMMIT_GATE=1
+  std::unique_ptr<CommitGate> gate;      // with TFDIST_ATOMIC_STEPS=1
   std::map<uint32_t, GatedGroup> gated;  // by number of the group
   std::set<uint64_t> told;    // predicted tickets that the leader knows this rank waits for
   std::set<uint64_t> probed;  // those that it asked for before they were submitted here

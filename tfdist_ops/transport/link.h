@@ -58,7 +58,7 @@ struct InFrame {
   FrameHeader header;
   ByteSpan payload;
   uint64_t token = 0;     // the transport's own handle, for Release
-  bool streamed = false;  // the payload was written past the caches (store_choice.h)
+  bool streamed = false;  // the payload was written past the caches (write_policy.h)
 };
 
 // A descriptor that a sleeping rank watches: for reading, and for writing too.
@@ -83,7 +83,7 @@ class Link {
   // only when these parts, and all that it wrote before them, have left for its cache.
   virtual void CommitSend(Lane lane, const FrameHeader& header) = 0;
   // Whether the payload of the open send of the data lane should be written past the caches
-  // (store_choice.h).
+  // (write_policy.h).
   virtual bool StreamsSend() const { return false; }
 
   // The memory that the data lane sends from, where several links of this rank share it; else null.

@@ -33,7 +33,7 @@
 
 #include "base/deadline.h"
 #include "transport/link.h"
-#include "transport/store_choice.h"
+#include "transport/write_policy.h"
 
 namespace tfdist {
 
@@ -151,7 +151,7 @@ enum class Look { kReady, kNotYet, kCorrupt };
 class ShmProducer {
  public:
   ShmProducer() = default;
-  ShmProducer(const ShmLane& lane, std::shared_ptr<SlotPool> pool, const StoreChoice& choice)
+  ShmProducer(const ShmLane& lane, std::shared_ptr<SlotPool> pool, const WritePolicy& choice)
       : lane_(lane),
         pool_(std::move(pool)),
         uses_(lane.handles(), 0),
@@ -283,7 +283,7 @@ class ShmProducer {
   Written writing_;           // the payload that is not yet published
   size_t slot_ = kNone;       // found and not yet published
   size_t announced_ = kNone;  // the handle that was announced last
-  StoreChoice choice_;
+  WritePolicy choice_;
   uint64_t position_ = 0;
 };
 

@@ -80,10 +80,10 @@ class ShmLink : public LinkBase {
     const int out = initiator ? 0 : 1;
     const int in = initiator ? 1 : 0;
     out_[0] = ShmProducer(MakeLane(out, Lane::kControl, config),
-                          std::make_shared<SlotPool>(ControlPayloads(out, config)), StoreChoice());
+                          std::make_shared<SlotPool>(ControlPayloads(out, config)), WritePolicy());
     in_[0] = ShmConsumer(MakeLane(in, Lane::kControl, config), ControlPayloads(in, config));
     out_[1] = ShmProducer(MakeLane(out, Lane::kData, config), window_->pool(),
-                          StoreChoice(config.shm_stores));
+                          WritePolicy(config.shm_writes));
     in_[1] = ShmConsumer(MakeLane(in, Lane::kData, config), payloads.value());
     return Status();
   }

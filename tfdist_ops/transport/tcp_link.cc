@@ -83,7 +83,7 @@ class TcpLink : public LinkBase {
       : LinkBase(ends, config, "tcp"),
         socket_(std::move(socket)),
         most_unsent_(MostUnsent(config, ends.more_sockets.size() + 1)),
-        silence_s_(static_cast<int>(std::ceil(kSilences * config.suspect_s))),
+        silence_s_(static_cast<int>(std::ceil(kSilences * config.peer_timeout_s))),
         sealer_(SendKey(key, ends.initiator), config.tcp_mac == "all"),
         opener_(SendKey(key, !ends.initiator), config.tcp_mac == "all"),
         pools_{FramePool(capacity(Lane::kControl)), FramePool(capacity(Lane::kData))} {}

@@ -9,7 +9,7 @@ operations that overlap need several):
 - "operations": each from hand-over to result, and in it what it did: "agree" (waits
   until all ranks are ready, which the leader tells), "prepare" (makes its plan, gets
   memory; where that takes long), "wait for rank r" (where it stood still longest, until
-  data of that rank came), "move and reduce", and with TFDIST_COMMIT_GATE=1
+  data of that rank came), "move and reduce", and with TFDIST_ATOMIC_STEPS=1
   "commit gate" (until all ranks have the gradients of the step);
 - "send", "receive", "reduce": from the first piece to the last; how much of that time
   was work is in "busy_us" ("pack_us" of a send).

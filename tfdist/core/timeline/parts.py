@@ -43,7 +43,7 @@ class Part:
 
     Attributes:
         head: "rank", "size", "host", "host_index", "pid", "run", "generation",
-            "commit_gate" (TFDIST_COMMIT_GATE), "wall_us" and "monotonic_us" (the same
+            "commit_gate" (TFDIST_ATOMIC_STEPS), "wall_us" and "monotonic_us" (the same
             moment by two clocks), "version".
         operations: finished ones, as the core writes them (scheduler/timeline.cc).
         waits: for which "rank" it waited, "since" when, "until" when; by time, and each

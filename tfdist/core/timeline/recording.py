@@ -34,7 +34,7 @@ def begin(
         host: of this rank.
         job: what only the ranks of this job know alike.
         generation: number of the initialization.
-        commit_gate: TFDIST_COMMIT_GATE.
+        commit_gate: TFDIST_ATOMIC_STEPS.
 
     Returns:
         The folder, absolute.

@@ -170,8 +170,8 @@ TABLE: dict[str, Meaning] = {
     "CONTROLLER": Meaning(note=_OWN_CORE),
     "CPU_OPERATIONS": Meaning(note=_OWN_CORE),
     "GLOO_TIMEOUT_SECONDS": Meaning(
-        note="TFDIST_TIMEOUT_S bounds every wait for a rank, TFDIST_SUSPECT_S how long "
-        "one may be silent"
+        note="TFDIST_TIMEOUT_S bounds every wait for a rank, TFDIST_PEER_TIMEOUT_S how "
+        "long one may be silent"
     ),
     "GLOO_RENDEZVOUS_ADDR": Meaning(note=_LAUNCHER),
     "GLOO_RENDEZVOUS_PORT": Meaning(note=_LAUNCHER),

@@ -20,7 +20,7 @@ WHERE = (
 # Variables of the native data path: set to anything else than their default, they ask
 # for something that Horovod does not do.
 _OF_THE_NATIVE_ENGINE = (
-    *("TFDIST_COMMIT_GATE", "TFDIST_TIMELINE", "TFDIST_TUNING_FILE"),
+    *("TFDIST_ATOMIC_STEPS", "TFDIST_TIMELINE", "TFDIST_TUNING_FILE"),
     *("TFDIST_RING_ORDER", "TFDIST_SEGMENT_BYTES", "TFDIST_SHM_SLOTS"),
     *("TFDIST_MAX_ACTIVE", "TFDIST_TCP_MAC", "TFDIST_TCP_SOCKETS"),
 )

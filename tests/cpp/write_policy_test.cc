@@ -1,5 +1,5 @@
-// StoreChoice against machines that are formulas.
-#include "transport/store_choice.h"
+// WritePolicy against machines that are formulas.
+#include "transport/write_policy.h"
 
 #include <array>
 #include <random>
@@ -31,7 +31,7 @@ struct Machine {
 };
 
 // Sends payloads of two phases in turns; the outcome of each is known `delay` payloads later.
-int Streamed(StoreChoice* choice, Machine* machine, int payloads) {
+int Streamed(WritePolicy* choice, Machine* machine, int payloads) {
   constexpr int kDelay = 5;
   std::vector<bool> ways;
   int streamed = 0;
@@ -50,14 +50,14 @@ int Streamed(StoreChoice* choice, Machine* machine, int payloads) {
 }
 
 TEST(where_both_share_a_cache_nearly_nothing_is_streamed) {
-  StoreChoice choice;
+  WritePolicy choice;
   Machine near{1, 2};
   Streamed(&choice, &near, 20000);
   CHECK(Streamed(&choice, &near, 100000) < 1000);
 }
 
 TEST(where_lines_travel_nearly_everything_is_streamed) {
-  StoreChoice choice;
+  WritePolicy choice;
   Machine far{4, 1};
   CHECK(Streamed(&choice, &far, 1000) > 500);
   Streamed(&choice, &far, 20000);
@@ -67,7 +67,7 @@ TEST(where_lines_travel_nearly_everything_is_streamed) {
 // The first payloads after a change go to lines that lie where the other way has left them.
 TEST(what_the_first_payloads_after_a_change_cost_does_not_count) {
   Machine far{1.5, 1, 0};
-  StoreChoice choice;
+  WritePolicy choice;
   std::vector<bool> ways;
   int streamed = 0;
   int since_change = 0;
@@ -84,7 +84,7 @@ TEST(what_the_first_payloads_after_a_change_cost_does_not_count) {
 }
 
 TEST(ranks_that_are_moved_are_noticed) {
-  StoreChoice choice;
+  WritePolicy choice;
   Machine near{1, 2};
   Machine far{4, 2};  // streaming stores cost the same: nothing gets slower when it is left
   Streamed(&choice, &near, 50000);
@@ -94,7 +94,7 @@ TEST(ranks_that_are_moved_are_noticed) {
 }
 
 TEST(ways_that_cost_about_the_same_end_in_ordinary_stores) {
-  StoreChoice choice("auto");
+  WritePolicy choice("auto");
   Machine alike{1, 1, 0};
   Streamed(&choice, &alike, 10000);
   CHECK(Streamed(&choice, &alike, 10000) < 200);
@@ -102,7 +102,7 @@ TEST(ways_that_cost_about_the_same_end_in_ordinary_stores) {
 
 // Others use the processors for a while, now and then: what both ways cost rises and falls again.
 TEST(slow_moments_do_not_look_like_a_better_way) {
-  StoreChoice choice;
+  WritePolicy choice;
   Machine near{1, 1.5};
   Machine slow{2.5, 3.75};
   std::mt19937 random(7);
@@ -121,7 +121,7 @@ TEST(slow_moments_do_not_look_like_a_better_way) {
 // Two ranks that send each other payloads; what each costs, in ns, is of its way, the other's and
 // the phase. Returns how many of each rank's payloads were streamed.
 template <typename Cost>
-std::array<int, 2> Exchange(std::array<StoreChoice, 2>* ranks, int payloads, int phases,
+std::array<int, 2> Exchange(std::array<WritePolicy, 2>* ranks, int payloads, int phases,
                             Cost cost) {
   std::array<int, 2> streamed = {};
   for (int i = 0; i < payloads; ++i) {
@@ -144,7 +144,7 @@ int64_t Far(bool own, bool other, uint16_t phase) {
 }
 
 TEST(ranks_that_try_at_different_times_find_what_is_cheaper_for_both) {
-  std::array<StoreChoice, 2> ranks;
+  std::array<WritePolicy, 2> ranks;
   for (int i = 0; i < 80; ++i) ranks[0].Add(ranks[0].Next(kBytes), 0, kBytes, 10000);
   // Of one phase, both ways alike: trials become rare.
   Exchange(&ranks, 20000, 1, [](size_t, bool, bool, uint16_t) { return 10000; });
@@ -156,7 +156,7 @@ TEST(ranks_that_try_at_different_times_find_what_is_cheaper_for_both) {
 }
 
 TEST(a_rank_that_missed_what_its_peer_found_tries_again_soon) {
-  std::array<StoreChoice, 2> ranks;
+  std::array<WritePolicy, 2> ranks;
   int times = 0;
   while (Exchange(&ranks, 100, 2, [](size_t rank, bool own, bool, uint16_t) {
            return own == (rank == 0) ? 10000 : 20000;
@@ -171,12 +171,12 @@ TEST(a_rank_that_missed_what_its_peer_found_tries_again_soon) {
 }
 
 TEST(two_that_send_in_turns_do_not_answer_each_others_trials_for_ever) {
-  std::array<StoreChoice, 2> ranks;
+  std::array<WritePolicy, 2> ranks;
   constexpr int kBurst = 300;  // payloads; more than there is between two trials at first
   constexpr int kBursts = 300;
   int streamed = 0;
   for (int burst = 0; burst < kBursts; ++burst) {
-    StoreChoice& sender = ranks[static_cast<size_t>(burst % 2)];
+    WritePolicy& sender = ranks[static_cast<size_t>(burst % 2)];
     for (int i = 0; i < kBurst; ++i) {
       const bool way = sender.Next(kBytes);
       ranks[static_cast<size_t>(1 - burst % 2)].Saw(way, kBytes);
@@ -188,7 +188,7 @@ TEST(two_that_send_in_turns_do_not_answer_each_others_trials_for_ever) {
 }
 
 TEST(the_end_of_a_peers_trial_starts_none) {
-  std::array<StoreChoice, 2> ranks;
+  std::array<WritePolicy, 2> ranks;
   const auto cost = [](size_t rank, bool own, bool, uint16_t) {
     return own == (rank == 1) ? 10000 : 20000;
   };
@@ -199,7 +199,7 @@ TEST(the_end_of_a_peers_trial_starts_none) {
 }
 
 TEST(a_phase_that_comes_no_more_is_not_waited_for) {
-  StoreChoice choice;
+  WritePolicy choice;
   for (int i = 0; i < 5000; ++i) {
     const bool way = choice.Next(kBytes);
     choice.Add(way, /*phase=*/3, kBytes, way ? 10000 : 40000);
@@ -208,7 +208,7 @@ TEST(a_phase_that_comes_no_more_is_not_waited_for) {
 }
 
 TEST(without_times_the_ordinary_way_stays) {
-  StoreChoice choice;
+  WritePolicy choice;
   int streamed = 0;
   for (int i = 0; i < 50000; ++i) {
     const bool way = choice.Next(kBytes);
@@ -220,15 +220,15 @@ TEST(without_times_the_ordinary_way_stays) {
 }
 
 TEST(small_payloads_are_never_streamed) {
-  for (const char* wanted : {"auto", "streamed"}) {
-    StoreChoice choice{std::string(wanted)};
+  for (const char* wanted : {"auto", "nontemporal"}) {
+    WritePolicy choice{std::string(wanted)};
     for (int i = 0; i < 1000; ++i) CHECK(!choice.Next(kTimedBytes - 1));
   }
 }
 
 TEST(a_way_that_is_set_stays) {
-  StoreChoice cached("cached");
-  StoreChoice streamed("streamed");
+  WritePolicy cached("cached");
+  WritePolicy streamed("nontemporal");
   for (int i = 0; i < 5000; ++i) {
     CHECK(!cached.Next(kBytes));
     CHECK(streamed.Next(kBytes));

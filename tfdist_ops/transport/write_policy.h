@@ -1,4 +1,4 @@
-// StoreChoice: whether what a rank writes for another to read goes past the caches.
+// WritePolicy: whether what a rank writes for another to read goes past the caches.
 //
 // Two processors that share a cache hand lines over in it. Two that do not fetch every line that
 // the other one has changed out of its cache, and take it away from there to write it again:
@@ -21,12 +21,12 @@ namespace tfdist {
 // Of a payload that is timed, and that may go past the caches.
 constexpr size_t kTimedBytes = size_t{16} << 10;
 
-class StoreChoice {
+class WritePolicy {
  public:
-  StoreChoice() = default;
-  // "auto", or the one way: "cached", "streamed".
-  explicit StoreChoice(const std::string& wanted)
-      : streams_(wanted == "streamed"), fixed_(wanted != "auto") {}
+  WritePolicy() = default;
+  // "auto", or the one way: "cached", "nontemporal".
+  explicit WritePolicy(const std::string& wanted)
+      : streams_(wanted == "nontemporal"), fixed_(wanted != "auto") {}
 
   // Whether the next payload, of so many bytes, is to be streamed.
   bool Next(size_t bytes) {
