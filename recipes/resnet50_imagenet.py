@@ -321,7 +321,7 @@ def run(
 
 def make_callbacks(plan: Plan, folder: Path) -> list[keras.callbacks.Callback]:
     """The same on all ranks; those that write do it on rank 0."""
-    ours, kerass = tfdist.callbacks, keras.callbacks
+    ours, of_keras = tfdist.callbacks, keras.callbacks
     images = plan.global_batch // plan.accumulation
     resumed = plan.first_step % plan.steps_per_epoch > 0
     part = interrupted_epoch.load_part(folder, plan.first_step) if resumed else None
@@ -340,7 +340,7 @@ def make_callbacks(plan: Plan, folder: Path) -> list[keras.callbacks.Callback]:
             steps_per_epoch=plan.steps_per_epoch * plan.accumulation,
             first_step=plan.first_step % plan.steps_per_epoch * plan.accumulation,
         ),
-        kerass.LambdaCallback(on_epoch_end=whole_epoch.complete),
+        of_keras.LambdaCallback(on_epoch_end=whole_epoch.complete),
         ours.Checkpoint(
             run_folder.as_template(folder / "best.keras"),
             monitor="val_top_1",
@@ -348,10 +348,10 @@ def make_callbacks(plan: Plan, folder: Path) -> list[keras.callbacks.Callback]:
             save_best_only=True,
             initial_value_threshold=summary.best(folder, "val_top_1"),
         ),
-        ours.RankZeroOnly(kerass.CSVLogger(folder / run_folder.LOG, append=True)),
+        ours.RankZeroOnly(of_keras.CSVLogger(folder / run_folder.LOG, append=True)),
     ]
     if FLAGS.tensorboard:
-        board = kerass.TensorBoard(folder / "tensorboard", write_graph=False)
+        board = of_keras.TensorBoard(folder / "tensorboard", write_graph=False)
         listed.append(ours.RankZeroOnly(board))
     # A time limit of the batch system loses nothing.
     return [*listed, ours.StopOnSignal(checkpoint)]

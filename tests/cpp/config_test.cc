@@ -156,7 +156,8 @@ TEST(silence_is_suspicious_after_ten_beats_at_the_soonest) {
   environment.Set("TFDIST_PEER_TIMEOUT_S", "0.7");  // in float64 less than 10 * 0.07
   Read();
   environment.Set("TFDIST_PEER_TIMEOUT_S", "0.69");
-  CheckHas(Refusal(), "TFDIST_PEER_TIMEOUT_S must be at least ten times TFDIST_HEARTBEAT_S (0.07 s)");
+  CheckHas(Refusal(),
+           "TFDIST_PEER_TIMEOUT_S must be at least ten times TFDIST_HEARTBEAT_S (0.07 s)");
 }
 
 TEST(decimal_point_whatever_the_locale) {

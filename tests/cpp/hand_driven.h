@@ -36,7 +36,7 @@ class GatedLink : public Link {
   int fd() const override { return inner_->fd(); }
   void Watch(std::vector<Watched>* watched) const override { inner_->Watch(watched); }
   bool WantsWrite() const override { return inner_->WantsWrite(); }
-  void SetRest(Rest rest) override { inner_->SetRest(rest); }
+  void SetWakeMode(WakeMode mode) override { inner_->SetWakeMode(mode); }
   bool Flushed() const override { return inner_->Flushed(); }
   size_t MaxHeld() const override { return inner_->MaxHeld(); }
   const void* SendMemory() const override { return inner_->SendMemory(); }

@@ -88,13 +88,13 @@ std::string RunRank(Link* link, int doorbell, const Traffic& traffic, uint64_t* 
       bool moved = false;
       turn(&moved);
       if (moved || finished()) continue;
-      link->SetRest(Rest::kAsleep);
+      link->SetWakeMode(WakeMode::kAsleep);
       turn(&moved);
       if (!moved && !finished()) {
         ++*sleeps;
         if (!Sleep(link, doorbell)) return "lost wake-up after ticket " + std::to_string(got[0]);
       }
-      link->SetRest(Rest::kAwake);
+      link->SetWakeMode(WakeMode::kAwake);
     }
   } catch (const check::Failure& failure) {
     return failure.what();
@@ -153,10 +153,10 @@ TEST(ping_pong_asleep) {
               moved = true;
             }
           };
-          link->SetRest(Rest::kAsleep);
+          link->SetWakeMode(WakeMode::kAsleep);
           turn();
           if (!moved && !Sleep(link, doorbell)) return "lost wake-up at " + std::to_string(next);
-          link->SetRest(Rest::kAwake);
+          link->SetWakeMode(WakeMode::kAwake);
         }
       } catch (const check::Failure& failure) {
         return failure.what();
@@ -177,11 +177,11 @@ TEST(loss_wakes_a_sleeper_and_the_next_pump_tells) {
     Pair pair(entry);
     bool moved = false;
     for (int i = 0; i < 10; ++i) CHECK_OK(pair.b->Pump(&moved));
-    pair.b->SetRest(Rest::kAsleep);
+    pair.b->SetWakeMode(WakeMode::kAsleep);
     CHECK_OK(pair.b->Pump(&moved));
     pair.a.reset();
     CHECK(Sleep(pair.b.get(), pair.doorbell_b.get()));
-    pair.b->SetRest(Rest::kAwake);
+    pair.b->SetWakeMode(WakeMode::kAwake);
     CHECK(!pair.b->Pump(&moved).ok());
   });
 }
@@ -198,11 +198,11 @@ TEST(doorbell_rings_only_for_a_sleeper_and_once) {
     };
     CHECK(TrySend(pair.a.get(), Lane::kData, 8, 0));
     CHECK_EQ_IN(take_rings(), uint64_t{0}, name);
-    pair.b->SetRest(Rest::kAsleep);
+    pair.b->SetWakeMode(WakeMode::kAsleep);
     CHECK(TrySend(pair.a.get(), Lane::kData, 8, 1));
     CHECK(TrySend(pair.a.get(), Lane::kControl, 8, 2));
     CHECK_EQ_IN(take_rings(), uint64_t{1}, name);
-    pair.b->SetRest(Rest::kAwake);
+    pair.b->SetWakeMode(WakeMode::kAwake);
     CHECK(TrySend(pair.a.get(), Lane::kControl, 8, 3));
     CHECK_EQ_IN(take_rings(), uint64_t{0}, name);
   }
@@ -218,15 +218,15 @@ TEST(an_idle_rank_is_woken_for_control_frames_alone) {
       return rings;
     };
     for (uint64_t round = 0; round < 3; ++round) {
-      pair.b->SetRest(Rest::kIdle);
-      pair.b->SetRest(Rest::kIdle);
+      pair.b->SetWakeMode(WakeMode::kIdle);
+      pair.b->SetWakeMode(WakeMode::kIdle);
       CHECK(TrySend(pair.a.get(), Lane::kData, 8, 2 * round));
       CHECK_EQ_IN(take_rings(), uint64_t{0}, name);
       CHECK(TrySend(pair.a.get(), Lane::kControl, 8, 2 * round));
       CHECK(TrySend(pair.a.get(), Lane::kControl, 8, 2 * round + 1));
       CHECK_EQ_IN(take_rings(), uint64_t{1}, name);
-      pair.b->SetRest(round == 1 ? Rest::kAwake : Rest::kIdle);
-      pair.b->SetRest(Rest::kAsleep);
+      pair.b->SetWakeMode(round == 1 ? WakeMode::kAwake : WakeMode::kIdle);
+      pair.b->SetWakeMode(WakeMode::kAsleep);
       CHECK(TrySend(pair.a.get(), Lane::kData, 8, 2 * round + 1));
       CHECK_EQ_IN(take_rings(), uint64_t{1}, name);
       for (Lane lane : {Lane::kControl, Lane::kData}) {
@@ -240,28 +240,28 @@ TEST(an_idle_rank_is_woken_for_control_frames_alone) {
 
 // Who expects an idle peer to come lets it rest for as long; nobody that waits is kept waiting.
 TEST(an_idle_rank_that_is_expected_is_woken_when_it_is_no_longer) {
-  for (Rest later : {Rest::kAwake, Rest::kIdle, Rest::kAsleep}) {
+  for (WakeMode later : {WakeMode::kAwake, WakeMode::kIdle, WakeMode::kAsleep}) {
     Pair pair(*FindTransport("shm"));
     const auto take_rings = [&] {
       uint64_t rings = 0;
       (void)!::read(pair.doorbell_b.get(), &rings, sizeof(rings));
       return rings;
     };
-    pair.b->SetRest(Rest::kIdle);
-    pair.a->SetRest(Rest::kExpecting);
+    pair.b->SetWakeMode(WakeMode::kIdle);
+    pair.a->SetWakeMode(WakeMode::kExpecting);
     CHECK(TrySend(pair.a.get(), Lane::kControl, 8, 0));
     CHECK(TrySend(pair.a.get(), Lane::kControl, 8, 1));
     CHECK_EQ(take_rings(), uint64_t{0});
-    pair.a->SetRest(later);
+    pair.a->SetWakeMode(later);
     CHECK_EQ(take_rings(), uint64_t{1});
-    pair.b->SetRest(Rest::kAsleep);
-    pair.a->SetRest(Rest::kExpecting);
+    pair.b->SetWakeMode(WakeMode::kAsleep);
+    pair.a->SetWakeMode(WakeMode::kExpecting);
     CHECK(TrySend(pair.a.get(), Lane::kControl, 8, 2));
     CHECK_EQ(take_rings(), uint64_t{1});
-    pair.b->SetRest(Rest::kIdle);
+    pair.b->SetWakeMode(WakeMode::kIdle);
     CHECK(TrySend(pair.a.get(), Lane::kControl, 8, 3));
-    pair.b->SetRest(Rest::kAwake);  // it has come
-    pair.a->SetRest(later);
+    pair.b->SetWakeMode(WakeMode::kAwake);  // it has come
+    pair.a->SetWakeMode(later);
     CHECK_EQ(take_rings(), uint64_t{0});
   }
 }
@@ -281,8 +281,8 @@ TEST(an_idle_rank_that_is_rung_by_its_socket_is_not_kept_waiting) {
   auto b = shm.make(end_b, SmallConfig());
   CHECK_OK(a.status());
   CHECK_OK(b.status());
-  b.value()->SetRest(Rest::kIdle);
-  a.value()->SetRest(Rest::kExpecting);
+  b.value()->SetWakeMode(WakeMode::kIdle);
+  a.value()->SetWakeMode(WakeMode::kExpecting);
   CHECK(TrySend(a.value().get(), Lane::kControl, 8, 0));
   pollfd waiting{b.value()->fd(), POLLIN, 0};
   CHECK_EQ(::poll(&waiting, 1, 0), 1);
@@ -290,21 +290,21 @@ TEST(an_idle_rank_that_is_rung_by_its_socket_is_not_kept_waiting) {
 
 TEST(an_idle_rank_that_has_come_and_gone_again_is_not_woken) {
   Pair pair(*FindTransport("shm"));
-  pair.b->SetRest(Rest::kIdle);
-  pair.a->SetRest(Rest::kExpecting);
+  pair.b->SetWakeMode(WakeMode::kIdle);
+  pair.a->SetWakeMode(WakeMode::kExpecting);
   CHECK(TrySend(pair.a.get(), Lane::kControl, 8, 0));
-  pair.b->SetRest(Rest::kAwake);
+  pair.b->SetWakeMode(WakeMode::kAwake);
   pair.b->Release(Lane::kControl, Receive(&pair, pair.b.get(), Lane::kControl));
-  pair.b->SetRest(Rest::kIdle);
-  pair.a->SetRest(Rest::kIdle);
+  pair.b->SetWakeMode(WakeMode::kIdle);
+  pair.a->SetWakeMode(WakeMode::kIdle);
   uint64_t rings = 0;
   CHECK(::read(pair.doorbell_b.get(), &rings, sizeof(rings)) < 0);
 }
 
 TEST(an_idle_rank_that_is_expected_is_woken_when_no_more_room_is_left_for_it) {
   Pair pair(*FindTransport("shm"));
-  pair.b->SetRest(Rest::kIdle);
-  pair.a->SetRest(Rest::kExpecting);
+  pair.b->SetWakeMode(WakeMode::kIdle);
+  pair.a->SetWakeMode(WakeMode::kExpecting);
   uint64_t sent = 0;
   while (TrySend(pair.a.get(), Lane::kControl, 8, sent)) ++sent;
   uint64_t rings = 0;
@@ -318,9 +318,9 @@ TEST(release_wakes_a_sender_that_waits_for_room) {
       Pair pair(*FindTransport(name));
       uint64_t rings = 0;
       uint64_t sent = 0;
-      if (asleep_before_it_was_full) pair.a->SetRest(Rest::kAsleep);
+      if (asleep_before_it_was_full) pair.a->SetWakeMode(WakeMode::kAsleep);
       while (TrySend(pair.a.get(), Lane::kData, 8, sent)) ++sent;
-      if (!asleep_before_it_was_full) pair.a->SetRest(Rest::kAsleep);
+      if (!asleep_before_it_was_full) pair.a->SetWakeMode(WakeMode::kAsleep);
       const InFrame frame = Receive(&pair, pair.b.get(), Lane::kData);
       pair.b->Release(Lane::kData, frame);
       CHECK(::read(pair.doorbell_a.get(), &rings, sizeof(rings)) == sizeof(rings));
@@ -333,7 +333,7 @@ TEST(release_wakes_a_sender_that_waits_for_room) {
 TEST(shm_release_lets_a_sleeper_sleep_that_wants_no_room) {
   Pair pair(*FindTransport("shm"));
   CHECK(TrySend(pair.a.get(), Lane::kData, 8, 0));
-  pair.a->SetRest(Rest::kAsleep);
+  pair.a->SetWakeMode(WakeMode::kAsleep);
   const InFrame frame = Receive(&pair, pair.b.get(), Lane::kData);
   pair.b->Release(Lane::kData, frame);
   uint64_t rings = 0;

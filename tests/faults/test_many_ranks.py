@@ -125,12 +125,12 @@ def test_a_link_that_does_not_come_names_the_peer():
     def enter(rank):
         if rank != 5:
             return
-        from tfdist.core.rendezvous import late_links
+        from tfdist.core.rendezvous import on_demand_links
 
         async def never(self, peer):
             raise OSError("out of order")
 
-        late_links.LateLinks._make = never
+        on_demand_links.OnDemandLinks._make = never
 
     environ = {**ENVIRON, "TFDIST_ALLREDUCE_ALGORITHM": "pairwise"}
     begin_s = time.monotonic()

@@ -80,9 +80,14 @@ def with_strangers():
     scattered = tfdist.data.scatter(endless, buffer_bytes=20_000)
     iterator = iter(scattered)
     if tfdist.rank() == 0:
-        service = runtime.state.helpers["data/reading"]
-        bond, _ = runtime.bond()
-        job = Job([tuple(service.where["address"])], bond.secret, bond.job, b"x" * 99)
+        service = runtime.state.resources["data/reading"]
+        credentials, _ = runtime.credentials()
+        job = Job(
+            [tuple(service.where["address"])],
+            credentials.secret,
+            credentials.job,
+            b"x" * 99,
+        )
         attack = Attack(job, seed=1)
         attack.run(100)
         claims(job)

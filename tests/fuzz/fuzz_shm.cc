@@ -101,7 +101,7 @@ class Case {
         Send(link_.get());
         break;
       case kSleep:
-        link_->SetRest(static_cast<Rest>(in_.Take<uint8_t>() % 4));
+        link_->SetWakeMode(static_cast<WakeMode>(in_.Take<uint8_t>() % 4));
         break;
       default: {
         const std::string bytes = in_.Bytes(in_.Take<uint8_t>() % 4);

@@ -159,7 +159,8 @@ class Case {
   void Pump() {
     for (bool moved = true; moved && !failed_;) {
       moved = false;
-      link_->SetRest(Rest::kAwake);  // a rank that has been woken looks into the socket at once
+      link_->SetWakeMode(
+          WakeMode::kAwake);  // a rank that has been woken looks into the socket at once
       const Status status = link_->Pump(&moved);
       failed_ = !status.ok();
       if (failed_ && !broken_) std::fprintf(stderr, "%s\n", status.message().c_str());

@@ -31,7 +31,7 @@ from tfdist.core.rendezvous.address import split_address
 from tfdist.core.rendezvous.auth import AuthenticationError, Sealer
 from tfdist.core.rendezvous.channel import Channel, ChannelClosed
 from tfdist.core.rendezvous.errors import RendezvousError
-from tfdist.core.rendezvous.links import Bond
+from tfdist.core.rendezvous.links import LinkCredentials
 from tfdist.core.rendezvous.secret import MeetingPoint
 from tfdist.core.rendezvous.store import StoreServer
 
@@ -190,15 +190,19 @@ def test_a_member_of_the_job_cannot_bring_the_store_down(messages: list[Any]) ->
 def test_claims_are_refused_or_exactly_right(claims: Any) -> None:
     if not isinstance(claims, dict):
         return
-    bond = Bond(secret=SECRET, job="j", generation=3, rank=0, frames="control")
-    own = Bond(secret=SECRET, job="j", generation=3, rank=2, frames="control")
+    credentials = LinkCredentials(
+        secret=SECRET, job="j", generation=3, rank=0, frames="control"
+    )
+    own = LinkCredentials(
+        secret=SECRET, job="j", generation=3, rank=2, frames="control"
+    )
     right = own.claims("tcp", 0)
-    assert bond.refusal("tcp", 3, right) == ""
+    assert credentials.refusal("tcp", 3, right) == ""
     for name, value in claims.items():
         # Equal in JSON's eyes is equal: 3.0 is no other number than 3.
         if name in right and right[name] != value:
-            assert bond.refusal("tcp", 3, {**right, name: value})
-    assert bond.refusal("tcp", 3, claims)
+            assert credentials.refusal("tcp", 3, {**right, name: value})
+    assert credentials.refusal("tcp", 3, claims)
 
 
 @given(st.text(max_size=40) | st.from_regex(r"\[?[\w.:]*\]?:\d*", fullmatch=True))

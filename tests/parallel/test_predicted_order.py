@@ -185,7 +185,7 @@ def other_shape(what):
             group_id=group,
             bucket=0,
             bucket_count=1,
-            hints=[0],
+            tensor_indices=[0],
             op=op,
             name="own",
         )

@@ -176,7 +176,7 @@ def forked():
     tfdist.barrier()
     child = os.fork()
     if child == 0:
-        helpers = runtime.state.helpers.values()
+        helpers = runtime.state.resources.values()
         for one in helpers:
             one.close()  # what an atexit hook might do; ends nothing of the parent's
         os._exit(descriptors() > 3)

@@ -412,9 +412,10 @@ void EngineWorld::Done(Rank* rank, const std::shared_ptr<Running>& running, cons
     ++result_.failed;
     if (!may_fail_) Violation(name + " failed although nothing was wrong: " + status.message());
     // A group whose registration was refused has no number for the gate to count by.
-    const bool mismatch = (status.code() == Code::kFailedPrecondition ||
-                           (status.code() == Code::kInvalidArgument && config_.atomic_steps != 0)) &&
-                          rank->failure.ok();
+    const bool mismatch =
+        (status.code() == Code::kFailedPrecondition ||
+         (status.code() == Code::kInvalidArgument && config_.atomic_steps != 0)) &&
+        rank->failure.ok();
     if (status.code() == Code::kInternal) Violation(name + ": " + status.message());
     if (!mismatch) {
       EndProgram(rank);

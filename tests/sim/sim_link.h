@@ -80,7 +80,7 @@ class SimLink : public Link {
   Status Pump(bool* moved) override;
   int fd() const override { return -1; }
   bool WantsWrite() const override { return false; }
-  void SetRest(Rest /*rest*/) override {}
+  void SetWakeMode(WakeMode /*mode*/) override {}
   bool Flushed() const override { return true; }
   size_t MaxHeld() const override { return in_->slots[1]; }
   bool BarPeer() override { return out_->one_host && out_->Settle(SimPipe::Verdict::kBarred); }

@@ -24,7 +24,7 @@ from tfdist.callbacks import (
     _base,
     broadcast_initial_state,
 )
-from tfdist.callbacks._atomic_file import write_whole_file
+from tfdist.callbacks._atomic_file import atomic_write
 from tfdist.callbacks.learning_rate_warmup import rescale_velocities, velocities_of
 from tfdist.core import native, runtime
 
@@ -599,7 +599,7 @@ def test_content_is_on_disk_before_the_name_and_the_name_after(tmp_path, monkeyp
     monkeypatch.setattr(os, "fsync", note_fsync)
     monkeypatch.setattr(os, "replace", note_replace)
     path = tmp_path / "new folder" / "m.keras"
-    write_whole_file(path, lambda p: p.write_bytes(b"whole"))
+    atomic_write(path, lambda p: p.write_bytes(b"whole"))
     partial = events[0][1]
     assert events == [
         ("fsync", partial),
@@ -620,7 +620,7 @@ def test_what_a_killed_save_has_left_is_removed_and_not_what_is_being_written(tm
     long_ago = time.time() - 7200
     for path in (left, other):
         os.utime(path, (long_ago, long_ago))
-    write_whole_file(tmp_path / "m-02.keras", lambda p: p.write_bytes(b"whole"))
+    atomic_write(tmp_path / "m-02.keras", lambda p: p.write_bytes(b"whole"))
     assert files(tmp_path) == [written.name, other.name, "m-02.keras"]
 
 

@@ -29,8 +29,8 @@ def rows():
 
 
 def test_every_callback_of_keras_and_tfdist_has_a_row_in_order():
-    kerass = {name for name in vars(keras.callbacks) if name[0].isupper()}
-    assert set(rows()) == (kerass | set(tfdist.callbacks.__all__)) - NO_ROW
+    of_keras = {name for name in vars(keras.callbacks) if name[0].isupper()}
+    assert set(rows()) == (of_keras | set(tfdist.callbacks.__all__)) - NO_ROW
     assert list(rows()) == sorted(rows())
 
 

@@ -20,15 +20,15 @@ def ours(name, **settings):
     return Entry(name, name, ours=True, settings=settings)
 
 
-def kerass(name, place="", **settings):
+def of_keras(name, place="", **settings):
     return Entry(name, name, place=place, settings=settings)
 
 
 START = [ours("BroadcastInitialState", root=0), ours("MetricAverage")]
 STOP = ours("StopTogether")
-EARLY = kerass("EarlyStopping", patience=1)
-NAN = kerass("TerminateOnNaN")
-LOG = kerass("CSVLogger", place="/log.csv")
+EARLY = of_keras("EarlyStopping", patience=1)
+NAN = of_keras("TerminateOnNaN")
+LOG = of_keras("CSVLogger", place="/log.csv")
 SHOWS = ours("Progress", global_batch=8)
 
 
@@ -40,15 +40,18 @@ SHOWS = ours("Progress", global_batch=8)
         [[*START, EARLY], [*START, EARLY]],
         [[*START, NAN, STOP], [*START, NAN, STOP]],
         [[*START, NAN, STOP], [*START, STOP]],  # a stop of one rank is for all
-        [[*START, STOP, kerass("History"), kerass("ProgbarLogger")], [*START, STOP]],
+        [
+            [*START, STOP, of_keras("History"), of_keras("ProgbarLogger")],
+            [*START, STOP],
+        ],
         [[*START, LOG], START],  # one rank alone writes
-        [[*START, LOG], [*START, kerass("CSVLogger", place="/other.csv")]],
-        [[*START, LOG], [*START, kerass("TensorBoard", place="/log.csv")]],
+        [[*START, LOG], [*START, of_keras("CSVLogger", place="/other.csv")]],
+        [[*START, LOG], [*START, of_keras("TensorBoard", place="/log.csv")]],
         [[*START, Entry("Mine")], START],
         [[*START, SHOWS, LOG], [*START, SHOWS]],
         [[SHOWS], [SHOWS]],  # each rank's own metrics are what is wanted
-        [[kerass("LearningRateScheduler")], [kerass("LearningRateScheduler")]],
-        [[kerass("CSVLogger", place="/a"), kerass("CSVLogger", place="/a")], []],
+        [[of_keras("LearningRateScheduler")], [of_keras("LearningRateScheduler")]],
+        [[of_keras("CSVLogger", place="/a"), of_keras("CSVLogger", place="/a")], []],
     ],
 )
 def test_lists_that_are_right(lists):
@@ -78,11 +81,14 @@ def test_lists_that_are_right(lists):
         ([[LOG], [Entry("Mine")], [LOG]], False, "on rank 0 and on rank 2"),
         ([[Entry("Mine"), LOG]] * 2, False, "on rank 0 and on rank 1"),
         (
-            [[LOG, LOG, kerass("TensorBoard", "/t")], [kerass("TensorBoard", "/t")]],
+            [
+                [LOG, LOG, of_keras("TensorBoard", "/t")],
+                [of_keras("TensorBoard", "/t")],
+            ],
             False,
             "TensorBoard writes to '/t' on rank 0 and on rank 1",
         ),
-        ([[], [kerass("BackupAndRestore")]], False, "RankZeroOnly(keras.callbacks.B"),
+        ([[], [of_keras("BackupAndRestore")]], False, "RankZeroOnly(keras.callbacks.B"),
         ([[SHOWS, *START]] * 2, False, "Move tfdist.callbacks.Progress behind"),
         ([[*START, LOG, SHOWS], [*START, SHOWS]], False, "CSVLogger writes the logs"),
     ],
@@ -94,7 +100,7 @@ def test_lists_that_are_refused(lists, mismatch, words):
 
 
 def test_all_mistakes_are_told_at_once():
-    plateau = kerass("ReduceLROnPlateau")
+    plateau = of_keras("ReduceLROnPlateau")
     problem = find_problem([[EARLY, plateau, NAN, LOG]] * 8)
     assert problem.text.startswith("4 things are wrong with the call of fit:\n1. ")
     lines = problem.text.splitlines()[1:]
@@ -151,7 +157,7 @@ def test_what_is_known_of_a_callback():
     early = describe(Mine("loss", patience=2, min_delta=0.5))
     assert (early.name, early.kind) == ("Mine", "EarlyStopping")
     log = describe(k.CSVLogger("log.csv"))
-    assert log == kerass("CSVLogger", place=os.path.abspath("log.csv"))
+    assert log == of_keras("CSVLogger", place=os.path.abspath("log.csv"))
     saves = describe(k.ModelCheckpoint("gs://bucket/m.keras"))
     assert saves.place == "gs://bucket/m.keras"
     assert describe(k.TerminateOnNaN()).kind == "TerminateOnNaN"

@@ -12,7 +12,7 @@ from helpers import recipe
 
 import tfdist
 from tfdist.callbacks import Checkpoint
-from tfdist.callbacks._atomic_file import write_whole_file
+from tfdist.callbacks._atomic_file import atomic_write
 from tfdist.collectives import all_ranks
 from tfdist.layers.seed_generators import states_of_generators
 
@@ -130,7 +130,7 @@ def test_a_full_disk_is_named(tmp_path):
 
     path = tmp_path / "m.keras"
     with pytest.raises(OSError, match="No space left") as caught:
-        write_whole_file(path, is_full)
+        atomic_write(path, is_full)
     assert (caught.value.errno, caught.value.filename) == (28, str(path))
 
 

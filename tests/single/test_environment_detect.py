@@ -234,7 +234,7 @@ def test_a_name_that_no_handshake_takes_is_refused_on_every_rank():
         with pytest.raises(RendezvousError, match="TFDIST_JOB_ID has 1200 bytes"):
             detect({**TFDIST, "TFDIST_RANK": rank, "TFDIST_JOB_ID": "é" * 200})
     longest = detect({**TFDIST, "TFDIST_JOB_ID": "x" * 512}).job
-    bond = links.Bond(
+    credentials = links.LinkCredentials(
         secret=bytes(32),
         job=f"{longest} 0123456789abcdef",
         generation=1 << 30,
@@ -243,7 +243,7 @@ def test_a_name_that_no_handshake_takes_is_refused_on_every_rank():
         size=1 << 20,
         sockets=16,
     )
-    claims = bond.claims(links.TCP, (1 << 20) - 1)
+    claims = credentials.claims(links.TCP, (1 << 20) - 1)
     auth.hello("0.1.0", bytes(auth.NONCE_BYTES), claims)
 
 

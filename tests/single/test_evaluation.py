@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import tfdist
 from tfdist.collectives import all_ranks
-from tfdist.training.batch_partition import deal, run_of
+from tfdist.training.batch_partition import contiguous_range, partition
 from tfdist.training.metric_states import (
     Snapshot,
     _states_of_metric,
@@ -219,10 +219,12 @@ def test_the_ranks_together_have_the_batches_of_one_process(total, size):
         (source.batch(4), None),
     ]
     for data, batch_size in kinds:
-        parts = [deal("f", data, None, None, batch_size, r, size) for r in range(size)]
+        parts = [
+            partition("f", data, None, None, batch_size, r, size) for r in range(size)
+        ]
         found = [b.tolist() for part in parts for b in rows_of(part)]
         assert found == expected
-        assert len({part.whole for part in parts}) == 1
+        assert len({part.fingerprint for part in parts}) == 1
         counts = [len(rows_of(part)) for part in parts]
         assert max(counts) - min(counts) <= 1
         specs = {str(p.inputs["x"].element_spec) for p in parts if p.inputs}
@@ -245,7 +247,7 @@ ROWS_OF_MANY_KINDS = {
 def test_arrays_in_another_order_are_other_data(kind):
     def whole(order):
         x = ROWS_OF_MANY_KINDS[kind](order)
-        return deal("f", {"a": x}, None, None, 4, 0, 2).whole
+        return partition("f", {"a": x}, None, None, 4, 0, 2).fingerprint
 
     order = np.arange(20)
     assert whole(order) == whole(order.copy())
@@ -257,7 +259,7 @@ def test_the_first_and_the_last_row_are_looked_at(total):
     def whole(changed):
         x = np.arange(float(total))
         x[changed] = -1.0
-        return deal("f", x, None, None, 4, 0, 2).whole
+        return partition("f", x, None, None, 4, 0, 2).fingerprint
 
     same = slice(0, 0)
     assert whole(same) == whole(same)
@@ -275,7 +277,7 @@ def test_the_own_error_is_raised_also_where_the_others_cannot_be_told(monkeypatc
         raise ArithmeticError("mine")
 
     monkeypatch.setattr(all_ranks, "gather_from_all", gather)
-    ranks = all_ranks.Together("evaluate", None, None)
+    ranks = all_ranks.CoordinatedCall("evaluate", None, None)
     with pytest.raises(ArithmeticError, match="mine") as caught:
         ranks.run("before the first batch", work)
     assert caught.value.__cause__ is None  # not the fault of the other ranks
@@ -295,24 +297,27 @@ class Labelled:
 
 def test_rows_are_taken_by_their_places():
     values = np.arange(7.0)
-    parts = [deal("f", Labelled(values), None, None, 2, r, 2) for r in range(2)]
+    parts = [partition("f", Labelled(values), None, None, 2, r, 2) for r in range(2)]
     found = [b.tolist() for part in parts for b in rows_of(part)]
-    plain = [deal("f", values, None, None, 2, r, 2) for r in range(2)]
+    plain = [partition("f", values, None, None, 2, r, 2) for r in range(2)]
     assert found == [b.tolist() for part in plain for b in rows_of(part)]
-    assert parts[0].whole == plain[0].whole
+    assert parts[0].fingerprint == plain[0].fingerprint
 
 
 def test_runs_cover_all_batches():
     for count in range(9):
         for size in range(1, 6):
-            runs = [run_of(count, place, size) for place in range(size)]
+            runs = [contiguous_range(count, place, size) for place in range(size)]
             assert [n for b, e in runs for n in range(b, e)] == list(range(count))
 
 
 def test_entries_of_a_dict_have_no_order():
     x, y = np.arange(4.0), np.zeros(4)
     first, second = {"a": x, "b": [y, x]}, {"b": [y, x], "a": x}
-    parts = [deal("f", data, None, None, 2, 0, 2).whole for data in (first, second)]
+    parts = [
+        partition("f", data, None, None, 2, 0, 2).fingerprint
+        for data in (first, second)
+    ]
     assert parts[0] == parts[1]
 
 
@@ -373,7 +378,7 @@ def test_what_was_dealt_out_before_is_refused():
     own = SOURCE.shard(2, 1).map(lambda x: x)
     for data, batch_size in ((own, 2), (own.batch(2), None)):
         with pytest.raises(ValueError, match="before tfdist.evaluate, which deals"):
-            deal("tfdist.evaluate", data, None, None, batch_size, 1, 2)
+            partition("tfdist.evaluate", data, None, None, batch_size, 1, 2)
 
 
 def test_targets_of_another_length_or_beside_a_dataset_are_refused():
@@ -443,10 +448,10 @@ class Watched(Finite):
 
 def test_a_sequence_is_told_of_epochs_as_by_keras():
     model = compiled()
-    ours, kerass = Watched(), Watched()
+    ours, of_keras = Watched(), Watched()
     found = tfdist.evaluate(model, ours, verbose=0)
-    assert found == model.evaluate(kerass, verbose=0) > 0.0
+    assert found == model.evaluate(of_keras, verbose=0) > 0.0
     tfdist.predict(model, ours, verbose=0)
-    model.predict(kerass, verbose=0)
-    assert ours.seen == kerass.seen
+    model.predict(of_keras, verbose=0)
+    assert ours.seen == of_keras.seen
     assert ours.seen.count("begin") == 2

@@ -53,7 +53,7 @@ def circle():
 @pytest.mark.parametrize("program", [again, wrapped, while_handled, circle])
 def test_who_raises_because_of_another_rank_blames_it(program):
     error = raised(program)
-    assert exit_report.blamed(error, 1) == 0
+    assert exit_report.culprit_rank(error, 1) == 0
     rank, found = exit_report.accusation(error, 1)
     assert rank == 0 and found.payload["rank"] == 0
 
@@ -79,12 +79,12 @@ def evicted():
 
 @pytest.mark.parametrize("program", [handled, hidden, evicted])
 def test_who_fails_itself_blames_nobody(program):
-    assert exit_report.blamed(raised(program), 1) is None
+    assert exit_report.culprit_rank(raised(program), 1) is None
 
 
 def test_a_rank_that_others_blame_does_not_blame_itself():
-    assert exit_report.blamed(lost(), 0) is None
-    assert exit_report.blamed(lost(rank=-1), 1) is None
+    assert exit_report.culprit_rank(lost(), 0) is None
+    assert exit_report.culprit_rank(lost(rank=-1), 1) is None
 
 
 TRACEBACK = """Traceback (most recent call last):
@@ -93,7 +93,7 @@ TRACEBACK = """Traceback (most recent call last):
     ^^^^^^^^^^
   File "/site/keras/src/utils/traceback_utils.py", line 122, in error_handler
     raise e.with_traceback(filtered_tb) from None
-  File "/site/tfdist/collectives/all_ranks.py", line 59, in on_one_rank
+  File "/site/tfdist/collectives/all_ranks.py", line 59, in run_on_rank
     raise failure
   File "/job/train.py", line 6, in on_epoch_end
     raise OSError("full")

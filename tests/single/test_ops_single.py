@@ -227,7 +227,9 @@ def test_grouped_allreduce_keeps_order_and_splits_by_dtype(monkeypatch):
     emit = emit_module.allreduce
 
     def spy(values, name, *args, **kwargs):
-        seen.append((name, [v.dtype.name for v in values], list(kwargs["hints"])))
+        seen.append(
+            (name, [v.dtype.name for v in values], list(kwargs["tensor_indices"]))
+        )
         return emit(values, name, *args, **kwargs)
 
     monkeypatch.setattr(emit_module, "allreduce", spy)

@@ -119,7 +119,7 @@ def test_one_operation_for_each_bucket_with_indices_of_the_list(monkeypatch, ini
     grads = [v * 2 for v in variables]
     grads[2] = None
     reduced = reduction.reduce_gradients(grads, variables)
-    assert [options["hints"] for _, options in calls] == [[4], [3, 1], [0]]
+    assert [options["tensor_indices"] for _, options in calls] == [[4], [3, 1], [0]]
     assert [options["bucket"] for _, options in calls] == [0, 1, 2]
     assert {options["bucket_count"] for _, options in calls} == {3}
     assert [g if g is None else float(g[0]) for g in reduced] == [0, 2, None, 6, 8]

@@ -135,8 +135,8 @@ def test_momentum_sgd_equals_the_equations(case):
 
 def test_without_decay_momentum_sgd_is_that_of_keras():
     ours = run(MomentumSGD(0.1, nesterov=True), variables(), 10)
-    kerass = run(keras.optimizers.SGD(0.1, 0.9, nesterov=True), variables(), 10)
-    for a, b in zip(ours, kerass, strict=True):  # Keras rounds 0.9 to float32
+    of_keras = run(keras.optimizers.SGD(0.1, 0.9, nesterov=True), variables(), 10)
+    for a, b in zip(ours, of_keras, strict=True):  # Keras rounds 0.9 to float32
         np.testing.assert_allclose(a, b, rtol=1e-6)
 
 
@@ -218,13 +218,13 @@ def test_a_loss_scale_does_not_change_a_step():
 def test_moving_averages_and_clipping_are_those_of_keras():
     options = {"use_ema": True, "ema_momentum": 0.5, "global_clipnorm": 0.5}
     ours = MomentumSGD(0.1, **options)
-    kerass = keras.optimizers.SGD(0.1, 0.9, **options)
-    for optimizer in (ours, kerass):
+    of_keras = keras.optimizers.SGD(0.1, 0.9, **options)
+    for optimizer in (ours, of_keras):
         ws = variables()
         run(optimizer, ws, 5)
         optimizer.finalize_variable_values(ws)
         optimizer.ends = [w.numpy() for w in ws]
-    for a, b in zip(ours.ends, kerass.ends, strict=True):
+    for a, b in zip(ours.ends, of_keras.ends, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-6)
 
 

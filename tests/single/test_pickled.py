@@ -8,7 +8,7 @@ import pytest
 from helpers.unplain import Bomb, Point, Refusing, ran
 
 from tfdist.core import pickling, runtime, world
-from tfdist.core.rendezvous.links import Bond
+from tfdist.core.rendezvous.links import LinkCredentials
 
 KEY = b"k" * 32
 LIMIT = 1 << 20
@@ -120,24 +120,28 @@ def test_a_cloudpickle_that_is_broken_is_named(monkeypatch, tmp_path):
         sealed(Point(1))
 
 
-def bond(**changes):
+def credentials(**changes):
     fields = {"secret": b"s" * 32, "job": "j 1", "generation": 3, "rank": 0}
-    return Bond(**{**fields, "frames": "control", "size": 2, **changes})
+    return LinkCredentials(**{**fields, "frames": "control", "size": 2, **changes})
 
 
 def key_of(monkeypatch, of):
-    monkeypatch.setattr(runtime, "bond", lambda: (of, ""))
+    monkeypatch.setattr(runtime, "credentials", lambda: (of, ""))
     return pickling.key()
 
 
 def test_a_world_has_one_key_and_no_other_world_has_it(monkeypatch):
-    own = key_of(monkeypatch, bond())
-    assert own == key_of(monkeypatch, bond(rank=1))
-    others = [bond(secret=b"S" * 32), bond(job="j 2"), bond(generation=4)]
+    own = key_of(monkeypatch, credentials())
+    assert own == key_of(monkeypatch, credentials(rank=1))
+    others = [
+        credentials(secret=b"S" * 32),
+        credentials(job="j 2"),
+        credentials(generation=4),
+    ]
     keys = {own, *(key_of(monkeypatch, other) for other in others)}
     assert len(keys) == 4
     assert all(len(key) == 32 for key in keys)
-    assert own not in bond().secret
+    assert own not in credentials().secret
 
 
 @pytest.fixture
@@ -159,7 +163,7 @@ def test_the_choice_is_that_of_init(monkeypatch, value):
 
 @pytest.mark.usefixtures("no_world")
 def test_ranks_without_a_common_secret_do_not_unpickle(monkeypatch):
-    monkeypatch.setattr(runtime, "bond", lambda: (None, ""))
+    monkeypatch.setattr(runtime, "credentials", lambda: (None, ""))
     monkeypatch.setattr(runtime, "size", lambda: 2)
     assert not pickling.chosen()
     monkeypatch.setattr(runtime, "setting", lambda _: "pickle")

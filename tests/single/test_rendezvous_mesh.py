@@ -16,7 +16,13 @@ import pytest
 from helpers.deadline import deadline
 
 from tfdist.core import native
-from tfdist.core.rendezvous import late_links, links, mesh, same_host, settings_check
+from tfdist.core.rendezvous import (
+    links,
+    mesh,
+    on_demand_links,
+    same_host,
+    settings_check,
+)
 from tfdist.core.rendezvous.address import bind
 from tfdist.core.rendezvous.environment import Placement
 from tfdist.core.rendezvous.errors import RendezvousError, timeout
@@ -218,10 +224,10 @@ def test_a_way_between_hosts_that_is_closed_is_told_from_both_ends(monkeypatch):
     """A firewall that drops what comes: nobody answers, nobody refuses."""
     original, claims = links.connect_tcp, itertools.count()
 
-    async def dropped(bond, peer, **more):
-        if (bond.rank, peer.rank) == (2, 0):
+    async def dropped(credentials, peer, **more):
+        if (credentials.rank, peer.rank) == (2, 0):
             await asyncio.sleep(60)
-        return await original(bond, peer, **more)
+        return await original(credentials, peer, **more)
 
     monkeypatch.setattr(links, "connect_tcp", dropped)
     monkeypatch.setattr(same_host, "claim", lambda: f"host {next(claims)}")
@@ -452,7 +458,7 @@ def test_a_peer_of_another_generation_pair_job_or_secret_is_refused_and_told_why
                 address=tuple(record["address"]),
                 unix_name=record["unix_name"],
             )
-            good = links.Bond(
+            good = links.LinkCredentials(
                 secret=SECRET, job=f" {session}", generation=1, rank=1, frames=""
             )
             for change, why in (
@@ -683,7 +689,9 @@ def test_a_rank_whose_host_is_not_proved_may_use_any_processor():
 def test_ranks_without_a_link_know_each_others_processors_too(monkeypatch):
     bound = iter(range(100))
     monkeypatch.setattr(settings_check, "processors", lambda: f"{1 << next(bound):x}")
-    monkeypatch.setattr(late_links, "_CLOSE_S", 0)  # all of them serve on one thread
+    monkeypatch.setattr(
+        on_demand_links, "_CLOSE_S", 0
+    )  # all of them serve on one thread
 
     async def go():
         agreed = {"TFDIST_MESH_RANKS": 16}
@@ -700,7 +708,9 @@ def test_ranks_without_a_link_know_each_others_processors_too(monkeypatch):
 @deadline(60)
 def test_a_late_link_that_was_given_up_does_not_reach_the_core(monkeypatch):
     handed = []
-    monkeypatch.setattr(late_links, "_CLOSE_S", 0)  # all of them serve on one thread
+    monkeypatch.setattr(
+        on_demand_links, "_CLOSE_S", 0
+    )  # all of them serve on one thread
     monkeypatch.setattr(native, "add_link", handed.append)
     low, high = 0, 3  # no neighbours among six
 
@@ -717,7 +727,7 @@ def test_a_late_link_that_was_given_up_does_not_reach_the_core(monkeypatch):
         serving = [asyncio.ensure_future(own.late.run()) for own in meshes]
         maker = meshes[high].late._connect.__self__
         # Its handshake is complete, and its time was over.
-        close_ends([await links.connect_tcp(maker._bond, maker.peers[low])])
+        close_ends([await links.connect_tcp(maker._credentials, maker.peers[low])])
         await asyncio.sleep(0.3)
         assert handed == []
         made = await meshes[high].late._connect(low)

@@ -14,7 +14,7 @@ _PARTIAL = re.compile(r"\.partial-[0-9a-f]{8}-.+")
 _ABANDONED_S = 3600.0  # a partial file that nobody has written to for so long
 
 
-def write_whole_file(path: Path, write: Callable[[Path], None]) -> None:
+def atomic_write(path: Path, write: Callable[[Path], None]) -> None:
     """Lets `write` make a file, which gets its name only when it is complete.
 
     After a crash of the process or the machine the name stands for the old content

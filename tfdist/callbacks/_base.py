@@ -16,7 +16,7 @@ from tfdist.callbacks._callback_list import (
 )
 from tfdist.callbacks._epochs import agree_on_epoch
 from tfdist.callbacks._loss_reductions import warn_of_reductions
-from tfdist.callbacks._loss_weighting import take_back
+from tfdist.callbacks._loss_weighting import restore_compute_loss
 from tfdist.callbacks._raised import restore_train_function, translate_errors
 from tfdist.callbacks._rank_comparison import RankComparison, ranks_that_train
 from tfdist.callbacks._save_guard import guard_saving
@@ -202,7 +202,7 @@ def _without_comparison(
 
 def _is_traced_otherwise(model: keras.Model) -> bool:
     """Whether an earlier fit has left a step that is not that of the model now."""
-    failed = take_back(model)  # it ended with an error
+    failed = restore_compute_loss(model)  # it ended with an error
     was_plain = [may_be_traced_unwrapped(one) for one in optimizers_of(model)]
     return failed or any(was_plain)
 

@@ -34,13 +34,13 @@ def weigh_losses(model: keras.Model, process_set: ProcessSet | None) -> list[boo
     leaves. It counts by their number instead of n_r.
 
     Args:
-        model: what is in `fit`; `take_back` when it ends.
+        model: what is in `fit`; `restore_compute_loss` when it ends.
         process_set: the ranks that train; None for all.
 
     Returns:
         A list that is not empty any more when a gradient has been weighted.
     """
-    take_back(model)
+    restore_compute_loss(model)
     original = model.compute_loss
     seen: list[bool] = []
 
@@ -63,7 +63,7 @@ def weigh_losses(model: keras.Model, process_set: ProcessSet | None) -> list[boo
     return seen
 
 
-def take_back(model: keras.Model) -> bool:
+def restore_compute_loss(model: keras.Model) -> bool:
     """Gives a model its own `compute_loss` again, if it has another one.
 
     Returns:

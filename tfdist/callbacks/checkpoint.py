@@ -13,12 +13,12 @@ from typing import Any
 
 import keras
 
-from tfdist.callbacks._atomic_file import write_whole_file
+from tfdist.callbacks._atomic_file import atomic_write
 from tfdist.callbacks._base import RankCallback
 from tfdist.callbacks._callback_list import leaves_out_validation
 from tfdist.callbacks._per_rank_state import average_accumulated, is_between_updates
 from tfdist.callbacks._rank_comparison import compare_model
-from tfdist.collectives.all_ranks import on_one_rank
+from tfdist.collectives.all_ranks import run_on_rank
 from tfdist.core.weights_state import check_not_torn
 from tfdist.layers.saved_generators import add_states
 from tfdist.layers.statistics import combine_at
@@ -184,7 +184,7 @@ class Checkpoint(RankCallback):
         combine_at("to save a checkpoint", self.model, process_set=self._ranks)
         average_accumulated(self.model)
         compare_model(self.model, "when a checkpoint is to be saved")
-        on_one_rank(
+        run_on_rank(
             self._first,
             lambda: self._save_if_better(logs, batch),
             f"rank {self._first} could not save the checkpoint",
@@ -208,7 +208,7 @@ class Checkpoint(RankCallback):
             if not self._is_better(value):
                 return
         path = self._path(logs, batch)
-        write_whole_file(path, self._write)
+        atomic_write(path, self._write)
         self._remove_old_files(path)
         if self.save_best_only:
             self._best = value

@@ -13,7 +13,7 @@ from tfdist.callbacks._list_rules import WRITES
 from tfdist.callbacks._rank_comparison import compare_model
 from tfdist.callbacks._state_sync import TrainingState, rates_of, share
 from tfdist.callbacks.stop_together import StopTogether
-from tfdist.collectives.all_ranks import alone, on_one_rank
+from tfdist.collectives.all_ranks import alone, run_on_rank
 from tfdist.core import native, runtime
 
 _ALL_HOOKS = [n for n in dir(keras.callbacks.Callback) if n.startswith("on_")]
@@ -107,23 +107,23 @@ class RankZeroOnly(RankCallback):
         """Checks the model and the list; then together."""
         super().on_train_begin(logs)
         self._training = True
-        self._together("on_train_begin", logs)
+        self._run_on_first_rank("on_train_begin", logs)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Together."""
         super().on_train_end(logs)
-        self._together("on_train_end", logs)
+        self._run_on_first_rank("on_train_end", logs)
         self._training = False
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Together."""
         super().on_epoch_begin(epoch, logs)
         self._looked_at.clear()
-        self._together("on_epoch_begin", epoch, logs)
+        self._run_on_first_rank("on_epoch_begin", epoch, logs)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Together."""
-        self._together("on_epoch_end", epoch, logs)
+        self._run_on_first_rank("on_epoch_end", epoch, logs)
 
     def on_train_batch_begin(
         self, batch: int, logs: dict[str, Any] | None = None
@@ -141,7 +141,7 @@ class RankZeroOnly(RankCallback):
         if "on_train_batch_end" in self._hooks:
             self._alone("on_train_batch_end", batch, logs=logs)
 
-    def _together(self, hook: str, *arguments: Any) -> None:
+    def _run_on_first_rank(self, hook: str, *arguments: Any) -> None:
         """Rank 0 calls the hook; all ranks return, or raise, when it has."""
         if hook not in self._hooks:
             return
@@ -156,7 +156,7 @@ class RankZeroOnly(RankCallback):
                 f"{self._name}.{hook}", all_or_none=hook == "on_train_begin"
             )
 
-        told = on_one_rank(
+        told = run_on_rank(
             self._first,
             run,
             f"{self._name}.{hook} failed on rank {self._first}",

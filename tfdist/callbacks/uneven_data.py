@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfdist import collectives
 from tfdist.callbacks._base import RankCallback, base_optimizer
 from tfdist.callbacks._loss_reductions import SUMS, reductions_of
-from tfdist.callbacks._loss_weighting import take_back, weigh_losses
+from tfdist.callbacks._loss_weighting import restore_compute_loss, weigh_losses
 from tfdist.callbacks._rates import factors_of
 from tfdist.callbacks.checkpoint import Checkpoint
 from tfdist.collectives import ReduceOp
@@ -112,7 +112,7 @@ class UnevenData(RankCallback):
         """Gives the model back as it was."""
         super().on_train_end(logs)
         if self.weighted:
-            take_back(self.model)
+            restore_compute_loss(self.model)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Counts the steps of the epoch."""

@@ -155,7 +155,7 @@ def grouped_allreduce(
             op,
             *scales[batch[0]],
             timeout_s,
-            hints=batch,
+            tensor_indices=batch,
             process_set=id_of(process_set),
         )
         for index, output in zip(batch, outputs, strict=True):
@@ -169,7 +169,7 @@ def allreduce_bucket(
     group_id: str,
     bucket: int,
     bucket_count: int,
-    hints: Sequence[int],
+    tensor_indices: Sequence[int],
     op: ReduceOp,
     name: str,
     timeout_s: float | None = None,
@@ -182,7 +182,7 @@ def allreduce_bucket(
         group_id: what `native.register_group` gave for the whole list.
         bucket: index of this bucket, and
         bucket_count: how many the group has.
-        hints: for each tensor its index in the whole list.
+        tensor_indices: for each tensor its index in the whole list.
         op: how the values are combined.
         name: the same on all ranks, and different for each bucket.
         timeout_s: seconds to wait for the slowest rank; default `TFDIST_TIMEOUT_S`.
@@ -198,7 +198,7 @@ def allreduce_bucket(
         "1.0",
         "1.0",
         timeout_s,
-        hints=hints,
+        tensor_indices=tensor_indices,
         group=group_id,
         bucket=bucket,
         bucket_count=bucket_count,

@@ -16,7 +16,7 @@ T = TypeVar("T")
 MAX_BYTES = 16 << 20
 
 
-def on_one_rank(
+def run_on_rank(
     rank: int,
     work: Callable[[], Any],
     failed: str,
@@ -53,7 +53,7 @@ def on_one_rank(
                 own = {"failure": "", "told": work()}
         except Exception as error:  # noqa: BLE001 - told to all ranks, then raised
             failure = error
-            own = {"failure": _in_words(error), "told": None}
+            own = {"failure": _describe_error(error), "told": None}
         works = False
     try:
         shared = broadcast_object(
@@ -97,7 +97,7 @@ def alone(
         yield
 
 
-class Together:
+class CoordinatedCall:
     """The stages of one function that all ranks call at the same time.
 
     Between two exchanges a rank works alone, as long as it takes: nobody waits in the
@@ -147,7 +147,7 @@ class Together:
             failure = error
         own = {
             "stage": f"tfdist.{self.function}, {stage}",
-            "failure": "" if failure is None else _in_words(failure),
+            "failure": "" if failure is None else _describe_error(failure),
             "told": told,
         }
         try:
@@ -193,5 +193,5 @@ class Together:
                 )
 
 
-def _in_words(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"[:4096]

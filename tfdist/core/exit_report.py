@@ -30,7 +30,7 @@ _CAUSE_CHARACTERS = 4 << 10
 _ERROR_CHARACTERS = 2000
 
 
-def ours(error: BaseException) -> Exception | None:
+def to_tfdist_error(error: BaseException) -> Exception | None:
     """Our error inside one of TensorFlow, which alone has payloads."""
     if not hasattr(error, "experimental_payloads"):
         return None
@@ -39,7 +39,7 @@ def ours(error: BaseException) -> Exception | None:
     return exceptions.from_tf(error)
 
 
-def interrupted(error: BaseException, reason: str) -> bool:
+def is_interrupt(error: BaseException, reason: str) -> bool:
     """Whether it is Ctrl-C that ends the program, here or on the rank at fault."""
     if isinstance(error, KeyboardInterrupt):
         return True
@@ -66,7 +66,7 @@ def chain(error: BaseException | None) -> Iterator[BaseException]:
         error = before
 
 
-def blamed(error: BaseException, own: int | None) -> int | None:
+def culprit_rank(error: BaseException, own: int | None) -> int | None:
     """The other rank at whose fault an exception was raised, None for no other one."""
     found = accusation(error, own)
     return found[0] if found else None
@@ -85,7 +85,7 @@ def accusation(
         None when no other rank is at fault.
     """
     for one in chain(error):
-        found = ours(one) or one
+        found = to_tfdist_error(one) or one
         if isinstance(found, native.CoreError):
             kind, rank = found.payload.get("kind"), found.payload.get("rank")
         else:
@@ -176,7 +176,7 @@ def tell(error: BaseException, rank: int | None) -> Notice:
     Returns:
         What to print instead of Python's traceback.
     """
-    culprit, found = accusation(error, rank) or (None, ours(error) or error)
+    culprit, found = accusation(error, rank) or (None, to_tfdist_error(error) or error)
     reason = failure_report.reason(found)
     folders = library_folders()
     full = "".join(traceback.format_exception(error))
@@ -186,7 +186,7 @@ def tell(error: BaseException, rank: int | None) -> Notice:
         known = native.failure()
         if known is not None:
             if not suffers and _of_an_operation(error):
-                culprit = blamed(known, rank)
+                culprit = culprit_rank(known, rank)
         else:
             last = "\n".join(short.splitlines()[-_TRACEBACK_LINES:])
             native.abort(
@@ -194,7 +194,7 @@ def tell(error: BaseException, rank: int | None) -> Notice:
                 detail="" if suffers else last[-_CAUSE_CHARACTERS:],
                 culprit=culprit,
             )
-    if interrupted(error, reason):
+    if is_interrupt(error, reason):
         _report(reason, culprit, "")
         if culprit is None or isinstance(error, KeyboardInterrupt):
             return Notice(f"{_name(rank)} was interrupted")
@@ -203,7 +203,7 @@ def tell(error: BaseException, rank: int | None) -> Notice:
     if same == 0:  # no launcher keeps what is not shown
         return Notice()
     ends = f"{_name(rank)} ends with"
-    kind, at = type(ours(error) or error).__name__, place(error, folders)
+    kind, at = type(to_tfdist_error(error) or error).__name__, place(error, folders)
     if suffers:
         return Notice(f"{ends} {kind} because of rank {culprit}{at}")
     if same > 1:

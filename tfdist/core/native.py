@@ -506,7 +506,7 @@ def start(
         links: to every rank; above TFDIST_MESH_RANKS to `overlay.neighbours`.
         hosts: of all ranks, for messages; empty: those of `links`.
         pids: likewise.
-        wanted_fd: eventfd that tells of `take_wanted`.
+        wanted_fd: eventfd that tells of `take_link_requests`.
         own_window_fd: memory from which the ranks of this host read.
         tuning: lines of the tuning file, the same on all ranks.
         tuning_hash: of the file, for `counters`.
@@ -576,7 +576,7 @@ def _fill(slot: Link, end: LinkEnd) -> None:
     slot.more_sockets = len(more)
 
 
-def take_wanted() -> list[int]:
+def take_link_requests() -> list[int]:
     """The ranks to which the core wants a link, each once.
 
     Of the two ranks of a link the higher one connects.

@@ -37,8 +37,8 @@ def chosen() -> bool:
         RuntimeError: they have asked for it, but have no common secret.
     """
     asked = runtime.setting(VARIABLE) == "pickle"
-    bond, _ = runtime.bond()
-    if asked and bond is None and runtime.size() > 1:
+    credentials, _ = runtime.credentials()
+    if asked and credentials is None and runtime.size() > 1:
         raise RuntimeError(
             f"{VARIABLE}=pickle needs ranks that prove to each other who they are, and "
             "these have no secret in common: they were not connected by tfdist. Send "
@@ -49,11 +49,15 @@ def chosen() -> bool:
 
 def key() -> bytes:
     """The key of this world's objects, the same on all ranks and in no other world."""
-    bond, _ = runtime.bond()
-    if bond is None:
+    credentials, _ = runtime.credentials()
+    if credentials is None:
         return _own_key
-    world = hashlib.sha256(f"{bond.generation}\n{bond.job}".encode()).digest()
-    return auth.expand(auth.extract(bond.secret, world), b"tfdist objects", MAC_BYTES)
+    world = hashlib.sha256(
+        f"{credentials.generation}\n{credentials.job}".encode()
+    ).digest()
+    return auth.expand(
+        auth.extract(credentials.secret, world), b"tfdist objects", MAC_BYTES
+    )
 
 
 def by_value() -> bool:

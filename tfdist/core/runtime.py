@@ -18,13 +18,13 @@ from tfdist.core.rendezvous import children
 
 if TYPE_CHECKING:
     from tfdist.core.process_sets import ProcessSet
-    from tfdist.core.rendezvous.late_links import LateLinks
-    from tfdist.core.rendezvous.links import Bond
+    from tfdist.core.rendezvous.links import LinkCredentials
+    from tfdist.core.rendezvous.on_demand_links import OnDemandLinks
 
-_Helper = TypeVar("_Helper", bound="Helper")
+_Resource = TypeVar("_Resource", bound="Resource")
 
 
-class Helper(Protocol):
+class Resource(Protocol):
     """Something with threads or sockets that lives until `shutdown`."""
 
     def close(self) -> None:
@@ -39,17 +39,17 @@ class State:
     pid: int = 0  # process that called init; another one is its fork
     reduces_gradients: bool = False  # whether a list of them was, in this generation
     generation: int = 0
-    late: LateLinks | None = None
+    late: OnDemandLinks | None = None
     process_sets: list[ProcessSet] = field(default_factory=list)  # of this generation
-    bond: Bond | None = None
+    credentials: LinkCredentials | None = None
     settings: dict[str, dict[str, Any]] | None = None  # as they were in init
     address: str = ""
-    helpers: dict[str, Helper] = field(default_factory=dict)  # of this generation
+    resources: dict[str, Resource] = field(default_factory=dict)  # of this generation
     timeline: Path | None = None  # its folder
 
 
 state = State()
-lock = threading.RLock()  # of starting, ending and helpers
+lock = threading.RLock()  # of starting, ending and resources
 
 
 def note_gradients() -> None:
@@ -57,11 +57,11 @@ def note_gradients() -> None:
     state.reduces_gradients = True
 
 
-def helper(name: str, make: Callable[[], _Helper]) -> _Helper:
+def get_resource(name: str, make: Callable[[], _Resource]) -> _Resource:
     """What `make` has made in this world; `shutdown` closes it.
 
     Args:
-        name: of the helper; the same one is asked for with the same name.
+        name: of the resource; the same one is asked for with the same name.
         make: makes it, the first time.
 
     Raises:
@@ -69,14 +69,14 @@ def helper(name: str, make: Callable[[], _Helper]) -> _Helper:
     """
     with lock:
         check_initialized()
-        if name not in state.helpers:
-            state.helpers[name] = make()
-        return state.helpers[name]  # type: ignore[return-value]
+        if name not in state.resources:
+            state.resources[name] = make()
+        return state.resources[name]  # type: ignore[return-value]
 
 
-def bond() -> tuple[Bond | None, str]:
+def credentials() -> tuple[LinkCredentials | None, str]:
     """By what this rank proves who it is, None when it is alone; its IP address."""
-    return state.bond, state.address
+    return state.credentials, state.address
 
 
 def setting(name: str) -> Any:

@@ -157,7 +157,10 @@ def _connect(timeout_s: float | None) -> None:
         elif mesh.window:
             mesh.window.close()
         runtime.state.late = mesh.late
-        runtime.state.bond, runtime.state.address = mesh.bond, mesh.address
+        runtime.state.credentials, runtime.state.address = (
+            mesh.credentials,
+            mesh.address,
+        )
         runtime.state.settings = rows
         runtime.state.topology = mesh.topology
         failed_rank.begin(mesh.topology.rank)
@@ -165,7 +168,7 @@ def _connect(timeout_s: float | None) -> None:
         runtime.state.process_sets = []
         runtime.state.reduces_gradients = False
         if mesh.topology.size > 1:
-            runtime.state.helpers["waits"] = Watch(rows["TFDIST_TIMEOUT_S"]["value"])
+            runtime.state.resources["waits"] = Watch(rows["TFDIST_TIMEOUT_S"]["value"])
         engine = engines.chosen()
         if engine is not None:
             _start_engine(engine, mesh, limit_s)
@@ -176,7 +179,7 @@ def _connect(timeout_s: float | None) -> None:
 
 def _start_engine(engine: engines.Engine, mesh: Mesh, timeout_s: float) -> None:
     """Starts what carries the tensors; where it fails, every rank raises."""
-    runtime.state.helpers["engine"] = engine
+    runtime.state.resources["engine"] = engine
     try:
         engine.start(mesh, timeout_s)
     except native.CoreError as error:
@@ -188,7 +191,9 @@ def _start_engine(engine: engines.Engine, mesh: Mesh, timeout_s: float) -> None:
 def _start_timeline(folder: str, mesh: Mesh, timeout_s: float) -> None:
     """Begins the timelines of all ranks, or of none: then every rank raises."""
     topology = mesh.topology
-    job = mesh.bond.job if mesh.bond else f"{os.getpid()} {time.time_ns()}"
+    job = (
+        mesh.credentials.job if mesh.credentials else f"{os.getpid()} {time.time_ns()}"
+    )
     try:
         runtime.state.timeline = recording.begin(
             folder,
@@ -226,7 +231,9 @@ def start_timeline(folder: str) -> Path:
                 folder,
                 topology,
                 host=os.uname().nodename,
-                job=runtime.state.bond.job if runtime.state.bond else f"{os.getpid()}",
+                job=runtime.state.credentials.job
+                if runtime.state.credentials
+                else f"{os.getpid()}",
                 generation=runtime.state.generation,
                 commit_gate=runtime.setting("TFDIST_ATOMIC_STEPS"),
             )
@@ -274,10 +281,10 @@ def shutdown() -> None:
         _warn_if_nothing_was_reduced()
         topology, runtime.state.topology = runtime.state.topology, None
         failed_rank.end()
-        for helper in runtime.state.helpers.values():
+        for helper in runtime.state.resources.values():
             helper.close()
-        runtime.state.helpers.clear()
-        runtime.state.bond, runtime.state.settings = None, None
+        runtime.state.resources.clear()
+        runtime.state.credentials, runtime.state.settings = None, None
         native.stop(_SHUTDOWN_TIMEOUT_S)
         if runtime.state.late is not None:
             runtime.state.late.stop()
@@ -363,7 +370,7 @@ def _note_failed_thread(args: threading.ExceptHookArgs) -> None:
     Other errors are the program's own business: its other threads go on.
     """
     error = args.exc_value
-    if error is not None and exit_report.ours(error) is not None:
+    if error is not None and exit_report.to_tfdist_error(error) is not None:
         _program.thread_failed = True
         exit_report.tell(error, _own_rank())
         _program.reported = True
@@ -378,7 +385,7 @@ def _leave() -> None:
     found = failed_rank.noted()
     if found is None and runtime.is_initialized():
         failure = native.failure()
-        culprit = exit_report.blamed(failure, runtime.rank()) if failure else None
+        culprit = exit_report.culprit_rank(failure, runtime.rank()) if failure else None
         if failure and culprit is not None:
             found = (culprit, failure.message)
     if found is not None and not _program.reported:

@@ -46,8 +46,8 @@ def epoch_order(total: int, *, seed: int, epoch: int) -> np.ndarray:
         Salmon, Moraes, Dror & Shaw, Parallel random numbers: as easy as 1, 2, 3,
         SC11, 2011, section 3.3.
     """
-    total = checked_integer("total", total, 0)
-    key = [checked_integer("seed", seed, 0), checked_integer("epoch", epoch, 0)]
+    total = check_int("total", total, 0)
+    key = [check_int("seed", seed, 0), check_int("epoch", epoch, 0)]
     keys = np.random.Philox(key=np.array(key, np.uint64)).random_raw(total)
     return np.argsort(keys, kind="stable").astype(np.int64, copy=False)
 
@@ -97,15 +97,15 @@ def positions(
         ...  .ravel().tolist() for r in range(2)] == whole.T.tolist()
         True
     """
-    rank = runtime.rank() if rank is None else checked_integer("rank", rank, 0)
-    size = runtime.size() if size is None else checked_integer("size", size, 1)
+    rank = runtime.rank() if rank is None else check_int("rank", rank, 0)
+    size = runtime.size() if size is None else check_int("size", size, 1)
     if rank >= size:
         raise ValueError(f"Expected rank of 0..{size - 1}, got {rank}.")
-    total = checked_integer("total", total, 0)
-    global_batch = checked_integer("global_batch", global_batch, 1)
+    total = check_int("total", total, 0)
+    global_batch = check_int("global_batch", global_batch, 1)
     check_batch(total, global_batch, size)
     steps = total // global_batch
-    first_step = checked_integer("first_step", first_step, 0)
+    first_step = check_int("first_step", first_step, 0)
     if first_step > steps:
         raise ValueError(
             f"Expected first_step of 0..{steps} (the epoch has {steps} steps of "
@@ -149,7 +149,7 @@ def check_batch(total: int, global_batch: int, size: int) -> None:
         )
 
 
-def checked_integer(name: str, value: int, least: int) -> int:
+def check_int(name: str, value: int, least: int) -> int:
     """The value of an argument as an integer of at least `least` and 64 bits.
 
     Raises:

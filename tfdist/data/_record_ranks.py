@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from tfdist import collectives
-from tfdist.collectives.all_ranks import Together
+from tfdist.collectives.all_ranks import CoordinatedCall
 from tfdist.core import runtime
 from tfdist.data import _record_index as indexing
 from tfdist.data._record_cache import Cache
@@ -21,15 +21,17 @@ from tfdist.data._record_cache import Cache
 T = TypeVar("T")
 
 
-def group_of(function: str, together: bool, timeout_s: float | None) -> Together | None:
+def group_of(
+    function: str, together: bool, timeout_s: float | None
+) -> CoordinatedCall | None:
     """All ranks, where there are others and they are to take part."""
     if not together or not runtime.is_initialized() or runtime.size() == 1:
         return None
-    return Together(function, timeout_s, None)
+    return CoordinatedCall(function, timeout_s, None)
 
 
 def agreed_paths(
-    group: Together | None, look: Callable[[], tuple[str, ...]]
+    group: CoordinatedCall | None, look: Callable[[], tuple[str, ...]]
 ) -> tuple[str, ...]:
     """The names of the files, once all ranks have checked and compared theirs.
 
@@ -64,7 +66,7 @@ def agreed_paths(
 
 
 def build(
-    group: Together | None,
+    group: CoordinatedCall | None,
     paths: tuple[str, ...],
     counts: Sequence[int] | None,
     cache: str | os.PathLike[str] | None,
@@ -151,7 +153,9 @@ def merge(
 
 
 def _stage(
-    group: Together | None, name: str, work: Callable[[], tuple[T, dict[str, Any]]]
+    group: CoordinatedCall | None,
+    name: str,
+    work: Callable[[], tuple[T, dict[str, Any]]],
 ) -> tuple[T, list[dict[str, Any]]]:
     """Does the work, and tells the other ranks if there are any."""
     if group is not None:

@@ -81,7 +81,7 @@ def scatter(
     topology = runtime.check_initialized()
     rank = topology.rank
     whose = reader_of(topology.host_of, readers)
-    number = runtime.helper("data/calls", _Calls).next()
+    number = runtime.get_resource("data/calls", _Calls).next()
     own: dict[str, Any] = {}
     refusal: Exception | None = None
     datasets: dict[int, tf.data.Dataset] = {}
@@ -191,11 +191,13 @@ def _told(datasets: dict[int, tf.data.Dataset]) -> dict[str, Any]:
 def _serve(
     number: int, rank: int, datasets: dict[int, tf.data.Dataset]
 ) -> dict[str, Any]:
-    bond, address = runtime.bond()
-    if bond is None:
-        raise RuntimeError("several ranks without a bond (this is a bug in tfdist)")
-    service = runtime.helper(
-        "data/reading", lambda: ReadingService(bond, address, _timeout_s())
+    credentials, address = runtime.credentials()
+    if credentials is None:
+        raise RuntimeError(
+            "several ranks without a credentials (this is a bug in tfdist)"
+        )
+    service = runtime.get_resource(
+        "data/reading", lambda: ReadingService(credentials, address, _timeout_s())
     )
     for other, one in datasets.items():
         if other != rank:
@@ -210,14 +212,16 @@ def _receive(
     topology: native.Topology,
     window: int,
 ) -> tf.data.Dataset:
-    bond, _ = runtime.bond()
-    if bond is None:
-        raise RuntimeError("several ranks without a bond (this is a bug in tfdist)")
+    credentials, _ = runtime.credentials()
+    if credentials is None:
+        raise RuntimeError(
+            "several ranks without a credentials (this is a bug in tfdist)"
+        )
     index, cardinality, is_part = told["which"][topology.rank]
     host, port = told["where"]["address"]
     same_host = topology.host_of[reader] == topology.host_of[topology.rank]
     source = Source(
-        bond=bond,
+        credentials=credentials,
         reader=reader,
         same_host=same_host and runtime.setting("TFDIST_TRANSPORT") != "tcp",
         address=(str(host), int(port)),

@@ -26,7 +26,7 @@ import tensorflow as tf
 from tfdist.core import native
 from tfdist.core.rendezvous.auth import AuthenticationError, RefusedError
 from tfdist.core.rendezvous.channel import Channel
-from tfdist.core.rendezvous.links import SHM, TCP, Bond
+from tfdist.core.rendezvous.links import SHM, TCP, LinkCredentials
 from tfdist.core.rendezvous.stream import Stream
 from tfdist.data import _element_codec
 from tfdist.data._scatter_server import claims
@@ -42,7 +42,7 @@ class Source:
     """Where a dataset comes from.
 
     Attributes:
-        bond: of this rank.
+        credentials: of this rank.
         reader: the rank that reads.
         same_host: whether it is on this host.
         address: where it listens for other hosts.
@@ -53,7 +53,7 @@ class Source:
         generation: of the world.
     """
 
-    bond: Bond = field(repr=False)
+    credentials: LinkCredentials = field(repr=False)
     reader: int
     same_host: bool
     address: tuple[str, int]
@@ -66,7 +66,7 @@ class Source:
     @property
     def described(self) -> str:
         """The reader, for messages."""
-        return f"rank {self.reader}, which reads for rank {self.bond.rank}"
+        return f"rank {self.reader}, which reads for rank {self.credentials.rank}"
 
 
 class Receivers:
@@ -214,22 +214,26 @@ class Iteration:
         source = self._source
         transport = SHM if source.same_host else TCP
         claimed = claims(
-            source.bond,
+            source.credentials,
             transport,
             reader=source.reader,
             dataset=source.dataset,
             iteration=number,
         )
-        deadline = time.monotonic() + min(source.timeout_s, source.bond.timeout_s)
+        deadline = time.monotonic() + min(
+            source.timeout_s, source.credentials.timeout_s
+        )
         while True:
-            channel = Channel(_socket(source), size=source.bond.size)
+            channel = Channel(_socket(source), size=source.credentials.size)
             try:
                 async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
                     where: Any = source.address
                     if source.same_host:
                         where = "\0" + source.unix_name
                     await asyncio.get_running_loop().sock_connect(channel.sock, where)
-                    await channel.handshake_as_client(source.bond.secret, claimed)
+                    await channel.handshake_as_client(
+                        source.credentials.secret, claimed
+                    )
                 return Stream(channel, send_timeout_s=source.timeout_s)
             except (RefusedError, ConnectionRefusedError):
                 channel.close()

@@ -27,7 +27,7 @@ def dataset(
     flat = [one for one in tf.nest.flatten(spec)]
     dtypes = [one.dtype for one in flat]
     empty = [_empty(one) for one in flat]
-    receivers = runtime.helper("data/receivers", Receivers)
+    receivers = runtime.get_resource("data/receivers", Receivers)
     numbers = _Numbers()
 
     def blocks(token: np.ndarray) -> Iterator[tuple[np.ndarray, ...]]:

@@ -23,7 +23,7 @@ from tfdist.core.rendezvous import auth
 from tfdist.core.rendezvous.address import bind
 from tfdist.core.rendezvous.auth import AuthenticationError
 from tfdist.core.rendezvous.channel import Channel
-from tfdist.core.rendezvous.links import SHM, TCP, Bond, unix_listener
+from tfdist.core.rendezvous.links import SHM, TCP, LinkCredentials, unix_listener
 from tfdist.core.rendezvous.listener import Listener
 from tfdist.core.rendezvous.stream import Stream
 from tfdist.data._scatter_stream import described, send_all
@@ -39,18 +39,23 @@ _running: weakref.WeakSet[ReadingService] = weakref.WeakSet()
 
 
 def claims(
-    bond: Bond, transport: str, *, reader: int, dataset: int, iteration: int
+    credentials: LinkCredentials,
+    transport: str,
+    *,
+    reader: int,
+    dataset: int,
+    iteration: int,
 ) -> dict[str, Any]:
     """What a rank claims when it connects to its reader.
 
     Args:
-        bond: of the rank.
+        credentials: of the rank.
         transport: "tcp" or "shm", which stands for a socket of the host.
         reader: the rank that it connects to.
         dataset: number of the call of scatter.
         iteration: how many iterators of the dataset it has made before.
     """
-    common = bond.claims(transport, reader, PURPOSE)
+    common = credentials.claims(transport, reader, PURPOSE)
     return {**common, "dataset": dataset, "iteration": iteration}
 
 
@@ -101,13 +106,15 @@ class ReadingService:
     """Serves the ranks for which this one reads.
 
     Args:
-        bond: of this rank.
+        credentials: of this rank.
         address: IP address to listen on.
         timeout_s: seconds for which a rank that is to receive may take nothing.
     """
 
-    def __init__(self, bond: Bond, address: str, timeout_s: float) -> None:
-        self._bond = bond
+    def __init__(
+        self, credentials: LinkCredentials, address: str, timeout_s: float
+    ) -> None:
+        self._credentials = credentials
         self._timeout_s = timeout_s
         self._shares: dict[tuple[int, int], Share] = {}  # by dataset and rank
         self._streams: set[Stream] = set()
@@ -171,10 +178,10 @@ class ReadingService:
         for transport, sock in self._sockets.items():
             listener = Listener(
                 sock,
-                secret=self._bond.secret,
+                secret=self._credentials.secret,
                 refusal=functools.partial(self._refusal, transport),
                 serve=self._serve,
-                size=self._bond.size,
+                size=self._credentials.size,
             )
             self._listeners.append(listener)
         self._loop.create_task(self._start(ready))
@@ -186,8 +193,8 @@ class ReadingService:
 
     def _refusal(self, transport: str, found: dict[str, Any]) -> str:
         """Why a connection with these claims is not welcome; "" when it is."""
-        rank = self._bond.rank
-        expected = {**self._bond.claims(transport, rank, PURPOSE), "to": rank}
+        rank = self._credentials.rank
+        expected = {**self._credentials.claims(transport, rank, PURPOSE), "to": rank}
         del expected["from"]
         wrong = auth.difference(expected, found, {"to": "rank that is called"})
         key = (found.get("dataset"), found.get("from"))

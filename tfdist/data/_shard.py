@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfdist.core import runtime
 from tfdist.data import _dataset_checks, _loaders
-from tfdist.data._epoch_order import checked_integer
+from tfdist.data._epoch_order import check_int
 
 _SEED_BITS = 31
 _ODD = 0x9E3779B1  # odd, so multiplying by it modulo a power of two is a bijection
@@ -78,8 +78,8 @@ def shard(
     size = runtime.size() if size is None else size
     _check_place(batch_size, rank, size)
     if not isinstance(shuffle, bool | np.bool_ | None):
-        shuffle = checked_integer("shuffle", shuffle, 0)
-    seed = checked_integer("seed", seed, 0)
+        shuffle = check_int("shuffle", shuffle, 0)
+    seed = check_int("seed", seed, 0)
     decode, pads = None, False
     loader = _loaders.take_apart(data) if isinstance(data, tf.data.Dataset) else None
     if loader is not None:
@@ -128,7 +128,7 @@ def batch_sizes(total: int, *, batch_size: int, rank: int, size: int) -> list[in
         [[2, 2, 1], [2, 1, 1]]
     """
     _check_place(batch_size, rank, size)
-    total = checked_integer("total", total, 0)
+    total = check_int("total", total, 0)
     if total < size:
         ranks = "one rank" if total == 1 else f"at most {total} ranks"
         advice = f"Start {ranks}, or use more data." if total else "Check the data."
@@ -170,15 +170,15 @@ def seed(base: int = 0, *, rank: int | None = None) -> int:
         >>> tfdist.data.seed(7, rank=0) != tfdist.data.seed(7, rank=1)
         True
     """
-    base = checked_integer("base", base, 0)
-    rank = runtime.rank() if rank is None else checked_integer("rank", rank, 0)
+    base = check_int("base", base, 0)
+    rank = runtime.rank() if rank is None else check_int("rank", rank, 0)
     return _rank_seed(base, rank)
 
 
 def _check_place(batch_size: int, rank: int, size: int) -> None:
-    checked_integer("batch_size", batch_size, 1)
-    checked_integer("size", size, 1)
-    if checked_integer("rank", rank, 0) >= size:
+    check_int("batch_size", batch_size, 1)
+    check_int("size", size, 1)
+    if check_int("rank", rank, 0) >= size:
         raise ValueError(f"Expected rank of 0..{size - 1}, got {rank}.")
 
 

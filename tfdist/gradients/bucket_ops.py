@@ -12,11 +12,11 @@ import tensorflow as tf
 
 from tfdist import collectives, errors
 from tfdist.collectives.signature import path_of
-from tfdist.collectives.tf_ops.emit import counted_as, counts
+from tfdist.collectives.tf_ops.emit import attribute_elements, is_counting
 from tfdist.core import runtime
 from tfdist.core.process_sets import id_of
 from tfdist.gradients import xla
-from tfdist.gradients.bucket_plan import planned
+from tfdist.gradients.bucket_plan import plan_buckets
 from tfdist.gradients.bucketing import cut_groups
 from tfdist.gradients.options import ReduceOptions
 from tfdist.gradients.provenance import elements_of
@@ -50,7 +50,7 @@ def reduce_buckets(
         made: the gradients as this rank makes them, or `None`.
         in_xla: `xla.reduced_by_xla()`: emits one operation for all buckets.
         also_counted: elements of gradients that come with these and are not reduced:
-            one of the operations counts for them too (`emit.counted_as`).
+            one of the operations counts for them too (`emit.attribute_elements`).
 
     Returns:
         The reduced tensors, `None` where `tensors` has `None`.
@@ -83,7 +83,7 @@ def reduce_buckets(
     if in_xla:  # one operation for all
         buckets = cut_along(None)
     else:
-        buckets = planned(
+        buckets = plan_buckets(
             cut_along,
             [made[i] for i in indices],
             sizes,
@@ -97,13 +97,13 @@ def reduce_buckets(
         outputs: list[Any] = list(inputs)
         for number, bucket in enumerate(buckets):
             elements = sum(inputs[i].shape.num_elements() for i in bucket)
-            with counted_as(elements + (0 if number else also_counted)):
+            with attribute_elements(elements + (0 if number else also_counted)):
                 ends = collectives.allreduce_bucket(
                     [inputs[i] for i in bucket],
                     group_id=group_id,
                     bucket=number,
                     bucket_count=len(buckets),
-                    hints=[indices[i] for i in bucket],
+                    tensor_indices=[indices[i] for i in bucket],
                     op=op,
                     name=f"{name}.{group_id[:8]}.{number}",
                     timeout_s=None,
@@ -118,12 +118,12 @@ def reduce_buckets(
         ends = xla.emit_group(
             [inputs[i] for i in order],
             sizes=[len(bucket) for bucket in buckets],
-            hints=[indices[i] for i in order],
+            tensor_indices=[indices[i] for i in order],
             group_id=group_id,
             name=f"{name}.{group_id[:8]}",
             op=op,
             process_set=id_of(process_set),
-            counted=elements_of(inputs) + also_counted if counts() else 0,
+            counted=elements_of(inputs) + also_counted if is_counting() else 0,
         )
         outputs = dict(zip(order, ends, strict=True))
         return [outputs[i] for i in range(len(inputs))]
@@ -134,7 +134,7 @@ def reduce_buckets(
         # Called one by one, the first would wait for ever for the others of its step.
         # The cut too: after another init() other gradients of the list may be None.
         cut = (tuple(indices), tuple(map(tuple, buckets)))
-        use = (op, id_of(process_set), also_counted, counts())
+        use = (op, id_of(process_set), also_counted, is_counting())
         key = (group_id, name, *use, cut)
         emit = _FUNCTIONS.setdefault(key, tf.function(emit, jit_compile=False))
     reduced = list(tensors)

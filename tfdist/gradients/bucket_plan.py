@@ -19,7 +19,7 @@ _logger = logging.getLogger("tfdist")
 _MIB = 1 << 20
 
 
-def planned(
+def plan_buckets(
     cut: Callable[[Sequence[int] | None], list[list[int]]],
     made: Sequence[Any],
     sizes_bytes: Sequence[int],

@@ -84,7 +84,7 @@ def elements_at_run(grads: Sequence[Any]) -> tf.Tensor:
     return tf.stack([whole, total(elements_of(grads), grads)])
 
 
-def settle(grads: Iterable[Any], *, counted: bool = True) -> list[Any]:
+def mark_local(grads: Iterable[Any], *, counted: bool = True) -> list[Any]:
     """Says of gradients that they shall stay those of this rank.
 
     Args:
@@ -100,7 +100,7 @@ def settle(grads: Iterable[Any], *, counted: bool = True) -> list[Any]:
 
 def _settled(grad: Any, counted: bool) -> Any:
     values = values_of(grad)
-    counted = counted and emit.counts()
+    counted = counted and emit.is_counting()
     if not tf.is_symbolic_tensor(values):
         if counted:
             native.count_reduced(whole_elements_of([grad]))
@@ -139,7 +139,7 @@ def note_tape(
             _eager_by_tape[key] = (weakref.ref(values, gone), how)
 
 
-def use_of_tape(grads: Iterable[Any]) -> bool | None:
+def consume_tape_gradients(grads: Iterable[Any]) -> bool | None:
     """Notes of eager gradients that a step uses them.
 
     Args:

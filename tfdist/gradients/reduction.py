@@ -26,7 +26,7 @@ from tfdist.gradients.agreement import BY_OPERATIONS, BY_XLA, agree_on_gradients
 from tfdist.gradients.bucket_ops import gated, reduce_buckets
 from tfdist.gradients.compression import compress, divided, multiplied, restore
 from tfdist.gradients.options import ReduceOptions
-from tfdist.gradients.provenance import settle, whole_elements_of
+from tfdist.gradients.provenance import mark_local, whole_elements_of
 from tfdist.gradients.sample_weights import check_weightable, share_of, weighted
 from tfdist.gradients.sparse import by_rows, reduce_rows, rows_of
 from tfdist.gradients.xla import reduced_by_xla
@@ -115,7 +115,7 @@ def reduce_gradients(
             name = f"{options.name or 'gradients'}.{group_id[:8]}.rows{i}"
             reduced[i] = reduce_rows(grad, options, name)
     part = options.local_factor()
-    own = settle(local.values(), counted=not has_buckets)
+    own = mark_local(local.values(), counted=not has_buckets)
     for i, grad in zip(local, own, strict=True):
         reduced[i] = grad if part == 1.0 else weighted(grad, part)
     declare(options.local_members(variables))

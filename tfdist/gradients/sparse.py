@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tfdist import collectives
 from tfdist.collectives import ReduceOp
-from tfdist.collectives.tf_ops.emit import counted_as
+from tfdist.collectives.tf_ops.emit import attribute_elements
 from tfdist.gradients.compression import divided, multiplied, wire_type
 from tfdist.gradients.options import ReduceOptions
 from tfdist.gradients.provenance import table_elements_of
@@ -105,7 +105,7 @@ def reduce_rows(
     process_set = options.process_set
     # They stand for a gradient of the whole table, which they may be made into.
     table = table_elements_of(slices)
-    with counted_as(-1 if table is None else table):
+    with attribute_elements(-1 if table is None else table):
         values = collectives.allgather(
             sent, name=f"{name}.values", process_set=process_set
         )

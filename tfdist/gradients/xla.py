@@ -124,7 +124,7 @@ def emit_group(
     tensors: Sequence[tf.Tensor],
     *,
     sizes: Sequence[int],
-    hints: Sequence[int],
+    tensor_indices: Sequence[int],
     group_id: str,
     name: str,
     op: int,
@@ -136,7 +136,7 @@ def emit_group(
     Args:
         tensors: the gradients, bucket by bucket.
         sizes: how many of them each bucket has; those of a bucket have one dtype.
-        hints: for each tensor its index in the list of gradients.
+        tensor_indices: for each tensor its index in the list of gradients.
         group_id: of `agree_on_gradients`.
         name: the same on all ranks; a bucket's is this, a dot and its number.
         op: a `ReduceOp`.
@@ -157,7 +157,7 @@ def emit_group(
             tensor_name=name,
             group=group_id,
             sizes=list(sizes),
-            hints=list(hints),
+            tensor_indices=list(tensor_indices),
             reduce_op=int(op),
             prescale="1.0",
             postscale="1.0",

@@ -33,9 +33,9 @@ from tfdist.collectives.tf_ops.op_library import ops
 from tfdist.core import native, runtime
 from tfdist.core.rendezvous.environment import detect
 from tfdist.gradients.provenance import (
+    consume_tape_gradients,
     elements_at_run,
     elements_of,
-    use_of_tape,
     values_of,
     warn_once,
     whole_elements_of,
@@ -252,7 +252,7 @@ def _enough(
     stepped = [id(v) for g, v in pairs if g is not None]
     counts = _counts.setdefault(optimizer, {})
     now = native.count_reduced(0)
-    of_tape = use_of_tape(grads)
+    of_tape = consume_tape_gradients(grads)
     for elements in (whole_elements_of(grads), elements_of(grads)):
         # As in TfdistCheckReduced, for each variable.
         sums = {v: counts.get(v, (0, 0)) for v in stepped}

@@ -169,7 +169,7 @@ class Agent:
         self._heard_s = time.monotonic()
         self._told_s = 0.0
         self._finished = False  # tfdistrun said so; else it, or the connection, is gone
-        self._helpers = process_groups.Helpers()
+        self._helpers = process_groups.ChildProcesses()
         self._helpers_end_s = 0.0  # how long they have, when all is finished
         self._signalled_s = 0.0  # when a signal came that ends this process; 0: none
         self._asked_s = 0.0  # when the ranks first got one, also from tfdistrun
@@ -202,7 +202,7 @@ class Agent:
                 self._step(
                     _HELPERS_STEP_S if ending else agent_protocol.SIGN_OF_LIFE_S / 2
                 )
-                self._mind_the_time()
+                self._run_periodic()
                 self._end_if(self._finished and not self._helpers_go_on())
                 self._end_if(self._signalled_s > 0 and not self._ranks_save())
         finally:
@@ -295,7 +295,7 @@ class Agent:
     def _end_if(self, ended: bool) -> None:
         self._ended = self._ended or ended
 
-    def _mind_the_time(self) -> None:
+    def _run_periodic(self) -> None:
         now = time.monotonic()
         if now - self._heard_s > agent_protocol.SILENCE_S:
             self._ended = True
@@ -446,7 +446,9 @@ class Agent:
             process_groups.send(self._ranks[rank].process.pid, signal.SIGKILL)
         if self._guard is not None:
             process_tree.send(
-                process_tree.living(self._job["mark"], spare=self._guard.pid),
+                process_tree.job_processes(
+                    self._job["mark"], excluded_pids=self._guard.pid
+                ),
                 signal.SIGKILL,
             )
 
@@ -454,17 +456,17 @@ class Agent:
         """Asks all that was started here to end, then makes it."""
         if self._guard is None:
             return
-        mark, spare = self._job["mark"], self._guard.pid
-        left = process_tree.living(mark, spare=spare)
+        mark, excluded_pids = self._job["mark"], self._guard.pid
+        left = process_tree.job_processes(mark, excluded_pids=excluded_pids)
         if left:
             process_tree.send(left, signal.SIGTERM)
             process_tree.send(left, signal.SIGCONT)  # a stopped process does not end
         deadline = time.monotonic() + _TERM_S
         while left and time.monotonic() < deadline:
             time.sleep(0.02)
-            process_tree.reap_orphans({spare})
-            left = process_tree.living(mark, spare=spare)
-        process_tree.kill_all(mark, spare=spare)
+            process_tree.reap_orphans({excluded_pids})
+            left = process_tree.job_processes(mark, excluded_pids=excluded_pids)
+        process_tree.kill_all(mark, excluded_pids=excluded_pids)
         self._guard.dismiss()
 
 

@@ -251,7 +251,7 @@ class Job:
                 self._tell_bindings()
                 supervisor = Supervisor(
                     mark=self.name,
-                    spare=guard.pid,
+                    guard_pid=guard.pid,
                     grace_s=self.options.grace_s,
                     signal_grace_s=self.options.signal_grace_s,
                     told=lambda: _told(store),
@@ -269,7 +269,7 @@ class Job:
                 one.kill()
             for one in self.remotes:
                 one.close("it is not needed any more")
-            left = process_tree.kill_all(self.name, spare=guard.pid)
+            left = process_tree.kill_all(self.name, excluded_pids=guard.pid)
             guard.dismiss()
             signals.close()
             if left:

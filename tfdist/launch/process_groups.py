@@ -40,7 +40,7 @@ def pass_on(groups: Collection[int], number: int) -> None:
                 continue
 
 
-class Helpers:
+class ChildProcesses:
     """Processes that ranks have started, and that still do what they began at a signal.
 
     Where COMMAND is a shell script the rank may be the shell, which dies of the signal
@@ -122,4 +122,4 @@ def _treatment(pid: int, number: int) -> _Treatment | None:
     )
 
 
-__all__ = ["Helpers", "pass_on", "send"]
+__all__ = ["ChildProcesses", "pass_on", "send"]

@@ -77,14 +77,15 @@ class Guard:
             self._process.wait(2.0)
 
 
-def living(mark: str, *, spare: int | Collection[int]) -> list[int]:
+def job_processes(mark: str, *, excluded_pids: int | Collection[int]) -> list[int]:
     """Processes of the job: descendants of this process, and those marked with `mark`.
 
     Args:
         mark: value of the variable MARK in their environment.
-        spare: children that are no part of it, with all below them (the guard, ssh).
+        excluded_pids: children that are no part of it, with all below them (the guard,
+            ssh).
     """
-    spared = {spare} if isinstance(spare, int) else set(spare)
+    spared = {excluded_pids} if isinstance(excluded_pids, int) else set(excluded_pids)
     found = set(marked_processes(mark))
     for child in psutil.Process().children():
         if child.pid not in spared and child not in _strangers:
@@ -116,14 +117,16 @@ def send(pids: list[int], number: signal.Signals) -> None:
             continue
 
 
-def kill_all(mark: str, *, spare: int) -> list[int]:
+def kill_all(mark: str, *, excluded_pids: int) -> list[int]:
     """Kills until nothing is left; returns what withstood (in the kernel) for 3 s."""
     deadline = time.monotonic() + _KILL_LIMIT_S
-    while (pids := living(mark, spare=spare)) and time.monotonic() < deadline:
+    while (
+        pids := job_processes(mark, excluded_pids=excluded_pids)
+    ) and time.monotonic() < deadline:
         send(pids, signal.SIGKILL)
         time.sleep(_PAUSE_S)
-        reap_orphans({spare})
-    reap_orphans({spare})
+        reap_orphans({excluded_pids})
+    reap_orphans({excluded_pids})
     return pids
 
 
@@ -142,7 +145,7 @@ __all__ = [
     "Guard",
     "adopt_orphans",
     "kill_all",
-    "living",
+    "job_processes",
     "reap_orphans",
     "send",
 ]

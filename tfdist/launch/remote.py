@@ -179,7 +179,7 @@ class RemoteHost:
         """It is there, as far as anybody can say who does not read."""
         self._heard_s = time.monotonic()
 
-    def mind_the_time(self) -> list[End]:
+    def run_periodic(self) -> list[End]:
         """Sends a sign of life; notices when the agent sends none."""
         now = time.monotonic()
         if self.state == "closed":
@@ -349,7 +349,7 @@ def prepare_all(
                     _give_up(remote, timeout_s)
                 return None
             for remote in remotes:  # those that are ready wait for the others
-                remote.mind_the_time()
+                remote.run_periodic()
                 if remote.wants_write and remote.stdin not in selector.get_map():
                     waits = (remote, remote.write)
                     selector.register(remote.stdin, selectors.EVENT_WRITE, waits)

@@ -73,7 +73,7 @@ class Supervisor:
 
     Args:
         mark: value of tree.MARK in the environment of this host's ranks.
-        spare: process id of the guard.
+        guard_pid: process id of the guard.
         grace_s: seconds from the first failure to the end of the other ranks.
         signal_grace_s: seconds from a signal that ends the job to that of the ranks.
         told: returns what the ranks reported: rank → report.
@@ -85,7 +85,7 @@ class Supervisor:
         self,
         *,
         mark: str,
-        spare: int,
+        guard_pid: int,
         grace_s: float,
         signal_grace_s: float,
         told: Callable[[], dict[int, dict[str, Any]]],
@@ -93,7 +93,7 @@ class Supervisor:
         stderr: Screen,
     ) -> None:
         self._mark = mark
-        self._spare = spare
+        self._guard_pid = guard_pid
         self._grace_s = grace_s
         self._signal_grace_s = signal_grace_s
         self._told = told
@@ -109,7 +109,7 @@ class Supervisor:
         self._running: set[int] = set()
         self._phase = _Phase.RUNNING
         self._phase_ends_s = float("inf")
-        self._helpers = process_groups.Helpers()  # of this host
+        self._helpers = process_groups.ChildProcesses()  # of this host
         self._reap_at_s = time.monotonic() + _REAP_EVERY_S
         self._outcome = Outcome()
         self._open_streams: dict[int, StreamMerger] = {}
@@ -173,8 +173,8 @@ class Supervisor:
             self._step(min(self._phase_ends_s, time.monotonic() + pause_s))
             if time.monotonic() >= self._phase_ends_s:
                 self._next_phase()
-            self._mind_the_readers()
-            self._mind_the_time()
+            self._check_sinks()
+            self._run_periodic()
         self._drain()
         self._finish_remotes()
         self._end_leftovers()
@@ -217,7 +217,7 @@ class Supervisor:
             else:
                 self._watch_remote(remote)
 
-    def _mind_the_readers(self) -> None:
+    def _check_sinks(self) -> None:
         """Ends the job when what it prints cannot be written."""
         errors = [sink.error for sink in self._sinks if sink.error]
         if not errors:
@@ -228,20 +228,20 @@ class Supervisor:
         if self._running and self._phase in (_Phase.RUNNING, _Phase.GRACE):
             self._on_signals([signal.SIGTERM])
 
-    def _mind_the_time(self) -> None:
+    def _run_periodic(self) -> None:
         """Now and then: looking through all processes takes a while."""
         if time.monotonic() >= self._reap_at_s:
             process_tree.reap_orphans(self._own_children())
             for remote in self._remotes:
                 if self._paused:
                     remote.heard()  # for all that is known
-                self._on_remote_ends(remote, remote.mind_the_time())
+                self._on_remote_ends(remote, remote.run_periodic())
             self._reap_at_s = time.monotonic() + _REAP_EVERY_S
 
     def _own_children(self) -> set[int]:
         """Processes that are buried by their Popen objects."""
         own = {process.process.pid for process in self._ranks.values()}
-        return own | {r.process.pid for r in self._remotes} | {self._spare}
+        return own | {r.process.pid for r in self._remotes} | {self._guard_pid}
 
     def _on_output(self, fd: int) -> None:
         try:
@@ -397,8 +397,11 @@ class Supervisor:
             remote.send(do="kill")
         for group in self._own_groups():
             process_groups.send(group, signal.SIGKILL)
-        spare = {self._spare, *(remote.process.pid for remote in self._remotes)}
-        process_tree.send(process_tree.living(self._mark, spare=spare), signal.SIGKILL)
+        excluded = {self._guard_pid, *(remote.process.pid for remote in self._remotes)}
+        process_tree.send(
+            process_tree.job_processes(self._mark, excluded_pids=excluded),
+            signal.SIGKILL,
+        )
 
     def _go_on(self, limit_s: float, unfinished: Callable[[], bool]) -> None:
         """Steps while `unfinished`, for `limit_s` seconds at most.
@@ -408,7 +411,7 @@ class Supervisor:
         deadline = time.monotonic() + limit_s
         while unfinished() and (begin_s := time.monotonic()) < deadline:
             self._step(deadline)
-            self._mind_the_readers()
+            self._check_sinks()
             if self._paused:
                 deadline += time.monotonic() - begin_s
 
@@ -427,11 +430,11 @@ class Supervisor:
             for sink in self._sinks:
                 sink.flush(_PAUSED_STEP_S)
             self._step(time.monotonic())
-            self._mind_the_readers()
+            self._check_sinks()
 
     def _end_leftovers(self) -> None:
         """Ends what the ranks left behind: helpers, daemons."""
-        left = process_tree.living(self._mark, spare=self._spare)
+        left = process_tree.job_processes(self._mark, excluded_pids=self._guard_pid)
         if not left:
             return
         process_tree.send(left, signal.SIGTERM)
@@ -439,8 +442,8 @@ class Supervisor:
         while left and time.monotonic() < deadline:
             self._step(min(deadline, time.monotonic() + 0.02))
             process_tree.reap_orphans(self._own_children())
-            left = process_tree.living(self._mark, spare=self._spare)
-        process_tree.kill_all(self._mark, spare=self._spare)
+            left = process_tree.job_processes(self._mark, excluded_pids=self._guard_pid)
+        process_tree.kill_all(self._mark, excluded_pids=self._guard_pid)
         process_tree.reap_orphans(self._own_children())
 
     def _end_streams(self) -> None:

@@ -72,7 +72,7 @@ def synchronized_moments(
         variance = (true_variance + offset * offset) * share
 
         def gradient(d_mean: tf.Tensor, d_variance: tf.Tensor) -> tf.Tensor:
-            with emit.counted_as(0):  # no gradients of weights
+            with emit.attribute_elements(0):  # no gradients of weights
                 [summed] = emit.allreduce(
                     [tf.concat([d_mean, d_variance], axis=0)],
                     operation_name(

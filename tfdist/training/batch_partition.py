@@ -31,16 +31,16 @@ class Part:
         inputs: arguments for `evaluate` or `predict` of a Keras model; None if this
             rank has no batches.
         first: the same for the first batch of all, which every rank can have.
-        whole: the data in words, equal on all ranks that have the same. Arrays are
-            told apart by some of their rows, batches by their number and form.
+        fingerprint: describes the data; equal on all ranks that have the same. Arrays
+            are told apart by some of their rows, batches by their number and form.
     """
 
     inputs: dict[str, Any] | None
     first: dict[str, Any]
-    whole: str
+    fingerprint: str
 
 
-def run_of(count: int, place: int, size: int) -> tuple[int, int]:
+def contiguous_range(count: int, place: int, size: int) -> tuple[int, int]:
     """The run of `count` batches that belongs to one of `size` ranks.
 
     Args:
@@ -53,13 +53,13 @@ def run_of(count: int, place: int, size: int) -> tuple[int, int]:
         most between ranks.
 
     Example:
-        >>> [run_of(5, place, 3) for place in range(3)]
+        >>> [contiguous_range(5, place, 3) for place in range(3)]
         [(0, 1), (1, 3), (3, 5)]
     """
     return count * place // size, count * (place + 1) // size
 
 
-def deal(
+def partition(
     function: str,
     x: Any,
     y: Any,
@@ -115,7 +115,7 @@ def _of_arrays(
     function: str, given: dict[str, Any], batch_size: int, place: int, size: int
 ) -> Part:
     total = _rows(function, given)
-    begin, end = run_of(math.ceil(total / batch_size), place, size)
+    begin, end = contiguous_range(math.ceil(total / batch_size), place, size)
 
     def batches(begin: int, end: int) -> dict[str, Any]:
         found = _as_keras(
@@ -237,7 +237,7 @@ def _of_dataset(
         _dataset_checks.check_single_samples(dataset, function)
     batched = dataset if batch_size is None else dataset.batch(batch_size)
     count = _counted(function, batched)
-    begin, end = run_of(count, place, size)
+    begin, end = contiguous_range(count, place, size)
     if batch_size is None:
         own = dataset.skip(begin).take(end - begin)
     else:  # what is skipped need not be put together
@@ -315,7 +315,7 @@ def _of_sequence(
         )
     if count == 0:
         raise ValueError(_empty(function))
-    begin, end = run_of(count, place, size)
+    begin, end = contiguous_range(count, place, size)
     return Part(
         {"x": _Run(sequence, begin, end)} if begin < end else None,
         {"x": _Run(sequence, 0, 1)},

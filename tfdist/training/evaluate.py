@@ -8,13 +8,13 @@ from typing import Any
 import keras
 
 from tfdist import errors
-from tfdist.collectives.all_ranks import Together
+from tfdist.collectives.all_ranks import CoordinatedCall
 from tfdist.consistency.fingerprint import fingerprints
 from tfdist.core import runtime
 from tfdist.core.process_sets import ProcessSet
-from tfdist.training.batch_partition import Part, deal
+from tfdist.training.batch_partition import Part, partition
 from tfdist.training.metric_states import Snapshot, check_metrics, combine, results_of
-from tfdist.training.preprocessing_layers import check_prints, prints_of_adapted
+from tfdist.training.preprocessing_layers import check_prints, layer_fingerprints
 
 
 def evaluate(
@@ -88,7 +88,7 @@ def evaluate(
         {'loss': 4.0, 'mae': 2.0}
     """
     runtime.check_initialized()
-    ranks = Together("evaluate", timeout_s, process_set)
+    ranks = CoordinatedCall("evaluate", timeout_s, process_set)
 
     def prepare() -> tuple[Part, dict[str, Any]]:
         started = start(model, ranks, x, y, sample_weight, batch_size)
@@ -127,7 +127,7 @@ def evaluate(
 
 def start(
     model: keras.Model,
-    ranks: Together,
+    ranks: CoordinatedCall,
     x: Any,
     y: Any,
     sample_weight: Any,
@@ -153,14 +153,14 @@ def start(
             )
     place = ranks.ranks.index(runtime.rank())
     function = f"tfdist.{ranks.function}"
-    part = deal(function, x, y, sample_weight, batch_size, place, len(ranks.ranks))
-    facts = {"data": part.whole, "weights": fingerprints(model.weights)}
-    return part, {**facts, "adapted": prints_of_adapted(model)}
+    part = partition(function, x, y, sample_weight, batch_size, place, len(ranks.ranks))
+    facts = {"data": part.fingerprint, "weights": fingerprints(model.weights)}
+    return part, {**facts, "adapted": layer_fingerprints(model)}
 
 
 def agree_on_start(
     model: keras.Model,
-    ranks: Together,
+    ranks: CoordinatedCall,
     prepare: Callable[[], tuple[Part, dict[str, Any]]],
 ) -> tuple[Part, list[dict[str, Any]]]:
     """Checks that all ranks have the same before them.
@@ -176,7 +176,7 @@ def agree_on_start(
     return part, told
 
 
-def bar_of(verbose: str | int, ranks: Together) -> str | int:
+def bar_of(verbose: str | int, ranks: CoordinatedCall) -> str | int:
     """`verbose` for this rank: one progress bar, unless the user says otherwise."""
     if verbose != "auto" or runtime.rank() == ranks.ranks[0]:
         return verbose
@@ -184,7 +184,7 @@ def bar_of(verbose: str | int, ranks: Together) -> str | int:
 
 
 def agree_on_weights(
-    model: keras.Model, ranks: Together, told: list[dict[str, Any]]
+    model: keras.Model, ranks: CoordinatedCall, told: list[dict[str, Any]]
 ) -> None:
     """Raises on all ranks if the models are not the same.
 

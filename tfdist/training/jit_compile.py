@@ -124,7 +124,7 @@ class _Recorder:
                         )
 
 
-class _FirstValues:
+class _InitialValues:
     """The variables that are created in a trace, and their values at the start.
 
     A `tf.function` gives them their values when its trace is complete. Where that is
@@ -168,7 +168,7 @@ _ACTIVE: contextvars.ContextVar[_Recorder | None] = contextvars.ContextVar(
 )
 
 
-def deferred(
+def record_if_tracing(
     optimizer: Any,
     grads: list[Any],
     variables: Any,
@@ -215,7 +215,7 @@ def split(step: Callable[[Any], Any]) -> Callable[[Any], Any]:
         nonlocal told
         if tf.executing_eagerly():
             return step(data)
-        first_values = _FirstValues()
+        first_values = _InitialValues()
         noted_step = first_values.noting(step)
         why_split = xla.unusable()
         if why_split is None:
@@ -250,7 +250,7 @@ def split(step: Callable[[Any], Any]) -> Callable[[Any], Any]:
             first_values.assign()
             if not told:
                 told = True
-                _tell_whole(step, reason)
+                _warn_not_compiled(step, reason)
             return step(data)
         for call, (grads, computed) in zip(recorder.calls, results, strict=True):
             call.run(grads, computed)
@@ -358,7 +358,7 @@ def _tell_split(why: str | None) -> None:
         )
 
 
-def _tell_whole(step: Any, reason: Exception) -> None:
+def _warn_not_compiled(step: Any, reason: Exception) -> None:
     if runtime.rank() == 0:
         name = getattr(step, "__qualname__", "the training step")
         why = (

@@ -54,7 +54,7 @@ class ReducesUpdates:
     def _clip_gradients(self, grads: Any) -> Any:
         if self.gradient_accumulation_steps:
             grads, total = accumulation.means(self, grads)
-            with emit.counted_as(0):  # no other optimizer is given them
+            with emit.attribute_elements(0):  # no other optimizer is given them
                 grads = reduction.reduce_gradients(
                     grads,
                     vars(self)["_tfdist_updated"],
@@ -109,7 +109,7 @@ class Reducing(ReducesUpdates):
             return update(grads, trainable_variables)
         weight = vars(self).get(_WEIGHT, weight)
         options = {"weight": weight, **own}
-        if jit_compile.deferred(self, grads, trainable_variables, options):
+        if jit_compile.record_if_tracing(self, grads, trainable_variables, options):
             return None
         if not grads:
             return update(grads, trainable_variables)
@@ -130,13 +130,13 @@ class Reducing(ReducesUpdates):
         pairs = list(grads_and_vars)
         grads, variables = map(list, zip(*pairs, strict=True))
         method = super().apply_gradients  # type: ignore[misc]
-        kerass = keras.optimizers.Optimizer.apply_gradients
-        if getattr(method, "__func__", None) is kerass:
+        keras_apply_gradients = keras.optimizers.Optimizer.apply_gradients
+        if getattr(method, "__func__", None) is keras_apply_gradients:
             self.apply(grads, variables, weight=weight, **own)
         elif _accumulation_steps(self):
             with _noted(self, _WEIGHT, weight):
                 method(pairs, **own)
-        elif not jit_compile.deferred(
+        elif not jit_compile.record_if_tracing(
             self, grads, variables, {"weight": weight, **own}, entry="apply_gradients"
         ):
             grads = self._reduced(grads, variables, weight)
@@ -163,7 +163,7 @@ class Reducing(ReducesUpdates):
         else:
             if weight is not None:
                 self._check_nothing_accumulates_means(variables)
-            with emit.counted_as(0):  # no other optimizer is given them
+            with emit.attribute_elements(0):  # no other optimizer is given them
                 grads = reduction.reduce_gradients(
                     grads, variables, self.tfdist_options, weight=weight
                 )

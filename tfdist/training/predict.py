@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfdist import collectives
 from tfdist.collectives._arguments import dtype_of
-from tfdist.collectives.all_ranks import Together
+from tfdist.collectives.all_ranks import CoordinatedCall
 from tfdist.consistency.fingerprint import fingerprints
 from tfdist.core import runtime
 from tfdist.core.process_sets import ProcessSet
@@ -86,7 +86,7 @@ def predict(
         [0, 1, 2, 3, 4]
     """
     runtime.check_initialized()
-    ranks = Together("predict", timeout_s, process_set)
+    ranks = CoordinatedCall("predict", timeout_s, process_set)
 
     def prepare() -> tuple[Part, dict[str, Any]]:
         if gather not in GATHER:
@@ -147,7 +147,7 @@ def _facts(outputs: Any, gather: str) -> dict[str, Any]:
     }
 
 
-def _collect(outputs: Any, gather: str, ranks: Together) -> Any:
+def _collect(outputs: Any, gather: str, ranks: CoordinatedCall) -> Any:
     """The outputs of all ranks, one array after the other.
 
     The ranks' runs of batches follow each other in the order of the ranks, so what

@@ -59,7 +59,7 @@ def follow_variables(model: keras.layers.Layer) -> None:
             layer.finalize_state()
 
 
-def prints_of_adapted(model: keras.layers.Layer) -> list[list[str]]:
+def layer_fingerprints(model: keras.layers.Layer) -> list[list[str]]:
     """For each such layer of a model its name, its kind and a hash of what it holds."""
     return [
         [layer.name, _kind(layer).__name__, _print_of(layer)]
@@ -81,7 +81,7 @@ def check_alike(
         tfdist.MismatchError: on all ranks: they do not, or a rank has joined.
     """
     told = gather_from_all(
-        prints_of_adapted(model),
+        layer_fingerprints(model),
         function,
         name="comparison of preprocessing layers",
         process_set=process_set,
@@ -92,7 +92,7 @@ def check_alike(
 def check_prints(
     told: Sequence[list[list[str]]], function: str, ranks: Sequence[int]
 ) -> None:
-    """Raises if `prints_of_adapted` are not those of the first rank.
+    """Raises if `layer_fingerprints` are not those of the first rank.
 
     Raises:
         tfdist.MismatchError: names the layer and what to write.

@@ -12,7 +12,7 @@ from typing import Any
 
 import keras
 
-from tfdist.collectives.all_ranks import Together
+from tfdist.collectives.all_ranks import CoordinatedCall
 from tfdist.collectives.variables import broadcast_variables
 from tfdist.core import runtime
 from tfdist.core.process_sets import ProcessSet, members_of
@@ -85,7 +85,7 @@ def restore(
     """
     runtime.check_initialized()
     check_not_torn()
-    ranks = Together("restore", timeout_s, process_set)
+    ranks = CoordinatedCall("restore", timeout_s, process_set)
     root = members_of(process_set)[0]
     reads = runtime.rank() == root
 

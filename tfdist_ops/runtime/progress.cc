@@ -203,9 +203,9 @@ void Progress::Yield() {
   SleepForMove();
 }
 
-void Progress::SetRest(Rest rest) {
-  sleeping_.store(rest != Rest::kAwake);
-  engine_->SetRest(rest);
+void Progress::SetWakeMode(WakeMode mode) {
+  sleeping_.store(mode != WakeMode::kAwake);
+  engine_->SetWakeMode(mode);
 }
 
 void Progress::Run() {
@@ -256,7 +256,7 @@ bool Progress::Drive(std::unique_ptr<Request>* request, const std::atomic<bool>&
   std::unique_lock<std::mutex> baton(baton_);
   helpers_.fetch_sub(1, std::memory_order_relaxed);
   if (!accepting_.load()) return false;
-  if (asleep_) engine_->SetRest(Rest::kIdle);
+  if (asleep_) engine_->SetWakeMode(WakeMode::kIdle);
   int64_t now_us = NowUs();
   const int64_t begin_us = now_us;
   RunPushed(now_us);  // came before, maybe under the same key
@@ -269,7 +269,7 @@ bool Progress::Drive(std::unique_ptr<Request>* request, const std::atomic<bool>&
     if (agrees || !asleep_ || !engine_->agreeing()) return;
     agrees = true;
     expects_until_us = now_us + kExpectUs;
-    engine_->SetRest(Rest::kExpecting);
+    engine_->SetWakeMode(WakeMode::kExpecting);
   };
   look_whether_it_agrees();
   engine_->AdvanceAll(now_us);  // the peers may wait for it: before looking what they sent
@@ -280,7 +280,7 @@ bool Progress::Drive(std::unique_ptr<Request>* request, const std::atomic<bool>&
     if (now_us - begin_us >= most_us) break;
     if (now_us >= expects_until_us) {
       expects_until_us = std::numeric_limits<int64_t>::max();
-      engine_->SetRest(Rest::kAwake);
+      engine_->SetWakeMode(WakeMode::kAwake);
     }
     if (Turn(now_us)) {
       last_move_us = now_us;
@@ -293,7 +293,7 @@ bool Progress::Drive(std::unique_ptr<Request>* request, const std::atomic<bool>&
   }
   bool moved = false;
   if (agrees) {
-    engine_->SetRest(Rest::kIdle);
+    engine_->SetWakeMode(WakeMode::kIdle);
     // What came before the peers could know.
     for (int i = 0; i < kLastTurns && (i == 0 || moved); ++i) moved = Turn(NowUs());
   }
@@ -324,7 +324,7 @@ bool Progress::Unwritten() const {
 }
 
 void Progress::Sleep(std::unique_lock<std::mutex>* baton) {
-  SetRest(engine_->busy() ? Rest::kAsleep : Rest::kIdle);
+  SetWakeMode(engine_->busy() ? WakeMode::kAsleep : WakeMode::kIdle);
   // No fence: `pushed_` (see Push) and the links' words are stored and loaded in one order for all
   // (shm_lane.h) or guarded by a lock or the kernel.
   if (!Turn(NowUs()) && !engine_->HasFrame() && !stopping_.load()) {
@@ -350,7 +350,7 @@ void Progress::Sleep(std::unique_lock<std::mutex>* baton) {
       }
     }
   }
-  SetRest(Rest::kAwake);
+  SetWakeMode(WakeMode::kAwake);
 }
 
 void Progress::Watch() {

@@ -9,9 +9,9 @@
 // Helping: a thread that waits for an operation may drive the engine itself (Help), so that a short
 // one costs no change of threads. Whoever drives holds `baton_`; the progress thread lets go of it
 // while it sleeps, and goes to sleep while somebody helps. Who helps says that the rank is idle
-// (Rest::kIdle), which it stays when the helper has gone, and rings for what is left to do. While
-// operations of the rank wait for agreement it says that the rank is awake, and rings for no idle
-// peer (Rest::kExpecting) until it goes.
+// (WakeMode::kIdle), which it stays when the helper has gone, and rings for what is left to do.
+// While operations of the rank wait for agreement it says that the rank is awake, and rings for no
+// idle peer (WakeMode::kExpecting) until it goes.
 #ifndef TFDIST_OPS_RUNTIME_PROGRESS_H_
 #define TFDIST_OPS_RUNTIME_PROGRESS_H_
 
@@ -60,7 +60,7 @@ class Progress {
   bool Drive(std::unique_ptr<Request>* request, const std::atomic<bool>& ended, int64_t patience_us,
              int64_t most_us);
   void Sleep(std::unique_lock<std::mutex>* baton);
-  void SetRest(Rest rest);
+  void SetWakeMode(WakeMode mode);
   void Idle(int64_t idle_us);
   void Yield();
   void GlanceAtData(const std::atomic<bool>& ended, int64_t now_us);

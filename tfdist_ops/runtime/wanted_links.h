@@ -1,6 +1,6 @@
 // WantedLinks: which links the overlay wants, handed from the progress thread to the thread of
-// Python that connects (tfdist/core/rendezvous/late_links.py). That one sleeps on an eventfd of its
-// own.
+// Python that connects (tfdist/core/rendezvous/on_demand_links.py). That one sleeps on an eventfd
+// of its own.
 #ifndef TFDIST_OPS_RUNTIME_WANTED_LINKS_H_
 #define TFDIST_OPS_RUNTIME_WANTED_LINKS_H_
 

@@ -56,7 +56,7 @@ Engine::Engine(World world, Links links, const Config& config, Hooks hooks)
       agreement_(
           world_.rank, Members(world_.size), world_.generation, [this] { return Freeze(); },
           AgreementTimes(config_), [this] { return ClaimVerdict(); }) {
-  OpenSet(Room(kWorldSet), Members(world_.size));
+  OpenSet(FindOrCreateSet(kWorldSet), Members(world_.size));
 }
 
 Engine::~Engine() = default;
@@ -101,7 +101,7 @@ void Engine::Submit(std::unique_ptr<Request> request, int64_t now_us) {
   }
   request->deadline_us = now_us + static_cast<int64_t>(info.timeout_s * 1e6);
   DescribeTensors(request.get());
-  ProcessSet* set = Room(info.set);
+  ProcessSet* set = FindOrCreateSet(info.set);
   if (stopped_) {
     stopped_requests_.push_back(std::move(request));
     return;
@@ -390,10 +390,10 @@ bool Engine::agreeing() const {
                      [](const auto& item) { return !item.second->entries.empty(); });
 }
 
-void Engine::SetRest(Rest rest) {
-  asleep_ = rest == Rest::kAsleep;
+void Engine::SetWakeMode(WakeMode mode) {
+  asleep_ = mode == WakeMode::kAsleep;
   for (const auto& link : links_) {
-    if (link != nullptr) link->SetRest(rest);
+    if (link != nullptr) link->SetWakeMode(mode);
   }
 }
 

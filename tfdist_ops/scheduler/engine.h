@@ -137,7 +137,7 @@ class Engine {
   // Time-driven duties (deadlines, stall reports, heartbeats); cheap, wanted every 50 ms or so, and
   // at least once a heartbeat.
   void Tick(int64_t now_us);
-  void SetRest(Rest rest);
+  void SetWakeMode(WakeMode mode);
   // Runs what can run without a look at what has come.
   bool AdvanceAll(int64_t now_us);
 
@@ -208,7 +208,8 @@ class Engine {
   bool CopyEarly(std::vector<std::pair<int, Arrived>>* frames, int peer);  // of those stashed
   Status ReceiveData(int peer, const InFrame& frame, int64_t now_us);
   // Process sets.
-  ProcessSet* Room(uint32_t id);  // also of a set that this rank has not heard of yet; null: no set
+  ProcessSet* FindOrCreateSet(
+      uint32_t id);  // also of a set that this rank has not heard of yet; null: no set
   void OpenSet(ProcessSet* set, std::vector<int32_t> ranks);
   Status CheckSet(const Request& request) const;
   // The algorithm of a request that is fused with nothing; null: there is none.
@@ -231,7 +232,7 @@ class Engine {
   bool HandleJoinMessage(int peer, FrameType type, ProcessSet* set, ByteSpan message,
                          int64_t now_us);
   void AddJoin(ProcessSet* set, JoinNote note, int64_t now_us);
-  void HearJoin(ProcessSet* set, const JoinNote& note, int64_t now_us);
+  void OnJoin(ProcessSet* set, const JoinNote& note, int64_t now_us);
   void EndJoin(ProcessSet* set, const JoinNote& note, int64_t now_us);
   void FinishJoin(ProcessSet* set);
   // Whether this rank has, and not all have.
@@ -308,10 +309,10 @@ class Engine {
   std::vector<CommitPoint> Freeze();
   void TickMembership(int64_t now_us);
   void TurnMembership(int64_t now_us);
-  void JudgeLost(int64_t now_us);
+  void ClassifyLostPeers(int64_t now_us);
   void CountOutLeavers();
   void TellMembership();
-  void FlushWords();
+  void FlushMembership();
   void CheckOutcome(int64_t now_us);
   Status OutcomeStatus() const;
   Status VerdictStatus(const Evidence& culprit) const;

@@ -167,7 +167,7 @@ void Engine::HandleControl(int peer, FrameType type, uint32_t set, ByteSpan mess
       inbound_[p].acknowledged = true;
       return;
     default: {
-      ProcessSet* room = Room(set);
+      ProcessSet* room = FindOrCreateSet(set);
       parsed = room != nullptr && HandleSetMessage(peer, type, room, message, now_us);
     }
   }

@@ -178,7 +178,7 @@ void Engine::Withdraw(const Status& mine, const Status& theirs, int64_t now_us) 
   agreement_.Withdraw(theirs.message(), EncodeRecord(theirs));
   if (!leaving_) {  // a goodbye says it all
     TellMembership();
-    FlushWords();
+    FlushMembership();
   }
   // A cancelled step is over; what is submitted later fails because this rank has left the others.
   EndAll(mine.code() == Code::kCancelled ? theirs : mine, mine, now_us);

@@ -53,7 +53,7 @@ bool Engine::HandleJoinMessage(int peer, FrameType type, ProcessSet* set, ByteSp
     case FrameType::kJoin:
       if (from_leader) {
         if (note.rank == world_.rank) return false;
-        HearJoin(set, note, now_us);
+        OnJoin(set, note, now_us);
         return true;
       }
       if (!to_leader || note.rank != peer) return false;
@@ -97,7 +97,7 @@ void Engine::AddJoin(ProcessSet* set, JoinNote note, int64_t now_us) {
     if (rank == world_.rank || rank == note.rank) continue;
     Tell(rank, FrameType::kJoin, set->id, EncodeJoin(note));
   }
-  if (note.rank != world_.rank) HearJoin(set, note, now_us);
+  if (note.rank != world_.rank) OnJoin(set, note, now_us);
   TurnJoins(set, now_us);
   RefuseMissing();
 }
@@ -115,7 +115,7 @@ void Engine::TurnJoins(ProcessSet* set, int64_t now_us) {
 }
 
 // Another rank has joined: what runs already divides by one less, and has to wait for an order.
-void Engine::HearJoin(ProcessSet* set, const JoinNote& note, int64_t now_us) {
+void Engine::OnJoin(ProcessSet* set, const JoinNote& note, int64_t now_us) {
   set->joined[note.rank] = note.last;
   ProlongJoin(set, now_us);
   std::vector<std::pair<uint64_t, RequestInfo>> started;

@@ -81,7 +81,7 @@ bool Engine::ClaimVerdict() {
 }
 
 // A process that was killed leaves its connections a moment before it is seen to be gone.
-void Engine::JudgeLost(int64_t now_us) {
+void Engine::ClassifyLostPeers(int64_t now_us) {
   for (auto it = lost_.begin(); it != lost_.end();) {
     auto& [peer, lost] = *it;
     const ProcessState state = LookAt(peer);
@@ -141,7 +141,7 @@ void Engine::CountOutLeavers() {
 // ---- one turn ----
 
 void Engine::TurnMembership(int64_t now_us) {
-  JudgeLost(now_us);
+  ClassifyLostPeers(now_us);
   if (!seen_.empty()) agreement_.AddEvidence(std::exchange(seen_, {}));
   if (agreement_.active() && agreement_.outcome() == Outcome::kNone && !leaving_) {
     monitor_.WatchAll();
@@ -166,7 +166,7 @@ void Engine::TellMembership() {
 
 // Before an operation ends with an error: a program that ends at once must not take the word with
 // it, and look to the others like one more death.
-void Engine::FlushWords() {
+void Engine::FlushMembership() {
   bool moved = false;
   for (size_t p = 0; p < links_.size(); ++p) {
     if (links_[p] == nullptr) continue;
@@ -190,7 +190,7 @@ std::vector<CommitPoint> Engine::Freeze() {
 
 void Engine::CheckOutcome(int64_t now_us) {
   if (!failure_.ok() || leaving_ || agreement_.outcome() == Outcome::kNone) return;
-  FlushWords();
+  FlushMembership();
   const Status status = OutcomeStatus();
   EndAll(status, status, now_us);
 }

@@ -241,7 +241,7 @@ bool Engine::ReadData(int peer, int64_t now_us) {
 Status Engine::ReceiveData(int peer, const InFrame& frame, int64_t now_us) {
   const auto p = static_cast<size_t>(peer);
   const FrameHeader& header = frame.header;
-  ProcessSet* set = Room(header.set);
+  ProcessSet* set = FindOrCreateSet(header.set);
   const bool is_member =
       set != nullptr && (set->ranks.empty() || (set->IndexOf(peer) >= 0 && set->index >= 0));
   if (header.generation != world_.generation || !is_member) {

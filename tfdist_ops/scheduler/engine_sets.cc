@@ -39,7 +39,7 @@ bool Engine::waiting() const {
          });
 }
 
-ProcessSet* Engine::Room(uint32_t id) {
+ProcessSet* Engine::FindOrCreateSet(uint32_t id) {
   const auto known = sets_.find(id);
   if (known != sets_.end()) return known->second.get();
   std::vector<int32_t> pair = PairSetRanks(id, world_.size);
@@ -134,7 +134,7 @@ void Engine::EndSetChange(const Request& request, const Response& response, int6
     }
   }
   if (info.kind != CollectiveKind::kAddSet || !response.error.ok()) return;
-  ProcessSet* set = Room(static_cast<uint32_t>(response.number));
+  ProcessSet* set = FindOrCreateSet(static_cast<uint32_t>(response.number));
   if (set == nullptr || !set->ranks.empty()) return;  // known already
   OpenSet(set, ParseSetRanks(info.description));
   auto early = std::move(set->early);

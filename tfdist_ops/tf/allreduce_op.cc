@@ -23,7 +23,7 @@ REGISTER_OP("TfdistAllreduce")
     .Attr("group: string = ''")         // id of the gradient group that this is a bucket of
     .Attr("bucket: int = 0")
     .Attr("bucket_count: int = 0")
-    .Attr("hints: list(int) = []")  // one for each tensor; see collective/slicing.h
+    .Attr("tensor_indices: list(int) = []")  // one for each tensor; see collective/slicing.h
     .SetIsStateful()
     .SetShapeFn(SameShapes);
 
@@ -36,9 +36,10 @@ class AllreduceOp : public CollectiveOp {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("group", &group_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("bucket", &bucket_));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("bucket_count", &bucket_count_));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("hints", &hints_));
-    OP_REQUIRES(ctx, hints_.empty() || static_cast<int>(hints_.size()) == ctx->num_outputs(),
-                InvalidArgument(tensor_name(), "hints must be one for each tensor, or none"));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("tensor_indices", &hints_));
+    OP_REQUIRES(
+        ctx, hints_.empty() || static_cast<int>(hints_.size()) == ctx->num_outputs(),
+        InvalidArgument(tensor_name(), "tensor_indices must be one for each tensor, or none"));
   }
 
  protected:

@@ -22,7 +22,7 @@ struct Pipe {
   struct Side {
     std::deque<Letter> inbox[kLanes];
     size_t used[kLanes] = {0, 0};  // frames in the inbox or polled from it and not yet released
-    Rest rest = Rest::kAwake;
+    WakeMode mode = WakeMode::kAwake;
     bool closed = false;
   };
   std::mutex mutex;
@@ -67,7 +67,7 @@ class InprocLink : public LinkBase {
     std::lock_guard<std::mutex> lock(pipe_->mutex);
     other_.inbox[Index(lane)].push_back({closed, std::move(open_[Index(lane)])});
     ++other_.used[Index(lane)];
-    if (lane == Lane::kControl || other_.rest == Rest::kAsleep) WakePeer();
+    if (lane == Lane::kControl || other_.mode == WakeMode::kAsleep) WakePeer();
   }
 
   bool Poll(Lane lane, InFrame* frame) override {
@@ -85,7 +85,7 @@ class InprocLink : public LinkBase {
     pools_[Index(lane)].Give(held_[Index(lane)].Drop(frame.token));
     std::lock_guard<std::mutex> lock(pipe_->mutex);
     --own_.used[Index(lane)];
-    if (lane == Lane::kControl || other_.rest == Rest::kAsleep) WakePeer();
+    if (lane == Lane::kControl || other_.mode == WakeMode::kAsleep) WakePeer();
   }
 
   Status Pump(bool* /*moved*/) override {
@@ -96,9 +96,9 @@ class InprocLink : public LinkBase {
 
   int fd() const override { return -1; }
   bool WantsWrite() const override { return false; }
-  void SetRest(Rest rest) override {
+  void SetWakeMode(WakeMode mode) override {
     std::lock_guard<std::mutex> lock(pipe_->mutex);
-    own_.rest = rest;
+    own_.mode = mode;
   }
   bool Flushed() const override { return true; }
   size_t MaxHeld() const override { return slots_[Index(Lane::kData)]; }
@@ -106,8 +106,8 @@ class InprocLink : public LinkBase {
  private:
   // With the lock held, so that a ring never comes after the peer's "I am awake".
   void WakePeer() {
-    if (Looks(other_.rest)) return;
-    other_.rest = Rest::kAwake;
+    if (Looks(other_.mode)) return;
+    other_.mode = WakeMode::kAwake;
     RingDoorbell(peer_doorbell_.get());
   }
 

@@ -25,7 +25,7 @@ namespace tfdist {
 enum class Lane : uint8_t { kControl = 0, kData = 1 };
 
 // Whether this rank looks for frames by itself, and else for what it is to be woken.
-enum class Rest : uint8_t {
+enum class WakeMode : uint8_t {
   kAwake,  // it looks
   // It looks, and expects that idle peers soon do too: its control frames may let them rest until
   // another word follows, as it has to.
@@ -33,7 +33,9 @@ enum class Rest : uint8_t {
   kIdle,    // for control frames. Nothing that runs here waits for data, or who waits for it looks.
   kAsleep,  // for all frames, and for room in a lane that was full
 };
-inline bool Looks(Rest rest) { return rest == Rest::kAwake || rest == Rest::kExpecting; }
+inline bool Looks(WakeMode mode) {
+  return mode == WakeMode::kAwake || mode == WakeMode::kExpecting;
+}
 
 // 32 bytes, host order (ranks of different byte order are refused in the handshake).
 struct FrameHeader {
@@ -121,7 +123,7 @@ class Link {
 
   // Tells the peer whether this rank needs its doorbell rung after a CommitSend or a Release. The
   // caller polls once more before it really sleeps. Cheap when nothing changes.
-  virtual void SetRest(Rest rest) = 0;
+  virtual void SetWakeMode(WakeMode mode) = 0;
 
   // True when everything committed has left this process (tcp: is in the kernel's hands).
   virtual bool Flushed() const = 0;

@@ -79,8 +79,8 @@ class OverlayLink : public Link {
   void Watch(std::vector<Watched>* watched) const override {
     if (connection() != nullptr) connection()->Watch(watched);
   }
-  void SetRest(Rest rest) override {
-    if (connection() != nullptr) connection()->SetRest(rest);
+  void SetWakeMode(WakeMode mode) override {
+    if (connection() != nullptr) connection()->SetWakeMode(mode);
   }
   bool Flushed() const override {
     return connection() == nullptr || (state().queue.empty() && connection()->Flushed());

@@ -162,15 +162,15 @@ class ShmLink : public LinkBase {
   int fd() const override { return socket_.get(); }
   bool WantsWrite() const override { return false; }
 
-  void SetRest(Rest rest) override {
+  void SetWakeMode(WakeMode mode) override {
     // Whether room is wanted is found out anew by the BeginSend calls of every waking period.
-    if (rest != Rest::kAsleep) wants_room_ = false;
-    if (!Looks(rest_) && Looks(rest)) woke_ = true;
-    rest_ = rest;
-    if (rest != Rest::kExpecting && owes_ring_) PayRing();
+    if (mode != WakeMode::kAsleep) wants_room_ = false;
+    if (!Looks(wake_mode_) && Looks(mode)) woke_ = true;
+    wake_mode_ = mode;
+    if (mode != WakeMode::kExpecting && owes_ring_) PayRing();
     // The peer looks at the word with every frame, and would have to fetch it anew. It takes the
     // word away when it rings.
-    if (rest == Rest::kIdle && own_word_->load(std::memory_order_relaxed) == Word()) return;
+    if (mode == WakeMode::kIdle && own_word_->load(std::memory_order_relaxed) == Word()) return;
     own_word_->store(Word(), std::memory_order_seq_cst);
   }
 
@@ -221,12 +221,12 @@ class ShmLink : public LinkBase {
   bool HasRoom(Lane lane, Look look, Again again) {
     if (look == Look::kNotYet && lane == Lane::kControl && owes_ring_) PayRing();
     // Who drives a rank that is idle, and leaves work behind, wakes another for it.
-    const bool matters = lane == Lane::kControl || rest_ != Rest::kIdle;
+    const bool matters = lane == Lane::kControl || wake_mode_ != WakeMode::kIdle;
     if (look == Look::kNotYet && !wants_room_ && matters) {
       wants_room_ = true;
       // Asleep already (this is the last look before the wait): the peer must learn of it, and may
       // have made room in between.
-      if (!Looks(rest_)) {
+      if (!Looks(wake_mode_)) {
         own_word_->store(Word(), std::memory_order_seq_cst);
         look = again();
       }
@@ -236,8 +236,9 @@ class ShmLink : public LinkBase {
   }
 
   uint32_t Word() const {
-    if (Looks(rest_)) return 0;
-    return kForControl | (rest_ == Rest::kAsleep ? kForData : 0) | (wants_room_ ? kForRoom : 0);
+    if (Looks(wake_mode_)) return 0;
+    return kForControl | (wake_mode_ == WakeMode::kAsleep ? kForData : 0) |
+           (wants_room_ ? kForRoom : 0);
   }
 
   // Rings once when the peer is to be woken for that.
@@ -245,7 +246,7 @@ class ShmLink : public LinkBase {
     const uint32_t word = peer_word_->load(std::memory_order_seq_cst);
     if ((word & reason) == 0) return;
     // Not where the ring may be for a rank behind this peer, which relays.
-    if (rest_ == Rest::kExpecting && word == kForControl && !RingsSocket()) {
+    if (wake_mode_ == WakeMode::kExpecting && word == kForControl && !RingsSocket()) {
       owes_ring_ = true;
       return;
     }
@@ -301,7 +302,7 @@ class ShmLink : public LinkBase {
   ShmProducer out_[kLanes];
   ShmConsumer in_[kLanes];
   size_t data_slots_ = 0;
-  Rest rest_ = Rest::kAwake;
+  WakeMode wake_mode_ = WakeMode::kAwake;
   bool wants_room_ = false;
   bool owes_ring_ = false;  // to an idle peer
   bool corrupt_ = false;

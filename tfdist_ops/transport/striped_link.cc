@@ -133,8 +133,8 @@ class StripedLink : public Link {
       if (!lost_[i]) stripes_[i]->Watch(watched);
     }
   }
-  void SetRest(Rest rest) override {
-    for (const auto& stripe : stripes_) stripe->SetRest(rest);
+  void SetWakeMode(WakeMode mode) override {
+    for (const auto& stripe : stripes_) stripe->SetWakeMode(mode);
   }
   bool Flushed() const override {
     return std::all_of(stripes_.begin(), stripes_.end(),

@@ -201,7 +201,7 @@ class TcpLink : public LinkBase {
 
   int fd() const override { return socket_.get(); }
   bool WantsWrite() const override { return !write_failed_ && (!Flushed() || refused_); }
-  void SetRest(Rest rest) override { awakened_ = rest != Rest::kAsleep; }
+  void SetWakeMode(WakeMode mode) override { awakened_ = mode != WakeMode::kAsleep; }
   bool Flushed() const override { return out_[0].empty() && out_[1].empty(); }
   size_t MaxHeld() const override { return kMaxHeld; }
 

@@ -233,7 +233,7 @@ const char* tfdist_xla_register() {
                              .Attr<std::string_view>("name")
                              .Attr<std::string_view>("group")
                              .Attr<ffi::Span<const int64_t>>("sizes")
-                             .Attr<ffi::Span<const int64_t>>("hints")
+                             .Attr<ffi::Span<const int64_t>>("tensor_indices")
                              .Attr<int64_t>("reduce_op")
                              .Attr<int64_t>("prescale")
                              .Attr<int64_t>("postscale")

@@ -35,10 +35,10 @@ REGISTER_OP("TfdistReduceGroup")
     .Attr(
         "T: list({half, bfloat16, float, double, int8, int16, int32, int64, uint8, uint16, "
         "uint32, uint64, complex64, complex128}) >= 1")
-    .Attr("tensor_name: string")    // a bucket's name is this and its number
-    .Attr("group: string")          // id of the gradient group
-    .Attr("sizes: list(int) >= 1")  // how many of `tensors` each bucket has, in order
-    .Attr("hints: list(int) >= 1")  // one for each tensor; see collective/slicing.h
+    .Attr("tensor_name: string")             // a bucket's name is this and its number
+    .Attr("group: string")                   // id of the gradient group
+    .Attr("sizes: list(int) >= 1")           // how many of `tensors` each bucket has, in order
+    .Attr("tensor_indices: list(int) >= 1")  // one for each tensor; see collective/slicing.h
     .Attr("reduce_op: int >= 0")
     .Attr("prescale: string")  // repr() of a float64: attributes are float32
     .Attr("postscale: string")
@@ -92,7 +92,7 @@ class ReduceGroupOp : public tensorflow::XlaOpKernel {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("tensor_name", &name));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("group", &group));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("sizes", &sizes));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("hints", &hints));
+    OP_REQUIRES_OK(ctx, ctx->GetAttr("tensor_indices", &hints));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("reduce_op", &reduce_op));
     OP_REQUIRES_OK(ctx, ReadScale(ctx, "prescale", &prescale));
     OP_REQUIRES_OK(ctx, ReadScale(ctx, "postscale", &postscale));
@@ -100,9 +100,9 @@ class ReduceGroupOp : public tensorflow::XlaOpKernel {
     OP_REQUIRES_OK(ctx, ctx->GetAttr("counted", &counted));
     attributes_ = absl::StrCat(
         "{name = ", Quoted(name), ", group = ", Quoted(group), ", sizes = ", Listed(sizes),
-        ", hints = ", Listed(hints), ", reduce_op = ", reduce_op, " : i64, prescale = ", prescale,
-        " : i64, postscale = ", postscale, " : i64, process_set = ", process_set,
-        " : i64, counted = ", counted, " : i64}");
+        ", tensor_indices = ", Listed(hints), ", reduce_op = ", reduce_op,
+        " : i64, prescale = ", prescale, " : i64, postscale = ", postscale,
+        " : i64, process_set = ", process_set, " : i64, counted = ", counted, " : i64}");
   }
 
   void Compile(tensorflow::XlaOpKernelContext* ctx) override {

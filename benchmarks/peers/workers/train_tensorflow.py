@@ -95,7 +95,7 @@ def seconds_of_fit(
     def ended(batch: int, logs: Any = None) -> None:
         del batch, logs
         if len(ends) == warm - 1:
-            _together(by, f"{name} ready ", task["folder"], lambda: time.sleep(1e-3))
+            _meet_while(by, f"{name} ready ", task["folder"], lambda: time.sleep(1e-3))
             watches.append(_watch(by))
         ends.append(time.perf_counter())
 
@@ -121,7 +121,9 @@ def _watch(by: Any) -> Any:
     return by.Watch() if hasattr(by, "Watch") else None
 
 
-def _together(by: Any, what: str, folder: str, meanwhile: Callable[[], object]) -> None:
+def _meet_while(
+    by: Any, what: str, folder: str, meanwhile: Callable[[], object]
+) -> None:
     """Ranks that do not communicate wait here for each other."""
     if hasattr(by, "until_all_are"):
         by.until_all_are(what, folder, meanwhile)
@@ -142,7 +144,7 @@ def seconds_of_loop(
 ) -> tuple[list[float], dict[str, float]]:
     """Steps one after the other."""
     measuring.repeated(step)(task["warm"])
-    _together(by, f"{name} ready ", task["folder"], step)
+    _meet_while(by, f"{name} ready ", task["folder"], step)
     watch = _watch(by)
     measured = step
     if "in_step" in task:
@@ -151,7 +153,7 @@ def seconds_of_loop(
     seconds = measuring.repeated(measured)(task["steps"])
     facts = watch.facts(task["steps"]) if watch else {}
     # The others measure beside a rank that is at work.
-    _together(by, f"{name} done ", task["folder"], step)
+    _meet_while(by, f"{name} done ", task["folder"], step)
     return seconds, facts
 
 

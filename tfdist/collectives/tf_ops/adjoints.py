@@ -49,7 +49,7 @@ def _gradient_of(kind: str) -> Callable[[_Gradient], _Gradient]:
         def gradient(node: Any, *grads: Any) -> Any:
             if isinstance(node, tf.Operation) and "counted" in node.node_def.attr:
                 node._set_attr("counted", tf.compat.v1.AttrValue(i=0))
-            with emit.counted_as(0):
+            with emit.attribute_elements(0):
                 found = function(_Node(node), *grads)
             found = list(found) if isinstance(found, list | tuple) else [found]
             return [*found, *([None] * (len(node.inputs) - len(found)))]
@@ -71,7 +71,7 @@ def _allreduce_gradient(node: Any, *grads: Any) -> list[tf.Tensor]:
         _text(node, "prescale"),
         _text(node, "postscale"),
         _timeout_s(node),
-        hints=node.get_attr("hints"),
+        tensor_indices=node.get_attr("tensor_indices"),
         process_set=_set(node),
     )
     return found

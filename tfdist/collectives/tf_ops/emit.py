@@ -92,7 +92,7 @@ _COUNTED: contextvars.ContextVar[int | list[int] | None] = contextvars.ContextVa
 
 
 @contextlib.contextmanager
-def counted_as(elements: int) -> Iterator[None]:
+def attribute_elements(elements: int) -> Iterator[None]:
     """Says for how many elements of gradients the operations called within it count.
 
     By itself a sum or average counts for as many as it has, everything else for none;
@@ -111,7 +111,7 @@ def counted_as(elements: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def counted_once(elements: int) -> Iterator[None]:
-    """As `counted_as`, for the first operation called within it; the others for none.
+    """As `attribute_elements`, for the first operation called within it alone.
 
     Args:
         elements: of all of the operations together.
@@ -123,8 +123,8 @@ def counted_once(elements: int) -> Iterator[None]:
         _COUNTED.reset(token)
 
 
-def counts() -> bool:
-    """Whether what is called here may be about gradients of a step (`counted_as`)."""
+def is_counting() -> bool:
+    """Whether operations called here may be about gradients of a step."""
     return _COUNTED.get() != 0
 
 
@@ -147,7 +147,7 @@ def allreduce(
     postscale: str,
     timeout_s: float | None,
     *,
-    hints: Sequence[int] = (),
+    tensor_indices: Sequence[int] = (),
     group: str = "",
     bucket: int = 0,
     bucket_count: int = 0,
@@ -168,7 +168,7 @@ def allreduce(
         group=group,
         bucket=bucket,
         bucket_count=bucket_count,
-        hints=list(hints),
+        tensor_indices=list(tensor_indices),
         counted=_counted_sum(op),
     )
 

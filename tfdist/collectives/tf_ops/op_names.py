@@ -66,15 +66,15 @@ def place_of(graph: Any) -> str:
     """
     outer = getattr(graph, "outer_graph", None)
     if outer is None or not getattr(outer, "name", None):
-        return _own_name(graph)
-    return f"{place_of(outer)}/{_own_name(graph)}"
+        return _graph_name(graph)
+    return f"{place_of(outer)}/{_graph_name(graph)}"
 
 
 def _label(graph: Any) -> str:
     known = getattr(graph, _LABEL, None)
     if known is not None:
         return str(known)
-    own = _own_name(graph)
+    own = _graph_name(graph)
     outer = getattr(graph, "outer_graph", None)
     label = own
     if outer is not None and getattr(outer, "name", None):
@@ -84,7 +84,7 @@ def _label(graph: Any) -> str:
     return label
 
 
-def _own_name(graph: Any) -> str:
+def _graph_name(graph: Any) -> str:
     name = getattr(graph, "name", None) or "graph"
     # Branches, loop bodies and backward functions are numbered by what TensorFlow has
     # traced before, which differs between ranks; functions of the user are not.
@@ -149,7 +149,7 @@ class NameOwners:
         return None
 
     def close(self) -> None:
-        """Has nothing to end (`runtime.Helper`)."""
+        """Has nothing to end (`runtime.Resource`)."""
 
     def _look(self) -> int:
         """How often threads had been started when they were last looked at."""
@@ -177,7 +177,7 @@ class NameOwners:
 @functools.lru_cache(maxsize=1)
 def _owners(generation: int) -> NameOwners:
     """Those of a world; the next one starts anew."""
-    return runtime.helper("names", NameOwners)
+    return runtime.get_resource("names", NameOwners)
 
 
 def key_of(

@@ -56,7 +56,7 @@ class Peer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bond:
+class LinkCredentials:
     """What every link of one start of one rank is bound to.
 
     Attributes:
@@ -224,12 +224,17 @@ class Window:
 
 
 async def connect_shm(
-    bond: Bond, peer: Peer, *, shm_bytes: int, window: Window, doorbell_fd: int | None
+    credentials: LinkCredentials,
+    peer: Peer,
+    *,
+    shm_bytes: int,
+    window: Window,
+    doorbell_fd: int | None,
 ) -> native.LinkEnd:
     """Makes the shared-memory link to a lower rank.
 
     Args:
-        bond: of this rank.
+        credentials: of this rank.
         peer: the lower rank.
         shm_bytes: size of the memory.
         window: of this rank.
@@ -238,15 +243,19 @@ async def connect_shm(
     Raises:
         ShmFailedError: it does not work between the two; TCP may.
     """
-    channel = Channel(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), size=bond.size)
+    channel = Channel(
+        socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), size=credentials.size
+    )
     memory = -1
     fds: list[int] = []
     try:
-        async with asyncio.timeout(bond.timeout_s):
+        async with asyncio.timeout(credentials.timeout_s):
             await asyncio.get_running_loop().sock_connect(
                 channel.sock, "\0" + peer.unix_name
             )
-            await channel.handshake_as_client(bond.secret, bond.claims(SHM, peer.rank))
+            await channel.handshake_as_client(
+                credentials.secret, credentials.claims(SHM, peer.rank)
+            )
             own = window.take()
             memory = create_memory(shm_bytes)
             nonce = secrets.token_bytes(_NONCE_BYTES)
@@ -331,12 +340,12 @@ async def accept_shm(
 
 
 async def connect_tcp(
-    bond: Bond, peer: Peer, *, confirms: bool = False
+    credentials: LinkCredentials, peer: Peer, *, confirms: bool = False
 ) -> native.LinkEnd:
     """Makes the TCP link to a lower rank.
 
     Args:
-        bond: of this rank.
+        credentials: of this rank.
         peer: the lower rank.
         confirms: whether the last word is this rank's, see `confirm_tcp`.
 
@@ -349,18 +358,18 @@ async def connect_tcp(
     link = next(_tries)
     channels: list[Channel] = []
     try:
-        for index in range(bond.sockets):
+        for index in range(credentials.sockets):
             sock = socket.socket(family, socket.SOCK_STREAM)
-            channel = Channel(sock, size=bond.size)
+            channel = Channel(sock, size=credentials.size)
             channels.append(channel)
-            async with asyncio.timeout(bond.timeout_s):
+            async with asyncio.timeout(credentials.timeout_s):
                 await loop.sock_connect(sock, (host, port))
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 own = {"link": link, "socket": index}
-                claims = {**bond.claims(TCP, peer.rank), **own}
-                await channel.handshake_as_client(bond.secret, claims)
+                claims = {**credentials.claims(TCP, peer.rank), **own}
+                await channel.handshake_as_client(credentials.secret, claims)
         if confirms:
-            async with asyncio.timeout(bond.timeout_s):
+            async with asyncio.timeout(credentials.timeout_s):
                 await channels[0].send({"ready": True})
         return link_end(peer, channels, initiator=True)
     except BaseException:

@@ -1,7 +1,7 @@
 """Connects the ranks, after all have told and compared who they are.
 
 Every pair of a small world; else each rank with its neighbours (`overlay`), and with
-others later, when data needs it (`late_links`).
+others later, when data needs it (`on_demand_links`).
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from tfdist.core.rendezvous.errors import (
     rank_failed,
     timeout,
 )
-from tfdist.core.rendezvous.late_links import LateLinks
-from tfdist.core.rendezvous.links import SHM, TCP, Bond, Peer, ShmFailedError
+from tfdist.core.rendezvous.links import SHM, TCP, LinkCredentials, Peer, ShmFailedError
 from tfdist.core.rendezvous.listener import Listener
 from tfdist.core.rendezvous.mesh_types import Mesh, Settings, close_ends
+from tfdist.core.rendezvous.on_demand_links import OnDemandLinks
 from tfdist.core.rendezvous.store import (
     SESSION,
     Membership,
@@ -67,8 +67,8 @@ class _Builder:
         self.listeners: list[Listener] = []
         self.compared = asyncio.Event()  # who the others are
         self.placed = asyncio.Event()  # and where
-        self.bond: Bond | None = None
-        self.late: LateLinks | None = None
+        self.credentials: LinkCredentials | None = None
+        self.late: OnDemandLinks | None = None
         self.complete = False
         self.tuning: tuning.Tuning | None = None
 
@@ -90,7 +90,7 @@ class _Builder:
             listener.start()
             self.listeners.append(listener)
         if self.size > self.settings.mesh_ranks:
-            self.late = LateLinks(
+            self.late = OnDemandLinks(
                 rank=self.rank,
                 listeners=self.listeners,
                 gathering=self.gathering,
@@ -104,7 +104,7 @@ class _Builder:
     async def tell(self, store: StoreClient) -> None:
         """Publishes this rank's record, waits for all others, compares them."""
         (session,) = await store.wait([SESSION], self.settings.left_s)
-        self.bond = Bond(
+        self.credentials = LinkCredentials(
             secret=self.settings.secret,
             job=f"{self.settings.job} {session}",
             generation=self.settings.generation,
@@ -166,7 +166,7 @@ class _Builder:
             if await same_host_module.reaches(
                 self.peers[other].unix_name,
                 secret=settings.secret,
-                claims=self._bond.claims(SHM, other, links.PROOF),
+                claims=self._credentials.claims(SHM, other, links.PROOF),
                 described=self.peers[other].described,
                 deadline=settings.deadline,
                 size=self.size,
@@ -200,11 +200,11 @@ class _Builder:
     # ---- links with higher ranks, which connect to this one ----
 
     def _refusal(self, transport: str, claims: dict[str, Any]) -> str:
-        if self.bond is None:
+        if self.credentials is None:
             return f"rank {self.rank} is not ready"
         if transport == SHM and claims.get("purpose") == links.PROOF:
-            return self.bond.refusal(SHM, self.size, claims, links.PROOF)
-        why = self.bond.refusal(transport, self.size, claims)
+            return self.credentials.refusal(SHM, self.size, claims, links.PROOF)
+        why = self.credentials.refusal(transport, self.size, claims)
         if not why and claims["from"] in self.accepting:
             # No refusal for good: its first connection may have broken, it tries again.
             raise AuthenticationError(f"a second link from rank {claims['from']}")
@@ -218,7 +218,7 @@ class _Builder:
         channels = [channel]
         if transport == TCP:
             gathering = self.gathering.setdefault(
-                rank, links.Gathering(self._bond.sockets)
+                rank, links.Gathering(self._credentials.sockets)
             )
             channels = gathering.add(channel) or []
             if not channels:  # more are to come
@@ -244,13 +244,13 @@ class _Builder:
                     shm_bytes=self.settings.shm_bytes,
                     window=self.window,
                     doorbell_fd=self._passed_doorbell,
-                    timeout_s=self._bond.timeout_s,
+                    timeout_s=self._credentials.timeout_s,
                 )
             else:
                 # A first link that was given up is replaced by the next, see above. A
                 # late one is the core's as soon as it is made.
                 if late is not None and not await links.confirm_tcp(
-                    channels, self._bond.timeout_s
+                    channels, self._credentials.timeout_s
                 ):
                     return
                 for one in channels:
@@ -295,7 +295,7 @@ class _Builder:
         ):
             try:
                 end = await links.connect_shm(
-                    self._bond,
+                    self._credentials,
                     peer,
                     shm_bytes=self.settings.shm_bytes,
                     window=self.window,
@@ -312,12 +312,12 @@ class _Builder:
         return await self._connect_tcp(peer), why
 
     @property
-    def _bond(self) -> Bond:
-        if self.bond is None:
+    def _credentials(self) -> LinkCredentials:
+        if self.credentials is None:
             raise RuntimeError("a link before the store was asked (a bug in tfdist)")
-        return self.bond
+        return self.credentials
 
-    def _late_for(self, rank: int) -> LateLinks | None:
+    def _late_for(self, rank: int) -> OnDemandLinks | None:
         """What takes a link with a rank that this one did not start with."""
         return None if rank in self.first else self.late
 
@@ -325,12 +325,14 @@ class _Builder:
         while True:
             try:
                 return await links.connect_tcp(
-                    self._bond, peer, confirms=self._late_for(peer.rank) is not None
+                    self._credentials,
+                    peer,
+                    confirms=self._late_for(peer.rank) is not None,
                 )
             except RefusedError as error:
                 raise invalid(f"no link with {peer.described}: {error}") from error
             except (OSError, AuthenticationError, TimeoutError) as error:
-                # A late link has a deadline of its own (late_links).
+                # A late link has a deadline of its own (on_demand_links).
                 if peer.rank in self.first and self.settings.left_s <= _RETRY_S:
                     raise self._unreachable(peer, str(error)) from error
                 await asyncio.sleep(_RETRY_S)
@@ -516,7 +518,7 @@ async def build(settings: Settings) -> Mesh:
         sharing=sharing,
         late=builder.late,
         window=builder.window,
-        bond=builder.bond,
+        credentials=builder.credentials,
         address=builder.peers[builder.rank].address[0],
         tuning=builder.tuning,
     )

@@ -11,8 +11,8 @@ from tfdist.core import native, tuning
 from tfdist.core.rendezvous.environment import Placement
 
 if TYPE_CHECKING:
-    from tfdist.core.rendezvous.late_links import LateLinks
-    from tfdist.core.rendezvous.links import Bond, Window
+    from tfdist.core.rendezvous.links import LinkCredentials, Window
+    from tfdist.core.rendezvous.on_demand_links import OnDemandLinks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +79,7 @@ class Mesh:
             included; 0: not known.
         window: of this rank, to be closed when the core has it and no link comes late.
         late: opens further links, None in a full mesh.
-        bond: by which ranks prove to each other who they are; None for one rank.
+        credentials: by which ranks prove to each other who they are; None for one rank.
         address: IP address on which this rank listens; "" for one rank.
         tuning: what rank 0's tuning file says, None without one.
     """
@@ -92,9 +92,9 @@ class Mesh:
     hosts: list[str] = field(default_factory=list)
     pids: list[int] = field(default_factory=list)
     sharing: int = 0
-    late: LateLinks | None = None
+    late: OnDemandLinks | None = None
     window: Window | None = None
-    bond: Bond | None = None
+    credentials: LinkCredentials | None = None
     address: str = ""
     tuning: tuning.Tuning | None = None
 

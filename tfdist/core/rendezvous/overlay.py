@@ -3,7 +3,7 @@
 A small world is a full mesh. Above TFDIST_MESH_RANKS a rank starts with links to the
 ranks at a distance of a power of two, both ways round; the core relays control messages
 to the others (tfdist_ops/transport/overlay.h), links for data open later
-(`late_links`).
+(`on_demand_links`).
 """
 
 from __future__ import annotations

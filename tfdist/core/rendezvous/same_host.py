@@ -88,7 +88,7 @@ async def reaches(
     Args:
         unix_name: its name, from its record.
         secret: of the job.
-        claims: of the handshake: both ranks, job and generation (`links.Bond`).
+        claims: of the handshake: both ranks, job, generation (`links.LinkCredentials`).
         described: the rank, for the message.
         deadline: in seconds of time.monotonic(). A busy rank is waited for that long:
             the answer must not depend on how fast it comes.

@@ -29,7 +29,7 @@ _LOOPS = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch")
 _PACKAGES = ("tfdist", "keras", "tensorflow")
 # Functions that run something on one rank, in a variable `place`; a variable `works`,
 # where there is one, says whether this rank is the one, and still runs it.
-_ON_ONE_RANK = ("on_one_rank", "_alone")
+_RUN_ON_RANK = ("run_on_rank", "_alone")
 
 
 def describe_call(frame: FrameType | None) -> str:
@@ -54,7 +54,7 @@ def describe_place(frame: FrameType | None) -> str:
     """As `describe_call`, and what runs it on one rank alone, if something does."""
     called = describe_call(frame)
     for one in outwards(frame):
-        if one.f_code.co_name in _ON_ONE_RANK and owner_of(one) == "tfdist":
+        if one.f_code.co_name in _RUN_ON_RANK and owner_of(one) == "tfdist":
             if one.f_locals.get("works", True):
                 place = one.f_locals.get("place")
                 return f"{called} inside {place}, which only this rank runs,"

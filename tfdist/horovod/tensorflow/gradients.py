@@ -12,7 +12,7 @@ import tfdist
 from tfdist.collectives.local_variables import LocalVariables, is_variable
 from tfdist.gradients import reduction
 from tfdist.gradients.options import ReduceOptions
-from tfdist.gradients.provenance import settle
+from tfdist.gradients.provenance import mark_local
 from tfdist.gradients.sample_weights import weighted
 from tfdist.horovod.common.process_sets import check_initialized, own
 from tfdist.horovod.tensorflow._arguments import reduce_op
@@ -117,7 +117,7 @@ class GradientOptions:
         options = self.of_tfdist(local)
         if is_outside(options):
             return gradients_of_this_rank(
-                [self._dense_if_wanted(g) for g in settle(grads)], sources, options
+                [self._dense_if_wanted(g) for g in mark_local(grads)], sources, options
             )
         found = list(grads)
         places = [i for i, s in enumerate(sources) if is_variable(s)]
@@ -149,7 +149,7 @@ class GradientOptions:
         local = options.local_places(variables)
         for i, grad in enumerate(full):
             if i in local:
-                (full[i],) = settle([grad])
+                (full[i],) = mark_local([grad])
             elif grad is not None:
                 full[i] = self._by_allreduce(grad)
         return _with_local_factor(full, local, options)

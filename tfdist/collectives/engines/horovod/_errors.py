@@ -48,17 +48,17 @@ def told(
         time.sleep(_POLL_S)
     message = (
         "Horovod has ended its work, because a rank has left before an operation that "
-        f"this one has called, or on its own account. It says: {_last_words(text)}"
+        f"this one has called, or on its own account. It says: {_last_line(text)}"
     )
     payload = {"kind": "rank_failed", "cause": message}
     return native.CoreError(native.ABORTED, message, payload)
 
 
-def _last_words(text: str) -> str:
+def _last_line(text: str) -> str:
     """The last line of an error of TensorFlow that is not about its graph.
 
     Example:
-        >>> _last_words("{{node a}} It is gone. [Op:c]")
+        >>> _last_line("{{node a}} It is gone. [Op:c]")
         'It is gone.'
     """
     lines = [line.strip() for line in text.splitlines()]

@@ -25,10 +25,10 @@ from tfdist.core.rendezvous.mesh_types import close_ends
 
 _log = logging.getLogger("tfdist")
 _CLOSE_S = 5.0
-_running: weakref.WeakSet[LateLinks] = weakref.WeakSet()
+_running: weakref.WeakSet[OnDemandLinks] = weakref.WeakSet()
 
 
-class LateLinks:
+class OnDemandLinks:
     """Opens links after the start; everything but `started` and `stop` on its loop.
 
     Args:
@@ -128,7 +128,7 @@ class LateLinks:
 
     def _look(self) -> None:
         os.eventfd_read(self.wanted_fd)
-        for peer in native.take_wanted():
+        for peer in native.take_link_requests():
             job = self._make(peer) if peer < self._rank else self._expect(peer)
             task = self._loop.create_task(self._open(peer, job))
             self._tasks.add(task)
