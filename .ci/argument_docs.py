@@ -11,6 +11,7 @@ import ast
 import functools
 import inspect
 import sys
+import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -113,7 +114,7 @@ def render(sections: Mapping[str, Mapping[str, Any]]) -> str:
     for title, section in sections.items():
         lines = [f"## {title}", ""]
         if "note" in section:
-            lines += [section["note"], ""]
+            lines += [*textwrap.wrap(section["note"], 100), ""]
         lines += ["| argument | default | effect | test |", "|---|---|---|---|"]
         for name, default in arguments_of(section["of"]).items():
             effect, test = section["rows"][name]
