@@ -95,6 +95,7 @@ docs: $(BUILT)  ## regenerates the pages that come from the code
 	@$(BIN)/python -m tfdist.tools.config_docs
 	@cd tests && ../$(BIN)/python -m helpers.horovod_page
 	@TF_CPP_MIN_LOG_LEVEL=3 $(BIN)/python .ci/argument_docs.py
+	@TF_CPP_MIN_LOG_LEVEL=3 $(BIN)/python .ci/api_docs.py
 
 gpu:  ## builds the CUDA kernels, checks and measures them (needs nvcc; TensorFlow not)
 	@$(firstword $(wildcard $(BIN)/python) python3) benchmarks/gpu_pack.py

@@ -23,7 +23,7 @@ def commands():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     section = readme.split("\n## ImageNet\n")[1].split("\n## ")[0]
     [block] = re.findall(r"```sh\n(.*?)```", section, re.DOTALL)
-    return block.strip().splitlines()
+    return block.replace("\\\n", "").strip().splitlines()
 
 
 def test_what_the_commands_name_is_there():

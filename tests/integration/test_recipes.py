@@ -122,12 +122,3 @@ def test_every_statement_with_tfdist_is_numbered(recipe):
     assert len(used) >= 5
     numbered = numbered_statements(source)
     assert sorted(line.strip() for line in used) == sorted(numbered)
-
-
-def test_readme_shows_the_example_that_make_train_runs():
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    recipe = (ROOT / "recipes" / "mnist_fit.py").read_text(encoding="utf-8")
-    shown = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
-    assert any(recipe.endswith(block) and "def main" in block for block in shown), (
-        "copy recipes/mnist_fit.py, from its first import on, into README.md"
-    )
