@@ -22,8 +22,8 @@ def test_a_job_survives_strangers_while_it_starts_and_while_it_runs(tmp_path):
         sum(found.connections.values()) >= 0.7 * SAMPLE
     )  # the rest found a port closed
     # Generous: the machine may be busy with other things. `make hostile` measures.
-    assert found.start_s < 5.0
-    assert found.slowest_s < 5.0
+    assert found.start_s < 15.0
+    assert found.slowest_s < 15.0
     assert found.grown_bytes <= 8 << 20
     assert found.steps > 5
     assert 1 <= found.warnings <= 30  # it says that it refuses, and does not flood

@@ -19,7 +19,7 @@ from tfdist import __version__
 from tfdist.core.rendezvous import auth
 from tfdist.core.rendezvous.channel import Channel
 
-_PATIENCE_S = 5.0  # longer than the 2 s that a stranger is given
+_PATIENCE_S = 20.0  # a stranger is given 2 s, but the machine may be busy
 _MOST_HELD = 150  # silent connections that are open at the same time
 _CLAIMS = {"purpose": "store", "job": "", "generation": 0}
 
