@@ -21,8 +21,7 @@ from tfdist.callbacks._base import RankCallback
 from tfdist.collectives.engines.horovod import _start, _types, _watch
 from tfdist.collectives.engines.horovod._store import MAX_VALUE_BYTES, Store
 from tfdist.collectives.tf_ops import emit, op_library
-from tfdist.core import engines as engines_module
-from tfdist.core import native, runtime
+from tfdist.core import engines, native, runtime
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -70,7 +69,7 @@ def echo(monkeypatch):
     """Chosen, and forgotten afterwards."""
     made = Echo()
     monkeypatch.setenv("TFDIST_ENGINE", "echo")
-    monkeypatch.setattr(engines_module, "names", lambda: ["native", "echo"])
+    monkeypatch.setattr(engines, "names", lambda: ["native", "echo"])
     module = SimpleNamespace(make=lambda: made)
     monkeypatch.setitem(sys.modules, "tfdist.collectives.engines.echo", module)
     tfdist.shutdown()
@@ -81,7 +80,7 @@ def echo(monkeypatch):
 
 
 def _forget():
-    engines_module.chosen.cache_clear()
+    engines.chosen.cache_clear()
     op_library.ops.cache_clear()
     emit.eager_allreduce.cache_clear()
 
@@ -177,13 +176,13 @@ def test_a_process_keeps_its_engine(echo, monkeypatch):
 
 
 def test_engines_are_the_modules_of_the_package():
-    assert engines_module.names() == ["native", "horovod"]
+    assert engines.names() == ["native", "horovod"]
 
 
 def test_an_unknown_engine_is_refused_with_the_known_ones(monkeypatch):
     monkeypatch.setenv("TFDIST_ENGINE", "gloo")
     with pytest.raises(native.CoreError, match="'gloo' is not one of native, horovod"):
-        engines_module.wanted()
+        engines.wanted()
 
 
 PROGRAM = """

@@ -14,8 +14,7 @@ import socket
 from typing import Any
 
 from tfdist.core import native, tuning
-from tfdist.core.rendezvous import limits, links, overlay, settings_check
-from tfdist.core.rendezvous import same_host as same_host_module
+from tfdist.core.rendezvous import limits, links, overlay, same_host, settings_check
 from tfdist.core.rendezvous.address import bind, join_address
 from tfdist.core.rendezvous.auth import AuthenticationError, RefusedError
 from tfdist.core.rendezvous.channel import Channel, close_channels
@@ -119,7 +118,7 @@ class _Builder:
             "host": self.host,
             "pid": os.getpid(),
             "size": self.size,
-            "claim": same_host_module.claim(),
+            "claim": same_host.claim(),
             "local_rank": placement.local_rank,
             "local_size": placement.local_size,
             "processors": settings_check.processors(),
@@ -162,8 +161,8 @@ class _Builder:
         settings, generation = self.settings, self.settings.generation
         claims = [record["claim"] for record in self.records]
         reached = self.rank
-        for other in same_host_module.candidates(self.rank, claims):
-            if await same_host_module.reaches(
+        for other in same_host.candidates(self.rank, claims):
+            if await same_host.reaches(
                 self.peers[other].unix_name,
                 secret=settings.secret,
                 claims=self._credentials.claims(SHM, other, links.PROOF),
@@ -184,7 +183,7 @@ class _Builder:
                 f"{settings.timeout_s:g} s (TFDIST_START_TIMEOUT_S)",
                 f"missing ranks: {', '.join(map(str, missing))}",
             ) from None
-        self.host_of = same_host_module.numbered(found)
+        self.host_of = same_host.numbered(found)
         others = self.host_of.count(self.host_of[self.rank]) - 1
         self.window.size = others * settings.window_bytes
         self.placed.set()
@@ -288,10 +287,10 @@ class _Builder:
         return end
 
     async def _link_to(self, peer: Peer) -> tuple[native.LinkEnd, str]:
-        same_host = self.host_of[peer.rank] == self.host_of[self.rank]
+        shares_host = self.host_of[peer.rank] == self.host_of[self.rank]
         why = ""
         if self.settings.transport != TCP and (
-            same_host or self.settings.transport == SHM
+            shares_host or self.settings.transport == SHM
         ):
             try:
                 end = await links.connect_shm(

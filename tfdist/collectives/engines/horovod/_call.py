@@ -13,8 +13,7 @@ from tfdist.collectives.engines._differentiable import differentiable
 from tfdist.collectives.engines.horovod import _waits
 from tfdist.collectives.engines.horovod._counts import Counts
 from tfdist.collectives.engines.horovod._sets import Sets
-from tfdist.core import engines as engines_module
-from tfdist.core import runtime
+from tfdist.core import engines, runtime
 from tfdist.core.native import Topology
 
 _AGREED = ("reduce_op", "prescale", "postscale", "root")
@@ -55,7 +54,7 @@ class Call:
         timeout_s = self.arguments["timeout_s"]
         if timeout_s and self._waits:
             if not tf.executing_eagerly():
-                engines_module.unsupported(
+                engines.unsupported(
                     "horovod",
                     "timeout_s of an operation in a tf.function; TFDIST_TIMEOUT_S "
                     "holds for all of them",

@@ -30,8 +30,7 @@ from tfdist.collectives.engines.horovod._forms import (
 from tfdist.collectives.engines.horovod._sets import Sets
 from tfdist.collectives.tf_ops.emit import ReduceOp
 from tfdist.collectives.tf_ops.op_names import operation_name
-from tfdist.core import engines as engines_module
-from tfdist.core import runtime
+from tfdist.core import engines, runtime
 from tfdist.core.native import Topology
 
 
@@ -261,11 +260,11 @@ class Operations:
 
     def tfdist_send(self, **_arguments: Any) -> tf.Tensor:
         """Has nothing in Horovod to be made of."""
-        engines_module.unsupported("horovod", "tfdist.send")
+        engines.unsupported("horovod", "tfdist.send")
 
     def tfdist_recv(self, **_arguments: Any) -> tf.Tensor:
         """Has nothing in Horovod to be made of."""
-        engines_module.unsupported("horovod", "tfdist.recv")
+        engines.unsupported("horovod", "tfdist.recv")
 
     # ---- what they are made of ----
 
