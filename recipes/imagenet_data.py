@@ -147,9 +147,9 @@ class Split:
 
     @property
     def failure(self) -> str | None:
-        """What was wrong with the data when an iterator raised an error, in words.
+        """Description of the data error that an iterator raised.
 
-        With the name of the file. None before.
+        It names the file. None before an error.
         """
         return self._examples.failure
 

@@ -365,5 +365,5 @@ def _either(first: tf.data.Dataset, second: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def _without_nodes(message: str) -> str:
-    """What TensorFlow says, without the names of its nodes and ops around it."""
+    """Removes the names of nodes and ops from a message of TensorFlow."""
     return re.sub(r"\{\{.*?\}\} *| *\[Op:.*", "", message)

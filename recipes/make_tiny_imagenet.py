@@ -53,7 +53,7 @@ CENTRE = 0.875  # of the shorter side: what an evaluation of 224 of 256 pixels s
 
 @dataclasses.dataclass(frozen=True)
 class Pictures:
-    """What is asked for.
+    """Parameters of the pictures to make.
 
     Attributes:
         train: number of pictures to train on, dealt out evenly to the ten classes.

@@ -1,4 +1,4 @@
-"""What both MNIST examples share: the digits, the clock, and the closing report."""
+"""Digits, clock and closing report shared by both MNIST examples."""
 
 import gzip
 import hashlib

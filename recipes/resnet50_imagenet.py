@@ -92,7 +92,7 @@ class Plan(NamedTuple):
     first_step: int = 0
 
     def spans(self) -> Iterator[tuple[int, int, int]]:
-        """What `fit` is called with: first epoch, the one after the last, steps.
+        """Yields the arguments of `fit`: first epoch, the one after the last, steps.
 
         A run that is resumed within an epoch has the rest of that one first.
         """
@@ -210,7 +210,7 @@ def validation_batches(validation: imagenet_data.Split, plan: Plan) -> tf.data.D
 
 
 def pipeline() -> dict[str, Any]:
-    """What both have in common."""
+    """Returns the options shared by the training and validation batches."""
     return {
         "image_size": FLAGS.image_size,
         "threads": FLAGS.data_threads or imagenet_examples.own_threads(),
@@ -448,7 +448,7 @@ def fit_by_hand(
     callbacks: list[keras.callbacks.Callback],
     **_: Any,
 ) -> None:
-    """What `model.fit` does here, as a loop to change: with the tape."""
+    """Trains as `model.fit` does here, in a custom loop with the gradient tape."""
     optimizer = model.optimizer
     mean_loss = next(metric for metric in model.metrics if metric.name == "loss")
 
@@ -577,7 +577,7 @@ def describe(
     validation: imagenet_data.Split,
     folder: Path,
 ) -> str:
-    """What is about to be done, for the screen."""
+    """Describes the run that is about to start, for the screen."""
     ranks = "1 rank" if tfdist.size() == 1 else f"{tfdist.size()} ranks"
     batch = f"{ranks} x {plan.per_rank_batch}"
     if plan.accumulation > 1:

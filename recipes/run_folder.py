@@ -279,7 +279,7 @@ def _check_known(name: str, known: list[str], place: str) -> None:
 
 
 def _of_word(flag: flags.Flag, text: str) -> Any:
-    """What a word means, as YAML would; text stays as it is written."""
+    """Returns a word parsed as YAML; for a text flag, the word as it is written."""
     if _is_text(flag):
         return text
     try:

@@ -31,7 +31,7 @@ _MARKED_UP_TO = 30  # epochs; where there are more, a line needs no marks
 
 
 class History(NamedTuple):
-    """What the runs of a folder have logged.
+    """Logged epochs of the runs of a folder.
 
     Attributes:
         epochs: numbers from 1, ascending. Of an epoch that is there twice, because it
@@ -193,7 +193,7 @@ def _known(values: Sequence[float]) -> list[float]:
 
 
 def _rows(history: History, unit: str) -> list[tuple[str, str]]:
-    """What the log tells."""
+    """Returns the rows of the summary that come from the log."""
     rows = [("epochs", _epochs(history))]
     for name, columns, prefix, sign in (
         ("validation accuracy", ACCURACY, "val_", 1),

@@ -1,4 +1,4 @@
-"""What all callbacks share: the checks that gradients are really reduced."""
+"""Base class of the callbacks, with checks that gradients are really reduced."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class RankCallback(keras.callbacks.Callback):
         self._step_began_us: int | None = None
 
     def settings_of_all_ranks(self) -> dict[str, Any]:
-        """What has to be equal on all ranks: plain values, for the comparison."""
+        """Returns the settings that must be equal on all ranks, as plain values."""
         return {}
 
     @property
@@ -173,7 +173,7 @@ class RankCallback(keras.callbacks.Callback):
         )
 
     def _note_operations(self) -> None:
-        """What has been done so far does not count as a reduction of gradients."""
+        """Excludes earlier operations from the check that gradients are reduced."""
         self._finished_before = finished_operations()
         if _counts_moments(self.model):
             native.take_records()

@@ -121,7 +121,7 @@ def _compared_arguments(model: keras.Model, epochs: int | None) -> dict[str, str
 
 
 def describe(callback: keras.callbacks.Callback) -> Entry:
-    """What the rules have to know of a callback."""
+    """Returns the entry that describes a callback to the rules."""
     cls = type(callback)
     settings = getattr(callback, "settings_of_all_ranks", None)
     if settings is not None:  # one of ours

@@ -1,6 +1,6 @@
-"""What of a training's state is each rank's own, while all go on from equal weights.
+"""Per-rank training state, which may differ while the weights are equal.
 
-These are local variables with their slots, and gradients that wait for their update.
+It consists of local variables with their slots, and of accumulated gradients.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def _accumulated(optimizer: Any) -> list[Any]:
 
 
 def _local(optimizer: Any, others: Iterable[Any] = ()) -> list[Any]:
-    """What an optimizer does not reduce, with its slots.
+    """Returns the variables that an optimizer does not reduce, with their slots.
 
     Args:
         optimizer: of Keras, or of tfdist.

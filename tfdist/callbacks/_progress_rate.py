@@ -11,7 +11,7 @@ _POINT_S = 0.25  # the window moves in steps of this
 
 @dataclasses.dataclass(frozen=True)
 class Totals:
-    """What has been measured, added up.
+    """Accumulated measurements of training steps.
 
     Attributes:
         steps: steps of training.

@@ -13,7 +13,7 @@ _BAR_LEAST, _BAR_MOST = 8, 24
 
 @dataclasses.dataclass(frozen=True)
 class Status:
-    """What is known of a training at one moment.
+    """Progress of a training run at one moment.
 
     Attributes:
         epoch: the running one, from 1.

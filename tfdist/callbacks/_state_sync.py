@@ -1,4 +1,4 @@
-"""What a callback may change in a training, and how the change reaches all ranks."""
+"""Detection of a callback's changes to a training, and their transfer to all ranks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class TrainingState:
         self._prints = fingerprints(variables_of(model)) if with_values else []
 
     def changes(self, where: str, *, all_or_none: bool = False) -> dict[str, Any]:
-        """What has changed since, as plain values.
+        """Returns the changes since this state was captured, as plain values.
 
         Args:
             where: the callback and its hook, for errors.

@@ -160,7 +160,7 @@ class BroadcastInitialState(RankCallback):
         return len(set(told)) == 1
 
     def _variables(self) -> list[Any]:
-        """What is sent, in the same order on every rank."""
+        """Returns the variables to send, in the same order on every rank."""
         slots = [v for one in optimizers_of(self.model) for v in one.variables]
         return self.model.weights + slots
 

@@ -116,7 +116,7 @@ class LearningRateWarmup(RankCallback):
         self._done = False
 
     def settings_of_all_ranks(self) -> dict[str, Any]:
-        """What the rates follow from."""
+        """Returns the settings that determine the learning rates."""
         return {
             "warmup_epochs": self.warmup_epochs,
             "steps_per_epoch": self.steps_per_epoch,

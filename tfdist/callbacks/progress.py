@@ -119,7 +119,7 @@ class Progress(RankCallback):
         self._forget()
 
     def _forget(self) -> None:
-        """What is measured in one `fit`."""
+        """Resets the measurements of one `fit`."""
         self._step = 0
         self._in_epoch = False
         self._is_warm = False  # a step has ended, so that the graph is there
@@ -134,7 +134,7 @@ class Progress(RankCallback):
         self._metrics: dict[str, float] = {}
 
     def settings_of_all_ranks(self) -> dict[str, Any]:
-        """What the line is computed from; only rank 0 shows it."""
+        """Returns the settings that determine the line, which only rank 0 shows."""
         return {
             "global_batch": self.global_batch,
             "total_epochs": self.total_epochs,

@@ -298,7 +298,7 @@ def _own_statistics(model: keras.Model) -> list[Any]:
 
 
 def _shared_variables(model: keras.Model) -> list[Any]:
-    """What is equal on all ranks: not the moving statistics of their own batches."""
+    """Returns the variables equal on all ranks, without a rank's own statistics."""
     own = set(map(id, _own_statistics(model)))
     optimizers = optimizers_of(model)
     slots = [v for one in optimizers for v in one.variables] + factors_of(optimizers)

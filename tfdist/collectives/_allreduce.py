@@ -86,7 +86,7 @@ def allreduce(
 def _known(
     tensor: Any, op: Any, name: Any, prescale: Any, postscale: Any, timeout_s: Any
 ) -> Callable[[tf.Tensor], tf.Tensor] | None:
-    """What reduces it, if that is an eager call without factors, and a valid one."""
+    """Returns a cached reduction for a valid eager call without factors, or None."""
     if type(prescale) is not float or type(postscale) is not float:
         return None
     if prescale != 1.0 or postscale != 1.0 or not isinstance(tensor, tf.Tensor):

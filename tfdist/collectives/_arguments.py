@@ -1,4 +1,4 @@
-"""What the functions of this package take, checked and converted."""
+"""Validation and conversion of the arguments of this package's functions."""
 
 from __future__ import annotations
 

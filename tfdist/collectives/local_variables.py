@@ -60,7 +60,7 @@ class LocalVariables:
 
 
 def with_one_more(known: LocalVariables | None, one: Any) -> LocalVariables:
-    """What is listed already, and a variable or layer besides.
+    """Returns the known local variables with one variable or layer added.
 
     Raises:
         TypeError: it is neither.

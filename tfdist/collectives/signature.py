@@ -53,7 +53,9 @@ def agree(
 def known(
     lines: Sequence[str], options: str, count: int, process_set: ProcessSet | None
 ) -> tuple[str, list[bool]] | None:
-    """What `register` has returned before, also to others while this rank had joined.
+    """Returns the result of an earlier `register` call for the same list.
+
+    This includes calls of the other ranks while this rank had joined.
 
     Args:
         lines: one line for each variable.

@@ -10,7 +10,7 @@ MOST_MIB = "TF_CPU_BFC_MEM_LIMIT_IN_MB"
 
 
 def settings(environ: Mapping[str, str]) -> dict[str, str]:
-    """What a rank adds to its environment before TensorFlow makes its first tensor.
+    """Returns the variables to set before TensorFlow makes its first tensor.
 
     By default TensorFlow has memory from malloc, which gives that of large tensors back
     to the system: each step maps gradients and results anew, 4 KiB at a time. Of its

@@ -1,9 +1,10 @@
-"""What carries the tensors of all collectives: the own core, or another library.
+"""Engine interface and selection of the engine that runs all collectives.
 
-`TFDIST_ENGINE` names it, the same on all ranks: "native", the default, or a module of
-`tfdist.collectives.engines`. How the ranks find each other, what they agree on and who
-of them lives is the core's business with every engine; an engine replaces the
-TensorFlow operations alone. This module needs no TensorFlow; loading an engine does.
+`TFDIST_ENGINE` names it, the same on all ranks: "native", the default, which is the
+core itself, or a module of `tfdist.collectives.engines` for another library. How
+the ranks find each other, what they agree on and who of them lives is the core's
+business with every engine; an engine replaces the TensorFlow operations alone. This
+module needs no TensorFlow; loading an engine does.
 
 To add one: a module `collectives/engines/<name>.py` with a function
 `make() -> Engine`.
@@ -29,7 +30,7 @@ _FOLDER = Path(__file__).resolve().parents[1] / "collectives" / "engines"
 
 
 class Engine(Protocol):
-    """What a module of `tfdist.collectives.engines` makes."""
+    """Engine created by a module of `tfdist.collectives.engines`."""
 
     name: str
 
@@ -68,7 +69,7 @@ class Engine(Protocol):
         """How many operations this process has finished."""
 
     def told(self, error: BaseException) -> native.CoreError | None:
-        """What an error of one of its operations means; None: it is none of them."""
+        """Returns the core's error for an operation's error; None for other errors."""
 
 
 class UnsupportedError(NotImplementedError):
@@ -78,7 +79,7 @@ class UnsupportedError(NotImplementedError):
 
 
 def names() -> list[str]:
-    """What `TFDIST_ENGINE` may be.
+    """Returns the allowed values of `TFDIST_ENGINE`.
 
     Example:
         >>> from tfdist.core import engines

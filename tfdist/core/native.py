@@ -426,9 +426,9 @@ def check(code: int) -> None:
 
 
 def config() -> dict[str, dict[str, Any]]:
-    """What the environment says now: name of the variable → its row of the table.
+    """Returns the configuration in the current environment, keyed by variable name.
 
-    In a job what it said in `init()` counts (`tfdist.core.runtime.setting`).
+    In a job, the values read by `init()` apply (`tfdist.core.runtime.setting`).
 
     Returns:
         For each variable "name", "type", "default", "value", "unit", "minimum",
@@ -446,7 +446,7 @@ def config() -> dict[str, dict[str, Any]]:
 
 
 def value(name: str) -> Any:
-    """What the environment says now of one variable, such as TFDIST_TIMEOUT_S."""
+    """Returns the value of a variable in the current environment."""
     rows = config()
     if name not in rows:
         raise KeyError(f"{name} is not in the table of variables: {sorted(rows)}")
@@ -654,7 +654,7 @@ def algorithm(kind: int, dtype: int, size_bytes: int, wanted: str = "") -> str |
 
 
 def timeout_of(timeout_s: float | None) -> float:
-    """What the core takes for a timeout; 0 stands for `TFDIST_TIMEOUT_S`.
+    """Converts a timeout for the core, where 0 stands for `TFDIST_TIMEOUT_S`.
 
     Raises:
         ValueError: it is neither None nor a number above 0.
@@ -744,7 +744,7 @@ def register_group(
 def find_group(
     description: str, count: int, *, process_set: int = 0
 ) -> tuple[str, list[bool]] | None:
-    """What `register_group` has given for this description; None before.
+    """Returns the earlier result of `register_group` for a description, or None.
 
     The same on all ranks, also on one that had joined when the others registered it.
 
@@ -894,5 +894,5 @@ def counters() -> dict[str, Any]:
 
 
 def build_info() -> dict[str, Any]:
-    """What the library was built with: version, compiler, algorithms, ..."""
+    """Returns the library's build information: version, compiler, algorithms, ..."""
     return dict(json.loads(library().tfdist_build_info()))

@@ -58,7 +58,7 @@ def note_gradients() -> None:
 
 
 def get_resource(name: str, make: Callable[[], _Resource]) -> _Resource:
-    """What `make` has made in this world; `shutdown` closes it.
+    """Returns a resource of this world, created on first use; `shutdown` closes it.
 
     Args:
         name: of the resource; the same one is asked for with the same name.

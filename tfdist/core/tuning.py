@@ -58,7 +58,7 @@ class TuningError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Tuning:
-    """What a tuning file says.
+    """Contents of a tuning file.
 
     Attributes:
         rules: its lines, in the order of the file.
@@ -215,7 +215,7 @@ def read(path: str) -> Tuning:
 
 
 def record(environ: Mapping[str, str]) -> dict[str, str] | None:
-    """What rank 0 tells the others: the text of its file, or what is wrong with it."""
+    """Returns the tuning record of rank 0, with the file's text or an error."""
     path = environ.get(VARIABLE)
     if not path:
         return None
@@ -227,7 +227,7 @@ def record(environ: Mapping[str, str]) -> dict[str, str] | None:
 
 
 def agreed(told: Mapping[str, str] | None) -> Tuning | None:
-    """What all ranks make of what rank 0 told; None: there is no file.
+    """Returns the tuning from rank 0's record, or None if there is no file.
 
     Raises:
         TuningError: the same on all ranks.

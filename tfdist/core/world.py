@@ -39,7 +39,7 @@ _SHUTDOWN_TIMEOUT_S = 2.0
 
 @dataclass
 class _Program:
-    """What this process remembers of its own end, over all worlds."""
+    """Exit state of this process, kept across worlds."""
 
     hooked: bool = False
     reported: bool = False  # why it ends

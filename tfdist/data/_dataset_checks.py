@@ -1,4 +1,4 @@
-"""What must hold of a dataset whose samples are dealt out by their position."""
+"""Checks of datasets whose samples are dealt out by their position."""
 
 from __future__ import annotations
 

@@ -148,7 +148,7 @@ def _memory(array: np.ndarray) -> memoryview:
 
 
 def charge(description: dict[str, Any]) -> int:
-    """What a block takes of the room of who receives it; also when it has no bytes."""
+    """Bytes that a block counts in the receiver's buffer, 64 per element included."""
     return sum(description["bytes"]) + 64 * int(description["elements"])
 
 

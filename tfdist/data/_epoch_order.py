@@ -62,7 +62,7 @@ def positions(
     size: int | None = None,
     first_step: int = 0,
 ) -> np.ndarray:
-    """What one rank reads in each step of an epoch.
+    """Positions of the samples that one rank reads in each step of an epoch.
 
     An epoch has `total // global_batch` steps. Step t takes the samples
     `epoch_order(total, seed, epoch)[t * global_batch:(t + 1) * global_batch]`, rank r

@@ -25,7 +25,7 @@ _FRAME = re.compile(r"^\{\{.*?\}\}\s*|\s*\[Op:\w+\].*$", re.DOTALL)
 
 @dataclass(frozen=True)
 class Index:
-    """What is in the files.
+    """Number and lengths of the records in the files.
 
     Attributes:
         counts: int64 `[files]`, records of each file.

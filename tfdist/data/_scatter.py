@@ -27,7 +27,7 @@ def scatter(
     readers: int = 1,
     buffer_bytes: int = 64 << 20,
 ) -> tf.data.Dataset:
-    """What each rank would read itself, read by few ranks that send it to the rest.
+    """Reads each rank's dataset on a few ranks, which send it to the others.
 
     For data that not all ranks can reach, or that a file system serves better to few.
     Every rank gets the same elements in the same order, with the same shapes and types,
@@ -176,7 +176,7 @@ def _datasets(dataset: Any, group: list[int]) -> dict[int, tf.data.Dataset]:
 
 
 def _told(datasets: dict[int, tf.data.Dataset]) -> dict[str, Any]:
-    """What the others need to know; equal specs once."""
+    """Describes the datasets to the other ranks, with equal specs listed once."""
     specs: list[Any] = []
     which = {}
     for rank, one in datasets.items():

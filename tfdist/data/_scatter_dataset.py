@@ -1,4 +1,4 @@
-"""What a reader sends, as a dataset of TensorFlow."""
+"""TensorFlow dataset of the elements that a reader sends."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tfdist.data._scatter_client import Iteration, Receivers, Source
 def dataset(
     source: Source, spec: Any, cardinality: int, *, prefetch: int
 ) -> tf.data.Dataset:
-    """What a reader sends, as a dataset.
+    """Returns a dataset of the elements that a reader sends.
 
     Args:
         source: where from.

@@ -46,7 +46,7 @@ def claims(
     dataset: int,
     iteration: int,
 ) -> dict[str, Any]:
-    """What a rank claims when it connects to its reader.
+    """Returns the claims of a rank that connects to its reader.
 
     Args:
         credentials: of the rank.

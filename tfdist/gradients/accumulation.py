@@ -66,7 +66,7 @@ def count(optimizer: Any) -> None:
 
 
 def means(optimizer: Any, grads: Any) -> tuple[Any, tf.Tensor | None]:
-    """What Keras has accumulated, as means over samples, and how many there were.
+    """Returns the accumulated gradients as means over samples, and the sum of weights.
 
     Args:
         optimizer: the Keras optimizer that accumulates.

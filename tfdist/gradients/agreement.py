@@ -1,11 +1,11 @@
-"""What the ranks agree on about a list of gradients before they reduce it.
+"""Agreement of the ranks on a list of gradients before they reduce it.
 
 The lists are compared by `collectives.signature`. Which of the gradients are `None` may
 differ between ranks.
 
-What is `None` on all ranks is not reduced, and stays `None`. In a graph that is fixed
-when it is traced. Eager calls may have other gradients every time, on any rank, so
-there are two kinds of lists of eager calls:
+A gradient that is `None` on all ranks is not reduced, and stays `None`. In a graph
+this is fixed when it is traced. Eager calls may have other gradients every time,
+on any rank, so there are two kinds of lists of eager calls:
 
 - in the first call all ranks had all gradients: what is `None` later counts as zeros.
 - somebody lacked one: every call begins with a small message, from which all ranks
@@ -166,7 +166,7 @@ def _register(
 
 
 def _hint(late: bool, error: native.CoreError) -> str:
-    """What to do about lists of gradients that differ."""
+    """Returns advice on how to fix lists of gradients that differ."""
     if BY_XLA in error.message and BY_OPERATIONS in error.message:
         return (
             "Only the ranks with by=xla reduce inside of what XLA compiles: run "

@@ -58,7 +58,7 @@ def compress(gradient: tf.Tensor | None, compression: str | None) -> tf.Tensor |
 
 
 def restore(reduced: tf.Tensor | None, gradient: tf.Tensor | None) -> tf.Tensor | None:
-    """What came back, in the type that the rank's own `gradient` had."""
+    """Casts a reduced gradient back to the dtype of the rank's own `gradient`."""
     if reduced is None or gradient is None:
         return reduced
     return tf.cast(reduced, gradient.dtype)
@@ -83,7 +83,7 @@ def divided(gradient: tf.Tensor | None, factor: float) -> tf.Tensor | None:
 
 
 def multiplied(gradient: tf.Tensor | None, factor: float) -> tf.Tensor | None:
-    """What takes back `divided`."""
+    """Multiplies a gradient by `factor`; the inverse of `divided`."""
     return _times(gradient, factor)
 
 

@@ -1,4 +1,4 @@
-"""What symbolic tensors are computed from, across the functions that graphs call."""
+"""Inputs of symbolic tensors, traced across the functions that graphs call."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def origins(tensor: Any) -> list[Any]:
 
 
 def key_of(tensor: Any) -> tuple[int, str]:
-    """What tells a symbolic tensor from others, as long as its graph lives."""
+    """Returns a key that identifies a symbolic tensor while its graph exists."""
     return id(tensor.graph), tensor.name
 
 
@@ -71,7 +71,7 @@ def _function_of(graph: Any, name: str) -> Any:
 
 
 def _inside(graph: Any, tensor: Any) -> list[Any]:
-    """What a function returns as this result of its call; in a loop, all it returns."""
+    """Returns the called function's output behind `tensor`; all outputs for a loop."""
     outputs = list(graph.outputs)
     if tensor.op.type.endswith("While") or len(outputs) != len(tensor.op.outputs):
         return outputs

@@ -109,7 +109,7 @@ class ReduceOptions:
         return [*(variables[i] for i in places), *self.local_variables.listed()]
 
     def local_factor(self) -> float:
-        """What a gradient that is not reduced is multiplied by.
+        """The factor for a gradient that is not reduced.
 
         The gradient of the mean over the ranks' losses, of which only this rank's
         depends on a variable of its own, is 1/size of the gradient of that loss.

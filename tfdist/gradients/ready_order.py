@@ -160,7 +160,7 @@ def compare(
     levels: Sequence[int],
     sizes_bytes: Sequence[int],
 ) -> Comparison:
-    """What the order in which gradients are made would gain over that of the list.
+    """Compares the order in which gradients are made with the order of the list.
 
     Args:
         listed: buckets along the list.

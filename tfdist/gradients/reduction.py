@@ -324,7 +324,10 @@ def _log_dense_once(path: str) -> None:
 def _lines(
     variables: Sequence[Any], grads: Sequence[Any], local: Collection[int]
 ) -> list[str]:
-    """What the ranks compare. A local variable may have another shape on each."""
+    """Returns the lines that the ranks compare, one for each variable.
+
+    A local variable may have a different shape on each rank.
+    """
     return [
         f"{path_of(v)} local"
         if i in local

@@ -97,7 +97,7 @@ def exact(weight: Any) -> tf.Tensor:
 
 
 def weighted_outputs(target: Any, output_gradients: Any, share: tf.Tensor) -> Any:
-    """What a backward pass has to begin with so that its gradients are weighted.
+    """Returns the output gradients for a backward pass with weighted gradients.
 
     Args:
         target: tensor or structure of tensors, to be differentiated.

@@ -25,7 +25,7 @@ _ABSENT = {
 
 
 def advice_for(part: str) -> str:
-    """What to do without a part of Horovod that has no counterpart; "" for others."""
+    """Returns advice for a part of Horovod that has no counterpart; "" for others."""
     return _ABSENT.get(part.partition(".")[0], "")
 
 

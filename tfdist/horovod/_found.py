@@ -23,7 +23,7 @@ _LOCAL = "_tfdist_local_gradients"  # attribute of a graph: names of tensors
 
 
 class Found(enum.Enum):
-    """What the graph tells of gradients."""
+    """The origin of gradients, as far as the graph shows it."""
 
     REDUCED = enum.auto()  # a reduction is among what they are computed from
     MIXED = enum.auto()  # each from one, and from gradients that were not reduced
@@ -79,9 +79,9 @@ def find(grads: Iterable[Any]) -> Found:
 
 
 def _met(tensors: Sequence[Any]) -> tuple[set[Found], bool]:
-    """What the ways back from symbolic tensors end at, and whether they pass a gather.
+    """Returns the origins of symbolic tensors, and whether a gather is on the way.
 
-    Reductions, gradients of this rank, and what comes from elsewhere.
+    The origins are reductions, gradients of this rank, and tensors from elsewhere.
     """
     own_graphs = list(around(tf.compat.v1.get_default_graph()))
     met: set[Found] = set()

@@ -1,4 +1,4 @@
-"""What a rank of `tfdistrun --horovod` does before the first line of its program."""
+"""Setup of a rank of `tfdistrun --horovod`, before the first line of its program."""
 
 from __future__ import annotations
 

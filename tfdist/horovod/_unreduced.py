@@ -79,7 +79,7 @@ def _replace(owner: Any, name: str, replacement: Callable[[Any], Any]) -> None:
 
 
 def _unchecked(original: Callable[..., Any]) -> Callable[..., Any]:
-    """What is called inside reduces by itself."""
+    """Returns a wrapper of `original` inside which optimizer steps are not checked."""
 
     def apply(*args: Any, **kwargs: Any) -> Any:
         token = _inside.set(True)
@@ -92,7 +92,7 @@ def _unchecked(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _noted(original: Callable[..., Any]) -> Callable[..., Any]:
-    """What it returns are gradients of this rank."""
+    """Returns a wrapper that notes the results of `original` as local gradients."""
 
     def gradient(*args: Any, **kwargs: Any) -> Any:
         found = original(*args, **kwargs)
@@ -188,7 +188,7 @@ def check_reduced(
 
 
 def _effects() -> list[Any]:
-    """What the function being traced does before the step, collectives among it.
+    """Returns the stateful operations traced before the step, including collectives.
 
     They would be cancelled if they ran when the step is refused: then another rank
     ends with an error about this one, and does not learn of its own mistake.

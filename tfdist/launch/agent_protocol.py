@@ -1,4 +1,6 @@
-"""What tfdistrun and its agent on another host say to each other. Pure, no sockets.
+"""Wire protocol between tfdistrun and its agent on another host.
+
+The module only encodes and decodes: it opens no sockets.
 
 A frame is its kind (one byte), a rank and a length (4 bytes each, big endian), and
 that many bytes: what a rank printed, or a JSON object. The agent begins with a line of
@@ -22,7 +24,7 @@ _HEADER = struct.Struct(">cII")
 
 
 class FrameError(ValueError):
-    """What came is not what an agent says."""
+    """Raised when received bytes do not follow the agent protocol."""
 
 
 @dataclass(frozen=True)

@@ -111,7 +111,7 @@ def here(ranks: Sequence[int], kind: str) -> dict[int, tuple[int, ...]]:
 
 
 def lines(bound: Mapping[int, Sequence[int]], host_of: Mapping[int, str]) -> list[str]:
-    """What --report-bindings prints.
+    """Returns the lines that --report-bindings prints.
 
     Args:
         bound: numbers of processors, by rank.
@@ -130,7 +130,7 @@ def lines(bound: Mapping[int, Sequence[int]], host_of: Mapping[int, str]) -> lis
 
 
 def warnings(bound: Mapping[int, Sequence[int]], asked: Mapping[int, str]) -> list[str]:
-    """What is wrong with the number of threads that TensorFlow will have.
+    """Returns warnings about the number of threads that TensorFlow will have.
 
     Args:
         bound: numbers of processors, by rank.

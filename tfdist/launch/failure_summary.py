@@ -167,7 +167,7 @@ _TEXT_HINTS = (
 
 
 def hint(end: RankEnd, ends: Sequence[RankEnd]) -> str:
-    """What to look at, "" when the output says it all."""
+    """Returns a hint at the cause of a failure, or "" if there is none."""
     if end.lost:
         return end.lost.partition("\n")[2].strip()
     if end.code == -signal.SIGTERM and end.told.get("error"):

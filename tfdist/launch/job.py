@@ -421,5 +421,5 @@ class Job:
 
 
 def _told(store: StoreThread) -> dict[int, dict[str, Any]]:
-    """What the ranks reported, by rank."""
+    """Returns the reports of the ranks, by rank."""
     return {int(told["rank"]): told for told in store.values(PREFIX).values()}

@@ -30,12 +30,12 @@ _COLORS = (36, 33, 32, 35, 34, 31)
 
 
 def visible(line: bytes) -> bytes:
-    """What a terminal shows of a line that was rewritten by carriage returns."""
+    """Returns the text that a terminal shows for a line with carriage returns."""
     return last_state(line).rstrip(b"\r\b")
 
 
 def last_state(line: bytes) -> bytes:
-    """What is left of a line that is rewritten by carriage returns, for the time being.
+    """Returns the current state of a line that is rewritten by carriage returns.
 
     Those at its end stay: only what comes next tells whether it is rewritten.
     """
@@ -150,7 +150,7 @@ class Screen:
 
 @dataclass
 class RankOutput:
-    """What one rank prints: to the screen, to its log file, and its last lines."""
+    """Output of one rank: prefix on the screen, log file and last lines."""
 
     rank: int
     size: int
@@ -176,7 +176,7 @@ class RankOutput:
         return self.size == 1 and not self.timestamps
 
     def prefix(self, *, color: bool) -> bytes:
-        """What stands in front of its lines."""
+        """Returns the prefix of its lines, empty if they pass unchanged."""
         if self.passes_unchanged:
             return b""
         stamp = ""

@@ -21,7 +21,7 @@ _GOOD_STACK_BYTES = 8 << 20
 
 @dataclass
 class Findings:
-    """What the checks found."""
+    """Errors and warnings of the checks."""
 
     errors: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)

@@ -97,7 +97,7 @@ def _members(groups: Collection[int]) -> dict[int, int]:
 
 @dataclass(frozen=True)
 class _Treatment:
-    """What a process does with one signal; neither: the signal's default."""
+    """Disposition of one signal in a process; neither flag means the default."""
 
     ignores: bool
     expects: bool  # it has a handler, or its first thread has the signal blocked

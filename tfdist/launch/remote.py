@@ -195,7 +195,7 @@ class RemoteHost:
     # ---- from the agent ----
 
     def read(self) -> list[agent_protocol.Frame | End]:
-        """What came on its standard output."""
+        """Returns the frames and ends read from the agent's standard output."""
         try:
             data = os.read(self.stdout, _READ_BYTES)
         except BlockingIOError:

@@ -76,7 +76,7 @@ def _number(path: Path) -> int:
 
 
 def read(allowed: Collection[int], system: Path = _SYSTEM) -> list[Processor]:
-    """What the kernel knows of some processors, in the order of their places.
+    """Returns the kernel's topology of some processors, in the order of their places.
 
     Where it tells nothing (a sandbox without /sys) each is a core of its own, and all
     are in one socket and one NUMA node.

@@ -74,7 +74,7 @@ def serialized(exclude: Any) -> Any:
 
 
 def deserialized(exclude: Any, custom_objects: dict[str, Any] | None) -> Any:
-    """What `serialized` was given."""
+    """Returns the option that `serialized` was given."""
     if isinstance(exclude, dict):
         return keras.saving.deserialize_keras_object(exclude, custom_objects)
     return exclude

@@ -175,7 +175,7 @@ class MomentumSGD(keras.optimizers.Optimizer):
         self.assign_sub(variable, rate * after)
 
     def _direction(self, gradient: Any, weights: Any, variable: Any) -> Any:
-        """What the velocity sums up, before the learning rate."""
+        """Returns the gradient plus weight decay, without the learning rate."""
         return gradient + self._decay_of(variable) * weights
 
     def _decay_of(self, variable: Any) -> float:

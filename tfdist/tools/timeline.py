@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def report(summary: merging.Summary) -> str:
-    """What there is to say about a trace, in lines."""
+    """Returns a summary of a trace as lines of text."""
     lines = [f"{summary.path}: {len(summary.ranks)} of {summary.size} ranks"]
     missing = sorted(set(range(summary.size)) - set(summary.ranks))
     if missing:

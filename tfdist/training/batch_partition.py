@@ -25,7 +25,7 @@ _LOOKED_AT = 16  # rows of each array that are compared with those of other rank
 
 @dataclasses.dataclass
 class Part:
-    """What one rank has to do.
+    """Part of an evaluation or prediction that one rank does.
 
     Attributes:
         inputs: arguments for `evaluate` or `predict` of a Keras model; None if this
@@ -187,7 +187,7 @@ def _bytes_of(rows: Any) -> bytes:
 
 
 def _instead_of(array: Any) -> str:
-    """What to write for data that are no arrays."""
+    """Returns the suggested replacement for data that are not arrays."""
     if isinstance(array, tf.SparseTensor):
         return (
             "tf.data.Dataset.from_tensor_slices(...) around all the data, and a "

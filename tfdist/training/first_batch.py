@@ -1,4 +1,4 @@
-"""What has to be done when the first batch of a `fit` is known, and before its step."""
+"""Model building and other work between the first batch of a `fit` and its step."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class _Call:
     operations_before: int
 
     def of_the_trace(self) -> tuple[list[Any], dict[str, Any]]:
-        """What was computed there and has to come out of the compiled function."""
+        """Returns the gradients and options that the compiled function must return."""
         computed = {k: v for k, v in self.options.items() if tf.is_tensor(v)}
         return self.grads, computed
 
@@ -329,7 +329,7 @@ def _value_of_variable(value: Any) -> Any:
 
 
 def _variables_of(call: _Call) -> tuple[list[Any], list[Any]]:
-    """What an optimizer updates; and what it only reads, its learning rate."""
+    """Returns the variables that an optimizer updates, and its rate, only read."""
     inner = getattr(call.optimizer, "inner_optimizer", call.optimizer)
     rate = getattr(inner, "_learning_rate", None)
     weights = call.variables

@@ -193,7 +193,7 @@ class Snapshot:
         )
 
     def describe(self) -> list[str]:
-        """What has to be equal on all ranks before anything is combined."""
+        """Describes the states, which must be equal on all ranks to be combined."""
         return [
             f"{state.name} {value.dtype.name}{list(value.shape)} {state.rule}"
             for state, value in zip(self.states, self.values, strict=True)

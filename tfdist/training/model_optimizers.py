@@ -29,14 +29,14 @@ def optimizers_of(model: keras.Model) -> list[keras.optimizers.Optimizer]:
 
 
 def members_of_attribute(value: Any) -> list[Any]:
-    """What an attribute holds: the members of a list or dict, else the value itself."""
+    """Returns the members of a list, tuple or dict, or a list of the value itself."""
     if isinstance(value, dict):
         return list(value.values())
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
 def slots_of(optimizer: Any, identities: Iterable[int]) -> list[Any]:
-    """What a built Keras optimizer holds for some of its variables.
+    """Returns the slots of a built Keras optimizer for some of its variables.
 
     Slots are in lists with one member for each variable that is trained.
 

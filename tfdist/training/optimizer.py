@@ -187,7 +187,7 @@ def _check_wrappable(optimizer: Any) -> None:
 
 
 def unwrapped_message(optimizer: Any) -> str:
-    """What to write when a model's optimizer does not reduce its gradients."""
+    """Returns the error message for an optimizer that does not reduce gradients."""
     cls = type(optimizer)
     shown = cls.__name__ if optimizer is not None else "no optimizer"
     if getattr(keras.optimizers, cls.__name__, None) is cls:

@@ -208,7 +208,7 @@ class Reducing(ReducesUpdates):
         return finite.assert_finite(is_finite, pairs, self.name)
 
     def _on_all_ranks(self, found: Any) -> Any:
-        """What was found of gradients that are reduced already is so everywhere."""
+        """Agrees on `found` across ranks, unless all gradients are reduced already."""
         if not (_accumulation_steps(self) or self.tfdist_options.local_variables):
             return found
         options = self.tfdist_options

@@ -124,7 +124,7 @@ def predict(
 
 
 def _facts(outputs: Any, gather: str) -> dict[str, Any]:
-    """What the other ranks have to know about the outputs of this one.
+    """Returns the facts about this rank's outputs that the other ranks need.
 
     Raises:
         TypeError: they cannot be sent.

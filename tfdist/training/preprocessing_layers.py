@@ -1,4 +1,4 @@
-"""What layers compute with besides their variables: the same on all ranks.
+"""Consistency between ranks of layer state that is not in variables.
 
 Keras's preprocessing layers hold what `adapt` has learnt, or the user has given them.
 `Normalization` computes with tensors that it has once made of its variables, so it has

@@ -205,7 +205,7 @@ def optimizer_name(config: dict[str, Any]) -> str | None:
 def shapes_difference(
     own: list[tuple[int, ...]], saved: list[tuple[int, ...]]
 ) -> str | None:
-    """What differs between the optimizer's variables and the saved ones.
+    """Describes how the shapes of the optimizer's and the saved variables differ.
 
     Args:
         own: shapes of the variables that there are.
@@ -254,7 +254,7 @@ def _load(model: keras.Model, path: str) -> None:
 
 
 def _state(model: keras.Model) -> list[Any]:
-    """What reading may change."""
+    """Returns the variables that loading a checkpoint may change."""
     state = [*model.variables, *(v for one in model.metrics for v in one.variables)]
     for one in optimizers_of(model):
         inner = getattr(one, "inner_optimizer", one)

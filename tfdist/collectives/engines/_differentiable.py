@@ -18,7 +18,7 @@ import tfdist.collectives  # noqa: F401  registers the gradients
 
 
 class Node:
-    """What a registered gradient asks of the operation that is differentiated.
+    """Stand-in for the `tf.Operation` that is passed to a registered gradient.
 
     Args:
         kind: type of our operation, such as "TfdistAllreduce".

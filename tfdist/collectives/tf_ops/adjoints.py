@@ -215,7 +215,7 @@ def _alltoall_gradient(
 
 @_gradient_of("TfdistSend")
 def _send_gradient(node: Any, _grad: Any) -> tf.Tensor:
-    """What the receiver sends back."""
+    """Gradient of a send: receives the gradient from the destination rank."""
     dst = node.get_attr("dst")
     (tensor,) = node.inputs
     return emit.recv(

@@ -177,9 +177,9 @@ def allreduce(
 def eager_allreduce(
     dtype: tf.DType, name: str | None, op: ReduceOp, timeout_s: float | None
 ) -> Callable[[tf.Tensor], tf.Tensor]:
-    """What reduces a tensor of `dtype` over all ranks, called eagerly.
+    """Returns a function that reduces an eager tensor of `dtype` over all ranks.
 
-    Made once for calls that come again, as each iteration's do: checking anew takes
+    Cached for calls that repeat in each iteration: checking the arguments again takes
     almost as long as reducing, since TensorFlow's code has filled the caches meanwhile.
 
     Raises:
@@ -222,7 +222,7 @@ def eager_allreduce(
 
 
 class Gathered(Protocol):
-    """What an allgather or a gather gives.
+    """Result of an allgather or a gather.
 
     Attributes:
         rows: in the order of the ranks.

@@ -64,7 +64,7 @@ def new_nonce() -> bytes:
 
 
 def preamble(version: str) -> bytes:
-    """What both sides send first: who speaks, and which protocol."""
+    """Returns the preamble that both sides send first: magic, protocol and version."""
     text = version.encode("ascii", "replace")[:_VERSION_BYTES]
     return MAGIC + PROTOCOL.to_bytes(4, "big") + text.ljust(_VERSION_BYTES, b"\0")
 

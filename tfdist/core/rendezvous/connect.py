@@ -36,7 +36,7 @@ _NEEDED = (
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What `connect` needs beside the environment.
+    """Options of `connect` besides the environment.
 
     Attributes:
         generation: number of the initialization in this process, from 1.

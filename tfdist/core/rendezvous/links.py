@@ -41,7 +41,7 @@ class ShmFailedError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Peer:
-    """What a rank told about itself in the store."""
+    """Information that a rank has published about itself in the store."""
 
     rank: int
     host: str
@@ -57,7 +57,7 @@ class Peer:
 
 @dataclass(frozen=True, kw_only=True)
 class LinkCredentials:
-    """What every link of one start of one rank is bound to.
+    """Credentials that all links of a rank are bound to, for one initialization.
 
     Attributes:
         secret: of the job.
@@ -85,7 +85,7 @@ class LinkCredentials:
     def claims(
         self, transport: str, acceptor: int, purpose: str = LINK
     ) -> dict[str, Any]:
-        """What this rank claims when it connects to a lower one."""
+        """Returns the claims that this rank sends when it connects to a lower rank."""
         return {**self._common(transport, purpose), "from": self.rank, "to": acceptor}
 
     def _common(self, transport: str, purpose: str) -> dict[str, Any]:
@@ -186,7 +186,10 @@ def check_memory(fd: int, size: int) -> None:
 
 
 def exchange_nonce(fd: int, size: int, write: bytes | None) -> bytes:
-    """What stands at the start of the memory; `write` then goes there, or zeros."""
+    """Returns the nonce stored in the memory, and overwrites it.
+
+    The nonce is at the start of the memory; `write` replaces it, or zeros if None.
+    """
     with mmap.mmap(fd, size) as memory:
         found = memory[:_NONCE_BYTES]
         memory[:_NONCE_BYTES] = write or bytes(_NONCE_BYTES)

@@ -272,7 +272,11 @@ class _Builder:
 
     @property
     def _passed_doorbell(self) -> int | None:
-        """What peers ring; None: the socket, so that a link has one descriptor."""
+        """Doorbell descriptor that is passed to peers.
+
+        With late links it is None, and peers ring the socket, so that a link has one
+        descriptor.
+        """
         return self.doorbell_fd if self.late is None else None
 
     async def _connect(self, peer: Peer) -> str:
@@ -317,7 +321,7 @@ class _Builder:
         return self.credentials
 
     def _late_for(self, rank: int) -> OnDemandLinks | None:
-        """What takes a link with a rank that this one did not start with."""
+        """Returns the on-demand links for a rank not linked at the start, else None."""
         return None if rank in self.first else self.late
 
     async def _connect_tcp(self, peer: Peer) -> native.LinkEnd:

@@ -1,4 +1,4 @@
-"""What goes into the rendezvous and what comes out of it."""
+"""Inputs and outputs of the rendezvous."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Settings:
 
 @dataclass
 class Mesh:
-    """What the core needs to start; owns the descriptors until it has them.
+    """Data for starting the core; owns the descriptors until the core takes them.
 
     Attributes:
         hosts: name of each rank's host.

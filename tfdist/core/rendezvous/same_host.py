@@ -27,7 +27,7 @@ _RETRY_S = 0.05
 
 
 def claim() -> str:
-    """What all processes that can share memory with this one claim as well.
+    """Returns an identifier of the processes that can share memory with this one.
 
     Example:
         >>> from tfdist.core.rendezvous import same_host

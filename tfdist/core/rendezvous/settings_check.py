@@ -1,4 +1,4 @@
-"""What must be equal on all ranks, and where each rank stands. Pure functions."""
+"""Checks for settings that must match on all ranks, and topology. Pure functions."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def tensorflow_version() -> str:
 
 
 def versions() -> dict[str, str]:
-    """What this rank runs, by name."""
+    """Returns the software versions and byte order of this rank, by name."""
     return {
         "version of the protocol": str(auth.PROTOCOL),
         "version of tfdist": __version__,
@@ -84,7 +84,7 @@ def _mismatch(found: list[str], detail: str, remedy: str) -> RendezvousError:
 
 
 def tuning_of(records: Sequence[Mapping[str, Any]]) -> tuning.Tuning | None:
-    """What the tuning file says that rank 0 has read; None without one.
+    """Returns the tuning that rank 0 has read, or None without a tuning file.
 
     Args:
         records: one a rank, in order; of the first one "tuning".

@@ -1,4 +1,4 @@
-"""What a part becomes: events of Chrome's trace format, one process for each rank.
+"""Conversion of parts to events of Chrome's trace format, one process per rank.
 
 A rank has these tracks (threads of the format, in which events must nest, so that
 operations that overlap need several):

@@ -17,7 +17,7 @@ TRACE = "trace.json"
 
 @dataclasses.dataclass(frozen=True)
 class Summary:
-    """What was put together.
+    """Summary of a merged timeline.
 
     Attributes:
         path: of the trace.

@@ -39,7 +39,7 @@ _LISTS = {"op": (("pack", 3), ("reduce", 3))}
 
 @dataclasses.dataclass
 class Part:
-    """What one rank has written.
+    """Timeline records written by one rank.
 
     Attributes:
         head: "rank", "size", "host", "host_index", "pid", "run", "generation",
@@ -76,7 +76,7 @@ def path_of(folder: Path, rank: int) -> Path:
 
 
 def older(path: Path) -> Path:
-    """What a part was before its file became too long."""
+    """Returns the path of the records set aside when a part's file became too long."""
     return path.with_name(path.name + ".old")
 
 
@@ -168,7 +168,7 @@ def _row(line: bytes) -> tuple[dict[str, Any], str]:
 
 
 def _wrong_with(row: dict[str, Any]) -> str:
-    """What a line of a timeline should have, and this one has not; "" when nothing."""
+    """Describes what a line of a timeline lacks; "" if it is valid."""
     kind = row.get("type")
     if type(kind) is not str or kind not in _NUMBERS:
         return f'no "type" of a timeline, but {kind!r:.40}'

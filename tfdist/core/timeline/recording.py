@@ -74,7 +74,10 @@ def begin(
 
 
 def _remove_older(folder: Path, size: int) -> None:
-    """What an earlier, larger job has left; the parts of this one replace the rest."""
+    """Removes the old trace and the parts of ranks that this job does not have.
+
+    The parts of this job replace the others.
+    """
     (folder / merging.TRACE).unlink(missing_ok=True)
     for rank, path in parts.found(folder).items():
         if rank >= size:

@@ -128,7 +128,7 @@ class LearningRateScheduleCallback(OfAllRanks, RankCallback):
         return lambda epoch: factor ** (epoch - start)
 
     def settings_of_all_ranks(self) -> dict[str, Any]:
-        """What the rates follow from; the rates themselves are compared per epoch."""
+        """Settings that determine the rates; the rates are compared per epoch."""
         return {
             "initial_lr": None if self._rate_of_fit else float(self.initial_lr),
             "start_epoch": self.start_epoch,
@@ -276,7 +276,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
 
 
 def warmup_multiplier(epoch: float, warmup_epochs: float, size: int) -> float:
-    """What the rate at the end of a warm-up is multiplied by.
+    """Returns the factor for the rate that is reached at the end of a warm-up.
 
     Args:
         epoch: 0 <= epoch <= warmup_epochs, may be a fraction.

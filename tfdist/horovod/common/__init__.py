@@ -1,4 +1,4 @@
-"""What Horovod's frameworks share: who this process is, process sets, errors.
+"""Parts shared by Horovod's frameworks: ranks and sizes, process sets, errors.
 
 Needs no TensorFlow.
 """

@@ -21,7 +21,7 @@ _UNSUPPORTED = (
 
 
 class State:
-    """What all ranks have alike, in memory.
+    """Base class of in-memory state that is kept the same on all ranks.
 
     Args:
         bcast_object: gives all ranks an object of rank 0.

@@ -27,7 +27,7 @@ class HostsUpdatedInterrupt(RuntimeError):
 def get_version_mismatch_message(
     name: str, version: str, installed_version: str
 ) -> str:
-    """What `HorovodVersionMismatchError` says."""
+    """Returns the message of `HorovodVersionMismatchError`."""
     return (
         f"{name} {installed_version} was there when the library was built, "
         f"{version} is there now. Rebuild: pip install --no-build-isolation "

@@ -30,7 +30,7 @@ class BaseDataLoader:
             yield self._process_batch(batch)
 
     def _process_batch(self, batch: Any) -> Any:
-        """What becomes of a batch, in the thread that takes it: the batch itself."""
+        """Processes a batch in the consuming thread; the default returns it as is."""
         return batch
 
 

@@ -48,7 +48,10 @@ def decayed(optimizer: Any, decay: float) -> Any:
 
 
 def settable_rate(optimizer: Any) -> Any:
-    """What `optimizer.lr` was: a variable, also where it decays; else the rate now."""
+    """Returns the value of Keras 2's `optimizer.lr`.
+
+    It is a variable, also with `decay`; under another schedule, the current rate.
+    """
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     rate = inner._learning_rate
     if isinstance(rate, _Settable):

@@ -1,4 +1,4 @@
-"""What `horovod.run` and the ranks that it starts leave each other, in a folder.
+"""Files that `horovod.run` and the ranks it starts exchange through a folder.
 
 The folder is the caller's, and only its user can enter it. A rank is
 `python -m tfdist.horovod.runner FOLDER`.
@@ -32,7 +32,7 @@ def seal(obj: Any, about: str, key: bytes) -> bytes:
 
 
 def result_of(folder: Path, rank: int, key: bytes) -> Any:
-    """What the function has returned on a rank.
+    """Returns the result of the function on a rank.
 
     Raises:
         RuntimeError: it left nothing, or what cannot be loaded here.

@@ -1,4 +1,4 @@
-"""What Horovod's functions take, in the terms of tfdist."""
+"""Conversion of the arguments of Horovod's functions to those of tfdist."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class Groups(VariableGroups):
 
 
 def groups_of(groups: Any, num_groups: int) -> Groups | None:
-    """What the two parameters of Horovod's tapes and optimizers say.
+    """Returns the groups that `groups` and `num_groups` of a tape or optimizer define.
 
     Args:
         groups: None, a number > 0, or a list of lists of variables.

@@ -1,4 +1,4 @@
-"""What the tape and the optimizer with layers of their own have in common."""
+"""Helpers shared by the tape and the optimizer that take local layers."""
 
 from __future__ import annotations
 

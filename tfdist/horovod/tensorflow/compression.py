@@ -15,7 +15,7 @@ from tfdist.gradients.compression import check_compression
 
 
 class Compressor:
-    """What a compression has to offer: two static methods."""
+    """Interface of a compression: the static methods `compress` and `decompress`."""
 
     @staticmethod
     def compress(tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
@@ -84,7 +84,9 @@ def check_methods(compression: Any) -> None:
 
 
 def wire_name(compression: Any) -> str | None:
-    """What tfdist calls a compression: None, "fp16" or "bf16", which it may be itself.
+    """Returns tfdist's name of a compression: None, "fp16" or "bf16".
+
+    A compression that is already such a name is returned as it is.
 
     Raises:
         TypeError: it is no compression.

@@ -23,7 +23,7 @@ from tfdist.horovod.tensorflow.reductions import allreduce
 
 @dataclasses.dataclass(frozen=True)
 class GradientOptions:
-    """What Horovod's tapes and optimizers have in common.
+    """Options shared by Horovod's tapes and optimizers.
 
     Args:
         compression: `Compression.none`, `Compression.fp16` or a class of the user's; a
@@ -175,7 +175,7 @@ def is_outside(options: ReduceOptions) -> bool:
 def gradients_of_this_rank(
     grads: Sequence[Any], variables: Sequence[Any], options: ReduceOptions
 ) -> list[Any]:
-    """What the gradients are on a rank outside of the process set, as in Horovod.
+    """Returns the gradients for a rank outside of the process set, as in Horovod.
 
     They stay as they are; those of local variables are divided as within the set.
     """

@@ -1,4 +1,4 @@
-"""What is for a `tf.Graph` and its session alone."""
+"""Functions and hooks that only apply to a `tf.Graph` and its session."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ _USAGE_ERROR = 2
 
 
 def build_report(*, tensorflow: bool, core: bool) -> str:
-    """What `horovodrun --check-build` prints.
+    """Returns the report that `horovodrun --check-build` prints.
 
     Args:
         tensorflow: whether TensorFlow is installed.

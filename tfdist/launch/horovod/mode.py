@@ -1,4 +1,4 @@
-"""What `tfdistrun --horovod` adds: a Python that knows `horovod`, in every rank.
+"""Horovod mode of `tfdistrun`: makes `horovod` importable in every rank.
 
 A folder with a `sitecustomize.py` goes in front of PYTHONPATH. Python runs that file
 before the first line of any program, so it also works where the command is a shell

@@ -21,7 +21,7 @@ class FlagError(ValueError):
 
 @dataclass
 class Arguments:
-    """What `tfdistrun` gets, and what the user is told."""
+    """Arguments for `tfdistrun`, and notes for the user."""
 
     words: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -88,7 +88,7 @@ _ELASTIC = ("host_discovery_script", "min_num_proc", "max_num_proc", "reset_limi
 
 
 def translate(options: argparse.Namespace) -> Arguments:
-    """What `tfdistrun` is to be called with.
+    """Translates options of `horovodrun` to arguments of `tfdistrun`.
 
     Args:
         options: of `flags.parser`, merged with the file of --config-file.
@@ -251,10 +251,10 @@ def _add_mpi(made: Arguments, texts: Mapping[str, Any]) -> None:
 
 
 def _bind_to(value: str) -> str | None:
-    """What tfdistrun calls a binding of mpirun, None: it has none such.
+    """Returns tfdistrun's name for a binding of mpirun, or None if it has none.
 
-    Not core:4, which are four cores, and not core:overload-allowed, where tfdistrun
-    refuses more ranks than cores.
+    It has none for core:4, which is four cores, and none for core:overload-allowed:
+    tfdistrun refuses more ranks than cores.
     """
     kind, _, qualifier = value.partition(":")
     return _BIND_TO.get(kind) if qualifier in ("", "if-supported") else None

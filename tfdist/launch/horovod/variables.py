@@ -31,7 +31,7 @@ class VariableError(ValueError):
 
 @dataclass(frozen=True)
 class Meaning:
-    """What a variable means here.
+    """Meaning of a Horovod variable in tfdist.
 
     Attributes:
         becomes: the variable of tfdist; "" for none.
@@ -206,7 +206,7 @@ _FAMILIES = (
 
 
 def meaning_of(name: str) -> Meaning:
-    """What the variable HOROVOD_... means; one that nobody knows gets a note."""
+    """Returns the meaning of a variable HOROVOD_...; an unknown one gets a note."""
     short = name.removeprefix(PREFIX)
     if short in TABLE:
         return TABLE[short]
@@ -217,7 +217,7 @@ def meaning_of(name: str) -> Meaning:
 
 
 def translate(environ: Mapping[str, str]) -> Translation:
-    """What the variables of Horovod in `environ` mean here.
+    """Translates the Horovod variables in `environ` to settings of tfdist.
 
     Args:
         environ: variables; those without HOROVOD_ in front are left alone.
@@ -280,7 +280,7 @@ def _set(
 
 @dataclass(frozen=True)
 class Update:
-    """What has to be set since the last time: `settings`, `notes`, and the STATE."""
+    """Settings and notes that are new since the last update, and the new STATE."""
 
     settings: dict[str, str]
     notes: list[str]

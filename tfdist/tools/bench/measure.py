@@ -91,7 +91,7 @@ class Cell:
         self._taken = _placed(shape)
 
     def algorithm_of(self, wanted: str) -> str | None:
-        """What the core takes for `wanted`; None where it cannot do this."""
+        """Returns the core's algorithm for `wanted`, or None if it has none here."""
         decides = self._operation.deciding_bytes(self.size_bytes, self._place.size)
         kind, dtype = self._operation.kind, self._dtype.number
         return native.algorithm(kind, dtype, decides, wanted)

@@ -1,4 +1,4 @@
-"""What is measured: operations, types, and inputs whose results are known exactly."""
+"""Benchmarked operations and types, with inputs whose results are known exactly."""
 
 from __future__ import annotations
 

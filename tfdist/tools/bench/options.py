@@ -100,10 +100,10 @@ def _positive(text: str) -> float:
 
 
 def unwritable(options: argparse.Namespace) -> str:
-    """What is wrong with the files to write, "" when nothing is.
+    """Returns the error in the files to write, or "" if there is none.
 
-    For the rank that writes them, or who starts it: it is better known before all is
-    measured.
+    Checked before anything is measured, by the rank that writes the files or by the
+    process that starts it.
     """
     given = {f"--{name}": getattr(options, name) for name in _FILES}
     files = {name: path for name, path in given.items() if path is not None}

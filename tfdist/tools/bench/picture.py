@@ -19,14 +19,14 @@ def is_possible() -> bool:
 
 
 def kinds() -> list[str]:
-    """What a picture can be: png, svg, pdf and others."""
+    """Returns the supported picture formats: png, svg, pdf and others."""
     from matplotlib.figure import Figure
 
     return sorted(Figure().canvas.get_supported_filetypes())
 
 
 def kind(path: Path) -> str:
-    """What a picture is, by the end of its name."""
+    """Returns the format of a picture, from the suffix of its name."""
     return path.suffix.removeprefix(".").lower()
 
 

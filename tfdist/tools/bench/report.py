@@ -50,7 +50,7 @@ def line(result: Result, limits: Limits) -> str:
 
 
 def heading(limits: Limits, transports: Sequence[str]) -> list[str]:
-    """What the figures below were measured on."""
+    """Describes the system on which the figures were measured, as lines of text."""
     counters = native.counters()
     hosts = ", ".join(map(str, limits.hosts))
     lines = [

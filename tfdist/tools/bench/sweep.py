@@ -25,7 +25,7 @@ def wanted(operation: Operation, names: str) -> list[str]:
 
 
 def unknown(operations: Sequence[str], names: str) -> str:
-    """What is wrong with the list of algorithms, "" when nothing is."""
+    """Returns the error in the list of algorithms, or "" if there is none."""
     known = {AUTO, ALL}
     for name in operations:
         known.update(OPERATIONS[name].algorithms())

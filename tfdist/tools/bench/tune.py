@@ -39,7 +39,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Choice:
-    """What to take, and how good that is.
+    """Algorithms chosen by size, and how good the choice is.
 
     Attributes:
         sizes: (up to so many bytes, algorithm); the last one without end (None).
@@ -52,7 +52,7 @@ class Choice:
     lines: Mapping[str, Line]
 
     def at(self, size_bytes: int) -> str:
-        """What is taken for so many bytes."""
+        """Returns the algorithm chosen for a size in bytes."""
         for limit, name in self.sizes:
             if limit is None or size_bytes <= limit:
                 return name
@@ -178,7 +178,7 @@ def _size_text(size_bytes: int | None) -> str:
 
 
 def explain(operation: str, dtype: str, choice: Choice) -> list[str]:
-    """What was fitted and chosen, in words."""
+    """Describes the fitted times and the chosen algorithms, as lines of text."""
     lines = [f"# {operation} {dtype}:"]
     for name, line in sorted(choice.lines.items()):
         rate = f"{1e-9 / line.beta:.3f} GB/s" if line.beta > 0 else "-"

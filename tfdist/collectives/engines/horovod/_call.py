@@ -21,7 +21,7 @@ _MOMENTS = "batch_norm."  # names of what no gradients are
 
 
 class Owner(Protocol):
-    """What a call asks of the operations."""
+    """Interface that a call requires from the operations."""
 
     sets: Sets
     counts: Counts

@@ -55,7 +55,7 @@ class Counts:
         *,
         counts: bool,
     ) -> list[tf.Tensor]:
-        """What `emit` returns.
+        """Calls `emit`, records the operation's start and end, and returns its outputs.
 
         Args:
             name: of no other operation that may run beside it.

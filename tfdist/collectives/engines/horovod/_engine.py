@@ -145,7 +145,7 @@ class HorovodEngine:
         return self._operations.counts.counted()
 
     def told(self, error: BaseException) -> native.CoreError | None:
-        """What an error of Horovod means."""
+        """Returns the core's error for an error of Horovod; None for other errors."""
         if "{{node " in str(error):  # of a traced function
             self._operations.counts.forget()
         late = self._watch.late if self._watch is not None else None

@@ -1,4 +1,4 @@
-"""What Horovod's errors mean to us."""
+"""Translation of Horovod's errors to errors of the core."""
 
 from __future__ import annotations
 

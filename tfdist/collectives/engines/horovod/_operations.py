@@ -335,7 +335,7 @@ class Operations:
         value: tf.Tensor,
         send: Callable[[tf.Tensor], Sequence[tf.Tensor]],
     ) -> Sequence[tf.Tensor]:
-        """What `send` makes of rows; those of a dtype that Horovod lacks as bytes."""
+        """Sends rows with `send`, as bytes if Horovod does not support their dtype."""
         (kept,) = held([value])
         if value.dtype in _types.MOVED:
             return list(send(kept))

@@ -1,4 +1,4 @@
-"""What Horovod is told before it starts, and what it is no good for. Pure functions."""
+"""Startup environment of Horovod and checks that it can be used. Pure functions."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def variables(
     interface: str,
     timeout_s: float,
 ) -> dict[str, str]:
-    """What `horovodrun` would set for this rank.
+    """Returns the variables that `horovodrun` would set for this rank.
 
     Args:
         topology: place of this rank.

@@ -1,4 +1,4 @@
-"""What Horovod's operations take, and by which of them a reduction is made. Pure."""
+"""Dtypes that Horovod supports and its operation for each reduction. Pure functions."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ _DIE_S = 10.0
 
 
 class Verdict(enum.Enum):
-    """What is to be done."""
+    """Action that the watch takes on pending operations."""
 
     WAIT = "wait"
     LATE = "late"  # a rank has not come within the limit

@@ -127,7 +127,7 @@ def send_to_data_service(
 
 
 def compute_worker_fn(compute_config: TfDataServiceConfig) -> NoReturn:
-    """What a process that prepares data runs.
+    """Main function of a process that prepares data; not supported.
 
     Raises:
         NotImplementedError: always; names what to use.
