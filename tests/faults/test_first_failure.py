@@ -148,13 +148,26 @@ def test_the_same_error_of_all_ranks_is_printed_once(tmp_path):
 @deadline(60)
 def test_a_killed_and_a_stopped_rank_are_both_named_by_all_others(tmp_path):
     code = """
-        import os, signal
+        import os, pathlib, signal, time
         from helpers import core_client as c
+        pid = pathlib.Path(os.environ["PID_FILE"])
+
+        def is_stopped():
+            if not pid.exists() or not pid.read_text():
+                return False
+            stat = pathlib.Path("/proc", pid.read_text(), "stat").read_text()
+            return stat.rpartition(")")[2].split()[0] == "T"
+
         c.world.start()
         c.steps(3)
         rank = c.runtime.rank()
-        if rank == 0: os.kill(os.getpid(), signal.SIGKILL)
-        if rank == 2: os.kill(os.getpid(), signal.SIGSTOP)
+        if rank == 2:
+            pid.write_text(str(os.getpid()))
+            os.kill(os.getpid(), signal.SIGSTOP)
+        if rank == 0:  # dies when rank 2 can no longer take part in the verdict
+            while not is_stopped():
+                time.sleep(0.001)
+            os.kill(os.getpid(), signal.SIGKILL)
         try:
             c.steps(10_000)
         except Exception as error:
@@ -162,7 +175,10 @@ def test_a_killed_and_a_stopped_rank_are_both_named_by_all_others(tmp_path):
             print("SAW", error, told["kind"], told["rank"], flush=True)
             raise
         """
-    done = run(tmp_path, "-np", "4", "--grace-s", "4", *python(code))
+    done = run(
+        tmp_path, "-np", "4", "--grace-s", "4", *python(code),
+        PID_FILE=str(tmp_path / "pid"),
+    )  # fmt: skip
     assert done.code == 137
     saw = re.findall(r"^\[rank (\d)\] SAW (.*)", done.stdout, re.MULTILINE)
     assert {rank for rank, _ in saw} == {"1", "3"}, done
