@@ -27,7 +27,7 @@ def text_of(name):
 
 
 def anchors_of(name):
-    """What GitHub makes of the headings."""
+    """The anchors that GitHub makes from the headings."""
     heads = re.findall(r"^#+ (.+)$", text_of(name), re.MULTILINE)
     plain = [re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", head) for head in heads]
     kept = [re.sub(r"[^\w\- ]", "", head.lower()) for head in plain]

@@ -6,7 +6,7 @@ import subprocess
 from helpers.tree import ROOT
 
 RETIRED = ROOT / "docs" / "retired-words.txt"
-# What was written down before: results with the names of their time, and the changelog.
+# Written at an earlier time, with the names of that time.
 RECORDS = ("benchmarks/records/", "tests/mutants/python/", "CHANGELOG.md")
 SUFFIXES = (".py", ".cc", ".h", ".cu", ".md", ".toml", ".yaml", ".txt")
 

@@ -31,8 +31,8 @@ FOREIGN = {
     r"(tensorflow|tsl|xla|absl|third_party|unsupported|Eigen|google)/": ("tf", "xla"),
     r"(cuda|cublas|nccl|nvml|driver_types|device_launch)": ("cuda",),
 }
-# What stands directly in tfdist/, by floors: each imports from lower floors only, also
-# inside functions. `errors` is a module, all others are packages.
+# The entries of tfdist/ by floors: each imports from lower floors only, also inside
+# functions. `errors` is a module, all others are packages.
 FLOORS = (
     ("core", "optimizers"),
     ("errors",),

@@ -110,19 +110,19 @@ class RankZeroOnly(RankCallback):
         self._run_on_first_rank("on_train_begin", logs)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Together."""
+        """Runs the hook on the first rank; the others wait."""
         super().on_train_end(logs)
         self._run_on_first_rank("on_train_end", logs)
         self._training = False
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Together."""
+        """Runs the hook on the first rank; the others wait."""
         super().on_epoch_begin(epoch, logs)
         self._looked_at.clear()
         self._run_on_first_rank("on_epoch_begin", epoch, logs)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Together."""
+        """Runs the hook on the first rank; the others wait."""
         self._run_on_first_rank("on_epoch_end", epoch, logs)
 
     def on_train_batch_begin(

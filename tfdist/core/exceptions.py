@@ -12,21 +12,7 @@ import tensorflow as tf
 from tfdist.core import engines, failed_rank
 from tfdist.core.native import CoreError
 
-__all__ = [
-    "ErrorRecord",
-    "EvictedError",
-    "MismatchError",
-    "NotInitializedError",
-    "RankFailedError",
-    "ThreadError",
-    "TimeoutError",
-    "from_core",
-    "from_tf",
-    "translate",
-]
-
 _PAYLOAD = "tfdist.error"
-_PUBLIC_MODULE = "tfdist.errors"  # what tracebacks and pickles name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,7 +127,7 @@ for _public in (
     TimeoutError,
     NotInitializedError,
 ):
-    _public.__module__ = _PUBLIC_MODULE
+    _public.__module__ = "tfdist.errors"  # for tracebacks and pickles
 
 # The one table from the kind of a record to the class that Python raises. Other kinds
 # (cancelled, invalid_argument, internal) stay what TensorFlow calls them.

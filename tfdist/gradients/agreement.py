@@ -28,7 +28,7 @@ from tfdist.core import native, runtime
 from tfdist.core.process_sets import ProcessSet, id_of, members_of
 from tfdist.gradients.ready_order import bits_of, order_from
 
-# What reduces a group, in its options: what XLA compiles, or an operation per bucket.
+# How a group is reduced, in its options: inside XLA, or by an operation per bucket.
 BY_XLA = "by=xla"
 BY_OPERATIONS = "by=operations"
 _PLACE = re.compile(r' call=\d+ in=([^\s"]+)')  # of what was traced, in the options
