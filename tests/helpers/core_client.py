@@ -7,6 +7,7 @@ started by tfdistrun or mpirun.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -111,6 +112,12 @@ def allreduce(x: np.ndarray, *, name: str, op: int = SUM, **more: Any) -> np.nda
 def barrier(name: str = "barrier") -> None:
     """Waits until all ranks are here."""
     submit([], name=name, kind=native.BARRIER).wait()
+
+
+def meet() -> None:
+    """A barrier of ranks that fail right after it; one may before others have left."""
+    with contextlib.suppress(native.CoreError):
+        barrier()
 
 
 # ---- as a program ----
