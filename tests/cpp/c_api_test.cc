@@ -76,20 +76,6 @@ TEST(one_rank_lives_without_links) {
   CHECK_EQ(tfdist_is_initialized(), 0);
 }
 
-TEST(one_rank_needs_no_reduced_gradients_and_without_a_world_there_are_none) {
-  CHECK_EQ(tfdist_use_reduced(1, 0), 0);
-  CHECK_EQ(tfdist_count_reduced(5), int64_t{0});
-  const tfdist_world world = Alone();
-  CHECK_EQ(tfdist_init(&world), 0);
-  CHECK_EQ(tfdist_use_reduced(1, 0), 1);
-  CHECK_EQ(tfdist_count_reduced(5), int64_t{5});
-  CHECK_EQ(tfdist_count_reduced(0), int64_t{5});
-  tfdist_shutdown(1);
-  CHECK_EQ(tfdist_init(&world), 0);
-  CHECK_EQ(tfdist_count_reduced(2), int64_t{7});  // goes on
-  tfdist_shutdown(1);
-}
-
 TEST(a_forked_child_has_no_engine_and_says_so) {
   const tfdist_world world = Alone();
   CHECK_EQ(tfdist_init(&world), 0);

@@ -331,31 +331,3 @@ def test_errors_of_the_core_come_out_of_the_compiled_step(how, expected, words):
     assert rank == 1
     assert seconds < 30
     assert same_weights
-
-
-def elements_counted():
-    """By a tape with a local variable, and by an optimizer, each in a compiled step."""
-    shared, own = (keras.Variable(np.ones(n, "float32")) for n in (5, 7))
-    optimizer = tfdist.DistributedOptimizer(keras.optimizers.SGD(0.1))
-    optimizer.build([shared])
-
-    @tf.function(jit_compile=True)
-    def by_tape():
-        with tfdist.DistributedGradientTape(local_variables=[own]) as tape:
-            loss = tf.reduce_sum(shared * shared) + tf.reduce_sum(own * own)
-        return tape.gradient(loss, [shared, own])
-
-    @tf.function(jit_compile=True)
-    def by_optimizer():
-        optimizer.apply([tf.ones(5)], [shared])
-
-    counts = []
-    for step in (by_tape, by_optimizer):
-        before = native.count_reduced(0)
-        step()
-        counts.append(native.count_reduced(0) - before)
-    return counts
-
-
-def test_gradients_count_as_elsewhere_for_a_step_that_is_given_them():
-    assert run_ranks(elements_counted, 2, timeout_s=110) == [[12, 0], [12, 0]]

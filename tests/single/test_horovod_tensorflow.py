@@ -10,7 +10,6 @@ import tensorflow as tf
 
 import tfdist
 import tfdist.horovod.tensorflow as hvd
-from tfdist.core import native
 from tfdist.horovod.common import basics, process_sets, reduce_ops, util
 from tfdist.horovod.common.exceptions import (
     HorovodVersionMismatchError,
@@ -165,43 +164,6 @@ def test_compressions(world):
     kept, ctx = hvd.Compression.fp16.compress(tf.constant([3]))
     assert kept.dtype == tf.int32
     assert hvd.Compression.fp16.decompress(kept, ctx).dtype == tf.int32
-
-
-class Doubling(Compressor):
-    """Sends twice as many elements as there are."""
-
-    @staticmethod
-    def compress(tensor):
-        return tf.concat([tensor, tensor], axis=0), len(tensor)
-
-    @staticmethod
-    def decompress(tensor, ctx):
-        return tensor[:ctx]
-
-
-def test_a_list_counts_as_reduced_once_however_it_is_sent(world, monkeypatch):
-    tensors = [tf.ones([5]), tf.ones([3], tf.float64), tf.ones([4]), tf.ones([2])]
-    given = {"compression": Doubling, "op": hvd.Sum}
-    calls = {
-        "allreduce": lambda: [hvd.allreduce(tensors[0], **given)],
-        "grouped_allreduce": lambda: hvd.grouped_allreduce(tensors, **given),
-        "two factors": lambda: hvd.grouped_allreduce(
-            [tf.ones([5]), tf.ones([3], tf.int32)], prescale_factor=2.0, **given
-        ),
-        "reducescatter": lambda: [hvd.reducescatter(tensors[0], **given)],
-        "no sum": lambda: [hvd.allreduce(tensors[0], compression=Doubling, op=hvd.Max)],
-    }
-    expected = [5, 14, 8, 5, 0]
-    monkeypatch.setenv("TFDIST_FUSION_BYTES", "32")  # one tensor in each operation
-    hvd.shutdown()
-    hvd.init()
-    for run in (lambda call: call(), lambda call: tf.function(call)()):
-        counts = []
-        for call in calls.values():
-            before = native.counters()["reduced_elements"]
-            run(call)
-            counts.append(native.counters()["reduced_elements"] - before)
-        assert counts == expected
 
 
 def test_init_takes_what_means_all_ranks(world):

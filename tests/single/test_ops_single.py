@@ -452,8 +452,6 @@ def test_tensorflow_still_has_the_list_of_unordered_stateful_operations():
     ours = {name for name in dir(op_library.ops()) if name.startswith("Tfdist")}
     # No collectives: these read files.
     ours -= {"TfdistIndexRecords", "TfdistReadRecords"}
-    # It stays before the step that it is about.
-    ours -= {"TfdistCheckReduced"}
     assert ours - op_library.UNORDERED_OPS == {"TfdistBarrier"}
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import keras
 
 from tfdist.collectives.local_variables import identity
+from tfdist.core.weak_identity_map import WeakIdentityMap
 
 # Keras's names of what each rank counts, draws or adds up by itself.
 _OWN_NAMES = (
@@ -22,8 +23,8 @@ _OWN_NAMES = (
 )
 _MOST_LISTS = 64
 
-# Variables given as local_variables to a tape or optimizer, by identity.
-_declared: dict[int, weakref.ref[Any]] = {}
+# Variables given as local_variables to a tape or optimizer.
+_declared: WeakIdentityMap[bool] = WeakIdentityMap()
 # Lists given to broadcast_variables, by the identities of their variables.
 _sent_together: dict[tuple[int, ...], list[weakref.ref[Any]]] = {}
 
@@ -31,15 +32,12 @@ _sent_together: dict[tuple[int, ...], list[weakref.ref[Any]]] = {}
 def declare(variables: Iterable[Any]) -> None:
     """Notes that these variables belong to each rank alone (`local_variables`)."""
     for variable in variables:
-        held = _held(variable)
-        _declared[id(held)] = weakref.ref(held)
+        _declared[tf_variable(variable)] = True
 
 
 def is_declared(variable: Any) -> bool:
     """Whether a variable has been given to `declare`."""
-    held = _held(variable)
-    known = _declared.get(id(held))
-    return known is not None and known() is held
+    return tf_variable(variable) in _declared
 
 
 def note_broadcast(variables: Sequence[Any]) -> None:
@@ -105,7 +103,7 @@ def _is_own_by_name(variable: Any) -> bool:
     return is_metric or name.partition(":")[0].endswith(_OWN_NAMES)
 
 
-def _held(variable: Any) -> Any:
-    """The TensorFlow variable: the object that `identity` is of."""
-    held = getattr(variable, "value", variable)
-    return variable if callable(held) else held
+def tf_variable(variable: Any) -> Any:
+    """The TensorFlow variable of a Keras variable; others as they are."""
+    value = getattr(variable, "value", variable)
+    return variable if callable(value) else value

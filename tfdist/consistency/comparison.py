@@ -65,6 +65,7 @@ def compare(
     *,
     is_first: bool,
     name: str = "comparison of weights",
+    advice: str = "",
 ) -> None:
     """Compares the states of all ranks; every rank of the set calls it.
 
@@ -74,6 +75,7 @@ def compare(
         process_set: the ranks that train together; None for all.
         is_first: whether the ranks may have begun with different weights.
         name: identifies the call across ranks.
+        advice: sentences that the error ends with.
 
     Raises:
         tfdist.MismatchError: on all ranks: they differ. Names the first variable, or
@@ -105,7 +107,7 @@ def compare(
         for rank, other in zip(members_of(process_set), shared, strict=True)
         if other is not None  # it has joined
     ]
-    text = explain(states, when, is_first=is_first)
+    text = f"{explain(states, when, is_first=is_first)} {advice}".rstrip()
     if not only_warns(text):
         record = errors.ErrorRecord(kind="mismatch", cause=text)
         raise errors.MismatchError(text, record)

@@ -70,6 +70,8 @@ def compare_in_step(
     reduced: list[Any],
     group_id: str,
     process_set: ProcessSet | None,
+    *,
+    advice: str = "",
 ) -> list[Any]:
     """Compares weights in some of the steps; called in each, or when one is traced.
 
@@ -79,6 +81,7 @@ def compare_in_step(
             so that no rank has cancelled what others wait for.
         group_id: of the list, as the ranks have agreed on it.
         process_set: the ranks that reduce; None for all.
+        advice: sentences that the error ends with.
 
     Returns:
         `reduced`. In a graph one of them waits for the comparison: what fails a step
@@ -96,14 +99,16 @@ def compare_in_step(
             _drop_earlier_worlds(_eager_counts, key[0])
         count = _eager_counts[key] = _eager_counts.get(key, 0) + 1
         if is_due(count) and not _callbacks_compare():
-            _compare_now(_compared(variables, process_set), count, key, process_set)
+            _compare_now(
+                _compared(variables, process_set), count, key, process_set, advice
+            )
         return reduced
     graph = tf.compat.v1.get_default_graph()
     # Another engine has no operation that fails a step.
     can_fail = graph.building_function and engines.chosen() is None
     if can_fail and not _callbacks_compare():
         compared = _compared(variables, process_set)
-        return _compare_when_run(compared, reduced, key, process_set)
+        return _compare_when_run(compared, reduced, key, process_set, advice)
     return reduced
 
 
@@ -112,6 +117,7 @@ def _compare_now(
     count: int,
     key: tuple[int, int, str],
     process_set: ProcessSet | None,
+    advice: str,
 ) -> None:
     state = RankState(
         rank=runtime.rank(),
@@ -126,6 +132,7 @@ def _compare_now(
         process_set,
         is_first=count == FIRST_CHECK,
         name=_name(key),
+        advice=advice,
     )
 
 
@@ -134,6 +141,7 @@ def _compare_when_run(
     reduced: list[Any],
     key: tuple[int, int, str],
     process_set: ProcessSet | None,
+    advice: str,
 ) -> list[Any]:
     names = [path_of(v) for v, _ in compared]
     kinds = [kind for _, kind in compared]
@@ -149,6 +157,7 @@ def _compare_when_run(
         ]
         is_first = int(number) == FIRST_CHECK
         text = explain(states, _moment(int(number)), is_first=is_first)
+        text = f"{text} {advice}".rstrip()
         return b"" if only_warns(text) else text.encode()
 
     def differ(hashes: tf.Tensor) -> tf.Tensor:

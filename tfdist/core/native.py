@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-API_VERSION = 7
+API_VERSION = 8
 LIBRARY_FOLDER = Path(__file__).resolve().parents[1] / "_native"
 LIBRARY_PATH = LIBRARY_FOLDER / "libtfdist_core.so"
 
@@ -187,7 +187,6 @@ class Request(ctypes.Structure):
         ("done", DoneCallback),
         ("allocate", AllocateCallback),
         ("algorithm", ctypes.c_char_p),
-        ("counted", ctypes.c_int64),
     ]
 
 
@@ -348,8 +347,6 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "tfdist_timeline_forward": (None, []),
     "tfdist_timeline_span": (None, [ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64]),
     "tfdist_counters_json": (ctypes.c_char_p, []),
-    "tfdist_count_reduced": (ctypes.c_int64, [ctypes.c_int64]),
-    "tfdist_use_reduced": (ctypes.c_int32, [ctypes.c_int64, ctypes.c_int64]),
     "tfdist_api": (ctypes.c_void_p, [ctypes.c_int32]),
 }
 
@@ -859,33 +856,6 @@ def timeline_span(name: str, begin_us: int, end_us: int) -> None:
         end_us: likewise.
     """
     library().tfdist_timeline_span(name.encode(), begin_us, end_us)
-
-
-def count_reduced(elements: int) -> int:
-    """Adds to the sum of elements of gradients that were reduced.
-
-    Args:
-        elements: that are known to need no reduction; below 0: that were counted and
-            are none of gradients; 0: only asks.
-
-    Returns:
-        The sum, in this world and those before it.
-    """
-    return int(library().tfdist_count_reduced(elements))
-
-
-def use_reduced(elements: int, since: int) -> bool:
-    """Whether a step may have been given so many elements of reduced gradients.
-
-    Args:
-        elements: of all gradients of the step. If there were so many, they are used:
-            another step needs others.
-        since: the sum (`count_reduced`) from which on they may have been reduced.
-
-    Returns:
-        True in a world of one rank.
-    """
-    return bool(library().tfdist_use_reduced(elements, since))
 
 
 def counters() -> dict[str, Any]:

@@ -12,14 +12,12 @@ import tensorflow as tf
 
 from tfdist import collectives, errors
 from tfdist.collectives.signature import path_of
-from tfdist.collectives.tf_ops.emit import attribute_elements, is_counting
 from tfdist.core import runtime
 from tfdist.core.process_sets import id_of
 from tfdist.gradients import xla
 from tfdist.gradients.bucket_plan import plan_buckets
 from tfdist.gradients.bucketing import cut_groups
 from tfdist.gradients.options import ReduceOptions
-from tfdist.gradients.provenance import elements_of
 
 # With the gate: what an eager call of a group runs, by group and options.
 _FUNCTIONS: dict[tuple[Any, ...], Any] = {}
@@ -38,7 +36,6 @@ def reduce_buckets(
     *,
     made: Sequence[Any],
     in_xla: bool = False,
-    also_counted: int = 0,
 ) -> list[tf.Tensor | None]:
     """Emits one operation for each bucket of the tensors that are not `None`.
 
@@ -49,8 +46,6 @@ def reduce_buckets(
         variables: of the group, for buckets by hand.
         made: the gradients as this rank makes them, or `None`.
         in_xla: `xla.reduced_by_xla()`: emits one operation for all buckets.
-        also_counted: elements of gradients that come with these and are not reduced:
-            one of the operations counts for them too (`emit.attribute_elements`).
 
     Returns:
         The reduced tensors, `None` where `tensors` has `None`.
@@ -96,19 +91,17 @@ def reduce_buckets(
     def emit(*inputs: tf.Tensor) -> list[tf.Tensor]:
         outputs: list[Any] = list(inputs)
         for number, bucket in enumerate(buckets):
-            elements = sum(inputs[i].shape.num_elements() for i in bucket)
-            with attribute_elements(elements + (0 if number else also_counted)):
-                ends = collectives.allreduce_bucket(
-                    [inputs[i] for i in bucket],
-                    group_id=group_id,
-                    bucket=number,
-                    bucket_count=len(buckets),
-                    tensor_indices=[indices[i] for i in bucket],
-                    op=op,
-                    name=f"{name}.{group_id[:8]}.{number}",
-                    timeout_s=None,
-                    process_set=process_set,
-                )
+            ends = collectives.allreduce_bucket(
+                [inputs[i] for i in bucket],
+                group_id=group_id,
+                bucket=number,
+                bucket_count=len(buckets),
+                tensor_indices=[indices[i] for i in bucket],
+                op=op,
+                name=f"{name}.{group_id[:8]}.{number}",
+                timeout_s=None,
+                process_set=process_set,
+            )
             for i, end in zip(bucket, ends, strict=True):
                 outputs[i] = end
         return outputs
@@ -123,7 +116,6 @@ def reduce_buckets(
             name=f"{name}.{group_id[:8]}",
             op=op,
             process_set=id_of(process_set),
-            counted=elements_of(inputs) + also_counted if is_counting() else 0,
         )
         outputs = dict(zip(order, ends, strict=True))
         return [outputs[i] for i in range(len(inputs))]
@@ -134,8 +126,7 @@ def reduce_buckets(
         # Called one by one, the first would wait for ever for the others of its step.
         # The cut too: after another init() other gradients of the list may be None.
         cut = (tuple(indices), tuple(map(tuple, buckets)))
-        use = (op, id_of(process_set), also_counted, is_counting())
-        key = (group_id, name, *use, cut)
+        key = (group_id, name, op, id_of(process_set), cut)
         emit = _FUNCTIONS.setdefault(key, tf.function(emit, jit_compile=False))
     reduced = list(tensors)
     with errors.translate():  # those of a function of our own, in an eager call

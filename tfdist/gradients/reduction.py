@@ -26,7 +26,6 @@ from tfdist.gradients.agreement import BY_OPERATIONS, BY_XLA, agree_on_gradients
 from tfdist.gradients.bucket_ops import gated, reduce_buckets
 from tfdist.gradients.compression import compress, divided, multiplied, restore
 from tfdist.gradients.options import ReduceOptions
-from tfdist.gradients.provenance import mark_local, whole_elements_of
 from tfdist.gradients.sample_weights import check_weightable, share_of, weighted
 from tfdist.gradients.sparse import by_rows, reduce_rows, rows_of
 from tfdist.gradients.xla import reduced_by_xla
@@ -96,7 +95,6 @@ def reduce_gradients(
     factor = options.gradient_predivide_factor
     is_sparse = [isinstance(g, tf.IndexedSlices) for g in full]
     dense = [None if sparse else g for g, sparse in zip(full, is_sparse, strict=True)]
-    has_buckets = any(g is not None for g in dense)
     reduced: list[Any] = reduce_buckets(
         [compress(divided(g, factor), options.compression) for g in dense],
         group_id,
@@ -104,7 +102,6 @@ def reduce_gradients(
         variables,
         made=made,
         in_xla=in_xla,
-        also_counted=whole_elements_of(local.values()),
     )
     reduced = [
         multiplied(restore(g, own), factor)
@@ -115,10 +112,8 @@ def reduce_gradients(
             name = f"{options.name or 'gradients'}.{group_id[:8]}.rows{i}"
             reduced[i] = reduce_rows(grad, options, name)
     part = options.local_factor()
-    own = mark_local(local.values(), counted=not has_buckets)
-    for i, grad in zip(local, own, strict=True):
+    for i, grad in local.items():
         reduced[i] = grad if part == 1.0 else weighted(grad, part)
-    declare(options.local_members(variables))
     if not in_xla:
         shared = [i for i in range(len(variables)) if i not in local]
         compared = compare_in_step(
@@ -206,6 +201,7 @@ def _complete(
     """
     runtime.check_initialized()
     local = set(options.local_places(variables))
+    declare(options.local_members(variables))
     _check_arguments(grads, variables, local)
     # Behind the gate all rows would have to come in one step with the buckets.
     tables = [

@@ -15,10 +15,8 @@ import tensorflow as tf
 
 from tfdist import collectives
 from tfdist.collectives import ReduceOp
-from tfdist.collectives.tf_ops.emit import attribute_elements
 from tfdist.gradients.compression import divided, multiplied, wire_type
 from tfdist.gradients.options import ReduceOptions
-from tfdist.gradients.provenance import table_elements_of
 
 # A table of at least so many bytes is reduced by rows unless the user says otherwise:
 # below it, one message of a bucket is cheaper than two gathers.
@@ -103,12 +101,7 @@ def reduce_rows(
     before = options.gradient_predivide_factor
     sent = tf.cast(divided(own.values, before), wire_type(dtype, options.compression))
     process_set = options.process_set
-    # They stand for a gradient of the whole table, which they may be made into.
-    table = table_elements_of(slices)
-    with attribute_elements(-1 if table is None else table):
-        values = collectives.allgather(
-            sent, name=f"{name}.values", process_set=process_set
-        )
+    values = collectives.allgather(sent, name=f"{name}.values", process_set=process_set)
     # Each rank that calls this sends a mark too: an average divides by their number,
     # which is less than the size when ranks have joined. It is not -1, which a lookup
     # on a GPU answers with zeros: an index out of range goes its way like every other.

@@ -129,7 +129,6 @@ def emit_group(
     name: str,
     op: int,
     process_set: int,
-    counted: int,
 ) -> list[tf.Tensor]:
     """Emits the one operation of a group, where `reduced_by_xla()`.
 
@@ -141,7 +140,6 @@ def emit_group(
         name: the same on all ranks; a bucket's is this, a dot and its number.
         op: a `ReduceOp`.
         process_set: id of the ranks that take part.
-        counted: for how many elements of gradients all of them count.
 
     Returns:
         The reduced tensors, in the order of `tensors`.
@@ -162,7 +160,6 @@ def emit_group(
             prescale="1.0",
             postscale="1.0",
             process_set=process_set,
-            counted=counted,
         )
     tokens.append(token)
     return list(reduced)

@@ -1,4 +1,4 @@
-"""Where the gradients of a step that is traced come from."""
+"""Where the gradients of an optimizer step come from."""
 
 from __future__ import annotations
 
@@ -8,18 +8,24 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.collectives.per_rank_variables import is_declared, tf_variable
+from tfdist.core.weak_identity_map import WeakIdentityMap
 from tfdist.gradients.graph_walk import around, key_of, origins
-from tfdist.gradients.provenance import is_settled, values_of
+from tfdist.gradients.provenance import is_from_tape, values_of
 
-# What counts elements of gradients; with counted=0 it is about something else.
 _REDUCTIONS = frozenset(
     {
         *("TfdistAllreduce", "TfdistReduce", "TfdistReduceScatter"),
-        *("TfdistReduceGroup", "TfdistAllgather"),
+        "TfdistReduceGroup",
     }
 )
 _CONSTANT = frozenset({"Const", "NoOp", "TfdistTopology"})
-_LOCAL = "_tfdist_local_gradients"  # attribute of a graph: names of tensors
+# Gradients as a tape or optimizer has computed them: eager tensors, and the names of
+# symbolic ones by their graphs.
+_local_tensors: WeakIdentityMap[bool] = WeakIdentityMap()
+_local_names: WeakIdentityMap[set[str]] = WeakIdentityMap()
+# Variables whose gradients are reduced over some of the ranks only.
+_trained_in_subsets: WeakIdentityMap[bool] = WeakIdentityMap()
 
 
 class Found(enum.Enum):
@@ -32,36 +38,54 @@ class Found(enum.Enum):
 
 
 def note_local(grads: Iterable[Any]) -> None:
-    """Remembers of symbolic gradients that a tape or optimizer has computed them.
+    """Remembers gradients that a tape or optimizer has computed on this rank.
 
     Args:
         grads: tensors, `tf.IndexedSlices`, and others, which are left out.
     """
     for grad in grads:
         values = values_of(grad)
-        if not tf.is_symbolic_tensor(values):
-            continue
-        names = getattr(values.graph, _LOCAL, None)
-        if names is None:
-            names = set()
-            setattr(values.graph, _LOCAL, names)
-        names.add(values.name)
+        if tf.is_symbolic_tensor(values):
+            names = _local_names.get(values.graph) or set()
+            names.add(values.name)
+            _local_names[values.graph] = names
+        elif isinstance(values, tf.Tensor):
+            _local_tensors[values] = True
 
 
-def find(grads: Iterable[Any]) -> Found:
-    """Whether gradients were reduced, as far as the graph tells.
+def note_subset(variables: Iterable[Any]) -> None:
+    """Remembers variables that not all ranks train together: they may differ."""
+    for variable in variables:
+        _trained_in_subsets[tf_variable(variable)] = True
 
-    They are followed back through the inputs of operations, what functions have
-    captured from outside, and the functions that operations call. What was gathered
+
+def may_differ(variable: Any) -> bool:
+    """Whether a variable is local to each rank, or trained by some of the ranks."""
+    return is_declared(variable) or tf_variable(variable) in _trained_in_subsets
+
+
+def find(grads: Sequence[Any]) -> Found:
+    """Whether gradients were reduced, as far as that is known.
+
+    Eager gradients are known as they come out of a tape. Symbolic ones are followed
+    back through the inputs of operations, what functions have captured from outside,
+    and the functions that operations call. What was gathered
     is reduced where gradients consist of nothing else: labels of all ranks, of which a
     loss is computed, reduce nothing. Nor does a reduced number by which gradients are
     divided: where reductions and gradients of this rank are found, one gradient must
     be of reductions alone. (Others may be meant to differ between the ranks.)
 
     Args:
-        grads: of one step: tensors and `tf.IndexedSlices`, some symbolic.
+        grads: of one step: tensors and `tf.IndexedSlices`.
     """
     starts = [values_of(g) for g in grads]
+    if not any(map(tf.is_symbolic_tensor, starts)):
+        if not tf.executing_eagerly():
+            return Found.UNKNOWN  # captured by a step that is traced
+        if all(map(is_from_tape, grads)):
+            return Found.REDUCED
+        are_local = all(v in _local_tensors for v in starts)
+        return Found.LOCAL if are_local else Found.UNKNOWN
     symbolic = [t for t in starts if tf.is_symbolic_tensor(t)]
     met, gathers = _met(symbolic)
     if len(symbolic) < len(starts):
@@ -90,11 +114,11 @@ def _met(tensors: Sequence[Any]) -> tuple[set[Found], bool]:
     def look(tensor: Any) -> bool:
         nonlocal gathers
         operation = tensor.op
-        if is_settled(tensor) or _is_reduction(operation):
+        if operation.type in _REDUCTIONS:
             met.add(Found.REDUCED)
             return False
         gathers |= operation.type == "TfdistAllgather"
-        if tensor.name in getattr(tensor.graph, _LOCAL, ()):
+        if tensor.name in (_local_names.get(tensor.graph) or ()):
             met.add(Found.LOCAL)
             return False
         if operation.type in ("ReadVariableOp", "ResourceGather", "VariableV2"):
@@ -121,12 +145,6 @@ def _walk(tensors: Iterable[Any], look: Callable[[Any], bool]) -> None:
         seen.add(key_of(tensor))
         if look(tensor):
             waiting += origins(tensor)
-
-
-def _is_reduction(operation: Any) -> bool:
-    if operation.type not in _REDUCTIONS:
-        return False
-    return bool(operation.get_attr("counted") != 0)
 
 
 def _all_gathered(tensors: Iterable[Any]) -> bool:

@@ -1,46 +1,39 @@
-"""Refuses steps of optimizers whose gradients do not come out of a reduction.
+"""Refuses steps of optimizers whose gradients were not reduced.
 
-Of a script written for Horovod nothing is known but that its ranks shall train one
-model. What would let each train its own, a forgotten wrapper or one that comes too
-late, shows where an optimizer takes its step.
+A script written for Horovod trains one model on all ranks. A wrapper of the optimizer
+or of the tape that is missing, or comes too late, would let each rank train a model of
+its own. Where an optimizer takes a step, its gradients are followed back (`_found`):
 
-While a step is traced its gradients are followed back through the graph (`_found`).
-Where that ends without an answer (they are arguments of the function, or were kept in
-variables), and eagerly, where there is no graph, the engine's count decides: as many
-elements of gradients must have been reduced as the step is given, and no other step may
-have used them. What was reduced before the last step of these variables is too old,
-unless the two had been reduced together: then less than one's was reduced in between.
-
-The first step of an optimizer may be there to make its variables, which are broadcast
-after it. It is taken, with a warning.
+- They come out of a reduction: the step is taken.
+- This rank has computed them, and nothing has reduced them: the step is refused. The
+  first step of an optimizer may be there to make its variables, which are broadcast
+  after it, so it is taken with a warning.
+- They are arguments of a traced function, were kept in variables, or were changed in an
+  eager loop: the ranks compare their weights in some of the steps
+  (`consistency.in_step`), and the step is refused when the weights have drifted apart.
 """
 
 from __future__ import annotations
 
 import contextvars
 import functools
+import hashlib
 import inspect
 import os
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from tfdist.collectives.signature import path_of
 from tfdist.collectives.tf_ops import emit
-from tfdist.collectives.tf_ops.op_library import ops
-from tfdist.core import native, runtime
+from tfdist.collectives.tf_ops.op_library import native_ops
+from tfdist.consistency.in_step import compare_in_step
+from tfdist.core import runtime
 from tfdist.core.rendezvous.environment import detect
-from tfdist.gradients.provenance import (
-    consume_tape_gradients,
-    elements_at_run,
-    elements_of,
-    values_of,
-    warn_once,
-    whole_elements_of,
-)
-from tfdist.horovod._found import Found, find, note_local
+from tfdist.gradients.provenance import values_of, warn_once
+from tfdist.horovod._found import Found, find, may_differ, note_local
 from tfdist.horovod._keras.optimizer import OwnSteps
 from tfdist.training.optimizer_mixins import ReducesUpdates, Reducing
 
@@ -131,7 +124,7 @@ def _check_steps(
 def check_reduced(
     optimizer: Any, grads: Sequence[Any], variables: Sequence[Any] | None = None
 ) -> list[Any]:
-    """Raises if a step of an optimizer that is not wrapped uses this rank's gradients.
+    """Raises if an optimizer that is not wrapped takes a step with local gradients.
 
     Args:
         optimizer: that takes the step.
@@ -139,14 +132,22 @@ def check_reduced(
         variables: of the gradients; None: all of the optimizer's.
 
     Returns:
-        What has to run before the step: nothing, or an operation that raises
-        `tf.errors.FailedPreconditionError` where the graph does not tell.
+        Tensors and operations that have to be computed before the step. One of them
+        may raise `tf.errors.FailedPreconditionError` when the traced step runs.
 
     Raises:
-        RuntimeError: none of them comes out of a reduction, in a job of several ranks.
+        RuntimeError: the gradients were not reduced, in a job of several ranks.
+        tfdist.MismatchError: the weights of the ranks have drifted apart.
     """
-    given = [g for g in grads if g is not None]
-    if not given:
+    if variables is None:
+        variables = getattr(optimizer, "_trainable_variables", ())
+    pairs = [
+        (g, v)
+        # The optimizer says what is wrong if one list is longer.
+        for g, v in zip(grads, variables, strict=False)
+        if g is not None and not may_differ(v)
+    ]
+    if not pairs:
         return []
     if not runtime.is_initialized():
         if detect(os.environ).size > 1:
@@ -154,37 +155,40 @@ def check_reduced(
         return []
     if runtime.size() == 1:
         return []
+    given = [g for g, _ in pairs]
     text = _text(optimizer, runtime.size())
-    values = [values_of(g) for g in given]
-    if not any(map(tf.is_symbolic_tensor, values)):
-        if tf.executing_eagerly():
-            if not _enough(optimizer, grads, variables):
-                if not _is_first_step(optimizer):
-                    raise RuntimeError(text)
-                warn_once(text)
-            return []
-        found = Found.UNKNOWN  # captured: of a step that is traced
-    else:
-        found = find(given)
-    in_xla = emit.inside_xla()
-    if found is Found.LOCAL and (in_xla or not _may_be_first_step(optimizer)):
-        raise RuntimeError(text)
-    if found in (Found.REDUCED, Found.MIXED) and in_xla:
+    found = find(given)
+    if found is Found.REDUCED or (found is Found.MIXED and emit.inside_xla()):
         return []
+    if found is Found.LOCAL:
+        return _refuse(optimizer, given, text)
     emit.check_not_xla(
         "whether the gradients of a step were reduced cannot be found out inside"
     )
-    required = found is not Found.REDUCED
-    none = tf.zeros([0], tf.int64)
-    after = [*filter(tf.is_symbolic_tensor, values), *(_effects() if required else [])]
-    with tf.control_dependencies(after):
-        use = ops().tfdist_check_reduced(
-            none if found is Found.LOCAL else elements_at_run(given),
-            _is_first_step(optimizer),
-            required=required,
-            message=text,
-        )
-    return [use]
+    shared = [v for _, v in pairs]
+    compared = compare_in_step(
+        shared, given, _list_id(optimizer, shared), None, advice=text
+    )
+    return [t for t in compared if tf.is_symbolic_tensor(values_of(t))]
+
+
+def _refuse(optimizer: Any, grads: Sequence[Any], text: str) -> list[Any]:
+    """Raises, now or when the step runs, unless it is the optimizer's first one."""
+    if emit.inside_xla() or not _may_be_first_step(optimizer):
+        raise RuntimeError(text)
+    warn_once(text)
+    if tf.executing_eagerly():
+        return []
+    tensors = [t for t in map(values_of, grads) if tf.is_symbolic_tensor(t)]
+    with tf.control_dependencies([*tensors, *_effects()]):
+        message = tf.where(_is_first_step(optimizer), "", text)
+        return [native_ops().tfdist_fail(message=message)]
+
+
+def _list_id(optimizer: Any, variables: Sequence[Any]) -> str:
+    """Identifies the steps of an optimizer with these variables, on all ranks."""
+    paths = [getattr(optimizer, "name", ""), *map(path_of, variables)]
+    return hashlib.sha256("\n".join(map(str, paths)).encode()).hexdigest()
 
 
 def _effects() -> list[Any]:
@@ -224,43 +228,9 @@ def _text(optimizer: Any, size: int, *, early: bool = False) -> str:
         f"keras.optimizers.{name}(...)) before model.compile(...), or take the "
         "gradients from hvd.DistributedGradientTape(tape).gradient(...), wrapped "
         "before they are computed, or reduce each of them by hvd.allreduce(gradient). "
-        "Each step needs gradients of its own, as many as it has variables. An "
-        "optimizer of variables that shall differ between the ranks: "
+        "An optimizer of variables that shall differ between the ranks: "
         "tfdist.DistributedOptimizer(optimizer, local_variables=lambda variable: True, "
         "scale_local_gradients=False). Only the first step of an optimizer may be "
         "without, to make the optimizer's variables, which are broadcast after it; "
         "optimizer.build(variables) makes them without a step."
     )
-
-
-# ---- eagerly ----
-
-# Sums of the engine's count: at the last step but one, and at the last one, of those
-# before which new gradients were reduced.
-_Sums = tuple[int, int]
-# Of each optimizer: id of a variable (which it holds) → that.
-_counts: weakref.WeakKeyDictionary[Any, dict[int, _Sums]] = weakref.WeakKeyDictionary()
-
-
-def _enough(
-    optimizer: Any, grads: Sequence[Any], variables: Sequence[Any] | None
-) -> bool:
-    if variables is None:
-        variables = getattr(optimizer, "_trainable_variables", ())
-    listed = list(variables)
-    pairs = zip(grads, listed, strict=False)  # the optimizer says what is wrong
-    stepped = [id(v) for g, v in pairs if g is not None]
-    counts = _counts.setdefault(optimizer, {})
-    now = native.count_reduced(0)
-    of_tape = consume_tape_gradients(grads)
-    for elements in (whole_elements_of(grads), elements_of(grads)):
-        # As in TfdistCheckReduced, for each variable.
-        sums = {v: counts.get(v, (0, 0)) for v in stepped}
-        for v, (_, last) in sums.items():
-            if now - last >= elements or of_tape is False:
-                sums[v] = last, now
-        since = 0 if of_tape else max((early for early, _ in sums.values()), default=0)
-        if native.use_reduced(elements, since):
-            counts.update(sums)
-            return True
-    return bool(of_tape)

@@ -72,18 +72,17 @@ def synchronized_moments(
         variance = (true_variance + offset * offset) * share
 
         def gradient(d_mean: tf.Tensor, d_variance: tf.Tensor) -> tf.Tensor:
-            with emit.attribute_elements(0):  # no gradients of weights
-                [summed] = emit.allreduce(
-                    [tf.concat([d_mean, d_variance], axis=0)],
-                    operation_name(
-                        "batch_norm", f"{name}.gradient", process_set=process_set
-                    ),
-                    ReduceOp.SUM,
-                    "1.0",
-                    "1.0",
-                    None,
-                    process_set=process_set,
-                )
+            [summed] = emit.allreduce(
+                [tf.concat([d_mean, d_variance], axis=0)],
+                operation_name(
+                    "batch_norm", f"{name}.gradient", process_set=process_set
+                ),
+                ReduceOp.SUM,
+                "1.0",
+                "1.0",
+                None,
+                process_set=process_set,
+            )
             d_mean, d_variance = summed[:channels], summed[channels:]
             # Without slack the centre is the mean. With it the mean is not where the
             # variance is smallest, so the variance changes with the mean too.

@@ -54,13 +54,12 @@ class ReducesUpdates:
     def _clip_gradients(self, grads: Any) -> Any:
         if self.gradient_accumulation_steps:
             grads, total = accumulation.means(self, grads)
-            with emit.attribute_elements(0):  # no other optimizer is given them
-                grads = reduction.reduce_gradients(
-                    grads,
-                    vars(self)["_tfdist_updated"],
-                    self.tfdist_options,
-                    weight=total,
-                )
+            grads = reduction.reduce_gradients(
+                grads,
+                vars(self)["_tfdist_updated"],
+                self.tfdist_options,
+                weight=total,
+            )
             if gated():
                 # The count of steps, which Keras changes next, waits for whoever
                 # writes it here.
@@ -163,10 +162,9 @@ class Reducing(ReducesUpdates):
         else:
             if weight is not None:
                 self._check_nothing_accumulates_means(variables)
-            with emit.attribute_elements(0):  # no other optimizer is given them
-                grads = reduction.reduce_gradients(
-                    grads, variables, self.tfdist_options, weight=weight
-                )
+            grads = reduction.reduce_gradients(
+                grads, variables, self.tfdist_options, weight=weight
+            )
         return grads
 
     def check_finite(self, grads: Any) -> Any:

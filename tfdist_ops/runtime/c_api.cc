@@ -69,7 +69,6 @@ void CopyRequest(const tfdist_request& in, tfdist::Request* out) {
     total += elements;
   }
   if (out->info.bucket) shapes[0].assign(1, total);
-  out->counted = in.counted < 0 ? total : in.counted;
   out->done = [done = in.done, context = in.context](const Status& status) {
     const tfdist_status view = View(status);
     done(context, &view);
@@ -317,21 +316,10 @@ const char* tfdist_counters_json(void) {
   return text_shown.c_str();
 }
 
-int64_t tfdist_count_reduced(int64_t elements) {
-  const std::shared_ptr<Runtime> runtime = Current();
-  return runtime != nullptr ? runtime->reduced().Count(elements) : 0;
-}
-
-int32_t tfdist_use_reduced(int64_t elements, int64_t since) {
-  const std::shared_ptr<Runtime> runtime = Current();
-  if (runtime == nullptr) return 0;
-  return runtime->world().size == 1 || runtime->reduced().Use(elements, since) ? 1 : 0;
-}
-
 const tfdist_api_table* tfdist_api(int32_t version) {
-  static const tfdist_api_table table = {
-      TFDIST_API_VERSION, &tfdist_submit,          &tfdist_cancel,        &tfdist_last_error,
-      &tfdist_topology,   &tfdist_submit_and_help, &tfdist_count_reduced, &tfdist_use_reduced};
+  static const tfdist_api_table table = {TFDIST_API_VERSION, &tfdist_submit,
+                                         &tfdist_cancel,     &tfdist_last_error,
+                                         &tfdist_topology,   &tfdist_submit_and_help};
   return version == TFDIST_API_VERSION ? &table : nullptr;
 }
 

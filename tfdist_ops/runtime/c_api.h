@@ -13,7 +13,7 @@
 extern "C" {
 #endif
 
-#define TFDIST_API_VERSION 7
+#define TFDIST_API_VERSION 8
 #define TFDIST_EXPORT __attribute__((visibility("default")))
 
 /* Codes are TensorFlow's: 0 ok, 1 cancelled, 3 invalid argument, 4 deadline exceeded, 9 failed
@@ -185,9 +185,6 @@ typedef struct tfdist_request {
   /* By name, the same on all ranks ("auto", "ring", ...), instead of the configured one; null:
    * that. Where it does not support the case (a torus of five ranks), auto decides. */
   const char* algorithm;
-  /* For how many elements of gradients its results count (tfdist_use_reduced), once it has ended
-   * well; 0: it is about something else; < 0: for as many as its tensors have. */
-  int64_t counted;
 } tfdist_request;
 
 /* Hands over one operation; returns at once. 0: `done` will come. Otherwise a code, with
@@ -281,18 +278,8 @@ TFDIST_EXPORT void tfdist_timeline_span(const char* name, int64_t begin_us, int6
  * "deviations" (operations that needed agreement although it was given before), "probes" (questions
  * sent about predicted operations that stood still), "tuning" (hash of the tuning file in force,
  * "" without), "waited_us" (for other ranks to be ready), "waited_for_us" (the same, by the rank
- * that was last), "reduced_elements" (tfdist_count_reduced), "links" (bytes and frames sent). */
+ * that was last), "links" (bytes and frames sent). */
 TFDIST_EXPORT const char* tfdist_counters_json(void);
-
-/* ---- gradients: what was reduced, and what of it steps of optimizers have used ---- */
-/* The sum of `counted` of all requests that have ended well, to which this adds `elements`: what is
- * known to need no reduction, or less than 0 for what turned out to be about something else. It
- * goes on where the world before this one has ended. */
-TFDIST_EXPORT int64_t tfdist_count_reduced(int64_t elements);
-/* Whether a step may have been given so many elements of reduced gradients: 1 if as many, which no
- * other step has used, were counted since the sum was `since`; they are used from now on. In a
- * world of one rank always 1; 0 without one. */
-TFDIST_EXPORT int32_t tfdist_use_reduced(int64_t elements, int64_t since);
 
 /* ---- the table for the TensorFlow rim ---- */
 typedef struct tfdist_api_table {
@@ -302,8 +289,6 @@ typedef struct tfdist_api_table {
   tfdist_status (*last_error)(void);
   void (*topology)(int32_t out[6]);
   int32_t (*submit_and_help)(const tfdist_request*, uint64_t*, int64_t);
-  int64_t (*count_reduced)(int64_t);
-  int32_t (*use_reduced)(int64_t, int64_t);
 } tfdist_api_table;
 /* Null when the core does not speak `version`. */
 TFDIST_EXPORT const tfdist_api_table* tfdist_api(int32_t version);

@@ -21,7 +21,6 @@ struct Process {
   std::mutex mutex;  // guards runtime; never taken in a forked child of `pid`, where it may be held
   std::shared_ptr<Runtime> runtime;
   std::shared_ptr<ShmWindow> window;  // of the runtime's links; likewise
-  int64_t reduced = 0;                // sum of ReducedElements in the worlds before; likewise
   std::atomic<pid_t> pid{0};
 };
 

@@ -190,7 +190,6 @@ int32_t tfdist_init(const tfdist_world* in) {
     process.runtime = std::make_shared<Runtime>(std::move(world), std::move(links.value()),
                                                 config.value(), doorbell);
   }
-  process.runtime->reduced().GoOn(process.reduced);
   process.window = std::move(window);
   process.pid = OwnPid();
   return 0;
@@ -208,8 +207,6 @@ void tfdist_shutdown(double timeout_s) {
   }
   if (runtime == nullptr) return;
   runtime->Shutdown(timeout_s);
-  std::lock_guard<std::mutex> lock(process.mutex);
-  process.reduced = runtime->reduced().Count(0);
 }
 
 int32_t tfdist_take_wanted(int32_t* ranks, int32_t capacity) {

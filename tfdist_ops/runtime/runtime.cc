@@ -153,7 +153,6 @@ Runtime::Runtime(World world, Links links, const Config& config, int doorbell_fd
   };
   hooks.finished = [this](const Request& request, Code code) {
     still_us_.store(0, std::memory_order_relaxed);
-    if (code == Code::kOk && request.counted != 0) reduced_.Count(request.counted);
     if (!records_wanted.load(std::memory_order_relaxed)) return;
     // Not the turn's time, in which more than this may have been reduced.
     const int64_t done_us = NowUs();
@@ -480,8 +479,7 @@ std::string Runtime::CountersJson() {
   if (!progress_->Push([this, promise, overlay = overlay_](Engine* engine, int64_t) {
         std::string text = engine->CountersJson();
         text.back() = ',';
-        text += " \"crowded\": " + std::string(is_crowded_ ? "true" : "false") +
-                ", \"reduced_elements\": " + std::to_string(reduced_.Count(0)) + "}";
+        text += " \"crowded\": " + std::string(is_crowded_ ? "true" : "false") + "}";
         if (overlay != nullptr) {
           text.back() = ',';
           text += " \"overlay\": " + OverlayJson(*overlay) + "}";

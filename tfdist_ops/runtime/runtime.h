@@ -17,7 +17,6 @@
 #include "runtime/finished_records.h"
 #include "runtime/processes.h"
 #include "runtime/progress.h"
-#include "runtime/reduced_elements.h"
 #include "runtime/timeline_writer.h"
 #include "runtime/wanted_links.h"
 #include "scheduler/engine.h"
@@ -92,7 +91,6 @@ class Runtime {
   std::vector<FinishedRecord> TakeRecords(size_t capacity);
   std::string CountersJson();
   // Of gradients; any thread.
-  ReducedElements& reduced() { return reduced_; }
   // The algorithm of an operation of all ranks on `bytes`, fused with nothing; `wanted` by name, ""
   // for the configured one. Null: there is none, or `wanted` does not support the case.
   const AlgorithmEntry* AlgorithmFor(CollectiveKind kind, DType dtype, int64_t bytes,
@@ -116,7 +114,6 @@ class Runtime {
   std::atomic<int64_t> good_steps_{0};
   std::atomic<uint64_t> moves_{0};
   std::atomic<int64_t> still_us_{0};
-  ReducedElements reduced_;
   std::atomic<bool> ended_{false};                // by a failure, or shut down
   std::atomic<Request*> spare_request_{nullptr};  // owned
   mutable std::mutex mutex_;                      // guards the six below

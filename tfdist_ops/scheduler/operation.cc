@@ -41,7 +41,7 @@ void Request::Clear() {
   group.clear();
   bucket_index = bucket_count = 0;
   rows.clear();
-  bytes = counted = submitted_us = agreed_us = deadline_us = 0;
+  bytes = submitted_us = agreed_us = deadline_us = 0;
   contributors = 0;
   last_ready = -1;
   ticket = 0;

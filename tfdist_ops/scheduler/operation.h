@@ -32,7 +32,6 @@ struct Request {
   int32_t bucket_count = 0;
   std::vector<int64_t> rows;  // once agreed: AgreedRows of scheduler/rows.h
   int64_t bytes = 0;
-  int64_t counted = 0;  // elements of gradients, as in tfdist_request
   int64_t submitted_us = 0;
   int64_t agreed_us = 0;
   int64_t deadline_us = 0;

@@ -14,7 +14,6 @@ REGISTER_OP("TfdistAllgather")
     .Attr("tensor_name: string")
     .Attr("timeout_s: float = 0.0")     // 0: TFDIST_TIMEOUT_S
     .Attr("process_set: int >= 0 = 0")  // 0: all ranks
-    .Attr("counted: int = 0")           // of tfdist_request: rows of a gradient count for a table
     .SetIsStateful()
     .SetShapeFn(RowsShape);
 

@@ -11,13 +11,9 @@ namespace tfdist {
   "half, bfloat16, float, double, int8, int16, int32, int64, uint8, uint16, uint32, uint64, " \
   "bool, complex64, complex128"
 
-// For a REGISTER_OP. Factors are repr() of a float64: attributes are float32. `counted` is that of
-// tfdist_request.
-#define TFDIST_REDUCTION_ATTRS           \
-  Attr("reduce_op: int >= 0")            \
-      .Attr("prescale: string = '1.0'")  \
-      .Attr("postscale: string = '1.0'") \
-      .Attr("counted: int = -1")
+// For a REGISTER_OP. Factors are repr() of a float64: attributes are float32.
+#define TFDIST_REDUCTION_ATTRS \
+  Attr("reduce_op: int >= 0").Attr("prescale: string = '1.0'").Attr("postscale: string = '1.0'")
 
 class Reduction {
  public:

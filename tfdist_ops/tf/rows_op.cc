@@ -75,10 +75,6 @@ absl::Status RowsShape(InferenceContext* c) {
 absl::Status RowsOp::Prepare(tensorflow::OpKernelContext* ctx, Operation* op) const {
   op->AddTensor(ctx->input(0), nullptr, 0);
   op->request().allocate = &Allocate;
-  // A gather's rows are those of all ranks: about so many.
-  if (op->request().kind == TFDIST_ALLGATHER && op->request().counted < 0) {
-    op->request().counted = ctx->input(0).NumElements() * std::max(1, WorldSize());
-  }
   if (ctx->num_inputs() > kSplitsInput && ctx->input_dtype(kSplitsInput) == tensorflow::DT_INT64) {
     const tensorflow::Tensor& splits = ctx->input(kSplitsInput);
     if (splits.dims() != 1) {

@@ -250,7 +250,6 @@ CollectiveOp::CollectiveOp(tensorflow::OpKernelConstruction* ctx, int32_t kind)
   has_call_ = calls > 0;
   if (ctx->HasAttr("T")) OP_REQUIRES_OK(ctx, ctx->GetAttr("T", &dtype_));
   if (ctx->HasAttr("root")) OP_REQUIRES_OK(ctx, ctx->GetAttr("root", &root_));
-  if (ctx->HasAttr("counted")) OP_REQUIRES_OK(ctx, ctx->GetAttr("counted", &counted_));
 }
 
 void CollectiveOp::ComputeAsync(tensorflow::OpKernelContext* ctx, DoneCallback done) {
@@ -260,7 +259,6 @@ void CollectiveOp::ComputeAsync(tensorflow::OpKernelContext* ctx, DoneCallback d
   op->request().process_set = static_cast<uint32_t>(process_set_);
   op->request().dtype = dtype_;
   op->request().root = root_;
-  op->request().counted = counted_;
   absl::Status status;
   try {
     status = has_call_ ? PrepareCall(ctx, op.get()) : Prepare(ctx, op.get());

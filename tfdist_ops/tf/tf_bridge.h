@@ -161,7 +161,6 @@ class CollectiveOp : public tensorflow::AsyncOpKernel {
   int64_t process_set_ = 0;
   tensorflow::DataType dtype_ = tensorflow::DT_INVALID;
   int32_t root_ = 0;
-  int64_t counted_ = 0;
 };
 
 }  // namespace tfdist

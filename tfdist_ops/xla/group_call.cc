@@ -165,7 +165,7 @@ ffi::Error ReadBuckets(const ffi::RemainingArgs& args, const ffi::RemainingRets&
 ffi::Error ReduceGroup(ffi::RemainingArgs args, ffi::RemainingRets rets, std::string_view name,
                        std::string_view group_id, ffi::Span<const int64_t> sizes,
                        ffi::Span<const int64_t> hints, int64_t reduce_op, int64_t prescale,
-                       int64_t postscale, int64_t process_set, int64_t counted) {
+                       int64_t postscale, int64_t process_set) {
   const tfdist_api_table* core = tfdist_api(TFDIST_API_VERSION);
   if (core == nullptr) {
     return ffi::Error::Internal(
@@ -185,7 +185,6 @@ ffi::Error ReduceGroup(ffi::RemainingArgs args, ffi::RemainingRets rets, std::st
   for (size_t number = 0; number < buckets.size(); ++number) {
     Bucket& bucket = buckets[number];
     tfdist_request request{};
-    request.counted = number == 0 ? counted : 0;
     request.kind = TFDIST_ALLREDUCE;
     request.name = bucket.name.c_str();
     request.dtype = bucket.dtype;
@@ -237,8 +236,7 @@ const char* tfdist_xla_register() {
                              .Attr<int64_t>("reduce_op")
                              .Attr<int64_t>("prescale")
                              .Attr<int64_t>("postscale")
-                             .Attr<int64_t>("process_set")
-                             .Attr<int64_t>("counted"));
+                             .Attr<int64_t>("process_set"));
   XLA_FFI_Error* error =
       ffi::Ffi::RegisterStaticHandler(ffi::GetXlaFfiApi(), tfdist::kGroupCall, "Host", handler);
   return error == nullptr ? nullptr : "XLA refused the custom call";

@@ -43,7 +43,6 @@ REGISTER_OP("TfdistReduceGroup")
     .Attr("prescale: string")  // repr() of a float64: attributes are float32
     .Attr("postscale: string")
     .Attr("process_set: int >= 0")
-    .Attr("counted: int >= 0")  // of tfdist_request, for the whole group
     .SetIsStateful()
     .SetShapeFn([](tensorflow::shape_inference::InferenceContext* c) {
       for (int i = 0; i < c->num_inputs(); ++i) c->set_output(i, c->input(i));
@@ -88,7 +87,7 @@ class ReduceGroupOp : public tensorflow::XlaOpKernel {
     std::string name, group;
     std::vector<int64_t> sizes, hints;
     int64_t prescale = 0, postscale = 0;
-    int64_t reduce_op = 0, process_set = 0, counted = 0;
+    int64_t reduce_op = 0, process_set = 0;
     OP_REQUIRES_OK(ctx, ctx->GetAttr("tensor_name", &name));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("group", &group));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("sizes", &sizes));
@@ -97,12 +96,11 @@ class ReduceGroupOp : public tensorflow::XlaOpKernel {
     OP_REQUIRES_OK(ctx, ReadScale(ctx, "prescale", &prescale));
     OP_REQUIRES_OK(ctx, ReadScale(ctx, "postscale", &postscale));
     OP_REQUIRES_OK(ctx, ctx->GetAttr("process_set", &process_set));
-    OP_REQUIRES_OK(ctx, ctx->GetAttr("counted", &counted));
-    attributes_ = absl::StrCat(
-        "{name = ", Quoted(name), ", group = ", Quoted(group), ", sizes = ", Listed(sizes),
-        ", tensor_indices = ", Listed(hints), ", reduce_op = ", reduce_op,
-        " : i64, prescale = ", prescale, " : i64, postscale = ", postscale,
-        " : i64, process_set = ", process_set, " : i64, counted = ", counted, " : i64}");
+    attributes_ = absl::StrCat("{name = ", Quoted(name), ", group = ", Quoted(group),
+                               ", sizes = ", Listed(sizes), ", tensor_indices = ", Listed(hints),
+                               ", reduce_op = ", reduce_op, " : i64, prescale = ", prescale,
+                               " : i64, postscale = ", postscale,
+                               " : i64, process_set = ", process_set, " : i64}");
   }
 
   void Compile(tensorflow::XlaOpKernelContext* ctx) override {

@@ -38,19 +38,12 @@ _Gradient = Callable[..., Any]
 
 
 def _gradient_of(kind: str) -> Callable[[_Gradient], _Gradient]:
-    """Registers the gradient of an operation.
-
-    A collective that is differentiated, and its gradient, reduce none of the gradients
-    of what is computed around it: they count for none.
-    """
+    """Registers the gradient of an operation."""
 
     def register(function: _Gradient) -> _Gradient:
         @functools.wraps(function)
         def gradient(node: Any, *grads: Any) -> Any:
-            if isinstance(node, tf.Operation) and "counted" in node.node_def.attr:
-                node._set_attr("counted", tf.compat.v1.AttrValue(i=0))
-            with emit.attribute_elements(0):
-                found = function(_Node(node), *grads)
+            found = function(_Node(node), *grads)
             found = list(found) if isinstance(found, list | tuple) else [found]
             return [*found, *([None] * (len(node.inputs) - len(found)))]
 

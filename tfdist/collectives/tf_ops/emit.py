@@ -6,12 +6,10 @@ and scales as text (attributes of TensorFlow are float32, a scale must stay exac
 
 from __future__ import annotations
 
-import contextlib
-import contextvars
 import enum
 import functools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -85,58 +83,6 @@ class ReduceOp(enum.IntEnum):
 
 
 _OPS = frozenset(ReduceOp)
-# A list holds what the next operation counts for; empty: none does any more.
-_COUNTED: contextvars.ContextVar[int | list[int] | None] = contextvars.ContextVar(
-    "tfdist_counted", default=None
-)
-
-
-@contextlib.contextmanager
-def attribute_elements(elements: int) -> Iterator[None]:
-    """Says for how many elements of gradients the operations called within it count.
-
-    By itself a sum or average counts for as many as it has, everything else for none;
-    `native.use_reduced` is what it is good for.
-
-    Args:
-        elements: of each of the operations; below 0: as many as it has; 0: they are
-            about something else, whatever is said further inside.
-    """
-    token = _COUNTED.set(0 if _COUNTED.get() == 0 else elements)
-    try:
-        yield
-    finally:
-        _COUNTED.reset(token)
-
-
-@contextlib.contextmanager
-def counted_once(elements: int) -> Iterator[None]:
-    """As `attribute_elements`, for the first operation called within it alone.
-
-    Args:
-        elements: of all of the operations together.
-    """
-    token = _COUNTED.set(0 if _COUNTED.get() == 0 else [elements])
-    try:
-        yield
-    finally:
-        _COUNTED.reset(token)
-
-
-def is_counting() -> bool:
-    """Whether operations called here may be about gradients of a step."""
-    return _COUNTED.get() != 0
-
-
-def _counted(by_itself: int) -> int:
-    said = _COUNTED.get()
-    if isinstance(said, list):
-        return said.pop() if said else 0
-    return by_itself if said is None else said
-
-
-def _counted_sum(op: Any) -> int:
-    return _counted(-1) if op in (ReduceOp.SUM, ReduceOp.AVERAGE) else 0
 
 
 def allreduce(
@@ -169,7 +115,6 @@ def allreduce(
         bucket=bucket,
         bucket_count=bucket_count,
         tensor_indices=list(tensor_indices),
-        counted=_counted_sum(op),
     )
 
 
@@ -207,7 +152,6 @@ def eager_allreduce(
             return _emit(
                 "tfdist_allreduce",
                 tensors=[tensor],
-                counted=_counted_sum(op),
                 **arguments,
             )[0]
         claim(keys)
@@ -216,7 +160,7 @@ def eager_allreduce(
         if place is not None:
             _one_rank.refuse_collective(place, "tfdist_allreduce", arguments)
         with errors.translate():
-            return run(tensors=[tensor], counted=_counted_sum(op), **again)[0]
+            return run(tensors=[tensor], **again)[0]
 
     return reduce_again
 
@@ -249,7 +193,6 @@ def allgather(
         tensor_name=name,
         timeout_s=native.timeout_of(timeout_s),
         process_set=process_set,
-        counted=_counted(0),
     )
     return gathered
 
@@ -295,7 +238,6 @@ def reduce(
         postscale=postscale,
         timeout_s=native.timeout_of(timeout_s),
         process_set=process_set,
-        counted=_counted_sum(op),
     )
 
 
@@ -321,7 +263,6 @@ def reduce_scatter(
         postscale=postscale,
         timeout_s=native.timeout_of(timeout_s),
         process_set=process_set,
-        counted=_counted_sum(op),
     ).rows
 
 

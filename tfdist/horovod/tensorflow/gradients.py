@@ -12,8 +12,8 @@ import tfdist
 from tfdist.collectives.local_variables import LocalVariables, is_variable
 from tfdist.gradients import reduction
 from tfdist.gradients.options import ReduceOptions
-from tfdist.gradients.provenance import mark_local
 from tfdist.gradients.sample_weights import weighted
+from tfdist.horovod._found import note_subset
 from tfdist.horovod.common.process_sets import check_initialized, own
 from tfdist.horovod.tensorflow._arguments import reduce_op
 from tfdist.horovod.tensorflow._groups import Groups
@@ -115,9 +115,11 @@ class GradientOptions:
         """
         check_initialized()
         options = self.of_tfdist(local)
+        if options.process_set is not None:
+            note_subset(s for s in sources if is_variable(s))
         if is_outside(options):
             return gradients_of_this_rank(
-                [self._dense_if_wanted(g) for g in mark_local(grads)], sources, options
+                [self._dense_if_wanted(g) for g in grads], sources, options
             )
         found = list(grads)
         places = [i for i, s in enumerate(sources) if is_variable(s)]
@@ -148,9 +150,7 @@ class GradientOptions:
         full: list[Any] = reduction.fill_missing(grads, variables, options)
         local = options.local_places(variables)
         for i, grad in enumerate(full):
-            if i in local:
-                (full[i],) = mark_local([grad])
-            elif grad is not None:
+            if i not in local and grad is not None:
                 full[i] = self._by_allreduce(grad)
         return _with_local_factor(full, local, options)
 

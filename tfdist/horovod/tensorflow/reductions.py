@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 import tfdist
-from tfdist.collectives.tf_ops.emit import counted_once
 from tfdist.collectives.tf_ops.op_names import operation_name
 from tfdist.core.process_sets import id_of
 from tfdist.gradients.options import ReduceOptions
@@ -94,20 +92,8 @@ def allreduce(
         sent, context = compression.compress(tf.convert_to_tensor(tensor))
         one = scaled(sent, chosen, prescale_factor, postscale_factor)
         name = scoped(name, ignore_name_scope)
-        with _counted([tensor], [sent]):
-            reduced = _reduced_by(tfdist.allreduce, one, chosen, name, members)
+        reduced = _reduced_by(tfdist.allreduce, one, chosen, name, members)
         return compression.decompress(reduced, context)
-
-
-def _counted(tensors: Sequence[Any], sent: Sequence[tf.Tensor]) -> Any:
-    """For how many elements a reduction counts: those there are before compression.
-
-    It may take several operations, of which one counts for all.
-    """
-    before = [tf.convert_to_tensor(t).shape.num_elements() for t in tensors]
-    if before == [t.shape.num_elements() for t in sent] or None in before:
-        return contextlib.nullcontext()
-    return counted_once(sum(before))
 
 
 def _reduced_by(
@@ -213,8 +199,7 @@ def grouped_allreduce(
         ready = [
             scaled(sent, chosen, prescale_factor, postscale_factor) for sent, _ in pairs
         ]
-        with _counted([found[i] for i in dense], [sent for sent, _ in pairs]):
-            reduced = _grouped(ready, chosen, base, members)
+        reduced = _grouped(ready, chosen, base, members)
         for i, (_, context), end in zip(dense, pairs, reduced, strict=True):
             found[i] = compression.decompress(end, context)
     return found
@@ -304,8 +289,7 @@ def reducescatter(
             )
         one = scaled(sent, chosen, prescale_factor, postscale_factor)
         name = scoped(name, ignore_name_scope)
-        with _counted([tensor], [sent]):
-            reduced = _reduced_by(tfdist.reduce_scatter, one, chosen, name, members)
+        reduced = _reduced_by(tfdist.reduce_scatter, one, chosen, name, members)
         return compression.decompress(reduced, context)
 
 
