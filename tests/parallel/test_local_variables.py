@@ -9,7 +9,10 @@ from helpers.outcome import outcome
 from helpers.ranks import run_ranks
 
 import tfdist
+from tfdist.collectives.local_variables import LocalVariables
 from tfdist.core import native
+from tfdist.gradients.options import ReduceOptions
+from tfdist.gradients.reduction import reduce_gradients
 
 STEPS = 4
 COUNTS = [3, 5]  # samples of each rank; rank r's own variable has r + 2 elements
@@ -107,12 +110,15 @@ def scales(op, scale):
     rank = tfdist.rank()
     layer = keras.layers.Dense(1, use_bias=False)  # not built yet
     shared = tf.Variable([1.0])
-    tape = tfdist.DistributedGradientTape(
-        op=op, local_variables=[layer], scale_local_gradients=scale
-    )
-    with tape:
+    with tf.GradientTape() as tape:
         loss = tf.reduce_sum(layer(tf.ones((1, 1))) * (rank + 1.0) + shared * 2.0)
-    own, common = tape.gradient(loss, [layer.kernel, shared])
+    variables = [layer.kernel, shared]
+    options = ReduceOptions(
+        tfdist.ReduceOp(op),
+        local_variables=LocalVariables([layer]),
+        scale_local_gradients=scale,
+    )
+    own, common = reduce_gradients(tape.gradient(loss, variables), variables, options)
     return [float(own[0, 0]), float(common[0])]
 
 

@@ -102,7 +102,7 @@ def test_an_optimizer_of_keras_gets_all_options():
     options = optimizer.tfdist_options
     assert (options.name, options.compression) == ("mine", "fp16")
     assert options.sparse_as_dense and options.gradient_predivide_factor == 4.0
-    assert options.groups.describe([]) == "2"
+    assert options.manual_buckets.describe([]) == "2"
     assert optimizer.gradient_accumulation_steps == 3
     summing = hvd.DistributedOptimizer(keras.optimizers.SGD(0.5), op=hvd.Sum)
     assert summing.tfdist_options.op.name == "SUM"

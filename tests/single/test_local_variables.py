@@ -6,6 +6,8 @@ import tensorflow as tf
 
 import tfdist
 from tfdist.collectives.local_variables import LocalVariables
+from tfdist.gradients.options import ReduceOptions
+from tfdist.gradients.reduction import reduce_gradients
 
 
 @pytest.fixture(autouse=True)
@@ -62,14 +64,10 @@ def test_what_would_make_the_shared_variables_differ_is_refused():
 def test_scaling_without_local_variables_and_a_weight_without_scaling_are_refused():
     v = tf.Variable([1.0])
     with pytest.raises(ValueError, match="without local_variables"):
-        tfdist.DistributedGradientTape(scale_local_gradients=False)
+        ReduceOptions(scale_local_gradients=False)
+    local = LocalVariables([v])
     with pytest.raises(ValueError, match="True or False"):
-        tfdist.DistributedGradientTape(local_variables=[v], scale_local_gradients=2)
-    options = {"local_variables": [v], "scale_local_gradients": False}
-    with tfdist.DistributedGradientTape(**options) as tape:
-        loss = v * 2.0
+        ReduceOptions(local_variables=local, scale_local_gradients=2)
+    options = ReduceOptions(local_variables=local, scale_local_gradients=False)
     with pytest.raises(ValueError, match="Leave one of them out"):
-        tape.gradient(loss, v, weight=3)
-    optimizer = tfdist.DistributedOptimizer(keras.optimizers.SGD(0.1), **options)
-    with pytest.raises(ValueError, match="Leave one of them out"):
-        optimizer.apply([tf.constant([1.0])], [v], weight=3)
+        reduce_gradients([tf.constant([2.0])], [v], options, weight=3)

@@ -57,11 +57,11 @@ def reduce_buckets(
     chosen = [tensor for _, tensor in pairs]
     sizes = [t.shape.num_elements() * t.dtype.size for t in chosen]
     by_hand: list[list[int]] = []
-    if options.groups is not None:
+    if options.manual_buckets is not None:
         known = dict(zip(indices, sizes, strict=True))
         places = {index: place for place, index in enumerate(indices)}
         all_sizes = [known.get(i) for i in range(len(tensors))]
-        for members in options.groups.places(variables, all_sizes):
+        for members in options.manual_buckets.places(variables, all_sizes):
             by_hand.append([places[i] for i in members])
 
     def cut_along(order: Sequence[int] | None) -> list[list[int]]:

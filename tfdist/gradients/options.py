@@ -12,7 +12,7 @@ from tfdist.collectives import ReduceOp
 from tfdist.collectives.local_variables import LocalVariables
 from tfdist.core.process_sets import ProcessSet, id_of, members_of
 from tfdist.gradients.compression import check_compression, check_predivision
-from tfdist.gradients.manual_buckets import VariableGroups
+from tfdist.gradients.manual_buckets import ManualBuckets
 from tfdist.gradients.xla import check_choice
 
 
@@ -30,7 +30,7 @@ class ReduceOptions:
         local_variables: variables that are not reduced; None: there are none.
         scale_local_gradients: whether the gradients of local variables count as one
             part of the average; `local_factor`.
-        groups: the buckets; None: they are cut by bytes.
+        manual_buckets: the buckets that the user chose; None: they are cut by bytes.
         gradient_predivide_factor: what gradients are divided by before they are
             reduced, and multiplied by after it.
         xla: one of `xla.CHOICES`: "off" never reduces inside of what XLA compiles.
@@ -50,7 +50,7 @@ class ReduceOptions:
     sparse_as_dense: bool | None = None
     local_variables: LocalVariables | None = None
     scale_local_gradients: bool = True
-    groups: VariableGroups | None = None
+    manual_buckets: ManualBuckets | None = None
     gradient_predivide_factor: float = 1.0
     xla: str = "auto"
 
@@ -121,8 +121,8 @@ class ReduceOptions:
     def describe(self, variables: Sequence[Any]) -> str:
         """One line for `agreement`: ranks with other options are refused by it."""
         more = "" if self.scale_local_gradients else "scale_local_gradients=False "
-        if self.groups is not None:
-            more += f"groups={self.groups.describe(variables)} "
+        if self.manual_buckets is not None:
+            more += f"groups={self.manual_buckets.describe(variables)} "
         if self.gradient_predivide_factor != 1:
             more += f"gradient_predivide_factor={self.gradient_predivide_factor!r} "
         name = quote(self.name or "")  # no space: the core reads it

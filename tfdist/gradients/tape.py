@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
@@ -12,7 +12,6 @@ from tfdist.collectives import ReduceOp
 from tfdist.collectives.local_variables import LocalVariables
 from tfdist.core.process_sets import ProcessSet
 from tfdist.gradients import reduction
-from tfdist.gradients.manual_buckets import VariableGroups
 from tfdist.gradients.options import ReduceOptions
 from tfdist.gradients.provenance import note_tape
 from tfdist.gradients.sample_weights import as_targets_hold, weighted, weighted_outputs
@@ -45,20 +44,8 @@ class DistributedGradientTape:
         local_variables: variables and layers that belong to each rank alone (a list, or
             a function that is given a variable and says whether it is one): their
             gradients are not reduced, and they may have other shapes on other ranks.
-            The same ones on all ranks. Default: none.
-        scale_local_gradients: whether their gradients are those of the mean over the
-            ranks' losses, like all others, so 1/size of those of this rank's own loss
-            (with `weight`: times its part of it). Default True; with `ReduceOp.SUM`
-            there is nothing to scale.
-        groups: which gradients are reduced together, in one operation (for each
-            dtype): a number of groups of about equally many bytes, or a list of
-            lists of variables and layers; what is in none, and with a default of
-            None everything, is grouped by `TFDIST_BUCKET_BYTES`. The same bits come
-            out. Tables that are reduced by rows go alone.
-        gradient_predivide_factor: a number f > 0: float32 and float64 gradients are
-            divided by f before they are compressed and averaged, and multiplied by f
-            after it. With `compression="fp16"` the range then ends at f times 65504.
-            Default 1; for averages only.
+            With an average they are divided by the number of ranks: the gradient of
+            the mean over the ranks' losses. The same ones on all ranks. Default: none.
         persistent: of the new tape: whether `gradient` may be called repeatedly.
         watch_accessed_variables: of the new tape: whether it watches trainable
             variables by itself.
@@ -87,9 +74,6 @@ class DistributedGradientTape:
         compression: str | None = None,
         sparse_as_dense: bool | None = None,
         local_variables: Iterable[Any] | Callable[[Any], bool] | None = None,
-        scale_local_gradients: bool = True,
-        groups: int | Sequence[Sequence[Any]] | None = None,
-        gradient_predivide_factor: float = 1.0,
         persistent: bool = False,
         watch_accessed_variables: bool = True,
     ) -> None:
@@ -118,9 +102,6 @@ class DistributedGradientTape:
             local_variables=None
             if local_variables is None
             else LocalVariables(local_variables),
-            scale_local_gradients=scale_local_gradients,
-            groups=None if groups is None else VariableGroups(groups),
-            gradient_predivide_factor=gradient_predivide_factor,
         )
 
     def __enter__(self) -> Self:

@@ -7,7 +7,7 @@ the plain Keras class and loads without tfdist.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import keras
@@ -16,7 +16,6 @@ from tfdist.collectives import ReduceOp
 from tfdist.collectives.local_variables import LocalVariables, check_clips_each_alone
 from tfdist.core.process_sets import ProcessSet
 from tfdist.gradients.finite import check_nan_policy
-from tfdist.gradients.manual_buckets import VariableGroups
 from tfdist.gradients.options import ReduceOptions
 from tfdist.training.loss_scale import ReducingWithAddedScale
 from tfdist.training.optimizer_mixins import Reducing, reducing_class
@@ -33,9 +32,6 @@ def DistributedOptimizer(  # noqa: N802 - named like the class it stands for
     compression: str | None = None,
     sparse_as_dense: bool | None = None,
     local_variables: Iterable[Any] | Callable[[Any], bool] | None = None,
-    scale_local_gradients: bool = True,
-    groups: int | Sequence[Sequence[Any]] | VariableGroups | None = None,
-    gradient_predivide_factor: float = 1.0,
     nan_policy: str | None = None,
     xla: str = "auto",
 ) -> keras.optimizers.Optimizer:
@@ -70,20 +66,8 @@ def DistributedOptimizer(  # noqa: N802 - named like the class it stands for
         local_variables: variables and layers that belong to each rank alone (a list, or
             a function that is given a variable and says whether it is one): their
             gradients are not reduced, and they may have other shapes on other ranks.
-            The same ones on all ranks. Default: none.
-        scale_local_gradients: whether their gradients are those of the mean over the
-            ranks' losses, like all others, so 1/size of those of this rank's own loss
-            (with `weight`: times its part of it). Default True; with `ReduceOp.SUM`
-            there is nothing to scale.
-        groups: which gradients are reduced together, in one operation (for each
-            dtype): a number of groups of about equally many bytes, or a list of
-            lists of variables and layers; what is in none, and with a default of
-            None everything, is grouped by `TFDIST_BUCKET_BYTES`. The same bits come
-            out. Tables that are reduced by rows go alone.
-        gradient_predivide_factor: a number f > 0: float32 and float64 gradients are
-            divided by f before they are compressed and averaged, and multiplied by f
-            after it. With `compression="fp16"` the range then ends at f times 65504.
-            Default 1; for averages only.
+            With an average they are divided by the number of ranks: the gradient of
+            the mean over the ranks' losses. The same ones on all ranks. Default: none.
         nan_policy: what all ranks do together when the gradient of a step is not
             finite on any of them: `"raise"` an error before a variable is changed, or
             `"skip_step"`: variables, slots and the count of steps stay as they are.
@@ -122,7 +106,6 @@ def DistributedOptimizer(  # noqa: N802 - named like the class it stands for
         ...     optimizer=tfdist.DistributedOptimizer(keras.optimizers.SGD(0.1)),
         ...     loss="mse", jit_compile=False)
     """
-    _check_wrappable(optimizer)
     options = ReduceOptions(
         op,
         name=name,
@@ -132,13 +115,31 @@ def DistributedOptimizer(  # noqa: N802 - named like the class it stands for
         local_variables=None
         if local_variables is None
         else LocalVariables(local_variables),
-        scale_local_gradients=scale_local_gradients,
-        groups=groups
-        if groups is None or isinstance(groups, VariableGroups)
-        else VariableGroups(groups),
-        gradient_predivide_factor=gradient_predivide_factor,
         xla=xla,
     )
+    return wrap_optimizer(optimizer, options, nan_policy)
+
+
+def wrap_optimizer(
+    optimizer: keras.optimizers.Optimizer,
+    options: ReduceOptions,
+    nan_policy: str | None = None,
+) -> keras.optimizers.Optimizer:
+    """`DistributedOptimizer` with all options of a reduction.
+
+    Args:
+        optimizer: a Keras optimizer, not wrapped yet; changed in place.
+        options: how gradients are reduced.
+        nan_policy: None, "raise" or "skip_step".
+
+    Returns:
+        The optimizer; under the policy `mixed_float16` in a `LossScaleOptimizer`.
+
+    Raises:
+        TypeError: `optimizer` is no Keras optimizer.
+        ValueError: it is wrapped already, or the options do not go together.
+    """
+    _check_wrappable(optimizer)
     if options.local_variables is not None:
         check_clips_each_alone(optimizer)
     check_nan_policy(nan_policy)

@@ -8,7 +8,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-import tfdist
 from tfdist.collectives.local_variables import check_clips_each_alone, with_one_more
 from tfdist.gradients.options import ReduceOptions
 from tfdist.horovod._keras.passes import accumulate, check_passes, put_before
@@ -24,6 +23,7 @@ from tfdist.horovod.tensorflow.gradients import (
     gradients_of_this_rank,
     is_outside,
 )
+from tfdist.training.optimizer import wrap_optimizer
 from tfdist.training.optimizer_mixins import ReducesUpdates
 
 
@@ -241,17 +241,12 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     check_passes(
         getattr(optimizer, "inner_optimizer", optimizer), backward_passes_per_step
     )
-    reduced = options.of_tfdist()
-    wrapped = tfdist.DistributedOptimizer(
-        optimizer,
-        op=reduced.op,
+    reduced = dataclasses.replace(
+        options.of_tfdist(),
         name=name,
-        process_set=reduced.process_set,
-        compression=reduced.compression,
         sparse_as_dense=True if sparse_as_dense else None,
-        groups=reduced.groups,
-        gradient_predivide_factor=reduced.gradient_predivide_factor,
     )
+    wrapped = wrap_optimizer(optimizer, reduced)
     stays_out = is_outside(reduced)
     if stays_out:
         put_before(wrapped, OwnSteps)

@@ -3,33 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
 from typing import Any
 
-from tfdist.collectives.local_variables import identity, is_layer
-from tfdist.gradients.manual_buckets import VariableGroups
+from tfdist.gradients.manual_buckets import ManualBuckets
 from tfdist.horovod._telling import outside
 
 
-class Groups(VariableGroups):
-    """As Horovod takes them: who is in two groups is in the first.
-
-    Variables that have no gradient are left out.
-    """
-
-    def _numbers(self) -> dict[int, int]:
-        numbers: dict[int, int] = {}
-        for number, group in enumerate(self._members):
-            for one in group:
-                for variable in one.trainable_variables if is_layer(one) else [one]:
-                    numbers.setdefault(identity(variable), number)
-        return numbers
-
-    def _unknown(self, variables: Sequence[Any]) -> list[tuple[int, Any]]:
-        return []
-
-
-def groups_of(groups: Any, num_groups: int) -> Groups | None:
+def groups_of(groups: Any, num_groups: int) -> ManualBuckets | None:
     """Returns the groups that `groups` and `num_groups` of a tape or optimizer define.
 
     Args:
@@ -50,14 +30,4 @@ def groups_of(groups: Any, num_groups: int) -> Groups | None:
             stacklevel=outside(),
         )
         groups = num_groups if groups is None else groups
-    if groups is None:
-        return None
-    is_number = isinstance(groups, int) and not isinstance(groups, bool)
-    if (is_number and groups < 1) or not (
-        is_number or isinstance(groups, list | tuple)
-    ):
-        raise ValueError(
-            "Expected groups to be a number > 0 or a list of lists of variables, got "
-            f"{groups!r}."
-        )
-    return Groups(groups)
+    return None if groups is None else ManualBuckets(groups)

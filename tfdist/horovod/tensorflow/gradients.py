@@ -11,12 +11,12 @@ import tensorflow as tf
 import tfdist
 from tfdist.collectives.local_variables import LocalVariables, is_variable
 from tfdist.gradients import reduction
+from tfdist.gradients.manual_buckets import ManualBuckets
 from tfdist.gradients.options import ReduceOptions
 from tfdist.gradients.sample_weights import weighted
 from tfdist.horovod._found import note_subset
 from tfdist.horovod.common.process_sets import check_initialized, own
 from tfdist.horovod.tensorflow._arguments import reduce_op
-from tfdist.horovod.tensorflow._groups import Groups
 from tfdist.horovod.tensorflow.compression import wire_name
 from tfdist.horovod.tensorflow.reductions import allreduce
 
@@ -48,7 +48,7 @@ class GradientOptions:
     sparse_as_dense: bool
     op: Any
     gradient_predivide_factor: float
-    groups: Groups | None
+    groups: ManualBuckets | None
     process_set: Any
     scale_local_gradients: bool
 
@@ -88,7 +88,7 @@ class GradientOptions:
             sparse_as_dense=bool(self.sparse_as_dense),
             local_variables=LocalVariables(local) if local else None,
             scale_local_gradients=bool(self.scale_local_gradients) or not local,
-            groups=self.groups,
+            manual_buckets=self.groups,
             gradient_predivide_factor=self.gradient_predivide_factor,
         )
 
