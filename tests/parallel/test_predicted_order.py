@@ -174,20 +174,23 @@ def test_a_graph_that_changes_on_one_rank_is_a_mismatch_on_all(what):
 
 def other_shape(what):
     """Under the name and the bucket of a group, rank 1 brings something else."""
-    from tfdist import collectives
+    from tfdist.collectives.tf_ops import emit
 
     description = "w float32 [4]\nop=sum"
     group, _ = native.register_group(description, [True])
 
     def reduce(elements, dtype=tf.float32, op=tfdist.ReduceOp.SUM):
-        return collectives.allreduce_bucket(
+        return emit.allreduce(
             [tf.ones([elements], dtype)],
-            group_id=group,
+            "own",
+            op,
+            "1.0",
+            "1.0",
+            None,
+            tensor_indices=[0],
+            group=group,
             bucket=0,
             bucket_count=1,
-            tensor_indices=[0],
-            op=op,
-            name="own",
         )
 
     for _ in range(3):

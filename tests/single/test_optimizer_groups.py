@@ -6,8 +6,8 @@ import pytest
 import tensorflow as tf
 
 import tfdist
-from tfdist import collectives
 from tfdist.collectives import signature
+from tfdist.collectives.tf_ops import emit
 from tfdist.core import native
 from tfdist.gradients import reduction
 from tfdist.gradients.options import ReduceOptions
@@ -107,21 +107,21 @@ def test_a_list_that_gets_another_name_in_each_step_is_warned_of_once(
 
 def test_one_operation_for_each_bucket_with_indices_of_the_list(monkeypatch, init_with):
     calls = []
-    original = collectives.allreduce_bucket
+    original = emit.allreduce
 
-    def note(tensors, **options):
-        calls.append((len(tensors), options))
-        return original(tensors, **options)
+    def note(tensors, *arguments, **options):
+        calls.append(options)
+        return original(tensors, *arguments, **options)
 
-    monkeypatch.setattr(collectives, "allreduce_bucket", note)
+    monkeypatch.setattr(emit, "allreduce", note)
     init_with(TFDIST_FIRST_BUCKET_BYTES="8192", TFDIST_BUCKET_BYTES="16384")
     variables = [tf.Variable(tf.fill([2048], float(i))) for i in range(5)]
     grads = [v * 2 for v in variables]
     grads[2] = None
     reduced = reduction.reduce_gradients(grads, variables)
-    assert [options["tensor_indices"] for _, options in calls] == [[4], [3, 1], [0]]
-    assert [options["bucket"] for _, options in calls] == [0, 1, 2]
-    assert {options["bucket_count"] for _, options in calls} == {3}
+    assert [options["tensor_indices"] for options in calls] == [(4,), (3, 1), (0,)]
+    assert [options["bucket"] for options in calls] == [0, 1, 2]
+    assert {options["bucket_count"] for options in calls} == {3}
     assert [g if g is None else float(g[0]) for g in reduced] == [0, 2, None, 6, 8]
 
 

@@ -8,7 +8,6 @@ they need calls that follow each other, so no `num_parallel_calls`.
 
 from tfdist.collectives._allreduce import (
     allreduce,
-    allreduce_bucket,
     grouped_allreduce,
 )
 from tfdist.collectives._alltoall import alltoall
@@ -27,7 +26,6 @@ __all__ = [
     "after_join",
     "allgather",
     "allreduce",
-    "allreduce_bucket",
     "alltoall",
     "barrier",
     "broadcast",

@@ -1,7 +1,12 @@
-"""Which gradients of a traced function share a bucket (`TFDIST_BUCKET_ORDER`)."""
+"""Which gradients of a list are reduced together, by one operation each.
+
+All ranks compute the same plan, from the sizes and types of the gradients. In a traced
+function the order may follow the graph (`TFDIST_BUCKET_ORDER`).
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Sequence
@@ -9,55 +14,140 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.collectives import ReduceOp
+from tfdist.collectives.signature import path_of
 from tfdist.core import runtime
-from tfdist.core.process_sets import ProcessSet, members_of
+from tfdist.core.process_sets import ProcessSet, id_of, members_of
 from tfdist.gradients import ready_order
 from tfdist.gradients.agreement import agree_on_order
+from tfdist.gradients.bucketing import cut_groups
+from tfdist.gradients.options import ReduceOptions
 from tfdist.gradients.ready_levels import levels_of
 
 _logger = logging.getLogger("tfdist")
 _MIB = 1 << 20
 
 
+@dataclasses.dataclass(frozen=True)
+class BucketPlan:
+    """The operations that reduce a list of gradients.
+
+    Attributes:
+        group_id: of the list, as the ranks have agreed on it (`agreement`).
+        name: of the operations, to which each bucket adds its number.
+        op: how the gradients are combined.
+        process_set: id of the ranks that take part.
+        buckets: for each operation the places of its gradients in the list.
+    """
+
+    group_id: str
+    name: str
+    op: ReduceOp
+    process_set: int
+    buckets: tuple[tuple[int, ...], ...]
+
+    def places(self) -> list[int]:
+        """The places of all gradients that are reduced, bucket by bucket."""
+        return [place for bucket in self.buckets for place in bucket]
+
+
 def plan_buckets(
+    tensors: Sequence[tf.Tensor | None],
+    local_grads: Sequence[Any],
+    variables: Sequence[Any],
+    group_id: str,
+    options: ReduceOptions,
+    *,
+    in_xla: bool = False,
+) -> BucketPlan:
+    """The buckets of a list of gradients, the same on all ranks.
+
+    Args:
+        tensors: one for each variable, as it is sent, or None.
+        local_grads: the gradients as this rank's graph makes them; None for one that
+            it lacks.
+        variables: of the list.
+        group_id: of the list.
+        options: operation, name, process set, and buckets that the user chose.
+        in_xla: whether one operation of XLA reduces all buckets: their order then has
+            no effect.
+    """
+    pairs = [(i, tensor) for i, tensor in enumerate(tensors) if tensor is not None]
+    places, sent = [i for i, _ in pairs], [tensor for _, tensor in pairs]
+    sizes = [t.shape.num_elements() * t.dtype.size for t in sent]
+    manual: list[list[int]] = []
+    if options.manual_buckets is not None:
+        size_of, position_of = dict(zip(places, sizes, strict=True)), _inverse(places)
+        all_sizes = [size_of.get(i) for i in range(len(tensors))]
+        for bucket in options.manual_buckets.places(variables, all_sizes):
+            manual.append([position_of[i] for i in bucket])
+
+    def cut(order: Sequence[int] | None) -> list[list[int]]:
+        return cut_groups(
+            sizes,
+            [t.dtype for t in sent],
+            manual,
+            first_bytes=runtime.setting("TFDIST_FIRST_BUCKET_BYTES"),
+            bucket_bytes=runtime.setting("TFDIST_BUCKET_BYTES"),
+            fusion_bytes=runtime.setting("TFDIST_FUSION_BYTES"),
+            order=order,
+        )
+
+    name = f"{options.name or 'gradients'}.{group_id[:8]}"
+    # In eager mode all gradients are there before the first bucket is reduced.
+    if in_xla or tf.executing_eagerly() or len(sent) < 2:
+        buckets = cut(None)
+    else:
+        buckets = _cut_traced(
+            cut,
+            [local_grads[i] for i in places],
+            sizes,
+            [path_of(variables[i]) for i in places],
+            name,
+            group_id,
+            options.process_set,
+        )
+    return BucketPlan(
+        group_id,
+        name,
+        options.op,
+        id_of(options.process_set),
+        tuple(tuple(places[i] for i in bucket) for bucket in buckets),
+    )
+
+
+def _inverse(places: Sequence[int]) -> dict[int, int]:
+    return {place: position for position, place in enumerate(places)}
+
+
+def _cut_traced(
     cut: Callable[[Sequence[int] | None], list[list[int]]],
-    made: Sequence[Any],
+    local_grads: Sequence[Any],
     sizes_bytes: Sequence[int],
     paths: Sequence[str],
-    group: str,
+    name: str,
     group_id: str,
     process_set: ProcessSet | None,
 ) -> list[list[int]]:
-    """The buckets of a group of gradients, the same on all ranks.
+    """Cuts in the order of the list, or of the lowest rank's graph.
 
-    With `TFDIST_BUCKET_ORDER=reverse` the lowest rank also says what the order in which
-    the gradients are made would gain, where that is much.
-
-    Args:
-        cut: makes buckets along an order of the gradients; of None: along the list.
-        made: the gradients as this rank's graph makes them; None for one that it lacks.
-        sizes_bytes: of each.
-        paths: of their variables.
-        group: name of the group, for messages.
-        group_id: of `agreement`.
-        process_set: the ranks that reduce; None: all.
+    With `TFDIST_BUCKET_ORDER=reverse` the lowest rank also logs what the order in which
+    its graph makes the gradients would gain, where that is much.
     """
     listed = cut(None)
-    if tf.executing_eagerly() or len(made) < 2:
-        return listed  # all are there before the first bucket is
     is_observed = runtime.setting("TFDIST_BUCKET_ORDER") == "traced"
     is_lowest = members_of(process_set)[0] == runtime.rank()
     if not (is_observed or is_lowest):
         return listed
-    levels = ready_order.filled(levels_of(made))
+    levels = ready_order.filled(levels_of(local_grads))
     order = ready_order.order_of(levels)
     if is_observed:
         buckets = cut(agree_on_order(order, group_id, process_set))
         if is_lowest:
-            _logger.debug("%s: %d buckets, in traced order", group, len(buckets))
+            _logger.debug("%s: %d buckets, in traced order", name, len(buckets))
         return buckets
     found = ready_order.compare(listed, cut(order), levels, sizes_bytes)
-    _report(found, group, paths[found.early], paths[found.late])
+    _report(found, name, paths[found.early], paths[found.late])
     return listed
 
 

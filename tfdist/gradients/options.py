@@ -11,7 +11,12 @@ from urllib.parse import quote
 from tfdist.collectives import ReduceOp
 from tfdist.collectives.local_variables import LocalVariables
 from tfdist.core.process_sets import ProcessSet, id_of, members_of
-from tfdist.gradients.compression import check_compression, check_predivision
+from tfdist.gradients.codec import (
+    Codec,
+    check_compression,
+    check_predivide_factor,
+    codec_of,
+)
 from tfdist.gradients.manual_buckets import ManualBuckets
 from tfdist.gradients.xla import check_choice
 
@@ -24,7 +29,7 @@ class ReduceOptions:
         op: how the ranks' gradients are combined: `AVERAGE` or `SUM`.
         name: tells apart lists of gradients that are otherwise equal.
         process_set: the ranks that take part; None: all.
-        compression: None or a name of `compression.WIRE_TYPES`.
+        compression: a key of `codec.CODECS`.
         sparse_as_dense: whether `tf.IndexedSlices` are reduced as dense tensors; None:
             those of small tables are (`sparse.TABLE_BYTES`).
         local_variables: variables that are not reduced; None: there are none.
@@ -80,7 +85,7 @@ class ReduceOptions:
                 "scale_local_gradients=False was given without local_variables, whose "
                 "gradients it is about. Name them, or leave it out."
             )
-        check_predivision(self.gradient_predivide_factor)
+        check_predivide_factor(self.gradient_predivide_factor)
         if self.gradient_predivide_factor != 1 and self.op is ReduceOp.SUM:
             raise ValueError(
                 "Expected op=tfdist.ReduceOp.AVERAGE with gradient_predivide_factor, "
@@ -94,6 +99,10 @@ class ReduceOptions:
         summing = copy.copy(self)
         object.__setattr__(summing, "op", ReduceOp.SUM)
         return summing
+
+    def codec(self) -> Codec:
+        """How gradients are encoded for the reduction."""
+        return codec_of(self.compression, self.gradient_predivide_factor)
 
     def local_places(self, variables: Sequence[Any]) -> list[int]:
         """The places of the variables that are not reduced."""

@@ -24,7 +24,7 @@ from tfdist.consistency.in_step import compare_in_step
 from tfdist.core import runtime
 from tfdist.gradients.agreement import BY_OPERATIONS, BY_XLA, agree_on_gradients
 from tfdist.gradients.bucket_ops import gated, reduce_buckets
-from tfdist.gradients.compression import compress, divided, multiplied, restore
+from tfdist.gradients.bucket_plan import plan_buckets
 from tfdist.gradients.options import ReduceOptions
 from tfdist.gradients.sample_weights import check_weightable, share_of, weighted
 from tfdist.gradients.sparse import by_rows, reduce_rows, rows_of
@@ -85,32 +85,17 @@ def reduce_gradients(
         check_weights(variables, options)
         use += " weighted"
     full, group_id = _complete(grads, variables, options, use, in_xla=in_xla)
-    made = [None if own is None else g for own, g in zip(grads, full, strict=True)]
+    # A rank that lacks a gradient fills it with zeros, which its graph does not make.
+    traced = [None if own is None else g for own, g in zip(grads, full, strict=True)]
     local = {i: grads[i] for i in options.local_places(variables)}
     if weight is not None:
         share = share_of(weight, options.process_set, options.name)
         full = [weighted(g, share) for g in full]
         local = {i: weighted(g, share) for i, g in local.items()}
         options = options.summing()
-    factor = options.gradient_predivide_factor
-    is_sparse = [isinstance(g, tf.IndexedSlices) for g in full]
-    dense = [None if sparse else g for g, sparse in zip(full, is_sparse, strict=True)]
-    reduced: list[Any] = reduce_buckets(
-        [compress(divided(g, factor), options.compression) for g in dense],
-        group_id,
-        options,
-        variables,
-        made=made,
-        in_xla=in_xla,
+    reduced = _reduce_complete(
+        full, traced, variables, group_id, options, in_xla=in_xla
     )
-    reduced = [
-        multiplied(restore(g, own), factor)
-        for g, own in zip(reduced, dense, strict=True)
-    ]
-    for i, grad in enumerate(full):
-        if is_sparse[i]:
-            name = f"{options.name or 'gradients'}.{group_id[:8]}.rows{i}"
-            reduced[i] = reduce_rows(grad, options, name)
     part = options.local_factor()
     for i, grad in local.items():
         reduced[i] = grad if part == 1.0 else weighted(grad, part)
@@ -124,6 +109,41 @@ def reduce_gradients(
         )
         for i, grad in zip(shared, compared, strict=True):
             reduced[i] = grad
+    return reduced
+
+
+def _reduce_complete(
+    grads: Sequence[Any],
+    traced: Sequence[Any],
+    variables: Sequence[Any],
+    group_id: str,
+    options: ReduceOptions,
+    *,
+    in_xla: bool,
+) -> list[Any]:
+    """Reduces gradients that all ranks have: encode, plan, emit, decode.
+
+    Args:
+        grads: tensors, `tf.IndexedSlices` (reduced by rows) and None.
+        traced: the gradients that this rank's graph makes; None for others.
+        variables: of the list.
+        group_id: of the list.
+        options: how.
+        in_xla: whether XLA compiles the reduction.
+    """
+    codec = options.codec()
+    sent = [
+        None if g is None or isinstance(g, tf.IndexedSlices) else codec.encode(g)
+        for g in grads
+    ]
+    plan = plan_buckets(sent, traced, variables, group_id, options, in_xla=in_xla)
+    reduced: list[Any] = reduce_buckets(plan, sent, in_xla=in_xla)
+    for i, grad in enumerate(grads):
+        if isinstance(grad, tf.IndexedSlices):
+            name = f"{options.name or 'gradients'}.{group_id[:8]}.rows{i}"
+            reduced[i] = reduce_rows(grad, options, name)
+        elif grad is not None:
+            reduced[i] = codec.decode(reduced[i], grad.dtype)
     return reduced
 
 

@@ -15,7 +15,6 @@ import tensorflow as tf
 
 from tfdist import collectives
 from tfdist.collectives import ReduceOp
-from tfdist.gradients.compression import divided, multiplied, wire_type
 from tfdist.gradients.options import ReduceOptions
 
 # A table of at least so many bytes is reduced by rows unless the user says otherwise:
@@ -98,8 +97,8 @@ def reduce_rows(
     """
     own = sum_duplicates(slices)
     dtype = slices.values.dtype
-    before = options.gradient_predivide_factor
-    sent = tf.cast(divided(own.values, before), wire_type(dtype, options.compression))
+    codec = options.codec()
+    sent = codec.encode(own.values)
     process_set = options.process_set
     values = collectives.allgather(sent, name=f"{name}.values", process_set=process_set)
     # Each rank that calls this sends a mark too: an average divides by their number,
@@ -119,5 +118,5 @@ def reduce_rows(
     values = total.values
     if options.op == ReduceOp.AVERAGE:
         values /= tf.cast(tf.math.count_nonzero(is_mark), values.dtype)
-    values = multiplied(tf.cast(values, dtype), before)
+    values = codec.decode(values, dtype)
     return tf.IndexedSlices(values, total.indices, slices.dense_shape)

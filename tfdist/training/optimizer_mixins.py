@@ -44,6 +44,20 @@ class ReducesUpdates:
     gradient_accumulation_steps: int | None
     _iterations: Any
 
+    def reduce_for_update(
+        self, grads: list[Any], variables: list[Any], weight: Any
+    ) -> list[Any]:
+        """The gradients of all ranks, for one update: the only place that reduces them.
+
+        Args:
+            grads: of this rank, one for each variable.
+            variables: that the update changes.
+            weight: this rank's number of samples, or None.
+        """
+        return reduction.reduce_gradients(
+            grads, variables, self.tfdist_options, weight=weight
+        )
+
     def _backend_apply_gradients(self, grads: Any, trainable_variables: Any) -> None:
         # `_clip_gradients` is not told the variables. Past Keras's __setattr__, which
         # would take them for the optimizer's own.
@@ -54,12 +68,8 @@ class ReducesUpdates:
     def _clip_gradients(self, grads: Any) -> Any:
         if self.gradient_accumulation_steps:
             grads, total = accumulation.means(self, grads)
-            grads = reduction.reduce_gradients(
-                grads,
-                vars(self)["_tfdist_updated"],
-                self.tfdist_options,
-                weight=total,
-            )
+            variables = vars(self)["_tfdist_updated"]
+            grads = self.reduce_for_update(grads, variables, total)
             if gated():
                 # The count of steps, which Keras changes next, waits for whoever
                 # writes it here.
@@ -162,9 +172,7 @@ class Reducing(ReducesUpdates):
         else:
             if weight is not None:
                 self._check_nothing_accumulates_means(variables)
-            grads = reduction.reduce_gradients(
-                grads, variables, self.tfdist_options, weight=weight
-            )
+            grads = self.reduce_for_update(grads, variables, weight)
         return grads
 
     def check_finite(self, grads: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.gradients.compression import check_compression
+from tfdist.gradients.codec import check_compression
 
 
 class Compressor:

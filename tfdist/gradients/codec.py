@@ -1,0 +1,143 @@
+"""How gradients travel: encoded before the reduction, decoded after it.
+
+To add a compressor, write a class with `encode` and `decode`, and a row in `CODECS`.
+The ranks add up what `encode` returns, element by element, so a codec changes the
+numbers of a gradient or their type, and keeps its shape.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, Protocol
+
+import tensorflow as tf
+
+_WIDE = (tf.float32, tf.float64)
+
+
+class Codec(Protocol):
+    """Encodes gradients for the reduction and decodes its results."""
+
+    def encode(self, gradient: tf.Tensor) -> tf.Tensor:
+        """The tensor that is reduced in place of `gradient`, of the same shape."""
+
+    def decode(self, reduced: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+        """The reduced gradient.
+
+        Args:
+            reduced: the sum or average of what the ranks have encoded.
+            dtype: of the gradient before `encode`.
+        """
+
+
+class Exact:
+    """Sends gradients as they are."""
+
+    def encode(self, gradient: tf.Tensor) -> tf.Tensor:
+        """`gradient` itself."""
+        return gradient
+
+    def decode(self, reduced: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+        """`reduced` in `dtype`."""
+        return tf.cast(reduced, dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class Cast:
+    """Sends float32 and float64 gradients in a shorter type.
+
+    The core adds the ranks' values in float32 and rounds the result once.
+
+    Args:
+        wire_type: the type that is sent.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> from tfdist.gradients.codec import Cast
+        >>> codec = Cast(tf.bfloat16)
+        >>> codec.encode(tf.constant([1.0])).dtype.name
+        'bfloat16'
+        >>> codec.encode(tf.constant([1])).dtype.name
+        'int32'
+    """
+
+    wire_type: tf.DType
+
+    def encode(self, gradient: tf.Tensor) -> tf.Tensor:
+        """`gradient` in the wire type; other types than float32 and float64 as is."""
+        if gradient.dtype not in _WIDE:
+            return gradient
+        return tf.cast(gradient, self.wire_type)
+
+    def decode(self, reduced: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+        """`reduced` in `dtype`."""
+        return tf.cast(reduced, dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class Predivided:
+    """Divides gradients before another codec encodes them, and multiplies afterwards.
+
+    So a gradient keeps its place in the range of the type that is sent. Powers of two
+    change no bits, except of numbers that are subnormal in that type. Half types have
+    nothing to gain, because they are added in float32, and are left as they are.
+
+    Args:
+        codec: encodes what was divided.
+        factor: the divisor, a finite number > 0.
+    """
+
+    codec: Codec
+    factor: float
+
+    def encode(self, gradient: tf.Tensor) -> tf.Tensor:
+        """The encoded quotient."""
+        return self.codec.encode(_times(gradient, 1.0 / self.factor))
+
+    def decode(self, reduced: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+        """The decoded result times the factor."""
+        return _times(self.codec.decode(reduced, dtype), self.factor)
+
+
+# The values of `compression=`.
+CODECS: dict[str | None, Codec] = {
+    None: Exact(),
+    "fp16": Cast(tf.float16),
+    "bf16": Cast(tf.bfloat16),
+}
+
+
+def codec_of(compression: str | None, predivide_factor: float = 1.0) -> Codec:
+    """The codec for the options of a tape or an optimizer.
+
+    Args:
+        compression: a key of `CODECS`.
+        predivide_factor: what gradients are divided by before they are encoded.
+    """
+    codec = CODECS[compression]
+    return codec if predivide_factor == 1.0 else Predivided(codec, predivide_factor)
+
+
+def check_compression(compression: str | None) -> None:
+    """Raises ValueError unless it is a key of `CODECS`."""
+    if compression is None or (isinstance(compression, str) and compression in CODECS):
+        return
+    names = " or ".join(repr(name) for name in CODECS if name is not None)
+    raise ValueError(f"Expected compression=None, {names}, got {compression!r}.")
+
+
+def check_predivide_factor(factor: Any) -> None:
+    """Raises ValueError unless it is a finite number > 0."""
+    is_number = isinstance(factor, int | float) and not isinstance(factor, bool)
+    if not (is_number and math.isfinite(factor) and factor > 0):
+        raise ValueError(
+            "Expected gradient_predivide_factor to be a finite number > 0, got "
+            f"{factor!r}."
+        )
+
+
+def _times(gradient: tf.Tensor, factor: float) -> tf.Tensor:
+    if gradient.dtype not in _WIDE:
+        return gradient
+    return gradient * tf.constant(factor, gradient.dtype)
