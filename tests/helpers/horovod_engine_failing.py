@@ -1,6 +1,6 @@
 """Does what fails with TFDIST_ENGINE=horovod, and prints which error that was.
 
-Started by tests/integration/test_horovod_engine.py on two ranks.
+Started by tests/horovod_engine/test_launchers.py on two ranks.
 """
 
 import os

@@ -1,6 +1,6 @@
 """Trains with `fit` and by hand, and prints what the ranks end with; each line once.
 
-Started by tests/integration/test_horovod_engine.py on two ranks, under every launcher.
+Started by tests/horovod_engine/test_launchers.py on two ranks, under every launcher.
 """
 
 import hashlib

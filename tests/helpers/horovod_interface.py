@@ -120,12 +120,6 @@ WITHOUT_MEANING = {
     "tensorflow.elastic:TensorFlowKerasState(backend)": RAISES,
     # Keras 3 has no fused layer.
     "tensorflow:SyncBatchNormalization(fused)": RAISES,
-    # The compute service is Horovod's runner.
-    "tensorflow.data.compute_service:TfDataServiceConfig.compute_client": RAISES,
-    "tensorflow.data.compute_service:tf_data_service": RAISES,
-    "tensorflow.data.compute_service:send_to_data_service": RAISES,
-    "tensorflow.data.compute_service:compute_worker_fn": RAISES,
-    "tensorflow.data.compute_worker:main": RAISES,
 }
 
 # Names that differ from Horovod's → how, and the test. All others do the same.

@@ -27,8 +27,6 @@ MODULES = (
     "tensorflow.keras",
     "tensorflow.keras.callbacks",
     "tensorflow.keras.elastic",
-    "tensorflow.data.compute_service",
-    "tensorflow.data.compute_worker",
     "keras",
     "keras.callbacks",
     "keras.elastic",

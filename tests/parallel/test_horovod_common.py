@@ -11,7 +11,6 @@ from tfdist.horovod import data
 from tfdist.horovod.common import elastic, exceptions, util
 from tfdist.horovod.tensorflow import compression
 from tfdist.horovod.tensorflow import elastic as of_tensorflow
-from tfdist.horovod.tensorflow.data import compute_service, compute_worker
 
 
 @recorded
@@ -106,42 +105,6 @@ def loaders():
 
 def test_loaders_read_ahead_on_each_rank():
     assert on_ranks(loaders, 2) == [[[0, 10, 20], [0, 1]], [[10, 20, 30], [1, 2]]]
-
-
-def refused(call):
-    with pytest.raises(NotImplementedError) as error:
-        call()
-    return "tfdist.data.scatter" in str(error.value)
-
-
-@recorded
-def service(folder):
-    file = f"{folder}/{hvd.rank()}.json"
-    kind = compute_service.TfDataServiceConfig
-    config = kind(1, 2, "compute", {"lo": [("host", 7)]}, b"\x01\xff", timeout=5)
-    config.write(file)
-    same = kind.read(file, wait_for_file_creation=True) == config
-    assert kind.from_dict(config.to_dict()) == config
-    calls = [
-        lambda: config.compute_client(verbose=2),
-        lambda: compute_service.tf_data_service(config, hvd.rank()),
-        lambda: compute_service.send_to_data_service(
-            tf.data.Dataset.range(2),
-            config,
-            hvd.rank(),
-            size=2,
-            processing_mode="parallel_epochs",
-            reuse_dataset=True,
-            round_robin=True,
-        ),
-        lambda: compute_service.compute_worker_fn(config),
-        lambda: compute_worker.main(1, "compute", file, 5),
-    ]
-    return [same, *map(refused, calls)]
-
-
-def test_the_compute_service_is_a_configuration_and_errors(tmp_path):
-    assert on_ranks(service, 2, str(tmp_path)) == [[True] * 6] * 2
 
 
 @recorded

@@ -30,7 +30,6 @@ def calls(tmp_path_factory):
         (common.small_functions,),
         (common.compressions,),
         (common.loaders,),
-        (common.service, folder),
         (common.states,),
         (common.tape_and_slots,),
         (gradients.tapes, False),

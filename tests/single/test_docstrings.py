@@ -10,8 +10,12 @@ import tensorflow as tf
 
 import tfdist
 
-# Importing these is running them.
-SKIPPED = {"tfdist.launch.__main__", "tfdist.tools.__main__"}
+# Importing these is running them, or an error that says what to use.
+SKIPPED = {
+    "tfdist.launch.__main__",
+    "tfdist.tools.__main__",
+    "tfdist.horovod.tensorflow.data",
+}
 MODULES = sorted(
     {"tfdist", *(m.name for m in pkgutil.walk_packages(tfdist.__path__, "tfdist."))}
     - SKIPPED

@@ -1,6 +1,6 @@
 """The seam where another library may carry the tensors, and what the Horovod one says.
 
-No Horovod is needed here; with one: tests/integration/test_horovod_engine.py.
+No Horovod is needed here; with one: tests/horovod_engine/test_launchers.py.
 """
 
 import http.client

@@ -1,6 +1,6 @@
 """Operations of the Horovod engine that fail or are stale, on a fake of Horovod.
 
-With a real one: tests/integration/test_horovod_engine.py.
+With a real one: tests/horovod_engine/test_launchers.py.
 """
 
 import time
