@@ -9,7 +9,7 @@ from helpers.deadline import deadline
 from helpers.hosts import plain_hosts
 from helpers.launcher import clean_environment, run
 
-from tfdist.launch import process, topology
+from tfdist.launch import processes, topology
 from tfdist.launch.binding import THREADS, divide
 
 pytestmark = pytest.mark.faults
@@ -119,7 +119,7 @@ def test_warnings_know_the_threads_that_another_host_has_set_itself(tmp_path):
 
 
 def test_a_processor_that_is_gone_is_an_error_of_that_rank(tmp_path):
-    child = [sys.executable, "-I", "-S", str(process._CHILD), str(os.getpid())]
+    child = [*processes.standalone("exec"), str(os.getpid())]
     done = subprocess.run([*child, "99999", "true"], capture_output=True, text=True)
     assert done.returncode == 126
     assert "cannot bind to processors 99999: Invalid argument" in done.stderr

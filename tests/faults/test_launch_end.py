@@ -21,7 +21,7 @@ from helpers.launcher import (
     until,
 )
 
-from tfdist.launch import _guard
+from tfdist.launch import _standalone
 
 pytestmark = pytest.mark.faults
 
@@ -232,7 +232,7 @@ def test_the_guard_forgets_a_group_that_is_empty(monkeypatch):
     with subprocess.Popen(["sleep", "600"], process_group=0) as one:
         ended = subprocess.Popen(["true"], process_group=0)
         ended.wait(10)
-        groups = _guard.Groups()
+        groups = _standalone.Groups()
         text = b"%d\n%d\n" % (ended.pid, one.pid)
         groups.read(text[:3])
         groups.read(text[3:])

@@ -33,9 +33,8 @@ from tfdist.launch import (
     agent_protocol,
     binding,
     preflight,
-    process,
-    process_groups,
-    process_tree,
+    processes,
+    signals,
 )
 from tfdist.launch.failure_summary import signal_name
 from tfdist.launch.signals import (
@@ -160,16 +159,16 @@ class Agent:
         self._selector = selectors.DefaultSelector()
         self._streams: dict[int, tuple[bytes, int]] = {}  # read, while there is room
         self._reading = True
-        self._ranks: dict[int, process.RankProcess] = {}
+        self._ranks: dict[int, processes.RankProcess] = {}
         self._running: set[int] = set()
         self._job: dict[str, Any] = {}
         self._environ: dict[str, str] = {}
         self._bound: dict[int, tuple[int, ...]] = {}
-        self._guard: process_tree.Guard | None = None
+        self._guard: processes.Guard | None = None
         self._heard_s = time.monotonic()
         self._told_s = 0.0
         self._finished = False  # tfdistrun said so; else it, or the connection, is gone
-        self._helpers = process_groups.ChildProcesses()
+        self._helpers = signals.ChildProcesses()
         self._helpers_end_s = 0.0  # how long they have, when all is finished
         self._signalled_s = 0.0  # when a signal came that ends this process; 0: none
         self._asked_s = 0.0  # when the ranks first got one, also from tfdistrun
@@ -265,7 +264,7 @@ class Agent:
     def _signal_ranks(self, number: int) -> None:
         own = {self._ranks[rank].process.pid for rank in self._running}
         if number in PASSED_ON:
-            process_groups.pass_on(own, number)
+            signals.pass_on(own, number)
             return
         if number in ENDING:
             if self._is_the_same_signal():
@@ -275,7 +274,7 @@ class Agent:
                 self._asked_s = time.monotonic()
                 self._helpers.note(own, number)
         for group in own:
-            process_groups.send(group, number)
+            signals.signal_group(group, number)
 
     def _is_the_same_signal(self) -> bool:
         """Whether tfdistrun sends what has just come here too, from a batch system."""
@@ -305,7 +304,7 @@ class Agent:
                 self._say(event="alive")
             if self._guard is not None:
                 own = {one.process.pid for one in self._ranks.values()}
-                process_tree.reap_orphans(own | {self._guard.pid})
+                processes.reap_orphans(own | {self._guard.pid})
 
     def _step(self, timeout_s: float) -> None:
         """Writes what waits, reads what comes, at most one round."""
@@ -361,7 +360,7 @@ class Agent:
         _, path = keep_in_memory(bytes.fromhex(job["secret"]))
         self._environ = {
             **environ,
-            process_tree.MARK: job["mark"],
+            processes.JOB_TAG_VARIABLE: job["job_tag"],
             "TFDIST_SECRET_FILE": path,
             "TFDIST_RENDEZVOUS": job["store"],
         }
@@ -376,13 +375,13 @@ class Agent:
     def _start(self) -> None:
         if self._signalled_s:
             return  # they would not get that signal any more
-        process_tree.adopt_orphans()
-        self._guard = process_tree.Guard(self._job["mark"])
+        processes.adopt_orphans()
+        self._guard = processes.Guard(self._job["job_tag"])
         binds = self._job["bind_to"] != "none"
         for told in self._job["ranks"]:
             rank = int(told["rank"])
             try:
-                started = process.start(
+                started = processes.start_rank(
                     rank,
                     self._job["command"],
                     {**self._environ, **told["variables"]},
@@ -425,7 +424,7 @@ class Agent:
         del self._streams[fd]
         os.close(fd)
 
-    def _on_end(self, ended: process.RankProcess) -> None:
+    def _on_end(self, ended: processes.RankProcess) -> None:
         code = ended.process.wait(5.0)
         self._selector.unregister(ended.pidfd)
         os.close(ended.pidfd)
@@ -438,16 +437,16 @@ class Agent:
                 rank=ended.rank,
                 code=code,
                 time_s=at_s,
-                memory_bytes=process_tree.memory_of_children(),
+                memory_bytes=processes.memory_of_children(),
             )
 
     def _kill(self) -> None:
         for rank in self._running:
-            process_groups.send(self._ranks[rank].process.pid, signal.SIGKILL)
+            signals.signal_group(self._ranks[rank].process.pid, signal.SIGKILL)
         if self._guard is not None:
-            process_tree.send(
-                process_tree.job_processes(
-                    self._job["mark"], excluded_pids=self._guard.pid
+            processes.send_signal(
+                processes.job_processes(
+                    self._job["job_tag"], excluded_pids={self._guard.pid}
                 ),
                 signal.SIGKILL,
             )
@@ -456,17 +455,17 @@ class Agent:
         """Asks all that was started here to end, then makes it."""
         if self._guard is None:
             return
-        mark, excluded_pids = self._job["mark"], self._guard.pid
-        left = process_tree.job_processes(mark, excluded_pids=excluded_pids)
+        job_tag, excluded_pids = self._job["job_tag"], {self._guard.pid}
+        left = processes.job_processes(job_tag, excluded_pids=excluded_pids)
         if left:
-            process_tree.send(left, signal.SIGTERM)
-            process_tree.send(left, signal.SIGCONT)  # a stopped process does not end
+            processes.send_signal(left, signal.SIGTERM)
+            processes.send_signal(left, signal.SIGCONT)
         deadline = time.monotonic() + _TERM_S
         while left and time.monotonic() < deadline:
             time.sleep(0.02)
-            process_tree.reap_orphans({excluded_pids})
-            left = process_tree.job_processes(mark, excluded_pids=excluded_pids)
-        process_tree.kill_all(mark, excluded_pids=excluded_pids)
+            processes.reap_orphans(excluded_pids)
+            left = processes.job_processes(job_tag, excluded_pids=excluded_pids)
+        processes.kill_all(job_tag, excluded_pids=excluded_pids)
         self._guard.dismiss()
 
 

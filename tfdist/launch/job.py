@@ -22,7 +22,7 @@ from tfdist.core.rendezvous.errors import invalid
 from tfdist.core.rendezvous.failure_report import PREFIX
 from tfdist.core.rendezvous.secret import keep_in_memory
 from tfdist.core.rendezvous.store import StoreThread
-from tfdist.launch import binding, output, process, process_tree, remote
+from tfdist.launch import binding, output, processes, remote
 from tfdist.launch.horovod import mode
 from tfdist.launch.hosts import Host, Place
 from tfdist.launch.options import host_timeout_s, ssh_command
@@ -240,8 +240,8 @@ class Job:
             OSError: no process or descriptor left.
         """
         signals = Signals()
-        process_tree.adopt_orphans()
-        guard = process_tree.Guard(self.name)
+        processes.adopt_orphans()
+        guard = processes.Guard(self.name)
         try:
             with contextlib.ExitStack() as stack:
                 store, path = stack.enter_context(self._store())
@@ -250,7 +250,7 @@ class Job:
                     return Outcome(signal=number)
                 self._tell_bindings()
                 supervisor = Supervisor(
-                    mark=self.name,
+                    job_tag=self.name,
                     guard_pid=guard.pid,
                     grace_s=self.options.grace_s,
                     signal_grace_s=self.options.signal_grace_s,
@@ -262,14 +262,14 @@ class Job:
                 outcome = supervisor.run(signals)
                 outcome.joined = store.joined
                 used = [one.memory_bytes for one in self.remotes]
-                outcome.memory_bytes = max([process_tree.memory_of_children(), *used])
+                outcome.memory_bytes = max([processes.memory_of_children(), *used])
                 return outcome
         finally:
             for one in self.remotes:
                 one.kill()
             for one in self.remotes:
                 one.close("it is not needed any more")
-            left = process_tree.kill_all(self.name, excluded_pids=guard.pid)
+            left = processes.kill_all(self.name, excluded_pids={guard.pid})
             guard.dismiss()
             signals.close()
             if left:
@@ -341,7 +341,7 @@ class Job:
         """All that the agent of one host has to know."""
         environ = crossing(os.environ, dict(self.options.env))
         return {
-            "mark": f"{self.name}@{index}",
+            "job_tag": f"{self.name}@{index}",
             "cwd": working_directory(),
             "command": self.options.command,
             "environ": {**environ, "TFDIST_JOB_ID": self.name},
@@ -378,7 +378,7 @@ class Job:
     def _start(
         self,
         supervisor: Supervisor,
-        guard: process_tree.Guard,
+        guard: processes.Guard,
         address: str,
         secret_path: str,
         stack: contextlib.ExitStack,
@@ -387,7 +387,7 @@ class Job:
             "TFDIST_RENDEZVOUS": address,
             "TFDIST_SECRET_FILE": secret_path,
             "TFDIST_JOB_ID": self.name,
-            process_tree.MARK: self.name,
+            processes.JOB_TAG_VARIABLE: self.name,
         }
         outputs = {}
         for place in self.plan.places:
@@ -409,7 +409,7 @@ class Job:
                 **common,
                 **self._variables(place),
             }
-            started = process.start(
+            started = processes.start_rank(
                 place.rank,
                 self.options.command,
                 environ,

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tfdist.core.rendezvous.errors import numbers
-from tfdist.launch import agent_protocol, process_groups, process_tree
+from tfdist.launch import agent_protocol, processes, signals
 from tfdist.launch.failure_summary import RankEnd
 from tfdist.launch.output import (
     RankOutput,
@@ -26,7 +26,7 @@ from tfdist.launch.output import (
     StreamMerger,
     complain,
 )
-from tfdist.launch.process import RankProcess
+from tfdist.launch.processes import RankProcess
 from tfdist.launch.signals import PASSED_ON, SAME_SIGNAL_S, Signals
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Supervisor:
     """Runs until every rank has ended and nothing of the job is left.
 
     Args:
-        mark: value of tree.MARK in the environment of this host's ranks.
+        job_tag: value of JOB_TAG_VARIABLE in the environment of this host's ranks.
         guard_pid: process id of the guard.
         grace_s: seconds from the first failure to the end of the other ranks.
         signal_grace_s: seconds from a signal that ends the job to that of the ranks.
@@ -84,7 +84,7 @@ class Supervisor:
     def __init__(
         self,
         *,
-        mark: str,
+        job_tag: str,
         guard_pid: int,
         grace_s: float,
         signal_grace_s: float,
@@ -92,7 +92,7 @@ class Supervisor:
         stdout: Screen,
         stderr: Screen,
     ) -> None:
-        self._mark = mark
+        self._job_tag = job_tag
         self._guard_pid = guard_pid
         self._grace_s = grace_s
         self._signal_grace_s = signal_grace_s
@@ -109,7 +109,7 @@ class Supervisor:
         self._running: set[int] = set()
         self._phase = _Phase.RUNNING
         self._phase_ends_s = float("inf")
-        self._helpers = process_groups.ChildProcesses()  # of this host
+        self._helpers = signals.ChildProcesses()  # of this host
         self._reap_at_s = time.monotonic() + _REAP_EVERY_S
         self._outcome = Outcome()
         self._open_streams: dict[int, StreamMerger] = {}
@@ -231,7 +231,7 @@ class Supervisor:
     def _run_periodic(self) -> None:
         """Now and then: looking through all processes takes a while."""
         if time.monotonic() >= self._reap_at_s:
-            process_tree.reap_orphans(self._own_children())
+            processes.reap_orphans(self._own_children())
             for remote in self._remotes:
                 if self._paused:
                     remote.heard()  # for all that is known
@@ -330,7 +330,7 @@ class Supervisor:
     def _on_signals(self, numbers: list[int]) -> None:
         for number in numbers:
             if number in PASSED_ON:
-                process_groups.pass_on(self._own_groups(), number)
+                signals.pass_on(self._own_groups(), number)
                 self._signal_remotes(number)
             elif self._phase in (_Phase.RUNNING, _Phase.GRACE):
                 for sink in self._sinks:
@@ -380,7 +380,7 @@ class Supervisor:
 
     def _signal_ranks(self, number: int) -> None:
         for group in self._own_groups():
-            process_groups.send(group, number)
+            signals.signal_group(group, number)
         self._signal_remotes(number)
 
     def _own_groups(self) -> set[int]:
@@ -396,10 +396,10 @@ class Supervisor:
         for remote in self._remotes:
             remote.send(do="kill")
         for group in self._own_groups():
-            process_groups.send(group, signal.SIGKILL)
+            signals.signal_group(group, signal.SIGKILL)
         excluded = {self._guard_pid, *(remote.process.pid for remote in self._remotes)}
-        process_tree.send(
-            process_tree.job_processes(self._mark, excluded_pids=excluded),
+        processes.send_signal(
+            processes.job_processes(self._job_tag, excluded_pids=excluded),
             signal.SIGKILL,
         )
 
@@ -434,17 +434,19 @@ class Supervisor:
 
     def _end_leftovers(self) -> None:
         """Ends what the ranks left behind: helpers, daemons."""
-        left = process_tree.job_processes(self._mark, excluded_pids=self._guard_pid)
+        left = processes.job_processes(self._job_tag, excluded_pids={self._guard_pid})
         if not left:
             return
-        process_tree.send(left, signal.SIGTERM)
+        processes.send_signal(left, signal.SIGTERM)
         deadline = time.monotonic() + _TERM_S
         while left and time.monotonic() < deadline:
             self._step(min(deadline, time.monotonic() + 0.02))
-            process_tree.reap_orphans(self._own_children())
-            left = process_tree.job_processes(self._mark, excluded_pids=self._guard_pid)
-        process_tree.kill_all(self._mark, excluded_pids=self._guard_pid)
-        process_tree.reap_orphans(self._own_children())
+            processes.reap_orphans(self._own_children())
+            left = processes.job_processes(
+                self._job_tag, excluded_pids={self._guard_pid}
+            )
+        processes.kill_all(self._job_tag, excluded_pids={self._guard_pid})
+        processes.reap_orphans(self._own_children())
 
     def _end_streams(self) -> None:
         for remote_merger in self._mergers.values():
