@@ -477,6 +477,21 @@ def test_ranks_that_do_not_end_with_their_agent_can_be_killed(
     until(lambda: not marked(marker), GONE_S)
 
 
+@deadline(40)
+def test_ranks_that_are_killed_when_a_batch_system_signals_all_have_not_succeeded(
+    started, marker
+):
+    script = "trap '' TERM INT; echo ready; while :; do sleep 0.2; done"
+    options = ["-x", "MARK", "--signal-grace-s", "1.5"]
+    process = started((2,), *shell(script), options=options, MARK=marker)
+    psutil.Process(agent_of(marker)).terminate()
+    time.sleep(0.2)  # the agent's time is over first
+    process.send_signal(signal.SIGTERM)
+    done = finish(process)
+    assert done.code in (128 + signal.SIGTERM, 128 + signal.SIGKILL), done.stderr
+    until(lambda: not marked(marker), GONE_S)
+
+
 # Rank 0 sees that rank 2 is gone; rank 1, beside it, tells when it is asked to end.
 SEES = """
 import os, signal, sys, time

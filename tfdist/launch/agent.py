@@ -14,13 +14,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import selectors
 import shutil
-import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from tfdist.core import native
@@ -29,27 +28,18 @@ from tfdist.core.rendezvous.errors import RendezvousError
 from tfdist.core.rendezvous.secret import keep_in_memory
 from tfdist.core.rendezvous.store import StoreClient
 from tfdist.core.version import __version__
-from tfdist.launch import (
-    agent_protocol,
-    binding,
-    preflight,
-    processes,
-    signals,
-)
+from tfdist.launch import agent_protocol, binding, preflight, processes
 from tfdist.launch.failure_summary import signal_name
-from tfdist.launch.signals import (
-    ENDING,
-    PASSED_ON,
-    SAME_SIGNAL_S,
-    Signals,
+from tfdist.launch.rank_loop import (
+    CHILDREN_STEP_S,
+    DRAIN_S,
+    READ_BYTES,
+    RankLoop,
 )
+from tfdist.launch.signals import ENDING, PASSED_ON, SAME_SIGNAL_S, Signals
 
-_READ_BYTES = 64 << 10
 _MOST_WAITING_BYTES = 1 << 20  # for the network; then the ranks have to wait
-_TERM_S = 1.0  # from SIGTERM to SIGKILL
-_DRAIN_S = 0.5
 _FLUSH_S = 2.0
-_HELPERS_STEP_S = 0.05
 _STORE_S = 5.0
 _NO_INPUT = (
     "nothing can be read from its standard input; the command that starts it there "
@@ -143,8 +133,23 @@ def _explain(text: str) -> None:
         print(f"tfdist agent: {text}", file=sys.stderr, flush=True)
 
 
+@dataclass
+class _FrameStream:
+    """Puts what a rank prints into frames for tfdistrun."""
+
+    frames: bytearray
+    kind: bytes
+    rank: int
+
+    def feed(self, data: bytes) -> None:
+        self.frames += agent_protocol.output(self.kind, self.rank, data)
+
+    def end(self) -> None:
+        """Nobody has to know."""
+
+
 class Agent:
-    """The loop of the agent: one thread, nothing in it blocks once ranks run.
+    """Runs the ranks of this host as tfdistrun says.
 
     Args:
         commands: descriptor from which tfdistrun's messages are read.
@@ -156,11 +161,11 @@ class Agent:
         self._answers = answers
         self._decoder = agent_protocol.Decoder()
         self._out = bytearray(agent_protocol.GREETING)
-        self._selector = selectors.DefaultSelector()
-        self._streams: dict[int, tuple[bytes, int]] = {}  # read, while there is room
-        self._reading = True
-        self._ranks: dict[int, processes.RankProcess] = {}
-        self._running: set[int] = set()
+        self._loop = RankLoop(
+            on_exit=self._on_exit,
+            writers=lambda: {self._answers: self._write} if self._out else {},
+            must_pause=lambda: len(self._out) >= _MOST_WAITING_BYTES,
+        )
         self._job: dict[str, Any] = {}
         self._environ: dict[str, str] = {}
         self._bound: dict[int, tuple[int, ...]] = {}
@@ -168,10 +173,8 @@ class Agent:
         self._heard_s = time.monotonic()
         self._told_s = 0.0
         self._finished = False  # tfdistrun said so; else it, or the connection, is gone
-        self._helpers = signals.ChildProcesses()
-        self._helpers_end_s = 0.0  # how long they have, when all is finished
+        self._children_end_s = 0.0  # how long they have, when all is finished
         self._signalled_s = 0.0  # when a signal came that ends this process; 0: none
-        self._asked_s = 0.0  # when the ranks first got one, also from tfdistrun
         self._silent = False  # tfdistrun did not ask: the host is lost, with its ranks
         self._ended = False
 
@@ -180,14 +183,12 @@ class Agent:
         for fd in (self._commands, self._answers):
             os.set_blocking(fd, False)
         try:
-            self._selector.register(self._commands, selectors.EVENT_READ, self._read)
+            self._loop.watch(self._commands, self._read)
         except PermissionError:  # a file, or /dev/null
             _explain(_NO_INPUT)
             return 1
         signals = Signals()
-        self._selector.register(
-            signals, selectors.EVENT_READ, lambda: self._on_signals(signals.take())
-        )
+        self._loop.watch(signals, lambda: self._on_signals(signals.take()))
         self._say(
             event="hello",
             version=__version__,
@@ -198,18 +199,26 @@ class Agent:
         try:
             while not self._ended:
                 ending = self._finished or self._signalled_s
-                self._step(
-                    _HELPERS_STEP_S if ending else agent_protocol.SIGN_OF_LIFE_S / 2
+                pause_s = (
+                    CHILDREN_STEP_S if ending else agent_protocol.SIGN_OF_LIFE_S / 2
                 )
+                self._step(time.monotonic() + pause_s)
                 self._run_periodic()
-                self._end_if(self._finished and not self._helpers_go_on())
+                self._end_if(self._finished and not self._children_go_on())
                 self._end_if(self._signalled_s > 0 and not self._ranks_save())
         finally:
             self._end_all()
-        if self._finished or self._signalled_s:
-            self._drain(_DRAIN_S)
-            self._flush(_FLUSH_S)
+        if self._is_orderly:
+            # A rank that was killed just now may close its streams before it has ended.
+            loop = self._loop
+            self._run_while(lambda: bool(loop.streams or loop.running), DRAIN_S)
+            self._run_while(lambda: bool(self._out), _FLUSH_S)
         return 0 if self._finished else 1
+
+    @property
+    def _is_orderly(self) -> bool:
+        """Whether the end was asked for, so that tfdistrun hears of what is left."""
+        return self._finished or self._signalled_s > 0
 
     # ---- the connection ----
 
@@ -218,7 +227,7 @@ class Agent:
 
     def _read(self) -> None:
         try:
-            data = os.read(self._commands, _READ_BYTES)
+            data = os.read(self._commands, READ_BYTES)
         except BlockingIOError:
             return
         except OSError:
@@ -242,10 +251,10 @@ class Agent:
         elif order == "signal":
             self._signal_ranks(int(message["number"]))
         elif order == "kill":
-            self._kill()
+            self._loop.kill()
         elif order == "finish":
             self._finished = True
-            self._helpers_end_s = time.monotonic() + float(message["helpers_s"])
+            self._children_end_s = time.monotonic() + float(message["children_s"])
 
     def _on_signals(self, numbers: list[int]) -> None:
         for number in numbers:
@@ -255,41 +264,33 @@ class Agent:
                 _explain(f"ended by {signal_name(number)}")
                 self._signalled_s = time.monotonic()
                 self._say(event="signalled")
-                if not self._asked_s:  # else tfdistrun has
+                if self._loop.asked_s is None:  # else tfdistrun has
                     self._silent = True
                     self._signal_ranks(number)
             elif time.monotonic() > self._signalled_s + SAME_SIGNAL_S:
                 self._ended = True  # the second one: at once
 
     def _signal_ranks(self, number: int) -> None:
-        own = {self._ranks[rank].process.pid for rank in self._running}
         if number in PASSED_ON:
-            signals.pass_on(own, number)
-            return
-        if number in ENDING:
-            if self._is_the_same_signal():
-                self._silent = False
-                return
-            if not self._asked_s:  # once: a rank may be dead while its helpers save
-                self._asked_s = time.monotonic()
-                self._helpers.note(own, number)
-        for group in own:
-            signals.signal_group(group, number)
-
-    def _is_the_same_signal(self) -> bool:
-        """Whether tfdistrun sends what has just come here too, from a batch system."""
-        return (
-            self._signalled_s > 0 and time.monotonic() < self._asked_s + SAME_SIGNAL_S
-        )
+            self._loop.pass_on(number)
+        elif number not in ENDING:
+            self._loop.signal(number)
+        elif self._signalled_s and self._loop.is_repeated():
+            self._silent = False  # tfdistrun got it too, from a batch system
+        else:
+            self._loop.ask_to_end(number)
 
     def _ranks_save(self) -> bool:
         """Whether something of them runs that the signal gave time to."""
-        if time.monotonic() >= self._asked_s + float(self._job["signal_grace_s"]):
+        asked_s = self._loop.asked_s or 0.0
+        if time.monotonic() >= asked_s + float(self._job.get("signal_grace_s", 0.0)):
             return False
-        return bool(self._running) or self._helpers.are_left()
+        return bool(self._loop.running) or self._loop.children.are_left()
 
-    def _helpers_go_on(self) -> bool:
-        return self._helpers.are_left() and time.monotonic() < self._helpers_end_s
+    def _children_go_on(self) -> bool:
+        return (
+            self._loop.children.are_left() and time.monotonic() < self._children_end_s
+        )
 
     def _end_if(self, ended: bool) -> None:
         self._ended = self._ended or ended
@@ -302,48 +303,24 @@ class Agent:
             self._told_s = now
             if len(self._out) < _MOST_WAITING_BYTES:
                 self._say(event="alive")
-            if self._guard is not None:
-                own = {one.process.pid for one in self._ranks.values()}
-                processes.reap_orphans(own | {self._guard.pid})
+            self._loop.reap()
 
-    def _step(self, timeout_s: float) -> None:
-        """Writes what waits, reads what comes, at most one round."""
+    def _step(self, until_s: float) -> None:
         self._write()
-        reading = len(self._out) < _MOST_WAITING_BYTES
-        if reading != self._reading:
-            self._reading = reading
-            for fd in self._streams:
-                self._watch(fd) if reading else self._selector.unregister(fd)
-        writers = [self._answers] if self._out else []
-        if writers:
-            self._selector.register(self._answers, selectors.EVENT_WRITE, self._write)
-        try:
-            for key, _ in self._selector.select(timeout_s):
-                key.data()
-        finally:
-            if writers:
-                self._selector.unregister(self._answers)
+        self._loop.step(until_s)
+
+    def _run_while(self, unfinished: Callable[[], bool], limit_s: float) -> None:
+        self._loop.run_while(unfinished, limit_s, self._step)
 
     def _write(self) -> None:
         try:
             while self._out:
-                del self._out[: os.write(self._answers, self._out[:_READ_BYTES])]
+                del self._out[: os.write(self._answers, self._out[:READ_BYTES])]
         except BlockingIOError:
             return
         except OSError:  # the connection is gone
             self._out.clear()
             self._ended = True
-
-    def _drain(self, limit_s: float) -> None:
-        """Takes what was printed last; something may still hold the pipes open."""
-        deadline = time.monotonic() + limit_s
-        while self._streams and (left_s := deadline - time.monotonic()) > 0:
-            self._step(left_s)
-
-    def _flush(self, limit_s: float) -> None:
-        deadline = time.monotonic() + limit_s
-        while self._out and (left_s := deadline - time.monotonic()) > 0:
-            self._step(left_s)
 
     # ---- the ranks ----
 
@@ -377,95 +354,42 @@ class Agent:
             return  # they would not get that signal any more
         processes.adopt_orphans()
         self._guard = processes.Guard(self._job["job_tag"])
+        self._loop.guard_with(self._guard)
         binds = self._job["bind_to"] != "none"
         for told in self._job["ranks"]:
             rank = int(told["rank"])
             try:
-                started = processes.start_rank(
+                self._loop.start(
                     rank,
                     self._job["command"],
                     {**self._environ, **told["variables"]},
+                    _FrameStream(self._out, agent_protocol.STDOUT, rank),
+                    _FrameStream(self._out, agent_protocol.STDERR, rank),
                     terminal_columns=told["terminal_columns"],
                     processors=self._bound[rank] if binds else None,
                 )
             except OSError as error:
                 self._say(event="error", text=f"cannot start a rank: {error}", code=1)
                 return
-            self._guard.watch(started.process.pid)
-            self._ranks[rank] = started
-            self._running.add(rank)
-            self._selector.register(
-                started.pidfd,
-                selectors.EVENT_READ,
-                lambda started=started: self._on_end(started),
-            )
-            for fd, kind in (
-                (started.stdout, agent_protocol.STDOUT),
-                (started.stderr, agent_protocol.STDERR),
-            ):
-                self._streams[fd] = (kind, rank)
-                if self._reading:
-                    self._watch(fd)
 
-    def _watch(self, fd: int) -> None:
-        self._selector.register(fd, selectors.EVENT_READ, lambda: self._on_output(fd))
-
-    def _on_output(self, fd: int) -> None:
-        try:
-            data = os.read(fd, _READ_BYTES)
-        except BlockingIOError:
-            return
-        except OSError:  # EIO: the other end of a terminal was closed
-            data = b""
-        if data:
-            self._out += agent_protocol.output(*self._streams[fd], data)
-            return
-        self._selector.unregister(fd)
-        del self._streams[fd]
-        os.close(fd)
-
-    def _on_end(self, ended: processes.RankProcess) -> None:
-        code = ended.process.wait(5.0)
-        self._selector.unregister(ended.pidfd)
-        os.close(ended.pidfd)
-        self._helpers.rank_ended(ended.process.pid, code)
-        self._running.discard(ended.rank)
+    def _on_exit(self, rank: int, code: int) -> None:
         if not self._silent:
-            at_s = time.monotonic()
             self._say(
                 event="end",
-                rank=ended.rank,
+                rank=rank,
                 code=code,
-                time_s=at_s,
+                time_s=time.monotonic(),
                 memory_bytes=processes.memory_of_children(),
             )
 
-    def _kill(self) -> None:
-        for rank in self._running:
-            signals.signal_group(self._ranks[rank].process.pid, signal.SIGKILL)
-        if self._guard is not None:
-            processes.send_signal(
-                processes.job_processes(
-                    self._job["job_tag"], excluded_pids={self._guard.pid}
-                ),
-                signal.SIGKILL,
-            )
-
     def _end_all(self) -> None:
-        """Asks all that was started here to end, then makes it."""
+        """Ends everything that was started here."""
+        self._loop.forget(self._commands)  # whatever comes now changes nothing
         if self._guard is None:
             return
-        job_tag, excluded_pids = self._job["job_tag"], {self._guard.pid}
-        left = processes.job_processes(job_tag, excluded_pids=excluded_pids)
-        if left:
-            processes.send_signal(left, signal.SIGTERM)
-            processes.send_signal(left, signal.SIGCONT)
-        deadline = time.monotonic() + _TERM_S
-        while left and time.monotonic() < deadline:
-            time.sleep(0.02)
-            processes.reap_orphans(excluded_pids)
-            left = processes.job_processes(job_tag, excluded_pids=excluded_pids)
-        processes.kill_all(job_tag, excluded_pids=excluded_pids)
+        # The ranks of a connection that is lost are lost too, for tfdistrun.
+        self._silent = self._silent or not self._is_orderly
+        self._loop.end_leftovers(self._step)
         self._guard.dismiss()
 
 

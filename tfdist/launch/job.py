@@ -250,15 +250,14 @@ class Job:
                     return Outcome(signal=number)
                 self._tell_bindings()
                 supervisor = Supervisor(
-                    job_tag=self.name,
-                    guard_pid=guard.pid,
+                    guard=guard,
                     grace_s=self.options.grace_s,
                     signal_grace_s=self.options.signal_grace_s,
                     told=lambda: _told(store),
                     stdout=self.streams.stdout,
                     stderr=self.streams.stderr,
                 )
-                self._start(supervisor, guard, store.address, path, stack)
+                self._start(supervisor, store.address, path, stack)
                 outcome = supervisor.run(signals)
                 outcome.joined = store.joined
                 used = [one.memory_bytes for one in self.remotes]
@@ -378,7 +377,6 @@ class Job:
     def _start(
         self,
         supervisor: Supervisor,
-        guard: processes.Guard,
         address: str,
         secret_path: str,
         stack: contextlib.ExitStack,
@@ -409,15 +407,14 @@ class Job:
                 **common,
                 **self._variables(place),
             }
-            started = processes.start_rank(
-                place.rank,
+            supervisor.start(
+                own,
+                *self.streams.mergers(own),
                 self.options.command,
                 environ,
                 terminal_columns=self.streams.terminal_columns(own),
                 processors=self.bound[place.rank] if binds else None,
             )
-            guard.watch(started.process.pid)
-            supervisor.add(started, own, *self.streams.mergers(own))
 
 
 def _told(store: StoreThread) -> dict[int, dict[str, Any]]:

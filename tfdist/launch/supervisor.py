@@ -1,14 +1,12 @@
-"""Watches the ranks of a job from start to end. One thread, one loop.
+"""Watches the ranks of a job from start to end, and decides when they have to end.
 
-The ranks of this host are its own children; those of other hosts are looked after by an
-agent there (`remote`), which passes on what happens.
+The ranks of this host run in a `rank_loop`; those of other hosts in that of an agent
+there (`remote`), which passes on what happens.
 """
 
 from __future__ import annotations
 
 import enum
-import os
-import selectors
 import signal
 import socket
 import time
@@ -17,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tfdist.core.rendezvous.errors import numbers
-from tfdist.launch import agent_protocol, processes, signals
+from tfdist.launch import agent_protocol, processes
 from tfdist.launch.failure_summary import RankEnd
 from tfdist.launch.output import (
     RankOutput,
@@ -26,21 +24,22 @@ from tfdist.launch.output import (
     StreamMerger,
     complain,
 )
-from tfdist.launch.processes import RankProcess
-from tfdist.launch.signals import PASSED_ON, SAME_SIGNAL_S, Signals
+from tfdist.launch.rank_loop import (
+    CHILDREN_STEP_S,
+    DRAIN_S,
+    PAUSED_STEP_S,
+    REAP_EVERY_S,
+    TERM_S,
+    RankLoop,
+)
+from tfdist.launch.signals import PASSED_ON, Signals
 
 if TYPE_CHECKING:
     from tfdist.launch.remote import End, RemoteHost
 
-_READ_BYTES = 64 << 10
-_TERM_S = 1.0  # from SIGTERM to SIGKILL
-_HELPERS_STEP_S = 0.05
-_DRAIN_S = 0.5  # for output that comes after the last rank's end
-_REAP_EVERY_S = 1.0
 _SAVING_STEP_S = 1.0  # between two looks whether a host still saves
 _FINISH_S = 5.0  # for agents, to end what is left on their hosts
 _LAST_WORDS_S = 1.0  # for a reader, to take what is left when the user ended the job
-_PAUSED_STEP_S = 0.05
 
 
 class _Phase(enum.Enum):
@@ -72,8 +71,7 @@ class Supervisor:
     """Runs until every rank has ended and nothing of the job is left.
 
     Args:
-        job_tag: value of JOB_TAG_VARIABLE in the environment of this host's ranks.
-        guard_pid: process id of the guard.
+        guard: ends the processes of this host if this one is killed.
         grace_s: seconds from the first failure to the end of the other ranks.
         signal_grace_s: seconds from a signal that ends the job to that of the ranks.
         told: returns what the ranks reported: rank → report.
@@ -84,24 +82,24 @@ class Supervisor:
     def __init__(
         self,
         *,
-        job_tag: str,
-        guard_pid: int,
+        guard: processes.Guard,
         grace_s: float,
         signal_grace_s: float,
         told: Callable[[], dict[int, dict[str, Any]]],
         stdout: Screen,
         stderr: Screen,
     ) -> None:
-        self._job_tag = job_tag
-        self._guard_pid = guard_pid
+        self._loop = RankLoop(
+            on_exit=lambda rank, code: self._ended(rank, code, time.monotonic()),
+            writers=lambda: {r.stdin: r.write for r in self._remotes if r.wants_write},
+            must_pause=lambda: any(s.full and not s.drops for s in self._sinks),
+        )
+        self._loop.guard_with(guard)
         self._grace_s = grace_s
         self._signal_grace_s = signal_grace_s
         self._told = told
         self._sinks: list[Sink] = list({stdout.sink, stderr.sink})
-        self._paused = False  # nothing is read that a sink could not take
         self._stderr = stderr
-        self._selector = selectors.DefaultSelector()
-        self._ranks: dict[int, RankProcess] = {}
         self._remotes: list[RemoteHost] = []
         self._host_of: dict[int, RemoteHost] = {}
         self._mergers: dict[tuple[int, bytes], StreamMerger] = {}
@@ -109,36 +107,43 @@ class Supervisor:
         self._running: set[int] = set()
         self._phase = _Phase.RUNNING
         self._phase_ends_s = float("inf")
-        self._helpers = signals.ChildProcesses()  # of this host
-        self._reap_at_s = time.monotonic() + _REAP_EVERY_S
+        self._periodic_at_s = time.monotonic() + REAP_EVERY_S
         self._outcome = Outcome()
-        self._open_streams: dict[int, StreamMerger] = {}
 
-    def add(
+    def start(
         self,
-        process: RankProcess,
         output: RankOutput,
         stdout: StreamMerger,
         stderr: StreamMerger,
+        command: list[str],
+        environ: dict[str, str],
+        *,
+        terminal_columns: int | None,
+        processors: Sequence[int] | None,
     ) -> None:
-        """Watches one more rank."""
-        self._ranks[process.rank] = process
-        self._outputs[process.rank] = output
-        self._running.add(process.rank)
-        self._selector.register(
-            process.pidfd, selectors.EVENT_READ, lambda: self._on_end(process)
+        """Starts a rank of this host, and watches it; see `RankLoop.start`.
+
+        Raises:
+            OSError: no process or descriptor left.
+        """
+        self._loop.start(
+            output.rank,
+            command,
+            environ,
+            stdout,
+            stderr,
+            terminal_columns=terminal_columns,
+            processors=processors,
         )
-        for fd, merger in ((process.stdout, stdout), (process.stderr, stderr)):
-            self._open_streams[fd] = merger
-            self._watch(fd)
+        self._outputs[output.rank] = output
+        self._running.add(output.rank)
 
     def add_remote(self, remote: RemoteHost) -> None:
         """Watches one more host; `add_remote_rank` its ranks before."""
         self._remotes.append(remote)
-        self._watch_remote(remote)
-        self._selector.register(
-            remote.stderr, selectors.EVENT_READ, lambda: self._on_said(remote)
-        )
+        self._loop.excluded_pids.add(remote.process.pid)
+        self._loop.watch_source(remote.stdout, lambda: self._on_remote(remote))
+        self._loop.watch(remote.stderr, lambda: self._on_said(remote))
 
     def add_remote_rank(
         self,
@@ -155,67 +160,36 @@ class Supervisor:
         self._mergers[rank, agent_protocol.STDERR] = stderr
         self._running.add(rank)
 
-    def _watch(self, fd: int) -> None:
-        self._selector.register(fd, selectors.EVENT_READ, lambda: self._on_output(fd))
-
-    def _watch_remote(self, remote: RemoteHost) -> None:
-        self._selector.register(
-            remote.stdout, selectors.EVENT_READ, lambda: self._on_remote(remote)
-        )
-
     def run(self, signals: Signals) -> Outcome:
         """Watches until the end."""
-        self._selector.register(
-            signals, selectors.EVENT_READ, lambda: self._on_signals(signals.take())
-        )
-        while self._running or self._helpers_go_on():
-            pause_s = _REAP_EVERY_S if self._running else _HELPERS_STEP_S
-            self._step(min(self._phase_ends_s, time.monotonic() + pause_s))
+        loop = self._loop
+        loop.watch(signals, lambda: self._on_signals(signals.take()))
+        while self._running or self._children_go_on():
+            pause_s = REAP_EVERY_S if self._running else CHILDREN_STEP_S
+            loop.step(min(self._phase_ends_s, time.monotonic() + pause_s))
             if time.monotonic() >= self._phase_ends_s:
                 self._next_phase()
             self._check_sinks()
             self._run_periodic()
-        self._drain()
+        self._run_while(lambda: bool(loop.streams), DRAIN_S)
         self._finish_remotes()
-        self._end_leftovers()
+        loop.end_leftovers(self._step)
         self._end_streams()
         self._flush()
-        self._selector.close()
+        loop.close()
         self._add_reports()
         return self._outcome
 
-    def _helpers_go_on(self) -> bool:
-        return self._phase is _Phase.SIGNALLED and self._helpers.are_left()
+    def _children_go_on(self) -> bool:
+        return self._phase is _Phase.SIGNALLED and self._loop.children.are_left()
 
     def _step(self, until_s: float) -> None:
-        """Waits for events until then, handles those that came."""
-        self._pause_if(any(sink.full and not sink.drops for sink in self._sinks))
-        if self._paused:
-            until_s = min(until_s, time.monotonic() + _PAUSED_STEP_S)
-        timeout_s = max(0.0, until_s - time.monotonic())
-        writers = [remote for remote in self._remotes if remote.wants_write]
-        for remote in writers:
-            self._selector.register(remote.stdin, selectors.EVENT_WRITE, remote.write)
-        events = self._selector.select(timeout_s)
-        for remote in writers:
-            self._selector.unregister(remote.stdin)
-        for key, _ in events:
-            key.data()
+        self._loop.step(until_s)
+        self._check_sinks()
 
-    def _pause_if(self, paused: bool) -> None:
-        """Reads nothing from ranks and agents, or reads again."""
-        if paused == self._paused:
-            return
-        self._paused = paused
-        for fd in self._open_streams:
-            self._selector.unregister(fd) if paused else self._watch(fd)
-        for remote in self._remotes:
-            if remote.state == "closed":
-                continue
-            if paused:
-                self._selector.unregister(remote.stdout)
-            else:
-                self._watch_remote(remote)
+    def _run_while(self, unfinished: Callable[[], bool], limit_s: float) -> None:
+        """A reader that pauses takes no time from others: a signal ends that."""
+        self._loop.run_while(unfinished, limit_s, self._step, extended_by_pauses=True)
 
     def _check_sinks(self) -> None:
         """Ends the job when what it prints cannot be written."""
@@ -229,40 +203,15 @@ class Supervisor:
             self._on_signals([signal.SIGTERM])
 
     def _run_periodic(self) -> None:
-        """Now and then: looking through all processes takes a while."""
-        if time.monotonic() >= self._reap_at_s:
-            processes.reap_orphans(self._own_children())
-            for remote in self._remotes:
-                if self._paused:
-                    remote.heard()  # for all that is known
-                self._on_remote_ends(remote, remote.run_periodic())
-            self._reap_at_s = time.monotonic() + _REAP_EVERY_S
-
-    def _own_children(self) -> set[int]:
-        """Processes that are buried by their Popen objects."""
-        own = {process.process.pid for process in self._ranks.values()}
-        return own | {r.process.pid for r in self._remotes} | {self._guard_pid}
-
-    def _on_output(self, fd: int) -> None:
-        try:
-            data = os.read(fd, _READ_BYTES)
-        except BlockingIOError:
+        """Looking through all processes takes a while: not at every step."""
+        if time.monotonic() < self._periodic_at_s:
             return
-        except OSError:  # EIO: the other end of a terminal was closed
-            data = b""
-        if data:
-            self._open_streams[fd].feed(data)
-            return
-        self._selector.unregister(fd)
-        self._open_streams.pop(fd).end()
-        os.close(fd)
-
-    def _on_end(self, process: RankProcess) -> None:
-        code = process.process.wait(5.0)
-        self._selector.unregister(process.pidfd)
-        os.close(process.pidfd)
-        self._helpers.rank_ended(process.process.pid, code)
-        self._ended(process.rank, code, time.monotonic())
+        self._loop.reap()
+        for remote in self._remotes:
+            if self._loop.paused:
+                remote.heard()  # for all that is known
+            self._on_remote_ends(remote, remote.run_periodic())
+        self._periodic_at_s = time.monotonic() + REAP_EVERY_S
 
     def _ended(self, rank: int, code: int, time_s: float, lost: str = "") -> None:
         self._running.discard(rank)
@@ -299,9 +248,9 @@ class Supervisor:
         for end in ends:
             self._ended(end.rank, end.code, end.time_s, end.lost)
         if remote.state == "closed":
-            for fd in (remote.stdout, remote.stderr):
-                if fd in self._selector.get_map():
-                    self._selector.unregister(fd)
+            self._loop.forget(remote.stdout)
+            self._loop.forget(remote.stderr)
+            self._loop.excluded_pids.discard(remote.process.pid)
 
     def _on_said(self, remote: RemoteHost) -> None:
         if remote.state == "closed":
@@ -310,7 +259,7 @@ class Supervisor:
         for line in lines:
             self._stderr.print(f"[{remote.host.name}] {line}".encode())
         if not lines:
-            self._selector.unregister(remote.stderr)
+            self._loop.forget(remote.stderr)
 
     def _finish_remotes(self) -> None:
         """Lets the agents end what is left on their hosts; those that do not, go."""
@@ -318,10 +267,10 @@ class Supervisor:
         if self._phase is _Phase.SIGNALLED:
             left_s = max(0.0, self._phase_ends_s - time.monotonic())
         for remote in self._remotes:
-            remote.send(do="finish", helpers_s=left_s)
-        self._go_on(
-            left_s + _FINISH_S,
+            remote.send(do="finish", children_s=left_s)
+        self._run_while(
             lambda: any(one.state != "closed" for one in self._remotes),
+            left_s + _FINISH_S,
         )
         for remote in self._remotes:
             remote.kill()
@@ -330,27 +279,20 @@ class Supervisor:
     def _on_signals(self, numbers: list[int]) -> None:
         for number in numbers:
             if number in PASSED_ON:
-                signals.pass_on(self._own_groups(), number)
+                self._loop.pass_on(number)
                 self._signal_remotes(number)
             elif self._phase in (_Phase.RUNNING, _Phase.GRACE):
                 for sink in self._sinks:
                     sink.drops = True  # whatever its reader does, the ranks can save
                 self._outcome.signal = self._outcome.signal or number
-                self._helpers.note(self._own_groups(), number)
-                self._signal_ranks(number)
+                self._loop.ask_to_end(number)
+                self._signal_remotes(number)
                 self._enter(_Phase.SIGNALLED, self._signal_grace_s)
-            elif self._is_the_same_signal():
+            elif self._phase is _Phase.SIGNALLED and self._loop.is_repeated():
                 continue
             else:  # the second one: at once
                 self._enter(_Phase.KILLING, 1.0)
                 self._kill()
-
-    def _is_the_same_signal(self) -> bool:
-        """Whether another one so soon after the first means nothing more."""
-        if self._phase is not _Phase.SIGNALLED:
-            return False
-        signalled_s = self._phase_ends_s - self._signal_grace_s
-        return time.monotonic() < signalled_s + SAME_SIGNAL_S
 
     def _enter(self, phase: _Phase, limit_s: float) -> None:
         self._phase = phase
@@ -364,7 +306,7 @@ class Supervisor:
                 self._tell_too_short()
             self._signal_ranks(signal.SIGTERM)
             self._signal_ranks(signal.SIGCONT)  # a stopped process does not end
-            self._enter(_Phase.TERMINATING, _TERM_S)
+            self._enter(_Phase.TERMINATING, TERM_S)
         else:
             self._enter(_Phase.KILLING, 1.0)
             self._kill()
@@ -379,14 +321,8 @@ class Supervisor:
             )
 
     def _signal_ranks(self, number: int) -> None:
-        for group in self._own_groups():
-            signals.signal_group(group, number)
+        self._loop.signal(number)
         self._signal_remotes(number)
-
-    def _own_groups(self) -> set[int]:
-        """The process groups of this host's ranks that run."""
-        running = self._running & self._ranks.keys()
-        return {self._ranks[rank].process.pid for rank in running}
 
     def _signal_remotes(self, number: int) -> None:
         for remote in self._remotes:
@@ -395,29 +331,7 @@ class Supervisor:
     def _kill(self) -> None:
         for remote in self._remotes:
             remote.send(do="kill")
-        for group in self._own_groups():
-            signals.signal_group(group, signal.SIGKILL)
-        excluded = {self._guard_pid, *(remote.process.pid for remote in self._remotes)}
-        processes.send_signal(
-            processes.job_processes(self._job_tag, excluded_pids=excluded),
-            signal.SIGKILL,
-        )
-
-    def _go_on(self, limit_s: float, unfinished: Callable[[], bool]) -> None:
-        """Steps while `unfinished`, for `limit_s` seconds at most.
-
-        Time in which the reader of the output pauses does not count: a signal ends it.
-        """
-        deadline = time.monotonic() + limit_s
-        while unfinished() and (begin_s := time.monotonic()) < deadline:
-            self._step(deadline)
-            self._check_sinks()
-            if self._paused:
-                deadline += time.monotonic() - begin_s
-
-    def _drain(self) -> None:
-        """Reads what is still in the pipes; helpers may hold them open for ever."""
-        self._go_on(_DRAIN_S, lambda: bool(self._open_streams))
+        self._loop.kill()
 
     def _flush(self) -> None:
         """Lets the reader of the output take all of it, or the user end that too."""
@@ -428,34 +342,13 @@ class Supervisor:
             if time.monotonic() >= ends_s:
                 return
             for sink in self._sinks:
-                sink.flush(_PAUSED_STEP_S)
+                sink.flush(PAUSED_STEP_S)
             self._step(time.monotonic())
-            self._check_sinks()
-
-    def _end_leftovers(self) -> None:
-        """Ends what the ranks left behind: helpers, daemons."""
-        left = processes.job_processes(self._job_tag, excluded_pids={self._guard_pid})
-        if not left:
-            return
-        processes.send_signal(left, signal.SIGTERM)
-        deadline = time.monotonic() + _TERM_S
-        while left and time.monotonic() < deadline:
-            self._step(min(deadline, time.monotonic() + 0.02))
-            processes.reap_orphans(self._own_children())
-            left = processes.job_processes(
-                self._job_tag, excluded_pids={self._guard_pid}
-            )
-        processes.kill_all(self._job_tag, excluded_pids={self._guard_pid})
-        processes.reap_orphans(self._own_children())
 
     def _end_streams(self) -> None:
         for remote_merger in self._mergers.values():
             remote_merger.end()
-        self._pause_if(True)
-        for fd, merger in self._open_streams.items():
-            merger.end()
-            os.close(fd)
-        self._open_streams.clear()
+        self._loop.close_streams()
 
     def _add_reports(self) -> None:
         told = self._told()
