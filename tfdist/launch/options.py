@@ -17,10 +17,10 @@ from tfdist.launch.signals import SIGNAL_GRACE_S
 _DESCRIPTION = """\
 Starts COMMAND N times, on this host or on several, as the N ranks of one job.
 
-Each rank finds its place in TFDIST_RANK and TFDIST_SIZE; tfdist.init() reads them. The
-output of all ranks is merged, with the rank's name in front of each line, and kept in
-one file a rank. When a rank fails the others are ended, the first failure is explained,
-and its exit code returned (128 + N for signal N)."""
+Each rank finds its place in TFDIST_RANK and TFDIST_SIZE, which tfdist.init() reads. The
+output of all ranks is merged, with the name of the rank in front of each line, and
+written to one file per rank. When a rank fails, the others are killed; tfdistrun then
+explains the first failure and returns its exit code (128 + N for signal N)."""
 _EPILOG = """\
 examples:
   tfdistrun -np 2 python train.py --epochs 3
@@ -28,17 +28,19 @@ examples:
   tfdistrun -np 4 -H host1:2,host2:2 python train.py
   tfdistrun --horovod -np 2 train_with_horovod.py
 
-The ranks get no standard input. Standard output of rank 0 is a terminal when that of
-tfdistrun is one, so that its progress bar moves; the other ranks write to pipes.
-SIGINT, SIGTERM and SIGHUP are passed on; the ranks, and what a shell that dies of it
-has started, then have the time of --signal-grace-s. A second one, at least a second
-later, kills. SIGUSR1 and
-SIGUSR2 are passed on to the processes that have a handler for them, and end nothing by
-themselves.
+The ranks have no standard input. If the standard output of tfdistrun is a terminal, so
+is that of rank 0, and its progress bar is rewritten in place; the other ranks write to
+pipes.
 
-On other hosts ranks are started through ssh, which must work without a password, in
-the same folder, with the same python. Of the environment TFDIST_*, PYTHONPATH and PATH
-cross by themselves, other variables with -x. See docs/hosts.md."""
+SIGINT, SIGTERM and SIGHUP are passed on to the ranks, which then have --signal-grace-s
+seconds to end. If a rank is a shell script that dies of the signal, the programs that
+it has started have the same time. A second signal, at least a second later, kills the
+job. SIGUSR1 and SIGUSR2 are passed on to the processes that have a handler for them,
+and do not end the job.
+
+Ranks on other hosts are started through ssh, which must work without a password, in the
+same folder and with the same python. TFDIST_*, PYTHONPATH and PATH are passed on to
+them; for other environment variables, use -x. See docs/hosts.md."""
 _HOST_TIMEOUT_S = 30.0
 _FOREIGN = {
     ("-genv", "-env"): "to set a variable for all ranks use -x NAME=VALUE",
@@ -187,6 +189,22 @@ def parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     made.add_argument("--version", action="version", version=f"tfdist {__version__}")
+    for add in (_add_ranks, _add_hosts, _add_output, _add_limits, _add_binding):
+        add(made)
+    made.add_argument(
+        "command",
+        nargs=argparse.REMAINDER,
+        metavar="COMMAND",
+        help="program to start, with its arguments",
+    )
+    for names, advice in _FOREIGN.items():
+        made.add_argument(
+            *names, action=_Foreign, nargs="?", const=advice, help=argparse.SUPPRESS
+        )
+    return made
+
+
+def _add_ranks(made: argparse.ArgumentParser) -> None:
     made.add_argument(
         "-np",
         "-n",
@@ -198,14 +216,6 @@ def parser() -> argparse.ArgumentParser:
         help="number of ranks",
     )
     made.add_argument(
-        "--horovod",
-        action="store_true",
-        help="for programs written for Horovod: `import horovod` means tfdist, the "
-        "spellings of Keras 2 work, HOROVOD_* variables are translated, and gradients "
-        "that are not reduced are an error. See docs/from-horovod.md",
-    )
-    _add_hosts(made)
-    made.add_argument(
         "-x",
         "--env",
         dest="env",
@@ -213,61 +223,68 @@ def parser() -> argparse.ArgumentParser:
         default=[],
         type=_exported,
         metavar="NAME[=VALUE]",
-        help="variable for all ranks, on all hosts; without a value the one it has "
-        "here. May be given several times",
+        help="environment variable to set for all ranks, on all hosts; without a "
+        "value, its value here is used. May be given several times",
     )
+    made.add_argument(
+        "--horovod",
+        action="store_true",
+        help="run a program written for Horovod: `import horovod` loads tfdist, the "
+        "spellings of Keras 2 work, HOROVOD_* variables are translated, and gradients "
+        "that are not reduced are an error. See docs/from-horovod.md",
+    )
+
+
+def _add_output(made: argparse.ArgumentParser) -> None:
     made.add_argument(
         "--log-dir",
         metavar="DIR",
-        help="folder of the ranks' output, one file each (default: TFDIST_LOG_DIR, or "
-        "tfdist-logs/<time>-<process>)",
+        help="folder for the output of the ranks, one file for each (default: "
+        "TFDIST_LOG_DIR, or tfdist-logs/<time>-<process>)",
     )
+    made.add_argument(
+        "--timestamps",
+        action="store_true",
+        help="print the time in front of each line of output",
+    )
+
+
+def _add_limits(made: argparse.ArgumentParser) -> None:
     made.add_argument(
         "--grace-s",
         type=_seconds,
         default=3.0,
         metavar="S",
-        help="seconds from the first failure until the other ranks are ended "
+        help="seconds from the first failure until the other ranks are killed "
         "(default: %(default)s)",
     )
     made.add_argument(
         "--signal-grace-s",
         type=_seconds,
         metavar="S",
-        help="seconds from SIGINT, SIGTERM or SIGHUP until ranks that still run are "
-        "killed; 0: at once. Has to cover what StopOnSignal waits for (a step, the "
-        "tracing of a function) and the save (default: TFDIST_SIGNAL_GRACE_S, or "
+        help="seconds from SIGINT, SIGTERM or SIGHUP until the ranks that are still "
+        "running are killed; 0: at once. Must be enough for StopOnSignal to finish a "
+        "step (or trace a function) and save (default: TFDIST_SIGNAL_GRACE_S, or "
         f"{SIGNAL_GRACE_S:g})",
     )
-    made.add_argument(
-        "--timestamps", action="store_true", help="the time in front of each line"
-    )
+
+
+def _add_binding(made: argparse.ArgumentParser) -> None:
     made.add_argument(
         "--bind-to",
         "-bind-to",
         dest="bind_to",
         choices=KINDS,
         default=KINDS[0],
-        help="processors of each rank: all of its host (none, the default), one core, "
-        "those of one NUMA node or socket, or an equal share, which is best for "
-        "TensorFlow on processors (slice). See docs/binding.md",
+        help="processors that each rank may use: all of its host (none, the default), "
+        "one core, those of one NUMA node or socket, or an equal share, which is best "
+        "for TensorFlow on CPUs (slice). See docs/binding.md",
     )
     made.add_argument(
         "--report-bindings",
         action="store_true",
         help="print the processors of each rank at the start",
     )
-    made.add_argument(
-        "command",
-        nargs=argparse.REMAINDER,
-        metavar="COMMAND",
-        help="program and its arguments",
-    )
-    for names, advice in _FOREIGN.items():
-        made.add_argument(
-            *names, action=_Foreign, nargs="?", const=advice, help=argparse.SUPPRESS
-        )
-    return made
 
 
 def _add_hosts(made: argparse.ArgumentParser) -> None:
@@ -277,27 +294,27 @@ def _add_hosts(made: argparse.ArgumentParser) -> None:
         "--host",
         dest="hosts",
         metavar="HOST:SLOTS,...",
-        help="hosts and how many ranks each takes (default: 1), filled in this order; "
-        "without hosts all ranks run here",
+        help="hosts, filled in this order, and the number of ranks on each (default: "
+        "1); without hosts, all ranks run here",
     )
     made.add_argument(
         "--hostfile",
         "--machinefile",
         metavar="FILE",
-        help="file of the hosts, one a line: `host slots=N` or `host:N`; # begins a "
-        "comment",
+        help="file that lists the hosts, one per line: `host slots=N` or `host:N`; # "
+        "starts a comment",
     )
     made.add_argument(
         "--ssh-command",
         type=_command,
         metavar="COMMAND",
-        help="runs a line on another host, as COMMAND HOST LINE (default: "
-        f"{SSH_COMMAND})",
+        help="command that runs a shell line on another host, called as COMMAND HOST "
+        f"LINE (default: {SSH_COMMAND})",
     )
     made.add_argument(
         "--host-timeout-s",
         type=_seconds,
         metavar="S",
-        help="seconds until every host must be ready to start its ranks "
+        help="seconds within which every host must be ready to start its ranks "
         f"(default: {_HOST_TIMEOUT_S:g})",
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tfdist.core.timeline import merging
 
-HELP = "merge what TFDIST_TIMELINE has left into one trace"
+HELP = "merge the files of TFDIST_TIMELINE into one trace"
 _MOST_TOLD = 5  # of what is left out
 _MOST_RANKS = 8  # that have a line of their own
 
@@ -22,10 +22,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     parser = argparse.ArgumentParser(
         prog="tfdist timeline",
-        description="Puts together what TFDIST_TIMELINE=DIR has left: all rank-N.jsonl "
-        "of DIR become DIR/trace.json, to be opened in https://ui.perfetto.dev. tfdist "
-        "does so itself when all ranks leave in order, on one host or with a common "
-        "folder; after a crash, or with parts copied from several hosts, do it here.",
+        description="Merges the files rank-N.jsonl of TFDIST_TIMELINE=DIR "
+        "into DIR/trace.json, which https://ui.perfetto.dev opens. tfdist does this "
+        "itself when all ranks end normally, on one host or with a shared folder; run "
+        "this command after a crash, or with files copied from several hosts.",
     )
     parser.add_argument("folder", type=Path, metavar="DIR")
     options = parser.parse_args(arguments)

@@ -10,9 +10,9 @@ from tfdist.core.version import __version__
 from tfdist.launch.horovod.variables import LEVELS
 
 _DESCRIPTION = """\
-Starts COMMAND on N ranks with the flags of Horovod's launcher: an alias of
-`tfdistrun --horovod`, which has fewer and clearer options. Flags that have no meaning
-here are named in a warning, with what is used instead."""
+Starts COMMAND on N ranks with the flags of Horovod's launcher. `tfdistrun --horovod`
+does the same with fewer and clearer options. Flags that tfdist ignores are named in a
+warning that says what to use instead."""
 
 
 class _Remembers(argparse.Action):
@@ -87,48 +87,51 @@ def _job(made: argparse.ArgumentParser) -> None:
         made,
         *("-cb", "--check-build"),
         dest="check_build",
-        help="show what is available, and end",
+        help="print what is available, and exit",
     )
     _switch(
         made,
         "--disable-cache",
         dest="disable_cache",
-        help="no meaning: nothing is kept",
+        help="ignored: there is no cache",
     )
     _value(
         made,
         "--start-timeout",
         type=int,
         metavar="S",
-        help="seconds until all ranks must have started (default: 120)",
+        help="seconds within which all ranks must have started (default: 120)",
     )
     _value(
         made,
         *("--network-interface", "--network-interfaces"),
         dest="network_interfaces",
         metavar="NAME",
-        help="interface that the ranks use between hosts",
+        help="network interface for traffic between hosts",
     )
     _value(
         made,
         "--output-filename",
         metavar="DIR",
-        help="folder for one file of output a rank",
+        help="folder for the output of the ranks, one file for each",
     )
     _switch(
-        made, "--verbose", dest="verbose", help="as --log-level INFO, where none is set"
+        made,
+        "--verbose",
+        dest="verbose",
+        help="same as --log-level INFO, if no level is set",
     )
     _value(
         made,
         "--config-file",
         metavar="FILE",
-        help="YAML file of parameters; flags win over it",
+        help="YAML file with parameters; flags take precedence",
     )
 
 
 def _ssh(made: argparse.ArgumentParser) -> None:
     group = made.add_argument_group("ssh")
-    _value(group, "-p", "--ssh-port", type=int, help="port on all hosts")
+    _value(group, "-p", "--ssh-port", type=int, help="port of the ssh servers")
     _value(
         group,
         *("-i", "--ssh-identity-file"),
@@ -144,15 +147,15 @@ def _tunable(made: argparse.ArgumentParser) -> None:
         "--fusion-threshold-mb",
         type=int,
         metavar="MIB",
-        help="most MiB that are reduced as one operation; 0: each tensor alone",
+        help="maximum size of fused tensors, in MiB; 0: no fusion",
     )
-    _value(group, "--cycle-time-ms", type=float, metavar="MS", help="no meaning")
-    _value(group, "--cache-capacity", type=int, metavar="N", help="no meaning")
+    _value(group, "--cycle-time-ms", type=float, metavar="MS", help="ignored")
+    _value(group, "--cache-capacity", type=int, metavar="N", help="ignored")
     for what in ("hierarchical", "torus"):
-        help = f"reduce with the {what} algorithm"
+        help = f"use the {what} algorithm for allreduce"
         _pair(group, f"{what}-allreduce", help=help)
-    _pair(group, "hierarchical-allgather", help="no meaning: chosen by itself")
-    _pair(group, "autotune", help="no meaning: see `tfdist bench --tune`")
+    _pair(group, "hierarchical-allgather", help="ignored: tfdist chooses the algorithm")
+    _pair(group, "autotune", help="ignored: use `tfdist bench --tune`")
     for name, kind in (
         ("log-file", str),
         ("warmup-samples", int),
@@ -160,19 +163,19 @@ def _tunable(made: argparse.ArgumentParser) -> None:
         ("bayes-opt-max-samples", int),
         ("gaussian-process-noise", float),
     ):
-        _value(group, f"--autotune-{name}", type=kind, help="as --autotune")
+        _value(group, f"--autotune-{name}", type=kind, help="ignored, like --autotune")
 
 
 def _elastic(made: argparse.ArgumentParser) -> None:
-    group = made.add_argument_group("elastic training (an error: not supported yet)")
-    named = "the number of ranks is that of -np"
+    group = made.add_argument_group("elastic training (not supported yet: an error)")
+    named = "not supported: -np sets the number of ranks"
     for names, dest in (
         (("--min-np", "--min-num-proc"), "min_num_proc"),
         (("--max-np", "--max-num-proc"), "max_num_proc"),
     ):
         _value(group, *names, dest=dest, type=int, metavar="N", help=named)
     _value(group, "--slots-per-host", type=int, metavar="N", help=named)
-    _value(group, "--elastic-timeout", type=int, metavar="S", help="no meaning")
+    _value(group, "--elastic-timeout", type=int, metavar="S", help="not supported")
     _value(group, "--reset-limit", type=int, metavar="N", help=named)
     _value(
         group,
@@ -180,7 +183,7 @@ def _elastic(made: argparse.ArgumentParser) -> None:
         type=int,
         nargs=2,
         metavar=("LEAST", "MOST"),
-        help="no meaning",
+        help="not supported",
     )
 
 
@@ -190,56 +193,59 @@ def _records(made: argparse.ArgumentParser) -> None:
         group,
         "--timeline-filename",
         metavar="PATH",
-        help="the folder PATH.d gets the timeline of all ranks",
+        help="write the timeline of all ranks to the folder PATH.d",
     )
-    _pair(group, "timeline-mark-cycles", help="no meaning: there are no cycles")
+    _pair(group, "timeline-mark-cycles", help="ignored: there are no cycles")
     both = group.add_mutually_exclusive_group()
     _switch(
-        both, "--no-stall-check", dest="no_stall_check", help="no warning of late ranks"
+        both,
+        "--no-stall-check",
+        dest="no_stall_check",
+        help="do not warn about late ranks",
     )
     _switch(
         both,
         "--stall-check",
         dest="no_stall_check",
         value=False,
-        help="warn of late ranks, as by default",
+        help="warn about late ranks (the default)",
     )
     _value(
         group,
         "--stall-check-warning-time-seconds",
         type=int,
         metavar="S",
-        help="seconds until a warning names the ranks that are late (default: 30)",
+        help="seconds after which a warning names late ranks (default: 30)",
     )
     _value(
         group,
         "--stall-check-shutdown-time-seconds",
         type=int,
         metavar="S",
-        help="seconds until a wait for late ranks is an error (default: 300)",
+        help="seconds after which waiting for late ranks is an error (default: 300)",
     )
 
 
 def _library(made: argparse.ArgumentParser) -> None:
     group = made.add_argument_group("libraries")
-    _pair(group, "mpi-threads-disable", help="no meaning: MPI is not used")
+    _pair(group, "mpi-threads-disable", help="ignored: MPI is not used")
     _value(
         group,
         "--mpi-args",
         metavar="TEXT",
-        help="of mpirun; its -x NAME[=VALUE] and --bind-to are honoured, the others "
-        "have no meaning",
+        help="arguments for mpirun: -x NAME[=VALUE] and --bind-to are used, the "
+        "others are ignored",
     )
-    _switch(group, "--tcp", dest="tcp_flag", help="no meaning: between hosts always")
+    _switch(group, "--tcp", dest="tcp_flag", help="ignored: always used between hosts")
     _value(
         group,
         "--binding-args",
         metavar="TEXT",
-        help="of mpirun; its --bind-to is honoured, the others have no meaning",
+        help="arguments for mpirun: --bind-to is used, the others are ignored",
     )
-    _value(group, "--num-nccl-streams", type=int, metavar="N", help="no meaning")
-    _value(group, "--thread-affinity", type=int, metavar="CORE", help="no meaning")
-    _value(group, "--gloo-timeout-seconds", type=int, metavar="S", help="no meaning")
+    _value(group, "--num-nccl-streams", type=int, metavar="N", help="ignored")
+    _value(group, "--thread-affinity", type=int, metavar="CORE", help="ignored")
+    _value(group, "--gloo-timeout-seconds", type=int, metavar="S", help="ignored")
 
 
 def _logging(made: argparse.ArgumentParser) -> None:
@@ -248,13 +254,15 @@ def _logging(made: argparse.ArgumentParser) -> None:
         group,
         "--log-level",
         choices=[name.upper() for name in LEVELS],
-        help="least severe messages that are written to stderr (default: WARNING)",
+        help="lowest severity of messages on stderr (default: WARNING)",
     )
     both = group.add_mutually_exclusive_group()
     dest = "log_with_timestamp"
-    time = "the time in front of each line of output"
+    time = "print the time in front of each line of output"
     _switch(both, "--log-with-timestamp", dest=dest, help=time)
-    _switch(both, "--log-without-timestamp", dest=dest, value=False, help="no time")
+    _switch(
+        both, "--log-without-timestamp", dest=dest, value=False, help="print no time"
+    )
     for name, value in (
         ("--log-hide-timestamp", False),
         ("--no-log-hide-timestamp", True),
@@ -278,11 +286,14 @@ def _hosts(made: argparse.ArgumentParser) -> None:
         *("-hostfile", "--hostfile"),
         dest="hostfile",
         metavar="FILE",
-        help="file of the hosts, lines `host slots=N`",
+        help="file that lists the hosts, one per line: `host slots=N`",
     )
     _value(
-        group, "--host-discovery-script", metavar="FILE", help="elastic: not supported"
+        group,
+        "--host-discovery-script",
+        metavar="FILE",
+        help="not supported (elastic training)",
     )
     group = made.add_argument_group("controllers").add_mutually_exclusive_group()
     for name in ("gloo", "mpi", "jsrun"):
-        _switch(group, f"--{name}", dest=f"use_{name}", help="no meaning")
+        _switch(group, f"--{name}", dest=f"use_{name}", help="ignored")

@@ -16,7 +16,7 @@ from tfdist.launch import cli as tfdistrun
 from tfdist.tools.bench import options as bench_options
 from tfdist.tools.bench.sweep import Sweep, unknown
 
-HELP = "time the collectives of a job, check them, and tune their choice"
+HELP = "time and check the collectives of a job, and tune the algorithms"
 _USAGE_ERROR = 2
 _INTERRUPTED = 128 + signal.SIGINT
 

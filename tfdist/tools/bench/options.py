@@ -16,11 +16,11 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _MOST_BYTES = 16 << 30
 _FILES = ("json", "picture", "tune")
 _DESCRIPTION = """\
-Times collectives on the ranks of a job, through the core alone, and prints the columns
-of nccl-tests: algbw is size / time, busbw what each link carries at least (allreduce:
-algbw 2(n-1)/n), limit the share of what the machine can do, measured in the same run:
-the memory inside a host, the line between hosts. All results are checked exactly. The
-time is the median over the repetitions, of the slowest rank."""
+Times collectives on the ranks of a job, using only the core, and prints the columns of
+nccl-tests: algbw is size / time; busbw is the rate that each link carries at least (for
+allreduce, algbw 2(n-1)/n); limit is the share of the rate that the machine can reach,
+measured in the same run (memory inside a host, network between hosts). All results are
+checked exactly. The time is the median of the repetitions on the slowest rank."""
 _EPILOG = """\
 examples:
   tfdist bench -np 2
@@ -152,54 +152,56 @@ def parser() -> argparse.ArgumentParser:
         type=sizes,
         default=sizes("1K:64M"),
         metavar="MIN:MAX[:FACTOR]",
-        help="bytes, K, M, G as powers of 1024; or a list: 1K,64K (default: 1K:64M)",
+        help="sizes in bytes, with K, M and G as powers of 1024; or a list such as "
+        "1K,64K (default: 1K:64M)",
     )
     made.add_argument(
         "--operations",
         type=_operations,
         default=["allreduce"],
         metavar="NAME,...",
-        help=f"some of {', '.join(OPERATIONS)}, or all (default: allreduce)",
+        help=f"operations to measure: some of {', '.join(OPERATIONS)}, or all "
+        "(default: allreduce)",
     )
     made.add_argument(
         "--dtypes",
         type=_dtypes,
         default=["float32"],
         metavar="NAME,...",
-        help=f"some of {', '.join(DTYPES)} (default: float32)",
+        help=f"element types: some of {', '.join(DTYPES)} (default: float32)",
     )
     made.add_argument(
         "--algorithms",
         metavar="NAME,...",
-        help=f"algorithms by name (docs/algorithms.md), {AUTO}: what training would "
-        f"take, or all (default: {AUTO}; with --tune: all)",
+        help=f"algorithms by name (docs/algorithms.md), {AUTO} for those that training "
+        f"would use, or all (default: {AUTO}; with --tune: all)",
     )
     made.add_argument(
         "--cap-s",
         type=_positive,
         default=0.3,
         metavar="S",
-        help="about how long each algorithm is repeated at each size "
+        help="approximate seconds to spend on each algorithm at each size "
         "(default: %(default)s)",
     )
     made.add_argument(
         "--link-rate",
         type=_positive,
         metavar="GBIT/S",
-        help="of the line between hosts (default: measured by a ping-pong)",
+        help="rate of the network between hosts (default: measured with a ping-pong)",
     )
-    made.add_argument("--json", type=Path, metavar="FILE", help="writes all figures")
+    made.add_argument("--json", type=Path, metavar="FILE", help="write all results")
     made.add_argument(
         "--picture",
         type=Path,
         metavar="FILE",
-        help="draws times over sizes, and crossovers (needs matplotlib)",
+        help="plot time against size, with crossovers (needs matplotlib)",
     )
     made.add_argument(
         "--tune",
         type=Path,
         metavar="FILE",
-        help="writes what is best at each size, for TFDIST_TUNING_FILE",
+        help="write the fastest algorithm for each size, for TFDIST_TUNING_FILE",
     )
     return made
 
