@@ -281,13 +281,21 @@ def make(out: str | os.PathLike[str], pictures: Pictures) -> list[str]:
 def define_flags() -> None:
     """The flags: where to, and the attributes of `Pictures`."""
     default = Pictures()
-    flags.DEFINE_string("out", None, "folder that gets the two tars", required=True)
-    flags.DEFINE_integer("train", default.train, "number of pictures to train on")
-    flags.DEFINE_integer("validation", default.validation, "... to validate with")
-    flags.DEFINE_integer("size", default.size, "shorter side of a picture, in pixels")
-    flags.DEFINE_float("digit", default.digit, "height of a digit / shorter side")
-    flags.DEFINE_float("photograph", default.photograph, "its strength, 0 to 1")
-    flags.DEFINE_integer("seed", default.seed, "of everything that is drawn by lot")
+    flags.DEFINE_string(
+        "out", None, "folder in which to write the two tars", required=True
+    )
+    flags.DEFINE_integer("train", default.train, "number of training images")
+    flags.DEFINE_integer(
+        "validation", default.validation, "number of validation images"
+    )
+    flags.DEFINE_integer("size", default.size, "shorter side of an image, in pixels")
+    flags.DEFINE_float(
+        "digit", default.digit, "height of a digit, as a fraction of size"
+    )
+    flags.DEFINE_float(
+        "photograph", default.photograph, "opacity of the photograph, 0 to 1"
+    )
+    flags.DEFINE_integer("seed", default.seed, "random seed")
 
 
 def main(argv: list[str]) -> None:

@@ -164,9 +164,15 @@ def prepare(
 
 def define_flags() -> None:
     """The flags."""
-    flags.DEFINE_string("manual_dir", None, f"has {', '.join(TARS)}", required=True)
-    flags.DEFINE_string("data_dir", None, "folder for the data", required=True)
-    flags.DEFINE_integer("files", None, "of each split; default: as many as suit")
+    flags.DEFINE_string(
+        "manual_dir", None, f"folder with {', '.join(TARS)}", required=True
+    )
+    flags.DEFINE_string(
+        "data_dir", None, "folder in which to write the data", required=True
+    )
+    flags.DEFINE_integer(
+        "files", None, "number of files per split (default: chosen by size)"
+    )
 
 
 def main(argv: list[str]) -> None:

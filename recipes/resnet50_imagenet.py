@@ -34,45 +34,59 @@ import tfdist
 FLAGS = flags.FLAGS
 NAMES = set(FLAGS)  # those that others have defined; ours come below
 
-flags.DEFINE_string("data_dir", None, "Folder of the pictures, or of tfds.")
-flags.DEFINE_enum("data_format", "tfds", imagenet_data.FORMATS, "How they are stored.")
-flags.DEFINE_integer("classes", 1000, "How many classes there are.", lower_bound=2)
-flags.DEFINE_integer("label_offset", 0, "The label of the first class: 0 or 1.")
-flags.DEFINE_integer("image_size", 224, "Pixels of height and width.", lower_bound=32)
-flags.DEFINE_integer("synthetic", None, "So many made-up pictures.", lower_bound=1)
-flags.DEFINE_bool("skip_corrupt", False, "Leave out broken pictures, and count them.")
-flags.DEFINE_integer("readers", None, "Ranks that read for all.", lower_bound=1)
-flags.DEFINE_integer("data_threads", 0, "Of one rank; 0: its share.", lower_bound=0)
+flags.DEFINE_string("data_dir", None, "Folder with the data.")
+flags.DEFINE_enum("data_format", "tfds", imagenet_data.FORMATS, "Storage format.")
+flags.DEFINE_integer("classes", 1000, "Number of classes.", lower_bound=2)
+flags.DEFINE_integer("label_offset", 0, "Label of the first class: 0 or 1.")
+flags.DEFINE_integer("image_size", 224, "Image side in pixels.", lower_bound=32)
+flags.DEFINE_integer("synthetic", None, "Use N synthetic images.", lower_bound=1)
+flags.DEFINE_bool("skip_corrupt", False, "Skip corrupt images, and count them.")
+flags.DEFINE_integer(
+    "readers", None, "Number of ranks that read for all ranks.", lower_bound=1
+)
+flags.DEFINE_integer(
+    "data_threads", 0, "Decoding threads per rank; 0: automatic.", lower_bound=0
+)
 
-flags.DEFINE_enum("network", "resnet50", list(resnet.NETWORKS), "What learns.")
-flags.DEFINE_bool("sync_batch_norm", False, "Statistics of the batches of all ranks.")
+flags.DEFINE_enum("network", "resnet50", list(resnet.NETWORKS), "Model.")
+flags.DEFINE_bool("sync_batch_norm", False, "Batch statistics over all ranks.")
 flags.DEFINE_enum(
     "precision",
     "float32",
     ["float32", "mixed_float16", "mixed_bfloat16"],
-    "What the network computes in.",
+    "Keras dtype policy.",
 )
 
-flags.DEFINE_enum("preset", "goyal_2017", list(schedules.PRESETS), "How it learns.")
-flags.DEFINE_integer("global_batch", 256, "Pictures of all ranks in a step.")
-flags.DEFINE_integer("accumulation", 1, "Batches of a rank in a step.", lower_bound=1)
-flags.DEFINE_integer("epochs", None, "The preset is stretched to it.", lower_bound=1)
-flags.DEFINE_float("rate", None, "Base rate, not the preset's.", lower_bound=0.0)
-flags.DEFINE_float("warmup_epochs", None, "Not the preset's.", lower_bound=0.0)
-flags.DEFINE_enum("decay", None, list(schedules.DECAYS), "Instead of the preset's.")
-flags.DEFINE_float("label_smoothing", 0.1, "Part of a label for all.", 0.0, 1.0)
-flags.DEFINE_enum("compression", None, ["fp16", "bf16"], "Of gradients on the way.")
-flags.DEFINE_enum("loop", "fit", ["fit", "custom"], "model.fit, or a loop by hand.")
-flags.DEFINE_integer("seed", 1, "Of weights, order and augmentation.", lower_bound=0)
+flags.DEFINE_enum(
+    "preset", "goyal_2017", list(schedules.PRESETS), "Hyperparameter preset."
+)
+flags.DEFINE_integer("global_batch", 256, "Images per step, of all ranks together.")
+flags.DEFINE_integer("accumulation", 1, "Batches per rank and step.", lower_bound=1)
+flags.DEFINE_integer(
+    "epochs", None, "Number of epochs; the preset is rescaled.", lower_bound=1
+)
+flags.DEFINE_float(
+    "rate", None, "Base learning rate; overrides the preset.", lower_bound=0.0
+)
+flags.DEFINE_float(
+    "warmup_epochs", None, "Warm-up epochs; overrides the preset.", lower_bound=0.0
+)
+flags.DEFINE_enum("decay", None, list(schedules.DECAYS), "Decay; overrides the preset.")
+flags.DEFINE_float("label_smoothing", 0.1, "Label-smoothing factor.", 0.0, 1.0)
+flags.DEFINE_enum("compression", None, ["fp16", "bf16"], "Gradient compression.")
+flags.DEFINE_enum("loop", "fit", ["fit", "custom"], "model.fit or a custom loop.")
+flags.DEFINE_integer("seed", 1, "Random seed.", lower_bound=0)
 
-flags.DEFINE_string("output_dir", "runs", "Where folders of runs are made.")
-flags.DEFINE_string("resume", None, "Folder of a run that goes on, e.g. runs/latest.")
-flags.DEFINE_integer("checkpoint_steps", 0, "Between checkpoints too.", lower_bound=0)
-flags.DEFINE_integer("keep", 3, "How many checkpoints to keep.", lower_bound=1)
-flags.DEFINE_bool("tensorboard", True, "Write curves for TensorBoard.")
-flags.DEFINE_bool("evaluate_only", False, "Evaluate the --resume'd run, and end.")
+flags.DEFINE_string("output_dir", "runs", "Folder for the folders of runs.")
+flags.DEFINE_string("resume", None, "Folder of the run to resume, e.g. runs/latest.")
+flags.DEFINE_integer(
+    "checkpoint_steps", 0, "Also save every N steps; 0: per epoch.", lower_bound=0
+)
+flags.DEFINE_integer("keep", 3, "Number of checkpoints to keep.", lower_bound=1)
+flags.DEFINE_bool("tensorboard", True, "Write TensorBoard logs.")
+flags.DEFINE_bool("evaluate_only", False, "Only evaluate the run of --resume.")
 
-CONFIG = flags.DEFINE_multi_string("config", [], "YAML file; name=value works too.")
+CONFIG = flags.DEFINE_multi_string("config", [], "YAML file, or name=value.")
 NAMES = set(FLAGS) - NAMES - {"config", "resume", "evaluate_only"}
 # What a run that is resumed keeps: else its steps would not be those it counts.
 FIXED = (

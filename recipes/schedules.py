@@ -368,7 +368,9 @@ def main(words: Sequence[str] | None = None) -> None:
     """
     parser = argparse.ArgumentParser(description="The learning rates of a preset.")
     parser.add_argument("preset", choices=PRESETS)
-    parser.add_argument("global_batch", type=int, help="images in a step, all ranks'")
+    parser.add_argument(
+        "global_batch", type=int, help="images per step, of all ranks together"
+    )
     flags = parser.parse_args(words)
     name, global_batch = flags.preset, flags.global_batch
     if not 1 <= global_batch <= IMAGENET:

@@ -61,7 +61,9 @@ def main() -> None:
     """Trains and reports."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, default=8)
-    parser.add_argument("--save", metavar="FILE", help="the model, e.g. heads.keras")
+    parser.add_argument(
+        "--save", metavar="FILE", help="where to save the model, e.g. heads.keras"
+    )
     flags = parser.parse_args()
     tfdist.init()
     keras.utils.set_random_seed(SEED)
