@@ -1,5 +1,6 @@
 """The parts of the line of progress: what is exposed, how fast, how long, what text."""
 
+import dataclasses
 import io
 import itertools
 import math
@@ -13,10 +14,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from helpers.pages import run_page
+from rich.cells import cell_len
 
 import tfdist
 from tfdist.callbacks import Progress, _progress_rate, _progress_text
-from tfdist.callbacks._progress_terminal import Screen
+from tfdist.callbacks._progress_terminal import Display
 from tfdist.core.timeline import exposed_communication
 
 # ---- exposed communication ----
@@ -116,8 +118,9 @@ def test_a_long_training_keeps_few_points():
 
 
 def test_time_left_needs_steps_and_speed():
-    left = {"steps": 10, "steps_per_s": 2.0, "epoch_ends": 2, "pause_s": 3.0}
+    left = {"steps": 10, "steps_per_s": 2.0, "epoch_ends": 2, "pauses_s": [2.0, 4.0]}
     assert _progress_rate.seconds_left(**left) == 11.0
+    assert _progress_rate.seconds_left(**{**left, "pauses_s": []}) == 5.0
     assert _progress_rate.seconds_left(**{**left, "steps": None}) is None
     assert _progress_rate.seconds_left(**{**left, "steps_per_s": None}) is None
     assert _progress_rate.seconds_left(**{**left, "steps": 0, "epoch_ends": 0}) == 0.0
@@ -162,7 +165,12 @@ CLOSED = _progress_text.Status(
 def test_no_line_is_wider_than_the_terminal(status):
     for width in range(1, 200):
         assert len(_progress_text.line(status, width, bar="━─")) <= width
-        assert len(_progress_text.closing_line(status, width)) <= width
+
+
+def test_characters_of_two_cells_count_twice():
+    status = dataclasses.replace(FULL, unit="画像", metrics={"損失": 1.0})
+    for width in range(1, 200):
+        assert cell_len(_progress_text.line(status, width, bar="━─")) <= width
 
 
 def test_everything_that_matters_is_there_at_80_columns():
@@ -175,14 +183,20 @@ def test_everything_that_matters_is_there_at_80_columns():
         part in _progress_text.line(FULL, 70)
         for part in ("1523/s", "exposed 4%", "ETA")
     )
-    closing = _progress_text.closing_line(CLOSED, 70)
+    closing = _progress_text.line(CLOSED, 70)
     assert "loss 2.303 val 2.303" in closing and "acc 0.451 val 0.451" in closing
 
 
-def test_parts_go_in_the_order_of_their_worth():
-    parts = ["top_5", "exposed", "acc", "/s", "ETA", "loss", "epoch"]
+@pytest.mark.parametrize(
+    ("status", "parts"),
+    [
+        (FULL, ["top_5", "120/", "exposed", "acc", "/s", "ETA", "2%", "loss", "epoch"]),
+        (CLOSED, ["top_5", "ETA", "exposed", "54m", "/s", "acc", "loss", "epoch"]),
+    ],
+)
+def test_parts_go_in_the_order_of_their_worth(status, parts):
     gone = [
-        next(w for w in range(1, 200) if part in _progress_text.line(FULL, w))
+        next(w for w in range(1, 200) if part in _progress_text.line(status, w))
         for part in parts
     ]
     assert gone == sorted(gone, reverse=True)
@@ -193,27 +207,24 @@ def test_a_file_gets_everything_in_full():
         "epoch 3/90  step 120/5004  loss 2.3026  accuracy 0.4511  top_5 0.7500  "
         "1523 images/s  exposed comm. 4%  ETA 11h53m"
     )
-    assert _progress_text.closing_line(CLOSED).startswith(
+    assert _progress_text.line(CLOSED).startswith(
         "epoch 3/90  120 steps in 54m45s  loss 2.3026  val_loss 2.3026  accuracy 0.4511"
     )
 
 
 def test_what_is_not_known_is_left_out():
-    assert (
-        _progress_text.line(_progress_text.Status(1, step=7), bar="━─")
-        == "epoch 1  step 7"
-    )
-    assert _progress_text.line(_progress_text.Status(1, 2, 7, note="validation 3")) == (
+    status = _progress_text.Status
+    assert _progress_text.line(status(1, step=7), bar="━─") == "epoch 1  step 7"
+    assert _progress_text.line(status(1, 2, 7, note="validation 3")) == (
         "epoch 1/2  validation 3"
     )
-    assert _progress_text.closing_line(
-        _progress_text.Status(1, metrics={"loss": math.nan})
-    ) == ("epoch 1  loss nan")
+    nan = status(1, metrics={"loss": math.nan}, took_s=9)
+    assert _progress_text.line(nan, 40) == "epoch 1  0 steps in 9s  loss nan"
     # A validation metric that has no counterpart stands alone.
-    alone = _progress_text.closing_line(
-        _progress_text.Status(1, metrics={"val_auc": 0.5})
-    )
-    assert alone == "epoch 1  val_auc 0.5000"
+    alone = status(1, metrics={"val_auc": 0.5}, took_s=9)
+    assert _progress_text.line(alone).endswith("9s  val_auc 0.5000")
+    late = status(1, took_s=9, slowest=(5, 0.29))
+    assert _progress_text.line(late).endswith("9s  others wait 29% for rank 5")
 
 
 def test_the_bar_fills_with_the_epoch():
@@ -270,52 +281,64 @@ def terminal(monkeypatch):
 
 
 def test_on_a_terminal_the_line_is_rewritten_in_place(terminal):
-    screen = Screen(terminal.file)
-    assert screen.is_terminal and screen.width == 59 and screen.every_s == 0.25
-    screen.show("a long line", 0.0)
-    screen.show("short", 0.1)
+    display = Display(terminal.file)
+    assert display.is_terminal and display.width == 59 and display.every_s == 0.25
+    assert display.bar == "━─"
+    display.show("a long line", 0.0)
+    display.show("short", 0.1)
     assert terminal.lines() == ["short"]
-    screen.finish("the end")
-    screen.show("next", 1.0)
+    display.finish("the end")
+    display.show("next", 1.0)
     assert terminal.lines() == ["the end", "next"]
-    screen.finish()
-    screen.finish()
+    display.finish()
+    display.finish()
     assert terminal.lines() == ["the end", "next", ""]
 
 
-def test_in_a_file_lines_follow_each_other_and_come_less_often():
+@pytest.mark.parametrize("variable", ["FORCE_COLOR", "TTY_COMPATIBLE"])
+def test_in_a_file_lines_follow_each_other_and_come_less_often(monkeypatch, variable):
+    monkeypatch.setenv(variable, "1")  # CI systems set it
     file = io.StringIO()
-    screen = Screen(file)
-    assert not screen.is_terminal and screen.width is None
-    due = [s for s in range(100) if screen.is_due(s) and screen.show(f"{s}", s) is None]
+    display = Display(file)
+    assert not display.is_terminal and display.width is None and display.bar == ""
+    long = "x" * 500
+    due = []
+    for now_s in range(100):
+        if display.is_due(now_s):
+            display.show(f"{now_s} [red]{long}", now_s)
+            due.append(now_s)
     assert due == list(range(10, 100, 10))
-    screen.finish("end")
-    screen.finish()
-    assert file.getvalue().splitlines() == [*map(str, due), "end"]
+    display.finish("end")
+    display.finish()
+    lines = [f"{now_s} [red]{long}" for now_s in due]
+    assert file.getvalue().splitlines() == [*lines, "end"]
 
 
 def test_a_terminal_without_a_width_counts_as_a_file(monkeypatch):
     for columns, kind in ((0, "xterm"), (80, "dumb")):
         monkeypatch.setenv("TERM", kind)
         terminal = Terminal(columns)
-        assert not Screen(terminal.file).is_terminal
+        assert not Display(terminal.file).is_terminal
         terminal.close()
 
 
 def test_what_the_stream_cannot_encode_is_replaced():
     raw = io.BytesIO()
-    screen = Screen(io.TextIOWrapper(raw, encoding="ascii"), every_s=0.0)
-    screen.show("12 échantillons", 0.0)
-    screen.finish("done")
+    display = Display(io.TextIOWrapper(raw, encoding="ascii"), every_s=0.0)
+    display.show("12 échantillons", 0.0)
+    display.finish("done")
     assert raw.getvalue() == b"12 ?chantillons\ndone\n"
 
 
 def test_training_goes_on_when_the_reader_has_gone():
     end, file = os.pipe()
     os.close(end)
-    screen = Screen(open(file, "w"))
-    screen.show("nobody", 0.0)
-    screen.finish("reads it")
+    display = Display(open(file, "w"))
+    display.show("nobody", 0.0)
+    display.finish("reads it")
+    full = Display(open("/dev/full", "w"))
+    full.show("no space", 0.0)
+    full.finish("is left")
 
 
 # ---- the callback, on one rank ----
@@ -422,7 +445,7 @@ def test_validation_is_shown_while_it_runs(alone, terminal):
         "epoch 1/1  validation 1",
         "epoch 1/1  validation 2",
     ]
-    assert "  val_loss " in terminal.lines()[-2]
+    assert " val " in terminal.lines()[-2]
     model.evaluate(x, x[:, :1], verbose=0, callbacks=[progress])
     assert terminal.lines()[-1] == ""  # outside of fit it has nothing to say
 

@@ -1,45 +1,32 @@
-"""How fast a training goes, and how long it will take: sums and a moving window."""
+"""Measurements of training steps: totals, a moving window, numbers of all ranks."""
 
 from __future__ import annotations
 
 import collections
-import dataclasses
 from collections.abc import Sequence
+from typing import NamedTuple
 
 _POINT_S = 0.25  # the window moves in steps of this
 
 
-@dataclasses.dataclass(frozen=True)
-class Totals:
-    """Accumulated measurements of training steps.
+class Totals(NamedTuple):
+    """Sums over training steps.
 
     Attributes:
-        steps: steps of training.
-        seconds: which they took.
-        watched_s: the part of `seconds` in which communication was measured.
-        exposed_s: the part of `watched_s` that was spent waiting for gradients.
+        steps: number of steps.
+        seconds: time that they took.
+        watched_s: part of `seconds` in which communication was measured.
+        exposed_s: part of `watched_s` in which the step waited for gradients.
     """
 
-    steps: int = 0
+    steps: float = 0
     seconds: float = 0.0
     watched_s: float = 0.0
     exposed_s: float = 0.0
 
-    def __add__(self, other: Totals) -> Totals:
-        return Totals(
-            self.steps + other.steps,
-            self.seconds + other.seconds,
-            self.watched_s + other.watched_s,
-            self.exposed_s + other.exposed_s,
-        )
-
-    def __sub__(self, other: Totals) -> Totals:
-        return Totals(
-            self.steps - other.steps,
-            self.seconds - other.seconds,
-            self.watched_s - other.watched_s,
-            self.exposed_s - other.exposed_s,
-        )
+    def plus(self, other: Totals, sign: int = 1) -> Totals:
+        """The sum of both, or with a `sign` of -1 the difference."""
+        return Totals._make(a + sign * b for a, b in zip(self, other, strict=True))
 
     @property
     def steps_per_s(self) -> float | None:
@@ -55,10 +42,10 @@ class Totals:
 
 
 class Window:
-    """The totals of the last while.
+    """The totals of the last seconds of training.
 
-    Time in which nothing was trained (validation, saving) is in no total, so a pause
-    does not look like a slow step.
+    Time without training (validation, saving) is in no total, so a pause does not look
+    like a slow step.
 
     Args:
         seconds: of training that the window covers.
@@ -78,19 +65,17 @@ class Window:
 
     def add(self, totals: Totals) -> None:
         """Counts one more step, or several."""
-        self._all += totals
-        while (
-            len(self._points) > 1
-            and self._all.seconds - self._points[1].seconds >= self._seconds
-        ):
+        self._all = self._all.plus(totals)
+        oldest_s = self._all.seconds - self._seconds
+        while len(self._points) > 1 and self._points[1].seconds <= oldest_s:
             self._points.popleft()
         if self._all.seconds - self._points[-1].seconds >= _POINT_S:
             self._points.append(self._all)
 
     @property
     def recent(self) -> Totals:
-        """Of the window."""
-        return self._all - self._points[0]
+        """The totals of the window."""
+        return self._all.plus(self._points[0], -1)
 
 
 def seconds_left(
@@ -98,48 +83,43 @@ def seconds_left(
     steps: int | None,
     steps_per_s: float | None,
     epoch_ends: int,
-    pause_s: float,
+    pauses_s: Sequence[float],
 ) -> float | None:
-    """Estimates how long the rest of the training takes.
+    """Estimates the time until the training ends; None if it cannot be known.
 
     Args:
-        steps: that are left in all epochs; None where nobody knows.
-        steps_per_s: at present; None before anything was measured.
-        epoch_ends: how many epochs have still to end.
-        pause_s: what lies between two epochs (validation, saving), seconds.
-
-    Returns:
-        Seconds, None where it cannot be told.
+        steps: left in all epochs.
+        steps_per_s: present speed.
+        epoch_ends: number of epochs that have still to end.
+        pauses_s: seconds between two epochs (validation, saving), as far as measured.
 
     Example:
-        >>> seconds_left(steps=100, steps_per_s=2.0, epoch_ends=3, pause_s=4.0)
+        >>> seconds_left(steps=100, steps_per_s=2.0, epoch_ends=3, pauses_s=[3.0, 5.0])
         62.0
     """
     if steps is None or not steps_per_s:
         return None
+    pause_s = sum(pauses_s) / len(pauses_s) if pauses_s else 0.0
     return steps / steps_per_s + epoch_ends * pause_s
 
 
 def of_all_ranks(
     own: Sequence[Sequence[float]],
 ) -> tuple[float | None, float | None]:
-    """The numbers of an epoch, from those of each rank.
+    """Combines the numbers of all ranks.
 
     Args:
         own: for each rank its samples, seconds, watched and exposed seconds; 0 for a
             rank without data.
 
     Returns:
-        Samples of all ranks in a second (the slowest rank's second), and the share of
-        exposed communication in the time of all ranks; each None where nothing was
-        measured.
+        Samples of all ranks per second (of the slowest rank), and the share of exposed
+        communication in the time of all ranks; each None if nothing was measured.
 
     Example:
         >>> of_all_ranks([(100, 2.0, 2.0, 0.5), (100, 2.5, 2.0, 0.1)])
         (80.0, 0.15)
     """
     samples, seconds, watched_s, exposed_s = zip(*own, strict=True)
-    longest_s, all_watched_s = max(seconds), sum(watched_s)
-    speed = sum(samples) / longest_s if longest_s > 0 else None
-    share = min(1.0, sum(exposed_s) / all_watched_s) if all_watched_s > 0 else None
-    return speed, share
+    total = Totals(sum(samples), max(seconds), sum(watched_s), sum(exposed_s))
+    return total.steps_per_s, total.exposed

@@ -1,52 +1,40 @@
-"""The line of progress, as a pure function: what is in it, and what gives way first."""
+"""The progress line as a pure function: its parts, and which of them fit a width."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from rich.cells import cell_len, set_cell_size
 
 _GAP = "  "
 _VALIDATION = "val_"
 _BAR_LEAST, _BAR_MOST = 8, 24
+_FORMS = 3  # in full; metrics with fewer digits; shorter words
 
 
 @dataclasses.dataclass(frozen=True)
 class Status:
-    """Progress of a training run at one moment.
+    """Progress of a training run at one moment; None for what is not known."""
 
-    Attributes:
-        epoch: the running one, from 1.
-        epochs: how many there will be; None if nobody knows.
-        step: steps of the epoch that are done, those of an earlier run included.
-        steps: of the epoch; None if nobody knows.
-        metrics: name → value, in the order in which they are shown.
-        samples_per_s: of all ranks together; None before anything was measured.
-        unit: what a sample is called, in the plural.
-        exposed: share of exposed communication, 0..1; None where it is not measured.
-        left_s: estimate of the seconds until the training ends; None if nobody knows.
-        took_s: seconds of an epoch that has ended, validation included; else None.
-        slowest: the rank for which the others wait, and the share (0..1) of the time
-            that they do; None where there is nothing to say.
-        note: what is going on instead of steps, such as "validation 12".
-    """
-
-    epoch: int
-    epochs: int | None = None
-    step: int = 0
-    steps: int | None = None
-    metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    samples_per_s: float | None = None
-    unit: str = "samples"
-    exposed: float | None = None
-    left_s: float | None = None
-    took_s: float | None = None
-    slowest: tuple[int, float] | None = None
-    note: str = ""
+    epoch: int  # the running one, from 1
+    epochs: int | None = None  # their number
+    step: int = 0  # steps of the epoch that are done, those of an earlier run included
+    steps: int | None = None  # of the epoch
+    metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)  # by name
+    samples_per_s: float | None = None  # of all ranks together
+    unit: str = "samples"  # name of the samples, in the plural
+    exposed: float | None = None  # share of exposed communication, 0..1
+    left_s: float | None = None  # estimated seconds until the training ends
+    took_s: float | None = None  # of an epoch that has ended, validation included
+    slowest: tuple[int, float] | None = None  # rank, share (0..1) others wait for it
+    note: str = ""  # in place of the steps, such as "validation 12"
 
 
 def number(value: float, digits: int = 4) -> str:
-    """A metric's value: `digits` behind the point where it is of everyday size.
+    """A metric's value: `digits` behind the point if it is of everyday size.
 
     Example:
         >>> [number(v) for v in (0.75, 2.30259, 12345.6, 3e-5, float("nan"))]
@@ -69,8 +57,7 @@ def duration(seconds: float) -> str:
         >>> [duration(s) for s in (0.2, 59, 61, 7260, 100 * 3600)]
         ['0s', '59s', '1m01s', '2h01m', '4d04h']
     """
-    whole = max(0, round(seconds))
-    minutes, rest_s = divmod(whole, 60)
+    minutes, rest_s = divmod(max(0, round(seconds)), 60)
     hours, rest_m = divmod(minutes, 60)
     days, rest_h = divmod(hours, 24)
     if days:
@@ -81,7 +68,7 @@ def duration(seconds: float) -> str:
 
 
 def speed(per_s: float) -> str:
-    """Samples in a second, to three digits or so.
+    """Samples per second, to three digits or so.
 
     Example:
         >>> [speed(v) for v in (3.14159, 512.4, 15234.0, 1.5e6)]
@@ -92,171 +79,115 @@ def speed(per_s: float) -> str:
     return f"{per_s:.0f}" if per_s < 100000 else f"{per_s / 1000:.0f}k"
 
 
-def fit(
-    parts: Sequence[Sequence[str]], shrink: Sequence[int], width: int | None
-) -> str:
-    """Joins parts, each in the longest form for which there is room.
-
-    Args:
-        parts: for each its forms, longest first; "" leaves it out.
-        shrink: which part takes its next form when the line is too long, in this
-            order; a part may stand there several times.
-        width: columns; None: no limit.
-
-    Returns:
-        The line; cut off where even the shortest forms are too long.
-
-    Example:
-        >>> fit([["epoch 3"], ["step 7", "7"], ["1523/s", ""]], [1, 2], 16)
-        'epoch 3  7'
-    """
-    taken = [0] * len(parts)
-    line = _joined(parts, taken)
-    for index in shrink:
-        if width is None or len(line) <= width:
-            return line
-        if taken[index] + 1 < len(parts[index]):
-            taken[index] += 1
-            line = _joined(parts, taken)
-    return line if width is None else line[:width]
-
-
-def _joined(parts: Sequence[Sequence[str]], taken: Sequence[int]) -> str:
-    shown = [forms[form] for forms, form in zip(parts, taken, strict=True)]
-    return _GAP.join(text for text in shown if text)
-
-
 def line(status: Status, width: int | None = None, *, bar: str = "") -> str:
-    """The line while an epoch runs.
+    """The line of a running epoch, or of one that has ended (`took_s`).
 
     Args:
         status: what is to be shown.
         width: columns; None: no limit, and every part in full.
-        bar: two characters, for what is done and what is not; there is a bar where
-            these are given and the rest leaves room for it.
+        bar: two characters, for what is done and what is not; a running epoch has a bar
+            if these are given and there is room for it.
 
     Example:
         >>> state = Status(3, 90, 120, 5004, {"loss": 2.3, "accuracy": 0.451},
         ...                1523.0, "images", 0.04, 42780.0)
         >>> line(state, 79)
         'epoch 3/90  120/5004  loss 2.300  acc 0.451  1523/s  exposed 4%  ETA 11h53m'
+        >>> line(Status(3, 90, 5004, metrics={"loss": 2.3, "val_loss": 2.1},
+        ...             samples_per_s=1523.0, took_s=3285.0), 50)
+        'epoch 3/90  54m45s  loss 2.300 val 2.100  1523/s'
     """
-    metrics = [_metric(name, value) for name, value in status.metrics.items()]
-    first = 2
-    rate, exposed, left = (first + len(metrics) + i for i in range(3))
-    parts = [[_epoch(status)], _step(status), *metrics, *_ends(status)]
-    numbers = list(range(first, first + len(metrics)))
-    shrink = [
-        *numbers,  # fewer digits
-        exposed,
-        *_out(numbers[3:], 3),
-        1,  # "step 120/5004" → "120/5004"
-        rate,
-        *numbers,  # shorter names
-        *_out(numbers[2:3], 3),
-        1,  # → "2%"
-        exposed,
-        *_out(numbers[1:2], 1),
-        rate,
-        left,
-        1,
-        *_out(numbers[:1], 1),
-    ]
-    text = fit(parts, shrink, width)
-    return _with_bar(text, status, width, bar)
+    for form in range(_FORMS):
+        parts = _parts(status, form)
+        if width is None or cell_len(_joined(parts)) <= width:
+            return _with_bar(_joined(parts), status, width, bar)
+    assert width is not None  # noqa: S101 - else the first form fits
+    while len(parts) > 1 and cell_len(_joined(parts)) > width:
+        least = parts.index(min(parts, key=lambda part: part.worth))
+        parts[least : least + 1] = parts[least].instead
+    text = _joined(parts)
+    return text if cell_len(text) <= width else set_cell_size(text, width)
 
 
-def closing_line(status: Status, width: int | None = None) -> str:
-    """The line of an epoch that has ended; validation metrics stand beside their own.
+class _Part(NamedTuple):
+    worth: int  # where there is no room, the part that is worth least is left out
+    text: str
+    instead: tuple[_Part, ...] = ()  # takes its place when it is left out
 
-    Example:
-        >>> state = Status(3, 90, 5004, 5004, {"loss": 2.3, "val_loss": 2.1}, 1523.0,
-        ...                "images", 0.04, 42780.0, 3285.0)
-        >>> closing_line(state, 79)
-        'epoch 3/90  54m45s  loss 2.3000 val 2.1000  1523/s  exposed 4%  ETA 11h53m'
-        >>> closing_line(Status(1, slowest=(5, 0.29)))
-        'epoch 1  others wait 29% for rank 5'
+
+def _joined(parts: list[_Part]) -> str:
+    return _GAP.join(part.text for part in parts)
+
+
+def _parts(status: Status, form: int) -> list[_Part]:
+    """The parts of the line, in one form.
+
+    In a running epoch they stay in this order: epoch, first metric, percentage of the
+    steps, ETA, speed, second metric, exposed communication, number of the step, other
+    metrics. In one that has ended: epoch, first metric, second metric, slowest rank,
+    speed, duration, exposed communication, ETA, other metrics.
     """
-    names = [n for n in status.metrics if not n.startswith(_VALIDATION)]
-    names += [
-        n
-        for n in status.metrics
-        if n.startswith(_VALIDATION) and n.removeprefix(_VALIDATION) not in names
-    ]
-    metrics = [_pair(name, status.metrics) for name in names]
-    first = 2
-    rate, exposed, left = (first + len(metrics) + i for i in range(3))
-    took = "" if status.took_s is None else duration(status.took_s)
-    taken = [f"{status.step} steps in {took}", took, ""] if took else [""]
-    parts = [[_epoch(status)], taken, *metrics, *_ends(status), _slowest(status)]
-    numbers = list(range(first, first + len(metrics)))
-    shrink = [
-        1,  # the number of steps
-        exposed,
-        left + 1,  # "others wait"
-        rate,
-        *numbers,  # "val_loss" → "val"
-        *numbers,  # fewer digits
-        *_out(numbers[3:], 3),
-        *numbers,  # shorter names
-        *_out(numbers[2:3], 3),
-        left,
-        1,
-        exposed,
-        rate,
-        left + 1,
-        *_out(numbers[1:2], 3),
-        *_out(numbers[:1], 3),
-    ]
-    return fit(parts, shrink, width)
+    is_over = status.took_s is not None
+    parts: list[_Part] = []
 
+    def add(worth: int, *forms: str, instead: tuple[_Part, ...] = ()) -> None:
+        parts.append(_Part(worth, forms[min(form, len(forms) - 1)], instead))
 
-def _out(indices: Sequence[int], forms: int) -> list[int]:
-    """Lets parts go, the last first, through `forms` shorter forms."""
-    return [index for index in reversed(indices) for _ in range(forms)]
-
-
-def _epoch(status: Status) -> str:
-    of = "" if status.epochs is None else f"/{status.epochs}"
-    return f"epoch {status.epoch}{of}"
-
-
-def _step(status: Status) -> list[str]:
-    if status.note:
-        return [status.note, status.note.replace("validation", "val")]
-    if not status.steps:
-        return [f"step {status.step}", f"{status.step}", f"{status.step}", ""]
-    share = f"{status.step / status.steps:.0%}"
-    count = f"{status.step}/{status.steps}"
-    return [f"step {count}", count, share, ""]
-
-
-def _ends(status: Status) -> list[list[str]]:
-    """Speed, exposed communication, time left."""
-    rate, exposed, left = [""], [""], [""]
+    add(9, f"epoch {status.epoch}" + (f"/{status.epochs}" if status.epochs else ""))
+    if status.took_s is not None:
+        took = duration(status.took_s)
+        add(3, f"{status.step} steps in {took}", took)
+    elif status.note:
+        add(7, status.note, status.note, status.note.replace("validation", "val"))
+    elif status.steps:
+        count = f"{status.step}/{status.steps}"
+        done = _Part(7, f"{status.step / status.steps:.0%}")
+        add(2, f"step {count}", f"step {count}", count, instead=(done,))
+    else:
+        add(7, f"step {status.step}", f"step {status.step}", f"{status.step}")
+    for index, name in enumerate(_names(status.metrics)):
+        worth = (8, 7 if is_over else 4)[index] if index < 2 else -index
+        add(worth, _metric(name, status.metrics, form))
     if status.samples_per_s is not None:
         value = speed(status.samples_per_s)
-        rate = [f"{value} {status.unit}/s", f"{value}/s", ""]
+        full = f"{value} {status.unit}/s"
+        add(4 if is_over else 5, full, full, f"{value}/s")
     if status.exposed is not None:
-        exposed = [
-            f"exposed comm. {status.exposed:.0%}",
-            f"exposed {status.exposed:.0%}",
-            "",
-        ]
+        share = f"{status.exposed:.0%}"
+        add(2 if is_over else 3, f"exposed comm. {share}", f"exposed {share}")
     if status.left_s is not None:
-        left = [f"ETA {duration(status.left_s)}", ""]
-    return [rate, exposed, left]
+        add(1 if is_over else 6, f"ETA {duration(status.left_s)}")
+    if status.slowest is not None:
+        rank, late = status.slowest
+        full = f"others wait {late:.0%} for rank {rank}"
+        add(5, full, full, f"rank {rank} +{late:.0%}")
+    return parts
 
 
-def _slowest(status: Status) -> list[str]:
-    if status.slowest is None:
-        return [""]
-    rank, share = status.slowest
-    return [f"others wait {share:.0%} for rank {rank}", f"rank {rank} +{share:.0%}", ""]
+def _names(metrics: Mapping[str, float]) -> list[str]:
+    """The metrics without those of validation that stand beside another one."""
+    return [
+        name
+        for name in metrics
+        if not name.startswith(_VALIDATION)
+        or name.removeprefix(_VALIDATION) not in metrics
+    ]
+
+
+def _metric(name: str, metrics: Mapping[str, float], form: int) -> str:
+    """A metric of training, with that of validation if there is one."""
+    digits = 4 if form == 0 else 3
+    shown = short_name(name) if form == 2 else name
+    text = f"{shown} {number(metrics[name], digits)}"
+    own = metrics.get(_VALIDATION + name)
+    if own is None:
+        return text
+    label = f"{_GAP}{_VALIDATION}{name}" if form == 0 else " val"
+    return f"{text}{label} {number(own, digits)}"
 
 
 def short_name(name: str) -> str:
-    """A metric's name where there is little room.
+    """A metric's name for narrow lines.
 
     Example:
         >>> [short_name(n) for n in ("loss", "accuracy", "sparse_top_k_accuracy")]
@@ -265,32 +196,12 @@ def short_name(name: str) -> str:
     return name.replace("categorical_", "").replace("accuracy", "acc")
 
 
-def _metric(name: str, value: float) -> list[str]:
-    few = number(value, 3)
-    return [f"{name} {number(value)}", f"{name} {few}", f"{short_name(name)} {few}", ""]
-
-
-def _pair(name: str, metrics: Mapping[str, float]) -> list[str]:
-    """A metric of training with that of validation."""
-    value, own = metrics[name], metrics.get(_VALIDATION + name)
-    if own is None:
-        full, _, _, _ = forms = _metric(name, value)
-        return [full, *forms]
-    return [
-        f"{name} {number(value)}{_GAP}{_VALIDATION}{name} {number(own)}",
-        f"{name} {number(value)} val {number(own)}",
-        f"{name} {number(value, 3)} val {number(own, 3)}",
-        f"{short_name(name)} {number(value, 3)} val {number(own, 3)}",
-        "",
-    ]
-
-
 def _with_bar(text: str, status: Status, width: int | None, bar: str) -> str:
     if not bar or width is None or not status.steps or status.note:
         return text
-    cells = min(_BAR_MOST, width - len(text) - len(_GAP))
-    if cells < _BAR_LEAST:
+    cells = min(_BAR_MOST, width - cell_len(text) - len(_GAP))
+    if cells < _BAR_LEAST or status.took_s is not None:
         return text
     done = min(cells, cells * status.step // status.steps)
-    head = _epoch(status)
-    return head + _GAP + bar[0] * done + bar[1] * (cells - done) + text[len(head) :]
+    head, gap, rest = text.partition(_GAP)
+    return head + _GAP + bar[0] * done + bar[1] * (cells - done) + gap + rest

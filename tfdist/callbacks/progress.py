@@ -10,7 +10,7 @@ from typing import Any, TextIO
 
 from tfdist.callbacks import _progress_rate, _progress_text
 from tfdist.callbacks._base import RankCallback
-from tfdist.callbacks._progress_terminal import Screen
+from tfdist.callbacks._progress_terminal import Display
 from tfdist.collectives.objects import allgather_object
 from tfdist.core import engines, native, runtime
 from tfdist.core.process_sets import members_of
@@ -23,7 +23,6 @@ EPOCH_S = "epoch_s"
 SLOWEST = "slowest_rank"
 WAITED = "waited_for_slowest"
 _WORTH_A_WORD = 0.1  # of the time of the steps
-_BAR, _PLAIN_BAR = "━─", "=-"
 
 
 class Progress(RankCallback):
@@ -113,7 +112,7 @@ class Progress(RankCallback):
         self.unit = unit
         self.every_s = every_s
         self._file = file
-        self._screen: Screen | None = None
+        self._display: Display | None = None
         self._done_before = self.first_step  # steps of this epoch, by an earlier run
         self._known_steps: int | None = None
         self._forget()
@@ -148,17 +147,17 @@ class Progress(RankCallback):
             super().on_train_begin(logs)
         runtime.check_initialized()
         self._alone = len(members_of(self._ranks)) == 1
-        self._screen = None
+        self._display = None
         if runtime.rank() == self._first:
-            self._screen = Screen(self._file or sys.stdout, self.every_s)
+            self._display = Display(self._file or sys.stdout, self.every_s)
         self._forget()
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Gives the model back; the line is complete."""
         if self._is_compiled:
             super().on_train_end(logs)
-        if self._screen is not None:
-            self._screen.finish()
+        if self._display is not None:
+            self._display.finish()
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Counts from 0."""
@@ -186,8 +185,8 @@ class Progress(RankCallback):
         if not self._alone:
             native.take_records()  # of validation, of the callbacks: not of a step
             self._waited_from_s = self._waited_until_s = _waited_s()
-        if self._screen is not None and self._screen.is_terminal:
-            self._show("" if self._is_warm else "first step", now_s)
+        if self._display is not None and self._display.is_terminal:
+            self._show(self._display, "" if self._is_warm else "first step", now_s)
 
     def on_train_batch_end(
         self, batch: int, logs: dict[str, Any] | None = None
@@ -197,17 +196,17 @@ class Progress(RankCallback):
             super().on_train_batch_end(batch, logs)
         now_s = time.monotonic()
         self._count_steps(batch + 1, now_s)
-        if self._screen is not None and self._screen.is_due(now_s):
+        if self._display is not None and self._display.is_due(now_s):
             self._metrics = dict(logs or {})
-            self._show("", now_s)
+            self._show(self._display, "", now_s)
 
     def on_test_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Shows that validation goes on."""
-        if self._screen is None or not self._in_epoch or not self._screen.is_terminal:
+        if self._display is None or not self._in_epoch or not self._display.is_terminal:
             return
         now_s = time.monotonic()
-        if self._screen.is_due(now_s):
-            self._show(f"validation {batch + 1}", now_s)
+        if self._display.is_due(now_s):
+            self._show(self._display, f"validation {batch + 1}", now_s)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Tells the logs the numbers of all ranks; the epoch's line is complete."""
@@ -223,7 +222,18 @@ class Progress(RankCallback):
         self._known_steps = self._done_before + self._step
         if self._last_step_s is not None:  # the rest of it comes with the next epoch
             self._pauses_s.append(time.monotonic() - self._last_step_s)
-        self._show_epoch(logs, speed, exposed, took_s, late)
+        if self._display is not None:
+            is_last = self._epochs is not None and self._epoch + 1 >= self._epochs
+            status = self._status(
+                logs,
+                step=self._step,
+                samples_per_s=speed,
+                exposed=None if self._alone else exposed,
+                left_s=None if is_last else self._left_s(self._steps or 0),
+                took_s=took_s,
+                slowest=(int(late[0]), late[1]) if late[1] >= _WORTH_A_WORD else None,
+            )
+            self._display.finish(_progress_text.line(status, self._display.width))
         self._done_before = 0
 
     # ---- measuring ----
@@ -247,9 +257,9 @@ class Progress(RankCallback):
         totals = _progress_rate.Totals(done - self._step, took_s, watched_s, exposed_s)
         if self._is_warm:
             self._window.add(totals)
-            self._epoch_totals += totals
+            self._epoch_totals = self._epoch_totals.plus(totals)
         else:
-            self._epoch_cold += totals
+            self._epoch_cold = self._epoch_cold.plus(totals)
         if not self._alone:
             self._waited_until_s = _waited_s()
             if not self._is_warm:  # it has waited for the graphs of other ranks
@@ -315,71 +325,44 @@ class Progress(RankCallback):
         return self.steps_per_epoch or told or self._known_steps
 
     def _left_s(self, step: int) -> float | None:
-        """Until the training ends, from `step` of the running epoch."""
+        """Estimated seconds from `step` of this epoch to the end of the training."""
         epochs, steps = self._epochs, self._steps
         if epochs is None or steps is None:
             return None
         later = max(0, epochs - self._epoch - 1)
-        pause_s = sum(self._pauses_s) / len(self._pauses_s) if self._pauses_s else 0.0
         return _progress_rate.seconds_left(
             steps=later * steps + max(0, steps - step),
             steps_per_s=self._window.recent.steps_per_s,
             epoch_ends=later + self._in_epoch,
-            pause_s=pause_s,
+            pauses_s=self._pauses_s,
         )
 
     # ---- showing ----
 
-    def _show(self, note: str, now_s: float) -> None:
-        assert self._screen is not None  # noqa: S101 - the callers look
-        recent = self._window.recent
-        steps_per_s = recent.steps_per_s
-        step = self._done_before + self._step
-        status = _progress_text.Status(
+    def _status(self, logs: dict[str, Any], **known: Any) -> _progress_text.Status:
+        """The status with the metrics of these logs, and what else is known."""
+        return _progress_text.Status(
             epoch=self._epoch + 1,
             epochs=self._epochs,
-            step=step,
             steps=self._steps,
-            metrics=_ordered(self._metrics),
-            samples_per_s=steps_per_s and steps_per_s * self.global_batch,
+            metrics=_ordered(logs),
             unit=self.unit,
+            **known,
+        )
+
+    def _show(self, display: Display, note: str, now_s: float) -> None:
+        recent = self._window.recent
+        step = self._done_before + self._step
+        status = self._status(
+            self._metrics,
+            step=step,
+            samples_per_s=recent.steps_per_s and recent.steps_per_s * self.global_batch,
             exposed=None if self._alone else recent.exposed,
             left_s=self._left_s(step),
             note=note,
         )
-        bar = ""
-        if self._screen.is_terminal:
-            bar = _BAR if self._screen.speaks_unicode else _PLAIN_BAR
-        line = _progress_text.line(status, self._screen.width, bar=bar)
-        self._screen.show(line, now_s)
-
-    def _show_epoch(
-        self,
-        logs: dict[str, Any],
-        speed: float | None,
-        exposed: float | None,
-        took_s: float,
-        late: tuple[float, float],
-    ) -> None:
-        if self._screen is None:
-            return
-        step = self._done_before + self._step
-        left_s = self._left_s(self._steps or step)
-        is_last = self._epochs is not None and self._epoch + 1 >= self._epochs
-        status = _progress_text.Status(
-            epoch=self._epoch + 1,
-            epochs=self._epochs,
-            step=self._step,
-            steps=self._steps,
-            metrics=_ordered(logs),
-            samples_per_s=speed,
-            unit=self.unit,
-            exposed=None if self._alone else exposed,
-            left_s=None if is_last else left_s,
-            took_s=took_s,
-            slowest=(int(late[0]), late[1]) if late[1] >= _WORTH_A_WORD else None,
-        )
-        self._screen.finish(_progress_text.closing_line(status, self._screen.width))
+        line = _progress_text.line(status, display.width, bar=display.bar)
+        display.show(line, now_s)
 
 
 def _ordered(logs: dict[str, Any]) -> dict[str, float]:
