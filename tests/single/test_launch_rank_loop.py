@@ -43,9 +43,9 @@ class Loop:
         environ = {**os.environ, processes.JOB_TAG_VARIABLE: self.guard.job_tag}
         self.own.start(
             rank,
-            [sys.executable, "-I", "-S", "-c", code],
-            environ,
             *kept,
+            command=[sys.executable, "-I", "-S", "-c", code],
+            environ=environ,
             terminal_columns=None,
             processors=None,
         )

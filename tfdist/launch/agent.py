@@ -39,6 +39,7 @@ from tfdist.launch.rank_loop import (
 from tfdist.launch.signals import ENDING, PASSED_ON, SAME_SIGNAL_S, Signals
 
 _MOST_WAITING_BYTES = 1 << 20  # for the network; then the ranks have to wait
+_PAUSE_S = agent_protocol.SIGN_OF_LIFE_S / 2
 _FLUSH_S = 2.0
 _STORE_S = 5.0
 _NO_INPUT = (
@@ -199,9 +200,7 @@ class Agent:
         try:
             while not self._ended:
                 ending = self._finished or self._signalled_s
-                pause_s = (
-                    CHILDREN_STEP_S if ending else agent_protocol.SIGN_OF_LIFE_S / 2
-                )
+                pause_s = CHILDREN_STEP_S if ending else _PAUSE_S
                 self._step(time.monotonic() + pause_s)
                 self._run_periodic()
                 self._end_if(self._finished and not self._children_go_on())
@@ -361,10 +360,10 @@ class Agent:
             try:
                 self._loop.start(
                     rank,
-                    self._job["command"],
-                    {**self._environ, **told["variables"]},
                     _FrameStream(self._out, agent_protocol.STDOUT, rank),
                     _FrameStream(self._out, agent_protocol.STDERR, rank),
+                    command=self._job["command"],
+                    environ={**self._environ, **told["variables"]},
                     terminal_columns=told["terminal_columns"],
                     processors=self._bound[rank] if binds else None,
                 )

@@ -410,8 +410,8 @@ class Job:
             supervisor.start(
                 own,
                 *self.streams.mergers(own),
-                self.options.command,
-                environ,
+                command=self.options.command,
+                environ=environ,
                 terminal_columns=self.streams.terminal_columns(own),
                 processors=self.bound[place.rank] if binds else None,
             )

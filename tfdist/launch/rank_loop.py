@@ -157,11 +157,11 @@ class RankLoop:
     def start(
         self,
         rank: int,
-        command: list[str],
-        environ: dict[str, str],
         stdout: Stream,
         stderr: Stream,
         *,
+        command: list[str],
+        environ: dict[str, str],
         terminal_columns: int | None,
         processors: Sequence[int] | None,
     ) -> None:

@@ -115,26 +115,20 @@ class Supervisor:
         output: RankOutput,
         stdout: StreamMerger,
         stderr: StreamMerger,
-        command: list[str],
-        environ: dict[str, str],
-        *,
-        terminal_columns: int | None,
-        processors: Sequence[int] | None,
+        **options: Any,
     ) -> None:
-        """Starts a rank of this host, and watches it; see `RankLoop.start`.
+        """Starts a rank of this host, and watches it.
+
+        Args:
+            output: of which `rank` is started.
+            stdout: gets what it prints there.
+            stderr: likewise.
+            options: the other arguments of `RankLoop.start`.
 
         Raises:
             OSError: no process or descriptor left.
         """
-        self._loop.start(
-            output.rank,
-            command,
-            environ,
-            stdout,
-            stderr,
-            terminal_columns=terminal_columns,
-            processors=processors,
-        )
+        self._loop.start(output.rank, stdout, stderr, **options)
         self._outputs[output.rank] = output
         self._running.add(output.rank)
 
