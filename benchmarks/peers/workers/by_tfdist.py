@@ -1,4 +1,4 @@
-"""How tfdist does it; what `by_` modules have is told in docs/benchmarks.md."""
+"""How tfdist does it; what `by_` modules have is in benchmarks/peers/README.md."""
 
 from __future__ import annotations
 
