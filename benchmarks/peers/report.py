@@ -50,14 +50,14 @@ def text_of(*files: Sequence[Row], tolerance: float = TOLERANCE) -> str:
 
     Of each file, task and number of ranks the latest key.
     """
-    sets = [one for rows in files for one in _latest(rows)]
+    sets = [one for rows in files for one in latest(rows)]
     sets.sort(key=_place)
     shown = [row for rows in sets for row in rows]
     sections = [_section(rows, tolerance) for rows in sets]
     return "\n\n".join([*sections, _versions(shown)])
 
 
-def _latest(rows: Sequence[Row]) -> list[list[Row]]:
+def latest(rows: Sequence[Row]) -> list[list[Row]]:
     keys = {(row["kind"], row["np"]): row["key"] for row in rows}
     return [[row for row in rows if row["key"] == key] for key in keys.values()]
 
@@ -143,7 +143,7 @@ def _limit(rounds: Iterable[Round], ranks: int) -> str:
     )
 
 
-def _cells(rounds: Iterable[Round]) -> dict[Cell, float]:
+def medians_of(rounds: Iterable[Round]) -> dict[Cell, float]:
     """Of each peer and case the median of the rounds' medians, in seconds."""
     found: dict[Cell, list[float]] = {}
     for one in rounds:
@@ -153,7 +153,7 @@ def _cells(rounds: Iterable[Round]) -> dict[Cell, float]:
 
 
 def _times(task: str, ranks: int, rounds: Iterable[Round]) -> str:
-    cells = _cells(rounds)
+    cells = medians_of(rounds)
     columns = sorted({case.rpartition("/")[2] for _, case in cells}, key=int)
     if task == TRAINING:
         return _rates(ranks, cells)
