@@ -1,4 +1,4 @@
-"""The lines of docs/gradients.md and docs/batch-normalization.md run, on one rank."""
+"""The lines of the pages about gradients and batch normalization run, on one rank."""
 
 from typing import Any
 
@@ -27,20 +27,52 @@ def started() -> dict[str, Any]:
     return {"keras": keras, "tf": tf, "tfdist": tfdist, "model": model, "x": x, "y": y}
 
 
-@pytest.mark.parametrize("number", range(4))
-def test_the_lines_about_gradients_run(number):
+def with_gradients(*, policy: str | None = None) -> dict[str, Any]:
+    """What the pages about gradients take for granted."""
     names = started()
-    variables = names["model"].trainable_variables
     names["loss_fn"] = keras.losses.SparseCategoricalCrossentropy()
-    names["grads"] = [tf.ones(v.shape) for v in variables]
+    names["grads"] = [tf.ones(v.shape) for v in names["model"].trainable_variables]
     before = keras.config.dtype_policy()
-    keras.config.set_dtype_policy("mixed_float16" if number == 3 else before)
+    keras.config.set_dtype_policy(policy or before)
     names["optimizer"] = tfdist.DistributedOptimizer(keras.optimizers.SGD(0.1))
     keras.config.set_dtype_policy(before)
+    return names
+
+
+# The first of four batches makes no update.
+@pytest.mark.parametrize("number, updates", [(0, 0), (1, 1), (2, 1), (3, 1)])
+def test_the_lines_about_gradients_run(number, updates):
+    names = with_gradients(policy="mixed_float16" if number == 3 else None)
     assert len(blocks_of("gradients.md")) == 4
     run_page("gradients.md", names, only=number)
-    updates = int(names["optimizer"].iterations)  # the first of four batches makes none
-    assert updates == [0, 1, 0, 1][number]
+    assert int(names["optimizer"].iterations) == updates
+
+
+def test_clipping_by_hand_under_a_loss_scale_equals_the_optimizers_own():
+    weights = []
+    for by_hand in (True, False):
+        names = with_gradients()
+        # So large that the norm is above 1.
+        names["loss_fn"] = lambda y, p: 50.0 * keras.ops.mean((p - y) ** 2)
+        if by_hand:
+            run_page("gradients.md", names, only=2)
+        else:
+            inner = keras.optimizers.SGD(0.1, global_clipnorm=1.0)
+            with tfdist.DistributedGradientTape() as tape:
+                loss = names["loss_fn"](
+                    names["y"], names["model"](names["x"], training=True)
+                )
+            variables = names["model"].trainable_variables
+            inner.apply(tape.gradient(loss, variables), variables)
+        weights.append([v.numpy() for v in names["model"].trainable_variables])
+    for one, other in zip(*weights, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
+
+
+def test_the_lines_about_local_variables_run():
+    names = with_gradients()
+    assert len(blocks_of("gradients-advanced.md")) == 1
+    run_page("gradients-advanced.md", names)
 
 
 def test_the_lines_about_batch_normalisation_run(tmp_path, monkeypatch):
