@@ -16,7 +16,7 @@ BUILT := $(if $(filter 1,$(WERROR)),$(STRICT),.venv/.built)
 NATIVE := $(shell find tfdist_ops \( -path tfdist_ops/cuda -o -path tfdist_ops/xla \) -prune -o \
   \( -name '*.cc' -o -name '*.h' -o -name CMakeLists.txt \) -print)
 CPP := $(shell find tfdist_ops tests/cpp tests/sim tests/fuzz benchmarks -name '*.cc' -o -name '*.h' -o -name '*.cu' -o -name '*.c')
-PYTHON_CODE := .ci tfdist recipes benchmarks tests setup.py
+PYTHON_CODE := .ci tfdist recipes benchmarks tests docs/conf.py setup.py
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
@@ -94,11 +94,15 @@ format: $(INSTALLED)  ## rewrites the code in the house format
 	$(BIN)/ruff format $(PYTHON_CODE)
 	$(BIN)/clang-format -i $(CPP)
 
-docs: $(BUILT)  ## regenerates the pages that come from the code
+docs: $(BUILT)  ## remakes the generated pages, builds the site in build/site; checks all links
 	@$(BIN)/python -m tfdist.tools.config_docs
 	@cd tests && ../$(BIN)/python -m helpers.horovod_page
 	@TF_CPP_MIN_LOG_LEVEL=3 $(BIN)/python .ci/argument_docs.py
 	@TF_CPP_MIN_LOG_LEVEL=3 $(BIN)/python .ci/api_docs.py
+	@$(BIN)/python benchmarks/chart.py
+	@rm -rf build/site
+	@TF_CPP_MIN_LOG_LEVEL=3 $(BIN)/sphinx-build -q -W --keep-going -E -c docs -d build/doctrees . build/site
+	@echo "the site: build/site/index.html"
 
 gpu:  ## builds the CUDA kernels, checks and measures them (needs nvcc; TensorFlow not)
 	@$(firstword $(wildcard $(BIN)/python) python3) benchmarks/gpu_pack.py

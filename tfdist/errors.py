@@ -3,7 +3,7 @@
 Each class is a subclass of the TensorFlow error of the same meaning, and carries a
 record of the rank and the cause. Eager functions of tfdist raise these classes, and so
 does `model.fit` with a callback of tfdist. Inside a `tf.function`, and in `fit` without
-such a callback, TensorFlow raises its own class; `from_tf` turns it into ours:
+such a callback, TensorFlow raises its own class; `from_tf` turns it into ours::
 
     try:
         model.fit(...)

@@ -1,11 +1,16 @@
-"""Links between the pages: none is dead, and every page is linked."""
+"""Links between the pages: none is dead, and every page is linked and on the site."""
 
+import importlib.util
 import re
 import subprocess
+from pathlib import Path
 
 import pytest
 from helpers.tree import ROOT
 
+SPEC = importlib.util.spec_from_file_location("docs_conf", ROOT / "docs" / "conf.py")
+conf = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(conf)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 PAGES = sorted(
     name
@@ -62,3 +67,33 @@ def test_every_page_is_linked():
         n for n in PAGES if n != "README.md" and (ROOT / n).resolve() not in linked
     ]
     assert alone == []
+
+
+def listed_on(name):
+    """The pages that a page of contents lists, in order."""
+    text = (ROOT / name).read_text(encoding="utf-8")
+    links = [link for _, links in conf.sections(text) for link in links]
+    return [((ROOT / name).parent / link).resolve() for link in links]
+
+
+def test_the_navigation_of_the_site_has_every_page_once():
+    listed = listed_on(f"{conf.INDEX}.md")
+    for name in conf.CONTENTS:
+        listed += [
+            p
+            for p in listed_on(f"{name}.md")
+            if p.parent.samefile(ROOT / Path(name).parent)
+        ]
+    guides = (ROOT / conf.GUIDES).glob("*.py")
+    pages = {*PAGES, *(str(path.relative_to(ROOT)) for path in guides)}
+    on_top = {f"{conf.root_doc}.md", f"{conf.INDEX}.md"}
+    names = [str(path.relative_to(ROOT)) for path in listed]
+    assert sorted(names) == sorted(pages - on_top)
+
+
+def test_the_navigation_has_the_groups_of_the_readme():
+    text = (ROOT / f"{conf.INDEX}.md").read_text(encoding="utf-8")
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    groups = [title for title, _ in conf.sections(text)]
+    assert groups == ["Start", "Train", "Run", "Understand", "Reference"]
+    assert re.findall(r"^- \*\*(\w+)\.\*\* \[", readme, re.MULTILINE) == groups

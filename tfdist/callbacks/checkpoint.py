@@ -52,7 +52,7 @@ class Checkpoint(RankCallback):
         monitor: name in the logs that says which model is best; default "val_loss".
             Put `MetricAverage` first, else it is rank 0's own value.
         save_best_only: save only when `monitor` improved; default False. An epoch that
-            `validation_freq` leaves without validation has no "val_..." and no save.
+            `validation_freq` leaves without validation has no `val_...` and no save.
         save_weights_only: default False: the whole model with its optimizer.
         mode: "min", "max" or "auto" (default), as in Keras: what the model's metric of
             that name says of itself; min for losses. For other names that have acc,

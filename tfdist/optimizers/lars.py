@@ -15,8 +15,8 @@ from tfdist.optimizers.momentum_sgd import MomentumSGD
 class LARS(MomentumSGD):
     """Layer-wise adaptive rate scaling.
 
-    A step changes every layer by about the same part of its own size. With |.| the
-    Euclidean norm of one variable and rate the (global) learning rate of the step:
+    A step changes every layer by about the same part of its own size. With `|.|`
+    the Euclidean norm of one variable and rate the (global) learning rate of the step::
 
         local = trust_coefficient * |w| / (|g| + weight_decay * |w| + epsilon)
         v <- momentum * v + rate * local * (g + weight_decay * w)
@@ -26,7 +26,7 @@ class LARS(MomentumSGD):
     keeps the rates with which it was made. `momentum_correction=True` leaves the global
     rate outside, as in `MomentumSGD`; the local one stays inside.
 
-    Where |w| or |g| is zero, local is 1. Excluded variables have local = 1 and no
+    Where `|w|` or `|g|` is zero, local is 1. Excluded variables have local = 1 and no
     decay: they take steps of the global rate, which is much larger than what is usual
     elsewhere, so it needs a warm-up.
 
