@@ -96,7 +96,7 @@ def submit(
         found = status.contents
         pending.done_count += 1
         if found.code != 0:
-            pending.error = native._error_of(found)
+            pending.error = native.to_core_error(found)
         pending.ended.set()
 
     request.done = native.DoneCallback(done)

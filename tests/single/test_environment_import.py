@@ -1,6 +1,5 @@
-"""What `import tfdist` does and does not load, and the ctypes mirror of the core."""
+"""What `import tfdist` loads, and the functions of the core for one process."""
 
-import ctypes
 import os
 import re
 import subprocess
@@ -12,7 +11,7 @@ from helpers.deadline import deadline
 from helpers.launcher import clean_environment
 
 import tfdist
-from tfdist.core import native, runtime, world
+from tfdist.core import library, native, runtime, world
 
 ROOT = Path(__file__).resolve().parents[2]
 built = pytest.mark.skipif(
@@ -84,7 +83,7 @@ def test_the_version_is_the_one_of_the_package():
 
 
 def test_a_library_that_is_not_built_is_explained(monkeypatch, tmp_path):
-    monkeypatch.setattr(native, "LIBRARY_PATH", tmp_path / "none.so")
+    monkeypatch.setattr(library, "LIBRARY_PATH", tmp_path / "none.so")
     native.library.cache_clear()
     with pytest.raises(ImportError, match="pip install -e . --no-build-isolation"):
         native.library()
@@ -97,11 +96,11 @@ def test_a_library_that_is_not_built_is_explained(monkeypatch, tmp_path):
 def test_a_source_folder_that_hides_the_installed_package_is_named(
     monkeypatch, tmp_path
 ):
-    library = Path("tfdist", "_native", "libtfdist_core.so")
+    core = Path("tfdist", "_native", "libtfdist_core.so")
     source, installed = tmp_path / "clone", tmp_path / "site-packages"
-    (installed / library).parent.mkdir(parents=True)
-    (installed / library).touch()
-    monkeypatch.setattr(native, "LIBRARY_PATH", source / library)
+    (installed / core).parent.mkdir(parents=True)
+    (installed / core).touch()
+    monkeypatch.setattr(library, "LIBRARY_PATH", source / core)
     monkeypatch.setattr(sys, "path", [str(source), str(tmp_path), str(installed)])
     native.library.cache_clear()
     with pytest.raises(ImportError) as caught:
@@ -110,75 +109,6 @@ def test_a_source_folder_that_hides_the_installed_package_is_named(
     assert f"in its source folder {source}, which is not built" in text
     assert f"installed in {installed}. Start Python, or tfdistrun, in another" in text
     assert "pip install --no-build-isolation -e ." in text
-
-
-_KINDS = {
-    "int32_t": ctypes.c_int32,
-    "uint32_t": ctypes.c_uint32,
-    "int64_t": ctypes.c_int64,
-    "uint64_t": ctypes.c_uint64,
-    "double": ctypes.c_double,
-    "const char*": ctypes.c_char_p,
-    "const void*": ctypes.c_void_p,
-    "void*": ctypes.c_void_p,
-    "const uint8_t*": ctypes.c_char_p,  # bytes of a key
-    "const int32_t*": ctypes.POINTER(ctypes.c_int32),
-    "const int64_t*": ctypes.POINTER(ctypes.c_int64),
-    "const char* const*": ctypes.POINTER(ctypes.c_char_p),
-    "const tfdist_tensor*": ctypes.POINTER(native.Tensor),
-    "const tfdist_link*": ctypes.POINTER(native.Link),
-    "const tfdist_tuning_rule*": ctypes.POINTER(native.TuningLine),
-}
-_STRUCTS = {
-    "tfdist_status": native.Status,
-    "tfdist_link": native.Link,
-    "tfdist_world": native.World,
-    "tfdist_tuning_rule": native.TuningLine,
-    "tfdist_tensor": native.Tensor,
-    "tfdist_request": native.Request,
-    "tfdist_record": native.Record,
-}
-
-
-def header():
-    text = (ROOT / "tfdist_ops" / "runtime" / "c_api.h").read_text()
-    return re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)
-
-
-def fields_in_c(name):
-    body = re.search(rf"typedef struct {name} \{{(.*?)\}} {name};", header(), re.DOTALL)
-    found = []
-    for declaration in body[1].split(";"):
-        line = " ".join(declaration.split())
-        if pointer := re.match(r".*\(\*(\w+)\)\(", line):
-            found.append((pointer[1], "function"))
-        elif array := re.fullmatch(r"char (\w+)\[(\d+)\]", line):
-            found.append((array[1], f"char {array[2]}"))
-        elif line:
-            kind, names = re.fullmatch(r"(.*?[ *])(\w+(?:, \w+)*)", line).groups()
-            found += [(n, kind.strip()) for n in names.split(", ")]
-    return found
-
-
-@pytest.mark.parametrize("name", _STRUCTS)
-def test_structures_mirror_the_header(name):
-    mirrored = _STRUCTS[name]._fields_
-    declared = fields_in_c(name)
-    assert [field for field, _ in mirrored] == [field for field, _ in declared]
-    for (field, kind), (_, c_kind) in zip(mirrored, declared, strict=True):
-        if c_kind == "function":
-            assert kind in (native.DoneCallback, native.AllocateCallback), field
-        elif c_kind.startswith("char "):
-            assert kind is ctypes.c_char * int(c_kind[5:]), field
-        else:
-            assert kind is _KINDS[c_kind], field
-
-
-def test_every_function_of_the_header_is_declared():
-    names = set(re.findall(r"TFDIST_EXPORT [^;]*?(tfdist_\w+)\(", header()))
-    assert names == set(native._SIGNATURES)
-    version = re.search(r"#define TFDIST_API_VERSION (\d+)", header())
-    assert int(version[1]) == native.API_VERSION
 
 
 @built

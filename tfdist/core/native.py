@@ -1,7 +1,10 @@
-"""The native core, through ctypes: a mirror of `tfdist_ops/runtime/c_api.h`.
+"""The functions of the native core, through ctypes (`tfdist_ops/runtime/c_api.h`).
 
 Importing this module loads nothing and needs no TensorFlow; the library is
 loaded at the first call. Everything here is internal: users call `tfdist`.
+
+The loader (`library`), the structures (`structs`) and the error (`error_codes`) are
+modules of their own; their names can be imported from here too.
 """
 
 from __future__ import annotations
@@ -12,414 +15,54 @@ import json
 import math
 import numbers
 import os
-import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-API_VERSION = 8
-LIBRARY_FOLDER = Path(__file__).resolve().parents[1] / "_native"
-LIBRARY_PATH = LIBRARY_FOLDER / "libtfdist_core.so"
-
-# Codes are TensorFlow's (tfdist_ops/base/status.h).
-CANCELLED = 1
-INVALID_ARGUMENT = 3
-DEADLINE_EXCEEDED = 4
-FAILED_PRECONDITION = 9
-ABORTED = 10
-INTERNAL = 13
-
-# Kinds of operations (c_api.h).
-ALLREDUCE = 0
-ALLGATHER = 1
-BROADCAST = 2
-BARRIER = 3
-REDUCE_SCATTER = 5
-REDUCE = 6
-GATHER = 7
-SCATTER = 8
-ALLTOALL = 9
-SENDRECV = 10
+from tfdist.core.error_codes import (
+    ABORTED,
+    CANCELLED,
+    DEADLINE_EXCEEDED,
+    FAILED_PRECONDITION,
+    INTERNAL,
+    INVALID_ARGUMENT,
+    CoreError,
+)
+from tfdist.core.library import (
+    LIBRARY_FOLDER,
+    LIBRARY_PATH,
+    check,
+    last_error,
+    library,
+    to_core_error,
+)
+from tfdist.core.structs import (
+    ALLGATHER,
+    ALLREDUCE,
+    ALLTOALL,
+    BARRIER,
+    BROADCAST,
+    GATHER,
+    REDUCE,
+    REDUCE_SCATTER,
+    SCATTER,
+    SENDRECV,
+    AllocateCallback,
+    DoneCallback,
+    Link,
+    LinkEnd,
+    Record,
+    Request,
+    Tensor,
+    Topology,
+    TuningRule,
+    World,
+    fill_link,
+    tuning_lines,
+)
 
 _GROUP_ID_BYTES = 33
 _RECORD_BATCH = 512
 _WANTED_BATCH = 64
-
-
-class CoreError(RuntimeError):
-    """An error of the core or of the rendezvous.
-
-    Attributes:
-        code: TensorFlow's number of the error's class, e.g. 10 (aborted).
-        message: what happened, in words.
-        payload: the machine-readable record: "kind", "rank", "host", "pid",
-            "tensor", "cause", "detail"; empty fields are left out.
-    """
-
-    def __init__(
-        self, code: int, message: str, payload: dict[str, Any] | None = None
-    ) -> None:
-        super().__init__(message)
-        self.code = code
-        self.message = message
-        self.payload = payload or {}
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (type(self), (self.code, self.message, self.payload))
-
-
-class Status(ctypes.Structure):
-    """tfdist_status."""
-
-    _fields_ = [
-        ("code", ctypes.c_int32),
-        ("message", ctypes.c_char_p),
-        ("payload", ctypes.c_char_p),
-    ]
-
-
-class Link(ctypes.Structure):
-    """tfdist_link."""
-
-    _fields_ = [
-        ("peer", ctypes.c_int32),
-        ("transport", ctypes.c_char_p),
-        ("host", ctypes.c_char_p),
-        ("pid", ctypes.c_int64),
-        ("socket_fd", ctypes.c_int32),
-        ("memory_fd", ctypes.c_int32),
-        ("peer_doorbell_fd", ctypes.c_int32),
-        ("initiator", ctypes.c_int32),
-        ("window_fd", ctypes.c_int32),
-        ("key", ctypes.c_char_p),
-        ("key_bytes", ctypes.c_int32),
-        ("more_socket_fds", ctypes.POINTER(ctypes.c_int32)),
-        ("more_sockets", ctypes.c_int32),
-    ]
-
-
-class TuningLine(ctypes.Structure):
-    """tfdist_tuning_rule."""
-
-    _fields_ = [
-        ("kind", ctypes.c_int32),
-        ("half", ctypes.c_int32),
-        ("hosts", ctypes.POINTER(ctypes.c_int32)),
-        ("host_count", ctypes.c_int32),
-        ("up_to_bytes", ctypes.c_int64),
-        ("algorithm", ctypes.c_char_p),
-    ]
-
-
-class World(ctypes.Structure):
-    """tfdist_world."""
-
-    _fields_ = [
-        ("rank", ctypes.c_int32),
-        ("size", ctypes.c_int32),
-        ("local_rank", ctypes.c_int32),
-        ("local_size", ctypes.c_int32),
-        ("cross_rank", ctypes.c_int32),
-        ("cross_size", ctypes.c_int32),
-        ("generation", ctypes.c_uint32),
-        ("host", ctypes.c_char_p),
-        ("own_doorbell_fd", ctypes.c_int32),
-        ("links", ctypes.POINTER(Link)),
-        ("link_count", ctypes.c_int32),
-        ("host_of", ctypes.POINTER(ctypes.c_int32)),
-        ("hosts", ctypes.POINTER(ctypes.c_char_p)),
-        ("pids", ctypes.POINTER(ctypes.c_int64)),
-        ("wanted_fd", ctypes.c_int32),
-        ("own_window_fd", ctypes.c_int32),
-        ("tuning", ctypes.POINTER(TuningLine)),
-        ("tuning_count", ctypes.c_int32),
-        ("tuning_hash", ctypes.c_char_p),
-        ("sharing", ctypes.c_int32),
-    ]
-
-
-class Tensor(ctypes.Structure):
-    """tfdist_tensor."""
-
-    _fields_ = [
-        ("input", ctypes.c_void_p),
-        ("output", ctypes.c_void_p),
-        ("rank", ctypes.c_int32),
-        ("dims", ctypes.POINTER(ctypes.c_int64)),
-        ("hint", ctypes.c_uint64),
-    ]
-
-
-DoneCallback = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.POINTER(Status))
-AllocateCallback = ctypes.CFUNCTYPE(
-    ctypes.c_void_p,
-    ctypes.c_void_p,
-    ctypes.POINTER(ctypes.c_int64),
-    ctypes.c_int32,
-    ctypes.c_int64,
-)
-
-
-class Request(ctypes.Structure):
-    """tfdist_request."""
-
-    _fields_ = [
-        ("kind", ctypes.c_int32),
-        ("name", ctypes.c_char_p),
-        ("dtype", ctypes.c_int32),
-        ("op", ctypes.c_int32),
-        ("root", ctypes.c_int32),
-        ("peer", ctypes.c_int32),
-        ("splits", ctypes.POINTER(ctypes.c_int64)),
-        ("split_count", ctypes.c_int32),
-        ("prescale", ctypes.c_double),
-        ("postscale", ctypes.c_double),
-        ("timeout_s", ctypes.c_double),
-        ("repeats", ctypes.c_int32),
-        ("group", ctypes.c_char_p),
-        ("bucket", ctypes.c_int32),
-        ("bucket_count", ctypes.c_int32),
-        ("process_set", ctypes.c_uint32),
-        ("tensors", ctypes.POINTER(Tensor)),
-        ("tensor_count", ctypes.c_int32),
-        ("context", ctypes.c_void_p),
-        ("done", DoneCallback),
-        ("allocate", AllocateCallback),
-        ("algorithm", ctypes.c_char_p),
-    ]
-
-
-class Record(ctypes.Structure):
-    """tfdist_record."""
-
-    _fields_ = [
-        ("name", ctypes.c_char * 96),
-        ("bytes", ctypes.c_int64),
-        ("submitted_us", ctypes.c_int64),
-        ("agreed_us", ctypes.c_int64),
-        ("done_us", ctypes.c_int64),
-        ("code", ctypes.c_int32),
-        ("kind", ctypes.c_int32),
-    ]
-
-
-@dataclass(frozen=True, kw_only=True)
-class LinkEnd:
-    """One connected and authenticated link, as `start` hands it to the core.
-
-    `key` is the link's session key: 64 bytes for each socket of tcp, empty for shared
-    memory. `more_socket_fds` are the sockets of tcp after the first one.
-    """
-
-    peer: int
-    transport: str
-    host: str
-    pid: int
-    socket_fd: int
-    initiator: bool
-    memory_fd: int = -1
-    peer_doorbell_fd: int = -1
-    window_fd: int = -1
-    key: bytes = field(default=b"", repr=False)
-    more_socket_fds: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class TuningRule:
-    """A line of a tuning file: up to so many bytes this algorithm (`core.tuning`).
-
-    Attributes:
-        kind: of the operation, ALLREDUCE, ...
-        half: whether it is about float16 and bfloat16, or about all other types.
-        hosts: number of ranks on each host.
-        up_to_bytes: of the request, before it is fused with others.
-        algorithm: its name.
-    """
-
-    kind: int
-    half: bool
-    hosts: tuple[int, ...]
-    up_to_bytes: int
-    algorithm: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Topology:
-    """The place of this rank; see `tfdist.rank` and its neighbours.
-
-    `host_of` is the index of each rank's host, by rank: what was proved to be one
-    machine (`rendezvous.hosts`), numbered by the lowest rank; equal on all ranks. The
-    launcher's local ranks may say otherwise.
-    """
-
-    rank: int
-    size: int
-    local_rank: int
-    local_size: int
-    cross_rank: int
-    cross_size: int
-    host_of: tuple[int, ...]
-
-
-_SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
-    "tfdist_init": (ctypes.c_int32, [ctypes.POINTER(World)]),
-    "tfdist_shutdown": (None, [ctypes.c_double]),
-    "tfdist_take_wanted": (
-        ctypes.c_int32,
-        [ctypes.POINTER(ctypes.c_int32), ctypes.c_int32],
-    ),
-    "tfdist_add_link": (ctypes.c_int32, [ctypes.POINTER(Link)]),
-    "tfdist_is_initialized": (ctypes.c_int32, []),
-    "tfdist_last_error": (Status, []),
-    "tfdist_topology": (None, [ctypes.POINTER(ctypes.c_int32)]),
-    "tfdist_abort": (None, [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int32]),
-    "tfdist_failure": (Status, []),
-    "tfdist_good_steps": (ctypes.c_int64, []),
-    "tfdist_config_json": (ctypes.c_char_p, []),
-    "tfdist_shm_bytes": (ctypes.c_int64, []),
-    "tfdist_window_bytes": (ctypes.c_int64, []),
-    "tfdist_build_info": (ctypes.c_char_p, []),
-    "tfdist_check_reducible": (ctypes.c_int32, [ctypes.c_int32, ctypes.c_int32]),
-    "tfdist_algorithm": (
-        ctypes.c_char_p,
-        [ctypes.c_int32, ctypes.c_int32, ctypes.c_int64, ctypes.c_char_p],
-    ),
-    "tfdist_submit": (
-        ctypes.c_int32,
-        [ctypes.POINTER(Request), ctypes.POINTER(ctypes.c_uint64)],
-    ),
-    "tfdist_submit_and_help": (
-        ctypes.c_int32,
-        [
-            ctypes.POINTER(Request),
-            ctypes.POINTER(ctypes.c_uint64),
-            ctypes.c_int64,
-        ],
-    ),
-    "tfdist_run": (ctypes.c_int32, [ctypes.POINTER(Request)]),
-    "tfdist_cancel": (None, [ctypes.c_uint64]),
-    "tfdist_process_set_add": (
-        ctypes.c_int32,
-        [
-            ctypes.POINTER(ctypes.c_int32),
-            ctypes.c_int32,
-            ctypes.c_double,
-            ctypes.POINTER(ctypes.c_uint32),
-        ],
-    ),
-    "tfdist_process_set_remove": (ctypes.c_int32, [ctypes.c_uint32, ctypes.c_double]),
-    "tfdist_register_group": (
-        ctypes.c_int32,
-        [
-            ctypes.c_uint32,
-            ctypes.c_char_p,
-            ctypes.POINTER(ctypes.c_uint8),
-            ctypes.c_int32,
-            ctypes.c_double,
-            ctypes.c_char_p,
-        ],
-    ),
-    "tfdist_find_group": (
-        ctypes.c_int32,
-        [
-            ctypes.c_uint32,
-            ctypes.c_char_p,
-            ctypes.POINTER(ctypes.c_uint8),
-            ctypes.c_int32,
-            ctypes.c_char_p,
-        ],
-    ),
-    "tfdist_join": (
-        ctypes.c_int32,
-        [ctypes.c_uint32, ctypes.c_double, *[ctypes.POINTER(ctypes.c_int32)] * 2],
-    ),
-    "tfdist_still_us": (ctypes.c_int64, [ctypes.POINTER(ctypes.c_uint64)]),
-    "tfdist_report_blocked": (
-        None,
-        [ctypes.c_uint64, ctypes.c_int32, ctypes.c_char_p],
-    ),
-    "tfdist_take_records": (ctypes.c_int32, [ctypes.POINTER(Record), ctypes.c_int32]),
-    "tfdist_timeline_start": (
-        ctypes.c_int32,
-        [ctypes.c_char_p, ctypes.c_char_p],
-    ),
-    "tfdist_timeline_forward": (None, []),
-    "tfdist_timeline_span": (None, [ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64]),
-    "tfdist_counters_json": (ctypes.c_char_p, []),
-    "tfdist_api": (ctypes.c_void_p, [ctypes.c_int32]),
-}
-
-
-def _installed_elsewhere(folders: Sequence[str]) -> Path | None:
-    """The first folder of sys.path that has a tfdist whose libraries are built."""
-    built = Path(*LIBRARY_PATH.parts[-3:])
-    found = (Path(folder) for folder in folders if (Path(folder) / built).is_file())
-    return next(found, None)
-
-
-@functools.cache
-def library() -> ctypes.CDLL:
-    """Loads `libtfdist_core.so` once and declares its functions.
-
-    Raises:
-        ImportError: the library is missing, does not load, or speaks another
-            version of the interface; the message says how to build it.
-    """
-    remedy = (
-        "build it with `pip install -e . --no-build-isolation` in the source folder, "
-        "or install a tfdist wheel for this machine"
-    )
-    if not LIBRARY_PATH.is_file():
-        source = LIBRARY_PATH.parents[2]
-        if installed := _installed_elsewhere(sys.path):
-            raise ImportError(
-                f"Python found tfdist in its source folder {source}, which is not "
-                f"built, before the one that is installed in {installed}. Start "
-                "Python, or tfdistrun, in another folder; or install the source "
-                "folder itself: `pip install --no-build-isolation -e .`"
-            )
-        raise ImportError(
-            f"the core library of tfdist is not built: expected {LIBRARY_PATH}; "
-            f"{remedy}"
-        )
-    try:
-        lib = ctypes.CDLL(str(LIBRARY_PATH))
-        for name, (result, arguments) in _SIGNATURES.items():
-            function = getattr(lib, name)
-            function.restype = result
-            function.argtypes = arguments
-    except (OSError, AttributeError) as error:
-        raise ImportError(
-            f"the core library of tfdist does not load: {error}; {remedy}"
-        ) from error
-    if not lib.tfdist_api(API_VERSION):
-        raise ImportError(
-            f"{LIBRARY_PATH} does not speak version {API_VERSION} of the interface "
-            f"that this tfdist expects; {remedy}"
-        )
-    return lib
-
-
-def _error_of(status: Status) -> CoreError:
-    message = (status.message or b"").decode("utf-8", "replace")
-    text = (status.payload or b"").decode("utf-8", "replace")
-    try:
-        payload = json.loads(text) if text else {}
-    except ValueError:
-        payload = {"kind": "internal", "detail": text}
-    return CoreError(status.code, message, payload)
-
-
-def last_error() -> CoreError:
-    """The calling thread's last error."""
-    return _error_of(library().tfdist_last_error())
-
-
-def check(code: int) -> None:
-    """Raises CoreError, from the thread's last error, unless `code` is 0."""
-    if code != 0:
-        raise last_error()
 
 
 def config() -> dict[str, dict[str, Any]]:
@@ -515,7 +158,7 @@ def start(
     """
     array = (Link * max(1, len(links)))()
     for slot, end in zip(array, links, strict=False):
-        _fill(slot, end)
+        fill_link(slot, end)
     world = World(
         rank=topology.rank,
         size=topology.size,
@@ -531,7 +174,7 @@ def start(
         host_of=(ctypes.c_int32 * topology.size)(*topology.host_of),
         wanted_fd=wanted_fd,
         own_window_fd=own_window_fd,
-        tuning=_tuning_lines(tuning),
+        tuning=tuning_lines(tuning),
         tuning_count=len(tuning),
         tuning_hash=tuning_hash.encode(),
         sharing=sharing,
@@ -542,35 +185,6 @@ def start(
     if pids:
         world.pids = (ctypes.c_int64 * topology.size)(*pids)
     check(library().tfdist_init(ctypes.byref(world)))
-
-
-def _tuning_lines(rules: Sequence[TuningRule]) -> Any:
-    lines = (TuningLine * max(1, len(rules)))()
-    for line, rule in zip(lines, rules, strict=False):
-        line.kind = rule.kind
-        line.half = int(rule.half)
-        line.hosts = (ctypes.c_int32 * len(rule.hosts))(*rule.hosts)
-        line.host_count = len(rule.hosts)
-        line.up_to_bytes = rule.up_to_bytes
-        line.algorithm = rule.algorithm.encode()
-    return lines
-
-
-def _fill(slot: Link, end: LinkEnd) -> None:
-    slot.peer = end.peer
-    slot.transport = end.transport.encode()
-    slot.host = end.host.encode()
-    slot.pid = end.pid
-    slot.socket_fd = end.socket_fd
-    slot.memory_fd = end.memory_fd
-    slot.peer_doorbell_fd = end.peer_doorbell_fd
-    slot.initiator = int(end.initiator)
-    slot.window_fd = end.window_fd
-    slot.key = end.key
-    slot.key_bytes = len(end.key)
-    more = end.more_socket_fds
-    slot.more_socket_fds = (ctypes.c_int32 * len(more))(*more)
-    slot.more_sockets = len(more)
 
 
 def take_link_requests() -> list[int]:
@@ -594,7 +208,7 @@ def add_link(end: LinkEnd) -> None:
         CoreError: the core did not take it.
     """
     link = Link()
-    _fill(link, end)
+    fill_link(link, end)
     check(library().tfdist_add_link(ctypes.byref(link)))
 
 
@@ -626,7 +240,7 @@ def abort(cause: str, *, detail: str = "", culprit: int | None = None) -> None:
 def failure() -> CoreError | None:
     """The error that ended the engine's work, None while there is none."""
     status = library().tfdist_failure()
-    return _error_of(status) if status.code != 0 else None
+    return to_core_error(status) if status.code != 0 else None
 
 
 def good_steps() -> int:

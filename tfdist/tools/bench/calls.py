@@ -75,7 +75,7 @@ class Call:
     def _done(self, context: int | None, status: Any) -> None:
         del context
         found = status.contents
-        self._error = native._error_of(found) if found.code != 0 else None
+        self._error = native.to_core_error(found) if found.code != 0 else None
 
     def _allocate(
         self, context: int | None, rows: Any, size: int, output_rows: int

@@ -26,7 +26,7 @@ def for_all(name: str, process_set: int, timeout_s: float) -> None:
     def done(context: int | None, status: Any) -> None:
         del context
         ended = status.contents
-        found.append(native._error_of(ended) if ended.code != 0 else None)
+        found.append(native.to_core_error(ended) if ended.code != 0 else None)
 
     request = native.Request(
         kind=native.BARRIER,

@@ -1,0 +1,35 @@
+"""Error codes of the native core, and the exception that carries one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+# Codes are TensorFlow's (tfdist_ops/base/status.h).
+CANCELLED = 1
+INVALID_ARGUMENT = 3
+DEADLINE_EXCEEDED = 4
+FAILED_PRECONDITION = 9
+ABORTED = 10
+INTERNAL = 13
+
+
+class CoreError(RuntimeError):
+    """An error of the core or of the rendezvous.
+
+    Attributes:
+        code: TensorFlow's number of the error's class, e.g. 10 (aborted).
+        message: what happened, in words.
+        payload: the machine-readable record: "kind", "rank", "host", "pid",
+            "tensor", "cause", "detail"; empty fields are left out.
+    """
+
+    def __init__(
+        self, code: int, message: str, payload: dict[str, Any] | None = None
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.payload = payload or {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (type(self), (self.code, self.message, self.payload))
