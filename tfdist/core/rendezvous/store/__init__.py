@@ -1,0 +1,26 @@
+"""The key/value store of a start: a small authenticated TCP server and its clients.
+
+tfdistrun runs the server; without it rank 0 does. Values are JSON. If the connection
+of a rank ends before the rank has left, the server takes the rank for dead and sets
+the failure key of that generation, so that no other rank waits for it.
+"""
+
+from tfdist.core.rendezvous.store.client import (
+    MissingKeysError,
+    StoreClient,
+    StoreLostError,
+)
+from tfdist.core.rendezvous.store.keys import SESSION, failure_key
+from tfdist.core.rendezvous.store.membership import Membership
+from tfdist.core.rendezvous.store.server import StoreServer, StoreThread
+
+__all__ = [
+    "SESSION",
+    "Membership",
+    "MissingKeysError",
+    "StoreClient",
+    "StoreLostError",
+    "StoreServer",
+    "StoreThread",
+    "failure_key",
+]

@@ -1,0 +1,194 @@
+"""The client of the store."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from typing import Any
+
+from tfdist.core.rendezvous import auth
+from tfdist.core.rendezvous.address import connected_to_itself, join_address
+from tfdist.core.rendezvous.auth import AuthenticationError
+from tfdist.core.rendezvous.channel import Channel
+from tfdist.core.rendezvous.errors import RendezvousError, invalid, timeout
+from tfdist.core.rendezvous.store.keys import PURPOSE
+
+_KEYS_A_WAIT = 64
+
+
+async def _try_to_connect(
+    address: tuple[str, int], secret: bytes, claims: dict[str, Any], size: int
+) -> Channel:
+    """Connects and authenticates."""
+    loop = asyncio.get_running_loop()
+    family, kind, proto, _, resolved = (
+        await loop.getaddrinfo(*address, type=socket.SOCK_STREAM)
+    )[0]
+    channel = Channel(socket.socket(family, kind, proto), size=size)
+    try:
+        # Should it reach itself below, it must not keep the server from its port.
+        channel.sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        await loop.sock_connect(channel.sock, resolved)
+        if connected_to_itself(channel.sock):
+            raise ConnectionRefusedError("nobody listens there")
+        channel.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        await channel.handshake_as_client(secret, claims)
+    except BaseException:
+        channel.close()
+        raise
+    return channel
+
+
+async def open_channel(
+    address: tuple[str, int],
+    secret: bytes,
+    claims: dict[str, Any],
+    deadline: float,
+    size: int,
+) -> Channel:
+    """Connects and authenticates; tries again until the server is there.
+
+    Its name too: a name server may learn it with the start of the server.
+    """
+    loop = asyncio.get_running_loop()
+    where = join_address(*address)
+    pause_s = 0.01
+    while True:
+        try:
+            async with asyncio.timeout_at(loop.time() + deadline - time.monotonic()):
+                return await _try_to_connect(address, secret, claims, size)
+        except auth.RefusedError as error:
+            raise invalid(
+                f"{error}; give all ranks of a job the same TFDIST_JOB_ID, and start "
+                "them anew together"
+            ) from error
+        except AuthenticationError as error:
+            raise invalid(
+                f"the rendezvous {where} and this rank do not belong together: "
+                f"{error}; give all ranks of a job the same TFDIST_SECRET_FILE"
+            ) from error
+        except (OSError, TimeoutError) as error:
+            if time.monotonic() + pause_s >= deadline:
+                reason = str(error) or type(error).__name__
+                raise timeout(
+                    f"no rendezvous at {where} within the deadline: {reason}; is the "
+                    "process that serves it (tfdistrun, or rank 0) running there, and "
+                    "does every rank have the job's secret?"
+                ) from error
+        await asyncio.sleep(pause_s)
+        pause_s = min(2 * pause_s, 0.5)
+
+
+class StoreClient:
+    """Requests to the store; one at a time."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._lock = asyncio.Lock()
+
+    @classmethod
+    async def connect(
+        cls,
+        address: tuple[str, int],
+        secret: bytes,
+        *,
+        deadline: float,
+        job: str = "",
+        generation: int = 0,
+        size: int = 1,
+    ) -> StoreClient:
+        """Connects.
+
+        Args:
+            address: host and port of the server.
+            secret: the job's secret.
+            deadline: in seconds of time.monotonic().
+            job: name of the job, as the server has it.
+            generation: number of the initialization; 0: outside of one.
+            size: number of ranks that come at once.
+
+        Raises:
+            RendezvousError: no server there before the deadline, or of another job.
+        """
+        claims = {"purpose": PURPOSE, "job": job, "generation": generation}
+        return cls(await open_channel(address, secret, claims, deadline, size))
+
+    @property
+    def own_host(self) -> str:
+        """The address of this machine from which the store is reached."""
+        return str(self._channel.sock.getsockname()[0])
+
+    def close(self) -> None:
+        """Closes the connection."""
+        self._channel.close()
+
+    async def _ask(self, request: dict[str, Any], limit_s: float) -> dict[str, Any]:
+        try:
+            async with self._lock, asyncio.timeout(limit_s):
+                return await self._exchange(request)
+        except (OSError, AuthenticationError, TimeoutError) as error:
+            reason = str(error) or f"no answer within {limit_s:g} s"
+            raise store_lost(reason) from error
+
+    async def _exchange(self, request: dict[str, Any]) -> dict[str, Any]:
+        try:
+            await self._channel.send(request)
+            return await self._channel.receive()
+        except ValueError:  # it is too long: nothing was sent
+            raise
+        except BaseException:
+            # What is still to come would be taken for the answer to another request.
+            self._channel.close()
+            raise
+
+    async def set(self, key: str, value: Any, *, timeout_s: float = 10.0) -> None:
+        """Sets a key to a JSON value."""
+        await self._ask({"op": "set", "key": key, "value": value}, timeout_s)
+
+    async def add(self, key: str, amount: int = 1, *, timeout_s: float = 10.0) -> int:
+        """Adds to a counter (0 when new); returns the sum."""
+        request = {"op": "add", "key": key, "amount": amount}
+        return int((await self._ask(request, timeout_s))["value"])
+
+    async def wait(self, keys: list[str], timeout_s: float) -> list[Any]:
+        """Waits until all keys are set; returns their values.
+
+        Raises:
+            MissingKeysError: some were not set in time.
+            RendezvousError: the store is gone.
+        """
+        deadline = time.monotonic() + timeout_s
+        values: list[Any] = []
+        missing: list[str] = []
+        for first in range(0, len(keys), _KEYS_A_WAIT):
+            left_s = max(0.0, deadline - time.monotonic())
+            request = {
+                "op": "wait",
+                "keys": keys[first : first + _KEYS_A_WAIT],
+                "timeout_s": left_s,
+            }
+            answer = await self._ask(request, left_s + 5.0)
+            missing += answer.get("missing", [])
+            values += answer.get("values", [])
+        if missing:
+            raise MissingKeysError(missing)
+        return values
+
+
+class StoreLostError(RendezvousError):
+    """The store has ended, or does not answer."""
+
+
+def store_lost(reason: str) -> StoreLostError:
+    """Makes the error of a store that is gone."""
+    error = timeout(f"lost the rendezvous store: {reason}")
+    return StoreLostError(error.code, error.message, error.payload)
+
+
+class MissingKeysError(Exception):
+    """Keys that nobody set within the time; `keys` lists them."""
+
+    def __init__(self, keys: list[str]) -> None:
+        super().__init__(f"not set in time: {keys}")
+        self.keys = keys

@@ -1,0 +1,67 @@
+"""The presence of a rank at the store while the ranks connect."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from tfdist.core.rendezvous.auth import AuthenticationError
+from tfdist.core.rendezvous.channel import Channel
+from tfdist.core.rendezvous.store.client import open_channel, store_lost
+from tfdist.core.rendezvous.store.keys import MEMBER
+
+
+class Membership:
+    """This rank's presence at the store while the ranks connect."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+
+    @classmethod
+    async def join(
+        cls,
+        address: tuple[str, int],
+        secret: bytes,
+        *,
+        member: dict[str, Any],
+        deadline: float,
+        generation: int,
+        job: str = "",
+        size: int = 1,
+    ) -> Membership:
+        """Joins as `member`: "rank", "host", "pid"."""
+        claims = {"purpose": MEMBER, "job": job, "generation": generation}
+        channel = await open_channel(address, secret, claims, deadline, size)
+        try:
+            await channel.send(member)
+        except OSError as error:
+            channel.close()
+            raise store_lost(str(error)) from error
+        return cls(channel)
+
+    async def first_failure(self) -> dict[str, Any]:
+        """Waits until some rank fails, or gives up.
+
+        Returns:
+            "rank", "host", "pid" and "cause"; where the rank has told it itself, what
+            else its error says too: "kind", perhaps "detail".
+        """
+        try:
+            failed = (await self._channel.receive())["values"][0]
+            return dict(failed)
+        except (OSError, AuthenticationError, KeyError, IndexError) as error:
+            raise store_lost(str(error)) from error
+
+    async def leave(self) -> None:
+        """Leaves; from here on the end of this process is nobody's failure."""
+        try:
+            async with asyncio.timeout(2.0):
+                await self._channel.send({"op": "leave"})
+        except (OSError, TimeoutError):
+            pass  # The store is gone, and with it everybody who could care.
+        finally:
+            self._channel.close()
+
+    def close(self) -> None:
+        """Drops the connection, which tells the store that this rank failed."""
+        self._channel.close()

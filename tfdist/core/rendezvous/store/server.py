@@ -1,0 +1,242 @@
+"""The server of the store, on an asyncio loop or on a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import socket
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from tfdist.core.rendezvous import auth
+from tfdist.core.rendezvous.address import bind, join_address
+from tfdist.core.rendezvous.auth import AuthenticationError
+from tfdist.core.rendezvous.channel import Channel
+from tfdist.core.rendezvous.errors import RendezvousError
+from tfdist.core.rendezvous.listener import Listener
+from tfdist.core.rendezvous.store.keys import MEMBER, PURPOSE, SESSION, failure_key
+
+MAX_KEYS = 1 << 18
+_MAX_WAIT_S = 86400.0
+
+
+@dataclass(eq=False)
+class _Waiter:
+    """Who waits for keys: what is still missing of them."""
+
+    missing: set[str]
+    complete: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class StoreServer:
+    """The server; lives on one asyncio loop.
+
+    Args:
+        sock: bound TCP socket; the server owns it.
+        secret: the job's secret.
+        job: name of the job; its ranks must claim the same.
+        size: number of ranks that come.
+    """
+
+    def __init__(
+        self, sock: socket.socket, secret: bytes, job: str = "", size: int = 1
+    ) -> None:
+        self.address: tuple[str, int] = sock.getsockname()[:2]
+        self.values: dict[str, Any] = {SESSION: secrets.token_hex(8)}
+        self.joined = False  # whether a rank has ever come
+        self._job = job
+        self._newest_generation = 0
+        self._waiting: dict[str, list[_Waiter]] = {}
+        self._answers: dict[tuple[str, ...], bytes] = {}
+        self._listener = Listener(
+            sock,
+            secret=secret,
+            refusal=self._refusal,
+            serve=self._serve,
+            size=size,
+        )
+
+    def start(self) -> None:
+        """Starts to serve, on the running loop."""
+        self._listener.start()
+
+    def _refusal(self, claims: dict[str, Any]) -> str:
+        """Why a client is not welcome; "" when it is. It has proved itself."""
+        purpose, generation = claims.get("purpose"), claims.get("generation")
+        if purpose not in (PURPOSE, MEMBER) or type(generation) is not int:
+            return f"the store does not serve {claims!r:.100}"
+        found = auth.difference({"job": self._job}, claims, {})
+        # A rank that comes to start in a generation that the job has left behind.
+        if not found and purpose == MEMBER and generation < self._newest_generation:
+            expected = {"generation": self._newest_generation}
+            found = auth.difference(expected, claims, {})
+        return found and f"the rendezvous refused this rank: {found}"
+
+    async def close(self, drain_s: float = 0.0) -> None:
+        """Ends; gives the clients at most `drain_s` seconds to leave first."""
+        deadline = time.monotonic() + drain_s
+        while self._listener.open_connections and time.monotonic() < deadline:
+            await asyncio.sleep(0.002)
+        await self._listener.close()
+
+    def set(self, key: str, value: Any) -> None:
+        """Sets a key, wakes those who wait for it."""
+        if len(self.values) >= MAX_KEYS and key not in self.values:
+            raise ValueError(f"the store holds {MAX_KEYS} keys already")
+        if key in self.values:
+            self._answers.clear()
+        self.values[key] = value
+        for waiter in self._waiting.pop(key, ()):
+            waiter.missing.discard(key)
+            if not waiter.missing:
+                waiter.complete.set()
+
+    async def _wait(self, keys: list[str], timeout_s: float) -> list[str]:
+        """Waits until all keys are set; returns those that are not."""
+        missing = {key for key in keys if key not in self.values}
+        if not missing:
+            return []
+        waiter = _Waiter(missing)
+        for key in missing:
+            self._waiting.setdefault(key, []).append(waiter)
+        try:
+            async with asyncio.timeout(min(max(timeout_s, 0.0), _MAX_WAIT_S)):
+                await waiter.complete.wait()
+        except TimeoutError:
+            pass
+        finally:
+            for key in missing & self._waiting.keys():
+                self._waiting[key].remove(waiter)
+        return [key for key in keys if key in missing]
+
+    def _values_of(self, keys: list[str]) -> bytes:
+        """The answer to who waits for these keys: all ranks do, for the same ones."""
+        name = tuple(keys)
+        if name not in self._answers:
+            values = [self.values[key] for key in keys]
+            self._answers[name] = auth.encode({"values": values})
+        return self._answers[name]
+
+    async def _serve(self, channel: Channel) -> None:
+        try:
+            if channel.claims["purpose"] == MEMBER:
+                await self._serve_member(channel)
+            else:
+                while True:
+                    request = await channel.receive()
+                    await channel.send_encoded(await self._answer(request))
+        except (KeyError, TypeError, ValueError) as error:
+            raise AuthenticationError(f"a malformed request: {error!r:.80}") from error
+        finally:
+            channel.close()
+
+    async def _answer(self, request: dict[str, Any]) -> bytes:
+        operation = request["op"]
+        if operation == "set":
+            self.set(str(request["key"]), request["value"])
+            return auth.encode({})
+        if operation == "add":
+            key = str(request["key"])
+            total = int(self.values.get(key, 0)) + int(request["amount"])
+            self.set(key, total)
+            return auth.encode({"value": total})
+        if operation == "wait":
+            keys = [str(key) for key in request["keys"]]
+            missing = await self._wait(keys, float(request["timeout_s"]))
+            return (
+                auth.encode({"missing": missing}) if missing else self._values_of(keys)
+            )
+        raise ValueError(f"unknown operation {operation!r:.40}")
+
+    async def _serve_member(self, channel: Channel) -> None:
+        """Watches one rank while the ranks connect; tells it the first failure."""
+        member = await channel.receive()
+        self.joined = True
+        generation = int(channel.claims["generation"])
+        self._newest_generation = max(self._newest_generation, generation)
+        key = failure_key(generation)
+        pushing = asyncio.create_task(self._push(channel, key))
+        left = False
+        try:
+            left = (await channel.receive()).get("op") == "leave"
+        finally:
+            pushing.cancel()
+            await asyncio.gather(pushing, return_exceptions=True)
+            if not left and key not in self.values:
+                cause = "its process ended while the ranks were connecting"
+                who = {name: member[name] for name in ("rank", "host", "pid")}
+                self.set(key, {**who, "cause": cause})
+
+    async def _push(self, channel: Channel, key: str) -> None:
+        await self._wait([key], _MAX_WAIT_S)
+        await channel.send({"values": [self.values[key]]})
+
+
+class StoreThread:
+    """A server on a thread of its own, for a process that has no loop (tfdistrun)."""
+
+    def __init__(
+        self,
+        secret: bytes,
+        *,
+        host: str = "127.0.0.1",
+        job: str = "",
+        size: int = 1,
+    ) -> None:
+        self._sock = bind(host, 0)
+        self._secret = secret
+        self._job = job
+        self._size = size
+        self._loop = asyncio.new_event_loop()
+        self._server: StoreServer | None = None
+        self._thread = threading.Thread(
+            target=self._run, name="tfdist-store", daemon=True
+        )
+        self.address = join_address(*self._sock.getsockname()[:2])
+
+    def start(self) -> None:
+        """Starts to serve; returns when the port listens."""
+        ready = threading.Event()
+        self._loop.call_soon(self._start, ready)
+        self._thread.start()
+        if not ready.wait(10.0):
+            raise RendezvousError(13, "the rendezvous store did not start in 10 s")
+
+    def _start(self, ready: threading.Event) -> None:
+        self._server = StoreServer(self._sock, self._secret, self._job, self._size)
+        self._server.start()
+        ready.set()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+        self._loop.close()
+
+    def values(self, prefix: str) -> dict[str, Any]:
+        """A copy of the keys that start with `prefix`."""
+        if self._server is None:
+            return {}
+        return {
+            key: value
+            for key, value in self._server.values.copy().items()
+            if key.startswith(prefix)
+        }
+
+    @property
+    def joined(self) -> bool:
+        """Whether a rank has ever called `tfdist.init()`."""
+        return self._server is not None and self._server.joined
+
+    def close(self) -> None:
+        """Ends the server and its thread; at most 2 s."""
+        if not self._thread.is_alive() or self._server is None:
+            return
+        closing = asyncio.run_coroutine_threadsafe(self._server.close(), self._loop)
+        try:
+            closing.result(2.0)
+        except TimeoutError:
+            closing.cancel()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(2.0)
