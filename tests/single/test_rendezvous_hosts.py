@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from helpers.deadline import deadline
 
-from tfdist.core.rendezvous import links, mesh, same_host
+from tfdist.core.rendezvous import links, mesh, mesh_links, same_host
 from tfdist.core.rendezvous.address import bind
 from tfdist.core.rendezvous.auth import AuthenticationError
 from tfdist.core.rendezvous.environment import Placement
@@ -75,11 +75,11 @@ def test_ranks_of_one_machine_are_one_host_whatever_the_transport(transport):
 def test_equal_claims_without_a_proof_are_several_hosts(monkeypatch):
     """As of virtual machines that were cloned while they ran."""
     machine = [0, 1, 0, 1, 1]
-    listen, reaches = mesh._Builder._listen, same_host.reaches
+    listen, reaches = mesh_links.MeshLinks.listen, same_host.reaches
     names = {}
 
-    def listen_and_note(self, own_host):
-        record = listen(self, own_host)
+    def listen_and_note(self, credentials, own_host):
+        record = listen(self, credentials, own_host)
         names[record["unix_name"]] = machine[self.rank]
         return record
 
@@ -88,7 +88,7 @@ def test_equal_claims_without_a_proof_are_several_hosts(monkeypatch):
             unix_name = "nobody-has-this-name"
         return await reaches(unix_name, claims=claims, **more)
 
-    monkeypatch.setattr(mesh._Builder, "_listen", listen_and_note)
+    monkeypatch.setattr(mesh_links.MeshLinks, "listen", listen_and_note)
     monkeypatch.setattr(same_host, "reaches", within_a_machine)
     host_of, kinds = found(5)
     assert host_of == (0, 1, 0, 1, 1)

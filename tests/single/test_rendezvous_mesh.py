@@ -19,6 +19,7 @@ from tfdist.core import native
 from tfdist.core.rendezvous import (
     links,
     mesh,
+    mesh_links,
     on_demand_links,
     same_host,
     settings_check,
@@ -199,14 +200,14 @@ def test_who_waited_in_vain_first_is_not_what_the_others_say_has_failed():
 
 @deadline(30)
 def test_a_link_that_is_never_made_names_the_rank_behind_it(monkeypatch):
-    original = mesh._Builder._connect
+    original = mesh_links.MeshLinks._connect
 
     async def hangs(self, peer):
         if (self.rank, peer.rank) == (2, 0):
             await asyncio.sleep(60)
         return await original(self, peer)
 
-    monkeypatch.setattr(mesh._Builder, "_connect", hangs)
+    monkeypatch.setattr(mesh_links.MeshLinks, "_connect", hangs)
 
     async def go():
         async with job(3, timeout_s=1.0) as settings:
@@ -699,14 +700,14 @@ def test_ranks_without_a_link_know_each_others_processors_too(monkeypatch):
             meshes = await connected(settings)
         assert all(len(own.links) < 19 for own in meshes)
         assert [own.sharing for own in meshes] == [1] * 20
-        serving = [own.late.run() for own in meshes]
+        serving = [own.on_demand.run() for own in meshes]
         await asyncio.gather(asyncio.to_thread(close, meshes), *serving)
 
     asyncio.run(go())
 
 
 @deadline(60)
-def test_a_late_link_that_was_given_up_does_not_reach_the_core(monkeypatch):
+def test_a_link_on_demand_that_was_given_up_does_not_reach_the_core(monkeypatch):
     handed = []
     monkeypatch.setattr(
         on_demand_links, "_CLOSE_S", 0
@@ -723,14 +724,14 @@ def test_a_late_link_that_was_given_up_does_not_reach_the_core(monkeypatch):
         async with job(6, settings=agreed, transport="tcp") as settings:
             meshes = await connected(settings)
         for own in meshes:
-            own.late.started()
-        serving = [asyncio.ensure_future(own.late.run()) for own in meshes]
-        maker = meshes[high].late._connect.__self__
+            own.on_demand.started()
+        serving = [asyncio.ensure_future(own.on_demand.run()) for own in meshes]
+        maker = meshes[high].on_demand._connect.__self__
         # Its handshake is complete, and its time was over.
         close_ends([await links.connect_tcp(maker._credentials, maker.peers[low])])
         await asyncio.sleep(0.3)
         assert handed == []
-        made = await meshes[high].late._connect(low)
+        made = await meshes[high].on_demand._connect(low)
         await asyncio.wait_for(handed_over(), 10.0)
         assert [end.peer for end in handed] == [high]
         close_ends([made, *handed])
@@ -751,8 +752,8 @@ def test_a_rank_whose_store_is_silent_says_so_before_its_caller_gives_up():
     async def go():
         async with job(2) as settings:
             own = mesh._Builder(settings[1], [0])
-            await own._tell_failure(Silent(), timeout("rank 0 is missing"))
-            os.close(own.doorbell_fd)
+            await own._report_failure(Silent(), timeout("rank 0 is missing"))
+            os.close(own.links.doorbell_fd)
 
     asyncio.run(go())
     # `wait` has gone on for up to 5 s by then, and the caller for 10 (connect.py).

@@ -39,7 +39,7 @@ class State:
     pid: int = 0  # process that called init; another one is its fork
     reduces_gradients: bool = False  # whether a list of them was, in this generation
     generation: int = 0
-    late: OnDemandLinks | None = None
+    on_demand: OnDemandLinks | None = None
     process_sets: list[ProcessSet] = field(default_factory=list)  # of this generation
     credentials: LinkCredentials | None = None
     settings: dict[str, dict[str, Any]] | None = None  # as they were in init

@@ -141,22 +141,22 @@ def _connect(timeout_s: float | None) -> None:
                 links=mesh.links,
                 hosts=mesh.hosts,
                 pids=mesh.pids,
-                wanted_fd=mesh.late.wanted_fd if mesh.late else -1,
+                wanted_fd=mesh.on_demand.wanted_fd if mesh.on_demand else -1,
                 own_window_fd=mesh.window.fd if mesh.window else -1,
                 tuning=mesh.tuning.rules if mesh.tuning else (),
                 tuning_hash=mesh.tuning.hash if mesh.tuning else "",
                 sharing=mesh.sharing,
             )
         except native.CoreError:
-            if mesh.late:
-                mesh.late.stop()
+            if mesh.on_demand:
+                mesh.on_demand.stop()
             raise
         tuning.log(mesh.tuning, placement.rank, os.environ)
-        if mesh.late:
-            mesh.late.started()
+        if mesh.on_demand:
+            mesh.on_demand.started()
         elif mesh.window:
             mesh.window.close()
-        runtime.state.late = mesh.late
+        runtime.state.on_demand = mesh.on_demand
         runtime.state.credentials, runtime.state.address = (
             mesh.credentials,
             mesh.address,
@@ -286,9 +286,9 @@ def shutdown() -> None:
         runtime.state.resources.clear()
         runtime.state.credentials, runtime.state.settings = None, None
         native.stop(_SHUTDOWN_TIMEOUT_S)
-        if runtime.state.late is not None:
-            runtime.state.late.stop()
-            runtime.state.late = None
+        if runtime.state.on_demand is not None:
+            runtime.state.on_demand.stop()
+            runtime.state.on_demand = None
         if runtime.state.timeline is not None:
             _finish_timeline(runtime.state.timeline, topology)
             runtime.state.timeline = None

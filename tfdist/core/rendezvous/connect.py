@@ -72,17 +72,17 @@ def connect(environ: Mapping[str, str], placement: Placement, options: Options) 
 
     def work() -> None:
         asyncio.set_event_loop(loop)
-        late = None
+        on_demand = None
         try:
             mesh = loop.run_until_complete(task)
             result.append(mesh)
-            late = mesh.late
+            on_demand = mesh.on_demand
         except BaseException as error:
             failure.append(error)
         try:
-            if late is not None:
+            if on_demand is not None:
                 done.set()
-                loop.run_until_complete(late.run())
+                loop.run_until_complete(on_demand.run())
             loop.run_until_complete(loop.shutdown_asyncgens())
         finally:
             loop.close()
@@ -101,7 +101,7 @@ def connect(environ: Mapping[str, str], placement: Placement, options: Options) 
         raise RuntimeError(
             "the rendezvous outlived its own deadline (this is a bug in tfdist)"
         )
-    if not result or result[0].late is None:
+    if not result or result[0].on_demand is None:
         thread.join()  # a fork must not find it half way
     if failure:
         raise failure[0]

@@ -14,10 +14,14 @@ if TYPE_CHECKING:
     from tfdist.core.rendezvous.links import LinkCredentials, Window
     from tfdist.core.rendezvous.on_demand_links import OnDemandLinks
 
+# Seconds that a rank waits for the others beyond the deadline of the start: a rank
+# that fails at the deadline can still report why.
+GRACE_S = 2.0
+
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """All that the mesh needs to know, read once.
+    """Settings of the mesh, read once.
 
     Attributes:
         placement: of this rank.
@@ -77,8 +81,9 @@ class Mesh:
         pids: process of each rank.
         sharing: ranks of this host that may run on a processor of this rank, itself
             included; 0: not known.
-        window: of this rank, to be closed when the core has it and no link comes late.
-        late: opens further links, None in a full mesh.
+        window: of this rank, to be closed when the core has it and no link will be
+            opened on demand.
+        on_demand: opens further links, None in a full mesh.
         credentials: by which ranks prove to each other who they are; None for one rank.
         address: IP address on which this rank listens; "" for one rank.
         tuning: what rank 0's tuning file says, None without one.
@@ -92,7 +97,7 @@ class Mesh:
     hosts: list[str] = field(default_factory=list)
     pids: list[int] = field(default_factory=list)
     sharing: int = 0
-    late: OnDemandLinks | None = None
+    on_demand: OnDemandLinks | None = None
     window: Window | None = None
     credentials: LinkCredentials | None = None
     address: str = ""
@@ -100,9 +105,9 @@ class Mesh:
 
     def close(self) -> None:
         """Closes all descriptors."""
-        if self.late is not None:
-            self.late.stop()  # and closes the window, on its own thread
-            self.late = None
+        if self.on_demand is not None:
+            self.on_demand.stop()  # and closes the window, on its own thread
+            self.on_demand = None
         elif self.window is not None:
             self.window.close()
         close_ends(self.links)

@@ -121,7 +121,9 @@ class OnDemandLinks:
         try:
             native.add_link(end)
         except native.CoreError as error:
-            _log.debug("a late link to rank %d is not needed: %s", end.peer, error)
+            _log.debug(
+                "the link on demand to rank %d is not needed: %s", end.peer, error
+            )
 
     def _arrival(self, peer: int) -> asyncio.Event:
         return self._linked.setdefault(peer, asyncio.Event())
@@ -158,8 +160,8 @@ class OnDemandLinks:
 
 
 def _abandon_all() -> None:
-    for late in list(_running):
-        late.abandon()
+    for links in list(_running):
+        links.abandon()
 
 
 os.register_at_fork(after_in_child=_abandon_all)
