@@ -10,8 +10,8 @@ import pytest
 import tensorflow as tf
 
 from tfdist.collectives.engines.horovod._engine import HorovodEngine
+from tfdist.collectives.reduce_op import ReduceOp
 from tfdist.collectives.tf_ops import emit
-from tfdist.collectives.tf_ops.emit import ReduceOp
 from tfdist.core import native
 
 

@@ -15,7 +15,7 @@ from helpers.xla_library import needs_xla_library
 
 import tfdist
 from tfdist import errors
-from tfdist.collectives.tf_ops import emit
+from tfdist.collectives.tf_ops import xla_context
 from tfdist.gradients import reduction
 from tfdist.gradients import xla as gradient_xla
 from tfdist.gradients.sparse import TABLE_BYTES
@@ -95,7 +95,7 @@ def test_what_has_no_place_inside_takes_the_split_step(what, monkeypatch, caplog
 def test_the_commit_gate_takes_the_split_step(monkeypatch):
     monkeypatch.setattr(gradient_xla, "unusable", lambda: None)
     monkeypatch.setattr(reduction, "gated", lambda: True)
-    with pytest.raises(emit.InsideXlaError, match="TFDIST_ATOMIC_STEPS=1"):
+    with pytest.raises(xla_context.InsideXlaError, match="TFDIST_ATOMIC_STEPS=1"):
         compiled_gradients([tf.Variable([1.0])])
 
 
@@ -114,7 +114,7 @@ def test_a_reduction_in_a_branch_a_loop_or_a_function_is_refused(how, monkeypatc
         ),
         "function": lambda: tf.function(reduce)(),
     }
-    with pytest.raises(emit.InsideXlaError, match="tf.cond, tf.while_loop"):
+    with pytest.raises(xla_context.InsideXlaError, match="tf.cond, tf.while_loop"):
         tf.function(ways[how], jit_compile=True)()
 
 
@@ -138,7 +138,7 @@ def test_rows_of_a_large_table_are_refused(monkeypatch):
             loss = tf.reduce_sum(tf.gather(table, [1, 1, 5]))
         return tape.gradient(loss, table)
 
-    with pytest.raises(emit.InsideXlaError, match="by their rows"):
+    with pytest.raises(xla_context.InsideXlaError, match="by their rows"):
         step()
 
 

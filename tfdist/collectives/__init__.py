@@ -18,8 +18,8 @@ from tfdist.collectives._join import after_join, join, join_all
 from tfdist.collectives._pair import recv, send
 from tfdist.collectives._reduce import reduce, reduce_scatter
 from tfdist.collectives._scatter import scatter
+from tfdist.collectives.reduce_op import ReduceOp
 from tfdist.collectives.tf_ops import adjoints as adjoints  # registers them
-from tfdist.collectives.tf_ops.emit import ReduceOp
 
 __all__ = [
     "ReduceOp",

@@ -8,8 +8,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.collectives import _arguments
+from tfdist.collectives.reduce_op import ReduceOp
 from tfdist.collectives.tf_ops import emit
-from tfdist.collectives.tf_ops.emit import ReduceOp
 from tfdist.collectives.tf_ops.op_names import operation_name
 from tfdist.core.process_sets import ProcessSet, id_of
 

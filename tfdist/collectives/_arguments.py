@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.collectives.tf_ops import emit
+from tfdist.collectives.reduce_op import check_reducible
 from tfdist.core import runtime
 
 # What the operations carry; which of them can be reduced, and how, the core says.
@@ -67,7 +67,7 @@ def tensor_of(value: Any, function: str) -> tf.Tensor:
 def reducible(value: Any, op: Any, function: str) -> tf.Tensor:
     """A tensor that can be reduced by `op`."""
     tensor = tensor_of(value, function)
-    emit.check_reducible(tensor.dtype, op, function)
+    check_reducible(tensor.dtype, op, function)
     return tensor
 
 

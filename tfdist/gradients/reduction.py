@@ -19,7 +19,7 @@ import tensorflow as tf
 from tfdist.collectives import ReduceOp
 from tfdist.collectives.per_rank_variables import declare
 from tfdist.collectives.signature import agree, describe_variable, path_of
-from tfdist.collectives.tf_ops import emit
+from tfdist.collectives.tf_ops import xla_context
 from tfdist.consistency.in_step import compare_in_step
 from tfdist.core import runtime
 from tfdist.gradients.agreement import BY_OPERATIONS, BY_XLA, agree_on_gradients
@@ -165,7 +165,7 @@ def weighted_gradients(
         weight: this rank's count of samples.
     """
     runtime.check_initialized()
-    emit.check_not_xla(_WEIGHTED)
+    xla_context.check_not_xla(_WEIGHTED)
     _check_average(options)
     # Before the ranks tell each other their weights: a rank may have given none.
     agree(
@@ -198,7 +198,7 @@ def fill_missing(
     Returns:
         Dense gradients, `None` for the variables that no rank has one for.
     """
-    emit.check_not_xla("gradients are accumulated")
+    xla_context.check_not_xla("gradients are accumulated")
     options = dataclasses.replace(options, sparse_as_dense=True)
     use = "accumulated weighted" if is_weighted else "accumulated"
     full: list[Any] = _complete(grads, variables, options, use)[0]
@@ -232,7 +232,7 @@ def _complete(
         and by_rows(v.shape, _dtype(v).size, options.sparse_as_dense)
     ]
     if in_xla and any(isinstance(grads[i], tf.IndexedSlices) for i in tables):
-        raise emit.InsideXlaError(
+        raise xla_context.InsideXlaError(
             "large tables are reduced by their rows (sparse_as_dense=True does not)"
         )
     shared = [None if i in local else g for i, g in enumerate(grads)]

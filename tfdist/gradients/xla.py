@@ -26,8 +26,8 @@ from tensorflow.python.ops.control_flow_v2_func_graphs import (
 )
 
 from tfdist import errors
-from tfdist.collectives.tf_ops.emit import InsideXlaError, inside_xla
 from tfdist.collectives.tf_ops.op_library import built_for, ops
+from tfdist.collectives.tf_ops.xla_context import InsideXlaError, inside_xla
 from tfdist.core import engines, native
 
 LIBRARY_PATH = native.LIBRARY_FOLDER / "libtfdist_xla.so"

@@ -27,7 +27,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.collectives.signature import path_of
-from tfdist.collectives.tf_ops import emit
+from tfdist.collectives.tf_ops import xla_context
 from tfdist.collectives.tf_ops.op_library import native_ops
 from tfdist.consistency.in_step import compare_in_step
 from tfdist.core import runtime
@@ -158,11 +158,11 @@ def check_reduced(
     given = [g for g, _ in pairs]
     text = _text(optimizer, runtime.size())
     found = find(given)
-    if found is Found.REDUCED or (found is Found.MIXED and emit.inside_xla()):
+    if found is Found.REDUCED or (found is Found.MIXED and xla_context.inside_xla()):
         return []
     if found is Found.LOCAL:
         return _refuse(optimizer, given, text)
-    emit.check_not_xla(
+    xla_context.check_not_xla(
         "whether the gradients of a step were reduced cannot be found out inside"
     )
     shared = [v for _, v in pairs]
@@ -174,7 +174,7 @@ def check_reduced(
 
 def _refuse(optimizer: Any, grads: Sequence[Any], text: str) -> list[Any]:
     """Raises, now or when the step runs, unless it is the optimizer's first one."""
-    if emit.inside_xla() or not _may_be_first_step(optimizer):
+    if xla_context.inside_xla() or not _may_be_first_step(optimizer):
         raise RuntimeError(text)
     warn_once(text)
     if tf.executing_eagerly():

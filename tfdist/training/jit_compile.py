@@ -30,7 +30,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.collectives.tf_ops import emit
+from tfdist.collectives.tf_ops import xla_context
 from tfdist.core import runtime
 from tfdist.gradients import xla
 
@@ -221,7 +221,7 @@ def split(step: Callable[[Any], Any]) -> Callable[[Any], Any]:
         if why_split is None:
             try:
                 logs = tf.function(noted_step, jit_compile=True, autograph=False)(data)
-            except emit.InsideXlaError as reason:
+            except xla_context.InsideXlaError as reason:
                 why_split = reason.why
                 first_values.assign()
             else:
@@ -246,7 +246,7 @@ def split(step: Callable[[Any], Any]) -> Callable[[Any], Any]:
         compiled = tf.function(gradients_and_logs, jit_compile=True, autograph=False)
         try:
             results, logs = compiled(data)
-        except (_CannotSplitError, emit.InsideXlaError) as reason:
+        except (_CannotSplitError, xla_context.InsideXlaError) as reason:
             first_values.assign()
             if not told:
                 told = True
@@ -364,7 +364,7 @@ def _warn_not_compiled(step: Any, reason: Exception) -> None:
         why = (
             "it uses operations of tfdist (a DistributedGradientTape, or UnevenData "
             "without weighted=False, for example)"
-            if isinstance(reason, emit.InsideXlaError)
+            if isinstance(reason, xla_context.InsideXlaError)
             else str(reason)
         )
         _logger.warning(

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from tfdist.collectives.local_variables import check_clips_each_alone
 from tfdist.collectives.signature import path_of
-from tfdist.collectives.tf_ops import emit
+from tfdist.collectives.tf_ops import xla_context
 from tfdist.core.keras_subclass import subclass_under_own_name
 from tfdist.core.weights_state import check_not_torn
 from tfdist.gradients import accumulation, finite, reduction
@@ -162,7 +162,7 @@ class Reducing(ReducesUpdates):
     ) -> list[Any]:
         """The gradients with which the class's own method is called."""
         if self.tfdist_nan_policy == "raise":  # XLA leaves assertions out
-            emit.check_not_xla("nan_policy='raise'")
+            xla_context.check_not_xla("nan_policy='raise'")
         check_reduced_once(grads, self.tfdist_options, self.name)
         if self.tfdist_options.local_variables:
             self._build_outside_of_branches(variables)  # or some are not known yet

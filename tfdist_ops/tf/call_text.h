@@ -2,7 +2,7 @@
 //
 //   "<process set> <timeout in s> <prescale> <postscale> <id of the group, or -> <name>"
 //
-// tfdist/collectives/tf_ops/emit.py writes it.
+// tfdist/collectives/tf_ops/eager_call.py writes it.
 #ifndef TFDIST_OPS_TF_CALL_TEXT_H_
 #define TFDIST_OPS_TF_CALL_TEXT_H_
 

@@ -29,8 +29,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.collectives.reduce_op import ReduceOp
 from tfdist.collectives.tf_ops import emit
-from tfdist.collectives.tf_ops.emit import ReduceOp
+from tfdist.collectives.tf_ops.eager_call import attributes_of
 from tfdist.collectives.tf_ops.op_library import ops
 from tfdist.collectives.tf_ops.op_names import operation_name
 
@@ -246,7 +247,7 @@ class _Node:
         self._node = node
         self._in_call: dict[str, Any] = {}
         if inputs and inputs[-1].dtype == tf.string:
-            self._in_call = emit.in_call(inputs.pop())
+            self._in_call = attributes_of(inputs.pop())
         self.inputs = inputs
         self.outputs = node.outputs
         self.type = node.type

@@ -6,7 +6,6 @@ and scales as text (attributes of TensorFlow are float32, a scale must stay exac
 
 from __future__ import annotations
 
-import enum
 import functools
 import threading
 from collections.abc import Callable, Sequence
@@ -15,74 +14,16 @@ from typing import Any, Protocol
 import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager import record as _record
-from tensorflow.python.eager.forwardprop_util import pack_tangents as _pack_tangents
-from tensorflow.python.ops import control_flow_util
 
 from tfdist import errors
+from tfdist.collectives.reduce_op import ReduceOp, check_reducible, reduce_op_number
+from tfdist.collectives.tf_ops.eager_call import to_eager_call
 from tfdist.collectives.tf_ops.map_guard import check_not_parallel
 from tfdist.collectives.tf_ops.op_library import ops
 from tfdist.collectives.tf_ops.op_names import claim, key_of, operation_name
+from tfdist.collectives.tf_ops.xla_context import check_not_xla
 from tfdist.core import engines, native
 from tfdist.core.waits import _one_rank, _watch
-
-
-class InsideXlaError(NotImplementedError):
-    """Something of tfdist was called in a function that XLA compiles.
-
-    Args:
-        why: what cannot run there; default: an operation of tfdist.
-    """
-
-    ag_pass_through = True  # or AutoGraph would put a class of its own in its place
-
-    def __init__(self, why: str | None = None) -> None:
-        self.why = why
-        super().__init__(
-            "tfdist operations cannot run inside a function compiled by XLA"
-            f"{f': {why}' if why else ''}. Give model.fit a callback of tfdist, which "
-            "lets XLA compile forward and backward alone: "
-            "callbacks=[tfdist.callbacks.BroadcastInitialState()]; or write "
-            "jit_compile=False in model.compile(...) or tf.function(...). (On a "
-            "machine with a GPU, Keras compiles by default.)"
-        )
-
-
-class ReduceOp(enum.IntEnum):
-    """How the values of the ranks are combined.
-
-    ===================================  ==========================================
-    dtype                                operations
-    ===================================  ==========================================
-    int8 to int64, uint8 to uint64       all
-    bool                                 MIN, MAX, LOGICAL_*
-    float16, bfloat16, float32, float64  SUM, AVERAGE, MIN, MAX, PRODUCT
-    complex64, complex128                SUM, AVERAGE, PRODUCT
-    float8_e5m2, float8_e4m3fn           none: cast to bfloat16
-    ===================================  ==========================================
-
-    - float16 and bfloat16 are accumulated in float32 and rounded once.
-    - Integers wrap, as NumPy's do. AVERAGE is the sum, divided by the number of ranks:
-      of integers the wrapped sum, cut towards zero (cast small types before averaging
-      them: the uint8 average of 200 and 200 is 72).
-    - MIN and MAX propagate NaN; of zeros of different sign either may come out, the
-      same on all ranks. Of bools they are `and` and `or`, as in NumPy. A SUM of bools
-      is refused, because it could be a count (cast to int32) or an `or` (LOGICAL_OR).
-    - LOGICAL_* take every number but 0 for true, as NumPy's `logical_and` does; the
-      result keeps the dtype and is 0 or 1. LOGICAL_XOR is true where an odd number of
-      ranks is. They do not combine bits.
-    """
-
-    SUM = 0
-    AVERAGE = 1
-    MIN = 2
-    MAX = 3
-    PRODUCT = 4
-    LOGICAL_AND = 5
-    LOGICAL_OR = 6
-    LOGICAL_XOR = 7
-
-
-_OPS = frozenset(ReduceOp)
 
 
 def allreduce(
@@ -103,11 +44,11 @@ def allreduce(
     return _emit(
         "tfdist_allreduce",
         tensors=values,
-        tensor_name=name,
-        reduce_op=_reduce_op(op),
+        name=name,
+        reduce_op=reduce_op_number(op),
         prescale=prescale,
         postscale=postscale,
-        timeout_s=native.timeout_of(timeout_s),
+        timeout_s=timeout_s,
         process_set=process_set,
         # The place in a function, with whatever name: ranks need not agree again.
         repeats=not group and not tf.executing_eagerly(),
@@ -135,24 +76,24 @@ def eager_allreduce(
     named = operation_name("allreduce", name)
     arguments = {
         "tensor_name": named,
-        "reduce_op": _reduce_op(op),
+        "reduce_op": reduce_op_number(op),
         "timeout_s": native.timeout_of(timeout_s),
     }
     run = ops().tfdist_allreduce
     keys = [key_of(named)]
-    again = _as_eager_call(dict(arguments))
+    again = to_eager_call(dict(arguments))
     if (name, timeout_s) == (None, None) and engines.chosen() is None:
-        again = {
-            **arguments,
-            "call": [],
-        }  # of such calls there are few kinds: 1 us less
+        # Such calls have few values of attributes, and attributes save 1 us.
+        again = {**arguments, "call": []}
 
     def reduce_again(tensor: tf.Tensor) -> tf.Tensor:
         if _record.could_possibly_record():
             return _emit(
                 "tfdist_allreduce",
                 tensors=[tensor],
-                **arguments,
+                name=named,
+                timeout_s=timeout_s,
+                reduce_op=arguments["reduce_op"],
             )[0]
         claim(keys)
         _watch.callers.add(threading.get_ident())
@@ -190,8 +131,8 @@ def allgather(
     gathered: Gathered = _emit(
         "tfdist_allgather",
         tensor=value,
-        tensor_name=name,
-        timeout_s=native.timeout_of(timeout_s),
+        name=name,
+        timeout_s=timeout_s,
         process_set=process_set,
     )
     return gathered
@@ -209,9 +150,9 @@ def broadcast(
     return _emit(
         "tfdist_broadcast",
         tensors=values,
-        tensor_name=name,
+        name=name,
         root=_rank(root, "root"),
-        timeout_s=native.timeout_of(timeout_s),
+        timeout_s=timeout_s,
         process_set=process_set,
     )
 
@@ -231,12 +172,12 @@ def reduce(
     return _emit(
         "tfdist_reduce",
         tensors=values,
-        tensor_name=name,
+        name=name,
         root=_rank(root, "root"),
-        reduce_op=_reduce_op(op),
+        reduce_op=reduce_op_number(op),
         prescale=prescale,
         postscale=postscale,
-        timeout_s=native.timeout_of(timeout_s),
+        timeout_s=timeout_s,
         process_set=process_set,
     )
 
@@ -257,11 +198,11 @@ def reduce_scatter(
         "tfdist_reduce_scatter",
         tensor=value,
         splits=splits,
-        tensor_name=name,
-        reduce_op=_reduce_op(op),
+        name=name,
+        reduce_op=reduce_op_number(op),
         prescale=prescale,
         postscale=postscale,
-        timeout_s=native.timeout_of(timeout_s),
+        timeout_s=timeout_s,
         process_set=process_set,
     ).rows
 
@@ -278,9 +219,9 @@ def gather(
     gathered: Gathered = _emit(
         "tfdist_gather",
         tensor=value,
-        tensor_name=name,
+        name=name,
         root=_rank(root, "root"),
-        timeout_s=native.timeout_of(timeout_s),
+        timeout_s=timeout_s,
         process_set=process_set,
     )
     return gathered
@@ -300,9 +241,9 @@ def scatter(
         "tfdist_scatter",
         tensor=value,
         splits=splits,
-        tensor_name=name,
+        name=name,
         root=_rank(root, "root"),
-        timeout_s=native.timeout_of(timeout_s),
+        timeout_s=timeout_s,
         process_set=process_set,
     )
 
@@ -320,8 +261,8 @@ def alltoall(
         "tfdist_alltoall",
         tensor=value,
         splits=splits,
-        tensor_name=name,
-        timeout_s=native.timeout_of(timeout_s),
+        name=name,
+        timeout_s=timeout_s,
         process_set=process_set,
     )
     return outputs.rows, outputs.received_splits
@@ -332,9 +273,9 @@ def send(value: tf.Tensor, dst: int, name: str, timeout_s: float | None) -> tf.T
     return _emit(
         "tfdist_send",
         tensor=value,
-        tensor_name=name,
+        name=name,
         dst=_rank(dst, "dst"),
-        timeout_s=native.timeout_of(timeout_s),
+        timeout_s=timeout_s,
     )
 
 
@@ -353,9 +294,9 @@ def recv(
         shape=shape,
         after=list(after),
         T=dtype,
-        tensor_name=name,
+        name=name,
         src=_rank(src, "src"),
-        timeout_s=native.timeout_of(timeout_s),
+        timeout_s=timeout_s,
     )
 
 
@@ -363,40 +304,30 @@ def barrier(name: str, timeout_s: float | None, *, process_set: int = 0) -> None
     """Waits for all ranks."""
     _emit(
         "tfdist_barrier",
-        tensor_name=name,
-        timeout_s=native.timeout_of(timeout_s),
+        name=name,
+        timeout_s=timeout_s,
         process_set=process_set,
     )
 
 
-def inside_xla() -> bool:
-    """Whether the function being traced is compiled by XLA."""
-    if tf.executing_eagerly():
-        return False
-    graph = tf.compat.v1.get_default_graph()
-    return bool(control_flow_util.GraphOrParentsInXlaContext(graph))
-
-
-def check_not_xla(why: str | None = None) -> None:
-    """Raises if the function being traced is compiled by XLA.
+def _emit(
+    operation: str, *, name: str, timeout_s: float | None, **arguments: Any
+) -> Any:
+    """Runs an operation, or adds it to the graph; translates errors to tfdist's.
 
     Args:
-        why: what cannot run there; default: an operation of tfdist.
-
-    Raises:
-        InsideXlaError: names what to change.
+        operation: name of the generated function, "tfdist_allreduce", ...
+        name: pairs the calls of the ranks.
+        timeout_s: seconds to wait for the slowest rank; None: TFDIST_TIMEOUT_S.
+        arguments: inputs and other attributes of the operation.
     """
-    if inside_xla():
-        raise InsideXlaError(why)
-
-
-def _emit(operation: str, **arguments: Any) -> Any:
-    """Runs an operation, or adds it to the graph, with our errors for its own."""
+    arguments["tensor_name"] = name
+    arguments["timeout_s"] = native.timeout_of(timeout_s)
     is_eager = tf.executing_eagerly()
     if is_eager:
         get = arguments.get
         key = key_of(
-            arguments["tensor_name"],
+            name,
             process_set=get("process_set", 0),
             src=get("src"),
             dst=get("dst"),
@@ -410,64 +341,11 @@ def _emit(operation: str, **arguments: Any) -> Any:
     if place is not None:
         _one_rank.refuse_collective(place, operation, arguments)
     if is_eager:
-        arguments = _as_eager_call(arguments)
+        arguments = to_eager_call(arguments)
     elif engines.chosen() is None:
         arguments["call"] = []
     with errors.translate():
         return getattr(ops(), operation)(**arguments)
-
-
-def _as_eager_call(arguments: dict[str, Any]) -> dict[str, Any]:
-    """The arguments with which an operation is called eagerly; changes `arguments`.
-
-    TensorFlow keeps a kernel for every value of an attribute, and never frees it. So
-    values that may differ in every call are passed as a tensor instead, `call`; its
-    form is in `tfdist_ops/tf/call_text.h`.
-    """
-    if engines.chosen() is not None:
-        return arguments
-    if _record.could_possibly_record() and _has_tangent(arguments):
-        # TensorFlow traces the derivative (ForwardAccumulator), and a trace does not
-        # know the value of a tensor.
-        arguments["call"] = []
-        return arguments
-    take = arguments.pop
-    text = (
-        f"{take('process_set', 0)} {take('timeout_s')} {take('prescale', 1.0)} "
-        f"{take('postscale', 1.0)} {take('group', '') or '-'} "
-        f"{tf.compat.as_str(take('tensor_name'))}"
-    )
-    # Without a timeout, the generated function takes the integer 0, and a slower way.
-    arguments.update(tensor_name="", timeout_s=0.0, call=[_string_tensor(text)])
-    return arguments
-
-
-def _has_tangent(arguments: dict[str, Any]) -> bool:
-    tensors = [*arguments.get("tensors", ()), *arguments.get("after", ())]
-    if "tensor" in arguments:
-        tensors.append(arguments["tensor"])
-    return any(_pack_tangents(tensors).indices)
-
-
-def in_call(call: tf.Tensor) -> dict[str, Any]:
-    """The values that an eager call has passed as a tensor, by attribute."""
-    number, timeout_s, prescale, postscale, group, name = (
-        call.numpy().decode().split(" ", maxsplit=5)
-    )
-    return {
-        "tensor_name": name,
-        "process_set": int(number),
-        "timeout_s": float(timeout_s),
-        "prescale": prescale,
-        "postscale": postscale,
-        "group": "" if group == "-" else group,
-    }
-
-
-@functools.lru_cache(maxsize=1024)
-def _string_tensor(text: str) -> tf.Tensor:
-    with tf.device("CPU:0"):
-        return tf.constant(text)
 
 
 def _rank(rank: Any, what: str) -> int:
@@ -478,28 +356,3 @@ def _rank(rank: Any, what: str) -> int:
             f"Expected {what} to be a rank, an integer >= 0, got {rank!r}."
         )
     return int(rank)
-
-
-def check_reducible(dtype: tf.DType, op: Any, function: str) -> None:
-    """Raises if the core does not reduce tensors of `dtype` by `op`.
-
-    Raises:
-        ValueError: `op` is not a `ReduceOp`.
-        TypeError: the type does not take the operation; says which does, or what to
-            cast to.
-    """
-    number = dtype.as_datatype_enum
-    refusal = native.reduction_refusal(number, _reduce_op(op))
-    engine = engines.chosen()
-    if refusal is None and engine is not None:
-        refusal = engine.refusal(number, _reduce_op(op))
-    if refusal is not None:
-        raise TypeError(f"tfdist.{function}: {refusal}")
-
-
-def _reduce_op(op: Any) -> int:
-    # By value only: a text or a bool that happens to fit is a mistake.
-    if isinstance(op, bool) or not isinstance(op, int | np.integer) or op not in _OPS:
-        expected = ", ".join(f"tfdist.ReduceOp.{known.name}" for known in ReduceOp)
-        raise ValueError(f"Expected op to be one of {expected}, got {op!r}.")
-    return int(op)

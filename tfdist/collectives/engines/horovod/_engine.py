@@ -19,7 +19,7 @@ from tfdist.collectives.engines.horovod._operations import Operations
 from tfdist.collectives.engines.horovod._sets import Sets
 from tfdist.collectives.engines.horovod._store import Store
 from tfdist.collectives.engines.horovod._watch import Watch
-from tfdist.collectives.tf_ops.emit import ReduceOp
+from tfdist.collectives.reduce_op import ReduceOp
 from tfdist.core import native
 from tfdist.core.rendezvous.environment import detect
 

@@ -28,7 +28,7 @@ from tfdist.collectives.engines.horovod._forms import (
     times,
 )
 from tfdist.collectives.engines.horovod._sets import Sets
-from tfdist.collectives.tf_ops.emit import ReduceOp
+from tfdist.collectives.reduce_op import ReduceOp
 from tfdist.collectives.tf_ops.op_names import operation_name
 from tfdist.core import engines, runtime
 from tfdist.core.native import Topology

@@ -6,7 +6,7 @@ import dataclasses
 
 import tensorflow as tf
 
-from tfdist.collectives.tf_ops.emit import ReduceOp
+from tfdist.collectives.reduce_op import ReduceOp
 
 # Registered for allreduce (horovod_allreduce, horovod_grouped_allreduce).
 REDUCED = frozenset(

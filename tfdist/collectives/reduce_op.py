@@ -1,0 +1,79 @@
+"""How reductions combine values: `ReduceOp`, and which types take which operation."""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.core import engines, native
+
+
+class ReduceOp(enum.IntEnum):
+    """How the values of the ranks are combined.
+
+    ==================================  ==========================================
+    dtype                               operations
+    ==================================  ==========================================
+    int8 to int64, uint8 to uint64      all
+    bool                                MIN, MAX, LOGICAL_*
+    float16, bfloat16, float32, float64 SUM, AVERAGE, MIN, MAX, PRODUCT
+    complex64, complex128               SUM, AVERAGE, PRODUCT
+    float8_e5m2, float8_e4m3fn          none: cast to bfloat16
+    ==================================  ==========================================
+
+    - float16 and bfloat16 are accumulated in float32 and rounded once.
+    - Integers wrap, as NumPy's do. AVERAGE is the sum, divided by the number of ranks:
+      of integers the wrapped sum, cut towards zero (cast small types before averaging
+      them: the uint8 average of 200 and 200 is 72).
+    - MIN and MAX propagate NaN; of zeros of different sign either may come out, the
+      same on all ranks. Of bools they are `and` and `or`, as in NumPy. A SUM of bools
+      is refused, because it could be a count (cast to int32) or an `or` (LOGICAL_OR).
+    - LOGICAL_* take every number but 0 for true, as NumPy's `logical_and` does; the
+      result keeps the dtype and is 0 or 1. LOGICAL_XOR is true where an odd number of
+      ranks is. They do not combine bits.
+    """
+
+    SUM = 0
+    AVERAGE = 1
+    MIN = 2
+    MAX = 3
+    PRODUCT = 4
+    LOGICAL_AND = 5
+    LOGICAL_OR = 6
+    LOGICAL_XOR = 7
+
+
+_OPS = frozenset(ReduceOp)
+
+
+def check_reducible(dtype: tf.DType, op: Any, function: str) -> None:
+    """Raises if the core does not reduce tensors of `dtype` by `op`.
+
+    Raises:
+        ValueError: `op` is not a `ReduceOp`.
+        TypeError: the type does not take the operation; says which does, or what to
+            cast to.
+    """
+    number = dtype.as_datatype_enum
+    refusal = native.reduction_refusal(number, reduce_op_number(op))
+    engine = engines.chosen()
+    if refusal is None and engine is not None:
+        refusal = engine.refusal(number, reduce_op_number(op))
+    if refusal is not None:
+        raise TypeError(f"tfdist.{function}: {refusal}")
+
+
+def reduce_op_number(op: Any) -> int:
+    """The number of `op` in the core.
+
+    Raises:
+        ValueError: `op` is not a `ReduceOp`.
+    """
+    # By value only: a text or a bool that happens to fit is a mistake.
+    if isinstance(op, bool) or not isinstance(op, int | np.integer) or op not in _OPS:
+        expected = ", ".join(f"tfdist.ReduceOp.{known.name}" for known in ReduceOp)
+        raise ValueError(f"Expected op to be one of {expected}, got {op!r}.")
+    return int(op)

@@ -1,0 +1,48 @@
+"""Tells whether XLA compiles a function: operations of tfdist cannot run there."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+from tensorflow.python.ops import control_flow_util
+
+
+class InsideXlaError(NotImplementedError):
+    """An operation of tfdist was called in a function that XLA compiles.
+
+    Args:
+        why: what cannot run there; default: an operation of tfdist.
+    """
+
+    ag_pass_through = True  # or AutoGraph would put a class of its own in its place
+
+    def __init__(self, why: str | None = None) -> None:
+        self.why = why
+        super().__init__(
+            "tfdist operations cannot run inside a function compiled by XLA"
+            f"{f': {why}' if why else ''}. Give model.fit a callback of tfdist, which "
+            "lets XLA compile forward and backward alone: "
+            "callbacks=[tfdist.callbacks.BroadcastInitialState()]; or write "
+            "jit_compile=False in model.compile(...) or tf.function(...). (On a "
+            "machine with a GPU, Keras compiles by default.)"
+        )
+
+
+def inside_xla() -> bool:
+    """Whether the function being traced is compiled by XLA."""
+    if tf.executing_eagerly():
+        return False
+    graph = tf.compat.v1.get_default_graph()
+    return bool(control_flow_util.GraphOrParentsInXlaContext(graph))
+
+
+def check_not_xla(why: str | None = None) -> None:
+    """Raises if the function being traced is compiled by XLA.
+
+    Args:
+        why: what cannot run there; default: an operation of tfdist.
+
+    Raises:
+        InsideXlaError: names what to change.
+    """
+    if inside_xla():
+        raise InsideXlaError(why)
