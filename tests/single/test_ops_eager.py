@@ -5,8 +5,7 @@ import pytest
 import tensorflow as tf
 
 import tfdist
-from tfdist.collectives import ReduceOp
-from tfdist.collectives import _arguments
+from tfdist.collectives import ReduceOp, _arguments
 from tfdist.collectives.tf_ops import emit
 
 X = tf.constant([1.0, -2.0, 0.5])

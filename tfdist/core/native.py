@@ -12,8 +12,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import json
-import math
-import numbers
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -57,6 +55,7 @@ from tfdist.core.structs import (
     TuningRule,
     World,
     fill_link,
+    timeout_of,
     tuning_lines,
 )
 
@@ -262,22 +261,6 @@ def algorithm(kind: int, dtype: int, size_bytes: int, wanted: str = "") -> str |
     """
     name = library().tfdist_algorithm(kind, dtype, size_bytes, wanted.encode())
     return None if name is None else str(name.decode())
-
-
-def timeout_of(timeout_s: float | None) -> float:
-    """Converts a timeout for the core, where 0 stands for `TFDIST_TIMEOUT_S`.
-
-    Raises:
-        ValueError: it is neither None nor a number above 0.
-    """
-    if timeout_s is None:
-        return 0.0
-    is_number = isinstance(timeout_s, numbers.Real) and not isinstance(timeout_s, bool)
-    if not (is_number and timeout_s > 0 and math.isfinite(timeout_s)):
-        raise ValueError(
-            f"Expected timeout_s to be a number of seconds > 0, got {timeout_s!r}."
-        )
-    return float(timeout_s)
 
 
 def add_process_set(ranks: Sequence[int], *, timeout_s: float = 0.0) -> int:

@@ -1,4 +1,4 @@
-"""The structures of `tfdist_ops/runtime/c_api.h` for ctypes, and what fills them.
+"""Structures of `tfdist_ops/runtime/c_api.h` for ctypes, and conversions to them.
 
 `tests/single/test_structs.py` compares names, sizes and offsets of the fields with C.
 """
@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import ctypes
+import math
+import numbers
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -245,3 +247,19 @@ def fill_link(slot: Link, end: LinkEnd) -> None:
     more = end.more_socket_fds
     slot.more_socket_fds = (ctypes.c_int32 * len(more))(*more)
     slot.more_sockets = len(more)
+
+
+def timeout_of(timeout_s: float | None) -> float:
+    """Converts a timeout for the core, where 0 stands for `TFDIST_TIMEOUT_S`.
+
+    Raises:
+        ValueError: it is neither None nor a number above 0.
+    """
+    if timeout_s is None:
+        return 0.0
+    is_number = isinstance(timeout_s, numbers.Real) and not isinstance(timeout_s, bool)
+    if not (is_number and timeout_s > 0 and math.isfinite(timeout_s)):
+        raise ValueError(
+            f"Expected timeout_s to be a number of seconds > 0, got {timeout_s!r}."
+        )
+    return float(timeout_s)
