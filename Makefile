@@ -2,7 +2,7 @@
 # Needs GNU make, Python 3.11-3.13 and a C++17 compiler: no root, no GPU, nothing else installed.
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help train test test-slow test-horovod-engine test-minors sim campaign scale peers bench mutants sanitize fuzz hostile lint format docs gpu xla setup clean distclean
+.PHONY: help train test test-slow test-horovod-engine test-versions sim campaign scale peers bench mutants sanitize fuzz hostile lint format docs gpu xla setup clean distclean
 unexport PYTHONPATH PYTHONHOME
 
 NP ?= 2
@@ -44,8 +44,8 @@ test-slow: $(BUILT)  ## the tests that take minutes
 test-horovod-engine: $(BUILT)  ## the optional engine that carries tensors by an installed Horovod
 	@$(BIN)/python -m pytest -q tests/horovod_engine
 
-test-minors: $(BUILT)  ## sets up and tries the oldest and the newest TensorFlow
-	@$(BIN)/python .ci/minors.py
+test-versions: $(BUILT)  ## sets up and tries the oldest and the newest TensorFlow
+	@$(BIN)/python .ci/tensorflow_versions.py
 
 SEEDS ?= 1000
 FIRST ?= 1

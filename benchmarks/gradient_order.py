@@ -83,7 +83,7 @@ def times_of(
 
     from tfdist.core import native
     from tfdist.gradients import reduction
-    from tfdist.gradients.ready_levels import levels_of
+    from tfdist.gradients.graph_levels import levels_of
 
     levels: list[Any] = []
 

@@ -18,7 +18,7 @@ from typing import Any
 from helpers import horovod_interface as interface
 from helpers.ranks import run_ranks
 
-from tfdist.horovod import _telling
+from tfdist.horovod import _warnings
 
 # "row", "row(parameter)", and either with " raises" or " warns" behind it.
 USED: set[str] = set()
@@ -110,14 +110,14 @@ class _noted:  # noqa: N801 - read as a function
             if interface.WITHOUT_MEANING.get(key) == interface.WARNS
         ]
         if self._warned:
-            _telling.forget()
+            _warnings.reset()
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         if kind is not None:
             self._used.update(f"{key} raises" for key in self._keys)
         for key in self._warned:
             parameter = key.partition("(")[2].removesuffix(")")
-            if any(parameter in text.split("=")[0] for text in _telling._told):
+            if any(parameter in text.split("=")[0] for text in _warnings._warned):
                 self._used.add(f"{key} warns")
 
 

@@ -19,8 +19,13 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.horovod import _telling, keras2
-from tfdist.horovod.keras2 import _arguments, _dropped, _models, _steps
+from tfdist.horovod import _warnings, keras2
+from tfdist.horovod.keras2 import (
+    _arguments,
+    _models,
+    _optimizer_methods,
+    _removed_arguments,
+)
 from tfdist.horovod.keras2._spelling import Keras2SpellingWarning
 
 KERAS_2: dict[str, dict[str, str]] = json.loads(
@@ -180,8 +185,8 @@ def in_mode(path: str) -> str:
 def _in_mode(path: str, face: str) -> str:
     owner, _, name = path.rpartition(".")
     if name in ("get_gradients", "get_updates"):  # methods that raise when called
-        return f"an error: {_steps._TAPE}"
-    _telling.forget()
+        return f"an error: {_optimizer_methods._TAPE}"
+    _warnings.reset()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
@@ -231,7 +236,7 @@ def effect_of(path: str, parameter: str) -> tuple[str, str]:
     entry = _entry(path, parameter)
     if entry is None:
         return "", ""
-    if isinstance(entry, _dropped.Renamed):
+    if isinstance(entry, _removed_arguments.Renamed):
         return f"works; write `{entry.new}`", ARGUMENTS
     new = entry.new.replace("{label}", path.rpartition(".")[2])
     if entry.harmless is None:
@@ -240,25 +245,32 @@ def effect_of(path: str, parameter: str) -> tuple[str, str]:
     return f"{values}: no effect; else an error: write {new}", ARGUMENTS
 
 
-def _entry(path: str, parameter: str) -> _dropped.Dropped | _dropped.Renamed | None:
+def _entry(
+    path: str, parameter: str
+) -> _removed_arguments.Dropped | _removed_arguments.Renamed | None:
     module, _, name = path.rpartition(".")
     if name == "add_weight":
         state = _arguments._OF_METRIC_STATE
         return (state if "Metric" in module else _arguments._OF_VARIABLE).get(parameter)
     if name == "add_variable_from_reference":
-        return _steps._REFERENCE.get(parameter) or _dropped.Dropped(
-            "it without", (None,)
-        )
+        return _optimizer_methods._REFERENCE.get(
+            parameter
+        ) or _removed_arguments.Dropped("it without", (None,))
     if path == "optimizers.Optimizer.build":
-        return _steps.BUILD.get(parameter)
+        return _optimizer_methods.BUILD.get(parameter)
     if module == "Model" and parameter in _models._READING:
-        return _dropped.Dropped(f"keras.utils.PyDataset({parameter}=...)", None)
+        return _removed_arguments.Dropped(
+            f"keras.utils.PyDataset({parameter}=...)", None
+        )
     if module == "optimizers" and parameter == "jit_compile":
-        return _dropped.Dropped("{label}(...) without it", None)
-    for table in (_dropped.CALLABLES.get(path, {}), _dropped.MODEL.get(name, {})):
+        return _removed_arguments.Dropped("{label}(...) without it", None)
+    for table in (
+        _removed_arguments.CALLABLES.get(path, {}),
+        _removed_arguments.MODEL.get(name, {}),
+    ):
         if parameter in table:
             return table[parameter]
-    return _dropped.LAYER.get(parameter) if module == "layers" else None
+    return _removed_arguments.LAYER.get(parameter) if module == "layers" else None
 
 
 def parameters_of_tests() -> Iterator[tuple[str, str]]:

@@ -1,6 +1,6 @@
 """`jit_compile=True` on two ranks equals `jit_compile=False`: forward and backward are
-compiled by XLA, reduction and update run outside. (`test_jit_whole.py` has the steps
-that are compiled whole.)
+compiled by XLA, reduction and update run outside. (`test_jit_compile_xla.py` tests
+steps that XLA compiles as a whole.)
 
 XLA fuses operations and so rounds in other places; 1e-5 is allowed. Dropout is left
 out of this comparison: XLA draws other random numbers.

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tfdist.gradients import ready_order
 from tfdist.gradients.bucketing import cut_buckets, cut_groups
-from tfdist.gradients.ready_levels import levels_of
+from tfdist.gradients.graph_levels import levels_of
 
 MIB = 1 << 20
 LIMITS = {"first_bytes": MIB, "bucket_bytes": 8 * MIB, "fusion_bytes": 64 * MIB}

@@ -48,7 +48,7 @@ def world_of_one(monkeypatch):
     tfdist.init()
     # Some tests pretend that there are more ranks, which then cannot be asked.
     monkeypatch.setattr(_base, "agree_on_callbacks", lambda *arguments: None)
-    monkeypatch.setattr(_base, "agree_on_epoch", lambda *arguments: None)
+    monkeypatch.setattr(_base, "check_same_epoch", lambda *arguments: None)
 
 
 class Tower(keras.Model):

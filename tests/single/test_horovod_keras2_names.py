@@ -11,7 +11,7 @@ from helpers import keras2_table
 from helpers.keras2_mode import X, Y, linear_model, mode, told  # noqa: F401
 
 from tfdist.horovod import keras2
-from tfdist.horovod.keras2 import _moved
+from tfdist.horovod.keras2 import _removed_names
 
 FROM = "from {module} import {name}"
 
@@ -24,7 +24,7 @@ def outside():
 
 def test_a_name_without_a_word_is_an_empty_cell(monkeypatch):
     assert "Leave it out" in keras2_table.in_mode("callbacks.BaseLogger")
-    monkeypatch.delitem(_moved.GONE["callbacks"], "BaseLogger")
+    monkeypatch.delitem(_removed_names.GONE["callbacks"], "BaseLogger")
     assert keras2_table.in_mode("callbacks.BaseLogger") == ""
 
 

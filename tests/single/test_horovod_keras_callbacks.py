@@ -10,7 +10,7 @@ import tensorflow as tf
 import tfdist
 import tfdist.horovod.tensorflow.keras as hvd
 from tfdist.collectives.local_variables import identity
-from tfdist.horovod import _telling
+from tfdist.horovod import _warnings
 from tfdist.horovod._keras.callbacks import slots_of
 from tfdist.horovod._keras.rates import warmup_multiplier
 from tfdist.training.optimizer import is_distributed
@@ -43,7 +43,7 @@ def test_slots_of_a_variable_are_found():
 
 
 def test_devices_are_told_once(caplog):
-    _telling.forget()
+    _warnings.reset()
     with caplog.at_level(logging.WARNING, "tfdist"):
         for _ in range(2):
             hvd.DistributedOptimizer(keras.optimizers.SGD(0.5), device_dense="/gpu:0")
@@ -71,7 +71,7 @@ def rates_with(callback, epochs=4):
 
 def test_calls_of_horovod_before_0_21_take_the_rate_of_the_optimizer(caplog):
     """As most scripts for ImageNet have them; a number is a constant factor there."""
-    _telling.forget()
+    _warnings.reset()
     schedule = hvd.callbacks.LearningRateScheduleCallback
     warmup = hvd.callbacks.LearningRateWarmupCallback
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.5))
@@ -102,7 +102,7 @@ def test_calls_of_horovod_before_0_21_take_the_rate_of_the_optimizer(caplog):
 
 
 def test_a_number_as_multiplier_decays_from_the_first_epoch_on(caplog):
-    _telling.forget()
+    _warnings.reset()
     schedule = hvd.callbacks.LearningRateScheduleCallback
     with caplog.at_level(logging.WARNING, "tfdist"):
         assert rates_with(schedule(2.0, 0.5, start_epoch=1)) == [1.0, 2.0, 1.0, 0.5]

@@ -351,7 +351,7 @@ def test_copies_have_the_same_options():
 
 
 def test_the_callbacks_scale_the_rates_of_these_optimizers_and_schedules():
-    from tfdist.callbacks._rates import ScalableRate
+    from tfdist.callbacks._learning_rates import ScalableRate
     from tfdist.callbacks.learning_rate_warmup import velocities_of
 
     ws = variables()

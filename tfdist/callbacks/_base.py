@@ -14,10 +14,10 @@ from tfdist.callbacks._callback_list import (
     callback_list_of_the_call,
     is_in_fit,
 )
-from tfdist.callbacks._epochs import agree_on_epoch
+from tfdist.callbacks._epoch_check import check_same_epoch
+from tfdist.callbacks._error_translation import restore_train_function, translate_errors
 from tfdist.callbacks._loss_reductions import warn_of_reductions
 from tfdist.callbacks._loss_weighting import restore_compute_loss
-from tfdist.callbacks._raised import restore_train_function, translate_errors
 from tfdist.callbacks._rank_comparison import RankComparison, ranks_that_train
 from tfdist.callbacks._save_guard import guard_saving
 from tfdist.callbacks._state_sync import common_rates_of, other_optimizers
@@ -116,7 +116,7 @@ class RankCallback(keras.callbacks.Callback):
         if self._compares:
             self._compares = False
             rates = common_rates_of(self.model, self._ranks)
-            agree_on_epoch(self._epoch, rates, self._ranks)
+            check_same_epoch(self._epoch, rates, self._ranks)
         if self._steps_seen == 0:
             self._note_operations()
             translate_errors(self.model)

@@ -15,10 +15,10 @@ from tfdist.core import runtime
 from tfdist.core.process_sets import members_of
 from tfdist.gradients import accumulation
 from tfdist.layers.seed_generators import broadcast_seed_generators, check_choice
-from tfdist.training.first_batch import (
-    UnsentWeights,
-    at_first_call,
-    build_by,
+from tfdist.training.model_building import (
+    UnsyncedWeights,
+    before_first_call,
+    build_from_batch,
     unbuilt_layers,
 )
 from tfdist.training.model_optimizers import optimizers_of
@@ -79,7 +79,7 @@ class BroadcastInitialState(RankCallback):
         self.root = root
         self.seed_generators = seed_generators
         self._waits_for_batch = False
-        self._unsent: UnsentWeights | None = None
+        self._unsent: UnsyncedWeights | None = None
 
     def settings_of_all_ranks(self) -> dict[str, Any]:
         """Whose state it is, and what becomes of random numbers."""
@@ -102,7 +102,7 @@ class BroadcastInitialState(RankCallback):
         super().on_train_batch_begin(batch, logs)
         if self._waits_for_batch:
             self._waits_for_batch = False
-            at_first_call(self.model, self._build_and_broadcast, self._check_sent)
+            before_first_call(self.model, self._build_and_broadcast, self._check_sent)
 
     def on_train_batch_end(
         self, batch: int, logs: dict[str, Any] | None = None
@@ -139,7 +139,7 @@ class BroadcastInitialState(RankCallback):
             model, self.seed_generators, root=root, process_set=ranks
         )
         if len(members_of(ranks)) > 1:
-            self._unsent = UnsentWeights(model, why_unbuilt)
+            self._unsent = UnsyncedWeights(model, why_unbuilt)
 
     def _all_go_on(self, mark: str, root: int) -> bool:
         """Whether all ranks have been training together, and have kept something."""
@@ -165,5 +165,5 @@ class BroadcastInitialState(RankCallback):
         return self.model.weights + slots
 
     def _build_and_broadcast(self, batch: Any) -> None:
-        self._broadcast(build_by(self.model, batch))
+        self._broadcast(build_from_batch(self.model, batch))
         self._note_operations()  # without this broadcast

@@ -6,7 +6,7 @@ import logging
 from typing import Any
 
 from tfdist.callbacks._base import RankCallback, optimizer_of_one_rate
-from tfdist.callbacks._rates import ScalableRate
+from tfdist.callbacks._learning_rates import ScalableRate
 from tfdist.core import runtime
 from tfdist.core.process_sets import members_of
 

@@ -16,7 +16,7 @@ from tfdist.callbacks._base import (
     base_optimizer,
     optimizer_of_one_rate,
 )
-from tfdist.callbacks._rates import ScalableRate, Schedule
+from tfdist.callbacks._learning_rates import ScalableRate, Schedule
 from tfdist.core import runtime
 from tfdist.core.process_sets import ProcessSet, members_of
 from tfdist.optimizers import MomentumSGD, warmup_factor

@@ -17,7 +17,7 @@ from tfdist.callbacks.checkpoint import Checkpoint, LastLogs, between_updates
 from tfdist.collectives import ReduceOp, allreduce
 from tfdist.core import runtime
 from tfdist.core.process_sets import members_of
-from tfdist.training.first_batch import unbuilt_layers
+from tfdist.training.model_building import unbuilt_layers
 
 _logger = logging.getLogger("tfdist")
 _HANDLED = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}

@@ -10,9 +10,9 @@ import tensorflow as tf
 
 from tfdist import collectives
 from tfdist.callbacks._base import RankCallback, base_optimizer
+from tfdist.callbacks._learning_rates import factors_of
 from tfdist.callbacks._loss_reductions import SUMS, reductions_of
 from tfdist.callbacks._loss_weighting import restore_compute_loss, weigh_losses
-from tfdist.callbacks._rates import factors_of
 from tfdist.callbacks.checkpoint import Checkpoint
 from tfdist.collectives import ReduceOp
 from tfdist.collectives.objects import broadcast_object
@@ -20,7 +20,7 @@ from tfdist.collectives.variables import broadcast_variables
 from tfdist.core import native, runtime
 from tfdist.core.process_sets import members_of
 from tfdist.layers.synchronized import batch_normalizations, is_synchronized
-from tfdist.training.first_batch import at_first_call, is_built
+from tfdist.training.model_building import before_first_call, is_built
 from tfdist.training.model_optimizers import build_alike, optimizers_of
 
 
@@ -128,7 +128,7 @@ class UnevenData(RankCallback):
         super().on_train_batch_begin(batch, logs)
         if self._builds:
             self._builds = False
-            at_first_call(self.model, functools.partial(_build_metrics, self.model))
+            before_first_call(self.model, functools.partial(_build_metrics, self.model))
 
     def on_train_batch_end(
         self, batch: int, logs: dict[str, Any] | None = None

@@ -15,9 +15,9 @@ from tfdist.collectives._barrier import barrier
 from tfdist.collectives._broadcast import broadcast, grouped_broadcast
 from tfdist.collectives._gather import allgather, gather
 from tfdist.collectives._join import after_join, join, join_all
-from tfdist.collectives._pair import recv, send
 from tfdist.collectives._reduce import reduce, reduce_scatter
 from tfdist.collectives._scatter import scatter
+from tfdist.collectives._send_recv import recv, send
 from tfdist.collectives.reduce_op import ReduceOp
 from tfdist.collectives.tf_ops import adjoints as adjoints  # registers them
 

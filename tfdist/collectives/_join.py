@@ -11,8 +11,8 @@ import tensorflow as tf
 from tfdist import errors
 from tfdist.collectives.tf_ops.op_names import claim, key_of
 from tfdist.core import engines, native, runtime
+from tfdist.core.deadlock import one_rank_code
 from tfdist.core.process_sets import ProcessSet, id_of
-from tfdist.core.waits import _one_rank
 
 # Called on every rank when a join has ended, with the id of its process set.
 after_join: list[Callable[[int], None]] = []
@@ -88,7 +88,7 @@ def join_all(
     runtime.check_initialized()
     engines.refuse("tfdist.join, and with it callbacks.UnevenData")
     wait = native.timeout_of(timeout_s)
-    _one_rank.check_not_alone("tfdist.join", id_of(process_set))
+    one_rank_code.check_not_alone("tfdist.join", id_of(process_set))
     claim([key_of("join", process_set=id_of(process_set))])
     # In a thread of its own, so that Ctrl-C gets through.
     ended: concurrent.futures.Future[tuple[int, int]] = concurrent.futures.Future()

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 from tfdist import errors
 from tfdist.collectives.objects import broadcast_object, gather_from_all
 from tfdist.core import runtime
+from tfdist.core.deadlock.one_rank_code import on_this_rank_alone
 from tfdist.core.process_sets import ProcessSet, members_of
-from tfdist.core.waits._one_rank import on_this_rank_alone
 
 T = TypeVar("T")
 MAX_BYTES = 16 << 20
@@ -46,7 +46,7 @@ def run_on_rank(
     """
     failure: Exception | None = None
     own: dict[str, Any] = {}
-    works = runtime.rank() == rank  # also read by tfdist.core.waits
+    works = runtime.rank() == rank  # also read by tfdist.core.deadlock
     if works:
         try:
             with alone(place, process_set, others_wait=True):

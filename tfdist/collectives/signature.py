@@ -16,8 +16,8 @@ import tensorflow as tf
 from tfdist import errors
 from tfdist.collectives.tf_ops.op_names import claim
 from tfdist.core import native, runtime
+from tfdist.core.deadlock import one_rank_code
 from tfdist.core.process_sets import ProcessSet, id_of
-from tfdist.core.waits import _one_rank
 
 _logger = logging.getLogger("tfdist")
 
@@ -99,7 +99,7 @@ def register(
     """
     key = _key(lines, options, process_set)
     if key not in _AGREED:
-        _one_rank.check_not_alone("The reduction of gradients", key[1])
+        one_rank_code.check_not_alone("The reduction of gradients", key[1])
         claim([(key[1], _list_name(options))])
         try:
             found = native.register_group(key[2], list(flags), process_set=key[1])

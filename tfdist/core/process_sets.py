@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tfdist.core import engines, native, runtime
-from tfdist.core.waits import _one_rank
+from tfdist.core.deadlock import one_rank_code
 
 __all__ = ["ProcessSet", "add_process_set", "process_sets", "remove_process_set"]
 
@@ -112,7 +112,7 @@ def add(ranks: Iterable[int], *, timeout_s: float | None = None) -> ProcessSet:
                 f"{listed!r}."
             )
     members = tuple(int(rank) for rank in listed)
-    _one_rank.check_not_alone("tfdist.add_process_set")
+    one_rank_code.check_not_alone("tfdist.add_process_set")
     number = native.add_process_set(members, timeout_s=native.timeout_of(timeout_s))
     made = ProcessSet(members, number, runtime.generation())
     known = runtime.live_sets()
@@ -150,7 +150,7 @@ def remove_process_set(
     if number == 0:
         raise TypeError("Expected a tfdist.ProcessSet, got None: all ranks stay a set.")
     wait_s = native.timeout_of(timeout_s)
-    _one_rank.check_not_alone("tfdist.remove_process_set")
+    one_rank_code.check_not_alone("tfdist.remove_process_set")
     try:
         native.remove_process_set(number, timeout_s=wait_s)
     except native.CoreError as error:

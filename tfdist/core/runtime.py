@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
 from tfdist.core import native
-from tfdist.core.rendezvous import children
+from tfdist.core.rendezvous import child_processes
 
 if TYPE_CHECKING:
     from tfdist.core.process_sets import ProcessSet
@@ -195,7 +195,7 @@ def _raise_not_initialized() -> NoReturn:
     message = "tfdist is not initialized; call tfdist.init() first"
     if state.topology is not None:
         message = fork_message()
-    elif is_child := children.refusal(os.environ):
+    elif is_child := child_processes.refusal(os.environ):
         message = is_child
     raise_public(
         native.CoreError(

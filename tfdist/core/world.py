@@ -25,13 +25,13 @@ from tfdist.core import (
     runtime,
     tuning,
 )
+from tfdist.core.deadlock.watcher import DeadlockWatcher
 from tfdist.core.process_sets import add
-from tfdist.core.rendezvous import children, failure_report, settings_check
+from tfdist.core.rendezvous import child_processes, failure_report, settings_check
 from tfdist.core.rendezvous.connect import Options, connect
 from tfdist.core.rendezvous.environment import check_working_folder, detect
 from tfdist.core.rendezvous.mesh_types import Mesh
 from tfdist.core.timeline import recording
-from tfdist.core.waits._watch import Watch
 
 _log = logging.getLogger("tfdist")
 _SHUTDOWN_TIMEOUT_S = 2.0
@@ -114,14 +114,14 @@ def _connect(timeout_s: float | None) -> None:
         limit_s = timeout_s or rows["TFDIST_START_TIMEOUT_S"]["value"]
         check_working_folder()
         placement = detect(os.environ)
-        children.refuse_child(os.environ)
+        child_processes.refuse_child(os.environ)
         engines.check_kept()
         runtime.state.generation += 1
         _log.debug("rank %d of %d by %s", placement.rank, placement.size, placement)
         if placement.size == 1:
             mesh = _alone(runtime.state.generation)
         else:
-            children.note_rank(os.environ, placement)
+            child_processes.note_rank(os.environ, placement)
             os.environ.update(allocator.settings(os.environ))  # unless by tfdistrun
             options = Options(
                 generation=runtime.state.generation,
@@ -168,7 +168,9 @@ def _connect(timeout_s: float | None) -> None:
         runtime.state.process_sets = []
         runtime.state.reduces_gradients = False
         if mesh.topology.size > 1:
-            runtime.state.resources["waits"] = Watch(rows["TFDIST_TIMEOUT_S"]["value"])
+            runtime.state.resources["deadlock watcher"] = DeadlockWatcher(
+                rows["TFDIST_TIMEOUT_S"]["value"]
+            )
         engine = engines.chosen()
         if engine is not None:
             _start_engine(engine, mesh, limit_s)

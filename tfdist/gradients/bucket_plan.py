@@ -21,8 +21,8 @@ from tfdist.core.process_sets import ProcessSet, id_of, members_of
 from tfdist.gradients import ready_order
 from tfdist.gradients.agreement import agree_on_order
 from tfdist.gradients.bucketing import cut_groups
+from tfdist.gradients.graph_levels import levels_of
 from tfdist.gradients.options import ReduceOptions
-from tfdist.gradients.ready_levels import levels_of
 
 _logger = logging.getLogger("tfdist")
 _MIB = 1 << 20

@@ -2,7 +2,7 @@
 
 A script written for Horovod trains one model on all ranks. A wrapper of the optimizer
 or of the tape that is missing, or comes too late, would let each rank train a model of
-its own. Where an optimizer takes a step, its gradients are followed back (`_found`):
+its own. Where an optimizer takes a step, its gradients are followed back (`_gradient_origin`):
 
 - They come out of a reduction: the step is taken.
 - This rank has computed them, and nothing has reduced them: the step is refused. The
@@ -33,7 +33,7 @@ from tfdist.consistency.in_step import compare_in_step
 from tfdist.core import runtime
 from tfdist.core.rendezvous.environment import detect
 from tfdist.gradients.provenance import values_of, warn_once
-from tfdist.horovod._found import Found, find, may_differ, note_local
+from tfdist.horovod._gradient_origin import Found, find, may_differ, note_local
 from tfdist.horovod._keras.optimizer import OwnSteps
 from tfdist.training.optimizer_mixins import ReducesUpdates, Reducing
 

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tfdist.core import native
-from tfdist.core.rendezvous.children import rank_above, without_rank
+from tfdist.core.rendezvous.child_processes import rank_above, without_rank
 from tfdist.core.rendezvous.environment import check_working_folder, detect
 from tfdist.launch import binding, failure_summary, output, preflight
 from tfdist.launch.command import program_from_stdin

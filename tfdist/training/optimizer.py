@@ -15,7 +15,7 @@ import keras
 from tfdist.collectives import ReduceOp
 from tfdist.collectives.local_variables import LocalVariables, check_clips_each_alone
 from tfdist.core.process_sets import ProcessSet
-from tfdist.gradients.finite import check_nan_policy
+from tfdist.gradients.nan_policy import check_nan_policy
 from tfdist.gradients.options import ReduceOptions
 from tfdist.training.loss_scale import ReducingWithAddedScale
 from tfdist.training.optimizer_mixins import Reducing, reducing_class

@@ -21,7 +21,7 @@ from tfdist.collectives.signature import path_of
 from tfdist.collectives.tf_ops import xla_context
 from tfdist.core.keras_subclass import subclass_under_own_name
 from tfdist.core.weights_state import check_not_torn
-from tfdist.gradients import accumulation, finite, reduction
+from tfdist.gradients import accumulation, nan_policy, reduction
 from tfdist.gradients.bucket_ops import gated
 from tfdist.gradients.options import ReduceOptions
 from tfdist.gradients.provenance import check_reduced_once
@@ -186,7 +186,7 @@ class Reducing(ReducesUpdates):
         present = [g for g in grads if g is not None]
         if self.tfdist_nan_policy == "skip_step":
             self._build_outside_of_branches(variables)
-            is_finite = self._on_all_ranks(finite.all_finite(present))
+            is_finite = self._on_all_ranks(nan_policy.all_finite(present))
 
             def take() -> tf.Tensor:
                 # All of this branch: Keras does not mix tensors of two graphs, and a
@@ -210,15 +210,15 @@ class Reducing(ReducesUpdates):
             for g, v in zip(grads, variables, strict=True)
             if g is not None
         ]
-        is_finite = self._on_all_ranks(finite.all_finite([g for g, _ in pairs]))
-        return finite.assert_finite(is_finite, pairs, self.name)
+        is_finite = self._on_all_ranks(nan_policy.all_finite([g for g, _ in pairs]))
+        return nan_policy.assert_finite(is_finite, pairs, self.name)
 
     def _on_all_ranks(self, found: Any) -> Any:
         """Agrees on `found` across ranks, unless all gradients are reduced already."""
         if not (_accumulation_steps(self) or self.tfdist_options.local_variables):
             return found
         options = self.tfdist_options
-        return finite.agreed(found, options.process_set, options.name)
+        return nan_policy.true_on_all_ranks(found, options.process_set, options.name)
 
     def _to_accumulate(
         self, grads: list[Any], variables: list[Any], weight: Any

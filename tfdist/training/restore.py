@@ -20,7 +20,7 @@ from tfdist.core.weights_state import check_not_torn
 from tfdist.gradients import accumulation
 from tfdist.layers.saved_generators import read_states, set_states
 from tfdist.layers.seed_generators import broadcast_seed_generators
-from tfdist.training.first_batch import is_built
+from tfdist.training.model_building import is_built
 from tfdist.training.model_optimizers import members_of_attribute, optimizers_of
 from tfdist.training.preprocessing_layers import check_alike, follow_variables
 

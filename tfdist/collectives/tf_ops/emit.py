@@ -18,12 +18,12 @@ from tensorflow.python.eager import record as _record
 from tfdist import errors
 from tfdist.collectives.reduce_op import ReduceOp, check_reducible, reduce_op_number
 from tfdist.collectives.tf_ops.eager_call import to_eager_call
-from tfdist.collectives.tf_ops.map_guard import check_not_parallel
 from tfdist.collectives.tf_ops.op_library import ops
 from tfdist.collectives.tf_ops.op_names import claim, key_of, operation_name
+from tfdist.collectives.tf_ops.parallel_map_check import check_not_parallel
 from tfdist.collectives.tf_ops.xla_context import check_not_xla
 from tfdist.core import engines, native
-from tfdist.core.waits import _one_rank, _watch
+from tfdist.core.deadlock import one_rank_code, watcher
 
 
 def allreduce(
@@ -96,10 +96,10 @@ def eager_allreduce(
                 reduce_op=arguments["reduce_op"],
             )[0]
         claim(keys)
-        _watch.callers.add(threading.get_ident())
-        place = _one_rank.PLACE.get()
+        watcher.callers.add(threading.get_ident())
+        place = one_rank_code.PLACE.get()
         if place is not None:
-            _one_rank.refuse_collective(place, "tfdist_allreduce", arguments)
+            one_rank_code.refuse_collective(place, "tfdist_allreduce", arguments)
         with errors.translate():
             return run(tensors=[tensor], **again)[0]
 
@@ -336,10 +336,10 @@ def _emit(
     else:
         check_not_xla()
         check_not_parallel()
-    _watch.callers.add(threading.get_ident())
-    place = _one_rank.PLACE.get()
+    watcher.callers.add(threading.get_ident())
+    place = one_rank_code.PLACE.get()
     if place is not None:
-        _one_rank.refuse_collective(place, operation, arguments)
+        one_rank_code.refuse_collective(place, operation, arguments)
     if is_eager:
         arguments = to_eager_call(arguments)
     elif engines.chosen() is None:

@@ -14,7 +14,7 @@ import socket
 from typing import Any
 
 from tfdist.core import tuning
-from tfdist.core.rendezvous import limits, overlay, settings_check
+from tfdist.core.rendezvous import open_files, overlay, settings_check
 from tfdist.core.rendezvous.address import join_address
 from tfdist.core.rendezvous.compare import (
     exchange_records,
@@ -122,7 +122,7 @@ async def build(settings: Settings) -> Mesh:
     """
     size = settings.placement.size
     peers = overlay.first_peers(settings.placement.rank, size, settings.mesh_ranks)
-    limits.make_room(len(peers), settings.sockets, later=size - 1 - len(peers))
+    open_files.raise_limit(len(peers), settings.sockets, later=size - 1 - len(peers))
     builder = _Builder(settings, peers)
     links = builder.links
     membership: Membership | None = None

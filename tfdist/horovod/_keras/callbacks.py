@@ -15,7 +15,7 @@ from tfdist.collectives.local_variables import identity, is_variable
 from tfdist.collectives.per_rank_variables import declare
 from tfdist.core import runtime
 from tfdist.horovod._keras.all_ranks import OfAllRanks
-from tfdist.horovod._telling import note_device
+from tfdist.horovod._warnings import warn_unused_device
 from tfdist.training.metric_states import check_metrics
 from tfdist.training.model_optimizers import optimizers_of, slots_of
 
@@ -50,7 +50,7 @@ class BroadcastGlobalVariablesCallback(OfAllRanks, BroadcastInitialState):
         self, root_rank: int, device: str = "", local_variables: Any = None
     ) -> None:
         super().__init__(root_rank)
-        note_device("device", device)
+        warn_unused_device("device", device)
         self.root_rank = root_rank
         self._local: list[Any] = []
         if local_variables is not None:
@@ -108,7 +108,7 @@ class MetricAverageCallback(OfAllRanks, MetricAverage):
 
     def __init__(self, device: str = "") -> None:
         super().__init__()
-        note_device("device", device)
+        warn_unused_device("device", device)
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Looks whether the metrics can be combined exactly."""

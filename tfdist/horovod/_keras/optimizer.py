@@ -12,7 +12,7 @@ from tfdist.collectives.local_variables import check_clips_each_alone, with_one_
 from tfdist.gradients.options import ReduceOptions
 from tfdist.horovod._keras.passes import accumulate, check_passes, put_before
 from tfdist.horovod._keras.variables import CallableList
-from tfdist.horovod._telling import note_device
+from tfdist.horovod._warnings import warn_unused_device
 from tfdist.horovod.common.process_sets import global_process_set
 from tfdist.horovod.common.reduce_ops import Average
 from tfdist.horovod.tensorflow._groups import groups_of
@@ -220,8 +220,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         ValueError: it is wrapped already, or an option is wrong; Adasum;
             `backward_passes_per_step` with a class that overrides `apply_gradients`.
     """
-    note_device("device_dense", device_dense)
-    note_device("device_sparse", device_sparse)
+    warn_unused_device("device_dense", device_dense)
+    warn_unused_device("device_sparse", device_sparse)
     options = GradientOptions(
         compression=compression,
         sparse_as_dense=sparse_as_dense,

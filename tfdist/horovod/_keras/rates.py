@@ -12,7 +12,7 @@ from tfdist.callbacks._base import RankCallback, base_optimizer
 from tfdist.callbacks.learning_rate_warmup import longest_epoch, rescale_velocities
 from tfdist.core import runtime
 from tfdist.horovod._keras.all_ranks import OfAllRanks
-from tfdist.horovod._telling import tell_once
+from tfdist.horovod._warnings import warn_once
 from tfdist.horovod.keras2._decay import settable_rate
 
 
@@ -108,7 +108,7 @@ class LearningRateScheduleCallback(OfAllRanks, RankCallback):
         )
 
     def _tell_old_call(self) -> None:
-        tell_once(
+        warn_once(
             f"{type(self).__name__}(...) without initial_lr is a call of Horovod "
             "before 0.21: the optimizer's learning rate at the start of the first fit "
             "is taken. Write initial_lr=<that rate>."
@@ -118,7 +118,7 @@ class LearningRateScheduleCallback(OfAllRanks, RankCallback):
         if factor != 1 and (
             self.end_epoch is None or self.end_epoch - 1 > self.start_epoch
         ):
-            tell_once(
+            warn_once(
                 f"multiplier={factor:g} means {factor:g} ** (epoch - "
                 f"{self.start_epoch}) here, as in Horovod since 0.22.2, not a constant "
                 "factor, as its documentation says. Write multiplier=lambda epoch: "
@@ -244,7 +244,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
                 f"warmup_epochs={initial_lr}, momentum_correction={warmup_epochs})."
             )
         if isinstance(initial_lr, int) and initial_lr > 1:
-            tell_once(
+            warn_once(
                 f"LearningRateWarmupCallback({initial_lr}): this is the learning rate "
                 "initial_lr. If it is meant to be a number of epochs, which Horovod "
                 f"before 0.21 had first, write warmup_epochs={initial_lr}."

@@ -9,7 +9,7 @@ from typing import Any
 import tfdist
 from tfdist.core import runtime
 from tfdist.horovod._environment import adopt_variables
-from tfdist.horovod._telling import tell_once
+from tfdist.horovod._warnings import warn_once
 from tfdist.horovod.common import process_sets as _sets
 from tfdist.horovod.common import timeline as _timeline
 from tfdist.horovod.common.process_sets import ProcessSet, check_initialized
@@ -79,7 +79,7 @@ class HorovodBasics:
         """
         check_initialized()
         if mark_cycles:
-            tell_once(
+            warn_once(
                 "start_timeline(mark_cycles=True): tfdist works when tensors come, not "
                 "in cycles, so there are none to mark."
             )

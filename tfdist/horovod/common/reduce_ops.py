@@ -6,7 +6,7 @@ import enum
 import warnings
 from typing import Any
 
-from tfdist.horovod._telling import outside
+from tfdist.horovod._warnings import stacklevel_outside
 
 
 class ReduceOps(enum.IntEnum):
@@ -64,7 +64,7 @@ def handle_average_backwards_compatibility(op: Any, average: bool | None) -> Any
     warnings.warn(
         f"average={average!r} is deprecated: write op=hvd.{wanted.name}.",
         DeprecationWarning,
-        stacklevel=outside(),
+        stacklevel=stacklevel_outside(),
     )
     return wanted
 

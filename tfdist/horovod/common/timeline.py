@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from tfdist.core import native, runtime, world
-from tfdist.horovod._telling import tell_once
+from tfdist.horovod._warnings import warn_once
 
 _log = logging.getLogger("tfdist")
 _begins_us: list[int] = []  # of the part that was asked for, while it lasts
@@ -23,7 +23,7 @@ def start(file_path: str) -> None:
     except native.CoreError as error:
         runtime.raise_public(error)
     if folder != Path(f"{file_path}.d").absolute():
-        tell_once(
+        warn_once(
             f"start_timeline({str(file_path)!r}): the timeline of this run is written "
             f"to {folder} already, and goes on there. A run has one folder; what is "
             "between start_timeline and stop_timeline is marked in it."

@@ -13,27 +13,27 @@ from tfdist.horovod.common.basics import basics
 
 def mpi_built(verbose: bool = False) -> bool:
     """As `hvd.mpi_built()`; `verbose` prints the answer."""
-    return bool(_told("built with MPI", basics.mpi_built(), verbose))
+    return bool(_print_answer("built with MPI", basics.mpi_built(), verbose))
 
 
 def gloo_built(verbose: bool = False) -> bool:
     """As `hvd.gloo_built()`; `verbose` prints the answer."""
-    return bool(_told("built with Gloo", basics.gloo_built(), verbose))
+    return bool(_print_answer("built with Gloo", basics.gloo_built(), verbose))
 
 
 def nccl_built(verbose: bool = False) -> bool:
     """As `hvd.nccl_built()`; `verbose` prints the answer."""
-    return bool(_told("built with NCCL", basics.nccl_built(), verbose))
+    return bool(_print_answer("built with NCCL", basics.nccl_built(), verbose))
 
 
 def ddl_built(verbose: bool = False) -> bool:
     """As `hvd.ddl_built()`; `verbose` prints the answer."""
-    return bool(_told("built with DDL", basics.ddl_built(), verbose))
+    return bool(_print_answer("built with DDL", basics.ddl_built(), verbose))
 
 
 def ccl_built(verbose: bool = False) -> bool:
     """As `hvd.ccl_built()`; `verbose` prints the answer."""
-    return bool(_told("built with oneCCL", basics.ccl_built(), verbose))
+    return bool(_print_answer("built with oneCCL", basics.ccl_built(), verbose))
 
 
 def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
@@ -44,7 +44,7 @@ def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
         verbose: whether to print the answer.
     """
     return bool(
-        _told(f"{ext_base_name}: built", ext_base_name == "tensorflow", verbose)
+        _print_answer(f"{ext_base_name}: built", ext_base_name == "tensorflow", verbose)
     )
 
 
@@ -56,14 +56,14 @@ def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
         verbose: whether to print the answer.
     """
     if ext_base_name != "tensorflow":
-        return bool(_told(f"{ext_base_name}: with GPU", False, verbose))
+        return bool(_print_answer(f"{ext_base_name}: with GPU", False, verbose))
     import tensorflow as tf
 
     found = bool(tf.config.list_physical_devices("GPU"))
-    return bool(_told("running with GPU", found, verbose))
+    return bool(_print_answer("running with GPU", found, verbose))
 
 
-def _told(what: str, answer: Any, verbose: bool) -> Any:
+def _print_answer(what: str, answer: Any, verbose: bool) -> Any:
     if verbose:
         print(f"tfdist: {what}: {'yes' if answer else 'no'}")
     return answer

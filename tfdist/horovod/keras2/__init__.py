@@ -56,7 +56,7 @@ Example:
 
 from __future__ import annotations
 
-from tfdist.horovod._telling import forget
+from tfdist.horovod import _warnings
 from tfdist.horovod.keras2._spelling import Keras2SpellingWarning, Patches
 
 __all__ = ["Keras2SpellingWarning", "activate", "deactivate", "is_active"]
@@ -94,7 +94,7 @@ def deactivate() -> None:
     """Puts everything of Keras back as it was before `activate`."""
     while _active:
         _active.pop().take_back()
-    forget()
+    _warnings.reset()
 
 
 def is_active() -> bool:

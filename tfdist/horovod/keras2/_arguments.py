@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.horovod.keras2 import _dropped
+from tfdist.horovod.keras2 import _removed_arguments
 from tfdist.horovod.keras2._names import modules_of
 from tfdist.horovod.keras2._spelling import Patches, refuse, tell
 
@@ -20,16 +20,19 @@ _OF_LAYER = ("name", "shape", "dtype", "initializer", "regularizer", "trainable"
 _OF_METRIC = ("name", "shape", "aggregation", "synchronization", "initializer", "dtype")
 # Arguments of `tf.Variable` that a Keras variable does without.
 _OUT = "add_weight(...) without it"
-_OF_VARIABLE: dict[str, _dropped.Dropped | _dropped.Renamed] = {
-    "caching_device": _dropped.Dropped(_OUT, None),
-    "collections": _dropped.Dropped(_OUT, None),
-    "synchronization": _dropped.Dropped(_OUT, None),
-    "use_resource": _dropped.Dropped(_OUT, None),
-    "getter": _dropped.Dropped(_OUT, (None,)),
-    "partitioner": _dropped.Dropped(_OUT, (None,)),
-    "experimental_autocast": _dropped.Renamed("autocast"),
+_OF_VARIABLE: dict[str, _removed_arguments.Dropped | _removed_arguments.Renamed] = {
+    "caching_device": _removed_arguments.Dropped(_OUT, None),
+    "collections": _removed_arguments.Dropped(_OUT, None),
+    "synchronization": _removed_arguments.Dropped(_OUT, None),
+    "use_resource": _removed_arguments.Dropped(_OUT, None),
+    "getter": _removed_arguments.Dropped(_OUT, (None,)),
+    "partitioner": _removed_arguments.Dropped(_OUT, (None,)),
+    "experimental_autocast": _removed_arguments.Renamed("autocast"),
 }
-_OF_METRIC_STATE = {**_OF_VARIABLE, "aggregation": _dropped.Dropped(_OUT, None)}
+_OF_METRIC_STATE = {
+    **_OF_VARIABLE,
+    "aggregation": _removed_arguments.Dropped(_OUT, None),
+}
 
 
 def install(patches: Patches) -> None:
@@ -41,7 +44,7 @@ def install(patches: Patches) -> None:
     patches.put(keras.layers.Layer, "_post_build", _set_first_weights)
     patches.wrap(keras.Sequential, "add", _add)
     patches.wrap(keras.losses.Loss, "__init__", _loss)
-    for path, table in _dropped.CALLABLES.items():
+    for path, table in _removed_arguments.CALLABLES.items():
         where, _, name = path.rpartition(".")
         module, _, cls = where.rpartition(".")
         if cls[:1].isupper():
@@ -68,7 +71,7 @@ def _translating(
 ) -> Callable[..., Any]:
     @functools.wraps(original)
     def call(*args: Any, **named: Any) -> Any:
-        return original(*args, **_dropped.translated(label, table, named))
+        return original(*args, **_removed_arguments.translated(label, table, named))
 
     return call
 
@@ -78,7 +81,7 @@ def _layer(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def __init__(self: Any, **kwargs: Any) -> None:  # noqa: N807
         label = type(self).__name__
-        kwargs = _dropped.translated(label, _dropped.LAYER, kwargs)
+        kwargs = _removed_arguments.translated(label, _removed_arguments.LAYER, kwargs)
         shape = kwargs.pop("batch_input_shape", None)
         batch_size = kwargs.pop("batch_size", None)
         weights = kwargs.pop("weights", None)
@@ -124,7 +127,7 @@ def _add_weight(order: tuple[str, ...]) -> Callable[..., Any]:
             if isinstance(named.get("aggregation"), tf.VariableAggregation):
                 named["aggregation"] = named["aggregation"].name.lower()
             table = _OF_METRIC_STATE if order is _OF_METRIC else _OF_VARIABLE
-            named = _dropped.translated("add_weight", table, named)
+            named = _removed_arguments.translated("add_weight", table, named)
             return original(self, *args, **named)
 
         return add_weight

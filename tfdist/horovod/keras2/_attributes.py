@@ -16,7 +16,7 @@ import tensorflow as tf
 from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 from tensorflow.python.util.object_identity import Reference
 
-from tfdist.horovod.keras2 import _steps
+from tfdist.horovod.keras2 import _optimizer_methods
 from tfdist.horovod.keras2._spelling import Patches, tell
 
 _Get = Callable[[Any], Any]
@@ -37,7 +37,7 @@ _GONE = {
         "to_yaml": "Write model.to_json().",
     },
     "metric": {"merge_state": "Add up the variables of the metrics."},
-    "optimizer": _steps.GONE,
+    "optimizer": _optimizer_methods.GONE,
 }
 
 

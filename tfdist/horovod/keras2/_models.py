@@ -10,7 +10,7 @@ from typing import Any
 
 import keras
 
-from tfdist.horovod.keras2._dropped import MODEL, translated
+from tfdist.horovod.keras2._removed_arguments import MODEL, translated
 from tfdist.horovod.keras2._spelling import Patches, refuse, tell
 
 # They said how Keras 2 reads a generator; now its PyDataset says it.

@@ -14,7 +14,7 @@ from typing import Any
 
 import keras
 
-from tfdist.horovod.keras2 import _moved
+from tfdist.horovod.keras2 import _removed_names
 from tfdist.horovod.keras2._spelling import Patches, tell
 
 _TF_KERAS = "keras._tf_keras.keras"
@@ -43,7 +43,7 @@ def install(patches: Patches) -> None:
         for name in (f"{_TF_KERAS}.{path}", f"{_ALIAS}.{path}"):
             patches.put(sys.modules, name, module)
     patches.put(sys.modules, _ALIAS, of_tf)
-    paths = {*_paths_in(of_tf), *_moved.MODULES, *_moved.GONE}
+    paths = {*_paths_in(of_tf), *_removed_names.MODULES, *_removed_names.GONE}
     for face in _FACES:
         for path in sorted(paths, key=len):  # parents first
             if path and not _exists(face, path):
@@ -99,8 +99,8 @@ def _getattr(face: str, path: str) -> Callable[[str], Any]:
     def __getattr__(name: str) -> Any:  # noqa: N807
         if not name.startswith("__") or name == "__internal__":
             full = f"{path}.{name}".lstrip(".")
-            if _moved.advice_for(full):
-                raise AttributeError(_moved.refusal(full))
+            if _removed_names.advice_for(full):
+                raise AttributeError(_removed_names.refusal(full))
             found = _found(face, path, name)
             if found is not None:
                 new, value = found
@@ -115,9 +115,9 @@ def _getattr(face: str, path: str) -> Callable[[str], Any]:
 
 def _found(face: str, path: str, name: str) -> tuple[str, Any] | None:
     """The new spelling of a name and what it means; None: nothing."""
-    new = _moved.NAMES.get(f"{path}.{name}".lstrip("."))
-    if new is None and path in _moved.MODULES:
-        new = f"{_moved.MODULES[path]}.{name}"
+    new = _removed_names.NAMES.get(f"{path}.{name}".lstrip("."))
+    if new is None and path in _removed_names.MODULES:
+        new = f"{_removed_names.MODULES[path]}.{name}"
     if new is not None:
         module, _, last = new.rpartition(".")
         value = getattr(_module(face, module), last, None)
@@ -154,6 +154,6 @@ class _GoneFinder(MetaPathFinder):
         for prefix in (_TF_KERAS, _ALIAS, "keras"):
             if fullname.startswith(f"{prefix}."):
                 inside = fullname.removeprefix(f"{prefix}.")
-                if _moved.advice_for(inside):
-                    raise ImportError(_moved.refusal(inside), name=fullname)
+                if _removed_names.advice_for(inside):
+                    raise ImportError(_removed_names.refusal(inside), name=fullname)
         return None

@@ -14,7 +14,7 @@ import keras
 import numpy as np
 
 from tfdist.horovod._keras.variables import CallableList
-from tfdist.horovod.keras2 import _steps
+from tfdist.horovod.keras2 import _optimizer_methods
 from tfdist.horovod.keras2._decay import decayed, settable_rate
 from tfdist.horovod.keras2._spelling import Patches, refuse, tell
 from tfdist.training.optimizer_mixins import Reducing
@@ -30,7 +30,7 @@ def install(patches: Patches) -> None:
         if "__init__" in vars(cls):
             patches.wrap(cls, "__init__", _constructor)
         if "build" in vars(cls):
-            patches.wrap(cls, "build", _steps.takes_var_list)
+            patches.wrap(cls, "build", _optimizer_methods.takes_var_list)
         if isinstance(vars(cls).get("variables"), property):
             patches.wrap(cls, "variables", _callable_variables)
         if "apply_gradients" in vars(cls):
@@ -40,7 +40,7 @@ def install(patches: Patches) -> None:
     patches.put(base, "weights", property(_weights))
     patches.put(base, "get_weights", _get_weights)
     patches.put(base, "set_weights", _set_weights)
-    _steps.install(patches)
+    _optimizer_methods.install(patches)
     _install_names(patches)
 
 
@@ -61,7 +61,7 @@ def _constructor(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
         name = type(self).__name__
-        _steps.check_class(type(self))
+        _optimizer_methods.check_class(type(self))
         if "lr" in kwargs:
             tell(f"{name}(lr=...)", f"{name}(learning_rate=...)")
             args, kwargs = _with_rate(original, args, kwargs)

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from tfdist.horovod._telling import is_new, outside
+from tfdist.horovod._warnings import should_warn, stacklevel_outside
 
 _MISSING = object()
 
@@ -70,8 +70,8 @@ def tell(old: str, new: str) -> None:
         new: what to write.
     """
     text = f"{old} is a spelling of Keras 2. Write {new}."
-    if is_new(text):
-        warnings.warn(text, Keras2SpellingWarning, stacklevel=outside())
+    if should_warn(text):
+        warnings.warn(text, Keras2SpellingWarning, stacklevel=stacklevel_outside())
 
 
 def refuse(old: str, new: str) -> NotImplementedError:

@@ -6,7 +6,7 @@ import warnings
 from typing import Any
 
 from tfdist.gradients.manual_buckets import ManualBuckets
-from tfdist.horovod._telling import outside
+from tfdist.horovod._warnings import stacklevel_outside
 
 
 def groups_of(groups: Any, num_groups: int) -> ManualBuckets | None:
@@ -27,7 +27,7 @@ def groups_of(groups: Any, num_groups: int) -> ManualBuckets | None:
         warnings.warn(
             f"num_groups={num_groups!r} is deprecated: write groups={num_groups!r}.",
             DeprecationWarning,
-            stacklevel=outside(),
+            stacklevel=stacklevel_outside(),
         )
         groups = num_groups if groups is None else groups
     return None if groups is None else ManualBuckets(groups)

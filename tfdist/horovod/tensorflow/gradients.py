@@ -14,7 +14,7 @@ from tfdist.gradients import reduction
 from tfdist.gradients.manual_buckets import ManualBuckets
 from tfdist.gradients.options import ReduceOptions
 from tfdist.gradients.sample_weights import weighted
-from tfdist.horovod._found import note_subset
+from tfdist.horovod._gradient_origin import note_subset
 from tfdist.horovod.common.process_sets import check_initialized, own
 from tfdist.horovod.tensorflow._arguments import reduce_op
 from tfdist.horovod.tensorflow.compression import wire_name

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.horovod._telling import note_device
+from tfdist.horovod._warnings import warn_unused_device
 from tfdist.horovod.common.process_sets import global_process_set
 from tfdist.horovod.common.reduce_ops import Average
 from tfdist.horovod.tensorflow._groups import groups_of
@@ -80,8 +80,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         0.0
     """
     if isinstance(optimizer, tf.compat.v1.train.Optimizer):
-        note_device("device_dense", device_dense)
-        note_device("device_sparse", device_sparse)
+        warn_unused_device("device_dense", device_dense)
+        warn_unused_device("device_sparse", device_sparse)
         options = GradientOptions(
             compression=compression,
             sparse_as_dense=sparse_as_dense,

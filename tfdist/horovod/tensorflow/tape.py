@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfdist.collectives.local_variables import LocalVariables
 from tfdist.gradients.provenance import note_tape
-from tfdist.horovod._telling import note_device
+from tfdist.horovod._warnings import warn_unused_device
 from tfdist.horovod.common.process_sets import global_process_set, own
 from tfdist.horovod.common.reduce_ops import Average
 from tfdist.horovod.tensorflow._arguments import reduce_op
@@ -182,8 +182,8 @@ def DistributedGradientTape(  # noqa: N802 - Horovod's name
             "The tape is wrapped already: its gradients would be reduced "
             "twice. Wrap it once."
         )
-    note_device("device_dense", device_dense)
-    note_device("device_sparse", device_sparse)
+    warn_unused_device("device_dense", device_dense)
+    warn_unused_device("device_sparse", device_sparse)
     options = GradientOptions(
         compression=compression,
         sparse_as_dense=sparse_as_dense,

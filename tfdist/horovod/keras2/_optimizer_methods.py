@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.horovod.keras2._dropped import Renamed, translated
+from tfdist.horovod.keras2._removed_arguments import Renamed, translated
 from tfdist.horovod.keras2._spelling import Patches, refuse, tell
 
 # Methods that a subclass of Keras 2's optimizers may have, and Keras 3 never calls.

@@ -98,8 +98,8 @@ def check(results, *parts, raised="MismatchError"):
 def test_unequal_numbers_of_steps():
     check(
         run_ranks(one, 2, "steps"),
-        "rank 0 waits in step 3 of epoch 1 of model.fit (test_waits.py:",
-        "rank 1 waits in MetricAverage at the end of epoch 1 (test_waits.py:",
+        "rank 0 waits in step 3 of epoch 1 of model.fit (test_deadlock.py:",
+        "rank 1 waits in MetricAverage at the end of epoch 1 (test_deadlock.py:",
         "UnevenData",
     )
 
@@ -107,7 +107,7 @@ def test_unequal_numbers_of_steps():
 def test_a_fit_that_ends_on_one_rank_alone():
     check(
         run_ranks(one, 2, "ends_alone"),
-        "rank 0 waits in BroadcastInitialState before step 1 of epoch 3 (test_waits.",
+        "rank 0 waits in BroadcastInitialState before step 1 of epoch 3 (test_",
         "rank 1 waits in BroadcastInitialState at the end of fit, after epoch 2 (test",
         "StopTogether",
     )
@@ -126,8 +126,8 @@ def test_a_rank_that_leaves_a_loop_early_is_told_with_its_steps():
 def test_a_branch_on_the_rank():
     check(
         run_ranks(one, 2, "branch"),
-        "rank 0 waits in tfdist.allreduce (test_waits.py:",
-        ") for rank 1; rank 1 waits in tfdist.broadcast_object (test_waits.py:",
+        "rank 0 waits in tfdist.allreduce (test_deadlock.py:",
+        ") for rank 1; rank 1 waits in tfdist.broadcast_object (test_deadlock.py:",
     )
 
 
@@ -136,7 +136,7 @@ def test_a_function_that_was_traced_before_in_rank_zero_only():
         run_ranks(one, 2, "traced_before"),
         "inside RankZeroOnly(LambdaCallback).on_epoch_end, which only this rank runs,",
         "rank 1 waits in RankZeroOnly(LambdaCallback) at the end of epoch 1",
-        "a tf.function (test_waits.py:",
+        "a tf.function (test_deadlock.py:",
     )
 
 
@@ -144,7 +144,7 @@ def test_two_functions_that_wait_for_each_other_have_a_twentieth_of_the_timeout(
     results = run_ranks(one, 2, "graphs", env={"TFDIST_TIMEOUT_S": "30"})
     check(
         results,
-        "rank 0 waits in a tf.function (test_waits.py:",
+        "rank 0 waits in a tf.function (test_deadlock.py:",
         raised="FailedPreconditionError",  # outside of fit
     )
     assert min(own["seconds"] for own in results) > 1.0

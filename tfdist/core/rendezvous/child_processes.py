@@ -52,7 +52,7 @@ def rank_above(environ: Mapping[str, str]) -> tuple[int, Placement] | None:
         rank, or was given another place than that rank's.
 
     Example:
-        >>> from tfdist.core.rendezvous.children import RANK_PROCESS, rank_above
+        >>> from tfdist.core.rendezvous.child_processes import RANK_PROCESS, rank_above
         >>> own = {"PMI_RANK": "1", "PMI_SIZE": "4"}
         >>> rank_above(own) is None
         True

@@ -13,7 +13,7 @@ from tfdist.core import runtime
 from tfdist.core.process_sets import ProcessSet, members_of
 
 
-def agree_on_epoch(
+def check_same_epoch(
     epoch: int, rates: Sequence[float], process_set: ProcessSet | None
 ) -> None:
     """Checks that all ranks begin the same epoch with the same learning rates.

@@ -1,4 +1,4 @@
-"""Whether gradients are finite, found by all ranks alike."""
+"""Checks on all ranks whether gradients are finite, and what to do if they are not."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfdist import collectives
 from tfdist.core.process_sets import ProcessSet
 
-# What an optimizer does with a step whose gradient is not finite.
+# How an optimizer handles a step whose gradient is not finite.
 NAN_POLICIES = ("raise", "skip_step")
 
 
@@ -27,14 +27,14 @@ def all_finite(grads: Sequence[Any]) -> tf.Tensor:
 
     Example:
         >>> import tensorflow as tf
-        >>> from tfdist.gradients.finite import all_finite
+        >>> from tfdist.gradients.nan_policy import all_finite
         >>> bool(all_finite([tf.constant([1.0]), tf.constant([2.0, float("nan")])]))
         False
     """
     return tf.reduce_all(tf.stack([tf.constant(True), *map(_is_finite, grads)]))
 
 
-def agreed(
+def true_on_all_ranks(
     found: tf.Tensor, process_set: ProcessSet | None, name: str | None = None
 ) -> tf.Tensor:
     """True on every rank if `found` is True on every rank, else False on every rank.
@@ -42,7 +42,7 @@ def agreed(
     Args:
         found: scalar bool.
         process_set: the ranks that take part; None: all.
-        name: of the list of gradients that it is about (`ReduceOptions.name`).
+        name: name of the gradient list (`ReduceOptions.name`).
     """
     return collectives.allreduce(
         found,

@@ -34,12 +34,12 @@ def unbuilt_layers(model: keras.Model) -> list[keras.layers.Layer]:
     ]
 
 
-def build_by(model: keras.Model, batch: Any) -> Exception | None:
+def build_from_batch(model: keras.Model, batch: Any) -> Exception | None:
     """Builds the layers that the model's `call` uses, if that can be done.
 
     Args:
         model: the model in `fit`.
-        batch: the specification of a batch, as `at_first_call` gives it.
+        batch: the specification of a batch, as `before_first_call` gives it.
 
     Returns:
         Why it could not: a `train_step` of the user's own may call the model with
@@ -54,7 +54,7 @@ def build_by(model: keras.Model, batch: Any) -> Exception | None:
     return None
 
 
-class UnsentWeights:
+class UnsyncedWeights:
     """Looks for weights that a step has made, after those of one rank were sent.
 
     Each rank has made them with values of its own. A layer may also be used for the
@@ -100,7 +100,7 @@ class UnsentWeights:
         )
 
 
-def at_first_call(
+def before_first_call(
     model: keras.Model,
     act: Callable[[Any], None],
     on_error: Callable[[Exception], None] | None = None,

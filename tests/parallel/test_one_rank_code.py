@@ -116,7 +116,7 @@ def refused_in_save(path):
 def test_a_collective_in_get_config_at_a_save_of_rank_zero_is_refused(tmp_path):
     for rank, own in enumerate(run_ranks(refused_in_save, 3, f"{tmp_path}/m.keras")):
         assert own["class"] == ("RankFailedError" if rank else "MismatchError")
-        assert "tfdist.allreduce (test_one_rank_alone.py:" in own["message"]
+        assert "tfdist.allreduce (test_one_rank_code.py:" in own["message"]
         assert "the save of tfdist.callbacks.Checkpoint, which only" in own["message"]
         assert "and ranks 1, 2 would not call it" in own["message"]
         assert own["seconds"] < SECONDS

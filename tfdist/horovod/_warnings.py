@@ -1,4 +1,4 @@
-"""Warnings that a job gives once, of the line of the script that they are about."""
+"""Warnings that a job prints once, on rank 0, with the line of the script."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tfdist.core import runtime
 from tfdist.core.rendezvous.environment import detect
 
 _logger = logging.getLogger("tfdist")
-_told: set[str] = set()
+_warned: set[str] = set()
 
 
 def is_first_rank() -> bool:
@@ -20,41 +20,41 @@ def is_first_rank() -> bool:
     return detect(os.environ).rank == 0
 
 
-def is_new(text: str) -> bool:
-    """Whether to tell something: on rank 0, the first time."""
-    if text in _told:
+def should_warn(text: str) -> bool:
+    """Whether to print a warning: on rank 0, the first time."""
+    if text in _warned:
         return False
-    _told.add(text)
+    _warned.add(text)
     return is_first_rank()
 
 
-def tell_once(text: str) -> None:
-    """Logs a warning, if it is new. All ranks run the same program: rank 0 does it."""
-    if is_new(text):
+def warn_once(text: str) -> None:
+    """Logs a warning the first time; all ranks run one program, so on rank 0 only."""
+    if should_warn(text):
         _logger.warning("%s", text)
 
 
-def note_device(parameter: str, device: str) -> None:
-    """Says once that a device for communication is not chosen here.
+def warn_unused_device(parameter: str, device: str) -> None:
+    """Warns once that an argument which chooses a device for communication has no use.
 
     Args:
         parameter: name of the parameter.
-        device: "" (nothing is said) or a name of TensorFlow's.
+        device: "" (no warning) or a name of TensorFlow's.
     """
     if device:
-        tell_once(
+        warn_once(
             f"{parameter}={device!r} is not needed: gradients and variables are "
             "reduced in host memory, wherever they are computed. Leave it out."
         )
 
 
-def forget() -> None:
-    """Lets everything be told again."""
-    _told.clear()
+def reset() -> None:
+    """Forgets which warnings have been printed."""
+    _warned.clear()
 
 
-def outside() -> int:
-    """The `stacklevel` of the line outside of the libraries, for who calls this."""
+def stacklevel_outside() -> int:
+    """Returns the `stacklevel` of the nearest caller outside of the libraries."""
     level, frame = 2, sys._getframe(2)
     while frame.f_back is not None and _is_inside(frame.f_globals.get("__name__", "")):
         level, frame = level + 1, frame.f_back

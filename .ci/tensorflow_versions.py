@@ -1,7 +1,7 @@
-"""Tries tfdist with the oldest and the newest TensorFlow (`make test-minors`).
+"""Tries tfdist with the oldest and the newest TensorFlow (`make test-versions`).
 
-For each version: a copy of the tree in build/minors/VERSION, `.ci/setup` there as on a
-fresh machine but held to that TensorFlow, and the tests below. A version as argument
+For each version: a copy of the tree in build/versions/VERSION, `.ci/setup` there as on
+a fresh machine but held to that TensorFlow, and the tests below. A version as argument
 runs that one alone. Exit code 0 only when all passed.
 
 README.md names these versions and no other.
@@ -18,7 +18,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 from helpers.tree import tracked_files  # noqa: E402
 
-MINORS = ("2.16", "2.21")
+VERSIONS = ("2.16", "2.21")
 # That TensorFlow needs protobuf 4. Later versions of tensorflow-metadata, which comes
 # with tensorflow-datasets, install beside it, and cannot be imported.
 HELD = {"2.16": ("tensorflow-metadata<1.18",)}
@@ -27,7 +27,7 @@ SMOKE = (
     "tests/single/test_ops_single.py",
     "tests/single/test_optimizer.py",
     "tests/single/test_records.py",
-    "tests/single/test_split_step.py",
+    "tests/single/test_jit_compile.py",
     "tests/parallel/test_ops_values.py",
     "tests/parallel/test_ops_graph.py",
     "tests/parallel/test_overlap.py",
@@ -55,7 +55,7 @@ def copy_tree(target: Path) -> None:
 
 def run_minor(version: str) -> bool:
     """Sets up and tests one version; True when all passed."""
-    tree = ROOT / "build" / "minors" / version
+    tree = ROOT / "build" / "versions" / version
     copy_tree(tree)
     held = tree / "constraints.txt"
     lines = (f"tensorflow-cpu=={version}.*", *HELD.get(version, ()))
@@ -80,7 +80,7 @@ def run_minor(version: str) -> bool:
 
 def main() -> int:
     """Tries the versions one after the other."""
-    versions = sys.argv[1:] or MINORS
+    versions = sys.argv[1:] or VERSIONS
     passed = {}
     for version in versions:
         print(f"======== TensorFlow {version}", flush=True)

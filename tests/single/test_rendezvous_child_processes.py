@@ -6,7 +6,7 @@ import pytest
 
 import tfdist
 from tfdist.core import runtime
-from tfdist.core.rendezvous.children import (
+from tfdist.core.rendezvous.child_processes import (
     RANK_PROCESS,
     note_rank,
     rank_above,

@@ -1,4 +1,4 @@
-"""Open files: enough for the links of a rank, or an error that says how many."""
+"""Raises the limit on open files to what the links of a rank need."""
 
 from __future__ import annotations
 
@@ -7,42 +7,45 @@ import resource
 
 from tfdist.core.rendezvous.errors import invalid
 
-# Listeners, store, loop and doorbells of the rendezvous, and what a program may still
-# open while the ranks connect.
+# Descriptors for listeners, store, loop and doorbells of the rendezvous, and for files
+# that the program opens while the ranks connect.
 _OTHERS = 64
 # While a link is made: socket, memory, window, doorbell; then socket and, in a full
 # mesh of shared memory, doorbell and process.
 _FILES_A_LINK = 4
 
 
-def need(links: int, sockets: int = 1) -> int:
+def descriptors_needed(links: int, sockets: int = 1) -> int:
     """Descriptors that this process has open when it has `links` links.
 
     Args:
-        links: how many.
-        sockets: connections of each, where it is TCP.
+        links: number of links.
+        sockets: connections of each TCP link.
 
     Example:
-        >>> from tfdist.core.rendezvous import limits
-        >>> limits.need(15) - limits.need(0)
+        >>> from tfdist.core.rendezvous import open_files
+        >>> open_files.descriptors_needed(15) - open_files.descriptors_needed(0)
         60
     """
     each = max(_FILES_A_LINK, sockets)
     return len(os.listdir("/proc/self/fd")) + _OTHERS + each * links
 
 
-def make_room(links: int, sockets: int = 1, later: int = 0) -> None:
+def raise_limit(links: int, sockets: int = 1, later: int = 0) -> None:
     """Raises the soft limit on open files up to the hard one, if it must be.
 
     Args:
-        links: that this rank is about to make.
-        sockets: connections of each, where it is TCP.
-        later: links that may follow, as far as the hard limit allows.
+        links: number of links that this rank is about to make.
+        sockets: connections of each TCP link.
+        later: number of links that may follow; counted as far as the hard limit allows.
 
     Raises:
         RendezvousError: the hard limit is too low as well.
     """
-    wanted, most = need(links, sockets), need(links + later, sockets)
+    wanted, most = (
+        descriptors_needed(links, sockets),
+        descriptors_needed(links + later, sockets),
+    )
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or most <= soft:
         return

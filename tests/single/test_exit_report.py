@@ -130,6 +130,6 @@ def test_frames_of_libraries_are_left_out():
 
 def test_the_place_is_where_the_program_was():
     error = raised(again)
-    assert exit_report.place(error, []).startswith(", at test_last_words.py:")
+    assert exit_report.place(error, []).startswith(", at test_exit_report.py:")
     assert exit_report.place(error, [""]) == ""  # all is a library's
     assert exit_report.place(ValueError("never raised"), []) == ""

@@ -14,7 +14,7 @@ from collections.abc import Set
 from types import FrameType
 
 from tfdist.core import native
-from tfdist.core.waits import _calls
+from tfdist.core.deadlock import call_stack
 
 INTERVAL_S = 0.25
 # For how long nothing has moved: before eager calls are reported, and before functions.
@@ -32,8 +32,8 @@ _IDLE = ("threading.py", "queue.py", "selectors.py", "socket.py", "connection.py
 callers: set[int] = set()
 
 
-class Watch:
-    """The thread; `tfdist.shutdown` closes it.
+class DeadlockWatcher:
+    """The thread that reports a blocked program; `tfdist.shutdown` closes it.
 
     Args:
         timeout_s: seconds that operations wait, TFDIST_TIMEOUT_S.
@@ -45,12 +45,12 @@ class Watch:
         self._reported: tuple[int, int] | None = None
         callers.clear()
         self._thread = threading.Thread(
-            target=self._run, name="tfdist-waits", daemon=True
+            target=self._run, name="tfdist-deadlock", daemon=True
         )
         self._thread.start()
 
     def close(self) -> None:
-        """Ends it."""
+        """Ends the thread."""
         self._ends.set()
         self._thread.join(timeout=2.0)
 
@@ -75,7 +75,7 @@ class Watch:
         if is_early or self._reported == (moves, how):
             return
         self._reported = (moves, how)
-        native.report_blocked(moves, how, _calls.describe_place(frame))
+        native.report_blocked(moves, how, call_stack.describe_place(frame))
 
 
 def survey(
@@ -98,12 +98,12 @@ def survey(
         lasts), and the innermost frame of a thread that waits; None if a thread that
         calls collectives does something else.
     """
-    standing = {thread: _how_it_stands(frame) for thread, frame in frames.items()}
-    waiting = {t: frames[t] for t, how in standing.items() if how is not None}
+    kinds = {thread: _wait_kind(frame) for thread, frame in frames.items()}
+    waiting = {t: frames[t] for t, how in kinds.items() if how is not None}
     others = frames.keys() - waiting.keys()
     if not waiting or others & callers:
         return None
-    how = max(how for how in standing.values() if how is not None)
+    how = max(how for how in kinds.values() if how is not None)
     expected = others - helpers if main in waiting else others
     if any(_may_call(frames[thread]) for thread in expected):
         how = PATIENT
@@ -122,9 +122,9 @@ def _helpers() -> set[int]:
     }
 
 
-def _how_it_stands(frame: FrameType) -> int | None:
+def _wait_kind(frame: FrameType) -> int | None:
     """EAGER in a collective, GRAPH in something of TensorFlow, else None."""
-    owner = _calls.owner_of(frame)
+    owner = call_stack.owner_of(frame)
     function = frame.f_code.co_name
     if owner == "tfdist":
         is_blocking = function.startswith("tfdist_") or (
@@ -138,4 +138,4 @@ def _may_call(frame: FrameType) -> bool:
     """Whether a thread runs code of the user's, and does not wait for another one."""
     if frame.f_code.co_filename.endswith(_IDLE):
         return False
-    return any(_calls.owner_of(one) == "user" for one in _calls.outwards(frame))
+    return any(call_stack.owner_of(one) == "user" for one in call_stack.outwards(frame))

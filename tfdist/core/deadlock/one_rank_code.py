@@ -49,8 +49,8 @@ def on_this_rank_alone(
 ) -> Iterator[None]:
     """Refuses the collectives that are called inside, in this thread.
 
-    A function that was traced before is not looked into: `_watch` finds it when it
-    waits.
+    Collectives of a function that was traced before are not refused: `watcher` finds
+    them when they wait.
 
     Args:
         name: of the place, as the user knows it.
@@ -98,7 +98,7 @@ def check_not_alone(function: str, process_set: int = 0) -> None:
 
 def _refuse(place: Place, operation: str) -> None:
     from tfdist.core import exceptions  # needs TensorFlow
-    from tfdist.core.waits._calls import describe_call  # needs Keras
+    from tfdist.core.deadlock.call_stack import describe_call  # needs Keras
 
     called = describe_call(sys._getframe(1)) or operation
     ranks = ", ".join(map(str, sorted(place.others)))

@@ -7,8 +7,8 @@ import time
 import keras
 import numpy as np
 
-from tfdist.core.waits._calls import describe_call, describe_place
-from tfdist.core.waits._watch import EAGER, GRAPH, PATIENT, survey
+from tfdist.core.deadlock.call_stack import describe_call, describe_place
+from tfdist.core.deadlock.watcher import EAGER, GRAPH, PATIENT, survey
 
 ME = threading.get_ident
 
@@ -38,7 +38,7 @@ def described_in_hooks(**options):
 
 def test_a_place_in_fit_is_told_by_step_and_epoch():
     found = described_in_hooks(epochs=3)
-    here = "(test_waits.py:"
+    here = "(test_deadlock.py:"
     assert found["on_epoch_end"].startswith(f"step 2 of epoch 3 of model.fit {here}")
     assert found["on_train_batch_end"].startswith("step 2 of epoch 3 of model.fit")
     assert found["on_train_begin"].startswith(f"the start of model.fit {here}")

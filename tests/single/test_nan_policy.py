@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist.gradients.finite import all_finite
+from tfdist.gradients.nan_policy import all_finite
 
 NAN, INF = float("nan"), float("inf")
 FINITE = {

@@ -5,7 +5,7 @@ import resource
 
 import pytest
 
-from tfdist.core.rendezvous import limits, overlay
+from tfdist.core.rendezvous import open_files, overlay
 from tfdist.core.rendezvous.errors import RendezvousError
 
 
@@ -24,25 +24,25 @@ def limit(monkeypatch):
 
 
 def test_a_limit_that_suffices_stays(limit):
-    limits.make_room(15)
+    open_files.raise_limit(15)
     assert limit == [1024, 4096]
 
 
 def test_the_soft_limit_is_raised_to_the_hard_one(limit):
-    limits.make_room(1000)
+    open_files.raise_limit(1000)
     assert limit == [4096, 4096]
 
 
 def test_links_that_may_follow_raise_it_as_far_as_it_goes(limit):
-    limits.make_room(15, later=100)
+    open_files.raise_limit(15, later=100)
     assert limit == [1024, 4096]
-    limits.make_room(15, 16, later=2000)
+    open_files.raise_limit(15, 16, later=2000)
     assert limit == [4096, 4096]
 
 
 def test_a_hard_limit_that_is_too_low_is_an_error_with_both_numbers(limit):
     with pytest.raises(RendezvousError) as error:
-        limits.make_room(2000)
+        open_files.raise_limit(2000)
     others = len(os.listdir("/proc/self/fd")) + 64
     assert f"2000 links need {others + 4 * 2000} open files" in str(error.value)
     assert "the limit of this process is 4096" in str(error.value)
