@@ -62,7 +62,7 @@ class Rank:
         )
         lines = [f"w{i} float32 {list(shape)}" for i, shape in enumerate(shapes)]
         text = "\n".join([*lines, "op=average"]).replace(", ", ",")
-        self._group, _ = native.register_group(text, [True] * len(shapes))
+        self._group, _ = native.register_gradient_list(text, [True] * len(shapes))
 
     def step(self) -> None:
         """Hands over all buckets, then waits for all."""

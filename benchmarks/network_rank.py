@@ -50,7 +50,7 @@ class Tfdist:
         name = f"sum{x.size}"
         if name not in self._groups:
             text = f"{name} float32 {list(x.shape)}\nop=sum"
-            self._groups[name], _ = self._core.register_group(text, [True])
+            self._groups[name], _ = self._core.register_gradient_list(text, [True])
         self._client.submit(
             [x], name=name, group=self._groups[name], in_place=True
         ).wait(120.0)

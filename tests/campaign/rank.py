@@ -59,7 +59,7 @@ class Rank:
         counters: dict[str, Any] = {}
         try:
             world.start()
-            group, _ = native.register_group(DESCRIPTION, [True] * BUCKETS)
+            group, _ = native.register_gradient_list(DESCRIPTION, [True] * BUCKETS)
             while self.applied < self._limit:
                 self._step(group)
                 if self.applied == WARM_STEPS:

@@ -177,7 +177,7 @@ def other_shape(what):
     from tfdist.collectives.tf_ops import emit
 
     description = "w float32 [4]\nop=sum"
-    group, _ = native.register_group(description, [True])
+    group, _ = native.register_gradient_list(description, [True])
 
     def reduce(elements, dtype=tf.float32, op=tfdist.ReduceOp.SUM):
         return emit.allreduce(

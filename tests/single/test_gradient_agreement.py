@@ -22,13 +22,13 @@ def world_of_one():
 def registered(monkeypatch):
     """Descriptions given to the core, in order."""
     seen = []
-    original = native.register_group
+    original = native.register_gradient_list
 
     def note(description, present, **options):
         seen.append(description)
         return original(description, present, **options)
 
-    monkeypatch.setattr(native, "register_group", note)
+    monkeypatch.setattr(native, "register_gradient_list", note)
     return seen
 
 
@@ -157,7 +157,7 @@ def test_ranks_of_which_some_reduce_in_xla_are_told_so(monkeypatch, others):
         message = f"rank 0 says op=average by=xla, rank 1 says op=sum {others}"
         raise native.CoreError(3, message, {"kind": "mismatch"})
 
-    monkeypatch.setattr(native, "register_group", differ)
+    monkeypatch.setattr(native, "register_gradient_list", differ)
     kernel = keras.Variable(np.zeros(3, "float32"), name=f"kernel_{others[3:]}")
     with pytest.raises(tfdist.MismatchError) as caught:
         reduction.reduce_gradients([tf.ones(3)], [kernel])

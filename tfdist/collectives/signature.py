@@ -68,7 +68,7 @@ def known(
     """
     key = _key(lines, options, process_set)
     if key not in _AGREED:
-        found = native.find_group(key[2], count, process_set=key[1])
+        found = native.find_gradient_list(key[2], count, process_set=key[1])
         if found is None:
             return None
         _AGREED[key] = found
@@ -102,7 +102,9 @@ def register(
         one_rank_code.check_not_alone("The reduction of gradients", key[1])
         claim([(key[1], _list_name(options))])
         try:
-            found = native.register_group(key[2], list(flags), process_set=key[1])
+            found = native.register_gradient_list(
+                key[2], list(flags), process_set=key[1]
+            )
         except native.CoreError as error:
             raise _public_error(error, options, hint) from None
         for old in [known for known in _AGREED if known[0] != key[0]]:

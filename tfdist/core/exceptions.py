@@ -26,7 +26,7 @@ class ErrorRecord:
         rank: the rank at fault; None when there is none.
         host: its host; "" when unknown.
         pid: its process; None when unknown.
-        tensor: name of the tensor or group of gradients concerned; "" for none.
+        tensor: name of the tensor or gradient list concerned; "" for none.
         cause: what happened, in words.
         detail: more: both values of a mismatch, the ranks that are missing.
         committed_step: with `TFDIST_ATOMIC_STEPS=1`: the last step of gradients, which

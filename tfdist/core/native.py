@@ -59,7 +59,7 @@ from tfdist.core.structs import (
     tuning_lines,
 )
 
-_GROUP_ID_BYTES = 33
+_LIST_ID_BYTES = 33
 _RECORD_BATCH = 512
 _WANTED_BATCH = 64
 
@@ -298,14 +298,14 @@ def remove_process_set(number: int, *, timeout_s: float = 0.0) -> None:
     check(library().tfdist_process_set_remove(number, timeout_s))
 
 
-def register_group(
+def register_gradient_list(
     description: str,
     present: Sequence[bool],
     *,
     timeout_s: float = 0.0,
     process_set: int = 0,
 ) -> tuple[str, list[bool]]:
-    """Agrees with all ranks of a process set on a group of gradients; blocks.
+    """Agrees with all ranks of a process set on a gradient list; blocks.
 
     Args:
         description: one line a variable ("path dtype [d0,d1]"), then one line of
@@ -315,13 +315,14 @@ def register_group(
         process_set: number of the set; 0: all ranks.
 
     Returns:
-        The group's id, and for each variable whether any rank has a gradient.
+        The id of the gradient list, and for each variable whether any rank has a
+        gradient.
 
     Raises:
         CoreError: the descriptions differ, a rank failed, the time is over.
     """
     flags = (ctypes.c_uint8 * max(1, len(present)))(*(1 if p else 0 for p in present))
-    group_id = ctypes.create_string_buffer(_GROUP_ID_BYTES)
+    list_id = ctypes.create_string_buffer(_LIST_ID_BYTES)
     check(
         library().tfdist_register_group(
             process_set,
@@ -329,31 +330,31 @@ def register_group(
             flags,
             len(present),
             timeout_s,
-            group_id,
+            list_id,
         )
     )
-    return group_id.value.decode(), [bool(flags[i]) for i in range(len(present))]
+    return list_id.value.decode(), [bool(flags[i]) for i in range(len(present))]
 
 
-def find_group(
+def find_gradient_list(
     description: str, count: int, *, process_set: int = 0
 ) -> tuple[str, list[bool]] | None:
-    """Returns the earlier result of `register_group` for a description, or None.
+    """Returns the earlier result of `register_gradient_list`, or None.
 
     The same on all ranks, also on one that had joined when the others registered it.
 
     Args:
-        description: as in `register_group`.
+        description: as in `register_gradient_list`.
         count: how many variables it is about.
         process_set: number of the set; 0: all ranks.
     """
     flags = (ctypes.c_uint8 * max(1, count))()
-    group_id = ctypes.create_string_buffer(_GROUP_ID_BYTES)
+    list_id = ctypes.create_string_buffer(_LIST_ID_BYTES)
     if not library().tfdist_find_group(
-        process_set, description.encode(), flags, count, group_id
+        process_set, description.encode(), flags, count, list_id
     ):
         return None
-    return group_id.value.decode(), [bool(flags[i]) for i in range(count)]
+    return list_id.value.decode(), [bool(flags[i]) for i in range(count)]
 
 
 def join(*, timeout_s: float = 0.0, process_set: int = 0) -> tuple[int, int]:

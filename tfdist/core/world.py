@@ -206,7 +206,7 @@ def _start_timeline(folder: str, mesh: Mesh, timeout_s: float) -> None:
             commit_gate=runtime.setting("TFDIST_ATOMIC_STEPS"),
         )
         if topology.size > 1:  # where all have come this far, all can write
-            native.register_group("timeline\n", [True], timeout_s=timeout_s)
+            native.register_gradient_list("timeline\n", [True], timeout_s=timeout_s)
             recording.share(runtime.state.timeline, topology.rank)
     except native.CoreError as error:
         native.abort(error.message)

@@ -13,8 +13,8 @@ def reader_of(host_of: Sequence[int], readers: int) -> list[int]:
 
     Ranks are taken host by host. With as many readers as hosts the first rank of each
     host reads for its host; with fewer, for whole neighbouring hosts; with more, the
-    ranks of a host are cut evenly. Each group is contiguous in that order, and its
-    first rank reads.
+    ranks of a host are cut evenly. Each run of ranks is contiguous in that order, and
+    its first rank reads.
 
     Args:
         host_of: index of the host of each rank.
@@ -36,7 +36,7 @@ def reader_of(host_of: Sequence[int], readers: int) -> list[int]:
         for index in sorted(set(host_of))
     ]
     if readers <= len(hosts):
-        groups = [
+        runs = [
             [rank for ranks in some for rank in ranks] for some in _cut(hosts, readers)
         ]
     else:
@@ -46,15 +46,15 @@ def reader_of(host_of: Sequence[int], readers: int) -> list[int]:
                 len(ranks) / share for ranks, share in zip(hosts, shares, strict=True)
             ]
             shares[loads.index(max(loads))] += 1
-        groups = [
-            group
+        runs = [
+            run
             for ranks, share in zip(hosts, shares, strict=True)
-            for group in _cut(ranks, share)
+            for run in _cut(ranks, share)
         ]
     found = [0] * len(host_of)
-    for group in groups:
-        for rank in group:
-            found[rank] = group[0]
+    for run in runs:
+        for rank in run:
+            found[rank] = run[0]
     return found
 
 

@@ -1,7 +1,7 @@
-"""The index of many files, made by all ranks together.
+"""Builds the index of many files on all ranks together.
 
-Rank r goes through the files r, r + size, ..., and the parts are exchanged: the cost
-falls with the ranks, and all have the same index because it is one.
+Rank r reads the files r, r + size, ..., and the ranks exchange their parts: the cost
+per rank falls with the number of ranks, and all ranks have the same index.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from tfdist.data._record_cache import Cache
 T = TypeVar("T")
 
 
-def group_of(
+def coordinated_call(
     function: str, together: bool, timeout_s: float | None
 ) -> CoordinatedCall | None:
-    """All ranks, where there are others and they are to take part."""
+    """Returns the call that coordinates all ranks; None if this rank works alone."""
     if not together or not runtime.is_initialized() or runtime.size() == 1:
         return None
     return CoordinatedCall(function, timeout_s, None)
 
 
 def agreed_paths(
-    group: CoordinatedCall | None, look: Callable[[], tuple[str, ...]]
+    call: CoordinatedCall | None, look: Callable[[], tuple[str, ...]]
 ) -> tuple[str, ...]:
-    """The names of the files, once all ranks have checked and compared theirs.
+    """Returns the names of the files, after all ranks have compared theirs.
 
     Args:
-        group: all ranks, or None: this one alone.
+        call: coordinates all ranks; None: this rank works alone.
         look: gives the names, or raises.
 
     Returns:
@@ -53,9 +53,9 @@ def agreed_paths(
             "files": f"{len(paths)} files, {ends}, digest {indexing.digest(paths)}"
         }
 
-    paths, facts = _stage(group, "the list of files", work)
-    if group is not None:
-        group.agree(
+    paths, facts = _stage(call, "the list of files", work)
+    if call is not None:
+        call.agree(
             facts,
             "files",
             "the list of files",
@@ -66,7 +66,7 @@ def agreed_paths(
 
 
 def build(
-    group: CoordinatedCall | None,
+    call: CoordinatedCall | None,
     paths: tuple[str, ...],
     counts: Sequence[int] | None,
     cache: str | os.PathLike[str] | None,
@@ -74,15 +74,15 @@ def build(
     """The index of the files, the same on all ranks.
 
     Args:
-        group: all ranks, or None: this one alone.
+        call: coordinates all ranks; None: this rank works alone.
         paths: the files, the same on all ranks.
         counts: records that each should hold, if that is known.
         cache: the file in which the first rank keeps the index, if anywhere; that of
             another rank is not used.
     """
     place, size = 0, 1
-    if group is not None:
-        place, size = group.ranks.index(runtime.rank()), len(group.ranks)
+    if call is not None:
+        place, size = call.ranks.index(runtime.rank()), len(call.ranks)
 
     def look() -> tuple[tuple[Cache | None, indexing.Index | None], dict[str, Any]]:
         given = None if cache is None else Cache(os.fsdecode(cache), paths)
@@ -90,9 +90,10 @@ def build(
         found = None if store is None else store.read()
         return (store, found), {"keeps": store is not None, "kept": found is not None}
 
-    (store, known), facts = _stage(group, "the cache of the index", look)
+    (store, known), facts = _stage(call, "the cache of the index", look)
     keeps, kept = facts[0]["keeps"], facts[0]["kept"]
-    # Whose part which files are: the first rank gives what it has kept, else all work.
+    # The files of each rank: the first rank gives the cached index, else all ranks
+    # work.
     shares = [range(r, len(paths), size) for r in range(size)]
     if kept:
         shares = [range(len(paths)), *[range(0)] * (size - 1)]
@@ -106,11 +107,11 @@ def build(
         indexing.check_counts(share, index.counts.tolist(), expected)
         return index, {"counts": index.counts}
 
-    own, facts = _stage(group, "the index of the files", work)
+    own, facts = _stage(call, "the index of the files", work)
     lengths = own.lengths
-    if group is not None:
+    if call is not None:
         lengths = collectives.allgather(
-            lengths, name="data.Records", timeout_s=group.timeout_s
+            lengths, name="data.Records", timeout_s=call.timeout_s
         ).numpy()
     index = merge(shares, [fact["counts"] for fact in facts], lengths)
     if keeps and not kept:
@@ -120,7 +121,7 @@ def build(
                 store.write(index)
             return None, {}
 
-        _stage(group, "writing the cache of the index", keep)
+        _stage(call, "writing the cache of the index", keep)
     return index
 
 
@@ -153,12 +154,12 @@ def merge(
 
 
 def _stage(
-    group: CoordinatedCall | None,
+    call: CoordinatedCall | None,
     name: str,
     work: Callable[[], tuple[T, dict[str, Any]]],
 ) -> tuple[T, list[dict[str, Any]]]:
-    """Does the work, and tells the other ranks if there are any."""
-    if group is not None:
-        return group.run(name, work)
-    result, told = work()
-    return result, [told]
+    """Does the work, and shares the facts with the other ranks, if any."""
+    if call is not None:
+        return call.run(name, work)
+    result, facts = work()
+    return result, [facts]

@@ -90,7 +90,9 @@ class Records:
             tfdist.RankFailedError: one of these, on another rank.
             tfdist.MismatchError: the ranks have different files.
         """
-        group = ranks.group_of("data.Records.from_tfrecords", together, timeout_s)
+        call = ranks.coordinated_call(
+            "data.Records.from_tfrecords", together, timeout_s
+        )
 
         def look() -> tuple[str, ...]:
             paths = indexing.paths_of(files)
@@ -102,8 +104,8 @@ class Records:
                 )
             return paths
 
-        paths = ranks.agreed_paths(group, look)
-        index = ranks.build(group, paths, counts, cache)
+        paths = ranks.agreed_paths(call, look)
+        index = ranks.build(call, paths, counts, cache)
         if len(index.lengths) == 0:
             raise ValueError(
                 f"Expected records, found none in all {len(paths)} files: {paths[0]}..."
@@ -139,8 +141,8 @@ class Records:
             tfdist.RankFailedError: one of these, on another rank.
             tfdist.MismatchError: the ranks have different files, or another order.
         """
-        group = ranks.group_of("data.Records.from_files", together, timeout_s)
-        return cls(ranks.agreed_paths(group, lambda: indexing.paths_of(files)), None)
+        call = ranks.coordinated_call("data.Records.from_files", together, timeout_s)
+        return cls(ranks.agreed_paths(call, lambda: indexing.paths_of(files)), None)
 
     def __len__(self) -> int:
         """Number of records."""

@@ -86,12 +86,12 @@ def scatter(
     refusal: Exception | None = None
     datasets: dict[int, tf.data.Dataset] = {}
     if whose[rank] == rank:
-        group = [one for one, reader in enumerate(whose) if reader == rank]
+        served = [one for one, reader in enumerate(whose) if reader == rank]
         try:
             with errors.translate():
-                datasets = _datasets(dataset, group)
+                datasets = _datasets(dataset, served)
                 own = _told(datasets)
-                if len(group) > 1:
+                if len(served) > 1:
                     own |= _serve(number, rank, datasets)
         except Exception as error:
             refusal, own = error, {"error": _short(error)}
@@ -160,12 +160,12 @@ def _check_arguments(dataset: Any, readers: Any, buffer_bytes: Any) -> None:
         raise ValueError(f"Expected buffer_bytes of at least 1, got {buffer_bytes!r}.")
 
 
-def _datasets(dataset: Any, group: list[int]) -> dict[int, tf.data.Dataset]:
+def _datasets(dataset: Any, ranks: list[int]) -> dict[int, tf.data.Dataset]:
     if isinstance(dataset, tf.data.Dataset):
         size = runtime.size()
         _dataset_checks.check_order(dataset, _NAME, size)
-        return {rank: dataset.shard(size, rank) for rank in group}
-    found = {rank: dataset(rank) for rank in group}
+        return {rank: dataset.shard(size, rank) for rank in ranks}
+    found = {rank: dataset(rank) for rank in ranks}
     for rank, one in found.items():
         if not isinstance(one, tf.data.Dataset):
             raise TypeError(

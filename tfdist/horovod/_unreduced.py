@@ -2,7 +2,7 @@
 
 A script written for Horovod trains one model on all ranks. A wrapper of the optimizer
 or of the tape that is missing, or comes too late, would let each rank train a model of
-its own. Where an optimizer takes a step, its gradients are followed back (`_gradient_origin`):
+its own. The gradients of each optimizer step are followed back (`_gradient_origin`):
 
 - They come out of a reduction: the step is taken.
 - This rank has computed them, and nothing has reduced them: the step is refused. The

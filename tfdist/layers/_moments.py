@@ -102,10 +102,10 @@ def synchronized_moments(
 def combine_rows(
     rows: tf.Tensor, channels: int
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Count, mean and variance of the union of several groups of values.
+    """Count, mean and variance of the union of several sets of values.
 
     Args:
-        rows: `[groups, c + 2 C]`: for each group its counts (one for all channels, or
+        rows: `[sets, c + 2 C]`: for each set its counts (one for all channels, or
             one for each: `c` is 1 or `C`), its means, and its variances.
         channels: `C`.
 

@@ -45,7 +45,7 @@ class Group:
         shapes = [x.shape for inputs, _, _ in buckets for x in inputs]
         lines = [f"{name}/{i} float32 {list(s)}" for i, s in enumerate(shapes)]
         text = "\n".join([*lines, "op=sum"])
-        group, _ = native_library.register_group(text, [True] * len(lines))
+        group, _ = native_library.register_gradient_list(text, [True] * len(lines))
         self._keep: list[Any] = [buckets]
         self._requests = (native_library.Request * len(buckets))()
         for number, (inputs, outputs, places) in enumerate(buckets):

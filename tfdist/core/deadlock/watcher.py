@@ -24,7 +24,7 @@ EAGER_S, GRAPH_S = 0.5, 1.0
 _PATIENCE, _LEAST_S, _MOST_S = 1 / 20, 1.0, 15.0
 EAGER, GRAPH, PATIENT = 0, 1, 2
 # Blocking calls of the core, by their functions in `native`.
-_BLOCKING = ("register_group", "add_process_set", "remove_process_set")
+_BLOCKING = ("register_gradient_list", "add_process_set", "remove_process_set")
 # Threads that wait for others of this process: they do nothing by themselves.
 _IDLE = ("threading.py", "queue.py", "selectors.py", "socket.py", "connection.py")
 

@@ -48,10 +48,12 @@ def agreed_settings(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 def _differences(values: Sequence[Any]) -> str:
     """E.g. "8 on ranks 0 and 2; 4 on rank 1"."""
-    groups: dict[str, list[int]] = defaultdict(list)
+    ranks_by_value: dict[str, list[int]] = defaultdict(list)
     for rank, value in enumerate(values):
-        groups["not set" if value is None else f"{value!s:.100}"].append(rank)
-    return "; ".join(f"{text} on {numbers(ranks)}" for text, ranks in groups.items())
+        ranks_by_value["not set" if value is None else f"{value!s:.100}"].append(rank)
+    return "; ".join(
+        f"{text} on {numbers(ranks)}" for text, ranks in ranks_by_value.items()
+    )
 
 
 def check_agreement(records: Sequence[Mapping[str, Any]]) -> None:

@@ -110,17 +110,17 @@ def _slice(tid: int, name: str, begin_us: float, end_us: float, **args: Any) -> 
 
 
 def _gradient_events(records: Sequence[dict[str, Any]]) -> Iterator[Event]:
-    groups: dict[str, int] = {}
+    tids: dict[str, int] = {}
     ends: dict[int, float] = {}
-    for group, parts in exposed_communication.lists(records):
+    for name, parts in exposed_communication.lists(records):
         begin_us = float(min(int(p["submitted_us"]) for p in parts))
         handed_over_us, reduced_us = map(float, exposed_communication.tail(parts))
-        tid = groups.setdefault(group, min(_GRADIENTS + len(groups), _OPERATIONS - 1))
+        tid = tids.setdefault(name, min(_GRADIENTS + len(tids), _OPERATIONS - 1))
         begin_us = max(begin_us, ends.get(tid, 0))  # the one before may not be over
         handed_over_us = max(begin_us, handed_over_us)
         ends[tid] = reduced_us = max(handed_over_us, reduced_us)
         ready = " ".join(exposed_communication.part_of(p["name"]) for p in parts)
-        yield _slice(tid, group, begin_us, reduced_us, buckets=len(parts), ready=ready)
+        yield _slice(tid, name, begin_us, reduced_us, buckets=len(parts), ready=ready)
         yield _slice(tid, "backward", begin_us, handed_over_us)
         yield _slice(tid, "exposed", handed_over_us, reduced_us)
 

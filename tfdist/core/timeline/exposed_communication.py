@@ -22,10 +22,10 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-# "<name>.<8 digits of the group>.<bucket>", or ".rows<i>.values" and ".indices" for
+# "<name>.<8 digits of the list>.<bucket>", or ".rows<i>.values" and ".indices" for
 # the rows of a table; behind it a count for every further use in one graph or run.
 _GRADIENTS = re.compile(
-    r"(?P<group>.+\.[0-9a-f]{8})"
+    r"(?P<list>.+\.[0-9a-f]{8})"
     r"\.(?P<part>\d+|rows\d+\.(?:values|indices))"
     r"(?P<repeat>(?:\.\d+)?(?:#\d+)?)"
 )
@@ -71,11 +71,11 @@ def lists(
         place = _place_of(record["name"])
         if place is None or record["code"] != 0:
             continue
-        group, part = place
-        if part in running.get(group, {}):  # this one is of the next step
-            found.append((group[0], list(running.pop(group).values())))
-        running.setdefault(group, {})[part] = record
-    found += [(group[0], list(parts.values())) for group, parts in running.items()]
+        key, part = place
+        if part in running.get(key, {}):  # this one is of the next step
+            found.append((key[0], list(running.pop(key).values())))
+        running.setdefault(key, {})[part] = record
+    found += [(key[0], list(parts.values())) for key, parts in running.items()]
     return sorted(found, key=lambda pair: tail(pair[1]))
 
 
@@ -85,7 +85,7 @@ def _place_of(name: str) -> tuple[tuple[str, str], str] | None:
     found = _GRADIENTS.fullmatch(name)
     if found is None:
         return None
-    return (found["group"], found["repeat"]), found["part"]
+    return (found["list"], found["repeat"]), found["part"]
 
 
 def part_of(name: str) -> str:

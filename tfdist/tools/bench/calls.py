@@ -16,9 +16,9 @@ _SUM, _MAX = 0, 3
 class Call:
     """One operation that can be run again and again, on its own memory.
 
-    An allreduce that is measured is a bucket of a group of its own, as in training:
-    from the second time on it starts without a word between the ranks. All ranks must
-    make the same calls in the same order.
+    An allreduce that is measured is a bucket of a gradient list of its own, as in
+    training: from the second time on it starts without a word between the ranks. All
+    ranks must make the same calls in the same order.
     """
 
     def __init__(
@@ -52,8 +52,10 @@ class Call:
             self._add_tensor(request)
         if not isinstance(operation, int) and kind == native.ALLREDUCE:
             count = 0 if given is None else len(given)
-            group, _ = native.register_group(f"{name} [{count}]\nbench", [True])
-            request.group, request.bucket, request.bucket_count = group.encode(), 0, 1
+            list_id, _ = native.register_gradient_list(
+                f"{name} [{count}]\nbench", [True]
+            )
+            request.group, request.bucket, request.bucket_count = list_id.encode(), 0, 1
         request.done = native.DoneCallback(self._done)
         if not isinstance(operation, int) and operation.rows:
             request.allocate = native.AllocateCallback(self._allocate)

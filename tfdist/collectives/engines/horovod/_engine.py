@@ -72,7 +72,9 @@ class HorovodEngine:
             self._export(found)
         self._export({_DYNAMIC_SETS: "1"})
         # Where all have come this far, none waits for Horovod in vain.
-        native.register_group("horovod starts\nengine", [True], timeout_s=timeout_s)
+        native.register_gradient_list(
+            "horovod starts\nengine", [True], timeout_s=timeout_s
+        )
         try:
             horovod.init()
         except Exception as error:  # what it raises is its own affair
@@ -188,8 +190,10 @@ class HorovodEngine:
             here = f"{address} {self._store.port}"
         bits = _start.bits_of(here)
         if mesh.topology.size > 1:
-            group = "horovod's store\nengine"
-            _, bits = native.register_group(group, bits, timeout_s=timeout_s)
+            description = "horovod's store\nengine"
+            _, bits = native.register_gradient_list(
+                description, bits, timeout_s=timeout_s
+            )
         address, port = _start.text_of(bits).split()
         return address, int(port)
 

@@ -108,7 +108,7 @@ def interface_of(address: str, interfaces: Mapping[str, Sequence[Any]]) -> str |
 
 
 def bits_of(text: str) -> list[bool]:
-    """A short text as flags: what a rank tells all others when they agree on a group.
+    """Encodes a short text as flags, which an agreement on a gradient list carries.
 
     Example:
         >>> text_of(bits_of("10.0.0.1 5000"))
@@ -119,9 +119,9 @@ def bits_of(text: str) -> list[bool]:
 
 
 def text_of(bits: Sequence[bool]) -> str:
-    """The text of `bits_of`; "" of flags of which none is set."""
-    groups = [bits[start : start + 8] for start in range(0, len(bits), 8)]
+    """Decodes the flags of `bits_of`; "" if no flag is set."""
+    octets = [bits[start : start + 8] for start in range(0, len(bits), 8)]
     data = bytes(
-        sum(bit << place for place, bit in enumerate(group)) for group in groups
+        sum(bit << place for place, bit in enumerate(octet)) for octet in octets
     )
     return data.rstrip(b"\0").decode()
