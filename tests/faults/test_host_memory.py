@@ -9,7 +9,7 @@ from helpers.launcher import run
 from tfdist.core import allocator
 
 pytestmark = pytest.mark.faults
-NAMES = [allocator.KEEPS, allocator.MOST_MIB]
+NAMES = [allocator.USE_BFC, allocator.LIMIT_MIB]
 SHOW = f"import os; print([os.environ.get(name) for name in {NAMES}])"
 # Pages that are mapped while results of 64 MiB come and go: of TensorFlow's own
 # operation and of an allreduce.
@@ -52,7 +52,7 @@ def test_results_that_come_and_go_cost_no_pages_under_any_launcher(tmp_path):
 @deadline(40)
 def test_tfdistrun_asks_for_it_before_the_program_begins(tmp_path):
     done = run(tmp_path, "-np", "2", sys.executable, "-c", SHOW)
-    most = allocator.settings({})[allocator.MOST_MIB]
+    most = allocator.settings({})[allocator.LIMIT_MIB]
     assert int(most) > 0
     assert done.stdout.count(f"['true', '{most}']") == 2, done.stdout
 
@@ -61,9 +61,9 @@ def test_tfdistrun_asks_for_it_before_the_program_begins(tmp_path):
 @pytest.mark.parametrize(
     ("given", "found"),
     [
-        ({allocator.KEEPS: "false"}, ["false", None]),
-        ({allocator.KEEPS: "1"}, ["1", None]),
-        ({allocator.MOST_MIB: "500"}, ["true", "500"]),
+        ({allocator.USE_BFC: "false"}, ["false", None]),
+        ({allocator.USE_BFC: "1"}, ["1", None]),
+        ({allocator.LIMIT_MIB: "500"}, ["true", "500"]),
     ],
 )
 def test_what_the_user_has_set_stays(tmp_path, given, found):

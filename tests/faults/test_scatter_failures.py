@@ -83,7 +83,7 @@ def with_strangers():
         service = runtime.state.resources["data/reading"]
         credentials, _ = runtime.credentials()
         job = Job(
-            [tuple(service.where["address"])],
+            [tuple(service.listening["address"])],
             credentials.secret,
             credentials.job,
             b"x" * 99,

@@ -67,9 +67,9 @@ def engine():
     made = HorovodEngine()
     made.fake = Horovod()
     made._sets.start()
-    made.operations().started(made.fake, alone)
+    made.operations().start(made.fake, alone)
     yield made
-    made.operations().ended()
+    made.operations().end()
 
 
 def reduced(engine, x, name="a", process_set=0):
@@ -98,8 +98,8 @@ def test_an_eager_operation_that_fails_does_not_wait(engine):
     engine.fake.does = fails
     with pytest.raises(ValueError, match="Mismatched"):
         reduced(engine, tf.constant(1.0))
-    assert not counts.waits()
-    assert counts.ended() == counts.counted() == 1
+    assert not counts.is_waiting()
+    assert counts.ended_count() == counts.operation_count() == 1
 
 
 def test_an_operation_waits_while_it_runs(engine):
@@ -108,18 +108,18 @@ def test_an_operation_waits_while_it_runs(engine):
     def note(tensor):
         # In a graph beside what sets the mark, which may come a moment later.
         deadline = time.monotonic() + 10.0
-        while not counts.waits() and time.monotonic() < deadline:
+        while not counts.is_waiting() and time.monotonic() < deadline:
             time.sleep(0.001)
-        seen.append(counts.waits())
+        seen.append(counts.is_waiting())
         return tensor
 
     engine.fake.does = note
     step = tf.function(lambda x: reduced(engine, x, "batch_norm.b"))
     for call in (lambda x: reduced(engine, x), step, step):
         call(tf.constant(1.0))
-        assert not counts.waits()
+        assert not counts.is_waiting()
     assert seen == [True] * 3
-    assert (counts.ended(), counts.counted()) == (3, 1)
+    assert (counts.ended_count(), counts.operation_count()) == (3, 1)
 
 
 def test_a_step_that_failed_waits_for_nothing_when_it_has_run_again(engine):
@@ -132,11 +132,11 @@ def test_a_step_that_failed_waits_for_nothing_when_it_has_run_again(engine):
     engine.fake.does = fails
     with pytest.raises(tf.errors.InvalidArgumentError):
         step(tf.constant(1.0))
-    assert counts.waits()
+    assert counts.is_waiting()
     engine.fake.does = tf.identity
     assert float(step(tf.constant(1.0))) == 2.0
-    assert not counts.waits()
-    assert counts.ended() == 2
+    assert not counts.is_waiting()
+    assert counts.ended_count() == 2
 
 
 def test_who_asks_what_an_error_means_has_left_the_step_behind(engine):
@@ -144,9 +144,9 @@ def test_who_asks_what_an_error_means_has_left_the_step_behind(engine):
     engine.fake.does = fails
     with pytest.raises(tf.errors.InvalidArgumentError) as raised:
         step(tf.constant(1.0))
-    assert engine.operations().counts.waits()
-    engine.told(raised.value)
-    assert not engine.operations().counts.waits()
+    assert engine.operations().counts.is_waiting()
+    engine.to_core_error(raised.value)
+    assert not engine.operations().counts.is_waiting()
 
 
 @pytest.mark.parametrize("what", ["removed", "another world", "another of its number"])
@@ -165,7 +165,7 @@ def test_a_function_of_a_set_that_has_ended_reduces_over_no_other(engine, what):
     with pytest.raises(tf.errors.InvalidArgumentError, match="set 1 .* was removed"):
         step(tf.constant(1.0))
     assert engine.fake.runs == 1
-    assert not engine.operations().counts.waits()
+    assert not engine.operations().counts.is_waiting()
 
 
 def test_a_function_of_a_set_runs_while_others_come_and_go(engine, monkeypatch):
@@ -202,4 +202,4 @@ def test_the_gradient_of_an_allgather_sends_no_constants(engine, monkeypatch):
     assert len({name for name, _ in last}) == 3
     assert [sent.op.type for _, sent in last] == ["DebugIdentityV2"] * 3
     counts = engine.operations().counts
-    assert counts.ended() == 5 and not counts.waits()
+    assert counts.ended_count() == 5 and not counts.is_waiting()

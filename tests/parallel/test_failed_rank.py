@@ -24,7 +24,7 @@ def save():
         model.fit(x, x[:, :1], batch_size=4, verbose=0, callbacks=[saving])
     except Exception as error:
         blamed = exit_report.culprit_rank(error, tfdist.rank())
-        noted = failed_rank.noted()
+        noted = failed_rank.last()
         return [blamed, noted[0] if noted else None]
 
 

@@ -32,9 +32,9 @@ def test_objects_reach_all_ranks(size):
 def refused_object(kind):
     own = [1, {2}] if kind == "kind" else b"x" * 100
     limits = {"max_bytes": 50} if kind == "bytes" else {}
-    most = objects._MOST_BYTES
+    most = objects._HEADER_MAX_BYTES
     if kind == "header":
-        objects._MOST_BYTES = 60  # a small one, for those of 2 GiB
+        objects._HEADER_MAX_BYTES = 60  # a small one, for those of 2 GiB
     obj = own if tfdist.rank() == 1 else 5
     errors = []
     for call in (
@@ -46,7 +46,7 @@ def refused_object(kind):
         except (TypeError, ValueError, tfdist.RankFailedError) as error:
             record = getattr(error, "record", None)
             errors.append([type(error).__name__, str(error), record and record.rank])
-    objects._MOST_BYTES = most
+    objects._HEADER_MAX_BYTES = most
     # The world goes on.
     return [errors, tfdist.allgather_object(tfdist.rank())]
 

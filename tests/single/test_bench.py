@@ -30,11 +30,11 @@ def test_sizes_are_ranges_or_lists():
 def test_memory_begins_where_tensors_do(name, size_bytes):
     operation, dtype, place = OPERATIONS["allreduce"], DTYPES[name], Place(0, 2)
     cell = measure.Cell(operation, dtype, size_bytes, place)
-    for memory in (cell._given, cell._taken):
+    for memory in (cell._input, cell._output):
         assert memory.ctypes.data % 64 == 0
         assert memory.nbytes == cell.size_bytes
-    expected = dtype.array(operation.given(place, cell.count))
-    assert cell._given.tobytes() == expected.tobytes()
+    expected = dtype.array(operation.inputs(place, cell.count))
+    assert cell._input.tobytes() == expected.tobytes()
 
 
 @pytest.mark.parametrize(
@@ -157,9 +157,9 @@ def test_sums_of_what_ranks_give_are_exact(dtype):
 @pytest.mark.parametrize("operation", OPERATIONS.values(), ids=lambda o: o.name)
 def test_results_are_those_of_the_operation(operation):
     size = 3
-    count = operation.rounded(200, size)
+    count = operation.round_count(200, size)
     places = [Place(rank, size) for rank in range(size)]
-    given = [operation.given(place, count) for place in places]
+    given = [operation.inputs(place, count) for place in places]
     taken = [operation.result(place, count) for place in places]
     part = count // size
     match operation.name:

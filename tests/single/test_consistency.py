@@ -13,10 +13,10 @@ from tfdist.consistency.fingerprint import (
 from tfdist.consistency.in_step import _is_due_in_graph, is_due
 from tfdist.consistency.shared_samples import (
     SampleTap,
-    are_shared,
-    can_be_looked_at,
+    can_hash_samples,
     common_samples,
-    samples_to_keep,
+    have_shared_samples,
+    samples_per_rank,
 )
 
 NAMES = ["dense/kernel", "dense/bias", "norm/seen", "adam/kernel_momentum"]
@@ -26,7 +26,7 @@ KINDS = [TRAINED, TRAINED, STATE, SLOT]
 def states(*different, sent=True):
     """Of ranks 0 and 1, whose variables at these places differ."""
     own = [[0, 0, 0, 0], [int(place in different) for place in range(4)]]
-    return [RankState(r, NAMES, KINDS, own[r], were_sent=sent) for r in range(2)]
+    return [RankState(r, NAMES, KINDS, own[r], were_broadcast=sent) for r in range(2)]
 
 
 @pytest.mark.parametrize(
@@ -115,25 +115,25 @@ def test_ranks_with_parts_of_the_data_share_nothing_but_equal_samples():
     rng = np.random.default_rng(0)
     order = rng.permutation(10_000)
     parts = [order[:500], order[500:1000]]
-    assert not are_shared(parts)
+    assert not have_shared_samples(parts)
     with_equal_ones = [part % 50 for part in parts]
-    assert not are_shared(with_equal_ones)
-    assert not are_shared([np.array([], int), np.array([1, 2, 3])])
+    assert not have_shared_samples(with_equal_ones)
+    assert not have_shared_samples([np.array([], int), np.array([1, 2, 3])])
 
 
 def test_ranks_that_shuffle_the_same_data_share_samples():
     rng = np.random.default_rng(0)
     first = [rng.permutation(10_000)[:500] for _ in range(2)]
-    assert are_shared(first)
+    assert have_shared_samples(first)
     rank, count = common_samples(first)
     assert rank in (0, 1)
     assert 10 < count < 60
 
 
 def test_of_many_ranks_each_sends_fewer_hashes():
-    assert samples_to_keep(2) == 4096
-    assert samples_to_keep(256) == 256
-    assert samples_to_keep(5000) == 64
+    assert samples_per_rank(2) == 4096
+    assert samples_per_rank(256) == 256
+    assert samples_per_rank(5000) == 64
 
 
 def test_a_tap_hashes_samples_whatever_the_batches_are():
@@ -143,8 +143,8 @@ def test_a_tap_hashes_samples_whatever_the_batches_are():
     for tap, batched in zip(
         taps, (data.batch(3), data.shuffle(20).batch(8), data.batch(4)), strict=True
     ):
-        assert tap.on(batched).element_spec == batched.element_spec
-        assert sum(len(b[1]) for b in tap.on(batched)) == 20
+        assert tap.attach(batched).element_spec == batched.element_spec
+        assert sum(len(b[1]) for b in tap.attach(batched)) == 20
     assert sorted(taps[0].hashes()) == sorted(taps[1].hashes())
     assert len(set(taps[0].hashes())) == 20
     assert list(taps[2].hashes()) == list(taps[0].hashes()[:7])
@@ -153,17 +153,17 @@ def test_a_tap_hashes_samples_whatever_the_batches_are():
 def test_a_tap_takes_dicts_single_tensors_and_empty_batches():
     for element in ({"a": np.ones((4, 2))}, np.ones((4, 2))):
         tap = SampleTap(8)
-        list(tap.on(tf.data.Dataset.from_tensor_slices(element).batch(2)))
+        list(tap.attach(tf.data.Dataset.from_tensor_slices(element).batch(2)))
         assert len(tap.hashes()) == 4
     tap = SampleTap(8)
-    list(tap.on(tf.data.Dataset.from_tensors(np.ones((0, 2)))))
+    list(tap.attach(tf.data.Dataset.from_tensors(np.ones((0, 2)))))
     assert len(tap.hashes()) == 0
 
 
 def test_only_batches_of_dense_tensors_are_looked_at():
     dense = tf.data.Dataset.from_tensor_slices(np.ones((4, 2)))
-    assert can_be_looked_at(dense.batch(2))
-    assert not can_be_looked_at(tf.data.Dataset.from_tensor_slices(np.ones(4)))
+    assert can_hash_samples(dense.batch(2))
+    assert not can_hash_samples(tf.data.Dataset.from_tensor_slices(np.ones(4)))
     ragged = tf.data.Dataset.from_tensor_slices(tf.ragged.constant([[1], [1, 2]]))
-    assert not can_be_looked_at(ragged.batch(2))
-    assert not can_be_looked_at(None)
+    assert not can_hash_samples(ragged.batch(2))
+    assert not can_hash_samples(None)

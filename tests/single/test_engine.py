@@ -58,7 +58,7 @@ class Echo:
     def finished(self):
         return self.done
 
-    def told(self, error):
+    def to_core_error(self, error):
         if "echo broke" not in str(error):
             return None
         return native.CoreError(native.ABORTED, "it broke", {"kind": "rank_failed"})
@@ -182,7 +182,7 @@ def test_engines_are_the_modules_of_the_package():
 def test_an_unknown_engine_is_refused_with_the_known_ones(monkeypatch):
     monkeypatch.setenv("TFDIST_ENGINE", "gloo")
     with pytest.raises(native.CoreError, match="'gloo' is not one of native, horovod"):
-        engines.wanted()
+        engines.requested()
 
 
 PROGRAM = """
@@ -271,7 +271,7 @@ def test_what_waits_in_horovod_is_ended(stuck_s, lost_s, expected):
 
 
 def test_an_operation_that_waits_too_long_shuts_horovod_down(monkeypatch):
-    counts = SimpleNamespace(ended=lambda: 2, waits=lambda: True)
+    counts = SimpleNamespace(ended_count=lambda: 2, is_waiting=lambda: True)
     released, aborted = threading.Event(), []
     monkeypatch.setattr(native, "failure", lambda: None)
     monkeypatch.setattr(native, "abort", aborted.append)

@@ -248,8 +248,8 @@ def test_a_name_that_no_handshake_takes_is_refused_on_every_rank():
 
 
 def test_only_tfdistrun_serves_the_store():
-    assert not detect({**TFDIST, "TFDIST_JOB_ID": "mine"}).served
-    assert detect({**TFDIST, "TFDIST_JOB_ID": f"{LAUNCHER_JOB}1:2"}).served
+    assert not detect({**TFDIST, "TFDIST_JOB_ID": "mine"}).launcher_runs_store
+    assert detect({**TFDIST, "TFDIST_JOB_ID": f"{LAUNCHER_JOB}1:2"}).launcher_runs_store
 
 
 def test_horovods_own_launcher_is_recognised_by_its_store():

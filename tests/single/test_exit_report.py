@@ -54,7 +54,7 @@ def circle():
 def test_who_raises_because_of_another_rank_blames_it(program):
     error = raised(program)
     assert exit_report.culprit_rank(error, 1) == 0
-    rank, found = exit_report.accusation(error, 1)
+    rank, found = exit_report.find_culprit(error, 1)
     assert rank == 0 and found.payload["rank"] == 0
 
 
@@ -130,6 +130,6 @@ def test_frames_of_libraries_are_left_out():
 
 def test_the_place_is_where_the_program_was():
     error = raised(again)
-    assert exit_report.place(error, []).startswith(", at test_exit_report.py:")
-    assert exit_report.place(error, [""]) == ""  # all is a library's
-    assert exit_report.place(ValueError("never raised"), []) == ""
+    assert exit_report.location(error, []).startswith(", at test_exit_report.py:")
+    assert exit_report.location(error, [""]) == ""  # all is a library's
+    assert exit_report.location(ValueError("never raised"), []) == ""

@@ -114,7 +114,7 @@ def test_other_hosts_are_refused_before_anything_starts(alone):
 
 def test_a_function_of_the_program_needs_cloudpickle(alone):
     alone.setenv("TFDIST_OBJECTS", "pickle")
-    alone.setattr(pickling, "by_value", lambda: False)
+    alone.setattr(pickling, "can_pickle_by_value", lambda: False)
 
     def train():
         return 1

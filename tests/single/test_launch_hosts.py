@@ -238,8 +238,8 @@ def test_only_what_is_needed_crosses():
     assert job.missed(here, crossed) == ["OMP_NUM_THREADS"]
     everywhere = allocator.settings({})
     assert job.missed({**here, **everywhere}, crossed) == ["OMP_NUM_THREADS"]
-    changed = {**here, **everywhere, allocator.KEEPS: "false"}
-    expected = ["OMP_NUM_THREADS", allocator.KEEPS]
+    changed = {**here, **everywhere, allocator.USE_BFC: "false"}
+    expected = ["OMP_NUM_THREADS", allocator.USE_BFC]
     assert job.missed(changed, crossed) == expected
 
 

@@ -158,16 +158,16 @@ def test_the_choice_is_that_of_init(monkeypatch, value):
     world.init()
     for later in ("plain", "pickle"):
         monkeypatch.setenv("TFDIST_OBJECTS", later)
-        assert pickling.chosen() == (value == "pickle")
+        assert pickling.is_enabled() == (value == "pickle")
 
 
 @pytest.mark.usefixtures("no_world")
 def test_ranks_without_a_common_secret_do_not_unpickle(monkeypatch):
     monkeypatch.setattr(runtime, "credentials", lambda: (None, ""))
     monkeypatch.setattr(runtime, "size", lambda: 2)
-    assert not pickling.chosen()
+    assert not pickling.is_enabled()
     monkeypatch.setattr(runtime, "setting", lambda _: "pickle")
     with pytest.raises(RuntimeError, match="no secret in common"):
-        pickling.chosen()
+        pickling.is_enabled()
     monkeypatch.setattr(runtime, "size", lambda: 1)
-    assert pickling.chosen()
+    assert pickling.is_enabled()

@@ -28,7 +28,7 @@ from tfdist.core.rendezvous.address import bind
 from tfdist.core.rendezvous.environment import Placement
 from tfdist.core.rendezvous.errors import RendezvousError, timeout
 from tfdist.core.rendezvous.mesh_types import Mesh, Settings, close_ends
-from tfdist.core.rendezvous.same_host import numbered
+from tfdist.core.rendezvous.same_host import number_hosts
 from tfdist.core.rendezvous.store import Membership, StoreClient, StoreServer
 
 SECRET = bytes(range(32))
@@ -259,7 +259,7 @@ def test_the_end_of_the_store_is_that_of_rank_0_where_no_launcher_runs_it(served
                 replace(
                     own,
                     store=server.address,
-                    placement=replace(own.placement, served=served),
+                    placement=replace(own.placement, launcher_runs_store=served),
                 )
                 for own in settings[1:]
             ]
@@ -616,7 +616,7 @@ def test_versions_that_differ_are_named_with_ranks():
 
 def places(hosts, **told):
     records = [record() for _ in hosts]
-    host_of = numbered([hosts.index(host) for host in hosts])
+    host_of = number_hosts([hosts.index(host) for host in hosts])
     for name, values in told.items():
         for own, value in zip(records, values, strict=True):
             own[name] = value
@@ -660,7 +660,7 @@ def shared(processors, hosts=None, local_size=None):
     topology = settings_check.topology(
         Placement(rank=0, size=len(hosts)),
         records,
-        numbered([hosts.index(host) for host in hosts]),
+        number_hosts([hosts.index(host) for host in hosts]),
     )
     if local_size is not None:
         topology = replace(topology, local_size=local_size)

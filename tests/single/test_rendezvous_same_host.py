@@ -161,6 +161,6 @@ def test_a_slow_proof_is_waited_for_and_a_missing_one_is_an_error():
 
 
 def test_hosts_are_numbered_by_their_lowest_rank():
-    assert same_host.numbered([0, 0, 2, 0, 2, 5]) == (0, 0, 1, 0, 1, 2)
-    assert same_host.numbered([0, 0, 1, 3, 2, 3, 6]) == (0, 0, 0, 1, 0, 1, 2)
+    assert same_host.number_hosts([0, 0, 2, 0, 2, 5]) == (0, 0, 1, 0, 1, 2)
+    assert same_host.number_hosts([0, 0, 1, 3, 2, 3, 6]) == (0, 0, 0, 1, 0, 1, 2)
     assert same_host.candidates(3, ["a", "b", "a", "a"]) == [2, 0]

@@ -57,7 +57,7 @@ def test_one_reader_a_host_is_the_first_rank_of_each():
 
 def test_a_reader_keeps_the_newest_iterators_that_wait_and_says_so():
     share = _scatter_server.Share(tf.data.Dataset.range(3))
-    most = _scatter_server._MOST_UNREAD
+    most = _scatter_server._MAX_UNREAD
     last = most + 1  # so that one more waits than is kept
     assert [int(one) for one in share.iterator(last)] == [0, 1, 2]
     with pytest.raises(ValueError, match=f"keeps the newest {most} .* make a new one"):
@@ -68,7 +68,7 @@ def test_a_reader_keeps_the_newest_iterators_that_wait_and_says_so():
     for number in range(last + 1, last + 100):
         share.iterator(number)
     with pytest.raises(ValueError, match="make an iterator only where it is read"):
-        share.iterator(last + 101 + _scatter_server._MOST_SKIPPED)
+        share.iterator(last + 101 + _scatter_server._MAX_SKIPPED)
     words = f"newest {most}"
     assert words in " ".join(tfdist.data.scatter.__doc__.split())
     page = pathlib.Path(__file__).parents[2] / "docs" / "scatter.md"
@@ -263,10 +263,10 @@ def test_messages_and_megabytes_arrive_in_order(family):
         assert room == b"".join(parts)
     sending.join()
     other.send({"taken": 1})
-    assert one.waits(5.0) and one.receive() == {"taken": 1}
-    assert not one.waits(0.0)
+    assert one.has_input(5.0) and one.receive() == {"taken": 1}
+    assert not one.has_input(0.0)
     other.close()
-    assert one.waits(5.0)
+    assert one.has_input(5.0)
     with pytest.raises(ChannelClosed):
         one.receive()
     one.close()

@@ -30,7 +30,7 @@ def trip(at_us, *, offset_us=0, there_us=50, back_us=50):
 
 @pytest.mark.parametrize(("there_us", "back_us"), [(50, 50), (10, 400), (400, 10)])
 def test_an_offset_is_wrong_by_half_of_the_round_trip_at_most(there_us, back_us):
-    found = clocks.measured(
+    found = clocks.offset_of(
         trip(1000, offset_us=-7_000_000, there_us=there_us, back_us=back_us)
     )
     assert found.error_us == (there_us + back_us) / 2
@@ -42,7 +42,7 @@ def test_the_shortest_round_trip_of_each_window_counts():
     quick = trip(9_000_000, offset_us=500, there_us=20, back_us=30)
     later = trip(12_000_000, offset_us=900)
     for samples in itertools.permutations([later, slow, quick]):
-        found = clocks.best(samples)
+        found = clocks.best_offsets(samples)
         assert [p.offset_us for p in found] == [495, 900]
 
 

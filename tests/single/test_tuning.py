@@ -170,12 +170,12 @@ def test_what_rank_0_tells_is_what_all_make_of_it(tmp_path):
     name = names[0].partition("/")[2]
     path.write_text(document(row(sizes=sizes((5, name)))))
     told = tuning.record({tuning.VARIABLE: str(path)})
-    assert tuning.agreed(told) == tuning.read(str(path))
+    assert tuning.from_record(told) == tuning.read(str(path))
     assert tuning.record({}) is None and tuning.record({tuning.VARIABLE: ""}) is None
-    assert tuning.agreed(None) is None
+    assert tuning.from_record(None) is None
     path.write_text("{}")
     with pytest.raises(tuning.TuningError, match="'format' is missing"):
-        tuning.agreed(tuning.record({tuning.VARIABLE: str(path)}))
+        tuning.from_record(tuning.record({tuning.VARIABLE: str(path)}))
 
 
 def test_a_file_of_another_rank_than_0_is_told_to_be_without_effect(caplog):

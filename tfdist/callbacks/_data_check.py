@@ -12,10 +12,10 @@ from tfdist.callbacks._callback_list import variables_of_fit
 from tfdist.collectives import allgather
 from tfdist.consistency.shared_samples import (
     SampleTap,
-    are_shared,
-    can_be_looked_at,
+    can_hash_samples,
     common_samples,
-    samples_to_keep,
+    have_shared_samples,
+    samples_per_rank,
 )
 from tfdist.core import runtime
 from tfdist.core.process_sets import ProcessSet, members_of
@@ -40,10 +40,10 @@ class DataCheck:
         running = variables_of_fit(model)
         iterator = running.get("epoch_iterator") if running else None
         dataset = getattr(iterator, _DATASET, None)
-        if can_be_looked_at(dataset):
-            self._tap = SampleTap(samples_to_keep(len(members_of(process_set))))
+        if can_hash_samples(dataset):
+            self._tap = SampleTap(samples_per_rank(len(members_of(process_set))))
             self._iterator, self._original = iterator, dataset
-            setattr(iterator, _DATASET, self._tap.on(dataset))
+            setattr(iterator, _DATASET, self._tap.attach(dataset))
 
     def finish(self) -> None:
         """Compares the samples of all ranks, which have to call it, and ends looking.
@@ -64,7 +64,7 @@ class DataCheck:
         if runtime.rank() != members[0]:
             return
         hashes = [rows[rows[:, 0] == rank, 1] for rank in members]
-        if not are_shared(hashes):
+        if not have_shared_samples(hashes):
             return
         place, count = common_samples(hashes)
         _logger.warning(

@@ -11,7 +11,11 @@ from tfdist.callbacks._callback_list import kind_of
 from tfdist.callbacks._data_check import DataCheck
 from tfdist.callbacks._per_rank_state import own_variables
 from tfdist.collectives.local_variables import identity
-from tfdist.collectives.per_rank_variables import is_declared, shared_weights, were_sent
+from tfdist.collectives.per_rank_variables import (
+    is_declared,
+    shared_weights,
+    were_broadcast,
+)
 from tfdist.collectives.signature import path_of
 from tfdist.consistency.comparison import compare, is_on, plain
 from tfdist.consistency.explanation import SLOT, STATE, TRAINED, RankState
@@ -117,7 +121,7 @@ def compare_model(
         names=list(map(path_of, variables)),
         kinds=[kind for _, kind in pairs],
         fingerprints=fingerprints(variables),
-        were_sent=were_sent(variables),
+        were_broadcast=were_broadcast(variables),
         decisions=decisions_of(callbacks or []),
         monitors=monitors_of(callbacks or []),
     )

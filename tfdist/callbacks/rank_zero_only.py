@@ -13,7 +13,7 @@ from tfdist.callbacks._list_rules import WRITES
 from tfdist.callbacks._rank_comparison import compare_model
 from tfdist.callbacks._state_sync import TrainingState, rates_of, share
 from tfdist.callbacks.stop_together import StopTogether
-from tfdist.collectives.all_ranks import alone, run_on_rank
+from tfdist.collectives.all_ranks import run_on_rank, single_rank_code
 from tfdist.core import native, runtime
 
 _ALL_HOOKS = [n for n in dir(keras.callbacks.Callback) if n.startswith("on_")]
@@ -173,7 +173,7 @@ class RankZeroOnly(RankCallback):
             return
         place = f"RankZeroOnly({self._name}).{hook}"
         try:
-            with alone(place, self._ranks, others_wait=False):
+            with single_rank_code(place, self._ranks, others_wait=False):
                 if self._training and runtime.size() > 1:
                     self._call_watched(hook, *arguments, **named)
                 else:

@@ -68,9 +68,9 @@ def allreduce(
         `[2, 2, 4]` on both.
     """
     if process_set is None:
-        again = _known(tensor, op, name, prescale, postscale, timeout_s)
-        if again is not None:
-            return again(tensor)
+        cached = _cached_call(tensor, op, name, prescale, postscale, timeout_s)
+        if cached is not None:
+            return cached(tensor)
     value = _arguments.reducible(tensor, op, "allreduce")
     reduced = emit.allreduce(
         [value],
@@ -83,7 +83,7 @@ def allreduce(
     return reduced[0]
 
 
-def _known(
+def _cached_call(
     tensor: Any, op: Any, name: Any, prescale: Any, postscale: Any, timeout_s: Any
 ) -> Callable[[tf.Tensor], tf.Tensor] | None:
     """Returns a cached reduction for a valid eager call without factors, or None."""

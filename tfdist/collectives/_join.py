@@ -1,4 +1,4 @@
-"""join: a rank without data takes part in what the others go on to call."""
+"""join: lets a rank without data take part in the collectives of the other ranks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ after_join: list[Callable[[int], None]] = []
 def join(
     *, timeout_s: float | None = None, process_set: ProcessSet | None = None
 ) -> int:
-    """Says that this rank has no more data; returns when every rank has said so.
+    """Declares that this rank has no more data; returns when all ranks have joined.
 
     Until then it takes part in the collectives that the other ranks call:
 
@@ -76,9 +76,9 @@ def join(
 def join_all(
     *, timeout_s: float | None = None, process_set: ProcessSet | None = None
 ) -> tuple[int, int]:
-    """As `join`; the rank, and how many ranks have called everything themselves.
+    """As `join`; also returns how many ranks have called everything themselves.
 
-    Fewer than all: somebody has taken part in what others called.
+    If that is fewer than all, a rank that had joined has taken part in calls of others.
     """
     if not tf.executing_eagerly():
         raise RuntimeError(
@@ -91,19 +91,19 @@ def join_all(
     one_rank_code.check_not_alone("tfdist.join", id_of(process_set))
     claim([key_of("join", process_set=id_of(process_set))])
     # In a thread of its own, so that Ctrl-C gets through.
-    ended: concurrent.futures.Future[tuple[int, int]] = concurrent.futures.Future()
+    outcome: concurrent.futures.Future[tuple[int, int]] = concurrent.futures.Future()
 
     def run() -> None:
         try:
-            ended.set_result(
+            outcome.set_result(
                 native.join(timeout_s=wait, process_set=id_of(process_set))
             )
         except BaseException as error:  # noqa: BLE001 - raised by the caller
-            ended.set_exception(error)
+            outcome.set_exception(error)
 
     threading.Thread(target=run, name="tfdist-join", daemon=True).start()
     with errors.translate():
-        result = ended.result()
+        result = outcome.result()
     for notify in after_join:
         notify(id_of(process_set))
     return result

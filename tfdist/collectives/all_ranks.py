@@ -1,4 +1,4 @@
-"""Something that all ranks do together, or one for all: its error is one of all."""
+"""Runs a function on one or all ranks; every rank raises an exception of any rank."""
 
 from __future__ import annotations
 
@@ -26,34 +26,34 @@ def run_on_rank(
     timeout_s: float | None,
     process_set: ProcessSet | None,
 ) -> Any:
-    """One rank works, and the others wait for it.
+    """Runs a function on one rank, while the others wait for its result.
 
     Args:
-        rank: the one that works.
-        work: gives plain data for all ranks.
-        failed: what it means when it raises, for the message on the other ranks.
-        place: what `work` is, for the message of a collective that is called in it.
+        rank: the rank that runs it.
+        work: the function; returns plain data for all ranks.
+        failed: start of the message on the other ranks if it raises.
+        place: name of `work`, for the error of a collective that is called in it.
         name: identifies the call across ranks.
         timeout_s: seconds to wait.
         process_set: the ranks that take part, which alone call it.
 
     Returns:
-        What `work` gave, on all ranks.
+        The result of `work`, on all ranks.
 
     Raises:
-        Exception: what `work` raised, on `rank`.
-        tfdist.RankFailedError: it raised, on the others; or a rank failed.
+        Exception: on `rank`: the exception of `work`.
+        tfdist.RankFailedError: on the others: `work` raised; or a rank failed.
     """
     failure: Exception | None = None
     own: dict[str, Any] = {}
     works = runtime.rank() == rank  # also read by tfdist.core.deadlock
     if works:
         try:
-            with alone(place, process_set, others_wait=True):
-                own = {"failure": "", "told": work()}
-        except Exception as error:  # noqa: BLE001 - told to all ranks, then raised
+            with single_rank_code(place, process_set, others_wait=True):
+                own = {"failure": "", "result": work()}
+        except Exception as error:  # noqa: BLE001 - reported to all ranks, then raised
             failure = error
-            own = {"failure": _describe_error(error), "told": None}
+            own = {"failure": _describe_error(error), "result": None}
         works = False
     try:
         shared = broadcast_object(
@@ -61,7 +61,7 @@ def run_on_rank(
         )
     except Exception:
         if failure is None:
-            raise  # else: a rank that was told has ended already
+            raise  # else: a rank that received the failure has ended already
     if failure is not None:
         raise failure  # outside of the handler: it is not the other ranks' fault
     if shared["failure"]:
@@ -69,19 +69,19 @@ def run_on_rank(
             f"{failed}: {shared['failure']}",
             errors.ErrorRecord(kind="rank_failed", rank=rank, cause=shared["failure"]),
         )
-    return shared["told"]
+    return shared["result"]
 
 
 @contextlib.contextmanager
-def alone(
+def single_rank_code(
     place: str, process_set: ProcessSet | None, *, others_wait: bool
 ) -> Iterator[None]:
-    """Marks code that only this rank runs: a collective in it is an error at once.
+    """Marks code that only this rank runs: a collective in it raises at once.
 
     Args:
         place: the name of the code, for messages.
-        process_set: this rank and those that do not run it; None for all.
-        others_wait: whether these wait until it has ended.
+        process_set: this rank and the ranks that do not run it; None for all.
+        others_wait: whether those ranks wait until it has ended.
     """
     ranks = members_of(process_set)
     with (
@@ -100,11 +100,11 @@ def alone(
 class CoordinatedCall:
     """The stages of one function that all ranks call at the same time.
 
-    Between two exchanges a rank works alone, as long as it takes: nobody waits in the
-    middle of the work, so the ranks may have different amounts of it.
+    Between two exchanges each rank works by itself, without a time limit, so the ranks
+    may have different amounts of work.
 
     Args:
-        function: what the user called, for messages.
+        function: name of the function that the user called, for messages.
         timeout_s: seconds to wait for the slowest rank at the end of each stage.
         process_set: the ranks that take part.
     """
@@ -125,30 +125,30 @@ class CoordinatedCall:
     def run(
         self, stage: str, work: Callable[[], tuple[T, dict[str, Any]]]
     ) -> tuple[T, list[dict[str, Any]]]:
-        """Does the work, then tells all ranks how it went.
+        """Does the work, then exchanges its outcome with all ranks.
 
         Args:
-            stage: its name, the same on all ranks.
-            work: gives a result, and plain data for the other ranks.
+            stage: name of the stage, the same on all ranks.
+            work: returns a result, and plain data for the other ranks.
 
         Returns:
             The result, and the data of all ranks in their order.
 
         Raises:
-            Exception: what `work` raised, on the rank where it did.
-            tfdist.RankFailedError: it raised on another rank.
+            Exception: the exception of `work`, on its rank.
+            tfdist.RankFailedError: `work` raised on another rank.
             tfdist.MismatchError: another rank is in another function, or has joined.
         """
         failure: Exception | None = None
-        told: dict[str, Any] = {}
+        data: dict[str, Any] = {}
         try:
-            result, told = work()
-        except Exception as error:  # told to all ranks, raised below
+            result, data = work()
+        except Exception as error:  # reported to all ranks, raised below
             failure = error
         own = {
             "stage": f"tfdist.{self.function}, {stage}",
             "failure": "" if failure is None else _describe_error(failure),
-            "told": told,
+            "data": data,
         }
         try:
             shared = gather_from_all(
@@ -172,14 +172,14 @@ class CoordinatedCall:
                         kind="rank_failed", rank=rank, cause=other["failure"]
                     ),
                 )
-        facts = [{"stage": o["stage"], **o["told"]} for o in shared]
+        facts = [{"stage": o["stage"], **o["data"]} for o in shared]
         self.agree(facts, "stage", "where they are", "Call the same on all ranks.")
         return result, facts
 
     def agree(
         self, facts: list[dict[str, Any]], key: str, what: str, advice: str
     ) -> None:
-        """Raises on all ranks if a fact is not the same everywhere.
+        """Raises on all ranks if a fact differs between the ranks.
 
         Raises:
             tfdist.MismatchError: with both values.

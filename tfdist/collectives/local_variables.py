@@ -7,15 +7,15 @@ from typing import Any
 
 
 class LocalVariables:
-    """Which of the variables that are trained belong to each rank alone.
+    """Tells which trained variables belong to each rank alone.
 
     Args:
-        chosen: variables and layers (or models), which stand for all their variables,
-            also for those that they do not have yet; or a function that is given a
-            variable and says whether it is local.
+        selection: variables and layers (or models), which stand for all their
+            variables, also for those that they create later; or a function of a
+            variable that returns whether it is local.
 
     Raises:
-        TypeError: `chosen` is neither, or something in it is neither.
+        TypeError: `selection` is neither, or something in it is neither.
 
     Example:
         >>> import tensorflow as tf
@@ -27,54 +27,58 @@ class LocalVariables:
         [0]
     """
 
-    def __init__(self, chosen: Iterable[Any] | Callable[[Any], bool]) -> None:
-        self._asks = chosen if callable(chosen) and not is_layer(chosen) else None
-        if self._asks is not None:
+    def __init__(self, selection: Iterable[Any] | Callable[[Any], bool]) -> None:
+        self._predicate = (
+            selection if callable(selection) and not is_layer(selection) else None
+        )
+        if self._predicate is not None:
             return
-        if is_layer(chosen) or is_variable(chosen) or not _is_iterable(chosen):
+        if is_layer(selection) or is_variable(selection) or not _is_iterable(selection):
             raise TypeError(
                 "Expected local_variables to be a list of variables and layers, or a "
-                f"function of a variable, got {type(chosen).__name__}: {chosen!r}."
+                f"function of a variable, got {type(selection).__name__}: "
+                f"{selection!r}."
             )
-        self._listed = list(chosen)  # type: ignore[arg-type]
-        for one in self._listed:
-            if not (is_variable(one) or is_layer(one)):
+        self._listed = list(selection)  # type: ignore[arg-type]
+        for item in self._listed:
+            if not (is_variable(item) or is_layer(item)):
                 raise TypeError(
                     "Expected variables and layers in local_variables, got "
-                    f"{type(one).__name__}: {one!r}."
+                    f"{type(item).__name__}: {item!r}."
                 )
 
     def places(self, variables: Sequence[Any]) -> list[int]:
-        """The places in `variables` of those that are local, ascending."""
-        if self._asks is not None:
-            return [i for i, v in enumerate(variables) if self._asks(v)]
+        """Returns the indices of the local variables in `variables`, ascending."""
+        if self._predicate is not None:
+            return [i for i, v in enumerate(variables) if self._predicate(v)]
         local = set(map(identity, self.listed()))
         return [i for i, v in enumerate(variables) if identity(v) in local]
 
     def listed(self) -> list[Any]:
-        """The variables that are listed, and those of listed layers; of none asked."""
-        if self._asks is not None:
+        """Returns all variables of the list and of its layers; [] for a function."""
+        if self._predicate is not None:
             return []
-        members = (one.weights if is_layer(one) else [one] for one in self._listed)
-        return [variable for some in members for variable in some]
+        members = (item.weights if is_layer(item) else [item] for item in self._listed)
+        return [variable for part in members for variable in part]
 
 
-def with_one_more(known: LocalVariables | None, one: Any) -> LocalVariables:
-    """Returns the known local variables with one variable or layer added.
+def with_local_variable(local: LocalVariables | None, item: Any) -> LocalVariables:
+    """Returns local variables with one variable or layer added.
 
     Raises:
         TypeError: it is neither.
     """
-    return LocalVariables([*(known._listed if known else ()), one])
+    return LocalVariables([*(local._listed if local else ()), item])
 
 
 def check_clips_each_alone(optimizer: Any) -> None:
     """Raises ValueError if an optimizer clips by the norm over several variables.
 
-    Where some of them are local that norm differs between the ranks.
+    If some of them are local, that norm differs between the ranks.
 
     Args:
-        optimizer: of Keras, or one made of others (loss scale, `MultiOptimizer`).
+        optimizer: Keras optimizer, or one that wraps others (loss scale,
+            `MultiOptimizer`).
     """
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     for one in [inner, *getattr(inner, "_inner_optimizers", ())]:
@@ -96,11 +100,11 @@ def is_variable(one: Any) -> bool:
     return hasattr(one, "assign") and hasattr(one, "dtype")
 
 
-def _is_iterable(chosen: Any) -> bool:
-    return isinstance(chosen, Iterable) and not isinstance(chosen, str)
+def _is_iterable(selection: Any) -> bool:
+    return isinstance(selection, Iterable) and not isinstance(selection, str)
 
 
 def identity(variable: Any) -> int:
-    """Tells variables apart; that of a Keras variable is that of what it holds."""
-    held = getattr(variable, "value", variable)
-    return id(variable if callable(held) else held)
+    """Returns an id; a Keras variable has that of its TensorFlow variable."""
+    value = getattr(variable, "value", variable)
+    return id(variable if callable(value) else value)

@@ -1,7 +1,7 @@
-"""Plain data as bytes, and back: None, numbers, text, arrays, and structures of them.
+"""Encodes plain data as bytes: None, numbers, text, arrays, and structures of them.
 
-As msgpack, with bounds on depth, items and bytes. No code travels: what is not plain
-data is refused with its place in the object.
+The format is msgpack, with bounds on depth, items and bytes. Anything else is refused,
+with its place in the object; no code is ever sent.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ MAX_BYTES = 1 << 20
 # msgpack extension types.
 _TUPLE, _ARRAY, _SCALAR = 1, 2, 3
 _DTYPE = re.compile(r"[<>|=](b1|[iu][1248]|f(2|4|8|12|16)|c(8|16|24|32))\Z")
-# Types of TensorFlow that NumPy writes in letters which say nothing, as "<V1", or which
-# it cannot read, as "<f1": they go by name. Those that all its versions have.
+# Types of TensorFlow for which NumPy has no code ("<V1") or cannot read it ("<f1"):
+# they are sent by name. Only types that all supported versions have.
 _BY_NAME = {
     dtype.name: np.dtype(dtype.as_numpy_dtype)
     for dtype in (
@@ -177,13 +177,13 @@ def _is_known(name: str) -> bool:
 
 
 class _Unpacker:
-    """The way back, with the bounds checked again: peers may be of another version."""
+    """Decodes, and checks the bounds again: peers may run another version."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
 
     def value(self, data: bytes, depth: int) -> Any:
-        if depth > MAX_DEPTH + 1:  # what a tuple or array of the last level holds
+        if depth > MAX_DEPTH + 1:  # contents of a tuple or array of the last level
             raise ValueError(f"Expected at most {MAX_DEPTH} levels, got more.")
         return msgpack.unpackb(
             data,

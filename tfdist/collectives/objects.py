@@ -1,7 +1,7 @@
 """broadcast_object, allgather_object: small Python values between ranks.
 
-Plain data travel as such (`collectives.object_codec`), and nothing else does, unless
-all ranks have set TFDIST_OBJECTS=pickle (`core.pickling`).
+Only plain data can be sent (`collectives.object_codec`), unless all ranks have set
+TFDIST_OBJECTS=pickle (`core.pickling`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tfdist.core import pickling, runtime
 from tfdist.core.process_sets import ProcessSet, check_root, id_of, members_of
 
 _HEADER_WORDS = 3  # rank, status, length in bytes
-_MOST_BYTES = (1 << 31) - 1  # that the header can say
+_HEADER_MAX_BYTES = (1 << 31) - 1  # the largest length that the header can hold
 _OK, _REFUSED, _PICKLED = 0, 1, 2
 _CHOICE = (
     f"Or set {pickling.VARIABLE}=pickle for all ranks, which then send each other any "
@@ -130,13 +130,13 @@ def gather_from_all(
     timeout_s: float | None = None,
     process_set: ProcessSet | None = None,
 ) -> list[Any]:
-    """As `allgather_object`, for what needs an object of every rank.
+    """As `allgather_object`, but raises if a rank has joined.
 
     Args:
         obj: plain data.
-        function: what the ranks have called, for the message.
-        name: as there, and so are the others.
-        max_bytes: of each encoded object.
+        function: name of the function that the ranks call, for the message.
+        name: identifies the call across ranks.
+        max_bytes: bound on each encoded object, in bytes.
         timeout_s: seconds to wait for the slowest rank.
         process_set: the ranks that take part.
 
@@ -170,9 +170,9 @@ def _exchange(
     timeout_s: float | None,
     process_set: ProcessSet | None,
 ) -> dict[int, Any]:
-    """One allgather of messages; a refusal travels too, so that nobody waits.
+    """Allgathers one message of each rank: its object, or the reason why it has none.
 
-    Where one was pickled, a second one says whether all ranks could load it.
+    If an object was pickled, a second allgather tells whether all ranks could load it.
 
     Returns:
         Rank → its object; without the ranks that have joined.
@@ -192,7 +192,7 @@ def _exchange(
             text = str(refusal) or type(refusal).__name__  # MemoryError says nothing
             status, message = _REFUSED, text.encode("utf-8", "replace")[:4096]
         words = collectives.allgather(
-            tf.constant(_to_words(runtime.rank(), status, message)),
+            tf.constant(_pack_message(runtime.rank(), status, message)),
             name=name + step,
             timeout_s=timeout_s,
             process_set=process_set,
@@ -206,11 +206,11 @@ def _exchange(
     if sends:
         try:
             status, message = _message_of(obj, call, max_bytes)
-            if len(message) > _MOST_BYTES:
+            if len(message) > _HEADER_MAX_BYTES:
                 raise ValueError(
-                    f"Expected an object of at most {_MOST_BYTES} bytes, whatever "
-                    f"max_bytes is, got {len(message)} bytes. Send arrays with "
-                    "tfdist.broadcast() or tfdist.allgather()."
+                    f"Expected an object of at most {_HEADER_MAX_BYTES} bytes, "
+                    f"whatever max_bytes is, got {len(message)} bytes. Send arrays "
+                    "with tfdist.broadcast() or tfdist.allgather()."
                 )
         except Exception as error:  # whatever it is: the others wait
             refusal = error
@@ -230,11 +230,11 @@ def _exchange(
 
 
 def _message_of(obj: Any, call: str, max_bytes: int) -> tuple[int, bytes]:
-    """Plain data as such, also where other objects are pickled: status and bytes."""
+    """Returns status and bytes: plain data if possible, else a pickled object."""
     try:
         return _OK, encode(obj, max_bytes=max_bytes)
     except (TypeError, ValueError) as refusal:
-        if not pickling.chosen():
+        if not pickling.is_enabled():
             if isinstance(refusal, TypeError):
                 raise TypeError(f"{refusal} {_CHOICE}") from None
             raise
@@ -243,10 +243,10 @@ def _message_of(obj: Any, call: str, max_bytes: int) -> tuple[int, bytes]:
 
 
 def _object_of(rank: int, status: int, data: bytes, call: str, max_bytes: int) -> Any:
-    """The object in a message of `rank`; ValueError when there is none."""
+    """Returns the object in a message of `rank`; ValueError if it has none."""
     if status == _OK:
         return decode(data, max_bytes=max_bytes) if data else None
-    if status != _PICKLED or not pickling.chosen():
+    if status != _PICKLED or not pickling.is_enabled():
         raise ValueError(
             f"Expected plain data of rank {rank}, got an object of kind {status}; this "
             f"job was not started with {pickling.VARIABLE}=pickle."
@@ -259,25 +259,25 @@ def _object_of(rank: int, status: int, data: bytes, call: str, max_bytes: int) -
         ) from error
 
 
-def _check(found: list[tuple[int, int, bytes]], what: str) -> None:
-    """Raises if a rank tells that it could not do `what`."""
+def _check(found: list[tuple[int, int, bytes]], action: str) -> None:
+    """Raises if a rank has reported that it could not do `action`."""
     for rank, status, data in found:
         if status == _REFUSED:
             text = data.decode("utf-8", "replace")
             raise errors.RankFailedError(
-                f"rank {rank} could not {what}: {text}",
+                f"rank {rank} could not {action}: {text}",
                 errors.ErrorRecord(kind="rank_failed", rank=rank, cause=text),
             )
 
 
-def _to_words(rank: int, status: int, message: bytes) -> np.ndarray:
+def _pack_message(rank: int, status: int, message: bytes) -> np.ndarray:
     header = np.array([rank, status, len(message)], "<i4")
     padded = message + b"\0" * (-len(message) % 4)
     return np.concatenate([header, np.frombuffer(padded, "<i4")]).astype(np.int32)
 
 
 def _messages(words: np.ndarray) -> list[tuple[int, int, bytes]]:
-    """Splits the gathered words: each message says its own length."""
+    """Splits the gathered words into messages, by the length in each header."""
     found = []
     position = 0
     while position < len(words):

@@ -1,4 +1,4 @@
-"""Variables that are meant to differ between the ranks, or to be equal."""
+"""Tells variables that may differ between the ranks from those that must not."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import keras
 from tfdist.collectives.local_variables import identity
 from tfdist.core.weak_identity_map import WeakIdentityMap
 
-# Keras's names of what each rank counts, draws or adds up by itself.
-_OWN_NAMES = (
+# Keras's names of variables that follow each rank's own batches.
+_PER_RANK_NAMES = (
     "moving_mean",
     "moving_variance",
     "moving_stddev",
@@ -21,12 +21,12 @@ _OWN_NAMES = (
     "seed_generator_state",
     "gradient_accumulator",
 )
-_MOST_LISTS = 64
+_MAX_LISTS = 64
 
 # Variables given as local_variables to a tape or optimizer.
 _declared: WeakIdentityMap[bool] = WeakIdentityMap()
 # Lists given to broadcast_variables, by the identities of their variables.
-_sent_together: dict[tuple[int, ...], list[weakref.ref[Any]]] = {}
+_broadcast_lists: dict[tuple[int, ...], list[weakref.ref[Any]]] = {}
 
 
 def declare(variables: Iterable[Any]) -> None:
@@ -43,45 +43,48 @@ def is_declared(variable: Any) -> bool:
 def note_broadcast(variables: Sequence[Any]) -> None:
     """Notes the variables of one `broadcast_variables`: the state of one model."""
     key = tuple(map(identity, variables))
-    _sent_together[key] = [weakref.ref(variable) for variable in variables]
-    while len(_sent_together) > _MOST_LISTS:
-        del _sent_together[next(iter(_sent_together))]
+    _broadcast_lists[key] = [weakref.ref(variable) for variable in variables]
+    while len(_broadcast_lists) > _MAX_LISTS:
+        del _broadcast_lists[next(iter(_broadcast_lists))]
 
 
-def were_sent(variables: Sequence[Any]) -> bool:
+def were_broadcast(variables: Sequence[Any]) -> bool:
     """Whether some of these have been in a list given to `note_broadcast`."""
-    wanted = set(map(identity, variables))
-    return any(not wanted.isdisjoint(map(identity, sent)) for sent in _lists_sent())
+    identities = set(map(identity, variables))
+    return any(
+        not identities.isdisjoint(map(identity, listed))
+        for listed in _live_broadcast_lists()
+    )
 
 
-def sent_with(variables: Sequence[Any]) -> list[Any]:
+def broadcast_with(variables: Sequence[Any]) -> list[Any]:
     """Variables that were broadcast in one list with one of these, and still exist.
 
-    Those are left out which Keras changes by each rank's own batches: moving
+    Leaves out variables that Keras changes by each rank's own batches: moving
     statistics, states of metrics and of random number generators.
     """
-    wanted = set(map(identity, variables))
+    identities = set(map(identity, variables))
     found: dict[int, Any] = {}
-    for sent in _lists_sent():
-        if not wanted.isdisjoint(map(identity, sent)):
-            found.update((identity(v), v) for v in sent if not _is_own_by_name(v))
+    for listed in _live_broadcast_lists():
+        if not identities.isdisjoint(map(identity, listed)):
+            found.update((identity(v), v) for v in listed if not _has_per_rank_name(v))
     return list(found.values())
 
 
-def _lists_sent() -> Iterator[list[Any]]:
+def _live_broadcast_lists() -> Iterator[list[Any]]:
     """The variables of each list that still exist; identities may have been reused."""
-    for references in _sent_together.values():
+    for references in _broadcast_lists.values():
         alive = (reference() for reference in references)
         yield [variable for variable in alive if variable is not None]
 
 
 def shared_weights(model: keras.Model) -> list[Any]:
     """The weights of a model that have to be equal on all ranks."""
-    own = set(map(identity, own_states(model)))
+    own = set(map(identity, per_rank_states(model)))
     return [v for v in model.weights if identity(v) not in own and not is_declared(v)]
 
 
-def own_states(model: keras.Model) -> list[Any]:
+def per_rank_states(model: keras.Model) -> list[Any]:
     """Non-trainable weights that follow each rank's own batches by design.
 
     These are the moving statistics of batch normalisations that are not synchronised,
@@ -97,10 +100,10 @@ def own_states(model: keras.Model) -> list[Any]:
     return own
 
 
-def _is_own_by_name(variable: Any) -> bool:
+def _has_per_rank_name(variable: Any) -> bool:
     name = str(getattr(variable, "path", variable.name)).rpartition("/")[2]
     is_metric = getattr(variable, "aggregation", None) == "sum"
-    return is_metric or name.partition(":")[0].endswith(_OWN_NAMES)
+    return is_metric or name.partition(":")[0].endswith(_PER_RANK_NAMES)
 
 
 def tf_variable(variable: Any) -> Any:

@@ -21,9 +21,9 @@ from tfdist.core.process_sets import ProcessSet, id_of
 
 _logger = logging.getLogger("tfdist")
 
-_MANY_LISTS = 1000  # that one program hardly has
+_MANY_LISTS = 1000  # more are probably a mistake of the program
 
-# (generation of the world, process set, description) → what the ranks have agreed on:
+# (generation of the world, process set, description) → result of the agreement:
 # the id of the list, and which flags any rank had set.
 _AGREED: dict[tuple[int, int, str], tuple[str, list[bool]]] = {}
 
@@ -34,15 +34,15 @@ def agree(
     *,
     process_set: ProcessSet | None = None,
 ) -> None:
-    """Makes sure that all ranks have the same list of variables and options.
+    """Checks that all ranks have the same list of variables and options.
 
-    Blocks until every rank has asked, at most `TFDIST_TIMEOUT_S`. A list that was
-    agreed on before is answered at once.
+    Blocks until every rank has called it, at most `TFDIST_TIMEOUT_S`. Returns at once
+    for a list that was compared before.
 
     Args:
         lines: one line for each variable, see `describe_variable`.
-        options: one line: what is done with them.
-        process_set: the ranks that ask; default all.
+        options: one line: the operation on them, and its options.
+        process_set: the ranks that call it; default all.
 
     Raises:
         tfdist.MismatchError: the lists or the options differ; on all ranks.
@@ -50,7 +50,7 @@ def agree(
     register(lines, options, [False] * len(lines), process_set, renamed_layers)
 
 
-def known(
+def find_registered(
     lines: Sequence[str], options: str, count: int, process_set: ProcessSet | None
 ) -> tuple[str, list[bool]] | None:
     """Returns the result of an earlier `register` call for the same list.
@@ -59,9 +59,9 @@ def known(
 
     Args:
         lines: one line for each variable.
-        options: one line: what is done with them.
+        options: one line: the operation on them, and its options.
         count: number of flags.
-        process_set: the ranks that have asked; default all.
+        process_set: the ranks that have called it; default all.
 
     Returns:
         The id of the list and its flags; None if it is a new one.
@@ -86,9 +86,9 @@ def register(
 
     Args:
         lines: one line for each variable.
-        options: one line: what is done with them.
+        options: one line: the operation on them, and its options.
         flags: may differ between ranks.
-        process_set: the ranks that ask; default all.
+        process_set: the ranks that call it; default all.
         hint: makes the advice that ends the message of a mismatch.
 
     Returns:
@@ -107,7 +107,7 @@ def register(
             )
         except native.CoreError as error:
             raise _public_error(error, options, hint) from None
-        for old in [known for known in _AGREED if known[0] != key[0]]:
+        for old in [one for one in _AGREED if one[0] != key[0]]:
             del _AGREED[old]
         _AGREED[key] = found
         if len(_AGREED) == _MANY_LISTS:
@@ -134,7 +134,7 @@ def path_of(variable: Any) -> str:
 
 
 def _list_name(options: str) -> str:
-    """By what lists are told apart that several threads register; the core does so too.
+    """Returns the name that distinguishes lists of several threads, as in the core.
 
     Example:
         >>> from tfdist.collectives.signature import _list_name
@@ -153,7 +153,7 @@ def _key(
 
 
 def renamed_layers(error: native.CoreError) -> str:
-    """Advice where the names of variables differ."""
+    """Returns the advice for names of variables that differ."""
     del error
     return (
         "Keras numbers the names of layers: where only the numbers differ, call "
@@ -170,13 +170,13 @@ def _public_error(
         message = f"{error.message} ({hint(error)})"
         error = native.CoreError(error.code, message, error.payload)
     public = errors.from_core(error)
-    # Or AutoGraph would put a class of its own in the place of ours.
+    # Otherwise AutoGraph would raise a class of its own instead.
     public.ag_pass_through = True  # type: ignore[attr-defined]
     return public
 
 
 def _about_variables(error: native.CoreError) -> native.CoreError:
-    """The core takes every list for gradients; this one is sent, not reduced."""
+    """Rewrites a message of the core, which calls every list a list of gradients."""
     message = error.message.removeprefix('"gradients": ')
     cause = str(error.payload.get("cause", ""))
     payload = {

@@ -1,4 +1,4 @@
-"""broadcast_variables: every rank starts from the same values."""
+"""broadcast_variables: copies the values of one rank to all ranks."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def broadcast_variables(
     dtypes is an error before anything is changed. Then few operations carry all the
     values.
 
-    A `keras.layers.Normalization` computes with what it has made of its variables
-    before: call its `finalize_state()` afterwards. (`BroadcastInitialState` does.)
+    A `keras.layers.Normalization` computes with values derived from its variables: call
+    its `finalize_state()` afterwards. (`BroadcastInitialState` does.)
 
     Args:
         variables: Keras variables, `tf.Variable`s, or both; in the same order on
@@ -48,22 +48,22 @@ def broadcast_variables(
         >>> tfdist.broadcast_variables([w], root=0)
     """
     check_root(root, process_set)
-    listed = list(variables)
-    for variable in listed:
+    items = list(variables)
+    for variable in items:
         _check_variable(variable)
-    lines = [signature.describe_variable(v) for v in listed]
+    lines = [signature.describe_variable(v) for v in items]
     signature.agree(
         lines,
         f"op=broadcast root={root}",
         process_set=process_set,
     )
-    values = [tf.convert_to_tensor(v) for v in listed]
+    values = [tf.convert_to_tensor(v) for v in items]
     received = collectives.grouped_broadcast(
         values, root, name="broadcast_variables", process_set=process_set
     )
-    for variable, value in zip(listed, received, strict=True):
+    for variable, value in zip(items, received, strict=True):
         variable.assign(value)
-    note_broadcast(listed)
+    note_broadcast(items)
 
 
 def _check_variable(variable: Any) -> None:

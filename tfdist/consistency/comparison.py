@@ -1,4 +1,4 @@
-"""The comparison of the ranks' states in eager mode: one small reduction if equal."""
+"""Compares the states of the ranks in eager mode: one small reduction if equal."""
 
 from __future__ import annotations
 
@@ -38,13 +38,14 @@ def only_warns(text: str) -> bool:
 def equal_on_all_ranks(
     numbers: Sequence[int], name: str, process_set: ProcessSet | None
 ) -> bool:
-    """Whether all ranks have the same 64-bit integers; a rank that has joined has none.
+    """Whether all ranks have the same 64-bit integers; ignores ranks that have joined.
 
-    One reduction by MAX: what is equal everywhere has the same largest value and the
-    same largest complement, which turns the order round.
+    One reduction by MAX of the numbers and of their complements: the complement
+    reverses
+    the order, so the numbers are equal if both maxima belong to the same number.
 
     Args:
-        numbers: as many on every rank, each of -2**63 to 2**63 - 1.
+        numbers: equally many on every rank, each of -2**63 to 2**63 - 1.
         name: identifies the call across ranks.
         process_set: the ranks that call it; None for all.
     """
@@ -73,7 +74,7 @@ def compare(
         state: this rank's.
         when: the moment, for the message, e.g. "at the end of epoch 1".
         process_set: the ranks that train together; None for all.
-        is_first: whether the ranks may have begun with different weights.
+        is_first: whether the ranks may have started with different weights.
         name: identifies the call across ranks.
         advice: sentences that the error ends with.
 
@@ -94,7 +95,7 @@ def compare(
             "names": list(state.names),
             "kinds": list(state.kinds),
             "fingerprints": list(state.fingerprints),
-            "were_sent": state.were_sent,
+            "were_broadcast": state.were_broadcast,
             "decisions": state.decisions,
             "monitors": state.monitors,
         },
@@ -114,5 +115,5 @@ def compare(
 
 
 def plain(value: Any) -> Any:
-    """A number as Python has it, so that it can be sent and compared."""
+    """Converts a NumPy number to a Python number, which can be sent and compared."""
     return value.item() if isinstance(value, np.generic) else value

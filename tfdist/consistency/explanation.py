@@ -1,4 +1,4 @@
-"""The error that ranks with different states get: which variable, and the likely cause.
+"""Explains a difference between ranks: the variable, and the likely cause.
 
 Pure functions on values, the same on every rank, so that all ranks raise one message.
 """
@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-# The kinds of variables, in the order in which they are named.
+# Kinds of variables, in the order of the message.
 TRAINED, STATE, SLOT = "trained", "state", "slot"
 _NOUNS = {
     TRAINED: "the trainable weight",
@@ -29,7 +29,7 @@ class RankState:
         names: paths of the variables that are compared.
         kinds: TRAINED, STATE or SLOT, for each of them.
         fingerprints: the hash of each one's value.
-        were_sent: whether the values of one rank were sent to all before, by
+        were_broadcast: whether the values of one rank were sent to all before, by
             `broadcast_variables` or `BroadcastInitialState`.
         decisions: plain values that callbacks decide on, by name, e.g.
             {"EarlyStopping.best": 0.25}.
@@ -40,7 +40,7 @@ class RankState:
     names: Sequence[str]
     kinds: Sequence[str]
     fingerprints: Sequence[int]
-    were_sent: bool = False
+    were_broadcast: bool = False
     decisions: dict[str, Any] = dataclasses.field(default_factory=dict)
     monitors: dict[str, str] = dataclasses.field(default_factory=dict)
 
@@ -55,8 +55,7 @@ def explain(states: Sequence[RankState], when: str, *, is_first: bool) -> str:
             have begun with different values.
 
     Returns:
-        Several sentences: what differs between which ranks, the likely cause, and what
-        to write.
+        Several sentences: the difference and the ranks, the likely cause, and a remedy.
 
     Example:
         >>> states = [RankState(rank, ["dense/kernel"], [TRAINED], [rank])
@@ -79,20 +78,20 @@ def explain(states: Sequence[RankState], when: str, *, is_first: bool) -> str:
 
 
 def _different_lists(first: RankState, other: RankState) -> str:
-    for own, theirs in zip(first.names, other.names, strict=False):
-        if own != theirs:
-            what = (
-                f"the weight {own!r} on rank {first.rank} is {theirs!r} on rank "
+    for name, other_name in zip(first.names, other.names, strict=False):
+        if name != other_name:
+            difference = (
+                f"the weight {name!r} on rank {first.rank} is {other_name!r} on rank "
                 f"{other.rank}"
             )
             break
     else:
-        what = (
+        difference = (
             f"there are {len(first.names)} variables on rank {first.rank} and "
             f"{len(other.names)} on rank {other.rank}"
         )
     return (
-        f"{what}. Build the same model on all ranks. (Keras numbers the names of "
+        f"{difference}. Build the same model on all ranks. (Keras numbers the names of "
         "layers: where only the numbers differ, call keras.utils.clear_session() on "
         "all ranks before the model is made.)"
     )
@@ -102,25 +101,25 @@ def _different_values(
     states: Sequence[RankState], first: RankState, other: RankState, *, is_first: bool
 ) -> str:
     different = [
-        place
-        for place, number in enumerate(first.fingerprints)
-        if any(state.fingerprints[place] != number for state in states)
+        index
+        for index, number in enumerate(first.fingerprints)
+        if any(state.fingerprints[index] != number for state in states)
     ]
-    kinds = [first.kinds[place] for place in different]
-    # The first of the most telling kind: states change weights, which change slots.
+    kinds = [first.kinds[index] for index in different]
+    # The kind nearest to the cause: states change weights, which change slots.
     leading = next(kind for kind in (STATE, TRAINED, SLOT) if kind in kinds)
-    began_apart = is_first and not first.were_sent
-    if began_apart and TRAINED in kinds:
+    started_apart = is_first and not first.were_broadcast
+    if started_apart and TRAINED in kinds:
         leading = TRAINED
-    place = next(p for p in different if first.kinds[p] == leading)
-    holder = next(
-        s for s in states if s.fingerprints[place] != first.fingerprints[place]
+    index = next(p for p in different if first.kinds[p] == leading)
+    differing = next(
+        s for s in states if s.fingerprints[index] != first.fingerprints[index]
     )
     noun = _NOUNS[leading]
     return (
-        f"{noun} {first.names[place]!r} has different values on rank {first.rank} and "
-        f"rank {holder.rank} ({_counts(first, kinds)}). "
-        f"{_cause(first, place, kinds, began_apart=began_apart)} If a variable is "
+        f"{noun} {first.names[index]!r} has different values on rank {first.rank} and "
+        f"rank {differing.rank} ({_counts(first, kinds)}). "
+        f"{_cause(first, index, kinds, started_apart=started_apart)} If a variable is "
         "meant to differ between ranks, list it in local_variables=[...] of the "
         "DistributedOptimizer or DistributedGradientTape. (Set the environment "
         f"variable {SETTING}=warn to get a warning instead of this error.)"
@@ -128,7 +127,7 @@ def _different_values(
 
 
 def _differ_mostly(first: RankState, kinds: Sequence[str]) -> bool:
-    """Whether it is more than a layer or two."""
+    """Whether more than half of the trained weights differ."""
     trained = list(first.kinds).count(TRAINED)
     return list(kinds).count(TRAINED) > trained / 2
 
@@ -144,11 +143,11 @@ def _counts(first: RankState, kinds: Sequence[str]) -> str:
 
 
 def _cause(
-    first: RankState, place: int, kinds: Sequence[str], *, began_apart: bool
+    first: RankState, index: int, kinds: Sequence[str], *, started_apart: bool
 ) -> str:
-    name, kind = first.names[place], first.kinds[place]
+    name, kind = first.names[index], first.kinds[index]
     layer = name.rpartition("/")[0] or name
-    if began_apart:
+    if started_apart:
         return (
             "The ranks probably started with different weights: put "
             "tfdist.callbacks.BroadcastInitialState() into the callbacks of fit, or "

@@ -66,8 +66,8 @@ def fingerprints_in_graph(variables: Sequence[Any], limit_bytes: int) -> tf.Tens
     hashes = []
     for variable in variables:
         tensor = tf.convert_to_tensor(variable)
-        most = max(1, limit_bytes // tensor.dtype.size)
-        hashes.append(_fingerprint_of(tf.reshape(tensor, [-1])[:most]))
+        limit = max(1, limit_bytes // tensor.dtype.size)
+        hashes.append(_fingerprint_of(tf.reshape(tensor, [-1])[:limit]))
     return tf.stack(hashes)
 
 

@@ -1,10 +1,10 @@
-"""The comparison of weights within training steps, where no callback of tfdist does it.
+"""Compares weights within training steps, unless a callback of tfdist does.
 
-In the steps number 2, 4, 8, ..., 1024 in which a list of gradients is reduced, and then
-in each 1024th, the ranks compare the weights that the step updates, and what belongs
-to the same model. In a `tf.function` this is a branch of the graph. All ranks count the
-reductions of a list alike, so all take the branch in the same step. The first step is
-left out: programs may send the initial weights after it, when the optimizer has made
+In steps 2, 4, 8, ..., 1024 in which a gradient list is reduced, and then in each
+1024th, the ranks compare the weights that the step updates and the other weights of the
+same model. In a `tf.function` this is a branch of the graph. All ranks count the
+reductions of a list, so all take the branch in the same step. The first step is left
+out: programs may broadcast the initial weights after it, when the optimizer has created
 its variables.
 """
 
@@ -22,10 +22,10 @@ from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 from tfdist.collectives import ReduceOp, after_join, allgather, allreduce
 from tfdist.collectives.local_variables import identity
 from tfdist.collectives.per_rank_variables import (
+    broadcast_with,
     is_declared,
-    sent_with,
     shared_weights,
-    were_sent,
+    were_broadcast,
 )
 from tfdist.collectives.signature import path_of
 from tfdist.collectives.tf_ops.op_library import native_ops
@@ -76,16 +76,16 @@ def compare_in_step(
     """Compares weights in some of the steps; called in each, or when one is traced.
 
     Args:
-        variables: whose gradients are reduced; without local ones.
+        variables: variables whose gradients are reduced; without local ones.
         reduced: the reduced gradients, or None. In a graph the step fails after these,
-            so that no rank has cancelled what others wait for.
-        group_id: of the list, as the ranks have agreed on it.
+            so that no rank cancels an operation that others wait for.
+        group_id: id of the gradient list.
         process_set: the ranks that reduce; None for all.
         advice: sentences that the error ends with.
 
     Returns:
-        `reduced`. In a graph one of them waits for the comparison: what fails a step
-        by its gradients then fails it when no rank waits for this one any more.
+        `reduced`. In a graph one of them waits for the comparison, so that a check of
+        the gradients fails the step only when no rank waits for this one any more.
 
     Raises:
         tfdist.MismatchError: on all ranks, in eager mode: the weights differ. In a
@@ -100,20 +100,24 @@ def compare_in_step(
         count = _eager_counts[key] = _eager_counts.get(key, 0) + 1
         if is_due(count) and not _callbacks_compare():
             _compare_now(
-                _compared(variables, process_set), count, key, process_set, advice
+                _variables_to_compare(variables, process_set),
+                count,
+                key,
+                process_set,
+                advice,
             )
         return reduced
     graph = tf.compat.v1.get_default_graph()
     # Another engine has no operation that fails a step.
     can_fail = graph.building_function and engines.chosen() is None
     if can_fail and not _callbacks_compare():
-        compared = _compared(variables, process_set)
-        return _compare_when_run(compared, reduced, key, process_set, advice)
+        to_compare = _variables_to_compare(variables, process_set)
+        return _compare_when_run(to_compare, reduced, key, process_set, advice)
     return reduced
 
 
 def _compare_now(
-    compared: list[tuple[Any, str]],
+    to_compare: list[tuple[Any, str]],
     count: int,
     key: tuple[int, int, str],
     process_set: ProcessSet | None,
@@ -121,10 +125,10 @@ def _compare_now(
 ) -> None:
     state = RankState(
         rank=runtime.rank(),
-        names=[path_of(v) for v, _ in compared],
-        kinds=[kind for _, kind in compared],
-        fingerprints=fingerprints([v for v, _ in compared]),
-        were_sent=were_sent([v for v, _ in compared]),
+        names=[path_of(v) for v, _ in to_compare],
+        kinds=[kind for _, kind in to_compare],
+        fingerprints=fingerprints([v for v, _ in to_compare]),
+        were_broadcast=were_broadcast([v for v, _ in to_compare]),
     )
     compare(
         state,
@@ -137,21 +141,25 @@ def _compare_now(
 
 
 def _compare_when_run(
-    compared: list[tuple[Any, str]],
+    to_compare: list[tuple[Any, str]],
     reduced: list[Any],
     key: tuple[int, int, str],
     process_set: ProcessSet | None,
     advice: str,
 ) -> list[Any]:
-    names = [path_of(v) for v, _ in compared]
-    kinds = [kind for _, kind in compared]
+    names = [path_of(v) for v, _ in to_compare]
+    kinds = [kind for _, kind in to_compare]
     count = _graph_count(key).assign_add(1)
 
-    def explained(rows: np.ndarray, number: np.ndarray) -> bytes:
-        sent = were_sent([v for v, _ in compared])
+    def explain_rows(rows: np.ndarray, number: np.ndarray) -> bytes:
+        were_sent = were_broadcast([v for v, _ in to_compare])
         states = [
             RankState(
-                int(rank), names, kinds, [int(one) for one in own], were_sent=sent
+                int(rank),
+                names,
+                kinds,
+                [int(one) for one in own],
+                were_broadcast=were_sent,
             )
             for rank, *own in rows
         ]
@@ -169,11 +177,11 @@ def _compare_when_run(
             row[tf.newaxis], name=f"{_name(key)}.states", process_set=process_set
         )
         return tf.ensure_shape(
-            tf.numpy_function(explained, [rows, count], tf.string), []
+            tf.numpy_function(explain_rows, [rows, count], tf.string), []
         )
 
     def check() -> tf.Tensor:
-        hashes = fingerprints_in_graph([v for v, _ in compared], _LIMIT_BYTES)
+        hashes = fingerprints_in_graph([v for v, _ in to_compare], _LIMIT_BYTES)
         own = combine_in_graph(hashes)
         largest = allreduce(
             tf.stack([own, tf.bitwise.invert(own)]),
@@ -190,19 +198,19 @@ def _compare_when_run(
     for place, gradient in enumerate(reduced):
         if isinstance(gradient, tf.Tensor):
             with tf.control_dependencies([message]):
-                waiting = tf.identity(gradient)
-            return [*reduced[:place], waiting, *reduced[place + 1 :]]
+                checked = tf.identity(gradient)
+            return [*reduced[:place], checked, *reduced[place + 1 :]]
     return reduced
 
 
-def _compared(
+def _variables_to_compare(
     variables: Sequence[Any], process_set: ProcessSet | None
 ) -> list[tuple[Any, str]]:
     """The variables to compare and their kinds, in the same order on all ranks."""
     found = {identity(v): (v, TRAINED) for v in variables}
     if process_set is None:  # a subset of the ranks may train a part of a model
         model = _model_in_step()
-        others = sent_with(variables) if model is None else shared_weights(model)
+        others = broadcast_with(variables) if model is None else shared_weights(model)
         for v in others:
             kind = TRAINED if getattr(v, "trainable", False) else STATE
             found.setdefault(identity(v), (v, kind))
@@ -256,20 +264,20 @@ def _graph_count(key: tuple[int, int, str]) -> tf.Variable:
 def _drop_earlier_worlds(
     counts: dict[tuple[int, int, str], Any], generation: int
 ) -> None:
-    for key in [known for known in counts if known[0] != generation]:
+    for key in [one for one in counts if one[0] != generation]:
         del counts[key]
 
 
-def _begin_counts_anew(set_id: int) -> None:
-    """After a join, during which ranks without data have not counted."""
-    for key in [known for known in _eager_counts if known[1] == set_id]:
+def _reset_counts(set_id: int) -> None:
+    """Resets the counts after a join: ranks without data have not counted."""
+    for key in [one for one in _eager_counts if one[1] == set_id]:
         del _eager_counts[key]
     for key, count in _graph_counts.items():
         if key[:2] == (runtime.generation(), set_id):
             count.assign(0)
 
 
-after_join.append(_begin_counts_anew)
+after_join.append(_reset_counts)
 
 
 def _name(key: tuple[int, int, str]) -> str:

@@ -14,35 +14,35 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-# So many hashes are exchanged at most, over all ranks; and of each.
-_MOST_SAMPLES = 1 << 16
-_MOST_OF_A_RANK = 4096
-_FEWEST_PAIRS = 3
-# Data with equal samples have them within a rank, too: about as often.
-_OFTENER_THAN_WITHIN = 4.0
+# Largest number of hashes that are exchanged, of all ranks and of one.
+_MAX_HASHES = 1 << 16
+_MAX_HASHES_OF_A_RANK = 4096
+_MIN_PAIRS = 3
+# Data with equal samples have them within a rank, too, at about the same rate.
+_MIN_RATE_RATIO = 4.0
 
 
-def samples_to_keep(size: int) -> int:
-    """How many samples each of `size` ranks hashes."""
-    return max(64, min(_MOST_OF_A_RANK, _MOST_SAMPLES // size))
+def samples_per_rank(size: int) -> int:
+    """Returns how many samples each of `size` ranks hashes."""
+    return max(64, min(_MAX_HASHES_OF_A_RANK, _MAX_HASHES // size))
 
 
-def are_shared(hashes: Sequence[np.ndarray]) -> bool:
+def have_shared_samples(hashes: Sequence[np.ndarray]) -> bool:
     """Whether ranks have more samples in common than equal samples explain.
 
     Args:
-        hashes: for each rank those of its samples in one epoch, int64.
+        hashes: for each rank the hashes of its samples in one epoch, int64.
 
     Returns:
-        False also where there are too few to tell.
+        False also if there are too few samples to tell.
 
     Example:
         >>> import numpy as np
-        >>> are_shared([np.array([1, 2, 3, 4]), np.array([4, 3, 2, 1])])
+        >>> have_shared_samples([np.array([1, 2, 3, 4]), np.array([4, 3, 2, 1])])
         True
-        >>> are_shared([np.array([1, 3, 5, 7]), np.array([2, 4, 6, 8])])
+        >>> have_shared_samples([np.array([1, 3, 5, 7]), np.array([2, 4, 6, 8])])
         False
-        >>> are_shared([np.zeros(4, int), np.zeros(4, int)])
+        >>> have_shared_samples([np.zeros(4, int), np.zeros(4, int)])
         False
     """
     # Numbers of ordered pairs: a sum of squares counts those of equal samples.
@@ -51,22 +51,22 @@ def are_shared(hashes: Sequence[np.ndarray]) -> bool:
     equal_across = _equal_pairs(np.concatenate(hashes)) - equal_within
     pairs_within = sum(n * n for n in sizes)
     pairs_across = sum(sizes) ** 2 - pairs_within
-    if equal_across < 2 * _FEWEST_PAIRS:
+    if equal_across < 2 * _MIN_PAIRS:
         return False
     # Each sample is equal to itself, which says nothing.
     rate_within = (equal_within - sum(sizes)) / max(1, pairs_within - sum(sizes))
-    return bool(equal_across / pairs_across > _OFTENER_THAN_WITHIN * rate_within)
+    return bool(equal_across / pairs_across > _MIN_RATE_RATIO * rate_within)
 
 
 def common_samples(hashes: Sequence[np.ndarray]) -> tuple[int, int]:
-    """The rank with the most samples that others have too, and how many.
+    """Returns the rank with the most samples that others have too, and their number.
 
     Args:
-        hashes: as in `are_shared`, of at least two ranks.
+        hashes: as in `have_shared_samples`, of at least two ranks.
     """
     counts = []
     for rank, own in enumerate(hashes):
-        others = np.concatenate([some for r, some in enumerate(hashes) if r != rank])
+        others = np.concatenate([other for r, other in enumerate(hashes) if r != rank])
         counts.append(int(np.isin(own, others).sum()))
     rank = int(np.argmax(counts))
     return rank, counts[rank]
@@ -80,45 +80,47 @@ class SampleTap:
     """Hashes the first samples that come out of a dataset.
 
     Args:
-        most: how many samples are hashed.
+        limit: number of samples that are hashed.
     """
 
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._hashes = tf.Variable(tf.zeros([most], tf.int64), trainable=False)
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._hashes = tf.Variable(tf.zeros([limit], tf.int64), trainable=False)
         self._count = tf.Variable(0, dtype=tf.int64, trainable=False)
 
-    def on(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
-        """The same batches in the same order, each looked at as it passes."""
+    def attach(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
+        """Returns a dataset of the same batches that hashes their samples."""
 
-        def look(*element: Any) -> Any:
-            whole = element if isinstance(dataset.element_spec, tuple) else element[0]
-            seen = self._look(whole)
-            with tf.control_dependencies([seen]):
-                return tf.nest.map_structure(tf.identity, whole)
+        def hash_batch(*element: Any) -> Any:
+            batch = element if isinstance(dataset.element_spec, tuple) else element[0]
+            hashed = self._hash(batch)
+            with tf.control_dependencies([hashed]):
+                return tf.nest.map_structure(tf.identity, batch)
 
-        return dataset.map(look)
+        return dataset.map(hash_batch)
 
     def hashes(self) -> np.ndarray:
-        """Those of the samples so far, int64; of equal samples equal ones."""
+        """Returns the hashes of the samples so far, int64; equal for equal samples."""
         return self._hashes[: int(self._count)].numpy()
 
-    def _look(self, element: Any) -> tf.Tensor:
+    def _hash(self, element: Any) -> tf.Tensor:
         def keep() -> tf.Tensor:
             own = _sample_hashes(element)
             begin = self._count.read_value()
-            own = own[: self._most - begin]
+            own = own[: self._limit - begin]
             end = begin + tf.size(own, tf.int64)
             places = tf.range(begin, end)
             self._hashes.scatter_nd_update(places[:, tf.newaxis], own)
             self._count.assign(end)
             return end
 
-        # Not the count alone: a branch has to be run for its effect.
-        return tf.cond(self._count < self._most, keep, lambda: self._count.read_value())
+        # The branch must return a value that depends on it, or it would not run.
+        return tf.cond(
+            self._count < self._limit, keep, lambda: self._count.read_value()
+        )
 
 
-def can_be_looked_at(dataset: Any) -> bool:
+def can_hash_samples(dataset: Any) -> bool:
     """Whether a dataset gives batches of dense tensors, as `SampleTap` hashes them."""
     if not isinstance(dataset, tf.data.Dataset):
         return False

@@ -1,25 +1,25 @@
-"""Which of its allocators TensorFlow takes the memory of tensors from."""
+"""Chooses the allocator from which TensorFlow takes the memory of tensors."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
 
-KEEPS = "TF_CPU_ALLOCATOR_USE_BFC"
-MOST_MIB = "TF_CPU_BFC_MEM_LIMIT_IN_MB"
+USE_BFC = "TF_CPU_ALLOCATOR_USE_BFC"
+LIMIT_MIB = "TF_CPU_BFC_MEM_LIMIT_IN_MB"
 
 
 def settings(environ: Mapping[str, str]) -> dict[str, str]:
     """Returns the variables to set before TensorFlow makes its first tensor.
 
-    By default TensorFlow has memory from malloc, which gives that of large tensors back
-    to the system: each step maps gradients and results anew, 4 KiB at a time. Of its
-    own allocator (best fit with coalescing), which it uses by itself where it has a
-    GPU, the memory stays with the process. It may take 64 GiB unless told; here all
-    memory of the host, as malloc.
+    By default TensorFlow uses malloc, which returns the memory of large tensors to the
+    system: each step maps gradients and results anew, 4 KiB at a time. TensorFlow's own
+    allocator (best fit with coalescing), which it uses by default with a GPU, keeps the
+    memory in the process. Its default limit is 64 GiB; here it is all memory of the
+    host, as with malloc.
 
     Args:
-        environ: of this process; what the user has set there stays.
+        environ: environment of this process; variables that the user has set stay.
 
     Example:
         >>> from tfdist.core import allocator
@@ -28,11 +28,11 @@ def settings(environ: Mapping[str, str]) -> dict[str, str]:
         >>> allocator.settings({"TF_CPU_ALLOCATOR_USE_BFC": "false"})
         {}
     """
-    if KEEPS in environ:
+    if USE_BFC in environ:
         return {}
     host_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    wanted = {KEEPS: "true", MOST_MIB: str(max(1, host_bytes >> 20))}
-    return {name: value for name, value in wanted.items() if name not in environ}
+    defaults = {USE_BFC: "true", LIMIT_MIB: str(max(1, host_bytes >> 20))}
+    return {name: value for name, value in defaults.items() if name not in environ}
 
 
-__all__ = ["KEEPS", "MOST_MIB", "settings"]
+__all__ = ["USE_BFC", "LIMIT_MIB", "settings"]

@@ -1,10 +1,10 @@
 """Engine interface and selection of the engine that runs all collectives.
 
-`TFDIST_ENGINE` names it, the same on all ranks: "native", the default, which is the
-core itself, or a module of `tfdist.collectives.engines` for another library. How
-the ranks find each other, what they agree on and who of them lives is the core's
-business with every engine; an engine replaces the TensorFlow operations alone. This
-module needs no TensorFlow; loading an engine does.
+`TFDIST_ENGINE` names it, the same on all ranks: "native" (the default) is the core
+itself; other names are modules of `tfdist.collectives.engines`. With every engine the
+core connects the ranks, compares their settings and detects failures; an engine
+replaces only the TensorFlow operations. This module needs no TensorFlow; loading an
+engine does.
 
 To add one: a module `collectives/engines/<name>.py` with a function
 `make() -> Engine`.
@@ -35,21 +35,21 @@ class Engine(Protocol):
     name: str
 
     def start(self, mesh: Mesh, timeout_s: float) -> None:
-        """Connects this rank with the others; all are there, and call it now.
+        """Connects this rank with the others; all ranks call it at the same time.
 
         Args:
-            mesh: who and where this rank is.
-            timeout_s: seconds in which it must have ended.
+            mesh: place and address of this rank.
+            timeout_s: seconds until it must return.
 
         Raises:
-            native.CoreError: it cannot; the message says what to do.
+            native.CoreError: the ranks cannot connect; the message says what to do.
         """
 
     def close(self) -> None:
-        """Leaves the others; raises nothing. The core is connected until it returns."""
+        """Disconnects this rank; raises nothing. The core is connected until then."""
 
     def operations(self) -> Any:
-        """Has the functions of `libtfdist_tf.so` that are collectives.
+        """Returns an object with the collective functions of `libtfdist_tf.so`.
 
         Their arguments and outputs are those of the registered operations, e.g.
         `operations().tfdist_allreduce(tensors=..., tensor_name=..., ...)`; and
@@ -60,15 +60,15 @@ class Engine(Protocol):
         """Why it does not reduce `dtype` (TensorFlow's number) by `op`, if so."""
 
     def add_process_set(self, number: int, ranks: Sequence[int]) -> None:
-        """All ranks have agreed on a set; they call this now."""
+        """Adds a process set; all ranks call it after they have agreed on the set."""
 
     def remove_process_set(self, number: int) -> None:
-        """All ranks have agreed to end it; they call this now."""
+        """Removes a process set; all ranks call it after they have agreed to."""
 
     def finished(self) -> int:
-        """How many operations this process has finished."""
+        """Returns the number of operations that this process has finished."""
 
-    def told(self, error: BaseException) -> native.CoreError | None:
+    def to_core_error(self, error: BaseException) -> native.CoreError | None:
         """Returns the core's error for an operation's error; None for other errors."""
 
 
@@ -90,7 +90,7 @@ def names() -> list[str]:
     return [NATIVE, *sorted(name for name in found if not name.startswith("_"))]
 
 
-def wanted() -> str:
+def requested() -> str:
     """The name in the environment, checked.
 
     Raises:
@@ -111,22 +111,23 @@ def wanted() -> str:
 def chosen() -> Engine | None:
     """The engine of this process; None: the native one.
 
-    A process keeps the one that it has used first: functions are traced for it.
+    A process keeps its first engine, because functions are traced for it.
 
     Raises:
         native.CoreError: there is no such engine.
     """
-    name = wanted()
+    name = requested()
     if name == NATIVE:
         return None
-    made: Engine = importlib.import_module(f"tfdist.collectives.engines.{name}").make()
-    return made
+    module = importlib.import_module(f"tfdist.collectives.engines.{name}")
+    engine: Engine = module.make()
+    return engine
 
 
-def check_kept() -> None:
+def check_unchanged() -> None:
     """Raises native.CoreError if the variable has changed since `chosen`."""
     engine = chosen()
-    before, now = engine.name if engine else NATIVE, wanted()
+    before, now = engine.name if engine else NATIVE, requested()
     if before != now:
         message = (
             f"{VARIABLE} is {now!r} now, but this process has used {before!r}; start a "

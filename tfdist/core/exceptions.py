@@ -1,4 +1,4 @@
-"""The error classes of `tfdist.errors`, and how errors of the core become them."""
+"""The error classes of `tfdist.errors`, and conversion of core errors to them."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class _WithRecord:
         rank = self.record.rank
         if self.record.kind in ("rank_failed", "shutdown") and rank is not None:
             first_line = message.partition("\n")[0]
-            failed_rank.note(rank, f"{type(self).__name__}: {first_line}")
+            failed_rank.record(rank, f"{type(self).__name__}: {first_line}")
 
     def __repr__(self) -> str:
         # TensorFlow's errors show nothing but their class here.
@@ -130,7 +130,7 @@ for _public in (
     _public.__module__ = "tfdist.errors"  # for tracebacks and pickles
 
 # The one table from the kind of a record to the class that Python raises. Other kinds
-# (cancelled, invalid_argument, internal) stay what TensorFlow calls them.
+# (cancelled, invalid_argument, internal) keep the class of TensorFlow.
 _CLASSES: dict[str, type[_WithRecord]] = {
     "mismatch": MismatchError,
     "rank_failed": RankFailedError,
@@ -144,16 +144,16 @@ _CLASSES: dict[str, type[_WithRecord]] = {
 
 
 def from_tf(error: BaseException) -> Exception | None:
-    """Our error inside an error of TensorFlow.
+    """Returns the tfdist error inside an error of TensorFlow.
 
     Args:
-        error: what a `tf.function`, `model.fit` or an operation raised.
+        error: exception of a `tf.function`, `model.fit` or an operation.
 
     Returns:
         `MismatchError`, `RankFailedError`, `EvictedError`, `ThreadError`,
         `TimeoutError` or `NotInitializedError` with its `record`; `error` itself if it
-        is one of these; None if the error does not come from tfdist or has no class of
-        ours.
+        is one of these; None if the error does not come from tfdist or has no
+        class in `tfdist.errors`.
     """
     if isinstance(error, _WithRecord):
         return error  # type: ignore[return-value]
@@ -170,7 +170,7 @@ def from_tf(error: BaseException) -> Exception | None:
 def _of_engine(error: BaseException) -> Exception | None:
     """Our error for one of another engine's operations."""
     engine = engines.chosen()
-    found = engine.told(error) if engine is not None else None
+    found = engine.to_core_error(error) if engine is not None else None
     return from_core(found) if found is not None else None
 
 
@@ -191,17 +191,17 @@ class translate:  # noqa: N801 - reads as a function, and is entered by every ea
         pass
 
     def __exit__(self, _kind: Any, error: BaseException | None, _trace: Any) -> None:
-        ours: Exception | None = None
+        converted: Exception | None = None
         if isinstance(error, CoreError):
-            ours = from_core(error)
+            converted = from_core(error)
         elif isinstance(error, tf.errors.OpError):
-            ours = from_tf(error) or _bare(error)
-        if ours is not None and ours is not error:
-            raise ours from None
+            converted = from_tf(error) or _bare(error)
+        if converted is not None and converted is not error:
+            raise converted from None
 
 
 def _bare(error: tf.errors.OpError) -> Exception | None:
-    """An error of the core without a class of ours, in the core's own words."""
+    """Converts an error of the core that has no class in tfdist; keeps its message."""
     message = _payload(getattr(error, "experimental_payloads", None) or {}).get(
         "message"
     )
@@ -221,7 +221,7 @@ def _payload(payloads: Any) -> dict[str, Any]:
 
 
 def _payload_in_text(text: str) -> dict[str, Any]:
-    """The same, where XLA has carried it: of an error it keeps only the text.
+    """The same for an error that passed through XLA, which keeps only the text.
 
     Example:
         >>> from tfdist.core.exceptions import _payload_in_text

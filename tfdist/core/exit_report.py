@@ -1,7 +1,7 @@
 """The report of a rank about the exception that ends its program.
 
-A rank whose own code failed prints its traceback. A rank that only suffers from the
-failure of another one prints one line, and names that rank to the launcher: its
+A rank whose own code failed prints its traceback. A rank that only suffers from
+the failure of another one prints one line, and names that rank to the launcher: its
 exception hook may well run first. A program that ends well may still have trained as
 several jobs.
 """
@@ -31,7 +31,7 @@ _ERROR_CHARACTERS = 2000
 
 
 def to_tfdist_error(error: BaseException) -> Exception | None:
-    """Our error inside one of TensorFlow, which alone has payloads."""
+    """Returns the tfdist error inside an error of TensorFlow, or None."""
     if not hasattr(error, "experimental_payloads"):
         return None
     from tfdist.core import exceptions
@@ -40,10 +40,10 @@ def to_tfdist_error(error: BaseException) -> Exception | None:
 
 
 def is_interrupt(error: BaseException, reason: str) -> bool:
-    """Whether it is Ctrl-C that ends the program, here or on the rank at fault."""
+    """Whether Ctrl-C ends the program, on this rank or on the rank at fault."""
     if isinstance(error, KeyboardInterrupt):
         return True
-    # In the middle of a call of TensorFlow it becomes an error that mentions it.
+    # Inside a call of TensorFlow it becomes an error whose text mentions it.
     wrapped = "pybind11::error_already_set" in str(error)
     of_tensorflow = hasattr(error, "experimental_payloads")
     if wrapped or of_tensorflow or isinstance(error, native.CoreError):
@@ -51,11 +51,11 @@ def is_interrupt(error: BaseException, reason: str) -> bool:
     return False
 
 
-# ---- who is at fault ----
+# ---- the rank at fault ----
 
 
 def chain(error: BaseException | None) -> Iterator[BaseException]:
-    """An exception and those that led to it, as its traceback shows them."""
+    """Yields an exception and its causes, in the order of the traceback."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -66,20 +66,20 @@ def chain(error: BaseException | None) -> Iterator[BaseException]:
         error = before
 
 
-def culprit_rank(error: BaseException, own: int | None) -> int | None:
-    """The other rank at whose fault an exception was raised, None for no other one."""
-    found = accusation(error, own)
+def culprit_rank(error: BaseException, own_rank: int | None) -> int | None:
+    """Returns the other rank that caused an exception, or None."""
+    found = find_culprit(error, own_rank)
     return found[0] if found else None
 
 
-def accusation(
-    error: BaseException, own: int | None
+def find_culprit(
+    error: BaseException, own_rank: int | None
 ) -> tuple[int, BaseException] | None:
-    """The other rank at whose fault an exception was raised, and who says so.
+    """Returns the other rank that caused an exception, and the error that names it.
 
     Args:
-        error: any exception; one that was raised because of one of ours counts too.
-        own: this rank, None when it is not known.
+        error: any exception; also one that was raised because of an error of tfdist.
+        own_rank: this rank; None if it is not known.
 
     Returns:
         None when no other rank is at fault.
@@ -94,7 +94,7 @@ def accusation(
         if kind in ("evicted", "no_majority"):
             return None  # the others go on: it is this rank that is out
         if isinstance(rank, int) and rank >= 0:
-            return (rank, found) if rank != own else None
+            return (rank, found) if rank != own_rank else None
     return None
 
 
@@ -116,7 +116,7 @@ def without_libraries(text: str, folders: Sequence[str]) -> str:
         >>> exit_report.without_libraries(text, ["/lib"])
         'ValueError: x\n'
     """
-    kept: list[str] = []
+    lines: list[str] = []
     cut_at: int | None = None  # indentation of the frame that is left out
     for line in text.splitlines(keepends=True):
         place = _PLACE.match(line)
@@ -126,10 +126,10 @@ def without_libraries(text: str, folders: Sequence[str]) -> str:
             cut_at = indentation if inside else None
         elif cut_at is not None and line.strip() and indentation <= cut_at:
             cut_at = None  # TensorFlow has empty lines between frames
-        again_empty = not line.strip() and kept and not kept[-1].strip()
+        again_empty = not line.strip() and lines and not lines[-1].strip()
         if cut_at is None and not again_empty:
-            kept.append(line)
-    return "".join(kept)
+            lines.append(line)
+    return "".join(lines)
 
 
 def library_folders() -> list[str]:
@@ -142,7 +142,7 @@ def library_folders() -> list[str]:
     return [str(Path(file).parent) for file in files if file]
 
 
-def place(error: BaseException, folders: Sequence[str]) -> str:
+def location(error: BaseException, folders: Sequence[str]) -> str:
     """Where the program was: its innermost frame outside of libraries."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if not any(frame.filename.startswith(f"{folder}/") for folder in folders):
@@ -166,32 +166,35 @@ class Notice:
     traceback: str = ""
 
 
-def tell(error: BaseException, rank: int | None) -> Notice:
-    """Tells the other ranks, and the launcher, why this rank's program ends.
+def report_end(error: BaseException, rank: int | None) -> Notice:
+    """Reports an uncaught exception to the other ranks and to the launcher.
 
     Args:
-        error: that nobody caught.
-        rank: this one; None when it is not in a world.
+        error: the uncaught exception.
+        rank: this rank; None outside of a world.
 
     Returns:
         What to print instead of Python's traceback.
     """
-    culprit, found = accusation(error, rank) or (None, to_tfdist_error(error) or error)
+    culprit, found = find_culprit(error, rank) or (
+        None,
+        to_tfdist_error(error) or error,
+    )
     reason = failure_report.reason(found)
     folders = library_folders()
     full = "".join(traceback.format_exception(error))
     short = without_libraries(full, folders)
-    suffers = culprit is not None
+    is_consequence = culprit is not None
     if rank is not None:
         known = native.failure()
         if known is not None:
-            if not suffers and _of_an_operation(error):
+            if not is_consequence and _of_an_operation(error):
                 culprit = culprit_rank(known, rank)
         else:
             last = "\n".join(short.splitlines()[-_TRACEBACK_LINES:])
             native.abort(
                 reason[:_CAUSE_CHARACTERS],
-                detail="" if suffers else last[-_CAUSE_CHARACTERS:],
+                detail="" if is_consequence else last[-_CAUSE_CHARACTERS:],
                 culprit=culprit,
             )
     if is_interrupt(error, reason):
@@ -203,8 +206,8 @@ def tell(error: BaseException, rank: int | None) -> Notice:
     if same == 0:  # no launcher keeps what is not shown
         return Notice()
     ends = f"{_name(rank)} ends with"
-    kind, at = type(to_tfdist_error(error) or error).__name__, place(error, folders)
-    if suffers:
+    kind, at = type(to_tfdist_error(error) or error).__name__, location(error, folders)
+    if is_consequence:
         return Notice(f"{ends} {kind} because of rank {culprit}{at}")
     if same > 1:
         return Notice(f"{ends} the same {kind} as another rank{at}")

@@ -1,7 +1,7 @@
-"""Another rank's failure, as the errors that were raised in this process have named it.
+"""Remembers which other rank failed, from the errors raised in this process.
 
-A program that catches such an error may end with `sys.exit(1)`, of which no exception
-hook is told; at exit the launcher still learns which rank was at fault.
+A program that catches such an error may end with `sys.exit(1)`, which calls no
+exception hook. At exit the failed rank is still reported to the launcher.
 """
 
 from __future__ import annotations
@@ -12,38 +12,37 @@ from dataclasses import dataclass
 
 @dataclass
 class _State:
-    own: tuple[int, int] | None = None  # process and rank, while in a world
-    noted: tuple[int, str] | None = None
+    own_process: tuple[int, int] | None = None  # process and rank, while in a world
+    failure: tuple[int, str] | None = None
 
 
 _state = _State()
 
 
 def begin(rank: int) -> None:
-    """A world begins, in which this process is `rank`."""
-    _state.own, _state.noted = (os.getpid(), rank), None
+    """Begins a world in which this process is `rank`."""
+    _state.own_process, _state.failure = (os.getpid(), rank), None
 
 
 def end() -> None:
-    """The world has ended; what it has noted stays."""
-    _state.own = None
+    """Ends the world; the recorded failure stays."""
+    _state.own_process = None
 
 
-def note(rank: int, reason: str) -> None:
+def record(rank: int, reason: str) -> None:
     """Remembers that an error was raised here because of another rank.
 
     Args:
-        rank: the one at fault; this rank itself is not noted, nor is any rank outside
-            of a world.
+        rank: the rank at fault; ignored if it is this rank, or outside of a world.
         reason: class and first line of the error.
     """
-    if _state.own is None:
+    if _state.own_process is None:
         return
-    pid, own = _state.own
-    if pid == os.getpid() and rank != own:
-        _state.noted = (rank, reason)
+    pid, own_rank = _state.own_process
+    if pid == os.getpid() and rank != own_rank:
+        _state.failure = (rank, reason)
 
 
-def noted() -> tuple[int, str] | None:
-    """The rank that failed in the last world, and why; None: no error has named one."""
-    return _state.noted
+def last() -> tuple[int, str] | None:
+    """Returns the rank that failed in the last world and the reason, or None."""
+    return _state.failure

@@ -1,4 +1,4 @@
-"""Subclasses that go by the name of the class they extend.
+"""Subclasses that keep the name of the class they extend.
 
 Keras saves the name of an object's class. Under its own name an extended optimizer or
 layer loads without tfdist, as the plain one.
@@ -16,10 +16,9 @@ def subclass_under_own_name(
 
     Args:
         cls: a class of Keras or of the user.
-        mixin: what is put before it.
-        public: the module of Keras that exports such classes, `keras.layers` or
-            `keras.optimizers`: where Keras looks for what it exports.
-        attributes: of the new class.
+        mixin: class with methods that come before those of `cls`.
+        public: the module of Keras that exports such classes, e.g. `keras.layers`.
+        attributes: attributes of the new class.
     """
     is_public = getattr(public, cls.__name__, None) is cls
     names = {

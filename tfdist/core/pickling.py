@@ -1,10 +1,10 @@
-"""Any object between ranks, where the job has chosen so: TFDIST_OBJECTS=pickle.
+"""Pickles objects that ranks send to each other, if TFDIST_OBJECTS=pickle.
 
-The only module of tfdist that unpickles. That runs whatever the bytes say, so they are
-looked at only after their MAC: it shows that a process with the job's secret has made
-them, as an object of this rank for this call. It goes from end to end, and holds on
-every link: those of shared memory have no MAC of their own, and those of TCP one over
-all contents only with TFDIST_TCP_MAC=all.
+The only module of tfdist that unpickles. Unpickling runs code from the bytes, so their
+MAC is checked first: it proves that a process with the job's secret has made them, as
+an object of this rank for this call. The MAC is end to end, on every kind of link:
+links of shared memory have no MAC of their own, and links of TCP have one over all
+contents only with TFDIST_TCP_MAC=all.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ class NotLoadedError(ValueError):
     """A pickled object was not made here; the reason is the text."""
 
 
-def chosen() -> bool:
-    """Whether this job unpickles: the ranks have agreed on it in `tfdist.init()`.
+def is_enabled() -> bool:
+    """Whether this job unpickles objects, the same on all ranks since `tfdist.init()`.
 
     Raises:
-        RuntimeError: they have asked for it, but have no common secret.
+        RuntimeError: it does, but the ranks have no common secret.
     """
-    asked = runtime.setting(VARIABLE) == "pickle"
+    enabled = runtime.setting(VARIABLE) == "pickle"
     credentials, _ = runtime.credentials()
-    if asked and credentials is None and runtime.size() > 1:
+    if enabled and credentials is None and runtime.size() > 1:
         raise RuntimeError(
             f"{VARIABLE}=pickle needs ranks that prove to each other who they are, and "
             "these have no secret in common: they were not connected by tfdist. Send "
             "plain data, or start the ranks with tfdistrun."
         )
-    return asked
+    return enabled
 
 
 def key() -> bytes:
@@ -60,7 +60,7 @@ def key() -> bytes:
     )
 
 
-def by_value() -> bool:
+def can_pickle_by_value() -> bool:
     """Whether functions and classes of the program itself can be sent."""
     return importlib.util.find_spec("cloudpickle") is not None
 
@@ -70,7 +70,7 @@ def seal(obj: Any, about: str, key: bytes, *, max_bytes: int) -> bytes:
 
     Args:
         obj: any object that can be pickled.
-        about: what it is: of which rank, for which call.
+        about: identity of the object: its rank and call.
         key: of this world.
         max_bytes: bound on the result, in bytes.
 
@@ -97,7 +97,7 @@ def seal(obj: Any, about: str, key: bytes, *, max_bytes: int) -> bytes:
 
 
 def unseal(data: bytes, about: str, key: bytes) -> Any:
-    """The object in what `seal` has made, with the same `about` and `key`.
+    """Unpickles the result of `seal`, made with the same `about` and `key`.
 
     Raises:
         NotLoadedError: the MAC is wrong, and nothing was unpickled; or what was
@@ -116,7 +116,7 @@ def unseal(data: bytes, about: str, key: bytes) -> Any:
 
 
 def _pickler() -> Any:
-    if not by_value():
+    if not can_pickle_by_value():
         return pickle
     try:
         return importlib.import_module("cloudpickle")

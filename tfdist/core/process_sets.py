@@ -1,8 +1,8 @@
-"""Process sets: collectives of some of the ranks.
+"""Process sets: collectives of a subset of the ranks.
 
-A set is made by all ranks of the job together, those outside of it included; from then
-on only its members call with `process_set=`. Sets may overlap, and operations of
-different sets never wait for each other. Needs no TensorFlow.
+All ranks of the job create a set together, also those outside of it; then only its
+members make calls with `process_set=`. Sets may overlap, and operations of different
+sets never wait for each other. Needs no TensorFlow.
 """
 
 from __future__ import annotations
@@ -104,24 +104,24 @@ def add_process_set(
 
 def add(ranks: Iterable[int], *, timeout_s: float | None = None) -> ProcessSet:
     """As `add_process_set`, but raises `CoreError`, which needs no TensorFlow."""
-    listed = list(ranks)
-    for rank in listed:
+    items = list(ranks)
+    for rank in items:
         if isinstance(rank, bool) or not hasattr(rank, "__index__"):
             raise TypeError(
                 f"Expected a process set to be a list of ranks, got {rank!r} in "
-                f"{listed!r}."
+                f"{items!r}."
             )
-    members = tuple(int(rank) for rank in listed)
+    members = tuple(int(rank) for rank in items)
     one_rank_code.check_not_alone("tfdist.add_process_set")
     number = native.add_process_set(members, timeout_s=native.timeout_of(timeout_s))
-    made = ProcessSet(members, number, runtime.generation())
-    known = runtime.live_sets()
-    if made not in known:
+    process_set = ProcessSet(members, number, runtime.generation())
+    live = runtime.live_sets()
+    if process_set not in live:
         engine = engines.chosen()
         if engine is not None:
             engine.add_process_set(number, members)
-        known.append(made)
-    return made
+        live.append(process_set)
+    return process_set
 
 
 def remove_process_set(
@@ -162,7 +162,7 @@ def remove_process_set(
 
 
 def process_sets() -> list[ProcessSet]:
-    """The sets that there are, in the order in which they were added.
+    """Returns the current process sets, in the order in which they were added.
 
     Raises:
         tfdist.NotInitializedError: before `tfdist.init()`.

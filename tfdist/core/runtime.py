@@ -1,4 +1,4 @@
-"""The world that this process is in: its rank, its settings, what lives in it.
+"""State of the world that this process is in: rank, settings, resources.
 
 `core.world` starts and ends it. Needs no TensorFlow: the error classes, which do, are
 imported when one is raised.
@@ -33,7 +33,7 @@ class Resource(Protocol):
 
 @dataclass
 class State:
-    """Everything this process remembers of tfdist."""
+    """Everything that this process remembers of its world."""
 
     topology: native.Topology | None = None
     pid: int = 0  # process that called init; another one is its fork
@@ -61,8 +61,8 @@ def get_resource(name: str, make: Callable[[], _Resource]) -> _Resource:
     """Returns a resource of this world, created on first use; `shutdown` closes it.
 
     Args:
-        name: of the resource; the same one is asked for with the same name.
-        make: makes it, the first time.
+        name: name of the resource.
+        make: creates the resource on first use.
 
     Raises:
         tfdist.NotInitializedError: call `tfdist.init()` first.
@@ -75,15 +75,15 @@ def get_resource(name: str, make: Callable[[], _Resource]) -> _Resource:
 
 
 def credentials() -> tuple[LinkCredentials | None, str]:
-    """By what this rank proves who it is, None when it is alone; its IP address."""
+    """Returns the credentials (None for one rank) and the IP address of this rank."""
     return state.credentials, state.address
 
 
 def setting(name: str) -> Any:
-    """The value of a TFDIST_* variable as it was in `init()`, before that as it is.
+    """Returns the value of a TFDIST_* variable at `init()`, or now if before it.
 
-    What a program changes in its environment afterwards means nothing: the ranks have
-    compared what was there in `init()`.
+    Changes of the environment after `init()` have no effect, because the ranks have
+    compared the values in `init()`.
 
     Raises:
         native.CoreError: before `init()`: a variable of the environment is malformed.
@@ -93,7 +93,7 @@ def setting(name: str) -> Any:
 
 
 def generation() -> int:
-    """How often this process has been connected; the same on all ranks."""
+    """Number of initializations of this process so far; the same on all ranks."""
     return state.generation
 
 
@@ -104,9 +104,9 @@ def live_sets() -> list[ProcessSet]:
 
 def ranks_of_set(number: int) -> frozenset[int]:
     """The ranks of a process set, by its number; 0 is that of all ranks."""
-    for known in state.process_sets:
-        if known.id == number:
-            return frozenset(known.ranks)
+    for one in state.process_sets:
+        if one.id == number:
+            return frozenset(one.ranks)
     return frozenset(range(size()))
 
 

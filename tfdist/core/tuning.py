@@ -1,4 +1,4 @@
-"""Tuning files: which algorithm moves how many bytes, as measured on a machine.
+"""Tuning files: the algorithm for each size of request, as measured on a machine.
 
 Written by `tfdist bench --tune`, named by TFDIST_TUNING_FILE. Rank 0 reads it and the
 rendezvous gives its text to all ranks, so they choose alike. Imports no TensorFlow.
@@ -7,7 +7,7 @@ A file is JSON:
 
     {
       "format": "tfdist tuning", "version": 1,
-      "measured": {...},                          what else there is to know; not read
+      "measured": {...},                          how it was measured; not read
       "rows": [
         {"operation": "allreduce", "hosts": [2, 2], "half_types": false,
          "sizes": [{"up_to_bytes": 65536, "algorithm": "butterfly"},
@@ -53,7 +53,7 @@ _REMEDY = "measure a new one with `tfdist bench --tune FILE`"
 
 
 class TuningError(ValueError):
-    """A tuning file that cannot be used; the message says where and why."""
+    """A tuning file that cannot be used; the message gives the place and the reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,10 +155,10 @@ def parse(text: str, source: str, known: Collection[str] | None = None) -> Tunin
     Args:
         text: JSON, at most 64 KiB.
         source: path of the file, for messages.
-        known: "operation/algorithm" of all there are; None: those of the core.
+        known: "operation/algorithm" of all algorithms; None: those of the core.
 
     Raises:
-        TuningError: names the place, what was expected, what came, what to do.
+        TuningError: names the place, the expected and the actual value, and a remedy.
     """
     known = native.build_info()["algorithms"] if known is None else known
     try:
@@ -226,23 +226,23 @@ def record(environ: Mapping[str, str]) -> dict[str, str] | None:
     return {"text": found.text, "source": found.source}
 
 
-def agreed(told: Mapping[str, str] | None) -> Tuning | None:
+def from_record(record: Mapping[str, str] | None) -> Tuning | None:
     """Returns the tuning from rank 0's record, or None if there is no file.
 
     Raises:
         TuningError: the same on all ranks.
     """
-    if told is None:
+    if record is None:
         return None
-    if "error" in told:
-        raise TuningError(told["error"])
-    return parse(told["text"], told["source"])
+    if "error" in record:
+        raise TuningError(record["error"])
+    return parse(record["text"], record["source"])
 
 
-def log(found: Tuning | None, own_rank: int, environ: Mapping[str, str]) -> None:
-    """Says what is in force, or that this rank's variable is not."""
-    if found is not None:
-        _log.info("tuning file %s (%s)", found.source, found.hash)
+def log(tuning: Tuning | None, own_rank: int, environ: Mapping[str, str]) -> None:
+    """Logs the tuning file in force, or that this rank's variable has no effect."""
+    if tuning is not None:
+        _log.info("tuning file %s (%s)", tuning.source, tuning.hash)
     elif environ.get(VARIABLE):
         _log.warning(
             "%s is set on rank %d, but not on rank 0, which alone reads it; nothing is "

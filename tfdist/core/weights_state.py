@@ -1,4 +1,4 @@
-"""Whether the weights may be half of one step and half of another."""
+"""Checks that an aborted step has not updated only a part of the weights."""
 
 from __future__ import annotations
 

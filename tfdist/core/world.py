@@ -41,8 +41,8 @@ _SHUTDOWN_TIMEOUT_S = 2.0
 class _Program:
     """Exit state of this process, kept across worlds."""
 
-    hooked: bool = False
-    reported: bool = False  # why it ends
+    hooks_installed: bool = False
+    reported: bool = False  # the reason for its end
     thread_failed: bool = False  # an error of tfdist that a thread did not catch
 
 
@@ -115,11 +115,11 @@ def _connect(timeout_s: float | None) -> None:
         check_working_folder()
         placement = detect(os.environ)
         child_processes.refuse_child(os.environ)
-        engines.check_kept()
+        engines.check_unchanged()
         runtime.state.generation += 1
         _log.debug("rank %d of %d by %s", placement.rank, placement.size, placement)
         if placement.size == 1:
-            mesh = _alone(runtime.state.generation)
+            mesh = _single_rank_mesh(runtime.state.generation)
         else:
             child_processes.note_rank(os.environ, placement)
             os.environ.update(allocator.settings(os.environ))  # unless by tfdistrun
@@ -180,7 +180,7 @@ def _connect(timeout_s: float | None) -> None:
 
 
 def _start_engine(engine: engines.Engine, mesh: Mesh, timeout_s: float) -> None:
-    """Starts what carries the tensors; where it fails, every rank raises."""
+    """Starts the engine that carries the tensors; if that fails, every rank raises."""
     runtime.state.resources["engine"] = engine
     try:
         engine.start(mesh, timeout_s)
@@ -205,7 +205,7 @@ def _start_timeline(folder: str, mesh: Mesh, timeout_s: float) -> None:
             generation=mesh.generation,
             commit_gate=runtime.setting("TFDIST_ATOMIC_STEPS"),
         )
-        if topology.size > 1:  # where all have come this far, all can write
+        if topology.size > 1:  # raises on all ranks if one could not begin
             native.register_gradient_list("timeline\n", [True], timeout_s=timeout_s)
             recording.share(runtime.state.timeline, topology.rank)
     except native.CoreError as error:
@@ -216,9 +216,9 @@ def _start_timeline(folder: str, mesh: Mesh, timeout_s: float) -> None:
 
 
 def start_timeline(folder: str) -> Path:
-    """Begins this rank's timeline after `init`; the one that there is goes on.
+    """Begins this rank's timeline after `init`; a running timeline goes on.
 
-    Nothing tells the other ranks: each begins its own, in a folder that all see.
+    Each rank has to begin its own, in a folder that all ranks see.
 
     Returns:
         The folder that is written to.
@@ -249,7 +249,7 @@ def _add_sets(process_sets: Iterable[Iterable[int]]) -> None:
         add(ranks)
 
 
-def _alone(generation: int) -> Mesh:
+def _single_rank_mesh(generation: int) -> Mesh:
     topology = native.Topology(
         rank=0,
         size=1,
@@ -329,9 +329,9 @@ def _refuse_fork() -> None:
 
 def _install_hooks() -> None:
     """Once: leaves at exit, reports an exception that nobody catches."""
-    if _program.hooked:
+    if _program.hooks_installed:
         return
-    _program.hooked = True
+    _program.hooks_installed = True
     atexit.register(_leave)
     previous = sys.excepthook
 
@@ -340,51 +340,51 @@ def _install_hooks() -> None:
         error: BaseException,
         trace: TracebackType | None,
     ) -> None:
-        said = exit_report.tell(error, _own_rank())
+        notice = exit_report.report_end(error, _current_rank())
         _program.reported = True
-        whole = _log.isEnabledFor(logging.DEBUG)
-        if whole or (not said.line and not said.traceback):
+        show_full = _log.isEnabledFor(logging.DEBUG)
+        if show_full or (not notice.line and not notice.traceback):
             previous(kind, error, trace)
-        elif said.traceback and previous is not sys.__excepthook__:
-            previous(kind, error, trace)  # somebody else's way to show it
-        elif said.traceback:
-            print(said.traceback, end="", file=sys.stderr, flush=True)
-        if said.line:
-            print(f"[tfdist] {said.line}", file=sys.stderr, flush=True)
+        elif notice.traceback and previous is not sys.__excepthook__:
+            previous(kind, error, trace)  # the program's own hook shows it
+        elif notice.traceback:
+            print(notice.traceback, end="", file=sys.stderr, flush=True)
+        if notice.line:
+            print(f"[tfdist] {notice.line}", file=sys.stderr, flush=True)
 
     sys.excepthook = hook
     previous_in_thread = threading.excepthook
 
     def thread_hook(args: threading.ExceptHookArgs) -> None:
         previous_in_thread(args)
-        _note_failed_thread(args)
+        _record_failed_thread(args)
 
     threading.excepthook = thread_hook
 
 
-def _own_rank() -> int | None:
+def _current_rank() -> int | None:
     return runtime.rank() if runtime.is_initialized() else None
 
 
-def _note_failed_thread(args: threading.ExceptHookArgs) -> None:
-    """A thread that an error of tfdist has ended counts as the end of the program.
+def _record_failed_thread(args: threading.ExceptHookArgs) -> None:
+    """Treats a thread that an error of tfdist has ended as the end of the program.
 
-    Other errors are the program's own business: its other threads go on.
+    After other errors the program goes on in its other threads.
     """
     error = args.exc_value
     if error is not None and exit_report.to_tfdist_error(error) is not None:
         _program.thread_failed = True
-        exit_report.tell(error, _own_rank())
+        exit_report.report_end(error, _current_rank())
         _program.reported = True
 
 
 def _leave() -> None:
-    """At exit: says which rank is at fault, if the program has not, and leaves.
+    """At exit: reports the rank at fault, unless the program has, and leaves the job.
 
-    Python ends with code 0 whatever threads have raised. A rank that an error of tfdist
-    has taken out of the job must not look as if it had finished.
+    Python ends with code 0 even if a thread has raised. A rank that failed with an
+    error of tfdist must not look as if it had finished, so it ends with code 1.
     """
-    found = failed_rank.noted()
+    found = failed_rank.last()
     if found is None and runtime.is_initialized():
         failure = native.failure()
         culprit = exit_report.culprit_rank(failure, runtime.rank()) if failure else None

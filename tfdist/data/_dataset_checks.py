@@ -1,4 +1,4 @@
-"""Checks of datasets whose samples are dealt out by their position."""
+"""Checks of datasets whose samples are distributed to the ranks by position."""
 
 from __future__ import annotations
 
@@ -23,38 +23,38 @@ _EVALUATE_THE_LOADER = (
     "    share = tfdist.data.shard(loaded, batch_size=...)  # what it returned\n"
     "    model.evaluate(share, callbacks=[tfdist.callbacks.MetricAverage()])"
 )
-_AMONG = "_tfdist_dealt_among"  # attribute of a dataset: its `mark`
+_PARTS = "_tfdist_dealt_among"  # attribute of a dataset: its `mark`
 
 
 def mark(dataset: tf.data.Dataset, size: int) -> tf.data.Dataset:
-    """Marks a rank's part of the samples, where no `.shard(...)` shows what it is.
+    """Marks a dataset as one rank's part of the samples, if it has no `.shard(...)`.
 
     Args:
         dataset: the part.
-        size: among how many ranks the samples were dealt out.
+        size: number of ranks that have a part.
 
     Returns:
         The same dataset.
     """
-    setattr(dataset, _AMONG, size)
+    setattr(dataset, _PARTS, size)
     return dataset
 
 
 def is_part(dataset: tf.data.Dataset, size: int) -> bool:
-    """Whether a dataset is the part of one of `size` ranks, as far as can be seen."""
-    return size > 1 and any(_among(node) == size for node in _upstream(dataset))
+    """Whether a dataset is known to be the part of one of `size` ranks."""
+    return size > 1 and any(_parts(node) == size for node in _upstream(dataset))
 
 
 def check_order(dataset: tf.data.Dataset, function: str, size: int) -> None:
     """Raises if the samples are not the same, in the same order, on all ranks.
 
-    Dealing out by position needs that: whatever makes the order random upstream, or
-    leaves a rank a part of the samples, would let ranks share samples and miss others.
+    Distributing samples by position needs that: with a random order, or with a dataset
+    that is already a part, ranks would share some samples and miss others.
 
     Args:
-        dataset: what will be dealt out.
-        function: the function that deals it out, for messages.
-        size: among how many ranks.
+        dataset: dataset to distribute.
+        function: the function that distributes it, for messages.
+        size: number of ranks.
 
     Raises:
         ValueError: it is shuffled, sharded among so many, or not deterministic.
@@ -75,7 +75,7 @@ def check_order(dataset: tf.data.Dataset, function: str, size: int) -> None:
                 "tf.data.Dataset.choose_from_datasets(...), or give "
                 "sample_from_datasets a seed and rerandomize_each_iteration=False."
             )
-        if _among(node) == size > 1:
+        if _parts(node) == size > 1:
             raise ValueError(
                 f"The samples were dealt out among {size} ranks before {function}, "
                 "which deals them out itself: of the rank's part each rank would get a "
@@ -100,7 +100,7 @@ def check_single_samples(dataset: tf.data.Dataset, function: str) -> None:
     """Raises if a dataset is batched that should not be.
 
     Args:
-        dataset: what will be batched.
+        dataset: dataset to batch.
         function: the function that batches it, for messages.
 
     Raises:
@@ -170,7 +170,7 @@ def _check_cache(node: Any, function: str, size: int) -> None:
 
 
 def _upstream(dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:
-    """The dataset and all it is made of, from the end to the sources."""
+    """Yields the dataset and all its inputs, from the end to the sources."""
     waiting = [dataset]
     while waiting:
         node = waiting.pop(0)
@@ -178,10 +178,10 @@ def _upstream(dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:
         waiting.extend(node._inputs())
 
 
-def _among(node: Any) -> int | None:
-    """Among how many ranks a node deals out; None if it does not, or is not known."""
+def _parts(node: Any) -> int | None:
+    """Returns the number of parts of which a node is one; None if not known."""
     if type(node).__name__ != "_ShardDataset":
-        return getattr(node, _AMONG, None)
+        return getattr(node, _PARTS, None)
     count = tf.get_static_value(node._num_shards)
     return None if count is None else int(count)
 
@@ -200,7 +200,7 @@ def _picks_at_random(node: Any, *, same_iterator: bool) -> bool:
     """Whether a node is `sample_from_datasets` in an order of its own on each rank.
 
     Args:
-        node: of a dataset.
+        node: node of a dataset.
         same_iterator: the n-th iterator of one rank stands beside the n-th of another,
             so it is enough that a seed was given.
     """

@@ -1,7 +1,7 @@
-"""Elements of a dataset as bytes, and back: pure functions on values.
+"""Encodes elements of a dataset as bytes: pure functions on values.
 
 An element is flat here: a list of its tensors, in the order of `tf.nest.flatten`. A
-block is a run of elements whose tensors have equal shapes. It travels as a small
+block is a run of elements whose tensors have equal shapes. It is sent as a small
 description (how many elements, which shapes, how many bytes) and one section of bytes a
 tensor: numbers as they lie in memory; strings as their lengths, then their bytes.
 """
@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-MOST_ELEMENTS = 1024  # of a block
-MOST_BYTES = 1 << 32  # of a block
+MAX_ELEMENTS = 1024  # of a block
+MAX_BYTES = 1 << 32  # of a block
 ALIGNMENT = 64  # of a section: TensorFlow takes an array as it is from there
 _LENGTH = np.dtype("<i8")
 _LONG_STRING = 4096  # bytes on average from which strings are not copied together
@@ -40,7 +40,7 @@ def describe(spec: Any, place: str = "element") -> list[Any]:
         >>> describe({"x": tf.TensorSpec([None, 2], tf.int32)})
         ['dict', ['x'], [['tensor', 'int32', [None, 2]]]]
     """
-    if type(spec) is tf.TensorSpec and travels(spec.dtype):
+    if type(spec) is tf.TensorSpec and can_send(spec.dtype):
         shape = None if spec.shape.rank is None else spec.shape.as_list()
         return ["tensor", spec.dtype.name, shape]
     if type(spec) is tuple:
@@ -77,7 +77,7 @@ def restore(plain: Any) -> Any:
     )
 
 
-def travels(dtype: tf.DType) -> bool:
+def can_send(dtype: tf.DType) -> bool:
     """Whether tensors of this type can be sent."""
     return dtype.name in _TYPES
 
@@ -91,7 +91,7 @@ def shapes_of(element: Sequence[Any]) -> list[tuple[int, ...]]:
 
 
 def bytes_of(part: Any) -> int:
-    """How many bytes an array, number or string takes, about."""
+    """Returns about how many bytes an array, number or string takes."""
     if type(part) is bytes:
         return len(part)
     if part.dtype == object:
@@ -102,7 +102,7 @@ def bytes_of(part: Any) -> int:
 def encode(
     elements: Sequence[Sequence[Any]],
 ) -> tuple[dict[str, Any], list[memoryview]]:
-    """A block of elements of equal shapes.
+    """Encodes a block of elements of equal shapes.
 
     Args:
         elements: at least one; lists of NumPy arrays, NumPy numbers or bytes.
@@ -163,9 +163,9 @@ def room_for(description: dict[str, Any], columns: int) -> np.ndarray:
         ValueError: it describes no block of that many tensors.
     """
     sizes = description.get("bytes")
-    if not isinstance(sizes, list) or not all(map(_natural, sizes)):
+    if not isinstance(sizes, list) or not all(map(_is_natural, sizes)):
         raise ValueError("Expected a block, got a message of another kind.")
-    if len(sizes) != columns or sum(sizes) > MOST_BYTES:
+    if len(sizes) != columns or sum(sizes) > MAX_BYTES:
         raise ValueError(f"Expected {columns} sections of bytes, got {sizes!r:.200}.")
     total = sum(size + -size % ALIGNMENT for size in sizes)
     raw = np.empty(total + ALIGNMENT, np.uint8)
@@ -173,14 +173,14 @@ def room_for(description: dict[str, Any], columns: int) -> np.ndarray:
     return raw[start : start + total]
 
 
-def _natural(value: Any) -> bool:
+def _is_natural(value: Any) -> bool:
     return type(value) is int and value >= 0
 
 
 def decode(
     description: dict[str, Any], room: np.ndarray, dtypes: Sequence[tf.DType]
 ) -> list[np.ndarray]:
-    """The block again: of each tensor one array, with the elements along axis 0.
+    """Decodes a block: one array for each tensor, with the elements along axis 0.
 
     Args:
         description: of `encode`.
@@ -192,20 +192,20 @@ def decode(
     """
     count, shapes = description.get("elements"), description.get("shapes")
     sizes = description["bytes"]
-    if not _natural(count) or not 0 < count <= MOST_ELEMENTS:  # type: ignore[operator]
-        raise ValueError(f"Expected 1..{MOST_ELEMENTS} elements, got {count!r:.40}.")
+    if not _is_natural(count) or not 0 < count <= MAX_ELEMENTS:  # type: ignore[operator]
+        raise ValueError(f"Expected 1..{MAX_ELEMENTS} elements, got {count!r:.40}.")
     if not isinstance(shapes, list) or len(shapes) != len(dtypes):
         raise ValueError(f"Expected {len(dtypes)} shapes, got {shapes!r:.200}.")
     arrays = []
-    place = 0
+    position = 0
     for shape, size, dtype in zip(shapes, sizes, dtypes, strict=True):
-        if not isinstance(shape, list) or not all(map(_natural, shape)):
+        if not isinstance(shape, list) or not all(map(_is_natural, shape)):
             raise ValueError(f"Expected a shape, got {shape!r:.200}.")
-        whole = (count, *shape)
-        section = room[place : place + size]
+        full_shape = (count, *shape)
+        section = room[position : position + size]
         unpack = _strings if dtype == tf.string else _numbers
-        arrays.append(unpack(section, whole, dtype))
-        place += size + -size % ALIGNMENT
+        arrays.append(unpack(section, full_shape, dtype))
+        position += size + -size % ALIGNMENT
     return arrays
 
 

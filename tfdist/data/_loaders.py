@@ -1,8 +1,8 @@
 """Takes the datasets of Keras's `..._dataset_from_directory` apart, to shard them.
 
-Such a dataset is a list of files and labels, shuffled, decoded and batched. Dealt out
-as it is, every rank would decode all files, in an order that depends on the seed. So
-the files are dealt out before anything else, and each rank decodes its own.
+Such a dataset is a list of files and labels, shuffled, decoded and batched. If it were
+sharded as it is, every rank would decode all files, in an order that depends on the
+seed. So the files are sharded first, and each rank decodes its own.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-_MARK = "class_names"  # attribute that the loaders give to what they return
+_MARK = "class_names"  # attribute that the loaders set on their datasets
 _MAPS = ("_MapDataset", "_ParallelMapDataset")
 _BATCHES = ("_BatchDataset", "_ParallelBatchDataset", "_PaddedBatchDataset")
 
@@ -40,8 +40,8 @@ class Loader:
     def own_files(self, rank: int, size: int) -> tf.data.Dataset:
         """The elements of the source that belong to a rank.
 
-        The files are dealt out by their place in the sorted list: the loader's own
-        order depends on its seed, which may differ between ranks.
+        The files are sharded by their index in the sorted list: the loader's own order
+        depends on its seed, which may differ between ranks.
         """
         is_own = np.zeros(len(self.paths), bool)
         by_name = sorted(range(len(self.paths)), key=self.paths.__getitem__)
@@ -52,7 +52,7 @@ class Loader:
         count = tf.data.experimental.assert_cardinality(int(is_own.sum()))
         return own.apply(count)
 
-    def decoded(self, files: tf.data.Dataset) -> tf.data.Dataset:
+    def decode_files(self, files: tf.data.Dataset) -> tf.data.Dataset:
         """Single samples from elements of the source."""
         for function in self.decode:
             files = files.map(function, num_parallel_calls=tf.data.AUTOTUNE)
@@ -65,7 +65,7 @@ def is_of_loader(dataset: tf.data.Dataset) -> bool:
 
 
 def take_apart(dataset: tf.data.Dataset) -> Loader | None:
-    """The parts of what a loader has returned; None of any other dataset.
+    """Returns the parts of a loader's dataset; None for any other dataset.
 
     Also None if it has another form than that of the loaders, for instance because a
     step was added behind it and the attribute `class_names` set again.
@@ -77,7 +77,9 @@ def take_apart(dataset: tf.data.Dataset) -> Loader | None:
     while _kind(node) in (*_BATCHES, "_PrefetchDataset"):
         batch = _kind(node) if _kind(node) in _BATCHES else batch
         node = next(nodes)
-    pads = batch == "_PaddedBatchDataset" or (not batch and _varies(dataset))
+    pads = batch == "_PaddedBatchDataset" or (
+        not batch and _has_varying_shapes(dataset)
+    )
     decode: list[Callable[..., Any]] = []
     while _kind(node) in _MAPS:
         decode.insert(0, node._map_func._func)
@@ -91,7 +93,7 @@ def take_apart(dataset: tf.data.Dataset) -> Loader | None:
     return Loader(node, paths, decode, shuffles, pads)
 
 
-def _varies(samples: tf.data.Dataset) -> bool:
+def _has_varying_shapes(samples: tf.data.Dataset) -> bool:
     """Whether the samples are tensors of different shapes."""
     specs = tf.nest.flatten(samples.element_spec)
     return any(
@@ -105,7 +107,7 @@ def _kind(node: Any) -> str:
 
 
 def _chain(dataset: Any) -> Iterator[Any]:
-    """A dataset and what is before it; ends with None."""
+    """Yields a dataset and its inputs; ends with None."""
     node = dataset
     while node is not None:
         yield node

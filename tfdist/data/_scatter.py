@@ -1,4 +1,4 @@
-"""Few ranks read and send to the rest: each gets what it would have read itself."""
+"""Reads data on a few ranks, which send each other rank its own part."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tfdist.data._scatter_server import ReadingService, Share
 _NAME = "tfdist.data.scatter"
 _ERROR_CHARACTERS = 2000
 _PREFETCH_BYTES = 4 << 20
-_MOST_PREFETCHED = 64
+_MAX_PREFETCHED = 64
 
 
 def scatter(
@@ -80,25 +80,25 @@ def scatter(
     _check_arguments(dataset, readers, buffer_bytes)
     topology = runtime.check_initialized()
     rank = topology.rank
-    whose = reader_of(topology.host_of, readers)
+    reader_of_rank = reader_of(topology.host_of, readers)
     number = runtime.get_resource("data/calls", _Calls).next()
     own: dict[str, Any] = {}
     refusal: Exception | None = None
     datasets: dict[int, tf.data.Dataset] = {}
-    if whose[rank] == rank:
-        served = [one for one, reader in enumerate(whose) if reader == rank]
+    if reader_of_rank[rank] == rank:
+        served = [r for r, reader in enumerate(reader_of_rank) if reader == rank]
         try:
             with errors.translate():
                 datasets = _datasets(dataset, served)
-                own = _told(datasets)
+                own = _describe_datasets(datasets)
                 if len(served) > 1:
                     own |= _serve(number, rank, datasets)
         except Exception as error:
             refusal, own = error, {"error": _short(error)}
-    told = allgather_object(own, name=f"{_NAME} datasets")
+    shared = allgather_object(own, name=f"{_NAME} datasets")
     if refusal is not None:
         raise refusal
-    for reader, one in enumerate(told):
+    for reader, one in enumerate(shared):
         if one and "error" in one:
             raise errors.RankFailedError(
                 f"rank {reader}, which reads for others, could not: {one['error']}",
@@ -106,28 +106,34 @@ def scatter(
                     kind="rank_failed", rank=reader, cause=one["error"], tensor=_NAME
                 ),
             )
-    if whose[rank] == rank:
+    if reader_of_rank[rank] == rank:
         return datasets[rank]
-    return _receive(told[whose[rank]], whose[rank], number, topology, buffer_bytes)
+    return _receive(
+        shared[reader_of_rank[rank]],
+        reader_of_rank[rank],
+        number,
+        topology,
+        buffer_bytes,
+    )
 
 
 class _Calls:
-    """Counts the calls in this world."""
+    """Counts the calls of scatter in this world."""
 
     def __init__(self) -> None:
-        self._made = 0
+        self._count = 0
 
     def next(self) -> int:
-        """The number of the next one."""
-        self._made += 1
-        return self._made
+        """Returns the number of the next call."""
+        self._count += 1
+        return self._count
 
     def close(self) -> None:
         """Nothing is open."""
 
 
 def _check_arguments(dataset: Any, readers: Any, buffer_bytes: Any) -> None:
-    """Compares them on all ranks first, so that all raise, or none."""
+    """Compares the arguments on all ranks first, so that all ranks raise, or none."""
     if isinstance(dataset, tf.data.Dataset):
         kind = "a tf.data.Dataset"
     else:
@@ -137,13 +143,13 @@ def _check_arguments(dataset: Any, readers: Any, buffer_bytes: Any) -> None:
         "readers": f"{readers!r:.80}",
         "buffer_bytes": f"{buffer_bytes!r:.80}",
     }
-    told = gather_from_all(own, _NAME, name=f"{_NAME} arguments")
-    for rank, one in enumerate(told):
-        wrong = [name for name in own if one[name] != told[0][name]]
+    shared = gather_from_all(own, _NAME, name=f"{_NAME} arguments")
+    for rank, one in enumerate(shared):
+        wrong = [name for name in own if one[name] != shared[0][name]]
         if wrong:
             raise errors.MismatchError(
                 f"{_NAME}: the ranks call it with different arguments: {wrong[0]} is "
-                f"{told[0][wrong[0]]} on rank 0, {one[wrong[0]]} on rank {rank}",
+                f"{shared[0][wrong[0]]} on rank 0, {one[wrong[0]]} on rank {rank}",
                 errors.ErrorRecord(kind="mismatch", rank=rank, tensor=_NAME),
             )
     if kind not in ("a tf.data.Dataset", "a function"):
@@ -175,17 +181,17 @@ def _datasets(dataset: Any, ranks: list[int]) -> dict[int, tf.data.Dataset]:
     return found
 
 
-def _told(datasets: dict[int, tf.data.Dataset]) -> dict[str, Any]:
+def _describe_datasets(datasets: dict[int, tf.data.Dataset]) -> dict[str, Any]:
     """Describes the datasets to the other ranks, with equal specs listed once."""
     specs: list[Any] = []
-    which = {}
+    by_rank = {}
     for rank, one in datasets.items():
         spec = _element_codec.describe(one.element_spec)
         if spec not in specs:
             specs.append(spec)
         is_part = _dataset_checks.is_part(one, runtime.size())
-        which[rank] = [specs.index(spec), int(one.cardinality()), is_part]
-    return {"specs": specs, "which": which}
+        by_rank[rank] = [specs.index(spec), int(one.cardinality()), is_part]
+    return {"specs": specs, "datasets": by_rank}
 
 
 def _serve(
@@ -202,11 +208,11 @@ def _serve(
     for other, one in datasets.items():
         if other != rank:
             service.add(number, other, Share(one))
-    return {"where": service.where}
+    return {"listening": service.listening}
 
 
 def _receive(
-    told: dict[str, Any],
+    shared: dict[str, Any],
     reader: int,
     number: int,
     topology: native.Topology,
@@ -217,21 +223,21 @@ def _receive(
         raise RuntimeError(
             "several ranks without a credentials (this is a bug in tfdist)"
         )
-    index, cardinality, is_part = told["which"][topology.rank]
-    host, port = told["where"]["address"]
+    index, cardinality, is_part = shared["datasets"][topology.rank]
+    host, port = shared["listening"]["address"]
     same_host = topology.host_of[reader] == topology.host_of[topology.rank]
     source = Source(
         credentials=credentials,
         reader=reader,
         same_host=same_host and runtime.setting("TFDIST_TRANSPORT") != "tcp",
         address=(str(host), int(port)),
-        unix_name=str(told["where"]["unix_name"]),
+        unix_name=str(shared["listening"]["unix_name"]),
         dataset=number,
         window=window,
         timeout_s=_timeout_s(),
         generation=runtime.generation(),
     )
-    spec = _element_codec.restore(told["specs"][index])
+    spec = _element_codec.restore(shared["specs"][index])
     found = _scatter_dataset.dataset(
         source, spec, cardinality, prefetch=_prefetch(spec)
     )
@@ -245,7 +251,7 @@ def _prefetch(spec: Any) -> int:
         if not one.shape.is_fully_defined():
             return 2
         total += one.shape.num_elements() * one.dtype.size
-    return max(1, min(_MOST_PREFETCHED, _PREFETCH_BYTES // max(1, total)))
+    return max(1, min(_MAX_PREFETCHED, _PREFETCH_BYTES // max(1, total)))
 
 
 def _timeout_s() -> float:

@@ -1,9 +1,9 @@
-"""The other side of `tfdist.data.scatter`: what a rank gets from its reader.
+"""The client of `tfdist.data.scatter`: receives elements from the reader of a rank.
 
-Each iterator of the dataset that a rank is given opens a connection of its own, in a
-thread that receives ahead of need. TensorFlow asks for blocks through a generator.
-While there is none the generator gives an empty block from time to time: so an iterator
-that is thrown away is not waited for.
+Each iterator of the dataset opens a connection of its own, with a thread that receives
+ahead of need. TensorFlow gets blocks through a generator. While there is none, the
+generator yields an empty block from time to time, so that TensorFlow notices when an
+iterator has been dropped.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ from tfdist.data._scatter_server import claims
 _POLL_S = 0.02
 _RETRY_S = 0.05
 _CLOSE_S = 2.0
-_VERDICT_S = 0.5  # the ranks agree on a failure meanwhile, and know its cause
+_VERDICT_S = 0.5  # time for the ranks to agree on the cause of a failure
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Where a dataset comes from.
+    """The reader of a dataset, and how to reach it.
 
     Attributes:
         credentials: of this rank.
         reader: the rank that reads.
         same_host: whether it is on this host.
-        address: where it listens for other hosts.
-        unix_name: where it listens for this one.
+        address: address where it listens for other hosts.
+        unix_name: name where it listens for this host.
         dataset: number of the call of scatter.
         window: bytes that may be received ahead of need.
         timeout_s: seconds to wait for an element.
@@ -73,16 +73,16 @@ class Receivers:
     """The iterations of this process that are open; `shutdown` closes them."""
 
     def __init__(self) -> None:
-        self._open: weakref.WeakSet[Iteration] = weakref.WeakSet()
+        self._iterations: weakref.WeakSet[Iteration] = weakref.WeakSet()
 
     def add(self, iteration: Iteration) -> None:
-        """To be closed."""
-        self._open.add(iteration)
+        """Adds an iteration that `close` will close."""
+        self._iterations.add(iteration)
 
     def close(self) -> None:
-        """Closes all; 2 s at most."""
+        """Closes all iterations; 2 s at most."""
         deadline = time.monotonic() + _CLOSE_S
-        iterations = list(self._open)
+        iterations = list(self._iterations)
         for iteration in iterations:
             iteration.close()
         for iteration in iterations:
@@ -90,12 +90,12 @@ class Receivers:
 
 
 class Iteration:
-    """One iterator over what a reader sends.
+    """One iterator over the elements that a reader sends.
 
     Args:
-        source: where from.
-        number: tells how many iterators were made before; called in the thread.
-        dtypes: of the tensors of an element.
+        source: the reader.
+        number: returns how many iterators were created before; called in the thread.
+        dtypes: types of the tensors of an element.
     """
 
     def __init__(
@@ -108,12 +108,12 @@ class Iteration:
         self._number = number
         self._dtypes = dtypes
         self._blocks: collections.deque[list[np.ndarray]] = collections.deque()
-        self._changed = threading.Condition()  # guards what follows, and the blocks
+        self._condition = threading.Condition()  # guards what follows, and the blocks
         self._stream: Stream | None = None
         self._ended = False
         self._failure: str | None = None
         self._closed = False
-        self._asked_at: float | None = None
+        self._waiting_since: float | None = None
         self._pid = os.getpid()
         self._thread = threading.Thread(
             target=self._run, name="tfdist-receiving", daemon=True
@@ -129,11 +129,11 @@ class Iteration:
             RuntimeError: the reader failed, or its dataset did, or no element came
                 within `timeout_s`.
         """
-        with self._changed:
-            if not self._blocks and not self._over():
-                self._changed.wait(_POLL_S)
+        with self._condition:
+            if not self._blocks and not self._is_finished():
+                self._condition.wait(_POLL_S)
             if self._blocks:
-                self._asked_at = None
+                self._waiting_since = None
                 block = self._blocks.popleft()
             elif self._failure is not None:
                 raise RuntimeError(self._failure)
@@ -150,24 +150,24 @@ class Iteration:
             self._acknowledge(self._stream)
         return block
 
-    def _over(self) -> bool:
+    def _is_finished(self) -> bool:
         return self._ended or self._closed or self._failure is not None
 
     def _acknowledge(self, stream: Stream) -> None:
         try:
             stream.send({"taken": 1})
         except OSError:
-            pass  # it has ended; what it sent before is good
+            pass  # it has ended; blocks that it sent before are good
 
     def _check_waiting(self) -> None:
-        """Nothing has come yet: is there still hope?"""
-        known = native.failure()
-        if known is not None:
-            raise RuntimeError(_public_of(known))
+        """Raises if a rank has failed, or the next element is overdue."""
+        failure = native.failure()
+        if failure is not None:
+            raise RuntimeError(_public_of(failure))
         now = time.monotonic()
-        self._asked_at = self._asked_at or now
+        self._waiting_since = self._waiting_since or now
         limit_s = self._source.timeout_s
-        if now - self._asked_at > limit_s:
+        if now - self._waiting_since > limit_s:
             raise RuntimeError(
                 _public(
                     "timeout",
@@ -179,13 +179,13 @@ class Iteration:
             )
 
     def close(self) -> None:
-        """Ends the iteration; what has come is dropped."""
+        """Ends the iteration; received blocks are dropped."""
         if os.getpid() != self._pid:
             return
-        with self._changed:
+        with self._condition:
             self._closed = True
             self._blocks.clear()
-            self._changed.notify_all()
+            self._condition.notify_all()
             stream = self._stream
         if stream is not None:
             stream.hang_up()
@@ -199,7 +199,7 @@ class Iteration:
     def _run(self) -> None:
         try:
             stream = asyncio.run(self._connect(self._number()))
-            with self._changed:
+            with self._condition:
                 self._stream = stream
                 closed = self._closed
             try:
@@ -213,7 +213,7 @@ class Iteration:
     async def _connect(self, number: int) -> Stream:
         source = self._source
         transport = SHM if source.same_host else TCP
-        claimed = claims(
+        own_claims = claims(
             source.credentials,
             transport,
             reader=source.reader,
@@ -227,12 +227,12 @@ class Iteration:
             channel = Channel(_socket(source), size=source.credentials.size)
             try:
                 async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
-                    where: Any = source.address
+                    address: Any = source.address
                     if source.same_host:
-                        where = "\0" + source.unix_name
-                    await asyncio.get_running_loop().sock_connect(channel.sock, where)
+                        address = "\0" + source.unix_name
+                    await asyncio.get_running_loop().sock_connect(channel.sock, address)
                     await channel.handshake_as_client(
-                        source.credentials.secret, claimed
+                        source.credentials.secret, own_claims
                     )
                 return Stream(channel, send_timeout_s=source.timeout_s)
             except (RefusedError, ConnectionRefusedError):
@@ -252,9 +252,9 @@ class Iteration:
         while True:
             message = stream.receive()
             if "end" in message:
-                with self._changed:
+                with self._condition:
                     self._ended = True
-                    self._changed.notify_all()
+                    self._condition.notify_all()
                 return
             if "error" in message:
                 self._set_failure(
@@ -265,18 +265,18 @@ class Iteration:
             room = _element_codec.room_for(message, len(self._dtypes))
             stream.receive_data(memoryview(room))
             block = _element_codec.decode(message, room, self._dtypes)
-            with self._changed:
+            with self._condition:
                 if not self._closed:
                     self._blocks.append(block)
-                    self._changed.notify_all()
+                    self._condition.notify_all()
 
     def _fail(self, error: Exception) -> None:
-        """The connection did not come about, or has broken."""
+        """Sets the failure of a connection that could not be made, or has broken."""
         until = time.monotonic() + _VERDICT_S
         while not self._closed and time.monotonic() < until:
-            known = native.failure()
-            if known is not None:
-                self._set_failure(_public_of(known))
+            failure = native.failure()
+            if failure is not None:
+                self._set_failure(_public_of(failure))
                 return
             time.sleep(_POLL_S)
         why = str(error) or type(error).__name__
@@ -286,9 +286,9 @@ class Iteration:
         self._set_failure(_public("rank_failed", text, self._source.reader))
 
     def _set_failure(self, text: str) -> None:
-        with self._changed:
+        with self._condition:
             self._failure = text
-            self._changed.notify_all()
+            self._condition.notify_all()
 
 
 def _socket(source: Source) -> socket.socket:

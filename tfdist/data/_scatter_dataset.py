@@ -19,16 +19,16 @@ def dataset(
     """Returns a dataset of the elements that a reader sends.
 
     Args:
-        source: where from.
-        spec: element_spec.
-        cardinality: of the reader's dataset; also unknown or infinite.
-        prefetch: elements that TensorFlow holds ready.
+        source: the reader.
+        spec: element_spec of the dataset.
+        cardinality: cardinality of the reader's dataset; also unknown or infinite.
+        prefetch: number of elements that TensorFlow prefetches.
     """
     flat = [one for one in tf.nest.flatten(spec)]
     dtypes = [one.dtype for one in flat]
     empty = [_empty(one) for one in flat]
     receivers = runtime.get_resource("data/receivers", Receivers)
-    numbers = _Numbers()
+    numbers = _IteratorNumbers()
 
     def blocks(token: np.ndarray) -> Iterator[tuple[np.ndarray, ...]]:
         if runtime.generation() != source.generation:
@@ -46,11 +46,11 @@ def dataset(
         for one in flat
     )
 
-    def one_by_one(*parts: tf.Tensor) -> tf.data.Dataset:
+    def unbatch_block(*parts: tf.Tensor) -> tf.data.Dataset:
         # Not unbatch(), which ends the process where elements have no bytes
         # (TensorFlow 2.21). Slices share the memory of their block.
-        packed = tf.nest.pack_sequence_as(spec, parts)
-        return tf.data.Dataset.from_tensor_slices(packed)
+        element = tf.nest.pack_sequence_as(spec, parts)
+        return tf.data.Dataset.from_tensor_slices(element)
 
     found = (
         numbers.tokens()
@@ -59,7 +59,7 @@ def dataset(
                 blocks, args=(token,), output_signature=signature
             )
         )
-        .flat_map(one_by_one)
+        .flat_map(unbatch_block)
     )
     if cardinality != tf.data.UNKNOWN_CARDINALITY:
         found = found.apply(tf.data.experimental.assert_cardinality(cardinality))
@@ -79,13 +79,13 @@ def _raise_stale() -> NoReturn:
     )
 
 
-class _Numbers:
-    """How many iterators of a dataset were made before an iterator.
+class _IteratorNumbers:
+    """Numbers the iterators of a dataset in the order of their creation.
 
-    It has to be known when the iterator is made, which calls nothing of ours. But
-    TensorFlow itself draws a new seed then, for whatever is random in the dataset, and
-    two equal generators draw equal seeds: one is part of the dataset, the other one
-    tells here which drawing gave which number.
+    Creating an iterator runs no code of tfdist, but TensorFlow draws a new seed for
+    each random part of the dataset. Two equal generators draw equal seeds: one is part
+    of the dataset and gives each iterator a token; the other one is used here to find
+    out which token was drawn first, second, and so on.
     """
 
     def __init__(self) -> None:
@@ -95,12 +95,12 @@ class _Numbers:
 
     @staticmethod
     def tokens() -> tf.data.Dataset:
-        """One number for an iterator; for each another one."""
+        """Returns a dataset of one number, a different one for each iterator."""
         numbers = tf.data.Dataset.random(seed=1, rerandomize_each_iteration=True)
         return numbers.take(1)
 
     def of(self, token: int) -> int:
-        """The number of the iterator that has drawn `token`."""
+        """Returns the number of the iterator that has drawn `token`."""
         with self._lock:
             while token not in self._drawn:
                 drawn = int(next(iter(self._twin)))

@@ -1,9 +1,9 @@
-"""The reader's side of `tfdist.data.scatter`: reads for other ranks, and sends.
+"""The server of `tfdist.data.scatter`: reads for other ranks and sends the elements.
 
-A connection is one iteration of one rank over one dataset. Listening, and the handshake
-of every connection, are done on one loop in a thread of its own; what is authenticated
-goes on in a thread of the connection, which reads an element, sends it, and reads on
-while the other side has room. When the connection ends, so does its iteration.
+A connection is one iteration of one rank over one dataset. One thread with a loop
+listens and does the handshakes. Each authenticated connection has a thread, which reads
+an element, sends it, and reads on while the other side has room. When the connection
+ends, so does its iteration.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from tfdist.core.rendezvous.channel import Channel
 from tfdist.core.rendezvous.links import SHM, TCP, LinkCredentials, unix_listener
 from tfdist.core.rendezvous.listener import Listener
 from tfdist.core.rendezvous.stream import Stream
-from tfdist.data._scatter_stream import described, send_all
+from tfdist.data._scatter_stream import describe_error, send_all
 
 PURPOSE = "read"
 
 _log = logging.getLogger("tfdist")
 _START_S = 10.0
 _CLOSE_S = 2.0
-_MOST_UNREAD = 16  # iterators of a rank that it has made and not read from
-_MOST_SKIPPED = 10_000  # of them in a row
+_MAX_UNREAD = 16  # iterators of a rank that it has created and not read
+_MAX_SKIPPED = 10_000  # of them in a row
 _running: weakref.WeakSet[ReadingService] = weakref.WeakSet()
 
 
@@ -53,7 +53,7 @@ def claims(
         transport: "tcp" or "shm", which stands for a socket of the host.
         reader: the rank that it connects to.
         dataset: number of the call of scatter.
-        iteration: how many iterators of the dataset it has made before.
+        iteration: number of iterators of the dataset that it has created before.
     """
     common = credentials.claims(transport, reader, PURPOSE)
     return {**common, "dataset": dataset, "iteration": iteration}
@@ -62,41 +62,41 @@ def claims(
 class Share:
     """The dataset of one rank, read by another.
 
-    An iterator is made for each that the rank makes, in that order, also for those it
-    never reads from: a dataset that is shuffled anew in every iteration draws its seed
-    when the iterator is made.
+    Creates one iterator for each that the rank creates, in that order, also for those
+    that it never reads: a dataset that is reshuffled in every iteration draws its seed
+    when an iterator is created.
     """
 
     def __init__(self, dataset: tf.data.Dataset) -> None:
         self._dataset = dataset
         self._lock = threading.Lock()
-        self._made = 0
+        self._created = 0
         self._unread: dict[int, Any] = {}
 
     def iterator(self, number: int) -> Any:
-        """The iterator that answers to iterator `number` of the rank.
+        """Returns the iterator for iterator `number` of the rank.
 
         Raises:
-            ValueError: it is being read already, or was given up.
+            ValueError: it is being read already, or was dropped.
         """
         with self._lock, tf.device("CPU:0"):
-            if number - self._made > _MOST_SKIPPED:
+            if number - self._created > _MAX_SKIPPED:
                 raise ValueError(
-                    f"iterator {number} follows {self._made}: more than "
-                    f"{_MOST_SKIPPED} in between were never read from; make an "
+                    f"iterator {number} follows {self._created}: more than "
+                    f"{_MAX_SKIPPED} in between were never read from; make an "
                     "iterator only where it is read from"
                 )
-            while self._made <= number:
-                self._unread[self._made] = iter(self._dataset)
-                self._made += 1
+            while self._created <= number:
+                self._unread[self._created] = iter(self._dataset)
+                self._created += 1
             found = self._unread.pop(number, None)
-            while len(self._unread) > _MOST_UNREAD:
+            while len(self._unread) > _MAX_UNREAD:
                 del self._unread[min(self._unread)]
         if found is None:
             raise ValueError(
                 f"iterator {number} is read already, or too many that were made after "
                 "it, and before one that is read from, wait as well: the reader keeps "
-                f"the newest {_MOST_UNREAD} of those; read from an iterator before you "
+                f"the newest {_MAX_UNREAD} of those; read from an iterator before you "
                 "make so many others, or make a new one"
             )
         return found
@@ -108,7 +108,7 @@ class ReadingService:
     Args:
         credentials: of this rank.
         address: IP address to listen on.
-        timeout_s: seconds for which a rank that is to receive may take nothing.
+        timeout_s: seconds for which a receiving rank may take nothing.
     """
 
     def __init__(
@@ -126,7 +126,10 @@ class ReadingService:
         tcp = bind(address, 0)
         local, unix_name = unix_listener()
         self._sockets = {TCP: tcp, SHM: local}
-        self.where = {"address": list(tcp.getsockname()[:2]), "unix_name": unix_name}
+        self.listening = {
+            "address": list(tcp.getsockname()[:2]),
+            "unix_name": unix_name,
+        }
         self._thread = threading.Thread(
             target=self._run, name="tfdist-reading", daemon=True
         )
@@ -139,7 +142,7 @@ class ReadingService:
             raise RuntimeError(f"the reading service did not start in {_START_S:g} s")
 
     def add(self, dataset: int, rank: int, share: Share) -> None:
-        """Reads for `rank` when it asks for this dataset."""
+        """Registers a dataset to be read for `rank` on request."""
         with self._lock:
             self._shares[dataset, rank] = share
 
@@ -209,7 +212,7 @@ class ReadingService:
         return wrong and f"rank {rank} refused to read: {wrong}"
 
     async def _serve(self, channel: Channel) -> None:
-        """Goes on in a thread; the loop has nothing more to do with it."""
+        """Hands the connection to a thread of its own."""
         stream = Stream(channel, send_timeout_s=self._timeout_s)
         found = channel.claims
         thread = threading.Thread(
@@ -239,21 +242,21 @@ class ReadingService:
         except (OSError, AuthenticationError) as error:
             _log.debug("reading for rank %d ended: %s", rank, error)
         except Exception as error:
-            _tell(stream, error)
+            _send_error(stream, error)
         finally:
             stream.close()
             with self._lock:
                 self._streams.discard(stream)
 
 
-def _tell(stream: Stream, error: Exception) -> None:
-    """Tells the rank for which there is no iterator; it raises the error."""
+def _send_error(stream: Stream, error: Exception) -> None:
+    """Sends an error to the receiving rank, which raises it."""
     try:
-        stream.send(described(error))
+        stream.send(describe_error(error))
         while True:
             stream.receive()
     except (OSError, AuthenticationError) as lost:
-        _log.debug("told an error, until: %s", lost)
+        _log.debug("sent an error, until: %s", lost)
 
 
 def _abandon_all() -> None:

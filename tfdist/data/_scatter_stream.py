@@ -1,8 +1,8 @@
-"""One iteration of another rank's dataset: read here, sent in blocks.
+"""Sends one iteration of another rank's dataset in blocks of elements.
 
-Elements are collected while they come fast, so that small ones share a message. None is
-held back while the next one takes its time: a second thread, which also receives what
-the other side has taken, sends what has waited too long.
+Elements that come fast are collected in one message. An element does not wait long for
+a slow next one: a second thread, which also receives acknowledgements, sends a block
+that has waited too long.
 """
 
 from __future__ import annotations
@@ -23,14 +23,13 @@ from tfdist.data import _element_codec
 _log = logging.getLogger("tfdist")
 _BLOCK_BYTES = 1 << 20
 _BLOCK_ELEMENTS = 256
-_MOST_BYTES = (
-    _element_codec.MOST_BYTES // 2
-)  # of an element; the rest is for its lengths
+# Of an element; the other half is for the lengths of strings.
+_MAX_ELEMENT_BYTES = _element_codec.MAX_BYTES // 2
 # An element that took longer is sent at once: it costs more than the message.
 _SLOW_S = 1e-3
-_HELD_S = 0.02  # longest time for which an element waits for the next one
+_MAX_DELAY_S = 0.02  # longest time for which an element waits for the next one
 _ERROR_CHARACTERS = 4000
-_TAKEN = {"taken": 1}
+_ACKNOWLEDGEMENT = {"taken": 1}
 
 
 def send_all(stream: Stream, iterator: Any, window: int) -> None:
@@ -41,7 +40,7 @@ def send_all(stream: Stream, iterator: Any, window: int) -> None:
     Args:
         stream: to the rank that iterates.
         iterator: over its dataset.
-        window: bytes that it receives ahead of need.
+        window: bytes that may be sent without an acknowledgement.
     """
     sender = _Sender(stream, window)
     try:
@@ -50,14 +49,14 @@ def send_all(stream: Stream, iterator: Any, window: int) -> None:
     except (OSError, AuthenticationError) as error:
         _log.debug("an iteration ended: %s", error)
     except Exception as error:
-        sender.finish(described(error))
+        sender.finish(describe_error(error))
     finally:
-        # Who is first to close may cut off its own last words.
+        # Closing first could cut off the last messages.
         sender.wait_for_the_end()
 
 
-def described(error: Exception) -> dict[str, Any]:
-    """An error as a message, without the names that TensorFlow gives to nodes."""
+def describe_error(error: Exception) -> dict[str, Any]:
+    """Returns a message about an error, without TensorFlow's names of nodes."""
     text = str(getattr(error, "message", "") or error)
     text = re.sub(r"\{\{function_node [^}]*\}\} ?", "", text)
     text = text.partition(" [Op:")[0].strip()
@@ -70,7 +69,7 @@ def _read_all(iterator: Any, sender: _Sender) -> None:
     while True:
         started = time.monotonic()
         try:
-            # What next(iterator) does, without the 0.1 ms that it takes beside that.
+            # As next(iterator), but 0.1 ms faster.
             tensors = tf.raw_ops.IteratorGetNext(
                 iterator=handle, output_types=types, output_shapes=shapes
             )
@@ -81,25 +80,25 @@ def _read_all(iterator: Any, sender: _Sender) -> None:
 
 
 class _Sender:
-    """Sends blocks, as many ahead as the other side has room for."""
+    """Sends blocks, as long as the other side has room."""
 
     def __init__(self, stream: Stream, window: int) -> None:
         self._stream = stream
         self._window = window
-        self._changed = threading.Condition()  # guards what follows, and sending
+        self._condition = threading.Condition()  # guards what follows, and sending
         self._block: list[list[Any]] = []
         self._shapes: list[tuple[int, ...]] = []
         self._bytes = 0
         self._since = 0.0  # when the first element of the block came
         self._ahead: collections.deque[int] = collections.deque()
-        self._over: Exception | None = None  # why the other side is gone
+        self._end_reason: Exception | None = None  # why the other side is gone
         self._thread = threading.Thread(
             target=self._listen, name="tfdist-reading-acknowledged", daemon=True
         )
         self._thread.start()
 
     def add(self, element: list[Any], *, at_once: bool) -> None:
-        """Takes an element; waits while there is no room.
+        """Adds an element; waits while the other side has no room.
 
         Raises:
             OSError, AuthenticationError: the other side is gone.
@@ -107,11 +106,12 @@ class _Sender:
         """
         shapes = _element_codec.shapes_of(element)
         size = sum(map(_element_codec.bytes_of, element))
-        if size > _MOST_BYTES:
+        if size > _MAX_ELEMENT_BYTES:
             raise ValueError(
-                f"Expected elements of at most {_MOST_BYTES} bytes, got one of {size}."
+                f"Expected elements of at most {_MAX_ELEMENT_BYTES} bytes, got "
+                f"one of {size}."
             )
-        with self._changed:
+        with self._condition:
             if shapes != self._shapes:
                 self._flush()
                 self._shapes = shapes
@@ -124,8 +124,8 @@ class _Sender:
                 self._flush()
 
     def finish(self, last: dict[str, Any]) -> None:
-        """Sends what is left, and a last message."""
-        with self._changed:
+        """Sends the remaining elements, and a last message."""
+        with self._condition:
             try:
                 self._flush()
                 self._stream.send(last)
@@ -140,10 +140,10 @@ class _Sender:
         return sum(self._ahead) < self._window
 
     def _flush(self) -> None:
-        while self._block and self._over is None and not self._has_room():
-            self._changed.wait()  # meanwhile the other thread may send the block
-        if self._over is not None:
-            raise self._over
+        while self._block and self._end_reason is None and not self._has_room():
+            self._condition.wait()  # the other thread may send the block meanwhile
+        if self._end_reason is not None:
+            raise self._end_reason
         if self._block:
             description, parts = _element_codec.encode(self._block)
             self._block, self._bytes = [], 0
@@ -154,17 +154,19 @@ class _Sender:
         """The second thread, until the connection ends."""
         try:
             while True:
-                taken = self._stream.waits(_HELD_S)
-                if taken and (self._stream.receive() != _TAKEN or not self._ahead):
+                has_input = self._stream.has_input(_MAX_DELAY_S)
+                if has_input and (
+                    self._stream.receive() != _ACKNOWLEDGEMENT or not self._ahead
+                ):
                     raise AuthenticationError("a message that does not belong here")
-                with self._changed:
-                    if taken:
+                with self._condition:
+                    if has_input:
                         self._ahead.popleft()
-                        self._changed.notify_all()
-                    held_s = time.monotonic() - self._since
-                    if self._block and held_s > _HELD_S and self._has_room():
+                        self._condition.notify_all()
+                    delay_s = time.monotonic() - self._since
+                    if self._block and delay_s > _MAX_DELAY_S and self._has_room():
                         self._flush()
         except (OSError, AuthenticationError) as error:
-            with self._changed:
-                self._over = error
-                self._changed.notify_all()
+            with self._condition:
+                self._end_reason = error
+                self._condition.notify_all()

@@ -76,14 +76,14 @@ def shard(
     """
     rank = runtime.rank() if rank is None else rank
     size = runtime.size() if size is None else size
-    _check_place(batch_size, rank, size)
+    _check_rank(batch_size, rank, size)
     if not isinstance(shuffle, bool | np.bool_ | None):
         shuffle = check_int("shuffle", shuffle, 0)
     seed = check_int("seed", seed, 0)
     decode, pads = None, False
     loader = _loaders.take_apart(data) if isinstance(data, tf.data.Dataset) else None
     if loader is not None:
-        total, decode, pads = len(loader.paths), loader.decoded, loader.pads
+        total, decode, pads = len(loader.paths), loader.decode_files, loader.pads
         own = _dataset_checks.mark(loader.own_files(rank, size), size)
         shuffle = loader.shuffles if shuffle is None else shuffle
     elif isinstance(data, tf.data.Dataset):
@@ -96,8 +96,8 @@ def shard(
         own = _dataset_checks.mark(tf.data.Dataset.from_tensor_slices(part), size)
     sizes = batch_sizes(total, batch_size=batch_size, rank=rank, size=size)
     if shuffle:
-        whole = isinstance(shuffle, bool | np.bool_)
-        buffer_size = sum(sizes) if whole else int(shuffle)
+        is_full_shuffle = isinstance(shuffle, bool | np.bool_)
+        buffer_size = sum(sizes) if is_full_shuffle else int(shuffle)
         own = own.shuffle(buffer_size, seed=_rank_seed(seed, rank))
     if decode is not None:
         own = decode(own)
@@ -127,7 +127,7 @@ def batch_sizes(total: int, *, batch_size: int, rank: int, size: int) -> list[in
         >>> [batch_sizes(9, batch_size=2, rank=r, size=2) for r in range(2)]
         [[2, 2, 1], [2, 1, 1]]
     """
-    _check_place(batch_size, rank, size)
+    _check_rank(batch_size, rank, size)
     total = check_int("total", total, 0)
     if total < size:
         ranks = "one rank" if total == 1 else f"at most {total} ranks"
@@ -175,7 +175,7 @@ def seed(base: int = 0, *, rank: int | None = None) -> int:
     return _rank_seed(base, rank)
 
 
-def _check_place(batch_size: int, rank: int, size: int) -> None:
+def _check_rank(batch_size: int, rank: int, size: int) -> None:
     check_int("batch_size", batch_size, 1)
     check_int("size", size, 1)
     if check_int("rank", rank, 0) >= size:

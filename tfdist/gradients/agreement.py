@@ -22,7 +22,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfdist import collectives
-from tfdist.collectives.signature import known, register, renamed_layers
+from tfdist.collectives.signature import find_registered, register, renamed_layers
 from tfdist.collectives.tf_ops.op_names import place_of
 from tfdist.core import native, runtime
 from tfdist.core.process_sets import ProcessSet, id_of, members_of
@@ -82,7 +82,7 @@ def agree_on_order(
     """
     lines, options = [f"order of group {group_id}"], "plan"
     bits = bits_of(order)
-    seen = known(lines, options, len(bits), process_set)
+    seen = find_registered(lines, options, len(bits), process_set)
     if not seen:
         if members_of(process_set)[0] != runtime.rank():
             bits = [False] * len(bits)
@@ -97,7 +97,7 @@ def _agree_on_call(
     process_set: ProcessSet | None,
 ) -> tuple[str, list[bool]]:
     options = f"{options} eager"
-    seen = known(lines, options, len(lines) + 1, process_set)
+    seen = find_registered(lines, options, len(lines) + 1, process_set)
     # One more entry than there are gradients: that a rank lacks one.
     group_id, (*found, gaps) = seen or _register(
         lines, options, [*present, not all(present)], process_set
@@ -126,7 +126,7 @@ def _agree_on_trace(
     options = f"{options} {_call_number(options, lines, process_set)}"
     for number in itertools.count():
         own = f"{options} late_gradients={number}" if number else options
-        seen = known(lines, own, len(lines), process_set)
+        seen = find_registered(lines, own, len(lines), process_set)
         if not seen:
             late = number > 0
             return _register(lines, own, present, process_set, late=late)

@@ -1,4 +1,4 @@
-"""Which variables an optimizer leaves out of weight decay and of adaptation."""
+"""Variables that an optimizer excludes from weight decay and adaptation."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _logger = logging.getLogger("tfdist")
 Exclude = None | str | Sequence[str] | Callable[[Any], bool]
 
 
-def checked(exclude: Any) -> Any:
-    """The option as it is kept: None, a list of patterns, or a function.
+def check_exclude(exclude: Any) -> Any:
+    """Checks the option; returns None, a list of patterns, or a function.
 
     Raises:
         TypeError: it is something else.
@@ -41,12 +41,12 @@ def checked(exclude: Any) -> Any:
     return list(patterns)
 
 
-def excluded(variables: Sequence[Any], exclude: Any) -> list[bool]:
-    """Of each variable whether it is left out.
+def are_excluded(variables: Sequence[Any], exclude: Any) -> list[bool]:
+    """Returns for each variable whether it is excluded.
 
     Args:
-        variables: of Keras or TensorFlow.
-        exclude: what `checked` returned.
+        variables: variables of Keras or TensorFlow.
+        exclude: option that `check_exclude` returned.
 
     Raises:
         TypeError: the function returned something else than True or False.
@@ -54,7 +54,7 @@ def excluded(variables: Sequence[Any], exclude: Any) -> list[bool]:
     if exclude is None:
         return [len(v.shape) <= 1 for v in variables]
     if callable(exclude):
-        return [_asked(exclude, v) for v in variables]
+        return [_call_predicate(exclude, v) for v in variables]
     paths = [_path_of(v) for v in variables]
     for pattern in exclude:
         if not any(re.search(pattern, path) for path in paths):
@@ -66,21 +66,21 @@ def excluded(variables: Sequence[Any], exclude: Any) -> list[bool]:
     return [any(re.search(pattern, path) for pattern in exclude) for path in paths]
 
 
-def serialized(exclude: Any) -> Any:
+def serialize(exclude: Any) -> Any:
     """The option in a form that a saved model can hold."""
     if callable(exclude):
         return keras.saving.serialize_keras_object(exclude)
     return exclude
 
 
-def deserialized(exclude: Any, custom_objects: dict[str, Any] | None) -> Any:
-    """Returns the option that `serialized` was given."""
+def deserialize(exclude: Any, custom_objects: dict[str, Any] | None) -> Any:
+    """Returns the option that was serialized."""
     if isinstance(exclude, dict):
         return keras.saving.deserialize_keras_object(exclude, custom_objects)
     return exclude
 
 
-def _asked(function: Callable[[Any], Any], variable: Any) -> bool:
+def _call_predicate(function: Callable[[Any], Any], variable: Any) -> bool:
     answer = function(variable)
     if not isinstance(answer, bool):
         raise TypeError(

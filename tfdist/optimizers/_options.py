@@ -1,4 +1,4 @@
-"""Checks of options: what was expected, what came."""
+"""Checks of numeric options; errors name the expected and the actual value."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def fraction(name: str, value: Any) -> float:
     return found
 
 
-def whole(name: str, value: Any, *, at_least: int) -> int:
+def integer(name: str, value: Any, *, at_least: int) -> int:
     """The value as an int that is not below its bound."""
     expected = f"a whole number of at least {at_least}"
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):

@@ -119,7 +119,9 @@ class MomentumSGD(keras.optimizers.Optimizer):
                 for key, value in clips.items()
             },
             **{
-                key: None if value is None else _options.whole(key, value, at_least=low)
+                key: None
+                if value is None
+                else _options.integer(key, value, at_least=low)
                 for key, (value, low) in counts.items()
             },
         )
@@ -128,7 +130,7 @@ class MomentumSGD(keras.optimizers.Optimizer):
         self.momentum_correction = _options.flag(
             "momentum_correction", momentum_correction
         )
-        self.exclude = _exclusions.checked(exclude)
+        self.exclude = _exclusions.check_exclude(exclude)
         self.momentums: list[Any] = []
         if self.nesterov and not self.momentum:
             raise ValueError("nesterov=True needs a momentum above 0, got momentum=0.")
@@ -138,7 +140,7 @@ class MomentumSGD(keras.optimizers.Optimizer):
         if self.built:
             return
         super().build(variables)
-        found = _exclusions.excluded(variables, self.exclude)
+        found = _exclusions.are_excluded(variables, self.exclude)
         self._excluded = frozenset(
             self._var_key(v) for v, out in zip(variables, found, strict=True) if out
         )
@@ -197,7 +199,7 @@ class MomentumSGD(keras.optimizers.Optimizer):
             "momentum": self.momentum,
             "nesterov": self.nesterov,
             "momentum_correction": self.momentum_correction,
-            "exclude": _exclusions.serialized(self.exclude),
+            "exclude": _exclusions.serialize(self.exclude),
         }
 
     @classmethod
@@ -205,5 +207,5 @@ class MomentumSGD(keras.optimizers.Optimizer):
         cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
     ) -> MomentumSGD:
         """An optimizer like the one whose `get_config` was called, without state."""
-        exclude = _exclusions.deserialized(config.get("exclude"), custom_objects)
+        exclude = _exclusions.deserialize(config.get("exclude"), custom_objects)
         return super().from_config({**config, "exclude": exclude}, custom_objects)

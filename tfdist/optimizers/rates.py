@@ -31,12 +31,12 @@ def scaled_rate(rate: float, *, global_batch: int, base_batch: int = 256) -> flo
     """
     _options.number("rate", rate, above=0)
     for name, batch in [("global_batch", global_batch), ("base_batch", base_batch)]:
-        _options.whole(name, batch, at_least=1)
+        _options.integer(name, batch, at_least=1)
     return rate * global_batch / base_batch
 
 
 def warmup_factor(step: float, warmup_steps: float, start: float) -> float:
-    """By what the learning rate is multiplied during a gradual warm-up.
+    """Returns the factor of the learning rate during a gradual warm-up.
 
     Args:
         step: indexed from 0, over all epochs.

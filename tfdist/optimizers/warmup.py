@@ -29,8 +29,8 @@ class Warmup(_Schedule):
     `momentum_correction` of `tfdist.optimizers.MomentumSGD`.
 
     Args:
-        schedule: a `keras.optimizers.schedules.LearningRateSchedule`, or a float: that
-            rate for ever.
+        schedule: a `keras.optimizers.schedules.LearningRateSchedule`, or a float: a
+            constant rate.
         warmup_steps: length of the warm-up in steps, 0: none.
         start: the factor of the first step, default 0. For Goyal et al. it is one over
             the number by which the batch has grown.
@@ -72,22 +72,22 @@ class Warmup(_Schedule):
                 )
             schedule = _options.number("schedule", schedule, at_least=0)
         self.schedule = schedule
-        self.warmup_steps = _options.whole("warmup_steps", warmup_steps, at_least=0)
+        self.warmup_steps = _options.integer("warmup_steps", warmup_steps, at_least=0)
         self.start = _options.fraction("start", start)
         self.delay = _options.flag("delay", delay)
 
     def __call__(self, step: Any) -> Any:
         """The learning rate of a step, a scalar tensor; `step`: an integer scalar."""
         if self.delay:
-            begun = ops.cast(step, "int64") - self.warmup_steps
-            rate = self._rate(ops.maximum(begun, ops.zeros_like(begun)))
+            steps_after = ops.cast(step, "int64") - self.warmup_steps
+            rate = self._rate(ops.maximum(steps_after, ops.zeros_like(steps_after)))
         else:
             rate = self._rate(step)
         if not self.warmup_steps:
             return rate
-        done = ops.cast(step, rate.dtype) / ops.cast(self.warmup_steps, rate.dtype)
-        rising = self.start + (1 - self.start) * done
-        return rate * ops.where(done < 1, rising, ops.ones_like(rising))
+        progress = ops.cast(step, rate.dtype) / ops.cast(self.warmup_steps, rate.dtype)
+        rising = self.start + (1 - self.start) * progress
+        return rate * ops.where(progress < 1, rising, ops.ones_like(rising))
 
     def _rate(self, step: Any) -> Any:
         if isinstance(self.schedule, _Schedule):
@@ -108,7 +108,7 @@ class Warmup(_Schedule):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Warmup:
-        """The schedule that `get_config` was called of."""
+        """Creates a schedule from the result of `get_config`."""
         config = dict(config)
         if isinstance(config["schedule"], dict):
             config["schedule"] = keras.optimizers.schedules.deserialize(

@@ -1,7 +1,7 @@
 """The gradients of the operations.
 
-What is differentiated is the sum of the losses of all ranks: the gradient that a rank
-gets for its tensor says how that sum changes with it, whichever ranks it has gone to.
+The differentiated function is the sum of the losses of all ranks: the gradient of a
+rank's tensor is the derivative of that sum, also where the tensor was sent to others.
 A collective is linear in the tensors of all ranks together (where it is not, as for
 `MIN`, its gradient is refused), so its gradient is the transposed matrix, which is a
 collective again (J. Utke, L. Hascoet, P. Heimbach, C. Hill, P. Hovland, U. Naumann,
@@ -66,7 +66,7 @@ def _allreduce_gradient(node: Any, *grads: Any) -> list[tf.Tensor]:
         _text(node, "postscale"),
         _timeout_s(node),
         tensor_indices=node.get_attr("tensor_indices"),
-        process_set=_set(node),
+        process_set=_process_set(node),
     )
     return found
 
@@ -83,7 +83,7 @@ def _allgather_gradient(node: Any, grad: Any, _splits_grad: Any) -> tf.Tensor:
         "1.0",
         "1.0",
         _timeout_s(node),
-        process_set=_set(node),
+        process_set=_process_set(node),
     )
     return _shaped_like_input(node, own)
 
@@ -99,7 +99,7 @@ def _broadcast_gradient(node: Any, *grads: Any) -> list[tf.Tensor]:
         "1.0",
         "1.0",
         _timeout_s(node),
-        process_set=_set(node),
+        process_set=_process_set(node),
     )
     is_root = _is_root(node)
     return [tf.where(is_root, g, tf.zeros_like(g)) for g in summed]
@@ -119,7 +119,7 @@ def _reduce_gradient(node: Any, *grads: Any) -> list[tf.Tensor]:
         _text(node, "prescale"),
         _text(node, "postscale"),
         _timeout_s(node),
-        process_set=_set(node),
+        process_set=_process_set(node),
     )
     return [
         tf.where(is_root, tf.zeros_like(g), g) + r
@@ -138,13 +138,13 @@ def _reduce_scatter_gradient(
         tf.zeros_like(rows) if grad is None else tf.convert_to_tensor(grad),
         _name(node),
         _timeout_s(node),
-        process_set=_set(node),
+        process_set=_process_set(node),
     )
-    whole = _in_their_places(gathered.rows, gathered.splits, splits)
+    all_rows = _scatter_rows(gathered.rows, gathered.splits, splits)
     factor = _factor(node)
     if op is ReduceOp.AVERAGE:
         factor /= _callers(node)
-    return [_shaped_like_input(node, whole * tf.cast(factor, whole.dtype)), None]
+    return [_shaped_like_input(node, all_rows * tf.cast(factor, all_rows.dtype)), None]
 
 
 @_gradient_of("TfdistGather")
@@ -157,7 +157,7 @@ def _gather_gradient(node: Any, grad: Any, _splits_grad: Any) -> tf.Tensor:
         splits,
         _name(node),
         _timeout_s(node),
-        process_set=_set(node),
+        process_set=_process_set(node),
     )
     return _shaped_like_input(node, own)
 
@@ -170,14 +170,14 @@ def _scatter_gradient(node: Any, grad: Any) -> list[tf.Tensor | None]:
         node.get_attr("root"),
         _name(node),
         _timeout_s(node),
-        process_set=_set(node),
+        process_set=_process_set(node),
     )
     counts = gathered.splits
 
     def on_root() -> tf.Tensor:
         splits = _splits_of_input(node, counts)
-        whole = _in_their_places(gathered.rows, counts, splits)
-        return _shaped_like_input(node, whole)
+        all_rows = _scatter_rows(gathered.rows, counts, splits)
+        return _shaped_like_input(node, all_rows)
 
     def elsewhere() -> tf.Tensor:
         # Of the gathered rows, of which there are none here, all the same: or else a
@@ -201,10 +201,10 @@ def _alltoall_gradient(
         received_splits,
         _name(node),
         _timeout_s(node),
-        process_set=_set(node),
+        process_set=_process_set(node),
     )
-    whole = _in_their_places(back, counts, _splits_of_input(node, counts))
-    return [_shaped_like_input(node, whole), None]
+    all_rows = _scatter_rows(back, counts, _splits_of_input(node, counts))
+    return [_shaped_like_input(node, all_rows), None]
 
 
 @_gradient_of("TfdistSend")
@@ -291,7 +291,7 @@ def _callers(node: Any) -> tf.Tensor:
         "1.0",
         "1.0",
         _timeout_s(node),
-        process_set=_set(node),
+        process_set=_process_set(node),
     )
     return count
 
@@ -309,15 +309,13 @@ def _splits_of_input(node: Any, counts: tf.Tensor) -> tf.Tensor:
     return tf.cond(tf.size(given) > 0, lambda: given, lambda: even)
 
 
-def _in_their_places(
-    rows: tf.Tensor, counts: tf.Tensor, splits: tf.Tensor
-) -> tf.Tensor:
-    """The rows of all ranks, where a rank that has joined sent none: zeros for those.
+def _scatter_rows(rows: tf.Tensor, counts: tf.Tensor, splits: tf.Tensor) -> tf.Tensor:
+    """Returns the rows of all ranks, with zeros for ranks that have joined.
 
     Args:
-        rows: what came, in the order of the ranks.
-        counts: how many rows came from each rank.
-        splits: how many rows each rank has there.
+        rows: received rows, in the order of the ranks.
+        counts: number of rows received from each rank.
+        splits: number of rows that each rank has in the result.
     """
     total = tf.reduce_sum(splits)
     shape = tf.shape(rows, out_type=tf.int64)
@@ -344,11 +342,11 @@ def _dense(node: Any, grads: Sequence[Any]) -> list[tf.Tensor]:
 
 def _name(node: Any, *, partner: str = "", of: str = "gradient") -> str:
     name = f"{_text(node, 'tensor_name')}.{of}"
-    process_set = 0 if partner else _set(node)  # send and recv are of all ranks
+    process_set = 0 if partner else _process_set(node)  # send and recv are of all ranks
     return operation_name(of, name, process_set=process_set, partner=partner)
 
 
-def _set(node: Any) -> int:
+def _process_set(node: Any) -> int:
     return int(node.get_attr("process_set"))
 
 

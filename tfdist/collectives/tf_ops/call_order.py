@@ -27,7 +27,7 @@ _CALL = "StatefulPartitionedCall"
 _PREFIX = "Tfdist"  # of the types of our operations
 _SCOPE = 0x7FD157  # number of ours among TensorFlow's scopes of collectives
 _CALL_FUNCTION = "call_flat"
-_MOST_FUNCTIONS = 4096  # whose operations are remembered
+_MAX_FUNCTIONS = 4096  # whose operations are remembered
 
 
 def chain_calls(module: Any) -> None:
@@ -47,13 +47,13 @@ def chain_calls(module: Any) -> None:
         )
         return
 
-    def with_ours(op: Any) -> list[int]:
+    def scopes_with_tfdist(op: Any) -> list[int]:
         scopes = list(scopes_of(op))
-        if op.type == _CALL and _SCOPE not in scopes and _holds_ours(op):
+        if op.type == _CALL and _SCOPE not in scopes and _has_tfdist_ops(op):
             scopes.append(_SCOPE)
         return scopes
 
-    setattr(module, _SCOPES_OF, with_ours)
+    setattr(module, _SCOPES_OF, scopes_with_tfdist)
 
 
 def claim_when_called(cls: Any) -> None:
@@ -79,7 +79,7 @@ def claim_when_called(cls: Any) -> None:
             keys = known.get(self.name)
             if keys is None:
                 keys = known[self.name] = list(_keys_in(self))
-                if len(known) > _MOST_FUNCTIONS:
+                if len(known) > _MAX_FUNCTIONS:
                     del known[next(iter(known))]
             if keys:
                 claim(keys)
@@ -108,7 +108,7 @@ def _keys_in(function: Any) -> set[Key]:
     return keys
 
 
-def _holds_ours(call: Any) -> bool:
+def _has_tfdist_ops(call: Any) -> bool:
     """Whether a called function, or one that it calls, has an operation of ours."""
     waiting = [call.get_attr("f").name]
     seen = set(waiting)

@@ -1,7 +1,7 @@
 """Emits the operations of `libtfdist_tf.so`.
 
-Arguments are checked in `tfdist.collectives`; here are tensors of one dtype, a name,
-and scales as text (attributes of TensorFlow are float32, a scale must stay exact).
+`tfdist.collectives` checks the arguments. Here tensors have one dtype, and scales are
+texts, because attributes of TensorFlow are float32 and a scale must stay exact.
 """
 
 from __future__ import annotations
@@ -73,25 +73,25 @@ def eager_allreduce(
             which. Here one that can't be hashed is not valid either.
     """
     check_reducible(dtype, op, "allreduce")
-    named = operation_name("allreduce", name)
+    op_name = operation_name("allreduce", name)
     arguments = {
-        "tensor_name": named,
+        "tensor_name": op_name,
         "reduce_op": reduce_op_number(op),
         "timeout_s": native.timeout_of(timeout_s),
     }
     run = ops().tfdist_allreduce
-    keys = [key_of(named)]
-    again = to_eager_call(dict(arguments))
+    keys = [key_of(op_name)]
+    cached = to_eager_call(dict(arguments))
     if (name, timeout_s) == (None, None) and engines.chosen() is None:
         # Such calls have few values of attributes, and attributes save 1 us.
-        again = {**arguments, "call": []}
+        cached = {**arguments, "call": []}
 
-    def reduce_again(tensor: tf.Tensor) -> tf.Tensor:
+    def reduce_cached(tensor: tf.Tensor) -> tf.Tensor:
         if _record.could_possibly_record():
             return _emit(
                 "tfdist_allreduce",
                 tensors=[tensor],
-                name=named,
+                name=op_name,
                 timeout_s=timeout_s,
                 reduce_op=arguments["reduce_op"],
             )[0]
@@ -101,9 +101,9 @@ def eager_allreduce(
         if place is not None:
             one_rank_code.refuse_collective(place, "tfdist_allreduce", arguments)
         with errors.translate():
-            return run(tensors=[tensor], **again)[0]
+            return run(tensors=[tensor], **cached)[0]
 
-    return reduce_again
+    return reduce_cached
 
 
 class Gathered(Protocol):
@@ -348,11 +348,11 @@ def _emit(
         return getattr(ops(), operation)(**arguments)
 
 
-def _rank(rank: Any, what: str) -> int:
-    # Whether there is such a rank the core says, to all ranks alike: a function may be
-    # traced before init(), and the others wait for this one.
+def _rank(rank: Any, argument: str) -> int:
+    # The core checks that the rank exists, on all ranks: a function may be traced
+    # before init(), and the other ranks wait for this one.
     if isinstance(rank, bool) or not isinstance(rank, int | np.integer) or rank < 0:
         raise ValueError(
-            f"Expected {what} to be a rank, an integer >= 0, got {rank!r}."
+            f"Expected {argument} to be a rank, an integer >= 0, got {rank!r}."
         )
     return int(rank)

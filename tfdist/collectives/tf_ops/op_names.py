@@ -30,7 +30,7 @@ from tfdist.core import native, runtime
 
 _COUNTS = "_tfdist_name_counts"  # attribute of a graph: base name → uses so far
 _LABEL = "_tfdist_label"  # attribute of a graph: its place, e.g. "train_step/cond_true"
-_MOST_NAMES = 4096  # of which the thread is known; then the oldest is forgotten
+_MAX_NAMES = 4096  # whose thread is remembered; beyond, the oldest is dropped
 Key = tuple[int, str]  # number of the process set, name
 
 
@@ -103,7 +103,7 @@ def _count(graph: Any, key: str) -> int:
 
 
 class NameOwners:
-    """Which thread uses which name.
+    """Remembers which thread uses which name.
 
     Another thread may use a name as well if all ranks agree on the order of the two:
 
@@ -112,8 +112,9 @@ class NameOwners:
     - It is the main thread, and the thread that used the name has ended. (If on
       another rank the main thread is first, the other thread is refused there.)
 
-    What would let ranks pair calls of different threads is therefore refused on one of
-    them at least. Threads that Python did not start, those of TensorFlow, count as one.
+    So a use that could make ranks pair calls of different threads is refused on at
+    least one rank. Threads that Python did not start (TensorFlow's) count as one
+    thread.
     """
 
     def __init__(self) -> None:
@@ -144,7 +145,7 @@ class NameOwners:
                     if not self._may_follow(thread, user, last_turn):
                         return key, "(ended)" if user is None else user.name
                 self._uses[key] = (weakref.ref(thread), turn)
-                if len(self._uses) > _MOST_NAMES:
+                if len(self._uses) > _MAX_NAMES:
                     del self._uses[next(iter(self._uses))]
         return None
 
@@ -176,14 +177,14 @@ class NameOwners:
 
 @functools.lru_cache(maxsize=1)
 def _owners(generation: int) -> NameOwners:
-    """Those of a world; the next one starts anew."""
+    """Returns the owners of names in a world."""
     return runtime.get_resource("names", NameOwners)
 
 
 def key_of(
     name: str, *, process_set: int = 0, src: int | None = None, dst: int | None = None
 ) -> Key:
-    """By what the calls of an operation are paired with those of other ranks.
+    """Returns the key by which calls of an operation are paired across ranks.
 
     Args:
         name: of the operation.
@@ -204,7 +205,7 @@ def key_of(
 def claim(keys: Iterable[Key]) -> None:
     """Notes that this thread uses the names; every operation begins with it.
 
-    A rank that is alone has nobody to pair its calls with.
+    No effect in a world of one rank.
 
     Raises:
         tfdist.ThreadError: another thread uses one of them; the job ends.

@@ -1,4 +1,4 @@
-"""Who knows the job's secret? Pure functions of the handshake, no sockets.
+"""The handshake that proves knowledge of the job's secret: pure functions, no sockets.
 
 Both sides prove that they hold the 32-byte secret without showing it:
 
@@ -141,10 +141,10 @@ class Session:
             hello: the client's first message, all of it.
             answer: the server's preamble and nonce.
         """
-        seen = hashlib.sha256(
+        transcript = hashlib.sha256(
             b"tfdist handshake" + len(hello).to_bytes(4, "big") + hello + answer
         ).digest()
-        key = extract(secret, seen)
+        key = extract(secret, transcript)
         return cls(
             client_proof=expand(key, b"tfdist proof of the client", MAC_BYTES),
             server_proof=expand(key, b"tfdist proof of the server", MAC_BYTES),
@@ -231,12 +231,12 @@ def decode_bytes(message: dict[str, Any], name: str, length: int) -> bytes:
 def difference(
     expected: dict[str, Any], claims: dict[str, Any], names: dict[str, str]
 ) -> str:
-    """Says where the claims of the other side differ; "" when they do not.
+    """Describes where the claims of the other side differ; "" if they do not.
 
     Args:
-        expected: name → value that this side holds right.
-        claims: of the other side; what is missing is told as None.
-        names: how the names are called in words.
+        expected: name → value of this side.
+        claims: claims of the other side; a missing one is shown as None.
+        names: name → description for the message.
 
     Example:
         >>> from tfdist.core.rendezvous import auth

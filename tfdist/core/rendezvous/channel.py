@@ -130,8 +130,8 @@ class Channel:
                 continue
             for level, kind, body in ancillary:
                 if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                    whole = len(body) - len(body) % _FD_BYTES
-                    fds.extend(array.array("i", body[:whole]))
+                    size = len(body) - len(body) % _FD_BYTES
+                    fds.extend(array.array("i", body[:size]))
             if flags & socket.MSG_CTRUNC:
                 raise AuthenticationError("a message brought too many descriptors")
             if not part:
@@ -189,7 +189,7 @@ class Channel:
 
         Args:
             secret: of the job.
-            claims: what this connection is for; the server must agree.
+            claims: purpose of this connection; the server must agree.
 
         Raises:
             AuthenticationError: the server does not know the secret, or speaks

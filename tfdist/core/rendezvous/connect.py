@@ -124,20 +124,20 @@ async def _connect(
     deadline = time.monotonic() + options.timeout_s
     secret_file = environ.get("TFDIST_SECRET_FILE")
     address = checked_address(environ)
-    hosted = placement.rank == 0 and not placement.served
+    runs_store = placement.rank == 0 and not placement.launcher_runs_store
     server: StoreServer | None = None
     meeting: MeetingPoint | None = None
     try:
         if secret_file and placement.rendezvous:
             secret = read_secret_file(secret_file)
             store = split_address(placement.rendezvous)
-            if hosted:
+            if runs_store:
                 server = _server(placement, secret, store)
         else:
             _check_one_host(placement, secret_file, address)
             job = placement.job or parent_job(environ)
             meeting = MeetingPoint(job, options.generation, environ)
-            if hosted:
+            if runs_store:
                 secret = auth.new_secret()
                 server = _server(placement, secret, ("127.0.0.1", 0))
                 store = server.address
@@ -178,25 +178,27 @@ def _check_one_host(
     placement: Placement, secret_file: str | None, address: str | None
 ) -> None:
     """Without secret and address from outside, only ranks of one host can meet."""
-    told = f"{placement.variables}, read as {placement.source!r}"
-    if placement.served:
+    origin = f"{placement.variables}, read as {placement.source!r}"
+    if placement.launcher_runs_store:
         raise invalid(
             "tfdistrun's TFDIST_RENDEZVOUS or TFDIST_SECRET_FILE is gone from the "
             "environment of this rank; let them through"
         )
     if secret_file:
-        raise invalid(f"TFDIST_SECRET_FILE is set, but no address ({told}); {_NEEDED}")
+        raise invalid(
+            f"TFDIST_SECRET_FILE is set, but no address ({origin}); {_NEEDED}"
+        )
     if placement.rendezvous:
         host = split_address(placement.rendezvous)[0]
         if not is_loopback(host):
             raise invalid(
-                f"the ranks shall meet at {placement.rendezvous} ({told}), but without "
-                f"a common secret only 127.0.0.1 is allowed; {_NEEDED}"
+                f"the ranks shall meet at {placement.rendezvous} ({origin}), but "
+                f"without a common secret only 127.0.0.1 is allowed; {_NEEDED}"
             )
     if placement.local_size is not None and placement.local_size < placement.size:
         raise invalid(
             f"only {placement.local_size} of {placement.size} ranks are on this host "
-            f"({told}), and nothing tells how to reach the others; {_NEEDED}"
+            f"({origin}), and nothing tells how to reach the others; {_NEEDED}"
         )
     if address is not None and not is_loopback(address):
         raise invalid(

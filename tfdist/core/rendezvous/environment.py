@@ -1,4 +1,4 @@
-"""Who is this process? Reads the variables of the launcher that started it.
+"""Finds rank and size of this process from the variables of its launcher.
 
 The rules are tried in a fixed order; the first complete one wins:
 
@@ -36,20 +36,20 @@ LAUNCHER_JOB = "tfdistrun:"  # TFDIST_JOB_ID of a job whose store tfdistrun runs
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
-    """The place of a process in its job, as its launcher tells it.
+    """The place of a process in its job, according to its launcher.
 
     Attributes:
         rank: index of this process.
         size: number of processes.
-        local_rank: index among the processes of this host, None: not told.
-        local_size: number of processes of this host, None: not told.
-        cross_rank: index among the processes of equal local_rank, None: not told.
-        cross_size: number of processes of equal local_rank, None: not told.
+        local_rank: index among the processes of this host; None: unknown.
+        local_size: number of processes of this host; None: unknown.
+        cross_rank: index among the processes of equal local_rank; None: unknown.
+        cross_size: number of processes of equal local_rank; None: unknown.
         source: name of the rule that matched.
-        rendezvous: "host:port" of the store, None: not told.
-        job: what the processes of this job have in common and other jobs of this
-            user on this host have not; None: only their parent process.
-        served: whether the launcher runs the store; else rank 0 does.
+        rendezvous: "host:port" of the store; None: unknown.
+        job: name of the job, different from other jobs of this user on this host;
+            None: the processes have only their parent process in common.
+        launcher_runs_store: whether the launcher runs the store; else rank 0 does.
         variables: the two variables that gave rank and size, with their values.
     """
 
@@ -62,7 +62,7 @@ class Placement:
     source: str = "single"
     rendezvous: str | None = None
     job: str | None = None
-    served: bool = False
+    launcher_runs_store: bool = False
     variables: str = ""
 
 
@@ -187,8 +187,13 @@ def _tfdist(environ: Mapping[str, str]) -> Placement | None:
         return None
     cross_rank = _integer(environ, "TFDIST_CROSS_RANK")
     cross_size = _integer(environ, "TFDIST_CROSS_SIZE", minimum=1)
-    served = (found.job or "").startswith(LAUNCHER_JOB)
-    return replace(found, cross_rank=cross_rank, cross_size=cross_size, served=served)
+    of_tfdistrun = (found.job or "").startswith(LAUNCHER_JOB)
+    return replace(
+        found,
+        cross_rank=cross_rank,
+        cross_size=cross_size,
+        launcher_runs_store=of_tfdistrun,
+    )
 
 
 def _torchrun(environ: Mapping[str, str]) -> Placement | None:
@@ -347,9 +352,9 @@ def detect(environ: Mapping[str, str]) -> Placement:
             winner, other
         ):
             raise _contradiction(winner, other)
-    # No launcher but tfdistrun and torchrun tells an address; a user may for all.
-    told = environ.get("TFDIST_RENDEZVOUS")
-    return replace(winner, rendezvous=told) if told else winner
+    # Only tfdistrun and torchrun give an address; for other launchers the user can.
+    address = environ.get("TFDIST_RENDEZVOUS")
+    return replace(winner, rendezvous=address) if address else winner
 
 
 def _harmless(winner: Placement, other: Placement) -> bool:

@@ -1,4 +1,4 @@
-"""Tells the launcher why a rank fails, before its process ends.
+"""Reports to the launcher why a rank fails, before its process ends.
 
 The launcher needs it to name the root cause: the process that failed first need not be
 the one that ends first.
@@ -26,8 +26,8 @@ _TIMEOUT_S = 3.0  # for each step: ranks that fail together are busy
 _MODULES = re.compile(
     r"(tensorflow\.python\.framework\.errors_impl|tfdist(\.[a-z_]+)+)\."
 )
-# Lines of TensorFlow's and Keras's messages that say where, not what. What follows
-# "Arguments received by" are the arguments of a layer.
+# Lines of TensorFlow's and Keras's messages that give a place, not a reason. The lines
+# after "Arguments received by" are the arguments of a layer.
 _PLACES = re.compile(
     r"\[\[|\[Op:|Detected at node|<stack traces|File \"|Traceback \(|"
     r"\d+ root error|\d+ successful operations|\d+ derived errors"
@@ -56,9 +56,9 @@ def reason(error: BaseException) -> str:
     text = "".join(traceback.format_exception_only(error)).strip()
     text = text.partition(_ARGUMENTS)[0] or text
     lines = [line.strip() for line in text.splitlines()]
-    telling = [line for line in lines[1:] if line and not _PLACES.match(line)]
+    reasons = [line for line in lines[1:] if line and not _PLACES.match(line)]
     first = _MODULES.sub("", lines[0], count=1)
-    return f"{first} {telling[-1]}" if first.endswith(":") and telling else first
+    return f"{first} {reasons[-1]}" if first.endswith(":") and reasons else first
 
 
 def send(environ: Mapping[str, str], text: dict[str, Any]) -> int:
@@ -76,12 +76,12 @@ def send(environ: Mapping[str, str], text: dict[str, Any]) -> int:
     """
     try:
         placement = detect(environ)
-        if not placement.served or placement.rendezvous is None:
+        if not placement.launcher_runs_store or placement.rendezvous is None:
             return 0
         address = split_address(placement.rendezvous)
         secret = read_secret_file(environ.get("TFDIST_SECRET_FILE", ""))
-        told = {**text, "rank": placement.rank, "time_s": time.monotonic()}
-        return asyncio.run(_send(address, secret, placement.job or "", told))
+        report = {**text, "rank": placement.rank, "time_s": time.monotonic()}
+        return asyncio.run(_send(address, secret, placement.job or "", report))
     except (RendezvousError, OSError, RuntimeError):
         return 0  # the launcher is gone, or this is inside a running loop
 

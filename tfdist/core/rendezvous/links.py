@@ -126,7 +126,7 @@ def link_end(
     initiator: bool,
     shared: list[int] | None = None,
 ) -> native.LinkEnd:
-    """Turns connected channels into what the core takes; detaches their sockets.
+    """Converts connected channels to a `LinkEnd` for the core; detaches their sockets.
 
     Args:
         peer: the rank at the other end.
@@ -172,7 +172,7 @@ def create_memory(size: int) -> int:
 
 
 def check_memory(fd: int, size: int) -> None:
-    """Refuses a memory file that its sender could shrink, or of another size."""
+    """Raises if the sender could shrink a memory file, or if its size is wrong."""
     try:
         seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
     except OSError as error:
@@ -241,7 +241,8 @@ async def connect_shm(
         peer: the lower rank.
         shm_bytes: size of the memory.
         window: of this rank.
-        doorbell_fd: what the peer rings; None, on both sides: the socket of the link.
+        doorbell_fd: eventfd that the peer rings; None, on both sides: it rings the
+            socket of the link.
 
     Raises:
         ShmFailedError: it does not work between the two; TCP may.
@@ -266,8 +267,8 @@ async def connect_shm(
             bells = () if doorbell_fd is None else (doorbell_fd,)
             await channel.send({"memory": shm_bytes}, (memory, own, *bells))
             answer, fds = await channel.receive_with_fds(1 + len(bells))
-            left = exchange_nonce(memory, shm_bytes, None)
-            _check_answer(answer, len(fds) - len(bells) - 1, nonce, left)
+            rest = exchange_nonce(memory, shm_bytes, None)
+            _check_answer(answer, len(fds) - len(bells) - 1, nonce, rest)
             check_memory(fds[0], window.size)
             await channel.send({"ready": True})
         return link_end(peer, [channel], initiator=True, shared=[memory, *fds])
@@ -282,13 +283,13 @@ async def connect_shm(
 
 
 def _check_answer(
-    answer: dict[str, Any], surplus: int, nonce: bytes, left: bytes
+    answer: dict[str, Any], surplus: int, nonce: bytes, rest: bytes
 ) -> None:
     if "error" in answer:
         raise ShmFailedError(f"{answer['error']!s:.200}")
     if surplus != 0:
         raise ShmFailedError("the peer passed no window, or no doorbell")
-    if auth.decode_bytes(answer, "nonce", _NONCE_BYTES) != nonce or any(left):
+    if auth.decode_bytes(answer, "nonce", _NONCE_BYTES) != nonce or any(rest):
         raise ShmFailedError("the two processes do not see the same memory")
 
 
@@ -301,10 +302,10 @@ async def accept_shm(
     doorbell_fd: int | None,
     timeout_s: float = _LINK_TIMEOUT_S,
 ) -> native.LinkEnd:
-    """Takes the shared memory that a higher rank offers; owns the channel.
+    """Accepts the shared-memory link of a higher rank; owns the channel.
 
     Args:
-        channel: what the higher rank has connected.
+        channel: the connection of the higher rank.
         peer: that rank.
         shm_bytes: size of the memory.
         window: of this rank.
@@ -350,7 +351,7 @@ async def connect_tcp(
     Args:
         credentials: of this rank.
         peer: the lower rank.
-        confirms: whether the last word is this rank's, see `confirm_tcp`.
+        confirms: whether this rank confirms the link at the end (`confirm_tcp`).
 
     Raises:
         OSError, AuthenticationError, TimeoutError: no connection.
@@ -399,7 +400,7 @@ class Gathering:
     """The connections of one TCP link, as they come from a higher rank.
 
     Args:
-        sockets: how many they are.
+        sockets: number of connections.
     """
 
     def __init__(self, sockets: int) -> None:
@@ -410,7 +411,7 @@ class Gathering:
     def add(self, channel: Channel) -> list[Channel] | None:
         """Takes a connection; returns all of its link with the last one, in order.
 
-        What comes of an earlier try, which the peer has given up, is closed.
+        Connections of an earlier try, which the peer has given up, are closed.
         """
         link, index = channel.claims.get("link", 0), channel.claims.get("socket", 0)
         if link > self._link:
@@ -427,7 +428,7 @@ class Gathering:
         return found
 
     def close(self) -> None:
-        """Closes what has not become a link."""
+        """Closes connections that have not become a link."""
         close_channels([*self._channels.values()])
         self._channels.clear()
 

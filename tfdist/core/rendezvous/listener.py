@@ -1,4 +1,4 @@
-"""A listening socket that no stranger can block, crash or exhaust.
+"""A listening socket that unauthenticated connections cannot block or exhaust.
 
 Every connection is handled by its own task with a deadline of 2 s for the handshake.
 At most 64 connections may be unauthenticated; above 64 ranks there is more time, above
@@ -55,9 +55,11 @@ class Listener:
         self._serve = serve
         self._size = size
         self._room = max(MAX_UNAUTHENTICATED, 2 * size)
-        self._strangers: dict[asyncio.Task[None], str] = {}  # address; oldest first
+        self._unauthenticated: dict[
+            asyncio.Task[None], str
+        ] = {}  # address; oldest first
         self._tasks: set[asyncio.Task[None]] = set()
-        self._refused = 0
+        self._refused_count = 0
         self._warned_at = -_WARN_EVERY_S
         self._accepting: asyncio.Task[None] | None = None
 
@@ -80,7 +82,7 @@ class Listener:
     @property
     def open_connections(self) -> int:
         """Authenticated connections that are being served."""
-        return len(self._tasks) - len(self._strangers)
+        return len(self._tasks) - len(self._unauthenticated)
 
     async def _accept(self) -> None:
         loop = asyncio.get_running_loop()
@@ -92,19 +94,21 @@ class Listener:
                 self._refuse(error)
                 await asyncio.sleep(0.02)
                 continue
-            if len(self._strangers) >= self._room:
+            if len(self._unauthenticated) >= self._room:
                 self._drop_oldest()
             source = address[0] if sock.family != socket.AF_UNIX else "this host"
             channel = Channel(sock, size=self._size)
             task = asyncio.create_task(self._connection(channel, source))
-            self._strangers[task] = source
+            self._unauthenticated[task] = source
             self._tasks.add(task)
             task.add_done_callback(self._forget)
 
     def _drop_oldest(self) -> None:
-        busiest, _ = Counter(self._strangers.values()).most_common(1)[0]
-        oldest = next(t for t, address in self._strangers.items() if address == busiest)
-        del self._strangers[oldest]
+        busiest, _ = Counter(self._unauthenticated.values()).most_common(1)[0]
+        oldest = next(
+            t for t, address in self._unauthenticated.items() if address == busiest
+        )
+        del self._unauthenticated[oldest]
         oldest.cancel()
         self._refuse(
             AuthenticationError(
@@ -115,7 +119,7 @@ class Listener:
 
     def _forget(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        self._strangers.pop(task, None)
+        self._unauthenticated.pop(task, None)
 
     async def _connection(self, channel: Channel, source: str) -> None:
         try:
@@ -133,22 +137,22 @@ class Listener:
             raise
         task = asyncio.current_task()
         if task is not None:
-            self._strangers.pop(task, None)
+            self._unauthenticated.pop(task, None)
         try:
             await self._serve(channel)
         except (ChannelClosed, ConnectionError, AuthenticationError) as error:
             _log.debug("a connection ended: %s", error)
 
     def _refuse(self, error: BaseException, source: str = "") -> None:
-        self._refused += 1
+        self._refused_count += 1
         if time.monotonic() - self._warned_at < _WARN_EVERY_S:
             return
         reason = str(error) or "no handshake within its deadline"
         _log.warning(
             "refused %d connection(s) at the rendezvous, the last one%s because: %s",
-            self._refused,
+            self._refused_count,
             f" (from {source})" if source else "",
             reason,
         )
         self._warned_at = time.monotonic()
-        self._refused = 0
+        self._refused_count = 0

@@ -56,4 +56,4 @@ async def find_hosts(
         complaint="did not tell where they are within "
         f"{settings.timeout_s:g} s (TFDIST_START_TIMEOUT_S)",
     )
-    return same_host.numbered(found)
+    return same_host.number_hosts(found)

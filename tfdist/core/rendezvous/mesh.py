@@ -142,7 +142,7 @@ async def build(settings: Settings) -> Mesh:
         keep = left = True
     except StoreLostError as lost:
         left = True
-        if settings.placement.served or builder.rank == 0:
+        if settings.placement.launcher_runs_store or builder.rank == 0:
             raise
         raise rank_failed(
             f"rank 0, which runs the store at {join_address(*settings.store)}, failed "

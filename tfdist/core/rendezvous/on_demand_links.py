@@ -64,7 +64,7 @@ class OnDemandLinks:
         self._thread = threading.current_thread()
         self._started = asyncio.Event()
         self._stopping = asyncio.Event()
-        self._linked: dict[int, asyncio.Event] = {}
+        self._arrivals: dict[int, asyncio.Event] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._pid = os.getpid()
         _running.add(self)
@@ -108,7 +108,7 @@ class OnDemandLinks:
             os.close(self.wanted_fd)
 
     async def accepted(self, end: native.LinkEnd) -> None:
-        """Takes a link that a higher rank has made."""
+        """Hands a link that a higher rank has made to the core."""
         try:
             await self._started.wait()
         except BaseException:
@@ -117,7 +117,7 @@ class OnDemandLinks:
         self._add(end)
 
     def _add(self, end: native.LinkEnd) -> None:
-        self._arrival(end.peer).set()
+        self._arrival_of(end.peer).set()
         try:
             native.add_link(end)
         except native.CoreError as error:
@@ -125,8 +125,8 @@ class OnDemandLinks:
                 "the link on demand to rank %d is not needed: %s", end.peer, error
             )
 
-    def _arrival(self, peer: int) -> asyncio.Event:
-        return self._linked.setdefault(peer, asyncio.Event())
+    def _arrival_of(self, peer: int) -> asyncio.Event:
+        return self._arrivals.setdefault(peer, asyncio.Event())
 
     def _look(self) -> None:
         os.eventfd_read(self.wanted_fd)
@@ -140,7 +140,7 @@ class OnDemandLinks:
         self._add(await self._connect(peer))
 
     async def _expect(self, peer: int) -> None:
-        await self._arrival(peer).wait()
+        await self._arrival_of(peer).wait()
 
     async def _open(self, peer: int, job: Coroutine[Any, Any, None]) -> None:
         try:

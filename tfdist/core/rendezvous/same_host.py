@@ -1,4 +1,4 @@
-"""Which ranks share a host? Claimed by names of the kernel, proved by a connection.
+"""Finds the ranks that share a host: claimed by kernel names, proved by a connection.
 
 A rank claims a host by the boot id of its kernel and its network namespace. That alone
 proves nothing: virtual machines that were cloned while running have equal ones. The
@@ -50,20 +50,20 @@ def candidates(rank: int, claims: Sequence[str]) -> list[int]:
     return [other for other in reversed(range(rank)) if claims[other] == claims[rank]]
 
 
-def numbered(reached: Sequence[int]) -> tuple[int, ...]:
+def number_hosts(reached: Sequence[int]) -> tuple[int, ...]:
     """Numbers the hosts by their lowest rank.
 
     Args:
-        reached: for each rank a lower one of its host, itself when it is the lowest.
+        reached: for each rank a lower rank of its host, or itself if it is the lowest.
 
     Returns:
         For each rank the index of its host.
 
     Example:
         >>> from tfdist.core.rendezvous import same_host
-        >>> same_host.numbered([0, 1, 0, 1])
+        >>> same_host.number_hosts([0, 1, 0, 1])
         (0, 1, 0, 1)
-        >>> same_host.numbered([0, 0, 2, 1])
+        >>> same_host.number_hosts([0, 0, 2, 1])
         (0, 0, 1, 0)
     """
     numbers: list[int] = []

@@ -1,4 +1,4 @@
-"""Where the job's secret lies, and where ranks of one host meet without a launcher.
+"""Keeps the job's secret, and a meeting point for ranks of one host without a launcher.
 
 tfdistrun keeps the secret in its own memory and passes a path that only processes of
 the same user can open. Under mpirun or srun on one host, rank 0 makes secret and store

@@ -95,7 +95,7 @@ def tuning_of(records: Sequence[Mapping[str, Any]]) -> tuning.Tuning | None:
         RendezvousError: it cannot be used; the same on every rank.
     """
     try:
-        return tuning.agreed(records[0].get("tuning"))
+        return tuning.from_record(records[0].get("tuning"))
     except tuning.TuningError as error:
         refused = invalid(str(error))
         refused.known_to_all = True
@@ -107,25 +107,25 @@ def topology(
     records: Sequence[Mapping[str, Any]],
     host_of: tuple[int, ...],
 ) -> native.Topology:
-    """Local and cross ranks; from the hosts found where the launcher told none.
+    """Returns local and cross ranks; from the proven hosts if the launcher gave none.
 
     Args:
         placement: of this rank.
         records: one a rank, in order, each with "local_rank" and "local_size" (None:
-            not told).
+            unknown).
         host_of: for each rank the index of its host.
     """
     rank = placement.rank
-    told = all(record["local_rank"] is not None for record in records)
+    by_launcher = all(record["local_rank"] is not None for record in records)
     local_ranks = [
-        record["local_rank"] if told else host_of[:other].count(host_of[other])
+        record["local_rank"] if by_launcher else host_of[:other].count(host_of[other])
         for other, record in enumerate(records)
     ]
     column = [r for r, local in enumerate(local_ranks) if local == local_ranks[rank]]
     cross_rank, cross_size = placement.cross_rank, placement.cross_size
     if cross_rank is None or cross_size is None:
         cross_rank, cross_size = column.index(rank), len(column)
-    local_size = records[rank]["local_size"] if told else None
+    local_size = records[rank]["local_size"] if by_launcher else None
     return native.Topology(
         rank=rank,
         size=placement.size,

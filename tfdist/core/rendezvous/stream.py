@@ -25,7 +25,7 @@ from tfdist.core.rendezvous.channel import MAX_BYTES_AFTER_AUTH, Channel, Channe
 
 _LENGTH_BYTES = 4
 _MOST_BUFFERS = 512  # of one sendmsg; the kernel allows 1024
-_open: weakref.WeakSet[Stream] = weakref.WeakSet()
+_streams: weakref.WeakSet[Stream] = weakref.WeakSet()
 
 
 class Stream:
@@ -40,12 +40,12 @@ class Stream:
         self._sock, self._sealer, self._opener = channel.release()
         self._sock.setblocking(True)
         self._local = self._sock.family == socket.AF_UNIX
-        whole_s = int(send_timeout_s)
-        limit = struct.pack("ll", whole_s, int((send_timeout_s - whole_s) * 1e6))
+        seconds = int(send_timeout_s)
+        limit = struct.pack("ll", seconds, int((send_timeout_s - seconds) * 1e6))
         self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
         if not self._local:
             self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        _open.add(self)
+        _streams.add(self)
 
     def send(self, message: dict[str, Any], data: Sequence[memoryview] = ()) -> None:
         """Sends a message, and bytes behind it.
@@ -72,8 +72,8 @@ class Stream:
             if sent:
                 parts[first] = parts[first][sent:]
 
-    def waits(self, timeout_s: float) -> bool:
-        """Whether something is there to be received: a message, or the end."""
+    def has_input(self, timeout_s: float) -> bool:
+        """Waits for a message or the end; False if none has come in time."""
         poll = select.poll()
         poll.register(self._sock, select.POLLIN)
         return bool(poll.poll(1000 * timeout_s))
@@ -138,7 +138,7 @@ class Stream:
 
 
 def _abandon_all() -> None:
-    for stream in list(_open):
+    for stream in list(_streams):
         stream.abandon()
 
 

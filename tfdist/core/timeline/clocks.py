@@ -29,9 +29,9 @@ class Offset:
     """One measurement.
 
     Attributes:
-        at_us: when, by the rank's clock.
-        offset_us: what to add to the rank's clock for rank 0's.
-        error_us: by how much it can be wrong.
+        at_us: time of the measurement, by the rank's clock.
+        offset_us: rank 0's clock minus the rank's clock.
+        error_us: largest possible error of the offset.
     """
 
     at_us: float
@@ -39,14 +39,14 @@ class Offset:
     error_us: float
 
 
-def measured(sample: Mapping[str, int]) -> Offset:
+def offset_of(sample: Mapping[str, int]) -> Offset:
     """The offset from one round trip.
 
     Args:
         sample: "asked", "heard", "answered", "back": t1 to t4, in microseconds.
 
     Example:
-        >>> measured({"asked": 100, "heard": 5150, "answered": 5160, "back": 210})
+        >>> offset_of({"asked": 100, "heard": 5150, "answered": 5160, "back": 210})
         Offset(at_us=155.0, offset_us=5000.0, error_us=50.0)
     """
     t1, t2, t3, t4 = (float(sample[k]) for k in ("asked", "heard", "answered", "back"))
@@ -54,11 +54,11 @@ def measured(sample: Mapping[str, int]) -> Offset:
     return Offset((t1 + t4) / 2, offset_us, max(0.0, ((t4 - t1) - (t3 - t2)) / 2))
 
 
-def best(samples: Iterable[Mapping[str, int]]) -> list[Offset]:
+def best_offsets(samples: Iterable[Mapping[str, int]]) -> list[Offset]:
     """The measurement with the shortest round trip of each 10 s, by time."""
     windows: dict[int, Offset] = {}
     for sample in samples:
-        offset = measured(sample)
+        offset = offset_of(sample)
         window = int(offset.at_us // WINDOW_US)
         known = windows.get(window)
         if known is None or offset.error_us < known.error_us:
@@ -69,18 +69,18 @@ def best(samples: Iterable[Mapping[str, int]]) -> list[Offset]:
 def to_rank_zero(
     samples: Iterable[Mapping[str, int]], *, same_host: bool
 ) -> tuple[Callable[[float], float], float | None]:
-    """How to turn times of a rank into rank 0's.
+    """Returns a function that converts times of a rank to rank 0's clock.
 
-    Processes of one host have one monotonic clock: where every measurement allows the
-    offset 0 it is 0, exactly.
+    Processes of one host share a monotonic clock: if every measurement allows the
+    offset 0, it is exactly 0.
 
     Args:
         samples: round trips of the rank.
         same_host: whether it is on the host of rank 0.
 
     Returns:
-        The function, on microseconds, and by how many microseconds it can be wrong;
-        None: nothing was measured, and the clocks are taken as they are.
+        The function, on microseconds, and its largest error in microseconds; None:
+        nothing was measured, and times are not converted.
 
     Example:
         >>> trip = {"asked": 100, "heard": 5150, "answered": 5160, "back": 210}
@@ -88,19 +88,19 @@ def to_rank_zero(
         >>> convert(1000), error_us
         (6000.0, 50.0)
     """
-    points = best(samples)
+    points = best_offsets(samples)
     if same_host and all(abs(p.offset_us) <= p.error_us for p in points):
         return (lambda us: us), 0.0
     if not points:
         return (lambda us: us), None
     at_us = [p.at_us for p in points]
     return (
-        lambda us: us + _between(points, at_us, us),
+        lambda us: us + _interpolate(points, at_us, us),
         max(p.error_us for p in points),
     )
 
 
-def _between(points: Sequence[Offset], at_us: Sequence[float], us: float) -> float:
+def _interpolate(points: Sequence[Offset], at_us: Sequence[float], us: float) -> float:
     after = bisect.bisect_left(at_us, us)
     if after == 0:
         return points[0].offset_us

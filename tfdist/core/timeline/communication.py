@@ -1,7 +1,7 @@
 """Exposed communication of each step, and the longest waits, in numbers.
 
-The trace shows the same as slices and counters (`events.py`); this is the answer for
-those who only want to know how much of a step is communication, and who causes it.
+The trace shows the same as slices and counters (`events.py`). These numbers summarize
+how much of a step is communication, and which rank causes it.
 """
 
 from __future__ import annotations
@@ -95,12 +95,12 @@ def steps_of(part: Part) -> list[Step]:
         spans = list(zip([part.head["monotonic_us"], *ends], ends, strict=False))
     steps, at = [], 0
     for begin_us, end_us in spans:
-        own = []
+        step_tails = []
         while at < len(tails) and tails[at][0] <= end_us:
             if tails[at][0] >= begin_us:
-                own.append(tails[at])
+                step_tails.append(tails[at])
             at += 1
-        steps.append(Step(begin_us, end_us, exposed_communication.union_us(own)))
+        steps.append(Step(begin_us, end_us, exposed_communication.union_us(step_tails)))
     return steps
 
 
@@ -122,35 +122,35 @@ def exposure_of(part: Part) -> Exposure | None:
     )
 
 
-def wait_of(op: Mapping[str, Any], own: int) -> tuple[int, int, int] | None:
-    """For which rank an operation has stood still longest, from when until when.
+def wait_of(op: Mapping[str, Any], own_rank: int) -> tuple[int, int, int] | None:
+    """Returns the rank for which an operation waited longest, and when.
 
     Args:
-        op: as the core wrote it.
-        own: the rank that waits.
+        op: record of the operation, as the core wrote it.
+        own_rank: the rank that waits.
 
     Returns:
-        The rank, begin and end in microseconds; None: for none.
+        The rank, begin and end in microseconds; None if it waited for no rank.
     """
     if op["waited_for"] >= 0:
         return op["waited_for"], op["waited_since"], op["waited_until"]
-    if op["last_ready"] not in (-1, own) and op["agreed"] > op["submitted"]:
+    if op["last_ready"] not in (-1, own_rank) and op["agreed"] > op["submitted"]:
         return op["last_ready"], op["submitted"], op["agreed"]
     return None
 
 
-def longest_waits(found: Sequence[Part], most: int = 3) -> list[Wait]:
+def longest_waits(parts: Sequence[Part], limit: int = 3) -> list[Wait]:
     """The operations in which the ranks waited longest, and for whom.
 
     Args:
-        found: parts of all ranks.
-        most: length of the list.
+        parts: parts of all ranks.
+        limit: largest length of the list.
 
     Returns:
-        The longest first, without what took less than 0.05 ms.
+        The longest wait first, without waits below 0.05 ms.
     """
     total_us: dict[tuple[str, int], float] = {}
-    for part in found:
+    for part in parts:
         begin_us = first_step_end_us(part)
         for op in part.operations:
             wait = wait_of(op, part.rank)
@@ -160,7 +160,7 @@ def longest_waits(found: Sequence[Part], most: int = 3) -> list[Wait]:
             key = _REPEAT.sub("", op["name"]), rank
             us = max(0, until_us - max(since_us, begin_us))
             total_us[key] = total_us.get(key, 0.0) + us
-    longest = sorted(total_us.items(), key=lambda item: (-item[1], item[0]))[:most]
+    longest = sorted(total_us.items(), key=lambda item: (-item[1], item[0]))[:limit]
     return [Wait(*key, us / 1000) for key, us in longest if us >= 50]
 
 

@@ -18,7 +18,8 @@ And counters: "exposed communication" of each step, and "waited for", by rank.
 
 References:
     Trace Event Format, Google, 2016 (phases X, C and M).
-    Li et al., PyTorch Distributed, VLDB 2020, section 3.2.3: see `progress.exposure`.
+    Li et al., PyTorch Distributed, VLDB 2020, section 3.2.3: see
+    `exposed_communication`.
 """
 
 from __future__ import annotations
@@ -49,14 +50,14 @@ def events_of(
     """All events of a rank.
 
     Args:
-        part: what it has written.
+        part: records that the rank has written.
         to_trace_us: turns its times into those of the trace, both in microseconds.
-        note: put behind the rank's name.
+        note: appended to the rank's name.
     """
     rank = part.rank
     name = f"rank {rank} ({part.head['host']}){note}"
-    yield _named(rank, "process_name", name=name)
-    yield _named(rank, "process_sort_index", sort_index=rank)
+    yield _metadata(rank, "process_name", name=name)
+    yield _metadata(rank, "process_sort_index", sort_index=rank)
     tracks: dict[int, str] = {}
     for event in _all(part):
         event["pid"] = rank
@@ -69,11 +70,11 @@ def events_of(
             event["ts"] = to_trace_us(event["ts"])
         yield event
     for tid, track in sorted(tracks.items()):
-        yield _named(rank, "thread_name", tid=tid, name=track)
-        yield _named(rank, "thread_sort_index", tid=tid, sort_index=tid)
+        yield _metadata(rank, "thread_name", tid=tid, name=track)
+        yield _metadata(rank, "thread_sort_index", tid=tid, sort_index=tid)
 
 
-def _named(rank: int, what: str, *, tid: int = 0, **args: Any) -> Event:
+def _metadata(rank: int, what: str, *, tid: int = 0, **args: Any) -> Event:
     return {"ph": "M", "name": what, "pid": rank, "tid": tid, "args": args}
 
 
@@ -116,7 +117,9 @@ def _gradient_events(records: Sequence[dict[str, Any]]) -> Iterator[Event]:
         begin_us = float(min(int(p["submitted_us"]) for p in parts))
         handed_over_us, reduced_us = map(float, exposed_communication.tail(parts))
         tid = tids.setdefault(name, min(_GRADIENTS + len(tids), _OPERATIONS - 1))
-        begin_us = max(begin_us, ends.get(tid, 0))  # the one before may not be over
+        begin_us = max(
+            begin_us, ends.get(tid, 0)
+        )  # the list of the step before may still be reduced
         handed_over_us = max(begin_us, handed_over_us)
         ends[tid] = reduced_us = max(handed_over_us, reduced_us)
         ready = " ".join(exposed_communication.part_of(p["name"]) for p in parts)

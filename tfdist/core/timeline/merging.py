@@ -1,4 +1,4 @@
-"""One trace from the parts of all ranks."""
+"""Merges the parts of all ranks into one trace."""
 
 from __future__ import annotations
 
@@ -20,18 +20,17 @@ class Summary:
     """Summary of a merged timeline.
 
     Attributes:
-        path: of the trace.
+        path: path of the trace.
         size: number of ranks of the job.
-        ranks: those whose parts were there.
-        incomplete: those of them that ended without leaving: killed, or still running.
-        error_us: by how much the clocks of two ranks can differ; None: of some rank
-            nothing is known.
+        ranks: ranks whose parts were there.
+        incomplete: ranks that ended without leaving: killed, or still running.
+        error_us: largest error between the clocks of two ranks; None: unknown.
         waited_us: how long each rank has waited for each other one, after the first
             step of `fit` where there is one.
         exposed: exposed communication by rank; without ranks of fewer than two steps.
         waits: the operations in which the ranks waited longest, and for whom.
         dropped: records that were lost.
-        left_out: files, and lines of files, that are no part of it, and why.
+        left_out: files and lines that were left out, with the reason.
     """
 
     path: Path
@@ -52,13 +51,15 @@ class Summary:
 
 
 def bytes_in(folder: Path) -> int:
-    """Of all parts in a folder."""
-    paths = [p for own in parts.found(folder).values() for p in (own, parts.older(own))]
+    """Returns the size of all parts in a folder."""
+    paths = [
+        p for part in parts.parts_in(folder).values() for p in (part, parts.older(part))
+    ]
     return sum(p.stat().st_size for p in paths if p.is_file())
 
 
 def merge(folder: Path) -> Summary:
-    """Writes `trace.json` in `folder` from the parts that are there.
+    """Writes `trace.json` in `folder` from the parts in it.
 
     Args:
         folder: that TFDIST_TIMELINE named. Parts of several hosts have to be copied
@@ -114,7 +115,7 @@ def _read(folder: Path) -> tuple[dict[int, parts.Part], list[str]]:
         "part, remove it if it is a copy"
         for path in parts.strays(folder)
     ]
-    for rank, path in parts.found(folder).items():
+    for rank, path in parts.parts_in(folder).items():
         part = parts.read(path)
         if part.rank == rank:
             found[rank] = part

@@ -1,4 +1,4 @@
-"""Reading what a rank has left: lines of JSON, the last of a killed rank torn."""
+"""Reads the timeline records of a rank: lines of JSON, the last one possibly torn."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 VERSION = 2  # of the format of a part
 _NAME = re.compile(r"rank-(0|[1-9][0-9]{0,8})\.jsonl")
 _END = b'{"type":"end"}\n'
-_MOST = 1 << 63  # a number is less
-# What a line of each type has (scheduler/timeline.cc, `recording`): texts, numbers, and
-# lists of so many numbers.
+_NUMBER_LIMIT = 1 << 63
+# Fields of each type of line (scheduler/timeline.cc, `recording`): texts, numbers, and
+# lists of a fixed number of numbers.
 _TEXTS = {
     "rank": ("host", "run"),
     "op": ("name", "kind", "ticket"),
@@ -46,13 +46,13 @@ class Part:
             "commit_gate" (TFDIST_ATOMIC_STEPS), "wall_us" and "monotonic_us" (the same
             moment by two clocks), "version".
         operations: finished ones, as the core writes them (scheduler/timeline.cc).
-        waits: for which "rank" it waited, "since" when, "until" when; by time, and each
-            moment once.
+        waits: intervals in which it waited: "rank", "since", "until"; ascending,
+            without overlaps.
         clocks: round trips to rank 0.
         spans: of the program: "name", "begin", "end".
-        dropped: how many of them were lost, because too much happened at once.
-        complete: whether the rank has left, and not just ended.
-        left_out: the file and line of all that is none of these, and what is wrong.
+        dropped: number of records that were lost, because too much happened at once.
+        complete: whether the rank has left the job, and not just ended.
+        left_out: file and line of each malformed record, and the reason.
     """
 
     head: dict[str, Any]
@@ -66,12 +66,12 @@ class Part:
 
     @property
     def rank(self) -> int:
-        """Of the rank that has written it."""
+        """The rank that has written the part."""
         return int(self.head["rank"])
 
 
 def path_of(folder: Path, rank: int) -> Path:
-    """Where the part of a rank is; `.old` behind it has what was before."""
+    """Returns the path of a rank's part; `.old` behind it has the older records."""
     return folder / f"rank-{rank}.jsonl"
 
 
@@ -80,8 +80,8 @@ def older(path: Path) -> Path:
     return path.with_name(path.name + ".old")
 
 
-def found(folder: Path) -> dict[int, Path]:
-    """The parts in a folder, by rank."""
+def parts_in(folder: Path) -> dict[int, Path]:
+    """Returns the paths of the parts in a folder, by rank."""
     matches = ((_NAME.fullmatch(p.name), p) for p in folder.iterdir())
     ranks = {int(match[1]): path for match, path in matches if match}
     return dict(sorted(ranks.items()))
@@ -157,7 +157,7 @@ def _add(part: Part, path: Path) -> None:
 
 
 def _row(line: bytes) -> tuple[dict[str, Any], str]:
-    """A line, and what is wrong with it, "" when nothing is."""
+    """Returns a line and its error, "" if it is valid."""
     try:
         row = json.loads(line.decode("utf-8", "replace"))  # a name may be cut short
     except (ValueError, RecursionError):
@@ -189,7 +189,7 @@ def _wrong_with(row: dict[str, Any]) -> str:
 
 
 def _is_number(value: Any) -> bool:
-    return type(value) is int and -_MOST <= value < _MOST
+    return type(value) is int and -_NUMBER_LIMIT <= value < _NUMBER_LIMIT
 
 
 def _are_numbers(value: Any, count: int) -> bool:

@@ -1,4 +1,4 @@
-"""A rank's part: its beginning in `init`, its end in `shutdown`."""
+"""Begins a rank's part of the timeline in `init`, and ends it in `shutdown`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tfdist.core import native
 from tfdist.core.timeline import merging, parts
 
 _log = logging.getLogger("tfdist")
-# More, some 2 s of work, is not put together while a program ends.
+# Larger timelines, which take more than 2 s, are not merged while a program ends.
 _MOST_BYTES_AT_EXIT = 16 << 20
 
 
@@ -32,7 +32,7 @@ def begin(
         folder: TFDIST_TIMELINE.
         topology: place of this rank.
         host: of this rank.
-        job: what only the ranks of this job know alike.
+        job: name that only the ranks of this job have.
         generation: number of the initialization.
         commit_gate: TFDIST_ATOMIC_STEPS.
 
@@ -42,7 +42,7 @@ def begin(
     Raises:
         CoreError: the part cannot be written.
     """
-    where = Path(folder).absolute()
+    path = Path(folder).absolute()
     head = {
         "type": "rank",
         "version": parts.VERSION,
@@ -58,10 +58,10 @@ def begin(
         "monotonic_us": time.monotonic_ns() // 1000,
     }
     try:
-        where.mkdir(parents=True, exist_ok=True)
+        path.mkdir(parents=True, exist_ok=True)
         if topology.rank == 0:
-            _remove_older(where, topology.size)
-        native.start_timeline(str(where), json.dumps(head))
+            _remove_older(path, topology.size)
+        native.start_timeline(str(path), json.dumps(head))
     except (OSError, native.CoreError) as error:
         text = (
             f"TFDIST_TIMELINE={folder}: rank {topology.rank} ({host}) cannot write its "
@@ -70,7 +70,7 @@ def begin(
         raise native.CoreError(
             native.INVALID_ARGUMENT, text, {"kind": "invalid_argument", "cause": text}
         ) from None
-    return where
+    return path
 
 
 def _remove_older(folder: Path, size: int) -> None:
@@ -79,7 +79,7 @@ def _remove_older(folder: Path, size: int) -> None:
     The parts of this job replace the others.
     """
     (folder / merging.TRACE).unlink(missing_ok=True)
-    for rank, path in parts.found(folder).items():
+    for rank, path in parts.parts_in(folder).items():
         if rank >= size:
             path.unlink(missing_ok=True)
             parts.older(path).unlink(missing_ok=True)
@@ -91,48 +91,48 @@ def _run(job: str, generation: int) -> str:
 
 
 def share(folder: Path, rank: int) -> None:
-    """Makes sure that rank 0 has the part: by its folder, or by sending it there.
+    """Makes the part available to rank 0: by a common folder, or by sending it.
 
     Args:
-        folder: that `begin` returned, on all ranks.
-        rank: this one.
+        folder: folder that `begin` returned, on all ranks.
+        rank: this rank.
     """
-    own, first = (parts.head_of(parts.path_of(folder, r)) for r in (rank, 0))
-    if own is None or first is None or first["run"] != own["run"]:
+    own_head, first = (parts.head_of(parts.path_of(folder, r)) for r in (rank, 0))
+    if own_head is None or first is None or first["run"] != own_head["run"]:
         native.forward_timeline()
 
 
 def finish(folder: Path, rank: int, size: int) -> merging.Summary | None:
-    """The last rank to leave puts the parts together; after the core has ended.
+    """Merges the parts, on the last rank to leave, after the core has ended.
 
     Args:
-        folder: that `begin` returned.
-        rank: this one.
+        folder: folder that `begin` returned.
+        rank: this rank.
         size: number of ranks.
 
     Returns:
-        What was put together; None: another rank is to do it, or somebody by hand.
+        The summary; None if another rank merges, or the user has to.
     """
-    own = parts.head_of(parts.path_of(folder, rank))
-    others = [parts.path_of(folder, r) for r in range(size)]
-    if own is None or not all(map(parts.has_ended, others)):
+    own_head = parts.head_of(parts.path_of(folder, rank))
+    paths = [parts.path_of(folder, r) for r in range(size)]
+    if own_head is None or not all(map(parts.has_ended, paths)):
         return None
-    heads = list(map(parts.head_of, others))
-    if any(head is None or head["run"] != own["run"] for head in heads):
+    heads = list(map(parts.head_of, paths))
+    if any(head is None or head["run"] != own_head["run"] for head in heads):
         return None
-    by_hand = f"put the timeline together: tfdist timeline {folder}"
+    advice = f"put the timeline together: tfdist timeline {folder}"
     if merging.bytes_in(folder) > _MOST_BYTES_AT_EXIT:
-        _log.warning("%s", by_hand)
+        _log.warning("%s", advice)
         return None
-    claim = folder / f".merging-{own['run']}"
+    claim = folder / f".merging-{own_head['run']}"
     try:
         os.close(os.open(claim, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
     except OSError:
-        return None  # another rank is at it
+        return None  # another rank merges
     try:
         return merging.merge(folder)
     except (OSError, ValueError) as error:
-        _log.warning("%s; %s", error, by_hand)
+        _log.warning("%s; %s", error, advice)
         return None
     finally:
         claim.unlink(missing_ok=True)

@@ -8,7 +8,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.collectives.local_variables import check_clips_each_alone, with_one_more
+from tfdist.collectives.local_variables import (
+    check_clips_each_alone,
+    with_local_variable,
+)
 from tfdist.gradients.options import ReduceOptions
 from tfdist.horovod._keras.passes import accumulate, check_passes, put_before
 from tfdist.horovod._keras.variables import CallableList
@@ -57,7 +60,9 @@ class Wrapped:
         check_clips_each_alone(self)
         options = dataclasses.replace(
             self.tfdist_options,
-            local_variables=with_one_more(self.tfdist_options.local_variables, var),
+            local_variables=with_local_variable(
+                self.tfdist_options.local_variables, var
+            ),
             scale_local_gradients=self.horovod_scale_local_gradients,
         )
         type(self).horovod_has_local = True

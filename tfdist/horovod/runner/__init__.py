@@ -189,7 +189,10 @@ def _check_hosts(hosts: str | None, hostfile: str | None) -> None:
 
 
 def _check_module(func: Callable[..., Any]) -> None:
-    if getattr(func, "__module__", "") == "__main__" and not pickling.by_value():
+    if (
+        getattr(func, "__module__", "") == "__main__"
+        and not pickling.can_pickle_by_value()
+    ):
         raise TypeError(
             f"horovod.run: {func!r} belongs to the program itself, which the ranks do "
             "not run. Sending it needs: pip install cloudpickle. Or import it from a "

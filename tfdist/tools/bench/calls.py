@@ -17,7 +17,7 @@ class Call:
     """One operation that can be run again and again, on its own memory.
 
     An allreduce that is measured is a bucket of a gradient list of its own, as in
-    training: from the second time on it starts without a word between the ranks. All
+    training: from the second time on it starts without messages between the ranks. All
     ranks must make the same calls in the same order.
     """
 
@@ -25,8 +25,8 @@ class Call:
         self,
         operation: Operation | int,
         dtype: DType | int,
-        given: np.ndarray | None,
-        taken: np.ndarray | None,
+        input_array: np.ndarray | None,
+        output_array: np.ndarray | None,
         *,
         name: str,
         algorithm: str = "",
@@ -35,7 +35,7 @@ class Call:
         peer: int = -1,
     ) -> None:
         kind = operation if isinstance(operation, int) else operation.kind
-        self._given, self._taken = given, taken
+        self._input, self._output = input_array, output_array
         self._error: native.CoreError | None = None
         request = native.Request(
             kind=kind,
@@ -48,10 +48,10 @@ class Call:
             postscale=1.0,
             algorithm=algorithm.encode(),
         )
-        if given is not None or taken is not None:
+        if input_array is not None or output_array is not None:
             self._add_tensor(request)
         if not isinstance(operation, int) and kind == native.ALLREDUCE:
-            count = 0 if given is None else len(given)
+            count = 0 if input_array is None else len(input_array)
             list_id, _ = native.register_gradient_list(
                 f"{name} [{count}]\nbench", [True]
             )
@@ -62,15 +62,15 @@ class Call:
         self._request = request
 
     def _add_tensor(self, request: native.Request) -> None:
-        shaped = self._given if self._given is not None else self._taken
-        if shaped is None:
+        array = self._input if self._input is not None else self._output
+        if array is None:
             return
-        self._dims = (ctypes.c_int64 * 1)(len(shaped))
+        self._dims = (ctypes.c_int64 * 1)(len(array))
         self._tensor = native.Tensor(rank=1, dims=self._dims)
-        if self._given is not None:
-            self._tensor.input = self._given.ctypes.data
-        if self._taken is not None:
-            self._tensor.output = self._taken.ctypes.data
+        if self._input is not None:
+            self._tensor.input = self._input.ctypes.data
+        if self._output is not None:
+            self._tensor.output = self._output.ctypes.data
         request.tensors = ctypes.pointer(self._tensor)
         request.tensor_count = 1
 
@@ -83,12 +83,12 @@ class Call:
         self, context: int | None, rows: Any, size: int, output_rows: int
     ) -> int:
         del context, rows, size
-        if output_rows == 0 or self._taken is None:
+        if output_rows == 0 or self._output is None:
             return ctypes.addressof(self._dims)  # any address will do for no bytes
-        return int(self._taken.ctypes.data) if len(self._taken) == output_rows else 0
+        return int(self._output.ctypes.data) if len(self._output) == output_rows else 0
 
     def run(self) -> None:
-        """Once, to its end.
+        """Runs the operation once, to its end.
 
         Raises:
             CoreError: it failed.
@@ -99,29 +99,29 @@ class Call:
 
 
 class Agreement:
-    """Numbers that all ranks know alike."""
+    """Reductions of numbers over all ranks."""
 
     def __init__(self, place: Place) -> None:
         self._size = place.size
         self._barrier = Call(native.BARRIER, 1, None, None, name="bench barrier")
 
-    def _reduced(self, numbers: np.ndarray, op: int) -> np.ndarray:
-        given = np.ascontiguousarray(numbers, np.float64)
-        taken = np.empty_like(given)
+    def _allreduce(self, numbers: np.ndarray, op: int) -> np.ndarray:
+        input_array = np.ascontiguousarray(numbers, np.float64)
+        output_array = np.empty_like(input_array)
         name = "bench agreement"
-        Call(native.ALLREDUCE, 2, given, taken, name=name, op=op).run()
-        return taken
+        Call(native.ALLREDUCE, 2, input_array, output_array, name=name, op=op).run()
+        return output_array
 
     def largest(self, numbers: np.ndarray) -> np.ndarray:
-        """Element by element, over all ranks."""
-        return self._reduced(numbers, _MAX)
+        """Returns the elementwise maximum over all ranks."""
+        return self._allreduce(numbers, _MAX)
 
     def total(self, number: float) -> float:
-        """Over all ranks."""
-        return float(self._reduced(np.array([number]), _SUM)[0])
+        """Returns the sum over all ranks."""
+        return float(self._allreduce(np.array([number]), _SUM)[0])
 
     def mean(self, number: float) -> float:
-        """Over all ranks."""
+        """Returns the mean over all ranks."""
         return self.total(number) / self._size
 
     def meet(self) -> None:

@@ -1,4 +1,4 @@
-"""The machine's limits, measured on all ranks at once.
+"""Measures the machine's limits on all ranks at once.
 
 Inside a host the memory is the limit. A rank of K reduces (K - 1) / K of the data and
 copies as much: K = 2 gives n (1/2S + 1/2C) seconds, with S and C the rates at which a
@@ -51,9 +51,9 @@ class Limits:
         if operation in _ROOTED:
             return self.line
         ranks, hosts = sum(self.hosts), len(self.hosts)
-        most = max(self.hosts)
+        largest_host = max(self.hosts)
         if operation == "alltoall":
-            return self.line * (ranks - 1) / (most * (ranks - most))
+            return self.line * (ranks - 1) / (largest_host * (ranks - largest_host))
         if operation in ("gather", "scatter"):  # all through the host of the root
             return self.line * (ranks - 1) / (ranks - self.hosts[0])
         # A host sends (hosts - 1) / hosts of the data once (allreduce: twice).
@@ -62,13 +62,13 @@ class Limits:
 
 def _rate(work: Callable[[], object], size_bytes: int, agreement: Agreement) -> float:
     work()
-    taken = []
+    times_s = []
     agreement.meet()
     for _ in range(_ROUNDS):
         begin = time.perf_counter()
         work()
-        taken.append(time.perf_counter() - begin)
-    return agreement.mean(size_bytes / float(np.median(taken)))
+        times_s.append(time.perf_counter() - begin)
+    return agreement.mean(size_bytes / float(np.median(times_s)))
 
 
 def memory_rates(agreement: Agreement) -> tuple[float, float]:
@@ -87,39 +87,39 @@ def line_rate(place: Place, host_of: tuple[int, ...], agreement: Agreement) -> f
     Half the time of a ping-pong of 8 MiB, its median.
     """
     other = next(rank for rank, host in enumerate(host_of) if host != host_of[0])
-    there = np.zeros(_LINE_BYTES, np.uint8)
-    back = np.zeros(_LINE_BYTES, np.uint8)
+    outgoing = np.zeros(_LINE_BYTES, np.uint8)
+    incoming = np.zeros(_LINE_BYTES, np.uint8)
     int8 = 6  # TensorFlow's number
     calls = []
     for source, target in ((0, other), (other, 0)):
         if place.rank == source:
-            calls.append(_pair(int8, there, None, source, target))
+            calls.append(_pair(int8, outgoing, None, source, target))
         elif place.rank == target:
-            calls.append(_pair(int8, None, back, source, target))
-    taken = []
+            calls.append(_pair(int8, None, incoming, source, target))
+    times_s = []
     agreement.meet()
     for _ in range(_ROUNDS + 1):
         begin = time.perf_counter()
         for call in calls:
             call.run()
-        taken.append(time.perf_counter() - begin)
-    seconds = float(np.median(taken[1:])) / 2 if calls else 0.0
+        times_s.append(time.perf_counter() - begin)
+    seconds = float(np.median(times_s[1:])) / 2 if calls else 0.0
     slowest = float(agreement.largest(np.array([seconds]))[0])
     return _LINE_BYTES / slowest
 
 
 def _pair(
     dtype: int,
-    given: np.ndarray | None,
-    taken: np.ndarray | None,
+    input_array: np.ndarray | None,
+    output_array: np.ndarray | None,
     source: int,
     target: int,
 ) -> Call:
     return Call(
         native.SENDRECV,
         dtype,
-        given,
-        taken,
+        input_array,
+        output_array,
         name=f"bench line {source}",
         root=source,
         peer=target,
@@ -132,12 +132,12 @@ def measure(
     agreement: Agreement,
     given_line: float | None,
 ) -> Limits:
-    """All limits of this machine, or of these machines.
+    """Measures all limits of the machines of the job.
 
     Args:
-        place: of this rank.
+        place: rank and size of this process.
         host_of: for each rank the index of its host.
-        agreement: of all ranks.
+        agreement: reductions over all ranks.
         given_line: the rate between hosts where it is known, in bytes a second.
     """
     add, copy = memory_rates(agreement)

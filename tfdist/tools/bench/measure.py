@@ -1,4 +1,4 @@
-"""Times one operation at one size, by every algorithm that is asked for, in turns."""
+"""Times one operation at one size, with each requested algorithm in turn."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tfdist.tools.bench.operations import DType, Operation, Place
 
 AUTO = "auto"
 _ROUNDS = 5  # in which the algorithms take turns
-_LEAST, _MOST = 1, 60  # repetitions of an algorithm in a round
+_MIN_REPETITIONS, _MAX_REPETITIONS = 1, 60  # repetitions of an algorithm in a round
 _ALIGNMENT = 64
 _GARBAGE = 0x5A
 
@@ -26,11 +26,11 @@ class Result:
 
     Attributes:
         size_bytes: of the data, as nccl-tests counts them.
-        algorithm: its name; what auto took, if it was asked for.
-        auto: whether auto was asked for.
+        algorithm: name of the algorithm; with auto, the one that it chose.
+        auto: whether auto was requested.
         seconds: median over the repetitions of the slowest rank's time.
-        repetitions: how many.
-        wrong: elements that were not exactly right, on all ranks.
+        repetitions: number of repetitions.
+        wrong: number of wrong elements on all ranks.
     """
 
     operation: str
@@ -54,12 +54,12 @@ class _Candidate:
 
     def __init__(self, call: Call, algorithm: str, auto: bool) -> None:
         self.call, self.algorithm, self.auto = call, algorithm, auto
-        self.taken_s: list[float] = []
+        self.times_s: list[float] = []
         self.wrong = 0.0
-        self.repetitions = _LEAST
+        self.repetitions = _MIN_REPETITIONS
 
 
-def _placed(array: np.ndarray) -> np.ndarray:
+def _align(array: np.ndarray) -> np.ndarray:
     """A copy that begins where TensorFlow's tensors do, at a multiple of 64 bytes.
 
     A large array of NumPy begins 16 bytes after a page. What is written there holds up
@@ -81,79 +81,79 @@ class Cell:
         self, operation: Operation, dtype: DType, size_bytes: int, place: Place
     ) -> None:
         self._operation, self._dtype, self._place = operation, dtype, place
-        self.count = operation.rounded(size_bytes // dtype.bytes, place.size)
+        self.count = operation.round_count(size_bytes // dtype.bytes, place.size)
         self.size_bytes = self.count * dtype.bytes
-        self._given = _placed(dtype.array(operation.given(place, self.count)))
+        self._input = _align(dtype.array(operation.inputs(place, self.count)))
         expected = operation.result(place, self.count)
         self._expected = None if expected is None else dtype.array(expected)
-        shape = self._given if self._expected is None else self._expected
+        shape = self._input if self._expected is None else self._expected
         # Non-roots of a reduce have an output too, that nobody reads.
-        self._taken = _placed(shape)
+        self._output = _align(shape)
 
-    def algorithm_of(self, wanted: str) -> str | None:
-        """Returns the core's algorithm for `wanted`, or None if it has none here."""
+    def algorithm_of(self, choice: str) -> str | None:
+        """Returns the core's algorithm for `choice`, or None if it has none here."""
         decides = self._operation.deciding_bytes(self.size_bytes, self._place.size)
         kind, dtype = self._operation.kind, self._dtype.number
-        return native.algorithm(kind, dtype, decides, wanted)
+        return native.algorithm(kind, dtype, decides, choice)
 
-    def _candidate(self, wanted: str) -> _Candidate | None:
-        name = self.algorithm_of("" if wanted == AUTO else wanted)
+    def _candidate(self, choice: str) -> _Candidate | None:
+        name = self.algorithm_of("" if choice == AUTO else choice)
         if name is None:
             return None
         call = Call(
             self._operation,
             self._dtype,
-            self._given,
-            self._taken,
-            name=f"bench {self._operation.name} {self._dtype.name} {wanted}",
-            algorithm="" if wanted == AUTO else wanted,
+            self._input,
+            self._output,
+            name=f"bench {self._operation.name} {self._dtype.name} {choice}",
+            algorithm="" if choice == AUTO else choice,
         )
-        return _Candidate(call, name, wanted == AUTO)
+        return _Candidate(call, name, choice == AUTO)
 
-    def _checked(self, candidate: _Candidate, agreement: Agreement) -> None:
-        self._taken.view(np.uint8).fill(_GARBAGE)
+    def _check(self, candidate: _Candidate, agreement: Agreement) -> None:
+        self._output.view(np.uint8).fill(_GARBAGE)
         candidate.call.run()
         wrong = 0
         if self._expected is not None:
-            wrong = int(np.count_nonzero(self._taken != self._expected))
+            wrong = int(np.count_nonzero(self._output != self._expected))
         candidate.wrong += agreement.total(wrong)
 
-    def _timed(self, candidate: _Candidate, count: int, agreement: Agreement) -> None:
+    def _time(self, candidate: _Candidate, count: int, agreement: Agreement) -> None:
         agreement.meet()
         for _ in range(count):
             if self._operation.rooted:  # else the root of one would be in the next
                 agreement.meet()
             begin = time.perf_counter()
             candidate.call.run()
-            candidate.taken_s.append(time.perf_counter() - begin)
+            candidate.times_s.append(time.perf_counter() - begin)
 
     def measure(
-        self, wanted: Sequence[str], agreement: Agreement, *, cap_s: float
+        self, names: Sequence[str], agreement: Agreement, *, cap_s: float
     ) -> list[Result]:
         """Times all algorithms that support the case, each for about `cap_s` seconds.
 
         Each result is checked before the first and after the last repetition.
         """
-        found = [c for c in (self._candidate(name) for name in wanted) if c is not None]
+        found = [c for c in (self._candidate(name) for name in names) if c is not None]
         for candidate in found:
-            self._checked(candidate, agreement)
-            self._timed(candidate, 2, agreement)  # warm-up
+            self._check(candidate, agreement)
+            self._time(candidate, 2, agreement)  # warm-up
         if not found:
             return []
-        slowest = agreement.largest(np.array([min(c.taken_s) for c in found]))
+        slowest = agreement.largest(np.array([min(c.times_s) for c in found]))
         for candidate, seconds in zip(found, slowest, strict=True):
             fits = math.floor(cap_s / _ROUNDS / max(seconds, 1e-9))
-            candidate.repetitions = min(max(fits, _LEAST), _MOST)
-            candidate.taken_s.clear()
+            candidate.repetitions = min(max(fits, _MIN_REPETITIONS), _MAX_REPETITIONS)
+            candidate.times_s.clear()
         for _ in range(_ROUNDS):
             for candidate in found:
-                self._timed(candidate, candidate.repetitions, agreement)
+                self._time(candidate, candidate.repetitions, agreement)
         for candidate in found:
-            self._checked(candidate, agreement)
+            self._check(candidate, agreement)
         return [self._result(candidate, agreement) for candidate in found]
 
     def _result(self, candidate: _Candidate, agreement: Agreement) -> Result:
-        slowest = agreement.largest(np.array(candidate.taken_s))
+        slowest = agreement.largest(np.array(candidate.times_s))
         return Result(
             operation=self._operation.name,
             dtype=self._dtype.name,

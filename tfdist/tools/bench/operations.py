@@ -28,7 +28,7 @@ class DType:
 
     @property
     def bytes(self) -> int:
-        """Of one element."""
+        """Size of one element."""
         return int(np.dtype(self.carrier).itemsize)
 
     @property
@@ -59,13 +59,13 @@ DTYPES = {
 
 @dataclass(frozen=True)
 class Place:
-    """Where this rank stands."""
+    """Rank and number of ranks."""
 
     rank: int
     size: int
 
 
-def _tiled(numbers: np.ndarray, count: int) -> np.ndarray:
+def _tile(numbers: np.ndarray, count: int) -> np.ndarray:
     return np.resize(numbers, count)
 
 
@@ -75,8 +75,8 @@ def pattern(place: Place, rank: int) -> np.ndarray:
     Their sums over all ranks are exact in every type: at most 256, which bfloat16
     holds, on up to 256 ranks.
     """
-    most = max(2, 256 // place.size)
-    return (np.arange(_PERIOD) * 7 + rank * 5) % most
+    limit = max(2, 256 // place.size)
+    return (np.arange(_PERIOD) * 7 + rank * 5) % limit
 
 
 def _total(place: Place) -> np.ndarray:
@@ -88,23 +88,23 @@ def _own_part(numbers: np.ndarray, place: Place) -> np.ndarray:
     return numbers[place.rank * part : (place.rank + 1) * part]
 
 
-def _summed(place: Place, count: int) -> np.ndarray:
-    return _tiled(_total(place), count)
+def _sum_on_all(place: Place, count: int) -> np.ndarray:
+    return _tile(_total(place), count)
 
 
 def _from_root(place: Place, count: int) -> np.ndarray:
-    return _tiled(pattern(place, 0), count)
+    return _tile(pattern(place, 0), count)
 
 
-def _collected(place: Place, count: int) -> np.ndarray:
+def _concatenate_all(place: Place, count: int) -> np.ndarray:
     part = count // place.size
-    parts = [_tiled(pattern(place, rank), part) for rank in range(place.size)]
+    parts = [_tile(pattern(place, rank), part) for rank in range(place.size)]
     return np.concatenate(parts)
 
 
-def _exchanged(place: Place, count: int) -> np.ndarray:
+def _exchange_parts(place: Place, count: int) -> np.ndarray:
     parts = [
-        _own_part(_tiled(pattern(place, rank), count), place)
+        _own_part(_tile(pattern(place, rank), count), place)
         for rank in range(place.size)
     ]
     return np.concatenate(parts)
@@ -143,21 +143,21 @@ class Operation:
     gives_part: bool = False
     rooted: bool = False
 
-    def rounded(self, count: int, size: int) -> int:
-        """The next count that this operation can have, at least one a rank."""
+    def round_count(self, count: int, size: int) -> int:
+        """Rounds a count down to a supported one, at least one element a rank."""
         return max(size, count - count % size) if self.splits else max(1, count)
 
-    def given(self, place: Place, count: int) -> np.ndarray:
-        """The numbers that this rank puts in."""
+    def inputs(self, place: Place, count: int) -> np.ndarray:
+        """Returns the numbers that this rank contributes."""
         own = count // place.size if self.gives_part else count
-        return _tiled(pattern(place, place.rank), own)
+        return _tile(pattern(place, place.rank), own)
 
     def deciding_bytes(self, size_bytes: int, ranks: int) -> int:
-        """The bytes by which the core chooses (scheduler/plan.h, DecidingBytes)."""
+        """Returns the size by which the core chooses (scheduler/plan.h)."""
         return size_bytes * ranks if self.kind == native.ALLTOALL else size_bytes
 
     def algorithms(self) -> list[str]:
-        """The names that the core has for it."""
+        """Returns the names of the core's algorithms for it."""
         names = [name.partition("/") for name in native.build_info()["algorithms"]]
         return [name for kind, _, name in names if kind == self.name]
 
@@ -169,11 +169,13 @@ def _part(size: int) -> float:
 OPERATIONS = {
     row.name: row
     for row in (
-        Operation("allreduce", native.ALLREDUCE, _summed, lambda size: 2 * _part(size)),
+        Operation(
+            "allreduce", native.ALLREDUCE, _sum_on_all, lambda size: 2 * _part(size)
+        ),
         Operation(
             "reduce_scatter",
             native.REDUCE_SCATTER,
-            lambda place, count: _own_part(_summed(place, count), place),
+            lambda place, count: _own_part(_sum_on_all(place, count), place),
             _part,
             rows=True,
             splits=True,
@@ -181,7 +183,7 @@ OPERATIONS = {
         Operation(
             "allgather",
             native.ALLGATHER,
-            _collected,
+            _concatenate_all,
             _part,
             rows=True,
             splits=True,
@@ -191,12 +193,16 @@ OPERATIONS = {
             "broadcast", native.BROADCAST, _from_root, lambda size: 1.0, rooted=True
         ),
         Operation(
-            "reduce", native.REDUCE, _on_root(_summed), lambda size: 1.0, rooted=True
+            "reduce",
+            native.REDUCE,
+            _on_root(_sum_on_all),
+            lambda size: 1.0,
+            rooted=True,
         ),
         Operation(
             "gather",
             native.GATHER,
-            _on_root(_collected),
+            _on_root(_concatenate_all),
             _part,
             rows=True,
             splits=True,
@@ -213,7 +219,7 @@ OPERATIONS = {
             rooted=True,
         ),
         Operation(
-            "alltoall", native.ALLTOALL, _exchanged, _part, rows=True, splits=True
+            "alltoall", native.ALLTOALL, _exchange_parts, _part, rows=True, splits=True
         ),
     )
 }

@@ -13,7 +13,7 @@ from tfdist.tools.bench.operations import DTYPES, OPERATIONS
 
 ALL = "all"
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-_MOST_BYTES = 16 << 30
+_MAX_BYTES = 16 << 30
 _FILES = ("json", "picture", "tune")
 _DESCRIPTION = """\
 Times collectives on the ranks of a job, using only the core, and prints the columns of
@@ -34,7 +34,7 @@ See docs/benchmarking.md."""
 def _size(text: str) -> int:
     match = re.fullmatch(r"(\d+)([KMG]?)i?B?", text.strip(), re.IGNORECASE)
     size = int(match[1]) * _UNITS[match[2].upper()] if match else 0
-    if not 1 <= size <= _MOST_BYTES:
+    if not 1 <= size <= _MAX_BYTES:
         raise argparse.ArgumentTypeError(
             f"expected a size from 1 to 16G such as 4096, 64K or 1M, got {text!r}"
         )
@@ -61,14 +61,14 @@ def sizes(text: str) -> list[int]:
     return found
 
 
-def _names(text: str, known: list[str], what: str) -> list[str]:
+def _names(text: str, known: list[str], quantity: str) -> list[str]:
     if text == ALL:
         return known
     names = text.split(",")
     for name in names:
         if name not in known:
             raise argparse.ArgumentTypeError(
-                f"expected {ALL} or {what} of {', '.join(known)}; got {name!r}"
+                f"expected {ALL} or {quantity} of {', '.join(known)}; got {name!r}"
             )
     return list(dict.fromkeys(names))
 
@@ -126,20 +126,20 @@ def _wrong_with(path: Path) -> str:
     if path.exists() and not path.is_file():
         what = "a folder" if path.is_dir() else "no file"
         return f"this is {what}; name a file"
-    output.try_out(path)
+    output.check_writable(path)
     return ""
 
 
 def parser() -> argparse.ArgumentParser:
     """The options of `tfdist bench`."""
-    made = argparse.ArgumentParser(
+    arguments = argparse.ArgumentParser(
         prog="tfdist bench",
         description=_DESCRIPTION,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    made.add_argument(
+    arguments.add_argument(
         "-np",
         dest="size",
         type=_ranks,
@@ -147,7 +147,7 @@ def parser() -> argparse.ArgumentParser:
         help="start N ranks on this host; otherwise this is one rank of a job, started "
         "by tfdistrun or mpirun",
     )
-    made.add_argument(
+    arguments.add_argument(
         "--sizes",
         type=sizes,
         default=sizes("1K:64M"),
@@ -155,7 +155,7 @@ def parser() -> argparse.ArgumentParser:
         help="sizes in bytes, with K, M and G as powers of 1024; or a list such as "
         "1K,64K (default: 1K:64M)",
     )
-    made.add_argument(
+    arguments.add_argument(
         "--operations",
         type=_operations,
         default=["allreduce"],
@@ -163,20 +163,20 @@ def parser() -> argparse.ArgumentParser:
         help=f"operations to measure: some of {', '.join(OPERATIONS)}, or all "
         "(default: allreduce)",
     )
-    made.add_argument(
+    arguments.add_argument(
         "--dtypes",
         type=_dtypes,
         default=["float32"],
         metavar="NAME,...",
         help=f"element types: some of {', '.join(DTYPES)} (default: float32)",
     )
-    made.add_argument(
+    arguments.add_argument(
         "--algorithms",
         metavar="NAME,...",
         help=f"algorithms by name (docs/algorithms.md), {AUTO} for those that training "
         f"would use, or all (default: {AUTO}; with --tune: all)",
     )
-    made.add_argument(
+    arguments.add_argument(
         "--cap-s",
         type=_positive,
         default=0.3,
@@ -184,26 +184,28 @@ def parser() -> argparse.ArgumentParser:
         help="approximate seconds to spend on each algorithm at each size "
         "(default: %(default)s)",
     )
-    made.add_argument(
+    arguments.add_argument(
         "--link-rate",
         type=_positive,
         metavar="GBIT/S",
         help="rate of the network between hosts (default: measured with a ping-pong)",
     )
-    made.add_argument("--json", type=Path, metavar="FILE", help="write all results")
-    made.add_argument(
+    arguments.add_argument(
+        "--json", type=Path, metavar="FILE", help="write all results"
+    )
+    arguments.add_argument(
         "--picture",
         type=Path,
         metavar="FILE",
         help="plot time against size, with crossovers (needs matplotlib)",
     )
-    made.add_argument(
+    arguments.add_argument(
         "--tune",
         type=Path,
         metavar="FILE",
         help="write the fastest algorithm for each size, for TFDIST_TUNING_FILE",
     )
-    return made
+    return arguments
 
 
 def parse(words: list[str]) -> argparse.Namespace:
@@ -212,32 +214,34 @@ def parse(words: list[str]) -> argparse.Namespace:
     Raises:
         SystemExit: with 2; standard error says what is wrong.
     """
-    made = parser()
-    options = made.parse_args(words)
+    arguments = parser()
+    options = arguments.parse_args(words)
     if options.algorithms is None:
         options.algorithms = ALL if options.tune else AUTO
     names = options.algorithms.split(",")
     if len(names) > 1 and {AUTO, ALL} & set(names):
-        made.error(
+        arguments.error(
             f"--algorithms: expected {AUTO} alone, {ALL} alone, or names; got "
             f"{options.algorithms}"
         )
     if options.picture and not picture.is_possible():
-        made.error(f"--picture: {picture.MISSING}")
+        arguments.error(f"--picture: {picture.MISSING}")
     if options.picture and picture.kind(options.picture) not in picture.kinds():
         kinds = ", ".join(f".{kind}" for kind in picture.kinds())
-        made.error(
+        arguments.error(
             f"--picture: expected a name that ends in one of {kinds}; got "
             f"{str(options.picture)!r}"
         )
     if options.tune:
         halves = [DTYPES[name].half for name in options.dtypes]
         if len(set(halves)) < len(halves):
-            made.error(
+            arguments.error(
                 "--tune: expected at most one half type (float16, bfloat16), which "
                 "stands for both, and one other, which stands for all others; got "
                 f"--dtypes {','.join(options.dtypes)}"
             )
         if options.algorithms == AUTO:
-            made.error("--tune: expected --algorithms all, or some names; got auto")
+            arguments.error(
+                "--tune: expected --algorithms all, or some names; got auto"
+            )
     return options

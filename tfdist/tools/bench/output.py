@@ -1,4 +1,4 @@
-"""Files that `tfdist bench` writes: the whole file or nothing."""
+"""Atomic writing of the files of `tfdist bench`."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ def _part(path: Path) -> Path:
     return path.with_name(path.name + ".part")
 
 
-def try_out(path: Path) -> None:
-    """Writes what `whole` would, and removes it.
+def check_writable(path: Path) -> None:
+    """Writes a file as `atomic_write` would, and removes it.
 
     Raises:
         OSError: it cannot be written.
@@ -24,8 +24,8 @@ def try_out(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def whole(path: Path) -> Iterator[Path]:
-    """Another file to write, which takes the place of `path` once it is complete."""
+def atomic_write(path: Path) -> Iterator[Path]:
+    """Yields a temporary file, which replaces `path` once it is complete."""
     part = _part(path)
     try:
         yield part

@@ -51,7 +51,7 @@ def draw(
     panels: Sequence[Any] = figure.subplots(len(series), 1, squeeze=False)[:, 0]
     for panel, (what, times) in zip(panels, series.items(), strict=True):
         _draw_one(panel, " ".join(what), times, choices.get(what))
-    with output.whole(path) as part:
+    with output.atomic_write(path) as part:
         figure.savefig(part, dpi=120, format=kind(path))
 
 

@@ -119,5 +119,5 @@ def as_json(results: Sequence[Result], limits: Limits) -> dict[str, Any]:
 
 def write(path: Path, value: Mapping[str, Any]) -> None:
     """Writes JSON, the whole file or nothing."""
-    with output.whole(path) as part:
+    with output.atomic_write(path) as part:
         part.write_text(json.dumps(value, indent=2) + "\n")

@@ -16,7 +16,7 @@ from tfdist.tools.bench.options import ALL
 _DRIFT = 0.2  # of the memory's rates between begin and end
 
 
-def wanted(operation: Operation, names: str) -> list[str]:
+def algorithms_of(operation: Operation, names: str) -> list[str]:
     """The algorithms to measure: `names` is auto, all, or a list."""
     if names == ALL:
         return operation.algorithms()
@@ -45,8 +45,8 @@ class Sweep:
         self._place = Place(topology.rank, topology.size)
         self._host_of = topology.host_of
         self._results: list[Result] = []
-        # (operation, type) → size → what auto takes there
-        self._taken: dict[tuple[str, str], dict[int, str]] = defaultdict(dict)
+        # (operation, type) → size → algorithm that auto chooses
+        self._auto_choices: dict[tuple[str, str], dict[int, str]] = defaultdict(dict)
 
     def _say(self, *lines: str) -> None:
         if self._place.rank == 0:
@@ -82,13 +82,13 @@ class Sweep:
 
     def _measure(self, operation: Operation, dtype: str) -> None:
         self._say(f"#\n# {operation.name}", report.HEADER)
-        names = wanted(operation, self._options.algorithms)
+        names = algorithms_of(operation, self._options.algorithms)
         for size_bytes in self._options.sizes:
             cell = Cell(operation, DTYPES[dtype], size_bytes, self._place)
-            seen = self._taken[operation.name, dtype]
-            if cell.size_bytes in seen:
+            choices = self._auto_choices[operation.name, dtype]
+            if cell.size_bytes in choices:
                 continue  # two sizes that are one after rounding
-            seen[cell.size_bytes] = cell.algorithm_of("") or ""
+            choices[cell.size_bytes] = cell.algorithm_of("") or ""
             for result in cell.measure(
                 names, self._agreement, cap_s=self._options.cap_s
             ):
@@ -97,13 +97,13 @@ class Sweep:
 
     def _check_drift(self) -> None:
         add, copy = limits.memory_rates(self._agreement)
-        for what, before, after in (
+        for name, before, after in (
             ("d=a+b", self._limits.add, add),
             ("copy", self._limits.copy, copy),
         ):
             if abs(after / before - 1.0) > _DRIFT:
                 self._say(
-                    f"# warning: the memory's rate of {what} was {before / 1e9:.2f} "
+                    f"# warning: the memory's rate of {name} was {before / 1e9:.2f} "
                     f"GB/s before and {after / 1e9:.2f} GB/s after; something else "
                     "uses this machine too"
                 )
@@ -124,10 +124,10 @@ class Sweep:
         series = self._times()
         choices = {}
         if options.algorithms != AUTO:
-            for what, times in series.items():
-                choices[what] = tune.choose(times)
-                self._say("#", *tune.explain(*what, choices[what]))
-                self._say(self._about_auto(what, times))
+            for key, times in series.items():
+                choices[key] = tune.choose(times)
+                self._say("#", *tune.explain(*key, choices[key]))
+                self._say(self._about_auto(key, times))
         wrong = sum(result.wrong for result in self._results)
         self._say(f"#\n# wrong elements: {wrong}")
         if options.json:
@@ -140,11 +140,11 @@ class Sweep:
             self._write_tuning(choices)
 
     def _about_auto(
-        self, what: tuple[str, str], times: dict[str, dict[int, float]]
+        self, key: tuple[str, str], times: dict[str, dict[int, float]]
     ) -> str:
         ratios = [
             (times[name][size] / min(found[size] for found in times.values()), size)
-            for size, name in self._taken[what].items()
+            for size, name in self._auto_choices[key].items()
             if name in times
         ]
         if not ratios:
@@ -152,7 +152,7 @@ class Sweep:
         ratio, size = max(ratios)
         return (
             f"#   auto now: worst {ratio:.2f} of the best, at {size} B, where it takes "
-            f"{self._taken[what][size]}"
+            f"{self._auto_choices[key][size]}"
         )
 
     def _write_tuning(self, choices: dict[tuple[str, str], tune.Choice]) -> None:
@@ -163,15 +163,15 @@ class Sweep:
             for (operation, dtype), choice in choices.items()
         ]
         fits = {
-            " ".join(what): {
+            " ".join(key): {
                 name: {"alpha_s": line.alpha, "beta_s_per_byte": line.beta}
                 for name, line in choice.lines.items()
             }
-            for what, choice in choices.items()
+            for key, choice in choices.items()
         }
         measured = {**report.machine(), "fits": fits}
         report.write(path, tune.document(rows, measured))
-        written = tuning.read(str(path))
+        tuning_file = tuning.read(str(path))
         self._say(
-            f"# wrote {path} ({written.hash}); use it with {tuning.VARIABLE}={path}"
+            f"# wrote {path} ({tuning_file.hash}); use it with {tuning.VARIABLE}={path}"
         )

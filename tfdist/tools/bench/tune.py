@@ -86,7 +86,7 @@ def fit(times: Mapping[int, float]) -> Line:
     )
 
 
-def _served(times: Times, sizes: Sequence[int]) -> list[str]:
+def _best_path(times: Times, sizes: Sequence[int]) -> list[str]:
     """The algorithm of each size: least sum of log(time / best), and of changes."""
     names = sorted(times)
     cost = dict.fromkeys(names, 0.0)
@@ -94,19 +94,19 @@ def _served(times: Times, sizes: Sequence[int]) -> list[str]:
     for index, size in enumerate(sizes):
         best = min(times[name][size] for name in names)
         cheapest = min(names, key=lambda name: (cost[name], name))
-        chosen, after = {}, {}
+        previous, after = {}, {}
         for name in names:
             stays = index == 0 or cost[name] <= cost[cheapest] + _SWITCH
-            chosen[name] = name if stays else cheapest
+            previous[name] = name if stays else cheapest
             before = cost[name] if stays else cost[cheapest] + _SWITCH
             after[name] = before + math.log(times[name][size] / best)
         cost = after
-        came_from.append(chosen)
+        came_from.append(previous)
     name = min(names, key=lambda name: (cost[name], name))
     path = []
-    for chosen in reversed(came_from):
+    for previous in reversed(came_from):
         path.append(name)
-        name = chosen[name]
+        name = previous[name]
     return path[::-1]
 
 
@@ -127,7 +127,7 @@ def choose(times: Times) -> Choice:
     """
     sizes = sorted(next(iter(times.values())))
     lines = {name: fit(measured) for name, measured in times.items()}
-    path = _served(times, sizes)
+    path = _best_path(times, sizes)
     limits: list[tuple[int | None, str]] = []
     for index, name in enumerate(path[:-1]):
         after = path[index + 1]
@@ -183,12 +183,12 @@ def explain(operation: str, dtype: str, choice: Choice) -> list[str]:
     for name, line in sorted(choice.lines.items()):
         rate = f"{1e-9 / line.beta:.3f} GB/s" if line.beta > 0 else "-"
         lines.append(f"#   {name:<18} alpha {line.alpha * 1e6:>9.1f} us, {rate:>12}")
-    served = ", ".join(f"{_size_text(limit)}: {name}" for limit, name in choice.sizes)
+    summary = ", ".join(f"{_size_text(limit)}: {name}" for limit, name in choice.sizes)
     if len(choice.sizes) == 1:
-        served = f"{choice.sizes[0][1]} at every size"
+        summary = f"{choice.sizes[0][1]} at every size"
     ratio, size = choice.worst
     verdict = "within" if ratio <= GOOD else "NOT within"
-    lines.append(f"#   chosen: {served}")
+    lines.append(f"#   chosen: {summary}")
     lines.append(
         f"#   {verdict} {GOOD} of the best at every size; worst {ratio:.2f} at {size} B"
     )

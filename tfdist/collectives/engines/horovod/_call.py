@@ -86,9 +86,9 @@ class Call:
 
     def options(self) -> dict[str, Any]:
         """Name and process set, as Horovod wants them."""
-        made = self._owner.sets[self.arguments["process_set"]]
-        # Horovod compares shapes and types, and knows no more of what is made of its
-        # operations: so what else must be equal is part of what pairs them.
+        horovod_id = self._owner.sets[self.arguments["process_set"]]
+        # Horovod compares shapes and types, but not the other options of tfdist: so
+        # these are a part of the name, which pairs the calls.
         parts = ["tfdist", self._kind, self.arguments["tensor_name"]]
         parts += [str(self.arguments[key]) for key in _AGREED if key in self.arguments]
         name = re.sub(r"[^A-Za-z0-9_.]", "_", ".".join(parts).strip("."))
@@ -96,13 +96,13 @@ class Call:
             "name": name,
             # Inlining a function puts its caller's name before this one.
             "ignore_name_scope": True,
-            "process_set": SimpleNamespace(process_set_id=made),
+            "process_set": SimpleNamespace(process_set_id=horovod_id),
         }
 
     def size(self) -> tf.Tensor:
         """Number of ranks that take part; int32."""
-        made = self._owner.sets[self.arguments["process_set"]]
-        found: tf.Tensor = self._owner.running()[0].size_op(process_set_id=made)
+        horovod_id = self._owner.sets[self.arguments["process_set"]]
+        found: tf.Tensor = self._owner.running()[0].size_op(process_set_id=horovod_id)
         return found
 
     def root(self) -> int:
@@ -125,7 +125,7 @@ class Call:
 
     def _members(self) -> Sequence[int]:
         number = self.arguments["process_set"]
-        for known in runtime.live_sets():
-            if known.id == number:
-                return known.ranks
+        for one in runtime.live_sets():
+            if one.id == number:
+                return one.ranks
         return range(self._owner.running()[1].size)

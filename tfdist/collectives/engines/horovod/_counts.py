@@ -1,9 +1,9 @@
-"""Which operations run in Horovod now, and how many have ended.
+"""Counts the operations that run in Horovod now, and those that have ended.
 
-What TensorFlow cancels counts nothing any more: where one operation of a step fails,
-what would note the end of the others does not run. So an operation of a traced function
-has a mark of its own, which is set while it runs: its next run takes it back, as the
-step that has failed has ended by then (Horovod refuses two of one name at a time).
+If one operation of a step fails, TensorFlow cancels the code that would count the end
+of the others. So each operation of a traced function has a mark of its own, which is
+set while it runs. Its next run resets the mark: the failed step has ended by then,
+because Horovod refuses two operations of one name at a time.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import tensorflow as tf
 
 
 class Counts:
-    """Of one process; the operations of traced functions keep theirs."""
+    """Counts of one process."""
 
     def __init__(self) -> None:
         self._ended: list[tf.Variable] = []  # all, and those that are counted
@@ -22,7 +22,7 @@ class Counts:
         self._eager: set[object] = set()
 
     def reset(self) -> None:
-        """A new world: nothing has run in it."""
+        """Begins a new world, in which nothing has run."""
         if not self._ended:
             self._ended = [_variable(), _variable()]
         for one in self._ended:
@@ -30,20 +30,20 @@ class Counts:
         self.forget()
 
     def forget(self) -> None:
-        """A traced function has failed, and so has ended: nothing in it waits."""
+        """Resets all marks, after a traced function has failed."""
         for mark in list(self._marks.values()):
             mark.assign(0)
 
-    def ended(self) -> int:
-        """How many have ended in this world."""
+    def ended_count(self) -> int:
+        """Number of operations that have ended in this world."""
         return int(self._ended[0].numpy()) if self._ended else 0
 
-    def counted(self) -> int:
-        """How many of those were to be counted."""
+    def operation_count(self) -> int:
+        """Number of ended operations without those of batch statistics."""
         return int(self._ended[1].numpy()) if self._ended else 0
 
-    def waits(self) -> bool:
-        """Whether one has started and not ended."""
+    def is_waiting(self) -> bool:
+        """Whether an operation has started and not ended."""
         marks = list(self._marks.values())
         return bool(self._eager) or any(int(mark.numpy()) for mark in marks)
 
@@ -58,10 +58,10 @@ class Counts:
         """Calls `emit`, records the operation's start and end, and returns its outputs.
 
         Args:
-            name: of no other operation that may run beside it.
-            given: its inputs.
+            name: unique among the operations that may run at the same time.
+            given: inputs of the operation.
             emit: emits it, or runs it.
-            counts: whether it is one of the `counted`.
+            counts: whether `operation_count` includes it.
         """
         if tf.executing_eagerly():
             token = object()
@@ -76,10 +76,10 @@ class Counts:
             self._marks[name] = _variable()
         mark = self._marks[name]
         with tf.control_dependencies(given):
-            marked = mark.assign(1, read_value=False)
+            mark_set = mark.assign(1, read_value=False)
         found = emit()
         # Also keeps what nobody uses in the graph, as other ranks wait for it.
-        with tf.control_dependencies([*found, marked]):
+        with tf.control_dependencies([*found, mark_set]):
             mark.assign(0, read_value=False)
             self._end(counts)
         return found

@@ -40,7 +40,7 @@ class HorovodEngine:
 
     def __init__(self) -> None:
         self._store: Store | None = None
-        self._set: list[str] = []  # variables that `start` has set
+        self._variables_set: list[str] = []  # variables that `start` has set
         self._horovod: ModuleType | None = None
         self._watch: Watch | None = None
         self._is_connected = False
@@ -52,7 +52,7 @@ class HorovodEngine:
         rows = native.config()
         refused = _start.refused_setting(rows)
         if refused is not None:
-            raise _invalid(refused)
+            raise _invalid_error(refused)
         horovod = self._load()
         topology = mesh.topology
         source = detect(os.environ).source
@@ -78,17 +78,17 @@ class HorovodEngine:
         try:
             horovod.init()
         except Exception as error:  # what it raises is its own affair
-            raise _failed(f"Horovod did not start: {error}") from error
+            raise _failed_error(f"Horovod did not start: {error}") from error
         atexit.unregister(horovod.shutdown)  # it would run before `close`
         place = horovod.rank(), horovod.size()
         if place != (topology.rank, topology.size):
-            raise _failed(
+            raise _failed_error(
                 f"Horovod takes this process for rank {place[0]} of {place[1]}, which "
                 f"is rank {topology.rank} of {topology.size} (by {source}); start it "
                 "by one launcher alone: tfdistrun, or Horovod's horovodrun, or mpirun"
             )
         self._sets.start()
-        self._operations.started(horovod, topology)
+        self._operations.start(horovod, topology)
         self._is_connected = True
         limit_s = rows["TFDIST_TIMEOUT_S"]["value"]
         self._watch = Watch(self._operations.counts, horovod.shutdown, limit_s)
@@ -113,10 +113,10 @@ class HorovodEngine:
         if self._store is not None:
             self._store.close()
             self._store = None
-        for name in self._set:
+        for name in self._variables_set:
             os.environ.pop(name, None)
-        self._set.clear()
-        self._operations.ended()
+        self._variables_set.clear()
+        self._operations.end()
         self._sets.clear()
 
     def operations(self) -> Operations:
@@ -128,32 +128,36 @@ class HorovodEngine:
         return _types.refusal(tf.dtypes.as_dtype(dtype), ReduceOp(op))
 
     def add_process_set(self, number: int, ranks: Sequence[int]) -> None:
-        """Makes the set in Horovod too."""
-        horovod = self._started()
+        """Adds the set in Horovod too."""
+        horovod = self._require_horovod()
         everybody = len(ranks) == horovod.size()
-        made = 0 if everybody else horovod.add_process_set(list(ranks)).process_set_id
-        self._sets.add(number, made)
+        horovod_id = (
+            0 if everybody else horovod.add_process_set(list(ranks)).process_set_id
+        )
+        self._sets.add(number, horovod_id)
 
     def remove_process_set(self, number: int) -> None:
-        """Ends it there."""
-        made = self._sets.remove(number)
-        if made != 0:
+        """Removes the set in Horovod."""
+        horovod_id = self._sets.remove(number)
+        if horovod_id != 0:
             from horovod.common.process_sets import _temp_process_set_object
 
-            self._started().remove_process_set(_temp_process_set_object(made))
+            self._require_horovod().remove_process_set(
+                _temp_process_set_object(horovod_id)
+            )
 
     def finished(self) -> int:
         """Operations that Horovod has ended in this process, but moments of batches."""
-        return self._operations.counts.counted()
+        return self._operations.counts.operation_count()
 
-    def told(self, error: BaseException) -> native.CoreError | None:
+    def to_core_error(self, error: BaseException) -> native.CoreError | None:
         """Returns the core's error for an error of Horovod; None for other errors."""
         if "{{node " in str(error):  # of a traced function
             self._operations.counts.forget()
         late = self._watch.late if self._watch is not None else None
-        return _errors.told(error, late)
+        return _errors.to_core_error(error, late)
 
-    def _started(self) -> ModuleType:
+    def _require_horovod(self) -> ModuleType:
         if self._horovod is None:
             raise RuntimeError("the engine was used before it was started")
         return self._horovod
@@ -172,9 +176,9 @@ class HorovodEngine:
                 from horovod.tensorflow import mpi_ops
             except Exception as error:  # ImportError, NotFoundError of TensorFlow, ...
                 text = _start.missing(version, tf.__version__)
-                raise _invalid(f"{text} ({error})") from error
+                raise _invalid_error(f"{text} ({error})") from error
             if "tfdist" in (mpi_ops.__name__ + str(mpi_ops.__file__)):
-                raise _invalid(
+                raise _invalid_error(
                     "TFDIST_ENGINE=horovod needs the real Horovod, but `tfdistrun "
                     "--horovod` puts tfdist in its place. Use one of them."
                 )
@@ -183,12 +187,12 @@ class HorovodEngine:
 
     def _meet(self, mesh: Mesh, timeout_s: float) -> tuple[str, int]:
         """Where rank 0 has its store; by the connections that there are already."""
-        here = ""
+        own_address = ""
         if mesh.topology.rank == 0:
             address = _LOOPBACK if _is_one_host(mesh) else mesh.address
             self._store = Store(address)
-            here = f"{address} {self._store.port}"
-        bits = _start.bits_of(here)
+            own_address = f"{address} {self._store.port}"
+        bits = _start.bits_of(own_address)
         if mesh.topology.size > 1:
             description = "horovod's store\nengine"
             _, bits = native.register_gradient_list(
@@ -202,7 +206,7 @@ class HorovodEngine:
         for name, value in found.items():
             if name not in os.environ:
                 os.environ[name] = value
-                self._set.append(name)
+                self._variables_set.append(name)
 
 
 def _is_one_host(mesh: Mesh) -> bool:
@@ -213,17 +217,19 @@ def _interface(mesh: Mesh) -> str:
     address = _LOOPBACK if _is_one_host(mesh) else mesh.address
     found = _start.interface_of(address, psutil.net_if_addrs())
     if found is None:
-        raise _failed(f"no network interface has the address {address} of this rank")
+        raise _failed_error(
+            f"no network interface has the address {address} of this rank"
+        )
     return found
 
 
-def _invalid(message: str) -> native.CoreError:
+def _invalid_error(message: str) -> native.CoreError:
     return native.CoreError(
         native.INVALID_ARGUMENT, message, {"kind": "invalid_argument", "cause": message}
     )
 
 
-def _failed(message: str) -> native.CoreError:
+def _failed_error(message: str) -> native.CoreError:
     return native.CoreError(
         native.ABORTED, message, {"kind": "rank_failed", "cause": message}
     )

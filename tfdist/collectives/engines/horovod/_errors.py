@@ -18,7 +18,7 @@ _MISMATCH = re.compile(r"Mismatched? .*")
 _OURS = re.compile(r"Horovod(?! operation)|\bgloo\b|MPI_\w+ failed|stalled")
 
 
-def told(
+def to_core_error(
     error: BaseException, late: native.CoreError | None = None
 ) -> native.CoreError | None:
     """The error of the core that says the same; None: not an error of Horovod.

@@ -1,4 +1,4 @@
-"""Small forms that tensors take on their way to Horovod and back. Pure."""
+"""Conversions of tensors on their way to Horovod and back. Pure functions."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from typing import Any
 import tensorflow as tf
 
 
-def held(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """The same tensors; TensorFlow may neither fold nor merge what is made of them.
+def make_unfoldable(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Returns the same tensors, such that TensorFlow does not fold operations on them.
 
-    Horovod's operations say of themselves that they are functions of their inputs: one
-    of a constant would run when the graph is optimized, on the rank alone whose input
-    happens to be one, and never again. So each input passes an operation that is
-    stateful and hands it on without a copy. (With TensorFlow 2.15 a
-    PlaceholderWithDefault does not help, nor a Reshape to what a variable says.)
+    Horovod declares its operations as stateless: with a constant input one would run
+    when the graph is optimized, only on the rank whose input is a constant, and never
+    again. So each input passes a stateful operation that does not copy it. (With
+    TensorFlow 2.15 neither a PlaceholderWithDefault nor a Reshape to a variable helps.)
     """
     if tf.executing_eagerly():
         return list(tensors)
@@ -38,7 +37,7 @@ def is_default(splits: tf.Tensor) -> bool:
     return splits.shape.num_elements() == 0
 
 
-def even(rows: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
+def even_splits(rows: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
     """As even as possible; the first ones get one row more. int32."""
     return rows // size + tf.cast(tf.range(size) < rows % size, tf.int32)
 
@@ -57,7 +56,7 @@ def times(tensor: tf.Tensor, factor: float) -> tf.Tensor:
     return tensor if factor == 1.0 else tensor * tf.cast(factor, tensor.dtype)
 
 
-def divided(total: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
+def divide(total: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
     if total.dtype.is_integer:
         return tf.truncatediv(total, tf.cast(size, total.dtype))
     return total / tf.cast(size, total.dtype)

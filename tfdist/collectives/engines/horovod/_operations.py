@@ -1,10 +1,9 @@
-"""Our operations, made of Horovod's.
+"""The operations of tfdist, built from Horovod's.
 
 The names of the functions and of their arguments are those of the operations that
-`libtfdist_tf.so` registers, so that `collectives.tf_ops.emit` need not know who emits
-them.
-What Horovod lacks is made of what it has: a gather is an alltoall in which all rows go
-to the root, a scatter one in which they come from there.
+`libtfdist_tf.so` registers, so that `collectives.tf_ops.emit` can call either.
+Operations that Horovod lacks are built from others: a gather is an alltoall in which
+all rows go to the root, a scatter one in which they come from the root.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ from tfdist.collectives.engines.horovod._call import Call
 from tfdist.collectives.engines.horovod._counts import Counts
 from tfdist.collectives.engines.horovod._forms import (
     check_equal_parts,
-    divided,
-    even,
-    held,
+    divide,
+    even_splits,
     is_default,
+    make_unfoldable,
     rows_of,
     times,
 )
@@ -35,7 +34,7 @@ from tfdist.core.native import Topology
 
 
 class _Gathered:
-    """Rows, and how many came from each rank where somebody asks for that."""
+    """Rows, and on request how many came from each rank."""
 
     def __init__(self, rows: tf.Tensor, splits: Callable[[], tf.Tensor]) -> None:
         self.rows = rows
@@ -47,7 +46,7 @@ class _Gathered:
 
 
 class Operations:
-    """Emits them in the function that is traced, or runs them.
+    """Emits the operations in the traced function, or runs them eagerly.
 
     Args:
         sets: filled by the engine.
@@ -61,13 +60,13 @@ class Operations:
 
     # ---- life ----
 
-    def started(self, horovod: ModuleType, topology: Topology) -> None:
-        """Horovod runs; from now on operations can be emitted."""
+    def start(self, horovod: ModuleType, topology: Topology) -> None:
+        """Lets operations be emitted, after Horovod has started."""
         self._horovod, self._topology = horovod, topology
         self.counts.reset()  # a failed world leaves some that never ended
 
-    def ended(self) -> None:
-        """Horovod does not run any more."""
+    def end(self) -> None:
+        """Ends the use of Horovod."""
         self._topology = None
 
     # ---- the operations ----
@@ -82,19 +81,21 @@ class Operations:
     def tfdist_allreduce(self, **arguments: Any) -> list[tf.Tensor]:
         """Reduces tensors of one dtype."""
         call = self._call("TfdistAllreduce", arguments)
-        return call.run(arguments["tensors"], lambda *given: self._reduced(call, given))
+        return call.run(
+            arguments["tensors"], lambda *tensors: self._reduce(call, tensors)
+        )
 
     def tfdist_reduce(self, **arguments: Any) -> list[tf.Tensor]:
-        """Reduces them; the other ranks than the root keep what they have."""
+        """Reduces tensors to the root; other ranks keep their own."""
         call = self._call("TfdistReduce", arguments)
 
-        def forward(*given: tf.Tensor) -> list[tf.Tensor]:
+        def forward(*tensors: tf.Tensor) -> list[tf.Tensor]:
             hvd, _ = self.running()
             is_root = tf.equal(hvd.rank_op(), call.root())
-            reduced = self._reduced(call, given)
+            reduced = self._reduce(call, tensors)
             return [
                 tf.where(is_root, ours, own)
-                for ours, own in zip(reduced, given, strict=True)
+                for ours, own in zip(reduced, tensors, strict=True)
             ]
 
         return call.run(arguments["tensors"], forward)
@@ -103,18 +104,18 @@ class Operations:
         """Sends the root's tensors, of one dtype, as one."""
         call = self._call("TfdistBroadcast", arguments)
 
-        def forward(*given: tf.Tensor) -> list[tf.Tensor]:
+        def forward(*tensors: tf.Tensor) -> list[tf.Tensor]:
             hvd, _ = self.running()
-            shapes = [tf.shape(t, out_type=tf.int64) for t in given]
-            flat = tf.concat([tf.reshape(t, [-1]) for t in given], axis=0)
-            (whole,) = self._moved(
+            shapes = [tf.shape(t, out_type=tf.int64) for t in tensors]
+            flat = tf.concat([tf.reshape(t, [-1]) for t in tensors], axis=0)
+            (merged,) = self._move(
                 flat,
                 lambda sent: [hvd.broadcast(sent, call.root(), **call.options())],
             )
             sizes = [tf.reduce_prod(shape) for shape in shapes]
-            parts = tf.split(whole, tf.stack(sizes), num=len(given))
+            parts = tf.split(merged, tf.stack(sizes), num=len(tensors))
             found = []
-            for part, shape, own in zip(parts, shapes, given, strict=True):
+            for part, shape, own in zip(parts, shapes, tensors, strict=True):
                 shaped = tf.reshape(part, shape)
                 shaped.set_shape(own.shape)
                 found.append(shaped)
@@ -126,9 +127,9 @@ class Operations:
         """Concatenates the rows of all ranks."""
         call = self._call("TfdistAllgather", arguments)
 
-        def forward(given: tf.Tensor) -> Sequence[tf.Tensor]:
-            return self._moved(
-                rows_of(given),
+        def forward(tensors: tf.Tensor) -> Sequence[tf.Tensor]:
+            return self._move(
+                rows_of(tensors),
                 lambda sent: [self._hvd.allgather(sent, **call.options())],
             )
 
@@ -151,37 +152,37 @@ class Operations:
     def tfdist_gather(self, **arguments: Any) -> Any:
         """Concatenates them on the root."""
         call = self._call("TfdistGather", arguments)
-        kept: list[tf.Tensor] = []
+        received_splits: list[tf.Tensor] = []
 
-        def forward(given: tf.Tensor) -> Sequence[tf.Tensor]:
-            value = rows_of(given)
+        def forward(tensors: tf.Tensor) -> Sequence[tf.Tensor]:
+            value = rows_of(tensors)
             own = tf.shape(value)[0]
             to_root = tf.one_hot(call.place_of_root(), call.size(), dtype=tf.int32)
-            rows, received = self._exchanged(call, value, own * to_root)
-            kept[:] = [received]
+            rows, received = self._exchange_rows(call, value, own * to_root)
+            received_splits[:] = [received]
             return [rows]
 
         (rows,) = call.run(
-            [arguments["tensor"]], forward, lambda found: (*found, *kept)
+            [arguments["tensor"]], forward, lambda found: (*found, *received_splits)
         )
-        return _Gathered(rows, lambda: kept[0])
+        return _Gathered(rows, lambda: received_splits[0])
 
     def tfdist_scatter(self, **arguments: Any) -> tf.Tensor:
         """Gives each rank its part of the root's rows."""
         call = self._call("TfdistScatter", arguments)
         splits = arguments["splits"]
 
-        def forward(given: tf.Tensor) -> Sequence[tf.Tensor]:
-            value = rows_of(given)
+        def forward(tensors: tf.Tensor) -> Sequence[tf.Tensor]:
+            value = rows_of(tensors)
             is_root = tf.equal(self._hvd.rank_op(), call.root())
             parts = splits
             if is_default(splits):
-                parts = even(tf.shape(value)[0], call.size())
+                parts = even_splits(tf.shape(value)[0], call.size())
             nothing = tf.zeros([call.size()], tf.int32)
             sent = tf.cond(is_root, lambda: tf.cast(parts, tf.int32), lambda: nothing)
-            mine = tf.cond(is_root, lambda: value, lambda: value[:0])
-            mine.set_shape([None, *value.shape[1:]])
-            rows, _ = self._exchanged(call, mine, sent)
+            own_rows = tf.cond(is_root, lambda: value, lambda: value[:0])
+            own_rows.set_shape([None, *value.shape[1:]])
+            rows, _ = self._exchange_rows(call, own_rows, sent)
             return [rows]
 
         return call.run([arguments["tensor"]], forward)[0]
@@ -190,21 +191,21 @@ class Operations:
         """Sends a part of the rows to each rank."""
         call = self._call("TfdistAlltoall", arguments)
         splits = arguments["splits"]
-        kept: list[tf.Tensor] = []
+        received_splits: list[tf.Tensor] = []
 
-        def forward(given: tf.Tensor) -> Sequence[tf.Tensor]:
-            value = rows_of(given)
+        def forward(tensors: tf.Tensor) -> Sequence[tf.Tensor]:
+            value = rows_of(tensors)
             parts = splits
             if is_default(splits):
                 rows, size = tf.shape(value)[0], call.size()
                 with tf.control_dependencies([check_equal_parts(rows, size)]):
                     parts = tf.fill([size], rows // size)
-            rows, received = self._exchanged(call, value, tf.cast(parts, tf.int32))
-            kept[:] = [received]
+            rows, received = self._exchange_rows(call, value, tf.cast(parts, tf.int32))
+            received_splits[:] = [received]
             return rows, received
 
         rows, received = call.run(
-            [arguments["tensor"]], forward, lambda found: (found[0], *kept)
+            [arguments["tensor"]], forward, lambda found: (found[0], *received_splits)
         )
         return SimpleNamespace(rows=rows, received_splits=received)
 
@@ -217,14 +218,14 @@ class Operations:
         def parts_of(value: tf.Tensor) -> tf.Tensor:
             if not is_default(splits):
                 return tf.cast(splits, tf.int64)
-            return tf.cast(even(tf.shape(value)[0], call.size()), tf.int64)
+            return tf.cast(even_splits(tf.shape(value)[0], call.size()), tf.int64)
 
-        def forward(given: tf.Tensor) -> Sequence[tf.Tensor]:
-            value = rows_of(given)
+        def forward(tensors: tf.Tensor) -> Sequence[tf.Tensor]:
+            value = rows_of(tensors)
             sums = op in (ReduceOp.SUM, ReduceOp.AVERAGE)
             if is_default(splits) and sums and value.dtype in _types.SCATTERED:
-                return self._reduced(call, [value], self._scatter_op)
-            (whole,) = self._reduced(call, [value])
+                return self._reduce(call, [value], self._horovod_reducescatter)
+            (merged,) = self._reduce(call, [value])
             parts, own = parts_of(value), call.place()
             fits = tf.debugging.assert_equal(
                 tf.reduce_sum(parts),
@@ -233,7 +234,7 @@ class Operations:
             )
             with tf.control_dependencies([fits] if fits is not None else []):
                 start = tf.reduce_sum(parts[:own])
-                return [whole[start : start + parts[own]]]
+                return [merged[start : start + parts[own]]]
 
         (rows,) = call.run(
             [arguments["tensor"]],
@@ -243,7 +244,7 @@ class Operations:
         return SimpleNamespace(rows=rows)
 
     def tfdist_barrier(self, **arguments: Any) -> None:
-        """Waits for all ranks; by the core, which they are connected by too."""
+        """Waits for all ranks, with the barrier of the core."""
         call = self._call("TfdistBarrier", arguments, waits=False)
         number, name = arguments["process_set"], arguments["tensor_name"]
         timeout_s = arguments["timeout_s"]
@@ -259,14 +260,14 @@ class Operations:
             tf.py_function(wait, [], tf.bool)  # stateful: keeps its place
 
     def tfdist_send(self, **_arguments: Any) -> tf.Tensor:
-        """Has nothing in Horovod to be made of."""
+        """Raises: Horovod has nothing to build it from."""
         engines.unsupported("horovod", "tfdist.send")
 
     def tfdist_recv(self, **_arguments: Any) -> tf.Tensor:
-        """Has nothing in Horovod to be made of."""
+        """Raises: Horovod has nothing to build it from."""
         engines.unsupported("horovod", "tfdist.recv")
 
-    # ---- what they are made of ----
+    # ---- building blocks ----
 
     def running(self) -> tuple[ModuleType, Topology]:
         if self._horovod is None or self._topology is None:
@@ -282,32 +283,32 @@ class Operations:
         self.running()
         return Call(self, kind, arguments, waits=waits)
 
-    def _reduced(
+    def _reduce(
         self,
         call: Call,
-        given: Sequence[tf.Tensor],
+        tensors: Sequence[tf.Tensor],
         reduce: Callable[..., Sequence[tf.Tensor]] | None = None,
     ) -> list[tf.Tensor]:
         """The reduction of tensors of one dtype, with factors and average."""
-        dtype, op = given[0].dtype, ReduceOp(call.arguments["reduce_op"])
+        dtype, op = tensors[0].dtype, ReduceOp(call.arguments["reduce_op"])
         way = _types.way_of(dtype, op)
         if way is None:
             raise TypeError(_types.refusal(dtype, op))
         if way.truth:
-            sent = [tf.cast(tf.cast(t, tf.bool), tf.uint8) for t in given]
+            sent = [tf.cast(tf.cast(t, tf.bool), tf.uint8) for t in tensors]
         else:
             factor = float(call.arguments["prescale"])
-            sent = [times(t, factor) for t in given]
+            sent = [times(t, factor) for t in tensors]
         number = getattr(self._hvd, way.op)
-        found = (reduce or self._reduce_op)(held(sent), number, call)
+        found = (reduce or self._horovod_allreduce)(make_unfoldable(sent), number, call)
         if way.truth:
             return [tf.cast(tf.cast(t & 1, tf.bool), dtype) for t in found]
         if way.divides:
             size = call.size()
-            found = [divided(t, size) for t in found]
+            found = [divide(t, size) for t in found]
         return [times(t, float(call.arguments["postscale"])) for t in found]
 
-    def _reduce_op(
+    def _horovod_allreduce(
         self, sent: Sequence[tf.Tensor], number: int, call: Call
     ) -> Sequence[tf.Tensor]:
         if len(sent) == 1:
@@ -316,28 +317,28 @@ class Operations:
         many = self._hvd._grouped_allreduce(list(sent), op=number, **call.options())
         return list(many)
 
-    def _scatter_op(
+    def _horovod_reducescatter(
         self, sent: Sequence[tf.Tensor], number: int, call: Call
     ) -> Sequence[tf.Tensor]:
         return [self._hvd._reducescatter(sent[0], op=number, **call.options())]
 
-    def _exchanged(
+    def _exchange_rows(
         self, call: Call, value: tf.Tensor, splits: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        rows, received = self._moved(
+        rows, received = self._move(
             value,
             lambda sent: self._hvd.alltoall(sent, splits=splits, **call.options()),
         )
         return rows, tf.cast(received, tf.int64)
 
-    def _moved(
+    def _move(
         self,
         value: tf.Tensor,
         send: Callable[[tf.Tensor], Sequence[tf.Tensor]],
     ) -> Sequence[tf.Tensor]:
         """Sends rows with `send`, as bytes if Horovod does not support their dtype."""
-        (kept,) = held([value])
+        (unfoldable,) = make_unfoldable([value])
         if value.dtype in _types.MOVED:
-            return list(send(kept))
-        first, *rest = send(tf.bitcast(kept, tf.uint8))
+            return list(send(unfoldable))
+        first, *rest = send(tf.bitcast(unfoldable, tf.uint8))
         return [tf.bitcast(first, value.dtype), *rest]

@@ -1,4 +1,4 @@
-"""Our process sets, as Horovod numbers them, and which of them live.
+"""Maps process sets to Horovod's numbers, and tells which of them still exist.
 
 Horovod gives the number of a set that was removed to the next one, and begins anew
 after the next init: a function that was traced for the one would reduce over the other.
@@ -14,39 +14,39 @@ WORLD = 0
 
 
 class Sets:
-    """Of one process; number of a set → Horovod's."""
+    """The sets of one process: number of a set → Horovod's."""
 
     def __init__(self) -> None:
-        self._made: dict[int, int] = {}
+        self._horovod_ids: dict[int, int] = {}
         self._births = itertools.count(1)
         self._born: dict[int, int] = {}  # which of the sets of this number lives
         self._lives: dict[int, tf.Variable] = {}  # the same, for traced functions
 
     def start(self) -> None:
-        """A new world has the set of all ranks."""
+        """Begins a new world, which has the set of all ranks."""
         self.clear()
-        self._made[WORLD] = WORLD
+        self._horovod_ids[WORLD] = WORLD
 
     def clear(self) -> None:
-        """All of them have ended."""
-        for number in list(self._made):
+        """Removes all sets."""
+        for number in list(self._horovod_ids):
             self.remove(number)
 
-    def add(self, number: int, made: int) -> None:
-        """One more, which is `made` in Horovod."""
-        self._made[number] = made
-        self._tell(number, next(self._births))
+    def add(self, number: int, horovod_id: int) -> None:
+        """Adds a set, whose number in Horovod is `horovod_id`."""
+        self._horovod_ids[number] = horovod_id
+        self._set_birth(number, next(self._births))
 
     def remove(self, number: int) -> int:
-        """One less; returns what it was in Horovod."""
-        self._tell(number, 0)
-        return self._made.pop(number)
+        """Removes a set; returns its number in Horovod."""
+        self._set_birth(number, 0)
+        return self._horovod_ids.pop(number)
 
     def __contains__(self, number: int) -> bool:
-        return number in self._made
+        return number in self._horovod_ids
 
     def __getitem__(self, number: int) -> int:
-        return self._made[number]
+        return self._horovod_ids[number]
 
     def checks(self, number: int) -> list[tf.Operation]:
         """Fail where the function that is traced runs without this set.
@@ -68,7 +68,7 @@ class Sets:
         )
         return [check] if check is not None else []
 
-    def _tell(self, number: int, birth: int) -> None:
+    def _set_birth(self, number: int, birth: int) -> None:
         self._born[number] = birth
         if number in self._lives:
             self._lives[number].assign(birth)

@@ -89,8 +89,8 @@ class Watch:
         before, since, lost_since = 0, time.monotonic(), None
         while not self._ended.wait(_LOOK_S):
             now = time.monotonic()
-            ended = self._counts.ended()
-            if ended != before or not self._counts.waits():
+            ended = self._counts.ended_count()
+            if ended != before or not self._counts.is_waiting():
                 before, since = ended, now
             failure = self.late or native.failure()
             if failure is not None and lost_since is None:
@@ -103,7 +103,7 @@ class Watch:
             elif found is not Verdict.WAIT and self._releasing is None:
                 self._releasing = threading.Thread(target=self._release, daemon=True)
                 self._releasing.start()
-            elif found is Verdict.DIE and self._is_held():
+            elif found is Verdict.DIE and self._is_releasing():
                 print(
                     f"[tfdist] {failure}. Horovod does not let go of the operation "
                     "that waits for it; this process ends.",
@@ -112,7 +112,7 @@ class Watch:
                 )
                 os._exit(1)
 
-    def _is_held(self) -> bool:
+    def _is_releasing(self) -> bool:
         return self._releasing is not None and self._releasing.is_alive()
 
 
