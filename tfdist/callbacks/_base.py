@@ -24,6 +24,7 @@ from tfdist.callbacks._state_sync import common_rates_of, other_optimizers
 from tfdist.collectives import ReduceOp, allreduce
 from tfdist.core import engines, native, runtime
 from tfdist.core.process_sets import ProcessSet, members_of
+from tfdist.core.registry import WeakRegistry
 from tfdist.layers.synchronized import batch_normalizations, is_synchronized
 from tfdist.training import jit_compile
 from tfdist.training.model_optimizers import check_all_reduce, optimizers_of
@@ -34,7 +35,8 @@ from tfdist.training.optimizer import (
 )
 
 _logger = logging.getLogger("tfdist")
-_NAMES = "_tfdist_first_step"  # attribute of a model: what its first step has done
+# Model → names of the operations of its first step, once they are recorded.
+_first_step_names: WeakRegistry[list[str]] = WeakRegistry()
 
 
 class RankCallback(keras.callbacks.Callback):
@@ -177,18 +179,18 @@ class RankCallback(keras.callbacks.Callback):
         self._finished_before = finished_operations()
         if _counts_moments(self.model):
             native.take_records()
-            object.__setattr__(self.model, _NAMES, [])  # Keras would track it
+            _first_step_names.set(self.model, [])
 
     def _has_reduced(self) -> bool:
         """Whether anything was reduced but the moments of batch normalisations."""
         if finished_operations() == self._finished_before:
             return False
         # Of layers that were made in this step nobody has asked for records.
-        if not (_counts_moments(self.model) and hasattr(self.model, _NAMES)):
+        if not (_counts_moments(self.model) and self.model in _first_step_names):
             return True
         # Records can be taken once, so the callbacks of a model share their names.
-        names = [*getattr(self.model, _NAMES), *map(_name_of, native.take_records())]
-        object.__setattr__(self.model, _NAMES, names)
+        names = _first_step_names.get(self.model)
+        names.extend(map(_name_of, native.take_records()))
         return any(not name.startswith("batch_norm.") for name in names)
 
 

@@ -9,9 +9,11 @@ from tfdist.callbacks._base import RankCallback, optimizer_of_one_rate
 from tfdist.callbacks._learning_rates import ScalableRate
 from tfdist.core import runtime
 from tfdist.core.process_sets import members_of
+from tfdist.core.registry import WeakRegistry
 
 _logger = logging.getLogger("tfdist")
-_SCALED = "_tfdist_rate_scaled"
+# Optimizers whose rate was scaled.
+_scaled: WeakRegistry[bool] = WeakRegistry()
 
 
 class LearningRateScale(RankCallback):
@@ -61,11 +63,11 @@ class LearningRateScale(RankCallback):
         """Scales the rate, unless this optimizer's rate was scaled before."""
         super().on_train_begin(logs)
         optimizer = optimizer_of_one_rate(self.model, type(self).__name__)
-        if getattr(optimizer, _SCALED, False):
+        if optimizer in _scaled:
             _logger.info("The learning rate was scaled already; it stays as it is.")
             return
         rate = ScalableRate(optimizer)
-        setattr(optimizer, _SCALED, True)
+        _scaled.set(optimizer, True)
         steps = int(optimizer._iterations)  # batches, where gradients accumulate
         if steps and rate.is_saved:
             if runtime.rank() == self._first:

@@ -19,10 +19,12 @@ from tfdist.callbacks._base import (
 from tfdist.callbacks._learning_rates import ScalableRate, Schedule
 from tfdist.core import runtime
 from tfdist.core.process_sets import ProcessSet, members_of
+from tfdist.core.registry import WeakRegistry
 from tfdist.optimizers import MomentumSGD, warmup_factor
 
 _logger = logging.getLogger("tfdist")
-_RISES = "_tfdist_rate_rises"  # attribute of an optimizer: its rate, and the target
+# Optimizer → the rate that a warm-up has set last, and its target.
+_warmups: WeakRegistry[tuple[float, float]] = WeakRegistry()
 
 
 class LearningRateWarmup(RankCallback):
@@ -162,7 +164,7 @@ class LearningRateWarmup(RankCallback):
             return
         rate = self.rate_at(step, total, self._target, self._size)
         self._change_rate(rate)
-        vars(base_optimizer(self.model))[_RISES] = (self._rate.get(), self._target)
+        _warmups.set(base_optimizer(self.model), (self._rate.get(), self._target))
         if step >= total:
             self._done = True
             if self.verbose and runtime.rank() == self._first:
@@ -212,9 +214,9 @@ class LearningRateWarmup(RankCallback):
         if self.target is not None:  # rounded, as if the optimizer had it
             return float(type(self._rate_number())(self.target))
         now = self._rate.get()
-        risen_to, rises_to = vars(optimizer).get(_RISES, (None, None))
-        if risen_to == now:  # by another of these callbacks, in another fit
-            return rises_to
+        current, target = _warmups.get(optimizer, (None, None))
+        if current == now:  # by another of these callbacks, in another fit
+            return target
         if not resumed or self._is_set_elsewhere():
             return now
         if self._rate.is_saved:

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 
 from tfdist.collectives.local_variables import identity
-from tfdist.core.weak_identity_map import WeakIdentityMap
+from tfdist.core.registry import WeakRegistry
 
 # Keras's names of variables that follow each rank's own batches.
 _PER_RANK_NAMES = (
@@ -24,7 +24,7 @@ _PER_RANK_NAMES = (
 _MAX_LISTS = 64
 
 # Variables given as local_variables to a tape or optimizer.
-_declared: WeakIdentityMap[bool] = WeakIdentityMap()
+_declared: WeakRegistry[bool] = WeakRegistry()
 # Lists given to broadcast_variables, by the identities of their variables.
 _broadcast_lists: dict[tuple[int, ...], list[weakref.ref[Any]]] = {}
 
@@ -32,7 +32,7 @@ _broadcast_lists: dict[tuple[int, ...], list[weakref.ref[Any]]] = {}
 def declare(variables: Iterable[Any]) -> None:
     """Notes that these variables belong to each rank alone (`local_variables`)."""
     for variable in variables:
-        _declared[tf_variable(variable)] = True
+        _declared.set(tf_variable(variable), True)
 
 
 def is_declared(variable: Any) -> bool:

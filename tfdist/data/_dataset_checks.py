@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.core import runtime
+from tfdist.core.registry import WeakRegistry
 from tfdist.data._loaders import is_of_loader
 
 _SHARD_THE_LOADER = (
@@ -23,7 +24,8 @@ _EVALUATE_THE_LOADER = (
     "    share = tfdist.data.shard(loaded, batch_size=...)  # what it returned\n"
     "    model.evaluate(share, callbacks=[tfdist.callbacks.MetricAverage()])"
 )
-_PARTS = "_tfdist_dealt_among"  # attribute of a dataset: its `mark`
+# Dataset that is one rank's part → number of parts (`mark`).
+_part_counts: WeakRegistry[int] = WeakRegistry()
 
 
 def mark(dataset: tf.data.Dataset, size: int) -> tf.data.Dataset:
@@ -36,7 +38,7 @@ def mark(dataset: tf.data.Dataset, size: int) -> tf.data.Dataset:
     Returns:
         The same dataset.
     """
-    setattr(dataset, _PARTS, size)
+    _part_counts.set(dataset, size)
     return dataset
 
 
@@ -57,7 +59,7 @@ def check_order(dataset: tf.data.Dataset, function: str, size: int) -> None:
         size: number of ranks.
 
     Raises:
-        ValueError: it is shuffled, sharded among so many, or not deterministic.
+        ValueError: it is shuffled, sharded already, or not deterministic.
     """
     for node in _upstream(dataset):
         kind = type(node).__name__
@@ -181,7 +183,7 @@ def _upstream(dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:
 def _parts(node: Any) -> int | None:
     """Returns the number of parts of which a node is one; None if not known."""
     if type(node).__name__ != "_ShardDataset":
-        return getattr(node, _PARTS, None)
+        return _part_counts.get(node)
     count = tf.get_static_value(node._num_shards)
     return None if count is None else int(count)
 
@@ -201,8 +203,8 @@ def _picks_at_random(node: Any, *, same_iterator: bool) -> bool:
 
     Args:
         node: node of a dataset.
-        same_iterator: the n-th iterator of one rank stands beside the n-th of another,
-            so it is enough that a seed was given.
+        same_iterator: the n-th iterators of all ranks are used together, so it is
+            enough that a seed was given.
     """
     if type(node).__name__ != "_DirectedInterleaveDataset":
         return False

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tfdist.collectives import ReduceOp
 from tfdist.core.process_sets import ProcessSet, id_of
-from tfdist.core.weak_identity_map import WeakIdentityMap
+from tfdist.core.registry import WeakRegistry
 from tfdist.gradients.graph_walk import key_of, origins
 from tfdist.gradients.options import ReduceOptions
 
@@ -24,9 +24,9 @@ _logger = logging.getLogger("tfdist")
 
 # How a tape has reduced: the id of the process set, and whether it was a sum.
 _Reduction = tuple[int, bool]
-_of_eager_tensors: WeakIdentityMap[_Reduction] = WeakIdentityMap()
+_of_eager_tensors: WeakRegistry[_Reduction] = WeakRegistry()
 # Of the tensors of a graph, by their names.
-_of_graphs: WeakIdentityMap[dict[str, _Reduction]] = WeakIdentityMap()
+_of_graphs: WeakRegistry[dict[str, _Reduction]] = WeakRegistry()
 # How many tensors are looked at between a tape and an optimizer: clipping and scaling
 # make a few.
 _BETWEEN = 64
@@ -49,9 +49,9 @@ def note_tape(
         if tf.is_symbolic_tensor(values):
             of_graph = _of_graphs.get(values.graph) or {}
             of_graph[values.name] = how
-            _of_graphs[values.graph] = of_graph
+            _of_graphs.set(values.graph, of_graph)
         elif isinstance(values, tf.Tensor):
-            _of_eager_tensors[values] = how
+            _of_eager_tensors.set(values, how)
 
 
 def is_from_tape(grad: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,10 +11,11 @@ import tensorflow as tf
 
 from tfdist import collectives
 from tfdist.core.process_sets import ProcessSet
+from tfdist.core.registry import WeakRegistry
 
-# Attribute of the variables of a model whose backward pass adds up over the ranks: a
-# weak reference to the layer that does it, as long as it is trained.
-SYNCHRONIZED = "_tfdist_synchronized"
+# Variable of a model whose backward pass adds up over the ranks → a weak reference to
+# the layer that does it.
+synchronized_by: WeakRegistry[weakref.ref[Any]] = WeakRegistry()
 # In the error where only some ranks give one: the others do not come to this sum.
 EAGER_NAME = "weight= (of all ranks or of none)"
 
@@ -139,7 +141,7 @@ def check_weightable(variables: Iterable[Any]) -> None:
         ValueError: a variable belongs to a model with such a layer; says what to write.
     """
     for variable in variables:
-        layer = getattr(variable, SYNCHRONIZED, lambda: None)()
+        layer = synchronized_by.get(variable, lambda: None)()
         if layer is not None and layer.trainable:
             raise ValueError(
                 f"weight cannot be used for {getattr(variable, 'path', variable.name)}"

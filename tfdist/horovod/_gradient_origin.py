@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.collectives.per_rank_variables import is_declared, tf_variable
-from tfdist.core.weak_identity_map import WeakIdentityMap
+from tfdist.core.registry import WeakRegistry
 from tfdist.gradients.graph_walk import around, key_of, origins
 from tfdist.gradients.provenance import is_from_tape, values_of
 
@@ -22,10 +22,10 @@ _REDUCTIONS = frozenset(
 _CONSTANT = frozenset({"Const", "NoOp", "TfdistTopology"})
 # Gradients as a tape or optimizer has computed them: eager tensors, and the names of
 # symbolic ones by their graphs.
-_local_tensors: WeakIdentityMap[bool] = WeakIdentityMap()
-_local_names: WeakIdentityMap[set[str]] = WeakIdentityMap()
+_local_tensors: WeakRegistry[bool] = WeakRegistry()
+_local_names: WeakRegistry[set[str]] = WeakRegistry()
 # Variables whose gradients are reduced over some of the ranks only.
-_trained_in_subsets: WeakIdentityMap[bool] = WeakIdentityMap()
+_trained_in_subsets: WeakRegistry[bool] = WeakRegistry()
 
 
 class Found(enum.Enum):
@@ -48,15 +48,15 @@ def note_local(grads: Iterable[Any]) -> None:
         if tf.is_symbolic_tensor(values):
             names = _local_names.get(values.graph) or set()
             names.add(values.name)
-            _local_names[values.graph] = names
+            _local_names.set(values.graph, names)
         elif isinstance(values, tf.Tensor):
-            _local_tensors[values] = True
+            _local_tensors.set(values, True)
 
 
 def note_subset(variables: Iterable[Any]) -> None:
     """Remembers variables that not all ranks train together: they may differ."""
     for variable in variables:
-        _trained_in_subsets[tf_variable(variable)] = True
+        _trained_in_subsets.set(tf_variable(variable), True)
 
 
 def may_differ(variable: Any) -> bool:

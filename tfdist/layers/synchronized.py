@@ -1,8 +1,8 @@
 """Batch normalisation over the batches of all ranks.
 
-A synchronised layer is Keras's own but for the mean and variance of a batch, which are
-those of all ranks' batches. Its class goes by the name of Keras's: a saved model names
-the plain `keras.layers.BatchNormalization` and loads without tfdist.
+A synchronised layer is Keras's layer, except that mean and variance are those of the
+batches of all ranks. Its class has the name of Keras's class: a saved model names the
+plain `keras.layers.BatchNormalization` and loads without tfdist.
 """
 
 from __future__ import annotations
@@ -17,10 +17,13 @@ from keras.src.backend.common import global_state
 
 from tfdist.core.keras_subclass import subclass_under_own_name
 from tfdist.core.process_sets import ProcessSet, id_of
-from tfdist.gradients.sample_weights import SYNCHRONIZED
+from tfdist.core.registry import WeakRegistry
+from tfdist.gradients.sample_weights import synchronized_by
 from tfdist.layers._moments import synchronized_moments
 
 _Layer = TypeVar("_Layer", bound=keras.layers.Layer)
+# Call contexts of Keras whose variables are in `synchronized_by`.
+_contexts_seen: WeakRegistry[bool] = WeakRegistry()
 
 
 class _Synchronized:
@@ -42,7 +45,7 @@ class _Synchronized:
     def _moments(self, inputs: Any, mask: Any) -> tuple[tf.Tensor, tf.Tensor]:
         """Mean and variance of a batch; Keras calls it in training only."""
         for variable in self._weighted_too_late():
-            setattr(variable, SYNCHRONIZED, weakref.ref(self))
+            synchronized_by.set(variable, weakref.ref(self))
         slack = 0.0
         if mask is not None:
             mask = tf.broadcast_to(mask[..., tf.newaxis], tf.shape(inputs))
@@ -57,16 +60,16 @@ class _Synchronized:
         )
 
     def _weighted_too_late(self) -> list[Any]:
-        """Variables by which an optimizer knows that a step has used this layer.
+        """Returns variables whose gradients cannot be weighted after the backward pass.
 
-        Wrong are the gradients of all that comes before it, and it may have no
-        variables of its own (center=False, scale=False), or they may be left out.
+        These are the variables of all layers before this one too, so all of the model
+        are returned, once for each call of the model.
         """
         own = [v for v in (self.gamma, self.beta) if v is not None]
         context = global_state.get_global_attribute("current_call_ctx")
-        if context is None or getattr(context, SYNCHRONIZED, False):
+        if context is None or context in _contexts_seen:
             return own
-        setattr(context, SYNCHRONIZED, True)  # once for all layers of a model
+        _contexts_seen.set(context, True)  # once for all layers of a model
         return [*own, *context.entry_layer.trainable_variables]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:

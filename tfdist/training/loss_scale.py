@@ -17,13 +17,15 @@ import keras
 import tensorflow as tf
 
 from tfdist.core import runtime
+from tfdist.core.registry import WeakRegistry
 from tfdist.training.optimizer_mixins import Reducing
 
 _logger = logging.getLogger("tfdist")
-# Attributes of an optimizer, past Keras's __setattr__.
-_SCALES = "_tfdist_scales"
-_TOLD = "_tfdist_told_unscaled"
-_SCALED_BY: weakref.WeakSet[Any] = weakref.WeakSet()  # whose scale_loss was called
+# Optimizers whose gradients are those of scaled losses.
+_scaling: WeakRegistry[bool] = WeakRegistry()
+# Optimizers for which the warning about unscaled gradients was printed.
+_warned: WeakRegistry[bool] = WeakRegistry()
+_called_scale_loss: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def note_scaled(optimizer: Any) -> None:
@@ -32,14 +34,14 @@ def note_scaled(optimizer: Any) -> None:
     Args:
         optimizer: any one; only those with an added scale look at it.
     """
-    vars(optimizer)[_SCALES] = True
+    _scaling.set(optimizer, True)
 
 
 def _another_scales() -> bool:
     """Whether the scale_loss of some optimizer was called that is still in use."""
-    if _SCALED_BY:
+    if _called_scale_loss:
         gc.collect()  # Keras's models hold themselves
-    return bool(_SCALED_BY)
+    return bool(_called_scale_loss)
 
 
 class _CountsWhenUsed:
@@ -54,7 +56,7 @@ class _CountsWhenUsed:
     def scale_loss(self, loss: Any) -> Any:
         """The loss times the scale of this step."""
         note_scaled(self)
-        _SCALED_BY.add(self)
+        _called_scale_loss.add(self)
         return super().scale_loss(loss)  # type: ignore[misc]
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
@@ -63,7 +65,7 @@ class _CountsWhenUsed:
         Raises:
             ValueError: `scale_loss` of another optimizer was called, not of this one.
         """
-        if vars(self).get(_SCALES):
+        if self in _scaling:
             return super().apply(grads, trainable_variables)  # type: ignore[misc]
         if _another_scales():
             raise ValueError(
@@ -77,11 +79,11 @@ class _CountsWhenUsed:
         if not self.built:
             with keras.name_scope(self.name):
                 self.build(trainable_variables)  # type: ignore[attr-defined]
-        self._tell_unscaled()
+        self._warn_unscaled()
         return self.inner_optimizer.apply(grads, trainable_variables)
 
-    def _tell_unscaled(self) -> None:
-        if not vars(self).get(_TOLD) and runtime.rank() == 0:
+    def _warn_unscaled(self) -> None:
+        if self not in _warned and runtime.rank() == 0:
             _logger.warning(
                 "The gradients that %r is given are taken as they are: scale_loss was "
                 "not called. In mixed_float16 small gradients of a loss that is not "
@@ -89,7 +91,7 @@ class _CountsWhenUsed:
                 "of the tape; the optimizer unscales the gradients.",
                 self.inner_optimizer.name,
             )
-        vars(self)[_TOLD] = True
+        _warned.set(self, True)
 
 
 class ReducingWithAddedScale(Reducing, _CountsWhenUsed):

@@ -1,8 +1,8 @@
 """Default names of operations: the same on every rank, and at every retrace.
 
-The core pairs operations of different ranks by name, so a name must not hold what
-differs between ranks or traces (TensorFlow's node names do). A name is made of the
-traced functions around the call and a count inside each, for example
+The core pairs operations of different ranks by name, so a name must not contain
+anything that differs between ranks or traces (TensorFlow's node names do). A name is
+made of the traced functions around the call and a count inside each, for example
 "train_step/while_body/allreduce.2".
 
 Eager calls all have one name for each kind, "allreduce.eager": they follow each
@@ -27,9 +27,12 @@ import tensorflow as tf
 
 from tfdist import errors
 from tfdist.core import native, runtime
+from tfdist.core.registry import WeakRegistry
 
-_COUNTS = "_tfdist_name_counts"  # attribute of a graph: base name → uses so far
-_LABEL = "_tfdist_label"  # attribute of a graph: its place, e.g. "train_step/cond_true"
+# Graph → number of uses of each base name.
+_name_counts: WeakRegistry[Counter[str]] = WeakRegistry()
+# Graph → its place, e.g. "train_step/cond_true".
+_labels: WeakRegistry[str] = WeakRegistry()
 _MAX_NAMES = 4096  # whose thread is remembered; beyond, the oldest is dropped
 Key = tuple[int, str]  # number of the process set, name
 
@@ -71,16 +74,15 @@ def place_of(graph: Any) -> str:
 
 
 def _label(graph: Any) -> str:
-    known = getattr(graph, _LABEL, None)
-    if known is not None:
-        return str(known)
+    if graph in _labels:
+        return str(_labels.get(graph))
     own = _graph_name(graph)
     outer = getattr(graph, "outer_graph", None)
     label = own
     if outer is not None and getattr(outer, "name", None):
         uses = _count(outer, own + "/")
         label = f"{_label(outer)}/{own}" + (f".{uses}" if uses else "")
-    setattr(graph, _LABEL, label)
+    _labels.set(graph, label)
     return label
 
 
@@ -94,10 +96,9 @@ def _graph_name(graph: Any) -> str:
 
 
 def _count(graph: Any, key: str) -> int:
-    counts = getattr(graph, _COUNTS, None)
+    counts = _name_counts.get(graph)
     if counts is None:
-        counts = Counter()
-        setattr(graph, _COUNTS, counts)
+        counts = _name_counts.set(graph, Counter())
     counts[key] += 1
     return int(counts[key] - 1)
 
