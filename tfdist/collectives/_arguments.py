@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfdist.collectives.reduce_op import check_reducible
 from tfdist.core import runtime
 
-# What the operations carry; which of them can be reduced, and how, the core says.
+# Types that the operations can send; the core checks which of them can be reduced.
 _MOVABLE = frozenset(
     (
         *(tf.int8, tf.int16, tf.int32, tf.int64, tf.bool),

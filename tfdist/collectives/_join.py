@@ -34,16 +34,15 @@ def join(
     allgather, alltoall,    no rows; what it gets is dropped
     gather
     broadcast, scatter      what it gets is dropped; as the root of one: an error
-    barrier                 nobody waits for it
+    barrier                 no rank waits for it
     ======================  =======================================================
 
-    `send` and `recv` concern two ranks alone and wait as ever. The weights of this rank
+    `send` and `recv` concern two ranks only and wait as usual. The weights of this rank
     stay behind those of ranks that take more steps: send them the state of the rank
     that is returned. `tfdist.callbacks.UnevenData` does all that in `model.fit`.
 
-    Call it in eager mode, when the results of what was called before are there. This
-    rank must not call anything else of the process set meanwhile, in another thread
-    either.
+    Call it in eager mode, when all earlier calls have returned their results. This rank
+    must not call anything else of the process set meanwhile, in another thread either.
 
     Args:
         timeout_s: seconds for which the others may call nothing; default

@@ -41,8 +41,8 @@ def equal_on_all_ranks(
     """Whether all ranks have the same 64-bit integers; ignores ranks that have joined.
 
     One reduction by MAX of the numbers and of their complements: the complement
-    reverses
-    the order, so the numbers are equal if both maxima belong to the same number.
+    reverses the order, so the numbers are equal if both maxima belong to the same
+    number.
 
     Args:
         numbers: equally many on every rank, each of -2**63 to 2**63 - 1.

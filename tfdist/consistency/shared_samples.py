@@ -1,9 +1,9 @@
 """Finds ranks that train on the same samples: data that were not sharded.
 
-The samples of a rank's first batches are hashed as they come out of the input pipeline,
-and the ranks compare the hashes at the end of the first epoch. Ranks that shuffle one
-data set of N samples each by itself have about n^2 / N of n samples in common; ranks
-with parts of it have none.
+The samples of a rank's first batches are hashed as they leave the input pipeline, and
+the ranks compare the hashes at the end of the first epoch. Ranks that shuffle one data
+set of N samples each by itself have about n^2 / N of n samples in common; ranks with
+parts of it have none.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def have_shared_samples(hashes: Sequence[np.ndarray]) -> bool:
     pairs_across = sum(sizes) ** 2 - pairs_within
     if equal_across < 2 * _MIN_PAIRS:
         return False
-    # Each sample is equal to itself, which says nothing.
+    # Without the pairs of a sample with itself.
     rate_within = (equal_within - sum(sizes)) / max(1, pairs_within - sum(sizes))
     return bool(equal_across / pairs_across > _MIN_RATE_RATIO * rate_within)
 
@@ -77,7 +77,7 @@ def _equal_pairs(hashes: np.ndarray) -> int:
 
 
 class SampleTap:
-    """Hashes the first samples that come out of a dataset.
+    """Hashes the first samples of a dataset.
 
     Args:
         limit: number of samples that are hashed.

@@ -75,7 +75,7 @@ class Engine(Protocol):
 class UnsupportedError(NotImplementedError):
     """Something that the chosen engine cannot do, and the native one can."""
 
-    ag_pass_through = True  # or AutoGraph would put a class of its own in its place
+    ag_pass_through = True  # otherwise AutoGraph raises a class of its own instead
 
 
 def names() -> list[str]:

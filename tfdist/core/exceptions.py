@@ -50,7 +50,8 @@ class _WithRecord:
     ag_pass_through = True  # AutoGraph raises it as it is, from a function it converts
 
     def __init__(self, message: str, record: ErrorRecord | None = None) -> None:
-        # node_def and op: a graph's node says nothing to the reader of this error.
+        # No node_def and op: the node of the graph does not help to understand the
+        # error.
         super().__init__(None, None, message)  # type: ignore[call-arg]
         self.record = record or ErrorRecord(kind=self.KIND, cause=message)
         rank = self.record.rank
@@ -88,8 +89,8 @@ class EvictedError(RankFailedError):
     """This rank is out of the job, although it runs, and must end.
 
     The other ranks decided without it: it was stopped, or cut off from them (kind
-    "evicted"). Or it has lost touch with so many ranks, of which some may live, that
-    it cannot know what these decided (kind "no_majority"; `record` then names the rank
+    "evicted"). Or it has lost contact with so many ranks, some of which may be alive,
+    that it cannot know their decision (kind "no_majority"; `record` then names the rank
     that it lost first).
     """
 
@@ -185,7 +186,7 @@ def from_core(error: CoreError) -> Exception:
 
 
 class translate:  # noqa: N801 - reads as a function, and is entered by every eager call
-    """Raises our classes for errors of the core and of operations inside the block."""
+    """Converts errors of the core and of operations inside the block to our classes."""
 
     def __enter__(self) -> None:
         pass
@@ -211,7 +212,7 @@ def _bare(error: tf.errors.OpError) -> Exception | None:
 def _payload(payloads: Any) -> dict[str, Any]:
     """Our JSON object among the payloads of an error; empty if there is none.
 
-    Where Keras has made the error anew they are a number.
+    If Keras has recreated the error, they are a number.
     """
     for key, value in getattr(payloads, "items", dict)():
         if (key.decode() if isinstance(key, bytes) else key) == _PAYLOAD:

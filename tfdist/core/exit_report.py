@@ -1,7 +1,7 @@
 """The report of a rank about the exception that ends its program.
 
-A rank whose own code failed prints its traceback. A rank that only suffers from
-the failure of another one prints one line, and names that rank to the launcher: its
+A rank whose own code failed prints its traceback. A rank that only suffers from the
+failure of another one prints one line, and names that rank to the launcher: its
 exception hook may well run first. A program that ends well may still have trained as
 several jobs.
 """
@@ -92,7 +92,7 @@ def find_culprit(
             record = getattr(found, "record", None)
             kind, rank = getattr(record, "kind", None), getattr(record, "rank", None)
         if kind in ("evicted", "no_majority"):
-            return None  # the others go on: it is this rank that is out
+            return None  # the others continue: this rank is out of the job
         if isinstance(rank, int) and rank >= 0:
             return (rank, found) if rank != own_rank else None
     return None
@@ -203,7 +203,7 @@ def report_end(error: BaseException, rank: int | None) -> Notice:
             return Notice(f"{_name(rank)} was interrupted")
         return Notice(f"{_name(rank)} ends: rank {culprit} was interrupted")
     same = _report(reason, culprit, full)
-    if same == 0:  # no launcher keeps what is not shown
+    if same == 0:  # no launcher keeps the full traceback
         return Notice()
     ends = f"{_name(rank)} ends with"
     kind, at = type(to_tfdist_error(error) or error).__name__, location(error, folders)
@@ -244,10 +244,10 @@ def unreduced_training(size: int, finished: int) -> str | None:
     Args:
         size: number of ranks.
         finished: operations that this rank has finished. A program that reduces its
-            gradients by hand has at least one for each update.
+            gradients itself has at least one for each update.
 
     Returns:
-        The text; None if there is nothing to say.
+        The text; None if no warning is needed.
     """
     keras: Any = sys.modules.get("keras")
     if size == 1 or keras is None:

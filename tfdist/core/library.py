@@ -1,7 +1,7 @@
 """Loads the native core, `libtfdist_core.so`, and declares its functions for ctypes.
 
-Importing this module loads nothing and needs no TensorFlow; the library is
-loaded at the first call.
+Importing this module loads nothing and needs no TensorFlow; the library is loaded at
+the first call.
 """
 
 from __future__ import annotations

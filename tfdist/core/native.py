@@ -97,7 +97,7 @@ def reduction_refusal(dtype: int, op: int) -> str | None:
     """Why the core does not reduce `dtype` (TensorFlow's number) by `op`, if so.
 
     Returns:
-        None, or the sentence that says what was expected, what came, what to do.
+        None, or a sentence with the expected and the actual value and a remedy.
     """
     if library().tfdist_check_reducible(dtype, op) == 0:
         return None
@@ -145,7 +145,7 @@ def start(
         links: to every rank; above TFDIST_MESH_RANKS to `overlay.neighbours`.
         hosts: of all ranks, for messages; empty: those of `links`.
         pids: likewise.
-        wanted_fd: eventfd that tells of `take_link_requests`.
+        wanted_fd: eventfd that signals new `take_link_requests`.
         own_window_fd: memory from which the ranks of this host read.
         tuning: lines of the tuning file, the same on all ranks.
         tuning_hash: of the file, for `counters`.
@@ -358,7 +358,7 @@ def find_gradient_list(
 
 
 def join(*, timeout_s: float = 0.0, process_set: int = 0) -> tuple[int, int]:
-    """Takes part in what the other ranks call, until all have joined; blocks.
+    """Takes part in the calls of the other ranks until all have joined; blocks.
 
     Args:
         timeout_s: seconds in which the others may call nothing; <= 0: TFDIST_TIMEOUT_S.
@@ -382,10 +382,10 @@ def join(*, timeout_s: float = 0.0, process_set: int = 0) -> tuple[int, int]:
 
 
 def still() -> tuple[float, int]:
-    """For how long nothing has moved in this rank's engine, while operations wait.
+    """Returns how long nothing has moved in this rank's engine, while operations wait.
 
     Returns:
-        Seconds, 0.0 where none waits; and how often something had moved before.
+        Seconds, 0.0 if no operation waits; and the number of moves so far.
     """
     moves = ctypes.c_uint64()
     still_us = library().tfdist_still_us(ctypes.byref(moves))
@@ -393,12 +393,12 @@ def still() -> tuple[float, int]:
 
 
 def report_blocked(moves: int, how: int, place: str) -> None:
-    """Says that the program waits in collectives, for the search for a deadlock.
+    """Reports that the program waits in collectives, for the deadlock detection.
 
     Args:
-        moves: as `still` gave it before the stacks were looked at.
+        moves: number of moves from `still`, before the stacks were inspected.
         how: 0: in eager calls; 1: in functions; 2: in such for long.
-        place: where, in the user's words.
+        place: description of the call.
     """
     library().tfdist_report_blocked(moves, how, place.encode("utf-8", "replace"))
 
@@ -427,11 +427,11 @@ def take_records() -> list[dict[str, Any]]:
 
 
 def start_timeline(folder: str, head: str) -> None:
-    """Writes what happens on this rank to a file in `folder`, until `stop`.
+    """Writes the timeline of this rank to a file in `folder`, until `stop`.
 
     Args:
-        folder: the file is `rank-N.jsonl` there; with what it turns into, the same with
-            `.old`, it takes at most TFDIST_TIMELINE_BYTES.
+        folder: the file is `rank-N.jsonl` there; together with the older file
+            (`.old`) it takes at most TFDIST_TIMELINE_BYTES.
         head: its first line, JSON.
 
     Raises:
@@ -446,12 +446,12 @@ def forward_timeline() -> None:
 
 
 def timeline_span(name: str, begin_us: int, end_us: int) -> None:
-    """Something that this rank's program did, for the timeline, if one is written.
+    """Adds a span of this rank's program to the timeline, if one is written.
 
     Args:
-        name: of it.
-        begin_us: when, in microseconds of `time.monotonic()`.
-        end_us: likewise.
+        name: name of the span.
+        begin_us: start, in microseconds of `time.monotonic()`.
+        end_us: end, likewise.
     """
     library().tfdist_timeline_span(name.encode(), begin_us, end_us)
 

@@ -85,7 +85,8 @@ def add_process_set(
         ValueError: `timeout_s` is not above 0.
         tf.errors.InvalidArgumentError: the list is empty, not ascending, or names a
             rank that there is not; on every rank.
-        tfdist.MismatchError: the ranks' lists differ; the message names who said what.
+        tfdist.MismatchError: the ranks' lists differ; the message names the ranks and
+            their lists.
         tfdist.TimeoutError: a rank did not call it in time.
         tfdist.NotInitializedError: before `tfdist.init()`.
 

@@ -56,8 +56,8 @@ def init(
 ) -> None:
     """Connects this process with the other ranks of its job and starts the engine.
 
-    Who this process is comes from the launcher's variables (tfdistrun, mpirun, srun,
-    torchrun); without a launcher it is rank 0 of 1. Does nothing when tfdist is
+    Rank and size of this process come from the launcher's variables (tfdistrun, mpirun,
+    srun, torchrun); without a launcher it is rank 0 of 1. Does nothing when tfdist is
     initialized already. After `shutdown()` all ranks may call it again.
 
     One of several ranks also asks TensorFlow to keep the memory of tensors, by two
@@ -67,8 +67,8 @@ def init(
     Args:
         timeout_s: seconds to wait for all ranks; default `TFDIST_START_TIMEOUT_S`
             (120).
-        process_sets: lists of ranks, the same on every rank, each of which
-            `add_process_set` makes a set of; `process_sets()` returns them.
+        process_sets: lists of ranks, the same on every rank; each becomes a process
+            set, as by `add_process_set`. `process_sets()` returns them.
 
     Raises:
         tfdist.MismatchError: the ranks run different versions or settings.
@@ -265,9 +265,9 @@ def _single_rank_mesh(generation: int) -> Mesh:
 
 
 def shutdown() -> None:
-    """Leaves the job: tells the other ranks, ends the engine.
+    """Leaves the job: notifies the other ranks and stops the engine.
 
-    Called by itself when the process exits. Pending operations end with an error.
+    Called automatically when the process exits. Pending operations end with an error.
     Does nothing when tfdist is not initialized.
 
     Example:
@@ -328,7 +328,7 @@ def _refuse_fork() -> None:
 
 
 def _install_hooks() -> None:
-    """Once: leaves at exit, reports an exception that nobody catches."""
+    """Installs, once, the hooks for the exit and for uncaught exceptions."""
     if _program.hooks_installed:
         return
     _program.hooks_installed = True

@@ -78,7 +78,7 @@ def positions(
         rank: default `tfdist.rank()`.
         size: default `tfdist.size()`.
         first_step: the step to begin with, 0..steps; default 0. Steps before it were
-            done by the run that this one goes on with.
+            done by the run that this one continues.
 
     Returns:
         int64 array of shape `[total // global_batch - first_step,
@@ -88,7 +88,7 @@ def positions(
         TypeError: an argument is no integer.
         ValueError: the global batch does not divide, there are fewer samples than
             ranks or than a global batch, or a number is out of its range; the message
-            says what would do.
+            has valid numbers.
 
     Example:
         >>> from tfdist.data import positions

@@ -110,7 +110,9 @@ def _is_index(data: bytes) -> bool:
         return not data
     try:
         names = zipfile.ZipFile(io.BytesIO(data)).namelist()
-    except Exception:  # a zip file that is damaged raises many kinds: most likely ours
+    except (
+        Exception
+    ):  # a damaged zip file raises many kinds of errors: it is probably an index
         return True
     return bool(_MEMBERS.intersection(names))
 

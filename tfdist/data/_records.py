@@ -40,7 +40,7 @@ class Records:
     """
 
     def __init__(self, files: Sequence[str], index: indexing.Index | None) -> None:
-        """For `from_tfrecords` and `from_files`; index None: whole files."""
+        """Used by `from_tfrecords` and `from_files`; index None: a file is a record."""
         self._files = tuple(files)
         self._index = index
         self._first = None if index is None else index.first
@@ -86,7 +86,7 @@ class Records:
             OSError: a file cannot be read, or `cache` not written.
             ValueError: a file is cut off, damaged or no TFRecord file, holds another
                 number of records than `counts` says, or is missing in its family. The
-                message names the file, what was expected and what was found.
+                message names the file, the expected and the actual value.
             tfdist.RankFailedError: one of these, on another rank.
             tfdist.MismatchError: the ranks have different files.
         """
@@ -222,10 +222,10 @@ class Records:
 
 
 def _keep_open(files: int) -> int:
-    """How many files a kernel may keep open: the process has many others.
+    """Returns how many files a kernel may keep open: the process has many others.
 
-    Outside of a graph none: TensorFlow keeps the kernels of eager operations for ever,
-    and a file that was written anew must not be read from its old copy.
+    In eager mode 0: TensorFlow keeps the kernels of eager operations forever, and a
+    file that was rewritten must not be read from its old copy.
     """
     if tf.executing_eagerly():
         return 0

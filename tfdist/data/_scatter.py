@@ -35,8 +35,8 @@ def scatter(
 
     All ranks call this, in the same order as other collectives. `readers` ranks read:
     one of each host, as far as that goes. Each reads its own part as it would alone,
-    and those of its neighbours in threads, ahead of need. An iterator that is thrown
-    away before the end (a `break`, `steps_per_epoch`) is not read any further. Of the
+    and those of its neighbours in threads, ahead of need. An iterator that is dropped
+    before the end (a `break`, `steps_per_epoch`) is not read any further. Of the
     iterators that were made before one that is read from, and not read from themselves,
     the newest 16 can still be; an older one raises an error.
 

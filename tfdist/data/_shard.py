@@ -1,4 +1,4 @@
-"""Data for one rank: its share of a data set, in as many steps as every other rank."""
+"""Shards a data set: each rank gets its share, in equally many steps."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def shard(
         batch_size: samples of one rank in one step, at least 1. The last batches may
             be smaller; with `batch_size=1` and data that do not divide, the last
             batch of some ranks has two.
-        shuffle: True: shuffle this rank's samples anew in every epoch; an integer: do
+        shuffle: True: reshuffle this rank's samples in every epoch; an integer: do
             it with a buffer of that many samples. Default None: as a loader of Keras
             does, where `data` is from one, whose files are shuffled; else False.
         seed: base of the shuffle's seed, see `tfdist.data.seed`; default 0.

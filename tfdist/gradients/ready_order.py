@@ -1,11 +1,11 @@
 """Gradients in the order in which they are made: as pure functions.
 
-A bucket can leave when the last of its gradients is made. Buckets cut along the list
-of gradients are therefore late where the list has neighbours that are made at very
-different times: variables that are listed in another order than they are used, or
-one that is used at both ends of a model. The traced graph tells when each gradient can
-be made (`graph_levels`): its *level*, the number of operations on the longest way
-that leads to it. See docs/design/0008-observed-order.md.
+A bucket can leave when the last of its gradients is made. Buckets cut along the list of
+gradients are therefore late where the list has neighbours that are made at very
+different times: variables that are listed in another order than they are used, or one
+that is used at both ends of a model. The traced graph tells when each gradient can be
+made (`graph_levels`): its *level*, the number of operations on the longest way that
+leads to it. See docs/design/0008-observed-order.md.
 """
 
 from __future__ import annotations

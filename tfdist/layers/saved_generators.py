@@ -1,7 +1,7 @@
-"""The states of a model's random number generators in a .keras file.
+"""Saves the states of a model's random number generators in its .keras file.
 
-Keras saves none of them, so that the masks of dropout would begin anew in a training
-that goes on. Keras leaves the part of the file that they are in alone.
+Keras does not save them, so a resumed training would repeat the masks of dropout. Keras
+ignores the additional member of the file.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def add_states(path: Path, model: keras.Model) -> None:
 
 
 def read_states(path: str | os.PathLike[str]) -> list[list[int]] | None:
-    """The states in a file; None if it has none, as one that Keras alone has saved.
+    """Returns the states in a file; None if it has none (saved by Keras alone).
 
     Raises:
         ValueError: that part of the file is damaged.

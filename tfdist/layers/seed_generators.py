@@ -1,4 +1,4 @@
-"""The random numbers of layers: another stream on each rank, or the same on all."""
+"""Seeds the random number generators of layers: distinct or equal on the ranks."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def broadcast_seed_generators(
 
     `BroadcastInitialState` does this at the start of `fit`. In a loop of your own call
     it once, when the model is built or loaded; again, it gives the same seeds, at the
-    place where `root` is in its stream. What draws without a generator of a layer
-    (`keras.random.normal(shape)`, `tf.random`, NumPy) is not changed: give it a seed
-    of `tfdist.data.seed`.
+    place where `root` is in its stream. Random numbers that come from no generator of a
+    layer (`keras.random.normal(shape)`, `tf.random`, NumPy) are not changed: seed them
+    with `tfdist.data.seed`.
 
     Args:
         model: a model or layer, built.

@@ -1,4 +1,4 @@
-"""LARS: a learning rate of its own for every layer, for very large batches."""
+"""LARS: layer-wise adaptive learning rates, for very large batches."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tfdist.optimizers.momentum_sgd import MomentumSGD
 class LARS(MomentumSGD):
     """Layer-wise adaptive rate scaling.
 
-    A step changes every layer by about the same part of its own size. With `|.|`
-    the Euclidean norm of one variable and rate the (global) learning rate of the step::
+    A step changes every layer by about the same fraction of its norm. With `|.|` the
+    Euclidean norm of one variable and rate the (global) learning rate of the step::
 
         local = trust_coefficient * |w| / (|g| + weight_decay * |w| + epsilon)
         v <- momentum * v + rate * local * (g + weight_decay * w)

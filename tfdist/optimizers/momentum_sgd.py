@@ -30,9 +30,9 @@ class MomentumSGD(keras.optimizers.Optimizer):
         w <- w - rate * v                   (nesterov: w - rate * (momentum * v + d))
 
     For a constant rate that is the same. When the rate changes from one step to the
-    next, by a schedule or by hand, it is the first form with its velocity multiplied by
-    rate / previous rate at once: the momentum correction of Goyal et al. Without it the
-    velocity of the old rate stays for about 1 / (1 - momentum) steps.
+    next, by a schedule or by assignment, it is the first form with its velocity
+    multiplied by rate / previous rate at once: the momentum correction of Goyal et al.
+    Without it the velocity of the old rate stays for about 1 / (1 - momentum) steps.
 
     Sums are made in float32, or float64 for float64 variables. Sparse gradients are
     made dense, because the velocity moves every row.

@@ -11,7 +11,7 @@ from tfdist.tools import timeline
 from tfdist.tools.bench import command as bench
 
 _DESCRIPTION = "Tools of tfdist. `tfdist COMMAND --help` says more about each."
-# Name → what it does, and its main, which reads its own options.
+# Name → description, and main, which reads its own options.
 _COMMANDS: dict[str, tuple[str, Callable[[Sequence[str]], int]]] = {
     "bench": (bench.HELP, bench.main),
     "timeline": (timeline.HELP, timeline.main),

@@ -10,7 +10,7 @@ from pathlib import Path
 from tfdist.core.timeline import merging
 
 HELP = "merge the files of TFDIST_TIMELINE into one trace"
-_MOST_TOLD = 5  # of what is left out
+_MAX_LISTED = 5  # files and lines that were left out
 _MOST_RANKS = 8  # that have a line of their own
 
 
@@ -61,8 +61,8 @@ def report(summary: merging.Summary) -> str:
         lines.append(f"{summary.dropped} records were lost: too much at once")
     if summary.left_out:
         lines.append(f"left out: {len(summary.left_out)} files or lines of files")
-        lines += [f"  {one}" for one in summary.left_out[:_MOST_TOLD]]
-        more = len(summary.left_out) - _MOST_TOLD
+        lines += [f"  {one}" for one in summary.left_out[:_MAX_LISTED]]
+        more = len(summary.left_out) - _MAX_LISTED
         lines += [f"  and {more} more"] if more > 0 else []
     rank, cost_us = summary.slowest
     if rank is not None:

@@ -1,1 +1,1 @@
-"""Engines beside the native one; `tfdist.core.engines` says what one is."""
+"""Engines other than the native one; `tfdist.core.engines` has the interface."""

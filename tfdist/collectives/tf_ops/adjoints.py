@@ -223,7 +223,7 @@ def _send_gradient(node: Any, _grad: Any) -> tf.Tensor:
 
 @_gradient_of("TfdistRecv")
 def _recv_gradient(node: Any, grad: Any) -> list[tf.Tensor | None]:
-    """Goes back to the sender; what was only waited for gets zeros."""
+    """Sends the gradient back to the sender; tensors of `after` get zeros."""
     src = node.get_attr("src")
     emit.send(
         tf.convert_to_tensor(grad),
@@ -283,7 +283,7 @@ def _factor(node: Any) -> tf.Tensor:
 
 
 def _callers(node: Any) -> tf.Tensor:
-    """How many ranks call this: those of the set that have not joined."""
+    """Returns how many ranks of the set call this: those that have not joined."""
     [count] = emit.allreduce(
         [tf.constant(1.0, tf.float64)],
         _name(node, of="callers"),
@@ -329,7 +329,7 @@ def _scatter_rows(rows: tf.Tensor, counts: tf.Tensor, splits: tf.Tensor) -> tf.T
 
 
 def _shaped_like_input(node: Any, rows: tf.Tensor) -> tf.Tensor:
-    """The same numbers; a scalar input was one row."""
+    """Reshapes rows to the shape of the input; a scalar input was one row."""
     return tf.reshape(rows, tf.shape(node.inputs[0], out_type=tf.int64))
 
 

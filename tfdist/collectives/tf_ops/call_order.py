@@ -35,7 +35,7 @@ def chain_calls(module: Any) -> None:
 
     Args:
         module: `tensorflow.python.framework.auto_control_deps`. The function in it
-            that says which calls are chained is private; without it none are.
+            that selects the calls to chain is private; without it none are chained.
     """
     scopes_of: Callable[[Any], list[int]] | None = getattr(module, _SCOPES_OF, None)
     if scopes_of is None:
@@ -61,7 +61,7 @@ def claim_when_called(cls: Any) -> None:
 
     Args:
         cls: TensorFlow's `AtomicFunction`. The method by which a function is called
-            is private; without it only eager calls of two threads are told apart.
+            is private; without it only eager calls of two threads are distinguished.
     """
     call: Callable[..., Any] | None = getattr(cls, _CALL_FUNCTION, None)
     if call is None:
@@ -89,7 +89,7 @@ def claim_when_called(cls: Any) -> None:
 
 
 def _keys_in(function: Any) -> set[Key]:
-    """The names and process sets of our operations in a function, and in what it calls.
+    """Returns names and process sets of our operations in a function and its callees.
 
     Args:
         function: an `AtomicFunction`; its children are all that it calls.
@@ -109,7 +109,7 @@ def _keys_in(function: Any) -> set[Key]:
 
 
 def _has_tfdist_ops(call: Any) -> bool:
-    """Whether a called function, or one that it calls, has an operation of ours."""
+    """Whether a called function, or one of its callees, has an operation of tfdist."""
     waiting = [call.get_attr("f").name]
     seen = set(waiting)
     while waiting:
@@ -132,7 +132,7 @@ def _functions_of(node: Any) -> Iterator[str]:
 
 
 def _definition(graph: Any, name: str) -> Any:
-    """The FunctionDef of that name; None for what TensorFlow makes by itself."""
+    """Returns the FunctionDef of a name; None for functions of TensorFlow's own."""
     function = graph._get_function(name)
     if function is None:
         return None

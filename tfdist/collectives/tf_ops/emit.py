@@ -70,7 +70,7 @@ def eager_allreduce(
 
     Raises:
         TypeError, ValueError: an argument is not valid; `allreduce` of `tfdist` says
-            which. Here one that can't be hashed is not valid either.
+            which. Here an unhashable argument is not valid either.
     """
     check_reducible(dtype, op, "allreduce")
     op_name = operation_name("allreduce", name)

@@ -45,7 +45,7 @@ _ORDER_FREE = "MUST_RUN_ORDER_INSENSITIVE_STATEFUL_OPS"
 def ops() -> Any:
     """The functions of the operations, e.g. `ops().tfdist_allreduce`.
 
-    They are those of `libtfdist_tf.so`, or of the engine that `TFDIST_ENGINE` names.
+    They come from `libtfdist_tf.so`, or from the engine that `TFDIST_ENGINE` names.
 
     Raises:
         ImportError: the libraries are not built, or for another TensorFlow.
@@ -94,12 +94,12 @@ def check_built_for(path: Path, running: str) -> None:
 
 
 def release_from_order(module: Any) -> None:
-    """Takes our operations out of the automatic order of stateful operations.
+    """Excludes our operations from the automatic order of stateful operations.
 
-    A stateful operation is neither folded nor merged nor pruned, but TensorFlow
-    chains such operations in the order in which they were traced: nothing would
-    overlap, and ranks that trace in different orders would wait for each other for
-    ever. The list of exceptions is private; without it the operations are chained.
+    A stateful operation is neither folded nor merged nor pruned, but TensorFlow chains
+    such operations in the order in which they were traced: nothing would overlap, and
+    ranks that trace in different orders would wait for each other forever. The list of
+    exceptions is private; without it the operations are chained.
     """
     known = getattr(module, _ORDER_FREE, None)
     if known is None:

@@ -19,7 +19,7 @@ def check_not_parallel() -> None:
     A function that was traced before, and is called in one of these, is not seen.
 
     Raises:
-        ValueError: says what to write.
+        ValueError: the message has the correct form.
     """
     graph = tf.compat.v1.get_default_graph()
     while not str(getattr(graph, "name", "")).startswith("Dataset_"):

@@ -13,7 +13,7 @@ class InsideXlaError(NotImplementedError):
         why: what cannot run there; default: an operation of tfdist.
     """
 
-    ag_pass_through = True  # or AutoGraph would put a class of its own in its place
+    ag_pass_through = True  # otherwise AutoGraph raises a class of its own instead
 
     def __init__(self, why: str | None = None) -> None:
         self.why = why

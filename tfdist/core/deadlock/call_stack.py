@@ -1,9 +1,8 @@
-"""Describes where a thread is in the user's words, from its Python stack.
+"""Describes the position of a thread in the user's terms, from its Python stack.
 
 A stack inside a collective holds frames of tfdist, Keras and TensorFlow. The user knows
-what is outside of them: the function that was called, or the callback and the epoch,
-and the line of the program. Imports neither Keras nor TensorFlow, which a program of
-ranks need not use.
+the outer frames: the function that was called, or the callback and the epoch, and the
+line of the program. Imports neither Keras nor TensorFlow, which a program need not use.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ _HOOKS = {
 }
 _LOOPS = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch")
 _PACKAGES = ("tfdist", "keras", "tensorflow")
-# Functions that run something on one rank, in a variable `place`; a variable `works`,
-# where there is one, says whether this rank is the one, and still runs it.
+# Functions that run code on one rank. Their variable `place` names the code; a variable
+# `works`, if there is one, is true while this rank runs it.
 _RUN_ON_RANK = ("run_on_rank", "_alone")
 
 
@@ -39,7 +38,7 @@ def describe_call(frame: FrameType | None) -> str:
         frame: the innermost frame of the thread.
 
     Returns:
-        "" where neither tfdist nor a loop of Keras has been called.
+        "" if neither tfdist nor a loop of Keras has been called.
     """
     segment, caller = split_stack(frame)
     name = ""
@@ -51,7 +50,7 @@ def describe_call(frame: FrameType | None) -> str:
 
 
 def describe_place(frame: FrameType | None) -> str:
-    """As `describe_call`, and what runs it on one rank alone, if something does."""
+    """As `describe_call`; also names the code that only this rank runs, if any."""
     called = describe_call(frame)
     for one in outwards(frame):
         if one.f_code.co_name in _RUN_ON_RANK and owner_of(one) == "tfdist":
@@ -64,7 +63,7 @@ def describe_place(frame: FrameType | None) -> str:
 def split_stack(
     frame: FrameType | None,
 ) -> tuple[list[FrameType], FrameType | None]:
-    """The frames outside of the user's program, innermost first; then the user's."""
+    """Returns the frames of libraries, innermost first, and the user's frame."""
     segment: list[FrameType] = []
     for one in outwards(frame):
         if owner_of(one) == "user":
@@ -74,14 +73,14 @@ def split_stack(
 
 
 def outwards(frame: FrameType | None) -> Iterator[FrameType]:
-    """A frame and those that have called it."""
+    """Yields a frame and its callers."""
     while frame is not None:
         yield frame
         frame = frame.f_back
 
 
 def owner_of(frame: FrameType) -> str:
-    """Whose code it is: "tfdist", "keras", "tensorflow", "python" or "user"."""
+    """Returns "tfdist", "keras", "tensorflow", "python" or "user"."""
     filename = frame.f_code.co_filename
     if filename == "<string>" and frame.f_code.co_name.startswith("tfdist_"):
         return "tfdist"  # a function that TensorFlow has made for an operation
@@ -89,14 +88,14 @@ def owner_of(frame: FrameType) -> str:
 
 
 def name_of_callback(callback: Any) -> str:
-    """The class, and the one that it wraps: "RankZeroOnly(CSVLogger)"."""
+    """Returns the class and the wrapped class, e.g. "RankZeroOnly(CSVLogger)"."""
     inner = getattr(callback, "callback", None)
     name = str(getattr(callback, "described_as", type(callback).__name__))
     return f"{name}({type(inner).__name__})" if inner is not None else name
 
 
 def _name_of(frame: FrameType, segment: list[FrameType]) -> str:
-    """The user's name for the function of a frame; "" if it is none of interest."""
+    """Returns the user's name for the function of a frame; "" for other functions."""
     owner = owner_of(frame)
     function = frame.f_code.co_name
     own = frame.f_locals.get("self") if owner in ("tfdist", "keras") else None

@@ -1,7 +1,7 @@
 """Refuses collectives in code that one rank runs alone.
 
-The other ranks would not call them, so the one would wait for them until the deadline,
-and they, where they wait for its result, for the one.
+The other ranks would not call them, so this rank would wait for them until the
+deadline, and they might wait for its result.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Place:
 
     Attributes:
         name: for messages, e.g. "RankZeroOnly(CSVLogger).on_epoch_end".
-        rank: the one that runs it.
+        rank: the rank that runs it.
         others: the ranks that do not run it.
         others_wait: whether they wait until it has ended.
         ranks_of_set: the ranks of a process set, by its number.
@@ -53,11 +53,11 @@ def on_this_rank_alone(
     them when they wait.
 
     Args:
-        name: of the place, as the user knows it.
-        ranks: this one and those that do not run what is inside.
-        rank: this one.
-        others_wait: whether they wait until it has ended. If not, they may call what
-            belongs to a send or a receive, which are then allowed.
+        name: name of the code, for messages.
+        ranks: this rank and the ranks that do not run the code.
+        rank: this rank.
+        others_wait: whether the other ranks wait until it has ended. If not, they may
+            make the matching call of a send or a receive, which are then allowed.
         ranks_of_set: the ranks of a process set, by its number.
     """
     others = frozenset(ranks) - {rank}
@@ -72,9 +72,9 @@ def refuse_collective(place: Place, operation: str, arguments: dict[str, Any]) -
     """Raises if an operation needs a rank that does not run this place.
 
     Args:
-        place: where it is called.
+        place: the code that calls it.
         operation: "tfdist_allreduce", ...
-        arguments: those of the operation.
+        arguments: arguments of the operation.
 
     Raises:
         tfdist.MismatchError: names the call and the place.
@@ -90,7 +90,7 @@ def refuse_collective(place: Place, operation: str, arguments: dict[str, Any]) -
 
 
 def check_not_alone(function: str, process_set: int = 0) -> None:
-    """The same for what is no operation, by the name of its function."""
+    """The same check for a function that is no operation, by its name."""
     place = PLACE.get()
     if place is not None and place.ranks_of_set(process_set) & place.others:
         _refuse(place, function)

@@ -1,9 +1,9 @@
 """Reports a rank whose program waits in collectives, so that deadlocks are found early.
 
-While operations wait and nothing moves, a thread looks at the Python stacks of this
-process. If all threads that call collectives stand inside of one, it tells the core
-where. The core compares that with the other ranks, and raises on all of them when none
-can go on (docs/design/0011-ranks-that-wait-for-each-other.md).
+While operations wait and nothing moves, a thread inspects the Python stacks of this
+process. If all threads that call collectives wait inside of one, it reports the place
+to the core. The core compares the reports of all ranks, and raises on all of them if
+none can continue (docs/design/0011-ranks-that-wait-for-each-other.md).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Addresses of stores and ranks: parsing, choosing, sockets bound to one of them."""
+"""Parses, chooses and binds addresses of stores and ranks."""
 
 from __future__ import annotations
 
@@ -66,19 +66,18 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def connected_to_itself(sock: socket.socket) -> bool:
-    """Whether a TCP socket reached nobody but itself.
+    """Whether a TCP socket is connected to itself.
 
-    Who tries an address of its own machine again and again, at a port that nobody
-    listens on yet, is at last given that very port to call from: TCP then joins both
-    ends of the one socket (RFC 9293, section 3.5, simultaneous open), and whoever wants
-    to listen there finds the port taken.
+    A client that keeps trying a port of its own machine on which no process listens yet
+    may be assigned that port as its own. TCP then connects the socket to itself (RFC
+    9293, section 3.5, simultaneous open), and the server finds the port taken.
     """
     return bool(sock.getsockname() == sock.getpeername())
 
 
 def _own_addresses() -> dict[str, list[str]]:
     """The addresses of this machine by interface, IPv4 first; none of a single link."""
-    import psutil  # here: a rank that needs no choice does not need it
+    import psutil  # imported here: most ranks do not need it
 
     found: dict[str, list[str]] = {}
     for name, addresses in psutil.net_if_addrs().items():
@@ -140,7 +139,7 @@ def own_address(choice: str, variable: str = "TFDIST_ADDRESS") -> str:
 def route_to(host: str) -> str | None:
     """The address of this machine from which packets to `host` go out.
 
-    Sends nothing. None: the name has no address here, or no way leads there.
+    Sends nothing. None: the name has no address here, or there is no route.
     """
     try:
         found = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)

@@ -7,14 +7,14 @@ Both sides prove that they hold the 32-byte secret without showing it:
     client → server   proof
 
 The preamble (magic, protocol, version of tfdist) keeps its form in all versions, so
-that two that differ can say so. The claims (JSON: job, generation, purpose, which two
-ranks, how frames are authenticated) are bytes that nobody parses before the client has
-proved itself.
+that two different versions can report it. The claims (JSON: job, generation, purpose,
+which two ranks, how frames are authenticated) are not parsed before the client has
+proved its identity.
 
 Everything is derived from the secret by HKDF-SHA-256 (RFC 5869), salted with the hash
 of the whole hello and answer: the two proofs, one key for each direction of the
 channel, and two for the frames of a link. So no message can be replayed in another
-connection, reflected to its sender, or used for another purpose; and whoever changes a
+connection, reflected to its sender, or used for another purpose; and a change of a
 version, a claim or a nonce on its way changes every key.
 """
 
@@ -37,7 +37,7 @@ LINK_KEY_BYTES = 64  # kLinkKeyBytes of tfdist_ops/transport/frame_mac.h
 MAGIC = b"tfdist\r\n"
 _VERSION_BYTES = 20
 PREAMBLE_BYTES = len(MAGIC) + 4 + _VERSION_BYTES
-HELLO_BYTES = PREAMBLE_BYTES + NONCE_BYTES + 2  # what stands before the claims
+HELLO_BYTES = PREAMBLE_BYTES + NONCE_BYTES + 2  # all before the claims
 ANSWER_BYTES = PREAMBLE_BYTES + NONCE_BYTES + MAC_BYTES
 MAX_CLAIMS_BYTES = 1024
 
@@ -47,7 +47,7 @@ class AuthenticationError(Exception):
 
 
 class RefusedError(AuthenticationError):
-    """The other side has the secret and says why it does not want this connection."""
+    """The other side has the secret, and refuses the connection with a reason."""
 
 
 def new_secret() -> bytes:

@@ -2,7 +2,7 @@
 
 The handshake (`core.rendezvous.auth`) takes at most 1122 bytes from a stranger and
 parses none of them. After it a frame is a 4-byte length (big endian) and that many
-bytes: MAC and JSON, at most 1 MiB. Reads never go past what was asked for, so the
+bytes: MAC and JSON, at most 1 MiB. Reads never go beyond the requested bytes, so the
 socket can be handed to the core afterwards. Descriptors travel beside a frame over
 AF_UNIX sockets (SCM_RIGHTS).
 """
@@ -27,10 +27,10 @@ _FD_BYTES = array.array("i").itemsize
 
 
 def patience(size: int) -> float:
-    """By what to multiply deadlines when `size` ranks start at once.
+    """Returns the factor of deadlines when `size` ranks start at once.
 
-    They may all share the cores of one machine: a rank that answers in a millisecond
-    waits for its turn among the others first.
+    They may all share the cores of one machine, so a rank that needs a millisecond to
+    answer may have to wait for the others first.
 
     Example:
         >>> from tfdist.core.rendezvous import channel
@@ -41,7 +41,7 @@ def patience(size: int) -> float:
 
 
 def close_channels(channels: Sequence[Channel]) -> None:
-    """Closes connections that nobody took."""
+    """Closes connections that are not used."""
     for channel in channels:
         channel.close()
 
@@ -51,7 +51,7 @@ class ChannelClosed(ConnectionError):
 
 
 def close_all(fds: list[int]) -> None:
-    """Closes descriptors that nobody took."""
+    """Closes descriptors that are not used."""
     for fd in fds:
         os.close(fd)
 
@@ -157,7 +157,7 @@ class Channel:
         await self.send_encoded(auth.encode(message), fds)
 
     async def send_encoded(self, body: bytes, fds: tuple[int, ...] = ()) -> None:
-        """As `send`, of what `auth.encode` has made of a message."""
+        """As `send`, for a message encoded by `auth.encode`."""
         if self._send is None:
             raise AuthenticationError("the handshake is not complete")
         if len(body) + auth.MAC_BYTES > MAX_BYTES_AFTER_AUTH:
@@ -185,7 +185,7 @@ class Channel:
             raise
 
     async def handshake_as_client(self, secret: bytes, claims: dict[str, Any]) -> None:
-        """Proves this side, checks the other one.
+        """Proves this side's identity and checks the other side's.
 
         Args:
             secret: of the job.
@@ -195,7 +195,7 @@ class Channel:
             AuthenticationError: the server does not know the secret, or speaks
                 another protocol.
             RefusedError: it has the secret, and does not agree with the claims.
-            ChannelClosed: the server refused without a word.
+            ChannelClosed: the server closed the connection.
             TimeoutError: not done within 2 s.
         """
         async with asyncio.timeout(self._handshake_s):
@@ -224,7 +224,7 @@ class Channel:
             AuthenticationError, ChannelClosed, TimeoutError: as for the client.
         """
         async with asyncio.timeout(self._handshake_s):
-            # The magic alone first: what is not tfdist is gone after eight bytes.
+            # The magic first: other protocols are refused after eight bytes.
             head = await self._read(len(auth.MAGIC), [], 0)
             if head != auth.MAGIC:
                 raise AuthenticationError("what came is not a hello of tfdist")
@@ -258,11 +258,11 @@ class Channel:
         self.link_key = session.link_key
 
     async def accept(self) -> None:
-        """Tells the client that its claims are right; ends the handshake."""
+        """Accepts the client's claims; ends the handshake."""
         async with asyncio.timeout(self._handshake_s):
             await self.send({"ok": True})
 
     async def refuse(self, why: str) -> None:
-        """Tells the client, which has the secret, why it is not welcome."""
+        """Refuses a client that has the secret, with the reason."""
         async with asyncio.timeout(self._handshake_s):
             await self.send({"ok": False, "why": why})

@@ -1,4 +1,4 @@
-"""Tells child processes of a rank from ranks, although they inherit its variables.
+"""Distinguishes child processes of a rank, which inherit its variables, from ranks.
 
 A rank notes its process in the environment when it connects. A process that finds the
 note of another process there, with the same rank of the same job, is a descendant of
@@ -42,7 +42,7 @@ def note_rank(environ: MutableMapping[str, str], placement: Placement) -> None:
 
 
 def rank_above(environ: Mapping[str, str]) -> tuple[int, Placement] | None:
-    """The rank of which this process has inherited the variables.
+    """Returns the rank whose variables this process has inherited.
 
     Args:
         environ: of this process.
@@ -100,7 +100,7 @@ def _end_rank(environ: Mapping[str, str], pid: int, rank: int, message: str) -> 
 
 
 def refusal(environ: Mapping[str, str]) -> str | None:
-    """Why this process cannot be a rank; None if it is no child of one."""
+    """Returns why this process cannot be a rank; None if it is not a child of one."""
     above = rank_above(environ)
     if above is None:
         return None
@@ -123,12 +123,12 @@ def refusal(environ: Mapping[str, str]) -> str | None:
 
 
 def without_rank(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment for a job of its own: without the variables of one rank."""
+    """Returns an environment without the variables of a rank, for a separate job."""
     return {k: v for k, v in environ.items() if not _is_of_a_rank(k)}
 
 
 def _is_of_a_rank(name: str) -> bool:
-    """Whether it is one of the names, or begins with one that ends in "_"."""
+    """Whether a name is in `_OF_A_RANK`, or begins with an entry that ends in "_"."""
     return any(
         name.startswith(one) if one.endswith(("_", "LOCAL")) else name == one
         for one in _OF_A_RANK

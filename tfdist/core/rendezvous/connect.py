@@ -1,4 +1,4 @@
-"""From the environment to a connected mesh: the one entry of the rendezvous."""
+"""Connects a process to the mesh of its job, from the variables of its environment."""
 
 from __future__ import annotations
 

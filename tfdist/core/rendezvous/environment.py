@@ -15,8 +15,8 @@ The rules are tried in a fixed order; the first complete one wins:
 
 TFDIST_RENDEZVOUS, where it is set, is the address of every job of several ranks.
 
-Slurm counts only inside an srun step: SLURM_NTASKS is also set for the one process
-of a batch script, which would wait for ranks that nobody starts.
+Slurm counts only inside an srun step: SLURM_NTASKS is also set for the one process of a
+batch script, which would wait for ranks that are never started.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def check_working_folder() -> None:
     """Raises if this process's working folder does not exist any more.
 
     Raises:
-        RendezvousError: somebody has deleted it.
+        RendezvousError: the folder was deleted.
     """
     try:
         os.getcwd()
@@ -115,7 +115,7 @@ def _build(
     rendezvous: str | None = None,
     job: str | None = None,
 ) -> Placement | None:
-    """A placement when both variables are there; an error when they contradict."""
+    """Returns a placement if both variables are set; raises if they contradict."""
     rank = _integer(environ, rank_name)
     size = _integer(environ, size_name, minimum=1)
     if rank is None or size is None:
@@ -335,8 +335,8 @@ def detect(environ: Mapping[str, str]) -> Placement:
         The placement of the first rule that matches; rank 0 of 1 when none does.
 
     Raises:
-        RendezvousError: a variable is malformed (named), or two launchers say
-            different things (both named).
+        RendezvousError: a variable is malformed (named), or the variables of two
+            launchers differ (both named).
 
     Example:
         >>> from tfdist.core.rendezvous.environment import detect

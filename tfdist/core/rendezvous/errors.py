@@ -8,10 +8,10 @@ from tfdist.core import native
 
 
 class RendezvousError(native.CoreError):
-    """The ranks did not come together; `payload` says who and why.
+    """The ranks could not connect; `payload` has the ranks and the cause.
 
     Attributes:
-        known_to_all: whether every rank finds the same by itself.
+        known_to_all: whether every rank finds the same error by itself.
     """
 
     known_to_all = False
@@ -34,7 +34,7 @@ def mismatch(message: str, detail: str) -> RendezvousError:
 
 
 def timeout(message: str, detail: str = "") -> RendezvousError:
-    """Somebody did not come within the deadline."""
+    """A rank was missing at the deadline."""
     payload: dict[str, Any] = {"kind": "timeout", "cause": message}
     if detail:
         payload["detail"] = detail
@@ -44,7 +44,7 @@ def timeout(message: str, detail: str = "") -> RendezvousError:
 def rank_failed(
     message: str, *, rank: int = -1, host: str = "", pid: int = 0, cause: str = ""
 ) -> RendezvousError:
-    """A rank was lost, or could not go on, while the ranks came together."""
+    """A rank failed while the ranks were connecting."""
     payload: dict[str, Any] = {"kind": "rank_failed", "cause": cause or message}
     if rank >= 0:
         payload["rank"] = rank

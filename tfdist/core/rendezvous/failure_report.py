@@ -1,7 +1,7 @@
 """Reports to the launcher why a rank fails, before its process ends.
 
-The launcher needs it to name the root cause: the process that failed first need not be
-the one that ends first.
+The launcher needs the report to name the root cause: the process that failed first need
+not be the one that ends first.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ _ARGUMENTS = "Arguments received by"
 
 
 def reason(error: BaseException) -> str:
-    r"""One line that says why an exception was raised.
+    r"""Returns one line with the reason of an exception.
 
-    An error inside a `tf.function` begins with a line that says nothing ("Graph
-    execution error:", "in user code:"); what went wrong stands at its end.
+    An error inside a `tf.function` begins with a general line ("Graph execution
+    error:", "in user code:"); the reason is at its end.
 
     Args:
         error: any exception.
 
     Returns:
-        Its type and the first line of its message. When that ends in a colon, the
-        last line that is no place in a program follows.
+        Its type and the first line of its message. If that ends in a colon, also the
+        last line that is not a place in a program.
 
     Example:
         >>> from tfdist.core.rendezvous import failure_report
@@ -62,7 +62,7 @@ def reason(error: BaseException) -> str:
 
 
 def send(environ: Mapping[str, str], text: dict[str, Any]) -> int:
-    """Leaves a rank's report at tfdistrun's store.
+    """Sends a rank's report to tfdistrun's store.
 
     Args:
         environ: variables of the launcher.

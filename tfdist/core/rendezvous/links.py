@@ -197,7 +197,7 @@ def exchange_nonce(fd: int, size: int, write: bytes | None) -> bytes:
 
 
 class Window:
-    """The memory of this rank from which the others of its host read; made once.
+    """The memory of this rank from which the other ranks of its host read.
 
     Attributes:
         size: bytes, the same for all ranks of the host.
@@ -220,7 +220,7 @@ class Window:
         return self.fd
 
     def close(self) -> None:
-        """Closes the file; what is mapped stays."""
+        """Closes the file; existing mappings stay."""
         if self.fd >= 0:
             os.close(self.fd)
         self.fd = -1
@@ -313,7 +313,7 @@ async def accept_shm(
         timeout_s: seconds for all of it.
 
     Raises:
-        ShmFailedError: it does not work; the peer was told, and comes by TCP.
+        ShmFailedError: it does not work; the peer knows, and connects by TCP.
     """
     fds: list[int] = []
     try:

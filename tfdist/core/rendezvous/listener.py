@@ -1,11 +1,11 @@
 """A listening socket that unauthenticated connections cannot block or exhaust.
 
-Every connection is handled by its own task with a deadline of 2 s for the handshake.
-At most 64 connections may be unauthenticated; above 64 ranks there is more time, above
-32 ranks more room. One more drops the oldest of the address that has the most, so that
-a flood from one host keeps no other out. What does not prove that it knows the job's
-secret is closed, and counted in one warning every 10 s. Who has the secret but does not
-belong here is told why.
+Every connection is handled by its own task with a deadline of 2 s for the handshake. At
+most 64 connections may be unauthenticated; above 64 ranks there is more time, above 32
+ranks more room. One more drops the oldest of the address that has the most, so that a
+flood from one host does not block other hosts. A connection without proof of the job's
+secret is closed, and counted in one warning every 10 s. A client that has the secret
+but belongs elsewhere gets the reason.
 """
 
 from __future__ import annotations
@@ -90,7 +90,8 @@ class Listener:
             try:
                 sock, address = await loop.sock_accept(self._sock)
             except OSError as error:
-                # Out of descriptors, or the client is gone already: go on, slowly.
+                # Out of descriptors, or the client is gone already: continue after a
+                # pause.
                 self._refuse(error)
                 await asyncio.sleep(0.02)
                 continue

@@ -1,7 +1,7 @@
 """Connects the ranks, after they have published and compared their records.
 
-In a small world every pair of ranks is connected. In a larger one each rank starts
-with links to its neighbours (`overlay`); it opens others when data needs them
+In a small world every pair of ranks is connected. In a larger one each rank starts with
+links to its neighbours (`overlay`); it opens others when data needs them
 (`on_demand_links`).
 """
 

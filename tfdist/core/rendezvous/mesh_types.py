@@ -35,7 +35,7 @@ class Settings:
         window_bytes: size of a rank's window for each other rank of its host.
         settings: variables that must be equal on all ranks, with their values.
         address: IP address to listen on, None: the one that reaches the store.
-        tuning: of rank 0: what `tuning.record` gave.
+        tuning: result of `tuning.record`, on rank 0.
     """
 
     placement: Placement
@@ -84,9 +84,9 @@ class Mesh:
         window: of this rank, to be closed when the core has it and no link will be
             opened on demand.
         on_demand: opens further links, None in a full mesh.
-        credentials: by which ranks prove to each other who they are; None for one rank.
+        credentials: with which ranks authenticate each other; None for one rank.
         address: IP address on which this rank listens; "" for one rank.
-        tuning: what rank 0's tuning file says, None without one.
+        tuning: rank 0's tuning file, None without one.
     """
 
     topology: native.Topology

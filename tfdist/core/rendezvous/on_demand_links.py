@@ -1,10 +1,10 @@
 """Links that open when data first needs them, in a world that is no full mesh.
 
 The thread of the rendezvous lives on, with its listeners, until `shutdown`. The core
-tells on an eventfd which links are wanted; of the two ranks the higher one connects,
-the lower one waits for it, each with a deadline. So there is nothing to settle when
-both want one at the same time: there is one side that connects. A link that does not
-come about ends the work of all ranks with an error that names the peer.
+signals on an eventfd that it needs links. Of the two ranks the higher one connects and
+the lower one waits, each with a deadline, so there is no conflict if both need the link
+at the same time. If a link cannot be made, the work of all ranks ends with an error
+that names the peer.
 """
 
 from __future__ import annotations

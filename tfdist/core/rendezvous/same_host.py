@@ -95,7 +95,7 @@ async def reaches(
         size: number of ranks that come at once.
 
     Raises:
-        RendezvousError: somebody listens there, but refuses these claims, or does not
+        RendezvousError: a process listens there, but refuses these claims, or does not
             answer in time.
     """
     loop = asyncio.get_running_loop()
@@ -103,7 +103,7 @@ async def reaches(
         channel = Channel(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), size=size)
         try:
             await loop.sock_connect(channel.sock, "\0" + unix_name)
-        except ConnectionRefusedError:  # nobody has that name in this namespace
+        except ConnectionRefusedError:  # no such name in this namespace
             channel.close()
             return False
         except BaseException:

@@ -123,7 +123,7 @@ class MeetingPoint:
     """The file by which ranks of one user on one host find rank 0.
 
     Args:
-        job: what the ranks of this job have in common.
+        job: name that the ranks of this job have in common.
         generation: number of the initialization.
         environ: variables, for XDG_RUNTIME_DIR.
     """

@@ -57,7 +57,7 @@ def _differences(values: Sequence[Any]) -> str:
 
 
 def check_agreement(records: Sequence[Mapping[str, Any]]) -> None:
-    """Compares what the ranks published; every rank comes to the same verdict.
+    """Compares the records of the ranks; every rank gets the same result.
 
     Args:
         records: one a rank, in order, each with "versions" and "settings".

@@ -1,11 +1,11 @@
 """Messages with much data beside them, over an authenticated socket, for threads.
 
-After the handshake (`core.rendezvous.channel`) both sides go on with blocking calls.
-A message is what it is there: a length, a MAC, JSON. Behind it may come data, of as
-many bytes as the message says, and their own MAC. So the number of bytes is
-authenticated before any memory is taken for them, and nobody sees them before they are.
-Between two processes of one host, as in shared memory, data have no MAC: nobody stands
-between the ends of an AF_UNIX socket.
+After the handshake (`core.rendezvous.channel`) both sides use blocking calls. A message
+has the same form as there: a length, a MAC, JSON. Data may follow, with a MAC of their
+own; the message has their size. So the size is authenticated before memory is
+allocated, and the data are authenticated before they are used. Between two processes of
+one host, as in shared memory, data have no MAC: no other process can write to an
+AF_UNIX socket.
 """
 
 from __future__ import annotations

@@ -6,11 +6,11 @@ operations that overlap need several):
 - "steps": those of `fit`;
 - "gradients": each list of gradients, from its first bucket to its last result:
   "backward" while buckets are still handed over, then "exposed";
-- "operations": each from hand-over to result, and in it what it did: "agree" (waits
-  until all ranks are ready, which the leader tells), "prepare" (makes its plan, gets
-  memory; where that takes long), "wait for rank r" (where it stood still longest, until
-  data of that rank came), "move and reduce", and with TFDIST_ATOMIC_STEPS=1
-  "commit gate" (until all ranks have the gradients of the step);
+- "operations": each from hand-over to result, divided into "agree" (waits
+  until the leader has announced that all ranks are ready), "prepare" (makes its plan,
+  gets memory; only if that takes long), "wait for rank r" (where it stood still
+  longest, until data of that rank came), "move and reduce", and with
+  TFDIST_ATOMIC_STEPS=1 "commit gate" (until all ranks have the gradients of the step);
 - "send", "receive", "reduce": from the first piece to the last; how much of that time
   was work is in "busy_us" ("pack_us" of a send).
 
@@ -51,7 +51,7 @@ def events_of(
 
     Args:
         part: records that the rank has written.
-        to_trace_us: turns its times into those of the trace, both in microseconds.
+        to_trace_us: converts its times to those of the trace, both in microseconds.
         note: appended to the rank's name.
     """
     rank = part.rank

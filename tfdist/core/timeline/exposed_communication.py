@@ -32,7 +32,7 @@ _GRADIENTS = re.compile(
 
 
 def tails(records: Iterable[Mapping[str, Any]]) -> list[tuple[int, int]]:
-    """When each list of gradients was handed over completely, and when it was reduced.
+    """Returns when each gradient list was handed over completely, and when reduced.
 
     Args:
         records: of finished operations, as `native.take_records` gives them: "name",
@@ -81,7 +81,7 @@ def lists(
 
 @functools.lru_cache(maxsize=4096)  # they come again in every step
 def _place_of(name: str) -> tuple[tuple[str, str], str] | None:
-    """The list of gradients that an operation is of, and which part of it it is."""
+    """Returns the gradient list of an operation, and its part of the list."""
     found = _GRADIENTS.fullmatch(name)
     if found is None:
         return None
@@ -89,7 +89,7 @@ def _place_of(name: str) -> tuple[tuple[str, str], str] | None:
 
 
 def part_of(name: str) -> str:
-    """Which part of its list an operation of `lists` is: the number of a bucket.
+    """Returns the part of its list that an operation is: the number of a bucket.
 
     Example:
         >>> part_of("gradients.0123abcd.2#1")
@@ -100,7 +100,7 @@ def part_of(name: str) -> str:
 
 
 def tail(parts: Iterable[Mapping[str, Any]]) -> tuple[int, int]:
-    """When the parts of a list were handed over completely, and when reduced.
+    """Returns when the parts of a list were handed over completely, and when reduced.
 
     Example:
         >>> tail([{"submitted_us": 10, "done_us": 25},
@@ -114,7 +114,7 @@ def tail(parts: Iterable[Mapping[str, Any]]) -> tuple[int, int]:
 
 
 def union_us(intervals: Sequence[tuple[int, int]]) -> int:
-    """The length of what the intervals (begin, end) cover together.
+    """Returns the length of the union of intervals (begin, end).
 
     Example:
         >>> union_us([(0, 10), (5, 12), (20, 21)])
@@ -130,12 +130,12 @@ def union_us(intervals: Sequence[tuple[int, int]]) -> int:
 
 
 def exposed_us(records: Iterable[Mapping[str, Any]]) -> int:
-    """How long the steps that left these records have waited for their gradients.
+    """Returns how long the steps of these records have waited for their gradients.
 
     Args:
         records: as for `tails`, of whole steps.
 
     Returns:
-        Microseconds, 0 where nothing was reduced.
+        Microseconds, 0 if nothing was reduced.
     """
     return union_us(tails(records))

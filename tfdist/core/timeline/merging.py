@@ -101,14 +101,14 @@ def merge(folder: Path) -> Summary:
     )
     try:
         _write(summary, found, converts)
-    except OSError as error:  # a write to a full disk does not say where
+    except OSError as error:  # the error of a full disk has no path
         why = error.strerror or error
         raise OSError(f"{summary.path} cannot be written: {why}") from error
     return summary
 
 
 def _read(folder: Path) -> tuple[dict[int, parts.Part], list[str]]:
-    """The parts by rank, and what is left out."""
+    """Returns the parts by rank, and descriptions of files that are left out."""
     found: dict[int, parts.Part] = {}
     left_out = [
         f"{path.name}: not a name like rank-0.jsonl; rename it if it is that rank's "
@@ -141,7 +141,7 @@ def _check_run(folder: Path, heads: Mapping[int, Mapping[str, Any]]) -> None:
 
 
 def _waited_us(part: parts.Part) -> dict[int, int]:
-    """Without what was before the end of the first step of `fit`: it builds graphs."""
+    """Sums the waits after the first step of `fit`, which builds graphs."""
     first_us = communication.first_step_end_us(part)
     total: dict[int, int] = {}
     for wait in part.waits:

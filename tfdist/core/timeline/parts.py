@@ -117,7 +117,7 @@ def has_ended(path: Path) -> bool:
 
 
 def read(path: Path) -> Part:
-    """Reads a part, with what was before it.
+    """Reads a part, with its older records.
 
     Args:
         path: of `rank-N.jsonl`.

@@ -86,7 +86,7 @@ def _remove_older(folder: Path, size: int) -> None:
 
 
 def _run(job: str, generation: int) -> str:
-    """A name for this run that tells nothing about the job's secret parts."""
+    """Returns a name for this run that reveals nothing secret."""
     return hashlib.sha256(f"timeline {generation} {job}".encode()).hexdigest()[:16]
 
 

@@ -6,8 +6,8 @@ last one, T = max t_i. Over many operations
     W_i = sum (T - t_i)      (each moment once: tfdist_ops/scheduler/waited_for.h)
 
 so the rank with the smallest W has been latest in sum, whatever the algorithm is and
-through however many ranks the waiting was passed on. What it costs is what the others
-wait more than it does, (mean of the other W_i) - W_slowest.
+through however many ranks the waiting was passed on. Its cost is the additional time
+that the others wait, (mean of the other W_i) - W_slowest.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ def _start_ranks(size: int, words: Sequence[str]) -> int:
         return tfdistrun.main(["-np", str(size), "--", *program])
     folder = tempfile.mkdtemp(prefix="tfdist-bench-")
     code = tfdistrun.main(["-np", str(size), "--log-dir", folder, "--", *program])
-    if code == 0:  # else the files say what went wrong
+    if code == 0:  # otherwise the files show the error
         shutil.rmtree(folder, ignore_errors=True)
     return code
 
@@ -70,7 +70,7 @@ def main(words: Sequence[str]) -> int:
             return Sweep(options).run()
         finally:
             world.shutdown()
-    except KeyboardInterrupt:  # tfdistrun says so
+    except KeyboardInterrupt:  # tfdistrun reports it
         return _INTERRUPTED
     except native.CoreError as error:
         return _complain(error.message)

@@ -62,9 +62,9 @@ class _Candidate:
 def _align(array: np.ndarray) -> np.ndarray:
     """A copy that begins where TensorFlow's tensors do, at a multiple of 64 bytes.
 
-    A large array of NumPy begins 16 bytes after a page. What is written there holds up
-    reading at the beginning of other pages, where segments begin: a processor compares
-    the last 12 bits of addresses first.
+    A large array of NumPy begins 16 bytes after a page. Writing there delays reads at
+    the beginning of other pages, where segments begin, because a processor compares the
+    last 12 bits of addresses first.
     """
     memory = np.empty(array.nbytes + _ALIGNMENT, np.uint8)
     first = -memory.ctypes.data % _ALIGNMENT
@@ -87,7 +87,7 @@ class Cell:
         expected = operation.result(place, self.count)
         self._expected = None if expected is None else dtype.array(expected)
         shape = self._input if self._expected is None else self._expected
-        # Non-roots of a reduce have an output too, that nobody reads.
+        # Other ranks than the root of a reduce have an output too, which is not used.
         self._output = _align(shape)
 
     def algorithm_of(self, choice: str) -> str | None:

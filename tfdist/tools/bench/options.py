@@ -1,4 +1,4 @@
-"""The options of `tfdist bench`: what they are, and what is wrong with those given."""
+"""The options of `tfdist bench`, and their checks."""
 
 from __future__ import annotations
 
@@ -212,7 +212,7 @@ def parse(words: list[str]) -> argparse.Namespace:
     """The options, checked against each other.
 
     Raises:
-        SystemExit: with 2; standard error says what is wrong.
+        SystemExit: with 2; the reason is on standard error.
     """
     arguments = parser()
     options = arguments.parse_args(words)

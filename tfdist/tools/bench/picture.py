@@ -14,7 +14,7 @@ MISSING = "it needs matplotlib, which is not installed: pip install matplotlib"
 
 
 def is_possible() -> bool:
-    """Whether there is what it takes to draw."""
+    """Whether matplotlib is installed."""
     return importlib.util.find_spec("matplotlib") is not None
 
 
@@ -39,7 +39,7 @@ def draw(
     """Writes a picture with a panel for each operation and type.
 
     Args:
-        path: of the picture; its suffix says what kind, one of `kinds`.
+        path: path of the picture; its suffix is one of `kinds`.
         title: above it.
         series: (operation, type) → the measured times.
         choices: likewise, where the borders are; may be empty.

@@ -39,7 +39,7 @@ def percent(result: Result, limits: Limits) -> float:
 
 
 def line(result: Result, limits: Limits) -> str:
-    """A line of the table; an algorithm that auto has chosen stands behind "auto:"."""
+    """Returns a line of the table; "auto:" precedes the choice of auto."""
     name = f"auto:{result.algorithm}" if result.auto else result.algorithm
     bus = bus_bandwidth(result, sum(limits.hosts))
     return (
@@ -118,6 +118,6 @@ def as_json(results: Sequence[Result], limits: Limits) -> dict[str, Any]:
 
 
 def write(path: Path, value: Mapping[str, Any]) -> None:
-    """Writes JSON, the whole file or nothing."""
+    """Writes a JSON file atomically."""
     with output.atomic_write(path) as part:
         part.write_text(json.dumps(value, indent=2) + "\n")

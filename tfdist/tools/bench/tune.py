@@ -1,11 +1,11 @@
 """From measured times to a tuning file. Pure: numbers in, numbers out.
 
-The time of an algorithm is taken for alpha + n beta, the form of every cost model in
-R. Thakur, R. Rabenseifner, W. Gropp, *Optimization of Collective Communication
-Operations in MPICH*, Int. J. High Perform. Comput. Appl. 19 (2005); alpha and beta are
-fitted to the times of each algorithm, whatever number of steps they stand for. Which
-algorithm serves which size comes from the measured times themselves; the fitted lines
-say where between two measured sizes one gives way to the other.
+The time of an algorithm is taken for alpha + n beta, the form of every cost model in R.
+Thakur, R. Rabenseifner, W. Gropp, *Optimization of Collective Communication Operations
+in MPICH*, Int. J. High Perform. Comput. Appl. 19 (2005); alpha and beta are fitted to
+the times of each algorithm, whatever number of steps they stand for. Which algorithm
+serves which size comes from the measured times themselves; the fitted lines give the
+crossover between two measured sizes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Line:
     beta: float
 
     def at(self, size_bytes: int) -> float:
-        """Seconds for so many bytes."""
+        """Returns the seconds for a size in bytes."""
         return self.alpha + size_bytes * self.beta
 
 
@@ -42,8 +42,8 @@ class Choice:
     """Algorithms chosen by size, and how good the choice is.
 
     Attributes:
-        sizes: (up to so many bytes, algorithm); the last one without end (None).
-        ratios: measured size → time of what is taken there / the best time.
+        sizes: (largest size in bytes, algorithm); the last one without a limit (None).
+        ratios: measured size → time of the chosen algorithm / the best time.
         lines: the fit of each algorithm.
     """
 
@@ -111,7 +111,7 @@ def _best_path(times: Times, sizes: Sequence[int]) -> list[str]:
 
 
 def _border(small: int, large: int, first: Line, second: Line) -> int:
-    """Up to how many bytes the first one is taken; from `small` to `large` - 1."""
+    """Returns the largest size for the first algorithm, in `small` to `large` - 1."""
     if first.beta > second.beta:
         crossing = (second.alpha - first.alpha) / (first.beta - second.beta)
         if small <= crossing < large:
@@ -120,7 +120,7 @@ def _border(small: int, large: int, first: Line, second: Line) -> int:
 
 
 def choose(times: Times) -> Choice:
-    """Which algorithm serves which sizes.
+    """Chooses an algorithm for each range of sizes.
 
     Args:
         times: of all algorithms at the same sizes, one or more.

@@ -2,8 +2,8 @@
 
 `_start` connects Horovod with the ranks that the core has connected already; `_store`
 is the meeting point that Horovod asks for; `emit` emits Horovod's TensorFlow
-operations; `_types` says what these can do. For sites whose network is tuned for
-Horovod, and for comparing: the native engine does more, and more safely.
+operations; `_types` has the types that they support. For sites whose network is tuned
+for Horovod, and for comparing: the native engine does more, and more safely.
 """
 
 from __future__ import annotations

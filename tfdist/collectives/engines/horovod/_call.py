@@ -1,4 +1,4 @@
-"""One call of an operation: what it is checked for, named, counted and ends with."""
+"""One call of an operation: its checks, name, counting and gradient."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Call:
         self._waits = waits
 
     def check(self) -> None:
-        """Refuses what depends on where it is called."""
+        """Raises if the process set has ended, or the timeout is not supported here."""
         number = self.arguments["process_set"]
         if number not in self._owner.sets:
             raise ValueError(f"Expected a process set that lives, got number {number}.")
@@ -67,7 +67,7 @@ class Call:
         forward: Callable[..., Sequence[tf.Tensor]],
         outputs: Callable[[Sequence[tf.Tensor]], Sequence[tf.Tensor]] | None = None,
     ) -> list[tf.Tensor]:
-        """Emits it, with its gradient, and counts when it ends."""
+        """Emits the operation with its gradient, and counts its end."""
         self.check()
         given = [tf.convert_to_tensor(one) for one in inputs]
         if not given:

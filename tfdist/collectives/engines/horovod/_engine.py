@@ -77,7 +77,7 @@ class HorovodEngine:
         )
         try:
             horovod.init()
-        except Exception as error:  # what it raises is its own affair
+        except Exception as error:  # Horovod may raise anything
             raise _failed_error(f"Horovod did not start: {error}") from error
         atexit.unregister(horovod.shutdown)  # it would run before `close`
         place = horovod.rank(), horovod.size()
@@ -94,7 +94,7 @@ class HorovodEngine:
         self._watch = Watch(self._operations.counts, horovod.shutdown, limit_s)
 
     def close(self) -> None:
-        """Leaves the others, when they leave too; one that is stuck is left behind.
+        """Disconnects Horovod on all ranks; does not wait for a stuck rank.
 
         The first rank that leaves Horovod ends the work of all. So the ranks wait for
         each other here, for TFDIST_TIMEOUT_S, or until one of them has failed.
@@ -120,7 +120,7 @@ class HorovodEngine:
         self._sets.clear()
 
     def operations(self) -> Operations:
-        """Horovod's operations, by the names of ours."""
+        """Returns Horovod's operations, under the names of tfdist's."""
         return self._operations
 
     def refusal(self, dtype: int, op: int) -> str | None:
@@ -202,7 +202,7 @@ class HorovodEngine:
         return address, int(port)
 
     def _export(self, found: dict[str, str]) -> None:
-        """Sets variables; what the user has set stays."""
+        """Sets variables; variables that the user has set stay."""
         for name, value in found.items():
             if name not in os.environ:
                 os.environ[name] = value

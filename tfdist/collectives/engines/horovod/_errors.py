@@ -21,10 +21,10 @@ _OURS = re.compile(r"Horovod(?! operation)|\bgloo\b|MPI_\w+ failed|stalled")
 def to_core_error(
     error: BaseException, late: native.CoreError | None = None
 ) -> native.CoreError | None:
-    """The error of the core that says the same; None: not an error of Horovod.
+    """Converts an error of Horovod to one of the core; None for other errors.
 
     Args:
-        error: what an operation, a `tf.function` or `model.fit` has raised.
+        error: exception of an operation, a `tf.function` or `model.fit`.
         late: why this rank itself has ended Horovod's work, if so.
     """
     if not isinstance(error, tf.errors.OpError):

@@ -1,6 +1,6 @@
 """Maps process sets to Horovod's numbers, and tells which of them still exist.
 
-Horovod gives the number of a set that was removed to the next one, and begins anew
+Horovod gives the number of a set that was removed to the next one, and starts again
 after the next init: a function that was traced for the one would reduce over the other.
 """
 

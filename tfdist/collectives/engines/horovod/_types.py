@@ -40,7 +40,7 @@ _PLAIN = {
 
 @dataclasses.dataclass(frozen=True)
 class Way:
-    """How a reduction is made of one that Horovod has.
+    """How to build a reduction from one that Horovod has.
 
     Attributes:
         op: Horovod's name: "Sum", "Min", "Max" or "Product".

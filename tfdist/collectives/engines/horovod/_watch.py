@@ -1,11 +1,11 @@
-"""Ends what waits in Horovod for ever.
+"""Ends operations that wait in Horovod without a limit.
 
-An operation of Horovod waits without any limit for a rank that does not come (its own,
+An operation of Horovod waits without limit for a missing rank (its own limit,
 HOROVOD_STALL_SHUTDOWN_TIME_SECONDS, had no effect when tried with 0.28.1), and nothing
-can cancel it. So a thread looks whether one runs, and how many have ended. Where one
-runs and none has ended for TFDIST_TIMEOUT_S, or a rank is lost, it shuts Horovod down,
-which ends what is pending with an error on every rank that runs. Where even that does
-not return, as with a rank that is stopped, it ends this process.
+can cancel it. So a thread checks whether an operation runs, and how many have ended. If
+one runs and none has ended for TFDIST_TIMEOUT_S, or a rank is lost, it shuts Horovod
+down, which ends pending operations with an error on every running rank. If the shutdown
+does not return either, for example with a stopped rank, it ends this process.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Verdict(enum.Enum):
 
 
 def verdict(stuck_s: float, lost_s: float | None, limit_s: float) -> Verdict:
-    """Judges operations that have started and not ended.
+    """Decides about operations that have started and not ended.
 
     Args:
         stuck_s: seconds for which none has ended.
@@ -58,8 +58,8 @@ class Watch:
     """The thread, from the start of Horovod to its end.
 
     Args:
-        counts: says what runs, and how many have ended.
-        release: shuts Horovod down; may take for ever.
+        counts: numbers of running and ended operations.
+        release: shuts Horovod down; may never return.
         limit_s: seconds that an operation may wait.
     """
 
@@ -81,7 +81,7 @@ class Watch:
         self._thread.start()
 
     def close(self) -> None:
-        """Ends it."""
+        """Ends the thread."""
         self._ended.set()
         self._thread.join(1.0)
 

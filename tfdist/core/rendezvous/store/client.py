@@ -187,7 +187,7 @@ def store_lost(reason: str) -> StoreLostError:
 
 
 class MissingKeysError(Exception):
-    """Keys that nobody set within the time; `keys` lists them."""
+    """Keys that no rank has set in time; `keys` lists them."""
 
     def __init__(self, keys: list[str]) -> None:
         super().__init__(f"not set in time: {keys}")

@@ -43,8 +43,8 @@ class Membership:
         """Waits until some rank fails, or gives up.
 
         Returns:
-            "rank", "host", "pid" and "cause"; where the rank has told it itself, what
-            else its error says too: "kind", perhaps "detail".
+            "rank", "host", "pid" and "cause"; if the rank has reported the failure
+            itself, also "kind" of its error, and perhaps "detail".
         """
         try:
             failed = (await self._channel.receive())["values"][0]
@@ -53,15 +53,15 @@ class Membership:
             raise store_lost(str(error)) from error
 
     async def leave(self) -> None:
-        """Leaves; from here on the end of this process is nobody's failure."""
+        """Leaves; from now on the end of this process is no failure."""
         try:
             async with asyncio.timeout(2.0):
                 await self._channel.send({"op": "leave"})
         except (OSError, TimeoutError):
-            pass  # The store is gone, and with it everybody who could care.
+            pass  # The store is gone.
         finally:
             self._channel.close()
 
     def close(self) -> None:
-        """Drops the connection, which tells the store that this rank failed."""
+        """Drops the connection: the store then takes this rank for failed."""
         self._channel.close()

@@ -24,7 +24,7 @@ _MAX_WAIT_S = 86400.0
 
 @dataclass(eq=False)
 class _Waiter:
-    """Who waits for keys: what is still missing of them."""
+    """A client that waits for keys, and the keys that are still missing."""
 
     missing: set[str]
     complete: asyncio.Event = field(default_factory=asyncio.Event)
@@ -63,26 +63,26 @@ class StoreServer:
         self._listener.start()
 
     def _refusal(self, claims: dict[str, Any]) -> str:
-        """Why a client is not welcome; "" when it is. It has proved itself."""
+        """Returns why an authenticated client is refused; "" if it is accepted."""
         purpose, generation = claims.get("purpose"), claims.get("generation")
         if purpose not in (PURPOSE, MEMBER) or type(generation) is not int:
             return f"the store does not serve {claims!r:.100}"
         found = auth.difference({"job": self._job}, claims, {})
-        # A rank that comes to start in a generation that the job has left behind.
+        # A rank that starts in an earlier generation than the job.
         if not found and purpose == MEMBER and generation < self._newest_generation:
             expected = {"generation": self._newest_generation}
             found = auth.difference(expected, claims, {})
         return found and f"the rendezvous refused this rank: {found}"
 
     async def close(self, drain_s: float = 0.0) -> None:
-        """Ends; gives the clients at most `drain_s` seconds to leave first."""
+        """Closes the server; gives clients at most `drain_s` seconds to leave first."""
         deadline = time.monotonic() + drain_s
         while self._listener.open_connections and time.monotonic() < deadline:
             await asyncio.sleep(0.002)
         await self._listener.close()
 
     def set(self, key: str, value: Any) -> None:
-        """Sets a key, wakes those who wait for it."""
+        """Sets a key, and wakes the clients that wait for it."""
         if len(self.values) >= MAX_KEYS and key not in self.values:
             raise ValueError(f"the store holds {MAX_KEYS} keys already")
         if key in self.values:
@@ -112,7 +112,7 @@ class StoreServer:
         return [key for key in keys if key in missing]
 
     def _values_of(self, keys: list[str]) -> bytes:
-        """The answer to who waits for these keys: all ranks do, for the same ones."""
+        """Returns the encoded values; cached, as all ranks wait for the same keys."""
         name = tuple(keys)
         if name not in self._answers:
             values = [self.values[key] for key in keys]
@@ -151,7 +151,7 @@ class StoreServer:
         raise ValueError(f"unknown operation {operation!r:.40}")
 
     async def _serve_member(self, channel: Channel) -> None:
-        """Watches one rank while the ranks connect; tells it the first failure."""
+        """Watches one rank while the ranks connect; sends it the first failure."""
         member = await channel.receive()
         self.joined = True
         generation = int(channel.claims["generation"])
