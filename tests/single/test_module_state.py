@@ -17,13 +17,12 @@ STATE = {
     "core/world.py": {"_program"},
     "core/failed_rank.py": {"_state"},
     "core/deadlock/watcher.py": {"callers"},
-    "launch/process_tree.py": {"_strangers"},
+    "launch/processes.py": {"_strangers"},
     # Open sockets, which a forked child closes.
     "core/rendezvous/on_demand_links.py": {"_running"},
     "core/rendezvous/stream.py": {"_streams"},
     "data/_scatter_server.py": {"_running"},
     # The code that is being run or traced.
-    "collectives/tf_ops/emit.py": {"_COUNTED"},
     "core/deadlock/one_rank_code.py": {"PLACE"},
     "training/jit_compile.py": {"_ACTIVE"},
     # Lists of variables and gradients, by generation of the world.
@@ -31,7 +30,6 @@ STATE = {
     "consistency/in_step.py": {"_eager_counts", "_graph_counts"},
     # Functions that other modules add.
     "collectives/_join.py": {"after_join"},
-    "gradients/bucket_ops.py": {"_FUNCTIONS"},
     # Objects of TensorFlow and Keras, by weak reference.
     "callbacks/_base.py": {"_first_step_names"},
     "callbacks/learning_rate_scale.py": {"_scaled"},
@@ -39,12 +37,15 @@ STATE = {
     "collectives/per_rank_variables.py": {"_declared", "_broadcast_lists"},
     "collectives/tf_ops/op_names.py": {"_name_counts", "_labels"},
     "data/_dataset_checks.py": {"_part_counts"},
-    "gradients/provenance.py": {"_eager_by_tape", "_used"},
+    "gradients/provenance.py": {"_of_eager_tensors", "_of_graphs"},
     "gradients/sample_weights.py": {"synchronized_by"},
     "layers/synchronized.py": {"_contexts_seen"},
     "training/loss_scale.py": {"_scaling", "_warned", "_called_scale_loss"},
     # Horovod's interface is one of functions: its state is that of its modules.
-    "horovod/_unreduced.py": {"_inside", "_counts"},
+    "horovod/_unreduced.py": {"_inside"},
+    "horovod/_gradient_origin.py": {
+        *("_local_tensors", "_local_names", "_trained_in_subsets"),
+    },
     "horovod/_warnings.py": {"_warned"},
     "horovod/common/timeline.py": {"_begins_us"},
     "horovod/keras2/__init__.py": {"_active"},
@@ -63,15 +64,12 @@ ATTRIBUTES = {
     },
     # Values that refer to the object, which a registry would keep alive.
     "gradients/accumulation.py": {"_tfdist_total_weight", "_tfdist_own_weight"},
-    "gradients/provenance.py": {"_tfdist_settled", "_tfdist_by_tape"},
     # Of a function that we put in the place of another one.
     "callbacks/_loss_weighting.py": {"_tfdist_before"},
     "callbacks/_save_guard.py": {"_tfdist_guards"},
     "horovod/_unreduced.py": {"_tfdist_guarded"},
     # Also seen through wrappers of a train function.
     "training/jit_compile.py": {"_tfdist_split", "_tfdist_makes"},
-    # Of a graph: names of its tensors.
-    "horovod/_gradient_origin.py": {"_tfdist_local_gradients"},
 }
 # Files that change the class of an object of Keras or TensorFlow to a subclass of it:
 # Keras keeps references to layers and optimizers, so another object would not be used.
