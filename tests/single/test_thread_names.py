@@ -144,7 +144,9 @@ def test_no_more_names_are_remembered_than_have_room(owners):
 
 def test_an_error_that_a_thread_does_not_catch_makes_the_process_fail(monkeypatch):
     told, codes = [], []
-    monkeypatch.setattr(exit_report, "tell", lambda error, _rank: told.append(error))
+    monkeypatch.setattr(
+        exit_report, "report_end", lambda error, _rank: told.append(error)
+    )
     monkeypatch.setattr(runtime, "state", runtime.State())
     monkeypatch.setattr(world, "_program", world._Program())
     monkeypatch.setattr(world, "shutdown", lambda: None)
@@ -152,7 +154,7 @@ def test_an_error_that_a_thread_does_not_catch_makes_the_process_fail(monkeypatc
 
     def end_with(error):
         arguments = (type(error), error, None, threading.current_thread())
-        world._note_failed_thread(threading.ExceptHookArgs(arguments))
+        world._record_failed_thread(threading.ExceptHookArgs(arguments))
         world._leave()
 
     end_with(ValueError("of the user's own code"))

@@ -14,15 +14,15 @@ from tfdist.core import engines, native
 class ReduceOp(enum.IntEnum):
     """How the values of the ranks are combined.
 
-    ==================================  ==========================================
-    dtype                               operations
-    ==================================  ==========================================
-    int8 to int64, uint8 to uint64      all
-    bool                                MIN, MAX, LOGICAL_*
-    float16, bfloat16, float32, float64 SUM, AVERAGE, MIN, MAX, PRODUCT
-    complex64, complex128               SUM, AVERAGE, PRODUCT
-    float8_e5m2, float8_e4m3fn          none: cast to bfloat16
-    ==================================  ==========================================
+    ===================================  ==========================================
+    dtype                                operations
+    ===================================  ==========================================
+    int8 to int64, uint8 to uint64       all
+    bool                                 MIN, MAX, LOGICAL_*
+    float16, bfloat16, float32, float64  SUM, AVERAGE, MIN, MAX, PRODUCT
+    complex64, complex128                SUM, AVERAGE, PRODUCT
+    float8_e5m2, float8_e4m3fn           none: cast to bfloat16
+    ===================================  ==========================================
 
     - float16 and bfloat16 are accumulated in float32 and rounded once.
     - Integers wrap, as NumPy's do. AVERAGE is the sum, divided by the number of ranks:
