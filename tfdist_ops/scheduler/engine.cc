@@ -10,12 +10,6 @@
 namespace tfdist {
 namespace {
 
-std::vector<int> Members(int size) {
-  std::vector<int> ranks;
-  for (int rank = 0; rank < size; ++rank) ranks.push_back(rank);
-  return ranks;
-}
-
 HeartbeatMonitor MakeMonitor(const World& world, const Config& config, const Engine::Hooks& hooks) {
   HeartbeatOptions options;
   options.period_us = static_cast<int64_t>(config.heartbeat_s * 1e6);
@@ -24,7 +18,7 @@ HeartbeatMonitor MakeMonitor(const World& world, const Config& config, const Eng
   options.yield_us = 3 * options.period_us;
   options.gather_us = 5 * options.period_us;
   options.look_us = 3 * options.period_us;
-  const std::vector<int> members = Members(world.size);
+  const std::vector<int> members = AllRanks(world.size);
   std::vector<bool> visible;
   for (int peer : members) {
     visible.push_back(peer != world.rank && hooks.process_state &&
@@ -48,16 +42,16 @@ Engine::Engine(World world, Links links, const Config& config, Hooks hooks)
       links_(std::move(links)),
       config_(config),
       hooks_(std::move(hooks)),
+      sets_(world_, config_),
+      pending_(sets_),
       held_(links_.size(), 0),
       full_since_us_(links_.size(), 0),
       inbound_(links_.size()),
       outbound_(links_.size()),
       monitor_(MakeMonitor(world_, config_, hooks_)),
       agreement_(
-          world_.rank, Members(world_.size), world_.generation, [this] { return Freeze(); },
-          AgreementTimes(config_), [this] { return ClaimVerdict(); }) {
-  OpenSet(FindOrCreateSet(kWorldSet), Members(world_.size));
-}
+          world_.rank, AllRanks(world_.size), world_.generation, [this] { return Freeze(); },
+          AgreementTimes(config_), [this] { return ClaimVerdict(); }) {}
 
 Engine::~Engine() = default;
 
@@ -86,24 +80,24 @@ void DescribeTensors(Request* request) {
 }  // namespace
 
 void Engine::Submit(std::unique_ptr<Request> request, int64_t now_us) {
-  ++moves_;
+  ++state_.moves;
   request->submitted_us = now_us;
-  Status refused = failure_;
-  if (refused.ok() && leaving_) refused = ShutDown();
+  Status refused = state_.failure;
+  if (refused.ok() && state_.leaving) refused = ShutDown();
   RequestInfo& info = request->info;
   if (info.kind == CollectiveKind::kSendRecv) {
     info.set = PairSetId(std::min(info.root, info.peer), std::max(info.root, info.peer));
   }
-  if (refused.ok()) refused = CheckSet(*request);
+  if (refused.ok()) refused = sets_.Check(*request);
   if (!refused.ok()) {
     Finish(std::move(request), refused);
     return;
   }
   request->deadline_us = now_us + static_cast<int64_t>(info.timeout_s * 1e6);
   DescribeTensors(request.get());
-  ProcessSet* set = FindOrCreateSet(info.set);
-  if (stopped_) {
-    stopped_requests_.push_back(std::move(request));
+  ProcessSet* set = sets_.FindOrCreate(info.set);
+  if (state_.stopped) {
+    pending_.Stop(std::move(request));
     return;
   }
   if (info.kind == CollectiveKind::kJoin) {
@@ -112,7 +106,7 @@ void Engine::Submit(std::unique_ptr<Request> request, int64_t now_us) {
     set->joining = std::move(request);
     return;
   }
-  BeginSetChange(request.get());
+  sets_.BeginChange(request.get());
   CountSubmission(set, request.get());
   refused = CheckGate(*request);
   if (!refused.ok()) {
@@ -155,7 +149,7 @@ void Engine::Announce(ProcessSet* set, const RequestInfo& info, int64_t now_us) 
 }
 
 void Engine::AddReady(ProcessSet* set, int rank, RequestInfo info, int64_t now_us) {
-  ++moves_;
+  ++state_.moves;
   info.set = set->id;
   const Status status = set->negotiator->Add(rank, std::move(info), now_us);
   if (!status.ok()) Bug(status, now_us);
@@ -166,7 +160,7 @@ void Engine::AddReady(ProcessSet* set, int rank, RequestInfo info, int64_t now_u
 bool Engine::SendResponses(int64_t now_us) {
   bool sent = false;
   for (auto& [id, set] : sets_) {
-    if (set->negotiator == nullptr || stopped_) continue;
+    if (set->negotiator == nullptr || state_.stopped) continue;
     const std::vector<Response> responses = set->negotiator->TakeResponses();
     for (const Response& response : responses) {
       if (response.ends_work) {
@@ -186,7 +180,7 @@ void Engine::Allocate(ProcessSet* set, std::unique_ptr<Request> request, const R
                       int64_t now_us) {
   const RequestInfo& info = request->info;
   if (!RowsFit(response.rows, info, *set)) {
-    Bug(TFDIST_INTERNAL(Describe(set->leader()) + " announced rows for \"" + info.key +
+    Bug(TFDIST_INTERNAL(DescribeRank(world_, set->leader()) + " announced rows for \"" + info.key +
                         "\" that do not fit"),
         now_us);
     EndRequest(std::move(request));
@@ -200,6 +194,22 @@ void Engine::Allocate(ProcessSet* set, std::unique_ptr<Request> request, const R
     allocated(id, ticket, allocate(by_rank, output));
   });
   set->allocating[response.ticket] = std::move(request);
+}
+
+// Removing a set, or adding one: what came for it before this rank heard of it follows.
+void Engine::EndSetChange(const Request& request, const Response& response, int64_t now_us) {
+  ProcessSet* set = sets_.EndChange(request, response);
+  if (set == nullptr) return;
+  auto early = std::move(set->early);
+  auto early_joins = std::move(set->early_joins);
+  for (auto& [rank, ready] : early) {
+    if (!state_.stopped && set->negotiator != nullptr) {
+      AddReady(set, rank, std::move(ready), now_us);
+    }
+  }
+  for (const auto& [rank, message] : early_joins) {
+    HandleControl(rank, FrameType::kJoin, set->id, AsBytes(message), now_us);
+  }
 }
 
 std::unique_ptr<Request> Engine::TakeEntry(ProcessSet* set, const std::string& key, bool agreed,
@@ -223,7 +233,7 @@ std::unique_ptr<Request> Engine::TakeEntry(ProcessSet* set, const std::string& k
     std::unique_ptr<Request> next = std::move(queue.front());
     queue.pop_front();
     StartPredicted(set, std::move(next), now_us);
-    if (stopped_) return request;  // the queue is gone
+    if (state_.stopped) return request;  // the queue is gone
   }
   if (queue.empty()) {
     set->entries.erase(it);
@@ -234,8 +244,8 @@ std::unique_ptr<Request> Engine::TakeEntry(ProcessSet* set, const std::string& k
 }
 
 void Engine::HandleResponse(ProcessSet* set, const Response& response, int64_t now_us) {
-  if (stopped_) return;
-  ++moves_;
+  if (state_.stopped) return;
+  ++state_.moves;
   std::vector<std::unique_ptr<Request>> members;
   for (size_t i = 0; i < response.keys.size(); ++i) {
     const std::string& key = response.keys[i];
@@ -248,7 +258,7 @@ void Engine::HandleResponse(ProcessSet* set, const Response& response, int64_t n
     }
     if (request == nullptr && !response.error.ok()) continue;  // refused before it came here
     if (request == nullptr) {
-      Bug(TFDIST_INTERNAL(Describe(set->leader()) + " announced \"" + key +
+      Bug(TFDIST_INTERNAL(DescribeRank(world_, set->leader()) + " announced \"" + key +
                           "\", which was not submitted here"),
           now_us);
       break;
@@ -261,17 +271,17 @@ void Engine::HandleResponse(ProcessSet* set, const Response& response, int64_t n
       NoteAgreed(response, request.get(), now_us);
       members.push_back(std::move(request));
       const auto algorithm_of = [this, set](const RequestInfo& info) {
-        return AlgorithmAloneOf(*set, info);
+        return sets_.AlgorithmAloneOf(*set, info);
       };
       if (members.size() == 1) continue;
       if (Fuses(members[0]->info, members.back()->info, algorithm_of)) continue;
-      Bug(TFDIST_INTERNAL(Describe(set->leader()) + " announced \"" + key +
+      Bug(TFDIST_INTERNAL(DescribeRank(world_, set->leader()) + " announced \"" + key +
                           "\" together with another operation that it can't be fused with"),
           now_us);
       break;
     }
   }
-  if (stopped_) {
+  if (state_.stopped) {
     for (auto& member : members) EndRequest(std::move(member));
     return;
   }
@@ -313,7 +323,7 @@ void Engine::HandleResponse(ProcessSet* set, const Response& response, int64_t n
 
 void Engine::Finish(std::unique_ptr<Request> request, const Status& status) {
   ++finished_;
-  ++moves_;
+  ++state_.moves;
   if (status.ok()) CountStep(*request);
   if (hooks_.finished) hooks_.finished(*request, status.code());
   if (timeline_ != nullptr) RecordFinished(*request, status);
@@ -385,9 +395,11 @@ bool Engine::HasFrame() const {
                      [](const auto& link) { return link != nullptr && link->HasFrame(); });
 }
 
-bool Engine::agreeing() const {
-  return std::any_of(sets_.begin(), sets_.end(),
-                     [](const auto& item) { return !item.second->entries.empty(); });
+bool Engine::busy() const { return pending_.has_stopped() || sets_.busy(); }
+
+bool Engine::waiting() const {
+  const bool undecided = agreement_.active() && agreement_.outcome() == Outcome::kNone;
+  return busy() || undecided || doubting() || sets_.deciding();
 }
 
 void Engine::SetWakeMode(WakeMode mode) {

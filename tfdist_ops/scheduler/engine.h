@@ -12,11 +12,11 @@
 //   Submit → Operation, under a predicted ticket (order.h).
 //
 // engine.cc: requests, agreement, one turn; engine_run.cc: execution, the data lane;
-// engine_order.cc: predicted operations, and what to do when they stand still; engine_sets.cc:
-// process sets; engine_join.cc: ranks without data; engine_control.cc: the control lane;
-// engine_failure.cc: deadlines, failures and leaving; engine_membership.cc: evidence, the verdict;
-// engine_gate.cc: steps that are held back; engine_blocked.cc: ranks that wait for each other;
-// engine_timeline.cc: what happened when, and who was late.
+// engine_order.cc: predicted operations, and what to do when they stand still; engine_join.cc:
+// ranks without data; engine_control.cc: the control lane; engine_failure.cc: deadlines, failures
+// and leaving; engine_membership.cc: evidence, the verdict; engine_gate.cc: steps that are held
+// back; engine_blocked.cc: ranks that wait for each other; engine_timeline.cc: what happened when,
+// and who was late.
 //
 // A failure, from the first evidence on: the work stops (StopWork), but nothing ends; the ranks
 // agree (membership/verdict.h); then all that was pending ends with one error, the same on every
@@ -36,38 +36,17 @@
 #include "base/config.h"
 #include "membership/heartbeat.h"
 #include "membership/verdict.h"
-#include "scheduler/negotiator.h"
+#include "scheduler/engine_hooks.h"
+#include "scheduler/engine_state.h"
 #include "scheduler/operation.h"
-#include "scheduler/process_set.h"
+#include "scheduler/pending_requests.h"
+#include "scheduler/process_set_registry.h"
 #include "scheduler/timeline.h"
 #include "scheduler/waited_for.h"
 #include "scheduler/wire.h"
+#include "scheduler/world.h"
 
 namespace tfdist {
-
-// Where this rank stands; hosts and pids by rank are for messages.
-struct World {
-  int rank = 0;
-  int size = 1;
-  int local_rank = 0;
-  int local_size = 1;
-  int cross_rank = 0;
-  int cross_size = 1;
-  // Ranks of this host, this one included, that may run on a processor of this rank; 0: not known.
-  int sharing = 0;
-  uint32_t generation = 0;
-  std::vector<std::string> hosts;
-  std::vector<int64_t> pids;
-  // Index of each rank's host. Hosts are numbered by their lowest rank, so that all ranks, which
-  // agreed on it in the rendezvous, derive the same schedules from it. Empty: all on one host.
-  std::vector<int32_t> host_of;
-  // Of the tuning file, equal on all ranks, and the hash by which they know that; "": none.
-  std::vector<TuningRule> tuning;
-  std::string tuning_hash;
-};
-
-// The host of each rank, as schedules see it: where it is not known, each on its own.
-std::vector<int32_t> WorldHosts(const World& world);
 
 // Why a rank's own program ends.
 struct AbortReason {
@@ -76,35 +55,9 @@ struct AbortReason {
   int culprit = -1;    // the rank at whose fault it is, where that is known; -1: itself
 };
 
-class CompletionSink {
- public:
-  virtual ~CompletionSink() = default;
-  virtual void Post(std::function<void()> callback) = 0;
-};
-
 class Engine {
  public:
-  struct Hooks {
-    CompletionSink* completions = nullptr;
-    // Memory for an output has come (called on the completion thread); must lead to Allocated
-    // with the same arguments on the engine's thread.
-    std::function<void(uint32_t set, uint64_t ticket, void* memory)> allocated;
-    std::function<void(const Status&)> failed;  // once, when work ends
-    std::function<void(const Request& request, Code code)> finished;
-    // A request whose `done` has run where the engine runs: its memory can be used for another one.
-    std::function<void(std::unique_ptr<Request>)> spent;
-    // As a rank that has joined: of a group that the others have registered.
-    std::function<void(const RequestInfo& info, const Response& response)> registered;
-    std::function<void(int64_t count)> stepped;  // complete steps of a group so far
-    // At every tick: moves(), and for how long they have been as many while operations of this
-    // rank wait; 0: none does.
-    std::function<void(uint64_t moves, int64_t still_us)> still;
-    // Lines of a peer's timeline; on rank 0.
-    std::function<void(int peer, std::string lines)> timeline_lines;
-    // The state of a peer's process now; kUnknown where it cannot be seen for certain. Null: of no
-    // peer.
-    std::function<ProcessState(int peer)> process_state;
-  };
+  using Hooks = EngineHooks;
 
   // No clock, no randomness: what an engine does is a function of its calls and of what its links
   // deliver.
@@ -151,19 +104,19 @@ class Engine {
 
   bool busy() const;
   // How often something has moved on this rank: submitted, ended, or heard of as a leader.
-  uint64_t moves() const { return moves_; }
+  uint64_t moves() const { return state_.moves; }
   // The threads of this rank's program that call collectives stand at `place`, which was so when
   // `moves` was what moves() gave. No effect when something has moved since.
   void ReportBlocked(uint64_t moves, BlockedNote::How how, std::string place, int64_t now_us);
   // Whether an operation of this rank waits for all ranks to agree on it.
-  bool agreeing() const;
+  bool agreeing() const { return sets_.agreeing(); }
   // Data frames that came before their operation, copied out and waiting for it.
-  size_t stashed() const;
+  size_t stashed() const { return sets_.stashed(); }
   // Whether time matters to this rank: something waits here, or for its decision as a leader.
   bool waiting() const;
   // Whether a connection has just ended and the process at its other end is being looked at.
   bool doubting() const;
-  const Status& failure() const { return failure_; }
+  const Status& failure() const { return state_.failure; }
   const Agreement& agreement() const { return agreement_; }
   const Links& links() const { return links_; }
   std::string CountersJson() const;
@@ -207,14 +160,6 @@ class Engine {
   void CopyFrames(int peer);                                               // all that are held
   bool CopyEarly(std::vector<std::pair<int, Arrived>>* frames, int peer);  // of those stashed
   Status ReceiveData(int peer, const InFrame& frame, int64_t now_us);
-  // Process sets.
-  ProcessSet* FindOrCreateSet(
-      uint32_t id);  // also of a set that this rank has not heard of yet; null: no set
-  void OpenSet(ProcessSet* set, std::vector<int32_t> ranks);
-  Status CheckSet(const Request& request) const;
-  // The algorithm of a request that is fused with nothing; null: there is none.
-  const AlgorithmEntry* AlgorithmAloneOf(const SetView& set, const RequestInfo& info) const;
-  void BeginSetChange(Request* request);
   void EndSetChange(const Request& request, const Response& response, int64_t now_us);
   // Agreement.
   void Enqueue(ProcessSet* set, std::unique_ptr<Request> request, int64_t now_us);
@@ -290,8 +235,6 @@ class Engine {
   void EndExpired(ProcessSet* set, int64_t now_us);
   void WarnOfStalls(ProcessSet* set, int64_t now_us);
   void EndLate(int64_t now_us);
-  // Every request that has not ended, with its set.
-  void ForEachRequest(const std::function<void(const ProcessSet&, const Request&)>& visit) const;
   // Failure.
   void LosePeer(int peer, const Status& reason, int64_t now_us);
   void Bug(const Status& status, int64_t now_us) {
@@ -331,16 +274,16 @@ class Engine {
   std::optional<Stall> ExpiredStep(const ProcessSet& set, int64_t limit_us, int64_t now_us) const;
   // How the other ranks see the failure of a rank's own program.
   Status FailureOf(int rank, const std::string& cause, const std::string& detail) const;
-  std::string OldestKey() const;
-  std::string Describe(int rank) const;  // "rank 2 (host n1, pid 4242)"
 
   const World world_;
   Links links_;
   const Config config_;
   const Hooks hooks_;
-  std::map<uint32_t, std::unique_ptr<ProcessSet>> sets_;  // by id
-  std::vector<size_t> held_;                              // frames held in the transport, by peer
-  std::vector<int64_t> full_since_us_;                    // since when no more can be; 0: it can
+  ProcessSetRegistry sets_;
+  PendingRequests pending_;
+  EngineState state_;
+  std::vector<size_t> held_;            // frames held in the transport, by peer
+  std::vector<int64_t> full_since_us_;  // since when no more can be; 0: it can
   bool asleep_ = false;
   std::vector<Inbound> inbound_;
   std::vector<Outbound> outbound_;
@@ -353,12 +296,9 @@ class Engine {
   uint64_t deviations_ = 0;  // operations that could not although they were agreed on before
   uint64_t probes_ = 0;      // sent
   uint64_t finished_ = 0;
-  uint64_t gate_messages_ = 0;  // sent
-  bool leaving_ = false;
-  bool stopped_ = false;  // from the first evidence on: nothing runs or starts any more
-  std::vector<std::unique_ptr<Request>> stopped_requests_;  // wait for the outcome
-  std::vector<std::unique_ptr<Request>> ended_requests_;    // of AdvanceSet: room, else empty
-  std::vector<uint64_t> ended_tickets_;                     // likewise
+  uint64_t gate_messages_ = 0;                            // sent
+  std::vector<std::unique_ptr<Request>> ended_requests_;  // of AdvanceSet: room, else empty
+  std::vector<uint64_t> ended_tickets_;                   // likewise
   struct Lost {
     int64_t since_us = 0;
     bool local = false;  // the connection can only end with the process
@@ -369,9 +309,7 @@ class Engine {
   std::vector<Evidence> seen_;  // in this turn
   HeartbeatMonitor monitor_;
   Agreement agreement_;
-  bool barred_ = false;  // by a rank whose link is gone
-  Status failure_;
-  uint64_t moves_ = 0;
+  bool barred_ = false;       // by a rank whose link is gone
   uint64_t noted_moves_ = 0;  // at the last tick
   int64_t still_since_us_ = 0;
   std::optional<BlockedNote> blocked_;  // of this rank's program; holds while `moves` does

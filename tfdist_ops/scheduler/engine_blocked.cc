@@ -10,15 +10,15 @@ namespace tfdist {
 void Engine::NoteStill(int64_t now_us) {
   bool waits = false;
   for (const auto& [id, set] : sets_) waits |= !set->entries.empty() || !set->active.empty();
-  if (!waits || stopped_ || std::exchange(noted_moves_, moves_) != moves_) {
+  if (!waits || state_.stopped || std::exchange(noted_moves_, state_.moves) != state_.moves) {
     still_since_us_ = now_us;
   }
-  if (hooks_.still) hooks_.still(moves_, now_us - still_since_us_);
+  if (hooks_.still) hooks_.still(state_.moves, now_us - still_since_us_);
 }
 
 void Engine::ReportBlocked(uint64_t moves, BlockedNote::How how, std::string place,
                            int64_t now_us) {
-  if (moves != moves_ || stopped_ || leaving_) return;
+  if (moves != state_.moves || state_.stopped || state_.leaving) return;
   blocked_.emplace();
   blocked_->moves = moves;
   blocked_->how = how;
@@ -61,8 +61,9 @@ std::vector<LedWait> Engine::LedWaits() const {
 // To rank 0; `round`: of its question, 0: nobody has asked.
 void Engine::TellBlocked(uint32_t round, int64_t now_us) {
   BlockedNote note;
-  note.moves = moves_;
-  if (blocked_.has_value() && blocked_->moves == moves_ && !stopped_ && !leaving_) {
+  note.moves = state_.moves;
+  if (blocked_.has_value() && blocked_->moves == state_.moves && !state_.stopped &&
+      !state_.leaving) {
     note = *blocked_;
     note.waits = Waiting();
     note.led = LedWaits();
@@ -80,7 +81,7 @@ void Engine::TellBlocked(uint32_t round, int64_t now_us) {
 // On rank 0. What a note says was true once. So the ranks of a knot are asked again: if nothing has
 // moved on any of them since their notes, all notes are true at the moment of the question.
 void Engine::HearBlocked(int rank, BlockedNote note, int64_t now_us) {
-  if (stopped_ || leaving_) return;
+  if (state_.stopped || state_.leaving) return;
   const uint32_t round = note.round;
   const auto before = blocked_notes_.find(rank);
   const bool same = before != blocked_notes_.end() && before->second.moves == note.moves;

@@ -87,8 +87,9 @@ bool Engine::ReadControl(int peer, int64_t now_us) {
     monitor_.Heard(peer);
     if (header.generation != world_.generation || message.size() > kMaxControlMessage) {
       message.clear();
-      Bug(TFDIST_INTERNAL(Describe(peer) + " sent a control message of another generation, or one "
-                                           "too long"),
+      Bug(TFDIST_INTERNAL(DescribeRank(world_, peer) +
+                          " sent a control message of another generation, or one "
+                          "too long"),
           now_us);
       continue;
     }
@@ -115,7 +116,7 @@ void Engine::HandleControl(int peer, FrameType type, uint32_t set, ByteSpan mess
       AgreementMessage word;
       parsed = DecodeAgreement(message, &word);
       // A rank that has said goodbye takes no part any more, but it answers what it knows.
-      if (parsed && (!leaving_ || agreement_.outcome() != Outcome::kNone)) {
+      if (parsed && (!state_.leaving || agreement_.outcome() != Outcome::kNone)) {
         agreement_.Receive(peer, word);
       }
       break;
@@ -167,12 +168,12 @@ void Engine::HandleControl(int peer, FrameType type, uint32_t set, ByteSpan mess
       inbound_[p].acknowledged = true;
       return;
     default: {
-      ProcessSet* room = FindOrCreateSet(set);
+      ProcessSet* room = sets_.FindOrCreate(set);
       parsed = room != nullptr && HandleSetMessage(peer, type, room, message, now_us);
     }
   }
   if (!parsed) {
-    Bug(TFDIST_INTERNAL(Describe(peer) + " sent a control message of type " +
+    Bug(TFDIST_INTERNAL(DescribeRank(world_, peer) + " sent a control message of type " +
                         std::to_string(static_cast<int>(type)) + " that does not parse"),
         now_us);
   }
@@ -199,7 +200,7 @@ bool Engine::HandleSetMessage(int peer, FrameType type, ProcessSet* set, ByteSpa
           (info.kind == CollectiveKind::kAddSet || info.kind == CollectiveKind::kRemoveSet)) {
         return false;
       }
-      if (stopped_) return true;
+      if (state_.stopped) return true;
       if (heard_of) {
         AddReady(set, peer, std::move(info), now_us);
       } else {
@@ -223,7 +224,7 @@ bool Engine::HandleSetMessage(int peer, FrameType type, ProcessSet* set, ByteSpa
     case FrameType::kGate: {
       GateMessage word;
       if (set->gate == nullptr || !DecodeGate(message, &word)) return false;
-      if (stopped_ || set->IndexOf(peer) < 0) return true;
+      if (state_.stopped || set->IndexOf(peer) < 0) return true;
       set->gate->Receive(peer, word);
       ReleaseSteps(set, now_us);
       return true;
@@ -238,13 +239,13 @@ bool Engine::HandleSetMessage(int peer, FrameType type, ProcessSet* set, ByteSpa
     case FrameType::kWaiting: {
       WaitNote note;
       if (!to_leader || !DecodeWait(message, &note)) return false;
-      if (!stopped_) AddWait(set, peer, std::move(note), now_us);
+      if (!state_.stopped) AddWait(set, peer, std::move(note), now_us);
       return true;
     }
     case FrameType::kProbe: {
       ProbeNote note;
       if (!from_leader || !DecodeProbe(message, &note)) return false;
-      if (!stopped_) TellLeader(set, note.ticket, AnswerProbe(set, note.ticket), now_us);
+      if (!state_.stopped) TellLeader(set, note.ticket, AnswerProbe(set, note.ticket), now_us);
       return true;
     }
     case FrameType::kProbeAnswer: {

@@ -29,14 +29,14 @@ bool Held(const ProcessSet& set, const Request& request) {
 
 void Engine::Tick(int64_t now_us) {
   for (auto& [id, set] : sets_) {
-    if (stopped_) break;
+    if (state_.stopped) break;
     TellWaits(set.get(), now_us);
-    if (stopped_ || set->negotiator == nullptr) continue;
+    if (state_.stopped || set->negotiator == nullptr) continue;
     WarnOfStalls(set.get(), now_us);
     EndMismatched(set.get(), now_us);
-    if (!stopped_) EndExpired(set.get(), now_us);
+    if (!state_.stopped) EndExpired(set.get(), now_us);
   }
-  if (!stopped_) EndLate(now_us);
+  if (!state_.stopped) EndLate(now_us);
   NoteStill(now_us);
   TickMembership(now_us);
   AskForTime(now_us);
@@ -73,7 +73,7 @@ void Engine::EndExpired(ProcessSet* set, int64_t now_us) {
   std::string message = expired->text;
   if (!expired->missing.empty()) {  // else this rank's own program has not called it
     record.rank = expired->missing[0];
-    record.host = world_.hosts[static_cast<size_t>(record.rank)];
+    record.host = HostOf(world_, record.rank);
     message +=
         ", which is its timeout. What is missing is alive but did not call it: look for a step "
         "that only some ranks take, or raise TFDIST_TIMEOUT_S.";
@@ -85,7 +85,7 @@ void Engine::EndLate(int64_t now_us) {
   const int64_t limit = now_us - kLeaderGraceUs;
   const Request* late = nullptr;
   const ProcessSet* of = nullptr;
-  ForEachRequest([&](const ProcessSet& set, const Request& request) {
+  pending_.ForEachInSets([&](const ProcessSet& set, const Request& request) {
     if (request.deadline_us >= limit || Held(set, request)) return;
     late = &request;
     of = &set;
@@ -106,77 +106,30 @@ void Engine::EndLate(int64_t now_us) {
       told != of->stalls.end() ? told->second
       : late->agreed_us > 0
           ? name + of->Text() + " did not finish although every rank had started it"
-          : name + of->Text() + " got no answer from the leader, " + Describe(of->leader());
+          : name + of->Text() + " got no answer from the leader, " +
+                DescribeRank(world_, of->leader());
   const Status status(Code::kDeadlineExceeded, text + "; its timeout has passed.",
                       ErrorRecord{"timeout", -1, "", 0, info.key, "deadline passed", text});
   Suspect(kNoRank, true, status);
 }
 
-void Engine::ForEachRequest(
-    const std::function<void(const ProcessSet&, const Request&)>& visit) const {
-  for (const auto& [id, set] : sets_) {
-    for (const auto& [key, queue] : set->entries) {
-      for (const auto& request : queue) visit(*set, *request);
-    }
-    for (const auto& [turn, active] : set->active) {
-      for (const auto& member : active.operation->members()) {
-        if (member != nullptr) visit(*set, *member);
-      }
-    }
-    for (const auto& [ticket, request] : set->allocating) visit(*set, *request);
-    if (set->joining != nullptr) visit(*set, *set->joining);
-    for (const auto& [number, group] : set->gated) {
-      for (const auto& request : group.held) visit(*set, *request);
-      for (const auto& request : group.later) visit(*set, *request);
-    }
-  }
-}
-
 // ---- failure ----
 
-std::string Engine::Describe(int rank) const {
-  const auto r = static_cast<size_t>(rank);
-  std::string text = "rank " + std::to_string(rank);
-  if (r < world_.hosts.size() && !world_.hosts[r].empty()) {
-    text += " (host " + world_.hosts[r];
-    if (r < world_.pids.size() && world_.pids[r] > 0) {
-      text += ", pid " + std::to_string(world_.pids[r]);
-    }
-    text += ")";
-  }
-  return text;
-}
-
-std::string Engine::OldestKey() const {
-  const Request* oldest = nullptr;
-  const auto look = [&](const Request& request) {
-    if (oldest == nullptr || request.submitted_us < oldest->submitted_us) oldest = &request;
-  };
-  ForEachRequest([&](const ProcessSet&, const Request& request) { look(request); });
-  for (const auto& request : stopped_requests_) look(*request);
-  return oldest == nullptr ? "" : oldest->info.key;
-}
-
 Status Engine::FailureOf(int rank, const std::string& cause, const std::string& detail) const {
-  const auto r = static_cast<size_t>(rank);
-  ErrorRecord record{"rank_failed",
-                     rank,
-                     r < world_.hosts.size() ? world_.hosts[r] : "",
-                     r < world_.pids.size() ? world_.pids[r] : 0,
-                     OldestKey(),
-                     cause,
-                     detail};
-  std::string message = Describe(rank) + " failed";
+  ErrorRecord record{
+      "rank_failed", rank,  HostOf(world_, rank), PidOf(world_, rank), pending_.OldestKey(),
+      cause,         detail};
+  std::string message = DescribeRank(world_, rank) + " failed";
   if (!record.tensor.empty()) message += " while \"" + record.tensor + "\" was in progress";
   return Status(Code::kAborted, message + ": " + cause, record);
 }
 
 void Engine::Withdraw(const Status& mine, const Status& theirs, int64_t now_us) {
   CheckOutcome(now_us);
-  if (!failure_.ok()) return;
+  if (!state_.failure.ok()) return;
   StopWork();
   agreement_.Withdraw(theirs.message(), EncodeRecord(theirs));
-  if (!leaving_) {  // a goodbye says it all
+  if (!state_.leaving) {  // a goodbye says it all
     TellMembership();
     FlushMembership();
   }
@@ -187,27 +140,10 @@ void Engine::Withdraw(const Status& mine, const Status& theirs, int64_t now_us) 
 // Nothing runs any more, and nothing ends before the ranks have agreed why. What the gate holds
 // stays where it is: the verdict says whether it counts.
 void Engine::StopWork() {
-  if (stopped_) return;
-  stopped_ = true;
+  if (state_.stopped) return;
+  state_.stopped = true;
   for (auto& [id, set] : sets_) {
-    for (auto& [turn, active] : set->active) {
-      active.operation->ReleaseFrames(links_, &held_);
-      for (auto& member : active.operation->members()) {
-        if (member != nullptr) stopped_requests_.push_back(std::move(member));
-      }
-    }
-    for (auto& [ticket, request] : set->allocating) stopped_requests_.push_back(std::move(request));
-    for (auto& [key, queue] : set->entries) {
-      for (auto& request : queue) stopped_requests_.push_back(std::move(request));
-    }
-    for (auto& [number, group] : set->gated) {
-      for (auto& request : group.later) stopped_requests_.push_back(std::move(request));
-      group.later.clear();
-    }
-    if (set->joining != nullptr) stopped_requests_.push_back(std::move(set->joining));
-    set->active.clear();
-    set->allocating.clear();
-    set->entries.clear();
+    for (auto& [turn, active] : set->active) active.operation->ReleaseFrames(links_, &held_);
     for (auto& [ticket, frames] : set->stash) {
       for (auto& [peer, arrived] : frames) {
         const auto p = static_cast<size_t>(peer);
@@ -217,34 +153,34 @@ void Engine::StopWork() {
     }
     set->stash.clear();
     set->copied.clear();
-    set->early.clear();
+    pending_.StopAllOf(set.get());
   }
 }
 
 // A request that was on its way when the work stopped.
 void Engine::EndRequest(std::unique_ptr<Request> request) {
-  if (failure_.ok()) {
-    stopped_requests_.push_back(std::move(request));
+  if (state_.failure.ok()) {
+    pending_.Stop(std::move(request));
   } else {
-    Finish(std::move(request), failure_);
+    Finish(std::move(request), state_.failure);
   }
 }
 
 // The end of all work: with `failure` for what is submitted from now on, `pending` for the rest.
 void Engine::EndAll(const Status& failure, const Status& pending, int64_t now_us) {
-  failure_ = failure;
+  state_.failure = failure;
   const Status torn = ResolveGates(now_us);
-  if (!torn.ok()) failure_ = torn;
+  if (!torn.ok()) state_.failure = torn;
   const Status& rest = torn.ok() ? pending : torn;
   TFDIST_LOG(kInfo, world_.rank, "ENGINE", "work ends: " << rest.message());
-  if (hooks_.failed) hooks_.failed(failure_);
+  if (hooks_.failed) hooks_.failed(state_.failure);
   for (auto& [id, set] : sets_) {
     for (auto& [number, group] : set->gated) {
-      for (auto& request : group.held) stopped_requests_.push_back(std::move(request));
+      for (auto& request : group.held) pending_.Stop(std::move(request));
       group.held.clear();
     }
   }
-  auto ended = std::exchange(stopped_requests_, {});
+  auto ended = pending_.TakeStopped();
   for (auto& request : ended) Finish(std::move(request), rest);
 }
 
@@ -256,13 +192,7 @@ void Engine::AbortWith(const AbortReason& reason, int64_t now_us) {
 }
 
 void Engine::Cancel(uint64_t id, int64_t now_us) {
-  const Request* found = nullptr;
-  ForEachRequest([&](const ProcessSet&, const Request& request) {
-    if (request.id == id) found = &request;
-  });
-  for (const auto& request : stopped_requests_) {
-    if (request->id == id) found = request.get();
-  }
+  const Request* found = pending_.Find(id);
   if (found == nullptr) return;
   const std::string key = found->info.key;
   const std::string cause = "its own step failed or was cancelled, and left \"" + key + "\"";
@@ -273,8 +203,8 @@ void Engine::Cancel(uint64_t id, int64_t now_us) {
 
 void Engine::LosePeer(int peer, const Status& reason, int64_t now_us) {
   const auto p = static_cast<size_t>(peer);
-  if (!inbound_[p].left && !leaving_) {
-    if (failure_.ok()) {
+  if (!inbound_[p].left && !state_.leaving) {
+    if (state_.failure.ok()) {
       const std::string transport = links_[p]->transport();
       lost_[peer] = {now_us, inbound_[p].ended || transport == "shm" || transport == "inproc",
                      false, reason};
@@ -293,22 +223,18 @@ void Engine::LosePeer(int peer, const Status& reason, int64_t now_us) {
 }
 
 void Engine::HandleLeave(int peer) {
-  const std::string key = OldestKey();
+  const std::string key = pending_.OldestKey();
   uint32_t steps = 0;
   for (const auto& [set, tickets] : inbound_[static_cast<size_t>(peer)].took_part) {
     for (uint64_t ticket : tickets) {
       if (TicketGroup(ticket) != kRepeatedGroup) steps = std::max(steps, TicketSequence(ticket));
     }
   }
-  ErrorRecord record{"shutdown",
-                     peer,
-                     world_.hosts[static_cast<size_t>(peer)],
-                     world_.pids[static_cast<size_t>(peer)],
-                     key,
-                     "it has shut down",
-                     ""};
+  ErrorRecord record{"shutdown",         peer, HostOf(world_, peer), PidOf(world_, peer), key,
+                     "it has shut down", ""};
   const Status status(Code::kAborted,
-                      Describe(peer) + " has shut down (called tfdist.shutdown() or ended)" +
+                      DescribeRank(world_, peer) +
+                          " has shut down (called tfdist.shutdown() or ended)" +
                           (steps > 0 ? " after " + std::to_string(steps) + " training steps" : "") +
                           (key.empty() ? "" : " and will not take part in \"" + key + "\"") +
                           ". Every rank must make the same calls: check that all have the same "
@@ -319,7 +245,7 @@ void Engine::HandleLeave(int peer) {
 
 void Engine::RefuseMissing() {
   for (const auto& [id, set] : sets_) {
-    if (set->negotiator == nullptr || stopped_) continue;
+    if (set->negotiator == nullptr || state_.stopped) continue;
     for (int32_t rank : set->ranks) {
       if (!inbound_[static_cast<size_t>(rank)].left) continue;
       const bool joins_wait = !set->joins->empty() && !set->joins->Has(rank);
@@ -350,19 +276,19 @@ void Engine::AcknowledgeLeaves() {
 
 Status Engine::ShutDown() const {
   return Status(Code::kAborted, "tfdist was shut down on this rank",
-                ErrorRecord{"shutdown", world_.rank, "", 0, OldestKey(), "shut down", ""});
+                ErrorRecord{"shutdown", world_.rank, "", 0, pending_.OldestKey(), "shut down", ""});
 }
 
 void Engine::Stop(int64_t now_us) {
-  leaving_ = true;
+  state_.leaving = true;
   const Status status = FailureOf(world_.rank, "tfdist was shut down on this rank", "");
   Withdraw(status, status, now_us);
 }
 
 void Engine::Leave(int64_t now_us) {
-  if (leaving_) return;
-  const bool gives_up = failure_.ok() && busy();
-  leaving_ = true;
+  if (state_.leaving) return;
+  const bool gives_up = state_.failure.ok() && busy();
+  state_.leaving = true;
   if (gives_up) Withdraw(ShutDown(), FailureOf(world_.rank, ShutDown().message(), ""), now_us);
   LeaveNote note;
   for (const auto& [id, set] : sets_) note[id] = set->book.LastTickets();
@@ -370,7 +296,7 @@ void Engine::Leave(int64_t now_us) {
 }
 
 bool Engine::Left() const {
-  if (!leaving_) return false;
+  if (!state_.leaving) return false;
   for (size_t p = 0; p < links_.size(); ++p) {
     if (links_[p] == nullptr) continue;
     if (!outbound_[p].messages.empty() || !links_[p]->Flushed()) return false;

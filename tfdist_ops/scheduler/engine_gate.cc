@@ -46,8 +46,8 @@ void Engine::EndMember(ProcessSet* set, std::unique_ptr<Request> request, const 
     Finish(std::move(request), status);
     return;
   }
-  if (!failure_.ok()) {
-    Finish(std::move(request), failure_);
+  if (!state_.failure.ok()) {
+    Finish(std::move(request), state_.failure);
     return;
   }
   const uint32_t number = TicketGroup(request->info.predicted);
@@ -55,7 +55,7 @@ void Engine::EndMember(ProcessSet* set, std::unique_ptr<Request> request, const 
   ProcessSet::GatedGroup& group = set->gated[number];
   if (group.error.ok()) group.error = status;
   group.held.push_back(std::move(request));
-  if (group.held.size() < group.buckets || stopped_) return;
+  if (group.held.size() < group.buckets || state_.stopped) return;
   const Status complete = set->gate->Complete(GateGroup(set->id, number), step);
   if (!complete.ok()) Bug(complete, now_us);
   ReleaseSteps(set, now_us);
@@ -80,7 +80,7 @@ void Engine::ReleaseSteps(ProcessSet* set, int64_t now_us) {
     auto later = std::exchange(group.later, {});
     for (auto& request : held) Finish(std::move(request), status);
     for (auto& request : later) {
-      if (stopped_) {
+      if (state_.stopped) {
         EndRequest(std::move(request));
       } else if (StepIsOpen(set, *request)) {
         Enqueue(set, std::move(request), now_us);
@@ -134,7 +134,7 @@ std::optional<Stall> Engine::ExpiredStep(const ProcessSet& set, int64_t limit_us
     if (set.index == 0) {
       text += " for " + RankList(missing) + " to complete it";
     } else {
-      text += " for the word of " + Describe(set.leader()) + " that all ranks have it";
+      text += " for the word of " + DescribeRank(world_, set.leader()) + " that all ranks have it";
     }
     return Stall{request.info.key, request.info.kind, now_us - request.submitted_us,
                  std::move(missing), text};

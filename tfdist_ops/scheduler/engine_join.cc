@@ -11,7 +11,7 @@ namespace tfdist {
 // apart from what it takes part in later. And what it takes part in is over before its caller goes
 // on, who may leave.
 void Engine::TurnJoin(ProcessSet* set, int64_t now_us) {
-  if (set->joining == nullptr || stopped_ || !set->idle() || HasJoined(*set)) return;
+  if (set->joining == nullptr || state_.stopped || !set->idle() || HasJoined(*set)) return;
   if (set->join_answer.has_value()) {
     FinishJoin(set);
     return;
@@ -36,7 +36,7 @@ bool Engine::HandleJoinMessage(int peer, FrameType type, ProcessSet* set, ByteSp
   if (type == FrameType::kStarted || type == FrameType::kTakePart) {
     WaitNote note;
     if (!DecodeWait(message, &note)) return false;
-    if (stopped_) return true;
+    if (state_.stopped) return true;
     if (type == FrameType::kTakePart) {
       if (from_leader) TakePart(set, note, now_us);
       return from_leader;
@@ -48,7 +48,7 @@ bool Engine::HandleJoinMessage(int peer, FrameType type, ProcessSet* set, ByteSp
   }
   JoinNote note;
   if (!DecodeJoin(message, &note) || set->IndexOf(note.rank) < 0) return false;
-  if (stopped_) return from_leader || to_leader;
+  if (state_.stopped) return from_leader || to_leader;
   switch (type) {
     case FrameType::kJoin:
       if (from_leader) {
@@ -176,9 +176,10 @@ void Engine::TakePart(ProcessSet* set, const WaitNote& order, int64_t now_us) {
   if (HasJoined(*set)) request = MakeJoined(set, order.info, now_us);
   if (request == nullptr || request->info.predicted != order.ticket ||
       !set->book.Predictable(order.ticket, request->info)) {
-    if (!stopped_) {
-      Bug(TFDIST_INTERNAL(Describe(set->leader()) + " asked for " + TicketText(order.ticket) +
-                          " of \"" + order.info.key + "\", which can't be next here"),
+    if (!state_.stopped) {
+      Bug(TFDIST_INTERNAL(DescribeRank(world_, set->leader()) + " asked for " +
+                          TicketText(order.ticket) + " of \"" + order.info.key +
+                          "\", which can't be next here"),
           now_us);
     }
     return;
@@ -227,13 +228,14 @@ std::unique_ptr<Request> Engine::MakeJoined(ProcessSet* set, const RequestInfo& 
     wrong = CheckGate(*request);
   }
   if (!wrong.ok()) {
-    Bug(TFDIST_INTERNAL(Describe(set->leader()) + " asked for what can't be: " + wrong.message()),
+    Bug(TFDIST_INTERNAL(DescribeRank(world_, set->leader()) +
+                        " asked for what can't be: " + wrong.message()),
         now_us);
     return nullptr;
   }
   // The leader's word that the step before is complete came before the one to take part in this.
   if (StepIsOpen(set, *request)) return request;
-  Bug(TFDIST_INTERNAL(Describe(set->leader()) + " asked for \"" + info.key +
+  Bug(TFDIST_INTERNAL(DescribeRank(world_, set->leader()) + " asked for \"" + info.key +
                       "\" before its last step was complete"),
       now_us);
   return nullptr;

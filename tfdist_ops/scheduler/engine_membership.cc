@@ -46,22 +46,17 @@ ProcessState Engine::LookAt(int peer) const {
 // ---- evidence ----
 
 Status Engine::RankFailed(int rank, const std::string& cause, const std::string& detail) const {
-  const auto r = static_cast<size_t>(rank);
-  ErrorRecord record{"rank_failed",
-                     rank,
-                     r < world_.hosts.size() ? world_.hosts[r] : "",
-                     r < world_.pids.size() ? world_.pids[r] : 0,
-                     OldestKey(),
-                     cause,
-                     detail};
-  std::string message = Describe(rank) + " failed: " + cause;
+  ErrorRecord record{
+      "rank_failed", rank,  HostOf(world_, rank), PidOf(world_, rank), pending_.OldestKey(),
+      cause,         detail};
+  std::string message = DescribeRank(world_, rank) + " failed: " + cause;
   if (!record.tensor.empty()) message += " while \"" + record.tensor + "\" was in progress";
   if (!detail.empty()) message += " (" + detail + ")";
   return Status(Code::kAborted, message, record);
 }
 
 void Engine::Suspect(int rank, bool certain, const Status& status) {
-  if (!failure_.ok() || leaving_) return;
+  if (!state_.failure.ok() || state_.leaving) return;
   seen_.push_back({rank, certain, status.message().substr(0, kMaxCause), EncodeRecord(status)});
   StopWork();
 }
@@ -108,7 +103,7 @@ void Engine::ClassifyLostPeers(int64_t now_us) {
 }
 
 void Engine::TickMembership(int64_t now_us) {
-  if (!leaving_) {
+  if (!state_.leaving) {
     for (int peer : monitor_.WantProcessState()) monitor_.SetProcessState(peer, LookAt(peer));
     HeartbeatMonitor::Turn turn = monitor_.Tick(now_us);
     for (const auto& [peer, beat] : turn.beats) {
@@ -143,7 +138,7 @@ void Engine::CountOutLeavers() {
 void Engine::TurnMembership(int64_t now_us) {
   ClassifyLostPeers(now_us);
   if (!seen_.empty()) agreement_.AddEvidence(std::exchange(seen_, {}));
-  if (agreement_.active() && agreement_.outcome() == Outcome::kNone && !leaving_) {
+  if (agreement_.active() && agreement_.outcome() == Outcome::kNone && !state_.leaving) {
     monitor_.WatchAll();
     CountOutLeavers();
   }
@@ -189,7 +184,7 @@ std::vector<CommitPoint> Engine::Freeze() {
 // ---- the outcome ----
 
 void Engine::CheckOutcome(int64_t now_us) {
-  if (!failure_.ok() || leaving_ || agreement_.outcome() == Outcome::kNone) return;
+  if (!state_.failure.ok() || state_.leaving || agreement_.outcome() == Outcome::kNone) return;
   FlushMembership();
   const Status status = OutcomeStatus();
   EndAll(status, status, now_us);
@@ -200,15 +195,15 @@ Status Engine::VerdictStatus(const Evidence& culprit) const {
   Status status;
   if (DecodeStatus(AsBytes(culprit.record), &status) && !status.ok()) return status;
   if (culprit.rank == kNoRank) return Status(Code::kAborted, culprit.cause);
-  const auto r = static_cast<size_t>(culprit.rank);
   const ErrorRecord record{"rank_failed",
                            culprit.rank,
-                           r < world_.hosts.size() ? world_.hosts[r] : "",
-                           r < world_.pids.size() ? world_.pids[r] : 0,
+                           HostOf(world_, culprit.rank),
+                           PidOf(world_, culprit.rank),
                            "",
                            culprit.cause,
                            ""};
-  return Status(Code::kAborted, Describe(culprit.rank) + " failed: " + culprit.cause, record);
+  return Status(Code::kAborted, DescribeRank(world_, culprit.rank) + " failed: " + culprit.cause,
+                record);
 }
 
 Status Engine::OutcomeStatus() const {
@@ -225,13 +220,13 @@ Status Engine::OutcomeStatus() const {
   const std::vector<Evidence> seen = agreement_.Seen();
   const Status first = seen.empty() ? Status(Code::kAborted, "nothing was seen to fail")
                                     : VerdictStatus(seen.front());
-  ErrorRecord record{"evicted", world_.rank, "", 0, OldestKey(), agreement_.own_cause(), ""};
-  const auto own = static_cast<size_t>(world_.rank);
+  ErrorRecord record{"evicted", world_.rank, "", 0, pending_.OldestKey(), agreement_.own_cause(),
+                     ""};
   if (agreement_.outcome() == Outcome::kEvicted) {
-    record.host = own < world_.hosts.size() ? world_.hosts[own] : "";
-    record.pid = own < world_.pids.size() ? world_.pids[own] : 0;
+    record.host = HostOf(world_, world_.rank);
+    record.pid = PidOf(world_, world_.rank);
     return Status(Code::kAborted,
-                  Describe(world_.rank) +
+                  DescribeRank(world_, world_.rank) +
                       " was taken out of the job by the other ranks, which go on without it: " +
                       agreement_.own_cause() +
                       ". It must not use its results any more: end it and start again.",
@@ -240,9 +235,8 @@ Status Engine::OutcomeStatus() const {
   if (agreement_.outcome() == Outcome::kNoMajority) {
     record.kind = "no_majority";
     record.rank = seen.empty() ? -1 : seen.front().rank;
-    const auto r = static_cast<size_t>(record.rank);
-    record.host = r < world_.hosts.size() ? world_.hosts[r] : "";
-    record.pid = r < world_.pids.size() ? world_.pids[r] : 0;
+    record.host = HostOf(world_, record.rank);
+    record.pid = PidOf(world_, record.rank);
     record.cause = first.message();
     record.detail = agreement_.own_cause();
     return Status(Code::kAborted,

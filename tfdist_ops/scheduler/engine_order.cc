@@ -88,7 +88,7 @@ void Engine::TellWaits(ProcessSet* set, int64_t now_us) {
     notes.push_back({ticket, waited_us, request.info});
   }
   for (WaitNote& note : notes) {
-    if (stopped_) return;
+    if (state_.stopped) return;
     if (set->waits != nullptr) {
       AddWait(set, world_.rank, std::move(note), now_us);
     } else {
@@ -133,7 +133,7 @@ Waits::Answer Engine::AnswerProbe(ProcessSet* set, uint64_t ticket) {
 // The ranks that wait have exchanged data of the operation already: what they hold is worth
 // nothing, and a rank that did not take part has counted otherwise. So this mismatch ends the work.
 void Engine::EndMismatched(ProcessSet* set, int64_t now_us) {
-  if (stopped_ || set->waits == nullptr || set->waits->empty()) return;
+  if (state_.stopped || set->waits == nullptr || set->waits->empty()) return;
   const Status status = set->waits->FindMismatch(*set->negotiator, now_us);
   if (!status.ok()) Suspect(kNoRank, true, status);
 }

@@ -22,11 +22,6 @@ constexpr int64_t kWindowBytes = int64_t{4} << 20;
 
 // ---- execution ----
 
-const AlgorithmEntry* Engine::AlgorithmAloneOf(const SetView& set, const RequestInfo& info) const {
-  const StatusOr<const AlgorithmEntry*> entry = AlgorithmAlone(info, {}, set, config_);
-  return entry.ok() ? entry.value() : nullptr;
-}
-
 void Engine::Start(ProcessSet* set, uint64_t ticket, std::vector<std::unique_ptr<Request>> members,
                    int64_t now_us) {
   std::vector<TensorView> tensors;
@@ -64,7 +59,7 @@ bool Engine::DeliverEarly(ProcessSet* set, Operation* operation, int64_t now_us)
     stashed.mapped().clear();
     set->spare_room = std::move(stashed);
   }
-  if (!stopped_) return true;
+  if (!state_.stopped) return true;
   operation->ReleaseFrames(links_, &held_);
   for (auto& member : operation->members()) EndRequest(std::move(member));
   return false;
@@ -86,9 +81,8 @@ bool Engine::StartKept(ProcessSet* set, std::unique_ptr<Request>* request, int64
 }
 
 void Engine::Allocated(uint32_t id, uint64_t ticket, void* memory, int64_t now_us) {
-  const auto room = sets_.find(id);
-  if (room == sets_.end()) return;
-  ProcessSet* set = room->second.get();
+  ProcessSet* set = sets_.Find(id);
+  if (set == nullptr) return;
   const auto it = set->allocating.find(ticket);
   if (it == set->allocating.end()) return;  // failed meanwhile
   std::unique_ptr<Request> request = std::move(it->second);
@@ -224,7 +218,7 @@ bool Engine::ReadData(int peer, int64_t now_us) {
     if (!links_[p]->Poll(Lane::kData, &frame)) break;
     moved = true;
     monitor_.Heard(peer);
-    if (stopped_) {
+    if (state_.stopped) {
       links_[p]->Release(Lane::kData, frame);
       continue;
     }
@@ -241,12 +235,12 @@ bool Engine::ReadData(int peer, int64_t now_us) {
 Status Engine::ReceiveData(int peer, const InFrame& frame, int64_t now_us) {
   const auto p = static_cast<size_t>(peer);
   const FrameHeader& header = frame.header;
-  ProcessSet* set = FindOrCreateSet(header.set);
+  ProcessSet* set = sets_.FindOrCreate(header.set);
   const bool is_member =
       set != nullptr && (set->ranks.empty() || (set->IndexOf(peer) >= 0 && set->index >= 0));
   if (header.generation != world_.generation || !is_member) {
     links_[p]->Release(Lane::kData, frame);
-    return TFDIST_INTERNAL(Describe(peer) + " sent data of generation " +
+    return TFDIST_INTERNAL(DescribeRank(world_, peer) + " sent data of generation " +
                            std::to_string(header.generation) + " of process set " +
                            std::to_string(header.set));
   }

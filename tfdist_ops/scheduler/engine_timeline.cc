@@ -80,8 +80,8 @@ void Engine::RecordFinished(const Request& request, const Status& status) {
   record->submitted_us = request.submitted_us;
   record->agreed_us = request.agreed_us;
   record->done_us = timeline_->NowUs();
-  const auto set = sets_.find(request.info.set);
-  if (request.trace != nullptr && set != sets_.end()) {
+  const ProcessSet* set = sets_.Find(request.info.set);
+  if (request.trace != nullptr && set != nullptr) {
     const OperationTrace& trace = *request.trace;
     record->started_us = trace.started_us;
     record->ended_us = trace.ended_us;
@@ -90,7 +90,7 @@ void Engine::RecordFinished(const Request& request, const Status& status) {
     record->sent_bytes = trace.sent_bytes;
     record->pack = trace.pack;
     record->reduce = trace.reduce;
-    TracePeers(trace, set->second->ranks, record);
+    TracePeers(trace, set->ranks, record);
   }
   timeline_->Commit();
 }
@@ -98,7 +98,7 @@ void Engine::RecordFinished(const Request& request, const Status& status) {
 // ---- the clock: Cristian's round trip, computed where the timelines are put together ----
 
 void Engine::AskForTime(int64_t now_us) {
-  if (timeline_ == nullptr || world_.rank == 0 || now_us < next_clock_us_ || leaving_) return;
+  if (timeline_ == nullptr || world_.rank == 0 || now_us < next_clock_us_ || state_.leaving) return;
   ++clocks_asked_;
   next_clock_us_ = now_us + (clocks_asked_ < kFirstClocks ? 0 : kClockUs);
   Tell(0, FrameType::kClock, kWorldSet, EncodeClock({timeline_->NowUs(), 0, 0}));

@@ -1,10 +1,12 @@
-// Process sets: finding, opening and removing them, and who may use them.
+#include "scheduler/process_set_registry.h"
+
 #include <algorithm>
 #include <cstdlib>
+#include <string>
 #include <utility>
 
 #include "scheduler/check_request.h"
-#include "scheduler/engine.h"
+#include "scheduler/plan.h"
 
 namespace tfdist {
 namespace {
@@ -15,13 +17,30 @@ uint32_t ParseId(const std::string& text) {
 
 }  // namespace
 
-bool Engine::busy() const {
-  return !stopped_requests_.empty() ||
-         std::any_of(sets_.begin(), sets_.end(),
+ProcessSetRegistry::ProcessSetRegistry(const World& world, const Config& config)
+    : world_(world), config_(config) {
+  Open(FindOrCreate(kWorldSet), AllRanks(world_.size));
+}
+
+bool ProcessSetRegistry::busy() const {
+  return std::any_of(sets_.begin(), sets_.end(),
                      [](const auto& item) { return item.second->busy(); });
 }
 
-size_t Engine::stashed() const {
+bool ProcessSetRegistry::agreeing() const {
+  return std::any_of(sets_.begin(), sets_.end(),
+                     [](const auto& item) { return !item.second->entries.empty(); });
+}
+
+bool ProcessSetRegistry::deciding() const {
+  return std::any_of(sets_.begin(), sets_.end(), [](const auto& item) {
+    const ProcessSet& set = *item.second;
+    return set.negotiator != nullptr &&
+           !(set.negotiator->empty() && set.waits->empty() && set.joins->empty());
+  });
+}
+
+size_t ProcessSetRegistry::stashed() const {
   size_t frames = 0;
   for (const auto& [id, set] : sets_) {
     for (const auto& [ticket, arrived] : set->stash) frames += arrived.size();
@@ -29,37 +48,29 @@ size_t Engine::stashed() const {
   return frames;
 }
 
-bool Engine::waiting() const {
-  const bool undecided = agreement_.active() && agreement_.outcome() == Outcome::kNone;
-  return busy() || undecided || doubting() ||
-         std::any_of(sets_.begin(), sets_.end(), [](const auto& item) {
-           const ProcessSet& set = *item.second;
-           return set.negotiator != nullptr &&
-                  !(set.negotiator->empty() && set.waits->empty() && set.joins->empty());
-         });
+ProcessSet* ProcessSetRegistry::Find(uint32_t id) const {
+  const auto known = sets_.find(id);
+  return known != sets_.end() ? known->second.get() : nullptr;
 }
 
-ProcessSet* Engine::FindOrCreateSet(uint32_t id) {
-  const auto known = sets_.find(id);
-  if (known != sets_.end()) return known->second.get();
+ProcessSet* ProcessSetRegistry::FindOrCreate(uint32_t id) {
+  if (ProcessSet* known = Find(id)) return known;
   std::vector<int32_t> pair = PairSetRanks(id, world_.size);
   if (id >= kPairFlag && pair.empty()) return nullptr;
   auto made = std::make_unique<ProcessSet>(id);
   ProcessSet* set = made.get();
   sets_[id] = std::move(made);
-  if (!pair.empty()) OpenSet(set, std::move(pair));
+  if (!pair.empty()) Open(set, std::move(pair));
   return set;
 }
 
-std::vector<int32_t> WorldHosts(const World& world) {
-  std::vector<int32_t> hosts = world.host_of;
-  if (hosts.empty() && world.local_size != world.size) {
-    for (int32_t rank = 0; rank < world.size; ++rank) hosts.push_back(rank);
-  }
-  return hosts;
+const AlgorithmEntry* ProcessSetRegistry::AlgorithmAloneOf(const SetView& set,
+                                                           const RequestInfo& info) const {
+  const StatusOr<const AlgorithmEntry*> entry = AlgorithmAlone(info, {}, set, config_);
+  return entry.ok() ? entry.value() : nullptr;
 }
 
-void Engine::OpenSet(ProcessSet* set, std::vector<int32_t> ranks) {
+void ProcessSetRegistry::Open(ProcessSet* set, std::vector<int32_t> ranks) {
   set->ranks = std::move(ranks);
   set->index = set->IndexOf(world_.rank);
   set->host_of = SetHosts(set->ranks, WorldHosts(world_));
@@ -80,10 +91,10 @@ void Engine::OpenSet(ProcessSet* set, std::vector<int32_t> ranks) {
   set->joins = std::make_unique<Joins>(set->ranks);
 }
 
-Status Engine::CheckSet(const Request& request) const {
+Status ProcessSetRegistry::Check(const Request& request) const {
   const RequestInfo& info = request.info;
-  const auto known = sets_.find(info.set);
-  if (known != sets_.end() && known->second->joining != nullptr) {
+  const ProcessSet* known = Find(info.set);
+  if (known != nullptr && known->joining != nullptr) {
     const std::string cause = "this rank has joined, and takes part in what others call alone";
     return Status(Code::kFailedPrecondition,
                   "\"" + info.key + "\": " + cause +
@@ -92,7 +103,7 @@ Status Engine::CheckSet(const Request& request) const {
   }
   if (info.set == kWorldSet) return Status();
   std::vector<int32_t> ranks = PairSetRanks(info.set, world_.size);
-  if (known != sets_.end()) ranks = known->second->ranks;
+  if (known != nullptr) ranks = known->ranks;
   const std::string name = "process set " + std::to_string(info.set);
   if (ranks.empty()) {
     return InvalidRequest(
@@ -106,7 +117,7 @@ Status Engine::CheckSet(const Request& request) const {
                                         ", which has ranks " + SetRanksText(ranks) +
                                         "; only they may call it");
   }
-  if (known != sets_.end() && known->second->closing) {
+  if (known != nullptr && known->closing) {
     return InvalidRequest(info.key, name + " is being removed");
   }
   return Status();
@@ -114,7 +125,7 @@ Status Engine::CheckSet(const Request& request) const {
 
 // From here on until the answer nothing may be submitted to a set that is removed: "nothing is in
 // flight" must still be true when all ranks have said so.
-void Engine::BeginSetChange(Request* request) {
+void ProcessSetRegistry::BeginChange(Request* request) {
   if (request->info.kind != CollectiveKind::kRemoveSet) return;
   const auto it = sets_.find(ParseId(request->info.description));
   const bool known = it != sets_.end() && it->first != kWorldSet;
@@ -122,31 +133,22 @@ void Engine::BeginSetChange(Request* request) {
   if (known) it->second->closing = true;
 }
 
-void Engine::EndSetChange(const Request& request, const Response& response, int64_t now_us) {
+ProcessSet* ProcessSetRegistry::EndChange(const Request& request, const Response& response) {
   const RequestInfo& info = request.info;
   if (info.kind == CollectiveKind::kRemoveSet) {
     const auto it = sets_.find(ParseId(info.description));
-    if (it == sets_.end() || it->first == kWorldSet) return;
+    if (it == sets_.end() || it->first == kWorldSet) return nullptr;
     if (response.error.ok()) {
       sets_.erase(it);
     } else {
       it->second->closing = false;
     }
   }
-  if (info.kind != CollectiveKind::kAddSet || !response.error.ok()) return;
-  ProcessSet* set = FindOrCreateSet(static_cast<uint32_t>(response.number));
-  if (set == nullptr || !set->ranks.empty()) return;  // known already
-  OpenSet(set, ParseSetRanks(info.description));
-  auto early = std::move(set->early);
-  auto early_joins = std::move(set->early_joins);
-  for (auto& [rank, ready] : early) {
-    if (!stopped_ && set->negotiator != nullptr) {
-      AddReady(set, rank, std::move(ready), now_us);
-    }
-  }
-  for (const auto& [rank, message] : early_joins) {
-    HandleControl(rank, FrameType::kJoin, set->id, AsBytes(message), now_us);
-  }
+  if (info.kind != CollectiveKind::kAddSet || !response.error.ok()) return nullptr;
+  ProcessSet* set = FindOrCreate(static_cast<uint32_t>(response.number));
+  if (set == nullptr || !set->ranks.empty()) return nullptr;  // known already
+  Open(set, ParseSetRanks(info.description));
+  return set;
 }
 
 }  // namespace tfdist

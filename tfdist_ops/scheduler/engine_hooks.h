@@ -1,0 +1,47 @@
+// EngineHooks: what an engine calls of its owner.
+#ifndef TFDIST_OPS_SCHEDULER_ENGINE_HOOKS_H_
+#define TFDIST_OPS_SCHEDULER_ENGINE_HOOKS_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "base/status.h"
+#include "membership/heartbeat.h"
+#include "scheduler/message.h"
+#include "scheduler/operation.h"
+
+namespace tfdist {
+
+class CompletionSink {
+ public:
+  virtual ~CompletionSink() = default;
+  virtual void Post(std::function<void()> callback) = 0;
+};
+
+struct EngineHooks {
+  CompletionSink* completions = nullptr;
+  // Memory for an output has come (called on the completion thread); must lead to Engine::Allocated
+  // with the same arguments on the engine's thread.
+  std::function<void(uint32_t set, uint64_t ticket, void* memory)> allocated;
+  std::function<void(const Status&)> failed;  // once, when work ends
+  std::function<void(const Request& request, Code code)> finished;
+  // A request whose `done` has run where the engine runs: its memory can be used for another one.
+  std::function<void(std::unique_ptr<Request>)> spent;
+  // As a rank that has joined: of a group that the others have registered.
+  std::function<void(const RequestInfo& info, const Response& response)> registered;
+  std::function<void(int64_t count)> stepped;  // complete steps of a group so far
+  // At every tick: Engine::moves(), and for how long they have been as many while operations of
+  // this rank wait; 0: none does.
+  std::function<void(uint64_t moves, int64_t still_us)> still;
+  // Lines of a peer's timeline; on rank 0.
+  std::function<void(int peer, std::string lines)> timeline_lines;
+  // The state of a peer's process now; kUnknown where it cannot be seen for certain. Null: of no
+  // peer.
+  std::function<ProcessState(int peer)> process_state;
+};
+
+}  // namespace tfdist
+
+#endif  // TFDIST_OPS_SCHEDULER_ENGINE_HOOKS_H_
