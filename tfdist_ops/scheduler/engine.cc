@@ -44,11 +44,11 @@ Engine::Engine(World world, Links links, const Config& config, Hooks hooks)
       hooks_(std::move(hooks)),
       sets_(world_, config_),
       pending_(sets_),
+      monitor_(MakeMonitor(world_, config_, hooks_)),
+      control_(world_, links_, &monitor_, this),
       held_(links_.size(), 0),
       full_since_us_(links_.size(), 0),
       inbound_(links_.size()),
-      outbound_(links_.size()),
-      monitor_(MakeMonitor(world_, config_, hooks_)),
       agreement_(
           world_.rank, AllRanks(world_.size), world_.generation, [this] { return Freeze(); },
           AgreementTimes(config_), [this] { return ClaimVerdict(); }) {}
@@ -142,7 +142,7 @@ void Engine::Enqueue(ProcessSet* set, std::unique_ptr<Request> request, int64_t 
 
 void Engine::Announce(ProcessSet* set, const RequestInfo& info, int64_t now_us) {
   if (set->negotiator == nullptr) {
-    Tell(set->leader(), FrameType::kReady, set->id, EncodeRequest(info));
+    control_.Send(set->leader(), FrameType::kReady, set->id, EncodeRequest(info));
   } else {
     AddReady(set, world_.rank, info, now_us);
   }
@@ -168,7 +168,7 @@ bool Engine::SendResponses(int64_t now_us) {
         return true;
       }
       set->joins->Announced(response, now_us);
-      TellMembers(*set, FrameType::kResponse, EncodeResponse(response));
+      control_.SendToMembers(*set, FrameType::kResponse, EncodeResponse(response));
     }
     for (const Response& response : responses) HandleResponse(set.get(), response, now_us);
     sent |= !responses.empty();
@@ -208,7 +208,7 @@ void Engine::EndSetChange(const Request& request, const Response& response, int6
     }
   }
   for (const auto& [rank, message] : early_joins) {
-    HandleControl(rank, FrameType::kJoin, set->id, AsBytes(message), now_us);
+    OnControlMessage(rank, FrameType::kJoin, set->id, AsBytes(message), now_us);
   }
 }
 
@@ -356,10 +356,10 @@ bool Engine::Poll(int64_t now_us) {
   for (size_t p = 0; p < links_.size(); ++p) {
     if (links_[p] == nullptr) continue;
     const int peer = static_cast<int>(p);
-    if (!outbound_[p].messages.empty()) moved |= FlushControl(peer);
+    if (control_.HasQueued(peer)) moved |= control_.Flush(peer);
     Status lost = links_[p]->Pump(&moved);
     if (lost.ok() && inbound_[p].ended) lost = Status(Code::kAborted, "its process has ended");
-    bool read = ReadControl(peer, now_us);
+    bool read = control_.Read(peer, now_us);
     read |= ReadData(peer, now_us);
     moved |= read;
     // What a peer sent before it went away still counts.
@@ -370,13 +370,13 @@ bool Engine::Poll(int64_t now_us) {
   }
   moved |= SendResponses(now_us);
   // Before the data: a rank that waits for an answer must not wait for a full line too.
-  moved |= FlushAll();
+  moved |= control_.FlushAll();
   moved |= AdvanceAll(now_us);
   moved |= EmptyFullLanes(now_us);
   for (auto& [id, set] : sets_) TurnJoin(set.get(), now_us);
   TurnMembership(now_us);
   AcknowledgeLeaves();
-  moved |= FlushAll();
+  moved |= control_.FlushAll();
   return moved;
 }
 
@@ -413,7 +413,7 @@ std::string Engine::CountersJson() const {
   std::ostringstream out;
   out << "{\"tickets\": " << last_ticket_ << ", \"finished\": " << finished_
       << ", \"good_steps\": " << good_steps_
-      << ", \"negotiation_messages\": " << negotiation_messages_
+      << ", \"negotiation_messages\": " << control_.negotiation_messages()
       << ", \"predicted\": " << predicted_ << ", \"deviations\": " << deviations_
       << ", \"probes\": " << probes_ << ", \"gate_messages\": " << gate_messages_
       << ", \"tuning\": " << JsonQuote(world_.tuning_hash) << ", " << waited_for_.Json()

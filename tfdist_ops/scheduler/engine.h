@@ -13,10 +13,10 @@
 //
 // engine.cc: requests, agreement, one turn; engine_run.cc: execution, the data lane;
 // engine_order.cc: predicted operations, and what to do when they stand still; engine_join.cc:
-// ranks without data; engine_control.cc: the control lane; engine_failure.cc: deadlines, failures
-// and leaving; engine_membership.cc: evidence, the verdict; engine_gate.cc: steps that are held
-// back; engine_blocked.cc: ranks that wait for each other; engine_timeline.cc: what happened when,
-// and who was late.
+// ranks without data; engine_messages.cc: what other ranks say; engine_failure.cc: deadlines,
+// failures and leaving; engine_membership.cc: evidence, the verdict; engine_gate.cc: steps that are
+// held back; engine_blocked.cc: ranks that wait for each other; engine_timeline.cc: what happened
+// when, and who was late.
 //
 // A failure, from the first evidence on: the work stops (StopWork), but nothing ends; the ranks
 // agree (membership/verdict.h); then all that was pending ends with one error, the same on every
@@ -36,6 +36,7 @@
 #include "base/config.h"
 #include "membership/heartbeat.h"
 #include "membership/verdict.h"
+#include "scheduler/control_lane.h"
 #include "scheduler/engine_hooks.h"
 #include "scheduler/engine_state.h"
 #include "scheduler/operation.h"
@@ -55,14 +56,14 @@ struct AbortReason {
   int culprit = -1;    // the rank at whose fault it is, where that is known; -1: itself
 };
 
-class Engine {
+class Engine : private ControlLane::Receiver {
  public:
   using Hooks = EngineHooks;
 
   // No clock, no randomness: what an engine does is a function of its calls and of what its links
   // deliver.
   Engine(World world, Links links, const Config& config, Hooks hooks);
-  ~Engine();
+  ~Engine() override;
 
   // ---- commands; all on the engine's thread ----
   void Submit(std::unique_ptr<Request> request, int64_t now_us);
@@ -95,7 +96,7 @@ class Engine {
   bool AdvanceAll(int64_t now_us);
 
   // Hands the links what they take of the control messages that wait.
-  bool FlushAll();
+  bool FlushAll() { return control_.FlushAll(); }
 
   // Whether a look at what has come would find something, where that can be told at once.
   bool HasFrame() const;
@@ -123,8 +124,7 @@ class Engine {
 
  private:
   struct Inbound {
-    std::string assembled;  // fragments of a control message
-    bool left = false;      // the peer said goodbye, or is lost
+    bool left = false;  // the peer said goodbye, or is lost
     bool said_goodbye = false;
     bool counted_out = false;   // in an agreement: a rank that has left takes no part
     bool answer_due = false;    // and waits to hear that nothing of it is unread
@@ -132,23 +132,10 @@ class Engine {
     bool acknowledged = false;  // it has answered our goodbye
     LeaveNote took_part;        // when it left: in what
   };
-  struct Message {
-    FrameType type;
-    uint32_t set;
-    std::string bytes;
-  };
-  struct Outbound {
-    std::deque<Message> messages;
-    size_t offset = 0;  // of the first message
-  };
-
-  // Control lane.
-  void Tell(int peer, FrameType type, uint32_t set, std::string bytes);
-  void TellAll(FrameType type, const std::string& bytes);
-  void TellMembers(const ProcessSet& set, FrameType type, const std::string& bytes);
-  bool FlushControl(int peer);
-  bool ReadControl(int peer, int64_t now_us);
-  void HandleControl(int peer, FrameType type, uint32_t set, ByteSpan message, int64_t now_us);
+  // Messages of other ranks.
+  void OnControlMessage(int peer, FrameType type, uint32_t set, ByteSpan message,
+                        int64_t now_us) override;
+  void OnBadControlFrame(int peer, int64_t now_us) override;
   bool HandleSetMessage(int peer, FrameType type, ProcessSet* set, ByteSpan message,
                         int64_t now_us);
   void HandleLeave(int peer);
@@ -282,19 +269,19 @@ class Engine {
   ProcessSetRegistry sets_;
   PendingRequests pending_;
   EngineState state_;
+  HeartbeatMonitor monitor_;
+  ControlLane control_;
   std::vector<size_t> held_;            // frames held in the transport, by peer
   std::vector<int64_t> full_since_us_;  // since when no more can be; 0: it can
   bool asleep_ = false;
   std::vector<Inbound> inbound_;
-  std::vector<Outbound> outbound_;
   // How often each bucket is done, by set and group.
   std::map<uint32_t, std::map<std::string, std::vector<int64_t>>> steps_;
   int64_t good_steps_ = 0;
-  uint64_t last_ticket_ = 0;           // announced in the world
-  uint64_t negotiation_messages_ = 0;  // sent
-  uint64_t predicted_ = 0;             // operations that started without agreement
-  uint64_t deviations_ = 0;  // operations that could not although they were agreed on before
-  uint64_t probes_ = 0;      // sent
+  uint64_t last_ticket_ = 0;  // announced in the world
+  uint64_t predicted_ = 0;    // operations that started without agreement
+  uint64_t deviations_ = 0;   // operations that could not although they were agreed on before
+  uint64_t probes_ = 0;       // sent
   uint64_t finished_ = 0;
   uint64_t gate_messages_ = 0;                            // sent
   std::vector<std::unique_ptr<Request>> ended_requests_;  // of AdvanceSet: room, else empty
@@ -307,7 +294,6 @@ class Engine {
   };
   std::map<int, Lost> lost_;    // peers whose connection ended, until their death is certain
   std::vector<Evidence> seen_;  // in this turn
-  HeartbeatMonitor monitor_;
   Agreement agreement_;
   bool barred_ = false;       // by a rank whose link is gone
   uint64_t noted_moves_ = 0;  // at the last tick

@@ -74,7 +74,7 @@ void Engine::TellBlocked(uint32_t round, int64_t now_us) {
   if (world_.rank == 0) {
     HearBlocked(0, std::move(note), now_us);
   } else {
-    Tell(0, FrameType::kBlocked, kWorldSet, EncodeBlocked(note));
+    control_.Send(0, FrameType::kBlocked, kWorldSet, EncodeBlocked(note));
   }
 }
 
@@ -111,7 +111,7 @@ void Engine::AskKnot(int64_t now_us) {
   knot_holds_ = true;
   for (const auto& [rank, others] : knot) unanswered_.insert(rank);
   for (const auto& [rank, others] : knot) {
-    if (rank != 0) Tell(rank, FrameType::kBlockedAsk, kWorldSet, EncodeRound(round));
+    if (rank != 0) control_.Send(rank, FrameType::kBlockedAsk, kWorldSet, EncodeRound(round));
   }
   if (knot.count(0) > 0) TellBlocked(round, now_us);
 }

@@ -59,7 +59,7 @@ void Engine::WarnOfStalls(ProcessSet* set, int64_t now_us) {
                                     "same steps, and equally many.")
                           << " The wait ends after its timeout.");
     set->stalls[stall.key] = stall.text;
-    TellMembers(*set, FrameType::kStall, EncodeStall(stall.key, stall.text));
+    control_.SendToMembers(*set, FrameType::kStall, EncodeStall(stall.key, stall.text));
   }
 }
 
@@ -216,7 +216,7 @@ void Engine::LosePeer(int peer, const Status& reason, int64_t now_us) {
   CopyFrames(peer);
   inbound_[p].left = true;
   inbound_[p].acknowledged = true;
-  outbound_[p] = Outbound{};
+  control_.DiscardQueue(peer);
   barred_ |= !links_[p]->ClaimVerdict();  // from now on the peer cannot
   links_[p].reset();
   monitor_.Forget(peer);
@@ -270,7 +270,7 @@ void Engine::AcknowledgeLeaves() {
     inbound_[p].answer_due = false;
     // Only the end of a connection can take unread bytes with it.
     if (links_[p] == nullptr || !links_[p]->Direct()) continue;
-    Tell(peer, FrameType::kLeaveAck, kWorldSet, "");
+    control_.Send(peer, FrameType::kLeaveAck, kWorldSet, "");
   }
 }
 
@@ -292,14 +292,14 @@ void Engine::Leave(int64_t now_us) {
   if (gives_up) Withdraw(ShutDown(), FailureOf(world_.rank, ShutDown().message(), ""), now_us);
   LeaveNote note;
   for (const auto& [id, set] : sets_) note[id] = set->book.LastTickets();
-  TellAll(FrameType::kLeave, EncodeLeave(note));
+  control_.SendToAll(FrameType::kLeave, EncodeLeave(note));
 }
 
 bool Engine::Left() const {
   if (!state_.leaving) return false;
   for (size_t p = 0; p < links_.size(); ++p) {
     if (links_[p] == nullptr) continue;
-    if (!outbound_[p].messages.empty() || !links_[p]->Flushed()) return false;
+    if (control_.HasQueued(static_cast<int>(p)) || !links_[p]->Flushed()) return false;
     if (links_[p]->Direct() && !inbound_[p].acknowledged) return false;
   }
   return true;

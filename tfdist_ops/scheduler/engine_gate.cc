@@ -64,7 +64,7 @@ void Engine::EndMember(ProcessSet* set, std::unique_ptr<Request> request, const 
 void Engine::TellGate(ProcessSet* set) {
   for (const auto& [peer, word] : set->gate->TakeMessages()) {
     ++gate_messages_;
-    Tell(peer, FrameType::kGate, set->id, EncodeGate(word));
+    control_.Send(peer, FrameType::kGate, set->id, EncodeGate(word));
   }
 }
 

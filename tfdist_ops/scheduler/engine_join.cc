@@ -24,7 +24,7 @@ void Engine::TurnJoin(ProcessSet* set, int64_t now_us) {
     if (set->join_answer.has_value()) FinishJoin(set);
     return;
   }
-  Tell(set->leader(), FrameType::kJoin, set->id, EncodeJoin(note));
+  control_.Send(set->leader(), FrameType::kJoin, set->id, EncodeJoin(note));
   if (inbound_[static_cast<size_t>(set->leader())].left) HandleLeave(set->leader());
 }
 
@@ -89,13 +89,13 @@ void Engine::AddJoin(ProcessSet* set, JoinNote note, int64_t now_us) {
     JoinNote end;
     end.rank = latest[0];
     end.complete = static_cast<int32_t>(latest.size());
-    TellMembers(*set, FrameType::kJoinEnd, EncodeJoin(end));
+    control_.SendToMembers(*set, FrameType::kJoinEnd, EncodeJoin(end));
     EndJoin(set, end, now_us);
     return;
   }
   for (int32_t rank : set->ranks) {
     if (rank == world_.rank || rank == note.rank) continue;
-    Tell(rank, FrameType::kJoin, set->id, EncodeJoin(note));
+    control_.Send(rank, FrameType::kJoin, set->id, EncodeJoin(note));
   }
   if (note.rank != world_.rank) OnJoin(set, note, now_us);
   TurnJoins(set, now_us);
@@ -108,7 +108,7 @@ void Engine::TurnJoins(ProcessSet* set, int64_t now_us) {
     if (rank == world_.rank) {
       TakePart(set, order, now_us);
     } else {
-      Tell(rank, FrameType::kTakePart, set->id, EncodeWait(order));
+      control_.Send(rank, FrameType::kTakePart, set->id, EncodeWait(order));
     }
   }
   for (int32_t rank : set->joins->TakeHeard()) set->negotiator->Join(rank);
@@ -127,8 +127,8 @@ void Engine::OnJoin(ProcessSet* set, const JoinNote& note, int64_t now_us) {
   }
   for (const auto& [ticket, info] : started) TellStarted(set, ticket, info, now_us);
   if (set->joins == nullptr) {
-    Tell(set->leader(), FrameType::kJoinHeard, set->id,
-         EncodeJoin({note.rank, 0, {}, 0, note.round}));
+    control_.Send(set->leader(), FrameType::kJoinHeard, set->id,
+                  EncodeJoin({note.rank, 0, {}, 0, note.round}));
   } else {
     set->joins->Heard(note.rank, world_.rank, note.round);
   }
@@ -163,7 +163,7 @@ void Engine::TellStarted(ProcessSet* set, uint64_t ticket, const RequestInfo& in
   if (HasJoined(*set)) return;
   const WaitNote note{ticket, 0, info};
   if (set->joins == nullptr) {
-    Tell(set->leader(), FrameType::kStarted, set->id, EncodeWait(note));
+    control_.Send(set->leader(), FrameType::kStarted, set->id, EncodeWait(note));
     return;
   }
   set->joins->Started(note, now_us);

@@ -107,7 +107,7 @@ void Engine::TickMembership(int64_t now_us) {
     for (int peer : monitor_.WantProcessState()) monitor_.SetProcessState(peer, LookAt(peer));
     HeartbeatMonitor::Turn turn = monitor_.Tick(now_us);
     for (const auto& [peer, beat] : turn.beats) {
-      Tell(peer, FrameType::kBeat, kWorldSet, EncodeBeat(beat));
+      control_.Send(peer, FrameType::kBeat, kWorldSet, EncodeBeat(beat));
     }
     for (const Evidence& evidence : turn.evidence) {
       Suspect(evidence.rank, evidence.certain || BarIfStopped(evidence.rank),
@@ -155,7 +155,7 @@ void Engine::TellMembership() {
   for (const auto& [peer, message] : agreement_.TakeMessages()) {
     if (message.get() != last) bytes = EncodeAgreement(*message);
     last = message.get();
-    Tell(peer, FrameType::kAgreement, kWorldSet, bytes);
+    control_.Send(peer, FrameType::kAgreement, kWorldSet, bytes);
   }
 }
 
@@ -165,7 +165,7 @@ void Engine::FlushMembership() {
   bool moved = false;
   for (size_t p = 0; p < links_.size(); ++p) {
     if (links_[p] == nullptr) continue;
-    FlushControl(static_cast<int>(p));
+    control_.Flush(static_cast<int>(p));
     static_cast<void>(links_[p]->Pump(&moved).ok());  // an error is final: Poll meets it again
   }
 }

@@ -71,7 +71,7 @@ void Engine::TellLeader(ProcessSet* set, uint64_t ticket, Waits::Answer answer, 
   if (set->waits != nullptr) {
     HearAnswer(set, world_.rank, note, now_us);
   } else {
-    Tell(set->leader(), FrameType::kProbeAnswer, set->id, EncodeProbe(note));
+    control_.Send(set->leader(), FrameType::kProbeAnswer, set->id, EncodeProbe(note));
   }
 }
 
@@ -92,7 +92,7 @@ void Engine::TellWaits(ProcessSet* set, int64_t now_us) {
     if (set->waits != nullptr) {
       AddWait(set, world_.rank, std::move(note), now_us);
     } else {
-      Tell(set->leader(), FrameType::kWaiting, set->id, EncodeWait(note));
+      control_.Send(set->leader(), FrameType::kWaiting, set->id, EncodeWait(note));
     }
   }
 }
@@ -107,7 +107,7 @@ void Engine::AddWait(ProcessSet* set, int rank, WaitNote note, int64_t now_us) {
         set->waits->Heard(other, ticket, AnswerProbe(set, ticket));
       } else {
         ++probes_;
-        Tell(other, FrameType::kProbe, set->id, EncodeProbe({ticket, 0}));
+        control_.Send(other, FrameType::kProbe, set->id, EncodeProbe({ticket, 0}));
       }
     }
   }

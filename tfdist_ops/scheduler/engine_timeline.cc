@@ -25,13 +25,9 @@ void Engine::SetTimeline(Timeline* timeline) {
 }
 
 void Engine::SendTimeline(std::string lines) {
-  if (timeline_ == nullptr || links_[0] == nullptr) return;
-  const std::deque<Message>& waiting = outbound_[0].messages;
-  const auto own = std::count_if(waiting.begin(), waiting.end(), [](const Message& message) {
-    return message.type == FrameType::kTimeline;
-  });
-  if (own < kMostWaiting) {
-    Tell(0, FrameType::kTimeline, kWorldSet, std::move(lines));
+  if (timeline_ == nullptr || !control_.IsConnected(0)) return;
+  if (control_.CountQueued(0, FrameType::kTimeline) < kMostWaiting) {
+    control_.Send(0, FrameType::kTimeline, kWorldSet, std::move(lines));
   } else {
     timeline_->Drop(std::count(lines.begin(), lines.end(), '\n'));
   }
@@ -101,7 +97,7 @@ void Engine::AskForTime(int64_t now_us) {
   if (timeline_ == nullptr || world_.rank == 0 || now_us < next_clock_us_ || state_.leaving) return;
   ++clocks_asked_;
   next_clock_us_ = now_us + (clocks_asked_ < kFirstClocks ? 0 : kClockUs);
-  Tell(0, FrameType::kClock, kWorldSet, EncodeClock({timeline_->NowUs(), 0, 0}));
+  control_.Send(0, FrameType::kClock, kWorldSet, EncodeClock({timeline_->NowUs(), 0, 0}));
 }
 
 void Engine::HandleClock(int peer, ClockNote note) {
@@ -110,7 +106,7 @@ void Engine::HandleClock(int peer, ClockNote note) {
   if (world_.rank == 0) {
     note.heard_us = now_us;
     note.answered_us = timeline_->NowUs();
-    Tell(peer, FrameType::kClock, kWorldSet, EncodeClock(note));
+    control_.Send(peer, FrameType::kClock, kWorldSet, EncodeClock(note));
     return;
   }
   if (peer != 0) return;

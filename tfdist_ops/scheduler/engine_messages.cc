@@ -1,108 +1,19 @@
-// The engine's control lane: messages between ranks, cut into frames and put together again.
-#include <algorithm>
-#include <cstring>
+// What the engine does with the messages of other ranks.
 #include <utility>
 
 #include "scheduler/engine.h"
 
 namespace tfdist {
-namespace {
 
-constexpr size_t kMaxControlMessage = size_t{64} << 20;
-constexpr int kMessagesPerTurn = 256;
-constexpr uint32_t kMoreFragments = 1;
-
-}  // namespace
-
-// ---- sending ----
-
-void Engine::Tell(int peer, FrameType type, uint32_t set, std::string bytes) {
-  const auto p = static_cast<size_t>(peer);
-  if (links_[p] == nullptr) return;
-  const bool agrees_on_work = type != FrameType::kLeave && type != FrameType::kLeaveAck &&
-                              (type < FrameType::kBeat || type > FrameType::kGate) &&
-                              type != FrameType::kClock && type < FrameType::kTimeline;
-  if (agrees_on_work) ++negotiation_messages_;
-  outbound_[p].messages.push_back({type, set, std::move(bytes)});
+void Engine::OnBadControlFrame(int peer, int64_t now_us) {
+  Bug(TFDIST_INTERNAL(DescribeRank(world_, peer) +
+                      " sent a control message of another generation, or one "
+                      "too long"),
+      now_us);
 }
 
-void Engine::TellAll(FrameType type, const std::string& bytes) {
-  for (size_t p = 0; p < links_.size(); ++p) Tell(static_cast<int>(p), type, kWorldSet, bytes);
-}
-
-void Engine::TellMembers(const ProcessSet& set, FrameType type, const std::string& bytes) {
-  for (int32_t rank : set.ranks) {
-    if (rank != world_.rank) Tell(rank, type, set.id, bytes);
-  }
-}
-
-bool Engine::FlushControl(int peer) {
-  const auto p = static_cast<size_t>(peer);
-  Outbound& out = outbound_[p];
-  bool moved = false;
-  while (!out.messages.empty()) {
-    const Message& message = out.messages.front();
-    const size_t bytes = std::min(kMaxControlPayload, message.bytes.size() - out.offset);
-    const MutableByteSpan room = links_[p]->BeginSend(Lane::kControl, bytes);
-    if (room.data() == nullptr) break;
-    FrameHeader header;
-    header.type = static_cast<uint8_t>(message.type);
-    header.set = message.set;
-    header.generation = world_.generation;
-    header.segment = out.offset + bytes < message.bytes.size() ? kMoreFragments : 0;
-    std::memcpy(room.data(), message.bytes.data() + out.offset, bytes);
-    out.offset += bytes;
-    links_[p]->CommitSend(Lane::kControl, header);
-    moved = true;
-    if (header.segment == 0) {
-      out.messages.pop_front();
-      out.offset = 0;
-    }
-  }
-  return moved;
-}
-
-bool Engine::FlushAll() {
-  bool moved = false;
-  for (size_t p = 0; p < links_.size(); ++p) {
-    if (links_[p] == nullptr || outbound_[p].messages.empty()) continue;
-    moved |= FlushControl(static_cast<int>(p));
-  }
-  return moved;
-}
-
-// ---- receiving ----
-
-bool Engine::ReadControl(int peer, int64_t now_us) {
-  const auto p = static_cast<size_t>(peer);
-  bool moved = false;
-  InFrame frame;
-  for (int n = 0; n < kMessagesPerTurn && links_[p] != nullptr; ++n) {
-    if (!links_[p]->Poll(Lane::kControl, &frame)) break;
-    moved = true;
-    std::string& message = inbound_[p].assembled;
-    message.append(reinterpret_cast<const char*>(frame.payload.data()), frame.payload.size());
-    const FrameHeader header = frame.header;
-    links_[p]->Release(Lane::kControl, frame);
-    monitor_.Heard(peer);
-    if (header.generation != world_.generation || message.size() > kMaxControlMessage) {
-      message.clear();
-      Bug(TFDIST_INTERNAL(DescribeRank(world_, peer) +
-                          " sent a control message of another generation, or one "
-                          "too long"),
-          now_us);
-      continue;
-    }
-    if (header.segment == kMoreFragments) continue;
-    const std::string whole = std::move(message);
-    message.clear();
-    HandleControl(peer, static_cast<FrameType>(header.type), header.set, AsBytes(whole), now_us);
-  }
-  return moved;
-}
-
-void Engine::HandleControl(int peer, FrameType type, uint32_t set, ByteSpan message,
-                           int64_t now_us) {
+void Engine::OnControlMessage(int peer, FrameType type, uint32_t set, ByteSpan message,
+                              int64_t now_us) {
   const auto p = static_cast<size_t>(peer);
   bool parsed = true;
   switch (type) {
