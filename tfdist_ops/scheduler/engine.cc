@@ -46,6 +46,7 @@ Engine::Engine(World world, Links links, const Config& config, Hooks hooks)
       pending_(sets_),
       monitor_(MakeMonitor(world_, config_, hooks_)),
       control_(world_, links_, &monitor_, this),
+      recorder_(world_.rank, &control_),
       held_(links_.size(), 0),
       full_since_us_(links_.size(), 0),
       inbound_(links_.size()),
@@ -268,7 +269,7 @@ void Engine::HandleResponse(ProcessSet* set, const Response& response, int64_t n
       EndMember(set, std::move(request), response.error, now_us);
     } else {
       request->contributors = set->size() - static_cast<int>(response.joined.size());
-      NoteAgreed(response, request.get(), now_us);
+      recorder_.OnAgreed(response, request.get(), now_us);
       members.push_back(std::move(request));
       const auto algorithm_of = [this, set](const RequestInfo& info) {
         return sets_.AlgorithmAloneOf(*set, info);
@@ -326,7 +327,7 @@ void Engine::Finish(std::unique_ptr<Request> request, const Status& status) {
   ++state_.moves;
   if (status.ok()) CountStep(*request);
   if (hooks_.finished) hooks_.finished(*request, status.code());
-  if (timeline_ != nullptr) RecordFinished(*request, status);
+  if (recorder_.records()) recorder_.OnFinished(*request, status, sets_.Find(request->info.set));
   // An output may be about to be allocated for a request that fails: its memory goes with `done`,
   // which takes its turn after that.
   if (request->direct && (status.ok() || !request->allocate)) {
@@ -416,7 +417,7 @@ std::string Engine::CountersJson() const {
       << ", \"negotiation_messages\": " << control_.negotiation_messages()
       << ", \"predicted\": " << predicted_ << ", \"deviations\": " << deviations_
       << ", \"probes\": " << probes_ << ", \"gate_messages\": " << gate_messages_
-      << ", \"tuning\": " << JsonQuote(world_.tuning_hash) << ", " << waited_for_.Json()
+      << ", \"tuning\": " << JsonQuote(world_.tuning_hash) << ", " << recorder_.waited_for().Json()
       << ", \"links\": [";
   bool first = true;
   for (const auto& link : links_) {

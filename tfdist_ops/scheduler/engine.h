@@ -11,12 +11,11 @@
 // A bucket of gradients that has gone this way once starts at once from then on, without a message:
 //   Submit → Operation, under a predicted ticket (order.h).
 //
-// engine.cc: requests, agreement, one turn; engine_run.cc: execution, the data lane;
-// engine_order.cc: predicted operations, and what to do when they stand still; engine_join.cc:
-// ranks without data; engine_messages.cc: what other ranks say; engine_failure.cc: deadlines,
-// failures and leaving; engine_membership.cc: evidence, the verdict; engine_gate.cc: steps that are
-// held back; engine_blocked.cc: ranks that wait for each other; engine_timeline.cc: what happened
-// when, and who was late.
+// engine.cc: requests, agreement, one turn; engine_messages.cc: what other ranks say;
+// engine_run.cc: execution, the data lane; engine_order.cc: predicted operations, and what to do
+// when they stand still; engine_join.cc: ranks without data; engine_failure.cc: deadlines, failures
+// and leaving; engine_membership.cc: evidence, the verdict; engine_gate.cc: steps that are held
+// back; engine_blocked.cc: ranks that wait for each other.
 //
 // A failure, from the first evidence on: the work stops (StopWork), but nothing ends; the ranks
 // agree (membership/verdict.h); then all that was pending ends with one error, the same on every
@@ -42,8 +41,7 @@
 #include "scheduler/operation.h"
 #include "scheduler/pending_requests.h"
 #include "scheduler/process_set_registry.h"
-#include "scheduler/timeline.h"
-#include "scheduler/waited_for.h"
+#include "scheduler/timeline_recorder.h"
 #include "scheduler/wire.h"
 #include "scheduler/world.h"
 
@@ -82,9 +80,9 @@ class Engine : private ControlLane::Receiver {
 
   // What happens from now on is recorded there; null: nothing is. The owner keeps it alive until
   // the engine is gone, or has another one.
-  void SetTimeline(Timeline* timeline);
+  void SetTimeline(Timeline* timeline) { recorder_.SetTimeline(timeline); }
   // Sends lines of it to rank 0, unless too many wait to be sent already.
-  void SendTimeline(std::string lines);
+  void SendTimeline(std::string lines) { recorder_.SendLines(std::move(lines)); }
 
   // One turn. True: something moved, call again soon.
   bool Poll(int64_t now_us);
@@ -207,17 +205,6 @@ class Engine : private ControlLane::Receiver {
   void HearBlocked(int rank, BlockedNote note, int64_t now_us);
   void AskKnot(int64_t now_us);
   void EndKnot();
-  // Observation.
-  TraceClock trace_clock() const { return timeline_ != nullptr ? timeline_->clock() : nullptr; }
-  int64_t TraceNow(int64_t now_us) const {
-    return timeline_ != nullptr ? timeline_->NowUs() : now_us;
-  }
-  void CountWait(int rank, int64_t since_us, int64_t until_us);
-  void NoteAgreed(const Response& response, Request* request, int64_t now_us);
-  void KeepTrace(Operation* operation);
-  void RecordFinished(const Request& request, const Status& status);
-  void AskForTime(int64_t now_us);
-  void HandleClock(int peer, ClockNote note);
   // Time.
   void EndExpired(ProcessSet* set, int64_t now_us);
   void WarnOfStalls(ProcessSet* set, int64_t now_us);
@@ -271,6 +258,7 @@ class Engine : private ControlLane::Receiver {
   EngineState state_;
   HeartbeatMonitor monitor_;
   ControlLane control_;
+  TimelineRecorder recorder_;
   std::vector<size_t> held_;            // frames held in the transport, by peer
   std::vector<int64_t> full_since_us_;  // since when no more can be; 0: it can
   bool asleep_ = false;
@@ -304,10 +292,6 @@ class Engine : private ControlLane::Receiver {
   uint32_t knot_round_ = 0;
   std::set<int> unanswered_;  // ranks that were asked whether they are still blocked
   bool knot_holds_ = false;   // all that have answered are
-  WaitedFor waited_for_;
-  Timeline* timeline_ = nullptr;
-  int64_t next_clock_us_ = 0;
-  int clocks_asked_ = 0;
 };
 
 }  // namespace tfdist

@@ -39,7 +39,7 @@ void Engine::Tick(int64_t now_us) {
   if (!state_.stopped) EndLate(now_us);
   NoteStill(now_us);
   TickMembership(now_us);
-  AskForTime(now_us);
+  if (!state_.leaving) recorder_.AskForTime(now_us);
 }
 
 void Engine::WarnOfStalls(ProcessSet* set, int64_t now_us) {

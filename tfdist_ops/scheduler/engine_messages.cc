@@ -55,11 +55,11 @@ void Engine::OnControlMessage(int peer, FrameType type, uint32_t set, ByteSpan m
     case FrameType::kClock: {
       ClockNote note;
       parsed = DecodeClock(message, &note);
-      if (parsed) HandleClock(peer, note);
+      if (parsed) recorder_.OnClock(peer, note);
       break;
     }
     case FrameType::kTimeline:
-      if (timeline_ != nullptr && hooks_.timeline_lines) {
+      if (recorder_.records() && hooks_.timeline_lines) {
         hooks_.timeline_lines(peer, AsText(message));
       }
       return;

@@ -37,14 +37,14 @@ void Engine::Start(ProcessSet* set, uint64_t ticket, std::vector<std::unique_ptr
   const int64_t step_bytes = IsPredicted(ticket) ? set->book.GroupBytes(ticket) : 0;
   auto operation =
       std::make_unique<Operation>(set->id, ticket, std::move(members), std::move(plan.value()),
-                                  *set, trace_clock(), step_bytes);
+                                  *set, recorder_.clock(), step_bytes);
   if (!DeliverEarly(set, operation.get(), now_us)) return;
   set->active[TurnOf(ticket)] = {std::move(operation), now_us};
 }
 
 bool Engine::DeliverEarly(ProcessSet* set, Operation* operation, int64_t now_us) {
   const uint64_t ticket = operation->ticket();
-  operation->trace().Start(TraceNow(now_us));
+  operation->trace().Start(recorder_.NowUs(now_us));
   if (!set->copied.empty()) set->copied.erase(ticket);
   auto stashed = set->stash.extract(ticket);
   if (!stashed.empty()) {
@@ -75,7 +75,7 @@ bool Engine::StartKept(ProcessSet* set, std::unique_ptr<Request>* request, int64
   node.key() = TurnOf(ticket);
   node.mapped().moved_us = now_us;
   Operation* operation = node.mapped().operation.get();
-  operation->Restart(ticket, std::move(*request), trace_clock());
+  operation->Restart(ticket, std::move(*request), recorder_.clock());
   if (DeliverEarly(set, operation, now_us)) set->active.insert(std::move(node));
   return true;
 }
@@ -134,7 +134,7 @@ bool Engine::AdvanceSet(ProcessSet* set, int64_t now_us) {
     }
     moved = true;
     ended.push_back(operation.ticket());
-    if (timeline_ != nullptr) KeepTrace(&operation);
+    if (recorder_.records()) recorder_.KeepTrace(&operation);
     const bool keep = IsPredicted(operation.ticket()) && operation.IsWorthKeeping();
     for (auto& member : operation.members()) members.push_back(std::move(member));
     auto node = set->active.extract(it++);
@@ -268,10 +268,10 @@ Status Engine::ReceiveData(int peer, const InFrame& frame, int64_t now_us) {
   }
   Operation& operation = *it->second.operation;
   OperationTrace::Wait wait;
-  const int64_t heard_us = TraceNow(now_us);
+  const int64_t heard_us = recorder_.NowUs(now_us);
   const Status status = operation.Deliver(peer, std::move(arrived), heard_us, &wait);
   if (wait.peer >= 0) {
-    CountWait(set->ranks[static_cast<size_t>(wait.peer)], wait.since_us, wait.until_us);
+    recorder_.CountWait(set->ranks[static_cast<size_t>(wait.peer)], wait.since_us, wait.until_us);
   }
   if (!status.ok()) {
     if (held) {

@@ -1,10 +1,8 @@
-// What the engine notes about time: for whom it waits (always), and, while a timeline is written,
-// what happened when, and how the clock of this rank stands to that of rank 0.
+#include "scheduler/timeline_recorder.h"
+
 #include <algorithm>
 #include <cstring>
 #include <utility>
-
-#include "scheduler/engine.h"
 
 namespace tfdist {
 namespace {
@@ -18,16 +16,16 @@ constexpr int64_t kMostWaiting = 64;
 
 }  // namespace
 
-void Engine::SetTimeline(Timeline* timeline) {
+void TimelineRecorder::SetTimeline(Timeline* timeline) {
   timeline_ = timeline;
   next_clock_us_ = 0;
   clocks_asked_ = 0;
 }
 
-void Engine::SendTimeline(std::string lines) {
-  if (timeline_ == nullptr || !control_.IsConnected(0)) return;
-  if (control_.CountQueued(0, FrameType::kTimeline) < kMostWaiting) {
-    control_.Send(0, FrameType::kTimeline, kWorldSet, std::move(lines));
+void TimelineRecorder::SendLines(std::string lines) {
+  if (timeline_ == nullptr || !control_->IsConnected(0)) return;
+  if (control_->CountQueued(0, FrameType::kTimeline) < kMostWaiting) {
+    control_->Send(0, FrameType::kTimeline, kWorldSet, std::move(lines));
   } else {
     timeline_->Drop(std::count(lines.begin(), lines.end(), '\n'));
   }
@@ -35,7 +33,7 @@ void Engine::SendTimeline(std::string lines) {
 
 // ---- waiting ----
 
-void Engine::CountWait(int rank, int64_t since_us, int64_t until_us) {
+void TimelineRecorder::CountWait(int rank, int64_t since_us, int64_t until_us) {
   const int64_t counted_us = waited_for_.Add(rank, since_us, until_us);
   TimelineRecord* record = timeline_ != nullptr && counted_us > 0 ? timeline_->Begin() : nullptr;
   if (record == nullptr) return;
@@ -46,15 +44,15 @@ void Engine::CountWait(int rank, int64_t since_us, int64_t until_us) {
   timeline_->Commit();
 }
 
-void Engine::NoteAgreed(const Response& response, Request* request, int64_t now_us) {
+void TimelineRecorder::OnAgreed(const Response& response, Request* request, int64_t now_us) {
   request->last_ready = response.last;
-  if (response.last < 0 || response.last == world_.rank) return;
+  if (response.last < 0 || response.last == rank_) return;
   CountWait(response.last, request->submitted_us, now_us);
 }
 
 // ---- the timeline ----
 
-void Engine::KeepTrace(Operation* operation) {
+void TimelineRecorder::KeepTrace(Operation* operation) const {
   operation->trace().ended_us = timeline_->NowUs();
   auto trace = std::make_shared<const OperationTrace>(std::move(operation->trace()));
   for (auto& member : operation->members()) {
@@ -63,8 +61,9 @@ void Engine::KeepTrace(Operation* operation) {
   }
 }
 
-void Engine::RecordFinished(const Request& request, const Status& status) {
-  TimelineRecord* record = timeline_->Begin();
+void TimelineRecorder::OnFinished(const Request& request, const Status& status,
+                                  const ProcessSet* set) {
+  TimelineRecord* record = records() ? timeline_->Begin() : nullptr;
   if (record == nullptr) return;
   std::strncpy(record->name, request.info.key.c_str(), sizeof(record->name) - 1);
   record->kind = CollectiveKindName(request.info.kind);
@@ -76,7 +75,6 @@ void Engine::RecordFinished(const Request& request, const Status& status) {
   record->submitted_us = request.submitted_us;
   record->agreed_us = request.agreed_us;
   record->done_us = timeline_->NowUs();
-  const ProcessSet* set = sets_.Find(request.info.set);
   if (request.trace != nullptr && set != nullptr) {
     const OperationTrace& trace = *request.trace;
     record->started_us = trace.started_us;
@@ -93,20 +91,20 @@ void Engine::RecordFinished(const Request& request, const Status& status) {
 
 // ---- the clock: Cristian's round trip, computed where the timelines are put together ----
 
-void Engine::AskForTime(int64_t now_us) {
-  if (timeline_ == nullptr || world_.rank == 0 || now_us < next_clock_us_ || state_.leaving) return;
+void TimelineRecorder::AskForTime(int64_t now_us) {
+  if (timeline_ == nullptr || rank_ == 0 || now_us < next_clock_us_) return;
   ++clocks_asked_;
   next_clock_us_ = now_us + (clocks_asked_ < kFirstClocks ? 0 : kClockUs);
-  control_.Send(0, FrameType::kClock, kWorldSet, EncodeClock({timeline_->NowUs(), 0, 0}));
+  control_->Send(0, FrameType::kClock, kWorldSet, EncodeClock({timeline_->NowUs(), 0, 0}));
 }
 
-void Engine::HandleClock(int peer, ClockNote note) {
+void TimelineRecorder::OnClock(int peer, ClockNote note) {
   if (timeline_ == nullptr) return;  // it has ended here, or not yet begun
   const int64_t now_us = timeline_->NowUs();
-  if (world_.rank == 0) {
+  if (rank_ == 0) {
     note.heard_us = now_us;
     note.answered_us = timeline_->NowUs();
-    control_.Send(peer, FrameType::kClock, kWorldSet, EncodeClock(note));
+    control_->Send(peer, FrameType::kClock, kWorldSet, EncodeClock(note));
     return;
   }
   if (peer != 0) return;
