@@ -47,8 +47,7 @@ Engine::Engine(World world, Links links, const Config& config, Hooks hooks)
       monitor_(MakeMonitor(world_, config_, hooks_)),
       control_(world_, links_, &monitor_, this),
       recorder_(world_.rank, &control_),
-      held_(links_.size(), 0),
-      full_since_us_(links_.size(), 0),
+      data_lane_({world_, links_, state_, &sets_, &monitor_, &recorder_, this}),
       inbound_(links_.size()),
       agreement_(
           world_.rank, AllRanks(world_.size), world_.generation, [this] { return Freeze(); },
@@ -153,7 +152,7 @@ void Engine::AddReady(ProcessSet* set, int rank, RequestInfo info, int64_t now_u
   ++state_.moves;
   info.set = set->id;
   const Status status = set->negotiator->Add(rank, std::move(info), now_us);
-  if (!status.ok()) Bug(status, now_us);
+  if (!status.ok()) ReportBug(status, now_us);
   EndMismatched(set, now_us);
   RefuseMissing();
 }
@@ -181,9 +180,9 @@ void Engine::Allocate(ProcessSet* set, std::unique_ptr<Request> request, const R
                       int64_t now_us) {
   const RequestInfo& info = request->info;
   if (!RowsFit(response.rows, info, *set)) {
-    Bug(TFDIST_INTERNAL(DescribeRank(world_, set->leader()) + " announced rows for \"" + info.key +
-                        "\" that do not fit"),
-        now_us);
+    ReportBug(TFDIST_INTERNAL(DescribeRank(world_, set->leader()) + " announced rows for \"" +
+                              info.key + "\" that do not fit"),
+              now_us);
     EndRequest(std::move(request));
     return;
   }
@@ -259,9 +258,9 @@ void Engine::HandleResponse(ProcessSet* set, const Response& response, int64_t n
     }
     if (request == nullptr && !response.error.ok()) continue;  // refused before it came here
     if (request == nullptr) {
-      Bug(TFDIST_INTERNAL(DescribeRank(world_, set->leader()) + " announced \"" + key +
-                          "\", which was not submitted here"),
-          now_us);
+      ReportBug(TFDIST_INTERNAL(DescribeRank(world_, set->leader()) + " announced \"" + key +
+                                "\", which was not submitted here"),
+                now_us);
       break;
     }
     if (!response.error.ok()) {
@@ -276,9 +275,9 @@ void Engine::HandleResponse(ProcessSet* set, const Response& response, int64_t n
       };
       if (members.size() == 1) continue;
       if (Fuses(members[0]->info, members.back()->info, algorithm_of)) continue;
-      Bug(TFDIST_INTERNAL(DescribeRank(world_, set->leader()) + " announced \"" + key +
-                          "\" together with another operation that it can't be fused with"),
-          now_us);
+      ReportBug(TFDIST_INTERNAL(DescribeRank(world_, set->leader()) + " announced \"" + key +
+                                "\" together with another operation that it can't be fused with"),
+                now_us);
       break;
     }
   }
@@ -361,7 +360,7 @@ bool Engine::Poll(int64_t now_us) {
     Status lost = links_[p]->Pump(&moved);
     if (lost.ok() && inbound_[p].ended) lost = Status(Code::kAborted, "its process has ended");
     bool read = control_.Read(peer, now_us);
-    read |= ReadData(peer, now_us);
+    read |= data_lane_.Read(peer, now_us);
     moved |= read;
     // What a peer sent before it went away still counts.
     if (!lost.ok() && !read) {
@@ -373,7 +372,7 @@ bool Engine::Poll(int64_t now_us) {
   // Before the data: a rank that waits for an answer must not wait for a full line too.
   moved |= control_.FlushAll();
   moved |= AdvanceAll(now_us);
-  moved |= EmptyFullLanes(now_us);
+  moved |= data_lane_.EmptyFullLinks(now_us);
   for (auto& [id, set] : sets_) TurnJoin(set.get(), now_us);
   TurnMembership(now_us);
   AcknowledgeLeaves();
@@ -385,15 +384,10 @@ bool Engine::PollData(int64_t now_us) {
   bool moved = false;
   for (size_t p = 0; p < links_.size(); ++p) {
     if (links_[p] == nullptr || !links_[p]->HasFrame()) continue;
-    moved |= ReadData(static_cast<int>(p), now_us);
+    moved |= data_lane_.Read(static_cast<int>(p), now_us);
   }
   if (moved) AdvanceAll(now_us);
   return moved;
-}
-
-bool Engine::HasFrame() const {
-  return std::any_of(links_.begin(), links_.end(),
-                     [](const auto& link) { return link != nullptr && link->HasFrame(); });
 }
 
 bool Engine::busy() const { return pending_.has_stopped() || sets_.busy(); }
@@ -404,7 +398,7 @@ bool Engine::waiting() const {
 }
 
 void Engine::SetWakeMode(WakeMode mode) {
-  asleep_ = mode == WakeMode::kAsleep;
+  data_lane_.SetAsleep(mode == WakeMode::kAsleep);
   for (const auto& link : links_) {
     if (link != nullptr) link->SetWakeMode(mode);
   }

@@ -36,8 +36,10 @@
 #include "membership/heartbeat.h"
 #include "membership/verdict.h"
 #include "scheduler/control_lane.h"
+#include "scheduler/data_lane.h"
 #include "scheduler/engine_hooks.h"
 #include "scheduler/engine_state.h"
+#include "scheduler/failure_sink.h"
 #include "scheduler/operation.h"
 #include "scheduler/pending_requests.h"
 #include "scheduler/process_set_registry.h"
@@ -54,7 +56,7 @@ struct AbortReason {
   int culprit = -1;    // the rank at whose fault it is, where that is known; -1: itself
 };
 
-class Engine : private ControlLane::Receiver {
+class Engine : private ControlLane::Receiver, private FailureSink {
  public:
   using Hooks = EngineHooks;
 
@@ -97,7 +99,7 @@ class Engine : private ControlLane::Receiver {
   bool FlushAll() { return control_.FlushAll(); }
 
   // Whether a look at what has come would find something, where that can be told at once.
-  bool HasFrame() const;
+  bool HasFrame() const { return data_lane_.HasFrame(); }
   // Of a turn, no more than the data that such a look finds. True: something moved.
   bool PollData(int64_t now_us);
 
@@ -139,12 +141,6 @@ class Engine : private ControlLane::Receiver {
   void HandleLeave(int peer);
   void RefuseMissing();
   void AcknowledgeLeaves();
-  // Data lane.
-  bool ReadData(int peer, int64_t now_us);
-  bool EmptyFullLanes(int64_t now_us);
-  void CopyFrames(int peer);                                               // all that are held
-  bool CopyEarly(std::vector<std::pair<int, Arrived>>* frames, int peer);  // of those stashed
-  Status ReceiveData(int peer, const InFrame& frame, int64_t now_us);
   void EndSetChange(const Request& request, const Response& response, int64_t now_us);
   // Agreement.
   void Enqueue(ProcessSet* set, std::unique_ptr<Request> request, int64_t now_us);
@@ -211,14 +207,13 @@ class Engine : private ControlLane::Receiver {
   void EndLate(int64_t now_us);
   // Failure.
   void LosePeer(int peer, const Status& reason, int64_t now_us);
-  void Bug(const Status& status, int64_t now_us) {
+  void ReportBug(const Status& status, int64_t now_us) override {
     Withdraw(status, FailureOf(world_.rank, status.message(), ""), now_us);
   }
   Status ShutDown() const;
   // This rank's own failure: its operations end with `mine` now, the others hear `theirs`.
   void Withdraw(const Status& mine, const Status& theirs, int64_t now_us);
-  // Evidence that the generation must end; kNoRank: without a failed rank. The work stops.
-  void Suspect(int rank, bool certain, const Status& status);
+  void Suspect(int rank, bool certain, const Status& status) override;
   void StopWork();
   void EndRequest(std::unique_ptr<Request> request);
   void EndAll(const Status& failure, const Status& pending, int64_t now_us);
@@ -259,9 +254,7 @@ class Engine : private ControlLane::Receiver {
   HeartbeatMonitor monitor_;
   ControlLane control_;
   TimelineRecorder recorder_;
-  std::vector<size_t> held_;            // frames held in the transport, by peer
-  std::vector<int64_t> full_since_us_;  // since when no more can be; 0: it can
-  bool asleep_ = false;
+  DataLane data_lane_;
   std::vector<Inbound> inbound_;
   // How often each bucket is done, by set and group.
   std::map<uint32_t, std::map<std::string, std::vector<int64_t>>> steps_;

@@ -143,16 +143,7 @@ void Engine::StopWork() {
   if (state_.stopped) return;
   state_.stopped = true;
   for (auto& [id, set] : sets_) {
-    for (auto& [turn, active] : set->active) active.operation->ReleaseFrames(links_, &held_);
-    for (auto& [ticket, frames] : set->stash) {
-      for (auto& [peer, arrived] : frames) {
-        const auto p = static_cast<size_t>(peer);
-        if (arrived.held && links_[p] != nullptr) links_[p]->Release(Lane::kData, arrived.frame);
-        if (arrived.held) --held_[p];
-      }
-    }
-    set->stash.clear();
-    set->copied.clear();
+    data_lane_.ReleaseFrames(set.get());
     pending_.StopAllOf(set.get());
   }
 }
@@ -213,7 +204,7 @@ void Engine::LosePeer(int peer, const Status& reason, int64_t now_us) {
   }
   // A peer that left had done its part; what it sent has been read before the link's end. What is
   // still held here, because a third rank is slow or this one is not as far, would go with it.
-  CopyFrames(peer);
+  data_lane_.CopyFrames(peer);
   inbound_[p].left = true;
   inbound_[p].acknowledged = true;
   control_.DiscardQueue(peer);

@@ -57,7 +57,7 @@ void Engine::EndMember(ProcessSet* set, std::unique_ptr<Request> request, const 
   group.held.push_back(std::move(request));
   if (group.held.size() < group.buckets || state_.stopped) return;
   const Status complete = set->gate->Complete(GateGroup(set->id, number), step);
-  if (!complete.ok()) Bug(complete, now_us);
+  if (!complete.ok()) ReportBug(complete, now_us);
   ReleaseSteps(set, now_us);
 }
 

@@ -80,7 +80,7 @@ void Engine::AddJoin(ProcessSet* set, JoinNote note, int64_t now_us) {
   note.round = set->joins->round();
   const Status status = set->joins->Add(note, now_us);
   if (!status.ok()) {
-    Bug(status, now_us);
+    ReportBug(status, now_us);
     return;
   }
   if (set->joins->complete()) {
@@ -177,10 +177,10 @@ void Engine::TakePart(ProcessSet* set, const WaitNote& order, int64_t now_us) {
   if (request == nullptr || request->info.predicted != order.ticket ||
       !set->book.Predictable(order.ticket, request->info)) {
     if (!state_.stopped) {
-      Bug(TFDIST_INTERNAL(DescribeRank(world_, set->leader()) + " asked for " +
-                          TicketText(order.ticket) + " of \"" + order.info.key +
-                          "\", which can't be next here"),
-          now_us);
+      ReportBug(TFDIST_INTERNAL(DescribeRank(world_, set->leader()) + " asked for " +
+                                TicketText(order.ticket) + " of \"" + order.info.key +
+                                "\", which can't be next here"),
+                now_us);
     }
     return;
   }
@@ -211,10 +211,10 @@ std::unique_ptr<Request> Engine::MakeJoined(ProcessSet* set, const RequestInfo& 
   ProlongJoin(set, now_us);
   std::unique_ptr<Request> request = MakeJoinedRequest(info);
   if (request == nullptr) {
-    Bug(Status(Code::kInternal, "\"" + info.key +
-                                    "\": this rank has joined, and has no memory to "
-                                    "take part in it"),
-        now_us);
+    ReportBug(Status(Code::kInternal, "\"" + info.key +
+                                          "\": this rank has joined, and has no memory to "
+                                          "take part in it"),
+              now_us);
     return nullptr;
   }
   request->info.set = set->id;
@@ -228,16 +228,16 @@ std::unique_ptr<Request> Engine::MakeJoined(ProcessSet* set, const RequestInfo& 
     wrong = CheckGate(*request);
   }
   if (!wrong.ok()) {
-    Bug(TFDIST_INTERNAL(DescribeRank(world_, set->leader()) +
-                        " asked for what can't be: " + wrong.message()),
-        now_us);
+    ReportBug(TFDIST_INTERNAL(DescribeRank(world_, set->leader()) +
+                              " asked for what can't be: " + wrong.message()),
+              now_us);
     return nullptr;
   }
   // The leader's word that the step before is complete came before the one to take part in this.
   if (StepIsOpen(set, *request)) return request;
-  Bug(TFDIST_INTERNAL(DescribeRank(world_, set->leader()) + " asked for \"" + info.key +
-                      "\" before its last step was complete"),
-      now_us);
+  ReportBug(TFDIST_INTERNAL(DescribeRank(world_, set->leader()) + " asked for \"" + info.key +
+                            "\" before its last step was complete"),
+            now_us);
   return nullptr;
 }
 

@@ -6,10 +6,10 @@
 namespace tfdist {
 
 void Engine::OnBadControlFrame(int peer, int64_t now_us) {
-  Bug(TFDIST_INTERNAL(DescribeRank(world_, peer) +
-                      " sent a control message of another generation, or one "
-                      "too long"),
-      now_us);
+  ReportBug(TFDIST_INTERNAL(DescribeRank(world_, peer) +
+                            " sent a control message of another generation, or one "
+                            "too long"),
+            now_us);
 }
 
 void Engine::OnControlMessage(int peer, FrameType type, uint32_t set, ByteSpan message,
@@ -84,9 +84,9 @@ void Engine::OnControlMessage(int peer, FrameType type, uint32_t set, ByteSpan m
     }
   }
   if (!parsed) {
-    Bug(TFDIST_INTERNAL(DescribeRank(world_, peer) + " sent a control message of type " +
-                        std::to_string(static_cast<int>(type)) + " that does not parse"),
-        now_us);
+    ReportBug(TFDIST_INTERNAL(DescribeRank(world_, peer) + " sent a control message of type " +
+                              std::to_string(static_cast<int>(type)) + " that does not parse"),
+              now_us);
   }
 }
 
