@@ -301,7 +301,7 @@ void EngineWorld::ReportBlocked(Rank* rank) {
                      rank->completions.empty() && !rank->finished;
   if (!waits || !rng_.Chance(50)) return;
   rank->engine->ReportBlocked(rank->engine->moves(), BlockedNote::How::kEager,
-                              "phase " + std::to_string(rank->phase), queue_.now_us());
+                              "phase " + std::to_string(rank->phase));
 }
 
 void EngineWorld::Submit(Rank* rank, const Call& call, int join) {

@@ -361,9 +361,8 @@ int64_t Runtime::StillUs(uint64_t* moves) const {
 }
 
 void Runtime::ReportBlocked(uint64_t moves, BlockedNote::How how, const std::string& place) {
-  progress_->Push([moves, how, place](Engine* engine, int64_t now_us) {
-    engine->ReportBlocked(moves, how, place, now_us);
-  });
+  progress_->Push(
+      [moves, how, place](Engine* engine, int64_t) { engine->ReportBlocked(moves, how, place); });
 }
 
 bool Runtime::Adopt(int peer, std::unique_ptr<Link> link) {

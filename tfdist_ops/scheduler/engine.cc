@@ -48,6 +48,7 @@ Engine::Engine(World world, Links links, const Config& config, Hooks hooks)
       control_(world_, links_, &monitor_, this),
       recorder_(world_.rank, &control_),
       data_lane_({world_, links_, state_, &sets_, &monitor_, &recorder_, this}),
+      deadlocks_({world_.rank, state_, sets_, &control_, this, hooks_.still}),
       inbound_(links_.size()),
       agreement_(
           world_.rank, AllRanks(world_.size), world_.generation, [this] { return Freeze(); },

@@ -12,10 +12,9 @@
 //   Submit → Operation, under a predicted ticket (order.h).
 //
 // engine.cc: requests, agreement, one turn; engine_messages.cc: what other ranks say;
-// engine_run.cc: execution, the data lane; engine_order.cc: predicted operations, and what to do
-// when they stand still; engine_join.cc: ranks without data; engine_failure.cc: deadlines, failures
-// and leaving; engine_membership.cc: evidence, the verdict; engine_gate.cc: steps that are held
-// back; engine_blocked.cc: ranks that wait for each other.
+// engine_run.cc: execution; engine_order.cc: predicted operations, and what to do when they stand
+// still; engine_join.cc: ranks without data; engine_failure.cc: deadlines, failures and leaving;
+// engine_membership.cc: evidence, the verdict; engine_gate.cc: steps that are held back.
 //
 // A failure, from the first evidence on: the work stops (StopWork), but nothing ends; the ranks
 // agree (membership/verdict.h); then all that was pending ends with one error, the same on every
@@ -37,6 +36,7 @@
 #include "membership/verdict.h"
 #include "scheduler/control_lane.h"
 #include "scheduler/data_lane.h"
+#include "scheduler/deadlock_detector.h"
 #include "scheduler/engine_hooks.h"
 #include "scheduler/engine_state.h"
 #include "scheduler/failure_sink.h"
@@ -108,7 +108,9 @@ class Engine : private ControlLane::Receiver, private FailureSink {
   uint64_t moves() const { return state_.moves; }
   // The threads of this rank's program that call collectives stand at `place`, which was so when
   // `moves` was what moves() gave. No effect when something has moved since.
-  void ReportBlocked(uint64_t moves, BlockedNote::How how, std::string place, int64_t now_us);
+  void ReportBlocked(uint64_t moves, BlockedNote::How how, std::string place) {
+    deadlocks_.ReportBlocked(moves, how, std::move(place));
+  }
   // Whether an operation of this rank waits for all ranks to agree on it.
   bool agreeing() const { return sets_.agreeing(); }
   // Data frames that came before their operation, copied out and waiting for it.
@@ -161,8 +163,6 @@ class Engine : private ControlLane::Receiver, private FailureSink {
   void OnJoin(ProcessSet* set, const JoinNote& note, int64_t now_us);
   void EndJoin(ProcessSet* set, const JoinNote& note, int64_t now_us);
   void FinishJoin(ProcessSet* set);
-  // Whether this rank has, and not all have.
-  bool HasJoined(const ProcessSet& set) const { return set.joined.count(world_.rank) > 0; }
   void TellStarted(ProcessSet* set, uint64_t ticket, const RequestInfo& info, int64_t now_us);
   void TurnJoins(ProcessSet* set, int64_t now_us);
   void ProlongJoin(ProcessSet* set, int64_t now_us);
@@ -193,14 +193,6 @@ class Engine : private ControlLane::Receiver, private FailureSink {
   bool AdvanceSet(ProcessSet* set, int64_t now_us);
   void Finish(std::unique_ptr<Request> request, const Status& status);
   void CountStep(const Request& request);
-  // Ranks that wait for each other.
-  void NoteStill(int64_t now_us);
-  std::vector<BlockedWait> Waiting() const;
-  std::vector<LedWait> LedWaits() const;
-  void TellBlocked(uint32_t round, int64_t now_us);
-  void HearBlocked(int rank, BlockedNote note, int64_t now_us);
-  void AskKnot(int64_t now_us);
-  void EndKnot();
   // Time.
   void EndExpired(ProcessSet* set, int64_t now_us);
   void WarnOfStalls(ProcessSet* set, int64_t now_us);
@@ -255,6 +247,7 @@ class Engine : private ControlLane::Receiver, private FailureSink {
   ControlLane control_;
   TimelineRecorder recorder_;
   DataLane data_lane_;
+  DeadlockDetector deadlocks_;
   std::vector<Inbound> inbound_;
   // How often each bucket is done, by set and group.
   std::map<uint32_t, std::map<std::string, std::vector<int64_t>>> steps_;
@@ -276,15 +269,7 @@ class Engine : private ControlLane::Receiver, private FailureSink {
   std::map<int, Lost> lost_;    // peers whose connection ended, until their death is certain
   std::vector<Evidence> seen_;  // in this turn
   Agreement agreement_;
-  bool barred_ = false;       // by a rank whose link is gone
-  uint64_t noted_moves_ = 0;  // at the last tick
-  int64_t still_since_us_ = 0;
-  std::optional<BlockedNote> blocked_;  // of this rank's program; holds while `moves` does
-  // On rank 0, as the next: the last note of each rank.
-  std::map<int, BlockedNote> blocked_notes_;
-  uint32_t knot_round_ = 0;
-  std::set<int> unanswered_;  // ranks that were asked whether they are still blocked
-  bool knot_holds_ = false;   // all that have answered are
+  bool barred_ = false;  // by a rank whose link is gone
 };
 
 }  // namespace tfdist

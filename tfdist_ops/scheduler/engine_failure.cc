@@ -37,7 +37,7 @@ void Engine::Tick(int64_t now_us) {
     if (!state_.stopped) EndExpired(set.get(), now_us);
   }
   if (!state_.stopped) EndLate(now_us);
-  NoteStill(now_us);
+  deadlocks_.Tick(now_us);
   TickMembership(now_us);
   if (!state_.leaving) recorder_.AskForTime(now_us);
 }

@@ -11,7 +11,7 @@ namespace tfdist {
 // apart from what it takes part in later. And what it takes part in is over before its caller goes
 // on, who may leave.
 void Engine::TurnJoin(ProcessSet* set, int64_t now_us) {
-  if (set->joining == nullptr || state_.stopped || !set->idle() || HasJoined(*set)) return;
+  if (set->joining == nullptr || state_.stopped || !set->idle() || set->HasJoined()) return;
   if (set->join_answer.has_value()) {
     FinishJoin(set);
     return;
@@ -65,7 +65,7 @@ bool Engine::HandleJoinMessage(int peer, FrameType type, ProcessSet* set, ByteSp
       TurnJoins(set, now_us);
       return true;
     case FrameType::kJoinEnd:
-      if (!from_leader || !HasJoined(*set) || note.complete < 1 || note.complete > set->size()) {
+      if (!from_leader || !set->HasJoined() || note.complete < 1 || note.complete > set->size()) {
         return false;
       }
       EndJoin(set, note, now_us);
@@ -136,7 +136,7 @@ void Engine::OnJoin(ProcessSet* set, const JoinNote& note, int64_t now_us) {
 
 // The leader ends the waiting (Joins::Expired); this is for one that says nothing at all any more.
 void Engine::ProlongJoin(ProcessSet* set, int64_t now_us) {
-  if (!HasJoined(*set) || set->joining == nullptr) return;
+  if (!set->HasJoined() || set->joining == nullptr) return;
   const double timeout_s = set->joining->info.timeout_s;
   set->joining->deadline_us = now_us + static_cast<int64_t>(timeout_s * 1e6);
 }
@@ -160,7 +160,7 @@ void Engine::FinishJoin(ProcessSet* set) {
 // that has joined itself was told of it by the leader.
 void Engine::TellStarted(ProcessSet* set, uint64_t ticket, const RequestInfo& info,
                          int64_t now_us) {
-  if (HasJoined(*set)) return;
+  if (set->HasJoined()) return;
   const WaitNote note{ticket, 0, info};
   if (set->joins == nullptr) {
     control_.Send(set->leader(), FrameType::kStarted, set->id, EncodeWait(note));
@@ -173,7 +173,7 @@ void Engine::TellStarted(ProcessSet* set, uint64_t ticket, const RequestInfo& in
 // As a rank that has joined, in a predicted operation.
 void Engine::TakePart(ProcessSet* set, const WaitNote& order, int64_t now_us) {
   std::unique_ptr<Request> request;
-  if (HasJoined(*set)) request = MakeJoined(set, order.info, now_us);
+  if (set->HasJoined()) request = MakeJoined(set, order.info, now_us);
   if (request == nullptr || request->info.predicted != order.ticket ||
       !set->book.Predictable(order.ticket, request->info)) {
     if (!state_.stopped) {
@@ -189,7 +189,7 @@ void Engine::TakePart(ProcessSet* set, const WaitNote& order, int64_t now_us) {
 
 bool Engine::IsAsked(const ProcessSet& set, const Response& response) const {
   const std::vector<int32_t>& joined = response.joined;
-  return HasJoined(set) && std::find(joined.begin(), joined.end(), world_.rank) != joined.end();
+  return set.HasJoined() && std::find(joined.begin(), joined.end(), world_.rank) != joined.end();
 }
 
 // As a rank that has joined, in an announced operation. Null: the work has ended.

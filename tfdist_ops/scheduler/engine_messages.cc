@@ -66,13 +66,13 @@ void Engine::OnControlMessage(int peer, FrameType type, uint32_t set, ByteSpan m
     case FrameType::kBlocked: {
       BlockedNote note;
       parsed = world_.rank == 0 && DecodeBlocked(message, &note);
-      if (parsed) HearBlocked(peer, std::move(note), now_us);
+      if (parsed) deadlocks_.OnNote(peer, std::move(note));
       break;
     }
     case FrameType::kBlockedAsk: {
       uint32_t round = 0;
       parsed = peer == 0 && DecodeRound(message, &round);
-      if (parsed) TellBlocked(round, now_us);
+      if (parsed) deadlocks_.OnProbe(round);
       break;
     }
     case FrameType::kLeaveAck:

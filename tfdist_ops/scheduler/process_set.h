@@ -69,6 +69,10 @@ struct ProcessSet : SetView {
   bool local = true;     // all of its ranks are on one host
 
   int leader() const { return ranks[0]; }
+  // Whether this rank has joined, and not all have.
+  bool HasJoined() const {
+    return index >= 0 && joined.count(ranks[static_cast<size_t>(index)]) > 0;
+  }
   int IndexOf(int rank) const;  // -1: not one of them
   // " of process set 3 (ranks 0,2)", empty for the world
   std::string Text() const;

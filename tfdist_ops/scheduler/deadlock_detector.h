@@ -1,0 +1,64 @@
+// DeadlockDetector: ranks that wait for each other: what this rank says of itself, and rank 0's
+// decision. The rule is in blocked.h.
+#ifndef TFDIST_OPS_SCHEDULER_DEADLOCK_DETECTOR_H_
+#define TFDIST_OPS_SCHEDULER_DEADLOCK_DETECTOR_H_
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "scheduler/control_lane.h"
+#include "scheduler/engine_state.h"
+#include "scheduler/failure_sink.h"
+#include "scheduler/process_set_registry.h"
+#include "scheduler/wire.h"
+
+namespace tfdist {
+
+class DeadlockDetector {
+ public:
+  // What a detector works with; all must outlive it. `still`: as of EngineHooks.
+  struct Access {
+    int rank = 0;
+    const EngineState& state;
+    const ProcessSetRegistry& sets;
+    ControlLane* control;
+    FailureSink* failures;
+    const std::function<void(uint64_t moves, int64_t still_us)>& still;
+  };
+  explicit DeadlockDetector(const Access& access) : access_(access) {}
+
+  // Says for how long nothing has moved on this rank.
+  void Tick(int64_t now_us);
+  // As Engine::ReportBlocked.
+  void ReportBlocked(uint64_t moves, BlockedNote::How how, std::string place);
+  // On rank 0: what a rank says of itself.
+  void OnNote(int rank, BlockedNote note);
+  // Rank 0 asks whether this rank is still blocked.
+  void OnProbe(uint32_t round) { SendNote(round); }
+
+ private:
+  std::vector<BlockedWait> Waiting() const;
+  std::vector<LedWait> LedWaits() const;
+  void SendNote(uint32_t round);
+  void Probe();
+  void EndDeadlock();
+
+  const Access access_;
+  uint64_t noted_moves_ = 0;  // at the last tick
+  int64_t still_since_us_ = 0;
+  std::optional<BlockedNote> blocked_;  // of this rank's program; holds while `moves` does
+  // On rank 0, as the next: the last note of each rank.
+  std::map<int, BlockedNote> notes_;
+  uint32_t round_ = 0;
+  std::set<int> unanswered_;  // ranks that were asked whether they are still blocked
+  bool holds_ = false;        // all that have answered are
+};
+
+}  // namespace tfdist
+
+#endif  // TFDIST_OPS_SCHEDULER_DEADLOCK_DETECTOR_H_
