@@ -49,6 +49,7 @@ Engine::Engine(World world, Links links, const Config& config, Hooks hooks)
       recorder_(world_.rank, &control_),
       data_lane_({world_, links_, state_, &sets_, &monitor_, &recorder_, this}),
       deadlocks_({world_.rank, state_, sets_, &control_, this, hooks_.still}),
+      gate_({world_, config_, state_, sets_, &control_, this, this}),
       inbound_(links_.size()),
       agreement_(
           world_.rank, AllRanks(world_.size), world_.generation, [this] { return Freeze(); },
@@ -109,13 +110,13 @@ void Engine::Submit(std::unique_ptr<Request> request, int64_t now_us) {
   }
   sets_.BeginChange(request.get());
   CountSubmission(set, request.get());
-  refused = CheckGate(*request);
+  refused = gate_.Check(*request);
   if (!refused.ok()) {
     Finish(std::move(request), refused);
     return;
   }
-  if (!StepIsOpen(set, *request)) {
-    set->gated[TicketGroup(request->info.predicted)].later.push_back(std::move(request));
+  if (!gate_.Admit(set, *request)) {
+    gate_.Postpone(set, std::move(request));
     return;
   }
   Enqueue(set, std::move(request), now_us);
@@ -184,7 +185,7 @@ void Engine::Allocate(ProcessSet* set, std::unique_ptr<Request> request, const R
     ReportBug(TFDIST_INTERNAL(DescribeRank(world_, set->leader()) + " announced rows for \"" +
                               info.key + "\" that do not fit"),
               now_us);
-    EndRequest(std::move(request));
+    EndStopped(std::move(request));
     return;
   }
   request->rows = response.rows;
@@ -266,7 +267,7 @@ void Engine::HandleResponse(ProcessSet* set, const Response& response, int64_t n
     }
     if (!response.error.ok()) {
       EndSetChange(*request, response, now_us);
-      EndMember(set, std::move(request), response.error, now_us);
+      gate_.End(set, std::move(request), response.error, now_us);
     } else {
       request->contributors = set->size() - static_cast<int>(response.joined.size());
       recorder_.OnAgreed(response, request.get(), now_us);
@@ -283,7 +284,7 @@ void Engine::HandleResponse(ProcessSet* set, const Response& response, int64_t n
     }
   }
   if (state_.stopped) {
-    for (auto& member : members) EndRequest(std::move(member));
+    for (auto& member : members) EndStopped(std::move(member));
     return;
   }
   if (members.empty()) return;
@@ -411,7 +412,7 @@ std::string Engine::CountersJson() const {
       << ", \"good_steps\": " << good_steps_
       << ", \"negotiation_messages\": " << control_.negotiation_messages()
       << ", \"predicted\": " << predicted_ << ", \"deviations\": " << deviations_
-      << ", \"probes\": " << probes_ << ", \"gate_messages\": " << gate_messages_
+      << ", \"probes\": " << probes_ << ", \"gate_messages\": " << gate_.messages_sent()
       << ", \"tuning\": " << JsonQuote(world_.tuning_hash) << ", " << recorder_.waited_for().Json()
       << ", \"links\": [";
   bool first = true;

@@ -14,7 +14,7 @@
 // engine.cc: requests, agreement, one turn; engine_messages.cc: what other ranks say;
 // engine_run.cc: execution; engine_order.cc: predicted operations, and what to do when they stand
 // still; engine_join.cc: ranks without data; engine_failure.cc: deadlines, failures and leaving;
-// engine_membership.cc: evidence, the verdict; engine_gate.cc: steps that are held back.
+// engine_membership.cc: evidence, the verdict.
 //
 // A failure, from the first evidence on: the work stops (StopWork), but nothing ends; the ranks
 // agree (membership/verdict.h); then all that was pending ends with one error, the same on every
@@ -43,6 +43,8 @@
 #include "scheduler/operation.h"
 #include "scheduler/pending_requests.h"
 #include "scheduler/process_set_registry.h"
+#include "scheduler/request_flow.h"
+#include "scheduler/step_gate.h"
 #include "scheduler/timeline_recorder.h"
 #include "scheduler/wire.h"
 #include "scheduler/world.h"
@@ -56,7 +58,7 @@ struct AbortReason {
   int culprit = -1;    // the rank at whose fault it is, where that is known; -1: itself
 };
 
-class Engine : private ControlLane::Receiver, private FailureSink {
+class Engine : private ControlLane::Receiver, private FailureSink, private RequestFlow {
  public:
   using Hooks = EngineHooks;
 
@@ -145,7 +147,7 @@ class Engine : private ControlLane::Receiver, private FailureSink {
   void AcknowledgeLeaves();
   void EndSetChange(const Request& request, const Response& response, int64_t now_us);
   // Agreement.
-  void Enqueue(ProcessSet* set, std::unique_ptr<Request> request, int64_t now_us);
+  void Enqueue(ProcessSet* set, std::unique_ptr<Request> request, int64_t now_us) override;
   void Announce(ProcessSet* set, const RequestInfo& info, int64_t now_us);
   void AddReady(ProcessSet* set, int rank, RequestInfo info, int64_t now_us);
   bool SendResponses(int64_t now_us);
@@ -191,7 +193,7 @@ class Engine : private ControlLane::Receiver, private FailureSink {
   // Runs the operation that was kept of the request's bucket. False: there is none.
   bool StartKept(ProcessSet* set, std::unique_ptr<Request>* request, int64_t now_us);
   bool AdvanceSet(ProcessSet* set, int64_t now_us);
-  void Finish(std::unique_ptr<Request> request, const Status& status);
+  void Finish(std::unique_ptr<Request> request, const Status& status) override;
   void CountStep(const Request& request);
   // Time.
   void EndExpired(ProcessSet* set, int64_t now_us);
@@ -207,7 +209,7 @@ class Engine : private ControlLane::Receiver, private FailureSink {
   void Withdraw(const Status& mine, const Status& theirs, int64_t now_us);
   void Suspect(int rank, bool certain, const Status& status) override;
   void StopWork();
-  void EndRequest(std::unique_ptr<Request> request);
+  void EndStopped(std::unique_ptr<Request> request) override;
   void EndAll(const Status& failure, const Status& pending, int64_t now_us);
   // Membership.
   std::vector<CommitPoint> Freeze();
@@ -224,15 +226,6 @@ class Engine : private ControlLane::Receiver, private FailureSink {
   bool BarIfStopped(int peer);
   Status RankFailed(int rank, const std::string& cause, const std::string& detail) const;
   ProcessState LookAt(int peer) const;
-  // The commit gate.
-  Status CheckGate(const Request& request) const;
-  bool StepIsOpen(ProcessSet* set, const Request& request);
-  void EndMember(ProcessSet* set, std::unique_ptr<Request> request, const Status& status,
-                 int64_t now_us);
-  void TellGate(ProcessSet* set);
-  void ReleaseSteps(ProcessSet* set, int64_t now_us);
-  Status ResolveGates(int64_t now_us);
-  std::optional<Stall> ExpiredStep(const ProcessSet& set, int64_t limit_us, int64_t now_us) const;
   // How the other ranks see the failure of a rank's own program.
   Status FailureOf(int rank, const std::string& cause, const std::string& detail) const;
 
@@ -248,6 +241,7 @@ class Engine : private ControlLane::Receiver, private FailureSink {
   TimelineRecorder recorder_;
   DataLane data_lane_;
   DeadlockDetector deadlocks_;
+  StepGate gate_;
   std::vector<Inbound> inbound_;
   // How often each bucket is done, by set and group.
   std::map<uint32_t, std::map<std::string, std::vector<int64_t>>> steps_;
@@ -257,7 +251,6 @@ class Engine : private ControlLane::Receiver, private FailureSink {
   uint64_t deviations_ = 0;   // operations that could not although they were agreed on before
   uint64_t probes_ = 0;       // sent
   uint64_t finished_ = 0;
-  uint64_t gate_messages_ = 0;                            // sent
   std::vector<std::unique_ptr<Request>> ended_requests_;  // of AdvanceSet: room, else empty
   std::vector<uint64_t> ended_tickets_;                   // likewise
   struct Lost {

@@ -13,16 +13,6 @@ namespace {
 // is the leader's, who knows which ranks are missing.
 constexpr int64_t kLeaderGraceUs = 500 * 1000;
 
-// Whether the gate holds it: its own work is done.
-bool Held(const ProcessSet& set, const Request& request) {
-  for (const auto& [number, group] : set.gated) {
-    for (const auto& held : group.held) {
-      if (held.get() == &request) return true;
-    }
-  }
-  return false;
-}
-
 }  // namespace
 
 // ---- time ----
@@ -67,7 +57,7 @@ void Engine::EndExpired(ProcessSet* set, int64_t now_us) {
   std::optional<Stall> expired = set->negotiator->Expired(now_us);
   if (!expired) expired = set->waits->Expired(now_us);
   if (!expired) expired = set->joins->Expired(now_us);
-  if (!expired) expired = ExpiredStep(*set, now_us, now_us);
+  if (!expired) expired = gate_.ExpiredStep(*set, now_us, now_us);
   if (!expired) return;
   ErrorRecord record{"timeout", -1, "", 0, expired->key, "deadline passed", expired->text};
   std::string message = expired->text;
@@ -86,12 +76,12 @@ void Engine::EndLate(int64_t now_us) {
   const Request* late = nullptr;
   const ProcessSet* of = nullptr;
   pending_.ForEachInSets([&](const ProcessSet& set, const Request& request) {
-    if (request.deadline_us >= limit || Held(set, request)) return;
+    if (request.deadline_us >= limit || StepGate::Holds(set, request)) return;
     late = &request;
     of = &set;
   });
   for (const auto& [id, set] : sets_) {
-    const std::optional<Stall> step = ExpiredStep(*set, limit, now_us);
+    const std::optional<Stall> step = gate_.ExpiredStep(*set, limit, now_us);
     if (!step) continue;
     Suspect(kNoRank, true,
             Status(Code::kDeadlineExceeded, step->text + "; its timeout has passed.",
@@ -149,7 +139,7 @@ void Engine::StopWork() {
 }
 
 // A request that was on its way when the work stopped.
-void Engine::EndRequest(std::unique_ptr<Request> request) {
+void Engine::EndStopped(std::unique_ptr<Request> request) {
   if (state_.failure.ok()) {
     pending_.Stop(std::move(request));
   } else {
@@ -160,17 +150,12 @@ void Engine::EndRequest(std::unique_ptr<Request> request) {
 // The end of all work: with `failure` for what is submitted from now on, `pending` for the rest.
 void Engine::EndAll(const Status& failure, const Status& pending, int64_t now_us) {
   state_.failure = failure;
-  const Status torn = ResolveGates(now_us);
+  const Status torn = gate_.Resolve(agreement_, now_us);
   if (!torn.ok()) state_.failure = torn;
   const Status& rest = torn.ok() ? pending : torn;
   TFDIST_LOG(kInfo, world_.rank, "ENGINE", "work ends: " << rest.message());
   if (hooks_.failed) hooks_.failed(state_.failure);
-  for (auto& [id, set] : sets_) {
-    for (auto& [number, group] : set->gated) {
-      for (auto& request : group.held) pending_.Stop(std::move(request));
-      group.held.clear();
-    }
-  }
+  gate_.TakeHeld(&pending_);
   auto ended = pending_.TakeStopped();
   for (auto& request : ended) Finish(std::move(request), rest);
 }

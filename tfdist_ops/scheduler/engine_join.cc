@@ -225,7 +225,7 @@ std::unique_ptr<Request> Engine::MakeJoined(ProcessSet* set, const RequestInfo& 
   if (wrong.ok()) {
     request->info.predicted = 0;
     CountSubmission(set, request.get());
-    wrong = CheckGate(*request);
+    wrong = gate_.Check(*request);
   }
   if (!wrong.ok()) {
     ReportBug(TFDIST_INTERNAL(DescribeRank(world_, set->leader()) +
@@ -234,7 +234,7 @@ std::unique_ptr<Request> Engine::MakeJoined(ProcessSet* set, const RequestInfo& 
     return nullptr;
   }
   // The leader's word that the step before is complete came before the one to take part in this.
-  if (StepIsOpen(set, *request)) return request;
+  if (gate_.Admit(set, *request)) return request;
   ReportBug(TFDIST_INTERNAL(DescribeRank(world_, set->leader()) + " asked for \"" + info.key +
                             "\" before its last step was complete"),
             now_us);

@@ -147,9 +147,7 @@ void Engine::TurnMembership(int64_t now_us) {
 }
 
 void Engine::TellMembership() {
-  for (auto& [id, set] : sets_) {
-    if (set->gate != nullptr) TellGate(set.get());
-  }
+  gate_.SendMessages();
   const AgreementMessage* last = nullptr;
   std::string bytes;
   for (const auto& [peer, message] : agreement_.TakeMessages()) {
@@ -173,12 +171,7 @@ void Engine::FlushMembership() {
 // Called by the agreement when it learns of the first evidence.
 std::vector<CommitPoint> Engine::Freeze() {
   StopWork();
-  std::vector<CommitPoint> points;
-  for (auto& [id, set] : sets_) {
-    if (set->gate == nullptr) continue;
-    for (const CommitPoint& point : set->gate->Freeze()) points.push_back(point);
-  }
-  return points;
+  return gate_.Freeze();
 }
 
 // ---- the outcome ----

@@ -136,8 +136,7 @@ bool Engine::HandleSetMessage(int peer, FrameType type, ProcessSet* set, ByteSpa
       GateMessage word;
       if (set->gate == nullptr || !DecodeGate(message, &word)) return false;
       if (state_.stopped || set->IndexOf(peer) < 0) return true;
-      set->gate->Receive(peer, word);
-      ReleaseSteps(set, now_us);
+      gate_.OnMessage(set, peer, word, now_us);
       return true;
     }
     case FrameType::kStall: {

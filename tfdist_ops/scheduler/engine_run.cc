@@ -43,7 +43,7 @@ bool Engine::DeliverEarly(ProcessSet* set, Operation* operation, int64_t now_us)
   data_lane_.DeliverEarly(set, operation, now_us);
   if (!state_.stopped) return true;
   operation->ReleaseFrames(links_, data_lane_.held());
-  for (auto& member : operation->members()) EndRequest(std::move(member));
+  for (auto& member : operation->members()) EndStopped(std::move(member));
   return false;
 }
 
@@ -122,7 +122,7 @@ bool Engine::AdvanceSet(ProcessSet* set, int64_t now_us) {
     auto node = set->active.extract(it++);
     if (keep) set->kept[BucketKey(operation.ticket())] = std::move(node);
   }
-  for (auto& member : members) EndMember(set, std::move(member), Status(), now_us);
+  for (auto& member : members) gate_.End(set, std::move(member), Status(), now_us);
   for (uint64_t ticket : ended) NoteEnd(set, ticket, now_us);
   ended.clear();
   members.clear();

@@ -1,11 +1,10 @@
-// The commit gate in the engine: the `done`s of a step of gradients wait until every rank of the
-// set has the whole step (membership/commit.h). Only `done` waits; frames and memory do not.
+#include "scheduler/step_gate.h"
+
 #include <algorithm>
 #include <utility>
 
 #include "scheduler/agreement.h"
 #include "scheduler/check_request.h"
-#include "scheduler/engine.h"
 
 namespace tfdist {
 namespace {
@@ -18,8 +17,8 @@ int64_t StepOf(const Request& request) { return TicketSequence(request.info.pred
 }  // namespace
 
 // Steps are counted by the numbers that the ranks have agreed on for groups.
-Status Engine::CheckGate(const Request& request) const {
-  if (config_.atomic_steps == 0 || !IsBucket(request) || request.info.predicted != 0) {
+Status StepGate::Check(const Request& request) const {
+  if (access_.config.atomic_steps == 0 || !IsBucket(request) || request.info.predicted != 0) {
     return Status();
   }
   return InvalidRequest(
@@ -29,7 +28,7 @@ Status Engine::CheckGate(const Request& request) const {
 }
 
 // Steps of a group never overlap: a bucket of a later one has to wait.
-bool Engine::StepIsOpen(ProcessSet* set, const Request& request) {
+bool StepGate::Admit(ProcessSet* set, const Request& request) {
   if (set->gate == nullptr || !IsBucket(request)) return true;
   ProcessSet::GatedGroup& group = set->gated[TicketGroup(request.info.predicted)];
   if (StepOf(request) > group.released + 1) return false;
@@ -38,16 +37,20 @@ bool Engine::StepIsOpen(ProcessSet* set, const Request& request) {
   return true;
 }
 
+void StepGate::Postpone(ProcessSet* set, std::unique_ptr<Request> request) {
+  set->gated[TicketGroup(request->info.predicted)].later.push_back(std::move(request));
+}
+
 // An operation of this rank is over. A bucket is held back, also one that the ranks did not agree
 // on: its step ends as a whole, on all ranks alike.
-void Engine::EndMember(ProcessSet* set, std::unique_ptr<Request> request, const Status& status,
-                       int64_t now_us) {
+void StepGate::End(ProcessSet* set, std::unique_ptr<Request> request, const Status& status,
+                   int64_t now_us) {
   if (set->gate == nullptr || !IsBucket(*request)) {
-    Finish(std::move(request), status);
+    access_.requests->Finish(std::move(request), status);
     return;
   }
-  if (!state_.failure.ok()) {
-    Finish(std::move(request), state_.failure);
+  if (!access_.state.failure.ok()) {
+    access_.requests->Finish(std::move(request), access_.state.failure);
     return;
   }
   const uint32_t number = TicketGroup(request->info.predicted);
@@ -55,22 +58,21 @@ void Engine::EndMember(ProcessSet* set, std::unique_ptr<Request> request, const 
   ProcessSet::GatedGroup& group = set->gated[number];
   if (group.error.ok()) group.error = status;
   group.held.push_back(std::move(request));
-  if (group.held.size() < group.buckets || state_.stopped) return;
+  if (group.held.size() < group.buckets || access_.state.stopped) return;
   const Status complete = set->gate->Complete(GateGroup(set->id, number), step);
-  if (!complete.ok()) ReportBug(complete, now_us);
-  ReleaseSteps(set, now_us);
+  if (!complete.ok()) access_.failures->ReportBug(complete, now_us);
+  Release(set, now_us);
 }
 
-void Engine::TellGate(ProcessSet* set) {
+void StepGate::Send(ProcessSet* set) {
   for (const auto& [peer, word] : set->gate->TakeMessages()) {
-    ++gate_messages_;
-    control_.Send(peer, FrameType::kGate, set->id, EncodeGate(word));
+    ++messages_sent_;
+    access_.control->Send(peer, FrameType::kGate, set->id, EncodeGate(word));
   }
 }
 
-void Engine::ReleaseSteps(ProcessSet* set, int64_t now_us) {
-  TellGate(
-      set);  // before a leader can go on: a rank that has joined is told of the next step by it
+void StepGate::Release(ProcessSet* set, int64_t now_us) {
+  Send(set);  // before a leader can go on: it tells a rank that has joined of the next step
   for (const CommitPoint& point : set->gate->TakeReleased()) {
     ProcessSet::GatedGroup& group = set->gated[static_cast<uint32_t>(point.group)];
     group.released = point.step;
@@ -78,12 +80,12 @@ void Engine::ReleaseSteps(ProcessSet* set, int64_t now_us) {
     const Status status = std::exchange(group.error, Status());
     auto held = std::exchange(group.held, {});
     auto later = std::exchange(group.later, {});
-    for (auto& request : held) Finish(std::move(request), status);
+    for (auto& request : held) access_.requests->Finish(std::move(request), status);
     for (auto& request : later) {
-      if (state_.stopped) {
-        EndRequest(std::move(request));
-      } else if (StepIsOpen(set, *request)) {
-        Enqueue(set, std::move(request), now_us);
+      if (access_.state.stopped) {
+        access_.requests->EndStopped(std::move(request));
+      } else if (Admit(set, *request)) {
+        access_.requests->Enqueue(set, std::move(request), now_us);
       } else {
         group.later.push_back(std::move(request));
       }
@@ -91,24 +93,61 @@ void Engine::ReleaseSteps(ProcessSet* set, int64_t now_us) {
   }
 }
 
-// The verdict says which steps count; without a verdict none that is still held does. An error is a
-// bug: end with it rather than apply a torn step.
-Status Engine::ResolveGates(int64_t now_us) {
+// The verdict says which steps count; without a verdict none that is still held does.
+Status StepGate::Resolve(const Agreement& agreement, int64_t now_us) {
   Status torn;
-  if (agreement_.outcome() != Outcome::kDecided) return torn;
-  for (auto& [id, set] : sets_) {
+  if (agreement.outcome() != Outcome::kDecided) return torn;
+  for (auto& [id, set] : access_.sets) {
     if (set->gate == nullptr) continue;
-    const Status status = set->gate->Resolve(agreement_.verdict().commits);
+    const Status status = set->gate->Resolve(agreement.verdict().commits);
     if (torn.ok()) torn = status;
-    ReleaseSteps(set.get(), now_us);
+    Release(set.get(), now_us);
   }
   return torn;
 }
 
+void StepGate::OnMessage(ProcessSet* set, int peer, const GateMessage& message, int64_t now_us) {
+  set->gate->Receive(peer, message);
+  Release(set, now_us);
+}
+
+void StepGate::SendMessages() {
+  for (auto& [id, set] : access_.sets) {
+    if (set->gate != nullptr) Send(set.get());
+  }
+}
+
+std::vector<CommitPoint> StepGate::Freeze() {
+  std::vector<CommitPoint> points;
+  for (auto& [id, set] : access_.sets) {
+    if (set->gate == nullptr) continue;
+    for (const CommitPoint& point : set->gate->Freeze()) points.push_back(point);
+  }
+  return points;
+}
+
+void StepGate::TakeHeld(PendingRequests* pending) {
+  for (auto& [id, set] : access_.sets) {
+    for (auto& [number, group] : set->gated) {
+      for (auto& request : group.held) pending->Stop(std::move(request));
+      group.held.clear();
+    }
+  }
+}
+
+bool StepGate::Holds(const ProcessSet& set, const Request& request) {
+  for (const auto& [number, group] : set.gated) {
+    for (const auto& held : group.held) {
+      if (held.get() == &request) return true;
+    }
+  }
+  return false;
+}
+
 // A step that the gate has held past its deadline. Where other buckets of the step are under way,
 // their own deadlines say more.
-std::optional<Stall> Engine::ExpiredStep(const ProcessSet& set, int64_t limit_us,
-                                         int64_t now_us) const {
+std::optional<Stall> StepGate::ExpiredStep(const ProcessSet& set, int64_t limit_us,
+                                           int64_t now_us) const {
   for (const auto& [number, group] : set.gated) {
     if (group.held.empty() || group.submitted > group.held.size()) continue;
     const auto oldest = std::min_element(
@@ -134,7 +173,8 @@ std::optional<Stall> Engine::ExpiredStep(const ProcessSet& set, int64_t limit_us
     if (set.index == 0) {
       text += " for " + RankList(missing) + " to complete it";
     } else {
-      text += " for the word of " + DescribeRank(world_, set.leader()) + " that all ranks have it";
+      text += " for the word of " + DescribeRank(access_.world, set.leader()) +
+              " that all ranks have it";
     }
     return Stall{request.info.key, request.info.kind, now_us - request.submitted_us,
                  std::move(missing), text};
