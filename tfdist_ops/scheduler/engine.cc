@@ -50,7 +50,8 @@ Engine::Engine(World world, Links links, const Config& config, Hooks hooks)
       data_lane_({world_, links_, state_, &sets_, &monitor_, &recorder_, this}),
       deadlocks_({world_.rank, state_, sets_, &control_, this, hooks_.still}),
       gate_({world_, config_, state_, sets_, &control_, this, this}),
-      inbound_(links_.size()),
+      departures_({world_, links_, state_, sets_, pending_, &monitor_, &control_, this}),
+      process_ended_(links_.size(), false),
       agreement_(
           world_.rank, AllRanks(world_.size), world_.generation, [this] { return Freeze(); },
           AgreementTimes(config_), [this] { return ClaimVerdict(); }) {}
@@ -137,8 +138,8 @@ void Engine::Enqueue(ProcessSet* set, std::unique_ptr<Request> request, int64_t 
   queue.push_back(std::move(request));
   if (queue.size() == 1) Announce(set, RequestInfo(queue.front()->info), now_us);
   const int leader = set->leader();
-  if (leader != world_.rank && inbound_[static_cast<size_t>(leader)].left) {
-    HandleLeave(leader);
+  if (leader != world_.rank && departures_.HasLeft(leader)) {
+    departures_.ReportMissed(leader);
   }
 }
 
@@ -156,7 +157,7 @@ void Engine::AddReady(ProcessSet* set, int rank, RequestInfo info, int64_t now_u
   const Status status = set->negotiator->Add(rank, std::move(info), now_us);
   if (!status.ok()) ReportBug(status, now_us);
   EndMismatched(set, now_us);
-  RefuseMissing();
+  departures_.CheckAnnounced();
 }
 
 bool Engine::SendResponses(int64_t now_us) {
@@ -360,7 +361,7 @@ bool Engine::Poll(int64_t now_us) {
     const int peer = static_cast<int>(p);
     if (control_.HasQueued(peer)) moved |= control_.Flush(peer);
     Status lost = links_[p]->Pump(&moved);
-    if (lost.ok() && inbound_[p].ended) lost = Status(Code::kAborted, "its process has ended");
+    if (lost.ok() && process_ended_[p]) lost = Status(Code::kAborted, "its process has ended");
     bool read = control_.Read(peer, now_us);
     read |= data_lane_.Read(peer, now_us);
     moved |= read;
@@ -377,7 +378,7 @@ bool Engine::Poll(int64_t now_us) {
   moved |= data_lane_.EmptyFullLinks(now_us);
   for (auto& [id, set] : sets_) TurnJoin(set.get(), now_us);
   TurnMembership(now_us);
-  AcknowledgeLeaves();
+  departures_.AnswerGoodbyes();
   moved |= control_.FlushAll();
   return moved;
 }

@@ -37,6 +37,7 @@
 #include "scheduler/control_lane.h"
 #include "scheduler/data_lane.h"
 #include "scheduler/deadlock_detector.h"
+#include "scheduler/departures.h"
 #include "scheduler/engine_hooks.h"
 #include "scheduler/engine_state.h"
 #include "scheduler/failure_sink.h"
@@ -76,7 +77,7 @@ class Engine : private ControlLane::Receiver, private FailureSink, private Reque
   void Stop(int64_t now_us);
   // The peer's process is known to have ended, although its connection may look open (a child of it
   // can hold a copy).
-  void PeerEnded(int peer) { inbound_[static_cast<size_t>(peer)].ended = true; }
+  void PeerEnded(int peer) { process_ended_[static_cast<size_t>(peer)] = true; }
   void Allocated(uint32_t set, uint64_t ticket, void* memory, int64_t now_us);
   // Says goodbye; Left() turns true when every peer knows, or is gone, and all bytes are out.
   void Leave(int64_t now_us);
@@ -127,24 +128,12 @@ class Engine : private ControlLane::Receiver, private FailureSink, private Reque
   std::string CountersJson() const;
 
  private:
-  struct Inbound {
-    bool left = false;  // the peer said goodbye, or is lost
-    bool said_goodbye = false;
-    bool counted_out = false;   // in an agreement: a rank that has left takes no part
-    bool answer_due = false;    // and waits to hear that nothing of it is unread
-    bool ended = false;         // its process is gone
-    bool acknowledged = false;  // it has answered our goodbye
-    LeaveNote took_part;        // when it left: in what
-  };
   // Messages of other ranks.
   void OnControlMessage(int peer, FrameType type, uint32_t set, ByteSpan message,
                         int64_t now_us) override;
   void OnBadControlFrame(int peer, int64_t now_us) override;
   bool HandleSetMessage(int peer, FrameType type, ProcessSet* set, ByteSpan message,
                         int64_t now_us);
-  void HandleLeave(int peer);
-  void RefuseMissing();
-  void AcknowledgeLeaves();
   void EndSetChange(const Request& request, const Response& response, int64_t now_us);
   // Agreement.
   void Enqueue(ProcessSet* set, std::unique_ptr<Request> request, int64_t now_us) override;
@@ -184,7 +173,6 @@ class Engine : private ControlLane::Receiver, private FailureSink, private Reque
   Waits::Answer AnswerProbe(ProcessSet* set, uint64_t ticket);
   void TellLeader(ProcessSet* set, uint64_t ticket, Waits::Answer answer, int64_t now_us);
   void EndMismatched(ProcessSet* set, int64_t now_us);
-  void RefusePredicted(int peer);
   // Execution.
   void Start(ProcessSet* set, uint64_t ticket, std::vector<std::unique_ptr<Request>> members,
              int64_t now_us);
@@ -242,7 +230,8 @@ class Engine : private ControlLane::Receiver, private FailureSink, private Reque
   DataLane data_lane_;
   DeadlockDetector deadlocks_;
   StepGate gate_;
-  std::vector<Inbound> inbound_;
+  Departures departures_;
+  std::vector<bool> process_ended_;  // by peer
   // How often each bucket is done, by set and group.
   std::map<uint32_t, std::map<std::string, std::vector<int64_t>>> steps_;
   int64_t good_steps_ = 0;

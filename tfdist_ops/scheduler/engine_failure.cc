@@ -179,10 +179,10 @@ void Engine::Cancel(uint64_t id, int64_t now_us) {
 
 void Engine::LosePeer(int peer, const Status& reason, int64_t now_us) {
   const auto p = static_cast<size_t>(peer);
-  if (!inbound_[p].left && !state_.leaving) {
+  if (!departures_.HasLeft(peer) && !state_.leaving) {
     if (state_.failure.ok()) {
       const std::string transport = links_[p]->transport();
-      lost_[peer] = {now_us, inbound_[p].ended || transport == "shm" || transport == "inproc",
+      lost_[peer] = {now_us, process_ended_[p] || transport == "shm" || transport == "inproc",
                      false, reason};
       StopWork();  // hands back all frames: they point into memory that goes away with the link
     }
@@ -190,65 +190,14 @@ void Engine::LosePeer(int peer, const Status& reason, int64_t now_us) {
   // A peer that left had done its part; what it sent has been read before the link's end. What is
   // still held here, because a third rank is slow or this one is not as far, would go with it.
   data_lane_.CopyFrames(peer);
-  inbound_[p].left = true;
-  inbound_[p].acknowledged = true;
+  departures_.OnLost(peer);
   control_.DiscardQueue(peer);
   barred_ |= !links_[p]->ClaimVerdict();  // from now on the peer cannot
   links_[p].reset();
   monitor_.Forget(peer);
 }
 
-void Engine::HandleLeave(int peer) {
-  const std::string key = pending_.OldestKey();
-  uint32_t steps = 0;
-  for (const auto& [set, tickets] : inbound_[static_cast<size_t>(peer)].took_part) {
-    for (uint64_t ticket : tickets) {
-      if (TicketGroup(ticket) != kRepeatedGroup) steps = std::max(steps, TicketSequence(ticket));
-    }
-  }
-  ErrorRecord record{"shutdown",         peer, HostOf(world_, peer), PidOf(world_, peer), key,
-                     "it has shut down", ""};
-  const Status status(Code::kAborted,
-                      DescribeRank(world_, peer) +
-                          " has shut down (called tfdist.shutdown() or ended)" +
-                          (steps > 0 ? " after " + std::to_string(steps) + " training steps" : "") +
-                          (key.empty() ? "" : " and will not take part in \"" + key + "\"") +
-                          ". Every rank must make the same calls: check that all have the same "
-                          "number of steps.",
-                      record);
-  Suspect(peer, true, status);
-}
-
-void Engine::RefuseMissing() {
-  for (const auto& [id, set] : sets_) {
-    if (set->negotiator == nullptr || state_.stopped) continue;
-    for (int32_t rank : set->ranks) {
-      if (!inbound_[static_cast<size_t>(rank)].left) continue;
-      const bool joins_wait = !set->joins->empty() && !set->joins->Has(rank);
-      if (!joins_wait && !set->negotiator->WaitsFor(rank)) continue;
-      HandleLeave(rank);
-      return;
-    }
-  }
-}
-
 // ---- leaving ----
-
-void Engine::AcknowledgeLeaves() {
-  for (size_t p = 0; p < inbound_.size(); ++p) {
-    if (!inbound_[p].answer_due) continue;
-    const int peer = static_cast<int>(p);
-    const bool needed = std::any_of(sets_.begin(), sets_.end(), [peer](const auto& item) {
-      const ProcessSet& set = *item.second;
-      return set.IndexOf(peer) >= 0 && !(set.active.empty() && set.allocating.empty());
-    });
-    if (needed) continue;
-    inbound_[p].answer_due = false;
-    // Only the end of a connection can take unread bytes with it.
-    if (links_[p] == nullptr || !links_[p]->Direct()) continue;
-    control_.Send(peer, FrameType::kLeaveAck, kWorldSet, "");
-  }
-}
 
 Status Engine::ShutDown() const {
   return Status(Code::kAborted, "tfdist was shut down on this rank",
@@ -266,19 +215,9 @@ void Engine::Leave(int64_t now_us) {
   const bool gives_up = state_.failure.ok() && busy();
   state_.leaving = true;
   if (gives_up) Withdraw(ShutDown(), FailureOf(world_.rank, ShutDown().message(), ""), now_us);
-  LeaveNote note;
-  for (const auto& [id, set] : sets_) note[id] = set->book.LastTickets();
-  control_.SendToAll(FrameType::kLeave, EncodeLeave(note));
+  departures_.SayGoodbye();
 }
 
-bool Engine::Left() const {
-  if (!state_.leaving) return false;
-  for (size_t p = 0; p < links_.size(); ++p) {
-    if (links_[p] == nullptr) continue;
-    if (control_.HasQueued(static_cast<int>(p)) || !links_[p]->Flushed()) return false;
-    if (links_[p]->Direct() && !inbound_[p].acknowledged) return false;
-  }
-  return true;
-}
+bool Engine::Left() const { return state_.leaving && departures_.IsGoodbyeHeard(); }
 
 }  // namespace tfdist

@@ -25,7 +25,7 @@ void Engine::TurnJoin(ProcessSet* set, int64_t now_us) {
     return;
   }
   control_.Send(set->leader(), FrameType::kJoin, set->id, EncodeJoin(note));
-  if (inbound_[static_cast<size_t>(set->leader())].left) HandleLeave(set->leader());
+  if (departures_.HasLeft(set->leader())) departures_.ReportMissed(set->leader());
 }
 
 // False: it does not parse, or can't come from that peer.
@@ -99,7 +99,7 @@ void Engine::AddJoin(ProcessSet* set, JoinNote note, int64_t now_us) {
   }
   if (note.rank != world_.rank) OnJoin(set, note, now_us);
   TurnJoins(set, now_us);
-  RefuseMissing();
+  departures_.CheckAnnounced();
 }
 
 // On the leader: what can go on, now that something about joining has changed.

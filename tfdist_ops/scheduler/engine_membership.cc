@@ -125,11 +125,7 @@ void Engine::TickMembership(int64_t now_us) {
 // began the agreement, so that nobody takes it for the culprit.
 void Engine::CountOutLeavers() {
   std::vector<Evidence> leavers;
-  for (size_t p = 0; p < inbound_.size(); ++p) {
-    if (!inbound_[p].said_goodbye || inbound_[p].counted_out) continue;
-    inbound_[p].counted_out = true;
-    leavers.push_back({static_cast<int>(p), true, kHasLeft, ""});
-  }
+  for (int peer : departures_.TakeGoodbyes()) leavers.push_back({peer, true, kHasLeft, ""});
   if (!leavers.empty()) agreement_.AddEvidence(leavers);
 }
 

@@ -14,7 +14,6 @@ void Engine::OnBadControlFrame(int peer, int64_t now_us) {
 
 void Engine::OnControlMessage(int peer, FrameType type, uint32_t set, ByteSpan message,
                               int64_t now_us) {
-  const auto p = static_cast<size_t>(peer);
   bool parsed = true;
   switch (type) {
     case FrameType::kBeat: {
@@ -32,26 +31,12 @@ void Engine::OnControlMessage(int peer, FrameType type, uint32_t set, ByteSpan m
       }
       break;
     }
-    case FrameType::kLeave:
-      parsed = DecodeLeave(message, &inbound_[p].took_part);
-      if (!parsed) break;
-      inbound_[p].left = true;
-      inbound_[p].said_goodbye = true;
-      inbound_[p].answer_due = true;
-      if (links_[p] != nullptr) links_[p]->PeerLeaves();
-      monitor_.Forget(peer);
-      // Only a set's leader knows whether a key still waits for the peer, or is already announced;
-      // after the leader's own goodbye nothing will be.
-      for (const auto& [id, led] : sets_) {
-        if (led->ranks.empty() || led->leader() != peer) continue;
-        const bool joins = led->joining != nullptr && !led->join_answer.has_value();
-        if (led->entries.empty() && !joins) continue;
-        HandleLeave(peer);
-        break;
-      }
-      RefusePredicted(peer);
-      RefuseMissing();
-      return;
+    case FrameType::kLeave: {
+      LeaveNote took_part;
+      parsed = DecodeLeave(message, &took_part);
+      if (parsed) departures_.OnGoodbye(peer, std::move(took_part));
+      break;
+    }
     case FrameType::kClock: {
       ClockNote note;
       parsed = DecodeClock(message, &note);
@@ -76,7 +61,7 @@ void Engine::OnControlMessage(int peer, FrameType type, uint32_t set, ByteSpan m
       break;
     }
     case FrameType::kLeaveAck:
-      inbound_[p].acknowledged = true;
+      departures_.OnAnswer(peer);
       return;
     default: {
       ProcessSet* room = sets_.FindOrCreate(set);

@@ -54,8 +54,8 @@ void Engine::StartPredicted(ProcessSet* set, std::unique_ptr<Request> request, i
   }
   if (set->probed.erase(ticket) > 0) TellLeader(set, ticket, Waits::Answer::kRunning, now_us);
   for (int32_t rank : set->ranks) {
-    if (rank != world_.rank && inbound_[static_cast<size_t>(rank)].left) {
-      RefusePredicted(rank);
+    if (rank != world_.rank && departures_.HasLeft(rank)) {
+      departures_.CheckPredicted(rank);
     }
   }
 }
@@ -136,22 +136,6 @@ void Engine::EndMismatched(ProcessSet* set, int64_t now_us) {
   if (state_.stopped || set->waits == nullptr || set->waits->empty()) return;
   const Status status = set->waits->FindMismatch(*set->negotiator, now_us);
   if (!status.ok()) Suspect(kNoRank, true, status);
-}
-
-// A rank that has left will not come to what it has not taken part in.
-void Engine::RefusePredicted(int peer) {
-  const LeaveNote& took_part = inbound_[static_cast<size_t>(peer)].took_part;
-  for (const auto& [id, set] : sets_) {
-    if (set->IndexOf(peer) < 0) continue;
-    const auto last = took_part.find(id);
-    for (const auto& [turn, active] : set->active) {
-      const uint64_t ticket = active.operation->ticket();
-      if (!IsPredicted(ticket)) continue;
-      if (last != took_part.end() && TookPart(last->second, ticket)) continue;
-      HandleLeave(peer);
-      return;
-    }
-  }
 }
 
 }  // namespace tfdist
