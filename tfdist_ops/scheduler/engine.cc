@@ -5,38 +5,10 @@
 #include <sstream>
 #include <utility>
 
+#include "scheduler/failure_status.h"
 #include "scheduler/rows.h"
 
 namespace tfdist {
-namespace {
-
-HeartbeatMonitor MakeMonitor(const World& world, const Config& config, const Engine::Hooks& hooks) {
-  HeartbeatOptions options;
-  options.period_us = static_cast<int64_t>(config.heartbeat_s * 1e6);
-  options.silence_us = static_cast<int64_t>(config.peer_timeout_s * 1e6);
-  options.stopped_us = options.silence_us / 2;
-  options.yield_us = 3 * options.period_us;
-  options.gather_us = 5 * options.period_us;
-  options.look_us = 3 * options.period_us;
-  const std::vector<int> members = AllRanks(world.size);
-  std::vector<bool> visible;
-  for (int peer : members) {
-    visible.push_back(peer != world.rank && hooks.process_state &&
-                      hooks.process_state(peer) != ProcessState::kUnknown);
-  }
-  return HeartbeatMonitor(world.rank, members, visible, options);
-}
-
-AgreementOptions AgreementTimes(const Config& config) {
-  AgreementOptions options;
-  options.period_us = static_cast<int64_t>(config.heartbeat_s * 1e6);
-  options.no_majority_us = 5 * options.period_us;
-  options.bound_us = std::max(options.bound_us, 10 * options.no_majority_us);
-  return options;
-}
-
-}  // namespace
-
 Engine::Engine(World world, Links links, const Config& config, Hooks hooks)
     : world_(std::move(world)),
       links_(std::move(links)),
@@ -44,17 +16,15 @@ Engine::Engine(World world, Links links, const Config& config, Hooks hooks)
       hooks_(std::move(hooks)),
       sets_(world_, config_),
       pending_(sets_),
-      monitor_(MakeMonitor(world_, config_, hooks_)),
+      monitor_(MakeHeartbeatMonitor(world_, config_, hooks_.process_state)),
       control_(world_, links_, &monitor_, this),
       recorder_(world_.rank, &control_),
-      data_lane_({world_, links_, state_, &sets_, &monitor_, &recorder_, this}),
-      deadlocks_({world_.rank, state_, sets_, &control_, this, hooks_.still}),
-      gate_({world_, config_, state_, sets_, &control_, this, this}),
-      departures_({world_, links_, state_, sets_, pending_, &monitor_, &control_, this}),
-      process_ended_(links_.size(), false),
-      agreement_(
-          world_.rank, AllRanks(world_.size), world_.generation, [this] { return Freeze(); },
-          AgreementTimes(config_), [this] { return ClaimVerdict(); }) {}
+      data_lane_({world_, links_, state_, &sets_, &monitor_, &recorder_, &failures_}),
+      deadlocks_({world_.rank, state_, sets_, &control_, &failures_, hooks_.still}),
+      gate_({world_, config_, state_, sets_, &control_, &failures_, this}),
+      departures_({world_, links_, state_, sets_, pending_, &monitor_, &control_, &failures_}),
+      failures_({world_, config_, links_, state_, pending_, hooks_.process_state, &monitor_,
+                 &control_, &gate_, &departures_, this}) {}
 
 Engine::~Engine() = default;
 
@@ -86,7 +56,7 @@ void Engine::Submit(std::unique_ptr<Request> request, int64_t now_us) {
   ++state_.moves;
   request->submitted_us = now_us;
   Status refused = state_.failure;
-  if (refused.ok() && state_.leaving) refused = ShutDown();
+  if (refused.ok() && state_.leaving) refused = ShutDownStatus(world_, pending_.OldestKey());
   RequestInfo& info = request->info;
   if (info.kind == CollectiveKind::kSendRecv) {
     info.set = PairSetId(std::min(info.root, info.peer), std::max(info.root, info.peer));
@@ -155,7 +125,7 @@ void Engine::AddReady(ProcessSet* set, int rank, RequestInfo info, int64_t now_u
   ++state_.moves;
   info.set = set->id;
   const Status status = set->negotiator->Add(rank, std::move(info), now_us);
-  if (!status.ok()) ReportBug(status, now_us);
+  if (!status.ok()) failures_.ReportBug(status, now_us);
   EndMismatched(set, now_us);
   departures_.CheckAnnounced();
 }
@@ -167,7 +137,7 @@ bool Engine::SendResponses(int64_t now_us) {
     const std::vector<Response> responses = set->negotiator->TakeResponses();
     for (const Response& response : responses) {
       if (response.ends_work) {
-        Suspect(kNoRank, true, response.error);
+        failures_.Suspect(kNoRank, true, response.error);
         return true;
       }
       set->joins->Announced(response, now_us);
@@ -183,9 +153,9 @@ void Engine::Allocate(ProcessSet* set, std::unique_ptr<Request> request, const R
                       int64_t now_us) {
   const RequestInfo& info = request->info;
   if (!RowsFit(response.rows, info, *set)) {
-    ReportBug(TFDIST_INTERNAL(DescribeRank(world_, set->leader()) + " announced rows for \"" +
-                              info.key + "\" that do not fit"),
-              now_us);
+    failures_.ReportBug(TFDIST_INTERNAL(DescribeRank(world_, set->leader()) +
+                                        " announced rows for \"" + info.key + "\" that do not fit"),
+                        now_us);
     EndStopped(std::move(request));
     return;
   }
@@ -261,9 +231,9 @@ void Engine::HandleResponse(ProcessSet* set, const Response& response, int64_t n
     }
     if (request == nullptr && !response.error.ok()) continue;  // refused before it came here
     if (request == nullptr) {
-      ReportBug(TFDIST_INTERNAL(DescribeRank(world_, set->leader()) + " announced \"" + key +
-                                "\", which was not submitted here"),
-                now_us);
+      failures_.ReportBug(TFDIST_INTERNAL(DescribeRank(world_, set->leader()) + " announced \"" +
+                                          key + "\", which was not submitted here"),
+                          now_us);
       break;
     }
     if (!response.error.ok()) {
@@ -278,9 +248,10 @@ void Engine::HandleResponse(ProcessSet* set, const Response& response, int64_t n
       };
       if (members.size() == 1) continue;
       if (Fuses(members[0]->info, members.back()->info, algorithm_of)) continue;
-      ReportBug(TFDIST_INTERNAL(DescribeRank(world_, set->leader()) + " announced \"" + key +
-                                "\" together with another operation that it can't be fused with"),
-                now_us);
+      failures_.ReportBug(
+          TFDIST_INTERNAL(DescribeRank(world_, set->leader()) + " announced \"" + key +
+                          "\" together with another operation that it can't be fused with"),
+          now_us);
       break;
     }
   }
@@ -361,7 +332,9 @@ bool Engine::Poll(int64_t now_us) {
     const int peer = static_cast<int>(p);
     if (control_.HasQueued(peer)) moved |= control_.Flush(peer);
     Status lost = links_[p]->Pump(&moved);
-    if (lost.ok() && process_ended_[p]) lost = Status(Code::kAborted, "its process has ended");
+    if (lost.ok() && failures_.HasProcessEnded(peer)) {
+      lost = Status(Code::kAborted, "its process has ended");
+    }
     bool read = control_.Read(peer, now_us);
     read |= data_lane_.Read(peer, now_us);
     moved |= read;
@@ -377,7 +350,7 @@ bool Engine::Poll(int64_t now_us) {
   moved |= AdvanceAll(now_us);
   moved |= data_lane_.EmptyFullLinks(now_us);
   for (auto& [id, set] : sets_) TurnJoin(set.get(), now_us);
-  TurnMembership(now_us);
+  failures_.Turn(now_us);
   departures_.AnswerGoodbyes();
   moved |= control_.FlushAll();
   return moved;
@@ -396,7 +369,7 @@ bool Engine::PollData(int64_t now_us) {
 bool Engine::busy() const { return pending_.has_stopped() || sets_.busy(); }
 
 bool Engine::waiting() const {
-  const bool undecided = agreement_.active() && agreement_.outcome() == Outcome::kNone;
+  const bool undecided = failures_.undecided();
   return busy() || undecided || doubting() || sets_.deciding();
 }
 

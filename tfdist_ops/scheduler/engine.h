@@ -13,8 +13,7 @@
 //
 // engine.cc: requests, agreement, one turn; engine_messages.cc: what other ranks say;
 // engine_run.cc: execution; engine_order.cc: predicted operations, and what to do when they stand
-// still; engine_join.cc: ranks without data; engine_failure.cc: deadlines, failures and leaving;
-// engine_membership.cc: evidence, the verdict.
+// still; engine_join.cc: ranks without data; engine_failure.cc: deadlines, and how work ends.
 //
 // A failure, from the first evidence on: the work stops (StopWork), but nothing ends; the ranks
 // agree (membership/verdict.h); then all that was pending ends with one error, the same on every
@@ -40,7 +39,7 @@
 #include "scheduler/departures.h"
 #include "scheduler/engine_hooks.h"
 #include "scheduler/engine_state.h"
-#include "scheduler/failure_sink.h"
+#include "scheduler/failure_handler.h"
 #include "scheduler/operation.h"
 #include "scheduler/pending_requests.h"
 #include "scheduler/process_set_registry.h"
@@ -59,7 +58,7 @@ struct AbortReason {
   int culprit = -1;    // the rank at whose fault it is, where that is known; -1: itself
 };
 
-class Engine : private ControlLane::Receiver, private FailureSink, private RequestFlow {
+class Engine : private ControlLane::Receiver, private RequestFlow, private FailureHandler::Client {
  public:
   using Hooks = EngineHooks;
 
@@ -77,7 +76,7 @@ class Engine : private ControlLane::Receiver, private FailureSink, private Reque
   void Stop(int64_t now_us);
   // The peer's process is known to have ended, although its connection may look open (a child of it
   // can hold a copy).
-  void PeerEnded(int peer) { process_ended_[static_cast<size_t>(peer)] = true; }
+  void PeerEnded(int peer) { failures_.OnProcessEnded(peer); }
   void Allocated(uint32_t set, uint64_t ticket, void* memory, int64_t now_us);
   // Says goodbye; Left() turns true when every peer knows, or is gone, and all bytes are out.
   void Leave(int64_t now_us);
@@ -121,9 +120,9 @@ class Engine : private ControlLane::Receiver, private FailureSink, private Reque
   // Whether time matters to this rank: something waits here, or for its decision as a leader.
   bool waiting() const;
   // Whether a connection has just ended and the process at its other end is being looked at.
-  bool doubting() const;
+  bool doubting() const { return failures_.doubting(); }
   const Status& failure() const { return state_.failure; }
-  const Agreement& agreement() const { return agreement_; }
+  const Agreement& agreement() const { return failures_.agreement(); }
   const Links& links() const { return links_; }
   std::string CountersJson() const;
 
@@ -189,33 +188,9 @@ class Engine : private ControlLane::Receiver, private FailureSink, private Reque
   void EndLate(int64_t now_us);
   // Failure.
   void LosePeer(int peer, const Status& reason, int64_t now_us);
-  void ReportBug(const Status& status, int64_t now_us) override {
-    Withdraw(status, FailureOf(world_.rank, status.message(), ""), now_us);
-  }
-  Status ShutDown() const;
-  // This rank's own failure: its operations end with `mine` now, the others hear `theirs`.
-  void Withdraw(const Status& mine, const Status& theirs, int64_t now_us);
-  void Suspect(int rank, bool certain, const Status& status) override;
-  void StopWork();
+  void StopWork() override;
   void EndStopped(std::unique_ptr<Request> request) override;
-  void EndAll(const Status& failure, const Status& pending, int64_t now_us);
-  // Membership.
-  std::vector<CommitPoint> Freeze();
-  void TickMembership(int64_t now_us);
-  void TurnMembership(int64_t now_us);
-  void ClassifyLostPeers(int64_t now_us);
-  void CountOutLeavers();
-  void TellMembership();
-  void FlushMembership();
-  void CheckOutcome(int64_t now_us);
-  Status OutcomeStatus() const;
-  Status VerdictStatus(const Evidence& culprit) const;
-  bool ClaimVerdict();
-  bool BarIfStopped(int peer);
-  Status RankFailed(int rank, const std::string& cause, const std::string& detail) const;
-  ProcessState LookAt(int peer) const;
-  // How the other ranks see the failure of a rank's own program.
-  Status FailureOf(int rank, const std::string& cause, const std::string& detail) const;
+  void EndAll(const Status& failure, const Status& pending, int64_t now_us) override;
 
   const World world_;
   Links links_;
@@ -231,7 +206,7 @@ class Engine : private ControlLane::Receiver, private FailureSink, private Reque
   DeadlockDetector deadlocks_;
   StepGate gate_;
   Departures departures_;
-  std::vector<bool> process_ended_;  // by peer
+  FailureHandler failures_;
   // How often each bucket is done, by set and group.
   std::map<uint32_t, std::map<std::string, std::vector<int64_t>>> steps_;
   int64_t good_steps_ = 0;
@@ -242,16 +217,6 @@ class Engine : private ControlLane::Receiver, private FailureSink, private Reque
   uint64_t finished_ = 0;
   std::vector<std::unique_ptr<Request>> ended_requests_;  // of AdvanceSet: room, else empty
   std::vector<uint64_t> ended_tickets_;                   // likewise
-  struct Lost {
-    int64_t since_us = 0;
-    bool local = false;  // the connection can only end with the process
-    bool suspected = false;
-    Status reason;
-  };
-  std::map<int, Lost> lost_;    // peers whose connection ended, until their death is certain
-  std::vector<Evidence> seen_;  // in this turn
-  Agreement agreement_;
-  bool barred_ = false;  // by a rank whose link is gone
 };
 
 }  // namespace tfdist

@@ -5,6 +5,7 @@
 
 #include "base/logging.h"
 #include "scheduler/engine.h"
+#include "scheduler/failure_status.h"
 
 namespace tfdist {
 namespace {
@@ -28,7 +29,7 @@ void Engine::Tick(int64_t now_us) {
   }
   if (!state_.stopped) EndLate(now_us);
   deadlocks_.Tick(now_us);
-  TickMembership(now_us);
+  failures_.Tick(now_us);
   if (!state_.leaving) recorder_.AskForTime(now_us);
 }
 
@@ -68,7 +69,7 @@ void Engine::EndExpired(ProcessSet* set, int64_t now_us) {
         ", which is its timeout. What is missing is alive but did not call it: look for a step "
         "that only some ranks take, or raise TFDIST_TIMEOUT_S.";
   }
-  Suspect(kNoRank, true, Status(Code::kDeadlineExceeded, message, record));
+  failures_.Suspect(kNoRank, true, Status(Code::kDeadlineExceeded, message, record));
 }
 
 void Engine::EndLate(int64_t now_us) {
@@ -83,9 +84,10 @@ void Engine::EndLate(int64_t now_us) {
   for (const auto& [id, set] : sets_) {
     const std::optional<Stall> step = gate_.ExpiredStep(*set, limit, now_us);
     if (!step) continue;
-    Suspect(kNoRank, true,
-            Status(Code::kDeadlineExceeded, step->text + "; its timeout has passed.",
-                   ErrorRecord{"timeout", -1, "", 0, step->key, "deadline passed", step->text}));
+    failures_.Suspect(
+        kNoRank, true,
+        Status(Code::kDeadlineExceeded, step->text + "; its timeout has passed.",
+               ErrorRecord{"timeout", -1, "", 0, step->key, "deadline passed", step->text}));
     return;
   }
   if (late == nullptr) return;
@@ -100,32 +102,10 @@ void Engine::EndLate(int64_t now_us) {
                 DescribeRank(world_, of->leader());
   const Status status(Code::kDeadlineExceeded, text + "; its timeout has passed.",
                       ErrorRecord{"timeout", -1, "", 0, info.key, "deadline passed", text});
-  Suspect(kNoRank, true, status);
+  failures_.Suspect(kNoRank, true, status);
 }
 
 // ---- failure ----
-
-Status Engine::FailureOf(int rank, const std::string& cause, const std::string& detail) const {
-  ErrorRecord record{
-      "rank_failed", rank,  HostOf(world_, rank), PidOf(world_, rank), pending_.OldestKey(),
-      cause,         detail};
-  std::string message = DescribeRank(world_, rank) + " failed";
-  if (!record.tensor.empty()) message += " while \"" + record.tensor + "\" was in progress";
-  return Status(Code::kAborted, message + ": " + cause, record);
-}
-
-void Engine::Withdraw(const Status& mine, const Status& theirs, int64_t now_us) {
-  CheckOutcome(now_us);
-  if (!state_.failure.ok()) return;
-  StopWork();
-  agreement_.Withdraw(theirs.message(), EncodeRecord(theirs));
-  if (!state_.leaving) {  // a goodbye says it all
-    TellMembership();
-    FlushMembership();
-  }
-  // A cancelled step is over; what is submitted later fails because this rank has left the others.
-  EndAll(mine.code() == Code::kCancelled ? theirs : mine, mine, now_us);
-}
 
 // Nothing runs any more, and nothing ends before the ranks have agreed why. What the gate holds
 // stays where it is: the verdict says whether it counts.
@@ -150,7 +130,7 @@ void Engine::EndStopped(std::unique_ptr<Request> request) {
 // The end of all work: with `failure` for what is submitted from now on, `pending` for the rest.
 void Engine::EndAll(const Status& failure, const Status& pending, int64_t now_us) {
   state_.failure = failure;
-  const Status torn = gate_.Resolve(agreement_, now_us);
+  const Status torn = gate_.Resolve(agreement(), now_us);
   if (!torn.ok()) state_.failure = torn;
   const Status& rest = torn.ok() ? pending : torn;
   TFDIST_LOG(kInfo, world_.rank, "ENGINE", "work ends: " << rest.message());
@@ -163,8 +143,8 @@ void Engine::EndAll(const Status& failure, const Status& pending, int64_t now_us
 void Engine::AbortWith(const AbortReason& reason, int64_t now_us) {
   const bool other = reason.culprit >= 0 && reason.culprit < world_.size;
   const int culprit = other ? reason.culprit : world_.rank;
-  const Status theirs = FailureOf(culprit, reason.cause, reason.detail);
-  Withdraw(theirs, theirs, now_us);
+  const Status theirs = failures_.FailureOf(culprit, reason.cause, reason.detail);
+  failures_.Withdraw(theirs, theirs, now_us);
 }
 
 void Engine::Cancel(uint64_t id, int64_t now_us) {
@@ -174,47 +154,40 @@ void Engine::Cancel(uint64_t id, int64_t now_us) {
   const std::string cause = "its own step failed or was cancelled, and left \"" + key + "\"";
   const Status mine(Code::kCancelled, "\"" + key + "\" was cancelled: this rank's step failed",
                     ErrorRecord{"cancelled", world_.rank, "", 0, key, cause, ""});
-  Withdraw(mine, FailureOf(world_.rank, cause, ""), now_us);
+  failures_.Withdraw(mine, failures_.FailureOf(world_.rank, cause, ""), now_us);
 }
 
 void Engine::LosePeer(int peer, const Status& reason, int64_t now_us) {
-  const auto p = static_cast<size_t>(peer);
-  if (!departures_.HasLeft(peer) && !state_.leaving) {
-    if (state_.failure.ok()) {
-      const std::string transport = links_[p]->transport();
-      lost_[peer] = {now_us, process_ended_[p] || transport == "shm" || transport == "inproc",
-                     false, reason};
-      StopWork();  // hands back all frames: they point into memory that goes away with the link
-    }
+  if (!departures_.HasLeft(peer) && !state_.leaving && state_.failure.ok()) {
+    failures_.OnConnectionLost(peer, reason, now_us);
   }
   // A peer that left had done its part; what it sent has been read before the link's end. What is
   // still held here, because a third rank is slow or this one is not as far, would go with it.
   data_lane_.CopyFrames(peer);
   departures_.OnLost(peer);
   control_.DiscardQueue(peer);
-  barred_ |= !links_[p]->ClaimVerdict();  // from now on the peer cannot
-  links_[p].reset();
+  failures_.SettleVerdict(peer);
+  links_[static_cast<size_t>(peer)].reset();
   monitor_.Forget(peer);
 }
 
 // ---- leaving ----
 
-Status Engine::ShutDown() const {
-  return Status(Code::kAborted, "tfdist was shut down on this rank",
-                ErrorRecord{"shutdown", world_.rank, "", 0, pending_.OldestKey(), "shut down", ""});
-}
-
 void Engine::Stop(int64_t now_us) {
   state_.leaving = true;
-  const Status status = FailureOf(world_.rank, "tfdist was shut down on this rank", "");
-  Withdraw(status, status, now_us);
+  const Status status = failures_.FailureOf(world_.rank, "tfdist was shut down on this rank", "");
+  failures_.Withdraw(status, status, now_us);
 }
 
 void Engine::Leave(int64_t now_us) {
   if (state_.leaving) return;
   const bool gives_up = state_.failure.ok() && busy();
   state_.leaving = true;
-  if (gives_up) Withdraw(ShutDown(), FailureOf(world_.rank, ShutDown().message(), ""), now_us);
+  if (gives_up)
+    failures_.Withdraw(ShutDownStatus(world_, pending_.OldestKey()),
+                       failures_.FailureOf(
+                           world_.rank, ShutDownStatus(world_, pending_.OldestKey()).message(), ""),
+                       now_us);
   departures_.SayGoodbye();
 }
 

@@ -80,7 +80,7 @@ void Engine::AddJoin(ProcessSet* set, JoinNote note, int64_t now_us) {
   note.round = set->joins->round();
   const Status status = set->joins->Add(note, now_us);
   if (!status.ok()) {
-    ReportBug(status, now_us);
+    failures_.ReportBug(status, now_us);
     return;
   }
   if (set->joins->complete()) {
@@ -177,10 +177,10 @@ void Engine::TakePart(ProcessSet* set, const WaitNote& order, int64_t now_us) {
   if (request == nullptr || request->info.predicted != order.ticket ||
       !set->book.Predictable(order.ticket, request->info)) {
     if (!state_.stopped) {
-      ReportBug(TFDIST_INTERNAL(DescribeRank(world_, set->leader()) + " asked for " +
-                                TicketText(order.ticket) + " of \"" + order.info.key +
-                                "\", which can't be next here"),
-                now_us);
+      failures_.ReportBug(TFDIST_INTERNAL(DescribeRank(world_, set->leader()) + " asked for " +
+                                          TicketText(order.ticket) + " of \"" + order.info.key +
+                                          "\", which can't be next here"),
+                          now_us);
     }
     return;
   }
@@ -211,10 +211,11 @@ std::unique_ptr<Request> Engine::MakeJoined(ProcessSet* set, const RequestInfo& 
   ProlongJoin(set, now_us);
   std::unique_ptr<Request> request = MakeJoinedRequest(info);
   if (request == nullptr) {
-    ReportBug(Status(Code::kInternal, "\"" + info.key +
-                                          "\": this rank has joined, and has no memory to "
-                                          "take part in it"),
-              now_us);
+    failures_.ReportBug(
+        Status(Code::kInternal, "\"" + info.key +
+                                    "\": this rank has joined, and has no memory to "
+                                    "take part in it"),
+        now_us);
     return nullptr;
   }
   request->info.set = set->id;
@@ -228,16 +229,16 @@ std::unique_ptr<Request> Engine::MakeJoined(ProcessSet* set, const RequestInfo& 
     wrong = gate_.Check(*request);
   }
   if (!wrong.ok()) {
-    ReportBug(TFDIST_INTERNAL(DescribeRank(world_, set->leader()) +
-                              " asked for what can't be: " + wrong.message()),
-              now_us);
+    failures_.ReportBug(TFDIST_INTERNAL(DescribeRank(world_, set->leader()) +
+                                        " asked for what can't be: " + wrong.message()),
+                        now_us);
     return nullptr;
   }
   // The leader's word that the step before is complete came before the one to take part in this.
   if (gate_.Admit(set, *request)) return request;
-  ReportBug(TFDIST_INTERNAL(DescribeRank(world_, set->leader()) + " asked for \"" + info.key +
-                            "\" before its last step was complete"),
-            now_us);
+  failures_.ReportBug(TFDIST_INTERNAL(DescribeRank(world_, set->leader()) + " asked for \"" +
+                                      info.key + "\" before its last step was complete"),
+                      now_us);
   return nullptr;
 }
 

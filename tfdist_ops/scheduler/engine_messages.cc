@@ -6,10 +6,10 @@
 namespace tfdist {
 
 void Engine::OnBadControlFrame(int peer, int64_t now_us) {
-  ReportBug(TFDIST_INTERNAL(DescribeRank(world_, peer) +
-                            " sent a control message of another generation, or one "
-                            "too long"),
-            now_us);
+  failures_.ReportBug(TFDIST_INTERNAL(DescribeRank(world_, peer) +
+                                      " sent a control message of another generation, or one "
+                                      "too long"),
+                      now_us);
 }
 
 void Engine::OnControlMessage(int peer, FrameType type, uint32_t set, ByteSpan message,
@@ -25,10 +25,7 @@ void Engine::OnControlMessage(int peer, FrameType type, uint32_t set, ByteSpan m
     case FrameType::kAgreement: {
       AgreementMessage word;
       parsed = DecodeAgreement(message, &word);
-      // A rank that has said goodbye takes no part any more, but it answers what it knows.
-      if (parsed && (!state_.leaving || agreement_.outcome() != Outcome::kNone)) {
-        agreement_.Receive(peer, word);
-      }
+      if (parsed) failures_.OnMessage(peer, word);
       break;
     }
     case FrameType::kLeave: {
@@ -69,9 +66,10 @@ void Engine::OnControlMessage(int peer, FrameType type, uint32_t set, ByteSpan m
     }
   }
   if (!parsed) {
-    ReportBug(TFDIST_INTERNAL(DescribeRank(world_, peer) + " sent a control message of type " +
-                              std::to_string(static_cast<int>(type)) + " that does not parse"),
-              now_us);
+    failures_.ReportBug(
+        TFDIST_INTERNAL(DescribeRank(world_, peer) + " sent a control message of type " +
+                        std::to_string(static_cast<int>(type)) + " that does not parse"),
+        now_us);
   }
 }
 

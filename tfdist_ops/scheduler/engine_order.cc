@@ -135,7 +135,7 @@ Waits::Answer Engine::AnswerProbe(ProcessSet* set, uint64_t ticket) {
 void Engine::EndMismatched(ProcessSet* set, int64_t now_us) {
   if (state_.stopped || set->waits == nullptr || set->waits->empty()) return;
   const Status status = set->waits->FindMismatch(*set->negotiator, now_us);
-  if (!status.ok()) Suspect(kNoRank, true, status);
+  if (!status.ok()) failures_.Suspect(kNoRank, true, status);
 }
 
 }  // namespace tfdist

@@ -26,7 +26,7 @@ void Engine::Start(ProcessSet* set, uint64_t ticket, std::vector<std::unique_ptr
   }
   StatusOr<Plan> plan = PlanOperation({members[0]->info, tensors, members[0]->rows, *set}, config_);
   if (!plan.ok()) {
-    ReportBug(plan.status(), now_us);
+    failures_.ReportBug(plan.status(), now_us);
     for (auto& member : members) Finish(std::move(member), plan.status());
     return;
   }
@@ -74,7 +74,7 @@ void Engine::Allocated(uint32_t id, uint64_t ticket, void* memory, int64_t now_u
                                              " \"" + request->info.key +
                                              "\": no memory for its output");
     Finish(std::move(request), status);
-    ReportBug(status, now_us);
+    failures_.ReportBug(status, now_us);
     return;
   }
   request->tensors[0].output = static_cast<uint8_t*>(memory);
