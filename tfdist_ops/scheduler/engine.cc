@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "scheduler/failure_status.h"
-#include "scheduler/rows.h"
 
 namespace tfdist {
 Engine::Engine(World world, Links links, const Config& config, Hooks hooks)
@@ -24,7 +23,9 @@ Engine::Engine(World world, Links links, const Config& config, Hooks hooks)
       gate_({world_, config_, state_, sets_, &control_, &failures_, this}),
       departures_({world_, links_, state_, sets_, pending_, &monitor_, &control_, &failures_}),
       failures_({world_, config_, links_, state_, pending_, hooks_.process_state, &monitor_,
-                 &control_, &gate_, &departures_, this}) {}
+                 &control_, &gate_, &departures_, this}),
+      runner_({world_, config_, links_, state_, sets_, hooks_, &recorder_, &data_lane_, &failures_,
+               this}) {}
 
 Engine::~Engine() = default;
 
@@ -149,26 +150,6 @@ bool Engine::SendResponses(int64_t now_us) {
   return sent;
 }
 
-void Engine::Allocate(ProcessSet* set, std::unique_ptr<Request> request, const Response& response,
-                      int64_t now_us) {
-  const RequestInfo& info = request->info;
-  if (!RowsFit(response.rows, info, *set)) {
-    failures_.ReportBug(TFDIST_INTERNAL(DescribeRank(world_, set->leader()) +
-                                        " announced rows for \"" + info.key + "\" that do not fit"),
-                        now_us);
-    EndStopped(std::move(request));
-    return;
-  }
-  request->rows = response.rows;
-  hooks_.completions->Post([allocate = request->allocate, allocated = hooks_.allocated,
-                            id = set->id, ticket = response.ticket,
-                            by_rank = SourceRows(response.rows, info, *set),
-                            output = OutputRows(response.rows, info, *set)] {
-    allocated(id, ticket, allocate(by_rank, output));
-  });
-  set->allocating[response.ticket] = std::move(request);
-}
-
 // Removing a set, or adding one: what came for it before this rank heard of it follows.
 void Engine::EndSetChange(const Request& request, const Response& response, int64_t now_us) {
   ProcessSet* set = sets_.EndChange(request, response);
@@ -282,13 +263,13 @@ void Engine::HandleResponse(ProcessSet* set, const Response& response, int64_t n
     case CollectiveKind::kReduceScatter:
     case CollectiveKind::kScatter:
     case CollectiveKind::kAlltoall:
-      Allocate(set, std::move(members[0]), response, now_us);
+      runner_.Allocate(set, std::move(members[0]), response, now_us);
       return;
     case CollectiveKind::kAllreduce:
     case CollectiveKind::kBroadcast:
     case CollectiveKind::kReduce:
     case CollectiveKind::kSendRecv:
-      Start(set, response.ticket, std::move(members), now_us);
+      runner_.Start(set, response.ticket, std::move(members), now_us);
       return;
     case CollectiveKind::kJoin:
       return;  // not announced
@@ -353,6 +334,22 @@ bool Engine::Poll(int64_t now_us) {
   failures_.Turn(now_us);
   departures_.AnswerGoodbyes();
   moved |= control_.FlushAll();
+  return moved;
+}
+
+bool Engine::AdvanceAll(int64_t now_us) {
+  bool moved = false;
+  for (auto& [id, set] : sets_) {
+    OperationRunner::Completed completed = std::move(completed_);
+    moved |= runner_.Advance(set.get(), now_us, &completed);
+    for (auto& request : completed.requests) {
+      gate_.End(set.get(), std::move(request), Status(), now_us);
+    }
+    for (uint64_t ticket : completed.tickets) NoteEnd(set.get(), ticket, now_us);
+    completed.tickets.clear();
+    completed.requests.clear();
+    completed_ = std::move(completed);
+  }
   return moved;
 }
 

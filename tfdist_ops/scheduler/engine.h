@@ -41,6 +41,7 @@
 #include "scheduler/engine_state.h"
 #include "scheduler/failure_handler.h"
 #include "scheduler/operation.h"
+#include "scheduler/operation_runner.h"
 #include "scheduler/pending_requests.h"
 #include "scheduler/process_set_registry.h"
 #include "scheduler/request_flow.h"
@@ -77,7 +78,9 @@ class Engine : private ControlLane::Receiver, private RequestFlow, private Failu
   // The peer's process is known to have ended, although its connection may look open (a child of it
   // can hold a copy).
   void PeerEnded(int peer) { failures_.OnProcessEnded(peer); }
-  void Allocated(uint32_t set, uint64_t ticket, void* memory, int64_t now_us);
+  void Allocated(uint32_t set, uint64_t ticket, void* memory, int64_t now_us) {
+    runner_.OnAllocated(set, ticket, memory, now_us);
+  }
   // Says goodbye; Left() turns true when every peer knows, or is gone, and all bytes are out.
   void Leave(int64_t now_us);
   bool Left() const;
@@ -140,9 +143,6 @@ class Engine : private ControlLane::Receiver, private RequestFlow, private Failu
   void AddReady(ProcessSet* set, int rank, RequestInfo info, int64_t now_us);
   bool SendResponses(int64_t now_us);
   void HandleResponse(ProcessSet* set, const Response& response, int64_t now_us);
-  // Asks for the memory of an output, now that its size is known; Allocated goes on.
-  void Allocate(ProcessSet* set, std::unique_ptr<Request> request, const Response& response,
-                int64_t now_us);
   std::unique_ptr<Request> TakeEntry(ProcessSet* set, const std::string& key, bool agreed,
                                      uint32_t number, int64_t now_us);
   // Joining.
@@ -172,14 +172,6 @@ class Engine : private ControlLane::Receiver, private RequestFlow, private Failu
   Waits::Answer AnswerProbe(ProcessSet* set, uint64_t ticket);
   void TellLeader(ProcessSet* set, uint64_t ticket, Waits::Answer answer, int64_t now_us);
   void EndMismatched(ProcessSet* set, int64_t now_us);
-  // Execution.
-  void Start(ProcessSet* set, uint64_t ticket, std::vector<std::unique_ptr<Request>> members,
-             int64_t now_us);
-  // What has come of it already. False: the work has ended, and it with it.
-  bool DeliverEarly(ProcessSet* set, Operation* operation, int64_t now_us);
-  // Runs the operation that was kept of the request's bucket. False: there is none.
-  bool StartKept(ProcessSet* set, std::unique_ptr<Request>* request, int64_t now_us);
-  bool AdvanceSet(ProcessSet* set, int64_t now_us);
   void Finish(std::unique_ptr<Request> request, const Status& status) override;
   void CountStep(const Request& request);
   // Time.
@@ -207,6 +199,7 @@ class Engine : private ControlLane::Receiver, private RequestFlow, private Failu
   StepGate gate_;
   Departures departures_;
   FailureHandler failures_;
+  OperationRunner runner_;
   // How often each bucket is done, by set and group.
   std::map<uint32_t, std::map<std::string, std::vector<int64_t>>> steps_;
   int64_t good_steps_ = 0;
@@ -215,8 +208,7 @@ class Engine : private ControlLane::Receiver, private RequestFlow, private Failu
   uint64_t deviations_ = 0;   // operations that could not although they were agreed on before
   uint64_t probes_ = 0;       // sent
   uint64_t finished_ = 0;
-  std::vector<std::unique_ptr<Request>> ended_requests_;  // of AdvanceSet: room, else empty
-  std::vector<uint64_t> ended_tickets_;                   // likewise
+  OperationRunner::Completed completed_;  // of AdvanceAll: room, else empty
 };
 
 }  // namespace tfdist

@@ -45,10 +45,10 @@ void Engine::StartPredicted(ProcessSet* set, std::unique_ptr<Request> request, i
   request->contributors = Contributors(set->joined, set->size(), ticket);
   ++predicted_;
   if (request->contributors < set->size()) TellStarted(set, ticket, request->info, now_us);
-  if (!StartKept(set, &request, now_us)) {
+  if (!runner_.StartKept(set, &request, now_us)) {
     std::vector<std::unique_ptr<Request>> members;
     members.push_back(std::move(request));
-    Start(set, ticket, std::move(members), now_us);
+    runner_.Start(set, ticket, std::move(members), now_us);
     const auto active = set->active.find(TurnOf(ticket));
     if (active != set->active.end()) active->second.agreement = set->book.Agreements(ticket);
   }

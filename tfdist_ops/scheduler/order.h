@@ -27,8 +27,8 @@
 // that are not complete: nothing that is complete everywhere else stands before it, so it is inside
 // the window of each of its ranks, unless the places before it are taken by predicted ones that
 // some rank has not submitted yet. Those can't move for want of that rank's data; and an operation
-// that has not moved for a while takes no place in the window (Engine::AdvanceSet). So the first
-// one runs, and after it the next.
+// that has not moved for a while takes no place in the window (OperationRunner::Advance). So the
+// first one runs, and after it the next.
 #ifndef TFDIST_OPS_SCHEDULER_ORDER_H_
 #define TFDIST_OPS_SCHEDULER_ORDER_H_
 

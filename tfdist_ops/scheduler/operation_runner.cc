@@ -1,8 +1,10 @@
-// Running the agreed operations.
+#include "scheduler/operation_runner.h"
+
 #include <limits>
 #include <utility>
 
-#include "scheduler/engine.h"
+#include "scheduler/plan.h"
+#include "scheduler/rows.h"
 
 namespace tfdist {
 namespace {
@@ -16,38 +18,38 @@ constexpr int64_t kWindowBytes = int64_t{4} << 20;
 
 }  // namespace
 
-// ---- execution ----
-
-void Engine::Start(ProcessSet* set, uint64_t ticket, std::vector<std::unique_ptr<Request>> members,
-                   int64_t now_us) {
+void OperationRunner::Start(ProcessSet* set, uint64_t ticket,
+                            std::vector<std::unique_ptr<Request>> members, int64_t now_us) {
   std::vector<TensorView> tensors;
   for (const auto& member : members) {
     tensors.insert(tensors.end(), member->tensors.begin(), member->tensors.end());
   }
-  StatusOr<Plan> plan = PlanOperation({members[0]->info, tensors, members[0]->rows, *set}, config_);
+  StatusOr<Plan> plan =
+      PlanOperation({members[0]->info, tensors, members[0]->rows, *set}, access_.config);
   if (!plan.ok()) {
-    failures_.ReportBug(plan.status(), now_us);
-    for (auto& member : members) Finish(std::move(member), plan.status());
+    access_.failures->ReportBug(plan.status(), now_us);
+    for (auto& member : members) access_.requests->Finish(std::move(member), plan.status());
     return;
   }
   const int64_t step_bytes = IsPredicted(ticket) ? set->book.GroupBytes(ticket) : 0;
   auto operation =
       std::make_unique<Operation>(set->id, ticket, std::move(members), std::move(plan.value()),
-                                  *set, recorder_.clock(), step_bytes);
+                                  *set, access_.recorder->clock(), step_bytes);
   if (!DeliverEarly(set, operation.get(), now_us)) return;
   set->active[TurnOf(ticket)] = {std::move(operation), now_us};
 }
 
-bool Engine::DeliverEarly(ProcessSet* set, Operation* operation, int64_t now_us) {
-  operation->trace().Start(recorder_.NowUs(now_us));
-  data_lane_.DeliverEarly(set, operation, now_us);
-  if (!state_.stopped) return true;
-  operation->ReleaseFrames(links_, data_lane_.held());
-  for (auto& member : operation->members()) EndStopped(std::move(member));
+bool OperationRunner::DeliverEarly(ProcessSet* set, Operation* operation, int64_t now_us) {
+  operation->trace().Start(access_.recorder->NowUs(now_us));
+  access_.data_lane->DeliverEarly(set, operation, now_us);
+  if (!access_.state.stopped) return true;
+  operation->ReleaseFrames(access_.links, access_.data_lane->held());
+  for (auto& member : operation->members()) access_.requests->EndStopped(std::move(member));
   return false;
 }
 
-bool Engine::StartKept(ProcessSet* set, std::unique_ptr<Request>* request, int64_t now_us) {
+bool OperationRunner::StartKept(ProcessSet* set, std::unique_ptr<Request>* request,
+                                int64_t now_us) {
   const uint64_t ticket = (*request)->info.predicted;
   const auto kept = set->kept.find(BucketKey(ticket));
   if (kept == set->kept.end() || kept->second.empty()) return false;
@@ -57,13 +59,34 @@ bool Engine::StartKept(ProcessSet* set, std::unique_ptr<Request>* request, int64
   node.key() = TurnOf(ticket);
   node.mapped().moved_us = now_us;
   Operation* operation = node.mapped().operation.get();
-  operation->Restart(ticket, std::move(*request), recorder_.clock());
+  operation->Restart(ticket, std::move(*request), access_.recorder->clock());
   if (DeliverEarly(set, operation, now_us)) set->active.insert(std::move(node));
   return true;
 }
 
-void Engine::Allocated(uint32_t id, uint64_t ticket, void* memory, int64_t now_us) {
-  ProcessSet* set = sets_.Find(id);
+void OperationRunner::Allocate(ProcessSet* set, std::unique_ptr<Request> request,
+                               const Response& response, int64_t now_us) {
+  const RequestInfo& info = request->info;
+  if (!RowsFit(response.rows, info, *set)) {
+    access_.failures->ReportBug(
+        TFDIST_INTERNAL(DescribeRank(access_.world, set->leader()) + " announced rows for \"" +
+                        info.key + "\" that do not fit"),
+        now_us);
+    access_.requests->EndStopped(std::move(request));
+    return;
+  }
+  request->rows = response.rows;
+  access_.hooks.completions->Post(
+      [allocate = request->allocate, allocated = access_.hooks.allocated, id = set->id,
+       ticket = response.ticket, by_rank = SourceRows(response.rows, info, *set),
+       output = OutputRows(response.rows, info, *set)] {
+        allocated(id, ticket, allocate(by_rank, output));
+      });
+  set->allocating[response.ticket] = std::move(request);
+}
+
+void OperationRunner::OnAllocated(uint32_t id, uint64_t ticket, void* memory, int64_t now_us) {
+  ProcessSet* set = access_.sets.Find(id);
   if (set == nullptr) return;
   const auto it = set->allocating.find(ticket);
   if (it == set->allocating.end()) return;  // failed meanwhile
@@ -73,8 +96,8 @@ void Engine::Allocated(uint32_t id, uint64_t ticket, void* memory, int64_t now_u
     const Status status(Code::kInternal, std::string(CollectiveKindName(request->info.kind)) +
                                              " \"" + request->info.key +
                                              "\": no memory for its output");
-    Finish(std::move(request), status);
-    failures_.ReportBug(status, now_us);
+    access_.requests->Finish(std::move(request), status);
+    access_.failures->ReportBug(status, now_us);
     return;
   }
   request->tensors[0].output = static_cast<uint8_t*>(memory);
@@ -83,23 +106,16 @@ void Engine::Allocated(uint32_t id, uint64_t ticket, void* memory, int64_t now_u
   Start(set, ticket, std::move(members), now_us);
 }
 
-bool Engine::AdvanceAll(int64_t now_us) {
-  bool moved = false;
-  for (auto& [id, set] : sets_) moved |= AdvanceSet(set.get(), now_us);
-  return moved;
-}
-
-bool Engine::AdvanceSet(ProcessSet* set, int64_t now_us) {
+bool OperationRunner::Advance(ProcessSet* set, int64_t now_us, Completed* completed) {
   bool moved = false;
   int64_t running = 0;
   int64_t running_bytes = 0;
   const int64_t most_bytes = set->local ? kWindowBytes : std::numeric_limits<int64_t>::max();
-  std::vector<uint64_t> ended = std::move(ended_tickets_);
-  std::vector<std::unique_ptr<Request>> members = std::move(ended_requests_);
-  for (auto it = set->active.begin();
-       it != set->active.end() && running < config_.max_active && running_bytes < most_bytes;) {
+  for (auto it = set->active.begin(); it != set->active.end() &&
+                                      running < access_.config.max_active &&
+                                      running_bytes < most_bytes;) {
     Operation& operation = *it->second.operation;
-    if (operation.Advance(links_, world_.generation, data_lane_.held())) {
+    if (operation.Advance(access_.links, access_.world.generation, access_.data_lane->held())) {
       it->second.moved_us = now_us;
       if (!set->copied.empty()) set->copied.erase(operation.ticket());
       moved = true;
@@ -115,19 +131,15 @@ bool Engine::AdvanceSet(ProcessSet* set, int64_t now_us) {
       continue;
     }
     moved = true;
-    ended.push_back(operation.ticket());
-    if (recorder_.records()) recorder_.KeepTrace(&operation);
+    completed->tickets.push_back(operation.ticket());
+    if (access_.recorder->records()) access_.recorder->KeepTrace(&operation);
     const bool keep = IsPredicted(operation.ticket()) && operation.IsWorthKeeping();
-    for (auto& member : operation.members()) members.push_back(std::move(member));
+    for (auto& member : operation.members()) {
+      completed->requests.push_back(std::move(member));
+    }
     auto node = set->active.extract(it++);
     if (keep) set->kept[BucketKey(operation.ticket())] = std::move(node);
   }
-  for (auto& member : members) gate_.End(set, std::move(member), Status(), now_us);
-  for (uint64_t ticket : ended) NoteEnd(set, ticket, now_us);
-  ended.clear();
-  members.clear();
-  ended_tickets_ = std::move(ended);
-  ended_requests_ = std::move(members);
   return moved;
 }
 
