@@ -25,7 +25,9 @@ Engine::Engine(World world, Links links, const Config& config, Hooks hooks)
       failures_({world_, config_, links_, state_, pending_, hooks_.process_state, &monitor_,
                  &control_, &gate_, &departures_, this}),
       runner_({world_, config_, links_, state_, sets_, hooks_, &recorder_, &data_lane_, &failures_,
-               this}) {}
+               this}),
+      joins_(
+          {world_, state_, &control_, &departures_, &gate_, &failures_, this, hooks_.registered}) {}
 
 Engine::~Engine() = default;
 
@@ -75,13 +77,13 @@ void Engine::Submit(std::unique_ptr<Request> request, int64_t now_us) {
     return;
   }
   if (info.kind == CollectiveKind::kJoin) {
-    // Bounded once it is sent, from the last collective on (ProlongJoin).
+    // Bounded once it is sent, from the last collective on (JoinProtocol).
     request->deadline_us = std::numeric_limits<int64_t>::max();
     set->joining = std::move(request);
     return;
   }
   sets_.BeginChange(request.get());
-  CountSubmission(set, request.get());
+  set->CountSubmission(request.get());
   refused = gate_.Check(*request);
   if (!refused.ok()) {
     Finish(std::move(request), refused);
@@ -175,10 +177,10 @@ std::unique_ptr<Request> Engine::TakeEntry(ProcessSet* set, const std::string& k
   queue.pop_front();
   set->stalls.erase(key);
   request->agreed_us = now_us;
-  NoteOutcome(set, *request, agreed, number);
+  set->NoteOutcome(*request, agreed, number);
   if (number != 0) {
     for (const auto& later : queue) {
-      if (!IsBucket(*later)) CountSubmission(set, later.get());
+      if (!IsBucket(*later)) set->CountSubmission(later.get());
     }
   }
   // What came after it may need no agreement any more.
@@ -206,8 +208,8 @@ void Engine::HandleResponse(ProcessSet* set, const Response& response, int64_t n
     const bool agreed = response.error.ok();
     const uint32_t number = i < response.numbers.size() ? response.numbers[i] : 0;
     std::unique_ptr<Request> request = TakeEntry(set, key, agreed, number, now_us);
-    if (request == nullptr && IsAsked(*set, response)) {
-      request = JoinIn(set, response.infos[i], number, response, now_us);
+    if (request == nullptr && joins_.IsAsked(*set, response)) {
+      request = joins_.TakePartInAnnounced(set, response.infos[i], number, response, now_us);
       if (request == nullptr) return;  // the work has ended
     }
     if (request == nullptr && !response.error.ok()) continue;  // refused before it came here
@@ -330,7 +332,7 @@ bool Engine::Poll(int64_t now_us) {
   moved |= control_.FlushAll();
   moved |= AdvanceAll(now_us);
   moved |= data_lane_.EmptyFullLinks(now_us);
-  for (auto& [id, set] : sets_) TurnJoin(set.get(), now_us);
+  for (auto& [id, set] : sets_) joins_.Turn(set.get(), now_us);
   failures_.Turn(now_us);
   departures_.AnswerGoodbyes();
   moved |= control_.FlushAll();

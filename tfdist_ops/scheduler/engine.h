@@ -12,8 +12,8 @@
 //   Submit → Operation, under a predicted ticket (order.h).
 //
 // engine.cc: requests, agreement, one turn; engine_messages.cc: what other ranks say;
-// engine_run.cc: execution; engine_order.cc: predicted operations, and what to do when they stand
-// still; engine_join.cc: ranks without data; engine_failure.cc: deadlines, and how work ends.
+// engine_order.cc: predicted operations, and what to do when they stand still; engine_failure.cc:
+// deadlines, and how work ends.
 //
 // A failure, from the first evidence on: the work stops (StopWork), but nothing ends; the ranks
 // agree (membership/verdict.h); then all that was pending ends with one error, the same on every
@@ -40,6 +40,7 @@
 #include "scheduler/engine_hooks.h"
 #include "scheduler/engine_state.h"
 #include "scheduler/failure_handler.h"
+#include "scheduler/join_protocol.h"
 #include "scheduler/operation.h"
 #include "scheduler/operation_runner.h"
 #include "scheduler/pending_requests.h"
@@ -145,26 +146,8 @@ class Engine : private ControlLane::Receiver, private RequestFlow, private Failu
   void HandleResponse(ProcessSet* set, const Response& response, int64_t now_us);
   std::unique_ptr<Request> TakeEntry(ProcessSet* set, const std::string& key, bool agreed,
                                      uint32_t number, int64_t now_us);
-  // Joining.
-  void TurnJoin(ProcessSet* set, int64_t now_us);
-  bool HandleJoinMessage(int peer, FrameType type, ProcessSet* set, ByteSpan message,
-                         int64_t now_us);
-  void AddJoin(ProcessSet* set, JoinNote note, int64_t now_us);
-  void OnJoin(ProcessSet* set, const JoinNote& note, int64_t now_us);
-  void EndJoin(ProcessSet* set, const JoinNote& note, int64_t now_us);
-  void FinishJoin(ProcessSet* set);
-  void TellStarted(ProcessSet* set, uint64_t ticket, const RequestInfo& info, int64_t now_us);
-  void TurnJoins(ProcessSet* set, int64_t now_us);
-  void ProlongJoin(ProcessSet* set, int64_t now_us);
-  void TakePart(ProcessSet* set, const WaitNote& order, int64_t now_us);
-  bool IsAsked(const ProcessSet& set, const Response& response) const;
-  std::unique_ptr<Request> MakeJoined(ProcessSet* set, const RequestInfo& info, int64_t now_us);
-  std::unique_ptr<Request> JoinIn(ProcessSet* set, const RequestInfo& info, uint32_t number,
-                                  const Response& response, int64_t now_us);
   // Predicted operations.
-  void CountSubmission(ProcessSet* set, Request* request);
-  void NoteOutcome(ProcessSet* set, const Request& request, bool agreed, uint32_t number);
-  void StartPredicted(ProcessSet* set, std::unique_ptr<Request> request, int64_t now_us);
+  void StartPredicted(ProcessSet* set, std::unique_ptr<Request> request, int64_t now_us) override;
   void NoteEnd(ProcessSet* set, uint64_t ticket, int64_t now_us);
   void TellWaits(ProcessSet* set, int64_t now_us);
   void AddWait(ProcessSet* set, int rank, WaitNote note, int64_t now_us);
@@ -200,6 +183,7 @@ class Engine : private ControlLane::Receiver, private RequestFlow, private Failu
   Departures departures_;
   FailureHandler failures_;
   OperationRunner runner_;
+  JoinProtocol joins_;
   // How often each bucket is done, by set and group.
   std::map<uint32_t, std::map<std::string, std::vector<int64_t>>> steps_;
   int64_t good_steps_ = 0;

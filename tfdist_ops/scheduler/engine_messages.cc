@@ -148,7 +148,7 @@ bool Engine::HandleSetMessage(int peer, FrameType type, ProcessSet* set, ByteSpa
       return true;
     }
     default:
-      return HandleJoinMessage(peer, type, set, message, now_us);
+      return joins_.OnMessage(peer, type, set, message, now_us);
   }
 }
 

@@ -16,35 +16,12 @@ int64_t PatienceUs(double timeout_s) {
 
 }  // namespace
 
-void Engine::CountSubmission(ProcessSet* set, Request* request) {
-  if (request->info.kind != CollectiveKind::kAllreduce) return;
-  if (!IsBucket(*request)) {
-    request->info.predicted = set->book.CountRepeated(request->info.key);
-    return;
-  }
-  request->info.bucket = true;
-  const auto group = set->groups.find(request->group);
-  const uint32_t number = group != set->groups.end() ? group->second : 0;
-  request->info.predicted = set->book.Count(number, request->bucket_index);
-}
-
-// What the ranks have agreed on, or not, about a submission.
-void Engine::NoteOutcome(ProcessSet* set, const Request& request, bool agreed, uint32_t number) {
-  const uint64_t ticket =
-      number != 0 ? set->book.NumberKey(request.info.key, number) : request.info.predicted;
-  if (agreed) {
-    set->book.Agree(ticket, request.info);
-  } else {
-    set->book.Forget(ticket);
-  }
-}
-
 void Engine::StartPredicted(ProcessSet* set, std::unique_ptr<Request> request, int64_t now_us) {
   const uint64_t ticket = request->info.predicted;
   request->agreed_us = now_us;
   request->contributors = Contributors(set->joined, set->size(), ticket);
   ++predicted_;
-  if (request->contributors < set->size()) TellStarted(set, ticket, request->info, now_us);
+  if (request->contributors < set->size()) joins_.OnStarted(set, ticket, request->info, now_us);
   if (!runner_.StartKept(set, &request, now_us)) {
     std::vector<std::unique_ptr<Request>> members;
     members.push_back(std::move(request));

@@ -103,6 +103,28 @@ int ProcessSet::IndexOf(int rank) const {
   return it != ranks.end() && *it == rank ? static_cast<int>(it - ranks.begin()) : -1;
 }
 
+void ProcessSet::CountSubmission(Request* request) {
+  if (request->info.kind != CollectiveKind::kAllreduce) return;
+  if (!IsBucket(*request)) {
+    request->info.predicted = book.CountRepeated(request->info.key);
+    return;
+  }
+  request->info.bucket = true;
+  const auto group = groups.find(request->group);
+  const uint32_t number = group != groups.end() ? group->second : 0;
+  request->info.predicted = book.Count(number, request->bucket_index);
+}
+
+void ProcessSet::NoteOutcome(const Request& request, bool agreed, uint32_t number) {
+  const uint64_t ticket =
+      number != 0 ? book.NumberKey(request.info.key, number) : request.info.predicted;
+  if (agreed) {
+    book.Agree(ticket, request.info);
+  } else {
+    book.Forget(ticket);
+  }
+}
+
 std::string ProcessSet::Text() const {
   if (id == kWorldSet) return "";
   return " of process set " + std::to_string(id) + " (ranks " + SetRanksText(ranks) + ")";

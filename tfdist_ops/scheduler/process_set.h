@@ -76,6 +76,11 @@ struct ProcessSet : SetView {
   int IndexOf(int rank) const;  // -1: not one of them
   // " of process set 3 (ranks 0,2)", empty for the world
   std::string Text() const;
+  // Counts a submission: gives it the ticket that it has if it is predicted (order.h).
+  void CountSubmission(Request* request);
+  // What the ranks have agreed on, or not, about a submission. `number`: by which its key is
+  // predicted from now on; 0: as before.
+  void NoteOutcome(const Request& request, bool agreed, uint32_t number);
   bool busy() const { return !idle() || joining != nullptr; }
   bool idle() const {  // but for joining
     return entries.empty() && active.empty() && allocating.empty() && !holding();

@@ -16,6 +16,9 @@ class RequestFlow {
   virtual ~RequestFlow() = default;
   // Lets a request run: by itself, or once the ranks have agreed on it.
   virtual void Enqueue(ProcessSet* set, std::unique_ptr<Request> request, int64_t now_us) = 0;
+  // Starts a request that needs no agreement.
+  virtual void StartPredicted(ProcessSet* set, std::unique_ptr<Request> request,
+                              int64_t now_us) = 0;
   // A request is over.
   virtual void Finish(std::unique_ptr<Request> request, const Status& status) = 0;
   // A request was on its way when the work stopped: it waits for the outcome.
