@@ -27,7 +27,9 @@ Engine::Engine(World world, Links links, const Config& config, Hooks hooks)
       runner_({world_, config_, links_, state_, sets_, hooks_, &recorder_, &data_lane_, &failures_,
                this}),
       joins_(
-          {world_, state_, &control_, &departures_, &gate_, &failures_, this, hooks_.registered}) {}
+          {world_, state_, &control_, &departures_, &gate_, &failures_, this, hooks_.registered}),
+      predicted_({world_.rank, state_, &control_, &departures_, &joins_, &runner_, &failures_}),
+      deadlines_({world_, config_, sets_, pending_, gate_, &control_, &failures_}) {}
 
 Engine::~Engine() = default;
 
@@ -101,7 +103,7 @@ void Engine::Enqueue(ProcessSet* set, std::unique_ptr<Request> request, int64_t 
   const bool predictable = set->book.Predictable(info.predicted, info);
   // A later submission of a key never overtakes one that is still being agreed on.
   if (predictable && set->entries.count(info.key) == 0) {
-    StartPredicted(set, std::move(request), now_us);
+    predicted_.Start(set, std::move(request), now_us);
     return;
   }
   const bool is_known =
@@ -129,7 +131,7 @@ void Engine::AddReady(ProcessSet* set, int rank, RequestInfo info, int64_t now_u
   info.set = set->id;
   const Status status = set->negotiator->Add(rank, std::move(info), now_us);
   if (!status.ok()) failures_.ReportBug(status, now_us);
-  EndMismatched(set, now_us);
+  predicted_.CheckMismatch(set, now_us);
   departures_.CheckAnnounced();
 }
 
@@ -188,7 +190,7 @@ std::unique_ptr<Request> Engine::TakeEntry(ProcessSet* set, const std::string& k
          set->book.Predictable(queue.front()->info.predicted, queue.front()->info)) {
     std::unique_ptr<Request> next = std::move(queue.front());
     queue.pop_front();
-    StartPredicted(set, std::move(next), now_us);
+    predicted_.Start(set, std::move(next), now_us);
     if (state_.stopped) return request;  // the queue is gone
   }
   if (queue.empty()) {
@@ -347,7 +349,7 @@ bool Engine::AdvanceAll(int64_t now_us) {
     for (auto& request : completed.requests) {
       gate_.End(set.get(), std::move(request), Status(), now_us);
     }
-    for (uint64_t ticket : completed.tickets) NoteEnd(set.get(), ticket, now_us);
+    for (uint64_t ticket : completed.tickets) predicted_.OnEnd(set.get(), ticket, now_us);
     completed.tickets.clear();
     completed.requests.clear();
     completed_ = std::move(completed);
@@ -363,6 +365,21 @@ bool Engine::PollData(int64_t now_us) {
   }
   if (moved) AdvanceAll(now_us);
   return moved;
+}
+
+void Engine::Tick(int64_t now_us) {
+  for (auto& [id, set] : sets_) {
+    if (state_.stopped) break;
+    predicted_.Tick(set.get(), now_us);
+    if (state_.stopped || set->negotiator == nullptr) continue;
+    deadlines_.WarnOfStalls(set.get(), now_us);
+    predicted_.CheckMismatch(set.get(), now_us);
+    if (!state_.stopped) deadlines_.EndExpired(*set, now_us);
+  }
+  if (!state_.stopped) deadlines_.EndLate(now_us);
+  deadlocks_.Tick(now_us);
+  failures_.Tick(now_us);
+  if (!state_.leaving) recorder_.AskForTime(now_us);
 }
 
 bool Engine::busy() const { return pending_.has_stopped() || sets_.busy(); }
@@ -384,8 +401,9 @@ std::string Engine::CountersJson() const {
   out << "{\"tickets\": " << last_ticket_ << ", \"finished\": " << finished_
       << ", \"good_steps\": " << good_steps_
       << ", \"negotiation_messages\": " << control_.negotiation_messages()
-      << ", \"predicted\": " << predicted_ << ", \"deviations\": " << deviations_
-      << ", \"probes\": " << probes_ << ", \"gate_messages\": " << gate_.messages_sent()
+      << ", \"predicted\": " << predicted_.started() << ", \"deviations\": " << deviations_
+      << ", \"probes\": " << predicted_.probes_sent()
+      << ", \"gate_messages\": " << gate_.messages_sent()
       << ", \"tuning\": " << JsonQuote(world_.tuning_hash) << ", " << recorder_.waited_for().Json()
       << ", \"links\": [";
   bool first = true;

@@ -11,9 +11,9 @@
 // A bucket of gradients that has gone this way once starts at once from then on, without a message:
 //   Submit → Operation, under a predicted ticket (order.h).
 //
-// engine.cc: requests, agreement, one turn; engine_messages.cc: what other ranks say;
-// engine_order.cc: predicted operations, and what to do when they stand still; engine_failure.cc:
-// deadlines, and how work ends.
+// Engine keeps the requests and their order; each of its other concerns is a class of its own,
+// a member below. engine.cc: requests, agreement, one turn; engine_messages.cc: what other ranks
+// say; engine_end.cc: how work ends otherwise than well.
 //
 // A failure, from the first evidence on: the work stops (StopWork), but nothing ends; the ranks
 // agree (membership/verdict.h); then all that was pending ends with one error, the same on every
@@ -35,6 +35,7 @@
 #include "membership/verdict.h"
 #include "scheduler/control_lane.h"
 #include "scheduler/data_lane.h"
+#include "scheduler/deadline_watch.h"
 #include "scheduler/deadlock_detector.h"
 #include "scheduler/departures.h"
 #include "scheduler/engine_hooks.h"
@@ -44,6 +45,7 @@
 #include "scheduler/operation.h"
 #include "scheduler/operation_runner.h"
 #include "scheduler/pending_requests.h"
+#include "scheduler/predicted_operations.h"
 #include "scheduler/process_set_registry.h"
 #include "scheduler/request_flow.h"
 #include "scheduler/step_gate.h"
@@ -146,21 +148,11 @@ class Engine : private ControlLane::Receiver, private RequestFlow, private Failu
   void HandleResponse(ProcessSet* set, const Response& response, int64_t now_us);
   std::unique_ptr<Request> TakeEntry(ProcessSet* set, const std::string& key, bool agreed,
                                      uint32_t number, int64_t now_us);
-  // Predicted operations.
-  void StartPredicted(ProcessSet* set, std::unique_ptr<Request> request, int64_t now_us) override;
-  void NoteEnd(ProcessSet* set, uint64_t ticket, int64_t now_us);
-  void TellWaits(ProcessSet* set, int64_t now_us);
-  void AddWait(ProcessSet* set, int rank, WaitNote note, int64_t now_us);
-  void HearAnswer(ProcessSet* set, int rank, const ProbeNote& note, int64_t now_us);
-  Waits::Answer AnswerProbe(ProcessSet* set, uint64_t ticket);
-  void TellLeader(ProcessSet* set, uint64_t ticket, Waits::Answer answer, int64_t now_us);
-  void EndMismatched(ProcessSet* set, int64_t now_us);
+  void StartPredicted(ProcessSet* set, std::unique_ptr<Request> request, int64_t now_us) override {
+    predicted_.Start(set, std::move(request), now_us);
+  }
   void Finish(std::unique_ptr<Request> request, const Status& status) override;
   void CountStep(const Request& request);
-  // Time.
-  void EndExpired(ProcessSet* set, int64_t now_us);
-  void WarnOfStalls(ProcessSet* set, int64_t now_us);
-  void EndLate(int64_t now_us);
   // Failure.
   void LosePeer(int peer, const Status& reason, int64_t now_us);
   void StopWork() override;
@@ -184,13 +176,13 @@ class Engine : private ControlLane::Receiver, private RequestFlow, private Failu
   FailureHandler failures_;
   OperationRunner runner_;
   JoinProtocol joins_;
+  PredictedOperations predicted_;
+  DeadlineWatch deadlines_;
   // How often each bucket is done, by set and group.
   std::map<uint32_t, std::map<std::string, std::vector<int64_t>>> steps_;
   int64_t good_steps_ = 0;
   uint64_t last_ticket_ = 0;  // announced in the world
-  uint64_t predicted_ = 0;    // operations that started without agreement
   uint64_t deviations_ = 0;   // operations that could not although they were agreed on before
-  uint64_t probes_ = 0;       // sent
   uint64_t finished_ = 0;
   OperationRunner::Completed completed_;  // of AdvanceAll: room, else empty
 };

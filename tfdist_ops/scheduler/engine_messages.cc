@@ -132,19 +132,19 @@ bool Engine::HandleSetMessage(int peer, FrameType type, ProcessSet* set, ByteSpa
     case FrameType::kWaiting: {
       WaitNote note;
       if (!to_leader || !DecodeWait(message, &note)) return false;
-      if (!state_.stopped) AddWait(set, peer, std::move(note), now_us);
+      if (!state_.stopped) predicted_.OnWait(set, peer, std::move(note), now_us);
       return true;
     }
     case FrameType::kProbe: {
       ProbeNote note;
       if (!from_leader || !DecodeProbe(message, &note)) return false;
-      if (!state_.stopped) TellLeader(set, note.ticket, AnswerProbe(set, note.ticket), now_us);
+      if (!state_.stopped) predicted_.OnProbe(set, note.ticket, now_us);
       return true;
     }
     case FrameType::kProbeAnswer: {
       ProbeNote note;
       if (!to_leader || !DecodeProbe(message, &note)) return false;
-      HearAnswer(set, peer, note, now_us);
+      predicted_.OnAnswer(set, peer, note, now_us);
       return true;
     }
     default:

@@ -9,7 +9,7 @@ namespace tfdist {
 namespace {
 
 // A rank that has not even answered counts as missing this long after the deadline: a little before
-// the others would end the operation without the leader (kLeaderGraceUs, engine_failure.cc).
+// the others would end the operation without the leader (kLeaderGraceUs, deadline_watch.cc).
 constexpr int64_t kAnswerUs = 400 * 1000;
 
 int64_t RegistrationPatienceUs(double timeout_s) {

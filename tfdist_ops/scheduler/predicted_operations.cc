@@ -1,9 +1,7 @@
-// Predicted operations: starting them without a word, and finding out who is missing when one
-// stands still. The rules of prediction are in order.h, the leader's knowledge in waits.h.
+#include "scheduler/predicted_operations.h"
+
 #include <algorithm>
 #include <utility>
-
-#include "scheduler/engine.h"
 
 namespace tfdist {
 namespace {
@@ -16,43 +14,46 @@ int64_t PatienceUs(double timeout_s) {
 
 }  // namespace
 
-void Engine::StartPredicted(ProcessSet* set, std::unique_ptr<Request> request, int64_t now_us) {
+void PredictedOperations::Start(ProcessSet* set, std::unique_ptr<Request> request, int64_t now_us) {
   const uint64_t ticket = request->info.predicted;
   request->agreed_us = now_us;
   request->contributors = Contributors(set->joined, set->size(), ticket);
-  ++predicted_;
-  if (request->contributors < set->size()) joins_.OnStarted(set, ticket, request->info, now_us);
-  if (!runner_.StartKept(set, &request, now_us)) {
+  ++started_;
+  if (request->contributors < set->size()) {
+    access_.joins->OnStarted(set, ticket, request->info, now_us);
+  }
+  if (!access_.runner->StartKept(set, &request, now_us)) {
     std::vector<std::unique_ptr<Request>> members;
     members.push_back(std::move(request));
-    runner_.Start(set, ticket, std::move(members), now_us);
+    access_.runner->Start(set, ticket, std::move(members), now_us);
     const auto active = set->active.find(TurnOf(ticket));
     if (active != set->active.end()) active->second.agreement = set->book.Agreements(ticket);
   }
-  if (set->probed.erase(ticket) > 0) TellLeader(set, ticket, Waits::Answer::kRunning, now_us);
+  if (set->probed.erase(ticket) > 0) SendAnswer(set, ticket, Waits::Answer::kRunning, now_us);
   for (int32_t rank : set->ranks) {
-    if (rank != world_.rank && departures_.HasLeft(rank)) {
-      departures_.CheckPredicted(rank);
+    if (rank != access_.rank && access_.departures->HasLeft(rank)) {
+      access_.departures->CheckPredicted(rank);
     }
   }
 }
 
-void Engine::NoteEnd(ProcessSet* set, uint64_t ticket, int64_t now_us) {
+void PredictedOperations::OnEnd(ProcessSet* set, uint64_t ticket, int64_t now_us) {
   if (set->told.erase(ticket) == 0) return;
   set->stalls.clear();
-  TellLeader(set, ticket, Waits::Answer::kDone, now_us);
+  SendAnswer(set, ticket, Waits::Answer::kDone, now_us);
 }
 
-void Engine::TellLeader(ProcessSet* set, uint64_t ticket, Waits::Answer answer, int64_t now_us) {
+void PredictedOperations::SendAnswer(ProcessSet* set, uint64_t ticket, Waits::Answer answer,
+                                     int64_t now_us) {
   const ProbeNote note{ticket, static_cast<uint8_t>(answer)};
   if (set->waits != nullptr) {
-    HearAnswer(set, world_.rank, note, now_us);
+    OnAnswer(set, access_.rank, note, now_us);
   } else {
-    control_.Send(set->leader(), FrameType::kProbeAnswer, set->id, EncodeProbe(note));
+    access_.control->Send(set->leader(), FrameType::kProbeAnswer, set->id, EncodeProbe(note));
   }
 }
 
-void Engine::TellWaits(ProcessSet* set, int64_t now_us) {
+void PredictedOperations::Tick(ProcessSet* set, int64_t now_us) {
   std::vector<WaitNote> notes;
   for (const auto& [turn, active] : set->active) {
     const Request& request = *active.operation->members()[0];
@@ -65,38 +66,43 @@ void Engine::TellWaits(ProcessSet* set, int64_t now_us) {
     notes.push_back({ticket, waited_us, request.info});
   }
   for (WaitNote& note : notes) {
-    if (state_.stopped) return;
+    if (access_.state.stopped) return;
     if (set->waits != nullptr) {
-      AddWait(set, world_.rank, std::move(note), now_us);
+      OnWait(set, access_.rank, std::move(note), now_us);
     } else {
-      control_.Send(set->leader(), FrameType::kWaiting, set->id, EncodeWait(note));
+      access_.control->Send(set->leader(), FrameType::kWaiting, set->id, EncodeWait(note));
     }
   }
 }
 
-void Engine::AddWait(ProcessSet* set, int rank, WaitNote note, int64_t now_us) {
+void PredictedOperations::OnWait(ProcessSet* set, int rank, WaitNote note, int64_t now_us) {
   const uint64_t ticket = note.ticket;
   note.info.set = set->id;
   if (set->waits->Add(rank, ticket, std::move(note.info), now_us - note.waited_us)) {
     for (int32_t other : set->ranks) {
       if (other == rank) continue;
-      if (other == world_.rank) {
-        set->waits->Heard(other, ticket, AnswerProbe(set, ticket));
+      if (other == access_.rank) {
+        set->waits->Heard(other, ticket, Answer(set, ticket));
       } else {
-        ++probes_;
-        control_.Send(other, FrameType::kProbe, set->id, EncodeProbe({ticket, 0}));
+        ++probes_sent_;
+        access_.control->Send(other, FrameType::kProbe, set->id, EncodeProbe({ticket, 0}));
       }
     }
   }
-  EndMismatched(set, now_us);
+  CheckMismatch(set, now_us);
 }
 
-void Engine::HearAnswer(ProcessSet* set, int rank, const ProbeNote& note, int64_t now_us) {
+void PredictedOperations::OnProbe(ProcessSet* set, uint64_t ticket, int64_t now_us) {
+  SendAnswer(set, ticket, Answer(set, ticket), now_us);
+}
+
+void PredictedOperations::OnAnswer(ProcessSet* set, int rank, const ProbeNote& note,
+                                   int64_t now_us) {
   set->waits->Heard(rank, note.ticket, static_cast<Waits::Answer>(note.answer));
-  EndMismatched(set, now_us);
+  CheckMismatch(set, now_us);
 }
 
-Waits::Answer Engine::AnswerProbe(ProcessSet* set, uint64_t ticket) {
+Waits::Answer PredictedOperations::Answer(ProcessSet* set, uint64_t ticket) {
   if (set->active.count(TurnOf(ticket)) > 0) return Waits::Answer::kRunning;
   bool asks = false;  // for agreement, because it is not what was agreed on before
   for (const auto& [key, queue] : set->entries) {
@@ -109,10 +115,10 @@ Waits::Answer Engine::AnswerProbe(ProcessSet* set, uint64_t ticket) {
 
 // The ranks that wait have exchanged data of the operation already: what they hold is worth
 // nothing, and a rank that did not take part has counted otherwise. So this mismatch ends the work.
-void Engine::EndMismatched(ProcessSet* set, int64_t now_us) {
-  if (state_.stopped || set->waits == nullptr || set->waits->empty()) return;
+void PredictedOperations::CheckMismatch(ProcessSet* set, int64_t now_us) {
+  if (access_.state.stopped || set->waits == nullptr || set->waits->empty()) return;
   const Status status = set->waits->FindMismatch(*set->negotiator, now_us);
-  if (!status.ok()) failures_.Suspect(kNoRank, true, status);
+  if (!status.ok()) access_.failures->Suspect(kNoRank, true, status);
 }
 
 }  // namespace tfdist
