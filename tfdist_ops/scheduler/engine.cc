@@ -8,6 +8,7 @@
 #include "scheduler/failure_status.h"
 
 namespace tfdist {
+
 Engine::Engine(World world, Links links, const Config& config, Hooks hooks)
     : world_(std::move(world)),
       links_(std::move(links)),
@@ -18,12 +19,12 @@ Engine::Engine(World world, Links links, const Config& config, Hooks hooks)
       monitor_(MakeHeartbeatMonitor(world_, config_, hooks_.process_state)),
       control_(world_, links_, &monitor_, this),
       recorder_(world_.rank, &control_),
+      failures_({world_, config_, links_, state_, pending_, hooks_.process_state, &monitor_,
+                 &control_, &gate_, &departures_, this}),
       data_lane_({world_, links_, state_, &sets_, &monitor_, &recorder_, &failures_}),
       deadlocks_({world_.rank, state_, sets_, &control_, &failures_, hooks_.still}),
       gate_({world_, config_, state_, sets_, &control_, &failures_, this}),
       departures_({world_, links_, state_, sets_, pending_, &monitor_, &control_, &failures_}),
-      failures_({world_, config_, links_, state_, pending_, hooks_.process_state, &monitor_,
-                 &control_, &gate_, &departures_, this}),
       runner_({world_, config_, links_, state_, sets_, hooks_, &recorder_, &data_lane_, &failures_,
                this}),
       joins_(
@@ -385,8 +386,7 @@ void Engine::Tick(int64_t now_us) {
 bool Engine::busy() const { return pending_.has_stopped() || sets_.busy(); }
 
 bool Engine::waiting() const {
-  const bool undecided = failures_.undecided();
-  return busy() || undecided || doubting() || sets_.deciding();
+  return busy() || failures_.undecided() || doubting() || sets_.deciding();
 }
 
 void Engine::SetWakeMode(WakeMode mode) {

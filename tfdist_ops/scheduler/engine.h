@@ -21,16 +21,14 @@
 #ifndef TFDIST_OPS_SCHEDULER_ENGINE_H_
 #define TFDIST_OPS_SCHEDULER_ENGINE_H_
 
-#include <deque>
-#include <functional>
 #include <map>
 #include <memory>
-#include <optional>
-#include <set>
 #include <string>
 #include <vector>
 
 #include "base/config.h"
+#include "base/span.h"
+#include "base/status.h"
 #include "membership/heartbeat.h"
 #include "membership/verdict.h"
 #include "scheduler/control_lane.h"
@@ -169,11 +167,11 @@ class Engine : private ControlLane::Receiver, private RequestFlow, private Failu
   HeartbeatMonitor monitor_;
   ControlLane control_;
   TimelineRecorder recorder_;
+  FailureHandler failures_;  // before those that report to it
   DataLane data_lane_;
   DeadlockDetector deadlocks_;
   StepGate gate_;
   Departures departures_;
-  FailureHandler failures_;
   OperationRunner runner_;
   JoinProtocol joins_;
   PredictedOperations predicted_;

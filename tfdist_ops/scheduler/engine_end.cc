@@ -85,11 +85,10 @@ void Engine::Leave(int64_t now_us) {
   if (state_.leaving) return;
   const bool gives_up = state_.failure.ok() && busy();
   state_.leaving = true;
-  if (gives_up)
-    failures_.Withdraw(ShutDownStatus(world_, pending_.OldestKey()),
-                       failures_.FailureOf(
-                           world_.rank, ShutDownStatus(world_, pending_.OldestKey()).message(), ""),
-                       now_us);
+  if (gives_up) {
+    const Status mine = ShutDownStatus(world_, pending_.OldestKey());
+    failures_.Withdraw(mine, failures_.FailureOf(world_.rank, mine.message(), ""), now_us);
+  }
   departures_.SayGoodbye();
 }
 
