@@ -9,7 +9,7 @@
 
 #include "check.h"
 #include "ranks.h"
-#include "scheduler/check_request.h"
+#include "scheduler/request_check.h"
 #include "settings.h"
 
 namespace tfdist {

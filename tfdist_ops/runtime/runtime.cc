@@ -12,8 +12,8 @@
 #include <utility>
 
 #include "base/deadline.h"
-#include "scheduler/check_request.h"
 #include "scheduler/join.h"
+#include "scheduler/request_check.h"
 
 namespace tfdist {
 namespace {

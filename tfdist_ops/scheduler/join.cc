@@ -5,8 +5,8 @@
 #include <string>
 
 #include "collective/identity.h"
-#include "scheduler/agreement.h"
 #include "scheduler/order.h"
+#include "scheduler/request_match.h"
 #include "scheduler/rows.h"
 
 namespace tfdist {

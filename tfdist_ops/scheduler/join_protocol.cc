@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "scheduler/check_request.h"
+#include "scheduler/request_check.h"
 
 namespace tfdist {
 

@@ -5,10 +5,10 @@
 #include <numeric>
 #include <utility>
 
-#include "scheduler/agreement.h"
 #include "scheduler/join.h"
 #include "scheduler/order.h"
 #include "scheduler/process_set.h"
+#include "scheduler/request_match.h"
 #include "scheduler/rows.h"
 
 namespace tfdist {
@@ -223,7 +223,7 @@ void Negotiator::RefuseRegistrations(std::map<int32_t, RequestInfo> by_rank,
     members.push_back(rank);
     lists.push_back(std::move(info));
   }
-  const Status error = CheckAgreement(lists, members);
+  const Status error = CheckRequestsMatch(lists, members);
   for (const std::string& key : keys) {
     Response response;
     response.keys = {key};
@@ -240,7 +240,7 @@ std::vector<Response> Negotiator::TakeResponses() {
   std::vector<Ready> agreed;
   for (Ready& ready : ready_) {
     Response response;
-    response.error = CheckAgreement(ready.by_rank, Members());
+    response.error = CheckRequestsMatch(ready.by_rank, Members());
     if (response.error.ok() && !ready.joined.empty()) {
       response.error = CheckJoined(ready.by_rank[0], ready.joined);
       response.ends_work = !response.error.ok();

@@ -105,7 +105,7 @@ class Negotiator {
   void RefuseRegistrations(std::map<int32_t, RequestInfo> by_rank,
                            const std::vector<std::string>& keys);
 
-  std::vector<int32_t> Members() const;  // for CheckAgreement: empty when they are 0, 1, 2, ...
+  std::vector<int32_t> Members() const;  // for CheckRequestsMatch: empty when they are 0, 1, 2, ...
   size_t Index(int rank) const;          // ranks_.size(): not one of them
 
   const std::vector<int32_t> ranks_;

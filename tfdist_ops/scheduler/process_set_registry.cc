@@ -5,8 +5,8 @@
 #include <string>
 #include <utility>
 
-#include "scheduler/check_request.h"
 #include "scheduler/plan.h"
+#include "scheduler/request_check.h"
 
 namespace tfdist {
 namespace {

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "scheduler/agreement.h"
-#include "scheduler/check_request.h"
+#include "scheduler/request_check.h"
+#include "scheduler/request_match.h"
 
 namespace tfdist {
 namespace {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "scheduler/agreement.h"
+#include "scheduler/request_match.h"
 
 namespace tfdist {
 namespace {
@@ -130,12 +130,12 @@ Status Waits::MismatchOf(uint64_t ticket, Wait* wait, const Negotiator& negotiat
       known.push_back(infos[i]);
       of.push_back(ranks[i]);
     }
-    const Status status = CheckAgreement(known, of);
+    const Status status = CheckRequestsMatch(known, of);
     if (!status.ok()) return status;
     return TFDIST_INTERNAL("\"" + *key + "\": some ranks asked for agreement on " +
                            TicketText(ticket) + ", which others did not find necessary");
   }
-  if (other_list) return CheckAgreement(lists, ranks);
+  if (other_list) return CheckRequestsMatch(lists, ranks);
   return Status();
 }
 

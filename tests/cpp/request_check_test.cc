@@ -1,5 +1,5 @@
 // What one rank refuses on its own.
-#include "scheduler/check_request.h"
+#include "scheduler/request_check.h"
 
 #include <cmath>
 #include <functional>

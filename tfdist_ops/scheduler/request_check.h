@@ -1,6 +1,6 @@
 // CheckRequest: what can be checked of a request on its own rank. Pure.
-#ifndef TFDIST_OPS_SCHEDULER_CHECK_REQUEST_H_
-#define TFDIST_OPS_SCHEDULER_CHECK_REQUEST_H_
+#ifndef TFDIST_OPS_SCHEDULER_REQUEST_CHECK_H_
+#define TFDIST_OPS_SCHEDULER_REQUEST_CHECK_H_
 
 #include <string>
 
@@ -11,7 +11,7 @@ namespace tfdist {
 
 // INVALID_ARGUMENT when no engine could run `request`, whatever the other ranks ask for. Arguments
 // in which ranks may differ (a root, splits) are checked where all have come together, in
-// scheduler/agreement.h: the others wait for this rank, and learn of the mistake only so.
+// scheduler/request_match.h: the others wait for this rank, and learn of the mistake only so.
 // `size`: ranks of the world.
 Status CheckRequest(const Request& request, int size);
 
@@ -20,4 +20,4 @@ Status InvalidRequest(const std::string& name, const std::string& message);
 
 }  // namespace tfdist
 
-#endif  // TFDIST_OPS_SCHEDULER_CHECK_REQUEST_H_
+#endif  // TFDIST_OPS_SCHEDULER_REQUEST_CHECK_H_

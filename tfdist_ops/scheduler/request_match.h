@@ -1,6 +1,6 @@
-// Agreement: whether the requests that the ranks made under one key fit together. Pure.
-#ifndef TFDIST_OPS_SCHEDULER_AGREEMENT_H_
-#define TFDIST_OPS_SCHEDULER_AGREEMENT_H_
+// CheckRequestsMatch: whether the requests that the ranks made under one key fit together. Pure.
+#ifndef TFDIST_OPS_SCHEDULER_REQUEST_MATCH_H_
+#define TFDIST_OPS_SCHEDULER_REQUEST_MATCH_H_
 
 #include <string>
 #include <vector>
@@ -16,8 +16,8 @@ namespace tfdist {
 //   INVALID_ARGUMENT: a root that is no member, or splits that do not fit to a rank's tensor; who
 //     passed it, what it was, what was expected. Checked here and not where it was passed, because
 //     the other ranks wait for that rank.
-Status CheckAgreement(const std::vector<RequestInfo>& by_index,
-                      const std::vector<int32_t>& members = {});
+Status CheckRequestsMatch(const std::vector<RequestInfo>& by_index,
+                          const std::vector<int32_t>& members = {});
 
 // The place of `rank` among `members`, -1 when it is none of them.
 int IndexOf(int32_t rank, const std::vector<int32_t>& members, int size);
@@ -27,4 +27,4 @@ std::string RankList(const std::vector<int>& ranks);
 
 }  // namespace tfdist
 
-#endif  // TFDIST_OPS_SCHEDULER_AGREEMENT_H_
+#endif  // TFDIST_OPS_SCHEDULER_REQUEST_MATCH_H_

@@ -1,4 +1,4 @@
-#include "scheduler/check_request.h"
+#include "scheduler/request_check.h"
 
 #include <cmath>
 

@@ -1,4 +1,4 @@
-#include "scheduler/agreement.h"
+#include "scheduler/request_match.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -286,7 +286,7 @@ int IndexOf(int32_t rank, const std::vector<int32_t>& members, int size) {
   return it == members.end() ? -1 : static_cast<int>(it - members.begin());
 }
 
-Status CheckAgreement(const Requests& by_index, const Members& members) {
+Status CheckRequestsMatch(const Requests& by_index, const Members& members) {
   if (AreAlike(by_index)) return Status();
   const std::string& key = by_index[0].key;
   std::string text = Differences(by_index, members, [](const RequestInfo& i) {
