@@ -21,7 +21,7 @@
 #include "check.h"
 #include "ranks.h"
 #include "runtime/timeline_writer.h"
-#include "scheduler/waited_for.h"
+#include "scheduler/wait_accounting.h"
 
 namespace tfdist {
 namespace {
@@ -63,7 +63,7 @@ std::string Part(const std::string& folder, int rank) {
 }
 
 TEST(each_moment_of_waiting_counts_once_for_the_rank_that_was_last_first) {
-  WaitedFor waited;
+  WaitAccounting waited;
   waited.Add(1, 100, 200);
   waited.Add(2, 150, 260);  // 200-260
   waited.Add(1, 120, 250);  // over already

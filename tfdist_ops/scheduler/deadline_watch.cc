@@ -20,7 +20,7 @@ constexpr int64_t kLeaderGraceUs = 500 * 1000;
 void DeadlineWatch::WarnOfStalls(ProcessSet* set, int64_t now_us) {
   const auto warning_us = static_cast<int64_t>(access_.config.stall_warning_s * 1e6);
   std::vector<Stall> stalls = set->negotiator->TakeStalls(now_us, warning_us);
-  for (Stall& stall : set->waits->TakeStalls(now_us, warning_us)) {
+  for (Stall& stall : set->stall_tracker->TakeStalls(now_us, warning_us)) {
     stalls.push_back(std::move(stall));
   }
   for (Stall& stall : set->joins->TakeStalls(now_us, warning_us)) {
@@ -40,7 +40,7 @@ void DeadlineWatch::WarnOfStalls(ProcessSet* set, int64_t now_us) {
 
 void DeadlineWatch::EndExpired(const ProcessSet& set, int64_t now_us) {
   std::optional<Stall> expired = set.negotiator->Expired(now_us);
-  if (!expired) expired = set.waits->Expired(now_us);
+  if (!expired) expired = set.stall_tracker->Expired(now_us);
   if (!expired) expired = set.joins->Expired(now_us);
   if (!expired) expired = access_.gate.ExpiredStep(set, now_us, now_us);
   if (!expired) return;

@@ -404,8 +404,8 @@ std::string Engine::CountersJson() const {
       << ", \"predicted\": " << predicted_.started() << ", \"deviations\": " << deviations_
       << ", \"probes\": " << predicted_.probes_sent()
       << ", \"gate_messages\": " << gate_.messages_sent()
-      << ", \"tuning\": " << JsonQuote(world_.tuning_hash) << ", " << recorder_.waited_for().Json()
-      << ", \"links\": [";
+      << ", \"tuning\": " << JsonQuote(world_.tuning_hash) << ", "
+      << recorder_.wait_accounting().Json() << ", \"links\": [";
   bool first = true;
   for (const auto& link : links_) {
     if (link == nullptr) continue;

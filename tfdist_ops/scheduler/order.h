@@ -12,7 +12,7 @@
 // rank submits is what was agreed on then (BucketBook::Predictable). Which submission of a bucket
 // is predicted is a function of the requests alone: all ranks see the same agreements for a key in
 // the same order, so ranks that submit the same things decide alike; one that submits something
-// else asks the leader (a deviation), and those who wait for it find out (waits.h).
+// else asks the leader (a deviation), and those who wait for it find out (stall_tracker.h).
 //
 // An allreduce outside of any group that all ranks call again and again under one key
 // (RequestInfo::repeats) is predicted too, if few such keys take turns: the leader numbers the key

@@ -29,7 +29,9 @@ void PredictedOperations::Start(ProcessSet* set, std::unique_ptr<Request> reques
     const auto active = set->active.find(TurnOf(ticket));
     if (active != set->active.end()) active->second.agreement = set->book.Agreements(ticket);
   }
-  if (set->probed.erase(ticket) > 0) SendAnswer(set, ticket, Waits::Answer::kRunning, now_us);
+  if (set->probed.erase(ticket) > 0) {
+    SendAnswer(set, ticket, StallTracker::Answer::kRunning, now_us);
+  }
   for (int32_t rank : set->ranks) {
     if (rank != access_.rank && access_.departures->HasLeft(rank)) {
       access_.departures->CheckPredicted(rank);
@@ -40,13 +42,13 @@ void PredictedOperations::Start(ProcessSet* set, std::unique_ptr<Request> reques
 void PredictedOperations::OnEnd(ProcessSet* set, uint64_t ticket, int64_t now_us) {
   if (set->told.erase(ticket) == 0) return;
   set->stalls.clear();
-  SendAnswer(set, ticket, Waits::Answer::kDone, now_us);
+  SendAnswer(set, ticket, StallTracker::Answer::kDone, now_us);
 }
 
-void PredictedOperations::SendAnswer(ProcessSet* set, uint64_t ticket, Waits::Answer answer,
+void PredictedOperations::SendAnswer(ProcessSet* set, uint64_t ticket, StallTracker::Answer answer,
                                      int64_t now_us) {
   const ProbeNote note{ticket, static_cast<uint8_t>(answer)};
-  if (set->waits != nullptr) {
+  if (set->stall_tracker != nullptr) {
     OnAnswer(set, access_.rank, note, now_us);
   } else {
     access_.control->Send(set->leader(), FrameType::kProbeAnswer, set->id, EncodeProbe(note));
@@ -67,7 +69,7 @@ void PredictedOperations::Tick(ProcessSet* set, int64_t now_us) {
   }
   for (WaitNote& note : notes) {
     if (access_.state.stopped) return;
-    if (set->waits != nullptr) {
+    if (set->stall_tracker != nullptr) {
       OnWait(set, access_.rank, std::move(note), now_us);
     } else {
       access_.control->Send(set->leader(), FrameType::kWaiting, set->id, EncodeWait(note));
@@ -78,11 +80,11 @@ void PredictedOperations::Tick(ProcessSet* set, int64_t now_us) {
 void PredictedOperations::OnWait(ProcessSet* set, int rank, WaitNote note, int64_t now_us) {
   const uint64_t ticket = note.ticket;
   note.info.set = set->id;
-  if (set->waits->Add(rank, ticket, std::move(note.info), now_us - note.waited_us)) {
+  if (set->stall_tracker->Add(rank, ticket, std::move(note.info), now_us - note.waited_us)) {
     for (int32_t other : set->ranks) {
       if (other == rank) continue;
       if (other == access_.rank) {
-        set->waits->Heard(other, ticket, Answer(set, ticket));
+        set->stall_tracker->OnAnswer(other, ticket, Answer(set, ticket));
       } else {
         ++probes_sent_;
         access_.control->Send(other, FrameType::kProbe, set->id, EncodeProbe({ticket, 0}));
@@ -98,26 +100,26 @@ void PredictedOperations::OnProbe(ProcessSet* set, uint64_t ticket, int64_t now_
 
 void PredictedOperations::OnAnswer(ProcessSet* set, int rank, const ProbeNote& note,
                                    int64_t now_us) {
-  set->waits->Heard(rank, note.ticket, static_cast<Waits::Answer>(note.answer));
+  set->stall_tracker->OnAnswer(rank, note.ticket, static_cast<StallTracker::Answer>(note.answer));
   CheckMismatch(set, now_us);
 }
 
-Waits::Answer PredictedOperations::Answer(ProcessSet* set, uint64_t ticket) {
-  if (set->active.count(TurnOf(ticket)) > 0) return Waits::Answer::kRunning;
+StallTracker::Answer PredictedOperations::Answer(ProcessSet* set, uint64_t ticket) {
+  if (set->active.count(TurnOf(ticket)) > 0) return StallTracker::Answer::kRunning;
   bool asks = false;  // for agreement, because it is not what was agreed on before
   for (const auto& [key, queue] : set->entries) {
     for (const auto& request : queue) asks |= request->info.predicted == ticket;
   }
-  if (!asks && set->book.Submitted(ticket)) return Waits::Answer::kDone;
+  if (!asks && set->book.Submitted(ticket)) return StallTracker::Answer::kDone;
   set->probed.insert(ticket);
-  return Waits::Answer::kNotSubmitted;
+  return StallTracker::Answer::kNotSubmitted;
 }
 
 // The ranks that wait have exchanged data of the operation already: what they hold is worth
 // nothing, and a rank that did not take part has counted otherwise. So this mismatch ends the work.
 void PredictedOperations::CheckMismatch(ProcessSet* set, int64_t now_us) {
-  if (access_.state.stopped || set->waits == nullptr || set->waits->empty()) return;
-  const Status status = set->waits->FindMismatch(*set->negotiator, now_us);
+  if (access_.state.stopped || set->stall_tracker == nullptr || set->stall_tracker->empty()) return;
+  const Status status = set->stall_tracker->FindMismatch(*set->negotiator, now_us);
   if (!status.ok()) access_.failures->Suspect(kNoRank, true, status);
 }
 

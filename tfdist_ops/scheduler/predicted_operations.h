@@ -1,5 +1,5 @@
 // PredictedOperations: starts operations without a word, and finds out who is missing when one
-// stands still. The rules of prediction are in order.h, the leader's knowledge in waits.h.
+// stands still. The rules of prediction are in order.h, the leader's knowledge in stall_tracker.h.
 #ifndef TFDIST_OPS_SCHEDULER_PREDICTED_OPERATIONS_H_
 #define TFDIST_OPS_SCHEDULER_PREDICTED_OPERATIONS_H_
 
@@ -13,7 +13,7 @@
 #include "scheduler/join_protocol.h"
 #include "scheduler/operation_runner.h"
 #include "scheduler/process_set.h"
-#include "scheduler/waits.h"
+#include "scheduler/stall_tracker.h"
 #include "scheduler/wire.h"
 
 namespace tfdist {
@@ -50,8 +50,8 @@ class PredictedOperations {
   uint64_t probes_sent() const { return probes_sent_; }
 
  private:
-  static Waits::Answer Answer(ProcessSet* set, uint64_t ticket);
-  void SendAnswer(ProcessSet* set, uint64_t ticket, Waits::Answer answer, int64_t now_us);
+  static StallTracker::Answer Answer(ProcessSet* set, uint64_t ticket);
+  void SendAnswer(ProcessSet* set, uint64_t ticket, StallTracker::Answer answer, int64_t now_us);
 
   const Access access_;
   uint64_t started_ = 0;  // without agreement

@@ -23,7 +23,7 @@
 #include "scheduler/operation.h"
 #include "scheduler/order.h"
 #include "scheduler/plan.h"
-#include "scheduler/waits.h"
+#include "scheduler/stall_tracker.h"
 
 namespace tfdist {
 
@@ -103,12 +103,12 @@ struct ProcessSet : SetView {
     int64_t moved_us = 0;
     uint64_t agreement = 0;  // predicted: BucketBook::Agreements when it began
   };
-  std::unique_ptr<Negotiator> negotiator;  // on the leader
-  std::unique_ptr<Waits> waits;            // likewise
-  std::unique_ptr<Joins> joins;            // likewise
-  std::unique_ptr<Request> joining;        // kJoin of this rank; sent when it is idle
-  std::optional<Response> join_answer;     // all have joined; told when it is idle
-  JoinedRanks joined;                      // with this one, once it is sent
+  std::unique_ptr<Negotiator> negotiator;       // on the leader
+  std::unique_ptr<StallTracker> stall_tracker;  // likewise
+  std::unique_ptr<Joins> joins;                 // likewise
+  std::unique_ptr<Request> joining;             // kJoin of this rank; sent when it is idle
+  std::optional<Response> join_answer;          // all have joined; told when it is idle
+  JoinedRanks joined;                           // with this one, once it is sent
   std::map<std::string, std::deque<std::unique_ptr<Request>>> entries;  // by key
   using ActiveMap = std::map<Turn, Active>;
   ActiveMap active;

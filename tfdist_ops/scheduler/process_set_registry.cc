@@ -36,7 +36,7 @@ bool ProcessSetRegistry::deciding() const {
   return std::any_of(sets_.begin(), sets_.end(), [](const auto& item) {
     const ProcessSet& set = *item.second;
     return set.negotiator != nullptr &&
-           !(set.negotiator->empty() && set.waits->empty() && set.joins->empty());
+           !(set.negotiator->empty() && set.stall_tracker->empty() && set.joins->empty());
   });
 }
 
@@ -87,7 +87,7 @@ void ProcessSetRegistry::Open(ProcessSet* set, std::vector<int32_t> ranks) {
       set->ranks, config_.fusion_bytes,
       [this, set](const RequestInfo& info) { return AlgorithmAloneOf(*set, info); },
       is_world ? std::make_unique<SetTable>(world_.size, world_.generation) : nullptr);
-  set->waits = std::make_unique<Waits>(set->ranks);
+  set->stall_tracker = std::make_unique<StallTracker>(set->ranks);
   set->joins = std::make_unique<Joins>(set->ranks);
 }
 

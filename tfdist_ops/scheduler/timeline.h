@@ -37,7 +37,8 @@ struct TimelineRecord {
   int64_t submitted_us = 0, agreed_us = 0, started_us = 0, ended_us = 0, done_us = 0;
   int64_t first_sent_us = 0, last_sent_us = 0, sent_bytes = 0;
   OperationTrace::Busy pack, reduce;
-  // The rank for which it stood still longest; -1: it did not. kWait: what counts (waited_for.h).
+  // The rank for which it stood still longest; -1: it did not. kWait: what counts
+  // (wait_accounting.h).
   int32_t waited_for = -1;
   int64_t waited_since_us = 0, waited_until_us = 0;
   int peer_count = 0;

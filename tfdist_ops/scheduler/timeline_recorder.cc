@@ -34,7 +34,7 @@ void TimelineRecorder::SendLines(std::string lines) {
 // ---- waiting ----
 
 void TimelineRecorder::CountWait(int rank, int64_t since_us, int64_t until_us) {
-  const int64_t counted_us = waited_for_.Add(rank, since_us, until_us);
+  const int64_t counted_us = wait_accounting_.Add(rank, since_us, until_us);
   TimelineRecord* record = timeline_ != nullptr && counted_us > 0 ? timeline_->Begin() : nullptr;
   if (record == nullptr) return;
   record->type = TimelineRecord::Type::kWait;

@@ -10,7 +10,7 @@
 #include "scheduler/control_lane.h"
 #include "scheduler/operation.h"
 #include "scheduler/timeline.h"
-#include "scheduler/waited_for.h"
+#include "scheduler/wait_accounting.h"
 #include "scheduler/wire.h"
 
 namespace tfdist {
@@ -41,12 +41,12 @@ class TimelineRecorder {
   void AskForTime(int64_t now_us);
   void OnClock(int peer, ClockNote note);
 
-  const WaitedFor& waited_for() const { return waited_for_; }
+  const WaitAccounting& wait_accounting() const { return wait_accounting_; }
 
  private:
   const int rank_;
   ControlLane* const control_;
-  WaitedFor waited_for_;
+  WaitAccounting wait_accounting_;
   Timeline* timeline_ = nullptr;
   int64_t next_clock_us_ = 0;
   int clocks_asked_ = 0;

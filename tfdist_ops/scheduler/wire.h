@@ -48,7 +48,7 @@ struct WaitNote {
 };
 struct ProbeNote {
   uint64_t ticket = 0;
-  uint8_t answer = 0;  // Waits::Answer; in a question 0
+  uint8_t answer = 0;  // StallTracker::Answer; in a question 0
 };
 // See join.h. What is not needed stays empty.
 struct JoinNote {

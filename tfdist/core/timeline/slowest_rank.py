@@ -3,7 +3,7 @@
 In an operation that needs all ranks rank i is ready at t_i, and waits T - t_i for the
 last one, T = max t_i. Over many operations
 
-    W_i = sum (T - t_i)      (each moment once: tfdist_ops/scheduler/waited_for.h)
+    W_i = sum (T - t_i)      (each moment once: tfdist_ops/scheduler/wait_accounting.h)
 
 so the rank with the smallest W has been latest in sum, whatever the algorithm is and
 through however many ranks the waiting was passed on. Its cost is the additional time

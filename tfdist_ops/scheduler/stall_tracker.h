@@ -1,13 +1,13 @@
-// Waits: what the leader of a process set knows of predicted operations that do not come to an end.
-// Pure: no network, no clock of its own.
+// StallTracker: what the leader of a process set knows of predicted operations that do not come to
+// an end. Pure: no network, no clock of its own.
 //
 // A predicted operation starts without a word, so nobody knows who is missing when it stalls. A
 // rank whose operation has waited for a while says so; the leader asks the others, and keeps what
 // they answer until nobody is missing. From that it names the missing ranks, as the Negotiator
 // does for announced ones, and finds out when a missing rank will not come because it does
 // something else: it announced other things under the key, or registers another group.
-#ifndef TFDIST_OPS_SCHEDULER_WAITS_H_
-#define TFDIST_OPS_SCHEDULER_WAITS_H_
+#ifndef TFDIST_OPS_SCHEDULER_STALL_TRACKER_H_
+#define TFDIST_OPS_SCHEDULER_STALL_TRACKER_H_
 
 #include <cstdint>
 #include <map>
@@ -21,17 +21,17 @@
 
 namespace tfdist {
 
-class Waits {
+class StallTracker {
  public:
   // How far a rank is with a ticket.
   enum class Answer : uint8_t { kNotSubmitted = 0, kRunning = 1, kDone = 2 };
 
-  explicit Waits(std::vector<int32_t> ranks) : ranks_(std::move(ranks)) {}
+  explicit StallTracker(std::vector<int32_t> ranks) : ranks_(std::move(ranks)) {}
 
   // Rank `rank` has waited for `ticket` since `since_us`. True: nobody did before, the other ranks
   // have to be asked.
   bool Add(int rank, uint64_t ticket, RequestInfo info, int64_t since_us);
-  void Heard(int rank, uint64_t ticket, Answer answer);
+  void OnAnswer(int rank, uint64_t ticket, Answer answer);
 
   // Why a missing rank can't come, when it does something else. A registration counts when it has
   // stood against the waiting for a twentieth of the timeout (1 to 15 s): the rank may train two
@@ -64,4 +64,4 @@ class Waits {
 
 }  // namespace tfdist
 
-#endif  // TFDIST_OPS_SCHEDULER_WAITS_H_
+#endif  // TFDIST_OPS_SCHEDULER_STALL_TRACKER_H_

@@ -1,4 +1,4 @@
-#include "scheduler/waits.h"
+#include "scheduler/stall_tracker.h"
 
 #include <algorithm>
 #include <utility>
@@ -18,7 +18,7 @@ int64_t RegistrationPatienceUs(double timeout_s) {
 
 }  // namespace
 
-bool Waits::Add(int rank, uint64_t ticket, RequestInfo info, int64_t since_us) {
+bool StallTracker::Add(int rank, uint64_t ticket, RequestInfo info, int64_t since_us) {
   const auto [it, is_new] = waits_.try_emplace(TurnOf(ticket));
   it->second.first = ticket;
   Wait& wait = it->second.second;
@@ -35,7 +35,7 @@ bool Waits::Add(int rank, uint64_t ticket, RequestInfo info, int64_t since_us) {
   return is_new;
 }
 
-void Waits::Heard(int rank, uint64_t ticket, Answer answer) {
+void StallTracker::OnAnswer(int rank, uint64_t ticket, Answer answer) {
   const auto it = waits_.find(TurnOf(ticket));
   if (it == waits_.end()) return;
   Wait& wait = it->second.second;
@@ -50,7 +50,7 @@ void Waits::Heard(int rank, uint64_t ticket, Answer answer) {
   if (nobody_missing) waits_.erase(it);
 }
 
-std::vector<int> Waits::Missing(const Wait& wait) {
+std::vector<int> StallTracker::Missing(const Wait& wait) {
   std::vector<int> missing;
   for (const auto& [rank, place] : wait.by_rank) {
     if (place.answer.value_or(Answer::kNotSubmitted) == Answer::kNotSubmitted) {
@@ -60,7 +60,7 @@ std::vector<int> Waits::Missing(const Wait& wait) {
   return missing;
 }
 
-Status Waits::FindMismatch(const Negotiator& negotiator, int64_t now_us) {
+Status StallTracker::FindMismatch(const Negotiator& negotiator, int64_t now_us) {
   for (auto& [turn, item] : waits_) {
     TFDIST_RETURN_IF_ERROR(MismatchOf(item.first, &item.second, negotiator, now_us));
   }
@@ -80,8 +80,8 @@ const RequestInfo* Instead(const RequestInfo* announced, uint64_t ticket) {
 
 }  // namespace
 
-Status Waits::MismatchOf(uint64_t ticket, Wait* wait, const Negotiator& negotiator,
-                         int64_t now_us) {
+Status StallTracker::MismatchOf(uint64_t ticket, Wait* wait, const Negotiator& negotiator,
+                                int64_t now_us) {
   std::vector<RequestInfo> infos;
   std::vector<RequestInfo> lists;
   std::vector<int32_t> ranks;
@@ -139,7 +139,7 @@ Status Waits::MismatchOf(uint64_t ticket, Wait* wait, const Negotiator& negotiat
   return Status();
 }
 
-Stall Waits::Describe(const Wait& wait, const std::vector<int>& missing, int64_t now_us) {
+Stall StallTracker::Describe(const Wait& wait, const std::vector<int>& missing, int64_t now_us) {
   const RequestInfo* info = nullptr;
   for (const auto& [rank, place] : wait.by_rank) {
     if (place.info.has_value()) info = &*place.info;
@@ -147,7 +147,7 @@ Stall Waits::Describe(const Wait& wait, const std::vector<int>& missing, int64_t
   return MakeStall(*info, now_us - wait.since_us, missing);
 }
 
-std::vector<Stall> Waits::TakeStalls(int64_t now_us, int64_t warning_us) {
+std::vector<Stall> StallTracker::TakeStalls(int64_t now_us, int64_t warning_us) {
   std::vector<Stall> stalls;
   for (auto& [turn, item] : waits_) {
     Wait& wait = item.second;
@@ -159,7 +159,7 @@ std::vector<Stall> Waits::TakeStalls(int64_t now_us, int64_t warning_us) {
   return stalls;
 }
 
-std::optional<Stall> Waits::Expired(int64_t now_us) const {
+std::optional<Stall> StallTracker::Expired(int64_t now_us) const {
   for (const auto& [turn, item] : waits_) {
     const Wait& wait = item.second;
     const int64_t late_us = now_us - wait.since_us - static_cast<int64_t>(wait.timeout_s * 1e6);

@@ -1,4 +1,4 @@
-// WaitedFor: how long this rank has waited for which other rank. Pure.
+// WaitAccounting: how long this rank has waited for which other rank. Pure.
 //
 // An interval of waiting begins when this rank is ready for an operation and ends when the leader
 // announces it, for the rank that was ready last; or it lies between two moments at which data of a
@@ -10,8 +10,8 @@
 // T - t_i, t_i being when it was ready and T = max t_i, and as long as all others for the bytes. So
 // the rank with the smallest sum over operations is the one with the largest sum of t_i, whatever
 // the algorithm.
-#ifndef TFDIST_OPS_SCHEDULER_WAITED_FOR_H_
-#define TFDIST_OPS_SCHEDULER_WAITED_FOR_H_
+#ifndef TFDIST_OPS_SCHEDULER_WAIT_ACCOUNTING_H_
+#define TFDIST_OPS_SCHEDULER_WAIT_ACCOUNTING_H_
 
 #include <algorithm>
 #include <cstdint>
@@ -20,7 +20,7 @@
 
 namespace tfdist {
 
-class WaitedFor {
+class WaitAccounting {
  public:
   // Returns how much of it counts: its end.
   int64_t Add(int rank, int64_t since_us, int64_t until_us) {
@@ -50,4 +50,4 @@ class WaitedFor {
 
 }  // namespace tfdist
 
-#endif  // TFDIST_OPS_SCHEDULER_WAITED_FOR_H_
+#endif  // TFDIST_OPS_SCHEDULER_WAIT_ACCOUNTING_H_
