@@ -145,10 +145,12 @@ TEST(buckets_must_be_made_of_the_same_tensors_in_the_same_order) {
   CHECK_OK(CheckRequestsMatch({bucket, bucket}));
   RequestInfo other = bucket;
   other.hints = {1, 0};
-  CheckMismatch(CheckRequestsMatch({bucket, other}), "the tensors of the bucket", "rank 1: 2 tensors");
+  CheckMismatch(CheckRequestsMatch({bucket, other}), "the tensors of the bucket",
+                "rank 1: 2 tensors");
   other = bucket;
   other.sizes = {5, 3};
-  CheckMismatch(CheckRequestsMatch({bucket, other}), "the tensors of the bucket", "rank 1: 2 tensors");
+  CheckMismatch(CheckRequestsMatch({bucket, other}), "the tensors of the bucket",
+                "rank 1: 2 tensors");
 }
 
 // Also on the last of the ranks, and where all else is alike.
@@ -245,16 +247,16 @@ TEST(two_that_both_send_or_both_receive_are_told_so) {
 
 TEST(registered_groups_report_the_first_difference) {
   const Status error = CheckRequestsMatch({Register("a float32 [2]\nb float32 [3]\nop=average"),
-                                       Register("a float32 [2]\nb float32 [4]\nop=average")});
+                                           Register("a float32 [2]\nb float32 [4]\nop=average")});
   CheckMismatch(error, "the list of gradients", "entry 1");
   CHECK_CONTAINS(error.message(), "rank 1: \"b float32 [4]\"");
 }
 
 TEST(ranks_are_named_by_their_number_in_the_world) {
-  const Status status =
-      CheckRequestsMatch({Make(CollectiveKind::kAllreduce, {2}), Make(CollectiveKind::kAllreduce, {3}),
-                      Make(CollectiveKind::kAllreduce, {2})},
-                     {1, 4, 7});
+  const Status status = CheckRequestsMatch(
+      {Make(CollectiveKind::kAllreduce, {2}), Make(CollectiveKind::kAllreduce, {3}),
+       Make(CollectiveKind::kAllreduce, {2})},
+      {1, 4, 7});
   CheckMismatch(status, "the shape", "ranks 1,7: [2]; rank 4: [3]");
 }
 

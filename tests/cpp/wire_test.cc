@@ -121,13 +121,13 @@ TEST(notes_come_back_as_they_were_and_nothing_else_does) {
   }
 }
 
-AgreementMessage SampleAgreement(AgreementMessage::Kind kind) {
-  AgreementMessage message;
+ConsensusMessage SampleConsensus(ConsensusMessage::Kind kind) {
+  ConsensusMessage message;
   message.kind = kind;
   message.generation = 7;
   message.evidence = {{kNoRank, true, "late", "r"}, {3, false, "silent", ""}};
   message.commits = {{uint64_t{5} << 32, 12}};
-  if (kind == AgreementMessage::Kind::kPropose || kind == AgreementMessage::Kind::kDecide) {
+  if (kind == ConsensusMessage::Kind::kPropose || kind == ConsensusMessage::Kind::kDecide) {
     Verdict verdict;
     verdict.generation = 7;
     verdict.next_generation = 8;
@@ -142,12 +142,12 @@ AgreementMessage SampleAgreement(AgreementMessage::Kind kind) {
 }
 
 TEST(words_about_membership_come_back_as_they_were_and_nothing_else_does) {
-  using Kind = AgreementMessage::Kind;
+  using Kind = ConsensusMessage::Kind;
   for (Kind kind : {Kind::kReport, Kind::kPropose, Kind::kAccept, Kind::kDecide}) {
-    const AgreementMessage in = SampleAgreement(kind);
-    const std::string bytes = EncodeAgreement(in);
-    AgreementMessage out;
-    CHECK(DecodeAgreement(AsBytes(bytes), &out));
+    const ConsensusMessage in = SampleConsensus(kind);
+    const std::string bytes = EncodeConsensus(in);
+    ConsensusMessage out;
+    CHECK(DecodeConsensus(AsBytes(bytes), &out));
     CHECK(out.kind == kind && out.generation == 7 && out.commits == in.commits);
     CHECK_EQ(out.evidence.size(), size_t{2});
     CHECK_EQ(out.evidence[0].record, "r");
@@ -156,23 +156,23 @@ TEST(words_about_membership_come_back_as_they_were_and_nothing_else_does) {
     CHECK_EQ(out.verdict != nullptr, in.verdict != nullptr);
     if (in.verdict != nullptr) CHECK(*out.verdict == *in.verdict);
     for (size_t n = 0; n < bytes.size(); ++n) {
-      CHECK(!DecodeAgreement(AsBytes(bytes.substr(0, n)), &out));
+      CHECK(!DecodeConsensus(AsBytes(bytes.substr(0, n)), &out));
     }
-    CHECK(!DecodeAgreement(AsBytes(bytes + "x"), &out));
+    CHECK(!DecodeConsensus(AsBytes(bytes + "x"), &out));
   }
-  AgreementMessage out;
-  AgreementMessage bad = SampleAgreement(Kind::kReport);
-  bad.verdict = SampleAgreement(Kind::kDecide).verdict;  // a report carries none
-  CHECK(!DecodeAgreement(AsBytes(EncodeAgreement(bad)), &out));
-  bad = SampleAgreement(Kind::kDecide);
+  ConsensusMessage out;
+  ConsensusMessage bad = SampleConsensus(Kind::kReport);
+  bad.verdict = SampleConsensus(Kind::kDecide).verdict;  // a report carries none
+  CHECK(!DecodeConsensus(AsBytes(EncodeConsensus(bad)), &out));
+  bad = SampleConsensus(Kind::kDecide);
   bad.verdict = nullptr;
-  CHECK(!DecodeAgreement(AsBytes(EncodeAgreement(bad)), &out));
-  bad = SampleAgreement(Kind::kReport);
+  CHECK(!DecodeConsensus(AsBytes(EncodeConsensus(bad)), &out));
+  bad = SampleConsensus(Kind::kReport);
   std::swap(bad.evidence[0], bad.evidence[1]);  // by rank
-  CHECK(!DecodeAgreement(AsBytes(EncodeAgreement(bad)), &out));
-  bad = SampleAgreement(Kind::kReport);
+  CHECK(!DecodeConsensus(AsBytes(EncodeConsensus(bad)), &out));
+  bad = SampleConsensus(Kind::kReport);
   bad.evidence[0].cause.assign(kMaxCause + 1, 'x');
-  CHECK(!DecodeAgreement(AsBytes(EncodeAgreement(bad)), &out));
+  CHECK(!DecodeConsensus(AsBytes(EncodeConsensus(bad)), &out));
   GateMessage gate;
   CHECK(DecodeGate(AsBytes(EncodeGate({GateMessage::Kind::kCommit, 9, 4})), &gate));
   CHECK(gate.kind == GateMessage::Kind::kCommit && gate.group == 9 && gate.step == 4);
@@ -226,7 +226,7 @@ TEST(a_request_with_rows_and_not_one_tensor_is_refused) {
 TEST(random_bytes_never_crash_the_parsers) {
   std::mt19937 random(17);
   const std::string valid[] = {EncodeRequest(SampleRequest()), EncodeResponse(SampleResponse()),
-                               EncodeAgreement(SampleAgreement(AgreementMessage::Kind::kDecide))};
+                               EncodeConsensus(SampleConsensus(ConsensusMessage::Kind::kDecide))};
   for (int i = 0; i < 200000; ++i) {
     std::string bytes = valid[i % 3];
     const int changes = 1 + static_cast<int>(random() % 6);
@@ -246,8 +246,8 @@ TEST(random_bytes_never_crash_the_parsers) {
     LeaveNote leave;
     (void)DecodeWait(AsBytes(bytes), &wait);
     (void)DecodeLeave(AsBytes(bytes), &leave);
-    AgreementMessage agreement;
-    (void)DecodeAgreement(AsBytes(bytes), &agreement);
+    ConsensusMessage agreement;
+    (void)DecodeConsensus(AsBytes(bytes), &agreement);
   }
 }
 

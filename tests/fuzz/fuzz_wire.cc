@@ -143,8 +143,8 @@ std::vector<std::string> Seeds() {
   verdict.failed = {3};
   verdict.survivors = {0, 1, 2};
   verdict.commits = {{5, 12}};
-  AgreementMessage decided;
-  decided.kind = AgreementMessage::Kind::kDecide;
+  ConsensusMessage decided;
+  decided.kind = ConsensusMessage::Kind::kDecide;
   decided.generation = 7;
   decided.evidence = {verdict.culprit};
   decided.verdict = std::make_shared<Verdict>(verdict);
@@ -166,7 +166,7 @@ std::vector<std::string> Seeds() {
           "\x05" + EncodeProbe({bucket.predicted, 2}),
           "\x06" + EncodeLeave({{0, {1, 2}}, {9, {}}}),
           "\x07" + EncodeBeat({7, 6}),
-          "\x08" + EncodeAgreement(decided),
+          "\x08" + EncodeConsensus(decided),
           "\x09" + EncodeGate({GateMessage::Kind::kCommit, uint64_t{3} << 32, 12}),
           "\x0b" + EncodeJoin(joined),
           "\x0b" + EncodeJoin({1, 0, {}, 2, 0}),
@@ -210,7 +210,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       CheckRoundTrip<Heartbeat>(bytes, DecodeBeat, EncodeBeat);
       break;
     case 8:
-      CheckRoundTrip<AgreementMessage>(bytes, DecodeAgreement, EncodeAgreement);
+      CheckRoundTrip<ConsensusMessage>(bytes, DecodeConsensus, EncodeConsensus);
       break;
     case 9:
       CheckRoundTrip<GateMessage>(bytes, DecodeGate, EncodeGate);

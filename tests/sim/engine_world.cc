@@ -124,7 +124,7 @@ void EngineWorld::Build(uint64_t seed) {
       if (rank.left) return;  // its own end
       rank.failure = status;
       rank.failed_us = queue_.now_us();
-      rank.outcome = rank.engine->agreement().outcome();
+      rank.outcome = rank.engine->consensus().outcome();
       Trace("rank " + std::to_string(rank.rank) + " fails: " + status.message());
     };
     if (one_host) {

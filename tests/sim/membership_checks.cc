@@ -67,7 +67,7 @@ void MembershipSim::CheckSuspicion(const Node& node, int peer) {
 }
 
 void MembershipSim::CheckOutcome(const Node& node) {
-  const Outcome outcome = node.now.agreement->outcome();
+  const Outcome outcome = node.now.consensus->outcome();
   if (outcome == Outcome::kWithdrawn) return;
   if (slow_only_) Violation("rank " + std::to_string(node.rank) + " ended although nothing failed");
   // On one host every failure is certain: a stopped rank is barred, unless it has decided.
@@ -105,7 +105,7 @@ void MembershipSim::CheckEnd() {
     if (!Live(node)) continue;
     const std::string name = "rank " + std::to_string(node.rank);
     if (!node.inbox.empty() || !node.early.empty()) Violation(name + " has unread messages");
-    if (node.now.agreement->active()) Violation(name + " waits for an agreement at the end");
+    if (node.now.consensus->active()) Violation(name + " waits for an agreement at the end");
     const bool waits = LinkDown(node.now.members);
     if (node.now.gate->waiting() > 0 && !waits) Violation(name + " holds steps at the end");
     for (int member : node.now.members) {

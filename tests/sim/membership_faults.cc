@@ -196,7 +196,7 @@ void MembershipSim::PlanSingle() {
       result_.single_fault = "own failure";
       certain = true;
       queue_.At(at_us, [this, rank] {
-        At(rank).now.agreement->Withdraw("ValueError: a bug of the user");
+        At(rank).now.consensus->Withdraw("ValueError: a bug of the user");
         Flow(&At(rank));
       });
       break;
@@ -205,7 +205,7 @@ void MembershipSim::PlanSingle() {
       certain = true;
       touched.clear();
       queue_.At(at_us, [this, rank] {
-        At(rank).now.agreement->AddEvidence({{kNoRank, true, "rank 1 did not call it"}});
+        At(rank).now.consensus->AddEvidence({{kNoRank, true, "rank 1 did not call it"}});
         Flow(&At(rank));
       });
       break;
@@ -352,14 +352,14 @@ void MembershipSim::AddFault(int64_t at_us) {
     case 3:
       queue_.At(at_us, [this, rank] {
         if (!Live(At(rank)) || Asleep(At(rank))) return;
-        At(rank).now.agreement->Withdraw("ValueError: a bug of the user");
+        At(rank).now.consensus->Withdraw("ValueError: a bug of the user");
         Flow(&At(rank));
       });
       break;
     case 4:
       queue_.At(at_us, [this, rank] {
         if (!Live(At(rank)) || Asleep(At(rank))) return;
-        At(rank).now.agreement->AddEvidence({{kNoRank, true, "rank 1 did not call it"}});
+        At(rank).now.consensus->AddEvidence({{kNoRank, true, "rank 1 did not call it"}});
         Flow(&At(rank));
       });
       break;

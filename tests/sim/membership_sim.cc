@@ -81,19 +81,19 @@ void MembershipSim::Enter(Node* node, uint32_t id, const std::vector<int>& membe
   next.monitor = std::make_unique<HeartbeatMonitor>(node->rank, members, same_host);
   next.gate = std::make_unique<CommitGate>(node->rank, members);
   CommitGate* gate = next.gate.get();
-  next.agreement = std::make_unique<Agreement>(
-      node->rank, members, id, [gate] { return gate->Freeze(); }, AgreementOptions(),
+  next.consensus = std::make_unique<FailureConsensus>(
+      node->rank, members, id, [gate] { return gate->Freeze(); }, ConsensusOptions(),
       [node, id] { return !node->barred.emplace(id, false).first->second; });
   std::vector<Evidence> known;
   for (const auto& [peer, certain] : node->ended) known.push_back({peer, certain, "link ended"});
   if (id > 1) {
-    for (const Evidence& seen : node->now.agreement->Seen()) {
+    for (const Evidence& seen : node->now.consensus->Seen()) {
       if (seen.rank != kNoRank) known.push_back(seen);
     }
     Trace("rank " + std::to_string(node->rank) + " enters generation " + std::to_string(id));
   }
   node->now = std::move(next);
-  node->now.agreement->AddEvidence(known);
+  node->now.consensus->AddEvidence(known);
   for (int g = 0; g < groups_; ++g) StartStep(node, static_cast<uint64_t>(g));
   Flow(node);
   for (auto& [from, letter] : std::exchange(node->early, {})) {
@@ -151,7 +151,7 @@ void MembershipSim::Send(Node* node, int to, Letter letter) {
     node->outbox.push_back({to, letter});
     return;
   }
-  const bool agreement = letter.kind == Letter::Kind::kAgreement;
+  const bool agreement = letter.kind == Letter::Kind::kConsensus;
   const bool counted =
       node->armed_kind == 0
           ? agreement || letter.kind == Letter::Kind::kGate
@@ -178,7 +178,7 @@ void MembershipSim::Handle(Node* node, int from, const Letter& letter) {
     bool& certain = node->ended[from];
     certain |= letter.certain;
     if (node->finished) return;
-    node->now.agreement->AddEvidence(
+    node->now.consensus->AddEvidence(
         {{from, letter.certain,
           letter.kind == Letter::Kind::kEnd ? "its connection ended" : "its process has ended"}});
     Flow(node);
@@ -198,14 +198,14 @@ void MembershipSim::Handle(Node* node, int from, const Letter& letter) {
       now.monitor->Receive(from, letter.beat);
       now.beats_read[from] = std::max(now.beats_read[from], letter.beat.sequence);
       return;
-    case Letter::Kind::kAgreement:
+    case Letter::Kind::kConsensus:
       if (tracing_) {
         static const char* const kNames[] = {"", "report", "proposal", "accept", "decision"};
         Trace("rank " + std::to_string(node->rank) + " reads a " +
               kNames[static_cast<int>(letter.message->kind)] + " of rank " + std::to_string(from) +
               ", F " + Text(letter.message->evidence));
       }
-      now.agreement->Receive(from, *letter.message);
+      now.consensus->Receive(from, *letter.message);
       break;
     case Letter::Kind::kGate:
       now.gate->Receive(from, letter.gate);
@@ -234,19 +234,19 @@ void MembershipSim::Flow(Node* node) {
     letter.gate = message;
     Send(node, peer, letter);
   }
-  for (auto& [peer, message] : now.agreement->TakeMessages()) {
+  for (auto& [peer, message] : now.consensus->TakeMessages()) {
     // Each member's set grows, or becomes certain, at most once for every other; then an end.
     if (++now.agreement_messages > 4 * size_ * size_ + 4 * size_) {
       Violation("rank " + std::to_string(node->rank) + " never stops to send reports");
       return;
     }
     Letter letter;
-    letter.kind = Letter::Kind::kAgreement;
+    letter.kind = Letter::Kind::kConsensus;
     letter.message = message;
     Send(node, peer, letter);
   }
-  if (now.agreement->active()) now.monitor->WatchAll();
-  if (now.agreement->outcome() != Outcome::kNone && node->decided.count(now.id) == 0 &&
+  if (now.consensus->active()) now.monitor->WatchAll();
+  if (now.consensus->outcome() != Outcome::kNone && node->decided.count(now.id) == 0 &&
       node->state != State::kDead) {
     Finish(node);
   }
@@ -255,11 +255,11 @@ void MembershipSim::Flow(Node* node) {
 // A generation ends for a rank.
 void MembershipSim::Finish(Node* node) {
   Generation& now = node->now;
-  const Outcome outcome = now.agreement->outcome();
+  const Outcome outcome = now.consensus->outcome();
   ++result_.outcomes[static_cast<int>(outcome)];
   if (now.id == 1) node->outcome_us = queue_.now_us();
   if (outcome == Outcome::kDecided) {
-    const Verdict& verdict = now.agreement->verdict();
+    const Verdict& verdict = now.consensus->verdict();
     Trace("rank " + std::to_string(node->rank) + " decided: " + Text(verdict));
     CheckVerdict(*node, verdict);
     node->decided[now.id] = std::make_shared<Verdict>(verdict);
@@ -275,7 +275,7 @@ void MembershipSim::Finish(Node* node) {
     return;
   }
   Trace("rank " + std::to_string(node->rank) + " ends: " + OutcomeName(outcome) + ", " +
-        now.agreement->own_cause());
+        now.consensus->own_cause());
   CheckOutcome(*node);
   node->finished = true;
   node->inbox.clear();
@@ -339,7 +339,7 @@ void MembershipSim::Tick(Node* node) {
   }
   Suspect(node, turn.evidence);
   CheckDeadlines(node);
-  now.agreement->Tick(queue_.now_us());
+  now.consensus->Tick(queue_.now_us());
   Flow(node);
 }
 
@@ -353,12 +353,12 @@ void MembershipSim::Suspect(Node* node, std::vector<Evidence> evidence) {
           ": " + item.cause);
     CheckSuspicion(*node, item.rank);
   }
-  node->now.agreement->AddEvidence(evidence);
+  node->now.consensus->AddEvidence(evidence);
 }
 
 void MembershipSim::CheckDeadlines(Node* node) {
   Generation& now = node->now;
-  if (quiet_ || now.agreement->active()) return;
+  if (quiet_ || now.consensus->active()) return;
   for (const auto& [group, started_us] : now.started_us) {
     const int64_t late_us =
         queue_.now_us() - started_us - (slow_only_ ? kLongDeadlineUs : kDeadlineUs);
@@ -366,7 +366,7 @@ void MembershipSim::CheckDeadlines(Node* node) {
     const std::set<int>& came = now.contributed[{group, now.running[group]}];
     const bool complete = now.complete[group] >= now.running[group];
     if (complete && late_us > kSecond) {
-      now.agreement->AddEvidence({{kNoRank, true, "a step was not committed in time"}});
+      now.consensus->AddEvidence({{kNoRank, true, "a step was not committed in time"}});
       return;
     }
     if (complete) continue;

@@ -17,7 +17,7 @@
 #include "clock.h"
 #include "membership/commit.h"
 #include "membership/heartbeat.h"
-#include "membership/verdict.h"
+#include "membership/failure_consensus.h"
 #include "wires.h"
 
 namespace tfdist::sim {
@@ -41,11 +41,11 @@ class MembershipSim {
 
  private:
   struct Letter {
-    enum class Kind : uint8_t { kBeat, kAgreement, kGate, kData, kEnd, kGone, kCompute };
+    enum class Kind : uint8_t { kBeat, kConsensus, kGate, kData, kEnd, kGone, kCompute };
     Kind kind;
     uint32_t generation = 0;
     Heartbeat beat;
-    Agreement::Message message;
+    FailureConsensus::Message message;
     GateMessage gate;
     uint64_t group = 0;
     int64_t step = 0;
@@ -55,7 +55,7 @@ class MembershipSim {
     uint32_t id = 0;
     std::vector<int> members;
     std::unique_ptr<HeartbeatMonitor> monitor;
-    std::unique_ptr<Agreement> agreement;
+    std::unique_ptr<FailureConsensus> consensus;
     std::unique_ptr<CommitGate> gate;
     std::map<uint64_t, int64_t> running;   // group → step
     std::map<uint64_t, int64_t> complete;  // group → step, for the checks

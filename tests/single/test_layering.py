@@ -134,7 +134,7 @@ def test_includes_go_to_the_left_only(folder):
     [
         ("base/status.cc", "transport/link.h"),
         ("collective/schedule.cc", "scheduler/engine.h"),
-        ("membership/verdict.cc", "transport/link.h"),
+        ("membership/failure_consensus.cc", "transport/link.h"),
         ("runtime/runtime.cc", "tf/tf_bridge.h"),
         ("scheduler/engine.cc", "tensorflow/core/framework/op_kernel.h"),
         ("runtime/runtime.cc", "absl/status/status.h"),

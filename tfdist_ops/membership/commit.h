@@ -9,15 +9,16 @@
 //   every member:  kCommit of the leader  → TakeReleased() names the step: run its `done`s
 //
 // On a failure the gate freezes: a commit that arrives later is ignored. The report of the frozen
-// gate goes into the agreement (membership/verdict.h); the verdict says for every group which step
-// counts: the highest that a survivor had released. Nobody can lack it, because a commit is
-// announced only after all have completed it. Everything above it is discarded everywhere.
+// gate goes into the agreement (membership/failure_consensus.h); the verdict says for every group
+// which step counts: the highest that a survivor had released. Nobody can lack it, because a commit
+// is announced only after all have completed it. Everything above it is discarded everywhere.
 //
 // What the caller must do:
 //   - number the steps of a group from 1 in every generation, call Complete once a step, in order,
 //     and not start a step before the one before it was released;
 //   - send TakeMessages(), hand what arrives to Receive, run the `done`s of TakeReleased();
-//   - give Freeze() to the Agreement as its `freeze`; with the verdict call Resolve(commits): run
+//   - give Freeze() to the FailureConsensus as its `freeze`; with the verdict call
+//   Resolve(commits): run
 //     the `done`s of TakeReleased() with ok, then end whatever is still held with the verdict's
 //     status. Without a verdict (evicted, no majority, not agreed) end all that is held with that.
 #ifndef TFDIST_OPS_MEMBERSHIP_COMMIT_H_

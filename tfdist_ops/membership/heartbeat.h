@@ -1,13 +1,15 @@
 // Heartbeat: which peers show no sign of life. A state machine on values: no clock, no sockets, no
-// threads. It turns silence and process states into Evidence; membership/verdict.h decides.
+// threads. It turns silence and process states into Evidence; membership/failure_consensus.h
+// decides.
 //
 // What the caller must do, all on one thread:
 //   - call Tick(now_us) at least once a period, send the returned beats on the control lane, and
-//     hand the returned evidence to Agreement::AddEvidence;
+//     hand the returned evidence to FailureConsensus::AddEvidence;
 //   - before Tick, for every peer in WantProcessState(), read the state of its process
 //     (/proc/PID/stat; same host only) and call SetProcessState;
 //   - call Receive(peer, beat) for every beat, Heard(peer) for every other frame of a watched peer;
-//   - call WatchAll() when the agreement has begun (Agreement::active()), so that a member that the
+//   - call WatchAll() when the agreement has begun (FailureConsensus::active()), so that a member
+//   that the
 //     coordinator waits for cannot be silent unnoticed;
 //   - call Forget(peer) for a peer whose fate is known.
 //

@@ -16,8 +16,9 @@
 // say; engine_end.cc: how work ends otherwise than well.
 //
 // A failure, from the first evidence on: the work stops (StopWork), but nothing ends; the ranks
-// agree (membership/verdict.h); then all that was pending ends with one error, the same on every
-// survivor. Only a rank's own failure ends its own operations at once, and takes the rank out.
+// agree (membership/failure_consensus.h); then all that was pending ends with one error, the same
+// on every survivor. Only a rank's own failure ends its own operations at once, and takes the rank
+// out.
 #ifndef TFDIST_OPS_SCHEDULER_ENGINE_H_
 #define TFDIST_OPS_SCHEDULER_ENGINE_H_
 
@@ -29,8 +30,8 @@
 #include "base/config.h"
 #include "base/span.h"
 #include "base/status.h"
+#include "membership/failure_consensus.h"
 #include "membership/heartbeat.h"
-#include "membership/verdict.h"
 #include "scheduler/control_lane.h"
 #include "scheduler/data_lane.h"
 #include "scheduler/deadline_watch.h"
@@ -126,7 +127,7 @@ class Engine : private ControlLane::Receiver, private RequestFlow, private Failu
   // Whether a connection has just ended and the process at its other end is being looked at.
   bool doubting() const { return failures_.doubting(); }
   const Status& failure() const { return state_.failure; }
-  const Agreement& agreement() const { return failures_.agreement(); }
+  const FailureConsensus& consensus() const { return failures_.consensus(); }
   const Links& links() const { return links_; }
   std::string CountersJson() const;
 

@@ -32,7 +32,7 @@ void Engine::EndStopped(std::unique_ptr<Request> request) {
 // The end of all work: with `failure` for what is submitted from now on, `pending` for the rest.
 void Engine::EndAll(const Status& failure, const Status& pending, int64_t now_us) {
   state_.failure = failure;
-  const Status torn = gate_.Resolve(agreement(), now_us);
+  const Status torn = gate_.Resolve(consensus(), now_us);
   if (!torn.ok()) state_.failure = torn;
   const Status& rest = torn.ok() ? pending : torn;
   TFDIST_LOG(kInfo, world_.rank, "ENGINE", "work ends: " << rest.message());

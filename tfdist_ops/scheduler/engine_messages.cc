@@ -22,9 +22,9 @@ void Engine::OnControlMessage(int peer, FrameType type, uint32_t set, ByteSpan m
       if (parsed) monitor_.Receive(peer, beat);
       break;
     }
-    case FrameType::kAgreement: {
-      AgreementMessage word;
-      parsed = DecodeAgreement(message, &word);
+    case FrameType::kConsensus: {
+      ConsensusMessage word;
+      parsed = DecodeConsensus(message, &word);
       if (parsed) failures_.OnMessage(peer, word);
       break;
     }

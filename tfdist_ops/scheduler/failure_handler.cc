@@ -13,8 +13,8 @@ namespace {
 // a process that still runs has lost its connection only.
 constexpr int64_t kDoubtUs = 300 * 1000;
 
-AgreementOptions AgreementTimes(const Config& config) {
-  AgreementOptions options;
+ConsensusOptions ConsensusTimes(const Config& config) {
+  ConsensusOptions options;
   options.period_us = static_cast<int64_t>(config.heartbeat_s * 1e6);
   options.no_majority_us = 5 * options.period_us;
   options.bound_us = std::max(options.bound_us, 10 * options.no_majority_us);
@@ -44,9 +44,9 @@ HeartbeatMonitor MakeHeartbeatMonitor(const World& world, const Config& config,
 FailureHandler::FailureHandler(const Access& access)
     : access_(access),
       process_ended_(access.links.size(), false),
-      agreement_(
+      consensus_(
           access.world.rank, AllRanks(access.world.size), access.world.generation,
-          [this] { return Freeze(); }, AgreementTimes(access.config),
+          [this] { return Freeze(); }, ConsensusTimes(access.config),
           [this] { return ClaimVerdict(); }) {}
 
 bool FailureHandler::doubting() const {
@@ -141,7 +141,7 @@ void FailureHandler::Tick(int64_t now_us) {
     }
   }
   Turn(now_us);
-  agreement_.Tick(now_us);
+  consensus_.Tick(now_us);
   Turn(now_us);
 }
 
@@ -150,7 +150,7 @@ void FailureHandler::Tick(int64_t now_us) {
 void FailureHandler::CountOutLeavers() {
   std::vector<Evidence> leavers;
   for (int peer : access_.departures->TakeGoodbyes()) leavers.push_back({peer, true, kHasLeft, ""});
-  if (!leavers.empty()) agreement_.AddEvidence(leavers);
+  if (!leavers.empty()) consensus_.AddEvidence(leavers);
 }
 
 // ---- this rank's own failure ----
@@ -168,7 +168,7 @@ void FailureHandler::Withdraw(const Status& mine, const Status& theirs, int64_t 
   CheckOutcome(now_us);
   if (!access_.state.failure.ok()) return;
   access_.client->StopWork();
-  agreement_.Withdraw(theirs.message(), EncodeRecord(theirs));
+  consensus_.Withdraw(theirs.message(), EncodeRecord(theirs));
   if (!access_.state.leaving) {  // a goodbye says it all
     SendMessages();
     Flush();
@@ -179,16 +179,16 @@ void FailureHandler::Withdraw(const Status& mine, const Status& theirs, int64_t 
 
 // ---- the agreement ----
 
-void FailureHandler::OnMessage(int peer, const AgreementMessage& message) {
+void FailureHandler::OnMessage(int peer, const ConsensusMessage& message) {
   // A rank that has said goodbye takes no part any more, but it answers what it knows.
-  if (!access_.state.leaving || agreement_.outcome() != Outcome::kNone) {
-    agreement_.Receive(peer, message);
+  if (!access_.state.leaving || consensus_.outcome() != Outcome::kNone) {
+    consensus_.Receive(peer, message);
   }
 }
 
 void FailureHandler::Turn(int64_t now_us) {
   ClassifyLostPeers(now_us);
-  if (!seen_.empty()) agreement_.AddEvidence(std::exchange(seen_, {}));
+  if (!seen_.empty()) consensus_.AddEvidence(std::exchange(seen_, {}));
   if (undecided() && !access_.state.leaving) {
     access_.monitor->WatchAll();
     CountOutLeavers();
@@ -199,12 +199,12 @@ void FailureHandler::Turn(int64_t now_us) {
 
 void FailureHandler::SendMessages() {
   access_.gate->SendMessages();
-  const AgreementMessage* last = nullptr;
+  const ConsensusMessage* last = nullptr;
   std::string bytes;
-  for (const auto& [peer, message] : agreement_.TakeMessages()) {
-    if (message.get() != last) bytes = EncodeAgreement(*message);
+  for (const auto& [peer, message] : consensus_.TakeMessages()) {
+    if (message.get() != last) bytes = EncodeConsensus(*message);
     last = message.get();
-    access_.control->Send(peer, FrameType::kAgreement, kWorldSet, bytes);
+    access_.control->Send(peer, FrameType::kConsensus, kWorldSet, bytes);
   }
 }
 
@@ -230,10 +230,10 @@ std::vector<CommitPoint> FailureHandler::Freeze() {
 
 void FailureHandler::CheckOutcome(int64_t now_us) {
   const EngineState& state = access_.state;
-  if (!state.failure.ok() || state.leaving || agreement_.outcome() == Outcome::kNone) return;
+  if (!state.failure.ok() || state.leaving || consensus_.outcome() == Outcome::kNone) return;
   Flush();
   const Status status =
-      OutcomeStatus(access_.world, access_.config, access_.pending.OldestKey(), agreement_);
+      OutcomeStatus(access_.world, access_.config, access_.pending.OldestKey(), consensus_);
   access_.client->EndAll(status, status, now_us);
 }
 

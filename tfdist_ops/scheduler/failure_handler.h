@@ -12,8 +12,8 @@
 
 #include "base/config.h"
 #include "base/status.h"
+#include "membership/failure_consensus.h"
 #include "membership/heartbeat.h"
-#include "membership/verdict.h"
 #include "scheduler/control_lane.h"
 #include "scheduler/departures.h"
 #include "scheduler/engine_state.h"
@@ -76,12 +76,12 @@ class FailureHandler : public FailureSink {
   Status FailureOf(int rank, const std::string& cause, const std::string& detail) const;
 
   // ---- the agreement ----
-  void OnMessage(int peer, const AgreementMessage& message);
+  void OnMessage(int peer, const ConsensusMessage& message);
   void Turn(int64_t now_us);
   void Tick(int64_t now_us);
-  const Agreement& agreement() const { return agreement_; }
+  const FailureConsensus& consensus() const { return consensus_; }
   // Whether the ranks are about to agree.
-  bool undecided() const { return agreement_.active() && agreement_.outcome() == Outcome::kNone; }
+  bool undecided() const { return consensus_.active() && consensus_.outcome() == Outcome::kNone; }
   // Whether a connection has just ended and the process at its other end is being looked at.
   bool doubting() const;
 
@@ -108,7 +108,7 @@ class FailureHandler : public FailureSink {
   std::vector<bool> process_ended_;  // by peer
   std::map<int, Lost> lost_;         // peers whose connection ended, until their death is certain
   std::vector<Evidence> seen_;       // in this turn
-  Agreement agreement_;
+  FailureConsensus consensus_;
   bool barred_ = false;  // by a rank whose link is gone
 };
 

@@ -70,9 +70,9 @@ Status ShutDownStatus(const World& world, const std::string& key) {
 }
 
 Status OutcomeStatus(const World& world, const Config& config, const std::string& key,
-                     const Agreement& agreement) {
-  if (agreement.outcome() == Outcome::kDecided) {
-    const Verdict& verdict = agreement.verdict();
+                     const FailureConsensus& consensus) {
+  if (consensus.outcome() == Outcome::kDecided) {
+    const Verdict& verdict = consensus.verdict();
     Status status = VerdictStatus(world, verdict.culprit);
     status = Status(status.code(), status.message() + Others(verdict), status.payload());
     // With one group, a step that counts is applied by every survivor and no later one by any.
@@ -81,33 +81,33 @@ Status OutcomeStatus(const World& world, const Config& config, const std::string
     return Status(status.code(), status.message(),
                   WithField(status.payload(), "committed_step", step));
   }
-  const std::vector<Evidence> seen = agreement.Seen();
+  const std::vector<Evidence> seen = consensus.Seen();
   const Status first = seen.empty() ? Status(Code::kAborted, "nothing was seen to fail")
                                     : VerdictStatus(world, seen.front());
-  ErrorRecord record{"evicted", world.rank, "", 0, key, agreement.own_cause(), ""};
-  if (agreement.outcome() == Outcome::kEvicted) {
+  ErrorRecord record{"evicted", world.rank, "", 0, key, consensus.own_cause(), ""};
+  if (consensus.outcome() == Outcome::kEvicted) {
     record.host = HostOf(world, world.rank);
     record.pid = PidOf(world, world.rank);
     return Status(Code::kAborted,
                   DescribeRank(world, world.rank) +
                       " was taken out of the job by the other ranks, which go on without it: " +
-                      agreement.own_cause() +
+                      consensus.own_cause() +
                       ". It must not use its results any more: end it and start again.",
                   record);
   }
-  if (agreement.outcome() == Outcome::kNoMajority) {
+  if (consensus.outcome() == Outcome::kNoMajority) {
     record.kind = "no_majority";
     record.rank = seen.empty() ? -1 : seen.front().rank;
     record.host = HostOf(world, record.rank);
     record.pid = PidOf(world, record.rank);
     record.cause = first.message();
-    record.detail = agreement.own_cause();
+    record.detail = consensus.own_cause();
     return Status(Code::kAborted,
-                  first.message() + "; no majority: " + agreement.own_cause() +
+                  first.message() + "; no majority: " + consensus.own_cause() +
                       ", and the others may live and go on without it. This rank has to end.",
                   record);
   }
-  return Status(first.code(), first.message() + "; " + agreement.own_cause(), first.payload());
+  return Status(first.code(), first.message() + "; " + consensus.own_cause(), first.payload());
 }
 
 }  // namespace tfdist

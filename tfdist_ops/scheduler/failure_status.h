@@ -8,7 +8,7 @@
 
 #include "base/config.h"
 #include "base/status.h"
-#include "membership/verdict.h"
+#include "membership/failure_consensus.h"
 #include "scheduler/world.h"
 
 namespace tfdist {
@@ -24,9 +24,9 @@ Status ProgramFailure(const World& world, const std::string& key, int rank,
                       const std::string& cause, const std::string& detail);
 // This rank has shut down before its work was done.
 Status ShutDownStatus(const World& world, const std::string& key);
-// What the ranks have agreed on, or why they have not: `agreement` has an outcome.
+// What the ranks have agreed on, or why they have not: `consensus` has an outcome.
 Status OutcomeStatus(const World& world, const Config& config, const std::string& key,
-                     const Agreement& agreement);
+                     const FailureConsensus& consensus);
 
 }  // namespace tfdist
 

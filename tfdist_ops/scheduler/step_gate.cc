@@ -94,12 +94,12 @@ void StepGate::Release(ProcessSet* set, int64_t now_us) {
 }
 
 // The verdict says which steps count; without a verdict none that is still held does.
-Status StepGate::Resolve(const Agreement& agreement, int64_t now_us) {
+Status StepGate::Resolve(const FailureConsensus& consensus, int64_t now_us) {
   Status torn;
-  if (agreement.outcome() != Outcome::kDecided) return torn;
+  if (consensus.outcome() != Outcome::kDecided) return torn;
   for (auto& [id, set] : access_.sets) {
     if (set->gate == nullptr) continue;
-    const Status status = set->gate->Resolve(agreement.verdict().commits);
+    const Status status = set->gate->Resolve(consensus.verdict().commits);
     if (torn.ok()) torn = status;
     Release(set.get(), now_us);
   }

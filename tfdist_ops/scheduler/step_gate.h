@@ -12,7 +12,7 @@
 #include "base/config.h"
 #include "base/status.h"
 #include "membership/commit.h"
-#include "membership/verdict.h"
+#include "membership/failure_consensus.h"
 #include "scheduler/control_lane.h"
 #include "scheduler/engine_state.h"
 #include "scheduler/failure_sink.h"
@@ -51,7 +51,7 @@ class StepGate {
   // For the agreement about a failure: from here on no step is released but by the verdict.
   std::vector<CommitPoint> Freeze();
   // Releases the steps that count. An error is a bug: end with it rather than apply a torn step.
-  Status Resolve(const Agreement& agreement, int64_t now_us);
+  Status Resolve(const FailureConsensus& consensus, int64_t now_us);
   // Hands over what is held still.
   void TakeHeld(PendingRequests* pending);
 

@@ -11,7 +11,7 @@
 
 #include "base/span.h"
 #include "base/status.h"
-#include "membership/verdict.h"
+#include "membership/failure_consensus.h"
 #include "scheduler/message.h"
 
 namespace tfdist {
@@ -27,7 +27,7 @@ enum class FrameType : uint8_t {
   kProbe = 8,        // leader -> rank: how far are you with this ticket
   kProbeAnswer = 9,  // rank -> leader: ProbeNote; also unasked, when the answer has changed
   kBeat = 10,        // any -> any: Heartbeat
-  kAgreement = 11,   // any -> any: AgreementMessage
+  kConsensus = 11,   // any -> any: ConsensusMessage
   kGate = 12,        // member <-> leader of a process set: GateMessage
   kJoin = 13,        // rank -> leader: it has joined; leader -> member: rank `rank` has (JoinNote)
   kJoinHeard = 14,   // member -> leader: it knows that rank `rank` has joined (JoinNote)
@@ -190,8 +190,8 @@ bool DecodeRound(ByteSpan bytes, uint32_t* round);
 std::string EncodeRecord(const Status& status);
 std::string EncodeBeat(const Heartbeat& beat);
 bool DecodeBeat(ByteSpan bytes, Heartbeat* beat);
-std::string EncodeAgreement(const AgreementMessage& message);
-bool DecodeAgreement(ByteSpan bytes, AgreementMessage* message);
+std::string EncodeConsensus(const ConsensusMessage& message);
+bool DecodeConsensus(ByteSpan bytes, ConsensusMessage* message);
 std::string EncodeGate(const GateMessage& message);
 bool DecodeGate(ByteSpan bytes, GateMessage* message);
 

@@ -87,7 +87,7 @@ bool ReadRanks(WireReader* r, std::vector<int>* ranks) {
 
 }  // namespace
 
-std::string EncodeAgreement(const AgreementMessage& message) {
+std::string EncodeConsensus(const ConsensusMessage& message) {
   WireWriter w;
   w.Number(static_cast<uint8_t>(message.kind));
   w.Number(message.generation);
@@ -107,10 +107,10 @@ std::string EncodeAgreement(const AgreementMessage& message) {
   return w.Take();
 }
 
-bool DecodeAgreement(ByteSpan bytes, AgreementMessage* message) {
+bool DecodeConsensus(ByteSpan bytes, ConsensusMessage* message) {
   WireReader r(bytes);
   const auto kind = r.Number<uint8_t>();
-  message->kind = static_cast<AgreementMessage::Kind>(kind);
+  message->kind = static_cast<ConsensusMessage::Kind>(kind);
   message->generation = r.Number<uint32_t>();
   if (!ReadAllEvidence(&r, &message->evidence) || !ReadCommits(&r, &message->commits)) return false;
   const auto has_verdict = r.Number<uint8_t>();
@@ -126,8 +126,8 @@ bool DecodeAgreement(ByteSpan bytes, AgreementMessage* message) {
     }
     message->verdict = std::move(verdict);
   }
-  const bool carries = kind == static_cast<uint8_t>(AgreementMessage::Kind::kPropose) ||
-                       kind == static_cast<uint8_t>(AgreementMessage::Kind::kDecide);
+  const bool carries = kind == static_cast<uint8_t>(ConsensusMessage::Kind::kPropose) ||
+                       kind == static_cast<uint8_t>(ConsensusMessage::Kind::kDecide);
   return r.Done() && kind >= 1 && kind <= 4 && has_verdict <= 1 &&
          carries == (message->verdict != nullptr);
 }

@@ -1,4 +1,4 @@
-#include "membership/verdict.h"
+#include "membership/failure_consensus.h"
 
 #include <algorithm>
 #include <iterator>
@@ -66,8 +66,8 @@ bool MayDecide(const std::vector<int>& members, const std::vector<Evidence>& evi
   return twice > members.size();
 }
 
-Agreement::Agreement(int rank, std::vector<int> members, uint32_t generation, Freeze freeze,
-                     const AgreementOptions& options, Claim claim)
+FailureConsensus::FailureConsensus(int rank, std::vector<int> members, uint32_t generation,
+                                   Freeze freeze, const ConsensusOptions& options, Claim claim)
     : rank_(rank),
       members_(std::move(members)),
       generation_(generation),
@@ -76,28 +76,28 @@ Agreement::Agreement(int rank, std::vector<int> members, uint32_t generation, Fr
       options_(options),
       own_(options.period_us) {}
 
-bool Agreement::IsMember(int rank) const { return Contains(members_, rank); }
+bool FailureConsensus::IsMember(int rank) const { return Contains(members_, rank); }
 
-std::vector<int> Agreement::Failed() const {
+std::vector<int> FailureConsensus::Failed() const {
   std::vector<int> ranks;
   for (const auto& [rank, evidence] : failed_) ranks.push_back(rank);
   return ranks;
 }
 
-std::vector<int> Agreement::Others() const {
+std::vector<int> FailureConsensus::Others() const {
   std::vector<int> others = Without(members_, Failed());
   others.erase(std::remove(others.begin(), others.end(), rank_), others.end());
   return others;
 }
 
-int Agreement::Coordinator() const {
+int FailureConsensus::Coordinator() const {
   for (int rank : members_) {
     if (failed_.count(rank) == 0) return rank;
   }
   return kNoRank;
 }
 
-std::vector<Evidence> Agreement::Seen() const {
+std::vector<Evidence> FailureConsensus::Seen() const {
   std::vector<Evidence> seen;
   for (int rank : order_) seen.push_back(failed_.at(rank));
   return seen;
@@ -105,8 +105,8 @@ std::vector<Evidence> Agreement::Seen() const {
 
 // ---- messages ----
 
-std::shared_ptr<AgreementMessage> Agreement::NewMessage(AgreementMessage::Kind kind) const {
-  auto message = std::make_shared<AgreementMessage>();
+std::shared_ptr<ConsensusMessage> FailureConsensus::NewMessage(ConsensusMessage::Kind kind) const {
+  auto message = std::make_shared<ConsensusMessage>();
   message->kind = kind;
   message->generation = generation_;
   for (const auto& [rank, evidence] : failed_) message->evidence.push_back(evidence);
@@ -114,7 +114,7 @@ std::shared_ptr<AgreementMessage> Agreement::NewMessage(AgreementMessage::Kind k
 }
 
 // Those in F are told too: that is how a rank that only seemed dead learns that it is out.
-void Agreement::TellAll(const Message& message) {
+void FailureConsensus::Broadcast(const Message& message) {
   for (int peer : members_) {
     if (peer != rank_) messages_.push_back({peer, message});
   }
@@ -122,14 +122,14 @@ void Agreement::TellAll(const Message& message) {
 
 // ---- evidence ----
 
-void Agreement::FreezeOnce() {
+void FailureConsensus::FreezeOnce() {
   if (frozen_) return;
   frozen_ = true;
   commits_ = freeze_();
 }
 
 // True when it is new. Evidence never goes away; it can only become certain.
-bool Agreement::Learn(const Evidence& evidence) {
+bool FailureConsensus::Learn(const Evidence& evidence) {
   if (evidence.rank != kNoRank && !IsMember(evidence.rank)) return false;
   FreezeOnce();
   const auto [it, added] = failed_.emplace(evidence.rank, evidence);
@@ -145,19 +145,19 @@ bool Agreement::Learn(const Evidence& evidence) {
   return true;
 }
 
-void Agreement::Changed() {
+void FailureConsensus::Changed() {
   // What was proposed for a smaller F is abandoned; what was accepted stays.
   if (proposed_for_ != Failed()) {
     proposed_.reset();
     accepts_.clear();
   }
-  auto report = NewMessage(AgreementMessage::Kind::kReport);
+  auto report = NewMessage(ConsensusMessage::Kind::kReport);
   report->commits = commits_;
-  TellAll(report);
+  Broadcast(report);
   TryPropose();
 }
 
-void Agreement::AddEvidence(const std::vector<Evidence>& evidence) {
+void FailureConsensus::AddEvidence(const std::vector<Evidence>& evidence) {
   if (outcome_ != Outcome::kNone) return;
   bool changed = false;
   for (const Evidence& item : evidence) {
@@ -166,26 +166,26 @@ void Agreement::AddEvidence(const std::vector<Evidence>& evidence) {
   if (changed) Changed();
 }
 
-void Agreement::Withdraw(const std::string& cause, const std::string& record) {
+void FailureConsensus::Withdraw(const std::string& cause, const std::string& record) {
   if (outcome_ == Outcome::kNone) End(Outcome::kWithdrawn, cause, record);
 }
 
 // Every end but a decision: this rank is out, and says so.
-void Agreement::End(Outcome outcome, const std::string& cause, const std::string& record) {
+void FailureConsensus::End(Outcome outcome, const std::string& cause, const std::string& record) {
   FreezeOnce();
   outcome_ = outcome;
   own_cause_ = cause;
-  auto message = NewMessage(AgreementMessage::Kind::kReport);
+  auto message = NewMessage(ConsensusMessage::Kind::kReport);
   message->evidence = {
       Evidence{rank_, true, cause.substr(0, kMaxCause), record.size() > kMaxRecord ? "" : record}};
-  TellAll(message);
+  Broadcast(message);
   reports_.clear();
 }
 
-void Agreement::Receive(int from, const AgreementMessage& message) {
+void FailureConsensus::Receive(int from, const ConsensusMessage& message) {
   if (message.generation != generation_ || !IsMember(from) || from == rank_) return;
   if (outcome_ != Outcome::kNone) return;
-  if (message.kind == AgreementMessage::Kind::kDecide) {
+  if (message.kind == ConsensusMessage::Kind::kDecide) {
     if (message.verdict == nullptr) return;
     if (Contains(message.verdict->survivors, rank_)) {
       Decide(message.verdict);
@@ -199,7 +199,7 @@ void Agreement::Receive(int from, const AgreementMessage& message) {
   HandleProposal(from, message);
 }
 
-void Agreement::Merge(int from, const AgreementMessage& message) {
+void FailureConsensus::Merge(int from, const ConsensusMessage& message) {
   const std::vector<int> told = Ranks(message.evidence);
   if (Contains(told, from)) {  // it says that it is out: nothing else it says counts
     for (const Evidence& item : message.evidence) {
@@ -221,7 +221,7 @@ void Agreement::Merge(int from, const AgreementMessage& message) {
   bool changed = false;
   for (const Evidence& item : message.evidence) changed |= Learn(item);
   // A gate freezes once: every report of a member says the same about it.
-  if (message.kind == AgreementMessage::Kind::kReport) reports_[from] = message.commits;
+  if (message.kind == ConsensusMessage::Kind::kReport) reports_[from] = message.commits;
   if (changed) {
     Changed();
   } else {
@@ -231,19 +231,19 @@ void Agreement::Merge(int from, const AgreementMessage& message) {
 
 // ---- agreement ----
 
-void Agreement::HandleProposal(int from, const AgreementMessage& message) {
+void FailureConsensus::HandleProposal(int from, const ConsensusMessage& message) {
   if (Ranks(message.evidence) != Failed()) return;
-  if (message.kind == AgreementMessage::Kind::kPropose && message.verdict != nullptr) {
+  if (message.kind == ConsensusMessage::Kind::kPropose && message.verdict != nullptr) {
     if (from != Coordinator()) return;
     accepted_ = message.verdict;
-    messages_.push_back({from, NewMessage(AgreementMessage::Kind::kAccept)});
-  } else if (message.kind == AgreementMessage::Kind::kAccept && proposed_ != nullptr) {
+    messages_.push_back({from, NewMessage(ConsensusMessage::Kind::kAccept)});
+  } else if (message.kind == ConsensusMessage::Kind::kAccept && proposed_ != nullptr) {
     accepts_.insert(from);
     TryDecide();
   }
 }
 
-void Agreement::TryPropose() {
+void FailureConsensus::TryPropose() {
   if (outcome_ != Outcome::kNone || proposed_ != nullptr || failed_.empty()) return;
   if (Coordinator() != rank_ || !MayDecide(members_, Seen())) return;
   const std::vector<int> others = Others();
@@ -255,13 +255,13 @@ void Agreement::TryPropose() {
   proposed_for_ = Failed();
   accepted_ = proposed_;
   accepts_ = {rank_};
-  auto message = NewMessage(AgreementMessage::Kind::kPropose);
+  auto message = NewMessage(ConsensusMessage::Kind::kPropose);
   message->verdict = proposed_;
   for (int peer : others) messages_.push_back({peer, message});
   TryDecide();
 }
 
-std::shared_ptr<const Verdict> Agreement::MakeVerdict() const {
+std::shared_ptr<const Verdict> FailureConsensus::MakeVerdict() const {
   auto verdict = std::make_shared<Verdict>();
   verdict->generation = generation_;
   verdict->next_generation = generation_ + 1;
@@ -284,14 +284,14 @@ std::shared_ptr<const Verdict> Agreement::MakeVerdict() const {
   return verdict;
 }
 
-void Agreement::TryDecide() {
+void FailureConsensus::TryDecide() {
   for (int peer : Others()) {
     if (accepts_.count(peer) == 0) return;
   }
   Decide(proposed_);
 }
 
-void Agreement::Decide(std::shared_ptr<const Verdict> verdict) {
+void FailureConsensus::Decide(std::shared_ptr<const Verdict> verdict) {
   if (claim_ && !claim_()) {
     End(Outcome::kEvicted, "the others decided without this rank while it was stopped");
     return;
@@ -299,15 +299,15 @@ void Agreement::Decide(std::shared_ptr<const Verdict> verdict) {
   FreezeOnce();
   outcome_ = Outcome::kDecided;
   decided_ = std::move(verdict);
-  auto message = NewMessage(AgreementMessage::Kind::kDecide);
+  auto message = NewMessage(ConsensusMessage::Kind::kDecide);
   message->verdict = decided_;
-  TellAll(message);
+  Broadcast(message);
   reports_.clear();
 }
 
 // ---- time ----
 
-void Agreement::Tick(int64_t now_us) {
+void FailureConsensus::Tick(int64_t now_us) {
   const int64_t passed_us = own_.Advance(now_us);
   if (outcome_ != Outcome::kNone || failed_.empty()) return;
   since_first_us_ += passed_us;

@@ -1,5 +1,5 @@
-// Agreement: the members of a generation agree on one verdict before any of them raises. A state
-// machine on values; the protocol and its proof are docs/design/0004-verdict-and-gate.md.
+// FailureConsensus: the members of a generation agree on one verdict before any of them raises. A
+// state machine on values; the protocol and its proof are docs/design/0004-verdict-and-gate.md.
 //
 // Every member keeps a set F of failed ranks with evidence; F only grows. Whatever makes it grow
 // is told to everybody, together with this member's report: the steps its gate had released when it
@@ -12,8 +12,8 @@
 // What the caller must do, all on one thread:
 //   - call AddEvidence for what it sees: the monitor's evidence, the end of a link, a deadline;
 //     evidence.certain as membership/heartbeat.h says. A link that has ended before this generation
-//     began must be told again to the new generation's Agreement, and so must every entry of the
-//     old one's Seen() about a rank that its verdict counts as a survivor;
+//     began must be told again to the new generation's FailureConsensus, and so must every entry of
+//     the old one's Seen() about a rank that its verdict counts as a survivor;
 //   - a rank that has said goodbye is no failure; but once active(), add it as certain evidence
 //     ("it has shut down"), because nobody gets a report of it;
 //   - Withdraw(cause) when this rank's own step fails: the others see certain evidence;
@@ -34,8 +34,8 @@
 //     holds and never act in this generation or a later one;
 //   - send what TakeMessages() gives after an outcome before it closes links; messages of a
 //     generation that has ended here can be dropped.
-#ifndef TFDIST_OPS_MEMBERSHIP_VERDICT_H_
-#define TFDIST_OPS_MEMBERSHIP_VERDICT_H_
+#ifndef TFDIST_OPS_MEMBERSHIP_FAILURE_CONSENSUS_H_
+#define TFDIST_OPS_MEMBERSHIP_FAILURE_CONSENSUS_H_
 
 #include <cstdint>
 #include <functional>
@@ -62,7 +62,7 @@ struct Verdict {
 };
 bool operator==(const Verdict& a, const Verdict& b);
 
-struct AgreementMessage {
+struct ConsensusMessage {
   enum class Kind : uint8_t { kReport = 1, kPropose = 2, kAccept = 3, kDecide = 4 };
   Kind kind = Kind::kReport;
   uint32_t generation = 0;
@@ -74,7 +74,7 @@ struct AgreementMessage {
 enum class Outcome : uint8_t { kNone, kDecided, kEvicted, kNoMajority, kNotAgreed, kWithdrawn };
 const char* OutcomeName(Outcome outcome);
 
-struct AgreementOptions {
+struct ConsensusOptions {
   int64_t period_us = 100 * 1000;       // of Tick
   int64_t no_majority_us = 500 * 1000;  // without a majority; certain evidence may still come
   int64_t bound_us = 6 * 1000 * 1000;   // from the first evidence to some outcome
@@ -85,20 +85,20 @@ constexpr size_t kMaxRecord = 16 * 1024;  // a longer record does not travel at 
 // Whether the members outside of `evidence` may decide alone. `members` sorted.
 bool MayDecide(const std::vector<int>& members, const std::vector<Evidence>& evidence);
 
-class Agreement {
+class FailureConsensus {
  public:
-  using Message = std::shared_ptr<const AgreementMessage>;
+  using Message = std::shared_ptr<const ConsensusMessage>;
   using Freeze = std::function<std::vector<CommitPoint>()>;
   using Claim = std::function<bool()>;
 
   // `members`: sorted, this rank included.
-  Agreement(int rank, std::vector<int> members, uint32_t generation, Freeze freeze,
-            const AgreementOptions& options = {}, Claim claim = nullptr);
+  FailureConsensus(int rank, std::vector<int> members, uint32_t generation, Freeze freeze,
+                   const ConsensusOptions& options = {}, Claim claim = nullptr);
 
   // What was seen in one turn, together: F as a whole decides who is in the minority.
   void AddEvidence(const std::vector<Evidence>& evidence);
   void Withdraw(const std::string& cause, const std::string& record = "");
-  void Receive(int from, const AgreementMessage& message);
+  void Receive(int from, const ConsensusMessage& message);
   void Tick(int64_t now_us);
 
   std::vector<std::pair<int, Message>> TakeMessages() { return std::exchange(messages_, {}); }
@@ -116,18 +116,18 @@ class Agreement {
   bool IsMember(int rank) const;
   bool Learn(const Evidence& evidence);
   void Changed();  // F or its evidence: tell everybody, start over
-  void Merge(int from, const AgreementMessage& message);
+  void Merge(int from, const ConsensusMessage& message);
   void End(Outcome outcome, const std::string& cause, const std::string& record = "");
   void Decide(std::shared_ptr<const Verdict> verdict);
-  void HandleProposal(int from, const AgreementMessage& message);
+  void HandleProposal(int from, const ConsensusMessage& message);
   void TryPropose();
   void TryDecide();
   std::shared_ptr<const Verdict> MakeVerdict() const;
   std::vector<int> Failed() const;  // F
   std::vector<int> Others() const;  // the members outside of F, without this rank
   int Coordinator() const;
-  std::shared_ptr<AgreementMessage> NewMessage(AgreementMessage::Kind kind) const;
-  void TellAll(const Message& message);
+  std::shared_ptr<ConsensusMessage> NewMessage(ConsensusMessage::Kind kind) const;
+  void Broadcast(const Message& message);
   void FreezeOnce();
 
   const int rank_;
@@ -135,7 +135,7 @@ class Agreement {
   const uint32_t generation_;
   const Freeze freeze_;
   const Claim claim_;
-  const AgreementOptions options_;
+  const ConsensusOptions options_;
 
   std::map<int, Evidence> failed_;  // F
   std::vector<int> order_;          // F in the order in which it was learnt
@@ -159,4 +159,4 @@ class Agreement {
 
 }  // namespace tfdist
 
-#endif  // TFDIST_OPS_MEMBERSHIP_VERDICT_H_
+#endif  // TFDIST_OPS_MEMBERSHIP_FAILURE_CONSENSUS_H_

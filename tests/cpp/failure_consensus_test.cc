@@ -1,6 +1,6 @@
-// Agreement, driven by hand: who decides what, and who is out. tests/sim runs it under random
-// faults; here stand the cases that have a name.
-#include "membership/verdict.h"
+// FailureConsensus, driven by hand: who decides what, and who is out. tests/sim runs it under
+// random faults; here stand the cases that have a name.
+#include "membership/failure_consensus.h"
 
 #include <deque>
 #include <set>
@@ -24,7 +24,7 @@ struct Members {
       });
     }
   }
-  Agreement& operator[](int rank) { return machines[static_cast<size_t>(rank)]; }
+  FailureConsensus& operator[](int rank) { return machines[static_cast<size_t>(rank)]; }
   void Kill(int rank) {
     dead.insert(rank);
     for (int r = 0; r < static_cast<int>(machines.size()); ++r) {
@@ -45,7 +45,7 @@ struct Members {
   struct Letter {
     int from;
     int to;
-    Agreement::Message message;
+    FailureConsensus::Message message;
   };
   // Delivers everything, `times` times each, unless `lost` says otherwise.
   void Deliver(int times = 1, const std::function<bool(const Letter&)>& lost = nullptr) {
@@ -59,12 +59,12 @@ struct Members {
   void Wait(int64_t length_us) {
     for (int64_t passed_us = 0; passed_us <= length_us; passed_us += 100 * kMs) {
       now_us += 100 * kMs;
-      for (Agreement& machine : machines) machine.Tick(now_us);
+      for (FailureConsensus& machine : machines) machine.Tick(now_us);
     }
   }
 
   std::vector<int64_t> commits;
-  std::deque<Agreement> machines;
+  std::deque<FailureConsensus> machines;
   std::deque<Letter> under_way;
   std::set<int> dead;
   int64_t now_us = 0;
@@ -72,12 +72,12 @@ struct Members {
 
 TEST(a_rank_that_has_been_barred_is_out_instead_of_deciding) {
   bool barred = false;
-  Agreement agreement(
+  FailureConsensus consensus(
       0, {0, 1, 2}, 5, [] { return std::vector<CommitPoint>(); }, {}, [&] { return !barred; });
   barred = true;
-  agreement.AddEvidence({{1, true, "it is gone"}, {2, true, "it is gone"}});
-  CHECK(agreement.outcome() == Outcome::kEvicted);
-  Agreement free(
+  consensus.AddEvidence({{1, true, "it is gone"}, {2, true, "it is gone"}});
+  CHECK(consensus.outcome() == Outcome::kEvicted);
+  FailureConsensus free(
       0, {0, 1, 2}, 5, [] { return std::vector<CommitPoint>(); }, {}, [] { return true; });
   free.AddEvidence({{1, true, "it is gone"}, {2, true, "it is stopped"}, {kNoRank, true, "late"}});
   CHECK(free.outcome() == Outcome::kDecided);
@@ -237,7 +237,7 @@ TEST(a_verdict_that_one_rank_may_know_survives_its_coordinator) {
   members.commits = {3, 3, 4, 3, 3};
   members.Kill(3);
   members.Deliver(1, [](const Members::Letter& letter) {
-    return letter.message->kind == AgreementMessage::Kind::kDecide;
+    return letter.message->kind == ConsensusMessage::Kind::kDecide;
   });
   CHECK(members[0].outcome() == Outcome::kDecided);
   CHECK(members[1].outcome() == Outcome::kNone);
@@ -255,7 +255,7 @@ TEST(a_second_failure_before_the_decision_is_in_the_verdict) {
   Members members(4);
   members.Kill(3);
   members.Deliver(1, [](const Members::Letter& letter) {
-    return letter.message->kind == AgreementMessage::Kind::kPropose;
+    return letter.message->kind == ConsensusMessage::Kind::kPropose;
   });
   members.Kill(0);
   members.Deliver();
@@ -271,7 +271,7 @@ TEST(who_learns_a_decision_tells_it_to_everybody) {
   members.Kill(3);
   members.Deliver(1, [](const Members::Letter& letter) {
     return letter.from == 0 && letter.to == 2 &&
-           letter.message->kind == AgreementMessage::Kind::kDecide;
+           letter.message->kind == ConsensusMessage::Kind::kDecide;
   });
   for (int r : {0, 1, 2}) CHECK(members[r].outcome() == Outcome::kDecided);
 }
@@ -291,7 +291,7 @@ TEST(strangers_and_other_generations_are_ignored) {
   Members members(3);
   members.See(0, 17, true);
   CHECK(!members[0].active());
-  AgreementMessage other;
+  ConsensusMessage other;
   other.generation = 4;
   other.evidence = {{1, true, ""}};
   members[0].Receive(2, other);
