@@ -16,7 +16,7 @@
 #include "base/deadline.h"
 #include "collective/schedule.h"
 #include "ranks.h"
-#include "scheduler/rows.h"
+#include "scheduler/row_counts.h"
 
 namespace tfdist {
 namespace {

@@ -7,7 +7,7 @@
 #include "check.h"
 #include "ranks.h"
 #include "schedule_runner.h"
-#include "scheduler/rows.h"
+#include "scheduler/row_counts.h"
 
 namespace tfdist {
 

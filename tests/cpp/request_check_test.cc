@@ -6,7 +6,7 @@
 #include <memory>
 
 #include "check.h"
-#include "scheduler/rows.h"
+#include "scheduler/row_counts.h"
 
 namespace tfdist {
 namespace {

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "check.h"
-#include "scheduler/rows.h"
+#include "scheduler/row_counts.h"
 #include "settings.h"
 
 namespace tfdist {

@@ -1,9 +1,9 @@
 // Control messages (scheduler/wire.h): whatever comes is refused or is a message, and what is a
 // message is written and read back as the same.
 #include "fuzz.h"
-#include "scheduler/request_check.h"
 #include "scheduler/join.h"
 #include "scheduler/order.h"
+#include "scheduler/request_check.h"
 #include "scheduler/wire.h"
 
 namespace tfdist {

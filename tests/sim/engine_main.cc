@@ -18,7 +18,7 @@ int main(int argc, char** argv) {
   std::vector<int64_t> detections;
   int64_t operations = 0;
   int64_t failed = 0;
-  int64_t knots = 0;
+  int64_t deadlocks = 0;
   const auto run = [](uint64_t seed, bool trace) {
     EngineResult result = EngineWorld(seed, trace).Run();
     const bool twice = result.violation.empty() && seed % 100 == 0;
@@ -31,7 +31,7 @@ int main(int argc, char** argv) {
     auto& [count, unlike] = faults[result.fault.empty() ? "none" : result.fault];
     ++count;
     if (result.culprits_differ) ++unlike;
-    if (result.knot) ++knots;
+    if (result.deadlock) ++deadlocks;
     operations += result.operations;
     failed += result.failed;
     if (result.detection_us >= 0) detections.push_back(result.detection_us);
@@ -40,7 +40,7 @@ int main(int argc, char** argv) {
   std::printf("operations: %lld ended OK, %lld failed\n", static_cast<long long>(operations),
               static_cast<long long>(failed));
   std::printf("ranks that wait for each other, found in %lld seeds\n",
-              static_cast<long long>(knots));
+              static_cast<long long>(deadlocks));
   for (const auto& [name, counts] : faults) {
     std::printf("  %-16s %5lld seeds, in %lld ranks that live blame different ranks\n",
                 name.c_str(), static_cast<long long>(counts.first),

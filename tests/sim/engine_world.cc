@@ -492,7 +492,7 @@ void EngineWorld::CheckEnd() {
     }
     if (own->failed_us < 0) continue;
     last_us = std::max(last_us, own->failed_us);
-    result_.knot |= own->failure.message().find("Deadlock") != std::string::npos;
+    result_.deadlock |= own->failure.message().find("Deadlock") != std::string::npos;
     const std::string& record = own->failure.payload();
     const size_t at = record.find("\"rank\": ");
     if (at != std::string::npos) culprits.insert(std::atoi(record.c_str() + at + 8));

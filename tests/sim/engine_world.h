@@ -35,7 +35,7 @@ struct EngineResult {
   int64_t operations = 0;  // that ended OK, on all ranks
   int64_t failed = 0;
   bool culprits_differ = false;  // ranks that live blame different ranks
-  bool knot = false;             // ranks ended because they waited for each other
+  bool deadlock = false;         // ranks ended because they waited for each other
   int64_t detection_us = -1;     // from a rank's death to the last rank that knows
 };
 

@@ -16,8 +16,8 @@
 
 #include "clock.h"
 #include "membership/commit.h"
-#include "membership/heartbeat.h"
 #include "membership/failure_consensus.h"
+#include "membership/heartbeat.h"
 #include "wires.h"
 
 namespace tfdist::sim {

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "scheduler/blocked.h"
+#include "scheduler/deadlock.h"
 
 namespace tfdist {
 
@@ -77,8 +77,8 @@ void DeadlockDetector::SendNote(uint32_t round) {
   }
 }
 
-// On rank 0. What a note says was true once. So the ranks of a knot are asked again: if nothing has
-// moved on any of them since their notes, all notes are true at the moment of the question.
+// On rank 0. What a note says was true once. So the ranks of a deadlock are asked again: if nothing
+// has moved on any of them since their notes, all notes are true at the moment of the question.
 void DeadlockDetector::OnNote(int rank, BlockedNote note) {
   if (access_.state.stopped || access_.state.leaving) return;
   const uint32_t round = note.round;
@@ -104,29 +104,29 @@ void DeadlockDetector::OnNote(int rank, BlockedNote note) {
 }
 
 void DeadlockDetector::Probe() {
-  const Knot knot = FindKnot(notes_, LedWaits());
-  if (knot.empty()) return;
+  const Deadlock deadlock = FindDeadlock(notes_, LedWaits());
+  if (deadlock.empty()) return;
   const uint32_t round = ++round_;
   holds_ = true;
-  for (const auto& [rank, others] : knot) unanswered_.insert(rank);
-  for (const auto& [rank, others] : knot) {
+  for (const auto& [rank, others] : deadlock) unanswered_.insert(rank);
+  for (const auto& [rank, others] : deadlock) {
     if (rank != 0)
       access_.control->Send(rank, FrameType::kBlockedAsk, kWorldSet, EncodeRound(round));
   }
-  if (knot.count(0) > 0) SendNote(round);
+  if (deadlock.count(0) > 0) SendNote(round);
 }
 
 void DeadlockDetector::EndDeadlock() {
-  const Knot knot = FindKnot(notes_, LedWaits());
-  if (knot.empty()) return;
+  const Deadlock deadlock = FindDeadlock(notes_, LedWaits());
+  if (deadlock.empty()) return;
   const std::string text =
-      "Deadlock: no rank can continue. " + KnotText(knot, notes_) +
+      "Deadlock: no rank can continue. " + DeadlockText(deadlock, notes_) +
       ". All ranks must make the same collective calls in the same order. Usual causes: different "
       "numbers of batches or epochs (pass the same steps_per_epoch and epochs to fit on all ranks, "
       "or use tfdist.callbacks.UnevenData; in a custom loop, tfdist.join); fit stopped on some "
       "ranks only (put tfdist.callbacks.StopTogether last in the list of callbacks); a call that "
       "only some ranks reach, for example under `if tfdist.rank() == 0:`";
-  const std::string& key = notes_.at(knot.begin()->first).waits[0].key;
+  const std::string& key = notes_.at(deadlock.begin()->first).waits[0].key;
   access_.failures->Suspect(kNoRank, true,
                             Status(Code::kFailedPrecondition, text + ".",
                                    ErrorRecord{"mismatch", -1, "", 0, key, text, ""}));

@@ -1,5 +1,5 @@
 // DeadlockDetector: ranks that wait for each other: what this rank says of itself, and rank 0's
-// decision. The rule is in blocked.h.
+// decision. The rule is in deadlock.h.
 #ifndef TFDIST_OPS_SCHEDULER_DEADLOCK_DETECTOR_H_
 #define TFDIST_OPS_SCHEDULER_DEADLOCK_DETECTOR_H_
 

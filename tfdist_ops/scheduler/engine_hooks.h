@@ -9,8 +9,8 @@
 
 #include "base/status.h"
 #include "membership/heartbeat.h"
-#include "scheduler/message.h"
 #include "scheduler/operation.h"
+#include "scheduler/request_info.h"
 
 namespace tfdist {
 

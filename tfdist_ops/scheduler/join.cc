@@ -4,10 +4,10 @@
 #include <new>
 #include <string>
 
-#include "collective/identity.h"
+#include "collective/identity_element.h"
 #include "scheduler/order.h"
 #include "scheduler/request_match.h"
-#include "scheduler/rows.h"
+#include "scheduler/row_counts.h"
 
 namespace tfdist {
 namespace {

@@ -28,9 +28,9 @@
 #include <vector>
 
 #include "base/status.h"
-#include "scheduler/message.h"
 #include "scheduler/negotiator.h"
 #include "scheduler/operation.h"
+#include "scheduler/request_info.h"
 #include "scheduler/wire.h"
 
 namespace tfdist {

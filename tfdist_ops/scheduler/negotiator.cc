@@ -9,7 +9,7 @@
 #include "scheduler/order.h"
 #include "scheduler/process_set.h"
 #include "scheduler/request_match.h"
-#include "scheduler/rows.h"
+#include "scheduler/row_counts.h"
 
 namespace tfdist {
 namespace {

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/caches.h"
 #include "base/deadline.h"
+#include "base/last_level_cache.h"
 #include "transport/write_policy.h"
 
 namespace tfdist {

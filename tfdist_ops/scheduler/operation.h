@@ -15,9 +15,9 @@
 #include "collective/schedule.h"
 #include "collective/slicing.h"
 #include "collective/step_memory.h"
-#include "scheduler/message.h"
 #include "scheduler/operation_trace.h"
 #include "scheduler/plan.h"
+#include "scheduler/request_info.h"
 #include "transport/link.h"
 
 namespace tfdist {
@@ -30,7 +30,7 @@ struct Request {
   std::string group;  // of a bucket, else empty; kRegister: its id
   int32_t bucket_index = 0;
   int32_t bucket_count = 0;
-  std::vector<int64_t> rows;  // once agreed: AgreedRows of scheduler/rows.h
+  std::vector<int64_t> rows;  // once agreed: AgreedRows of scheduler/row_counts.h
   int64_t bytes = 0;
   int64_t submitted_us = 0;
   int64_t agreed_us = 0;
@@ -42,7 +42,7 @@ struct Request {
   std::function<void(const Status&)> done;
   // `done` is quick: called where the engine runs, unless an `allocate` may still be queued.
   bool direct = false;
-  // Where HasRows(kind): the memory for SourceRows and OutputRows of scheduler/rows.h.
+  // Where HasRows(kind): the memory for SourceRows and OutputRows of scheduler/row_counts.h.
   std::function<void*(const std::vector<int64_t>& rows, int64_t output_rows)> allocate;
   std::function<void(const Response&)> agreed;  // kRegister, kAddSet: the answer
 

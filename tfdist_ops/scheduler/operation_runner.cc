@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "scheduler/plan.h"
-#include "scheduler/rows.h"
+#include "scheduler/row_counts.h"
 
 namespace tfdist {
 namespace {

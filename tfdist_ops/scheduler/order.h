@@ -40,7 +40,7 @@
 #include <utility>
 #include <vector>
 
-#include "scheduler/message.h"
+#include "scheduler/request_info.h"
 
 namespace tfdist {
 

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "collective/ring_order.h"
-#include "scheduler/rows.h"
+#include "scheduler/row_counts.h"
 
 namespace tfdist {
 namespace {

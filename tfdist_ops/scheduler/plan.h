@@ -13,7 +13,7 @@
 #include "collective/schedule.h"
 #include "collective/selection.h"
 #include "collective/slicing.h"
-#include "scheduler/message.h"
+#include "scheduler/request_info.h"
 
 namespace tfdist {
 
@@ -29,7 +29,7 @@ struct SetView {
 struct PlanInput {
   const RequestInfo& info;                 // of the first of the fused requests
   const std::vector<TensorView>& tensors;  // of all of them
-  const std::vector<int64_t>& rows;        // as announced: AgreedRows of scheduler/rows.h
+  const std::vector<int64_t>& rows;        // as announced: AgreedRows of scheduler/row_counts.h
   const SetView& set;
 };
 

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "scheduler/order.h"
-#include "scheduler/rows.h"
+#include "scheduler/row_counts.h"
 
 namespace tfdist {
 namespace {

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "base/status.h"
-#include "scheduler/message.h"
+#include "scheduler/request_info.h"
 
 namespace tfdist {
 

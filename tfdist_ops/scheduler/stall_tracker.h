@@ -15,9 +15,9 @@
 #include <vector>
 
 #include "base/status.h"
-#include "scheduler/message.h"
 #include "scheduler/negotiator.h"
 #include "scheduler/order.h"
+#include "scheduler/request_info.h"
 
 namespace tfdist {
 

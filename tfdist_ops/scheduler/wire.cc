@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "scheduler/order.h"
-#include "scheduler/rows.h"
+#include "scheduler/row_counts.h"
 
 namespace tfdist {
 namespace {

@@ -12,7 +12,7 @@
 #include "base/span.h"
 #include "base/status.h"
 #include "membership/failure_consensus.h"
-#include "scheduler/message.h"
+#include "scheduler/request_info.h"
 
 namespace tfdist {
 
@@ -66,7 +66,7 @@ struct ClockNote {
 };
 // By set: the last predicted ticket of every bucket.
 using LeaveNote = std::map<uint32_t, std::vector<uint64_t>>;
-// See blocked.h. An operation that a rank waits for: a predicted one by its ticket, one that waits
+// See deadlock.h. An operation that a rank waits for: a predicted one by its ticket, one that waits
 // for agreement by its key.
 struct BlockedWait {
   uint32_t set = 0;

@@ -1,4 +1,4 @@
-#include "base/caches.h"
+#include "base/last_level_cache.h"
 
 #include <cstdlib>
 #include <filesystem>

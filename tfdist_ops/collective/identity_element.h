@@ -1,6 +1,6 @@
 // The identity of a reduction: what changes no result. A rank without data contributes it.
-#ifndef TFDIST_OPS_COLLECTIVE_IDENTITY_H_
-#define TFDIST_OPS_COLLECTIVE_IDENTITY_H_
+#ifndef TFDIST_OPS_COLLECTIVE_IDENTITY_ELEMENT_H_
+#define TFDIST_OPS_COLLECTIVE_IDENTITY_ELEMENT_H_
 
 #include <cstdint>
 
@@ -16,4 +16,4 @@ void FillIdentity(DType dtype, ReduceOp op, double prescale, uint8_t* out, int64
 
 }  // namespace tfdist
 
-#endif  // TFDIST_OPS_COLLECTIVE_IDENTITY_H_
+#endif  // TFDIST_OPS_COLLECTIVE_IDENTITY_ELEMENT_H_

@@ -1,4 +1,4 @@
-#include "scheduler/blocked.h"
+#include "scheduler/deadlock.h"
 
 #include <algorithm>
 #include <utility>
@@ -70,7 +70,7 @@ std::string RanksText(const std::set<int>& ranks) {
 
 }  // namespace
 
-Knot FindKnot(const std::map<int, BlockedNote>& notes, const std::vector<LedWait>& led) {
+Deadlock FindDeadlock(const std::map<int, BlockedNote>& notes, const std::vector<LedWait>& led) {
   std::map<int, std::vector<std::set<int>>> missing;  // of every wait
   for (const auto& [rank, note] : notes) {
     for (const BlockedWait& wait : note.waits) {
@@ -95,21 +95,21 @@ Knot FindKnot(const std::map<int, BlockedNote>& notes, const std::vector<LedWait
       changed |= goes;
     }
   }
-  Knot knot;
+  Deadlock deadlock;
   for (const auto& [rank, waits] : missing) {
     for (const std::set<int>& ranks : waits) {
       for (int other : ranks) {
-        if (missing.count(other) > 0) knot[rank].insert(other);
+        if (missing.count(other) > 0) deadlock[rank].insert(other);
       }
     }
   }
-  return knot;
+  return deadlock;
 }
 
-std::string KnotText(const Knot& knot, const std::map<int, BlockedNote>& notes) {
+std::string DeadlockText(const Deadlock& deadlock, const std::map<int, BlockedNote>& notes) {
   // Ranks at one place that wait for the same ones are told together.
   std::map<std::string, std::set<int>> together;
-  for (const auto& [rank, others] : knot) {
+  for (const auto& [rank, others] : deadlock) {
     const BlockedNote& note = notes.at(rank);
     const std::string name = "\"" + note.waits[0].key + "\"";
     std::string where = (note.place.empty() ? name : note.place) + " for " + RanksText(others);

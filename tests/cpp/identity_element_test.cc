@@ -1,5 +1,5 @@
 // The identity of every reduction of every type leaves every value as it is, bit for bit.
-#include "collective/identity.h"
+#include "collective/identity_element.h"
 
 #include <cstring>
 #include <vector>

@@ -1,6 +1,6 @@
 // What the machine's processors have as last-level caches.
-#ifndef TFDIST_OPS_BASE_CACHES_H_
-#define TFDIST_OPS_BASE_CACHES_H_
+#ifndef TFDIST_OPS_BASE_LAST_LEVEL_CACHE_H_
+#define TFDIST_OPS_BASE_LAST_LEVEL_CACHE_H_
 
 #include <cstdint>
 #include <string>
@@ -17,4 +17,4 @@ int64_t LastLevelCacheBytesIn(const std::string& folder);
 
 }  // namespace tfdist
 
-#endif  // TFDIST_OPS_BASE_CACHES_H_
+#endif  // TFDIST_OPS_BASE_LAST_LEVEL_CACHE_H_

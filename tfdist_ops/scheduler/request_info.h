@@ -1,6 +1,6 @@
 // What ranks tell each other about operations: values, without behaviour.
-#ifndef TFDIST_OPS_SCHEDULER_MESSAGE_H_
-#define TFDIST_OPS_SCHEDULER_MESSAGE_H_
+#ifndef TFDIST_OPS_SCHEDULER_REQUEST_INFO_H_
+#define TFDIST_OPS_SCHEDULER_REQUEST_INFO_H_
 
 #include <cstdint>
 #include <string>
@@ -57,7 +57,7 @@ struct Response {
   uint64_t ticket = 0;  // place in the order of its set's collectives; the tag of its data frames
   std::vector<std::string> keys;
   Status error;
-  std::vector<int64_t> rows;     // see AgreedRows in scheduler/rows.h
+  std::vector<int64_t> rows;     // see AgreedRows in scheduler/row_counts.h
   std::vector<uint8_t> present;  // kRegister: which variables have a gradient on any rank
   uint64_t number = 0;           // kRegister: of the group (0: none is left); kAddSet: of the set
   // For each key: by which it is predicted from now on; 0, or beyond the end: none.
@@ -80,4 +80,4 @@ std::string ShapeText(const std::vector<int64_t>& shape);  // "[2,3]"
 
 }  // namespace tfdist
 
-#endif  // TFDIST_OPS_SCHEDULER_MESSAGE_H_
+#endif  // TFDIST_OPS_SCHEDULER_REQUEST_INFO_H_

@@ -1,4 +1,4 @@
-#include "scheduler/rows.h"
+#include "scheduler/row_counts.h"
 
 #include <algorithm>
 

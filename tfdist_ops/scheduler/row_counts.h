@@ -1,13 +1,13 @@
 // Rows: who gets how many rows of the first dimension in a collective whose outputs differ in size
 // from its inputs. Pure functions on values; a scalar counts as one row.
-#ifndef TFDIST_OPS_SCHEDULER_ROWS_H_
-#define TFDIST_OPS_SCHEDULER_ROWS_H_
+#ifndef TFDIST_OPS_SCHEDULER_ROW_COUNTS_H_
+#define TFDIST_OPS_SCHEDULER_ROW_COUNTS_H_
 
 #include <cstdint>
 #include <vector>
 
-#include "scheduler/message.h"
 #include "scheduler/plan.h"
+#include "scheduler/request_info.h"
 
 namespace tfdist {
 
@@ -46,4 +46,4 @@ std::vector<int64_t> SourceRows(const std::vector<int64_t>& rows, const RequestI
 
 }  // namespace tfdist
 
-#endif  // TFDIST_OPS_SCHEDULER_ROWS_H_
+#endif  // TFDIST_OPS_SCHEDULER_ROW_COUNTS_H_

@@ -1,5 +1,5 @@
 // Which ranks wait for each other, and how it is told.
-#include "scheduler/blocked.h"
+#include "scheduler/deadlock.h"
 
 #include "check.h"
 #include "scheduler/order.h"
@@ -34,9 +34,9 @@ TEST(one_rank_in_a_step_and_the_others_in_another_call_are_a_knot) {
                        {1, Note({ForStep()}, 7, How::kGraph)},
                        {2, Note({ForKey("x")}, 6)}};
   const std::vector<LedWait> led = {{0, "x", {1}}};
-  const Knot knot = FindKnot(notes, led);
-  CHECK(knot == (Knot{{0, {1}}, {1, {0, 2}}, {2, {1}}}));
-  CHECK_EQ(KnotText(knot, notes),
+  const Deadlock deadlock = FindDeadlock(notes, led);
+  CHECK(deadlock == (Deadlock{{0, {1}}, {1, {0, 2}}, {2, {1}}}));
+  CHECK_EQ(DeadlockText(deadlock, notes),
            "ranks 0,2 wait in f (a.py:1) for rank 1 (\"x\"); rank 1 waits in f (a.py:1) for ranks "
            "0,2");
 }
@@ -44,21 +44,21 @@ TEST(one_rank_in_a_step_and_the_others_in_another_call_are_a_knot) {
 TEST(what_all_have_submitted_comes_to_an_end) {
   // A step that runs on all ranks; a key that the leader has announced, or is about to.
   Notes notes = {{0, Note({ForStep()}, 7)}, {1, Note({ForStep()}, 7)}, {2, Note({ForStep()}, 8)}};
-  CHECK(FindKnot(notes, {}).empty());
+  CHECK(FindDeadlock(notes, {}).empty());
   notes = {{0, Note({ForKey("x")}, 6)}, {1, Note({ForKey("y")}, 6)}, {2, Note({ForKey("y")}, 6)}};
-  CHECK(FindKnot(notes, {{0, "y", {0}}}).empty());
+  CHECK(FindDeadlock(notes, {{0, "y", {0}}}).empty());
 }
 
 TEST(a_rank_that_is_not_blocked_may_come) {
   const Notes notes = {{0, Note({ForKey("x")}, 6)}, {1, Note({ForKey("y")}, 6)}};
-  CHECK(FindKnot(notes, {{0, "x", {2}}, {0, "y", {0, 2}}}).empty());
+  CHECK(FindDeadlock(notes, {{0, "x", {2}}, {0, "y", {0, 2}}}).empty());
   // The two wait for each other also if rank 2 came.
-  CHECK_EQ(FindKnot(notes, {{0, "x", {1, 2}}, {0, "y", {0, 2}}}).size(), 2u);
+  CHECK_EQ(FindDeadlock(notes, {{0, "x", {1, 2}}, {0, "y", {0, 2}}}).size(), 2u);
 }
 
 TEST(a_rank_with_something_that_can_end_is_not_part_of_it) {
   const Notes notes = {{0, Note({ForKey("x"), ForStep()}, 7)}, {1, Note({ForKey("y")}, 7)}};
-  CHECK(FindKnot(notes, {{0, "x", {1}}, {0, "y", {0}}}).empty());
+  CHECK(FindDeadlock(notes, {{0, "x", {1}}, {0, "y", {0}}}).empty());
 }
 
 TEST(a_graph_may_submit_what_another_graph_waits_for) {
@@ -66,26 +66,26 @@ TEST(a_graph_may_submit_what_another_graph_waits_for) {
     const Notes notes = {{0, Note({ForKey("x")}, 6, how)},
                          {1, Note({ForKey("y")}, 6, How::kGraph)},
                          {2, Note({ForKey("y")}, 6, How::kEager)}};
-    const Knot knot = FindKnot(notes, {{0, "x", {1}}, {0, "y", {0}}});
-    CHECK_EQ(knot.empty(), how != How::kEager);
+    const Deadlock deadlock = FindDeadlock(notes, {{0, "x", {1}}, {0, "y", {0}}});
+    CHECK_EQ(deadlock.empty(), how != How::kEager);
   }
   const Notes patient = {{0, Note({ForKey("x")}, 6, How::kPatient)},
                          {1, Note({ForKey("y")}, 6, How::kPatient)}};
-  CHECK_EQ(FindKnot(patient, {{0, "x", {1}}, {0, "y", {0}}}).size(), 2u);
+  CHECK_EQ(FindDeadlock(patient, {{0, "x", {1}}, {0, "y", {0}}}).size(), 2u);
 }
 
 TEST(a_set_is_judged_by_what_its_leader_tells) {
   Notes notes = {{1, Note({ForKey("x", {1, 2})}, 6)}, {2, Note({ForKey("y", {1, 2})}, 6)}};
-  CHECK(FindKnot(notes, {{9, "x", {2}}, {9, "y", {1}}}).empty());  // rank 0 does not lead it
+  CHECK(FindDeadlock(notes, {{9, "x", {2}}, {9, "y", {1}}}).empty());  // rank 0 does not lead it
   notes[1].led = {{9, "x", {2}}, {9, "y", {1}}};
-  CHECK(FindKnot(notes, {}) == (Knot{{1, {2}}, {2, {1}}}));
+  CHECK(FindDeadlock(notes, {}) == (Deadlock{{1, {2}}, {2, {1}}}));
 }
 
 TEST(operations_are_told_by_name_where_no_place_is_known) {
   Notes notes = {{0, Note({ForKey("x")}, 6)}, {1, Note({ForKey("y.eager")}, 6)}};
   notes[0].place = "";
-  const Knot knot = FindKnot(notes, {{0, "x", {1}}, {0, "y.eager", {0}}});
-  CHECK_EQ(KnotText(knot, notes),
+  const Deadlock deadlock = FindDeadlock(notes, {{0, "x", {1}}, {0, "y.eager", {0}}});
+  CHECK_EQ(DeadlockText(deadlock, notes),
            "rank 0 waits in \"x\" for rank 1; rank 1 waits in f (a.py:1) for rank 0");
 }
 

@@ -1,5 +1,5 @@
 // The last-level caches, read from folders as the system shows them.
-#include "base/caches.h"
+#include "base/last_level_cache.h"
 
 #include <cstdlib>
 #include <filesystem>

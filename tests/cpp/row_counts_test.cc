@@ -1,5 +1,5 @@
 // Who gets how many rows: what the leader announces, what a rank makes of it, what it refuses.
-#include "scheduler/rows.h"
+#include "scheduler/row_counts.h"
 
 #include "check.h"
 

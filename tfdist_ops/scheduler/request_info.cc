@@ -1,4 +1,4 @@
-#include "scheduler/message.h"
+#include "scheduler/request_info.h"
 
 #include <tuple>
 

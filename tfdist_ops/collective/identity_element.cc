@@ -1,4 +1,4 @@
-#include "collective/identity.h"
+#include "collective/identity_element.h"
 
 #include <algorithm>
 #include <array>
