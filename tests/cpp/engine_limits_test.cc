@@ -226,7 +226,7 @@ TEST(memory_is_asked_for_before_done_or_not_at_all) {
         ended = true;
         promise.set_value(status);
       };
-      CHECK_OK(helps ? ranks[0].SubmitAndHelp(std::move(request), nullptr, 1000000)
+      CHECK_OK(helps ? ranks[0].SubmitAndDrive(std::move(request), nullptr, 1000000)
                      : ranks[0].Run(std::move(request)));
     });
     std::this_thread::sleep_for(std::chrono::milliseconds(50));

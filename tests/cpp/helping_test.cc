@@ -1,4 +1,4 @@
-// Threads that wait for an operation drive the engine themselves: Runtime::Run and SubmitAndHelp.
+// Threads that wait for an operation drive the engine themselves: Runtime::Run and SubmitAndDrive.
 #include <sched.h>
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -144,7 +144,7 @@ TEST(helpers_and_the_progress_thread_take_turns) {
             std::promise<Status> promise;
             request->done = [&promise](const Status& status) { promise.set_value(status); };
             const int64_t patience_us = (i + t) % 3 * 20;  // none, some, more
-            CHECK_OK(ranks[rank].SubmitAndHelp(std::move(request), nullptr, patience_us));
+            CHECK_OK(ranks[rank].SubmitAndDrive(std::move(request), nullptr, patience_us));
             auto future = promise.get_future();
             CHECK(future.wait_for(std::chrono::seconds(kWaitSeconds)) == std::future_status::ready);
             CHECK_OK(future.get());
@@ -169,13 +169,13 @@ TEST(who_helps_holds_back_no_other_thread) {
   std::thread helper([&] {
     auto request = Sum("first", in, &first_out);
     request->done = [](const Status& status) { CHECK_OK(status); };
-    CHECK_OK(ranks[0].SubmitAndHelp(std::move(request), nullptr, kPatienceUs));
+    CHECK_OK(ranks[0].SubmitAndDrive(std::move(request), nullptr, kPatienceUs));
   });
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
   Pending second = Start(ranks[1], Sum("second", in, &other_out));
   auto request = Sum("second", in, &second_out);
   request->done = [](const Status& status) { CHECK_OK(status); };
-  CHECK_OK(ranks[0].SubmitAndHelp(std::move(request), nullptr, kPatienceUs));
+  CHECK_OK(ranks[0].SubmitAndDrive(std::move(request), nullptr, kPatienceUs));
   CHECK_OK(second.Wait());
   CHECK_OK(Start(ranks[1], Sum("first", in, &another_out)).Wait());
   helper.join();
@@ -212,7 +212,7 @@ TEST(who_helps_in_vain_leaves_and_hears_later) {
   auto request = Sum("x", in, &out);
   std::promise<Status> promise;
   request->done = [&promise](const Status& status) { promise.set_value(status); };
-  CHECK_OK(ranks[0].SubmitAndHelp(std::move(request), nullptr, 100));
+  CHECK_OK(ranks[0].SubmitAndDrive(std::move(request), nullptr, 100));
   auto future = promise.get_future();
   CHECK(future.wait_for(std::chrono::milliseconds(1)) == std::future_status::timeout);
   std::vector<float> other(10);
@@ -240,7 +240,7 @@ TEST(who_helps_leaves_where_only_other_operations_move) {
       auto request = Sum("short", few, &few_out);
       std::promise<Status> promise;
       request->done = [&promise](const Status& status) { promise.set_value(status); };
-      CHECK_OK(ranks[rank].SubmitAndHelp(std::move(request), nullptr, 2000));
+      CHECK_OK(ranks[rank].SubmitAndDrive(std::move(request), nullptr, 2000));
       auto future = promise.get_future();
       if (future.wait_for(std::chrono::seconds(0)) == std::future_status::timeout) ++left;
       CHECK_OK(future.get());
@@ -264,7 +264,7 @@ TEST(the_bits_of_a_sum_do_not_depend_on_the_thread_that_waits) {
       auto request = Sum("x", in, &out);
       std::promise<Status> promise;
       request->done = [&promise](const Status& status) { promise.set_value(status); };
-      CHECK_OK(helps ? ranks[rank].SubmitAndHelp(std::move(request), nullptr, 1000000)
+      CHECK_OK(helps ? ranks[rank].SubmitAndDrive(std::move(request), nullptr, 1000000)
                      : ranks[rank].Run(std::move(request)));
       CHECK_OK(promise.get_future().get());
       for (float sum : out) {

@@ -11,7 +11,7 @@
 #include "base/config.h"
 #include "base/reducible.h"
 #include "runtime/c_links.h"
-#include "runtime/c_process.h"
+#include "runtime/process_state.h"
 #include "runtime/runtime.h"
 #include "transport/shm_window.h"
 #include "transport/transport.h"
@@ -200,7 +200,7 @@ int32_t tfdist_submit(const tfdist_request* request, uint64_t* id) {
 
 int32_t tfdist_submit_and_help(const tfdist_request* request, uint64_t* id, int64_t patience_us) {
   return WithRequest(*request, [&](Runtime& runtime, std::unique_ptr<tfdist::Request> copy) {
-    return runtime.SubmitAndHelp(std::move(copy), id, patience_us);
+    return runtime.SubmitAndDrive(std::move(copy), id, patience_us);
   });
 }
 

@@ -17,7 +17,7 @@
 #include "collective/ring_order.h"
 #include "runtime/c_api.h"
 #include "runtime/c_links.h"
-#include "runtime/c_process.h"
+#include "runtime/process_state.h"
 #include "runtime/runtime.h"
 #include "transport/shm_window.h"
 #include "transport/transport.h"

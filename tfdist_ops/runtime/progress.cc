@@ -15,7 +15,7 @@
 
 #include "base/deadline.h"
 #include "base/plain_arithmetic.h"
-#include "runtime/processes.h"
+#include "runtime/peer_processes.h"
 
 namespace tfdist {
 namespace {
@@ -231,8 +231,8 @@ void Progress::Run() {
   engine_->Stop(NowUs());
 }
 
-bool Progress::Help(std::unique_ptr<Request>* request, const std::atomic<bool>& ended,
-                    int64_t patience_us, int64_t most_us) {
+bool Progress::DriveOnCaller(std::unique_ptr<Request>* request, const std::atomic<bool>& ended,
+                             int64_t patience_us, int64_t most_us) {
   // Who waited for the baton would hold back what the other ranks may be waiting for.
   if (helping_.exchange(true)) {
     if (!Enqueue(Submission(std::move(*request)))) return false;

@@ -6,12 +6,12 @@
 // looks once more for work, then sleeps. Whoever brings work publishes it first and then looks at
 // that word. One of the two sees the other.
 //
-// Helping: a thread that waits for an operation may drive the engine itself (Help), so that a short
-// one costs no change of threads. Whoever drives holds `baton_`; the progress thread lets go of it
-// while it sleeps, and goes to sleep while somebody helps. Who helps says that the rank is idle
-// (WakeMode::kIdle), which it stays when the helper has gone, and rings for what is left to do.
-// While operations of the rank wait for agreement it says that the rank is awake, and rings for no
-// idle peer (WakeMode::kExpecting) until it goes.
+// Helping: a thread that waits for an operation may drive the engine itself (DriveOnCaller), so
+// that a short one costs no change of threads. Whoever drives holds `baton_`; the progress thread
+// lets go of it while it sleeps, and goes to sleep while somebody helps. Who helps says that the
+// rank is idle (WakeMode::kIdle), which it stays when the helper has gone, and rings for what is
+// left to do. While operations of the rank wait for agreement it says that the rank is awake, and
+// rings for no idle peer (WakeMode::kExpecting) until it goes.
 #ifndef TFDIST_OPS_RUNTIME_PROGRESS_H_
 #define TFDIST_OPS_RUNTIME_PROGRESS_H_
 
@@ -44,8 +44,8 @@ class Progress {
   // another operation, before which this one has no turn. While another thread does that, it hands
   // the request to that one and returns. False: stopped, it was not submitted. Any thread that may
   // wait a little.
-  bool Help(std::unique_ptr<Request>* request, const std::atomic<bool>& ended, int64_t patience_us,
-            int64_t most_us);
+  bool DriveOnCaller(std::unique_ptr<Request>* request, const std::atomic<bool>& ended,
+                     int64_t patience_us, int64_t most_us);
   // For commands: there is a new link, whose descriptors may have the numbers of earlier ones.
   void ForgetWatched() { watched_.clear(); }
   // Runs what was pushed, ends the thread; the engine and its links go with it.

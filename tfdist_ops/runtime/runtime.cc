@@ -210,7 +210,8 @@ Status Runtime::Submit(std::unique_ptr<Request> request, uint64_t* id) {
   return progress_->Submit(std::move(request)) ? Status() : ShutDownError();
 }
 
-Status Runtime::SubmitAndHelp(std::unique_ptr<Request> request, uint64_t* id, int64_t patience_us) {
+Status Runtime::SubmitAndDrive(std::unique_ptr<Request> request, uint64_t* id,
+                               int64_t patience_us) {
   if (patience_us <= 0) return Submit(std::move(request), id);
   TFDIST_RETURN_IF_ERROR(Admit(request.get(), id));
   const auto helped = std::make_shared<Helped>(std::move(request->done));
@@ -220,7 +221,8 @@ Status Runtime::SubmitAndHelp(std::unique_ptr<Request> request, uint64_t* id, in
       completions_.Post([helped, status] { helped->done(status); });
     }
   };
-  if (!progress_->Help(&request, helped->ended, patience_us, kMostPatiences * patience_us)) {
+  if (!progress_->DriveOnCaller(&request, helped->ended, patience_us,
+                                kMostPatiences * patience_us)) {
     return ShutDownError();
   }
   if (helped->Leave()) helped->done(helped->status);
@@ -233,8 +235,8 @@ Status Runtime::Run(std::unique_ptr<Request> request) {
   Awaited awaited;
   request->direct = true;
   request->done = [&awaited](const Status& status) { awaited.End(status); };
-  if (!progress_->Help(&request, awaited.ended, patience_us_,
-                       std::numeric_limits<int64_t>::max())) {
+  if (!progress_->DriveOnCaller(&request, awaited.ended, patience_us_,
+                                std::numeric_limits<int64_t>::max())) {
     return ShutDownError();
   }
   done(awaited.Wait());  // bounded: the engine ends every request by its deadline

@@ -1,5 +1,5 @@
 // Runtime: one rank, complete: engine, progress thread, completion thread, observations. A process
-// has one (c_process.h); a test has as many as it wants ranks.
+// has one (process_state.h); a test has as many as it wants ranks.
 #ifndef TFDIST_OPS_RUNTIME_RUNTIME_H_
 #define TFDIST_OPS_RUNTIME_RUNTIME_H_
 
@@ -15,7 +15,7 @@
 #include "base/deadline.h"
 #include "runtime/completion.h"
 #include "runtime/finished_records.h"
-#include "runtime/processes.h"
+#include "runtime/peer_processes.h"
 #include "runtime/progress.h"
 #include "runtime/timeline_writer.h"
 #include "runtime/wanted_links.h"
@@ -42,8 +42,8 @@ class Runtime {
   // As Submit, and drives the operation on the calling thread while it moves: for at most
   // `patience_us` without a step. What has ended by then has run `done` here, before this returns;
   // else `done` comes as after Submit. While another thread helps, that one is left to drive it.
-  Status SubmitAndHelp(std::unique_ptr<Request> request, uint64_t* id, int64_t patience_us);
-  // As SubmitAndHelp, but blocks until `done` has run, on this thread.
+  Status SubmitAndDrive(std::unique_ptr<Request> request, uint64_t* id, int64_t patience_us);
+  // As SubmitAndDrive, but blocks until `done` has run, on this thread.
   Status Run(std::unique_ptr<Request> request);
   void Cancel(uint64_t id);
   void Abort(const AbortReason& reason);

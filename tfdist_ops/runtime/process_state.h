@@ -1,7 +1,7 @@
 // What the files of the C interface share: the one rank of this process, and errors on their way
 // out.
-#ifndef TFDIST_OPS_RUNTIME_C_PROCESS_H_
-#define TFDIST_OPS_RUNTIME_C_PROCESS_H_
+#ifndef TFDIST_OPS_RUNTIME_PROCESS_STATE_H_
+#define TFDIST_OPS_RUNTIME_PROCESS_STATE_H_
 
 #include <sys/types.h>
 
@@ -44,4 +44,4 @@ tfdist_status View(const Status& status);
 
 }  // namespace tfdist
 
-#endif  // TFDIST_OPS_RUNTIME_C_PROCESS_H_
+#endif  // TFDIST_OPS_RUNTIME_PROCESS_STATE_H_

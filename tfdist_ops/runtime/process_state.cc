@@ -1,4 +1,4 @@
-#include "runtime/c_process.h"
+#include "runtime/process_state.h"
 
 #include <pthread.h>
 #include <unistd.h>

@@ -2,8 +2,8 @@
 // host, in its namespace of processes. A number proves nothing (it can be one of another namespace,
 // or be used again), so it must belong to the process at the other end of the connection, and the
 // time at which that process started must stay the same. In doubt a peer is unknown.
-#ifndef TFDIST_OPS_RUNTIME_PROCESSES_H_
-#define TFDIST_OPS_RUNTIME_PROCESSES_H_
+#ifndef TFDIST_OPS_RUNTIME_PEER_PROCESSES_H_
+#define TFDIST_OPS_RUNTIME_PEER_PROCESSES_H_
 
 #include <cstdint>
 #include <map>
@@ -30,4 +30,4 @@ class PeerProcesses {
 
 }  // namespace tfdist
 
-#endif  // TFDIST_OPS_RUNTIME_PROCESSES_H_
+#endif  // TFDIST_OPS_RUNTIME_PEER_PROCESSES_H_

@@ -1,4 +1,4 @@
-#include "runtime/processes.h"
+#include "runtime/peer_processes.h"
 
 #include <dirent.h>
 #include <netinet/in.h>
