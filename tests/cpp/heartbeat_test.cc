@@ -99,7 +99,7 @@ TEST(a_short_stop_is_forgiven) {
     for (int peer : monitor.WantProcessState()) {
       monitor.SetProcessState(peer, stopped ? ProcessState::kStopped : ProcessState::kRunning);
     }
-    if (!stopped) monitor.Heard(1);
+    if (!stopped) monitor.OnFrame(1);
     CHECK(monitor.Tick(now_us).evidence.empty());
   }
 }
@@ -161,9 +161,9 @@ TEST(silent_peers_are_reported_together) {
   HeartbeatMonitor monitor(3, {0, 1, 2, 3, 4}, {false, false, false, true, false});
   std::vector<Evidence> evidence;
   for (int64_t now_us = 0; evidence.empty() && now_us < 5000 * kMs; now_us += 100 * kMs) {
-    if (now_us <= 200 * kMs) monitor.Heard(1);
-    if (now_us <= 400 * kMs) monitor.Heard(4);
-    monitor.Heard(2);
+    if (now_us <= 200 * kMs) monitor.OnFrame(1);
+    if (now_us <= 400 * kMs) monitor.OnFrame(4);
+    monitor.OnFrame(2);
     evidence = monitor.Tick(now_us).evidence;
   }
   CHECK_EQ(evidence.size(), size_t{3});
@@ -189,7 +189,7 @@ TEST(watching_all_starts_their_clocks_afresh) {
   for (int r = 0; r < 32; ++r) members.push_back(r);
   HeartbeatMonitor monitor(0, members, std::vector<bool>(32, false));
   for (int64_t now_us = 0; now_us < 5000 * kMs; now_us += 100 * kMs) {
-    for (int r : WatchedRanks(0, 32)) monitor.Heard(r);
+    for (int r : WatchedRanks(0, 32)) monitor.OnFrame(r);
     CHECK(monitor.Tick(now_us).evidence.empty());
   }
   monitor.WatchAll();

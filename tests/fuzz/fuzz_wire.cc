@@ -75,10 +75,10 @@ void CheckJoins(ByteSpan bytes) {
   }
   FUZZ_CHECK(joins.TakeOrders().empty());
   for (int by = 0; by < 4; ++by) {
-    if (by != note.rank) joins.Heard(note.rank, by, joins.round());
+    if (by != note.rank) joins.Acknowledge(note.rank, by, joins.round());
   }
   FUZZ_CHECK(joins.TakeOrders().size() <= note.last.size());
-  FUZZ_CHECK(joins.TakeHeard().size() == 1 && !joins.complete());
+  FUZZ_CHECK(joins.TakeAcknowledged().size() == 1 && !joins.complete());
 }
 
 void CheckStall(ByteSpan bytes) {

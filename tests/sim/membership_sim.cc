@@ -191,7 +191,7 @@ void MembershipSim::Handle(Node* node, int from, const Letter& letter) {
     return;
   }
   if (letter.generation < now.id) return;
-  now.monitor->Heard(from);
+  now.monitor->OnFrame(from);
   const bool over = node->decided.count(now.id) > 0;
   switch (letter.kind) {
     case Letter::Kind::kBeat:

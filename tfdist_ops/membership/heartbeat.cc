@@ -53,13 +53,13 @@ HeartbeatMonitor::HeartbeatMonitor(int rank, const std::vector<int>& members,
   }
 }
 
-void HeartbeatMonitor::Heard(int peer) {
+void HeartbeatMonitor::OnFrame(int peer) {
   const auto it = peers_.find(peer);
   if (it != peers_.end()) it->second.silent_us = 0;
 }
 
 void HeartbeatMonitor::Receive(int peer, const Heartbeat& beat) {
-  Heard(peer);
+  OnFrame(peer);
   const auto it = peers_.find(peer);
   if (it == peers_.end()) return;
   it->second.read = std::max(it->second.read, beat.sequence);

@@ -7,7 +7,8 @@
 //     hand the returned evidence to FailureConsensus::AddEvidence;
 //   - before Tick, for every peer in WantProcessState(), read the state of its process
 //     (/proc/PID/stat; same host only) and call SetProcessState;
-//   - call Receive(peer, beat) for every beat, Heard(peer) for every other frame of a watched peer;
+//   - call Receive(peer, beat) for every beat, OnFrame(peer) for every other frame of a watched
+//   peer;
 //   - call WatchAll() when the agreement has begun (FailureConsensus::active()), so that a member
 //   that the
 //     coordinator waits for cannot be silent unnoticed;
@@ -98,7 +99,7 @@ class HeartbeatMonitor {
   HeartbeatMonitor(int rank, const std::vector<int>& members, const std::vector<bool>& same_host,
                    const HeartbeatOptions& options = {});
 
-  void Heard(int peer);
+  void OnFrame(int peer);
   void Receive(int peer, const Heartbeat& beat);
   void SetProcessState(int peer, ProcessState state);
   std::vector<int> WantProcessState() const;

@@ -97,7 +97,7 @@ bool ControlLane::Read(int peer, int64_t now_us) {
     message.append(reinterpret_cast<const char*>(frame.payload.data()), frame.payload.size());
     const FrameHeader header = frame.header;
     links_[p]->Release(Lane::kControl, frame);
-    monitor_->Heard(peer);
+    monitor_->OnFrame(peer);
     if (header.generation != world_.generation || message.size() > kMaxControlMessage) {
       message.clear();
       receiver_->OnBadControlFrame(peer, now_us);

@@ -124,7 +124,7 @@ bool DataLane::Read(int peer, int64_t now_us) {
   for (int n = 0; n < kFramesPerTurn && links_[p] != nullptr; ++n) {
     if (!links_[p]->Poll(Lane::kData, &frame)) break;
     moved = true;
-    monitor_.Heard(peer);
+    monitor_.OnFrame(peer);
     if (state_.stopped) {
       links_[p]->Release(Lane::kData, frame);
       continue;

@@ -335,8 +335,8 @@ bool Engine::Poll(int64_t now_us) {
   moved |= control_.FlushAll();
   moved |= AdvanceAll(now_us);
   moved |= data_lane_.EmptyFullLinks(now_us);
-  for (auto& [id, set] : sets_) joins_.Turn(set.get(), now_us);
-  failures_.Turn(now_us);
+  for (auto& [id, set] : sets_) joins_.Advance(set.get(), now_us);
+  failures_.Advance(now_us);
   departures_.AnswerGoodbyes();
   moved |= control_.FlushAll();
   return moved;

@@ -23,9 +23,9 @@ void Engine::OnControlMessage(int peer, FrameType type, uint32_t set, ByteSpan m
       break;
     }
     case FrameType::kConsensus: {
-      ConsensusMessage word;
-      parsed = DecodeConsensus(message, &word);
-      if (parsed) failures_.OnMessage(peer, word);
+      ConsensusMessage decoded;
+      parsed = DecodeConsensus(message, &decoded);
+      if (parsed) failures_.OnMessage(peer, decoded);
       break;
     }
     case FrameType::kLeave: {
@@ -61,8 +61,8 @@ void Engine::OnControlMessage(int peer, FrameType type, uint32_t set, ByteSpan m
       departures_.OnAnswer(peer);
       return;
     default: {
-      ProcessSet* room = sets_.FindOrCreate(set);
-      parsed = room != nullptr && HandleSetMessage(peer, type, room, message, now_us);
+      ProcessSet* target = sets_.FindOrCreate(set);
+      parsed = target != nullptr && HandleSetMessage(peer, type, target, message, now_us);
     }
   }
   if (!parsed) {
@@ -116,10 +116,10 @@ bool Engine::HandleSetMessage(int peer, FrameType type, ProcessSet* set, ByteSpa
       return true;
     }
     case FrameType::kGate: {
-      GateMessage word;
-      if (set->gate == nullptr || !DecodeGate(message, &word)) return false;
+      GateMessage decoded;
+      if (set->gate == nullptr || !DecodeGate(message, &decoded)) return false;
       if (state_.stopped || set->IndexOf(peer) < 0) return true;
-      gate_.OnMessage(set, peer, word, now_us);
+      gate_.OnMessage(set, peer, decoded, now_us);
       return true;
     }
     case FrameType::kStall: {

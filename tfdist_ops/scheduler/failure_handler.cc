@@ -140,9 +140,9 @@ void FailureHandler::Tick(int64_t now_us) {
                   : RankFailed(evidence.rank, evidence.cause, ""));
     }
   }
-  Turn(now_us);
+  Advance(now_us);
   consensus_.Tick(now_us);
-  Turn(now_us);
+  Advance(now_us);
 }
 
 // A rank that has said goodbye acts no more: an agreement must not wait for it. Told after what
@@ -186,7 +186,7 @@ void FailureHandler::OnMessage(int peer, const ConsensusMessage& message) {
   }
 }
 
-void FailureHandler::Turn(int64_t now_us) {
+void FailureHandler::Advance(int64_t now_us) {
   ClassifyLostPeers(now_us);
   if (!seen_.empty()) consensus_.AddEvidence(std::exchange(seen_, {}));
   if (undecided() && !access_.state.leaving) {

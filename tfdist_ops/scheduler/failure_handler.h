@@ -77,7 +77,7 @@ class FailureHandler : public FailureSink {
 
   // ---- the agreement ----
   void OnMessage(int peer, const ConsensusMessage& message);
-  void Turn(int64_t now_us);
+  void Advance(int64_t now_us);
   void Tick(int64_t now_us);
   const FailureConsensus& consensus() const { return consensus_; }
   // Whether the ranks are about to agree.

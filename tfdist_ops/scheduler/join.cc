@@ -148,9 +148,9 @@ Status Joins::Add(const JoinNote& note, int64_t now_us) {
   return Status();
 }
 
-void Joins::Heard(int rank, int by, uint32_t round) {
+void Joins::Acknowledge(int rank, int by, uint32_t round) {
   const auto it = joined_.find(rank);
-  if (it != joined_.end() && round == round_) it->second.heard.insert(by);
+  if (it != joined_.end() && round == round_) it->second.acknowledged_by.insert(by);
 }
 
 void Joins::Started(const WaitNote& note, int64_t now_us) {
@@ -179,17 +179,17 @@ void Joins::NoteCollective(int64_t now_us) {
 std::vector<std::pair<int32_t, WaitNote>> Joins::TakeOrders() {
   std::vector<std::pair<int32_t, WaitNote>> orders;
   for (auto& [rank, joined] : joined_) {
-    if (!IsHeard(joined)) continue;
+    if (!IsAcknowledged(joined)) continue;
     for (WaitNote& note : joined.orders) orders.emplace_back(rank, std::move(note));
     joined.orders.clear();
   }
   return orders;
 }
 
-std::vector<int32_t> Joins::TakeHeard() {
+std::vector<int32_t> Joins::TakeAcknowledged() {
   std::vector<int32_t> heard;
   for (auto& [rank, joined] : joined_) {
-    if (!IsHeard(joined) || std::exchange(joined.is_told, true)) continue;
+    if (!IsAcknowledged(joined) || std::exchange(joined.is_told, true)) continue;
     heard.push_back(rank);
   }
   return heard;

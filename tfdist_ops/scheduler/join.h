@@ -12,7 +12,7 @@
 //
 // An average is over the ranks that asked for it. All ranks must divide by the same number, at the
 // latest when the last contribution has come. So a rank that has joined contributes to a predicted
-// operation only when all others have said that they know of it (kJoinHeard), and until when it
+// operation only when all others have said that they know of it (kJoinAck), and until when it
 // took part by itself (JoinNote::last): then whoever divides has known before the contribution
 // came.
 #ifndef TFDIST_OPS_SCHEDULER_JOIN_H_
@@ -62,11 +62,11 @@ class Joins {
   Status Add(const JoinNote& note, int64_t now_us);
   // Rank `by` knows that rank `rank` has joined, in a round: an answer may come so late that the
   // rank has joined once more.
-  void Heard(int rank, int by, uint32_t round);
+  void Acknowledge(int rank, int by, uint32_t round);
   uint32_t round() const { return round_; }
   // The ranks of which all others know now, each once: after TakeOrders, because what is announced
   // to them later was called later than what they are ordered.
-  std::vector<int32_t> TakeHeard();
+  std::vector<int32_t> TakeAcknowledged();
   // A rank has started a predicted operation. One that can't be next for a rank that has joined is
   // left out: who started it has not heard of that rank yet, and will say all again.
   void Started(const WaitNote& note, int64_t now_us);
@@ -88,11 +88,13 @@ class Joins {
  private:
   struct Joined {
     std::vector<uint64_t> last;  // with what it was told
-    std::set<int32_t> heard;
-    bool is_told = false;  // by TakeHeard
+    std::set<int32_t> acknowledged_by;
+    bool is_told = false;  // by TakeAcknowledged
     std::deque<WaitNote> orders;
   };
-  bool IsHeard(const Joined& joined) const { return joined.heard.size() + 1 >= ranks_.size(); }
+  bool IsAcknowledged(const Joined& joined) const {
+    return joined.acknowledged_by.size() + 1 >= ranks_.size();
+  }
   Stall Describe(int64_t now_us) const;
   void NoteCollective(int64_t now_us);
 

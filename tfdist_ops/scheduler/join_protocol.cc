@@ -10,7 +10,7 @@ namespace tfdist {
 // Goes on with this rank's own join. What it called before comes first: nobody else could tell it
 // apart from what it takes part in later. And what it takes part in is over before its caller goes
 // on, who may leave.
-void JoinProtocol::Turn(ProcessSet* set, int64_t now_us) {
+void JoinProtocol::Advance(ProcessSet* set, int64_t now_us) {
   if (set->joining == nullptr || access_.state.stopped || !set->idle() || set->HasJoined()) return;
   if (set->join_answer.has_value()) {
     Finish(set);
@@ -60,9 +60,9 @@ bool JoinProtocol::OnMessage(int peer, FrameType type, ProcessSet* set, ByteSpan
       if (!to_leader || note.rank != peer) return false;
       Add(set, note, now_us);
       return true;
-    case FrameType::kJoinHeard:
+    case FrameType::kJoinAck:
       if (!to_leader) return false;
-      set->joins->Heard(note.rank, peer, note.round);
+      set->joins->Acknowledge(note.rank, peer, note.round);
       SendOrders(set, now_us);
       return true;
     case FrameType::kJoinEnd:
@@ -112,7 +112,7 @@ void JoinProtocol::SendOrders(ProcessSet* set, int64_t now_us) {
       access_.control->Send(rank, FrameType::kTakePart, set->id, EncodeWait(order));
     }
   }
-  for (int32_t rank : set->joins->TakeHeard()) set->negotiator->Join(rank);
+  for (int32_t rank : set->joins->TakeAcknowledged()) set->negotiator->Join(rank);
 }
 
 // Another rank has joined: what runs already divides by one less, and has to wait for an order.
@@ -128,10 +128,10 @@ void JoinProtocol::OnJoin(ProcessSet* set, const JoinNote& note, int64_t now_us)
   }
   for (const auto& [ticket, info] : started) OnStarted(set, ticket, info, now_us);
   if (set->joins == nullptr) {
-    access_.control->Send(set->leader(), FrameType::kJoinHeard, set->id,
+    access_.control->Send(set->leader(), FrameType::kJoinAck, set->id,
                           EncodeJoin({note.rank, 0, {}, 0, note.round}));
   } else {
-    set->joins->Heard(note.rank, access_.world.rank, note.round);
+    set->joins->Acknowledge(note.rank, access_.world.rank, note.round);
   }
 }
 

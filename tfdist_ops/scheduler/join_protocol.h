@@ -37,7 +37,7 @@ class JoinProtocol {
   explicit JoinProtocol(const Access& access) : access_(access) {}
 
   // Goes on with this rank's own join.
-  void Turn(ProcessSet* set, int64_t now_us);
+  void Advance(ProcessSet* set, int64_t now_us);
   // False: the message does not parse, or can't come from that peer.
   bool OnMessage(int peer, FrameType type, ProcessSet* set, ByteSpan message, int64_t now_us);
   // A predicted operation has started here, in which a rank that has joined is to take part.

@@ -40,7 +40,7 @@ void PredictedOperations::Start(ProcessSet* set, std::unique_ptr<Request> reques
 }
 
 void PredictedOperations::OnEnd(ProcessSet* set, uint64_t ticket, int64_t now_us) {
-  if (set->told.erase(ticket) == 0) return;
+  if (set->reported_waits.erase(ticket) == 0) return;
   set->stalls.clear();
   SendAnswer(set, ticket, StallTracker::Answer::kDone, now_us);
 }
@@ -62,7 +62,7 @@ void PredictedOperations::Tick(ProcessSet* set, int64_t now_us) {
     const uint64_t ticket = active.operation->ticket();
     const int64_t waited_us = now_us - request.agreed_us;
     if (!IsPredicted(ticket) || waited_us < PatienceUs(request.info.timeout_s) ||
-        !set->told.insert(ticket).second) {
+        !set->reported_waits.insert(ticket).second) {
       continue;
     }
     notes.push_back({ticket, waited_us, request.info});

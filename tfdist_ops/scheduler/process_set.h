@@ -124,8 +124,8 @@ struct ProcessSet : SetView {
   BucketBook book;
   std::unique_ptr<CommitGate> gate;      // with TFDIST_ATOMIC_STEPS=1
   std::map<uint32_t, GatedGroup> gated;  // by number of the group
-  std::set<uint64_t> told;    // predicted tickets that the leader knows this rank waits for
-  std::set<uint64_t> probed;  // those that it asked for before they were submitted here
+  std::set<uint64_t> reported_waits;  // predicted tickets that the leader knows this rank waits for
+  std::set<uint64_t> probed;          // those that it asked for before they were submitted here
   // Came before this rank heard of the set.
   std::vector<std::pair<int, RequestInfo>> early;
   std::vector<std::pair<int, std::string>> early_joins;

@@ -65,9 +65,9 @@ void StepGate::End(ProcessSet* set, std::unique_ptr<Request> request, const Stat
 }
 
 void StepGate::Send(ProcessSet* set) {
-  for (const auto& [peer, word] : set->gate->TakeMessages()) {
+  for (const auto& [peer, message] : set->gate->TakeMessages()) {
     ++messages_sent_;
-    access_.control->Send(peer, FrameType::kGate, set->id, EncodeGate(word));
+    access_.control->Send(peer, FrameType::kGate, set->id, EncodeGate(message));
   }
 }
 

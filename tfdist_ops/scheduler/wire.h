@@ -30,7 +30,7 @@ enum class FrameType : uint8_t {
   kConsensus = 11,   // any -> any: ConsensusMessage
   kGate = 12,        // member <-> leader of a process set: GateMessage
   kJoin = 13,        // rank -> leader: it has joined; leader -> member: rank `rank` has (JoinNote)
-  kJoinHeard = 14,   // member -> leader: it knows that rank `rank` has joined (JoinNote)
+  kJoinAck = 14,     // member -> leader: it knows that rank `rank` has joined (JoinNote)
   kStarted = 15,   // member -> leader: a predicted operation that a joined rank is to take part in
   kTakePart = 16,  // leader -> joined rank: do (both WaitNote)
   kJoinEnd = 17,   // leader -> member: all have joined; `rank` called everything (JoinNote)
@@ -56,7 +56,7 @@ struct JoinNote {
   double timeout_s = 0;
   std::vector<uint64_t> last;  // the rank's last predicted ticket of every bucket
   int32_t complete = 0;        // kJoinEnd: how many ranks were in everything
-  uint32_t round = 0;          // kJoin of the leader, kJoinHeard: how often all have joined before
+  uint32_t round = 0;          // kJoin of the leader, kJoinAck: how often all have joined before
 };
 // Times of a round trip, by the clock of where they were taken; in a question the last two are 0.
 struct ClockNote {
