@@ -55,7 +55,7 @@ class Echo:
     def remove_process_set(self, number):
         self.calls.append("remove")
 
-    def finished(self):
+    def finished_count(self):
         return self.done
 
     def to_core_error(self, error):

@@ -724,7 +724,7 @@ def test_a_link_on_demand_that_was_given_up_does_not_reach_the_core(monkeypatch)
         async with job(6, settings=agreed, transport="tcp") as settings:
             meshes = await connected(settings)
         for own in meshes:
-            own.on_demand.started()
+            own.on_demand.core_started()
         serving = [asyncio.ensure_future(own.on_demand.run()) for own in meshes]
         maker = meshes[high].on_demand._connect.__self__
         # Its handshake is complete, and its time was over.

@@ -131,7 +131,7 @@ def test_a_slow_proof_is_waited_for_and_a_missing_one_is_an_error():
         listener = Listener(sock, secret=SECRET, refusal=refusal, serve=_close)
         listener.start()
         ready = time.monotonic() + 0.3
-        common = {"secret": SECRET, "described": "rank 0 (h, process 1)"}
+        common = {"secret": SECRET, "description": "rank 0 (h, process 1)"}
         assert await same_host.reaches(
             name, claims={"generation": 1}, deadline=ready + 5, **common
         )

@@ -227,7 +227,7 @@ def _name_of(record: dict[str, Any]) -> str:
 def finished_operations() -> int:
     """How many operations the engine has finished in this world."""
     engine = engines.chosen()
-    return engine.finished() if engine else int(native.counters()["finished"])
+    return engine.finished_count() if engine else int(native.counters()["finished"])
 
 
 def _steps_with_an_update(model: keras.Model) -> int:

@@ -65,7 +65,7 @@ class Engine(Protocol):
     def remove_process_set(self, number: int) -> None:
         """Removes a process set; all ranks call it after they have agreed to."""
 
-    def finished(self) -> int:
+    def finished_count(self) -> int:
         """Returns the number of operations that this process has finished."""
 
     def to_core_error(self, error: BaseException) -> native.CoreError | None:
@@ -148,10 +148,10 @@ def refuse(what: str) -> None:
     """
     engine = chosen()
     if engine is not None:
-        unsupported(engine.name, what)
+        raise_unsupported(engine.name, what)
 
 
-def unsupported(name: str, what: str) -> NoReturn:
+def raise_unsupported(name: str, what: str) -> NoReturn:
     """Raises UnsupportedError: engine `name` does not do `what`."""
     raise UnsupportedError(
         f"The engine {name!r} cannot do this: {what}. The native engine can: unset "

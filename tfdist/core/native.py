@@ -247,19 +247,19 @@ def good_steps() -> int:
     return int(library().tfdist_good_steps())
 
 
-def algorithm(kind: int, dtype: int, size_bytes: int, wanted: str = "") -> str | None:
+def algorithm(kind: int, dtype: int, size_bytes: int, choice: str = "") -> str | None:
     """The name of the algorithm that moves a request of all ranks.
 
     Args:
         kind: ALLREDUCE, ...
         dtype: TensorFlow's number of the type.
         size_bytes: of all its tensors; of the kinds with rows: of all ranks' rows.
-        wanted: a name, or "auto"; "": the configured one.
+        choice: a name, or "auto"; "": the configured one.
 
     Returns:
-        None where `wanted` does not support the case, or is not known.
+        None where `choice` does not support the case, or is not known.
     """
-    name = library().tfdist_algorithm(kind, dtype, size_bytes, wanted.encode())
+    name = library().tfdist_algorithm(kind, dtype, size_bytes, choice.encode())
     return None if name is None else str(name.decode())
 
 

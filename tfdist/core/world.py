@@ -153,7 +153,7 @@ def _connect(timeout_s: float | None) -> None:
             raise
         tuning.log(mesh.tuning, placement.rank, os.environ)
         if mesh.on_demand:
-            mesh.on_demand.started()
+            mesh.on_demand.core_started()
         elif mesh.window:
             mesh.window.close()
         runtime.state.on_demand = mesh.on_demand

@@ -1,4 +1,4 @@
-"""An index of files that outlives the process which made it."""
+"""Stores the index of files for later starts."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _logger = logging.getLogger("tfdist")
 
 
 class Cache:
-    """A file with the index of certain files, as they were when it was made.
+    """A file that stores the index of other files.
 
     Args:
-        name: of the file.
-        paths: the files.
+        name: name of the cache file.
+        paths: the indexed files.
     """
 
     def __init__(self, name: str, paths: Sequence[str]) -> None:
@@ -37,11 +37,11 @@ class Cache:
         self._stamps: np.ndarray | None = None  # as they were before indexing
 
     def read(self) -> indexing.Index | None:
-        """The index, if it was kept and the files are still the same.
+        """Returns the index if it is stored and the files have not changed, or None.
 
         Raises:
             FileNotFoundError: one of the files is missing.
-            ValueError: the cache is another file.
+            ValueError: the file exists and is not an index.
         """
         self._stamps = stamps_of(self._paths)
         try:
@@ -65,7 +65,7 @@ class Cache:
                     and np.array_equal(kept["stamps"], self._stamps)
                 )
                 index = indexing.Index(kept["counts"], kept["lengths"])
-        except Exception as error:  # what damage makes of a zip file is open-ended
+        except Exception as error:  # a damaged zip file can raise anything
             _logger.warning(
                 "%s: expected a kept index of records, found something else (%s); the "
                 "index is made anew.",
@@ -76,7 +76,7 @@ class Cache:
         return index if same and index.fits(self._stamps[:, 0]) else None
 
     def write(self, index: indexing.Index) -> None:
-        """Keeps the index; who reads meanwhile finds the old file or the new one.
+        """Stores the index atomically.
 
         Raises:
             OSError: the file cannot be written.
@@ -105,7 +105,7 @@ class Cache:
 
 
 def _is_index(data: bytes) -> bool:
-    """Whether a file is an index or the rest of one, so that it may be replaced."""
+    """Whether a file is an index, perhaps a damaged one, and so may be replaced."""
     if not data.startswith(_ZIP):
         return not data
     try:
@@ -118,7 +118,7 @@ def _is_index(data: bytes) -> bool:
 
 
 def stamps_of(paths: Sequence[str]) -> np.ndarray:
-    """Bytes and time of the last change (ns) of each file; int64 `[files, 2]`.
+    """Returns size and modification time (ns) of each file; int64 `[files, 2]`.
 
     Raises:
         FileNotFoundError: one is missing.

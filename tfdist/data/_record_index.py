@@ -1,4 +1,4 @@
-"""The index of TFRecord files: how long each record is, and so where it begins."""
+"""The index of TFRecord files: length and offset of each record."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from tfdist.collectives.tf_ops.op_library import native_ops
 
 # Of each record: length and checksum before the data, checksum after.
 HEADER_BYTES, FOOTER_BYTES = 12, 4
-# A file system answers many requests at once; a header takes 1 us where it is cached.
+# A file system serves many requests in parallel; a cached header takes 1 us.
 THREADS = 16
 _SHARD = re.compile(r"(?P<stem>.*-)(?P<index>\d{5,})-of-(?P<total>\d{5,})(?P<end>.*)")
-# What TensorFlow puts around a message.
+# Text that TensorFlow adds around a message.
 _FRAME = re.compile(r"^\{\{.*?\}\}\s*|\s*\[Op:\w+\].*$", re.DOTALL)
 
 
@@ -42,14 +42,14 @@ class Index:
 
     @property
     def offsets(self) -> np.ndarray:
-        """int64 `[records]`: the byte of its file where each record's data begins."""
+        """int64 `[records]`: offset of each record's data in its file, in bytes."""
         ends = np.cumsum(self.lengths + (HEADER_BYTES + FOOTER_BYTES))
         starts = np.concatenate([[0], ends])
         of_file = np.repeat(starts[self.first[:-1]], self.counts)
         return (starts[:-1] - of_file + HEADER_BYTES).astype(np.int64)
 
     def fits(self, sizes: np.ndarray) -> bool:
-        """Whether files of these sizes, in bytes, can be the ones of this index."""
+        """Whether files of these sizes, in bytes, can belong to this index."""
         if self.counts.shape != sizes.shape or self.counts.sum() != len(self.lengths):
             return False
         ends = np.cumsum(self.lengths + (HEADER_BYTES + FOOTER_BYTES))
@@ -58,7 +58,7 @@ class Index:
 
 
 def join(parts: Sequence[np.ndarray]) -> Index:
-    """The index of several files from the lengths in each."""
+    """Joins the lengths of the records of several files to an index."""
     counts = np.array([len(part) for part in parts], np.int64)
     return Index(counts, np.concatenate([np.zeros(0, np.int64), *parts]))
 
@@ -94,7 +94,7 @@ def paths_of(files: Sequence[str | os.PathLike[str]]) -> tuple[str, ...]:
 
 
 def digest(paths: Sequence[str]) -> str:
-    """A short name for a list of files, wherever the folder lies that has them all."""
+    """Returns a short name for a list of files, independent of their common folder."""
     common = os.path.commonprefix(list(paths))
     start = common.rfind("/") + 1
     names = "\0".join(path[start:] for path in paths)
@@ -102,12 +102,12 @@ def digest(paths: Sequence[str]) -> str:
 
 
 def check_families(paths: Sequence[str]) -> None:
-    """Raises if shards of a family `...-00003-of-00008` are missing, or one is of none.
+    """Raises if files of a family `...-00003-of-00008` are missing or misnumbered.
 
-    A list made by a pattern does not notice that a file was not copied.
+    A list made from a pattern does not show that a file was not copied.
 
     Raises:
-        ValueError: names the files that are missing, or a number that cannot be.
+        ValueError: names the missing files, or the invalid number.
     """
     families: dict[tuple[str, str], dict[str, set[int]]] = {}
     for path in paths:
@@ -143,13 +143,13 @@ def check_families(paths: Sequence[str]) -> None:
 
 
 def index_files(paths: Sequence[str]) -> list[np.ndarray]:
-    """The lengths of the records of each file, many files at a time.
+    """Returns the lengths of the records of each file, read in parallel.
 
     Raises:
         FileNotFoundError: a file is missing.
         OSError: a file cannot be read.
-        ValueError: one is cut off, damaged, or no TFRecord file. Of several files the
-            first of the list is named.
+        ValueError: a file is truncated, damaged, or no TFRecord file; names the first
+            such file of the list.
     """
     executor = concurrent.futures.ThreadPoolExecutor(min(THREADS, max(1, len(paths))))
     try:
@@ -174,12 +174,12 @@ def index_file(path: str) -> np.ndarray:
 def check_counts(
     paths: Sequence[str], found: Sequence[int], expected: Sequence[int] | None
 ) -> None:
-    """Raises if a file holds another number of records than it should.
+    """Raises if the number of records of a file is not the expected one.
 
     Args:
         paths: the files.
-        found: records in each.
-        expected: records that each should hold; None: at least one.
+        found: number of records of each file.
+        expected: expected number of each file; None: at least one.
 
     Raises:
         ValueError: names the file and both numbers.

@@ -18,7 +18,7 @@ from tfdist.data import _record_ranks as ranks
 class Records:
     """Records that are read by their positions, in any order.
 
-    Made by `Records.from_tfrecords` or `Records.from_files`. The records have the
+    Created by `Records.from_tfrecords` or `Records.from_files`. The records have the
     positions 0..len(records) - 1, in the order of the files and of the records in
     each. `read` works eagerly, in a `tf.function` and in `tf.data`'s `map`:
 
@@ -56,22 +56,22 @@ class Records:
         together: bool = True,
         timeout_s: float | None = None,
     ) -> Records:
-        """The records of TFRecord files.
+        """Opens TFRecord files for random access.
 
-        Reads the header of every record, 12 bytes, to know where each begins. On
-        several ranks all call it, each goes through a part of the files, and all get
-        the whole index. An error on one is an error on all.
+        Reads the header of every record, 12 bytes, to find where each begins. With
+        several ranks all call it, each reads a part of the files, and all get the
+        complete index. An error on one rank is raised on all.
 
         Args:
-            files: names, in the order that is wanted, the same on all ranks; also of
-                a remote file system that TensorFlow knows (`gs://...`).
-            counts: records that each file should hold, e.g. the `shard_lengths` of
-                tensorflow-datasets; default: not known, but at least one.
-            all_shards: files named `...-00003-of-00008...` have to be all 8; False: a
-                part of them is meant. Default True.
-            cache: file (`.npz`) in which rank 0 keeps the index, so that the next
-                start need not make it; used as long as the files keep their sizes and
-                times of change. Default: none. The others' names are not used.
+            files: names of the files in their order, the same on all ranks; also of a
+                remote file system that TensorFlow supports (`gs://...`).
+            counts: expected number of records of each file, e.g. the `shard_lengths` of
+                tensorflow-datasets; default: unknown, but at least one.
+            all_shards: whether all 8 files named `...-00003-of-00008...` have to be in
+                the list; False: the list may have a part of them. Default True.
+            cache: file (`.npz`) in which rank 0 keeps the index for the next start;
+                used as long as the files keep their sizes and modification times.
+                Default: none. Names on other ranks are ignored.
             together: False: this rank does all the work, and may have files of its
                 own. Default True.
             timeout_s: seconds to wait for the slowest rank; default
@@ -81,11 +81,11 @@ class Records:
             The records.
 
         Raises:
-            TypeError: `cache` is no name.
+            TypeError: `cache` is not a name.
             FileNotFoundError: a file is missing.
-            OSError: a file cannot be read, or `cache` not written.
-            ValueError: a file is cut off, damaged or no TFRecord file, holds another
-                number of records than `counts` says, or is missing in its family. The
+            OSError: a file cannot be read, or `cache` cannot be written.
+            ValueError: a file is truncated, damaged or no TFRecord file, its number of
+                records differs from `counts`, or a file of its family is missing. The
                 message names the file, the expected and the actual value.
             tfdist.RankFailedError: one of these, on another rank.
             tfdist.MismatchError: the ranks have different files.
@@ -120,14 +120,14 @@ class Records:
         together: bool = True,
         timeout_s: float | None = None,
     ) -> Records:
-        """Whole files as records, e.g. a folder of pictures.
+        """Uses complete files as records, e.g. a folder of pictures.
 
-        The files are not looked at before they are read. On several ranks all call
-        it, and their lists are compared.
+        The files are not opened before they are read. With several ranks all call it,
+        and their lists are compared.
 
         Args:
-            files: names, in the order that is wanted, the same on all ranks (sort
-                what a folder lists).
+            files: names of the files in their order, the same on all ranks (sort the
+                list of a folder).
             together: False: this rank may have files of its own. Default True.
             timeout_s: seconds to wait for the slowest rank; default
                 `TFDIST_TIMEOUT_S`.
@@ -149,7 +149,7 @@ class Records:
         return len(self._files if self._index is None else self._index.lengths)
 
     def __repr__(self) -> str:
-        """Shows how much there is."""
+        """Shows the numbers of records and files."""
         return f"<Records: {len(self)} in {len(self._files)} files>"
 
     @property
@@ -165,7 +165,7 @@ class Records:
         return self._index.counts
 
     def locate(self, position: int) -> str:
-        """Where a record is, for messages: `"FILE, record 17"`, or `"FILE"`.
+        """Describes the place of a record: `"FILE, record 17"`, or `"FILE"`.
 
         Raises:
             IndexError: no record has that position.
@@ -186,12 +186,12 @@ class Records:
             positions: integer tensor of any shape `S`, each 0..len(self) - 1.
 
         Returns:
-            string tensor of shape `S`, each record as it was written.
+            string tensor of shape `S`: the records.
 
         Raises:
             TypeError: the positions are no integers.
-            tensorflow.errors.DataLossError: a record is not what its checksum says,
-                or the file ends before it; the message names file and record.
+            tensorflow.errors.DataLossError: the checksum of a record is wrong, or the
+                file ends before it; the message names file and record.
             tensorflow.errors.NotFoundError: a file is missing.
             tensorflow.errors.InvalidArgumentError: a position is out of range.
         """

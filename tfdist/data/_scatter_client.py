@@ -64,7 +64,7 @@ class Source:
     generation: int
 
     @property
-    def described(self) -> str:
+    def description(self) -> str:
         """The reader, for messages."""
         return f"rank {self.reader}, which reads for rank {self.credentials.rank}"
 
@@ -171,7 +171,7 @@ class Iteration:
             raise RuntimeError(
                 _public(
                     "timeout",
-                    f"{self._source.described}, sent no element within {limit_s:g} s "
+                    f"{self._source.description}, sent no element within {limit_s:g} s "
                     "(TFDIST_TIMEOUT_S); look at what its dataset waits for, or allow "
                     "more time",
                     self._source.reader,
@@ -258,7 +258,7 @@ class Iteration:
                 return
             if "error" in message:
                 self._set_failure(
-                    f"{self._source.described}, got an error from its dataset: "
+                    f"{self._source.description}, got an error from its dataset: "
                     f"{message.get('class')}: {message['error']}"
                 )
                 return
@@ -282,7 +282,7 @@ class Iteration:
         why = str(error) or type(error).__name__
         if isinstance(error, OSError):
             why = f"{why}; it has ended, or called tfdist.shutdown()"
-        text = f"{self._source.described}, sends nothing any more: {why}"
+        text = f"{self._source.description}, sends nothing any more: {why}"
         self._set_failure(_public("rank_failed", text, self._source.reader))
 
     def _set_failure(self, text: str) -> None:

@@ -26,7 +26,7 @@ def combine_moving_statistics(
     weight: float = 1.0,
     process_set: ProcessSet | None = None,
 ) -> int:
-    """Gives a model's batch normalisation the statistics of all ranks' data.
+    """Sets the moving statistics of batch normalisation to those of all ranks' data.
 
     By the law of total variance, with `w[r]` the weight of rank `r` divided by the sum
     of all weights: the mean is `sum w[r] mean[r]`, and the variance is
@@ -34,16 +34,15 @@ def combine_moving_statistics(
     the variance of their means. Computed in float64, so that float32 statistics that
     are equal on all ranks (of a synchronised layer, or a frozen one) keep their bits.
 
-    All ranks call it. Training may go on afterwards: every rank goes on from the
-    combined statistics, and moves them by its own batches. Weights are trained by what
-    is in a batch, never by these statistics, so combining them, however often, changes
-    nothing in training. (With `renorm=True` there are others that training uses, which
-    stay as they are.)
+    All ranks call it. Training may continue afterwards: every rank continues with the
+    combined statistics and updates them with its own batches. Training does not use
+    moving statistics, so combining them, however often, does not change it. (With
+    `renorm=True` training uses other statistics, which stay as they are.)
 
     Args:
         model: a model or layer; its layers that are not built are left out.
-        weight: how much this rank's data count, for example its batch size where the
-            ranks' differ; default 1.0, the same for all.
+        weight: weight of this rank's data, for example its batch size if the sizes
+            differ; default 1.0, the same for all.
         process_set: the ranks that take part, which alone call it; default all.
 
     Returns:

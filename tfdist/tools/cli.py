@@ -1,4 +1,4 @@
-"""The command `tfdist`: programs for who runs the library, one a subcommand."""
+"""The command `tfdist`: tools for users of the library, as subcommands."""
 
 from __future__ import annotations
 
@@ -20,20 +20,22 @@ _COMMANDS: dict[str, tuple[str, Callable[[Sequence[str]], int]]] = {
 
 def parser() -> argparse.ArgumentParser:
     """The options of tfdist."""
-    made = argparse.ArgumentParser(
+    arguments = argparse.ArgumentParser(
         prog="tfdist", description=_DESCRIPTION, allow_abbrev=False
     )
-    made.add_argument("--version", action="version", version=f"tfdist {__version__}")
-    commands = made.add_subparsers(
+    arguments.add_argument(
+        "--version", action="version", version=f"tfdist {__version__}"
+    )
+    commands = arguments.add_subparsers(
         dest="command", required=True, metavar="COMMAND", title="commands"
     )
-    for name, (what, _) in _COMMANDS.items():
-        commands.add_parser(name, help=what, add_help=False)
-    return made
+    for name, (description, _) in _COMMANDS.items():
+        commands.add_parser(name, help=description, add_help=False)
+    return arguments
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs tfdist; returns its exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    chosen = parser().parse_args(words[:1]).command
-    return _COMMANDS[chosen][1](words[1:])
+    name = parser().parse_args(words[:1]).command
+    return _COMMANDS[name][1](words[1:])

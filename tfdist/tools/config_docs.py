@@ -57,7 +57,7 @@ def _number(value: float, unit: str) -> str:
     return f"{text} {unit}" if unit else text
 
 
-def _allowed(row: dict[str, Any]) -> str:
+def _allowed_values(row: dict[str, Any]) -> str:
     if row["type"] == "string":
         return ", ".join(f"`{choice}`" for choice in row["choices"]) or "text"
     low, high = (_number(row[key], row["unit"]) for key in ("minimum", "maximum"))
@@ -98,7 +98,7 @@ def render(rows: Iterable[dict[str, Any]]) -> str:
             "|---|---|---|---|---|",
         ]
         lines += [
-            f"| `{row['name']}` | {_default(row)} | {_allowed(row)} "
+            f"| `{row['name']}` | {_default(row)} | {_allowed_values(row)} "
             f"| {'yes' if row['agreed'] else 'no'} | {row['help']} |"
             for row in rows
             if row["scope"] == scope

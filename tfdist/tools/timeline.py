@@ -1,4 +1,4 @@
-"""Puts the parts of a timeline together: `tfdist timeline DIR`."""
+"""`tfdist timeline DIR`: merges the parts of a timeline."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from tfdist.core.timeline import merging
 
 HELP = "merge the files of TFDIST_TIMELINE into one trace"
 _MAX_LISTED = 5  # files and lines that were left out
-_MOST_RANKS = 8  # that have a line of their own
+_MAX_RANKS = 8  # ranks with a line of their own
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Writes DIR/trace.json; returns the exit code.
 
     Args:
-        arguments: of the command line; default those of this process.
+        arguments: arguments of the command line; default those of this process.
     """
     parser = argparse.ArgumentParser(
         prog="tfdist timeline",
@@ -30,10 +30,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("folder", type=Path, metavar="DIR")
     options = parser.parse_args(arguments)
     if not options.folder.is_dir():
-        what = "a file" if options.folder.exists() else "no such folder"
+        found = "a file" if options.folder.exists() else "no such folder"
         sys.stderr.write(
             f"Expected the folder that TFDIST_TIMELINE had when the job ran, got "
-            f"{options.folder}: {what}.\n"
+            f"{options.folder}: {found}.\n"
         )
         return 1
     try:
@@ -73,12 +73,12 @@ def report(summary: merging.Summary) -> str:
 
 
 def _exposure(summary: merging.Summary) -> list[str]:
-    """Exposed communication a step: the ranks with the most of it, in their order."""
+    """Lists exposed communication for the ranks that have the most."""
     if not summary.exposed:
         return []
-    most = sorted(summary.exposed, key=lambda r: -summary.exposed[r].mean_ms)
-    shown = sorted(most[:_MOST_RANKS])
-    left_out = len(most) - len(shown)
+    ranks = sorted(summary.exposed, key=lambda r: -summary.exposed[r].mean_ms)
+    shown = sorted(ranks[:_MAX_RANKS])
+    left_out = len(ranks) - len(shown)
     lines = ["exposed communication of a step, without the first one:"]
     for rank in shown:
         one = summary.exposed[rank]

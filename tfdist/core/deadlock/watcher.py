@@ -41,7 +41,7 @@ class DeadlockWatcher:
 
     def __init__(self, timeout_s: float) -> None:
         self._patience_s = min(max(timeout_s * _PATIENCE, _LEAST_S), _MOST_S)
-        self._ends = threading.Event()
+        self._stop = threading.Event()
         self._reported: tuple[int, int] | None = None
         callers.clear()
         self._thread = threading.Thread(
@@ -51,11 +51,11 @@ class DeadlockWatcher:
 
     def close(self) -> None:
         """Ends the thread."""
-        self._ends.set()
+        self._stop.set()
         self._thread.join(timeout=2.0)
 
     def _run(self) -> None:
-        while not self._ends.wait(INTERVAL_S):
+        while not self._stop.wait(INTERVAL_S):
             still_s, moves = native.still()
             if still_s >= EAGER_S:
                 self._report(still_s, moves)

@@ -50,7 +50,7 @@ class Peer:
     unix_name: str
 
     @property
-    def described(self) -> str:
+    def description(self) -> str:
         """For messages."""
         return f"rank {self.rank} ({self.host}, process {self.pid})"
 

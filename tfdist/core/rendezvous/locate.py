@@ -41,7 +41,7 @@ async def find_hosts(
             peers[other].unix_name,
             secret=settings.secret,
             claims=credentials.claims(links.SHM, other, links.PROOF),
-            described=peers[other].described,
+            description=peers[other].description,
             deadline=settings.deadline,
             size=size,
         ):

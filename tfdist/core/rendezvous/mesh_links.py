@@ -85,7 +85,7 @@ class MeshLinks:
                 listeners=self._listeners,
                 gathering=self._gathering,
                 connect=self._connect_on_demand,
-                describe=lambda rank: self.peers[rank].described,
+                describe=lambda rank: self.peers[rank].description,
                 timeout_s=self.settings.timeout_s,
                 window=self.window,
             )
@@ -161,7 +161,7 @@ class MeshLinks:
                     one.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 end = links.link_end(peer, channels, initiator=False)
             if on_demand is not None:
-                await on_demand.accepted(end)
+                await on_demand.take_accepted(end)
                 return
             self.ends[rank] = end
             self._link_added.set()
@@ -211,7 +211,7 @@ class MeshLinks:
                 )
                 return end, ""
             except ShmFailedError as error:
-                why = f"{peer.described}: {error}"
+                why = f"{peer.description}: {error}"
                 if self.settings.transport == SHM:
                     raise invalid(
                         f"TFDIST_TRANSPORT=shm, but there is no shared memory with "
@@ -238,7 +238,7 @@ class MeshLinks:
                     confirms=self._on_demand_for(peer.rank) is not None,
                 )
             except RefusedError as error:
-                raise invalid(f"no link with {peer.described}: {error}") from error
+                raise invalid(f"no link with {peer.description}: {error}") from error
             except (OSError, AuthenticationError, TimeoutError) as error:
                 # A link on demand has a deadline of its own (on_demand_links).
                 if peer.rank in self.first_peers and self.settings.left_s <= _RETRY_S:
@@ -291,7 +291,7 @@ class MeshLinks:
     def _unreachable(self, peer: Peer, reason: str) -> RendezvousError:
         where = join_address(*peer.address)
         return timeout(
-            f"rank {self.rank} cannot connect to {peer.described} at {where}: "
+            f"rank {self.rank} cannot connect to {peer.description} at {where}: "
             f"{reason or 'no answer'}; {_IS_THE_WAY_OPEN}",
             f"missing link: {self.rank} to {peer.rank}",
         )

@@ -69,7 +69,7 @@ class OnDemandLinks:
         self._pid = os.getpid()
         _running.add(self)
 
-    def started(self) -> None:
+    def core_started(self) -> None:
         """The core runs: it can be given links. From any thread."""
         self._loop.call_soon_threadsafe(self._started.set)
 
@@ -107,7 +107,7 @@ class OnDemandLinks:
             self._window.close()
             os.close(self.wanted_fd)
 
-    async def accepted(self, end: native.LinkEnd) -> None:
+    async def take_accepted(self, end: native.LinkEnd) -> None:
         """Hands a link that a higher rank has made to the core."""
         try:
             await self._started.wait()

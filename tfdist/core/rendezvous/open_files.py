@@ -42,18 +42,18 @@ def raise_limit(links: int, sockets: int = 1, later: int = 0) -> None:
     Raises:
         RendezvousError: the hard limit is too low as well.
     """
-    wanted, most = (
+    needed, at_most = (
         descriptors_needed(links, sockets),
         descriptors_needed(links + later, sockets),
     )
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or most <= soft:
+    if soft == resource.RLIM_INFINITY or at_most <= soft:
         return
-    if hard != resource.RLIM_INFINITY and wanted > hard:
+    if hard != resource.RLIM_INFINITY and needed > hard:
         raise invalid(
-            f"{links} links need {wanted} open files, but the limit of this process is "
-            f"{hard}; raise it (ulimit -Hn {wanted}, as the administrator), or lower "
+            f"{links} links need {needed} open files, but the limit of this process is "
+            f"{hard}; raise it (ulimit -Hn {needed}, as the administrator), or lower "
             "TFDIST_MESH_RANKS" + (" or TFDIST_TCP_SOCKETS" if sockets > 1 else "")
         )
-    target = most if hard == resource.RLIM_INFINITY else hard
+    target = at_most if hard == resource.RLIM_INFINITY else hard
     resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard))

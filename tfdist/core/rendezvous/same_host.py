@@ -79,7 +79,7 @@ async def reaches(
     *,
     secret: bytes,
     claims: dict[str, Any],
-    described: str,
+    description: str,
     deadline: float,
     size: int = 1,
 ) -> bool:
@@ -89,7 +89,7 @@ async def reaches(
         unix_name: its name, from its record.
         secret: of the job.
         claims: of the handshake: both ranks, job, generation (`links.LinkCredentials`).
-        described: the rank, for the message.
+        description: the rank, for the message.
         deadline: in seconds of time.monotonic(). A busy rank is waited for that long:
             the answer must not depend on how fast it comes.
         size: number of ranks that come at once.
@@ -113,11 +113,11 @@ async def reaches(
             await channel.handshake_as_client(secret, claims)
             return True
         except RefusedError as error:
-            raise invalid(f"no proof by {described}: {error}") from error
+            raise invalid(f"no proof by {description}: {error}") from error
         except (OSError, AuthenticationError, TimeoutError) as error:
             if time.monotonic() + _RETRY_S >= deadline:
                 raise timeout(
-                    f"{described} is on this host but does not answer there: "
+                    f"{description} is on this host but does not answer there: "
                     f"{error or 'no answer'}"
                 ) from error
         finally:

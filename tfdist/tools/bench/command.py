@@ -39,7 +39,7 @@ def _start_ranks(size: int, words: Sequence[str]) -> int:
 
 
 def _refusal(options: Namespace, size: int) -> str:
-    """Why this process cannot be a rank that measures, "" when it can."""
+    """Returns why this process cannot measure as a rank; "" if it can."""
     if size < 2:
         return (
             "expected a job of at least 2 ranks; start it as `tfdist bench -np 2`, or "
@@ -74,5 +74,5 @@ def main(words: Sequence[str]) -> int:
         return _INTERRUPTED
     except native.CoreError as error:
         return _complain(error.message)
-    except OSError as error:  # a disk that is full by now
+    except OSError as error:  # e.g. the disk is full
         return _complain(str(error))

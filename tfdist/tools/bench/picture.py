@@ -1,4 +1,4 @@
-"""The times of all algorithms over the size, and where one gives way to another."""
+"""Plots the times of all algorithms over the size, and the crossovers."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ def draw(
 
     Args:
         path: path of the picture; its suffix is one of `kinds`.
-        title: above it.
+        title: title of the picture.
         series: (operation, type) → the measured times.
-        choices: likewise, where the borders are; may be empty.
+        choices: likewise the chosen algorithms, for the crossovers; may be empty.
     """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7.0, 4.5 * len(series)), layout="constrained")
     figure.suptitle(title)
     panels: Sequence[Any] = figure.subplots(len(series), 1, squeeze=False)[:, 0]
-    for panel, (what, times) in zip(panels, series.items(), strict=True):
-        _draw_one(panel, " ".join(what), times, choices.get(what))
+    for panel, (key, times) in zip(panels, series.items(), strict=True):
+        _draw_one(panel, " ".join(key), times, choices.get(key))
     with output.atomic_write(path) as part:
         figure.savefig(part, dpi=120, format=kind(path))
 

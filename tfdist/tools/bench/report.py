@@ -1,4 +1,4 @@
-"""The table of nccl-tests, and the same as JSON."""
+"""Prints results as the table of nccl-tests, or as JSON."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def bus_bandwidth(result: Result, ranks: int) -> float:
 
 
 def percent(result: Result, limits: Limits) -> float:
-    """Of the machine's limit."""
+    """Returns the bus bandwidth in percent of the machine's limit."""
     bus = bus_bandwidth(result, sum(limits.hosts))
     return 100.0 * bus / limits.bus(result.operation)
 
@@ -70,7 +70,7 @@ def heading(limits: Limits, transports: Sequence[str]) -> list[str]:
 
 
 def machine() -> dict[str, Any]:
-    """Where and when, for files."""
+    """Describes the machine, the versions and the time, for files."""
     return {
         "host": platform.node(),
         "processor": platform.machine(),
@@ -83,7 +83,7 @@ def machine() -> dict[str, Any]:
 
 
 def as_json(results: Sequence[Result], limits: Limits) -> dict[str, Any]:
-    """All of a run. Rates in bytes a second, times in seconds."""
+    """Returns all results of a run. Rates in bytes a second, times in seconds."""
     rows = [
         {
             "operation": result.operation,

@@ -54,7 +54,7 @@ class Call:
         timeout_s = self.arguments["timeout_s"]
         if timeout_s and self._waits:
             if not tf.executing_eagerly():
-                engines.unsupported(
+                engines.raise_unsupported(
                     "horovod",
                     "timeout_s of an operation in a tf.function; TFDIST_TIMEOUT_S "
                     "holds for all of them",

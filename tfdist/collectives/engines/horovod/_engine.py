@@ -146,7 +146,7 @@ class HorovodEngine:
                 _temp_process_set_object(horovod_id)
             )
 
-    def finished(self) -> int:
+    def finished_count(self) -> int:
         """Operations that Horovod has ended in this process, but moments of batches."""
         return self._operations.counts.operation_count()
 

@@ -261,11 +261,11 @@ class Operations:
 
     def tfdist_send(self, **_arguments: Any) -> tf.Tensor:
         """Raises: Horovod has nothing to build it from."""
-        engines.unsupported("horovod", "tfdist.send")
+        engines.raise_unsupported("horovod", "tfdist.send")
 
     def tfdist_recv(self, **_arguments: Any) -> tf.Tensor:
         """Raises: Horovod has nothing to build it from."""
-        engines.unsupported("horovod", "tfdist.recv")
+        engines.raise_unsupported("horovod", "tfdist.recv")
 
     # ---- building blocks ----
 
