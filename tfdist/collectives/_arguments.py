@@ -65,7 +65,7 @@ def tensor_of(value: Any, function: str) -> tf.Tensor:
 
 
 def reducible(value: Any, op: Any, function: str) -> tf.Tensor:
-    """A tensor that can be reduced by `op`."""
+    """Returns a tensor that can be reduced by `op`."""
     tensor = tensor_of(value, function)
     check_reducible(tensor.dtype, op, function)
     return tensor
@@ -86,7 +86,7 @@ def splits_of(splits: Any, function: str) -> tf.Tensor:
 
 
 def shape_of(shape: Any, function: str) -> tf.Tensor:
-    """A shape as an int64 vector."""
+    """Returns a shape as an int64 vector."""
     if isinstance(shape, tf.TensorShape) and shape.is_fully_defined():
         shape = shape.as_list()
     dims = _vector_of(shape)
@@ -99,7 +99,7 @@ def shape_of(shape: Any, function: str) -> tf.Tensor:
 
 
 def dtype_of(dtype: Any, function: str) -> tf.DType:
-    """A dtype that can be sent."""
+    """Returns a dtype that can be sent."""
     known = tf.as_dtype(dtype)
     if known not in _MOVABLE:
         raise TypeError(
@@ -109,7 +109,7 @@ def dtype_of(dtype: Any, function: str) -> tf.DType:
 
 
 def _vector_of(numbers: Any) -> tf.Tensor | None:
-    """An int64 vector, None if `numbers` is none."""
+    """Returns an int64 vector, None if `numbers` is none."""
     if tf.is_tensor(numbers) or isinstance(numbers, tf.Variable):
         vector = tf.convert_to_tensor(numbers)
         if not vector.dtype.is_integer:
@@ -124,7 +124,7 @@ def _vector_of(numbers: Any) -> tf.Tensor | None:
 
 
 def scales_of(prescale: float, postscale: float, dtype: tf.DType) -> tuple[str, str]:
-    """The factors of a reduction as texts that give back the same float64."""
+    """Returns the factors of a reduction as texts that give back the same float64."""
     return (
         _scale_of(prescale, "prescale", dtype),
         _scale_of(postscale, "postscale", dtype),

@@ -1,4 +1,4 @@
-"""barrier: nothing but the waiting."""
+"""barrier: waits for all ranks."""
 
 from __future__ import annotations
 

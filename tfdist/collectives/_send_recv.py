@@ -1,4 +1,4 @@
-"""send and recv: a tensor from one rank to another; the rest do not take part."""
+"""send and recv: a tensor from one rank to another; other ranks take no part."""
 
 from __future__ import annotations
 

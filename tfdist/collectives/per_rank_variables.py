@@ -79,7 +79,7 @@ def _live_broadcast_lists() -> Iterator[list[Any]]:
 
 
 def shared_weights(model: keras.Model) -> list[Any]:
-    """The weights of a model that have to be equal on all ranks."""
+    """Returns the weights of a model that have to be equal on all ranks."""
     own = set(map(identity, per_rank_states(model)))
     return [v for v in model.weights if identity(v) not in own and not is_declared(v)]
 

@@ -67,7 +67,7 @@ def check_reducible(dtype: tf.DType, op: Any, function: str) -> None:
 
 
 def reduce_op_number(op: Any) -> int:
-    """The number of `op` in the core.
+    """Returns the number of `op` in the core.
 
     Raises:
         ValueError: `op` is not a `ReduceOp`.

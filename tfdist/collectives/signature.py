@@ -120,7 +120,7 @@ def register(
 
 
 def describe_variable(variable: Any, dtype: Any = None) -> str:
-    """One line for a variable: path, dtype, shape; for `agree`."""
+    """Returns one line for a variable: path, dtype, shape; for `agree`."""
     path = " ".join(path_of(variable).split())
     shape = variable.shape  # of a tf.Variable even its rank may be unknown
     is_open = isinstance(shape, tf.TensorShape) and shape.rank is None
@@ -129,7 +129,7 @@ def describe_variable(variable: Any, dtype: Any = None) -> str:
 
 
 def path_of(variable: Any) -> str:
-    """The path of a Keras variable, or the name of a TensorFlow variable."""
+    """Returns the path of a Keras variable, or the name of a TensorFlow variable."""
     return str(getattr(variable, "path", None) or variable.name)
 
 

@@ -46,7 +46,7 @@ class RankState:
 
 
 def explain(states: Sequence[RankState], when: str, *, is_first: bool) -> str:
-    """The message for ranks whose states differ.
+    """Returns the message for ranks whose states differ.
 
     Args:
         states: of all ranks that were compared, at least two, not all equal.

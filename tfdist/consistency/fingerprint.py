@@ -19,7 +19,7 @@ _LARGE_BYTES = 256 << 10
 
 
 def fingerprint(variable: Any) -> int:
-    """A signed 64-bit hash of the bytes of a variable's value; eager only.
+    """Returns a signed 64-bit hash of the bytes of a variable's value; eager only.
 
     Args:
         variable: a Keras or TensorFlow variable, a tensor or an array, of any dtype and
@@ -41,23 +41,23 @@ def fingerprint(variable: Any) -> int:
 
 
 def fingerprints(variables: Sequence[Any]) -> list[int]:
-    """The `fingerprint` of each variable, in their order."""
+    """Returns the `fingerprint` of each variable, in their order."""
     return [fingerprint(variable) for variable in variables]
 
 
 def digest(data: bytes) -> int:
-    """A signed 64-bit hash of some bytes."""
+    """Returns a signed 64-bit hash of some bytes."""
     found = hashlib.blake2b(data, digest_size=8).digest()
     return int.from_bytes(found, "little", signed=True)
 
 
 def digest_of_fingerprints(numbers: Sequence[int]) -> int:
-    """One signed 64-bit hash of a list of them."""
+    """Returns one signed 64-bit hash of a list of them."""
     return digest(np.asarray(numbers, np.int64).tobytes())
 
 
 def fingerprints_in_graph(variables: Sequence[Any], limit_bytes: int) -> tf.Tensor:
-    """The hash of each variable's value when the graph runs: int64 of shape [n].
+    """Returns the hashes of the variables when the graph runs: int64 of shape [n].
 
     Args:
         variables: at least one Keras or TensorFlow variable.
@@ -72,7 +72,7 @@ def fingerprints_in_graph(variables: Sequence[Any], limit_bytes: int) -> tf.Tens
 
 
 def combine_in_graph(hashes: tf.Tensor) -> tf.Tensor:
-    """One int64 hash of a vector of them."""
+    """Returns one int64 hash of a vector of them."""
     return _fingerprint_of(hashes)
 
 

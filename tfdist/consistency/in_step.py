@@ -206,7 +206,7 @@ def _compare_when_run(
 def _variables_to_compare(
     variables: Sequence[Any], process_set: ProcessSet | None
 ) -> list[tuple[Any, str]]:
-    """The variables to compare and their kinds, in the same order on all ranks."""
+    """Returns the variables to compare and their kinds, in one order on all ranks."""
     found = {identity(v): (v, TRAINED) for v in variables}
     if process_set is None:  # a subset of the ranks may train a part of a model
         model = _model_in_step()
@@ -225,7 +225,7 @@ def _frames() -> Iterator[Any]:
 
 
 def _model_in_step() -> keras.Model | None:
-    """The model whose `train_step` is running or traced; None outside of one."""
+    """Returns the model whose `train_step` is running or traced, or None."""
     for frame in _frames():
         if frame.f_code.co_name == "train_step":
             model = frame.f_locals.get("self")
@@ -252,7 +252,7 @@ def _is_due_in_graph(count: tf.Tensor) -> tf.Tensor:
 
 
 def _graph_count(key: tuple[int, int, str]) -> tf.Variable:
-    """The count of a list's reductions, shared by all traces of a function."""
+    """Returns the count of a list's reductions, shared by all traces of a function."""
     if key not in _graph_counts:
         _drop_earlier_worlds(_graph_counts, key[0])
         # Not tf.Variable, which a later trace of a tf.function must not make.

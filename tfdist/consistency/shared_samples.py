@@ -132,7 +132,7 @@ def can_hash_samples(dataset: Any) -> bool:
 
 
 def _sample_hashes(element: Any) -> tf.Tensor:
-    """One int64 hash for each sample of a batch, of all its tensors together."""
+    """Returns an int64 hash of each sample of a batch, over all its tensors."""
     rows = []
     for tensor in tf.nest.flatten(element):
         count = tf.shape(tensor)[0]

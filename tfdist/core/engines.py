@@ -57,7 +57,7 @@ class Engine(Protocol):
         """
 
     def refusal(self, dtype: int, op: int) -> str | None:
-        """Why it does not reduce `dtype` (TensorFlow's number) by `op`, if so."""
+        """Returns why `dtype` (TensorFlow's number) is not reduced by `op`, or None."""
 
     def add_process_set(self, number: int, ranks: Sequence[int]) -> None:
         """Adds a process set; all ranks call it after they have agreed on the set."""
@@ -91,7 +91,7 @@ def names() -> list[str]:
 
 
 def requested() -> str:
-    """The name in the environment, checked.
+    """Returns the name in the environment, checked.
 
     Raises:
         native.CoreError: there is no such engine.
@@ -109,7 +109,7 @@ def requested() -> str:
 
 @functools.cache
 def chosen() -> Engine | None:
-    """The engine of this process; None: the native one.
+    """Returns the engine of this process; None: the native one.
 
     A process keeps its first engine, because functions are traced for it.
 

@@ -169,14 +169,14 @@ def from_tf(error: BaseException) -> Exception | None:
 
 
 def _of_engine(error: BaseException) -> Exception | None:
-    """Our error for one of another engine's operations."""
+    """Returns our error for an error of another engine's operation."""
     engine = engines.chosen()
     found = engine.to_core_error(error) if engine is not None else None
     return from_core(found) if found is not None else None
 
 
 def from_core(error: CoreError) -> Exception:
-    """The exception that users see for an error of the core or the rendezvous."""
+    """Returns the public exception for an error of the core or the rendezvous."""
     record = _record(error.payload)
     cls = _CLASSES.get(record.kind)
     if cls is not None:
@@ -210,7 +210,7 @@ def _bare(error: tf.errors.OpError) -> Exception | None:
 
 
 def _payload(payloads: Any) -> dict[str, Any]:
-    """Our JSON object among the payloads of an error; empty if there is none.
+    """Returns our JSON object among the payloads of an error; empty if there is none.
 
     If Keras has recreated the error, they are a number.
     """

@@ -1,4 +1,4 @@
-"""The report of a rank about the exception that ends its program.
+"""Reports the exception that ends the program of a rank.
 
 A rank whose own code failed prints its traceback. A rank that only suffers from the
 failure of another one prints one line, and names that rank to the launcher: its
@@ -102,7 +102,7 @@ def find_culprit(
 
 
 def without_libraries(text: str, folders: Sequence[str]) -> str:
-    r"""A traceback, or a message that holds one, without the frames of libraries.
+    r"""Removes the frames of libraries from a traceback, or a message with one.
 
     Of several empty lines one stays.
 
@@ -133,7 +133,7 @@ def without_libraries(text: str, folders: Sequence[str]) -> str:
 
 
 def library_folders() -> list[str]:
-    """Where TensorFlow, Keras and tfdist are; [] if Keras is to show its frames."""
+    """Returns the folders of the libraries; [] if Keras is set to show its frames."""
     keras = sys.modules.get("keras")
     with contextlib.suppress(AttributeError):
         if keras and not keras.config.is_traceback_filtering_enabled():
@@ -143,7 +143,7 @@ def library_folders() -> list[str]:
 
 
 def location(error: BaseException, folders: Sequence[str]) -> str:
-    """Where the program was: its innermost frame outside of libraries."""
+    """Returns where the program was: its innermost frame outside of libraries."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if not any(frame.filename.startswith(f"{folder}/") for folder in folders):
             return f", at {os.path.basename(frame.filename)}:{frame.lineno}"
@@ -236,7 +236,7 @@ def _report(reason: str, culprit: int | None, full: str) -> int:
 
 
 def unreduced_training(size: int, finished: int) -> str | None:
-    """The warning for a program that trained, but reduced no gradients.
+    """Returns the warning for a program that trained, but reduced no gradients.
 
     Called at the end of a program in which no tape or optimizer of tfdist has reduced
     anything. Whether it trained is read from Keras's objects.

@@ -12,7 +12,7 @@ from typing import Any
 def subclass_under_own_name(
     cls: Any, mixin: Any, public: Any, attributes: dict[str, Any]
 ) -> Any:
-    """A subclass of `cls` with the methods of a mixin before its own.
+    """Returns a subclass of `cls` with the methods of a mixin before its own.
 
     Args:
         cls: a class of Keras or of the user.

@@ -112,7 +112,7 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
 
 
 def _installed_elsewhere(folders: Sequence[str]) -> Path | None:
-    """The first folder of sys.path that has a tfdist whose libraries are built."""
+    """Returns the first folder with a tfdist whose libraries are built."""
     built = Path(*LIBRARY_PATH.parts[-3:])
     found = (Path(folder) for folder in folders if (Path(folder) / built).is_file())
     return next(found, None)
@@ -173,7 +173,7 @@ def to_core_error(status: Status) -> CoreError:
 
 
 def last_error() -> CoreError:
-    """The calling thread's last error."""
+    """Returns the calling thread's last error."""
     return to_core_error(library().tfdist_last_error())
 
 

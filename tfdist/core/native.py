@@ -1,4 +1,4 @@
-"""The functions of the native core, through ctypes (`tfdist_ops/runtime/c_api.h`).
+"""Functions of the native core, through ctypes (`tfdist_ops/runtime/c_api.h`).
 
 Importing this module loads nothing and needs no TensorFlow; the library is
 loaded at the first call. Everything here is internal: users call `tfdist`.
@@ -94,7 +94,7 @@ def value(name: str) -> Any:
 
 @functools.cache
 def reduction_refusal(dtype: int, op: int) -> str | None:
-    """Why the core does not reduce `dtype` (TensorFlow's number) by `op`, if so.
+    """Returns why the core does not reduce `dtype` (TensorFlow's number) by `op`.
 
     Returns:
         None, or a sentence with the expected and the actual value and a remedy.
@@ -105,7 +105,7 @@ def reduction_refusal(dtype: int, op: int) -> str | None:
 
 
 def shm_bytes() -> int:
-    """Bytes of shared memory behind one link under the configuration in force."""
+    """Returns the size of the shared memory of one link, in bytes."""
     size = library().tfdist_shm_bytes()
     if size < 0:
         raise last_error()
@@ -113,7 +113,7 @@ def shm_bytes() -> int:
 
 
 def window_bytes() -> int:
-    """Bytes of a rank's window for each of the other ranks of its host."""
+    """Returns the size of a rank's window for each other rank of its host, in bytes."""
     size = library().tfdist_window_bytes()
     if size < 0:
         raise last_error()
@@ -187,7 +187,7 @@ def start(
 
 
 def take_link_requests() -> list[int]:
-    """The ranks to which the core wants a link, each once.
+    """Returns the ranks to which the core wants a link, each once.
 
     Of the two ranks of a link the higher one connects.
     """
@@ -201,7 +201,7 @@ def take_link_requests() -> list[int]:
 
 
 def add_link(end: LinkEnd) -> None:
-    """Hands over a link that was wanted; the core owns its descriptors.
+    """Gives the core a requested link; the core owns its descriptors.
 
     Raises:
         CoreError: the core did not take it.
@@ -237,7 +237,7 @@ def abort(cause: str, *, detail: str = "", culprit: int | None = None) -> None:
 
 
 def failure() -> CoreError | None:
-    """The error that ended the engine's work, None while there is none."""
+    """Returns the error that ended the engine's work, None while there is none."""
     status = library().tfdist_failure()
     return to_core_error(status) if status.code != 0 else None
 
@@ -248,7 +248,7 @@ def good_steps() -> int:
 
 
 def algorithm(kind: int, dtype: int, size_bytes: int, choice: str = "") -> str | None:
-    """The name of the algorithm that moves a request of all ranks.
+    """Returns the name of the algorithm that moves a request of all ranks.
 
     Args:
         kind: ALLREDUCE, ...
@@ -404,7 +404,7 @@ def report_blocked(moves: int, how: int, place: str) -> None:
 
 
 def take_records() -> list[dict[str, Any]]:
-    """The finished operations since the last call, oldest first.
+    """Returns the finished operations since the last call, oldest first.
 
     The core keeps none before the first call in this process, which returns nothing
     and may come before `init`.
@@ -457,7 +457,7 @@ def timeline_span(name: str, begin_us: int, end_us: int) -> None:
 
 
 def counters() -> dict[str, Any]:
-    """The engine's counters: bytes and frames sent, tickets, wake-ups, ..."""
+    """Returns the engine's counters: bytes and frames sent, tickets, wake-ups, ..."""
     return dict(json.loads(library().tfdist_counters_json() or b"{}"))
 
 

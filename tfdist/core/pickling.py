@@ -48,7 +48,7 @@ def is_enabled() -> bool:
 
 
 def key() -> bytes:
-    """The key of this world's objects, the same on all ranks and in no other world."""
+    """Returns the key of this world's objects, the same on all ranks."""
     credentials, _ = runtime.credentials()
     if credentials is None:
         return _own_key

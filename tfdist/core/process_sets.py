@@ -179,7 +179,7 @@ def process_sets() -> list[ProcessSet]:
 
 
 def id_of(process_set: Any) -> int:
-    """The number of a set for the core; 0 stands for all ranks (`None`).
+    """Returns the number of a set for the core; 0 stands for all ranks (`None`).
 
     Raises:
         TypeError: it is no `ProcessSet`.
@@ -205,7 +205,7 @@ def id_of(process_set: Any) -> int:
 
 
 def members_of(process_set: ProcessSet | None) -> Sequence[int]:
-    """The ranks of a set, as ranks of the job."""
+    """Returns the ranks of a set, as ranks of the job."""
     id_of(process_set)
     return range(runtime.size()) if process_set is None else process_set.ranks
 

@@ -98,12 +98,12 @@ def generation() -> int:
 
 
 def live_sets() -> list[ProcessSet]:
-    """The process sets that were added and not removed since `init()`."""
+    """Returns the process sets that were added and not removed since `init()`."""
     return state.process_sets
 
 
 def ranks_of_set(number: int) -> frozenset[int]:
-    """The ranks of a process set, by its number; 0 is that of all ranks."""
+    """Returns the ranks of a process set, by its number; 0 is that of all ranks."""
     for one in state.process_sets:
         if one.id == number:
             return frozenset(one.ranks)
@@ -183,7 +183,7 @@ def cross_size() -> int:
 
 
 def fork_message() -> str:
-    """The error of a process that is a fork of a rank."""
+    """Returns the error of a process that is a fork of a rank."""
     return (
         f"process {os.getpid()} is a fork of process {state.pid}, which called "
         "tfdist.init(), and has no engine; start helper processes before "

@@ -1,4 +1,4 @@
-"""Life of the engine in this process: init, shutdown, and how the program ends.
+"""Starts and stops the engine in this process: init, shutdown, and exit hooks.
 
 Imports no TensorFlow; the error classes, which do, are imported when one is raised.
 """

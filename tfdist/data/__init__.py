@@ -1,4 +1,4 @@
-"""Data of one rank: its share of a data set, in as many steps as every other rank.
+"""Data for one rank: its share of a data set, in equally many steps on every rank.
 
 Example:
     >>> import numpy as np, tfdist

@@ -127,7 +127,7 @@ def check_single_samples(dataset: tf.data.Dataset, function: str) -> None:
 
 
 def _instead_of_shuffle(dataset: tf.data.Dataset, function: str) -> str:
-    """The advice for a dataset that is shuffled."""
+    """Returns the advice for a dataset that is shuffled."""
     shards = function == "tfdist.data.shard"
     if _has_loader(dataset):
         return _SHARD_THE_LOADER if shards else _EVALUATE_THE_LOADER

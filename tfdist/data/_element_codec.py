@@ -31,7 +31,7 @@ _TYPES = frozenset(
 
 
 def describe(spec: Any, place: str = "element") -> list[Any]:
-    """An element_spec as plain data, for `restore`.
+    """Returns an element_spec as plain data, for `restore`.
 
     Raises:
         TypeError: it is not made of tensors in dicts and tuples; names the place.
@@ -86,7 +86,7 @@ def can_send(dtype: tf.DType) -> bool:
 
 
 def shapes_of(element: Sequence[Any]) -> list[tuple[int, ...]]:
-    """The shapes of the arrays, numbers and strings of one element."""
+    """Returns the shapes of the arrays, numbers and strings of one element."""
     return [() if type(part) is bytes else np.shape(part) for part in element]
 
 
@@ -143,12 +143,12 @@ def _section(column: Sequence[Any]) -> list[memoryview]:
 
 
 def _memory(array: np.ndarray) -> memoryview:
-    """The bytes of an array, also of a type that memoryview does not know."""
+    """Returns the bytes of an array, also of a type that memoryview does not know."""
     return memoryview(array.reshape(-1).view(np.uint8))
 
 
 def charge(description: dict[str, Any]) -> int:
-    """Bytes that a block counts in the receiver's buffer, 64 per element included."""
+    """Returns the bytes of a block in the receiver's buffer, with 64 per element."""
     return sum(description["bytes"]) + 64 * int(description["elements"])
 
 

@@ -17,7 +17,7 @@ _WORD = 1 << 64
 
 
 def epoch_order(total: int, *, seed: int, epoch: int) -> np.ndarray:
-    """A permutation of the samples, the same on all ranks, machines and versions.
+    """Returns a permutation of the samples, equal on all ranks, machines and versions.
 
     The samples are sorted by random keys of 64 bits: sample i has the i-th word of
     the counter-based generator Philox4x64-10 with the key (seed, epoch), as
@@ -150,7 +150,7 @@ def check_batch(total: int, global_batch: int, size: int) -> None:
 
 
 def check_int(name: str, value: int, least: int) -> int:
-    """The value of an argument as an integer of at least `least` and 64 bits.
+    """Returns the value of an argument as an integer of at least `least` and 64 bits.
 
     Raises:
         TypeError: it is no integer.

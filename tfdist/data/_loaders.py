@@ -38,7 +38,7 @@ class Loader:
     pads: bool
 
     def own_files(self, rank: int, size: int) -> tf.data.Dataset:
-        """The elements of the source that belong to a rank.
+        """Returns the elements of the source that belong to a rank.
 
         The files are sharded by their index in the sorted list: the loader's own order
         depends on its seed, which may differ between ranks.
@@ -117,7 +117,7 @@ def _chain(dataset: Any) -> Iterator[Any]:
 
 
 def _paths(source: Any) -> list[bytes] | None:
-    """The texts of `from_tensor_slices(texts)`, which may be zipped with others."""
+    """Returns the texts of a dataset `from_tensor_slices(texts)`, perhaps zipped."""
     if _kind(source) == "_ZipDataset":
         source = source._inputs()[0]
     if _kind(source) != "_TensorSliceDataset" or len(source._tensors) != 1:

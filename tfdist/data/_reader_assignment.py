@@ -9,7 +9,7 @@ _Thing = TypeVar("_Thing")
 
 
 def reader_of(host_of: Sequence[int], readers: int) -> list[int]:
-    """The rank that reads for each rank.
+    """Returns the rank that reads for each rank.
 
     Ranks are taken host by host. With as many readers as hosts the first rank of each
     host reads for its host; with fewer, for whole neighbouring hosts; with more, the

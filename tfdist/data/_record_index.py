@@ -64,7 +64,7 @@ def join(parts: Sequence[np.ndarray]) -> Index:
 
 
 def paths_of(files: Sequence[str | os.PathLike[str]]) -> tuple[str, ...]:
-    """The names as strings, in their order.
+    """Returns the names as strings, in their order.
 
     Raises:
         TypeError: one name instead of a list of them.
@@ -159,7 +159,7 @@ def index_files(paths: Sequence[str]) -> list[np.ndarray]:
 
 
 def index_file(path: str) -> np.ndarray:
-    """The lengths of the records of one file, in bytes; int64 `[records]`."""
+    """Returns the lengths of the records of one file, in bytes; int64 `[records]`."""
     try:
         with tf.device("/CPU:0"):
             return native_ops().tfdist_index_records(path).numpy()

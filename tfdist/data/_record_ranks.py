@@ -71,7 +71,7 @@ def build(
     counts: Sequence[int] | None,
     cache: str | os.PathLike[str] | None,
 ) -> indexing.Index:
-    """The index of the files, the same on all ranks.
+    """Returns the index of the files, the same on all ranks.
 
     Args:
         call: coordinates all ranks; None: this rank works alone.

@@ -245,7 +245,7 @@ def _receive(
 
 
 def _prefetch(spec: Any) -> int:
-    """How many elements TensorFlow holds ready: few of large ones."""
+    """Returns how many elements TensorFlow holds ready: few of large ones."""
     total = 0
     for one in tf.nest.flatten(spec):
         if not one.shape.is_fully_defined():

@@ -123,7 +123,7 @@ class Iteration:
     # ---- for the generator ----
 
     def next_block(self) -> list[np.ndarray] | None:
-        """The next block; empty arrays while there is none; None at the end.
+        """Returns the next block; empty arrays while there is none; None at the end.
 
         Raises:
             RuntimeError: the reader failed, or its dataset did, or no element came
@@ -299,7 +299,7 @@ def _socket(source: Source) -> socket.socket:
 
 
 def _public(kind: str, message: str, rank: int | None) -> str:
-    """The text of an error that `tfdist.errors.from_tf` recognises in TensorFlow's."""
+    """Returns a message that `tfdist.errors.from_tf` recognises inside TensorFlow's."""
     record = {"kind": kind, "cause": message}
     if rank is not None:
         record["rank"] = rank  # type: ignore[assignment]

@@ -195,7 +195,7 @@ class ReadingService:
         ready.set()
 
     def _refusal(self, transport: str, found: dict[str, Any]) -> str:
-        """Why a connection with these claims is not welcome; "" when it is."""
+        """Returns why a connection with these claims is not welcome; "" when it is."""
         rank = self._credentials.rank
         expected = {**self._credentials.claims(transport, rank, PURPOSE), "to": rank}
         del expected["from"]

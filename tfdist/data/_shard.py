@@ -27,7 +27,7 @@ def shard(
     rank: int | None = None,
     size: int | None = None,
 ) -> tf.data.Dataset:
-    """The batches of this rank: its share of the samples, in equal numbers of steps.
+    """Returns this rank's batches: its share of the samples, in equally many steps.
 
     Sample i belongs to rank i mod `size`. So in every epoch the ranks' samples are
     disjoint, their union is the data set, and their numbers differ by one at most.
@@ -107,7 +107,7 @@ def shard(
 
 
 def batch_sizes(total: int, *, batch_size: int, rank: int, size: int) -> list[int]:
-    """The sizes of one rank's batches; the same number of batches on every rank.
+    """Returns the sizes of one rank's batches; their number is equal on every rank.
 
     Args:
         total: samples of the whole data set.
@@ -149,7 +149,7 @@ def batch_sizes(total: int, *, batch_size: int, rank: int, size: int) -> list[in
 
 
 def seed(base: int = 0, *, rank: int | None = None) -> int:
-    """A seed of this rank: reproducible, and different from all other ranks' seeds.
+    """Returns a seed for this rank: reproducible, and different on all ranks.
 
     For what should differ between ranks (augmentation, dropout, shuffling). What has
     to be equal, e.g. the initial weights, is sent by `BroadcastInitialState`.
@@ -205,7 +205,7 @@ def _cardinality(dataset: tf.data.Dataset) -> int:
 
 
 def _part_of_arrays(data: Any, rank: int, size: int) -> tuple[int, Any]:
-    """The number of samples, and this rank's rows of every array."""
+    """Returns the number of samples, and this rank's rows of every array."""
     if _has_list(data):
         raise TypeError(
             "Expected a tuple or dict of arrays, got a list, which tf.data makes one "

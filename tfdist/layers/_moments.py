@@ -39,7 +39,7 @@ def synchronized_moments(
     slack: float = 0.0,
     process_set: int = 0,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Mean and variance of the values that all ranks have in a channel.
+    """Returns mean and variance of the values that all ranks have in a channel.
 
     Args:
         inputs: floating-point tensor with a channel dimension of static size `C`; the
@@ -148,7 +148,7 @@ def _if_any(count: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
 
 
 def _along(vector: tf.Tensor, x: tf.Tensor, axis: int) -> tf.Tensor:
-    """The vector, shaped to be broadcast along dimension `axis` of `x`."""
+    """Returns the vector, shaped to be broadcast along dimension `axis` of `x`."""
     shape = [1] * len(x.shape)
     shape[axis] = -1
     return tf.reshape(vector, shape)

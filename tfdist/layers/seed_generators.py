@@ -99,7 +99,7 @@ def check_choice(seeds: str) -> None:
 
 
 def seed_at(seed: int, distance: int) -> int:
-    """The seed of the rank that comes `distance` ranks after the one with `seed`.
+    """Returns the seed of the rank that is `distance` ranks after that with `seed`.
 
     Different for all distances below 2**31 - 2, also for the kernels of TensorFlow,
     to which Keras gives seeds modulo that number.
@@ -112,6 +112,6 @@ def seed_at(seed: int, distance: int) -> int:
 
 
 def states_of_generators(model: keras.layers.Layer) -> list[Any]:
-    """The states of the generators that the layers hold, each once, in order."""
+    """Returns the states of the layers' generators, each once, in order."""
     unique = {id(v): v for v in model.variables if v.name == _NAME}
     return list(unique.values())

@@ -116,7 +116,7 @@ def combine_at(
 def total_moments(
     share: float, mean: np.ndarray, variance: np.ndarray, sum_over_ranks: Any
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and variance of all ranks' data, by the law of total variance.
+    """Returns mean and variance of all ranks' data, by the law of total variance.
 
     Args:
         share: this rank's share of the data, 0 to 1.

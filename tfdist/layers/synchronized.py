@@ -43,7 +43,7 @@ class _Synchronized:
         self.supports_jit = False  # Keras then leaves XLA off, where it may choose
 
     def _moments(self, inputs: Any, mask: Any) -> tuple[tf.Tensor, tf.Tensor]:
-        """Mean and variance of a batch; Keras calls it in training only."""
+        """Returns mean and variance of a batch; Keras calls it in training only."""
         for variable in self._weighted_too_late():
             synchronized_by.set(variable, weakref.ref(self))
         slack = 0.0
@@ -207,7 +207,7 @@ def is_synchronized(layer: Any) -> bool:
 def batch_normalizations(
     model: keras.layers.Layer,
 ) -> list[keras.layers.BatchNormalization]:
-    """The batch normalisation layers of a model, each once; the same on all ranks."""
+    """Returns the batch normalisation layers of a model, each once, in order."""
     layers = model._flatten_layers()
     unique = {
         id(layer): layer
@@ -244,6 +244,6 @@ def _convert(layer: Any, process_set: ProcessSet | None) -> None:
 
 @functools.cache
 def _synchronized_class(own: Any, process_set: ProcessSet | None) -> Any:
-    """The synchronised subclass of a layer's class, under the class's own name."""
+    """Returns the synchronised subclass of a layer's class, with the class's name."""
     attributes = {"_tfdist_own": own, "_tfdist_set": process_set}
     return subclass_under_own_name(own, _Synchronized, keras.layers, attributes)

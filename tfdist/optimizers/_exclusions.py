@@ -67,7 +67,7 @@ def are_excluded(variables: Sequence[Any], exclude: Any) -> list[bool]:
 
 
 def serialize(exclude: Any) -> Any:
-    """The option in a form that a saved model can hold."""
+    """Returns the option in a form that a saved model can hold."""
     if callable(exclude):
         return keras.saving.serialize_keras_object(exclude)
     return exclude

@@ -10,7 +10,7 @@ from typing import Any
 def number(
     name: str, value: Any, *, at_least: float | None = None, above: float | None = None
 ) -> float:
-    """The value as a finite float that is not below its bound."""
+    """Returns the value as a finite float that is not below its bound."""
     expected = "a finite number"
     if at_least is not None:
         expected = f"a number of at least {at_least:g}"
@@ -28,7 +28,7 @@ def number(
 
 
 def fraction(name: str, value: Any) -> float:
-    """The value as a float from 0 to 1."""
+    """Returns the value as a float from 0 to 1."""
     found = number(name, value, at_least=0)
     if found > 1:
         raise ValueError(_message(name, "a number from 0 to 1", value))
@@ -36,7 +36,7 @@ def fraction(name: str, value: Any) -> float:
 
 
 def integer(name: str, value: Any, *, at_least: int) -> int:
-    """The value as an int that is not below its bound."""
+    """Returns the value as an int that is not below its bound."""
     expected = f"a whole number of at least {at_least}"
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise TypeError(_message(name, expected, value))
@@ -46,7 +46,7 @@ def integer(name: str, value: Any, *, at_least: int) -> int:
 
 
 def flag(name: str, value: Any) -> bool:
-    """The value, which is True or False."""
+    """Returns the value, which is True or False."""
     if not isinstance(value, bool):
         raise TypeError(_message(name, "True or False", value))
     return value

@@ -111,7 +111,7 @@ class LARS(MomentumSGD):
         return tf.where(both, local, tf.ones_like(local)) * direction
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments, for `from_config` and saved models."""
+        """Returns the arguments, for `from_config` and saved models."""
         return {
             **super().get_config(),
             "trust_coefficient": self.trust_coefficient,

@@ -136,7 +136,7 @@ class MomentumSGD(keras.optimizers.Optimizer):
             raise ValueError("nesterov=True needs a momentum above 0, got momentum=0.")
 
     def build(self, variables: list[Any]) -> None:
-        """Makes the velocities, zeros of the variables' shapes and dtypes."""
+        """Creates the velocities: zeros of the variables' shapes and dtypes."""
         if self.built:
             return
         super().build(variables)
@@ -190,10 +190,10 @@ class MomentumSGD(keras.optimizers.Optimizer):
         return self._var_key(variable) in self._excluded
 
     def _apply_weight_decay(self, variables: Any) -> None:
-        """Nothing: Keras would decay beside the gradient, and here it is inside."""
+        """Does nothing: weight decay is a part of the gradient here."""
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments, for `from_config` and saved models."""
+        """Returns the arguments, for `from_config` and saved models."""
         return {
             **super().get_config(),
             "momentum": self.momentum,
@@ -206,6 +206,6 @@ class MomentumSGD(keras.optimizers.Optimizer):
     def from_config(
         cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
     ) -> MomentumSGD:
-        """An optimizer like the one whose `get_config` was called, without state."""
+        """Creates an optimizer, without state, from the result of `get_config`."""
         exclude = _exclusions.deserialize(config.get("exclude"), custom_objects)
         return super().from_config({**config, "exclude": exclude}, custom_objects)

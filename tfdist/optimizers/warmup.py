@@ -77,7 +77,7 @@ class Warmup(_Schedule):
         self.delay = _options.flag("delay", delay)
 
     def __call__(self, step: Any) -> Any:
-        """The learning rate of a step, a scalar tensor; `step`: an integer scalar."""
+        """Returns the learning rate of a step (an integer scalar), a scalar tensor."""
         if self.delay:
             steps_after = ops.cast(step, "int64") - self.warmup_steps
             rate = self._rate(ops.maximum(steps_after, ops.zeros_like(steps_after)))
@@ -95,7 +95,7 @@ class Warmup(_Schedule):
         return ops.convert_to_tensor(self.schedule, dtype="float32")
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments, with the schedule's own configuration."""
+        """Returns the arguments, with the schedule's own configuration."""
         schedule = self.schedule
         if isinstance(schedule, _Schedule):
             schedule = keras.optimizers.schedules.serialize(schedule)

@@ -19,7 +19,7 @@ _COMMANDS: dict[str, tuple[str, Callable[[Sequence[str]], int]]] = {
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options of tfdist."""
+    """Returns the options of tfdist."""
     arguments = argparse.ArgumentParser(
         prog="tfdist", description=_DESCRIPTION, allow_abbrev=False
     )

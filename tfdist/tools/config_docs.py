@@ -47,7 +47,7 @@ _MULTIPLES = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 
 def _number(value: float, unit: str) -> str:
-    """A number with its unit, sizes in the largest binary multiple that fits."""
+    """Formats a number with its unit; sizes in the largest binary multiple."""
     if unit == "bytes":
         for factor, name in _MULTIPLES:
             if value and value % factor == 0:
@@ -80,7 +80,7 @@ def _default(row: dict[str, Any]) -> str:
 
 
 def render(rows: Iterable[dict[str, Any]]) -> str:
-    """The page as Markdown.
+    """Renders the page as Markdown.
 
     Args:
         rows: the rows of `native.config()`; their values in force are not used.

@@ -45,7 +45,7 @@ class Node:
         return self._outputs()
 
     def get_attr(self, name: str) -> Any:
-        """One of its attributes."""
+        """Returns one of its attributes."""
         return self._attributes[name]
 
 

@@ -301,7 +301,7 @@ def _is_root(node: Any) -> tf.Tensor:
 
 
 def _splits_of_input(node: Any, counts: tf.Tensor) -> tf.Tensor:
-    """How many rows of the input are for each rank, by default as even as possible."""
+    """Returns the number of rows for each rank, by default as even as possible."""
     tensor, given = node.inputs
     rows = tf.reduce_prod(tf.shape(tensor, out_type=tf.int64)[:1])  # 1 of a scalar
     size = tf.size(counts, out_type=tf.int64)

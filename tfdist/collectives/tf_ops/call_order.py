@@ -1,4 +1,4 @@
-"""Calls of traced functions that reduce run in the order of the program, of one thread.
+"""Keeps calls of traced functions with collectives in program order, in one thread.
 
 TensorFlow runs two calls at the same time where both only read variables. The
 operations in them may have equal names, above all where it is one function that is

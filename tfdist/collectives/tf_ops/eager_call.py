@@ -1,4 +1,4 @@
-"""The arguments of eager calls, which TensorFlow must not keep a kernel for.
+"""Passes arguments of eager calls without a kernel for each value.
 
 TensorFlow keeps a kernel for every value of an attribute, and never frees it. So an
 eager call passes values that may differ in every call as a tensor instead, `call`; its

@@ -43,7 +43,7 @@ _ORDER_FREE = "MUST_RUN_ORDER_INSENSITIVE_STATEFUL_OPS"
 
 @functools.cache
 def ops() -> Any:
-    """The functions of the operations, e.g. `ops().tfdist_allreduce`.
+    """Returns the functions of the operations, e.g. `ops().tfdist_allreduce`.
 
     They come from `libtfdist_tf.so`, or from the engine that `TFDIST_ENGINE` names.
 
@@ -56,7 +56,7 @@ def ops() -> Any:
 
 @functools.cache
 def native_ops() -> ModuleType:
-    """The generated functions of `libtfdist_tf.so`, whatever the engine.
+    """Returns the generated functions of `libtfdist_tf.so`, whatever the engine.
 
     Raises:
         ImportError: as `ops`.
@@ -71,7 +71,7 @@ def native_ops() -> ModuleType:
 
 
 def built_for(path: Path) -> str:
-    """The version of TensorFlow that the library at `path` was built for.
+    """Returns the version of TensorFlow that the library at `path` was built for.
 
     Read from the file, not from the loaded library: loading runs its code.
     """

@@ -40,7 +40,7 @@ Key = tuple[int, str]  # number of the process set, name
 def operation_name(
     kind: str, name: str | None, *, process_set: int = 0, partner: str = ""
 ) -> str:
-    """The name of an operation that is called here.
+    """Returns the name of an operation that is called here.
 
     Args:
         kind: "allreduce", "broadcast", ...
@@ -63,7 +63,7 @@ def operation_name(
 
 
 def place_of(graph: Any) -> str:
-    """The traced functions around a call, e.g. "train_step/cond_true".
+    """Returns the traced functions around a call, e.g. "train_step/cond_true".
 
     The same however often they are traced, unlike what names begin with.
     """
@@ -154,7 +154,7 @@ class NameOwners:
         """Has nothing to end (`runtime.Resource`)."""
 
     def _look(self) -> int:
-        """How often threads had been started when they were last looked at."""
+        """Returns how often threads had been started when they were last looked at."""
         running = threading.enumerate()
         if running != self._seen:
             self._turn += 1

@@ -32,7 +32,7 @@ _RUN_ON_RANK = ("run_on_rank", "_alone")
 
 
 def describe_call(frame: FrameType | None) -> str:
-    """The program's call and its line, e.g. "tfdist.evaluate (train.py:9)".
+    """Returns the program's call and its line, e.g. "tfdist.evaluate (train.py:9)".
 
     Args:
         frame: the innermost frame of the thread.
@@ -116,7 +116,7 @@ def _name_of(frame: FrameType, segment: list[FrameType]) -> str:
 
 
 def _name_of_loop(frame: FrameType, segment: list[FrameType]) -> str:
-    """The callback and its hook, or the step of `fit`."""
+    """Returns the callback and its hook, or the step of `fit`."""
     function = frame.f_code.co_name
     variables = frame.f_locals
     counts = {
@@ -169,7 +169,7 @@ def _owner_of_file(filename: str) -> str:
 
 @functools.cache
 def _folders() -> dict[str, str]:
-    """Of the packages; those that pip installs are inside of Python's own folder."""
+    """Returns the folder of each package; pip puts them inside of Python's folder."""
     specs = ((name, importlib.util.find_spec(name)) for name in _PACKAGES)
     return {
         name: os.path.dirname(spec.origin)

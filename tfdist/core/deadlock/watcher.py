@@ -112,7 +112,7 @@ def survey(
 
 
 def _helpers() -> set[int]:
-    """The daemon threads that Python has started."""
+    """Returns the daemon threads that Python has started."""
     return {
         one.ident
         for one in threading.enumerate()

@@ -1,4 +1,4 @@
-"""How ranks find each other, prove who they are and get connected.
+"""Finds, authenticates and connects the ranks of a job.
 
 `environment` reads who this process is, `secret` where the job's secret lies,
 `store` is the small authenticated key/value server everybody meets at, `mesh`

@@ -35,7 +35,7 @@ def is_loopback(host: str) -> bool:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A TCP socket bound to one address; port 0 takes a free one.
+    """Returns a TCP socket bound to one address; port 0 takes a free one.
 
     Raises:
         RendezvousError: the address is no address of this machine, is the address of
@@ -76,7 +76,7 @@ def connected_to_itself(sock: socket.socket) -> bool:
 
 
 def _own_addresses() -> dict[str, list[str]]:
-    """The addresses of this machine by interface, IPv4 first; none of a single link."""
+    """Returns this machine's addresses by interface, IPv4 first, no link-local ones."""
     import psutil  # imported here: most ranks do not need it
 
     found: dict[str, list[str]] = {}
@@ -93,7 +93,7 @@ def _own_addresses() -> dict[str, list[str]]:
 
 
 def own_address(choice: str, variable: str = "TFDIST_ADDRESS") -> str:
-    """The address of this machine that a user chose.
+    """Returns the address of this machine that a user chose.
 
     Args:
         choice: an IP address, a network ("10.1.0.0/16") or an interface ("eth1"). The
@@ -137,7 +137,7 @@ def own_address(choice: str, variable: str = "TFDIST_ADDRESS") -> str:
 
 
 def route_to(host: str) -> str | None:
-    """The address of this machine from which packets to `host` go out.
+    """Returns the address of this machine from which packets to `host` go out.
 
     Sends nothing. None: the name has no address here, or there is no route.
     """

@@ -51,12 +51,12 @@ class RefusedError(AuthenticationError):
 
 
 def new_secret() -> bytes:
-    """A fresh secret for one job."""
+    """Returns a fresh secret for one job."""
     return secrets.token_bytes(SECRET_BYTES)
 
 
 def new_nonce() -> bytes:
-    """A number that is used once, in one handshake."""
+    """Returns a number that is used once, in one handshake."""
     return secrets.token_bytes(NONCE_BYTES)
 
 
@@ -91,7 +91,7 @@ def check_preamble(received: bytes, version: str) -> None:
 
 
 def hello(version: str, nonce: bytes, claims: dict[str, Any]) -> bytes:
-    """The client's first message.
+    """Returns the client's first message.
 
     Raises:
         ValueError: the claims are too long.
@@ -171,7 +171,7 @@ class Sealer:
     count: int = 0
 
     def mac(self, body: bytes) -> bytes:
-        """The MAC of the next message."""
+        """Returns the MAC of the next message."""
         return self.mac_of([body])
 
     def mac_of(self, parts: Sequence[bytes] | Sequence[memoryview]) -> bytes:
@@ -183,11 +183,11 @@ class Sealer:
         return value.digest()
 
     def seal(self, body: bytes) -> bytes:
-        """The next message as it goes over the wire."""
+        """Returns the next message as it goes over the wire."""
         return self.mac(body) + body
 
     def open(self, message: bytes) -> bytes:
-        """The body of the next message.
+        """Returns the body of the next message.
 
         Raises:
             AuthenticationError: it was changed, dropped, repeated or reordered.
@@ -199,12 +199,12 @@ class Sealer:
 
 
 def encode(message: dict[str, Any]) -> bytes:
-    """A message as compact JSON."""
+    """Returns a message as compact JSON."""
     return json.dumps(message, separators=(",", ":")).encode()
 
 
 def decode(body: bytes) -> dict[str, Any]:
-    """A message from JSON; AuthenticationError when it is not an object."""
+    """Returns a message from JSON; AuthenticationError when it is not an object."""
     try:
         message = json.loads(body)
     except (ValueError, RecursionError) as error:
@@ -215,7 +215,7 @@ def decode(body: bytes) -> dict[str, Any]:
 
 
 def decode_bytes(message: dict[str, Any], name: str, length: int) -> bytes:
-    """A field of `length` bytes, given in hexadecimal."""
+    """Returns a field of `length` bytes, given in hexadecimal."""
     text = message.get(name)
     if not isinstance(text, str) or len(text) != 2 * length:
         raise AuthenticationError(f"the field {name!r} of a message is malformed")

@@ -177,7 +177,7 @@ def _server(placement: Placement, secret: bytes, where: tuple[str, int]) -> Stor
 def _check_one_host(
     placement: Placement, secret_file: str | None, address: str | None
 ) -> None:
-    """Without secret and address from outside, only ranks of one host can meet."""
+    """Raises if ranks of several hosts have no common secret and address."""
     origin = f"{placement.variables}, read as {placement.source!r}"
     if placement.launcher_runs_store:
         raise invalid(

@@ -18,14 +18,14 @@ class RendezvousError(native.CoreError):
 
 
 def invalid(message: str) -> RendezvousError:
-    """A setting that cannot work, known on this rank alone."""
+    """Returns the error for a setting that cannot work, found on this rank only."""
     return RendezvousError(
         native.INVALID_ARGUMENT, message, {"kind": "invalid_argument", "cause": message}
     )
 
 
 def mismatch(message: str, detail: str) -> RendezvousError:
-    """The ranks do not agree on something that must be equal."""
+    """Returns the error for a setting that differs between the ranks."""
     return RendezvousError(
         native.FAILED_PRECONDITION,
         message,
@@ -34,7 +34,7 @@ def mismatch(message: str, detail: str) -> RendezvousError:
 
 
 def timeout(message: str, detail: str = "") -> RendezvousError:
-    """A rank was missing at the deadline."""
+    """Returns the error for ranks that are missing at the deadline."""
     payload: dict[str, Any] = {"kind": "timeout", "cause": message}
     if detail:
         payload["detail"] = detail
@@ -44,7 +44,7 @@ def timeout(message: str, detail: str = "") -> RendezvousError:
 def rank_failed(
     message: str, *, rank: int = -1, host: str = "", pid: int = 0, cause: str = ""
 ) -> RendezvousError:
-    """A rank failed while the ranks were connecting."""
+    """Returns the error for a rank that failed while the ranks were connecting."""
     payload: dict[str, Any] = {"kind": "rank_failed", "cause": cause or message}
     if rank >= 0:
         payload["rank"] = rank
@@ -56,7 +56,7 @@ def rank_failed(
 
 
 def numbers(ranks: list[int]) -> str:
-    """In words: rank 3; ranks 1 and 3; ranks 1, 2, 3 and 9 more."""
+    """Lists ranks in words: rank 3; ranks 1 and 3; ranks 1, 2, 3 and 9 more."""
     shown = [str(rank) for rank in ranks[:8]]
     if len(ranks) > 8:
         shown.append(f"{len(ranks) - 8} more")

@@ -103,7 +103,7 @@ class LinkCredentials:
     def refusal(
         self, transport: str, size: int, claims: dict[str, Any], purpose: str = LINK
     ) -> str:
-        """Why a connection with these claims is not wanted here; "": it is."""
+        """Returns why a connection with these claims is not wanted here; "": it is."""
         expected = {**self._common(transport, purpose), "to": self.rank}
         found = auth.difference(expected, claims, {"to": "rank that is called"})
         initiator = claims.get("from")
@@ -151,7 +151,7 @@ def link_end(
 
 
 def create_memory(size: int) -> int:
-    """A zeroed memory file whose pages exist and whose size is final.
+    """Returns a zeroed memory file whose pages exist and whose size is final.
 
     Raises:
         ShmFailedError: there is not enough memory (a cgroup, or the machine).
@@ -208,7 +208,7 @@ class Window:
         self.fd = -1
 
     def take(self) -> int:
-        """The memory file, which stays the window's.
+        """Returns the memory file, which stays the window's.
 
         Raises:
             ShmFailedError: there is not enough memory.
@@ -434,7 +434,7 @@ class Gathering:
 
 
 def unix_listener() -> tuple[socket.socket, str]:
-    """A socket with a random abstract name: no file, gone with the process."""
+    """Returns a socket with a random abstract name: no file, gone with the process."""
     name = f"tfdist-{secrets.token_hex(16)}"
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     sock.bind("\0" + name)

@@ -29,7 +29,7 @@ _running: weakref.WeakSet[OnDemandLinks] = weakref.WeakSet()
 
 
 class OnDemandLinks:
-    """Opens links after the start; everything but `started` and `stop` on its loop.
+    """Opens links after the start; all but `core_started` and `stop` on its loop.
 
     Args:
         rank: this one.
@@ -70,7 +70,7 @@ class OnDemandLinks:
         _running.add(self)
 
     def core_started(self) -> None:
-        """The core runs: it can be given links. From any thread."""
+        """Lets links be given to the core, which runs now. From any thread."""
         self._loop.call_soon_threadsafe(self._started.set)
 
     def stop(self) -> None:

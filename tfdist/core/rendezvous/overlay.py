@@ -1,4 +1,4 @@
-"""Which ranks are connected from the start.
+"""Selects the ranks that are connected from the start.
 
 A small world is a full mesh. Above TFDIST_MESH_RANKS a rank starts with links to the
 ranks at a distance of a power of two, both ways round; the core relays control messages
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 
 def neighbours(rank: int, size: int) -> list[int]:
-    """The ranks that `rank` is connected with in an overlay, ascending.
+    """Returns the ranks that `rank` is connected with in an overlay, ascending.
 
     Mirrors `OverlayNeighbours` of tfdist_ops/transport/routes.cc; the core refuses
     other links.
@@ -25,7 +25,7 @@ def neighbours(rank: int, size: int) -> list[int]:
 
 
 def first_peers(rank: int, size: int, mesh_ranks: int) -> list[int]:
-    """The ranks that `rank` is connected with from the start, ascending.
+    """Returns the ranks that `rank` is connected with from the start, ascending.
 
     Example:
         >>> from tfdist.core.rendezvous import overlay

@@ -43,7 +43,7 @@ def claim() -> str:
 
 
 def candidates(rank: int, claims: Sequence[str]) -> list[int]:
-    """The lower ranks that claim the host of `rank`, in the order to try them.
+    """Returns the lower ranks that claim the host of `rank`, in the order to try them.
 
     The nearest first: of many ranks on a host each is tried by about one other.
     """

@@ -26,7 +26,7 @@ _POLL_S = 0.005
 
 
 def boot_id() -> str:
-    """A number that this machine keeps until it restarts."""
+    """Returns a number that this machine keeps until it restarts."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
@@ -41,7 +41,7 @@ def start_time(pid: int) -> str | None:
 
 
 def read_secret_file(path: str, variable: str = "TFDIST_SECRET_FILE") -> bytes:
-    """The secret in a file: 32 bytes, or 64 hexadecimal digits.
+    """Returns the secret in a file: 32 bytes, or 64 hexadecimal digits.
 
     Raises:
         RendezvousError: the file is missing, not a secret, or open to other users.
@@ -90,7 +90,7 @@ def keep_in_memory(secret: bytes) -> tuple[int, str]:
 
 
 def parent_job(environ: Mapping[str, str]) -> str:
-    """A name of the job, when the launcher gave none: the process that started it.
+    """Returns a name for a job without one: that of the process that started it.
 
     That is the nearest ancestor that is not itself part of this rank (a shell or
     wrapper in between has the rank's own variables).
@@ -250,7 +250,7 @@ class MeetingPoint:
             pass
 
     def _read(self, folder: int) -> dict[str, Any] | None:
-        """The file's contents; None when there is none, or its writer is dead."""
+        """Returns the file's contents; None without a file or if its writer is dead."""
         found = self._parse(folder, self.name)
         return found if found is not None and self._alive(found) else None
 

@@ -19,7 +19,7 @@ _TENSORFLOW = ("tensorflow", "tensorflow-cpu", "tensorflow-gpu", "tf-nightly")
 
 
 def tensorflow_version() -> str:
-    """The version of the installed TensorFlow, without importing it; "" if none."""
+    """Returns the version of the installed TensorFlow; "" if none. Imports nothing."""
     module = sys.modules.get("tensorflow")
     if module is not None and hasattr(module, "__version__"):
         return str(module.__version__)
@@ -42,7 +42,7 @@ def versions() -> dict[str, str]:
 
 
 def agreed_settings(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """The variables that must be equal on all ranks, with their values here."""
+    """Returns the variables that must be equal on all ranks, with their values here."""
     return {name: row["value"] for name, row in rows.items() if row["agreed"]}
 
 
@@ -140,12 +140,12 @@ def topology(
 
 
 def processors() -> str:
-    """The processors that this rank may use: a bit for each, in hexadecimal."""
+    """Returns the processors that this rank may use: a bit for each, in hexadecimal."""
     return f"{sum(1 << number for number in os.sched_getaffinity(0)):x}"
 
 
 def sharing(topology: native.Topology, records: Sequence[Mapping[str, Any]]) -> int:
-    """How many ranks of this host may run on a processor of this rank, itself included.
+    """Counts the ranks that may share a processor with this rank, itself included.
 
     Args:
         topology: of this rank. A rank that it counts, but whose host was not proved to

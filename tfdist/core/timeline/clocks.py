@@ -40,7 +40,7 @@ class Offset:
 
 
 def offset_of(sample: Mapping[str, int]) -> Offset:
-    """The offset from one round trip.
+    """Returns the offset from one round trip.
 
     Args:
         sample: "asked", "heard", "answered", "back": t1 to t4, in microseconds.
@@ -55,7 +55,7 @@ def offset_of(sample: Mapping[str, int]) -> Offset:
 
 
 def best_offsets(samples: Iterable[Mapping[str, int]]) -> list[Offset]:
-    """The measurement with the shortest round trip of each 10 s, by time."""
+    """Returns the measurement with the shortest round trip of each 10 s, by time."""
     windows: dict[int, Offset] = {}
     for sample in samples:
         offset = offset_of(sample)

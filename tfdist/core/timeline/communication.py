@@ -83,7 +83,7 @@ def records_of(operations: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def steps_of(part: Part) -> list[Step]:
-    """The steps of `fit`, or where there are none, of a loop of the user's own.
+    """Returns the steps of `fit`, or where there are none, of a loop of the user's own.
 
     A step of such a loop ends with each reduction of a list of gradients and begins
     where the one before ended; the first one begins with the part.
@@ -140,7 +140,7 @@ def wait_of(op: Mapping[str, Any], own_rank: int) -> tuple[int, int, int] | None
 
 
 def longest_waits(parts: Sequence[Part], limit: int = 3) -> list[Wait]:
-    """The operations in which the ranks waited longest, and for whom.
+    """Returns the operations in which the ranks waited longest, and for whom.
 
     Args:
         parts: parts of all ranks.

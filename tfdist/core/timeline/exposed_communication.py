@@ -56,7 +56,7 @@ def tails(records: Iterable[Mapping[str, Any]]) -> list[tuple[int, int]]:
 def lists(
     records: Iterable[Mapping[str, Any]],
 ) -> list[tuple[str, list[Mapping[str, Any]]]]:
-    """The reductions of lists of gradients, each with the records of its parts.
+    """Returns the reductions of lists of gradients, each with the records of its parts.
 
     Args:
         records: as for `tails`.

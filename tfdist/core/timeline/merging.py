@@ -194,5 +194,5 @@ def _write(
 def _shift(
     convert: Callable[[float], float], begin_us: float
 ) -> Callable[[float], float]:
-    """Times of the trace begin at 0 and have tenths of microseconds."""
+    """Returns a function that converts times so that the trace begins at 0."""
     return lambda us: round(convert(us) - begin_us, 1)

@@ -94,7 +94,7 @@ def strays(folder: Path) -> list[Path]:
 
 
 def head_of(path: Path) -> dict[str, Any] | None:
-    """The first line of a part; None where it is no part."""
+    """Returns the first line of a part; None where it is no part."""
     try:
         with path.open("rb") as file:
             head = json.loads(file.readline(1 << 16))

@@ -43,7 +43,7 @@ class Limits:
     hosts: tuple[int, ...]
 
     def bus(self, operation: str) -> float:
-        """The highest bus bandwidth that an operation can have, in bytes a second."""
+        """Returns the highest possible bus bandwidth, in bytes a second."""
         if self.line is None:
             if operation == "allreduce":
                 return 2 / (1 / self.add + 1 / self.copy)
@@ -72,7 +72,7 @@ def _rate(work: Callable[[], object], size_bytes: int, agreement: Agreement) -> 
 
 
 def memory_rates(agreement: Agreement) -> tuple[float, float]:
-    """S and C, of private memory of 64 MiB a rank."""
+    """Returns S and C, measured on 64 MiB of private memory a rank."""
     count = _MEMORY_BYTES // 4
     a, b = np.ones(count, np.float32), np.ones(count, np.float32)
     c = np.zeros(count, np.float32)
@@ -82,7 +82,7 @@ def memory_rates(agreement: Agreement) -> tuple[float, float]:
 
 
 def line_rate(place: Place, host_of: tuple[int, ...], agreement: Agreement) -> float:
-    """Bytes a second from rank 0 to the first rank of another host, one at a time.
+    """Returns the rate, in bytes a second, from rank 0 to a rank of another host.
 
     Half the time of a ping-pong of 8 MiB, its median.
     """

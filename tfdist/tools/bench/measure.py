@@ -60,7 +60,7 @@ class _Candidate:
 
 
 def _align(array: np.ndarray) -> np.ndarray:
-    """A copy that begins where TensorFlow's tensors do, at a multiple of 64 bytes.
+    """Returns a copy that begins at a multiple of 64 bytes, as tensors do.
 
     A large array of NumPy begins 16 bytes after a page. Writing there delays reads at
     the beginning of other pages, where segments begin, because a processor compares the

@@ -70,7 +70,7 @@ def _tile(numbers: np.ndarray, count: int) -> np.ndarray:
 
 
 def pattern(place: Place, rank: int) -> np.ndarray:
-    """One period of the small integers that a rank contributes.
+    """Returns one period of the small integers that a rank contributes.
 
     Their sums over all ranks are exact in every type: at most 256, which bfloat16
     holds, on up to 256 ranks.

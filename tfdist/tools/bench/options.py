@@ -131,7 +131,7 @@ def _wrong_with(path: Path) -> str:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options of `tfdist bench`."""
+    """Returns the options of `tfdist bench`."""
     arguments = argparse.ArgumentParser(
         prog="tfdist bench",
         description=_DESCRIPTION,
@@ -209,7 +209,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def parse(words: list[str]) -> argparse.Namespace:
-    """The options, checked against each other.
+    """Returns the options, checked against each other.
 
     Raises:
         SystemExit: with 2; the reason is on standard error.

@@ -28,7 +28,7 @@ HEADER = (
 
 
 def bus_bandwidth(result: Result, ranks: int) -> float:
-    """Bytes a second that each link must carry at least, as nccl-tests defines it."""
+    """Returns the bus bandwidth of nccl-tests: the least rate of each link."""
     return result.algbw * OPERATIONS[result.operation].bus(ranks)
 
 

@@ -1,4 +1,4 @@
-"""All cells of a run on one rank; rank 0 prints and writes."""
+"""Runs all cells of a benchmark on one rank; rank 0 prints and writes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _DRIFT = 0.2  # of the memory's rates between begin and end
 
 
 def algorithms_of(operation: Operation, names: str) -> list[str]:
-    """The algorithms to measure: `names` is auto, all, or a list."""
+    """Returns the algorithms to measure: `names` is auto, all, or a list."""
     if names == ALL:
         return operation.algorithms()
     known = [AUTO, *operation.algorithms()]

@@ -1,4 +1,4 @@
-"""From measured times to a tuning file. Pure: numbers in, numbers out.
+"""Computes a tuning file from measured times. Pure functions.
 
 The time of an algorithm is taken for alpha + n beta, the form of every cost model in R.
 Thakur, R. Rabenseifner, W. Gropp, *Optimization of Collective Communication Operations
@@ -65,7 +65,7 @@ class Choice:
 
 
 def fit(times: Mapping[int, float]) -> Line:
-    """The line of least sum of |relative errors|, which outliers do not move.
+    """Returns the line of least sum of |relative errors|, which outliers do not move.
 
     Such a line passes through two of the points; with up to a few dozen of them all
     pairs are tried. Neither alpha nor beta is negative.
@@ -87,7 +87,7 @@ def fit(times: Mapping[int, float]) -> Line:
 
 
 def _best_path(times: Times, sizes: Sequence[int]) -> list[str]:
-    """The algorithm of each size: least sum of log(time / best), and of changes."""
+    """Returns the algorithm of each size, with the least cost of times and changes."""
     names = sorted(times)
     cost = dict.fromkeys(names, 0.0)
     came_from: list[dict[str, str]] = []
@@ -145,7 +145,7 @@ def choose(times: Times) -> Choice:
 def row(
     operation: str, hosts: Sequence[int], half: bool, choice: Choice
 ) -> dict[str, object]:
-    """A row of a tuning file (`tfdist.core.tuning`)."""
+    """Returns a row of a tuning file (`tfdist.core.tuning`)."""
     return {
         "operation": operation,
         "hosts": list(hosts),
@@ -159,7 +159,7 @@ def row(
 def document(
     rows: Sequence[Mapping[str, object]], measured: Mapping[str, object]
 ) -> dict[str, object]:
-    """A tuning file."""
+    """Returns a tuning file."""
     return {
         "format": tuning.FORMAT,
         "version": tuning.VERSION,

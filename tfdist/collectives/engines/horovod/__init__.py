@@ -12,5 +12,5 @@ from tfdist.collectives.engines.horovod._engine import HorovodEngine
 
 
 def make() -> HorovodEngine:
-    """The engine, not started."""
+    """Returns the engine, not started."""
     return HorovodEngine()

@@ -106,7 +106,7 @@ class Call:
         return found
 
     def root(self) -> int:
-        """The root, as a rank of the job."""
+        """Returns the root, as a rank of the job."""
         root, members = self.arguments["root"], self._members()
         if root not in members:
             raise tf.errors.InvalidArgumentError(
@@ -119,7 +119,7 @@ class Call:
         return list(self._members()).index(self.root())
 
     def place(self) -> int:
-        """The index of this rank among those that take part."""
+        """Returns the index of this rank among those that take part."""
         _, topology = self._owner.running()
         return list(self._members()).index(topology.rank)
 

@@ -1,4 +1,4 @@
-"""Horovod's life in this process: where it is found, how it starts and how it ends."""
+"""Loads, starts and stops Horovod in this process."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ class HorovodEngine:
         return self._operations
 
     def refusal(self, dtype: int, op: int) -> str | None:
-        """Why Horovod does not reduce this, if so."""
+        """Returns why Horovod does not reduce this, if so."""
         return _types.refusal(tf.dtypes.as_dtype(dtype), ReduceOp(op))
 
     def add_process_set(self, number: int, ranks: Sequence[int]) -> None:
@@ -147,7 +147,7 @@ class HorovodEngine:
             )
 
     def finished_count(self) -> int:
-        """Operations that Horovod has ended in this process, but moments of batches."""
+        """Returns how many operations have ended, without those of batch statistics."""
         return self._operations.counts.operation_count()
 
     def to_core_error(self, error: BaseException) -> native.CoreError | None:
@@ -186,7 +186,7 @@ class HorovodEngine:
         return self._horovod
 
     def _meet(self, mesh: Mesh, timeout_s: float) -> tuple[str, int]:
-        """Where rank 0 has its store; by the connections that there are already."""
+        """Returns the address of rank 0's store, exchanged through the core."""
         own_address = ""
         if mesh.topology.rank == 0:
             address = _LOOPBACK if _is_one_host(mesh) else mesh.address

@@ -55,7 +55,7 @@ def to_core_error(
 
 
 def _last_line(text: str) -> str:
-    """The last line of an error of TensorFlow that is not about its graph.
+    """Returns the last line of an error of TensorFlow that is not about its graph.
 
     Example:
         >>> _last_line("{{node a}} It is gone. [Op:c]")

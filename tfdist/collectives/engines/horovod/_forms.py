@@ -22,7 +22,7 @@ def make_unfoldable(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
 
 
 def rows_of(value: Any) -> tf.Tensor:
-    """A tensor with a first dimension: a scalar is one row."""
+    """Returns a tensor with a first dimension: a scalar is one row."""
     tensor = tf.convert_to_tensor(value)
     if tensor.shape.rank == 0:
         return tf.reshape(tensor, [1])

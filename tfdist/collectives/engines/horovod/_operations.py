@@ -289,7 +289,7 @@ class Operations:
         tensors: Sequence[tf.Tensor],
         reduce: Callable[..., Sequence[tf.Tensor]] | None = None,
     ) -> list[tf.Tensor]:
-        """The reduction of tensors of one dtype, with factors and average."""
+        """Returns the reduction of tensors of one dtype, with factors and average."""
         dtype, op = tensors[0].dtype, ReduceOp(call.arguments["reduce_op"])
         way = _types.way_of(dtype, op)
         if way is None:

@@ -28,7 +28,7 @@ _MESSAGE_BYTES = 64
 
 
 def refused_setting(rows: Mapping[str, Mapping[str, Any]]) -> str | None:
-    """A variable that is set and means nothing to Horovod, in words; or None.
+    """Returns the error about a variable without meaning for Horovod, or None.
 
     Args:
         rows: of the configuration: name → "value", "default".
@@ -44,7 +44,7 @@ def refused_setting(rows: Mapping[str, Mapping[str, Any]]) -> str | None:
 
 
 def missing(version: str | None, tensorflow: str) -> str:
-    """Why Horovod cannot be imported, in words.
+    """Returns the reason why Horovod cannot be imported.
 
     Args:
         version: of the installed Horovod; None: there is none.
@@ -95,7 +95,7 @@ def variables(
 
 
 def interface_of(address: str, interfaces: Mapping[str, Sequence[Any]]) -> str | None:
-    """The network interface that has an address; None: none has.
+    """Returns the network interface that has an address, or None.
 
     Args:
         address: IP address of this machine.

@@ -1,9 +1,9 @@
-"""The meeting point that Horovod's gloo controller asks for: keys and values by HTTP.
+"""The key/value store over HTTP that Horovod's gloo controller needs.
 
-Horovod's ranks leave there on which addresses they listen: `PUT /scope/key`, and
-`GET /scope/key` until it is there (404 before). Values are stored as they come and
-never looked into. The protocol knows no secret; so the store listens on loopback where
-all ranks are on one host, and else on the address of this rank alone.
+Horovod's ranks publish their addresses there: `PUT /scope/key`, and `GET /scope/key`
+until the key exists (404 before). Values are stored as they are and never parsed. The
+protocol has no secret, so the store listens on loopback if all ranks are on one host,
+and otherwise only on the address of this rank.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _REQUEST_S = 10.0
 
 
 class Store:
-    """Serves from threads of its own until `close`.
+    """An HTTP server on threads of its own, until `close`.
 
     Args:
         address: IP address to listen on.
@@ -40,11 +40,11 @@ class Store:
 
     @property
     def port(self) -> int:
-        """On which it listens."""
+        """The port on which it listens."""
         return int(self._server.server_address[1])
 
     def close(self) -> None:
-        """Ends it."""
+        """Stops the server."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join(1.0)
@@ -62,7 +62,7 @@ class _Handler(BaseHTTPRequestHandler):
     server: _Server
 
     def do_GET(self) -> None:  # noqa: N802 - names of http.server
-        """Gives a value."""
+        """Answers with a value."""
         with self.server.store.lock:
             value = self.server.store.values.get(self.path)
         if value is None:
@@ -71,7 +71,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(HTTPStatus.OK, value)
 
     def do_PUT(self) -> None:  # noqa: N802
-        """Takes a value."""
+        """Stores a value."""
         text = self.headers.get("Content-Length", "")
         if not text.isdecimal() or int(text) > MAX_VALUE_BYTES:
             self._answer(HTTPStatus.BAD_REQUEST)
@@ -85,13 +85,13 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(HTTPStatus.OK if fits else HTTPStatus.INSUFFICIENT_STORAGE)
 
     def do_DELETE(self) -> None:  # noqa: N802
-        """Forgets a value."""
+        """Deletes a value."""
         with self.server.store.lock:
             self.server.store.values.pop(self.path, None)
         self._answer(HTTPStatus.OK)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Says nothing."""
+        """Logs nothing."""
 
     def _answer(self, status: HTTPStatus, body: bytes = b"") -> None:
         self.send_response(status)

@@ -73,7 +73,7 @@ def way_of(dtype: tf.DType, op: ReduceOp) -> Way | None:
 
 
 def refusal(dtype: tf.DType, op: ReduceOp) -> str | None:
-    """Why Horovod does not reduce `dtype` by `op`; None: it does."""
+    """Returns why Horovod does not reduce `dtype` by `op`; None: it does."""
     if way_of(dtype, op) is not None:
         return None
     known = ", ".join(sorted(one.name for one in REDUCED))

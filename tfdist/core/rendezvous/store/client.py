@@ -98,7 +98,7 @@ class StoreClient:
         generation: int = 0,
         size: int = 1,
     ) -> StoreClient:
-        """Connects.
+        """Connects to the store.
 
         Args:
             address: host and port of the server.

@@ -8,5 +8,5 @@ SESSION = "session"
 
 
 def failure_key(generation: int) -> str:
-    """The key of the first failure while a generation starts."""
+    """Returns the key of the first failure while a generation starts."""
     return f"{generation}/failed"

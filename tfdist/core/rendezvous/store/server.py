@@ -215,7 +215,7 @@ class StoreThread:
         self._loop.close()
 
     def values(self, prefix: str) -> dict[str, Any]:
-        """A copy of the keys that start with `prefix`."""
+        """Returns a copy of the keys that start with `prefix`."""
         if self._server is None:
             return {}
         return {
