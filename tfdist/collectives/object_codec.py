@@ -111,7 +111,7 @@ class _Packer:
                 self._key(k, path): self.plain(v, f"{path}[{k!r}]", depth + 1)
                 for k, v in obj.items()
             }
-        # Subclasses mean more than their numbers: a masked array has a mask.
+        # Subclasses have more than numbers: a masked array has a mask.
         if kind in (np.ndarray, np.memmap):
             return msgpack.ExtType(_ARRAY, _pack_array(obj, path))
         if isinstance(obj, np.generic) and kind is obj.dtype.type:

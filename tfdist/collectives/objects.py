@@ -189,7 +189,7 @@ def _exchange(
         step: str, status: int, message: bytes, refusal: Exception | None
     ) -> list[tuple[int, int, bytes]]:
         if refusal is not None:
-            text = str(refusal) or type(refusal).__name__  # MemoryError says nothing
+            text = str(refusal) or type(refusal).__name__  # MemoryError has no message
             status, message = _REFUSED, text.encode("utf-8", "replace")[:4096]
         words = collectives.allgather(
             tf.constant(_pack_message(runtime.rank(), status, message)),
@@ -212,7 +212,7 @@ def _exchange(
                     f"whatever max_bytes is, got {len(message)} bytes. Send arrays "
                     "with tfdist.broadcast() or tfdist.allgather()."
                 )
-        except Exception as error:  # whatever it is: the others wait
+        except Exception as error:  # any error: the other ranks wait
             refusal = error
     found = gather("", status, message, refusal)
     _check(found, "send its object")

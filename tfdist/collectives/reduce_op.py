@@ -72,7 +72,7 @@ def reduce_op_number(op: Any) -> int:
     Raises:
         ValueError: `op` is not a `ReduceOp`.
     """
-    # By value only: a text or a bool that happens to fit is a mistake.
+    # Integers only: a text or a bool is a mistake, even if it could be converted.
     if isinstance(op, bool) or not isinstance(op, int | np.integer) or op not in _OPS:
         expected = ", ".join(f"tfdist.ReduceOp.{known.name}" for known in ReduceOp)
         raise ValueError(f"Expected op to be one of {expected}, got {op!r}.")

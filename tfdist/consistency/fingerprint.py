@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-# From this size on TensorFlow's hash is the faster one in spite of its three calls.
+# From this size on TensorFlow's hash is faster, in spite of its three calls.
 _LARGE_BYTES = 256 << 10
 
 

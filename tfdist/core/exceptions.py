@@ -47,11 +47,10 @@ class _WithRecord:
     """Adds `record` to an error class of TensorFlow."""
 
     KIND = "internal"
-    ag_pass_through = True  # AutoGraph raises it as it is, from a function it converts
+    ag_pass_through = True  # AutoGraph then raises it unchanged
 
     def __init__(self, message: str, record: ErrorRecord | None = None) -> None:
-        # No node_def and op: the node of the graph does not help to understand the
-        # error.
+        # No node_def and op: the node does not help to understand the error.
         super().__init__(None, None, message)  # type: ignore[call-arg]
         self.record = record or ErrorRecord(kind=self.KIND, cause=message)
         rank = self.record.rank

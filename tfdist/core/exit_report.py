@@ -254,14 +254,14 @@ def unreduced_training(size: int, finished: int) -> str | None:
         return None
     updates, was_in_fit = 0, False
     for one in gc.get_objects():
-        # Not isinstance, which asks the object itself; a weak proxy raises then.
+        # Not isinstance, which raises for a dead weak proxy.
         if issubclass(type(one), keras.optimizers.Optimizer):
             # The variables of a graph of TensorFlow 1 have no value here.
             with contextlib.suppress(AttributeError, TypeError, NotImplementedError):
                 updates = max(updates, int(one.iterations))
         elif issubclass(type(one), keras.Model):
             was_in_fit |= bool(getattr(getattr(one, "history", None), "epoch", None))
-    # The optimizer of a model that was loaded has updates of another program.
+    # A loaded optimizer counts the updates of an earlier program.
     trained = updates > 0 and (was_in_fit or finished == 0)
     if not trained or finished >= updates:
         return None

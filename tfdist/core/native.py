@@ -79,7 +79,7 @@ def config() -> dict[str, dict[str, Any]]:
     text = library().tfdist_config_json()
     if text is None:
         raise last_error()
-    # A path may be no UTF-8; it then reads as in os.environ.
+    # A path may not be UTF-8; it is then decoded as in os.environ.
     rows = json.loads(text.decode("utf-8", "surrogateescape"))
     return {row["name"]: row for row in rows}
 
@@ -276,7 +276,7 @@ def add_process_set(ranks: Sequence[int], *, timeout_s: float = 0.0) -> int:
     Raises:
         CoreError: the lists differ or are not valid, a rank failed, the time is over.
     """
-    # What has more bits is no rank either; ctypes would leave them out.
+    # Larger numbers are no ranks either; ctypes would truncate them.
     bounded = (min(max(rank, -(1 << 31)), (1 << 31) - 1) for rank in ranks)
     array = (ctypes.c_int32 * max(1, len(ranks)))(*bounded)
     number = ctypes.c_uint32()

@@ -22,7 +22,7 @@ from tfdist.core.rendezvous import auth
 
 VARIABLE = "TFDIST_OBJECTS"
 MAC_BYTES = 32
-_PROTOCOL = 5  # every Python that tfdist runs on reads it
+_PROTOCOL = 5  # supported by every Python version of tfdist
 _own_key = secrets.token_bytes(auth.SECRET_BYTES)  # of a world of one rank
 
 
@@ -81,7 +81,7 @@ def seal(obj: Any, about: str, key: bytes, *, max_bytes: int) -> bytes:
     pickler = _pickler()
     try:
         body = pickler.dumps(obj, protocol=_PROTOCOL)
-    except Exception as error:  # its own methods may raise anything
+    except Exception as error:  # methods of the object may raise anything
         kind = f"{type(obj).__module__}.{type(obj).__qualname__}"
         advice = _without_cloudpickle(error) if pickler is pickle else ""
         raise TypeError(
@@ -111,7 +111,7 @@ def unseal(data: bytes, about: str, key: bytes) -> Any:
         )
     try:
         return pickle.loads(body)  # noqa: S301
-    except Exception as error:  # the object's own methods may raise anything
+    except Exception as error:  # methods of the object may raise anything
         raise NotLoadedError(f"{type(error).__name__}: {error}") from error
 
 
@@ -120,7 +120,7 @@ def _pickler() -> Any:
         return pickle
     try:
         return importlib.import_module("cloudpickle")
-    except Exception as error:  # it is the user's, and may be broken in any way
+    except Exception as error:  # the user's installation may be broken in any way
         raise TypeError(
             "cloudpickle is installed, but cannot be imported: "
             f"{type(error).__name__}: {error}. Repair or remove it."
@@ -136,7 +136,7 @@ def _mac(body: bytes, about: str, key: bytes) -> bytes:
 
 def _without_cloudpickle(error: Exception) -> str:
     text = str(error)
-    # Not "'_thread._local' object", which no pickler takes.
+    # Not "'_thread._local' object", which no pickler supports.
     if any(word in text for word in ("local object", "lambda", "<locals>")):
         return (
             ". Functions and classes made inside others need: pip install cloudpickle"

@@ -37,7 +37,7 @@ class State:
 
     topology: native.Topology | None = None
     pid: int = 0  # process that called init; another one is its fork
-    reduces_gradients: bool = False  # whether a list of them was, in this generation
+    reduces_gradients: bool = False  # in this generation
     generation: int = 0
     on_demand: OnDemandLinks | None = None
     process_sets: list[ProcessSet] = field(default_factory=list)  # of this generation

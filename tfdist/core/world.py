@@ -42,7 +42,7 @@ class _Program:
     """Exit state of this process, kept across worlds."""
 
     hooks_installed: bool = False
-    reported: bool = False  # the reason for its end
+    reported: bool = False  # the reason for its end was reported
     thread_failed: bool = False  # an error of tfdist that a thread did not catch
 
 

@@ -92,8 +92,7 @@ def build(
 
     (store, known), facts = _stage(call, "the cache of the index", look)
     keeps, kept = facts[0]["keeps"], facts[0]["kept"]
-    # The files of each rank: the first rank gives the cached index, else all ranks
-    # work.
+    # The files of each rank: all of the first rank if it has the cached index.
     shares = [range(r, len(paths), size) for r in range(size)]
     if kept:
         shares = [range(len(paths)), *[range(0)] * (size - 1)]

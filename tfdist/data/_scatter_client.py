@@ -108,7 +108,9 @@ class Iteration:
         self._number = number
         self._dtypes = dtypes
         self._blocks: collections.deque[list[np.ndarray]] = collections.deque()
-        self._condition = threading.Condition()  # guards what follows, and the blocks
+        self._condition = (
+            threading.Condition()
+        )  # guards the blocks and the attributes below
         self._stream: Stream | None = None
         self._ended = False
         self._failure: str | None = None

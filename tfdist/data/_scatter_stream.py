@@ -85,7 +85,9 @@ class _Sender:
     def __init__(self, stream: Stream, window: int) -> None:
         self._stream = stream
         self._window = window
-        self._condition = threading.Condition()  # guards what follows, and sending
+        self._condition = (
+            threading.Condition()
+        )  # guards sending and the attributes below
         self._block: list[list[Any]] = []
         self._shapes: list[tuple[int, ...]] = []
         self._bytes = 0

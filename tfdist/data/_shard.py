@@ -267,7 +267,7 @@ def _batch(
     def one_batch(_: Any, window: tf.data.Dataset) -> tf.data.Dataset:
         if pads:
             return window.map(lambda _, x: x).padded_batch(batch_size + 1)
-        # Not batched after the map, which makes tensors of rows of a RaggedTensor.
+        # Batched before the map, which would convert rows of a RaggedTensor to tensors.
         return window.batch(batch_size + 1).map(lambda _, x: x)
 
     windows = dataset.enumerate().group_by_window(

@@ -180,8 +180,8 @@ def _scatter_gradient(node: Any, grad: Any) -> list[tf.Tensor | None]:
         return _shaped_like_input(node, all_rows)
 
     def elsewhere() -> tf.Tensor:
-        # Of the gathered rows, of which there are none here, all the same: or else a
-        # rank that is asked for the gradient of this would not take part in it.
+        # Depends on the gathered rows, although there are none here: otherwise this
+        # rank would not take part in the gradient of this gradient.
         shape = tf.shape(gathered.rows)
         count = tf.reduce_prod(tf.shape(node.inputs[0])[:1])
         zeros = tf.zeros(tf.concat([[count], shape[1:]], axis=0), gathered.rows.dtype)

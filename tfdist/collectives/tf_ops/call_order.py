@@ -25,7 +25,7 @@ _logger = logging.getLogger("tfdist")
 _SCOPES_OF = "collective_manager_ids_from_op"
 _CALL = "StatefulPartitionedCall"
 _PREFIX = "Tfdist"  # of the types of our operations
-_SCOPE = 0x7FD157  # number of ours among TensorFlow's scopes of collectives
+_SCOPE = 0x7FD157  # our number among TensorFlow's scopes of collectives
 _CALL_FUNCTION = "call_flat"
 _MAX_FUNCTIONS = 4096  # whose operations are remembered
 

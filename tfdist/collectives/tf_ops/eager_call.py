@@ -35,7 +35,8 @@ def to_eager_call(arguments: dict[str, Any]) -> dict[str, Any]:
         f"{take('postscale', 1.0)} {take('group', '') or '-'} "
         f"{tf.compat.as_str(take('tensor_name'))}"
     )
-    # Without a timeout, the generated function takes the integer 0, and a slower way.
+    # Without timeout_s the generated function would use the integer 0 and a slower
+    # path.
     arguments.update(tensor_name="", timeout_s=0.0, call=[_string_tensor(text)])
     return arguments
 

@@ -50,7 +50,7 @@ def allreduce(
         postscale=postscale,
         timeout_s=timeout_s,
         process_set=process_set,
-        # The place in a function, with whatever name: ranks need not agree again.
+        # The same place in a function: the ranks need not agree again.
         repeats=not group and not tf.executing_eagerly(),
         group=group,
         bucket=bucket,

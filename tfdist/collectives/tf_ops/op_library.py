@@ -28,8 +28,8 @@ REBUILD = (
     "(or, in the source folder, pip install --no-build-isolation -e .)"
 )
 
-# Ranks may run and trace these in any order: the core agrees on one. A barrier is an
-# effect and keeps its place in the program.
+# Ranks may run and trace these in any order: the core agrees on one. A barrier keeps
+# its place in the program.
 UNORDERED_OPS = frozenset(
     {
         *("TfdistAllreduce", "TfdistReduce", "TfdistReduceScatter"),

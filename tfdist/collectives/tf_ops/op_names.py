@@ -121,7 +121,7 @@ class NameOwners:
     def __init__(self) -> None:
         self._lock = threading.RLock()  # a signal handler may call operations too
         self._uses: dict[Key, tuple[weakref.ref[threading.Thread], int]] = {}
-        # Threads are counted when they are first seen, which a use does.
+        # Threads are counted when a use sees them first.
         self._seen: list[threading.Thread] = []
         self._turn = 0
         self._first_turns: weakref.WeakKeyDictionary[threading.Thread, int] = (

@@ -83,7 +83,7 @@ def owner_of(frame: FrameType) -> str:
     """Returns "tfdist", "keras", "tensorflow", "python" or "user"."""
     filename = frame.f_code.co_filename
     if filename == "<string>" and frame.f_code.co_name.startswith("tfdist_"):
-        return "tfdist"  # a function that TensorFlow has made for an operation
+        return "tfdist"  # a function that TensorFlow has generated for an operation
     return _owner_of_file(filename)
 
 
@@ -111,7 +111,7 @@ def _name_of(frame: FrameType, segment: list[FrameType]) -> str:
         of_ours = type(own).__module__.startswith("tfdist.")  # not one that we wrap
         is_public = of_ours and not type(own).__name__.startswith("_")
         return f"{type(own).__name__}.{function}" if is_public else ""
-    public = sys.modules["tfdist"].__all__  # this module is one of its own
+    public = sys.modules["tfdist"].__all__  # this module belongs to tfdist
     return f"tfdist.{function}" if function in public else ""
 
 

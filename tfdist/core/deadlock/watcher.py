@@ -17,15 +17,15 @@ from tfdist.core import native
 from tfdist.core.deadlock import call_stack
 
 INTERVAL_S = 0.25
-# For how long nothing has moved: before eager calls are reported, and before functions.
+# Seconds without a move before eager calls are reported, and before functions are.
 EAGER_S, GRAPH_S = 0.5, 1.0
-# The fraction of the timeout after which nothing more is expected of a function, and
+# Fraction of the timeout after which a function is taken to be blocked for good, and
 # its bounds in seconds.
 _PATIENCE, _LEAST_S, _MOST_S = 1 / 20, 1.0, 15.0
 EAGER, GRAPH, PATIENT = 0, 1, 2
 # Blocking calls of the core, by their functions in `native`.
 _BLOCKING = ("register_gradient_list", "add_process_set", "remove_process_set")
-# Threads that wait for others of this process: they do nothing by themselves.
+# Files in which a thread waits for another thread of this process.
 _IDLE = ("threading.py", "queue.py", "selectors.py", "socket.py", "connection.py")
 
 # Threads that have called a collective, or have traced one.

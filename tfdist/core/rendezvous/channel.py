@@ -83,7 +83,7 @@ class Channel:
         sock.setblocking(False)
         self.sock = sock
         self._handshake_s = HANDSHAKE_TIMEOUT_S * patience(size)
-        self.claims: dict[str, Any] = {}  # of the client, when it has proved itself
+        self.claims: dict[str, Any] = {}  # of the client, once it is authenticated
         self.link_key = b""  # for the core's frames on this socket
         self._send: auth.Sealer | None = None
         self._receive: auth.Sealer | None = None
@@ -233,7 +233,9 @@ class Channel:
             try:
                 auth.check_preamble(head, __version__)
             except AuthenticationError:
-                await self._write(own, [])  # so that the other side can name both
+                await self._write(
+                    own, []
+                )  # so that the other side can report both versions
                 raise
             head += await self._read(auth.HELLO_BYTES - len(head), [], 0)
             length = int.from_bytes(head[-2:], "big")

@@ -21,12 +21,12 @@ from tfdist.core.rendezvous import failure_report
 from tfdist.core.rendezvous.environment import Placement, detect
 from tfdist.core.rendezvous.errors import RendezvousError
 
-RANK_PROCESS = "_TFDIST_RANK_PROCESS"  # not TFDIST_...: it is no setting
+RANK_PROCESS = "_TFDIST_RANK_PROCESS"  # not TFDIST_..., which are settings
 # Variables that launchers set for one process; detect() reads some of them.
 _OF_A_RANK = (
     *("TFDIST_RANK", "TFDIST_SIZE", "TFDIST_LOCAL_", "TFDIST_CROSS_"),
     *("TFDIST_RENDEZVOUS", "TFDIST_SECRET_FILE", "TFDIST_JOB_ID"),
-    "TFDIST_LOG_DIR",  # in use, by the job of that rank
+    "TFDIST_LOG_DIR",  # used by the job of that rank
     *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
     *("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID"),
     *("OMPI_", "PMIX_", "PMI_", "PALS_", "MPI_LOCAL"),
@@ -81,7 +81,7 @@ def refuse_child(environ: Mapping[str, str]) -> None:
         return
     pid, placement = above
     if _is_imported_by_pool():
-        if _is_ancestor(pid):  # else another worker has ended it
+        if _is_ancestor(pid):  # otherwise another worker has ended it
             _end_rank(environ, pid, placement.rank, message)
         os._exit(1)
     raise RendezvousError(

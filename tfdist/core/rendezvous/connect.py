@@ -93,7 +93,7 @@ def connect(environ: Mapping[str, str], placement: Placement, options: Options) 
     try:
         done.wait(options.timeout_s + _MARGIN_S)
     except BaseException:
-        # Ctrl-C: the descriptors must not stay behind.
+        # Ctrl-C: close the descriptors.
         loop.call_soon_threadsafe(task.cancel)
         thread.join(_MARGIN_S)
         raise
@@ -102,7 +102,7 @@ def connect(environ: Mapping[str, str], placement: Placement, options: Options) 
             "the rendezvous outlived its own deadline (this is a bug in tfdist)"
         )
     if not result or result[0].on_demand is None:
-        thread.join()  # a fork must not find it half way
+        thread.join()  # a fork must not happen while it runs
     if failure:
         raise failure[0]
     return result[0]

@@ -21,7 +21,7 @@ from tfdist.core.rendezvous.secret import read_secret_file
 from tfdist.core.rendezvous.store import StoreClient
 
 PREFIX = "report/"
-_COUNTS = "reports of/"  # how many ranks have reported an error
+_COUNTS = "reports of/"  # counters of equal errors
 _TIMEOUT_S = 3.0  # for each step: ranks that fail together are busy
 _MODULES = re.compile(
     r"(tensorflow\.python\.framework\.errors_impl|tfdist(\.[a-z_]+)+)\."

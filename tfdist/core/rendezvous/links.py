@@ -28,7 +28,7 @@ from tfdist.core.rendezvous.channel import Channel, close_all, close_channels, p
 SHM = "shm"
 TCP = "tcp"
 LINK = "link"  # purposes of a connection between two ranks
-PROOF = "host"  # that they share a host, see `tfdist.core.rendezvous.same_host`
+PROOF = "host"  # proof of a common host, see `tfdist.core.rendezvous.same_host`
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _NONCE_BYTES = 16
 _LINK_TIMEOUT_S = 10.0

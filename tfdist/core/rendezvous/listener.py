@@ -90,8 +90,7 @@ class Listener:
             try:
                 sock, address = await loop.sock_accept(self._sock)
             except OSError as error:
-                # Out of descriptors, or the client is gone already: continue after a
-                # pause.
+                # Out of descriptors, or the client is gone: continue after a pause.
                 self._refuse(error)
                 await asyncio.sleep(0.02)
                 continue

@@ -92,7 +92,7 @@ class _Builder:
             settings,
             "linked",
             True,
-            # Longer than any rank's own deadline: its reason says more than this one.
+            # Longer than any rank's own deadline: its error has the better explanation.
             grace_s=GRACE_S,
             complaint="had not all links after "
             f"{settings.timeout_s:g} s (TFDIST_START_TIMEOUT_S)",

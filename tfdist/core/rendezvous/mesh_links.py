@@ -110,7 +110,8 @@ class MeshLinks:
             return self._credentials.refusal(SHM, self.size, claims, links.PROOF)
         why = self._credentials.refusal(transport, self.size, claims)
         if not why and claims["from"] in self._accepting:
-            # No refusal for good: its first connection may have broken, it tries again.
+            # Not a final refusal: its first connection may have broken, and it tries
+            # again.
             raise AuthenticationError(f"a second link from rank {claims['from']}")
         return why
 
@@ -127,14 +128,14 @@ class MeshLinks:
             channels = gathering.add(channel) or []
             if not channels:  # more are to come
                 return
-        if rank in self._accepting:  # a second one, just now
+        if rank in self._accepting:  # a second link at the same time
             close_channels(channels)
             return
         if rank in self.ends:
             if self.complete:  # the core has it
                 close_channels(channels)
                 return
-            # It gave up the first one, at the very end of its handshake.
+            # The peer gave up the first one at the end of its handshake.
             close_ends([self.ends.pop(rank)])
         self._accepting.add(rank)
         try:

@@ -37,7 +37,7 @@ def claim() -> str:
     try:
         status = os.stat("/proc/self/ns/net")
         namespace = f"{status.st_dev}:{status.st_ino}"
-    except OSError:  # a sandbox without it: its name must do
+    except OSError:  # a sandbox without it: use its name
         namespace = socket.gethostname()
     return f"{boot_id()}/{namespace}"
 

@@ -82,7 +82,7 @@ def merge(folder: Path) -> Summary:
     base = found[min(found)]
     converts, errors = {}, {}
     for rank, part in found.items():
-        same = part.head["host_index"] == 0  # that of rank 0
+        same = part.head["host_index"] == 0  # the host of rank 0
         converts[rank], errors[rank] = clocks.to_rank_zero(part.clocks, same_host=same)
     waited = {rank: _waited_us(part) for rank, part in found.items()}
     exposed = {r: communication.exposure_of(part) for r, part in found.items()}

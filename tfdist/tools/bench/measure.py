@@ -121,7 +121,9 @@ class Cell:
     def _time(self, candidate: _Candidate, count: int, agreement: Agreement) -> None:
         agreement.meet()
         for _ in range(count):
-            if self._operation.rooted:  # else the root of one would be in the next
+            if (
+                self._operation.rooted
+            ):  # otherwise the root could be one repetition ahead
                 agreement.meet()
             begin = time.perf_counter()
             candidate.call.run()

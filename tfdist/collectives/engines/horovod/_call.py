@@ -17,7 +17,7 @@ from tfdist.core import engines, runtime
 from tfdist.core.native import Topology
 
 _AGREED = ("reduce_op", "prescale", "postscale", "root")
-_MOMENTS = "batch_norm."  # names of what no gradients are
+_MOMENTS = "batch_norm."  # names of operations that reduce no gradients
 
 
 class Owner(Protocol):

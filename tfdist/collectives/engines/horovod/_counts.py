@@ -17,7 +17,7 @@ class Counts:
     """Counts of one process."""
 
     def __init__(self) -> None:
-        self._ended: list[tf.Variable] = []  # all, and those that are counted
+        self._ended: list[tf.Variable] = []  # all, and those of `operation_count`
         self._marks: dict[str, tf.Variable] = {}
         self._eager: set[object] = set()
 
@@ -78,7 +78,7 @@ class Counts:
         with tf.control_dependencies(given):
             mark_set = mark.assign(1, read_value=False)
         found = emit()
-        # Also keeps what nobody uses in the graph, as other ranks wait for it.
+        # Also keeps unused operations in the graph, because other ranks wait for them.
         with tf.control_dependencies([*found, mark_set]):
             mark.assign(0, read_value=False)
             self._end(counts)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _CLOSE_S = 1.5
 _DYNAMIC_SETS = "HOROVOD_DYNAMIC_PROCESS_SETS"
 _LOOPBACK = "127.0.0.1"
-# Their ranks have MPI, by which a Horovod that is built with it connects them itself.
+# Launchers with MPI, over which a Horovod that is built with MPI connects the ranks.
 _MPI_LAUNCHERS = ("openmpi", "mpich", "pals")
 
 
@@ -71,7 +71,7 @@ class HorovodEngine:
             )
             self._export(found)
         self._export({_DYNAMIC_SETS: "1"})
-        # Where all have come this far, none waits for Horovod in vain.
+        # Starts only if all ranks can start.
         native.register_gradient_list(
             "horovod starts\nengine", [True], timeout_s=timeout_s
         )

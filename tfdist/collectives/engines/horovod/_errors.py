@@ -9,11 +9,11 @@ import tensorflow as tf
 
 from tfdist.core import native
 
-# Horovod fails at once where a connection ends. The core, whose connections end too,
-# then agrees with the other ranks on who it was: within its own limits.
+# Horovod fails as soon as a connection ends. The ranks then agree, through the core, on
+# the rank that failed, within this time.
 _VERDICT_S = 3.0
 _POLL_S = 0.02
-# Of its texts.
+# Patterns of Horovod's messages.
 _MISMATCH = re.compile(r"Mismatched? .*")
 _OURS = re.compile(r"Horovod(?! operation)|\bgloo\b|MPI_\w+ failed|stalled")
 
@@ -62,5 +62,5 @@ def _last_line(text: str) -> str:
         'It is gone.'
     """
     lines = [line.strip() for line in text.splitlines()]
-    said = [line for line in lines if line and not line.startswith("[[")] or [text]
-    return re.sub(r"\{\{.*?\}\}\s*|\s*\[Op:.*", "", said[-1])
+    reasons = [line for line in lines if line and not line.startswith("[[")] or [text]
+    return re.sub(r"\{\{.*?\}\}\s*|\s*\[Op:.*", "", reasons[-1])

@@ -63,7 +63,7 @@ class Operations:
     def start(self, horovod: ModuleType, topology: Topology) -> None:
         """Lets operations be emitted, after Horovod has started."""
         self._horovod, self._topology = horovod, topology
-        self.counts.reset()  # a failed world leaves some that never ended
+        self.counts.reset()  # a failed world leaves operations that never ended
 
     def end(self) -> None:
         """Ends the use of Horovod."""

@@ -19,7 +19,7 @@ class Sets:
     def __init__(self) -> None:
         self._horovod_ids: dict[int, int] = {}
         self._births = itertools.count(1)
-        self._born: dict[int, int] = {}  # which of the sets of this number lives
+        self._born: dict[int, int] = {}  # number of the set → which of its uses exists
         self._lives: dict[int, tf.Variable] = {}  # the same, for traced functions
 
     def start(self) -> None:

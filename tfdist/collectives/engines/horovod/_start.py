@@ -17,8 +17,8 @@ WHERE = (
     f"--no-build-isolation --no-deps --no-binary horovod horovod=={LAST_VERSION}. Or "
     "unset TFDIST_ENGINE, on all ranks: the native engine needs no Horovod."
 )
-# Variables of the native data path: set to anything else than their default, they ask
-# for something that Horovod does not do.
+# Variables of the native data path, which Horovod does not support: an error unless
+# they have their default.
 _OF_THE_NATIVE_ENGINE = (
     *("TFDIST_ATOMIC_STEPS", "TFDIST_TIMELINE", "TFDIST_TUNING_FILE"),
     *("TFDIST_RING_ORDER", "TFDIST_SEGMENT_BYTES", "TFDIST_SHM_SLOTS"),

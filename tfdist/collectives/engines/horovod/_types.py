@@ -17,7 +17,7 @@ REDUCED = frozenset(
 )
 # Registered for reducescatter.
 SCATTERED = frozenset((tf.int32, tf.int64, tf.float16, tf.float32, tf.float64))
-# Registered for allgather, broadcast and alltoall; of others the bytes are sent.
+# Registered for allgather, broadcast and alltoall; other types are sent as bytes.
 MOVED = REDUCED | {tf.uint16, tf.int16, tf.bool}
 
 _LOGICAL = {

@@ -21,7 +21,7 @@ from tfdist.collectives.engines.horovod._counts import Counts
 from tfdist.core import native
 
 _LOOK_S = 0.25
-_RELEASE_S = 1.0  # after a rank was lost: Horovod mostly sees it itself
+_RELEASE_S = 1.0  # after a rank was lost: Horovod usually notices it by itself
 _DIE_S = 10.0
 
 
@@ -31,7 +31,7 @@ class Verdict(enum.Enum):
     WAIT = "wait"
     LATE = "late"  # a rank has not come within the limit
     RELEASE = "release"  # a rank is lost
-    DIE = "die"  # and Horovod does not let go
+    DIE = "die"  # a rank is lost, and the shutdown of Horovod does not return
 
 
 def verdict(stuck_s: float, lost_s: float | None, limit_s: float) -> Verdict:

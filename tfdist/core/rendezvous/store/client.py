@@ -27,7 +27,7 @@ async def _try_to_connect(
     )[0]
     channel = Channel(socket.socket(family, kind, proto), size=size)
     try:
-        # Should it reach itself below, it must not keep the server from its port.
+        # If it connects to itself (below), the server must still get the port.
         channel.sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         await loop.sock_connect(channel.sock, resolved)
         if connected_to_itself(channel.sock):
@@ -135,10 +135,10 @@ class StoreClient:
         try:
             await self._channel.send(request)
             return await self._channel.receive()
-        except ValueError:  # it is too long: nothing was sent
+        except ValueError:  # the request is too long: nothing was sent
             raise
         except BaseException:
-            # What is still to come would be taken for the answer to another request.
+            # A late answer would be taken for the answer to another request.
             self._channel.close()
             raise
 
