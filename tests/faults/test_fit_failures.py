@@ -118,7 +118,7 @@ def test_behind_the_commit_gate_the_survivors_are_equal_and_can_save(tmp_path, m
     check_that_nothing_is_left(done.stdout, marker, files)
 
 
-# In `make test` without TensorFlow: test_launch_end.py.
+# In `make test` without TensorFlow: test_launch_exit.py.
 @pytest.mark.slow
 @deadline(120)
 def test_an_interrupt_is_told_in_one_line_a_rank(tmp_path):
