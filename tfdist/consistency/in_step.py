@@ -68,7 +68,7 @@ def is_due(count: int) -> bool:
 def compare_in_step(
     variables: Sequence[Any],
     reduced: list[Any],
-    group_id: str,
+    list_id: str,
     process_set: ProcessSet | None,
     *,
     advice: str = "",
@@ -79,7 +79,7 @@ def compare_in_step(
         variables: variables whose gradients are reduced; without local ones.
         reduced: the reduced gradients, or None. In a graph the step fails after these,
             so that no rank cancels an operation that others wait for.
-        group_id: id of the gradient list.
+        list_id: id of the gradient list.
         process_set: the ranks that reduce; None for all.
         advice: sentences that the error ends with.
 
@@ -93,7 +93,7 @@ def compare_in_step(
     """
     if len(members_of(process_set)) == 1 or not variables or not is_on():
         return reduced
-    key = (runtime.generation(), id_of(process_set), group_id)
+    key = (runtime.generation(), id_of(process_set), list_id)
     if tf.executing_eagerly():
         if key not in _eager_counts:
             _drop_earlier_worlds(_eager_counts, key[0])

@@ -64,7 +64,7 @@ def agree_on_gradients(
 
 
 def agree_on_order(
-    order: Sequence[int], group_id: str, process_set: ProcessSet | None = None
+    order: Sequence[int], list_id: str, process_set: ProcessSet | None = None
 ) -> list[int] | None:
     """The order in which the gradients of a group go into buckets, of the lowest rank.
 
@@ -73,14 +73,14 @@ def agree_on_order(
 
     Args:
         order: what this rank proposes: each index of the gradients once.
-        group_id: of `agree_on_gradients`, on all ranks that of the same trace.
+        list_id: of `agree_on_gradients`, on all ranks that of the same trace.
         process_set: the ranks that reduce; default all.
 
     Returns:
         The order, equal on all ranks; None: the lowest rank had joined
         (`tfdist.join`) when the others asked, so there is none.
     """
-    lines, options = [f"order of group {group_id}"], "plan"
+    lines, options = [f"order of group {list_id}"], "plan"
     bits = bits_of(order)
     seen = find_registered(lines, options, len(bits), process_set)
     if not seen:
@@ -99,14 +99,14 @@ def _agree_on_call(
     options = f"{options} eager"
     seen = find_registered(lines, options, len(lines) + 1, process_set)
     # One more entry than there are gradients: that a rank lacks one.
-    group_id, (*found, gaps) = seen or _register(
+    list_id, (*found, gaps) = seen or _register(
         lines, options, [*present, not all(present)], process_set
     )
     if not gaps:
-        return group_id, found
+        return list_id, found
     if seen:  # or the ranks have just told each other
         found = _any_rank(
-            present, f"gradients that are not None, list {group_id[:8]}", process_set
+            present, f"gradients that are not None, list {list_id[:8]}", process_set
         )
     chosen = f"{options} gradients={_hexadecimal(found)}"
     return _register(lines, chosen, found, process_set)
