@@ -3,8 +3,8 @@
 // rank, named operations of every kind, process sets, barriers; in every second seed with ranks
 // that run out of data and join; and with faults. One seed decides everything.
 //
-// A rank that has nothing to do but wait says so now and then, as the thread of `tfdist.core.deadlock`
-// does.
+// A rank that has nothing to do but wait says so now and then, as the thread of
+// `tfdist.core.deadlock` does.
 //
 // What must hold: whatever ends OK has the right result; whatever was submitted ends, once, within
 // its deadline; where nothing failed, everything ends OK; at the end nothing is held.
