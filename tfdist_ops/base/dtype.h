@@ -1,6 +1,11 @@
 // DType: element types. The numbers are TensorFlow's DataType numbers, so that the rim passes them
 // through. Collectives that only move data carry all of them as bytes; what can be reduced is in
 // reducible.h.
+//
+// Source: float16, float32 and float64 are binary16, binary32 and binary64 of IEEE 754-2008; the
+// float8 types are those of P. Micikevicius et al., "FP8 Formats for Deep Learning", 2022
+// (arXiv:2209.05433). bfloat16: D. Kalamkar et al., "A Study of BFLOAT16 for Deep Learning
+// Training", 2019 (arXiv:1905.12322).
 #ifndef TFDIST_OPS_BASE_DTYPE_H_
 #define TFDIST_OPS_BASE_DTYPE_H_
 
@@ -54,7 +59,8 @@ const char* ReduceOpName(ReduceOp op);  // "sum", "average", "logical_and", ...
 bool IsLogical(ReduceOp op);
 
 // The type in which elements are added and partial results travel: float32 for the half types, so
-// that they are rounded once, at the end; every other type itself.
+// that they are rounded once, at the end; every other type itself. As P. Micikevicius et al.,
+// "Mixed Precision Training", ICLR 2018, section 3.3.
 DType AccumulationType(DType dtype);
 
 // Scalar conversions, round to nearest even, exact on the way up. The vector loops of

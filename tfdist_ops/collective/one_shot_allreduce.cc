@@ -17,9 +17,7 @@
 // In place (input == output): the reduction writes the elements that it reads, and comes `after`
 // the sends of the same segment.
 //
-// Source: the direct (all-to-all) form of the allgather in R. Thakur, R. Rabenseifner, W. Gropp,
-// "Optimization of Collective Communication Operations in MPICH", Int. J. High Perform. Comput.
-// Appl. 19 (2005), with a reduction on every rank.
+// Source: the definition, an all-gather of the inputs with a reduction on every rank.
 #include "collective/schedule.h"
 #include "collective/steps.h"
 

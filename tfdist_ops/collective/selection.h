@@ -55,8 +55,12 @@ const AlgorithmEntry* KeepBits(const AlgorithmEntry* alone, const AlgorithmEntry
 // The bytes up to which an algorithm of `few_steps` steps that sends `more` times the data beats
 // one of `many_steps` that sends `less` times the data, both for a rank and in units of 1 / size:
 //   few_steps alpha + more / size n beta = many_steps alpha + less / size n beta
-// with alpha / beta = kMessageBytes. Forms: Thakur et al. 2005 (docs/algorithms.md). At most
-// kMostCrossover, which it also is when the first one never sends more.
+// with alpha / beta = kMessageBytes. At most kMostCrossover, which it also is when the first one
+// never sends more.
+//
+// Source: the forms of Thakur et al. 2005 (docs/algorithms.md), with the cost model of R. W.
+// Hockney, "The communication challenge for MPP: Intel Paragon and Meiko CS-2", Parallel Computing
+// 20 (1994).
 int64_t CrossoverBytes(int64_t few_steps, int64_t more, int64_t many_steps, int64_t less, int size);
 
 // What a link between hosts carries in the time that one more message takes: 33 us at 1 Gbit/s, 3

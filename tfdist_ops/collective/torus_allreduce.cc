@@ -23,7 +23,7 @@
 // `after` the send of that partial.
 //
 // Source: H. Mikami et al., "Massively Distributed SGD: ImageNet/ResNet-50 Training in a Flash",
-// 2018, section on 2D-torus all-reduce.
+// 2018, section on 2D-torus all-reduce (arXiv:1811.05233).
 #include "collective/ring_steps.h"
 #include "collective/schedule.h"
 #include "collective/steps.h"

@@ -25,9 +25,10 @@
 // finishes is read by the send of phase 1, which the copy of the result comes `after`; so does the
 // copy of phase 3 after the send of phase 0.
 //
-// Source: the hierarchical pattern of X. Jia et al., "Highly Scalable Deep Learning Training System
-// with Mixed-Precision", 2018, with all local ranks at work as in scatter-reduce-gather forms; the
-// mapping for unequal hosts is our own; between owners as pairwise_allreduce.cc.
+// Source: M. Cho, U. Finkler, D. Kung, H. Hunter, "BlueConnect: Decomposing All-Reduce for Deep
+// Learning on Heterogeneous Network Hierarchy", MLSys 2019: a reduce-scatter and an all-gather at
+// each level, so that all local ranks take part. The mapping for unequal hosts is our own; between
+// owners as pairwise_allreduce.cc.
 #include "collective/two_level_steps.h"
 
 namespace tfdist {

@@ -8,6 +8,9 @@
 //   leader:        kComplete of all       → kCommit to all, and releases itself
 //   every member:  kCommit of the leader  → TakeReleased() names the step: run its `done`s
 //
+// Source: two-phase commit, J. Gray, "Notes on Data Base Operating Systems", 1978; the agreement on
+// a verdict takes the place of its recovery.
+//
 // On a failure the gate freezes: a commit that arrives later is ignored. The report of the frozen
 // gate goes into the agreement (membership/failure_consensus.h); the verdict says for every group
 // which step counts: the highest that a survivor had released. Nobody can lack it, because a commit

@@ -9,6 +9,11 @@
 // decision tells everybody else. Deciding takes certain evidence for all of F,
 // or a majority of the generation outside of F (exactly half counts with the smallest rank).
 //
+// Source: the protocol is our own. A new coordinator proposes what was accepted before, as in L.
+// Lamport, "The Part-Time Parliament", ACM Trans. Computer Systems 16 (1998). Agreement of a
+// majority in spite of wrong suspicions: T. D. Chandra, S. Toueg, "Unreliable Failure Detectors for
+// Reliable Distributed Systems", J. ACM 43 (1996).
+//
 // What the caller must do, all on one thread:
 //   - call AddEvidence for what it sees: the monitor's evidence, the end of a link, a deadline;
 //     evidence.certain as membership/heartbeat.h says. A link that has ended before this generation

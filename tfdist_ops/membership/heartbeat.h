@@ -17,6 +17,9 @@
 // Silence counts only in time in which this rank's own ticks came on schedule (OwnTime): a rank
 // that was itself stopped or starved does not blame the others. On the same host a process that is
 // known to run (states R, S, D) is never suspected: an overloaded machine is not a dead one.
+//
+// Source: an unreliable failure detector in the sense of T. D. Chandra, S. Toueg, "Unreliable
+// Failure Detectors for Reliable Distributed Systems", J. ACM 43 (1996).
 #ifndef TFDIST_OPS_MEMBERSHIP_HEARTBEAT_H_
 #define TFDIST_OPS_MEMBERSHIP_HEARTBEAT_H_
 

@@ -6,6 +6,11 @@
 // operation that a rank waits for misses a rank of the set. None of them can go on: see
 // docs/design/0011-ranks-that-wait-for-each-other.md for the proof and for what it takes for
 // granted.
+//
+// Source: K. M. Chandy, J. Misra, L. M. Haas, "Distributed Deadlock Detection", ACM Trans. Computer
+// Systems 1 (1983), the communication model, decided by rank 0 instead of by probes; knots in a
+// graph of waits: R. C. Holt, "Some Deadlock Properties of Computer Systems", ACM Computing Surveys
+// 4 (1972).
 #ifndef TFDIST_OPS_SCHEDULER_DEADLOCK_H_
 #define TFDIST_OPS_SCHEDULER_DEADLOCK_H_
 

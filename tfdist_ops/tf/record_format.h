@@ -3,7 +3,9 @@
 //   4 bytes  masked CRC-32C of those 8 bytes, little-endian
 //   n bytes  data
 //   4 bytes  masked CRC-32C of the data, little-endian
-// (tensorflow.org/tutorials/load_data/tfrecord, "TFRecords format details").
+//
+// Source: tensorflow.org/tutorials/load_data/tfrecord, "TFRecords format details"; the mask is
+// that of LevelDB (util/crc32c.h).
 #ifndef TFDIST_OPS_TF_RECORD_FORMAT_H_
 #define TFDIST_OPS_TF_RECORD_FORMAT_H_
 

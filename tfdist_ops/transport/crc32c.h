@@ -3,6 +3,9 @@
 // Reflected polynomial 0x82F63B78, initial value and final xor all ones, as in iSCSI (RFC 3720,
 // section 12.1, test vectors in appendix B.4). Finds every burst of up to 32 bits and every one,
 // two or three flipped bits of a frame of any size that is sent here.
+//
+// Source: G. Castagnoli, S. Brauer, M. Herrmann, "Optimization of Cyclic Redundancy-Check Codes
+// with 24 and 32 Parity Bits", IEEE Trans. Communications 41 (1993).
 #ifndef TFDIST_OPS_TRANSPORT_CRC32C_H_
 #define TFDIST_OPS_TRANSPORT_CRC32C_H_
 

@@ -10,8 +10,8 @@
 // HMAC is HMAC-SHA-256, its first 16 bytes (RFC 2104, section 5). Each direction has its own key,
 // derived in the handshake from the job's secret and both nonces (tfdist/core/rendezvous/auth.py),
 // so a frame of another connection, generation or direction has another tag. The count is that of
-// the frame in its lane and is not sent: a frame that was repeated, dropped or moved has another
-// one.
+// the frame in its lane and is not sent, as the sequence number in the MAC of TLS 1.2 (RFC 5246,
+// section 6.2.3.1): a frame that was repeated, dropped or moved has another one.
 //
 // The tag is checked before any field of the header is used, the digest before the payload is
 // delivered. With TFDIST_TCP_MAC=control somebody who can change packets on their way can change

@@ -2,8 +2,9 @@
 //
 // Ranks stand on a ring of `size`. Rank r has links to r ± 2^k (mod size) for all 2^k < size: at
 // most 2 ceil(log2(size)) neighbours, and the relation is symmetric. A message goes to the
-// neighbour that is nearest to its destination on the ring (greedy routing as in Chord: Stoica et
-// al., SIGCOMM 2001, section 4, with links both ways).
+// neighbour that is nearest to its destination on the ring: greedy routing as in I. Stoica et al.,
+// "Chord: A Scalable Peer-to-peer Lookup Service for Internet Applications", SIGCOMM 2001, section
+// 4, with links both ways.
 //
 // Hops: let d be the distance to the destination and 2^k the power of two nearest to it. One hop
 // leaves |d - 2^k| <= d / 3, so log3(size / 2) + 1 hops do, which is at most log2(size). Every hop

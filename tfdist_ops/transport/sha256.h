@@ -1,4 +1,4 @@
-// SHA-256 and HMAC-SHA-256 (FIPS 180-4; RFC 2104, RFC 6234).
+// SHA-256 (FIPS 180-4, 2015, section 6.2) and HMAC-SHA-256 (RFC 2104, 1997, section 2; RFC 6234).
 //
 // One function, two ways to compute it: by libcrypto, which is found when the program runs and uses
 // what the processor has for it, or by the portable code here. Both give the same bits, so nothing

@@ -19,7 +19,8 @@
 //
 // Both words are stored and loaded sequentially consistent, because sleeping depends on it:
 // "publish, then see whether the peer sleeps" here and "say that I sleep, then look again" there
-// must not both miss. On x86 this costs the one locked store that a fence would cost too.
+// must not both miss, as in Dekker's algorithm (E. W. Dijkstra, "Cooperating sequential processes",
+// 1965). On x86 this costs the one locked store that a fence would cost too.
 #ifndef TFDIST_OPS_TRANSPORT_SHM_LANE_H_
 #define TFDIST_OPS_TRANSPORT_SHM_LANE_H_
 
