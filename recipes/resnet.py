@@ -1,8 +1,14 @@
 """ResNets for pictures, version 1.5: the stride is in the 3x3 convolution of a block.
 
-He et al., Deep Residual Learning for Image Recognition (arXiv:1512.03385), with what
-Goyal et al. (arXiv:1706.02677, section 5.1) train: the last scale of each block begins
-at zero, so that a block begins as the identity.
+The last scale of each block begins at zero, so that a block begins as the identity.
+
+References:
+    He et al., Deep Residual Learning for Image Recognition, CVPR 2016, sections 3.3 and
+    4.1 (arXiv:1512.03385).
+    He et al., Delving Deep into Rectifiers, ICCV 2015, section 2.2: initial kernels
+    (arXiv:1502.01852).
+    Goyal et al., Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour, 2017,
+    section 5.1: the zero (arXiv:1706.02677).
 """
 
 import keras

@@ -2,10 +2,16 @@
 
     tfdistrun -np 2 python recipes/resnet50_imagenet.py --data_dir=DATA
 
-By default as in Goyal et al. 2017 (arXiv:1706.02677): 90 epochs, batch 256, SGD with
-momentum. The example pictures for a first try come from recipes/make_tiny_imagenet.py,
-and docs/imagenet.md says all about real ones. From top to bottom: flags, data, network,
-trainer, evaluation, save.
+By default as in Goyal et al. 2017: 90 epochs, batch 256, SGD with momentum. The example
+pictures for a first try come from recipes/make_tiny_imagenet.py, and docs/imagenet.md
+says all about real ones. From top to bottom: flags, data, network, trainer, evaluation,
+save.
+
+References:
+    Goyal et al., Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour, 2017
+    (arXiv:1706.02677).
+    Szegedy et al., Rethinking the Inception Architecture for Computer Vision, CVPR
+    2016, section 7: label smoothing (arXiv:1512.00567).
 """
 
 import contextlib

@@ -41,7 +41,12 @@ class Exponential:
 
 @dataclasses.dataclass(frozen=True)
 class Cosine:
-    """Half a cosine, from the rate to 0 at the end (arXiv:1608.03983, equation 5)."""
+    """Half a cosine, from the rate to 0 at the end.
+
+    References:
+        Loshchilov & Hutter, SGDR: Stochastic Gradient Descent with Warm Restarts, ICLR
+        2017, equation 5 (arXiv:1608.03983).
+    """
 
 
 @dataclasses.dataclass(frozen=True)
@@ -203,10 +208,13 @@ def momentum_at(
 ) -> float:
     """By what a step multiplies a velocity that has the learning rate inside of it.
 
-    v <- momentum * rate / previous rate * v + rate * g with momentum correction (Goyal
-    et al., equation 10), else v <- momentum * v + rate * g. Infinite if the previous
-    rate was 0: no such velocity holds what a momentum correction remembers. Arguments
-    as of `rate_at`.
+    v <- momentum * rate / previous rate * v + rate * g with momentum correction, else
+    v <- momentum * v + rate * g. Infinite if the previous rate was 0: no such velocity
+    holds what a momentum correction remembers. Arguments as of `rate_at`.
+
+    References:
+        Goyal et al., Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour, 2017,
+        equation 10 (arXiv:1706.02677).
     """
     if not (preset.momentum_correction and step):
         return preset.momentum

@@ -4,6 +4,12 @@
 
 Each optimizer reduces its own gradients. The ranks have the same weights, their own
 digits, and their own noise.
+
+References:
+    Goodfellow et al., Generative Adversarial Nets, NIPS 2014, algorithm 1.
+    Radford, Metz & Chintala, Unsupervised Representation Learning with Deep
+    Convolutional Generative Adversarial Networks, ICLR 2016, section 4: beta_1 of Adam
+    and the slope of LeakyReLU (arXiv:1511.06434).
 """
 
 import argparse

@@ -3,6 +3,10 @@
 They find values that differ by accident, so they need not be cryptographic. NumPy
 arrays are hashed by BLAKE2b; large variables, and all of them inside a graph, by
 TensorFlow's FarmHash64, which runs at the speed of the memory.
+
+References:
+    Saarinen & Aumasson, The BLAKE2 Cryptographic Hash and Message Authentication Code
+    (MAC), RFC 7693, 2015.
 """
 
 from __future__ import annotations

@@ -5,6 +5,10 @@ MAC is checked first: it proves that a process with the job's secret has made th
 an object of this rank for this call. The MAC is end to end, on every kind of link:
 links of shared memory have no MAC of their own, and links of TCP have one over all
 contents only with TFDIST_TCP_MAC=all.
+
+References:
+    Krawczyk, Bellare & Canetti, HMAC: Keyed-Hashing for Message Authentication, RFC
+    2104, 1997, section 2.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""The index of TFRecord files: length and offset of each record."""
+"""The index of TFRecord files: length and offset of each record.
+
+References:
+    tensorflow.org/tutorials/load_data/tfrecord, "TFRecords format details".
+"""
 
 from __future__ import annotations
 

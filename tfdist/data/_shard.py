@@ -14,7 +14,9 @@ from tfdist.data import _dataset_checks, _loaders
 from tfdist.data._epoch_order import check_int
 
 _SEED_BITS = 31
-_ODD = 0x9E3779B1  # odd, so multiplying by it modulo a power of two is a bijection
+# Odd, so multiplying by it modulo a power of two is a bijection: multiplicative hashing
+# (D. E. Knuth, The Art of Computer Programming, volume 3, 1998, section 6.4).
+_ODD = 0x9E3779B1
 
 
 def shard(

@@ -1,9 +1,8 @@
 """Mean and variance of the batches of all ranks, with gradients through the reduction.
 
 Each rank sends one row: how many values it has, their mean and their variance. The law
-of total variance combines the rows (T. F. Chan, G. H. Golub, R. J. LeVeque, "Updating
-Formulae and a Pairwise Algorithm for Computing Sample Variances", COMPSTAT 1982,
-section 2): with `n[r]` values of mean `m[r]` and variance `v[r]` on rank `r`
+of total variance combines the rows: with `n[r]` values of mean `m[r]` and variance
+`v[r]` on rank `r`
 
     n = sum n[r],  m = sum n[r] m[r] / n,  v = sum n[r] (v[r] + (m[r] - m)^2) / n
 
@@ -17,6 +16,12 @@ all ranks' losses changes with an own value `x` by
 
 which takes one allreduce of both gradients. So a layer costs one operation forward and
 one backward, of `2 C + 1` numbers from each rank, and of `2 C`, for `C` channels.
+
+References:
+    Chan, Golub & LeVeque, Updating Formulae and a Pairwise Algorithm for Computing
+    Sample Variances, COMPSTAT 1982, section 2.
+    Ioffe & Szegedy, Batch Normalization: Accelerating Deep Network Training by Reducing
+    Internal Covariate Shift, ICML 2015, section 3 (the backward pass).
 """
 
 from __future__ import annotations

@@ -62,6 +62,10 @@ def combine_moving_statistics(
         ...                           keras.layers.BatchNormalization()])
         >>> tfdist.layers.combine_moving_statistics(model)
         1
+
+    References:
+        Chan, Golub & LeVeque, Updating Formulae and a Pairwise Algorithm for Computing
+        Sample Variances, COMPSTAT 1982, section 2.
     """
     if not isinstance(model, keras.layers.Layer):
         raise TypeError(

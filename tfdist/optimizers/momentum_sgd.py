@@ -76,6 +76,8 @@ class MomentumSGD(keras.optimizers.Optimizer):
     References:
         Goyal et al., Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour, 2017:
         equations 9 and 10, remark 2 of section 3, section 5.1 (arXiv:1706.02677).
+        Sutskever, Martens, Dahl & Hinton, On the Importance of Initialization and
+        Momentum in Deep Learning, ICML 2013, section 2 (Nesterov's momentum).
     """
 
     def __init__(

@@ -16,6 +16,14 @@ of the whole hello and answer: the two proofs, one key for each direction of the
 channel, and two for the frames of a link. So no message can be replayed in another
 connection, reflected to its sender, or used for another purpose; and a change of a
 version, a claim or a nonce on its way changes every key.
+
+References:
+    Bellare & Rogaway, Entity Authentication and Key Distribution, CRYPTO 1993 (mutual
+    proofs over both nonces).
+    Krawczyk & Eronen, HMAC-based Extract-and-Expand Key Derivation Function (HKDF), RFC
+    5869, 2010, sections 2.2 and 2.3.
+    Rescorla, The Transport Layer Security (TLS) Protocol Version 1.3, RFC 8446, 2018,
+    section 7.1 (keys that depend on a hash of the handshake).
 """
 
 from __future__ import annotations
@@ -165,7 +173,12 @@ def check_proof(role: str, expected: bytes, received: bytes) -> None:
 
 @dataclass
 class Sealer:
-    """One direction of an authenticated connection: MACs with a counter."""
+    """One direction of an authenticated connection: MACs with a counter.
+
+    References:
+        Krawczyk, Bellare & Canetti, HMAC: Keyed-Hashing for Message Authentication, RFC
+        2104, 1997, section 2.
+    """
 
     key: bytes
     count: int = 0

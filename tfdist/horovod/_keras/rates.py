@@ -38,8 +38,8 @@ class LearningRateScheduleCallback(OfAllRanks, RankCallback):
 
     Momentum correction: when the rate changes from a to b, what SGD and RMSprop hold as
     velocity is multiplied by b / a, which has the effect of Horovod's momentum * b / a
-    in the one step after it (Goyal et al., arXiv:1706.02677, remark 2). Under Keras 3 a
-    new value of `optimizer.momentum` would have none.
+    in the one step after it. Under Keras 3 a new value of `optimizer.momentum` would
+    have none.
 
     The rate is in the epoch's logs as "lr". With `decay=` of Keras 2 it is the one that
     decays.
@@ -69,6 +69,10 @@ class LearningRateScheduleCallback(OfAllRanks, RankCallback):
         >>> import tfdist.horovod.keras as hvd
         >>> decay = hvd.callbacks.LearningRateScheduleCallback(
         ...     initial_lr=0.1, multiplier=lambda epoch: 0.1, start_epoch=30)
+
+    References:
+        Goyal et al., Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour, 2017,
+        section 3, remark 2 (arXiv:1706.02677).
     """
 
     def __init__(

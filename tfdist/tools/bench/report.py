@@ -28,7 +28,11 @@ HEADER = (
 
 
 def bus_bandwidth(result: Result, ranks: int) -> float:
-    """Returns the bus bandwidth of nccl-tests: the least rate of each link."""
+    """Returns the bus bandwidth of nccl-tests: the least rate of each link, in bytes/s.
+
+    References:
+        NVIDIA, nccl-tests, doc/PERFORMANCE.md, "Bus Bandwidth".
+    """
     return result.algbw * OPERATIONS[result.operation].bus(ranks)
 
 
