@@ -1,11 +1,14 @@
-"""The exact mean over micro-batches of unequal sizes, of all ranks.
+"""Exact mean gradients over accumulated micro-batches of unequal sizes.
 
-Keras adds up the gradients of `gradient_accumulation_steps` = n micro-batches in
-variables and divides by n. Given w g in place of g, with w the number of samples and
-g the gradient of their mean, that is sum(w g) / n. Beside it a rank adds up W = sum(w).
-The mean over all its samples is then n / W times what Keras has, and that over the
-samples of all ranks is the mean of these means with the weights W
-(`sample_weights.share_of`).
+Keras accumulates the gradients of `gradient_accumulation_steps` = n micro-batches in
+variables and divides the sum by n. If each gradient g (of the mean over w samples) is
+first multiplied by w, the result is sum(w g) / n. Each rank also accumulates
+W = sum(w), so the mean over its samples is n / W times Keras's result. The mean over
+the samples of all ranks is the mean of these weighted by W (`sample_weights.share_of`).
+
+References:
+    Li et al., PyTorch Distributed: Experiences on Accelerating Data Parallel Training,
+    VLDB 2020, section 3.2.4 (one reduction for several micro-batches).
 """
 
 from __future__ import annotations
@@ -18,24 +21,25 @@ import tensorflow as tf
 from tfdist.gradients.sample_weights import exact, weighted
 
 _logger = logging.getLogger("tfdist")
-# Attributes of an accumulating optimizer, past Keras, which would save them: W, and the
-# weight of the micro-batch at hand (None: without weights).
+# Attributes of an accumulating optimizer, hidden from Keras, which would save them: W,
+# and the weight of the current micro-batch (None: unweighted).
 _TOTAL, _OWN = "_tfdist_total_weight", "_tfdist_own_weight"
 
 
 def begin(optimizer: Any, weight: Any) -> tf.Tensor | None:
-    """Notes the weight of a micro-batch before it is applied.
+    """Stores the weight of a micro-batch before its gradients are applied.
 
     Args:
         optimizer: the built Keras optimizer that accumulates.
         weight: number of samples: a number or a scalar tensor; or None.
 
     Returns:
-        What the gradients of the micro-batch have to be multiplied by, a float64
-        scalar, NaN where the weight is not finite and >= 0; None without a weight.
+        The factor for the gradients of the micro-batch: a float64 scalar, NaN if the
+        weight is negative or not finite; None without a weight.
 
     Raises:
-        ValueError: `weight` is no scalar, or None where others have been given.
+        ValueError: `weight` is not a scalar, or is None although earlier micro-batches
+            had weights.
     """
     attributes = vars(optimizer)
     attributes[_OWN] = None
@@ -59,7 +63,7 @@ def begin(optimizer: Any, weight: Any) -> tf.Tensor | None:
 
 
 def count(optimizer: Any) -> None:
-    """Adds the weight of the micro-batch at hand, which is not skipped."""
+    """Adds the weight of the current micro-batch, which is not skipped, to W."""
     attributes = vars(optimizer)
     if attributes.get(_OWN) is not None:
         attributes[_TOTAL].assign_add(attributes[_OWN])
@@ -73,8 +77,8 @@ def means(optimizer: Any, grads: Any) -> tuple[Any, tf.Tensor | None]:
         grads: sums divided by `gradient_accumulation_steps`.
 
     Returns:
-        The gradients and W, from which counting begins anew; without weights the
-        gradients as they are, and None.
+        The mean gradients and W, which is reset to 0; without weights, the unchanged
+        gradients and None.
     """
     attributes = vars(optimizer)
     if attributes.get(_OWN) is None:
@@ -88,19 +92,19 @@ def means(optimizer: Any, grads: Any) -> tuple[Any, tf.Tensor | None]:
 
 
 def totals(optimizer: Any) -> list[tf.Variable]:
-    """The variable of W; none where no batch had a weight."""
+    """Returns the variable that holds W; an empty list if no batch had a weight."""
     return [vars(optimizer)[_TOTAL]] if _TOTAL in vars(optimizer) else []
 
 
 def loaded(optimizer: Any) -> None:
-    """After the optimizer's variables have got other values: W is not among them."""
+    """Resets W, which is not saved, after the optimizer's variables were loaded."""
     if _TOTAL in vars(optimizer):
         vars(optimizer)[_TOTAL].assign(0.0)
         _drop(optimizer)
 
 
 def _drop(optimizer: Any) -> None:
-    """Leaves out micro-batches whose weights are not known."""
+    """Discards accumulated micro-batches whose weights are unknown."""
     waiting = int(optimizer._iterations) % optimizer.gradient_accumulation_steps
     if waiting:
         for accumulator in optimizer._accumulated_gradients:

@@ -3,13 +3,13 @@
 The lists are compared by `collectives.signature`. Which of the gradients are `None` may
 differ between ranks.
 
-A gradient that is `None` on all ranks is not reduced, and stays `None`. In a graph
-this is fixed when it is traced. Eager calls may have other gradients every time,
-on any rank, so there are two kinds of lists of eager calls:
+A gradient that is `None` on all ranks is not reduced and stays `None`. In a graph this
+is fixed at tracing time. In eager mode each call may have different gradients on each
+rank, so there are two cases:
 
-- in the first call all ranks had all gradients: what is `None` later counts as zeros.
-- somebody lacked one: every call begins with a small message, from which all ranks
-  learn which gradients there are this time; each such choice is a group of its own.
+- All ranks had all gradients in the first call: a later `None` counts as zeros.
+- Some rank lacked a gradient: every call starts with a small message by which the ranks
+  exchange which gradients they have. Each combination is a group of its own.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from tfdist.core import native, runtime
 from tfdist.core.process_sets import ProcessSet, id_of, members_of
 from tfdist.gradients.ready_order import bits_of, order_from
 
-# How a group is reduced, in its options: inside XLA, or by an operation per bucket.
+# How a group is reduced, as its options say: inside XLA, or one operation per bucket.
 BY_XLA = "by=xla"
 BY_OPERATIONS = "by=operations"
-_PLACE = re.compile(r' call=\d+ in=([^\s"]+)')  # of what was traced, in the options
-_CALLS = "tfdist/group_calls"  # graph collection: options of the groups traced there
+_PLACE = re.compile(r' call=\d+ in=([^\s"]+)')  # traced function, in the options
+_CALLS = "tfdist/group_calls"  # graph collection: options of the groups in this graph
 
 
 def agree_on_gradients(
@@ -45,18 +45,17 @@ def agree_on_gradients(
 
     Args:
         lines: one line for each variable: path, dtype and shape.
-        options: one line: how they are reduced.
-        present: for each line whether this rank has a gradient.
+        options: one line that describes how they are reduced.
+        present: for each line, whether this rank has a gradient.
         process_set: the ranks that reduce; default all.
 
     Returns:
-        The id of the group to be reduced, and for each line whether any rank has a
+        The id of the group to be reduced, and for each line, whether any rank has a
         gradient.
 
     Raises:
-        tfdist.MismatchError: the lists or the options differ, or another trace was
-            made for gradients that were `None` on all ranks before, but not by all
-            ranks; on all ranks.
+        tfdist.MismatchError: on all ranks: the lists or the options differ, or only
+            some ranks retraced for gradients that were `None` on all ranks before.
     """
     if tf.executing_eagerly():
         return _agree_on_call(lines, options, list(present), process_set)
@@ -66,19 +65,19 @@ def agree_on_gradients(
 def agree_on_order(
     order: Sequence[int], list_id: str, process_set: ProcessSet | None = None
 ) -> list[int] | None:
-    """The order in which the gradients of a group go into buckets, of the lowest rank.
+    """Broadcasts the lowest rank's order in which gradients go into buckets.
 
-    Ranks may see different orders, where one of them lacks a gradient; all need the
-    same buckets. What was agreed on stays: a bucket of a group is always the same.
+    The ranks may see different orders if one of them lacks a gradient, but need the
+    same buckets. The order of a group never changes once it is agreed on.
 
     Args:
-        order: what this rank proposes: each index of the gradients once.
-        list_id: of `agree_on_gradients`, on all ranks that of the same trace.
+        order: this rank's proposal: each index of the gradients once.
+        list_id: from `agree_on_gradients`, of the same trace on all ranks.
         process_set: the ranks that reduce; default all.
 
     Returns:
-        The order, equal on all ranks; None: the lowest rank had joined
-        (`tfdist.join`) when the others asked, so there is none.
+        The order, equal on all ranks; None if the lowest rank had already joined
+        (`tfdist.join`).
     """
     lines, options = [f"order of group {list_id}"], "plan"
     bits = bits_of(order)
@@ -98,13 +97,13 @@ def _agree_on_call(
 ) -> tuple[str, list[bool]]:
     options = f"{options} eager"
     seen = find_registered(lines, options, len(lines) + 1, process_set)
-    # One more entry than there are gradients: that a rank lacks one.
+    # The extra entry says whether any rank lacks a gradient.
     list_id, (*found, gaps) = seen or _register(
         lines, options, [*present, not all(present)], process_set
     )
     if not gaps:
         return list_id, found
-    if seen:  # or the ranks have just told each other
+    if seen:  # else the ranks have just exchanged this
         found = _any_rank(
             present, f"gradients that are not None, list {list_id[:8]}", process_set
         )
@@ -118,10 +117,10 @@ def _agree_on_trace(
     present: list[bool],
     process_set: ProcessSet | None,
 ) -> tuple[str, list[bool]]:
-    """A trace with a gradient that no rank had before needs a new group.
+    """Registers a trace; with a gradient that no rank had before, as a new group.
 
-    Where all ranks trace it, they meet there. A rank that does it alone meets buckets
-    of the others, which ends on all ranks with an error that shows both lists.
+    If only some ranks retrace, their new group meets the buckets of the other ranks;
+    all ranks then raise an error that shows both lists.
     """
     options = f"{options} {_call_number(options, lines, process_set)}"
     for number in itertools.count():
@@ -138,7 +137,7 @@ def _agree_on_trace(
 def _any_rank(
     present: list[bool], name: str, process_set: ProcessSet | None
 ) -> list[bool]:
-    """For each gradient whether a rank has one in this call."""
+    """Returns, for each gradient, whether any rank has one in this call."""
     if len(members_of(process_set)) == 1:
         return present
     found = collectives.allreduce(
@@ -194,12 +193,12 @@ def _hint(late: bool, error: native.CoreError) -> str:
 def _call_number(
     options: str, lines: Sequence[str], process_set: ProcessSet | None
 ) -> str:
-    """Tells apart equal groups of a traced function, which may run at the same time.
+    """Numbers equal groups of a traced function, which may run at the same time.
 
-    Other sets count for themselves: not all ranks make their calls. The function that
-    is traced is named, as what it calls may run beside it. Eager calls follow each
-    other, so they need none. A retrace starts again at 0, so it finds the groups of
-    the first trace.
+    Each process set has its own count, since only its members make its calls. The name
+    of the traced function is included because functions that it calls may run in
+    parallel with it. Eager calls run one after another and need no number. A retrace
+    starts again at 0, so it reuses the groups of the first trace.
     """
     graph = tf.compat.v1.get_default_graph()
     where = place_of(graph)

@@ -1,4 +1,4 @@
-"""The operations that reduce the buckets of a list of gradients."""
+"""Emits the operations that reduce the buckets of a list of gradients."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tfdist.gradients.bucket_plan import BucketPlan
 
 
 def gated() -> bool:
-    """Whether the buckets of a step end together (`TFDIST_ATOMIC_STEPS=1`)."""
+    """Whether all buckets of a step complete together (`TFDIST_ATOMIC_STEPS=1`)."""
     return bool(runtime.setting("TFDIST_ATOMIC_STEPS"))
 
 
@@ -25,9 +25,10 @@ def reduce_buckets(
     """Emits the operations of a plan.
 
     Args:
-        plan: of the list.
-        tensors: one for each variable of the list, as it is sent, or `None`.
-        in_xla: `xla.reduced_by_xla()`: emits one operation for all buckets.
+        plan: the plan of the list.
+        tensors: for each variable of the list, the encoded gradient or `None`.
+        in_xla: result of `xla.reduced_by_xla()`: whether to emit one operation for all
+            buckets.
 
     Returns:
         The reduced tensors, `None` where `tensors` has `None`.
@@ -39,7 +40,7 @@ def reduce_buckets(
         emit_plan = _function_of(plan)
     else:
         emit_plan = functools.partial(_emit_buckets, plan)
-    with errors.translate():  # those of a function of our own, in an eager call
+    with errors.translate():  # an eager call runs a tf.function of tfdist
         outputs = emit_plan(*(tensors[i] for i in places))
     reduced = list(tensors)
     for place, output in zip(places, outputs, strict=True):
@@ -48,7 +49,7 @@ def reduce_buckets(
 
 
 def _emit_buckets(plan: BucketPlan, *tensors: tf.Tensor) -> list[tf.Tensor]:
-    """One operation for each bucket; executed as soon as its last gradient is ready."""
+    """Emits one operation per bucket, which runs when its last gradient is ready."""
     remaining = iter(tensors)
     outputs: list[tf.Tensor] = []
     for number, bucket in enumerate(plan.buckets):
@@ -70,15 +71,16 @@ def _emit_buckets(plan: BucketPlan, *tensors: tf.Tensor) -> list[tf.Tensor]:
 
 @functools.lru_cache(maxsize=4096)
 def _function_of(plan: BucketPlan) -> Any:
-    """Behind the gate: a function that runs all buckets of an eager call at once.
+    """Returns a function that runs all buckets of an eager call together.
 
-    Called one by one, the first would wait forever for the others of its step.
+    With `TFDIST_ATOMIC_STEPS=1`, a bucket that is called alone would wait forever for
+    the other buckets of its step.
     """
     return tf.function(functools.partial(_emit_buckets, plan), jit_compile=False)
 
 
 def _emit_in_xla(plan: BucketPlan, *tensors: tf.Tensor) -> list[tf.Tensor]:
-    """One operation for all buckets, inside of what XLA compiles."""
+    """Emits one operation for all buckets, in a function that XLA compiles."""
     return xla.emit_group(
         tensors,
         sizes=[len(bucket) for bucket in plan.buckets],

@@ -1,6 +1,6 @@
-"""Which gradients of a list are reduced together, by one operation each.
+"""Assignment of a list of gradients to buckets, with one operation per bucket.
 
-All ranks compute the same plan, from the sizes and types of the gradients. In a traced
+All ranks compute the same plan from the sizes and types of the gradients. In a traced
 function the order may follow the graph (`TFDIST_BUCKET_ORDER`).
 """
 
@@ -33,11 +33,11 @@ class BucketPlan:
     """The operations that reduce a list of gradients.
 
     Attributes:
-        group_id: of the list, as the ranks have agreed on it (`agreement`).
-        name: of the operations, to which each bucket adds its number.
+        group_id: id of the list on which the ranks have agreed (`agreement`).
+        name: name of the operations; each bucket appends its number.
         op: how the gradients are combined.
         process_set: id of the ranks that take part.
-        buckets: for each operation the places of its gradients in the list.
+        buckets: for each operation, the indices of its gradients in the list.
     """
 
     group_id: str
@@ -47,7 +47,7 @@ class BucketPlan:
     buckets: tuple[tuple[int, ...], ...]
 
     def places(self) -> list[int]:
-        """The places of all gradients that are reduced, bucket by bucket."""
+        """The indices of all reduced gradients, bucket by bucket."""
         return [place for bucket in self.buckets for place in bucket]
 
 
@@ -60,17 +60,17 @@ def plan_buckets(
     *,
     in_xla: bool = False,
 ) -> BucketPlan:
-    """The buckets of a list of gradients, the same on all ranks.
+    """Plans the buckets of a list of gradients, equally on all ranks.
 
     Args:
-        tensors: one for each variable, as it is sent, or None.
-        local_grads: the gradients as this rank's graph makes them; None for one that
-            it lacks.
-        variables: of the list.
-        group_id: of the list.
+        tensors: for each variable, the encoded gradient or None.
+        local_grads: the gradients that this rank's graph computes; None for a missing
+            one.
+        variables: the variables of the list.
+        group_id: id of the list.
         options: operation, name, process set, and buckets that the user chose.
-        in_xla: whether one operation of XLA reduces all buckets: their order then has
-            no effect.
+        in_xla: whether one XLA operation reduces all buckets; their order then has no
+            effect.
     """
     pairs = [(i, tensor) for i, tensor in enumerate(tensors) if tensor is not None]
     places, sent = [i for i, _ in pairs], [tensor for _, tensor in pairs]
@@ -94,7 +94,7 @@ def plan_buckets(
         )
 
     name = f"{options.name or 'gradients'}.{group_id[:8]}"
-    # In eager mode all gradients are there before the first bucket is reduced.
+    # In eager mode all gradients exist before the first bucket is reduced.
     if in_xla or tf.executing_eagerly() or len(sent) < 2:
         buckets = cut(None)
     else:
@@ -129,10 +129,10 @@ def _cut_traced(
     group_id: str,
     process_set: ProcessSet | None,
 ) -> list[list[int]]:
-    """Cuts in the order of the list, or of the lowest rank's graph.
+    """Cuts buckets in the order of the list or of the lowest rank's traced graph.
 
-    With `TFDIST_BUCKET_ORDER=reverse` the lowest rank also logs what the order in which
-    its graph makes the gradients would gain, where that is much.
+    With `TFDIST_BUCKET_ORDER=reverse` the lowest rank logs the gain of `traced`, if it
+    is large.
     """
     listed = cut(None)
     is_observed = runtime.setting("TFDIST_BUCKET_ORDER") == "traced"
@@ -151,7 +151,7 @@ def _cut_traced(
     return listed
 
 
-@functools.lru_cache(maxsize=4096)  # a function may be traced again
+@functools.lru_cache(maxsize=4096)  # once, also when a function is retraced
 def _report(found: ready_order.Comparison, group: str, early: str, late: str) -> None:
     _logger.log(
         logging.WARNING if found.matters else logging.DEBUG,

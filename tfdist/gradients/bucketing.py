@@ -1,9 +1,14 @@
-"""Cutting a list of gradients into buckets, as a pure function.
+"""Pure functions that cut a list of gradients into buckets.
 
-Back-propagation makes the last layers' gradients first. Buckets therefore follow
-the gradient list backwards, so that the first ones fill, and travel, while the rest
-is still being computed; or the order in which the gradients are made, where that is
-asked for (`ready_order`). The first bucket is small: it gets the link busy early.
+Backpropagation computes the gradients of the last layers first. Buckets are therefore
+filled in reverse order of the gradient list, so that the first ones are reduced while
+the others are still being computed; or, on request, in the order in which the gradients
+become ready (`ready_order`). The first bucket is small, so that communication starts
+early.
+
+References:
+    Li et al., PyTorch Distributed: Experiences on Accelerating Data Parallel Training,
+    VLDB 2020, sections 3.2.2 and 3.2.3.
 """
 
 from __future__ import annotations
@@ -32,9 +37,8 @@ def cut_buckets(
 ) -> list[list[int]]:
     """Assigns every gradient to one bucket.
 
-    Every rank computes the same cut from the same list, so nothing has to be
-    agreed while training. A bucket holds one dtype; a list with several dtypes has
-    one open bucket for each.
+    Every rank computes the same buckets from the same list, without communication. A
+    bucket holds one dtype; a list with several dtypes has one open bucket for each.
 
     Args:
         sizes_bytes: bytes of each gradient, in the order of the gradient list.
@@ -80,11 +84,11 @@ def cut_buckets(
 
 
 def split_evenly(sizes_bytes: Sequence[int], count: int) -> list[list[int]]:
-    """Divides a list of gradients into neighbours of about equally many bytes.
+    """Splits a list of gradients into contiguous groups of about equal bytes.
 
     Args:
         sizes_bytes: bytes of each gradient, in the order of the gradient list.
-        count: how many groups, >= 1; fewer where there are fewer gradients.
+        count: number of groups, >= 1; fewer if there are fewer gradients.
 
     Returns:
         The groups, last gradients first; each a list of indices, descending.
@@ -100,7 +104,7 @@ def split_evenly(sizes_bytes: Sequence[int], count: int) -> list[list[int]]:
         open_indices.append(index)
         open_bytes += sizes_bytes[index]
         missing = count - len(groups)
-        # The rest has to be enough for one gradient in each of the others.
+        # Leave at least one gradient for each of the remaining groups.
         if missing > 1 and (open_bytes * missing >= left_bytes or index <= missing - 1):
             groups.append(open_indices)
             left_bytes -= open_bytes
@@ -118,21 +122,21 @@ def cut_groups(
     fusion_bytes: int,
     order: Sequence[int] | None = None,
 ) -> list[list[int]]:
-    """As `cut_buckets`, but with groups that are given.
+    """As `cut_buckets`, with some buckets given by the caller.
 
     Args:
         sizes_bytes: bytes of each gradient, in the order of the gradient list.
         dtypes: dtype of each gradient, same length.
-        groups: disjoint lists of indices; each is a bucket for each of its dtypes,
-            of any size. What is in none is cut as without.
-        first_bytes: as in `cut_buckets`, for what is in no group.
+        groups: disjoint lists of indices; each becomes one bucket per dtype, of any
+            size. The other gradients are cut by `cut_buckets`.
+        first_bytes: as in `cut_buckets`, for gradients in no group.
         bucket_bytes: likewise.
         fusion_bytes: likewise.
         order: as in `cut_buckets`.
 
     Returns:
-        As `cut_buckets`: a bucket is ready when that of its indices is that comes last
-        in `order`, which is the lowest by default.
+        As `cut_buckets`. A bucket is ready when its last index in `order` is ready; by
+        default that is its lowest index.
 
     Example:
         >>> cut_groups([4, 4, 8], ["f", "f", "f"], [[0, 2]], first_bytes=8,

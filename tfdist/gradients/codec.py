@@ -1,8 +1,8 @@
-"""How gradients travel: encoded before the reduction, decoded after it.
+"""Codecs: gradient encodings applied before the reduction and undone after it.
 
-To add a compressor, write a class with `encode` and `decode`, and a row in `CODECS`.
-The ranks add up what `encode` returns, element by element, so a codec changes the
-numbers of a gradient or their type, and keeps its shape.
+To add a compressor, write a class with `encode` and `decode` and add it to `CODECS`.
+The encoded tensors are summed element by element, so a codec may change the values and
+the dtype of a gradient, but not its shape.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ class Codec(Protocol):
     """Encodes gradients for the reduction and decodes its results."""
 
     def encode(self, gradient: tf.Tensor) -> tf.Tensor:
-        """The tensor that is reduced in place of `gradient`, of the same shape."""
+        """Returns the tensor to reduce instead of `gradient`, of the same shape."""
 
     def decode(self, reduced: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-        """The reduced gradient.
+        """Returns the reduced gradient.
 
         Args:
-            reduced: the sum or average of what the ranks have encoded.
-            dtype: of the gradient before `encode`.
+            reduced: sum or average of the ranks' encoded gradients.
+            dtype: dtype of the gradient before `encode`.
         """
 
 
@@ -45,7 +45,7 @@ class Exact:
 
 @dataclasses.dataclass(frozen=True)
 class Cast:
-    """Sends float32 and float64 gradients in a shorter type.
+    """Casts float32 and float64 gradients to a shorter type.
 
     The core adds the ranks' values in float32 and rounds the result once.
 
@@ -60,12 +60,16 @@ class Cast:
         'bfloat16'
         >>> codec.encode(tf.constant([1])).dtype.name
         'int32'
+
+    References:
+        Micikevicius et al., Mixed Precision Training, ICLR 2018, section 3.3 (sums of
+        half types in float32).
     """
 
     wire_type: tf.DType
 
     def encode(self, gradient: tf.Tensor) -> tf.Tensor:
-        """`gradient` in the wire type; other types than float32 and float64 as is."""
+        """`gradient` in the wire type; unchanged unless it is float32 or float64."""
         if gradient.dtype not in _WIDE:
             return gradient
         return tf.cast(gradient, self.wire_type)
@@ -79,12 +83,12 @@ class Cast:
 class Predivided:
     """Divides gradients before another codec encodes them, and multiplies afterwards.
 
-    So a gradient keeps its place in the range of the type that is sent. Powers of two
-    change no bits, except of numbers that are subnormal in that type. Half types have
-    nothing to gain, because they are added in float32, and are left as they are.
+    This keeps sums within the range of the wire type. A power of two changes no bits,
+    except of numbers that are subnormal in that type. Half types are left unchanged,
+    because they are added in float32.
 
     Args:
-        codec: encodes what was divided.
+        codec: encodes the quotient.
         factor: the divisor, a finite number > 0.
     """
 
@@ -92,15 +96,15 @@ class Predivided:
     factor: float
 
     def encode(self, gradient: tf.Tensor) -> tf.Tensor:
-        """The encoded quotient."""
+        """Returns the encoded quotient."""
         return self.codec.encode(_times(gradient, 1.0 / self.factor))
 
     def decode(self, reduced: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-        """The decoded result times the factor."""
+        """Returns the decoded result times the factor."""
         return _times(self.codec.decode(reduced, dtype), self.factor)
 
 
-# The values of `compression=`.
+# By the value of `compression=`.
 CODECS: dict[str | None, Codec] = {
     None: Exact(),
     "fp16": Cast(tf.float16),
@@ -109,18 +113,18 @@ CODECS: dict[str | None, Codec] = {
 
 
 def codec_of(compression: str | None, predivide_factor: float = 1.0) -> Codec:
-    """The codec for the options of a tape or an optimizer.
+    """Returns the codec for the options of a tape or an optimizer.
 
     Args:
         compression: a key of `CODECS`.
-        predivide_factor: what gradients are divided by before they are encoded.
+        predivide_factor: divisor of gradients before they are encoded.
     """
     codec = CODECS[compression]
     return codec if predivide_factor == 1.0 else Predivided(codec, predivide_factor)
 
 
 def check_compression(compression: str | None) -> None:
-    """Raises ValueError unless it is a key of `CODECS`."""
+    """Raises ValueError unless `compression` is a key of `CODECS`."""
     if compression is None or (isinstance(compression, str) and compression in CODECS):
         return
     names = " or ".join(repr(name) for name in CODECS if name is not None)
@@ -128,7 +132,7 @@ def check_compression(compression: str | None) -> None:
 
 
 def check_predivide_factor(factor: Any) -> None:
-    """Raises ValueError unless it is a finite number > 0."""
+    """Raises ValueError unless `factor` is a finite number > 0."""
     is_number = isinstance(factor, int | float) and not isinstance(factor, bool)
     if not (is_number and math.isfinite(factor) and factor > 0):
         raise ValueError(

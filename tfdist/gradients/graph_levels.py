@@ -1,12 +1,12 @@
-"""When the gradients of a traced function can be made, read off its graph.
+"""Order in which the gradients of a traced function become ready, from its graph.
 
-An operation runs when its inputs are there. The longest way that leads to a gradient
-says how many operations have to run one after the other before it: its level. Levels
-need no step to have run, no operation of their own and no second trace, and are the
-same on all ranks that trace the same program.
+An operation runs when its inputs are available. The length of the longest path to a
+gradient is the number of operations that have to run one after another before it: its
+level. Levels are known without running a step, adding operations or tracing again, and
+are equal on all ranks that trace the same program.
 
-What is called eagerly has all its gradients before the first one is reduced, and so
-has what XLA compiles: there is no order to be read, nor one that would matter.
+In eager mode, and in functions that XLA compiles, all gradients exist before the first
+one is reduced, so their order does not matter.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ import tensorflow as tf
 
 
 def levels_of(tensors: Sequence[Any]) -> list[int | None]:
-    """The level of each tensor in the graph that is being traced.
+    """Returns the level of each tensor in the graph that is being traced.
 
     Args:
-        tensors: tensors of that graph; what comes from outside has none.
+        tensors: tensors of that graph; a tensor from outside has level None.
     """
     graph = tf.compat.v1.get_default_graph()
     levels: dict[Any, int] = {}
-    # They are in the order in which they were made, so inputs come first (but for the
-    # back edges of loops of TensorFlow 1, which count for nothing).
+    # Operations are in creation order, so inputs come first (except for the back edges
+    # of TensorFlow 1 loops, which are ignored).
     for op in graph.get_operations():
         before = [levels.get(tensor.op, 0) for tensor in op.inputs]
         before += [levels.get(other, 0) for other in op.control_inputs]

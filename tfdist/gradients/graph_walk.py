@@ -7,17 +7,17 @@ from typing import Any
 
 import tensorflow as tf
 
-_CALLS = ("PartitionedCall", "While", "If", "Case")  # ends of the types that call
+_CALLS = ("PartitionedCall", "While", "If", "Case")  # suffixes of op types that call
 
 
 def origins(tensor: Any) -> list[Any]:
-    """The symbolic tensors that a tensor is computed from directly.
+    """Returns the symbolic tensors from which a tensor is computed directly.
 
-    These are the inputs of its operation, what the functions that it calls return in
-    its place, and what a function has captured from the graph around it.
+    These are the inputs of its operation, the corresponding outputs of the functions
+    that the operation calls, and the tensors captured from outer graphs.
 
     Args:
-        tensor: symbolic.
+        tensor: a symbolic tensor.
     """
     operation = tensor.op
     found = list(operation.inputs)
@@ -34,14 +34,14 @@ def key_of(tensor: Any) -> tuple[int, str]:
 
 
 def around(graph: Any) -> Iterator[Any]:
-    """A graph and those that it is traced in."""
+    """Yields a graph and its outer graphs."""
     while graph is not None:
         yield graph
         graph = getattr(graph, "outer_graph", None)
 
 
 def _captured(placeholder: Any) -> list[Any]:
-    """The tensor of an outer graph that a placeholder stands for."""
+    """Returns the tensor of an outer graph that a placeholder captures."""
     captures = getattr(placeholder.graph, "captures", ())
     return [
         outer
@@ -51,9 +51,9 @@ def _captured(placeholder: Any) -> list[Any]:
 
 
 def _called(operation: Any) -> Iterator[Any]:
-    """The graphs of the functions that an operation calls."""
+    """Yields the graphs of the functions that an operation calls."""
     if not operation.type.endswith(_CALLS):
-        return  # attributes of others may be large
+        return  # the attributes of other operations may be large
     for attribute in operation.node_def.attr.values():
         names = [attribute.func.name, *(f.name for f in attribute.list.func)]
         for name in filter(None, names):

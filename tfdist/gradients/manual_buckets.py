@@ -1,4 +1,4 @@
-"""Buckets that the user chooses: which gradients are reduced together."""
+"""Buckets that the user chooses: by number, or by lists of variables."""
 
 from __future__ import annotations
 
@@ -10,19 +10,18 @@ from tfdist.gradients.bucketing import split_evenly
 
 
 class ManualBuckets:
-    """How a list of gradients is cut: into a number of buckets, or by variables.
+    """Splits a list of gradients into a number of buckets, or by lists of variables.
 
-    A variable in several of the lists belongs to the first; variables that have no
-    gradient are left out. Those in none of the lists are cut by bytes.
+    A variable in several lists belongs to the first one; variables without a gradient
+    are ignored. Variables in no list are put into buckets by bytes.
 
     Args:
-        groups: how many, >= 1; or a list of lists of variables and layers (or models),
-            which stand for all their variables.
+        groups: number of buckets, >= 1; or a list of lists of variables and layers (or
+            models), which stand for all their variables.
 
     Raises:
-        TypeError: something in a list is neither a variable nor a layer.
-        ValueError: the number is less than 1, or it is neither a number nor a list of
-            lists.
+        TypeError: an entry of a list is neither a variable nor a layer.
+        ValueError: `groups` is less than 1, or neither a number nor a list of lists.
 
     Example:
         >>> import tensorflow as tf
@@ -56,11 +55,11 @@ class ManualBuckets:
     def places(
         self, variables: Sequence[Any], sizes_bytes: Sequence[int | None]
     ) -> list[list[int]]:
-        """The buckets as places in `variables`, descending, in the order of `groups`.
+        """The buckets as descending indices into `variables`, in the order of `groups`.
 
         Args:
-            variables: all that are trained.
-            sizes_bytes: of their gradients; None for those that are in no bucket.
+            variables: all trained variables.
+            sizes_bytes: bytes of their gradients; None for those that are in no bucket.
         """
         if self._count:
             listed = [i for i, size in enumerate(sizes_bytes) if size is not None]
@@ -76,14 +75,14 @@ class ManualBuckets:
         return [bucket for bucket in found if bucket]
 
     def describe(self, variables: Sequence[Any]) -> str:
-        """The bucket of each variable, for the options that the ranks compare."""
+        """Describes the bucket of each variable, to be compared between the ranks."""
         if self._count:
             return str(self._count)
         numbers = self._numbers()
         return ",".join(str(numbers.get(identity(v), "")) for v in variables)
 
     def _numbers(self) -> dict[int, int]:
-        """Identity of each variable → its bucket; layers may have new ones."""
+        """Maps the identity of each variable to its bucket; layers may get new ones."""
         numbers: dict[int, int] = {}
         for number, bucket in enumerate(self._members):
             for one in bucket:

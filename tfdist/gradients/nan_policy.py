@@ -1,4 +1,4 @@
-"""Checks on all ranks whether gradients are finite, and what to do if they are not."""
+"""Checks for non-finite gradients, with the same result on all ranks."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import tensorflow as tf
 from tfdist import collectives
 from tfdist.core.process_sets import ProcessSet
 
-# How an optimizer handles a step whose gradient is not finite.
+# Reactions of an optimizer to a step with a non-finite gradient.
 NAN_POLICIES = ("raise", "skip_step")
 
 
 def check_nan_policy(nan_policy: str | None) -> None:
-    """Raises ValueError unless it is None or one of `NAN_POLICIES`."""
+    """Raises ValueError unless `nan_policy` is None or one of `NAN_POLICIES`."""
     if nan_policy is None or nan_policy in NAN_POLICIES:
         return
     names = " or ".join(repr(name) for name in NAN_POLICIES)
@@ -23,7 +23,7 @@ def check_nan_policy(nan_policy: str | None) -> None:
 
 
 def all_finite(grads: Sequence[Any]) -> tf.Tensor:
-    """A scalar bool: no infinity and no NaN in any of the gradients.
+    """Returns a scalar bool: whether no gradient has an infinity or a NaN.
 
     Example:
         >>> import tensorflow as tf
@@ -37,7 +37,7 @@ def all_finite(grads: Sequence[Any]) -> tf.Tensor:
 def true_on_all_ranks(
     found: tf.Tensor, process_set: ProcessSet | None, name: str | None = None
 ) -> tf.Tensor:
-    """True on every rank if `found` is True on every rank, else False on every rank.
+    """Returns the logical AND of `found` over the ranks, on every rank.
 
     Args:
         found: scalar bool.
@@ -55,15 +55,15 @@ def true_on_all_ranks(
 def assert_finite(
     is_finite: tf.Tensor, grads: Sequence[tuple[Any, str]], optimizer: str
 ) -> tf.Operation:
-    """An operation that fails unless `is_finite`.
+    """Returns an operation that fails unless `is_finite`.
 
     Args:
         is_finite: scalar bool, the same on all ranks.
         grads: gradients with the paths of their variables, for the message.
-        optimizer: its name, for the message.
+        optimizer: name of the optimizer, for the message.
 
     Raises:
-        tf.errors.InvalidArgumentError: when it runs, on every rank.
+        tf.errors.InvalidArgumentError: on every rank, when the operation runs.
     """
 
     def fail() -> tf.Tensor:

@@ -1,4 +1,4 @@
-"""How the gradients of a tape or an optimizer are reduced: what the user may choose."""
+"""Options for the reduction of the gradients of a tape or an optimizer."""
 
 from __future__ import annotations
 
@@ -27,25 +27,26 @@ class ReduceOptions:
 
     Args:
         op: how the ranks' gradients are combined: `AVERAGE` or `SUM`.
-        name: tells apart lists of gradients that are otherwise equal.
+        name: distinguishes lists of gradients that are otherwise equal.
         process_set: the ranks that take part; None: all.
         compression: a key of `codec.CODECS`.
         sparse_as_dense: whether `tf.IndexedSlices` are reduced as dense tensors; None:
-            those of small tables are (`sparse.TABLE_BYTES`).
-        local_variables: variables that are not reduced; None: there are none.
-        scale_local_gradients: whether the gradients of local variables count as one
-            part of the average; `local_factor`.
-        manual_buckets: the buckets that the user chose; None: they are cut by bytes.
-        gradient_predivide_factor: what gradients are divided by before they are
-            reduced, and multiplied by after it.
-        xla: one of `xla.CHOICES`: "off" never reduces inside of what XLA compiles.
-            Ranks that do and ranks that do not are told apart when they register.
+            only those of small tables (`sparse.TABLE_BYTES`).
+        local_variables: variables whose gradients are not reduced; None: there are
+            none.
+        scale_local_gradients: whether the gradients of local variables are scaled as
+            one part of the average (`local_factor`).
+        manual_buckets: buckets chosen by the user; None: buckets are cut by bytes.
+        gradient_predivide_factor: divisor of gradients before the reduction; they are
+            multiplied by it afterwards.
+        xla: one of `xla.CHOICES`; "off": never reduce inside a function that XLA
+            compiles. Ranks with different choices are detected when they register.
 
     Raises:
-        ValueError: `op`, `compression`, `xla` or the factor is not one of these,
-            `process_set` has ended, there are no local variables whose gradients are
-            not scaled, or a sum is divided before.
-        TypeError: `process_set` is no process set.
+        ValueError: `op`, `compression`, `xla` or the factor is invalid, `process_set`
+            has ended, `scale_local_gradients=False` without local variables, or a
+            predivide factor for a sum.
+        TypeError: `process_set` is not a process set.
     """
 
     op: ReduceOp = ReduceOp.AVERAGE
@@ -95,46 +96,46 @@ class ReduceOptions:
         id_of(self.process_set)  # one that has ended is refused here
 
     def summing(self) -> ReduceOptions:
-        """The same, for gradients whose sum over the ranks is their average."""
+        """Returns the options for gradients whose sum over the ranks is the average."""
         summing = copy.copy(self)
         object.__setattr__(summing, "op", ReduceOp.SUM)
         return summing
 
     def codec(self) -> Codec:
-        """How gradients are encoded for the reduction."""
+        """Returns the codec that encodes gradients for the reduction."""
         return codec_of(self.compression, self.gradient_predivide_factor)
 
     def local_places(self, variables: Sequence[Any]) -> list[int]:
-        """The places of the variables that are not reduced."""
+        """Returns the indices of the variables whose gradients are not reduced."""
         if self.local_variables is None:
             return []
         return self.local_variables.places(variables)
 
     def local_members(self, variables: Sequence[Any]) -> list[Any]:
-        """All that is known of the variables that are not reduced, trained or not."""
+        """Returns the known local variables, trained or not."""
         if self.local_variables is None:
             return []
         places = self.local_variables.places(variables)
         return [*(variables[i] for i in places), *self.local_variables.listed()]
 
     def local_factor(self) -> float:
-        """The factor for a gradient that is not reduced.
+        """Returns the factor for the gradient of a local variable.
 
-        The gradient of the mean over the ranks' losses, of which only this rank's
-        depends on a variable of its own, is 1/size of the gradient of that loss.
+        Only this rank's loss depends on the variable, so the gradient of the mean over
+        the ranks' losses is 1/size of the gradient of this rank's loss.
         """
         if self.op is ReduceOp.SUM or not self.scale_local_gradients:
             return 1.0
         return 1.0 / len(members_of(self.process_set))
 
     def describe(self, variables: Sequence[Any]) -> str:
-        """One line for `agreement`: ranks with other options are refused by it."""
+        """Describes the options in one line, to be compared between the ranks."""
         more = "" if self.scale_local_gradients else "scale_local_gradients=False "
         if self.manual_buckets is not None:
             more += f"groups={self.manual_buckets.describe(variables)} "
         if self.gradient_predivide_factor != 1:
             more += f"gradient_predivide_factor={self.gradient_predivide_factor!r} "
-        name = quote(self.name or "")  # no space: the core reads it
+        name = quote(self.name or "")  # without spaces, since the core parses it
         return (
             f"op={self.op.name.lower()} compression={self.compression or 'none'} "
             f"sparse_as_dense={self.sparse_as_dense} {more}name={name}"

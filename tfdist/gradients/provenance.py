@@ -1,7 +1,6 @@
-"""Gradients that a DistributedGradientTape has reduced already.
+"""Tracks gradients that a DistributedGradientTape has already reduced.
 
-The tape notes them here, so that an optimizer that reduces gradients itself can tell
-when it is given reduced ones.
+This lets a DistributedOptimizer detect gradients that would be reduced twice.
 """
 
 from __future__ import annotations
@@ -22,25 +21,25 @@ from tfdist.gradients.options import ReduceOptions
 
 _logger = logging.getLogger("tfdist")
 
-# How a tape has reduced: the id of the process set, and whether it was a sum.
+# A reduction by a tape: the id of the process set, and whether it was a sum.
 _Reduction = tuple[int, bool]
 _of_eager_tensors: WeakRegistry[_Reduction] = WeakRegistry()
-# Of the tensors of a graph, by their names.
+# For each graph: the reductions of its tensors, by tensor name.
 _of_graphs: WeakRegistry[dict[str, _Reduction]] = WeakRegistry()
-# How many tensors are looked at between a tape and an optimizer: clipping and scaling
-# make a few.
+# Number of tensors to search between an optimizer and a tape: clipping and scaling
+# create a few.
 _BETWEEN = 64
 
 
 def values_of(grad: Any) -> Any:
-    """The tensor of a gradient, of `tf.IndexedSlices` that of their values."""
+    """Returns the tensor of a gradient; for `tf.IndexedSlices`, the values."""
     return grad.values if isinstance(grad, tf.IndexedSlices) else grad
 
 
 def note_tape(
     grads: Iterable[Any], process_set: ProcessSet | None, op: ReduceOp
 ) -> None:
-    """Remembers that a DistributedGradientTape has reduced these gradients."""
+    """Records that a DistributedGradientTape has reduced these gradients."""
     how = id_of(process_set), op is ReduceOp.SUM
     for grad in grads:
         if grad is None:
@@ -55,26 +54,27 @@ def note_tape(
 
 
 def is_from_tape(grad: Any) -> bool:
-    """Whether a gradient has come out of a DistributedGradientTape.
+    """Whether a gradient comes from a DistributedGradientTape.
 
-    In a graph it may have been clipped or scaled since.
+    In a graph it may have been clipped or scaled in between.
     """
     return _reduction_by_tape(values_of(grad)) is not None
 
 
 def check_reduced_once(grads: Iterable[Any], options: ReduceOptions, name: str) -> None:
-    """Raises if an optimizer would add up what a tape has added up over the same ranks.
+    """Raises if an optimizer would sum gradients that a tape has already summed.
 
-    Where one of the two is an average, the other reduction is only in vain (the
-    average of equal gradients, or the sum of averages), which is said once.
+    If the tape or the optimizer averages, the second reduction is only redundant; this
+    is logged once.
 
     Args:
-        grads: that the optimizer is given.
-        options: how it reduces them.
-        name: of the optimizer.
+        grads: gradients given to the optimizer.
+        options: how the optimizer reduces them.
+        name: name of the optimizer.
 
     Raises:
-        ValueError: both add up: they would be too large by the number of ranks.
+        ValueError: both sum over the same ranks, so the result would be too large by a
+            factor of the number of ranks.
     """
     members = id_of(options.process_set)
     found = {_reduction_by_tape(values_of(g)) for g in grads if g is not None}
@@ -100,12 +100,12 @@ def check_reduced_once(grads: Iterable[Any], options: ReduceOptions, name: str) 
 
 @functools.lru_cache(maxsize=256)
 def warn_once(text: str) -> None:
-    """Logs a warning, unless it was logged before."""
+    """Logs a warning once per process."""
     _logger.warning("%s", text)
 
 
 def _reduction_by_tape(tensor: Any) -> _Reduction | None:
-    """The reduction of a tensor by a tape; None: there was none."""
+    """Returns the reduction of a tensor by a tape, or None."""
     if not tf.is_symbolic_tensor(tensor):
         return _of_eager_tensors.get(tensor)
     seen: set[tuple[int, str]] = set()
@@ -118,7 +118,7 @@ def _reduction_by_tape(tensor: Any) -> _Reduction | None:
         how = (_of_graphs.get(one.graph) or {}).get(one.name)
         if how is not None:
             return how
-        # A gradient keeps its shape; what is of another one is no part of it.
+        # Clipping and scaling keep the shape, so other shapes are not the gradient.
         waiting += [t for t in origins(one) if _same_shape(t, tensor)]
     return None
 

@@ -1,11 +1,11 @@
-"""Gradients in the order in which they are made: as pure functions.
+"""Pure functions on the order in which gradients become ready.
 
-A bucket can leave when the last of its gradients is made. Buckets cut along the list of
-gradients are therefore late where the list has neighbours that are made at very
-different times: variables that are listed in another order than they are used, or one
-that is used at both ends of a model. The traced graph tells when each gradient can be
-made (`graph_levels`): its *level*, the number of operations on the longest way that
-leads to it. See docs/design/0008-observed-order.md.
+tfdist starts to reduce a bucket when its last gradient is ready. Buckets cut along the
+list of gradients are therefore late if neighbours in the list become ready at very
+different times: for example, if variables were created in another order than the model
+uses them, or if one is used at both ends of the model. The traced graph gives the
+*level* of each gradient, the number of operations on the longest path to it
+(`graph_levels`). See docs/design/0008-observed-order.md.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ Buckets = Sequence[Sequence[int]]
 
 
 def filled(levels: Sequence[int | None]) -> list[int]:
-    """Levels without gaps.
+    """Fills in unknown levels.
 
     Args:
-        levels: of each gradient; None: not known on this rank, which lacks it. It goes
-            with the one behind it in the list or, behind the last known one, with that.
+        levels: level of each gradient; None for a gradient that this rank lacks. It
+            gets the level of the next known one in the list, or of the last known one.
 
     Example:
         >>> filled([7, None, 5, None])
@@ -36,13 +36,13 @@ def filled(levels: Sequence[int | None]) -> list[int]:
 
 
 def order_of(levels: Sequence[int]) -> list[int]:
-    """The indices of a list of gradients, in the order in which they are made.
+    """Returns the indices of a list of gradients in the order in which they get ready.
 
     Args:
-        levels: of each gradient.
+        levels: level of each gradient.
 
     Returns:
-        Every index once; those of equal level descending, as in the plan by the list.
+        Every index once; those of equal level descending, as in the default order.
 
     Example:
         >>> order_of([7, 3, 5, 5])
@@ -52,7 +52,7 @@ def order_of(levels: Sequence[int]) -> list[int]:
 
 
 def bits_of(order: Sequence[int]) -> list[bool]:
-    """An order as flags, of which at least one is set if it has two or more indices.
+    """Encodes an order as flags; at least one is set for two or more indices.
 
     Example:
         >>> bits_of([1, 0])
@@ -63,13 +63,13 @@ def bits_of(order: Sequence[int]) -> list[bool]:
 
 
 def order_from(bits: Sequence[bool], count: int) -> list[int] | None:
-    """The order of `count` indices that `bits_of` has made these flags of.
+    """Decodes the order of `count` indices from the flags of `bits_of`.
 
     Returns:
-        None where no flag is set: nobody has told an order.
+        The order; None if no flag is set, i.e. no rank sent an order.
 
     Raises:
-        ValueError: the flags are not those of an order.
+        ValueError: the flags do not encode an order.
 
     Example:
         >>> order_from(bits_of([2, 0, 1]), 3)
@@ -92,17 +92,17 @@ def _width(count: int) -> int:
 def bytes_left(
     buckets: Buckets, levels: Sequence[int], sizes_bytes: Sequence[int]
 ) -> float:
-    """How many bytes are still to be reduced when the last gradient is made.
+    """Estimates the bytes that are not yet reduced when the last gradient is ready.
 
-    The backward pass takes as long as reducing all bytes would, each level equally
-    long, and buckets are reduced one after the other, as they become ready:
-    end_j = max(end_(j-1), t_j) + bytes_j. That is the case in which the order of
-    buckets counts most: a faster network hides nearly all of any, a slower one little.
+    The model: the backward pass takes as long as the reduction of all bytes, every
+    level takes equally long, and buckets are reduced one after another as they become
+    ready: end_j = max(end_(j-1), t_j) + bytes_j. In this case the order of buckets
+    matters most: a faster network hides nearly all of any order, a slower one little.
 
     Args:
         buckets: indices into the list of gradients.
-        levels: of each gradient.
-        sizes_bytes: likewise.
+        levels: level of each gradient.
+        sizes_bytes: bytes of each gradient.
 
     Returns:
         Bytes: at least those of the bucket that is ready last, at most all.
@@ -128,16 +128,16 @@ def bytes_left(
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """The buckets of the list beside those of the order in which gradients are made.
+    """Comparison of buckets in list order with buckets in ready order.
 
     Attributes:
-        total_bytes: of all gradients.
-        listed_bytes: of them still to be reduced when the last gradient is made, in
-            the buckets of the list (`bytes_left`).
-        observed_bytes: the same in the order in which they are made.
-        held: the bucket of the list, its number, that holds back most.
-        early: the largest gradient of it that is made long before
-        late: the one that is made last; indices into the list.
+        total_bytes: bytes of all gradients.
+        listed_bytes: bytes not yet reduced when the last gradient is ready, with
+            buckets in list order (`bytes_left`).
+        observed_bytes: the same with buckets in ready order.
+        held: number of the bucket in list order in which gradients wait most.
+        early: index of its gradient that waits most, by bytes and levels.
+        late: index of its gradient that is ready last.
     """
 
     total_bytes: int
@@ -149,7 +149,7 @@ class Comparison:
 
     @property
     def matters(self) -> bool:
-        """Whether a tenth of the bytes, and 1 MiB, would be hidden in addition."""
+        """Whether ready order would hide at least 10 % of the bytes more, and 1 MiB."""
         gain = self.listed_bytes - self.observed_bytes
         return gain >= max(self.total_bytes / 10, 1 << 20)
 
@@ -160,13 +160,13 @@ def compare(
     levels: Sequence[int],
     sizes_bytes: Sequence[int],
 ) -> Comparison:
-    """Compares the order in which gradients are made with the order of the list.
+    """Compares buckets in list order with buckets in ready order.
 
     Args:
-        listed: buckets along the list.
-        observed: buckets along the order in which they are made.
-        levels: of each gradient.
-        sizes_bytes: likewise.
+        listed: buckets in list order.
+        observed: buckets in ready order.
+        levels: level of each gradient.
+        sizes_bytes: bytes of each gradient.
     """
 
     def held(bucket: Sequence[int]) -> int:

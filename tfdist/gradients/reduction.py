@@ -1,9 +1,9 @@
-"""From a list of gradients to one reduction operation per bucket.
+"""Reduction of a list of gradients, with one operation per bucket.
 
-A gradient list is a *group*. It is agreed on once, when it is traced (or at the first
-eager call): every rank describes its variables, and a difference is an error on all
-ranks before anything is reduced. From then on each bucket of the group is one
-operation, and TensorFlow's executor starts it when its last gradient is ready.
+A gradient list is a *group*. The ranks agree on it once, when it is traced (or in the
+first eager call): they compare their variables, and raise an error on all ranks if
+these differ, before anything is reduced. After that, each bucket of the group is one
+operation, which TensorFlow's executor starts when its last gradient is ready.
 """
 
 from __future__ import annotations
@@ -53,20 +53,20 @@ def reduce_gradients(
         grads: one gradient for each variable: a tensor of the variable's shape, a
             `tf.IndexedSlices`, or `None`.
         variables: Keras or TensorFlow variables, the same on every rank.
-        options: how; default the average over all ranks, exact.
-        weight: this rank's count of samples (`sample_weights.share_of`), given by all
-            ranks or by none: the average is then that over all samples. Default: every
-            rank counts the same.
+        options: how to reduce; default: the average over all ranks, uncompressed.
+        weight: this rank's number of samples (`sample_weights.share_of`), given by all
+            ranks or by none; the result is then the average over all samples. Default:
+            all ranks have equal weight.
 
     Returns:
         The reduced gradients, in the order of `variables`, equal on all ranks. Those
-        reduced by rows are `tf.IndexedSlices` that have every index once.
+        reduced by rows are `tf.IndexedSlices` without duplicate indices.
 
     Raises:
         tfdist.MismatchError: the ranks' variables or options differ.
         tfdist.NotInitializedError: before `tfdist.init()`.
-        InsideXlaError: the graph is compiled by XLA, and cannot be with the reduction
-            in it (`xla.reduced_by_xla`).
+        InsideXlaError: XLA compiles the graph, but cannot compile this reduction
+            (`xla.reduced_by_xla`).
         ValueError: the lists differ in length, or a weight is given for a sum,
             or for the variables of a synchronised batch normalisation.
     """
@@ -85,7 +85,7 @@ def reduce_gradients(
         check_weights(variables, options)
         use += " weighted"
     full, group_id = _complete(grads, variables, options, use, in_xla=in_xla)
-    # A rank that lacks a gradient fills it with zeros, which its graph does not make.
+    # The graph of a rank does not compute the zeros that replace a missing gradient.
     traced = [None if own is None else g for own, g in zip(grads, full, strict=True)]
     local = {i: grads[i] for i in options.local_places(variables)}
     if weight is not None:
@@ -125,10 +125,10 @@ def _reduce_complete(
 
     Args:
         grads: tensors, `tf.IndexedSlices` (reduced by rows) and None.
-        traced: the gradients that this rank's graph makes; None for others.
-        variables: of the list.
-        group_id: of the list.
-        options: how.
+        traced: the gradients that this rank's graph computes; None for others.
+        variables: the variables of the list.
+        group_id: id of the list.
+        options: how to reduce.
         in_xla: whether XLA compiles the reduction.
     """
     codec = options.codec()
@@ -154,27 +154,28 @@ def weighted_gradients(
     options: ReduceOptions,
     weight: Any,
 ) -> list[Any]:
-    """As `reduce_gradients` with a weight, which the backward pass begins with.
+    """As `reduce_gradients` with a weight, but applies it before the backward pass.
 
-    So it is right for layers too that add up the ranks' gradients within it.
+    The result is therefore also correct for layers that sum gradients over the ranks in
+    the backward pass.
 
     Args:
-        gradient: makes the gradients, of a loss times the share that it is given.
+        gradient: computes the gradients of the loss times the given share.
         variables: Keras or TensorFlow variables, the same on every rank.
-        options: how; the average over some ranks.
-        weight: this rank's count of samples.
+        options: how to reduce; has to be an average.
+        weight: this rank's number of samples.
     """
     runtime.check_initialized()
     xla_context.check_not_xla(_WEIGHTED)
     _check_average(options)
-    # Before the ranks tell each other their weights: a rank may have given none.
+    # Before the ranks exchange weights, because a rank may have given none.
     agree(
         _lines(variables, [None for _ in variables], options.local_places(variables)),
         f"{options.describe(variables)} weighted",
         process_set=options.process_set,
     )
     share = share_of(weight, options.process_set, options.name)
-    # A mean over no samples may be NaN: a share of 0 counts for nothing all the same.
+    # The mean over no samples may be NaN; a share of 0 has to remove it anyway.
     counts = tf.cast(share > 0, share.dtype)
     local = [weighted(g, counts) for g in gradient(share)]
     options = options.summing()
@@ -189,14 +190,13 @@ def fill_missing(
     *,
     is_weighted: bool = False,
 ) -> list[tf.Tensor | None]:
-    """Zeros in place of the gradients that this rank lacks and another has.
+    """Replaces gradients that this rank lacks, but another has, by zeros.
 
-    For gradients that each rank adds up by itself before they are reduced. Arguments
-    and errors are those of `reduce_gradients`; ranks with `is_weighted` and others do
-    not agree.
+    For gradients that each rank accumulates before they are reduced. Arguments and
+    errors are those of `reduce_gradients`; `is_weighted` has to be equal on all ranks.
 
     Returns:
-        Dense gradients, `None` for the variables that no rank has one for.
+        Dense gradients; `None` for variables without a gradient on any rank.
     """
     xla_context.check_not_xla("gradients are accumulated")
     options = dataclasses.replace(options, sparse_as_dense=True)
@@ -215,15 +215,15 @@ def _complete(
     *,
     in_xla: bool = False,
 ) -> tuple[list[Any], str]:
-    """The gradients as they are reduced, without gaps, and the id of their group.
+    """Returns the gradients to reduce, without gaps, and the id of their group.
 
-    Where the variable is local there is `None`.
+    The gradient of a local variable is `None`.
     """
     runtime.check_initialized()
     local = set(options.local_places(variables))
     declare(options.local_members(variables))
     _check_arguments(grads, variables, local)
-    # Behind the gate all rows would have to come in one step with the buckets.
+    # With atomic steps, rows would have to complete together with the buckets.
     tables = [
         i
         for i, v in enumerate(variables)
@@ -323,7 +323,7 @@ def _dense(grad: Any, variable: Any) -> tf.Tensor | None:
     tensor = tf.convert_to_tensor(grad)
     if tensor.shape.is_fully_defined():
         return tensor
-    # Buckets are cut by static sizes, which some traced gradients do not carry.
+    # Buckets are cut by static sizes, which some traced gradients lack.
     return tf.ensure_shape(tensor, variable.shape)
 
 
@@ -340,9 +340,9 @@ def _log_dense_once(path: str) -> None:
 def _lines(
     variables: Sequence[Any], grads: Sequence[Any], local: Collection[int]
 ) -> list[str]:
-    """Returns the lines that the ranks compare, one for each variable.
+    """Returns one line per variable, to be compared between the ranks.
 
-    A local variable may have a different shape on each rank.
+    The shape of a local variable is left out: it may differ between ranks.
     """
     return [
         f"{path_of(v)} local"

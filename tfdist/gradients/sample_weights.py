@@ -1,4 +1,4 @@
-"""Gradients of batches of unequal sizes: the mean over all samples of all ranks."""
+"""Weighted gradients for batches of unequal sizes: the mean over all samples."""
 
 from __future__ import annotations
 
@@ -13,36 +13,36 @@ from tfdist import collectives
 from tfdist.core.process_sets import ProcessSet
 from tfdist.core.registry import WeakRegistry
 
-# Variable of a model whose backward pass adds up over the ranks → a weak reference to
-# the layer that does it.
+# Variable of a model whose backward pass sums over the ranks → a weak reference to the
+# layer that does so while it is trainable.
 synchronized_by: WeakRegistry[weakref.ref[Any]] = WeakRegistry()
-# In the error where only some ranks give one: the others do not come to this sum.
+# Shown in the error if only some ranks give a weight, as the others skip this sum.
 EAGER_NAME = "weight= (of all ranks or of none)"
 
 
 def share_of(
     weight: Any, process_set: ProcessSet | None = None, name: str | None = None
 ) -> tf.Tensor:
-    """This rank's part of all ranks' weights: w_r / (w_0 + w_1 + ...).
+    """Returns this rank's share of the weights of all ranks: w_r / (w_0 + w_1 + ...).
 
     With g_r the gradient of the mean over the w_r samples of rank r, the sum of
     share_of(w_r) * g_r over the ranks is the gradient of the mean over all samples.
-    One small message, which does not depend on the gradients: it is over before the
-    backward pass is.
+    This takes one small message, which does not depend on the gradients and is complete
+    before the backward pass ends.
 
     Args:
         weight: this rank's number of samples or sum of sample weights: a number or a
             scalar tensor, finite and >= 0. 0 for a rank without data.
         process_set: the ranks that take part; default all.
-        name: of the list of gradients (`ReduceOptions.name`); default none.
+        name: name of the list of gradients (`ReduceOptions.name`); default none.
 
     Returns:
-        Scalar float64 tensor between 0 and 1; 0 on all ranks where all weights are 0.
+        Scalar float64 tensor between 0 and 1; 0 on all ranks if all weights are 0.
 
     Raises:
-        ValueError: `weight` is no scalar.
-        tf.errors.InvalidArgumentError: a rank's weight is negative or not finite; on
-            every rank.
+        ValueError: `weight` is not a scalar.
+        tf.errors.InvalidArgumentError: on every rank: a rank's weight is negative or
+            not finite.
 
     Example:
         >>> import tfdist
@@ -54,9 +54,9 @@ def share_of(
     own = exact(weight)
     is_valid = tf.logical_and(tf.math.is_finite(own), own >= 0)
     valid = tf.where(is_valid, own, 0.0)
-    # Told to all with the sum, so that no rank waits for one that has raised.
+    # Sent with the sum, so that all ranks raise and none waits for another.
     bad = tf.where(is_valid, tf.constant(0.0, tf.float64), 1.0)
-    # Eager calls of one kind have one name, which says nothing in an error.
+    # Otherwise all eager calls of a kind share a name that means nothing in an error.
     unnamed = EAGER_NAME if tf.executing_eagerly() else None
     total, bad_ranks = tf.unstack(
         collectives.allreduce(
@@ -81,12 +81,12 @@ def share_of(
 
 
 def exact(weight: Any) -> tf.Tensor:
-    """A weight as a float64 scalar.
+    """Converts a weight to a float64 scalar.
 
     Raises:
-        ValueError: `weight` is no scalar.
+        ValueError: `weight` is not a scalar.
     """
-    # A Python number must not become a float32 on the way.
+    # TensorFlow would convert a Python number to float32 first.
     number = weight if tf.is_tensor(weight) else np.asarray(weight, np.float64)
     own = tf.cast(number, tf.float64)
     if own.shape.rank != 0:
@@ -104,7 +104,7 @@ def weighted_outputs(target: Any, output_gradients: Any, share: tf.Tensor) -> An
     Args:
         target: tensor or structure of tensors, to be differentiated.
         output_gradients: one gradient for each target, or None for ones.
-        share: of `share_of`.
+        share: result of `share_of`.
 
     Returns:
         `output_gradients` times the share, in the structure of `target`.
@@ -115,13 +115,13 @@ def weighted_outputs(target: Any, output_gradients: Any, share: tf.Tensor) -> An
 
 
 def as_targets_hold(share: tf.Tensor, target: Any) -> tf.Tensor:
-    """The share, rounded to the half types among the types of the targets.
+    """Rounds the share to the half types among the dtypes of the targets.
 
-    A backward pass that begins with it loses nothing; what is missing to the share
-    itself can be multiplied by the gradients, whose types may hold more.
+    A backward pass that starts with the rounded share is exact. The gradients, whose
+    dtypes may be wider, can be multiplied by the rest of the share afterwards.
 
     Args:
-        share: of `share_of`.
+        share: result of `share_of`.
         target: tensor or structure of tensors, to be differentiated.
     """
     held = share
@@ -132,13 +132,14 @@ def as_targets_hold(share: tf.Tensor, target: Any) -> tf.Tensor:
 
 
 def check_weightable(variables: Iterable[Any]) -> None:
-    """Raises if gradients of these variables cannot be weighted when they are there.
+    """Raises if weights cannot be applied to gradients after the backward pass.
 
-    The backward pass of a synchronised batch normalisation adds up what comes from all
-    ranks' losses, so by then it is too late to weight them.
+    The backward pass of a synchronised batch normalisation sums over all ranks' losses,
+    so weights have to be applied before it.
 
     Raises:
-        ValueError: a variable belongs to a model with such a layer; says what to write.
+        ValueError: a variable belongs to a model with such a layer; the message
+            contains the code to use.
     """
     for variable in variables:
         layer = synchronized_by.get(variable, lambda: None)()
@@ -154,11 +155,11 @@ def check_weightable(variables: Iterable[Any]) -> None:
 
 
 def weighted(grad: Any, share: tf.Tensor) -> Any:
-    """A gradient times this rank's share; half types are multiplied in float32.
+    """Returns a gradient times this rank's share; half types multiply in float32.
 
     Args:
         grad: tensor, `tf.IndexedSlices` or `None`.
-        share: of `share_of`.
+        share: result of `share_of`.
     """
     if grad is None:
         return None
@@ -167,6 +168,6 @@ def weighted(grad: Any, share: tf.Tensor) -> Any:
         return tf.IndexedSlices(values, grad.indices, grad.dense_shape)
     grad = tf.convert_to_tensor(grad)
     wide = tf.float32 if grad.dtype in (tf.float16, tf.bfloat16) else grad.dtype
-    # The mean over no samples is NaN: a share of 0 counts for nothing all the same.
+    # The mean over no samples is NaN; a share of 0 has to remove it anyway.
     product = tf.math.multiply_no_nan(tf.cast(grad, wide), tf.cast(share, wide))
     return tf.cast(product, grad.dtype)

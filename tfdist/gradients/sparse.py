@@ -1,9 +1,9 @@
-"""Gradients of tables: the rows that a batch has used, and not the whole table.
+"""Row-wise reduction of embedding gradients: only the rows that a batch has used.
 
-The ranks gather each other's rows (allgather) and each adds up those with equal
-indices, in the order of the ranks. The result has every index once: Keras's optimizers
-use each row of a `tf.IndexedSlices` by itself, so that with duplicates Adam, Adagrad
-and clipping would be wrong.
+An allgather collects the rows of all ranks; each rank then sums rows with equal
+indices, in rank order. The result has no duplicate indices: Keras optimizers apply each
+row of a `tf.IndexedSlices` separately, so duplicates would give wrong results with
+Adam, Adagrad and clipping.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from tfdist import collectives
 from tfdist.collectives import ReduceOp
 from tfdist.gradients.options import ReduceOptions
 
-# A table of at least so many bytes is reduced by rows unless the user says otherwise:
-# below it, one message of a bucket is cheaper than two gathers.
+# Tables of at least this many bytes are reduced by rows by default. For smaller ones a
+# place in a bucket is cheaper than two gathers.
 TABLE_BYTES = 8 << 20
 
 
 def by_rows(shape: Any, itemsize: int, sparse_as_dense: bool | None) -> bool:
     """Whether a gradient of this table may be reduced by rows.
 
-    The same on every rank: a function of the variable and the options alone.
+    Depends only on the variable and the options, so it is equal on every rank.
 
     Args:
-        shape: of the variable, known.
+        shape: static shape of the variable.
         itemsize: bytes of one element.
-        sparse_as_dense: what the user wants; None: rows from `TABLE_BYTES` on.
+        sparse_as_dense: the user's choice; None: by rows from `TABLE_BYTES` on.
 
     Example:
         >>> from tfdist.gradients.sparse import by_rows
@@ -43,7 +43,7 @@ def by_rows(shape: Any, itemsize: int, sparse_as_dense: bool | None) -> bool:
 
 
 def rows_of(grad: Any, variable: Any) -> tf.IndexedSlices:
-    """The gradient as rows: a dense one has them all, None has none.
+    """Converts a gradient to rows: all rows for a dense one, no rows for `None`.
 
     Args:
         grad: `tf.IndexedSlices`, tensor of the variable's shape, or `None`.
@@ -61,7 +61,7 @@ def rows_of(grad: Any, variable: Any) -> tf.IndexedSlices:
 
 
 def sum_duplicates(slices: tf.IndexedSlices) -> tf.IndexedSlices:
-    """Every index once, in the order of its first appearance.
+    """Sums rows with equal indices; keeps the order of first appearance.
 
     Half types are added in float32.
 
@@ -85,15 +85,15 @@ def sum_duplicates(slices: tf.IndexedSlices) -> tf.IndexedSlices:
 def reduce_rows(
     slices: tf.IndexedSlices, options: ReduceOptions, name: str
 ) -> tf.IndexedSlices:
-    """The rows of all ranks, every index once.
+    """Reduces the rows of all ranks to rows without duplicate indices.
 
     Args:
         slices: this rank's rows (`rows_of`).
-        options: average or sum, the ranks, the type that is sent.
-        name: pairs the calls of the ranks; of its own for every gradient of a step.
+        options: average or sum, the ranks, the wire type.
+        name: pairs the calls of the ranks; unique for every gradient of a step.
 
     Returns:
-        The same on every rank, in the type of `slices`.
+        The reduced rows, equal on every rank, in the dtype of `slices`.
     """
     own = sum_duplicates(slices)
     dtype = slices.values.dtype
@@ -101,9 +101,9 @@ def reduce_rows(
     sent = codec.encode(own.values)
     process_set = options.process_set
     values = collectives.allgather(sent, name=f"{name}.values", process_set=process_set)
-    # Each rank that calls this sends a mark too: an average divides by their number,
-    # which is less than the size when ranks have joined. It is not -1, which a lookup
-    # on a GPU answers with zeros: an index out of range goes its way like every other.
+    # Each rank that calls this also sends a marker. An average divides by the number of
+    # markers, which is below the size if ranks have joined. The marker is not -1, since
+    # -1 may be an index in the data: on a GPU such a lookup returns zeros.
     mark = tf.constant(own.indices.dtype.min, own.indices.dtype)
     marked = collectives.allgather(
         tf.concat([own.indices, [mark]], axis=0),

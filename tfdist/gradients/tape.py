@@ -1,4 +1,4 @@
-"""DistributedGradientTape: a gradient tape whose gradients are those of all ranks."""
+"""DistributedGradientTape: a gradient tape that reduces gradients over all ranks."""
 
 from __future__ import annotations
 
@@ -20,39 +20,39 @@ from tfdist.gradients.sample_weights import as_targets_hold, weighted, weighted_
 class DistributedGradientTape:
     """A `tf.GradientTape` whose `gradient` is reduced over all ranks.
 
-    For custom training loops: every rank computes the loss of its own batch, and
-    gets the gradient of the mean over all ranks. With equal batches that is the
-    gradient of one process on the concatenated batch.
+    For custom training loops: every rank computes the loss of its own batch and gets
+    the gradient of the mean loss over all ranks. With batches of equal size this equals
+    the gradient of one process on the concatenated batch.
 
     Args:
         tape: a `tf.GradientTape` that has recorded, or will record, the loss;
             default: a new one.
         op: `ReduceOp.AVERAGE` (default) or `ReduceOp.SUM`.
-        name: tells apart two tapes that reduce equal lists of variables in one
-            graph; default: they are told apart by their order. Tapes that are used in
+        name: distinguishes tapes that reduce equal lists of variables in one graph;
+            default: they are distinguished by their order. Tapes that are used in
             different threads need different names.
         process_set: the ranks over which gradients are reduced; default all.
         compression: `"fp16"` or `"bf16"`: float32 and float64 gradients are rounded to
-            that type, added in float32, and the result is rounded once more: half the
-            bytes (three quarters between hosts with several ranks each), for 11 (fp16)
-            or 8 (bf16) significant bits. fp16 ends at 65504: a larger gradient becomes
-            infinite. Default: exact.
-        sparse_as_dense: how gradients of embeddings (`tf.IndexedSlices`) are reduced:
-            `False`: by the rows that a step has used, `True`: as dense tensors.
+            that type, added in float32, and the result is rounded once more. This
+            halves the bytes (three quarters between hosts with several ranks each) and
+            keeps 11 (fp16) or 8 (bf16) significant bits. The largest fp16 number is
+            65504; a larger gradient becomes infinite. Default: no compression.
+        sparse_as_dense: how gradients of embeddings (`tf.IndexedSlices`) are reduced.
+            `False`: only the rows that a step has used; `True`: as dense tensors.
             Default: by rows for tables of 8 MiB and more. With
             `TFDIST_ATOMIC_STEPS=1` always as dense tensors.
-        local_variables: variables and layers that belong to each rank alone (a list, or
-            a function that is given a variable and says whether it is one): their
-            gradients are not reduced, and they may have other shapes on other ranks.
-            With an average they are divided by the number of ranks: the gradient of
-            the mean over the ranks' losses. The same ones on all ranks. Default: none.
+        local_variables: variables and layers that each rank trains alone: a list, or a
+            function from a variable to a bool; the same ones on all ranks. Their
+            gradients are not reduced, and their shapes may differ between ranks. With
+            an average these gradients are divided by the number of ranks, which gives
+            the gradient of the mean over the ranks' losses. Default: none.
         persistent: of the new tape: whether `gradient` may be called repeatedly.
         watch_accessed_variables: of the new tape: whether it watches trainable
-            variables by itself.
+            variables automatically.
 
     Raises:
-        TypeError: `tape` is no `tf.GradientTape`.
-        ValueError: `op` is neither sum nor average, or `compression` is not known.
+        TypeError: `tape` is not a `tf.GradientTape`.
+        ValueError: `op` is neither sum nor average, or `compression` is unknown.
 
     Example:
         >>> import tensorflow as tf, tfdist
@@ -121,15 +121,15 @@ class DistributedGradientTape:
         self._tape.watch(tensor)
 
     def watched_variables(self) -> tuple[Any, ...]:
-        """The variables watched by the tape, in the order of their construction."""
+        """Returns the variables watched by the tape, in construction order."""
         return self._tape.watched_variables()
 
     def stop_recording(self) -> Any:
-        """A context in which nothing is recorded."""
+        """Returns a context manager that pauses recording."""
         return self._tape.stop_recording()
 
     def reset(self) -> None:
-        """Forgets what was recorded."""
+        """Clears the recorded operations."""
         self._tape.reset()
 
     @tf.autograph.experimental.do_not_convert
@@ -142,7 +142,7 @@ class DistributedGradientTape:
         *,
         weight: Any = None,
     ) -> Any:
-        """The gradient of `target`, reduced over all ranks.
+        """Computes the gradient of `target`, reduced over all ranks.
 
         Every rank has to call it, with the same variables in the same order.
 
@@ -150,23 +150,22 @@ class DistributedGradientTape:
             target: the tensor or structure of tensors to differentiate.
             sources: a Keras or TensorFlow variable, or a structure of them.
             output_gradients: one gradient for each target; default ones.
-            unconnected_gradients: what a variable that no rank's target depends on
-                gets: `NONE` (default) or `ZERO`. A variable that some rank's target
-                depends on counts as zeros on the other ranks.
+            unconnected_gradients: gradient of a variable on which no rank's target
+                depends: `NONE` (default) or `ZERO`. If only some ranks' targets depend
+                on a variable, its gradient is zero on the other ranks.
             weight: for batches of unequal sizes: this rank's number of samples (or sum
                 of sample weights), a number or scalar tensor >= 0, given by all ranks
-                or by none. The result is then the gradient of the mean over all
-                ranks' samples, where `target` is the mean over this rank's: the sum
-                of w_r g_r divided by the sum of w_r. Default: every rank counts the
-                same.
+                or by none. If `target` is the mean over this rank's samples, the result
+                is the gradient of the mean over all ranks' samples: the sum of w_r g_r
+                divided by the sum of w_r. Default: all ranks have equal weight.
 
         Returns:
-            The reduced gradients in the structure of `sources`. Of a table reduced by
-            rows: `tf.IndexedSlices` that have every index once.
+            The reduced gradients in the structure of `sources`. For a table reduced by
+            rows: `tf.IndexedSlices` without duplicate indices.
 
         Raises:
             TypeError: a source is not a variable.
-            ValueError: a weight with `op=SUM`, or one that is no scalar.
+            ValueError: a weight with `op=SUM`, or a weight that is not a scalar.
             tfdist.MismatchError: the ranks' variables differ.
             tfdist.RankFailedError: a rank failed; the message names it.
         """
@@ -209,7 +208,7 @@ class DistributedGradientTape:
         return tf.nest.pack_sequence_as(sources, reduced)
 
     def jacobian(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Not reduced, so refused: use `tf.GradientTape.jacobian`."""
+        """Raises: not supported over several ranks; use `tf.GradientTape.jacobian`."""
         raise NotImplementedError(
             "DistributedGradientTape reduces gradients, not Jacobians. Record with a "
             "tf.GradientTape, call its jacobian(), and reduce what you need with "
@@ -217,5 +216,5 @@ class DistributedGradientTape:
         )
 
     def batch_jacobian(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Not reduced, so refused: use `tf.GradientTape.batch_jacobian`."""
+        """Raises: not supported; use `tf.GradientTape.batch_jacobian`."""
         self.jacobian()

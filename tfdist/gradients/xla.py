@@ -1,13 +1,13 @@
-"""Gradients that are reduced inside of a function that XLA compiles.
+"""Reduction of gradients inside a function that XLA compiles.
 
-That takes `libtfdist_xla.so`, which `make xla` builds and no installation brings. A
-group is one custom call there, whatever its buckets: XLA runs custom calls one after
-another in an order that it chooses for each rank by itself. Several groups of one
-function are chained: each call takes a token from the one before it.
+This needs `libtfdist_xla.so`, which is built by `make xla` and not part of the package.
+A group is a single custom call, whatever its buckets, because XLA runs custom calls one
+after another, in an order that it chooses on each rank. Several groups of one function
+are chained: each call takes a token from the previous one.
 
-Without the library, and for what it does not do, `InsideXlaError` is raised while the
-function is traced; `training.jit_compile` then lets XLA compile the step up to its
-gradients.
+Without the library, or for a reduction that it does not support, `InsideXlaError` is
+raised while the function is traced; `training.jit_compile` then lets XLA compile the
+step only up to its gradients.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from tfdist.collectives.tf_ops.xla_context import InsideXlaError, inside_xla
 from tfdist.core import engines, native
 
 LIBRARY_PATH = native.LIBRARY_FOLDER / "libtfdist_xla.so"
-# What an optimizer may be told: use the library where there is one, or do not.
+# Values of an optimizer's `xla` option: use the library if it is there, or never.
 CHOICES = ("auto", "off")
-_TOKENS = "tfdist/xla_tokens"  # graph collection: token of the last group traced there
+_TOKENS = "tfdist/xla_tokens"  # graph collection: token of the graph's last group
 
 
 def check_choice(xla: str) -> None:
-    """Raises ValueError unless it is one of `CHOICES`."""
+    """Raises ValueError unless `xla` is one of `CHOICES`."""
     if xla not in CHOICES:
         raise ValueError(f"Expected xla='auto' or 'off', got {xla!r}.")
 
@@ -46,13 +46,14 @@ def reduced_by_xla(refusals: Sequence[str | None] = ()) -> bool:
     """Whether a group of gradients traced here becomes a custom call.
 
     Args:
-        refusals: what of the group has no place in one; None: nothing.
+        refusals: reasons why a custom call cannot reduce the group; None entries are
+            ignored.
 
     Returns:
         True in a function that XLA compiles, False elsewhere.
 
     Raises:
-        InsideXlaError: XLA compiles the function, and cannot reduce the group in it.
+        InsideXlaError: XLA compiles the function, but cannot reduce the group in it.
     """
     if not inside_xla():
         return False
@@ -63,7 +64,7 @@ def reduced_by_xla(refusals: Sequence[str | None] = ()) -> bool:
 
 
 def unusable() -> str | None:
-    """Why no group can be reduced inside of XLA in this process, or None."""
+    """Returns why this process cannot reduce inside XLA, or None if it can."""
     engine = engines.chosen()
     if engine is not None:
         return f"the engine {engine.name!r} has no operations for XLA"
@@ -83,7 +84,7 @@ NOT_BUILT = "libtfdist_xla.so is not built (make xla)"
 
 @functools.cache
 def _load() -> tuple[ModuleType | None, str | None]:
-    """The library's operations; or what is wrong with it."""
+    """Returns the library's operations, or the reason why it cannot be used."""
     built = built_for(LIBRARY_PATH)
     if built != tf.__version__:
         return None, (
@@ -106,10 +107,10 @@ def _load() -> tuple[ModuleType | None, str | None]:
 
 
 def _nested() -> str | None:
-    """The calls of one graph can be chained, not those of a branch or a loop in it."""
+    """Returns a refusal for a branch or loop, whose custom calls cannot be chained."""
     graph = tf.compat.v1.get_default_graph()
     in_branch = isinstance(graph, CondBranchFuncGraph | WhileBodyFuncGraph)
-    # TensorFlow notes it in the graph that calls the compiled one; or in that itself.
+    # TensorFlow marks the graph that calls the compiled one, or the compiled one.
     outer = getattr(graph, "outer_graph", None)
     own = [g for g in (graph, outer) if g is not None]
     if not in_branch and any(map(control_flow_util.InXlaContext, own)):
@@ -130,14 +131,14 @@ def emit_group(
     op: int,
     process_set: int,
 ) -> list[tf.Tensor]:
-    """Emits the one operation of a group, where `reduced_by_xla()`.
+    """Emits the single operation of a group, if `reduced_by_xla()`.
 
     Args:
         tensors: the gradients, bucket by bucket.
-        sizes: how many of them each bucket has; those of a bucket have one dtype.
-        tensor_indices: for each tensor its index in the list of gradients.
-        group_id: of `agree_on_gradients`.
-        name: the same on all ranks; a bucket's is this, a dot and its number.
+        sizes: number of gradients in each bucket, which all have one dtype.
+        tensor_indices: for each tensor, its index in the list of gradients.
+        group_id: id from `agree_on_gradients`.
+        name: the same on all ranks; a bucket's name adds a dot and its number.
         op: a `ReduceOp`.
         process_set: id of the ranks that take part.
 
