@@ -1,1 +1,1 @@
-"""The optimizer, evaluation, prediction, and what they share with the callbacks."""
+"""The optimizer, evaluation, prediction, and code shared with the callbacks."""

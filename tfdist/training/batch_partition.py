@@ -1,7 +1,7 @@
-"""One rank's part of data that all ranks have whole, in whole batches and in order.
+"""Partition of data that all ranks have into contiguous ranges of batches.
 
-The batches are those of one process, so a batch gives the same numbers whichever rank
-has it: the batches are cut into runs, one for each rank, in the order of the ranks.
+The batches are those of one process, so a batch gives the same results on any rank.
+Rank r gets the r-th range.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 from tfdist.core import runtime
 from tfdist.data import _dataset_checks
 
-_BATCH_SIZE = 32  # of Keras, where none is given
-_LOOKED_AT = 16  # rows of each array that are compared with those of other ranks
+_BATCH_SIZE = 32  # the default of Keras
+_LOOKED_AT = 16  # rows of each array that are compared between ranks
 
 
 @dataclasses.dataclass
 class Part:
-    """Part of an evaluation or prediction that one rank does.
+    """One rank's part of an evaluation or prediction.
 
     Attributes:
         inputs: arguments for `evaluate` or `predict` of a Keras model; None if this
             rank has no batches.
-        first: the same for the first batch of all, which every rank can have.
-        fingerprint: describes the data; equal on all ranks that have the same. Arrays
-            are told apart by some of their rows, batches by their number and form.
+        first: the same for the first batch of the data, available on every rank.
+        fingerprint: describes the data; equal on ranks with equal data. For arrays it
+            covers some of the rows, for datasets the number and form of batches.
     """
 
     inputs: dict[str, Any] | None
@@ -41,16 +41,16 @@ class Part:
 
 
 def contiguous_range(count: int, place: int, size: int) -> tuple[int, int]:
-    """The run of `count` batches that belongs to one of `size` ranks.
+    """Returns the range of `count` batches that belongs to one of `size` ranks.
 
     Args:
         count: number of batches.
-        place: the rank's place among those that take part, from 0.
-        size: how many take part.
+        place: the rank's index among those that take part, from 0.
+        size: number of ranks that take part.
 
     Returns:
-        The first batch and the one after the last. Their numbers differ by one at
-        most between ranks.
+        Begin and end (exclusive) of the range. The lengths differ by at most one
+        between ranks.
 
     Example:
         >>> [contiguous_range(5, place, 3) for place in range(3)]
@@ -68,22 +68,22 @@ def partition(
     place: int,
     size: int,
 ) -> Part:
-    """This rank's part.
+    """Returns this rank's part of the data.
 
     Args:
-        function: what the user called, for messages.
+        function: name of the function that the user called, for messages.
         x: as for Keras.
         y: likewise.
         sample_weight: likewise.
-        batch_size: samples in a batch; None: 32 of arrays, and what is not arrays has
-            batches already.
-        place: the rank's place among those that take part, from 0.
-        size: how many take part.
+        batch_size: samples in a batch; None: 32 for arrays; other data are batched
+            already.
+        place: the rank's index among those that take part, from 0.
+        size: number of ranks that take part.
 
     Raises:
-        TypeError: the data are of a kind that cannot be dealt out.
-        ValueError: they have no samples, no fixed order, no end, or unequal lengths,
-            or are dealt out already.
+        TypeError: data of this type cannot be partitioned.
+        ValueError: the data are empty, shuffled, infinite, of unequal lengths, or
+            sharded already.
     """
     if batch_size is not None and (
         isinstance(batch_size, bool)
@@ -122,9 +122,9 @@ def _of_arrays(
             given, slice(begin * batch_size, end * batch_size), batch_size
         )
         if total % batch_size:
-            # Keras takes the batches' length as known where all are full. It weights
-            # the losses of several outputs by it, and every batch alike where it is
-            # not known: so it has to be known on all ranks or on none.
+            # Keras knows the batch size statically if all batches are full. It then
+            # weights the losses of several outputs by it, and otherwise weights all
+            # batches equally: so it has to be known on all ranks or on none.
             other = _as_keras(given, slice(0, 1), 1).take(0)
             found = found.concatenate(other)
         count = tf.data.experimental.assert_cardinality(end - begin)
@@ -139,19 +139,19 @@ def _of_arrays(
 
 
 def _as_keras(given: dict[str, Any], rows: slice, batch_size: int) -> tf.data.Dataset:
-    """The batches that Keras makes of some rows of arrays, in its types."""
+    """Returns the batches that Keras makes of some rows of arrays, in its dtypes."""
     part = keras.tree.map_structure(lambda a: _rows_of(a, rows), given)
     adapter = ArrayDataAdapter(**part, batch_size=batch_size, shuffle=False)
     return adapter.get_tf_dataset()
 
 
 def _rows_of(array: Any, rows: slice) -> Any:
-    # Of a pandas Series a slice may mean its labels.
+    # A slice of a pandas Series may refer to its labels.
     return None if array is None else getattr(array, "iloc", array)[rows]
 
 
 def _listed(structure: Any) -> Any:
-    """The same in plain lists; entries of dicts, which have no order, by key."""
+    """Converts a structure to plain lists, with the entries of dicts sorted by key."""
     if isinstance(structure, dict):
         items = sorted(structure.items(), key=lambda item: str(item[0]))
         return {key: _listed(value) for key, value in items}
@@ -161,9 +161,9 @@ def _listed(structure: Any) -> Any:
 
 
 def _in_words(array: Any, total: int) -> str:
-    """Row shape, dtype, and a hash of some rows: the first, the last, some between.
+    """Returns row shape, dtype, and a hash of evenly spaced rows.
 
-    An array with the same rows in another order has other ones there.
+    The same rows in another order give another hash.
     """
     if array is None:
         return "none"
@@ -182,7 +182,7 @@ def _bytes_of(rows: Any) -> bytes:
     values = np.asarray(rows)
     if not values.dtype.hasobject:
         return values.tobytes()
-    # Of other objects two ranks may have different words.
+    # The repr of other objects may differ between ranks.
     return repr([v for v in values.flat if isinstance(v, str | bytes)]).encode()
 
 
@@ -200,7 +200,7 @@ def _instead_of(array: Any) -> str:
 
 
 def _rows(function: str, given: dict[str, Any]) -> int:
-    """The number of samples, the same in all arrays."""
+    """Returns the number of samples, which has to be equal in all arrays."""
     lengths: dict[int, str] = {}
     for name, value in given.items():
         arrays = [a for a in keras.tree.flatten(value) if a is not None]
@@ -230,7 +230,7 @@ def _of_dataset(
     place: int,
     size: int,
 ) -> Part:
-    # A process set deals out among fewer ranks than the data may have been dealt among.
+    # The data may be sharded over all ranks, which are more than those of the set.
     for among in {size, runtime.size()}:
         _dataset_checks.check_order(dataset, function, among)
     if batch_size is not None:
@@ -240,7 +240,7 @@ def _of_dataset(
     begin, end = contiguous_range(count, place, size)
     if batch_size is None:
         own = dataset.skip(begin).take(end - begin)
-    else:  # what is skipped need not be put together
+    else:  # skip single samples, so that skipped batches are not assembled
         own = dataset.skip(begin * batch_size).take((end - begin) * batch_size)
         own = own.batch(batch_size)
     own = own.apply(tf.data.experimental.assert_cardinality(end - begin))
@@ -252,10 +252,10 @@ def _of_dataset(
 
 
 def _counted(function: str, batched: tf.data.Dataset) -> int:
-    """The number of batches, read through where it is not known.
+    """Returns the number of batches; reads all data if it is not known.
 
-    Keras has to know it as well: at the end of data of unknown length it runs one more
-    step without data, of which the parts that need none are carried out, such as
+    Keras needs it too: at the end of data of unknown length it runs one more step
+    without data. Parts of that step that need no data are executed, for example
     counting a batch for the loss of one of several outputs.
     """
     count = int(batched.cardinality())
@@ -272,7 +272,7 @@ def _counted(function: str, batched: tf.data.Dataset) -> int:
 
 
 class _Run(keras.utils.PyDataset):
-    """Some of the batches of another one."""
+    """A contiguous range of the batches of another `PyDataset`."""
 
     def __init__(self, whole: keras.utils.PyDataset, begin: int, end: int) -> None:
         super().__init__(

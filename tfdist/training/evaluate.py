@@ -1,4 +1,4 @@
-"""evaluate: the metrics of all the data, each rank working on its part of them."""
+"""evaluate: loss and metrics of a data set, with the work split over the ranks."""
 
 from __future__ import annotations
 
@@ -29,50 +29,50 @@ def evaluate(
     timeout_s: float | None = None,
     process_set: ProcessSet | None = None,
 ) -> Any:
-    """The loss and metrics of all the data, computed by all ranks together.
+    """Computes the loss and metrics of a data set on all ranks together.
 
-    As `model.evaluate(x, y, ...)` in one process: the data are cut into the same
-    batches, every rank looks at some of them, and the states of the metrics are
-    combined exactly, so that each sample counts once and with its weight, and a metric
-    that is no mean (AUC, F1, R2) is that of the whole data. Counts are those of one
-    process to the bit; sums of floating-point numbers are added in another order.
+    Equivalent to `model.evaluate(x, y, ...)` in one process: the data are split into
+    the same batches, each rank evaluates some of them, and the states of the metrics
+    are combined exactly. So each sample counts once and with its weight, and a metric
+    that is not a mean (AUC, F1, R2) is that of the whole data. Counts are bitwise those
+    of one process; sums of floating-point numbers are added in another order.
 
-    All ranks call it, with the same data and the same weights. They wait for each
-    other before and after their work, not in between, so that they may have
-    different numbers of batches; a rank may also have none.
+    All ranks call it, with the same data and the same weights. They wait for each other
+    only before and after their work, so the number of batches may differ between ranks
+    and may be 0.
 
     Args:
-        model: a compiled model; how it was compiled (`jit_compile`, `run_eagerly`,
-            `steps_per_execution`) and its precision are as they are.
+        model: a compiled model, used as it was compiled (`jit_compile`, `run_eagerly`,
+            `steps_per_execution`), with its dtype policy.
         x: the whole data, on every rank: arrays or a structure of arrays with the
             samples along the first axis; or a `tf.data.Dataset`, not shuffled, of known
             or unknown length; or a `keras.utils.PyDataset` of batches, in an order that
             its `on_epoch_begin` and `on_epoch_end` leave equal on all ranks.
         y: the targets, if `x` is arrays.
         batch_size: samples in a batch, at least 1; default 32 for arrays. A dataset
-            is of batches, unless `batch_size` is given: then of single samples.
+            contains batches, or single samples if `batch_size` is given.
         sample_weight: a weight for each sample, if `x` is arrays; default 1.
         verbose: as in Keras, for this rank; default "auto": a progress bar on the
             first rank only.
-        return_dict: whether names come with the numbers; default False.
+        return_dict: whether to return a dict of results by name; default False.
         timeout_s: seconds to wait for the slowest rank when this one is done; default
             `TFDIST_TIMEOUT_S`.
-        process_set: the ranks that take part, which alone call it; default all.
+        process_set: the ranks that take part; only these call it; default all.
 
     Returns:
         What `model.evaluate` returns: the loss; a list of the loss and metrics; or a
-        dict of them. The same on all ranks. The states of the model's metrics are
-        those of all the data afterwards, bitwise equal on all ranks.
+        dict of them. The same on all ranks. Afterwards the states of the model's
+        metrics are those of all the data, bitwise equal on all ranks.
 
     Raises:
-        TypeError: the data cannot be dealt out.
-        ValueError: there are no samples, or the data are shuffled or sharded; a metric
-            of your own does not say how its states are combined (see
-            `docs/evaluation.md`); a layer has states that go on from batch to batch.
-        NotImplementedError: a `test_step` returns other numbers than the metrics'.
-        tfdist.MismatchError: the ranks' data (of arrays some rows are compared),
-            metrics, weights or what preprocessing layers have learnt differ, or a rank
-            has joined (`tfdist.join`).
+        TypeError: the data cannot be partitioned.
+        ValueError: the data are empty, shuffled or sharded; a custom metric does not
+            say how its states are combined (see `docs/evaluation.md`); a layer is
+            stateful.
+        NotImplementedError: `test_step` returns values that are not metrics.
+        tfdist.MismatchError: the ranks differ in their data (for arrays, some rows are
+            compared), metrics, weights or preprocessing layers, or a rank has joined
+            (`tfdist.join`).
         tfdist.RankFailedError: another rank raised, or failed.
         tfdist.TimeoutError: a rank was not done within `timeout_s`.
 
@@ -111,14 +111,14 @@ def evaluate(
                 f"{names}, but its test_step returned {sorted(logs)}. Return the "
                 "results of metrics: self.get_metrics_result()."
             )
-        if part.inputs is None:  # that batch made the states; another rank counts it
+        if part.inputs is None:  # it only created the states; another rank counts it
             model.reset_metrics()
         now = Snapshot(model)
         return now, {"metrics": now.describe(), "weights": fingerprints(model.weights)}
 
     now, told = ranks.run("after the last batch", work)
     ranks.agree(told, "metrics", "the metrics", "Compile alike on all ranks.")
-    agree_on_weights(model, ranks, told)  # now also those that the first batch made
+    agree_on_weights(model, ranks, told)  # including those that the first batch created
     [total] = combine([now], timeout_s=timeout_s, process_set=process_set)
     now.assign(total)
     results = results_of(model)
@@ -133,11 +133,11 @@ def start(
     sample_weight: Any,
     batch_size: int | None,
 ) -> tuple[Part, dict[str, Any]]:
-    """This rank's part, and what has to be equal on all ranks before the work.
+    """Returns this rank's part, and the facts that have to be equal on all ranks.
 
     Raises:
-        TypeError: `model` is none; the data cannot be dealt out.
-        ValueError: they have no samples, or the model goes from batch to batch.
+        TypeError: `model` is not a Keras model; the data cannot be partitioned.
+        ValueError: the data are empty, or the model is stateful.
     """
     if not isinstance(model, keras.Model):
         raise TypeError(
@@ -163,10 +163,10 @@ def agree_on_start(
     ranks: CoordinatedCall,
     prepare: Callable[[], tuple[Part, dict[str, Any]]],
 ) -> tuple[Part, list[dict[str, Any]]]:
-    """Checks that all ranks have the same before them.
+    """Checks that all ranks start from the same facts.
 
     Raises:
-        tfdist.MismatchError: they have not.
+        tfdist.MismatchError: the facts differ.
     """
     part, told = ranks.run("before the first batch", prepare)
     ranks.agree(told, "data", "the data", "Give all ranks the whole data.")
@@ -177,7 +177,7 @@ def agree_on_start(
 
 
 def bar_of(verbose: str | int, ranks: CoordinatedCall) -> str | int:
-    """`verbose` for this rank: one progress bar, unless the user says otherwise."""
+    """Returns `verbose` for this rank: by default one rank shows a progress bar."""
     if verbose != "auto" or runtime.rank() == ranks.ranks[0]:
         return verbose
     return 0
@@ -186,10 +186,10 @@ def bar_of(verbose: str | int, ranks: CoordinatedCall) -> str | int:
 def agree_on_weights(
     model: keras.Model, ranks: CoordinatedCall, told: list[dict[str, Any]]
 ) -> None:
-    """Raises on all ranks if the models are not the same.
+    """Checks that all ranks have the same weights.
 
     Raises:
-        tfdist.MismatchError: a weight differs.
+        tfdist.MismatchError: on all ranks, if a weight differs.
     """
     first = told[0]["weights"]
     for rank, other in zip(ranks.ranks, told, strict=True):

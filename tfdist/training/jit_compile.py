@@ -1,21 +1,20 @@
-"""`jit_compile=True`: XLA compiles a training step, or the step up to its gradients.
+"""`jit_compile=True`: compiles a training step with XLA, wholly or up to its gradients.
 
-XLA cannot run the operations of tfdist, and compiles a function whole or not at all.
-With `libtfdist_xla.so` (`xla`) it can reduce gradients, which most steps need no more
-than; such a step is compiled whole. Any other is cut where the optimizer gets its
-gradients:
+XLA cannot run the operations of tfdist, and compiles all of a function or nothing. With
+`libtfdist_xla.so` (`xla`) it can reduce gradients, which is enough to compile most
+steps as a whole. Other steps are split where the optimizer gets its gradients:
 
     compiled by XLA      forward, loss, metrics, backward; states of layers
     not compiled         reduction over the ranks, update of the weights
 
-The step itself, Keras's or the user's, is traced as it is. While it is traced, `apply`
-of a reducing optimizer only notes its gradients; they become outputs of the compiled
-function, and `apply` runs after it. That changes nothing as long as the rest of the
-step does not look at what `apply` updates. Whether it does is read off the traced
-graph; such a step (a GAN's, for example) is not compiled, with a warning.
+The step of Keras or the user is traced unchanged. During the trace, `apply` of a
+reducing optimizer only records its gradients; they become outputs of the compiled
+function, and `apply` runs after it. This is equivalent unless the rest of the step uses
+the variables that `apply` updates, which is detected in the traced graph. Such a step
+(a GAN's, for example) is not compiled, and a warning is logged.
 
-So a step may be traced several times, and traces be abandoned. The variables that they
-create, of metrics for example, are kept, and get their first values all the same.
+A step may therefore be traced several times, and traces may be discarded. The variables
+that these create, e.g. of metrics, are kept and initialized.
 """
 
 from __future__ import annotations
@@ -36,18 +35,18 @@ from tfdist.gradients import xla
 
 _logger = logging.getLogger("tfdist")
 _MARK = "_tfdist_split"  # attribute of a train function that splits its steps
-_OWN = "_tfdist_makes"  # attribute of a make_train_function that does
+_OWN = "_tfdist_makes"  # attribute of a make_train_function that creates one
 
 
 class _CannotSplitError(Exception):
     """Says why a step has to run whole."""
 
-    ag_pass_through = True  # or AutoGraph would put a class of its own in its place
+    ag_pass_through = True  # else AutoGraph would replace the class
 
 
 @dataclasses.dataclass
 class _Call:
-    """A call of `apply` that waits for the end of the compiled function."""
+    """A call of `apply` that is deferred until the compiled function returns."""
 
     optimizer: Any
     grads: list[Any]
@@ -62,7 +61,7 @@ class _Call:
         return self.grads, computed
 
     def run(self, grads: list[Any], computed: dict[str, Any]) -> None:
-        """Calls the optimizer with what came out."""
+        """Calls the optimizer with the outputs of the compiled function."""
         options = {**self.options, **computed}
         if self.entry == "apply_gradients" and self.variables is not None:
             pairs = zip(grads, self.variables, strict=True)
@@ -72,14 +71,14 @@ class _Call:
 
 
 class _Recorder:
-    """The calls of `apply` in one trace."""
+    """Records the calls of `apply` in one trace."""
 
     def __init__(self) -> None:
         self.calls: list[_Call] = []
         self._graph: Any = None
 
     def begin(self) -> None:
-        """Starts anew: TensorFlow may trace a function twice."""
+        """Discards recorded calls: TensorFlow may trace a function twice."""
         self.calls = []
         self._graph = tf.compat.v1.get_default_graph()
 
@@ -102,10 +101,10 @@ class _Recorder:
         self.calls.append(call)
 
     def check_unused(self) -> None:
-        """Raises if the step uses what a noted `apply` updates or reads.
+        """Raises if the step uses variables that a recorded `apply` updates or reads.
 
         A use is an operation that was traced after the call and has the handle of a
-        variable among its inputs; nested functions and loops have it there as well.
+        variable as an input; calls of nested functions and loops have it too.
         """
         handles = {id(own): inside.name for own, inside in self._graph.captures}
         operations = self._graph.get_operations()
@@ -125,17 +124,17 @@ class _Recorder:
 
 
 class _InitialValues:
-    """The variables that are created in a trace, and their values at the start.
+    """Variables that are created in a trace, and their initial values.
 
-    A `tf.function` gives them their values when its trace is complete. Where that is
-    abandoned the step is traced anew, and does not create again what exists.
+    A `tf.function` initializes its variables when the trace is complete. If the trace
+    is discarded and the step is traced again, existing variables are not recreated.
     """
 
     def __init__(self) -> None:
         self._created: list[tuple[tf.Variable, Any]] = []
 
     def noting(self, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """The same step, whose variables are noted."""
+        """Returns the same step, but records the variables that it creates."""
 
         @functools.wraps(step)
         def noted(data: Any) -> Any:
@@ -150,13 +149,13 @@ class _InitialValues:
         return variable
 
     def assign(self) -> None:
-        """Makes up for an abandoned trace; what has a value keeps it."""
+        """Initializes variables of a discarded trace that have no value yet."""
         with tf.init_scope():
             for variable, value in self._created:
                 if variable.is_initialized():
                     continue
                 value = value() if callable(value) else value
-                if tf.is_symbolic_tensor(value):  # of the trace; may be a constant
+                if tf.is_symbolic_tensor(value):  # from the trace; may be a constant
                     value = tf.get_static_value(value)
                 if value is not None:
                     variable.assign(value)
@@ -176,18 +175,18 @@ def record_if_tracing(
     *,
     entry: str = "apply",
 ) -> bool:
-    """Whether this call of `optimizer.apply` was noted, to run after the step.
+    """Records a call of `optimizer.apply` to run it after the compiled part of a step.
 
     Args:
         optimizer: a reducing optimizer whose `apply` is called.
         grads: its gradients.
         variables: its variables, or None for those it was built with.
-        options: what else it is given, by name: numbers, or tensors of the trace.
+        options: other arguments by name: numbers, or tensors of the trace.
         entry: the method that is called, "apply" or "apply_gradients".
 
     Returns:
-        True while the part of a step is traced that XLA compiles; then the caller has
-        nothing more to do.
+        Whether the call was recorded, so that the caller has nothing more to do; False
+        unless the part of a step that XLA compiles is being traced.
     """
     recorder = _ACTIVE.get()
     if recorder is None:
@@ -198,15 +197,15 @@ def record_if_tracing(
 
 
 def split(step: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """The same training step, with XLA up to the gradients.
+    """Returns a training step that XLA compiles up to the gradients.
 
     Args:
-        step: `model.train_step` or the like: takes a batch, calls `apply` of reducing
+        step: `model.train_step` or similar: takes a batch, calls `apply` of reducing
             optimizers, returns logs.
 
     Returns:
-        A step to be traced by a `tf.function` that is not compiled itself. Called
-        eagerly it is `step`.
+        A step to be traced by a `tf.function` without `jit_compile`. In eager mode it
+        just calls `step`.
     """
     told = False
 
@@ -238,7 +237,7 @@ def split(step: Callable[[Any], Any]) -> Callable[[Any], Any]:
                 logs = noted_step(data)
             finally:
                 _ACTIVE.reset(token)
-            # TensorFlow would read them too, but where that is not seen any more.
+            # TensorFlow would read them too, but after the check for uses.
             logs = tf.nest.map_structure(_value_of_variable, logs)
             recorder.check_unused()
             return [call.of_the_trace() for call in recorder.calls], logs
@@ -263,10 +262,10 @@ def split(step: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def install(model: Any) -> None:
-    """Makes `model.fit` split its steps, if the model is compiled by XLA.
+    """Makes `model.fit` split its steps, if the model has `jit_compile=True`.
 
-    Only the train function is made in another way: `model.jit_compile` keeps its
-    value, and `evaluate` and `predict` are compiled as before.
+    Only the train function changes: `model.jit_compile` keeps its value, and `evaluate`
+    and `predict` are compiled as before.
 
     Args:
         model: a compiled Keras model at the start of `fit`.
@@ -275,15 +274,15 @@ def install(model: Any) -> None:
         return
     if not hasattr(model.make_train_function, _OWN):
         make = _maker(model, model.make_train_function)
-        # Not by setattr: Keras would track it as a part of the model.
+        # Bypass setattr: Keras would track it as a part of the model.
         object.__setattr__(model, "make_train_function", make)
-    if not hasattr(model.train_function, _MARK):  # of an earlier fit: compiled already
-        model.train_function = None  # a class may make its own, without `force`
+    if not hasattr(model.train_function, _MARK):  # already compiled by an earlier fit
+        model.train_function = None  # a custom make_train_function may ignore `force`
         model.make_train_function()
 
 
 def remove(model: Any) -> None:
-    """Takes back what `install` changed; the compiled step is kept for another fit."""
+    """Undoes `install`; the compiled step is kept for another fit."""
     if hasattr(vars(model).get("make_train_function"), _OWN):
         object.__delattr__(model, "make_train_function")
 
@@ -293,9 +292,9 @@ def _uses_xla(model: Any) -> bool:
 
 
 def _maker(model: Any, original: Callable[..., Any]) -> Callable[..., Any]:
-    """A make_train_function that gives Keras's own a split step and no XLA.
+    """Returns a make_train_function that passes Keras a split step, without XLA.
 
-    It stays for the whole fit: callbacks make the train function anew.
+    It is installed for the whole fit, as callbacks may recreate the train function.
     """
 
     @functools.wraps(original)
@@ -329,7 +328,7 @@ def _value_of_variable(value: Any) -> Any:
 
 
 def _variables_of(call: _Call) -> tuple[list[Any], list[Any]]:
-    """Returns the variables that an optimizer updates, and its rate, only read."""
+    """Returns the variables that an optimizer updates, and the rate that it reads."""
     inner = getattr(call.optimizer, "inner_optimizer", call.optimizer)
     rate = getattr(inner, "_learning_rate", None)
     weights = call.variables

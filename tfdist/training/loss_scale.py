@@ -1,9 +1,12 @@
 """The loss scale that `DistributedOptimizer` adds under the policy `mixed_float16`.
 
-Keras adds one when a model is compiled, whose steps scale their loss; an optimizer in a
-loop of the user's own has none. Where the optimizer is wrapped it is not known yet
-which of them it is for. So the scale counts from the first `scale_loss` on, which comes
-before the gradients in every step that scales.
+`model.compile` adds a loss scale, which the steps of Keras apply to the loss; an
+optimizer in a custom training loop has none. When the optimizer is wrapped, its use is
+not yet known. The added scale therefore takes effect with the first `scale_loss`, which
+every step with a scaled loss calls before it computes gradients.
+
+References:
+    Micikevicius et al., Mixed Precision Training, ICLR 2018, section 3.2.
 """
 
 from __future__ import annotations
@@ -29,41 +32,41 @@ _called_scale_loss: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def note_scaled(optimizer: Any) -> None:
-    """From now on the gradients that an optimizer is given are those of scaled losses.
+    """Records that an optimizer will be given gradients of scaled losses from now on.
 
     Args:
-        optimizer: any one; only those with an added scale look at it.
+        optimizer: any optimizer; only one with an added scale uses this.
     """
     _scaling.set(optimizer, True)
 
 
 def _another_scales() -> bool:
-    """Whether the scale_loss of some optimizer was called that is still in use."""
+    """Whether scale_loss was called on an optimizer that is still in use."""
     if _called_scale_loss:
-        gc.collect()  # Keras's models hold themselves
+        gc.collect()  # Keras models are in reference cycles
     return bool(_called_scale_loss)
 
 
 class _CountsWhenUsed:
-    """Mixin directly before `LossScaleOptimizer`: is given reduced gradients."""
+    """Mixin directly before `LossScaleOptimizer`, which gets reduced gradients."""
 
-    # Of the optimizer's own class.
+    # Defined by the optimizer's own class.
     name: str
     built: bool
     inner_optimizer: Any
 
     @tf.autograph.experimental.do_not_convert
     def scale_loss(self, loss: Any) -> Any:
-        """The loss times the scale of this step."""
+        """Returns the loss times the current scale."""
         note_scaled(self)
         _called_scale_loss.add(self)
         return super().scale_loss(loss)  # type: ignore[misc]
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
-        """Updates the variables: by gradients of a scaled loss, if there was one.
+        """Updates the variables; unscales the gradients if `scale_loss` was called.
 
         Raises:
-            ValueError: `scale_loss` of another optimizer was called, not of this one.
+            ValueError: `scale_loss` was called on another optimizer instead.
         """
         if self in _scaling:
             return super().apply(grads, trainable_variables)  # type: ignore[misc]
@@ -95,4 +98,4 @@ class _CountsWhenUsed:
 
 
 class ReducingWithAddedScale(Reducing, _CountsWhenUsed):
-    """Mixin of a `LossScaleOptimizer` that the user has not asked for by name."""
+    """Mixin of a `LossScaleOptimizer` that `DistributedOptimizer` has added."""

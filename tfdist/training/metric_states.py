@@ -1,10 +1,10 @@
-"""The states of a model's metrics, combined over the ranks exactly.
+"""Exact combination of the states of a model's metrics over the ranks.
 
-A metric of Keras is a few numbers that grow with every batch (sums, counts, confusion
-matrices), and a result that is computed from them. Where these numbers only ever grow
-by addition, those of all ranks' samples are the sums of the ranks' numbers, and the
-result computed from the sums is that of one process. That is so for every class in
-`keras.metrics`; a metric of the user's own has to say how its states are combined.
+A Keras metric accumulates state variables over the batches (sums, counts, confusion
+matrices) and computes its result from them. If batches are only ever added to these
+variables, their sums over the ranks are the states for the samples of all ranks, and
+the result computed from the sums is that of one process. This holds for every class in
+`keras.metrics`; a custom metric has to say how its states are combined.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tfdist.collectives import ReduceOp
 from tfdist.core.process_sets import ProcessSet, members_of
 
 _OPERATIONS = {"sum": ReduceOp.SUM, "max": ReduceOp.MAX, "min": ReduceOp.MIN}
-# Kind of NumPy dtype → the dtype in which all values of it can be combined.
+# Kind of NumPy dtype → the dtype in which its values are combined; default float64.
 _WIDE = {"b": "int64", "i": "int64", "u": "uint64"}
 RULES = tuple(_OPERATIONS)
 ATTRIBUTE = "tfdist_merge"
@@ -31,8 +31,8 @@ _CONFUSION = (
     "true_negatives",
     "false_negatives",
 )
-# Class of Keras → its states that are sums over batches. All of keras.metrics derive
-# from these, and so do most metrics of users.
+# Keras class → its states that are sums over batches. All of keras.metrics and most
+# custom metrics derive from these.
 _SUMS: dict[type, tuple[str, ...]] = {
     keras.metrics.Mean: ("total", "count"),
     keras.metrics.Sum: ("total",),
@@ -70,9 +70,9 @@ class State(NamedTuple):
 
 
 def check_metrics(model: keras.Model) -> None:
-    """Raises if the metrics of a model cannot be combined, as far as they are made.
+    """Raises if a metric of a model cannot be combined.
 
-    Metrics given to `compile` are looked at before Keras has built them.
+    Covers metrics given to `compile` even before Keras has built them.
 
     Raises:
         ValueError: a metric does not say how its states are combined.
@@ -88,7 +88,7 @@ def check_metrics(model: keras.Model) -> None:
 
 
 def states_of(model: keras.Model) -> list[State]:
-    """The states of all metrics, each once, in the model's order.
+    """Returns the states of all metrics, each once, in the model's order.
 
     Raises:
         ValueError: a metric does not say how its states are combined.
@@ -119,8 +119,8 @@ def _states_of_metric(metric: keras.metrics.Metric) -> Iterator[State]:
 
 
 def _parts(metric: keras.metrics.Metric) -> list[keras.metrics.Metric]:
-    """The metrics that a metric is made of."""
-    # What compile was given comes as one metric, with a list of another name.
+    """Returns the metrics that a metric consists of."""
+    # Metrics given to compile are in one container, in a list of another name.
     inner = metric.metrics if _is_container(metric) else metric._metrics
     return [part for part in inner if part is not metric]
 
@@ -134,7 +134,7 @@ def _keras_class(metric: keras.metrics.Metric) -> type | None:
 
 
 def _rules(metric: keras.metrics.Metric) -> dict[Any, str]:
-    """The rule of each variable by its id; that of all others at "all".
+    """Returns the rule of each variable by its id; "all" has that of all others.
 
     An attribute may hold a list or a dict of variables.
     """
@@ -175,12 +175,12 @@ def _refusal(metric: keras.metrics.Metric, what: str) -> str:
 
 
 class Snapshot:
-    """The states of a model's metrics at one moment.
+    """Snapshot of the states of a model's metrics.
 
     Attributes:
-        states: what was looked at.
-        values: a NumPy array for each.
-        samples: what the tracker of the loss has counted; 0.0 without one.
+        states: the states.
+        values: a NumPy array for each state.
+        samples: number of samples counted by the loss tracker; 0.0 without one.
     """
 
     def __init__(self, model: keras.Model) -> None:
@@ -200,11 +200,11 @@ class Snapshot:
         ]
 
     def restore(self) -> None:
-        """Puts the values back."""
+        """Restores the values."""
         self.assign(self.values)
 
     def assign(self, values: Sequence[np.ndarray]) -> None:
-        """Gives the variables other values."""
+        """Assigns other values to the variables."""
         for state, value in zip(self.states, values, strict=True):
             state.variable.assign(value)
 
@@ -215,11 +215,11 @@ def combine(
     timeout_s: float | None = None,
     process_set: ProcessSet | None = None,
 ) -> list[list[np.ndarray]]:
-    """The states of all ranks' samples, with the same bits on every rank.
+    """Combines the states over all ranks; the result is bitwise equal on every rank.
 
-    Integers stay integers, in 64 bits. Floating-point numbers are combined in float64,
-    so that sums are exact for counts below 2**53 and depend on no order there; the
-    result is rounded once, to the dtype of the state.
+    Integers are combined in 64 bits, floating-point numbers in float64, so sums of
+    counts below 2**53 are exact in any order. The result is rounded once, to the dtype
+    of the state.
 
     Args:
         parts: snapshots that describe the same on all ranks.
@@ -258,16 +258,16 @@ def combine(
 
 
 def _group_of(state: State, value: np.ndarray) -> tuple[str, str]:
-    """The rule and the dtype by which a state is combined with others in one go."""
+    """Returns the rule and dtype by which states are grouped into one operation."""
     return state.rule, _WIDE.get(value.dtype.kind, "float64")
 
 
 def results_of(model: keras.Model) -> dict[str, Any]:
-    """The results of all metrics as they are now, as Keras returns them from evaluate.
+    """Returns the current results of all metrics, as Keras does from evaluate.
 
     Returns:
-        Names and numbers; metrics with several results have an entry for each, and a
-        result that is no scalar is an array.
+        Numbers by name. A metric with several results has an entry for each; a result
+        that is not a scalar is an array.
     """
     return dict(_flat(model.get_metrics_result()))
 

@@ -1,4 +1,4 @@
-"""Model building and other work between the first batch of a `fit` and its step."""
+"""Builds a model, and finds late-built layers, at the first batch of a `fit`."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import tensorflow as tf
 
 
 def is_built(model: keras.Model) -> bool:
-    """Whether Keras counts the model, or all of its layers, as built.
+    """Whether Keras considers the model, or all of its layers, built.
 
-    A model without a `call` of its own (a custom `train_step` that trains several
-    models) never counts as built itself. Keras also counts a model as built of which
-    it has built nothing: `unbuilt_layers` has what may still make variables.
+    A model that does not define `call` (a custom `train_step` that trains several
+    models) is never considered built itself. Keras may also consider a model built
+    although its layers are not; `unbuilt_layers` finds these.
     """
     layers = list(model._flatten_layers(include_self=False))
     return bool(model.built or (layers and all(layer.built for layer in layers)))
 
 
 def unbuilt_layers(model: keras.Model) -> list[keras.layers.Layer]:
-    """The layers, and the model itself, that may make variables when they are called.
+    """Returns the layers, or the model, that may create variables when called.
 
-    Keras's default `build`, of a layer or a model, makes none and sets `built` all the
-    same; that of a Sequential makes those of its layers, which are looked at here.
+    The default `build` of Keras sets `built` without creating variables; that of a
+    `Sequential` builds its layers, which are checked here.
     """
     makes_none = (keras.layers.Layer.build, keras.Sequential.build)
     return [
@@ -35,15 +35,15 @@ def unbuilt_layers(model: keras.Model) -> list[keras.layers.Layer]:
 
 
 def build_from_batch(model: keras.Model, batch: Any) -> Exception | None:
-    """Builds the layers that the model's `call` uses, if that can be done.
+    """Builds the layers that the model's `call` uses, if possible.
 
     Args:
         model: the model in `fit`.
-        batch: the specification of a batch, as `before_first_call` gives it.
+        batch: the specification of a batch, from `before_first_call`.
 
     Returns:
-        Why it could not: a `train_step` of the user's own may call the model with
-        something else, or not at all, and build what it needs itself.
+        The error if building failed: a custom `train_step` may call the model with
+        other inputs, or not at all, and build what it needs itself.
     """
     if not _has_call(model):
         return None
@@ -55,14 +55,14 @@ def build_from_batch(model: keras.Model, batch: Any) -> Exception | None:
 
 
 class UnsyncedWeights:
-    """Looks for weights that a step has made, after those of one rank were sent.
+    """Detects weights that a step created after the weights were broadcast.
 
-    Each rank has made them with values of its own. A layer may also be used for the
-    first time in a later step, so the unbuilt ones are looked at after each.
+    Such weights have different values on each rank. A layer may be used for the first
+    time in any step, so unbuilt layers are checked after each step.
 
     Args:
-        model: the model in `fit`, whose weights have been sent.
-        why: the error that prevented building it before, if there was one.
+        model: the model in `fit`, whose weights have been broadcast.
+        why: the error that prevented building it before, if any.
     """
 
     def __init__(self, model: keras.Model, why: Exception | None = None) -> None:
@@ -73,13 +73,13 @@ class UnsyncedWeights:
         self._is_first = True
 
     def check(self, error: Exception | None = None) -> None:
-        """To be called after each step.
+        """Checks the layers; call it after each step.
 
         Args:
-            error: what the step has raised.
+            error: the exception of the step, if any.
 
         Raises:
-            RuntimeError: there are such weights. Names the layers.
+            RuntimeError: there are such weights. The message names the layers.
         """
         still_unbuilt = [layer for layer in self._unbuilt if not layer.built]
         if len(still_unbuilt) == len(self._unbuilt) and not self._is_first:
@@ -89,7 +89,7 @@ class UnsyncedWeights:
         new = [v for v in self._model.weights if id(v) not in self._sent]
         if not new:
             return
-        raised = error or self._why  # in the message: Keras cuts off causes
+        raised = error or self._why  # goes into the message, as Keras drops causes
         names = dict.fromkeys(repr(v.path.rpartition("/")[0] or v.name) for v in new)
         raise RuntimeError(
             f"Of the model {self._model.name!r} a training step has made the weights "
@@ -105,16 +105,16 @@ def before_first_call(
     act: Callable[[Any], None],
     on_error: Callable[[Exception], None] | None = None,
 ) -> None:
-    """Lets the next call of the train function do something before it begins.
+    """Runs `act` before the next call of the train function.
 
-    That is outside of any trace: inside of one new variables exist but have no values
-    yet. To be called in `on_train_batch_begin`, because callbacks may make the train
-    function anew when training begins. It also comes on a rank without any batch.
+    `act` runs outside of any trace, where new variables have values. Call this in
+    `on_train_batch_begin`, because callbacks may recreate the train function when
+    training begins. `act` also runs on a rank without any batch.
 
     Args:
         model: the model in `fit`.
-        act: gets the specification of a batch; what the user left out is None.
-        on_error: gets what the call raises, and may raise something else.
+        act: called with the specification of a batch; omitted parts are None.
+        on_error: called with the exception of the call; may raise another one.
     """
     original = model.train_function
 

@@ -1,4 +1,4 @@
-"""The optimizers of a model: its own, and those that a `train_step` of its own uses."""
+"""The optimizers of a model: its own, and those of a custom `train_step`."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from tfdist.training.optimizer import is_distributed
 
 
 def optimizers_of(model: keras.Model) -> list[keras.optimizers.Optimizer]:
-    """The model's optimizer, and those that a `train_step` of its own may use.
+    """Returns the model's optimizer, and those that a custom `train_step` may use.
 
-    These are attributes, or stand in lists or dicts that are. In the order in which
-    they were assigned, which is the same on all ranks that run the same program.
+    The latter are attributes of the model, or members of lists or dicts that are. The
+    order is that of assignment, which is equal on ranks that run the same program.
     """
     held: list[Any] = [getattr(model, "optimizer", None)]
     for value in vars(model).values():
@@ -38,11 +38,11 @@ def members_of_attribute(value: Any) -> list[Any]:
 def slots_of(optimizer: Any, identities: Iterable[int]) -> list[Any]:
     """Returns the slots of a built Keras optimizer for some of its variables.
 
-    Slots are in lists with one member for each variable that is trained.
+    Slots are kept in lists with one member per trained variable.
 
     Args:
-        optimizer: of Keras, or a loss scale around one, or one of several.
-        identities: of the variables, see `local_variables.identity`.
+        optimizer: a Keras optimizer, a `LossScaleOptimizer` or a `MultiOptimizer`.
+        identities: identities of the variables, see `local_variables.identity`.
     """
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     wanted = set(identities)
@@ -50,7 +50,7 @@ def slots_of(optimizer: Any, identities: Iterable[int]) -> list[Any]:
     for one in [inner, *getattr(inner, "_inner_optimizers", ())]:
         trained = one._trainable_variables
         places = [i for i, v in enumerate(trained) if identity(v) in wanted]
-        no_slots = set(map(identity, trained))  # also in other lists, in other orders
+        no_slots = set(map(identity, trained))  # they are in other lists too
         for value in vars(one).values():
             if not isinstance(value, list | tuple) or len(value) != len(trained):
                 continue
@@ -61,10 +61,10 @@ def slots_of(optimizer: Any, identities: Iterable[int]) -> list[Any]:
 
 
 def build_alike(model: keras.Model, root: int, process_set: ProcessSet | None) -> None:
-    """Builds what is not built on this rank for the variables that it has on another.
+    """Builds unbuilt optimizers for the variables that they have on rank `root`.
 
-    A step builds an optimizer when it is called; a rank without any step has not.
-    All ranks of the process set call it.
+    An optimizer is built by its first step, so on a rank without steps it is unbuilt.
+    All ranks of the process set call this.
 
     Args:
         model: the model in `fit`.
@@ -82,22 +82,22 @@ def build_alike(model: keras.Model, root: int, process_set: ProcessSet | None) -
         own, root, name="build of the optimizers", process_set=process_set
     )
     for optimizer, listed in zip(optimizers, told, strict=True):
-        if optimizer.built or -1 in listed:  # the latter shows when they are compared
+        if optimizer.built or -1 in listed:  # -1: the later comparison reports it
             continue
         if listed:
             optimizer.build([weights[place] for place in listed])
 
 
 def check_all_reduce(model: keras.Model) -> None:
-    """Raises if some of a model's optimizers reduce their gradients and others do not.
+    """Raises if only some of a model's optimizers reduce their gradients.
 
-    What the others train would go its own way on every rank. Where none is wrapped the
-    gradients may come from a tape that reduces, which the first step shows. Parts of
-    other optimizers do not count, nor does the one that `compile` makes where it is
-    given none: a model with a `train_step` of its own may leave it unused.
+    The variables of the others would diverge between ranks. If no optimizer is wrapped,
+    a tape may reduce the gradients, which is checked after the first step. Ignored are
+    parts of other optimizers and the default optimizer of `compile`, which a custom
+    `train_step` may leave unused.
 
     Raises:
-        ValueError: says which, and what to write.
+        ValueError: the message names the optimizers and the code to use.
     """
     found = optimizers_of(model)
     parts = {id(part) for one in found for part in _parts_of(one)}
@@ -126,7 +126,7 @@ def _parts_of(optimizer: Any) -> list[Any]:
 
 
 def _is_default(optimizer: Any) -> bool:
-    """Whether it may be what `compile` makes where it is given none, and is unused."""
+    """Whether this may be the unused default optimizer of `compile`."""
     signature = inspect.signature(keras.Model.compile)
     default = keras.optimizers.get(signature.parameters["optimizer"].default)
     if type(optimizer) is not type(default):

@@ -1,7 +1,7 @@
-"""DistributedOptimizer: a Keras optimizer that reduces gradients before it uses them.
+"""DistributedOptimizer: a Keras optimizer that reduces gradients over all ranks.
 
-The optimizer keeps its object, its state and its class name: only its class becomes a
-subclass whose `apply` reduces the gradients over all ranks first. A saved model names
+The object, its state and its class name stay the same; only its class is replaced by a
+subclass whose `apply` reduces the gradients first. A saved model contains the name of
 the plain Keras class and loads without tfdist.
 """
 
@@ -20,7 +20,7 @@ from tfdist.gradients.options import ReduceOptions
 from tfdist.training.loss_scale import ReducingWithAddedScale
 from tfdist.training.optimizer_mixins import Reducing, reducing_class
 
-_WAS_BUILT = "_tfdist_was_built"  # attribute: whether it was when it was wrapped
+_WAS_BUILT = "_tfdist_was_built"  # attribute: whether it was built when wrapped
 
 
 def DistributedOptimizer(  # noqa: N802 - named like the class it stands for
@@ -37,66 +37,67 @@ def DistributedOptimizer(  # noqa: N802 - named like the class it stands for
 ) -> keras.optimizers.Optimizer:
     """Makes a Keras optimizer reduce its gradients over all ranks.
 
-    The optimizer given is changed in place and returned; a built one keeps its slots.
-    Wrap it before the first step: what was traced before goes on without a reduction.
-    A model that has been trained with the plain optimizer takes notice of the change in
-    `fit` with a callback of tfdist, or when it is compiled anew.
-    Under the global policy `mixed_float16` it is put into a `LossScaleOptimizer`
-    first, because the reduction has to be outside of the loss scale. `fit` uses it; in
-    a loop of your own it counts from the first `optimizer.scale_loss(loss)` on, and
-    without one gradients are taken as they are.
+    The optimizer is changed in place and returned; a built one keeps its slots. Wrap it
+    before the first step: functions traced earlier keep using the unwrapped optimizer.
+    A model that was trained with the plain optimizer uses the wrapped one after it is
+    compiled again, or in a `fit` with a tfdist callback.
+
+    Under the global policy `mixed_float16` the optimizer is first put into a
+    `LossScaleOptimizer`, because gradients have to be reduced before they are unscaled.
+    `fit` scales the loss; in a custom loop the scale takes effect with the first
+    `optimizer.scale_loss(loss)`, and without one gradients are used unchanged.
 
     Args:
         optimizer: a Keras optimizer, e.g. `keras.optimizers.Adam(1e-3)`.
         op: `ReduceOp.AVERAGE` (default): the gradient of the mean over all ranks;
             `ReduceOp.SUM`.
-        name: tells apart two optimizers that reduce equal lists of variables in one
-            graph; default: they are told apart by their order. Optimizers that are used
-            in different threads need different names.
+        name: distinguishes optimizers that reduce equal lists of variables in one
+            graph; default: they are distinguished by their order. Optimizers that are
+            used in different threads need different names.
         process_set: the ranks over which gradients are reduced; default all.
         compression: `"fp16"` or `"bf16"`: float32 and float64 gradients are rounded to
-            that type, added in float32, and the result is rounded once more: half the
-            bytes (three quarters between hosts with several ranks each), for 11 (fp16)
-            or 8 (bf16) significant bits. fp16 ends at 65504: a larger gradient becomes
-            infinite. Default: exact.
-        sparse_as_dense: how gradients of embeddings (`tf.IndexedSlices`) are reduced:
-            `False`: by the rows that a step has used, `True`: as dense tensors.
+            that type, added in float32, and the result is rounded once more. This
+            halves the bytes (three quarters between hosts with several ranks each) and
+            keeps 11 (fp16) or 8 (bf16) significant bits. The largest fp16 number is
+            65504; a larger gradient becomes infinite. Default: no compression.
+        sparse_as_dense: how gradients of embeddings (`tf.IndexedSlices`) are reduced.
+            `False`: only the rows that a step has used; `True`: as dense tensors.
             Default: by rows for tables of 8 MiB and more. With
             `TFDIST_ATOMIC_STEPS=1` always as dense tensors.
-        local_variables: variables and layers that belong to each rank alone (a list, or
-            a function that is given a variable and says whether it is one): their
-            gradients are not reduced, and they may have other shapes on other ranks.
-            With an average they are divided by the number of ranks: the gradient of
-            the mean over the ranks' losses. The same ones on all ranks. Default: none.
-        nan_policy: what all ranks do together when the gradient of a step is not
-            finite on any of them: `"raise"` an error before a variable is changed, or
-            `"skip_step"`: variables, slots and the count of steps stay as they are.
-            Default: nothing, the step is taken. (A `LossScaleOptimizer` skips such
-            steps by itself.)
-        xla: what becomes of the reduction in a model with `jit_compile=True`. `"off"`:
-            it runs outside of what XLA compiles. `"auto"` (default): inside, where
-            `libtfdist_xla.so` is there (`make xla`) and takes it; else outside. Ranks
-            of which only some reduce inside get a `MismatchError`.
+        local_variables: variables and layers that each rank trains alone: a list, or a
+            function from a variable to a bool; the same ones on all ranks. Their
+            gradients are not reduced, and their shapes may differ between ranks. With
+            an average these gradients are divided by the number of ranks, which gives
+            the gradient of the mean over the ranks' losses. Default: none.
+        nan_policy: what all ranks do if the gradient of a step is not finite on any of
+            them. `"raise"`: an error before any variable is changed; `"skip_step"`:
+            variables, slots and the step count stay unchanged. Default: the step is
+            taken. (A `LossScaleOptimizer` skips such steps itself.)
+        xla: where gradients are reduced in a model with `jit_compile=True`. `"off"`:
+            outside of the part that XLA compiles. `"auto"` (default): inside, if
+            `libtfdist_xla.so` (`make xla`) is there and supports it, else outside. If
+            only some ranks reduce inside, all raise a `MismatchError`.
 
-    With `gradient_accumulation_steps=n` each rank adds up the gradients of n batches,
-    and their sum is reduced once, in the n-th step. Where batches differ in size,
-    `optimizer.apply(grads, variables, weight=count)` lets each count by its number of
+    With `gradient_accumulation_steps=n` each rank accumulates the gradients of n
+    batches, and their sum is reduced once, in the n-th step. If batches differ in size,
+    `optimizer.apply(grads, variables, weight=count)` weights each by its number of
     samples; `apply_gradients` takes `weight` too.
 
-    What a class of your own overrides (`apply`, `apply_gradients`, `update_step`) is
-    given the reduced gradients. (With `gradient_accumulation_steps` the first two are
-    given those of each batch of this rank, as by Keras.) Arguments of their own are
-    passed on, by name.
+    Methods that a custom class overrides (`apply`, `apply_gradients`, `update_step`)
+    get the reduced gradients. (With `gradient_accumulation_steps` the first two get
+    this rank's gradients of each batch, as in Keras.) Additional arguments are passed
+    on by name.
 
     Returns:
         The optimizer, for `model.compile(optimizer=...)` or a custom loop.
 
     Raises:
-        TypeError: `optimizer` is not a Keras optimizer (names, e.g. "adam", are not
-            accepted: their learning rate would stay hidden).
+        TypeError: `optimizer` is not a Keras optimizer. Names such as "adam" are not
+            accepted, as their learning rate would stay hidden.
         ValueError: it is wrapped already, `op` is neither sum nor average,
-            `compression`, `nan_policy` or `xla` is not known, a `LossScaleOptimizer`
-            gets a policy, or an optimizer with `global_clipnorm` local variables.
+            `compression`, `nan_policy` or `xla` is unknown, `nan_policy` is given for a
+            `LossScaleOptimizer`, or `local_variables` for an optimizer with
+            `global_clipnorm`.
 
     Example:
         >>> import keras, tfdist
@@ -125,7 +126,7 @@ def wrap_optimizer(
     options: ReduceOptions,
     nan_policy: str | None = None,
 ) -> keras.optimizers.Optimizer:
-    """`DistributedOptimizer` with all options of a reduction.
+    """As `DistributedOptimizer`, with all options of a reduction.
 
     Args:
         optimizer: a Keras optimizer, not wrapped yet; changed in place.
@@ -136,8 +137,8 @@ def wrap_optimizer(
         The optimizer; under the policy `mixed_float16` in a `LossScaleOptimizer`.
 
     Raises:
-        TypeError: `optimizer` is no Keras optimizer.
-        ValueError: it is wrapped already, or the options do not go together.
+        TypeError: `optimizer` is not a Keras optimizer.
+        ValueError: it is wrapped already, or the options are incompatible.
     """
     _check_wrappable(optimizer)
     if options.local_variables is not None:
@@ -159,17 +160,17 @@ def wrap_optimizer(
         )
     own_class: Any = type(optimizer)
     optimizer.__class__ = reducing_class(own_class, mixin, options, nan_policy)
-    vars(optimizer)[_WAS_BUILT] = optimizer.built  # past Keras's __setattr__
+    vars(optimizer)[_WAS_BUILT] = optimizer.built  # bypasses Keras's __setattr__
     return optimizer
 
 
 def is_distributed(optimizer: Any) -> bool:
-    """Whether `optimizer` came out of `DistributedOptimizer`."""
+    """Whether `optimizer` was wrapped by `DistributedOptimizer`."""
     return isinstance(optimizer, Reducing)
 
 
 def may_be_traced_unwrapped(optimizer: Any) -> bool:
-    """Whether there may be functions that have it as it was before; asked once."""
+    """Whether functions may have traced it unwrapped; False after the first call."""
     return bool(vars(optimizer).pop(_WAS_BUILT, False))
 
 
@@ -193,7 +194,7 @@ def unwrapped_message(optimizer: Any) -> str:
     shown = cls.__name__ if optimizer is not None else "no optimizer"
     if getattr(keras.optimizers, cls.__name__, None) is cls:
         made = f"keras.optimizers.{shown}(...)"
-    else:  # a class of the user's own, or none: its place is not ours to guess
+    else:  # a custom class, whose module is unknown, or none
         made = f"{shown}(...)" if optimizer is not None else "optimizer"
     return (
         f"The model was compiled with {shown}, which does not reduce gradients: every "

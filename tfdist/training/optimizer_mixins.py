@@ -1,9 +1,9 @@
-"""The class that a Keras optimizer gets: it reduces gradients before it uses them.
+"""Mixins that make the class of a Keras optimizer reduce gradients.
 
-`apply` is the one entry for gradients in Keras 3, before unscaling, clipping and weight
-decay, so these all see what one process with the whole batch would see. With
-`gradient_accumulation_steps` each rank adds up its own gradients, and the sum is
-reduced once for each real update: `_clip_gradients` is where Keras has it in hand.
+In Keras 3 all gradients go through `apply`, before unscaling, clipping and weight
+decay, so these work on the gradients of the whole global batch. With
+`gradient_accumulation_steps` each rank accumulates its own gradients, and the sum is
+reduced once per update, in `_clip_gradients`, where Keras first has it.
 """
 
 from __future__ import annotations
@@ -28,30 +28,30 @@ from tfdist.gradients.provenance import check_reduced_once
 from tfdist.gradients.sample_weights import weighted
 from tfdist.training import jit_compile
 
-# Attributes of an optimizer while an `apply_gradients` of its own class is running.
-_REDUCED = "_tfdist_reduced"  # the gradients are, so `apply` does not
-_WEIGHT = "_tfdist_weight"  # for `apply`, which does
+# Attributes of an optimizer while the `apply_gradients` of its own class is running.
+_REDUCED = "_tfdist_reduced"  # the gradients are reduced already; `apply` does not
+_WEIGHT = "_tfdist_weight"  # the weight for `apply`, which reduces
 
 
 class ReducesUpdates:
-    """Mixin before an optimizer's own class: reduces what it has accumulated."""
+    """Mixin before an optimizer's own class: reduces accumulated gradients."""
 
-    # Class attributes, so that a copy made by from_config() reduces likewise.
+    # Class attributes, so that a copy made by from_config() reduces in the same way.
     tfdist_options: ReduceOptions
     tfdist_nan_policy: str | None
 
-    # Of the optimizer's own class.
+    # Defined by the optimizer's own class.
     gradient_accumulation_steps: int | None
     _iterations: Any
 
     def reduce_for_update(
         self, grads: list[Any], variables: list[Any], weight: Any
     ) -> list[Any]:
-        """The gradients of all ranks, for one update: the only place that reduces them.
+        """Reduces the gradients of one update; all reductions go through this method.
 
         Args:
-            grads: of this rank, one for each variable.
-            variables: that the update changes.
+            grads: this rank's gradients, one for each variable.
+            variables: the variables to update.
             weight: this rank's number of samples, or None.
         """
         return reduction.reduce_gradients(
@@ -59,8 +59,8 @@ class ReducesUpdates:
         )
 
     def _backend_apply_gradients(self, grads: Any, trainable_variables: Any) -> None:
-        # `_clip_gradients` is not told the variables. Past Keras's __setattr__, which
-        # would take them for the optimizer's own.
+        # `_clip_gradients` does not get the variables. This bypasses Keras's
+        # __setattr__, which would track them as the optimizer's own.
         vars(self)["_tfdist_updated"] = list(trainable_variables)
         accumulation.count(self)
         super()._backend_apply_gradients(grads, trainable_variables)  # type: ignore[misc]
@@ -71,22 +71,22 @@ class ReducesUpdates:
             variables = vars(self)["_tfdist_updated"]
             grads = self.reduce_for_update(grads, variables, total)
             if gated():
-                # The count of steps, which Keras changes next, waits for whoever
-                # writes it here.
+                # Keras increments the step count next; this write delays it until the
+                # gradients are reduced.
                 with tf.control_dependencies(grads):
                     self._iterations.assign_add(0)
         return super()._clip_gradients(grads)  # type: ignore[misc]
 
     def load_own_variables(self, store: Any) -> None:
-        """Loads the state, of which the sum of weights is no part."""
+        """Loads the state, which does not include the sum of weights."""
         super().load_own_variables(store)  # type: ignore[misc]
         accumulation.loaded(self)
 
 
 class Reducing(ReducesUpdates):
-    """Mixin of the optimizer that the user holds: reduces, then applies."""
+    """Mixin of the user's optimizer: reduces gradients, then applies them."""
 
-    # Of the optimizer's own class.
+    # Defined by the optimizer's own class.
     name: str
     built: bool
     _trainable_variables: list[Any]
@@ -106,11 +106,11 @@ class Reducing(ReducesUpdates):
             grads: one gradient for each variable.
             trainable_variables: the variables; default those it was built with.
             weight: this rank's number of samples, for batches of unequal sizes; see
-                `DistributedGradientTape.gradient`. Default: all ranks count the same.
-                With `gradient_accumulation_steps` that of this micro-batch, given
-                for all of them or for none: the update is then that of the mean over
-                the samples of all micro-batches of all ranks.
-            **own: arguments that the `apply` of the optimizer's class has, by name.
+                `DistributedGradientTape.gradient`. Default: all ranks have equal
+                weight. With `gradient_accumulation_steps`: the number of samples of
+                this micro-batch, given for all micro-batches or for none; the update is
+                then that of the mean over the samples of all of them on all ranks.
+            **own: further arguments of the `apply` of the optimizer's class.
         """
         grads = list(grads)
         update = functools.partial(super().apply, **own)  # type: ignore[misc]
@@ -130,11 +130,11 @@ class Reducing(ReducesUpdates):
     def apply_gradients(
         self, grads_and_vars: Any, *, weight: Any = None, **own: Any
     ) -> Any:
-        """As `apply`, from pairs; returns the count of steps.
+        """As `apply`, with pairs of gradient and variable; returns the step count.
 
-        If the optimizer's class has an `apply_gradients` of its own, that is given the
+        If the optimizer's class overrides `apply_gradients`, its method gets the
         reduced gradients; with `gradient_accumulation_steps`, where the sum is reduced
-        later, those of this rank's batch.
+        later, it gets those of this rank's batch.
         """
         pairs = list(grads_and_vars)
         grads, variables = map(list, zip(*pairs, strict=True))
@@ -160,12 +160,12 @@ class Reducing(ReducesUpdates):
     def _reduced(
         self, grads: list[Any], variables: list[Any], weight: Any
     ) -> list[Any]:
-        """The gradients with which the class's own method is called."""
-        if self.tfdist_nan_policy == "raise":  # XLA leaves assertions out
+        """Returns the gradients to pass to the method of the optimizer's class."""
+        if self.tfdist_nan_policy == "raise":  # XLA drops assertions
             xla_context.check_not_xla("nan_policy='raise'")
         check_reduced_once(grads, self.tfdist_options, self.name)
         if self.tfdist_options.local_variables:
-            self._build_outside_of_branches(variables)  # or some are not known yet
+            self._build_outside_of_branches(variables)  # else some are not known yet
             check_clips_each_alone(self)
         if _accumulation_steps(self):
             grads = self._to_accumulate(grads, variables, weight)
@@ -176,7 +176,7 @@ class Reducing(ReducesUpdates):
         return grads
 
     def check_finite(self, grads: Any) -> Any:
-        """Of `LossScaleOptimizer`: whether a step is taken; the same on all ranks."""
+        """Overrides `LossScaleOptimizer`: all ranks take or skip a step together."""
         found = super().check_finite(grads)  # type: ignore[misc]
         return self._on_all_ranks(found)
 
@@ -189,8 +189,8 @@ class Reducing(ReducesUpdates):
             is_finite = self._on_all_ranks(nan_policy.all_finite(present))
 
             def take() -> tf.Tensor:
-                # All of this branch: Keras does not mix tensors of two graphs, and a
-                # method of the class may have made others of some gradients.
+                # Make all gradients tensors of this branch: Keras does not mix tensors
+                # of two graphs, and a custom method may have replaced some of them.
                 update([_identity(g) for g in grads], variables)
                 return tf.constant(True)
 
@@ -199,7 +199,7 @@ class Reducing(ReducesUpdates):
         if self.tfdist_nan_policy == "raise":
             waits_for = [self._check_all_finite(grads, variables)]
         elif gated():
-            # Not even the count of steps may change in a step that fails.
+            # A failed step may not even change the step count.
             waits_for = present
         with tf.control_dependencies(waits_for):
             return update(grads, variables)
@@ -236,7 +236,7 @@ class Reducing(ReducesUpdates):
     def _check_nothing_accumulates_means(self, variables: list[Any]) -> None:
         if not hasattr(self, "_inner_optimizers"):
             return
-        self._build_outside_of_branches(variables)  # or some are not known yet
+        self._build_outside_of_branches(variables)  # else some are not known yet
         for one in self._inner_optimizers:
             if one.gradient_accumulation_steps:
                 raise ValueError(
@@ -270,17 +270,17 @@ class Reducing(ReducesUpdates):
         return list(self._trainable_variables)
 
     def save_own_variables(self, store: Any) -> None:
-        """Saves the state; refused when the weights are torn."""
+        """Saves the state; raises if the weights are torn."""
         check_not_torn()
         super().save_own_variables(store)  # type: ignore[misc]
 
     def get_config(self) -> dict[str, Any]:
-        """The plain optimizer's configuration; refused when the weights are torn."""
-        check_not_torn()  # the HDF5 format saves by this and `variables` alone
+        """Returns the plain optimizer's configuration; raises if weights are torn."""
+        check_not_torn()  # the HDF5 format saves only this and `variables`
         return super().get_config()  # type: ignore[misc]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        # Keras copies by saving and loading, which gives the plain class.
+        # Keras copies by saving and loading, which returns the plain class.
         rebuild: Any
         rebuild, arguments = tuple(self.__reduce__())[:2]
         copied = rebuild(*arguments)
@@ -293,7 +293,7 @@ class Reducing(ReducesUpdates):
     def __setattr__(self, name: str, value: Any) -> None:
         # LossScaleOptimizer(inner) sets inner.loss_scale_factor to None. If it wraps
         # a reducing optimizer, a rank with a non-finite gradient skips the reduction
-        # that the others wait for. (`built` is set by the constructor, after it.)
+        # for which the others wait. (The constructor sets `built` after the factor.)
         if name == "loss_scale_factor" and value is None and "built" in vars(self):
             raise ValueError(
                 "loss_scale_factor of a tfdist optimizer was set to None. A "
@@ -313,20 +313,20 @@ class Reducing(ReducesUpdates):
 def reducing_class(
     cls: Any, mixin: Any, options: ReduceOptions, nan_policy: str | None
 ) -> Any:
-    """The reducing subclass of an optimizer class, under the class's own name."""
+    """Returns the reducing subclass of an optimizer class, with the same name."""
     attributes = {"tfdist_options": options, "tfdist_nan_policy": nan_policy}
     return subclass_under_own_name(cls, mixin, keras.optimizers, attributes)
 
 
 def _reduce_likewise(copied: Any, original: Any) -> None:
-    """Gives a copy the class, and options that are of the original object alone."""
+    """Gives a copy the class of the original, and its options if set on the object."""
     copied.__class__ = type(original)
     if "tfdist_options" in vars(original):
         vars(copied)["tfdist_options"] = vars(original)["tfdist_options"]
 
 
 def _accumulation_steps(optimizer: Any) -> int | None:
-    """`gradient_accumulation_steps` of the optimizer that makes the updates."""
+    """Returns `gradient_accumulation_steps` of the optimizer that does the updates."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     steps: int | None = inner.gradient_accumulation_steps
     return steps
@@ -340,8 +340,8 @@ def _identity(grad: Any) -> Any:
 
 @contextlib.contextmanager
 def _noted(optimizer: Any, name: str, value: Any) -> Iterator[None]:
-    """Gives the optimizer an attribute for a while."""
-    vars(optimizer)[name] = value  # past Keras's __setattr__
+    """Sets an attribute of the optimizer temporarily."""
+    vars(optimizer)[name] = value  # bypasses Keras's __setattr__
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""predict: the outputs for all the data, each rank working on its part of them."""
+"""predict: outputs for a data set, with the work split over the ranks."""
 
 from __future__ import annotations
 
@@ -30,46 +30,46 @@ def predict(
     timeout_s: float | None = None,
     process_set: ProcessSet | None = None,
 ) -> Any:
-    """The model's outputs for all the data, in their order, by all ranks together.
+    """Computes a model's outputs for a data set on all ranks together.
 
-    As `model.predict(x, ...)` in one process: the data are cut into the same batches,
-    every rank has some of them, and the outputs are put together in the order of the
-    data. A batch goes through the same program as in one process, so the outputs have
-    the same bits where this program gives the same bits again.
+    Equivalent to `model.predict(x, ...)` in one process: the data are split into the
+    same batches, each rank computes some of them, and the outputs are concatenated in
+    the order of the data. A batch runs the same program as in one process, so the
+    outputs are bitwise equal if that program is deterministic.
 
-    All ranks call it, with the same data and the same weights. They wait for each
-    other before and after their work, not in between, so that they may have
-    different numbers of batches; a rank may also have none.
+    All ranks call it, with the same data and the same weights. They wait for each other
+    only before and after their work, so the number of batches may differ between ranks
+    and may be 0.
 
     Args:
-        model: a model; how it was compiled (`jit_compile`, `run_eagerly`,
-            `steps_per_execution`) and its precision are as they are.
+        model: a model, used as it was compiled (`jit_compile`, `run_eagerly`,
+            `steps_per_execution`), with its dtype policy.
         x: the whole data, on every rank, as in `tfdist.evaluate`.
         batch_size: samples in a batch, at least 1; default 32 for arrays. A dataset
-            is of batches, unless `batch_size` is given: then of single samples.
-        gather: who gets the outputs. "all" (default): every rank. "root": the first
-            rank; the others get None. "none": every rank its own part, as
-            `(outputs, indices)`, with the places of its samples in the data, int64;
-            nothing large is sent.
+            contains batches, or single samples if `batch_size` is given.
+        gather: which ranks get the outputs. "all" (default): every rank. "root": the
+            first rank; the others get None. "none": every rank gets its own part as
+            `(outputs, indices)`, with the int64 indices of its samples in the data;
+            outputs are not sent.
         verbose: as in Keras, for this rank; default "auto": a progress bar on the
             first rank only.
         timeout_s: seconds to wait for the slowest rank when this one is done; default
             `TFDIST_TIMEOUT_S`.
-        process_set: the ranks that take part, which alone call it; default all.
+        process_set: the ranks that take part; only these call it; default all.
 
     Returns:
         What `model.predict` returns: a NumPy array of shape `[samples, ...]`, or a
-        structure of them as the model gives it, of the model's dtypes. With "all" the
-        same bits on all ranks.
+        structure of arrays, of the model's dtypes. With "all", bitwise equal on all
+        ranks.
 
     Raises:
-        TypeError: the data cannot be dealt out; outputs of this dtype, or ragged
+        TypeError: the data cannot be partitioned; outputs of this dtype, or ragged
             ones, cannot be sent.
-        ValueError: there are no samples, or the data are shuffled or sharded; an option
-            is none of those listed; a layer has states that go on from batch to batch.
-        tfdist.MismatchError: the ranks' data (of arrays some rows are compared),
-            weights, what preprocessing layers have learnt or shapes of outputs differ,
-            or a rank has joined (`tfdist.join`).
+        ValueError: the data are empty, shuffled or sharded; an option is invalid; a
+            layer is stateful.
+        tfdist.MismatchError: the ranks differ in their data (for arrays, some rows are
+            compared), weights, preprocessing layers or shapes of outputs, or a rank has
+            joined (`tfdist.join`).
         tfdist.RankFailedError: another rank raised, or failed.
         tfdist.TimeoutError: a rank was not done within `timeout_s`.
 
@@ -101,7 +101,7 @@ def predict(
     shown = bar_of(verbose, ranks)
 
     def work() -> tuple[Any, dict[str, Any]]:
-        if part.inputs is None:  # the structure and the shapes, without any rows
+        if part.inputs is None:  # keeps the structure and shapes, but no rows
             outputs = model.predict(**part.first, verbose=0)
             outputs = keras.tree.map_structure(lambda a: a[:0], outputs)
         else:
@@ -112,7 +112,7 @@ def predict(
         }
 
     outputs, told = ranks.run("after the last batch", work)
-    agree_on_weights(model, ranks, told)  # now also those that the first batch made
+    agree_on_weights(model, ranks, told)  # including those that the first batch created
     rows = [facts["rows"] for facts in told]
     if gather == "none":
         own = ranks.ranks.index(runtime.rank())
@@ -127,7 +127,7 @@ def _facts(outputs: Any, gather: str) -> dict[str, Any]:
     """Returns the facts about this rank's outputs that the other ranks need.
 
     Raises:
-        TypeError: they cannot be sent.
+        TypeError: the outputs cannot be sent.
     """
     arrays = keras.tree.flatten(outputs)
     described = []
@@ -148,10 +148,10 @@ def _facts(outputs: Any, gather: str) -> dict[str, Any]:
 
 
 def _collect(outputs: Any, gather: str, ranks: CoordinatedCall) -> Any:
-    """The outputs of all ranks, one array after the other.
+    """Gathers the outputs of all ranks, one array after another.
 
-    The ranks' runs of batches follow each other in the order of the ranks, so what
-    arrives is in the order of the data.
+    The ranks' ranges of batches are in rank order, so the result is in the order of the
+    data.
     """
     first = ranks.ranks[0]
     receives = gather == "all" or runtime.rank() == first

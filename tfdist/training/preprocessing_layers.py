@@ -1,10 +1,10 @@
-"""Consistency between ranks of layer state that is not in variables.
+"""Consistency of the state of preprocessing layers, which is not in variables.
 
-Keras's preprocessing layers hold what `adapt` has learnt, or the user has given them.
-`Normalization` computes with tensors that it has once made of its variables, so it has
-to make them anew when these are sent. `StringLookup`, `IntegerLookup` (and with them
-`TextVectorization`) and `Discretization` have no variables at all: the ranks compare
-what they hold.
+Keras's preprocessing layers hold state from `adapt` or from the user. `Normalization`
+computes with tensors derived from its variables, which have to be recreated after the
+variables were broadcast. `StringLookup`, `IntegerLookup` (and `TextVectorization`,
+which contains one) and `Discretization` have no variables; their state is compared
+between ranks.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tfdist import errors
 from tfdist.collectives.objects import gather_from_all
 from tfdist.core.process_sets import ProcessSet, members_of
 
-# Of each kind of layer: what it holds, and how all ranks get that of one.
+# For each kind of layer: its state, and how to give all ranks the state of one.
 _ADVICE = {
     keras.layers.Normalization: (
         "mean and variance",
@@ -49,7 +49,7 @@ _ADVICE = {
 
 
 def follow_variables(model: keras.layers.Layer) -> None:
-    """To be called when variables of a model have got other values.
+    """Updates layer state after variables of a model were assigned.
 
     Args:
         model: a model or layer.
@@ -60,7 +60,7 @@ def follow_variables(model: keras.layers.Layer) -> None:
 
 
 def layer_fingerprints(model: keras.layers.Layer) -> list[list[str]]:
-    """For each such layer of a model its name, its kind and a hash of what it holds."""
+    """Returns name, kind and a hash of the state of each preprocessing layer."""
     return [
         [layer.name, _kind(layer).__name__, _print_of(layer)]
         for layer in _adapted_layers(model)
@@ -70,15 +70,15 @@ def layer_fingerprints(model: keras.layers.Layer) -> list[list[str]]:
 def check_alike(
     model: keras.layers.Layer, function: str, process_set: ProcessSet | None = None
 ) -> None:
-    """Asks all ranks whether such layers hold the same.
+    """Checks that the preprocessing layers of all ranks have the same state.
 
     Args:
         model: a model or layer, with the same variables on all ranks.
-        function: what the ranks have called, for messages.
-        process_set: the ranks that take part, which alone call it; default all.
+        function: name of the function that the ranks called, for messages.
+        process_set: the ranks that take part; only these call it; default all.
 
     Raises:
-        tfdist.MismatchError: on all ranks: they do not, or a rank has joined.
+        tfdist.MismatchError: on all ranks: the states differ, or a rank has joined.
     """
     told = gather_from_all(
         layer_fingerprints(model),
@@ -92,13 +92,13 @@ def check_alike(
 def check_prints(
     told: Sequence[list[list[str]]], function: str, ranks: Sequence[int]
 ) -> None:
-    """Raises if `layer_fingerprints` are not those of the first rank.
+    """Raises if this rank's `layer_fingerprints` differ from those of the first rank.
 
     Raises:
-        tfdist.MismatchError: names the layer and what to write.
+        tfdist.MismatchError: the message names the layer and the code to use.
     """
     for rank, prints in zip(ranks, told, strict=True):
-        # Keras numbers the names, so they may differ.
+        # Keras numbers layer names, so names may differ.
         kinds, first_kinds = ([kind for _, kind, _ in p] for p in (prints, told[0]))
         pairs = zip(prints, told[0], strict=False)
         others = [own[:2] for own, first in pairs if own[1:] != first[1:]]
@@ -120,7 +120,7 @@ def check_prints(
 
 
 def _adapted_layers(model: keras.layers.Layer) -> list[Any]:
-    """Each once, in an order that is the same on all ranks."""
+    """Returns each layer once, in an order that is the same on all ranks."""
     kinds = tuple(_ADVICE)
     layers = (one for one in model._flatten_layers() if isinstance(one, kinds))
     return list({id(layer): layer for layer in layers}.values())
@@ -131,10 +131,10 @@ def _kind(layer: Any) -> type:
 
 
 def _print_of(layer: Any) -> str:
-    """A cryptographic hash: equal only if what the layer holds is."""
+    """Returns a cryptographic hash of the state of a layer."""
     words: list[str] = []
     if isinstance(layer, keras.layers.Normalization):
-        # None before it is built; of a trace, if it was built within one.
+        # None before it is built; symbolic if it was built within a trace.
         is_known = layer.mean is not None and not tf.is_symbolic_tensor(layer.mean)
         numbers = [layer.mean, layer.variance] if is_known else []
     elif isinstance(layer, keras.layers.Discretization):

@@ -1,4 +1,4 @@
-"""restore: a checkpoint, read by one rank, on all ranks."""
+"""restore: loads a checkpoint on one rank and broadcasts it to all ranks."""
 
 from __future__ import annotations
 
@@ -35,38 +35,38 @@ def restore(
     timeout_s: float | None = None,
     process_set: ProcessSet | None = None,
 ) -> int:
-    """Gives a compiled model, on all ranks, the weights and optimizers of a checkpoint.
+    """Restores the weights and optimizers of a compiled model on all ranks.
 
-    The lowest rank reads the file, the others get everything from it, so it need not
-    be visible to them. The number of ranks may be another than when it was saved. What
-    has been trained since then goes on as if it had not been interrupted: the optimizer
-    has its slots and its count of steps, from which schedules take the learning rate;
-    so have optimizers that are other attributes of the model (a GAN has two). The
-    random number generators of layers (dropout) go on too, if `Checkpoint` has saved
-    the file: each rank has a stream of its own, as by
-    `tfdist.layers.broadcast_seed_generators`. `model.save` leaves them out.
+    The lowest rank reads the file and broadcasts its contents, so the file need not be
+    visible to the other ranks. The number of ranks may differ from that of the saved
+    job. Training continues as if it had not been interrupted: the optimizer gets its
+    slots and its step count, which determines the learning rate of schedules. So do
+    optimizers that are other attributes of the model (a GAN has two). If the file was
+    saved by `Checkpoint`, the random number generators of layers (dropout) continue
+    too, with a stream for each rank as from `tfdist.layers.broadcast_seed_generators`;
+    `model.save` does not save them.
 
     Args:
-        model: built and compiled as the saved one was, on all ranks. Its own optimizer
-            is built here; others have to be built if they were when it was saved.
-        path: a ".keras" file that `tfdist.callbacks.Checkpoint` or `model.save` wrote.
+        model: the model, built and compiled as the saved one on all ranks. Its own
+            optimizer is built here; others have to be built if they were when saved.
+        path: a ".keras" file written by `tfdist.callbacks.Checkpoint` or `model.save`.
         timeout_s: seconds to wait for the rank that reads; default `TFDIST_TIMEOUT_S`.
-        process_set: the ranks that train the model, which alone call it; default all.
+        process_set: the ranks that train the model; only these call it; default all.
 
     Returns:
-        How many updates the optimizer has done: its `iterations`. Of a model whose
-        own optimizer is None those of the first of the others.
+        Number of updates that the optimizer has done: its `iterations`. If the model's
+        own optimizer is None, that of the first of the others.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: the model is not built or not compiled; or the file is no
-            checkpoint, or one of another model or optimizer. Names what was expected
-            and found. Nothing has been changed then.
-        tfdist.RankFailedError: on the ranks that do not read, with the words of the one
-            that does.
-        tfdist.MismatchError: a rank has joined (`tfdist.join`); or the preprocessing
-            layers of the ranks have learnt something else, which is in no checkpoint's
-            variables (vocabularies, boundaries of bins).
+        ValueError: the model is not built or not compiled, or the file is not a
+            checkpoint of this model and optimizer. The message says what was expected
+            and found; nothing is changed.
+        tfdist.RankFailedError: on the other ranks, with the error of the rank that
+            reads.
+        tfdist.MismatchError: a rank has joined (`tfdist.join`), or the ranks differ in
+            state of preprocessing layers that is not in variables (vocabularies, bin
+            boundaries).
 
     Example:
         >>> import keras, tfdist
@@ -111,16 +111,16 @@ def restore(
     broadcast_variables(model.weights + slots, root, process_set=process_set)
     follow_variables(model)
     check_alike(model, "tfdist.restore", process_set)
-    if facts[0]["generators"]:  # of the rank that reads
+    if facts[0]["generators"]:  # the facts of the rank that reads
         broadcast_seed_generators(model, root=root, process_set=process_set)
-    if not reads:  # where they are read this is known
+    if not reads:  # the rank that reads has done this while loading
         for one in optimizers:
             accumulation.loaded(getattr(one, "inner_optimizer", one))
     return int(keras.ops.convert_to_numpy(optimizers[0].iterations))
 
 
 def prepare(model: keras.Model) -> None:
-    """Builds the optimizer of a compiled model, if it is not built.
+    """Builds the optimizer of a compiled model, unless it is built.
 
     Raises:
         ValueError: the model has no weights yet, or no optimizer.
@@ -142,14 +142,14 @@ def prepare(model: keras.Model) -> None:
 
 
 def check_fits(model: keras.Model, path: str) -> None:
-    """Whether a compiled model can go on from a checkpoint; as `restore` raises."""
+    """Raises, as `restore` does, unless a checkpoint fits a compiled model."""
     if not os.path.exists(path):
         hint = " Copy it to this machine first." if "://" in path else ""
         raise FileNotFoundError(f"There is no checkpoint {path!r}.{hint}")
     config, saved = _contents(path)
     own_name = None
     if getattr(model, "optimizer", None) is not None:
-        # The name of Keras's own class, not that of the reducing one.
+        # With the name of the Keras class, not of the reducing subclass.
         own = {"optimizer": keras.optimizers.serialize(model.optimizer)}
         own_name = optimizer_name({"compile_config": own})
     saved_name = optimizer_name(config)
@@ -163,7 +163,7 @@ def check_fits(model: keras.Model, path: str) -> None:
             f"{path} has the state of the optimizer {saved_name}, but this model is "
             f"compiled with {own_name}. Compile it as it was."
         )
-    # Keras would only warn, and go on with an optimizer that starts anew.
+    # Keras would only warn and continue with a fresh optimizer.
     slots, weights = _divide(model, saved)
     optimizers = optimizers_of(model)
     own_slots = [tuple(v.shape) for one in optimizers for v in one.variables]
@@ -185,10 +185,10 @@ def check_fits(model: keras.Model, path: str) -> None:
 
 
 def optimizer_name(config: dict[str, Any]) -> str | None:
-    """The class of the optimizer a saved model was compiled with; None for none.
+    """Returns the optimizer class with which a saved model was compiled, or None.
 
-    Of a loss scale it is that of the optimizer inside: one that `compile` has put
-    around the optimizer itself, in mixed_float16, is not in the config.
+    For a `LossScaleOptimizer` this is the class of the inner optimizer: the loss scale
+    that `compile` adds in mixed_float16 is not in the config.
 
     Args:
         config: the content of the checkpoint's "config.json".
@@ -208,11 +208,11 @@ def shapes_difference(
     """Describes how the shapes of the optimizer's and the saved variables differ.
 
     Args:
-        own: shapes of the variables that there are.
-        saved: shapes of those in the file, in any order.
+        own: shapes of the optimizer's variables.
+        saved: shapes of the variables in the file, in any order.
 
     Returns:
-        A clause for a message; None if they are alike.
+        A clause for a message; None if there is no difference.
 
     Example:
         >>> shapes_difference([(), (3, 4)], [(), (3, 5)])
@@ -231,10 +231,10 @@ def shapes_difference(
 
 
 def _load(model: keras.Model, path: str) -> None:
-    """Reads everything, or changes nothing: Keras stops at the first layer it lacks."""
+    """Loads everything or changes nothing: Keras stops at the first missing layer."""
     before = [(v, keras.ops.convert_to_numpy(v)) for v in _state(model)]
     was_built = model.built
-    # Keras asks for it, and a model without a `call` of its own never is (a GAN).
+    # Keras requires it, and a model that defines no `call` (a GAN) is never built.
     model.built = True
     try:
         model.load_weights(path)
@@ -263,7 +263,7 @@ def _state(model: keras.Model) -> list[Any]:
 
 
 def _contents(path: str) -> tuple[dict[str, Any], dict[str, tuple[int, ...]]]:
-    """The saved model's config, and the shapes of its variables by their places."""
+    """Returns the saved model's config, and the shapes of its variables by path."""
     import h5py  # comes with Keras
 
     shapes: dict[str, tuple[int, ...]] = {}
@@ -290,11 +290,11 @@ def _contents(path: str) -> tuple[dict[str, Any], dict[str, tuple[int, ...]]]:
 def _divide(
     model: keras.Model, saved: dict[str, tuple[int, ...]]
 ) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
-    """Which of the saved shapes are of the model's optimizers, and which of weights.
+    """Divides the saved shapes into those of the model's optimizers and of weights.
 
     Keras saves an optimizer under the attribute that holds it: "second/vars/0", or
-    "several/adam_1/vars/0" in a list or dict. (A loss scale has all variables, those
-    of the inner optimizer too, which are saved again under "second/inner_optimizer".)
+    "several/adam_1/vars/0" in a list or dict. (A loss scale also has the variables of
+    its inner optimizer, which are saved again under "second/inner_optimizer".)
     """
     attributes = {"optimizer": {""}}
     for name, value in vars(model).items():
@@ -316,7 +316,7 @@ def _divide(
 
 
 def _built(model: keras.Model) -> list[str]:
-    """The optimizers that have their variables, in the same order on all ranks."""
+    """Returns the built optimizers, in the same order on all ranks."""
     optimizers = enumerate(optimizers_of(model))
     return [f"{type(one).__name__} {i}" for i, one in optimizers if one.built]
 
@@ -324,16 +324,16 @@ def _built(model: keras.Model) -> list[str]:
 def _difference_of_weights(
     model: keras.Model, saved: list[tuple[int, ...]], path: str
 ) -> str | None:
-    """The first variable that the file has with another shape, or not at all."""
+    """Describes the first variable that the file lacks, or has with another shape."""
     own = Counter(tuple(v.shape) for v in model.weights)
-    # Generators of random numbers and metrics may be saved too: only what is missing
-    # is certain to be wrong.
+    # Random number generators and metrics may be saved too, so only a missing variable
+    # is certainly wrong.
     missing = own - Counter(saved)
     if not missing:
         return None
     try:
         other = keras.saving.load_model(path, compile=False)
-    except Exception:  # noqa: BLE001 - of a class of the user's own that is not found
+    except Exception:  # noqa: BLE001 - a custom class that is not found
         found = sorted(Counter(saved) - own)
         but = f", but one of {found[0]}" if found else ""
         return f"the file has no variable of shape {min(missing)}{but}"
