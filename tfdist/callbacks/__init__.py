@@ -1,7 +1,7 @@
 """Keras callbacks for training on several ranks.
 
-`model.fit` needs five changed statements: import, start, share of the data, optimizer,
-and callbacks. All ranks run the same script.
+`model.fit` needs five changed statements: import, initialization, sharded data,
+optimizer, and callbacks. All ranks run the same script.
 
 Example:
     >>> import keras, numpy as np
@@ -17,13 +17,13 @@ Example:
     ...     tfdist.callbacks.BroadcastInitialState(), tfdist.callbacks.MetricAverage()
     ... ])                                                               # 5
 
-Put `UnevenData` first where ranks have different numbers of batches, `MetricAverage`
-before callbacks that look at metrics, `CombineMovingStatistics` (for batch
-normalisation) before those that save, callbacks that write files into `RankZeroOnly`,
-and `StopTogether` last where a rank may stop on its own. Every callback here checks
-before the first step that the model's gradients will be reduced, and that the callbacks
-of all ranks go together (docs/callbacks.md). Where the model's optimizer has a
-`process_set`, "all ranks" are those of the set, and "rank 0" is its lowest.
+Put `UnevenData` first if ranks have different numbers of batches, `MetricAverage`
+before callbacks that use metrics, `CombineMovingStatistics` (for batch normalisation)
+before those that save, callbacks that write files into `RankZeroOnly`, and
+`StopTogether` last if a rank may stop on its own. Every callback here checks before the
+first step that the model's gradients will be reduced, and that the callback lists of
+all ranks match (docs/callbacks.md). If the model's optimizer has a `process_set`, "all
+ranks" means the ranks of that set, and "rank 0" its lowest rank.
 """
 
 from tfdist.callbacks.broadcast_initial_state import BroadcastInitialState

@@ -1,4 +1,4 @@
-"""A file that appears under its name only when it is complete and on disk."""
+"""Atomic writes: a file appears under its name only when it is complete and on disk."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from collections.abc import Callable
 from pathlib import Path
 
 _PARTIAL = re.compile(r"\.partial-[0-9a-f]{8}-.+")
-_ABANDONED_S = 3600.0  # a partial file that nobody has written to for so long
+_ABANDONED_S = 3600.0  # age at which an unchanged partial file is removed
 
 
 def atomic_write(path: Path, write: Callable[[Path], None]) -> None:
-    """Lets `write` make a file, which gets its name only when it is complete.
+    """Writes a file under a temporary name and renames it when it is complete.
 
-    After a crash of the process or the machine the name stands for the old content
-    or the new one, never for a part. Parts that such a crash has left in the folder
-    are removed when they are an hour old.
+    After a crash of the process or the machine, the file has either its old or its new
+    content. Partial files that a crash left in the folder are removed when they are an
+    hour old.
 
     Args:
-        path: name of the file, or of a link to it; its folder is made if needed.
+        path: name of the file, or of a link to it; its folder is created if needed.
         write: writes the file to the path it is given.
 
     Raises:
-        OSError: the disk refused; with the name of the file.
+        OSError: the file could not be written; with the name of the file.
     """
     target = Path(os.path.realpath(path))
     target.parent.mkdir(parents=True, exist_ok=True)
     _remove_abandoned(target.parent)
-    # Keras chooses the format by the ending, so the marks come first.
+    # Keras chooses the format by the suffix, so the temporary name adds a prefix.
     partial = target.with_name(f".partial-{secrets.token_hex(4)}-{path.name}")
     try:
         write(partial)
@@ -42,7 +42,7 @@ def atomic_write(path: Path, write: Callable[[Path], None]) -> None:
         with contextlib.suppress(FileNotFoundError):
             partial.unlink()
         if isinstance(error, OSError) and error.errno and error.filename is None:
-            # A write to a full disk does not say where.
+            # The error of a write to a full disk has no file name.
             raise OSError(error.errno, error.strerror, os.fspath(path)) from error
         raise
 
@@ -51,13 +51,13 @@ def _remove_abandoned(folder: Path) -> None:
     """Removes partial files of processes that were killed; not of another job."""
     for entry in folder.iterdir():
         if _PARTIAL.fullmatch(entry.name):
-            with contextlib.suppress(OSError):  # it is whole meanwhile, or not ours
+            with contextlib.suppress(OSError):  # renamed meanwhile, or not ours
                 if time.time() - entry.stat().st_mtime > _ABANDONED_S:
                     entry.unlink()
 
 
 def _sync(path: Path) -> None:
-    """Waits until a file, or the names in a folder, are on disk."""
+    """Flushes a file, or the entries of a folder, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

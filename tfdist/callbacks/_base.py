@@ -1,4 +1,4 @@
-"""Base class of the callbacks, with checks that gradients are really reduced."""
+"""Base class of the callbacks, which checks that gradients are reduced."""
 
 from __future__ import annotations
 
@@ -40,17 +40,18 @@ _first_step_names: WeakRegistry[list[str]] = WeakRegistry()
 
 
 class RankCallback(keras.callbacks.Callback):
-    """A callback of a model that is trained on several ranks.
+    """Base class of callbacks for a model that is trained on several ranks.
 
-    Before the first step it refuses a model whose gradients would not be reduced, and a
-    list of callbacks that would let the ranks drift apart. After the first update it
-    looks whether a reduction really took place, which is all that can be said about a
-    custom `train_step`. After that update, at the end of each epoch and of training the
-    ranks compare their weights (`RankComparison`). Before the first step of each epoch
-    the ranks compare the epoch and the learning rates; the first of these callbacks in
-    the list does that for all.
-    Of a model with `jit_compile=True` XLA compiles the forward and backward pass, not
-    the reduction and the update.
+    Before the first step it raises for a model whose gradients would not be reduced,
+    and for callback lists with which the ranks would diverge. After the first update it
+    checks that a reduction took place, the only possible check for a custom
+    `train_step`. After that update, at the end of each epoch and at the end of training
+    the ranks compare their weights (`RankComparison`). Before the first step of each
+    epoch they compare the epoch number and the learning rates; the first of these
+    callbacks in the list does this for all of them.
+
+    With `jit_compile=True` XLA compiles the forward and backward pass, not the
+    reduction and the update.
     """
 
     def __init__(self) -> None:
@@ -62,7 +63,7 @@ class RankCallback(keras.callbacks.Callback):
         self._leads = False
         self._epoch = 0
         self._compares = False
-        self._traces = False  # the steps, for the timeline
+        self._traces = False  # whether it records steps for the timeline
         self._step_began_us: int | None = None
 
     def settings_of_all_ranks(self) -> dict[str, Any]:
@@ -71,11 +72,11 @@ class RankCallback(keras.callbacks.Callback):
 
     @property
     def meets_at_steps(self) -> bool:
-        """Whether it waits for the other ranks after a step, within an epoch."""
+        """Whether this callback waits for the other ranks after steps of an epoch."""
         return False
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Checks the model, and the callbacks of all ranks."""
+        """Checks the model, and the callback lists of all ranks."""
         runtime.check_initialized()
         check_model(self.model)
         guard_saving(self.model)
@@ -92,7 +93,7 @@ class RankCallback(keras.callbacks.Callback):
             if _is_traced_otherwise(self.model):
                 self.model.train_function = None
                 self.model.make_train_function()
-            epochs = (self.params or {}).get("epochs")  # a loop of the user's has none
+            epochs = (self.params or {}).get("epochs")  # None in a custom loop
             agree_on_callbacks(self._listed, epochs, self._ranks, self.model)
             _warn_of_own_statistics(self.model, self._listed, self._first)
             warn_of_reductions(self.model, self._first)
@@ -100,13 +101,13 @@ class RankCallback(keras.callbacks.Callback):
                 RankComparison.append_to(running)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Remembers the epoch, also that of a resumed training."""
+        """Stores the epoch number."""
         self._epoch = epoch
         self._compares = self._leads
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Waits for the end of the other ranks' fit; gives the model back as it was."""
-        if self._leads:  # a rank that ends alone is found while it waits here
+        """Waits for the end of the other ranks' fit; undoes changes to the model."""
+        if self._leads:  # a rank that ends alone is detected while it waits here
             self._largest_of_all(self._epoch + 1, "end of fit", None)
         restore_train_function(self.model)
         jit_compile.remove(self.model)
@@ -114,7 +115,7 @@ class RankCallback(keras.callbacks.Callback):
     def on_train_batch_begin(
         self, batch: int, logs: dict[str, Any] | None = None
     ) -> None:
-        """First step of an epoch: compares the ranks, notes the engine's count."""
+        """Compares the ranks before the first step of an epoch."""
         if self._compares:
             self._compares = False
             rates = common_rates_of(self.model, self._ranks)
@@ -128,7 +129,7 @@ class RankCallback(keras.callbacks.Callback):
     def on_train_batch_end(
         self, batch: int, logs: dict[str, Any] | None = None
     ) -> None:
-        """After the first update: checks that gradients were reduced."""
+        """Checks after the first update that gradients were reduced."""
         if self._traces:
             now_us = time.monotonic_ns() // 1000
             native.timeline_span("step", self._step_began_us or now_us, now_us)
@@ -161,7 +162,7 @@ class RankCallback(keras.callbacks.Callback):
         return members_of(self._ranks)[0]
 
     def _largest_of_all(self, number: int, name: str, timeout_s: float | None) -> int:
-        """The largest of the ranks' numbers; a rank without data has nothing to add."""
+        """Returns the maximum over the ranks; ranks without data contribute nothing."""
         if runtime.size() == 1:
             return number
         return int(
@@ -182,7 +183,7 @@ class RankCallback(keras.callbacks.Callback):
             _first_step_names.set(self.model, [])
 
     def _has_reduced(self) -> bool:
-        """Whether anything was reduced but the moments of batch normalisations."""
+        """Whether anything but moments of batch normalisations was reduced."""
         if finished_operations() == self._finished_before:
             return False
         # Of layers that were made in this step nobody has asked for records.
@@ -197,22 +198,23 @@ class RankCallback(keras.callbacks.Callback):
 def _without_comparison(
     running: keras.callbacks.CallbackList | None,
 ) -> list[keras.callbacks.Callback]:
-    """The callbacks of the user and of Keras in a running list; [] without a list."""
+    """Returns the callbacks of the user and of Keras; [] without a running list."""
     listed = [] if running is None else running.callbacks
     return [one for one in listed if not isinstance(one, RankComparison)]
 
 
 def _is_traced_otherwise(model: keras.Model) -> bool:
-    """Whether an earlier fit has left a step that is not that of the model now."""
+    """Whether the step traced by an earlier fit does not match the model any more."""
     failed = restore_compute_loss(model)  # it ended with an error
     was_plain = [may_be_traced_unwrapped(one) for one in optimizers_of(model)]
     return failed or any(was_plain)
 
 
 def _counts_moments(model: keras.Model) -> bool:
-    """Whether `finished_operations` has moments of batch normalisations in it.
+    """Whether `finished_operations` counts moments of batch normalisations.
 
-    Another engine leaves them out, and the core's records know nothing of what it does.
+    Another engine does not count them, and its operations are not in the core's
+    records.
     """
     if engines.chosen() is not None:
         return False
@@ -220,18 +222,18 @@ def _counts_moments(model: keras.Model) -> bool:
 
 
 def _name_of(record: dict[str, Any]) -> str:
-    """The name of an operation without the functions that it is in."""
+    """Returns the name of an operation without the enclosing functions."""
     return str(record["name"]).rpartition("/")[2]
 
 
 def finished_operations() -> int:
-    """How many operations the engine has finished in this world."""
+    """Returns the number of operations that the engine has finished in this world."""
     engine = engines.chosen()
     return engine.finished_count() if engine else int(native.counters()["finished"])
 
 
 def _steps_with_an_update(model: keras.Model) -> int:
-    """How many steps there are at most until the weights change."""
+    """Returns the largest number of steps until an update of the weights."""
     return getattr(base_optimizer(model), "gradient_accumulation_steps", None) or 1
 
 
@@ -239,9 +241,9 @@ def check_model(model: keras.Model) -> None:
     """Raises if `model` cannot be trained on several ranks as it is compiled.
 
     Raises:
-        ValueError: the optimizer, or one of several, does not reduce, or reduces inside
-            a loss scale; or a batch normalisation is synchronised in Keras's way, which
-            does nothing here.
+        ValueError: an optimizer does not reduce gradients, or reduces inside a loss
+            scale; or a batch normalisation has `synchronized=True` of Keras, which has
+            no effect here.
     """
     optimizer = model.optimizer
     if is_distributed(getattr(optimizer, "inner_optimizer", None)):
@@ -250,8 +252,8 @@ def check_model(model: keras.Model) -> None:
             "The reduction has to be outside: write tfdist.DistributedOptimizer("
             "keras.optimizers.LossScaleOptimizer(optimizer))."
         )
-    # A train_step or loop of the user's own may reduce with a tape; only the first
-    # step shows.
+    # A custom train_step or loop may reduce with a tape, which is checked after the
+    # first step.
     uses_keras_step = type(model).train_step is keras.Model.train_step
     uses_keras_step = uses_keras_step and is_in_fit(model)
     if not is_distributed(optimizer) and uses_keras_step:
@@ -287,12 +289,12 @@ def _check_batch_normalization(model: keras.Model) -> None:
 def _warn_of_own_statistics(
     model: keras.Model, callbacks: list[keras.callbacks.Callback], first: int
 ) -> None:
-    """Says at the start that batch normalisations will differ between the ranks.
+    """Warns that the statistics of batch normalisations will differ between ranks.
 
     Args:
-        model: about to be trained.
-        callbacks: those of its training.
-        first: the rank that says so.
+        model: the model to be trained.
+        callbacks: the callbacks of the training.
+        first: the rank that logs the warning.
     """
     if runtime.size() == 1 or runtime.rank() != first:
         return
@@ -316,22 +318,22 @@ def _warn_of_own_statistics(
 
 
 def base_optimizer(model: keras.Model) -> keras.optimizers.Optimizer:
-    """The optimizer that has the learning rate: the inner one of a loss scale."""
+    """Returns the optimizer with the learning rate: the inner one of a loss scale."""
     return getattr(model.optimizer, "inner_optimizer", model.optimizer)
 
 
 def optimizer_of_one_rate(
     model: keras.Model, callback: str
 ) -> keras.optimizers.Optimizer:
-    """The optimizer whose learning rate a callback changes.
+    """Returns the optimizer whose learning rate a callback changes.
 
     Args:
         model: the model in `fit`.
-        callback: the name of its class, for errors.
+        callback: name of the callback's class, for errors.
 
     Raises:
-        ValueError: there is none, or there are other rates, which would silently stay
-            as they are.
+        ValueError: the model has no optimizer, or several, whose other rates would
+            silently stay unchanged.
     """
     optimizer = base_optimizer(model)
     others = other_optimizers(model)

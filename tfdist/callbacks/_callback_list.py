@@ -1,7 +1,7 @@
-"""The list of callbacks that a callback is in, and its agreement with other ranks.
+"""Finds the list that a callback is in, and compares it between ranks.
 
-Keras tells a callback nothing of the others. But it calls the hooks from a method of
-`keras.callbacks.CallbackList`, whose frame holds the list.
+Keras does not give a callback access to the others. But hooks are called from a method
+of `keras.callbacks.CallbackList`, so the list is found in the call stack.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PLAIN = (bool, int, float, str, type(None))
 
 
 def callback_list_of_the_call() -> keras.callbacks.CallbackList | None:
-    """The list of callbacks whose `on_train_begin` is running; None without one."""
+    """Returns the callback list whose `on_train_begin` is running, or None."""
     code = keras.callbacks.CallbackList.on_train_begin.__code__
     frame = sys._getframe(1)
     while frame is not None and frame.f_code is not code:
@@ -35,15 +35,15 @@ def callback_list_of_the_call() -> keras.callbacks.CallbackList | None:
 
 
 def is_in_fit(model: keras.Model) -> bool:
-    """Whether the `fit` of this model is running, not a loop of the user's own."""
+    """Whether the `fit` of this model is running, rather than a custom loop."""
     return variables_of_fit(model) is not None
 
 
 def leaves_out_validation(model: keras.Model, epoch: int) -> bool:
-    """Whether the `fit` of this model validates, and by `validation_freq` not now.
+    """Whether `validation_freq` makes the running `fit` skip validation in an epoch.
 
     Args:
-        model: the model.
+        model: the model in `fit`.
         epoch: indexed from 0.
     """
     found = variables_of_fit(model) or {}
@@ -56,7 +56,7 @@ def leaves_out_validation(model: keras.Model, epoch: int) -> bool:
 
 
 def variables_of_fit(model: keras.Model) -> dict[str, Any] | None:
-    """The local variables of the `fit` of this model; None if it is not running."""
+    """Returns the local variables of the running `fit` of this model, or None."""
     frame = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_name == "fit" and frame.f_locals.get("self") is model:
@@ -71,18 +71,18 @@ def agree_on_callbacks(
     process_set: ProcessSet | None,
     model: keras.Model,
 ) -> None:
-    """Checks the call of `fit` of all ranks; every rank that trains has to call it.
+    """Checks the calls of `fit` of all ranks; every rank that trains has to call it.
 
     Args:
         callbacks: this rank's list.
-        epochs: the epoch at which its training ends; None if nobody knows.
+        epochs: the epoch at which its training ends; None if unknown.
         process_set: the ranks that train; None for all.
-        model: the model, by which the arguments of its `fit` are found.
+        model: the model, used to find the arguments of its `fit`.
 
     Raises:
-        ValueError: on all ranks, if these callbacks cannot train several ranks.
-        tfdist.MismatchError: on all ranks, if the ranks' lists or arguments differ
-            where they must not, or a rank has joined (`tfdist.join`).
+        ValueError: on all ranks, if these callbacks cannot be used on several ranks.
+        tfdist.MismatchError: on all ranks, if lists or arguments differ that have to be
+            equal, or a rank has joined (`tfdist.join`).
     """
     if runtime.size() == 1:
         return
@@ -105,10 +105,10 @@ def agree_on_callbacks(
 
 
 def _compared_arguments(model: keras.Model, epochs: int | None) -> dict[str, str]:
-    """The arguments of the running `fit` that have to be equal, as texts."""
+    """Returns the arguments of the running `fit` that have to be equal, as text."""
     compared = {"epochs": str(epochs)}
     found = variables_of_fit(model)
-    if found is None or "validation_freq" not in found:  # not the fit of Keras
+    if found is None or "validation_freq" not in found:  # not Keras's own fit
         return compared
     has_validation = found.get("validation_data") is not None
     weights = found.get("class_weight")
@@ -124,14 +124,14 @@ def describe(callback: keras.callbacks.Callback) -> Entry:
     """Returns the entry that describes a callback to the rules."""
     cls = type(callback)
     settings = getattr(callback, "settings_of_all_ranks", None)
-    if settings is not None:  # one of ours
+    if settings is not None:  # a callback of tfdist
         inner = getattr(callback, "callback", None)
         name = cls.__name__ + (f"({type(inner).__name__})" if inner else "")
         kind = next(c.__name__ for c in cls.__mro__ if c.__module__.startswith(_OURS))
         return Entry(name, kind, ours=True, settings=settings())
     kind = kind_of(callback)
     if kind == "TerminateOnNaN" and callback.raise_error:
-        kind = ""  # it ends the job, which all ranks learn
+        kind = ""  # it ends the job on all ranks
     place = ""
     if kind in WRITES:
         place = str(getattr(callback, WRITES[kind], ""))
@@ -141,7 +141,7 @@ def describe(callback: keras.callbacks.Callback) -> Entry:
 
 
 def kind_of(callback: keras.callbacks.Callback) -> str:
-    """Which of Keras's callbacks this is, or is derived from; "" for none."""
+    """Returns the Keras callback class that this is or derives from; "" for none."""
     for name in (*_KNOWN, "TerminateOnNaN"):
         cls = getattr(keras.callbacks, name, None)
         if cls is not None and isinstance(callback, cls):
@@ -150,7 +150,7 @@ def kind_of(callback: keras.callbacks.Callback) -> str:
 
 
 def _arguments(callback: keras.callbacks.Callback) -> dict[str, Any]:
-    """The plain values it was made with; not what it has counted since."""
+    """Returns the plain values of its constructor arguments, without later state."""
     names = inspect.signature(type(callback).__init__).parameters
     values = {name: getattr(callback, name, None) for name in names}
     return {k: v for k, v in values.items() if type(v) in _PLAIN and k != "verbose"}

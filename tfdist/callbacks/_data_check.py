@@ -21,14 +21,14 @@ from tfdist.core import runtime
 from tfdist.core.process_sets import ProcessSet, members_of
 
 _logger = logging.getLogger("tfdist")
-_DATASET = "_distributed_dataset"  # of Keras's iterator over the batches of an epoch
+_DATASET = "_distributed_dataset"  # attribute of Keras's iterator over an epoch
 
 
 class DataCheck:
-    """Looks at the samples of the first epoch of a `fit`.
+    """Collects hashes of the samples of the first epoch of a `fit`.
 
     Args:
-        model: the model in `fit`; in a loop of the user's own nothing is looked at.
+        model: the model in `fit`; nothing is collected in a custom loop.
         process_set: the ranks that train; None for all.
     """
 
@@ -46,9 +46,9 @@ class DataCheck:
             setattr(iterator, _DATASET, self._tap.attach(dataset))
 
     def finish(self) -> None:
-        """Compares the samples of all ranks, which have to call it, and ends looking.
+        """Compares the samples of all ranks and stops collecting; all ranks call it.
 
-        Logs a warning on the lowest rank if the data have not been sharded.
+        Logs a warning on the lowest rank if the data are not sharded.
         """
         own = tf.zeros([0], tf.int64)
         if self._tap is not None:

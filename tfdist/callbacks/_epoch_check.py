@@ -1,4 +1,4 @@
-"""The agreement of all ranks on the epoch that begins and on its learning rates."""
+"""Compares the epoch number and learning rates of all ranks when an epoch begins."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def check_same_epoch(
 ) -> None:
     """Checks that all ranks begin the same epoch with the same learning rates.
 
-    One small reduction. Of the rates, whose number may differ, a hash is compared.
+    This takes one small reduction, with a hash of the rates, whose number may differ.
 
     Args:
         epoch: indexed from 0.
@@ -26,7 +26,7 @@ def check_same_epoch(
         process_set: the ranks that train; None for all.
 
     Raises:
-        tfdist.MismatchError: on all ranks, with the values of each.
+        tfdist.MismatchError: on all ranks, with the values of each rank.
     """
     if runtime.size() == 1:
         return

@@ -1,4 +1,4 @@
-"""Errors of the training steps in `fit`, raised as classes of tfdist."""
+"""Translates errors of the training steps in `fit` to the classes of tfdist."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from tfdist import errors
 
 
 class _TrainFunction:
-    """The train function of a model in `fit`, with our errors for its own.
+    """Wraps the train function of a model in `fit` and translates its errors.
 
-    After an error it gives the model its function back: `fit` ends, and none of its
-    callbacks is called any more.
+    After an error it restores the model's own function, because `fit` ends without
+    calling its callbacks again.
     """
 
     def __init__(self, model: keras.Model) -> None:
@@ -32,22 +32,22 @@ class _TrainFunction:
             raise ours from None
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name == "_function":  # of a copy being made
+        if name.startswith("__") or name == "_function":  # while being copied
             raise AttributeError(name)
         return getattr(self._function, name)
 
 
 def translate_errors(model: keras.Model) -> None:
-    """Lets the training steps of `fit` raise `tfdist.RankFailedError` and the like.
+    """Makes the training steps of `fit` raise `tfdist.RankFailedError` and the like.
 
-    To be called before the first step: when training begins, callbacks may make the
-    train function anew.
+    Call it before the first step: callbacks may recreate the train function when
+    training begins.
     """
     if not isinstance(model.train_function, _TrainFunction):
         model.train_function = _TrainFunction(model)
 
 
 def restore_train_function(model: keras.Model) -> None:
-    """Takes back what `translate_errors` did; no effect where it did nothing."""
+    """Undoes `translate_errors`, if it was called."""
     if isinstance(model.train_function, _TrainFunction):
         model.train_function = model.train_function._function

@@ -1,8 +1,8 @@
-"""A learning rate times a factor, for numbers and for schedules.
+"""Scales a learning rate, which may be a number or a schedule.
 
-A schedule is not settable, so it is replaced by a copy whose class is a subclass that
-multiplies. The copy keeps the class's name and configuration: a saved model names the
-plain schedule of Keras and loads without tfdist (and without the factor).
+A schedule cannot be set, so it is replaced by a copy whose class is a multiplying
+subclass. The copy keeps the class name and configuration: a saved model contains the
+plain Keras schedule and loads without tfdist (and without the factor).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Schedule = keras.optimizers.schedules.LearningRateSchedule
 
 
 class _Scaling:
-    """Mixin before a schedule's own class: its value times `_tfdist_factor`."""
+    """Mixin before a schedule's own class: multiplies by `_tfdist_factor`."""
 
     _tfdist_factor: tf.Variable
 
@@ -30,7 +30,7 @@ class _Scaling:
 
 
 class ScalableRate:
-    """The learning rate of an optimizer, as something that can be multiplied.
+    """A learning rate that can be scaled, whether it is a number or a schedule.
 
     Args:
         optimizer: a Keras optimizer whose rate is a number or a schedule.
@@ -56,21 +56,21 @@ class ScalableRate:
 
     @property
     def is_saved(self) -> bool:
-        """Whether it is part of the optimizer's state; the factor of a schedule not."""
+        """Whether the optimizer saves it; the factor of a schedule is not saved."""
         return self._factor is None
 
     def is_of(self, optimizer: keras.optimizers.Optimizer) -> bool:
-        """Whether this is the rate of that very optimizer."""
+        """Whether this is the current rate of `optimizer`."""
         return self._optimizer is optimizer
 
     def get(self) -> float:
-        """The rate now; of a schedule: its factor."""
+        """Returns the current rate; for a schedule, its factor."""
         if self._factor is not None:
             return float(self._factor)
         return float(keras.ops.convert_to_numpy(self._optimizer.learning_rate))
 
     def set(self, value: float) -> None:
-        """Sets the rate; of a schedule: its factor."""
+        """Sets the rate; for a schedule, its factor."""
         if self._factor is not None:
             self._factor.assign(value)
         else:
@@ -88,7 +88,7 @@ class ScalableRate:
 
 
 def factors_of(optimizers: list[keras.optimizers.Optimizer]) -> list[tf.Variable]:
-    """The factors of schedules, which are no variables of their optimizers."""
+    """Returns the factors of schedules, which are not optimizer variables."""
     inner = [getattr(one, "inner_optimizer", one) for one in optimizers]
     rates = [getattr(one, "_learning_rate", None) for one in inner]
     return [rate._tfdist_factor for rate in rates if isinstance(rate, _Scaling)]
@@ -96,5 +96,5 @@ def factors_of(optimizers: list[keras.optimizers.Optimizer]) -> list[tf.Variable
 
 @functools.cache
 def _scaling_class(cls: Any) -> Any:
-    """The multiplying subclass of a schedule class, under the class's own name."""
+    """Returns the multiplying subclass of a schedule class, with the same name."""
     return subclass_under_own_name(cls, _Scaling, keras.optimizers.schedules, {})

@@ -1,7 +1,7 @@
-"""Which lists of callbacks can train on several ranks: rules on plain values.
+"""Rules for callback lists on several ranks, as functions on plain values.
 
-Every rank is told the lists of all ranks and comes to the same answer, so that a
-refusal is the same error everywhere, before anything is trained.
+Every rank gets the lists of all ranks and applies the same rules, so a violation raises
+the same error on all ranks before training begins.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any
 
-# What they decide on has to be equal on all ranks.
+# Callbacks whose inputs have to be equal on all ranks.
 DECIDES_ON_LOGS = ("EarlyStopping", "ReduceLROnPlateau")
-# What they change on a rank has to be changed on all.
+# Callbacks whose changes have to be made on all ranks.
 EVERYWHERE = (*DECIDES_ON_LOGS, "LearningRateScheduler", "SwapEMAWeights")
-# They write to a place, which only one rank may do; and how they name it.
+# Callbacks that write to a path, which only one rank may do, and its attribute.
 WRITES = {
     "CSVLogger": "filename",
     "ModelCheckpoint": "filepath",
@@ -22,9 +22,9 @@ WRITES = {
     "RemoteMonitor": "root",
     "TensorBoard": "log_dir",
 }
-# At these callbacks the ranks meet before or after a validation.
+# Callbacks in which the ranks wait for each other before or after a validation.
 _MEET_IN_VALIDATION = {"MetricAverage", "CombineMovingStatistics", "StopOnSignal"}
-# Arguments of `fit` that have to be the same on all ranks, and what to do about it.
+# Arguments of `fit` that have to be equal on all ranks, and advice if they are not.
 _ADVICE = {
     "epochs": "StopTogether ends the training early on all ranks.",
     "steps_per_epoch": "tfdist.data.shard gives every rank the same number of steps. "
@@ -36,7 +36,7 @@ _ADVICE = {
     "class_weight": "All ranks must minimize the same loss: compute the weights from "
     "all samples, not from those of one rank.",
 }
-# Keras puts them behind the user's callbacks; they decide nothing.
+# Keras adds these after the user's callbacks; they decide nothing.
 _SHOWS = ("History", "ProgbarLogger")
 
 
@@ -45,11 +45,11 @@ class Entry:
     """One callback in a rank's list.
 
     Attributes:
-        name: what the user calls it, for messages.
+        name: its class as the user knows it, for messages.
         kind: the class of Keras or tfdist that the rules know; "" for others.
-        ours: whether it is a callback of tfdist, which all ranks need alike.
-        place: where it writes, the file or folder as an absolute path; "" for none.
-        settings: what has to be equal where the callback has to be.
+        ours: whether it is a callback of tfdist, which has to be on all ranks.
+        place: absolute path of the file or folder that it writes; "" for none.
+        settings: values that have to be equal on all ranks.
     """
 
     name: str
@@ -61,11 +61,11 @@ class Entry:
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """Why lists are refused.
+    """A violation of the rules.
 
     Attributes:
         text: the error's message.
-        mismatch: whether the ranks differ; else the lists are wrong alike.
+        mismatch: whether the ranks differ; else the same list is wrong on all ranks.
     """
 
     text: str
@@ -75,15 +75,15 @@ class Problem:
 def find_problem(
     lists: Sequence[Sequence[Entry]], arguments: Sequence[Mapping[str, Any]] = ()
 ) -> Problem | None:
-    """Everything that is wrong with the callbacks of a `fit`.
+    """Finds all problems with the callbacks of a `fit`.
 
     Args:
-        lists: the callbacks of every rank, in the order of the list.
-        arguments: those of `fit` on every rank that are compared, as texts, by name.
+        lists: the callbacks of every rank, in list order.
+        arguments: for every rank, the compared arguments of `fit` as text, by name.
 
     Returns:
-        What to say, the same on every rank, as a numbered list if it is more than one
-        thing; None if all is right. It is a mismatch if one of them is.
+        The problem, the same on every rank, or None. Several problems are combined
+        into a numbered list, which is a mismatch if any of them is.
 
     Example:
         >>> stop = Entry("EarlyStopping", "EarlyStopping")
@@ -95,14 +95,14 @@ def find_problem(
     found = [*_arguments_differ(arguments, kinds), *differ]
     for check in (_backup, _not_last, _stops_alone, _same_place, _written_too_early):
         found += check(lists)
-    if not differ:  # these look at rank 0's list alone
+    if not differ:  # these rules use only the list of rank 0
         for check in (_local_metrics, _not_first, _averaged_too_late):
             found += check(lists)
     return combine(found)
 
 
 def combine(found: Sequence[Problem]) -> Problem | None:
-    """One problem that tells several, each once; None for none."""
+    """Combines problems into one, without duplicates; None for none."""
     texts = list(dict.fromkeys(problem.text for problem in found))
     if not texts:
         return None
@@ -166,11 +166,11 @@ def _difference(
             f"[{shown[1]}] on rank {rank}. {advice}",
             mismatch=True,
         )
-        return  # one is enough to look at
+        return  # one difference is enough
 
 
 def _shown(entry: Entry, lists: Sequence[Sequence[Entry]]) -> str:
-    """The name, with the settings that another one of this name has differently."""
+    """Returns the name, with the settings that differ between entries of this name."""
     alike = [e.settings for own in lists for e in own if e.name == entry.name]
     differing = [
         f"{key}={value!r}"
@@ -195,7 +195,7 @@ def _backup(lists: Sequence[Sequence[Entry]]) -> Iterator[Problem]:
 
 def _local_metrics(lists: Sequence[Sequence[Entry]]) -> Iterator[Problem]:
     averaged = False
-    for entry in lists[0]:  # these are the same on all ranks by now
+    for entry in lists[0]:  # checked to be equal on all ranks
         averaged = averaged or entry.kind == "MetricAverage"
         if entry.kind in DECIDES_ON_LOGS and not averaged:
             yield Problem(
@@ -206,7 +206,7 @@ def _local_metrics(lists: Sequence[Sequence[Entry]]) -> Iterator[Problem]:
 
 
 def _not_first(lists: Sequence[Sequence[Entry]]) -> Iterator[Problem]:
-    ours = [entry for entry in lists[0] if entry.ours]  # the same on all ranks by now
+    ours = [entry for entry in lists[0] if entry.ours]  # checked to be equal
     if any(entry.kind == "UnevenData" for entry in ours[1:]):
         yield Problem(
             "tfdist.callbacks.UnevenData has to be the first tfdist callback: the "
@@ -262,7 +262,7 @@ def _same_place(lists: Sequence[Sequence[Entry]]) -> Iterator[Problem]:
 
 
 def _averaged_too_late(lists: Sequence[Sequence[Entry]]) -> Iterator[Problem]:
-    kinds = [entry.kind for entry in lists[0] if entry.ours]  # on all ranks by now
+    kinds = [entry.kind for entry in lists[0] if entry.ours]  # checked to be equal
     after = kinds[kinds.index("Progress") :] if "Progress" in kinds else []
     if "MetricAverage" in after and kinds.count("MetricAverage") == 1:
         yield Problem(

@@ -1,4 +1,4 @@
-"""How the losses of a model are reduced over a batch, and what that means on ranks."""
+"""Checks how the losses of a model are reduced over a batch."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from tfdist.collectives import ReduceOp
 from tfdist.core import runtime
 
 _logger = logging.getLogger("tfdist")
-SUMS = ("sum", "none", None)  # of the samples, which are not divided by their number
+SUMS = ("sum", "none", None)  # not divided by the number of samples
 
 
 def reductions_of(model: keras.Model) -> set[Any]:
-    """The `reduction` of the losses given to `compile` as objects."""
+    """Returns the `reduction` of the losses that were given to `compile` as objects."""
     compiled = getattr(model, "_compile_loss", None)
     losses = keras.tree.flatten(getattr(compiled, "_user_loss", None))
     return {one.reduction for one in losses if isinstance(one, keras.losses.Loss)}
 
 
 def warn_of_reductions(model: keras.Model, first: int) -> None:
-    """Warns of a loss whose gradient, averaged over ranks, is not that of one process.
+    """Warns of a loss whose averaged gradient differs from that of one process.
 
     Args:
-        model: in `fit`.
-        first: the rank that warns.
+        model: the model in `fit`.
+        first: the rank that logs the warning.
     """
     optimizer = getattr(model, "optimizer", None)
     options = getattr(optimizer, "tfdist_options", None)

@@ -1,4 +1,4 @@
-"""Losses whose gradients count by the number of samples behind them."""
+"""Weights the gradient of a loss by the number of samples in the batch."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from tfdist import collectives
 from tfdist.collectives import ReduceOp
 from tfdist.core.process_sets import ProcessSet
 
-_BEFORE = "_tfdist_before"  # attribute of a compute_loss that weights
+_BEFORE = "_tfdist_before"  # attribute of a compute_loss that applies weights
 
 
 def weigh_losses(model: keras.Model, process_set: ProcessSet | None) -> list[bool]:
-    """From now on the gradients of `model.compute_loss` count by samples.
+    """Makes `model.compute_loss` weight its gradients by the number of samples.
 
-    The value stays as it is; its gradient is multiplied by
+    The value of the loss is unchanged; its gradient is multiplied by
 
         n_r K / (n_1 + ... + n_K)
 
-    on rank r with n_r samples, K ranks that take part in the step. So the average over
-    these ranks is the gradient of the mean over all their samples, also where the
-    backward pass itself adds up over the ranks (synchronised batch normalisation). Only
-    a gradient asks the other ranks: an evaluation does not.
+    on rank r with n_r samples, if K ranks take part in the step. The average over these
+    ranks is then the gradient of the mean over all their samples, even if the backward
+    pass itself sums over the ranks (synchronised batch normalisation). Only a gradient
+    communicates with other ranks; an evaluation does not.
 
-    A loss of `compile` that has a mask is a mean over the elements that the mask
-    leaves. It counts by their number instead of n_r.
+    A masked loss of `compile` is a mean over the unmasked elements. Its weight is their
+    number instead of n_r.
 
     Args:
-        model: what is in `fit`; `restore_compute_loss` when it ends.
+        model: the model in `fit`; call `restore_compute_loss` at the end.
         process_set: the ranks that train; None for all.
 
     Returns:
-        A list that is not empty any more when a gradient has been weighted.
+        A list that is non-empty once a gradient has been weighted.
     """
     restore_compute_loss(model)
     original = model.compute_loss
@@ -58,33 +58,33 @@ def weigh_losses(model: keras.Model, process_set: ProcessSet | None) -> list[boo
         return weighted(loss, samples, process_set, seen)
 
     setattr(compute_loss, _BEFORE, vars(model).get("compute_loss"))
-    # Not by setattr: Keras would track it as a part of the model.
+    # Bypass setattr: Keras would track it as a part of the model.
     object.__setattr__(model, "compute_loss", compute_loss)
     return seen
 
 
 def restore_compute_loss(model: keras.Model) -> bool:
-    """Gives a model its own `compute_loss` again, if it has another one.
+    """Restores a model's own `compute_loss`, if `weigh_losses` has replaced it.
 
     Returns:
-        Whether it had, so that the train function has to be made anew.
+        Whether it was replaced, so that the train function has to be recreated.
     """
     found = vars(model).get("compute_loss")
     if not hasattr(found, _BEFORE):
         return False
     object.__delattr__(model, "compute_loss")
     before = getattr(found, _BEFORE)
-    if before is not None:  # the user had put one onto this very model
+    if before is not None:  # the user had set one on this model object
         object.__setattr__(model, "compute_loss", before)
     model.train_function = None
     return True
 
 
 def samples_of(batch: Any) -> tf.Tensor:
-    """The length of the first axis, known when the batch is there and not before.
+    """Returns the length of the first axis as a value that depends on the batch.
 
-    Where all batches have one length it would be a constant, and a rank that finds the
-    end of its data within a step would have told the others of a batch it has not got.
+    If all batches have one length, `tf.shape` would give a constant. A rank whose data
+    end within a step would then send the size of a batch that it does not have.
     """
     with tf.control_dependencies(tf.nest.flatten(batch, expand_composites=True)):
         return tf.identity(tf.shape(batch)[0])
@@ -96,7 +96,7 @@ def weighted(
     process_set: ProcessSet | None,
     seen: list[bool],
 ) -> tf.Tensor:
-    """`loss`, with a gradient that counts by `samples`."""
+    """Returns `loss` with a gradient that is weighted by `samples`."""
 
     def factor() -> tf.Tensor:
         seen[:] = [True]
@@ -120,18 +120,18 @@ def weighted_by_elements(
     samples: tf.Tensor,
     process_set: ProcessSet | None,
 ) -> tf.Tensor:
-    """`loss`, with a gradient that counts by `elements` in a sum that is `weighted`.
+    """Returns `loss` with a gradient weighted by `elements`, in a `weighted` total.
 
-    The factor, with e_r elements and n_r samples on rank r,
+    With e_r elements and n_r samples on rank r, the gradient is multiplied by
 
         (e_r / (e_1 + ... + e_K)) / (n_r / (n_1 + ... + n_K))
 
-    and that of the sum make e_r K / (e_1 + ... + e_K).
+    which, times the factor of the total, is e_r K / (e_1 + ... + e_K).
 
     Args:
         loss: a scalar, the mean over the elements of this rank.
-        elements: what it was divided by, a scalar; may be 0.
-        samples: by what the sum counts, a scalar.
+        elements: the number of elements, a scalar; may be 0.
+        samples: the number of samples that weights the total, a scalar.
         process_set: the ranks that train; None for all.
     """
 
@@ -163,7 +163,7 @@ def _with_gradient_times(factor: Callable[[], tf.Tensor], loss: tf.Tensor) -> tf
 def _masks_counted(
     compile_loss: Any, weigh: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 ) -> Iterator[None]:
-    """Within it the losses of `compile` are `_MaskedLoss`, also those made there."""
+    """Replaces the losses of `compile` by `_MaskedLoss`, also those built meanwhile."""
     if compile_loss is None:
         yield
         return
@@ -173,7 +173,7 @@ def _masks_counted(
         plain[:] = compile_loss._flat_losses
         compile_loss._flat_losses = [
             one._replace(loss=_MaskedLoss(one.loss, weigh))
-            # One that is called in a way of its own may divide by anything.
+            # A custom `__call__` may divide by any number.
             if type(one.loss).__call__ is keras.losses.Loss.__call__
             else one
             for one in plain
@@ -195,14 +195,14 @@ def _masks_counted(
 
 
 class _MaskedLoss(keras.losses.Loss):
-    """Another loss, weighed where Keras divides it by what a mask leaves.
+    """Wraps a loss and weights it by the number of elements that its masks keep.
 
-    That is the mask of the output, or one that the loss puts onto its values (the
-    classes that `ignore_class` leaves), or what both leave.
+    The masks are that of the output, and one that the loss sets on its values
+    (`ignore_class`); an element counts if both keep it.
 
     Args:
-        loss: what it calculates.
-        weigh: gets its value, and the number of elements; returns the value.
+        loss: the wrapped loss.
+        weigh: called with the value and the number of elements; returns the value.
     """
 
     def __init__(
@@ -224,9 +224,9 @@ class _MaskedLoss(keras.losses.Loss):
         return self._weigh(value, tf.reduce_sum(tf.cast(mask, tf.float64)))
 
     def call(self, y_true: Any, y_pred: Any) -> Any:
-        """The values of the loss, whose masks it notes."""
+        """Returns the values of the loss, and stores their masks."""
         values = self._loss.call(y_true, y_pred)
-        if len(values.shape) == 0:  # a mean already, which masks do not change
+        if len(values.shape) == 0:  # already a mean, which Keras does not mask
             self._masks = []
         else:
             self._masks = self._masks + _masks_of(values)

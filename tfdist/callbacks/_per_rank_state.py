@@ -1,4 +1,4 @@
-"""Per-rank training state, which may differ while the weights are equal.
+"""Training state that may differ between ranks with equal weights.
 
 It consists of local variables with their slots, and of accumulated gradients.
 """
@@ -22,10 +22,10 @@ from tfdist.training.optimizer_mixins import ReducesUpdates
 
 
 def is_between_updates(optimizer: Any) -> bool:
-    """Whether an optimizer has added up gradients of some batches of its next update.
+    """Whether an optimizer has accumulated gradients for its next update.
 
     Args:
-        optimizer: of Keras, a loss scale around one, or None.
+        optimizer: a Keras optimizer, a loss scale around one, or None.
     """
     inner = _inner(optimizer)
     batches = getattr(inner, "gradient_accumulation_steps", None)
@@ -33,9 +33,9 @@ def is_between_updates(optimizer: Any) -> bool:
 
 
 def own_variables(model: keras.Model) -> list[Any]:
-    """The variables of a model and its optimizers that differ between the ranks.
+    """Returns the variables of a model and its optimizers that differ between ranks.
 
-    Moving statistics, which differ too, are not among them.
+    Moving statistics, which differ too, are not included.
     """
     own: list[Any] = []
     for optimizer in optimizers_of(model):
@@ -45,14 +45,14 @@ def own_variables(model: keras.Model) -> list[Any]:
 
 
 def mark_of(model: keras.Model, shared: Iterable[Any]) -> str:
-    """Where a training is, as a text that is equal on ranks that train together.
+    """Returns a fingerprint of the training state, equal on ranks that train together.
 
     Args:
-        model: its optimizers count the batches.
-        shared: variables; of these the weights that are trained are looked at.
+        model: the model, whose optimizers count the batches.
+        shared: variables, of which the trainable weights are included.
 
     Returns:
-        "" before the first batch.
+        A string; "" before the first batch.
     """
     counts = [_batches_of(_inner(one)) for one in optimizers_of(model)]
     if not any(counts):
@@ -65,11 +65,10 @@ def mark_of(model: keras.Model, shared: Iterable[Any]) -> str:
 
 
 def average_accumulated(model: keras.Model) -> None:
-    """Gives all ranks the mean of the gradients that wait for their update.
+    """Averages the accumulated gradients over the ranks.
 
-    The update is made of their sum over the ranks, so it stays the same. If batches
-    have weights it is also made of the sum of these, which are averaged likewise. All
-    ranks call it, at the same batch.
+    The next update uses their sum over the ranks, which is unchanged. The accumulated
+    weights of batches, if any, are averaged too. All ranks call it at the same batch.
     """
     for optimizer in optimizers_of(model):
         local = set(map(identity, _local(optimizer)))
@@ -92,9 +91,10 @@ def average_accumulated(model: keras.Model) -> None:
 
 
 def _accumulated(optimizer: Any) -> list[Any]:
-    """The sums of an optimizer that reduces them later, if there is something in them.
+    """Returns the accumulators that an optimizer will reduce, if they are not empty.
 
-    Where gradients are reduced before they are added up, the sums are equal anyway.
+    If gradients are reduced before they are accumulated, the accumulators are equal on
+    all ranks.
     """
     inner = _inner(optimizer)
     if not (isinstance(inner, ReducesUpdates) and is_between_updates(inner)):
@@ -106,14 +106,14 @@ def _local(optimizer: Any, others: Iterable[Any] = ()) -> list[Any]:
     """Returns the variables that an optimizer does not reduce, with their slots.
 
     Args:
-        optimizer: of Keras, or of tfdist.
-        others: variables that it does not train, as a layer has them.
+        optimizer: a Keras optimizer, wrapped or not.
+        others: variables of layers that it does not train.
     """
     options = getattr(optimizer, "tfdist_options", None)
     if options is None or options.local_variables is None:
         return []
-    # Not all weights of the model: a function that is asked about its variables may
-    # say yes to those of other optimizers.
+    # Not all weights of the model: a `local_variables` function may also return True
+    # for variables of other optimizers.
     asked = [*_inner(optimizer)._trainable_variables, *others]
     local = [asked[place] for place in options.local_places(asked)]
     return [*local, *slots_of(optimizer, map(identity, local))]
@@ -124,5 +124,5 @@ def _inner(optimizer: Any) -> Any:
 
 
 def _batches_of(inner: Any) -> int:
-    """How many batches an optimizer has seen; `iterations` counts its updates."""
+    """Returns the number of batches of an optimizer; `iterations` counts updates."""
     return int(keras.ops.convert_to_numpy(inner._iterations))

@@ -1,4 +1,4 @@
-"""The last callback of a list: compares the state of all ranks, after all others."""
+"""Callback that compares the state of all ranks, after all other callbacks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tfdist.core import runtime
 from tfdist.core.process_sets import ProcessSet, members_of
 from tfdist.training.model_optimizers import optimizers_of, slots_of
 
-# Attributes by which Keras's callbacks decide; they follow from the logs.
+# State by which Keras callbacks decide, which depends on the logs.
 _DECIDES_BY = {
     "EarlyStopping": ("best", "wait", "stopped_epoch"),
     "ReduceLROnPlateau": ("best", "wait", "cooldown_counter"),
@@ -32,15 +32,15 @@ _DECIDES_BY = {
 
 
 class RankComparison(keras.callbacks.Callback):
-    """Raises when the ranks of a `fit` differ in what has to be equal.
+    """Raises if the ranks of a `fit` diverge.
 
-    Compares weights, optimizer variables, and what callbacks decide by: after the first
-    update, at the end of each epoch and at the end of training. The first callback of
-    tfdist appends it to the list when training begins, so that it sees what all others
-    have changed.
+    Compares weights, optimizer variables, and the state of callbacks that decide: after
+    the first update, at the end of each epoch and at the end of training. The first
+    tfdist callback appends it to the list when training begins, so that it runs after
+    all other callbacks.
     """
 
-    described_as = "the comparison of weights"  # in messages: no user has made one
+    described_as = "the comparison of weights"  # in messages, as users do not create it
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class RankComparison(keras.callbacks.Callback):
 
     @classmethod
     def append_to(cls, callbacks: keras.callbacks.CallbackList) -> None:
-        """Adds one to the end of a list, in place of that of an earlier `fit`."""
+        """Appends one to a list; replaces that of an earlier `fit`."""
         listed = [one for one in callbacks.callbacks if not isinstance(one, cls)]
         own = cls()
         own.set_model(callbacks.model)
@@ -59,7 +59,7 @@ class RankComparison(keras.callbacks.Callback):
         callbacks.callbacks[:] = [*listed, own]
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Nothing has been compared in this training yet; begins to look at data."""
+        """Resets the state, and starts to collect samples."""
         inner = getattr(self.model.optimizer, "inner_optimizer", self.model.optimizer)
         steps = getattr(inner, "gradient_accumulation_steps", None)
         self._steps_until_update = steps or 1
@@ -84,7 +84,7 @@ class RankComparison(keras.callbacks.Callback):
             self._data_check = None
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Compares what callbacks have restored at the end."""
+        """Compares the weights, which callbacks may have restored."""
         self._compare("at the end of fit")
 
     def _compare(self, when: str, *, is_first: bool = False) -> None:
@@ -98,15 +98,15 @@ def compare_model(
     callbacks: list[keras.callbacks.Callback] | None = None,
     is_first: bool = False,
 ) -> None:
-    """Compares a model, its optimizers and the callbacks of the ranks that train it.
+    """Compares a model, its optimizers and callbacks between the ranks that train it.
 
-    Each of them has to call it; on others it has no effect.
+    All of these ranks have to call it; on other ranks it has no effect.
 
     Args:
-        model: in training.
-        when: the moment, for messages.
-        callbacks: those whose decisions are compared; default none.
-        is_first: whether the ranks may have begun with different weights.
+        model: the model in training.
+        when: when it is called, for messages.
+        callbacks: callbacks whose decisions are compared; default none.
+        is_first: whether the ranks may have started with different weights.
 
     Raises:
         tfdist.MismatchError: on all ranks, if they differ.
@@ -129,24 +129,24 @@ def compare_model(
 
 
 def process_set_of(model: keras.Model) -> ProcessSet | None:
-    """The ranks over which a model's own optimizer reduces; None for all."""
-    optimizer = getattr(model, "optimizer", None)  # a model may not be compiled
+    """Returns the ranks over which a model's own optimizer reduces; None for all."""
+    optimizer = getattr(model, "optimizer", None)  # missing if it is not compiled
     options = getattr(optimizer, "tfdist_options", None)
     return options.process_set if options is not None else None
 
 
 def ranks_that_train(model: keras.Model) -> Sequence[int]:
-    """The ranks whose models have to be equal: more than one, or none."""
+    """Returns the ranks whose models have to be equal; empty if it is only one."""
     ranks = members_of(process_set_of(model))
     return ranks if len(ranks) > 1 else ()
 
 
 def compared_variables(model: keras.Model) -> list[tuple[Any, str]]:
-    """The variables of a model that have to be equal on all ranks, with their kinds.
+    """Returns the variables that have to be equal on all ranks, with their kinds.
 
-    Left out are local variables and their slots, moving statistics of each rank's own
-    batches, states of stateful layers, gradients that wait for their update, and what
-    an optimizer over other ranks trains.
+    Excluded are local variables and their slots, moving statistics of each rank's own
+    batches, states of stateful layers, accumulated gradients, and variables whose
+    optimizer reduces over other ranks.
     """
     optimizers = optimizers_of(model)
     own = set(map(identity, own_variables(model)))
@@ -165,7 +165,7 @@ def compared_variables(model: keras.Model) -> list[tuple[Any, str]]:
 
 
 def decisions_of(callbacks: list[keras.callbacks.Callback]) -> dict[str, Any]:
-    """By what the callbacks decide, as plain values by names such as "X.best"."""
+    """Returns the state by which callbacks decide, by names such as "X.best"."""
     return {
         f"{name}.{attribute}": plain(getattr(callback, attribute, None))
         for name, callback, kind in _deciding(callbacks)
@@ -174,7 +174,7 @@ def decisions_of(callbacks: list[keras.callbacks.Callback]) -> dict[str, Any]:
 
 
 def monitors_of(callbacks: list[keras.callbacks.Callback]) -> dict[str, str]:
-    """The names in the logs at which the callbacks look, by the callback's name."""
+    """Returns the name in the logs that each callback monitors, by callback name."""
     return {name: str(cb.monitor) for name, cb, _ in _deciding(callbacks)}
 
 

@@ -1,4 +1,4 @@
-"""Refuses to save a model whose weights are torn, before a file is touched."""
+"""Prevents saving a model with torn weights, before a file is touched."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ _METHODS = ("save", "save_weights", "export")
 
 
 def guard_saving(model: keras.Model) -> None:
-    """Makes the saving methods of this model refuse after an aborted step.
+    """Makes the saving methods of a model raise after an aborted step.
 
-    Keras empties the target file before it asks the optimizer for its state, so a
-    refusal there would cost what was saved before.
+    Keras truncates the target file before it reads the optimizer's state, so an error
+    raised there would destroy the previous file.
 
     Args:
-        model: the model that is about to be trained.
+        model: the model to be trained.
     """
     for name in _METHODS:
         method = getattr(model, name)
         if not hasattr(method, "_tfdist_guards"):
-            # Not by setattr: Keras would track it as a part of the model.
+            # Bypass setattr: Keras would track it as a part of the model.
             object.__setattr__(model, name, _guarded(method))
 
 

@@ -1,4 +1,4 @@
-"""Detection of a callback's changes to a training, and their transfer to all ranks."""
+"""Detects a callback's changes to the training state and broadcasts them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ from tfdist.training.preprocessing_layers import follow_variables
 
 
 class TrainingState:
-    """The state of a training at one moment, to be compared with a later one.
+    """Snapshot of the training state, to be compared with a later state.
 
     Args:
         model: the model in `fit`.
-        with_values: whether to look at the values of the variables. They are not
-            kept: only a fingerprint of each.
+        with_values: whether to include fingerprints of the values of the variables.
     """
 
     def __init__(self, model: keras.Model, *, with_values: bool) -> None:
@@ -37,13 +36,13 @@ class TrainingState:
 
         Args:
             where: the callback and its hook, for errors.
-            all_or_none: a change of one variable, or of the epoch, counts as one of
-                all variables: the other ranks' need not have been equal before.
+            all_or_none: whether a change of one variable, or of the epoch, counts as a
+                change of all variables, which may have differed between ranks before.
 
         Returns:
-            "stop" (it asks to stop), "initial_epoch" (None or the new one), "built"
-            (the model's optimizer has its variables), "changed" (places of the
-            variables in `variables_of`).
+            "stop" (whether to stop), "initial_epoch" (None or the new one), "built"
+            (whether each optimizer is built), "changed" (indices of the variables in
+            `variables_of`).
 
         Raises:
             RuntimeError: a change that cannot be sent.
@@ -93,7 +92,7 @@ def share(
     root: int = 0,
     process_set: ProcessSet | None = None,
 ) -> None:
-    """Makes the changes of rank `root` on all ranks of a set, `root` included.
+    """Applies the changes of rank `root` on all ranks of a process set.
 
     Raises:
         tfdist.MismatchError: the ranks' variables differ.
@@ -113,25 +112,25 @@ def share(
 
 
 def wants_to_stop(model: keras.Model) -> bool:
-    """Whether a callback has stopped the training; before the first fit none has."""
+    """Whether a callback has asked to stop; False before the first fit."""
     return bool(getattr(model, "stop_training", False))
 
 
 def variables_of(model: keras.Model) -> list[Any]:
-    """The weights and the optimizers' states, in the same order on every rank."""
+    """Returns weights and optimizer variables, in the same order on every rank."""
     return model.weights + [v for one in optimizers_of(model) for v in one.variables]
 
 
 def rates_of(model: keras.Model) -> list[float]:
-    """The learning rates that are numbers which callbacks can set."""
+    """Returns the learning rates that are numbers, which callbacks can set."""
     return _numbers(_rate_objects(optimizers_of(model)))
 
 
 def common_rates_of(model: keras.Model, process_set: ProcessSet | None) -> list[float]:
-    """Those of `rates_of` that have to be equal on the ranks that train the model.
+    """Returns the rates of `rates_of` that have to be equal on all ranks.
 
-    Optimizers besides the model's own that have local variables, or reduce over other
-    ranks, may have rates of their own.
+    Excluded are optimizers besides the model's own that have local variables or reduce
+    over other ranks.
 
     Args:
         model: the model in `fit`.
@@ -148,9 +147,9 @@ def common_rates_of(model: keras.Model, process_set: ProcessSet | None) -> list[
 
 
 def other_optimizers(model: keras.Model) -> list[keras.optimizers.Optimizer]:
-    """Those besides the model's own whose gradients are those of all ranks.
+    """Returns the model's other optimizers that use the gradients of all ranks.
 
-    Parts of others are not among them, nor those that have local variables.
+    Parts of other optimizers, and optimizers with local variables, are excluded.
     """
     found = optimizers_of(model)
     parts = {id(p) for one in found for p in _with_rates(one) if p is not one}
@@ -164,25 +163,25 @@ def other_optimizers(model: keras.Model) -> list[keras.optimizers.Optimizer]:
 
 
 def _built(model: keras.Model) -> list[bool]:
-    """Of the model's optimizer, then of the others."""
+    """Returns whether the model's optimizer, and each of the others, is built."""
     own = model.optimizer
     others = [one.built for one in optimizers_of(model) if one is not own]
     return [bool(own is not None and own.built), *others]
 
 
 def _with_rates(optimizer: Any) -> list[Any]:
-    """The inner one of a loss scale, and those inside of a `MultiOptimizer`."""
+    """Returns the optimizers with learning rates, unwrapped from their containers."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     return [inner, *getattr(inner, "_inner_optimizers", ())]
 
 
 def _rate_objects(optimizers: list[keras.optimizers.Optimizer]) -> dict[int, Any]:
-    """The learning rate of each, and of each inside of it, by the optimizer's id."""
+    """Returns the learning rates, also of nested optimizers, by the optimizer's id."""
     inner = [part for one in optimizers for part in _with_rates(one)]
     return {
         id(one): getattr(one, "_learning_rate", None)
         for one in inner
-        if not hasattr(one, "_inner_optimizers")  # a MultiOptimizer's own is unused
+        if not hasattr(one, "_inner_optimizers")  # a MultiOptimizer's rate is unused
     }
 
 

@@ -1,4 +1,4 @@
-"""BroadcastInitialState: all ranks start from the weights of one."""
+"""BroadcastInitialState: broadcasts the initial weights of one rank to all ranks."""
 
 from __future__ import annotations
 
@@ -28,43 +28,42 @@ _logger = logging.getLogger("tfdist")
 
 
 class BroadcastInitialState(RankCallback):
-    """Sends the model's weights and the optimizer's state to all ranks before step 1.
+    """Broadcasts the model's weights and the optimizer's state before the first step.
 
-    Works for models that are built and for those that are built by their first batch,
-    in graphs, with `run_eagerly=True` and with `steps_per_execution`. Weights that
-    only one rank has loaded from a file reach the others this way. Optimizers that are
-    attributes of the model (a GAN has two) are sent with what they hold. Layers that
-    the model's `call` does not use, or all of a model without one, have to be built
-    before `fit`, if they have weights.
+    Works for models that are already built and for those that are built by their first
+    batch, in graphs, with `run_eagerly=True` and with `steps_per_execution`. It also
+    distributes weights that only one rank has loaded from a file. Optimizers that are
+    attributes of the model (a GAN has two) are included. Layers with weights that the
+    model's `call` does not use, or all layers of a model without `call`, have to be
+    built before `fit`.
 
-    In a later `fit`, when all ranks have trained equally long and have equal weights,
-    what is each rank's own stays as it is: variables that are not reduced
-    (`local_variables`) with their slots, and gradients that wait for their update
-    (`gradient_accumulation_steps`). Where the ranks differ, because one of them has
-    loaded another state, they get these from `root` too. (Gradients that were given a
-    `weight` are then left out, with a warning.)
+    In a later `fit`, if all ranks have trained for the same number of steps and have
+    equal weights, the state of each rank is kept: local variables (`local_variables`)
+    with their slots, and accumulated gradients (`gradient_accumulation_steps`). If the
+    ranks differ, because one has loaded another state, they get these from `root` too.
+    (Accumulated gradients with a `weight` are then discarded, with a warning.)
 
-    The random number generators of the layers (dropout, noise, augmentation) follow
-    from those of `root` as well: by default each rank gets another seed, so that the
-    samples of all ranks have independent masks, as in one process
+    The random number generators of layers (dropout, noise, augmentation) are also
+    derived from those of `root`. By default each rank gets a different seed, so that
+    the samples of all ranks have independent masks, as in one process
     (`tfdist.layers.broadcast_seed_generators`).
 
-    A `Normalization` that was adapted on `root` alone is so on all ranks. What other
-    preprocessing layers of the model have learnt (a vocabulary, the boundaries of bins)
-    is not sent, but has to be the same.
+    A `Normalization` layer that was adapted on `root` is adapted on all ranks. The
+    state of other preprocessing layers (vocabularies, bin boundaries) is not broadcast
+    and has to be equal.
 
     Args:
         root: rank whose state all others take; default: the lowest that trains the
             model, which is 0 unless its optimizer has a `process_set`.
-        seed_generators: "distinct" (default): a stream of random numbers for each
-            rank; "equal": that of `root` on all.
+        seed_generators: "distinct" (default): a random stream for each rank; "equal":
+            the stream of `root` on all ranks.
 
     Raises:
-        ValueError: `seed_generators` is something else; at the start of `fit`, if the
-            model's optimizer does not reduce gradients, or `root` does not train it.
-        RuntimeError: after a step, if it has made weights, which were not sent.
-        tfdist.MismatchError: at the start of `fit`, if the ranks' variables differ, or
-            what their preprocessing layers have learnt.
+        ValueError: `seed_generators` is invalid; at the start of `fit`, if the model's
+            optimizer does not reduce gradients, or `root` does not train the model.
+        RuntimeError: after a step, if it created weights, which were not broadcast.
+        tfdist.MismatchError: at the start of `fit`, if the ranks' variables or the
+            state of their preprocessing layers differ.
 
     Example:
         >>> import tfdist
@@ -82,15 +81,15 @@ class BroadcastInitialState(RankCallback):
         self._unsent: UnsyncedWeights | None = None
 
     def settings_of_all_ranks(self) -> dict[str, Any]:
-        """Whose state it is, and what becomes of random numbers."""
+        """Returns the root and the choice of random streams."""
         return {"root": self.root, "seed_generators": self.seed_generators}
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Broadcasts now, or arranges it for the first batch."""
+        """Broadcasts now, or at the first batch if the model is not built."""
         super().on_train_begin(logs)
         self._unsent = None
         unbuilt = unbuilt_layers(self.model)
-        # A loop of the user's own never calls the train function.
+        # A custom loop never calls the train function.
         self._waits_for_batch = bool(unbuilt) and is_in_fit(self.model)
         if not self._waits_for_batch:
             self._broadcast()
@@ -107,7 +106,7 @@ class BroadcastInitialState(RankCallback):
     def on_train_batch_end(
         self, batch: int, logs: dict[str, Any] | None = None
     ) -> None:
-        """Looks whether the step has made weights, which differ between the ranks."""
+        """Checks that the step created no weights, which would differ between ranks."""
         self._check_sent()
         super().on_train_batch_end(batch, logs)
 
@@ -142,7 +141,7 @@ class BroadcastInitialState(RankCallback):
             self._unsent = UnsyncedWeights(model, why_unbuilt)
 
     def _all_go_on(self, mark: str, root: int) -> bool:
-        """Whether all ranks have been training together, and have kept something."""
+        """Whether all ranks continue one training, so that their own state is kept."""
         told = gather_from_all(
             mark,
             "BroadcastInitialState",
@@ -166,4 +165,4 @@ class BroadcastInitialState(RankCallback):
 
     def _build_and_broadcast(self, batch: Any) -> None:
         self._broadcast(build_from_batch(self.model, batch))
-        self._note_operations()  # without this broadcast
+        self._note_operations()  # excludes this broadcast

@@ -1,4 +1,4 @@
-"""Checkpoint: rank 0 saves, whole files only, and all ranks know how it went."""
+"""Checkpoint: rank 0 saves atomically, and a failed save raises on all ranks."""
 
 from __future__ import annotations
 
@@ -25,53 +25,52 @@ from tfdist.layers.statistics import combine_at
 
 
 class Checkpoint(RankCallback):
-    """Saves the model, or its weights, from rank 0, or the lowest of its process set.
+    """Saves the model or its weights on rank 0, or the lowest rank of its process set.
 
     A file appears under its name only when it is complete and on disk: it is written
-    under another name in the same folder (".partial-..."), flushed, and renamed. If
-    that fails, what was saved before is still there, and the error is raised on all
-    ranks. What a killed process has left is removed by a save an hour later. The others
-    wait for rank 0, at most `timeout_s`. After an aborted step nothing is saved,
+    under a temporary name in the same folder (".partial-..."), flushed, and renamed. If
+    that fails, the previous file is kept, and the error is raised on all ranks. Partial
+    files of a killed process are removed by a save at least an hour later. The other
+    ranks wait for rank 0, at most `timeout_s`. After an aborted step nothing is saved,
     since some weights may already have been changed.
 
     The moving statistics of batch normalisation are combined over the ranks before a
     save, as by `tfdist.layers.combine_moving_statistics`. A `monitor` that is evaluated
-    before needs `CombineMovingStatistics` too, to be that of the model that is saved.
-    Gradients that wait for their update (`gradient_accumulation_steps`) are averaged
-    over the ranks before a save: all ranks go on with the mean, which leads to the same
-    update, and so does a training that goes on from the file. Whole models are saved
-    with the states of their random number generators (dropout), which Keras leaves out.
+    earlier also needs `CombineMovingStatistics` to match the saved model. Accumulated
+    gradients (`gradient_accumulation_steps`) are averaged over the ranks before a save;
+    all ranks, and a training resumed from the file, continue with the mean, which gives
+    the same update. Whole models are saved with the state of their random number
+    generators (dropout), which Keras does not save.
 
     Args:
         filepath: name of the file, ending in ".keras", or in ".weights.h5" with
-            `save_weights_only`; may hold `{epoch}`, `{batch}`, `{step}` (updates since
-            the very first, also over resumed trainings) and names of the logs, e.g.
-            "model-{step:07d}-{val_loss:.3f}.keras". `StopOnSignal`, which cannot wait
-            for a name that comes later, writes "none" in its place. Not on a remote
-            file system ("gs://...").
-        monitor: name in the logs that says which model is best; default "val_loss".
+            `save_weights_only`; may contain `{epoch}`, `{batch}`, `{step}` (updates
+            since the very first, also over resumed trainings) and names of the logs,
+            e.g. "model-{step:07d}-{val_loss:.3f}.keras". `StopOnSignal` replaces names
+            that have no value yet by "none". Not on a remote file system ("gs://...").
+        monitor: name in the logs that decides which model is best; default "val_loss".
             Put `MetricAverage` first, else it is rank 0's own value.
-        save_best_only: save only when `monitor` improved; default False. An epoch that
+        save_best_only: save only if `monitor` improved; default False. An epoch that
             `validation_freq` leaves without validation has no `val_...` and no save.
         save_weights_only: default False: the whole model with its optimizer.
-        mode: "min", "max" or "auto" (default), as in Keras: what the model's metric of
-            that name says of itself; min for losses. For other names that have acc,
-            auc, precision, recall or f1 in them it is max.
-        save_freq: "epoch" (default), or a number of steps; with gradient accumulation
-            it waits for the update that the step is part of.
-        initial_value_threshold: with `save_best_only`, what `monitor` has to be better
-            than at the first save, e.g. the best of a training that is resumed; default
-            None: anything.
-        keep: how many files to keep, at least 1: older ones that this training saved
-            are removed after a new one is complete; default None: all.
-        verbose: 1: rank 0 says what it saved; default 0.
-        timeout_s: seconds that the others wait; default `TFDIST_TIMEOUT_S`.
+        mode: "min", "max" or "auto" (default), as in Keras: the direction of the
+            model's metric of that name; min for losses. For other names that contain
+            acc, auc, precision, recall or f1 it is max.
+        save_freq: "epoch" (default), or a number of steps; with gradient accumulation,
+            a save is delayed until the update of which the step is a part.
+        initial_value_threshold: with `save_best_only`, the value of `monitor` that the
+            first save has to improve on, e.g. the best of a resumed training; default
+            None: any value.
+        keep: number of files to keep, at least 1; older files of this training are
+            removed after a new one is complete; default None: all.
+        verbose: 1: rank 0 prints what it saved; default 0.
+        timeout_s: seconds that the other ranks wait; default `TFDIST_TIMEOUT_S`.
 
     Raises:
         ValueError: an argument is out of range; after the first step, on all ranks, if
-            `mode` is "auto" and nothing says what is best; or at the first save if
+            `mode` is "auto" and the direction is unknown; or at the first save if
             `monitor` is not in the logs.
-        RuntimeError: the weights are torn; names the last good step.
+        RuntimeError: the weights are torn; the message names the last good step.
         tfdist.RankFailedError: on the other ranks, if rank 0 could not save.
 
     Example:
@@ -144,23 +143,23 @@ class Checkpoint(RankCallback):
         self._steps = 0
 
     def settings_of_all_ranks(self) -> dict[str, Any]:
-        """How often the ranks meet."""
+        """Returns how often the ranks save."""
         return {"save_freq": self.save_freq}
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Remembers the epoch, and that its steps start again."""
+        """Stores the epoch number, and resets the step count."""
         super().on_epoch_begin(epoch, logs)
         self._last_batch = -1
 
     def on_train_batch_end(
         self, batch: int, logs: dict[str, Any] | None = None
     ) -> None:
-        """Saves every `save_freq` steps, if that is a number."""
+        """Saves every `save_freq` steps, if it is a number."""
         super().on_train_batch_end(batch, logs)
-        self._choose_mode()  # metrics are there once a batch is
+        self._choose_mode()  # metrics exist after the first batch
         if not isinstance(self.save_freq, int):
             return
-        # With steps_per_execution a call stands for several steps.
+        # With steps_per_execution a call covers several steps.
         self._steps += batch - self._last_batch
         self._last_batch = batch
         if self._steps >= self.save_freq and not between_updates(self.model):
@@ -173,7 +172,7 @@ class Checkpoint(RankCallback):
             self.save_now(logs or {}, None)
 
     def save_now(self, logs: dict[str, Any], batch: int | None) -> None:
-        """Rank 0 saves; all ranks call it, and return, or raise, when it has.
+        """Saves on rank 0; all ranks call it, and return or raise together.
 
         Args:
             logs: the metrics so far, for the name and `monitor`.
@@ -216,7 +215,7 @@ class Checkpoint(RankCallback):
             sys.stdout.write(f"\nEpoch {self._epoch + 1}: saved {path}\n")
 
     def _is_not_validated(self) -> bool:
-        """Whether `monitor` is of a validation that this epoch leaves out."""
+        """Whether `monitor` belongs to a validation that this epoch skips."""
         return self.monitor.startswith("val_") and leaves_out_validation(
             self.model, self._epoch
         )
@@ -227,7 +226,7 @@ class Checkpoint(RankCallback):
         return sign * value > sign * best
 
     def _choose_mode(self) -> None:
-        """On every rank: at a save rank 0 alone looks at the value."""
+        """Sets the mode on every rank, so that an unknown direction raises on all."""
         if self.save_best_only and self.mode == "auto":
             self.mode = _mode_of(self.monitor, self.model)
 
@@ -262,7 +261,7 @@ class Checkpoint(RankCallback):
 
 
 class LastLogs(dict[str, Any]):
-    """The logs when a job ends; what has no value by then is "none" in a name."""
+    """Logs at the end of a job; a missing value is formatted as "none"."""
 
     def __missing__(self, name: str) -> _Nothing:
         return _Nothing()
@@ -274,12 +273,12 @@ class _Nothing:
 
 
 def between_updates(model: keras.Model) -> bool:
-    """Whether gradients of some batches wait for an update, different on each rank."""
+    """Whether there are accumulated gradients, which differ between ranks."""
     return is_between_updates(model.optimizer)
 
 
 def _check_names(filepath: str) -> None:
-    """Raises ValueError if a text cannot be formatted with names, whichever."""
+    """Raises ValueError if the name cannot be formatted with any names."""
     problem = None
     try:
         fields = [field for _, field, _, _ in string.Formatter().parse(filepath)]
@@ -296,15 +295,15 @@ def _check_names(filepath: str) -> None:
 
 
 def _mode_of(monitor: str, model: keras.Model) -> str:
-    """Whether the largest ("max") or the smallest ("min") of a metric is the best.
+    """Returns "max" or "min": whether larger or smaller values of a metric are better.
 
     Raises:
-        ValueError: nothing says so.
+        ValueError: the direction is unknown.
     """
     modes = {"loss": "min"}
     for metric in model.metrics:
         for one in getattr(metric, "metrics", None) or [metric]:
-            if hasattr(one, "_direction"):  # as Keras's callbacks do
+            if hasattr(one, "_direction"):  # as in Keras's callbacks
                 modes[one.name] = "max" if one._direction == "up" else "min"
     name = monitor.removeprefix("val_")
     outputs = getattr(model, "output_names", None) or ()

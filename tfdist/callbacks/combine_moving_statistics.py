@@ -1,4 +1,4 @@
-"""CombineMovingStatistics: what is evaluated and saved has seen all ranks' data."""
+"""CombineMovingStatistics: batch-normalisation statistics of all ranks' data."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from tfdist.layers.statistics import combine_at
 class CombineMovingStatistics(RankCallback):
     """Combines the moving statistics of batch normalisation over the ranks.
 
-    It does so before an evaluation, in `fit` and in `model.evaluate(...,
-    callbacks=[CombineMovingStatistics()])`, and at the end of every epoch, as
-    `tfdist.layers.combine_moving_statistics`; which also says why training does not
-    change by it. So all ranks evaluate one and the same model, and that model is saved.
+    It calls `tfdist.layers.combine_moving_statistics` before an evaluation, in `fit`
+    and in `model.evaluate(..., callbacks=[CombineMovingStatistics()])`, and at the end
+    of every epoch. So all ranks evaluate and save the same model. Training itself is
+    unaffected (see that function).
 
     Put it before callbacks that save or evaluate the model, such as
     `keras.callbacks.ModelCheckpoint`; its order with `MetricAverage` does not matter.
-    `tfdist.callbacks.Checkpoint` combines by itself what it saves, also between
-    epochs. With `SyncBatchNormalization` the statistics are equal already.
+    `tfdist.callbacks.Checkpoint` combines the statistics that it saves itself, also
+    between epochs. With `SyncBatchNormalization` the statistics are equal already.
 
     Args:
-        weight: how much this rank's data count, for example its batch size where the
-            ranks' differ; default 1.0, the same for all.
-        process_set: the ranks that take part, which alone use it; default: those that
+        weight: weight of this rank's data, for example its batch size if batch sizes
+            differ between ranks; default 1.0, the same for all.
+        process_set: the ranks that take part; only these use it; default: those that
             train the model.
 
     Raises:
@@ -50,11 +50,11 @@ class CombineMovingStatistics(RankCallback):
         self.process_set = process_set
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Combines what the evaluation will use."""
+        """Combines the statistics before an evaluation."""
         self._combine("before an evaluation")
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Combines what may be saved."""
+        """Combines the statistics before a save."""
         self._combine("at the end of an epoch")
 
     def _combine(self, where: str) -> None:

@@ -1,4 +1,4 @@
-"""LearningRateScale: the learning rate of one process, times the number of ranks."""
+"""LearningRateScale: multiplies the learning rate by the number of ranks."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _scaled: WeakRegistry[bool] = WeakRegistry()
 class LearningRateScale(RankCallback):
     """Multiplies the optimizer's learning rate once, when training begins.
 
-    The linear scaling rule: with k times the global batch, k times the rate. Keep the
-    rate that is right for one process in the script and let this callback scale it. A
-    schedule is scaled as a whole. An optimizer is scaled once only, also over several
-    calls of `fit`.
+    This is the linear scaling rule: with k times the global batch, k times the rate.
+    Keep the rate for one process in the script and let this callback scale it. A
+    schedule is scaled as a whole. The rate of an optimizer is scaled only once, also
+    over several calls of `fit`.
 
-    A saved rate is the scaled one. So the rate of an optimizer that has taken steps
-    already (restored by `tfdist.restore`, `BackupAndRestore` or Keras, or trained
-    without this callback) is left as it is, and rank 0 says so. A saved schedule is
-    the unscaled one, and is scaled.
+    A saved rate is already scaled. Therefore the rate of an optimizer that has taken
+    steps (restored by `tfdist.restore`, `BackupAndRestore` or Keras, or trained without
+    this callback) is left unchanged, and rank 0 logs this. A saved schedule is
+    unscaled, so it is scaled.
 
     Args:
         multiplier: factor of the rate, above 0; default: the number of ranks that
@@ -55,7 +55,7 @@ class LearningRateScale(RankCallback):
         self.multiplier = multiplier
 
     def settings_of_all_ranks(self) -> dict[str, Any]:
-        """By what the rate is multiplied: that of a schedule is not compared later."""
+        """Returns the multiplier; the rate of a schedule is not compared later."""
         own = self.multiplier
         return {"multiplier": None if own is None else float(own)}
 

@@ -1,4 +1,4 @@
-"""LearningRateWarmup: from the rate of one process to that of all, step by step."""
+"""LearningRateWarmup: linear warm-up from the rate of one process to that of all."""
 
 from __future__ import annotations
 
@@ -30,50 +30,50 @@ _warmups: WeakRegistry[tuple[float, float]] = WeakRegistry()
 class LearningRateWarmup(RankCallback):
     """Raises the learning rate linearly, per step, during the first epochs.
 
-    The optimizer's rate is the target, i.e. already scaled for `size` ranks, those that
+    The optimizer's rate is the target, i.e. already scaled for the `size` ranks that
     train the model (see `LearningRateScale`). Step i of the W = warmup_epochs *
     steps_per_epoch steps uses
 
         rate(i) = target / size * (1 + (size - 1) * i / W),    i = 0 ... W,
 
-    the rate of one process at first, the target from step W on; after that the
-    callback leaves the rate alone. A schedule is multiplied by rate(i) / target, and
-    needs no `target`: the rate at the end is its own.
+    which is the rate of one process at first and the target from step W on; after that
+    the callback does not change the rate. A schedule is multiplied by rate(i) / target
+    and needs no `target`.
 
     Momentum correction: Keras SGD keeps the learning rate inside its velocity,
-    v <- m v - rate g, the form for which section 3, remark 2 of the paper asks to
-    scale the velocity by rate(i) / rate(i-1) whenever the rate changes (equation 10).
-    Setting `momentum` would do nothing: Keras reads it when it traces. So the
-    callback scales the velocity variables, of SGD and of RMSprop with momentum, and of
-    `tfdist.optimizers.MomentumSGD` and `LARS` unless they correct by themselves; other
+    v <- m v - rate g. For this form section 3, remark 2 of the paper scales the
+    velocity by rate(i) / rate(i-1) whenever the rate changes (equation 10). Setting
+    `momentum` would have no effect, because Keras reads it while tracing. The callback
+    therefore scales the velocity variables of SGD, of RMSprop with momentum, and of
+    `tfdist.optimizers.MomentumSGD` and `LARS` unless they do this themselves; other
     optimizers keep the rate outside of their momentum and need no correction.
 
-    An optimizer is warmed up once, also over several calls of `fit`; another one, given
-    to the same callback, anew.
+    An optimizer is warmed up once, also over several calls of `fit`; another optimizer
+    that uses the same callback is warmed up too.
 
     With `steps_per_execution=n` the rate changes every n steps, to the value of the
     first of them.
 
-    A training that is resumed at the beginning of an epoch goes on where it was. A rate
-    that is a number is saved as it is on the way, so the target follows from it, and
-    from the number of ranks and of steps: rank 0 says which. The rate is rounded, and
-    sometimes two neighbouring targets give the same; then rank 0 says so too, and
-    `target` tells which one it is. It is needed, too, where the training is resumed
-    within an epoch, with another number of ranks or other warm-up steps. Where a
-    `LearningRateScheduler` is in the list its rate is the target.
+    A training that is resumed at the beginning of an epoch continues the warm-up. If
+    the rate is a number, the saved rate is an intermediate one; the target is computed
+    from it and the numbers of ranks and steps, and rank 0 logs it. Because of rounding,
+    two adjacent targets may give the same saved rate; rank 0 then logs this, and
+    `target` selects one. `target` is also needed if the training is resumed within an
+    epoch, with another number of ranks or with other warm-up steps. If the list
+    contains a `LearningRateScheduler`, its rate is the target.
 
     Args:
         warmup_epochs: epochs of warm-up, may be a fraction; default 5.
-        steps_per_epoch: default: what `fit` says, on the rank that has most; needed
-            where it cannot know.
+        steps_per_epoch: default: that of `fit`, on the rank with the most steps;
+            required if `fit` does not know it.
         momentum_correction: default True.
-        target: rate at the end; default: the optimizer's when training starts, or what
-            follows from it in a training that is resumed. Not for a schedule.
-        verbose: 1: rank 0 says when the warm-up is over; default 0.
+        target: rate at the end; default: the optimizer's rate when training starts, or
+            the rate computed from it in a resumed training. Not for a schedule.
+        verbose: 1: rank 0 prints when the warm-up is over; default 0.
 
     Raises:
         ValueError: `warmup_epochs`, `steps_per_epoch` or `target` is not above 0, or
-            `steps_per_epoch` is needed (on any rank: an error on all); at the start of
+            `steps_per_epoch` is missing (on all ranks, if on any); at the start of
             `fit`, if there is a `target` for a schedule, or the model has no optimizer,
             or several that train with the gradients of all ranks.
         TypeError: at the start of `fit`, if the rate is a function.
@@ -150,13 +150,13 @@ class LearningRateWarmup(RankCallback):
     def on_train_batch_begin(
         self, batch: int, logs: dict[str, Any] | None = None
     ) -> None:
-        """Sets the rate of the step that comes."""
+        """Sets the rate of the next step."""
         super().on_train_batch_begin(batch, logs)
         if self._done:
             return
         step = self._epoch * self._steps + batch
         total = self.warmup_epochs * self._steps
-        if not self._acted:  # here, after all on_train_begin: whatever the order
+        if not self._acted:  # after on_train_begin of all callbacks, in any order
             self._acted = True
             self._target = self._take_over(step, total)
         if self._target is None:  # resumed after the warm-up
@@ -172,16 +172,16 @@ class LearningRateWarmup(RankCallback):
 
     @staticmethod
     def rate_at(step: int, total: float, target: float, size: int) -> float:
-        """The rate of one step.
+        """Returns the rate of a step.
 
         Args:
             step: indexed from 0, over all epochs.
-            total: steps of the warm-up.
-            target: rate at its end.
+            total: number of warm-up steps.
+            target: rate at the end of the warm-up.
             size: number of ranks.
 
         Returns:
-            target / size at step 0, target from step `total` on, linear between.
+            target / size at step 0, target from step `total` on, linear in between.
 
         Example:
             >>> LearningRateWarmup.rate_at(5, 10, 0.4, 4)
@@ -200,10 +200,10 @@ class LearningRateWarmup(RankCallback):
             )
 
     def _take_over(self, step: int, total: float) -> float | None:
-        """Finds the target; in a resumed training also the rate of the last step.
+        """Determines the target; in a resumed training also sets the last step's rate.
 
         Returns:
-            The target; None if the warm-up was over before.
+            The target; None if the warm-up was already over.
         """
         optimizer = base_optimizer(self.model)
         taken = int(optimizer._iterations)
@@ -211,7 +211,7 @@ class LearningRateWarmup(RankCallback):
         last = self._step_before(step) if resumed else step - 1
         if last >= total:
             return None
-        if self.target is not None:  # rounded, as if the optimizer had it
+        if self.target is not None:  # rounded to the optimizer's dtype
             return float(type(self._rate_number())(self.target))
         now = self._rate.get()
         current, target = _warmups.get(optimizer, (None, None))
@@ -226,18 +226,18 @@ class LearningRateWarmup(RankCallback):
         return now
 
     def _step_before(self, step: int) -> int:
-        """The first step of the execution before the one that begins with `step`."""
+        """Returns the first step of the execution that precedes step `step`."""
         epoch, batch = divmod(step - 1, self._steps)
         return epoch * self._steps + batch - batch % int(self.model.steps_per_execution)
 
     def _is_set_elsewhere(self) -> bool:
-        """Whether another callback has set the rate when this epoch began."""
+        """Whether another callback sets the rate at the beginning of an epoch."""
         kind = keras.callbacks.LearningRateScheduler
         inner = [getattr(one, "callback", one) for one in self._listed]
         return any(isinstance(one, kind) for one in inner)
 
     def _rate_number(self) -> Any:
-        """The rate that is a variable, as a NumPy number of the variable's type."""
+        """Returns the variable rate as a NumPy number of the variable's dtype."""
         rate = base_optimizer(self.model)._learning_rate
         return keras.ops.convert_to_numpy(rate)[()]
 
@@ -266,22 +266,22 @@ class LearningRateWarmup(RankCallback):
             return
         self._rate.set(rate)
         if self.momentum_correction:
-            # The rate is a float32 variable: the ratio of what was really stored.
+            # The rate is a float32 variable: use the ratio of the stored values.
             rescale_velocities(base_optimizer(self.model), previous, self._rate.get())
 
 
 def longest_epoch(
     own: int | None, name: str, process_set: ProcessSet | None
 ) -> int | None:
-    """The number of steps of the rank that has most; all have to use the same.
+    """Returns the maximum number of steps over the ranks, which all of them use.
 
     Args:
-        own: this rank's; None: unknown.
-        name: of the reduction.
+        own: this rank's number of steps; None: unknown.
+        name: name of the reduction.
         process_set: the ranks that train; None for all.
 
     Returns:
-        The number; None, on all ranks, if one does not know its own.
+        The maximum; None on all ranks, if any rank's number is unknown.
     """
     unknown = own is None
     steps = own or 0
@@ -296,15 +296,15 @@ def longest_epoch(
 
 
 def target_of(rate: Any, factor: float) -> tuple[float, bool]:
-    """The rate at the end of a warm-up, from one on the way.
+    """Computes the rate at the end of a warm-up from an intermediate rate.
 
     Args:
-        rate: what `target * factor` was rounded to, a NumPy number of that type.
-        factor: of the step with that rate, above 0 and at most 1.
+        rate: the rounded value of `target * factor`, a NumPy number.
+        factor: factor of the step with that rate, above 0 and at most 1.
 
     Returns:
-        The target, a number of the same type; whether it is the only one. Otherwise
-        it is that with the fewest digits, which is most likely what somebody wrote.
+        The target, a number of the same dtype, and whether it is unique. Of several
+        candidates it is the one with the fewest digits, most likely the user's value.
 
     Example:
         >>> import numpy as np
@@ -316,7 +316,7 @@ def target_of(rate: Any, factor: float) -> tuple[float, bool]:
     near = [middle]
     for limit in (-np.inf, np.inf):
         one = middle
-        for _ in range(3):  # the interval that is rounded to `rate` has at most three
+        for _ in range(3):  # at most three numbers are rounded to `rate`
             one = np.nextafter(one, kind(limit))
             near.append(one)
     fitting = [one for one in near if kind(float(one) * factor) == rate] or [middle]
@@ -324,11 +324,11 @@ def target_of(rate: Any, factor: float) -> tuple[float, bool]:
 
 
 def rescale_velocities(optimizer: Any, before: float, now: float) -> None:
-    """Multiplies the sums of updates in a built optimizer by the change of its rate.
+    """Multiplies the velocities of a built optimizer by `now / before`.
 
     Args:
-        optimizer: the one that has the rate.
-        before: the rate with which they were summed; where it is 0 nothing is done.
+        optimizer: the optimizer with the rate.
+        before: the rate of the accumulated updates; if it is 0, nothing is done.
         now: the rate of the next step.
     """
     if before > 0 and now != before and optimizer.built:
@@ -336,7 +336,7 @@ def rescale_velocities(optimizer: Any, before: float, now: float) -> None:
 
 
 def velocities_of(optimizer: keras.optimizers.Optimizer) -> list[Any]:
-    """The variables that hold a sum of updates, each with its learning rate in it."""
+    """Returns the velocity variables that contain the learning rate."""
     if isinstance(optimizer, keras.optimizers.SGD):
         return [v.value for v in optimizer.momentums if v is not None]
     if isinstance(optimizer, MomentumSGD) and not optimizer.momentum_correction:

@@ -1,4 +1,4 @@
-"""MetricAverage: the metrics of all ranks' samples, on every rank."""
+"""MetricAverage: metrics over the samples of all ranks, on every rank."""
 
 from __future__ import annotations
 
@@ -22,36 +22,36 @@ _VALIDATION = "val_"
 
 
 class MetricAverage(RankCallback):
-    """Replaces the epoch's metrics by those of all ranks together.
+    """Replaces the metrics of an epoch by those over the samples of all ranks.
 
-    Exact, also with different numbers of samples: the sums and counts inside the
-    metrics are added over the ranks, and the results computed anew. So a mean weights
-    every sample alike, and a metric that is no mean (AUC, F1, R2) is that of the whole
-    data. This holds for training and validation metrics. All metrics of Keras are
-    combined like this; one of your own has to say how, in an attribute `tfdist_merge`
-    (`docs/evaluation.md`). Other numbers in the logs (a custom `train_step` may return
-    any) are averaged with the ranks' numbers of samples as weights.
+    This is exact even if ranks have different numbers of samples: the sums and counts
+    inside the metrics are added over the ranks, and the results are recomputed. So a
+    mean weights all samples equally, and a metric that is not a mean (AUC, F1, R2) is
+    that of the whole data. This applies to training and validation metrics. It works
+    for all Keras metrics; a custom metric needs an attribute `tfdist_merge`
+    (`docs/evaluation.md`). Other numbers in the logs (e.g. from a custom `train_step`)
+    are averaged, weighted by the ranks' numbers of samples.
 
-    Outside of `fit` use `tfdist.evaluate`, which deals out the data itself.
-    `model.evaluate` on a share of the data is local to the rank, unless it is given
-    this callback too: `model.evaluate(share, callbacks=[MetricAverage()])` returns the
-    metrics of all ranks' samples. It needs data of a known number of steps, as those
-    of `tfdist.data.shard` are; and all ranks have to call it.
+    Outside of `fit` use `tfdist.evaluate`, which splits the data itself.
+    `model.evaluate` on sharded data gives local metrics, unless it gets this callback
+    too: `model.evaluate(share, callbacks=[MetricAverage()])` returns the metrics of all
+    ranks' samples. It needs data with a known number of steps, as from
+    `tfdist.data.shard`, and all ranks have to call it.
 
-    Put it before callbacks that look at the metrics: it changes the logs in place, so
-    these, the history and the progress bar see equal numbers on all ranks. A callback
-    before it may evaluate the model at the end of an epoch, which uses the same
-    metrics, if the number of steps is known (as `tfdist.data.shard`'s is) and all are
-    taken, or the epoch has a validation; it is an error otherwise.
+    Put it before callbacks that use metrics: it changes the logs in place, so these
+    callbacks, the history and the progress bar get equal numbers on all ranks. An
+    earlier callback may evaluate the model at the end of an epoch, which overwrites the
+    metrics, only if the number of steps is known (as with `tfdist.data.shard`) and all
+    are taken, or if the epoch has a validation; otherwise it is an error.
 
     Raises:
         ValueError: at the start, if a metric does not say how its states are combined.
-            On all ranks, at the end of an epoch: a callback before it has changed the
-            metrics or the logs, and what they were is not known any more.
+            On all ranks, at the end of an epoch, if an earlier callback has changed the
+            metrics or the logs and the old values are lost.
         tfdist.MismatchError: at the end of an epoch, if the ranks' logs have
             different names.
         NotImplementedError: in `evaluate`, if the number of steps is unknown, or a
-            custom `test_step` returns other numbers than the model's metrics.
+            custom `test_step` returns values that are not metrics.
 
     Example:
         >>> import keras, tfdist
@@ -70,17 +70,17 @@ class MetricAverage(RankCallback):
         self._warned: set[str] = set()
 
     def set_model(self, model: keras.Model) -> None:
-        """Comes at the start of `fit` and of an `evaluate` outside of it."""
+        """Called at the start of `fit` and of an `evaluate` outside of it."""
         super().set_model(model)
         self._in_epoch = False
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Refuses metrics that could not be combined."""
+        """Raises if a metric cannot be combined."""
         super().on_train_begin(logs)
         check_metrics(self.model)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Forgets the epoch before."""
+        """Clears the state of the previous epoch."""
         super().on_epoch_begin(epoch, logs)
         self._training = self._validation = None
         self._in_epoch = True
@@ -89,7 +89,7 @@ class MetricAverage(RankCallback):
     def on_train_batch_end(
         self, batch: int, logs: dict[str, Any] | None = None
     ) -> None:
-        """At the last step: keeps the training metrics, which may be reset next."""
+        """Saves the training metrics at the last step, before they may be reset."""
         super().on_train_batch_end(batch, logs)
         self._has_steps = True
         steps = (self.params or {}).get("steps")
@@ -97,7 +97,7 @@ class MetricAverage(RankCallback):
         self._training = self._kept() if is_last else None
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Keeps the training metrics: validation inside `fit` resets them next."""
+        """Saves the training metrics, because validation in `fit` resets them."""
         self._combined = False
         if self._in_epoch:
             self._training = self._training or self._kept()
@@ -106,9 +106,9 @@ class MetricAverage(RankCallback):
             check_metrics(self.model)
 
     def on_test_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """At the last step of `evaluate`: lets the metrics count all ranks' samples.
+        """Combines the metrics over the ranks at the last step of `evaluate`.
 
-        When `on_test_end` comes, Keras has read the results that it returns.
+        At `on_test_end` it is too late: Keras has already read the results.
         """
         if self._in_epoch or batch + 1 < self.params["steps"]:
             return
@@ -126,7 +126,7 @@ class MetricAverage(RankCallback):
         self._combined = True
 
     def on_test_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Keeps those of the validation, or refuses to return those of one rank."""
+        """Saves validation metrics; raises if `evaluate` would return local metrics."""
         if self._in_epoch:
             self._validation = self._kept()
         elif not self._combined:
@@ -164,10 +164,10 @@ class MetricAverage(RankCallback):
         return Snapshot(self.model) if self._combines_states else None
 
     def _changed(self, logs: dict[str, Any]) -> list[str]:
-        """The metrics that are not as they were when Keras put them into `logs`.
+        """Returns the metrics that have changed since Keras put them into `logs`.
 
-        Only Keras's own steps and loop put them there for certain, and a rank without
-        any step has the logs of another one.
+        Only the steps and loop of Keras are certain to do that, and a rank without any
+        step has the logs of another rank.
         """
         own_step = type(self.model).train_step is not keras.Model.train_step
         if own_step or not self._has_steps or not is_in_fit(self.model):
@@ -184,7 +184,7 @@ class MetricAverage(RankCallback):
             return float(numbers[0])
         prefix = _VALIDATION if key.startswith(_VALIDATION) else ""
         samples = [other["samples"].get(prefix, 0.0) for other in shared]
-        if sum(samples) <= 0:  # one rank alone may have had no data
+        if sum(samples) <= 0:  # a single rank may have no data
             first = members_of(self._ranks)[0]
             if key not in self._warned and runtime.rank() == first:
                 _logger.warning(
@@ -214,20 +214,20 @@ def exchange_logs(
     process_set: ProcessSet | None,
     changed: Sequence[str] = (),
 ) -> list[dict[str, Any]]:
-    """All ranks' names, numbers and sample counts; an error if the names differ.
+    """Gathers names, numbers and sample counts of all ranks; checks the names.
 
-    Without this a rank whose logs have one name more would wait for the others in an
-    operation of another shape, or for ever.
+    Otherwise, a rank whose logs have an additional name would wait for the other ranks
+    forever, or in an operation of another shape.
 
     Args:
-        logs: those of the epoch on this rank.
-        parts: the states of the metrics behind them, by the prefix of the names.
+        logs: the logs of the epoch on this rank.
+        parts: the states of the metrics, by the prefix of their names in the logs.
         process_set: the ranks that take part; None for all.
-        changed: metrics that do not fit the logs any more.
+        changed: metrics that do not match the logs any more.
 
     Raises:
         tfdist.MismatchError: on all ranks, if the names or the states differ.
-        ValueError: on all ranks, if there is something in `changed` on one.
+        ValueError: on all ranks, if `changed` is not empty on any rank.
     """
     own = {
         "names": sorted(logs),

@@ -1,4 +1,4 @@
-"""Progress: one line about the training, and its speed in the logs."""
+"""Progress: a progress line for all ranks, with training speed in the logs."""
 
 from __future__ import annotations
 
@@ -26,50 +26,51 @@ _WORTH_A_WORD = 0.1  # of the time of the steps
 
 
 class Progress(RankCallback):
-    """Shows on rank 0 how the training of all ranks goes, in one line.
+    """Shows the progress of training on all ranks in one line on rank 0.
 
-    It takes the place of Keras' bar, so call `fit(verbose=0)`::
+    It replaces the progress bar of Keras, so call `fit(verbose=0)`::
 
         epoch 3/90  120/5004  loss 2.301  acc 0.451  1523/s  exposed 4%  ETA 11h53m
 
-    On a terminal the line is rewritten in place, and fits its width: what matters less
-    gets shorter or is left out. In a file or a pipe there is a line every 10 s. When an
-    epoch has ended its line stays, with the metrics of validation. All numbers are
+    On a terminal the line is updated in place and fits the width: less important parts
+    are shortened or left out. In a file or pipe a line is written every 10 s. At the
+    end of an epoch its line stays, with the validation metrics. All numbers are
     explained in `docs/progress.md`.
 
     At the end of an epoch every rank gets the same numbers in its logs (for
     History, CSVLogger, TensorBoard, which have to come after this callback):
 
-    - `samples_per_s`: samples of all ranks in a second of training, without validation
+    - `samples_per_s`: samples of all ranks per second of training, without validation
       and without the first step of the `fit`, which builds the graph;
-    - `exposed_communication`: the share (0..1) of the time of the steps in which a rank
-      waited for the last of its gradients to be reduced, mean of the ranks; 0 where one
-      rank trains;
+    - `exposed_communication`: the share (0..1) of the step time in which a rank waited
+      for its last gradients to be reduced, averaged over the ranks; 0 if one rank
+      trains;
     - `slowest_rank`: the rank for which the others waited, and `waited_for_slowest`:
-      the share (0..1) of the time of the steps in which they did, more than it waited
-      itself; where one rank trains, this rank and 0;
-    - `epoch_s`: seconds from the epoch's begin to its end, validation included.
+      the share (0..1) of the step time in which they did, minus its own waiting time;
+      if one rank trains, this rank and 0;
+    - `epoch_s`: duration of the epoch in seconds, including validation.
 
-    What could not be measured in an epoch is NaN.
+    Numbers that could not be measured in an epoch are NaN.
 
-    It takes the core's records of finished operations after every step, so nobody else
-    finds any (`native.take_records`).
+    It takes the core's records of finished operations after every step, so these are
+    not available to other code (`native.take_records`).
 
     Args:
-        global_batch: samples of all ranks in one step as Keras counts them: with
-            gradient accumulation those of one of the batches that are added up.
-        unit: what a sample is called in the line, e.g. "images".
-        total_epochs: at which the whole training ends; default `epochs` of the `fit`.
-        steps_per_epoch: steps of a whole epoch; default what Keras says. Where nobody
-            knows them, the steps of the first epoch count for those after it.
+        global_batch: samples of all ranks in one step as Keras counts steps: with
+            gradient accumulation, those of one micro-batch.
+        unit: name of a sample in the line, e.g. "images".
+        total_epochs: epoch at which the whole training ends; default `epochs` of the
+            `fit`.
+        steps_per_epoch: steps of a whole epoch; default: that of Keras. If unknown, the
+            number of steps of the first epoch is used from the second epoch on.
         first_step: steps of the first epoch that an earlier run has taken; needs
             `steps_per_epoch`.
         every_s: seconds between two lines; default 0.25 on a terminal, else 10.
         file: text stream for the line; default standard output.
 
     Raises:
-        ValueError: an argument is none of these.
-        tfdist.MismatchError: at the start of `fit`, on all ranks, if their numbers
+        ValueError: an argument is invalid.
+        tfdist.MismatchError: at the start of `fit`, on all ranks, if their arguments
             differ.
 
     Example:
@@ -121,8 +122,8 @@ class Progress(RankCallback):
         """Resets the measurements of one `fit`."""
         self._step = 0
         self._in_epoch = False
-        self._is_warm = False  # a step has ended, so that the graph is there
-        self._watches = False  # the records that come are those of whole steps
+        self._is_warm = False  # the first step has ended, so the graph is built
+        self._watches = False  # new records are those of whole steps
         self._last_step_s: float | None = None
         self._pauses_s: list[float] = []
         self._window = _progress_rate.Window()
@@ -142,7 +143,7 @@ class Progress(RankCallback):
         }
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Checks the model, where it is in `fit`."""
+        """Checks the model, if it is in `fit`."""
         if self._is_compiled:
             super().on_train_begin(logs)
         runtime.check_initialized()
@@ -153,14 +154,14 @@ class Progress(RankCallback):
         self._forget()
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Gives the model back; the line is complete."""
+        """Ends the line."""
         if self._is_compiled:
             super().on_train_end(logs)
         if self._display is not None:
             self._display.finish()
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Counts from 0."""
+        """Resets the counts of the epoch."""
         super().on_epoch_begin(epoch, logs)
         self._step = 0
         self._epoch_totals = _progress_rate.Totals()
@@ -173,7 +174,7 @@ class Progress(RankCallback):
     def on_train_batch_begin(
         self, batch: int, logs: dict[str, Any] | None = None
     ) -> None:
-        """The first step of an epoch begins here; the others where one has ended."""
+        """Starts the clock at the first step; other steps begin where one has ended."""
         if self._is_compiled:
             super().on_train_batch_begin(batch, logs)
         if self._step > 0:
@@ -183,7 +184,7 @@ class Progress(RankCallback):
             self._pauses_s[-1:] = [now_s - self._last_step_s]
         self._last_step_s = now_s
         if not self._alone:
-            native.take_records()  # of validation, of the callbacks: not of a step
+            native.take_records()  # drops those of validation and callbacks
             self._waited_from_s = self._waited_until_s = _waited_s()
         if self._display is not None and self._display.is_terminal:
             self._show(self._display, "" if self._is_warm else "first step", now_s)
@@ -191,7 +192,7 @@ class Progress(RankCallback):
     def on_train_batch_end(
         self, batch: int, logs: dict[str, Any] | None = None
     ) -> None:
-        """Counts the steps that have ended, and shows them when it is time."""
+        """Counts the finished steps and updates the line when it is due."""
         if self._is_compiled:
             super().on_train_batch_end(batch, logs)
         now_s = time.monotonic()
@@ -201,7 +202,7 @@ class Progress(RankCallback):
             self._show(self._display, "", now_s)
 
     def on_test_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Shows that validation goes on."""
+        """Shows the progress of validation."""
         if self._display is None or not self._in_epoch or not self._display.is_terminal:
             return
         now_s = time.monotonic()
@@ -209,12 +210,12 @@ class Progress(RankCallback):
             self._show(self._display, f"validation {batch + 1}", now_s)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Tells the logs the numbers of all ranks; the epoch's line is complete."""
+        """Adds the numbers of all ranks to the logs and ends the line of the epoch."""
         self._in_epoch = False
         took_s = time.monotonic() - self._epoch_began_s
         speed, exposed, took_s, late = self._of_all_ranks(took_s)
         logs = {} if logs is None else logs
-        # Always all of them: a CSVLogger that goes on writes no new header.
+        # Always all of them, as a CSVLogger writes its header only once.
         logs[EPOCH_S] = took_s
         logs[SAMPLES_PER_S] = math.nan if speed is None else speed
         logs[EXPOSED] = math.nan if exposed is None else exposed
@@ -239,17 +240,17 @@ class Progress(RankCallback):
     # ---- measuring ----
 
     def _count_steps(self, done: int, now_s: float) -> None:
-        """Notes that `done` steps of the epoch, as Keras counts, have ended."""
+        """Records that `done` steps of the epoch, as Keras counts, have ended."""
         steps = self._steps
         if steps is not None:  # Keras rounds up to whole executions
             done = min(done, max(self._step + 1, steps - self._done_before))
         took_s = now_s - (self._last_step_s or now_s)
         watched_s = exposed_s = 0.0
-        # Before the first update has been checked the records are not ours to take.
+        # Until the first update is checked, the check itself needs the records.
         if self._alone:
             watched_s = took_s
         elif engines.chosen() is not None:
-            pass  # it keeps no records: nothing is said about communication
+            pass  # it keeps no records, so communication is not measured
         elif self._checked or not self._is_compiled:
             exposed_s = exposed_us(native.take_records()) / 1e6
             watched_s, exposed_s = (took_s, exposed_s) if self._watches else (0.0, 0.0)
@@ -262,7 +263,7 @@ class Progress(RankCallback):
             self._epoch_cold = self._epoch_cold.plus(totals)
         if not self._alone:
             self._waited_until_s = _waited_s()
-            if not self._is_warm:  # it has waited for the graphs of other ranks
+            if not self._is_warm:  # this step waited for other ranks to trace
                 self._waited_from_s = self._waited_until_s
         self._is_warm = True
         self._step = done
@@ -296,7 +297,7 @@ class Progress(RankCallback):
         return speed, exposed, max(n[4] for n in found.values()), late
 
     def _late(self, waited_s: dict[int, float], seconds: float) -> tuple[float, float]:
-        """The slowest rank, and the share of the time in which the others waited."""
+        """Returns the slowest rank and the share of time that the others waited."""
         if self._alone:
             return self._first, 0.0
         if seconds <= 0 or engines.chosen() is not None:
@@ -306,26 +307,26 @@ class Progress(RankCallback):
             return min(waited_s), 0.0
         return rank, min(1.0, cost_s / seconds)
 
-    # ---- what is known ----
+    # ---- known values ----
 
     @property
     def _is_compiled(self) -> bool:
-        """Whether Keras trains the model; else a loop of the user's own does."""
+        """Whether Keras trains the model, rather than a custom loop."""
         return bool(getattr(self.model, "compiled", False))
 
     @property
     def _epochs(self) -> int | None:
-        """Of the whole training."""
+        """The number of epochs of the whole training."""
         return self.total_epochs or (self.params or {}).get("epochs")
 
     @property
     def _steps(self) -> int | None:
-        """Of a whole epoch."""
+        """The number of steps of a whole epoch."""
         told = (self.params or {}).get("steps")
         return self.steps_per_epoch or told or self._known_steps
 
     def _left_s(self, step: int) -> float | None:
-        """Estimated seconds from `step` of this epoch to the end of the training."""
+        """Estimates the seconds from `step` of this epoch to the end of training."""
         epochs, steps = self._epochs, self._steps
         if epochs is None or steps is None:
             return None
@@ -340,7 +341,7 @@ class Progress(RankCallback):
     # ---- showing ----
 
     def _status(self, logs: dict[str, Any], **known: Any) -> _progress_text.Status:
-        """The status with the metrics of these logs, and what else is known."""
+        """Returns a status with the metrics of these logs and other known values."""
         return _progress_text.Status(
             epoch=self._epoch + 1,
             epochs=self._epochs,
@@ -366,14 +367,14 @@ class Progress(RankCallback):
 
 
 def _ordered(logs: dict[str, Any]) -> dict[str, float]:
-    """The numbers that are metrics: the loss, then the others."""
+    """Returns the metrics in the logs: the loss first, then the others."""
     own = (SAMPLES_PER_S, EXPOSED, EPOCH_S, SLOWEST, WAITED)
     names = [n for n, v in logs.items() if isinstance(v, float) and n not in own]
     return {name: logs[name] for name in sorted(names, key=lambda n: n != "loss")}
 
 
 def _waited_s() -> float:
-    """How long this rank has waited for others to be ready, since `init`."""
+    """Returns the seconds that this rank has waited for others since `init`."""
     return float(native.counters()["waited_us"]) / 1e6
 
 

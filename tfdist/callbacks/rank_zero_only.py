@@ -1,4 +1,4 @@
-"""RankZeroOnly: a callback that runs on rank 0, and whose decisions reach all ranks."""
+"""RankZeroOnly: runs a callback on rank 0 and broadcasts its decisions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tfdist.collectives.all_ranks import run_on_rank, single_rank_code
 from tfdist.core import native, runtime
 
 _ALL_HOOKS = [n for n in dir(keras.callbacks.Callback) if n.startswith("on_")]
-# Keras's, and none derived from them: they change nothing but files.
+# Keras callbacks, without subclasses, that change nothing but files.
 _READS_ONLY = tuple(
     getattr(keras.callbacks, name) for name in WRITES if hasattr(keras.callbacks, name)
 )
@@ -29,39 +29,40 @@ _REFUSED = {
 
 
 class RankZeroOnly(RankCallback):
-    """Runs a Keras callback on rank 0 only; what it decides reaches all ranks.
+    """Runs a Keras callback on rank 0 only and broadcasts its decisions.
 
-    For callbacks that write (CSVLogger, TensorBoard, ModelCheckpoint,
-    BackupAndRestore, your own). On the other ranks the callback is made but none of
-    its methods is called. At the beginning and the end of training and of each epoch
-    all ranks wait for rank 0, and take over what the callback has changed there (for a
-    model whose optimizer has a `process_set`: the set's ranks, for its lowest):
+    For callbacks that write (CSVLogger, TensorBoard, ModelCheckpoint, BackupAndRestore,
+    your own). On the other ranks the callback is created, but its methods are not
+    called. At the beginning and the end of training and of each epoch, all ranks wait
+    for rank 0 and apply the changes that the callback made there (if the model's
+    optimizer has a `process_set`: the ranks of the set, for its lowest rank):
 
-    - `model.stop_training`, and the epoch to begin with (BackupAndRestore);
-    - variables of the model and its optimizers (the one of `compile`, and those that
-      are attributes), learning rates among them: those whose values differ are sent
-      (states of random number generators are not);
-    - an exception: it is raised on rank 0, and on the others as a
+    - `model.stop_training`, and the initial epoch (BackupAndRestore);
+    - variables of the model and its optimizers (that of `compile`, and those that are
+      attributes), including learning rates: changed values are broadcast (the states
+      of random number generators are not);
+    - an exception: it is raised on rank 0, and on the other ranks as a
       `tfdist.RankFailedError` that quotes it. The ranks stay connected.
 
-    The other hooks (steps, validation, prediction) cost no communication, so a change
-    there cannot reach the others. A changed learning rate, or a stop without
-    `StopTogether` in the list, is an error there, and so are changed weights where
-    this looks, in the first call of each hook in each epoch. An exception in such a
-    hook ends the job on all ranks at once.
+    The other hooks (steps, validation, prediction) do not communicate, so changes there
+    cannot be broadcast. In these hooks, a changed learning rate, or a stop without
+    `StopTogether` in the list, is an error. So are changed weights, which are checked
+    in the first call of each hook in each epoch. An exception in such a hook ends the
+    job on all ranks at once.
 
-    Nothing else that it changes is sent: attributes of layers, a new schedule as
-    learning rate (an error), a new train function, entries it adds to `logs`.
+    Other changes are not broadcast: attributes of layers, a new schedule as learning
+    rate (an error), a new train function, entries added to `logs`.
 
     Args:
-        callback: a Keras callback, made alike on every rank; `callback` afterwards.
-        timeout_s: seconds that the others wait for rank 0; default
+        callback: a Keras callback, created in the same way on every rank; available as
+            `callback`.
+        timeout_s: seconds that the other ranks wait for rank 0; default
             `TFDIST_TIMEOUT_S`.
 
     Raises:
-        TypeError: `callback` is no Keras callback.
-        ValueError: it is one of tfdist's, or one that has to run on all ranks.
-        RuntimeError: in `fit`, on all ranks: it changed what cannot reach the others.
+        TypeError: `callback` is not a Keras callback.
+        ValueError: it is a tfdist callback, or one that has to run on all ranks.
+        RuntimeError: in `fit`, on all ranks: it made a change that cannot be broadcast.
         tfdist.MismatchError: in `fit`, on rank 0: it called a collective operation,
             e.g. `tfdist.evaluate` or the `fit` of a distributed model.
         tfdist.RankFailedError: in `fit`, on the other ranks: it failed on rank 0.
@@ -84,27 +85,27 @@ class RankZeroOnly(RankCallback):
         self._changes_nothing = type(callback) in _READS_ONLY
         self._training = False
         self._looked_at: set[str] = set()
-        # What it does not have stays Keras's default, which Keras knows to skip.
+        # Other hooks stay Keras's defaults, which Keras skips.
         for hook in self._hooks:
             if hook.startswith(("on_test_", "on_predict_")):
                 setattr(self, hook, functools.partial(self._alone, hook))
 
     def settings_of_all_ranks(self) -> dict[str, Any]:
-        """The hooks, at some of which the ranks meet."""
+        """Returns the overridden hooks, in some of which the ranks wait."""
         return {"hooks": sorted(self._hooks)}
 
     def set_model(self, model: keras.Model) -> None:
-        """Tells the callback too, on rank 0."""
+        """Passes the model to the callback on rank 0."""
         super().set_model(model)
         self._alone("set_model", model)
 
     def set_params(self, params: dict[str, Any]) -> None:
-        """Tells the callback too, on rank 0."""
+        """Passes the parameters to the callback on rank 0."""
         super().set_params(params)
         self._alone("set_params", params)
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Checks the model and the list; then together."""
+        """Checks the model and the list; runs the hook while the others wait."""
         super().on_train_begin(logs)
         self._training = True
         self._run_on_first_rank("on_train_begin", logs)
@@ -128,7 +129,7 @@ class RankZeroOnly(RankCallback):
     def on_train_batch_begin(
         self, batch: int, logs: dict[str, Any] | None = None
     ) -> None:
-        """On rank 0 alone."""
+        """Runs the hook on rank 0; the others do not wait."""
         super().on_train_batch_begin(batch, logs)
         if "on_train_batch_begin" in self._hooks:
             self._alone("on_train_batch_begin", batch, logs=logs)
@@ -136,13 +137,13 @@ class RankZeroOnly(RankCallback):
     def on_train_batch_end(
         self, batch: int, logs: dict[str, Any] | None = None
     ) -> None:
-        """On rank 0 alone."""
+        """Runs the hook on rank 0; the others do not wait."""
         super().on_train_batch_end(batch, logs)
         if "on_train_batch_end" in self._hooks:
             self._alone("on_train_batch_end", batch, logs=logs)
 
     def _run_on_first_rank(self, hook: str, *arguments: Any) -> None:
-        """Rank 0 calls the hook; all ranks return, or raise, when it has."""
+        """Calls the hook on rank 0; all ranks return or raise together."""
         if hook not in self._hooks:
             return
 
@@ -168,7 +169,7 @@ class RankZeroOnly(RankCallback):
         share(self.model, told, self._first, self._ranks)
 
     def _alone(self, hook: str, *arguments: Any, **named: Any) -> None:
-        """Rank 0 calls the method; nobody waits, so a failure ends the job."""
+        """Calls the method on rank 0; no rank waits, so an exception ends the job."""
         if runtime.rank() != self._first:
             return
         place = f"RankZeroOnly({self._name}).{hook}"
@@ -186,7 +187,7 @@ class RankZeroOnly(RankCallback):
             raise
 
     def _call_watched(self, hook: str, *arguments: Any, **named: Any) -> None:
-        """Calls a hook of the training whose changes would stay on rank 0."""
+        """Calls a training hook and raises if it made changes, which stay on rank 0."""
         looks = self._looks() and hook not in self._looked_at
         self._looked_at.add(hook)
         before = TrainingState(self.model, with_values=looks)
@@ -217,9 +218,9 @@ class RankZeroOnly(RankCallback):
 
 
 def overridden_hooks(callback: keras.callbacks.Callback) -> frozenset[str]:
-    """The hooks of a callback that are its own.
+    """Returns the hooks that a callback overrides.
 
-    The old names `on_batch_begin` and `on_batch_end` are called by the new ones.
+    The default hooks call the old names `on_batch_begin` and `on_batch_end`.
 
     Example:
         >>> sorted(overridden_hooks(keras.callbacks.TerminateOnNaN()))

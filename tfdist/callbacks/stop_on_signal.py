@@ -1,4 +1,4 @@
-"""StopOnSignal: a signal to any rank ends all ranks at the same step, and saves."""
+"""StopOnSignal: on a signal to any rank, all ranks save and stop at the same step."""
 
 from __future__ import annotations
 
@@ -24,46 +24,46 @@ _HANDLED = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
 
 
 class StopOnSignal(RankCallback):
-    """Saves a checkpoint when the job is asked to end; then all ranks exit.
+    """Saves a checkpoint on a signal; then all ranks exit.
 
-    Batch systems and clouds send a signal some seconds before they take a machine away;
-    Ctrl-C in `tfdistrun` reaches all ranks likewise. The ranks agree where they stop,
-    save the checkpoint there, and leave `fit` by `SystemExit` with 128 + the signal's
-    number, as a shell would say it. Callbacks do not get the end of the epoch:
+    Batch systems and clouds send a signal some seconds before they reclaim a machine;
+    Ctrl-C in `tfdistrun` reaches all ranks in the same way. The ranks agree on a step,
+    save the checkpoint there, and leave `fit` by `SystemExit` with 128 + the number of
+    the signal, as in a shell. `on_epoch_end` of other callbacks is not called. Work in
+    progress is handled as follows:
 
-    - A step, and the accumulation of gradients that it is part of, is finished first.
-    - A validation is broken off after the batch that is running, and has no result.
-      Where its batches contain operations of all ranks it is finished first.
-    - Before the first step the initial state is saved, if the model is built. While
-      TensorFlow traces a function, and while a checkpoint is written, that is finished
-      first.
+    - A step, and the gradient accumulation of which it is a part, is finished first.
+    - A validation is stopped after the current batch, without a result. If its batches
+      contain collective operations, it is finished first.
+    - Before the first step the initial state is saved, if the model is built. A running
+      trace of TensorFlow, or a checkpoint being written, is finished first.
 
-    When the signal comes, the lowest rank logs what has to end before the save, and how
-    long the launcher waits (`tfdistrun --signal-grace-s`, 25 s by default; under other
-    launchers set `TFDIST_SIGNAL_GRACE_S` if you want it in the message). A rank that
-    alone receives the signal in a validation waits for the validation of the others.
+    On a signal, the lowest rank logs what has to end before the save, and how long the
+    launcher waits (`tfdistrun --signal-grace-s`, 25 s by default; under other launchers
+    set `TFDIST_SIGNAL_GRACE_S` to include it in the message). If only one rank receives
+    the signal during a validation, it waits for the validation of the others.
 
-    When the data of a rank have ended (`UnevenData`) it cannot save with the others:
-    then a signal ends the training of the epoch on all ranks, and the job before the
-    validation. If the model has validation data, all ranks have to have some. A second
-    signal has the effect that it had before this callback.
+    A rank whose data have ended (`UnevenData`) cannot save with the others. In this
+    case a signal ends the training of the epoch on all ranks, and the job before the
+    validation. If the model has validation data, all ranks need some. A second signal
+    has the effect that it had without this callback.
 
-    It costs one reduction of a single number before the first step, after each step,
+    The cost is one reduction of a single number before the first step, after each step,
     before and after each validation, and after each epoch.
 
     Args:
-        checkpoint: saves; it need not be in the list of callbacks itself. Its
-            `save_best_only` has to be False: a stop is not a choice. What has no value
-            at that step, as `{val_loss}`, is "none" in the name of the file.
-        signals: numbers of the signals; default SIGTERM, SIGINT and SIGUSR1 (Slurm's
-            `--signal=USR1@60` sends that one). They are handled during `fit` only,
-            also when it ends with an error; a loop of your own calls `on_train_end`.
+        checkpoint: the callback that saves; it need not be in the callback list. Its
+            `save_best_only` has to be False. A name without a value at that step, such
+            as `{val_loss}`, is "none" in the file name.
+        signals: signal numbers; default SIGTERM, SIGINT and SIGUSR1 (which Slurm's
+            `--signal=USR1@60` sends). They are handled only during `fit`, even if it
+            ends with an error; a custom loop has to call `on_train_end`.
         timeout_s: seconds to wait for the slowest rank; default `TFDIST_TIMEOUT_S`.
 
     Raises:
-        ValueError: `checkpoint` keeps the best only; `signals` is empty or has one that
-            a program cannot handle; or, at the start of `fit`, this is not the main
-            thread, which alone can handle signals.
+        ValueError: `checkpoint` has `save_best_only=True`; `signals` is empty or has a
+            signal that a program cannot handle; or `fit` does not run in the main
+            thread, the only one that can handle signals.
         SystemExit: on all ranks, after the checkpoint is saved.
 
     Example:
@@ -97,23 +97,23 @@ class StopOnSignal(RankCallback):
         self._before: dict[int, Any] = {}
         self._is_of_fit = False
         self._listens = False  # for the fit that is about to start
-        self._training = False  # not a `model.evaluate` that was given this callback
-        self._at_start = False  # no step has been begun
-        self._doing = ""  # for the message when a signal comes
-        self._logs: dict[str, Any] = {}  # the last ones, for the checkpoint's name
+        self._training = False  # in `fit`, not in a separate `model.evaluate`
+        self._at_start = False  # before the first step
+        self._doing = ""  # current activity, for the message on a signal
+        self._logs: dict[str, Any] = {}  # latest logs, for the checkpoint's name
         self._operations: int | None = None  # finished at the first batch of validation
 
     def settings_of_all_ranks(self) -> dict[str, Any]:
-        """Which signals are waited for."""
+        """Returns the handled signals."""
         return {"signals": [int(number) for number in self.signals]}
 
     @property
     def meets_at_steps(self) -> bool:
-        """After each."""
+        """Returns True: it waits after each step."""
         return True
 
     def set_model(self, model: Any) -> None:
-        """Gives the model to the checkpoint too, which may not be in the list."""
+        """Passes the model to the checkpoint, which may not be in the list."""
         super().set_model(model)
         self.checkpoint.set_model(model)
         # The callbacks before this one may take a while in `on_train_begin`.
@@ -123,7 +123,7 @@ class StopOnSignal(RankCallback):
     # ---- where the ranks agree ----
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Begins to listen."""
+        """Installs the signal handlers, unless `set_model` has done so."""
         super().on_train_begin(logs)
         if not _is_main_thread():
             raise ValueError(
@@ -132,18 +132,18 @@ class StopOnSignal(RankCallback):
             )
         if not (self._listens and is_in_fit(self.model)):
             self._listen()
-        self._listens = False  # the next fit begins anew
+        self._listens = False  # for the next fit
         self._training = self._at_start = True
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Remembers the epoch, for the checkpoint's name too."""
+        """Stores the epoch, also for the checkpoint's name."""
         super().on_epoch_begin(epoch, logs)
         self.checkpoint.on_epoch_begin(epoch, logs)
 
     def on_train_batch_begin(
         self, batch: int, logs: dict[str, Any] | None = None
     ) -> None:
-        """Before the very first step, which may take minutes: asks all ranks."""
+        """Checks for signals before the very first step, which may take minutes."""
         super().on_train_batch_begin(batch, logs)
         if self._at_start:
             self._at_start = False
@@ -154,19 +154,19 @@ class StopOnSignal(RankCallback):
     def on_train_batch_end(
         self, batch: int, logs: dict[str, Any] | None = None
     ) -> None:
-        """Asks all ranks whether one of them received a signal; if so, all end."""
+        """Checks whether any rank received a signal; if so, all ranks end."""
         super().on_train_batch_end(batch, logs)
         self._logs = logs or {}
-        if between_updates(self.model):  # on all ranks alike
+        if between_updates(self.model):  # the same on all ranks
             return
         received = self._asked("StopOnSignal")
         if received and self._can_all_save(True):
             self._end(received, f"after step {batch + 1} of", batch)
         elif received:
-            self.model.stop_training = True  # all ranks meet before the validation
+            self.model.stop_training = True  # checked again before the validation
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Before a validation: asks all ranks."""
+        """Checks for signals before a validation."""
         if self._training:
             self._doing = f"the validation of epoch {self._epoch + 1}"
             self._operations = None
@@ -176,32 +176,32 @@ class StopOnSignal(RankCallback):
     def on_test_batch_begin(
         self, batch: int, logs: dict[str, Any] | None = None
     ) -> None:
-        """Notes at the first batch which operations are not of the validation."""
+        """Stores the number of operations before the first batch of the validation."""
         if self._training and self._operations is None:
             self._operations = finished_operations()
 
     def on_test_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """After a signal to this rank: leaves the validation, if it can do so alone."""
+        """Stops the validation after a signal, if it has no collective operations."""
         if self._training and self._received:
             if finished_operations() == self._operations:
                 self.model.stop_evaluating = True
 
     def on_test_end(self, logs: dict[str, Any] | None = None) -> None:
-        """After a validation, or the part of it that was done: asks all ranks."""
+        """Checks for signals after a complete or stopped validation."""
         if self._training:
             self._doing = f"the end of epoch {self._epoch + 1}"
             if received := self._asked("StopOnSignal in validation"):
                 self._end(received, "after", None)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Asks all ranks once more: other callbacks came in between, and may save."""
+        """Checks for signals again, as other callbacks ran in between and may save."""
         super().on_epoch_end(epoch, logs)
         if received := self._asked("StopOnSignal"):
             self._logs = logs or self._logs
             self._end(received, "after", None)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Gives the signals back; one that came too late has its former effect."""
+        """Restores the signal handlers; a late signal goes to the previous handler."""
         super().on_train_end(logs)
         self._training = False
         self._give_back()
@@ -214,9 +214,9 @@ class StopOnSignal(RankCallback):
             self._end(received, "at the start of", batch - 1)
 
     def _asked(self, name: str) -> int:
-        """The signal that one of the ranks received, known to all from now on; or 0."""
+        """Returns the signal that any rank received, the same on all ranks; or 0."""
         received = self._largest_of_all(self._received, name, self.timeout_s)
-        if received:  # else this rank may have received one meanwhile
+        if received:  # if 0, keep a signal that has arrived meanwhile
             self._received = received
         return received
 
@@ -234,7 +234,7 @@ class StopOnSignal(RankCallback):
         raise SystemExit(128 + received)
 
     def _can_all_save(self, own: bool) -> bool:
-        """Whether all ranks can: one that has joined, which counts 0, cannot."""
+        """Whether all ranks can save; a rank that has joined, counting 0, cannot."""
         if runtime.size() == 1:
             return own
         able = allreduce(
@@ -249,7 +249,7 @@ class StopOnSignal(RankCallback):
     # ---- signals of this process ----
 
     def _listen(self) -> None:
-        self._give_back()  # a fit that raised has not
+        self._give_back()  # a fit that raised has not done so
         self._listens = True
         self._received = 0
         self._is_of_fit = is_in_fit(self.model)
@@ -265,7 +265,7 @@ class StopOnSignal(RankCallback):
         if self._still_runs():
             self._received = number
             self._announce(number)
-        else:  # fit has raised, and nobody would ask
+        else:  # fit has raised, and nothing would check for the signal
             self._give_back()
             signal.raise_signal(number)
 
@@ -281,16 +281,16 @@ class StopOnSignal(RankCallback):
         )
 
     def _still_runs(self) -> bool:
-        """Whether the training goes on, asked in the main thread, which trains."""
+        """Whether training still runs; called in the main thread, which trains."""
         return not self._is_of_fit or is_in_fit(self.model)
 
     def _give_back(self) -> None:
         for number, handler in self._before.items():
-            if signal.getsignal(number) == self._note:  # not what was set since
+            if signal.getsignal(number) == self._note:  # keep a handler set since
                 signal.signal(number, handler)
 
     def _give_back_of_another(self, number: int) -> None:
-        """Makes one give a signal back whose fit of this model, or any, has raised."""
+        """Removes the handler of a StopOnSignal whose fit has raised."""
         other = getattr(signal.getsignal(number), "__self__", None)
         if isinstance(other, StopOnSignal) and (
             other.model is self.model or not other._still_runs()

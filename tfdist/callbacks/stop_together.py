@@ -1,4 +1,4 @@
-"""StopTogether: a stop decided on one rank stops all, at the end of the same step."""
+"""StopTogether: a stop on one rank stops all ranks at the end of the same step."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class StopTogether(RankCallback):
 
     All ranks stop at the end of the same step, or at the end of the same epoch if the
     stop was decided there. With `steps_per_execution` above 1 a step here is one
-    execution, as for all callbacks. It costs one reduction of a single number after
-    each step; without it, a rank that stops on its own leaves the others waiting in
-    the next step until `TFDIST_TIMEOUT_S`.
+    execution, as for all callbacks. The cost is one reduction of a single number after
+    each step. Without it, if a rank stops on its own, the others wait in the next step
+    until `TFDIST_TIMEOUT_S`.
 
-    It has to be the last callback in the list, on all ranks, so that it sees what the
-    others have decided.
+    It has to be the last callback in the list, on all ranks, so that it runs after the
+    decisions of the others.
 
     Args:
         timeout_s: seconds to wait for the slowest rank; default `TFDIST_TIMEOUT_S`.
@@ -43,18 +43,18 @@ class StopTogether(RankCallback):
 
     @property
     def meets_at_steps(self) -> bool:
-        """After each."""
+        """Returns True: it waits after each step."""
         return True
 
     def on_train_batch_end(
         self, batch: int, logs: dict[str, Any] | None = None
     ) -> None:
-        """Asks all ranks whether one of them wants to stop."""
+        """Stops on all ranks if any rank has asked to stop."""
         super().on_train_batch_end(batch, logs)
         self._ask(f"step {batch + 1} of epoch {self._epoch + 1}")
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Asks once more: validation, and other callbacks, came in between."""
+        """Checks again, as validation and other callbacks ran in between."""
         self._ask(f"the end of epoch {epoch + 1}")
 
     def _ask(self, when: str) -> None:
@@ -62,7 +62,7 @@ class StopTogether(RankCallback):
             return
         was_set = wants_to_stop(self.model)
         wish = runtime.rank() + 1 if was_set else 0
-        # The answer names a rank.
+        # The result identifies a rank.
         wish = self._largest_of_all(wish, "StopTogether", self.timeout_s)
         if wish and not was_set:
             self.model.stop_training = True

@@ -1,4 +1,4 @@
-"""UnevenData: ranks with different numbers of batches."""
+"""UnevenData: training with different numbers of batches on the ranks."""
 
 from __future__ import annotations
 
@@ -25,50 +25,48 @@ from tfdist.training.model_optimizers import build_alike, optimizers_of
 
 
 class UnevenData(RankCallback):
-    """Lets every rank go through all of its data, however many batches it has.
+    """Lets every rank use all of its data, whatever its number of batches.
 
-    A rank whose data end earlier in an epoch takes part in the others' reductions
-    (`tfdist.join`), until all have come to the end. Then it takes over the weights and
+    A rank whose data end earlier in an epoch takes part in the reductions of the others
+    (`tfdist.join`) until the data of all ranks have ended. Then it gets the weights and
     the optimizer's state of a rank that has taken every step. So each sample is used
-    once, and all ranks go on from the same state; a rank without any batch in an epoch
-    is fine, too.
+    once, and all ranks continue from the same state. A rank may also have no batch at
+    all in an epoch.
 
-    The gradient of each step is that of the mean over all samples of all ranks' batches
-    of this step, as it would be in one process: also where the batches of the ranks
-    differ in size, as last batches do. A loss with a mask (`Masking`, `mask_zero`,
-    `ignore_class`) is the mean over what the masks of all ranks leave. The metrics of
-    `MetricAverage` weight every sample alike. Moving statistics of batch normalisation
-    stay each rank's own (`CombineMovingStatistics`), unless the layer is synchronised;
-    a rank without any batch in an epoch takes over those of one that has taken every
-    step.
+    The gradient of each step is that of the mean over the samples of all ranks in this
+    step, as in one process, even if batch sizes differ between ranks. A loss with a
+    mask (`Masking`, `mask_zero`, `ignore_class`) is the mean over the unmasked elements
+    of all ranks. The metrics of `MetricAverage` weight all samples equally. Moving
+    statistics of batch normalisation differ between ranks (`CombineMovingStatistics`),
+    unless the layer is synchronised; a rank without any batch in an epoch gets those of
+    a rank that has taken every step.
 
     It has to be the first tfdist callback in the list. Data from `tfdist.data.shard`
     have the same number of batches on all ranks and do not need it.
 
     Args:
-        weighted: whether batches count by their numbers of samples, default True. It
-            costs one message of 16 bytes a step, another one for each loss with a
-            mask, and with `jit_compile=True` the use of XLA in training. False: every
-            batch of a step counts alike; for batches of equal sizes, and for a
-            `train_step` of your own that does not call `self.compute_loss`. In a
-            `compute_loss` of your own the losses of `compile` count so; what it
-            calculates itself is taken for a mean over samples.
-        timeout_s: seconds for which ranks that still have data may reduce nothing;
-            default `TFDIST_TIMEOUT_S`.
+        weighted: whether batches are weighted by their numbers of samples, default
+            True. The cost is one message of 16 bytes per step, another one for each
+            loss with a mask, and with `jit_compile=True` training does not use XLA.
+            False: all batches of a step have equal weight; for batches of equal sizes,
+            and for a custom `train_step` that does not call `self.compute_loss`. In a
+            custom `compute_loss` the losses of `compile` are weighted like this; other
+            losses are assumed to be means over samples.
+        timeout_s: seconds for which ranks that still have data may go without a
+            reduction; default `TFDIST_TIMEOUT_S`.
 
     Raises:
-        ValueError: an argument is none of these. At the start of `fit`: another tfdist
-            callback comes before it; or `weighted`, and the optimizer adds the
-            gradients up instead of averaging, or a loss adds up its samples or divides
-            by the sum of their weights (any `reduction` but "sum_over_batch_size" and
-            "mean").
+        ValueError: an argument is invalid. At the start of `fit`: another tfdist
+            callback precedes it; or, if `weighted`, the optimizer sums gradients
+            instead of averaging, or a loss is a sum over samples or is divided by the
+            sum of their weights (any `reduction` but "sum_over_batch_size" and "mean").
         NotImplementedError: at the start of `fit`: the optimizer accumulates gradients
             (a rank whose data end in between would lose some) or has local variables;
-            `steps_per_execution` is above 1 with a callback in which the ranks meet
-            after each execution; or a `Checkpoint` counts steps.
+            `steps_per_execution` is above 1 with a callback in which the ranks wait for
+            each other after each execution; or a `Checkpoint` counts steps.
         RuntimeError: after the first step, if `weighted` and the `train_step` did not
             call `self.compute_loss`.
-        tfdist.MismatchError: on all ranks, if a rank broadcasts from one whose data
+        tfdist.MismatchError: on all ranks, if a rank broadcasts from a rank whose data
             have ended.
 
     Example:
@@ -84,7 +82,7 @@ class UnevenData(RankCallback):
         super().__init__()
         if weighted not in (True, False):
             raise ValueError(f"Expected weighted=True or False, got {weighted!r}.")
-        native.timeout_of(timeout_s)  # refuses what is none
+        native.timeout_of(timeout_s)  # raises if it is invalid
         self.weighted = weighted
         self.timeout_s = timeout_s
         self._steps = 0
@@ -95,11 +93,11 @@ class UnevenData(RankCallback):
         self._weights_seen: list[bool] = []
 
     def settings_of_all_ranks(self) -> dict[str, Any]:
-        """How batches count."""
+        """Returns how batches are weighted."""
         return {"weighted": self.weighted}
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Checks the model; from here on its losses are weighted."""
+        """Checks the model, and starts to weight its losses."""
         super().on_train_begin(logs)
         _check_model(self.model, self.weighted)
         _check_others(self.model, self._listed)
@@ -109,13 +107,13 @@ class UnevenData(RankCallback):
         self._builds = True
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Gives the model back as it was."""
+        """Undoes the changes to the model."""
         super().on_train_end(logs)
         if self.weighted:
             restore_compute_loss(self.model)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Counts the steps of the epoch."""
+        """Resets the step count of the epoch."""
         super().on_epoch_begin(epoch, logs)
         self._steps = 0
         self._in_epoch = True
@@ -124,7 +122,7 @@ class UnevenData(RankCallback):
     def on_train_batch_begin(
         self, batch: int, logs: dict[str, Any] | None = None
     ) -> None:
-        """Comes on a rank without any batch as well, which has metrics all the same."""
+        """Arranges to build the metrics, which a rank without any batch needs too."""
         super().on_train_batch_begin(batch, logs)
         if self._builds:
             self._builds = False
@@ -133,7 +131,7 @@ class UnevenData(RankCallback):
     def on_train_batch_end(
         self, batch: int, logs: dict[str, Any] | None = None
     ) -> None:
-        """Counts the step; after the first one looks whether it was weighted."""
+        """Counts the step; checks that its loss was weighted."""
         super().on_train_batch_end(batch, logs)
         self._steps += 1
         if self.weighted and not self._weights_seen:
@@ -145,12 +143,12 @@ class UnevenData(RankCallback):
             )
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """The validation of an epoch comes before its end."""
+        """Ends the training part of the epoch before its validation."""
         if self._in_epoch:
             self._end_of_data()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """All ranks come together; one without a batch takes over the names of logs."""
+        """Ends the epoch; a rank without a batch gets the logs of another rank."""
         if self._in_epoch:
             self._end_of_data()
         if not self._fills_logs:
@@ -167,20 +165,20 @@ class UnevenData(RankCallback):
                 logs.setdefault(key, value)
 
     def _end_of_data(self) -> None:
-        """Waits for the ranks that have more, and takes over what they have learnt."""
+        """Waits for the ranks with more batches, and gets their final state."""
         self._in_epoch = False
         if runtime.size() == 1:
             return
         self._latest, complete = collectives.join_all(
             timeout_s=self.timeout_s, process_set=self._ranks
         )
-        if self._steps == 0:  # the first call counts a batch, also where there is none
+        if self._steps == 0:  # the first call counts a batch even without data
             self.model.reset_metrics()
         optimizers = optimizers_of(self.model)
         updates = sum(int(one.iterations) for one in optimizers)
         is_unbuilt = not all(one.built for one in optimizers)
-        # Where their length is not known TensorFlow finds the end of the data within a
-        # step, parts of which may have been done, on some ranks and not on others.
+        # If their length is unknown, TensorFlow finds the end of the data in a step,
+        # parts of which may have been executed on some ranks only.
         is_unsure = self.params.get("steps") is None
         own = [updates, -updates, self._steps == 0, is_unsure, is_unbuilt]
         most, least, is_empty, is_unsure, is_unbuilt = collectives.allreduce(
@@ -202,7 +200,7 @@ class UnevenData(RankCallback):
             self._take_statistics()
 
     def _take_statistics(self) -> None:
-        """A rank that has seen no data has none to add to what is combined later."""
+        """Gives a rank without data the moving statistics of another rank."""
         variables = _own_statistics(self.model)
         if not variables:
             return
@@ -259,7 +257,7 @@ def _check_model(model: keras.Model, weighted: bool) -> None:
 def _check_others(
     model: keras.Model, callbacks: list[keras.callbacks.Callback]
 ) -> None:
-    """Refuses callbacks in which the ranks would wait for each other for ever."""
+    """Raises for callbacks in which the ranks would wait for each other forever."""
     for callback in callbacks:
         if isinstance(callback, Checkpoint) and callback.save_freq != "epoch":
             raise NotImplementedError(
@@ -279,16 +277,16 @@ def _check_others(
 
 
 def _build_metrics(model: keras.Model, batch: Any) -> None:
-    """Makes the metrics, which a rank without a batch would miss.
+    """Builds the metrics before the first call of the train function.
 
-    It gets no further than to its first call, and the ranks add theirs up.
+    A rank without a batch would otherwise have none to combine with the other ranks.
     """
     if is_built(model) and model._compile_metrics is not None:
         model._symbolic_build(data_batch=batch)
 
 
 def _own_statistics(model: keras.Model) -> list[Any]:
-    """The moving statistics that each rank has of its own batches."""
+    """Returns the moving statistics, which each rank has of its own batches."""
     return [
         variable
         for layer in batch_normalizations(model)
@@ -298,7 +296,7 @@ def _own_statistics(model: keras.Model) -> list[Any]:
 
 
 def _shared_variables(model: keras.Model) -> list[Any]:
-    """Returns the variables equal on all ranks, without a rank's own statistics."""
+    """Returns the variables that are equal on all ranks, without own statistics."""
     own = set(map(id, _own_statistics(model)))
     optimizers = optimizers_of(model)
     slots = [v for one in optimizers for v in one.variables] + factors_of(optimizers)
