@@ -2,7 +2,7 @@
 #include "scheduler/deadlock.h"
 
 #include "check.h"
-#include "scheduler/order.h"
+#include "scheduler/ticket_order.h"
 
 namespace tfdist {
 namespace {

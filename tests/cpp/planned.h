@@ -14,7 +14,7 @@
 #include "collective/schedule.h"
 #include "collective/slicing.h"
 #include "elements.h"
-#include "scheduler/plan.h"
+#include "scheduler/operation_plan.h"
 
 namespace tfdist {
 

@@ -9,7 +9,7 @@
 #include <future>
 #include <thread>
 
-#include "scheduler/plan.h"
+#include "scheduler/operation_plan.h"
 #include "transport/routes.h"
 #include "transport/shm_window.h"
 

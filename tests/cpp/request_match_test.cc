@@ -4,7 +4,7 @@
 #include <functional>
 
 #include "check.h"
-#include "scheduler/order.h"
+#include "scheduler/ticket_order.h"
 
 namespace tfdist {
 namespace {

@@ -4,7 +4,7 @@
 #include <random>
 
 #include "check.h"
-#include "scheduler/order.h"
+#include "scheduler/ticket_order.h"
 
 namespace tfdist {
 namespace {

@@ -2,8 +2,8 @@
 // message is written and read back as the same.
 #include "fuzz.h"
 #include "scheduler/join.h"
-#include "scheduler/order.h"
 #include "scheduler/request_check.h"
+#include "scheduler/ticket_order.h"
 #include "scheduler/wire.h"
 
 namespace tfdist {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "scheduler/order.h"
+#include "scheduler/ticket_order.h"
 
 namespace tfdist {
 namespace {

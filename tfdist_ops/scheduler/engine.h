@@ -9,7 +9,7 @@
 //   Submit → entries (one queue a key) → kReady to the set's leader → Negotiator: all ready, all
 //   agree → kResponse with a ticket → Operation (schedule + slices) → Advance ... → done.
 // A bucket of gradients that has gone this way once starts at once from then on, without a message:
-//   Submit → Operation, under a predicted ticket (order.h).
+//   Submit → Operation, under a predicted ticket (ticket_order.h).
 //
 // Engine keeps the requests and their order; each of its other concerns is a class of its own,
 // a member below. engine.cc: requests, agreement, one turn; engine_messages.cc: what other ranks

@@ -5,9 +5,9 @@
 #include <string>
 
 #include "collective/identity_element.h"
-#include "scheduler/order.h"
 #include "scheduler/request_match.h"
 #include "scheduler/row_counts.h"
+#include "scheduler/ticket_order.h"
 
 namespace tfdist {
 namespace {

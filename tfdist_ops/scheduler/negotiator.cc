@@ -6,10 +6,10 @@
 #include <utility>
 
 #include "scheduler/join.h"
-#include "scheduler/order.h"
 #include "scheduler/process_set.h"
 #include "scheduler/request_match.h"
 #include "scheduler/row_counts.h"
+#include "scheduler/ticket_order.h"
 
 namespace tfdist {
 namespace {

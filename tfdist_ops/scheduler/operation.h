@@ -15,8 +15,8 @@
 #include "collective/schedule.h"
 #include "collective/slicing.h"
 #include "collective/step_memory.h"
+#include "scheduler/operation_plan.h"
 #include "scheduler/operation_trace.h"
-#include "scheduler/plan.h"
 #include "scheduler/request_info.h"
 #include "transport/link.h"
 

@@ -3,7 +3,7 @@
 #include <limits>
 #include <utility>
 
-#include "scheduler/plan.h"
+#include "scheduler/operation_plan.h"
 #include "scheduler/row_counts.h"
 
 namespace tfdist {
@@ -122,7 +122,7 @@ bool OperationRunner::Advance(ProcessSet* set, int64_t now_us, Completed* comple
     }
     if (!operation.complete()) {
       // One that stands still, maybe because a rank has yet to submit it, must not keep out others
-      // (see order.h).
+      // (see ticket_order.h).
       if (now_us - it->second.moved_us < kIdleUs) {
         ++running;
         running_bytes += operation.bytes();

@@ -1,5 +1,6 @@
 // PredictedOperations: starts operations without a word, and finds out who is missing when one
-// stands still. The rules of prediction are in order.h, the leader's knowledge in stall_tracker.h.
+// stands still. The rules of prediction are in ticket_order.h, the leader's knowledge in
+// stall_tracker.h.
 #ifndef TFDIST_OPS_SCHEDULER_PREDICTED_OPERATIONS_H_
 #define TFDIST_OPS_SCHEDULER_PREDICTED_OPERATIONS_H_
 

@@ -21,9 +21,9 @@
 #include "scheduler/join.h"
 #include "scheduler/negotiator.h"
 #include "scheduler/operation.h"
-#include "scheduler/order.h"
-#include "scheduler/plan.h"
+#include "scheduler/operation_plan.h"
 #include "scheduler/stall_tracker.h"
+#include "scheduler/ticket_order.h"
 
 namespace tfdist {
 
@@ -76,7 +76,7 @@ struct ProcessSet : SetView {
   int IndexOf(int rank) const;  // -1: not one of them
   // " of process set 3 (ranks 0,2)", empty for the world
   std::string Text() const;
-  // Counts a submission: gives it the ticket that it has if it is predicted (order.h).
+  // Counts a submission: gives it the ticket that it has if it is predicted (ticket_order.h).
   void CountSubmission(Request* request);
   // What the ranks have agreed on, or not, about a submission. `number`: by which its key is
   // predicted from now on; 0: as before.

@@ -5,7 +5,7 @@
 #include <string>
 #include <utility>
 
-#include "scheduler/plan.h"
+#include "scheduler/operation_plan.h"
 #include "scheduler/request_check.h"
 
 namespace tfdist {

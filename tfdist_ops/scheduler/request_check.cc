@@ -3,7 +3,7 @@
 #include <cmath>
 
 #include "base/reducible.h"
-#include "scheduler/plan.h"
+#include "scheduler/operation_plan.h"
 #include "scheduler/row_counts.h"
 
 namespace tfdist {

@@ -27,7 +27,7 @@ struct RequestInfo {
   // The name of an algorithm (collective/selection.h); "": the configured one.
   std::string algorithm;
   bool bucket = false;  // of a registered group: its shapes are agreed on, one total stands here
-  // allreduce outside of any group: the same will come again under this key (order.h)
+  // allreduce outside of any group: the same will come again under this key (ticket_order.h)
   bool repeats = false;
   std::vector<std::vector<int64_t>> shapes;
   // reduce_scatter, scatter, alltoall: rows by rank; empty = even
@@ -38,7 +38,8 @@ struct RequestInfo {
   // kRegister: which variables have a gradient here; kRemoveSet: {1} when this rank still has
   // operations of the set in flight.
   std::vector<uint8_t> present;
-  uint64_t predicted = 0;  // the ticket it had if it were predicted (order.h); 0: it can't be
+  uint64_t predicted =
+      0;  // the ticket it had if it were predicted (ticket_order.h); 0: it can't be
   // What a rank that has joined needs to take part (join.h). Of allreduce, reduce, broadcast: the
   // elements and the hint (slicing.h) of each tensor; of a bucket and kRegister: the group's id.
   std::vector<int64_t> sizes;

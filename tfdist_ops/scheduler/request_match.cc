@@ -6,8 +6,8 @@
 #include <sstream>
 #include <utility>
 
-#include "scheduler/order.h"
 #include "scheduler/row_counts.h"
+#include "scheduler/ticket_order.h"
 
 namespace tfdist {
 namespace {

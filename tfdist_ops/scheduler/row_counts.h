@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "scheduler/plan.h"
+#include "scheduler/operation_plan.h"
 #include "scheduler/request_info.h"
 
 namespace tfdist {

@@ -16,8 +16,8 @@
 
 #include "base/status.h"
 #include "scheduler/negotiator.h"
-#include "scheduler/order.h"
 #include "scheduler/request_info.h"
+#include "scheduler/ticket_order.h"
 
 namespace tfdist {
 

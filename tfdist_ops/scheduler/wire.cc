@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "scheduler/order.h"
 #include "scheduler/row_counts.h"
+#include "scheduler/ticket_order.h"
 
 namespace tfdist {
 namespace {

@@ -43,7 +43,7 @@ struct FrameHeader {
   uint8_t lane = 0;
   uint8_t type = 0;         // control: FrameType of scheduler/wire.h; data: 0
   uint16_t phase = 0;       // data: phase of the step (collective/schedule.h)
-  uint64_t ticket = 0;      // data: name of the collective (scheduler/order.h)
+  uint64_t ticket = 0;      // data: name of the collective (scheduler/ticket_order.h)
   uint32_t slice = 0;       // data: slice of the step
   uint32_t segment = 0;     // data: segment of the slice; control: 1 = more fragments follow
   uint32_t generation = 0;  // of the world; a frame of another generation is an error

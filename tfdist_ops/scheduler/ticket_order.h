@@ -29,8 +29,8 @@
 // some rank has not submitted yet. Those can't move for want of that rank's data; and an operation
 // that has not moved for a while takes no place in the window (OperationRunner::Advance). So the
 // first one runs, and after it the next.
-#ifndef TFDIST_OPS_SCHEDULER_ORDER_H_
-#define TFDIST_OPS_SCHEDULER_ORDER_H_
+#ifndef TFDIST_OPS_SCHEDULER_TICKET_ORDER_H_
+#define TFDIST_OPS_SCHEDULER_TICKET_ORDER_H_
 
 #include <cstdint>
 #include <map>
@@ -107,4 +107,4 @@ bool TookPart(const std::vector<uint64_t>& last, uint64_t ticket);
 
 }  // namespace tfdist
 
-#endif  // TFDIST_OPS_SCHEDULER_ORDER_H_
+#endif  // TFDIST_OPS_SCHEDULER_TICKET_ORDER_H_

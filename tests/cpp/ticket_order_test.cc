@@ -1,5 +1,5 @@
 // Tickets, their order, and what a rank remembers of its buckets.
-#include "scheduler/order.h"
+#include "scheduler/ticket_order.h"
 
 #include <functional>
 #include <set>

@@ -1,4 +1,4 @@
-#include "scheduler/plan.h"
+#include "scheduler/operation_plan.h"
 
 #include <algorithm>
 #include <cctype>

@@ -1,4 +1,4 @@
-#include "scheduler/order.h"
+#include "scheduler/ticket_order.h"
 
 #include <algorithm>
 #include <limits>

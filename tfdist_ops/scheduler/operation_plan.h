@@ -1,8 +1,8 @@
 // Plan: from an agreed collective to what this rank does for it: the list of steps and the slices
 // of memory that they work on. Pure: values in, values out; the engine runs what comes out
 // (operation.h).
-#ifndef TFDIST_OPS_SCHEDULER_PLAN_H_
-#define TFDIST_OPS_SCHEDULER_PLAN_H_
+#ifndef TFDIST_OPS_SCHEDULER_OPERATION_PLAN_H_
+#define TFDIST_OPS_SCHEDULER_OPERATION_PLAN_H_
 
 #include <cstdint>
 #include <string>
@@ -66,4 +66,4 @@ bool IsAlgorithm(CollectiveKind kind, const std::string& name);
 
 }  // namespace tfdist
 
-#endif  // TFDIST_OPS_SCHEDULER_PLAN_H_
+#endif  // TFDIST_OPS_SCHEDULER_OPERATION_PLAN_H_
