@@ -1,12 +1,9 @@
 """How losses of the same scripts under Horovod and tfdist are compared."""
 
 import math
-import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.append(str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.horovod_scripts import curves
 from benchmarks.horovod_scripts.curves import Case

@@ -1,11 +1,6 @@
 """How the marks of benchmarks/peers are read, on made-up rounds."""
 
-import sys
-from pathlib import Path
-
 import pytest
-
-sys.path.append(str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.peers import marks, report, required
 from benchmarks.peers.marks import Mark, Round

@@ -2,14 +2,11 @@
 
 import json
 import os
-import sys
 import time
 from pathlib import Path
 
 import psutil
 import pytest
-
-sys.path.append(str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.peers import catalogue, machine, quick, report, rounds, trial
 from benchmarks.peers.catalogue import Peer
