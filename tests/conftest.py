@@ -22,7 +22,7 @@ SLOW_TIMEOUT_S = 1200.0
 REFUSED = re.compile(
     r"The engine '\w+' cannot do this: [^.;]{1,60}"
     r"|Horovod does not reduce \w+ by \w+"
-    r"|TFDIST_\w+=\S* has no meaning for TFDIST_ENGINE=\w+"
+    r"|TFDIST_\w+=\S* has no effect with TFDIST_ENGINE=\w+"
 )
 
 

@@ -218,7 +218,7 @@ def test_without_horovod_init_says_what_to_install_and_where_it_builds(tmp_path)
 
 def test_an_installed_horovod_that_does_not_load_is_named():
     text = _start.missing("0.28.1", "2.21.0")
-    assert "Horovod 0.28.1 does not load" in text
+    assert "Horovod 0.28.1 cannot be loaded" in text
     assert "there is no Horovod" in _start.missing(None, "2.21.0")
 
 

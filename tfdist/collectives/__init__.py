@@ -1,9 +1,10 @@
 """The collective operations and their gradients.
 
-All of them work eagerly, in a `tf.function` and in a `tf.while_loop`, and without a
-launcher at size 1. In a function, operations overlap with computation and with each
-other, and ranks may reach them in any order: they are paired by name. In `Dataset.map`
-they need calls that follow each other, so no `num_parallel_calls`.
+All of them work eagerly, in a `tf.function` and in a `tf.while_loop`, and at size 1
+without a launcher. In a `tf.function`, operations overlap with computation and with
+each other, and ranks may run them in any order: they are paired by name. In
+`Dataset.map`, operations must be called one after the other, so do not use
+`num_parallel_calls`.
 """
 
 from tfdist.collectives._allreduce import (
@@ -19,7 +20,7 @@ from tfdist.collectives._reduce import reduce, reduce_scatter
 from tfdist.collectives._scatter import scatter
 from tfdist.collectives._send_recv import recv, send
 from tfdist.collectives.reduce_op import ReduceOp
-from tfdist.collectives.tf_ops import adjoints as adjoints  # registers them
+from tfdist.collectives.tf_ops import adjoints as adjoints  # registers the gradients
 
 __all__ = [
     "ReduceOp",

@@ -1,4 +1,4 @@
-"""allreduce: every rank gets the reduction of all ranks' values."""
+"""allreduce: every rank gets the reduction of the values of all ranks."""
 
 from __future__ import annotations
 
@@ -27,35 +27,37 @@ def allreduce(
     """Reduces `tensor` over all ranks; every rank gets the same bits.
 
     Args:
-        tensor: tensor, NumPy array or variable of any shape `S`, the same on every
-            rank; of an integer, floating-point (16 bits and more), complex or bool
-            dtype.
-        op: how the values are combined; default `ReduceOp.AVERAGE`. Integers take all
-            operations; floating-point types SUM, AVERAGE, MIN, MAX and PRODUCT;
-            complex types SUM, AVERAGE and PRODUCT; bool LOGICAL_AND, LOGICAL_OR,
-            LOGICAL_XOR, MIN and MAX. See `ReduceOp` for overflow, NaN and rounding.
-        name: pairs the calls of the ranks; default the place in the traced function.
-            Needed where ranks may trace several calls in different orders, and where
-            several threads call operations: each thread needs names of its own.
-        prescale: factor before the reduction, default 1; must be 1 for integers and
-            bool.
-        postscale: factor after it, default 1; must be 1 for integers and bool.
+        tensor: tensor, NumPy array or variable of any shape `S`. Shape and dtype must
+            be equal on all ranks. The dtype is integer, floating-point (16 bits or
+            more), complex or bool.
+        op: the reduction; default `ReduceOp.AVERAGE`. Integers support all operations;
+            floating-point types SUM, AVERAGE, MIN, MAX and PRODUCT; complex types SUM,
+            AVERAGE and PRODUCT; bool LOGICAL_AND, LOGICAL_OR, LOGICAL_XOR, MIN and MAX.
+            See `ReduceOp` for overflow, NaN and rounding.
+        name: name that pairs the calls of the ranks. Default: derived from the place of
+            the call in the traced function. Pass a name if ranks may trace several
+            calls in different orders, or if several threads call operations. Each
+            thread then needs its own names.
+        prescale: factor applied before the reduction; default 1. Must be 1 for integers
+            and bool.
+        postscale: factor applied after the reduction; default 1. Must be 1 for integers
+            and bool.
         timeout_s: seconds to wait for the slowest rank; default `TFDIST_TIMEOUT_S`.
-        process_set: the ranks that take part, which alone call it; default all.
+        process_set: ranks that take part. Only these call it. Default: all ranks.
 
     Returns:
-        Tensor of shape `S` and the dtype of `tensor`. Differentiable for `SUM` and
+        Tensor with the shape `S` and dtype of `tensor`. Differentiable for `SUM` and
         `AVERAGE`: the gradient is reduced in the same way.
 
     Raises:
-        TypeError: the dtype does not take the operation; says what to do.
-        ValueError: `prescale` or `postscale` is not 1 for integers or bool;
+        TypeError: `op` does not support the dtype; the message suggests a fix.
+        ValueError: `prescale` or `postscale` is not 1 for integers or bool, or
             `timeout_s` is not above 0.
         tfdist.MismatchError: shapes, dtypes or options differ between the ranks.
         tfdist.RankFailedError: a rank died or failed.
-        tfdist.TimeoutError: a rank did not come within `timeout_s`.
-        tfdist.ThreadError: another thread uses the name.
-        tfdist.NotInitializedError: before `tfdist.init()`.
+        tfdist.TimeoutError: a rank did not make the call within `timeout_s`.
+        tfdist.ThreadError: another thread uses the same name.
+        tfdist.NotInitializedError: `tfdist.init()` has not been called.
 
     Example:
         >>> import tensorflow as tf, tfdist
@@ -64,8 +66,8 @@ def allreduce(
         >>> tfdist.allreduce(x, op=tfdist.ReduceOp.SUM).numpy().tolist()
         [1.0, 2.0, 3.0]
 
-        On two ranks, `[1, 2, 3]` on one and `[1, 0, 1]` on the other sum up to
-        `[2, 2, 4]` on both.
+        On two ranks, `[1, 2, 3]` on one rank and `[1, 0, 1]` on the other sum to `[2,
+        2, 4]` on both ranks.
     """
     if process_set is None:
         cached = _cached_call(tensor, op, name, prescale, postscale, timeout_s)
@@ -86,7 +88,7 @@ def allreduce(
 def _cached_call(
     tensor: Any, op: Any, name: Any, prescale: Any, postscale: Any, timeout_s: Any
 ) -> Callable[[tf.Tensor], tf.Tensor] | None:
-    """Returns a cached reduction for a valid eager call without factors, or None."""
+    """Returns a cached reduction for a valid eager call without factors, else None."""
     if type(prescale) is not float or type(postscale) is not float:
         return None
     if prescale != 1.0 or postscale != 1.0 or not isinstance(tensor, tf.Tensor):
@@ -109,33 +111,35 @@ def grouped_allreduce(
     timeout_s: float | None = None,
     process_set: ProcessSet | None = None,
 ) -> list[tf.Tensor]:
-    """Reduces a list of tensors, in few operations instead of one for each.
+    """Reduces a list of tensors in a few operations instead of one for each tensor.
 
-    Tensors of one dtype go together, up to `TFDIST_FUSION_BYTES` an operation. How
-    the list is cut does not change the bits of the results.
+    Each operation reduces tensors of one dtype, at most `TFDIST_FUSION_BYTES` in total.
+    The way the list is split does not change the bits of the results.
 
     Args:
-        tensors: as in `allreduce`; the same number, shapes and dtypes on every rank.
-        op: how the values are combined, as in `allreduce`; default
-            `ReduceOp.AVERAGE`.
-        name: pairs the calls of the ranks; default the place in the traced function.
-        prescale: factor before the reduction, default 1; must be 1 for integers and
-            bool.
-        postscale: factor after it, default 1; must be 1 for integers and bool.
+        tensors: as in `allreduce`. Number, shapes and dtypes must be equal on all
+            ranks.
+        op: the reduction, as in `allreduce`; default `ReduceOp.AVERAGE`.
+        name: name that pairs the calls of the ranks. Default: derived from the place of
+            the call in the traced function.
+        prescale: factor applied before the reduction; default 1. Must be 1 for integers
+            and bool.
+        postscale: factor applied after the reduction; default 1. Must be 1 for integers
+            and bool.
         timeout_s: seconds to wait for the slowest rank; default `TFDIST_TIMEOUT_S`.
-        process_set: the ranks that take part, which alone call it; default all.
+        process_set: ranks that take part. Only these call it. Default: all ranks.
 
     Returns:
         The reduced tensors, in the order of `tensors`.
 
     Raises:
-        TypeError: a dtype does not take the operation; says what to do.
-        ValueError: `prescale` or `postscale` is not 1 for integers or bool;
+        TypeError: `op` does not support a dtype; the message suggests a fix.
+        ValueError: `prescale` or `postscale` is not 1 for integers or bool, or
             `timeout_s` is not above 0.
         tfdist.MismatchError: shapes, dtypes or options differ between the ranks.
         tfdist.RankFailedError: a rank died or failed.
-        tfdist.TimeoutError: a rank did not come within `timeout_s`.
-        tfdist.NotInitializedError: before `tfdist.init()`.
+        tfdist.TimeoutError: a rank did not make the call within `timeout_s`.
+        tfdist.NotInitializedError: `tfdist.init()` has not been called.
 
     Example:
         >>> import tensorflow as tf, tfdist

@@ -1,4 +1,4 @@
-"""alltoall: every rank sends a part of its rows to every rank."""
+"""alltoall: every rank sends a part of its rows to each rank."""
 
 from __future__ import annotations
 
@@ -20,32 +20,34 @@ def alltoall(
     timeout_s: float | None = None,
     process_set: ProcessSet | None = None,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Sends a part of the own rows to each rank, and gets a part from each.
+    """Sends a part of this rank's rows to each rank; receives a part from each rank.
 
     Args:
-        tensor: tensor of any numeric dtype (float8 too) or bool and of shape
-            `[rows, ...]`; `rows` may differ between ranks and may be 0, the rest may
-            not. A scalar is one row.
-        splits: how many consecutive rows go to each rank: as many integers >= 0 as
-            there are ranks, which sum to `rows`; may differ between ranks. Default:
-            equal parts; `rows` must then be a multiple of the number of ranks.
-        name: pairs the calls of the ranks; default the place in the traced function.
+        tensor: tensor of any numeric dtype (including float8) or bool, of shape `[rows,
+            ...]`. `rows` may differ between ranks and may be 0; the other dimensions
+            must be equal on all ranks. A scalar is treated as one row.
+        splits: number of consecutive rows for each rank, as a list with one integer >=
+            0 for each rank and the sum `rows`. May differ between ranks. Default: equal
+            parts; `rows` must then be a multiple of the number of ranks.
+        name: name that pairs the calls of the ranks. Default: derived from the place of
+            the call in the traced function.
         timeout_s: seconds to wait for the slowest rank; default `TFDIST_TIMEOUT_S`.
-        process_set: the ranks that take part, which alone call it; default all.
+        process_set: ranks that take part. Only these call it. Default: all ranks.
 
     Returns:
-        Two tensors: the rows that came from rank 0, from rank 1 and so on, of shape
-        `[sum of received splits, ...]`; and the received splits: how many rows came
-        from each rank, int64 of shape `[size]`. Differentiable: the gradient goes back
-        the same way, as an `alltoall` with the received splits.
+        Two tensors. The first has the rows received from rank 0, then from rank 1 and
+        so on, and the shape `[sum of received splits, ...]`. The second has the
+        received splits, that is, how many rows came from each rank, as int64 of shape
+        `[size]`. Differentiable: the gradient is an `alltoall` with the received
+        splits, which sends the rows back.
 
     Raises:
-        tfdist.MismatchError: dtypes or the shapes of a row differ between the ranks.
-        tf.errors.InvalidArgumentError: the `splits` of a rank do not fit to its
-            tensor, or without them its rows can't be cut into equal parts.
+        tfdist.MismatchError: dtypes or row shapes differ between the ranks.
+        tf.errors.InvalidArgumentError: the `splits` of a rank do not match its tensor,
+            or, without `splits`, its rows cannot be divided into equal parts.
         tfdist.RankFailedError: a rank died or failed.
-        tfdist.TimeoutError: a rank did not come within `timeout_s`.
-        tfdist.NotInitializedError: before `tfdist.init()`.
+        tfdist.TimeoutError: a rank did not make the call within `timeout_s`.
+        tfdist.NotInitializedError: `tfdist.init()` has not been called.
 
     Example:
         >>> import tensorflow as tf, tfdist

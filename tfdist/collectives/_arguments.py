@@ -1,4 +1,4 @@
-"""Validation and conversion of the arguments of this package's functions."""
+"""Validation and conversion of the arguments of the collectives."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfdist.collectives.reduce_op import check_reducible
 from tfdist.core import runtime
 
-# Types that the operations can send; the core checks which of them can be reduced.
+# Dtypes that the operations can send. The core checks which of them can be reduced.
 _MOVABLE = frozenset(
     (
         *(tf.int8, tf.int16, tf.int32, tf.int64, tf.bool),
@@ -43,17 +43,17 @@ def tensor_of(value: Any, function: str) -> tf.Tensor:
         is_list = isinstance(value, list | tuple)
         if not is_list or not all(hasattr(item, "shape") for item in value):
             raise
-        remedy = "Give it one after the other."
+        remedy = "Pass them one after the other."
         if function == "allreduce":
             remedy = "Write tfdist.grouped_allreduce(tensors) for a list of tensors."
         raise ValueError(
             f"Expected one tensor in tfdist.{function}, got a {type(value).__name__} "
-            f"of {len(value)}, which differ in shape or dtype. {remedy}"
+            f"of {len(value)} tensors, which differ in shape or dtype. {remedy}"
         ) from error
     if tensor.dtype == tf.string:
         raise TypeError(
-            f"Expected numbers in tfdist.{function}, got string. Texts and other "
-            "Python objects go through tfdist.broadcast_object(value) or "
+            f"Expected numbers in tfdist.{function}, got string. Send strings and "
+            "other Python objects with tfdist.broadcast_object(value) or "
             "tfdist.allgather_object(value)."
         )
     if tensor.dtype not in _MOVABLE:
@@ -65,14 +65,14 @@ def tensor_of(value: Any, function: str) -> tf.Tensor:
 
 
 def reducible(value: Any, op: Any, function: str) -> tf.Tensor:
-    """Returns a tensor that can be reduced by `op`."""
+    """Returns `value` as a tensor, after checking that `op` can reduce it."""
     tensor = tensor_of(value, function)
     check_reducible(tensor.dtype, op, function)
     return tensor
 
 
 def splits_of(splits: Any, function: str) -> tf.Tensor:
-    """Numbers of rows as an int64 vector; an empty one stands for the default."""
+    """Returns the numbers of rows as an int64 vector; an empty vector means default."""
     if splits is None:
         return tf.zeros([0], tf.int64)
     numbers = _vector_of(splits)
@@ -99,7 +99,7 @@ def shape_of(shape: Any, function: str) -> tf.Tensor:
 
 
 def dtype_of(dtype: Any, function: str) -> tf.DType:
-    """Returns a dtype that can be sent."""
+    """Returns `dtype` as a TensorFlow dtype; raises if it cannot be sent."""
     known = tf.as_dtype(dtype)
     if known not in _MOVABLE:
         raise TypeError(
@@ -109,7 +109,7 @@ def dtype_of(dtype: Any, function: str) -> tf.DType:
 
 
 def _vector_of(numbers: Any) -> tf.Tensor | None:
-    """Returns an int64 vector, None if `numbers` is none."""
+    """Returns an int64 vector, or None if `numbers` does not form one."""
     if tf.is_tensor(numbers) or isinstance(numbers, tf.Variable):
         vector = tf.convert_to_tensor(numbers)
         if not vector.dtype.is_integer:
@@ -124,7 +124,7 @@ def _vector_of(numbers: Any) -> tf.Tensor | None:
 
 
 def scales_of(prescale: float, postscale: float, dtype: tf.DType) -> tuple[str, str]:
-    """Returns the factors of a reduction as texts that give back the same float64."""
+    """Returns the factors of a reduction as strings that keep the exact float64."""
     return (
         _scale_of(prescale, "prescale", dtype),
         _scale_of(postscale, "postscale", dtype),
@@ -144,9 +144,9 @@ def _scale_of(value: float, what: str, dtype: tf.DType) -> str:
 
 
 def batches_of(values: Sequence[tf.Tensor]) -> list[list[int]]:
-    """Cuts a list into operations: indices of one dtype, up to the fusion threshold.
+    """Splits a list into operations: indices of one dtype, up to the fusion threshold.
 
-    Every rank cuts in the same way, because dtypes and static shapes are the same.
+    All ranks split in the same way, because their dtypes and static shapes are equal.
     """
     limit = int(runtime.setting("TFDIST_FUSION_BYTES"))
     batches: list[list[int]] = []

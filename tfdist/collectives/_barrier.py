@@ -13,20 +13,21 @@ def barrier(
     timeout_s: float | None = None,
     process_set: ProcessSet | None = None,
 ) -> None:
-    """Waits until every rank has called it.
+    """Waits until every rank has called `barrier`.
 
-    In a `tf.function` it keeps its place among the function's effects.
+    In a `tf.function`, it runs in program order with the function's other side effects.
 
     Args:
-        name: pairs the calls of the ranks; default the place in the traced function.
+        name: name that pairs the calls of the ranks. Default: derived from the place of
+            the call in the traced function.
         timeout_s: seconds to wait for the slowest rank; default `TFDIST_TIMEOUT_S`.
-        process_set: the ranks that take part, which alone call it; default all.
+        process_set: ranks that take part. Only these call it. Default: all ranks.
 
     Raises:
         ValueError: `timeout_s` is not above 0.
         tfdist.RankFailedError: a rank died or failed.
-        tfdist.TimeoutError: a rank did not come within `timeout_s`.
-        tfdist.NotInitializedError: before `tfdist.init()`.
+        tfdist.TimeoutError: a rank did not make the call within `timeout_s`.
+        tfdist.NotInitializedError: `tfdist.init()` has not been called.
 
     Example:
         >>> import tfdist

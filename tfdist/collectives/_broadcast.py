@@ -1,4 +1,4 @@
-"""broadcast: every rank gets the values of one rank."""
+"""broadcast: every rank gets the value of one rank."""
 
 from __future__ import annotations
 
@@ -24,25 +24,28 @@ def broadcast(
     """Gives every rank the value that `tensor` has on rank `root`.
 
     Args:
-        tensor: tensor of any numeric dtype (float8 too) or bool and any shape `S`, the
-            same on every rank; only the value on `root` counts.
-        root: the rank whose value is taken, the same on every rank; default 0.
-        name: pairs the calls of the ranks; default the place in the traced function.
+        tensor: tensor of any numeric dtype (including float8) or bool and any shape
+            `S`. Shape and dtype must be equal on all ranks; only the value on `root` is
+            used.
+        root: rank whose value is broadcast; must be equal on all ranks. Default: 0.
+        name: name that pairs the calls of the ranks. Default: derived from the place of
+            the call in the traced function.
         timeout_s: seconds to wait for the slowest rank; default `TFDIST_TIMEOUT_S`.
-        process_set: the ranks that take part, which alone call it; default all.
+        process_set: ranks that take part. Only these call it. Default: all ranks.
 
     Returns:
-        Tensor of shape `S`. Differentiable: the root gets the sum of all ranks'
-        gradients, the others zeros.
+        Tensor of shape `S`. Differentiable: the root gets the sum of the gradients of
+        all ranks, the other ranks get zeros.
 
     Raises:
-        TypeError: it holds no numbers (texts: `tfdist.broadcast_object`).
+        TypeError: `tensor` does not hold numbers. Use `tfdist.broadcast_object` for
+            strings.
         ValueError: `timeout_s` is not above 0.
         tfdist.MismatchError: shapes, dtypes or roots differ between the ranks.
         tf.errors.InvalidArgumentError: there is no rank `root`.
         tfdist.RankFailedError: a rank died or failed.
-        tfdist.TimeoutError: a rank did not come within `timeout_s`.
-        tfdist.NotInitializedError: before `tfdist.init()`.
+        tfdist.TimeoutError: a rank did not make the call within `timeout_s`.
+        tfdist.NotInitializedError: `tfdist.init()` has not been called.
 
     Example:
         >>> import tensorflow as tf, tfdist
@@ -68,20 +71,23 @@ def grouped_broadcast(
     timeout_s: float | None = None,
     process_set: ProcessSet | None = None,
 ) -> list[tf.Tensor]:
-    """Broadcasts a list of tensors, in few operations instead of one for each.
+    """Broadcasts a list of tensors in a few operations instead of one for each tensor.
 
     Args:
-        tensors: as in `broadcast`; the same number, shapes and dtypes on every rank.
-        root: the rank whose values are taken; default 0.
-        name: pairs the calls of the ranks; default the place in the traced function.
+        tensors: as in `broadcast`. Number, shapes and dtypes must be equal on all
+            ranks.
+        root: rank whose values are broadcast; default 0.
+        name: name that pairs the calls of the ranks. Default: derived from the place of
+            the call in the traced function.
         timeout_s: seconds to wait for the slowest rank; default `TFDIST_TIMEOUT_S`.
-        process_set: the ranks that take part, which alone call it; default all.
+        process_set: ranks that take part. Only these call it. Default: all ranks.
 
     Returns:
         The root's values, in the order of `tensors`.
 
     Raises:
-        TypeError: it holds no numbers (texts: `tfdist.broadcast_object`).
+        TypeError: a tensor does not hold numbers. Use `tfdist.broadcast_object` for
+            strings.
         ValueError: `timeout_s` is not above 0.
         tfdist.MismatchError: shapes, dtypes or roots differ between the ranks.
         tf.errors.InvalidArgumentError: there is no rank `root`.

@@ -1,4 +1,4 @@
-"""allgather and gather: the rows of all ranks, one after the other."""
+"""allgather and gather: concatenation of the rows of all ranks."""
 
 from __future__ import annotations
 
@@ -22,24 +22,26 @@ def allgather(
     """Concatenates the rows of all ranks, in rank order, on every rank.
 
     Args:
-        tensor: tensor of any numeric dtype (float8 too) or bool and of shape
-            `[n, ...]`; `n` may differ between ranks and may be 0, the rest may not. A
-            scalar is one row.
-        name: pairs the calls of the ranks; default the place in the traced function.
+        tensor: tensor of any numeric dtype (including float8) or bool, of shape `[n,
+            ...]`. `n` may differ between ranks and may be 0; the other dimensions must
+            be equal on all ranks. A scalar is treated as one row.
+        name: name that pairs the calls of the ranks. Default: derived from the place of
+            the call in the traced function.
         timeout_s: seconds to wait for the slowest rank; default `TFDIST_TIMEOUT_S`.
-        process_set: the ranks that take part, which alone call it; default all.
+        process_set: ranks that take part. Only these call it. Default: all ranks.
 
     Returns:
-        Tensor of shape `[sum of n, ...]`. Differentiable: each rank gets the sum of
-        all ranks' gradients of its own rows.
+        Tensor of shape `[sum of n, ...]`. Differentiable: each rank gets, for its own
+        rows, the sum of the gradients of all ranks.
 
     Raises:
-        TypeError: it holds no numbers (texts: `tfdist.allgather_object`).
+        TypeError: `tensor` does not hold numbers. Use `tfdist.allgather_object` for
+            strings.
         ValueError: `timeout_s` is not above 0.
-        tfdist.MismatchError: dtypes or the shapes of a row differ between the ranks.
+        tfdist.MismatchError: dtypes or row shapes differ between the ranks.
         tfdist.RankFailedError: a rank died or failed.
-        tfdist.TimeoutError: a rank did not come within `timeout_s`.
-        tfdist.NotInitializedError: before `tfdist.init()`.
+        tfdist.TimeoutError: a rank did not make the call within `timeout_s`.
+        tfdist.NotInitializedError: `tfdist.init()` has not been called.
 
     Example:
         >>> import tensorflow as tf, tfdist
@@ -67,27 +69,29 @@ def gather(
     """Concatenates the rows of all ranks, in rank order, on rank `root`.
 
     Args:
-        tensor: as in `allgather`: of shape `[n, ...]`, where `n` may differ between
-            ranks and may be 0, and the rest may not. A scalar is one row.
-        root: the rank that gets the rows, the same on every rank; default 0.
-        name: pairs the calls of the ranks; default the place in the traced function.
+        tensor: as in `allgather`: of shape `[n, ...]`. `n` may differ between ranks and
+            may be 0; the other dimensions must be equal on all ranks. A scalar is
+            treated as one row.
+        root: rank that gets the rows; must be equal on all ranks. Default: 0.
+        name: name that pairs the calls of the ranks. Default: derived from the place of
+            the call in the traced function.
         timeout_s: seconds to wait for the slowest rank; default `TFDIST_TIMEOUT_S`.
-        process_set: the ranks that take part, which alone call it; default all.
+        process_set: ranks that take part. Only these call it. Default: all ranks.
 
     Returns:
-        On `root` a tensor of shape `[sum of n, ...]`, elsewhere one of shape
-        `[0, ...]`. Differentiable: the gradient is a `scatter`; each rank gets the
-        part of the root's gradient that belongs to its own rows.
+        On `root` a tensor of shape `[sum of n, ...]`, on other ranks a tensor of shape
+        `[0, ...]`. Differentiable: the gradient is a `scatter`; each rank gets the part
+        of the root's gradient that belongs to its own rows.
 
     Raises:
-        TypeError: it holds no numbers (texts: `tfdist.allgather_object`).
+        TypeError: `tensor` does not hold numbers. Use `tfdist.allgather_object` for
+            strings.
         ValueError: `timeout_s` is not above 0.
-        tfdist.MismatchError: dtypes, the shapes of a row or roots differ between the
-            ranks.
+        tfdist.MismatchError: dtypes, row shapes or roots differ between the ranks.
         tf.errors.InvalidArgumentError: there is no rank `root`.
         tfdist.RankFailedError: a rank died or failed.
-        tfdist.TimeoutError: a rank did not come within `timeout_s`.
-        tfdist.NotInitializedError: before `tfdist.init()`.
+        tfdist.TimeoutError: a rank did not make the call within `timeout_s`.
+        tfdist.NotInitializedError: `tfdist.init()` has not been called.
 
     Example:
         >>> import tensorflow as tf, tfdist
@@ -95,8 +99,8 @@ def gather(
         >>> tfdist.gather(tf.constant([[1, 2]])).numpy().tolist()
         [[1, 2]]
 
-        On two ranks, `[1, 2]` on one and `[3]` on the other give `[1, 2, 3]` on rank
-        0 and `[]` on rank 1.
+        On two ranks, `[1, 2]` on rank 0 and `[3]` on rank 1 give `[1, 2, 3]` on rank 0
+        and `[]` on rank 1.
     """
     value = _arguments.tensor_of(tensor, "gather")
     return emit.gather(

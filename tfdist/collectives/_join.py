@@ -14,57 +14,59 @@ from tfdist.core import engines, native, runtime
 from tfdist.core.deadlock import one_rank_code
 from tfdist.core.process_sets import ProcessSet, id_of
 
-# Called on every rank when a join has ended, with the id of its process set.
+# Callbacks that every rank calls with the id of the process set when a join has ended.
 after_join: list[Callable[[int], None]] = []
 
 
 def join(
     *, timeout_s: float | None = None, process_set: ProcessSet | None = None
 ) -> int:
-    """Declares that this rank has no more data; returns when all ranks have joined.
+    """Reports that this rank has no more data; returns when all ranks have joined.
 
-    Until then it takes part in the collectives that the other ranks call:
+    Until then, this rank takes part in the collectives that the other ranks call:
 
     ======================  =======================================================
-    operation               what this rank contributes, and what becomes of its part
+    operation               contribution of this rank, and the result that it gets
     ======================  =======================================================
-    allreduce, reduce       the identity (0 of a sum, 1 of a product, ...)
-    an average              nothing: it is over the ranks that call it
-    reduce_scatter          the identity; its part is dropped
-    allgather, alltoall,    no rows; what it gets is dropped
+    allreduce, reduce       the identity (0 for a sum, 1 for a product, ...)
+    average                 nothing; the average is over the ranks that call it
+    reduce_scatter          the identity; the received part is dropped
+    allgather, alltoall,    no rows; received rows are dropped
     gather
-    broadcast, scatter      what it gets is dropped; as the root of one: an error
+    broadcast, scatter      received values are dropped; an error as the root
     barrier                 no rank waits for it
     ======================  =======================================================
 
-    `send` and `recv` concern two ranks only and wait as usual. The weights of this rank
-    stay behind those of ranks that take more steps: send them the state of the rank
-    that is returned. `tfdist.callbacks.UnevenData` does all that in `model.fit`.
+    `send` and `recv` involve only two ranks and wait as usual. The weights of this rank
+    stay behind the weights of ranks that run more steps: afterwards, broadcast the
+    state of the rank that `join` returns. `tfdist.callbacks.UnevenData` does all this
+    in `model.fit`.
 
-    Call it in eager mode, when all earlier calls have returned their results. This rank
-    must not call anything else of the process set meanwhile, in another thread either.
+    Call `join` in eager mode, when all earlier calls have returned their results. Until
+    it returns, this rank must not call any other operation of the process set, in any
+    thread.
 
     Args:
-        timeout_s: seconds for which the others may call nothing; default
-            `TFDIST_TIMEOUT_S`.
-        process_set: the ranks that join, which alone call it; default all.
+        timeout_s: longest time in seconds during which the other ranks call nothing;
+            default `TFDIST_TIMEOUT_S`.
+        process_set: ranks that join. Only these call it. Default: all ranks.
 
     Returns:
-        The lowest of the ranks that have called everything themselves; the same on
-        all ranks.
+        The lowest rank among those that have called every operation themselves; the
+        same value on all ranks.
 
     Raises:
-        tfdist.MismatchError: on every rank: a rank that has joined is the root of a
-            broadcast or scatter, or process sets were changed meanwhile.
+        tfdist.MismatchError: on every rank, if a rank that has joined is the root of a
+            broadcast or scatter, or if process sets were changed during the join.
         tfdist.RankFailedError: a rank died or failed.
-        tfdist.TimeoutError: the others called nothing for `timeout_s`.
-        tfdist.NotInitializedError: before `tfdist.init()`.
-        RuntimeError: in a `tf.function`.
+        tfdist.TimeoutError: the other ranks called nothing for `timeout_s`.
+        tfdist.NotInitializedError: `tfdist.init()` has not been called.
+        RuntimeError: called in a `tf.function`.
 
     Example:
         >>> import tensorflow as tf, tfdist
         >>> tfdist.init()
-        >>> for own in [1.0, 2.0]:                       # as many as there are here
+        >>> for own in [1.0, 2.0]:                       # this rank's values
         ...     total = tfdist.allreduce(tf.constant(own))
         >>> tfdist.join()
         0
@@ -75,13 +77,13 @@ def join(
 def join_all(
     *, timeout_s: float | None = None, process_set: ProcessSet | None = None
 ) -> tuple[int, int]:
-    """As `join`; also returns how many ranks have called everything themselves.
+    """As `join`; also returns how many ranks have called every operation themselves.
 
-    If that is fewer than all, a rank that had joined has taken part in calls of others.
+    If it is fewer than all, ranks that had joined took part in calls of other ranks.
     """
     if not tf.executing_eagerly():
         raise RuntimeError(
-            "tfdist.join cannot be called in a tf.function: it lasts until all ranks "
+            "tfdist.join cannot be called in a tf.function: it blocks until all ranks "
             "have called it. Call it after the loop over the data."
         )
     runtime.check_initialized()
@@ -89,7 +91,7 @@ def join_all(
     wait = native.timeout_of(timeout_s)
     one_rank_code.check_not_alone("tfdist.join", id_of(process_set))
     claim([key_of("join", process_set=id_of(process_set))])
-    # In a thread of its own, so that Ctrl-C gets through.
+    # Runs in a separate thread, so that Ctrl-C is handled.
     outcome: concurrent.futures.Future[tuple[int, int]] = concurrent.futures.Future()
 
     def run() -> None:

@@ -1,4 +1,4 @@
-"""reduce and reduce_scatter: the reduction of all values, on one rank, or in parts."""
+"""reduce and reduce_scatter: the reduction on one rank, or in parts on all ranks."""
 
 from __future__ import annotations
 
@@ -27,32 +27,32 @@ def reduce(
     """Reduces `tensor` over all ranks; rank `root` gets the result.
 
     Args:
-        tensor: as in `allreduce`: of any shape `S`, the same on every rank.
-        root: the rank that gets the result, the same on every rank; default 0.
-        op: how the values are combined, as in `allreduce`; default
-            `ReduceOp.AVERAGE`.
-        name: pairs the calls of the ranks; default the place in the traced function.
-        prescale: factor before the reduction, default 1; must be 1 for integers and
-            bool.
-        postscale: factor after it, default 1; must be 1 for integers and
-            bool.
+        tensor: as in `allreduce`, of any shape `S`, which must be equal on all ranks.
+        root: rank that gets the result; must be equal on all ranks. Default: 0.
+        op: the reduction, as in `allreduce`; default `ReduceOp.AVERAGE`.
+        name: name that pairs the calls of the ranks. Default: derived from the place of
+            the call in the traced function.
+        prescale: factor applied before the reduction; default 1. Must be 1 for integers
+            and bool.
+        postscale: factor applied after the reduction; default 1. Must be 1 for integers
+            and bool.
         timeout_s: seconds to wait for the slowest rank; default `TFDIST_TIMEOUT_S`.
-        process_set: the ranks that take part, which alone call it; default all.
+        process_set: ranks that take part. Only these call it. Default: all ranks.
 
     Returns:
-        Tensor of shape `S`: on `root` the reduction, on other ranks their own
-        `tensor`, unchanged. Differentiable for `SUM` and `AVERAGE`: the gradient of
-        the root's result is broadcast to all ranks, with the same factors; on the
-        others that of their unchanged tensor is added.
+        Tensor of shape `S`: the reduction on `root`, and the unchanged `tensor` on
+        other ranks. Differentiable for `SUM` and `AVERAGE`: the gradient of the root's
+        result is broadcast to all ranks, with the same factors. Ranks other than `root`
+        add the gradient of their unchanged tensor.
 
     Raises:
-        TypeError: the dtype does not take the operation; says what to do.
+        TypeError: `op` does not support the dtype; the message suggests a fix.
         tfdist.MismatchError: shapes, dtypes, roots or options differ between the
             ranks.
         tf.errors.InvalidArgumentError: there is no rank `root`.
         tfdist.RankFailedError: a rank died or failed.
-        tfdist.TimeoutError: a rank did not come within `timeout_s`.
-        tfdist.NotInitializedError: before `tfdist.init()`.
+        tfdist.TimeoutError: a rank did not make the call within `timeout_s`.
+        tfdist.NotInitializedError: `tfdist.init()` has not been called.
 
     Example:
         >>> import tensorflow as tf, tfdist
@@ -61,8 +61,8 @@ def reduce(
         >>> tfdist.reduce(x, op=tfdist.ReduceOp.SUM).numpy().tolist()
         [1.0, 2.0]
 
-        On two ranks, `[1, 2]` on rank 0 and `[1, 0]` on rank 1 give `[2, 2]` on rank
-        0, and rank 1 keeps `[1, 0]`.
+        On two ranks, `[1, 2]` on rank 0 and `[1, 0]` on rank 1 give `[2, 2]` on rank 0,
+        while rank 1 keeps `[1, 0]`.
     """
     value = _arguments.reducible(tensor, op, "reduce")
     return emit.reduce(
@@ -87,40 +87,40 @@ def reduce_scatter(
     timeout_s: float | None = None,
     process_set: ProcessSet | None = None,
 ) -> tf.Tensor:
-    """Reduces `tensor` over all ranks; each rank gets its part of the rows.
+    """Reduces `tensor` over all ranks; each rank gets one part of the rows.
 
-    An `allgather` of the parts makes an `allreduce` of the whole, which moves twice as
-    much.
+    An `allgather` of the parts gives the same result as an `allreduce`, which moves
+    twice as much data.
 
     Args:
-        tensor: as in `allreduce`, of shape `[rows, ...]`, the same on every rank; a
-            scalar is one row.
-        splits: how many consecutive rows each rank gets: as many integers >= 0 as
-            there are ranks, which sum to `rows`; the same on every rank. Default: as
-            even as possible, the first `rows % size` ranks get one more.
-        op: how the values are combined, as in `allreduce`; default
-            `ReduceOp.AVERAGE`.
-        name: pairs the calls of the ranks; default the place in the traced function.
-        prescale: factor before the reduction, default 1; must be 1 for integers and
-            bool.
-        postscale: factor after it, default 1; must be 1 for integers and
-            bool.
+        tensor: as in `allreduce`, of shape `[rows, ...]`, which must be equal on all
+            ranks. A scalar is treated as one row.
+        splits: number of consecutive rows for each rank, as a list with one integer >=
+            0 for each rank and the sum `rows`. Must be equal on all ranks. Default: as
+            even as possible; each of the first `rows % size` ranks gets one more row.
+        op: the reduction, as in `allreduce`; default `ReduceOp.AVERAGE`.
+        name: name that pairs the calls of the ranks. Default: derived from the place of
+            the call in the traced function.
+        prescale: factor applied before the reduction; default 1. Must be 1 for integers
+            and bool.
+        postscale: factor applied after the reduction; default 1. Must be 1 for integers
+            and bool.
         timeout_s: seconds to wait for the slowest rank; default `TFDIST_TIMEOUT_S`.
-        process_set: the ranks that take part, which alone call it; default all.
+        process_set: ranks that take part. Only these call it. Default: all ranks.
 
     Returns:
         Tensor of shape `[splits[rank], ...]`. Differentiable for `SUM` and `AVERAGE`:
-        the gradient is an `allgather` of the gradients of the parts, times the
+        the gradient is an `allgather` of the gradients of the parts, multiplied by the
         factors.
 
     Raises:
-        TypeError: the dtype does not take the operation; says what to do.
+        TypeError: `op` does not support the dtype; the message suggests a fix.
         tfdist.MismatchError: shapes, dtypes, `splits` or options differ between the
             ranks.
-        tf.errors.InvalidArgumentError: `splits` do not fit to the tensor.
+        tf.errors.InvalidArgumentError: `splits` does not match the tensor.
         tfdist.RankFailedError: a rank died or failed.
-        tfdist.TimeoutError: a rank did not come within `timeout_s`.
-        tfdist.NotInitializedError: before `tfdist.init()`.
+        tfdist.TimeoutError: a rank did not make the call within `timeout_s`.
+        tfdist.NotInitializedError: `tfdist.init()` has not been called.
 
     Example:
         >>> import tensorflow as tf, tfdist
@@ -129,8 +129,9 @@ def reduce_scatter(
         >>> tfdist.reduce_scatter(x, op=tfdist.ReduceOp.SUM).numpy().tolist()
         [1.0, 2.0, 3.0]
 
-        On two ranks, `[1, 2, 3]` on one and `[1, 0, 1]` on the other give `[2, 2]` on
-        rank 0 and `[4]` on rank 1; with `splits=[1, 2]`, `[2]` and `[2, 4]`.
+        On two ranks, `[1, 2, 3]` on one rank and `[1, 0, 1]` on the other give `[2, 2]`
+        on rank 0 and `[4]` on rank 1. With `splits=[1, 2]`, they give `[2]` and `[2,
+        4]`.
     """
     value = _arguments.reducible(tensor, op, "reduce_scatter")
     return emit.reduce_scatter(

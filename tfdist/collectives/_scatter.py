@@ -1,4 +1,4 @@
-"""scatter: every rank gets its part of the rows of one rank."""
+"""scatter: every rank gets a part of the rows of one rank."""
 
 from __future__ import annotations
 
@@ -21,34 +21,34 @@ def scatter(
     timeout_s: float | None = None,
     process_set: ProcessSet | None = None,
 ) -> tf.Tensor:
-    """Cuts the rows of rank `root` into parts and gives each rank its part.
+    """Splits the rows of rank `root` into parts and sends one part to each rank.
 
     Args:
-        tensor: on `root` a tensor of any numeric dtype (float8 too) or bool and of
-            shape `[rows, ...]`; a scalar is one row. On other ranks a tensor of the
-            same dtype and shape of a row, of which nothing else counts: `[0, ...]`
-            will do.
-        root: the rank whose rows are given away, the same on every rank; default 0.
-        splits: on `root` how many consecutive rows each rank gets: as many integers
-            >= 0 as there are ranks, which sum to `rows`. Default: as even as
-            possible, the first `rows % size` ranks get one more. Not looked at on
-            other ranks.
-        name: pairs the calls of the ranks; default the place in the traced function.
+        tensor: on `root`, a tensor of any numeric dtype (including float8) or bool, of
+            shape `[rows, ...]`; a scalar is treated as one row. On other ranks, a
+            tensor with the same dtype and row shape. Its values and number of rows are
+            ignored, so it may have the shape `[0, ...]`.
+        root: rank whose rows are scattered; must be equal on all ranks. Default: 0.
+        splits: on `root`, the number of consecutive rows for each rank, as a list with
+            one integer >= 0 for each rank and the sum `rows`. Default: as even as
+            possible; each of the first `rows % size` ranks gets one more row. Ignored
+            on other ranks.
+        name: name that pairs the calls of the ranks. Default: derived from the place of
+            the call in the traced function.
         timeout_s: seconds to wait for the slowest rank; default `TFDIST_TIMEOUT_S`.
-        process_set: the ranks that take part, which alone call it; default all.
+        process_set: ranks that take part. Only these call it. Default: all ranks.
 
     Returns:
         Tensor of shape `[splits[rank], ...]`. Differentiable: the gradient is a
-        `gather`; the root gets the gradients of all parts, the others zeros.
+        `gather`. The root gets the gradients of all parts, the other ranks get zeros.
 
     Raises:
-        tfdist.MismatchError: dtypes, the shapes of a row or roots differ between the
-            ranks.
-        tf.errors.InvalidArgumentError: there is no rank `root`, or its `splits` do
-            not fit to its tensor.
+        tfdist.MismatchError: dtypes, row shapes or roots differ between the ranks.
+        tf.errors.InvalidArgumentError: there is no rank `root`, or its `splits` do not
+            match its tensor.
         tfdist.RankFailedError: a rank died or failed.
-        tfdist.TimeoutError: a rank did not come within `timeout_s`.
-        tfdist.NotInitializedError: before `tfdist.init()`.
+        tfdist.TimeoutError: a rank did not make the call within `timeout_s`.
+        tfdist.NotInitializedError: `tfdist.init()` has not been called.
 
     Example:
         >>> import tensorflow as tf, tfdist
@@ -56,8 +56,8 @@ def scatter(
         >>> tfdist.scatter(tf.constant([1, 2, 3])).numpy().tolist()
         [1, 2, 3]
 
-        On two ranks, with `[1, 2, 3]` on rank 0, rank 0 gets `[1, 2]` and rank 1
-        gets `[3]`; with `splits=[0, 3]`, rank 1 gets everything.
+        On two ranks, with `[1, 2, 3]` on rank 0, rank 0 gets `[1, 2]` and rank 1 gets
+        `[3]`. With `splits=[0, 3]`, rank 1 gets all rows.
     """
     value = _arguments.tensor_of(tensor, "scatter")
     return emit.scatter(

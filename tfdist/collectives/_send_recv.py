@@ -1,4 +1,4 @@
-"""send and recv: a tensor from one rank to another; other ranks take no part."""
+"""send and recv: transfer of a tensor between two ranks; other ranks do not call."""
 
 from __future__ import annotations
 
@@ -18,35 +18,37 @@ def send(
     name: str | None = None,
     timeout_s: float | None = None,
 ) -> tf.Tensor:
-    """Hands `tensor` to rank `dst`, which calls `recv` with this rank as `src`.
+    """Sends `tensor` to rank `dst`, which calls `recv` with this rank as `src`.
 
-    The n-th `send` to a rank meets its n-th `recv` from here: in eager mode in the
-    order of the program, in a `tf.function` in the order of tracing. There both ranks
-    need functions of one name, or `name`. In eager mode `send` returns when the
-    receiver has come: two ranks that send to each other do that in one `tf.function`,
-    where nothing waits for anything else, or one after the other.
+    The n-th `send` to a rank is paired with that rank's n-th `recv` from this rank: in
+    eager mode in program order, in a `tf.function` in the order of tracing. In a
+    `tf.function`, both ranks must use functions of the same name, or pass `name`. In
+    eager mode, `send` returns when the receiver has called `recv`. Two ranks that send
+    to each other must therefore do so in one `tf.function`, where the operations do not
+    wait for each other, or one after the other.
 
     Args:
         tensor: tensor of any numeric dtype (float8 too) or bool and any shape.
-        dst: the rank that receives, another one than this.
-        name: pairs the two calls; default the place in the traced function.
+        dst: rank that receives the tensor; must not be this rank.
+        name: name that pairs the two calls. Default: derived from the place of the call
+            in the traced function.
         timeout_s: seconds to wait for the receiver; default `TFDIST_TIMEOUT_S`.
 
     Returns:
-        A scalar 0 of the dtype of `tensor`, there when the tensor has been handed
-        over. Differentiable: its gradient, whatever comes into it, is what the
-        receiver's `recv` gives back, so add it to the loss of this rank, or
-        differentiate it alone:
+        A scalar 0 with the dtype of `tensor`, available when the tensor has been sent.
+        Differentiable: its gradient is the one that the receiver's `recv` sends back,
+        whatever the incoming gradient is. So add the result to the loss of this rank,
+        or differentiate it alone:
 
             sent = tfdist.send(hidden, 1)
             gradients = tape.gradient(sent, variables)
 
     Raises:
-        tfdist.MismatchError: the receiver expects another shape or dtype.
-        tf.errors.InvalidArgumentError: there is no rank `dst`, or it is this one.
+        tfdist.MismatchError: the receiver expects a different shape or dtype.
+        tf.errors.InvalidArgumentError: there is no rank `dst`, or it is this rank.
         tfdist.RankFailedError: a rank died or failed.
-        tfdist.TimeoutError: the receiver did not come within `timeout_s`.
-        tfdist.NotInitializedError: before `tfdist.init()`.
+        tfdist.TimeoutError: the receiver did not call `recv` within `timeout_s`.
+        tfdist.NotInitializedError: `tfdist.init()` has not been called.
 
     Example:
         >>> import tensorflow as tf, tfdist
@@ -76,32 +78,35 @@ def recv(
     name: str | None = None,
     timeout_s: float | None = None,
 ) -> tf.Tensor:
-    """Gets a tensor from rank `src`, which calls `send` with this rank as `dst`.
+    """Receives a tensor from rank `src`, which calls `send` with this rank as `dst`.
 
     Args:
-        shape: of the tensor that comes: a list of integers, a `tf.TensorShape` or an
-            integer vector.
-        dtype: of the tensor that comes, for example `tf.float32`.
-        src: the rank that sends, another one than this.
-        after: a tensor or variable of a floating-point dtype that this rank
-            differentiates by, such as the first weight of its layers; default none.
-            Backpropagation calls an operation only where it lies between the loss and
-            what the loss is differentiated by. With `after` it lies there: the
-            gradient of the result goes back to `src`, `after` gets zeros.
-        name: pairs the two calls; default the place in the traced function.
+        shape: shape of the received tensor, as a list of integers, a `tf.TensorShape`
+            or an integer vector.
+        dtype: dtype of the received tensor, for example `tf.float32`.
+        src: rank that sends the tensor; must not be this rank.
+        after: tensor or variable of a floating-point dtype with respect to which this
+            rank differentiates, such as the first weight of its layers; default none.
+            Backpropagation runs the gradient of an operation only if the operation lies
+            between the loss and the differentiated variables. `after` puts `recv`
+            there: the gradient of the result is sent back to `src`, and `after` gets
+            zeros.
+        name: name that pairs the two calls. Default: derived from the place of the call
+            in the traced function.
         timeout_s: seconds to wait for the sender; default `TFDIST_TIMEOUT_S`.
 
     Returns:
-        Tensor of `shape` and `dtype`, the sender's value. With `after` differentiable:
-        the gradient is sent back. Then the sender must differentiate what its `send`
-        returned, and this rank what `recv` returned: one alone waits for the other.
+        Tensor of `shape` and `dtype` with the sender's value. Differentiable if `after`
+        is given: the gradient is sent back. The sender must then differentiate the
+        result of its `send`, and this rank the result of `recv`; if only one rank does
+        so, it waits for the other.
 
     Raises:
-        tfdist.MismatchError: the sender's shape or dtype is another.
-        tf.errors.InvalidArgumentError: there is no rank `src`, or it is this one.
+        tfdist.MismatchError: the sender's shape or dtype is different.
+        tf.errors.InvalidArgumentError: there is no rank `src`, or it is this rank.
         tfdist.RankFailedError: a rank died or failed.
-        tfdist.TimeoutError: the sender did not come within `timeout_s`.
-        tfdist.NotInitializedError: before `tfdist.init()`.
+        tfdist.TimeoutError: the sender did not call `send` within `timeout_s`.
+        tfdist.NotInitializedError: `tfdist.init()` has not been called.
 
     Example:
         >>> import tensorflow as tf, tfdist

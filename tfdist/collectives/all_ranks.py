@@ -1,4 +1,4 @@
-"""Runs a function on one or all ranks; every rank raises an exception of any rank."""
+"""Runs a function on one or all ranks; if it raises on any rank, every rank raises."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ def run_on_rank(
     timeout_s: float | None,
     process_set: ProcessSet | None,
 ) -> Any:
-    """Runs a function on one rank, while the others wait for its result.
+    """Runs a function on one rank, while the other ranks wait for its result.
 
     Args:
-        rank: the rank that runs it.
-        work: the function; returns plain data for all ranks.
-        failed: start of the message on the other ranks if it raises.
-        place: name of `work`, for the error of a collective that is called in it.
+        rank: rank that runs the function.
+        work: the function; returns plain data, which all ranks get.
+        failed: beginning of the message on the other ranks if `work` raises.
+        place: name of `work`, for the error if a collective is called in `work`.
         name: identifies the call across ranks.
         timeout_s: seconds to wait.
-        process_set: the ranks that take part, which alone call it.
+        process_set: ranks that take part. Only these call it.
 
     Returns:
         The result of `work`, on all ranks.
 
     Raises:
-        Exception: on `rank`: the exception of `work`.
-        tfdist.RankFailedError: on the others: `work` raised; or a rank failed.
+        Exception: on `rank`, the exception raised by `work`.
+        tfdist.RankFailedError: on the other ranks, if `work` raised; or a rank failed.
     """
     failure: Exception | None = None
     own: dict[str, Any] = {}
@@ -61,9 +61,9 @@ def run_on_rank(
         )
     except Exception:
         if failure is None:
-            raise  # else: a rank that received the failure has ended already
+            raise  # else: another rank received the failure and has ended already
     if failure is not None:
-        raise failure  # outside of the handler: it is not the other ranks' fault
+        raise failure  # outside of the handler: not the fault of the other ranks
     if shared["failure"]:
         raise errors.RankFailedError(
             f"{failed}: {shared['failure']}",
@@ -76,12 +76,12 @@ def run_on_rank(
 def single_rank_code(
     place: str, process_set: ProcessSet | None, *, others_wait: bool
 ) -> Iterator[None]:
-    """Marks code that only this rank runs: a collective in it raises at once.
+    """Marks code that only this rank runs: a collective called in it raises an error.
 
     Args:
-        place: the name of the code, for messages.
-        process_set: this rank and the ranks that do not run it; None for all.
-        others_wait: whether those ranks wait until it has ended.
+        place: name of the code, for messages.
+        process_set: this rank and the ranks that do not run the code; None: all ranks.
+        others_wait: whether the other ranks wait until the code has ended.
     """
     ranks = members_of(process_set)
     with (
@@ -98,10 +98,10 @@ def single_rank_code(
 
 
 class CoordinatedCall:
-    """The stages of one function that all ranks call at the same time.
+    """The stages of a function that all ranks call at the same time.
 
-    Between two exchanges each rank works by itself, without a time limit, so the ranks
-    may have different amounts of work.
+    Between two exchanges, each rank works independently and without a time limit, so
+    the amount of work may differ between ranks.
 
     Args:
         function: name of the function that the user called, for messages.
@@ -125,25 +125,26 @@ class CoordinatedCall:
     def run(
         self, stage: str, work: Callable[[], tuple[T, dict[str, Any]]]
     ) -> tuple[T, list[dict[str, Any]]]:
-        """Does the work, then exchanges its outcome with all ranks.
+        """Runs `work`, then exchanges its outcome with all ranks.
 
         Args:
             stage: name of the stage, the same on all ranks.
-            work: returns a result, and plain data for the other ranks.
+            work: returns a result, and plain data that the other ranks get.
 
         Returns:
-            The result, and the data of all ranks in their order.
+            The result, and the data of all ranks in rank order.
 
         Raises:
-            Exception: the exception of `work`, on its rank.
+            Exception: on the rank where `work` raised, the exception of `work`.
             tfdist.RankFailedError: `work` raised on another rank.
-            tfdist.MismatchError: another rank is in another function, or has joined.
+            tfdist.MismatchError: another rank calls a different function, or has
+                joined.
         """
         failure: Exception | None = None
         data: dict[str, Any] = {}
         try:
             result, data = work()
-        except Exception as error:  # reported to all ranks, raised below
+        except Exception as error:  # reported to all ranks, then raised below
             failure = error
         own = {
             "stage": f"tfdist.{self.function}, {stage}",
@@ -173,16 +174,16 @@ class CoordinatedCall:
                     ),
                 )
         facts = [{"stage": o["stage"], **o["data"]} for o in shared]
-        self.agree(facts, "stage", "where they are", "Call the same on all ranks.")
+        self.agree(facts, "stage", "the stage", "Call the same on all ranks.")
         return result, facts
 
     def agree(
         self, facts: list[dict[str, Any]], key: str, what: str, advice: str
     ) -> None:
-        """Raises on all ranks if a fact differs between the ranks.
+        """Raises on all ranks if the value of `key` differs between the ranks.
 
         Raises:
-            tfdist.MismatchError: with both values.
+            tfdist.MismatchError: the message has both values.
         """
         for rank, other in zip(self.ranks, facts, strict=True):
             if other[key] != facts[0][key]:

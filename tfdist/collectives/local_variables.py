@@ -1,4 +1,4 @@
-"""Variables that belong to one rank: their gradients are not reduced."""
+"""Variables that are local to each rank: their gradients are not reduced."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Any
 
 
 class LocalVariables:
-    """Tells which trained variables belong to each rank alone.
+    """Determines which trained variables are local to each rank.
 
     Args:
-        selection: variables and layers (or models), which stand for all their
-            variables, also for those that they create later; or a function of a
-            variable that returns whether it is local.
+        selection: list of variables and layers or models, or a function that takes a
+            variable and returns whether it is local. A layer or model includes all its
+            variables, also those that it creates later.
 
     Raises:
-        TypeError: `selection` is neither, or something in it is neither.
+        TypeError: `selection` or an entry of the list has a wrong type.
 
     Example:
         >>> import tensorflow as tf
@@ -55,7 +55,7 @@ class LocalVariables:
         return [i for i, v in enumerate(variables) if identity(v) in local]
 
     def listed(self) -> list[Any]:
-        """Returns all variables of the list and of its layers; [] for a function."""
+        """Returns all variables of the list and its layers; [] for a function."""
         if self._predicate is not None:
             return []
         members = (item.weights if is_layer(item) else [item] for item in self._listed)
@@ -66,7 +66,7 @@ def with_local_variable(local: LocalVariables | None, item: Any) -> LocalVariabl
     """Returns local variables with one variable or layer added.
 
     Raises:
-        TypeError: it is neither.
+        TypeError: `item` is neither a variable nor a layer.
     """
     return LocalVariables([*(local._listed if local else ()), item])
 
@@ -74,10 +74,10 @@ def with_local_variable(local: LocalVariables | None, item: Any) -> LocalVariabl
 def check_clips_each_alone(optimizer: Any) -> None:
     """Raises ValueError if an optimizer clips by the norm over several variables.
 
-    If some of them are local, that norm differs between the ranks.
+    If some of these variables are local, the norm differs between the ranks.
 
     Args:
-        optimizer: Keras optimizer, or one that wraps others (loss scale,
+        optimizer: Keras optimizer, or a wrapper of other optimizers (loss scale,
             `MultiOptimizer`).
     """
     inner = getattr(optimizer, "inner_optimizer", optimizer)
@@ -85,18 +85,18 @@ def check_clips_each_alone(optimizer: Any) -> None:
         if getattr(one, "global_clipnorm", None) is not None:
             raise ValueError(
                 "global_clipnorm cannot be used with local_variables: the norm over "
-                "all gradients would differ between the ranks, and with it the "
-                "variables that they share. Use clipnorm."
+                "all gradients would differ between the ranks, and so would the "
+                "updates of the variables that they share. Use clipnorm."
             )
 
 
 def is_layer(one: Any) -> bool:
-    """Whether it has variables: a layer or a model."""
+    """Returns whether `one` has variables, as a layer or a model does."""
     return hasattr(one, "trainable_variables") and hasattr(one, "weights")
 
 
 def is_variable(one: Any) -> bool:
-    """Whether it is a variable of Keras or TensorFlow."""
+    """Returns whether `one` is a Keras or TensorFlow variable."""
     return hasattr(one, "assign") and hasattr(one, "dtype")
 
 
@@ -105,6 +105,6 @@ def _is_iterable(selection: Any) -> bool:
 
 
 def identity(variable: Any) -> int:
-    """Returns an id; a Keras variable has that of its TensorFlow variable."""
+    """Returns an id; a Keras variable has the id of its TensorFlow variable."""
     value = getattr(variable, "value", variable)
     return id(variable if callable(value) else value)

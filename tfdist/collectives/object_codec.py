@@ -1,7 +1,7 @@
-"""Encodes plain data as bytes: None, numbers, text, arrays, and structures of them.
+"""Encodes plain data as bytes: None, numbers, text, arrays, and structures of these.
 
-The format is msgpack, with bounds on depth, items and bytes. Anything else is refused,
-with its place in the object; no code is ever sent.
+The format is msgpack, with bounds on depth, items and bytes. Other objects raise an
+error that names their place in the structure. No code is ever sent.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ MAX_BYTES = 1 << 20
 # msgpack extension types.
 _TUPLE, _ARRAY, _SCALAR = 1, 2, 3
 _DTYPE = re.compile(r"[<>|=](b1|[iu][1248]|f(2|4|8|12|16)|c(8|16|24|32))\Z")
-# Types of TensorFlow for which NumPy has no code ("<V1") or cannot read it ("<f1"):
-# they are sent by name. Only types that all supported versions have.
+# TensorFlow dtypes that have no NumPy code ("<V1"), or whose code NumPy cannot read
+# ("<f1"). They are sent by name. Only dtypes of all supported versions are listed.
 _BY_NAME = {
     dtype.name: np.dtype(dtype.as_numpy_dtype)
     for dtype in (
@@ -37,20 +37,20 @@ _NAMES = {dtype: name for name, dtype in _BY_NAME.items()}
 
 
 def encode(obj: Any, *, max_bytes: int = MAX_BYTES) -> bytes:
-    """Turns plain data into bytes.
+    """Encodes plain data as bytes.
 
     Args:
         obj: None, bool, int (64 bits), float, str, bytes, NumPy array or scalar of
-            numbers (also bfloat16, float8_e5m2, float8_e4m3fn, int4, uint4), or list,
-            tuple, dict of such; at most 16 deep, 100,000 items.
-        max_bytes: bound on the result, in bytes; default 1 MiB.
+            numbers (also bfloat16, float8_e5m2, float8_e4m3fn, int4, uint4), or a list,
+            tuple or dict of these. At most 16 levels deep and 100,000 items.
+        max_bytes: largest size of the result, in bytes; default 1 MiB.
 
     Returns:
         The bytes, for `decode`.
 
     Raises:
-        TypeError: something else; the message names its place.
-        ValueError: too deep, too many items, or too many bytes.
+        TypeError: an object is not plain data; the message names its place.
+        ValueError: too many levels, items or bytes.
 
     Example:
         >>> decode(encode({"step": 3, "shape": (2, 2)}))
@@ -67,10 +67,10 @@ def encode(obj: Any, *, max_bytes: int = MAX_BYTES) -> bytes:
 
 
 def decode(data: bytes, *, max_bytes: int = MAX_BYTES) -> Any:
-    """Turns bytes of `encode` back into the value, with the same bounds.
+    """Decodes bytes from `encode`, with the same bounds.
 
     Raises:
-        ValueError: the bytes are no such value, or exceed a bound.
+        ValueError: the bytes are not an encoded object, or exceed a bound.
     """
     if len(data) > max_bytes:
         raise ValueError(f"Expected at most {max_bytes} bytes, got {len(data)} bytes.")
@@ -81,7 +81,7 @@ def decode(data: bytes, *, max_bytes: int = MAX_BYTES) -> Any:
 
 
 class _Packer:
-    """Replaces tuples and arrays by extension types and checks the bounds."""
+    """Replaces tuples and arrays by extension types, and checks the bounds."""
 
     def __init__(self) -> None:
         self._items = 0
@@ -111,7 +111,7 @@ class _Packer:
                 self._key(k, path): self.plain(v, f"{path}[{k!r}]", depth + 1)
                 for k, v in obj.items()
             }
-        # Subclasses have more than numbers: a masked array has a mask.
+        # A subclass has more than numbers: a masked array has a mask.
         if kind in (np.ndarray, np.memmap):
             return msgpack.ExtType(_ARRAY, _pack_array(obj, path))
         if isinstance(obj, np.generic) and kind is obj.dtype.type:
@@ -149,8 +149,8 @@ def _refusal(obj: Any, path: str) -> str:
         advice = "use tfdist.broadcast() or allgather(), or pass its numpy()"
     elif isinstance(obj, np.ndarray):
         advice = (
-            "send np.asarray() of it, and what else it holds (a mask, names of fields)"
-            " beside that"
+            "send np.asarray() of it, and any other contents (a mask, names of fields)"
+            " separately"
         )
     else:
         advice = (
@@ -177,13 +177,13 @@ def _is_known(name: str) -> bool:
 
 
 class _Unpacker:
-    """Decodes, and checks the bounds again: peers may run another version."""
+    """Decodes, and checks the bounds again: peers may run a different version."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
 
     def value(self, data: bytes, depth: int) -> Any:
-        if depth > MAX_DEPTH + 1:  # contents of a tuple or array of the last level
+        if depth > MAX_DEPTH + 1:  # contents of a tuple or array at the last level
             raise ValueError(f"Expected at most {MAX_DEPTH} levels, got more.")
         return msgpack.unpackb(
             data,

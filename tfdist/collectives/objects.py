@@ -1,4 +1,4 @@
-"""broadcast_object, allgather_object: small Python values between ranks.
+"""broadcast_object, allgather_object: exchange of small Python values between ranks.
 
 Only plain data can be sent (`collectives.object_codec`), unless all ranks have set
 TFDIST_OBJECTS=pickle (`core.pickling`).
@@ -17,7 +17,7 @@ from tfdist.core import pickling, runtime
 from tfdist.core.process_sets import ProcessSet, check_root, id_of, members_of
 
 _HEADER_WORDS = 3  # rank, status, length in bytes
-_HEADER_MAX_BYTES = (1 << 31) - 1  # the largest length that the header can hold
+_HEADER_MAX_BYTES = (1 << 31) - 1  # largest length that the header can hold
 _OK, _REFUSED, _PICKLED = 0, 1, 2
 _CHOICE = (
     f"Or set {pickling.VARIABLE}=pickle for all ranks, which then send each other any "
@@ -34,29 +34,30 @@ def broadcast_object(
     timeout_s: float | None = None,
     process_set: ProcessSet | None = None,
 ) -> Any:
-    """Gives every rank the object of rank `root`.
+    """Sends the object of rank `root` to every rank.
 
     Args:
-        obj: plain data (`collectives.object_codec.encode`); or, where all ranks have
-            `TFDIST_OBJECTS=pickle`, any object. Looked at on `root` only.
-        root: rank whose object all ranks get; default 0.
-        name: identifies the call across ranks; default: by its order.
-        max_bytes: bound on the encoded object, in bytes; default 1 MiB, at
-            most 2 GiB.
+        obj: plain data (`collectives.object_codec.encode`), or any object if all ranks
+            have set `TFDIST_OBJECTS=pickle`. Used on `root` only.
+        root: rank whose object is sent; default 0.
+        name: name that pairs the calls of the ranks. Default: they are paired by order.
+        max_bytes: largest size of the encoded object, in bytes; default 1 MiB, at most
+            2 GiB.
         timeout_s: seconds to wait for the slowest rank; default `TFDIST_TIMEOUT_S`.
-        process_set: the ranks that take part, which alone call it; default all.
+        process_set: ranks that take part. Only these call it. Default: all ranks.
 
     Returns:
-        The object, equal on all ranks; on `root` a copy.
+        The object, equal on all ranks. On `root`, it is a copy.
 
     Raises:
-        TypeError: on `root`: the object is not plain data, or cannot be pickled.
-        ValueError: on `root`: a bound is exceeded; anywhere: `root` is not a rank, or
-            not one of `process_set`; a pickled object cannot be loaded on this rank.
+        TypeError: on `root`, if the object is not plain data or cannot be pickled.
+        ValueError: on `root`, if a bound is exceeded; on any rank, if `root` is not a
+            rank or not in `process_set`, or if this rank cannot load the pickled
+            object.
         tfdist.RankFailedError: a rank failed, `root` could not send its object, or
             another rank could not load it.
         tfdist.MismatchError: `root` has joined (`tfdist.join`).
-        RuntimeError: in a `tf.function`.
+        RuntimeError: called in a `tf.function`.
 
     Example:
         >>> import tfdist
@@ -85,29 +86,29 @@ def allgather_object(
     timeout_s: float | None = None,
     process_set: ProcessSet | None = None,
 ) -> list[Any]:
-    """Gives every rank the objects of all ranks.
+    """Sends the objects of all ranks to every rank.
 
     Args:
-        obj: plain data (`collectives.object_codec.encode`); or, where all ranks have
-            `TFDIST_OBJECTS=pickle`, any object. May differ between ranks.
-        name: identifies the call across ranks; default: by its order.
-        max_bytes: bound on each encoded object, in bytes; default 1 MiB, at
-            most 2 GiB.
+        obj: plain data (`collectives.object_codec.encode`), or any object if all ranks
+            have set `TFDIST_OBJECTS=pickle`. May differ between ranks.
+        name: name that pairs the calls of the ranks. Default: they are paired by order.
+        max_bytes: largest size of each encoded object, in bytes; default 1 MiB, at most
+            2 GiB.
         timeout_s: seconds to wait for the slowest rank; default `TFDIST_TIMEOUT_S`.
-        process_set: the ranks that take part, which alone call it; default all.
+        process_set: ranks that take part. Only these call it. Default: all ranks.
 
     Returns:
-        `size()` objects, that of rank r at index r; equal on all ranks. Of a process
-        set as many as it has members, in the order of their ranks. None for a rank
-        that has joined (`tfdist.join`).
+        List of `size()` objects, with the object of rank r at index r; equal on all
+        ranks. For a process set, one object for each member, in rank order. The entry
+        is None for a rank that has joined (`tfdist.join`).
 
     Raises:
         TypeError: this rank's object is not plain data, or cannot be pickled.
-        ValueError: this rank's object exceeds a bound; a pickled object cannot be
-            loaded on this rank.
-        tfdist.RankFailedError: a rank failed, or could not send its object or load
-            another one.
-        RuntimeError: in a `tf.function`.
+        ValueError: this rank's object exceeds a bound, or this rank cannot load a
+            pickled object.
+        tfdist.RankFailedError: a rank failed, could not send its object, or could not
+            load the object of another rank.
+        RuntimeError: called in a `tf.function`.
 
     Example:
         >>> import tfdist
@@ -134,18 +135,18 @@ def gather_from_all(
 
     Args:
         obj: plain data.
-        function: name of the function that the ranks call, for the message.
-        name: identifies the call across ranks.
-        max_bytes: bound on each encoded object, in bytes.
+        function: name of the function that the ranks call, for messages.
+        name: name that pairs the calls of the ranks.
+        max_bytes: largest size of each encoded object, in bytes.
         timeout_s: seconds to wait for the slowest rank.
-        process_set: the ranks that take part.
+        process_set: ranks that take part.
 
     Returns:
-        The objects, in the order of the ranks.
+        The objects in rank order.
 
     Raises:
-        tfdist.MismatchError: a rank has joined (`tfdist.join`); on all ranks that
-            call it.
+        tfdist.MismatchError: on all ranks that call it, if a rank has joined
+            (`tfdist.join`).
     """
     objects = _exchange(obj, True, name, max_bytes, timeout_s, process_set)
     for rank in members_of(process_set):
@@ -170,12 +171,13 @@ def _exchange(
     timeout_s: float | None,
     process_set: ProcessSet | None,
 ) -> dict[int, Any]:
-    """Allgathers one message of each rank: its object, or the reason why it has none.
+    """Allgathers one message of each rank: its object, or the reason for having none.
 
-    If an object was pickled, a second allgather tells whether all ranks could load it.
+    If an object was pickled, a second allgather reports whether all ranks could load
+    it.
 
     Returns:
-        Rank → its object; without the ranks that have joined.
+        Rank → object, without the ranks that have joined.
     """
     if not tf.executing_eagerly():
         raise RuntimeError(
@@ -212,7 +214,7 @@ def _exchange(
                     f"whatever max_bytes is, got {len(message)} bytes. Send arrays "
                     "with tfdist.broadcast() or tfdist.allgather()."
                 )
-        except Exception as error:  # any error: the other ranks wait
+        except Exception as error:  # any error, because the other ranks wait
             refusal = error
     found = gather("", status, message, refusal)
     _check(found, "send its object")
@@ -230,7 +232,7 @@ def _exchange(
 
 
 def _message_of(obj: Any, call: str, max_bytes: int) -> tuple[int, bytes]:
-    """Returns status and bytes: plain data if possible, else a pickled object."""
+    """Returns status and bytes: plain data if possible, otherwise a pickled object."""
     try:
         return _OK, encode(obj, max_bytes=max_bytes)
     except (TypeError, ValueError) as refusal:
@@ -243,7 +245,7 @@ def _message_of(obj: Any, call: str, max_bytes: int) -> tuple[int, bytes]:
 
 
 def _object_of(rank: int, status: int, data: bytes, call: str, max_bytes: int) -> Any:
-    """Returns the object in a message of `rank`; ValueError if it has none."""
+    """Returns the object in a message of `rank`; raises ValueError if it has none."""
     if status == _OK:
         return decode(data, max_bytes=max_bytes) if data else None
     if status != _PICKLED or not pickling.is_enabled():
@@ -277,7 +279,7 @@ def _pack_message(rank: int, status: int, message: bytes) -> np.ndarray:
 
 
 def _messages(words: np.ndarray) -> list[tuple[int, int, bytes]]:
-    """Splits the gathered words into messages, by the length in each header."""
+    """Splits the gathered words into messages by the length in each header."""
     found = []
     position = 0
     while position < len(words):

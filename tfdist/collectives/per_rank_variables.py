@@ -1,4 +1,4 @@
-"""Tells variables that may differ between the ranks from those that must not."""
+"""Distinguishes variables that may differ between ranks from those that must not."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import keras
 from tfdist.collectives.local_variables import identity
 from tfdist.core.registry import WeakRegistry
 
-# Keras's names of variables that follow each rank's own batches.
+# Keras's names for variables that depend on each rank's own batches.
 _PER_RANK_NAMES = (
     "moving_mean",
     "moving_variance",
@@ -23,25 +23,25 @@ _PER_RANK_NAMES = (
 )
 _MAX_LISTS = 64
 
-# Variables given as local_variables to a tape or optimizer.
+# Variables passed as local_variables to a tape or optimizer.
 _declared: WeakRegistry[bool] = WeakRegistry()
-# Lists given to broadcast_variables, by the identities of their variables.
+# Lists passed to broadcast_variables, by the identities of their variables.
 _broadcast_lists: dict[tuple[int, ...], list[weakref.ref[Any]]] = {}
 
 
 def declare(variables: Iterable[Any]) -> None:
-    """Notes that these variables belong to each rank alone (`local_variables`)."""
+    """Records that these variables are local to each rank (`local_variables`)."""
     for variable in variables:
         _declared.set(tf_variable(variable), True)
 
 
 def is_declared(variable: Any) -> bool:
-    """Whether a variable has been given to `declare`."""
+    """Returns whether a variable has been passed to `declare`."""
     return tf_variable(variable) in _declared
 
 
 def note_broadcast(variables: Sequence[Any]) -> None:
-    """Notes the variables of one `broadcast_variables`: the state of one model."""
+    """Records the variables of a `broadcast_variables` call: the state of one model."""
     key = tuple(map(identity, variables))
     _broadcast_lists[key] = [weakref.ref(variable) for variable in variables]
     while len(_broadcast_lists) > _MAX_LISTS:
@@ -49,7 +49,7 @@ def note_broadcast(variables: Sequence[Any]) -> None:
 
 
 def were_broadcast(variables: Sequence[Any]) -> bool:
-    """Whether some of these have been in a list given to `note_broadcast`."""
+    """Returns whether any of these was in a list passed to `note_broadcast`."""
     identities = set(map(identity, variables))
     return any(
         not identities.isdisjoint(map(identity, listed))
@@ -58,10 +58,10 @@ def were_broadcast(variables: Sequence[Any]) -> bool:
 
 
 def broadcast_with(variables: Sequence[Any]) -> list[Any]:
-    """Variables that were broadcast in one list with one of these, and still exist.
+    """Returns existing variables that were broadcast in one list with any of these.
 
-    Leaves out variables that Keras changes by each rank's own batches: moving
-    statistics, states of metrics and of random number generators.
+    Leaves out variables that Keras updates from each rank's own batches: moving
+    statistics, and states of metrics and of random number generators.
     """
     identities = set(map(identity, variables))
     found: dict[int, Any] = {}
@@ -72,20 +72,20 @@ def broadcast_with(variables: Sequence[Any]) -> list[Any]:
 
 
 def _live_broadcast_lists() -> Iterator[list[Any]]:
-    """The variables of each list that still exist; identities may have been reused."""
+    """Yields the existing variables of each list; identities may have been reused."""
     for references in _broadcast_lists.values():
         alive = (reference() for reference in references)
         yield [variable for variable in alive if variable is not None]
 
 
 def shared_weights(model: keras.Model) -> list[Any]:
-    """Returns the weights of a model that have to be equal on all ranks."""
+    """Returns the weights of a model that must be equal on all ranks."""
     own = set(map(identity, per_rank_states(model)))
     return [v for v in model.weights if identity(v) not in own and not is_declared(v)]
 
 
 def per_rank_states(model: keras.Model) -> list[Any]:
-    """Non-trainable weights that follow each rank's own batches by design.
+    """Returns non-trainable weights that by design depend on each rank's own batches.
 
     These are the moving statistics of batch normalisations that are not synchronised,
     and the states that a stateful recurrent layer carries to the next batch.
@@ -93,7 +93,7 @@ def per_rank_states(model: keras.Model) -> list[Any]:
     own: list[Any] = []
     for layer in model._flatten_layers():
         if isinstance(layer, keras.layers.BatchNormalization):
-            if not hasattr(layer, "_tfdist_own"):  # the class of a synchronised one
+            if not hasattr(layer, "_tfdist_own"):  # the class of a synchronised layer
                 own += layer.non_trainable_variables
         elif getattr(layer, "stateful", False) is True:
             own += layer.non_trainable_variables
@@ -107,6 +107,6 @@ def _has_per_rank_name(variable: Any) -> bool:
 
 
 def tf_variable(variable: Any) -> Any:
-    """The TensorFlow variable of a Keras variable; others as they are."""
+    """Returns the TensorFlow variable of a Keras variable; others unchanged."""
     value = getattr(variable, "value", variable)
     return variable if callable(value) else value

@@ -1,4 +1,4 @@
-"""How reductions combine values: `ReduceOp`, and which types take which operation."""
+"""`ReduceOp`: how reductions combine values, and which operations a dtype supports."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tfdist.core import engines, native
 
 
 class ReduceOp(enum.IntEnum):
-    """How the values of the ranks are combined.
+    """How a reduction combines the values of the ranks.
 
     ===================================  ==========================================
     dtype                                operations
@@ -25,15 +25,16 @@ class ReduceOp(enum.IntEnum):
     ===================================  ==========================================
 
     - float16 and bfloat16 are accumulated in float32 and rounded once.
-    - Integers wrap, as NumPy's do. AVERAGE is the sum, divided by the number of ranks:
-      of integers the wrapped sum, cut towards zero (cast small types before averaging
-      them: the uint8 average of 200 and 200 is 72).
-    - MIN and MAX propagate NaN; of zeros of different sign either may come out, the
-      same on all ranks. Of bools they are `and` and `or`, as in NumPy. A SUM of bools
-      is refused, because it could be a count (cast to int32) or an `or` (LOGICAL_OR).
-    - LOGICAL_* take every number but 0 for true, as NumPy's `logical_and` does; the
-      result keeps the dtype and is 0 or 1. LOGICAL_XOR is true where an odd number of
-      ranks is. They do not combine bits.
+    - Integers wrap, as in NumPy. AVERAGE divides the sum by the number of ranks. For
+      integers, this is the wrapped sum, and the quotient is rounded towards zero. Cast
+      small integer types before averaging: the uint8 average of 200 and 200 is 72.
+    - MIN and MAX propagate NaN. For zeros of different sign the result may be either
+      zero, the same on all ranks. For bool, they are `and` and `or`, as in NumPy. SUM
+      raises an error for bool, because it could mean a count (cast to int32) or an `or`
+      (LOGICAL_OR).
+    - LOGICAL_* treat every nonzero number as true, as NumPy's `logical_and` does. The
+      result keeps the dtype and is 0 or 1. LOGICAL_XOR is true if the value is true on
+      an odd number of ranks. They are not bitwise operations.
     """
 
     SUM = 0
@@ -50,12 +51,12 @@ _OPS = frozenset(ReduceOp)
 
 
 def check_reducible(dtype: tf.DType, op: Any, function: str) -> None:
-    """Raises if the core does not reduce tensors of `dtype` by `op`.
+    """Raises if the core cannot reduce tensors of `dtype` by `op`.
 
     Raises:
         ValueError: `op` is not a `ReduceOp`.
-        TypeError: the type does not take the operation; says which does, or what to
-            cast to.
+        TypeError: `op` does not support the dtype. The message names a supported
+            operation, or a dtype to cast to.
     """
     number = dtype.as_datatype_enum
     refusal = native.reduction_refusal(number, reduce_op_number(op))
@@ -72,7 +73,8 @@ def reduce_op_number(op: Any) -> int:
     Raises:
         ValueError: `op` is not a `ReduceOp`.
     """
-    # Integers only: a text or a bool is a mistake, even if it could be converted.
+    # Accept integers only: a string or a bool is a mistake, even if it could be
+    # converted.
     if isinstance(op, bool) or not isinstance(op, int | np.integer) or op not in _OPS:
         expected = ", ".join(f"tfdist.ReduceOp.{known.name}" for known in ReduceOp)
         raise ValueError(f"Expected op to be one of {expected}, got {op!r}.")

@@ -1,8 +1,8 @@
 """Checks that all ranks have the same list of variables or gradients.
 
-A list is described by lines of text (path, dtype, shape) and one line of options, which
-must be equal on all ranks. The ranks compare them once in a world; a list that was
-compared before costs no message.
+A list is described by lines of text (path, dtype, shape) and one line of options. All
+lines must be equal on all ranks. The ranks compare a list once in a world; later calls
+with the same list send no message.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from tfdist.core.process_sets import ProcessSet, id_of
 
 _logger = logging.getLogger("tfdist")
 
-_MANY_LISTS = 1000  # more are probably a mistake of the program
+_MANY_LISTS = 1000  # more lists are probably a mistake in the program
 
-# (generation of the world, process set, description) → result of the agreement:
-# the id of the list, and which flags any rank had set.
+# (generation of the world, process set, description) → result of the agreement: the id
+# of the list, and which flags are set on any rank.
 _AGREED: dict[tuple[int, int, str], tuple[str, list[bool]]] = {}
 
 
@@ -36,16 +36,16 @@ def agree(
 ) -> None:
     """Checks that all ranks have the same list of variables and options.
 
-    Blocks until every rank has called it, at most `TFDIST_TIMEOUT_S`. Returns at once
-    for a list that was compared before.
+    Blocks until every rank has called it, at most `TFDIST_TIMEOUT_S`. Returns
+    immediately for a list that was compared before.
 
     Args:
-        lines: one line for each variable, see `describe_variable`.
-        options: one line: the operation on them, and its options.
-        process_set: the ranks that call it; default all.
+        lines: one line for each variable; see `describe_variable`.
+        options: one line with the operation on the variables and its options.
+        process_set: ranks that call it; default: all ranks.
 
     Raises:
-        tfdist.MismatchError: the lists or the options differ; on all ranks.
+        tfdist.MismatchError: on all ranks, if the lists or the options differ.
     """
     register(lines, options, [False] * len(lines), process_set, renamed_layers)
 
@@ -59,12 +59,12 @@ def find_registered(
 
     Args:
         lines: one line for each variable.
-        options: one line: the operation on them, and its options.
+        options: one line with the operation on the variables and its options.
         count: number of flags.
-        process_set: the ranks that have called it; default all.
+        process_set: ranks that have called it; default: all ranks.
 
     Returns:
-        The id of the list and its flags; None if it is a new one.
+        The id of the list and its flags, or None for a new list.
     """
     key = _key(lines, options, process_set)
     if key not in _AGREED:
@@ -82,20 +82,20 @@ def register(
     process_set: ProcessSet | None,
     hint: Callable[[native.CoreError], str],
 ) -> tuple[str, list[bool]]:
-    """Compares a list over the ranks, once in a world, and combines flags of it.
+    """Compares a list across the ranks, once in a world, and combines its flags.
 
     Args:
         lines: one line for each variable.
-        options: one line: the operation on them, and its options.
+        options: one line with the operation on the variables and its options.
         flags: may differ between ranks.
-        process_set: the ranks that call it; default all.
-        hint: makes the advice that ends the message of a mismatch.
+        process_set: ranks that call it; default: all ranks.
+        hint: returns the advice at the end of the message for a mismatch.
 
     Returns:
-        The id of the list, and for each flag whether any rank has set it.
+        The id of the list, and for each flag whether it is set on any rank.
 
     Raises:
-        tfdist.MismatchError: the lists or the options differ; on all ranks.
+        tfdist.MismatchError: on all ranks, if the lists or the options differ.
     """
     key = _key(lines, options, process_set)
     if key not in _AGREED:
@@ -112,17 +112,18 @@ def register(
         _AGREED[key] = found
         if len(_AGREED) == _MANY_LISTS:
             _logger.warning(
-                "%d lists of gradients or variables are registered, each of which is "
-                "kept. Give a tape or an optimizer the same name in every step.",
+                "%d lists of gradients or variables are registered, and all of them "
+                "stay in memory. Give a tape or an optimizer the same name in every "
+                "step.",
                 _MANY_LISTS,
             )
     return _AGREED[key]
 
 
 def describe_variable(variable: Any, dtype: Any = None) -> str:
-    """Returns one line for a variable: path, dtype, shape; for `agree`."""
+    """Returns one line for a variable with path, dtype and shape, for `agree`."""
     path = " ".join(path_of(variable).split())
-    shape = variable.shape  # of a tf.Variable even its rank may be unknown
+    shape = variable.shape  # even the rank of a tf.Variable's shape may be unknown
     is_open = isinstance(shape, tf.TensorShape) and shape.rank is None
     dims = "unknown" if is_open else ",".join(str(dim) for dim in shape)
     return f"{path} {tf.as_dtype(dtype or variable.dtype).name} [{dims}]"
@@ -134,7 +135,7 @@ def path_of(variable: Any) -> str:
 
 
 def _list_name(options: str) -> str:
-    """Returns the name that distinguishes lists of several threads, as in the core.
+    """Returns the name that distinguishes lists of different threads, as in the core.
 
     Example:
         >>> from tfdist.collectives.signature import _list_name
@@ -153,11 +154,11 @@ def _key(
 
 
 def renamed_layers(error: native.CoreError) -> str:
-    """Returns the advice for names of variables that differ."""
+    """Returns the advice for variable names that differ."""
     del error
     return (
-        "Keras numbers the names of layers: where only the numbers differ, call "
-        "keras.utils.clear_session() on all ranks before the model is made."
+        "Keras numbers the names of layers: if only the numbers differ, call "
+        "keras.utils.clear_session() on all ranks before the model is created."
     )
 
 
@@ -170,7 +171,7 @@ def _public_error(
         message = f"{error.message} ({hint(error)})"
         error = native.CoreError(error.code, message, error.payload)
     public = errors.from_core(error)
-    # Otherwise AutoGraph would raise a class of its own instead.
+    # Otherwise AutoGraph raises its own class instead.
     public.ag_pass_through = True  # type: ignore[attr-defined]
     return public
 

@@ -20,24 +20,23 @@ def broadcast_variables(
     *,
     process_set: ProcessSet | None = None,
 ) -> None:
-    """Gives `variables` on every rank the values they have on rank `root`.
+    """Sets `variables` on every rank to their values on rank `root`.
 
-    The ranks first agree on the list, so that a difference in paths, shapes or
-    dtypes is an error before anything is changed. Then few operations carry all the
-    values.
+    The ranks first compare their lists, so that a difference in paths, shapes or dtypes
+    raises an error before anything is changed. Then a few operations send all values.
 
-    A `keras.layers.Normalization` computes with values derived from its variables: call
-    its `finalize_state()` afterwards. (`BroadcastInitialState` does.)
+    A `keras.layers.Normalization` computes with values derived from its variables. Call
+    its `finalize_state()` afterwards. (`BroadcastInitialState` does this.)
 
     Args:
-        variables: Keras variables, `tf.Variable`s, or both; in the same order on
-            every rank; e.g. `model.weights + model.optimizer.variables`.
-        root: rank whose values all others take; default 0.
-        process_set: the ranks that take part, which alone call it; default all.
+        variables: Keras variables, `tf.Variable`s, or both, in the same order on every
+            rank; e.g. `model.weights + model.optimizer.variables`.
+        root: rank whose values all other ranks get; default 0.
+        process_set: ranks that take part. Only these call it. Default: all ranks.
 
     Raises:
-        TypeError: something is not a variable, or its dtype cannot be sent.
-        ValueError: `root` is not a rank, or not one of `process_set`.
+        TypeError: an entry is not a variable, or its dtype cannot be sent.
+        ValueError: `root` is not a rank, or not in `process_set`.
         tfdist.MismatchError: the ranks' variables differ.
         tfdist.RankFailedError: a rank failed; the message names it.
 

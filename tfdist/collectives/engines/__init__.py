@@ -1,1 +1,1 @@
-"""Engines other than the native one; `tfdist.core.engines` has the interface."""
+"""Engines other than the native one; `tfdist.core.engines` defines the interface."""

@@ -1,9 +1,9 @@
-"""The gradients of `collectives.tf_ops.adjoints` for operations of another library.
+"""Applies the gradients of `collectives.tf_ops.adjoints` to another library's ops.
 
-TensorFlow knows a gradient by the type of a registered operation. Those of an engine
-have other types, whose gradients may mean something else (Horovod's gradient of an
-allgather is divided by the number of ranks). So each call is wrapped, and its gradient
-is the one that is registered for our operation of the same meaning.
+TensorFlow finds a gradient by the type of a registered operation. The operations of an
+engine have different types, whose gradients may have a different meaning: Horovod
+divides the gradient of an allgather by the number of ranks. So each call is wrapped,
+and uses the gradient registered for the tfdist operation with the same meaning.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import tfdist.collectives  # noqa: F401  registers the gradients
 
 
 class Node:
-    """Stand-in for the `tf.Operation` that is passed to a registered gradient.
+    """Stand-in for the `tf.Operation` that a registered gradient expects.
 
     Args:
-        kind: type of our operation, such as "TfdistAllreduce".
-        attributes: of it, by name.
-        inputs: of it, in order.
-        outputs: gives its outputs, all of them, when they are asked for.
+        kind: type of the tfdist operation, such as "TfdistAllreduce".
+        attributes: attributes of the operation, by name.
+        inputs: inputs of the operation, in order.
+        outputs: returns all outputs of the operation; called on demand.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Node:
         return self._outputs()
 
     def get_attr(self, name: str) -> Any:
-        """Returns one of its attributes."""
+        """Returns an attribute by name."""
         return self._attributes[name]
 
 
@@ -59,15 +59,16 @@ def differentiable(
     """Calls `forward(*inputs)`, with the gradient registered for `kind`.
 
     Args:
-        kind: type of our operation, such as "TfdistAllreduce".
-        attributes: what its gradient asks for, by name.
-        inputs: the tensors that gradients flow to.
-        forward: emits the operation; returns its outputs that gradients come from.
-        outputs: gives all outputs of our operation, from those of `forward`; called
-            when the gradient asks for them. Default: those of `forward`.
+        kind: type of the tfdist operation, such as "TfdistAllreduce".
+        attributes: attributes that the gradient reads, by name.
+        inputs: tensors that gradients flow to.
+        forward: emits the operation; returns the outputs that gradients come from.
+        outputs: converts the outputs of `forward` to all outputs of the tfdist
+            operation; called when the gradient needs them. Default: the outputs of
+            `forward`.
 
     Returns:
-        What `forward` has returned.
+        The outputs of `forward`.
     """
 
     @tf.custom_gradient
@@ -82,7 +83,7 @@ def differentiable(
                 lambda: found if outputs is None else outputs(found),
             )
             registered = tf_ops.gradient_registry.lookup(kind)
-            # Outputs that forward does not give have no gradient either.
+            # Outputs that `forward` does not return have no gradient either.
             missing = [None] * (_OUTPUTS.get(kind, len(found)) - len(found))
             results = registered(node, *grads, *missing)
             listed = results if isinstance(results, list | tuple) else [results]
@@ -93,7 +94,7 @@ def differentiable(
     return list(run(*inputs))
 
 
-# Number of outputs of our operations that have one beside the tensors: the splits.
+# Number of outputs, for tfdist operations that also return splits.
 _OUTPUTS = {
     "TfdistAllgather": 2,
     "TfdistReduceScatter": 2,

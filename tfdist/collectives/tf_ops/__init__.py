@@ -1,1 +1,1 @@
-"""The TensorFlow operations of the native library: loading, emitting, gradients."""
+"""TensorFlow operations of the native library: loading, emission and gradients."""

@@ -1,14 +1,14 @@
 """The gradients of the operations.
 
 The differentiated function is the sum of the losses of all ranks: the gradient of a
-rank's tensor is the derivative of that sum, also where the tensor was sent to others.
-A collective is linear in the tensors of all ranks together (where it is not, as for
-`MIN`, its gradient is refused), so its gradient is the transposed matrix, which is a
-collective again (J. Utke, L. Hascoet, P. Heimbach, C. Hill, P. Hovland, U. Naumann,
-"Toward Adjoinable MPI", IPDPS 2009). With `x[r]`, `y[r]` the input and output of rank
-`r`, `dx[r]`, `dy[r]` their gradients, `f` the product of the factors (for AVERAGE
-divided by the number of ranks that call it; what a rank that has joined would have
-given is 0):
+rank's tensor is the derivative of this sum, also if the tensor was sent to other ranks.
+A collective is linear in the tensors of all ranks together; where it is not, as for
+`MIN`, its gradient raises an error. So the gradient of a collective is the transposed
+matrix, which is a collective again (J. Utke, L. Hascoet, P. Heimbach, C. Hill, P.
+Hovland, U. Naumann, "Toward Adjoinable MPI", IPDPS 2009). Here `x[r]` and `y[r]` are
+the input and output of rank `r`, `dx[r]` and `dy[r]` their gradients, and `f` the
+product of the factors. For AVERAGE, `f` is divided by the number of ranks that make the
+call; a rank that has joined contributes 0:
 
     y[r] = f sum(x)                            dx[r] = f sum(dy)
     allgather: y[r] = concat(x)                dx = reduce_scatter(SUM, dy)
@@ -56,7 +56,7 @@ def _gradient_of(kind: str) -> Callable[[_Gradient], _Gradient]:
 
 @_gradient_of("TfdistAllreduce")
 def _allreduce_gradient(node: Any, *grads: Any) -> list[tf.Tensor]:
-    """Sum and average are linear and the same on all ranks: reduce the gradients so."""
+    """Reduces the gradients in the same way: sum and average are linear."""
     op = _linear_op(node)
     found = emit.allreduce(
         _dense(node, grads),
@@ -73,7 +73,7 @@ def _allreduce_gradient(node: Any, *grads: Any) -> list[tf.Tensor]:
 
 @_gradient_of("TfdistAllgather")
 def _allgather_gradient(node: Any, grad: Any, _splits_grad: Any) -> tf.Tensor:
-    """The own rows of the sum of all ranks' gradients."""
+    """Returns this rank's rows of the sum of all ranks' gradients."""
     rows, splits = node.outputs
     own = emit.reduce_scatter(
         tf.zeros_like(rows) if grad is None else tf.convert_to_tensor(grad),
@@ -90,7 +90,7 @@ def _allgather_gradient(node: Any, grad: Any, _splits_grad: Any) -> tf.Tensor:
 
 @_gradient_of("TfdistBroadcast")
 def _broadcast_gradient(node: Any, *grads: Any) -> list[tf.Tensor]:
-    """The sum of all ranks' gradients on the root, zeros elsewhere."""
+    """Returns the sum of all ranks' gradients on the root, zeros on other ranks."""
     summed = emit.reduce(
         _dense(node, grads),
         node.get_attr("root"),
@@ -107,11 +107,12 @@ def _broadcast_gradient(node: Any, *grads: Any) -> list[tf.Tensor]:
 
 @_gradient_of("TfdistReduce")
 def _reduce_gradient(node: Any, *grads: Any) -> list[tf.Tensor]:
-    """The root's gradient, times the factors, on all ranks; elsewhere plus the own."""
+    """Returns the root's gradient times the factors; other ranks add their own."""
     op = _linear_op(node)
     own = _dense(node, grads)
     is_root = _is_root(node)
-    # Reduced with zeros, so that an average is over the ranks that call it here too.
+    # Reduce it with zeros, so that an average is again over the ranks that make the
+    # call.
     of_root = emit.allreduce(
         [tf.where(is_root, g, tf.zeros_like(g)) for g in own],
         _name(node),
@@ -131,7 +132,7 @@ def _reduce_gradient(node: Any, *grads: Any) -> list[tf.Tensor]:
 def _reduce_scatter_gradient(
     node: Any, grad: Any, _splits_grad: Any
 ) -> list[tf.Tensor | None]:
-    """The gradients of all parts, one after the other, times the factors."""
+    """Returns the gradients of all parts, concatenated, times the factors."""
     op = _linear_op(node)
     rows, splits = node.outputs
     gathered = emit.allgather(
@@ -149,7 +150,7 @@ def _reduce_scatter_gradient(
 
 @_gradient_of("TfdistGather")
 def _gather_gradient(node: Any, grad: Any, _splits_grad: Any) -> tf.Tensor:
-    """The part of the root's gradient that belongs to the own rows."""
+    """Returns the part of the root's gradient that belongs to this rank's rows."""
     rows, splits = node.outputs
     own = emit.scatter(
         tf.zeros_like(rows) if grad is None else tf.convert_to_tensor(grad),
@@ -164,7 +165,7 @@ def _gather_gradient(node: Any, grad: Any, _splits_grad: Any) -> tf.Tensor:
 
 @_gradient_of("TfdistScatter")
 def _scatter_gradient(node: Any, grad: Any) -> list[tf.Tensor | None]:
-    """On the root the gradients of all parts, one after the other; zeros elsewhere."""
+    """Returns the concatenated gradients of all parts on the root, zeros elsewhere."""
     gathered = emit.gather(
         tf.convert_to_tensor(grad),
         node.get_attr("root"),
@@ -180,8 +181,8 @@ def _scatter_gradient(node: Any, grad: Any) -> list[tf.Tensor | None]:
         return _shaped_like_input(node, all_rows)
 
     def elsewhere() -> tf.Tensor:
-        # Depends on the gathered rows, although there are none here: otherwise this
-        # rank would not take part in the gradient of this gradient.
+        # Use the gathered rows, although this rank has none. Otherwise this rank would
+        # not take part in the gradient of this gradient.
         shape = tf.shape(gathered.rows)
         count = tf.reduce_prod(tf.shape(node.inputs[0])[:1])
         zeros = tf.zeros(tf.concat([[count], shape[1:]], axis=0), gathered.rows.dtype)
@@ -194,7 +195,7 @@ def _scatter_gradient(node: Any, grad: Any) -> list[tf.Tensor | None]:
 def _alltoall_gradient(
     node: Any, grad: Any, _splits_grad: Any
 ) -> list[tf.Tensor | None]:
-    """The gradients of the rows that were sent, back from where they went."""
+    """Sends the gradients of the sent rows back to the rank they came from."""
     rows, received_splits = node.outputs
     back, counts = emit.alltoall(
         tf.zeros_like(rows) if grad is None else tf.convert_to_tensor(grad),
@@ -209,7 +210,7 @@ def _alltoall_gradient(
 
 @_gradient_of("TfdistSend")
 def _send_gradient(node: Any, _grad: Any) -> tf.Tensor:
-    """Gradient of a send: receives the gradient from the destination rank."""
+    """Receives the gradient of a send from the destination rank."""
     dst = node.get_attr("dst")
     (tensor,) = node.inputs
     return emit.recv(
@@ -223,7 +224,7 @@ def _send_gradient(node: Any, _grad: Any) -> tf.Tensor:
 
 @_gradient_of("TfdistRecv")
 def _recv_gradient(node: Any, grad: Any) -> list[tf.Tensor | None]:
-    """Sends the gradient back to the sender; tensors of `after` get zeros."""
+    """Sends the gradient back to the sender; the tensors of `after` get zeros."""
     src = node.get_attr("src")
     emit.send(
         tf.convert_to_tensor(grad),
@@ -236,10 +237,10 @@ def _recv_gradient(node: Any, grad: Any) -> list[tf.Tensor | None]:
 
 
 class _Node:
-    """An operation without its input `call`, whose values look like attributes.
+    """An operation without its input `call`, whose values appear as attributes.
 
     Args:
-        node: as TensorFlow gives it to the gradient of an operation.
+        node: node that TensorFlow passes to the gradient of an operation.
     """
 
     def __init__(self, node: Any) -> None:
@@ -283,7 +284,7 @@ def _factor(node: Any) -> tf.Tensor:
 
 
 def _callers(node: Any) -> tf.Tensor:
-    """Returns how many ranks of the set call this: those that have not joined."""
+    """Returns how many ranks of the set make this call, without joined ranks."""
     [count] = emit.allreduce(
         [tf.constant(1.0, tf.float64)],
         _name(node, of="callers"),
@@ -301,19 +302,19 @@ def _is_root(node: Any) -> tf.Tensor:
 
 
 def _splits_of_input(node: Any, counts: tf.Tensor) -> tf.Tensor:
-    """Returns the number of rows for each rank, by default as even as possible."""
+    """Returns the number of rows for each rank; by default as even as possible."""
     tensor, given = node.inputs
-    rows = tf.reduce_prod(tf.shape(tensor, out_type=tf.int64)[:1])  # 1 of a scalar
+    rows = tf.reduce_prod(tf.shape(tensor, out_type=tf.int64)[:1])  # 1 for a scalar
     size = tf.size(counts, out_type=tf.int64)
     even = rows // size + tf.cast(tf.range(size) < rows % size, tf.int64)
     return tf.cond(tf.size(given) > 0, lambda: given, lambda: even)
 
 
 def _scatter_rows(rows: tf.Tensor, counts: tf.Tensor, splits: tf.Tensor) -> tf.Tensor:
-    """Returns the rows of all ranks, with zeros for ranks that have joined.
+    """Returns the rows of all ranks in order, with zeros for ranks that have joined.
 
     Args:
-        rows: received rows, in the order of the ranks.
+        rows: received rows, in rank order.
         counts: number of rows received from each rank.
         splits: number of rows that each rank has in the result.
     """

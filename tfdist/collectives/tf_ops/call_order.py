@@ -1,13 +1,13 @@
 """Keeps calls of traced functions with collectives in program order, in one thread.
 
-TensorFlow runs two calls at the same time where both only read variables. The
-operations in them may have equal names, above all where it is one function that is
-called twice; which one a rank starts first is then chance, and the ranks would pair
-operations of different calls. So such calls are chained as TensorFlow chains those of
-functions with collectives of its own.
+TensorFlow runs two calls concurrently if both only read variables. Their operations may
+have equal names, in particular if both calls are of the same function. The order in
+which a rank starts them is then undefined, and the ranks would pair operations of
+different calls. So such calls are chained, as TensorFlow chains calls of functions with
+its own collectives.
 
-There is no such order between two threads: the operations in a function belong to the
-thread that calls it (`op_names.claim`).
+Calls of different threads have no such order. The operations in a function belong to
+the thread that calls it (`op_names.claim`).
 """
 
 from __future__ import annotations
@@ -24,24 +24,25 @@ _logger = logging.getLogger("tfdist")
 
 _SCOPES_OF = "collective_manager_ids_from_op"
 _CALL = "StatefulPartitionedCall"
-_PREFIX = "Tfdist"  # of the types of our operations
-_SCOPE = 0x7FD157  # our number among TensorFlow's scopes of collectives
+_PREFIX = "Tfdist"  # of the types of tfdist operations
+_SCOPE = 0x7FD157  # tfdist's id among TensorFlow's scopes of collectives
 _CALL_FUNCTION = "call_flat"
-_MAX_FUNCTIONS = 4096  # whose operations are remembered
+_MAX_FUNCTIONS = 4096  # number of functions whose operations are remembered
 
 
 def chain_calls(module: Any) -> None:
-    """Makes TensorFlow chain the calls of functions with operations of ours.
+    """Makes TensorFlow chain the calls of functions with tfdist operations.
 
     Args:
-        module: `tensorflow.python.framework.auto_control_deps`. The function in it
-            that selects the calls to chain is private; without it none are chained.
+        module: `tensorflow.python.framework.auto_control_deps`. Its function that
+            selects the calls to chain is private. If it is missing, no calls are
+            chained.
     """
     scopes_of: Callable[[Any], list[int]] | None = getattr(module, _SCOPES_OF, None)
     if scopes_of is None:
         _logger.warning(
             "TensorFlow %s has no auto_control_deps.%s: do not call two functions "
-            "that reduce, or one twice, from one tf.function.",
+            "that reduce, or one of them twice, from the same tf.function.",
             tf.__version__,
             _SCOPES_OF,
         )
@@ -57,11 +58,11 @@ def chain_calls(module: Any) -> None:
 
 
 def claim_when_called(cls: Any) -> None:
-    """Makes a thread that calls a function claim the names of our operations in it.
+    """Makes a thread that calls a function claim the names of its tfdist operations.
 
     Args:
-        cls: TensorFlow's `AtomicFunction`. The method by which a function is called
-            is private; without it only eager calls of two threads are distinguished.
+        cls: TensorFlow's `AtomicFunction`. The method that calls a function is private.
+            If it is missing, only eager calls of different threads are distinguished.
     """
     call: Callable[..., Any] | None = getattr(cls, _CALL_FUNCTION, None)
     if call is None:
@@ -72,7 +73,7 @@ def claim_when_called(cls: Any) -> None:
             _CALL_FUNCTION,
         )
         return
-    known: dict[bytes, list[Key]] = {}  # by the function's name, which is used once
+    known: dict[bytes, list[Key]] = {}  # by the function's name, which is unique
 
     def claim_and_call(self: Any, *args: Any) -> Any:
         if tf.executing_eagerly():
@@ -89,10 +90,10 @@ def claim_when_called(cls: Any) -> None:
 
 
 def _keys_in(function: Any) -> set[Key]:
-    """Returns names and process sets of our operations in a function and its callees.
+    """Returns names and process sets of tfdist operations in a function and callees.
 
     Args:
-        function: an `AtomicFunction`; its children are all that it calls.
+        function: an `AtomicFunction`; its children are all functions that it calls.
     """
     keys: set[Key] = set()
     for one in (function, *function.children):
@@ -109,7 +110,7 @@ def _keys_in(function: Any) -> set[Key]:
 
 
 def _has_tfdist_ops(call: Any) -> bool:
-    """Whether a called function, or one of its callees, has an operation of tfdist."""
+    """Returns whether a called function or its callees have a tfdist operation."""
     waiting = [call.get_attr("f").name]
     seen = set(waiting)
     while waiting:
@@ -124,7 +125,7 @@ def _has_tfdist_ops(call: Any) -> bool:
 
 
 def _functions_of(node: Any) -> Iterator[str]:
-    """The names of the functions that a node calls: bodies, branches."""
+    """Yields the names of the functions that a node calls: bodies, branches."""
     for value in node.attr.values():
         for function in (value.func, *value.list.func):
             if function.name:
@@ -132,7 +133,7 @@ def _functions_of(node: Any) -> Iterator[str]:
 
 
 def _definition(graph: Any, name: str) -> Any:
-    """Returns the FunctionDef of a name; None for functions of TensorFlow's own."""
+    """Returns the FunctionDef of a name; None for TensorFlow's own functions."""
     function = graph._get_function(name)
     if function is None:
         return None

@@ -1,8 +1,8 @@
-"""Passes arguments of eager calls without a kernel for each value.
+"""Passes the arguments of eager calls without creating a kernel for each value.
 
-TensorFlow keeps a kernel for every value of an attribute, and never frees it. So an
-eager call passes values that may differ in every call as a tensor instead, `call`; its
-form is in `tfdist_ops/tf/call_text.h`.
+TensorFlow keeps a kernel for every value of an attribute and never frees it. So an
+eager call passes values that may differ in every call in a tensor, `call`. The format
+of this tensor is defined in `tfdist_ops/tf/call_text.h`.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from tfdist.core import engines
 
 
 def to_eager_call(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Returns the arguments of an eager call; changes `arguments`.
+    """Returns the arguments of an eager call; modifies `arguments`.
 
-    Attributes whose values may differ in every call move to the tensor `call`.
+    Attributes whose values may differ in every call are moved to the tensor `call`.
     """
     if engines.chosen() is not None:
         return arguments
     if _record.could_possibly_record() and _has_tangent(arguments):
-        # TensorFlow traces the derivative (ForwardAccumulator), and a trace does not
-        # know the value of a tensor.
+        # TensorFlow traces the derivative (ForwardAccumulator). While tracing, the
+        # value of a tensor is not known.
         arguments["call"] = []
         return arguments
     take = arguments.pop
@@ -35,7 +35,7 @@ def to_eager_call(arguments: dict[str, Any]) -> dict[str, Any]:
         f"{take('postscale', 1.0)} {take('group', '') or '-'} "
         f"{tf.compat.as_str(take('tensor_name'))}"
     )
-    # Without timeout_s the generated function would use the integer 0 and a slower
+    # Without timeout_s, the generated function would use the integer 0 and a slower
     # path.
     arguments.update(tensor_name="", timeout_s=0.0, call=[_string_tensor(text)])
     return arguments

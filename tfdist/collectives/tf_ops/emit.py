@@ -1,7 +1,8 @@
 """Emits the operations of `libtfdist_tf.so`.
 
-`tfdist.collectives` checks the arguments. Here tensors have one dtype, and scales are
-texts, because attributes of TensorFlow are float32 and a scale must stay exact.
+`tfdist.collectives` checks the arguments. In this module all tensors of a call have one
+dtype, and scales are strings: attributes of TensorFlow are float32, and a scale must
+stay exact.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def allreduce(
         postscale=postscale,
         timeout_s=timeout_s,
         process_set=process_set,
-        # The same place in a function: the ranks need not agree again.
+        # The same call in every run of a function: the ranks need not negotiate again.
         repeats=not group and not tf.executing_eagerly(),
         group=group,
         bucket=bucket,
@@ -65,12 +66,13 @@ def eager_allreduce(
 ) -> Callable[[tf.Tensor], tf.Tensor]:
     """Returns a function that reduces an eager tensor of `dtype` over all ranks.
 
-    Cached for calls that repeat in each iteration: checking the arguments again takes
-    almost as long as reducing, since TensorFlow's code has filled the caches meanwhile.
+    The function is cached for calls that repeat in each iteration. Otherwise checking
+    the arguments takes almost as long as reducing, because TensorFlow's code has filled
+    the CPU caches in the meantime.
 
     Raises:
-        TypeError, ValueError: an argument is not valid; `allreduce` of `tfdist` says
-            which. Here an unhashable argument is not valid either.
+        TypeError, ValueError: an argument is not valid, as for `tfdist.allreduce`. In
+            addition, an unhashable argument is not valid.
     """
     check_reducible(dtype, op, "allreduce")
     op_name = operation_name("allreduce", name)
@@ -83,7 +85,7 @@ def eager_allreduce(
     keys = [key_of(op_name)]
     cached = to_eager_call(dict(arguments))
     if (name, timeout_s) == (None, None) and engines.chosen() is None:
-        # Such calls have few values of attributes, and attributes save 1 us.
+        # Such calls have few different attribute values, and attributes save 1 us.
         cached = {**arguments, "call": []}
 
     def reduce_cached(tensor: tf.Tensor) -> tf.Tensor:
@@ -107,12 +109,12 @@ def eager_allreduce(
 
 
 class Gathered(Protocol):
-    """Result of an allgather or a gather.
+    """Result of an allgather or gather.
 
     Attributes:
-        rows: in the order of the ranks.
-        splits: how many of them came from each rank. An engine may need an exchange of
-            its own for it, so all ranks ask for it or none.
+        rows: rows in rank order.
+        splits: how many rows came from each rank. An engine may need a separate
+            exchange to find out, so either all ranks read it or none.
     """
 
     @property
@@ -121,7 +123,7 @@ class Gathered(Protocol):
 
     @property
     def splits(self) -> tf.Tensor:
-        """int32 or int64, shape `[size]`."""
+        """Returns the splits, int32 or int64 of shape `[size]`."""
 
 
 def allgather(
@@ -146,7 +148,7 @@ def broadcast(
     *,
     process_set: int = 0,
 ) -> list[tf.Tensor]:
-    """Gives tensors of one dtype the root's values in one operation."""
+    """Broadcasts the root's tensors, all of one dtype, in one operation."""
     return _emit(
         "tfdist_broadcast",
         tensors=values,
@@ -215,7 +217,7 @@ def gather(
     *,
     process_set: int = 0,
 ) -> Gathered:
-    """Concatenates the rows of all ranks on the root; no rows elsewhere."""
+    """Concatenates the rows of all ranks on the root; other ranks get no rows."""
     gathered: Gathered = _emit(
         "tfdist_gather",
         tensor=value,
@@ -236,7 +238,7 @@ def scatter(
     *,
     process_set: int = 0,
 ) -> tf.Tensor:
-    """Gives each rank its part of the root's rows."""
+    """Sends each rank its part of the root's rows."""
     return _emit(
         "tfdist_scatter",
         tensor=value,
@@ -256,7 +258,7 @@ def alltoall(
     *,
     process_set: int = 0,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Sends a part of the rows to each rank: the received rows, and their splits."""
+    """Sends a part of the rows to each rank; returns received rows and their splits."""
     outputs = _emit(
         "tfdist_alltoall",
         tensor=value,
@@ -269,7 +271,7 @@ def alltoall(
 
 
 def send(value: tf.Tensor, dst: int, name: str, timeout_s: float | None) -> tf.Tensor:
-    """Hands a tensor to rank `dst`; a scalar 0."""
+    """Sends a tensor to rank `dst`; returns a scalar 0."""
     return _emit(
         "tfdist_send",
         tensor=value,
@@ -288,7 +290,7 @@ def recv(
     *,
     after: Sequence[tf.Tensor] = (),
 ) -> tf.Tensor:
-    """Gets a tensor from rank `src`."""
+    """Receives a tensor from rank `src`."""
     return _emit(
         "tfdist_recv",
         shape=shape,
@@ -313,11 +315,11 @@ def barrier(name: str, timeout_s: float | None, *, process_set: int = 0) -> None
 def _emit(
     operation: str, *, name: str, timeout_s: float | None, **arguments: Any
 ) -> Any:
-    """Runs an operation, or adds it to the graph; translates errors to tfdist's.
+    """Runs an operation, or adds it to the graph; converts errors to tfdist's.
 
     Args:
-        operation: name of the generated function, "tfdist_allreduce", ...
-        name: pairs the calls of the ranks.
+        operation: name of the generated function, such as "tfdist_allreduce".
+        name: name that pairs the calls of the ranks.
         timeout_s: seconds to wait for the slowest rank; None: TFDIST_TIMEOUT_S.
         arguments: inputs and other attributes of the operation.
     """
@@ -349,8 +351,8 @@ def _emit(
 
 
 def _rank(rank: Any, argument: str) -> int:
-    # The core checks that the rank exists, on all ranks: a function may be traced
-    # before init(), and the other ranks wait for this one.
+    # The core checks on all ranks that the rank exists: a function may be traced before
+    # init(), and other ranks wait for this one.
     if isinstance(rank, bool) or not isinstance(rank, int | np.integer) or rank < 0:
         raise ValueError(
             f"Expected {argument} to be a rank, an integer >= 0, got {rank!r}."

@@ -1,7 +1,8 @@
 """The TensorFlow operations of tfdist: loads `libtfdist_tf.so` once.
 
-The library is built against one version of TensorFlow, whose C++ interface changes
-with every version. Another version is refused before any code of the library runs.
+The library is built for one version of TensorFlow, because TensorFlow's C++ interface
+changes with every version. With a different version, an error is raised before any code
+of the library runs.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ REBUILD = (
     "(or, in the source folder, pip install --no-build-isolation -e .)"
 )
 
-# Ranks may run and trace these in any order: the core agrees on one. A barrier keeps
-# its place in the program.
+# Ranks may run and trace these operations in any order, and the core agrees on one
+# order. A barrier stays in program order.
 UNORDERED_OPS = frozenset(
     {
         *("TfdistAllreduce", "TfdistReduce", "TfdistReduceScatter"),
@@ -45,10 +46,11 @@ _ORDER_FREE = "MUST_RUN_ORDER_INSENSITIVE_STATEFUL_OPS"
 def ops() -> Any:
     """Returns the functions of the operations, e.g. `ops().tfdist_allreduce`.
 
-    They come from `libtfdist_tf.so`, or from the engine that `TFDIST_ENGINE` names.
+    They come from `libtfdist_tf.so`, or from the engine selected by `TFDIST_ENGINE`.
 
     Raises:
-        ImportError: the libraries are not built, or for another TensorFlow.
+        ImportError: the libraries are not built, or were built for a different
+            TensorFlow.
     """
     engine = engines.chosen()
     return native_ops() if engine is None else engine.operations()
@@ -56,7 +58,7 @@ def ops() -> Any:
 
 @functools.cache
 def native_ops() -> ModuleType:
-    """Returns the generated functions of `libtfdist_tf.so`, whatever the engine.
+    """Returns the generated functions of `libtfdist_tf.so`, regardless of the engine.
 
     Raises:
         ImportError: as `ops`.
@@ -73,7 +75,7 @@ def native_ops() -> ModuleType:
 def built_for(path: Path) -> str:
     """Returns the version of TensorFlow that the library at `path` was built for.
 
-    Read from the file, not from the loaded library: loading runs its code.
+    The version is read from the file, because loading the library would run its code.
     """
     if not path.is_file():
         raise ImportError(
@@ -94,19 +96,20 @@ def check_built_for(path: Path, running: str) -> None:
 
 
 def release_from_order(module: Any) -> None:
-    """Excludes our operations from the automatic order of stateful operations.
+    """Excludes tfdist operations from TensorFlow's order of stateful operations.
 
     A stateful operation is neither folded nor merged nor pruned, but TensorFlow chains
-    such operations in the order in which they were traced: nothing would overlap, and
-    ranks that trace in different orders would wait for each other forever. The list of
-    exceptions is private; without it the operations are chained.
+    stateful operations in the order in which they were traced. Then nothing would
+    overlap, and ranks that trace in different orders would wait for each other forever.
+    TensorFlow's list of exceptions is private. If it is missing, the operations are
+    chained.
     """
     known = getattr(module, _ORDER_FREE, None)
     if known is None:
         _logger.warning(
             "TensorFlow %s has no auto_control_deps.%s: the operations of tfdist run "
-            "one after another in the order of the program, which must then be the "
-            "same on all ranks, and do not overlap with computation.",
+            "one after another in program order, which must then be the same on all "
+            "ranks, and do not overlap with computation.",
             tf.__version__,
             _ORDER_FREE,
         )

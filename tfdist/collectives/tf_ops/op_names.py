@@ -1,16 +1,17 @@
-"""Default names of operations: the same on every rank, and at every retrace.
+"""Default names of operations: the same on every rank and at every retrace.
 
 The core pairs operations of different ranks by name, so a name must not contain
-anything that differs between ranks or traces (TensorFlow's node names do). A name is
-made of the traced functions around the call and a count inside each, for example
-"train_step/while_body/allreduce.2".
+anything that differs between ranks or traces. (TensorFlow's node names do.) A name
+consists of the traced functions around the call and a count within each function, for
+example "train_step/while_body/allreduce.2".
 
-Eager calls all have one name for each kind, "allreduce.eager": they follow each
-other in the order of the program.
+All eager calls of one kind have the same name, such as "allreduce.eager": they are
+paired in program order.
 
-Calls of one name are paired in the order in which each rank makes them, which is only
-the same on all ranks if one thread makes them. So a name belongs to the thread that
-uses it (`NameOwners`), and a second thread is refused (`claim`).
+Calls with the same name are paired in the order in which each rank makes them. This
+order is the same on all ranks only if one thread makes the calls. So a name belongs to
+the thread that uses it (`NameOwners`), and its use by a second thread raises an error
+(`claim`).
 """
 
 from __future__ import annotations
@@ -31,27 +32,28 @@ from tfdist.core.registry import WeakRegistry
 
 # Graph → number of uses of each base name.
 _name_counts: WeakRegistry[Counter[str]] = WeakRegistry()
-# Graph → its place, e.g. "train_step/cond_true".
+# Graph → the functions it is in, e.g. "train_step/cond_true".
 _labels: WeakRegistry[str] = WeakRegistry()
-_MAX_NAMES = 4096  # whose thread is remembered; beyond, the oldest is dropped
+_MAX_NAMES = 4096  # number of remembered names; beyond it, the oldest is dropped
 Key = tuple[int, str]  # number of the process set, name
 
 
 def operation_name(
     kind: str, name: str | None, *, process_set: int = 0, partner: str = ""
 ) -> str:
-    """Returns the name of an operation that is called here.
+    """Returns the name of an operation that is called at this place.
 
     Args:
         kind: "allreduce", "broadcast", ...
-        name: the user's name; None picks one.
-        process_set: number of the set of ranks that call it; default all. Calls of
-            other sets are counted apart, which not all ranks make.
-        partner: counts the calls with different partners apart.
+        name: the user's name; None: choose a name.
+        process_set: number of the process set that calls it; default: all ranks. Calls
+            of each set are counted separately, because not all ranks make them.
+        partner: partner of the call; calls with different partners are counted
+            separately.
 
     Returns:
-        In eager mode `name`, or "<kind>.eager". In a graph the name with the
-        function it is in, and with a count where it is used a second time.
+        In eager mode `name`, or "<kind>.eager". In a graph, the name with the function
+        that contains the call, and with a count from the second use on.
     """
     if tf.executing_eagerly():
         return name or f"{kind}.eager"
@@ -65,7 +67,7 @@ def operation_name(
 def place_of(graph: Any) -> str:
     """Returns the traced functions around a call, e.g. "train_step/cond_true".
 
-    The same however often they are traced, unlike what names begin with.
+    The result does not depend on how often they are traced, unlike operation names.
     """
     outer = getattr(graph, "outer_graph", None)
     if outer is None or not getattr(outer, "name", None):
@@ -89,7 +91,7 @@ def _label(graph: Any) -> str:
 def _graph_name(graph: Any) -> str:
     name = getattr(graph, "name", None) or "graph"
     # Branches, loop bodies and backward functions are numbered by what TensorFlow has
-    # traced before, which differs between ranks; functions of the user are not.
+    # traced before, which differs between ranks. User functions are not.
     if type(graph).__name__ != "FuncGraph" or name.startswith("__"):
         name = re.sub(r"_\d+(?=_|$)", "", name)
     return str(name).strip("_")
@@ -104,24 +106,24 @@ def _count(graph: Any, key: str) -> int:
 
 
 class NameOwners:
-    """Remembers which thread uses which name.
+    """Records which thread uses which name.
 
-    Another thread may use a name as well if all ranks agree on the order of the two:
+    A second thread may use a name if all ranks agree on the order of the two threads:
 
-    - It was started after the last use of the name. Whoever started it had come
-      further in the program then, on every rank.
-    - It is the main thread, and the thread that used the name has ended. (If on
-      another rank the main thread is first, the other thread is refused there.)
+    - It was started after the last use of the name. The thread that started it was then
+      further in the program, on every rank.
+    - It is the main thread, and the thread that used the name has ended. (If the main
+      thread comes first on another rank, the other thread is refused there.)
 
-    So a use that could make ranks pair calls of different threads is refused on at
-    least one rank. Threads that Python did not start (TensorFlow's) count as one
-    thread.
+    So a use that could make ranks pair calls of different threads raises an error on at
+    least one rank. All threads that Python did not start (TensorFlow's threads) are
+    treated as one thread.
     """
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # a signal handler may call operations too
         self._uses: dict[Key, tuple[weakref.ref[threading.Thread], int]] = {}
-        # Threads are counted when a use sees them first.
+        # Threads are numbered at the first use that sees them.
         self._seen: list[threading.Thread] = []
         self._turn = 0
         self._first_turns: weakref.WeakKeyDictionary[threading.Thread, int] = (
@@ -129,10 +131,10 @@ class NameOwners:
         )
 
     def use(self, keys: Iterable[Key]) -> tuple[Key, str] | None:
-        """Notes that the calling thread uses the names.
+        """Records that the calling thread uses the names.
 
         Returns:
-            None, or a name that another thread uses, and the name of that thread.
+            None, or a name that another thread uses and the name of that thread.
         """
         thread = threading.current_thread()
         with self._lock:
@@ -151,10 +153,10 @@ class NameOwners:
         return None
 
     def close(self) -> None:
-        """Has nothing to end (`runtime.Resource`)."""
+        """Does nothing: there is nothing to end (`runtime.Resource`)."""
 
     def _look(self) -> int:
-        """Returns how often threads had been started when they were last looked at."""
+        """Returns how often the list of running threads has changed so far."""
         running = threading.enumerate()
         if running != self._seen:
             self._turn += 1
@@ -188,10 +190,10 @@ def key_of(
     """Returns the key by which calls of an operation are paired across ranks.
 
     Args:
-        name: of the operation.
-        process_set: number of the set of ranks that call it.
-        src: of a `recv`, which is paired with calls of this rank alone.
-        dst: likewise of a `send`.
+        name: name of the operation.
+        process_set: number of the process set that calls it.
+        src: source rank of a `recv`, which is paired only with calls of this rank.
+        dst: destination rank of a `send`, likewise.
 
     Example:
         >>> from tfdist.collectives.tf_ops.op_names import key_of
@@ -204,13 +206,13 @@ def key_of(
 
 
 def claim(keys: Iterable[Key]) -> None:
-    """Notes that this thread uses the names; every operation begins with it.
+    """Records that this thread uses the names; every operation calls this first.
 
-    No effect in a world of one rank.
+    Has no effect in a world of one rank.
 
     Raises:
-        tfdist.ThreadError: another thread uses one of them; the job ends.
-        tfdist.NotInitializedError: before `tfdist.init()`.
+        tfdist.ThreadError: another thread uses one of the names; the job ends.
+        tfdist.NotInitializedError: `tfdist.init()` has not been called.
     """
     if runtime.check_initialized().size == 1:
         return

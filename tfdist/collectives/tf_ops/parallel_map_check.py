@@ -1,8 +1,9 @@
-"""Refuses operations in functions that tf.data calls several times at once.
+"""Rejects operations in functions that tf.data calls several times concurrently.
 
-Operations of the ranks are paired by their name, and those of one name in the order of
-their calls (`op_names`). A function of `Dataset.map(..., num_parallel_calls=n)` is
-called for n elements at the same time, in an order that differs between the ranks.
+Operations of the ranks are paired by name, and operations with the same name by the
+order of their calls (`op_names`). A function of `Dataset.map(...,
+num_parallel_calls=n)` is called for n elements concurrently, in an order that differs
+between the ranks.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ import tensorflow as tf
 
 @tf.autograph.experimental.do_not_convert
 def check_not_parallel() -> None:
-    """Raises if a function is being traced that is called for several elements at once.
+    """Raises if the function being traced will be called for several elements at once.
 
-    A function that was traced before, and is called in one of these, is not seen.
+    Does not detect a function that was traced before and is called in such a function.
 
     Raises:
-        ValueError: the message has the correct form.
+        ValueError: the message shows the correct form.
     """
     graph = tf.compat.v1.get_default_graph()
     while not str(getattr(graph, "name", "")).startswith("Dataset_"):
@@ -31,16 +32,16 @@ def check_not_parallel() -> None:
         if _makes_parallel(frame.f_code.co_name, frame.f_locals):
             raise ValueError(
                 "An operation of tfdist was called in a function of Dataset.map or "
-                "interleave with num_parallel_calls: it is called for several elements "
-                "at once, in another order on each rank, so that different elements "
-                "would be combined. Leave num_parallel_calls out of this step, or call "
-                "the operation outside of the dataset."
+                "interleave with num_parallel_calls. The function is called for "
+                "several elements at once, in a different order on each rank, so "
+                "different elements would be combined. Leave num_parallel_calls out "
+                "of this step, or call the operation outside of the dataset."
             )
         frame = frame.f_back  # type: ignore[assignment]
 
 
 def _makes_parallel(function: str, names: dict[str, object]) -> bool:
-    """Whether a frame is the constructor of a dataset that calls functions at once."""
+    """Returns whether a frame creates a dataset that calls functions concurrently."""
     dataset = type(names.get("self")).__name__
     is_parallel = dataset in ("_ParallelMapDataset", "_ParallelInterleaveDataset")
     calls = names.get("num_parallel_calls")

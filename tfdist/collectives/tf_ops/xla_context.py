@@ -1,4 +1,4 @@
-"""Tells whether XLA compiles a function: operations of tfdist cannot run there."""
+"""Detects whether XLA compiles a function: tfdist operations cannot run in it."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ class InsideXlaError(NotImplementedError):
     """An operation of tfdist was called in a function that XLA compiles.
 
     Args:
-        why: what cannot run there; default: an operation of tfdist.
+        why: what cannot run in it; default: an operation of tfdist.
     """
 
-    ag_pass_through = True  # otherwise AutoGraph raises a class of its own instead
+    ag_pass_through = True  # otherwise AutoGraph raises its own class instead
 
     def __init__(self, why: str | None = None) -> None:
         self.why = why
         super().__init__(
             "tfdist operations cannot run inside a function compiled by XLA"
-            f"{f': {why}' if why else ''}. Give model.fit a callback of tfdist, which "
-            "lets XLA compile forward and backward alone: "
+            f"{f': {why}' if why else ''}. Give model.fit a callback of tfdist, so "
+            "that XLA compiles only the forward and backward pass: "
             "callbacks=[tfdist.callbacks.BroadcastInitialState()]; or write "
             "jit_compile=False in model.compile(...) or tf.function(...). (On a "
             "machine with a GPU, Keras compiles by default.)"
@@ -28,7 +28,7 @@ class InsideXlaError(NotImplementedError):
 
 
 def inside_xla() -> bool:
-    """Whether the function being traced is compiled by XLA."""
+    """Returns whether XLA compiles the function being traced."""
     if tf.executing_eagerly():
         return False
     graph = tf.compat.v1.get_default_graph()
@@ -39,10 +39,10 @@ def check_not_xla(why: str | None = None) -> None:
     """Raises if the function being traced is compiled by XLA.
 
     Args:
-        why: what cannot run there; default: an operation of tfdist.
+        why: what cannot run in it; default: an operation of tfdist.
 
     Raises:
-        InsideXlaError: names what to change.
+        InsideXlaError: the message says what to change.
     """
     if inside_xla():
         raise InsideXlaError(why)

@@ -1,9 +1,10 @@
-"""The engine that sends tensors through an installed Horovod (docs/horovod-engine.md).
+"""Engine that sends tensors through an installed Horovod (docs/horovod-engine.md).
 
-`_start` connects Horovod with the ranks that the core has connected already; `_store`
-is the meeting point that Horovod asks for; `emit` emits Horovod's TensorFlow
-operations; `_types` has the types that they support. For sites whose network is tuned
-for Horovod, and for comparing: the native engine does more, and more safely.
+`_start` connects Horovod with the ranks that the core has already connected; `_store`
+is the rendezvous store that Horovod needs; `_operations` emits Horovod's TensorFlow
+operations; `_types` lists the dtypes that they support. This engine is for sites whose
+network is tuned for Horovod, and for comparisons. The native engine supports more
+operations, and is safer.
 """
 
 from __future__ import annotations
@@ -12,5 +13,5 @@ from tfdist.collectives.engines.horovod._engine import HorovodEngine
 
 
 def make() -> HorovodEngine:
-    """Returns the engine, not started."""
+    """Returns the engine without starting it."""
     return HorovodEngine()

@@ -1,4 +1,4 @@
-"""One call of an operation: its checks, name, counting and gradient."""
+"""One call of an operation: checks, name, counting and gradient."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tfdist.core import engines, runtime
 from tfdist.core.native import Topology
 
 _AGREED = ("reduce_op", "prescale", "postscale", "root")
-_MOMENTS = "batch_norm."  # names of operations that reduce no gradients
+_MOMENTS = "batch_norm."  # name prefix of operations that do not reduce gradients
 
 
 class Owner(Protocol):
@@ -27,11 +27,11 @@ class Owner(Protocol):
     counts: Counts
 
     def running(self) -> tuple[ModuleType, Topology]:
-        """Horovod and the place of this rank; raises unless it runs."""
+        """Returns Horovod and the topology; raises unless Horovod is running."""
 
 
 class Call:
-    """One call of one of the operations, with its arguments."""
+    """A call of one of the operations, with its arguments."""
 
     def __init__(
         self,
@@ -47,17 +47,17 @@ class Call:
         self._waits = waits
 
     def check(self) -> None:
-        """Raises if the process set has ended, or the timeout is not supported here."""
+        """Raises if the process set was removed or the timeout is not supported."""
         number = self.arguments["process_set"]
         if number not in self._owner.sets:
-            raise ValueError(f"Expected a process set that lives, got number {number}.")
+            raise ValueError(f"Expected an existing process set, got number {number}.")
         timeout_s = self.arguments["timeout_s"]
         if timeout_s and self._waits:
             if not tf.executing_eagerly():
                 engines.raise_unsupported(
                     "horovod",
                     "timeout_s of an operation in a tf.function; TFDIST_TIMEOUT_S "
-                    "holds for all of them",
+                    "applies to all of them",
                 )
             _waits.for_all(f"{self.arguments['tensor_name']}.wait", number, timeout_s)
 
@@ -67,7 +67,7 @@ class Call:
         forward: Callable[..., Sequence[tf.Tensor]],
         outputs: Callable[[Sequence[tf.Tensor]], Sequence[tf.Tensor]] | None = None,
     ) -> list[tf.Tensor]:
-        """Emits the operation with its gradient, and counts its end."""
+        """Emits the operation with its gradient, and counts its completion."""
         self.check()
         given = [tf.convert_to_tensor(one) for one in inputs]
         if not given:
@@ -85,22 +85,22 @@ class Call:
         )
 
     def options(self) -> dict[str, Any]:
-        """Name and process set, as Horovod wants them."""
+        """Returns name and process set in the form that Horovod expects."""
         horovod_id = self._owner.sets[self.arguments["process_set"]]
-        # Horovod compares shapes and types, but not the other options of tfdist: so
-        # these are a part of the name, which pairs the calls.
+        # Horovod compares shapes and dtypes, but not the other options of tfdist. So
+        # the options are a part of the name, which pairs the calls.
         parts = ["tfdist", self._kind, self.arguments["tensor_name"]]
         parts += [str(self.arguments[key]) for key in _AGREED if key in self.arguments]
         name = re.sub(r"[^A-Za-z0-9_.]", "_", ".".join(parts).strip("."))
         return {
             "name": name,
-            # Inlining a function puts its caller's name before this one.
+            # Inlining a function prefixes the name with the caller's name.
             "ignore_name_scope": True,
             "process_set": SimpleNamespace(process_set_id=horovod_id),
         }
 
     def size(self) -> tf.Tensor:
-        """Number of ranks that take part; int32."""
+        """Returns the number of ranks that take part, as int32."""
         horovod_id = self._owner.sets[self.arguments["process_set"]]
         found: tf.Tensor = self._owner.running()[0].size_op(process_set_id=horovod_id)
         return found
@@ -115,11 +115,11 @@ class Call:
         return int(root)
 
     def place_of_root(self) -> int:
-        """Its index among those that take part."""
+        """Returns the index of the root among the ranks that take part."""
         return list(self._members()).index(self.root())
 
     def place(self) -> int:
-        """Returns the index of this rank among those that take part."""
+        """Returns the index of this rank among the ranks that take part."""
         _, topology = self._owner.running()
         return list(self._members()).index(topology.rank)
 

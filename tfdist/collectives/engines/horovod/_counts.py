@@ -1,9 +1,9 @@
-"""Counts the operations that run in Horovod now, and those that have ended.
+"""Counts Horovod's operations: those that are running and those that have ended.
 
 If one operation of a step fails, TensorFlow cancels the code that would count the end
-of the others. So each operation of a traced function has a mark of its own, which is
-set while it runs. Its next run resets the mark: the failed step has ended by then,
-because Horovod refuses two operations of one name at a time.
+of the others. So each operation of a traced function has its own mark, which is set
+while the operation runs. The next run resets the mark. By then the failed step has
+ended, because Horovod refuses two simultaneous operations with the same name.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import tensorflow as tf
 
 
 class Counts:
-    """Counts of one process."""
+    """The counts of one process."""
 
     def __init__(self) -> None:
-        self._ended: list[tf.Variable] = []  # all, and those of `operation_count`
+        self._ended: list[tf.Variable] = []  # all; without batch statistics
         self._marks: dict[str, tf.Variable] = {}
         self._eager: set[object] = set()
 
     def reset(self) -> None:
-        """Begins a new world, in which nothing has run."""
+        """Starts a new world, in which no operation has run."""
         if not self._ended:
             self._ended = [_variable(), _variable()]
         for one in self._ended:
@@ -30,20 +30,20 @@ class Counts:
         self.forget()
 
     def forget(self) -> None:
-        """Resets all marks, after a traced function has failed."""
+        """Resets all marks after a traced function has failed."""
         for mark in list(self._marks.values()):
             mark.assign(0)
 
     def ended_count(self) -> int:
-        """Number of operations that have ended in this world."""
+        """Returns the number of operations that have ended in this world."""
         return int(self._ended[0].numpy()) if self._ended else 0
 
     def operation_count(self) -> int:
-        """Number of ended operations without those of batch statistics."""
+        """Returns the number of ended operations, excluding batch statistics."""
         return int(self._ended[1].numpy()) if self._ended else 0
 
     def is_waiting(self) -> bool:
-        """Whether an operation has started and not ended."""
+        """Returns whether an operation has started but not ended."""
         marks = list(self._marks.values())
         return bool(self._eager) or any(int(mark.numpy()) for mark in marks)
 
@@ -58,10 +58,11 @@ class Counts:
         """Calls `emit`, records the operation's start and end, and returns its outputs.
 
         Args:
-            name: unique among the operations that may run at the same time.
+            name: name that is unique among the operations that may run at the same
+                time.
             given: inputs of the operation.
-            emit: emits it, or runs it.
-            counts: whether `operation_count` includes it.
+            emit: emits or runs the operation.
+            counts: whether `operation_count` includes the operation.
         """
         if tf.executing_eagerly():
             token = object()
@@ -78,7 +79,8 @@ class Counts:
         with tf.control_dependencies(given):
             mark_set = mark.assign(1, read_value=False)
         found = emit()
-        # Also keeps unused operations in the graph, because other ranks wait for them.
+        # This also keeps unused operations in the graph, because other ranks wait for
+        # them.
         with tf.control_dependencies([*found, mark_set]):
             mark.assign(0, read_value=False)
             self._end(counts)

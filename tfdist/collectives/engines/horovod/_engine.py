@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _CLOSE_S = 1.5
 _DYNAMIC_SETS = "HOROVOD_DYNAMIC_PROCESS_SETS"
 _LOOPBACK = "127.0.0.1"
-# Launchers with MPI, over which a Horovod that is built with MPI connects the ranks.
+# Launchers that provide MPI. A Horovod built with MPI then connects the ranks by MPI.
 _MPI_LAUNCHERS = ("openmpi", "mpich", "pals")
 
 
@@ -48,7 +48,7 @@ class HorovodEngine:
         self._operations = Operations(self._sets)
 
     def start(self, mesh: Mesh, timeout_s: float) -> None:
-        """Connects Horovod's ranks, over loopback where they are on one host."""
+        """Connects Horovod's ranks; uses loopback if all ranks are on one host."""
         rows = native.config()
         refused = _start.refused_setting(rows)
         if refused is not None:
@@ -71,21 +71,22 @@ class HorovodEngine:
             )
             self._export(found)
         self._export({_DYNAMIC_SETS: "1"})
-        # Starts only if all ranks can start.
+        # Start only if all ranks can start.
         native.register_gradient_list(
             "horovod starts\nengine", [True], timeout_s=timeout_s
         )
         try:
             horovod.init()
-        except Exception as error:  # Horovod may raise anything
+        except Exception as error:  # Horovod may raise any exception
             raise _failed_error(f"Horovod did not start: {error}") from error
         atexit.unregister(horovod.shutdown)  # it would run before `close`
         place = horovod.rank(), horovod.size()
         if place != (topology.rank, topology.size):
             raise _failed_error(
-                f"Horovod takes this process for rank {place[0]} of {place[1]}, which "
-                f"is rank {topology.rank} of {topology.size} (by {source}); start it "
-                "by one launcher alone: tfdistrun, or Horovod's horovodrun, or mpirun"
+                f"Horovod identifies this process as rank {place[0]} of {place[1]}, "
+                f"but it is rank {topology.rank} of {topology.size} (by {source}); "
+                "start it with only one launcher: tfdistrun, Horovod's horovodrun, or "
+                "mpirun"
             )
         self._sets.start()
         self._operations.start(horovod, topology)
@@ -96,8 +97,9 @@ class HorovodEngine:
     def close(self) -> None:
         """Disconnects Horovod on all ranks; does not wait for a stuck rank.
 
-        The first rank that leaves Horovod ends the work of all. So the ranks wait for
-        each other here, for TFDIST_TIMEOUT_S, or until one of them has failed.
+        The first rank that leaves Horovod ends the operations of all ranks. So the
+        ranks first wait for each other, for at most TFDIST_TIMEOUT_S, or until one of
+        them has failed.
         """
         running = self._horovod is not None and self._horovod.is_initialized()
         if running and self._is_connected and native.failure() is None:
@@ -120,15 +122,15 @@ class HorovodEngine:
         self._sets.clear()
 
     def operations(self) -> Operations:
-        """Returns Horovod's operations, under the names of tfdist's."""
+        """Returns Horovod's operations under tfdist's operation names."""
         return self._operations
 
     def refusal(self, dtype: int, op: int) -> str | None:
-        """Returns why Horovod does not reduce this, if so."""
+        """Returns the reason why Horovod cannot reduce `dtype` by `op`, or None."""
         return _types.refusal(tf.dtypes.as_dtype(dtype), ReduceOp(op))
 
     def add_process_set(self, number: int, ranks: Sequence[int]) -> None:
-        """Adds the set in Horovod too."""
+        """Adds the process set in Horovod."""
         horovod = self._require_horovod()
         everybody = len(ranks) == horovod.size()
         horovod_id = (
@@ -137,7 +139,7 @@ class HorovodEngine:
         self._sets.add(number, horovod_id)
 
     def remove_process_set(self, number: int) -> None:
-        """Removes the set in Horovod."""
+        """Removes the process set in Horovod."""
         horovod_id = self._sets.remove(number)
         if horovod_id != 0:
             from horovod.common.process_sets import _temp_process_set_object
@@ -147,12 +149,12 @@ class HorovodEngine:
             )
 
     def finished_count(self) -> int:
-        """Returns how many operations have ended, without those of batch statistics."""
+        """Returns how many operations have ended, excluding batch statistics."""
         return self._operations.counts.operation_count()
 
     def to_core_error(self, error: BaseException) -> native.CoreError | None:
-        """Returns the core's error for an error of Horovod; None for other errors."""
-        if "{{node " in str(error):  # of a traced function
+        """Converts an error of Horovod to a core error; None for other errors."""
+        if "{{node " in str(error):  # the error of a traced function
             self._operations.counts.forget()
         late = self._watch.late if self._watch is not None else None
         return _errors.to_core_error(error, late)
@@ -163,10 +165,10 @@ class HorovodEngine:
         return self._horovod
 
     def _load(self) -> ModuleType:
-        """`horovod.tensorflow.mpi_ops`, the one that is installed.
+        """Returns the module `mpi_ops` of the installed Horovod.
 
         Raises:
-            native.CoreError: there is none, or it does not load here.
+            native.CoreError: Horovod is not installed, or cannot be loaded.
         """
         if self._horovod is None:
             version = None
@@ -179,8 +181,8 @@ class HorovodEngine:
                 raise _invalid_error(f"{text} ({error})") from error
             if "tfdist" in (mpi_ops.__name__ + str(mpi_ops.__file__)):
                 raise _invalid_error(
-                    "TFDIST_ENGINE=horovod needs the real Horovod, but `tfdistrun "
-                    "--horovod` puts tfdist in its place. Use one of them."
+                    "TFDIST_ENGINE=horovod needs an installed Horovod, but `tfdistrun "
+                    "--horovod` replaces it with tfdist. Use only one of the two."
                 )
             self._horovod = mpi_ops
         return self._horovod
@@ -202,7 +204,7 @@ class HorovodEngine:
         return address, int(port)
 
     def _export(self, found: dict[str, str]) -> None:
-        """Sets variables; variables that the user has set stay."""
+        """Sets environment variables, except those that the user has set."""
         for name, value in found.items():
             if name not in os.environ:
                 os.environ[name] = value

@@ -1,4 +1,4 @@
-"""Translation of Horovod's errors to errors of the core."""
+"""Converts Horovod's errors to errors of the core."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from tfdist.core import native
 
-# Horovod fails as soon as a connection ends. The ranks then agree, through the core, on
-# the rank that failed, within this time.
+# Horovod fails as soon as a connection ends. The ranks then agree on the failed rank
+# through the core, within this time.
 _VERDICT_S = 3.0
 _POLL_S = 0.02
 # Patterns of Horovod's messages.
@@ -21,11 +21,11 @@ _OURS = re.compile(r"Horovod(?! operation)|\bgloo\b|MPI_\w+ failed|stalled")
 def to_core_error(
     error: BaseException, late: native.CoreError | None = None
 ) -> native.CoreError | None:
-    """Converts an error of Horovod to one of the core; None for other errors.
+    """Converts an error of Horovod to an error of the core; None for other errors.
 
     Args:
-        error: exception of an operation, a `tf.function` or `model.fit`.
-        late: why this rank itself has ended Horovod's work, if so.
+        error: exception raised by an operation, a `tf.function` or `model.fit`.
+        late: the error with which this rank itself shut Horovod down, or None.
     """
     if not isinstance(error, tf.errors.OpError):
         return None
@@ -33,7 +33,7 @@ def to_core_error(
     found = _MISMATCH.search(text)
     if isinstance(error, tf.errors.FailedPreconditionError) and found:
         cause = re.sub(r"\s*\[Op:.*", "", found.group(0))
-        message = f"Horovod says: {cause}"
+        message = f"Horovod reports: {cause}"
         payload = {"kind": "mismatch", "cause": message}
         return native.CoreError(native.FAILED_PRECONDITION, message, payload)
     if not _OURS.search(text):
@@ -47,15 +47,15 @@ def to_core_error(
             return known
         time.sleep(_POLL_S)
     message = (
-        "Horovod has ended its work, because a rank has left before an operation that "
-        f"this one has called, or on its own account. It says: {_last_line(text)}"
+        "Horovod was shut down, because a rank has left before an operation that this "
+        f"rank has called, or by Horovod itself. Horovod reports: {_last_line(text)}"
     )
     payload = {"kind": "rank_failed", "cause": message}
     return native.CoreError(native.ABORTED, message, payload)
 
 
 def _last_line(text: str) -> str:
-    """Returns the last line of an error of TensorFlow that is not about its graph.
+    """Returns the last line of a TensorFlow error that does not describe the graph.
 
     Example:
         >>> _last_line("{{node a}} It is gone. [Op:c]")

@@ -1,4 +1,4 @@
-"""Conversions of tensors on their way to Horovod and back. Pure functions."""
+"""Converts tensors to and from the forms that Horovod needs. Pure functions."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import tensorflow as tf
 
 
 def make_unfoldable(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Returns the same tensors, such that TensorFlow does not fold operations on them.
+    """Returns equal tensors, such that TensorFlow does not fold operations on them.
 
-    Horovod declares its operations as stateless: with a constant input one would run
-    when the graph is optimized, only on the rank whose input is a constant, and never
-    again. So each input passes a stateful operation that does not copy it. (With
-    TensorFlow 2.15 neither a PlaceholderWithDefault nor a Reshape to a variable helps.)
+    Horovod declares its operations as stateless. With a constant input, an operation
+    would run during graph optimization, only on the rank whose input is constant, and
+    never again. So each input passes through a stateful operation that does not copy
+    it. (With TensorFlow 2.15, neither a PlaceholderWithDefault nor a Reshape to a
+    variable shape helps.)
     """
     if tf.executing_eagerly():
         return list(tensors)
@@ -22,7 +23,7 @@ def make_unfoldable(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
 
 
 def rows_of(value: Any) -> tf.Tensor:
-    """Returns a tensor with a first dimension: a scalar is one row."""
+    """Returns a tensor with a first dimension: a scalar becomes one row."""
     tensor = tf.convert_to_tensor(value)
     if tensor.shape.rank == 0:
         return tf.reshape(tensor, [1])
@@ -38,7 +39,7 @@ def is_default(splits: tf.Tensor) -> bool:
 
 
 def even_splits(rows: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
-    """As even as possible; the first ones get one row more. int32."""
+    """Returns splits as even as possible, int32; the first ranks get one row more."""
     return rows // size + tf.cast(tf.range(size) < rows % size, tf.int32)
 
 
@@ -46,8 +47,8 @@ def check_equal_parts(rows: tf.Tensor, size: tf.Tensor) -> Any:
     check = tf.debugging.assert_equal(
         rows % size,
         0,
-        "Expected a number of rows that is a multiple of the number of ranks, where no "
-        "splits are given.",
+        "Expected a number of rows that is a multiple of the number of ranks, because "
+        "no splits are given.",
     )
     return check if check is not None else tf.no_op()
 

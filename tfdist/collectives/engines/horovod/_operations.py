@@ -1,9 +1,9 @@
 """The operations of tfdist, built from Horovod's.
 
-The names of the functions and of their arguments are those of the operations that
-`libtfdist_tf.so` registers, so that `collectives.tf_ops.emit` can call either.
-Operations that Horovod lacks are built from others: a gather is an alltoall in which
-all rows go to the root, a scatter one in which they come from the root.
+Functions and arguments have the names of the operations that `libtfdist_tf.so`
+registers, so that `collectives.tf_ops.emit` can call either. Operations that Horovod
+lacks are built from others: a gather is an alltoall in which all rows go to the root,
+and a scatter is an alltoall in which all rows come from the root.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tfdist.core.native import Topology
 
 
 class _Gathered:
-    """Rows, and on request how many came from each rank."""
+    """Rows and, on request, how many rows came from each rank."""
 
     def __init__(self, rows: tf.Tensor, splits: Callable[[], tf.Tensor]) -> None:
         self.rows = rows
@@ -49,7 +49,7 @@ class Operations:
     """Emits the operations in the traced function, or runs them eagerly.
 
     Args:
-        sets: filled by the engine.
+        sets: process sets; the engine fills it.
     """
 
     def __init__(self, sets: Sets) -> None:
@@ -58,12 +58,12 @@ class Operations:
         self._topology: Topology | None = None
         self.counts = Counts()
 
-    # ---- life ----
+    # ---- start and end ----
 
     def start(self, horovod: ModuleType, topology: Topology) -> None:
-        """Lets operations be emitted, after Horovod has started."""
+        """Allows operations to be emitted, after Horovod has started."""
         self._horovod, self._topology = horovod, topology
-        self.counts.reset()  # a failed world leaves operations that never ended
+        self.counts.reset()  # a failed world leaves unfinished operations
 
     def end(self) -> None:
         """Ends the use of Horovod."""
@@ -72,7 +72,7 @@ class Operations:
     # ---- the operations ----
 
     def tfdist_topology(self) -> tf.Tensor:
-        """Rank, size, local rank, local size, cross rank, cross size; int32."""
+        """Returns rank, size, local rank, local size, cross rank, cross size; int32."""
         hvd, place = self.running()
         cross = [tf.constant(place.cross_rank), tf.constant(place.cross_size)]
         local = [hvd.local_rank_op(), hvd.local_size_op()]
@@ -101,7 +101,7 @@ class Operations:
         return call.run(arguments["tensors"], forward)
 
     def tfdist_broadcast(self, **arguments: Any) -> list[tf.Tensor]:
-        """Sends the root's tensors, of one dtype, as one."""
+        """Sends the root's tensors, all of one dtype, in one operation."""
         call = self._call("TfdistBroadcast", arguments)
 
         def forward(*tensors: tf.Tensor) -> list[tf.Tensor]:
@@ -150,7 +150,7 @@ class Operations:
         return _Gathered(rows, splits)
 
     def tfdist_gather(self, **arguments: Any) -> Any:
-        """Concatenates them on the root."""
+        """Concatenates the rows of all ranks on the root."""
         call = self._call("TfdistGather", arguments)
         received_splits: list[tf.Tensor] = []
 
@@ -168,7 +168,7 @@ class Operations:
         return _Gathered(rows, lambda: received_splits[0])
 
     def tfdist_scatter(self, **arguments: Any) -> tf.Tensor:
-        """Gives each rank its part of the root's rows."""
+        """Sends each rank its part of the root's rows."""
         call = self._call("TfdistScatter", arguments)
         splits = arguments["splits"]
 
@@ -244,7 +244,7 @@ class Operations:
         return SimpleNamespace(rows=rows)
 
     def tfdist_barrier(self, **arguments: Any) -> None:
-        """Waits for all ranks, with the barrier of the core."""
+        """Waits for all ranks with the barrier of the core."""
         call = self._call("TfdistBarrier", arguments, waits=False)
         number, name = arguments["process_set"], arguments["tensor_name"]
         timeout_s = arguments["timeout_s"]
@@ -257,14 +257,14 @@ class Operations:
         if tf.executing_eagerly():
             wait()
         else:
-            tf.py_function(wait, [], tf.bool)  # stateful: keeps its place
+            tf.py_function(wait, [], tf.bool)  # stateful, so that program order is kept
 
     def tfdist_send(self, **_arguments: Any) -> tf.Tensor:
-        """Raises: Horovod has nothing to build it from."""
+        """Raises UnsupportedError: Horovod has no operation to build a send from."""
         engines.raise_unsupported("horovod", "tfdist.send")
 
     def tfdist_recv(self, **_arguments: Any) -> tf.Tensor:
-        """Raises: Horovod has nothing to build it from."""
+        """Raises UnsupportedError: Horovod has no operation to build a receive from."""
         engines.raise_unsupported("horovod", "tfdist.recv")
 
     # ---- building blocks ----
@@ -289,7 +289,7 @@ class Operations:
         tensors: Sequence[tf.Tensor],
         reduce: Callable[..., Sequence[tf.Tensor]] | None = None,
     ) -> list[tf.Tensor]:
-        """Returns the reduction of tensors of one dtype, with factors and average."""
+        """Reduces tensors of one dtype; applies the factors and the average."""
         dtype, op = tensors[0].dtype, ReduceOp(call.arguments["reduce_op"])
         way = _types.way_of(dtype, op)
         if way is None:
@@ -336,7 +336,7 @@ class Operations:
         value: tf.Tensor,
         send: Callable[[tf.Tensor], Sequence[tf.Tensor]],
     ) -> Sequence[tf.Tensor]:
-        """Sends rows with `send`, as bytes if Horovod does not support their dtype."""
+        """Sends rows with `send`; as bytes if Horovod does not support their dtype."""
         (unfoldable,) = make_unfoldable([value])
         if value.dtype in _types.MOVED:
             return list(send(unfoldable))

@@ -1,7 +1,8 @@
-"""Maps process sets to Horovod's numbers, and tells which of them still exist.
+"""Maps process sets to Horovod's numbers, and tracks which sets still exist.
 
-Horovod gives the number of a set that was removed to the next one, and starts again
-after the next init: a function that was traced for the one would reduce over the other.
+Horovod reuses the number of a removed set for the next set, and starts numbering again
+after the next init. A function that was traced for the old set would then reduce over
+the new one.
 """
 
 from __future__ import annotations
@@ -14,16 +15,16 @@ WORLD = 0
 
 
 class Sets:
-    """The sets of one process: number of a set → Horovod's."""
+    """Process sets of one process: number of a set → its number in Horovod."""
 
     def __init__(self) -> None:
         self._horovod_ids: dict[int, int] = {}
         self._births = itertools.count(1)
-        self._born: dict[int, int] = {}  # number of the set → which of its uses exists
+        self._born: dict[int, int] = {}  # set → serial number of its creation
         self._lives: dict[int, tf.Variable] = {}  # the same, for traced functions
 
     def start(self) -> None:
-        """Begins a new world, which has the set of all ranks."""
+        """Starts a new world, which has the set of all ranks."""
         self.clear()
         self._horovod_ids[WORLD] = WORLD
 
@@ -33,7 +34,7 @@ class Sets:
             self.remove(number)
 
     def add(self, number: int, horovod_id: int) -> None:
-        """Adds a set, whose number in Horovod is `horovod_id`."""
+        """Adds a set whose number in Horovod is `horovod_id`."""
         self._horovod_ids[number] = horovod_id
         self._set_birth(number, next(self._births))
 
@@ -49,9 +50,9 @@ class Sets:
         return self._horovod_ids[number]
 
     def checks(self, number: int) -> list[tf.Operation]:
-        """Fail where the function that is traced runs without this set.
+        """Returns assertions that fail if the traced function runs without this set.
 
-        Without effect in eager mode, and for all ranks, which is no set of its own.
+        Returns none in eager mode and for all ranks, which are not a process set.
         """
         if number == WORLD or tf.executing_eagerly():
             return []
@@ -64,7 +65,7 @@ class Sets:
             self._lives[number].read_value(),
             tf.constant(self._born[number], tf.int64),
             f"The process set {number} that this tf.function was traced for was "
-            "removed. Expected a process set that lives: trace it anew.",
+            "removed. Expected an existing process set: trace the function again.",
         )
         return [check] if check is not None else []
 

@@ -1,4 +1,4 @@
-"""Startup environment of Horovod and checks that it can be used. Pure functions."""
+"""Environment of Horovod at startup, and checks that it can be used. Pure functions."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ WHERE = (
     "cloudpickle psutil pyyaml packaging; HOROVOD_WITH_TENSORFLOW=1 "
     "HOROVOD_WITH_GLOO=1 HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITHOUT_MXNET=1 pip install "
     f"--no-build-isolation --no-deps --no-binary horovod horovod=={LAST_VERSION}. Or "
-    "unset TFDIST_ENGINE, on all ranks: the native engine needs no Horovod."
+    "unset TFDIST_ENGINE on all ranks: the native engine needs no Horovod."
 )
-# Variables of the native data path, which Horovod does not support: an error unless
-# they have their default.
+# Variables of the native data path, which Horovod does not support. Any value except
+# the default raises an error.
 _OF_THE_NATIVE_ENGINE = (
     *("TFDIST_ATOMIC_STEPS", "TFDIST_TIMELINE", "TFDIST_TUNING_FILE"),
     *("TFDIST_RING_ORDER", "TFDIST_SEGMENT_BYTES", "TFDIST_SHM_SLOTS"),
@@ -28,17 +28,17 @@ _MESSAGE_BYTES = 64
 
 
 def refused_setting(rows: Mapping[str, Mapping[str, Any]]) -> str | None:
-    """Returns the error about a variable without meaning for Horovod, or None.
+    """Returns the error for a variable that Horovod does not support, or None.
 
     Args:
-        rows: of the configuration: name → "value", "default".
+        rows: the configuration: name → {"value", "default", ...}.
     """
     for name, row in rows.items():
         ours = name in _OF_THE_NATIVE_ENGINE or name.endswith("_ALGORITHM")
         if ours and row["value"] not in (row["default"], None, ""):
             return (
-                f"{name}={row['value']} has no meaning for TFDIST_ENGINE=horovod: only "
-                "the native engine knows it. Unset one of the two, on all ranks."
+                f"{name}={row['value']} has no effect with TFDIST_ENGINE=horovod: only "
+                "the native engine supports it. Unset one of the two on all ranks."
             )
     return None
 
@@ -47,13 +47,13 @@ def missing(version: str | None, tensorflow: str) -> str:
     """Returns the reason why Horovod cannot be imported.
 
     Args:
-        version: of the installed Horovod; None: there is none.
-        tensorflow: the version that runs.
+        version: version of the installed Horovod; None if it is not installed.
+        tensorflow: version of the running TensorFlow.
     """
     found = (
         "there is no Horovod in this environment"
         if version is None
-        else f"Horovod {version} does not load"
+        else f"Horovod {version} cannot be loaded"
     )
     return (
         f"TFDIST_ENGINE=horovod needs an installed Horovod that was built for "
@@ -71,10 +71,10 @@ def variables(
     """Returns the variables that `horovodrun` would set for this rank.
 
     Args:
-        topology: place of this rank.
-        store: address and port of the store of rank 0.
+        topology: topology of this rank.
+        store: address and port of rank 0's store.
         interface: name of the network interface on which this rank listens.
-        timeout_s: seconds for connecting.
+        timeout_s: time limit for connecting, in seconds.
     """
     address, port = store
     return {
@@ -95,11 +95,11 @@ def variables(
 
 
 def interface_of(address: str, interfaces: Mapping[str, Sequence[Any]]) -> str | None:
-    """Returns the network interface that has an address, or None.
+    """Returns the network interface that has the address, or None.
 
     Args:
         address: IP address of this machine.
-        interfaces: as `psutil.net_if_addrs` gives them: name → entries with "address".
+        interfaces: result of `psutil.net_if_addrs`: name → entries with "address".
     """
     for name, entries in interfaces.items():
         if any(entry.address == address for entry in entries):
@@ -108,7 +108,7 @@ def interface_of(address: str, interfaces: Mapping[str, Sequence[Any]]) -> str |
 
 
 def bits_of(text: str) -> list[bool]:
-    """Encodes a short text as flags, which an agreement on a gradient list carries.
+    """Encodes a short text as flags, to be exchanged by agreeing on a gradient list.
 
     Example:
         >>> text_of(bits_of("10.0.0.1 5000"))

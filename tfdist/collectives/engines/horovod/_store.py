@@ -1,9 +1,9 @@
-"""The key/value store over HTTP that Horovod's gloo controller needs.
+"""HTTP key/value store that Horovod's gloo controller needs.
 
 Horovod's ranks publish their addresses there: `PUT /scope/key`, and `GET /scope/key`
-until the key exists (404 before). Values are stored as they are and never parsed. The
-protocol has no secret, so the store listens on loopback if all ranks are on one host,
-and otherwise only on the address of this rank.
+until the key exists (404 before). Values are stored unchanged and never parsed. The
+protocol has no authentication, so the store listens on loopback if all ranks are on one
+host, and otherwise only on the address of this rank.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _REQUEST_S = 10.0
 
 
 class Store:
-    """An HTTP server on threads of its own, until `close`.
+    """HTTP server that runs on its own threads until `close`.
 
     Args:
         address: IP address to listen on.
@@ -40,7 +40,7 @@ class Store:
 
     @property
     def port(self) -> int:
-        """The port on which it listens."""
+        """Returns the port on which the server listens."""
         return int(self._server.server_address[1])
 
     def close(self) -> None:
@@ -62,7 +62,7 @@ class _Handler(BaseHTTPRequestHandler):
     server: _Server
 
     def do_GET(self) -> None:  # noqa: N802 - names of http.server
-        """Answers with a value."""
+        """Returns the value of a key."""
         with self.server.store.lock:
             value = self.server.store.values.get(self.path)
         if value is None:
@@ -71,7 +71,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(HTTPStatus.OK, value)
 
     def do_PUT(self) -> None:  # noqa: N802
-        """Stores a value."""
+        """Sets the value of a key."""
         text = self.headers.get("Content-Length", "")
         if not text.isdecimal() or int(text) > MAX_VALUE_BYTES:
             self._answer(HTTPStatus.BAD_REQUEST)
@@ -85,7 +85,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(HTTPStatus.OK if fits else HTTPStatus.INSUFFICIENT_STORAGE)
 
     def do_DELETE(self) -> None:  # noqa: N802
-        """Deletes a value."""
+        """Deletes a key."""
         with self.server.store.lock:
             self.server.store.values.pop(self.path, None)
         self._answer(HTTPStatus.OK)

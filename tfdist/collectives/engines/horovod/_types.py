@@ -1,4 +1,4 @@
-"""Dtypes that Horovod supports and its operation for each reduction. Pure functions."""
+"""Dtypes and reductions that Horovod supports. Pure functions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ REDUCED = frozenset(
 )
 # Registered for reducescatter.
 SCATTERED = frozenset((tf.int32, tf.int64, tf.float16, tf.float32, tf.float64))
-# Registered for allgather, broadcast and alltoall; other types are sent as bytes.
+# Registered for allgather, broadcast and alltoall. Other dtypes are sent as bytes.
 MOVED = REDUCED | {tf.uint16, tf.int16, tf.bool}
 
 _LOGICAL = {
@@ -40,13 +40,14 @@ _PLAIN = {
 
 @dataclasses.dataclass(frozen=True)
 class Way:
-    """How to build a reduction from one that Horovod has.
+    """How to build a reduction from Horovod's reductions.
 
     Attributes:
-        op: Horovod's name: "Sum", "Min", "Max" or "Product".
-        truth: elements are sent as uint8, 1 for what is not 0, and come back so; of a
-            sum whether it is odd.
-        divides: the result is divided by the number of ranks.
+        op: Horovod's name of the reduction: "Sum", "Min", "Max" or "Product".
+        truth: whether elements are sent as uint8, with 1 for each nonzero element, and
+            the result is converted back. For a sum, the result is whether the sum is
+            odd.
+        divides: whether the result is divided by the number of ranks.
     """
 
     op: str
@@ -55,7 +56,7 @@ class Way:
 
 
 def way_of(dtype: tf.DType, op: ReduceOp) -> Way | None:
-    """How `dtype` is reduced by `op`; None: Horovod cannot.
+    """Returns how Horovod reduces `dtype` by `op`, or None if it cannot.
 
     Example:
         >>> from tfdist.collectives.engines.horovod._types import way_of
@@ -73,12 +74,12 @@ def way_of(dtype: tf.DType, op: ReduceOp) -> Way | None:
 
 
 def refusal(dtype: tf.DType, op: ReduceOp) -> str | None:
-    """Returns why Horovod does not reduce `dtype` by `op`; None: it does."""
+    """Returns the reason why Horovod cannot reduce `dtype` by `op`, or None."""
     if way_of(dtype, op) is not None:
         return None
     known = ", ".join(sorted(one.name for one in REDUCED))
     return (
         f"Horovod does not reduce {dtype.name} by {op.name}; expected one of {known} "
         "(bool: MIN, MAX and LOGICAL_*). Cast it first, or use the native engine, "
-        "which does: unset TFDIST_ENGINE, on all ranks."
+        "which supports it: unset TFDIST_ENGINE on all ranks."
     )

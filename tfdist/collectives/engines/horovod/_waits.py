@@ -1,4 +1,4 @@
-"""Waiting for all ranks with a deadline, by the core: Horovod has none of its own."""
+"""Waits for all ranks through the core, with a deadline that Horovod does not have."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ def for_all(name: str, process_set: int, timeout_s: float) -> None:
     """Returns when all ranks of a process set have called it.
 
     Args:
-        name: pairs the calls of the ranks.
-        process_set: number of the set; 0: all ranks.
+        name: name that pairs the calls of the ranks.
+        process_set: number of the process set; 0: all ranks.
         timeout_s: seconds to wait; 0: TFDIST_TIMEOUT_S.
 
     Raises:
-        native.CoreError: a rank did not come, and which, or failed.
+        native.CoreError: a rank failed, or did not make the call; the error names it.
     """
     found: list[native.CoreError | None] = []
 
@@ -46,9 +46,9 @@ def for_all(name: str, process_set: int, timeout_s: float) -> None:
 
 
 def unless_lost(name: str) -> None:
-    """Waits for all ranks of the job, or until one of them is lost or does not come.
+    """Waits for all ranks of the job, or until a rank is lost or is too late.
 
-    In a thread of its own, so that Ctrl-C gets through.
+    Runs in a separate thread, so that Ctrl-C is handled.
     """
 
     def run() -> None:

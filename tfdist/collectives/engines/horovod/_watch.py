@@ -1,11 +1,12 @@
-"""Ends operations that wait in Horovod without a limit.
+"""Ends operations that wait in Horovod without a time limit.
 
-An operation of Horovod waits without limit for a missing rank (its own limit,
-HOROVOD_STALL_SHUTDOWN_TIME_SECONDS, had no effect when tried with 0.28.1), and nothing
-can cancel it. So a thread checks whether an operation runs, and how many have ended. If
-one runs and none has ended for TFDIST_TIMEOUT_S, or a rank is lost, it shuts Horovod
-down, which ends pending operations with an error on every running rank. If the shutdown
-does not return either, for example with a stopped rank, it ends this process.
+An operation of Horovod waits for a missing rank without a time limit, and nothing can
+cancel it. (Horovod's own limit, HOROVOD_STALL_SHUTDOWN_TIME_SECONDS, had no effect when
+tried with 0.28.1.) So a thread checks whether an operation is running, and how many
+have ended. If an operation is running and none has ended for TFDIST_TIMEOUT_S, or a
+rank is lost, the thread shuts Horovod down, which ends pending operations with an error
+on every running rank. If the shutdown does not return, for example because a rank is
+stopped, the thread ends this process.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from tfdist.collectives.engines.horovod._counts import Counts
 from tfdist.core import native
 
 _LOOK_S = 0.25
-_RELEASE_S = 1.0  # after a rank was lost: Horovod usually notices it by itself
+_RELEASE_S = 1.0  # after a rank was lost; Horovod usually detects this itself
 _DIE_S = 10.0
 
 
@@ -29,18 +30,18 @@ class Verdict(enum.Enum):
     """Action that the watch takes on pending operations."""
 
     WAIT = "wait"
-    LATE = "late"  # a rank has not come within the limit
+    LATE = "late"  # a rank has not made the call within the limit
     RELEASE = "release"  # a rank is lost
     DIE = "die"  # a rank is lost, and the shutdown of Horovod does not return
 
 
 def verdict(stuck_s: float, lost_s: float | None, limit_s: float) -> Verdict:
-    """Decides about operations that have started and not ended.
+    """Decides what to do with operations that have started but not ended.
 
     Args:
-        stuck_s: seconds for which none has ended.
-        lost_s: seconds since the end of the world is known, None: it is not.
-        limit_s: seconds that an operation may wait.
+        stuck_s: seconds since an operation last ended.
+        lost_s: seconds since the world is known to have failed; None if it has not.
+        limit_s: longest time in seconds that an operation may wait.
 
     Example:
         >>> verdict(stuck_s=3.0, lost_s=None, limit_s=300.0)
@@ -55,12 +56,12 @@ def verdict(stuck_s: float, lost_s: float | None, limit_s: float) -> Verdict:
 
 
 class Watch:
-    """The thread, from the start of Horovod to its end.
+    """The watch thread, which runs while Horovod runs.
 
     Args:
         counts: numbers of running and ended operations.
         release: shuts Horovod down; may never return.
-        limit_s: seconds that an operation may wait.
+        limit_s: longest time in seconds that an operation may wait.
     """
 
     def __init__(
@@ -105,8 +106,8 @@ class Watch:
                 self._releasing.start()
             elif found is Verdict.DIE and self._is_releasing():
                 print(
-                    f"[tfdist] {failure}. Horovod does not let go of the operation "
-                    "that waits for it; this process ends.",
+                    f"[tfdist] {failure}. Horovod does not release the operation that "
+                    "waits for it; this process exits.",
                     file=sys.stderr,
                     flush=True,
                 )
@@ -118,9 +119,9 @@ class Watch:
 
 def _late(limit_s: float) -> native.CoreError:
     message = (
-        f"an operation has waited {limit_s:g} s in Horovod for ranks that are alive "
-        "but did not call it, which is its timeout: look for a step that only some "
-        "ranks take, or raise TFDIST_TIMEOUT_S"
+        f"an operation timed out: it waited {limit_s:g} s in Horovod for ranks that "
+        "are alive but did not call it; look for a step that only some ranks run, or "
+        "raise TFDIST_TIMEOUT_S"
     )
     payload = {"kind": "timeout", "cause": message}
     return native.CoreError(native.DEADLINE_EXCEEDED, message, payload)
