@@ -1,7 +1,7 @@
-"""Data-parallel training of Keras 3 models on TensorFlow, on several processes.
+"""Data-parallel training of Keras 3 models on TensorFlow with several processes.
 
-Names are loaded when first used, so that the launcher and the tests of the core
-start without importing TensorFlow.
+Names are loaded on first use, so that the launcher and the tests of the core start
+without importing TensorFlow.
 
 Example:
     >>> import tfdist
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfdist.core.version import __version__
 
-# Module that defines them → public names.
+# Defining module → public names.
 _PUBLIC = {
     "core.world": ("init", "shutdown"),
     "core.runtime": (

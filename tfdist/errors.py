@@ -1,9 +1,10 @@
 """Exceptions raised by tfdist.
 
-Each class is a subclass of the TensorFlow error of the same meaning, and carries a
+Each class is a subclass of the TensorFlow error with the same meaning, and carries a
 record of the rank and the cause. Eager functions of tfdist raise these classes, and so
-does `model.fit` with a callback of tfdist. Inside a `tf.function`, and in `fit` without
-such a callback, TensorFlow raises its own class; `from_tf` turns it into ours::
+does `model.fit` with a tfdist callback. Inside a `tf.function`, and in `fit` without
+such a callback, TensorFlow raises its own class; `from_tf` converts it to the tfdist
+class::
 
     try:
         model.fit(...)

@@ -1,1 +1,1 @@
-"""Checks at run time that all ranks train the same model, and on different data."""
+"""Checks at run time that all ranks train the same model, on different data."""

@@ -1,4 +1,4 @@
-"""Compares the states of the ranks in eager mode: one small reduction if equal."""
+"""Compares the states of the ranks in eager mode; a small reduction if equal."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ from tfdist.core import runtime
 from tfdist.core.process_sets import ProcessSet, members_of
 
 _logger = logging.getLogger("tfdist")
-# Names of variables and hashes: 32,000 variables with paths of 200 characters.
+# Names of variables and hashes. This is enough for 32,000 variables with paths of 200
+# characters.
 _MAX_BYTES = 8 << 20
 
 
 def is_on() -> bool:
-    """Whether weights are compared at all (`TFDIST_WEIGHT_CHECK`)."""
+    """Returns whether weights are compared at all (`TFDIST_WEIGHT_CHECK`)."""
     return bool(runtime.setting(SETTING) != "off")
 
 
 def only_warns(text: str) -> bool:
-    """Logs a difference and returns True if `TFDIST_WEIGHT_CHECK=warn`, else False."""
+    """If `TFDIST_WEIGHT_CHECK=warn`, logs a difference and returns True; else False."""
     warns = bool(runtime.setting(SETTING) == "warn")
     if warns:
         _logger.warning("%s", text)
@@ -38,16 +39,16 @@ def only_warns(text: str) -> bool:
 def equal_on_all_ranks(
     numbers: Sequence[int], name: str, process_set: ProcessSet | None
 ) -> bool:
-    """Whether all ranks have the same 64-bit integers; ignores ranks that have joined.
+    """Returns whether all ranks have the same 64-bit integers; ignores joined ranks.
 
-    One reduction by MAX of the numbers and of their complements: the complement
-    reverses the order, so the numbers are equal if both maxima belong to the same
-    number.
+    Uses one reduction by MAX of the numbers and their complements. The complement
+    reverses the order, so the numbers are equal on all ranks if the two maxima are
+    complements of each other.
 
     Args:
-        numbers: equally many on every rank, each of -2**63 to 2**63 - 1.
-        name: identifies the call across ranks.
-        process_set: the ranks that call it; None for all.
+        numbers: integers from -2**63 to 2**63 - 1, equally many on every rank.
+        name: name that pairs the calls of the ranks.
+        process_set: ranks that call it; None: all ranks.
     """
     own = np.asarray(numbers, np.int64)
     largest = allreduce(
@@ -71,16 +72,16 @@ def compare(
     """Compares the states of all ranks; every rank of the set calls it.
 
     Args:
-        state: this rank's.
-        when: the moment, for the message, e.g. "at the end of epoch 1".
-        process_set: the ranks that train together; None for all.
+        state: this rank's state.
+        when: time of the comparison, for the message, e.g. "at the end of epoch 1".
+        process_set: ranks that train together; None: all ranks.
         is_first: whether the ranks may have started with different weights.
-        name: identifies the call across ranks.
-        advice: sentences that the error ends with.
+        name: name that pairs the calls of the ranks.
+        advice: sentences at the end of the error message.
 
     Raises:
-        tfdist.MismatchError: on all ranks: they differ. Names the first variable, or
-            the callback that would decide differently.
+        tfdist.MismatchError: on all ranks, if the states differ. The message names the
+            first variable that differs, or the callback that would decide differently.
     """
     if len(members_of(process_set)) == 1:
         return
@@ -106,7 +107,7 @@ def compare(
     states = [
         RankState(rank=rank, **other)
         for rank, other in zip(members_of(process_set), shared, strict=True)
-        if other is not None  # it has joined
+        if other is not None  # None if the rank has joined
     ]
     text = f"{explain(states, when, is_first=is_first)} {advice}".rstrip()
     if not only_warns(text):

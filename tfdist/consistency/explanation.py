@@ -1,6 +1,7 @@
 """Explains a difference between ranks: the variable, and the likely cause.
 
-Pure functions on values, the same on every rank, so that all ranks raise one message.
+The functions are pure and give the same result on every rank, so all ranks raise the
+same message.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-# Kinds of variables, in the order of the message.
+# Kinds of variables, in the order in which the message lists them.
 TRAINED, STATE, SLOT = "trained", "state", "slot"
 _NOUNS = {
     TRAINED: "the trainable weight",
@@ -22,18 +23,19 @@ SETTING = "TFDIST_WEIGHT_CHECK"
 
 @dataclasses.dataclass(frozen=True)
 class RankState:
-    """The state of a training on one rank, as the ranks exchange it.
+    """The state of the training on one rank, as exchanged between the ranks.
 
     Attributes:
         rank: the rank.
         names: paths of the variables that are compared.
-        kinds: TRAINED, STATE or SLOT, for each of them.
-        fingerprints: the hash of each one's value.
-        were_broadcast: whether the values of one rank were sent to all before, by
-            `broadcast_variables` or `BroadcastInitialState`.
-        decisions: plain values that callbacks decide on, by name, e.g.
+        kinds: for each variable TRAINED, STATE or SLOT.
+        fingerprints: for each variable the hash of its value.
+        were_broadcast: whether `broadcast_variables` or `BroadcastInitialState` has
+            already sent the values of one rank to all ranks.
+        decisions: plain values on which callbacks base decisions, by name, e.g.
             {"EarlyStopping.best": 0.25}.
-        monitors: for each callback in `decisions` the name in the logs it looks at.
+        monitors: for each callback in `decisions`, the name that it monitors in the
+            logs.
     """
 
     rank: int
@@ -49,13 +51,13 @@ def explain(states: Sequence[RankState], when: str, *, is_first: bool) -> str:
     """Returns the message for ranks whose states differ.
 
     Args:
-        states: of all ranks that were compared, at least two, not all equal.
-        when: the moment, e.g. "at the end of epoch 1".
-        is_first: whether the ranks have not been compared before, so that they may
-            have begun with different values.
+        states: states of all compared ranks; at least two, not all equal.
+        when: time of the comparison, e.g. "at the end of epoch 1".
+        is_first: whether this is the first comparison, so that the ranks may have
+            started with different values.
 
     Returns:
-        Several sentences: the difference and the ranks, the likely cause, and a remedy.
+        Several sentences: the difference and its ranks, the likely cause, and a remedy.
 
     Example:
         >>> states = [RankState(rank, ["dense/kernel"], [TRAINED], [rank])
@@ -92,8 +94,8 @@ def _different_lists(first: RankState, other: RankState) -> str:
         )
     return (
         f"{difference}. Build the same model on all ranks. (Keras numbers the names of "
-        "layers: where only the numbers differ, call keras.utils.clear_session() on "
-        "all ranks before the model is made.)"
+        "layers: if only the numbers differ, call keras.utils.clear_session() on "
+        "all ranks before the model is created.)"
     )
 
 
@@ -106,7 +108,8 @@ def _different_values(
         if any(state.fingerprints[index] != number for state in states)
     ]
     kinds = [first.kinds[index] for index in different]
-    # The kind nearest to the cause: states change weights, which change slots.
+    # Choose the kind nearest to the cause: states change weights, and weights change
+    # slots.
     leading = next(kind for kind in (STATE, TRAINED, SLOT) if kind in kinds)
     started_apart = is_first and not first.were_broadcast
     if started_apart and TRAINED in kinds:
@@ -127,7 +130,7 @@ def _different_values(
 
 
 def _differ_mostly(first: RankState, kinds: Sequence[str]) -> bool:
-    """Whether more than half of the trained weights differ."""
+    """Returns whether more than half of the trained weights differ."""
     trained = list(first.kinds).count(TRAINED)
     return list(kinds).count(TRAINED) > trained / 2
 
@@ -202,7 +205,7 @@ def _different_decisions(first: RankState, other: RankState) -> str:
 
 
 def _equal(own: Any, other: Any) -> bool:
-    """Equality of plain values, where NaN equals NaN."""
+    """Returns whether two plain values are equal; NaN equals NaN."""
     if isinstance(own, dict) and isinstance(other, dict):
         return own.keys() == other.keys() and all(_equal(own[k], other[k]) for k in own)
     if isinstance(own, float) and isinstance(other, float):

@@ -1,8 +1,8 @@
 """Fingerprints of variables: 64-bit hashes that are compared between the ranks.
 
-They find values that differ by accident, so they need not be cryptographic. NumPy
-arrays are hashed by BLAKE2b; large variables, and all of them inside a graph, by
-TensorFlow's FarmHash64, which runs at the speed of the memory.
+They detect accidental differences, so they need not be cryptographic. NumPy arrays are
+hashed with BLAKE2b. Large variables, and all variables in a graph, are hashed with
+TensorFlow's FarmHash64, which is limited only by memory bandwidth.
 
 References:
     Saarinen & Aumasson, The BLAKE2 Cryptographic Hash and Message Authentication Code
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-# From this size on TensorFlow's hash is faster, in spite of its three calls.
+# From this size on, TensorFlow's hash is faster despite its three calls.
 _LARGE_BYTES = 256 << 10
 
 
@@ -45,18 +45,18 @@ def fingerprint(variable: Any) -> int:
 
 
 def fingerprints(variables: Sequence[Any]) -> list[int]:
-    """Returns the `fingerprint` of each variable, in their order."""
+    """Returns the `fingerprint` of each variable, in order."""
     return [fingerprint(variable) for variable in variables]
 
 
 def digest(data: bytes) -> int:
-    """Returns a signed 64-bit hash of some bytes."""
+    """Returns a signed 64-bit hash of `data`."""
     found = hashlib.blake2b(data, digest_size=8).digest()
     return int.from_bytes(found, "little", signed=True)
 
 
 def digest_of_fingerprints(numbers: Sequence[int]) -> int:
-    """Returns one signed 64-bit hash of a list of them."""
+    """Returns one signed 64-bit hash of a list of fingerprints."""
     return digest(np.asarray(numbers, np.int64).tobytes())
 
 
@@ -65,7 +65,8 @@ def fingerprints_in_graph(variables: Sequence[Any], limit_bytes: int) -> tf.Tens
 
     Args:
         variables: at least one Keras or TensorFlow variable.
-        limit_bytes: of a larger variable only its first bytes are hashed.
+        limit_bytes: number of bytes hashed at most; the rest of a larger variable is
+            ignored.
     """
     hashes = []
     for variable in variables:
@@ -76,7 +77,7 @@ def fingerprints_in_graph(variables: Sequence[Any], limit_bytes: int) -> tf.Tens
 
 
 def combine_in_graph(hashes: tf.Tensor) -> tf.Tensor:
-    """Returns one int64 hash of a vector of them."""
+    """Returns one int64 hash of a vector of hashes."""
     return _fingerprint_of(hashes)
 
 

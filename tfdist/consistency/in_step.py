@@ -1,11 +1,11 @@
-"""Compares weights within training steps, unless a callback of tfdist does.
+"""Compares weights within training steps, unless a tfdist callback compares them.
 
-In steps 2, 4, 8, ..., 1024 in which a gradient list is reduced, and then in each
-1024th, the ranks compare the weights that the step updates and the other weights of the
-same model. In a `tf.function` this is a branch of the graph. All ranks count the
-reductions of a list, so all take the branch in the same step. The first step is left
-out: programs may broadcast the initial weights after it, when the optimizer has created
-its variables.
+The ranks compare the weights that the step updates and the other weights of the same
+model. They do so in steps 2, 4, 8, ..., 1024 that reduce a gradient list, and then in
+every 1024th such step. In a `tf.function` the comparison is a branch of the graph. All
+ranks count the reductions of a list, so all ranks take the branch in the same step. The
+first step is skipped: programs may broadcast the initial weights after it, when the
+optimizer has created its variables.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ from tfdist.core.process_sets import ProcessSet, id_of, members_of
 
 FIRST_CHECK = 2
 _DENSE_UP_TO = 1024
-# Of larger variables this many bytes are hashed, so that a step stays quick.
+# Number of bytes hashed of a larger variable, so that a step stays fast.
 _LIMIT_BYTES = 64 << 20
 
-# (generation of the world, process set, gradient list) → number of its reductions: in
-# eager mode an integer, in graphs a variable.
+# (generation of the world, process set, gradient list) → number of its reductions: an
+# integer in eager mode, a variable in graphs.
 _eager_counts: dict[tuple[int, int, str], int] = {}
 _graph_counts: dict[tuple[int, int, str], tf.Variable] = {}
 
 
 def is_due(count: int) -> bool:
-    """Whether the ranks compare their weights in this reduction of a list.
+    """Returns whether the ranks compare their weights in this reduction of a list.
 
     Args:
-        count: number of the reduction, from 1.
+        count: number of the reduction, starting with 1.
 
     Example:
         >>> [n for n in range(1, 100) if is_due(n)]
@@ -73,23 +73,25 @@ def compare_in_step(
     *,
     advice: str = "",
 ) -> list[Any]:
-    """Compares weights in some of the steps; called in each, or when one is traced.
+    """Compares weights in some steps; called in every step, or when a step is traced.
 
     Args:
-        variables: variables whose gradients are reduced; without local ones.
-        reduced: the reduced gradients, or None. In a graph the step fails after these,
-            so that no rank cancels an operation that others wait for.
+        variables: variables whose gradients are reduced, without local variables.
+        reduced: the reduced gradients, with None entries. In a graph the step fails
+            after these, so that no rank cancels an operation for which other ranks
+            wait.
         list_id: id of the gradient list.
-        process_set: the ranks that reduce; None for all.
-        advice: sentences that the error ends with.
+        process_set: ranks that reduce; None: all ranks.
+        advice: sentences at the end of the error message.
 
     Returns:
-        `reduced`. In a graph one of them waits for the comparison, so that a check of
-        the gradients fails the step only when no rank waits for this one any more.
+        `reduced`. In a graph, one of the gradients waits for the comparison. A check of
+        the gradients then fails the step only when no rank waits for this rank any
+        more.
 
     Raises:
-        tfdist.MismatchError: on all ranks, in eager mode: the weights differ. In a
-            graph the error comes from the step, as `tf.errors.FailedPreconditionError`.
+        tfdist.MismatchError: on all ranks in eager mode, if the weights differ. In a
+            graph, the step raises `tf.errors.FailedPreconditionError`.
     """
     if len(members_of(process_set)) == 1 or not variables or not is_on():
         return reduced
@@ -108,7 +110,7 @@ def compare_in_step(
             )
         return reduced
     graph = tf.compat.v1.get_default_graph()
-    # Another engine has no operation that fails a step.
+    # Other engines have no operation that fails a step.
     can_fail = graph.building_function and engines.chosen() is None
     if can_fail and not _callbacks_compare():
         to_compare = _variables_to_compare(variables, process_set)
@@ -225,7 +227,7 @@ def _frames() -> Iterator[Any]:
 
 
 def _model_in_step() -> keras.Model | None:
-    """Returns the model whose `train_step` is running or traced, or None."""
+    """Returns the model whose `train_step` is running or being traced, or None."""
     for frame in _frames():
         if frame.f_code.co_name == "train_step":
             model = frame.f_locals.get("self")
@@ -235,7 +237,7 @@ def _model_in_step() -> keras.Model | None:
 
 
 def _callbacks_compare() -> bool:
-    """Whether this is within a `fit` that has a callback of tfdist, which compares."""
+    """Returns whether this is in a `fit` with a tfdist callback, which compares."""
     for frame in _frames():
         if frame.f_code.co_name != "fit":
             continue
@@ -255,7 +257,7 @@ def _graph_count(key: tuple[int, int, str]) -> tf.Variable:
     """Returns the count of a list's reductions, shared by all traces of a function."""
     if key not in _graph_counts:
         _drop_earlier_worlds(_graph_counts, key[0])
-        # Not tf.Variable, which a later trace of a tf.function must not make.
+        # A later trace of a tf.function must not create a tf.Variable.
         with tf.init_scope():
             _graph_counts[key] = ResourceVariable(0, dtype=tf.int64, trainable=False)
     return _graph_counts[key]

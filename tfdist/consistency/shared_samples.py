@@ -1,9 +1,9 @@
-"""Finds ranks that train on the same samples: data that were not sharded.
+"""Detects ranks that train on the same samples because the data were not sharded.
 
 The samples of a rank's first batches are hashed as they leave the input pipeline, and
-the ranks compare the hashes at the end of the first epoch. Ranks that shuffle one data
-set of N samples each by itself have about n^2 / N of n samples in common; ranks with
-parts of it have none.
+the ranks compare the hashes at the end of the first epoch. If the ranks shuffle one
+data set of N samples independently, about n^2 / N of n samples are in common. If each
+rank has its own part, none are.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-# Largest number of hashes that are exchanged, of all ranks and of one.
+# Largest number of exchanged hashes, of all ranks together and of one rank.
 _MAX_HASHES = 1 << 16
 _MAX_HASHES_OF_A_RANK = 4096
 _MIN_PAIRS = 3
-# Data with equal samples have them within a rank, too, at about the same rate.
+# If data contain equal samples, they also occur within a rank, at about the same rate.
 _MIN_RATE_RATIO = 4.0
 
 
@@ -28,13 +28,13 @@ def samples_per_rank(size: int) -> int:
 
 
 def have_shared_samples(hashes: Sequence[np.ndarray]) -> bool:
-    """Whether ranks have more samples in common than equal samples explain.
+    """Returns whether ranks share more samples than equal samples in the data explain.
 
     Args:
-        hashes: for each rank the hashes of its samples in one epoch, int64.
+        hashes: for each rank, the int64 hashes of its samples in one epoch.
 
     Returns:
-        False also if there are too few samples to tell.
+        True if so; False also if there are too few samples to decide.
 
     Example:
         >>> import numpy as np
@@ -45,7 +45,7 @@ def have_shared_samples(hashes: Sequence[np.ndarray]) -> bool:
         >>> have_shared_samples([np.zeros(4, int), np.zeros(4, int)])
         False
     """
-    # Numbers of ordered pairs: a sum of squares counts those of equal samples.
+    # Count ordered pairs. Summing squares counts the pairs of equal samples.
     sizes = [len(own) for own in hashes]
     equal_within = sum(_equal_pairs(own) for own in hashes)
     equal_across = _equal_pairs(np.concatenate(hashes)) - equal_within
@@ -53,16 +53,16 @@ def have_shared_samples(hashes: Sequence[np.ndarray]) -> bool:
     pairs_across = sum(sizes) ** 2 - pairs_within
     if equal_across < 2 * _MIN_PAIRS:
         return False
-    # Without the pairs of a sample with itself.
+    # Leave out the pairs of a sample with itself.
     rate_within = (equal_within - sum(sizes)) / max(1, pairs_within - sum(sizes))
     return bool(equal_across / pairs_across > _MIN_RATE_RATIO * rate_within)
 
 
 def common_samples(hashes: Sequence[np.ndarray]) -> tuple[int, int]:
-    """Returns the rank with the most samples that others have too, and their number.
+    """Returns the rank that shares the most samples with others, and their number.
 
     Args:
-        hashes: as in `have_shared_samples`, of at least two ranks.
+        hashes: as in `have_shared_samples`, for at least two ranks.
     """
     counts = []
     for rank, own in enumerate(hashes):
@@ -89,7 +89,7 @@ class SampleTap:
         self._count = tf.Variable(0, dtype=tf.int64, trainable=False)
 
     def attach(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
-        """Returns a dataset of the same batches that hashes their samples."""
+        """Returns a dataset with the same batches that also hashes their samples."""
 
         def hash_batch(*element: Any) -> Any:
             batch = element if isinstance(dataset.element_spec, tuple) else element[0]
@@ -100,7 +100,7 @@ class SampleTap:
         return dataset.map(hash_batch)
 
     def hashes(self) -> np.ndarray:
-        """Returns the hashes of the samples so far, int64; equal for equal samples."""
+        """Returns the int64 hashes of the samples so far; equal for equal samples."""
         return self._hashes[: int(self._count)].numpy()
 
     def _hash(self, element: Any) -> tf.Tensor:
@@ -114,14 +114,15 @@ class SampleTap:
             self._count.assign(end)
             return end
 
-        # The branch must return a value that depends on it, or it would not run.
+        # The branch must return a value that depends on its updates, or they would not
+        # run.
         return tf.cond(
             self._count < self._limit, keep, lambda: self._count.read_value()
         )
 
 
 def can_hash_samples(dataset: Any) -> bool:
-    """Whether a dataset gives batches of dense tensors, as `SampleTap` hashes them."""
+    """Returns whether a dataset gives batches of dense tensors that can be hashed."""
     if not isinstance(dataset, tf.data.Dataset):
         return False
     leaves = tf.nest.flatten(dataset.element_spec, expand_composites=False)

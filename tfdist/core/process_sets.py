@@ -48,7 +48,7 @@ class ProcessSet:
         """Whether this process is a member.
 
         Raises:
-            tfdist.NotInitializedError: call `tfdist.init()` first.
+            tfdist.NotInitializedError: `tfdist.init()` has not been called.
         """
         return runtime.rank() in self.ranks
 
@@ -57,7 +57,7 @@ class ProcessSet:
 
         Raises:
             ValueError: this process is not a member.
-            tfdist.NotInitializedError: call `tfdist.init()` first.
+            tfdist.NotInitializedError: `tfdist.init()` has not been called.
         """
         own = runtime.rank()
         if own not in self.ranks:
@@ -88,7 +88,7 @@ def add_process_set(
         tfdist.MismatchError: the ranks' lists differ; the message names the ranks and
             their lists.
         tfdist.TimeoutError: a rank did not call it in time.
-        tfdist.NotInitializedError: before `tfdist.init()`.
+        tfdist.NotInitializedError: `tfdist.init()` has not been called.
 
     Example:
         >>> import tfdist
@@ -166,7 +166,7 @@ def process_sets() -> list[ProcessSet]:
     """Returns the current process sets, in the order in which they were added.
 
     Raises:
-        tfdist.NotInitializedError: before `tfdist.init()`.
+        tfdist.NotInitializedError: `tfdist.init()` has not been called.
 
     Example:
         >>> import tfdist

@@ -65,7 +65,7 @@ def get_resource(name: str, make: Callable[[], _Resource]) -> _Resource:
         make: creates the resource on first use.
 
     Raises:
-        tfdist.NotInitializedError: call `tfdist.init()` first.
+        tfdist.NotInitializedError: `tfdist.init()` has not been called.
     """
     with lock:
         check_initialized()
@@ -132,7 +132,7 @@ def rank() -> int:
     """Index of this process: 0 <= rank < size.
 
     Raises:
-        tfdist.NotInitializedError: call `tfdist.init()` first.
+        tfdist.NotInitializedError: `tfdist.init()` has not been called.
     """
     return check_initialized().rank
 
@@ -141,7 +141,7 @@ def size() -> int:
     """Number of processes of the job.
 
     Raises:
-        tfdist.NotInitializedError: call `tfdist.init()` first.
+        tfdist.NotInitializedError: `tfdist.init()` has not been called.
     """
     return check_initialized().size
 
@@ -150,7 +150,7 @@ def local_rank() -> int:
     """Index of this process among those of its host; chooses the GPU.
 
     Raises:
-        tfdist.NotInitializedError: call `tfdist.init()` first.
+        tfdist.NotInitializedError: `tfdist.init()` has not been called.
     """
     return check_initialized().local_rank
 
@@ -159,7 +159,7 @@ def local_size() -> int:
     """Number of processes of the job on this host.
 
     Raises:
-        tfdist.NotInitializedError: call `tfdist.init()` first.
+        tfdist.NotInitializedError: `tfdist.init()` has not been called.
     """
     return check_initialized().local_size
 
@@ -168,7 +168,7 @@ def cross_rank() -> int:
     """Index of this process among those of equal local rank, one a host.
 
     Raises:
-        tfdist.NotInitializedError: call `tfdist.init()` first.
+        tfdist.NotInitializedError: `tfdist.init()` has not been called.
     """
     return check_initialized().cross_rank
 
@@ -177,7 +177,7 @@ def cross_size() -> int:
     """Number of processes of equal local rank, one a host.
 
     Raises:
-        tfdist.NotInitializedError: call `tfdist.init()` first.
+        tfdist.NotInitializedError: `tfdist.init()` has not been called.
     """
     return check_initialized().cross_size
 
