@@ -171,7 +171,7 @@ def test_mistakes_say_what_to_do():
         assert found["types"][0] == "TypeError"
         assert found["no set"][0] == "TypeError"
         assert "tfdist.add_process_set(ranks)" in found["no set"][1]
-        assert "before it was removed" in found["removed"][1]
+        assert "was removed. Create a new" in found["removed"][1]
         assert "an earlier tfdist.init()" in found["stale"][1]
     assert results[2]["outside"][0] == "InvalidArgumentError"
     assert "rank 2 is not in process set" in results[2]["outside"][1]

@@ -167,7 +167,7 @@ def test_ranks_without_a_common_secret_do_not_unpickle(monkeypatch):
     monkeypatch.setattr(runtime, "size", lambda: 2)
     assert not pickling.is_enabled()
     monkeypatch.setattr(runtime, "setting", lambda _: "pickle")
-    with pytest.raises(RuntimeError, match="no secret in common"):
+    with pytest.raises(RuntimeError, match="no common secret"):
         pickling.is_enabled()
     monkeypatch.setattr(runtime, "size", lambda: 1)
     assert pickling.is_enabled()

@@ -1,1 +1,1 @@
-"""The native library through ctypes, the world of ranks, and the errors of both."""
+"""The native library through ctypes, the world of ranks, and their errors."""

@@ -1,4 +1,4 @@
-"""Chooses the allocator from which TensorFlow takes the memory of tensors."""
+"""Selects the allocator that TensorFlow uses for the memory of tensors."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ LIMIT_MIB = "TF_CPU_BFC_MEM_LIMIT_IN_MB"
 
 
 def settings(environ: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variables to set before TensorFlow makes its first tensor.
+    """Returns the variables to set before TensorFlow creates its first tensor.
 
     By default TensorFlow uses malloc, which returns the memory of large tensors to the
-    system: each step maps gradients and results anew, 4 KiB at a time. TensorFlow's own
-    allocator (best fit with coalescing), which it uses by default with a GPU, keeps the
-    memory in the process. Its default limit is 64 GiB; here it is all memory of the
-    host, as with malloc.
+    system. Each step then maps memory for gradients and results again, 4 KiB at a time.
+    TensorFlow's own allocator (best fit with coalescing), which is its default with a
+    GPU, keeps the memory in the process. Its default limit is 64 GiB; these settings
+    raise the limit to all memory of the host, as with malloc.
 
     Args:
-        environ: environment of this process; variables that the user has set stay.
+        environ: environment of this process. Variables that the user has set are not
+            changed.
 
     Example:
         >>> from tfdist.core import allocator

@@ -1,13 +1,13 @@
 """Engine interface and selection of the engine that runs all collectives.
 
-`TFDIST_ENGINE` names it, the same on all ranks: "native" (the default) is the core
-itself; other names are modules of `tfdist.collectives.engines`. With every engine the
-core connects the ranks, compares their settings and detects failures; an engine
-replaces only the TensorFlow operations. This module needs no TensorFlow; loading an
-engine does.
+`TFDIST_ENGINE` selects the engine and must be equal on all ranks. "native" (the
+default) is the core itself; other names are modules of `tfdist.collectives.engines`.
+With every engine, the core connects the ranks, compares their settings and detects
+failures; an engine replaces only the TensorFlow operations. This module does not need
+TensorFlow, but loading an engine does.
 
-To add one: a module `collectives/engines/<name>.py` with a function
-`make() -> Engine`.
+To add an engine, write a module `collectives/engines/<name>.py` with a function `make()
+-> Engine`.
 """
 
 from __future__ import annotations
@@ -38,44 +38,44 @@ class Engine(Protocol):
         """Connects this rank with the others; all ranks call it at the same time.
 
         Args:
-            mesh: place and address of this rank.
-            timeout_s: seconds until it must return.
+            mesh: placement and address of this rank.
+            timeout_s: time limit in seconds.
 
         Raises:
-            native.CoreError: the ranks cannot connect; the message says what to do.
+            native.CoreError: the ranks cannot connect; the message suggests a fix.
         """
 
     def close(self) -> None:
-        """Disconnects this rank; raises nothing. The core is connected until then."""
+        """Disconnects this rank; raises nothing. The core is still connected."""
 
     def operations(self) -> Any:
         """Returns an object with the collective functions of `libtfdist_tf.so`.
 
         Their arguments and outputs are those of the registered operations, e.g.
-        `operations().tfdist_allreduce(tensors=..., tensor_name=..., ...)`; and
-        `tfdist_topology()`.
+        `operations().tfdist_allreduce(tensors=..., tensor_name=..., ...)`.
+        `tfdist_topology()` is one of these functions.
         """
 
     def refusal(self, dtype: int, op: int) -> str | None:
-        """Returns why `dtype` (TensorFlow's number) is not reduced by `op`, or None."""
+        """Returns why `op` cannot reduce `dtype` (TensorFlow's number), or None."""
 
     def add_process_set(self, number: int, ranks: Sequence[int]) -> None:
         """Adds a process set; all ranks call it after they have agreed on the set."""
 
     def remove_process_set(self, number: int) -> None:
-        """Removes a process set; all ranks call it after they have agreed to."""
+        """Removes a process set; all ranks call it after agreeing on the removal."""
 
     def finished_count(self) -> int:
         """Returns the number of operations that this process has finished."""
 
     def to_core_error(self, error: BaseException) -> native.CoreError | None:
-        """Returns the core's error for an operation's error; None for other errors."""
+        """Returns the core error for an operation's error; None for other errors."""
 
 
 class UnsupportedError(NotImplementedError):
-    """Something that the chosen engine cannot do, and the native one can."""
+    """A feature that the native engine has, but the selected engine does not."""
 
-    ag_pass_through = True  # otherwise AutoGraph raises a class of its own instead
+    ag_pass_through = True  # otherwise AutoGraph raises its own class instead
 
 
 def names() -> list[str]:
@@ -91,7 +91,7 @@ def names() -> list[str]:
 
 
 def requested() -> str:
-    """Returns the name in the environment, checked.
+    """Returns the name in the environment, after checking it.
 
     Raises:
         native.CoreError: there is no such engine.
@@ -109,9 +109,9 @@ def requested() -> str:
 
 @functools.cache
 def chosen() -> Engine | None:
-    """Returns the engine of this process; None: the native one.
+    """Returns the engine of this process, or None for the native engine.
 
-    A process keeps its first engine, because functions are traced for it.
+    A process keeps its first engine, because functions are traced for this engine.
 
     Raises:
         native.CoreError: there is no such engine.
@@ -131,7 +131,7 @@ def check_unchanged() -> None:
     if before != now:
         message = (
             f"{VARIABLE} is {now!r} now, but this process has used {before!r}; start a "
-            "new process for another engine"
+            "new process to use a different engine"
         )
         raise native.CoreError(
             native.INVALID_ARGUMENT,
@@ -141,10 +141,10 @@ def check_unchanged() -> None:
 
 
 def refuse(what: str) -> None:
-    """Raises if the chosen engine is not the native one, which alone does `what`.
+    """Raises if the selected engine is not native; only the native one supports `what`.
 
     Raises:
-        UnsupportedError: names both.
+        UnsupportedError: the message names the engine and `what`.
     """
     engine = chosen()
     if engine is not None:
@@ -152,8 +152,8 @@ def refuse(what: str) -> None:
 
 
 def raise_unsupported(name: str, what: str) -> NoReturn:
-    """Raises UnsupportedError: engine `name` does not do `what`."""
+    """Raises UnsupportedError, because engine `name` does not support `what`."""
     raise UnsupportedError(
         f"The engine {name!r} cannot do this: {what}. The native engine can: unset "
-        f"{VARIABLE}, on all ranks."
+        f"{VARIABLE} on all ranks."
     )

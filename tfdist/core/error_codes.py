@@ -1,10 +1,10 @@
-"""Error codes of the native core, and the exception that carries one."""
+"""Error codes of the native core, and the exception class that has such a code."""
 
 from __future__ import annotations
 
 from typing import Any
 
-# Codes are TensorFlow's (tfdist_ops/base/status.h).
+# These are TensorFlow's codes (tfdist_ops/base/status.h).
 CANCELLED = 1
 INVALID_ARGUMENT = 3
 DEADLINE_EXCEEDED = 4
@@ -17,10 +17,10 @@ class CoreError(RuntimeError):
     """An error of the core or of the rendezvous.
 
     Attributes:
-        code: TensorFlow's number of the error's class, e.g. 10 (aborted).
-        message: what happened, in words.
-        payload: the machine-readable record: "kind", "rank", "host", "pid",
-            "tensor", "cause", "detail"; empty fields are left out.
+        code: TensorFlow's number of the error class, e.g. 10 (aborted).
+        message: description of the error.
+        payload: the machine-readable record with "kind", "rank", "host", "pid",
+            "tensor", "cause" and "detail". Empty fields are left out.
     """
 
     def __init__(

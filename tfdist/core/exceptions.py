@@ -1,4 +1,4 @@
-"""The error classes of `tfdist.errors`, and conversion of core errors to them."""
+"""The error classes of `tfdist.errors`, and conversion of core errors to these."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ _PAYLOAD = "tfdist.error"
 
 @dataclasses.dataclass(frozen=True)
 class ErrorRecord:
-    """The machine-readable half of an error.
+    """The machine-readable part of an error.
 
     Attributes:
         kind: "mismatch", "rank_failed", "shutdown", "evicted", "no_majority",
             "threads", "timeout", "not_initialized", "cancelled", "invalid_argument"
             or "internal".
-        rank: the rank at fault; None when there is none.
-        host: its host; "" when unknown.
-        pid: its process; None when unknown.
-        tensor: name of the tensor or gradient list concerned; "" for none.
-        cause: what happened, in words.
-        detail: more: both values of a mismatch, the ranks that are missing.
-        committed_step: with `TFDIST_ATOMIC_STEPS=1`: the last step of gradients, which
-            every surviving rank has applied as a whole; None when that is not known.
+        rank: rank at fault, or None.
+        host: host of this rank; "" if unknown.
+        pid: process id of this rank; None if unknown.
+        tensor: name of the tensor or gradient list concerned, or "".
+        cause: description of what happened.
+        detail: details, such as both values of a mismatch or the missing ranks.
+        committed_step: with `TFDIST_ATOMIC_STEPS=1`, the last gradient step, which
+            every surviving rank has applied completely; None if unknown.
     """
 
     kind: str
@@ -44,13 +44,13 @@ class ErrorRecord:
 
 
 class _WithRecord:
-    """Adds `record` to an error class of TensorFlow."""
+    """Adds `record` to a TensorFlow error class."""
 
     KIND = "internal"
     ag_pass_through = True  # AutoGraph then raises it unchanged
 
     def __init__(self, message: str, record: ErrorRecord | None = None) -> None:
-        # No node_def and op: the node does not help to understand the error.
+        # node_def and op are None: the node does not help to understand the error.
         super().__init__(None, None, message)  # type: ignore[call-arg]
         self.record = record or ErrorRecord(kind=self.KIND, cause=message)
         rank = self.record.rank
@@ -59,7 +59,7 @@ class _WithRecord:
             failed_rank.record(rank, f"{type(self).__name__}: {first_line}")
 
     def __repr__(self) -> str:
-        # TensorFlow's errors show nothing but their class here.
+        # For TensorFlow's errors, repr shows only the class.
         return f"{type(self).__name__}({self.message!r})"  # type: ignore[attr-defined]
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -67,7 +67,7 @@ class _WithRecord:
 
 
 class MismatchError(_WithRecord, tf.errors.FailedPreconditionError):
-    """The ranks do not agree on a shape, type, operation, root or list of variables.
+    """The ranks differ in a shape, dtype, operation, root or list of variables.
 
     The message names the tensor, the ranks and both values.
     """
@@ -76,21 +76,22 @@ class MismatchError(_WithRecord, tf.errors.FailedPreconditionError):
 
 
 class RankFailedError(_WithRecord, tf.errors.AbortedError):
-    """A rank died, failed or left; the message and `record` name it.
+    """A rank died, failed or left; the message and `record` name the rank.
 
-    The weights of this step may be torn: restart from the last checkpoint.
+    The weights may be only partly updated by this step: restart from the last
+    checkpoint.
     """
 
     KIND = "rank_failed"
 
 
 class EvictedError(RankFailedError):
-    """This rank is out of the job, although it runs, and must end.
+    """This rank was removed from the job although it is running, and must exit.
 
-    The other ranks decided without it: it was stopped, or cut off from them (kind
-    "evicted"). Or it has lost contact with so many ranks, some of which may be alive,
-    that it cannot know their decision (kind "no_majority"; `record` then names the rank
-    that it lost first).
+    The other ranks decided without it, because it was stopped or cut off from them
+    (kind "evicted"). Or this rank has lost contact with so many ranks, some of which
+    may be alive, that it cannot know their decision (kind "no_majority"). `record` then
+    names the rank that it lost first.
     """
 
     KIND = "evicted"
@@ -99,21 +100,21 @@ class EvictedError(RankFailedError):
 class ThreadError(_WithRecord, tf.errors.FailedPreconditionError):
     """Two threads of this rank use operations of the same name.
 
-    The ranks pair calls of one name by their order, which is only the same on all ranks
-    if one thread makes them. The job ends.
+    The ranks pair calls with the same name by their order. This order is the same on
+    all ranks only if one thread makes the calls. The job ends.
     """
 
     KIND = "threads"
 
 
 class TimeoutError(_WithRecord, tf.errors.DeadlineExceededError):  # noqa: A001
-    """A living rank did not come in time; the message names it and the tensor."""
+    """A running rank was too late; the message names the rank and the tensor."""
 
     KIND = "timeout"
 
 
 class NotInitializedError(_WithRecord, tf.errors.FailedPreconditionError):
-    """Something of tfdist was used before `tfdist.init()`."""
+    """A function of tfdist was used before `tfdist.init()`."""
 
     KIND = "not_initialized"
 
@@ -129,8 +130,8 @@ for _public in (
 ):
     _public.__module__ = "tfdist.errors"  # for tracebacks and pickles
 
-# The one table from the kind of a record to the class that Python raises. Other kinds
-# (cancelled, invalid_argument, internal) keep the class of TensorFlow.
+# The only table that maps the kind of a record to the class that Python raises. Other
+# kinds (cancelled, invalid_argument, internal) keep TensorFlow's class.
 _CLASSES: dict[str, type[_WithRecord]] = {
     "mismatch": MismatchError,
     "rank_failed": RankFailedError,
@@ -144,16 +145,16 @@ _CLASSES: dict[str, type[_WithRecord]] = {
 
 
 def from_tf(error: BaseException) -> Exception | None:
-    """Returns the tfdist error inside an error of TensorFlow.
+    """Returns the tfdist error inside a TensorFlow error.
 
     Args:
-        error: exception of a `tf.function`, `model.fit` or an operation.
+        error: exception raised by a `tf.function`, `model.fit` or an operation.
 
     Returns:
         `MismatchError`, `RankFailedError`, `EvictedError`, `ThreadError`,
-        `TimeoutError` or `NotInitializedError` with its `record`; `error` itself if it
-        is one of these; None if the error does not come from tfdist or has no
-        class in `tfdist.errors`.
+        `TimeoutError` or `NotInitializedError` with its `record`. If `error` is already
+        one of these, returns `error`. None if the error does not come from tfdist or
+        has no class in `tfdist.errors`.
     """
     if isinstance(error, _WithRecord):
         return error  # type: ignore[return-value]
@@ -168,7 +169,7 @@ def from_tf(error: BaseException) -> Exception | None:
 
 
 def _of_engine(error: BaseException) -> Exception | None:
-    """Returns our error for an error of another engine's operation."""
+    """Returns the tfdist error for an error of another engine's operation."""
     engine = engines.chosen()
     found = engine.to_core_error(error) if engine is not None else None
     return from_core(found) if found is not None else None
@@ -185,7 +186,7 @@ def from_core(error: CoreError) -> Exception:
 
 
 class translate:  # noqa: N801 - reads as a function, and is entered by every eager call
-    """Converts errors of the core and of operations inside the block to our classes."""
+    """Converts core and operation errors raised in the block to tfdist's classes."""
 
     def __enter__(self) -> None:
         pass
@@ -201,7 +202,7 @@ class translate:  # noqa: N801 - reads as a function, and is entered by every ea
 
 
 def _bare(error: tf.errors.OpError) -> Exception | None:
-    """Converts an error of the core that has no class in tfdist; keeps its message."""
+    """Converts a core error that has no class in tfdist; keeps its message."""
     message = _payload(getattr(error, "experimental_payloads", None) or {}).get(
         "message"
     )
@@ -209,9 +210,9 @@ def _bare(error: tf.errors.OpError) -> Exception | None:
 
 
 def _payload(payloads: Any) -> dict[str, Any]:
-    """Returns our JSON object among the payloads of an error; empty if there is none.
+    """Returns tfdist's JSON object among the payloads of an error, or an empty dict.
 
-    If Keras has recreated the error, they are a number.
+    If Keras has recreated the error, `payloads` is a number.
     """
     for key, value in getattr(payloads, "items", dict)():
         if (key.decode() if isinstance(key, bytes) else key) == _PAYLOAD:
@@ -221,7 +222,7 @@ def _payload(payloads: Any) -> dict[str, Any]:
 
 
 def _payload_in_text(text: str) -> dict[str, Any]:
-    """The same for an error that passed through XLA, which keeps only the text.
+    """Returns the payload of an error that passed through XLA, which keeps only text.
 
     Example:
         >>> from tfdist.core.exceptions import _payload_in_text

@@ -1,9 +1,9 @@
-"""Reports the exception that ends the program of a rank.
+"""Reports the exception that ends a rank's program.
 
-A rank whose own code failed prints its traceback. A rank that only suffers from the
-failure of another one prints one line, and names that rank to the launcher: its
-exception hook may well run first. A program that ends well may still have trained as
-several jobs.
+A rank whose own code failed prints its traceback. A rank that ends only because another
+rank failed prints one line, and reports the failed rank to the launcher, because its
+exception hook may run first. A program that ends without an error may still have
+trained separate models on the ranks.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _ERROR_CHARACTERS = 2000
 
 
 def to_tfdist_error(error: BaseException) -> Exception | None:
-    """Returns the tfdist error inside an error of TensorFlow, or None."""
+    """Returns the tfdist error inside a TensorFlow error, or None."""
     if not hasattr(error, "experimental_payloads"):
         return None
     from tfdist.core import exceptions
@@ -40,10 +40,11 @@ def to_tfdist_error(error: BaseException) -> Exception | None:
 
 
 def is_interrupt(error: BaseException, reason: str) -> bool:
-    """Whether Ctrl-C ends the program, on this rank or on the rank at fault."""
+    """Returns whether Ctrl-C ended the program, here or on the rank at fault."""
     if isinstance(error, KeyboardInterrupt):
         return True
-    # Inside a call of TensorFlow it becomes an error whose text mentions it.
+    # Inside a TensorFlow call, KeyboardInterrupt becomes an error whose text mentions
+    # it.
     wrapped = "pybind11::error_already_set" in str(error)
     of_tensorflow = hasattr(error, "experimental_payloads")
     if wrapped or of_tensorflow or isinstance(error, native.CoreError):
@@ -78,11 +79,11 @@ def find_culprit(
     """Returns the other rank that caused an exception, and the error that names it.
 
     Args:
-        error: any exception; also one that was raised because of an error of tfdist.
-        own_rank: this rank; None if it is not known.
+        error: any exception, including one raised because of a tfdist error.
+        own_rank: this rank; None if unknown.
 
     Returns:
-        None when no other rank is at fault.
+        The rank and the error, or None if no other rank is at fault.
     """
     for one in chain(error):
         found = to_tfdist_error(one) or one
@@ -92,7 +93,7 @@ def find_culprit(
             record = getattr(found, "record", None)
             kind, rank = getattr(record, "kind", None), getattr(record, "rank", None)
         if kind in ("evicted", "no_majority"):
-            return None  # the others continue: this rank is out of the job
+            return None  # the other ranks continue without this rank
         if isinstance(rank, int) and rank >= 0:
             return (rank, found) if rank != own_rank else None
     return None
@@ -104,11 +105,12 @@ def find_culprit(
 def without_libraries(text: str, folders: Sequence[str]) -> str:
     r"""Removes the frames of libraries from a traceback, or a message with one.
 
-    Of several empty lines one stays.
+    Keeps one of several consecutive empty lines.
 
     Args:
-        text: lines `File "PATH", line N` may be followed by deeper indented ones.
-        folders: of the libraries.
+        text: traceback. Each line `File "PATH", line N` is removed together with the
+            more deeply indented lines that follow it.
+        folders: folders of the libraries.
 
     Example:
         >>> from tfdist.core import exit_report
@@ -117,7 +119,7 @@ def without_libraries(text: str, folders: Sequence[str]) -> str:
         'ValueError: x\n'
     """
     lines: list[str] = []
-    cut_at: int | None = None  # indentation of the frame that is left out
+    cut_at: int | None = None  # indentation of the removed frame
     for line in text.splitlines(keepends=True):
         place = _PLACE.match(line)
         indentation = len(line) - len(line.lstrip())
@@ -143,23 +145,23 @@ def library_folders() -> list[str]:
 
 
 def location(error: BaseException, folders: Sequence[str]) -> str:
-    """Returns where the program was: its innermost frame outside of libraries."""
+    """Returns the position in the program: the innermost frame outside of libraries."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if not any(frame.filename.startswith(f"{folder}/") for folder in folders):
             return f", at {os.path.basename(frame.filename)}:{frame.lineno}"
     return ""
 
 
-# ---- the end ----
+# ---- end of the program ----
 
 
 @dataclass(frozen=True)
 class Notice:
-    """The text to print for an exception that ends the program; neither: its traceback.
+    """The text to print when an exception ends the program; if empty, its traceback.
 
     Attributes:
-        line: in place of a traceback.
-        traceback: the traceback without the frames of libraries.
+        line: line that replaces the traceback.
+        traceback: traceback without the frames of libraries.
     """
 
     line: str = ""
@@ -171,10 +173,10 @@ def report_end(error: BaseException, rank: int | None) -> Notice:
 
     Args:
         error: the uncaught exception.
-        rank: this rank; None outside of a world.
+        rank: this rank; None if not initialized.
 
     Returns:
-        What to print instead of Python's traceback.
+        The text to print instead of Python's traceback.
     """
     culprit, found = find_culprit(error, rank) or (
         None,
@@ -215,7 +217,7 @@ def report_end(error: BaseException, rank: int | None) -> Notice:
 
 
 def _of_an_operation(error: BaseException) -> bool:
-    """Whether an operation raised it: after a failure all of them do."""
+    """Returns whether an operation raised it: after a failure, all operations do."""
     return isinstance(error, native.CoreError) or hasattr(
         error, "experimental_payloads"
     )
@@ -232,36 +234,36 @@ def _report(reason: str, culprit: int | None, full: str) -> int:
     return failure_report.send(os.environ, text)
 
 
-# ---- a program that ends well ----
+# ---- programs that end without an error ----
 
 
 def unreduced_training(size: int, finished: int) -> str | None:
-    """Returns the warning for a program that trained, but reduced no gradients.
+    """Returns the warning for a program that trained but reduced no gradients.
 
     Called at the end of a program in which no tape or optimizer of tfdist has reduced
-    anything. Whether it trained is read from Keras's objects.
+    gradients. Keras's objects show whether the program trained.
 
     Args:
         size: number of ranks.
-        finished: operations that this rank has finished. A program that reduces its
-            gradients itself has at least one for each update.
+        finished: number of operations that this rank has finished. A program that
+            reduces gradients directly has at least one operation for each update.
 
     Returns:
-        The text; None if no warning is needed.
+        The text, or None if no warning is needed.
     """
     keras: Any = sys.modules.get("keras")
     if size == 1 or keras is None:
         return None
     updates, was_in_fit = 0, False
     for one in gc.get_objects():
-        # Not isinstance, which raises for a dead weak proxy.
+        # Do not use isinstance, which raises for a dead weak proxy.
         if issubclass(type(one), keras.optimizers.Optimizer):
-            # The variables of a graph of TensorFlow 1 have no value here.
+            # The variables of a TensorFlow 1 graph have no value here.
             with contextlib.suppress(AttributeError, TypeError, NotImplementedError):
                 updates = max(updates, int(one.iterations))
         elif issubclass(type(one), keras.Model):
             was_in_fit |= bool(getattr(getattr(one, "history", None), "epoch", None))
-    # A loaded optimizer counts the updates of an earlier program.
+    # A loaded optimizer includes the updates of an earlier program in its count.
     trained = updates > 0 and (was_in_fit or finished == 0)
     if not trained or finished >= updates:
         return None

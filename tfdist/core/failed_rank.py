@@ -1,7 +1,7 @@
-"""Remembers which other rank failed, from the errors raised in this process.
+"""Records which other rank failed, according to the errors raised in this process.
 
-A program that catches such an error may end with `sys.exit(1)`, which calls no
-exception hook. At exit the failed rank is still reported to the launcher.
+A program that catches such an error may end with `sys.exit(1)`, which does not call the
+exception hook. The failed rank is still reported to the launcher at exit.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass
 class _State:
-    own_process: tuple[int, int] | None = None  # process and rank, while in a world
+    own_process: tuple[int, int] | None = None  # process id and rank, while in a world
     failure: tuple[int, str] | None = None
 
 
@@ -20,20 +20,20 @@ _state = _State()
 
 
 def begin(rank: int) -> None:
-    """Begins a world in which this process is `rank`."""
+    """Starts a world in which this process is `rank`."""
     _state.own_process, _state.failure = (os.getpid(), rank), None
 
 
 def end() -> None:
-    """Ends the world; the recorded failure stays."""
+    """Ends the world; keeps the recorded failure."""
     _state.own_process = None
 
 
 def record(rank: int, reason: str) -> None:
-    """Remembers that an error was raised here because of another rank.
+    """Records that an error was raised in this process because of another rank.
 
     Args:
-        rank: the rank at fault; ignored if it is this rank, or outside of a world.
+        rank: rank at fault. Ignored if it is this rank, or if there is no world.
         reason: class and first line of the error.
     """
     if _state.own_process is None:

@@ -1,7 +1,7 @@
-"""Subclasses that keep the name of the class they extend.
+"""Creates subclasses that keep the name of the class they extend.
 
-Keras saves the name of an object's class. Under its own name an extended optimizer or
-layer loads without tfdist, as the plain one.
+Keras saves the name of an object's class. If an extended optimizer or layer keeps the
+original name, it can be loaded without tfdist, as the plain class.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Any
 def subclass_under_own_name(
     cls: Any, mixin: Any, public: Any, attributes: dict[str, Any]
 ) -> Any:
-    """Returns a subclass of `cls` with the methods of a mixin before its own.
+    """Returns a subclass of `cls` in which the methods of a mixin come first.
 
     Args:
-        cls: a class of Keras or of the user.
-        mixin: class with methods that come before those of `cls`.
-        public: the module of Keras that exports such classes, e.g. `keras.layers`.
+        cls: class of Keras or of the user.
+        mixin: class whose methods override those of `cls`.
+        public: Keras module that exports such classes, e.g. `keras.layers`.
         attributes: attributes of the new class.
     """
     is_public = getattr(public, cls.__name__, None) is cls
@@ -32,7 +32,7 @@ def subclass_under_own_name(
 
 
 def _save_under_registered_name(extended: Any, cls: Any) -> None:
-    """The extended class is saved by the name under which Keras knows `cls`, if any."""
+    """Saves the extended class under the name that Keras registered for `cls`."""
     import keras
 
     registered = keras.saving.get_registered_name(cls)
@@ -40,4 +40,4 @@ def _save_under_registered_name(extended: Any, cls: Any) -> None:
     if separator:
         register = keras.saving.register_keras_serializable(package, name)
         register(extended)
-        register(cls)  # again: the name is to be loaded as the plain class
+        register(cls)  # register again: the name must load as the plain class

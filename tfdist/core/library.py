@@ -1,7 +1,7 @@
 """Loads the native core, `libtfdist_core.so`, and declares its functions for ctypes.
 
-Importing this module loads nothing and needs no TensorFlow; the library is loaded at
-the first call.
+Importing this module does not load the library and does not need TensorFlow; the
+library is loaded on the first call.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ API_VERSION = 8
 LIBRARY_FOLDER = Path(__file__).resolve().parents[1] / "_native"
 LIBRARY_PATH = LIBRARY_FOLDER / "libtfdist_core.so"
 
-# The result and the arguments of each function.
+# The result type and the argument types of each function.
 SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "tfdist_init": (ctypes.c_int32, [ctypes.POINTER(World)]),
     "tfdist_shutdown": (None, [ctypes.c_double]),
@@ -112,7 +112,7 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
 
 
 def _installed_elsewhere(folders: Sequence[str]) -> Path | None:
-    """Returns the first folder with a tfdist whose libraries are built."""
+    """Returns the first folder that has a tfdist with built libraries."""
     built = Path(*LIBRARY_PATH.parts[-3:])
     found = (Path(folder) for folder in folders if (Path(folder) / built).is_file())
     return next(found, None)
@@ -123,8 +123,8 @@ def library() -> ctypes.CDLL:
     """Loads `libtfdist_core.so` once and declares its functions.
 
     Raises:
-        ImportError: the library is missing, does not load, or speaks another
-            version of the interface; the message says how to build it.
+        ImportError: the library is missing, cannot be loaded, or has a different
+            version of the interface. The message explains how to build it.
     """
     remedy = (
         "build it with `pip install -e . --no-build-isolation` in the source folder, "
@@ -155,14 +155,14 @@ def library() -> ctypes.CDLL:
         ) from error
     if not lib.tfdist_api(API_VERSION):
         raise ImportError(
-            f"{LIBRARY_PATH} does not speak version {API_VERSION} of the interface "
-            f"that this tfdist expects; {remedy}"
+            f"{LIBRARY_PATH} does not have version {API_VERSION} of the interface, "
+            f"which this tfdist needs; {remedy}"
         )
     return lib
 
 
 def to_core_error(status: Status) -> CoreError:
-    """Converts an error status of the core to the exception."""
+    """Converts an error status of the core to an exception."""
     message = (status.message or b"").decode("utf-8", "replace")
     text = (status.payload or b"").decode("utf-8", "replace")
     try:
@@ -178,6 +178,6 @@ def last_error() -> CoreError:
 
 
 def check(code: int) -> None:
-    """Raises CoreError, from the thread's last error, unless `code` is 0."""
+    """Raises the thread's last error as CoreError, unless `code` is 0."""
     if code != 0:
         raise last_error()

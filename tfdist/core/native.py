@@ -1,10 +1,10 @@
 """Functions of the native core, through ctypes (`tfdist_ops/runtime/c_api.h`).
 
-Importing this module loads nothing and needs no TensorFlow; the library is
-loaded at the first call. Everything here is internal: users call `tfdist`.
+Importing this module does not load the library and does not need TensorFlow; the
+library is loaded on the first call. This module is internal: users call `tfdist`.
 
-The loader (`library`), the structures (`structs`) and the error (`error_codes`) are
-modules of their own; their names can be imported from here too.
+The loader (`library`), the structures (`structs`) and the error class (`error_codes`)
+are separate modules; their names can also be imported from this module.
 """
 
 from __future__ import annotations
@@ -65,21 +65,22 @@ _WANTED_BATCH = 64
 
 
 def config() -> dict[str, dict[str, Any]]:
-    """Returns the configuration in the current environment, keyed by variable name.
+    """Returns the configuration from the current environment, by variable name.
 
-    In a job, the values read by `init()` apply (`tfdist.core.runtime.setting`).
+    In a job, the values read by `init()` are used instead
+    (`tfdist.core.runtime.setting`).
 
     Returns:
-        For each variable "name", "type", "default", "value", "unit", "minimum",
-        "maximum", "choices", "agreed", "scope" and "help".
+        A dict with "name", "type", "default", "value", "unit", "minimum", "maximum",
+        "choices", "agreed", "scope" and "help" for each variable.
 
     Raises:
-        CoreError: an unknown TFDIST_* variable, or a value that is not allowed.
+        CoreError: a TFDIST_* variable is unknown or has an invalid value.
     """
     text = library().tfdist_config_json()
     if text is None:
         raise last_error()
-    # A path may not be UTF-8; it is then decoded as in os.environ.
+    # A path may not be valid UTF-8. It is then decoded as in os.environ.
     rows = json.loads(text.decode("utf-8", "surrogateescape"))
     return {row["name"]: row for row in rows}
 
@@ -94,10 +95,11 @@ def value(name: str) -> Any:
 
 @functools.cache
 def reduction_refusal(dtype: int, op: int) -> str | None:
-    """Returns why the core does not reduce `dtype` (TensorFlow's number) by `op`.
+    """Returns why the core cannot reduce `dtype` (TensorFlow's number) by `op`.
 
     Returns:
-        None, or a sentence with the expected and the actual value and a remedy.
+        None if it can, else a sentence with the expected and the actual value and a
+        fix.
     """
     if library().tfdist_check_reducible(dtype, op) == 0:
         return None
@@ -105,7 +107,7 @@ def reduction_refusal(dtype: int, op: int) -> str | None:
 
 
 def shm_bytes() -> int:
-    """Returns the size of the shared memory of one link, in bytes."""
+    """Returns the size of one link's shared memory, in bytes."""
     size = library().tfdist_shm_bytes()
     if size < 0:
         raise last_error()
@@ -135,22 +137,24 @@ def start(
     tuning_hash: str = "",
     sharing: int = 0,
 ) -> None:
-    """Starts the engine; it owns the descriptors of links and doorbell from here on.
+    """Starts the engine, which then owns the descriptors of links and doorbell.
 
     Args:
-        topology: place of this rank.
-        host: of this rank, for messages.
-        generation: of the world.
+        topology: topology of this rank.
+        host: host name of this rank, for messages.
+        generation: generation number of the world.
         own_doorbell_fd: eventfd of this rank.
-        links: to every rank; above TFDIST_MESH_RANKS to `overlay.neighbours`.
-        hosts: of all ranks, for messages; empty: those of `links`.
-        pids: likewise.
+        links: links to every rank; above TFDIST_MESH_RANKS to `overlay.neighbours`.
+        hosts: host names of all ranks, for messages; if empty, those of `links` are
+            used.
+        pids: process ids of all ranks, likewise.
         wanted_fd: eventfd that signals new `take_link_requests`.
-        own_window_fd: memory from which the ranks of this host read.
-        tuning: lines of the tuning file, the same on all ranks.
-        tuning_hash: of the file, for `counters`.
-        sharing: ranks of this host, this one included, that may run on a processor
-            of this rank; 0: not known, then all of them.
+        own_window_fd: memory from which the other ranks of this host read.
+        tuning: rules of the tuning file, equal on all ranks.
+        tuning_hash: hash of the tuning file, for `counters`.
+        sharing: number of ranks on this host, including this rank, that may run on a
+            processor of this rank. 0 if unknown; all ranks of the host are then
+            assumed.
 
     Raises:
         CoreError: the engine did not start.
@@ -187,9 +191,9 @@ def start(
 
 
 def take_link_requests() -> list[int]:
-    """Returns the ranks to which the core wants a link, each once.
+    """Returns the ranks to which the core needs a link, each rank once.
 
-    Of the two ranks of a link the higher one connects.
+    The higher of the two ranks of a link connects.
     """
     found: list[int] = []
     batch = (ctypes.c_int32 * _WANTED_BATCH)()
@@ -204,7 +208,7 @@ def add_link(end: LinkEnd) -> None:
     """Gives the core a requested link; the core owns its descriptors.
 
     Raises:
-        CoreError: the core did not take it.
+        CoreError: the core did not accept the link.
     """
     link = Link()
     fill_link(link, end)
@@ -212,22 +216,22 @@ def add_link(end: LinkEnd) -> None:
 
 
 def stop(timeout_s: float) -> None:
-    """Tells the peers that this rank leaves and ends the engine's threads."""
+    """Notifies the peers that this rank leaves, and ends the engine's threads."""
     library().tfdist_shutdown(timeout_s)
 
 
 def is_running() -> bool:
-    """Whether the engine runs in this process."""
+    """Returns whether the engine is running in this process."""
     return bool(library().tfdist_is_initialized())
 
 
 def abort(cause: str, *, detail: str = "", culprit: int | None = None) -> None:
-    """Ends the work of all ranks with an error.
+    """Ends the operations of all ranks with an error.
 
     Args:
-        cause: why, for the error's message.
-        detail: more, for its record: a traceback.
-        culprit: the rank that it names; None: this one.
+        cause: reason, for the error's message.
+        detail: details for the error's record, such as a traceback.
+        culprit: rank that the error names; None: this rank.
     """
     library().tfdist_abort(
         cause.encode("utf-8", "replace"),
@@ -237,46 +241,47 @@ def abort(cause: str, *, detail: str = "", culprit: int | None = None) -> None:
 
 
 def failure() -> CoreError | None:
-    """Returns the error that ended the engine's work, None while there is none."""
+    """Returns the error that stopped the engine, or None while there is none."""
     status = library().tfdist_failure()
     return to_core_error(status) if status.code != 0 else None
 
 
 def good_steps() -> int:
-    """Complete steps in a row on this rank before a failure."""
+    """Returns this rank's number of consecutive complete steps before a failure."""
     return int(library().tfdist_good_steps())
 
 
 def algorithm(kind: int, dtype: int, size_bytes: int, choice: str = "") -> str | None:
-    """Returns the name of the algorithm that moves a request of all ranks.
+    """Returns the name of the algorithm for a request in which all ranks take part.
 
     Args:
-        kind: ALLREDUCE, ...
-        dtype: TensorFlow's number of the type.
-        size_bytes: of all its tensors; of the kinds with rows: of all ranks' rows.
-        choice: a name, or "auto"; "": the configured one.
+        kind: kind of the operation, such as ALLREDUCE.
+        dtype: TensorFlow's number of the dtype.
+        size_bytes: size of all tensors of the request. For operations on rows, the size
+            of the rows of all ranks.
+        choice: name of an algorithm, or "auto"; "": the configured algorithm.
 
     Returns:
-        None where `choice` does not support the case, or is not known.
+        The name, or None if `choice` is unknown or does not support this case.
     """
     name = library().tfdist_algorithm(kind, dtype, size_bytes, choice.encode())
     return None if name is None else str(name.decode())
 
 
 def add_process_set(ranks: Sequence[int], *, timeout_s: float = 0.0) -> int:
-    """Agrees with all ranks on a process set; blocks until they have called it.
+    """Agrees with all ranks on a process set; blocks until all have called it.
 
     Args:
-        ranks: its members, ascending, each once.
-        timeout_s: seconds to wait for the others; <= 0: TFDIST_TIMEOUT_S.
+        ranks: members, ascending, each once.
+        timeout_s: seconds to wait for the other ranks; <= 0: TFDIST_TIMEOUT_S.
 
     Returns:
-        The set's number; the same list gives the same.
+        The number of the process set. The same list of ranks gives the same number.
 
     Raises:
-        CoreError: the lists differ or are not valid, a rank failed, the time is over.
+        CoreError: the lists differ or are not valid, a rank failed, or on timeout.
     """
-    # Larger numbers are no ranks either; ctypes would truncate them.
+    # Larger numbers are not ranks either, but ctypes would truncate them.
     bounded = (min(max(rank, -(1 << 31)), (1 << 31) - 1) for rank in ranks)
     array = (ctypes.c_int32 * max(1, len(ranks)))(*bounded)
     number = ctypes.c_uint32()
@@ -289,11 +294,11 @@ def add_process_set(ranks: Sequence[int], *, timeout_s: float = 0.0) -> int:
 
 
 def remove_process_set(number: int, *, timeout_s: float = 0.0) -> None:
-    """Ends a process set, with all ranks; blocks until they have called it.
+    """Removes a process set on all ranks; blocks until all have called it.
 
     Raises:
-        CoreError: a rank still uses it or removes another, it is not known, a rank
-            failed, the time is over.
+        CoreError: a rank still uses the process set, the ranks try to remove different
+            sets, the set does not exist, a rank failed, or on timeout.
     """
     check(library().tfdist_process_set_remove(number, timeout_s))
 
@@ -308,18 +313,18 @@ def register_gradient_list(
     """Agrees with all ranks of a process set on a gradient list; blocks.
 
     Args:
-        description: one line a variable ("path dtype [d0,d1]"), then one line of
-            options ("op=average ..."); equal on all ranks.
+        description: one line for each variable ("path dtype [d0,d1]"), then one line of
+            options ("op=average ..."). Must be equal on all ranks.
         present: for each variable, whether this rank has a gradient.
-        timeout_s: seconds to wait for the others; <= 0: TFDIST_TIMEOUT_S.
-        process_set: number of the set; 0: all ranks.
+        timeout_s: seconds to wait for the other ranks; <= 0: TFDIST_TIMEOUT_S.
+        process_set: number of the process set; 0: all ranks.
 
     Returns:
         The id of the gradient list, and for each variable whether any rank has a
         gradient.
 
     Raises:
-        CoreError: the descriptions differ, a rank failed, the time is over.
+        CoreError: the descriptions differ, a rank failed, or on timeout.
     """
     flags = (ctypes.c_uint8 * max(1, len(present)))(*(1 if p else 0 for p in present))
     list_id = ctypes.create_string_buffer(_LIST_ID_BYTES)
@@ -341,12 +346,13 @@ def find_gradient_list(
 ) -> tuple[str, list[bool]] | None:
     """Returns the earlier result of `register_gradient_list`, or None.
 
-    The same on all ranks, also on one that had joined when the others registered it.
+    The result is the same on all ranks, even if a rank had joined before the others
+    registered the list.
 
     Args:
         description: as in `register_gradient_list`.
-        count: how many variables it is about.
-        process_set: number of the set; 0: all ranks.
+        count: number of variables in the list.
+        process_set: number of the process set; 0: all ranks.
     """
     flags = (ctypes.c_uint8 * max(1, count))()
     list_id = ctypes.create_string_buffer(_LIST_ID_BYTES)
@@ -361,16 +367,17 @@ def join(*, timeout_s: float = 0.0, process_set: int = 0) -> tuple[int, int]:
     """Takes part in the calls of the other ranks until all have joined; blocks.
 
     Args:
-        timeout_s: seconds in which the others may call nothing; <= 0: TFDIST_TIMEOUT_S.
-        process_set: number of the set; 0: all ranks.
+        timeout_s: longest time in seconds during which the other ranks call nothing; <=
+            0: TFDIST_TIMEOUT_S.
+        process_set: number of the process set; 0: all ranks.
 
     Returns:
-        The lowest of the ranks that have called every collective, and how many they
-        are: all, if nobody had to take part.
+        The lowest rank among those that have called every collective, and the number of
+        these ranks. The number is the size of the set if no rank had to take part.
 
     Raises:
-        CoreError: a rank failed, the time is over, or the others called what a rank
-            that has joined cannot take part in.
+        CoreError: a rank failed, the other ranks made a call that a joined rank cannot
+            take part in, or on timeout.
     """
     latest, complete = ctypes.c_int32(), ctypes.c_int32()
     check(
@@ -382,7 +389,7 @@ def join(*, timeout_s: float = 0.0, process_set: int = 0) -> tuple[int, int]:
 
 
 def still() -> tuple[float, int]:
-    """Returns how long nothing has moved in this rank's engine, while operations wait.
+    """Returns how long this rank's engine has made no progress while operations wait.
 
     Returns:
         Seconds, 0.0 if no operation waits; and the number of moves so far.
@@ -393,25 +400,26 @@ def still() -> tuple[float, int]:
 
 
 def report_blocked(moves: int, how: int, place: str) -> None:
-    """Reports that the program waits in collectives, for the deadlock detection.
+    """Reports that the program waits in collectives, for deadlock detection.
 
     Args:
-        moves: number of moves from `still`, before the stacks were inspected.
-        how: 0: in eager calls; 1: in functions; 2: in such for long.
+        moves: number of moves returned by `still` before the stacks were inspected.
+        how: 0: in eager calls; 1: in functions; 2: in functions for a long time.
         place: description of the call.
     """
     library().tfdist_report_blocked(moves, how, place.encode("utf-8", "replace"))
 
 
 def take_records() -> list[dict[str, Any]]:
-    """Returns the finished operations since the last call, oldest first.
+    """Returns the operations that finished since the last call, oldest first.
 
-    The core keeps none before the first call in this process, which returns nothing
-    and may come before `init`.
+    The core keeps no records before the first call in this process. The first call
+    returns nothing and may come before `init`.
 
     Returns:
-        For each: "name", "bytes", "submitted_us", "agreed_us", "done_us"
-        (monotonic microseconds, 0 = never got there), "code", "kind".
+        A dict for each operation with "name", "bytes", "submitted_us", "agreed_us",
+        "done_us" (monotonic microseconds; 0 if the operation did not get so far),
+        "code" and "kind".
     """
     found: list[dict[str, Any]] = []
     names = [name for name, *_ in Record._fields_]
@@ -430,9 +438,9 @@ def start_timeline(folder: str, head: str) -> None:
     """Writes the timeline of this rank to a file in `folder`, until `stop`.
 
     Args:
-        folder: the file is `rank-N.jsonl` there; together with the older file
-            (`.old`) it takes at most TFDIST_TIMELINE_BYTES.
-        head: its first line, JSON.
+        folder: folder of the file `rank-N.jsonl`. Together with the file of older
+            records (`.old`), it has at most TFDIST_TIMELINE_BYTES.
+        head: first line of the file, as JSON.
 
     Raises:
         CoreError: the file cannot be written.
@@ -441,17 +449,17 @@ def start_timeline(folder: str, head: str) -> None:
 
 
 def forward_timeline() -> None:
-    """Sends all of the timeline to rank 0 too, for its folder."""
+    """Also sends the timeline to rank 0, for rank 0's folder."""
     library().tfdist_timeline_forward()
 
 
 def timeline_span(name: str, begin_us: int, end_us: int) -> None:
-    """Adds a span of this rank's program to the timeline, if one is written.
+    """Adds a span of this rank's program to the timeline, if the timeline is on.
 
     Args:
         name: name of the span.
         begin_us: start, in microseconds of `time.monotonic()`.
-        end_us: end, likewise.
+        end_us: end, in microseconds of `time.monotonic()`.
     """
     library().tfdist_timeline_span(name.encode(), begin_us, end_us)
 

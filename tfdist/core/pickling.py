@@ -1,10 +1,10 @@
-"""Pickles objects that ranks send to each other, if TFDIST_OBJECTS=pickle.
+"""Pickles objects that ranks send to each other if TFDIST_OBJECTS=pickle.
 
-The only module of tfdist that unpickles. Unpickling runs code from the bytes, so their
-MAC is checked first: it proves that a process with the job's secret has made them, as
-an object of this rank for this call. The MAC is end to end, on every kind of link:
-links of shared memory have no MAC of their own, and links of TCP have one over all
-contents only with TFDIST_TCP_MAC=all.
+This is the only module of tfdist that unpickles. Unpickling runs code from the bytes,
+so their MAC is checked first. It proves that a process with the job's secret created
+them, as an object of the expected rank for this call. The MAC is end to end, on every
+kind of link: shared-memory links have no MAC of their own, and TCP links have a MAC
+over all contents only with TFDIST_TCP_MAC=all.
 
 References:
     Krawczyk, Bellare & Canetti, HMAC: Keyed-Hashing for Message Authentication, RFC
@@ -27,32 +27,32 @@ from tfdist.core.rendezvous import auth
 VARIABLE = "TFDIST_OBJECTS"
 MAC_BYTES = 32
 _PROTOCOL = 5  # supported by every Python version of tfdist
-_own_key = secrets.token_bytes(auth.SECRET_BYTES)  # of a world of one rank
+_own_key = secrets.token_bytes(auth.SECRET_BYTES)  # for a world of one rank
 
 
 class NotLoadedError(ValueError):
-    """A pickled object was not made here; the reason is the text."""
+    """A pickled object was not loaded; the text is the reason."""
 
 
 def is_enabled() -> bool:
-    """Whether this job unpickles objects, the same on all ranks since `tfdist.init()`.
+    """Returns whether this job unpickles objects; equal on all ranks after `init()`.
 
     Raises:
-        RuntimeError: it does, but the ranks have no common secret.
+        RuntimeError: unpickling is enabled, but the ranks have no common secret.
     """
     enabled = runtime.setting(VARIABLE) == "pickle"
     credentials, _ = runtime.credentials()
     if enabled and credentials is None and runtime.size() > 1:
         raise RuntimeError(
-            f"{VARIABLE}=pickle needs ranks that prove to each other who they are, and "
-            "these have no secret in common: they were not connected by tfdist. Send "
-            "plain data, or start the ranks with tfdistrun."
+            f"{VARIABLE}=pickle needs ranks that authenticate each other, but these "
+            "ranks have no common secret, because they were not connected by tfdist. "
+            "Send plain data, or start the ranks with tfdistrun."
         )
     return enabled
 
 
 def key() -> bytes:
-    """Returns the key of this world's objects, the same on all ranks."""
+    """Returns the key for objects of this world, equal on all ranks."""
     credentials, _ = runtime.credentials()
     if credentials is None:
         return _own_key
@@ -65,22 +65,22 @@ def key() -> bytes:
 
 
 def can_pickle_by_value() -> bool:
-    """Whether functions and classes of the program itself can be sent."""
+    """Returns whether functions and classes of the program itself can be sent."""
     return importlib.util.find_spec("cloudpickle") is not None
 
 
 def seal(obj: Any, about: str, key: bytes, *, max_bytes: int) -> bytes:
-    """Pickles an object, by cloudpickle where that is installed, behind a MAC.
+    """Pickles an object, with cloudpickle if it is installed, and prepends a MAC.
 
     Args:
         obj: any object that can be pickled.
         about: identity of the object: its rank and call.
-        key: of this world.
-        max_bytes: bound on the result, in bytes.
+        key: key of this world.
+        max_bytes: largest size of the result, in bytes.
 
     Raises:
-        TypeError: it cannot be pickled, or cloudpickle cannot be imported.
-        ValueError: too many bytes.
+        TypeError: the object cannot be pickled, or cloudpickle cannot be imported.
+        ValueError: the result has too many bytes.
     """
     pickler = _pickler()
     try:
@@ -101,17 +101,17 @@ def seal(obj: Any, about: str, key: bytes, *, max_bytes: int) -> bytes:
 
 
 def unseal(data: bytes, about: str, key: bytes) -> Any:
-    """Unpickles the result of `seal`, made with the same `about` and `key`.
+    """Unpickles the result of `seal` with the same `about` and `key`.
 
     Raises:
-        NotLoadedError: the MAC is wrong, and nothing was unpickled; or what was
-            unpickled raised, for example because a module is not installed here.
+        NotLoadedError: the MAC is wrong, and nothing was unpickled; or unpickling
+            raised an error, for example because a module is not installed on this rank.
     """
     body = data[MAC_BYTES:]
     if not hmac.compare_digest(_mac(body, about, key), data[:MAC_BYTES]):
         raise NotLoadedError(
-            "its MAC is wrong: the bytes are not those that a rank of this job has "
-            "sent. Nothing was unpickled."
+            "its MAC is wrong: the bytes do not match an object that a rank of this "
+            "job has sent. Nothing was unpickled."
         )
     try:
         return pickle.loads(body)  # noqa: S301
@@ -140,9 +140,7 @@ def _mac(body: bytes, about: str, key: bytes) -> bytes:
 
 def _without_cloudpickle(error: Exception) -> str:
     text = str(error)
-    # Not "'_thread._local' object", which no pickler supports.
+    # This does not match "'_thread._local' object", which no pickler supports.
     if any(word in text for word in ("local object", "lambda", "<locals>")):
-        return (
-            ". Functions and classes made inside others need: pip install cloudpickle"
-        )
+        return ". Functions and classes defined in others need: pip install cloudpickle"
     return ""

@@ -1,8 +1,8 @@
 """Process sets: collectives of a subset of the ranks.
 
-All ranks of the job create a set together, also those outside of it; then only its
-members make calls with `process_set=`. Sets may overlap, and operations of different
-sets never wait for each other. Needs no TensorFlow.
+All ranks of the job create a set together, including ranks that are not members. After
+that, only members make calls with `process_set=`. Sets may overlap, and operations of
+different sets never wait for each other. This module does not need TensorFlow.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ __all__ = ["ProcessSet", "add_process_set", "process_sets", "remove_process_set"
 
 @dataclass(frozen=True)
 class ProcessSet:
-    """Some of the ranks of the job, made by `add_process_set` or `init`.
+    """A subset of the ranks of the job, created by `add_process_set` or `init`.
 
-    Equal on all ranks, and part of what a function is traced for. It ends with
-    `remove_process_set` or `shutdown`: a later use is an error.
+    A set is equal on all ranks, and a function is traced for each set separately. It
+    exists until `remove_process_set` or `shutdown`; using it later raises an error.
 
     Attributes:
-        ranks: the members, ascending, as ranks of the job.
-        id: number of the set, the same on all ranks.
+        ranks: ranks of the members in the job, ascending.
+        id: number of the set, equal on all ranks.
 
     Example:
         >>> import tfdist
@@ -41,11 +41,11 @@ class ProcessSet:
     generation: int = field(repr=False)
 
     def size(self) -> int:
-        """Number of members."""
+        """Returns the number of members."""
         return len(self.ranks)
 
     def included(self) -> bool:
-        """Whether this process is a member.
+        """Returns whether this process is a member.
 
         Raises:
             tfdist.NotInitializedError: `tfdist.init()` has not been called.
@@ -53,7 +53,7 @@ class ProcessSet:
         return runtime.rank() in self.ranks
 
     def rank(self) -> int:
-        """Index of this process among the members: 0 <= rank < size().
+        """Returns the index of this process among the members: 0 <= rank < size().
 
         Raises:
             ValueError: this process is not a member.
@@ -63,7 +63,7 @@ class ProcessSet:
         if own not in self.ranks:
             raise ValueError(
                 f"Expected a member of the process set of ranks {list(self.ranks)}, "
-                f"got rank {own}. Ask included() first."
+                f"got rank {own}. Check included() first."
             )
         return self.ranks.index(own)
 
@@ -71,23 +71,23 @@ class ProcessSet:
 def add_process_set(
     ranks: Iterable[int], *, timeout_s: float | None = None
 ) -> ProcessSet:
-    """Makes a process set; every rank of the job calls it, with the same list.
+    """Creates a process set; every rank of the job calls it with the same list.
 
     Args:
-        ranks: the members, as ranks of the job, ascending, each once; at least one.
+        ranks: ranks of the members in the job, ascending, each once; at least one.
         timeout_s: seconds to wait for the other ranks; default `TFDIST_TIMEOUT_S`.
 
     Returns:
-        The set. The same list again gives an equal one.
+        The process set. The same list gives an equal set again.
 
     Raises:
-        TypeError: something in the list is not an integer.
+        TypeError: an entry of the list is not an integer.
         ValueError: `timeout_s` is not above 0.
-        tf.errors.InvalidArgumentError: the list is empty, not ascending, or names a
-            rank that there is not; on every rank.
-        tfdist.MismatchError: the ranks' lists differ; the message names the ranks and
-            their lists.
-        tfdist.TimeoutError: a rank did not call it in time.
+        tf.errors.InvalidArgumentError: on every rank, if the list is empty, not
+            ascending, or has a rank that does not exist.
+        tfdist.MismatchError: the lists of the ranks differ; the message names the ranks
+            and their lists.
+        tfdist.TimeoutError: a rank did not make the call in time.
         tfdist.NotInitializedError: `tfdist.init()` has not been called.
 
     Example:
@@ -104,7 +104,7 @@ def add_process_set(
 
 
 def add(ranks: Iterable[int], *, timeout_s: float | None = None) -> ProcessSet:
-    """As `add_process_set`, but raises `CoreError`, which needs no TensorFlow."""
+    """As `add_process_set`, but raises `CoreError`, which does not need TensorFlow."""
     items = list(ranks)
     for rank in items:
         if isinstance(rank, bool) or not hasattr(rank, "__index__"):
@@ -128,19 +128,19 @@ def add(ranks: Iterable[int], *, timeout_s: float | None = None) -> ProcessSet:
 def remove_process_set(
     process_set: ProcessSet, *, timeout_s: float | None = None
 ) -> None:
-    """Ends a process set; every rank of the job calls it.
+    """Removes a process set; every rank of the job calls it.
 
     Args:
-        process_set: what `add_process_set` has returned.
+        process_set: set returned by `add_process_set`.
         timeout_s: seconds to wait for the other ranks; default `TFDIST_TIMEOUT_S`.
 
     Raises:
         TypeError: `process_set` is not a `ProcessSet`.
-        ValueError: it was removed before, or belongs to a job before `shutdown()`;
+        ValueError: the set was removed before, or belongs to a job before `shutdown()`,
             or `timeout_s` is not above 0.
-        tfdist.MismatchError: a rank still has operations of the set in flight, or
-            removes another one; on every rank.
-        tfdist.TimeoutError: a rank did not call it in time.
+        tfdist.MismatchError: on every rank, if a rank still runs operations of the set,
+            or if the ranks try to remove different sets.
+        tfdist.TimeoutError: a rank did not make the call in time.
 
     Example:
         >>> import tfdist
@@ -179,27 +179,26 @@ def process_sets() -> list[ProcessSet]:
 
 
 def id_of(process_set: Any) -> int:
-    """Returns the number of a set for the core; 0 stands for all ranks (`None`).
+    """Returns the number of a set in the core; 0 means all ranks (`None`).
 
     Raises:
-        TypeError: it is no `ProcessSet`.
-        ValueError: it is one that has ended.
+        TypeError: `process_set` is not a `ProcessSet`.
+        ValueError: the process set does not exist any more.
     """
     if process_set is None:
         return 0
     if not isinstance(process_set, ProcessSet):
         raise TypeError(
             "Expected process_set to be a tfdist.ProcessSet or None, got "
-            f"{process_set!r}. Make one with tfdist.add_process_set(ranks)."
+            f"{process_set!r}. Create one with tfdist.add_process_set(ranks)."
         )
     topology = runtime.check_initialized()
     if process_set not in runtime.live_sets():
         earlier = process_set.generation != runtime.generation()
-        why = "an earlier tfdist.init()" if earlier else "before it was removed"
+        why = "belongs to an earlier tfdist.init()" if earlier else "was removed"
         raise ValueError(
-            f"The process set of ranks {list(process_set.ranks)} is from {why}. Make a "
-            "new one with tfdist.add_process_set(ranks) on every rank of "
-            f"{topology.size}."
+            f"The process set of ranks {list(process_set.ranks)} {why}. Create a new "
+            f"one with tfdist.add_process_set(ranks) on all {topology.size} ranks."
         )
     return process_set.id
 
@@ -211,10 +210,10 @@ def members_of(process_set: ProcessSet | None) -> Sequence[int]:
 
 
 def check_root(root: int, process_set: ProcessSet | None) -> Sequence[int]:
-    """The ranks of a set, one of which is `root`.
+    """Returns the ranks of a set, after checking that `root` is one of them.
 
     Raises:
-        ValueError: it is not.
+        ValueError: `root` is not in the set.
     """
     members = members_of(process_set)
     if root not in members:

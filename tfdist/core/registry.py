@@ -1,8 +1,8 @@
-"""State that tfdist keeps about objects of TensorFlow, Keras or the program.
+"""Stores tfdist's state about objects of TensorFlow, Keras or the program.
 
-A registry maps objects to values by identity, with weak references, so tfdist sets no
-attributes on objects that it has not created. An entry ends with its object, unless
-the value itself refers to the object: such a value belongs on the object.
+A registry maps objects to values by identity, with weak references, so that tfdist sets
+no attributes on objects that it has not created. An entry is removed with its object,
+unless the value refers to the object. Store such a value on the object instead.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ V = TypeVar("V")
 
 
 class WeakRegistry(Generic[V]):
-    """Values of objects, by identity.
+    """Maps objects to values by identity, with weak references.
 
-    Not a `weakref.WeakKeyDictionary`, which hashes and compares its keys: variables and
-    tensors of TensorFlow cannot be hashed, and `==` compares their values.
+    `weakref.WeakKeyDictionary` is not suitable, because it hashes and compares its
+    keys: TensorFlow variables and tensors cannot be hashed, and `==` compares their
+    values.
 
     Example:
         >>> class Thing:
@@ -38,7 +39,8 @@ class WeakRegistry(Generic[V]):
     def set(self, obj: Any, value: V) -> V:
         """Sets the value of an object; returns the value.
 
-        A method, because AutoGraph rewrites assignments to items in traced functions.
+        This is a method, because AutoGraph rewrites item assignments in traced
+        functions.
         """
         key = id(obj)
 
@@ -55,7 +57,7 @@ class WeakRegistry(Generic[V]):
     def get(self, obj: Any, default: Any = None) -> V | Any:
         """Returns the value of an object, or `default`."""
         entry = self._entries.get(id(obj))
-        # The identity may be that of an object that has just ended.
+        # The identity may have belonged to an object that was just deleted.
         return entry[1] if entry is not None and entry[0]() is obj else default
 
     def __contains__(self, obj: Any) -> bool:

@@ -1,1 +1,1 @@
-"""Finds collectives that cannot end because some ranks do not call them."""
+"""Detects collectives that cannot end because some ranks do not call them."""

@@ -2,7 +2,8 @@
 
 A stack inside a collective holds frames of tfdist, Keras and TensorFlow. The user knows
 the outer frames: the function that was called, or the callback and the epoch, and the
-line of the program. Imports neither Keras nor TensorFlow, which a program need not use.
+line of the program. This module imports neither Keras nor TensorFlow, because a program
+need not use them.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ _HOOKS = {
 }
 _LOOPS = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch")
 _PACKAGES = ("tfdist", "keras", "tensorflow")
-# Functions that run code on one rank. Their variable `place` names the code; a variable
-# `works`, if there is one, is true while this rank runs it.
+# Functions that run code on one rank. Their variable `place` is the name of the code.
+# If they have a variable `works`, it is true while this rank runs the code.
 _RUN_ON_RANK = ("run_on_rank", "_alone")
 
 
@@ -38,11 +39,11 @@ def describe_call(frame: FrameType | None) -> str:
         frame: the innermost frame of the thread.
 
     Returns:
-        "" if neither tfdist nor a loop of Keras has been called.
+        The description, or "" if neither tfdist nor a loop of Keras has been called.
     """
     segment, caller = split_stack(frame)
     name = ""
-    for inner in segment:  # the outermost one counts
+    for inner in segment:  # the outermost name is used
         name = _name_of(inner, segment) or name
     if not name and segment and owner_of(segment[0]) == "tensorflow":
         name = "a tf.function"
@@ -50,7 +51,7 @@ def describe_call(frame: FrameType | None) -> str:
 
 
 def describe_place(frame: FrameType | None) -> str:
-    """As `describe_call`; also names the code that only this rank runs, if any."""
+    """As `describe_call`; also names the code, if any, that only this rank runs."""
     called = describe_call(frame)
     for one in outwards(frame):
         if one.f_code.co_name in _RUN_ON_RANK and owner_of(one) == "tfdist":
@@ -63,7 +64,7 @@ def describe_place(frame: FrameType | None) -> str:
 def split_stack(
     frame: FrameType | None,
 ) -> tuple[list[FrameType], FrameType | None]:
-    """Returns the frames of libraries, innermost first, and the user's frame."""
+    """Returns the library frames, innermost first, and the user's frame."""
     segment: list[FrameType] = []
     for one in outwards(frame):
         if owner_of(one) == "user":
@@ -73,7 +74,7 @@ def split_stack(
 
 
 def outwards(frame: FrameType | None) -> Iterator[FrameType]:
-    """Yields a frame and its callers."""
+    """Yields a frame and its callers, innermost first."""
     while frame is not None:
         yield frame
         frame = frame.f_back
@@ -83,19 +84,19 @@ def owner_of(frame: FrameType) -> str:
     """Returns "tfdist", "keras", "tensorflow", "python" or "user"."""
     filename = frame.f_code.co_filename
     if filename == "<string>" and frame.f_code.co_name.startswith("tfdist_"):
-        return "tfdist"  # a function that TensorFlow has generated for an operation
+        return "tfdist"  # a function that TensorFlow generated for an operation
     return _owner_of_file(filename)
 
 
 def name_of_callback(callback: Any) -> str:
-    """Returns the class and the wrapped class, e.g. "RankZeroOnly(CSVLogger)"."""
+    """Returns the class, with the wrapped class if any: "RankZeroOnly(CSVLogger)"."""
     inner = getattr(callback, "callback", None)
     name = str(getattr(callback, "described_as", type(callback).__name__))
     return f"{name}({type(inner).__name__})" if inner is not None else name
 
 
 def _name_of(frame: FrameType, segment: list[FrameType]) -> str:
-    """Returns the user's name for the function of a frame; "" for other functions."""
+    """Returns the public name of the function of a frame; "" for other functions."""
     owner = owner_of(frame)
     function = frame.f_code.co_name
     own = frame.f_locals.get("self") if owner in ("tfdist", "keras") else None
@@ -105,10 +106,10 @@ def _name_of(frame: FrameType, segment: list[FrameType]) -> str:
         return ""
     if owner != "tfdist" or function.startswith(("_", "<")):
         return ""
-    if _is_callback(own):  # outside of `fit`, which describes its hooks
+    if _is_callback(own):  # outside of `fit`, whose hooks are described separately
         return f"{name_of_callback(own)}.{function}"
     if own is not None:
-        of_ours = type(own).__module__.startswith("tfdist.")  # not one that we wrap
+        of_ours = type(own).__module__.startswith("tfdist.")  # not a wrapped one
         is_public = of_ours and not type(own).__name__.startswith("_")
         return f"{type(own).__name__}.{function}" if is_public else ""
     public = sys.modules["tfdist"].__all__  # this module belongs to tfdist
@@ -169,7 +170,7 @@ def _owner_of_file(filename: str) -> str:
 
 @functools.cache
 def _folders() -> dict[str, str]:
-    """Returns the folder of each package; pip puts them inside of Python's folder."""
+    """Returns the folder of each package; pip installs them inside Python's folder."""
     specs = ((name, importlib.util.find_spec(name)) for name in _PACKAGES)
     return {
         name: os.path.dirname(spec.origin)

@@ -1,7 +1,7 @@
-"""Refuses collectives in code that one rank runs alone.
+"""Rejects collectives in code that only one rank runs.
 
-The other ranks would not call them, so this rank would wait for them until the
-deadline, and they might wait for its result.
+The other ranks would not call them, so this rank would wait for the other ranks until
+the deadline, and they might wait for its result.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Place:
-    """Code that one rank runs alone.
+    """Code that only one rank runs.
 
     Attributes:
-        name: for messages, e.g. "RankZeroOnly(CSVLogger).on_epoch_end".
-        rank: the rank that runs it.
-        others: the ranks that do not run it.
-        others_wait: whether they wait until it has ended.
-        ranks_of_set: the ranks of a process set, by its number.
+        name: name of the code for messages, e.g.
+            "RankZeroOnly(CSVLogger).on_epoch_end".
+        rank: rank that runs the code.
+        others: ranks that do not run the code.
+        others_wait: whether the other ranks wait until the code has ended.
+        ranks_of_set: returns the ranks of a process set, given its number.
     """
 
     name: str
@@ -47,18 +48,19 @@ def on_this_rank_alone(
     others_wait: bool,
     ranks_of_set: Callable[[int], frozenset[int]],
 ) -> Iterator[None]:
-    """Refuses the collectives that are called inside, in this thread.
+    """Rejects collectives that this thread calls inside the `with` block.
 
-    Collectives of a function that was traced before are not refused: `watcher` finds
+    Collectives of a function that was traced before are not rejected: `watcher` detects
     them when they wait.
 
     Args:
         name: name of the code, for messages.
         ranks: this rank and the ranks that do not run the code.
         rank: this rank.
-        others_wait: whether the other ranks wait until it has ended. If not, they may
-            make the matching call of a send or a receive, which are then allowed.
-        ranks_of_set: the ranks of a process set, by its number.
+        others_wait: whether the other ranks wait until the code has ended. If they do
+            not, they may make the matching call of a send or receive, so these are
+            allowed.
+        ranks_of_set: returns the ranks of a process set, given its number.
     """
     others = frozenset(ranks) - {rank}
     token = PLACE.set(Place(name, rank, others, others_wait, ranks_of_set))
@@ -69,15 +71,15 @@ def on_this_rank_alone(
 
 
 def refuse_collective(place: Place, operation: str, arguments: dict[str, Any]) -> None:
-    """Raises if an operation needs a rank that does not run this place.
+    """Raises if an operation needs a rank that does not run this code.
 
     Args:
-        place: the code that calls it.
-        operation: "tfdist_allreduce", ...
+        place: code that calls the operation.
+        operation: name of the operation, such as "tfdist_allreduce".
         arguments: arguments of the operation.
 
     Raises:
-        tfdist.MismatchError: names the call and the place.
+        tfdist.MismatchError: the message names the call and the code.
     """
     if operation in ("tfdist_send", "tfdist_recv"):
         if not place.others_wait:
@@ -90,7 +92,7 @@ def refuse_collective(place: Place, operation: str, arguments: dict[str, Any]) -
 
 
 def check_not_alone(function: str, process_set: int = 0) -> None:
-    """The same check for a function that is no operation, by its name."""
+    """Makes the same check for a function that is not an operation, by its name."""
     place = PLACE.get()
     if place is not None and place.ranks_of_set(process_set) & place.others:
         _refuse(place, function)

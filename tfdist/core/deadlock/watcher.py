@@ -1,9 +1,10 @@
-"""Reports a rank whose program waits in collectives, so that deadlocks are found early.
+"""Reports a rank whose program waits in collectives, to detect deadlocks early.
 
-While operations wait and nothing moves, a thread inspects the Python stacks of this
-process. If all threads that call collectives wait inside of one, it reports the place
-to the core. The core compares the reports of all ranks, and raises on all of them if
-none can continue (docs/design/0011-ranks-that-wait-for-each-other.md).
+While operations wait and no data moves, a thread inspects the Python stacks of this
+process. If all threads that call collectives wait inside a collective, the thread
+reports the position to the core. The core compares the reports of all ranks, and raises
+an error on all of them if no rank can continue
+(docs/design/0011-ranks-that-wait-for-each-other.md).
 """
 
 from __future__ import annotations
@@ -17,18 +18,18 @@ from tfdist.core import native
 from tfdist.core.deadlock import call_stack
 
 INTERVAL_S = 0.25
-# Seconds without a move before eager calls are reported, and before functions are.
+# Seconds without progress before a wait in an eager call or in a function is reported.
 EAGER_S, GRAPH_S = 0.5, 1.0
-# Fraction of the timeout after which a function is taken to be blocked for good, and
-# its bounds in seconds.
+# Fraction of the timeout after which a function is considered permanently blocked, and
+# bounds of that time in seconds.
 _PATIENCE, _LEAST_S, _MOST_S = 1 / 20, 1.0, 15.0
 EAGER, GRAPH, PATIENT = 0, 1, 2
-# Blocking calls of the core, by their functions in `native`.
+# Blocking calls of the core, as functions of `native`.
 _BLOCKING = ("register_gradient_list", "add_process_set", "remove_process_set")
 # Files in which a thread waits for another thread of this process.
 _IDLE = ("threading.py", "queue.py", "selectors.py", "socket.py", "connection.py")
 
-# Threads that have called a collective, or have traced one.
+# Threads that have called or traced a collective.
 callers: set[int] = set()
 
 
@@ -36,7 +37,7 @@ class DeadlockWatcher:
     """The thread that reports a blocked program; `tfdist.shutdown` closes it.
 
     Args:
-        timeout_s: seconds that operations wait, TFDIST_TIMEOUT_S.
+        timeout_s: longest time that operations wait (TFDIST_TIMEOUT_S), in seconds.
     """
 
     def __init__(self, timeout_s: float) -> None:
@@ -84,19 +85,19 @@ def survey(
     main: int | None,
     helpers: Set[int] = frozenset(),
 ) -> tuple[int, FrameType] | None:
-    """Whether the program waits in collectives.
+    """Determines whether the program waits in collectives.
 
     Args:
         frames: the innermost frame of each thread, by its identity.
         callers: threads that have called collectives.
-        main: the main thread, which is described if it waits.
-        helpers: daemon threads: while the main thread waits in a collective, those that
-            have called none are not expected to.
+        main: the main thread; if it waits, its frame is returned.
+        helpers: daemon threads. While the main thread waits in a collective, daemon
+            threads that have called no collective are not expected to call one.
 
     Returns:
-        EAGER, GRAPH or PATIENT (see `native.report_blocked`; PATIENT here: only if it
-        lasts), and the innermost frame of a thread that waits; None if a thread that
-        calls collectives does something else.
+        EAGER, GRAPH or PATIENT (see `native.report_blocked`), and the innermost frame
+        of a waiting thread. PATIENT means that the wait is reported only if it lasts.
+        None if a thread that calls collectives does something else.
     """
     kinds = {thread: _wait_kind(frame) for thread, frame in frames.items()}
     waiting = {t: frames[t] for t, how in kinds.items() if how is not None}
@@ -123,7 +124,7 @@ def _helpers() -> set[int]:
 
 
 def _wait_kind(frame: FrameType) -> int | None:
-    """EAGER in a collective, GRAPH in something of TensorFlow, else None."""
+    """Returns EAGER in a collective, GRAPH in a TensorFlow function, else None."""
     owner = call_stack.owner_of(frame)
     function = frame.f_code.co_name
     if owner == "tfdist":
@@ -135,7 +136,7 @@ def _wait_kind(frame: FrameType) -> int | None:
 
 
 def _may_call(frame: FrameType) -> bool:
-    """Whether a thread runs code of the user's, and does not wait for another one."""
+    """Returns whether a thread runs user code and does not wait for another thread."""
     if frame.f_code.co_filename.endswith(_IDLE):
         return False
     return any(call_stack.owner_of(one) == "user" for one in call_stack.outwards(frame))
