@@ -343,7 +343,7 @@ def test_clocks_of_two_hosts_are_aligned(tmp_path):
     names = [
         e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "process_name"
     ]
-    assert names == ["rank 0 (n0)", "rank 1 (n1), slowest: 0.2 ms were waited for it"]
+    assert names == ["rank 0 (n0)", "rank 1 (n1), slowest: others waited 0.2 ms for it"]
 
 
 def test_a_trace_begins_with_the_first_rank(tmp_path):
@@ -445,7 +445,9 @@ def test_the_tool_refuses_what_is_no_timeline(tmp_path, capsys):
     write(tmp_path, 0)
     write(tmp_path, 1, run="b")
     assert tool.main([str(tmp_path)]) == 1
-    assert "of one job, got those of 2: ranks [0] and [1]" in capsys.readouterr().err
+    assert (
+        "of one job, got parts of 2 jobs: ranks [0] and [1]" in capsys.readouterr().err
+    )
     assert not (tmp_path / "trace.json").exists()
 
 

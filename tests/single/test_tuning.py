@@ -189,8 +189,8 @@ def test_a_file_of_another_rank_than_0_is_told_to_be_without_effect(caplog):
         ("INFO", f"tuning file t.json ({found.hash})"),
         (
             "WARNING",
-            "TFDIST_TUNING_FILE is set on rank 3, but not on rank 0, which alone reads "
-            "it; nothing is tuned",
+            "TFDIST_TUNING_FILE is set on rank 3, but not on rank 0. Only rank 0 reads "
+            "it, so no tuning file is used",
         ),
     ]
 

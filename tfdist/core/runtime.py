@@ -1,7 +1,7 @@
-"""State of the world that this process is in: rank, settings, resources.
+"""State of the world of this process: rank, settings, resources.
 
-`core.world` starts and ends it. Needs no TensorFlow: the error classes, which do, are
-imported when one is raised.
+`core.world` starts and ends the world. This module does not need TensorFlow. The error
+classes, which need it, are imported when an error is raised.
 """
 
 from __future__ import annotations
@@ -25,35 +25,35 @@ _Resource = TypeVar("_Resource", bound="Resource")
 
 
 class Resource(Protocol):
-    """Something with threads or sockets that lives until `shutdown`."""
+    """An object with threads or sockets that exists until `shutdown`."""
 
     def close(self) -> None:
-        """Ends them; takes 2 s at most, raises nothing."""
+        """Ends threads and sockets; takes at most 2 s and raises nothing."""
 
 
 @dataclass
 class State:
-    """Everything that this process remembers of its world."""
+    """The state that this process keeps about its world."""
 
     topology: native.Topology | None = None
-    pid: int = 0  # process that called init; another one is its fork
+    pid: int = 0  # process that called init; a different process is a fork
     reduces_gradients: bool = False  # in this generation
     generation: int = 0
     on_demand: OnDemandLinks | None = None
     process_sets: list[ProcessSet] = field(default_factory=list)  # of this generation
     credentials: LinkCredentials | None = None
-    settings: dict[str, dict[str, Any]] | None = None  # as they were in init
+    settings: dict[str, dict[str, Any]] | None = None  # values at init
     address: str = ""
     resources: dict[str, Resource] = field(default_factory=dict)  # of this generation
-    timeline: Path | None = None  # its folder
+    timeline: Path | None = None  # folder of the timeline
 
 
 state = State()
-lock = threading.RLock()  # of starting, ending and resources
+lock = threading.RLock()  # protects starting, ending and resources
 
 
 def note_gradients() -> None:
-    """Notes that this rank takes part in a reduction of gradients."""
+    """Records that this rank takes part in a reduction of gradients."""
     state.reduces_gradients = True
 
 
@@ -62,7 +62,7 @@ def get_resource(name: str, make: Callable[[], _Resource]) -> _Resource:
 
     Args:
         name: name of the resource.
-        make: creates the resource on first use.
+        make: function that creates the resource.
 
     Raises:
         tfdist.NotInitializedError: `tfdist.init()` has not been called.
@@ -75,25 +75,26 @@ def get_resource(name: str, make: Callable[[], _Resource]) -> _Resource:
 
 
 def credentials() -> tuple[LinkCredentials | None, str]:
-    """Returns the credentials (None for one rank) and the IP address of this rank."""
+    """Returns this rank's credentials (None for one rank) and IP address."""
     return state.credentials, state.address
 
 
 def setting(name: str) -> Any:
-    """Returns the value of a TFDIST_* variable at `init()`, or now if before it.
+    """Returns the value of a TFDIST_* variable at `init()`, or the current one before.
 
-    Changes of the environment after `init()` have no effect, because the ranks have
+    Changes to the environment after `init()` have no effect, because the ranks have
     compared the values in `init()`.
 
     Raises:
-        native.CoreError: before `init()`: a variable of the environment is malformed.
+        native.CoreError: before `init()`, if a variable in the environment is
+            malformed.
     """
     rows = state.settings
     return native.value(name) if rows is None else rows[name]["value"]
 
 
 def generation() -> int:
-    """Number of initializations of this process so far; the same on all ranks."""
+    """Returns how often this process has been initialized; the same on all ranks."""
     return state.generation
 
 
@@ -103,7 +104,7 @@ def live_sets() -> list[ProcessSet]:
 
 
 def ranks_of_set(number: int) -> frozenset[int]:
-    """Returns the ranks of a process set, by its number; 0 is that of all ranks."""
+    """Returns the ranks of a process set, given its number; 0: all ranks."""
     for one in state.process_sets:
         if one.id == number:
             return frozenset(one.ranks)
@@ -111,16 +112,16 @@ def ranks_of_set(number: int) -> frozenset[int]:
 
 
 def is_initialized() -> bool:
-    """Whether `init()` has been called in this process, and `shutdown()` not since."""
+    """Returns whether this process has called `init()`, and not `shutdown()` since."""
     return state.topology is not None and state.pid == os.getpid()
 
 
 def check_initialized() -> native.Topology:
-    """The place of this rank.
+    """Returns the topology of this rank.
 
     Raises:
         tfdist.NotInitializedError: `init()` has not been called, or this process is a
-            fork of one where it has.
+            fork of a process that has called it.
     """
     topology = state.topology
     if topology is None or state.pid != os.getpid():
@@ -129,7 +130,7 @@ def check_initialized() -> native.Topology:
 
 
 def rank() -> int:
-    """Index of this process: 0 <= rank < size.
+    """Returns the index of this process: 0 <= rank < size.
 
     Raises:
         tfdist.NotInitializedError: `tfdist.init()` has not been called.
@@ -138,7 +139,7 @@ def rank() -> int:
 
 
 def size() -> int:
-    """Number of processes of the job.
+    """Returns the number of processes of the job.
 
     Raises:
         tfdist.NotInitializedError: `tfdist.init()` has not been called.
@@ -147,7 +148,7 @@ def size() -> int:
 
 
 def local_rank() -> int:
-    """Index of this process among those of its host; chooses the GPU.
+    """Returns the index of this process among those on its host; selects the GPU.
 
     Raises:
         tfdist.NotInitializedError: `tfdist.init()` has not been called.
@@ -156,7 +157,7 @@ def local_rank() -> int:
 
 
 def local_size() -> int:
-    """Number of processes of the job on this host.
+    """Returns the number of processes of the job on this host.
 
     Raises:
         tfdist.NotInitializedError: `tfdist.init()` has not been called.
@@ -165,7 +166,7 @@ def local_size() -> int:
 
 
 def cross_rank() -> int:
-    """Index of this process among those of equal local rank, one a host.
+    """Returns the index of this process among those with its local rank, one per host.
 
     Raises:
         tfdist.NotInitializedError: `tfdist.init()` has not been called.
@@ -174,7 +175,7 @@ def cross_rank() -> int:
 
 
 def cross_size() -> int:
-    """Number of processes of equal local rank, one a host.
+    """Returns the number of processes with this local rank, one per host.
 
     Raises:
         tfdist.NotInitializedError: `tfdist.init()` has not been called.
@@ -183,7 +184,7 @@ def cross_size() -> int:
 
 
 def fork_message() -> str:
-    """Returns the error of a process that is a fork of a rank."""
+    """Returns the error message for a process that is a fork of a rank."""
     return (
         f"process {os.getpid()} is a fork of process {state.pid}, which called "
         "tfdist.init(), and has no engine; start helper processes before "
@@ -207,7 +208,7 @@ def _raise_not_initialized() -> NoReturn:
 
 
 def raise_public(error: native.CoreError) -> NoReturn:
-    """Raises the exception that users see for an error of the core."""
+    """Raises the public exception for a core error."""
     from tfdist.core import exceptions
 
     raise exceptions.from_core(error) from None

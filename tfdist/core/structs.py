@@ -1,4 +1,4 @@
-"""Structures of `tfdist_ops/runtime/c_api.h` for ctypes, and conversions to them.
+"""ctypes structures of `tfdist_ops/runtime/c_api.h`, and conversions to them.
 
 `tests/single/test_structs.py` compares names, sizes and offsets of the fields with C.
 """
@@ -162,10 +162,10 @@ class Record(ctypes.Structure):
 
 @dataclass(frozen=True, kw_only=True)
 class LinkEnd:
-    """One connected and authenticated link, as `native.start` hands it to the core.
+    """One connected and authenticated link, as `native.start` passes it to the core.
 
-    `key` is the link's session key: 64 bytes for each socket of tcp, empty for shared
-    memory. `more_socket_fds` are the sockets of tcp after the first one.
+    `key` is the link's session key: 64 bytes for each TCP socket, empty for shared
+    memory. `more_socket_fds` has the TCP sockets after the first one.
     """
 
     peer: int
@@ -183,11 +183,11 @@ class LinkEnd:
 
 @dataclass(frozen=True, kw_only=True)
 class TuningRule:
-    """A line of a tuning file (`core.tuning`): the algorithm up to a request size.
+    """A rule of a tuning file (`core.tuning`): the algorithm up to a request size.
 
     Attributes:
-        kind: kind of the operation, ALLREDUCE, ...
-        half: True for float16 and bfloat16, False for all other types.
+        kind: kind of the operation, such as ALLREDUCE.
+        half: True for float16 and bfloat16, False for all other dtypes.
         hosts: number of ranks on each host.
         up_to_bytes: largest size of the request, before it is fused with others.
         algorithm: name of the algorithm.
@@ -202,11 +202,12 @@ class TuningRule:
 
 @dataclass(frozen=True, kw_only=True)
 class Topology:
-    """The place of this rank; see `tfdist.rank` and its neighbours.
+    """The placement of this rank; see `tfdist.rank`, `tfdist.local_rank` and so on.
 
-    `host_of` is the index of each rank's host, by rank, equal on all ranks. Hosts are
-    numbered by their lowest rank. Two ranks share a host if `rendezvous.same_host` has
-    proved it; the launcher's local ranks may say otherwise.
+    `host_of` has the index of each rank's host, by rank, and is equal on all ranks.
+    Hosts are numbered by their lowest rank. Two ranks share a host if
+    `rendezvous.same_host` has proved it; the launcher's local ranks may differ from
+    this.
     """
 
     rank: int
@@ -232,7 +233,7 @@ def tuning_lines(rules: Sequence[TuningRule]) -> Any:
 
 
 def fill_link(slot: Link, end: LinkEnd) -> None:
-    """Fills a `Link` from the connected end that Python holds."""
+    """Fills a `Link` from a connected `LinkEnd`."""
     slot.peer = end.peer
     slot.transport = end.transport.encode()
     slot.host = end.host.encode()
@@ -250,10 +251,10 @@ def fill_link(slot: Link, end: LinkEnd) -> None:
 
 
 def timeout_of(timeout_s: float | None) -> float:
-    """Converts a timeout for the core, where 0 stands for `TFDIST_TIMEOUT_S`.
+    """Converts a timeout for the core, where 0 means `TFDIST_TIMEOUT_S`.
 
     Raises:
-        ValueError: it is neither None nor a number above 0.
+        ValueError: `timeout_s` is neither None nor a number above 0.
     """
     if timeout_s is None:
         return 0.0

@@ -1,7 +1,8 @@
-"""Tuning files: the algorithm for each size of request, as measured on a machine.
+"""Tuning files: the fastest algorithm for each request size, measured on a machine.
 
-Written by `tfdist bench --tune`, named by TFDIST_TUNING_FILE. Rank 0 reads it and the
-rendezvous gives its text to all ranks, so they choose alike. Imports no TensorFlow.
+`tfdist bench --tune` writes a tuning file, and TFDIST_TUNING_FILE is its path. Rank 0
+reads the file and the rendezvous sends its text to all ranks, so that all ranks select
+the same algorithms. This module does not import TensorFlow.
 
 A file is JSON:
 
@@ -15,9 +16,9 @@ A file is JSON:
       ]
     }
 
-`hosts`: how many ranks are on each host. `half_types`: whether the row is about float16
-and bfloat16, or about all other types. `up_to_bytes` ascends; null: without end. Where
-no row fits, the table of the core decides (docs/algorithms.md).
+`hosts` is the number of ranks on each host. `half_types` is whether the row is for
+float16 and bfloat16, or for all other types. `up_to_bytes` ascends; null means no
+limit. If no row fits, the table of the core is used (docs/algorithms.md).
 """
 
 from __future__ import annotations
@@ -53,18 +54,18 @@ _REMEDY = "measure a new one with `tfdist bench --tune FILE`"
 
 
 class TuningError(ValueError):
-    """A tuning file that cannot be used; the message gives the place and the reason."""
+    """The tuning file cannot be used; the message gives the place and the reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tuning:
-    """Contents of a tuning file.
+    """The contents of a tuning file.
 
     Attributes:
-        rules: its lines, in the order of the file.
-        hash: the first 16 hexadecimal digits of the SHA-256 of its text.
-        text: of the file.
-        source: its path.
+        rules: rules of the file, in order.
+        hash: first 16 hexadecimal digits of the SHA-256 of the text.
+        text: text of the file.
+        source: path of the file.
     """
 
     rules: tuple[native.TuningRule, ...]
@@ -155,10 +156,12 @@ def parse(text: str, source: str, known: Collection[str] | None = None) -> Tunin
     Args:
         text: JSON, at most 64 KiB.
         source: path of the file, for messages.
-        known: "operation/algorithm" of all algorithms; None: those of the core.
+        known: "operation/algorithm" of all algorithms; None: the algorithms of the
+            core.
 
     Raises:
-        TuningError: names the place, the expected and the actual value, and a remedy.
+        TuningError: the message gives the place, the expected and actual value, and a
+            fix.
     """
     known = native.build_info()["algorithms"] if known is None else known
     try:
@@ -198,7 +201,7 @@ def read(path: str) -> Tuning:
     """Reads a tuning file.
 
     Raises:
-        TuningError: it cannot be read, or used.
+        TuningError: the file cannot be read or used.
     """
     try:
         with Path(path).open("rb") as file:
@@ -230,7 +233,7 @@ def from_record(record: Mapping[str, str] | None) -> Tuning | None:
     """Returns the tuning from rank 0's record, or None if there is no file.
 
     Raises:
-        TuningError: the same on all ranks.
+        TuningError: on all ranks, if the file cannot be used.
     """
     if record is None:
         return None
@@ -240,13 +243,13 @@ def from_record(record: Mapping[str, str] | None) -> Tuning | None:
 
 
 def log(tuning: Tuning | None, own_rank: int, environ: Mapping[str, str]) -> None:
-    """Logs the tuning file in force, or that this rank's variable has no effect."""
+    """Logs the tuning file in use, or that this rank's variable has no effect."""
     if tuning is not None:
         _log.info("tuning file %s (%s)", tuning.source, tuning.hash)
     elif environ.get(VARIABLE):
         _log.warning(
-            "%s is set on rank %d, but not on rank 0, which alone reads it; nothing is "
-            "tuned",
+            "%s is set on rank %d, but not on rank 0. Only rank 0 reads it, so no "
+            "tuning file is used",
             VARIABLE,
             own_rank,
         )

@@ -1,3 +1,3 @@
-"""The version of the package, which all ranks compare."""
+"""The version of the package, which the ranks compare."""
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""Checks that an aborted step has not updated only a part of the weights."""
+"""Checks that an aborted step has not updated only some of the weights."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ _logger = logging.getLogger("tfdist")
 
 
 def check_not_torn() -> None:
-    """Raises if an aborted step may have changed some of the weights.
+    """Raises if an aborted step may have changed only some of the weights.
 
-    With `TFDIST_ATOMIC_STEPS=1` and a verdict of the ranks no step is torn: the weights
-    are those after the committed step, on every surviving rank.
+    With `TFDIST_ATOMIC_STEPS=1` and a decision of the ranks, no step is torn: the
+    weights are those after the committed step, on every surviving rank.
 
     Raises:
-        RuntimeError: names the last good step and the failure.
+        RuntimeError: the message names the last good step and the failure.
     """
     failure = native.failure()
     if failure is None:
@@ -26,7 +26,7 @@ def check_not_torn() -> None:
         _logger.info("The weights are whole: those after step %d.", committed)
         return
     good = ""
-    if engines.chosen() is None:  # the core has not seen the steps of another engine
+    if engines.chosen() is None:  # the core does not see steps of other engines
         good = (
             f"The last good step is {native.good_steps()}, counted from tfdist.init()."
         )

@@ -1,6 +1,6 @@
 """Starts and stops the engine in this process: init, shutdown, and exit hooks.
 
-Imports no TensorFlow; the error classes, which do, are imported when one is raised.
+This module does not import TensorFlow; error classes that do are imported when needed.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class _Program:
 
     hooks_installed: bool = False
     reported: bool = False  # the reason for its end was reported
-    thread_failed: bool = False  # an error of tfdist that a thread did not catch
+    thread_failed: bool = False  # a thread did not catch a tfdist error
 
 
 _program = _Program()
@@ -57,25 +57,26 @@ def init(
     """Connects this process with the other ranks of its job and starts the engine.
 
     Rank and size of this process come from the launcher's variables (tfdistrun, mpirun,
-    srun, torchrun); without a launcher it is rank 0 of 1. Does nothing when tfdist is
-    initialized already. After `shutdown()` all ranks may call it again.
+    srun, torchrun). Without a launcher, it is rank 0 of 1. Does nothing if tfdist is
+    already initialized. After `shutdown()`, all ranks may call it again.
 
-    One of several ranks also asks TensorFlow to keep the memory of tensors, by two
-    variables of the environment (docs/memory.md). `tfdistrun` has set them already;
-    under another launcher they have an effect if no tensor has been made before.
+    With more than one rank, it also makes TensorFlow keep the memory of tensors, by
+    setting two environment variables (docs/memory.md). `tfdistrun` has already set
+    them; with another launcher they have an effect only if no tensor has been created
+    before.
 
     Args:
         timeout_s: seconds to wait for all ranks; default `TFDIST_START_TIMEOUT_S`
             (120).
-        process_sets: lists of ranks, the same on every rank; each becomes a process
-            set, as by `add_process_set`. `process_sets()` returns them.
+        process_sets: lists of ranks, the same on every rank. Each list becomes a
+            process set, as with `add_process_set`. `process_sets()` returns the sets.
 
     Raises:
         tfdist.MismatchError: the ranks run different versions or settings.
         tfdist.RankFailedError: a rank failed while the ranks were connecting.
         tfdist.TimeoutError: a rank is missing; the message names it.
-        tensorflow.errors.InvalidArgumentError: a variable is malformed, or two
-            launchers contradict each other.
+        tensorflow.errors.InvalidArgumentError: a variable is malformed, or the
+            variables of two launchers contradict each other.
         ValueError: `timeout_s` is not a number above 0 and at most 86400.
 
     Example:
@@ -95,7 +96,7 @@ def start(
     timeout_s: float | None = None,
     process_sets: Iterable[Iterable[int]] = (),
 ) -> None:
-    """As `init`, but raises `native.CoreError`, which needs no TensorFlow."""
+    """As `init`, but raises `native.CoreError`, which does not need TensorFlow."""
     with runtime.lock:
         _refuse_fork()
         _install_hooks()
@@ -122,7 +123,7 @@ def _connect(timeout_s: float | None) -> None:
             mesh = _single_rank_mesh(runtime.state.generation)
         else:
             child_processes.note_rank(os.environ, placement)
-            os.environ.update(allocator.settings(os.environ))  # unless by tfdistrun
+            os.environ.update(allocator.settings(os.environ))  # unless tfdistrun has
             options = Options(
                 generation=runtime.state.generation,
                 timeout_s=limit_s,
@@ -180,7 +181,7 @@ def _connect(timeout_s: float | None) -> None:
 
 
 def _start_engine(engine: engines.Engine, mesh: Mesh, timeout_s: float) -> None:
-    """Starts the engine that carries the tensors; if that fails, every rank raises."""
+    """Starts the engine that moves the tensors; if this fails, every rank raises."""
     runtime.state.resources["engine"] = engine
     try:
         engine.start(mesh, timeout_s)
@@ -191,7 +192,7 @@ def _start_engine(engine: engines.Engine, mesh: Mesh, timeout_s: float) -> None:
 
 
 def _start_timeline(folder: str, mesh: Mesh, timeout_s: float) -> None:
-    """Begins the timelines of all ranks, or of none: then every rank raises."""
+    """Begins the timelines of all ranks; if one fails, every rank raises."""
     topology = mesh.topology
     job = (
         mesh.credentials.job if mesh.credentials else f"{os.getpid()} {time.time_ns()}"
@@ -205,7 +206,7 @@ def _start_timeline(folder: str, mesh: Mesh, timeout_s: float) -> None:
             generation=mesh.generation,
             commit_gate=runtime.setting("TFDIST_ATOMIC_STEPS"),
         )
-        if topology.size > 1:  # raises on all ranks if one could not begin
+        if topology.size > 1:  # raises on all ranks if one rank failed
             native.register_gradient_list("timeline\n", [True], timeout_s=timeout_s)
             recording.share(runtime.state.timeline, topology.rank)
     except native.CoreError as error:
@@ -216,15 +217,15 @@ def _start_timeline(folder: str, mesh: Mesh, timeout_s: float) -> None:
 
 
 def start_timeline(folder: str) -> Path:
-    """Begins this rank's timeline after `init`; a running timeline goes on.
+    """Begins this rank's timeline after `init`; a running timeline continues.
 
-    Each rank has to begin its own, in a folder that all ranks see.
+    Each rank must begin its own timeline, in a folder that all ranks can access.
 
     Returns:
-        The folder that is written to.
+        The folder of the timeline.
 
     Raises:
-        native.CoreError: it cannot be written.
+        native.CoreError: the timeline cannot be written.
     """
     with runtime.lock:
         topology = runtime.check_initialized()
@@ -268,7 +269,7 @@ def shutdown() -> None:
     """Leaves the job: notifies the other ranks and stops the engine.
 
     Called automatically when the process exits. Pending operations end with an error.
-    Does nothing when tfdist is not initialized.
+    Does nothing if tfdist is not initialized.
 
     Example:
         >>> import tfdist
@@ -324,11 +325,11 @@ def _refuse_fork() -> None:
         )
 
 
-# ---- the end of the process ----
+# ---- process exit ----
 
 
 def _install_hooks() -> None:
-    """Installs, once, the hooks for the exit and for uncaught exceptions."""
+    """Installs the hooks for process exit and uncaught exceptions, once."""
     if _program.hooks_installed:
         return
     _program.hooks_installed = True
@@ -346,7 +347,7 @@ def _install_hooks() -> None:
         if show_full or (not notice.line and not notice.traceback):
             previous(kind, error, trace)
         elif notice.traceback and previous is not sys.__excepthook__:
-            previous(kind, error, trace)  # the program's own hook shows it
+            previous(kind, error, trace)  # the program's own hook prints it
         elif notice.traceback:
             print(notice.traceback, end="", file=sys.stderr, flush=True)
         if notice.line:
@@ -367,9 +368,9 @@ def _current_rank() -> int | None:
 
 
 def _record_failed_thread(args: threading.ExceptHookArgs) -> None:
-    """Treats a thread that an error of tfdist has ended as the end of the program.
+    """Treats a tfdist error that ended a thread as the end of the program.
 
-    After other errors the program goes on in its other threads.
+    After other errors, the program continues in its other threads.
     """
     error = args.exc_value
     if error is not None and exit_report.to_tfdist_error(error) is not None:
@@ -379,10 +380,10 @@ def _record_failed_thread(args: threading.ExceptHookArgs) -> None:
 
 
 def _leave() -> None:
-    """At exit: reports the rank at fault, unless the program has, and leaves the job.
+    """Leaves the job at exit; first reports the rank at fault unless already reported.
 
-    Python ends with code 0 even if a thread has raised. A rank that failed with an
-    error of tfdist must not look as if it had finished, so it ends with code 1.
+    Python exits with code 0 even if a thread has raised. A rank that failed with a
+    tfdist error must not appear to have finished, so it exits with code 1.
     """
     found = failed_rank.last()
     if found is None and runtime.is_initialized():

@@ -9,10 +9,10 @@ from tfdist.core.rendezvous.errors import invalid
 
 
 def split_address(text: str, variable: str = "TFDIST_RENDEZVOUS") -> tuple[str, int]:
-    """("host", port) of "host:port" or "[ipv6]:port".
+    """Splits "host:port" or "[ipv6]:port" into (host, port).
 
     Raises:
-        RendezvousError: it is neither; names `variable`.
+        RendezvousError: `text` has neither form; the message names `variable`.
     """
     host, colon, port = text.rpartition(":")
     host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
@@ -22,12 +22,12 @@ def split_address(text: str, variable: str = "TFDIST_RENDEZVOUS") -> tuple[str, 
 
 
 def join_address(host: str, port: int) -> str:
-    """The inverse of `split_address`."""
+    """Joins host and port; the inverse of `split_address`."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def is_loopback(host: str) -> bool:
-    """Whether `host` is a loopback address or "localhost"; asks no name server."""
+    """Returns whether `host` is a loopback address or "localhost"; no name lookup."""
     try:
         return ipaddress.ip_address(host.partition("%")[0]).is_loopback
     except ValueError:
@@ -35,11 +35,11 @@ def is_loopback(host: str) -> bool:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Returns a TCP socket bound to one address; port 0 takes a free one.
+    """Returns a TCP socket bound to one address; port 0 selects a free port.
 
     Raises:
-        RendezvousError: the address is no address of this machine, is the address of
-            all interfaces, or the port is taken.
+        RendezvousError: the address is not an address of this machine or means all
+            interfaces, or the port is in use.
     """
     try:
         family, kind, proto, _, address = socket.getaddrinfo(
@@ -48,7 +48,7 @@ def bind(host: str, port: int) -> socket.socket:
         if ipaddress.ip_address(str(address[0]).partition("%")[0]).is_unspecified:
             raise invalid(
                 f"{host!r} means all network interfaces; name the address of the one "
-                "that the ranks shall use (TFDIST_ADDRESS)"
+                "that the ranks should use (TFDIST_ADDRESS)"
             )
         sock = socket.socket(family, kind, proto)
     except OSError as error:
@@ -66,17 +66,17 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def connected_to_itself(sock: socket.socket) -> bool:
-    """Whether a TCP socket is connected to itself.
+    """Returns whether a TCP socket is connected to itself.
 
     A client that keeps trying a port of its own machine on which no process listens yet
-    may be assigned that port as its own. TCP then connects the socket to itself (RFC
-    9293, section 3.5, simultaneous open), and the server finds the port taken.
+    may be assigned this port as its own. TCP then connects the socket to itself (RFC
+    9293, section 3.5, simultaneous open), and the server finds the port in use.
     """
     return bool(sock.getsockname() == sock.getpeername())
 
 
 def _own_addresses() -> dict[str, list[str]]:
-    """Returns this machine's addresses by interface, IPv4 first, no link-local ones."""
+    """Returns this machine's addresses by interface: IPv4 first, not link-local."""
     import psutil  # imported here: most ranks do not need it
 
     found: dict[str, list[str]] = {}
@@ -93,16 +93,16 @@ def _own_addresses() -> dict[str, list[str]]:
 
 
 def own_address(choice: str, variable: str = "TFDIST_ADDRESS") -> str:
-    """Returns the address of this machine that a user chose.
+    """Returns the address of this machine that a user selected.
 
     Args:
-        choice: an IP address, a network ("10.1.0.0/16") or an interface ("eth1"). The
-            last two can be the same on all hosts.
-        variable: where the choice comes from, for messages.
+        choice: an IP address, a network ("10.1.0.0/16") or an interface ("eth1"). A
+            network or an interface can be the same on all hosts.
+        variable: name of the variable that has the choice, for messages.
 
     Raises:
-        RendezvousError: it is none of these, means all interfaces, or this machine has
-            no address there.
+        RendezvousError: `choice` has none of these forms or means all interfaces, or
+            this machine has no matching address.
 
     Example:
         >>> from tfdist.core.rendezvous.address import own_address
@@ -137,9 +137,9 @@ def own_address(choice: str, variable: str = "TFDIST_ADDRESS") -> str:
 
 
 def route_to(host: str) -> str | None:
-    """Returns the address of this machine from which packets to `host` go out.
+    """Returns the address of this machine from which packets to `host` are sent.
 
-    Sends nothing. None: the name has no address here, or there is no route.
+    Sends nothing. Returns None if the name cannot be resolved, or if there is no route.
     """
     try:
         found = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)

@@ -1,21 +1,21 @@
-"""The handshake that proves knowledge of the job's secret: pure functions, no sockets.
+"""Handshake that proves knowledge of the job's secret. Pure functions, no sockets.
 
-Both sides prove that they hold the 32-byte secret without showing it:
+Both sides prove that they have the 32-byte secret without revealing it:
 
     client → server   hello: preamble, own nonce, claims
     server → client   answer: preamble, own nonce, proof
     client → server   proof
 
-The preamble (magic, protocol, version of tfdist) keeps its form in all versions, so
-that two different versions can report it. The claims (JSON: job, generation, purpose,
-which two ranks, how frames are authenticated) are not parsed before the client has
-proved its identity.
+The preamble (magic, protocol, version of tfdist) has the same form in all versions, so
+that two different versions can report the difference. The claims (JSON: job,
+generation, purpose, the two ranks, frame authentication) are not parsed before the
+client has proved its identity.
 
-Everything is derived from the secret by HKDF-SHA-256 (RFC 5869), salted with the hash
-of the whole hello and answer: the two proofs, one key for each direction of the
-channel, and two for the frames of a link. So no message can be replayed in another
-connection, reflected to its sender, or used for another purpose; and a change of a
-version, a claim or a nonce on its way changes every key.
+All keys are derived from the secret by HKDF-SHA-256 (RFC 5869), salted with the hash of
+the whole hello and answer: keys for the two proofs, one key for each direction of the
+channel, and two keys for the frames of a link. So a message cannot be replayed in
+another connection, reflected to its sender, or used for another purpose. A change of a
+version, a claim or a nonce in transit changes every key.
 
 References:
     Bellare & Rogaway, Entity Authentication and Key Distribution, CRYPTO 1993 (mutual
@@ -45,7 +45,7 @@ LINK_KEY_BYTES = 64  # kLinkKeyBytes of tfdist_ops/transport/frame_mac.h
 MAGIC = b"tfdist\r\n"
 _VERSION_BYTES = 20
 PREAMBLE_BYTES = len(MAGIC) + 4 + _VERSION_BYTES
-HELLO_BYTES = PREAMBLE_BYTES + NONCE_BYTES + 2  # all before the claims
+HELLO_BYTES = PREAMBLE_BYTES + NONCE_BYTES + 2  # everything before the claims
 ANSWER_BYTES = PREAMBLE_BYTES + NONCE_BYTES + MAC_BYTES
 MAX_CLAIMS_BYTES = 1024
 
@@ -55,16 +55,16 @@ class AuthenticationError(Exception):
 
 
 class RefusedError(AuthenticationError):
-    """The other side has the secret, and refuses the connection with a reason."""
+    """The other side has the secret, but refuses the connection with a reason."""
 
 
 def new_secret() -> bytes:
-    """Returns a fresh secret for one job."""
+    """Returns a new random secret for one job."""
     return secrets.token_bytes(SECRET_BYTES)
 
 
 def new_nonce() -> bytes:
-    """Returns a number that is used once, in one handshake."""
+    """Returns a random number for use in one handshake only."""
     return secrets.token_bytes(NONCE_BYTES)
 
 
@@ -72,20 +72,20 @@ def new_nonce() -> bytes:
 
 
 def preamble(version: str) -> bytes:
-    """Returns the preamble that both sides send first: magic, protocol and version."""
+    """Returns what both sides send first: magic, protocol and version."""
     text = version.encode("ascii", "replace")[:_VERSION_BYTES]
     return MAGIC + PROTOCOL.to_bytes(4, "big") + text.ljust(_VERSION_BYTES, b"\0")
 
 
 def check_preamble(received: bytes, version: str) -> None:
-    """Raises AuthenticationError unless the other side speaks this protocol.
+    """Raises AuthenticationError unless the other side uses this protocol.
 
     Args:
-        received: PREAMBLE_BYTES of the other side.
-        version: of this tfdist, for the message.
+        received: PREAMBLE_BYTES received from the other side.
+        version: version of this tfdist, for the message.
     """
     if received[: len(MAGIC)] != MAGIC:
-        raise AuthenticationError("what came is not a hello of tfdist")
+        raise AuthenticationError("the received bytes are not a tfdist hello")
     end = len(MAGIC) + 4
     protocol = int.from_bytes(received[len(MAGIC) : end], "big")
     if protocol != PROTOCOL:
@@ -117,12 +117,12 @@ def hello(version: str, nonce: bytes, claims: dict[str, Any]) -> bytes:
 
 
 def extract(secret: bytes, salt: bytes) -> bytes:
-    """HKDF-Extract of RFC 5869 with SHA-256: the key from which others come."""
+    """Returns the key for deriving others: HKDF-Extract (RFC 5869) with SHA-256."""
     return hmac.digest(salt, secret, "sha256")
 
 
 def expand(key: bytes, info: bytes, length: int) -> bytes:
-    """HKDF-Expand of RFC 5869 with SHA-256: `length` bytes for the use `info`."""
+    """Returns `length` bytes for the use `info`: HKDF-Expand (RFC 5869), SHA-256."""
     blocks = [b""]
     while sum(map(len, blocks)) < length:
         count = len(blocks).to_bytes(1, "big")
@@ -132,22 +132,22 @@ def expand(key: bytes, info: bytes, length: int) -> bytes:
 
 @dataclass(frozen=True)
 class Session:
-    """The keys of one connection; both sides derive the same."""
+    """The keys of one connection; both sides derive the same keys."""
 
     client_proof: bytes
     server_proof: bytes
-    client_key: bytes  # of the messages from client to server
+    client_key: bytes  # for messages from client to server
     server_key: bytes
-    link_key: bytes  # frames of the core: client to server, then server to client
+    link_key: bytes  # for frames of the core: client to server, then server to client
 
     @classmethod
     def derive(cls, secret: bytes, hello: bytes, answer: bytes) -> Session:
         """Derives the keys.
 
         Args:
-            secret: of the job.
-            hello: the client's first message, all of it.
-            answer: the server's preamble and nonce.
+            secret: secret of the job.
+            hello: the complete first message of the client.
+            answer: preamble and nonce of the server.
         """
         transcript = hashlib.sha256(
             b"tfdist handshake" + len(hello).to_bytes(4, "big") + hello + answer
@@ -188,7 +188,7 @@ class Sealer:
         return self.mac_of([body])
 
     def mac_of(self, parts: Sequence[bytes] | Sequence[memoryview]) -> bytes:
-        """The same of a message in parts, which are not copied."""
+        """Returns the MAC of a message in several parts, which are not copied."""
         value = hmac.new(self.key, self.count.to_bytes(8, "big"), "sha256")
         for part in parts:
             value.update(part)
@@ -196,14 +196,15 @@ class Sealer:
         return value.digest()
 
     def seal(self, body: bytes) -> bytes:
-        """Returns the next message as it goes over the wire."""
+        """Returns the next message in the form in which it is sent."""
         return self.mac(body) + body
 
     def open(self, message: bytes) -> bytes:
         """Returns the body of the next message.
 
         Raises:
-            AuthenticationError: it was changed, dropped, repeated or reordered.
+            AuthenticationError: the message was changed, dropped, repeated or
+                reordered.
         """
         received, body = message[:MAC_BYTES], message[MAC_BYTES:]
         if not hmac.compare_digest(self.mac(body), received):
@@ -217,7 +218,7 @@ def encode(message: dict[str, Any]) -> bytes:
 
 
 def decode(body: bytes) -> dict[str, Any]:
-    """Returns a message from JSON; AuthenticationError when it is not an object."""
+    """Decodes a message from JSON; AuthenticationError if it is not an object."""
     try:
         message = json.loads(body)
     except (ValueError, RecursionError) as error:
@@ -228,7 +229,7 @@ def decode(body: bytes) -> dict[str, Any]:
 
 
 def decode_bytes(message: dict[str, Any], name: str, length: int) -> bytes:
-    """Returns a field of `length` bytes, given in hexadecimal."""
+    """Decodes a hexadecimal field of `length` bytes."""
     text = message.get(name)
     if not isinstance(text, str) or len(text) != 2 * length:
         raise AuthenticationError(f"the field {name!r} of a message is malformed")
@@ -244,11 +245,11 @@ def decode_bytes(message: dict[str, Any], name: str, length: int) -> bytes:
 def difference(
     expected: dict[str, Any], claims: dict[str, Any], names: dict[str, str]
 ) -> str:
-    """Describes where the claims of the other side differ; "" if they do not.
+    """Describes how the claims of the other side differ; "" if they do not.
 
     Args:
-        expected: name → value of this side.
-        claims: claims of the other side; a missing one is shown as None.
+        expected: name → value on this side.
+        claims: claims of the other side. A missing claim is shown as None.
         names: name → description for the message.
 
     Example:

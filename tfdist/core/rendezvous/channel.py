@@ -1,10 +1,10 @@
 """Framed, authenticated messages over one non-blocking stream socket.
 
-The handshake (`core.rendezvous.auth`) takes at most 1122 bytes from a stranger and
-parses none of them. After it a frame is a 4-byte length (big endian) and that many
-bytes: MAC and JSON, at most 1 MiB. Reads never go beyond the requested bytes, so the
-socket can be handed to the core afterwards. Descriptors travel beside a frame over
-AF_UNIX sockets (SCM_RIGHTS).
+The handshake (`core.rendezvous.auth`) reads at most 1122 bytes from an unknown client
+and parses none of them. After the handshake, a frame is a 4-byte length (big endian)
+followed by that many bytes: MAC and JSON, at most 1 MiB. Reads never go beyond the
+requested bytes, so the socket can be handed to the core afterwards. Descriptors are
+sent with a frame over AF_UNIX sockets (SCM_RIGHTS).
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _FD_BYTES = array.array("i").itemsize
 
 
 def patience(size: int) -> float:
-    """Returns the factor of deadlines when `size` ranks start at once.
+    """Returns the factor by which deadlines are extended if `size` ranks start at once.
 
-    They may all share the cores of one machine, so a rank that needs a millisecond to
-    answer may have to wait for the others first.
+    The ranks may share the cores of one machine, so a rank that needs a millisecond to
+    answer may first have to wait for the others.
 
     Example:
         >>> from tfdist.core.rendezvous import channel
@@ -41,7 +41,7 @@ def patience(size: int) -> float:
 
 
 def close_channels(channels: Sequence[Channel]) -> None:
-    """Closes connections that are not used."""
+    """Closes unused connections."""
     for channel in channels:
         channel.close()
 
@@ -51,7 +51,7 @@ class ChannelClosed(ConnectionError):
 
 
 def close_all(fds: list[int]) -> None:
-    """Closes descriptors that are not used."""
+    """Closes unused descriptors."""
     for fd in fds:
         os.close(fd)
 
@@ -77,27 +77,27 @@ async def _ready(sock: socket.socket, *, write: bool) -> None:
 
 
 class Channel:
-    """One end of a connection; owns the socket until `detach` or `close`."""
+    """One end of a connection. Owns the socket until `detach` or `close`."""
 
     def __init__(self, sock: socket.socket, *, size: int = 1) -> None:
         sock.setblocking(False)
         self.sock = sock
         self._handshake_s = HANDSHAKE_TIMEOUT_S * patience(size)
-        self.claims: dict[str, Any] = {}  # of the client, once it is authenticated
+        self.claims: dict[str, Any] = {}  # of the client, after authentication
         self.link_key = b""  # for the core's frames on this socket
         self._send: auth.Sealer | None = None
         self._receive: auth.Sealer | None = None
 
     def close(self) -> None:
-        """Closes the socket; harmless when it is closed or detached."""
+        """Closes the socket; has no effect if it is closed or detached."""
         self.sock.close()
 
     def detach(self) -> int:
-        """Gives the descriptor away."""
+        """Returns the descriptor, which the caller then owns."""
         return self.sock.detach()
 
     def release(self) -> tuple[socket.socket, auth.Sealer, auth.Sealer]:
-        """Gives away the socket, and the keys for sending and receiving on it."""
+        """Hands over the socket, and its keys for sending and receiving."""
         if self._send is None or self._receive is None:
             raise AuthenticationError("the handshake is not complete")
         return self.sock, self._send, self._receive
@@ -133,7 +133,7 @@ class Channel:
                     size = len(body) - len(body) % _FD_BYTES
                     fds.extend(array.array("i", body[:size]))
             if flags & socket.MSG_CTRUNC:
-                raise AuthenticationError("a message brought too many descriptors")
+                raise AuthenticationError("a message carried too many descriptors")
             if not part:
                 raise ChannelClosed("the connection was closed by the other side")
             data += part
@@ -153,7 +153,7 @@ class Channel:
         return await self._read(length, fds, max_fds)
 
     async def send(self, message: dict[str, Any], fds: tuple[int, ...] = ()) -> None:
-        """Sends a message after the handshake, with descriptors beside it."""
+        """Sends a message after the handshake, with descriptors attached."""
         await self.send_encoded(auth.encode(message), fds)
 
     async def send_encoded(self, body: bytes, fds: tuple[int, ...] = ()) -> None:
@@ -185,18 +185,18 @@ class Channel:
             raise
 
     async def handshake_as_client(self, secret: bytes, claims: dict[str, Any]) -> None:
-        """Proves this side's identity and checks the other side's.
+        """Proves this side's identity and checks the identity of the other side.
 
         Args:
-            secret: of the job.
-            claims: purpose of this connection; the server must agree.
+            secret: secret of the job.
+            claims: claims of this connection; the server must agree with them.
 
         Raises:
-            AuthenticationError: the server does not know the secret, or speaks
-                another protocol.
-            RefusedError: it has the secret, and does not agree with the claims.
+            AuthenticationError: the server does not know the secret, or uses a
+                different protocol.
+            RefusedError: the server has the secret but does not agree with the claims.
             ChannelClosed: the server closed the connection.
-            TimeoutError: not done within 2 s.
+            TimeoutError: the handshake took more than 2 s.
         """
         async with asyncio.timeout(self._handshake_s):
             hello = auth.hello(__version__, auth.new_nonce(), claims)
@@ -216,18 +216,19 @@ class Channel:
                 raise auth.RefusedError(f"{verdict.get('why')!s:.500}")
 
     async def handshake_as_server(self, secret: bytes) -> dict[str, Any]:
-        """Checks the client, proves this side; returns the client's claims.
+        """Checks the client, proves this side's identity, returns the client's claims.
 
-        The caller must compare them with what it expects, then `accept` or `refuse`.
+        The caller must compare the claims with the expected ones, then `accept` or
+        `refuse`.
 
         Raises:
             AuthenticationError, ChannelClosed, TimeoutError: as for the client.
         """
         async with asyncio.timeout(self._handshake_s):
-            # The magic first: other protocols are refused after eight bytes.
+            # Read the magic first: other protocols are refused after eight bytes.
             head = await self._read(len(auth.MAGIC), [], 0)
             if head != auth.MAGIC:
-                raise AuthenticationError("what came is not a hello of tfdist")
+                raise AuthenticationError("the received bytes are not a tfdist hello")
             own = auth.preamble(__version__)
             head += await self._read(auth.PREAMBLE_BYTES - len(head), [], 0)
             try:
@@ -260,11 +261,11 @@ class Channel:
         self.link_key = session.link_key
 
     async def accept(self) -> None:
-        """Accepts the client's claims; ends the handshake."""
+        """Accepts the client's claims, which completes the handshake."""
         async with asyncio.timeout(self._handshake_s):
             await self.send({"ok": True})
 
     async def refuse(self, why: str) -> None:
-        """Refuses a client that has the secret, with the reason."""
+        """Refuses a client that has the secret, and sends it the reason."""
         async with asyncio.timeout(self._handshake_s):
             await self.send({"ok": False, "why": why})

@@ -1,10 +1,10 @@
-"""Distinguishes child processes of a rank, which inherit its variables, from ranks.
+"""Distinguishes ranks from their child processes, which inherit a rank's variables.
 
-A rank notes its process in the environment when it connects. A process that finds the
-note of another process there, with the same rank of the same job, is a descendant of
-that one: a worker of a multiprocessing pool, or a program that the rank has started.
-Processes between the launcher and the rank (shells, `env`, `numactl`) come before the
-note, so they do not matter.
+A rank records its process in the environment when it connects. If a process finds the
+record of a different process there, with the same rank of the same job, it is a
+descendant of that process: a worker of a multiprocessing pool, or a program that the
+rank has started. Processes between the launcher and the rank (shells, `env`, `numactl`)
+run before the record is made, so they do not matter.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from tfdist.core.rendezvous import failure_report
 from tfdist.core.rendezvous.environment import Placement, detect
 from tfdist.core.rendezvous.errors import RendezvousError
 
-RANK_PROCESS = "_TFDIST_RANK_PROCESS"  # not TFDIST_..., which are settings
-# Variables that launchers set for one process; detect() reads some of them.
+RANK_PROCESS = "_TFDIST_RANK_PROCESS"  # not TFDIST_..., which is for settings
+# Variables that launchers set for each process; detect() reads some of them.
 _OF_A_RANK = (
     *("TFDIST_RANK", "TFDIST_SIZE", "TFDIST_LOCAL_", "TFDIST_CROSS_"),
     *("TFDIST_RENDEZVOUS", "TFDIST_SECRET_FILE", "TFDIST_JOB_ID"),
@@ -37,7 +37,7 @@ _OF_A_RANK = (
 
 
 def note_rank(environ: MutableMapping[str, str], placement: Placement) -> None:
-    """Notes that this process is the rank, for the processes that it starts."""
+    """Records that this process is the rank, for the processes that it starts."""
     environ[RANK_PROCESS] = f"{os.getpid()} {_place(placement)}"
 
 
@@ -45,11 +45,11 @@ def rank_above(environ: Mapping[str, str]) -> tuple[int, Placement] | None:
     """Returns the rank whose variables this process has inherited.
 
     Args:
-        environ: of this process.
+        environ: environment of this process.
 
     Returns:
-        Process id and placement of that rank; None if this process is no child of a
-        rank, or was given another place than that rank's.
+        Process id and placement of this rank. None if this process is not a child of a
+        rank, or was given a different placement.
 
     Example:
         >>> from tfdist.core.rendezvous.child_processes import RANK_PROCESS, rank_above
@@ -67,13 +67,13 @@ def rank_above(environ: Mapping[str, str]) -> tuple[int, Placement] | None:
 
 
 def refuse_child(environ: Mapping[str, str]) -> None:
-    """Raises if this process is a child of a rank, and no rank itself.
+    """Raises if this process is a child of a rank and not a rank itself.
 
-    A multiprocessing pool starts a worker again that ends while it imports the main
-    script, without end: then the rank's process is ended too (SIGTERM).
+    A multiprocessing pool endlessly restarts a worker that ends while it imports the
+    main script. In this case the rank's process is ended too (SIGTERM).
 
     Raises:
-        RendezvousError: it is a child.
+        RendezvousError: this process is a child of a rank.
     """
     message = refusal(environ)
     above = rank_above(environ)
@@ -81,7 +81,7 @@ def refuse_child(environ: Mapping[str, str]) -> None:
         return
     pid, placement = above
     if _is_imported_by_pool():
-        if _is_ancestor(pid):  # otherwise another worker has ended it
+        if _is_ancestor(pid):  # otherwise another worker has already ended it
             _end_rank(environ, pid, placement.rank, message)
         os._exit(1)
     raise RendezvousError(
@@ -100,7 +100,7 @@ def _end_rank(environ: Mapping[str, str], pid: int, rank: int, message: str) -> 
 
 
 def refusal(environ: Mapping[str, str]) -> str | None:
-    """Returns why this process cannot be a rank; None if it is not a child of one."""
+    """Returns why this process cannot be a rank, or None if it is no rank's child."""
     above = rank_above(environ)
     if above is None:
         return None
@@ -128,7 +128,7 @@ def without_rank(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _is_of_a_rank(name: str) -> bool:
-    """Whether a name is in `_OF_A_RANK`, or begins with an entry that ends in "_"."""
+    """Returns whether a name is in `_OF_A_RANK` or starts with an entry "..._"."""
     return any(
         name.startswith(one) if one.endswith(("_", "LOCAL")) else name == one
         for one in _OF_A_RANK
@@ -140,7 +140,7 @@ def _place(placement: Placement) -> str:
 
 
 def _is_importing() -> bool:
-    """Whether multiprocessing has started this process, and runs the main script."""
+    """Returns whether multiprocessing started this process and runs the main script."""
     return bool(getattr(multiprocessing.current_process(), "_inheriting", False))
 
 

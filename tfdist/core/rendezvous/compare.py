@@ -15,7 +15,7 @@ from tfdist.core.rendezvous.store import SESSION, StoreClient
 
 
 async def link_credentials(store: StoreClient, settings: Settings) -> LinkCredentials:
-    """Returns the credentials of this rank's links, bound to this store."""
+    """Returns the credentials for this rank's links, which are bound to this store."""
     (session,) = await store.wait([SESSION], settings.left_s)
     return LinkCredentials(
         secret=settings.secret,
@@ -34,9 +34,9 @@ def own_record(
     """Returns the record that this rank publishes.
 
     Args:
-        settings: of this start.
+        settings: settings of this start.
         host: name of this machine, for messages.
-        listening: where the rank listens (`mesh_links.MeshLinks.listen`).
+        listening: addresses on which the rank listens (`mesh_links.MeshLinks.listen`).
     """
     placement = settings.placement
     return {
@@ -82,12 +82,12 @@ async def exchange_records(
     )
     sizes = [record["size"] for record in records]
     if any(size != placement.size for size in sizes):
-        raise mismatch(f"the ranks were told different sizes: {sizes}", str(sizes))
+        raise mismatch(f"the ranks were given different sizes: {sizes}", str(sizes))
     return records
 
 
 def peers_of(records: Sequence[Mapping[str, Any]]) -> list[Peer]:
-    """Returns all ranks as peers, from their records."""
+    """Returns all ranks as peers, created from their records."""
     return [
         Peer(
             rank=rank,

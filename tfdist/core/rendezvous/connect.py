@@ -1,4 +1,4 @@
-"""Connects a process to the mesh of its job, from the variables of its environment."""
+"""Connects a process to the mesh of its job, using its environment variables."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ class Options:
     """Options of `connect` besides the environment.
 
     Attributes:
-        generation: number of the initialization in this process, from 1.
-        timeout_s: seconds until all ranks must be connected.
+        generation: number of initializations of this process, starting with 1.
+        timeout_s: time limit in seconds for connecting all ranks.
         transport: "auto", "shm" or "tcp".
-        shm_bytes: size of the memory of one shared-memory link.
-        window_bytes: size of a rank's window for each other rank of its host.
+        shm_bytes: size of the memory of one shared-memory link, in bytes.
+        window_bytes: size in bytes of a rank's window for each other rank of its host.
         rows: table of the configuration: name → {"value", "agreed", ...}.
     """
 
@@ -56,10 +56,10 @@ class Options:
 
 
 def connect(environ: Mapping[str, str], placement: Placement, options: Options) -> Mesh:
-    """Connects this process with all other ranks; size must be above 1.
+    """Connects this process with all other ranks; the size must be above 1.
 
-    The work is done by a loop on a thread of its own, so that this can be called
-    inside a running loop (a notebook).
+    The work is done by an event loop on a separate thread, so that this function can be
+    called inside a running loop (a notebook).
 
     Raises:
         RendezvousError: see `tfdist.core.rendezvous.mesh.build`.
@@ -102,17 +102,17 @@ def connect(environ: Mapping[str, str], placement: Placement, options: Options) 
             "the rendezvous outlived its own deadline (this is a bug in tfdist)"
         )
     if not result or result[0].on_demand is None:
-        thread.join()  # a fork must not happen while it runs
+        thread.join()  # do not fork while the thread runs
     if failure:
         raise failure[0]
     return result[0]
 
 
 def checked_address(environ: Mapping[str, str]) -> str | None:
-    """This machine's address by TFDIST_ADDRESS, None when it is not set.
+    """Returns this machine's address selected by TFDIST_ADDRESS, or None if not set.
 
     Raises:
-        RendezvousError: it chooses no address of this machine.
+        RendezvousError: TFDIST_ADDRESS does not select an address of this machine.
     """
     choice = environ.get("TFDIST_ADDRESS")
     return own_address(choice) if choice else None
@@ -177,12 +177,12 @@ def _server(placement: Placement, secret: bytes, where: tuple[str, int]) -> Stor
 def _check_one_host(
     placement: Placement, secret_file: str | None, address: str | None
 ) -> None:
-    """Raises if ranks of several hosts have no common secret and address."""
+    """Raises if ranks on several hosts lack a common secret or address."""
     origin = f"{placement.variables}, read as {placement.source!r}"
     if placement.launcher_runs_store:
         raise invalid(
-            "tfdistrun's TFDIST_RENDEZVOUS or TFDIST_SECRET_FILE is gone from the "
-            "environment of this rank; let them through"
+            "tfdistrun's TFDIST_RENDEZVOUS or TFDIST_SECRET_FILE is missing from the "
+            "environment of this rank; pass both variables on"
         )
     if secret_file:
         raise invalid(
@@ -192,13 +192,13 @@ def _check_one_host(
         host = split_address(placement.rendezvous)[0]
         if not is_loopback(host):
             raise invalid(
-                f"the ranks shall meet at {placement.rendezvous} ({origin}), but "
+                f"the ranks are to meet at {placement.rendezvous} ({origin}), but "
                 f"without a common secret only 127.0.0.1 is allowed; {_NEEDED}"
             )
     if placement.local_size is not None and placement.local_size < placement.size:
         raise invalid(
             f"only {placement.local_size} of {placement.size} ranks are on this host "
-            f"({origin}), and nothing tells how to reach the others; {_NEEDED}"
+            f"({origin}), and no address of the others is known; {_NEEDED}"
         )
     if address is not None and not is_loopback(address):
         raise invalid(

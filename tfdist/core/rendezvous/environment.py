@@ -1,6 +1,6 @@
-"""Finds rank and size of this process from the variables of its launcher.
+"""Determines rank and size of this process from the variables of its launcher.
 
-The rules are tried in a fixed order; the first complete one wins:
+The rules are tried in a fixed order; the first rule with complete variables is used:
 
 | rule | rank, size | also read |
 |---|---|---|
@@ -13,10 +13,10 @@ The rules are tried in a fixed order; the first complete one wins:
 | horovodrun | HOROVOD_RANK, HOROVOD_SIZE | HOROVOD_LOCAL_RANK, HOROVOD_LOCAL_SIZE |
 | single | none of them: rank 0 of 1 | |
 
-TFDIST_RENDEZVOUS, where it is set, is the address of every job of several ranks.
+If TFDIST_RENDEZVOUS is set, it is the rendezvous address of every multi-rank job.
 
-Slurm counts only inside an srun step: SLURM_NTASKS is also set for the one process of a
-batch script, which would wait for ranks that are never started.
+Slurm variables are used only inside an srun step: SLURM_NTASKS is also set for the
+single process of a batch script, which would wait for ranks that are never started.
 """
 
 from __future__ import annotations
@@ -30,27 +30,28 @@ from dataclasses import dataclass, replace
 from tfdist.core.rendezvous.errors import RendezvousError, invalid
 
 MAX_SIZE = 1 << 20
-_MAX_JOB_BYTES = 512  # half of what a handshake takes (auth.MAX_CLAIMS_BYTES)
-LAUNCHER_JOB = "tfdistrun:"  # TFDIST_JOB_ID of a job whose store tfdistrun runs
+_MAX_JOB_BYTES = 512  # half of the claims of a handshake (auth.MAX_CLAIMS_BYTES)
+LAUNCHER_JOB = "tfdistrun:"  # TFDIST_JOB_ID if tfdistrun runs the store
 
 
 @dataclass(frozen=True, kw_only=True)
 class Placement:
-    """The place of a process in its job, according to its launcher.
+    """The placement of a process in its job, according to its launcher.
 
     Attributes:
         rank: index of this process.
         size: number of processes.
-        local_rank: index among the processes of this host; None: unknown.
-        local_size: number of processes of this host; None: unknown.
-        cross_rank: index among the processes of equal local_rank; None: unknown.
-        cross_size: number of processes of equal local_rank; None: unknown.
+        local_rank: index among the processes of this host; None if unknown.
+        local_size: number of processes of this host; None if unknown.
+        cross_rank: index among the processes with equal local_rank; None if unknown.
+        cross_size: number of processes with equal local_rank; None if unknown.
         source: name of the rule that matched.
-        rendezvous: "host:port" of the store; None: unknown.
-        job: name of the job, different from other jobs of this user on this host;
-            None: the processes have only their parent process in common.
-        launcher_runs_store: whether the launcher runs the store; else rank 0 does.
-        variables: the two variables that gave rank and size, with their values.
+        rendezvous: "host:port" of the store; None if unknown.
+        job: name that distinguishes the job from other jobs of this user on this host.
+            None if the processes have only their parent process in common.
+        launcher_runs_store: whether the launcher runs the store. If not, rank 0 runs
+            it.
+        variables: the two variables from which rank and size were read, with values.
     """
 
     rank: int
@@ -181,7 +182,7 @@ def _tfdist(environ: Mapping[str, str]) -> Placement | None:
     if found is None:
         if len(names) == 1:
             raise invalid(
-                f"{names[0]}={environ[names[0]]} is set, but not its partner; set "
+                f"{names[0]}={environ[names[0]]} is set, but its partner is not; set "
                 "both TFDIST_RANK and TFDIST_SIZE, or neither"
             )
         return None
@@ -202,7 +203,7 @@ def _torchrun(environ: Mapping[str, str]) -> Placement | None:
         return None
     port = _integer(environ, "MASTER_PORT", minimum=1, maximum=65535)
     run = environ.get("TORCHELASTIC_RUN_ID")
-    # torchrun itself listens on MASTER_PORT, so that rank 0 cannot.
+    # torchrun itself listens on MASTER_PORT, so rank 0 cannot use this port.
     reachable = port is not None and run is None
     return _build(
         environ,
@@ -243,8 +244,8 @@ def _pals(environ: Mapping[str, str]) -> Placement | None:
 
 
 def _mpich(environ: Mapping[str, str]) -> Placement | None:
-    # MPICH gives its ranks no name of the job in common; inside a Slurm step (srun
-    # --mpi=pmi2) the step's name serves.
+    # MPICH does not give its ranks a common job name. Inside a Slurm step (srun
+    # --mpi=pmi2), the name of the step is used.
     step = _slurm_step(environ)
     return _build(
         environ,
@@ -279,7 +280,7 @@ def _slurm(environ: Mapping[str, str]) -> Placement | None:
 
 
 def _slurm_local_size(environ: Mapping[str, str]) -> int | None:
-    """Tasks of this node, from e.g. SLURM_STEP_TASKS_PER_NODE="2(x3),1"."""
+    """Returns the tasks of this node from e.g. SLURM_STEP_TASKS_PER_NODE="2(x3),1"."""
     text = environ.get("SLURM_STEP_TASKS_PER_NODE")
     node = _integer(environ, "SLURM_NODEID")
     if not text or node is None:
@@ -299,7 +300,7 @@ def _slurm_local_size(environ: Mapping[str, str]) -> int | None:
 
 
 def _horovodrun(environ: Mapping[str, str]) -> Placement | None:
-    """Horovod's own launcher; the address of its store names the job."""
+    """Returns the placement by horovodrun; the address of its store names the job."""
     address = environ.get("HOROVOD_GLOO_RENDEZVOUS_ADDR")
     if not address:
         return None
@@ -326,17 +327,17 @@ _RULES: tuple[Callable[[Mapping[str, str]], Placement | None], ...] = (
 
 
 def detect(environ: Mapping[str, str]) -> Placement:
-    """Finds rank and size of this process from its environment.
+    """Determines rank and size of this process from its environment.
 
     Args:
-        environ: variables, e.g. os.environ.
+        environ: environment variables, e.g. os.environ.
 
     Returns:
-        The placement of the first rule that matches; rank 0 of 1 when none does.
+        The placement of the first rule that matches; rank 0 of 1 if no rule matches.
 
     Raises:
-        RendezvousError: a variable is malformed (named), or the variables of two
-            launchers differ (both named).
+        RendezvousError: a variable is malformed, or the variables of two launchers
+            differ. The message names the variables.
 
     Example:
         >>> from tfdist.core.rendezvous.environment import detect
@@ -352,16 +353,18 @@ def detect(environ: Mapping[str, str]) -> Placement:
             winner, other
         ):
             raise _contradiction(winner, other)
-    # Only tfdistrun and torchrun give an address; for other launchers the user can.
+    # Only tfdistrun and torchrun provide an address. For other launchers, the user can.
     address = environ.get("TFDIST_RENDEZVOUS")
     return replace(winner, rendezvous=address) if address else winner
 
 
 def _harmless(winner: Placement, other: Placement) -> bool:
-    # A launcher started by another one, as its only process (srun --pty, mpirun -np 1).
+    # A launcher started by another launcher as its only process (srun --pty, mpirun -np
+    # 1).
     if other.size == 1:
         return True
-    # mpirun starts its daemons with srun, one a node; their ranks inherit the step.
+    # mpirun starts its daemons with srun, one on each node; their ranks inherit the
+    # step.
     return other.source == "slurm" and winner.source in ("openmpi", "pals", "mpich")
 
 

@@ -11,14 +11,14 @@ class RendezvousError(native.CoreError):
     """The ranks could not connect; `payload` has the ranks and the cause.
 
     Attributes:
-        known_to_all: whether every rank finds the same error by itself.
+        known_to_all: whether every rank detects the same error independently.
     """
 
     known_to_all = False
 
 
 def invalid(message: str) -> RendezvousError:
-    """Returns the error for a setting that cannot work, found on this rank only."""
+    """Returns the error for an invalid setting, detected on this rank only."""
     return RendezvousError(
         native.INVALID_ARGUMENT, message, {"kind": "invalid_argument", "cause": message}
     )
@@ -56,7 +56,7 @@ def rank_failed(
 
 
 def numbers(ranks: list[int]) -> str:
-    """Lists ranks in words: rank 3; ranks 1 and 3; ranks 1, 2, 3 and 9 more."""
+    """Lists ranks as text: rank 3; ranks 1 and 3; ranks 1, 2, 3 and 9 more."""
     shown = [str(rank) for rank in ranks[:8]]
     if len(ranks) > 8:
         shown.append(f"{len(ranks) - 8} more")

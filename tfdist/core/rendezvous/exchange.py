@@ -1,4 +1,4 @@
-"""Exchanges one value of each rank through the store."""
+"""Exchanges one value from each rank through the store."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ async def exchange(
     grace_s: float = 0.0,
     complaint: str,
 ) -> list[Any]:
-    """Publishes a value of this rank; returns the values of all ranks, in order.
+    """Publishes a value of this rank; returns the values of all ranks in rank order.
 
     Args:
-        store: where the ranks meet.
-        settings: of this start.
-        key: name of the value, the same on all ranks.
+        store: store at which the ranks meet.
+        settings: settings of this start.
+        key: name of the value, equal on all ranks.
         value: JSON value of this rank.
-        grace_s: seconds to wait beyond the deadline of the start, so that a rank with
-            a better explanation can report it first.
+        grace_s: seconds to wait after the deadline of the start, so that a rank with a
+            more precise error can report it first.
         complaint: predicate of the error message; its subject is the missing ranks.
 
     Raises:
-        RendezvousError: some ranks did not publish theirs in time; names them.
+        RendezvousError: some ranks did not publish a value in time; the message names
+            these ranks.
     """
     prefix = f"{settings.generation}/{key}"
     placement = settings.placement

@@ -1,7 +1,7 @@
-"""Reports to the launcher why a rank fails, before its process ends.
+"""Reports to the launcher why a rank failed, before the rank's process ends.
 
-The launcher needs the report to name the root cause: the process that failed first need
-not be the one that ends first.
+The launcher needs the report to identify the root cause, because the process that
+failed first may not be the first to end.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from tfdist.core.rendezvous.secret import read_secret_file
 from tfdist.core.rendezvous.store import StoreClient
 
 PREFIX = "report/"
-_COUNTS = "reports of/"  # counters of equal errors
-_TIMEOUT_S = 3.0  # for each step: ranks that fail together are busy
+_COUNTS = "reports of/"  # prefix of counters of equal errors
+_TIMEOUT_S = 3.0  # for each step; ranks that fail together are busy
 _MODULES = re.compile(
     r"(tensorflow\.python\.framework\.errors_impl|tfdist(\.[a-z_]+)+)\."
 )
-# Lines of TensorFlow's and Keras's messages that give a place, not a reason. The lines
+# Lines in messages of TensorFlow and Keras that give a place, not a reason. The lines
 # after "Arguments received by" are the arguments of a layer.
 _PLACES = re.compile(
     r"\[\[|\[Op:|Detected at node|<stack traces|File \"|Traceback \(|"
@@ -36,7 +36,7 @@ _ARGUMENTS = "Arguments received by"
 
 
 def reason(error: BaseException) -> str:
-    r"""Returns one line with the reason of an exception.
+    r"""Returns one line with the reason for an exception.
 
     An error inside a `tf.function` begins with a general line ("Graph execution
     error:", "in user code:"); the reason is at its end.
@@ -45,8 +45,8 @@ def reason(error: BaseException) -> str:
         error: any exception.
 
     Returns:
-        Its type and the first line of its message. If that ends in a colon, also the
-        last line that is not a place in a program.
+        Its type and the first line of its message. If this line ends in a colon, also
+        the last line that is not a place in a program.
 
     Example:
         >>> from tfdist.core.rendezvous import failure_report
@@ -66,13 +66,13 @@ def send(environ: Mapping[str, str], text: dict[str, Any]) -> int:
 
     Args:
         environ: variables of the launcher.
-        text: "error" and "blamed" (the rank at whose fault it was, or None), perhaps
-            "traceback". Rank and time are added: time.monotonic(), which all processes
-            of a host share.
+        text: "error" and "blamed" (the rank at fault, or None), and optionally
+            "traceback". The function adds rank and time; the time is time.monotonic(),
+            which all processes of a host share.
 
     Returns:
-        How many ranks have reported this error so far, this one included; 0 when there
-        is no launcher that takes reports.
+        How many ranks have reported this error so far, including this rank. 0 if no
+        launcher accepts reports.
     """
     try:
         placement = detect(environ)
@@ -83,7 +83,7 @@ def send(environ: Mapping[str, str], text: dict[str, Any]) -> int:
         report = {**text, "rank": placement.rank, "time_s": time.monotonic()}
         return asyncio.run(_send(address, secret, placement.job or "", report))
     except (RendezvousError, OSError, RuntimeError):
-        return 0  # the launcher is gone, or this is inside a running loop
+        return 0  # the launcher has ended, or this is inside a running loop
 
 
 async def _send(

@@ -1,10 +1,10 @@
-"""One link between two ranks: the higher rank connects, the lower one listens.
+"""Links between two ranks: the higher rank connects, the lower rank listens.
 
-On one host (`same_host`) the two try an AF_UNIX socket with shared memory first. That
-they share memory is proved, not guessed: the higher rank makes a sealed memory file,
-writes a nonce into it and passes the file; the lower one must find the nonce there,
-erase it and repeat it. Everything else, and what fails, is a TCP connection, or several
-(TFDIST_TCP_SOCKETS).
+On one host (`same_host`), the two ranks first try an AF_UNIX socket with shared memory.
+The higher rank proves that they share memory: it creates a sealed memory file, writes a
+nonce into it and passes the file. The lower rank must find the nonce there, erase it
+and send it back. In all other cases, and on failure, the link is one TCP connection or
+several (TFDIST_TCP_SOCKETS).
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from tfdist.core.rendezvous.channel import Channel, close_all, close_channels, p
 SHM = "shm"
 TCP = "tcp"
 LINK = "link"  # purposes of a connection between two ranks
-PROOF = "host"  # proof of a common host, see `tfdist.core.rendezvous.same_host`
+PROOF = "host"  # proves a common host, see `tfdist.core.rendezvous.same_host`
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _NONCE_BYTES = 16
 _LINK_TIMEOUT_S = 10.0
-_tries = itertools.count()  # of links by TCP, of this process
+_tries = itertools.count()  # number of TCP links that this process has tried to open
 
 
 class ShmFailedError(Exception):
@@ -51,22 +51,22 @@ class Peer:
 
     @property
     def description(self) -> str:
-        """For messages."""
+        """Returns a description of the rank for messages."""
         return f"rank {self.rank} ({self.host}, process {self.pid})"
 
 
 @dataclass(frozen=True, kw_only=True)
 class LinkCredentials:
-    """Credentials that all links of a rank are bound to, for one initialization.
+    """Credentials to which all links of a rank are bound during one initialization.
 
     Attributes:
-        secret: of the job.
-        job: name of the job, and the random name of the store its ranks met at.
+        secret: secret of the job.
+        job: name of the job, and the random name of the store at which its ranks met.
         generation: number of the initialization.
-        rank: this one.
+        rank: this rank.
         frames: how the core authenticates frames (TFDIST_TCP_MAC).
         size: number of ranks.
-        sockets: connections of one TCP link (TFDIST_TCP_SOCKETS).
+        sockets: number of connections of one TCP link (TFDIST_TCP_SOCKETS).
     """
 
     secret: bytes = field(repr=False)
@@ -79,7 +79,7 @@ class LinkCredentials:
 
     @property
     def timeout_s(self) -> float:
-        """Seconds for making one link."""
+        """Time limit in seconds for creating one link."""
         return _LINK_TIMEOUT_S * patience(self.size)
 
     def claims(
@@ -103,7 +103,7 @@ class LinkCredentials:
     def refusal(
         self, transport: str, size: int, claims: dict[str, Any], purpose: str = LINK
     ) -> str:
-        """Returns why a connection with these claims is not wanted here; "": it is."""
+        """Returns why a connection with these claims is refused, or "" if accepted."""
         expected = {**self._common(transport, purpose), "to": self.rank}
         found = auth.difference(expected, claims, {"to": "rank that is called"})
         initiator = claims.get("from")
@@ -126,13 +126,14 @@ def link_end(
     initiator: bool,
     shared: list[int] | None = None,
 ) -> native.LinkEnd:
-    """Converts connected channels to a `LinkEnd` for the core; detaches their sockets.
+    """Converts connected channels to a `LinkEnd` for the core; detaches the sockets.
 
     Args:
         peer: the rank at the other end.
-        channels: connected and authenticated; more than one: TCP.
+        channels: connected and authenticated channels. Several channels mean TCP.
         initiator: whether this rank has connected.
-        shared: memory of the link, window of the peer, perhaps its doorbell; None: TCP.
+        shared: memory of the link, window of the peer and optionally its doorbell;
+            None: TCP.
     """
     memory, window, doorbell = [*(shared or []), -1, -1, -1][:3]
     return native.LinkEnd(
@@ -151,10 +152,10 @@ def link_end(
 
 
 def create_memory(size: int) -> int:
-    """Returns a zeroed memory file whose pages exist and whose size is final.
+    """Returns a zeroed memory file with allocated pages and a fixed size.
 
     Raises:
-        ShmFailedError: there is not enough memory (a cgroup, or the machine).
+        ShmFailedError: there is not enough memory in the cgroup or the machine.
     """
     try:
         fd = os.memfd_create("tfdist-link", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -188,7 +189,7 @@ def check_memory(fd: int, size: int) -> None:
 def exchange_nonce(fd: int, size: int, write: bytes | None) -> bytes:
     """Returns the nonce stored in the memory, and overwrites it.
 
-    The nonce is at the start of the memory; `write` replaces it, or zeros if None.
+    The nonce is at the start of the memory. `write` replaces it; None writes zeros.
     """
     with mmap.mmap(fd, size) as memory:
         found = memory[:_NONCE_BYTES]
@@ -200,7 +201,7 @@ class Window:
     """The memory of this rank from which the other ranks of its host read.
 
     Attributes:
-        size: bytes, the same for all ranks of the host.
+        size: size in bytes, equal for all ranks of the host.
     """
 
     def __init__(self, size: int) -> None:
@@ -208,7 +209,7 @@ class Window:
         self.fd = -1
 
     def take(self) -> int:
-        """Returns the memory file, which stays the window's.
+        """Returns the memory file, which the window still owns.
 
         Raises:
             ShmFailedError: there is not enough memory.
@@ -220,7 +221,7 @@ class Window:
         return self.fd
 
     def close(self) -> None:
-        """Closes the file; existing mappings stay."""
+        """Closes the file; existing mappings remain valid."""
         if self.fd >= 0:
             os.close(self.fd)
         self.fd = -1
@@ -234,18 +235,18 @@ async def connect_shm(
     window: Window,
     doorbell_fd: int | None,
 ) -> native.LinkEnd:
-    """Makes the shared-memory link to a lower rank.
+    """Creates the shared-memory link to a lower rank.
 
     Args:
-        credentials: of this rank.
+        credentials: credentials of this rank.
         peer: the lower rank.
-        shm_bytes: size of the memory.
-        window: of this rank.
-        doorbell_fd: eventfd that the peer rings; None, on both sides: it rings the
-            socket of the link.
+        shm_bytes: size of the memory in bytes.
+        window: window of this rank.
+        doorbell_fd: eventfd that the peer signals. If it is None, on both sides, the
+            peer uses the socket of the link instead.
 
     Raises:
-        ShmFailedError: it does not work between the two; TCP may.
+        ShmFailedError: shared memory does not work between the two ranks; TCP may work.
     """
     channel = Channel(
         socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), size=credentials.size
@@ -305,15 +306,15 @@ async def accept_shm(
     """Accepts the shared-memory link of a higher rank; owns the channel.
 
     Args:
-        channel: the connection of the higher rank.
-        peer: that rank.
-        shm_bytes: size of the memory.
-        window: of this rank.
+        channel: connection from the higher rank.
+        peer: the higher rank.
+        shm_bytes: size of the memory in bytes.
+        window: window of this rank.
         doorbell_fd: as for `connect_shm`.
-        timeout_s: seconds for all of it.
+        timeout_s: time limit in seconds for the whole exchange.
 
     Raises:
-        ShmFailedError: it does not work; the peer knows, and connects by TCP.
+        ShmFailedError: shared memory does not work; the peer is notified, and uses TCP.
     """
     fds: list[int] = []
     try:
@@ -346,15 +347,15 @@ async def accept_shm(
 async def connect_tcp(
     credentials: LinkCredentials, peer: Peer, *, confirms: bool = False
 ) -> native.LinkEnd:
-    """Makes the TCP link to a lower rank.
+    """Creates the TCP link to a lower rank.
 
     Args:
-        credentials: of this rank.
+        credentials: credentials of this rank.
         peer: the lower rank.
         confirms: whether this rank confirms the link at the end (`confirm_tcp`).
 
     Raises:
-        OSError, AuthenticationError, TimeoutError: no connection.
+        OSError, AuthenticationError, TimeoutError: the connection failed.
     """
     loop = asyncio.get_running_loop()
     host, port = peer.address
@@ -382,10 +383,10 @@ async def connect_tcp(
 
 
 async def confirm_tcp(channels: Sequence[Channel], timeout_s: float) -> bool:
-    """Whether the higher rank has not given up the connections of a link meanwhile.
+    """Returns whether the higher rank still holds the connections of a link.
 
-    Its handshake has a deadline, which may have passed before this rank saw the end of
-    it. Closes the connections if so.
+    The handshake of the higher rank has a deadline, which may have passed before this
+    rank saw the end of the handshake. In that case, closes the connections.
     """
     try:
         async with asyncio.timeout(timeout_s):
@@ -397,7 +398,7 @@ async def confirm_tcp(channels: Sequence[Channel], timeout_s: float) -> bool:
 
 
 class Gathering:
-    """The connections of one TCP link, as they come from a higher rank.
+    """Collects the connections of one TCP link as they arrive from a higher rank.
 
     Args:
         sockets: number of connections.
@@ -409,9 +410,9 @@ class Gathering:
         self._channels: dict[int, Channel] = {}
 
     def add(self, channel: Channel) -> list[Channel] | None:
-        """Takes a connection; returns all of its link with the last one, in order.
+        """Adds a connection; with the last one, returns all of its link in order.
 
-        Connections of an earlier try, which the peer has given up, are closed.
+        Closes connections of an earlier try, which the peer has given up.
         """
         link, index = channel.claims.get("link", 0), channel.claims.get("socket", 0)
         if link > self._link:
@@ -434,7 +435,7 @@ class Gathering:
 
 
 def unix_listener() -> tuple[socket.socket, str]:
-    """Returns a socket with a random abstract name: no file, gone with the process."""
+    """Returns a socket with a random abstract name, which needs no file to clean up."""
     name = f"tfdist-{secrets.token_hex(16)}"
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     sock.bind("\0" + name)

@@ -1,11 +1,12 @@
 """A listening socket that unauthenticated connections cannot block or exhaust.
 
-Every connection is handled by its own task with a deadline of 2 s for the handshake. At
-most 64 connections may be unauthenticated; above 64 ranks there is more time, above 32
-ranks more room. One more drops the oldest of the address that has the most, so that a
-flood from one host does not block other hosts. A connection without proof of the job's
-secret is closed, and counted in one warning every 10 s. A client that has the secret
-but belongs elsewhere gets the reason.
+A separate task handles each connection, with a deadline of 2 s for the handshake. At
+most 64 connections may be unauthenticated. Jobs of more than 64 ranks have a longer
+deadline, and jobs of more than 32 ranks a higher limit. A connection above the limit
+drops the oldest one of the address with the most connections, so that a flood from one
+host does not block other hosts. A connection without proof of the job's secret is
+closed, and is counted in a warning that is logged at most every 10 s. A client that has
+the secret but belongs to a different job or purpose is sent the reason.
 """
 
 from __future__ import annotations
@@ -28,14 +29,16 @@ _log = logging.getLogger("tfdist")
 
 
 class Listener:
-    """Accepts on one socket and gives authenticated channels to `serve`.
+    """Accepts connections on one socket and passes authenticated channels to `serve`.
 
     Args:
-        sock: bound stream socket; the listener owns it.
+        sock: bound stream socket, which the listener owns.
         secret: the job's secret.
-        refusal: why a client with these claims is not welcome; "" when it is.
+        refusal: returns why a client with these claims is refused; "" if it is
+            accepted.
         serve: called with each authenticated channel, which it then owns.
-        size: ranks that may come at once. Many of them get more time and more room.
+        size: number of ranks that may connect at once; a large number raises deadline
+            and limit.
     """
 
     def __init__(
@@ -57,18 +60,18 @@ class Listener:
         self._room = max(MAX_UNAUTHENTICATED, 2 * size)
         self._unauthenticated: dict[
             asyncio.Task[None], str
-        ] = {}  # address; oldest first
+        ] = {}  # by address; oldest first
         self._tasks: set[asyncio.Task[None]] = set()
         self._refused_count = 0
         self._warned_at = -_WARN_EVERY_S
         self._accepting: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Starts to accept, on the running loop."""
+        """Starts to accept connections on the running loop."""
         self._accepting = asyncio.create_task(self._accept())
 
     async def close(self) -> None:
-        """Stops accepting and ends all connections that `serve` still has."""
+        """Stops accepting, and ends all connections that `serve` still has."""
         tasks = [*self._tasks, *([self._accepting] if self._accepting else [])]
         for task in tasks:
             task.cancel()
@@ -81,7 +84,7 @@ class Listener:
 
     @property
     def open_connections(self) -> int:
-        """Authenticated connections that are being served."""
+        """Returns the number of authenticated connections being served."""
         return len(self._tasks) - len(self._unauthenticated)
 
     async def _accept(self) -> None:
@@ -90,7 +93,7 @@ class Listener:
             try:
                 sock, address = await loop.sock_accept(self._sock)
             except OSError as error:
-                # Out of descriptors, or the client is gone: continue after a pause.
+                # No descriptor is free, or the client is gone. Continue after a pause.
                 self._refuse(error)
                 await asyncio.sleep(0.02)
                 continue

@@ -1,4 +1,4 @@
-"""Finds out which ranks share a host, with the proofs of `same_host`."""
+"""Determines which ranks share a host, using the proofs of `same_host`."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ async def find_hosts(
     peers: Sequence[Peer],
     credentials: LinkCredentials,
 ) -> tuple[int, ...]:
-    """Returns for each rank the index of its host, the same on all ranks.
+    """Returns for each rank the index of its host; the same result on all ranks.
 
     Args:
-        store: where the ranks meet.
-        settings: of this start.
-        records: one a rank, in order, each with "claim".
-        peers: all ranks, in order.
-        credentials: of this rank's links.
+        store: store at which the ranks meet.
+        settings: settings of this start.
+        records: one record for each rank, in rank order, each with "claim".
+        peers: all ranks, in rank order.
+        credentials: credentials of this rank's links.
 
     Raises:
-        RendezvousError: a rank of this host does not answer, or a rank did not
-            publish its host in time.
+        RendezvousError: a rank of this host does not answer, or a rank did not publish
+            its host in time.
     """
     rank, size = settings.placement.rank, settings.placement.size
     claims = [record["claim"] for record in records]
@@ -53,7 +53,7 @@ async def find_hosts(
         "host",
         reached,
         grace_s=GRACE_S,
-        complaint="did not tell where they are within "
+        complaint="did not report their host within "
         f"{settings.timeout_s:g} s (TFDIST_START_TIMEOUT_S)",
     )
     return same_host.number_hosts(found)

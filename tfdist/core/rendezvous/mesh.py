@@ -1,7 +1,7 @@
-"""Connects the ranks, after they have published and compared their records.
+"""Connects the ranks after they have published and compared their records.
 
-In a small world every pair of ranks is connected. In a larger one each rank starts with
-links to its neighbours (`overlay`); it opens others when data needs them
+In a small world, every pair of ranks is connected. In a larger world, each rank starts
+with links to its neighbours (`overlay`) and opens other links when data needs them
 (`on_demand_links`).
 """
 
@@ -39,7 +39,7 @@ _log = logging.getLogger("tfdist")
 
 
 class _Builder:
-    """One start of one rank; every coroutine of it runs on one loop."""
+    """One start of one rank. All coroutines run on one loop."""
 
     def __init__(self, settings: Settings, first_peers: list[int]) -> None:
         self.settings = settings
@@ -52,7 +52,7 @@ class _Builder:
         self.tuning: tuning.Tuning | None = None
 
     async def run(self) -> None:
-        """Compares, locates and connects the ranks."""
+        """Compares records, finds common hosts and connects the ranks."""
         settings = self.settings
         store = await StoreClient.connect(
             settings.store,
@@ -92,15 +92,16 @@ class _Builder:
             settings,
             "linked",
             True,
-            # Longer than any rank's own deadline: its error has the better explanation.
+            # Longer than the deadline of each rank, because a rank's own error is more
+            # precise.
             grace_s=GRACE_S,
-            complaint="had not all links after "
+            complaint="did not have all links after "
             f"{settings.timeout_s:g} s (TFDIST_START_TIMEOUT_S)",
         )
         self.links.complete = True
 
     async def _report_failure(self, store: StoreClient, error: RendezvousError) -> None:
-        """Reports this rank's failure to the others, unless all of them find it."""
+        """Reports this rank's failure to the others, unless all of them detect it."""
         if error.payload.get("kind") == "mismatch" or error.known_to_all:
             return
         who = {"rank": self.rank, "host": self.host, "pid": os.getpid()}
@@ -114,11 +115,11 @@ class _Builder:
 
 
 async def build(settings: Settings) -> Mesh:
-    """Connects this rank with all others.
+    """Connects this rank with all other ranks.
 
     Raises:
-        RendezvousError: a rank is missing (timeout, naming it), another one failed
-            (rank_failed, naming it), or the ranks do not agree (mismatch).
+        RendezvousError: a rank is missing (timeout), another rank failed (rank_failed),
+            or the ranks do not agree (mismatch). The first two name the rank.
     """
     size = settings.placement.size
     peers = overlay.first_peers(settings.placement.rank, size, settings.mesh_ranks)
@@ -182,7 +183,7 @@ async def build(settings: Settings) -> Mesh:
 
 
 async def _race(running: Any, membership: Membership) -> None:
-    """Runs until done, or until the store reports that some rank failed."""
+    """Waits for `running`, or until the store reports that a rank failed."""
     work = asyncio.create_task(running)
     watch = asyncio.create_task(membership.first_failure())
     try:
@@ -191,7 +192,7 @@ async def _race(running: Any, membership: Membership) -> None:
             work.result()
             return
         failed = watch.result()
-        if failed.get("kind") == "timeout":  # that rank has not failed itself
+        if failed.get("kind") == "timeout":  # the reporting rank has not failed itself
             raise timeout(str(failed["cause"]), str(failed.get("detail", "")))
         raise rank_failed(
             f"rank {failed['rank']} ({failed['host']}, process {failed['pid']}) failed "

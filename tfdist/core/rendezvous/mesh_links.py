@@ -1,4 +1,4 @@
-"""Makes the links of one rank: accepts higher ranks, connects to lower ones."""
+"""Creates the links of one rank: accepts higher ranks, connects to lower ranks."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _IS_THE_WAY_OPEN = "is the address right (TFDIST_ADDRESS), and is there a firewa
 
 
 class MeshLinks:
-    """The links of one rank; every coroutine of it runs on one loop.
+    """The links of one rank. All coroutines run on one loop.
 
-    A peer may connect before this rank knows who and where the peers are:
-    `set_peers` and `set_hosts` let such connections go on.
+    A peer may connect before this rank knows the peers and their hosts. Such
+    connections wait until `set_peers` and `set_hosts` are called.
 
     Args:
-        settings: of this start.
-        first_peers: the ranks to link with at the start.
+        settings: settings of this start.
+        first_peers: ranks to link with at the start.
     """
 
     def __init__(self, settings: Settings, first_peers: list[int]) -> None:
@@ -43,7 +43,7 @@ class MeshLinks:
         self.rank = settings.placement.rank
         self.size = settings.placement.size
         self.doorbell_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self.window = links.Window(0)  # `set_hosts` gives it its size
+        self.window = links.Window(0)  # `set_hosts` sets the size
         self.peers: Sequence[Peer] = ()
         self.host_of: tuple[int, ...] = ()
         self.ends: dict[int, native.LinkEnd] = {}
@@ -58,11 +58,11 @@ class MeshLinks:
         self._listeners: list[Listener] = []
 
     def listen(self, credentials: LinkCredentials, own_host: str) -> dict[str, Any]:
-        """Starts to listen; returns the entries of this rank's record that say where.
+        """Starts to listen; returns the addresses as entries of this rank's record.
 
         Args:
-            credentials: of this rank's links.
-            own_host: address of this machine to listen on, if none is configured.
+            credentials: credentials of this rank's links.
+            own_host: address of this machine to listen on if none is configured.
         """
         self._credentials_or_none = credentials
         tcp = bind(self.settings.address or own_host, 0)
@@ -92,12 +92,12 @@ class MeshLinks:
         return {"address": list(address), "unix_name": unix_name}
 
     def set_peers(self, peers: Sequence[Peer]) -> None:
-        """Gives the links all ranks, in order, as soon as they are known."""
+        """Sets the peers, in rank order, as soon as they are known."""
         self.peers = peers
         self._peers_known.set()
 
     def set_hosts(self, host_of: tuple[int, ...]) -> None:
-        """Gives the links the index of each rank's host, as soon as it is known."""
+        """Sets the index of each rank's host, as soon as it is known."""
         self.host_of = host_of
         others = host_of.count(host_of[self.rank]) - 1
         self.window.size = others * self.settings.window_bytes
@@ -110,13 +110,13 @@ class MeshLinks:
             return self._credentials.refusal(SHM, self.size, claims, links.PROOF)
         why = self._credentials.refusal(transport, self.size, claims)
         if not why and claims["from"] in self._accepting:
-            # Not a final refusal: its first connection may have broken, and it tries
-            # again.
+            # This is not a final refusal: the first connection may have broken, and the
+            # peer tries again.
             raise AuthenticationError(f"a second link from rank {claims['from']}")
         return why
 
     async def _accept(self, channel: Channel) -> None:
-        if channel.claims["purpose"] == links.PROOF:  # the handshake was all
+        if channel.claims["purpose"] == links.PROOF:  # the handshake is the proof
             channel.close()
             return
         transport, rank = channel.claims["transport"], channel.claims["from"]
@@ -126,16 +126,16 @@ class MeshLinks:
                 rank, links.Gathering(self._credentials.sockets)
             )
             channels = gathering.add(channel) or []
-            if not channels:  # more are to come
+            if not channels:  # more connections will follow
                 return
         if rank in self._accepting:  # a second link at the same time
             close_channels(channels)
             return
         if rank in self.ends:
-            if self.complete:  # the core has it
+            if self.complete:  # the core already has this link
                 close_channels(channels)
                 return
-            # The peer gave up the first one at the end of its handshake.
+            # The peer gave up the first link at the end of its handshake.
             close_ends([self.ends.pop(rank)])
         self._accepting.add(rank)
         try:
@@ -152,8 +152,9 @@ class MeshLinks:
                     timeout_s=self._credentials.timeout_s,
                 )
             else:
-                # A first link that the peer has given up is replaced by the next, see
-                # above. A link on demand belongs to the core as soon as it is made.
+                # A first link that the peer has given up is replaced by the next link,
+                # see above. A link on demand belongs to the core as soon as it is
+                # created.
                 if on_demand is not None and not await links.confirm_tcp(
                     channels, self._credentials.timeout_s
                 ):
@@ -174,19 +175,19 @@ class MeshLinks:
         finally:
             self._accepting.discard(rank)
 
-    # ---- links with lower ranks, to which this one connects ----
+    # ---- links with lower ranks, to which this rank connects ----
 
     @property
     def _passed_doorbell(self) -> int | None:
-        """Doorbell descriptor that is passed to peers.
+        """Returns the doorbell descriptor that is passed to peers.
 
-        With links on demand it is None, and peers ring the socket, so that a link has
-        one descriptor.
+        With links on demand it is None, and peers use the socket instead, so that a
+        link needs only one descriptor.
         """
         return self.doorbell_fd if self.on_demand is None else None
 
     async def _connect(self, peer: Peer) -> str:
-        """Makes one link; returns why it is not shared memory, "" when all is well."""
+        """Creates one link; returns why it is not shared memory, or "" on success."""
         self.ends[peer.rank], why = await self._link_to(peer)
         return why
 
@@ -241,13 +242,13 @@ class MeshLinks:
             except RefusedError as error:
                 raise invalid(f"no link with {peer.description}: {error}") from error
             except (OSError, AuthenticationError, TimeoutError) as error:
-                # A link on demand has a deadline of its own (on_demand_links).
+                # A link on demand has its own deadline (on_demand_links).
                 if peer.rank in self.first_peers and self.settings.left_s <= _RETRY_S:
                     raise self._unreachable(peer, str(error)) from error
                 await asyncio.sleep(_RETRY_S)
 
     async def link(self) -> None:
-        """Makes the links that this rank starts with."""
+        """Creates the links with which this rank starts."""
         try:
             async with asyncio.timeout(self.settings.left_s):
                 reasons = await asyncio.gather(
@@ -298,7 +299,7 @@ class MeshLinks:
         )
 
     async def close(self, *, keep_links: bool) -> None:
-        """Ends the listeners; closes the links as well unless they are to stay."""
+        """Closes the listeners, and also the links unless `keep_links`."""
         if self.on_demand is None or not keep_links:
             for listener in self._listeners:
                 await listener.close()

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from tfdist.core.rendezvous.links import LinkCredentials, Window
     from tfdist.core.rendezvous.on_demand_links import OnDemandLinks
 
-# Seconds that a rank waits for the others beyond the deadline of the start: a rank
-# that fails at the deadline can still report why.
+# Seconds that a rank waits for the others after the deadline of the start, so that a
+# rank that fails at the deadline can still report the reason.
 GRACE_S = 2.0
 
 
@@ -24,17 +24,17 @@ class Settings:
     """Settings of the mesh, read once.
 
     Attributes:
-        placement: of this rank.
+        placement: placement of this rank.
         generation: number of the initialization; part of every key and handshake.
-        secret: of the job.
+        secret: secret of the job.
         store: host and port of the store.
-        deadline: when all ranks must be connected, in time.monotonic() seconds.
+        deadline: time.monotonic() by which all ranks must be connected, in seconds.
         timeout_s: the same as a duration, for messages.
         transport: "auto", "shm" or "tcp".
-        shm_bytes: size of the memory of one shared-memory link.
-        window_bytes: size of a rank's window for each other rank of its host.
+        shm_bytes: size of the memory of one shared-memory link, in bytes.
+        window_bytes: size in bytes of a rank's window for each other rank of its host.
         settings: variables that must be equal on all ranks, with their values.
-        address: IP address to listen on, None: the one that reaches the store.
+        address: IP address to listen on; None: the address that reaches the store.
         tuning: result of `tuning.record`, on rank 0.
     """
 
@@ -53,17 +53,17 @@ class Settings:
 
     @property
     def job(self) -> str:
-        """Name of the job, "" when its launcher gave none."""
+        """Name of the job; "" if the launcher gave it no name."""
         return self.placement.job or ""
 
     @property
     def mesh_ranks(self) -> int:
-        """Most ranks of a full mesh (TFDIST_MESH_RANKS), the same on all ranks."""
+        """Most ranks of a full mesh (TFDIST_MESH_RANKS), equal on all ranks."""
         return int(self.settings.get("TFDIST_MESH_RANKS", 16))
 
     @property
     def sockets(self) -> int:
-        """Connections of one TCP link (TFDIST_TCP_SOCKETS), the same on all ranks."""
+        """Connections of one TCP link (TFDIST_TCP_SOCKETS), equal on all ranks."""
         return int(self.settings.get("TFDIST_TCP_SOCKETS", 1))
 
     @property
@@ -78,15 +78,15 @@ class Mesh:
 
     Attributes:
         hosts: name of each rank's host.
-        pids: process of each rank.
-        sharing: ranks of this host that may run on a processor of this rank, itself
-            included; 0: not known.
-        window: of this rank, to be closed when the core has it and no link will be
+        pids: process id of each rank.
+        sharing: number of ranks on this host, including this rank, that may run on a
+            processor of this rank; 0 if unknown.
+        window: window of this rank. Close it when the core has it and no link can be
             opened on demand.
-        on_demand: opens further links, None in a full mesh.
-        credentials: with which ranks authenticate each other; None for one rank.
+        on_demand: opens further links; None in a full mesh.
+        credentials: credentials with which ranks authenticate; None for one rank.
         address: IP address on which this rank listens; "" for one rank.
-        tuning: rank 0's tuning file, None without one.
+        tuning: tuning file of rank 0; None if it has none.
     """
 
     topology: native.Topology
@@ -106,7 +106,7 @@ class Mesh:
     def close(self) -> None:
         """Closes all descriptors."""
         if self.on_demand is not None:
-            self.on_demand.stop()  # and closes the window, on its own thread
+            self.on_demand.stop()  # its own thread also closes the window
             self.on_demand = None
         elif self.window is not None:
             self.window.close()
@@ -118,7 +118,7 @@ class Mesh:
 
 
 def close_ends(ends: list[native.LinkEnd]) -> None:
-    """Closes the descriptors of links that the core did not take."""
+    """Closes the descriptors of links that the core did not take over."""
     for end in ends:
         for fd in (
             end.socket_fd,

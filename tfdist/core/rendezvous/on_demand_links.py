@@ -1,10 +1,10 @@
-"""Links that open when data first needs them, in a world that is no full mesh.
+"""Links that open when data first needs them, in a world without a full mesh.
 
-The thread of the rendezvous lives on, with its listeners, until `shutdown`. The core
-signals on an eventfd that it needs links. Of the two ranks the higher one connects and
+The thread of the rendezvous continues to run, with its listeners, until `shutdown`. The
+core signals on an eventfd that it needs links. The higher of the two ranks connects and
 the lower one waits, each with a deadline, so there is no conflict if both need the link
-at the same time. If a link cannot be made, the work of all ranks ends with an error
-that names the peer.
+at the same time. If a link cannot be created, the operations of all ranks end with an
+error that names the peer.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ _running: weakref.WeakSet[OnDemandLinks] = weakref.WeakSet()
 
 
 class OnDemandLinks:
-    """Opens links after the start; all but `core_started` and `stop` on its loop.
+    """Opens links after the start. Only `core_started` and `stop` run off its loop.
 
     Args:
-        rank: this one.
-        listeners: of this rank; owned from here on.
-        gathering: what has come of links by several sockets.
-        connect: makes a link to a lower rank.
-        describe: a rank, for messages.
-        timeout_s: seconds until a link that is wanted must be there.
-        window: of this rank; owned from here on.
+        rank: this rank.
+        listeners: listeners of this rank, which this object then owns.
+        gathering: connections received so far, for links with several sockets.
+        connect: creates a link to a lower rank.
+        describe: describes a rank for messages.
+        timeout_s: time limit in seconds for opening a requested link.
+        window: window of this rank, which this object then owns.
     """
 
     def __init__(
@@ -70,13 +70,13 @@ class OnDemandLinks:
         _running.add(self)
 
     def core_started(self) -> None:
-        """Lets links be given to the core, which runs now. From any thread."""
+        """Starts passing links to the core, which is now running. From any thread."""
         self._loop.call_soon_threadsafe(self._started.set)
 
     def stop(self) -> None:
-        """Ends the thread and closes the listeners. From any thread but its own."""
+        """Ends the thread and closes the listeners. From any thread except this one."""
         if os.getpid() != self._pid:
-            return  # a fork has no such thread
+            return  # a fork does not have this thread
         try:
             self._loop.call_soon_threadsafe(self._stopping.set)
         except RuntimeError:
@@ -84,7 +84,7 @@ class OnDemandLinks:
         self._thread.join(_CLOSE_S)
 
     def abandon(self) -> None:
-        """Closes what listens in a forked child, which would keep it open."""
+        """Closes the listeners in a forked child, which would keep them open."""
         for listener in self._listeners:
             listener.abandon()
         for gathering in self._gathering.values():
@@ -108,7 +108,7 @@ class OnDemandLinks:
             os.close(self.wanted_fd)
 
     async def take_accepted(self, end: native.LinkEnd) -> None:
-        """Hands a link that a higher rank has made to the core."""
+        """Passes a link that a higher rank has created to the core."""
         try:
             await self._started.wait()
         except BaseException:
@@ -147,7 +147,7 @@ class OnDemandLinks:
             async with asyncio.timeout(self._timeout_s):
                 await job
         except TimeoutError:
-            self._give_up(peer, f"it did not come within {self._timeout_s:g} s")
+            self._give_up(peer, f"it was not open within {self._timeout_s:g} s")
         except (OSError, RendezvousError) as error:
             self._give_up(peer, str(error))
 

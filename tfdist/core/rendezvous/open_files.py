@@ -1,4 +1,4 @@
-"""Raises the limit on open files to what the links of a rank need."""
+"""Raises the limit on open files to the number that the links of a rank need."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from tfdist.core.rendezvous.errors import invalid
 # Descriptors for listeners, store, loop and doorbells of the rendezvous, and for files
 # that the program opens while the ranks connect.
 _OTHERS = 64
-# While a link is made: socket, memory, window, doorbell; then socket and, in a full
-# mesh of shared memory, doorbell and process.
+# Descriptors while a link is created: socket, memory, window, doorbell. Afterwards:
+# socket and, in a full mesh of shared memory, doorbell and process.
 _FILES_A_LINK = 4
 
 
 def descriptors_needed(links: int, sockets: int = 1) -> int:
-    """Descriptors that this process has open when it has `links` links.
+    """Returns how many descriptors this process has open with `links` links.
 
     Args:
         links: number of links.
-        sockets: connections of each TCP link.
+        sockets: number of connections of each TCP link.
 
     Example:
         >>> from tfdist.core.rendezvous import open_files
@@ -32,15 +32,16 @@ def descriptors_needed(links: int, sockets: int = 1) -> int:
 
 
 def raise_limit(links: int, sockets: int = 1, later: int = 0) -> None:
-    """Raises the soft limit on open files up to the hard one, if it must be.
+    """Raises the soft limit on open files, at most to the hard limit, if needed.
 
     Args:
-        links: number of links that this rank is about to make.
-        sockets: connections of each TCP link.
-        later: number of links that may follow; counted as far as the hard limit allows.
+        links: number of links that this rank is about to create.
+        sockets: number of connections of each TCP link.
+        later: number of links that may follow; included as far as the hard limit
+            allows.
 
     Raises:
-        RendezvousError: the hard limit is too low as well.
+        RendezvousError: the hard limit is also too low.
     """
     needed, at_most = (
         descriptors_needed(links, sockets),

@@ -1,8 +1,8 @@
 """Selects the ranks that are connected from the start.
 
-A small world is a full mesh. Above TFDIST_MESH_RANKS a rank starts with links to the
-ranks at a distance of a power of two, both ways round; the core relays control messages
-to the others (tfdist_ops/transport/overlay.h), links for data open later
+A small world is a full mesh. Above TFDIST_MESH_RANKS, a rank starts with links to the
+ranks at a distance of a power of two in both directions. The core relays control
+messages to the other ranks (tfdist_ops/transport/overlay.h); links for data open later
 (`on_demand_links`).
 """
 
@@ -10,9 +10,9 @@ from __future__ import annotations
 
 
 def neighbours(rank: int, size: int) -> list[int]:
-    """Returns the ranks that `rank` is connected with in an overlay, ascending.
+    """Returns the ranks to which `rank` is connected in an overlay, ascending.
 
-    Mirrors `OverlayNeighbours` of tfdist_ops/transport/routes.cc; the core refuses
+    Mirrors `OverlayNeighbours` of tfdist_ops/transport/routes.cc. The core refuses
     other links.
 
     Example:
@@ -25,7 +25,7 @@ def neighbours(rank: int, size: int) -> list[int]:
 
 
 def first_peers(rank: int, size: int, mesh_ranks: int) -> list[int]:
-    """Returns the ranks that `rank` is connected with from the start, ascending.
+    """Returns the ranks to which `rank` is connected from the start, ascending.
 
     Example:
         >>> from tfdist.core.rendezvous import overlay

@@ -1,12 +1,12 @@
-"""Finds the ranks that share a host: claimed by kernel names, proved by a connection.
+"""Finds the ranks that share a host: kernel names claim it, a connection proves it.
 
-A rank claims a host by the boot id of its kernel and its network namespace. That alone
-proves nothing: virtual machines that were cloned while running have equal ones. The
-proof is an authenticated connection to an abstract AF_UNIX name, which reaches neither
-another kernel nor another network namespace: exactly what shared memory needs as well
-(`links`). Each rank tries the lower ranks of the same claim, the nearest first; the
-first that it reaches is on its host. That is independent of TFDIST_TRANSPORT, so that
-the hosts, and with them the bits of a result, are.
+A rank claims a host by the boot id of its kernel and its network namespace. The claim
+alone proves nothing: virtual machines that were cloned while running have equal ones.
+The proof is an authenticated connection to an abstract AF_UNIX name, which reaches
+neither another kernel nor another network namespace. Shared memory has exactly the same
+requirement (`links`). Each rank tries the lower ranks with the same claim, the nearest
+first; the first rank that it reaches is on its host. The result does not depend on
+TFDIST_TRANSPORT, so neither do the hosts, nor the bits of a result.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _RETRY_S = 0.05
 
 
 def claim() -> str:
-    """Returns an identifier of the processes that can share memory with this one.
+    """Returns an identifier that is equal for processes that can share memory.
 
     Example:
         >>> from tfdist.core.rendezvous import same_host
@@ -37,7 +37,7 @@ def claim() -> str:
     try:
         status = os.stat("/proc/self/ns/net")
         namespace = f"{status.st_dev}:{status.st_ino}"
-    except OSError:  # a sandbox without it: use its name
+    except OSError:  # a sandbox may lack it; use the host name
         namespace = socket.gethostname()
     return f"{boot_id()}/{namespace}"
 
@@ -45,7 +45,7 @@ def claim() -> str:
 def candidates(rank: int, claims: Sequence[str]) -> list[int]:
     """Returns the lower ranks that claim the host of `rank`, in the order to try them.
 
-    The nearest first: of many ranks on a host each is tried by about one other.
+    The nearest rank is first. With many ranks on a host, each is then tried about once.
     """
     return [other for other in reversed(range(rank)) if claims[other] == claims[rank]]
 
@@ -54,7 +54,7 @@ def number_hosts(reached: Sequence[int]) -> tuple[int, ...]:
     """Numbers the hosts by their lowest rank.
 
     Args:
-        reached: for each rank a lower rank of its host, or itself if it is the lowest.
+        reached: for each rank a lower rank on its host, or itself if it is the lowest.
 
     Returns:
         For each rank the index of its host.
@@ -83,27 +83,28 @@ async def reaches(
     deadline: float,
     size: int = 1,
 ) -> bool:
-    """Whether the rank that listens on an abstract name is on this host.
+    """Returns whether the rank that listens on an abstract name is on this host.
 
     Args:
-        unix_name: its name, from its record.
-        secret: of the job.
-        claims: of the handshake: both ranks, job, generation (`links.LinkCredentials`).
-        description: the rank, for the message.
-        deadline: in seconds of time.monotonic(). A busy rank is waited for that long:
-            the answer must not depend on how fast it comes.
-        size: number of ranks that come at once.
+        unix_name: abstract name of the rank, from its record.
+        secret: secret of the job.
+        claims: claims of the handshake: both ranks, job, generation
+            (`links.LinkCredentials`).
+        description: description of the rank, for messages.
+        deadline: in seconds of time.monotonic(). The function waits this long for a
+            busy rank, because the result must not depend on how fast the rank answers.
+        size: number of ranks that connect at once.
 
     Raises:
-        RendezvousError: a process listens there, but refuses these claims, or does not
-            answer in time.
+        RendezvousError: a process listens on the name, but refuses these claims, or
+            does not answer in time.
     """
     loop = asyncio.get_running_loop()
     while True:
         channel = Channel(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), size=size)
         try:
             await loop.sock_connect(channel.sock, "\0" + unix_name)
-        except ConnectionRefusedError:  # no such name in this namespace
+        except ConnectionRefusedError:  # the name does not exist in this namespace
             channel.close()
             return False
         except BaseException:

@@ -1,8 +1,9 @@
-"""Keeps the job's secret, and a meeting point for ranks of one host without a launcher.
+"""Keeps the job's secret, and a meeting point for local ranks without a launcher.
 
 tfdistrun keeps the secret in its own memory and passes a path that only processes of
-the same user can open. Under mpirun or srun on one host, rank 0 makes secret and store
-and leaves both in a folder that only this user can enter; the others read them there.
+the same user can open. Under mpirun or srun on one host, rank 0 creates the secret and
+the store and publishes both in a folder that only this user can enter. The other ranks
+read them there.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ _POLL_S = 0.005
 
 
 def boot_id() -> str:
-    """Returns a number that this machine keeps until it restarts."""
+    """Returns an id of this machine that changes only when it restarts."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def start_time(pid: int) -> str | None:
-    """When a process started, in ticks; None when there is none. Tells reused ids."""
+    """Returns when a process started, in ticks, or None. Detects reused process ids."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -44,7 +45,8 @@ def read_secret_file(path: str, variable: str = "TFDIST_SECRET_FILE") -> bytes:
     """Returns the secret in a file: 32 bytes, or 64 hexadecimal digits.
 
     Raises:
-        RendezvousError: the file is missing, not a secret, or open to other users.
+        RendezvousError: the file is missing, has no valid secret, or is open to other
+            users.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -78,10 +80,10 @@ def read_secret_file(path: str, variable: str = "TFDIST_SECRET_FILE") -> bytes:
 
 
 def keep_in_memory(secret: bytes) -> tuple[int, str]:
-    """Keeps the secret in a file that exists only while this process does.
+    """Keeps the secret in a file that exists only as long as this process.
 
     Returns:
-        The descriptor, and a path by which processes of this user can open it.
+        The descriptor, and a path with which processes of this user can open the file.
     """
     fd = os.memfd_create("tfdist-secret", os.MFD_CLOEXEC)
     os.fchmod(fd, 0o600)
@@ -90,10 +92,10 @@ def keep_in_memory(secret: bytes) -> tuple[int, str]:
 
 
 def parent_job(environ: Mapping[str, str]) -> str:
-    """Returns a name for a job without one: that of the process that started it.
+    """Returns a name for a job without a name: the process that started the job.
 
-    That is the nearest ancestor that is not itself part of this rank (a shell or
-    wrapper in between has the rank's own variables).
+    This is the nearest ancestor that is not itself part of this rank. (A shell or
+    wrapper in between has the rank's own variables.)
     """
     names = [
         name.encode() + b"=" + environ[name].encode()
@@ -120,12 +122,12 @@ def parent_job(environ: Mapping[str, str]) -> str:
 
 
 class MeetingPoint:
-    """The file by which ranks of one user on one host find rank 0.
+    """The file in which ranks of one user on one host find rank 0.
 
     Args:
-        job: name that the ranks of this job have in common.
+        job: name that is common to the ranks of this job.
         generation: number of the initialization.
-        environ: variables, for XDG_RUNTIME_DIR.
+        environ: environment variables, for XDG_RUNTIME_DIR.
     """
 
     def __init__(self, job: str, generation: int, environ: Mapping[str, str]) -> None:
@@ -163,10 +165,10 @@ class MeetingPoint:
         return fd
 
     def publish(self, address: str, secret: bytes) -> None:
-        """Leaves address and secret for the other ranks (rank 0).
+        """Publishes address and secret for the other ranks. Called by rank 0.
 
         Raises:
-            RendezvousError: another living job meets under the same name.
+            RendezvousError: another running job has the same name.
         """
         folder = self._open_folder()
         try:
@@ -200,7 +202,7 @@ class MeetingPoint:
             os.close(folder)
 
     def _sweep(self, folder: int) -> None:
-        """Removes what ranks 0 that were killed left behind."""
+        """Removes the files of killed ranks 0."""
         for name in os.listdir(folder):
             if name != self.name and self._owner_is_dead(folder, name):
                 self._unlink(name, folder)
@@ -213,7 +215,7 @@ class MeetingPoint:
         return found is not None and not self._alive(found)
 
     def remove(self) -> None:
-        """Removes the file, if it is this process's."""
+        """Removes the file if it belongs to this process."""
         folder = self._open_folder()
         try:
             found = self._read(folder)
@@ -223,10 +225,11 @@ class MeetingPoint:
             os.close(folder)
 
     async def find(self, *, deadline: float) -> tuple[str, bytes]:
-        """Waits for rank 0's file (other ranks); returns address and secret.
+        """Waits for rank 0's file; returns address and secret. Called by other ranks.
 
         Raises:
-            RendezvousError: rank 0 did not come before `deadline` (monotonic).
+            RendezvousError: rank 0 did not publish the file before `deadline`
+                (monotonic).
         """
         folder = self._open_folder()
         try:
@@ -250,7 +253,7 @@ class MeetingPoint:
             pass
 
     def _read(self, folder: int) -> dict[str, Any] | None:
-        """Returns the file's contents; None without a file or if its writer is dead."""
+        """Returns the contents of the file, or None if missing or its writer died."""
         found = self._parse(folder, self.name)
         return found if found is not None and self._alive(found) else None
 

@@ -1,4 +1,4 @@
-"""Checks for settings that must match on all ranks, and topology. Pure functions."""
+"""Checks that settings match on all ranks; computes the topology. Pure functions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TENSORFLOW = ("tensorflow", "tensorflow-cpu", "tensorflow-gpu", "tf-nightly")
 
 
 def tensorflow_version() -> str:
-    """Returns the version of the installed TensorFlow; "" if none. Imports nothing."""
+    """Returns the version of the installed TensorFlow, or "". Does not import it."""
     module = sys.modules.get("tensorflow")
     if module is not None and hasattr(module, "__version__"):
         return str(module.__version__)
@@ -32,7 +32,7 @@ def tensorflow_version() -> str:
 
 
 def versions() -> dict[str, str]:
-    """Returns the software versions and byte order of this rank, by name."""
+    """Returns the software versions and the byte order of this rank, by name."""
     return {
         "version of the protocol": str(auth.PROTOCOL),
         "version of tfdist": __version__,
@@ -42,12 +42,12 @@ def versions() -> dict[str, str]:
 
 
 def agreed_settings(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Returns the variables that must be equal on all ranks, with their values here."""
+    """Returns this rank's values of the variables that must be equal on all ranks."""
     return {name: row["value"] for name, row in rows.items() if row["agreed"]}
 
 
 def _differences(values: Sequence[Any]) -> str:
-    """E.g. "8 on ranks 0 and 2; 4 on rank 1"."""
+    """Formats the values by rank, e.g. "8 on ranks 0 and 2; 4 on rank 1"."""
     ranks_by_value: dict[str, list[int]] = defaultdict(list)
     for rank, value in enumerate(values):
         ranks_by_value["not set" if value is None else f"{value!s:.100}"].append(rank)
@@ -60,10 +60,11 @@ def check_agreement(records: Sequence[Mapping[str, Any]]) -> None:
     """Compares the records of the ranks; every rank gets the same result.
 
     Args:
-        records: one a rank, in order, each with "versions" and "settings".
+        records: one record for each rank, in rank order, each with "versions" and
+            "settings".
 
     Raises:
-        RendezvousError: some differ; names each, the ranks and the values.
+        RendezvousError: values differ; the message names the ranks and the values.
     """
     for field, remedy in (
         ("versions", "install the same software on all hosts"),
@@ -89,10 +90,10 @@ def tuning_of(records: Sequence[Mapping[str, Any]]) -> tuning.Tuning | None:
     """Returns the tuning that rank 0 has read, or None without a tuning file.
 
     Args:
-        records: one a rank, in order; of the first one "tuning".
+        records: one record for each rank, in rank order; the first has "tuning".
 
     Raises:
-        RendezvousError: it cannot be used; the same on every rank.
+        RendezvousError: on every rank, if the tuning file cannot be used.
     """
     try:
         return tuning.from_record(records[0].get("tuning"))
@@ -107,13 +108,13 @@ def topology(
     records: Sequence[Mapping[str, Any]],
     host_of: tuple[int, ...],
 ) -> native.Topology:
-    """Returns local and cross ranks; from the proven hosts if the launcher gave none.
+    """Returns the topology; local ranks are the launcher's, else from the proven hosts.
 
     Args:
-        placement: of this rank.
-        records: one a rank, in order, each with "local_rank" and "local_size" (None:
-            unknown).
-        host_of: for each rank the index of its host.
+        placement: placement of this rank.
+        records: one record for each rank, in rank order, each with "local_rank" and
+            "local_size" (None if unknown).
+        host_of: for each rank, the index of its host.
     """
     rank = placement.rank
     by_launcher = all(record["local_rank"] is not None for record in records)
@@ -140,17 +141,17 @@ def topology(
 
 
 def processors() -> str:
-    """Returns the processors that this rank may use: a bit for each, in hexadecimal."""
+    """Returns the processors that this rank may use, as a hexadecimal bit mask."""
     return f"{sum(1 << number for number in os.sched_getaffinity(0)):x}"
 
 
 def sharing(topology: native.Topology, records: Sequence[Mapping[str, Any]]) -> int:
-    """Counts the ranks that may share a processor with this rank, itself included.
+    """Counts the ranks that may share a processor with this rank, including itself.
 
     Args:
-        topology: of this rank. A rank that it counts, but whose host was not proved to
-            be this one, may use any processor.
-        records: one a rank, in order, each with "processors".
+        topology: topology of this rank. A rank that it counts as local, but whose host
+            was not proved to be this one, may use any processor.
+        records: one record for each rank, in rank order, each with "processors".
     """
     rank, host_of = topology.rank, topology.host_of
     here = [other for other, host in enumerate(host_of) if host == host_of[rank]]

@@ -1,11 +1,11 @@
-"""Messages with much data beside them, over an authenticated socket, for threads.
+"""Messages with large data attached, over an authenticated socket, for threads.
 
-After the handshake (`core.rendezvous.channel`) both sides use blocking calls. A message
-has the same form as there: a length, a MAC, JSON. Data may follow, with a MAC of their
-own; the message has their size. So the size is authenticated before memory is
-allocated, and the data are authenticated before they are used. Between two processes of
-one host, as in shared memory, data have no MAC: no other process can write to an
-AF_UNIX socket.
+After the handshake (`core.rendezvous.channel`), both sides use blocking calls. A
+message has the same form as in `channel`: a length, a MAC, JSON. Data may follow, with
+a separate MAC; the message states their size. So the size is authenticated before
+memory is allocated, and the data are authenticated before they are used. Between two
+processes on one host, data have no MAC, as in shared memory: no other process can write
+to an AF_UNIX socket.
 """
 
 from __future__ import annotations
@@ -24,16 +24,17 @@ from tfdist.core.rendezvous.auth import AuthenticationError
 from tfdist.core.rendezvous.channel import MAX_BYTES_AFTER_AUTH, Channel, ChannelClosed
 
 _LENGTH_BYTES = 4
-_MOST_BUFFERS = 512  # of one sendmsg; the kernel allows 1024
+_MOST_BUFFERS = 512  # for one sendmsg; the kernel allows 1024
 _streams: weakref.WeakSet[Stream] = weakref.WeakSet()
 
 
 class Stream:
-    """One end of a connection. One thread may send while another receives.
+    """One end of a connection. One thread may send while another thread receives.
 
     Args:
-        channel: after its handshake; the stream owns its socket from here on.
-        send_timeout_s: seconds for which the other side may take nothing.
+        channel: channel after its handshake; the stream then owns its socket.
+        send_timeout_s: longest time in seconds during which the other side reads
+            nothing.
     """
 
     def __init__(self, channel: Channel, *, send_timeout_s: float) -> None:
@@ -48,10 +49,10 @@ class Stream:
         _streams.add(self)
 
     def send(self, message: dict[str, Any], data: Sequence[memoryview] = ()) -> None:
-        """Sends a message, and bytes behind it.
+        """Sends a message, followed by the bytes of `data`.
 
         Raises:
-            OSError: the connection has ended, or the other side takes nothing.
+            OSError: the connection has ended, or the other side reads nothing.
         """
         body = self._sealer.seal(auth.encode(message))
         if len(body) > MAX_BYTES_AFTER_AUTH:
@@ -73,7 +74,7 @@ class Stream:
                 parts[first] = parts[first][sent:]
 
     def has_input(self, timeout_s: float) -> bool:
-        """Waits for a message or the end; False if none has come in time."""
+        """Waits for a message or the end of the connection; False on timeout."""
         poll = select.poll()
         poll.register(self._sock, select.POLLIN)
         return bool(poll.poll(1000 * timeout_s))
@@ -83,7 +84,7 @@ class Stream:
 
         Raises:
             OSError: the connection has ended.
-            AuthenticationError: what came is forged, repeated or too long.
+            AuthenticationError: the message is forged, repeated or too long.
         """
         length = int.from_bytes(self._read(_LENGTH_BYTES), "big")
         if length > MAX_BYTES_AFTER_AUTH:
@@ -94,11 +95,11 @@ class Stream:
         return auth.decode(self._opener.open(self._read(length)))
 
     def receive_data(self, room: memoryview) -> None:
-        """Waits for the bytes behind a message; `room` is as long as they are.
+        """Waits for the bytes after a message; `room` has the same length.
 
         Raises:
             OSError: the connection has ended.
-            AuthenticationError: they are not the bytes that were sent.
+            AuthenticationError: the bytes are not the bytes that were sent.
         """
         self._fill(room)
         if self._local:
@@ -125,15 +126,15 @@ class Stream:
         try:
             self._sock.shutdown(socket.SHUT_RDWR)
         except OSError:
-            pass  # the other side was first
+            pass  # the other side ended it first
 
     def close(self) -> None:
-        """Closes the socket; by the thread that receives."""
+        """Closes the socket. Called by the thread that receives."""
         self.hang_up()
         self._sock.close()
 
     def abandon(self) -> None:
-        """Closes the descriptor of a forked child; the parent's connection goes on."""
+        """Closes the descriptor in a forked child; the parent keeps the connection."""
         self._sock.close()
 
 

@@ -1,14 +1,15 @@
-"""Aligning the clocks of ranks by round trips to rank 0.
+"""Aligns the clocks of ranks by round trips to rank 0.
 
-A rank asks at t1, rank 0 hears it at t2 and answers at t3, the answer is back at t4;
-t1 and t4 are by the rank's clock, t2 and t3 by rank 0's. With equal times both ways
+A rank asks at t1, rank 0 receives the request at t2 and answers at t3, and the rank
+receives the answer at t4. t1 and t4 are times of the rank's clock, t2 and t3 of rank
+0's clock. If both directions take equal time, the offset is
 
     offset = ((t2 - t1) + (t3 - t4)) / 2    (rank 0's clock less the rank's)
 
-and, however unequal they are, it is wrong by at most half of the round trip,
-((t4 - t1) - (t3 - t2)) / 2. So of several the one with the shortest round trip counts.
-Clocks drift, by some 10 us in a second: between two good measurements the offset is a
-straight line.
+and, however unequal the directions are, its error is at most half of the round trip,
+((t4 - t1) - (t3 - t2)) / 2. So the measurement with the shortest round trip is used.
+Clocks drift by about 10 us per second. Between two good measurements, the offset is
+interpolated linearly.
 
 References:
     F. Cristian, Probabilistic clock synchronization, Distributed Computing 3 (1989).
@@ -21,15 +22,15 @@ import bisect
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-WINDOW_US = 10_000_000  # the best round trip of each counts
+WINDOW_US = 10_000_000  # the best round trip in each window is used
 
 
 @dataclasses.dataclass(frozen=True)
 class Offset:
-    """One measurement.
+    """One measurement of the offset.
 
     Attributes:
-        at_us: time of the measurement, by the rank's clock.
+        at_us: time of the measurement on the rank's clock.
         offset_us: rank 0's clock minus the rank's clock.
         error_us: largest possible error of the offset.
     """
@@ -40,10 +41,10 @@ class Offset:
 
 
 def offset_of(sample: Mapping[str, int]) -> Offset:
-    """Returns the offset from one round trip.
+    """Returns the offset computed from one round trip.
 
     Args:
-        sample: "asked", "heard", "answered", "back": t1 to t4, in microseconds.
+        sample: "asked", "heard", "answered" and "back": t1 to t4, in microseconds.
 
     Example:
         >>> offset_of({"asked": 100, "heard": 5150, "answered": 5160, "back": 210})
@@ -71,16 +72,16 @@ def to_rank_zero(
 ) -> tuple[Callable[[float], float], float | None]:
     """Returns a function that converts times of a rank to rank 0's clock.
 
-    Processes of one host share a monotonic clock: if every measurement allows the
-    offset 0, it is exactly 0.
+    Processes on one host share a monotonic clock. If every measurement is consistent
+    with the offset 0, exactly 0 is used.
 
     Args:
         samples: round trips of the rank.
-        same_host: whether it is on the host of rank 0.
+        same_host: whether the rank is on the host of rank 0.
 
     Returns:
-        The function, on microseconds, and its largest error in microseconds; None:
-        nothing was measured, and times are not converted.
+        The function, on microseconds, and its largest error in microseconds. The error
+        is None if nothing was measured; times are then not converted.
 
     Example:
         >>> trip = {"asked": 100, "heard": 5150, "answered": 5160, "back": 210}

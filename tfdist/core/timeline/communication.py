@@ -1,4 +1,4 @@
-"""Exposed communication of each step, and the longest waits, in numbers.
+"""Computes the exposed communication of each step, and the longest waits.
 
 The trace shows the same as slices and counters (`events.py`). These numbers summarize
 how much of a step is communication, and which rank causes it.
@@ -14,16 +14,17 @@ from typing import Any, NamedTuple
 from tfdist.core.timeline import exposed_communication
 from tfdist.core.timeline.parts import Part
 
-_REPEAT = re.compile(r"#\d+$")  # counts the uses of a name in one run
+_REPEAT = re.compile(r"#\d+$")  # number of the use of a name in one run
 
 
 class Step(NamedTuple):
-    """One step of one rank, in microseconds of its clock.
+    """One step of one rank; times in microseconds of the rank's clock.
 
     Attributes:
         begin_us: start of the step.
         end_us: end of the step.
-        exposed_us: time in it in which nothing hides the reduction of gradients.
+        exposed_us: time in the step during which nothing hides the reduction of
+            gradients.
     """
 
     begin_us: float
@@ -32,15 +33,15 @@ class Step(NamedTuple):
 
 
 class Exposure(NamedTuple):
-    """Exposed communication of one rank's steps, without the first one.
+    """Exposed communication of the steps of one rank, without the first step.
 
     Attributes:
         steps: number of steps.
         mean_ms: mean exposed time of a step.
-        median_ms: median of it.
+        median_ms: median exposed time of a step.
         step_ms: mean duration of a step.
-        of_fit: whether these are steps of `fit`. In a loop of the user's own a step is
-            the time from the end of one reduction of gradients to the end of the next.
+        of_fit: whether these are steps of `fit`. In a custom loop, a step is the time
+            from the end of one reduction of gradients to the end of the next reduction.
     """
 
     steps: int
@@ -51,17 +52,17 @@ class Exposure(NamedTuple):
 
     @property
     def share(self) -> float:
-        """Exposed time as a share of all time of the steps, 0 to 1."""
+        """Returns the exposed time as a share of the time of the steps, 0 to 1."""
         return self.mean_ms / self.step_ms if self.step_ms > 0 else 0.0
 
 
 class Wait(NamedTuple):
-    """How long the ranks stood still for one rank in all operations of one name.
+    """Time that ranks waited for one rank in all operations with the same name.
 
     Attributes:
         name: name of the operation.
-        rank: the rank that they waited for.
-        ms: sum over the waiting ranks and all steps but the first.
+        rank: rank for which they waited.
+        ms: sum over the waiting ranks and over all steps except the first.
     """
 
     name: str
@@ -70,7 +71,7 @@ class Wait(NamedTuple):
 
 
 def records_of(operations: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Operations of a part as `native.take_records` would have returned them."""
+    """Converts operations of a part to records like those of `native.take_records`."""
     return [
         {
             "name": op["name"],
@@ -83,10 +84,10 @@ def records_of(operations: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def steps_of(part: Part) -> list[Step]:
-    """Returns the steps of `fit`, or where there are none, of a loop of the user's own.
+    """Returns the steps of `fit` or, if there are none, of a custom loop.
 
-    A step of such a loop ends with each reduction of a list of gradients and begins
-    where the one before ended; the first one begins with the part.
+    In a custom loop, a step ends with each reduction of a list of gradients and begins
+    at the end of the previous step. The first step begins with the part.
     """
     tails = exposed_communication.tails(records_of(part.operations))
     spans = _spans_of_fit(part)
@@ -105,7 +106,7 @@ def steps_of(part: Part) -> list[Step]:
 
 
 def exposure_of(part: Part) -> Exposure | None:
-    """Exposed communication of a rank's steps; None with fewer than two steps.
+    """Returns the exposed communication of a rank's steps; None below two steps.
 
     The first step is left out: it traces the graph, and the ranks wait for each other.
     """
@@ -123,14 +124,14 @@ def exposure_of(part: Part) -> Exposure | None:
 
 
 def wait_of(op: Mapping[str, Any], own_rank: int) -> tuple[int, int, int] | None:
-    """Returns the rank for which an operation waited longest, and when.
+    """Returns the rank for which an operation waited longest, and when it waited.
 
     Args:
-        op: record of the operation, as the core wrote it.
+        op: record of the operation as written by the core.
         own_rank: the rank that waits.
 
     Returns:
-        The rank, begin and end in microseconds; None if it waited for no rank.
+        The rank, begin and end in microseconds, or None if it waited for no rank.
     """
     if op["waited_for"] >= 0:
         return op["waited_for"], op["waited_since"], op["waited_until"]
@@ -140,14 +141,14 @@ def wait_of(op: Mapping[str, Any], own_rank: int) -> tuple[int, int, int] | None
 
 
 def longest_waits(parts: Sequence[Part], limit: int = 3) -> list[Wait]:
-    """Returns the operations in which the ranks waited longest, and for whom.
+    """Returns the operations in which the ranks waited longest, and for which rank.
 
     Args:
         parts: parts of all ranks.
         limit: largest length of the list.
 
     Returns:
-        The longest wait first, without waits below 0.05 ms.
+        The waits, longest first, without waits below 0.05 ms.
     """
     total_us: dict[tuple[str, int], float] = {}
     for part in parts:
@@ -165,7 +166,7 @@ def longest_waits(parts: Sequence[Part], limit: int = 3) -> list[Wait]:
 
 
 def first_step_end_us(part: Part) -> int:
-    """When the first step of `fit` ended; 0 where there is none."""
+    """Returns when the first step of `fit` ended; 0 if there is none."""
     return min((end_us for _, end_us in _spans_of_fit(part)), default=0)
 
 

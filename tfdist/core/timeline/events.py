@@ -1,20 +1,21 @@
-"""Conversion of parts to events of Chrome's trace format, one process per rank.
+"""Converts parts to events of Chrome's trace format, with one process per rank.
 
-A rank has these tracks (threads of the format, in which events must nest, so that
-operations that overlap need several):
+A rank has the tracks below. Tracks are threads of the format, in which events must
+nest, so operations that overlap need several tracks:
 
-- "steps": those of `fit`;
-- "gradients": each list of gradients, from its first bucket to its last result:
-  "backward" while buckets are still handed over, then "exposed";
-- "operations": each from hand-over to result, divided into "agree" (waits
-  until the leader has announced that all ranks are ready), "prepare" (makes its plan,
-  gets memory; only if that takes long), "wait for rank r" (where it stood still
-  longest, until data of that rank came), "move and reduce", and with
-  TFDIST_ATOMIC_STEPS=1 "commit gate" (until all ranks have the gradients of the step);
-- "send", "receive", "reduce": from the first piece to the last; how much of that time
-  was work is in "busy_us" ("pack_us" of a send).
+- "steps": the steps of `fit`;
+- "gradients": each list of gradients, from its first bucket to its last result. It is
+  "backward" while buckets are still submitted, then "exposed";
+- "operations": each operation from submission to result. It is divided into "agree"
+  (waits until the leader has announced that all ranks are ready), "prepare" (plans the
+  operation and allocates memory; only if this takes long), "wait for rank r" (the
+  longest wait, until data of rank r came), "move and reduce", and with
+  TFDIST_ATOMIC_STEPS=1 "commit gate" (waits until all ranks have the gradients of the
+  step);
+- "send", "receive", "reduce": from the first piece to the last. "busy_us" has the time
+  spent working ("pack_us" for a send).
 
-And counters: "exposed communication" of each step, and "waited for", by rank.
+It has these counters: "exposed communication" of each step, and "waited for", by rank.
 
 References:
     Trace Event Format, Google, 2016 (phases X, C and M).
@@ -31,7 +32,7 @@ from tfdist.core.timeline import communication, exposed_communication
 from tfdist.core.timeline.parts import Part
 
 Event = dict[str, Any]
-# Numbers of tracks; those with lanes have room for _MOST_LANES.
+# Numbers of tracks. Tracks with lanes have room for _MOST_LANES.
 _STEPS, _GRADIENTS = 1, 2
 _OPERATIONS, _SEND, _RECEIVE, _REDUCE = 1000, 2000, 3000, 4000
 _LANES = {
@@ -41,17 +42,17 @@ _LANES = {
     _REDUCE: "reduce",
 }
 _MOST_LANES = 1000
-_WORTH_A_SLICE_US = 100  # of preparing
+_WORTH_A_SLICE_US = 100  # shortest preparation that is shown
 
 
 def events_of(
     part: Part, to_trace_us: Callable[[float], float], *, note: str = ""
 ) -> Iterator[Event]:
-    """All events of a rank.
+    """Yields all events of a rank.
 
     Args:
-        part: records that the rank has written.
-        to_trace_us: converts its times to those of the trace, both in microseconds.
+        part: records written by the rank.
+        to_trace_us: converts times of the part to times of the trace, in microseconds.
         note: appended to the rank's name.
     """
     rank = part.rank
@@ -119,7 +120,7 @@ def _gradient_events(records: Sequence[dict[str, Any]]) -> Iterator[Event]:
         tid = tids.setdefault(name, min(_GRADIENTS + len(tids), _OPERATIONS - 1))
         begin_us = max(
             begin_us, ends.get(tid, 0)
-        )  # the list of the step before may still be reduced
+        )  # the list of the previous step may still be reduced
         handed_over_us = max(begin_us, handed_over_us)
         ends[tid] = reduced_us = max(handed_over_us, reduced_us)
         ready = " ".join(exposed_communication.part_of(p["name"]) for p in parts)
@@ -129,7 +130,7 @@ def _gradient_events(records: Sequence[dict[str, Any]]) -> Iterator[Event]:
 
 
 def _counters(part: Part) -> Iterator[Event]:
-    """Exposed communication: of each step of `fit`, else of each list of gradients."""
+    """Yields the exposed communication of each step of `fit`, else of each list."""
     for step in communication.steps_of(part):
         values = {"of the step": step.exposed_us / 1000}
         yield _counter("exposed communication (ms)", step.end_us, values)
@@ -152,7 +153,7 @@ def _waits(part: Part) -> Iterator[Event]:
 
 
 class _Lanes:
-    """Gives each interval the first track on which there is room."""
+    """Assigns each interval to the first track that is free."""
 
     def __init__(self, first: int) -> None:
         self._first = first
@@ -174,7 +175,7 @@ def _operation_events(operations: Sequence[Event], part: Part) -> Iterator[Event
     for op in operations:
         yield from _phases(op, lanes[_OPERATIONS], part)
         key = (op["set"], op["ticket"])
-        if op["started"] and key not in ran:  # else it ran as a part of another
+        if op["started"] and key not in ran:  # else it ran in another operation
             ran.add(key)
             moves += _moves(op)
     for event in sorted(moves, key=lambda e: e["ts"]):
@@ -212,7 +213,7 @@ def _ends_of_phases(op: Event, part: Part) -> Iterator[tuple[str, int]]:
         and part.head["commit_gate"]
         and exposed_communication.part_of(op["name"])
     ):
-        yield "commit gate", op["done"]  # only buckets of gradients go through it
+        yield "commit gate", op["done"]  # only buckets of gradients pass the gate
 
 
 def _moves(op: Event) -> Iterator[Event]:

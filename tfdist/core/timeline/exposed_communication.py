@@ -1,14 +1,14 @@
 """Exposed communication: the part of a step in which it waits for its gradients.
 
-Buckets of gradients travel while the backward pass still runs. What is left when the
-last bucket has been handed over cannot be hidden any more: from then on the step waits.
-With t_j the time at which bucket j is handed over and e_j that at which it is reduced
+Buckets of gradients are sent while the backward pass is still running. Communication
+that remains when the last bucket has been submitted cannot be hidden any more: the step
+then waits. If bucket j is submitted at t_j and reduced at e_j,
 
     exposed = max_j e_j - max_j t_j   (T_comm_end - T_backward_end, never below 0)
 
-A step that reduces several lists of gradients (two optimizers, several updates in one
-execution) waits for each of them: the exposed time of a step is the length of the union
-of these intervals, and its share is that length over the duration of the step.
+A step that reduces several lists of gradients (two optimizers, or several updates in
+one execution) waits for each list. The exposed time of a step is the length of the
+union of these intervals; its share is this length divided by the duration of the step.
 
 References:
     Li et al., PyTorch Distributed: Experiences on Accelerating Data Parallel Training,
@@ -22,8 +22,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-# "<name>.<8 digits of the list>.<bucket>", or ".rows<i>.values" and ".indices" for
-# the rows of a table; behind it a count for every further use in one graph or run.
+# "<name>.<8 digits of the list>.<bucket>", or ".rows<i>.values" and ".indices" for the
+# rows of a table, followed by a count for every further use in one graph or run.
 _GRADIENTS = re.compile(
     r"(?P<list>.+\.[0-9a-f]{8})"
     r"\.(?P<part>\d+|rows\d+\.(?:values|indices))"
@@ -32,15 +32,15 @@ _GRADIENTS = re.compile(
 
 
 def tails(records: Iterable[Mapping[str, Any]]) -> list[tuple[int, int]]:
-    """Returns when each gradient list was handed over completely, and when reduced.
+    """Returns when each gradient list was completely submitted, and when reduced.
 
     Args:
-        records: of finished operations, as `native.take_records` gives them: "name",
-            "submitted_us", "done_us", "code". Operations that are no reduction of
-            gradients, or that failed, are left out.
+        records: records of finished operations from `native.take_records`, with "name",
+            "submitted_us", "done_us" and "code". Operations that do not reduce
+            gradients, or that failed, are ignored.
 
     Returns:
-        For each reduction of a list the pair (last handed over, last reduced), in
+        For each reduction of a list the pair (last submitted, last reduced), in
         microseconds of the monotonic clock, ascending.
 
     Example:
@@ -62,8 +62,8 @@ def lists(
         records: as for `tails`.
 
     Returns:
-        Pairs (name of the list, its records in the order in which they were handed
-        over), by their last hand-over.
+        Pairs (name of the list, its records in order of submission), ordered by their
+        last submission.
     """
     running: dict[tuple[str, str], dict[str, Mapping[str, Any]]] = {}
     found = []
@@ -72,14 +72,14 @@ def lists(
         if place is None or record["code"] != 0:
             continue
         key, part = place
-        if part in running.get(key, {}):  # this one is of the next step
+        if part in running.get(key, {}):  # this record belongs to the next step
             found.append((key[0], list(running.pop(key).values())))
         running.setdefault(key, {})[part] = record
     found += [(key[0], list(parts.values())) for key, parts in running.items()]
     return sorted(found, key=lambda pair: tail(pair[1]))
 
 
-@functools.lru_cache(maxsize=4096)  # they come again in every step
+@functools.lru_cache(maxsize=4096)  # the names come again in every step
 def _place_of(name: str) -> tuple[tuple[str, str], str] | None:
     """Returns the gradient list of an operation, and its part of the list."""
     found = _GRADIENTS.fullmatch(name)
@@ -89,7 +89,7 @@ def _place_of(name: str) -> tuple[tuple[str, str], str] | None:
 
 
 def part_of(name: str) -> str:
-    """Returns the part of its list that an operation is: the number of a bucket.
+    """Returns which part of its list an operation is: the number of a bucket.
 
     Example:
         >>> part_of("gradients.0123abcd.2#1")
@@ -100,7 +100,7 @@ def part_of(name: str) -> str:
 
 
 def tail(parts: Iterable[Mapping[str, Any]]) -> tuple[int, int]:
-    """Returns when the parts of a list were handed over completely, and when reduced.
+    """Returns when the parts of a list were completely submitted, and when reduced.
 
     Example:
         >>> tail([{"submitted_us": 10, "done_us": 25},
@@ -133,7 +133,7 @@ def exposed_us(records: Iterable[Mapping[str, Any]]) -> int:
     """Returns how long the steps of these records have waited for their gradients.
 
     Args:
-        records: as for `tails`, of whole steps.
+        records: as for `tails`, for complete steps.
 
     Returns:
         Microseconds, 0 if nothing was reduced.

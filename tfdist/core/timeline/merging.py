@@ -22,15 +22,16 @@ class Summary:
     Attributes:
         path: path of the trace.
         size: number of ranks of the job.
-        ranks: ranks whose parts were there.
-        incomplete: ranks that ended without leaving: killed, or still running.
-        error_us: largest error between the clocks of two ranks; None: unknown.
-        waited_us: how long each rank has waited for each other one, after the first
-            step of `fit` where there is one.
-        exposed: exposed communication by rank; without ranks of fewer than two steps.
-        waits: the operations in which the ranks waited longest, and for whom.
-        dropped: records that were lost.
-        left_out: files and lines that were left out, with the reason.
+        ranks: ranks whose parts were found.
+        incomplete: ranks that ended without leaving, because they were killed or still
+            run.
+        error_us: largest error between the clocks of two ranks; None if unknown.
+        waited_us: how long each rank has waited for each other rank, after the first
+            step of `fit` if there is one.
+        exposed: exposed communication by rank, without ranks with fewer than two steps.
+        waits: operations in which the ranks waited longest, and for which rank.
+        dropped: number of lost records.
+        left_out: ignored files and lines, with the reason.
     """
 
     path: Path
@@ -46,12 +47,12 @@ class Summary:
 
     @property
     def slowest(self) -> tuple[int | None, float]:
-        """The rank for which the others waited, and how long, in microseconds."""
+        """Returns the rank for which the others waited, and the time, in us."""
         return slowest({r: float(sum(w.values())) for r, w in self.waited_us.items()})
 
 
 def bytes_in(folder: Path) -> int:
-    """Returns the size of all parts in a folder."""
+    """Returns the total size of the parts in a folder."""
     paths = [
         p for part in parts.parts_in(folder).values() for p in (part, parts.older(part))
     ]
@@ -59,16 +60,16 @@ def bytes_in(folder: Path) -> int:
 
 
 def merge(folder: Path) -> Summary:
-    """Writes `trace.json` in `folder` from the parts in it.
+    """Writes `trace.json` in `folder` from the parts in this folder.
 
     Args:
-        folder: that TFDIST_TIMELINE named. Parts of several hosts have to be copied
+        folder: folder given by TFDIST_TIMELINE. Parts from several hosts must be copied
             into one folder.
 
     Raises:
-        ValueError: there are no parts, something else with their name, or those of
-            two jobs.
-        OSError: a file cannot be read or written; an older trace stays as it was.
+        ValueError: the folder has no parts, a file with the name of a part but
+            different contents, or parts of two jobs.
+        OSError: a file cannot be read or written. An older trace is not changed.
     """
     found, left_out = _read(folder)
     if not found:
@@ -82,7 +83,7 @@ def merge(folder: Path) -> Summary:
     base = found[min(found)]
     converts, errors = {}, {}
     for rank, part in found.items():
-        same = part.head["host_index"] == 0  # the host of rank 0
+        same = part.head["host_index"] == 0  # on the host of rank 0
         converts[rank], errors[rank] = clocks.to_rank_zero(part.clocks, same_host=same)
     waited = {rank: _waited_us(part) for rank, part in found.items()}
     exposed = {r: communication.exposure_of(part) for r, part in found.items()}
@@ -108,7 +109,7 @@ def merge(folder: Path) -> Summary:
 
 
 def _read(folder: Path) -> tuple[dict[int, parts.Part], list[str]]:
-    """Returns the parts by rank, and descriptions of files that are left out."""
+    """Returns the parts by rank, and descriptions of ignored files."""
     found: dict[int, parts.Part] = {}
     left_out = [
         f"{path.name}: not a name like rank-0.jsonl; rename it if it is that rank's "
@@ -135,8 +136,8 @@ def _check_run(folder: Path, heads: Mapping[int, Mapping[str, Any]]) -> None:
     if len(runs) > 1:
         ranks = " and ".join(str(r) for r in runs.values())
         raise ValueError(
-            f"Expected the parts in {folder} to be of one job, got those of "
-            f"{len(runs)}: ranks {ranks}. Remove what is of an older one."
+            f"Expected the parts in {folder} to be of one job, got parts of "
+            f"{len(runs)} jobs: ranks {ranks}. Remove the parts of the older jobs."
         )
 
 
@@ -180,7 +181,7 @@ def _write(
             for rank in summary.ranks:
                 note = ""
                 if rank == late and cost_us > 0:
-                    note = f", slowest: {cost_us / 1000:.1f} ms were waited for it"
+                    note = f", slowest: others waited {cost_us / 1000:.1f} ms for it"
                 shift = _shift(converts[rank], begin_us)
                 for event in events.events_of(found[rank], shift, note=note):
                     file.write(separator + json.dumps(event, separators=(",", ":")))
@@ -194,5 +195,5 @@ def _write(
 def _shift(
     convert: Callable[[float], float], begin_us: float
 ) -> Callable[[float], float]:
-    """Returns a function that converts times so that the trace begins at 0."""
+    """Returns a function that converts times such that the trace begins at 0."""
     return lambda us: round(convert(us) - begin_us, 1)

@@ -1,4 +1,4 @@
-"""Reads the timeline records of a rank: lines of JSON, the last one possibly torn."""
+"""Reads a rank's timeline records: lines of JSON; the last may be incomplete."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import re
 from pathlib import Path
 from typing import Any
 
-VERSION = 2  # of the format of a part
+VERSION = 2  # version of the format of a part
 _NAME = re.compile(r"rank-(0|[1-9][0-9]{0,8})\.jsonl")
 _END = b'{"type":"end"}\n'
 _NUMBER_LIMIT = 1 << 63
 # Fields of each type of line (scheduler/timeline.cc, `recording`): texts, numbers, and
-# lists of a fixed number of numbers.
+# lists with a fixed count of numbers.
 _TEXTS = {
     "rank": ("host", "run"),
     "op": ("name", "kind", "ticket"),
@@ -44,14 +44,14 @@ class Part:
     Attributes:
         head: "rank", "size", "host", "host_index", "pid", "run", "generation",
             "commit_gate" (TFDIST_ATOMIC_STEPS), "wall_us" and "monotonic_us" (the same
-            moment by two clocks), "version".
-        operations: finished ones, as the core writes them (scheduler/timeline.cc).
-        waits: intervals in which it waited: "rank", "since", "until"; ascending,
+            moment on two clocks), "version".
+        operations: finished operations as written by the core (scheduler/timeline.cc).
+        waits: intervals in which the rank waited: "rank", "since", "until". Ascending,
             without overlaps.
         clocks: round trips to rank 0.
-        spans: of the program: "name", "begin", "end".
-        dropped: number of records that were lost, because too much happened at once.
-        complete: whether the rank has left the job, and not just ended.
+        spans: spans of the program: "name", "begin", "end".
+        dropped: number of records lost because too much happened at once.
+        complete: whether the rank has left the job and did not just end.
         left_out: file and line of each malformed record, and the reason.
     """
 
@@ -66,17 +66,17 @@ class Part:
 
     @property
     def rank(self) -> int:
-        """The rank that has written the part."""
+        """Returns the rank that has written the part."""
         return int(self.head["rank"])
 
 
 def path_of(folder: Path, rank: int) -> Path:
-    """Returns the path of a rank's part; `.old` behind it has the older records."""
+    """Returns the path of a rank's part; the file with `.old` has older records."""
     return folder / f"rank-{rank}.jsonl"
 
 
 def older(path: Path) -> Path:
-    """Returns the path of the records set aside when a part's file became too long."""
+    """Returns the path of the records set aside when a part became too long."""
     return path.with_name(path.name + ".old")
 
 
@@ -88,13 +88,13 @@ def parts_in(folder: Path) -> dict[int, Path]:
 
 
 def strays(folder: Path) -> list[Path]:
-    """Files that look like parts, but have no name of one: copies, for example."""
+    """Returns files that look like parts but have a different name, such as copies."""
     paths = (p for p in folder.glob("rank-*.jsonl") if not _NAME.fullmatch(p.name))
     return sorted(paths)
 
 
 def head_of(path: Path) -> dict[str, Any] | None:
-    """Returns the first line of a part; None where it is no part."""
+    """Returns the first line of a part, or None if the file is not a part."""
     try:
         with path.open("rb") as file:
             head = json.loads(file.readline(1 << 16))
@@ -107,7 +107,7 @@ def head_of(path: Path) -> dict[str, Any] | None:
 
 
 def has_ended(path: Path) -> bool:
-    """Whether the rank has written the last line."""
+    """Returns whether the rank has written the last line."""
     try:
         with path.open("rb") as file:
             file.seek(-len(_END), 2)
@@ -117,13 +117,13 @@ def has_ended(path: Path) -> bool:
 
 
 def read(path: Path) -> Part:
-    """Reads a part, with its older records.
+    """Reads a part, including its older records.
 
     Args:
-        path: of `rank-N.jsonl`.
+        path: path of `rank-N.jsonl`.
 
     Raises:
-        ValueError: it is no part of a timeline.
+        ValueError: the file is not a part of a timeline.
     """
     head = head_of(path)
     if head is None:
@@ -141,7 +141,7 @@ def read(path: Path) -> Part:
 
 
 def _add(part: Part, path: Path) -> None:
-    """Adds all lines of a file but the first, up to where another part begins."""
+    """Adds all lines of a file except the first, up to where another part begins."""
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             row, wrong = _row(line)
@@ -150,16 +150,16 @@ def _add(part: Part, path: Path) -> None:
                 wrong = "another part begins here; left out with all that follows"
             if not wrong:
                 _take(part, row)
-            elif line.endswith(b"\n"):  # else torn, by the end of the process
+            elif line.endswith(b"\n"):  # otherwise incomplete because the process ended
                 part.left_out.append(f"{path.name}, line {number}: {wrong}")
             if another:
                 return
 
 
 def _row(line: bytes) -> tuple[dict[str, Any], str]:
-    """Returns a line and its error, "" if it is valid."""
+    """Returns a line and its error; the error is "" if the line is valid."""
     try:
-        row = json.loads(line.decode("utf-8", "replace"))  # a name may be cut short
+        row = json.loads(line.decode("utf-8", "replace"))  # a name may be truncated
     except (ValueError, RecursionError):
         return {}, "no JSON"
     if not isinstance(row, dict):
@@ -168,7 +168,7 @@ def _row(line: bytes) -> tuple[dict[str, Any], str]:
 
 
 def _wrong_with(row: dict[str, Any]) -> str:
-    """Describes what a line of a timeline lacks; "" if it is valid."""
+    """Describes what is wrong with a line of a timeline; "" if it is valid."""
     kind = row.get("type")
     if type(kind) is not str or kind not in _NUMBERS:
         return f'no "type" of a timeline, but {kind!r:.40}'

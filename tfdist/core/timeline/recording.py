@@ -13,7 +13,7 @@ from tfdist.core import native
 from tfdist.core.timeline import merging, parts
 
 _log = logging.getLogger("tfdist")
-# Larger timelines, which take more than 2 s, are not merged while a program ends.
+# Larger timelines take more than 2 s to merge, so they are not merged at program exit.
 _MOST_BYTES_AT_EXIT = 16 << 20
 
 
@@ -26,18 +26,18 @@ def begin(
     generation: int,
     commit_gate: int,
 ) -> Path:
-    """Makes the folder and begins this rank's part.
+    """Creates the folder and begins this rank's part.
 
     Args:
-        folder: TFDIST_TIMELINE.
-        topology: place of this rank.
-        host: of this rank.
+        folder: value of TFDIST_TIMELINE.
+        topology: topology of this rank.
+        host: host name of this rank.
         job: name that only the ranks of this job have.
         generation: number of the initialization.
-        commit_gate: TFDIST_ATOMIC_STEPS.
+        commit_gate: value of TFDIST_ATOMIC_STEPS.
 
     Returns:
-        The folder, absolute.
+        The absolute path of the folder.
 
     Raises:
         CoreError: the part cannot be written.
@@ -74,9 +74,9 @@ def begin(
 
 
 def _remove_older(folder: Path, size: int) -> None:
-    """Removes the old trace and the parts of ranks that this job does not have.
+    """Removes the old trace, and the parts of ranks that this job does not have.
 
-    The parts of this job replace the others.
+    The parts of this job replace the other old parts.
     """
     (folder / merging.TRACE).unlink(missing_ok=True)
     for rank, path in parts.parts_in(folder).items():
@@ -86,12 +86,12 @@ def _remove_older(folder: Path, size: int) -> None:
 
 
 def _run(job: str, generation: int) -> str:
-    """Returns a name for this run that reveals nothing secret."""
+    """Returns a name for this run that does not reveal secrets."""
     return hashlib.sha256(f"timeline {generation} {job}".encode()).hexdigest()[:16]
 
 
 def share(folder: Path, rank: int) -> None:
-    """Makes the part available to rank 0: by a common folder, or by sending it.
+    """Makes the part available to rank 0, through a common folder or by sending it.
 
     Args:
         folder: folder that `begin` returned, on all ranks.
@@ -103,7 +103,7 @@ def share(folder: Path, rank: int) -> None:
 
 
 def finish(folder: Path, rank: int, size: int) -> merging.Summary | None:
-    """Merges the parts, on the last rank to leave, after the core has ended.
+    """Merges the parts on the last rank to leave, after the core has ended.
 
     Args:
         folder: folder that `begin` returned.
@@ -111,7 +111,7 @@ def finish(folder: Path, rank: int, size: int) -> merging.Summary | None:
         size: number of ranks.
 
     Returns:
-        The summary; None if another rank merges, or the user has to.
+        The summary, or None if another rank merges or the user must merge.
     """
     own_head = parts.head_of(parts.path_of(folder, rank))
     paths = [parts.path_of(folder, r) for r in range(size)]

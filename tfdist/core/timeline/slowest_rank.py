@@ -1,13 +1,13 @@
-"""The slowest rank: the one for which the others wait.
+"""Determines the slowest rank: the rank for which the others wait.
 
-In an operation that needs all ranks rank i is ready at t_i, and waits T - t_i for the
-last one, T = max t_i. Over many operations
+In an operation that needs all ranks, rank i is ready at t_i and waits T - t_i for the
+last rank, where T = max t_i. Over many operations,
 
     W_i = sum (T - t_i)      (each moment once: tfdist_ops/scheduler/wait_accounting.h)
 
-so the rank with the smallest W has been latest in sum, whatever the algorithm is and
-through however many ranks the waiting was passed on. Its cost is the additional time
-that the others wait, (mean of the other W_i) - W_slowest.
+so the rank with the smallest W was the latest in total. This holds for every algorithm,
+and however many ranks passed the waiting on. Its cost is the additional time that the
+other ranks wait, (mean of the other W_i) - W_slowest.
 """
 
 from __future__ import annotations
@@ -16,14 +16,16 @@ from collections.abc import Mapping
 
 
 def slowest(waited_s: Mapping[int, float]) -> tuple[int | None, float]:
-    """Names the rank that the others have waited for.
+    """Returns the rank for which the others have waited.
 
     Args:
-        waited_s: how long each rank has waited for others: rank → seconds, or any unit.
+        waited_s: how long each rank has waited for others: rank → seconds, or any other
+            unit.
 
     Returns:
-        The rank and how long the others have waited for it, a mean, in the unit of the
-        argument. None and 0 for less than two ranks. The lowest of equally slow ones.
+        The rank, and how long the others have waited for it on average, in the unit of
+        the argument. None and 0 for fewer than two ranks. The lowest of equally slow
+        ranks.
 
     Example:
         >>> slowest({0: 2.9, 1: 0.1, 2: 3.1})

@@ -27,7 +27,8 @@ async def _try_to_connect(
     )[0]
     channel = Channel(socket.socket(family, kind, proto), size=size)
     try:
-        # If it connects to itself (below), the server must still get the port.
+        # If the client connects to itself (see below), the server must still get the
+        # port.
         channel.sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         await loop.sock_connect(channel.sock, resolved)
         if connected_to_itself(channel.sock):
@@ -47,9 +48,9 @@ async def open_channel(
     deadline: float,
     size: int,
 ) -> Channel:
-    """Connects and authenticates; tries again until the server is there.
+    """Connects and authenticates; retries until the server is available.
 
-    Its name too: a name server may learn it with the start of the server.
+    Also retries the name lookup: a name server may learn the name only at server start.
     """
     loop = asyncio.get_running_loop()
     where = join_address(*address)
@@ -81,7 +82,7 @@ async def open_channel(
 
 
 class StoreClient:
-    """Requests to the store; one at a time."""
+    """Client of the store; sends one request at a time."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -103,20 +104,21 @@ class StoreClient:
         Args:
             address: host and port of the server.
             secret: the job's secret.
-            deadline: in seconds of time.monotonic().
-            job: name of the job, as the server has it.
-            generation: number of the initialization; 0: outside of one.
-            size: number of ranks that come at once.
+            deadline: deadline in seconds of time.monotonic().
+            job: name of the job, equal to the server's.
+            generation: number of the initialization; 0 outside of an initialization.
+            size: number of ranks that connect at once.
 
         Raises:
-            RendezvousError: no server there before the deadline, or of another job.
+            RendezvousError: there was no server before the deadline, or it serves a
+                different job.
         """
         claims = {"purpose": PURPOSE, "job": job, "generation": generation}
         return cls(await open_channel(address, secret, claims, deadline, size))
 
     @property
     def own_host(self) -> str:
-        """The address of this machine from which the store is reached."""
+        """Returns the address of this machine from which the store is reached."""
         return str(self._channel.sock.getsockname()[0])
 
     def close(self) -> None:
@@ -135,10 +137,10 @@ class StoreClient:
         try:
             await self._channel.send(request)
             return await self._channel.receive()
-        except ValueError:  # the request is too long: nothing was sent
+        except ValueError:  # the request is too long, and nothing was sent
             raise
         except BaseException:
-            # A late answer would be taken for the answer to another request.
+            # Otherwise a late answer would be taken for the answer to a later request.
             self._channel.close()
             raise
 
@@ -147,7 +149,7 @@ class StoreClient:
         await self._ask({"op": "set", "key": key, "value": value}, timeout_s)
 
     async def add(self, key: str, amount: int = 1, *, timeout_s: float = 10.0) -> int:
-        """Adds to a counter (0 when new); returns the sum."""
+        """Adds to a counter, which starts with 0; returns the sum."""
         request = {"op": "add", "key": key, "amount": amount}
         return int((await self._ask(request, timeout_s))["value"])
 
@@ -155,8 +157,8 @@ class StoreClient:
         """Waits until all keys are set; returns their values.
 
         Raises:
-            MissingKeysError: some were not set in time.
-            RendezvousError: the store is gone.
+            MissingKeysError: some keys were not set in time.
+            RendezvousError: the store has ended.
         """
         deadline = time.monotonic() + timeout_s
         values: list[Any] = []
@@ -181,13 +183,13 @@ class StoreLostError(RendezvousError):
 
 
 def store_lost(reason: str) -> StoreLostError:
-    """Makes the error of a store that is gone."""
+    """Returns the error for a store that has ended or does not answer."""
     error = timeout(f"lost the rendezvous store: {reason}")
     return StoreLostError(error.code, error.message, error.payload)
 
 
 class MissingKeysError(Exception):
-    """Keys that no rank has set in time; `keys` lists them."""
+    """No rank has set the keys in time; `keys` lists them."""
 
     def __init__(self, keys: list[str]) -> None:
         super().__init__(f"not set in time: {keys}")

@@ -1,4 +1,4 @@
-"""The presence of a rank at the store while the ranks connect."""
+"""Presence of a rank at the store while the ranks connect."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Membership:
         job: str = "",
         size: int = 1,
     ) -> Membership:
-        """Joins as `member`: "rank", "host", "pid"."""
+        """Joins as `member`, which has "rank", "host" and "pid"."""
         claims = {"purpose": MEMBER, "job": job, "generation": generation}
         channel = await open_channel(address, secret, claims, deadline, size)
         try:
@@ -40,11 +40,11 @@ class Membership:
         return cls(channel)
 
     async def first_failure(self) -> dict[str, Any]:
-        """Waits until some rank fails, or gives up.
+        """Waits until a rank fails or gives up.
 
         Returns:
-            "rank", "host", "pid" and "cause"; if the rank has reported the failure
-            itself, also "kind" of its error, and perhaps "detail".
+            "rank", "host", "pid" and "cause". If the rank has reported the failure
+            itself, also the "kind" of its error, and optionally "detail".
         """
         try:
             failed = (await self._channel.receive())["values"][0]
@@ -53,7 +53,7 @@ class Membership:
             raise store_lost(str(error)) from error
 
     async def leave(self) -> None:
-        """Leaves; from now on the end of this process is no failure."""
+        """Leaves; from then on, the end of this process is not a failure."""
         try:
             async with asyncio.timeout(2.0):
                 await self._channel.send({"op": "leave"})
@@ -63,5 +63,5 @@ class Membership:
             self._channel.close()
 
     def close(self) -> None:
-        """Drops the connection: the store then takes this rank for failed."""
+        """Closes the connection: the store then considers this rank failed."""
         self._channel.close()

@@ -24,20 +24,20 @@ _MAX_WAIT_S = 86400.0
 
 @dataclass(eq=False)
 class _Waiter:
-    """A client that waits for keys, and the keys that are still missing."""
+    """A client that waits for keys, with the keys that are still missing."""
 
     missing: set[str]
     complete: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class StoreServer:
-    """The server; lives on one asyncio loop.
+    """The server of the store; runs on one asyncio loop.
 
     Args:
-        sock: bound TCP socket; the server owns it.
+        sock: bound TCP socket, which the server owns.
         secret: the job's secret.
-        job: name of the job; its ranks must claim the same.
-        size: number of ranks that come.
+        job: name of the job; ranks must claim the same name.
+        size: number of ranks that will connect.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class StoreServer:
     ) -> None:
         self.address: tuple[str, int] = sock.getsockname()[:2]
         self.values: dict[str, Any] = {SESSION: secrets.token_hex(8)}
-        self.joined = False  # whether a rank has ever come
+        self.joined = False  # whether any rank has ever connected
         self._job = job
         self._newest_generation = 0
         self._waiting: dict[str, list[_Waiter]] = {}
@@ -59,7 +59,7 @@ class StoreServer:
         )
 
     def start(self) -> None:
-        """Starts to serve, on the running loop."""
+        """Starts to serve on the running loop."""
         self._listener.start()
 
     def _refusal(self, claims: dict[str, Any]) -> str:
@@ -68,23 +68,23 @@ class StoreServer:
         if purpose not in (PURPOSE, MEMBER) or type(generation) is not int:
             return f"the store does not serve {claims!r:.100}"
         found = auth.difference({"job": self._job}, claims, {})
-        # A rank that starts in an earlier generation than the job.
+        # A rank may start in an earlier generation than the job.
         if not found and purpose == MEMBER and generation < self._newest_generation:
             expected = {"generation": self._newest_generation}
             found = auth.difference(expected, claims, {})
         return found and f"the rendezvous refused this rank: {found}"
 
     async def close(self, drain_s: float = 0.0) -> None:
-        """Closes the server; gives clients at most `drain_s` seconds to leave first."""
+        """Closes the server; first gives clients at most `drain_s` seconds to leave."""
         deadline = time.monotonic() + drain_s
         while self._listener.open_connections and time.monotonic() < deadline:
             await asyncio.sleep(0.002)
         await self._listener.close()
 
     def set(self, key: str, value: Any) -> None:
-        """Sets a key, and wakes the clients that wait for it."""
+        """Sets a key and wakes the clients that wait for it."""
         if len(self.values) >= MAX_KEYS and key not in self.values:
-            raise ValueError(f"the store holds {MAX_KEYS} keys already")
+            raise ValueError(f"the store already holds {MAX_KEYS} keys")
         if key in self.values:
             self._answers.clear()
         self.values[key] = value
@@ -94,7 +94,7 @@ class StoreServer:
                 waiter.complete.set()
 
     async def _wait(self, keys: list[str], timeout_s: float) -> list[str]:
-        """Waits until all keys are set; returns those that are not."""
+        """Waits until all keys are set; returns the keys that are not set in time."""
         missing = {key for key in keys if key not in self.values}
         if not missing:
             return []
@@ -151,7 +151,7 @@ class StoreServer:
         raise ValueError(f"unknown operation {operation!r:.40}")
 
     async def _serve_member(self, channel: Channel) -> None:
-        """Watches one rank while the ranks connect; sends it the first failure."""
+        """Watches one rank while the ranks connect; sends the first failure to it."""
         member = await channel.receive()
         self.joined = True
         generation = int(channel.claims["generation"])
@@ -175,7 +175,7 @@ class StoreServer:
 
 
 class StoreThread:
-    """A server on a thread of its own, for a process that has no loop (tfdistrun)."""
+    """A server on a separate thread, for a process without a loop (tfdistrun)."""
 
     def __init__(
         self,
@@ -197,7 +197,7 @@ class StoreThread:
         self.address = join_address(*self._sock.getsockname()[:2])
 
     def start(self) -> None:
-        """Starts to serve; returns when the port listens."""
+        """Starts to serve; returns when the server is listening."""
         ready = threading.Event()
         self._loop.call_soon(self._start, ready)
         self._thread.start()
@@ -226,11 +226,11 @@ class StoreThread:
 
     @property
     def joined(self) -> bool:
-        """Whether a rank has ever called `tfdist.init()`."""
+        """Returns whether any rank has called `tfdist.init()`."""
         return self._server is not None and self._server.joined
 
     def close(self) -> None:
-        """Ends the server and its thread; at most 2 s."""
+        """Ends the server and its thread; takes at most 2 s."""
         if not self._thread.is_alive() or self._server is None:
             return
         closing = asyncio.run_coroutine_threadsafe(self._server.close(), self._loop)
