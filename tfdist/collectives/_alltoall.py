@@ -26,9 +26,9 @@ def alltoall(
         tensor: tensor of any numeric dtype (including float8) or bool, of shape `[rows,
             ...]`. `rows` may differ between ranks and may be 0; the other dimensions
             must be equal on all ranks. A scalar is treated as one row.
-        splits: number of consecutive rows for each rank, as a list with one integer >=
-            0 for each rank and the sum `rows`. May differ between ranks. Default: equal
-            parts; `rows` must then be a multiple of the number of ranks.
+        splits: number of consecutive rows for each rank, as a list of integers >= 0,
+            one for each rank, with the sum `rows`. May differ between ranks. Default:
+            equal parts; `rows` must then be a multiple of the number of ranks.
         name: name that pairs the calls of the ranks. Default: derived from the place of
             the call in the traced function.
         timeout_s: seconds to wait for the slowest rank; default `TFDIST_TIMEOUT_S`.

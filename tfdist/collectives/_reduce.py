@@ -95,9 +95,10 @@ def reduce_scatter(
     Args:
         tensor: as in `allreduce`, of shape `[rows, ...]`, which must be equal on all
             ranks. A scalar is treated as one row.
-        splits: number of consecutive rows for each rank, as a list with one integer >=
-            0 for each rank and the sum `rows`. Must be equal on all ranks. Default: as
-            even as possible; each of the first `rows % size` ranks gets one more row.
+        splits: number of consecutive rows for each rank, as a list of integers >= 0,
+            one for each rank, with the sum `rows`. Must be equal on all ranks. Default:
+            as even as possible; each of the first `rows % size` ranks gets one more
+            row.
         op: the reduction, as in `allreduce`; default `ReduceOp.AVERAGE`.
         name: name that pairs the calls of the ranks. Default: derived from the place of
             the call in the traced function.

@@ -29,8 +29,8 @@ def scatter(
             tensor with the same dtype and row shape. Its values and number of rows are
             ignored, so it may have the shape `[0, ...]`.
         root: rank whose rows are scattered; must be equal on all ranks. Default: 0.
-        splits: on `root`, the number of consecutive rows for each rank, as a list with
-            one integer >= 0 for each rank and the sum `rows`. Default: as even as
+        splits: on `root`, the number of consecutive rows for each rank, as a list of
+            integers >= 0, one for each rank, with the sum `rows`. Default: as even as
             possible; each of the first `rows % size` ranks gets one more row. Ignored
             on other ranks.
         name: name that pairs the calls of the ranks. Default: derived from the place of

@@ -28,7 +28,7 @@ def send(
     wait for each other, or one after the other.
 
     Args:
-        tensor: tensor of any numeric dtype (float8 too) or bool and any shape.
+        tensor: tensor of any numeric dtype (including float8) or bool and any shape.
         dst: rank that receives the tensor; must not be this rank.
         name: name that pairs the two calls. Default: derived from the place of the call
             in the traced function.
@@ -36,9 +36,9 @@ def send(
 
     Returns:
         A scalar 0 with the dtype of `tensor`, available when the tensor has been sent.
-        Differentiable: its gradient is the one that the receiver's `recv` sends back,
-        whatever the incoming gradient is. So add the result to the loss of this rank,
-        or differentiate it alone:
+        Differentiable: its gradient is the gradient that the receiver's `recv` sends
+        back, whatever the incoming gradient is. So add the result to the loss of this
+        rank, or differentiate it alone:
 
             sent = tfdist.send(hidden, 1)
             gradients = tape.gradient(sent, variables)

@@ -51,7 +51,7 @@ class Engine(Protocol):
     def operations(self) -> Any:
         """Returns an object with the collective functions of `libtfdist_tf.so`.
 
-        Their arguments and outputs are those of the registered operations, e.g.
+        Arguments and outputs are the same as for the registered operations, e.g.
         `operations().tfdist_allreduce(tensors=..., tensor_name=..., ...)`.
         `tfdist_topology()` is one of these functions.
         """

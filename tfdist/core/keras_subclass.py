@@ -16,7 +16,7 @@ def subclass_under_own_name(
 
     Args:
         cls: class of Keras or of the user.
-        mixin: class whose methods override those of `cls`.
+        mixin: class whose methods override the methods of `cls`.
         public: Keras module that exports such classes, e.g. `keras.layers`.
         attributes: attributes of the new class.
     """

@@ -145,8 +145,7 @@ def start(
         generation: generation number of the world.
         own_doorbell_fd: eventfd of this rank.
         links: links to every rank; above TFDIST_MESH_RANKS to `overlay.neighbours`.
-        hosts: host names of all ranks, for messages; if empty, those of `links` are
-            used.
+        hosts: host names of all ranks, for messages; default: host names in `links`.
         pids: process ids of all ranks, likewise.
         wanted_fd: eventfd that signals new `take_link_requests`.
         own_window_fd: memory from which the other ranks of this host read.

@@ -2,7 +2,7 @@
 
 The differentiated function is the sum of the losses of all ranks: the gradient of a
 rank's tensor is the derivative of this sum, also if the tensor was sent to other ranks.
-A collective is linear in the tensors of all ranks together; where it is not, as for
+A collective is linear in the tensors of all ranks together; if it is not, as for
 `MIN`, its gradient raises an error. So the gradient of a collective is the transposed
 matrix, which is a collective again (J. Utke, L. Hascoet, P. Heimbach, C. Hill, P.
 Hovland, U. Naumann, "Toward Adjoinable MPI", IPDPS 2009). Here `x[r]` and `y[r]` are

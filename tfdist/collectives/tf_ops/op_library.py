@@ -61,7 +61,7 @@ def native_ops() -> ModuleType:
     """Returns the generated functions of `libtfdist_tf.so`, regardless of the engine.
 
     Raises:
-        ImportError: as `ops`.
+        ImportError: as for `ops`.
     """
     native.library()  # first, by absolute path: both libraries then share one state
     check_built_for(LIBRARY_PATH, tf.__version__)

@@ -3,10 +3,10 @@
 A separate task handles each connection, with a deadline of 2 s for the handshake. At
 most 64 connections may be unauthenticated. Jobs of more than 64 ranks have a longer
 deadline, and jobs of more than 32 ranks a higher limit. A connection above the limit
-drops the oldest one of the address with the most connections, so that a flood from one
-host does not block other hosts. A connection without proof of the job's secret is
-closed, and is counted in a warning that is logged at most every 10 s. A client that has
-the secret but belongs to a different job or purpose is sent the reason.
+drops the oldest connection of the address with the most connections, so that a flood
+from one host does not block other hosts. A connection without proof of the job's secret
+is closed, and is counted in a warning that is logged at most every 10 s. A client that
+has the secret but belongs to a different job or purpose is sent the reason.
 """
 
 from __future__ import annotations

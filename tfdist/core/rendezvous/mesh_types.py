@@ -28,7 +28,8 @@ class Settings:
         generation: number of the initialization; part of every key and handshake.
         secret: secret of the job.
         store: host and port of the store.
-        deadline: time.monotonic() by which all ranks must be connected, in seconds.
+        deadline: time by which all ranks must be connected, on the time.monotonic()
+            clock, in seconds.
         timeout_s: the same as a duration, for messages.
         transport: "auto", "shm" or "tcp".
         shm_bytes: size of the memory of one shared-memory link, in bytes.
@@ -74,7 +75,7 @@ class Settings:
 
 @dataclass
 class Mesh:
-    """Data for starting the core; owns the descriptors until the core takes them.
+    """Data for starting the core; owns the descriptors until the core takes over.
 
     Attributes:
         hosts: name of each rank's host.

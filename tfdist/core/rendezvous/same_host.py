@@ -91,8 +91,9 @@ async def reaches(
         claims: claims of the handshake: both ranks, job, generation
             (`links.LinkCredentials`).
         description: description of the rank, for messages.
-        deadline: in seconds of time.monotonic(). The function waits this long for a
-            busy rank, because the result must not depend on how fast the rank answers.
+        deadline: time limit on the time.monotonic() clock, in seconds. The function
+            waits this long for a busy rank, because the result must not depend on how
+            fast the rank answers.
         size: number of ranks that connect at once.
 
     Raises:

@@ -52,7 +52,7 @@ class Sets:
     def checks(self, number: int) -> list[tf.Operation]:
         """Returns assertions that fail if the traced function runs without this set.
 
-        Returns none in eager mode and for all ranks, which are not a process set.
+        Returns [] in eager mode and for all ranks, which are not a process set.
         """
         if number == WORLD or tf.executing_eagerly():
             return []

@@ -104,7 +104,7 @@ class StoreClient:
         Args:
             address: host and port of the server.
             secret: the job's secret.
-            deadline: deadline in seconds of time.monotonic().
+            deadline: time limit on the time.monotonic() clock, in seconds.
             job: name of the job, equal to the server's.
             generation: number of the initialization; 0 outside of an initialization.
             size: number of ranks that connect at once.

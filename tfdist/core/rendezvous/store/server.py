@@ -1,4 +1,4 @@
-"""The server of the store, on an asyncio loop or on a thread of its own."""
+"""The server of the store, on an asyncio loop or on a separate thread."""
 
 from __future__ import annotations
 
