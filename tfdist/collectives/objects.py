@@ -73,7 +73,8 @@ def broadcast_object(
     if root not in objects:
         raise errors.MismatchError(
             f"broadcast_object: its root, rank {root}, has joined and has nothing to "
-            "broadcast. Take the rank that tfdist.join() returns, when all have joined."
+            "broadcast. When all ranks have joined, use the rank that tfdist.join() "
+            "returns."
         )
     return objects[root]
 
@@ -153,8 +154,8 @@ def gather_from_all(
         if rank not in objects:
             text = (
                 f"{function}: it needs every rank, and rank {rank} has joined. Call "
-                "tfdist.join() on the other ranks too, then this on all of them; or "
-                "call it on all ranks before the first of them joins."
+                "tfdist.join() on the other ranks too, then call this on all ranks; or "
+                "call it on all ranks before the first rank joins."
             )
             raise errors.MismatchError(
                 text,

@@ -23,7 +23,9 @@ def check_not_torn() -> None:
         return
     committed = failure.payload.get("committed_step")
     if committed is not None:
-        _logger.info("The weights are whole: those after step %d.", committed)
+        _logger.info(
+            "The weights are not torn: they are the weights after step %d.", committed
+        )
         return
     good = ""
     if engines.chosen() is None:  # the core does not see steps of other engines

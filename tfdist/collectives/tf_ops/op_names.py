@@ -227,7 +227,8 @@ def claim(keys: Iterable[Key]) -> None:
         "may call in a different order on each rank. Call tfdist from one thread, or "
         "pass a different name= to the operations, tapes and optimizers of each thread "
         "(the same names on all ranks). The callbacks of tfdist, tfdist.evaluate and "
-        "tfdist.predict take no name: run fit, evaluate and predict in one thread."
+        "tfdist.predict do not accept a name: run fit, evaluate and predict in one "
+        "thread."
     )
     native.abort(text)
     raise errors.ThreadError(

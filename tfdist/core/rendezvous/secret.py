@@ -61,7 +61,8 @@ def read_secret_file(path: str, variable: str = "TFDIST_SECRET_FILE") -> bytes:
         if status.st_uid not in (os.geteuid(), 0) or status.st_mode & 0o027:
             raise invalid(
                 f"{variable}={path!r} is open to other users (owner {status.st_uid}, "
-                f"mode {stat.S_IMODE(status.st_mode):04o}); make it yours, mode 0600"
+                f"mode {stat.S_IMODE(status.st_mode):04o}); set its owner to "
+                "this user and its mode to 0600"
             )
         data = os.pread(fd, _MAX_FILE_BYTES, 0)
     finally:

@@ -68,7 +68,7 @@ def check_agreement(records: Sequence[Mapping[str, Any]]) -> None:
     """
     for field, remedy in (
         ("versions", "install the same software on all hosts"),
-        ("settings", "set it alike on all ranks (tfdistrun --env NAME=VALUE)"),
+        ("settings", "set it to one value on all ranks (tfdistrun --env NAME=VALUE)"),
     ):
         names = sorted({name for record in records for name in record[field]})
         found = []

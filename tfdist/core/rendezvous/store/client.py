@@ -62,7 +62,7 @@ async def open_channel(
         except auth.RefusedError as error:
             raise invalid(
                 f"{error}; give all ranks of a job the same TFDIST_JOB_ID, and start "
-                "them anew together"
+                "all of them again"
             ) from error
         except AuthenticationError as error:
             raise invalid(
